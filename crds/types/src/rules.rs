@@ -1,0 +1,212 @@
+//! Rules that hold between fields, each written once: the CEL that the API server evaluates and the message that both
+//! the API server and [`crate::load::validate`] give.
+
+use kube::core::Rule;
+use serde_json::Value;
+
+/// Longest name of a pool, a tenant or a GPU group: leaves room for `-<slot>`, `-<n>-e<epoch>` in 63 characters.
+pub const MAX_NAME_LENGTH: usize = 40;
+/// Pattern of a DNS-1123 label.
+pub const DNS_LABEL: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
+/// Pattern of a MIG profile.
+pub const MIG_PROFILE: &str = r"^[1-9]g\.[1-9][0-9]{0,3}gb(\.me)?$";
+/// Pattern of a relative or absolute path with no NUL or line break.
+pub const PATH: &str = r"^[^\x00\r\n]+$";
+
+/// A CEL rule and its message.
+#[derive(Debug)]
+pub struct CelRule {
+    /// The expression; `self` is the value that the rule is attached to.
+    pub cel: &'static str,
+    /// What a refused user reads.
+    pub message: &'static str,
+}
+
+impl CelRule {
+    /// For the CRD.
+    pub fn rule(&self) -> Rule {
+        Rule::new(self.cel).message(self.message)
+    }
+}
+
+/// On the object: its name.
+pub const OBJECT_NAME: CelRule = CelRule {
+    cel: "self.metadata.name.size() <= 40 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+    message: "metadata.name must be a DNS-1123 label (lower case letters, digits, '-') of at most 40 characters",
+};
+/// On the pool's spec: host memory is described exactly when the GPUs are made of it.
+pub const HOST_DEVICE: CelRule = CelRule {
+    cel: "(self.deviceClassName == 'host.sluice.dev') == (has(self.device) && has(self.device.host))",
+    message: "device.host must be set when deviceClassName is host.sluice.dev, and only then",
+};
+/// On `device.host`: sizes in which chunks can be traded (DESIGN 1).
+pub const HOST_CHUNK: CelRule = CelRule {
+    cel: "quantity(string(self.chunkBytes)).asInteger() in [65536, 131072, 262144, 524288, 1048576, 2097152]",
+    message: "chunkBytes must be 64Ki, 128Ki, 256Ki, 512Ki, 1Mi or 2Mi",
+};
+/// On `device.host`: there is something to share.
+pub const HOST_MEMORY: CelRule = CelRule {
+    cel: "quantity(string(self.memory)).compareTo(quantity(string(self.chunkBytes))) >= 0",
+    message: "memory must hold at least one chunk",
+};
+/// On `device.host`: a link that never moves a byte would hang every fill.
+pub const HOST_LINK: CelRule = CelRule {
+    cel: "!has(self.linkBytesPerSecond) || quantity(string(self.linkBytesPerSecond)).isGreaterThan(quantity('0'))",
+    message: "linkBytesPerSecond must be larger than 0; leave it out for a link as fast as memory",
+};
+/// On `sharing.temporal`.
+pub const QUANTUM_ORDER: CelRule = CelRule {
+    cel: "self.minQuantumMilliseconds <= self.maxQuantumMilliseconds",
+    message: "minQuantumMilliseconds must not exceed maxQuantumMilliseconds",
+};
+/// On the tenant's `memory`.
+pub const KV_WITHIN_LIMIT: CelRule = CelRule {
+    cel: "!has(self.guaranteedKv) || !has(self.kvLimit) || \
+          quantity(string(self.guaranteedKv)).compareTo(quantity(string(self.kvLimit))) <= 0",
+    message: "guaranteedKv must not exceed kvLimit",
+};
+/// On the tenant's `idle`.
+pub const HIBERNATE_AFTER_IDLE: CelRule = CelRule {
+    cel: "self.hibernateAfterSeconds > self.afterSeconds",
+    message: "hibernateAfterSeconds must be larger than afterSeconds",
+};
+/// On the tenant's `access`.
+pub const ONE_KEY_SOURCE: CelRule = CelRule {
+    cel: "!has(self.apiKeysSecretRef) || !has(self.apiKeysFile)",
+    message: "apiKeysSecretRef and apiKeysFile must not both be set",
+};
+/// On the tenant's `poolRef`.
+pub const POOL_REF_IMMUTABLE: CelRule = CelRule { cel: "self == oldSelf", message: "poolRef is immutable" };
+/// On the tenant's `model`.
+pub const MODEL_IMMUTABLE: CelRule = CelRule { cel: "self == oldSelf", message: "model is immutable" };
+/// On the tenant's spec, so that taking `engine` out and putting it back does not get round it.
+pub const ENGINE_KIND_IMMUTABLE: CelRule =
+    CelRule { cel: "self.engine.kind == oldSelf.engine.kind", message: "engine.kind is immutable" };
+
+/// A union: a discriminator and the member that each of its values takes.
+#[derive(Debug)]
+pub struct Union {
+    /// Name of the discriminator: `type`, `mode`.
+    pub discriminator: &'static str,
+    /// The members.
+    pub members: &'static [Member],
+    /// What a refused user reads.
+    pub message: &'static str,
+}
+
+/// A member of a union.
+#[derive(Debug)]
+pub struct Member {
+    /// The discriminator's value.
+    pub value: &'static str,
+    /// The field that belongs to it.
+    pub field: &'static str,
+    /// Whether the field must be there, or may be left out for its defaults.
+    pub required: bool,
+}
+
+/// `sharing` of a GPU group.
+pub const SHARING: Union = Union {
+    discriminator: "mode",
+    members: &[
+        Member { value: "Temporal", field: "temporal", required: false },
+        Member { value: "Spatial", field: "spatial", required: false },
+        Member { value: "Isolated", field: "isolated", required: true },
+    ],
+    message: "only the member named like mode may be set, and Isolated needs its member isolated",
+};
+/// `model.source`.
+pub const SOURCE: Union = Union {
+    discriminator: "type",
+    members: &[
+        Member { value: "HuggingFace", field: "huggingFace", required: true },
+        Member { value: "PersistentVolumeClaim", field: "persistentVolumeClaim", required: true },
+        Member { value: "Image", field: "image", required: true },
+        Member { value: "S3", field: "s3", required: true },
+        Member { value: "File", field: "file", required: true },
+    ],
+    message: "exactly the member named like type must be set",
+};
+
+impl Union {
+    /// For the CRD: generated from the same table that [`Union::holds`] reads.
+    pub fn rule(&self) -> Rule {
+        let terms: Vec<String> = self.members.iter().map(|member| self.term(member)).collect();
+        Rule::new(terms.join(" && ")).message(self.message)
+    }
+
+    fn term(&self, member: &Member) -> String {
+        let (name, Member { value, field, .. }) = (self.discriminator, member);
+        match member.required {
+            true => format!("(self.{name} == '{value}') == has(self.{field})"),
+            false => format!("(self.{name} == '{value}' || !has(self.{field}))"),
+        }
+    }
+
+    /// Whether the serialised union obeys the rule.
+    pub fn holds(&self, union: &Value) -> bool {
+        let chosen = union[self.discriminator].as_str();
+        self.members.iter().all(|member| {
+            let (selected, present) = (chosen == Some(member.value), union.get(member.field).is_some());
+            if member.required { selected == present } else { selected || !present }
+        })
+    }
+}
+
+/// Whether `text` is a DNS-1123 label, without regard to its length.
+pub fn is_dns_label(text: &str) -> bool {
+    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    !text.is_empty() && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
+}
+
+/// Whether `text` is a MIG profile: `3g.71gb`, `1g.18gb.me`.
+pub fn is_mig_profile(text: &str) -> bool {
+    let Some((slices, memory)) = text.strip_suffix(".me").unwrap_or(text).split_once("g.") else {
+        return false;
+    };
+    let digits = |text: &str, most: usize| {
+        !text.is_empty()
+            && text.len() <= most
+            && !text.starts_with('0')
+            && text.bytes().all(|b| b.is_ascii_digit())
+    };
+    digits(slices, 1) && memory.strip_suffix("gb").is_some_and(|gb| digits(gb, 4))
+}
+
+/// Whether `text` can be a path.
+pub fn is_path(text: &str) -> bool {
+    !text.is_empty() && !text.contains(['\0', '\r', '\n'])
+}
+
+/// A pattern of the schema: the check that stands for it here.
+pub struct Pattern {
+    /// As in the schema.
+    pub regex: &'static str,
+    /// Whether a text matches.
+    pub holds: fn(&str) -> bool,
+    /// What a refused user reads.
+    pub message: &'static str,
+}
+
+/// Every pattern that the schemas use.
+pub const PATTERNS: &[Pattern] = &[
+    Pattern {
+        regex: DNS_LABEL,
+        holds: is_dns_label,
+        message: "must be a DNS-1123 label (lower case letters, digits, '-')",
+    },
+    Pattern { regex: MIG_PROFILE, holds: is_mig_profile, message: "must be a MIG profile such as 3g.71gb" },
+    Pattern { regex: PATH, holds: is_path, message: "must be a path without line breaks" },
+    // Reading into the types refuses what does not match.
+    Pattern { regex: crate::Quantity::PATTERN, holds: |_| true, message: "" },
+    Pattern { regex: crate::CpuQuantity::PATTERN, holds: |_| true, message: "" },
+];
+
+/// Whether a reader of YAML 1.1 (kubectl, Helm) takes the bare word for a boolean and one of YAML 1.2 does not.
+pub fn is_yaml11_boolean(text: &str) -> bool {
+    let cased = |word: &str| {
+        let capital = format!("{}{}", word[..1].to_ascii_uppercase(), &word[1..]);
+        text == word || text == capital || text == word.to_ascii_uppercase()
+    };
+    ["y", "n", "yes", "no", "on", "off"].into_iter().any(cased)
+}

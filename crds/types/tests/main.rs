@@ -1,0 +1,10 @@
+//! Tests of the kinds: their CRDs, the strict loader, the rules, the shipped examples.
+// Helpers outside test functions unwrap too.
+#![allow(clippy::unwrap_used)]
+
+mod bad_files;
+mod cel;
+mod crd;
+mod examples;
+mod good_files;
+mod validation;

@@ -1,0 +1,226 @@
+//! How a sidecar is told what to be: one JSON file, written by `sluice up` or by the operator, read at start.
+//!
+//! Unknown fields are refused: a sidecar never half-understands its orders.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Everything a sidecar needs to serve one tenant slot.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SidecarConfig {
+    /// Namespace of the tenant.
+    pub namespace: String,
+    /// Name of the tenant.
+    pub name: String,
+    /// Names under which clients ask for the model; the first is reported. Empty = the tenant's name.
+    #[serde(default)]
+    pub served_names: Vec<String>,
+    /// Folder in Hugging Face layout.
+    pub model_path: PathBuf,
+    /// Number format in memory; `None` = as stored.
+    #[serde(default)]
+    pub dtype: Option<String>,
+    /// Longest sequence, tokens; `None` = what the model was made for.
+    #[serde(default)]
+    pub max_model_len: Option<u32>,
+    /// The GPU.
+    pub gpu: GpuConfig,
+    /// Named policy, as in `GpuPool.spec.policy`.
+    pub policy: String,
+    /// Memory of the tenant.
+    pub memory: MemoryConfig,
+    /// Service level objectives.
+    #[serde(default)]
+    pub slo: SloConfig,
+    /// `FirstCome` or `ShortestRemaining`.
+    #[serde(default = "first_come")]
+    pub order: String,
+    /// `TokenDeposit` or `Immediate`.
+    #[serde(default = "token_deposit")]
+    pub pacing: String,
+    /// Limits.
+    #[serde(default)]
+    pub limits: LimitsConfig,
+    /// File with one API key per line; `None` = open.
+    #[serde(default)]
+    pub api_keys_file: Option<PathBuf>,
+    /// Sockets.
+    pub listen: ListenConfig,
+    /// Folder for the engine's socket, the admin token and the sidecar's own record; made if absent, 0700.
+    pub runtime_dir: PathBuf,
+    /// The engine.
+    #[serde(default)]
+    pub engine: EngineConfig,
+    /// Time for open streams at shutdown, seconds.
+    #[serde(default = "thirty")]
+    pub drain_seconds: u32,
+    /// Records the event queue here.
+    #[serde(default)]
+    pub journal: Option<PathBuf>,
+    /// Tests and experiments.
+    #[serde(default)]
+    pub debug: DebugConfig,
+}
+
+/// A host-backed GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GpuConfig {
+    /// Name in the pool, for people.
+    pub name: String,
+    /// Device memory, bytes.
+    pub memory_bytes: u64,
+    /// Chunk, bytes.
+    pub chunk_bytes: u64,
+    /// Bandwidth of the link, bytes per second; `None` = as fast as memory copies.
+    #[serde(default)]
+    pub link_bytes_per_second: Option<u64>,
+}
+
+/// Memory of the tenant, bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryConfig {
+    /// KV that it can always hold. `None` = one sequence of `max_model_len`.
+    #[serde(default)]
+    pub guaranteed_kv_bytes: Option<u64>,
+    /// KV that it may hold at most. `None` = no limit.
+    #[serde(default)]
+    pub kv_limit_bytes: Option<u64>,
+    /// Share of the layers that may be remapped, percent.
+    #[serde(default = "sixty")]
+    pub max_remapped_percent: u32,
+}
+
+/// Service level objectives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SloConfig {
+    /// Time to first token, milliseconds.
+    pub ttft_milliseconds: u32,
+    /// Time between tokens, milliseconds.
+    pub tbt_milliseconds: u32,
+    /// Share of delivered tokens that may be late, permille.
+    pub allowed_miss_permille: u32,
+    /// Window of the share, seconds.
+    pub window_seconds: u32,
+}
+
+impl Default for SloConfig {
+    fn default() -> Self {
+        SloConfig {
+            ttft_milliseconds: 2000,
+            tbt_milliseconds: 50,
+            allowed_miss_permille: 10,
+            window_seconds: 60,
+        }
+    }
+}
+
+/// Limits on clients.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitsConfig {
+    /// Requests that may wait.
+    pub max_queued_requests: u32,
+    /// Requests open at once, streamed or not.
+    pub max_streams: u32,
+    /// Tokens of a prompt; `None` = what the context holds.
+    pub max_prompt_tokens: Option<u32>,
+    /// How long a request is held while the tenant cannot run, seconds.
+    pub hold_seconds: u32,
+    /// Body of a request, bytes.
+    pub max_body_bytes: u64,
+    /// Tokens of one step.
+    pub max_step_tokens: u32,
+    /// Sequences that run at once.
+    pub max_sequences: u32,
+}
+
+impl Default for LimitsConfig {
+    fn default() -> Self {
+        LimitsConfig {
+            max_queued_requests: 1024,
+            max_streams: 2048,
+            max_prompt_tokens: None,
+            hold_seconds: 30,
+            max_body_bytes: 4 << 20,
+            max_step_tokens: 512,
+            max_sequences: 64,
+        }
+    }
+}
+
+/// Addresses. Port 0 takes a free port; the sidecar's record says which.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListenConfig {
+    /// OpenAI API.
+    pub serve: SocketAddr,
+    /// Admin: state. Token file in the runtime folder.
+    pub admin: SocketAddr,
+    /// Probes and a copy of the metrics.
+    pub probes: SocketAddr,
+}
+
+/// The engine process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EngineConfig {
+    /// Start this binary and keep it alive; `None` = another container does.
+    pub spawn: Option<PathBuf>,
+    /// Threads; 0 = all cores.
+    pub threads: u32,
+}
+
+/// Switches for tests and experiments. All off by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DebugConfig {
+    /// Fixed `[alpha, beta]` instead of the controller's choice.
+    pub force_remap: Option<(u16, u8)>,
+    /// Overwrite every handed-over chunk with NaN.
+    pub poison: bool,
+    /// Automatic prefix caching off.
+    pub no_prefix_cache: bool,
+}
+
+/// What a sidecar writes to `sidecar.json` in its runtime folder once it listens: how others find it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SidecarRecord {
+    /// Namespace of the tenant.
+    pub namespace: String,
+    /// Name of the tenant.
+    pub name: String,
+    /// Process id of the sidecar, for people.
+    pub pid: u32,
+    /// OpenAI API.
+    pub serve: SocketAddr,
+    /// Admin.
+    pub admin: SocketAddr,
+    /// Probes.
+    pub probes: SocketAddr,
+    /// File that holds the admin token.
+    pub token_file: PathBuf,
+    /// Name of the GPU.
+    pub gpu: String,
+}
+
+fn first_come() -> String {
+    "FirstCome".into()
+}
+
+fn token_deposit() -> String {
+    "TokenDeposit".into()
+}
+
+const fn thirty() -> u32 {
+    30
+}
+
+const fn sixty() -> u32 {
+    60
+}

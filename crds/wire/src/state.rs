@@ -1,0 +1,248 @@
+//! The answer of `GET /v1/state`: everything a sidecar knows about its tenant at one moment.
+//!
+//! **Versions.** [`VERSION`] is a major. Within it fields are only added: a reader ignores those it does not know and
+//! takes the default for those it misses. A field that goes or changes its meaning, or a new value of an enumeration,
+//! is a new major, which an older reader refuses ([`State::from_json`]).
+
+mod figures;
+mod memory;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::figures::{Figures, Percentiles, ReasonCount};
+pub use self::memory::{KvState, MemoryState, Move, OwnerBytes};
+
+/// Major of the message.
+pub const VERSION: u32 = 1;
+
+/// Most entries in [`State::moves`].
+pub const MAX_MOVES: usize = 64;
+
+/// The state of one tenant slot.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct State {
+    /// Major of this message, [`VERSION`].
+    pub version: u32,
+    /// When this was taken, milliseconds since the Unix epoch.
+    pub at_unix_ms: u64,
+    /// Who this is.
+    pub tenant: Tenant,
+    /// What it is doing.
+    pub phase: Phase,
+    /// Since when, milliseconds since the Unix epoch.
+    pub phase_since_unix_ms: u64,
+    /// Since when no request is waiting or running, milliseconds since the Unix epoch; `None` while one is.
+    pub idle_since_unix_ms: Option<u64>,
+    /// Named policy, as in `GpuPool.spec.policy`.
+    pub policy: String,
+    /// Which layers share slots.
+    pub remap: RemapState,
+    /// Where each layer is, front first.
+    pub layers: Vec<Residency>,
+    /// Device memory by owner.
+    pub memory: MemoryState,
+    /// The KV cache.
+    pub kv: KvState,
+    /// Requests.
+    pub queue: Queue,
+    /// Streams to clients.
+    pub streams: Streams,
+    /// Measurements since the start.
+    pub figures: Figures,
+    /// Objectives and how they are met.
+    pub slo: SloState,
+    /// The engine process.
+    pub engine: EngineState,
+    /// The last memory events, oldest first; at most [`MAX_MOVES`].
+    pub moves: Vec<Move>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        State {
+            version: VERSION,
+            at_unix_ms: 0,
+            tenant: Tenant::default(),
+            phase: Phase::default(),
+            phase_since_unix_ms: 0,
+            idle_since_unix_ms: None,
+            policy: String::new(),
+            remap: RemapState::default(),
+            layers: Vec::new(),
+            memory: MemoryState::default(),
+            kv: KvState::default(),
+            queue: Queue::default(),
+            streams: Streams::default(),
+            figures: Figures::default(),
+            slo: SloState::default(),
+            engine: EngineState::default(),
+            moves: Vec::new(),
+        }
+    }
+}
+
+/// Why a message could not be read.
+#[derive(Debug)]
+pub enum ReadError {
+    /// No JSON, no `version`, or a field of another type.
+    Malformed(serde_json::Error),
+    /// A newer major than this reader knows.
+    NewerVersion(u32),
+}
+
+impl std::fmt::Display for ReadError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ReadError::Malformed(error) => write!(f, "malformed state: {error}"),
+            ReadError::NewerVersion(version) => {
+                write!(f, "the state has version {version}, this reader knows up to {VERSION}: update it")
+            }
+        }
+    }
+}
+
+impl std::error::Error for ReadError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            ReadError::Malformed(error) => Some(error),
+            ReadError::NewerVersion(_) => None,
+        }
+    }
+}
+
+impl State {
+    /// Reads a message. The version is looked at first, so that a newer message is refused for being newer.
+    pub fn from_json(text: &[u8]) -> Result<State, ReadError> {
+        #[derive(Deserialize)]
+        struct Header {
+            version: u32,
+        }
+        let header: Header = serde_json::from_slice(text).map_err(ReadError::Malformed)?;
+        if header.version > VERSION {
+            return Err(ReadError::NewerVersion(header.version));
+        }
+        serde_json::from_slice(text).map_err(ReadError::Malformed)
+    }
+}
+
+/// Who a state is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Tenant {
+    /// Namespace of the `ModelTenant`.
+    pub namespace: String,
+    /// Name of the `ModelTenant`.
+    pub name: String,
+    /// Name under which clients ask for the model.
+    pub model: String,
+    /// Name of the GPU in its pool.
+    pub gpu: String,
+}
+
+/// What a tenant is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    /// Weights are on their way, or the first engine is.
+    #[default]
+    Loading,
+    /// Has requests.
+    Active,
+    /// Has none.
+    Idle,
+    /// Has given up its device memory.
+    Hibernated,
+    /// Was hibernated; memory and layers come back.
+    Waking,
+    /// The engine died; requests are held until its successor has attached.
+    EngineLost,
+    /// Ends its open streams and takes no new request.
+    Draining,
+    /// Cannot serve; [`EngineState::failure`] says why.
+    Failed,
+}
+
+/// Which layers share slots (Oneiros 5.4).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RemapState {
+    /// Layers whose memory was given away.
+    pub alpha: u16,
+    /// Slots that the moving layers share, 1 or 2; 0 while none moves.
+    pub beta: u8,
+    /// The moving layers, alpha + beta of them, ascending.
+    pub moving_layers: Vec<u16>,
+    /// Most layers that may be given away at one time.
+    pub cap_layers: u16,
+}
+
+/// Where a layer's weights are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Residency {
+    /// Not on the GPU yet.
+    #[default]
+    Loading,
+    /// In chunks of its own.
+    Resident,
+    /// Shares a slot; streams in for each step.
+    Moving {
+        /// The slot.
+        slot: u8,
+    },
+}
+
+/// Requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Queue {
+    /// Accepted, not admitted yet.
+    pub waiting: u32,
+    /// In the running batch.
+    pub running: u32,
+    /// Preempted, to be recomputed; part of `waiting`.
+    pub preempted: u32,
+}
+
+/// Streams to clients.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Streams {
+    /// Open streams.
+    pub open: u32,
+    /// Tokens generated and not yet delivered, over all streams.
+    pub deposit_tokens: u64,
+}
+
+/// Objectives of delivered tokens and how they are met.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SloState {
+    /// Objective for the time to the first token, ns.
+    pub ttft_target_ns: u64,
+    /// Objective for the time between tokens, ns.
+    pub tbt_target_ns: u64,
+    /// Length of the window, seconds.
+    pub window_seconds: u32,
+    /// Share of tokens in the window that may be late, permille.
+    pub allowed_miss_permille: u32,
+    /// Share of first tokens in the window that were in time, permille; `None` = there was none.
+    pub ttft_attained_permille: Option<u32>,
+    /// Share of later tokens in the window that were in time, permille; `None` = there was none.
+    pub tbt_attained_permille: Option<u32>,
+}
+
+/// The engine process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EngineState {
+    /// Process id in the sidecar's pid namespace; `None` = none attached.
+    pub pid: Option<u32>,
+    /// Engines that were lost since the sidecar started.
+    pub restarts: u64,
+    /// Attempt of the link: raised with every engine, so that an old one's messages are known.
+    pub attempt: u64,
+    /// When the engine attached, milliseconds since the Unix epoch; `None` = none attached.
+    pub up_since_unix_ms: Option<u64>,
+    /// Why the tenant cannot serve, while it cannot.
+    pub failure: Option<String>,
+}
