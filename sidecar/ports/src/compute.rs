@@ -1,0 +1,139 @@
+//! Compute: runs steps, keeps no state between them.
+
+use sluice_policy::geometry::ActivationCost;
+use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos, RowId, StepId};
+
+use crate::sampling::{SharedSampling, TokenLogprobs};
+
+/// One sequence's part of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SequenceStep {
+    /// Row of the block table and token history.
+    pub row: RowId,
+    /// Position of the first token: the committed length of the sequence. KV is written only from here on.
+    pub start: u32,
+    /// Tokens fed, at positions `start..start + tokens.len()`.
+    pub tokens: Vec<u32>,
+    /// `Some` when the next token is sampled after the last of `tokens`.
+    pub sample: Option<SampleOrder>,
+}
+
+/// What to sample.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SampleOrder {
+    /// How.
+    pub sampling: SharedSampling,
+    /// Tokens of the history that are prompt; the rest was generated.
+    pub prompt_tokens: u32,
+}
+
+/// A change of one row of the shared block table, applied before the step runs.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TableUpdate {
+    /// The row begins a new sequence whose first tokens are already in the cache (prefix hit, or a replay).
+    Reset {
+        /// Row.
+        row: RowId,
+        /// History at positions `0..tokens.len()`.
+        tokens: Vec<u32>,
+    },
+    /// The layer-blocks behind column `column` (tokens `16 * column ..`) of the row, one for each layer.
+    Column {
+        /// Row.
+        row: RowId,
+        /// Index of the column within the sequence.
+        column: u32,
+        /// Block of each layer, front first.
+        blocks: Vec<BlockId>,
+    },
+}
+
+/// A step: one forward pass over a batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// Which. Strictly increasing.
+    pub id: StepId,
+    /// Raised at every replay after an engine was lost; answers of older attempts are ignored.
+    pub attempt: u32,
+    /// Epoch of the turn (always 0 where the GPU is not shared in time).
+    pub epoch: u64,
+    /// Sequences, in row order.
+    pub sequences: Vec<SequenceStep>,
+    /// Table changes since the last step.
+    pub updates: Vec<TableUpdate>,
+    /// Generation that each moving layer must show before it is read; layers not named are resident.
+    pub generations: Vec<(LayerId, Generation)>,
+    /// Bytes of the activation range that are backed.
+    pub activation_limit_bytes: u64,
+}
+
+/// One sampled token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    /// Row.
+    pub row: RowId,
+    /// The token.
+    pub token: u32,
+    /// When asked for.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// A finished step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepDone {
+    /// Which.
+    pub id: StepId,
+    /// Of this attempt.
+    pub attempt: u32,
+    /// In the order of the sequences that asked for one.
+    pub sampled: Vec<Sampled>,
+    /// Compute time of each layer, waiting not counted.
+    pub layer_ns: Vec<u64>,
+    /// Time each layer waited for its slot.
+    pub stall_ns: Vec<u64>,
+    /// From the first byte of the command to the last token.
+    pub total_ns: u64,
+}
+
+/// What the engine says of itself when it attaches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineHello {
+    /// Activation bytes by step shape.
+    pub activation: ActivationCost,
+    /// Process id, for people; death is known by pidfd only.
+    pub pid: u32,
+}
+
+/// What compute reports.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ComputeEvent {
+    /// An engine has attached and mapped everything; steps may be submitted.
+    Attached(EngineHello),
+    /// The engine is dead (confirmed) and every copy that it gated has been dropped or has finished.
+    Lost,
+    /// A step has finished.
+    Done(StepDone),
+    /// The engine refused a step (an index out of bounds, memory below the step's need). Nothing was written.
+    Refused {
+        /// Which.
+        id: StepId,
+        /// Of this attempt.
+        attempt: u32,
+        /// The engine's words.
+        message: String,
+    },
+}
+
+/// An engine.
+pub trait Compute {
+    /// Starts `step`. At most one step is in flight.
+    fn submit(&mut self, now: Nanos, step: Step);
+
+    /// The next event by `now`.
+    fn poll(&mut self, now: Nanos) -> Option<ComputeEvent>;
+
+    /// When the next event is due, for bodies that know it (simulation).
+    fn next_due(&self) -> Option<Nanos> {
+        None
+    }
+}

@@ -1,0 +1,89 @@
+//! The contract of [`crate::Memory`] as a suite that every backend passes. Each rule is a function of its own; a backend
+//! implements [`Body`] and calls [`run_all`], or the rules one by one.
+
+mod copies;
+mod harness;
+mod table;
+
+use sluice_policy::action::Address;
+use sluice_policy::geometry::Geometry;
+use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos};
+
+use crate::Memory;
+
+pub use copies::{
+    a_fill_puts_each_chunk_of_its_slab_in_order, a_fill_waits_for_the_reader_it_names,
+    dropping_fills_drops_those_that_wait, fills_of_one_slot_run_in_the_order_submitted,
+    ready_is_published_with_the_completion,
+};
+pub use table::{
+    a_chunk_backs_many_addresses, a_chunk_that_is_mapped_is_not_released, a_moved_block_keeps_its_contents,
+    a_reback_waits_for_the_engine, a_refused_transaction_changes_nothing, created_chunks_come_back,
+    creation_beyond_the_capacity_leaves_nothing, every_action_completes_exactly_once,
+    operations_take_effect_in_order, what_contradicts_the_table_is_refused,
+};
+
+/// Which slab's bytes, and which chunk of it, lie somewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlabPart {
+    /// The layer; `None` = embeddings, head and final norm.
+    pub layer: Option<LayerId>,
+    /// Chunk of the slab, front first.
+    pub part: u32,
+}
+
+/// A backend under test together with an engine that sees its memory.
+pub trait Body {
+    /// The backend.
+    type Memory: Memory;
+
+    /// A fresh backend of this geometry: no chunk exists, an engine is attached, every `done` and `ready` is 0.
+    fn start(geometry: &Geometry) -> Self;
+
+    /// The backend.
+    fn memory(&mut self) -> &mut Self::Memory;
+
+    /// The time.
+    fn now(&mut self) -> Nanos;
+
+    /// Lets time pass, the engine's part in it done: a simulated body goes to the next completion, a real one waits a
+    /// moment. False when nothing more will end by itself (a real body: after a generous wait without any).
+    fn advance(&mut self) -> bool;
+
+    /// While held, the engine acknowledges no transaction.
+    fn hold_engine(&mut self, held: bool);
+
+    /// The engine has read `generation` of `layer` for the last time.
+    fn set_done(&mut self, layer: LayerId, generation: Generation);
+
+    /// What is published as ready for a layer; `None` as the layer asks for the global slab.
+    fn ready(&mut self, layer: Option<LayerId>) -> Generation;
+
+    /// What the engine reads at `address`; `None` when nothing backs it or it is no slab's part.
+    fn contents(&mut self, address: Address) -> Option<SlabPart>;
+
+    /// The engine writes a recognisable block.
+    fn write_block(&mut self, block: BlockId, tag: u32);
+
+    /// The tag of the block that the engine reads; `None` when nothing backs it or no tag was written.
+    fn block(&mut self, block: BlockId) -> Option<u32>;
+}
+
+/// Runs every rule against a body. A broken rule panics and names itself.
+pub fn run_all<B: Body>() {
+    every_action_completes_exactly_once::<B>();
+    creation_beyond_the_capacity_leaves_nothing::<B>();
+    created_chunks_come_back::<B>();
+    what_contradicts_the_table_is_refused::<B>();
+    a_refused_transaction_changes_nothing::<B>();
+    a_chunk_backs_many_addresses::<B>();
+    a_chunk_that_is_mapped_is_not_released::<B>();
+    a_reback_waits_for_the_engine::<B>();
+    operations_take_effect_in_order::<B>();
+    a_moved_block_keeps_its_contents::<B>();
+    a_fill_puts_each_chunk_of_its_slab_in_order::<B>();
+    ready_is_published_with_the_completion::<B>();
+    a_fill_waits_for_the_reader_it_names::<B>();
+    fills_of_one_slot_run_in_the_order_submitted::<B>();
+    dropping_fills_drops_those_that_wait::<B>();
+}

@@ -1,0 +1,151 @@
+//! What the rules share: a small geometry, and orders that are waited for.
+
+use sluice_policy::action::{Action, Address, Fill, FillTarget, Reback, Transaction, Work};
+use sluice_policy::event::{Completion, Failure, Outcome};
+use sluice_policy::geometry::{ActivationCost, Geometry};
+use sluice_policy::ids::{ActionId, ChunkId, Generation, LayerId};
+use sluice_policy::reason::Reason;
+
+use super::Body;
+use crate::Memory;
+
+pub(super) const CHUNK_BYTES: u64 = 64 << 10;
+/// Chunks that fit; slabs take two of them.
+pub(super) const CAPACITY: u32 = 12;
+pub(super) const LAYERS: u16 = 4;
+
+/// Four layers of one and a half chunks, a smaller global slab, eight blocks in a chunk.
+pub(super) fn geometry() -> Geometry {
+    Geometry {
+        chunk_bytes: CHUNK_BYTES,
+        capacity_chunks: CAPACITY,
+        global_bytes: CHUNK_BYTES / 2,
+        slab_bytes: vec![CHUNK_BYTES * 3 / 2; usize::from(LAYERS)],
+        block_bytes: CHUNK_BYTES / 8,
+        activation: ActivationCost::default(),
+        staging_chunks: 1,
+    }
+}
+
+/// A body and the orders given to it.
+pub(super) struct Trial<B: Body> {
+    pub(super) body: B,
+    rule: &'static str,
+    orders: u64,
+    ended: Vec<Completion>,
+}
+
+impl<B: Body> Trial<B> {
+    pub(super) fn new(rule: &'static str) -> Self {
+        Trial { body: B::start(&geometry()), rule, orders: 0, ended: Vec::new() }
+    }
+
+    /// A body whose chunks `0..count` exist.
+    pub(super) fn with_chunks(rule: &'static str, count: u32) -> Self {
+        let mut trial = Trial::new(rule);
+        trial.succeed(Work::Create(chunks(0..count)));
+        trial
+    }
+
+    pub(super) fn order(&mut self, work: Work) -> ActionId {
+        self.orders += 1;
+        let id = ActionId(self.orders);
+        let now = self.body.now();
+        self.body.memory().submit(now, Action { id, work, reason: Reason::Load });
+        id
+    }
+
+    /// Takes over what has ended by now.
+    pub(super) fn collect(&mut self) {
+        let now = self.body.now();
+        while let Some(completion) = self.body.memory().poll(now) {
+            let twice = self.ended.iter().any(|c| c.id == completion.id);
+            assert!(!twice, "{}: {:?} completed twice", self.rule, completion.id);
+            let known = completion.id.0 >= 1 && completion.id.0 <= self.orders;
+            assert!(known, "{}: {:?} was never ordered", self.rule, completion.id);
+            self.ended.push(completion);
+        }
+    }
+
+    /// How an order ended, if it has.
+    pub(super) fn outcome(&self, id: ActionId) -> Option<Outcome> {
+        self.ended.iter().find(|c| c.id == id).map(|c| c.outcome)
+    }
+
+    /// Position of an order among those that have ended.
+    pub(super) fn place(&self, id: ActionId) -> usize {
+        self.ended.iter().position(|c| c.id == id).expect("the order has ended")
+    }
+
+    pub(super) fn ended(&self) -> usize {
+        self.ended.len()
+    }
+
+    /// Waits for an order.
+    pub(super) fn wait(&mut self, id: ActionId) -> Outcome {
+        loop {
+            self.collect();
+            if let Some(outcome) = self.outcome(id) {
+                return outcome;
+            }
+            assert!(self.body.advance(), "{}: {id:?} never completes", self.rule);
+        }
+    }
+
+    /// Lets everything end that will.
+    pub(super) fn settle(&mut self) {
+        self.collect();
+        while self.body.advance() {
+            self.collect();
+        }
+        self.collect();
+    }
+
+    pub(super) fn run(&mut self, work: Work) -> Outcome {
+        let id = self.order(work);
+        self.wait(id)
+    }
+
+    pub(super) fn succeed(&mut self, work: Work) {
+        let shown = format!("{work:?}");
+        let outcome = self.run(work);
+        assert!(matches!(outcome, Outcome::Done { .. }), "{}: {shown} ended as {outcome:?}", self.rule);
+    }
+
+    pub(super) fn fail(&mut self, work: Work, failure: Failure) {
+        let shown = format!("{work:?}");
+        let outcome = self.run(work);
+        assert_eq!(outcome, Outcome::Failed(failure), "{}: {shown}", self.rule);
+    }
+}
+
+pub(super) fn chunks(range: std::ops::Range<u32>) -> Vec<ChunkId> {
+    range.map(ChunkId).collect()
+}
+
+pub(super) fn reback(ops: Vec<Reback>) -> Work {
+    Work::Reback(Transaction { ops, handed_over: Vec::new() })
+}
+
+pub(super) fn map(address: Address, chunk: u32) -> Reback {
+    Reback::Map(address, ChunkId(chunk))
+}
+
+pub(super) fn unmap(address: Address, chunk: u32) -> Reback {
+    Reback::Unmap(address, ChunkId(chunk))
+}
+
+/// A copy into chunks `first` and `first + 1`.
+pub(super) fn fill(
+    target: FillTarget,
+    generation: u64,
+    first: u32,
+    after: Option<(LayerId, Generation)>,
+) -> Work {
+    Work::Fill(Fill { target, generation: Generation(generation), after, chunks: chunks(first..first + 2) })
+}
+
+/// Both positions of a layer's range on chunks `first` and `first + 1`.
+pub(super) fn map_layer(layer: LayerId, first: u32) -> Vec<Reback> {
+    vec![map(Address::Layer(layer, 0), first), map(Address::Layer(layer, 1), first + 1)]
+}

@@ -1,0 +1,164 @@
+//! Rules of chunks and of what backs an address.
+
+use sluice_policy::action::{Address, BlockMove, Transaction, Work};
+use sluice_policy::event::{Failure, Outcome};
+use sluice_policy::ids::{BlockId, ChunkId, FrameId, LayerId};
+
+use super::Body;
+use super::harness::{CAPACITY, CHUNK_BYTES, Trial, chunks, map, reback, unmap};
+use crate::Memory;
+
+const FRAME: Address = Address::Kv(FrameId(0));
+const OTHER: Address = Address::Kv(FrameId(1));
+
+/// Orders that succeed and orders that fail end once each, empty ones too.
+pub fn every_action_completes_exactly_once<B: Body>() {
+    let mut trial = Trial::<B>::new("every action completes exactly once");
+    let orders = [
+        Work::Create(chunks(0..2)),
+        Work::Create(chunks(0..2)),
+        reback(vec![map(FRAME, 0)]),
+        reback(vec![map(FRAME, 1)]),
+        reback(vec![]),
+        Work::MoveBlocks(vec![]),
+        Work::Release(chunks(0..1)),
+        Work::Release(chunks(1..2)),
+        Work::DropFills,
+    ];
+    let ids = orders.map(|work| trial.order(work));
+    trial.settle();
+    let failed = |id| matches!(trial.outcome(id), Some(Outcome::Failed(_)));
+    assert_eq!(trial.ended(), ids.len(), "every action completes exactly once");
+    assert_eq!(ids.map(failed), [false, true, false, true, false, false, true, false, false]);
+}
+
+/// One chunk more than the capacity fails as a whole.
+pub fn creation_beyond_the_capacity_leaves_nothing<B: Body>() {
+    let rule = "creation beyond the capacity leaves nothing";
+    let mut trial = Trial::<B>::with_chunks(rule, CAPACITY - 2);
+    trial.fail(Work::Create(chunks(CAPACITY - 2..CAPACITY + 1)), Failure::OutOfMemory);
+    assert_eq!(trial.body.memory().used_bytes(), u64::from(CAPACITY - 2) * CHUNK_BYTES, "{rule}");
+    trial.fail(reback(vec![map(FRAME, CAPACITY - 2)]), Failure::Refused);
+    trial.succeed(Work::Create(chunks(CAPACITY - 2..CAPACITY)));
+    assert_eq!(trial.body.memory().used_bytes(), u64::from(CAPACITY) * CHUNK_BYTES, "{rule}");
+}
+
+/// Released chunks no longer count, can be created again, and are unknown until then.
+pub fn created_chunks_come_back<B: Body>() {
+    let rule = "created chunks come back";
+    let mut trial = Trial::<B>::with_chunks(rule, CAPACITY);
+    trial.succeed(Work::Release(chunks(3..CAPACITY)));
+    assert_eq!(trial.body.memory().used_bytes(), 3 * CHUNK_BYTES, "{rule}");
+    trial.fail(Work::Release(chunks(3..4)), Failure::Refused);
+    trial.fail(reback(vec![map(FRAME, 5)]), Failure::Refused);
+    trial.succeed(Work::Create(chunks(3..CAPACITY)));
+    trial.succeed(reback(vec![map(FRAME, 5)]));
+}
+
+/// Map over a mapping, unmap of what is not there, chunks that do not exist.
+pub fn what_contradicts_the_table_is_refused<B: Body>() {
+    let mut trial = Trial::<B>::with_chunks("what contradicts the table is refused", 2);
+    trial.succeed(reback(vec![map(FRAME, 0)]));
+    for ops in [
+        vec![map(FRAME, 1)],
+        vec![map(FRAME, 0)],
+        vec![unmap(FRAME, 1)],
+        vec![unmap(OTHER, 0)],
+        vec![map(OTHER, 7)],
+        vec![map(OTHER, CAPACITY + 3)],
+    ] {
+        trial.fail(reback(ops), Failure::Refused);
+    }
+    let move_away =
+        BlockMove { from: BlockId(0), from_chunk: ChunkId(0), to: BlockId(8), to_chunk: ChunkId(9) };
+    trial.fail(Work::MoveBlocks(vec![move_away]), Failure::Refused);
+    trial.fail(Work::Create(chunks(1..2)), Failure::Refused);
+    trial.succeed(reback(vec![unmap(FRAME, 0)]));
+}
+
+/// A transaction whose last change is impossible undoes its first ones.
+pub fn a_refused_transaction_changes_nothing<B: Body>() {
+    let mut trial = Trial::<B>::with_chunks("a refused transaction changes nothing", 3);
+    trial.succeed(reback(vec![map(FRAME, 0)]));
+    trial.body.write_block(BlockId(0), 7);
+    let ops = vec![unmap(FRAME, 0), map(FRAME, 1), map(OTHER, 2), unmap(OTHER, 0)];
+    let contradiction = Transaction { ops, handed_over: chunks(0..1) };
+    trial.fail(Work::Reback(contradiction), Failure::Refused);
+    assert_eq!(trial.body.block(BlockId(0)), Some(7), "a refused transaction changes nothing");
+    assert_eq!(trial.body.block(BlockId(8)), None, "a refused transaction changes nothing");
+    trial.succeed(reback(vec![unmap(FRAME, 0), map(OTHER, 0)]));
+    assert_eq!(trial.body.block(BlockId(8)), Some(7), "the chunk keeps its contents where it goes");
+}
+
+/// What is written behind one address is read behind all.
+pub fn a_chunk_backs_many_addresses<B: Body>() {
+    let rule = "a chunk backs many addresses";
+    let mut trial = Trial::<B>::with_chunks(rule, 1);
+    let frames = || (0..3).map(|f| Address::Kv(FrameId(f)));
+    trial.succeed(reback(frames().map(|frame| map(frame, 0)).collect()));
+    trial.body.write_block(BlockId(1), 5);
+    assert_eq!([9, 17].map(|b| trial.body.block(BlockId(b))), [Some(5); 2], "{rule}");
+    assert_eq!(trial.body.memory().used_bytes(), CHUNK_BYTES, "{rule}: it counts once");
+    trial.succeed(reback(vec![unmap(FRAME, 0)]));
+    assert_eq!([1, 9].map(|b| trial.body.block(BlockId(b))), [None, Some(5)], "{rule}");
+}
+
+/// Release needs the last mapping gone.
+pub fn a_chunk_that_is_mapped_is_not_released<B: Body>() {
+    let mut trial = Trial::<B>::with_chunks("a chunk that is mapped is not released", 2);
+    trial.succeed(reback(vec![map(FRAME, 0), map(OTHER, 0)]));
+    trial.succeed(reback(vec![unmap(FRAME, 0)]));
+    trial.fail(Work::Release(chunks(0..2)), Failure::Refused);
+    assert_eq!(trial.body.memory().used_bytes(), 2 * CHUNK_BYTES, "a refused release gives nothing back");
+    trial.succeed(reback(vec![unmap(OTHER, 0)]));
+    trial.succeed(Work::Release(chunks(0..2)));
+}
+
+/// No completion before the engine has answered.
+pub fn a_reback_waits_for_the_engine<B: Body>() {
+    let rule = "a reback waits for the engine";
+    let mut trial = Trial::<B>::with_chunks(rule, 1);
+    trial.body.hold_engine(true);
+    let order = trial.order(reback(vec![map(FRAME, 0)]));
+    trial.settle();
+    assert_eq!(trial.outcome(order), None, "{rule}");
+    trial.body.hold_engine(false);
+    assert!(matches!(trial.wait(order), Outcome::Done { .. }), "{rule}");
+}
+
+/// Unmap and release may be ordered at once: the memory goes only when the engine has let go.
+pub fn operations_take_effect_in_order<B: Body>() {
+    let rule = "operations take effect in order";
+    let mut trial = Trial::<B>::with_chunks(rule, CAPACITY);
+    trial.succeed(reback(vec![map(FRAME, 0)]));
+    trial.body.hold_engine(true);
+    let orders = [
+        reback(vec![unmap(FRAME, 0)]),
+        Work::Release(chunks(0..1)),
+        Work::Create(chunks(0..1)),
+        reback(vec![map(FRAME, 0), map(Address::Layer(LayerId(0), 0), 0)]),
+    ];
+    let ids = orders.map(|work| trial.order(work));
+    trial.settle();
+    assert!(ids.iter().all(|id| trial.outcome(*id).is_none()), "{rule}: all wait for the engine");
+    trial.body.hold_engine(false);
+    trial.settle();
+    for id in ids {
+        assert!(matches!(trial.outcome(id), Some(Outcome::Done { .. })), "{rule}: {id:?}");
+    }
+    assert!(ids.map(|id| trial.place(id)).is_sorted(), "{rule}");
+}
+
+/// A block read at its new place is the one that was written at its old one, also inside one chunk.
+pub fn a_moved_block_keeps_its_contents<B: Body>() {
+    let rule = "a moved block keeps its contents";
+    let mut trial = Trial::<B>::with_chunks(rule, 2);
+    trial.succeed(reback(vec![map(FRAME, 0), map(OTHER, 1)]));
+    trial.body.write_block(BlockId(2), 21);
+    trial.body.write_block(BlockId(3), 31);
+    let to_other =
+        BlockMove { from: BlockId(2), from_chunk: ChunkId(0), to: BlockId(13), to_chunk: ChunkId(1) };
+    let inside = BlockMove { from: BlockId(3), from_chunk: ChunkId(0), to: BlockId(6), to_chunk: ChunkId(0) };
+    trial.succeed(Work::MoveBlocks(vec![to_other, inside]));
+    assert_eq!([13, 6].map(|b| trial.body.block(BlockId(b))), [Some(21), Some(31)], "{rule}");
+}

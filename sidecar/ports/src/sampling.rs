@@ -1,0 +1,67 @@
+//! How the next token is chosen. The engine is stateless: everything the choice depends on is here or in the token
+//! history that the sidecar supplies.
+
+use std::sync::Arc;
+
+/// Sampling of one sequence.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 = greedy.
+    pub temperature: f32,
+    /// Nucleus: smallest set whose probability reaches this; 1 = off.
+    pub top_p: f32,
+    /// Most likely tokens kept; 0 = off.
+    pub top_k: u32,
+    /// Tokens below this share of the largest probability are dropped; 0 = off.
+    pub min_p: f32,
+    /// Subtracted once from every token already generated.
+    pub presence_penalty: f32,
+    /// Subtracted for each time a token was generated.
+    pub frequency_penalty: f32,
+    /// Divides (positive) or multiplies (negative) logits of tokens of prompt and output; 1 = off.
+    pub repetition_penalty: f32,
+    /// Added to the logits of these tokens.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Randomness is a function of this and the position.
+    pub seed: u64,
+    /// Tokens that end the sequence; suppressed while fewer than `min_tokens` were generated.
+    pub stop_tokens: Vec<u32>,
+    /// Tokens generated before a stop token may be chosen.
+    pub min_tokens: u32,
+    /// Stop tokens do not end the sequence.
+    pub ignore_stop: bool,
+    /// Most likely alternatives reported with each token, up to 20. `None` = no log-probabilities at all.
+    pub logprobs: Option<u8>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Sampling {
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            logit_bias: Vec::new(),
+            seed: 0,
+            stop_tokens: Vec::new(),
+            min_tokens: 0,
+            ignore_stop: false,
+            logprobs: None,
+        }
+    }
+}
+
+/// Shared by all steps of a sequence.
+pub type SharedSampling = Arc<Sampling>;
+
+/// Log-probabilities of one sampled token.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenLogprobs {
+    /// Of the token chosen.
+    pub chosen: f32,
+    /// The most likely tokens, most likely first.
+    pub top: Vec<(u32, f32)>,
+}
