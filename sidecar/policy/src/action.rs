@@ -1,0 +1,106 @@
+//! What the policy orders. Plain data: a backend carries it out, a journal keeps it, a simulator times it.
+
+use alloc::vec::Vec;
+
+use crate::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, LayerId, SlotId};
+use crate::reason::Reason;
+
+/// A chunk-sized position in one of the engine's constant virtual ranges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Address {
+    /// Position in the range of embeddings, head and final norm.
+    Global(u32),
+    /// Position in the range of one layer's slab.
+    Layer(LayerId, u32),
+    /// A frame of the KV arena.
+    Kv(FrameId),
+    /// Position in the activation range.
+    Activation(u32),
+    /// Position in the staging range.
+    Staging(u32),
+}
+
+/// One change of what backs an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reback {
+    /// The chunk stops backing the address, which reads as a fault from then on.
+    Unmap(Address, ChunkId),
+    /// The chunk backs the address. A chunk may back several addresses (a slot; a move that maps before it unmaps).
+    Map(Address, ChunkId),
+}
+
+/// Changes that happen together, at a step boundary or while the engine is idle, in this order (DESIGN 4, rule b).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transaction {
+    /// The changes.
+    pub ops: Vec<Reback>,
+    /// Chunks that change owner in it: a backend that poisons handed-over memory poisons these, before the maps.
+    pub handed_over: Vec<ChunkId>,
+}
+
+/// Where a slab is copied to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FillTarget {
+    /// Embeddings, head and final norm.
+    Global,
+    /// The layer's own chunks.
+    Resident(LayerId),
+    /// A slot, for a moving layer.
+    Slot(SlotId, LayerId),
+}
+
+/// A copy of one slab from the host's master copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fill {
+    /// What is filled.
+    pub target: FillTarget,
+    /// The contents' name: `ready` shows it once the copy is complete. Global fills carry one too.
+    pub generation: Generation,
+    /// The copy may start only when the engine's `done` of this layer has reached this generation: the slot's
+    /// previous reader. `None` = at once.
+    pub after: Option<(LayerId, Generation)>,
+    /// The chunks that receive the slab, front first.
+    pub chunks: Vec<ChunkId>,
+}
+
+/// One live block moves; the block tables hide it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockMove {
+    /// The block read.
+    pub from: BlockId,
+    /// The chunk behind it.
+    pub from_chunk: ChunkId,
+    /// The block written, which nobody reads yet.
+    pub to: BlockId,
+    /// The chunk behind it.
+    pub to_chunk: ChunkId,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Create physical chunks (a backend refuses what its capacity does not hold).
+    Create(Vec<ChunkId>),
+    /// Give physical chunks back to the device. They are unmapped by then.
+    Release(Vec<ChunkId>),
+    /// Change what backs some addresses.
+    Reback(Transaction),
+    /// Copy a slab in.
+    Fill(Fill),
+    /// Move blocks between frames, at a step boundary.
+    MoveBlocks(Vec<BlockMove>),
+    /// Drop every queued fill that has not started. Each dropped fill completes as `Dropped`, one that runs completes as
+    /// usual, and only then does this action complete.
+    DropFills,
+}
+
+/// An order, pending until its completion comes back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Action {
+    /// Names the completion.
+    pub id: ActionId,
+    /// What is to be done.
+    pub work: Work,
+    /// Why: ends in a metric and a log field.
+    pub reason: Reason,
+}

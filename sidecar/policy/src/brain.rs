@@ -1,0 +1,388 @@
+//! The decisions: what is where, what moves, and when.
+//!
+//! Oneiros (when, how many and which own layers become KV, and when they come back), eLLM (activations lent to KV) and
+//! the plain remedies, over one ledger. At most one change of holdings is under way at a time, and only between steps;
+//! copies run beside steps, ordered by generations.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+mod check;
+mod fills;
+mod measure;
+mod remedy;
+mod reshape;
+mod revert;
+mod sizes;
+mod start;
+mod view;
+
+pub use fills::FILL_RETRIES;
+pub use measure::Measures;
+pub use view::Residency;
+
+use crate::action::{Action, FillTarget, Work};
+use crate::event::Completion;
+use crate::geometry::{Geometry, StepShape};
+use crate::ids::{BlockId, Generation, LayerId, Nanos, RequestId};
+use crate::kv::Kv;
+use crate::ledger::{Holdings, Ledger};
+use crate::params::{ForcedRemap, Params};
+use crate::pending::{Pending, PendingActions};
+use crate::reason::Reason;
+use crate::refused::Refused;
+use crate::revert::Hysteresis;
+use crate::slots::{Generations, Slots};
+use crate::step_model::Layout;
+
+use fills::Slabs;
+use reshape::{Goal, Target};
+use sizes::Sizes;
+
+/// What a step asks of memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepNeed {
+    /// New columns per request.
+    pub columns: Vec<(RequestId, u32)>,
+    /// What the step asks of the activation space.
+    pub shape: StepShape,
+}
+
+/// Answer of [`Brain::prepare`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prepared {
+    /// All columns are allocated and the activation space is there: [`Brain::begin`] may follow.
+    Ready,
+    /// Actions were ordered, or are under way, and must complete first; ask again.
+    Wait,
+    /// Nothing more can be freed: the scheduler makes the batch smaller or preempts.
+    Short {
+        /// Columns that are missing.
+        missing_columns: u32,
+        /// The activation space is what is missing.
+        activation: bool,
+    },
+}
+
+/// What one step may rely on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepLease {
+    /// Generation that each moving layer must show before it is read, in layer order; others are resident.
+    pub generations: Vec<(LayerId, Generation)>,
+    /// Bytes of the activation range that are backed.
+    pub activation_limit_bytes: u64,
+}
+
+/// What a finished step took.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepTimes {
+    /// Its shape.
+    pub shape: StepShape,
+    /// Every sequence was given one token.
+    pub decode_only: bool,
+    /// Compute time of each layer, waiting not counted, nanoseconds.
+    pub layer_ns: Vec<u64>,
+    /// Time each layer waited for its slot, nanoseconds.
+    pub stall_ns: Vec<u64>,
+    /// The whole step, nanoseconds.
+    pub total_ns: u64,
+}
+
+/// The blocks behind a column of an open request are new or have moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableChange {
+    /// The request.
+    pub request: RequestId,
+    /// Index of the column within the request.
+    pub column: u32,
+    /// Block of each layer, front first.
+    pub blocks: Vec<BlockId>,
+}
+
+/// Why a tenant cannot be served although it fits: the backend failed for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failed {
+    /// The device did not give what the tenant can never lend.
+    Create {
+        /// Bytes that it gave.
+        created_bytes: u64,
+        /// Bytes of the floor.
+        floor_bytes: u64,
+    },
+    /// The first mapping was refused again and again.
+    Map,
+    /// Copies failed again and again.
+    Fill {
+        /// The last one.
+        target: FillTarget,
+    },
+}
+
+impl core::fmt::Display for Failed {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Failed::Create { created_bytes, floor_bytes } => {
+                write!(
+                    f,
+                    "the device gave {created_bytes} bytes of the {floor_bytes} bytes that are the least"
+                )
+            }
+            Failed::Map => write!(f, "the first mapping failed every time it was tried"),
+            Failed::Fill { target } => {
+                write!(f, "copies failed {FILL_RETRIES} times in a row, the last one of {target:?}")
+            }
+        }
+    }
+}
+
+impl core::error::Error for Failed {}
+
+/// Every decision about one tenant's memory on one GPU.
+#[derive(Clone, Debug)]
+pub struct Brain {
+    params: Params,
+    geometry: Geometry,
+    sizes: Sizes,
+    /// The layout that the configuration orders.
+    forced: Option<ForcedRemap>,
+    ledger: Ledger,
+    holdings: Holdings,
+    kv: Kv,
+    slabs: Slabs,
+    /// No own chunks wait for a copy.
+    slabs_settled: bool,
+    slots: Slots,
+    generations: Generations,
+    /// By layer: the newest generation that a lease named. Its reader may be done with everything up to it.
+    leased: Vec<Generation>,
+    pending: PendingActions,
+    measures: Measures,
+    hysteresis: Hysteresis,
+    goal: Option<Goal>,
+    /// Why the last layout was taken: the reason of the copies it needs.
+    fill_reason: Reason,
+    /// The layout without load: all resident, or what the tenant needs to fit at all.
+    base: Layout,
+    loaded: bool,
+    in_step: bool,
+    /// A step lost its engine and will be begun again: nothing that it names may move meanwhile.
+    unfinished: bool,
+    failure: Option<Failed>,
+    create_piece: u32,
+    create_tries: u32,
+    map_tries: u32,
+    fill_failures: u32,
+    fill_retries: u64,
+    /// Changes that the backend failed in a row.
+    failed_changes: u32,
+    /// No change that can wait is tried before this boundary.
+    retry_at: u64,
+    /// Step and chunks of the last declined remapping.
+    declined_at: Option<(u64, u32)>,
+    moved_at_step: Option<u64>,
+    boundaries: u64,
+    steps: u64,
+    counters: [u64; Reason::ALL.len()],
+}
+
+impl Brain {
+    /// A brain that has ordered nothing yet.
+    pub fn new(params: Params, geometry: Geometry) -> Result<Brain, Refused> {
+        let sizes = Sizes::new(&params, &geometry)?;
+        Ok(Brain {
+            forced: params.forced,
+            ledger: Ledger::new(geometry.capacity_chunks, geometry.chunk_bytes),
+            holdings: Holdings::new(&geometry, sizes.kv_limit),
+            kv: Kv::new(sizes.layers, sizes.kv_limit, sizes.blocks_per_chunk, params.prefix_caching),
+            slabs: Slabs::new(sizes.layers),
+            slabs_settled: false,
+            slots: Slots::default(),
+            generations: Generations::default(),
+            leased: vec![Generation(0); usize::from(sizes.layers)],
+            pending: PendingActions::default(),
+            measures: Measures::new(&params, &geometry.slab_bytes),
+            hysteresis: Hysteresis::new(params.revert_patience_steps, params.revert_reserve_permille),
+            goal: None,
+            fill_reason: Reason::Load,
+            base: Layout::resident(),
+            loaded: false,
+            in_step: false,
+            unfinished: false,
+            failure: None,
+            create_piece: u32::MAX,
+            create_tries: 0,
+            map_tries: 0,
+            fill_failures: 0,
+            fill_retries: 0,
+            failed_changes: 0,
+            retry_at: 0,
+            declined_at: None,
+            moved_at_step: None,
+            boundaries: 0,
+            steps: 0,
+            counters: [0; Reason::ALL.len()],
+            params,
+            geometry,
+            sizes,
+        })
+    }
+
+    /// Orders everything that serving needs: chunks, mappings, slabs.
+    pub fn start(&mut self, _now: Nanos, out: &mut Vec<Action>) {
+        assert_eq!(self.pending.ordered(), 0, "a tenant starts once");
+        self.create_next(out);
+    }
+
+    /// An ordered action has ended.
+    pub fn complete(&mut self, _now: Nanos, done: &Completion, out: &mut Vec<Action>) {
+        match self.pending.take(done.id) {
+            Pending::Create(chunks) => self.created(&chunks, done.outcome, out),
+            Pending::Release(chunks) => self.released(&chunks, done.outcome),
+            Pending::Reback(change) => self.rebacked(*change, done.outcome, out),
+            Pending::Fill { target, generation } => self.filled(target, generation, done.outcome, out),
+            Pending::Move(moves) => self.moved(&moves, done.outcome),
+            Pending::Drop => self.dropped(out),
+        }
+    }
+
+    /// No copy is under way: a change of layout that waited for it goes on, else what is due is ordered again.
+    fn dropped(&mut self, out: &mut Vec<Action>) {
+        let waiting = matches!(self.goal, Some(Goal { target: Target::Layout(_), .. }));
+        if waiting && !self.in_step && !self.unfinished && !self.pending.blocking() {
+            self.advance(out);
+        }
+        self.order_fills(out);
+    }
+
+    /// Every slab was committed once (moving layers: the first instance of each slot).
+    pub fn loaded(&self) -> bool {
+        self.loaded && self.failure.is_none()
+    }
+
+    /// An action is pending beside which no step may begin: anything but a fill.
+    pub fn blocked(&self) -> bool {
+        self.pending.blocking()
+    }
+
+    /// Nothing would change at the coming boundaries if no request came: everything borrowed is back.
+    pub fn at_rest(&self) -> bool {
+        self.settled()
+    }
+
+    /// Begins a request's KV and references the cached full columns of its prefix. Returns the tokens cached: a
+    /// multiple of 16, less than `tokens.len()`.
+    pub fn open(&mut self, request: RequestId, salt: u64, tokens: &[u32]) -> u32 {
+        self.kv.open(request, salt, tokens)
+    }
+
+    /// The KV of these tokens, which follow those committed before, is written: full columns become shareable.
+    pub fn commit(&mut self, request: RequestId, tokens: &[u32]) {
+        self.kv.commit(request, tokens);
+    }
+
+    /// Ends a request's KV: shareable columns stay as cache, the rest is freed. Unknown requests are ignored.
+    pub fn close(&mut self, request: RequestId) {
+        self.kv.close(request);
+    }
+
+    /// Columns that the request holds.
+    pub fn columns(&self, request: RequestId) -> u32 {
+        self.kv.columns(request)
+    }
+
+    /// Every column of an open request whose blocks are new or moved since last taken.
+    pub fn take_table_changes(&mut self) -> Vec<TableChange> {
+        self.kv.take_table_changes()
+    }
+
+    /// Asks for a step's memory, all or nothing. Only at a step boundary.
+    pub fn prepare(&mut self, _now: Nanos, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
+        if self.in_step || self.blocked() || !self.loaded() {
+            return Prepared::Wait;
+        }
+        self.prepare_step(need, out)
+    }
+
+    /// The step starts. Orders its fills and the early ones of the next. Called again within a step it returns the same
+    /// lease.
+    ///
+    /// # Panics
+    /// If the brain is blocked or not loaded.
+    pub fn begin(&mut self, _now: Nanos, out: &mut Vec<Action>) -> StepLease {
+        assert!(self.loaded() && (self.in_step || !self.blocked()), "a step begins when nothing is pending");
+        if !self.in_step {
+            (self.in_step, self.unfinished) = (true, false);
+            self.slots.extend_step(&mut self.generations);
+            self.order_slot_fills(out);
+        }
+        let mut generations: Vec<_> = self.slots.lease().collect();
+        if !self.slabs_settled {
+            generations.extend(self.slabs.arriving());
+            generations.sort_unstable();
+        }
+        for (layer, generation) in &generations {
+            self.leased[layer.index()] = *generation;
+        }
+        let chunks = self.holdings.activation.len() as u64;
+        StepLease { generations, activation_limit_bytes: chunks * self.geometry.chunk_bytes }
+    }
+
+    /// The step is done.
+    pub fn finish(&mut self, _now: Nanos, times: &StepTimes, _out: &mut Vec<Action>) {
+        assert!(self.in_step, "a step that ends has begun");
+        self.in_step = false;
+        self.steps += 1;
+        if self.slots.step_over() {
+            self.note_slots();
+        }
+        self.measures.stepped(times);
+    }
+
+    /// A step boundary, also an idle one: reversion, compaction, draining.
+    pub fn boundary(&mut self, _now: Nanos, out: &mut Vec<Action>) {
+        self.boundaries += 1;
+        // A boundary means that no step is waiting to be replayed.
+        self.unfinished = false;
+        if !self.in_step && !self.blocked() && self.loaded() {
+            self.at_boundary(out);
+        }
+    }
+
+    /// The engine is dead. Committed KV stays; slots are filled again under new generations; the lease of an unfinished
+    /// step is void and [`Brain::begin`] is called again.
+    pub fn engine_lost(&mut self, _now: Nanos, out: &mut Vec<Action>) {
+        self.unfinished |= self.in_step;
+        self.in_step = false;
+        self.count(Reason::Rebuild);
+        self.slots.forget();
+        self.note_slots();
+        if self.pending.fills() > 0 {
+            self.drop_fills(Reason::Rebuild, out);
+        } else {
+            self.order_fills(out);
+        }
+    }
+
+    /// Sets or lifts the fixed layout. It is taken at the next boundary at which it is feasible.
+    pub fn force(&mut self, forced: Option<ForcedRemap>) -> Result<(), Refused> {
+        if let Some(forced) = forced {
+            sizes::refuse_forced(forced, self.sizes.layers)?;
+        }
+        self.forced = forced;
+        self.retry_at = self.boundaries;
+        Ok(())
+    }
+
+    fn order(&mut self, work: Work, reason: Reason, effect: Pending, out: &mut Vec<Action>) {
+        self.count(reason);
+        self.pending.order(work, reason, effect, out);
+    }
+
+    fn count(&mut self, reason: Reason) {
+        self.count_many(reason, 1);
+    }
+
+    fn count_many(&mut self, reason: Reason, times: u32) {
+        self.counters[reason as usize] += u64::from(times);
+    }
+}

@@ -1,0 +1,125 @@
+//! The audit, run after every event in tests.
+
+use super::Brain;
+use super::fills::slab_state;
+use crate::digest::Digest;
+use crate::ids::{FrameId, LayerId, SlotId};
+use crate::ledger::{Owner, State};
+use crate::slots::Progress;
+
+/// Completions that may be outstanding besides one copy for each layer and slot.
+const OTHER_PENDING: usize = 4;
+
+impl Brain {
+    /// Checks every invariant; panics with a message when one is broken.
+    pub fn check(&self) {
+        self.ledger.check();
+        self.kv.check();
+        self.slots.check();
+        self.check_holdings();
+        self.check_frames();
+        if self.slabs.global.is_some() {
+            self.check_contents();
+        }
+        let most = 2 * usize::from(self.sizes.layers) + 2 + OTHER_PENDING;
+        assert!(self.pending.iter().count() <= most, "pending actions are bounded");
+    }
+
+    /// Addresses and owners agree, both ways.
+    fn check_holdings(&self) {
+        let mut held = 0;
+        for (chunk, owner) in self.holdings.owners() {
+            assert_eq!(self.ledger.owner(chunk), Some(owner), "owner of {chunk:?} and its place");
+            held += 1;
+        }
+        let free = self.ledger.count(Owner::Free);
+        assert_eq!(held + free, self.ledger.created(), "every chunk is in one place or free");
+        if held == 0 {
+            return;
+        }
+        for l in 0..self.sizes.layers {
+            let chunks = self.holdings.layer_chunks(LayerId(l)).len() as u32;
+            assert_eq!(chunks, self.sizes.slabs[usize::from(l)], "layer {l} is backed as a whole");
+        }
+        let activation = self.activation_chunks();
+        let (least, most) = (self.sizes.activation_min, self.sizes.activation_max);
+        assert!((least..=most).contains(&activation), "activation space lies between its bounds");
+        let kv = self.ledger.count(Owner::Kv);
+        assert!(
+            kv >= self.sizes.kv_guaranteed && kv <= self.sizes.kv_limit,
+            "KV lies between guarantee and limit"
+        );
+    }
+
+    fn check_frames(&self) {
+        for (f, chunk) in self.holdings.frames.iter().enumerate() {
+            let frame = FrameId(f as u32);
+            assert_eq!(
+                self.kv.frames().is_backed(frame),
+                chunk.is_some(),
+                "{frame:?} is backed in both tables"
+            );
+            let Some(chunk) = chunk else { continue };
+            let draining = self.kv.frames().draining().contains(&frame);
+            let expected = if draining { State::Draining } else { State::Idle };
+            assert_eq!(self.ledger.state(*chunk), expected, "{frame:?} drains in both tables");
+        }
+        assert!(self.goal.is_some() || self.kv.frames().draining().is_empty(), "frames drain for a goal");
+    }
+
+    /// States in the ledger follow from the copies.
+    fn check_contents(&self) {
+        for (l, slab) in self.slabs.layers.iter().enumerate() {
+            let layer = LayerId(l as u16);
+            let Some(slab) = slab else {
+                assert!(self.holdings.slot_of[l].is_some(), "{layer:?} has a slab or a slot");
+                continue;
+            };
+            let state = self.ledger.contents(Owner::WeightsLayer(layer));
+            assert_eq!(state, slab_state(*slab), "state of {layer:?}");
+        }
+        for s in 0..self.slots.layout().beta {
+            let state = self.ledger.contents(Owner::Slot(SlotId(s)));
+            assert_eq!(state, self.slot_state(SlotId(s)), "state of slot {s}");
+        }
+        let unsettled = self.slabs.arriving().next().is_some();
+        assert!(!(unsettled && self.slabs_settled), "a settled model waits for no resident layer");
+    }
+
+    /// A fingerprint of everything that decides: equal runs have equal digests.
+    pub fn digest(&self) -> u64 {
+        let mut digest = Digest::new(self.ledger.digest());
+        digest.word(self.kv.digest());
+        for instance in self.slots.window() {
+            let progress = u64::from(instance.progress == Progress::Committed);
+            digest.word(u64::from(instance.layer.0) << 48 ^ instance.generation.0 << 1 ^ progress);
+        }
+        let flags = [
+            self.loaded,
+            self.in_step,
+            self.unfinished,
+            self.slabs_settled,
+            self.goal.is_some(),
+            self.failure.is_some(),
+        ];
+        digest.word(flags.iter().fold(0, |word, flag| word << 1 | u64::from(*flag)));
+        for word in [
+            self.pending.ordered(),
+            self.pending.iter().count() as u64,
+            self.generations.used(),
+            self.steps,
+            self.boundaries,
+            self.retry_at,
+            self.fill_retries,
+            self.measures.link_bytes_per_second(),
+            u64::from(self.failed_changes),
+            self.moved_at_step.map_or(u64::MAX, |step| step),
+        ] {
+            digest.word(word);
+        }
+        self.counters.iter().for_each(|count| digest.word(*count));
+        self.leased.iter().for_each(|generation| digest.word(generation.0));
+        self.measures.compute_ns().into_iter().for_each(|ns| digest.word(ns));
+        digest.value()
+    }
+}

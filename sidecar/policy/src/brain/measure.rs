@@ -1,0 +1,88 @@
+//! What steps and copies really took.
+
+use alloc::vec::Vec;
+
+use super::StepTimes;
+use crate::ewma::Ewma;
+use crate::params::Params;
+
+const MIB: u64 = 1 << 20;
+
+/// Averages of measured times; the configured estimates until there are any.
+#[derive(Clone, Debug)]
+pub struct Measures {
+    slab_bytes: Vec<u64>,
+    /// Nanoseconds for 2^20 bytes over the link.
+    link: Ewma,
+    copied_bytes: u64,
+    /// T_c of each layer, decode steps only.
+    compute: Vec<Ewma>,
+    estimated_bytes_per_second: u64,
+    estimated_compute_ns: u64,
+}
+
+impl Measures {
+    pub(super) fn new(params: &Params, slab_bytes: &[u64]) -> Measures {
+        Measures {
+            slab_bytes: slab_bytes.to_vec(),
+            link: Ewma::default(),
+            copied_bytes: 0,
+            compute: slab_bytes.iter().map(|_| Ewma::default()).collect(),
+            estimated_bytes_per_second: params.link_bytes_per_second.max(1),
+            estimated_compute_ns: params.layer_compute_ns,
+        }
+    }
+
+    pub(super) fn copied(&mut self, bytes: u64, duration_ns: u64) {
+        self.copied_bytes += bytes;
+        if bytes > 0 {
+            let ns_per_mib = u128::from(duration_ns.max(1)) * u128::from(MIB) / u128::from(bytes);
+            self.link.observe(ns_per_mib.min(u128::from(u64::MAX)) as u64);
+        }
+    }
+
+    pub(super) fn stepped(&mut self, times: &StepTimes) {
+        if times.decode_only && times.layer_ns.len() == self.compute.len() {
+            self.compute.iter_mut().zip(&times.layer_ns).for_each(|(average, ns)| average.observe(*ns));
+        }
+    }
+
+    /// Nanoseconds for 2^20 bytes over the link.
+    fn ns_per_mib(&self) -> u64 {
+        let estimate = u128::from(MIB) * 1_000_000_000 / u128::from(self.estimated_bytes_per_second);
+        self.link.value().unwrap_or(estimate.min(u128::from(u64::MAX)) as u64).max(1)
+    }
+
+    /// Bytes copied from host to device since the start.
+    pub fn copied_bytes(&self) -> u64 {
+        self.copied_bytes
+    }
+
+    /// Bytes per second from host to device.
+    pub fn link_bytes_per_second(&self) -> u64 {
+        MIB * 1_000_000_000 / self.ns_per_mib()
+    }
+
+    /// T_T: the copy of each layer's slab, nanoseconds.
+    pub fn transfer_ns(&self) -> Vec<u64> {
+        let rate = u128::from(self.ns_per_mib());
+        self.slab_bytes.iter().map(|bytes| (u128::from(*bytes) * rate / u128::from(MIB)) as u64).collect()
+    }
+
+    /// T_c: each layer's compute in a decode step, nanoseconds; 0 = unknown.
+    pub fn compute_ns(&self) -> Vec<u64> {
+        self.compute.iter().map(|average| average.value().unwrap_or(self.estimated_compute_ns)).collect()
+    }
+
+    /// Whether T_c is known, measured or estimated.
+    pub fn compute_known(&self) -> bool {
+        self.compute.iter().all(|average| average.value().unwrap_or(self.estimated_compute_ns) > 0)
+    }
+
+    /// r = T_T / T_c over all layers, permille; none while T_c is unknown.
+    pub fn ratio_permille(&self) -> Option<u64> {
+        let sum = |times: Vec<u64>| times.into_iter().map(u128::from).sum::<u128>();
+        let ratio = (sum(self.transfer_ns()) * 1000).checked_div(sum(self.compute_ns()))?;
+        Some(ratio.min(u128::from(u64::MAX)) as u64)
+    }
+}

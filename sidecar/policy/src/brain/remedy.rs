@@ -1,0 +1,186 @@
+//! Where a step's memory comes from. In this order: free blocks, free chunks, cached columns nobody uses; then what the
+//! named policy adds: idle activation chunks (eLLM) or own weight layers (Oneiros). All or nothing: no remedy is applied
+//! that does not cover what is missing.
+
+use alloc::vec::Vec;
+
+use super::reshape::{Goal, Progressed, Target};
+use super::{Brain, Prepared, StepNeed};
+use crate::action::Action;
+use crate::ellm::{Balloon, balloon};
+use crate::ledger::Owner;
+use crate::params::PolicyName;
+use crate::reason::Reason;
+use crate::remap::{Choice, Question, choose};
+use crate::step_model::{Layout, Times};
+
+/// Steps for which a declined remapping is not thought through again.
+const DECLINE_MEMORY_STEPS: u64 = 16;
+
+/// A step's need in the ledger's units.
+#[derive(Clone, Copy, Debug)]
+struct Demand {
+    blocks: u32,
+    activation: u32,
+}
+
+impl Brain {
+    pub(super) fn prepare_step(&mut self, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
+        let columns: u32 = need.columns.iter().map(|(_, count)| *count).sum();
+        let demand = Demand {
+            blocks: columns * self.kv.layers(),
+            activation: self.geometry.chunks_for(self.geometry.activation.bytes(need.shape)),
+        };
+        if demand.activation > self.sizes.activation_max {
+            return Prepared::Short { missing_columns: 0, activation: true };
+        }
+        let held = self.holdings.activation.len() as u32;
+        if demand.activation <= held && demand.blocks <= self.kv.frames().free_blocks() {
+            self.kv.allocate(&need.columns);
+            return Prepared::Ready;
+        }
+        if self.goal.is_some() {
+            self.abandon();
+        }
+        self.remedy(need, demand, out)
+    }
+
+    fn remedy(&mut self, need: &StepNeed, demand: Demand, out: &mut Vec<Action>) -> Prepared {
+        let free = self.kv.frames().free_blocks();
+        let gainable = self.free_frames() * self.sizes.blocks_per_chunk;
+        let missing = demand.blocks.saturating_sub(free + self.kv.evictable_blocks());
+        if demand.activation > self.holdings.activation.len() as u32 {
+            return self.exchange(demand, missing, out);
+        }
+        if demand.blocks > free && gainable > 0 && missing <= gainable && !self.suspended() {
+            let chunks = (demand.blocks - free).div_ceil(self.sizes.blocks_per_chunk).min(self.free_frames());
+            return self.pursue(Target::Frames(chunks), Reason::FreeChunks, missing, out);
+        }
+        if missing == 0 {
+            self.evict_until(demand.blocks);
+            self.kv.allocate(&need.columns);
+            return Prepared::Ready;
+        }
+        match self.params.policy {
+            PolicyName::Ellm => self.exchange(demand, missing, out),
+            PolicyName::Oneiros if self.forced.is_none() => self.remap_own(missing, out),
+            PolicyName::Oneiros | PolicyName::Recompute => self.short(missing),
+        }
+    }
+
+    /// Free chunks that KV may take.
+    fn free_frames(&self) -> u32 {
+        self.ledger.count(Owner::Free).min(self.sizes.kv_limit - self.kv.frames().backed())
+    }
+
+    fn evict_until(&mut self, blocks: u32) {
+        while self.kv.frames().free_blocks() < blocks && self.kv.evict() {
+            self.count(Reason::PrefixEvicted);
+        }
+    }
+
+    fn short(&self, missing_blocks: u32) -> Prepared {
+        Prepared::Short { missing_columns: missing_blocks.div_ceil(self.kv.layers()), activation: false }
+    }
+
+    /// Sets the goal and orders its first action.
+    fn pursue(&mut self, target: Target, reason: Reason, missing: u32, out: &mut Vec<Action>) -> Prepared {
+        self.goal = Some(Goal { target, reason });
+        match self.advance(out) {
+            Progressed::Ordered => Prepared::Wait,
+            Progressed::Abandoned => self.short(missing),
+        }
+    }
+
+    /// eLLM: chunks change between activations and KV, as Algorithm 1's balloon says.
+    fn exchange(&mut self, demand: Demand, missing: u32, out: &mut Vec<Action>) -> Prepared {
+        let per = self.sizes.blocks_per_chunk;
+        let held = self.holdings.activation.len() as u32;
+        let short_activation = demand.activation > held;
+        let short = Prepared::Short {
+            missing_columns: missing.div_ceil(self.kv.layers()),
+            activation: short_activation,
+        };
+        if self.params.policy != PolicyName::Ellm || self.suspended() {
+            return short;
+        }
+        // A deflation takes free chunks first; an inflation counts those that KV may still take.
+        let free = if short_activation { self.ledger.count(Owner::Free) } else { self.free_frames() };
+        let free_kv = (self.kv.frames().free_blocks() + self.kv.evictable_blocks()) / per + free;
+        let activation = demand.activation.max(self.sizes.activation_min);
+        match balloon(free_kv, held, demand.blocks.div_ceil(per), activation) {
+            Balloon::Inflate(chunks) => {
+                let room = self.sizes.kv_limit - self.kv.frames().backed();
+                if chunks > room {
+                    return short;
+                }
+                self.pursue(Target::Activation(held - chunks), Reason::Inflate, missing, out)
+            }
+            Balloon::Deflate(_) => {
+                match self.pursue(Target::Activation(activation), Reason::Deflate, missing, out) {
+                    Prepared::Short { .. } => short,
+                    other => other,
+                }
+            }
+            Balloon::Level | Balloon::Short { .. } => short,
+        }
+    }
+
+    /// Oneiros: as many layers as cover what is missing, if the step model allows them.
+    fn remap_own(&mut self, missing: u32, out: &mut Vec<Action>) -> Prepared {
+        let usable_free = self.free_frames();
+        let chunks = missing.div_ceil(self.sizes.blocks_per_chunk)
+            - usable_free.min(missing / self.sizes.blocks_per_chunk);
+        let room = self.sizes.kv_limit - self.kv.frames().backed();
+        if self.suspended() || chunks + usable_free > room || self.declined(chunks) {
+            return self.short(missing);
+        }
+        if !self.measures.compute_known() {
+            return self.decline(Reason::DeclinedStall, chunks, missing);
+        }
+        let current = self.slots.layout().clone();
+        let weights = self.sizes.weights(&current);
+        let mut wanted = current.alpha() + (chunks / self.sizes.largest_slab()).max(1) as u16;
+        loop {
+            let choice = self.choose(&current, wanted, self.allowance_ns());
+            if let Some(reason) = choice.declined {
+                return self.decline(reason, chunks, missing);
+            }
+            if self.sizes.weights(&choice.layout) + chunks <= weights {
+                return self.pursue(Target::Layout(choice.layout), Reason::RemapOwn, missing, out);
+            }
+            wanted = wanted.max(choice.layout.alpha()) + 1;
+        }
+    }
+
+    /// Whether the same or a smaller wish was declined a moment ago.
+    fn declined(&self, chunks: u32) -> bool {
+        self.declined_at
+            .is_some_and(|(step, least)| self.steps < step + DECLINE_MEMORY_STEPS && chunks >= least)
+    }
+
+    fn decline(&mut self, reason: Reason, chunks: u32, missing: u32) -> Prepared {
+        self.count(reason);
+        self.declined_at = Some((self.steps, chunks));
+        self.short(missing)
+    }
+
+    /// Stall that a step may pay.
+    pub(super) fn allowance_ns(&self) -> u64 {
+        let token: u128 = self.measures.compute_ns().into_iter().map(u128::from).sum();
+        (token * u128::from(self.params.stall_allowance_permille) / 1000).min(u128::from(u64::MAX)) as u64
+    }
+
+    /// The layout for `wanted_alpha`, by measured times.
+    pub(super) fn choose(&self, current: &Layout, wanted_alpha: u16, allowance_ns: u64) -> Choice {
+        let (compute_ns, transfer_ns) = (self.measures.compute_ns(), self.measures.transfer_ns());
+        choose(&Question {
+            times: &Times { compute_ns: &compute_ns, transfer_ns: &transfer_ns },
+            current,
+            wanted_alpha,
+            cap_m: self.sizes.cap_m,
+            allowance_ns,
+            horizon_tokens: u64::from(self.params.revert_patience_steps.max(1)),
+        })
+    }
+}

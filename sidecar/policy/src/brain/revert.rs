@@ -1,0 +1,97 @@
+//! Giving memory back: Dynamic Reversion, layouts that the configuration orders, draining from boundary to boundary.
+
+use alloc::vec::Vec;
+
+use super::Brain;
+use super::reshape::{Goal, Target};
+use crate::action::Action;
+use crate::ledger::Owner;
+use crate::params::PolicyName;
+use crate::reason::Reason;
+use crate::revert::Pressure;
+use crate::step_model::Layout;
+
+/// Boundaries after which a change that did not work out is tried again; doubled for each failure of the backend.
+const RETRY_BOUNDARIES: u64 = 16;
+
+impl Brain {
+    /// Decides what shall change at this boundary and takes it one action further.
+    pub(super) fn at_boundary(&mut self, out: &mut Vec<Action>) {
+        if self.goal.is_none() {
+            self.goal = self.wish();
+        }
+        // Compaction's budget is per step: while requests run, the next moves wait for the next step.
+        let moved = self.moved_at_step == Some(self.steps) && self.kv.open_requests() > 0;
+        let deflating = matches!(self.goal, Some(Goal { target: Target::Activation(_), .. }));
+        if self.goal.is_some() && (!moved || deflating) {
+            self.advance(out);
+        }
+    }
+
+    fn wish(&mut self) -> Option<Goal> {
+        if let Some(forced) = self.forced {
+            let layout = self.sizes.forced_layout(forced);
+            let differs = layout != *self.slots.layout() && self.boundaries >= self.retry_at;
+            return differs.then_some(Goal { target: Target::Layout(layout), reason: Reason::Forced });
+        }
+        self.reversion().map(|layout| Goal { target: Target::Layout(layout), reason: Reason::Revert })
+    }
+
+    /// The layout to go back to, when KV has been calm for long enough.
+    fn reversion(&mut self) -> Option<Layout> {
+        let current = self.slots.layout();
+        let alpha = current.alpha();
+        if alpha <= self.base.alpha() || !self.slabs_settled || self.boundaries < self.retry_at {
+            return None;
+        }
+        let pressure = self.pressure(alpha - self.base.alpha());
+        let layers = self.hysteresis.observe(&pressure);
+        if layers == 0 {
+            return None;
+        }
+        let wanted = alpha - layers;
+        if wanted == self.base.alpha() || self.params.policy != PolicyName::Oneiros {
+            return Some(self.base.clone());
+        }
+        // Fewer layers move than now, whatever the stall: the allowance is for taking, not for giving back.
+        let layout = self.choose(&self.slots.layout().clone(), wanted, u64::MAX).layout;
+        (layout.alpha() < alpha).then_some(layout)
+    }
+
+    /// `alpha` layers are lent beyond those that never come back.
+    fn pressure(&self, alpha: u16) -> Pressure {
+        let bytes = |chunks: u32| u64::from(chunks) * self.geometry.chunk_bytes;
+        let idle = self.kv.evictable_blocks();
+        let free = self.ledger.count(Owner::Free);
+        let empty = (self.kv.frames().free_blocks() + idle) / self.sizes.blocks_per_chunk;
+        let above_guarantee = self.kv.frames().backed().saturating_sub(self.sizes.kv_guaranteed);
+        let used = self.kv.frames().used_blocks().saturating_sub(idle);
+        let lent = self.sizes.weights(&self.base).saturating_sub(self.sizes.weights(self.slots.layout()));
+        Pressure {
+            spare_bytes: bytes(free + empty.min(above_guarantee)),
+            used_bytes: bytes(used.div_ceil(self.sizes.blocks_per_chunk)),
+            layer_bytes: bytes(lent.div_ceil(u32::from(alpha)).max(1)),
+            alpha,
+        }
+    }
+
+    /// Boundaries to wait after a change did not work out.
+    pub(super) fn backoff(&self) -> u64 {
+        RETRY_BOUNDARIES << self.failed_changes.min(6)
+    }
+
+    /// The backend failed a change a moment ago: no other one is tried now, the remedies that need none go on.
+    pub(super) fn suspended(&self) -> bool {
+        self.failed_changes > 0 && self.boundaries < self.retry_at
+    }
+
+    /// Nothing would change at the coming boundaries if no request came.
+    pub(super) fn settled(&self) -> bool {
+        let layout = self.slots.layout();
+        let home = match self.forced {
+            Some(forced) => *layout == self.sizes.forced_layout(forced),
+            None => layout.alpha() <= self.base.alpha(),
+        };
+        home && self.goal.is_none() && !self.pending.blocking()
+    }
+}

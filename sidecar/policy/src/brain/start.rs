@@ -1,0 +1,134 @@
+//! Loading a tenant: chunks, the first mapping, every slab.
+
+use alloc::vec::Vec;
+
+use super::{Brain, Failed};
+use crate::action::{Action, Work};
+use crate::event::Outcome;
+use crate::ids::ChunkId;
+use crate::ledger::{Holdings, Owner};
+use crate::params::PolicyName;
+use crate::pending::{Change, Pending};
+use crate::reason::Reason;
+use crate::step_model::Layout;
+
+/// Refusals of a single chunk in a row after which the device counts as full.
+const CREATE_TRIES: u32 = 3;
+
+/// Times the first mapping is tried.
+const MAP_TRIES: u32 = 3;
+
+impl Brain {
+    /// Orders chunks: all at once, and after a refusal half as many at a time.
+    pub(super) fn create_next(&mut self, out: &mut Vec<Action>) {
+        let missing = self.sizes.useful() - self.ledger.created();
+        let count = self.create_piece.min(missing);
+        if count == 0 || self.create_tries >= CREATE_TRIES {
+            self.lay_out(out);
+            return;
+        }
+        let first = self.ledger.created();
+        let chunks: Vec<_> = (first..first + count).map(ChunkId).collect();
+        self.order(Work::Create(chunks.clone()), Reason::Load, Pending::Create(chunks), out);
+    }
+
+    pub(super) fn created(&mut self, chunks: &[ChunkId], outcome: Outcome, out: &mut Vec<Action>) {
+        match outcome {
+            Outcome::Done { .. } => {
+                self.create_tries = 0;
+                chunks.iter().for_each(|chunk| self.ledger.create(*chunk));
+            }
+            Outcome::Failed(_) => {
+                self.count(Reason::BackendFailed);
+                self.create_piece = (chunks.len() as u32 / 2).max(1);
+                self.create_tries += u32::from(chunks.len() == 1);
+            }
+        }
+        self.create_next(out);
+    }
+
+    /// Decides who gets what of the chunks that exist, and maps it.
+    fn lay_out(&mut self, out: &mut Vec<Action>) {
+        let created = self.ledger.created();
+        let Some(layout) = self.start_layout(created) else {
+            self.give_up(out);
+            return;
+        };
+        self.base = if self.forced.is_some() { Layout::resident() } else { layout.clone() };
+        let next = self.first_holdings(&layout);
+        self.order_change(Change { next, layout: Some(layout), reason: Reason::Load }, &[], out);
+    }
+
+    /// Not even the floor exists: everything is given back.
+    fn give_up(&mut self, out: &mut Vec<Action>) {
+        let chunk_bytes = self.geometry.chunk_bytes;
+        let floor_bytes = u64::from(self.sizes.floor(&self.params)) * chunk_bytes;
+        self.failure = Some(Failed::Create { created_bytes: self.ledger.created_bytes(), floor_bytes });
+        let chunks: Vec<_> = self.ledger.free().collect();
+        if !chunks.is_empty() {
+            self.order(Work::Release(chunks.clone()), Reason::BackendFailed, Pending::Release(chunks), out);
+        }
+    }
+
+    pub(super) fn released(&mut self, chunks: &[ChunkId], outcome: Outcome) {
+        if let Outcome::Done { .. } = outcome {
+            chunks.iter().for_each(|chunk| self.ledger.release(*chunk));
+        }
+    }
+
+    /// The layout to start with: as ordered, else all resident, else (Oneiros) the fewest moving layers that fit.
+    fn start_layout(&self, created: u32) -> Option<Layout> {
+        let room = created.checked_sub(self.sizes.kv_guaranteed)?;
+        let fits = |layout: &Layout| self.sizes.fixed(layout) <= room;
+        if let Some(forced) = self.forced {
+            return Some(self.sizes.forced_layout(forced)).filter(fits);
+        }
+        let resident = Layout::resident();
+        if fits(&resident) {
+            return Some(resident);
+        }
+        let most = if self.params.policy == PolicyName::Oneiros { self.sizes.cap_m } else { 0 };
+        (1..most).map(|alpha| self.choose(&resident, alpha, u64::MAX).layout).find(fits)
+    }
+
+    fn first_holdings(&self, layout: &Layout) -> Holdings {
+        let mut chunks = self.ledger.free();
+        let mut take = |count: u32| -> Vec<ChunkId> { chunks.by_ref().take(count as usize).collect() };
+        let sizes = &self.sizes;
+        let spare = self.ledger.created() - sizes.fixed(layout) - sizes.kv_guaranteed;
+        let activation = sizes.activation_max.min(sizes.activation_min + spare);
+        let mut next = Holdings::new(&self.geometry, sizes.kv_limit);
+        next.global = take(sizes.global);
+        self.assign_slots(layout, &mut next);
+        for l in 0..next.layers.len() {
+            if next.slot_of[l].is_none() {
+                next.layers[l] = take(sizes.slabs[l]);
+            }
+        }
+        let slots = (0..layout.beta).map(|s| sizes.slot(layout, crate::ids::SlotId(s)));
+        next.slots = slots.map(&mut take).collect();
+        next.activation = take(activation);
+        next.staging = take(sizes.staging);
+        for (frame, chunk) in next.frames.iter_mut().zip(chunks) {
+            *frame = Some(chunk);
+        }
+        next
+    }
+
+    /// The first mapping failed: once more, up to a bound.
+    pub(super) fn first_mapping_failed(&mut self, out: &mut Vec<Action>) {
+        self.map_tries += 1;
+        if self.map_tries >= MAP_TRIES {
+            self.failure = Some(Failed::Map);
+            let chunks: Vec<_> = self.ledger.free().collect();
+            self.order(Work::Release(chunks.clone()), Reason::BackendFailed, Pending::Release(chunks), out);
+        } else {
+            self.lay_out(out);
+        }
+    }
+
+    /// Nothing has been mapped yet.
+    pub(super) fn is_bare(&self) -> bool {
+        self.ledger.count(Owner::Free) == self.ledger.created()
+    }
+}

@@ -1,0 +1,103 @@
+//! The brain, to look at: everything that ends in a metric, a log field or a memory map.
+
+use alloc::vec::Vec;
+
+use super::{Brain, Failed, Measures};
+use crate::action::Address;
+use crate::geometry::Geometry;
+use crate::ids::{ChunkId, LayerId, SlotId};
+use crate::kv::KvCounts;
+use crate::ledger::{Ledger, Owner, State};
+use crate::params::Params;
+use crate::reason::Reason;
+use crate::step_model::Layout;
+
+/// Where a layer's weights are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Residency {
+    /// The slot it shares; none for a resident layer.
+    pub slot: Option<SlotId>,
+    /// State of its own chunks, or of its slot.
+    pub state: State,
+    /// Its weights are complete at its addresses now.
+    pub present: bool,
+}
+
+impl Brain {
+    /// Sizes.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Tunables.
+    pub fn params(&self) -> &Params {
+        &self.params
+    }
+
+    /// Who holds what.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// The address table, for the backend's audit. While a Reback is pending the backend may be one transaction ahead.
+    pub fn addresses(&self) -> impl Iterator<Item = (Address, ChunkId)> + '_ {
+        self.holdings.addresses()
+    }
+
+    /// Figures of KV.
+    pub fn kv_counts(&self) -> KvCounts {
+        self.kv.counts()
+    }
+
+    /// The layout of moving layers.
+    pub fn layout(&self) -> &Layout {
+        self.slots.layout()
+    }
+
+    /// Where each layer is, front first.
+    pub fn residency(&self) -> Vec<Residency> {
+        (0..self.sizes.layers).map(|l| self.residency_of(LayerId(l))).collect()
+    }
+
+    fn residency_of(&self, layer: LayerId) -> Residency {
+        let slot = self.holdings.slot_of[layer.index()];
+        let holder = slot.map_or(Owner::WeightsLayer(layer), Owner::Slot);
+        let shown = slot.and_then(|s| self.slots.contents()[s.index()]);
+        let state = self.ledger.contents(holder);
+        let present = match slot {
+            Some(_) => shown.is_some_and(|(l, g)| l == layer && state == State::Committed(g)),
+            None => matches!(state, State::Committed(_)),
+        };
+        Residency { slot, state, present }
+    }
+
+    /// How often each reason applied: actions ordered, columns evicted, remappings declined, failures met.
+    pub fn counted(&self, reason: Reason) -> u64 {
+        self.counters[reason as usize]
+    }
+
+    /// Measured times and bandwidth.
+    pub fn measures(&self) -> &Measures {
+        &self.measures
+    }
+
+    /// Why the tenant cannot be served, when the backend has failed for good.
+    pub fn failed(&self) -> Option<Failed> {
+        self.failure
+    }
+
+    /// Copies that had to be repeated.
+    pub fn fill_retries(&self) -> u64 {
+        self.fill_retries
+    }
+
+    /// Chunks of the activation range that are backed.
+    pub fn activation_chunks(&self) -> u32 {
+        self.holdings.activation.len() as u32
+    }
+
+    /// Chunks that KV may hold at most: the configured limit within the capacity, and the frames of the arena.
+    pub fn kv_limit_chunks(&self) -> u32 {
+        self.sizes.kv_limit
+    }
+}

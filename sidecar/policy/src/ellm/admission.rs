@@ -1,0 +1,78 @@
+//! Algorithm 1, lines 1 to 22: admission of a step's requests, all or nothing for each.
+
+use alloc::vec::Vec;
+
+/// Which half of Algorithm 1 runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Prompts: much activation space, and KV may go to the CPU buffer layer by layer.
+    Prefill,
+    /// Decoding: KV must be on the device (it is fetched first if it was swapped out).
+    Decode,
+}
+
+/// What a request needs in this step, chunks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Need {
+    /// KV_r: chunks of KV, those to fetch back included.
+    pub kv: u32,
+    /// ACT_r: chunks of activations.
+    pub activation: u32,
+}
+
+/// What the step can take, chunks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Supply {
+    /// P_T: free chunks, whoever owns them.
+    pub free: u32,
+    /// theta: chunks that stay free.
+    pub threshold: u32,
+    /// P_B: chunks free in the CPU buffer; 0 where there is none, and then nothing is admitted by offload.
+    pub buffer: u32,
+}
+
+/// The admitted requests: a prefix of the queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Admission {
+    /// For each admitted request, in queue order: whether its KV goes to the CPU buffer.
+    pub offloaded: Vec<bool>,
+    /// M_kv: KV chunks that the batch needs on the device.
+    pub kv: u32,
+    /// M_act: activation chunks that the batch needs.
+    pub activation: u32,
+    /// P_B after the batch.
+    pub buffer_left: u32,
+}
+
+/// Admits requests in queue order until one does not fit. A request is admitted if what is left after it is at least theta;
+/// in prefill also if that holds without its KV and its KV fits the buffer.
+pub fn admit(phase: Phase, supply: Supply, queue: &[Need]) -> Admission {
+    let mut batch = Admission { buffer_left: supply.buffer, ..Admission::default() };
+    for need in queue {
+        if batch.leaves_threshold(supply, need.kv, need.activation) {
+            batch.add(need.kv, need.activation, false);
+        } else if phase == Phase::Prefill
+            && batch.leaves_threshold(supply, 0, need.activation)
+            && need.kv <= batch.buffer_left
+        {
+            batch.buffer_left -= need.kv;
+            batch.add(0, need.activation, true);
+        } else {
+            break;
+        }
+    }
+    batch
+}
+
+impl Admission {
+    fn leaves_threshold(&self, supply: Supply, kv: u32, activation: u32) -> bool {
+        let taken = [self.kv, self.activation, kv, activation, supply.threshold].map(u64::from);
+        taken.iter().sum::<u64>() <= u64::from(supply.free)
+    }
+
+    fn add(&mut self, kv: u32, activation: u32, offloaded: bool) {
+        self.kv += kv;
+        self.activation += activation;
+        self.offloaded.push(offloaded);
+    }
+}

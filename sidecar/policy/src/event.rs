@@ -1,0 +1,39 @@
+//! What the policy hears. Together with the calls of the scheduler these are all its inputs.
+
+use crate::ids::ActionId;
+
+/// Why an action did not happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The device has no memory left for it.
+    OutOfMemory,
+    /// The copy failed.
+    CopyFailed,
+    /// It was dropped before it started ([`crate::action::Work::DropFills`]).
+    Dropped,
+    /// The backend refused it: an address or chunk that does not fit its table.
+    Refused,
+}
+
+/// How an action ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It happened: bytes moved (0 for a mapping) and the time it took, waiting for a slot's reader not counted.
+    Done {
+        /// Bytes copied.
+        bytes: u64,
+        /// Nanoseconds from start to end of the work itself.
+        duration_ns: u64,
+    },
+    /// It did not, and nothing of it is left behind.
+    Failed(Failure),
+}
+
+/// The end of an action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// Which.
+    pub id: ActionId,
+    /// How.
+    pub outcome: Outcome,
+}

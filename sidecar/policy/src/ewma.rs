@@ -1,0 +1,53 @@
+//! An exponentially weighted moving average in integers, the same on every machine (DESIGN 3; OrbitFlow 3.4 recalibrates
+//! its profile with one, without a weight in the text).
+
+/// Bits after the binary point.
+pub const FRACTION_BITS: u32 = 24;
+
+/// Weight of a new sample unless told otherwise, permille.
+pub const DEFAULT_WEIGHT_PERMILLE: u32 = 125;
+
+/// The average of a stream of samples, newer ones counting more. Empty until the first sample, which it then equals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ewma {
+    /// Average x 2^FRACTION_BITS.
+    scaled: Option<u128>,
+    weight_permille: u32,
+}
+
+impl Ewma {
+    /// An empty average.
+    ///
+    /// # Panics
+    /// If the weight is not in 1..=1000.
+    pub const fn new(weight_permille: u32) -> Ewma {
+        assert!(weight_permille >= 1 && weight_permille <= 1000, "a weight is 1 to 1000 permille");
+        Ewma { scaled: None, weight_permille }
+    }
+
+    /// Takes a sample in: average = average x (1 - weight) + sample x weight, rounded to the nearest fraction.
+    pub fn observe(&mut self, sample: u64) {
+        let sample = u128::from(sample) << FRACTION_BITS;
+        let weight = u128::from(self.weight_permille);
+        self.scaled = Some(match self.scaled {
+            None => sample,
+            Some(average) => (average * (1000 - weight) + sample * weight + 500) / 1000,
+        });
+    }
+
+    /// The average, rounded to the nearest unit; none before the first sample.
+    pub fn value(&self) -> Option<u64> {
+        self.scaled.map(|scaled| ((scaled + (1 << (FRACTION_BITS - 1))) >> FRACTION_BITS) as u64)
+    }
+
+    /// The average x 2^[`FRACTION_BITS`]; none before the first sample.
+    pub fn scaled(&self) -> Option<u128> {
+        self.scaled
+    }
+}
+
+impl Default for Ewma {
+    fn default() -> Self {
+        Ewma::new(DEFAULT_WEIGHT_PERMILLE)
+    }
+}

@@ -1,0 +1,91 @@
+//! Sizes that never change while a tenant is loaded: the GPU's chunk and the model's layers.
+
+use alloc::vec::Vec;
+
+/// Tokens in a layer-block.
+pub const BLOCK_TOKENS: u32 = 16;
+
+/// Bytes of activations as a monotone function of a step's shape. The engine states it in `Hello`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ActivationCost {
+    /// Bytes of a step of any shape.
+    pub fixed_bytes: u64,
+    /// Bytes more for each token of the step.
+    pub per_token_bytes: u64,
+    /// Bytes more for each sequence of the step.
+    pub per_sequence_bytes: u64,
+    /// Bytes more for each row of logits.
+    pub per_logit_row_bytes: u64,
+}
+
+/// What a step asks of the activation space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepShape {
+    /// Tokens over all sequences.
+    pub tokens: u32,
+    /// Sequences with at least one token.
+    pub sequences: u32,
+    /// Rows for which logits are computed.
+    pub logit_rows: u32,
+}
+
+impl ActivationCost {
+    /// Bytes that a step of this shape needs.
+    pub fn bytes(&self, shape: StepShape) -> u64 {
+        self.fixed_bytes
+            + self.per_token_bytes * u64::from(shape.tokens)
+            + self.per_sequence_bytes * u64::from(shape.sequences)
+            + self.per_logit_row_bytes * u64::from(shape.logit_rows)
+    }
+}
+
+/// Sizes of one tenant on one GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Bytes of a chunk: a property of the GPU.
+    pub chunk_bytes: u64,
+    /// Chunks that this tenant may hold, all owners together.
+    pub capacity_chunks: u32,
+    /// Bytes of embeddings, head and final norm.
+    pub global_bytes: u64,
+    /// Bytes of each layer's slab, front first.
+    pub slab_bytes: Vec<u64>,
+    /// Bytes of one layer-block (16 tokens, K and V, one layer).
+    pub block_bytes: u64,
+    /// Activation bytes by step shape.
+    pub activation: ActivationCost,
+    /// Chunks kept for staging copies.
+    pub staging_chunks: u32,
+}
+
+impl Geometry {
+    /// Layers of the model.
+    pub fn layers(&self) -> u16 {
+        self.slab_bytes.len() as u16
+    }
+
+    /// Chunks that hold `bytes`.
+    pub fn chunks_for(&self, bytes: u64) -> u32 {
+        bytes.div_ceil(self.chunk_bytes) as u32
+    }
+
+    /// Chunks of layer `layer`'s slab.
+    pub fn slab_chunks(&self, layer: usize) -> u32 {
+        self.chunks_for(self.slab_bytes[layer])
+    }
+
+    /// Layer-blocks in a chunk. A block never straddles two chunks; the rest of the chunk stays unused.
+    pub fn blocks_per_chunk(&self) -> u32 {
+        (self.chunk_bytes / self.block_bytes) as u32
+    }
+
+    /// Chunks that hold `columns` block columns when every frame is full.
+    pub fn kv_chunks_for(&self, columns: u32) -> u32 {
+        (columns * u32::from(self.layers())).div_ceil(self.blocks_per_chunk())
+    }
+
+    /// Block columns that hold `tokens` tokens.
+    pub const fn columns_for(tokens: u32) -> u32 {
+        tokens.div_ceil(BLOCK_TOKENS)
+    }
+}

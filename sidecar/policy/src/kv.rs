@@ -1,0 +1,233 @@
+//! KV of requests: frames, columns, the prefix cache. Pure bookkeeping; the brain decides which frames have chunks.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+
+use crate::brain::TableChange;
+use crate::digest::Digest;
+use crate::geometry::BLOCK_TOKENS;
+use crate::ids::{ColumnId, RequestId};
+
+mod check;
+pub mod columns;
+pub mod compact;
+pub mod frames;
+mod prefix;
+
+use columns::{Columns, Tokens};
+use frames::Frames;
+
+/// KV of one request.
+#[derive(Clone, Debug)]
+struct Sequence {
+    salt: u64,
+    columns: Vec<ColumnId>,
+    /// Full columns whose tokens are known.
+    full: u32,
+    /// Committed tokens after the last full column.
+    tail: Vec<u32>,
+    /// Name and hash of the last full column (0 and the salt's hash before the first); none when the chain is broken and nothing after it may be shared.
+    chain: Option<(u64, u64)>,
+}
+
+/// Figures of KV.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvCounts {
+    /// Frames with a chunk.
+    pub frames: u32,
+    /// Frames that take no new blocks.
+    pub draining_frames: u32,
+    /// Blocks of all backed frames.
+    pub total_blocks: u32,
+    /// Blocks that may be taken.
+    pub free_blocks: u32,
+    /// Blocks held by columns or reserved for moves.
+    pub used_blocks: u32,
+    /// Columns that a request uses.
+    pub used_columns: u32,
+    /// Columns kept only as cache.
+    pub idle_columns: u32,
+    /// Columns that can be found by prefix, used or not.
+    pub shareable_columns: u32,
+    /// Free blocks that lie in frames which are not empty, of all free blocks, permille.
+    pub fragmentation_permille: u32,
+}
+
+/// KV of all requests of a tenant.
+#[derive(Clone, Debug)]
+pub struct Kv {
+    layers: u32,
+    caching: bool,
+    frames: Frames,
+    columns: Columns,
+    /// Shareable columns by hash.
+    index: BTreeMap<u64, ColumnId>,
+    /// Shareable columns that nobody uses, longest unused first. A child is always older than its parent.
+    idle: BTreeMap<u64, ColumnId>,
+    sequences: BTreeMap<RequestId, Sequence>,
+    /// Columns of requests whose blocks the engine has not been told.
+    dirty: BTreeSet<(RequestId, u32)>,
+    next_name: u64,
+    next_stamp: u64,
+    hash: fn(u64, &Tokens) -> u64,
+    history: Digest,
+}
+
+impl Kv {
+    /// An arena of `frames` positions for a model of `layers` layers.
+    pub fn new(layers: u16, frames: u32, blocks_per_chunk: u32, caching: bool) -> Kv {
+        Kv {
+            layers: u32::from(layers),
+            caching,
+            frames: Frames::new(frames, blocks_per_chunk),
+            columns: Columns::new(layers),
+            index: BTreeMap::new(),
+            idle: BTreeMap::new(),
+            sequences: BTreeMap::new(),
+            dirty: BTreeSet::new(),
+            next_name: 1,
+            next_stamp: 0,
+            hash: prefix::chained_hash,
+            history: Digest::new(0),
+        }
+    }
+
+    /// The arena.
+    pub fn frames(&self) -> &Frames {
+        &self.frames
+    }
+
+    /// The arena, to change what backs it.
+    pub fn frames_mut(&mut self) -> &mut Frames {
+        &mut self.frames
+    }
+
+    /// Layers, which is blocks of a column.
+    pub fn layers(&self) -> u32 {
+        self.layers
+    }
+
+    /// Columns that a request holds.
+    pub fn columns(&self, request: RequestId) -> u32 {
+        self.sequences.get(&request).map_or(0, |s| s.columns.len() as u32)
+    }
+
+    /// Blocks that giving up every unreferenced column would free.
+    pub fn evictable_blocks(&self) -> u32 {
+        self.idle.len() as u32 * self.layers
+    }
+
+    /// Gives every request its new columns. The caller has seen to it that there are enough free blocks.
+    pub fn allocate(&mut self, needs: &[(RequestId, u32)]) {
+        let mut blocks = Vec::new();
+        for (request, count) in needs {
+            for _ in 0..*count {
+                let id = self.columns.add();
+                blocks.clear();
+                self.frames.take(self.layers, id, &mut blocks);
+                self.columns.blocks_mut(id).copy_from_slice(&blocks);
+                self.append(*request, id);
+            }
+        }
+    }
+
+    fn append(&mut self, request: RequestId, id: ColumnId) {
+        let sequence = self.sequences.get_mut(&request).expect("columns go to an open request");
+        let at = sequence.columns.len() as u32;
+        sequence.columns.push(id);
+        self.dirty.insert((request, at));
+        self.history.word(request.0 << 32 ^ u64::from(id.0));
+        self.history.word(u64::from(self.columns.blocks(id)[0].0));
+    }
+
+    /// Ends a request's KV. Returns the columns that stay as cache.
+    pub fn close(&mut self, request: RequestId) {
+        let Some(sequence) = self.sequences.remove(&request) else { return };
+        self.history.word(!request.0);
+        let stale: Vec<_> = self.dirty.range((request, 0)..=(request, u32::MAX)).copied().collect();
+        stale.iter().for_each(|entry| {
+            self.dirty.remove(entry);
+        });
+        // Children first, so that the prefix cache gives them up before their parents.
+        for id in sequence.columns.into_iter().rev() {
+            self.let_go(id);
+        }
+    }
+
+    /// One reference less.
+    fn let_go(&mut self, id: ColumnId) {
+        let stamp = self.next_stamp;
+        let column = self.columns.get_mut(id);
+        column.refs -= 1;
+        if column.refs > 0 {
+            return;
+        }
+        if column.content.is_some() {
+            column.stamp = stamp;
+            self.next_stamp += 1;
+            self.idle.insert(stamp, id);
+        } else {
+            self.free(id);
+        }
+    }
+
+    fn free(&mut self, id: ColumnId) {
+        self.frames.give(self.columns.blocks(id));
+        self.columns.remove(id);
+    }
+
+    /// Gives up the unreferenced column that was unused for longest. Returns whether there was one.
+    pub fn evict(&mut self) -> bool {
+        let Some((_, id)) = self.idle.pop_first() else { return false };
+        let content = self.columns.get_mut(id).content.take().expect("an idle column is shareable");
+        self.index.remove(&content.hash);
+        self.history.word(content.name);
+        self.free(id);
+        true
+    }
+
+    /// Every column of an open request whose blocks are new or moved since last taken.
+    pub fn take_table_changes(&mut self) -> Vec<TableChange> {
+        let dirty = core::mem::take(&mut self.dirty);
+        let changes = dirty.into_iter().filter_map(|(request, column)| {
+            let id = *self.sequences.get(&request)?.columns.get(column as usize)?;
+            Some(TableChange { request, column, blocks: self.columns.blocks(id).to_vec() })
+        });
+        changes.collect()
+    }
+
+    /// Figures.
+    pub fn counts(&self) -> KvCounts {
+        let free = self.frames.free_blocks();
+        let whole =
+            self.frames.empty() * self.frames.total_blocks().checked_div(self.frames.backed()).unwrap_or(0);
+        let scattered = u64::from(free - whole) * 1000;
+        let live = self.columns.iter().count() as u32;
+        KvCounts {
+            frames: self.frames.backed(),
+            draining_frames: self.frames.draining().len() as u32,
+            total_blocks: self.frames.total_blocks(),
+            free_blocks: free,
+            used_blocks: self.frames.used_blocks(),
+            used_columns: live - self.idle.len() as u32,
+            idle_columns: self.idle.len() as u32,
+            shareable_columns: self.index.len() as u32,
+            fragmentation_permille: scattered.checked_div(u64::from(free)).unwrap_or(0) as u32,
+        }
+    }
+
+    /// Requests with KV.
+    pub fn open_requests(&self) -> u32 {
+        self.sequences.len() as u32
+    }
+
+    /// A fingerprint of everything that happened to KV.
+    pub fn digest(&self) -> u64 {
+        self.history.value()
+    }
+}
+
+/// Full columns of which `tokens` tokens consist.
+const fn full_columns(tokens: usize) -> usize {
+    tokens / BLOCK_TOKENS as usize
+}

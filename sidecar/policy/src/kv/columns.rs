@@ -1,0 +1,101 @@
+//! Block columns: one layer-block per layer for the same 16 tokens, counted by reference.
+
+use alloc::vec::Vec;
+
+use crate::geometry::BLOCK_TOKENS;
+use crate::ids::{BlockId, ColumnId};
+
+/// The tokens of a full column.
+pub type Tokens = [u32; BLOCK_TOKENS as usize];
+
+/// What makes a column shareable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Content {
+    /// Never reused, so that a child cannot take another column for its parent.
+    pub name: u64,
+    /// Scope in which it may be found.
+    pub salt: u64,
+    /// Name of the column before it, 0 for the first.
+    pub parent: u64,
+    /// Chained hash: of the parent's hash and the tokens.
+    pub hash: u64,
+    /// The tokens themselves; compared on every hit, because hashes collide.
+    pub tokens: Tokens,
+}
+
+/// A column.
+#[derive(Clone, Debug, Default)]
+pub struct Column {
+    /// Requests that use it.
+    pub refs: u32,
+    /// Set when its tokens are complete and it may be found by others.
+    pub content: Option<Content>,
+    /// When it was last let go; its key among the idle ones.
+    pub stamp: u64,
+    live: bool,
+}
+
+/// All columns.
+#[derive(Clone, Debug)]
+pub struct Columns {
+    layers: usize,
+    columns: Vec<Column>,
+    /// `layers` blocks for each column.
+    blocks: Vec<BlockId>,
+    vacant: Vec<ColumnId>,
+}
+
+impl Columns {
+    /// No columns, of `layers` blocks each.
+    pub fn new(layers: u16) -> Columns {
+        Columns { layers: usize::from(layers), columns: Vec::new(), blocks: Vec::new(), vacant: Vec::new() }
+    }
+
+    /// A new column with one reference. Its blocks are set with [`Columns::blocks_mut`].
+    pub fn add(&mut self) -> ColumnId {
+        let id = self.vacant.pop().unwrap_or_else(|| {
+            self.columns.push(Column::default());
+            self.blocks.resize(self.columns.len() * self.layers, BlockId(u32::MAX));
+            ColumnId(self.columns.len() as u32 - 1)
+        });
+        self.columns[id.index()] = Column { refs: 1, live: true, ..Column::default() };
+        id
+    }
+
+    /// The column is gone; its id may name another one.
+    pub fn remove(&mut self, id: ColumnId) {
+        assert!(self.get(id).refs == 0, "a column goes when nobody uses it");
+        self.columns[id.index()] = Column::default();
+        self.vacant.push(id);
+    }
+
+    /// A column.
+    pub fn get(&self, id: ColumnId) -> &Column {
+        let column = &self.columns[id.index()];
+        assert!(column.live, "{id:?} exists");
+        column
+    }
+
+    /// A column, to change.
+    pub fn get_mut(&mut self, id: ColumnId) -> &mut Column {
+        let column = &mut self.columns[id.index()];
+        assert!(column.live, "{id:?} exists");
+        column
+    }
+
+    /// Blocks of a column, front layer first.
+    pub fn blocks(&self, id: ColumnId) -> &[BlockId] {
+        &self.blocks[id.index() * self.layers..][..self.layers]
+    }
+
+    /// Blocks of a column, to change.
+    pub fn blocks_mut(&mut self, id: ColumnId) -> &mut [BlockId] {
+        &mut self.blocks[id.index() * self.layers..][..self.layers]
+    }
+
+    /// Every column.
+    pub fn iter(&self) -> impl Iterator<Item = (ColumnId, &Column)> {
+        let columns = self.columns.iter().enumerate().filter(|(_, c)| c.live);
+        columns.map(|(i, column)| (ColumnId(i as u32), column))
+    }
+}

@@ -1,0 +1,100 @@
+//! Draining and compaction: how chunks of KV become empty without dropping a live block.
+
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+
+use super::Kv;
+use crate::ids::{BlockId, FrameId};
+
+/// What stands between the draining frames and emptiness.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drain {
+    /// They are empty.
+    Empty,
+    /// Blocks have to move, and there is room for all of them.
+    Movable,
+    /// There is no room, even if all cached columns went.
+    NoRoom,
+}
+
+impl Kv {
+    /// Makes exactly `count` frames drain, those with the fewest blocks first. Returns those that started or stopped.
+    pub fn drain(&mut self, count: u32) -> Vec<FrameId> {
+        let draining = self.frames.draining().len() as u32;
+        let changed: Vec<_> = if count >= draining {
+            self.frames.emptiest().into_iter().take((count - draining) as usize).collect()
+        } else {
+            self.frames.draining().iter().copied().take((draining - count) as usize).collect()
+        };
+        changed.iter().for_each(|frame| self.frames.set_draining(*frame, count >= draining));
+        changed
+    }
+
+    /// Gives up cached columns, oldest first, until all blocks of draining frames have room elsewhere. Returns what
+    /// remains to do and the columns given up; none is when all of them would not suffice.
+    pub fn make_room(&mut self) -> (Drain, u32) {
+        let mut evicted = 0;
+        if self.stuck() {
+            return (Drain::NoRoom, 0);
+        }
+        while self.live_in_draining() > self.frames.free_blocks() && self.evict() {
+            evicted += 1;
+        }
+        let live = self.live_in_draining();
+        let drain = match live {
+            0 => Drain::Empty,
+            _ if live <= self.frames.free_blocks() => Drain::Movable,
+            _ => Drain::NoRoom,
+        };
+        (drain, evicted)
+    }
+
+    /// Without any cached column the blocks in use would still not fit the frames that stay.
+    fn stuck(&self) -> bool {
+        let draining = self.frames.draining().len() as u32;
+        let staying = self.frames.backed() - draining;
+        let blocks = self.frames.total_blocks().checked_div(self.frames.backed()).unwrap_or(0);
+        self.frames.used_blocks() > staying * blocks + self.evictable_blocks()
+    }
+
+    fn live_in_draining(&self) -> u32 {
+        self.frames.draining().iter().map(|f| self.frames.used(*f)).sum()
+    }
+
+    /// Frames that drain and are empty.
+    pub fn drained(&self) -> Vec<FrameId> {
+        self.frames.draining().iter().copied().filter(|f| self.frames.used(*f) == 0).collect()
+    }
+
+    /// Up to `limit` moves out of draining frames, those nearest to empty first, targets reserved.
+    pub fn plan_moves(&mut self, limit: u32) -> Vec<(BlockId, BlockId)> {
+        let mut frames: Vec<_> = self.frames.draining().iter().map(|f| (self.frames.used(*f), *f)).collect();
+        frames.sort_unstable();
+        let blocks = frames.iter().flat_map(|(_, frame)| self.frames.blocks(*frame));
+        let from: Vec<_> = blocks.take(limit.min(self.frames.free_blocks()) as usize).collect();
+        let to = self.frames.reserve(from.len() as u32);
+        from.into_iter().zip(to).collect()
+    }
+
+    /// The moves have ended. A block whose column has gone in the meantime moved for nothing.
+    pub fn finish_moves(&mut self, moves: impl Iterator<Item = (BlockId, BlockId)>, done: bool) {
+        let mut moved = BTreeSet::new();
+        for (from, to) in moves {
+            let holder = self.frames.holder(from).filter(|_| done);
+            let Some(column) = holder else {
+                self.frames.give(&[to]);
+                continue;
+            };
+            self.frames.moved(to, column);
+            let blocks = self.columns.blocks_mut(column);
+            *blocks.iter_mut().find(|b| **b == from).expect("a column holds its blocks") = to;
+            self.frames.give(&[from]);
+            self.history.word(u64::from(from.0) << 32 | u64::from(to.0));
+            moved.insert(column);
+        }
+        for (request, sequence) in &self.sequences {
+            let columns = sequence.columns.iter().enumerate().filter(|(_, id)| moved.contains(id));
+            self.dirty.extend(columns.map(|(at, _)| (*request, at as u32)));
+        }
+    }
+}

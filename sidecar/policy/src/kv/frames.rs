@@ -1,0 +1,275 @@
+//! The arena: frames of one chunk each, and the layer-blocks in them.
+
+use alloc::collections::BTreeSet;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+
+use crate::ids::{BlockId, ColumnId, FrameId};
+
+/// Nobody holds the block.
+const FREE: u32 = u32::MAX;
+/// The block is the target of a move that has not ended.
+const RESERVED: u32 = u32::MAX - 1;
+
+#[derive(Clone, Debug, Default)]
+struct Frame {
+    backed: bool,
+    draining: bool,
+    used: u32,
+    /// One bit for each block, set = held or reserved.
+    bits: Vec<u64>,
+}
+
+/// Frames and who holds each block.
+#[derive(Clone, Debug)]
+pub struct Frames {
+    blocks_per_chunk: u32,
+    frames: Vec<Frame>,
+    holders: Vec<u32>,
+    /// Frames that take blocks, by how full they are; the last is the fullest, the first in the arena on a tie.
+    open: BTreeSet<(u32, Reverse<FrameId>)>,
+    free_blocks: u32,
+    draining: BTreeSet<FrameId>,
+    backed: u32,
+}
+
+impl Frames {
+    /// An arena of `frames` positions, none backed.
+    pub fn new(frames: u32, blocks_per_chunk: u32) -> Frames {
+        Frames {
+            blocks_per_chunk,
+            frames: vec![Frame::default(); frames as usize],
+            holders: Vec::new(),
+            open: BTreeSet::new(),
+            free_blocks: 0,
+            draining: BTreeSet::new(),
+            backed: 0,
+        }
+    }
+
+    /// Frame of a block.
+    pub fn frame_of(&self, block: BlockId) -> FrameId {
+        FrameId(block.0 / self.blocks_per_chunk)
+    }
+
+    /// A chunk backs the frame from now on.
+    pub fn back(&mut self, frame: FrameId) {
+        let words = self.blocks_per_chunk.div_ceil(64) as usize;
+        let end = (frame.index() + 1) * self.blocks_per_chunk as usize;
+        if self.holders.len() < end {
+            self.holders.resize(end, FREE);
+        }
+        let slot = &mut self.frames[frame.index()];
+        assert!(!slot.backed, "{frame:?} is backed twice");
+        *slot = Frame { backed: true, draining: false, used: 0, bits: vec![0; words] };
+        self.backed += 1;
+        self.free_blocks += self.blocks_per_chunk;
+        self.open.insert((0, Reverse(frame)));
+    }
+
+    /// Nothing backs the frame any more. It is empty.
+    pub fn unback(&mut self, frame: FrameId) {
+        self.set_draining(frame, true);
+        let slot = &mut self.frames[frame.index()];
+        assert!(slot.backed && slot.used == 0, "{frame:?} is empty when its chunk leaves");
+        *slot = Frame::default();
+        self.draining.remove(&frame);
+        self.backed -= 1;
+    }
+
+    /// The frame takes no new blocks, or does again.
+    pub fn set_draining(&mut self, frame: FrameId, draining: bool) {
+        let slot = &mut self.frames[frame.index()];
+        assert!(slot.backed, "a backed frame drains");
+        if slot.draining == draining {
+            return;
+        }
+        slot.draining = draining;
+        let (used, free) = (slot.used, self.blocks_per_chunk - slot.used);
+        if draining {
+            self.free_blocks -= free;
+            self.draining.insert(frame);
+            self.open.remove(&(used, Reverse(frame)));
+        } else {
+            self.free_blocks += free;
+            self.draining.remove(&frame);
+            self.reopen(frame);
+        }
+    }
+
+    fn reopen(&mut self, frame: FrameId) {
+        let slot = &self.frames[frame.index()];
+        if slot.used < self.blocks_per_chunk && !slot.draining {
+            self.open.insert((slot.used, Reverse(frame)));
+        }
+    }
+
+    /// Takes `count` blocks for `column`, from the fullest frames first.
+    pub fn take(&mut self, count: u32, column: ColumnId, out: &mut Vec<BlockId>) {
+        self.take_for(count, column.0, out);
+    }
+
+    /// Takes `count` blocks as targets of moves.
+    pub fn reserve(&mut self, count: u32) -> Vec<BlockId> {
+        let mut out = Vec::new();
+        self.take_for(count, RESERVED, &mut out);
+        out
+    }
+
+    fn take_for(&mut self, count: u32, holder: u32, out: &mut Vec<BlockId>) {
+        assert!(count <= self.free_blocks, "blocks are taken only when they are there");
+        self.free_blocks -= count;
+        let mut missing = count;
+        while missing > 0 {
+            let (_, Reverse(frame)) = self.open.pop_last().expect("free blocks lie in open frames");
+            let first = frame.0 * self.blocks_per_chunk;
+            let slot = &mut self.frames[frame.index()];
+            let taken = missing.min(self.blocks_per_chunk - slot.used);
+            slot.used += taken;
+            for block in slot.take_bits(taken) {
+                self.holders[(first + block) as usize] = holder;
+                out.push(BlockId(first + block));
+            }
+            missing -= taken;
+            self.reopen(frame);
+        }
+    }
+
+    /// Gives blocks back. Runs of one frame cost one update.
+    pub fn give(&mut self, blocks: &[BlockId]) {
+        let per = self.blocks_per_chunk;
+        for run in blocks.chunk_by(|a, b| a.0 / per == b.0 / per) {
+            let frame = self.frame_of(run[0]);
+            let slot = &mut self.frames[frame.index()];
+            if slot.used < per && !slot.draining {
+                self.open.remove(&(slot.used, Reverse(frame)));
+            }
+            slot.used -= run.len() as u32;
+            for block in run {
+                let at = block.0 - frame.0 * per;
+                let bit = 1 << (at % 64);
+                assert!(slot.bits[at as usize / 64] & bit != 0, "{block:?} is given back once");
+                slot.bits[at as usize / 64] &= !bit;
+                self.holders[block.index()] = FREE;
+            }
+            if !slot.draining {
+                self.free_blocks += run.len() as u32;
+                self.reopen(frame);
+            }
+        }
+    }
+
+    /// A move has ended: the target holds what the column's block held.
+    pub fn moved(&mut self, to: BlockId, column: ColumnId) {
+        assert_eq!(self.holders[to.index()], RESERVED, "a move ends in the block reserved for it");
+        self.holders[to.index()] = column.0;
+    }
+
+    /// The column that holds a block.
+    pub fn holder(&self, block: BlockId) -> Option<ColumnId> {
+        let holder = self.holders[block.index()];
+        (holder < RESERVED).then_some(ColumnId(holder))
+    }
+
+    /// Blocks of a frame that are held or reserved.
+    pub fn blocks(&self, frame: FrameId) -> impl Iterator<Item = BlockId> + '_ {
+        let first = frame.0 * self.blocks_per_chunk;
+        let bits = &self.frames[frame.index()].bits;
+        let set = (0..self.blocks_per_chunk).filter(|b| bits[*b as usize / 64] >> (b % 64) & 1 == 1);
+        set.map(move |b| BlockId(first + b))
+    }
+
+    /// Blocks in use in a frame.
+    pub fn used(&self, frame: FrameId) -> u32 {
+        self.frames[frame.index()].used
+    }
+
+    /// Whether a chunk backs the frame.
+    pub fn is_backed(&self, frame: FrameId) -> bool {
+        self.frames[frame.index()].backed
+    }
+
+    /// Blocks that may be taken: free ones in frames that do not drain.
+    pub fn free_blocks(&self) -> u32 {
+        self.free_blocks
+    }
+
+    /// Frames with a chunk.
+    pub fn backed(&self) -> u32 {
+        self.backed
+    }
+
+    /// Blocks of backed frames.
+    pub fn total_blocks(&self) -> u32 {
+        self.backed * self.blocks_per_chunk
+    }
+
+    /// Blocks held or reserved.
+    pub fn used_blocks(&self) -> u32 {
+        let drained: u32 = self.draining.iter().map(|f| self.blocks_per_chunk - self.used(*f)).sum();
+        self.total_blocks() - self.free_blocks - drained
+    }
+
+    /// Frames that drain, in order.
+    pub fn draining(&self) -> &BTreeSet<FrameId> {
+        &self.draining
+    }
+
+    /// Frames that take blocks and hold none.
+    pub fn empty(&self) -> u32 {
+        self.open.range(..(1, Reverse(FrameId(u32::MAX)))).count() as u32
+    }
+
+    /// Backed frames that do not drain, those with the fewest blocks first, the last in the arena on a tie.
+    pub fn emptiest(&self) -> Vec<FrameId> {
+        let frames = (0..self.frames.len() as u32).map(FrameId);
+        let mut frames: Vec<_> = frames
+            .filter(|f| self.frames[f.index()].backed && !self.frames[f.index()].draining)
+            .map(|f| (self.used(f), Reverse(f)))
+            .collect();
+        frames.sort_unstable();
+        frames.into_iter().map(|(_, Reverse(frame))| frame).collect()
+    }
+
+    /// Checks the counts against the bits.
+    pub fn check(&self) {
+        let (mut free, mut backed) = (0, 0);
+        for (f, frame) in self.frames.iter().enumerate().filter(|(_, frame)| frame.backed) {
+            let id = FrameId(f as u32);
+            let used: u32 = frame.bits.iter().map(|w| w.count_ones()).sum();
+            assert_eq!(used, frame.used, "blocks in use of {id:?}");
+            backed += 1;
+            let open = frame.used < self.blocks_per_chunk && !frame.draining;
+            assert_eq!(self.open.contains(&(frame.used, Reverse(id))), open, "{id:?} takes blocks");
+            free += if frame.draining { 0 } else { self.blocks_per_chunk - used };
+            assert_eq!(self.draining.contains(&id), frame.draining, "{id:?} drains");
+            let first = f * self.blocks_per_chunk as usize;
+            let held = self.holders[first..first + self.blocks_per_chunk as usize].iter();
+            assert_eq!(held.filter(|h| **h != FREE).count() as u32, used, "holders of blocks of {id:?}");
+        }
+        assert_eq!((free, backed), (self.free_blocks, self.backed), "free blocks and backed frames");
+    }
+
+    /// Blocks that are reserved for moves.
+    pub fn reserved(&self) -> u32 {
+        self.holders.iter().filter(|h| **h == RESERVED).count() as u32
+    }
+}
+
+impl Frame {
+    /// Sets the `count` lowest clear bits and returns their positions.
+    fn take_bits(&mut self, count: u32) -> impl Iterator<Item = u32> + '_ {
+        let words = self.bits.iter_mut().enumerate();
+        let bits = words.flat_map(|(w, word)| {
+            core::iter::from_fn(move || {
+                let bit = word.trailing_ones();
+                (bit < 64).then(|| {
+                    *word |= 1 << bit;
+                    w as u32 * 64 + bit
+                })
+            })
+        });
+        bits.take(count as usize)
+    }
+}

@@ -1,0 +1,204 @@
+//! The prefix cache: full columns are found again by the chained hash of their tokens, scoped by a salt.
+
+use super::columns::{Content, Tokens};
+use super::{Kv, Sequence, full_columns};
+use crate::digest::Digest;
+use crate::geometry::BLOCK_TOKENS;
+use crate::ids::{ColumnId, RequestId};
+
+/// The hash of a column: of the hash of the one before it and of its tokens.
+pub(super) fn chained_hash(parent: u64, tokens: &Tokens) -> u64 {
+    let mut digest = Digest::new(parent);
+    tokens.iter().for_each(|token| digest.word(u64::from(*token)));
+    digest.value()
+}
+
+impl Kv {
+    /// Begins a request and references the cached columns of its prefix. Returns the tokens found.
+    pub fn open(&mut self, request: RequestId, salt: u64, tokens: &[u32]) -> u32 {
+        assert!(!self.sequences.contains_key(&request), "{request:?} is opened once");
+        let root = (0, Digest::new(salt).value());
+        let empty = Sequence {
+            salt,
+            columns: Default::default(),
+            full: 0,
+            tail: Default::default(),
+            chain: Some(root),
+        };
+        self.sequences.insert(request, empty);
+        // The last token is always computed: its logits are wanted.
+        let limit = full_columns(tokens.len().saturating_sub(1)) * BLOCK_TOKENS as usize;
+        let mut chain = root;
+        for tokens in tokens[..limit].chunks_exact(BLOCK_TOKENS as usize) {
+            let tokens: &Tokens = tokens.try_into().expect("a full column");
+            let hash = (self.hash)(chain.1, tokens);
+            let Some(id) = self.find(hash, chain.0, salt, tokens) else { break };
+            self.refer(id);
+            self.append(request, id);
+            chain = (self.content(id).name, hash);
+        }
+        let sequence = self.sequences.get_mut(&request).expect("just opened");
+        sequence.full = sequence.columns.len() as u32;
+        sequence.chain = Some(chain);
+        sequence.full * BLOCK_TOKENS
+    }
+
+    fn content(&self, id: ColumnId) -> &Content {
+        self.columns.get(id).content.as_ref().expect("an indexed column is shareable")
+    }
+
+    /// The shareable column with exactly these tokens after exactly this parent.
+    fn find(&self, hash: u64, parent: u64, salt: u64, tokens: &Tokens) -> Option<ColumnId> {
+        let id = *self.index.get(&hash).filter(|_| self.caching)?;
+        let content = self.content(id);
+        (content.salt == salt && content.parent == parent && content.tokens == *tokens).then_some(id)
+    }
+
+    fn refer(&mut self, id: ColumnId) {
+        let column = self.columns.get_mut(id);
+        if column.refs == 0 {
+            self.idle.remove(&column.stamp);
+        }
+        column.refs += 1;
+    }
+
+    /// KV of `tokens`, which follow those committed before, is written.
+    pub fn commit(&mut self, request: RequestId, tokens: &[u32]) {
+        let sequence = self.sequences.get_mut(&request).expect("tokens of an open request are committed");
+        sequence.tail.extend_from_slice(tokens);
+        while self.sequences[&request].tail.len() >= BLOCK_TOKENS as usize {
+            self.complete_column(request);
+        }
+    }
+
+    /// The first 16 tokens of the tail complete a column: it becomes shareable, or gives way to one that holds the same.
+    fn complete_column(&mut self, request: RequestId) {
+        let caching = self.caching;
+        let sequence = self.sequences.get_mut(&request).expect("open");
+        let at = sequence.full;
+        let id =
+            *sequence.columns.get(at as usize).expect("committed tokens lie in columns that were allocated");
+        let mut tokens: Tokens = [0; BLOCK_TOKENS as usize];
+        tokens.copy_from_slice(&sequence.tail[..BLOCK_TOKENS as usize]);
+        sequence.tail.drain(..BLOCK_TOKENS as usize);
+        sequence.full += 1;
+        let (salt, chain) = (sequence.salt, sequence.chain.filter(|_| caching));
+        let Some((parent, before)) = chain else { return };
+        let hash = (self.hash)(before, &tokens);
+        let chain = match self.index.get(&hash) {
+            None => Some((self.publish(id, Content { name: 0, salt, parent, hash, tokens }), hash)),
+            Some(_) => match self.find(hash, parent, salt, &tokens) {
+                Some(same) => {
+                    self.replace(request, at, same);
+                    Some((self.content(same).name, hash))
+                }
+                // Another content with the same hash: this column and all after it stay private.
+                None => None,
+            },
+        };
+        self.sequences.get_mut(&request).expect("open").chain = chain;
+    }
+
+    fn publish(&mut self, id: ColumnId, content: Content) -> u64 {
+        let name = self.next_name;
+        self.next_name += 1;
+        self.index.insert(content.hash, id);
+        self.history.word(content.hash);
+        self.columns.get_mut(id).content = Some(Content { name, ..content });
+        name
+    }
+
+    /// The request's column `at` holds the same tokens in the same place as `same`: it uses that one from now on. So a
+    /// shareable child never outlives its parent, and the duplicate's blocks are free.
+    fn replace(&mut self, request: RequestId, at: u32, same: ColumnId) {
+        self.refer(same);
+        let columns = &mut self.sequences.get_mut(&request).expect("open").columns;
+        let old = core::mem::replace(&mut columns[at as usize], same);
+        self.dirty.insert((request, at));
+        self.let_go(old);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::FrameId;
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    fn kv(hash: Option<fn(u64, &Tokens) -> u64>) -> Kv {
+        let mut kv = Kv::new(2, 8, 4, true);
+        (0..8).for_each(|f| kv.frames_mut().back(FrameId(f)));
+        kv.hash = hash.unwrap_or(chained_hash);
+        kv
+    }
+
+    fn run(kv: &mut Kv, id: u64, salt: u64, tokens: &[u32]) -> u32 {
+        let request = RequestId(id);
+        let cached = kv.open(request, salt, tokens);
+        let columns = tokens.len().div_ceil(16) as u32 - kv.columns(request);
+        kv.allocate(&[(request, columns)]);
+        kv.commit(request, &tokens[cached as usize..]);
+        kv.check();
+        cached
+    }
+
+    fn prompt(first: u32) -> Vec<u32> {
+        (first..first + 40).collect()
+    }
+
+    #[test]
+    fn a_prefix_is_found_again_under_the_same_salt_only() {
+        let mut kv = kv(None);
+        assert_eq!(run(&mut kv, 1, 7, &prompt(0)), 0);
+        assert_eq!(run(&mut kv, 2, 7, &prompt(0)), 32, "while the first request lives");
+        assert_eq!(run(&mut kv, 3, 8, &prompt(0)), 0, "another salt");
+        (1..=3).for_each(|id| kv.close(RequestId(id)));
+        kv.check();
+        assert_eq!(run(&mut kv, 4, 7, &prompt(0)), 32, "after it has ended");
+        assert_eq!(kv.open(RequestId(5), 7, &prompt(0)[..32]), 16, "the last token is always computed");
+    }
+
+    #[test]
+    fn a_hash_that_always_collides_never_serves_the_wrong_tokens() {
+        let mut kv = kv(Some(|_, _| 42));
+        run(&mut kv, 1, 0, &prompt(0));
+        assert_eq!(run(&mut kv, 2, 0, &prompt(100)), 0);
+        assert_eq!(run(&mut kv, 3, 1, &prompt(0)), 0, "same tokens, another salt");
+        assert_eq!(run(&mut kv, 4, 0, &prompt(0)), 16, "what is really the same is still found");
+        (1..=4).for_each(|id| kv.close(RequestId(id)));
+        kv.check();
+    }
+
+    #[test]
+    fn two_requests_that_compute_the_same_column_end_up_sharing_it() {
+        let mut kv = kv(None);
+        kv.open(RequestId(1), 0, &prompt(0));
+        kv.open(RequestId(2), 0, &prompt(0));
+        kv.allocate(&[(RequestId(1), 3), (RequestId(2), 3)]);
+        kv.take_table_changes();
+        kv.commit(RequestId(1), &prompt(0));
+        let used = kv.counts().used_blocks;
+        kv.commit(RequestId(2), &prompt(0));
+        kv.check();
+        assert_eq!(kv.counts().used_blocks, used - 2 * 2, "two columns of two layers were given back");
+        assert_eq!(kv.take_table_changes().len(), 2);
+        kv.close(RequestId(1));
+        kv.check();
+    }
+
+    #[test]
+    fn eviction_gives_up_children_before_parents_and_the_least_recent_first() {
+        let mut kv = kv(None);
+        run(&mut kv, 1, 0, &prompt(0));
+        run(&mut kv, 2, 0, &prompt(100));
+        kv.close(RequestId(1));
+        kv.close(RequestId(2));
+        assert!(kv.evict());
+        kv.check();
+        assert_eq!(kv.open(RequestId(3), 0, &prompt(0)), 16, "the tail of the first was given up");
+        assert_eq!(kv.open(RequestId(4), 0, &prompt(100)), 32);
+        assert!(!kv.evict(), "what is in use is never given up");
+        assert_eq!(vec![kv.columns(RequestId(3)), kv.columns(RequestId(4))], [1, 2]);
+    }
+}

@@ -1,0 +1,163 @@
+//! Who holds which chunks, in address order. The address table (address -> chunk) follows from it, and a transaction is
+//! the difference between two of them.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::Owner;
+use crate::action::{Address, Reback, Transaction};
+use crate::geometry::Geometry;
+use crate::ids::{ChunkId, FrameId, LayerId, SlotId};
+
+/// Chunks by holder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holdings {
+    /// Embeddings, head and final norm.
+    pub global: Vec<ChunkId>,
+    /// Own chunks of each layer; empty for a moving one.
+    pub layers: Vec<Vec<ChunkId>>,
+    /// Chunks of each slot.
+    pub slots: Vec<Vec<ChunkId>>,
+    /// The slot that a moving layer uses; none for a resident one.
+    pub slot_of: Vec<Option<SlotId>>,
+    /// The chunk behind each frame of the KV arena.
+    pub frames: Vec<Option<ChunkId>>,
+    /// The activation range, front first.
+    pub activation: Vec<ChunkId>,
+    /// The staging range.
+    pub staging: Vec<ChunkId>,
+    /// Chunks of each layer's slab.
+    slab_chunks: Vec<u32>,
+}
+
+impl Holdings {
+    /// Nothing is held; the arena has `frames` positions.
+    pub fn new(geometry: &Geometry, frames: u32) -> Holdings {
+        let layers = usize::from(geometry.layers());
+        Holdings {
+            global: Vec::new(),
+            layers: vec![Vec::new(); layers],
+            slots: Vec::new(),
+            slot_of: vec![None; layers],
+            frames: vec![None; frames as usize],
+            activation: Vec::new(),
+            staging: Vec::new(),
+            slab_chunks: (0..layers).map(|l| geometry.slab_chunks(l)).collect(),
+        }
+    }
+
+    /// The chunks behind a layer's addresses: its own, or the front of its slot.
+    pub fn layer_chunks(&self, layer: LayerId) -> &[ChunkId] {
+        match self.slot_of[layer.index()] {
+            None => &self.layers[layer.index()],
+            Some(slot) => {
+                let chunks = &self.slots[slot.index()];
+                &chunks[..chunks.len().min(self.slab_chunks[layer.index()] as usize)]
+            }
+        }
+    }
+
+    /// The address table.
+    pub fn addresses(&self) -> impl Iterator<Item = (Address, ChunkId)> + '_ {
+        let layers = (0..self.layers.len()).flat_map(|l| {
+            let layer = LayerId(l as u16);
+            numbered(self.layer_chunks(layer), move |i| Address::Layer(layer, i))
+        });
+        let kv = self.frames.iter().enumerate();
+        let kv = kv.filter_map(|(f, chunk)| Some((Address::Kv(FrameId(f as u32)), (*chunk)?)));
+        numbered(&self.global, Address::Global)
+            .chain(layers)
+            .chain(kv)
+            .chain(numbered(&self.activation, Address::Activation))
+            .chain(numbered(&self.staging, Address::Staging))
+    }
+
+    /// Every chunk that is held, with its owner, each once.
+    pub fn owners(&self) -> impl Iterator<Item = (ChunkId, Owner)> + '_ {
+        let layers = self.layers.iter().enumerate();
+        let layers = layers.flat_map(|(l, chunks)| owned(chunks, Owner::WeightsLayer(LayerId(l as u16))));
+        let slots = self.slots.iter().enumerate();
+        let slots = slots.flat_map(|(s, chunks)| owned(chunks, Owner::Slot(SlotId(s as u8))));
+        owned(&self.global, Owner::WeightsGlobal)
+            .chain(layers)
+            .chain(slots)
+            .chain(self.frames.iter().flatten().map(|chunk| (*chunk, Owner::Kv)))
+            .chain(owned(&self.activation, Owner::Activation))
+            .chain(owned(&self.staging, Owner::Staging))
+    }
+
+    /// Frames that a chunk backs.
+    pub fn kv_chunks(&self) -> u32 {
+        self.frames.iter().flatten().count() as u32
+    }
+
+    /// The first `count` frames that nothing backs.
+    pub fn unbacked_frames(&self, count: u32) -> Vec<FrameId> {
+        let frames = self.frames.iter().enumerate().filter(|(_, chunk)| chunk.is_none());
+        frames.map(|(f, _)| FrameId(f as u32)).take(count as usize).collect()
+    }
+
+    /// The changes from `self` to `next`: everything that goes is unmapped before anything is mapped, so no address and,
+    /// but for slots, no chunk is doubly used at any point. `kept` chunks change their owner with their contents.
+    pub fn transaction(&self, next: &Holdings, kept: &[ChunkId]) -> Transaction {
+        let mut diff = Diff::default();
+        diff.range(&self.global, &next.global, Address::Global);
+        for l in 0..self.layers.len() {
+            let layer = LayerId(l as u16);
+            diff.range(self.layer_chunks(layer), next.layer_chunks(layer), |i| Address::Layer(layer, i));
+        }
+        for (f, (old, new)) in self.frames.iter().zip(&next.frames).enumerate() {
+            diff.one(*old, *new, Address::Kv(FrameId(f as u32)));
+        }
+        diff.range(&self.activation, &next.activation, Address::Activation);
+        diff.range(&self.staging, &next.staging, Address::Staging);
+        let handed_over = self.changes(next).into_iter().map(|(chunk, _, _)| chunk);
+        let handed_over = handed_over.filter(|chunk| !kept.contains(chunk)).collect();
+        diff.unmaps.append(&mut diff.maps);
+        Transaction { ops: diff.unmaps, handed_over }
+    }
+
+    /// Chunks whose owner differs in `next`: (chunk, from, to).
+    pub fn changes(&self, next: &Holdings) -> Vec<(ChunkId, Owner, Owner)> {
+        let mut owners: Vec<(Owner, Owner)> = Vec::new();
+        let known = self.owners().chain(next.owners()).map(|(chunk, _)| chunk.index() + 1).max();
+        owners.resize(known.unwrap_or(0), (Owner::Free, Owner::Free));
+        self.owners().for_each(|(chunk, owner)| owners[chunk.index()].0 = owner);
+        next.owners().for_each(|(chunk, owner)| owners[chunk.index()].1 = owner);
+        let changed = owners.into_iter().enumerate().filter(|(_, (from, to))| from != to);
+        changed.map(|(chunk, (from, to))| (ChunkId(chunk as u32), from, to)).collect()
+    }
+}
+
+#[derive(Default)]
+struct Diff {
+    unmaps: Vec<Reback>,
+    maps: Vec<Reback>,
+}
+
+impl Diff {
+    fn range(&mut self, old: &[ChunkId], new: &[ChunkId], address: impl Fn(u32) -> Address) {
+        for i in 0..old.len().max(new.len()) {
+            self.one(old.get(i).copied(), new.get(i).copied(), address(i as u32));
+        }
+    }
+
+    fn one(&mut self, old: Option<ChunkId>, new: Option<ChunkId>, address: Address) {
+        if old == new {
+            return;
+        }
+        self.unmaps.extend(old.map(|chunk| Reback::Unmap(address, chunk)));
+        self.maps.extend(new.map(|chunk| Reback::Map(address, chunk)));
+    }
+}
+
+fn numbered<'a>(
+    chunks: &'a [ChunkId],
+    address: impl Fn(u32) -> Address + 'a,
+) -> impl Iterator<Item = (Address, ChunkId)> + 'a {
+    chunks.iter().enumerate().map(move |(i, chunk)| (address(i as u32), *chunk))
+}
+
+fn owned(chunks: &[ChunkId], owner: Owner) -> impl Iterator<Item = (ChunkId, Owner)> + '_ {
+    chunks.iter().map(move |chunk| (*chunk, owner))
+}

@@ -1,0 +1,32 @@
+//! The brain: every decision about device memory, as a pure function of events.
+//!
+//! This crate uses `core` and `alloc` and nothing else. It reads no clock, does no I/O, logs nothing and holds
+//! no hash map: time is an argument, every quantity is an integer (nanoseconds, bytes, permille), and the same
+//! inputs give the same decisions on every machine. Every [`action::Action`] it orders stays pending until its
+//! [`event::Completion`] comes back, so that a failing backend is ordinary input.
+//!
+//! What it does not do: move a byte, run a step, know a token's text.
+#![no_std]
+#![forbid(unsafe_code)]
+extern crate alloc;
+
+pub mod action;
+pub mod brain;
+pub mod closed_form;
+pub mod deposit;
+pub mod digest;
+pub mod ellm;
+pub mod event;
+pub mod ewma;
+pub mod geometry;
+pub mod ids;
+pub mod kv;
+pub mod ledger;
+pub mod params;
+pub mod pending;
+pub mod reason;
+pub mod refused;
+pub mod remap;
+pub mod revert;
+pub mod slots;
+pub mod step_model;

@@ -1,0 +1,108 @@
+//! Actions that were ordered and have not ended.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use crate::action::{Action, BlockMove, FillTarget, Work};
+use crate::ids::{ActionId, ChunkId, Generation};
+use crate::ledger::Holdings;
+use crate::reason::Reason;
+use crate::step_model::Layout;
+
+/// What an action's end will change.
+#[derive(Clone, Debug)]
+pub enum Pending {
+    /// These chunks come to exist.
+    Create(Vec<ChunkId>),
+    /// These chunks go.
+    Release(Vec<ChunkId>),
+    /// The address table becomes this one.
+    Reback(Box<Change>),
+    /// A slab arrives.
+    Fill {
+        /// Where.
+        target: FillTarget,
+        /// Under which name.
+        generation: Generation,
+    },
+    /// Blocks move.
+    Move(Vec<BlockMove>),
+    /// Queued fills are dropped.
+    Drop,
+}
+
+/// A change of holdings.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// Who holds what afterwards.
+    pub next: Holdings,
+    /// The layout afterwards, where it changes.
+    pub layout: Option<Layout>,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// Every pending action.
+#[derive(Clone, Debug, Default)]
+pub struct PendingActions {
+    next: u64,
+    actions: BTreeMap<ActionId, Pending>,
+    fills: u32,
+}
+
+impl PendingActions {
+    /// Orders `work`.
+    pub fn order(&mut self, work: Work, reason: Reason, effect: Pending, out: &mut Vec<Action>) {
+        let id = ActionId(self.next);
+        self.next += 1;
+        self.fills += u32::from(matches!(effect, Pending::Fill { .. }));
+        self.actions.insert(id, effect);
+        out.push(Action { id, work, reason });
+    }
+
+    /// Takes the action that has ended.
+    ///
+    /// # Panics
+    /// If no such action is pending: a backend completes every action exactly once.
+    pub fn take(&mut self, id: ActionId) -> Pending {
+        let effect = self.actions.remove(&id).expect("a completion belongs to a pending action");
+        self.fills -= u32::from(matches!(effect, Pending::Fill { .. }));
+        effect
+    }
+
+    /// Fills under way.
+    pub fn fills(&self) -> u32 {
+        self.fills
+    }
+
+    /// Anything under way that a step must not run beside: everything but fills.
+    pub fn blocking(&self) -> bool {
+        self.actions.len() > self.fills as usize
+    }
+
+    /// A drop of fills is under way.
+    pub fn dropping(&self) -> bool {
+        self.blocking() && self.actions.values().any(|effect| matches!(effect, Pending::Drop))
+    }
+
+    /// No fill may be ordered now: queued ones are being dropped, or the layout changes.
+    pub fn holds_fills(&self) -> bool {
+        let holds = |effect: &Pending| match effect {
+            Pending::Drop => true,
+            Pending::Reback(change) => change.layout.is_some(),
+            _ => false,
+        };
+        self.blocking() && self.actions.values().any(holds)
+    }
+
+    /// Actions ordered so far: names the next one.
+    pub fn ordered(&self) -> u64 {
+        self.next
+    }
+
+    /// Everything pending, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = (ActionId, &Pending)> {
+        self.actions.iter().map(|(id, effect)| (*id, effect))
+    }
+}

@@ -1,0 +1,52 @@
+//! Why a decision was taken. A closed set: each name is a metric label and a log field.
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident = $label:literal),+ $(,)?) => {
+        /// Why a decision was taken.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Reason { $($(#[$doc])* $name),+ }
+
+        impl Reason {
+            /// Every reason, in a stable order.
+            pub const ALL: &'static [Reason] = &[$(Reason::$name),+];
+
+            /// The label in metrics and logs.
+            pub const fn label(self) -> &'static str {
+                match self { $(Reason::$name => $label),+ }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// The tenant loads.
+    Load = "load",
+    /// Free chunks back KV.
+    FreeChunks = "free_chunks",
+    /// Unreferenced prefix blocks were given up.
+    PrefixEvicted = "prefix_evicted",
+    /// Idle activation chunks became KV (eLLM inflation).
+    Inflate = "inflate",
+    /// KV chunks became activations again (eLLM deflation).
+    Deflate = "deflate",
+    /// Own weight layers became KV (Oneiros).
+    RemapOwn = "remap_own",
+    /// KV became weight layers again (Oneiros, Dynamic Reversion).
+    Revert = "revert",
+    /// The layout of moving layers changed by order of the configuration.
+    Forced = "forced",
+    /// A moving layer streams into its slot.
+    Stream = "stream",
+    /// Live blocks move so that a chunk becomes empty.
+    Compact = "compact",
+    /// Remapping was declined: its stall would cost more than it frees.
+    DeclinedStall = "declined_stall",
+    /// Remapping was declined: the cap is reached.
+    DeclinedCap = "declined_cap",
+    /// A request was preempted and will be recomputed.
+    Preempt = "preempt",
+    /// The engine was lost; slots are rebuilt and the last step is replayed.
+    Rebuild = "rebuild",
+    /// A backend failed; what it held is given back.
+    BackendFailed = "backend_failed",
+}

@@ -1,0 +1,72 @@
+//! Sets of moving layers, spread over the circle that execution runs round: after the last layer comes the first one of the
+//! next token (Oneiros 5.4, "circular execution"; equal gaps are optimal by Eq. 1 to 3).
+
+use alloc::vec::Vec;
+
+use crate::ids::LayerId;
+
+/// `m` of `layers` layers, evenly spread with interleaved gaps (Bresenham): layer `floor(i * n / m)`. The gap over the
+/// end of the token is one of the larger ones. Eight layers, two moving: 0 and 4 (the paper's 1 and 5).
+///
+/// # Panics
+/// If `m > layers`.
+pub fn uniform(layers: u16, m: u16) -> Vec<LayerId> {
+    uniform_widened(layers, m, 0)
+}
+
+/// As [`uniform`], but `extra` layers are added to the gap over the end of the token.
+///
+/// # Panics
+/// If `m + extra > layers`.
+pub fn uniform_widened(layers: u16, m: u16, extra: u16) -> Vec<LayerId> {
+    assert!(u32::from(m) + u32::from(extra) <= u32::from(layers), "no more moving layers than layers");
+    let span = u32::from(layers - extra);
+    (0..u32::from(m)).map(|i| LayerId((i * span / u32::from(m)) as u16)).collect()
+}
+
+/// `m` moving layers that contain `current` or are contained in it: layers are added in the middle of the largest gap, or
+/// taken out where that leaves the smallest gap. No layer that moves now becomes resident unless the set must shrink.
+///
+/// # Panics
+/// If `m > layers`.
+pub fn nested(layers: u16, current: &[LayerId], m: u16) -> Vec<LayerId> {
+    assert!(m <= layers, "no more moving layers than layers");
+    let m = usize::from(m);
+    let mut moving = current.to_vec();
+    while moving.len() > m {
+        moving.remove(closest(layers, &moving));
+    }
+    while moving.len() < m {
+        insert_into_largest_gap(layers, &mut moving);
+    }
+    moving
+}
+
+/// Distance on the circle from moving layer number `index` to the next one; the whole circle when it is alone.
+fn gap_after(layers: u16, moving: &[LayerId], index: usize) -> u16 {
+    match moving.get(index + 1) {
+        Some(next) => next.0 - moving[index].0,
+        None => layers - moving[index].0 + moving[0].0,
+    }
+}
+
+/// The moving layer without which the gap around it is smallest.
+fn closest(layers: u16, moving: &[LayerId]) -> usize {
+    let merged = |index: usize| {
+        let before = if index == 0 { moving.len() - 1 } else { index - 1 };
+        gap_after(layers, moving, before) + gap_after(layers, moving, index)
+    };
+    (0..moving.len()).min_by_key(|&index| merged(index)).expect("a layer is taken out of a set that has one")
+}
+
+fn insert_into_largest_gap(layers: u16, moving: &mut Vec<LayerId>) {
+    let widest = (0..moving.len()).rev().max_by_key(|&index| gap_after(layers, moving, index));
+    let layer = match widest {
+        None => LayerId(0),
+        Some(index) => LayerId((moving[index].0 + gap_after(layers, moving, index) / 2) % layers),
+    };
+    let at = moving
+        .binary_search(&layer)
+        .expect_err("a gap wider than one layer holds a layer that does not move");
+    moving.insert(at, layer);
+}

@@ -1,0 +1,69 @@
+//! Dynamic Reversion: remapped memory goes back to weights once KV has spare room (Oneiros 5.1 and 7.6.1, Algorithm 1 lines 7
+//! to 12). Oneiros stops at once; reverting costs a copy per layer and the next burst takes it away again, so we wait until
+//! the room has been there for a number of boundaries in a row, and leave a reserve.
+
+/// Pressure on KV memory at one step boundary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pressure {
+    /// Memory that KV could give away without dropping anything: free chunks and unreferenced prefix blocks, bytes.
+    pub spare_bytes: u64,
+    /// KV that requests hold, bytes.
+    pub used_bytes: u64,
+    /// What a layer needs to become resident: its slab in whole chunks (the largest one if layers differ), bytes.
+    pub layer_bytes: u64,
+    /// alpha now: layers that could come back.
+    pub alpha: u16,
+}
+
+/// Counts calm boundaries and says how many layers may come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hysteresis {
+    patience_steps: u32,
+    reserve_permille: u32,
+    calm_steps: u32,
+    /// Fewest layers that fitted at any boundary of the calm run.
+    fitting: u16,
+}
+
+impl Hysteresis {
+    /// `patience_steps`: boundaries in a row with room for at least one layer (0 counts as 1: the boundary itself).
+    /// `reserve_permille`: room that stays free after the layers came back, permille of the KV in use.
+    pub const fn new(patience_steps: u32, reserve_permille: u32) -> Hysteresis {
+        Hysteresis { patience_steps, reserve_permille, calm_steps: 0, fitting: u16::MAX }
+    }
+
+    /// Looks at a boundary: the number of layers to bring back now, usually 0. After a positive answer the count starts anew.
+    pub fn observe(&mut self, pressure: &Pressure) -> u16 {
+        let fitting = self.fitting_now(pressure);
+        if fitting == 0 {
+            self.reset();
+            return 0;
+        }
+        self.calm_steps += 1;
+        self.fitting = self.fitting.min(fitting);
+        if self.calm_steps < self.patience_steps {
+            return 0;
+        }
+        let layers = self.fitting;
+        self.reset();
+        layers
+    }
+
+    /// Starts the count anew: KV grew, the layout changed, or a reversion failed.
+    pub fn reset(&mut self) {
+        self.calm_steps = 0;
+        self.fitting = u16::MAX;
+    }
+
+    /// Calm boundaries so far.
+    pub const fn calm_steps(&self) -> u32 {
+        self.calm_steps
+    }
+
+    fn fitting_now(&self, pressure: &Pressure) -> u16 {
+        assert!(pressure.layer_bytes > 0, "a layer has bytes");
+        let reserve = (u128::from(pressure.used_bytes) * u128::from(self.reserve_permille)).div_ceil(1000);
+        let room = u128::from(pressure.spare_bytes).saturating_sub(reserve);
+        (room / u128::from(pressure.layer_bytes)).min(u128::from(pressure.alpha)) as u16
+    }
+}

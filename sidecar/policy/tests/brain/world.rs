@@ -1,0 +1,368 @@
+//! A brain, a device and a small scheduler around them. After every event the brain checks itself and [`audit`] checks
+//! the brain against the device.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use sluice_policy::action::{Action, Address};
+use sluice_policy::brain::{Brain, Prepared, StepLease, StepNeed, StepTimes};
+use sluice_policy::geometry::{Geometry, StepShape};
+use sluice_policy::ids::{BlockId, ChunkId, Generation, LayerId, Nanos, RequestId};
+use sluice_policy::params::Params;
+
+use super::device::{Device, Faults, Rng, mix};
+
+const NOW: Nanos = Nanos(0);
+
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub id: RequestId,
+    pub salt: u64,
+    pub tokens: Vec<u32>,
+    pub limit: usize,
+    pub committed: usize,
+}
+
+#[derive(Debug)]
+struct Running {
+    lease: BTreeMap<LayerId, Generation>,
+    layer: u16,
+    /// Request and tokens.
+    parts: Vec<(RequestId, usize)>,
+    shape: StepShape,
+}
+
+#[derive(Debug)]
+pub struct World {
+    pub brain: Brain,
+    pub device: Device,
+    pub waiting: VecDeque<Request>,
+    pub running: Vec<Request>,
+    pub finished: BTreeMap<RequestId, Vec<u32>>,
+    tables: BTreeMap<RequestId, Vec<Vec<BlockId>>>,
+    step: Option<Running>,
+    lost: Option<Running>,
+    rng: Rng,
+    pub kill_permille: u32,
+    pub max_batch: usize,
+    pub steps: u64,
+    pub preemptions: u32,
+    pub layer_ns: u64,
+    pub most_alpha: u16,
+    /// Spoils actions on their way to the device.
+    pub spoil: Option<fn(&mut Action)>,
+}
+
+impl World {
+    pub fn new(params: Params, geometry: Geometry, seed: u64, faults: Faults) -> World {
+        let brain = Brain::new(params, geometry.clone()).expect("a tenant that fits");
+        World {
+            brain,
+            device: Device::new(geometry, seed, faults),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            finished: BTreeMap::new(),
+            tables: BTreeMap::new(),
+            step: None,
+            lost: None,
+            rng: Rng(seed ^ 0x5eed),
+            kill_permille: 0,
+            max_batch: 4,
+            steps: 0,
+            preemptions: 0,
+            layer_ns: 1_000_000,
+            most_alpha: 0,
+            spoil: None,
+        }
+    }
+
+    /// Starts and loads the tenant. False when the backend failed for good.
+    pub fn load(&mut self) -> bool {
+        self.tell(|brain, out| brain.start(NOW, out));
+        for _ in 0..100_000 {
+            if self.brain.loaded() {
+                return true;
+            }
+            if self.device.idle() {
+                return false;
+            }
+            self.poll();
+        }
+        panic!("loading does not end");
+    }
+
+    pub fn submit(&mut self, id: u64, salt: u64, tokens: Vec<u32>, more: usize) {
+        let limit = tokens.len() + more;
+        self.waiting.push_back(Request { id: RequestId(id), salt, tokens, limit, committed: 0 });
+    }
+
+    /// Runs until every request has finished.
+    pub fn run(&mut self) {
+        for _ in 0..2_000_000 {
+            if self.waiting.is_empty() && self.running.is_empty() {
+                return;
+            }
+            self.tick();
+            assert_eq!(self.brain.failed(), None, "the backend has not failed for good");
+        }
+        panic!("no progress: {} waiting, {} running", self.waiting.len(), self.running.len());
+    }
+
+    /// Boundaries without load, until nothing changes any more or `limit` is reached.
+    pub fn rest(&mut self, limit: u32) {
+        for _ in 0..limit {
+            self.drain();
+            if self.brain.at_rest() {
+                return;
+            }
+            self.tell(|brain, out| brain.boundary(NOW, out));
+        }
+    }
+
+    /// Everything under way ends.
+    pub fn drain(&mut self) {
+        while !self.device.idle() {
+            self.poll();
+        }
+    }
+
+    /// One thing happens somewhere.
+    pub fn tick(&mut self) {
+        let device_first = self.rng.permille(500);
+        if device_first && self.poll() {
+            return;
+        }
+        if self.step.is_some() && self.rng.permille(self.kill_permille) {
+            self.kill();
+        } else if self.step.is_some() {
+            self.run_layer();
+        } else {
+            self.boundary();
+        }
+    }
+
+    /// Calls the brain and hands its orders on.
+    pub fn tell<T>(&mut self, call: impl FnOnce(&mut Brain, &mut Vec<Action>) -> T) -> T {
+        let mut out = Vec::new();
+        let answer = call(&mut self.brain, &mut out);
+        for mut action in out {
+            if let Some(spoil) = self.spoil {
+                spoil(&mut action);
+            }
+            self.device.submit(action);
+        }
+        self.brain.check();
+        self.most_alpha = self.most_alpha.max(self.brain.layout().alpha());
+        answer
+    }
+
+    fn poll(&mut self) -> bool {
+        let Some(done) = self.device.poll() else { return false };
+        self.tell(|brain, out| brain.complete(NOW, &done, out));
+        audit(&self.brain, &self.device);
+        true
+    }
+
+    fn kill(&mut self) {
+        self.lost = self.step.take();
+        self.device.forget_readers();
+        self.tell(|brain, out| brain.engine_lost(NOW, out));
+    }
+
+    fn boundary(&mut self) {
+        if self.brain.blocked() {
+            return;
+        }
+        if let Some(lost) = self.lost.take() {
+            self.start(lost.parts, lost.shape);
+            return;
+        }
+        self.tell(|brain, out| brain.boundary(NOW, out));
+        self.admit();
+        while !self.brain.blocked() && !self.running.is_empty() {
+            let (parts, need) = self.plan();
+            match self.tell(|brain, out| brain.prepare(NOW, &need, out)) {
+                Prepared::Ready => {
+                    self.start(parts, need.shape);
+                    return;
+                }
+                Prepared::Wait => return,
+                Prepared::Short { .. } => self.preempt(),
+            }
+        }
+    }
+
+    fn admit(&mut self) {
+        while self.running.len() < self.max_batch {
+            let Some(mut request) = self.waiting.pop_front() else { break };
+            let cached = self.brain.open(request.id, request.salt, &request.tokens);
+            assert!(
+                cached.is_multiple_of(16) && (cached as usize) < request.tokens.len(),
+                "the last token is computed"
+            );
+            request.committed = cached as usize;
+            self.tables.insert(request.id, Vec::new());
+            self.running.push(request);
+        }
+    }
+
+    fn plan(&self) -> (Vec<(RequestId, usize)>, StepNeed) {
+        let mut budget = self.brain.params().max_step.tokens as usize;
+        let mut parts = Vec::new();
+        for request in &self.running {
+            let tokens = (request.tokens.len() - request.committed).min(24).min(budget);
+            budget -= tokens;
+            if tokens > 0 {
+                parts.push((request.id, tokens));
+            }
+        }
+        let columns = parts.iter().map(|(id, tokens)| {
+            let committed = self.request(*id).committed;
+            let wanted = (committed + tokens).div_ceil(16) as u32;
+            (*id, wanted.saturating_sub(self.brain.columns(*id)))
+        });
+        let tokens = parts.iter().map(|(_, tokens)| *tokens as u32).sum();
+        let sequences = parts.len() as u32;
+        let shape = StepShape { tokens, sequences, logit_rows: sequences };
+        (parts.clone(), StepNeed { columns: columns.filter(|(_, count)| *count > 0).collect(), shape })
+    }
+
+    /// The youngest goes back to the queue. The oldest always fits alone.
+    fn preempt(&mut self) {
+        assert!(self.running.len() > 1, "the oldest request always fits alone");
+        let mut request = self.running.pop().expect("more than one");
+        self.preemptions += 1;
+        request.committed = 0;
+        self.brain.close(request.id);
+        self.brain.check();
+        self.tables.remove(&request.id);
+        self.waiting.push_front(request);
+        self.max_batch = self.running.len();
+    }
+
+    fn request(&self, id: RequestId) -> &Request {
+        self.running.iter().find(|r| r.id == id).expect("a running request")
+    }
+
+    fn start(&mut self, parts: Vec<(RequestId, usize)>, shape: StepShape) {
+        for change in self.brain.take_table_changes() {
+            let table = self.tables.get_mut(&change.request).expect("changes are of open requests");
+            table.resize_with(table.len().max(change.column as usize + 1), Vec::new);
+            table[change.column as usize] = change.blocks;
+        }
+        let StepLease { generations, activation_limit_bytes } = self.tell(|brain, out| brain.begin(NOW, out));
+        assert!(generations.is_sorted(), "layers of a lease ascend");
+        let needed = self.device.geometry.activation.bytes(shape);
+        assert!(activation_limit_bytes >= needed, "activations of a step are backed");
+        let backed =
+            (0..).take_while(|i| self.device.table.contains_key(&Address::Activation(*i))).count() as u64;
+        assert_eq!(
+            activation_limit_bytes,
+            backed * self.device.geometry.chunk_bytes,
+            "as far as the lease says"
+        );
+        self.step = Some(Running { lease: generations.into_iter().collect(), layer: 0, parts, shape });
+    }
+
+    /// The engine computes one layer, if it is there.
+    fn run_layer(&mut self) {
+        let step = self.step.as_mut().expect("a step runs");
+        let layer = LayerId(step.layer);
+        let generation = step.lease.get(&layer).copied();
+        if generation.is_some_and(|generation| self.device.ready[layer.index()] != generation) {
+            return;
+        }
+        self.device
+            .read_layer(layer)
+            .unwrap_or_else(|wrong| panic!("a layer is read when it is there: {wrong}"));
+        step.layer += 1;
+        let (parts, over) = (step.parts.clone(), step.layer == self.device.geometry.layers());
+        parts.iter().for_each(|(id, tokens)| self.attend(layer, *id, *tokens));
+        if let Some(generation) = generation {
+            self.device.done[layer.index()] = generation;
+        }
+        if over {
+            self.finish();
+        }
+    }
+
+    /// Writes the new tokens' KV and reads everybody's before them.
+    fn attend(&mut self, layer: LayerId, id: RequestId, tokens: usize) {
+        let request = self.running.iter().find(|r| r.id == id).expect("running").clone();
+        let (start, end) = (request.committed, request.committed + tokens);
+        let table = &self.tables[&id];
+        let mut tag = mix(request.salt) ^ u64::from(layer.0);
+        for (position, token) in request.tokens[..end].iter().enumerate() {
+            tag = mix(tag ^ u64::from(*token));
+            let block = table[position / 16][layer.index()];
+            if position >= start {
+                self.device.write_token(block, position % 16, tag);
+            }
+            let read = self.device.read_token(block, position % 16);
+            assert_eq!(read, tag, "{id:?} reads its own KV at {position} of {layer:?}");
+        }
+    }
+
+    fn finish(&mut self) {
+        let step = self.step.take().expect("a step runs");
+        let mut decode_only = true;
+        for (id, tokens) in &step.parts {
+            let request = self.running.iter_mut().find(|r| r.id == *id).expect("running");
+            decode_only &= *tokens == 1;
+            let end = request.committed + tokens;
+            self.brain.commit(*id, &request.tokens[request.committed..end]);
+            request.committed = end;
+            if end == request.tokens.len() && end < request.limit {
+                let next = request.tokens.iter().fold(request.salt, |h, t| mix(h ^ u64::from(*t)));
+                request.tokens.push((next % 50) as u32);
+            }
+        }
+        let layers = usize::from(self.device.geometry.layers());
+        let layer_ns = vec![self.layer_ns; layers];
+        let total_ns = self.layer_ns * layers as u64;
+        let times =
+            StepTimes { shape: step.shape, decode_only, layer_ns, stall_ns: vec![0; layers], total_ns };
+        self.tell(|brain, out| brain.finish(NOW, &times, out));
+        self.steps += 1;
+        self.retire();
+    }
+
+    fn retire(&mut self) {
+        let (over, going): (Vec<_>, Vec<_>) = self.running.drain(..).partition(|r| r.committed == r.limit);
+        self.running = going;
+        for request in over {
+            self.brain.close(request.id);
+            self.brain.check();
+            self.tables.remove(&request.id);
+            self.finished.insert(request.id, request.tokens);
+            self.max_batch = 4;
+        }
+    }
+}
+
+/// The naive checker: capacity, one owner for each chunk, and both address tables equal. It looks at the device only
+/// and at the brain's plain lists.
+pub fn audit(brain: &Brain, device: &Device) {
+    let created: BTreeSet<ChunkId> = brain.ledger().owners().map(|(chunk, _)| chunk).collect();
+    let capacity = device.geometry.capacity_chunks as usize;
+    assert!(device.chunks.len() <= capacity, "never more chunks than the capacity");
+    let mapped: BTreeSet<ChunkId> = device.table.values().copied().collect();
+    assert!(mapped.is_subset(&device.chunks), "what is mapped exists");
+    if brain.blocked() {
+        return;
+    }
+    assert_eq!(created, device.chunks, "the ledger knows what exists");
+    assert_eq!(brain.addresses().collect::<BTreeMap<_, _>>(), device.table, "both address tables are equal");
+    let by_owner: u32 = brain.ledger().counts().map(|(_, count)| count).sum();
+    assert_eq!(by_owner as usize, device.chunks.len(), "capacity = the sum over owners");
+    let free = brain.ledger().free().count();
+    assert_eq!(mapped.len() + free, device.chunks.len(), "chunks are mapped or free, none is lost");
+    let mut users: BTreeMap<ChunkId, Vec<Address>> = BTreeMap::new();
+    for (address, chunk) in &device.table {
+        users.entry(*chunk).or_default().push(*address);
+    }
+    for (chunk, users) in users.iter().filter(|(_, users)| users.len() > 1) {
+        let moving =
+            |a: &Address| matches!(a, Address::Layer(layer, _) if brain.layout().moving.contains(layer));
+        assert!(users.iter().all(moving), "{chunk:?} is shared by moving layers only: {users:?}");
+    }
+}

@@ -1,0 +1,26 @@
+//! Integration tests of the policy, one binary.
+
+/// Tests of the brain against a device that knows what every chunk holds.
+mod brain {
+    mod cases;
+    mod device;
+    mod elastic;
+    mod faults;
+    mod layouts;
+    mod negative;
+    mod random;
+    mod world;
+}
+
+/// Tests of the pure functions that the brain calls.
+mod leaves {
+    mod closed_form;
+    mod deposit;
+    mod ellm;
+    mod ewma;
+    mod golden;
+    mod remap;
+    mod revert;
+    mod step_model;
+    mod ticks;
+}
