@@ -1,0 +1,82 @@
+//! One step's batch: which running sequences take part, with how many tokens.
+
+use sluice_policy::brain::StepNeed;
+use sluice_policy::geometry::{Geometry, StepShape};
+use sluice_policy::ids::RequestId;
+
+use crate::sequence::Sequence;
+
+/// A sequence's part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Which.
+    pub request: RequestId,
+    /// Tokens fed.
+    pub tokens: u32,
+    /// Columns that the sequence must hold for it.
+    pub columns: u32,
+    /// The last known token is among them, so a new one is sampled.
+    pub samples: bool,
+}
+
+/// Parts in the order of admission.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// The parts, none empty.
+    pub parts: Vec<Part>,
+}
+
+impl Batch {
+    /// Decodes first, then prefill chunks, both in the order of `running` (admission), within `max_tokens`.
+    pub fn plan<'a>(running: impl Iterator<Item = &'a Sequence> + Clone, max_tokens: u32) -> Batch {
+        let decodes = running.clone().filter(|s| s.pending() == 1).count() as u32;
+        let mut decode_budget = decodes.min(max_tokens);
+        let mut prefill_budget = max_tokens - decode_budget;
+        let mut parts = Vec::new();
+        for sequence in running {
+            let budget = if sequence.pending() == 1 { &mut decode_budget } else { &mut prefill_budget };
+            let tokens = sequence.pending().min(*budget);
+            *budget -= tokens;
+            if tokens > 0 {
+                parts.push(Part::of(sequence, tokens));
+            }
+        }
+        Batch { parts }
+    }
+
+    /// Shape of the step.
+    pub fn shape(&self) -> StepShape {
+        StepShape {
+            tokens: self.parts.iter().map(|p| p.tokens).sum(),
+            sequences: self.parts.len() as u32,
+            logit_rows: self.parts.iter().filter(|p| p.samples).count() as u32,
+        }
+    }
+
+    /// What the step asks of memory, given the columns that each sequence holds now.
+    pub fn need(&self, held: impl Fn(RequestId) -> u32) -> StepNeed {
+        let columns = self.parts.iter().filter_map(|part| {
+            let missing = part.columns.saturating_sub(held(part.request));
+            (missing > 0).then_some((part.request, missing))
+        });
+        StepNeed { columns: columns.collect(), shape: self.shape() }
+    }
+
+    /// The part of `request`.
+    pub fn part(&self, request: RequestId) -> Option<&Part> {
+        self.parts.iter().find(|p| p.request == request)
+    }
+}
+
+impl Part {
+    fn of(sequence: &Sequence, tokens: u32) -> Part {
+        let end = sequence.committed + tokens;
+        // A sequence that computes its known tokens holds room for all of them from its admission on, so that a
+        // prefill is never cut off half way by its own later chunks.
+        let columns = match sequence.pending() {
+            1 => Geometry::columns_for(end),
+            _ => sequence.admission_columns(),
+        };
+        Part { request: sequence.id(), tokens, columns, samples: end == sequence.len() }
+    }
+}

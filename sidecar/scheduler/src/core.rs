@@ -1,0 +1,250 @@
+//! The state machine: events in, commands and notices out.
+//!
+//! Between two steps lies a *boundary*. There the finished step is retired, memory is asked for the next batch, and
+//! only then the next step starts. At most one step is in flight, and no step is in flight while an address is re-backed.
+
+mod boundary;
+mod retire;
+
+use std::collections::BTreeMap;
+
+use sluice_policy::action::Action;
+use sluice_policy::brain::Brain;
+use sluice_policy::ids::{Nanos, RequestId, RowId};
+use sluice_ports::compute::{ComputeEvent, EngineHello, Step};
+
+use crate::batch::Batch;
+use crate::config::Config;
+use crate::event::{Command, Event, Finish, Notice, Refusal, Request};
+use crate::queue::Queue;
+use crate::sequence::Sequence;
+use crate::snapshot::{Counters, Snapshot};
+
+/// A step that was submitted and not answered.
+#[derive(Debug)]
+struct InFlight {
+    step: Step,
+    batch: Batch,
+    submitted: Nanos,
+    /// Its engine died; it is replayed when a successor is ready.
+    lost: bool,
+}
+
+/// The scheduler without a body.
+#[derive(Debug)]
+pub struct Core {
+    config: Config,
+    brain: Brain,
+    queue: Queue,
+    /// Admitted sequences by order of admission; the first is never a victim.
+    running: BTreeMap<u64, Sequence>,
+    admissions: u64,
+    /// Whose turn a key of `running` is.
+    places: BTreeMap<RequestId, u64>,
+    free_rows: Vec<RowId>,
+    in_flight: Option<InFlight>,
+    engine: Option<EngineHello>,
+    next_step: u64,
+    /// No admission is tried before this step, unless something ends: memory said no a moment ago.
+    admission_hold: u64,
+    /// Boundaries in a row at which the oldest request alone did not fit.
+    starved: u32,
+    counters: Counters,
+    commands: Vec<Command>,
+    notices: Vec<Notice>,
+    actions: Vec<Action>,
+}
+
+impl Core {
+    /// A scheduler with nothing to do. [`Core::start`] loads the tenant.
+    pub fn new(config: Config, brain: Brain) -> Self {
+        let free_rows = (0..config.max_sequences).rev().map(RowId).collect();
+        let queue = Queue::new(config.order);
+        Core {
+            config,
+            brain,
+            queue,
+            running: BTreeMap::new(),
+            admissions: 0,
+            places: BTreeMap::new(),
+            free_rows,
+            in_flight: None,
+            engine: None,
+            next_step: 0,
+            admission_hold: 0,
+            starved: 0,
+            counters: Counters::default(),
+            commands: Vec::new(),
+            notices: Vec::new(),
+            actions: Vec::new(),
+        }
+    }
+
+    /// Orders the tenant's memory.
+    pub fn start(&mut self, now: Nanos) {
+        self.brain.start(now, &mut self.actions);
+        self.flush();
+    }
+
+    /// Takes one event. Time never runs backwards.
+    pub fn handle(&mut self, now: Nanos, event: Event) {
+        match event {
+            Event::Submit(request) => self.submit(now, request),
+            Event::Cancel(request) => self.cancel(request),
+            Event::Memory(completion) => self.brain.complete(now, &completion, &mut self.actions),
+            Event::Compute(event) => self.compute(now, event),
+            Event::Tick => {}
+        }
+        self.flush();
+        match &self.in_flight {
+            None => self.boundary(now),
+            Some(step) if step.lost => self.replay(now),
+            Some(_) => {}
+        }
+        self.flush();
+    }
+
+    /// Orders since the last call, in order.
+    pub fn take_commands(&mut self) -> Vec<Command> {
+        core::mem::take(&mut self.commands)
+    }
+
+    /// Notices since the last call, in order.
+    pub fn take_notices(&mut self) -> Vec<Notice> {
+        core::mem::take(&mut self.notices)
+    }
+
+    /// Its limits.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The brain, to look at.
+    pub fn brain(&self) -> &Brain {
+        &self.brain
+    }
+
+    /// Whether time alone can change something: memory that was borrowed may flow back while nothing runs.
+    pub fn wants_ticks(&self) -> bool {
+        self.in_flight.is_none() && self.engine.is_some() && (self.starved > 0 || !self.brain.at_rest())
+    }
+
+    /// Figures for people and scrapers.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            waiting: self.queue.len() as u32,
+            preempted: self.queue.iter().filter(|s| s.started).count() as u32,
+            running: self.running.len() as u32,
+            engine_attached: self.engine.is_some(),
+            engine_pid: self.engine.map(|e| e.pid),
+            serving: self.serving(),
+            counters: self.counters.clone(),
+        }
+    }
+
+    /// Checks every invariant; panics with a message when one is broken.
+    pub fn check(&self) {
+        self.brain.check();
+        assert_eq!(self.places.len(), self.running.len(), "every running sequence has one place");
+        let rows = self.running.values().filter(|s| s.row.is_some()).count();
+        assert_eq!(rows, self.running.len(), "every running sequence has a row");
+        let known = rows + self.free_rows.len();
+        assert_eq!(known, self.config.max_sequences as usize, "rows are running or free");
+    }
+
+    /// A fingerprint of everything that decides: equal runs have equal digests.
+    pub fn digest(&self) -> u64 {
+        let mut words = vec![self.brain.digest(), self.next_step, self.admissions, self.queue.len() as u64];
+        for sequence in self.running.values().chain(self.queue.iter()) {
+            words.push(sequence.id().0 ^ (u64::from(sequence.committed) << 32));
+            words.push(u64::from(sequence.len()) ^ sequence.row.map_or(u64::MAX, |r| u64::from(r.0)) << 32);
+        }
+        words
+            .into_iter()
+            .fold(0xcbf2_9ce4_8422_2325, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3))
+    }
+
+    /// Loaded, with an engine.
+    fn serving(&self) -> bool {
+        self.engine.is_some() && self.brain.loaded()
+    }
+
+    fn submit(&mut self, now: Nanos, request: Request) {
+        let id = request.id;
+        match self.refusal(&request) {
+            Some(refusal) => self.notices.push(Notice::Refused { request: id, refusal }),
+            None => self.queue.push(Sequence::new(request, now)),
+        }
+    }
+
+    fn refusal(&self, request: &Request) -> Option<Refusal> {
+        let (prompt_tokens, max_tokens) = (request.prompt.len() as u32, request.max_tokens);
+        let limit_tokens = self.config.max_model_tokens;
+        if prompt_tokens == 0 || max_tokens == 0 {
+            return Some(Refusal::Empty);
+        }
+        if prompt_tokens.saturating_add(max_tokens) > limit_tokens {
+            return Some(Refusal::ContextLengthExceeded { prompt_tokens, max_tokens, limit_tokens });
+        }
+        let queued = self.queue.len() as u32;
+        (queued >= self.config.max_queued).then_some(Refusal::QueueFull { queued })
+    }
+
+    /// Ends a request whose client has gone: at once, or at the next boundary when a step uses its memory.
+    fn cancel(&mut self, id: RequestId) {
+        if self.queue.remove(id).is_some() {
+            self.finish_notice(id, Finish::Cancelled);
+            return;
+        }
+        let Some(place) = self.places.get(&id).copied() else { return };
+        let in_step = self.in_flight.as_ref().is_some_and(|f| f.batch.part(id).is_some());
+        if in_step {
+            if let Some(sequence) = self.running.get_mut(&place) {
+                sequence.cancelled = true;
+            }
+        } else {
+            self.end(id, Finish::Cancelled);
+        }
+    }
+
+    fn compute(&mut self, now: Nanos, event: ComputeEvent) {
+        match event {
+            ComputeEvent::Attached(hello) => self.engine = Some(hello),
+            ComputeEvent::Lost => self.lost(now),
+            ComputeEvent::Done(done) => self.retire(now, done),
+            ComputeEvent::Refused { id, attempt, message } => self.refused(now, id, attempt, &message),
+        }
+    }
+
+    fn lost(&mut self, now: Nanos) {
+        self.engine = None;
+        self.counters.engine_losses += 1;
+        if let Some(in_flight) = &mut self.in_flight {
+            in_flight.lost = true;
+        }
+        self.brain.engine_lost(now, &mut self.actions);
+    }
+
+    /// Takes `id` out of the running ones and gives its memory and row back.
+    fn end(&mut self, id: RequestId, finish: Finish) {
+        self.remove_running(id);
+        self.admission_hold = 0;
+        self.finish_notice(id, finish);
+    }
+
+    fn remove_running(&mut self, id: RequestId) -> Option<Sequence> {
+        let sequence = self.running.remove(&self.places.remove(&id)?)?;
+        self.free_rows.extend(sequence.row);
+        self.brain.close(id);
+        Some(sequence)
+    }
+
+    fn finish_notice(&mut self, request: RequestId, finish: Finish) {
+        self.notices.push(Notice::Finished { request, finish });
+    }
+
+    /// Hands the brain's actions on.
+    fn flush(&mut self) {
+        self.commands.extend(self.actions.drain(..).map(Command::Memory));
+    }
+}

@@ -1,0 +1,251 @@
+//! The boundary between two steps: admit, ask for memory, start the next step.
+
+use sluice_policy::brain::{Prepared, StepLease};
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_ports::compute::{SampleOrder, SequenceStep, Step, TableUpdate};
+
+use super::{Core, InFlight};
+use crate::batch::{Batch, Part};
+use crate::event::{Command, Finish, Notice};
+use crate::sequence::Sequence;
+
+/// Steps for which no admission is tried after memory refused one, unless something ends before.
+const ADMISSION_HOLD_STEPS: u64 = 16;
+
+/// Boundaries at which the oldest request alone may be refused memory before it is failed. Its floor is guaranteed, so
+/// this is reached only when a backend keeps failing.
+const STARVED_BOUNDARIES_MAX: u32 = 4096;
+
+/// Engines that may die over one step before its requests are failed: a step that kills every engine must end.
+const REPLAYS_MAX: u32 = 16;
+
+impl Core {
+    /// Called whenever no step is in flight. Does nothing while memory is being re-backed.
+    pub(super) fn boundary(&mut self, now: Nanos) {
+        if !self.serving() || self.brain.blocked() {
+            return;
+        }
+        self.brain.boundary(now, &mut self.actions);
+        if self.brain.blocked() {
+            return;
+        }
+        let mut admitted = self.admit();
+        match self.fit(now, &mut admitted) {
+            Some(batch) => {
+                self.confirm(now, &admitted);
+                self.launch(now, batch);
+            }
+            None => admitted.into_iter().for_each(|id| self.send_back(id)),
+        }
+    }
+
+    /// Moves waiting requests into free rows, up to one step's worth of tokens. Returns those that are new.
+    fn admit(&mut self) -> Vec<RequestId> {
+        let mut admitted = Vec::new();
+        if self.next_step < self.admission_hold {
+            return admitted;
+        }
+        let running_tokens = self.running.values().map(Sequence::pending).fold(0, u32::saturating_add);
+        let mut budget = self.config.max_step_tokens.saturating_sub(running_tokens);
+        while budget > 0 && !self.queue.is_empty() {
+            let Some(row) = self.free_rows.pop() else { break };
+            let Some(mut sequence) = self.queue.pop() else { break };
+            sequence.committed = self.brain.open(sequence.id(), sequence.request.salt, &sequence.tokens);
+            sequence.row = Some(row);
+            sequence.fresh = true;
+            budget = budget.saturating_sub(sequence.pending());
+            admitted.push(sequence.id());
+            self.place(sequence);
+        }
+        admitted
+    }
+
+    fn place(&mut self, mut sequence: Sequence) {
+        let admissions = &mut self.admissions;
+        let place = *sequence.admission.get_or_insert_with(|| {
+            *admissions += 1;
+            *admissions
+        });
+        self.places.insert(sequence.id(), place);
+        self.running.insert(place, sequence);
+    }
+
+    /// Finds a batch that memory can hold. When it cannot hold the first one: fewer tokens if activations are short,
+    /// else the newest admissions go back, else the youngest running request is preempted. The oldest is never a victim.
+    /// `None` = memory is on its way, or nothing can run.
+    fn fit(&mut self, now: Nanos, admitted: &mut Vec<RequestId>) -> Option<Batch> {
+        let mut max_tokens = self.config.max_step_tokens;
+        loop {
+            let batch = Batch::plan(self.running.values(), max_tokens);
+            if batch.parts.is_empty() {
+                return None;
+            }
+            let need = batch.need(|id| self.brain.columns(id));
+            match self.brain.prepare(now, &need, &mut self.actions) {
+                Prepared::Ready => {
+                    self.starved = 0;
+                    return Some(batch);
+                }
+                Prepared::Wait => return None,
+                Prepared::Short { activation: true, .. } if max_tokens > 1 => max_tokens /= 2,
+                Prepared::Short { .. } => {
+                    if !self.relieve(admitted) {
+                        self.starve();
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes one request out of the batch's way. `false` = only the oldest is left.
+    fn relieve(&mut self, admitted: &mut Vec<RequestId>) -> bool {
+        if self.running.len() <= 1 {
+            return false;
+        }
+        match admitted.pop() {
+            Some(newest) => {
+                self.send_back(newest);
+                self.admission_hold = self.next_step + ADMISSION_HOLD_STEPS;
+            }
+            None => self.preempt_youngest(),
+        }
+        true
+    }
+
+    /// Puts a request back that was to be admitted in this very boundary.
+    fn send_back(&mut self, id: RequestId) {
+        if let Some(mut sequence) = self.remove_running(id) {
+            sequence.committed = 0;
+            sequence.row = None;
+            self.queue.push(sequence);
+        }
+    }
+
+    /// Victim: lowest priority, then the latest admission. It waits and is recomputed; its tokens stay the same.
+    fn preempt_youngest(&mut self) {
+        let candidates = self.running.iter().skip(1);
+        let victim = candidates.min_by_key(|(place, s)| (s.request.priority, core::cmp::Reverse(**place)));
+        let Some(id) = victim.map(|(_, s)| s.id()) else { return };
+        if let Some(mut sequence) = self.remove_running(id) {
+            let dropped_tokens = sequence.preempt();
+            self.counters.preemptions += 1;
+            self.notices.push(Notice::Preempted { request: id, dropped_tokens });
+            self.queue.push(sequence);
+        }
+    }
+
+    /// The oldest request alone does not fit. Its memory is guaranteed, so it waits for a backend that fails; not for ever.
+    fn starve(&mut self) {
+        self.starved += 1;
+        if self.starved < STARVED_BOUNDARIES_MAX {
+            return;
+        }
+        self.starved = 0;
+        if let Some(id) = self.running.values().next().map(Sequence::id) {
+            self.end(id, Finish::Failed("the device did not give the memory that was guaranteed".into()));
+        }
+    }
+
+    fn confirm(&mut self, now: Nanos, admitted: &[RequestId]) {
+        for id in admitted {
+            let Some(sequence) = self.places.get(id).and_then(|place| self.running.get_mut(place)) else {
+                continue;
+            };
+            let first = !std::mem::replace(&mut sequence.started, true);
+            let queued_ns = first.then(|| now.since(sequence.arrived));
+            self.counters.cached_tokens += u64::from(sequence.committed);
+            self.counters.queried_tokens += u64::from(sequence.len());
+            self.notices.push(Notice::Admitted {
+                request: *id,
+                cached_tokens: sequence.committed,
+                queued_ns,
+            });
+        }
+    }
+
+    fn launch(&mut self, now: Nanos, batch: Batch) {
+        let lease = self.brain.begin(now, &mut self.actions);
+        self.flush();
+        let step = self.build(&batch, lease);
+        self.commands.push(Command::Compute(step.clone()));
+        self.in_flight = Some(InFlight { step, batch, submitted: now, lost: false });
+    }
+
+    fn build(&mut self, batch: &Batch, lease: StepLease) -> Step {
+        let updates = self.table_updates();
+        let mut sequences: Vec<_> = batch.parts.iter().filter_map(|part| self.sequence_step(part)).collect();
+        sequences.sort_by_key(|s| s.row);
+        self.next_step += 1;
+        Step {
+            id: sluice_policy::ids::StepId(self.next_step),
+            attempt: 0,
+            epoch: 0,
+            sequences,
+            updates,
+            generations: lease.generations,
+            activation_limit_bytes: lease.activation_limit_bytes,
+        }
+    }
+
+    /// New rows first, then every column that is new or has moved.
+    fn table_updates(&mut self) -> Vec<TableUpdate> {
+        let mut updates = Vec::new();
+        for sequence in self.running.values_mut().filter(|s| s.fresh) {
+            sequence.fresh = false;
+            if let Some(row) = sequence.row {
+                let tokens = sequence.tokens[..sequence.committed as usize].to_vec();
+                updates.push(TableUpdate::Reset { row, tokens });
+            }
+        }
+        for change in self.brain.take_table_changes() {
+            let place = self.places.get(&change.request);
+            if let Some(row) = place.and_then(|p| self.running.get(p)).and_then(|s| s.row) {
+                updates.push(TableUpdate::Column { row, column: change.column, blocks: change.blocks });
+            }
+        }
+        updates
+    }
+
+    fn sequence_step(&self, part: &Part) -> Option<SequenceStep> {
+        let sequence = self.running.get(self.places.get(&part.request)?)?;
+        let (start, end) = (sequence.committed as usize, (sequence.committed + part.tokens) as usize);
+        let order = || SampleOrder {
+            sampling: sequence.request.sampling.clone(),
+            prompt_tokens: sequence.request.prompt.len() as u32,
+        };
+        Some(SequenceStep {
+            row: sequence.row?,
+            start: sequence.committed,
+            tokens: sequence.tokens[start..end].to_vec(),
+            sample: part.samples.then(order),
+        })
+    }
+
+    /// Starts the step that a lost engine left unfinished once more: same inputs, fresh generations.
+    pub(super) fn replay(&mut self, now: Nanos) {
+        if !self.serving() || self.brain.blocked() {
+            return;
+        }
+        if self.in_flight.as_ref().is_some_and(|f| f.step.attempt >= REPLAYS_MAX) {
+            return self.give_up();
+        }
+        let lease = self.brain.begin(now, &mut self.actions);
+        self.flush();
+        let Some(in_flight) = self.in_flight.as_mut() else { return };
+        in_flight.lost = false;
+        in_flight.step.attempt += 1;
+        in_flight.step.generations = lease.generations;
+        in_flight.step.activation_limit_bytes = lease.activation_limit_bytes;
+        self.counters.replays += 1;
+        self.commands.push(Command::Compute(in_flight.step.clone()));
+    }
+
+    /// Fails the requests of a step that no engine survives.
+    fn give_up(&mut self) {
+        let Some(in_flight) = self.in_flight.take() else { return };
+        for part in in_flight.batch.parts {
+            self.end(part.request, Finish::Failed(format!("{REPLAYS_MAX} engines died over this step")));
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The end of a step: tokens go out, KV is committed, requests end.
+
+use sluice_policy::brain::StepTimes;
+use sluice_policy::ids::{Nanos, RowId, StepId};
+use sluice_ports::compute::{Sampled, StepDone};
+
+use super::{Core, InFlight};
+use crate::batch::Part;
+use crate::event::{Finish, Notice, StepNotice};
+
+impl Core {
+    /// Takes the answer to the step in flight. An answer to anything else is old and ignored.
+    pub(super) fn retire(&mut self, now: Nanos, done: StepDone) {
+        if let Some(problem) = self.misfit(&done) {
+            return self.refused(now, done.id, done.attempt, problem);
+        }
+        let Some(in_flight) = self.take_in_flight(done.id, done.attempt) else { return };
+        let mut notice = StepNotice {
+            elapsed_ns: now.since(in_flight.submitted),
+            engine_ns: done.total_ns,
+            stall_ns: done.stall_ns.iter().sum(),
+            ..StepNotice::default()
+        };
+        for part in &in_flight.batch.parts {
+            self.commit(part, &mut notice);
+        }
+        self.counters.add_step(&notice);
+        self.notices.push(Notice::Step(notice));
+        let shape = in_flight.batch.shape();
+        let decode_only = notice.prefill_tokens == 0;
+        let StepDone { sampled, layer_ns, stall_ns, total_ns, .. } = done;
+        let times = StepTimes { shape, decode_only, layer_ns, stall_ns, total_ns };
+        self.brain.finish(now, &times, &mut self.actions);
+        sampled.into_iter().for_each(|token| self.deliver(token));
+        self.drop_cancelled();
+    }
+
+    /// The engine would not run the step, or nobody could use its answer: the step's requests fail, those that had no part
+    /// in it go on.
+    pub(super) fn refused(&mut self, now: Nanos, id: StepId, attempt: u32, message: &str) {
+        let Some(in_flight) = self.take_in_flight(id, attempt) else { return };
+        self.counters.refused_steps += 1;
+        // No layer was passed, so no slot was released: whatever waits for one is dropped and built anew.
+        self.brain.engine_lost(now, &mut self.actions);
+        for part in &in_flight.batch.parts {
+            self.end(part.request, Finish::Failed(format!("the engine refused the step: {message}")));
+        }
+    }
+
+    /// What is wrong with an answer to the step in flight: it must hold one token for each row that samples, no other.
+    fn misfit(&self, done: &StepDone) -> Option<&'static str> {
+        let step = &self.in_flight.as_ref()?.step;
+        let mut expected: Vec<_> =
+            step.sequences.iter().filter(|s| s.sample.is_some()).map(|s| s.row).collect();
+        let mut found: Vec<_> = done.sampled.iter().map(|s| s.row).collect();
+        expected.sort_unstable();
+        found.sort_unstable();
+        let current = step.id == done.id && step.attempt == done.attempt;
+        (current && expected != found).then_some("its answer holds tokens of other rows than were sampled")
+    }
+
+    fn take_in_flight(&mut self, id: StepId, attempt: u32) -> Option<InFlight> {
+        self.in_flight.take_if(|f| !f.lost && f.step.id == id && f.step.attempt == attempt)
+    }
+
+    fn commit(&mut self, part: &Part, notice: &mut StepNotice) {
+        let Some(sequence) = self.places.get(&part.request).and_then(|p| self.running.get_mut(p)) else {
+            return;
+        };
+        let (start, end) = (sequence.committed, sequence.committed + part.tokens);
+        self.brain.commit(part.request, &sequence.tokens[start as usize..end as usize]);
+        sequence.committed = end;
+        if part.tokens == 1 && part.samples && sequence.generated() > 0 {
+            notice.decodes += 1;
+        } else {
+            notice.prefill_tokens += part.tokens;
+        }
+        notice.recomputed_tokens += end.min(sequence.computed_before).saturating_sub(start);
+    }
+
+    /// Hands a sampled token to its request. A row that is nobody's belongs to a request that has ended.
+    fn deliver(&mut self, sampled: Sampled) {
+        let Some(sequence) = self.by_row(sampled.row) else { return };
+        if sequence.cancelled {
+            return;
+        }
+        let (request, finish) = (sequence.id(), sequence.accept(sampled.token));
+        self.notices.push(Notice::Token { request, token: sampled.token, logprobs: sampled.logprobs });
+        if let Some(finish) = finish {
+            self.end(request, finish);
+        }
+    }
+
+    fn by_row(&mut self, row: RowId) -> Option<&mut crate::sequence::Sequence> {
+        self.running.values_mut().find(|s| s.row == Some(row))
+    }
+
+    fn drop_cancelled(&mut self) {
+        let cancelled: Vec<_> = self.running.values().filter(|s| s.cancelled).map(|s| s.id()).collect();
+        cancelled.into_iter().for_each(|id| self.end(id, Finish::Cancelled));
+    }
+}

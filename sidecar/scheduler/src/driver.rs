@@ -1,0 +1,129 @@
+//! The core joined to a body.
+//!
+//! Everything that can change a decision passes one queue: what comes from outside, what memory and compute report.
+//! Each event is written to the journal, if there is one, before the core sees it.
+
+use std::collections::VecDeque;
+
+use sluice_policy::ids::Nanos;
+use sluice_ports::{Compute, Memory};
+
+use crate::core::Core;
+use crate::event::{Command, Event, Notice};
+use crate::journal::Recorder;
+
+/// How long an idle body may sleep while borrowed memory has yet to flow back.
+const IDLE_TICK_NS: u64 = 20_000_000;
+
+/// Core, memory and compute.
+#[derive(Debug)]
+pub struct Driver<M, C> {
+    core: Core,
+    memory: M,
+    compute: C,
+    queue: VecDeque<Event>,
+    journal: Option<Recorder>,
+    notices: Vec<Notice>,
+    ticked: Nanos,
+}
+
+impl<M: Memory, C: Compute> Driver<M, C> {
+    /// Starts to load the tenant.
+    pub fn start(now: Nanos, mut core: Core, memory: M, compute: C, mut journal: Option<Recorder>) -> Self {
+        if let Some(journal) = &mut journal {
+            journal.start(now, &core);
+        }
+        core.start(now);
+        let mut driver = Driver {
+            core,
+            memory,
+            compute,
+            queue: VecDeque::new(),
+            journal,
+            notices: Vec::new(),
+            ticked: now,
+        };
+        driver.carry_out(now);
+        driver
+    }
+
+    /// Adds an event from outside.
+    pub fn push(&mut self, event: Event) {
+        self.queue.push_back(event);
+    }
+
+    /// Handles everything that has happened by `now`. Returns when to come back at the latest, if nothing else happens.
+    pub fn step(&mut self, now: Nanos) -> Option<Nanos> {
+        loop {
+            self.collect(now);
+            let Some(event) = self.queue.pop_front() else { break };
+            self.handle(now, event);
+        }
+        if self.core.wants_ticks() && now.since(self.ticked) >= IDLE_TICK_NS {
+            self.ticked = now;
+            self.handle(now, Event::Tick);
+        }
+        let tick = self.core.wants_ticks().then(|| self.ticked.plus(IDLE_TICK_NS));
+        [tick, self.memory.next_due(), self.compute.next_due()].into_iter().flatten().min()
+    }
+
+    /// Notices since the last call, in order.
+    pub fn drain_notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    /// The core, to look at.
+    pub fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// Why the recording ended early, if it did.
+    pub fn journal_failure(&self) -> Option<&std::io::Error> {
+        self.journal.as_ref().and_then(Recorder::failure)
+    }
+
+    /// The memory port.
+    pub fn memory(&mut self) -> &mut M {
+        &mut self.memory
+    }
+
+    /// The compute port.
+    pub fn compute(&mut self) -> &mut C {
+        &mut self.compute
+    }
+
+    /// Ends the recording and takes the body apart.
+    pub fn into_parts(self) -> (Core, M, C) {
+        (self.core, self.memory, self.compute)
+    }
+
+    fn collect(&mut self, now: Nanos) {
+        while let Some(completion) = self.memory.poll(now) {
+            self.queue.push_back(Event::Memory(completion));
+        }
+        while let Some(event) = self.compute.poll(now) {
+            self.queue.push_back(Event::Compute(event));
+        }
+    }
+
+    fn handle(&mut self, now: Nanos, event: Event) {
+        if let Some(journal) = &mut self.journal {
+            journal.event(now, &event);
+        }
+        self.core.handle(now, event);
+        if let Some(journal) = &mut self.journal {
+            journal.digest(self.core.digest());
+        }
+        self.carry_out(now);
+    }
+
+    fn carry_out(&mut self, now: Nanos) {
+        for command in self.core.take_commands() {
+            match command {
+                Command::Memory(action) => self.memory.submit(now, action),
+                Command::Compute(step) => self.compute.submit(now, step),
+            }
+        }
+        self.notices.append(&mut self.core.take_notices());
+    }
+}

@@ -1,0 +1,150 @@
+//! What goes into the scheduler and what comes out. Everything that can change a decision is one of these events.
+
+use sluice_policy::action::Action;
+use sluice_policy::event::Completion;
+use sluice_policy::ids::RequestId;
+use sluice_ports::compute::{ComputeEvent, Step};
+use sluice_ports::sampling::{SharedSampling, TokenLogprobs};
+
+/// A request for tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Unique, in order of arrival.
+    pub id: RequestId,
+    /// Token ids of the prompt, at least one.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most, at least one.
+    pub max_tokens: u32,
+    /// How to choose them.
+    pub sampling: SharedSampling,
+    /// Higher runs first.
+    pub priority: i32,
+    /// Prefix cache scope: columns are shared only under equal salts.
+    pub salt: u64,
+}
+
+/// An input.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A request arrives.
+    Submit(Request),
+    /// Its client has gone, or its text met a stop string.
+    Cancel(RequestId),
+    /// A memory action has ended.
+    Memory(Completion),
+    /// The engine reports.
+    Compute(ComputeEvent),
+    /// Time passed with nothing else to report.
+    Tick,
+}
+
+/// An order to a port.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    /// To memory.
+    Memory(Action),
+    /// To compute.
+    Compute(Step),
+}
+
+/// Why a request was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Longer than the model's context.
+    #[error(
+        "the prompt has {prompt_tokens} tokens and {max_tokens} more were asked for; the context holds {limit_tokens}"
+    )]
+    ContextLengthExceeded {
+        /// Tokens of the prompt.
+        prompt_tokens: u32,
+        /// Tokens asked for.
+        max_tokens: u32,
+        /// Tokens that the context holds.
+        limit_tokens: u32,
+    },
+    /// The queue is full.
+    #[error("{queued} requests are waiting, which is the limit")]
+    QueueFull {
+        /// Requests waiting.
+        queued: u32,
+    },
+    /// No prompt token, or no token asked for.
+    #[error("a request needs at least one prompt token and at least one token to generate")]
+    Empty,
+}
+
+/// How a request ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// A stop token, which is the last token reported.
+    Stop,
+    /// `max_tokens` were generated.
+    Length,
+    /// Cancelled.
+    Cancelled,
+    /// The engine or the memory refused it. The text is for the client.
+    Failed(String),
+}
+
+/// What the outside learns.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Notice {
+    /// Not taken.
+    Refused {
+        /// Which.
+        request: RequestId,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// It runs, for the first time or again.
+    Admitted {
+        /// Which.
+        request: RequestId,
+        /// Tokens found in the prefix cache.
+        cached_tokens: u32,
+        /// Nanoseconds it waited since it arrived; `None` when it ran before.
+        queued_ns: Option<u64>,
+    },
+    /// A token.
+    Token {
+        /// Of which request.
+        request: RequestId,
+        /// Token id.
+        token: u32,
+        /// When asked for.
+        logprobs: Option<TokenLogprobs>,
+    },
+    /// It lost its memory and will be recomputed; its stream goes on.
+    Preempted {
+        /// Which.
+        request: RequestId,
+        /// Tokens whose KV was dropped.
+        dropped_tokens: u32,
+    },
+    /// It has ended. Nothing more follows.
+    Finished {
+        /// Which.
+        request: RequestId,
+        /// How.
+        finish: Finish,
+    },
+    /// A step has ended: engine TBT and its parts.
+    Step(StepNotice),
+}
+
+/// Figures of one step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepNotice {
+    /// From submission to the answer.
+    pub elapsed_ns: u64,
+    /// The engine's own time.
+    pub engine_ns: u64,
+    /// Waiting for moving layers.
+    pub stall_ns: u64,
+    /// Sequences that decoded one token.
+    pub decodes: u32,
+    /// Tokens of prompts computed.
+    pub prefill_tokens: u32,
+    /// Of those, tokens that had been computed before a preemption.
+    pub recomputed_tokens: u32,
+}

@@ -1,0 +1,224 @@
+//! The event queue, written down.
+//!
+//! A journal is text: a header that holds all of the configuration, then a line for each event with its time and the
+//! digest of the state after it. Replay injects the events into a fresh core with no ports at all and compares digests,
+//! so an hour on a real GPU becomes a test for ever.
+//!
+//! ```text
+//! sluice-journal 1
+//! config <words>
+//! params <words>
+//! geometry <words>
+//! start <time ns>
+//! <time ns> <event> <words> = <digest>
+//! ```
+//! Words are unsigned integers in decimal; lists are preceded by their length, floats are their bits, texts are bytes.
+
+mod events;
+mod setup;
+mod words;
+
+use std::io::{BufRead, Write};
+
+use sluice_policy::brain::Brain;
+use sluice_policy::ids::Nanos;
+
+use crate::config::Config;
+use crate::core::Core;
+use crate::event::Event;
+use words::Reader;
+
+/// First line of every journal.
+const MAGIC: &str = "sluice-journal 1";
+
+/// Why a journal could not be replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// It could not be read.
+    #[error("line {line}: {source}")]
+    Read {
+        /// Line, from 1.
+        line: usize,
+        /// The reader's words.
+        source: std::io::Error,
+    },
+    /// A line is not what a journal holds there.
+    #[error("line {line}: {problem}")]
+    Malformed {
+        /// Line, from 1.
+        line: usize,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The configuration is refused today.
+    #[error("the journal's configuration is refused: {0}")]
+    Refused(String),
+    /// The same events lead elsewhere.
+    #[error(
+        "line {line}: after this event the state's digest is {found:016x}, the journal says {expected:016x}"
+    )]
+    Diverged {
+        /// Line, from 1.
+        line: usize,
+        /// Now.
+        found: u64,
+        /// Then.
+        expected: u64,
+    },
+}
+
+/// What a replay found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Events replayed.
+    pub events: u64,
+    /// Digest after the last one.
+    pub digest: u64,
+}
+
+/// Writes a journal. A writer that fails ends the recording, never the serving; [`Recorder::failure`] tells.
+pub struct Recorder {
+    out: Box<dyn Write + Send>,
+    failure: Option<std::io::Error>,
+}
+
+impl core::fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Recorder").field("failure", &self.failure).finish_non_exhaustive()
+    }
+}
+
+impl Recorder {
+    /// Records to `out`.
+    pub fn new(out: Box<dyn Write + Send>) -> Self {
+        Recorder { out, failure: None }
+    }
+
+    /// Why the recording ended early, if it did.
+    pub fn failure(&self) -> Option<&std::io::Error> {
+        self.failure.as_ref()
+    }
+
+    pub(crate) fn start(&mut self, now: Nanos, core: &Core) {
+        let brain = core.brain();
+        let config = setup::config_words(core.config());
+        let params = setup::params_words(brain.params());
+        let geometry = setup::geometry_words(brain.geometry());
+        self.line(format_args!(
+            "{MAGIC}\nconfig {config}\nparams {params}\ngeometry {geometry}\nstart {}",
+            now.0
+        ));
+    }
+
+    /// An event, before the core sees it: one that brings the core down is the journal's last line.
+    pub(crate) fn event(&mut self, now: Nanos, event: &Event) {
+        let (name, words) = events::encode(event);
+        self.write(format_args!("{} {name} {words} = ", now.0));
+    }
+
+    /// The state after it.
+    pub(crate) fn digest(&mut self, digest: u64) {
+        self.line(format_args!("{digest}"));
+    }
+
+    fn line(&mut self, line: core::fmt::Arguments<'_>) {
+        self.write(format_args!("{line}\n"));
+    }
+
+    fn write(&mut self, text: core::fmt::Arguments<'_>) {
+        if self.failure.is_none() {
+            self.failure = self.out.write_fmt(text).err();
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        // A journal is evidence, not state: a failed flush at the very end has nobody left to tell.
+        let _ = self.out.flush();
+    }
+}
+
+/// Runs a journal again and compares every digest.
+///
+/// # Errors
+/// The first line that cannot be read, is malformed, or leads to another state than it did when it was written.
+pub fn replay(input: impl BufRead) -> Result<Report, JournalError> {
+    let mut lines = Lines { input, line: 0 };
+    let (mut core, start) = header(&mut lines)?;
+    core.start(start);
+    core.take_commands();
+    let mut report = Report { events: 0, digest: core.digest() };
+    while let Some(text) = lines.next()? {
+        let (now, event, expected) = lines.locate(parse_event(&text))?;
+        core.handle(now, event);
+        core.take_commands();
+        core.take_notices();
+        report = Report { events: report.events + 1, digest: core.digest() };
+        if report.digest != expected {
+            return Err(JournalError::Diverged { line: lines.line, found: report.digest, expected });
+        }
+    }
+    Ok(report)
+}
+
+fn header<R: BufRead>(lines: &mut Lines<R>) -> Result<(Core, Nanos), JournalError> {
+    let magic = lines.next()?.unwrap_or_default();
+    if magic != MAGIC {
+        return lines.locate(Err(format!("expected `{MAGIC}`, found `{magic}`")));
+    }
+    let config: Config = lines.section("config", setup::config)?;
+    let params = lines.section("params", setup::params)?;
+    let geometry = lines.section("geometry", setup::geometry)?;
+    let start = lines.section("start", |r| r.u64())?;
+    let brain = Brain::new(params, geometry).map_err(|refused| JournalError::Refused(refused.to_string()))?;
+    Ok((Core::new(config, brain), Nanos(start)))
+}
+
+fn parse_event(text: &str) -> Result<(Nanos, Event, u64), String> {
+    let (body, digest) = text.rsplit_once(" = ").ok_or("no digest")?;
+    let digest = digest.parse().map_err(|_| format!("`{digest}` is no digest"))?;
+    let mut fields = body.splitn(3, ' ');
+    let time = fields.next().unwrap_or_default();
+    let time = time.parse().map_err(|_| format!("`{time}` is no time"))?;
+    let name = fields.next().unwrap_or_default();
+    let mut reader = Reader::new(fields.next().unwrap_or_default());
+    let event = events::decode(name, &mut reader)?;
+    reader.end()?;
+    Ok((Nanos(time), event, digest))
+}
+
+struct Lines<R> {
+    input: R,
+    line: usize,
+}
+
+impl<R: BufRead> Lines<R> {
+    fn next(&mut self) -> Result<Option<String>, JournalError> {
+        let mut text = String::new();
+        self.line += 1;
+        let read = self.input.read_line(&mut text);
+        let read = read.map_err(|source| JournalError::Read { line: self.line, source })?;
+        Ok((read > 0).then(|| text.trim_end().to_owned()))
+    }
+
+    fn locate<T>(&self, result: Result<T, String>) -> Result<T, JournalError> {
+        result.map_err(|problem| JournalError::Malformed { line: self.line, problem })
+    }
+
+    fn section<T>(
+        &mut self,
+        name: &str,
+        read: impl Fn(&mut Reader<'_>) -> Result<T, String>,
+    ) -> Result<T, JournalError> {
+        let text = self.next()?.unwrap_or_default();
+        let parsed = match text.split_once(' ') {
+            Some((found, words)) if found == name => {
+                let mut reader = Reader::new(words);
+                read(&mut reader).and_then(|value| reader.end().map(|()| value))
+            }
+            _ => Err(format!("expected `{name} …`, found `{text}`")),
+        };
+        self.locate(parsed)
+    }
+}

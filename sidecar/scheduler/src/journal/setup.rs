@@ -1,0 +1,120 @@
+//! The header: everything that a replay must know beside the events.
+
+use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
+use sluice_policy::params::{ForcedRemap, Params, PolicyName};
+
+use super::words::{Reader, Words};
+use crate::config::{Config, Order};
+
+const ORDERS: [Order; 2] = [Order::FirstCome, Order::ShortestRemaining];
+const POLICIES: [PolicyName; 3] = [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm];
+
+fn code_of<T: PartialEq>(all: &[T], one: &T) -> u64 {
+    all.iter().position(|each| each == one).expect("every variant is listed") as u64
+}
+
+fn by_code<T: Copy>(all: &[T], r: &mut Reader<'_>) -> Result<T, String> {
+    let code: usize = r.int()?;
+    all.get(code).copied().ok_or(format!("{code} is no variant"))
+}
+
+/// The scheduler's limits.
+pub fn config_words(config: &Config) -> Words {
+    let Config { max_model_tokens, max_step_tokens, max_sequences, max_queued, order } = config;
+    let mut words = Words::default();
+    words.put(*max_model_tokens).put(*max_step_tokens).put(*max_sequences).put(*max_queued);
+    words.put(code_of(&ORDERS, order));
+    words
+}
+
+/// Reads what [`config_words`] wrote.
+pub fn config(r: &mut Reader<'_>) -> Result<Config, String> {
+    Ok(Config {
+        max_model_tokens: r.int()?,
+        max_step_tokens: r.int()?,
+        max_sequences: r.int()?,
+        max_queued: r.int()?,
+        order: by_code(&ORDERS, r)?,
+    })
+}
+
+fn put_shape(words: &mut Words, shape: &StepShape) {
+    words.put(shape.tokens).put(shape.sequences).put(shape.logit_rows);
+}
+
+fn shape(r: &mut Reader<'_>) -> Result<StepShape, String> {
+    Ok(StepShape { tokens: r.int()?, sequences: r.int()?, logit_rows: r.int()? })
+}
+
+/// The policy's tunables.
+pub fn params_words(params: &Params) -> Words {
+    let Params { policy, remap_cap_permille, forced, max_model_tokens, guaranteed_kv_bytes, .. } = params;
+    let Params { kv_limit_bytes, max_step, min_step, stall_allowance_permille, .. } = params;
+    let Params { revert_patience_steps, revert_reserve_permille, compact_budget_bytes, .. } = params;
+    let Params { prefix_caching, link_bytes_per_second, layer_compute_ns, .. } = params;
+    let mut words = Words::default();
+    words.put(code_of(&POLICIES, policy)).put(*remap_cap_permille);
+    words.put_option(forced.map(|f| u64::from(f.alpha))).put(forced.map_or(0, |f| f.beta));
+    words.put(*max_model_tokens).put(*guaranteed_kv_bytes).put(*kv_limit_bytes);
+    put_shape(&mut words, max_step);
+    put_shape(&mut words, min_step);
+    words.put(*stall_allowance_permille).put(*revert_patience_steps).put(*revert_reserve_permille);
+    words.put(*compact_budget_bytes).put(*prefix_caching).put(*link_bytes_per_second).put(*layer_compute_ns);
+    words
+}
+
+/// Reads what [`params_words`] wrote.
+pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
+    let (policy, remap_cap_permille) = (by_code(&POLICIES, r)?, r.int()?);
+    let (alpha, beta) = (r.option()?, r.int()?);
+    let alpha = alpha.map(|a| u16::try_from(a).map_err(|_| format!("{a} is too large"))).transpose()?;
+    Ok(Params {
+        policy,
+        remap_cap_permille,
+        forced: alpha.map(|alpha| ForcedRemap { alpha, beta }),
+        max_model_tokens: r.int()?,
+        guaranteed_kv_bytes: r.u64()?,
+        kv_limit_bytes: r.u64()?,
+        max_step: shape(r)?,
+        min_step: shape(r)?,
+        stall_allowance_permille: r.int()?,
+        revert_patience_steps: r.int()?,
+        revert_reserve_permille: r.int()?,
+        compact_budget_bytes: r.u64()?,
+        prefix_caching: r.bool()?,
+        link_bytes_per_second: r.u64()?,
+        layer_compute_ns: r.u64()?,
+    })
+}
+
+/// Sizes of the tenant.
+pub fn geometry_words(geometry: &Geometry) -> Words {
+    let Geometry { chunk_bytes, capacity_chunks, global_bytes, slab_bytes, .. } = geometry;
+    let Geometry { block_bytes, activation, staging_chunks, .. } = geometry;
+    let mut words = Words::default();
+    words.put(*chunk_bytes).put(*capacity_chunks).put(*global_bytes);
+    words.put_list(slab_bytes, |w, bytes| {
+        w.put(*bytes);
+    });
+    words.put(*block_bytes).put(activation.fixed_bytes).put(activation.per_token_bytes);
+    words.put(activation.per_sequence_bytes).put(activation.per_logit_row_bytes).put(*staging_chunks);
+    words
+}
+
+/// Reads what [`geometry_words`] wrote.
+pub fn geometry(r: &mut Reader<'_>) -> Result<Geometry, String> {
+    Ok(Geometry {
+        chunk_bytes: r.u64()?,
+        capacity_chunks: r.int()?,
+        global_bytes: r.u64()?,
+        slab_bytes: r.list(Reader::u64)?,
+        block_bytes: r.u64()?,
+        activation: ActivationCost {
+            fixed_bytes: r.u64()?,
+            per_token_bytes: r.u64()?,
+            per_sequence_bytes: r.u64()?,
+            per_logit_row_bytes: r.u64()?,
+        },
+        staging_chunks: r.int()?,
+    })
+}

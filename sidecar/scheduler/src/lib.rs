@@ -1,0 +1,23 @@
+//! The step loop: which requests run, in which batch, with which tokens.
+//!
+//! [`core::Core`] is a pure state machine: events in, orders and notices out, time an argument. [`driver::Driver`] joins
+//! it to a body (memory and compute ports) through one totally ordered queue. [`journal`] writes that queue down and
+//! replays it. The same code runs in the simulator, on host memory and on CUDA.
+//!
+//! What it does not do: decide about memory (`sluice-policy` does), know text, sockets or clocks.
+
+pub mod batch;
+pub mod config;
+pub mod core;
+pub mod driver;
+pub mod event;
+pub mod journal;
+pub mod queue;
+pub mod sequence;
+pub mod snapshot;
+
+pub use config::{Config, Order};
+pub use core::Core;
+pub use driver::Driver;
+pub use event::{Command, Event, Finish, Notice, Refusal, Request};
+pub use snapshot::Snapshot;

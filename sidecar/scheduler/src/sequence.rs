@@ -1,0 +1,106 @@
+//! One request while it is known.
+
+use sluice_policy::geometry::Geometry;
+use sluice_policy::ids::{Nanos, RequestId, RowId};
+
+use crate::event::{Finish, Request};
+
+/// A request and what has been computed of it.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    /// As it came.
+    pub request: Request,
+    /// Prompt, then generated tokens.
+    pub tokens: Vec<u32>,
+    /// Tokens whose KV is written.
+    pub committed: u32,
+    /// Tokens whose KV was once written: what lies below is recomputed work.
+    pub computed_before: u32,
+    /// Row of the shared tables while it runs.
+    pub row: Option<RowId>,
+    /// Place in the order of admission, of the first admission.
+    pub admission: Option<u64>,
+    /// When it came.
+    pub arrived: Nanos,
+    /// It has been admitted at least once.
+    pub started: bool,
+    /// Its row has not been written yet.
+    pub fresh: bool,
+    /// It is to be dropped at the next boundary.
+    pub cancelled: bool,
+}
+
+impl Sequence {
+    /// A request that has just arrived.
+    pub fn new(request: Request, arrived: Nanos) -> Self {
+        let tokens = request.prompt.clone();
+        Sequence {
+            request,
+            tokens,
+            committed: 0,
+            computed_before: 0,
+            row: None,
+            admission: None,
+            arrived,
+            started: false,
+            fresh: false,
+            cancelled: false,
+        }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> RequestId {
+        self.request.id
+    }
+
+    /// Tokens known.
+    pub fn len(&self) -> u32 {
+        self.tokens.len() as u32
+    }
+
+    /// Never: a request without tokens is refused.
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    /// Tokens known whose KV is not written. 1 = it decodes.
+    pub fn pending(&self) -> u32 {
+        self.len() - self.committed
+    }
+
+    /// Tokens generated so far.
+    pub fn generated(&self) -> u32 {
+        self.len() - self.request.prompt.len() as u32
+    }
+
+    /// Tokens still to compute: the key of shortest-remaining order.
+    pub fn remaining(&self) -> u32 {
+        self.pending() + self.request.max_tokens - self.generated()
+    }
+
+    /// Columns it must hold when it is admitted: all known tokens and room to grow by one column.
+    pub fn admission_columns(&self) -> u32 {
+        let last = self.request.prompt.len() as u32 + self.request.max_tokens;
+        Geometry::columns_for((self.len() + sluice_policy::geometry::BLOCK_TOKENS).min(last))
+    }
+
+    /// Takes a sampled token; says how the request ends with it, if it does.
+    pub fn accept(&mut self, token: u32) -> Option<Finish> {
+        self.tokens.push(token);
+        let sampling = &self.request.sampling;
+        let stops = !sampling.ignore_stop && sampling.stop_tokens.contains(&token);
+        if stops && self.generated() > sampling.min_tokens {
+            return Some(Finish::Stop);
+        }
+        (self.generated() >= self.request.max_tokens).then_some(Finish::Length)
+    }
+
+    /// Its memory was taken: everything is to be computed again. Returns the tokens dropped.
+    pub fn preempt(&mut self) -> u32 {
+        let dropped = self.committed;
+        self.computed_before = self.computed_before.max(dropped);
+        self.committed = 0;
+        self.row = None;
+        dropped
+    }
+}

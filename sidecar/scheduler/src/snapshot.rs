@@ -1,0 +1,62 @@
+//! Figures for people and scrapers. Nothing here decides anything.
+
+use crate::event::StepNotice;
+
+/// Totals since the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Steps answered.
+    pub steps: u64,
+    /// Tokens of prompts computed, recomputed ones included.
+    pub prefill_tokens: u64,
+    /// Tokens decoded.
+    pub decode_tokens: u64,
+    /// Tokens computed again after a preemption.
+    pub recomputed_tokens: u64,
+    /// Tokens looked up in the prefix cache.
+    pub queried_tokens: u64,
+    /// Tokens found there.
+    pub cached_tokens: u64,
+    /// Requests that lost their memory.
+    pub preemptions: u64,
+    /// Engines that died.
+    pub engine_losses: u64,
+    /// Steps run again for a successor.
+    pub replays: u64,
+    /// Steps that the engine refused.
+    pub refused_steps: u64,
+    /// Time the engine waited for moving layers.
+    pub stall_ns: u64,
+    /// Time the engine computed, stalls included.
+    pub engine_ns: u64,
+}
+
+impl Counters {
+    pub(crate) fn add_step(&mut self, step: &StepNotice) {
+        self.steps += 1;
+        self.prefill_tokens += u64::from(step.prefill_tokens);
+        self.decode_tokens += u64::from(step.decodes);
+        self.recomputed_tokens += u64::from(step.recomputed_tokens);
+        self.stall_ns += step.stall_ns;
+        self.engine_ns += step.engine_ns;
+    }
+}
+
+/// The scheduler at one moment. Memory's figures are the brain's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Requests waiting for admission.
+    pub waiting: u32,
+    /// Of these, requests that ran before and lost their memory.
+    pub preempted: u32,
+    /// Requests that run.
+    pub running: u32,
+    /// An engine is attached.
+    pub engine_attached: bool,
+    /// Its process id.
+    pub engine_pid: Option<u32>,
+    /// Loaded, with an engine.
+    pub serving: bool,
+    /// Totals.
+    pub counters: Counters,
+}
