@@ -1,0 +1,261 @@
+//! Simulated compute: a forward pass over fingerprints.
+//!
+//! The hidden state of a token is a hash; each layer mixes in the slab it read and the KV of all earlier positions.
+//! A sampled token is the last hidden state modulo the vocabulary. So a token depends on every fingerprint that a real
+//! forward pass would have read, and on nothing else: not on batch, chunking, addresses or time.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use sluice_policy::action::Address;
+use sluice_policy::geometry::ActivationCost;
+use sluice_policy::ids::{BlockId, LayerId, Nanos, RowId};
+use sluice_ports::compute::{
+    Compute, ComputeEvent, EngineHello, Sampled, SequenceStep, Step, StepDone, TableUpdate,
+};
+
+use crate::device::{Content, Device, Shared};
+use crate::rng::join;
+
+/// Block table of one row: column to blocks by layer.
+type Row = BTreeMap<u32, Vec<BlockId>>;
+
+/// A step under way.
+#[derive(Debug)]
+pub struct Run {
+    step: Step,
+    rows: BTreeMap<RowId, Row>,
+    layer: u16,
+    /// When the present layer ends; `None` = it waits for its slab.
+    ends: Option<Nanos>,
+    waits_since: Nanos,
+    started: Nanos,
+    hidden: Vec<Vec<u64>>,
+    layer_ns: Vec<u64>,
+    stall_ns: Vec<u64>,
+    /// Filled when the last layer has ended.
+    finished: Option<(Nanos, StepDone)>,
+    vocab: u32,
+    /// Reads of memory that held something else than it should.
+    wrong_reads: u64,
+}
+
+impl Run {
+    /// When the present layer ends.
+    pub fn layer_ends(&self) -> Option<Nanos> {
+        self.ends.filter(|_| self.finished.is_none())
+    }
+
+    /// Starts the present layer if it waits and its slab is ready.
+    pub fn start_layer(&mut self, device: &mut Device) {
+        if self.finished.is_some() || self.ends.is_some() {
+            return;
+        }
+        let layer = LayerId(self.layer);
+        let expected = self.step.generations.iter().find(|(l, _)| *l == layer);
+        if expected.is_some_and(|(_, generation)| device.ready.get(&layer) != Some(generation)) {
+            return;
+        }
+        self.stall_ns.push(device.clock().since(self.waits_since));
+        self.check_slab(device, layer);
+        let tokens: usize = self.step.sequences.iter().map(|s| s.tokens.len()).sum();
+        let ns = device.profile.layer_ns + device.profile.layer_token_ns * tokens as u64;
+        self.layer_ns.push(ns);
+        self.ends = Some(device.clock().plus(ns));
+    }
+
+    /// Ends the present layer: reads its slab and KV, writes its KV, says `done`.
+    pub fn end_layer(&mut self, device: &mut Device, now: Nanos) {
+        let layer = LayerId(self.layer);
+        let slab = self.check_slab(device, layer);
+        for i in 0..self.step.sequences.len() {
+            self.forward(device, i, layer, slab);
+        }
+        if let Some((_, generation)) = self.step.generations.iter().find(|(l, _)| *l == layer) {
+            device.done.insert(layer, *generation);
+        }
+        self.layer += 1;
+        self.ends = None;
+        self.waits_since = now;
+        if usize::from(self.layer) == device.geometry.slab_bytes.len() {
+            self.finish(device, now);
+        }
+    }
+
+    /// Fingerprint of the slab that stands at the layer's addresses; wrong contents change it and are counted.
+    fn check_slab(&mut self, device: &Device, layer: LayerId) -> u64 {
+        let expected = self.step.generations.iter().find(|(l, _)| *l == layer).map(|(_, g)| *g);
+        let mut fingerprint = 0;
+        for index in 0..device.geometry.slab_chunks(layer.index()) {
+            let right = match device.content(Address::Layer(layer, index)) {
+                Some(Content::Slab { layer: Some(l), generation, index: i }) => {
+                    *l == layer && *i == index && expected.is_none_or(|e| e == *generation)
+                }
+                _ => false,
+            };
+            self.wrong_reads += u64::from(!right);
+            fingerprint = join(fingerprint, if right { u64::from(layer.0) } else { 0xbad });
+        }
+        fingerprint
+    }
+
+    fn forward(&mut self, device: &mut Device, sequence: usize, layer: LayerId, slab: u64) {
+        let SequenceStep { row, start, ref tokens, .. } = self.step.sequences[sequence];
+        let table = &self.rows[&row];
+        for i in 0..tokens.len() {
+            let position = start + i as u32;
+            let hidden = self.hidden[sequence][i];
+            let written = write_kv(device, table, layer, position, join(hidden, slab));
+            let (past, missing) = read_kv(device, table, layer, position);
+            self.wrong_reads += missing + u64::from(!written);
+            self.hidden[sequence][i] = join(hidden, join(past, slab));
+        }
+    }
+
+    fn finish(&mut self, device: &Device, now: Nanos) {
+        let global = (0..device.geometry.chunks_for(device.geometry.global_bytes))
+            .all(|i| matches!(device.content(Address::Global(i)), Some(Content::Slab { layer: None, index, .. }) if *index == i));
+        self.wrong_reads += u64::from(!global);
+        let sampling = self.step.sequences.iter().zip(&self.hidden).filter(|(s, _)| s.sample.is_some());
+        let sampled = sampling.map(|(s, hidden)| {
+            let last = hidden.last().copied().unwrap_or_default();
+            Sampled { row: s.row, token: (last % u64::from(self.vocab)) as u32, logprobs: None }
+        });
+        let done = StepDone {
+            id: self.step.id,
+            attempt: self.step.attempt,
+            sampled: sampled.collect(),
+            layer_ns: std::mem::take(&mut self.layer_ns),
+            stall_ns: std::mem::take(&mut self.stall_ns),
+            total_ns: now.since(self.started),
+        };
+        self.finished = Some((now, done));
+    }
+}
+
+fn block_of(table: &Row, layer: LayerId, position: u32) -> Option<BlockId> {
+    table.get(&(position / 16))?.get(layer.index()).copied()
+}
+
+fn write_kv(device: &mut Device, table: &Row, layer: LayerId, position: u32, value: u64) -> bool {
+    let block = block_of(table, layer, position).and_then(|block| device.block_mut(block));
+    block.map(|tokens| tokens[position as usize % 16] = Some(value)).is_some()
+}
+
+/// Hash of the KV at positions `0..=position`, and how many of them were missing.
+fn read_kv(device: &mut Device, table: &Row, layer: LayerId, position: u32) -> (u64, u64) {
+    let (mut past, mut missing) = (0, 0);
+    for p in 0..=position {
+        let block = block_of(table, layer, p).and_then(|block| device.block_mut(block));
+        let value = block.and_then(|tokens| tokens[p as usize % 16]);
+        missing += u64::from(value.is_none());
+        past = join(past, value.unwrap_or(0xdead));
+    }
+    (past, missing)
+}
+
+/// The compute port of a simulated device.
+#[derive(Debug)]
+pub struct SimCompute {
+    device: Shared,
+    rows: BTreeMap<RowId, Row>,
+    events: VecDeque<(Nanos, ComputeEvent)>,
+    activation: ActivationCost,
+    vocab: u32,
+    attached: bool,
+    wrong_reads: u64,
+}
+
+impl SimCompute {
+    /// An engine that attaches at once.
+    pub fn new(device: Shared, vocab: u32) -> Self {
+        let activation = device.borrow().geometry.activation;
+        let mut compute = SimCompute {
+            device,
+            rows: BTreeMap::new(),
+            events: VecDeque::new(),
+            activation,
+            vocab,
+            attached: false,
+            wrong_reads: 0,
+        };
+        compute.attach(Nanos(0));
+        compute
+    }
+
+    /// Reads of memory that held something else than it should have: 0 unless a bug was planted.
+    pub fn wrong_reads(&self) -> u64 {
+        self.wrong_reads + self.device.borrow().run.as_ref().map_or(0, |r| r.wrong_reads)
+    }
+
+    /// Kills the engine. What it had written stays; its step is never answered; a successor attaches later.
+    pub fn kill(&mut self, now: Nanos) {
+        let restart_ns = {
+            let mut device = self.device.borrow_mut();
+            device.advance(now);
+            self.wrong_reads += device.run.take().map_or(0, |r| r.wrong_reads);
+            device.profile.restart_ns
+        };
+        self.attached = false;
+        self.events.push_back((now, ComputeEvent::Lost));
+        self.attach(now.plus(restart_ns));
+    }
+
+    fn attach(&mut self, at: Nanos) {
+        let hello = EngineHello { activation: self.activation, pid: 1 };
+        self.events.push_back((at, ComputeEvent::Attached(hello)));
+    }
+
+    fn update(&mut self, update: &TableUpdate) {
+        match update {
+            TableUpdate::Reset { row, .. } => drop(self.rows.insert(*row, Row::new())),
+            TableUpdate::Column { row, column, blocks } => {
+                self.rows.entry(*row).or_default().insert(*column, blocks.clone());
+            }
+        }
+    }
+}
+
+impl Compute for SimCompute {
+    fn submit(&mut self, now: Nanos, step: Step) {
+        assert!(self.attached, "a step needs an engine");
+        step.updates.iter().for_each(|update| self.update(update));
+        let mut device = self.device.borrow_mut();
+        device.advance(now);
+        assert!(device.run.is_none(), "at most one step is in flight");
+        let hidden = step.sequences.iter().map(|s| s.tokens.iter().map(|t| join(u64::from(*t), 1)).collect());
+        device.run = Some(Run {
+            hidden: hidden.collect(),
+            rows: self.rows.clone(),
+            layer: 0,
+            ends: None,
+            waits_since: now,
+            started: now,
+            layer_ns: Vec::new(),
+            stall_ns: Vec::new(),
+            finished: None,
+            vocab: self.vocab,
+            wrong_reads: 0,
+            step,
+        });
+        device.advance(now);
+    }
+
+    fn poll(&mut self, now: Nanos) -> Option<ComputeEvent> {
+        let mut device = self.device.borrow_mut();
+        device.advance(now);
+        if let Some(run) = device.run.take_if(|r| r.finished.as_ref().is_some_and(|(at, _)| *at <= now)) {
+            self.wrong_reads += run.wrong_reads;
+            return run.finished.map(|(_, done)| ComputeEvent::Done(done));
+        }
+        let (_, event) = self.events.pop_front_if(|(at, _)| *at <= now)?;
+        self.attached = matches!(event, ComputeEvent::Attached(_));
+        Some(event)
+    }
+
+    fn next_due(&self) -> Option<Nanos> {
+        let event = self.events.front().map(|(at, _)| *at);
+        let device = self.device.borrow();
+        let finished = device.run.as_ref().and_then(|r| r.finished.as_ref()).map(|(at, _)| *at);
+        [event, finished, device.next_due()].into_iter().flatten().min()
+    }
+}

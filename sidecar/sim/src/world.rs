@@ -1,0 +1,149 @@
+//! A whole tenant in virtual time: brain, scheduler, simulated body, and the loop that moves the clock.
+
+use std::collections::BTreeMap;
+
+use sluice_policy::brain::Brain;
+use sluice_policy::geometry::Geometry;
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::params::Params;
+use sluice_policy::refused::Refused;
+use sluice_scheduler::journal::Recorder;
+use sluice_scheduler::{Config, Core, Driver, Event, Finish, Notice, Refusal, Request};
+
+use crate::compute::SimCompute;
+use crate::device::{Device, Profile, Shared};
+use crate::memory::SimMemory;
+
+/// What became of a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// How it ended.
+    pub finish: Option<Finish>,
+    /// Why it was not taken.
+    pub refusal: Option<Refusal>,
+    /// Times it lost its memory.
+    pub preemptions: u32,
+}
+
+/// Options of a world.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Scheduler.
+    pub config: Config,
+    /// Policy.
+    pub params: Params,
+    /// Sizes.
+    pub geometry: Geometry,
+    /// Speeds.
+    pub profile: Profile,
+    /// Tokens of the vocabulary.
+    pub vocab: u32,
+    /// Seed of the faults.
+    pub seed: u64,
+}
+
+/// A tenant.
+#[derive(Debug)]
+pub struct World {
+    /// Scheduler and body.
+    pub driver: Driver<SimMemory, SimCompute>,
+    /// The device, to plant faults in and to look at.
+    pub device: Shared,
+    /// Requests seen so far.
+    pub outcomes: BTreeMap<RequestId, Outcome>,
+    /// Panics after every event when an invariant is broken.
+    pub checked: bool,
+    now: Nanos,
+}
+
+impl World {
+    /// A tenant that starts to load at time 0.
+    ///
+    /// # Errors
+    /// What the policy refuses.
+    pub fn new(setup: Setup, journal: Option<Recorder>) -> Result<Self, Refused> {
+        let brain = Brain::new(setup.params, setup.geometry.clone())?;
+        let device = Device::new(setup.geometry, setup.profile, setup.seed);
+        let memory = SimMemory::new(device.clone());
+        let compute = SimCompute::new(device.clone(), setup.vocab);
+        let core = Core::new(setup.config, brain);
+        let driver = Driver::start(Nanos(0), core, memory, compute, journal);
+        Ok(World { driver, device, outcomes: BTreeMap::new(), checked: true, now: Nanos(0) })
+    }
+
+    /// Virtual time.
+    pub fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// A request arrives now.
+    pub fn submit(&mut self, request: Request) {
+        self.outcomes.insert(request.id, Outcome::default());
+        self.driver.push(Event::Submit(request));
+    }
+
+    /// A client goes away now.
+    pub fn cancel(&mut self, id: RequestId) {
+        self.driver.push(Event::Cancel(id));
+    }
+
+    /// The engine is killed now.
+    pub fn kill_engine(&mut self) {
+        let now = self.now;
+        self.driver.compute().kill(now);
+    }
+
+    /// Moves to the next moment at which anything happens, at most to `limit`. `false` = nothing is due before it.
+    pub fn tick(&mut self, limit: Nanos) -> bool {
+        let due = self.driver.step(self.now);
+        self.take_notices();
+        if self.checked {
+            self.driver.core().check();
+        }
+        match due.filter(|due| *due <= limit) {
+            Some(due) => {
+                self.now = self.now.max(due);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Runs until `limit`.
+    pub fn run_until(&mut self, limit: Nanos) {
+        while self.tick(limit) {}
+        self.now = self.now.max(limit);
+    }
+
+    /// Runs until every request has ended and memory is at rest. `false` = `limit` came first.
+    pub fn run_until_idle(&mut self, limit: Nanos) -> bool {
+        loop {
+            let more = self.tick(limit);
+            let ended = self.outcomes.values().all(|o| o.finish.is_some() || o.refusal.is_some());
+            if ended && (!more || self.driver.core().brain().at_rest()) {
+                return true;
+            }
+            if !more {
+                return false;
+            }
+        }
+    }
+
+    fn take_notices(&mut self) {
+        for notice in self.driver.drain_notices() {
+            match notice {
+                Notice::Token { request, token, .. } => self.outcome(request).tokens.push(token),
+                Notice::Finished { request, finish } => self.outcome(request).finish = Some(finish),
+                Notice::Refused { request, refusal } => self.outcome(request).refusal = Some(refusal),
+                Notice::Preempted { request, .. } => self.outcome(request).preemptions += 1,
+                Notice::Admitted { .. } | Notice::Step(_) => {}
+            }
+        }
+    }
+
+    fn outcome(&mut self, request: RequestId) -> &mut Outcome {
+        self.outcomes.entry(request).or_default()
+    }
+}

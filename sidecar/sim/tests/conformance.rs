@@ -1,0 +1,80 @@
+//! The simulated memory keeps the contract that host memory keeps.
+
+use sluice_policy::action::Address;
+use sluice_policy::geometry::Geometry;
+use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos};
+use sluice_ports::Memory;
+use sluice_ports::conformance::{Body, SlabPart, run_all};
+use sluice_sim::device::{Content, Shared};
+use sluice_sim::{Device, Profile, SimMemory};
+
+struct SimBody {
+    memory: SimMemory,
+    device: Shared,
+    now: Nanos,
+}
+
+impl Body for SimBody {
+    type Memory = SimMemory;
+
+    fn start(geometry: &Geometry) -> Self {
+        let device = Device::new(geometry.clone(), Profile::default(), 1);
+        SimBody { memory: SimMemory::new(device.clone()), device, now: Nanos(0) }
+    }
+
+    fn memory(&mut self) -> &mut SimMemory {
+        &mut self.memory
+    }
+
+    fn now(&mut self) -> Nanos {
+        self.now
+    }
+
+    fn advance(&mut self) -> bool {
+        match self.memory.next_due() {
+            Some(due) => {
+                self.now = self.now.max(due);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn hold_engine(&mut self, held: bool) {
+        self.memory.hold_engine(self.now, held);
+    }
+
+    fn set_done(&mut self, layer: LayerId, generation: Generation) {
+        self.device.borrow_mut().done.insert(layer, generation);
+    }
+
+    fn ready(&mut self, layer: Option<LayerId>) -> Generation {
+        let device = self.device.borrow();
+        match layer {
+            None => device.ready_global,
+            Some(layer) => device.ready.get(&layer).copied().unwrap_or_default(),
+        }
+    }
+
+    fn contents(&mut self, address: Address) -> Option<SlabPart> {
+        match self.device.borrow().content(address) {
+            Some(Content::Slab { layer, index, .. }) => Some(SlabPart { layer: *layer, part: *index }),
+            _ => None,
+        }
+    }
+
+    fn write_block(&mut self, block: BlockId, tag: u32) {
+        let mut device = self.device.borrow_mut();
+        *device.block_mut(block).expect("the block's frame is backed") = [Some(u64::from(tag)); 16];
+    }
+
+    fn block(&mut self, block: BlockId) -> Option<u32> {
+        let tag = self.device.borrow_mut().block_mut(block).and_then(|tokens| tokens[0])?;
+        u32::try_from(tag).ok()
+    }
+}
+
+#[test]
+fn simulated_memory_passes_the_suite_that_host_memory_passes() {
+    run_all::<SimBody>();
+}

@@ -1,0 +1,123 @@
+//! Faults of the body, and planted bugs that must be caught.
+
+use sluice_policy::params::PolicyName;
+use sluice_scheduler::Finish;
+use sluice_sim::{Faults, World};
+
+use crate::support::{assert_same, expected, forced, load, run, setup};
+
+#[test]
+fn tokens_survive_engines_that_are_killed() {
+    for policy in [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm] {
+        let load = load(24, 11);
+        let expected = expected(&load, 6);
+        let kill = |world: &mut World, id: u64| {
+            if id.is_multiple_of(3) {
+                world.kill_engine();
+            }
+        };
+        let mut world = run(setup(policy, 6, 18, 11), &load, kill);
+        assert!(world.driver.core().snapshot().counters.replays > 0, "a step was replayed");
+        assert_same(&world, &expected, &format!("{policy:?}"));
+        assert_eq!(world.driver.compute().wrong_reads(), 0);
+    }
+}
+
+#[test]
+fn tokens_survive_kills_at_any_moment_of_a_drain_that_spans_steps() {
+    for seed in 0..12 {
+        let load = load(20, 50 + seed);
+        let expected = expected(&load, 6);
+        let mut setup = setup(PolicyName::Oneiros, 6, 18, seed);
+        // One layer-block at a boundary: chunks drain over many steps, and kills fall between them.
+        setup.params.compact_budget_bytes = 12_000;
+        let mut rng = sluice_sim::rng::Rng::new(seed);
+        let mut world = World::new(setup, None).unwrap();
+        load.iter().for_each(|(_, request)| world.submit(request.clone()));
+        for _ in 0..30 {
+            let now = world.now();
+            world.run_until(sluice_policy::ids::Nanos(now.0 + 6_000_000 + rng.below(20_000_000)));
+            world.kill_engine();
+        }
+        assert!(world.run_until_idle(crate::support::LIMIT));
+        assert_same(&world, &expected, &format!("seed {seed}"));
+        assert_eq!(world.driver.compute().wrong_reads(), 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn tokens_survive_failing_copies_and_refused_mappings() {
+    for seed in 0..4 {
+        let load = load(24, 20 + seed);
+        let expected = expected(&load, 6);
+        let mut setup = setup(PolicyName::Oneiros, 6, 18, seed);
+        setup.params.stall_allowance_permille = 1000;
+        let world = {
+            let mut world = World::new(setup, None).unwrap();
+            world.run_until(sluice_policy::ids::Nanos(50_000_000));
+            world.device.borrow_mut().faults = Faults {
+                copy_fails_permille: 30,
+                copy_slow_permille: 50,
+                refused_permille: 50,
+                ..Faults::default()
+            };
+            for (at, request) in &load {
+                world.run_until(sluice_policy::ids::Nanos(50_000_000 + at));
+                world.submit(request.clone());
+            }
+            assert!(world.run_until_idle(crate::support::LIMIT), "every request ends");
+            world
+        };
+        assert_same(&world, &expected, &format!("seed {seed}"));
+    }
+}
+
+#[test]
+fn a_cancelled_request_gives_its_memory_back_within_one_step() {
+    let load = load(6, 30);
+    let mut world = World::new(setup(PolicyName::Oneiros, 6, 60, 1), None).unwrap();
+    for (_, request) in &load {
+        world.submit(request.clone());
+    }
+    world.run_until(sluice_policy::ids::Nanos(20_000_000));
+    load.iter().for_each(|(_, request)| world.cancel(request.id));
+    let steps = world.driver.core().snapshot().counters.steps;
+    assert!(world.run_until_idle(crate::support::LIMIT));
+    assert!(world.driver.core().snapshot().counters.steps <= steps + 1);
+    assert_eq!(world.driver.core().brain().kv_counts().used_columns, 0);
+    assert!(world.outcomes.values().any(|o| o.finish == Some(Finish::Cancelled)));
+}
+
+/// Wrong reads of a run with a planted bug.
+fn wrong_reads(faults: Faults) -> u64 {
+    let mut setup = forced(setup(PolicyName::Oneiros, 6, 14, 1), 3, 1);
+    setup.profile.link_bytes_per_second = 500_000_000;
+    let mut world = World::new(setup, None).unwrap();
+    world.run_until(sluice_policy::ids::Nanos(50_000_000));
+    world.device.borrow_mut().faults = faults;
+    // The policy's own checks would see some of these bugs first; here the reads must show them.
+    world.checked = false;
+    load(6, 40).into_iter().for_each(|(_, request)| world.submit(request));
+    world.run_until(sluice_policy::ids::Nanos(500_000_000));
+    world.driver.compute().wrong_reads()
+}
+
+#[test]
+fn without_a_planted_bug_nothing_is_read_wrong() {
+    assert_eq!(wrong_reads(Faults::default()), 0);
+}
+
+#[test]
+fn a_slot_that_is_reused_before_its_reader_is_done_is_caught() {
+    assert!(wrong_reads(Faults { ignore_after: true, ..Faults::default() }) > 0);
+}
+
+#[test]
+fn a_slab_that_is_called_ready_too_early_is_caught() {
+    assert!(wrong_reads(Faults { publish_early: true, ..Faults::default() }) > 0);
+}
+
+#[test]
+fn a_flipped_byte_in_a_filled_slot_is_caught() {
+    assert!(wrong_reads(Faults { flip_next_fill: true, ..Faults::default() }) > 0);
+}

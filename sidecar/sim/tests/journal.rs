@@ -1,0 +1,107 @@
+//! A recorded run replays to the same digests, with no body at all.
+
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+
+use sluice_policy::ids::Nanos;
+use sluice_policy::params::PolicyName;
+use sluice_scheduler::journal::{JournalError, Recorder, replay};
+use sluice_sim::World;
+
+use crate::support::{LIMIT, load, setup};
+
+/// Journals that once were recorded and must replay for ever.
+const KEPT: &[(&str, &str)] =
+    &[("oneiros-short-memory", include_str!("journals/oneiros-short-memory.journal"))];
+
+#[derive(Clone, Default)]
+struct Buffer(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Buffer {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn record(policy: PolicyName, seed: u64, kills: bool) -> String {
+    let buffer = Buffer::default();
+    let mut world =
+        World::new(setup(policy, 4, 14, seed), Some(Recorder::new(Box::new(buffer.clone())))).unwrap();
+    for (at, request) in load(16, seed) {
+        world.run_until(Nanos(at));
+        if kills && request.id.0.is_multiple_of(5) {
+            world.kill_engine();
+        }
+        world.submit(request);
+    }
+    assert!(world.run_until_idle(LIMIT));
+    drop(world);
+    let bytes = buffer.0.lock().unwrap().clone();
+    String::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn a_recorded_run_replays_to_the_same_digests_under_every_policy() {
+    for policy in [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm] {
+        let journal = record(policy, 3, true);
+        let report = replay(journal.as_bytes()).unwrap_or_else(|error| panic!("{policy:?}: {error}"));
+        assert_eq!(report.events as usize, journal.lines().count() - 5, "every event was replayed");
+    }
+}
+
+#[test]
+fn kept_journals_still_replay() {
+    for (name, journal) in KEPT {
+        replay(journal.as_bytes()).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+#[test]
+fn a_journal_with_one_event_changed_is_caught_at_that_event() {
+    let journal = record(PolicyName::Oneiros, 4, false);
+    let line = journal.lines().position(|l| l.contains(" done ")).unwrap();
+    let changed: Vec<_> = journal
+        .lines()
+        .enumerate()
+        .map(|(i, l)| if i == line { l.replacen(" done ", " tick ", 1) } else { l.to_owned() })
+        .map(|l| if l.contains(" tick ") { shorten(&l) } else { l })
+        .collect();
+    match replay(changed.join("\n").as_bytes()) {
+        Err(JournalError::Diverged { line: at, .. }) => assert!(at > line, "line {at}, changed {}", line + 1),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A tick has no words.
+fn shorten(line: &str) -> String {
+    let (time, _) = line.split_once(' ').unwrap();
+    let (_, digest) = line.rsplit_once(" = ").unwrap();
+    format!("{time} tick  = {digest}")
+}
+
+#[test]
+fn malformed_journals_are_refused_with_their_line() {
+    let journal = record(PolicyName::Recompute, 5, false);
+    let lines: Vec<_> = journal.lines().collect();
+    for (line, text) in
+        [(0, "nonsense"), (1, "config 1 2"), (3, "geometry 1"), (7, "12 submit 18446744073709551615 = 1")]
+    {
+        let mut broken = lines.clone();
+        broken[line] = text;
+        match replay(broken.join("\n").as_bytes()) {
+            Err(JournalError::Malformed { line: at, .. }) => assert_eq!(at, line + 1),
+            other => panic!("line {line}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+#[ignore = "writes the kept journal anew, after a deliberate change of a decision"]
+fn rewrite_the_kept_journal() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/journals/oneiros-short-memory.journal");
+    std::fs::write(path, record(PolicyName::Oneiros, 9, true)).unwrap();
+}

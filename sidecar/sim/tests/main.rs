@@ -1,0 +1,9 @@
+//! The production policy and scheduler over a simulated body.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap in a test's helper fails the test")]
+
+mod conformance;
+mod faults;
+mod journal;
+mod scheduling;
+mod support;
+mod tokens;

@@ -1,0 +1,167 @@
+//! Who runs, in which order, who is refused, who loses its memory.
+
+use std::sync::Arc;
+
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::params::PolicyName;
+use sluice_ports::sampling::Sampling;
+use sluice_scheduler::{Finish, Order, Refusal, Request};
+use sluice_sim::World;
+use sluice_sim::world::Setup;
+
+use crate::support::{LIMIT, setup};
+
+fn plenty() -> Setup {
+    setup(PolicyName::Recompute, 4, 200, 1)
+}
+
+fn request(id: u64, prompt_tokens: u32, max_tokens: u32) -> Request {
+    let prompt = (0..prompt_tokens).map(|i| (id as u32) * 1000 + i).collect();
+    let sampling = Arc::new(Sampling::default());
+    Request { id: RequestId(id), prompt, max_tokens, sampling, priority: 0, salt: 0 }
+}
+
+/// Requests in the order in which they ended.
+fn order_of_ending(setup: Setup, requests: Vec<Request>) -> Vec<u64> {
+    let mut world = World::new(setup, None).unwrap();
+    requests.into_iter().for_each(|request| world.submit(request));
+    let mut ended = Vec::new();
+    while ended.len() < world.outcomes.len() {
+        world.tick(LIMIT);
+        let new = world.outcomes.iter().filter(|(id, o)| o.finish.is_some() && !ended.contains(&id.0));
+        let new: Vec<_> = new.map(|(id, _)| id.0).collect();
+        ended.extend(new);
+    }
+    ended
+}
+
+fn one_at_a_time(order: Order) -> Setup {
+    let mut setup = plenty();
+    setup.config.max_sequences = 1;
+    setup.config.order = order;
+    setup
+}
+
+#[test]
+fn first_come_is_first_served() {
+    let requests = vec![request(1, 20, 40), request(2, 10, 10), request(3, 10, 2)];
+    assert_eq!(order_of_ending(one_at_a_time(Order::FirstCome), requests), [1, 2, 3]);
+}
+
+#[test]
+fn shortest_remaining_runs_first_when_asked_for() {
+    let requests = vec![request(1, 20, 40), request(2, 10, 10), request(3, 10, 2)];
+    assert_eq!(order_of_ending(one_at_a_time(Order::ShortestRemaining), requests), [3, 2, 1]);
+}
+
+#[test]
+fn a_higher_priority_is_admitted_first() {
+    let mut requests = vec![request(1, 20, 20), request(2, 20, 20), request(3, 20, 20)];
+    requests[2].priority = 5;
+    requests[1].priority = 1;
+    assert_eq!(order_of_ending(one_at_a_time(Order::FirstCome), requests), [3, 2, 1]);
+}
+
+#[test]
+fn what_the_context_cannot_hold_is_refused_with_the_numbers() {
+    let mut world = World::new(plenty(), None).unwrap();
+    world.submit(request(1, 100, 61));
+    world.submit(request(2, 100, 60));
+    assert!(world.run_until_idle(LIMIT));
+    let expected = Refusal::ContextLengthExceeded { prompt_tokens: 100, max_tokens: 61, limit_tokens: 160 };
+    assert_eq!(world.outcomes[&RequestId(1)].refusal, Some(expected));
+    assert_eq!(world.outcomes[&RequestId(2)].finish, Some(Finish::Length));
+}
+
+#[test]
+fn a_full_queue_refuses_and_an_empty_request_too() {
+    let mut setup = plenty();
+    setup.config.max_queued = 2;
+    let mut world = World::new(setup, None).unwrap();
+    world.submit(request(1, 0, 5));
+    (2..=4).for_each(|id| world.submit(request(id, 5, 5)));
+    assert!(world.run_until_idle(LIMIT));
+    assert_eq!(world.outcomes[&RequestId(1)].refusal, Some(Refusal::Empty));
+    assert_eq!(world.outcomes[&RequestId(4)].refusal, Some(Refusal::QueueFull { queued: 2 }));
+    assert_eq!(world.outcomes[&RequestId(3)].finish, Some(Finish::Length));
+}
+
+#[test]
+fn the_youngest_loses_its_memory_and_the_oldest_never_does() {
+    let mut world = World::new(setup(PolicyName::Recompute, 4, 14, 1), None).unwrap();
+    (1..=4).for_each(|id| world.submit(request(id, 40, 60)));
+    assert!(world.run_until_idle(LIMIT));
+    let preemptions: Vec<_> = world.outcomes.values().map(|o| o.preemptions).collect();
+    assert_eq!(preemptions[0], 0, "{preemptions:?}");
+    assert!(preemptions.iter().sum::<u32>() > 0, "memory was short");
+    assert!(preemptions[3] >= preemptions[1], "{preemptions:?}");
+}
+
+#[test]
+fn a_request_of_full_length_runs_in_the_guaranteed_memory_alone() {
+    let mut world = World::new(setup(PolicyName::Recompute, 4, 11, 1), None).unwrap();
+    (1..=3).for_each(|id| world.submit(request(id, 100, 60)));
+    assert!(world.run_until_idle(LIMIT));
+    assert!(world.outcomes.values().all(|o| o.finish == Some(Finish::Length) && o.tokens.len() == 60));
+}
+
+#[test]
+fn a_prompt_seen_before_is_found_in_the_cache_and_gives_the_same_tokens() {
+    let mut world = World::new(plenty(), None).unwrap();
+    let again = Request { id: RequestId(2), ..request(1, 60, 20) };
+    world.submit(request(1, 60, 20));
+    assert!(world.run_until_idle(LIMIT));
+    world.submit(again);
+    assert!(world.run_until_idle(LIMIT));
+    assert_eq!(world.driver.core().snapshot().counters.cached_tokens, 48, "three whole columns of 16");
+    assert_eq!(world.outcomes[&RequestId(1)].tokens, world.outcomes[&RequestId(2)].tokens);
+}
+
+#[test]
+fn another_salt_finds_nothing_in_the_cache() {
+    let mut world = World::new(plenty(), None).unwrap();
+    for (id, salt) in [(1, 0), (2, 1)] {
+        world.submit(Request { id: RequestId(id), salt, ..request(1, 60, 20) });
+        assert!(world.run_until_idle(LIMIT));
+    }
+    assert_eq!(world.driver.core().snapshot().counters.cached_tokens, 0);
+}
+
+/// Tokens and end of one request with this sampling.
+fn run_with(sampling: Sampling) -> (Vec<u32>, Option<Finish>) {
+    let mut world = World::new(plenty(), None).unwrap();
+    world.submit(Request { sampling: Arc::new(sampling), ..request(1, 20, 30) });
+    assert!(world.run_until_idle(LIMIT));
+    let outcome = world.outcomes.remove(&RequestId(1)).unwrap();
+    (outcome.tokens, outcome.finish)
+}
+
+#[test]
+fn stop_tokens_end_a_request_unless_told_otherwise() {
+    let (all, finish) = run_with(Sampling::default());
+    assert_eq!((all.len(), finish), (30, Some(Finish::Length)));
+    let stop = |sampling| run_with(Sampling { stop_tokens: vec![all[4]], ..sampling });
+    let first = all.iter().position(|t| *t == all[4]).unwrap() + 1;
+    assert_eq!(stop(Sampling::default()), (all[..first].to_vec(), Some(Finish::Stop)));
+    let ignored = Sampling { ignore_stop: true, ..Sampling::default() };
+    assert_eq!(stop(ignored), (all.clone(), Some(Finish::Length)));
+    let later = Sampling { min_tokens: 10, ..Sampling::default() };
+    assert!(stop(later).0.len() > 10, "a stop token among the first ten does not count");
+}
+
+#[test]
+fn time_alone_returns_borrowed_memory() {
+    let mut setup = setup(PolicyName::Oneiros, 6, 14, 1);
+    setup.params.revert_patience_steps = 4;
+    let mut world = World::new(setup, None).unwrap();
+    (1..=6).for_each(|id| world.submit(request(id, 60, 60)));
+    let mut remapped = false;
+    while world.outcomes.values().any(|o| o.finish.is_none()) {
+        world.tick(LIMIT);
+        remapped |= !world.driver.core().brain().layout().moving.is_empty();
+    }
+    assert!(remapped, "memory was short");
+    let now = world.now();
+    world.run_until(Nanos(now.0 + 1_000_000_000));
+    assert!(world.driver.core().brain().layout().moving.is_empty(), "ticks alone bring the layers back");
+}
