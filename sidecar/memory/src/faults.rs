@@ -1,0 +1,53 @@
+//! Faults that tests switch on: each breaks one promise, so that a test can show that it would notice.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// What goes wrong. The default: nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// The copy with this number from now on (1 = the next) fails after its first chunk.
+    pub fail_copy: Option<u64>,
+    /// Each chunk of a copy takes this much longer.
+    pub slow_chunk: Duration,
+    /// A byte of every slot is flipped after its copy.
+    pub flip_slot_byte: bool,
+    /// Copies do not wait for the reader that they name.
+    pub skip_after_wait: bool,
+    /// So many further `Create` actions find no memory.
+    pub fail_creates: u32,
+}
+
+/// Faults that the owner changes while worker threads look at them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SharedFaults(Arc<Mutex<Faults>>);
+
+impl SharedFaults {
+    pub(crate) fn set(&self, faults: Faults) {
+        *self.lock() = faults;
+    }
+
+    pub(crate) fn current(&self) -> Faults {
+        self.lock().clone()
+    }
+
+    /// Counts one copy; true when it is the one to fail.
+    pub(crate) fn copy_fails(&self) -> bool {
+        let mut faults = self.lock();
+        let left = faults.fail_copy.map(|left| left.saturating_sub(1));
+        faults.fail_copy = left.filter(|left| *left > 0);
+        left == Some(0)
+    }
+
+    /// Counts one creation; true when it is to fail.
+    pub(crate) fn create_fails(&self) -> bool {
+        let mut faults = self.lock();
+        let fails = faults.fail_creates > 0;
+        faults.fail_creates = faults.fail_creates.saturating_sub(1);
+        fails
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Faults> {
+        self.0.lock().expect("no holder of the faults panics")
+    }
+}

@@ -1,0 +1,244 @@
+//! [`HostMemory`]: the body of [`sluice_ports::Memory`] over host memory.
+//!
+//! Everything but copies forms one queue and runs one after the other, a `Reback` until the engine has acknowledged it.
+//! Fills go to their lanes at once, unless an operation that names one of their chunks is still in that queue.
+
+mod chores;
+mod fills;
+mod serial;
+mod table;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+use rustix::fd::BorrowedFd;
+use sluice_policy::action::{Action, Address, Reback, Work};
+use sluice_policy::event::{Completion, Failure, Outcome};
+use sluice_policy::geometry::Geometry;
+use sluice_policy::ids::{ActionId, ChunkId, Nanos};
+use sluice_ports::Memory;
+
+use crate::faults::{Faults, SharedFaults};
+use crate::mapping::RangeSizes;
+use crate::master::{Master, Slab};
+use crate::pool::{Pool, PoolError};
+use crate::transfers::{Event, Gate, Notify, Outbox, Parts, Transfers};
+use chores::Chores;
+use fills::Fills;
+use serial::Serial;
+use table::Table;
+
+/// Sends transactions to the engine.
+pub trait EnginePeer: Send {
+    /// Hands the changes to the engine, which answers through [`HostMemory::acknowledge`]. False: no engine is attached,
+    /// so there is nothing to wait for.
+    fn reback(&mut self, id: ActionId, ops: &[Reback]) -> bool;
+}
+
+/// What a host memory is made of.
+#[derive(Clone, Debug)]
+pub struct HostOptions {
+    /// Sizes of the tenant.
+    pub geometry: Geometry,
+    /// The engine's ranges: an address outside them is refused.
+    pub ranges: RangeSizes,
+    /// Overwrite every handed-over chunk with NaN before it is mapped anew.
+    pub poison: bool,
+    /// Copies that run at once; at least 1.
+    pub copy_threads: usize,
+    /// Bandwidth of the link from the host; `None` = as fast as memory.
+    pub link_bytes_per_s: Option<u64>,
+}
+
+/// Why there is no host memory.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// The master copy is another model's.
+    #[error("the master copy has {got_bytes} bytes of {slab:?}, the geometry {needed_bytes}")]
+    Master {
+        /// Which slab differs.
+        slab: Slab,
+        /// Bytes of the master copy, 0 for a slab that it lacks.
+        got_bytes: u64,
+        /// Bytes of the geometry.
+        needed_bytes: u64,
+    },
+    /// The pool.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+}
+
+/// A difference between the backend's table and the ledger's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{address:?} is backed by {backing:?}, the ledger says {expected:?}")]
+pub struct AuditError {
+    /// Where.
+    pub address: Address,
+    /// Here.
+    pub backing: Option<ChunkId>,
+    /// There.
+    pub expected: Option<ChunkId>,
+}
+
+/// Host memory that stands for a device's. Dropping it ends its threads.
+pub struct HostMemory {
+    // The threads first: they end before what they work on goes.
+    chores: Chores,
+    transfers: Transfers,
+    pool: Arc<Pool>,
+    geometry: Geometry,
+    poison: bool,
+    engine: Box<dyn EnginePeer>,
+    table: Table,
+    serial: Serial,
+    fills: Fills,
+    faults: SharedFaults,
+    events: Receiver<Event>,
+    ended: VecDeque<Completion>,
+}
+
+impl HostMemory {
+    /// Memory without a chunk. `notify` is called on a worker's thread when [`Memory::poll`] may have something.
+    pub fn new(
+        options: HostOptions,
+        master: Arc<Master>,
+        gate: Arc<dyn Gate>,
+        engine: Box<dyn EnginePeer>,
+        notify: Notify,
+    ) -> Result<HostMemory, HostError> {
+        let HostOptions { geometry, ranges, poison, copy_threads, link_bytes_per_s } = options;
+        check_master(&master, &geometry)?;
+        let pool = Arc::new(Pool::new(geometry.chunk_bytes, geometry.capacity_chunks)?);
+        let (sender, events) = channel();
+        let outbox = Outbox { events: sender, notify };
+        let faults = SharedFaults::default();
+        let chores = Chores::new(pool.clone(), faults.clone(), outbox.clone());
+        let parts = Parts { pool: pool.clone(), master, gate, faults: faults.clone(), outbox };
+        Ok(HostMemory {
+            chores,
+            transfers: Transfers::new(parts, copy_threads, link_bytes_per_s),
+            table: Table::new(&ranges, geometry.capacity_chunks),
+            pool,
+            geometry,
+            poison,
+            engine,
+            serial: Serial::default(),
+            fills: Fills::default(),
+            faults,
+            events,
+            ended: VecDeque::new(),
+        })
+    }
+
+    /// The memfd that engines map chunks from; chunk `c` starts at byte `c * chunk_bytes`.
+    pub fn pool_fd(&self) -> BorrowedFd<'_> {
+        self.pool.fd()
+    }
+
+    /// The engine's answer to a transaction. Not `ok`: it has changed nothing, and the order fails. False when no such
+    /// transaction is waited for, as after [`HostMemory::engine_lost`].
+    pub fn acknowledge(&mut self, id: ActionId, ok: bool) -> bool {
+        let known = self.acknowledged(id, ok);
+        self.pump();
+        known
+    }
+
+    /// The engine is dead: what it had not acknowledged is complete, since its mappings are gone with it. The
+    /// [`EnginePeer`] must know by then that no engine is attached.
+    pub fn engine_lost(&mut self) {
+        if let Some(id) = self.serial.awaited() {
+            self.acknowledge(id, true);
+        }
+    }
+
+    /// Maps everything that is mapped: for the successor of an engine, before anything else is sent to it.
+    pub fn snapshot(&self) -> Vec<Reback> {
+        self.table.mappings().map(|(address, chunk)| Reback::Map(address, chunk)).collect()
+    }
+
+    /// The first difference between this table and the ledger's view of it.
+    pub fn audit(&self, expected: impl Iterator<Item = (Address, ChunkId)>) -> Result<(), AuditError> {
+        let expected: std::collections::BTreeMap<_, _> = expected.collect();
+        for (&address, &chunk) in &expected {
+            let backing = self.table.backing(address);
+            if backing != Some(chunk) {
+                return Err(AuditError { address, backing, expected: Some(chunk) });
+            }
+        }
+        let mut extra = self.table.mappings().filter(|(address, _)| !expected.contains_key(address));
+        let found = extra.next();
+        found.map_or(Ok(()), |(address, chunk)| {
+            Err(AuditError { address, backing: Some(chunk), expected: None })
+        })
+    }
+
+    /// Switches faults on (tests).
+    pub fn set_faults(&self, faults: Faults) {
+        self.faults.set(faults);
+    }
+
+    /// Changes the link's bandwidth; `None` = as fast as memory.
+    pub fn set_link_bandwidth(&self, bytes_per_s: Option<u64>) {
+        self.transfers.set_bandwidth(bytes_per_s);
+    }
+
+    /// Copies `bytes` out of a chunk, for checks and dumps.
+    pub fn read(&self, chunk: ChunkId, offset: u64, bytes: &mut [u8]) -> Result<(), PoolError> {
+        self.pool.read(chunk, offset, bytes)
+    }
+
+    /// Takes in what workers report and starts what can start.
+    fn pump(&mut self) {
+        while let Ok(event) = self.events.try_recv() {
+            match event {
+                Event::Filled { id, chunks, outcome } => self.filled(id, &chunks, outcome),
+                Event::Chore(outcome) => self.chore_ended(outcome),
+            }
+        }
+        self.start_serial();
+    }
+
+    fn end(&mut self, id: ActionId, outcome: Outcome) {
+        self.ended.push_back(Completion { id, outcome });
+    }
+
+    fn fail(&mut self, id: ActionId, failure: Failure) {
+        self.end(id, Outcome::Failed(failure));
+    }
+}
+
+impl Memory for HostMemory {
+    fn submit(&mut self, _now: Nanos, action: Action) {
+        match action.work {
+            Work::Fill(fill) => self.order_fill(action.id, fill),
+            Work::DropFills => self.drop_fills(action.id),
+            work => self.serial.push(action.id, work),
+        }
+        self.pump();
+    }
+
+    fn poll(&mut self, _now: Nanos) -> Option<Completion> {
+        if self.ended.is_empty() {
+            self.pump();
+        }
+        self.ended.pop_front()
+    }
+
+    fn used_bytes(&self) -> u64 {
+        self.pool.used_bytes()
+    }
+}
+
+/// Every slab of the geometry has its bytes in the master copy.
+fn check_master(master: &Master, geometry: &Geometry) -> Result<(), HostError> {
+    let layers = geometry.slab_bytes.iter().enumerate();
+    let layers = layers.map(|(l, bytes)| (Slab::Layer(sluice_policy::ids::LayerId(l as u16)), *bytes));
+    for (slab, needed_bytes) in std::iter::once((Slab::Global, geometry.global_bytes)).chain(layers) {
+        let got_bytes = master.slab(slab).map_or(0, |bytes| bytes.len() as u64);
+        if got_bytes != needed_bytes {
+            return Err(HostError::Master { slab, got_bytes, needed_bytes });
+        }
+    }
+    Ok(())
+}

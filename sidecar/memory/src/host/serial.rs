@@ -1,0 +1,227 @@
+//! The queue of operations that take effect one after the other: create, release, reback, move blocks.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use sluice_policy::action::{Address, BlockMove, Reback, Transaction, Work};
+use sluice_policy::event::{Failure, Outcome};
+use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId};
+
+use super::HostMemory;
+use super::chores::{BlockCopy, Chore};
+use super::fills::distinct;
+
+/// Operations in order; the first may have started.
+#[derive(Debug, Default)]
+pub(super) struct Serial {
+    queue: VecDeque<Operation>,
+    pushed: u64,
+    at_hand: AtHand,
+}
+
+#[derive(Debug)]
+struct Operation {
+    number: u64,
+    id: ActionId,
+    work: Work,
+    /// Every chunk that it names, sorted.
+    chunks: Vec<ChunkId>,
+}
+
+/// How far the first operation is.
+#[derive(Debug, Default)]
+enum AtHand {
+    /// Not started.
+    #[default]
+    Nothing,
+    /// The pool's thread works on it.
+    Chore,
+    /// The pool's thread poisons what its transaction hands over.
+    Poison,
+    /// The engine has it.
+    Engine(Instant),
+}
+
+impl Serial {
+    pub(super) fn push(&mut self, id: ActionId, work: Work) {
+        let chunks = named(&work);
+        self.queue.push_back(Operation { number: self.pushed, id, work, chunks });
+        self.pushed += 1;
+    }
+
+    /// The number that the next operation gets.
+    pub(super) fn next_number(&self) -> u64 {
+        self.pushed
+    }
+
+    /// Whether an operation with a lower number that has not ended names one of the chunks.
+    pub(super) fn names_before(&self, number: u64, chunks: &[ChunkId]) -> bool {
+        let earlier = self.queue.iter().filter(|operation| operation.number < number);
+        let mut named = earlier.map(|operation| &operation.chunks);
+        named.any(|named| chunks.iter().any(|chunk| named.binary_search(chunk).is_ok()))
+    }
+
+    /// The transaction that the engine has and did not acknowledge.
+    pub(super) fn awaited(&self) -> Option<ActionId> {
+        let waiting = matches!(self.at_hand, AtHand::Engine(_));
+        self.queue.front().filter(|_| waiting).map(|operation| operation.id)
+    }
+}
+
+fn named(work: &Work) -> Vec<ChunkId> {
+    let mut chunks: Vec<ChunkId> = match work {
+        Work::Create(chunks) | Work::Release(chunks) => chunks.clone(),
+        Work::Reback(transaction) => {
+            let chunk = |op: &Reback| match *op {
+                Reback::Map(_, chunk) | Reback::Unmap(_, chunk) => chunk,
+            };
+            transaction.ops.iter().map(chunk).chain(transaction.handed_over.iter().copied()).collect()
+        }
+        Work::MoveBlocks(moves) => moves.iter().flat_map(|m| [m.from_chunk, m.to_chunk]).collect(),
+        Work::Fill(_) | Work::DropFills => unreachable!("copies have their own queues"),
+    };
+    chunks.sort_unstable();
+    chunks
+}
+
+/// What the start of an operation led to.
+enum Started {
+    Ended(Outcome),
+    Waits(AtHand),
+}
+
+impl HostMemory {
+    /// Starts operations until one has to be waited for. Fills that an operation held back go before the next one.
+    pub(super) fn start_serial(&mut self) {
+        while matches!(self.serial.at_hand, AtHand::Nothing) {
+            let Some(operation) = self.serial.queue.front_mut() else { break };
+            let work = std::mem::replace(&mut operation.work, Work::DropFills);
+            let started = self.start(&work);
+            self.serial.queue.front_mut().expect("the first operation is at hand").work = work;
+            match started.unwrap_or_else(|failure| Started::Ended(Outcome::Failed(failure))) {
+                Started::Ended(outcome) => self.end_operation(outcome),
+                Started::Waits(at_hand) => self.serial.at_hand = at_hand,
+            }
+        }
+    }
+
+    fn end_operation(&mut self, outcome: Outcome) {
+        let operation = self.serial.queue.pop_front().expect("the operation that ends was the first");
+        self.serial.at_hand = AtHand::Nothing;
+        self.end(operation.id, outcome);
+        self.dispatch_fills();
+    }
+
+    fn start(&mut self, work: &Work) -> Result<Started, Failure> {
+        match work {
+            Work::Create(chunks) => self.start_create(chunks),
+            Work::Release(chunks) => self.start_release(chunks),
+            Work::Reback(transaction) => self.start_reback(transaction),
+            Work::MoveBlocks(moves) => self.start_moves(moves),
+            Work::Fill(_) | Work::DropFills => unreachable!("copies have their own queues"),
+        }
+    }
+
+    fn start_create(&mut self, chunks: &[ChunkId]) -> Result<Started, Failure> {
+        if !distinct(chunks) || chunks.iter().any(|chunk| self.pool.exists(*chunk)) {
+            return Err(Failure::Refused);
+        }
+        Ok(self.chore(Chore::Create(chunks.to_vec())))
+    }
+
+    fn start_release(&mut self, chunks: &[ChunkId]) -> Result<Started, Failure> {
+        let unused =
+            |c: ChunkId| self.pool.exists(c) && !self.table.is_mapped(c) && !self.table.is_filling(c);
+        if !distinct(chunks) || !chunks.iter().all(|chunk| unused(*chunk)) {
+            return Err(Failure::Refused);
+        }
+        Ok(self.chore(Chore::Release(chunks.to_vec())))
+    }
+
+    /// Checked as a whole first, then poisoned, then sent: a refused transaction changes not one byte. The engine is at a
+    /// step boundary or idle (DESIGN 4, rule b), so nobody reads what is poisoned.
+    fn start_reback(&mut self, transaction: &Transaction) -> Result<Started, Failure> {
+        let handed_over = &transaction.handed_over;
+        if handed_over.iter().any(|c| !self.pool.exists(*c) || self.table.is_filling(*c)) {
+            return Err(Failure::Refused);
+        }
+        self.table.apply(&transaction.ops, |chunk| self.pool.exists(chunk))?;
+        if self.poison && !handed_over.is_empty() {
+            self.table.revert(&transaction.ops);
+            self.chores.order(Chore::Poison(handed_over.clone()));
+            return Ok(Started::Waits(AtHand::Poison));
+        }
+        Ok(self.send(transaction))
+    }
+
+    /// The table shows the transaction already.
+    fn send(&mut self, transaction: &Transaction) -> Started {
+        let begun = Instant::now();
+        let id = self.serial.queue.front().expect("the transaction is the first operation").id;
+        if !transaction.ops.is_empty() && self.engine.reback(id, &transaction.ops) {
+            Started::Waits(AtHand::Engine(begun))
+        } else {
+            Started::Ended(done(begun))
+        }
+    }
+
+    fn start_moves(&mut self, moves: &[BlockMove]) -> Result<Started, Failure> {
+        let copies: Option<Vec<BlockCopy>> = moves.iter().map(|one| self.block_copy(*one)).collect();
+        Ok(self.chore(Chore::Move(copies.ok_or(Failure::Refused)?)))
+    }
+
+    fn block_copy(&self, one: BlockMove) -> Option<BlockCopy> {
+        let bytes = self.geometry.block_bytes;
+        let from = self.block_place(one.from, one.from_chunk)?;
+        let to = self.block_place(one.to, one.to_chunk)?;
+        Some(BlockCopy { from, to, bytes })
+    }
+
+    /// Chunk and offset of a block; none when its frame is backed by another chunk, by none, or is being filled.
+    fn block_place(&self, block: BlockId, chunk: ChunkId) -> Option<(ChunkId, u64)> {
+        let per_chunk = self.geometry.blocks_per_chunk();
+        let frame = Address::Kv(FrameId(block.0 / per_chunk));
+        let right = self.table.backing(frame) == Some(chunk) && !self.table.is_filling(chunk);
+        right.then(|| (chunk, u64::from(block.0 % per_chunk) * self.geometry.block_bytes))
+    }
+
+    fn chore(&mut self, chore: Chore) -> Started {
+        self.chores.order(chore);
+        Started::Waits(AtHand::Chore)
+    }
+
+    pub(super) fn chore_ended(&mut self, outcome: Outcome) {
+        if !matches!(self.serial.at_hand, AtHand::Poison) {
+            self.end_operation(outcome);
+            return;
+        }
+        let operation = self.serial.queue.front().expect("the poisoned transaction is at hand");
+        let Work::Reback(transaction) = &operation.work else { unreachable!("only transactions poison") };
+        let transaction = transaction.clone();
+        let applied = self.table.apply(&transaction.ops, |chunk| self.pool.exists(chunk));
+        assert!(applied.is_ok(), "what fitted before the poison fits after it: {transaction:?}");
+        match self.send(&transaction) {
+            Started::Ended(outcome) => self.end_operation(outcome),
+            Started::Waits(at_hand) => self.serial.at_hand = at_hand,
+        }
+    }
+
+    /// Ends the transaction that the engine has, if it is this one.
+    pub(super) fn acknowledged(&mut self, id: ActionId, ok: bool) -> bool {
+        let AtHand::Engine(begun) = self.serial.at_hand else { return false };
+        let operation = self.serial.queue.front().expect("the engine has the first operation");
+        if operation.id != id {
+            return false;
+        }
+        let outcome = if ok { done(begun) } else { Outcome::Failed(Failure::Refused) };
+        if let (false, Work::Reback(transaction)) = (ok, &operation.work) {
+            self.table.revert(&transaction.ops);
+        }
+        self.end_operation(outcome);
+        true
+    }
+}
+
+fn done(begun: Instant) -> Outcome {
+    Outcome::Done { bytes: 0, duration_ns: begun.elapsed().as_nanos() as u64 }
+}

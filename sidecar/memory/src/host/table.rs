@@ -1,0 +1,96 @@
+//! The backend's own table: which chunk backs which address. Every operation is checked against it.
+
+use std::collections::BTreeMap;
+
+use sluice_policy::action::{Address, Reback};
+use sluice_policy::event::Failure;
+use sluice_policy::ids::ChunkId;
+
+use crate::mapping::RangeSizes;
+use crate::mapping::layout::Layout;
+
+/// Address to chunk, and how many addresses and fills use each chunk.
+#[derive(Debug)]
+pub(super) struct Table {
+    layout: Layout,
+    backing: BTreeMap<Address, ChunkId>,
+    mapped: Vec<u32>,
+    filling: Vec<u32>,
+}
+
+impl Table {
+    pub(super) fn new(ranges: &RangeSizes, capacity_chunks: u32) -> Table {
+        let none = vec![0; capacity_chunks as usize];
+        let layout = Layout::new(ranges);
+        Table { layout, backing: BTreeMap::new(), mapped: none.clone(), filling: none }
+    }
+
+    pub(super) fn backing(&self, address: Address) -> Option<ChunkId> {
+        self.backing.get(&address).copied()
+    }
+
+    pub(super) fn mappings(&self) -> impl Iterator<Item = (Address, ChunkId)> + '_ {
+        self.backing.iter().map(|(address, chunk)| (*address, *chunk))
+    }
+
+    /// Whether anything maps the chunk.
+    pub(super) fn is_mapped(&self, chunk: ChunkId) -> bool {
+        self.mapped[chunk.index()] != 0
+    }
+
+    /// Whether a fill into the chunk is queued or running.
+    pub(super) fn is_filling(&self, chunk: ChunkId) -> bool {
+        self.filling[chunk.index()] != 0
+    }
+
+    pub(super) fn fill_begins(&mut self, chunks: &[ChunkId]) {
+        chunks.iter().for_each(|chunk| self.filling[chunk.index()] += 1);
+    }
+
+    pub(super) fn fill_ends(&mut self, chunks: &[ChunkId]) {
+        chunks.iter().for_each(|chunk| self.filling[chunk.index()] -= 1);
+    }
+
+    /// Makes all changes, or none.
+    pub(super) fn apply(&mut self, ops: &[Reback], exists: impl Fn(ChunkId) -> bool) -> Result<(), Failure> {
+        for (at, op) in ops.iter().enumerate() {
+            if !self.apply_one(*op, &exists) {
+                self.revert(&ops[..at]);
+                return Err(Failure::Refused);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes changes back that were made, the last one first.
+    pub(super) fn revert(&mut self, ops: &[Reback]) {
+        for op in ops.iter().rev() {
+            let back = match *op {
+                Reback::Map(address, chunk) => Reback::Unmap(address, chunk),
+                Reback::Unmap(address, chunk) => Reback::Map(address, chunk),
+            };
+            assert!(self.apply_one(back, &|_| true), "a change that was made can be taken back: {op:?}");
+        }
+    }
+
+    fn apply_one(&mut self, op: Reback, exists: &impl Fn(ChunkId) -> bool) -> bool {
+        match op {
+            Reback::Map(address, chunk) => {
+                let free = self.layout.index(address).is_some() && !self.backing.contains_key(&address);
+                if !free || !exists(chunk) {
+                    return false;
+                }
+                self.backing.insert(address, chunk);
+                self.mapped[chunk.index()] += 1;
+            }
+            Reback::Unmap(address, chunk) => {
+                if self.backing(address) != Some(chunk) {
+                    return false;
+                }
+                self.backing.remove(&address);
+                self.mapped[chunk.index()] -= 1;
+            }
+        }
+        true
+    }
+}

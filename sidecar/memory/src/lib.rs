@@ -1,0 +1,18 @@
+//! Host memory that stands for a device's: chunks are ranges of one sealed memfd, mapped behind constant addresses,
+//! limited exactly as on a GPU, and filled by transfer threads from a host master copy (DESIGN 4).
+//!
+//! [`mapping`] is the engine's half and is all that an engine uses; the rest is the sidecar's.
+
+mod faults;
+pub mod host;
+pub mod mapping;
+pub mod master;
+pub mod pool;
+pub mod transfers;
+
+pub use faults::Faults;
+pub use host::{AuditError, EnginePeer, HostError, HostMemory, HostOptions};
+pub use mapping::{Mapping, MappingError, Range, RangeSizes};
+pub use master::{Master, MasterCopy, MasterError, Slab};
+pub use pool::{Pool, PoolError};
+pub use transfers::{Gate, Notify};

@@ -1,0 +1,210 @@
+//! Constant virtual addresses behind which chunks come and go (DESIGN 4, "Constant addresses").
+//!
+//! One reservation holds all ranges, each followed by a guard chunk that nothing is ever mapped in. What no chunk backs is
+//! `PROT_NONE`: touching it is a fault, never another allocation's memory.
+
+pub mod layout;
+pub mod reservation;
+
+use rustix::fd::BorrowedFd;
+use sluice_policy::action::{Address, Reback};
+use sluice_policy::ids::ChunkId;
+
+use layout::Layout;
+pub use layout::{Range, RangeSizes};
+use reservation::Reservation;
+
+/// Why a mapping did not change.
+#[derive(Debug, thiserror::Error)]
+pub enum MappingError {
+    /// A chunk must be a positive multiple of the page.
+    #[error("a chunk of {chunk_bytes} bytes is no positive multiple of the page of {page_bytes} bytes")]
+    ChunkSize {
+        /// What was asked.
+        chunk_bytes: u64,
+        /// What the machine has.
+        page_bytes: u64,
+    },
+    /// The ranges together exceed the address space.
+    #[error("ranges of {chunks} chunks of {chunk_bytes} bytes do not fit the address space")]
+    TooLarge {
+        /// All chunks with their guards.
+        chunks: u64,
+        /// Bytes of each.
+        chunk_bytes: u64,
+    },
+    /// No such position in the ranges.
+    #[error("{address:?} lies outside the reserved ranges")]
+    OutOfRange {
+        /// What was asked.
+        address: Address,
+    },
+    /// The address is backed already.
+    #[error("{address:?} cannot take {chunk:?}: {found:?} backs it")]
+    Occupied {
+        /// Where.
+        address: Address,
+        /// What was to be mapped.
+        chunk: ChunkId,
+        /// What is mapped.
+        found: ChunkId,
+    },
+    /// The chunk named in an unmap does not back the address.
+    #[error("{address:?} cannot lose {chunk:?}: it is backed by {found:?}")]
+    NotMapped {
+        /// Where.
+        address: Address,
+        /// What was to be unmapped.
+        chunk: ChunkId,
+        /// What is mapped, if anything.
+        found: Option<ChunkId>,
+    },
+    /// The pool's file ends before this chunk does: touching it would raise SIGBUS.
+    #[error("{chunk:?} lies beyond the pool of {pool_bytes} bytes")]
+    BeyondPool {
+        /// Which.
+        chunk: ChunkId,
+        /// Size of the file.
+        pool_bytes: u64,
+    },
+    /// The kernel refused.
+    #[error("{call} failed")]
+    Kernel {
+        /// The system call.
+        call: &'static str,
+        /// Its error.
+        #[source]
+        source: rustix::io::Errno,
+    },
+}
+
+/// The engine's ranges and what backs each position of them.
+#[derive(Debug)]
+pub struct Mapping {
+    layout: Layout,
+    reservation: Reservation,
+    chunk_bytes: u64,
+    /// One entry for each chunk of the reservation, guards included.
+    table: Vec<Option<ChunkId>>,
+}
+
+impl Mapping {
+    /// Reserves all ranges, none of it backed. Addresses stay as they are until the drop.
+    pub fn reserve(chunk_bytes: u64, sizes: RangeSizes) -> Result<Mapping, MappingError> {
+        let page_bytes = rustix::param::page_size() as u64;
+        if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(page_bytes) {
+            return Err(MappingError::ChunkSize { chunk_bytes, page_bytes });
+        }
+        let layout = Layout::new(&sizes);
+        let chunks = layout.chunks();
+        let bytes = chunks
+            .checked_mul(chunk_bytes)
+            .and_then(|bytes| usize::try_from(bytes).ok())
+            .ok_or(MappingError::TooLarge { chunks, chunk_bytes })?;
+        let reservation = Reservation::new(bytes)?;
+        Ok(Mapping { layout, reservation, chunk_bytes, table: vec![None; chunks as usize] })
+    }
+
+    /// Carries out one change. `pool` is the memfd whose chunk `c` starts at byte `c * chunk_bytes`. A change that
+    /// contradicts the table is refused, and nothing has changed then.
+    ///
+    /// Nothing in this process may be using the address: between steps, or while the engine is idle (DESIGN 4, rule b).
+    pub fn apply(&mut self, pool: BorrowedFd<'_>, op: &Reback) -> Result<(), MappingError> {
+        match *op {
+            Reback::Map(address, chunk) => self.map(pool, address, chunk),
+            Reback::Unmap(address, chunk) => self.unmap(address, chunk),
+        }
+    }
+
+    /// Carries out a transaction, in order. When one change is refused, those before it are taken back.
+    pub fn apply_all(&mut self, pool: BorrowedFd<'_>, ops: &[Reback]) -> Result<(), MappingError> {
+        for (at, op) in ops.iter().enumerate() {
+            if let Err(error) = self.apply(pool, op) {
+                self.take_back(pool, &ops[..at])?;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_back(&mut self, pool: BorrowedFd<'_>, ops: &[Reback]) -> Result<(), MappingError> {
+        ops.iter().rev().try_for_each(|op| match *op {
+            Reback::Map(address, chunk) => self.unmap(address, chunk),
+            Reback::Unmap(address, chunk) => self.map(pool, address, chunk),
+        })
+    }
+
+    /// First byte of a range, the same for the life of the mapping. Panics when the model has no such layer.
+    pub fn address(&self, range: Range) -> *mut u8 {
+        let (start, _) = self.layout.span(range).expect("a range of this model");
+        self.reservation.at(self.offset(start))
+    }
+
+    /// Bytes of a range, backed or not; 0 for a layer that the model does not have.
+    pub fn range_bytes(&self, range: Range) -> u64 {
+        self.layout.span(range).map_or(0, |(_, chunks)| chunks * self.chunk_bytes)
+    }
+
+    /// First byte of one position; `None` outside the ranges.
+    pub fn position(&self, address: Address) -> Option<*mut u8> {
+        let index = self.layout.index(address)?;
+        Some(self.reservation.at(self.offset(index)))
+    }
+
+    /// The chunk behind `address`, if any.
+    pub fn mapped(&self, address: Address) -> Option<ChunkId> {
+        self.table[self.layout.index(address)? as usize]
+    }
+
+    /// How many positions from the front of `range` are backed without a gap: what a reader may touch as one slice.
+    pub fn backed_prefix_chunks(&self, range: Range) -> u64 {
+        let Some((start, chunks)) = self.layout.span(range) else { return 0 };
+        let span = &self.table[start as usize..(start + chunks) as usize];
+        span.iter().take_while(|entry| entry.is_some()).count() as u64
+    }
+
+    /// Bytes of a chunk.
+    pub fn chunk_bytes(&self) -> u64 {
+        self.chunk_bytes
+    }
+
+    fn offset(&self, index: u64) -> usize {
+        (index * self.chunk_bytes) as usize
+    }
+
+    fn index(&self, address: Address) -> Result<u64, MappingError> {
+        self.layout.index(address).ok_or(MappingError::OutOfRange { address })
+    }
+
+    fn map(&mut self, pool: BorrowedFd<'_>, address: Address, chunk: ChunkId) -> Result<(), MappingError> {
+        let index = self.index(address)?;
+        if let Some(found) = self.table[index as usize] {
+            return Err(MappingError::Occupied { address, chunk, found });
+        }
+        let from = u64::from(chunk.0) * self.chunk_bytes;
+        let pool_bytes = file_bytes(pool)?;
+        if from + self.chunk_bytes > pool_bytes {
+            return Err(MappingError::BeyondPool { chunk, pool_bytes });
+        }
+        self.reservation.map(self.offset(index), self.chunk_bytes as usize, pool, from)?;
+        self.table[index as usize] = Some(chunk);
+        Ok(())
+    }
+
+    fn unmap(&mut self, address: Address, chunk: ChunkId) -> Result<(), MappingError> {
+        let index = self.index(address)?;
+        let found = self.table[index as usize];
+        if found != Some(chunk) {
+            return Err(MappingError::NotMapped { address, chunk, found });
+        }
+        self.reservation.unmap(self.offset(index), self.chunk_bytes as usize)?;
+        self.table[index as usize] = None;
+        Ok(())
+    }
+}
+
+/// Size of the pool's file, which its seals keep constant.
+fn file_bytes(pool: BorrowedFd<'_>) -> Result<u64, MappingError> {
+    let stat = rustix::fs::fstat(pool).map_err(|source| MappingError::Kernel { call: "fstat", source })?;
+    Ok(stat.st_size as u64)
+}

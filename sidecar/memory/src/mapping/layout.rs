@@ -1,0 +1,91 @@
+//! Where each range lies in the reservation, in chunks.
+
+use sluice_policy::action::Address;
+use sluice_policy::ids::LayerId;
+
+/// Chunks of each range of the engine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RangeSizes {
+    /// Embeddings, head and final norm.
+    pub global_chunks: u32,
+    /// Each layer's slab, front first.
+    pub layer_chunks: Vec<u32>,
+    /// Frames of the KV arena.
+    pub kv_frames: u32,
+    /// Activations.
+    pub activation_chunks: u32,
+    /// Staging copies.
+    pub staging_chunks: u32,
+}
+
+/// One of the constant ranges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Range {
+    /// Embeddings, head and final norm.
+    Global,
+    /// One layer's slab.
+    Layer(LayerId),
+    /// The KV arena.
+    Kv,
+    /// Activations.
+    Activation,
+    /// Staging copies.
+    Staging,
+}
+
+/// First chunk and length of every range: global, layers, KV, activations, staging, each followed by one guard chunk.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    /// `(first chunk, chunks)`, in the order above.
+    spans: Vec<(u64, u64)>,
+    layers: usize,
+}
+
+impl Layout {
+    /// Places the ranges one after the other.
+    pub(crate) fn new(sizes: &RangeSizes) -> Layout {
+        let tail = [sizes.kv_frames, sizes.activation_chunks, sizes.staging_chunks];
+        let all = std::iter::once(&sizes.global_chunks).chain(&sizes.layer_chunks).chain(&tail);
+        let mut next = 0;
+        let spans = all
+            .map(|&chunks| {
+                let start = next;
+                next += u64::from(chunks) + 1;
+                (start, u64::from(chunks))
+            })
+            .collect();
+        Layout { spans, layers: sizes.layer_chunks.len() }
+    }
+
+    /// Chunks of all ranges and guards.
+    pub(crate) fn chunks(&self) -> u64 {
+        let &(start, chunks) = self.spans.last().expect("the staging range always exists");
+        start + chunks + 1
+    }
+
+    /// First chunk and chunks of a range; `None` for a layer that the model does not have.
+    pub(crate) fn span(&self, range: Range) -> Option<(u64, u64)> {
+        let at = match range {
+            Range::Global => 0,
+            Range::Layer(layer) if layer.index() >= self.layers => return None,
+            Range::Layer(layer) => 1 + layer.index(),
+            Range::Kv => 1 + self.layers,
+            Range::Activation => 2 + self.layers,
+            Range::Staging => 3 + self.layers,
+        };
+        Some(self.spans[at])
+    }
+
+    /// The chunk of the reservation at `address`; `None` outside the ranges.
+    pub(crate) fn index(&self, address: Address) -> Option<u64> {
+        let (range, at) = match address {
+            Address::Global(at) => (Range::Global, at),
+            Address::Layer(layer, at) => (Range::Layer(layer), at),
+            Address::Kv(frame) => (Range::Kv, frame.0),
+            Address::Activation(at) => (Range::Activation, at),
+            Address::Staging(at) => (Range::Staging, at),
+        };
+        let (start, chunks) = self.span(range)?;
+        (u64::from(at) < chunks).then(|| start + u64::from(at))
+    }
+}

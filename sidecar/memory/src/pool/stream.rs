@@ -1,0 +1,68 @@
+//! Copies past the cache: stores that do not first read the line they overwrite. For slabs that no cache holds anyway this
+//! nearly doubles the bandwidth; for smaller ones an ordinary copy is faster, and its reader finds the lines in cache.
+
+/// Copies `bytes` bytes with streaming stores where the machine has them.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `bytes` bytes, and they do not overlap.
+#[cfg(target_arch = "x86_64")]
+pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    let head = to.align_offset(LINE).min(bytes);
+    let blocks = (bytes - head) / BLOCK;
+    let tail = head + blocks * BLOCK;
+    // SAFETY: head, blocks and tail partition `0..bytes`, which the caller vouches for, and `to + head` is aligned to a
+    // line. The fence orders the streaming stores before whatever publishes them.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from, to, head);
+        for at in (head..tail).step_by(BLOCK) {
+            copy_block(from.add(at), to.add(at));
+        }
+        std::arch::x86_64::_mm_sfence();
+        std::ptr::copy_nonoverlapping(from.add(tail), to.add(tail), bytes - tail);
+    }
+}
+
+/// Bytes of a cache line.
+#[cfg(target_arch = "x86_64")]
+const LINE: usize = 64;
+/// Bytes between two streams of a block.
+#[cfg(target_arch = "x86_64")]
+const STRIDE: usize = 4096;
+/// Streams that are read side by side, so that more lines are on their way from memory at once.
+#[cfg(target_arch = "x86_64")]
+const STREAMS: usize = 4;
+#[cfg(target_arch = "x86_64")]
+const BLOCK: usize = STREAMS * STRIDE;
+
+/// One block, a line of each stream in turn.
+///
+/// # Safety
+/// As [`copy`] for `BLOCK` bytes; `to` is aligned to a line.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+unsafe fn copy_block(from: *const u8, to: *mut u8) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+    const PART: usize = size_of::<__m128i>();
+    for line in (0..STRIDE).step_by(LINE) {
+        for at in (0..STREAMS).map(|stream| stream * STRIDE + line) {
+            // SAFETY: `at + LINE <= BLOCK`; SSE2 is part of x86_64; `to + at` is aligned as streaming stores need.
+            unsafe {
+                let parts: [__m128i; LINE / PART] =
+                    std::array::from_fn(|part| _mm_loadu_si128(from.add(at + part * PART).cast()));
+                for (part, value) in parts.into_iter().enumerate() {
+                    _mm_stream_si128(to.add(at + part * PART).cast(), value);
+                }
+            }
+        }
+    }
+}
+
+/// Copies `bytes` bytes; this machine's ordinary copy is what there is.
+///
+/// # Safety
+/// `from` is readable and `to` writable for `bytes` bytes, and they do not overlap.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: the caller vouches for both ranges.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+}

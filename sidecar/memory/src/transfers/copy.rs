@@ -1,0 +1,81 @@
+//! One copy: chunk by chunk, paced, measured, and published after its last byte.
+
+use std::time::Instant;
+
+use sluice_policy::action::{Fill, FillTarget};
+use sluice_policy::event::{Failure, Outcome};
+use sluice_policy::ids::ChunkId;
+
+use super::Shared;
+use super::link::{QUANTUM_BYTES, sleep_until};
+use crate::master::Slab;
+use crate::pool::{Pool, PoolError};
+
+/// Puts bytes into a chunk at an offset.
+type Write = fn(&Pool, ChunkId, u64, &[u8]) -> Result<(), PoolError>;
+
+/// Slabs of at least this size are copied past the cache: well above a core's own caches and its share of the last level.
+const STREAMING_BYTES: usize = 48 << 20;
+
+impl Shared {
+    pub(super) fn carry_out(&self, fill: &Fill) -> Outcome {
+        let begun = Instant::now();
+        match self.copy_slab(fill) {
+            Ok(bytes) => {
+                let duration_ns = begun.elapsed().as_nanos() as u64;
+                self.gate.publish_ready(layer_of(fill.target), fill.generation);
+                Outcome::Done { bytes, duration_ns }
+            }
+            Err(failure) => Outcome::Failed(failure),
+        }
+    }
+
+    fn copy_slab(&self, fill: &Fill) -> Result<u64, Failure> {
+        let slab = self.master.slab(Slab::of(fill.target)).ok_or(Failure::Refused)?;
+        let fails = self.faults.copy_fails();
+        self.link.begin();
+        let parts = slab.chunks(self.pool.chunk_bytes() as usize);
+        let last = parts.len().saturating_sub(1);
+        let write = if slab.len() >= STREAMING_BYTES { Pool::write_streaming } else { Pool::write };
+        for (at, (chunk, part)) in fill.chunks.iter().zip(parts).enumerate() {
+            self.copy_chunk(*chunk, part, at == last, write).map_err(|_| Failure::CopyFailed)?;
+            if fails || self.lock().stopping {
+                return Err(Failure::CopyFailed);
+            }
+        }
+        if matches!(fill.target, FillTarget::Slot(..)) && self.faults.current().flip_slot_byte {
+            self.flip(&fill.chunks).map_err(|_| Failure::CopyFailed)?;
+        }
+        Ok(slab.len() as u64)
+    }
+
+    fn copy_chunk(&self, chunk: ChunkId, part: &[u8], last: bool, write: Write) -> Result<(), PoolError> {
+        let slow = self.faults.current().slow_chunk;
+        if !slow.is_zero() {
+            std::thread::sleep(slow);
+        }
+        if !self.link.limited() {
+            return write(&self.pool, chunk, 0, part);
+        }
+        for (at, quantum) in part.chunks(QUANTUM_BYTES).enumerate() {
+            let passed = self.link.pass(quantum.len());
+            write(&self.pool, chunk, (at * QUANTUM_BYTES) as u64, quantum)?;
+            sleep_until(passed, last && (at + 1) * QUANTUM_BYTES >= part.len());
+        }
+        Ok(())
+    }
+
+    fn flip(&self, chunks: &[ChunkId]) -> Result<(), PoolError> {
+        let Some(&chunk) = chunks.first() else { return Ok(()) };
+        let mut byte = [0];
+        self.pool.read(chunk, 0, &mut byte)?;
+        self.pool.write(chunk, 0, &[!byte[0]])
+    }
+}
+
+fn layer_of(target: FillTarget) -> Option<sluice_policy::ids::LayerId> {
+    match Slab::of(target) {
+        Slab::Global => None,
+        Slab::Layer(layer) => Some(layer),
+    }
+}

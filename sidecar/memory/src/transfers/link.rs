@@ -1,0 +1,62 @@
+//! The link that a copy passes: as fast as memory, or paced to a bandwidth, so that a laptop can stand for NVLink-C2C or
+//! PCIe (DESIGN 4).
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// What one transfer takes of the link before another gets its turn.
+pub(super) const QUANTUM_BYTES: usize = 256 << 10;
+/// Sleeps shorter than this are put off to the next quantum: a sleep overshoots by about as much.
+const SHORTEST_SLEEP: Duration = Duration::from_micros(30);
+const NS_PER_S: u128 = 1_000_000_000;
+
+/// One direction of the link, shared by its transfers.
+#[derive(Debug)]
+pub(super) struct Link {
+    /// 0 = not limited.
+    bytes_per_s: AtomicU64,
+    /// When everything reserved so far has passed.
+    free_at: Mutex<Instant>,
+}
+
+impl Link {
+    pub(super) fn new(bytes_per_s: Option<u64>) -> Link {
+        Link { bytes_per_s: AtomicU64::new(bytes_per_s.unwrap_or(0)), free_at: Mutex::new(Instant::now()) }
+    }
+
+    pub(super) fn set(&self, bytes_per_s: Option<u64>) {
+        self.bytes_per_s.store(bytes_per_s.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    pub(super) fn limited(&self) -> bool {
+        self.bytes_per_s.load(Ordering::Relaxed) != 0
+    }
+
+    /// A transfer begins: time in which the link was idle is not made up for.
+    pub(super) fn begin(&self) {
+        let mut free_at = self.free_at.lock().expect("no holder of the link panics");
+        *free_at = (*free_at).max(Instant::now());
+    }
+
+    /// `bytes` pass, after everything that was reserved before. Returns the moment when they have.
+    pub(super) fn pass(&self, bytes: usize) -> Instant {
+        let mut free_at = self.free_at.lock().expect("no holder of the link panics");
+        let rate = u128::from(self.bytes_per_s.load(Ordering::Relaxed));
+        if rate != 0 {
+            *free_at += Duration::from_nanos((bytes as u128 * NS_PER_S).div_ceil(rate) as u64);
+        }
+        *free_at
+    }
+}
+
+/// Sleeps until `moment`, or not at all when that is very near and more quanta follow.
+pub(super) fn sleep_until(moment: Instant, last: bool) {
+    loop {
+        let left = moment.saturating_duration_since(Instant::now());
+        if left.is_zero() || (left < SHORTEST_SLEEP && !last) {
+            return;
+        }
+        std::thread::sleep(left);
+    }
+}

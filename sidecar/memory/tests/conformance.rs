@@ -1,0 +1,76 @@
+//! The suite of `sluice-ports`, rule by rule, on host memory.
+
+use sluice_policy::action::Address;
+use sluice_policy::geometry::Geometry;
+use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos};
+use sluice_ports::conformance::{self, Body, SlabPart};
+
+use super::world::World;
+
+impl Body for World {
+    type Memory = sluice_memory::HostMemory;
+
+    fn start(geometry: &Geometry) -> Self {
+        World::new(geometry)
+    }
+
+    fn memory(&mut self) -> &mut Self::Memory {
+        &mut self.memory
+    }
+
+    fn now(&mut self) -> Nanos {
+        Nanos(0)
+    }
+
+    fn advance(&mut self) -> bool {
+        World::advance(self)
+    }
+
+    fn hold_engine(&mut self, held: bool) {
+        World::hold_engine(self, held);
+    }
+
+    fn set_done(&mut self, layer: LayerId, generation: Generation) {
+        self.page.set_done(layer, generation);
+    }
+
+    fn ready(&mut self, layer: Option<LayerId>) -> Generation {
+        self.page.ready(layer)
+    }
+
+    fn contents(&mut self, address: Address) -> Option<SlabPart> {
+        World::contents(self, address)
+    }
+
+    fn write_block(&mut self, block: BlockId, tag: u32) {
+        World::write_block(self, block, tag);
+    }
+
+    fn block(&mut self, block: BlockId) -> Option<u32> {
+        World::block(self, block)
+    }
+}
+
+macro_rules! rules {
+    ($($rule:ident),+ $(,)?) => {
+        $(#[test] fn $rule() { conformance::$rule::<World>(); })+
+    };
+}
+
+rules!(
+    every_action_completes_exactly_once,
+    creation_beyond_the_capacity_leaves_nothing,
+    created_chunks_come_back,
+    what_contradicts_the_table_is_refused,
+    a_refused_transaction_changes_nothing,
+    a_chunk_backs_many_addresses,
+    a_chunk_that_is_mapped_is_not_released,
+    a_reback_waits_for_the_engine,
+    operations_take_effect_in_order,
+    a_moved_block_keeps_its_contents,
+    a_fill_puts_each_chunk_of_its_slab_in_order,
+    ready_is_published_with_the_completion,
+    a_fill_waits_for_the_reader_it_names,
+    fills_of_one_slot_run_in_the_order_submitted,
+    dropping_fills_drops_those_that_wait,
+);

@@ -1,0 +1,104 @@
+//! Chunks that change hands: poison, the engine's answers and loss, the snapshot and the audit.
+
+use sluice_memory::AuditError;
+use sluice_policy::action::{Address, Fill, FillTarget, Reback, Work};
+use sluice_policy::event::{Failure, Outcome};
+use sluice_policy::ids::{BlockId, ChunkId, FrameId, Generation, LayerId};
+use sluice_ports::conformance::SlabPart;
+
+use super::world::{World, chunks, geometry, map_layer, reback};
+
+const FRAME: Address = Address::Kv(FrameId(0));
+const OTHER: Address = Address::Kv(FrameId(1));
+const C0: ChunkId = ChunkId(0);
+
+fn world(poison: bool) -> World {
+    let geometry = geometry(64 << 10, 6, 2, 128 << 10);
+    let mut world = World::with(&geometry, |options| options.poison = poison);
+    world.succeed(Work::Create(chunks(0..6)));
+    world
+}
+
+#[test]
+fn a_handed_over_chunk_is_poisoned_before_it_is_mapped_when_asked_for() {
+    for poison in [false, true] {
+        let mut world = world(poison);
+        world.succeed(reback(vec![Reback::Map(FRAME, C0)], vec![]));
+        world.write_block(BlockId(0), 3);
+        world.succeed(reback(vec![Reback::Unmap(FRAME, C0), Reback::Map(OTHER, C0)], vec![C0]));
+        let bytes = world.read(OTHER).unwrap();
+        assert_eq!(bytes.iter().all(|byte| *byte == 0xFF), poison);
+        assert_eq!(world.block(BlockId(8)), (!poison).then_some(3), "kept without the option");
+    }
+}
+
+#[test]
+fn a_refused_transaction_poisons_nothing() {
+    let mut world = world(true);
+    world.succeed(reback(vec![Reback::Map(FRAME, C0)], vec![]));
+    world.write_block(BlockId(0), 3);
+    let refused = world.run(reback(vec![Reback::Unmap(OTHER, C0)], vec![C0]));
+    assert_eq!((refused, world.block(BlockId(0))), (Outcome::Failed(Failure::Refused), Some(3)));
+}
+
+#[test]
+fn a_fill_waits_for_the_transaction_that_names_its_chunks() {
+    let mut world = world(true);
+    let geometry = world.geometry.clone();
+    world.hold_engine(true);
+    let layer = LayerId(0);
+    world.order(reback(map_layer(&geometry, layer, 0), chunks(0..2)));
+    let target = FillTarget::Resident(layer);
+    let fill = world.order(Work::Fill(Fill {
+        target,
+        generation: Generation(1),
+        after: None,
+        chunks: chunks(0..2),
+    }));
+    world.settle();
+    assert_eq!((world.outcome(fill), world.page.ready(Some(layer))), (None, Generation(0)));
+    world.hold_engine(false);
+    world.wait(fill);
+    let part = SlabPart { layer: Some(layer), part: 1 };
+    assert_eq!(world.contents(Address::Layer(layer, 1)), Some(part), "the poison came first");
+}
+
+#[test]
+fn a_transaction_that_the_engine_refuses_is_taken_back() {
+    let mut world = world(false);
+    world.hold_engine(true);
+    let order = world.order(reback(vec![Reback::Map(FRAME, C0)], vec![]));
+    assert_eq!(world.memory.snapshot(), [Reback::Map(FRAME, C0)]);
+    assert!(world.memory.acknowledge(order, false));
+    assert_eq!(world.wait(order), Outcome::Failed(Failure::Refused));
+    assert_eq!(world.memory.snapshot(), []);
+}
+
+#[test]
+fn losing_the_engine_completes_what_it_had_not_acknowledged() {
+    let mut world = world(false);
+    world.hold_engine(true);
+    let first = world.order(reback(vec![Reback::Map(FRAME, C0)], vec![]));
+    let second = world.order(reback(vec![Reback::Map(OTHER, C0)], vec![]));
+    world.settle();
+    assert_eq!(world.outcome(first), None);
+    world.detach_engine();
+    world.memory.engine_lost();
+    for order in [first, second] {
+        assert!(matches!(world.outcome(order), Some(Outcome::Done { .. })), "{order:?}");
+    }
+    assert!(!world.memory.acknowledge(first, true), "an answer that comes late is nobody's");
+    assert_eq!(world.memory.snapshot(), [Reback::Map(FRAME, C0), Reback::Map(OTHER, C0)]);
+}
+
+#[test]
+fn the_audit_names_the_first_difference_to_the_ledger() {
+    let mut world = world(false);
+    world.succeed(reback(vec![Reback::Map(FRAME, C0), Reback::Map(OTHER, ChunkId(1))], vec![]));
+    let audit = |entries: &[(Address, ChunkId)]| world.memory.audit(entries.iter().copied());
+    assert_eq!(audit(&[(FRAME, C0), (OTHER, ChunkId(1))]), Ok(()));
+    let missing = AuditError { address: OTHER, backing: Some(ChunkId(1)), expected: None };
+    assert_eq!(audit(&[(FRAME, C0)]), Err(missing));
+    let wrong = AuditError { address: OTHER, backing: Some(ChunkId(1)), expected: Some(C0) };
+    assert_eq!(audit(&[(FRAME, C0), (OTHER, C0)]), Err(wrong));
+}

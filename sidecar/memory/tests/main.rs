@@ -1,0 +1,11 @@
+//! Host memory behind the port, with an engine that sees it through its own mappings on a thread of its own.
+
+#![allow(clippy::unwrap_used, reason = "a test that unwraps fails as it should")]
+
+mod conformance;
+mod copies;
+mod hand_over;
+mod mapping;
+mod ordering;
+mod pool;
+mod world;

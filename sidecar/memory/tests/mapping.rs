@@ -1,0 +1,148 @@
+//! The engine's half: constant addresses, refusals, and `PROT_NONE` wherever no chunk is.
+
+use sluice_memory::{Mapping, MappingError, Pool, Range, RangeSizes};
+use sluice_policy::action::{Address, Reback};
+use sluice_policy::ids::{ChunkId, FrameId, LayerId};
+
+use super::world::read;
+
+const CHUNK: u64 = 64 << 10;
+const FRAME: Address = Address::Kv(FrameId(1));
+const LAYER: Address = Address::Layer(LayerId(1), 0);
+
+fn sizes() -> RangeSizes {
+    RangeSizes {
+        global_chunks: 1,
+        layer_chunks: vec![2, 3],
+        kv_frames: 4,
+        activation_chunks: 1,
+        staging_chunks: 1,
+    }
+}
+
+fn pool() -> Pool {
+    let pool = Pool::new(CHUNK, 4).unwrap();
+    (0..4).for_each(|c| pool.create(ChunkId(c)).unwrap());
+    pool
+}
+
+/// Start, end and permissions of the kernel's area that holds `at`.
+fn area(at: *mut u8) -> (usize, usize, String) {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let areas = maps.lines().map(|line| {
+        let (range, rest) = line.split_once(' ').unwrap();
+        let (start, end) = range.split_once('-').unwrap();
+        let hex = |s| usize::from_str_radix(s, 16).unwrap();
+        (hex(start), hex(end), rest[..4].to_owned())
+    });
+    let mut found = areas.filter(|(start, end, _)| (*start..*end).contains(&(at as usize)));
+    found.next().expect("the address is reserved")
+}
+
+#[test]
+fn ranges_keep_their_addresses_and_a_guard_follows_each() {
+    let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
+    let all = [
+        Range::Global,
+        Range::Layer(LayerId(0)),
+        Range::Layer(LayerId(1)),
+        Range::Kv,
+        Range::Activation,
+        Range::Staging,
+    ];
+    let starts = all.map(|range| mapping.address(range) as u64);
+    for (at, pair) in starts.windows(2).enumerate() {
+        assert_eq!(pair[1] - pair[0], mapping.range_bytes(all[at]) + CHUNK, "after {:?}", all[at]);
+    }
+    let pool = pool();
+    mapping.apply(pool.fd(), &Reback::Map(FRAME, ChunkId(0))).unwrap();
+    assert_eq!(starts, all.map(|range| mapping.address(range) as u64));
+    assert_eq!(mapping.position(FRAME).unwrap() as u64, starts[3] + CHUNK);
+    assert_eq!(mapping.range_bytes(Range::Layer(LayerId(2))), 0);
+}
+
+#[test]
+fn what_no_chunk_backs_is_prot_none_before_and_after() {
+    let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
+    let pool = pool();
+    let at = mapping.position(FRAME).unwrap();
+    assert_eq!(area(at).2, "---p");
+    mapping.apply(pool.fd(), &Reback::Map(FRAME, ChunkId(2))).unwrap();
+    let (start, end, permissions) = area(at);
+    assert_eq!((start, end, permissions.as_str()), (at as usize, at as usize + CHUNK as usize, "rw-s"));
+    mapping.apply(pool.fd(), &Reback::Unmap(FRAME, ChunkId(2))).unwrap();
+    assert_eq!(area(at).2, "---p");
+}
+
+#[test]
+fn a_contradiction_is_refused_by_name_and_changes_nothing() {
+    let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
+    let pool = pool();
+    mapping.apply(pool.fd(), &Reback::Map(FRAME, ChunkId(0))).unwrap();
+    let mut refused = |op| mapping.apply(pool.fd(), &op).unwrap_err();
+    let outside = Address::Layer(LayerId(0), 2);
+    assert!(matches!(
+        refused(Reback::Map(FRAME, ChunkId(1))),
+        MappingError::Occupied { found: ChunkId(0), .. }
+    ));
+    assert!(matches!(
+        refused(Reback::Unmap(FRAME, ChunkId(1))),
+        MappingError::NotMapped { found: Some(_), .. }
+    ));
+    assert!(matches!(refused(Reback::Unmap(LAYER, ChunkId(0))), MappingError::NotMapped { found: None, .. }));
+    assert!(matches!(refused(Reback::Map(outside, ChunkId(1))), MappingError::OutOfRange { .. }));
+    assert!(matches!(refused(Reback::Map(LAYER, ChunkId(4))), MappingError::BeyondPool { .. }));
+    assert_eq!((mapping.mapped(FRAME), mapping.mapped(LAYER)), (Some(ChunkId(0)), None));
+}
+
+#[test]
+fn a_transaction_that_is_refused_half_way_is_taken_back() {
+    let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
+    let pool = pool();
+    mapping.apply(pool.fd(), &Reback::Map(FRAME, ChunkId(0))).unwrap();
+    let ops =
+        [Reback::Unmap(FRAME, ChunkId(0)), Reback::Map(LAYER, ChunkId(0)), Reback::Map(LAYER, ChunkId(1))];
+    assert!(mapping.apply_all(pool.fd(), &ops).is_err());
+    assert_eq!((mapping.mapped(FRAME), mapping.mapped(LAYER)), (Some(ChunkId(0)), None));
+    assert_eq!(area(mapping.position(FRAME).unwrap()).2, "rw-s");
+}
+
+#[test]
+fn one_chunk_shows_the_same_bytes_at_every_address() {
+    let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
+    let pool = pool();
+    let addresses = [LAYER, Address::Layer(LayerId(0), 1), FRAME, Address::Staging(0)];
+    for address in addresses {
+        mapping.apply(pool.fd(), &Reback::Map(address, ChunkId(3))).unwrap();
+    }
+    pool.write(ChunkId(3), 100, b"sluice").unwrap();
+    for address in addresses {
+        assert_eq!(&read(&mapping, address, CHUNK as usize).unwrap()[100..106], b"sluice");
+    }
+    assert_eq!(mapping.backed_prefix_chunks(Range::Layer(LayerId(1))), 1);
+    assert_eq!(mapping.backed_prefix_chunks(Range::Layer(LayerId(0))), 0, "its front is not backed");
+}
+
+#[test]
+fn a_drop_gives_the_addresses_back() {
+    let largest = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let bytes = maps.lines().map(|line| {
+            let (start, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+            u64::from_str_radix(end, 16).unwrap() - u64::from_str_radix(start, 16).unwrap()
+        });
+        bytes.max().unwrap()
+    };
+    const TERABYTE: u64 = 1 << 40;
+    let mapping = Mapping::reserve(2 << 20, RangeSizes { kv_frames: 1 << 19, ..sizes() }).unwrap();
+    assert!(largest() >= TERABYTE);
+    drop(mapping);
+    assert!(largest() < TERABYTE);
+}
+
+#[test]
+fn a_chunk_that_is_no_multiple_of_the_page_is_refused() {
+    assert!(matches!(Mapping::reserve(1000, sizes()), Err(MappingError::ChunkSize { .. })));
+    assert!(matches!(Mapping::reserve(0, sizes()), Err(MappingError::ChunkSize { .. })));
+    assert!(matches!(Mapping::reserve(1 << 62, sizes()), Err(MappingError::TooLarge { .. })));
+}

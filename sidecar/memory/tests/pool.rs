@@ -1,0 +1,100 @@
+//! Physical memory: capacity, what the machine really gives and gets back, seals.
+
+use sluice_memory::{Faults, Pool, PoolError};
+use sluice_policy::action::Work;
+use sluice_policy::event::{Failure, Outcome};
+use sluice_policy::ids::ChunkId;
+
+use super::world::{World, chunks, geometry};
+
+/// What the file really occupies.
+fn allocated_bytes(pool: &Pool) -> u64 {
+    rustix::fs::fstat(pool.fd()).unwrap().st_blocks as u64 * 512
+}
+
+#[test]
+fn memory_exists_when_created_and_comes_back_when_released() {
+    for chunk_bytes in [64 << 10, 2 << 20] {
+        let pool = Pool::new(chunk_bytes, 8).unwrap();
+        assert_eq!(allocated_bytes(&pool), 0);
+        (0..8).for_each(|c| pool.create(ChunkId(c)).unwrap());
+        assert_eq!((allocated_bytes(&pool), pool.used_bytes()), (8 * chunk_bytes, 8 * chunk_bytes));
+        (2..5).for_each(|c| pool.release(ChunkId(c)).unwrap());
+        assert_eq!((allocated_bytes(&pool), pool.used_bytes()), (5 * chunk_bytes, 5 * chunk_bytes));
+        (0..2).chain(5..8).for_each(|c| pool.release(ChunkId(c)).unwrap());
+        assert_eq!((allocated_bytes(&pool), pool.used_bytes()), (0, 0));
+    }
+}
+
+#[test]
+fn one_chunk_more_than_the_capacity_is_out_of_memory() {
+    let pool = Pool::new(64 << 10, 3).unwrap();
+    (0..3).for_each(|c| pool.create(ChunkId(c)).unwrap());
+    assert!(matches!(pool.create(ChunkId(3)), Err(PoolError::OutOfMemory { .. })));
+    assert_eq!(allocated_bytes(&pool), 3 * (64 << 10));
+}
+
+#[test]
+fn a_chunk_that_does_not_exist_is_neither_read_nor_written_nor_released() {
+    let pool = Pool::new(64 << 10, 2).unwrap();
+    pool.create(ChunkId(0)).unwrap();
+    let missing = |result: Result<(), PoolError>| matches!(result, Err(PoolError::Missing { .. }));
+    for chunk in [ChunkId(1), ChunkId(9)] {
+        assert!(missing(pool.write(chunk, 0, b"x")));
+        assert!(missing(pool.read(chunk, 0, &mut [0])));
+        assert!(missing(pool.copy((ChunkId(0), 0), (chunk, 0), 8)));
+        assert!(missing(pool.poison(chunk)));
+        assert!(missing(pool.release(chunk)));
+    }
+    assert!(matches!(pool.create(ChunkId(0)), Err(PoolError::Exists { .. })));
+    assert!(matches!(pool.write(ChunkId(0), 65535, b"xy"), Err(PoolError::OutsideChunk { .. })));
+    assert_eq!(allocated_bytes(&pool), 64 << 10, "nothing was touched");
+}
+
+#[test]
+fn a_recreated_chunk_holds_zeros() {
+    let pool = Pool::new(64 << 10, 1).unwrap();
+    pool.create(ChunkId(0)).unwrap();
+    pool.poison(ChunkId(0)).unwrap();
+    pool.release(ChunkId(0)).unwrap();
+    pool.create(ChunkId(0)).unwrap();
+    let mut bytes = vec![1; 64 << 10];
+    pool.read(ChunkId(0), 0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_peer_cannot_truncate_or_grow_the_file() {
+    let pool = Pool::new(64 << 10, 2).unwrap();
+    let peer = pool.fd().try_clone_to_owned().unwrap();
+    for bytes in [0, 1 << 20] {
+        assert_eq!(rustix::fs::ftruncate(&peer, bytes), Err(rustix::io::Errno::PERM));
+    }
+    let more = rustix::fs::fcntl_add_seals(&peer, rustix::fs::SealFlags::WRITE);
+    assert_eq!(more, Err(rustix::io::Errno::PERM));
+}
+
+#[test]
+fn a_device_that_fails_to_allocate_leaves_nothing_and_recovers() {
+    let mut world = World::new(&geometry(64 << 10, 4, 1, 64 << 10));
+    world.memory.set_faults(Faults { fail_creates: 1, ..Faults::default() });
+    assert_eq!(world.run(Work::Create(chunks(0..4))), Outcome::Failed(Failure::OutOfMemory));
+    assert_eq!(sluice_ports::Memory::used_bytes(&world.memory), 0);
+    world.succeed(Work::Create(chunks(0..4)));
+}
+
+#[test]
+fn a_streaming_write_puts_every_byte_in_place_whatever_the_alignment() {
+    let pool = Pool::new(64 << 10, 1).unwrap();
+    pool.create(ChunkId(0)).unwrap();
+    let source: Vec<u8> = (0..64 << 10).map(|at: u32| (at % 251) as u8).collect();
+    for (offset, bytes) in [(0, 64 << 10), (1, 1000), (63, 65), (64, 64), (7, 20), (130, 0), (65, 64 << 9)] {
+        pool.poison(ChunkId(0)).unwrap();
+        pool.write_streaming(ChunkId(0), offset as u64, &source[3.min(offset)..][..bytes]).unwrap();
+        let mut found = vec![0; 64 << 10];
+        pool.read(ChunkId(0), 0, &mut found).unwrap();
+        let mut expected = vec![0xFF; 64 << 10];
+        expected[offset..offset + bytes].copy_from_slice(&source[3.min(offset)..][..bytes]);
+        assert!(found == expected, "{bytes} bytes at {offset}");
+    }
+}
