@@ -1,0 +1,191 @@
+//! Round trip of one step over the link, between two processes: tables written, order sent, read and answered by an engine
+//! that computes nothing. `cargo run --release -p sluice-link --example link_latency`
+//!
+//! Prints the median and the 99th percentile for a small command (one sequence) and for a real step (16
+//! sequences that decode on a model of 32 layers, about 700 tokens each), and whether the median is within the budget of 50 us.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sluice_link::client::{Order, SidecarLink};
+use sluice_link::control::ControlPage;
+use sluice_link::frame::HEADER_BYTES;
+use sluice_link::message::{EngineSetup, Faults, Message};
+use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
+use sluice_link::server::{EngineEvent, EngineLink, Listener, Shared, step_order};
+use sluice_link::tables::{TableShape, TableWriter};
+use sluice_link::vocabulary::*;
+use sluice_ports::compute::{SequenceStep, Step, TableUpdate};
+
+const LIMIT_NS: u64 = 50_000;
+const WARM_UP: usize = 2_000;
+const ROUNDS: usize = 20_000;
+const LAYERS: u16 = 32;
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let ended = match arguments.get(1) {
+        Some(path) => engine(Path::new(path)).map(|()| true),
+        None => sidecar(),
+    };
+    match ended {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Attaches and answers each step at once, after reading what a real engine reads.
+fn engine(path: &Path) -> Outcome<()> {
+    let mut link = SidecarLink::connect(path)?;
+    let welcome = link.hello("latency")?;
+    link.ready(welcome.setup.layout().digest(), ActivationCost::default())?;
+    let (mut tokens, mut blocks) = (Vec::new(), Vec::new());
+    while let Order::Step(order) = link.recv()? {
+        tokens.clear();
+        blocks.clear();
+        let mut sampled = Vec::with_capacity(order.sequences.len());
+        for sequence in &order.sequences {
+            let end = sequence.start + sequence.count;
+            welcome.tables.history(
+                order.parity,
+                sequence.row,
+                sequence.start,
+                sequence.count,
+                &mut tokens,
+            )?;
+            welcome.tables.blocks(order.parity, sequence.row, end.div_ceil(BLOCK_TOKENS), &mut blocks)?;
+            sampled.push(Sampled { row: sequence.row, token: 1, logprobs: None });
+        }
+        let times = vec![1_000_000; usize::from(LAYERS)];
+        let (id, attempt, total_ns) = (order.id, order.attempt, 32_000_000);
+        link.done(StepDone { id, attempt, sampled, layer_ns: times.clone(), stall_ns: times, total_ns })?;
+    }
+    Ok(())
+}
+
+fn setup() -> EngineSetup {
+    let spec = ModelSpec {
+        family: Family::Llama,
+        dtype: Dtype::Bf16,
+        vocab: 128_256,
+        hidden: 4096,
+        intermediate: 14_336,
+        layers: LAYERS,
+        heads: 32,
+        kv_heads: 8,
+        head_dim: 128,
+        max_positions: 131_072,
+        norm_eps: 1e-5,
+        rope_theta: 500_000.0,
+        rope_scaling: RopeScaling::None,
+        tied_embeddings: false,
+        attention_bias: false,
+        mlp_bias: false,
+    };
+    EngineSetup {
+        spec,
+        chunk_bytes: 1 << 21,
+        capacity_chunks: 1,
+        kv_frames: 1024,
+        activation_chunks: 64,
+        staging_chunks: 1,
+        max_rows: 64,
+        max_columns: 512,
+        max_history: 8192,
+        threads: 1,
+        faults: Faults::default(),
+    }
+}
+
+fn pool() -> Outcome<OwnedFd> {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    let fd = memfd_create("pool", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&fd, 1 << 21)?;
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(fd)
+}
+
+/// Measures; `true` when both medians are within the limit.
+fn sidecar() -> Outcome<bool> {
+    let folder = std::env::temp_dir().join(format!("sluice-link-latency-{}", std::process::id()));
+    std::fs::create_dir(&folder)?;
+    let path = folder.join("engine.sock");
+    let listener = Listener::bind(&path)?;
+    let mut child = Command::new(std::env::current_exe()?).arg(&path).spawn()?;
+    let (setup, pool) = (setup(), pool()?);
+    let control = ControlPage::create(LAYERS)?;
+    let mut tables = TableWriter::create(TableShape::of(&setup))?;
+    let connection = listener.accept(Duration::from_secs(10))?.ok_or("the engine does not connect")?;
+    let shared = Shared { pool: pool.as_fd(), control: &control, tables: &tables };
+    let mut link = connection.handshake(&setup, shared)?;
+    let small = measure("1 decode", &mut link, &mut tables, 1)?;
+    let real = measure("16 decodes", &mut link, &mut tables, 16)?;
+    link.sender.bye()?;
+    child.wait()?;
+    drop(listener);
+    std::fs::remove_dir(&folder)?;
+    Ok(small && real)
+}
+
+fn measure(name: &str, link: &mut EngineLink, tables: &mut TableWriter, rows: u32) -> Outcome<bool> {
+    let mut times_ns = Vec::with_capacity(ROUNDS);
+    for round in 0..WARM_UP + ROUNDS {
+        let step = step(round as u32, rows);
+        let begun = Instant::now();
+        link.sender.send_step(&step, tables)?;
+        let EngineEvent::Done(done) = link.receiver.recv()? else { return Err("no Done".into()) };
+        let took_ns = begun.elapsed().as_nanos() as u64;
+        assert_eq!((done.id, done.sampled.len()), (step.id, rows as usize));
+        if round >= WARM_UP {
+            times_ns.push(took_ns);
+        }
+    }
+    times_ns.sort_unstable();
+    let (p50_ns, p99_ns) = (times_ns[ROUNDS / 2], times_ns[ROUNDS * 99 / 100]);
+    let passed = p50_ns <= LIMIT_NS;
+    let verdict = if passed { "pass" } else { "FAIL" };
+    let order = Message::Step(step_order(&step(WARM_UP as u32, rows), 0));
+    let bytes = HEADER_BYTES + order.encode().len();
+    let us = |ns: u64| ns as f64 / 1e3;
+    let (p50, p99, limit) = (us(p50_ns), us(p99_ns), us(LIMIT_NS));
+    println!(
+        "{name}, command of {bytes} bytes: p50 {p50:.1} us, p99 {p99:.1} us, limit on p50 {limit:.0} us: {verdict}"
+    );
+    Ok(passed)
+}
+
+/// Decodes of `rows` sequences at positions that begin a block every 16 rounds.
+fn step(round: u32, rows: u32) -> Step {
+    let start = 512 + round % 512;
+    let sampling = Arc::new(Sampling::default());
+    let sequence = |row| SequenceStep {
+        row: RowId(row),
+        start,
+        tokens: vec![round % 1000],
+        sample: Some(SampleOrder { sampling: Arc::clone(&sampling), prompt_tokens: 512 }),
+    };
+    let column = |row, column: u32| {
+        let first = (row * 64 + column) * u32::from(LAYERS);
+        let blocks = (first..first + u32::from(LAYERS)).map(BlockId).collect();
+        TableUpdate::Column { row: RowId(row), column, blocks }
+    };
+    let new = if round == 0 { 0..64 } else { start / 16..start / 16 + u32::from(start.is_multiple_of(16)) };
+    Step {
+        id: StepId(u64::from(round)),
+        attempt: 0,
+        epoch: 0,
+        sequences: (0..rows).map(sequence).collect(),
+        updates: (0..rows).flat_map(|row| new.clone().map(move |at| column(row, at))).collect(),
+        generations: Vec::new(),
+        activation_limit_bytes: 0,
+    }
+}

@@ -1,0 +1,140 @@
+//! The engine's end: connect, agree, then take orders.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use sluice_policy::geometry::ActivationCost;
+use sluice_policy::ids::ActionId;
+use sluice_ports::compute::StepDone;
+
+use crate::control::ControlPage;
+use crate::error::{LinkError, kernel};
+use crate::frame::Kind;
+use crate::message::{EngineSetup, Hello, Message, Ready, StepOrder};
+use crate::region::check_sealed;
+use crate::server::{HANDSHAKE_PATIENCE, connect, unexpected};
+use crate::slab::reference_digest;
+use crate::socket::{self, Receiver, SEND_PATIENCE, Sender};
+use crate::tables::{TableReader, TableShape};
+
+/// What the sidecar handed over.
+#[derive(Debug)]
+pub struct Welcome {
+    /// The tenant.
+    pub setup: EngineSetup,
+    /// The pool of chunks.
+    pub pool: OwnedFd,
+    /// Generations of layers.
+    pub control: ControlPage,
+    /// Block tables and histories.
+    pub tables: TableReader,
+}
+
+/// What an engine may be told.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Order {
+    /// Change what backs some addresses, in this order.
+    Reback {
+        /// Names the answer.
+        id: ActionId,
+        /// Changes.
+        ops: Vec<sluice_policy::action::Reback>,
+    },
+    /// Run a step.
+    Step(StepOrder),
+    /// End.
+    Bye,
+}
+
+/// A link to the sidecar.
+#[derive(Debug)]
+pub struct SidecarLink {
+    sender: Sender,
+    receiver: Receiver,
+}
+
+impl SidecarLink {
+    /// Connects to the sidecar's socket.
+    pub fn connect(path: &Path) -> Result<SidecarLink, LinkError> {
+        let (sender, receiver) = socket::split(connect(path)?, SEND_PATIENCE)?;
+        Ok(SidecarLink { sender, receiver })
+    }
+
+    /// Says who this is and takes the model and its memory.
+    pub fn hello(&mut self, build: &str) -> Result<Welcome, LinkError> {
+        let pid = getpid().as_raw_nonzero().get().unsigned_abs();
+        let hello = Hello { build: build.to_owned(), pid, layout_digest: reference_digest() };
+        self.sender.send(&Message::Hello(hello), &[])?;
+        match self.receiver.recv_within(HANDSHAKE_PATIENCE)? {
+            (Message::Model(setup), descriptors) => welcome(*setup, descriptors),
+            (other, _) => Err(unexpected(&other, "Model")),
+        }
+    }
+
+    /// Says that all ranges are reserved.
+    pub fn ready(&self, slab_digest: u64, activation: ActivationCost) -> Result<(), LinkError> {
+        let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).map_err(kernel("pidfd_open"))?;
+        self.sender.send(&Message::Ready(Ready { slab_digest, activation }), &[pidfd.as_fd()])
+    }
+
+    /// The next order. Blocks.
+    pub fn recv(&mut self) -> Result<Order, LinkError> {
+        match self.receiver.recv()?.0 {
+            Message::Reback { id, ops } => Ok(Order::Reback { id, ops }),
+            Message::Step(order) => Ok(Order::Step(order)),
+            Message::Bye => Ok(Order::Bye),
+            other => Err(unexpected(&other, "an order")),
+        }
+    }
+
+    /// As [`SidecarLink::recv`], for tests of what a peer does not say.
+    pub fn recv_within(&mut self, limit: Duration) -> Result<Order, LinkError> {
+        if !socket::readable(self.sender.fd(), limit)? {
+            return Err(LinkError::Timeout(limit));
+        }
+        self.recv()
+    }
+
+    /// All changes of an order are made.
+    pub fn applied(&self, id: ActionId) -> Result<(), LinkError> {
+        self.sender.send(&Message::Applied { id }, &[])
+    }
+
+    /// An order was refused and nothing changed.
+    pub fn refused(&self, id: ActionId, message: String) -> Result<(), LinkError> {
+        self.sender.send(&Message::Refused { id, message }, &[])
+    }
+
+    /// A step has finished.
+    pub fn done(&self, done: StepDone) -> Result<(), LinkError> {
+        self.sender.send(&Message::Done(done), &[])
+    }
+
+    /// A step cannot run and nothing was written.
+    pub fn step_refused(&self, order: &StepOrder, message: String) -> Result<(), LinkError> {
+        self.sender.send(&Message::StepRefused { id: order.id, attempt: order.attempt, message }, &[])
+    }
+
+    /// This engine ends by itself.
+    pub fn bye(&self) -> Result<(), LinkError> {
+        self.sender.send(&Message::Bye, &[])
+    }
+
+    /// The socket, to be watched for the sidecar's end.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.sender.fd()
+    }
+}
+
+fn welcome(setup: EngineSetup, descriptors: Vec<OwnedFd>) -> Result<Welcome, LinkError> {
+    let got = descriptors.len();
+    let [pool, control, tables]: [OwnedFd; 3] = descriptors
+        .try_into()
+        .map_err(|_| crate::frame::Refusal::Descriptors { kind: Kind::Model, got, expected: 3 })?;
+    check_sealed(pool.as_fd(), u64::from(setup.capacity_chunks) * setup.chunk_bytes)?;
+    let control = ControlPage::open(control, setup.spec.layers)?;
+    let tables = TableReader::open(tables, TableShape::of(&setup))?;
+    Ok(Welcome { setup, pool, control, tables })
+}

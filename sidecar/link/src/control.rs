@@ -1,0 +1,231 @@
+//! The control page: per layer, which generation is `ready` (the sidecar has copied it in) and which is `done` (the
+//! engine has read it for the last time). Each word has its own cache line, beside the futex that wakes its waiters.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::thread::futex;
+use sluice_policy::ids::{Generation, LayerId};
+use thiserror::Error;
+
+use crate::region::{Region, RegionError};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"SLNKCTRL");
+const VERSION: u64 = 1;
+/// Bytes of a cache line: the header has one, each layer two (ready, done).
+const LINE_BYTES: usize = 64;
+const LINE_LONGS: usize = LINE_BYTES / 8;
+const LINE_WORDS: usize = LINE_BYTES / 4;
+/// Looks at the word before going to sleep: a few microseconds.
+const SPINS: u32 = 400;
+/// Longest sleep without a look at the abort flag: a dead peer wakes nobody.
+const SLEEP_NS: i64 = 10_000_000;
+
+/// A page that cannot be used.
+#[derive(Debug, Error)]
+pub enum ControlError {
+    /// Not a control page of this version.
+    #[error("control page begins with {magic:#018x}, version {version}, which is not ours")]
+    Foreign {
+        /// First word.
+        magic: u64,
+        /// Second word.
+        version: u64,
+    },
+    /// Made for another model.
+    #[error("control page has {got} layers, the model has {needed}")]
+    Layers {
+        /// Layers of the page.
+        got: u64,
+        /// Layers of the model.
+        needed: u16,
+    },
+    /// A layer outside of the model.
+    #[error("layer {layer} of a control page of {layers} layers")]
+    OutOfRange {
+        /// Asked for.
+        layer: u16,
+        /// Layers of the page.
+        layers: u16,
+    },
+    /// The shared memory itself.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// The generation is there.
+    Reached,
+    /// The abort flag was raised first.
+    Aborted,
+    /// The time was over first.
+    TimedOut,
+}
+
+/// When a wait is given up.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience<'a> {
+    /// Raised by another thread of this process.
+    pub abort: &'a AtomicBool,
+    /// Longest wait; `None` = until aborted.
+    pub limit: Option<Duration>,
+}
+
+impl<'a> Patience<'a> {
+    /// Waits until `abort` is raised.
+    pub fn until(abort: &'a AtomicBool) -> Self {
+        Patience { abort, limit: None }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Side {
+    Ready,
+    Done,
+}
+
+/// One cache line: a generation, a counter of publications to sleep on, and how many sleep.
+struct Word<'a> {
+    value: &'a AtomicU64,
+    published: &'a AtomicU32,
+    sleepers: &'a AtomicU32,
+}
+
+/// The page, at either end.
+#[derive(Debug)]
+pub struct ControlPage {
+    region: Region,
+    layers: u16,
+}
+
+impl ControlPage {
+    /// Makes a page for `layers` layers, all generations 0.
+    pub fn create(layers: u16) -> Result<ControlPage, ControlError> {
+        let region = Region::create("sluice-control", bytes(layers))?;
+        for (at, value) in [(0, MAGIC), (1, VERSION), (2, u64::from(layers))] {
+            region.long(at).expect("the header is in the page").store(value, Ordering::Release);
+        }
+        Ok(ControlPage { region, layers })
+    }
+
+    /// Maps the peer's page.
+    pub fn open(fd: OwnedFd, layers: u16) -> Result<ControlPage, ControlError> {
+        let region = Region::open(fd, bytes(layers))?;
+        let read = |at| region.long(at).expect("the header is in the page").load(Ordering::Acquire);
+        let (magic, version, got) = (read(0), read(1), read(2));
+        if magic != MAGIC || version != VERSION {
+            return Err(ControlError::Foreign { magic, version });
+        }
+        if got != u64::from(layers) {
+            return Err(ControlError::Layers { got, needed: layers });
+        }
+        Ok(ControlPage { region, layers })
+    }
+
+    /// The memfd, to be passed on.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.region.fd()
+    }
+
+    /// Sidecar: `layer`'s slot now holds `generation`.
+    pub fn publish_ready(&self, layer: LayerId, generation: Generation) -> Result<(), ControlError> {
+        self.publish(Side::Ready, layer, generation)
+    }
+
+    /// Engine: `generation` of `layer` was read for the last time.
+    pub fn publish_done(&self, layer: LayerId, generation: Generation) -> Result<(), ControlError> {
+        self.publish(Side::Done, layer, generation)
+    }
+
+    /// What `layer`'s slot holds.
+    pub fn ready(&self, layer: LayerId) -> Result<Generation, ControlError> {
+        Ok(Generation(self.word(Side::Ready, layer)?.value.load(Ordering::Acquire)))
+    }
+
+    /// What the engine has read last.
+    pub fn done(&self, layer: LayerId) -> Result<Generation, ControlError> {
+        Ok(Generation(self.word(Side::Done, layer)?.value.load(Ordering::Acquire)))
+    }
+
+    /// Waits until `ready` is exactly `generation`: another one, even a later one, is another layer's weights.
+    pub fn wait_ready(
+        &self,
+        layer: LayerId,
+        generation: Generation,
+        patience: Patience<'_>,
+    ) -> Result<Wait, ControlError> {
+        Ok(wait(&self.word(Side::Ready, layer)?, |value| value == generation.0, patience))
+    }
+
+    /// Waits until `done` is `generation` or a later one.
+    pub fn wait_done(
+        &self,
+        layer: LayerId,
+        generation: Generation,
+        patience: Patience<'_>,
+    ) -> Result<Wait, ControlError> {
+        Ok(wait(&self.word(Side::Done, layer)?, |value| value >= generation.0, patience))
+    }
+
+    fn publish(&self, side: Side, layer: LayerId, generation: Generation) -> Result<(), ControlError> {
+        let word = self.word(side, layer)?;
+        word.value.store(generation.0, Ordering::SeqCst);
+        word.published.fetch_add(1, Ordering::SeqCst);
+        // A sleeper counts itself before its last look at the value, so either it sees this one or we see it.
+        if word.sleepers.load(Ordering::SeqCst) != 0 {
+            // Nothing to do on failure: every sleeper wakes by its timeout anyway.
+            let _ = futex::wake(word.published, futex::Flags::empty(), i32::MAX as u32);
+        }
+        Ok(())
+    }
+
+    fn word(&self, side: Side, layer: LayerId) -> Result<Word<'_>, ControlError> {
+        if layer.0 >= self.layers {
+            return Err(ControlError::OutOfRange { layer: layer.0, layers: self.layers });
+        }
+        let line = 1 + 2 * layer.index() + side as usize;
+        let value = self.region.long(line * LINE_LONGS);
+        let words = self.region.words(line * LINE_WORDS + 2, 2);
+        let [published, sleepers] = words.expect("the line is in the page") else { unreachable!() };
+        Ok(Word { value: value.expect("the line is in the page"), published, sleepers })
+    }
+}
+
+fn bytes(layers: u16) -> usize {
+    (1 + 2 * usize::from(layers)) * LINE_BYTES
+}
+
+fn wait(word: &Word<'_>, reached: impl Fn(u64) -> bool, patience: Patience<'_>) -> Wait {
+    for _ in 0..SPINS {
+        if reached(word.value.load(Ordering::Acquire)) {
+            return Wait::Reached;
+        }
+        std::hint::spin_loop();
+    }
+    word.sleepers.fetch_add(1, Ordering::SeqCst);
+    let end = sleep(word, reached, patience);
+    word.sleepers.fetch_sub(1, Ordering::SeqCst);
+    end
+}
+
+fn sleep(word: &Word<'_>, reached: impl Fn(u64) -> bool, patience: Patience<'_>) -> Wait {
+    let begun = std::time::Instant::now();
+    loop {
+        let seen = word.published.load(Ordering::SeqCst);
+        if reached(word.value.load(Ordering::SeqCst)) {
+            return Wait::Reached;
+        }
+        if patience.abort.load(Ordering::Relaxed) {
+            return Wait::Aborted;
+        }
+        if patience.limit.is_some_and(|limit| begun.elapsed() >= limit) {
+            return Wait::TimedOut;
+        }
+        let timeout = futex::Timespec { tv_sec: 0, tv_nsec: SLEEP_NS };
+        // Woken, timed out, interrupted, or the counter moved on: look again in every case.
+        let _ = futex::wait(word.published, futex::Flags::empty(), seen, Some(&timeout));
+    }
+}

@@ -1,0 +1,258 @@
+//! Frames: how a message travels in packets. Every packet carries a 16-byte header; a message larger than one packet
+//! is cut into parts of the same kind that follow each other without a gap.
+//!
+//! Nothing here trusts the peer: a packet that is short, long, of another version or out of order is a [`Refusal`],
+//! after which the connection is of no further use.
+
+use thiserror::Error;
+
+/// First four bytes of every packet: `SLNK`.
+pub const MAGIC: u32 = u32::from_le_bytes(*b"SLNK");
+/// Version of the protocol. Both ends must speak the same one.
+pub const LINK_VERSION: u16 = 1;
+/// Bytes of the header.
+pub const HEADER_BYTES: usize = 16;
+/// Largest packet. The kernel takes about 200 KiB with its default buffers.
+pub const MAX_PACKET_BYTES: usize = 128 * 1024;
+/// Largest payload of one part.
+pub const MAX_PART_BYTES: usize = MAX_PACKET_BYTES - HEADER_BYTES;
+/// Largest number of parts of one message.
+pub const MAX_PARTS: u16 = 32;
+
+/// What kind of message a packet belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Kind {
+    /// Engine: who it is.
+    Hello = 1,
+    /// Sidecar: the model and the shared memory.
+    Model = 2,
+    /// Engine: it agrees.
+    Ready = 3,
+    /// Sidecar: change what backs some addresses.
+    Reback = 4,
+    /// Engine: a `Reback` is complete.
+    Applied = 5,
+    /// Engine: a `Reback` was refused.
+    Refused = 6,
+    /// Sidecar: run a step.
+    Step = 7,
+    /// Engine: a step has finished.
+    Done = 8,
+    /// Engine: a step was refused.
+    StepRefused = 9,
+    /// Either: the end, in good order.
+    Bye = 10,
+}
+
+impl Kind {
+    fn from_wire(word: u16) -> Option<Kind> {
+        use Kind::*;
+        [Hello, Model, Ready, Reback, Applied, Refused, Step, Done, StepRefused, Bye]
+            .into_iter()
+            .find(|kind| *kind as u16 == word)
+    }
+}
+
+/// Why a packet or message was refused.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Refusal {
+    /// Shorter than a header.
+    #[error("packet of {got} bytes is shorter than its header")]
+    Short {
+        /// Bytes received.
+        got: usize,
+    },
+    /// Not ours.
+    #[error("packet begins with {got:#010x}, not with the link's magic")]
+    Magic {
+        /// First word.
+        got: u32,
+    },
+    /// Another protocol version.
+    #[error("peer speaks link version {theirs}, this build speaks {LINK_VERSION}")]
+    Version {
+        /// The peer's version.
+        theirs: u16,
+    },
+    /// No such kind.
+    #[error("unknown message kind {got}")]
+    Kind {
+        /// Kind received.
+        got: u16,
+    },
+    /// The stated length is not the packet's.
+    #[error("packet states {stated} payload bytes and carries {got}")]
+    Length {
+        /// Stated.
+        stated: u32,
+        /// Carried.
+        got: usize,
+    },
+    /// Above the limit of a packet or message.
+    #[error("packet or message of {got} bytes is above the limit of {limit}")]
+    Oversized {
+        /// Bytes received.
+        got: usize,
+        /// Bytes allowed.
+        limit: usize,
+    },
+    /// Parts of a message that do not follow each other.
+    #[error("part {part} of {parts} of kind {kind} does not follow what came before")]
+    Part {
+        /// Kind of the packet.
+        kind: u16,
+        /// Its index.
+        part: u16,
+        /// Parts stated.
+        parts: u16,
+    },
+    /// The payload does not decode as its kind.
+    #[error("payload of {kind:?} does not decode: {reason}")]
+    Payload {
+        /// Kind.
+        kind: Kind,
+        /// The decoder's words.
+        reason: String,
+    },
+    /// Bytes are left after the payload.
+    #[error("{extra} bytes follow the payload of {kind:?}")]
+    Trailing {
+        /// Kind.
+        kind: Kind,
+        /// Bytes left.
+        extra: usize,
+    },
+    /// A valid message at the wrong moment.
+    #[error("{got:?} where {expected} was expected")]
+    Unexpected {
+        /// Kind received.
+        got: Kind,
+        /// What would have been right.
+        expected: &'static str,
+    },
+    /// The wrong number of file descriptors.
+    #[error("{got} file descriptors came with {kind:?}, {expected} were expected")]
+    Descriptors {
+        /// Kind.
+        kind: Kind,
+        /// Received.
+        got: usize,
+        /// Right number.
+        expected: usize,
+    },
+}
+
+/// A packet's header, little-endian: magic u32, version u16, kind u16, part u16, parts u16, payload bytes u32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What the message is.
+    pub kind: Kind,
+    /// Index of this part.
+    pub part: u16,
+    /// Parts of the message, at least 1.
+    pub parts: u16,
+    /// Payload bytes of this part.
+    pub length: u32,
+}
+
+impl Header {
+    /// The header's bytes.
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..6].copy_from_slice(&LINK_VERSION.to_le_bytes());
+        bytes[6..8].copy_from_slice(&(self.kind as u16).to_le_bytes());
+        bytes[8..10].copy_from_slice(&self.part.to_le_bytes());
+        bytes[10..12].copy_from_slice(&self.parts.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.length.to_le_bytes());
+        bytes
+    }
+
+    /// Reads and checks a packet: its header and its payload.
+    pub fn decode(packet: &[u8]) -> Result<(Header, &[u8]), Refusal> {
+        if packet.len() > MAX_PACKET_BYTES {
+            return Err(Refusal::Oversized { got: packet.len(), limit: MAX_PACKET_BYTES });
+        }
+        let Some((head, payload)) = packet.split_first_chunk::<HEADER_BYTES>() else {
+            return Err(Refusal::Short { got: packet.len() });
+        };
+        let half = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
+        let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        if word(0) != MAGIC {
+            return Err(Refusal::Magic { got: word(0) });
+        }
+        if half(4) != LINK_VERSION {
+            return Err(Refusal::Version { theirs: half(4) });
+        }
+        let kind = Kind::from_wire(half(6)).ok_or(Refusal::Kind { got: half(6) })?;
+        let header = Header { kind, part: half(8), parts: half(10), length: word(12) };
+        if header.length as usize != payload.len() {
+            return Err(Refusal::Length { stated: header.length, got: payload.len() });
+        }
+        header.check_parts()?;
+        Ok((header, payload))
+    }
+
+    fn check_parts(&self) -> Result<(), Refusal> {
+        if self.part < self.parts && self.parts <= MAX_PARTS {
+            return Ok(());
+        }
+        Err(Refusal::Part { kind: self.kind as u16, part: self.part, parts: self.parts })
+    }
+}
+
+/// Cuts a payload into headers and parts.
+pub fn cut(kind: Kind, payload: &[u8]) -> Result<impl Iterator<Item = (Header, &[u8])>, Refusal> {
+    let parts = payload.len().div_ceil(MAX_PART_BYTES).max(1);
+    if parts > usize::from(MAX_PARTS) {
+        let limit = usize::from(MAX_PARTS) * MAX_PART_BYTES;
+        return Err(Refusal::Oversized { got: payload.len(), limit });
+    }
+    Ok((0..parts).map(move |part| {
+        let start = part * MAX_PART_BYTES;
+        let slice = &payload[start..payload.len().min(start + MAX_PART_BYTES)];
+        // Both counts are at most MAX_PARTS and a part at most MAX_PART_BYTES, so nothing is cut off here.
+        (Header { kind, part: part as u16, parts: parts as u16, length: slice.len() as u32 }, slice)
+    }))
+}
+
+/// Puts the parts of messages back together.
+#[derive(Debug, Default)]
+pub struct Assembler {
+    payload: Vec<u8>,
+    open: Option<Header>,
+}
+
+impl Assembler {
+    /// Takes a packet. `Some` when it completes a message, whose payload [`Assembler::payload`] then holds.
+    pub fn push(&mut self, packet: &[u8]) -> Result<Option<Kind>, Refusal> {
+        let (header, payload) = Header::decode(packet)?;
+        let follows = match self.open.take() {
+            None => header.part == 0,
+            Some(last) => {
+                last.kind == header.kind && last.parts == header.parts && last.part + 1 == header.part
+            }
+        };
+        if !follows {
+            return Err(Refusal::Part { kind: header.kind as u16, part: header.part, parts: header.parts });
+        }
+        if header.part == 0 {
+            self.payload.clear();
+        }
+        self.payload.extend_from_slice(payload);
+        let complete = header.part + 1 == header.parts;
+        self.open = (!complete).then_some(header);
+        Ok(complete.then_some(header.kind))
+    }
+
+    /// The payload of the message completed last.
+    pub fn payload(&self) -> &[u8] {
+        &self.payload
+    }
+
+    /// Whether a message has begun and not ended.
+    pub fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+}

@@ -1,0 +1,148 @@
+//! Messages: what the two ends say to each other, in the shared vocabulary, and their wire form.
+
+mod setup;
+mod wire;
+
+use sluice_policy::action::Reback;
+use sluice_policy::geometry::ActivationCost;
+use sluice_policy::ids::{ActionId, Generation, LayerId, RowId, StepId};
+use sluice_ports::compute::{SampleOrder, StepDone};
+
+use crate::frame::{Kind, Refusal};
+
+pub use setup::{EngineSetup, Faults, SetupError};
+
+/// The engine introduces itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Version and commit of the build, for people.
+    pub build: String,
+    /// Process id, for people; death is known by pidfd only.
+    pub pid: u32,
+    /// [`crate::slab::reference_digest`]: two builds that would lay out slabs differently refuse each other.
+    pub layout_digest: u64,
+}
+
+/// The engine has reserved its ranges.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// Digest of the model's slab layout as this engine computes it.
+    pub slab_digest: u64,
+    /// Activation bytes by step shape.
+    pub activation: ActivationCost,
+}
+
+/// One sequence of a step. Its tokens stand in the token history, at positions `start..start + count`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SequenceOrder {
+    /// Row of block table and token history.
+    pub row: RowId,
+    /// Position of the first token; KV is written only from here on.
+    pub start: u32,
+    /// Tokens fed, at least 1.
+    pub count: u32,
+    /// `Some` when the next token is sampled after the last one.
+    pub sample: Option<SampleOrder>,
+}
+
+/// A step as the engine receives it: `ports::Step` without tokens and updates, which travel in shared memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepOrder {
+    /// Which.
+    pub id: StepId,
+    /// Raised at every replay.
+    pub attempt: u32,
+    /// Epoch of the turn.
+    pub epoch: u64,
+    /// Half of the shared tables that holds this step's state: 0 or 1.
+    pub parity: u8,
+    /// Sequences.
+    pub sequences: Vec<SequenceOrder>,
+    /// Generation that each moving layer must show before it is read.
+    pub generations: Vec<(LayerId, Generation)>,
+    /// Bytes of the activation range that are backed.
+    pub activation_limit_bytes: u64,
+}
+
+/// Everything that is ever said on the link.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Message {
+    /// Engine, first.
+    Hello(Hello),
+    /// Sidecar, in answer; carries the pool, the control page and the tables as descriptors, in this order.
+    Model(Box<EngineSetup>),
+    /// Engine, in answer; carries a pidfd of itself.
+    Ready(Ready),
+    /// Sidecar: carry out these changes in order. The engine is between steps.
+    Reback {
+        /// Names the answer.
+        id: ActionId,
+        /// Changes.
+        ops: Vec<Reback>,
+    },
+    /// Engine: all changes are made.
+    Applied {
+        /// Of this order.
+        id: ActionId,
+    },
+    /// Engine: the order contradicts its table; nothing was changed.
+    Refused {
+        /// Of this order.
+        id: ActionId,
+        /// Why.
+        message: String,
+    },
+    /// Sidecar: run a step.
+    Step(StepOrder),
+    /// Engine: a step has finished.
+    Done(StepDone),
+    /// Engine: the step cannot run. Nothing was written, unless no token could be chosen after the forward pass (all
+    /// banned, or logits that are no numbers); then KV was written, at the step's own positions only.
+    StepRefused {
+        /// Which.
+        id: StepId,
+        /// Of this attempt.
+        attempt: u32,
+        /// Why.
+        message: String,
+    },
+    /// Either end: no more.
+    Bye,
+}
+
+impl Message {
+    /// The kind of this message.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Message::Hello(_) => Kind::Hello,
+            Message::Model(_) => Kind::Model,
+            Message::Ready(_) => Kind::Ready,
+            Message::Reback { .. } => Kind::Reback,
+            Message::Applied { .. } => Kind::Applied,
+            Message::Refused { .. } => Kind::Refused,
+            Message::Step(_) => Kind::Step,
+            Message::Done(_) => Kind::Done,
+            Message::StepRefused { .. } => Kind::StepRefused,
+            Message::Bye => Kind::Bye,
+        }
+    }
+
+    /// File descriptors that travel with it.
+    pub fn descriptors(kind: Kind) -> usize {
+        match kind {
+            Kind::Model => 3,
+            Kind::Ready => 1,
+            _ => 0,
+        }
+    }
+
+    /// The payload's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        wire::encode(self)
+    }
+
+    /// Reads a payload of `kind`. Refuses what does not decode, what follows the end, and values out of range.
+    pub fn decode(kind: Kind, payload: &[u8]) -> Result<Message, Refusal> {
+        wire::decode(kind, payload)
+    }
+}

@@ -1,0 +1,171 @@
+//! What an engine must know to serve a tenant, and the limits within which it is believed.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::model::{ModelSpec, RopeScaling};
+use crate::slab::{SlabLayout, slab_layout};
+
+/// Faults that tests inject into an engine. All off by default; a production sidecar never sets one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Faults {
+    /// Negative control "one dropped wait": the n-th wait for a layer since the engine attached is not made.
+    pub dropped_wait: Option<u64>,
+    /// Sleep before each layer, so that a test can strike inside a step.
+    pub layer_delay_ns: u64,
+    /// Fill the activation range with NaN before each step: nothing may depend on what it held.
+    pub poison_activations: bool,
+}
+
+/// The tenant as the engine sees it: the model and the sizes of everything shared. Constant while a tenant is loaded.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EngineSetup {
+    /// The model's shape.
+    pub spec: ModelSpec,
+    /// Bytes of a chunk: a power of two, at least a page.
+    pub chunk_bytes: u64,
+    /// Chunks in the pool; chunk `c` lies at `c * chunk_bytes` of the pool's memfd.
+    pub capacity_chunks: u32,
+    /// Frames of the KV arena's virtual range.
+    pub kv_frames: u32,
+    /// Chunks of the activations' virtual range.
+    pub activation_chunks: u32,
+    /// Chunks of the staging range.
+    pub staging_chunks: u32,
+    /// Rows of the block table and token history.
+    pub max_rows: u32,
+    /// Block columns of a row.
+    pub max_columns: u32,
+    /// Tokens of a row's history.
+    pub max_history: u32,
+    /// Threads that compute; 0 = as many as there are cores.
+    pub threads: u16,
+    /// Test-only.
+    pub faults: Faults,
+}
+
+/// A setup that no engine can serve.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum SetupError {
+    /// A size is zero, not what it must divide, or beyond any model that exists.
+    #[error("{field} is {value}, which must be {rule}")]
+    Field {
+        /// Which.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+        /// What was expected.
+        rule: &'static str,
+    },
+    /// A float is not a usable number.
+    #[error("{0} is not a positive finite number")]
+    Float(&'static str),
+}
+
+/// Largest virtual space that a setup may reserve, in bytes (16 TiB).
+const MAX_RESERVED_BYTES: u64 = 1 << 44;
+/// Largest width of anything in a model; products of two such widths fit u64 with room.
+const MAX_WIDTH: u32 = 1 << 22;
+
+impl EngineSetup {
+    /// Refuses sizes that overflow, divide by zero or reserve without bound. Both ends call it.
+    pub fn check(&self) -> Result<(), SetupError> {
+        self.check_widths()?;
+        self.check_floats()?;
+        self.check_shared()
+    }
+
+    /// Where every tensor lies. Only after [`EngineSetup::check`].
+    pub fn layout(&self) -> SlabLayout {
+        slab_layout(&self.spec)
+    }
+
+    /// Chunks of the global range.
+    pub fn global_chunks(&self) -> u32 {
+        self.layout().global.bytes.div_ceil(self.chunk_bytes) as u32
+    }
+
+    /// Chunks of one layer's range.
+    pub fn layer_chunks(&self) -> u32 {
+        self.layout().layer.bytes.div_ceil(self.chunk_bytes) as u32
+    }
+
+    /// Layer-blocks in a chunk.
+    pub fn blocks_per_chunk(&self) -> u32 {
+        (self.chunk_bytes / self.spec.block_bytes()) as u32
+    }
+
+    fn check_widths(&self) -> Result<(), SetupError> {
+        let spec = &self.spec;
+        for (field, value) in [
+            ("vocab", spec.vocab),
+            ("hidden", spec.hidden),
+            ("intermediate", spec.intermediate),
+            ("layers", u32::from(spec.layers)),
+            ("heads", spec.heads),
+            ("kv_heads", spec.kv_heads),
+            ("head_dim", spec.head_dim),
+            ("max_positions", spec.max_positions),
+        ] {
+            within(field, value.into(), value > 0 && value <= MAX_WIDTH, "in 1..=2^22")?;
+        }
+        let queries = u64::from(spec.heads) * u64::from(spec.head_dim);
+        within("heads * head_dim", queries, queries <= MAX_WIDTH.into(), "at most 2^22")?;
+        let groups = spec.heads.is_multiple_of(spec.kv_heads);
+        within("kv_heads", spec.kv_heads.into(), groups, "a divisor of heads")?;
+        within("head_dim", spec.head_dim.into(), spec.head_dim.is_multiple_of(2), "even")
+    }
+
+    fn check_floats(&self) -> Result<(), SetupError> {
+        positive("norm_eps", self.spec.norm_eps)?;
+        positive("rope_theta", self.spec.rope_theta)?;
+        match self.spec.rope_scaling {
+            RopeScaling::None => Ok(()),
+            RopeScaling::Linear { factor } => positive("rope_scaling.factor", factor),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, .. } => {
+                positive("rope_scaling.factor", factor)?;
+                positive("rope_scaling.low_freq_factor", low_freq_factor)?;
+                positive("rope_scaling.high_freq_factor", high_freq_factor)
+            }
+        }
+    }
+
+    fn check_shared(&self) -> Result<(), SetupError> {
+        let chunk = self.chunk_bytes;
+        let page = chunk.is_power_of_two() && (4096..=1 << 30).contains(&chunk);
+        within("chunk_bytes", chunk, page, "a power of two in 4 KiB..=1 GiB")?;
+        let block = self.spec.block_bytes();
+        within("block_bytes", block, block <= chunk, "at most chunk_bytes")?;
+        let layout = self.layout();
+        let weights = u128::from(layout.global.bytes)
+            + u128::from(layout.layer.bytes.next_multiple_of(chunk)) * u128::from(self.spec.layers);
+        let chunks = [self.capacity_chunks, self.kv_frames, self.activation_chunks, self.staging_chunks];
+        let ranges: u128 = chunks.iter().map(|count| u128::from(*count) * u128::from(chunk)).sum();
+        let reserved = u64::try_from(weights + ranges).unwrap_or(u64::MAX);
+        within("reserved bytes", reserved, reserved <= MAX_RESERVED_BYTES, "at most 16 TiB")?;
+        let blocks = u64::from(self.kv_frames) * u64::from(self.blocks_per_chunk());
+        within("blocks", blocks, blocks < u64::from(u32::MAX), "below 2^32 - 1")?;
+        for (field, value, most) in [
+            ("max_rows", self.max_rows, 1 << 16),
+            ("max_columns", self.max_columns, 1 << 20),
+            ("max_history", self.max_history, 1 << 24),
+        ] {
+            within(field, value.into(), value > 0 && value <= most, "above zero and within its limit")?;
+        }
+        let history = self.max_history.div_ceil(16);
+        within(
+            "max_columns",
+            self.max_columns.into(),
+            self.max_columns >= history,
+            "max_history / 16 or more",
+        )
+    }
+}
+
+fn within(field: &'static str, value: u64, holds: bool, rule: &'static str) -> Result<(), SetupError> {
+    if holds { Ok(()) } else { Err(SetupError::Field { field, value, rule }) }
+}
+
+fn positive(field: &'static str, value: f32) -> Result<(), SetupError> {
+    if value.is_finite() && value > 0.0 { Ok(()) } else { Err(SetupError::Float(field)) }
+}

@@ -1,0 +1,398 @@
+//! Wire form: own serde structs, so that the policy and the ports stay free of serde. Encoded with postcard.
+
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use sluice_policy::action::{Address, Reback};
+use sluice_policy::geometry::ActivationCost;
+use sluice_policy::ids::{ActionId, ChunkId, FrameId, Generation, LayerId, RowId, StepId};
+use sluice_ports::compute::{SampleOrder, Sampled, StepDone};
+use sluice_ports::sampling::{Sampling, TokenLogprobs};
+
+use super::{EngineSetup, Hello, Message, Ready, SequenceOrder, StepOrder};
+use crate::frame::{Kind, Refusal};
+
+#[derive(Serialize, Deserialize)]
+struct WireHello {
+    build: String,
+    pid: u32,
+    layout_digest: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireReady {
+    slab_digest: u64,
+    fixed_bytes: u64,
+    per_token_bytes: u64,
+    per_sequence_bytes: u64,
+    per_logit_row_bytes: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+enum WireAddress {
+    Global(u32),
+    Layer(u16, u32),
+    Kv(u32),
+    Activation(u32),
+    Staging(u32),
+}
+
+#[derive(Serialize, Deserialize)]
+enum WireOp {
+    Unmap(WireAddress, u32),
+    Map(WireAddress, u32),
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireReback {
+    id: u64,
+    ops: Vec<WireOp>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireAnswer {
+    id: u64,
+    attempt: u32,
+    message: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireSampling {
+    temperature: f32,
+    top_p: f32,
+    top_k: u32,
+    min_p: f32,
+    presence_penalty: f32,
+    frequency_penalty: f32,
+    repetition_penalty: f32,
+    logit_bias: Vec<(u32, f32)>,
+    seed: u64,
+    stop_tokens: Vec<u32>,
+    min_tokens: u32,
+    ignore_stop: bool,
+    logprobs: Option<u8>,
+    prompt_tokens: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireSequence {
+    row: u32,
+    start: u32,
+    count: u32,
+    sample: Option<WireSampling>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireStep {
+    id: u64,
+    attempt: u32,
+    epoch: u64,
+    parity: u8,
+    sequences: Vec<WireSequence>,
+    generations: Vec<(u16, u64)>,
+    activation_limit_bytes: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireLogprobs {
+    chosen: f32,
+    top: Vec<(u32, f32)>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireSampled {
+    row: u32,
+    token: u32,
+    logprobs: Option<WireLogprobs>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireDone {
+    id: u64,
+    attempt: u32,
+    sampled: Vec<WireSampled>,
+    layer_ns: Vec<u64>,
+    stall_ns: Vec<u64>,
+    total_ns: u64,
+}
+
+/// The payload of a message.
+pub(super) fn encode(message: &Message) -> Vec<u8> {
+    match message {
+        Message::Hello(hello) => bytes(&WireHello::from(hello)),
+        Message::Model(setup) => bytes(setup.as_ref()),
+        Message::Ready(ready) => bytes(&WireReady::from(ready)),
+        Message::Reback { id, ops } => {
+            bytes(&WireReback { id: id.0, ops: ops.iter().map(WireOp::from).collect() })
+        }
+        Message::Applied { id } => bytes(&WireAnswer::new(id.0, 0, "")),
+        Message::Refused { id, message } => bytes(&WireAnswer::new(id.0, 0, message)),
+        Message::Step(order) => bytes(&WireStep::from(order)),
+        Message::Done(done) => bytes(&WireDone::from(done)),
+        Message::StepRefused { id, attempt, message } => bytes(&WireAnswer::new(id.0, *attempt, message)),
+        Message::Bye => Vec::new(),
+    }
+}
+
+/// The message of a payload.
+pub(super) fn decode(kind: Kind, payload: &[u8]) -> Result<Message, Refusal> {
+    Ok(match kind {
+        Kind::Hello => Message::Hello(read::<WireHello>(kind, payload)?.into()),
+        Kind::Model => Message::Model(Box::new(read_setup(payload)?)),
+        Kind::Ready => Message::Ready(read::<WireReady>(kind, payload)?.into()),
+        Kind::Reback => {
+            let order: WireReback = read(kind, payload)?;
+            Message::Reback { id: ActionId(order.id), ops: order.ops.into_iter().map(Reback::from).collect() }
+        }
+        Kind::Applied => Message::Applied { id: ActionId(read::<WireAnswer>(kind, payload)?.id) },
+        Kind::Refused => {
+            let answer: WireAnswer = read(kind, payload)?;
+            Message::Refused { id: ActionId(answer.id), message: answer.message }
+        }
+        Kind::Step => Message::Step(read_step(payload)?),
+        Kind::Done => Message::Done(read::<WireDone>(kind, payload)?.into()),
+        Kind::StepRefused => {
+            let answer: WireAnswer = read(kind, payload)?;
+            Message::StepRefused { id: StepId(answer.id), attempt: answer.attempt, message: answer.message }
+        }
+        Kind::Bye if payload.is_empty() => Message::Bye,
+        Kind::Bye => return Err(Refusal::Trailing { kind, extra: payload.len() }),
+    })
+}
+
+fn bytes<T: Serialize>(value: &T) -> Vec<u8> {
+    // Postcard fails only on sequences of unknown length, which no wire struct has.
+    postcard::to_allocvec(value).expect("a wire struct always encodes")
+}
+
+fn read<T: DeserializeOwned>(kind: Kind, payload: &[u8]) -> Result<T, Refusal> {
+    let (value, rest) = postcard::take_from_bytes::<T>(payload)
+        .map_err(|error| Refusal::Payload { kind, reason: error.to_string() })?;
+    if rest.is_empty() { Ok(value) } else { Err(Refusal::Trailing { kind, extra: rest.len() }) }
+}
+
+fn read_setup(payload: &[u8]) -> Result<EngineSetup, Refusal> {
+    let setup: EngineSetup = read(Kind::Model, payload)?;
+    setup.check().map_err(|error| Refusal::Payload { kind: Kind::Model, reason: error.to_string() })?;
+    Ok(setup)
+}
+
+fn read_step(payload: &[u8]) -> Result<StepOrder, Refusal> {
+    let order = StepOrder::from(read::<WireStep>(Kind::Step, payload)?);
+    let reason = if order.parity > 1 {
+        format!("parity is {}, neither 0 nor 1", order.parity)
+    } else if order.sequences.iter().any(|sequence| sequence.count == 0) {
+        "a sequence without tokens".to_owned()
+    } else {
+        return Ok(order);
+    };
+    Err(Refusal::Payload { kind: Kind::Step, reason })
+}
+
+impl WireAnswer {
+    fn new(id: u64, attempt: u32, message: &str) -> WireAnswer {
+        WireAnswer { id, attempt, message: message.to_owned() }
+    }
+}
+
+impl From<&Hello> for WireHello {
+    fn from(hello: &Hello) -> Self {
+        WireHello { build: hello.build.clone(), pid: hello.pid, layout_digest: hello.layout_digest }
+    }
+}
+
+impl From<WireHello> for Hello {
+    fn from(wire: WireHello) -> Self {
+        Hello { build: wire.build, pid: wire.pid, layout_digest: wire.layout_digest }
+    }
+}
+
+impl From<&Ready> for WireReady {
+    fn from(ready: &Ready) -> Self {
+        WireReady {
+            slab_digest: ready.slab_digest,
+            fixed_bytes: ready.activation.fixed_bytes,
+            per_token_bytes: ready.activation.per_token_bytes,
+            per_sequence_bytes: ready.activation.per_sequence_bytes,
+            per_logit_row_bytes: ready.activation.per_logit_row_bytes,
+        }
+    }
+}
+
+impl From<WireReady> for Ready {
+    fn from(wire: WireReady) -> Self {
+        Ready {
+            slab_digest: wire.slab_digest,
+            activation: ActivationCost {
+                fixed_bytes: wire.fixed_bytes,
+                per_token_bytes: wire.per_token_bytes,
+                per_sequence_bytes: wire.per_sequence_bytes,
+                per_logit_row_bytes: wire.per_logit_row_bytes,
+            },
+        }
+    }
+}
+
+impl From<Address> for WireAddress {
+    fn from(address: Address) -> Self {
+        match address {
+            Address::Global(at) => WireAddress::Global(at),
+            Address::Layer(layer, at) => WireAddress::Layer(layer.0, at),
+            Address::Kv(frame) => WireAddress::Kv(frame.0),
+            Address::Activation(at) => WireAddress::Activation(at),
+            Address::Staging(at) => WireAddress::Staging(at),
+        }
+    }
+}
+
+impl From<WireAddress> for Address {
+    fn from(wire: WireAddress) -> Self {
+        match wire {
+            WireAddress::Global(at) => Address::Global(at),
+            WireAddress::Layer(layer, at) => Address::Layer(LayerId(layer), at),
+            WireAddress::Kv(frame) => Address::Kv(FrameId(frame)),
+            WireAddress::Activation(at) => Address::Activation(at),
+            WireAddress::Staging(at) => Address::Staging(at),
+        }
+    }
+}
+
+impl From<&Reback> for WireOp {
+    fn from(op: &Reback) -> Self {
+        match *op {
+            Reback::Unmap(address, chunk) => WireOp::Unmap(address.into(), chunk.0),
+            Reback::Map(address, chunk) => WireOp::Map(address.into(), chunk.0),
+        }
+    }
+}
+
+impl From<WireOp> for Reback {
+    fn from(wire: WireOp) -> Self {
+        match wire {
+            WireOp::Unmap(address, chunk) => Reback::Unmap(address.into(), ChunkId(chunk)),
+            WireOp::Map(address, chunk) => Reback::Map(address.into(), ChunkId(chunk)),
+        }
+    }
+}
+
+impl From<&SampleOrder> for WireSampling {
+    fn from(order: &SampleOrder) -> Self {
+        let sampling = order.sampling.as_ref();
+        WireSampling {
+            temperature: sampling.temperature,
+            top_p: sampling.top_p,
+            top_k: sampling.top_k,
+            min_p: sampling.min_p,
+            presence_penalty: sampling.presence_penalty,
+            frequency_penalty: sampling.frequency_penalty,
+            repetition_penalty: sampling.repetition_penalty,
+            logit_bias: sampling.logit_bias.clone(),
+            seed: sampling.seed,
+            stop_tokens: sampling.stop_tokens.clone(),
+            min_tokens: sampling.min_tokens,
+            ignore_stop: sampling.ignore_stop,
+            logprobs: sampling.logprobs,
+            prompt_tokens: order.prompt_tokens,
+        }
+    }
+}
+
+impl From<WireSampling> for SampleOrder {
+    fn from(wire: WireSampling) -> Self {
+        let sampling = Sampling {
+            temperature: wire.temperature,
+            top_p: wire.top_p,
+            top_k: wire.top_k,
+            min_p: wire.min_p,
+            presence_penalty: wire.presence_penalty,
+            frequency_penalty: wire.frequency_penalty,
+            repetition_penalty: wire.repetition_penalty,
+            logit_bias: wire.logit_bias,
+            seed: wire.seed,
+            stop_tokens: wire.stop_tokens,
+            min_tokens: wire.min_tokens,
+            ignore_stop: wire.ignore_stop,
+            logprobs: wire.logprobs,
+        };
+        SampleOrder { sampling: Arc::new(sampling), prompt_tokens: wire.prompt_tokens }
+    }
+}
+
+impl From<&StepOrder> for WireStep {
+    fn from(order: &StepOrder) -> Self {
+        let sequence = |sequence: &SequenceOrder| WireSequence {
+            row: sequence.row.0,
+            start: sequence.start,
+            count: sequence.count,
+            sample: sequence.sample.as_ref().map(WireSampling::from),
+        };
+        WireStep {
+            id: order.id.0,
+            attempt: order.attempt,
+            epoch: order.epoch,
+            parity: order.parity,
+            sequences: order.sequences.iter().map(sequence).collect(),
+            generations: order.generations.iter().map(|(layer, gen_)| (layer.0, gen_.0)).collect(),
+            activation_limit_bytes: order.activation_limit_bytes,
+        }
+    }
+}
+
+impl From<WireStep> for StepOrder {
+    fn from(wire: WireStep) -> Self {
+        let sequence = |sequence: WireSequence| SequenceOrder {
+            row: RowId(sequence.row),
+            start: sequence.start,
+            count: sequence.count,
+            sample: sequence.sample.map(SampleOrder::from),
+        };
+        StepOrder {
+            id: StepId(wire.id),
+            attempt: wire.attempt,
+            epoch: wire.epoch,
+            parity: wire.parity,
+            sequences: wire.sequences.into_iter().map(sequence).collect(),
+            generations: wire.generations.into_iter().map(|(l, g)| (LayerId(l), Generation(g))).collect(),
+            activation_limit_bytes: wire.activation_limit_bytes,
+        }
+    }
+}
+
+impl From<&StepDone> for WireDone {
+    fn from(done: &StepDone) -> Self {
+        let logprobs = |of: &TokenLogprobs| WireLogprobs { chosen: of.chosen, top: of.top.clone() };
+        let sampled = |one: &Sampled| WireSampled {
+            row: one.row.0,
+            token: one.token,
+            logprobs: one.logprobs.as_ref().map(logprobs),
+        };
+        WireDone {
+            id: done.id.0,
+            attempt: done.attempt,
+            sampled: done.sampled.iter().map(sampled).collect(),
+            layer_ns: done.layer_ns.clone(),
+            stall_ns: done.stall_ns.clone(),
+            total_ns: done.total_ns,
+        }
+    }
+}
+
+impl From<WireDone> for StepDone {
+    fn from(wire: WireDone) -> Self {
+        let logprobs = |of: WireLogprobs| TokenLogprobs { chosen: of.chosen, top: of.top };
+        let sampled = |one: WireSampled| Sampled {
+            row: RowId(one.row),
+            token: one.token,
+            logprobs: one.logprobs.map(logprobs),
+        };
+        StepDone {
+            id: StepId(wire.id),
+            attempt: wire.attempt,
+            sampled: wire.sampled.into_iter().map(sampled).collect(),
+            layer_ns: wire.layer_ns,
+            stall_ns: wire.stall_ns,
+            total_ns: wire.total_ns,
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! The sidecar's end: a listener, the handshake, and the two halves of a link to one engine.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{Mode, chmod};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with, sockopt,
+};
+use sluice_policy::action::Reback;
+use sluice_policy::ids::{ActionId, StepId};
+use sluice_ports::compute::{EngineHello, Step, StepDone};
+
+use crate::control::ControlPage;
+use crate::death::EngineProcess;
+use crate::error::{LinkError, kernel};
+use crate::frame::Refusal;
+use crate::message::{EngineSetup, Hello, Message, SequenceOrder, StepOrder};
+use crate::slab::reference_digest;
+use crate::socket::{self, Receiver, SEND_PATIENCE, Sender, readable};
+use crate::tables::TableWriter;
+
+/// Longest wait for each answer of the handshake.
+pub const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
+/// Changes in one `Reback` at most; longer lists are sent as several, so that an engine answers while it maps.
+pub const REBACK_OPS: usize = 8192;
+
+/// A socket that engines connect to. Its path is removed on drop.
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+}
+
+impl Listener {
+    /// Listens at `path`, for this user only. A socket that nobody listens on any more is replaced.
+    pub fn bind(path: &Path) -> Result<Listener, LinkError> {
+        let named = |source: io::Error| LinkError::Path { path: path.to_owned(), source };
+        remove_stale(path).map_err(named)?;
+        let socket = seqpacket()?;
+        let address = SocketAddrUnix::new(path).map_err(|error| named(error.into()))?;
+        bind(&socket, &address).map_err(|error| named(error.into()))?;
+        let listener = Listener { socket, path: path.to_owned() };
+        chmod(path, Mode::RUSR | Mode::WUSR).map_err(|error| named(error.into()))?;
+        listen(&listener.socket, 1).map_err(kernel("listen"))?;
+        Ok(listener)
+    }
+
+    /// The next engine; `None` when none came within `limit`. Processes of other users are refused.
+    pub fn accept(&self, limit: Duration) -> Result<Option<Connection>, LinkError> {
+        if !readable(self.socket.as_fd(), limit)? {
+            return Ok(None);
+        }
+        let socket = accept_with(&self.socket, SocketFlags::CLOEXEC).map_err(kernel("accept4"))?;
+        let theirs = sockopt::socket_peercred(&socket).map_err(kernel("getsockopt(SO_PEERCRED)"))?.uid;
+        let ours = rustix::process::geteuid();
+        if theirs != ours {
+            return Err(LinkError::Peer { ours: ours.as_raw(), theirs: theirs.as_raw() });
+        }
+        let (sender, receiver) = socket::split(socket, SEND_PATIENCE)?;
+        Ok(Some(Connection { sender, receiver }))
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Nobody can be told; a path left behind is replaced by the next listener.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn seqpacket() -> Result<OwnedFd, LinkError> {
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .map_err(kernel("socket"))
+}
+
+/// Connects to `path`, as an engine does.
+pub(crate) fn connect(path: &Path) -> Result<OwnedFd, LinkError> {
+    let named = |source: io::Error| LinkError::Path { path: path.to_owned(), source };
+    let address = SocketAddrUnix::new(path).map_err(|error| named(error.into()))?;
+    let socket = seqpacket()?;
+    rustix::net::connect(&socket, &address).map_err(|error| named(error.into()))?;
+    Ok(socket)
+}
+
+fn remove_stale(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(found) if !found.file_type().is_socket() => {
+            Err(io::Error::new(io::ErrorKind::AlreadyExists, "exists and is no socket"))
+        }
+        Ok(_) if connect(path).is_ok() => {
+            Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens on it"))
+        }
+        Ok(_) => std::fs::remove_file(path),
+    }
+}
+
+/// A connected process that has not yet said who it is.
+#[derive(Debug)]
+pub struct Connection {
+    sender: Sender,
+    receiver: Receiver,
+}
+
+/// What the sidecar shares with an engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Shared<'a> {
+    /// The pool's memfd: chunk `c` at `c * chunk_bytes`.
+    pub pool: BorrowedFd<'a>,
+    /// Generations of layers.
+    pub control: &'a ControlPage,
+    /// Block tables and histories.
+    pub tables: &'a TableWriter,
+}
+
+/// An engine that has reserved its ranges. Nothing is mapped yet: send the whole mapping, then steps.
+#[derive(Debug)]
+pub struct EngineLink {
+    /// What it said of itself.
+    pub hello: EngineHello,
+    /// Version of its build.
+    pub build: String,
+    /// Commands to it.
+    pub sender: EngineSender,
+    /// Answers from it, for a thread of their own.
+    pub receiver: EngineReceiver,
+    /// Its death.
+    pub process: EngineProcess,
+}
+
+impl Connection {
+    /// Learns who connected, hands over model and memory, and checks that both sides lay out slabs alike.
+    pub fn handshake(mut self, setup: &EngineSetup, shared: Shared<'_>) -> Result<EngineLink, LinkError> {
+        setup.check()?;
+        let hello = self.hello()?;
+        let descriptors = [shared.pool, shared.control.fd(), shared.tables.fd()];
+        self.sender.send(&Message::Model(Box::new(setup.clone())), &descriptors)?;
+        let (ready, mut descriptors) = match self.receiver.recv_within(HANDSHAKE_PATIENCE)? {
+            (Message::Ready(ready), descriptors) => (ready, descriptors),
+            (other, _) => return Err(unexpected(&other, "Ready")),
+        };
+        let ours = setup.layout().digest();
+        if ready.slab_digest != ours {
+            return Err(LinkError::Digest { ours, theirs: ready.slab_digest });
+        }
+        let pidfd = descriptors.pop().expect("a Ready without its descriptor is refused on receipt");
+        Ok(EngineLink {
+            hello: EngineHello { activation: ready.activation, pid: hello.pid },
+            build: hello.build,
+            sender: EngineSender { sender: self.sender },
+            receiver: EngineReceiver { receiver: self.receiver },
+            process: EngineProcess::new(pidfd),
+        })
+    }
+
+    fn hello(&mut self) -> Result<Hello, LinkError> {
+        let hello = match self.receiver.recv_within(HANDSHAKE_PATIENCE)? {
+            (Message::Hello(hello), _) => hello,
+            (other, _) => return Err(unexpected(&other, "Hello")),
+        };
+        let ours = reference_digest();
+        if hello.layout_digest != ours {
+            return Err(LinkError::Digest { ours, theirs: hello.layout_digest });
+        }
+        Ok(hello)
+    }
+}
+
+pub(crate) fn unexpected(got: &Message, expected: &'static str) -> LinkError {
+    Refusal::Unexpected { got: got.kind(), expected }.into()
+}
+
+/// Commands to an engine. Clones send on the same socket; the owner keeps their order.
+#[derive(Clone, Debug)]
+pub struct EngineSender {
+    sender: Sender,
+}
+
+impl EngineSender {
+    /// Writes the step's state into the tables and orders the step. At most one step is in flight.
+    pub fn send_step(&self, step: &Step, tables: &mut TableWriter) -> Result<(), LinkError> {
+        let parity = tables.write(step)?;
+        self.sender.send(&Message::Step(step_order(step, parity)), &[])
+    }
+
+    /// Orders changes of what backs addresses. More than [`REBACK_OPS`] are sent as several orders with the same id,
+    /// each of which is answered and is made whole or not at all; returns how many answers will come (at least 1).
+    pub fn send_reback(&self, id: ActionId, ops: &[Reback]) -> Result<usize, LinkError> {
+        let mut orders = 0;
+        let mut rest = ops;
+        loop {
+            let (now, later) = rest.split_at(rest.len().min(REBACK_OPS));
+            self.sender.send(&Message::Reback { id, ops: now.to_vec() }, &[])?;
+            orders += 1;
+            rest = later;
+            if rest.is_empty() {
+                return Ok(orders);
+            }
+        }
+    }
+
+    /// Tells the engine to end for good.
+    pub fn bye(&self) -> Result<(), LinkError> {
+        self.sender.send(&Message::Bye, &[])
+    }
+
+    /// Cuts the link: the engine ends itself, the receiver's thread wakes with [`LinkError::Closed`].
+    pub fn shutdown(&self) {
+        self.sender.shutdown();
+    }
+}
+
+/// The wire's view of a step: tokens and updates travel in the tables.
+pub fn step_order(step: &Step, parity: u8) -> StepOrder {
+    let sequence = |sequence: &sluice_ports::compute::SequenceStep| SequenceOrder {
+        row: sequence.row,
+        start: sequence.start,
+        count: u32::try_from(sequence.tokens.len()).expect("the tables hold fewer than 2^32 tokens"),
+        sample: sequence.sample.clone(),
+    };
+    StepOrder {
+        id: step.id,
+        attempt: step.attempt,
+        epoch: step.epoch,
+        parity,
+        sequences: step.sequences.iter().map(sequence).collect(),
+        generations: step.generations.clone(),
+        activation_limit_bytes: step.activation_limit_bytes,
+    }
+}
+
+/// What an engine answers.
+#[derive(Clone, Debug, PartialEq)]
+pub enum EngineEvent {
+    /// An order of changes is complete.
+    Applied {
+        /// Which.
+        id: ActionId,
+    },
+    /// An order of changes was refused; nothing was changed.
+    Refused {
+        /// Which.
+        id: ActionId,
+        /// Why.
+        message: String,
+    },
+    /// A step has finished.
+    Done(StepDone),
+    /// A step was refused; see [`Message::StepRefused`].
+    StepRefused {
+        /// Which.
+        id: StepId,
+        /// Of this attempt.
+        attempt: u32,
+        /// Why.
+        message: String,
+    },
+    /// The engine ends by itself.
+    Bye,
+}
+
+/// Answers from an engine.
+#[derive(Debug)]
+pub struct EngineReceiver {
+    receiver: Receiver,
+}
+
+impl EngineReceiver {
+    /// The next answer. Blocks. After any error the engine counts as lost: confirm its death before anything else.
+    pub fn recv(&mut self) -> Result<EngineEvent, LinkError> {
+        let (message, _) = self.receiver.recv()?;
+        event(message)
+    }
+
+    /// As [`EngineReceiver::recv`], but [`LinkError::Timeout`] when nothing comes within `limit`.
+    pub fn recv_within(&mut self, limit: Duration) -> Result<EngineEvent, LinkError> {
+        let (message, _) = self.receiver.recv_within(limit)?;
+        event(message)
+    }
+}
+
+fn event(message: Message) -> Result<EngineEvent, LinkError> {
+    match message {
+        Message::Applied { id } => Ok(EngineEvent::Applied { id }),
+        Message::Refused { id, message } => Ok(EngineEvent::Refused { id, message }),
+        Message::Done(done) => Ok(EngineEvent::Done(done)),
+        Message::StepRefused { id, attempt, message } => {
+            Ok(EngineEvent::StepRefused { id, attempt, message })
+        }
+        Message::Bye => Ok(EngineEvent::Bye),
+        other => Err(unexpected(&other, "an answer")),
+    }
+}

@@ -1,0 +1,204 @@
+//! Slab layout: where each tensor lies in the contiguous range of its layer. One function, used by both sides; its
+//! digest travels in `Hello`, so that two builds that disagree refuse each other.
+
+use crate::model::{Family, ModelSpec};
+
+/// Every tensor starts at a multiple of this, so that SIMD loads and device copies are aligned.
+pub const TENSOR_ALIGN: u64 = 64;
+
+/// A tensor's role in the forward pass. Matrices are row-major `[outputs, inputs]`, as Hugging Face stores them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Tensor {
+    /// `[vocab, hidden]`
+    Embedding,
+    /// `[max_positions + 2, hidden]` (OPT)
+    Positions,
+    /// `[hidden]`
+    FinalNorm,
+    /// `[hidden]` (OPT)
+    FinalNormBias,
+    /// `[vocab, hidden]`, absent when tied.
+    Head,
+    /// `[hidden]`
+    AttentionNorm,
+    /// `[hidden]` (OPT)
+    AttentionNormBias,
+    /// `[heads * head_dim, hidden]`
+    Query,
+    /// `[heads * head_dim]`
+    QueryBias,
+    /// `[kv_heads * head_dim, hidden]`
+    Key,
+    /// `[kv_heads * head_dim]`
+    KeyBias,
+    /// `[kv_heads * head_dim, hidden]`
+    Value,
+    /// `[kv_heads * head_dim]`
+    ValueBias,
+    /// `[hidden, heads * head_dim]`
+    Output,
+    /// `[hidden]`
+    OutputBias,
+    /// `[hidden]`
+    MlpNorm,
+    /// `[hidden]` (OPT)
+    MlpNormBias,
+    /// `[intermediate, hidden]` (Llama)
+    Gate,
+    /// `[intermediate]` (Llama with `mlp_bias`)
+    GateBias,
+    /// `[intermediate, hidden]` (`fc1` in OPT)
+    Up,
+    /// `[intermediate]`
+    UpBias,
+    /// `[hidden, intermediate]` (`fc2` in OPT)
+    Down,
+    /// `[hidden]`
+    DownBias,
+}
+
+/// One tensor in a slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which.
+    pub tensor: Tensor,
+    /// Rows (outputs); 1 for a vector.
+    pub rows: u32,
+    /// Columns (inputs).
+    pub columns: u32,
+    /// Bytes from the slab's start.
+    pub offset_bytes: u64,
+    /// Bytes of the tensor.
+    pub bytes: u64,
+}
+
+/// A contiguous range of tensors.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Slab {
+    /// Tensors, by offset.
+    pub places: Vec<Place>,
+    /// Bytes of the range.
+    pub bytes: u64,
+}
+
+impl Slab {
+    /// The place of `tensor`, if this slab has it.
+    pub fn place(&self, tensor: Tensor) -> Option<&Place> {
+        self.places.iter().find(|place| place.tensor == tensor)
+    }
+
+    fn push(&mut self, spec: &ModelSpec, tensor: Tensor, rows: u32, columns: u32) {
+        let offset_bytes = self.bytes.next_multiple_of(TENSOR_ALIGN);
+        let bytes = u64::from(rows) * u64::from(columns) * spec.dtype.bytes() as u64;
+        self.places.push(Place { tensor, rows, columns, offset_bytes, bytes });
+        self.bytes = offset_bytes + bytes;
+    }
+
+    fn push_if(&mut self, spec: &ModelSpec, wanted: bool, tensor: Tensor, rows: u32, columns: u32) {
+        if wanted {
+            self.push(spec, tensor, rows, columns);
+        }
+    }
+}
+
+/// Where every tensor of a model lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlabLayout {
+    /// Embeddings, head and final norm.
+    pub global: Slab,
+    /// One layer; all layers are alike.
+    pub layer: Slab,
+}
+
+/// The layout of a model.
+pub fn slab_layout(spec: &ModelSpec) -> SlabLayout {
+    SlabLayout { global: global_slab(spec), layer: layer_slab(spec) }
+}
+
+fn global_slab(spec: &ModelSpec) -> Slab {
+    let opt = spec.family == Family::Opt;
+    let mut slab = Slab::default();
+    slab.push(spec, Tensor::Embedding, spec.vocab, spec.hidden);
+    slab.push_if(spec, opt, Tensor::Positions, spec.max_positions + 2, spec.hidden);
+    slab.push(spec, Tensor::FinalNorm, 1, spec.hidden);
+    slab.push_if(spec, opt, Tensor::FinalNormBias, 1, spec.hidden);
+    slab.push_if(spec, !spec.tied_embeddings, Tensor::Head, spec.vocab, spec.hidden);
+    slab
+}
+
+fn layer_slab(spec: &ModelSpec) -> Slab {
+    let opt = spec.family == Family::Opt;
+    let (queries, keys) = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim);
+    let mut slab = Slab::default();
+    slab.push(spec, Tensor::AttentionNorm, 1, spec.hidden);
+    slab.push_if(spec, opt, Tensor::AttentionNormBias, 1, spec.hidden);
+    for (matrix, bias, outputs, inputs) in [
+        (Tensor::Query, Tensor::QueryBias, queries, spec.hidden),
+        (Tensor::Key, Tensor::KeyBias, keys, spec.hidden),
+        (Tensor::Value, Tensor::ValueBias, keys, spec.hidden),
+        (Tensor::Output, Tensor::OutputBias, spec.hidden, queries),
+    ] {
+        slab.push(spec, matrix, outputs, inputs);
+        slab.push_if(spec, spec.attention_bias, bias, 1, outputs);
+    }
+    slab.push(spec, Tensor::MlpNorm, 1, spec.hidden);
+    slab.push_if(spec, opt, Tensor::MlpNormBias, 1, spec.hidden);
+    slab.push_if(spec, !opt, Tensor::Gate, spec.intermediate, spec.hidden);
+    slab.push_if(spec, !opt && spec.mlp_bias, Tensor::GateBias, 1, spec.intermediate);
+    slab.push(spec, Tensor::Up, spec.intermediate, spec.hidden);
+    slab.push_if(spec, spec.mlp_bias, Tensor::UpBias, 1, spec.intermediate);
+    slab.push(spec, Tensor::Down, spec.hidden, spec.intermediate);
+    slab.push_if(spec, spec.mlp_bias, Tensor::DownBias, 1, spec.hidden);
+    slab
+}
+
+impl SlabLayout {
+    /// FNV-1a over every place: equal digests mean that both sides read the same tensor at the same offset.
+    pub fn digest(&self) -> u64 {
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        let mut eat = |word: u64| {
+            for byte in word.to_le_bytes() {
+                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+            }
+        };
+        for slab in [&self.global, &self.layer] {
+            eat(slab.bytes);
+            for p in &slab.places {
+                let words =
+                    [p.tensor as u64, u64::from(p.rows), u64::from(p.columns), p.offset_bytes, p.bytes];
+                words.into_iter().for_each(&mut eat);
+            }
+        }
+        hash
+    }
+}
+
+/// Digest of the layouts of two fixed models that together have every tensor. Travels in `Hello`, before the model is
+/// known: two builds with the same link version and different layouts refuse each other at once.
+pub fn reference_digest() -> u64 {
+    let llama = reference_spec(Family::Llama, false);
+    let opt = reference_spec(Family::Opt, true);
+    slab_layout(&llama).digest().rotate_left(1) ^ slab_layout(&opt).digest()
+}
+
+fn reference_spec(family: Family, tied_embeddings: bool) -> ModelSpec {
+    ModelSpec {
+        family,
+        dtype: crate::model::Dtype::Bf16,
+        vocab: 1009,
+        hidden: 96,
+        intermediate: 250,
+        layers: 3,
+        heads: 6,
+        kv_heads: 2,
+        head_dim: 18,
+        max_positions: 77,
+        norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        rope_scaling: crate::model::RopeScaling::None,
+        tied_embeddings,
+        attention_bias: true,
+        mlp_bias: true,
+    }
+}

@@ -1,0 +1,185 @@
+//! One end of the seqpacket socket: messages and descriptors in and out.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
+};
+
+use crate::error::{LinkError, kernel};
+use crate::frame::{self, Assembler, Kind, MAX_PACKET_BYTES, Refusal};
+use crate::message::Message;
+
+/// A peer that takes no byte for this long is lost.
+pub const SEND_PATIENCE: Duration = Duration::from_secs(5);
+/// Descriptors for which room is kept; more than any message carries, so that too many are seen and counted.
+const ROOM_FOR_FDS: usize = 8;
+
+/// The sending half. May live in another thread than the receiving half.
+#[derive(Clone, Debug)]
+pub struct Sender {
+    socket: Arc<OwnedFd>,
+}
+
+/// The receiving half.
+#[derive(Debug)]
+pub struct Receiver {
+    socket: Arc<OwnedFd>,
+    assembler: Assembler,
+    packet: Box<[u8]>,
+    descriptors: Vec<OwnedFd>,
+}
+
+/// Splits a connected seqpacket socket. Sends that take longer than `patience` fail.
+pub fn split(socket: OwnedFd, patience: Duration) -> Result<(Sender, Receiver), LinkError> {
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(patience))
+        .map_err(kernel("setsockopt(SO_SNDTIMEO)"))?;
+    let socket = Arc::new(socket);
+    // One byte more than a packet may have, so that a larger one is seen as such.
+    let packet = vec![0; MAX_PACKET_BYTES + 1].into_boxed_slice();
+    let receiver = Receiver {
+        socket: Arc::clone(&socket),
+        assembler: Assembler::default(),
+        packet,
+        descriptors: Vec::new(),
+    };
+    Ok((Sender { socket }, receiver))
+}
+
+impl Sender {
+    /// Sends `message`, with `descriptors` beside its first packet.
+    pub fn send(&self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
+        let kind = message.kind();
+        let expected = Message::descriptors(kind);
+        assert_eq!(descriptors.len(), expected, "{kind:?} carries {expected} descriptors");
+        let payload = message.encode();
+        for (header, part) in frame::cut(kind, &payload)? {
+            let fds = if header.part == 0 { descriptors } else { &[] };
+            self.send_packet(&header.encode(), part, fds)?;
+        }
+        Ok(())
+    }
+
+    fn send_packet(&self, head: &[u8], part: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ROOM_FOR_FDS))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            let fits = ancillary.push(SendAncillaryMessage::ScmRights(fds));
+            assert!(fits, "room for {ROOM_FOR_FDS} descriptors holds {}", fds.len());
+        }
+        let slices = [IoSlice::new(head), IoSlice::new(part)];
+        loop {
+            match sendmsg(&*self.socket, &slices, &mut ancillary, SendFlags::NOSIGNAL) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(LinkError::Closed),
+                Err(Errno::AGAIN) => return Err(LinkError::Timeout(SEND_PATIENCE)),
+                Err(source) => return Err(LinkError::Kernel { call: "sendmsg", source }),
+            }
+        }
+    }
+
+    /// Ends both directions: a receiver of this process wakes, the peer reads the end of the stream.
+    pub fn shutdown(&self) {
+        // Fails only when the peer has already gone, which is what is wanted.
+        let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
+    }
+
+    /// The socket, to be polled.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Receiver {
+    /// The next message and its descriptors. Blocks.
+    pub fn recv(&mut self) -> Result<(Message, Vec<OwnedFd>), LinkError> {
+        loop {
+            let got = self.recv_packet()?;
+            if let Some(kind) = self.assembler.push(&self.packet[..got])? {
+                return self.finish(kind);
+            }
+        }
+    }
+
+    /// As [`Receiver::recv`], but gives up after `limit` without a packet.
+    pub fn recv_within(&mut self, limit: Duration) -> Result<(Message, Vec<OwnedFd>), LinkError> {
+        let deadline = std::time::Instant::now() + limit;
+        loop {
+            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            if !readable(self.socket.as_fd(), left)? {
+                return Err(LinkError::Timeout(limit));
+            }
+            let got = self.recv_packet()?;
+            if let Some(kind) = self.assembler.push(&self.packet[..got])? {
+                return self.finish(kind);
+            }
+        }
+    }
+
+    fn finish(&mut self, kind: Kind) -> Result<(Message, Vec<OwnedFd>), LinkError> {
+        let message = Message::decode(kind, self.assembler.payload())?;
+        let descriptors = std::mem::take(&mut self.descriptors);
+        let (got, expected) = (descriptors.len(), Message::descriptors(kind));
+        if got != expected {
+            return Err(Refusal::Descriptors { kind, got, expected }.into());
+        }
+        Ok((message, descriptors))
+    }
+
+    /// Reads one packet into the buffer and keeps its descriptors.
+    fn recv_packet(&mut self) -> Result<usize, LinkError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ROOM_FOR_FDS))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let answer = loop {
+            let mut slices = [IoSliceMut::new(&mut self.packet)];
+            match recvmsg(&*self.socket, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+                Err(Errno::INTR) => {}
+                answer => break answer,
+            }
+        };
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                self.descriptors.extend(fds);
+            }
+        }
+        let received = match answer {
+            Err(Errno::CONNRESET) => return Err(LinkError::Closed),
+            answer => answer.map_err(kernel("recvmsg"))?,
+        };
+        if received.bytes == 0 {
+            return Err(LinkError::Closed);
+        }
+        if received.flags.contains(ReturnFlags::TRUNC) {
+            let got = received.bytes;
+            return Err(Refusal::Oversized { got, limit: MAX_PACKET_BYTES }.into());
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) || self.descriptors.len() > ROOM_FOR_FDS {
+            let got = self.descriptors.len();
+            return Err(Refusal::Descriptors { kind: Kind::Model, got, expected: ROOM_FOR_FDS }.into());
+        }
+        Ok(received.bytes)
+    }
+}
+
+/// Whether `fd` has something to read (or its peer is gone) within `limit`.
+pub fn readable(fd: BorrowedFd<'_>, limit: Duration) -> Result<bool, LinkError> {
+    let deadline = std::time::Instant::now() + limit;
+    loop {
+        let left = deadline.saturating_duration_since(std::time::Instant::now());
+        let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(Errno::INTR) => {}
+            Err(source) => return Err(LinkError::Kernel { call: "poll", source }),
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Block tables and token histories in sealed shared memory, twice: a step reads one half while the sidecar prepares
+//! the next step in the other.
+//!
+//! A half is `[rows][layers][max_columns]` block ids, then `[rows][max_history]` tokens, all u32. A block id is stored
+//! plus one, so that untouched (zero) memory means "no block" and costs nothing.
+
+mod writer;
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+use sluice_policy::ids::RowId;
+use thiserror::Error;
+
+use crate::message::EngineSetup;
+use crate::region::{Region, RegionError};
+
+pub use writer::TableWriter;
+
+/// Sizes of the tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableShape {
+    /// Rows.
+    pub rows: u32,
+    /// Layers of the model.
+    pub layers: u16,
+    /// Block columns of a row.
+    pub max_columns: u32,
+    /// Tokens of a row's history.
+    pub max_history: u32,
+}
+
+impl TableShape {
+    /// The tables of a setup.
+    pub fn of(setup: &EngineSetup) -> TableShape {
+        TableShape {
+            rows: setup.max_rows,
+            layers: setup.spec.layers,
+            max_columns: setup.max_columns,
+            max_history: setup.max_history,
+        }
+    }
+
+    fn row_blocks(&self) -> usize {
+        usize::from(self.layers) * self.max_columns as usize
+    }
+
+    fn half_words(&self) -> usize {
+        self.rows as usize * (self.row_blocks() + self.max_history as usize)
+    }
+
+    fn bytes(&self) -> usize {
+        2 * 4 * self.half_words()
+    }
+
+    /// Word of the first block of (row, layer) in a half.
+    fn blocks_at(&self, parity: u8, row: RowId, layer: usize) -> usize {
+        let row = row.index() * self.row_blocks();
+        usize::from(parity) * self.half_words() + row + layer * self.max_columns as usize
+    }
+
+    /// Word of a row's first token in a half.
+    fn history_at(&self, parity: u8, row: RowId) -> usize {
+        let tables = self.rows as usize * self.row_blocks();
+        usize::from(parity) * self.half_words() + tables + row.index() * self.max_history as usize
+    }
+
+    fn check_row(&self, row: RowId) -> Result<(), TableError> {
+        check("row", row.0.into(), self.rows.into())
+    }
+
+    fn check_columns(&self, end: u64) -> Result<(), TableError> {
+        check("column end", end, u64::from(self.max_columns) + 1)
+    }
+
+    fn check_history(&self, end: u64) -> Result<(), TableError> {
+        check("history end", end, u64::from(self.max_history) + 1)
+    }
+}
+
+fn check(what: &'static str, value: u64, limit: u64) -> Result<(), TableError> {
+    if value < limit { Ok(()) } else { Err(TableError::OutOfRange { what, value, limit }) }
+}
+
+/// An access outside of the tables.
+#[derive(Debug, Error)]
+pub enum TableError {
+    /// An index that the tables do not have.
+    #[error("{what} {value} is not below {limit}")]
+    OutOfRange {
+        /// Which index.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// First value too large.
+        limit: u64,
+    },
+    /// A column update with the wrong number of blocks.
+    #[error("a column of {got} blocks for a model of {layers} layers")]
+    Layers {
+        /// Blocks given.
+        got: usize,
+        /// Layers of the model.
+        layers: u16,
+    },
+    /// No block was ever put there.
+    #[error("row {row} has no block in layer {layer}, column {column}")]
+    NoBlock {
+        /// Row.
+        row: u32,
+        /// Layer.
+        layer: usize,
+        /// Column.
+        column: usize,
+    },
+    /// The shared memory itself.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}
+
+/// The engine's view.
+#[derive(Debug)]
+pub struct TableReader {
+    region: Region,
+    shape: TableShape,
+}
+
+impl TableReader {
+    /// Maps the sidecar's tables.
+    pub fn open(fd: OwnedFd, shape: TableShape) -> Result<TableReader, TableError> {
+        Ok(TableReader { region: Region::open(fd, shape.bytes())?, shape })
+    }
+
+    /// Their sizes.
+    pub fn shape(&self) -> TableShape {
+        self.shape
+    }
+
+    /// Appends the row's tokens at positions `start .. start + count` to `out`.
+    pub fn history(
+        &self,
+        parity: u8,
+        row: RowId,
+        start: u32,
+        count: u32,
+        out: &mut Vec<u32>,
+    ) -> Result<(), TableError> {
+        check("parity", parity.into(), 2)?;
+        self.shape.check_row(row)?;
+        self.shape.check_history(u64::from(start) + u64::from(count))?;
+        let at = self.shape.history_at(parity, row) + start as usize;
+        out.extend(self.words(at, count as usize).iter().map(|word| word.load(Ordering::Relaxed)));
+        Ok(())
+    }
+
+    /// Appends the row's blocks of columns `0..columns` to `out`, layer by layer (`[layers][columns]`). `out` may hold
+    /// a part of them after an error.
+    pub fn blocks(&self, parity: u8, row: RowId, columns: u32, out: &mut Vec<u32>) -> Result<(), TableError> {
+        check("parity", parity.into(), 2)?;
+        self.shape.check_row(row)?;
+        self.shape.check_columns(columns.into())?;
+        for layer in 0..usize::from(self.shape.layers) {
+            let words = self.words(self.shape.blocks_at(parity, row, layer), columns as usize);
+            for (column, word) in words.iter().enumerate() {
+                let stored = word.load(Ordering::Relaxed);
+                let block = stored.checked_sub(1).ok_or(TableError::NoBlock { row: row.0, layer, column })?;
+                out.push(block);
+            }
+        }
+        Ok(())
+    }
+
+    /// All block words of a row as they are stored (id plus one, 0 = none), `[layers][max_columns]`: for tools and tests.
+    pub fn raw_blocks(&self, parity: u8, row: RowId) -> Result<Vec<u32>, TableError> {
+        check("parity", parity.into(), 2)?;
+        self.shape.check_row(row)?;
+        let words = self.words(self.shape.blocks_at(parity, row, 0), self.shape.row_blocks());
+        Ok(words.iter().map(|word| word.load(Ordering::Relaxed)).collect())
+    }
+
+    fn words(&self, at: usize, count: usize) -> &[AtomicU32] {
+        // The command that names this half was received after the sidecar wrote it.
+        fence(Ordering::Acquire);
+        self.region.words(at, count).expect("indices were checked against the shape, which the region holds")
+    }
+}

@@ -1,0 +1,107 @@
+//! The control page, from two threads and as two mappings.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use sluice_link::control::{ControlError, ControlPage, Patience, Wait};
+use sluice_link::region::Region;
+use sluice_link::vocabulary::{Generation, LayerId};
+
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+fn peer(page: &ControlPage, layers: u16) -> ControlPage {
+    ControlPage::open(page.fd().try_clone_to_owned().unwrap(), layers).unwrap()
+}
+
+fn within(limit: Duration) -> Patience<'static> {
+    Patience { abort: &NEVER, limit: Some(limit) }
+}
+
+#[test]
+fn ready_is_exact_and_done_is_at_least() {
+    let sidecar = ControlPage::create(2).unwrap();
+    let engine = peer(&sidecar, 2);
+    let (layer, short) = (LayerId(1), within(Duration::from_millis(15)));
+    sidecar.publish_ready(layer, Generation(7)).unwrap();
+    assert_eq!(engine.wait_ready(layer, Generation(7), short).unwrap(), Wait::Reached);
+    assert_eq!(engine.wait_ready(layer, Generation(6), short).unwrap(), Wait::TimedOut);
+    assert_eq!(engine.wait_ready(layer, Generation(8), short).unwrap(), Wait::TimedOut);
+    assert_eq!(engine.wait_ready(LayerId(0), Generation(7), short).unwrap(), Wait::TimedOut);
+    engine.publish_done(layer, Generation(7)).unwrap();
+    assert_eq!(sidecar.wait_done(layer, Generation(6), short).unwrap(), Wait::Reached);
+    assert_eq!(sidecar.wait_done(layer, Generation(7), short).unwrap(), Wait::Reached);
+    assert_eq!(sidecar.wait_done(layer, Generation(8), short).unwrap(), Wait::TimedOut);
+    assert_eq!((engine.ready(layer).unwrap(), sidecar.done(layer).unwrap()), (Generation(7), Generation(7)));
+}
+
+#[test]
+fn a_wait_ends_when_it_is_aborted() {
+    let page = ControlPage::create(1).unwrap();
+    let abort = AtomicBool::new(false);
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let waiter =
+            scope.spawn(|| page.wait_ready(LayerId(0), Generation(1), Patience::until(&abort)).unwrap());
+        std::thread::sleep(Duration::from_millis(30));
+        abort.store(true, Ordering::Relaxed);
+        assert_eq!(waiter.join().unwrap(), Wait::Aborted);
+    });
+    assert!(begun.elapsed() < Duration::from_secs(2));
+}
+
+#[test]
+fn layers_outside_the_page_and_foreign_pages_are_refused() {
+    let page = ControlPage::create(3).unwrap();
+    assert!(matches!(page.ready(LayerId(3)), Err(ControlError::OutOfRange { layer: 3, layers: 3 })));
+    assert!(page.publish_done(LayerId(u16::MAX), Generation(1)).is_err());
+    let fd = || page.fd().try_clone_to_owned().unwrap();
+    assert!(matches!(ControlPage::open(fd(), 2), Err(ControlError::Layers { got: 3, needed: 2 })));
+    assert!(matches!(ControlPage::open(fd(), 4), Err(ControlError::Region(_))));
+    let zeros = Region::create("zeros", 4096).unwrap();
+    let zeros = zeros.fd().try_clone_to_owned().unwrap();
+    assert!(matches!(ControlPage::open(zeros, 3), Err(ControlError::Foreign { .. })));
+}
+
+#[test]
+fn memory_that_the_peer_could_shrink_is_refused() {
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    let fd = memfd_create("unsealed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&fd, 65_536).unwrap();
+    let error = ControlPage::open(fd, 1).unwrap_err();
+    assert!(error.to_string().contains("not sealed"), "{error}");
+    let page = ControlPage::create(1).unwrap();
+    assert!(ftruncate(page.fd(), 0).is_err(), "our own pages cannot be shrunk");
+}
+
+/// A slot shared by two layers: the filler overwrites it only after `done`, the reader reads it only at `ready`. The
+/// slot's word is plain data guarded by the page alone, so a lost or early wake-up shows as a wrong value or a hang.
+#[test]
+fn two_threads_hand_a_slot_back_and_forth_without_loss() {
+    const ROUNDS: u64 = 20_000;
+    let filler = ControlPage::create(2).unwrap();
+    let reader = peer(&filler, 2);
+    let slot = Arc::new(AtomicU64::new(0));
+    let shared = Arc::clone(&slot);
+    let limit = within(Duration::from_secs(20));
+    let filling = std::thread::spawn(move || {
+        for round in 1..=ROUNDS {
+            let (layer, before) = (LayerId((round % 2) as u16), LayerId(((round + 1) % 2) as u16));
+            let free = filler.wait_done(before, Generation(round - 1), limit).unwrap();
+            assert_eq!(free, Wait::Reached, "round {round}");
+            shared.store(round, Ordering::Relaxed);
+            filler.publish_ready(layer, Generation(round)).unwrap();
+        }
+    });
+    for round in 1..=ROUNDS {
+        let layer = LayerId((round % 2) as u16);
+        assert_eq!(reader.wait_ready(layer, Generation(round), limit).unwrap(), Wait::Reached);
+        assert_eq!(slot.load(Ordering::Relaxed), round);
+        reader.publish_done(layer, Generation(round)).unwrap();
+        if round % 500 == 0 {
+            // Long enough for the other side to fall asleep on its futex.
+            std::thread::sleep(Duration::from_micros(300));
+        }
+    }
+    filling.join().unwrap();
+}

@@ -1,0 +1,33 @@
+//! Death by pidfd.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use sluice_link::death::EngineProcess;
+
+fn sleeper() -> (Child, EngineProcess) {
+    let child = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap();
+    let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+    (child, EngineProcess::new(pidfd))
+}
+
+#[test]
+fn a_living_engine_is_killed_and_its_death_confirmed() {
+    let (mut child, process) = sleeper();
+    assert!(!process.dead_within(Duration::from_millis(20)).unwrap());
+    let begun = Instant::now();
+    process.confirm(Duration::from_millis(50), Duration::from_secs(5)).unwrap();
+    assert!(begun.elapsed() >= Duration::from_millis(50), "it had its grace");
+    assert!(!child.wait().unwrap().success());
+}
+
+#[test]
+fn a_dead_engine_is_known_at_once_even_before_it_is_reaped() {
+    let (mut child, process) = sleeper();
+    child.kill().unwrap();
+    let begun = Instant::now();
+    process.confirm(Duration::from_secs(5), Duration::from_secs(5)).unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(2));
+    child.wait().unwrap();
+}

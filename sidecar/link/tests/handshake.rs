@@ -1,0 +1,244 @@
+//! Both ends over real sockets, and peers that do not keep to the protocol.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::net::*;
+use sluice_link::client::{Order, SidecarLink, Welcome};
+use sluice_link::control::ControlPage;
+use sluice_link::error::LinkError;
+use sluice_link::frame::{Header, Kind, MAX_PACKET_BYTES, Refusal};
+use sluice_link::message::{Hello, Message};
+use sluice_link::server::{EngineEvent, EngineLink, Listener, Shared};
+use sluice_link::slab::reference_digest;
+use sluice_link::tables::{TableShape, TableWriter};
+use sluice_link::vocabulary::*;
+use sluice_ports::compute::{SequenceStep, Step, TableUpdate};
+
+use crate::messages::packets;
+use crate::strategies::small_setup;
+
+const SOON: Duration = Duration::from_secs(5);
+
+struct Sidecar {
+    _folder: tempfile::TempDir,
+    path: PathBuf,
+    listener: Listener,
+    pool: OwnedFd,
+    control: ControlPage,
+    tables: TableWriter,
+}
+
+fn pool(chunks: u64) -> OwnedFd {
+    use rustix::fs::*;
+    let fd = memfd_create("pool", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&fd, chunks * 65_536).unwrap();
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).unwrap();
+    fd
+}
+
+impl Sidecar {
+    fn new() -> Sidecar {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("engine.sock");
+        Sidecar {
+            listener: Listener::bind(&path).unwrap(),
+            path,
+            _folder: folder,
+            pool: pool(16),
+            control: ControlPage::create(3).unwrap(),
+            tables: TableWriter::create(TableShape::of(&small_setup())).unwrap(),
+        }
+    }
+
+    fn attach(&self) -> Result<EngineLink, LinkError> {
+        let connection = self.listener.accept(SOON)?.expect("an engine connected");
+        let shared = Shared { pool: self.pool.as_fd(), control: &self.control, tables: &self.tables };
+        connection.handshake(&small_setup(), shared)
+    }
+}
+
+fn engine(path: &std::path::Path, digest: Option<u64>) -> Result<(SidecarLink, Welcome), LinkError> {
+    let mut link = SidecarLink::connect(path)?;
+    let welcome = link.hello("test")?;
+    let digest = digest.unwrap_or_else(|| welcome.setup.layout().digest());
+    link.ready(digest, ActivationCost { fixed_bytes: 1, ..ActivationCost::default() })?;
+    Ok((link, welcome))
+}
+
+fn attached() -> (Sidecar, EngineLink, SidecarLink, Welcome) {
+    let sidecar = Sidecar::new();
+    let path = sidecar.path.clone();
+    let other = std::thread::spawn(move || engine(&path, None).unwrap());
+    let link = sidecar.attach().unwrap();
+    let (client, welcome) = other.join().unwrap();
+    (sidecar, link, client, welcome)
+}
+
+#[test]
+fn both_ends_agree_and_exchange_orders_and_answers() {
+    let (mut sidecar, mut link, mut client, welcome) = attached();
+    assert_eq!(link.hello.pid, std::process::id());
+    assert_eq!(welcome.setup, small_setup());
+    let ops = vec![Reback::Map(Address::Global(0), ChunkId(3))];
+    assert_eq!(link.sender.send_reback(ActionId(5), &ops).unwrap(), 1);
+    assert_eq!(client.recv().unwrap(), Order::Reback { id: ActionId(5), ops });
+    client.applied(ActionId(5)).unwrap();
+    assert_eq!(link.receiver.recv_within(SOON).unwrap(), EngineEvent::Applied { id: ActionId(5) });
+
+    let blocks = vec![BlockId(1), BlockId(2), BlockId(3)];
+    let step = Step {
+        id: StepId(9),
+        attempt: 2,
+        epoch: 0,
+        sequences: vec![SequenceStep { row: RowId(1), start: 0, tokens: vec![4, 5, 6], sample: None }],
+        updates: vec![TableUpdate::Column { row: RowId(1), column: 0, blocks }],
+        generations: vec![(LayerId(2), Generation(11))],
+        activation_limit_bytes: 77,
+    };
+    link.sender.send_step(&step, &mut sidecar.tables).unwrap();
+    let Order::Step(order) = client.recv().unwrap() else { panic!("a step was sent") };
+    let (mut tokens, mut blocks) = (Vec::new(), Vec::new());
+    let sequence = &order.sequences[0];
+    welcome.tables.history(order.parity, sequence.row, 0, sequence.count, &mut tokens).unwrap();
+    welcome.tables.blocks(order.parity, sequence.row, 1, &mut blocks).unwrap();
+    assert_eq!((tokens, blocks), (vec![4, 5, 6], vec![1, 2, 3]));
+    client.step_refused(&order, "no".to_owned()).unwrap();
+    let refused = EngineEvent::StepRefused { id: StepId(9), attempt: 2, message: "no".to_owned() };
+    assert_eq!(link.receiver.recv_within(SOON).unwrap(), refused);
+    link.sender.bye().unwrap();
+    assert_eq!(client.recv().unwrap(), Order::Bye);
+}
+
+#[test]
+fn a_long_mapping_is_sent_in_several_orders() {
+    let (_sidecar, link, mut client, _welcome) = attached();
+    let ops: Vec<_> = (0..20_000).map(|at| Reback::Map(Address::Kv(FrameId(at)), ChunkId(at))).collect();
+    let sent = ops.clone();
+    let sending = std::thread::spawn(move || link.sender.send_reback(ActionId(1), &sent).unwrap());
+    let mut received = Vec::new();
+    while received.len() < ops.len() {
+        let Order::Reback { id: ActionId(1), ops } = client.recv().unwrap() else {
+            panic!("changes were sent")
+        };
+        received.extend(ops);
+    }
+    assert_eq!((sending.join().unwrap(), received == ops), (3, true));
+}
+
+#[test]
+fn the_end_of_either_side_is_seen_by_the_other() {
+    let (_sidecar, mut link, client, _welcome) = attached();
+    drop(client);
+    assert!(matches!(link.receiver.recv_within(SOON), Err(LinkError::Closed)));
+    let (_sidecar, link, mut client, _welcome) = attached();
+    link.sender.shutdown();
+    assert!(matches!(client.recv(), Err(LinkError::Closed)));
+}
+
+#[test]
+fn an_engine_with_another_slab_layout_is_refused() {
+    let sidecar = Sidecar::new();
+    let path = sidecar.path.clone();
+    let other = std::thread::spawn(move || engine(&path, Some(1)));
+    assert!(matches!(sidecar.attach(), Err(LinkError::Digest { theirs: 1, .. })));
+    drop(other.join().unwrap());
+}
+
+/// Sends raw packets with `fds` as an engine and returns what the sidecar makes of them.
+fn raw(first: &[u8], fds: usize) -> LinkError {
+    let sidecar = Sidecar::new();
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    connect(&socket, &SocketAddrUnix::new(&sidecar.path).unwrap()).unwrap();
+    let spare = pool(1);
+    let borrowed = vec![spare.as_fd(); fds];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if fds > 0 {
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&borrowed)));
+    }
+    sendmsg(&socket, &[std::io::IoSlice::new(first)], &mut ancillary, SendFlags::NOSIGNAL).unwrap();
+    shutdown(&socket, Shutdown::Write).unwrap();
+    sidecar.attach().expect_err("refused")
+}
+
+fn hello(layout_digest: u64) -> Vec<u8> {
+    packets(&Message::Hello(Hello { build: "x".to_owned(), pid: 1, layout_digest })).remove(0)
+}
+
+fn refusal(error: LinkError) -> Refusal {
+    match error {
+        LinkError::Refused(refusal) => refusal,
+        other => panic!("{other:?} is no refusal"),
+    }
+}
+
+#[test]
+fn peers_that_do_not_keep_to_the_protocol_are_refused_by_name() {
+    let mut other_version = hello(reference_digest());
+    other_version[4] = 9;
+    assert_eq!(refusal(raw(&other_version, 0)), Refusal::Version { theirs: 9 });
+    assert!(matches!(raw(&hello(1), 0), LinkError::Digest { theirs: 1, .. }));
+    let descriptors = refusal(raw(&hello(reference_digest()), 1));
+    assert_eq!(descriptors, Refusal::Descriptors { kind: Kind::Hello, got: 1, expected: 0 });
+    assert!(matches!(refusal(raw(&hello(reference_digest()), 60)), Refusal::Descriptors { .. }));
+    assert!(matches!(refusal(raw(&vec![1; MAX_PACKET_BYTES + 100], 0)), Refusal::Oversized { .. }));
+    assert!(matches!(refusal(raw(&[1, 2, 3], 0)), Refusal::Short { got: 3 }));
+    let early = packets(&Message::Bye).remove(0);
+    assert!(matches!(refusal(raw(&early, 0)), Refusal::Unexpected { got: Kind::Bye, .. }));
+    // A valid Hello, and then the end instead of a Ready.
+    assert!(matches!(raw(&hello(reference_digest()), 0), LinkError::Closed));
+    let open = Header { kind: Kind::Hello, part: 0, parts: 2, length: 0 }.encode();
+    assert!(matches!(raw(&open, 0), LinkError::Closed));
+}
+
+#[test]
+fn an_engine_refuses_a_model_without_its_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("engine.sock");
+    let listener = Listener::bind(&path).unwrap();
+    for fds in 0..5 {
+        let client = std::thread::spawn({
+            let path = path.clone();
+            move || engine(&path, None).map(|_| ())
+        });
+        assert!(sluice_link::socket::readable(listener.as_fd(), SOON).unwrap());
+        let socket = accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
+        let spare = pool(1);
+        let borrowed = vec![spare.as_fd(); fds];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if fds > 0 {
+            assert!(ancillary.push(SendAncillaryMessage::ScmRights(&borrowed)));
+        }
+        let packet = packets(&Message::Model(Box::new(small_setup()))).remove(0);
+        sendmsg(&socket, &[std::io::IoSlice::new(&packet)], &mut ancillary, SendFlags::NOSIGNAL).unwrap();
+        let error = client.join().unwrap().expect_err("refused");
+        match fds {
+            // The right number, but the pool is too small for the capacity.
+            3 => assert!(matches!(error, LinkError::Region(_)), "{error:?}"),
+            got => assert_eq!(refusal(error), Refusal::Descriptors { kind: Kind::Model, got, expected: 3 }),
+        }
+    }
+}
+
+#[test]
+fn the_socket_is_private_replaced_when_stale_and_removed_at_the_end() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("engine.sock");
+    let listener = Listener::bind(&path).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(matches!(Listener::bind(&path), Err(LinkError::Path { .. })), "a live socket is not stolen");
+    assert!(listener.accept(Duration::ZERO).unwrap().is_some(), "the probe connected and left");
+    // As after a kill: the file stays, nobody listens.
+    std::mem::forget(std::fs::hard_link(&path, folder.path().join("kept")));
+    drop(listener);
+    assert!(!path.exists());
+    std::fs::rename(folder.path().join("kept"), &path).unwrap();
+    let again = Listener::bind(&path).unwrap();
+    drop(again);
+    std::fs::write(&path, "no socket").unwrap();
+    assert!(matches!(Listener::bind(&path), Err(LinkError::Path { .. })), "a file is not removed");
+}

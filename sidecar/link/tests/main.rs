@@ -1,0 +1,10 @@
+//! Tests of the link, in one binary.
+#![allow(clippy::unwrap_used, reason = "a test that unwraps fails as it should")]
+
+mod control;
+mod corpus;
+mod death;
+mod handshake;
+mod messages;
+mod strategies;
+mod tables;

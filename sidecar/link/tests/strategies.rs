@@ -1,0 +1,178 @@
+//! Generators of messages and setups.
+
+use std::sync::Arc;
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use sluice_link::message::{EngineSetup, Faults, Hello, Message, Ready, SequenceOrder, StepOrder};
+use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
+use sluice_link::vocabulary::*;
+
+/// A small model.
+pub fn small_spec() -> ModelSpec {
+    ModelSpec {
+        family: Family::Llama,
+        dtype: Dtype::F32,
+        vocab: 64,
+        hidden: 16,
+        intermediate: 32,
+        layers: 3,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 4,
+        max_positions: 128,
+        norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::None,
+        tied_embeddings: true,
+        attention_bias: false,
+        mlp_bias: false,
+    }
+}
+
+/// A small tenant.
+pub fn small_setup() -> EngineSetup {
+    EngineSetup {
+        spec: small_spec(),
+        chunk_bytes: 65_536,
+        capacity_chunks: 16,
+        kv_frames: 16,
+        activation_chunks: 16,
+        staging_chunks: 1,
+        max_rows: 4,
+        max_columns: 8,
+        max_history: 128,
+        threads: 1,
+        faults: Faults::default(),
+    }
+}
+
+fn number() -> impl Strategy<Value = f32> {
+    -1.0e6f32..1.0e6
+}
+
+fn sampling() -> impl Strategy<Value = Sampling> {
+    let floats = [number(), number(), number(), number(), number(), number()];
+    let lists = (vec((any::<u32>(), number()), 0..40), vec(any::<u32>(), 0..8));
+    let rest = (any::<u32>(), any::<u64>(), any::<u32>(), any::<bool>(), option::of(any::<u8>()));
+    (floats, lists, rest).prop_map(|(floats, (logit_bias, stop_tokens), rest)| Sampling {
+        temperature: floats[0],
+        top_p: floats[1],
+        top_k: rest.0,
+        min_p: floats[2],
+        presence_penalty: floats[3],
+        frequency_penalty: floats[4],
+        repetition_penalty: floats[5],
+        logit_bias,
+        seed: rest.1,
+        stop_tokens,
+        min_tokens: rest.2,
+        ignore_stop: rest.3,
+        logprobs: rest.4,
+    })
+}
+
+fn sequence() -> impl Strategy<Value = SequenceOrder> {
+    let sample = option::of((sampling(), any::<u32>()));
+    (any::<u32>(), any::<u32>(), 1..u32::MAX, sample).prop_map(|(row, start, count, sample)| SequenceOrder {
+        row: RowId(row),
+        start,
+        count,
+        sample: sample
+            .map(|(sampling, prompt_tokens)| SampleOrder { sampling: Arc::new(sampling), prompt_tokens }),
+    })
+}
+
+/// Orders of any size and with any index.
+pub fn step_order() -> impl Strategy<Value = StepOrder> {
+    let head = (any::<u64>(), any::<u32>(), any::<u64>(), 0..2u8, any::<u64>());
+    (head, vec(sequence(), 0..24), vec((any::<u16>(), any::<u64>()), 0..24)).prop_map(
+        |(head, sequences, generations)| StepOrder {
+            id: StepId(head.0),
+            attempt: head.1,
+            epoch: head.2,
+            parity: head.3,
+            sequences,
+            generations: generations.into_iter().map(|(l, g)| (LayerId(l), Generation(g))).collect(),
+            activation_limit_bytes: head.4,
+        },
+    )
+}
+
+fn done() -> impl Strategy<Value = StepDone> {
+    let logprobs = (number(), vec((any::<u32>(), number()), 0..20))
+        .prop_map(|(chosen, top)| TokenLogprobs { chosen, top });
+    let sampled = (any::<u32>(), any::<u32>(), option::of(logprobs))
+        .prop_map(|(row, token, logprobs)| Sampled { row: RowId(row), token, logprobs });
+    let times = || vec(any::<u64>(), 0..100);
+    (any::<u64>(), any::<u32>(), vec(sampled, 0..24), times(), times(), any::<u64>()).prop_map(
+        |(id, attempt, sampled, layer_ns, stall_ns, total_ns)| StepDone {
+            id: StepId(id),
+            attempt,
+            sampled,
+            layer_ns,
+            stall_ns,
+            total_ns,
+        },
+    )
+}
+
+/// A change of any address.
+pub fn reback() -> impl Strategy<Value = Reback> {
+    let address = prop_oneof![
+        any::<u32>().prop_map(Address::Global),
+        (any::<u16>(), any::<u32>()).prop_map(|(layer, at)| Address::Layer(LayerId(layer), at)),
+        any::<u32>().prop_map(|frame| Address::Kv(FrameId(frame))),
+        any::<u32>().prop_map(Address::Activation),
+        any::<u32>().prop_map(Address::Staging),
+    ];
+    (address, any::<u32>(), any::<bool>()).prop_map(|(address, chunk, map)| match map {
+        true => Reback::Map(address, ChunkId(chunk)),
+        false => Reback::Unmap(address, ChunkId(chunk)),
+    })
+}
+
+fn setup() -> impl Strategy<Value = EngineSetup> {
+    let faults = (option::of(any::<u64>()), any::<u64>(), any::<bool>());
+    (1..40u16, 1..64u32, any::<u16>(), faults).prop_map(|(layers, rows, threads, faults)| {
+        let mut setup = small_setup();
+        setup.spec.layers = layers;
+        setup.max_rows = rows;
+        setup.threads = threads;
+        setup.faults =
+            Faults { dropped_wait: faults.0, layer_delay_ns: faults.1, poison_activations: faults.2 };
+        setup
+    })
+}
+
+/// Any message.
+pub fn message() -> impl Strategy<Value = Message> {
+    let ready = any::<[u64; 5]>().prop_map(|words| Ready {
+        slab_digest: words[0],
+        activation: ActivationCost {
+            fixed_bytes: words[1],
+            per_token_bytes: words[2],
+            per_sequence_bytes: words[3],
+            per_logit_row_bytes: words[4],
+        },
+    });
+    let hello = ("\\PC{0,40}", any::<u32>(), any::<u64>()).prop_map(|(build, pid, digest)| Hello {
+        build,
+        pid,
+        layout_digest: digest,
+    });
+    let refused = (any::<u64>(), any::<u32>(), "\\PC{0,60}");
+    prop_oneof![
+        hello.prop_map(Message::Hello),
+        setup().prop_map(|setup| Message::Model(Box::new(setup))),
+        ready.prop_map(Message::Ready),
+        (any::<u64>(), vec(reback(), 0..300)).prop_map(|(id, ops)| Message::Reback { id: ActionId(id), ops }),
+        any::<u64>().prop_map(|id| Message::Applied { id: ActionId(id) }),
+        refused.prop_map(|(id, _, message)| Message::Refused { id: ActionId(id), message }),
+        step_order().prop_map(Message::Step),
+        done().prop_map(Message::Done),
+        refused.prop_map(|(id, attempt, message)| Message::StepRefused { id: StepId(id), attempt, message }),
+        Just(Message::Bye),
+    ]
+}

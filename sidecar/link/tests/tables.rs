@@ -1,0 +1,182 @@
+//! Block tables and histories against a naive model.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use sluice_link::message::StepOrder;
+use sluice_link::tables::{TableError, TableReader, TableShape, TableWriter};
+use sluice_link::vocabulary::*;
+use sluice_ports::compute::{SequenceStep, Step, TableUpdate};
+
+use crate::strategies::step_order;
+
+const SHAPE: TableShape = TableShape { rows: 3, layers: 2, max_columns: 4, max_history: 64 };
+
+fn both() -> (TableWriter, TableReader) {
+    let writer = TableWriter::create(SHAPE).unwrap();
+    let reader = TableReader::open(writer.fd().try_clone_to_owned().unwrap(), SHAPE).unwrap();
+    (writer, reader)
+}
+
+fn step(updates: Vec<TableUpdate>, sequences: Vec<SequenceStep>) -> Step {
+    Step {
+        id: StepId(1),
+        attempt: 0,
+        epoch: 0,
+        sequences,
+        updates,
+        generations: Vec::new(),
+        activation_limit_bytes: 0,
+    }
+}
+
+fn update() -> impl Strategy<Value = TableUpdate> {
+    let row = 0..SHAPE.rows;
+    let reset = (row.clone(), vec(any::<u32>(), 0..=64))
+        .prop_map(|(row, tokens)| TableUpdate::Reset { row: RowId(row), tokens });
+    let column = (row, 0..SHAPE.max_columns, vec((0..u32::MAX).prop_map(BlockId), 2))
+        .prop_map(|(row, column, blocks)| TableUpdate::Column { row: RowId(row), column, blocks });
+    prop_oneof![1 => reset, 3 => column]
+}
+
+fn sequence() -> impl Strategy<Value = SequenceStep> {
+    (0..SHAPE.rows, 0..40u32, vec(any::<u32>(), 1..24)).prop_map(|(row, start, tokens)| SequenceStep {
+        row: RowId(row),
+        start,
+        tokens,
+        sample: None,
+    })
+}
+
+/// The tables as plain arrays: one state, no halves.
+#[derive(Clone, Debug, PartialEq)]
+struct Naive {
+    blocks: Vec<[[Option<u32>; 4]; 2]>,
+    history: Vec<[u32; 64]>,
+}
+
+impl Naive {
+    fn apply(&mut self, step: &Step) {
+        for update in &step.updates {
+            match update {
+                TableUpdate::Reset { row, tokens } => {
+                    self.blocks[row.index()] = [[None; 4]; 2];
+                    self.history[row.index()][..tokens.len()].copy_from_slice(tokens);
+                }
+                TableUpdate::Column { row, column, blocks } => {
+                    for (layer, block) in blocks.iter().enumerate() {
+                        self.blocks[row.index()][layer][*column as usize] = Some(block.0);
+                    }
+                }
+            }
+        }
+        for s in &step.sequences {
+            let start = s.start as usize;
+            self.history[s.row.index()][start..start + s.tokens.len()].copy_from_slice(&s.tokens);
+        }
+    }
+
+    /// What a reader sees in half `parity`.
+    fn seen(reader: &TableReader, parity: u8) -> Naive {
+        let mut naive = Naive { blocks: vec![[[None; 4]; 2]; 3], history: vec![[0; 64]; 3] };
+        for row in 0..3u32 {
+            let mut tokens = Vec::new();
+            reader.history(parity, RowId(row), 0, 64, &mut tokens).unwrap();
+            naive.history[row as usize].copy_from_slice(&tokens);
+            naive.blocks[row as usize] = seen_blocks(reader, parity, row);
+        }
+        naive
+    }
+}
+
+fn seen_blocks(reader: &TableReader, parity: u8, row: u32) -> [[Option<u32>; 4]; 2] {
+    let words = reader.raw_blocks(parity, RowId(row)).unwrap();
+    let mut blocks = [[None; 4]; 2];
+    for (at, word) in words.into_iter().enumerate() {
+        blocks[at / 4][at % 4] = word.checked_sub(1);
+    }
+    blocks
+}
+
+proptest! {
+    #[test]
+    fn each_half_holds_exactly_the_state_of_its_step_and_a_running_step_sees_no_change(
+        steps in vec((vec(update(), 0..6), vec(sequence(), 0..4)), 1..20),
+    ) {
+        let (mut writer, reader) = both();
+        let mut naive = Naive { blocks: vec![[[None; 4]; 2]; 3], history: vec![[0; 64]; 3] };
+        let mut running: Option<(u8, Naive)> = None;
+        for (updates, sequences) in steps {
+            let step = step(updates, sequences);
+            let parity = writer.write(&step).unwrap();
+            naive.apply(&step);
+            prop_assert_eq!(&Naive::seen(&reader, parity), &naive);
+            if let Some((other, before)) = running {
+                prop_assert_ne!(other, parity);
+                prop_assert_eq!(Naive::seen(&reader, other), before);
+            }
+            running = Some((parity, naive.clone()));
+        }
+    }
+
+    #[test]
+    fn an_order_with_any_indices_reads_inside_the_tables_or_is_refused(order in step_order()) {
+        let (_writer, reader) = both();
+        read_all(&reader, &order);
+    }
+}
+
+fn read_all(reader: &TableReader, order: &StepOrder) {
+    let mut out = Vec::new();
+    for sequence in &order.sequences {
+        let history = reader.history(order.parity, sequence.row, sequence.start, sequence.count, &mut out);
+        let inside = sequence.row.0 < 3 && u64::from(sequence.start) + u64::from(sequence.count) <= 64;
+        assert_eq!(history.is_ok(), inside);
+        assert!(reader.blocks(order.parity, sequence.row, sequence.count, &mut out).is_err());
+    }
+}
+
+#[test]
+fn a_column_without_a_block_is_refused_by_place() {
+    let (mut writer, reader) = both();
+    let column = |column| TableUpdate::Column { row: RowId(1), column, blocks: vec![BlockId(8), BlockId(9)] };
+    let parity = writer.write(&step(vec![column(0), column(2)], Vec::new())).unwrap();
+    let mut out = Vec::new();
+    reader.blocks(parity, RowId(1), 1, &mut out).unwrap();
+    assert_eq!(out, [8, 9]);
+    let error = reader.blocks(parity, RowId(1), 3, &mut out).unwrap_err();
+    assert!(matches!(error, TableError::NoBlock { row: 1, layer: 0, column: 1 }), "{error}");
+}
+
+#[test]
+fn a_bad_update_changes_nothing() {
+    let (mut writer, reader) = both();
+    let good = TableUpdate::Column { row: RowId(0), column: 0, blocks: vec![BlockId(1), BlockId(2)] };
+    let first = writer.write(&step(vec![good.clone()], Vec::new())).unwrap();
+    let before = [Naive::seen(&reader, 0), Naive::seen(&reader, 1)];
+    let bad = [
+        TableUpdate::Column { row: RowId(3), column: 0, blocks: vec![BlockId(1), BlockId(2)] },
+        TableUpdate::Column { row: RowId(0), column: 4, blocks: vec![BlockId(1), BlockId(2)] },
+        TableUpdate::Column { row: RowId(0), column: 1, blocks: vec![BlockId(1)] },
+        TableUpdate::Column { row: RowId(0), column: 1, blocks: vec![BlockId(u32::MAX), BlockId(2)] },
+        TableUpdate::Reset { row: RowId(0), tokens: vec![0; 65] },
+    ];
+    for update in bad {
+        let other = TableUpdate::Reset { row: RowId(0), tokens: vec![5] };
+        assert!(writer.write(&step(vec![other, update], Vec::new())).is_err());
+        assert_eq!(before, [Naive::seen(&reader, 0), Naive::seen(&reader, 1)]);
+    }
+    let next = writer.write(&step(Vec::new(), Vec::new())).unwrap();
+    assert_ne!(first, next, "a refused step takes no turn");
+    assert_eq!(Naive::seen(&reader, next), before[usize::from(first)]);
+}
+
+#[test]
+fn untouched_rows_cost_no_memory() {
+    let shape = TableShape { rows: 4096, layers: 80, max_columns: 8192, max_history: 131_072 };
+    let mut writer = TableWriter::create(shape).unwrap();
+    let blocks = (0..80).map(BlockId).collect();
+    let column = TableUpdate::Column { row: RowId(4000), column: 3, blocks };
+    writer.write(&step(vec![column], Vec::new())).unwrap();
+    let used_bytes = rustix::fs::fstat(writer.fd()).unwrap().st_blocks * 512;
+    assert!(used_bytes > 0 && used_bytes <= 80 * 4096, "{used_bytes} bytes for one column of 80 layers");
+}
