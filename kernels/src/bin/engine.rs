@@ -1,0 +1,7 @@
+//! `sluice-engine`: see [`sluice_kernels::engine`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    sluice_kernels::engine::main()
+}

@@ -1,0 +1,46 @@
+//! The engine process: a worker that computes steps for one sidecar, under a supervisor that restarts it.
+//!
+//! The worker owns nothing and remembers nothing between steps. It maps chunks where it is told, runs steps over them,
+//! and ends itself within 100 ms of its sidecar's death, even inside a step (DESIGN 4, 5).
+
+mod inputs;
+mod memory;
+mod options;
+mod step;
+mod supervisor;
+mod watcher;
+mod worker;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use options::Options;
+
+/// Exit status of a worker whose sidecar said goodbye: there is nothing left to do.
+const EXIT_BYE: u8 = 0;
+/// Exit status of a worker whose sidecar has gone without a word. A successor waits for the next sidecar.
+const EXIT_SIDECAR_GONE: u8 = 75;
+
+/// The process: parses the arguments and runs supervisor or worker.
+pub fn main() -> ExitCode {
+    let options = Options::parse();
+    start_logs();
+    let ended = match options.role() {
+        options::Role::Supervisor => supervisor::run(&options),
+        options::Role::Worker => worker::run(&options),
+    };
+    ended.unwrap_or_else(|error| {
+        tracing::error!("{error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+/// Logs go to stderr, warnings and worse; `SLUICE_LOG` asks for more.
+fn start_logs() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("SLUICE_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    let format = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
+    format.with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).init();
+}

@@ -1,0 +1,171 @@
+//! The engine's view of the memory it was lent: constant ranges and what backs them.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use sluice_link::message::EngineSetup;
+use sluice_link::vocabulary::{Address, FrameId, LayerId, Reback};
+use sluice_memory::mapping::{Mapping, MappingError, Range, RangeSizes};
+use thiserror::Error;
+
+use crate::forward::{RangeParts, Ranges};
+
+/// Memory that a step would touch and nothing backs.
+#[derive(Debug, Error)]
+pub(super) enum Unbacked {
+    /// Embeddings, head, norms.
+    #[error("the global range is not fully backed")]
+    Global,
+    /// A layer's slab.
+    #[error("layer {0} is not fully backed")]
+    Layer(u16),
+    /// A layer-block.
+    #[error("block {block} lies in frame {frame}, which is not backed")]
+    Block {
+        /// Block.
+        block: u32,
+        /// Its frame.
+        frame: u32,
+    },
+    /// Activations.
+    #[error("{limit_bytes} bytes of activations are claimed, {backed_bytes} are backed")]
+    Activations {
+        /// The order's claim.
+        limit_bytes: u64,
+        /// Backed from the front.
+        backed_bytes: u64,
+    },
+}
+
+/// Reserved ranges over the sidecar's pool.
+pub(super) struct EngineMemory {
+    mapping: Mapping,
+    pool: OwnedFd,
+    layers: u16,
+    global_bytes: u64,
+    layer_bytes: u64,
+    kv_frames: u32,
+    blocks_per_chunk: u32,
+    /// Found after each change, so that a step asks nothing of each chunk.
+    weights: Result<(), Unbacked>,
+    activation_bytes: u64,
+}
+
+impl EngineMemory {
+    /// Reserves the ranges of `setup`, none of it backed.
+    pub(super) fn reserve(setup: &EngineSetup, pool: OwnedFd) -> Result<EngineMemory, MappingError> {
+        let layout = setup.layout();
+        let sizes = RangeSizes {
+            global_chunks: setup.global_chunks(),
+            layer_chunks: vec![setup.layer_chunks(); usize::from(setup.spec.layers)],
+            kv_frames: setup.kv_frames,
+            activation_chunks: setup.activation_chunks,
+            staging_chunks: setup.staging_chunks,
+        };
+        Ok(EngineMemory {
+            mapping: Mapping::reserve(setup.chunk_bytes, sizes)?,
+            pool,
+            layers: setup.spec.layers,
+            global_bytes: layout.global.bytes,
+            layer_bytes: layout.layer.bytes,
+            kv_frames: setup.kv_frames,
+            blocks_per_chunk: setup.blocks_per_chunk(),
+            weights: Err(Unbacked::Global),
+            activation_bytes: 0,
+        })
+    }
+
+    /// The addresses a model computes over.
+    pub(super) fn ranges(&self) -> Ranges {
+        let layers = (0..self.layers).map(|layer| self.mapping.address(Range::Layer(LayerId(layer))));
+        let parts = RangeParts {
+            global: self.mapping.address(Range::Global),
+            layers: layers.map(<*mut u8>::cast_const).collect(),
+            kv: self.mapping.address(Range::Kv),
+            kv_blocks: self.kv_frames * self.blocks_per_chunk,
+            activations: self.mapping.address(Range::Activation),
+            activation_limit_bytes: 0,
+        };
+        // SAFETY: the addresses are page-aligned and constant for the life of `self.mapping`, which the worker keeps as
+        // long as the ranges. Before each run the worker checks that weights, the batch's blocks and the activations up
+        // to their limit are backed; changes of backing are never made during a run. That nobody else writes them is
+        // the sidecar's part of the protocol: a slot is filled only between `done` and `ready`.
+        unsafe { Ranges::new(parts) }
+    }
+
+    /// Makes all of `ops`, in order, or none of them.
+    pub(super) fn apply(&mut self, ops: &[Reback]) -> Result<(), MappingError> {
+        let outcome = self.apply_or_undo(ops);
+        self.weights = self.find_weights();
+        let chunks = self.mapping.backed_prefix_chunks(Range::Activation);
+        self.activation_bytes = chunks * self.mapping.chunk_bytes();
+        outcome
+    }
+
+    fn apply_or_undo(&mut self, ops: &[Reback]) -> Result<(), MappingError> {
+        for (made, op) in ops.iter().enumerate() {
+            if let Err(error) = self.mapping.apply(self.pool.as_fd(), op) {
+                self.undo(&ops[..made]);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn undo(&mut self, made: &[Reback]) {
+        for op in made.iter().rev() {
+            let inverse = match *op {
+                Reback::Map(address, chunk) => Reback::Unmap(address, chunk),
+                Reback::Unmap(address, chunk) => Reback::Map(address, chunk),
+            };
+            let undone = self.mapping.apply(self.pool.as_fd(), &inverse);
+            undone.expect("what was just changed can be changed back");
+        }
+    }
+
+    fn find_weights(&self) -> Result<(), Unbacked> {
+        let backed = |range| self.mapping.backed_prefix_chunks(range) * self.mapping.chunk_bytes();
+        if backed(Range::Global) < self.global_bytes {
+            return Err(Unbacked::Global);
+        }
+        let mut layers = 0..self.layers;
+        match layers.find(|layer| backed(Range::Layer(LayerId(*layer))) < self.layer_bytes) {
+            Some(layer) => Err(Unbacked::Layer(layer)),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether every weight is backed.
+    pub(super) fn check_weights(&self) -> Result<(), Unbacked> {
+        match self.weights {
+            Ok(()) => Ok(()),
+            Err(Unbacked::Layer(layer)) => Err(Unbacked::Layer(layer)),
+            Err(_) => Err(Unbacked::Global),
+        }
+    }
+
+    /// Whether `limit_bytes` of the activation range are backed.
+    pub(super) fn check_activations(&self, limit_bytes: u64) -> Result<(), Unbacked> {
+        let backed_bytes = self.activation_bytes;
+        if limit_bytes <= backed_bytes {
+            Ok(())
+        } else {
+            Err(Unbacked::Activations { limit_bytes, backed_bytes })
+        }
+    }
+
+    /// Whether `block` is backed.
+    pub(super) fn check_block(&self, block: u32) -> Result<(), Unbacked> {
+        let frame = block / self.blocks_per_chunk;
+        match self.mapping.mapped(Address::Kv(FrameId(frame))) {
+            Some(_) if frame < self.kv_frames => Ok(()),
+            _ => Err(Unbacked::Block { block, frame }),
+        }
+    }
+
+    /// Fills the first `bytes` of the activation range with NaN (tests only). They are backed.
+    pub(super) fn poison_activations(&mut self, bytes: u64) {
+        assert!(bytes <= self.activation_bytes, "only backed memory is poisoned");
+        // SAFETY: the bytes are backed, as just checked, and nothing else of this process uses them between steps.
+        unsafe { self.mapping.address(Range::Activation).write_bytes(0xff, bytes as usize) };
+    }
+}

@@ -1,0 +1,59 @@
+//! Arguments of `sluice-engine`.
+
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use clap::Parser;
+use sluice_link::frame::LINK_VERSION;
+
+/// Version and commit of this build.
+pub(super) fn build() -> String {
+    let commit = option_env!("SLUICE_COMMIT").unwrap_or("unknown commit");
+    format!("{} ({commit})", env!("CARGO_PKG_VERSION"))
+}
+
+static VERSION: LazyLock<String> = LazyLock::new(|| format!("{}, link version {LINK_VERSION}", build()));
+
+/// Computes a model's steps for a sidecar that owns all memory.
+///
+/// Connects to the sidecar's socket (waiting while it is absent), maps the memory that it is handed and runs the steps it
+/// is told to. A supervisor restarts the worker when it dies; SIGTERM takes effect once the sidecar has said goodbye or
+/// is gone, so that open streams end in order. `SLUICE_LOG` sets what is logged (default: warn).
+#[derive(Clone, Debug, Parser)]
+#[command(name = "sluice-engine", version = VERSION.as_str(), about, long_about)]
+pub(super) struct Options {
+    /// Socket of the sidecar
+    #[arg(long, value_name = "PATH", env = "SLUICE_ENGINE_SOCKET")]
+    pub(super) socket: PathBuf,
+
+    /// Threads that compute [default: what the sidecar says, or all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(super) threads: Option<u16>,
+
+    /// Run the worker in this process, restarted by nobody
+    #[arg(long)]
+    pub(super) no_supervisor: bool,
+
+    /// Worker of the supervisor with this process id
+    #[arg(long, hide = true, value_name = "PID")]
+    pub(super) worker: Option<i32>,
+
+    /// The pod is ending: give up when no sidecar answers soon
+    #[arg(long, hide = true)]
+    pub(super) drain: bool,
+}
+
+/// What this process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Starts workers.
+    Supervisor,
+    /// Computes.
+    Worker,
+}
+
+impl Options {
+    pub(super) fn role(&self) -> Role {
+        if self.no_supervisor || self.worker.is_some() { Role::Worker } else { Role::Supervisor }
+    }
+}

@@ -1,0 +1,198 @@
+//! One step: check, wait for moving layers, compute, publish, sample.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use sluice_link::control::{ControlPage, Patience, Wait};
+use sluice_link::message::{Faults, SequenceOrder, StepOrder};
+use sluice_link::tables::{TableError, TableReader};
+use sluice_link::vocabulary::{Generation, LayerId, Sampled, StepDone, TokenLogprobs};
+use thiserror::Error;
+
+use super::inputs::StepInputs;
+use super::memory::{EngineMemory, Unbacked};
+use crate::forward::{Batch, ForwardError, LayerHooks, LogitsView, Model, Ranges};
+use crate::sampling::{Choice, History, SamplingError, sample};
+
+/// A step that is refused. All but [`StepError::Sampling`] of a row without candidates are found before anything is
+/// written; that one leaves KV at the step's own positions, which a replay writes again.
+#[derive(Debug, Error)]
+pub(super) enum StepError {
+    /// An index outside of the tables.
+    #[error(transparent)]
+    Table(#[from] TableError),
+    /// Memory that nothing backs.
+    #[error(transparent)]
+    Unbacked(#[from] Unbacked),
+    /// No such layer.
+    #[error("a generation for layer {layer} of a model with {layers} layers")]
+    Layer {
+        /// Named.
+        layer: u16,
+        /// Layers of the model.
+        layers: u16,
+    },
+    /// Two sequences would write the same row.
+    #[error("row {0} appears twice in the step")]
+    RowTwice(u32),
+    /// The forward pass refused.
+    #[error(transparent)]
+    Forward(#[from] ForwardError),
+    /// Bad parameters, or logits without a candidate.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+}
+
+/// Everything a step runs on.
+pub(super) struct Stepper {
+    model: Model,
+    memory: EngineMemory,
+    ranges: Ranges,
+    control: ControlPage,
+    tables: TableReader,
+    faults: Faults,
+    inputs: StepInputs,
+    history: Vec<u32>,
+    /// Waits made since the engine attached, for [`Faults::dropped_wait`].
+    waits: u64,
+}
+
+impl Stepper {
+    pub(super) fn new(
+        model: Model,
+        memory: EngineMemory,
+        control: ControlPage,
+        tables: TableReader,
+        faults: Faults,
+    ) -> Stepper {
+        let ranges = memory.ranges();
+        let (inputs, history) = (StepInputs::default(), Vec::new());
+        Stepper { model, memory, ranges, control, tables, faults, inputs, history, waits: 0 }
+    }
+
+    /// The memory, to be changed between steps.
+    pub(super) fn memory(&mut self) -> &mut EngineMemory {
+        &mut self.memory
+    }
+
+    /// Runs `order`, which was received at `begun`.
+    pub(super) fn run(&mut self, order: &StepOrder, begun: Instant) -> Result<StepDone, StepError> {
+        let vocab = self.model.spec().vocab;
+        self.inputs.read(order, &self.tables, &self.memory, vocab)?;
+        if self.faults.poison_activations {
+            self.memory.poison_activations(order.activation_limit_bytes);
+        }
+        // SAFETY: `read` found that many bytes backed, and backing does not change during a step.
+        unsafe { self.ranges.set_activation_limit(order.activation_limit_bytes) };
+        let mut hooks = Hooks::new(&self.control, &self.inputs.generations, self.faults, &mut self.waits);
+        let sequences = self.inputs.sequences();
+        let logits = self.model.run(&mut self.ranges, &Batch { sequences: &sequences }, &mut hooks)?;
+        let (layer_ns, stall_ns) = (hooks.layer_ns, hooks.stall_ns);
+        let sampler = Sampler { inputs: &self.inputs, tables: &self.tables, history: &mut self.history };
+        let sampled = sampler.sample_all(order, logits)?;
+        let total_ns = nanos(begun.elapsed());
+        Ok(StepDone { id: order.id, attempt: order.attempt, sampled, layer_ns, stall_ns, total_ns })
+    }
+}
+
+struct Sampler<'a> {
+    inputs: &'a StepInputs,
+    tables: &'a TableReader,
+    history: &'a mut Vec<u32>,
+}
+
+impl Sampler<'_> {
+    fn sample_all(
+        mut self,
+        order: &StepOrder,
+        mut logits: LogitsView<'_>,
+    ) -> Result<Vec<Sampled>, StepError> {
+        let mut rows = logits.rows_mut();
+        let mut sampled = Vec::with_capacity(rows.len());
+        for (index, sequence) in order.sequences.iter().enumerate() {
+            let (Some(params), Some(wanted)) = (self.inputs.params(index), &sequence.sample) else {
+                continue;
+            };
+            let mut row = rows.next().expect("the forward pass gives one row for each sampled sequence");
+            self.read_history(order.parity, sequence)?;
+            let history = History { tokens: self.history, prompt_tokens: wanted.prompt_tokens as usize };
+            sampled.push(answer(sequence, sample(&mut row, params, history)?));
+        }
+        Ok(sampled)
+    }
+
+    fn read_history(&mut self, parity: u8, sequence: &SequenceOrder) -> Result<(), TableError> {
+        self.history.clear();
+        self.tables.history(parity, sequence.row, 0, sequence.start + sequence.count, self.history)
+    }
+}
+
+fn answer(sequence: &SequenceOrder, choice: Choice) -> Sampled {
+    let logprobs = choice.logprobs.map(|of| TokenLogprobs { chosen: of.chosen, top: of.top });
+    Sampled { row: sequence.row, token: choice.token, logprobs }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// What happens between layers: wait for `ready`, publish `done`, keep the times.
+struct Hooks<'a> {
+    control: &'a ControlPage,
+    generations: &'a [Option<Generation>],
+    faults: Faults,
+    waits: &'a mut u64,
+    layer_ns: Vec<u64>,
+    stall_ns: Vec<u64>,
+}
+
+/// Never raised: an engine whose sidecar is gone is ended by the watcher, in the middle of whatever it does.
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+impl<'a> Hooks<'a> {
+    fn new(
+        control: &'a ControlPage,
+        generations: &'a [Option<Generation>],
+        faults: Faults,
+        waits: &'a mut u64,
+    ) -> Self {
+        let layers = generations.len();
+        Hooks { control, generations, faults, waits, layer_ns: vec![0; layers], stall_ns: vec![0; layers] }
+    }
+
+    fn wait(&mut self, layer: usize, generation: Generation) -> ControlFlow<()> {
+        let number = *self.waits;
+        *self.waits += 1;
+        if self.faults.dropped_wait == Some(number) {
+            return ControlFlow::Continue(());
+        }
+        let begun = Instant::now();
+        let waited = self.control.wait_ready(LayerId(layer as u16), generation, Patience::until(&NEVER));
+        self.stall_ns[layer] = nanos(begun.elapsed());
+        match waited.expect("layers were checked against the control page") {
+            Wait::Reached => ControlFlow::Continue(()),
+            Wait::Aborted | Wait::TimedOut => ControlFlow::Break(()),
+        }
+    }
+}
+
+impl LayerHooks for Hooks<'_> {
+    fn before_layer(&mut self, layer: usize) -> ControlFlow<()> {
+        if self.faults.layer_delay_ns > 0 {
+            std::thread::sleep(Duration::from_nanos(self.faults.layer_delay_ns));
+        }
+        match self.generations[layer] {
+            Some(generation) => self.wait(layer, generation),
+            None => ControlFlow::Continue(()),
+        }
+    }
+
+    fn after_layer(&mut self, layer: usize, elapsed_ns: u64) {
+        self.layer_ns[layer] = elapsed_ns;
+        if let Some(generation) = self.generations[layer] {
+            let published = self.control.publish_done(LayerId(layer as u16), generation);
+            published.expect("layers were checked against the control page");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The worker: attaches to a sidecar, then carries out one order after the other.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use sluice_link::client::{Order, SidecarLink, Welcome};
+use sluice_link::error::LinkError;
+use sluice_link::message::StepOrder;
+use sluice_link::vocabulary::{ActionId, ActivationCost, Reback};
+
+use super::memory::EngineMemory;
+use super::options::{Options, build};
+use super::step::Stepper;
+use super::{EXIT_BYE, EXIT_SIDECAR_GONE, watcher};
+use crate::forward::Model;
+
+const RETRY: Duration = Duration::from_millis(20);
+/// How long the worker of an ending pod looks for a sidecar that still needs it.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Serves one sidecar until it says goodbye or is gone.
+pub(super) fn run(options: &Options) -> anyhow::Result<ExitCode> {
+    die_with_supervisor(options)?;
+    let term = Arc::new(AtomicBool::new(options.drain));
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::flag::register(signal, Arc::clone(&term)).context("signal handler")?;
+    }
+    let Some(mut link) = connect(&options.socket, options.drain, &term)? else {
+        return Ok(ExitCode::from(EXIT_BYE));
+    };
+    watcher::start(link.fd())?;
+    match attach(&mut link, options).and_then(|stepper| serve(&mut link, stepper)) {
+        Err(error) if matches!(error.downcast_ref(), Some(LinkError::Closed)) => {
+            Ok(ExitCode::from(EXIT_SIDECAR_GONE))
+        }
+        ended => ended.map(|()| ExitCode::from(EXIT_BYE)),
+    }
+}
+
+/// A supervisor that is killed takes its worker along: nobody else would restart or reap it.
+fn die_with_supervisor(options: &Options) -> anyhow::Result<()> {
+    let Some(supervisor) = options.worker else { return Ok(()) };
+    set_parent_process_death_signal(Some(Signal::KILL)).context("prctl(PR_SET_PDEATHSIG)")?;
+    // It may have died before the line above; then the parent is already another process.
+    match getppid() {
+        Some(parent) if parent.as_raw_nonzero().get() == supervisor => Ok(()),
+        _ => bail!("the supervisor {supervisor} is gone"),
+    }
+}
+
+/// Connects, waiting while nobody listens. `None` after SIGTERM, or when an ending pod has no sidecar any more.
+fn connect(socket: &Path, drain: bool, term: &AtomicBool) -> anyhow::Result<Option<SidecarLink>> {
+    let begun = Instant::now();
+    loop {
+        match SidecarLink::connect(socket) {
+            Ok(link) => return Ok(Some(link)),
+            Err(LinkError::Path { source, .. }) if absent(&source) => {}
+            Err(error) => return Err(error).context("connecting to the sidecar"),
+        }
+        let over = !drain || begun.elapsed() >= DRAIN_PATIENCE;
+        if term.load(Ordering::SeqCst) && over {
+            return Ok(None);
+        }
+        std::thread::sleep(RETRY);
+    }
+}
+
+fn absent(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{ConnectionRefused, NotFound};
+    matches!(error.kind(), NotFound | ConnectionRefused)
+}
+
+/// Agrees with the sidecar and reserves the ranges.
+fn attach(link: &mut SidecarLink, options: &Options) -> anyhow::Result<Stepper> {
+    let Welcome { setup, pool, control, tables } = link.hello(&build())?;
+    let memory = EngineMemory::reserve(&setup, pool).context("reserving address space")?;
+    let model = Model::new(setup.spec.clone(), setup.chunk_bytes, threads(options, setup.threads))?;
+    let cost = model.activation_cost();
+    let cost = ActivationCost {
+        fixed_bytes: cost.fixed_bytes,
+        per_token_bytes: cost.per_token_bytes,
+        per_sequence_bytes: cost.per_sequence_bytes,
+        per_logit_row_bytes: cost.per_logit_row_bytes,
+    };
+    link.ready(setup.layout().digest(), cost)?;
+    tracing::info!(layers = setup.spec.layers, "attached");
+    Ok(Stepper::new(model, memory, control, tables, setup.faults))
+}
+
+fn threads(options: &Options, told: u16) -> usize {
+    match options.threads.unwrap_or(told) {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => usize::from(threads),
+    }
+}
+
+/// Carries out orders until `Bye`.
+fn serve(link: &mut SidecarLink, mut stepper: Stepper) -> anyhow::Result<()> {
+    loop {
+        match link.recv()? {
+            Order::Reback { id, ops } => reback(link, &mut stepper, id, &ops)?,
+            Order::Step(order) => step(link, &mut stepper, &order)?,
+            Order::Bye => return Ok(()),
+        }
+    }
+}
+
+fn reback(link: &SidecarLink, stepper: &mut Stepper, id: ActionId, ops: &[Reback]) -> anyhow::Result<()> {
+    match stepper.memory().apply(ops) {
+        Ok(()) => link.applied(id)?,
+        Err(error) => link.refused(id, format!("{:#}", anyhow::Error::new(error)))?,
+    }
+    Ok(())
+}
+
+fn step(link: &SidecarLink, stepper: &mut Stepper, order: &StepOrder) -> anyhow::Result<()> {
+    match stepper.run(order, Instant::now()) {
+        Ok(done) => link.done(done)?,
+        Err(error) => {
+            tracing::warn!(step = order.id.0, "refused: {error}");
+            link.step_refused(order, error.to_string())?;
+        }
+    }
+    Ok(())
+}

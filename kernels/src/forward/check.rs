@@ -1,0 +1,99 @@
+//! Refusals: every shape, index and limit is checked before a step writes anything.
+
+use sluice_link::model::ModelSpec;
+
+use super::{BLOCK_TOKENS, Batch, ForwardError, ModelError, RangeParts, Sequence};
+
+/// Refuses shapes that the kernels cannot compute.
+pub(super) fn shape(spec: &ModelSpec, chunk_bytes: u64) -> Result<(), ModelError> {
+    let sizes = [spec.vocab, spec.hidden, spec.intermediate, spec.heads, spec.kv_heads, spec.head_dim];
+    let rules = [
+        (sizes.iter().all(|size| *size > 0) && spec.layers > 0, "a size is zero"),
+        (spec.max_positions > 0, "max_positions is zero"),
+        (spec.head_dim.is_multiple_of(2), "head_dim must be even"),
+        (spec.kv_heads > 0 && spec.heads.is_multiple_of(spec.kv_heads), "kv_heads must divide heads"),
+        (sizes.iter().all(|size| *size < 1 << 24), "a size is beyond 2^24"),
+    ];
+    if let Some((_, message)) = rules.iter().find(|(holds, _)| !holds) {
+        return Err(ModelError::Shape(message));
+    }
+    let block_bytes = spec.block_bytes();
+    if block_bytes > chunk_bytes {
+        return Err(ModelError::BlockExceedsChunk { block_bytes, chunk_bytes });
+    }
+    Ok(())
+}
+
+/// Refuses ids and positions out of range.
+pub(super) fn batch(spec: &ModelSpec, parts: &RangeParts, batch: &Batch<'_>) -> Result<(), ForwardError> {
+    let layers = usize::from(spec.layers);
+    if parts.layers.len() != layers {
+        return Err(ForwardError::LayerCount { given: parts.layers.len(), layers });
+    }
+    let bases = parts.layers.iter().chain([&parts.global]).map(|base| base.addr());
+    let aligned = |address: usize| address.is_multiple_of(64);
+    assert!(
+        bases.chain([parts.kv.addr(), parts.activations.addr()]).all(aligned),
+        "`Ranges::new` was promised addresses that are multiples of 64"
+    );
+    if batch.sequences.is_empty() {
+        return Err(ForwardError::EmptyBatch);
+    }
+    for (index, sequence) in batch.sequences.iter().enumerate() {
+        tokens(spec, index, sequence)?;
+        blocks(layers, parts.kv_blocks, index, sequence)?;
+    }
+    Ok(())
+}
+
+fn tokens(spec: &ModelSpec, sequence: usize, part: &Sequence<'_>) -> Result<(), ForwardError> {
+    let tokens = part.tokens.len();
+    if tokens == 0 {
+        return Err(ForwardError::EmptySequence { sequence });
+    }
+    if part.logit_rows > tokens {
+        return Err(ForwardError::TooManyLogitRows { sequence, wanted: part.logit_rows, tokens });
+    }
+    let position = u64::from(part.start) + tokens as u64 - 1;
+    if position >= u64::from(spec.max_positions) {
+        return Err(ForwardError::PositionOutOfRange {
+            sequence,
+            position,
+            max_positions: spec.max_positions,
+        });
+    }
+    match part.tokens.iter().position(|token| *token >= spec.vocab) {
+        Some(index) => Err(ForwardError::TokenOutOfRange {
+            sequence,
+            index,
+            token: part.tokens[index],
+            vocab: spec.vocab,
+        }),
+        None => Ok(()),
+    }
+}
+
+fn blocks(layers: usize, blocks: u32, sequence: usize, part: &Sequence<'_>) -> Result<(), ForwardError> {
+    let columns = (part.start as usize + part.tokens.len()).div_ceil(BLOCK_TOKENS);
+    for layer in 0..layers {
+        for column in 0..columns {
+            match part.blocks.id(layer, column) {
+                None => return Err(ForwardError::BlockMissing { sequence, layer, column }),
+                Some(block) if block >= blocks => {
+                    return Err(ForwardError::BlockOutOfRange { sequence, layer, column, block, blocks });
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a step that the backed activation space does not hold.
+pub(super) fn activations(needed_bytes: u64, parts: &RangeParts) -> Result<(), ForwardError> {
+    let limit_bytes = parts.activation_limit_bytes;
+    if needed_bytes > limit_bytes {
+        return Err(ForwardError::ActivationLimit { needed_bytes, limit_bytes });
+    }
+    Ok(())
+}

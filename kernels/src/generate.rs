@@ -1,0 +1,93 @@
+//! Random-weight models of any shape, written as Hugging Face folders: `config.json`, `model.safetensors` (or shards
+//! with an index), a byte-level `tokenizer.json`, `tokenizer_config.json` with a chat template,
+//! `generation_config.json`.
+//!
+//! A value depends on the seed, the tensor's name and its index only. Weights are scaled so that greedy output
+//! wanders instead of repeating one token: layers outweigh the embedding in the residual stream, and attention is
+//! peaked. One tensor's piece is in memory at a time.
+
+mod config;
+mod names;
+mod tokenizer;
+mod weights;
+
+pub use names::tensor_name;
+pub use tokenizer::{BOS, EOS, SMALLEST_VOCAB};
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use sluice_link::model::{Family, ModelSpec};
+use thiserror::Error;
+
+/// What to generate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RandomModel {
+    /// Shape and dtype.
+    pub spec: ModelSpec,
+    /// Equal seeds give equal files.
+    pub seed: u64,
+    /// Number of safetensors files; an index is written from two on.
+    pub shards: usize,
+}
+
+/// Why a model was not generated.
+#[derive(Debug, Error)]
+pub enum GenerateError {
+    /// The shape cannot be expressed in the family's configuration.
+    #[error("model shape: {0}")]
+    Shape(&'static str),
+    /// A file could not be written.
+    #[error("cannot write {path}: {source}")]
+    Write {
+        /// Which.
+        path: PathBuf,
+        /// The system's words.
+        source: io::Error,
+    },
+}
+
+impl RandomModel {
+    /// Writes the folder, which is created when absent; files of the same names are overwritten.
+    pub fn write(&self, folder: &Path) -> Result<(), GenerateError> {
+        self.check()?;
+        in_file(folder, fs::create_dir_all(folder))?;
+        let spec = &self.spec;
+        write_json(folder, "config.json", &config::config(spec))?;
+        write_json(folder, "generation_config.json", &config::generation())?;
+        write_json(folder, "tokenizer_config.json", &config::tokenizer(spec))?;
+        write_json(folder, "tokenizer.json", &tokenizer::tokenizer(spec.vocab))?;
+        weights::write(self, folder)
+    }
+
+    fn check(&self) -> Result<(), GenerateError> {
+        let spec = &self.spec;
+        let opt = spec.family == Family::Opt;
+        let rules = [
+            (spec.vocab >= SMALLEST_VOCAB, "vocab must hold 2 special tokens and 256 bytes"),
+            (spec.heads > 0 && spec.kv_heads > 0 && spec.layers > 0, "a size is zero"),
+            (spec.kv_heads > 0 && spec.heads.is_multiple_of(spec.kv_heads), "kv_heads must divide heads"),
+            (spec.head_dim > 0 && spec.head_dim.is_multiple_of(2), "head_dim must be even"),
+            (!opt || spec.kv_heads == spec.heads, "OPT has as many key heads as query heads"),
+            (!opt || spec.heads * spec.head_dim == spec.hidden, "OPT's heads must make up its width"),
+            (!opt || (spec.attention_bias && spec.mlp_bias), "OPT's matrices always have biases"),
+            (!opt || spec.norm_eps == 1e-5, "OPT's norm_eps is always 1e-5"),
+            (self.shards > 0, "at least one shard"),
+        ];
+        match rules.iter().find(|(holds, _)| !holds) {
+            Some((_, message)) => Err(GenerateError::Shape(message)),
+            None => Ok(()),
+        }
+    }
+}
+
+fn in_file<T>(path: &Path, result: io::Result<T>) -> Result<T, GenerateError> {
+    result.map_err(|source| GenerateError::Write { path: path.to_owned(), source })
+}
+
+fn write_json(folder: &Path, name: &str, value: &Value) -> Result<(), GenerateError> {
+    let path = folder.join(name);
+    in_file(&path, fs::write(&path, format!("{value:#}\n")))
+}

@@ -1,0 +1,102 @@
+//! The KV arena: layer-blocks of 16 tokens, and how K and V lie in one.
+//!
+//! A block holds K as `[kv_heads][head_dim][16]`, then V as `[kv_heads][16][head_dim]`, both in the model's dtype. K is
+//! transposed so that the scores of a block's 16 positions are one vector: no lane is ever folded, and a position not
+//! written yet can only spoil its own lane, which the causal mask drops.
+
+#![allow(clippy::undocumented_unsafe_blocks, reason = "pointer arithmetic under the contract of the types")]
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use sluice_link::model::ModelSpec;
+
+use crate::forward::BLOCK_TOKENS;
+use crate::simd::{Element, Kernel, Lanes};
+
+/// Where blocks lie.
+#[derive(Clone, Copy, Debug)]
+pub struct Arena<E> {
+    base: *mut u8,
+    chunk_bytes: usize,
+    block_bytes: usize,
+    blocks: u32,
+    kv_heads: usize,
+    head_dim: usize,
+    element: PhantomData<E>,
+}
+
+impl<E: Element> Arena<E> {
+    /// The arena at `base` of `blocks` blocks in chunks of `chunk_bytes`.
+    pub fn new(spec: &ModelSpec, base: *mut u8, blocks: u32, chunk_bytes: u64) -> Self {
+        Arena {
+            base,
+            chunk_bytes: chunk_bytes as usize,
+            block_bytes: spec.block_bytes() as usize,
+            blocks,
+            kv_heads: spec.kv_heads as usize,
+            head_dim: spec.head_dim as usize,
+            element: PhantomData,
+        }
+    }
+
+    fn block(&self, id: u32) -> *mut E {
+        assert!(id < self.blocks, "block {id} was checked to be below {}", self.blocks);
+        let per_chunk = self.chunk_bytes / self.block_bytes;
+        let (chunk, within) = (id as usize / per_chunk, id as usize % per_chunk);
+        self.base.wrapping_add(chunk * self.chunk_bytes + within * self.block_bytes).cast()
+    }
+
+    /// K of one head: `[head_dim][16]`.
+    pub fn keys(&self, id: u32, head: usize) -> *mut E {
+        self.block(id).wrapping_add(head * self.head_dim * BLOCK_TOKENS)
+    }
+
+    /// V of one head: `[16][head_dim]`.
+    pub fn values(&self, id: u32, head: usize) -> *mut E {
+        self.keys(id, self.kv_heads + head)
+    }
+
+    /// Width of a head.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+}
+
+/// Rounds one head's K and V of successive tokens to the cache's dtype and writes them to their block.
+///
+/// `keys` and `values` point at the head in the first token's row; all tokens lie in one block.
+pub struct Write<E> {
+    /// K of the head in the block.
+    pub block_keys: *mut E,
+    /// V of the head in the block.
+    pub block_values: *mut E,
+    /// Places in the block.
+    pub places: Range<usize>,
+    /// K as computed.
+    pub keys: *const f32,
+    /// V as computed.
+    pub values: *const f32,
+    /// Words between two tokens, in both.
+    pub stride: usize,
+    /// Width of the head.
+    pub head_dim: usize,
+}
+
+impl<E: Element> Kernel for Write<E> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        for (token, place) in self.places.clone().enumerate() {
+            unsafe {
+                let (keys, values) =
+                    (self.keys.add(token * self.stride), self.values.add(token * self.stride));
+                for dim in 0..self.head_dim {
+                    *self.block_keys.add(dim * BLOCK_TOKENS + place) = E::narrow(*keys.add(dim));
+                    *self.block_values.add(place * self.head_dim + dim) = E::narrow(*values.add(dim));
+                }
+            }
+        }
+    }
+}

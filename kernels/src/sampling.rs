@@ -1,0 +1,205 @@
+//! From a row of logits to a token. A pure function of the logits, the parameters and the token history, so that a
+//! successor engine repeats it exactly.
+//!
+//! The order is vLLM's: log-probabilities of the raw logits; bans and bias; penalties; temperature; min-p; top-k;
+//! top-p over what top-k left. Ties go to the lowest id. Nothing is allocated beyond the answer: the row's scratch
+//! (4 bytes a token of the vocabulary, counted in the activation cost) holds counts, then candidates.
+
+mod choose;
+mod logprobs;
+mod penalties;
+mod random;
+#[cfg(test)]
+mod tests;
+
+pub use logprobs::TokenLogprobs;
+pub(crate) use random::bits as random_bits;
+pub use random::unit_interval;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::forward::LogitRow;
+
+/// Most alternatives reported with a token.
+pub const MAX_LOGPROBS: u8 = 20;
+
+/// How the next token is chosen.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SamplingParams {
+    /// 0 = greedy.
+    pub temperature: f32,
+    /// Nucleus: smallest set whose probability reaches this; 1 = off.
+    pub top_p: f32,
+    /// Most likely tokens kept; 0 = off.
+    pub top_k: u32,
+    /// Tokens below this share of the largest probability are dropped; 0 = off.
+    pub min_p: f32,
+    /// Subtracted once from every token already generated.
+    pub presence_penalty: f32,
+    /// Subtracted for each time a token was generated.
+    pub frequency_penalty: f32,
+    /// Divides (positive) or multiplies (negative) logits of tokens of prompt and output; 1 = off.
+    pub repetition_penalty: f32,
+    /// Added to the logits of these tokens.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Never chosen.
+    pub banned_tokens: Vec<u32>,
+    /// Not chosen while fewer than `min_tokens` were generated.
+    pub stop_tokens: Vec<u32>,
+    /// Tokens generated before a stop token may be chosen.
+    pub min_tokens: u32,
+    /// Randomness is a function of this and the position.
+    pub seed: u64,
+    /// Alternatives reported with the token, up to [`MAX_LOGPROBS`]. `None` = no log-probabilities at all.
+    pub logprobs: Option<u8>,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        SamplingParams {
+            temperature: 0.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            logit_bias: Vec::new(),
+            banned_tokens: Vec::new(),
+            stop_tokens: Vec::new(),
+            min_tokens: 0,
+            seed: 0,
+            logprobs: None,
+        }
+    }
+}
+
+/// Tokens before the one being chosen; its position is their number.
+#[derive(Clone, Copy, Debug)]
+pub struct History<'a> {
+    /// Prompt, then output.
+    pub tokens: &'a [u32],
+    /// Tokens of it that are prompt.
+    pub prompt_tokens: usize,
+}
+
+impl<'a> History<'a> {
+    fn generated(&self) -> &'a [u32] {
+        &self.tokens[self.prompt_tokens.min(self.tokens.len())..]
+    }
+}
+
+/// The token chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// Its id.
+    pub token: u32,
+    /// When asked for.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// Why no token can be chosen.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum SamplingError {
+    /// A parameter or the history names a token beyond the vocabulary.
+    #[error("{field} names token {token}, the vocabulary has {vocab}")]
+    TokenOutOfRange {
+        /// Where the id was found.
+        field: &'static str,
+        /// The id.
+        token: u32,
+        /// Tokens of the vocabulary.
+        vocab: usize,
+    },
+    /// The parameter is outside its range.
+    #[error("{0}")]
+    Parameter(&'static str),
+    /// Every token is banned, or the logits are no numbers.
+    #[error("no token can be chosen: all are banned or their logits are not numbers")]
+    NoCandidate,
+}
+
+impl SamplingParams {
+    /// Refuses parameters outside their ranges and token ids beyond `vocab`.
+    pub fn check(&self, vocab: usize) -> Result<(), SamplingError> {
+        let rules = [
+            (self.temperature >= 0.0 && self.temperature.is_finite(), "temperature must be finite and >= 0"),
+            (self.top_p > 0.0 && self.top_p <= 1.0, "top_p must lie in (0, 1]"),
+            ((0.0..=1.0).contains(&self.min_p), "min_p must lie in [0, 1]"),
+            (self.presence_penalty.is_finite(), "presence_penalty must be finite"),
+            (self.frequency_penalty.is_finite(), "frequency_penalty must be finite"),
+            (
+                self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite(),
+                "repetition_penalty must be finite and > 0",
+            ),
+            (self.logit_bias.iter().all(|(_, bias)| !bias.is_nan()), "logit_bias must be a number"),
+            (self.logprobs.is_none_or(|n| n <= MAX_LOGPROBS), "logprobs must be at most 20"),
+        ];
+        if let Some((_, message)) = rules.iter().find(|(holds, _)| !holds) {
+            return Err(SamplingError::Parameter(message));
+        }
+        within("logit_bias", self.logit_bias.iter().map(|(token, _)| token), vocab)?;
+        within("banned_tokens", &self.banned_tokens, vocab)?;
+        within("stop_tokens", &self.stop_tokens, vocab)
+    }
+
+    fn needs_counts(&self) -> bool {
+        self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repetition_penalty != 1.0
+    }
+}
+
+fn within<'a>(
+    field: &'static str,
+    tokens: impl IntoIterator<Item = &'a u32>,
+    vocab: usize,
+) -> Result<(), SamplingError> {
+    match tokens.into_iter().find(|token| **token as usize >= vocab) {
+        Some(&token) => Err(SamplingError::TokenOutOfRange { field, token, vocab }),
+        None => Ok(()),
+    }
+}
+
+/// Chooses the token at position `history.tokens.len()`. The row's logits are consumed (changed in place).
+///
+/// Log-probabilities are the log-softmax of the *raw* logits, before bans, bias, penalties and temperature, as OpenAI
+/// and vLLM report them.
+pub fn sample(
+    row: &mut LogitRow<'_>,
+    params: &SamplingParams,
+    history: History<'_>,
+) -> Result<Choice, SamplingError> {
+    params.check(row.logits.len())?;
+    within("the history", history.tokens, row.logits.len())?;
+    let raw = params.logprobs.map(|top| logprobs::Raw::of(row.logits, top, changeable(params, history)));
+    ban_and_bias(row.logits, params, history);
+    if params.needs_counts() {
+        penalties::apply(row, params, history);
+    }
+    let token = choose::choose(row, params, history.tokens.len() as u64)?;
+    let logprobs = raw.map(|raw| raw.finish(token, row.logits[token as usize]));
+    Ok(Choice { token, logprobs })
+}
+
+/// Tokens whose logits bans, bias and penalties may change.
+fn changeable<'a>(params: &'a SamplingParams, history: History<'a>) -> impl Iterator<Item = u32> + 'a {
+    let biased = params.logit_bias.iter().map(|(token, _)| token);
+    let penalised = if params.needs_counts() { history.tokens } else { &[] };
+    let barred = params.banned_tokens.iter().chain(&params.stop_tokens);
+    biased.chain(barred).chain(penalised).copied()
+}
+
+fn ban_and_bias(logits: &mut [f32], params: &SamplingParams, history: History<'_>) {
+    for &(token, bias) in &params.logit_bias {
+        logits[token as usize] += bias;
+    }
+    for &token in &params.banned_tokens {
+        logits[token as usize] = f32::NEG_INFINITY;
+    }
+    if history.generated().len() < params.min_tokens as usize {
+        for &token in &params.stop_tokens {
+            logits[token as usize] = f32::NEG_INFINITY;
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! One AVX-512 register.
+
+#![allow(clippy::undocumented_unsafe_blocks, reason = "each is one intrinsic under the contract of `Lanes`")]
+
+use std::arch::x86_64::*;
+
+use super::{Kernel, Lanes};
+
+/// # Safety
+/// The processor has AVX-512 F, BW, DQ and VL, AVX2, FMA and F16C; the kernel's contract holds.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+pub(super) unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
+    unsafe { kernel.run::<__m512>() }
+}
+
+#[inline(always)]
+fn mask(count: usize) -> __mmask16 {
+    ((1_u32 << count) - 1) as __mmask16
+}
+
+impl Lanes for __m512 {
+    const MANY_REGISTERS: bool = true;
+
+    #[inline(always)]
+    unsafe fn outlined<K: Kernel>(kernel: K) -> K::Output {
+        unsafe { enter(kernel) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first(from: *const f32, count: usize) -> Self {
+        unsafe { _mm512_maskz_loadu_ps(mask(count), from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        unsafe { _mm512_storeu_ps(to, self) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut f32, count: usize) {
+        unsafe { _mm512_mask_storeu_ps(to, mask(count), self) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self {
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        unsafe { _mm512_add_ps(self, other) }
+    }
+
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        unsafe { _mm512_sub_ps(self, other) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        unsafe { _mm512_mul_ps(self, other) }
+    }
+
+    #[inline(always)]
+    unsafe fn div(self, other: Self) -> Self {
+        unsafe { _mm512_div_ps(self, other) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
+        unsafe { _mm512_fmadd_ps(self, factor, addend) }
+    }
+
+    #[inline(always)]
+    unsafe fn max(self, other: Self) -> Self {
+        unsafe { _mm512_max_ps(self, other) }
+    }
+
+    #[inline(always)]
+    unsafe fn min(self, other: Self) -> Self {
+        unsafe { _mm512_min_ps(self, other) }
+    }
+
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self) }
+    }
+
+    #[inline(always)]
+    unsafe fn times_power_of_two(self, power: Self) -> Self {
+        unsafe { _mm512_scalef_ps(self, power) }
+    }
+
+    #[inline(always)]
+    unsafe fn first_or(self, count: usize, other: Self) -> Self {
+        unsafe { _mm512_mask_blend_ps(mask(count), other, self) }
+    }
+
+    #[inline(always)]
+    unsafe fn fold4([a, b, c, d]: [Self; 4]) -> [f32; 4] {
+        unsafe {
+            // Quarters of two vectors side by side: [a0+a2, a1+a3, b0+b2, b1+b3].
+            let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+            let cd = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
+            // One quarter for each vector.
+            let quarters =
+                _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xdd>(ab, cd));
+            let pairs = _mm512_add_ps(quarters, _mm512_permute_ps::<0b01_00_11_10>(quarters));
+            let sums = _mm512_add_ps(pairs, _mm512_permute_ps::<0b10_11_00_01>(pairs));
+            let gathered = _mm512_maskz_compress_ps(0x1111, sums);
+            let mut out = [0.0; 4];
+            _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(gathered));
+            out
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn fold_max(self) -> f32 {
+        unsafe { _mm512_reduce_max_ps(self) }
+    }
+}

@@ -1,0 +1,256 @@
+//! Weights times activations, for one token or thousands: `output[t][r] = sum over k of weights[r][k] * input[t][k]`.
+//!
+//! Weights are read in place, row by row. Loops are blocked so that a block of tokens and a panel of rows stay in the
+//! second-level cache and a tile's tokens in the first; half-precision panels that meet many tokens are widened once
+//! into scratch (exact, so the bits do not depend on it).
+
+#![allow(clippy::needless_range_loop, reason = "an index over several register arrays at once")]
+#![allow(clippy::undocumented_unsafe_blocks, reason = "pointer arithmetic under the contract of `Product`")]
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use super::tile::{Carry, Tile};
+use super::{Element, Kernel, LANES, Lanes, math};
+
+/// Rows of a panel.
+pub const PANEL_ROWS: usize = 32;
+/// Bytes of activations that a block of tokens may take: half of a common second-level cache.
+const TOKEN_BLOCK_BYTES: usize = 512 << 10;
+/// Words of a tile's tokens between two breaks of `k`: half of a common first-level cache. The other half is for the
+/// rows that stream past and the accumulators that wait.
+const TILE_TOKEN_WORDS: usize = 6 << 10;
+/// Tokens of the widest tile.
+const MOST_TOKENS: usize = 6;
+/// From this many tokens on, widening a panel first is cheaper than widening it for every tile.
+const WIDEN_FROM_TOKENS: usize = 12;
+
+/// Accumulators of a panel's rows and a tile's tokens that wait for their next columns.
+#[repr(C, align(64))]
+struct Carried([f32; PANEL_ROWS * MOST_TOKENS * LANES]);
+
+/// f32 words of scratch that a product over `k` columns needs, for each thread.
+pub const fn scratch_words(k: usize) -> usize {
+    PANEL_ROWS * k.next_multiple_of(LANES)
+}
+
+/// What happens to a sum (bias included).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Epilogue {
+    /// `output = sum`
+    Store,
+    /// `output += sum` (residual)
+    Add,
+    /// `output *= sum` (gated MLP)
+    Multiply,
+    /// `output = silu(sum)`
+    Silu,
+    /// `output = max(sum, 0)`
+    Relu,
+}
+
+/// One thread's part of a product.
+///
+/// Pointers must be valid for: `weights` `[all rows][k]`, `bias` `[all rows]`, `input` and `output` the tokens' rows
+/// of `k` and `rows.end` words at their strides, `scratch` [`scratch_words`]`(k)` words. Nobody else touches the
+/// output elements of `rows` x `tokens`, nor the scratch.
+#[derive(Clone, Debug)]
+pub struct Product<E> {
+    /// Row-major `[rows][k]`.
+    pub weights: *const E,
+    /// One for each row.
+    pub bias: Option<*const E>,
+    /// Rows to compute.
+    pub rows: Range<usize>,
+    /// Columns of the weights.
+    pub k: usize,
+    /// Activations and the words between two tokens' rows.
+    pub input: (*const f32, usize),
+    /// Results and the words between two tokens' rows.
+    pub output: (*mut f32, usize),
+    /// Tokens to compute.
+    pub tokens: Range<usize>,
+    /// Last touch.
+    pub epilogue: Epilogue,
+    /// Room for one widened panel.
+    pub scratch: *mut f32,
+}
+
+impl<E: Element> Kernel for Product<E> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Lanes>(self) {
+        let block = (TOKEN_BLOCK_BYTES / (self.k * 4)).max(24);
+        for first in self.tokens.clone().step_by(block) {
+            let tokens = first..(first + block).min(self.tokens.end);
+            for first in self.rows.clone().step_by(PANEL_ROWS) {
+                let rows = first..(first + PANEL_ROWS).min(self.rows.end);
+                unsafe { self.panel::<V>(rows, tokens.clone()) }
+            }
+        }
+    }
+}
+
+impl<E: Element> Product<E> {
+    #[inline(always)]
+    unsafe fn panel<V: Lanes>(&self, rows: Range<usize>, tokens: Range<usize>) {
+        unsafe {
+            let from = self.weights.add(rows.start * self.k);
+            if E::IS_F32 || tokens.len() < WIDEN_FROM_TOKENS {
+                self.tokens_of_panel::<V, E>((from, self.k), &rows, &tokens);
+            } else {
+                let stride = self.k.next_multiple_of(LANES);
+                widen::<V, E>((from, self.k), (self.scratch, stride), rows.len());
+                self.tokens_of_panel::<V, f32>((self.scratch, stride), &rows, &tokens);
+            }
+            if self.epilogue == Epilogue::Silu {
+                self.silu::<V>(&rows, &tokens);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tokens_of_panel<V: Lanes, W: Element>(
+        &self,
+        panel: (*const W, usize),
+        rows: &Range<usize>,
+        tokens: &Range<usize>,
+    ) {
+        let widest = if V::MANY_REGISTERS { 6 } else { 3 };
+        let mut token = tokens.start;
+        unsafe {
+            while token < tokens.end {
+                let count = widest.min(tokens.end - token);
+                match (count, V::MANY_REGISTERS) {
+                    (6, _) => self.rows_of_panel::<V, W, 4, 6>(panel, rows, token),
+                    (5, _) => self.rows_of_panel::<V, W, 4, 5>(panel, rows, token),
+                    (4, _) => self.rows_of_panel::<V, W, 4, 4>(panel, rows, token),
+                    (3, true) => self.rows_of_panel::<V, W, 4, 3>(panel, rows, token),
+                    (2, true) => self.rows_of_panel::<V, W, 4, 2>(panel, rows, token),
+                    (3, false) => self.rows_of_panel::<V, W, 2, 3>(panel, rows, token),
+                    (2, false) => self.rows_of_panel::<V, W, 2, 2>(panel, rows, token),
+                    _ => self.rows_of_panel::<V, W, 4, 1>(panel, rows, token),
+                }
+                token += count;
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn rows_of_panel<V: Lanes, W: Element, const R: usize, const C: usize>(
+        &self,
+        (panel, stride): (*const W, usize),
+        rows: &Range<usize>,
+        token: usize,
+    ) {
+        let columns = columns_between_breaks(self.k, C);
+        // Lies there untouched where `k` has no break.
+        let mut carried = MaybeUninit::<Carried>::uninit();
+        for first in (0..self.k).step_by(columns) {
+            let range = first..(first + columns).min(self.k);
+            let mut carry = |row: usize| Carry {
+                at: carried.as_mut_ptr().cast::<f32>().wrapping_add(row * C * LANES),
+                resume: range.start > 0,
+                suspend: range.end < self.k,
+            };
+            let mut row = 0;
+            unsafe {
+                while row + R <= rows.len() {
+                    let weights = (panel.add(row * stride), stride);
+                    self.tile::<V, W, R, C>(weights, (rows.start + row, token), &range, carry(row));
+                    row += R;
+                }
+                while row < rows.len() {
+                    let weights = (panel.add(row * stride), stride);
+                    self.tile::<V, W, 1, C>(weights, (rows.start + row, token), &range, carry(row));
+                    row += 1;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tile<V: Lanes, W: Element, const R: usize, const C: usize>(
+        &self,
+        (weights, stride): (*const W, usize),
+        (row, token): (usize, usize),
+        columns: &Range<usize>,
+        carry: Carry,
+    ) {
+        unsafe {
+            let input = self.input.0.add(token * self.input.1 + columns.start);
+            let tile = Tile::<W, R, C> {
+                weights: (weights.add(columns.start), stride),
+                tokens: (input, self.input.1),
+                k: columns.len(),
+                carry,
+            };
+            let sums = V::outlined(tile);
+            if !carry.suspend {
+                self.finish(row, token, &sums);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn finish<const R: usize, const C: usize>(&self, row: usize, token: usize, sums: &[[f32; R]; C]) {
+        unsafe {
+            let mut bias = [0.0; R];
+            if let Some(all) = self.bias {
+                for r in 0..R {
+                    bias[r] = (*all.add(row + r)).widen();
+                }
+            }
+            for c in 0..C {
+                let to = self.output.0.add((token + c) * self.output.1 + row);
+                for r in 0..R {
+                    let (to, sum) = (to.add(r), sums[c][r] + bias[r]);
+                    match self.epilogue {
+                        Epilogue::Store | Epilogue::Silu => *to = sum,
+                        Epilogue::Add => *to += sum,
+                        Epilogue::Multiply => *to *= sum,
+                        Epilogue::Relu => *to = if sum > 0.0 { sum } else { 0.0 },
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn silu<V: Lanes>(&self, rows: &Range<usize>, tokens: &Range<usize>) {
+        for token in tokens.clone() {
+            for first in rows.clone().step_by(LANES) {
+                let count = LANES.min(rows.end - first);
+                unsafe {
+                    let at = self.output.0.add(token * self.output.1 + first);
+                    math::silu(V::load_first(at, count)).store_first(at, count);
+                }
+            }
+        }
+    }
+}
+
+/// Columns after which a tile of `tokens` tokens pauses for the other rows: whole vectors, in even parts.
+fn columns_between_breaks(k: usize, tokens: usize) -> usize {
+    let parts = k.div_ceil(TILE_TOKEN_WORDS / tokens).max(1);
+    k.div_ceil(parts).next_multiple_of(LANES)
+}
+
+#[inline(always)]
+unsafe fn widen<V: Lanes, E: Element>(from: (*const E, usize), to: (*mut f32, usize), rows: usize) {
+    let k = from.1;
+    for row in 0..rows {
+        unsafe {
+            let (source, target) = (from.0.add(row * k), to.0.add(row * to.1));
+            let whole = k - k % LANES;
+            for at in (0..whole).step_by(LANES) {
+                E::load::<V>(source.add(at)).store(target.add(at));
+            }
+            // The padding of the last vector becomes zeros.
+            if whole < k {
+                E::load_first::<V>(source.add(whole), k - whole).store(target.add(whole));
+            }
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! A sidecar in miniature: a pool of chunks, a resident model in it, and an engine process that it drives by hand.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use sluice_link::control::ControlPage;
+use sluice_link::error::LinkError;
+use sluice_link::message::{EngineSetup, Faults};
+use sluice_link::model::ModelSpec;
+use sluice_link::region::Region;
+use sluice_link::server::{EngineEvent, EngineLink, Listener, Shared};
+use sluice_link::tables::{TableShape, TableWriter};
+use sluice_link::vocabulary::*;
+use sluice_ports::compute::{SequenceStep, Step, TableUpdate};
+
+use crate::checkpoint::Checkpoint;
+use crate::reference::Reference;
+
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// An engine process, supervisor or bare worker, that does not outlive the test.
+pub struct Engine(pub Child);
+
+impl Engine {
+    pub fn start(socket: &Path, more: &[&str]) -> Engine {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-engine"));
+        command.arg("--socket").arg(socket).args(["--threads", "2"]).args(more);
+        Engine(command.stdin(Stdio::null()).spawn().unwrap())
+    }
+
+    /// Sends `signal` to the process that was started.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), signal).unwrap();
+    }
+
+    /// Exit status within `limit`.
+    pub fn ended_within(&mut self, limit: Duration) -> Option<std::process::ExitStatus> {
+        let begun = std::time::Instant::now();
+        loop {
+            match self.0.try_wait().unwrap() {
+                None if begun.elapsed() < limit => std::thread::sleep(Duration::from_millis(5)),
+                ended => return ended,
+            }
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // A supervisor takes its worker along.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// First chunk of each part of the pool.
+#[derive(Clone, Copy)]
+pub struct Places {
+    pub layers: u32,
+    pub kv: u32,
+    pub activations: u32,
+    pub end: u32,
+}
+
+pub struct MiniSidecar {
+    pub folder: tempfile::TempDir,
+    pub setup: EngineSetup,
+    pub checkpoint: Checkpoint,
+    pub pool: Region,
+    pub control: ControlPage,
+    pub tables: TableWriter,
+    pub places: Places,
+    pub listener: Option<Listener>,
+    next_step: u64,
+}
+
+fn setup(spec: &ModelSpec, faults: Faults) -> EngineSetup {
+    let mut setup = EngineSetup {
+        spec: spec.clone(),
+        chunk_bytes: 65_536,
+        capacity_chunks: 0,
+        kv_frames: 24,
+        activation_chunks: 96,
+        staging_chunks: 1,
+        max_rows: 8,
+        max_columns: 16,
+        max_history: 256,
+        threads: 1,
+        faults,
+    };
+    let layers = u32::from(spec.layers) * setup.layer_chunks();
+    setup.capacity_chunks = setup.global_chunks() + layers + setup.kv_frames + setup.activation_chunks;
+    setup
+}
+
+impl MiniSidecar {
+    /// Lays the model out in a fresh pool: global, layers, then poisoned KV and activations.
+    pub fn new(spec: &ModelSpec, faults: Faults) -> MiniSidecar {
+        let setup = setup(spec, faults);
+        let layers = setup.global_chunks();
+        let kv = layers + u32::from(spec.layers) * setup.layer_chunks();
+        let activations = kv + setup.kv_frames;
+        let places = Places { layers, kv, activations, end: activations + setup.activation_chunks };
+        let folder = tempfile::tempdir().unwrap();
+        let sidecar = MiniSidecar {
+            listener: Some(Listener::bind(&folder.path().join("engine.sock")).unwrap()),
+            folder,
+            checkpoint: crate::agreement::checkpoint(spec),
+            pool: Region::create("sluice-test-pool", u64::from(places.end) as usize * 65_536).unwrap(),
+            control: ControlPage::create(spec.layers).unwrap(),
+            tables: TableWriter::create(TableShape::of(&setup)).unwrap(),
+            places,
+            setup,
+            next_step: 1,
+        };
+        sidecar.write(0, sidecar.checkpoint.global_slab(spec).as_slice());
+        for layer in 0..spec.layers {
+            sidecar.write(sidecar.layer_chunk(layer), &sidecar.slab(layer));
+        }
+        sidecar.write(places.kv, &vec![0xff; (places.end - places.kv) as usize * 65_536]);
+        sidecar
+    }
+
+    pub fn socket(&self) -> std::path::PathBuf {
+        self.folder.path().join("engine.sock")
+    }
+
+    pub fn slab(&self, layer: u16) -> Vec<u8> {
+        self.checkpoint.layer_slab(&self.setup.spec, layer.into()).as_slice().to_vec()
+    }
+
+    /// First chunk of a resident layer.
+    pub fn layer_chunk(&self, layer: u16) -> u32 {
+        self.places.layers + u32::from(layer) * self.setup.layer_chunks()
+    }
+
+    /// Copies bytes into the pool from `chunk` on.
+    pub fn write(&self, chunk: u32, bytes: &[u8]) {
+        let words = self.pool.words(chunk as usize * 65_536 / 4, bytes.len() / 4).unwrap();
+        for (word, bytes) in words.iter().zip(bytes.chunks_exact(4)) {
+            word.store(u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]), Ordering::Relaxed);
+        }
+    }
+
+    /// Every range on its own chunks.
+    pub fn resident(&self) -> Vec<Reback> {
+        let mut ops = Vec::new();
+        ops.extend((0..self.places.layers).map(|at| Reback::Map(Address::Global(at), ChunkId(at))));
+        for layer in 0..self.setup.spec.layers {
+            ops.extend(self.map_layer(layer, self.layer_chunk(layer)));
+        }
+        ops.extend(self.map_rest());
+        ops
+    }
+
+    /// A layer's range on the chunks from `first` on.
+    pub fn map_layer(&self, layer: u16, first: u32) -> Vec<Reback> {
+        let at = |at| Reback::Map(Address::Layer(LayerId(layer), at), ChunkId(first + at));
+        (0..self.setup.layer_chunks()).map(at).collect()
+    }
+
+    fn map_rest(&self) -> Vec<Reback> {
+        let kv = |at| Reback::Map(Address::Kv(FrameId(at)), ChunkId(self.places.kv + at));
+        let activation = |at| Reback::Map(Address::Activation(at), ChunkId(self.places.activations + at));
+        (0..self.setup.kv_frames).map(kv).chain((0..self.setup.activation_chunks).map(activation)).collect()
+    }
+
+    /// Waits for the next engine and shakes hands.
+    pub fn accept(&self) -> Result<EngineLink, LinkError> {
+        let connection = self.listener.as_ref().unwrap().accept(SOON)?.expect("an engine connects");
+        let shared = Shared { pool: self.pool.fd(), control: &self.control, tables: &self.tables };
+        connection.handshake(&self.setup, shared)
+    }
+
+    /// Waits for the next engine and maps everything as `ops` say.
+    pub fn attach(&self, ops: &[Reback]) -> EngineLink {
+        let mut link = self.accept().unwrap();
+        assert_eq!(reback(&mut link, ops), Ok(()));
+        link
+    }
+
+    /// A step of one sequence in row 0: `tokens` at `start`, sampled greedily with log-probabilities.
+    pub fn step(&mut self, start: u32, tokens: &[u32]) -> Step {
+        let id = StepId(self.next_step);
+        self.next_step += 1;
+        let end = start + tokens.len() as u32;
+        let fresh = start.div_ceil(16)..end.div_ceil(16);
+        let mut updates = Vec::new();
+        if start == 0 {
+            updates.push(TableUpdate::Reset { row: RowId(0), tokens: Vec::new() });
+        }
+        updates.extend(fresh.map(|column| self.column(column)));
+        let sampling = Arc::new(Sampling { logprobs: Some(20), ..Sampling::default() });
+        let sample = Some(SampleOrder { sampling, prompt_tokens: 0 });
+        Step {
+            id,
+            attempt: 0,
+            epoch: 0,
+            sequences: vec![SequenceStep { row: RowId(0), start, tokens: tokens.to_vec(), sample }],
+            updates,
+            generations: Vec::new(),
+            activation_limit_bytes: u64::from(self.setup.activation_chunks) * self.setup.chunk_bytes,
+        }
+    }
+
+    /// Blocks in an order that is neither that of layers nor of columns.
+    fn column(&self, column: u32) -> TableUpdate {
+        let layers = u32::from(self.setup.spec.layers);
+        let blocks = (0..layers).rev().map(|layer| BlockId(column * layers + layer)).collect();
+        TableUpdate::Column { row: RowId(0), column, blocks }
+    }
+
+    /// Runs a step to its end.
+    pub fn run(&mut self, link: &mut EngineLink, step: &Step) -> Result<StepDone, String> {
+        link.sender.send_step(step, &mut self.tables).unwrap();
+        answer(link)
+    }
+
+    /// Feeds a prompt in chunks of 7, then decodes greedily: `count` sampled tokens with their log-probabilities.
+    pub fn generate(&mut self, link: &mut EngineLink, prompt: &[u32], count: usize) -> Vec<Sampled> {
+        let mut at = 0;
+        let mut sampled = Vec::new();
+        let mut feed: Vec<u32> = prompt.to_vec();
+        while sampled.len() < count {
+            let tokens: Vec<u32> = feed.drain(..feed.len().min(7)).collect();
+            let step = self.step(at, &tokens);
+            let done = self.run(link, &step).unwrap();
+            at += tokens.len() as u32;
+            if feed.is_empty() {
+                feed.push(done.sampled[0].token);
+                sampled.extend(done.sampled);
+            }
+        }
+        sampled
+    }
+
+    /// What the independent reference continues `prompt` with.
+    pub fn reference(&self, prompt: &[u32], count: usize) -> Vec<u32> {
+        let reference = Reference { spec: &self.setup.spec, checkpoint: &self.checkpoint };
+        let mut tokens = prompt.to_vec();
+        for _ in 0..count {
+            let logits = reference.logits(&tokens);
+            let last = logits.last().unwrap();
+            let best = (0..last.len()).max_by(|a, b| last[*a].total_cmp(&last[*b])).unwrap();
+            tokens.push(best as u32);
+        }
+        tokens.split_off(prompt.len())
+    }
+}
+
+/// Orders changes and waits for all answers.
+pub fn reback(link: &mut EngineLink, ops: &[Reback]) -> Result<(), String> {
+    for _ in 0..link.sender.send_reback(ActionId(1), ops).unwrap() {
+        match link.receiver.recv_within(SOON).unwrap() {
+            EngineEvent::Applied { .. } => {}
+            EngineEvent::Refused { message, .. } => return Err(message),
+            other => panic!("{other:?} in answer to a change"),
+        }
+    }
+    Ok(())
+}
+
+/// The engine's answer to a step.
+pub fn answer(link: &mut EngineLink) -> Result<StepDone, String> {
+    match link.receiver.recv_within(SOON).unwrap() {
+        EngineEvent::Done(done) => Ok(done),
+        EngineEvent::StepRefused { message, .. } => Err(message),
+        other => panic!("{other:?} in answer to a step"),
+    }
+}
+
+pub fn tokens_of(sampled: &[Sampled]) -> Vec<u32> {
+    sampled.iter().map(|one| one.token).collect()
+}

@@ -1,0 +1,118 @@
+//! Supervisor and worker as processes: signals, goodbyes, deaths.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use sluice_link::message::Faults;
+use sluice_link::model::Dtype;
+
+use super::harness::*;
+use crate::specs::llama;
+
+const A_WHILE: Duration = Duration::from_millis(300);
+
+fn sidecar() -> MiniSidecar {
+    MiniSidecar::new(&llama(Dtype::F32), Faults::default())
+}
+
+#[test]
+fn an_engine_waits_for_a_socket_that_is_not_there_yet() {
+    let mut sidecar = sidecar();
+    drop(sidecar.listener.take());
+    let mut engine = Engine::start(&sidecar.socket(), &[]);
+    assert!(engine.ended_within(A_WHILE).is_none());
+    sidecar.listener = Some(sluice_link::server::Listener::bind(&sidecar.socket()).unwrap());
+    drop(sidecar.attach(&sidecar.resident()));
+}
+
+#[test]
+fn sigterm_takes_effect_only_after_goodbye() {
+    for more in [&[][..], &["--no-supervisor"]] {
+        let mut sidecar = sidecar();
+        let mut engine = Engine::start(&sidecar.socket(), more);
+        let mut link = sidecar.attach(&sidecar.resident());
+        engine.signal(Signal::TERM);
+        engine.signal(Signal::INT);
+        assert!(engine.ended_within(A_WHILE).is_none(), "its sidecar still needs it");
+        let step = sidecar.step(0, &[1, 2, 3]);
+        assert!(sidecar.run(&mut link, &step).is_ok());
+        link.sender.bye().unwrap();
+        let status = engine.ended_within(SOON).expect("ends after Bye");
+        assert!(status.success(), "{status}");
+    }
+}
+
+#[test]
+fn sigterm_ends_an_engine_whose_sidecar_is_gone_or_never_came() {
+    let mut sidecar = sidecar();
+    let mut engine = Engine::start(&sidecar.socket(), &[]);
+    let link = sidecar.attach(&sidecar.resident());
+    drop(sidecar.listener.take());
+    engine.signal(Signal::TERM);
+    assert!(engine.ended_within(A_WHILE).is_none());
+    drop(link);
+    assert!(engine.ended_within(SOON).expect("ends with its sidecar").success());
+
+    let mut engine = Engine::start(&sidecar.socket(), &[]);
+    assert!(engine.ended_within(A_WHILE).is_none());
+    engine.signal(Signal::TERM);
+    assert!(engine.ended_within(SOON).expect("nobody needs it").success());
+}
+
+#[test]
+fn goodbye_ends_the_engine_for_good() {
+    let sidecar = sidecar();
+    let mut engine = Engine::start(&sidecar.socket(), &[]);
+    let link = sidecar.attach(&sidecar.resident());
+    link.sender.bye().unwrap();
+    assert!(engine.ended_within(SOON).expect("ends").success());
+}
+
+#[test]
+fn workers_that_die_are_replaced_with_growing_patience() {
+    let sidecar = sidecar();
+    let mut engine = Engine::start(&sidecar.socket(), &[]);
+    let mut waits = Vec::new();
+    for _ in 0..5 {
+        let link = sidecar.accept().unwrap();
+        let begun = Instant::now();
+        kill_process(Pid::from_raw(link.hello.pid as i32).unwrap(), Signal::KILL).unwrap();
+        link.process.confirm(Duration::from_secs(5), Duration::from_secs(5)).unwrap();
+        drop(link);
+        assert!(
+            sluice_link::socket::readable(std::os::fd::AsFd::as_fd(sidecar.listener.as_ref().unwrap()), SOON)
+                .unwrap()
+        );
+        waits.push(begun.elapsed());
+    }
+    // 50, 100, 200, 400, 800 ms, each with the start of a process on top.
+    for (number, wait) in waits.iter().enumerate() {
+        assert!(*wait >= Duration::from_millis(50 << number), "{waits:?}");
+    }
+    assert!(engine.ended_within(Duration::ZERO).is_none(), "the supervisor is not one of the dead");
+}
+
+#[test]
+fn a_killed_supervisor_takes_its_worker_along() {
+    let sidecar = sidecar();
+    let engine = Engine::start(&sidecar.socket(), &[]);
+    let link = sidecar.attach(&sidecar.resident());
+    engine.signal(Signal::KILL);
+    assert!(link.process.dead_within(SOON).unwrap());
+}
+
+#[test]
+fn help_and_version_name_what_they_must() {
+    let say = |argument| {
+        let output = Command::new(env!("CARGO_BIN_EXE_sluice-engine")).arg(argument).output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let version = say("--version");
+    assert!(version.contains(env!("CARGO_PKG_VERSION")) && version.contains("link version 1"), "{version}");
+    let help = say("--help");
+    for word in ["--socket", "--threads", "--no-supervisor"] {
+        assert!(help.contains(word), "{help}");
+    }
+}

@@ -1,0 +1,79 @@
+//! A real small model says what it is known to say.
+
+use std::path::PathBuf;
+
+use sluice_link::model::{Dtype, ModelSpec};
+
+use crate::checkpoint::Checkpoint;
+use crate::memory::{Memory, Part};
+use crate::specs::llama;
+
+fn folder() -> PathBuf {
+    let fallback = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared");
+    let shared = std::env::var_os("SLUICE_SHARED").unwrap_or_else(|| fallback.into());
+    PathBuf::from(shared).join("models/stories260k")
+}
+
+fn spec() -> ModelSpec {
+    ModelSpec {
+        vocab: 512,
+        hidden: 64,
+        intermediate: 172,
+        layers: 5,
+        heads: 8,
+        kv_heads: 4,
+        head_dim: 8,
+        max_positions: 512,
+        tied_embeddings: true,
+        ..llama(Dtype::F32)
+    }
+}
+
+fn largest(logits: &[f32]) -> u32 {
+    let mut best = 0;
+    for (id, logit) in logits.iter().enumerate() {
+        if *logit > logits[best] {
+            best = id;
+        }
+    }
+    best as u32
+}
+
+fn ids(value: &serde_json::Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+#[test]
+fn stories260k_says_its_golden_tokens() {
+    let folder = folder();
+    let Ok(text) = std::fs::read_to_string(folder.join("golden.json")) else {
+        eprintln!(
+            "SKIPPED: {} is absent; set SLUICE_SHARED to the folder that has models/stories260k",
+            folder.display()
+        );
+        return;
+    };
+    let cases: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let checkpoint = Checkpoint::read(&folder);
+    for case in cases.as_array().unwrap() {
+        let (prompt, expected) = (ids(&case["prompt_ids"]), ids(&case["greedy_ids"]));
+        assert_eq!(greedy(&checkpoint, &prompt, expected.len()), expected, "prompt {}", case["prompt"]);
+    }
+}
+
+fn greedy(checkpoint: &Checkpoint, prompt: &[u32], count: usize) -> Vec<u32> {
+    let spec = spec();
+    let columns = (prompt.len() + count).div_ceil(16);
+    let blocks: Vec<u32> = (0..(columns * usize::from(spec.layers)) as u32).rev().collect();
+    let mut memory = Memory::new(&spec, checkpoint, blocks.len() as u32);
+    let model = memory.model(2);
+    let mut tokens = prompt.to_vec();
+    let mut start = 0;
+    while tokens.len() < prompt.len() + count {
+        let part = Part { start, tokens: &tokens[start..], blocks: &blocks, columns, rows: 1 };
+        let rows = memory.run(&model, &[part]).unwrap();
+        start = tokens.len();
+        tokens.push(largest(&rows[0]));
+    }
+    tokens.split_off(prompt.len())
+}

@@ -1,0 +1,15 @@
+//! The engine's computing half against an independent reference, and against itself under every split of the work.
+
+#![allow(clippy::unwrap_used, reason = "a helper that panics fails its test")]
+
+mod activations;
+mod agreement;
+mod checkpoint;
+mod engine_process;
+mod generated;
+mod golden;
+mod invariance;
+mod memory;
+mod reference;
+mod refusals;
+mod specs;

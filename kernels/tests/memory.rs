@@ -1,0 +1,164 @@
+//! A sidecar's memory in miniature: aligned slabs, a poisoned KV arena and a poisoned activation arena.
+
+use half::{bf16, f16};
+use sluice_kernels::forward::{
+    BLOCK_TOKENS, Batch, BlockTable, ForwardError, Model, NoHooks, RangeParts, Ranges, Sequence, StepShape,
+};
+use sluice_link::model::{Dtype, ModelSpec};
+
+use crate::checkpoint::Checkpoint;
+
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// Bytes at a multiple of 64.
+pub struct Bytes(Vec<Line>);
+
+impl Bytes {
+    /// All ones: NaN in every dtype, and no valid index.
+    pub fn poisoned(bytes: usize) -> Bytes {
+        Bytes(vec![Line([0xff; 64]); bytes.div_ceil(64)])
+    }
+
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: the lines are plain bytes, borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * 64) }
+    }
+
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: as above, borrowed.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * 64) }
+    }
+
+    fn base(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+/// Slabs and arenas of one model.
+pub struct Memory {
+    pub spec: ModelSpec,
+    pub global: Bytes,
+    pub layers: Vec<Bytes>,
+    pub kv: Bytes,
+    pub chunk_bytes: u64,
+    pub blocks: u32,
+}
+
+/// One sequence's part of a step, with its blocks as `[layers][columns]`.
+#[derive(Clone)]
+pub struct Part<'a> {
+    pub start: usize,
+    pub tokens: &'a [u32],
+    pub blocks: &'a [u32],
+    pub columns: usize,
+    pub rows: usize,
+}
+
+impl Memory {
+    /// A KV arena of at least `blocks` poisoned blocks in chunks that the blocks do not fill.
+    pub fn new(spec: &ModelSpec, checkpoint: &Checkpoint, blocks: u32) -> Memory {
+        let block_bytes = spec.block_bytes();
+        let chunk_bytes = (3 * block_bytes + 64).next_multiple_of(4096);
+        let per_chunk = chunk_bytes / block_bytes;
+        let chunks = u64::from(blocks).div_ceil(per_chunk);
+        Memory {
+            spec: spec.clone(),
+            global: checkpoint.global_slab(spec),
+            layers: (0..usize::from(spec.layers)).map(|layer| checkpoint.layer_slab(spec, layer)).collect(),
+            kv: Bytes::poisoned((chunks * chunk_bytes) as usize),
+            chunk_bytes,
+            blocks,
+        }
+    }
+
+    pub fn model(&self, threads: usize) -> Model {
+        Model::new(self.spec.clone(), self.chunk_bytes, threads).unwrap()
+    }
+
+    /// Runs a step in a poisoned activation arena of exactly the stated cost; rows of logits in order.
+    pub fn run(&mut self, model: &Model, parts: &[Part<'_>]) -> Result<Vec<Vec<f32>>, ForwardError> {
+        let shape = StepShape {
+            tokens: parts.iter().map(|part| part.tokens.len()).sum(),
+            sequences: parts.len(),
+            logit_rows: parts.iter().map(|part| part.rows).sum(),
+        };
+        let cost = model.activation_cost().bytes(shape);
+        self.run_within(model, parts, cost)
+    }
+
+    /// As [`Memory::run`] with `limit_bytes` of activations; checks that nothing beyond them is touched.
+    pub fn run_within(
+        &mut self,
+        model: &Model,
+        parts: &[Part<'_>],
+        limit_bytes: u64,
+    ) -> Result<Vec<Vec<f32>>, ForwardError> {
+        let mut activations = Bytes::poisoned(limit_bytes as usize + 4096);
+        let sequences: Vec<Sequence<'_>> = parts.iter().map(sequence).collect();
+        // SAFETY: slabs, arena and activations are alive and of the sizes stated until the end of this function.
+        let mut ranges = unsafe {
+            Ranges::new(RangeParts {
+                global: self.global.base(),
+                layers: self.layers.iter_mut().map(|layer| layer.base().cast_const()).collect(),
+                kv: self.kv.base(),
+                kv_blocks: self.blocks,
+                activations: activations.base(),
+                activation_limit_bytes: limit_bytes,
+            })
+        };
+        let rows = model
+            .run(&mut ranges, &Batch { sequences: &sequences }, &mut NoHooks)
+            .map(|view| (0..view.rows()).map(|row| view.row(row).to_vec()).collect());
+        let untouched = if rows.is_ok() { limit_bytes as usize } else { 0 };
+        let beyond = &activations.as_slice()[untouched..];
+        assert!(
+            beyond.iter().all(|byte| *byte == 0xff),
+            "activations touched beyond the limit or after a refusal"
+        );
+        rows
+    }
+
+    /// Bits of K and V at `position` in block `id`: each head's K, then each head's V.
+    pub fn kv_bits(&self, id: u32, place: usize) -> Vec<u32> {
+        let (heads, dim) = (self.spec.kv_heads as usize, self.spec.head_dim as usize);
+        let key = |head: usize, d: usize| (head * dim + d) * BLOCK_TOKENS + place;
+        let value = |head: usize, d: usize| ((heads + head) * BLOCK_TOKENS + place) * dim + d;
+        let all = |at: &dyn Fn(usize, usize) -> usize| -> Vec<u32> {
+            (0..heads * dim).map(|n| self.element(id, at(n / dim, n % dim))).collect()
+        };
+        [all(&key), all(&value)].concat()
+    }
+
+    fn element(&self, id: u32, index: usize) -> u32 {
+        let per_chunk = self.chunk_bytes / self.spec.block_bytes();
+        let (chunk, within) = (u64::from(id) / per_chunk, u64::from(id) % per_chunk);
+        let start = (chunk * self.chunk_bytes + within * self.spec.block_bytes()) as usize;
+        let bytes = self.spec.dtype.bytes();
+        let at = &self.kv.as_slice()[start + index * bytes..][..bytes];
+        if bytes == 4 {
+            u32::from_le_bytes([at[0], at[1], at[2], at[3]])
+        } else {
+            u32::from(u16::from_le_bytes([at[0], at[1]]))
+        }
+    }
+}
+
+fn sequence<'a>(part: &Part<'a>) -> Sequence<'a> {
+    Sequence {
+        start: part.start as u32,
+        tokens: part.tokens,
+        blocks: BlockTable::by_layer(part.blocks, part.columns),
+        logit_rows: part.rows,
+    }
+}
+
+/// Rounds as the cache does.
+pub fn rounded(dtype: Dtype, value: f64) -> f64 {
+    match dtype {
+        Dtype::F32 => f64::from(value as f32),
+        Dtype::F16 => f16::from_f32(value as f32).to_f64(),
+        Dtype::Bf16 => bf16::from_f32(value as f32).to_f64(),
+    }
+}

@@ -1,0 +1,118 @@
+//! What is out of range is refused by name before anything is written.
+
+use std::ops::ControlFlow;
+
+use sluice_kernels::forward::{
+    Batch, BlockTable, ForwardError, LayerHooks, Model, ModelError, RangeParts, Ranges, Sequence, StepShape,
+};
+use sluice_link::model::{Dtype, ModelSpec};
+
+use crate::agreement::{checkpoint, tokens};
+use crate::memory::{Bytes, Memory, Part};
+use crate::specs::llama;
+
+fn refused(change: impl Fn(&mut Part<'_>)) -> ForwardError {
+    let spec = llama(Dtype::Bf16);
+    let mut memory = Memory::new(&spec, &checkpoint(&spec), 6);
+    let tokens = tokens(20, 1, &spec);
+    let mut part = Part { start: 0, tokens: &tokens, blocks: &[0, 1, 2, 3, 4, 5], columns: 2, rows: 1 };
+    let model = memory.model(2);
+    change(&mut part);
+    let error = memory.run(&model, &[part]).unwrap_err();
+    assert!(memory.kv.as_slice().iter().all(|byte| *byte == 0xff), "KV was written before {error}");
+    error
+}
+
+#[test]
+fn tokens_beyond_the_vocabulary_are_refused() {
+    let error = refused(|part| part.tokens = &[1, 300]);
+    assert_eq!(error, ForwardError::TokenOutOfRange { sequence: 0, index: 1, token: 300, vocab: 300 });
+}
+
+#[test]
+fn blocks_beyond_the_arena_are_refused() {
+    let error = refused(|part| part.blocks = &[0, 1, 2, 6, 4, 5]);
+    let expected = ForwardError::BlockOutOfRange { sequence: 0, layer: 1, column: 1, block: 6, blocks: 6 };
+    assert_eq!(error, expected);
+}
+
+#[test]
+fn a_block_table_that_ends_early_is_refused() {
+    let error = refused(|part| part.blocks = &[0, 1, 2, 3, 4]);
+    assert_eq!(error, ForwardError::BlockMissing { sequence: 0, layer: 2, column: 1 });
+}
+
+#[test]
+fn positions_beyond_the_model_are_refused() {
+    let error = refused(|part| part.start = 250);
+    assert_eq!(error, ForwardError::PositionOutOfRange { sequence: 0, position: 269, max_positions: 256 });
+    let error = refused(|part| part.start = u32::MAX as usize);
+    assert!(matches!(error, ForwardError::PositionOutOfRange { .. }));
+}
+
+#[test]
+fn empty_sequences_and_too_many_rows_are_refused() {
+    assert_eq!(refused(|part| part.tokens = &[]), ForwardError::EmptySequence { sequence: 0 });
+    let error = refused(|part| part.rows = 21);
+    assert_eq!(error, ForwardError::TooManyLogitRows { sequence: 0, wanted: 21, tokens: 20 });
+}
+
+#[test]
+fn shapes_that_cannot_be_computed_are_refused() {
+    let spec = llama(Dtype::F32);
+    let refused = |spec: ModelSpec, chunk_bytes| Model::new(spec, chunk_bytes, 1).err().unwrap();
+    let shape = |change: &dyn Fn(&mut ModelSpec)| {
+        let mut spec = spec.clone();
+        change(&mut spec);
+        refused(spec, 1 << 21)
+    };
+    assert!(matches!(shape(&|spec| spec.head_dim = 7), ModelError::Shape(_)));
+    assert!(matches!(shape(&|spec| spec.kv_heads = 4), ModelError::Shape(_)));
+    assert!(matches!(shape(&|spec| spec.layers = 0), ModelError::Shape(_)));
+    let block_bytes = spec.block_bytes();
+    let error = refused(spec, block_bytes - 1);
+    assert_eq!(error, ModelError::BlockExceedsChunk { block_bytes, chunk_bytes: block_bytes - 1 });
+}
+
+/// Records calls and stops before a layer.
+struct Stop(usize, Vec<String>);
+
+impl LayerHooks for Stop {
+    fn before_layer(&mut self, layer: usize) -> ControlFlow<()> {
+        self.1.push(format!("before {layer}"));
+        if layer == self.0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    fn after_layer(&mut self, layer: usize, elapsed_ns: u64) {
+        assert!(elapsed_ns > 0);
+        self.1.push(format!("after {layer}"));
+    }
+}
+
+#[test]
+fn a_hook_ends_the_step_before_its_layer_is_read() {
+    let spec = llama(Dtype::F32);
+    let checkpoint = checkpoint(&spec);
+    let mut memory = Memory::new(&spec, &checkpoint, 3);
+    let model = memory.model(2);
+    let cost = model.activation_cost().bytes(StepShape { tokens: 1, sequences: 1, logit_rows: 0 });
+    let mut activations = Bytes::poisoned(cost as usize);
+    let layers = memory.layers.iter().map(|layer| layer.as_slice().as_ptr());
+    let parts = RangeParts {
+        global: memory.global.as_slice().as_ptr(),
+        // Layer 2 is unmapped, as a layer without its slot is.
+        layers: layers.take(2).chain([std::ptr::without_provenance(64)]).collect(),
+        kv: memory.kv.as_mut_slice().as_mut_ptr(),
+        kv_blocks: 3,
+        activations: activations.as_mut_slice().as_mut_ptr(),
+        activation_limit_bytes: cost,
+    };
+    // SAFETY: everything but layer 2 is alive to the end of the test, and the hook ends the step before it.
+    let mut ranges = unsafe { Ranges::new(parts) };
+    let blocks = BlockTable::by_column(&[0, 1, 2], 3);
+    let sequence = Sequence { start: 0, tokens: &[1], blocks, logit_rows: 0 };
+    let mut hooks = Stop(2, Vec::new());
+    let result = model.run(&mut ranges, &Batch { sequences: &[sequence] }, &mut hooks);
+    assert_eq!(result.err(), Some(ForwardError::Aborted { layer: 2 }));
+    assert_eq!(hooks.1, ["before 0", "after 0", "before 1", "after 1", "before 2"]);
+}
