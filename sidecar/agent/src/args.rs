@@ -1,0 +1,46 @@
+//! Command line and logging of `sluice-sidecar`.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+use tracing_subscriber::EnvFilter;
+
+/// Serves one tenant slot: owns its device memory, schedules its requests, speaks HTTP.
+///
+/// Exit status: 0 after a clean end, 78 when the configuration or the model folder is wrong (trying again will not help),
+/// 1 otherwise.
+#[derive(Clone, Debug, clap::Parser)]
+#[command(name = "sluice-sidecar", version)]
+pub struct Args {
+    /// Configuration, JSON; `sluice up` and the operator write it.
+    #[arg(long, value_name = "FILE", required_unless_present = "replay")]
+    pub config: Option<PathBuf>,
+    /// Instead of serving: replay a journal with no device at all and compare every digest.
+    #[arg(long, value_name = "JOURNAL", conflicts_with = "config")]
+    pub replay: Option<PathBuf>,
+    /// Logs: `text` or `json`.
+    #[arg(long, default_value = "text", env = "SLUICE_LOG_FORMAT")]
+    pub log_format: LogFormat,
+    /// What is logged, such as `info` or `sluice_agent=debug`.
+    #[arg(long, default_value = "info", env = "SLUICE_LOG")]
+    pub log: String,
+}
+
+/// Form of the logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For collectors.
+    Json,
+}
+
+/// Logs go to stderr; stdout stays silent.
+pub fn init_logging(args: &Args) {
+    let filter = EnvFilter::try_new(&args.log).unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match args.log_format {
+        LogFormat::Text => builder.with_target(false).with_ansi(std::io::stderr().is_terminal()).init(),
+        LogFormat::Json => builder.json().init(),
+    }
+}

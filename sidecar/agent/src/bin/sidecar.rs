@@ -1,0 +1,18 @@
+//! `sluice-sidecar`: serves one tenant slot.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use sluice_agent::args::Args;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    sluice_agent::args::init_logging(&args);
+    match sluice_agent::run::run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("sluice-sidecar: {failure:#}");
+            failure.exit_code()
+        }
+    }
+}

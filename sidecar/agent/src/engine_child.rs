@@ -1,0 +1,141 @@
+//! The engine's process where no other container starts it: started, restarted with back-off, ended.
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+const BACK_OFF_MIN: Duration = Duration::from_millis(100);
+const BACK_OFF_MAX: Duration = Duration::from_secs(5);
+const STABLE: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(20);
+/// After the good-bye on the link, before the process is killed.
+const END_GRACE: Duration = Duration::from_secs(2);
+
+/// Keeps one engine alive until dropped.
+#[derive(Debug)]
+pub struct EngineChild {
+    ending: Arc<AtomicBool>,
+    keeper: Option<JoinHandle<()>>,
+}
+
+impl EngineChild {
+    /// Starts `binary`, which connects to `socket`.
+    ///
+    /// # Errors
+    /// The first start; later ones are tried again.
+    pub fn start(binary: &Path, socket: &Path) -> std::io::Result<Self> {
+        let keeper = Keeper { binary: binary.to_owned(), socket: socket.to_owned() };
+        let ending = Arc::new(AtomicBool::new(false));
+        let seen = ending.clone();
+        let (started, first) = std::sync::mpsc::channel();
+        // The death signal of a child fires when the *thread* that started it ends: so one thread starts them all.
+        let keeper = std::thread::Builder::new().name("engine-keeper".into()).spawn(move || {
+            let spawned = keeper.spawn();
+            let child = spawned.map_err(|error| started.send(Err(error)));
+            if let Ok(child) = child {
+                // The receiver waits for exactly this.
+                let _ = started.send(Ok(()));
+                keeper.keep(child, &seen);
+            }
+        })?;
+        first.recv().unwrap_or_else(|_| Err(std::io::Error::other("the keeper of the engine died")))?;
+        Ok(EngineChild { ending, keeper: Some(keeper) })
+    }
+}
+
+impl EngineChild {
+    /// Raised before the engine is told good-bye, so that its end is not taken for a death.
+    pub fn ending(&self) -> Arc<AtomicBool> {
+        self.ending.clone()
+    }
+}
+
+impl Drop for EngineChild {
+    fn drop(&mut self) {
+        self.ending.store(true, Ordering::Relaxed);
+        if let Some(keeper) = self.keeper.take() {
+            // A keeper that panicked has said so on stderr.
+            let _ = keeper.join();
+        }
+    }
+}
+
+struct Keeper {
+    binary: PathBuf,
+    socket: PathBuf,
+}
+
+impl Keeper {
+    fn spawn(&self) -> std::io::Result<Child> {
+        let mut command = Command::new(&self.binary);
+        command.arg("--socket").arg(&self.socket).process_group(0);
+        let parent = rustix::process::getpid();
+        // SAFETY: between fork and exec only async-signal-safe system calls are made.
+        unsafe {
+            command.pre_exec(move || {
+                rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
+                // A parent that ended before the signal was set would never send it.
+                let orphan = rustix::process::getppid() != Some(parent);
+                if orphan { Err(std::io::ErrorKind::NotFound.into()) } else { Ok(()) }
+            });
+        }
+        command.spawn()
+    }
+
+    fn keep(&self, first: Child, ending: &AtomicBool) {
+        let (mut child, mut back_off, mut started) = (Some(first), BACK_OFF_MIN, Instant::now());
+        while !ending.load(Ordering::Relaxed) {
+            std::thread::sleep(POLL);
+            let Some(running) = &mut child else {
+                child = self.again(&mut started);
+                continue;
+            };
+            if let Ok(None) = running.try_wait() {
+                continue;
+            }
+            child = None;
+            back_off =
+                if started.elapsed() > STABLE { BACK_OFF_MIN } else { (back_off * 2).min(BACK_OFF_MAX) };
+            tracing::warn!(?back_off, "the engine's supervisor ended; starting it again");
+            wait(back_off, ending);
+        }
+        if let Some(child) = child {
+            end(child);
+        }
+    }
+
+    fn again(&self, started: &mut Instant) -> Option<Child> {
+        *started = Instant::now();
+        self.spawn().inspect_err(|error| tracing::error!(%error, "the engine did not start")).ok()
+    }
+}
+
+fn wait(limit: Duration, ending: &AtomicBool) {
+    let begun = Instant::now();
+    while begun.elapsed() < limit && !ending.load(Ordering::Relaxed) {
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Asks, waits, kills.
+fn end(mut child: Child) {
+    if let Some(pid) = Pid::from_raw(child.id().cast_signed()) {
+        // A child that has ended already is only waited for.
+        let _ = kill_process(pid, Signal::TERM);
+    }
+    let begun = Instant::now();
+    while begun.elapsed() < END_GRACE {
+        if let Ok(Some(_)) = child.try_wait() {
+            return;
+        }
+        std::thread::sleep(POLL);
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+}

@@ -1,0 +1,86 @@
+//! Bodies of requests: JSON, bounded in bytes and in time, and counted while they are held.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, BodyDataStream};
+use axum::extract::{FromRequest, Request};
+use axum::http::{HeaderMap, header};
+use futures_util::StreamExt;
+
+use super::Gateway;
+use super::error::ApiError;
+use super::open::BodyRoom;
+
+/// Time to send a body.
+const READ_TIME: Duration = Duration::from_secs(30);
+/// How long the rest of a refused body is read, so that its sender sees the answer and not a reset connection.
+const DISCARD_TIME: Duration = Duration::from_secs(1);
+
+/// A body that was read whole. Its bytes count against the limit of all bodies until it is dropped.
+#[derive(Debug, Default)]
+pub struct JsonBody {
+    bytes: Vec<u8>,
+    room: BodyRoom,
+}
+
+impl JsonBody {
+    /// The text.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl FromRequest<Arc<Gateway>> for JsonBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, gateway: &Arc<Gateway>) -> Result<Self, ApiError> {
+        let (parts, body) = request.into_parts();
+        let limit = gateway.limits.max_body_bytes;
+        if !is_json(&parts.headers) {
+            discard(body.into_data_stream(), &parts.headers).await;
+            return Err(ApiError::not_json());
+        }
+        if declared_bytes(&parts.headers).is_some_and(|bytes| bytes > limit) {
+            discard(body.into_data_stream(), &parts.headers).await;
+            return Err(ApiError::too_large(limit));
+        }
+        let read = read(gateway, body, &parts.headers);
+        tokio::time::timeout(READ_TIME, read).await.unwrap_or_else(|_| Err(ApiError::slow_body()))
+    }
+}
+
+async fn read(gateway: &Gateway, body: Body, headers: &HeaderMap) -> Result<JsonBody, ApiError> {
+    let limit = gateway.limits.max_body_bytes;
+    let (mut stream, mut body) = (body.into_data_stream(), JsonBody::default());
+    while let Some(chunk) = stream.next().await {
+        let chunk =
+            chunk.map_err(|error| ApiError::bad_request(format!("the body cannot be read: {error}")))?;
+        let length = body.bytes.len() + chunk.len();
+        if length as u64 > limit {
+            discard(stream, headers).await;
+            return Err(ApiError::too_large(limit));
+        }
+        gateway.open.make_room(&mut body.room, length)?;
+        body.bytes.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
+}
+
+fn declared_bytes(headers: &HeaderMap) -> Option<u64> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+async fn discard(mut rest: BodyDataStream, headers: &HeaderMap) {
+    if headers.contains_key(header::EXPECT) {
+        // It waits for a word from us before it sends anything; the refusal is that word.
+        return;
+    }
+    let all = async { while let Some(Ok(_)) = rest.next().await {} };
+    let _ = tokio::time::timeout(DISCARD_TIME, all).await;
+}

@@ -1,0 +1,284 @@
+//! `/v1/completions` and `/v1/chat/completions`: from a body to answers under way.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::extract::State;
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::Value;
+use sluice_scheduler::Refusal;
+
+use super::Gateway;
+use super::answer::{self, Frame, Kind};
+use super::body::JsonBody;
+use super::detok::{Detokenizer, StopFilter};
+use super::error::ApiError;
+use super::generate::{Generation, Setup};
+use super::params::{Common, StreamOptions, parse};
+use crate::model::text::Message;
+use crate::service::{Status, Submission};
+
+/// Most alternatives reported with a token.
+const TOP_LOGPROBS_MAX: u32 = 20;
+/// OpenAI's default for completions.
+const COMPLETION_TOKENS_DEFAULT: u32 = 16;
+/// Prompts in one completion request.
+const PROMPTS_MAX: usize = 64;
+
+#[derive(Deserialize)]
+struct Completion {
+    prompt: Prompt,
+    logprobs: Option<u32>,
+}
+
+/// A prompt or several, as text or as token ids.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Prompt {
+    Text(String),
+    Ids(Vec<u32>),
+    Texts(Vec<String>),
+    ManyIds(Vec<Vec<u32>>),
+}
+
+#[derive(Deserialize)]
+struct Chat {
+    messages: Vec<Message>,
+    #[serde(default)]
+    logprobs: bool,
+    top_logprobs: Option<u32>,
+}
+
+/// What both endpoints come to.
+struct Order {
+    kind: Kind,
+    common: Common,
+    prompts: Vec<Vec<u32>>,
+    logprobs: Option<u8>,
+}
+
+/// An order found good.
+struct Accepted {
+    model: String,
+    options: StreamOptions,
+    stops: Vec<String>,
+    submissions: Vec<Submission>,
+}
+
+/// `POST /v1/completions`
+pub async fn completions(State(gateway): State<Arc<Gateway>>, body: JsonBody) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    let order = gateway.open.parse(body.bytes().len(), || gateway.completion(body.bytes())).await?;
+    drop(body);
+    gateway.answer(order, arrived).await
+}
+
+/// `POST /v1/chat/completions`
+pub async fn chat(State(gateway): State<Arc<Gateway>>, body: JsonBody) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    let order = gateway.open.parse(body.bytes().len(), || gateway.chat(body.bytes())).await?;
+    drop(body);
+    gateway.answer(order, arrived).await
+}
+
+fn bounded(name: &str, wanted: Option<u32>) -> Result<Option<u8>, ApiError> {
+    match wanted {
+        Some(n) if n > TOP_LOGPROBS_MAX => {
+            Err(ApiError::param(name, format!("`{name}` must lie between 0 and {TOP_LOGPROBS_MAX}, not {n}")))
+        }
+        wanted => Ok(wanted.map(|n| n as u8)),
+    }
+}
+
+/// Content as a list of text parts becomes one text; other parts are refused.
+fn flatten(index: usize, mut message: Message) -> Result<Message, ApiError> {
+    let wrong = |what: &str| ApiError::param("messages", format!("messages[{index}]: {what}"));
+    if !message.get("role").is_some_and(Value::is_string) {
+        return Err(wrong("`role` must be a text"));
+    }
+    if let Some(Value::Array(parts)) = message.get("content") {
+        let texts = parts.iter().map(|part| match part["type"].as_str() {
+            Some("text") => part["text"].as_str().ok_or_else(|| wrong("a text part without `text`")),
+            other => Err(wrong(&format!("parts of type {} are not supported", other.unwrap_or("none")))),
+        });
+        let text = texts.collect::<Result<Vec<_>, _>>()?.concat();
+        message.insert("content".into(), Value::String(text));
+    }
+    match message.get("content") {
+        Some(Value::String(_)) => Ok(message),
+        _ => Err(wrong("`content` must be a text or a list of text parts")),
+    }
+}
+
+impl Gateway {
+    fn completion(&self, body: &[u8]) -> Result<Order, ApiError> {
+        let (common, completion): (_, Completion) = parse(body, &["prompt", "logprobs"])?;
+        let prompts = self.encode(completion.prompt)?;
+        let logprobs = bounded("logprobs", completion.logprobs)?;
+        Ok(Order { kind: Kind::Completion, common, prompts, logprobs })
+    }
+
+    fn chat(&self, body: &[u8]) -> Result<Order, ApiError> {
+        let (common, chat): (_, Chat) = parse(body, &["messages", "logprobs", "top_logprobs"])?;
+        if chat.top_logprobs.is_some() && !chat.logprobs {
+            return Err(ApiError::param("top_logprobs", "`top_logprobs` needs `logprobs: true`"));
+        }
+        let top = bounded("top_logprobs", chat.top_logprobs)?.unwrap_or(0);
+        let messages = chat.messages.into_iter().enumerate().map(|(index, message)| flatten(index, message));
+        let messages = messages.collect::<Result<Vec<_>, _>>()?;
+        if messages.is_empty() {
+            return Err(ApiError::param("messages", "at least one message is needed"));
+        }
+        let prompt =
+            self.text.encode_chat(&messages).map_err(|message| ApiError::param("messages", message))?;
+        Ok(Order { kind: Kind::Chat, common, prompts: vec![prompt], logprobs: chat.logprobs.then_some(top) })
+    }
+
+    fn encode(&self, prompt: Prompt) -> Result<Vec<Vec<u32>>, ApiError> {
+        let encode =
+            |text: &str| self.text.encode(text).map_err(|message| ApiError::param("prompt", message));
+        let prompts = match prompt {
+            Prompt::Text(text) => vec![encode(&text)?],
+            Prompt::Ids(ids) => vec![ids],
+            Prompt::Texts(texts) => texts.iter().map(|text| encode(text)).collect::<Result<_, _>>()?,
+            Prompt::ManyIds(all) => all,
+        };
+        if prompts.is_empty() || prompts.len() > PROMPTS_MAX || prompts.iter().any(Vec::is_empty) {
+            return Err(ApiError::param("prompt", format!("1 to {PROMPTS_MAX} prompts, none of them empty")));
+        }
+        match prompts.iter().flatten().find(|id| **id >= self.vocab) {
+            Some(id) => Err(ApiError::param("prompt", format!("the vocabulary has no token {id}"))),
+            None => Ok(prompts),
+        }
+    }
+
+    async fn answer(&self, order: Order, arrived: Instant) -> Result<Response, ApiError> {
+        // All that can be refused is refused before it takes a place or waits for the tenant.
+        let Accepted { model, options, stops, submissions } = self.accept(&order)?;
+        let open = self.open.enter(submissions.len() as u32)?;
+        self.serving().await?;
+        let Order { kind, common, logprobs, .. } = order;
+        let generations =
+            submissions.into_iter().map(|submission| self.generation(submission, &stops, &common, arrived));
+        let generations = generations.collect();
+        let frame = Frame {
+            kind,
+            id: self.next_id(kind),
+            created: Gateway::unix_seconds(),
+            model,
+            logprobs: logprobs.is_some(),
+            text: self.text.clone(),
+            include_usage: options.include_usage,
+            continuous_usage: options.continuous_usage_stats,
+            open,
+        };
+        match common.stream {
+            true => answer::streamed(frame, generations).await,
+            false => answer::whole(frame, generations).await,
+        }
+    }
+
+    fn accept(&self, order: &Order) -> Result<Accepted, ApiError> {
+        let common = &order.common;
+        let model = self.model_name(common.model.as_deref())?;
+        if common.stream_options.is_some() && !common.stream {
+            return Err(ApiError::param("stream_options", "`stream_options` needs `stream: true`"));
+        }
+        let options = common.stream_options.unwrap_or_default();
+        Ok(Accepted { model, options, stops: common.stop_strings()?, submissions: self.submissions(order)? })
+    }
+
+    fn generation(
+        &self,
+        submission: Submission,
+        stops: &[String],
+        common: &Common,
+        arrived: Instant,
+    ) -> Generation {
+        let sampling = &submission.sampling;
+        let stop_tokens = if sampling.ignore_stop { Vec::new() } else { sampling.stop_tokens.clone() };
+        let prompt_tokens = submission.prompt.len() as u32;
+        Generation::new(Setup {
+            ticket: self.service.submit(submission),
+            detokenizer: Detokenizer::new(self.text.clone(), common.skip_special_tokens.unwrap_or(true)),
+            stops: StopFilter::new(stops.to_vec()),
+            stop_tokens,
+            pacing: self.pacing(common.stream),
+            prompt_tokens,
+            arrived,
+            metrics: self.metrics.clone(),
+        })
+    }
+
+    fn model_name(&self, asked: Option<&str>) -> Result<String, ApiError> {
+        match asked {
+            None => Ok(self.names[0].clone()),
+            Some(name) if self.names.iter().any(|n| n == name) => Ok(name.to_owned()),
+            Some(name) => Err(ApiError::no_model(name)),
+        }
+    }
+
+    /// Holds the request while the tenant loads or its engine restarts.
+    async fn serving(&self) -> Result<(), ApiError> {
+        let mut status = self.service.status();
+        let hold = Duration::from_secs(u64::from(self.limits.hold_seconds));
+        let settled = status.wait_for(|s| matches!(s, Status::Serving | Status::Failed(_)));
+        let state = match tokio::time::timeout(hold, settled).await {
+            Ok(Ok(state)) => state.clone(),
+            Ok(Err(_)) => return Err(ApiError::unavailable("the server is shutting down", 5)),
+            Err(_) => return Err(ApiError::unavailable("the model is not ready yet", 5)),
+        };
+        match state {
+            Status::Failed(why) => Err(ApiError::unavailable(why, 30)),
+            _ => Ok(()),
+        }
+    }
+
+    fn submissions(&self, order: &Order) -> Result<Vec<Submission>, ApiError> {
+        let (common, choices) = (&order.common, order.common.choices()?);
+        let sampling = common.sampling(&self.text, self.vocab, order.logprobs)?;
+        let mut submissions = Vec::new();
+        for prompt in &order.prompts {
+            let max_tokens = self.max_tokens(order, prompt)?;
+            for choice in 0..choices {
+                let mut sampling = sampling.clone();
+                sampling.seed = sampling.seed.wrapping_add(u64::from(choice));
+                let (prompt, priority, salt) = (prompt.clone(), common.priority, common.salt());
+                submissions.push(Submission { prompt, max_tokens, sampling, priority, salt });
+            }
+        }
+        Ok(submissions)
+    }
+
+    /// Tokens to generate at most; what the context leaves, or OpenAI's 16 for completions, when the request names none.
+    fn max_tokens(&self, order: &Order, prompt: &[u32]) -> Result<u32, ApiError> {
+        let prompt_tokens = prompt.len() as u32;
+        let limit = self.limits.max_prompt_tokens.unwrap_or(u32::MAX);
+        if prompt_tokens > limit {
+            let message = format!("the prompt has {prompt_tokens} tokens, the limit is {limit}");
+            return Err(ApiError::param("prompt", message));
+        }
+        let left = self.max_model_tokens.saturating_sub(prompt_tokens).max(1);
+        let default = match order.kind {
+            Kind::Completion => COMPLETION_TOKENS_DEFAULT.min(left),
+            Kind::Chat => left,
+        };
+        let max_tokens = order.common.token_limit()?.unwrap_or(default);
+        if prompt_tokens.saturating_add(max_tokens) > self.max_model_tokens {
+            let limit_tokens = self.max_model_tokens;
+            return Err(ApiError::refused(Refusal::ContextLengthExceeded {
+                prompt_tokens,
+                max_tokens,
+                limit_tokens,
+            }));
+        }
+        if order.common.min_tokens() > max_tokens {
+            return Err(ApiError::param(
+                "min_tokens",
+                format!("`min_tokens` is above max_tokens ({max_tokens})"),
+            ));
+        }
+        Ok(max_tokens)
+    }
+}

@@ -1,0 +1,132 @@
+//! Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use sluice_scheduler::Refusal;
+
+/// Something a client is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    status: StatusCode,
+    kind: &'static str,
+    code: Option<&'static str>,
+    param: Option<String>,
+    message: String,
+    retry_after_seconds: Option<u32>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        ApiError { status, kind, code: None, param: None, message: message.into(), retry_after_seconds: None }
+    }
+
+    /// 400 about one parameter.
+    pub fn param(param: &str, message: impl Into<String>) -> Self {
+        let error = ApiError::bad_request(message);
+        ApiError { param: Some(param.to_owned()), ..error }
+    }
+
+    /// 400.
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// 400 about a parameter that OpenAI's API has and this server does not serve.
+    pub fn unsupported(param: &str, message: impl Into<String>) -> Self {
+        ApiError { code: Some("unsupported_parameter"), ..ApiError::param(param, message) }
+    }
+
+    /// 401.
+    pub fn unauthorised() -> Self {
+        let error =
+            ApiError::new(StatusCode::UNAUTHORIZED, "invalid_request_error", "a valid API key is required");
+        ApiError { code: Some("invalid_api_key"), ..error }
+    }
+
+    /// 404 for a model that is not served here.
+    pub fn no_model(name: &str) -> Self {
+        let message = format!("the model `{name}` does not exist");
+        let error = ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message);
+        ApiError { code: Some("model_not_found"), param: Some("model".into()), ..error }
+    }
+
+    /// 404 for a path.
+    pub fn no_route(path: &str) -> Self {
+        ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", format!("there is nothing at {path}"))
+    }
+
+    /// 405.
+    pub fn wrong_method() -> Self {
+        let message = "this path does not take that method";
+        ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
+    }
+
+    /// 408: the body did not come in time.
+    pub fn slow_body() -> Self {
+        let message = "the body did not arrive in time";
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
+    }
+
+    /// 413.
+    pub fn too_large(limit_bytes: u64) -> Self {
+        let message = format!("the body is larger than {limit_bytes} bytes");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+    }
+
+    /// 415.
+    pub fn not_json() -> Self {
+        let message = "the body must be application/json";
+        ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
+    }
+
+    /// 429.
+    pub fn busy(message: impl Into<String>) -> Self {
+        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+        ApiError { code: Some("rate_limit_exceeded"), retry_after_seconds: Some(1), ..error }
+    }
+
+    /// 503.
+    pub fn unavailable(message: impl Into<String>, retry_after_seconds: u32) -> Self {
+        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", message);
+        ApiError { retry_after_seconds: Some(retry_after_seconds), ..error }
+    }
+
+    /// 502: the engine failed this request.
+    pub fn engine(message: impl Into<String>) -> Self {
+        ApiError::new(StatusCode::BAD_GATEWAY, "server_error", message)
+    }
+
+    /// What the scheduler refused.
+    pub fn refused(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::ContextLengthExceeded { .. } => ApiError {
+                code: Some("context_length_exceeded"),
+                param: Some("max_tokens".into()),
+                ..ApiError::bad_request(refusal.to_string())
+            },
+            Refusal::QueueFull { .. } => ApiError::busy(refusal.to_string()),
+            Refusal::Empty => ApiError::param("prompt", refusal.to_string()),
+        }
+    }
+
+    /// The body.
+    pub fn body(&self) -> Value {
+        let ApiError { kind, code, param, message, .. } = self;
+        json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        if let Some(seconds) = self.retry_after_seconds {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}

@@ -1,0 +1,278 @@
+//! One answer: tokens from the scheduler become pieces of text, written at the pace of the tenant's SLO.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use sluice_policy::deposit::{Deposit, Pacing};
+use sluice_policy::ids::Nanos;
+use sluice_ports::sampling::TokenLogprobs;
+use sluice_scheduler::Finish;
+
+use super::detok::{Detokenizer, StopFilter};
+use super::error::ApiError;
+use crate::metrics::Metrics;
+use crate::service::{Ticket, Update};
+
+/// Updates taken at one time, so that a fast engine never keeps an answer from being written.
+const BURST_MAX: usize = 64;
+
+/// A token as it is shown.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piece {
+    /// Text that it completes; may be empty.
+    pub text: String,
+    /// Characters of the answer before it.
+    pub offset: u32,
+    /// Token id.
+    pub token: u32,
+    /// When asked for.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// Why an answer ended, in OpenAI's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// A stop token or a stop string.
+    Stop,
+    /// The token limit.
+    Length,
+}
+
+impl Reason {
+    /// `finish_reason`.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Reason::Stop => "stop",
+            Reason::Length => "length",
+        }
+    }
+}
+
+/// What comes next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Emission {
+    /// Tokens to write now.
+    Pieces(Vec<Piece>),
+    /// The end.
+    End(Reason),
+}
+
+/// An answer under way. Dropping it frees its memory within one step.
+#[derive(Debug)]
+pub struct Generation {
+    ticket: Option<Ticket>,
+    detokenizer: Detokenizer,
+    stops: StopFilter,
+    /// Tokens that end the answer and are not shown.
+    stop_tokens: Vec<u32>,
+    deposit: Deposit,
+    waiting: VecDeque<Piece>,
+    ended: Option<Reason>,
+    prompt_tokens: u32,
+    tokens: u32,
+    characters: u32,
+    started: Instant,
+    last_token: Option<Instant>,
+    last_written: Option<Instant>,
+    /// How it ended has been counted.
+    counted: bool,
+    metrics: Arc<Metrics>,
+}
+
+/// What an answer is made of.
+#[derive(Debug)]
+pub struct Setup {
+    /// The request.
+    pub ticket: Ticket,
+    /// Text.
+    pub detokenizer: Detokenizer,
+    /// Stop strings.
+    pub stops: StopFilter,
+    /// Tokens that end the answer and are not shown; empty when they are to be ignored.
+    pub stop_tokens: Vec<u32>,
+    /// Pace.
+    pub pacing: Pacing,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// When the request arrived.
+    pub arrived: Instant,
+    /// Where figures go.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Generation {
+    /// An answer of which nothing has come yet.
+    pub fn new(setup: Setup) -> Self {
+        Generation {
+            ticket: Some(setup.ticket),
+            detokenizer: setup.detokenizer,
+            stops: setup.stops,
+            stop_tokens: setup.stop_tokens,
+            deposit: Deposit::new(setup.pacing),
+            waiting: VecDeque::new(),
+            ended: None,
+            prompt_tokens: setup.prompt_tokens,
+            tokens: 0,
+            characters: 0,
+            started: setup.arrived,
+            last_token: None,
+            last_written: None,
+            counted: false,
+            metrics: setup.metrics,
+        }
+    }
+
+    /// Tokens of the prompt and of the answer so far.
+    pub fn usage(&self) -> (u32, u32) {
+        (self.prompt_tokens, self.tokens)
+    }
+
+    /// Waits for the next thing to write.
+    ///
+    /// # Errors
+    /// The request was refused or failed; nothing follows.
+    pub async fn next(&mut self) -> Result<Emission, ApiError> {
+        loop {
+            if let Some(pieces) = self.due() {
+                return Ok(Emission::Pieces(pieces));
+            }
+            if let Some(reason) = self.ended {
+                self.count_end(reason.label());
+                return Ok(Emission::End(reason));
+            }
+            let due = self.deposit.next_due().map(|at| self.started + std::time::Duration::from_nanos(at.0));
+            let Some(ticket) = &mut self.ticket else { return Err(ApiError::engine("the request is gone")) };
+            let update = match due {
+                None => ticket.next().await,
+                Some(due) => match tokio::time::timeout_at(due.into(), ticket.next()).await {
+                    Ok(update) => update,
+                    Err(_) => continue,
+                },
+            };
+            self.take(update)?;
+            self.take_rest()?;
+        }
+    }
+
+    /// Whatever else has come meanwhile.
+    fn take_rest(&mut self) -> Result<(), ApiError> {
+        for _ in 0..BURST_MAX {
+            let Some(update) = self.ticket.as_mut().and_then(Ticket::try_next) else { break };
+            self.take(Some(update))?;
+        }
+        Ok(())
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    fn due(&mut self) -> Option<Vec<Piece>> {
+        let now = self.now();
+        let due_at = self.deposit.next_due();
+        let count = if self.ended.is_some() { self.deposit.finish(now) } else { self.deposit.due(now) };
+        if count == 0 {
+            return None;
+        }
+        self.metrics.deposits.add(-i64::from(count));
+        if let (Some(due_at), None) = (due_at.filter(|at| at.0 > 0), self.ended) {
+            self.metrics.write_lateness(now.since(due_at));
+        }
+        self.observe_write(count);
+        Some(self.waiting.drain(..count as usize).collect())
+    }
+
+    fn observe_write(&mut self, count: u32) {
+        let now = Instant::now();
+        match self.last_written.replace(now) {
+            None => self.metrics.first_token(now - self.started),
+            Some(before) => self.metrics.delivered_gap(now - before, count),
+        }
+    }
+
+    fn take(&mut self, update: Option<Update>) -> Result<(), ApiError> {
+        match update {
+            Some(Update::Token { token, logprobs, at }) => self.token(token, logprobs, at),
+            Some(Update::Finished(Finish::Stop)) => self.end(Reason::Stop),
+            Some(Update::Finished(Finish::Length)) => self.end(Reason::Length),
+            Some(Update::Finished(Finish::Cancelled)) | None => {
+                return Err(self.failed(ApiError::engine("the server is shutting down")));
+            }
+            Some(Update::Finished(Finish::Failed(message))) => {
+                return Err(self.failed(ApiError::engine(message)));
+            }
+            Some(Update::Refused(refusal)) => return Err(self.failed(ApiError::refused(refusal))),
+        }
+        Ok(())
+    }
+
+    fn failed(&mut self, error: ApiError) -> ApiError {
+        self.ticket = None;
+        self.count_end("error");
+        error
+    }
+
+    fn count_end(&mut self, reason: &'static str) {
+        if std::mem::replace(&mut self.counted, true) {
+            return;
+        }
+        let elapsed = self.started.elapsed();
+        self.metrics.request_ended(reason, elapsed);
+        let (prompt_tokens, tokens, seconds) = (self.prompt_tokens, self.tokens, elapsed.as_secs_f64());
+        tracing::info!(reason, prompt_tokens, tokens, seconds, "request ended");
+    }
+
+    fn token(&mut self, token: u32, logprobs: Option<TokenLogprobs>, at: Instant) {
+        if self.ended.is_some() {
+            return;
+        }
+        self.tokens += 1;
+        let gap = self.last_token.replace(at).map(|before| at.saturating_duration_since(before));
+        if gap.is_none() {
+            self.metrics.prompt(self.prompt_tokens);
+        }
+        self.metrics.generated(gap);
+        if self.stop_tokens.contains(&token) {
+            self.hold(String::new(), token, logprobs);
+            return;
+        }
+        let shown = self.stops.push(&self.detokenizer.push(token));
+        self.hold(shown.text, token, logprobs);
+        if shown.stopped {
+            self.ended = Some(Reason::Stop);
+            // Nobody wants the rest: its memory is freed within one step.
+            self.ticket = None;
+        }
+    }
+
+    fn hold(&mut self, text: String, token: u32, logprobs: Option<TokenLogprobs>) {
+        let offset = self.characters;
+        self.characters += text.chars().count() as u32;
+        self.waiting.push_back(Piece { text, offset, token, logprobs });
+        self.deposit.on_token(1);
+        self.metrics.deposits.add(1);
+    }
+
+    fn end(&mut self, reason: Reason) {
+        if self.ended.is_some() {
+            return;
+        }
+        let last = self.stops.push(&self.detokenizer.finish());
+        self.ended = Some(if last.stopped { Reason::Stop } else { reason });
+        let rest = last.text + &self.stops.finish();
+        match self.waiting.back_mut() {
+            Some(piece) => piece.text.push_str(&rest),
+            // The last token is written already; what was held back of its text goes with no token of its own.
+            None if !rest.is_empty() => self.hold(rest, 0, None),
+            None => {}
+        }
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        self.count_end("abort");
+        self.metrics.deposits.add(-i64::from(self.deposit.held()));
+    }
+}

@@ -1,0 +1,309 @@
+//! The parameters of a request. What is not supported is refused with its name; nothing is ignored.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+use sluice_ports::sampling::Sampling;
+
+use super::error::ApiError;
+use crate::model::text::Text;
+
+/// Parameters that both endpoints share.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Common {
+    /// Model name.
+    pub model: Option<String>,
+    /// Server-sent events.
+    #[serde(default)]
+    pub stream: bool,
+    /// Options of the stream.
+    pub stream_options: Option<StreamOptions>,
+    /// Tokens to generate at most.
+    pub max_tokens: Option<u32>,
+    /// Its newer name.
+    pub max_completion_tokens: Option<u32>,
+    /// Answers to one prompt.
+    pub n: Option<u32>,
+    /// Texts that end an answer.
+    pub stop: Option<OneOrMany>,
+    /// Token ids that end an answer.
+    #[serde(default)]
+    pub stop_token_ids: Vec<u32>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i64>,
+    min_p: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    repetition_penalty: Option<f32>,
+    #[serde(default)]
+    logit_bias: BTreeMap<String, f32>,
+    seed: Option<i64>,
+    #[serde(default)]
+    min_tokens: u32,
+    #[serde(default)]
+    ignore_eos: bool,
+    /// Special tokens are not shown.
+    pub skip_special_tokens: Option<bool>,
+    /// Higher runs first.
+    #[serde(default)]
+    pub priority: i32,
+    /// Prefix cache scope.
+    pub cache_salt: Option<String>,
+    /// For the client's own books; not used.
+    #[serde(rename = "user")]
+    _user: Option<String>,
+}
+
+/// Options of a stream.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StreamOptions {
+    /// A last chunk with the usage.
+    #[serde(default)]
+    pub include_usage: bool,
+    /// The usage so far in every chunk.
+    #[serde(default)]
+    pub continuous_usage_stats: bool,
+}
+
+/// A text or several.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub enum OneOrMany {
+    /// One.
+    One(String),
+    /// Several.
+    Many(Vec<String>),
+}
+
+impl OneOrMany {
+    /// As a list.
+    pub fn list(self) -> Vec<String> {
+        match self {
+            OneOrMany::One(text) => vec![text],
+            OneOrMany::Many(texts) => texts,
+        }
+    }
+}
+
+/// Names of [`Common`].
+const COMMON: &[&str] = &[
+    "model",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "max_completion_tokens",
+    "n",
+    "stop",
+    "stop_token_ids",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "seed",
+    "min_tokens",
+    "ignore_eos",
+    "skip_special_tokens",
+    "priority",
+    "cache_salt",
+    "user",
+];
+
+/// Parameters of OpenAI's or vLLM's API that are not served, with the values under which they ask for nothing.
+fn asks_for_nothing(name: &str, value: &Value) -> Option<bool> {
+    let allowed: &[Value] = match name {
+        "best_of" => &[json!(1)],
+        "echo" | "use_beam_search" | "include_stop_str_in_output" | "store" | "continue_final_message" => {
+            &[json!(false)]
+        }
+        "suffix" => &[json!("")],
+        "response_format" => &[json!({"type": "text"})],
+        "tools" | "functions" => &[json!([])],
+        "tool_choice" | "function_call" => &[json!("none"), json!("auto")],
+        "parallel_tool_calls" | "add_generation_prompt" | "spaces_between_special_tokens" => {
+            &[json!(true), json!(false)]
+        }
+        "modalities" => &[json!(["text"])],
+        "metadata" | "chat_template_kwargs" => &[json!({})],
+        "service_tier" => &[json!("auto"), json!("default")],
+        "length_penalty" => &[json!(1), json!(1.0)],
+        "audio"
+        | "prediction"
+        | "reasoning_effort"
+        | "web_search_options"
+        | "verbosity"
+        | "guided_json"
+        | "guided_regex"
+        | "guided_choice"
+        | "guided_grammar"
+        | "structured_outputs"
+        | "prompt_logprobs"
+        | "truncate_prompt_tokens"
+        | "chat_template"
+        | "documents" => &[],
+        _ => return None,
+    };
+    Some(allowed.contains(value))
+}
+
+/// Parses a body of known parameters. `own` names the ones beside [`COMMON`].
+///
+/// # Errors
+/// 400, naming the parameter, or line and column of what is no JSON.
+pub fn parse<T: DeserializeOwned>(body: &[u8], own: &[&str]) -> Result<(Common, T), ApiError> {
+    let map: Map<String, Value> = serde_json::from_slice(body)
+        .map_err(|error| ApiError::bad_request(format!("the body is not a JSON object: {error}")))?;
+    let mut known = Map::new();
+    for (name, value) in map {
+        // An explicit null means absent, as in OpenAI's own clients.
+        if value.is_null() {
+            continue;
+        }
+        if COMMON.contains(&name.as_str()) || own.contains(&name.as_str()) {
+            known.insert(name, value);
+            continue;
+        }
+        match asks_for_nothing(&name, &value) {
+            Some(true) => {}
+            Some(false) => {
+                return Err(ApiError::unsupported(&name, format!("`{name}` = {value} is not supported")));
+            }
+            None => {
+                return Err(ApiError::param(&name, format!("`{name}` is not a parameter of this endpoint")));
+            }
+        }
+    }
+    let (common, rest): (Map<_, _>, Map<_, _>) =
+        known.into_iter().partition(|(name, _)| COMMON.contains(&name.as_str()));
+    Ok((read(common)?, read(rest)?))
+}
+
+/// Reads one parameter at a time first, so that an error can name the one that is wrong.
+fn read<T: DeserializeOwned>(map: Map<String, Value>) -> Result<T, ApiError> {
+    let mut path = serde_path_to_error::Track::new();
+    let value = Value::Object(map);
+    T::deserialize(serde_path_to_error::Deserializer::new(value, &mut path)).map_err(|error| {
+        let path = path.path().to_string();
+        let message = error.to_string();
+        // An absent parameter has no path; serde names it in its message.
+        let missing = || message.strip_prefix("missing field `")?.split('`').next();
+        match path.split(['.', '[']).next().filter(|param| !param.is_empty()).or_else(missing) {
+            Some(param) if path == "." => ApiError::param(param, message.clone()),
+            Some(param) => ApiError::param(param, format!("{path}: {message}")),
+            None => ApiError::bad_request(message),
+        }
+    })
+}
+
+fn within(name: &str, value: f32, low: f32, high: f32) -> Result<f32, ApiError> {
+    if (low..=high).contains(&value) {
+        return Ok(value);
+    }
+    Err(ApiError::param(name, format!("`{name}` must lie between {low} and {high}, not {value}")))
+}
+
+impl Common {
+    /// Tokens asked for, under either name.
+    pub fn token_limit(&self) -> Result<Option<u32>, ApiError> {
+        let limit = self.max_completion_tokens.or(self.max_tokens);
+        match limit {
+            Some(0) => Err(ApiError::param("max_tokens", "at least one token must be asked for")),
+            limit => Ok(limit),
+        }
+    }
+
+    /// Tokens before a stop token may end the answer.
+    pub fn min_tokens(&self) -> u32 {
+        self.min_tokens
+    }
+
+    /// Answers to one prompt.
+    pub fn choices(&self) -> Result<u32, ApiError> {
+        match self.n.unwrap_or(1) {
+            n @ 1..=8 => Ok(n),
+            n => Err(ApiError::param("n", format!("`n` must lie between 1 and 8, not {n}"))),
+        }
+    }
+
+    /// Stop strings: at most 16, none empty.
+    pub fn stop_strings(&self) -> Result<Vec<String>, ApiError> {
+        let stop = self.stop.clone().map(OneOrMany::list).unwrap_or_default();
+        if stop.len() > 16 || stop.iter().any(String::is_empty) {
+            return Err(ApiError::param("stop", "at most 16 texts, none of them empty"));
+        }
+        Ok(stop)
+    }
+
+    /// How tokens are chosen. What the request does not say, the model's `generation_config.json` does, as in vLLM.
+    pub fn sampling(&self, text: &Text, vocab: u32, logprobs: Option<u8>) -> Result<Sampling, ApiError> {
+        let defaults = text.defaults();
+        let mut stop_tokens = text.stop_tokens().to_vec();
+        stop_tokens.extend(&self.stop_token_ids);
+        self.check_ids(vocab)?;
+        let top_k = match self.top_k.or(defaults.top_k.map(i64::from)) {
+            None | Some(-1) => 0,
+            Some(k) => {
+                u32::try_from(k).map_err(|_| ApiError::param("top_k", format!("`top_k` cannot be {k}")))?
+            }
+        };
+        let penalty = self.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0);
+        Ok(Sampling {
+            temperature: within(
+                "temperature",
+                self.temperature.or(defaults.temperature).unwrap_or(1.0),
+                0.0,
+                2.0,
+            )?,
+            top_p: within("top_p", self.top_p.or(defaults.top_p).unwrap_or(1.0), f32::MIN_POSITIVE, 1.0)?,
+            top_k,
+            min_p: within("min_p", self.min_p.unwrap_or(0.0), 0.0, 1.0)?,
+            presence_penalty: within("presence_penalty", self.presence_penalty.unwrap_or(0.0), -2.0, 2.0)?,
+            frequency_penalty: within("frequency_penalty", self.frequency_penalty.unwrap_or(0.0), -2.0, 2.0)?,
+            repetition_penalty: within("repetition_penalty", penalty, f32::MIN_POSITIVE, 10.0)?,
+            logit_bias: self.bias(vocab)?,
+            seed: self.seed.map_or_else(random_seed, i64::cast_unsigned),
+            stop_tokens,
+            min_tokens: self.min_tokens,
+            ignore_stop: self.ignore_eos,
+            logprobs,
+        })
+    }
+
+    fn check_ids(&self, vocab: u32) -> Result<(), ApiError> {
+        match self.stop_token_ids.iter().find(|id| **id >= vocab) {
+            Some(id) => Err(ApiError::param("stop_token_ids", format!("the vocabulary has no token {id}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn bias(&self, vocab: u32) -> Result<Vec<(u32, f32)>, ApiError> {
+        let one = |(token, bias): (&String, &f32)| {
+            let id = token.parse::<u32>().ok().filter(|id| *id < vocab);
+            let id = id.ok_or_else(|| {
+                ApiError::param("logit_bias", format!("the vocabulary has no token {token}"))
+            })?;
+            Ok((id, within("logit_bias", *bias, -100.0, 100.0)?))
+        };
+        self.logit_bias.iter().map(one).collect()
+    }
+
+    /// The prefix cache scope as a number.
+    pub fn salt(&self) -> u64 {
+        let bytes = self.cache_salt.as_deref().unwrap_or_default().bytes();
+        bytes
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    }
+}
+
+/// A request without a seed gets one that nobody can repeat by accident.
+fn random_seed() -> u64 {
+    RandomState::new().hash_one(0)
+}

@@ -1,0 +1,201 @@
+//! Connections: accepted up to a limit, cut when they stall, drained at the end.
+
+use std::convert::Infallible;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::Sleep;
+use tower::ServiceExt;
+
+/// Bytes of a request's head, and of an answer that may wait in user space for a slow reader.
+const BUFFER_BYTES: usize = 32 << 10;
+/// Pause after an accept that failed: descriptors or memory are short, and trying at once does not make more.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Limits of one socket.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections open at once; one more is told 503 and closed.
+    pub connections: usize,
+    /// Time for open answers at the end.
+    pub drain: Duration,
+}
+
+/// How long a connection may stall.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// For the head of a request, also between two requests.
+    pub head: Duration,
+    /// While not one byte of an answer can be written.
+    pub write: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Patience { head: Duration::from_secs(10), write: Duration::from_secs(60) }
+    }
+}
+
+/// Serves until `stop` says true (or its sender is gone), then finishes open answers within `limits.drain` and cuts the
+/// rest.
+pub async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: watch::Receiver<bool>) {
+    serve_with(listener, router, limits, Patience::default(), stop).await;
+}
+
+/// [`serve`] with another patience.
+pub async fn serve_with(
+    listener: TcpListener,
+    router: Router,
+    limits: Limits,
+    patience: Patience,
+    stop: watch::Receiver<bool>,
+) {
+    let (places, mut connections) = (Arc::new(Semaphore::new(limits.connections)), JoinSet::new());
+    let mut stopped = pin!(told(stop.clone()));
+    loop {
+        let accepted = tokio::select! {
+            () = &mut stopped => break,
+            Some(_) = connections.join_next(), if !connections.is_empty() => continue,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted.map(|(socket, _)| (socket, places.clone().try_acquire_owned())) {
+            Ok((socket, Ok(place))) => {
+                let connection = connection(socket, router.clone(), patience, stop.clone());
+                connections.spawn(async move {
+                    connection.await;
+                    drop(place);
+                });
+            }
+            Ok((socket, Err(_))) => refuse(&socket),
+            Err(error) => {
+                tracing::warn!(%error, "a connection was not accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    drop(listener);
+    let finished = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(limits.drain, finished).await.is_err() {
+        tracing::warn!(connections = connections.len(), "cut after the time to drain");
+        connections.shutdown().await;
+    }
+}
+
+async fn told(mut stop: watch::Receiver<bool>) {
+    // A sender that has gone cannot say it any more: stop.
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+async fn connection(socket: TcpStream, router: Router, patience: Patience, stop: watch::Receiver<bool>) {
+    // It only delays: the connection works without.
+    let _ = socket.set_nodelay(true);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let router = router.clone();
+        async move { Ok::<_, Infallible>(answer(router, request).await) }
+    });
+    let io = TokioIo::new(Impatient { socket, patience: patience.write, stalled: None });
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(patience.head).max_buf_size(BUFFER_BYTES);
+    let mut connection = pin!(builder.serve_connection(io, service));
+    let ended = tokio::select! {
+        ended = &mut connection => ended,
+        () = told(stop) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection broke");
+    }
+}
+
+async fn answer(router: Router, request: Request<Incoming>) -> axum::response::Response {
+    match router.oneshot(request.map(Body::new)).await {
+        Ok(response) => response,
+        Err(never) => match never {},
+    }
+}
+
+/// Says 503 without waiting: the socket is new, so its send buffer has room; a client that is not served is owed no more.
+fn refuse(socket: &TcpStream) {
+    let error = json!({"error": {"message": "too many connections", "type": "service_unavailable",
+        "param": null, "code": null}});
+    let body = error.to_string();
+    let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close";
+    let _ = socket.try_write(format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).as_bytes());
+}
+
+/// A socket that fails once nothing could be written for too long.
+#[derive(Debug)]
+struct Impatient {
+    socket: TcpStream,
+    patience: Duration,
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl Impatient {
+    /// Passes on what a write gave; starts, ends or reads the clock.
+    fn judge<T>(&mut self, written: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let patience = self.patience;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
+        ready!(stalled.as_mut().poll(cx));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client reads nothing")))
+    }
+}
+
+impl AsyncRead for Impatient {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Impatient {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.socket).poll_write(cx, bytes);
+        self.judge(written, cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.socket).poll_write_vectored(cx, bytes);
+        self.judge(written, cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+}

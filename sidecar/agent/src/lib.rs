@@ -1,0 +1,12 @@
+//! The async shell around a tenant: HTTP, model files, text, the engine's process, configuration.
+
+pub mod admin;
+pub mod args;
+pub mod engine_child;
+pub mod gateway;
+pub mod metrics;
+pub mod model;
+pub mod probes;
+pub mod room;
+pub mod run;
+pub mod service;

@@ -1,0 +1,418 @@
+//! Figures of one sidecar, in the words of OpenMetrics.
+//!
+//! Names under `vllm:` are those of vLLM's own metrics and mean what they mean there; everything else is `sluice_*`.
+//! The engine's time between tokens and the client's are two metrics, because pacing makes them differ.
+
+mod level;
+mod recent;
+mod timing;
+mod window;
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Metric, Registry};
+use sluice_scheduler::event::StepNotice;
+use sluice_wire::State;
+use sluice_wire::config::SloConfig;
+use sluice_wire::state::{Percentiles, SloState, Streams};
+
+pub use self::level::Level;
+use self::recent::Recent;
+use self::timing::Timing;
+use self::window::Window;
+
+/// A gauge of a share or a rate.
+type Share = Gauge<f64, AtomicU64>;
+
+/// How a request can end, in vLLM's words. Any other word is counted as `error`.
+const ENDS: [&str; 4] = ["stop", "length", "abort", "error"];
+/// Distinct reasons of memory events that get a label of their own; the policy knows fewer.
+const MOVE_REASONS_MAX: usize = 48;
+/// A later token is in time when it is written within this many percent of its objective: a paced stream is never
+/// written before its interval has passed, so exactly the interval is the earliest, not the latest.
+const TBT_TOLERANCE_PERCENT: u32 = 110;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ByReason {
+    reason: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ByFinish {
+    finished_reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ByOwner {
+    owner: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ByObjective {
+    objective: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct TenantLabels {
+    namespace: String,
+    tenant: String,
+    gpu: String,
+}
+
+/// Everything that is counted. Cheap to update from any thread.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    slo: SloConfig,
+    recent: Mutex<RecentFigures>,
+    /// Tokens generated and not yet written, over all streams.
+    pub deposits: Level,
+    /// Requests open now, streamed or not.
+    pub open_requests: Level,
+    vllm: VllmMetrics,
+    own: OwnMetrics,
+}
+
+/// What the state message tells of recent times.
+#[derive(Debug)]
+struct RecentFigures {
+    engine_tbt: Recent,
+    delivered_tbt: Recent,
+    ttft: Recent,
+    ttft_slo: Window,
+    tbt_slo: Window,
+    move_reasons: BTreeSet<String>,
+}
+
+#[derive(Debug, Default)]
+struct VllmMetrics {
+    running: Gauge,
+    waiting: Gauge,
+    kv_usage: Share,
+    ttft: Timing,
+    inter_token: Timing,
+    e2e: Timing,
+    queue_time: Timing,
+    prompt_tokens: Counter,
+    generation_tokens: Counter,
+    preemptions: Counter,
+    success: Family<ByFinish, Counter>,
+    prefix_queries: Counter,
+    prefix_hits: Counter,
+}
+
+#[derive(Debug, Default)]
+struct OwnMetrics {
+    tenant: Family<TenantLabels, Gauge>,
+    owner_bytes: Family<ByOwner, Gauge>,
+    capacity_bytes: Gauge,
+    layers_remapped: Gauge,
+    moves: Family<ByReason, Counter>,
+    moved_bytes: Family<ByReason, Counter>,
+    copied_bytes: Counter,
+    link_bandwidth: Gauge,
+    steps: Counter,
+    prefill_tokens: Counter,
+    recomputed_tokens: Counter,
+    stall: Counter<f64, AtomicU64>,
+    engine_tbt: Timing,
+    delivered_tbt: Timing,
+    write_lateness: Timing,
+    engine_losses: Counter,
+    slo: Family<ByObjective, Share>,
+}
+
+/// Registers under shared labels.
+struct Names(Registry);
+
+impl Names {
+    fn add(&mut self, name: &str, help: &str, metric: impl Metric) {
+        self.0.register(name, help, metric);
+    }
+}
+
+impl Metrics {
+    /// Nothing counted yet; `slo` says what counts as in time and over how long.
+    pub fn new(model_name: &str, slo: &SloConfig) -> Self {
+        let label = (Cow::from("model_name"), Cow::from(model_name.to_owned()));
+        let mut names = Names(Registry::with_labels([label].into_iter()));
+        let (vllm, own) = (VllmMetrics::default(), OwnMetrics::default());
+        let (deposits, open_requests) = (Level::default(), Level::default());
+        vllm.register(&mut names);
+        own.register(&mut names);
+        names.add("sluice_deposit_tokens", "Tokens generated and not yet written", deposits.gauge());
+        names.add("sluice_open_requests", "Requests open now", open_requests.gauge());
+        for reason in ENDS {
+            let _ = vllm.success.get_or_create(&ByFinish { finished_reason: reason });
+        }
+        let recent = Mutex::new(RecentFigures::new(Duration::from_secs(u64::from(slo.window_seconds))));
+        Metrics { registry: names.0, slo: slo.clone(), recent, deposits, open_requests, vllm, own }
+    }
+
+    fn recent(&self) -> std::sync::MutexGuard<'_, RecentFigures> {
+        // Plain counters: a panic elsewhere leaves nothing half done in them.
+        self.recent.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The first token of a request was written, so long after the request arrived.
+    pub fn first_token(&self, after: Duration) {
+        self.vllm.ttft.record(after, 1);
+        let in_time = after <= Duration::from_millis(u64::from(self.slo.ttft_milliseconds));
+        let (mut recent, now) = (self.recent(), Instant::now());
+        recent.ttft.record(now, after, 1);
+        recent.ttft_slo.record(now, u64::from(in_time), 1);
+    }
+
+    /// `count` tokens were written together, `gap` after the write before: the first waited, the rest did not.
+    pub fn delivered_gap(&self, gap: Duration, count: u32) {
+        let rest = u64::from(count.saturating_sub(1));
+        self.own.delivered_tbt.record(gap, 1);
+        self.own.delivered_tbt.record(Duration::ZERO, rest);
+        let limit = Duration::from_millis(u64::from(self.slo.tbt_milliseconds)) * TBT_TOLERANCE_PERCENT / 100;
+        let (mut recent, now) = (self.recent(), Instant::now());
+        recent.delivered_tbt.record(now, gap, 1);
+        recent.delivered_tbt.record(now, Duration::ZERO, rest);
+        recent.tbt_slo.record(now, u64::from(gap <= limit) + rest, 1 + rest);
+    }
+
+    /// A request's prompt was looked up and computed; its first token is here.
+    pub fn prompt(&self, tokens: u32) {
+        self.vllm.prompt_tokens.inc_by(u64::from(tokens));
+        self.vllm.prefix_queries.inc_by(u64::from(tokens));
+    }
+
+    /// A token of a request came, `gap` after its last one (`None` = it is the first).
+    pub fn generated(&self, gap: Option<Duration>) {
+        self.vllm.generation_tokens.inc();
+        if let Some(gap) = gap {
+            self.vllm.inter_token.record(gap, 1);
+        }
+    }
+
+    /// A token that was waiting was written so long after it was due.
+    pub fn write_lateness(&self, ns: u64) {
+        self.own.write_lateness.record(Duration::from_nanos(ns), 1);
+    }
+
+    /// A request ended: `stop`, `length`, `abort` (its client left) or `error`.
+    pub fn request_ended(&self, reason: &str, after: Duration) {
+        let finished_reason = ENDS.into_iter().find(|end| *end == reason).unwrap_or("error");
+        self.vllm.success.get_or_create(&ByFinish { finished_reason }).inc();
+        self.vllm.e2e.record(after, 1);
+    }
+
+    /// A step of the engine ended.
+    pub fn step(&self, step: &StepNotice) {
+        self.own.steps.inc();
+        self.own.prefill_tokens.inc_by(u64::from(step.prefill_tokens));
+        self.own.recomputed_tokens.inc_by(u64::from(step.recomputed_tokens));
+        self.own.stall.inc_by(Duration::from_nanos(step.stall_ns).as_secs_f64());
+        let (elapsed, decodes) = (Duration::from_nanos(step.elapsed_ns), u64::from(step.decodes));
+        self.own.engine_tbt.record(elapsed, decodes);
+        self.recent().engine_tbt.record(Instant::now(), elapsed, decodes);
+    }
+
+    /// A request looked for its prefix and runs. `queued_ns` is `None` when it ran before; then its second look is not
+    /// counted, as in vLLM.
+    pub fn admitted(&self, queued_ns: Option<u64>, cached_tokens: u32) {
+        let Some(queued_ns) = queued_ns else { return };
+        self.vllm.queue_time.record(Duration::from_nanos(queued_ns), 1);
+        self.vllm.prefix_hits.inc_by(u64::from(cached_tokens));
+    }
+
+    /// A request lost its memory. What that costs is counted when it is recomputed ([`Metrics::step`]).
+    pub fn preempted(&self, _dropped_tokens: u32) {
+        self.vllm.preemptions.inc();
+    }
+
+    /// An engine died.
+    pub fn engine_lost(&self) {
+        self.own.engine_losses.inc();
+    }
+
+    /// Memory changed hands `times` times for one reason, `bytes` in all.
+    pub fn moved(&self, reason: &str, times: u64, bytes: u64) {
+        let reason = self.bounded_reason(reason);
+        self.own.moves.get_or_create(&reason).inc_by(times);
+        self.own.moved_bytes.get_or_create(&reason).inc_by(bytes);
+    }
+
+    fn bounded_reason(&self, reason: &str) -> ByReason {
+        let known = &mut self.recent().move_reasons;
+        if known.len() < MOVE_REASONS_MAX {
+            known.insert(reason.to_owned());
+        }
+        ByReason { reason: if known.contains(reason) { reason.into() } else { "other".into() } }
+    }
+}
+
+impl Metrics {
+    /// Time between a sequence's tokens as the engine made them, recent.
+    pub fn engine_tbt(&self) -> Percentiles {
+        self.recent().engine_tbt.percentiles(Instant::now())
+    }
+
+    /// Time between a stream's tokens as they were written, recent.
+    pub fn delivered_tbt(&self) -> Percentiles {
+        self.recent().delivered_tbt.percentiles(Instant::now())
+    }
+
+    /// Time to the first token, recent.
+    pub fn ttft(&self) -> Percentiles {
+        self.recent().ttft.percentiles(Instant::now())
+    }
+
+    /// Streams as the state message tells them. Levels are read one after the other, so they are never negative here.
+    pub fn streams(&self) -> Streams {
+        let open = u32::try_from(self.open_requests.get().max(0)).unwrap_or(u32::MAX);
+        let deposit_tokens = u64::try_from(self.deposits.get()).unwrap_or(0);
+        Streams { open, deposit_tokens }
+    }
+
+    /// Objectives and the share of tokens of the window that met them. A later token is in time within 110 % of its
+    /// objective.
+    pub fn slo(&self) -> SloState {
+        let ns = |milliseconds: u32| u64::from(milliseconds) * 1_000_000;
+        let (mut recent, now) = (self.recent(), Instant::now());
+        SloState {
+            ttft_target_ns: ns(self.slo.ttft_milliseconds),
+            tbt_target_ns: ns(self.slo.tbt_milliseconds),
+            window_seconds: self.slo.window_seconds,
+            allowed_miss_permille: self.slo.allowed_miss_permille,
+            ttft_attained_permille: recent.ttft_slo.permille(now),
+            tbt_attained_permille: recent.tbt_slo.permille(now),
+        }
+    }
+
+    /// Takes over what the state knows better. Counters only grow: a state older than the last one changes nothing.
+    pub fn set_state(&self, state: &State) {
+        let level = |gauge: &Gauge, value: u64| gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        level(&self.vllm.running, u64::from(state.queue.running));
+        level(&self.vllm.waiting, u64::from(state.queue.waiting));
+        self.vllm.kv_usage.set(f64::from(state.kv.utilisation_permille) / 1000.0);
+        level(&self.own.capacity_bytes, state.memory.capacity_bytes);
+        for (owner, bytes) in state.memory.owners.by_name() {
+            level(&self.own.owner_bytes.get_or_create(&ByOwner { owner }), bytes);
+        }
+        level(&self.own.layers_remapped, u64::from(state.remap.alpha));
+        level(&self.own.link_bandwidth, state.figures.link_bytes_per_second.unwrap_or(0));
+        self.own
+            .copied_bytes
+            .inner()
+            .fetch_max(state.figures.copied_bytes_total, std::sync::atomic::Ordering::Relaxed);
+        let tenant = &state.tenant;
+        let (namespace, gpu) = (tenant.namespace.clone(), tenant.gpu.clone());
+        self.own.tenant.get_or_create(&TenantLabels { namespace, tenant: tenant.name.clone(), gpu }).set(1);
+    }
+
+    /// The text that Prometheus reads (OpenMetrics 1.0).
+    pub fn encode(&self) -> String {
+        let slo = self.slo();
+        for (objective, attained) in
+            [("ttft", slo.ttft_attained_permille), ("tbt", slo.tbt_attained_permille)]
+        {
+            if let Some(permille) = attained {
+                self.own.slo.get_or_create(&ByObjective { objective }).set(f64::from(permille) / 1000.0);
+            }
+        }
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry)
+            .expect("a String takes all text");
+        text
+    }
+}
+
+impl RecentFigures {
+    fn new(window: Duration) -> Self {
+        let recent = || Recent::new(Instant::now());
+        let slo = || Window::new(Instant::now(), window);
+        RecentFigures {
+            engine_tbt: recent(),
+            delivered_tbt: recent(),
+            ttft: recent(),
+            ttft_slo: slo(),
+            tbt_slo: slo(),
+            move_reasons: BTreeSet::new(),
+        }
+    }
+}
+
+impl VllmMetrics {
+    fn register(&self, names: &mut Names) {
+        names.add("vllm:num_requests_running", "Requests in the running batch", self.running.clone());
+        names.add("vllm:num_requests_waiting", "Requests that wait", self.waiting.clone());
+        names.add("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 1 = all", self.kv_usage.clone());
+        names.add("vllm:time_to_first_token_seconds", "Arrival to first token", self.ttft.clone());
+        names.add(
+            "vllm:inter_token_latency_seconds",
+            "Between tokens as they come",
+            self.inter_token.clone(),
+        );
+        names.add("vllm:e2e_request_latency_seconds", "Arrival to end", self.e2e.clone());
+        names.add("vllm:request_queue_time_seconds", "Arrival to first admission", self.queue_time.clone());
+        // The encoder adds `_total` to counters.
+        names.add("vllm:prompt_tokens", "Tokens of prompts", self.prompt_tokens.clone());
+        names.add("vllm:generation_tokens", "Tokens generated", self.generation_tokens.clone());
+        names.add("vllm:num_preemptions", "Preemptions", self.preemptions.clone());
+        names.add("vllm:request_success", "Requests that ended, by how", self.success.clone());
+        names.add(
+            "vllm:prefix_cache_queries",
+            "Tokens looked up in the prefix cache",
+            self.prefix_queries.clone(),
+        );
+        names.add("vllm:prefix_cache_hits", "Tokens found in the prefix cache", self.prefix_hits.clone());
+    }
+}
+
+impl OwnMetrics {
+    fn register(&self, names: &mut Names) {
+        names.add("sluice_tenant_info", "Joins model_name to tenant and GPU", self.tenant.clone());
+        names.add("sluice_memory_bytes", "Device memory by owner of its chunks", self.owner_bytes.clone());
+        names.add(
+            "sluice_memory_capacity_bytes",
+            "Device memory of this tenant",
+            self.capacity_bytes.clone(),
+        );
+        names.add(
+            "sluice_layers_remapped",
+            "Layers whose memory was given away",
+            self.layers_remapped.clone(),
+        );
+        names.add("sluice_moves", "Memory events by reason", self.moves.clone());
+        names.add("sluice_moved_bytes", "Bytes that changed owner, by reason", self.moved_bytes.clone());
+        names.add("sluice_copied_bytes", "Bytes copied from host to device", self.copied_bytes.clone());
+        names.add(
+            "sluice_link_bytes_per_second",
+            "Measured bandwidth of the link",
+            self.link_bandwidth.clone(),
+        );
+        names.add("sluice_steps", "Steps of the engine", self.steps.clone());
+        names.add("sluice_prefill_tokens", "Tokens of prompts computed", self.prefill_tokens.clone());
+        names.add("sluice_recomputed_tokens", "Tokens computed again", self.recomputed_tokens.clone());
+        names.add("sluice_stall_seconds", "Steps waiting for moving layers", self.stall.clone());
+        names.add(
+            "sluice_engine_tbt_seconds",
+            "Between tokens as the engine makes them",
+            self.engine_tbt.clone(),
+        );
+        names.add("sluice_delivered_tbt_seconds", "Between tokens as written", self.delivered_tbt.clone());
+        names.add(
+            "sluice_write_lateness_seconds",
+            "Due to written, paced tokens",
+            self.write_lateness.clone(),
+        );
+        names.add("sluice_engine_losses", "Engines that died", self.engine_losses.clone());
+        names.add("sluice_slo_attainment_ratio", "Share of tokens in time, recent", self.slo.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests;

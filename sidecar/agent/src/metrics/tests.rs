@@ -1,0 +1,190 @@
+//! What is exposed, and that it can be read.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+
+/// Reads OpenMetrics strictly enough to notice a broken line: samples by family.
+fn parse(text: &str) -> (BTreeMap<String, String>, Vec<(String, f64)>) {
+    let mut families = BTreeMap::new();
+    let mut samples = Vec::new();
+    let mut lines = text.lines();
+    assert_eq!(lines.next_back(), Some("# EOF"));
+    for line in lines {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').expect("name and type");
+            assert!(families.insert(name.to_owned(), kind.to_owned()).is_none(), "{name} is declared twice");
+        } else if !line.starts_with("# ") {
+            let (name, value) = line.rsplit_once(' ').expect("a sample and its value");
+            assert!(name.contains("model_name=\"tiny\""), "{line}");
+            samples.push((name.to_owned(), value.parse().unwrap_or_else(|_| panic!("no number: {line}"))));
+        }
+    }
+    (families, samples)
+}
+
+fn busy() -> Metrics {
+    let metrics = Metrics::new("tiny", &SloConfig::default());
+    metrics.first_token(Duration::from_millis(30));
+    metrics.delivered_gap(Duration::from_millis(55), 3);
+    metrics.delivered_gap(Duration::from_millis(56), 1);
+    metrics.prompt(20);
+    metrics.generated(None);
+    metrics.generated(Some(Duration::from_millis(3)));
+    metrics.write_lateness(1000);
+    metrics.request_ended("stop", Duration::from_secs(1));
+    metrics.request_ended("never heard of", Duration::from_secs(1));
+    let step =
+        StepNotice { elapsed_ns: 5_000_000, stall_ns: 500_000_000, decodes: 4, ..StepNotice::default() };
+    metrics.step(&StepNotice { prefill_tokens: 16, recomputed_tokens: 6, ..step });
+    metrics.admitted(Some(1_000_000), 16);
+    metrics.admitted(None, 99);
+    metrics.preempted(6);
+    metrics.engine_lost();
+    metrics.moved("remap", 2, 4096);
+    let mut state = State::default();
+    state.queue.waiting = 2;
+    state.kv.utilisation_permille = 250;
+    state.figures.copied_bytes_total = 77;
+    state.memory.owners.kv_bytes = 12_345;
+    metrics.set_state(&state);
+    metrics
+}
+
+const VLLM: [(&str, &str); 13] = [
+    ("vllm:num_requests_running", "gauge"),
+    ("vllm:num_requests_waiting", "gauge"),
+    ("vllm:kv_cache_usage_perc", "gauge"),
+    ("vllm:time_to_first_token_seconds", "histogram"),
+    ("vllm:inter_token_latency_seconds", "histogram"),
+    ("vllm:e2e_request_latency_seconds", "histogram"),
+    ("vllm:request_queue_time_seconds", "histogram"),
+    ("vllm:prompt_tokens", "counter"),
+    ("vllm:generation_tokens", "counter"),
+    ("vllm:num_preemptions", "counter"),
+    ("vllm:request_success", "counter"),
+    ("vllm:prefix_cache_queries", "counter"),
+    ("vllm:prefix_cache_hits", "counter"),
+];
+
+const OWN: [(&str, &str); 19] = [
+    ("sluice_tenant_info", "gauge"),
+    ("sluice_memory_bytes", "gauge"),
+    ("sluice_memory_capacity_bytes", "gauge"),
+    ("sluice_layers_remapped", "gauge"),
+    ("sluice_moves", "counter"),
+    ("sluice_moved_bytes", "counter"),
+    ("sluice_copied_bytes", "counter"),
+    ("sluice_link_bytes_per_second", "gauge"),
+    ("sluice_steps", "counter"),
+    ("sluice_prefill_tokens", "counter"),
+    ("sluice_recomputed_tokens", "counter"),
+    ("sluice_stall_seconds", "counter"),
+    ("sluice_engine_tbt_seconds", "histogram"),
+    ("sluice_delivered_tbt_seconds", "histogram"),
+    ("sluice_write_lateness_seconds", "histogram"),
+    ("sluice_engine_losses", "counter"),
+    ("sluice_slo_attainment_ratio", "gauge"),
+    ("sluice_deposit_tokens", "gauge"),
+    ("sluice_open_requests", "gauge"),
+];
+
+#[test]
+fn exactly_these_names_are_exposed() {
+    let (families, samples) = parse(&busy().encode());
+    let told: BTreeSet<_> = families.iter().map(|(name, kind)| (name.as_str(), kind.as_str())).collect();
+    let wanted: BTreeSet<_> = VLLM.into_iter().chain(OWN).collect();
+    assert_eq!(told, wanted);
+    for (name, kind) in wanted {
+        let suffix = if kind == "counter" {
+            "_total{"
+        } else if kind == "histogram" {
+            "_count{"
+        } else {
+            "{"
+        };
+        assert!(
+            samples.iter().any(|(sample, _)| sample.starts_with(&format!("{name}{suffix}"))),
+            "{name} has no sample"
+        );
+    }
+}
+
+#[test]
+fn samples_hold_what_was_counted() {
+    let (_, samples) = parse(&busy().encode());
+    let value = |name: &str| {
+        let wanted: BTreeSet<_> = name.trim_end_matches('}').split(['{', ',']).collect();
+        let found = samples.iter().find(|(sample, _)| {
+            let labels = sample.replace("model_name=\"tiny\"", "").replace(",}", "").replace('}', "");
+            labels.split(['{', ',']).filter(|part| !part.is_empty()).collect::<BTreeSet<_>>() == wanted
+        });
+        found.unwrap_or_else(|| panic!("no sample {name} in {samples:#?}")).1
+    };
+    assert_eq!(value("vllm:request_success_total{finished_reason=\"stop\"}"), 1.0);
+    assert_eq!(value("vllm:request_success_total{finished_reason=\"error\"}"), 1.0);
+    assert_eq!(value("vllm:request_success_total{finished_reason=\"abort\"}"), 0.0);
+    assert_eq!(value("vllm:kv_cache_usage_perc"), 0.25);
+    assert_eq!(value("vllm:num_requests_waiting"), 2.0);
+    assert_eq!(value("vllm:generation_tokens_total"), 2.0);
+    assert_eq!(value("vllm:inter_token_latency_seconds_count"), 1.0);
+    assert_eq!(value("vllm:prefix_cache_hits_total"), 16.0);
+    assert_eq!(value("vllm:prefix_cache_queries_total"), 20.0);
+    assert_eq!(value("sluice_engine_tbt_seconds_count"), 4.0);
+    assert_eq!(value("sluice_engine_tbt_seconds_sum"), 0.02);
+    assert_eq!(value("sluice_engine_tbt_seconds_bucket{le=\"0.005\"}"), 4.0);
+    assert_eq!(value("sluice_engine_tbt_seconds_bucket{le=\"0.002\"}"), 0.0);
+    assert_eq!(value("sluice_delivered_tbt_seconds_count"), 4.0);
+    assert_eq!(value("sluice_delivered_tbt_seconds_bucket{le=\"+Inf\"}"), 4.0);
+    assert_eq!(value("sluice_stall_seconds_total"), 0.5);
+    assert_eq!(value("sluice_memory_bytes{owner=\"kv\"}"), 12_345.0);
+    assert_eq!(value("sluice_copied_bytes_total"), 77.0);
+    assert_eq!(value("sluice_moves_total{reason=\"remap\"}"), 2.0);
+    assert_eq!(value("sluice_moved_bytes_total{reason=\"remap\"}"), 4096.0);
+    assert_eq!(value("sluice_slo_attainment_ratio{objective=\"tbt\"}"), 0.75);
+}
+
+#[test]
+fn a_later_token_is_late_beyond_a_tenth_above_its_objective() {
+    let slo = busy().slo();
+    assert_eq!(
+        (slo.tbt_target_ns, slo.tbt_attained_permille, slo.ttft_attained_permille),
+        (50_000_000, Some(750), Some(1000))
+    );
+    let metrics = Metrics::new("tiny", &SloConfig::default());
+    metrics.first_token(Duration::from_millis(2001));
+    assert_eq!((metrics.slo().ttft_attained_permille, metrics.slo().tbt_attained_permille), (Some(0), None));
+}
+
+#[test]
+fn the_state_messages_percentiles_tell_engine_and_delivery_apart() {
+    let metrics = busy();
+    let engine = metrics.engine_tbt();
+    assert_eq!(engine.samples, 4);
+    assert!((5_000_000..5_400_000).contains(&engine.p50_ns), "{engine:?}");
+    assert_eq!(metrics.delivered_tbt().samples, 4);
+    assert!(metrics.delivered_tbt().p99_ns >= 56_000_000);
+    assert_eq!(metrics.ttft().samples, 1);
+}
+
+#[test]
+fn reasons_cannot_grow_without_bound() {
+    let metrics = Metrics::new("tiny", &SloConfig::default());
+    (0..1000).for_each(|i| metrics.moved(&format!("made up {i}"), 1, 1));
+    let text = metrics.encode();
+    let lines: Vec<_> = text.lines().filter(|line| line.starts_with("sluice_moves_total{")).collect();
+    assert_eq!(lines.len(), MOVE_REASONS_MAX + 1);
+    let other =
+        lines.iter().find(|line| line.contains("reason=\"other\"")).expect("the rest is counted together");
+    assert!(other.ends_with(&format!(" {}", 1000 - MOVE_REASONS_MAX)), "{other}");
+}
+
+#[test]
+fn levels_follow_what_comes_and_goes() {
+    let metrics = Metrics::new("tiny", &SloConfig::default());
+    metrics.deposits.add(5);
+    metrics.deposits.add(-2);
+    metrics.open_requests.add(1);
+    assert_eq!(metrics.streams(), Streams { open: 1, deposit_tokens: 3 });
+    assert!(metrics.encode().contains("\nsluice_deposit_tokens{model_name=\"tiny\"} 3\n"));
+}

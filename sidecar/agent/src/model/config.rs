@@ -1,0 +1,255 @@
+//! `config.json` to [`ModelSpec`]. What a model asks for and we do not compute is refused by name, never ignored.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
+
+use super::error::{ModelError, read_json};
+
+/// A `config.json` being read.
+struct Fields<'a> {
+    path: &'a Path,
+    map: Map<String, Value>,
+}
+
+/// Reads `config.json` of `folder`. `dtype` overrides the stored number format (`Float32`, `Float16`, `BFloat16`).
+///
+/// # Errors
+/// The file, the field and what is wrong with it.
+pub fn read_spec(folder: &Path, dtype: Option<&str>) -> Result<ModelSpec, ModelError> {
+    let path = folder.join("config.json");
+    let map = read_json(&path)?;
+    let fields = Fields { path: &path, map };
+    let spec = match fields.text("model_type")?.unwrap_or_default() {
+        "llama" => fields.llama(dtype)?,
+        "opt" => fields.opt(dtype)?,
+        other => return Err(fields.wrong("model_type", format!("`{other}` is not supported (llama, opt)"))),
+    };
+    fields.sane(&spec)?;
+    Ok(spec)
+}
+
+impl Fields<'_> {
+    fn wrong(&self, field: &str, problem: impl Into<String>) -> ModelError {
+        ModelError::field(self.path, field, problem)
+    }
+
+    fn get(&self, field: &str) -> Option<&Value> {
+        self.map.get(field).filter(|value| !value.is_null())
+    }
+
+    fn text(&self, field: &str) -> Result<Option<&str>, ModelError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        value.as_str().map(Some).ok_or_else(|| self.wrong(field, "is not a text"))
+    }
+
+    fn optional_count(&self, field: &str) -> Result<Option<u32>, ModelError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        let count = value.as_u64().and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0);
+        count.map(Some).ok_or_else(|| self.wrong(field, format!("`{value}` is not a positive count")))
+    }
+
+    fn count(&self, field: &str) -> Result<u32, ModelError> {
+        self.optional_count(field)?.ok_or_else(|| self.wrong(field, "is missing"))
+    }
+
+    fn number(&self, field: &str, default: f32) -> Result<f32, ModelError> {
+        let Some(value) = self.get(field) else { return Ok(default) };
+        let number = value.as_f64().filter(|n| n.is_finite() && *n > 0.0);
+        number
+            .map(|n| n as f32)
+            .ok_or_else(|| self.wrong(field, format!("`{value}` is not a positive number")))
+    }
+
+    fn flag(&self, field: &str, default: bool) -> Result<bool, ModelError> {
+        let Some(value) = self.get(field) else { return Ok(default) };
+        value.as_bool().ok_or_else(|| self.wrong(field, format!("`{value}` is neither true nor false")))
+    }
+
+    /// The value must be the only one that is computed.
+    fn only(&self, field: &str, supported: &[&str]) -> Result<(), ModelError> {
+        match self.text(field)? {
+            Some(found) if !supported.contains(&found) => {
+                Err(self.wrong(field, format!("`{found}` is not supported ({})", supported.join(", "))))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn dtype(&self, wanted: Option<&str>) -> Result<Dtype, ModelError> {
+        let stored = self.text("torch_dtype")?.or(self.text("dtype")?);
+        match wanted.filter(|w| *w != "Auto").or(stored).unwrap_or("float32") {
+            "float32" | "Float32" => Ok(Dtype::F32),
+            "float16" | "Float16" => Ok(Dtype::F16),
+            "bfloat16" | "BFloat16" => Ok(Dtype::Bf16),
+            other => {
+                Err(self
+                    .wrong("torch_dtype", format!("`{other}` is not supported (float32, float16, bfloat16)")))
+            }
+        }
+    }
+
+    fn layers(&self) -> Result<u16, ModelError> {
+        let layers = self.count("num_hidden_layers")?;
+        u16::try_from(layers).map_err(|_| self.wrong("num_hidden_layers", format!("{layers} is too large")))
+    }
+
+    fn llama(&self, dtype: Option<&str>) -> Result<ModelSpec, ModelError> {
+        self.only("hidden_act", &["silu", "swish"])?;
+        if self.get("quantization_config").is_some() {
+            return Err(self.wrong("quantization_config", "quantised weights are not supported"));
+        }
+        let (hidden, heads) = (self.count("hidden_size")?, self.count("num_attention_heads")?);
+        Ok(ModelSpec {
+            family: Family::Llama,
+            dtype: self.dtype(dtype)?,
+            vocab: self.count("vocab_size")?,
+            hidden,
+            intermediate: self.count("intermediate_size")?,
+            layers: self.layers()?,
+            heads,
+            kv_heads: self.optional_count("num_key_value_heads")?.unwrap_or(heads),
+            head_dim: self.optional_count("head_dim")?.unwrap_or(hidden / heads),
+            max_positions: self.optional_count("max_position_embeddings")?.unwrap_or(2048),
+            norm_eps: self.number("rms_norm_eps", 1e-6)?,
+            rope_theta: self.rope_theta()?,
+            rope_scaling: self.rope_scaling()?,
+            tied_embeddings: self.flag("tie_word_embeddings", false)?,
+            attention_bias: self.flag("attention_bias", false)?,
+            mlp_bias: self.flag("mlp_bias", false)?,
+        })
+    }
+
+    fn opt(&self, dtype: Option<&str>) -> Result<ModelSpec, ModelError> {
+        self.only("activation_function", &["relu"])?;
+        for (field, supported) in
+            [("do_layer_norm_before", true), ("enable_bias", true), ("layer_norm_elementwise_affine", true)]
+        {
+            if self.flag(field, supported)? != supported {
+                return Err(self.wrong(field, format!("only {supported} is supported")));
+            }
+        }
+        let (hidden, heads) = (self.count("hidden_size")?, self.count("num_attention_heads")?);
+        if self.optional_count("word_embed_proj_dim")?.is_some_and(|dim| dim != hidden) {
+            return Err(self.wrong("word_embed_proj_dim", format!("must equal hidden_size ({hidden})")));
+        }
+        Ok(ModelSpec {
+            family: Family::Opt,
+            dtype: self.dtype(dtype)?,
+            vocab: self.count("vocab_size")?,
+            hidden,
+            intermediate: self.count("ffn_dim")?,
+            layers: self.layers()?,
+            heads,
+            kv_heads: heads,
+            head_dim: hidden / heads,
+            max_positions: self.count("max_position_embeddings")?,
+            norm_eps: 1e-5,
+            rope_theta: 10_000.0,
+            rope_scaling: RopeScaling::None,
+            tied_embeddings: self.flag("tie_word_embeddings", true)?,
+            attention_bias: true,
+            mlp_bias: true,
+        })
+    }
+
+    /// Newer configurations nest the base under `rope_parameters`.
+    fn rope_theta(&self) -> Result<f32, ModelError> {
+        match self.get("rope_parameters").and_then(|p| p.get("rope_theta")).and_then(Value::as_f64) {
+            Some(theta) => Ok(theta as f32),
+            None => self.number("rope_theta", 10_000.0),
+        }
+    }
+
+    fn rope_scaling(&self) -> Result<RopeScaling, ModelError> {
+        let name = if self.get("rope_scaling").is_some() { "rope_scaling" } else { "rope_parameters" };
+        let Some(scaling) = self.get(name) else { return Ok(RopeScaling::None) };
+        let kind = scaling.get("rope_type").or_else(|| scaling.get("type")).and_then(Value::as_str);
+        let part = |field: &str| {
+            let number = scaling.get(field).and_then(Value::as_f64).filter(|n| *n > 0.0);
+            number
+                .map(|n| n as f32)
+                .ok_or_else(|| self.wrong(&format!("{name}.{field}"), "is missing or not positive"))
+        };
+        match kind.unwrap_or("default") {
+            "default" => Ok(RopeScaling::None),
+            "linear" => Ok(RopeScaling::Linear { factor: part("factor")? }),
+            "llama3" => Ok(RopeScaling::Llama3 {
+                factor: part("factor")?,
+                low_freq_factor: part("low_freq_factor")?,
+                high_freq_factor: part("high_freq_factor")?,
+                original_max_positions: part("original_max_position_embeddings")? as u32,
+            }),
+            other => Err(self.wrong(
+                &format!("{name}.rope_type"),
+                format!("`{other}` is not supported (default, linear, llama3)"),
+            )),
+        }
+    }
+
+    fn sane(&self, spec: &ModelSpec) -> Result<(), ModelError> {
+        if !spec.heads.is_multiple_of(spec.kv_heads) {
+            let problem = format!("{} does not divide num_attention_heads ({})", spec.kv_heads, spec.heads);
+            return Err(self.wrong("num_key_value_heads", problem));
+        }
+        if spec.head_dim == 0 || (spec.family == Family::Llama && !spec.head_dim.is_multiple_of(2)) {
+            return Err(self.wrong("head_dim", format!("{} is not a positive even width", spec.head_dim)));
+        }
+        if spec.layers < 2 {
+            return Err(self.wrong("num_hidden_layers", "a model needs at least two layers"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec_of(json: &str) -> Result<ModelSpec, ModelError> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), json).unwrap();
+        read_spec(folder.path(), None)
+    }
+
+    const LLAMA: &str = r#"{"model_type":"llama","hidden_size":64,"intermediate_size":172,"num_hidden_layers":5,
+        "num_attention_heads":8,"num_key_value_heads":4,"vocab_size":512,"torch_dtype":"bfloat16" EXTRA}"#;
+
+    #[test]
+    fn a_llama_config_is_read_with_hugging_face_defaults() {
+        let spec = spec_of(&LLAMA.replace("EXTRA", "")).unwrap();
+        assert_eq!((spec.head_dim, spec.kv_heads, spec.max_positions), (8, 4, 2048));
+        assert_eq!((spec.dtype, spec.tied_embeddings), (Dtype::Bf16, false));
+    }
+
+    #[test]
+    fn llama_3_1_scaling_is_read() {
+        let extra = r#","rope_theta":500000.0,"rope_scaling":{"rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,
+            "high_freq_factor":4.0,"original_max_position_embeddings":8192}"#;
+        let spec = spec_of(&LLAMA.replace("EXTRA", extra)).unwrap();
+        let RopeScaling::Llama3 { factor, original_max_positions, .. } = spec.rope_scaling else { panic!() };
+        assert_eq!((factor, original_max_positions, spec.rope_theta), (8.0, 8192, 500_000.0));
+    }
+
+    #[test]
+    fn what_is_not_computed_is_refused_with_file_and_field() {
+        for (extra, field) in [
+            (r#","rope_scaling":{"rope_type":"yarn","factor":2.0}"#, "rope_scaling.rope_type"),
+            (r#","hidden_act":"gelu""#, "hidden_act"),
+            (r#","quantization_config":{"bits":4}"#, "quantization_config"),
+            (r#","num_key_value_heads":3"#, "num_key_value_heads"),
+            (r#","vocab_size":-1"#, "vocab_size"),
+        ] {
+            let json = LLAMA.replace("EXTRA", extra);
+            let message = spec_of(&json).unwrap_err().to_string();
+            assert!(message.contains("config.json") && message.contains(field), "{message}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_family_is_refused() {
+        let message = spec_of(r#"{"model_type":"gpt2"}"#).unwrap_err().to_string();
+        assert!(message.contains("model_type: `gpt2` is not supported"), "{message}");
+    }
+}

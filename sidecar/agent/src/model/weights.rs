@@ -1,0 +1,239 @@
+//! Safetensors to slabs: each tensor is found by its Hugging Face name and copied to its place in the master copy.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use memmap2::Mmap;
+use safetensors::{Dtype as Stored, SafeTensors};
+use sluice_link::model::{Dtype, Family, ModelSpec};
+use sluice_link::slab::{Place, Slab, SlabLayout, Tensor};
+
+use super::error::{ModelError, read_json};
+
+/// The weight files of a folder, mapped.
+#[derive(Debug)]
+pub struct Weights {
+    folder: PathBuf,
+    files: Vec<(PathBuf, Mmap)>,
+    /// Tensor name to index into `files`.
+    index: BTreeMap<String, usize>,
+}
+
+impl Weights {
+    /// Maps `model.safetensors`, or every shard that `model.safetensors.index.json` names.
+    ///
+    /// # Errors
+    /// The file that is absent or malformed.
+    pub fn open(folder: &Path) -> Result<Self, ModelError> {
+        let mut weights = Weights { folder: folder.to_owned(), files: Vec::new(), index: BTreeMap::new() };
+        for path in shard_paths(folder)? {
+            weights.add(path)?;
+        }
+        Ok(weights)
+    }
+
+    fn add(&mut self, path: PathBuf) -> Result<(), ModelError> {
+        let io = |source| ModelError::Io { path: path.clone(), source };
+        let file = File::open(&path).map_err(io)?;
+        // SAFETY: the map is read-only and lives as long as `self`. A file that shrinks under us would raise SIGBUS; the
+        // folder is a model that nobody writes while it is loaded, and `Weights` is dropped once the slabs are filled.
+        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        let names = parse(&path, &map)?.names().into_iter().map(str::to_owned).collect::<Vec<_>>();
+        let at = self.files.len();
+        self.index.extend(names.into_iter().map(|name| (name, at)));
+        self.files.push((path, map));
+        Ok(())
+    }
+
+    /// Copies the slab of embeddings, head and final norm to `out`.
+    ///
+    /// # Errors
+    /// The tensor that is missing or has another shape.
+    pub fn fill_global(
+        &self,
+        spec: &ModelSpec,
+        layout: &SlabLayout,
+        out: &mut [u8],
+    ) -> Result<(), ModelError> {
+        self.fill(spec, &layout.global, None, out)
+    }
+
+    /// Copies the slab of `layer` to `out`.
+    ///
+    /// # Errors
+    /// The tensor that is missing or has another shape.
+    pub fn fill_layer(
+        &self,
+        spec: &ModelSpec,
+        layout: &SlabLayout,
+        layer: u16,
+        out: &mut [u8],
+    ) -> Result<(), ModelError> {
+        self.fill(spec, &layout.layer, Some(layer), out)
+    }
+
+    fn fill(
+        &self,
+        spec: &ModelSpec,
+        slab: &Slab,
+        layer: Option<u16>,
+        out: &mut [u8],
+    ) -> Result<(), ModelError> {
+        for place in &slab.places {
+            let range = place.offset_bytes as usize..(place.offset_bytes + place.bytes) as usize;
+            self.copy(spec, place, layer, &mut out[range])?;
+        }
+        Ok(())
+    }
+
+    fn copy(
+        &self,
+        spec: &ModelSpec,
+        place: &Place,
+        layer: Option<u16>,
+        out: &mut [u8],
+    ) -> Result<(), ModelError> {
+        let (name, at) = self.find(spec.family, place.tensor, layer)?;
+        let (path, map) = &self.files[at];
+        let file = parse(path, map)?;
+        let wrong = |problem: String| ModelError::tensor(path, &name, problem);
+        let view = file.tensor(&name).map_err(|e| wrong(e.to_string()))?;
+        let wanted: &[usize] = &match place.rows {
+            1 => vec![place.columns as usize],
+            rows => vec![rows as usize, place.columns as usize],
+        };
+        if view.shape() != wanted {
+            return Err(wrong(format!("shape {:?}, the configuration says {wanted:?}", view.shape())));
+        }
+        convert(view.dtype(), spec.dtype, view.data(), out)
+            .ok_or_else(|| wrong(format!("format {:?} is not supported (F32, F16, BF16)", view.dtype())))
+    }
+
+    fn find(
+        &self,
+        family: Family,
+        tensor: Tensor,
+        layer: Option<u16>,
+    ) -> Result<(String, usize), ModelError> {
+        let names = names(family, tensor, layer);
+        let found = names.iter().find_map(|name| self.index.get(name).map(|at| (name.clone(), *at)));
+        found.ok_or_else(|| ModelError::tensor(&self.folder, &names[0], "is in none of the weight files"))
+    }
+}
+
+/// `model.safetensors`, or the shards of the index.
+fn shard_paths(folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let index = folder.join("model.safetensors.index.json");
+    if !index.exists() {
+        return Ok(vec![folder.join("model.safetensors")]);
+    }
+    let names: std::collections::BTreeSet<_> = read_json::<Index>(&index)?.weight_map.into_values().collect();
+    if let Some(bad) = names.iter().find(|name| name.contains('/') || name.as_str() == "..") {
+        return Err(ModelError::field(&index, "weight_map", format!("`{bad}` leaves the folder")));
+    }
+    Ok(names.into_iter().map(|name| folder.join(name)).collect())
+}
+
+fn parse<'a>(path: &Path, map: &'a Mmap) -> Result<SafeTensors<'a>, ModelError> {
+    SafeTensors::deserialize(map)
+        .map_err(|e| ModelError::Safetensors { path: path.to_owned(), problem: e.to_string() })
+}
+
+/// Names under which a tensor may stand, the usual one first.
+fn names(family: Family, tensor: Tensor, layer: Option<u16>) -> Vec<String> {
+    let stem = match family {
+        Family::Llama => llama_name(tensor),
+        Family::Opt => opt_name(tensor),
+    };
+    let root = match family {
+        Family::Llama => "model",
+        Family::Opt => "model.decoder",
+    };
+    match layer {
+        Some(layer) => {
+            vec![format!("{root}.layers.{layer}.{stem}"), format!("decoder.layers.{layer}.{stem}")]
+        }
+        None if tensor == Tensor::Head => vec!["lm_head.weight".into()],
+        None => vec![format!("{root}.{stem}"), format!("decoder.{stem}")],
+    }
+}
+
+fn llama_name(tensor: Tensor) -> &'static str {
+    match tensor {
+        Tensor::Embedding => "embed_tokens.weight",
+        Tensor::FinalNorm => "norm.weight",
+        Tensor::AttentionNorm => "input_layernorm.weight",
+        Tensor::MlpNorm => "post_attention_layernorm.weight",
+        Tensor::Query => "self_attn.q_proj.weight",
+        Tensor::QueryBias => "self_attn.q_proj.bias",
+        Tensor::Key => "self_attn.k_proj.weight",
+        Tensor::KeyBias => "self_attn.k_proj.bias",
+        Tensor::Value => "self_attn.v_proj.weight",
+        Tensor::ValueBias => "self_attn.v_proj.bias",
+        Tensor::Output => "self_attn.o_proj.weight",
+        Tensor::OutputBias => "self_attn.o_proj.bias",
+        Tensor::Gate => "mlp.gate_proj.weight",
+        Tensor::GateBias => "mlp.gate_proj.bias",
+        Tensor::Up => "mlp.up_proj.weight",
+        Tensor::UpBias => "mlp.up_proj.bias",
+        Tensor::Down => "mlp.down_proj.weight",
+        Tensor::DownBias => "mlp.down_proj.bias",
+        other => unreachable!("Llama's layout has no {other:?}"),
+    }
+}
+
+fn opt_name(tensor: Tensor) -> &'static str {
+    match tensor {
+        Tensor::Embedding => "embed_tokens.weight",
+        Tensor::Positions => "embed_positions.weight",
+        Tensor::FinalNorm => "final_layer_norm.weight",
+        Tensor::FinalNormBias => "final_layer_norm.bias",
+        Tensor::AttentionNorm => "self_attn_layer_norm.weight",
+        Tensor::AttentionNormBias => "self_attn_layer_norm.bias",
+        Tensor::MlpNorm => "final_layer_norm.weight",
+        Tensor::MlpNormBias => "final_layer_norm.bias",
+        Tensor::Output => "self_attn.out_proj.weight",
+        Tensor::OutputBias => "self_attn.out_proj.bias",
+        Tensor::Up => "fc1.weight",
+        Tensor::UpBias => "fc1.bias",
+        Tensor::Down => "fc2.weight",
+        Tensor::DownBias => "fc2.bias",
+        attention => llama_name(attention),
+    }
+}
+
+/// Copies, widening or rounding to the format in memory (to nearest, ties to even). `None` = a format we do not read.
+fn convert(from: Stored, to: Dtype, data: &[u8], out: &mut [u8]) -> Option<()> {
+    match (from, to) {
+        (Stored::F32, Dtype::F32) | (Stored::F16, Dtype::F16) | (Stored::BF16, Dtype::Bf16) => {
+            out.copy_from_slice(data);
+        }
+        (Stored::F32, to) => narrow(data.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)), to, out),
+        (Stored::F16, to) => {
+            narrow(data.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()), to, out)
+        }
+        (Stored::BF16, to) => {
+            narrow(data.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()), to, out)
+        }
+        _ => return None,
+    }
+    Some(())
+}
+
+fn narrow(values: impl Iterator<Item = f32>, to: Dtype, out: &mut [u8]) {
+    match to {
+        Dtype::F32 => values.zip(out.as_chunks_mut().0).for_each(|(v, out)| *out = v.to_le_bytes()),
+        Dtype::F16 => {
+            values.zip(out.as_chunks_mut().0).for_each(|(v, out)| *out = f16::from_f32(v).to_le_bytes())
+        }
+        Dtype::Bf16 => {
+            values.zip(out.as_chunks_mut().0).for_each(|(v, out)| *out = bf16::from_f32(v).to_le_bytes())
+        }
+    }
+}

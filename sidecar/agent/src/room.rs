@@ -1,0 +1,242 @@
+//! The room where the scheduler works: one thread that owns scheduler, memory and the link to the engine.
+//!
+//! It sleeps until its inbox has something, handles it, lets the driver handle everything that follows from it, and hands
+//! tokens to whoever asked for them. Nothing else touches device memory.
+
+mod body;
+pub mod door;
+mod load;
+mod state;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant, SystemTime};
+
+use sluice_memory::HostMemory;
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_scheduler::{Driver, Event, Finish, Notice};
+use tokio::sync::{mpsc, watch};
+
+use crate::metrics::Metrics;
+use crate::service::{Message, Status, Update};
+use body::LinkCompute;
+use door::News;
+pub use load::{InjectedFaults, LoadError, Loaded, Loading, load};
+use state::Diary;
+
+/// Longest sleep when nothing is due.
+const IDLE_SLEEP: Duration = Duration::from_secs(1);
+
+/// The device did not give what the tenant needs; only a new start can help.
+#[derive(Debug, thiserror::Error)]
+#[error("the device failed: {0}")]
+pub struct DeviceFailed(String);
+
+/// The thread's state.
+pub struct Room {
+    driver: Driver<HostMemory, LinkCompute>,
+    inbox: Receiver<Message>,
+    status: watch::Sender<Status>,
+    streams: HashMap<RequestId, mpsc::UnboundedSender<Update>>,
+    metrics: Arc<Metrics>,
+    diary: Diary,
+    origin: Instant,
+    /// How long streams are held while no engine is attached.
+    hold: Duration,
+    engine_left: Option<Instant>,
+}
+
+impl Room {
+    /// Works until told to stop.
+    ///
+    /// # Errors
+    /// The device has failed for good; open streams have been told.
+    pub fn work(mut self) -> Result<(), DeviceFailed> {
+        let mut due = Some(self.now());
+        loop {
+            let sleep =
+                due.map_or(IDLE_SLEEP, |due| Duration::from_nanos(due.since(self.now()))).min(IDLE_SLEEP);
+            let mut message = match self.inbox.recv_timeout(sleep) {
+                Ok(message) => Some(message),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
+            while let Some(one) = message {
+                if matches!(one, Message::Stop) {
+                    self.stop();
+                    return Ok(());
+                }
+                self.take(one);
+                message = self.inbox.try_recv().ok();
+            }
+            let now = self.now();
+            due = self.driver.step(now);
+            self.announce();
+            self.give_up_streams();
+            self.update_status();
+            if let Some(failure) = self.driver.core().brain().failed() {
+                let why = failure.to_string();
+                self.end_streams(&why);
+                self.stop();
+                return Err(DeviceFailed(why));
+            }
+        }
+        self.stop();
+        Ok(())
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Submit(request, updates) => {
+                self.streams.insert(request.id, updates);
+                self.driver.push(Event::Submit(request));
+            }
+            Message::Cancel(id) => {
+                // Every ticket says this when it goes; only one whose answer has not ended means it.
+                if self.streams.remove(&id).is_some() {
+                    self.driver.push(Event::Cancel(id));
+                }
+            }
+            Message::Wake => {}
+            Message::Engine(news) => self.engine(*news),
+            Message::State(reply) => {
+                let state = self.state();
+                // Whoever asked may have gone.
+                let _ = reply.send(Box::new(state));
+            }
+            Message::Stop => unreachable!("handled by the loop"),
+        }
+    }
+
+    fn engine(&mut self, news: News) {
+        match news {
+            // The ledger was laid out for what the first engine said that activations cost.
+            News::Attached(link)
+                if link.hello.activation != self.driver.core().brain().geometry().activation =>
+            {
+                tracing::error!(build = link.build, "an engine with other activation costs was refused");
+                link.sender.shutdown();
+            }
+            News::Attached(link) => {
+                tracing::info!(pid = link.hello.pid, build = link.build, "engine attached");
+                self.diary.engine_attached(SystemTime::now());
+                self.engine_left = None;
+                body::attach(&mut self.driver, link);
+            }
+            News::Event(event) => body::event(&mut self.driver, event),
+            News::Lost(why) => {
+                tracing::warn!(%why, "engine lost; requests are held until its successor attaches");
+                self.diary.engine_lost();
+                self.engine_left = Some(Instant::now());
+                self.metrics.engine_lost();
+                body::lost(&mut self.driver);
+            }
+        }
+    }
+
+    /// Hands out what the scheduler has to say.
+    fn announce(&mut self) {
+        let at = Instant::now();
+        for notice in self.driver.drain_notices() {
+            match notice {
+                Notice::Token { request, token, logprobs } => {
+                    self.send(request, Update::Token { token, logprobs, at })
+                }
+                Notice::Finished { request, finish } => self.send_last(request, Update::Finished(finish)),
+                Notice::Refused { request, refusal } => self.send_last(request, Update::Refused(refusal)),
+                Notice::Admitted { cached_tokens, queued_ns, .. } => {
+                    self.metrics.admitted(queued_ns, cached_tokens)
+                }
+                Notice::Preempted { request, dropped_tokens } => {
+                    tracing::debug!(
+                        request = request.0,
+                        dropped_tokens,
+                        reason = "preempt",
+                        "request preempted"
+                    );
+                    self.metrics.preempted(dropped_tokens);
+                }
+                Notice::Step(step) => self.metrics.step(&step),
+            }
+        }
+        self.diary.observe(self.driver.core(), &self.metrics);
+    }
+
+    fn send(&self, request: RequestId, update: Update) {
+        if let Some(stream) = self.streams.get(&request) {
+            // A client that has gone sends its own cancellation.
+            let _ = stream.send(update);
+        }
+    }
+
+    fn send_last(&mut self, request: RequestId, update: Update) {
+        self.send(request, update);
+        self.streams.remove(&request);
+    }
+
+    /// Ends what was held for an engine that does not come back within the budget.
+    fn give_up_streams(&mut self) {
+        if self.engine_left.is_none_or(|left| left.elapsed() < self.hold) || self.streams.is_empty() {
+            return;
+        }
+        tracing::error!(streams = self.streams.len(), "no engine came back within the hold budget");
+        self.end_streams(&format!("no engine came back within {} s", self.hold.as_secs()));
+    }
+
+    fn end_streams(&mut self, why: &str) {
+        for (request, stream) in std::mem::take(&mut self.streams) {
+            // A client that has gone needs no telling.
+            let _ = stream.send(Update::Finished(Finish::Failed(why.to_owned())));
+            self.driver.push(Event::Cancel(request));
+        }
+    }
+
+    fn update_status(&self) {
+        let snapshot = self.driver.core().snapshot();
+        let status = match (snapshot.serving, self.driver.core().brain().loaded()) {
+            (true, _) => Status::Serving,
+            (false, true) => Status::EngineLost,
+            (false, false) => match self.driver.core().brain().failed() {
+                Some(failure) => Status::Failed(failure.to_string()),
+                None => Status::Loading,
+            },
+        };
+        self.status.send_if_modified(|old| {
+            let changed = *old != status;
+            if changed {
+                tracing::info!(?status, "status");
+                *old = status;
+            }
+            changed
+        });
+    }
+
+    fn state(&mut self) -> sluice_wire::State {
+        if cfg!(debug_assertions) {
+            self.audit();
+        }
+        state::assemble(&mut self.driver, &self.diary, &self.metrics)
+    }
+
+    /// The backend backs every address exactly as the ledger says. While a transaction is pending it may be one ahead.
+    fn audit(&mut self) {
+        if self.driver.core().brain().blocked() {
+            return;
+        }
+        let expected: Vec<_> = self.driver.core().brain().addresses().collect();
+        let audited = self.driver.memory().audit(expected.into_iter());
+        audited.expect("the backend's table equals the ledger's");
+        self.driver.core().check();
+    }
+
+    /// Cuts what still runs and says good-bye to the engine.
+    fn stop(mut self) {
+        self.driver.compute().bye();
+        drop(self.streams);
+    }
+}

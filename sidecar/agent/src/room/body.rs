@@ -1,0 +1,219 @@
+//! Host memory and the engine behind the link, as the scheduler's two ports.
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use sluice_link::control::{ControlPage, Patience, Wait};
+use sluice_link::error::LinkError;
+use sluice_link::server::{EngineEvent, EngineSender};
+use sluice_link::tables::TableWriter;
+use sluice_memory::{EnginePeer, Gate, HostMemory};
+use sluice_policy::action::Reback;
+use sluice_policy::ids::{ActionId, Generation, LayerId, Nanos};
+use sluice_ports::compute::{Compute, ComputeEvent, EngineHello, Step};
+use sluice_scheduler::Driver;
+
+use super::door::Attached;
+
+/// Names the transfer of the whole mapping to a new engine; the policy's own ids begin at 1 and never come this far.
+const SNAPSHOT: ActionId = ActionId(u64::MAX);
+
+/// The control page as transfers see it.
+#[derive(Clone, Debug)]
+pub struct PageGate(pub Arc<ControlPage>);
+
+impl Gate for PageGate {
+    fn done_reached(&self, layer: LayerId, generation: Generation) -> bool {
+        self.0.done(layer).is_ok_and(|done| done >= generation)
+    }
+
+    fn wait_done(&self, layer: LayerId, generation: Generation, limit: Duration) -> bool {
+        static NEVER: AtomicBool = AtomicBool::new(false);
+        let patience = Patience { abort: &NEVER, limit: Some(limit) };
+        matches!(self.0.wait_done(layer, generation, patience), Ok(Wait::Reached))
+    }
+
+    fn publish_ready(&self, layer: Option<LayerId>, generation: Generation) {
+        // The global slab never moves: nobody waits for it.
+        let Some(layer) = layer else { return };
+        self.0.publish_ready(layer, generation).expect("the ledger names only layers of the model");
+    }
+}
+
+/// The attached engine, if there is one, as memory sees it.
+#[derive(Clone, Debug, Default)]
+pub struct Peer(Arc<Mutex<PeerState>>);
+
+#[derive(Debug, Default)]
+struct PeerState {
+    engine: Option<EngineSender>,
+    /// The order that is awaited: its name, its parts, and how many of them are still to be answered.
+    awaited: Option<(ActionId, usize, usize)>,
+}
+
+impl Peer {
+    fn state(&self) -> std::sync::MutexGuard<'_, PeerState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, engine: Option<EngineSender>) {
+        *self.state() = PeerState { engine, awaited: None };
+    }
+
+    /// One part of `id` was carried out; true when it was the last. Answers to anything else are stray.
+    fn answered(&self, id: ActionId) -> bool {
+        let mut state = self.state();
+        match &mut state.awaited {
+            Some((awaited, _, left)) if *awaited == id => {
+                *left -= 1;
+                let last = *left == 0;
+                if last {
+                    state.awaited = None;
+                }
+                last
+            }
+            _ => {
+                tracing::warn!(action = id.0, "the engine answered an order that it was not given");
+                false
+            }
+        }
+    }
+
+    /// Whether `id` went out as several orders, some of which the engine may have carried out.
+    fn in_parts(&self, id: ActionId) -> bool {
+        self.state().awaited.is_some_and(|(awaited, parts, _)| awaited == id && parts > 1)
+    }
+}
+
+impl EnginePeer for Peer {
+    fn reback(&mut self, id: ActionId, ops: &[Reback]) -> bool {
+        let mut state = self.state();
+        let Some(engine) = &state.engine else { return false };
+        match engine.send_reback(id, ops) {
+            Ok(parts) => state.awaited = Some((id, parts, parts)),
+            // Cut off, so that the receiver's thread reports the loss, which completes the order.
+            Err(error) => {
+                tracing::warn!(%error, "an order to the engine was not sent");
+                engine.shutdown();
+            }
+        }
+        true
+    }
+}
+
+/// The engine as the scheduler sees it.
+pub struct LinkCompute {
+    tables: Arc<Mutex<TableWriter>>,
+    peer: Peer,
+    engine: Option<EngineSender>,
+    /// An engine that maps its memory: answers still to come, and what it said of itself.
+    mapping: Option<(usize, EngineHello)>,
+    events: VecDeque<ComputeEvent>,
+}
+
+impl LinkCompute {
+    /// No engine yet.
+    pub fn new(tables: Arc<Mutex<TableWriter>>, peer: Peer) -> Self {
+        LinkCompute { tables, peer, engine: None, mapping: None, events: VecDeque::new() }
+    }
+
+    /// Tells the engine to end.
+    pub fn bye(&mut self) {
+        if let Some(engine) = self.engine.take() {
+            // An engine that is gone already needs no telling.
+            let _ = engine.bye();
+        }
+    }
+
+    fn mapped(&mut self) {
+        let Some((left, hello)) = self.mapping.take() else { return };
+        match left {
+            0 | 1 => self.events.push_back(ComputeEvent::Attached(hello)),
+            more => self.mapping = Some((more - 1, hello)),
+        }
+    }
+}
+
+impl Compute for LinkCompute {
+    fn submit(&mut self, _now: Nanos, step: Step) {
+        let Some(engine) = &self.engine else { return };
+        // The door holds the tables only while it greets a successor: this engine is gone and its loss is on its way.
+        let Ok(mut tables) = self.tables.try_lock() else { return };
+        match engine.send_step(&step, &mut tables) {
+            Ok(()) => {}
+            // No engine could run it.
+            Err(error @ LinkError::Table(_)) => {
+                tracing::error!(%error, step = step.id.0, "a step does not fit the tables");
+                let (id, attempt, message) = (step.id, step.attempt, error.to_string());
+                self.events.push_back(ComputeEvent::Refused { id, attempt, message });
+            }
+            // Cut off, so that the receiver's thread reports the loss, and the step is replayed.
+            Err(error) => {
+                tracing::warn!(%error, step = step.id.0, "a step was not sent");
+                engine.shutdown();
+            }
+        }
+    }
+
+    fn poll(&mut self, _now: Nanos) -> Option<ComputeEvent> {
+        self.events.pop_front()
+    }
+}
+
+type Body = Driver<HostMemory, LinkCompute>;
+
+/// A new engine: it is sent everything that is mapped; it counts as attached when it has mapped it.
+pub fn attach(driver: &mut Body, link: Attached) {
+    let snapshot = driver.memory().snapshot();
+    let sent = link.sender.send_reback(SNAPSHOT, &snapshot);
+    let compute = driver.compute();
+    compute.peer.set(Some(link.sender.clone()));
+    match sent {
+        Ok(answers) => compute.mapping = Some((answers, link.hello)),
+        // Cut off, so that the receiver's thread reports the loss.
+        Err(error) => {
+            tracing::warn!(%error, "the mapping was not sent to a new engine");
+            link.sender.shutdown();
+        }
+    }
+    compute.engine = Some(link.sender);
+}
+
+/// The engine has answered.
+pub fn event(driver: &mut Body, event: EngineEvent) {
+    match event {
+        EngineEvent::Applied { id: SNAPSHOT } => driver.compute().mapped(),
+        EngineEvent::Applied { id } => {
+            if driver.compute().peer.answered(id) {
+                driver.memory().acknowledge(id, true);
+            }
+        }
+        EngineEvent::Refused { id, message } => {
+            tracing::error!(action = id.0, message, "the engine refused a change of its mappings");
+            match id {
+                // Its table is not ours: nothing that it computes could be trusted.
+                _ if id == SNAPSHOT || driver.compute().peer.in_parts(id) => {
+                    driver.compute().engine.iter().for_each(EngineSender::shutdown)
+                }
+                id => drop(driver.memory().acknowledge(id, false)),
+            }
+        }
+        EngineEvent::Done(done) => driver.compute().events.push_back(ComputeEvent::Done(done)),
+        EngineEvent::StepRefused { id, attempt, message } => {
+            driver.compute().events.push_back(ComputeEvent::Refused { id, attempt, message });
+        }
+        EngineEvent::Bye => {}
+    }
+}
+
+/// The engine is dead.
+pub fn lost(driver: &mut Body) {
+    driver.compute().peer.set(None);
+    driver.memory().engine_lost();
+    let compute = driver.compute();
+    compute.engine = None;
+    compute.mapping = None;
+    compute.events.push_back(ComputeEvent::Lost);
+}

@@ -1,0 +1,276 @@
+//! The state message, and the diary of moves that it ends with.
+
+use std::collections::VecDeque;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use sluice_memory::HostMemory;
+use sluice_policy::brain::Brain;
+use sluice_policy::ids::LayerId;
+use sluice_policy::ledger::Owner;
+use sluice_policy::reason::Reason;
+use sluice_policy::step_model::Layout;
+use sluice_ports::Memory;
+use sluice_scheduler::{Core, Driver, Snapshot};
+use sluice_wire::state::{
+    EngineState, Figures, KvState, MAX_MOVES, MemoryState, Move, OwnerBytes, Phase, Queue, ReasonCount,
+    RemapState, Residency, Tenant,
+};
+
+use super::body::LinkCompute;
+use crate::metrics::Metrics;
+
+/// What the room remembers for people: since when, how often, and the last moves.
+#[derive(Debug)]
+pub struct Diary {
+    tenant: Tenant,
+    policy: String,
+    phase: Phase,
+    phase_since: SystemTime,
+    idle_since: Option<SystemTime>,
+    engine_since: Option<SystemTime>,
+    engine_restarts: u64,
+    moving: Vec<LayerId>,
+    kv_bytes: u64,
+    counted: Vec<u64>,
+    moves: VecDeque<Move>,
+    /// How often the last move's reason has applied in a row; 0 when its entry stands alone.
+    repeats: u64,
+}
+
+fn unix_ms(at: SystemTime) -> u64 {
+    at.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
+}
+
+impl Diary {
+    /// An empty diary.
+    pub fn new(tenant: Tenant, policy: String) -> Self {
+        Diary {
+            tenant,
+            policy,
+            phase: Phase::Loading,
+            phase_since: SystemTime::now(),
+            idle_since: None,
+            engine_since: None,
+            engine_restarts: 0,
+            moving: Vec::new(),
+            kv_bytes: 0,
+            counted: vec![0; Reason::ALL.len()],
+            moves: VecDeque::new(),
+            repeats: 0,
+        }
+    }
+
+    /// An engine has come.
+    pub fn engine_attached(&mut self, at: SystemTime) {
+        self.engine_since = Some(at);
+    }
+
+    /// It has gone.
+    pub fn engine_lost(&mut self) {
+        self.engine_since = None;
+        self.engine_restarts += 1;
+    }
+
+    /// Writes down what has changed since the last look.
+    pub fn observe(&mut self, core: &Core, metrics: &Metrics) {
+        self.observe_phase(&core.snapshot(), core.brain());
+        self.observe_moves(core.brain(), metrics);
+    }
+
+    fn observe_phase(&mut self, snapshot: &Snapshot, brain: &Brain) {
+        let busy = snapshot.running + snapshot.waiting > 0;
+        let phase = match (brain.loaded(), snapshot.engine_attached) {
+            _ if brain.failed().is_some() => Phase::Failed,
+            (true, false) => Phase::EngineLost,
+            (false, _) => Phase::Loading,
+            (true, true) if busy => Phase::Active,
+            (true, true) => Phase::Idle,
+        };
+        let now = SystemTime::now();
+        if phase != self.phase {
+            (self.phase, self.phase_since) = (phase, now);
+        }
+        self.idle_since = if busy { None } else { self.idle_since.or(Some(now)) };
+    }
+
+    /// A reason that has applied again is a move.
+    fn observe_moves(&mut self, brain: &Brain, metrics: &Metrics) {
+        let kv_bytes = u64::from(brain.ledger().count(Owner::Kv)) * brain.geometry().chunk_bytes;
+        let moved_bytes = kv_bytes.abs_diff(std::mem::replace(&mut self.kv_bytes, kv_bytes));
+        for (index, reason) in Reason::ALL.iter().enumerate() {
+            let counted = brain.counted(*reason);
+            let times = counted - std::mem::replace(&mut self.counted[index], counted);
+            if times > 0 && *reason != Reason::Stream {
+                metrics.moved(reason.label(), times, moved_bytes);
+                self.note(*reason, times, brain.layout(), moved_bytes);
+            }
+        }
+        if brain.layout().moving.len() != self.moving.len() {
+            self.relaid(brain);
+        }
+    }
+
+    /// The layout has changed: the last move says to what, and how much memory it is about.
+    fn relaid(&mut self, brain: &Brain) {
+        let (layout, slab_bytes) = (brain.layout(), brain.geometry().slab_bytes[0]);
+        let layers = self.moving.len().abs_diff(layout.moving.len()) as u64;
+        self.moving.clone_from(&layout.moving);
+        let Some(last) = self.moves.back_mut() else { return };
+        last.detail = format!("alpha {}, beta {}", layout.alpha(), layout.beta);
+        last.bytes = layers * slab_bytes;
+        last.layers = layout.moving.iter().map(|layer| layer.0).collect();
+        tracing::info!(reason = last.reason, detail = last.detail, bytes = last.bytes, "memory moved");
+    }
+
+    /// The same reason again is the same entry, so that a run of evictions does not push everything else out.
+    fn note(&mut self, reason: Reason, times: u64, layout: &Layout, bytes: u64) {
+        tracing::debug!(reason = reason.label(), times, bytes, "memory decision");
+        let at_unix_ms = unix_ms(SystemTime::now());
+        if let Some(last) =
+            self.moves.back_mut().filter(|last| last.reason == reason.label() && self.repeats > 0)
+        {
+            self.repeats += times;
+            last.at_unix_ms = at_unix_ms;
+            last.detail = format!("{} x", self.repeats);
+            last.bytes += bytes;
+            return;
+        }
+        if self.moves.len() == MAX_MOVES {
+            self.moves.pop_front();
+        }
+        let lays_out = matches!(reason, Reason::RemapOwn | Reason::Revert | Reason::Forced);
+        self.repeats = if lays_out { 0 } else { times };
+        let layers = layout.moving.iter().map(|layer| layer.0).collect();
+        let (reason, detail) = (reason.label().into(), format!("{times} x"));
+        self.moves.push_back(Move { at_unix_ms, reason, detail, layers, bytes });
+    }
+}
+
+/// Everything that is known at this moment.
+pub fn assemble(
+    driver: &mut Driver<HostMemory, LinkCompute>,
+    diary: &Diary,
+    metrics: &Metrics,
+) -> sluice_wire::State {
+    let used_bytes = driver.memory().used_bytes();
+    let core = driver.core();
+    let (brain, snapshot) = (core.brain(), core.snapshot());
+    sluice_wire::State {
+        at_unix_ms: unix_ms(SystemTime::now()),
+        tenant: diary.tenant.clone(),
+        phase: diary.phase,
+        phase_since_unix_ms: unix_ms(diary.phase_since),
+        idle_since_unix_ms: diary.idle_since.map(unix_ms),
+        policy: diary.policy.clone(),
+        remap: remap(brain),
+        layers: layers(brain),
+        memory: memory(brain, used_bytes),
+        kv: kv(brain),
+        queue: Queue { waiting: snapshot.waiting, running: snapshot.running, preempted: snapshot.preempted },
+        streams: metrics.streams(),
+        figures: figures(brain, &snapshot, metrics),
+        slo: metrics.slo(),
+        engine: engine(brain, &snapshot, diary),
+        moves: diary.moves.iter().cloned().collect(),
+        ..sluice_wire::State::default()
+    }
+}
+
+fn remap(brain: &Brain) -> RemapState {
+    let layout = brain.layout();
+    let layers = u64::from(brain.geometry().layers());
+    let cap = (layers * u64::from(brain.params().remap_cap_permille) / 1000).min(layers.saturating_sub(2));
+    RemapState {
+        alpha: layout.alpha(),
+        beta: layout.beta,
+        moving_layers: layout.moving.iter().map(|layer| layer.0).collect(),
+        cap_layers: cap as u16,
+    }
+}
+
+fn layers(brain: &Brain) -> Vec<Residency> {
+    let one = |r: sluice_policy::brain::Residency| match (r.slot, r.present) {
+        (Some(slot), _) => Residency::Moving { slot: slot.0 },
+        (None, true) => Residency::Resident,
+        (None, false) => Residency::Loading,
+    };
+    brain.residency().into_iter().map(one).collect()
+}
+
+/// By owner, as the ledger has it. What is free is told by the device: it balances only if both count the same chunks.
+fn memory(brain: &Brain, used_bytes: u64) -> MemoryState {
+    let (ledger, chunk_bytes) = (brain.ledger(), brain.geometry().chunk_bytes);
+    let mut owners = OwnerBytes::default();
+    for (owner, count) in ledger.counts() {
+        let bytes = u64::from(count) * chunk_bytes;
+        *match owner {
+            Owner::Free => &mut owners.free_bytes,
+            Owner::WeightsGlobal => &mut owners.weights_global_bytes,
+            Owner::WeightsLayer(_) => &mut owners.weights_layers_bytes,
+            Owner::Slot(_) => &mut owners.slots_bytes,
+            Owner::Kv => &mut owners.kv_bytes,
+            Owner::Activation => &mut owners.activation_bytes,
+            Owner::Staging => &mut owners.staging_bytes,
+            Owner::Earmarked(_) => &mut owners.earmarked_bytes,
+        } += bytes;
+    }
+    let capacity_bytes = u64::from(ledger.capacity()) * chunk_bytes;
+    owners.free_bytes += capacity_bytes.saturating_sub(used_bytes);
+    // Host memory has no driver and no context.
+    let overhead_bytes = 0;
+    MemoryState { capacity_bytes, chunk_bytes, overhead_bytes, owners }
+}
+
+fn kv(brain: &Brain) -> KvState {
+    let (counts, geometry) = (brain.kv_counts(), brain.geometry());
+    let cached = u64::from(counts.idle_columns) * u64::from(geometry.layers());
+    let (total, held) = (u64::from(counts.total_blocks), u64::from(counts.used_blocks));
+    let used = held.saturating_sub(cached);
+    KvState {
+        blocks_total: total,
+        blocks_used: used,
+        blocks_cached: cached,
+        // Also those of frames that drain, which nobody may take any more.
+        blocks_free: total - held,
+        block_bytes: geometry.block_bytes,
+        draining_frames: counts.draining_frames,
+        fragmentation_permille: counts.fragmentation_permille,
+        utilisation_permille: (used * 1000).checked_div(total).unwrap_or(0) as u32,
+    }
+}
+
+fn figures(brain: &Brain, snapshot: &Snapshot, metrics: &Metrics) -> Figures {
+    let (measures, counters) = (brain.measures(), &snapshot.counters);
+    let mean =
+        |times: Vec<u64>| (times.iter().sum::<u64>()).checked_div(times.len() as u64).filter(|ns| *ns > 0);
+    let reasons = Reason::ALL.iter().map(|reason| (reason.label(), brain.counted(*reason)));
+    let events = reasons.filter(|(_, count)| *count > 0);
+    Figures {
+        engine_tbt: metrics.engine_tbt(),
+        delivered_tbt: metrics.delivered_tbt(),
+        ttft: metrics.ttft(),
+        prefill_tokens_total: counters.prefill_tokens,
+        decode_tokens_total: counters.decode_tokens,
+        recomputed_tokens_total: counters.recomputed_tokens,
+        preemptions_total: counters.preemptions,
+        steps_total: counters.steps,
+        remap_events_total: events
+            .map(|(reason, count)| ReasonCount { reason: reason.into(), count })
+            .collect(),
+        copied_bytes_total: measures.copied_bytes(),
+        link_bytes_per_second: Some(measures.link_bytes_per_second()),
+        t_transfer_ns: mean(measures.transfer_ns()),
+        t_compute_ns: mean(measures.compute_ns()),
+        r_permille: measures.ratio_permille(),
+    }
+}
+
+fn engine(brain: &Brain, snapshot: &Snapshot, diary: &Diary) -> EngineState {
+    EngineState {
+        pid: snapshot.engine_pid,
+        restarts: diary.engine_restarts,
+        attempt: diary.engine_restarts + u64::from(snapshot.engine_attached),
+        up_since_unix_ms: diary.engine_since.map(unix_ms),
+        failure: brain.failed().map(|failure| failure.to_string()),
+    }
+}

@@ -1,0 +1,165 @@
+//! The door between the async world and the scheduler's thread: requests in, tokens out.
+//!
+//! One thread owns the scheduler and its body; everything else holds a [`Service`]. What the gateway knows of a
+//! request is its [`Ticket`]; dropping it cancels the request.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use sluice_policy::ids::RequestId;
+use sluice_ports::sampling::{Sampling, TokenLogprobs};
+use sluice_scheduler::{Finish, Refusal, Request};
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// What a client asks for, in token ids.
+#[derive(Clone, Debug)]
+pub struct Submission {
+    /// Prompt, at least one token.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most.
+    pub max_tokens: u32,
+    /// How to choose them.
+    pub sampling: Sampling,
+    /// Higher runs first.
+    pub priority: i32,
+    /// Prefix cache scope.
+    pub salt: u64,
+}
+
+/// What happens to a request.
+#[derive(Clone, Debug)]
+pub enum Update {
+    /// A token was generated.
+    Token {
+        /// Token id.
+        token: u32,
+        /// When asked for.
+        logprobs: Option<TokenLogprobs>,
+        /// When the engine's answer was read.
+        at: Instant,
+    },
+    /// It was not taken. Nothing follows.
+    Refused(Refusal),
+    /// It has ended. Nothing follows.
+    Finished(Finish),
+}
+
+/// A request under way. Dropping it cancels the request and frees its memory within one step.
+#[derive(Debug)]
+pub struct Ticket {
+    id: RequestId,
+    updates: mpsc::UnboundedReceiver<Update>,
+    inbox: Inbox,
+}
+
+impl Ticket {
+    /// Its name.
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// The next update. `None` = the scheduler has gone.
+    pub async fn next(&mut self) -> Option<Update> {
+        self.updates.recv().await
+    }
+
+    /// The next update if it is there already.
+    pub fn try_next(&mut self) -> Option<Update> {
+        self.updates.try_recv().ok()
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.inbox.send(Message::Cancel(self.id));
+    }
+}
+
+/// What the scheduler's thread is told.
+#[derive(Debug)]
+pub enum Message {
+    /// A request and where its updates go.
+    Submit(Request, mpsc::UnboundedSender<Update>),
+    /// Its client has gone.
+    Cancel(RequestId),
+    /// A port has something to say: poll it.
+    Wake,
+    /// Something about the engine.
+    Engine(Box<crate::room::door::News>),
+    /// The state, please.
+    State(oneshot::Sender<Box<sluice_wire::State>>),
+    /// End: running requests are cut.
+    Stop,
+}
+
+/// The sending end. Unbounded: its length is bounded by the limits on open requests, checked before anything is sent.
+#[derive(Clone, Debug)]
+pub struct Inbox(std::sync::mpsc::Sender<Message>);
+
+impl Inbox {
+    /// A new inbox and its reading end.
+    pub fn new() -> (Inbox, std::sync::mpsc::Receiver<Message>) {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        (Inbox(sender), receiver)
+    }
+
+    /// Sends. A scheduler that has gone hears nothing, and whoever waits for its answer sees the channel close.
+    pub fn send(&self, message: Message) {
+        let _ = self.0.send(message);
+    }
+}
+
+/// Whether requests can be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// Weights are being loaded, or the first engine has not come yet.
+    Loading,
+    /// Requests run.
+    Serving,
+    /// The engine died and its successor has not attached yet; requests are held.
+    EngineLost,
+    /// Cannot serve, and why.
+    Failed(String),
+}
+
+/// How long a question about the state waits for the scheduler.
+const STATE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A handle to the scheduler. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Service {
+    inbox: Inbox,
+    next_id: Arc<AtomicU64>,
+    status: watch::Receiver<Status>,
+}
+
+impl Service {
+    /// A service whose requests go to `inbox`.
+    pub fn new(inbox: Inbox, status: watch::Receiver<Status>) -> Self {
+        Service { inbox, next_id: Arc::new(AtomicU64::new(1)), status }
+    }
+
+    /// Hands a request to the scheduler.
+    pub fn submit(&self, submission: Submission) -> Ticket {
+        let Submission { prompt, max_tokens, sampling, priority, salt } = submission;
+        let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        let (sender, updates) = mpsc::unbounded_channel();
+        let request = Request { id, prompt, max_tokens, sampling: Arc::new(sampling), priority, salt };
+        self.inbox.send(Message::Submit(request, sender));
+        Ticket { id, updates, inbox: self.inbox.clone() }
+    }
+
+    /// The state. `None` = the scheduler has gone, or is busy loading weights.
+    pub async fn state(&self) -> Option<sluice_wire::State> {
+        let (sender, receiver) = oneshot::channel();
+        self.inbox.send(Message::State(sender));
+        let answer = tokio::time::timeout(STATE_PATIENCE, receiver).await;
+        answer.ok()?.ok().map(|state| *state)
+    }
+
+    /// Whether requests can be served, now and when it changes.
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.clone()
+    }
+}

@@ -1,0 +1,223 @@
+//! Clients that mean harm: bounded, told so, and no stream but their own notices.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sluice_agent::gateway::serve::Patience;
+use sluice_agent::service::Update;
+use sluice_ports::sampling::TokenLogprobs;
+use sluice_scheduler::Finish;
+use sluice_wire::config::LimitsConfig;
+
+use super::client::PATIENCE;
+use super::world::{Setup, World};
+
+const INVALID: &str = "invalid_request_error";
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+async fn small() -> World {
+    let limits = LimitsConfig { max_body_bytes: 1000, ..LimitsConfig::default() };
+    World::start(Setup { limits, ..Setup::default() }).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_huge_body_is_413_whether_it_says_so_or_not() {
+    let world = small().await;
+    let huge = vec![b' '; 300_000];
+    let mut client = world.client().await;
+    client.send("POST", "/v1/completions", &[JSON], &huge).await;
+    client.answer().await.error(413, INVALID, None, None);
+
+    let mut client = world.client().await;
+    let head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+    client.raw(head).await.unwrap();
+    for _ in 0..30 {
+        client.raw(b"100\r\n").await.unwrap();
+        client.raw(&[b' '; 256]).await.unwrap();
+        client.raw(b"\r\n").await.unwrap();
+    }
+    client.raw(b"0\r\n\r\n").await.unwrap();
+    client.answer().await.error(413, INVALID, None, None);
+
+    // Promised and never sent: answered without waiting for it.
+    let mut client = world.client().await;
+    let head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+        content-length: 99999999999\r\nexpect: 100-continue\r\n\r\n";
+    client.raw(head).await.unwrap();
+    client.answer().await.error(413, INVALID, None, None);
+    let exact = json!({"prompt": "p", "user": "u".repeat(1000 - 24)}).to_string();
+    assert_eq!(exact.len(), 1000);
+    let mut client = world.client().await;
+    client.send("POST", "/v1/completions", &[JSON], exact.as_bytes()).await;
+    world.scheduler.taken().await.finish(Finish::Length);
+    assert_eq!(client.answer().await.head.status, 200, "the limit itself is allowed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_is_no_json_is_400_and_says_where() {
+    let world = World::start(Setup::default()).await;
+    let deep = format!("{{\"prompt\": {}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
+    let cases: [(&[u8], &str); 7] = [
+        (b"{\"prompt\": \"p\",\n  oops}", "line 2 column 3"),
+        (b"", "line 1 column 0"),
+        (b"[1]", "line 1 column"),
+        (b"\"p\"", "line 1 column"),
+        (b"{\"prompt\": \"\xff\xfe\"}", "line 1 column"),
+        (b"{\"prompt\": \"\\ud800\"}", "line 1 column"),
+        (deep.as_bytes(), "recursion limit"),
+    ];
+    for (body, place) in cases {
+        let mut client = world.client().await;
+        client.send("POST", "/v1/completions", &[JSON], body).await;
+        let message = client.answer().await.error(400, INVALID, None, None);
+        assert!(message.contains(place), "{message}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_http_is_refused_and_closed() {
+    let world = World::start(Setup::default()).await;
+    for bytes in [
+        &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"[..],
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"\0\0\0\0\r\n\r\n",
+    ] {
+        let mut client = world.client().await;
+        client.raw(bytes).await.unwrap();
+        assert!(client.closes_within(Duration::from_secs(5)).await, "{bytes:?}");
+    }
+    let mut client = world.client().await;
+    let head = format!("GET /health HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(100_000));
+    let _ = client.raw(head.as_bytes()).await;
+    assert!(client.closes_within(Duration::from_secs(5)).await, "a head has a largest size");
+    assert_eq!(world.get("/health").await.head.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_head_that_comes_too_slowly_is_cut() {
+    let patience = Patience { head: Duration::from_millis(300), ..Patience::default() };
+    let world = World::start(Setup { patience, ..Setup::default() }).await;
+    let mut client = world.client().await;
+    let began = Instant::now();
+    client.raw(b"GET /health HT").await.unwrap();
+    assert!(client.closes_within(Duration::from_secs(5)).await);
+    assert!(began.elapsed() >= Duration::from_millis(300));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_connection_too_many_is_503_and_closed_and_places_come_back() {
+    let world = World::start(Setup { connections: 2, ..Setup::default() }).await;
+    let (mut one, _two) = (world.client().await, world.client().await);
+    one.send("GET", "/health", &[], b"").await;
+    assert_eq!(one.answer().await.head.status, 200);
+    let answer = world.client().await.answer().await;
+    answer.error(503, "service_unavailable", None, None);
+    assert_eq!(answer.head.header("retry-after"), Some("1"));
+    drop(one);
+    let until = Instant::now() + PATIENCE;
+    while world.get("/health").await.head.status != 200 {
+        assert!(Instant::now() < until);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_reader_is_cut_and_another_stream_is_not_affected() {
+    let patience = Patience { write: Duration::from_millis(500), ..Patience::default() };
+    let world = World::start(Setup { patience, context: 10_000_000, ..Setup::default() }).await;
+    let body = json!({"prompt": "p", "stream": true, "max_tokens": 9_000_000});
+    let mut slow = super::client::Client::narrow(world.address).await;
+    let mut wordy = body.clone();
+    wordy["logprobs"] = json!(20);
+    slow.post("/v1/completions", &wordy).await;
+    let slow_taken = world.scheduler.taken().await;
+    let mut quick = world.posted("/v1/completions", &body).await;
+    let quick_taken = world.scheduler.taken().await;
+    quick_taken.say("a");
+    assert_eq!(quick.head().await.status, 200);
+    quick.next_event().await;
+    // Far more than the kernel's buffers hold; the slow client reads none of it.
+    let began = Instant::now();
+    let (mut worst, sent_at) = (Duration::ZERO, Instant::now());
+    let mut cancelled = None;
+    while cancelled.is_none() {
+        assert!(began.elapsed() < PATIENCE, "the slow reader was never cut");
+        for _ in 0..50 {
+            let logprobs =
+                Some(TokenLogprobs { chosen: -0.5, top: (0..20).map(|i| (97 + i, -0.5)).collect() });
+            slow_taken.update(Update::Token { token: 97, logprobs, at: sent_at });
+        }
+        let sent = Instant::now();
+        quick_taken.say("b");
+        quick.next_event().await;
+        worst = worst.max(sent.elapsed());
+        cancelled = world.scheduler.cancelled(Duration::ZERO).await;
+    }
+    assert_eq!(cancelled, Some(slow_taken.request.id));
+    assert!(worst < Duration::from_secs(1), "the other stream waited {worst:?}");
+    quick_taken.finish(Finish::Length);
+    assert_eq!(quick.events().await.last().map(|(_, e)| e.clone()).as_deref(), Some("[DONE]"));
+    drop(slow);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_prompt_does_not_hold_up_a_stream() {
+    let world = World::start(Setup::default()).await;
+    let mut quick = world.posted("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
+    let taken = world.scheduler.taken().await;
+    taken.say("a");
+    quick.head().await;
+    quick.next_event().await;
+    let body = json!({"prompt": "some words ".repeat(90_000)});
+    let mut heavy = Vec::new();
+    for _ in 0..6 {
+        heavy.push(world.posted("/v1/completions", &body).await);
+    }
+    for _ in 0..20 {
+        let sent = Instant::now();
+        taken.say("b");
+        quick.next_event().await;
+        assert!(sent.elapsed() < Duration::from_secs(1), "a token waited {:?}", sent.elapsed());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    for mut client in heavy {
+        client.answer().await.error(400, INVALID, Some("max_tokens"), Some("context_length_exceeded"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_thousand_streams_at_once_are_all_served_whole() {
+    const STREAMS: usize = 2000;
+    let world = World::start(Setup::default()).await;
+    let body = json!({"prompt": "p", "stream": true});
+    let clients: Vec<_> = (0..STREAMS)
+        .map(|_| {
+            let (address, body) = (world.address, body.clone());
+            tokio::spawn(async move {
+                let mut client = super::client::Client::connect(address).await;
+                client.post("/v1/completions", &body).await;
+                assert_eq!(client.head().await.status, 200);
+                let events = client.events().await;
+                let text = |e: &str| {
+                    serde_json::from_str::<Value>(e).ok()?["choices"][0]["text"].as_str().map(str::to_owned)
+                };
+                events.iter().filter_map(|(_, e)| text(e)).collect::<String>()
+            })
+        })
+        .collect();
+    let mut taken = Vec::new();
+    for _ in 0..STREAMS {
+        taken.push(world.scheduler.taken().await);
+    }
+    assert_eq!(world.metrics.streams().open, STREAMS as u32, "all at the same time");
+    for (index, one) in taken.iter().enumerate() {
+        one.say(&format!("{index:04}"));
+        one.finish(Finish::Length);
+    }
+    let mut texts = Vec::new();
+    for client in clients {
+        texts.push(client.await.unwrap());
+    }
+    texts.sort();
+    assert_eq!(texts, (0..STREAMS).map(|i| format!("{i:04}")).collect::<Vec<_>>());
+}

@@ -1,0 +1,117 @@
+//! Token-Deposit on real time: never early, nothing lost, in order, the rest at once.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sluice_policy::deposit::Pacing;
+use sluice_scheduler::Finish;
+
+use super::client::Client;
+use super::world::{Setup, World};
+
+const INTERVAL: Duration = Duration::from_millis(40);
+
+async fn paced() -> World {
+    let pacing = Pacing::Paced { interval_ns: INTERVAL.as_nanos() as u64 };
+    World::start(Setup { pacing, ..Setup::default() }).await
+}
+
+async fn text(client: &mut Client) -> (Instant, String) {
+    let event = client.next_event().await;
+    let json: Value = serde_json::from_str(&event).unwrap_or_else(|e| panic!("{e}: {event}"));
+    (Instant::now(), json["choices"][0]["text"].as_str().expect("a text").to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_burst_is_written_one_token_an_interval_in_order() {
+    let world = paced().await;
+    let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
+    let taken = world.scheduler.taken().await;
+    let sent = Instant::now();
+    taken.say("abcdef");
+    assert_eq!(client.head().await.status, 200);
+    let mut got = Vec::new();
+    for _ in 0..5 {
+        got.push(text(&mut client).await);
+    }
+    let shown: String = got.iter().map(|(_, text)| text.as_str()).collect();
+    assert_eq!(shown, "abcde");
+    assert!(got[0].0 - sent < INTERVAL * 10, "the first is written at once");
+    // The client reads after the server wrote, so only sums of intervals have an exact lower bound.
+    for (index, (at, _)) in got.iter().enumerate() {
+        assert!(*at - sent >= INTERVAL * index as u32, "token {index} was early: {:?}", *at - sent);
+        assert!(*at - sent <= INTERVAL * (index as u32 + 1) * 10, "token {index} was late: {:?}", *at - sent);
+    }
+    assert_eq!(world.metrics.streams().deposit_tokens, 1, "the sixth token waits");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn at_completion_the_rest_is_written_at_once() {
+    let world = paced().await;
+    let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
+    let taken = world.scheduler.taken().await;
+    let sent = Instant::now();
+    taken.say("a");
+    assert_eq!(client.head().await.status, 200);
+    assert_eq!(text(&mut client).await.1, "a");
+    taken.say(&"b".repeat(200));
+    assert_eq!(text(&mut client).await.1, "b");
+    assert!(sent.elapsed() >= INTERVAL);
+    let finished = Instant::now();
+    taken.finish(Finish::Length);
+    let events = client.events().await;
+    assert!(finished.elapsed() < INTERVAL * 50, "199 intervals would be 8 s: {:?}", finished.elapsed());
+    let shown = events.iter().filter_map(|(_, e)| {
+        serde_json::from_str::<Value>(e).ok()?["choices"][0]["text"].as_str().map(str::to_owned)
+    });
+    assert_eq!(shown.collect::<String>(), "b".repeat(199), "none is lost");
+    assert_eq!(world.metrics.streams().deposit_tokens, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_after_its_interval_is_written_when_produced_and_one_before_it_waits() {
+    let world = paced().await;
+    let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
+    let taken = world.scheduler.taken().await;
+    taken.say("a");
+    assert_eq!(client.head().await.status, 200);
+    text(&mut client).await;
+    tokio::time::sleep(INTERVAL * 3).await;
+    let produced = Instant::now();
+    taken.say("b");
+    let (late, _) = text(&mut client).await;
+    // An interval counted from the moment of production would show here.
+    assert!(late - produced < INTERVAL, "written when produced: {:?}", late - produced);
+    taken.say("c");
+    let (waited, _) = text(&mut client).await;
+    assert!(waited - produced >= INTERVAL, "counted from the last write: {:?}", waited - produced);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_of_a_character_counts_as_written() {
+    let world = paced().await;
+    let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
+    let taken = world.scheduler.taken().await;
+    let sent = Instant::now();
+    taken.say("€x");
+    assert_eq!(client.head().await.status, 200);
+    let mut got = Vec::new();
+    for _ in 0..4 {
+        got.push(text(&mut client).await);
+    }
+    let shown: Vec<_> = got.iter().map(|(_, text)| text.as_str()).collect();
+    assert_eq!(shown, ["", "", "€", "x"]);
+    assert!(got[2].0 - sent >= INTERVAL * 2 && got[3].0 - sent >= INTERVAL * 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_are_not_streamed_are_not_paced() {
+    let world = paced().await;
+    let mut client = world.posted("/v1/completions", &json!({"prompt": "p"})).await;
+    let taken = world.scheduler.taken().await;
+    let sent = Instant::now();
+    taken.say(&"b".repeat(500));
+    taken.finish(Finish::Length);
+    assert_eq!(client.answer().await.json()["choices"][0]["text"], "b".repeat(500));
+    assert!(sent.elapsed() < INTERVAL * 100, "500 intervals would be 20 s: {:?}", sent.elapsed());
+}

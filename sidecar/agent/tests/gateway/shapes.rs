@@ -1,0 +1,250 @@
+//! What answers look like.
+
+use serde_json::{Value, json};
+use sluice_agent::service::Update;
+use sluice_ports::sampling::TokenLogprobs;
+use sluice_scheduler::Finish;
+
+use super::tiny::END;
+use super::world::{Setup, World};
+
+/// Removes what differs from run to run, after checking it.
+fn chunk(event: &str, object: &str, prefix: &str) -> Value {
+    let mut chunk: Value = serde_json::from_str(event).unwrap_or_else(|e| panic!("{e}: {event}"));
+    let map = chunk.as_object_mut().expect("an object");
+    assert!(map.remove("id").expect("an id").as_str().expect("a text").starts_with(prefix));
+    assert!(map.remove("created").expect("a time").as_u64().expect("a number") > 1_700_000_000);
+    assert_eq!(map.remove("object"), Some(json!(object)));
+    assert_eq!(map.remove("model"), Some(json!("tiny")));
+    chunk
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_completion_streams_text_then_the_reason_then_usage_then_done() {
+    let world = World::start(Setup::default()).await;
+    let body = json!({"model": "tiny", "prompt": "Once", "stream": true, "max_tokens": 3,
+        "stream_options": {"include_usage": true}});
+    let mut client = world.posted("/v1/completions", &body).await;
+    let taken = world.scheduler.taken().await;
+    assert_eq!((taken.prompt().as_str(), taken.request.max_tokens), ("Once", 3));
+    taken.token(u32::from(b'a'));
+    let head = client.head().await;
+    assert_eq!((head.status, head.header("content-type")), (200, Some("text/event-stream")));
+    let mut events = vec![client.next_event().await];
+    taken.token(u32::from(b'b'));
+    events.push(client.next_event().await);
+    taken.token(END);
+    taken.finish(Finish::Stop);
+    events.extend(client.events().await.into_iter().map(|(_, event)| event));
+    let done = events.pop();
+    let chunks: Vec<_> = events.iter().map(|event| chunk(event, "text_completion", "cmpl-")).collect();
+    let text = |text: &str, reason: Value| json!({"choices": [{"index": 0, "text": text, "logprobs": null, "finish_reason": reason}], "usage": null});
+    let usage =
+        json!({"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}});
+    let wanted = [
+        text("a", Value::Null),
+        text("b", Value::Null),
+        text("", Value::Null),
+        text("", json!("stop")),
+        usage,
+    ];
+    assert_eq!(chunks, wanted);
+    assert_eq!(done.as_deref(), Some("[DONE]"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_streams_its_role_first_and_ends_with_an_empty_delta() {
+    let world = World::start(Setup::default()).await;
+    let body =
+        json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], "stream": true});
+    let mut client = world.posted("/v1/chat/completions", &body).await;
+    let taken = world.scheduler.taken().await;
+    assert_eq!(taken.prompt(), "user: Hi\nassistant:");
+    assert_eq!(
+        taken.request.max_tokens,
+        1000 - taken.request.prompt.len() as u32,
+        "a chat may fill the context"
+    );
+    taken.say("yo");
+    taken.finish(Finish::Length);
+    assert_eq!(client.head().await.status, 200);
+    let mut events: Vec<_> = client.events().await.into_iter().map(|(_, event)| event).collect();
+    assert_eq!(events.pop().as_deref(), Some("[DONE]"));
+    let chunks: Vec<_> = events.iter().map(|e| chunk(e, "chat.completion.chunk", "chatcmpl-")).collect();
+    let delta = |delta: Value, reason: Value| json!({"choices": [{"index": 0, "delta": delta, "logprobs": null, "finish_reason": reason}]});
+    assert_eq!(chunks[0], delta(json!({"role": "assistant", "content": ""}), Value::Null));
+    assert_eq!(chunks[chunks.len() - 1], delta(json!({}), json!("length")));
+    let middle = &chunks[1..chunks.len() - 1];
+    let text: String = middle.iter().map(|c| c["choices"][0]["delta"]["content"].as_str().unwrap()).collect();
+    assert_eq!(text, "yo");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_are_not_streamed_come_whole_with_usage() {
+    let world = World::start(Setup::default()).await;
+    let mut client = world.posted("/v1/completions", &json!({"prompt": "abc", "seed": 5})).await;
+    let taken = world.scheduler.taken().await;
+    assert_eq!((taken.request.max_tokens, taken.request.sampling.seed), (16, 5));
+    taken.say("xy");
+    taken.finish(Finish::Length);
+    let answer = client.answer().await;
+    assert_eq!(answer.head.header("content-type"), Some("application/json"));
+    let wanted = json!({"choices": [{"index": 0, "text": "xy", "logprobs": null, "finish_reason": "length"}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}});
+    assert_eq!(chunk(&answer.body, "text_completion", "cmpl-"), wanted);
+
+    let body = json!({"messages": [{"role": "user", "content": "Hi"}]});
+    let mut client = world.posted("/v1/chat/completions", &body).await;
+    let taken = world.scheduler.taken().await;
+    taken.say("z");
+    taken.token(END);
+    taken.finish(Finish::Stop);
+    let message = json!({"role": "assistant", "content": "z", "refusal": null});
+    let prompt = taken.request.prompt.len();
+    let wanted = json!({"choices": [{"index": 0, "message": message, "logprobs": null, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": prompt, "completion_tokens": 2, "total_tokens": prompt + 2}});
+    assert_eq!(chunk(&client.answer().await.body, "chat.completion", "chatcmpl-"), wanted);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_choice_of_every_prompt_is_a_request_with_a_seed_of_its_own() {
+    let world = World::start(Setup::default()).await;
+    let mut client = world.posted("/v1/completions", &json!({"prompt": ["p", "q"], "n": 2, "seed": 7})).await;
+    for (index, (prompt, seed)) in [("p", 7), ("p", 8), ("q", 7), ("q", 8)].into_iter().enumerate() {
+        let taken = world.scheduler.taken().await;
+        assert_eq!((taken.prompt().as_str(), taken.request.sampling.seed), (prompt, seed));
+        taken.say(&index.to_string());
+        taken.finish(Finish::Length);
+    }
+    let answer = client.answer().await.json();
+    let choices = answer["choices"].as_array().unwrap();
+    let told: Vec<_> =
+        choices.iter().map(|c| (c["index"].as_u64().unwrap(), c["text"].as_str().unwrap())).collect();
+    assert_eq!(told, [(0, "0"), (1, "1"), (2, "2"), (3, "3")]);
+    assert_eq!(answer["usage"], json!({"prompt_tokens": 4, "completion_tokens": 4, "total_tokens": 8}));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_choice_that_waits_does_not_hold_back_the_one_that_runs() {
+    let world = World::start(Setup::default()).await;
+    let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "n": 2, "stream": true})).await;
+    let (first, second) = (world.scheduler.taken().await, world.scheduler.taken().await);
+    second.say("b");
+    assert_eq!(client.head().await.status, 200);
+    assert_eq!(chunk(&client.next_event().await, "text_completion", "cmpl-")["choices"][0]["index"], 1);
+    second.finish(Finish::Length);
+    first.say("a");
+    first.finish(Finish::Length);
+    let events = client.events().await;
+    assert_eq!(events.iter().filter(|(_, e)| e.contains("\"finish_reason\":\"length\"")).count(), 2);
+    assert_eq!(events.last().map(|(_, e)| e.as_str()), Some("[DONE]"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn characters_are_written_whole_and_their_parts_count_as_tokens() {
+    let world = World::start(Setup::default()).await;
+    let body = json!({"prompt": "p", "stream": true, "stream_options": {"include_usage": true}});
+    let mut client = world.posted("/v1/completions", &body).await;
+    let taken = world.scheduler.taken().await;
+    taken.say("é€");
+    // An answer may end inside a character: its bytes are shown as the replacement character, never dropped.
+    taken.token(0xf0);
+    taken.finish(Finish::Length);
+    assert_eq!(client.head().await.status, 200);
+    let events = client.events().await;
+    let text =
+        |e: &str| serde_json::from_str::<Value>(e).ok()?["choices"][0]["text"].as_str().map(str::to_owned);
+    let shown: String = events.iter().filter_map(|(_, e)| text(e)).collect();
+    assert_eq!(shown, "é€\u{fffd}");
+    assert!(events[events.len() - 2].1.contains("\"completion_tokens\":6"), "{events:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_string_across_tokens_is_never_shown_and_frees_the_request() {
+    for stream in [true, false] {
+        let world = World::start(Setup::default()).await;
+        let body = json!({"prompt": "p", "stream": stream, "stop": ["</s>", "nope"], "max_tokens": 100});
+        let mut client = world.posted("/v1/completions", &body).await;
+        let taken = world.scheduler.taken().await;
+        taken.say("ab<c</");
+        // Nothing is cancelled while the stop string is not complete.
+        assert_eq!(world.scheduler.cancelled(std::time::Duration::from_millis(50)).await, None);
+        taken.say("s>more");
+        assert_eq!(world.scheduler.cancelled(super::client::PATIENCE).await, Some(taken.request.id));
+        let answer = client.answer().await;
+        let bodies: Vec<Value> = match stream {
+            true => answer
+                .body
+                .split("\n\n")
+                .filter_map(|e| serde_json::from_str(e.strip_prefix("data: ")?).ok())
+                .collect(),
+            false => vec![answer.json()],
+        };
+        let shown: String = bodies.iter().map(|b| b["choices"][0]["text"].as_str().unwrap()).collect();
+        assert_eq!(shown, "ab<c");
+        assert_eq!(bodies[bodies.len() - 1]["choices"][0]["finish_reason"], "stop");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_ends_the_answer_is_not_shown_unless_ends_are_ignored() {
+    let world = World::start(Setup::default()).await;
+    for (ignore, wanted) in [(false, "a"), (true, "az")] {
+        let body = json!({"prompt": "p", "stop_token_ids": [122], "ignore_eos": ignore});
+        let mut client = world.posted("/v1/completions", &body).await;
+        let taken = world.scheduler.taken().await;
+        assert_eq!(taken.request.sampling.stop_tokens, [END, 122]);
+        taken.say("az");
+        taken.finish(if ignore { Finish::Length } else { Finish::Stop });
+        let answer = client.answer().await.json();
+        assert_eq!(answer["choices"][0]["text"], wanted);
+        assert_eq!(answer["usage"]["completion_tokens"], 2);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn logprobs_come_in_the_shape_of_each_endpoint() {
+    let world = World::start(Setup::default()).await;
+    let logprobs = || Some(TokenLogprobs { chosen: -0.5, top: vec![(97, -0.5), (98, -2.0)] });
+    let say = |taken: &super::world::Taken| {
+        for token in [97, 0xc3] {
+            taken.update(Update::Token { token, logprobs: logprobs(), at: std::time::Instant::now() });
+        }
+        taken.finish(Finish::Length);
+    };
+    let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "logprobs": 2})).await;
+    let taken = world.scheduler.taken().await;
+    assert_eq!(taken.request.sampling.logprobs, Some(2));
+    say(&taken);
+    let found = client.answer().await.json()["choices"][0]["logprobs"].clone();
+    let top = json!({"a": -0.5, "b": -2.0});
+    assert_eq!(
+        found,
+        json!({"tokens": ["a", "\u{fffd}"], "token_logprobs": [-0.5, -0.5], "top_logprobs": [top, top],
+        "text_offset": [0, 1]})
+    );
+
+    let body = json!({"messages": [{"role": "user", "content": "x"}], "logprobs": true, "top_logprobs": 2});
+    let mut client = world.posted("/v1/chat/completions", &body).await;
+    say(&world.scheduler.taken().await);
+    let found = client.answer().await.json()["choices"][0]["logprobs"]["content"].clone();
+    let a = json!({"token": "a", "logprob": -0.5, "bytes": [97]});
+    assert_eq!(found[0]["top_logprobs"], json!([a, {"token": "b", "logprob": -2.0, "bytes": [98]}]));
+    assert_eq!((&found[0]["token"], &found[0]["bytes"]), (&json!("a"), &json!([97])));
+    assert_eq!((&found[1]["token"], &found[1]["bytes"]), (&json!("\u{fffd}"), &Value::Null));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn models_are_listed_and_found_under_every_name() {
+    let world = World::start(Setup::default()).await;
+    let list = world.get("/v1/models").await.json();
+    assert_eq!((&list["object"], list["data"].as_array().map(Vec::len)), (&json!("list"), Some(2)));
+    assert_eq!(list["data"][0]["max_model_len"], 1000);
+    assert_eq!(world.get("/v1/models/org/tiny").await.json()["id"], "org/tiny");
+    world.get("/v1/models/other").await.error(
+        404,
+        "invalid_request_error",
+        Some("model"),
+        Some("model_not_found"),
+    );
+}

@@ -1,0 +1,211 @@
+//! A gateway on a socket and the test in the scheduler's place.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use sluice_agent::gateway::Gateway;
+use sluice_agent::gateway::open::OpenRequests;
+use sluice_agent::gateway::serve::{Limits, Patience, serve_with};
+use sluice_agent::metrics::Metrics;
+use sluice_agent::service::{Inbox, Message, Service, Status, Update};
+use sluice_policy::deposit::Pacing;
+use sluice_policy::ids::RequestId;
+use sluice_scheduler::{Finish, Request};
+use sluice_wire::config::{LimitsConfig, SloConfig};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use super::client::{Answer, Client, PATIENCE};
+use super::tiny;
+
+/// What may differ between tests.
+pub struct Setup {
+    pub limits: LimitsConfig,
+    pub pacing: Pacing,
+    pub keys: Vec<String>,
+    pub status: Status,
+    pub context: u32,
+    pub connections: usize,
+    pub drain: Duration,
+    pub patience: Patience,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Setup {
+            limits: LimitsConfig::default(),
+            pacing: Pacing::Immediate,
+            keys: Vec::new(),
+            status: Status::Serving,
+            context: 1000,
+            connections: 4096,
+            drain: Duration::from_secs(10),
+            patience: Patience::default(),
+        }
+    }
+}
+
+/// The gateway under test.
+pub struct World {
+    pub address: SocketAddr,
+    pub scheduler: Scheduler,
+    pub status: watch::Sender<Status>,
+    pub service: Service,
+    pub metrics: Arc<Metrics>,
+    pub stop: watch::Sender<bool>,
+    pub serving: JoinHandle<()>,
+    _folder: tempfile::TempDir,
+}
+
+/// The scheduler's end of the inbox.
+pub struct Scheduler(Receiver<Message>);
+
+/// A request as the scheduler sees it.
+pub struct Taken {
+    pub request: Request,
+    updates: mpsc::UnboundedSender<Update>,
+}
+
+impl World {
+    pub async fn start(setup: Setup) -> World {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (inbox, messages) = Inbox::new();
+        let (status, watched) = watch::channel(setup.status);
+        let service = Service::new(inbox, watched);
+        let metrics = Arc::new(Metrics::new("tiny", &SloConfig::default()));
+        let gateway = Arc::new(Gateway {
+            text: Arc::new(tiny::text(folder.path())),
+            service: service.clone(),
+            names: vec!["tiny".into(), "org/tiny".into()],
+            vocab: tiny::VOCAB,
+            max_model_tokens: setup.context,
+            open: OpenRequests::new(setup.limits.max_streams, metrics.clone()),
+            limits: setup.limits,
+            stream_pacing: setup.pacing,
+            api_keys: setup.keys,
+            metrics: metrics.clone(),
+            started: Gateway::unix_seconds(),
+            answers: AtomicU64::new(1),
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let (stop, stopping) = watch::channel(false);
+        let limits = Limits { connections: setup.connections, drain: setup.drain };
+        let serving = tokio::spawn(serve_with(listener, gateway.router(), limits, setup.patience, stopping));
+        World {
+            address,
+            scheduler: Scheduler(messages),
+            status,
+            service,
+            metrics,
+            stop,
+            serving,
+            _folder: folder,
+        }
+    }
+
+    pub async fn client(&self) -> Client {
+        Client::connect(self.address).await
+    }
+
+    /// Sends a body; its answer is still to come.
+    pub async fn posted(&self, path: &str, body: &Value) -> Client {
+        let mut client = self.client().await;
+        client.post(path, body).await;
+        client
+    }
+
+    /// Sends a body and returns the answer. For what never reaches the scheduler.
+    pub async fn post(&self, path: &str, body: &Value) -> Answer {
+        self.posted(path, body).await.answer().await
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        let mut client = self.client().await;
+        client.send("GET", path, &[], b"").await;
+        client.answer().await
+    }
+
+    /// Answers every request at once with `text`, in a thread of its own that ends with the gateway.
+    pub fn autopilot(&mut self, text: &'static str) {
+        let (_, nothing) = std::sync::mpsc::channel();
+        let Scheduler(messages) = std::mem::replace(&mut self.scheduler, Scheduler(nothing));
+        std::thread::spawn(move || {
+            for message in messages {
+                match message {
+                    Message::Submit(request, updates) => {
+                        let taken = Taken { request, updates };
+                        taken.say(text);
+                        taken.finish(Finish::Length);
+                    }
+                    Message::State(answer) => drop(answer.send(Box::default())),
+                    _ => {}
+                }
+            }
+        });
+    }
+}
+
+impl Scheduler {
+    /// The next message, if one comes in time.
+    pub async fn next(&self, patience: Duration) -> Option<Message> {
+        let until = Instant::now() + patience;
+        loop {
+            match self.0.try_recv() {
+                Ok(message) => return Some(message),
+                Err(TryRecvError::Disconnected) => return None,
+                Err(TryRecvError::Empty) if Instant::now() > until => return None,
+                Err(TryRecvError::Empty) => tokio::time::sleep(Duration::from_millis(1)).await,
+            }
+        }
+    }
+
+    /// The next request. Cancellations of requests that have ended are passed over.
+    pub async fn taken(&self) -> Taken {
+        loop {
+            match self.next(PATIENCE).await.expect("a request") {
+                Message::Submit(request, updates) => return Taken { request, updates },
+                Message::Cancel(_) => {}
+                other => panic!("expected a request, not {other:?}"),
+            }
+        }
+    }
+
+    /// The next cancellation.
+    pub async fn cancelled(&self, patience: Duration) -> Option<RequestId> {
+        match self.next(patience).await {
+            Some(Message::Cancel(id)) => Some(id),
+            None => None,
+            other => panic!("expected a cancellation, not {other:?}"),
+        }
+    }
+}
+
+impl Taken {
+    pub fn update(&self, update: Update) {
+        // A client that has gone is no error here.
+        let _ = self.updates.send(update);
+    }
+
+    pub fn token(&self, token: u32) {
+        self.update(Update::Token { token, logprobs: None, at: Instant::now() });
+    }
+
+    /// One token for each byte.
+    pub fn say(&self, text: &str) {
+        text.bytes().for_each(|byte| self.token(u32::from(byte)));
+    }
+
+    pub fn finish(&self, finish: Finish) {
+        self.update(Update::Finished(finish));
+    }
+
+    pub fn prompt(&self) -> String {
+        String::from_utf8(self.request.prompt.iter().map(|id| *id as u8).collect()).expect("text")
+    }
+}

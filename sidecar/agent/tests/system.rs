@@ -1,0 +1,32 @@
+//! The whole data plane with real processes: model folder, host memory, link, engine, policy, scheduler.
+//!
+//! Tokens never depend on memory decisions: most tests here run the same requests twice, once with nothing going on
+//! and once with everything, and compare every bit.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap in a test's helper fails the test")]
+
+#[path = "system/bits.rs"]
+mod bits;
+#[path = "system/controls.rs"]
+mod controls;
+#[path = "system/failures.rs"]
+mod failures;
+#[path = "system/golden.rs"]
+mod golden;
+#[path = "system/journal.rs"]
+mod journal;
+#[path = "system/kills.rs"]
+mod kills;
+#[path = "system/leaving.rs"]
+mod leaving;
+#[path = "system/models.rs"]
+mod models;
+#[path = "system/processes.rs"]
+mod processes;
+#[path = "system/random.rs"]
+mod random;
+#[path = "system/refusals.rs"]
+mod refusals;
+#[path = "system/slow_link.rs"]
+mod slow_link;
+#[path = "system/support.rs"]
+mod support;

@@ -1,0 +1,106 @@
+//! Log-probabilities are equal bit by bit, whatever else runs: batches, chunkings, threads, cache, recomputed requests.
+
+use std::path::Path;
+use std::time::Duration;
+
+use sluice_ports::sampling::Sampling;
+use sluice_wire::config::SidecarConfig;
+
+use crate::models::{Shape, generate};
+use crate::random::expected;
+use crate::support::{Answer, CHUNK, Rng, Tenant, Wanted, assert_same, config, fitting};
+
+const SHAPE: Shape = Shape { family: "llama", dtype: "bf16", layers: 6, hidden: 96, vocab: 700 };
+
+/// Greedy, seeded, penalised and biased requests; some begin with the same words.
+fn requests() -> Vec<Wanted> {
+    let mut rng = Rng(5);
+    let common = rng.prompt(50, 700);
+    let request = |number: u64| {
+        let own = rng.within(1..100);
+        let prompt = rng.prompt(own, 700);
+        let prompt = if number.is_multiple_of(3) { [&common[..], &prompt].concat() } else { prompt };
+        Wanted { sampling: sampling(number), ..Wanted::greedy(&prompt, rng.within(30..70) as u32) }
+    };
+    (0..10).map(request).collect()
+}
+
+fn sampling(number: u64) -> Sampling {
+    let greedy = Sampling { ignore_stop: true, logprobs: Some(5), ..Sampling::default() };
+    let seeded = Sampling { temperature: 0.9, seed: number, ..greedy.clone() };
+    match number % 5 {
+        0 => greedy,
+        1 => Sampling { top_p: 0.8, ..seeded },
+        2 => Sampling { top_k: 40, min_p: 0.01, ..seeded },
+        3 => Sampling { repetition_penalty: 1.3, frequency_penalty: 0.4, presence_penalty: 0.2, ..seeded },
+        _ => Sampling { frequency_penalty: 0.7, logit_bias: vec![(11, 2.0), (12, -3.0)], ..greedy },
+    }
+}
+
+fn base(model: &Path, step_tokens: u32, threads: u32) -> SidecarConfig {
+    let mut config = config(model, 64 << 20, "Recompute");
+    config.max_model_len = Some(240);
+    config.limits.max_step_tokens = step_tokens;
+    config.engine.threads = threads;
+    config
+}
+
+/// Submits in a random order, at random moments, so that batches are never the same.
+fn scattered(tenant: &Tenant, wanted: &[Wanted], rng: &mut Rng) -> Vec<Answer> {
+    let mut order: Vec<usize> = (0..wanted.len()).collect();
+    (1..order.len()).for_each(|last| order.swap(last, rng.within(0..last as u64 + 1) as usize));
+    let submit = |number: usize| {
+        std::thread::sleep(Duration::from_micros(rng.within(0..3000)));
+        (number, tenant.submit(&wanted[number]))
+    };
+    let mut tickets: Vec<_> = order.into_iter().map(submit).collect();
+    tickets.sort_by_key(|(number, _)| *number);
+    tickets.into_iter().map(|(_, ticket)| tenant.collect(ticket)).collect()
+}
+
+#[test]
+fn log_probabilities_are_equal_in_random_batches_chunkings_and_on_any_number_of_threads() {
+    let (model, wanted, mut rng) = (generate(&SHAPE), requests(), Rng(23));
+    let calm = expected(&base(model.path(), 512, 1), &wanted);
+    assert!(
+        calm.iter().zip(&wanted).all(|(a, w)| a.bits.len() == w.max_tokens as usize),
+        "bits of each token"
+    );
+    for step_tokens in [16, 64, 512] {
+        for threads in 1..=3 {
+            let what = format!("{step_tokens} tokens a step, {threads} threads");
+            let tenant = Tenant::start(base(model.path(), step_tokens, threads));
+            assert_same(&scattered(&tenant, &wanted, &mut rng), &calm, &what);
+            // Once more, now that the cache is warm.
+            assert_same(&scattered(&tenant, &wanted, &mut rng), &calm, &format!("{what}, again"));
+            tenant.assert_nothing_leaks(&what);
+        }
+    }
+}
+
+#[test]
+fn log_probabilities_are_equal_when_requests_are_recomputed_in_the_middle() {
+    let (model, wanted, mut rng) = (generate(&SHAPE), requests(), Rng(29));
+    let calm = expected(&base(model.path(), 512, 1), &wanted);
+    let kv_bytes = SHAPE.kv_bytes(240).next_multiple_of(CHUNK) + CHUNK;
+    for (step_tokens, no_prefix_cache) in [(16, true), (64, false), (512, true), (512, false)] {
+        let mut config = base(model.path(), step_tokens, 2);
+        config.debug.no_prefix_cache = no_prefix_cache;
+        let what = format!("{step_tokens} tokens a step, short KV, cache off: {no_prefix_cache}");
+        let tenant = Tenant::start(fitting(&config, kv_bytes));
+        assert_same(&scattered(&tenant, &wanted, &mut rng), &calm, &what);
+        let figures = tenant.assert_nothing_leaks(&what).figures;
+        assert!(figures.preemptions_total > 0, "{what}: {figures:#?}");
+        assert!(figures.recomputed_tokens_total > 0 || !no_prefix_cache, "{what}: {figures:#?}");
+    }
+}
+
+#[test]
+fn a_seed_decides_what_is_sampled() {
+    let (model, wanted) = (generate(&SHAPE), requests());
+    let tenant = Tenant::start(base(model.path(), 512, 1));
+    let mut other = wanted[1].clone();
+    other.sampling.seed += 1;
+    let answers = tenant.in_turn(&[wanted[1].clone(), other]);
+    assert_ne!(answers[0].tokens, answers[1].tokens, "seeds are used at all");
+}

@@ -1,0 +1,52 @@
+//! A device that gives no memory, copies that fail: the remedies go on, nothing leaks, no token changes.
+
+use std::time::Duration;
+
+use sluice_agent::service::Status;
+
+use crate::golden::{check, reference, requests, short};
+use crate::support::{Tenant, config, poisoned, times};
+
+#[test]
+fn a_device_that_refuses_some_allocations_serves_with_what_it_gave() {
+    let Some(folder) = reference() else { return };
+    let mut faults = poisoned();
+    // All at once, half, a quarter: refused; what follows is given.
+    faults.memory.fail_creates = 3;
+    let tenant = Tenant::start_with(config(&folder, 16 << 20, "Oneiros"), faults);
+    check(&tenant.together(&requests(&folder)), &folder, "some refused");
+    let state = tenant.assert_nothing_leaks("some refused");
+    assert_eq!(times(&state, "backend_failed"), 3);
+}
+
+#[test]
+fn a_device_that_gives_nothing_is_a_failure_with_numbers() {
+    let Some(folder) = reference() else { return };
+    let mut faults = poisoned();
+    faults.memory.fail_creates = u32::MAX;
+    let mut tenant = Tenant::begin(config(&folder, 16 << 20, "Oneiros"), faults).unwrap();
+    let status = tenant.wait_until(|status| matches!(status, Status::Failed(_)));
+    let Status::Failed(why) = status else { unreachable!("just waited for") };
+    assert!(why.starts_with("the device gave 0 bytes of the "), "{why}");
+    assert!(tenant.failure().to_string().ends_with(&why), "the sidecar ends for the same reason");
+}
+
+#[test]
+fn copies_that_fail_or_are_slow_change_no_token() {
+    let Some(folder) = reference() else { return };
+    for number in [2, 9, 40] {
+        let mut faults = poisoned();
+        faults.memory.fail_copy = Some(number);
+        let mut config = config(&folder, 16 << 20, "Oneiros");
+        config.debug.force_remap = Some((2, 1));
+        let tenant = Tenant::start_with(config, faults);
+        let what = format!("copy {number} failed");
+        check(&tenant.together(&requests(&folder)), &folder, &what);
+        assert!(times(&tenant.assert_nothing_leaks(&what), "backend_failed") > 0, "{what}");
+    }
+    let mut faults = poisoned();
+    faults.memory.slow_chunk = Duration::from_micros(300);
+    let tenant = Tenant::start_with(short(&folder, "Oneiros"), faults);
+    check(&tenant.together(&requests(&folder)), &folder, "slow copies");
+    tenant.assert_nothing_leaks("slow copies");
+}

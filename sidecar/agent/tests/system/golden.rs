@@ -1,0 +1,134 @@
+//! Greedy tokens of the reference model, computed by an independent implementation, under every memory decision.
+
+use std::path::{Path, PathBuf};
+
+use sluice_wire::config::SidecarConfig;
+use sluice_wire::state::Residency;
+
+use crate::support::{CHUNK, Tenant, Wanted, config, fitting, shared, times};
+
+/// Layers of the reference model.
+const LAYERS: u16 = 5;
+
+#[derive(serde::Deserialize)]
+struct Golden {
+    prompt_ids: Vec<u32>,
+    greedy_ids: Vec<u32>,
+}
+
+/// The reference model's folder.
+pub fn reference() -> Option<PathBuf> {
+    shared("models/stories260k")
+}
+
+/// Its golden requests.
+pub fn requests(folder: &Path) -> Vec<Wanted> {
+    let wanted = |golden: Golden| Wanted::greedy(&golden.prompt_ids, golden.greedy_ids.len() as u32);
+    read(folder).into_iter().map(wanted).collect()
+}
+
+fn read(folder: &Path) -> Vec<Golden> {
+    serde_json::from_slice(&std::fs::read(folder.join("golden.json")).unwrap()).unwrap()
+}
+
+/// Tokens that are not the golden ones fail.
+pub fn check(answers: &[crate::support::Answer], folder: &Path, what: &str) {
+    for (request, (answer, golden)) in answers.iter().zip(read(folder)).enumerate() {
+        assert_eq!(answer.tokens, golden.greedy_ids, "{what}: request {request}");
+    }
+}
+
+/// All golden requests at once; panics on the first token that differs.
+fn check_together(tenant: &Tenant, folder: &Path, what: &str) {
+    check(&tenant.together(&requests(folder)), folder, what);
+    tenant.assert_nothing_leaks(what);
+}
+
+/// KV for two of the six golden requests, and an activation space large enough to lend from.
+pub fn short(folder: &Path, policy: &str) -> SidecarConfig {
+    let mut config = config(folder, 0, policy);
+    config.max_model_len = Some(192);
+    config.limits.max_step_tokens = 512;
+    fitting(&config, 8 * CHUNK)
+}
+
+#[test]
+fn greedy_tokens_equal_the_reference_under_every_policy() {
+    let Some(folder) = reference() else { return };
+    for policy in ["Recompute", "Oneiros", "Ellm"] {
+        check_together(&Tenant::start(config(&folder, 16 << 20, policy)), &folder, policy);
+    }
+}
+
+#[test]
+fn greedy_tokens_equal_the_reference_under_every_policy_with_every_layout_of_moving_layers() {
+    let Some(folder) = reference() else { return };
+    for policy in ["Recompute", "Oneiros", "Ellm"] {
+        for (alpha, beta) in [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2)] {
+            let what = format!("{policy}, alpha {alpha}, beta {beta}");
+            assert!(alpha + beta < LAYERS, "{what}: one layer at least is resident");
+            let mut config = config(&folder, 16 << 20, policy);
+            config.debug.force_remap = Some((alpha, beta as u8));
+            let tenant = Tenant::start(config);
+            let before = tenant.state();
+            assert_eq!((before.remap.alpha, u16::from(before.remap.beta)), (alpha, beta), "{what}");
+            check_together(&tenant, &folder, &what);
+            let copied = tenant.state().figures.copied_bytes_total - before.figures.copied_bytes_total;
+            let steps = tenant.state().figures.steps_total;
+            // Each step copies every moving layer, except one that has one of two slots to itself.
+            let least = steps * u64::from(alpha + beta - beta / 2) * (CHUNK * 2);
+            assert!(copied >= least, "{what}: {copied} bytes copied in {steps} steps, at least {least}");
+        }
+    }
+}
+
+#[test]
+fn every_layout_is_forced_or_refused() {
+    let Some(folder) = reference() else { return };
+    for (alpha, beta) in [(4, 1), (3, 2), (0, 1), (1, 3)] {
+        let mut config = config(&folder, 16 << 20, "Oneiros");
+        config.debug.force_remap = Some((alpha, beta));
+        let refused = Tenant::begin(config, crate::support::poisoned());
+        assert!(refused.is_err(), "alpha {alpha}, beta {beta} of {LAYERS} layers");
+    }
+}
+
+#[test]
+fn oneiros_remaps_by_itself_when_kv_is_short_and_reverts_when_it_no_longer_is() {
+    let Some(folder) = reference() else { return };
+    let tenant = Tenant::start(short(&folder, "Oneiros"));
+    assert_eq!(tenant.state().remap.alpha, 0, "all layers are resident at first");
+    check_together(&tenant, &folder, "first burst");
+    assert!(times(&tenant.state(), "remap_own") > 0, "{:#?}", tenant.state().figures);
+    let reverted = tenant.state_when("reversion", |s| s.remap.alpha == 0 && s.remap.beta == 0);
+    assert!(times(&reverted, "revert") > 0);
+    let home = tenant.state_when("layers", |s| s.layers.iter().all(|l| *l == Residency::Resident));
+    assert_eq!(home.layers.len(), usize::from(LAYERS));
+    check_together(&tenant, &folder, "second burst");
+}
+
+#[test]
+fn ellm_lends_activations_when_kv_is_short() {
+    let Some(folder) = reference() else { return };
+    let tenant = Tenant::start(short(&folder, "Ellm"));
+    let before = tenant.state().memory.owners;
+    check_together(&tenant, &folder, "Ellm");
+    let after = tenant.state();
+    assert!(times(&after, "inflate") > 0, "{:#?}", after.figures);
+    assert!(after.memory.owners.activation_bytes < before.activation_bytes, "lent until asked for");
+    // A prompt as long as a step asks for them.
+    let long = Wanted::greedy(&[7; 150], 8);
+    tenant.together(&vec![long; 6]);
+    assert!(times(&tenant.state(), "deflate") > 0, "{:#?}", tenant.state().figures);
+    check_together(&tenant, &folder, "Ellm, after giving back");
+}
+
+#[test]
+fn recompute_preempts_when_kv_is_short() {
+    let Some(folder) = reference() else { return };
+    let tenant = Tenant::start(short(&folder, "Recompute"));
+    check_together(&tenant, &folder, "Recompute");
+    let figures = tenant.state().figures;
+    assert!(figures.preemptions_total > 0, "{figures:#?}");
+    assert!(figures.recomputed_tokens_total > 0, "{figures:#?}");
+}

@@ -1,0 +1,89 @@
+//! Engines killed with SIGKILL while they generate: the same streams go on with the same tokens.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::golden::{reference, requests, short};
+use crate::models::{Shape, generate};
+use crate::random::expected;
+use crate::support::{Answer, Rng, Tenant, Wanted, assert_same, config, slowed, times};
+
+/// Kills the engine `kills` times at random moments while `wanted` are served.
+fn serve_under_fire(tenant: &Tenant, wanted: &[Wanted], kills: u64, rng: &mut Rng) -> Vec<Answer> {
+    let tickets: Vec<_> = wanted.iter().map(|wanted| tenant.submit(wanted)).collect();
+    let mut killed = Vec::new();
+    for _ in 0..kills {
+        let fresh = |pid: &Option<u32>| pid.is_some_and(|pid| !killed.contains(&pid));
+        let state = tenant.state_when("a new engine", |s| fresh(&s.engine.pid) && s.queue.running > 0);
+        std::thread::sleep(Duration::from_micros(rng.within(0..60_000)));
+        let pid = state.engine.pid.unwrap();
+        kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
+        assert!(tenant.state().queue.running > 0, "it was killed while it generated");
+        killed.push(pid);
+    }
+    let answers = tickets.into_iter().map(|ticket| tenant.collect(ticket)).collect();
+    let state = tenant.assert_nothing_leaks("after the kills");
+    assert_eq!(state.engine.restarts, kills, "every kill was a loss");
+    assert!(!killed.contains(&state.engine.pid.unwrap()));
+    answers
+}
+
+#[test]
+fn streams_survive_an_engine_killed_again_and_again_with_every_layout_of_moving_layers() {
+    let Some(folder) = reference() else { return };
+    let (wanted, mut rng) = (requests(&folder), Rng(31));
+    for (alpha, beta) in [(1, 1), (3, 1), (2, 2)] {
+        let mut config = config(&folder, 16 << 20, "Oneiros");
+        config.debug.force_remap = Some((alpha, beta));
+        // A slab takes 2 ms, so that copies are under way at any moment.
+        config.gpu.link_bytes_per_second = Some(90 << 20);
+        let tenant = Tenant::start_with(config, slowed(Duration::from_micros(500)));
+        let answers = serve_under_fire(&tenant, &wanted, 3, &mut rng);
+        crate::golden::check(&answers, &folder, &format!("alpha {alpha}, beta {beta}"));
+    }
+}
+
+#[test]
+fn streams_survive_an_engine_killed_while_memory_moves_under_every_policy() {
+    let Some(folder) = reference() else { return };
+    let (wanted, mut rng) = (requests(&folder), Rng(37));
+    for policy in ["Recompute", "Oneiros", "Ellm"] {
+        for _ in 0..2 {
+            let tenant = Tenant::start_with(short(&folder, policy), slowed(Duration::from_micros(400)));
+            let answers = serve_under_fire(&tenant, &wanted, 4, &mut rng);
+            crate::golden::check(&answers, &folder, policy);
+        }
+    }
+}
+
+#[test]
+fn sampled_streams_with_log_probabilities_survive_an_engine_killed_while_layers_move() {
+    let shape = Shape { family: "opt", dtype: "f16", layers: 8, hidden: 64, vocab: 512 };
+    let (model, mut rng) = (generate(&shape), Rng(41));
+    let mut wanted: Vec<_> = (1..=8).map(|n| Wanted::greedy(&rng.prompt(n * 12, 512), 60)).collect();
+    for (seed, wanted) in wanted.iter_mut().enumerate() {
+        (wanted.sampling.temperature, wanted.sampling.seed) = (0.8, seed as u64);
+    }
+    let mut config = config(model.path(), 64 << 20, "Oneiros");
+    config.max_model_len = Some(192);
+    let calm = expected(&config, &wanted);
+    config.debug.force_remap = Some((4, 2));
+    config.gpu.link_bytes_per_second = Some(50 << 20);
+    let tenant = Tenant::start_with(config, slowed(Duration::from_micros(300)));
+    assert_same(&serve_under_fire(&tenant, &wanted, 4, &mut rng), &calm, "killed");
+}
+
+/// The supervisor's back-off (50 ms, doubled up to 5 s) takes about 22 s of this.
+#[test]
+fn ten_kills_within_a_minute_end_well() {
+    let Some(folder) = reference() else { return };
+    let (wanted, begun) = (requests(&folder), Instant::now());
+    let mut config = config(&folder, 16 << 20, "Oneiros");
+    config.debug.force_remap = Some((2, 1));
+    let tenant = Tenant::start_with(config, slowed(Duration::from_millis(1)));
+    let answers = serve_under_fire(&tenant, &wanted, 10, &mut Rng(43));
+    crate::golden::check(&answers, &folder, "ten kills");
+    assert!(begun.elapsed() < Duration::from_secs(60), "within a minute");
+    assert!(times(&tenant.state(), "rebuild") >= 10, "slots were rebuilt");
+}

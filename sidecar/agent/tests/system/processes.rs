@@ -1,0 +1,148 @@
+//! The engine's process from outside: what it maps, what it has open, how much memory is its own.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use sluice_wire::State;
+
+use crate::models::{Shape, generate};
+use crate::support::{CHUNK, Rng, Tenant, Wanted, config};
+
+const MIB: u64 = 1 << 20;
+/// Memory that an engine may have of its own, whatever the model.
+const PRIVATE_LIMIT_BYTES: u64 = 64 * MIB;
+/// By how much models may differ in that.
+const PRIVATE_SLACK_BYTES: u64 = 4 * MIB;
+
+/// One entry of `/proc/PID/smaps`.
+#[derive(Clone, Debug)]
+struct Area {
+    from: u64,
+    to: u64,
+    permissions: String,
+    offset: u64,
+    path: String,
+    /// Pages that no other process maps.
+    private_bytes: u64,
+}
+
+impl Area {
+    fn is_pool(&self) -> bool {
+        self.path.contains("memfd:sluice-chunks")
+    }
+
+    /// Reserved and empty.
+    fn is_nothing(&self) -> bool {
+        self.permissions == "---p" && self.path.is_empty()
+    }
+
+    fn parse(header: &str) -> Area {
+        let fields: Vec<_> = header.split_whitespace().collect();
+        let (from, to) = fields[0].split_once('-').unwrap();
+        let hex = |text| u64::from_str_radix(text, 16).unwrap();
+        Area {
+            from: hex(from),
+            to: hex(to),
+            permissions: fields[1].into(),
+            offset: hex(fields[2]),
+            path: fields[5..].join(" "),
+            private_bytes: 0,
+        }
+    }
+}
+
+fn areas(pid: u32) -> Vec<Area> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let mut areas: Vec<Area> = Vec::new();
+    for line in text.lines() {
+        let (name, value) = line.split_once(' ').unwrap();
+        match name {
+            "Private_Clean:" | "Private_Dirty:" | "Swap:" => {
+                let kib: u64 = value.trim().trim_end_matches(" kB").parse().unwrap();
+                areas.last_mut().unwrap().private_bytes += kib * 1024;
+            }
+            _ if name.ends_with(':') => {}
+            _ => areas.push(Area::parse(line)),
+        }
+    }
+    areas
+}
+
+/// Chunks of the pool that are mapped somewhere, each counted once however often it is mapped.
+fn mapped_chunks(areas: &[Area]) -> BTreeMap<u64, u64> {
+    let mut chunks = BTreeMap::new();
+    for area in areas.iter().filter(|area| area.is_pool()) {
+        for chunk in area.offset / CHUNK..(area.offset + area.to - area.from).div_ceil(CHUNK) {
+            *chunks.entry(chunk).or_default() += 1;
+        }
+    }
+    chunks
+}
+
+/// All ranges lie in one reservation: between the first and the last backed address is nothing else.
+fn assert_ranges_are_backed_by_the_pool_or_nothing(areas: &[Area]) {
+    let first = areas.iter().position(Area::is_pool).expect("something is mapped");
+    let last = areas.iter().rposition(Area::is_pool).unwrap();
+    for pair in areas[first..=last].windows(2) {
+        assert_eq!(pair[0].to, pair[1].from, "no hole that another mapping could take: {pair:#?}");
+    }
+    for area in &areas[first..=last] {
+        assert!(area.is_pool() || area.is_nothing(), "{area:#?}");
+        assert!(!(area.is_nothing() && area.private_bytes > 0), "{area:#?}");
+    }
+}
+
+fn assert_no_model_file(pid: u32, areas: &[Area], model: &Path) {
+    let folder = model.to_str().unwrap();
+    let mapped = areas.iter().find(|area| area.path.starts_with(folder) || area.path.contains("safetensors"));
+    assert!(mapped.is_none(), "{mapped:#?}");
+    for descriptor in std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
+        // One that was closed since it was listed is not open.
+        let Ok(target) = std::fs::read_link(descriptor.unwrap().path()) else { continue };
+        assert!(!target.starts_with(model), "{} is open", target.display());
+    }
+}
+
+fn requests() -> Vec<Wanted> {
+    let mut rng = Rng(53);
+    (0..4).map(|_| Wanted::greedy(&rng.prompt(100, 512), 20)).collect()
+}
+
+/// Serves, looks at the engine while layers move, and returns its private bytes beside the pool.
+fn inspect(shape: &Shape, memory_bytes: u64) -> u64 {
+    let model = generate(shape);
+    let mut config = config(model.path(), memory_bytes, "Oneiros");
+    config.max_model_len = Some(256);
+    config.debug.force_remap = Some((2, 1));
+    let tenant = Tenant::start(config);
+    tenant.together(&requests());
+    let state = tenant.state();
+    let pid = state.engine.pid.unwrap();
+    let areas = areas(pid);
+    assert_ranges_are_backed_by_the_pool_or_nothing(&areas);
+    assert_no_model_file(pid, &areas, model.path());
+    assert_mapped_is_owned(&areas, &state, memory_bytes);
+    let others = areas.iter().filter(|area| !area.is_pool());
+    others.map(|area| area.private_bytes).sum()
+}
+
+fn assert_mapped_is_owned(areas: &[Area], state: &State, memory_bytes: u64) {
+    let chunks = mapped_chunks(areas);
+    let mapped_bytes = chunks.len() as u64 * CHUNK;
+    assert!(mapped_bytes <= memory_bytes, "{mapped_bytes} bytes are mapped of {memory_bytes}");
+    let owners = &state.memory.owners;
+    assert_eq!(mapped_bytes, state.memory.capacity_bytes - owners.free_bytes, "mapped is what is owned");
+    let shared = chunks.values().filter(|times| **times == 3).count() as u64;
+    assert_eq!(shared * CHUNK, owners.slots_bytes, "the slot is mapped at its three layers");
+    assert_eq!(chunks.values().filter(|times| **times > 1).count() as u64, shared, "and nothing else twice");
+}
+
+#[test]
+fn an_engine_maps_the_pool_and_nothing_of_the_model_and_its_own_memory_does_not_grow_with_the_model() {
+    let shape = |layers| Shape { family: "llama", dtype: "bf16", layers, hidden: 256, vocab: 512 };
+    let small = inspect(&shape(8), 32 * MIB);
+    let large = inspect(&shape(16), 64 * MIB);
+    eprintln!("private: {} KiB and {} KiB", small / 1024, large / 1024);
+    assert!(small.max(large) <= PRIVATE_LIMIT_BYTES, "{small} and {large} bytes");
+    assert!(small.abs_diff(large) <= PRIVATE_SLACK_BYTES, "{small} and {large} bytes");
+}

@@ -1,0 +1,92 @@
+//! Models with random weights: more layers than the reference model, both families, every precision.
+
+use std::path::Path;
+
+use sluice_wire::config::SidecarConfig;
+
+use crate::models::{Shape, generate};
+use crate::support::{Answer, CHUNK, Rng, Tenant, Wanted, assert_same, config, fitting, times};
+
+const SHAPE: Shape = Shape { family: "llama", dtype: "f32", layers: 9, hidden: 64, vocab: 512 };
+const PRECISIONS: [(&str, &str); 6] =
+    [("llama", "f32"), ("llama", "f16"), ("llama", "bf16"), ("opt", "f32"), ("opt", "f16"), ("opt", "bf16")];
+
+fn requests() -> Vec<Wanted> {
+    let mut rng = Rng(11);
+    let mut wanted = || {
+        let tokens = rng.within(3..90);
+        Wanted::greedy(&rng.prompt(tokens, 512), rng.within(40..80) as u32)
+    };
+    (0..6).map(|_| wanted()).collect()
+}
+
+fn base(model: &Path, policy: &str) -> SidecarConfig {
+    let mut config = config(model, 64 << 20, policy);
+    config.max_model_len = Some(192);
+    config.limits.max_step_tokens = 256;
+    config
+}
+
+/// One request at a time, one thread, no cache, memory in plenty: nothing that could go wrong.
+pub fn expected(config: &SidecarConfig, wanted: &[Wanted]) -> Vec<Answer> {
+    let mut calm = config.clone();
+    calm.policy = "Recompute".into();
+    calm.gpu.memory_bytes = 256 << 20;
+    calm.gpu.link_bytes_per_second = None;
+    calm.engine.threads = 1;
+    calm.debug.force_remap = None;
+    calm.debug.no_prefix_cache = true;
+    let tenant = Tenant::start(calm);
+    let answers = tenant.in_turn(wanted);
+    let state = tenant.assert_nothing_leaks("calm");
+    assert_eq!(state.figures.preemptions_total + times(&state, "remap_own"), 0, "nothing happens to it");
+    answers
+}
+
+fn check(config: SidecarConfig, wanted: &[Wanted], expected: &[Answer], what: &str) -> sluice_wire::State {
+    let tenant = Tenant::start(config);
+    assert_same(&tenant.together(wanted), expected, what);
+    tenant.assert_nothing_leaks(what)
+}
+
+#[test]
+fn random_models_answer_alike_with_every_layout_of_moving_layers() {
+    let (model, wanted) = (generate(&SHAPE), requests());
+    let calm = expected(&base(model.path(), "Oneiros"), &wanted);
+    for beta in 1..=2 {
+        for alpha in 1..SHAPE.layers - beta {
+            let mut config = base(model.path(), "Oneiros");
+            config.debug.force_remap = Some((alpha, beta as u8));
+            let state = check(config, &wanted, &calm, &format!("alpha {alpha}, beta {beta}"));
+            assert_eq!((state.remap.alpha, u16::from(state.remap.beta)), (alpha, beta));
+        }
+    }
+}
+
+#[test]
+fn both_families_answer_alike_in_every_precision_with_moving_layers_and_with_short_kv() {
+    let wanted = requests();
+    for (family, dtype) in PRECISIONS {
+        let shape = Shape { family, dtype, ..SHAPE };
+        let model = generate(&shape);
+        let base = |policy| base(model.path(), policy);
+        let calm = expected(&base("Oneiros"), &wanted);
+        assert_ne!(calm[0].tokens, calm[1].tokens, "answers depend on the prompt");
+        for (alpha, beta) in [(1, 1), (7, 1), (3, 2)] {
+            let mut config = base("Recompute");
+            config.debug.force_remap = Some((alpha, beta));
+            check(config, &wanted, &calm, &format!("{family} {dtype}, alpha {alpha}, beta {beta}"));
+        }
+        let bare_bytes = fitting(&base("Recompute"), 0).gpu.memory_bytes;
+        for (policy, reason) in [("Recompute", "preempt"), ("Oneiros", "remap_own"), ("Ellm", "inflate")] {
+            let mut config = base(policy);
+            config.gpu.memory_bytes = bare_bytes + shape.kv_bytes(192).next_multiple_of(CHUNK) + CHUNK;
+            let state = check(config, &wanted, &calm, &format!("{family} {dtype}, {policy}"));
+            let applied = match reason {
+                "preempt" => state.figures.preemptions_total,
+                _ => times(&state, reason),
+            };
+            assert!(applied > 0, "{family} {dtype}: {policy} had nothing to do; {:#?}", state.figures);
+        }
+    }
+}

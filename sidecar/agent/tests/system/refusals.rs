@@ -1,0 +1,78 @@
+//! Too little memory is a refusal that says how little.
+
+use sluice_agent::room::LoadError;
+use sluice_agent::service::Update;
+use sluice_policy::refused::Refused;
+use sluice_scheduler::Refusal;
+use sluice_wire::config::{MemoryConfig, SidecarConfig};
+
+use crate::golden::{check, reference, requests};
+use crate::support::{CHUNK, Tenant, Wanted, config, poisoned};
+
+fn refusal(config: SidecarConfig) -> Refused {
+    match Tenant::begin(config, poisoned()) {
+        Err(LoadError::Refused(refused)) => refused,
+        Err(other) => panic!("another refusal: {other}"),
+        Ok(_) => panic!("it loads"),
+    }
+}
+
+#[test]
+fn memory_below_the_floor_is_refused_with_the_floor_and_the_floor_is_enough() {
+    let Some(folder) = reference() else { return };
+    for policy in ["Recompute", "Oneiros", "Ellm"] {
+        let sized = |memory_bytes| {
+            let mut config = config(&folder, memory_bytes, policy);
+            config.max_model_len = Some(192);
+            config
+        };
+        let Refused::FloorExceedsCapacity { floor_bytes, capacity_bytes } = refusal(sized(4 * CHUNK)) else {
+            panic!("{policy}: the floor is the reason")
+        };
+        assert_eq!(capacity_bytes, 4 * CHUNK);
+        let one_less = Refused::FloorExceedsCapacity { floor_bytes, capacity_bytes: floor_bytes - CHUNK };
+        assert_eq!(refusal(sized(floor_bytes - CHUNK)), one_less, "{policy}: one chunk too small");
+        let tenant = Tenant::start(sized(floor_bytes));
+        check(&tenant.together(&requests(&folder)), &folder, policy);
+        let state = tenant.assert_nothing_leaks(policy);
+        assert_eq!(state.memory.capacity_bytes, floor_bytes);
+        assert_eq!(state.remap.alpha > 0, policy == "Oneiros", "only Oneiros can do without some layers");
+    }
+}
+
+#[test]
+fn a_context_that_does_not_fit_its_kv_is_refused_with_both_sizes() {
+    let Some(folder) = reference() else { return };
+    let mut config = config(&folder, 16 << 20, "Oneiros");
+    config.max_model_len = Some(192);
+    // 12 columns of 5 layers, 4 KiB each.
+    let needed_bytes = 12 * 5 * 4096;
+    config.memory.guaranteed_kv_bytes = Some(needed_bytes - 1);
+    let refused = Refused::ContextDoesNotFit { needed_bytes, guaranteed_bytes: needed_bytes - 1 };
+    assert_eq!(refusal(config.clone()), refused);
+    config.memory.guaranteed_kv_bytes = None;
+    config.memory.kv_limit_bytes = Some(needed_bytes / 2);
+    let refused = refusal(config.clone());
+    let expected = Refused::ContextDoesNotFit { needed_bytes, guaranteed_bytes: needed_bytes / 2 };
+    assert_eq!(refused, expected);
+    config.memory = MemoryConfig {
+        guaranteed_kv_bytes: Some(needed_bytes),
+        kv_limit_bytes: None,
+        max_remapped_percent: 100,
+    };
+    drop(Tenant::start(config));
+}
+
+#[test]
+fn a_request_beyond_the_context_is_refused_and_one_as_long_is_served() {
+    let Some(folder) = reference() else { return };
+    let mut config = config(&folder, 16 << 20, "Oneiros");
+    config.max_model_len = Some(64);
+    let tenant = Tenant::start(config);
+    let wanted = |max_tokens| Wanted::greedy(&[1, 2, 3, 4], max_tokens);
+    assert_eq!(tenant.together(&[wanted(60)])[0].tokens.len(), 60);
+    let mut ticket = tenant.submit(&wanted(61));
+    let refused = tenant.next(&mut ticket);
+    let expected = Refusal::ContextLengthExceeded { prompt_tokens: 4, max_tokens: 61, limit_tokens: 64 };
+    assert!(matches!(&refused, Update::Refused(refusal) if *refusal == expected), "{refused:?}");
+}

@@ -1,0 +1,360 @@
+//! Starts a tenant: this process is the sidecar, the engine is a real one.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use sluice_agent::engine_child::EngineChild;
+use sluice_agent::metrics::Metrics;
+use sluice_agent::room::{DeviceFailed, InjectedFaults, LoadError, Loading, load};
+use sluice_agent::service::{Inbox, Message, Service, Status, Submission, Ticket, Update};
+use sluice_link::server::Listener;
+use sluice_ports::sampling::{Sampling, TokenLogprobs};
+use sluice_scheduler::Finish;
+use sluice_wire::State;
+use sluice_wire::config::{
+    DebugConfig, EngineConfig, GpuConfig, LimitsConfig, ListenConfig, MemoryConfig, SidecarConfig, SloConfig,
+};
+
+/// Longest wait for anything.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Unit of memory in these tests.
+pub const CHUNK: u64 = 64 << 10;
+
+/// Reference models and data; `None` (said on stderr) when absent.
+pub fn shared(path: &str) -> Option<PathBuf> {
+    let root = std::env::var_os("SLUICE_SHARED")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared"), PathBuf::from);
+    let path = root.join(path);
+    if !path.exists() {
+        eprintln!("SKIPPED: {} is absent; set SLUICE_SHARED", path.display());
+        return None;
+    }
+    Some(path)
+}
+
+/// A binary of the workspace.
+pub fn binary(name: &str) -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let built = std::env::var_os("SLUICE_BIN_DIR").map(PathBuf::from);
+    let folder = built.unwrap_or_else(|| own.parent().unwrap().parent().unwrap().to_owned());
+    let path = folder.join(name);
+    assert!(path.exists(), "{} is not built: cargo build --workspace --bins", path.display());
+    path
+}
+
+/// A tenant over `model` with `memory_bytes` of device memory. Everything handed over is poisoned.
+pub fn config(model: &Path, memory_bytes: u64, policy: &str) -> SidecarConfig {
+    let free = ([127, 0, 0, 1], 0).into();
+    SidecarConfig {
+        namespace: "default".into(),
+        name: "tenant".into(),
+        served_names: Vec::new(),
+        model_path: model.to_owned(),
+        dtype: None,
+        max_model_len: None,
+        gpu: GpuConfig { name: "gpu".into(), memory_bytes, chunk_bytes: CHUNK, link_bytes_per_second: None },
+        policy: policy.into(),
+        memory: MemoryConfig { guaranteed_kv_bytes: None, kv_limit_bytes: None, max_remapped_percent: 100 },
+        slo: SloConfig::default(),
+        order: "FirstCome".into(),
+        pacing: "Immediate".into(),
+        limits: LimitsConfig { max_sequences: 8, max_step_tokens: 64, ..LimitsConfig::default() },
+        api_keys_file: None,
+        listen: ListenConfig { serve: free, admin: free, probes: free },
+        runtime_dir: PathBuf::new(),
+        engine: EngineConfig { spawn: None, threads: 2 },
+        drain_seconds: 1,
+        journal: None,
+        debug: DebugConfig { force_remap: None, poison: true, no_prefix_cache: false },
+    }
+}
+
+/// No fault, except that activations are poisoned before every step: nothing may depend on what they held.
+pub fn poisoned() -> InjectedFaults {
+    let mut faults = InjectedFaults::default();
+    faults.engine.poison_activations = true;
+    faults
+}
+
+/// [`poisoned`], and every layer takes this much longer, so that a test can strike inside a step.
+pub fn slowed(layer_delay: Duration) -> InjectedFaults {
+    let mut faults = poisoned();
+    faults.engine.layer_delay_ns = layer_delay.as_nanos() as u64;
+    faults
+}
+
+/// What a client asks for.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    pub prompt: Vec<u32>,
+    pub max_tokens: u32,
+    pub sampling: Sampling,
+}
+
+impl Wanted {
+    /// Exactly `max_tokens` greedy tokens, with log-probabilities.
+    pub fn greedy(prompt: &[u32], max_tokens: u32) -> Wanted {
+        let sampling = Sampling { ignore_stop: true, logprobs: Some(5), ..Sampling::default() };
+        Wanted { prompt: prompt.to_vec(), max_tokens, sampling }
+    }
+}
+
+/// What a client got: every bit of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    pub tokens: Vec<u32>,
+    /// For each token the bits of its log-probability, then the alternatives with theirs.
+    pub bits: Vec<Vec<u32>>,
+}
+
+impl Answer {
+    fn take(&mut self, token: u32, logprobs: Option<TokenLogprobs>) {
+        self.tokens.push(token);
+        let Some(TokenLogprobs { chosen, top }) = logprobs else { return };
+        let top = top.into_iter().flat_map(|(token, logprob)| [token, logprob.to_bits()]);
+        self.bits.push(std::iter::once(chosen.to_bits()).chain(top).collect());
+    }
+}
+
+/// Says where two sets of answers part, instead of printing them.
+pub fn assert_same(found: &[Answer], expected: &[Answer], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}: answers");
+    for (request, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let token = found.tokens.iter().zip(&expected.tokens).position(|(f, e)| f != e);
+        assert_eq!(token, None, "{what}: request {request} has another token there");
+        assert_eq!(found.tokens.len(), expected.tokens.len(), "{what}: length of request {request}");
+        let bits = found.bits.iter().zip(&expected.bits).position(|(f, e)| f != e);
+        assert_eq!(bits, None, "{what}: request {request} has other log-probabilities there");
+        assert_eq!(found.bits.len(), expected.bits.len(), "{what}: log-probabilities of request {request}");
+    }
+}
+
+/// A running tenant; it ends when dropped.
+pub struct Tenant {
+    pub service: Service,
+    inbox: Inbox,
+    room: Option<std::thread::JoinHandle<Result<(), DeviceFailed>>>,
+    engine: Option<EngineChild>,
+    closed: Arc<AtomicBool>,
+    runtime: tokio::runtime::Runtime,
+    _folder: tempfile::TempDir,
+}
+
+impl Tenant {
+    /// Starts it and waits until it serves.
+    pub fn start(config: SidecarConfig) -> Tenant {
+        Tenant::start_with(config, poisoned())
+    }
+
+    /// The same, with faults.
+    pub fn start_with(config: SidecarConfig, faults: InjectedFaults) -> Tenant {
+        let tenant = Tenant::begin(config, faults).unwrap_or_else(|error| panic!("{error}"));
+        tenant.wait_for(&Status::Serving);
+        tenant
+    }
+
+    /// Starts it up to the point where the weights are on their way.
+    pub fn begin(mut config: SidecarConfig, faults: InjectedFaults) -> Result<Tenant, LoadError> {
+        let folder = tempfile::tempdir().unwrap();
+        config.runtime_dir = folder.path().to_owned();
+        let metrics = Arc::new(Metrics::new("tenant", &config.slo));
+        let mut loaded = load(config)?;
+        loaded.faults = faults;
+        let socket = folder.path().join("engine.sock");
+        let listener = Listener::bind(&socket).unwrap();
+        let engine = EngineChild::start(&binary("sluice-engine"), &socket).unwrap();
+        let (inbox, messages) = Inbox::new();
+        let (status, watched) = tokio::sync::watch::channel(Status::Loading);
+        let closed = Arc::new(AtomicBool::new(false));
+        let loading = Loading {
+            loaded: Arc::new(loaded),
+            inbox: inbox.clone(),
+            messages,
+            status,
+            metrics,
+            listener,
+            closed: closed.clone(),
+        };
+        let (opened, outcome) = std::sync::mpsc::channel();
+        let room = std::thread::spawn(move || match loading.finish() {
+            Err(error) => {
+                opened.send(Some(error)).unwrap();
+                Ok(())
+            }
+            Ok(room) => {
+                opened.send(None).unwrap();
+                room.work()
+            }
+        });
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let service = Service::new(inbox.clone(), watched);
+        let (room, engine) = (Some(room), Some(engine));
+        let tenant = Tenant { service, inbox, room, engine, closed, runtime, _folder: folder };
+        let failed = outcome.recv_timeout(PATIENCE).expect("loading ends");
+        failed.map_or(Ok(tenant), Err)
+    }
+
+    /// Waits for a status.
+    pub fn wait_for(&self, wanted: &Status) {
+        self.wait_until(|status| status == wanted);
+    }
+
+    /// Waits for a status that fulfils `reached`.
+    pub fn wait_until(&self, reached: impl FnMut(&Status) -> bool) -> Status {
+        let mut status = self.service.status();
+        let reached = async {
+            tokio::time::timeout(PATIENCE, status.wait_for(reached)).await.map(|s| s.unwrap().clone())
+        };
+        self.runtime
+            .block_on(reached)
+            .unwrap_or_else(|_| panic!("stays {:?}", self.service.status().borrow()))
+    }
+
+    /// Why the device has failed for good. Nothing else can be asked after this.
+    pub fn failure(&mut self) -> DeviceFailed {
+        let ended = self.room.take().unwrap().join();
+        ended.expect("no invariant broke").expect_err("the device has failed")
+    }
+
+    /// Hands a request in.
+    pub fn submit(&self, wanted: &Wanted) -> Ticket {
+        let Wanted { prompt, max_tokens, sampling } = wanted.clone();
+        self.service.submit(Submission { prompt, max_tokens, sampling, priority: 0, salt: 0 })
+    }
+
+    /// The next update of a request.
+    pub fn next(&self, ticket: &mut Ticket) -> Update {
+        let next = async { tokio::time::timeout(PATIENCE, ticket.next()).await };
+        self.runtime.block_on(next).expect("an update in time").expect("an update before the room has gone")
+    }
+
+    /// Waits for one token.
+    pub fn wait_for_token(&self, ticket: &mut Ticket) {
+        let update = self.next(ticket);
+        assert!(matches!(update, Update::Token { .. }), "{update:?}");
+    }
+
+    /// The whole answer to a request, and how it ended.
+    pub fn finish(&self, mut ticket: Ticket) -> (Answer, Finish) {
+        let mut answer = Answer::default();
+        loop {
+            match self.next(&mut ticket) {
+                Update::Token { token, logprobs, .. } => answer.take(token, logprobs),
+                Update::Finished(finish) => return (answer, finish),
+                Update::Refused(refusal) => panic!("{refusal}"),
+            }
+        }
+    }
+
+    /// The whole answer to a request that ends well.
+    pub fn collect(&self, ticket: Ticket) -> Answer {
+        let (answer, finish) = self.finish(ticket);
+        assert!(matches!(finish, Finish::Length | Finish::Stop), "{finish:?}");
+        answer
+    }
+
+    /// Answers to requests that run at once.
+    pub fn together(&self, wanted: &[Wanted]) -> Vec<Answer> {
+        let tickets: Vec<_> = wanted.iter().map(|wanted| self.submit(wanted)).collect();
+        tickets.into_iter().map(|ticket| self.collect(ticket)).collect()
+    }
+
+    /// Answers to requests that run one after the other.
+    pub fn in_turn(&self, wanted: &[Wanted]) -> Vec<Answer> {
+        wanted.iter().map(|wanted| self.collect(self.submit(wanted))).collect()
+    }
+
+    /// Everything that the sidecar knows. In debug builds the room audits its backend for it.
+    pub fn state(&self) -> State {
+        self.runtime.block_on(self.service.state()).expect("the room is there")
+    }
+
+    /// Polls the state until it is as wanted.
+    pub fn state_when(&self, what: &str, reached: impl Fn(&State) -> bool) -> State {
+        let begun = Instant::now();
+        loop {
+            let state = self.state();
+            if reached(&state) {
+                return state;
+            }
+            assert!(begun.elapsed() < PATIENCE, "not in time: {what}; now {state:#?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// With no request left, nothing is held but the cache, and the books balance.
+    pub fn assert_nothing_leaks(&self, what: &str) -> State {
+        let state = self.state_when("all requests have ended", |s| s.queue.running + s.queue.waiting == 0);
+        assert!(state.memory.balances(), "{what}: {:?}", state.memory);
+        assert_eq!(state.kv.blocks_used, 0, "{what}: blocks in use");
+        let kv = &state.kv;
+        assert_eq!(kv.blocks_total, kv.blocks_cached + kv.blocks_free, "{what}: {kv:?}");
+        state
+    }
+}
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        let engine = self.engine.take();
+        if let Some(engine) = &engine {
+            // Its end is no death.
+            engine.ending().store(true, Ordering::Relaxed);
+        }
+        self.closed.store(true, Ordering::Relaxed);
+        self.inbox.send(Message::Stop);
+        let ended = self.room.take().map(std::thread::JoinHandle::join);
+        drop(engine);
+        match ended {
+            Some(ended) if !std::thread::panicking() => {
+                ended.expect("no invariant broke").expect("the device did not fail");
+            }
+            _ => {}
+        }
+    }
+}
+
+/// How often a reason applied.
+pub fn times(state: &State, reason: &str) -> u64 {
+    state.figures.remap_events_total.iter().find(|r| r.reason == reason).map_or(0, |r| r.count)
+}
+
+/// Device memory in which the tenant of `config` has all layers resident and just `kv_bytes` of KV.
+pub fn fitting(config: &SidecarConfig, kv_bytes: u64) -> SidecarConfig {
+    let mut roomy = config.clone();
+    roomy.gpu.memory_bytes = 256 << 20;
+    roomy.gpu.link_bytes_per_second = None;
+    roomy.policy = "Recompute".into();
+    roomy.debug.force_remap = None;
+    let owners = Tenant::start(roomy).state().memory.owners;
+    let fixed_bytes = owners.weights_global_bytes + owners.weights_layers_bytes + owners.activation_bytes;
+    let mut config = config.clone();
+    config.gpu.memory_bytes = fixed_bytes + kv_bytes.next_multiple_of(CHUNK);
+    config
+}
+
+/// Numbers that look random (SplitMix64, Steele et al. 2014).
+#[derive(Clone, Debug)]
+pub struct Rng(pub u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From `range`.
+    pub fn within(&mut self, range: std::ops::Range<u64>) -> u64 {
+        range.start + self.next() % (range.end - range.start)
+    }
+
+    /// A prompt of `tokens` tokens below `vocab`; the first few ids are left to special tokens.
+    pub fn prompt(&mut self, tokens: u64, vocab: u64) -> Vec<u32> {
+        (0..tokens).map(|_| self.within(3..vocab) as u32).collect()
+    }
+}
