@@ -1,0 +1,132 @@
+//! `sluice bench`: drives any OpenAI-compatible endpoint and reports what its clients felt.
+
+mod client;
+mod load;
+mod report;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+pub use client::Record;
+pub use load::{Arrivals, Job, Lengths};
+pub use report::Report;
+
+/// Options of `sluice bench`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct BenchArgs {
+    /// Base URL, without /v1.
+    #[arg(long, default_value = "http://127.0.0.1:8000")]
+    pub url: String,
+    /// Model name; asked from the server when absent.
+    #[arg(long)]
+    pub model: Option<String>,
+    /// API key.
+    #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// Requests to send.
+    #[arg(long, short = 'n', default_value_t = 64)]
+    pub requests: usize,
+    /// Arrivals: `burst`, `poisson:RATE`, `gamma:RATE:CV`, `every:SECONDS`, `trace:FILE[:SPEEDUP]` (requests per second; CSV with
+    /// a TIMESTAMP or arrival_s column).
+    #[arg(long, default_value = "burst")]
+    pub arrivals: Arrivals,
+    /// Lengths: `PROMPT:OUTPUT`, `LOW-HIGH:LOW-HIGH` (uniform), or a CSV file with context and generated token columns.
+    #[arg(long, default_value = "64:64")]
+    pub lengths: Lengths,
+    /// Longest prompt and output together; longer draws are cut.
+    #[arg(long, default_value_t = u32::MAX)]
+    pub max_total: u32,
+    /// Closed loop: at most this many requests open at once. Absent = open loop.
+    #[arg(long)]
+    pub concurrency: Option<usize>,
+    /// Prompt token ids are drawn below this. Every server knows ids, none agrees on words.
+    #[arg(long, default_value_t = 256)]
+    pub vocab: u32,
+    /// Let the model end a sequence by itself.
+    #[arg(long)]
+    pub respect_eos: bool,
+    /// TTFT target, milliseconds.
+    #[arg(long, default_value_t = 2000)]
+    pub slo_ttft: u64,
+    /// TBT target, milliseconds: a request meets it when its 99th percentile does.
+    #[arg(long, default_value_t = 100)]
+    pub slo_tbt: u64,
+    /// Seed of arrivals, lengths and prompts.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Give up on a request after this many seconds.
+    #[arg(long, default_value_t = 600)]
+    pub timeout: u64,
+    /// Print JSON instead of text.
+    #[arg(long)]
+    pub json: bool,
+    /// Write every request's output text to this file (JSON), to compare two runs.
+    #[arg(long)]
+    pub outputs: Option<PathBuf>,
+}
+
+/// Runs the benchmark and prints its report.
+///
+/// # Errors
+/// An unreadable trace, a server that cannot be reached, or a run in which no request succeeded.
+pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
+    let records = drive(&args).await?;
+    if let Some(path) = &args.outputs {
+        let texts: Vec<_> = records.iter().map(|r| &r.text).collect();
+        std::fs::write(path, serde_json::to_vec(&texts)?).with_context(|| path.display().to_string())?;
+    }
+    let report = Report::of(&records, args.slo_ttft, args.slo_tbt);
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{report}");
+    }
+    if report.completed == 0 {
+        bail!(
+            "no request succeeded; the first error: {}",
+            report.errors.keys().next().map_or("none", String::as_str)
+        );
+    }
+    Ok(())
+}
+
+/// Sends the load and waits for every answer. Records are in the order of the jobs.
+///
+/// # Errors
+/// As [`run`].
+pub async fn drive(args: &BenchArgs) -> anyhow::Result<Vec<Record>> {
+    let jobs = load::jobs(args)?;
+    let client = Arc::new(client::Client::connect(args).await?);
+    let gate = Arc::new(Semaphore::new(args.concurrency.unwrap_or(Semaphore::MAX_PERMITS)));
+    let bar = progress(jobs.len() as u64);
+    let start = Instant::now();
+    let mut running = JoinSet::new();
+    for (index, job) in jobs.into_iter().enumerate() {
+        let (client, gate, bar) = (client.clone(), gate.clone(), bar.clone());
+        running.spawn(async move {
+            tokio::time::sleep_until((start + job.at).into()).await;
+            let _permit = gate.acquire_owned().await;
+            let record = client.send(start, &job).await;
+            bar.inc(1);
+            (index, record)
+        });
+    }
+    let mut records = running.join_all().await;
+    bar.finish_and_clear();
+    records.sort_by_key(|(index, _)| *index);
+    Ok(records.into_iter().map(|(_, record)| record).collect())
+}
+
+fn progress(total: u64) -> ProgressBar {
+    let bar = ProgressBar::new(total);
+    let style = ProgressStyle::with_template("{elapsed_precise} {bar:40} {pos}/{len} requests answered");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}

@@ -1,0 +1,134 @@
+//! One streamed completion, timed where a client would feel it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use eventsource_stream::Eventsource;
+use futures_util::StreamExt;
+use serde_json::{Value, json};
+
+use super::{BenchArgs, Job};
+
+/// What became of one request.
+#[derive(Clone, Debug, Default)]
+pub struct Record {
+    /// When it was sent, from the start of the run.
+    pub sent: Duration,
+    /// When its answer was complete.
+    pub ended: Duration,
+    /// From sending to the first token.
+    pub ttft: Option<Duration>,
+    /// Between tokens as they arrived.
+    pub gaps: Vec<Duration>,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Tokens of the answer, as the server counts them.
+    pub output_tokens: u64,
+    /// The answer.
+    pub text: String,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+/// A connection pool and what every request has in common.
+pub struct Client {
+    http: reqwest::Client,
+    url: String,
+    model: String,
+    api_key: Option<String>,
+    ignore_eos: bool,
+}
+
+impl Client {
+    /// Asks the server for its model when none is named.
+    pub async fn connect(args: &BenchArgs) -> anyhow::Result<Self> {
+        let timeout = Duration::from_secs(args.timeout);
+        let http = reqwest::Client::builder().timeout(timeout).pool_max_idle_per_host(usize::MAX).build()?;
+        let url = args.url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
+        let mut client = Client {
+            http,
+            url,
+            model: String::new(),
+            api_key: args.api_key.clone(),
+            ignore_eos: !args.respect_eos,
+        };
+        client.model = match &args.model {
+            Some(model) => model.clone(),
+            None => client.first_model().await.with_context(|| format!("{}/v1/models", client.url))?,
+        };
+        Ok(client)
+    }
+
+    async fn first_model(&self) -> anyhow::Result<String> {
+        let request = self.authorised(self.http.get(format!("{}/v1/models", self.url)));
+        let models: Value = request.send().await?.error_for_status()?.json().await?;
+        models["data"][0]["id"].as_str().map(str::to_owned).context("the server lists no model")
+    }
+
+    fn authorised(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+        match &self.api_key {
+            Some(key) => request.bearer_auth(key),
+            None => request,
+        }
+    }
+
+    /// Sends one request and times its tokens. A failure is part of the record.
+    pub async fn send(&self, start: Instant, job: &Job) -> Record {
+        let mut record =
+            Record { sent: start.elapsed(), prompt_tokens: job.prompt.len() as u64, ..Record::default() };
+        if let Err(error) = self.stream(job, &mut record).await {
+            record.error = Some(format!("{error:#}"));
+        }
+        record.ended = start.elapsed();
+        record
+    }
+
+    async fn stream(&self, job: &Job, record: &mut Record) -> anyhow::Result<()> {
+        let body = json!({
+            "model": self.model, "prompt": job.prompt, "max_tokens": job.max_tokens, "temperature": 0,
+            "ignore_eos": self.ignore_eos, "stream": true, "stream_options": {"include_usage": true},
+        });
+        let sent = Instant::now();
+        let request = self.authorised(self.http.post(format!("{}/v1/completions", self.url)).json(&body));
+        let response = request.send().await?;
+        if !response.status().is_success() {
+            let status = response.status();
+            let body: Value = response.json().await.unwrap_or_default();
+            return Err(anyhow!("{status}: {}", body["error"]["message"].as_str().unwrap_or("no message")));
+        }
+        let mut events = response.bytes_stream().eventsource();
+        let mut last = None;
+        while let Some(event) = events.next().await {
+            let data = event?.data;
+            if data == "[DONE]" {
+                return Ok(());
+            }
+            let chunk: Value = serde_json::from_str(&data)?;
+            if let Some(message) = chunk["error"]["message"].as_str() {
+                return Err(anyhow!("{message}"));
+            }
+            record.take(&chunk, sent, &mut last);
+        }
+        Err(anyhow!("the stream ended without [DONE]"))
+    }
+}
+
+impl Record {
+    fn take(&mut self, chunk: &Value, sent: Instant, last: &mut Option<Instant>) {
+        if let Some(tokens) = chunk["usage"]["completion_tokens"].as_u64() {
+            self.output_tokens = tokens;
+        }
+        let Some(choice) = chunk["choices"].get(0) else { return };
+        let text = choice["text"].as_str().unwrap_or_default();
+        // The chunk that carries only the reason of the end is no token.
+        if text.is_empty() && !choice["finish_reason"].is_null() {
+            return;
+        }
+        let now = Instant::now();
+        match last.replace(now) {
+            None => self.ttft = Some(now - sent),
+            Some(before) => self.gaps.push(now - before),
+        }
+        self.text.push_str(text);
+    }
+}

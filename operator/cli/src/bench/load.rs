@@ -1,0 +1,290 @@
+//! Arrivals, lengths and prompts: the whole load is drawn before the first request, from one seed.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+
+use super::BenchArgs;
+
+/// One request to send.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Job {
+    /// After the start of the run.
+    pub at: Duration,
+    /// Prompt token ids.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate.
+    pub max_tokens: u32,
+}
+
+/// When requests arrive.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Arrivals {
+    /// All at once.
+    Burst,
+    /// Gamma-distributed gaps: requests per second and coefficient of variation (1 = Poisson).
+    Gamma {
+        /// Requests per second.
+        rate: f64,
+        /// Coefficient of variation of the gaps.
+        cv: f64,
+    },
+    /// A fixed gap, seconds.
+    Every(f64),
+    /// The arrivals of a trace, that many times as fast.
+    Trace(PathBuf, f64),
+}
+
+impl FromStr for Arrivals {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |t: &str| {
+            let n = t.parse::<f64>().ok().filter(|n| *n > 0.0 && n.is_finite());
+            n.ok_or_else(|| format!("`{t}` is not a positive number"))
+        };
+        match text.split(':').collect::<Vec<_>>()[..] {
+            ["burst"] => Ok(Arrivals::Burst),
+            ["poisson", rate] => Ok(Arrivals::Gamma { rate: number(rate)?, cv: 1.0 }),
+            ["gamma", rate, cv] => Ok(Arrivals::Gamma { rate: number(rate)?, cv: number(cv)? }),
+            ["every", gap] => Ok(Arrivals::Every(number(gap)?)),
+            ["trace", file] => Ok(Arrivals::Trace(file.into(), 1.0)),
+            ["trace", file, speedup] => Ok(Arrivals::Trace(file.into(), number(speedup)?)),
+            _ => {
+                Err("expected burst, poisson:RATE, gamma:RATE:CV, every:SECONDS or trace:FILE[:SPEEDUP]"
+                    .into())
+            }
+        }
+    }
+}
+
+/// How long prompts and outputs are.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Lengths {
+    /// Uniform in both ranges, inclusive.
+    Uniform((u32, u32), (u32, u32)),
+    /// Rows of a CSV file, in order.
+    File(PathBuf),
+}
+
+impl FromStr for Lengths {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some((prompt, output)) = text.split_once(':').filter(|_| !Path::new(text).exists()) else {
+            return Ok(Lengths::File(text.into()));
+        };
+        Ok(Lengths::Uniform(range(prompt)?, range(output)?))
+    }
+}
+
+fn range(text: &str) -> Result<(u32, u32), String> {
+    let (low, high) = text.split_once('-').unwrap_or((text, text));
+    let count =
+        |t: &str| t.parse::<u32>().ok().filter(|n| *n > 0).ok_or_else(|| format!("`{t}` is not a count"));
+    let (low, high) = (count(low)?, count(high)?);
+    if low > high { Err(format!("{low} is above {high}")) } else { Ok((low, high)) }
+}
+
+/// Draws the load.
+///
+/// # Errors
+/// A file that cannot be read or has no such columns.
+pub fn jobs(args: &BenchArgs) -> anyhow::Result<Vec<Job>> {
+    let mut rng = Rng(args.seed);
+    let times = arrivals(&args.arrivals, args.requests, &mut rng)?;
+    let lengths = lengths(&args.lengths, times.len(), &mut rng)?;
+    let jobs = times.into_iter().zip(lengths).map(|(at, (prompt, output))| {
+        let prompt = prompt.clamp(1, args.max_total.saturating_sub(1).max(1));
+        let max_tokens = output.clamp(1, args.max_total.saturating_sub(prompt).max(1));
+        let prompt = (0..prompt).map(|_| rng.below(u64::from(args.vocab)) as u32).collect();
+        Job { at: Duration::from_secs_f64(at), prompt, max_tokens }
+    });
+    Ok(jobs.collect())
+}
+
+fn arrivals(arrivals: &Arrivals, count: usize, rng: &mut Rng) -> anyhow::Result<Vec<f64>> {
+    let mut at = 0.0;
+    let mut gaps = |gap: &mut dyn FnMut(&mut Rng) -> f64| {
+        let next = |_| {
+            let now = at;
+            at += gap(rng);
+            now
+        };
+        (0..count).map(next).collect::<Vec<_>>()
+    };
+    Ok(match arrivals {
+        Arrivals::Burst => vec![0.0; count],
+        Arrivals::Every(gap) => gaps(&mut |_| *gap),
+        Arrivals::Gamma { rate, cv } => {
+            let shape = 1.0 / (cv * cv);
+            gaps(&mut |rng| rng.gamma(shape) / (shape * rate))
+        }
+        Arrivals::Trace(path, speedup) => {
+            let times = Table::read(path)?.times()?;
+            let first = times.first().copied().unwrap_or_default();
+            times.into_iter().take(count).map(|t| (t - first).max(0.0) / speedup).collect()
+        }
+    })
+}
+
+fn lengths(lengths: &Lengths, count: usize, rng: &mut Rng) -> anyhow::Result<Vec<(u32, u32)>> {
+    match lengths {
+        Lengths::Uniform(prompt, output) => {
+            Ok((0..count).map(|_| (rng.between(*prompt), rng.between(*output))).collect())
+        }
+        Lengths::File(path) => {
+            let rows = Table::read(path)?.lengths()?;
+            Ok(rows.into_iter().cycle().take(count).collect())
+        }
+    }
+}
+
+/// A CSV file with a header and no quoting: what request traces are published as.
+struct Table {
+    path: PathBuf,
+    header: Vec<String>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let split = |line: &str| line.split(',').map(|f| f.trim().to_owned()).collect::<Vec<_>>();
+        let mut lines = text.lines().filter(|l| !l.trim().is_empty()).map(split);
+        let header = lines.next().unwrap_or_default();
+        let rows: Vec<_> = lines.collect();
+        if rows.is_empty() {
+            bail!("{}: no rows", path.display());
+        }
+        Ok(Table { path: path.to_owned(), header, rows })
+    }
+
+    fn column(&self, names: &[&str]) -> anyhow::Result<usize> {
+        let found = self.header.iter().position(|h| names.iter().any(|n| h.eq_ignore_ascii_case(n)));
+        found.with_context(|| format!("{}: no column {}", self.path.display(), names.join(" or ")))
+    }
+
+    fn parse<T>(&self, names: &[&str], parse: impl Fn(&str) -> Option<T>) -> anyhow::Result<Vec<T>> {
+        let column = self.column(names)?;
+        let cell = |(i, row): (usize, &Vec<String>)| {
+            let text = row.get(column).map_or("", String::as_str);
+            parse(text)
+                .with_context(|| format!("{}:{}: `{text}` is no {}", self.path.display(), i + 2, names[0]))
+        };
+        self.rows.iter().enumerate().map(cell).collect()
+    }
+
+    fn lengths(&self) -> anyhow::Result<Vec<(u32, u32)>> {
+        let count = |t: &str| t.parse::<u32>().ok();
+        let prompts = self.parse(&["context_tokens", "ContextTokens", "num_prefill_tokens"], count)?;
+        let outputs = self.parse(&["generated_tokens", "GeneratedTokens", "num_decode_tokens"], count)?;
+        Ok(prompts.into_iter().zip(outputs).collect())
+    }
+
+    /// Seconds since an arbitrary origin, ascending.
+    fn times(&self) -> anyhow::Result<Vec<f64>> {
+        let mut times =
+            self.parse(&["arrival_s", "TIMESTAMP", "arrived_at"], |t| t.parse().ok().or_else(|| clock(t)))?;
+        times.sort_by(f64::total_cmp);
+        Ok(times)
+    }
+}
+
+/// `YYYY-MM-DD HH:MM:SS.fraction` as seconds; days count from the first of the month, which no trace crosses twice.
+fn clock(text: &str) -> Option<f64> {
+    let (date, time) = text.split_once(' ')?;
+    let day: f64 = date.rsplit('-').next()?.parse().ok()?;
+    let parts: Vec<f64> = time.split(':').map(|p| p.parse().ok()).collect::<Option<_>>()?;
+    let [hours, minutes, seconds] = parts[..] else { return None };
+    Some(((day * 24.0 + hours) * 60.0 + minutes) * 60.0 + seconds)
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): a seed means the same load for ever.
+struct Rng(u64);
+
+impl Rng {
+    fn word(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let word = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.word() % bound
+    }
+
+    fn between(&mut self, (low, high): (u32, u32)) -> u32 {
+        low + self.below(u64::from(high - low) + 1) as u32
+    }
+
+    /// In (0, 1].
+    fn unit(&mut self) -> f64 {
+        ((self.word() >> 11) + 1) as f64 / (1u64 << 53) as f64
+    }
+
+    fn normal(&mut self) -> f64 {
+        (-2.0 * self.unit().ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
+    }
+
+    /// Gamma with scale 1 (Marsaglia and Tsang, ACM TOMS 26, 2000); below shape 1 by their boost.
+    fn gamma(&mut self, shape: f64) -> f64 {
+        if shape < 1.0 {
+            return self.gamma(shape + 1.0) * self.unit().powf(1.0 / shape);
+        }
+        let d = shape - 1.0 / 3.0;
+        let c = 1.0 / (9.0 * d).sqrt();
+        loop {
+            let x = self.normal();
+            let v = (1.0 + c * x).powi(3);
+            if v > 0.0 && self.unit().ln() < 0.5 * x * x + d - d * v + d * v.ln() {
+                return d * v;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gamma_gaps_have_the_asked_rate_and_spread() {
+        for cv in [0.5, 1.0, 4.0] {
+            let times = arrivals(&Arrivals::Gamma { rate: 10.0, cv }, 40_000, &mut Rng(7)).unwrap();
+            let gaps: Vec<_> = times.windows(2).map(|w| w[1] - w[0]).collect();
+            let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+            let variance = gaps.iter().map(|g| (g - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
+            assert!((mean - 0.1).abs() < 0.01, "mean {mean} at cv {cv}");
+            assert!(
+                (variance.sqrt() / mean / cv - 1.0).abs() < 0.15,
+                "cv {} for {cv}",
+                variance.sqrt() / mean
+            );
+        }
+    }
+
+    #[test]
+    fn a_trace_gives_its_own_gaps_and_lengths() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.5,48,10\n2023-11-16 18:17:05.0,31,8\n";
+        std::fs::write(file.path(), rows).unwrap();
+        let trace = Arrivals::Trace(file.path().into(), 3.0);
+        assert_eq!(arrivals(&trace, 9, &mut Rng(1)).unwrap(), [0.0, 0.5]);
+        assert_eq!(
+            lengths(&Lengths::File(file.path().into()), 3, &mut Rng(1)).unwrap(),
+            [(48, 10), (31, 8), (48, 10)]
+        );
+    }
+
+    #[test]
+    fn bad_files_are_named_with_line_and_column() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "context_tokens,generated_tokens\n4,x\n").unwrap();
+        let message = format!("{:#}", Table::read(file.path()).unwrap().lengths().unwrap_err());
+        assert!(message.ends_with(":2: `x` is no generated_tokens"), "{message}");
+    }
+}

@@ -1,0 +1,201 @@
+//! Percentiles and shares over all records.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::Record;
+
+/// A distribution, milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Distribution {
+    /// Mean.
+    pub mean: f64,
+    /// Median.
+    pub p50: f64,
+    /// 90th percentile.
+    pub p90: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// Largest.
+    pub max: f64,
+}
+
+impl Distribution {
+    /// Of durations, by nearest rank.
+    pub fn of(values: impl IntoIterator<Item = Duration>) -> Self {
+        let mut ms: Vec<f64> = values.into_iter().map(|d| d.as_secs_f64() * 1e3).collect();
+        ms.sort_by(f64::total_cmp);
+        let Some(max) = ms.last().copied() else { return Distribution::default() };
+        let rank = |share: f64| ms[((share * ms.len() as f64).ceil() as usize).clamp(1, ms.len()) - 1];
+        let mean = ms.iter().sum::<f64>() / ms.len() as f64;
+        Distribution { mean, p50: rank(0.50), p90: rank(0.90), p99: rank(0.99), max }
+    }
+}
+
+/// The report of one run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Requests answered.
+    pub completed: usize,
+    /// Requests that failed.
+    pub failed: usize,
+    /// Failures by message.
+    pub errors: BTreeMap<String, usize>,
+    /// From the first request to the last answer, seconds.
+    pub duration_s: f64,
+    /// Requests answered per second.
+    pub requests_per_s: f64,
+    /// Tokens generated per second.
+    pub output_tokens_per_s: f64,
+    /// Tokens of prompts and outputs per second.
+    pub total_tokens_per_s: f64,
+    /// Tokens per second of requests that met both targets.
+    pub goodput_tokens_per_s: f64,
+    /// Time to first token.
+    pub ttft_ms: Distribution,
+    /// Time between tokens as delivered, over all gaps.
+    pub tbt_ms: Distribution,
+    /// Time per output token after the first, over requests.
+    pub tpot_ms: Distribution,
+    /// From sending to the end.
+    pub e2e_ms: Distribution,
+    /// Share of requests whose first token came in time.
+    pub ttft_attainment: f64,
+    /// Share of gaps within the target.
+    pub tbt_attainment: f64,
+    /// Share of requests that met both targets.
+    pub slo_attainment: f64,
+}
+
+impl Report {
+    /// Sums up `records`; targets in milliseconds.
+    pub fn of(records: &[Record], slo_ttft_ms: u64, slo_tbt_ms: u64) -> Report {
+        let (ttft, tbt) = (Duration::from_millis(slo_ttft_ms), Duration::from_millis(slo_tbt_ms));
+        let good: Vec<_> = records.iter().filter(|r| r.error.is_none()).collect();
+        let mut errors = BTreeMap::new();
+        for error in records.iter().filter_map(|r| r.error.clone()) {
+            *errors.entry(error).or_insert(0) += 1;
+        }
+        let start = records.iter().map(|r| r.sent).min().unwrap_or_default();
+        let end = records.iter().map(|r| r.ended).max().unwrap_or_default();
+        let duration_s = (end - start).as_secs_f64().max(f64::MIN_POSITIVE);
+        let met: Vec<_> = good.iter().filter(|r| meets(r, ttft, tbt)).collect();
+        let output: u64 = good.iter().map(|r| r.output_tokens).sum();
+        let prompt: u64 = good.iter().map(|r| r.prompt_tokens).sum();
+        let gaps = || good.iter().flat_map(|r| r.gaps.iter().copied());
+        let in_time = good.iter().filter(|r| r.ttft.is_some_and(|t| t <= ttft)).count();
+        Report {
+            completed: good.len(),
+            failed: records.len() - good.len(),
+            errors,
+            duration_s,
+            requests_per_s: good.len() as f64 / duration_s,
+            output_tokens_per_s: output as f64 / duration_s,
+            total_tokens_per_s: (output + prompt) as f64 / duration_s,
+            goodput_tokens_per_s: met.iter().map(|r| r.output_tokens).sum::<u64>() as f64 / duration_s,
+            ttft_ms: Distribution::of(good.iter().filter_map(|r| r.ttft)),
+            tbt_ms: Distribution::of(gaps()),
+            tpot_ms: Distribution::of(good.iter().filter_map(|r| tpot(r))),
+            e2e_ms: Distribution::of(good.iter().map(|r| r.ended - r.sent)),
+            ttft_attainment: share(in_time, records.len()),
+            tbt_attainment: share(gaps().filter(|g| *g <= tbt).count(), gaps().count()),
+            slo_attainment: share(met.len(), records.len()),
+        }
+    }
+}
+
+fn share(part: usize, whole: usize) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+fn meets(record: &Record, ttft: Duration, tbt: Duration) -> bool {
+    let mut gaps = record.gaps.clone();
+    gaps.sort();
+    let p99 = gaps.get(((gaps.len() as f64 * 0.99).ceil() as usize).max(1) - 1);
+    record.ttft.is_some_and(|t| t <= ttft) && p99.is_none_or(|gap| *gap <= tbt)
+}
+
+fn tpot(record: &Record) -> Option<Duration> {
+    let after_first = u32::try_from(record.output_tokens.checked_sub(1)?).ok().filter(|n| *n > 0)?;
+    Some((record.ended - record.sent).saturating_sub(record.ttft?) / after_first)
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "requests     {} answered, {} failed, {:.1} s",
+            self.completed, self.failed, self.duration_s
+        )?;
+        for (error, count) in &self.errors {
+            writeln!(f, "  {count} x {error}")?;
+        }
+        writeln!(
+            f,
+            "throughput   {:.2} requests/s   {:.1} output tokens/s   {:.1} tokens/s   goodput {:.1} tokens/s",
+            self.requests_per_s, self.output_tokens_per_s, self.total_tokens_per_s, self.goodput_tokens_per_s
+        )?;
+        writeln!(f, "milliseconds {:>10} {:>10} {:>10} {:>10} {:>10}", "mean", "p50", "p90", "p99", "max")?;
+        for (name, d) in [
+            ("TTFT", &self.ttft_ms),
+            ("TBT", &self.tbt_ms),
+            ("TPOT", &self.tpot_ms),
+            ("end to end", &self.e2e_ms),
+        ] {
+            writeln!(
+                f,
+                "  {name:<10} {:>10.1} {:>10.1} {:>10.1} {:>10.1} {:>10.1}",
+                d.mean, d.p50, d.p90, d.p99, d.max
+            )?;
+        }
+        writeln!(
+            f,
+            "SLO          TTFT met by {:.1} %   TBT by {:.1} % of gaps   both by {:.1} % of requests",
+            self.ttft_attainment * 100.0,
+            self.tbt_attainment * 100.0,
+            self.slo_attainment * 100.0
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(ttft_ms: u64, gaps_ms: &[u64]) -> Record {
+        let gaps: Vec<_> = gaps_ms.iter().map(|ms| Duration::from_millis(*ms)).collect();
+        let total = Duration::from_millis(ttft_ms) + gaps.iter().sum::<Duration>();
+        Record {
+            ttft: Some(Duration::from_millis(ttft_ms)),
+            output_tokens: gaps.len() as u64 + 1,
+            gaps,
+            ended: total,
+            ..Record::default()
+        }
+    }
+
+    #[test]
+    fn percentiles_are_by_nearest_rank() {
+        let d = Distribution::of((1..=100).map(Duration::from_millis));
+        assert_eq!((d.p50, d.p90, d.p99, d.max), (50.0, 90.0, 99.0, 100.0));
+    }
+
+    #[test]
+    fn goodput_counts_only_requests_that_met_both_targets() {
+        let records = [record(100, &[10; 9]), record(100, &[10, 10, 500]), record(900, &[10; 9])];
+        let report = Report::of(&records, 500, 50);
+        assert!((report.slo_attainment - 1.0 / 3.0).abs() < 1e-9);
+        assert!((report.goodput_tokens_per_s * report.duration_s - 10.0).abs() < 1e-6);
+        assert!((report.ttft_attainment - 2.0 / 3.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn failures_are_counted_by_message() {
+        let failed = Record { error: Some("429: full".into()), ..Record::default() };
+        let report = Report::of(&[failed.clone(), failed, record(1, &[])], 10, 10);
+        assert_eq!((report.completed, report.failed, report.errors["429: full"]), (1, 2, 2));
+    }
+}

@@ -1,0 +1,4 @@
+//! The same as a plugin of kubectl: `kubectl sluice`.
+fn main() -> std::process::ExitCode {
+    sluice_cli::command::main("kubectl sluice")
+}

@@ -1,0 +1,4 @@
+//! The binary `sluice`.
+fn main() -> std::process::ExitCode {
+    sluice_cli::command::main("sluice")
+}

@@ -1,0 +1,135 @@
+//! The command line: one definition, from which help, completion and man pages come.
+
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::LazyLock;
+
+use anyhow::Context;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+use crate::bench::{self, BenchArgs};
+use crate::top::{self, TopArgs};
+use crate::up::{self, UpArgs};
+use crate::{EX_CONFIG, Misconfigured, siblings};
+
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let (api, wire) = (sluice_types::API_VERSION, sluice_wire::state::VERSION);
+    format!("{} (commit {}, API {api}, wire {wire})", env!("CARGO_PKG_VERSION"), env!("SLUICE_COMMIT"))
+});
+
+/// Run LLM tenants whose device memory flows to whoever needs it, watch them, measure them.
+#[derive(Debug, Parser)]
+#[command(name = "sluice", version = VERSION.as_str(), arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the tenants of a YAML file as local processes.
+    ///
+    /// Prints one line `ready NAMESPACE/NAME URL` on stdout when a tenant serves. Everything else goes to stderr. Exit
+    /// status 78 says that the configuration cannot be used.
+    Up(UpArgs),
+    /// Show where the memory of running tenants is, and their figures.
+    Top(TopArgs),
+    /// Drive any OpenAI-compatible endpoint and report what its clients felt.
+    Bench(BenchArgs),
+    /// Say what the GPUs of this machine can do (starts sluice-gpu-probe).
+    GpuProbe {
+        /// Passed on.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARG")]
+        args: Vec<String>,
+    },
+    /// Print a completion script.
+    Completion {
+        /// The shell.
+        shell: CompletionShell,
+    },
+    /// Write man pages into a folder.
+    #[command(hide = true)]
+    Man {
+        /// The folder; made if absent.
+        folder: PathBuf,
+    },
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum CompletionShell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+/// Runs the command line of this process under the name `name`.
+pub fn main(name: &'static str) -> ExitCode {
+    let installed = rustls::crypto::ring::default_provider().install_default();
+    assert!(installed.is_ok(), "nobody installs a TLS provider before main");
+    let cli = Cli::from_arg_matches(&Cli::command().bin_name(name).get_matches());
+    let cli = cli.unwrap_or_else(|error| error.exit());
+    log_to_stderr();
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("sluice: {error:#}");
+            let misconfigured = error.chain().any(|cause| cause.is::<Misconfigured>());
+            ExitCode::from(if misconfigured { EX_CONFIG } else { 1 })
+        }
+    }
+}
+
+/// Warnings and worse, unless `RUST_LOG` asks for more.
+fn log_to_stderr() {
+    let filter = tracing_subscriber::EnvFilter::builder()
+        .with_default_directive(tracing_subscriber::filter::LevelFilter::WARN.into())
+        .from_env_lossy();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Up(args) => block_on(up::run(args)),
+        Command::Top(args) => block_on(top::run(args)),
+        Command::Bench(args) => block_on(bench::run(args)),
+        Command::GpuProbe { args } => gpu_probe(&args),
+        Command::Completion { shell } => {
+            let shell = match shell {
+                CompletionShell::Bash => Shell::Bash,
+                CompletionShell::Zsh => Shell::Zsh,
+                CompletionShell::Fish => Shell::Fish,
+            };
+            clap_complete::generate(shell, &mut Cli::command(), "sluice", &mut std::io::stdout());
+            Ok(())
+        }
+        Command::Man { folder } => {
+            std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+            clap_mangen::generate_to(Cli::command(), &folder).with_context(|| folder.display().to_string())
+        }
+    }
+}
+
+/// One thread: a sidecar is told of its parent's death when the *thread* that started it ends, so that thread must be
+/// the one that lives as long as the process.
+fn block_on(future: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future)
+}
+
+/// Becomes the probe. Returns only if it cannot.
+fn gpu_probe(args: &[String]) -> anyhow::Result<()> {
+    let probe = siblings::find("sluice-gpu-probe").context("this installation has no GPU probe")?;
+    let error = std::process::Command::new(&probe).args(args).exec();
+    Err(error).with_context(|| probe.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,186 @@
+//! The per-user runtime folder, where running sidecars are found.
+//!
+//! `<runtime>/<namespace>.<name>/` holds one tenant's configuration, socket, token and record. A lock on the folder says
+//! that somebody runs it; the folder goes when that somebody ends.
+
+use std::fs::File;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use rustix::fs::{FlockOperation, flock};
+use sluice_wire::config::SidecarRecord;
+
+/// The folder of one user.
+#[derive(Debug)]
+pub struct RuntimeFolder(PathBuf);
+
+impl RuntimeFolder {
+    /// `path`, or `$XDG_RUNTIME_DIR/sluice`, or a folder of this user under the system's temporary one. Made if absent.
+    ///
+    /// # Errors
+    /// A folder that cannot be made or belongs to somebody else.
+    pub fn open(path: Option<&Path>) -> anyhow::Result<Self> {
+        let path = path.map_or_else(default_path, Path::to_owned);
+        make(&path)?;
+        let owner = std::fs::metadata(&path).with_context(|| path.display().to_string())?.uid();
+        if owner != rustix::process::getuid().as_raw() {
+            bail!("{}: belongs to user {owner}; name another with --runtime-dir", path.display());
+        }
+        Ok(RuntimeFolder(path))
+    }
+
+    /// Takes the folder of one tenant.
+    ///
+    /// # Errors
+    /// Somebody else runs that tenant.
+    pub fn claim(&self, namespace: &str, name: &str) -> anyhow::Result<TenantFolder> {
+        let path = self.0.join(format!("{namespace}.{name}"));
+        make(&path)?;
+        let file = path.join("lock");
+        let lock = File::create(&file).with_context(|| file.display().to_string())?;
+        if !lock_patiently(&lock) {
+            bail!("{namespace}/{name} is running already ({})", path.display());
+        }
+        Ok(TenantFolder { path, _lock: lock })
+    }
+
+    /// All sidecars that run, by namespace and name.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn running(&self) -> anyhow::Result<Vec<Running>> {
+        let mut all = Vec::new();
+        for entry in std::fs::read_dir(&self.0).with_context(|| self.0.display().to_string())? {
+            all.extend(running(&entry?.path()));
+        }
+        all.sort_by(|a, b| a.title.cmp(&b.title));
+        Ok(all)
+    }
+}
+
+/// A sidecar that runs.
+#[derive(Debug)]
+pub struct Running {
+    /// `NAMESPACE/NAME` of its tenant.
+    pub title: String,
+    /// Where it is reached, or why that cannot be read.
+    pub record: anyhow::Result<SidecarRecord>,
+}
+
+/// The sidecar of one tenant's folder, if somebody runs it and it listens already.
+fn running(folder: &Path) -> Option<Running> {
+    let name = folder.file_name()?.to_string_lossy().replacen('.', "/", 1);
+    let lock = File::open(folder.join("lock")).ok()?;
+    // Shared, so that two readers do not take each other for a runner.
+    if flock(&lock, FlockOperation::NonBlockingLockShared).is_ok() {
+        return None;
+    }
+    let file = folder.join("sidecar.json");
+    let bytes = match std::fs::read(&file) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+        read => read.with_context(|| file.display().to_string()),
+    };
+    let parse = |bytes: Vec<u8>| serde_json::from_slice(&bytes).with_context(|| file.display().to_string());
+    Some(Running { title: name, record: bytes.and_then(parse) })
+}
+
+fn default_path() -> PathBuf {
+    match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(folder) if Path::new(&folder).is_dir() => Path::new(&folder).join("sluice"),
+        _ => std::env::temp_dir().join(format!("sluice-{}", rustix::process::getuid().as_raw())),
+    }
+}
+
+/// Readers hold the lock for an instant to see whether it is free: they do not count.
+fn lock_patiently(lock: &File) -> bool {
+    (0..20).any(|attempt| {
+        if attempt > 0 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok()
+    })
+}
+
+fn make(path: &Path) -> anyhow::Result<()> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .with_context(|| path.display().to_string())
+}
+
+/// One tenant's folder. It goes with this value.
+#[derive(Debug)]
+pub struct TenantFolder {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl TenantFolder {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for TenantFolder {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.path) {
+            eprintln!("sluice: {}: {error}", self.path.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write_record(folder: &Path) {
+        let record = serde_json::json!({
+            "namespace": "a", "name": "b.c", "pid": 1, "serve": "127.0.0.1:1", "admin": "127.0.0.1:2",
+            "probes": "127.0.0.1:3", "token_file": "/t", "gpu": "g",
+        });
+        std::fs::write(folder.join("sidecar.json"), record.to_string()).unwrap();
+    }
+
+    #[test]
+    fn only_sidecars_whose_folder_is_held_are_running() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = RuntimeFolder::open(Some(dir.path())).unwrap();
+        let tenant = runtime.claim("a", "b.c").unwrap();
+        assert!(runtime.running().unwrap().is_empty(), "it does not listen yet");
+        write_record(tenant.path());
+        let left_behind = dir.path().join("a.dead");
+        std::fs::create_dir(&left_behind).unwrap();
+        std::fs::write(left_behind.join("lock"), "").unwrap();
+        write_record(&left_behind);
+        let running = runtime.running().unwrap();
+        assert_eq!(running.iter().map(|r| r.title.as_str()).collect::<Vec<_>>(), ["a/b.c"]);
+        assert_eq!(running[0].record.as_ref().unwrap().name, "b.c");
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_is_one_sidecars_problem() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = RuntimeFolder::open(Some(dir.path())).unwrap();
+        let (good, bad) = (runtime.claim("a", "good").unwrap(), runtime.claim("a", "bad").unwrap());
+        write_record(good.path());
+        std::fs::write(bad.path().join("sidecar.json"), "{").unwrap();
+        let running = runtime.running().unwrap();
+        assert!(running[0].record.is_err() && running[1].record.is_ok());
+    }
+
+    #[test]
+    fn a_claimed_tenant_is_refused_until_its_folder_is_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = RuntimeFolder::open(Some(dir.path())).unwrap();
+        let first = runtime.claim("a", "b").unwrap();
+        let refusal = runtime.claim("a", "b").unwrap_err().to_string();
+        assert!(refusal.starts_with("a/b is running already"), "{refusal}");
+        drop(first);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing stays behind");
+        runtime.claim("a", "b").unwrap();
+    }
+}

@@ -1,0 +1,94 @@
+//! `sluice top`: where the memory of running tenants is, and their figures.
+//!
+//! Sidecars are found in the runtime folder and asked over their admin ports. What is shown is built as lines of text
+//! ([`view`]), the same for the live screen and for `--once`.
+
+pub mod figures;
+pub mod map;
+mod poll;
+mod screen;
+pub mod view;
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::bail;
+
+use crate::runtime::RuntimeFolder;
+use poll::Poller;
+pub use poll::Sighting;
+use view::View;
+
+/// Between two looks at the sidecars.
+const REFRESH: Duration = Duration::from_millis(500);
+/// Width of `--once`, columns: enough for every column of the table.
+const ONCE_COLUMNS: usize = 110;
+
+/// Options of `sluice top`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct TopArgs {
+    /// Print one picture as text and end.
+    #[arg(long)]
+    pub once: bool,
+    /// With --once: print an array of states (`GET /v1/state`) instead. A sidecar that does not answer is named on stderr,
+    /// left out, and makes the exit status 1.
+    #[arg(long, requires = "once")]
+    pub json: bool,
+    /// Runtime folder instead of the user's own.
+    #[arg(long, env = "SLUICE_RUNTIME_DIR")]
+    pub runtime_dir: Option<PathBuf>,
+}
+
+/// Shows the tenants, live or once.
+///
+/// # Errors
+/// The runtime folder cannot be read, or the live screen is asked for without a terminal.
+pub async fn run(args: TopArgs) -> anyhow::Result<()> {
+    let poller = Poller::new(RuntimeFolder::open(args.runtime_dir.as_deref())?)?;
+    let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    match (args.once, args.json) {
+        (true, true) => once_json(poller).await,
+        (true, false) => once_text(poller).await,
+        (false, _) if std::io::stdout().is_terminal() => screen::live(poller, colour).await,
+        (false, _) => bail!("the live screen needs a terminal; use --once"),
+    }
+}
+
+async fn once_json(mut poller: Poller) -> anyhow::Result<()> {
+    let mut states = Vec::new();
+    let mut silent = 0;
+    for sighting in poller.poll().await? {
+        match sighting.state {
+            Ok(state) => states.push(state),
+            Err(problem) => {
+                silent += 1;
+                eprintln!("sluice: {}: {problem}", sighting.title);
+            }
+        }
+    }
+    println!("{}", serde_json::to_string_pretty(&states)?);
+    if silent > 0 {
+        bail!("{silent} of {} sidecars did not answer", silent + states.len());
+    }
+    Ok(())
+}
+
+async fn once_text(mut poller: Poller) -> anyhow::Result<()> {
+    // A rate takes two looks.
+    poller.poll().await?;
+    tokio::time::sleep(REFRESH).await;
+    let sightings = poller.poll().await?;
+    let view =
+        View { sightings: &sightings, selected: usize::MAX, colour: false, now_unix_ms: now_unix_ms() };
+    for line in view::text(&view, ONCE_COLUMNS) {
+        // What others wrote must not steer the terminal. The live screen leaves such characters out by itself.
+        println!("{}", line.to_string().replace(char::is_control, " ").trim_end());
+    }
+    Ok(())
+}
+
+fn now_unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

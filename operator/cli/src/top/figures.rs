@@ -1,0 +1,84 @@
+//! Quantities as short text for people.
+
+use sluice_wire::state::{Percentiles, Phase};
+
+/// Bytes in binary units with three digits: `96.0M`.
+pub fn bytes(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    let mut unit = "B";
+    for next in ["K", "M", "G", "T"] {
+        if value < 1024.0 {
+            break;
+        }
+        value /= 1024.0;
+        unit = next;
+    }
+    let decimals = usize::from(unit != "B" && value < 100.0);
+    format!("{value:.decimals$}{unit}")
+}
+
+/// A duration in milliseconds; from ten seconds on in seconds, with the unit.
+pub fn milliseconds(ns: u64) -> String {
+    match ns {
+        0..10_000_000 => format!("{:.1}", ns as f64 / 1e6),
+        10_000_000..10_000_000_000 => format!("{:.0}", ns as f64 / 1e6),
+        _ => format!("{:.0}s", ns as f64 / 1e9),
+    }
+}
+
+/// Median and 99th percentile in milliseconds; `-` when nothing was measured.
+pub fn percentiles(p: &Percentiles) -> String {
+    if p.samples == 0 {
+        return "-".into();
+    }
+    format!("{}/{}", milliseconds(p.p50_ns), milliseconds(p.p99_ns))
+}
+
+/// A share as percent; `-` when there is none.
+pub fn percent(permille: Option<u32>) -> String {
+    permille.map_or("-".into(), |p| format!("{:.1} %", f64::from(p) / 10.0))
+}
+
+/// How long ago, with one unit.
+pub fn age(ms: u64) -> String {
+    match ms {
+        0..10_000 => format!("{:.1}s", ms as f64 / 1e3),
+        10_000..600_000 => format!("{}s", ms / 1000),
+        600_000..36_000_000 => format!("{}m", ms / 60_000),
+        _ => format!("{}h", ms / 3_600_000),
+    }
+}
+
+/// A phase in at most nine characters.
+pub const fn phase(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Loading => "loading",
+        Phase::Active => "active",
+        Phase::Idle => "idle",
+        Phase::Hibernated => "hibernate",
+        Phase::Waking => "waking",
+        Phase::EngineLost => "no engine",
+        Phase::Draining => "draining",
+        Phase::Failed => "failed",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_keep_about_three_digits_in_every_unit() {
+        let shown: Vec<_> = [0, 1023, 1024, 1536 << 10, 96 << 20, 400 << 20, 3 << 40].map(bytes).into();
+        assert_eq!(shown, ["0B", "1023B", "1.0K", "1.5M", "96.0M", "400M", "3.0T"]);
+    }
+
+    #[test]
+    fn nothing_measured_is_not_zero() {
+        assert_eq!(percentiles(&Percentiles::default()), "-");
+        let p = Percentiles { samples: 1, p50_ns: 1_200_000, p99_ns: 12_345_678_900 };
+        assert_eq!(percentiles(&p), "1.2/12s");
+        assert_eq!(percent(None), "-");
+        assert_eq!(percent(Some(995)), "99.5 %");
+    }
+}

@@ -1,0 +1,151 @@
+//! Sightings as lines of text: pure, the same for the live screen and for `--once`.
+
+mod detail;
+mod table;
+
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use sluice_wire::State;
+
+use super::Sighting;
+use super::figures::bytes;
+use super::map::{Map, Owner, owners};
+
+/// What to show.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    /// All sidecars.
+    pub sightings: &'a [Sighting],
+    /// The one whose details the screen shows; beyond the last = none.
+    pub selected: usize,
+    /// Whether to use colours.
+    pub colour: bool,
+    /// The time, milliseconds since the Unix epoch.
+    pub now_unix_ms: u64,
+}
+
+/// Most rows of one map.
+const MAP_ROWS: usize = 6;
+/// Fewest lines left for moves on the screen, with their heading.
+const MOVES_MIN: usize = 3;
+
+/// Everything, as high as it gets.
+pub fn text(view: &View, width: usize) -> Vec<Line<'static>> {
+    let mut lines = vec![header(view, "")];
+    if view.sightings.is_empty() {
+        return lines;
+    }
+    for (title, state) in view.answered() {
+        lines.extend(map(view, title, state, width, MAP_ROWS));
+    }
+    lines.push(legend(view));
+    lines.extend(table::table(view, width, 0..view.sightings.len()));
+    for sighting in view.sightings {
+        lines.push(Line::default());
+        lines.extend(detail::detail(view, sighting, width));
+        lines.extend(detail::moves(view, sighting, usize::MAX));
+    }
+    lines
+}
+
+/// As much as fits: the maps and rows around the selected tenant, its details, and its moves below.
+pub fn screen(view: &View, width: usize, height: usize) -> Vec<Line<'static>> {
+    if view.sightings.is_empty() {
+        return vec![header(view, "   q ends")];
+    }
+    let tenants = around(view.selected, view.sightings.len(), (height / 6).max(1));
+    let selected = view.sightings.get(view.selected);
+    let detail = selected.map_or(Vec::new(), |s| detail::detail(view, s, width));
+    // Header, legend and the table's heading take a line each.
+    let rest = height.saturating_sub(3 + tenants.len() + detail.len() + MOVES_MIN);
+    let mut lines = vec![header(view, "   q ends, arrows select")];
+    lines.extend(maps(view, width, rest));
+    lines.push(legend(view));
+    lines.extend(table::table(view, width, tenants));
+    lines.extend(detail);
+    let left = height.saturating_sub(lines.len());
+    lines.extend(selected.map_or(Vec::new(), |s| detail::moves(view, s, left)));
+    lines
+}
+
+/// Maps in `height` lines: as many tenants as have room for two lines each, the selected one among them.
+fn maps(view: &View, width: usize, height: usize) -> Vec<Line<'static>> {
+    let answered: Vec<_> = view.answered().collect();
+    let title = view.sightings.get(view.selected).map(|s| s.title.as_str());
+    let selected = answered.iter().position(|(t, _)| Some(*t) == title).unwrap_or(0);
+    let shown = around(selected, answered.len(), (height / 2).max(1));
+    let rows = (height / shown.len().max(1)).saturating_sub(1).clamp(1, MAP_ROWS);
+    answered[shown].iter().flat_map(|(title, state)| map(view, title, state, width, rows)).collect()
+}
+
+/// At most `most` of `len` items with `selected` in view.
+fn around(selected: usize, len: usize, most: usize) -> std::ops::Range<usize> {
+    let start = selected.saturating_sub(most / 2).min(len.saturating_sub(most));
+    start..len.min(start + most)
+}
+
+impl<'a> View<'a> {
+    fn answered(&self) -> impl Iterator<Item = (&'a str, &'a State)> {
+        self.sightings.iter().filter_map(|s| Some((s.title.as_str(), s.state.as_ref().ok()?)))
+    }
+
+    fn style(&self, colour: Color) -> Style {
+        if self.colour { Style::default().fg(colour) } else { Style::default() }
+    }
+
+    fn owner(&self, owner: Owner, text: impl Into<String>) -> Span<'static> {
+        Span::styled(text.into(), self.style(owner.colour()))
+    }
+
+    fn bold(text: impl Into<String>) -> Span<'static> {
+        Span::styled(text.into(), Style::default().add_modifier(Modifier::BOLD))
+    }
+}
+
+fn header(view: &View, keys: &'static str) -> Line<'static> {
+    let all = view.sightings.len();
+    let silent = all - view.answered().count();
+    let mut text = format!("   {all} tenant{}", if all == 1 { "" } else { "s" });
+    if all == 0 {
+        text = "   no sidecar runs; start one with sluice up -f FILE".into();
+    }
+    if silent > 0 {
+        text += &format!(", {silent} without an answer");
+    }
+    Line::from(vec![View::bold("sluice top"), text.into(), keys.into()])
+}
+
+fn legend(view: &View) -> Line<'static> {
+    let present =
+        |owner: Owner| view.answered().any(|(_, s)| owners(s).iter().any(|o| o.0 == owner && o.1 > 0));
+    let rare = [Owner::Overhead, Owner::Staging, Owner::Earmarked];
+    let every = owners(&State::default()).map(|(owner, _)| owner);
+    let shown = every.into_iter().filter(|owner| !rare.contains(owner) || present(*owner));
+    let spans =
+        shown.flat_map(|owner| [view.owner(owner, owner.letter()), format!(" {}  ", owner.name()).into()]);
+    Line::from(spans.collect::<Vec<_>>())
+}
+
+/// One tenant's memory: a heading and at most `rows` rows of cells.
+fn map(view: &View, title: &str, state: &State, width: usize, rows: usize) -> Vec<Line<'static>> {
+    let map = Map::of(state, width * rows);
+    let memory = &state.memory;
+    let cell = match map.chunks_per_cell {
+        1 => format!("a cell is one chunk of {}", bytes(memory.chunk_bytes)),
+        many => format!("a cell is {many} chunks of {}", bytes(memory.chunk_bytes)),
+    };
+    let balance = if memory.balances() { "" } else { "DOES NOT BALANCE   " };
+    let text = format!("   {title}   {balance}{}, {cell}", bytes(memory.capacity_bytes));
+    let mut lines = vec![Line::from(vec![View::bold(format!("GPU {}", state.tenant.gpu)), text.into()])];
+    lines.extend(map.cells.chunks(width.max(1)).map(|row| cells(view, row)));
+    lines
+}
+
+fn cells(view: &View, row: &[Owner]) -> Line<'static> {
+    let runs = row.chunk_by(|a, b| a == b);
+    let run = |run: &[Owner]| view.owner(run[0], run[0].letter().to_string().repeat(run.len()));
+    Line::from(runs.map(run).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests;

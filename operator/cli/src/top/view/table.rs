@@ -1,0 +1,81 @@
+//! One row per tenant. Columns that do not fit are left out; the details have their figures, too.
+
+use std::ops::Range;
+
+use ratatui::style::{Color, Modifier};
+use ratatui::text::{Line, Span};
+use sluice_wire::State;
+
+use super::super::Sighting;
+use super::super::figures::{percentiles, phase};
+use super::View;
+
+struct Column {
+    title: &'static str,
+    width: usize,
+    cell: fn(&State, Option<f64>) -> String,
+}
+
+/// In order of importance.
+const COLUMNS: [Column; 10] = [
+    Column { title: "RUN+WAIT", width: 8, cell: |s, _| format!("{}+{}", s.queue.running, s.queue.waiting) },
+    Column { title: "TOK/S", width: 6, cell: |_, rate| rate.map_or("-".into(), |r| format!("{r:.0}")) },
+    Column { title: "KV", width: 4, cell: |s, _| format!("{}%", s.kv.utilisation_permille / 10) },
+    Column { title: "A/B/CAP", width: 8, cell: |s, _| remap(s) },
+    Column { title: "TBT-ENG", width: 9, cell: |s, _| percentiles(&s.figures.engine_tbt) },
+    Column { title: "TBT-OUT", width: 9, cell: |s, _| percentiles(&s.figures.delivered_tbt) },
+    Column { title: "TTFT", width: 9, cell: |s, _| percentiles(&s.figures.ttft) },
+    Column { title: "PREEMPT", width: 7, cell: |s, _| s.figures.preemptions_total.to_string() },
+    Column { title: "RECOMP", width: 7, cell: |s, _| s.figures.recomputed_tokens_total.to_string() },
+    Column { title: "LOST", width: 4, cell: |s, _| s.engine.restarts.to_string() },
+];
+
+/// Width of the phase, which stands left, and least width of the tenant's name.
+const PHASE_WIDTH: usize = 9;
+const NAME_MIN: usize = 12;
+
+fn remap(state: &State) -> String {
+    let remap = &state.remap;
+    format!("{}/{}/{}", remap.alpha, remap.beta, remap.cap_layers)
+}
+
+/// The heading and the rows of `shown`.
+pub fn table(view: &View, width: usize, shown: Range<usize>) -> Vec<Line<'static>> {
+    let longest = view.sightings.iter().map(|s| s.title.chars().count()).max().unwrap_or(0);
+    let (columns, name) = fit(width, longest.max(NAME_MIN));
+    let titles: String = columns.iter().map(|c| format!(" {:>1$}", c.title, c.width)).collect();
+    let mut lines =
+        vec![Line::from(View::bold(format!("  {:<name$} {:<PHASE_WIDTH$}{titles}", "TENANT", "PHASE")))];
+    lines.extend(shown.map(|index| row(view, index, columns, name)));
+    lines
+}
+
+/// The columns that fit beside a name of `longest`, which is cut before a column of the first six is left out.
+fn fit(width: usize, longest: usize) -> (&'static [Column], usize) {
+    let beside = |count: usize| 3 + PHASE_WIDTH + COLUMNS[..count].iter().map(|c| c.width + 1).sum::<usize>();
+    let whole = (6..=COLUMNS.len()).rev().find(|count| beside(*count) + longest <= width);
+    let cut = || (0..=6).rev().find(|count| beside(*count) + NAME_MIN <= width);
+    let count = whole.or_else(cut).unwrap_or(0);
+    (&COLUMNS[..count], longest.min(width.saturating_sub(beside(count))))
+}
+
+fn row(view: &View, index: usize, columns: &[Column], name: usize) -> Line<'static> {
+    let sighting = &view.sightings[index];
+    let marker = if index == view.selected { '>' } else { ' ' };
+    let title: String = sighting.title.chars().take(name).collect();
+    let mut line = Line::from(format!("{marker} {title:<name$} "));
+    line.extend(figures(view, sighting, columns));
+    if index == view.selected { line.patch_style(Modifier::BOLD) } else { line }
+}
+
+fn figures(view: &View, sighting: &Sighting, columns: &[Column]) -> Vec<Span<'static>> {
+    match &sighting.state {
+        Ok(state) => {
+            let cells =
+                columns.iter().map(|c| format!(" {:>1$}", (c.cell)(state, sighting.tokens_per_s), c.width));
+            let phase = format!("{:<PHASE_WIDTH$}", phase(state.phase));
+            vec![Span::styled(phase, view.style(Color::Cyan)), cells.collect::<String>().into()]
+        }
+        Err(problem) => vec![Span::styled(format!("no answer: {problem}"), view.style(Color::Red))],
+    }
+}

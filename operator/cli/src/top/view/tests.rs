@@ -1,0 +1,237 @@
+//! Pictures of states, drawn on a test terminal.
+
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::buffer::Buffer;
+use ratatui::widgets::Paragraph;
+use sluice_wire::state::{Move, OwnerBytes, Percentiles, Phase, Residency, Tenant};
+
+use super::*;
+
+const NOW: u64 = 1_700_000_000_000;
+const CHUNK: u64 = 64 << 10;
+const ONE_TENANT: &str = "\
+sluice top   1 tenant   q ends, arrows select
+GPU local-story-0   default/story   30.0M, a cell is one chunk of 64.0K
+GGGGGGGGGGGGGGGGGGGGGGGGWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWW
+WWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWW
+WWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWSSSSSSSSSSSSSSSSSSSSSSSS
+SSSSSSSSSSSSSSSSSSSSSSSSKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKK
+KKKKKKKKKKKKKKKKkkkkkkkkkkkkkkkkkkkkkkkkAAAAAAAAAAAAAAAAAAAAAAAA................
+................................................................................
+G global  W layers  S slots  K kv used  k kv cached/free  A activations  . free
+  TENANT        PHASE     RUN+WAIT  TOK/S   KV  A/B/CAP   TBT-ENG   TBT-OUT
+> default/story active        4+12    123  75%    2/1/5     12/30     50/61
+default/story   Active for 12s   policy Oneiros   no engine, 0 lost
+memory   G 1.5M  W 12.0M  S 3.0M  K 4.5M  k 1.5M  A 1.5M  . 6.0M
+layers   RR0RR0RR0
+kv       300 used  60 cached  40 free  of 400 blocks of 2.0K   fragmented 0.0 %
+latency  p50/p99 ms: TBT engine 12/30, out 50/61 (- met)  TTFT 120/340 (- met)
+work     3 preempted  1204 recomputed  0 steps  deposit 0 in 0 streams
+link     -  0B copied  a layer takes - ms to copy, - ms to compute, r -
+moves
+   2.3s ago  remap_own         3.0M  layers 2,5,8  for kv
+   5.0s ago  free_chunks       3.0M  for kv";
+const TEXT: &str = "\
+sluice top   2 tenants, 1 without an answer
+GPU local-story-0   default/story   30.0M, a cell is one chunk of 64.0K
+GGGGGGGGGGGGGGGGGGGGGGGGWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWW
+WWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWSSSS
+SSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKK
+KKKKKKkkkkkkkkkkkkkkkkkkkkkkkkAAAAAAAAAAAAAAAAAAAAAAAA........................................................
+........................................
+G global  W layers  S slots  K kv used  k kv cached/free  A activations  . free
+  TENANT        PHASE     RUN+WAIT  TOK/S   KV  A/B/CAP   TBT-ENG   TBT-OUT      TTFT PREEMPT  RECOMP LOST
+  default/story active        4+12    123  75%    2/1/5     12/30     50/61   120/340       3    1204    0
+  default/gone  no answer: connection refused
+
+default/story   Active for 12s   policy Oneiros   no engine, 0 lost
+memory   G 1.5M  W 12.0M  S 3.0M  K 4.5M  k 1.5M  A 1.5M  . 6.0M
+layers   RR0RR0RR0
+kv       300 used  60 cached  40 free  of 400 blocks of 2.0K   fragmented 0.0 %
+latency  p50/p99 ms: TBT engine 12/30, out 50/61 (- met)  TTFT 120/340 (- met)
+work     3 preempted  1204 recomputed  0 steps  deposit 0 in 0 streams
+link     -  0B copied  a layer takes - ms to copy, - ms to compute, r -
+moves
+   2.3s ago  remap_own         3.0M  layers 2,5,8  for kv
+   5.0s ago  free_chunks       3.0M  for kv
+
+problem  default/gone: connection refused";
+
+/// 480 chunks: 24 global, 192 layers, 48 slots, 96 kv (three quarters used), 24 activations, 96 free.
+fn state(name: &str) -> State {
+    let mut state = State {
+        at_unix_ms: NOW,
+        tenant: Tenant {
+            namespace: "default".into(),
+            name: name.into(),
+            model: name.into(),
+            gpu: format!("local-{name}-0"),
+        },
+        phase: Phase::Active,
+        phase_since_unix_ms: NOW - 12_000,
+        policy: "Oneiros".into(),
+        ..State::default()
+    };
+    state.memory.capacity_bytes = 480 * CHUNK;
+    state.memory.chunk_bytes = CHUNK;
+    state.memory.owners = OwnerBytes {
+        weights_global_bytes: 24 * CHUNK,
+        weights_layers_bytes: 192 * CHUNK,
+        slots_bytes: 48 * CHUNK,
+        kv_bytes: 96 * CHUNK,
+        activation_bytes: 24 * CHUNK,
+        free_bytes: 96 * CHUNK,
+        ..OwnerBytes::default()
+    };
+    (state.kv.blocks_total, state.kv.blocks_used, state.kv.blocks_cached) = (400, 300, 60);
+    (state.kv.blocks_free, state.kv.block_bytes, state.kv.utilisation_permille) = (40, 2048, 750);
+    (state.remap.alpha, state.remap.beta, state.remap.cap_layers) = (2, 1, 5);
+    state.remap.moving_layers = vec![2, 5, 8];
+    state.layers = (0..9)
+        .map(|l| if l % 3 == 2 { Residency::Moving { slot: 0 } } else { Residency::Resident })
+        .collect();
+    (state.queue.running, state.queue.waiting) = (4, 12);
+    state.figures.engine_tbt = Percentiles { samples: 9, p50_ns: 12_000_000, p99_ns: 30_000_000 };
+    state.figures.delivered_tbt = Percentiles { samples: 9, p50_ns: 50_000_000, p99_ns: 61_000_000 };
+    state.figures.ttft = Percentiles { samples: 9, p50_ns: 120_000_000, p99_ns: 340_000_000 };
+    (state.figures.preemptions_total, state.figures.recomputed_tokens_total) = (3, 1204);
+    state.moves = vec![moved(NOW - 5_000, "free_chunks", &[]), moved(NOW - 2_300, "remap_own", &[2, 5, 8])];
+    state
+}
+
+fn moved(at_unix_ms: u64, reason: &str, layers: &[u16]) -> Move {
+    Move {
+        at_unix_ms,
+        reason: reason.into(),
+        detail: "for kv".into(),
+        layers: layers.into(),
+        bytes: 48 * CHUNK,
+    }
+}
+
+fn answered(name: &str) -> Sighting {
+    Sighting { title: format!("default/{name}"), state: Ok(state(name)), tokens_per_s: Some(123.4) }
+}
+
+fn silent(name: &str) -> Sighting {
+    let state = Err("connection refused".into());
+    Sighting { title: format!("default/{name}"), state, tokens_per_s: None }
+}
+
+fn draw(sightings: &[Sighting], selected: usize, colour: bool, (width, height): (u16, u16)) -> Buffer {
+    let view = View { sightings, selected, colour, now_unix_ms: NOW };
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+    let lines = screen(&view, width.into(), height.into());
+    assert!(lines.len() <= usize::from(height), "{} lines on {height}", lines.len());
+    terminal.draw(|frame| frame.render_widget(Paragraph::new(lines), frame.area())).unwrap();
+    terminal.backend().buffer().clone()
+}
+
+fn rows(buffer: &Buffer) -> Vec<String> {
+    let width = usize::from(buffer.area.width);
+    let symbols: Vec<_> = buffer.content.iter().map(ratatui::buffer::Cell::symbol).collect();
+    symbols.chunks(width).map(|row| row.concat().trim_end().to_owned()).collect()
+}
+
+#[test]
+fn one_tenant_fills_a_small_terminal() {
+    let shown = rows(&draw(&[answered("story")], 0, false, (80, 24)));
+    let expected = ONE_TENANT;
+    assert_eq!(
+        shown
+            .join(
+                "
+"
+            )
+            .trim_end(),
+        expected
+    );
+}
+
+#[test]
+fn a_cell_stands_for_as_few_chunks_as_fit() {
+    let view = View { sightings: &[answered("a")], selected: 0, colour: false, now_unix_ms: NOW };
+    let cells = |width, rows| {
+        let lines = map(&view, "t", &state("a"), width, rows);
+        lines[1..].iter().map(|l| l.to_string().len()).sum::<usize>()
+    };
+    assert_eq!((cells(80, 6), cells(80, 3), cells(80, 1)), (480, 240, 80));
+}
+
+#[test]
+fn a_silent_sidecar_is_a_row_beside_the_others() {
+    let shown = rows(&draw(&[silent("gone"), answered("story")], 0, false, (80, 24)));
+    assert_eq!(shown[0], "sluice top   2 tenants, 1 without an answer   q ends, arrows select");
+    assert!(shown.iter().any(|r| r == "> default/gone  no answer: connection refused"), "{shown:#?}");
+    assert!(shown.iter().any(|r| r.starts_with("  default/story active ")), "{shown:#?}");
+}
+
+#[test]
+fn the_selected_tenant_is_in_view_among_many() {
+    let many: Vec<_> = (0..20).map(|i| answered(&format!("t{i:02}"))).collect();
+    for selected in 0..20 {
+        let shown = rows(&draw(&many, selected, false, (80, 24)));
+        let name = format!("default/t{selected:02}");
+        assert!(shown.iter().any(|r| r.starts_with("GPU") && r.contains(&name)), "{shown:#?}");
+        assert!(shown.iter().any(|r| r.starts_with(&format!("> {name}"))), "{shown:#?}");
+        assert!(shown.iter().any(|r| r.contains("remap_own")), "its moves: {shown:#?}");
+    }
+}
+
+#[test]
+fn nothing_running_says_how_to_start() {
+    let shown = rows(&draw(&[], 0, false, (80, 24)));
+    let expected = "sluice top   no sidecar runs; start one with sluice up -f FILE   q ends";
+    assert_eq!(shown.join("\n").trim_end(), expected);
+}
+
+#[test]
+fn any_size_of_terminal_is_drawn() {
+    let sightings = [answered("story"), silent("gone"), answered("summary")];
+    for size in [(1, 1), (20, 5), (40, 12), (80, 24), (200, 60)] {
+        for selected in 0..3 {
+            let view = View { sightings: &sightings, selected, colour: true, now_unix_ms: NOW };
+            let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
+            let lines = screen(&view, size.0.into(), size.1.into());
+            terminal.draw(|frame| frame.render_widget(Paragraph::new(lines), frame.area())).unwrap();
+        }
+    }
+}
+
+#[test]
+fn colours_are_used_only_when_allowed() {
+    let coloured = |colour| {
+        let buffer = draw(&[answered("story"), silent("gone")], 0, colour, (80, 24));
+        buffer.content.iter().filter(|cell| cell.fg != Color::Reset || cell.bg != Color::Reset).count()
+    };
+    assert_eq!(coloured(false), 0);
+    assert!(coloured(true) > 200, "the map at least");
+}
+
+#[test]
+fn the_text_has_every_column_and_every_sidecar() {
+    let sightings = [answered("story"), silent("gone")];
+    let view = View { sightings: &sightings, selected: usize::MAX, colour: false, now_unix_ms: NOW };
+    let lines: Vec<_> = text(&view, 110).iter().map(|l| l.to_string().trim_end().to_owned()).collect();
+    assert_eq!(lines.join("\n"), TEXT);
+}
+
+#[test]
+fn a_ledger_that_does_not_balance_is_said_aloud() {
+    let mut sighting = answered("story");
+    sighting.state.as_mut().unwrap().memory.owners.free_bytes -= 1;
+    let shown = rows(&draw(&[sighting], 0, false, (80, 24)));
+    assert!(shown[1].contains("DOES NOT BALANCE"), "{shown:#?}");
+}
+
+#[test]
+fn loading_layers_and_a_failure_are_shown() {
+    let mut sighting = answered("story");
+    let state = sighting.state.as_mut().unwrap();
+    (state.layers[0], state.phase) = (Residency::Loading, Phase::Failed);
+    state.engine.failure = Some("config.json: num_hidden_layers: missing".into());
+    let shown = rows(&draw(&[sighting], 0, false, (80, 24)));
+    assert!(shown.contains(&"layers   .R0RR0RR0".to_owned()), "{shown:#?}");
+    assert!(shown.contains(&"failure  config.json: num_hidden_layers: missing".to_owned()), "{shown:#?}");
+}

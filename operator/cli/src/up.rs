@@ -1,0 +1,118 @@
+//! `sluice up`: runs the tenants of a YAML file as local processes, without a cluster.
+//!
+//! Each tenant is one sidecar process, which starts and keeps its engine. This process keeps the sidecars: it restarts
+//! what dies, says on stdout when a tenant serves, and leaves nothing behind when it ends.
+
+mod plan;
+mod process;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use sluice_types::load;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+
+use crate::runtime::RuntimeFolder;
+use crate::{Misconfigured, siblings};
+use plan::Options;
+use process::Tenant;
+
+/// Options of `sluice up`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct UpArgs {
+    /// YAML file with a GpuPool and its ModelTenants; may be given more than once.
+    #[arg(short, long = "file", required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Port of the first tenant's API; the next tenant takes the next one. 0 = free ports.
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+    /// Address to listen at.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: std::net::IpAddr,
+    /// Threads of each engine; 0 = all cores.
+    #[arg(long, default_value_t = 0)]
+    pub threads: u32,
+    /// Runtime folder instead of the user's own.
+    #[arg(long, env = "SLUICE_RUNTIME_DIR")]
+    pub runtime_dir: Option<PathBuf>,
+    /// Record each tenant's event queue in this folder, for `sluice-sidecar --replay`.
+    #[arg(long, value_name = "DIR")]
+    pub journal: Option<PathBuf>,
+    /// Experiments: a fixed layout of moving layers, ALPHA:BETA, instead of the controller's choice.
+    #[arg(long, value_parser = plan::parse_forced, value_name = "ALPHA:BETA", hide_short_help = true)]
+    pub force_remap: Option<(u16, u8)>,
+    /// Experiments: overwrite every handed-over chunk with NaN.
+    #[arg(long, hide_short_help = true)]
+    pub poison: bool,
+}
+
+/// Runs until it is told to stop.
+///
+/// # Errors
+/// A file that cannot be read, an object that is wrong or asks for what is not built, a sibling binary that is missing,
+/// or a tenant that cannot be served.
+pub async fn run(args: UpArgs) -> anyhow::Result<()> {
+    let options = Options {
+        host: args.host,
+        port: args.port,
+        threads: args.threads,
+        journal: args.journal.clone(),
+        force_remap: args.force_remap,
+        poison: args.poison,
+        engine: siblings::find("sluice-engine")?,
+    };
+    let sidecar = siblings::find("sluice-sidecar")?;
+    let objects = read(&args.files)?;
+    let runtime = RuntimeFolder::open(args.runtime_dir.as_deref())?;
+    let mut tenants = Vec::new();
+    for mut config in plan::plan(&objects, &options).map_err(|refusal| Misconfigured(refusal.to_string()))? {
+        let folder = runtime.claim(&config.namespace, &config.name)?;
+        config.runtime_dir = folder.path().to_owned();
+        tenants.push(Tenant::new(sidecar.clone(), config, folder));
+    }
+    supervise(tenants).await
+}
+
+/// Objects of all files, each with the folder that its relative paths start from.
+fn read(files: &[PathBuf]) -> Result<Vec<plan::Placed>, Misconfigured> {
+    let mut placed = Vec::new();
+    for file in files {
+        let name = file.display().to_string();
+        let text =
+            std::fs::read_to_string(file).map_err(|error| Misconfigured(format!("{name}: {error}")))?;
+        let objects = load::load_valid_str(&text, &name).map_err(|errors| {
+            let lines: Vec<_> = errors.iter().map(|error| format!("\n{error}")).collect();
+            Misconfigured(format!("{name} is refused{}", lines.concat()))
+        })?;
+        let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        placed.extend(objects.into_iter().map(|object| plan::Placed { object, folder: folder.to_owned() }));
+    }
+    Ok(placed)
+}
+
+/// Keeps every tenant until a signal comes or one of them cannot be served at all.
+async fn supervise(tenants: Vec<Tenant>) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let mut running = JoinSet::new();
+    for tenant in tenants {
+        running.spawn(tenant.keep(stopped.clone()));
+    }
+    let mut failure = None;
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => eprintln!("sluice: interrupted; open streams may finish"),
+        _ = terminate.recv() => eprintln!("sluice: terminated; open streams may finish"),
+        ended = running.join_next() => failure = ended,
+    }
+    // Everyone who is still there hears it; a closed channel would mean the same.
+    let _ = stop.send(true);
+    while let Some(ended) = running.join_next().await {
+        failure = failure.or(Some(ended).filter(|e| !matches!(e, Ok(Ok(())))));
+    }
+    match failure {
+        None | Some(Ok(Ok(()))) => Ok(()),
+        Some(Ok(Err(error))) => Err(error),
+        Some(Err(panic)) => bail!("a tenant's supervisor failed: {panic}"),
+    }
+}

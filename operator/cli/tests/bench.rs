@@ -1,0 +1,241 @@
+//! `sluice bench` against a server of this process that speaks server-sent events.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::sse::{Event, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use futures_util::stream::{self, Stream, StreamExt};
+use serde_json::{Value, json};
+
+use crate::support::{Outcome, World, finish, serve};
+
+/// Between two tokens of an answer.
+const GAP: Duration = Duration::from_millis(20);
+
+/// How the server treats its n-th request, counted from 0.
+type Fate = fn(usize) -> Answer;
+
+#[derive(Clone, Copy)]
+enum Answer {
+    /// As many tokens as were asked for.
+    Whole,
+    /// 429 in OpenAI's shape.
+    Busy,
+    /// An error in the middle.
+    Broken,
+    /// The end in the middle, without a word.
+    Cut,
+}
+
+#[derive(Clone)]
+struct Server {
+    fate: Fate,
+    seen: Arc<Mutex<Seen>>,
+}
+
+#[derive(Default)]
+struct Seen {
+    bodies: Vec<Value>,
+    keys: Vec<Option<String>>,
+    open: usize,
+    open_max: usize,
+}
+
+/// A request that is being answered.
+struct Open(Arc<Mutex<Seen>>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.lock().unwrap().open -= 1;
+    }
+}
+
+impl Server {
+    fn start(fate: Fate) -> (String, Arc<Mutex<Seen>>) {
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let models = || async { Json(json!({"data": [{"id": "tiny"}]})) };
+        let router = Router::new()
+            .route("/v1/models", get(models))
+            .route("/v1/completions", post(complete))
+            .with_state(Server { fate, seen: seen.clone() });
+        (format!("http://{}", serve(router)), seen)
+    }
+
+    /// Notes a request; its number and the guard that it is open.
+    fn note(&self, headers: &HeaderMap, body: &Value) -> (usize, Open) {
+        let mut seen = self.seen.lock().unwrap();
+        seen.bodies.push(body.clone());
+        seen.keys.push(headers.get("authorization").map(|key| key.to_str().unwrap().to_owned()));
+        seen.open += 1;
+        seen.open_max = seen.open_max.max(seen.open);
+        (seen.bodies.len() - 1, Open(self.seen.clone()))
+    }
+}
+
+async fn complete(State(server): State<Server>, headers: HeaderMap, Json(body): Json<Value>) -> Response {
+    let (number, open) = server.note(&headers, &body);
+    let tokens = body["max_tokens"].as_u64().unwrap();
+    let chunks = match (server.fate)(number) {
+        Answer::Busy => {
+            let error = json!({"error": {"message": "the queue is full", "type": "rate_limit"}});
+            return (StatusCode::TOO_MANY_REQUESTS, Json(error)).into_response();
+        }
+        Answer::Whole => whole(tokens),
+        Answer::Broken => vec![token(0), json!({"error": {"message": "the engine is gone"}}).to_string()],
+        Answer::Cut => vec![token(0)],
+    };
+    Sse::new(paced(chunks, open)).into_response()
+}
+
+fn token(index: u64) -> String {
+    json!({"choices": [{"text": format!("t{index} "), "finish_reason": null}]}).to_string()
+}
+
+fn whole(tokens: u64) -> Vec<String> {
+    let last = json!({"choices": [{"text": "", "finish_reason": "length"}]}).to_string();
+    let usage = json!({"choices": [], "usage": {"completion_tokens": tokens}}).to_string();
+    (0..tokens).map(token).chain([last, usage, "[DONE]".into()]).collect()
+}
+
+fn paced(chunks: Vec<String>, open: Open) -> impl Stream<Item = Result<Event, Infallible>> {
+    stream::iter(chunks).then(move |chunk| {
+        let _open = &open;
+        let is_token = chunk.contains("\"t");
+        async move {
+            if is_token {
+                tokio::time::sleep(GAP).await;
+            }
+            Ok(Event::default().data(chunk))
+        }
+    })
+}
+
+fn bench(url: &str, args: &[&str]) -> Outcome {
+    let world = World::new();
+    finish(world.sluice(&[&["bench", "--url", url], args].concat()))
+}
+
+fn report(outcome: &Outcome) -> Value {
+    serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome:?}"))
+}
+
+fn number(report: &Value, pointer: &str) -> f64 {
+    report.pointer(pointer).and_then(Value::as_f64).unwrap_or_else(|| panic!("{pointer} in {report}"))
+}
+
+#[test]
+fn figures_add_up() {
+    let (url, _) = Server::start(|_| Answer::Whole);
+    let outcome = bench(&url, &["-n", "6", "--lengths", "5:7", "--json"]);
+    assert_eq!(outcome.code, Some(0));
+    let report = report(&outcome);
+    let duration = number(&report, "/duration_s");
+    let times = |pointer| (number(&report, pointer) * duration).round();
+    assert_eq!((number(&report, "/completed"), number(&report, "/failed")), (6.0, 0.0));
+    assert_eq!((times("/output_tokens_per_s"), times("/total_tokens_per_s")), (42.0, 72.0));
+    assert_eq!(times("/requests_per_s"), 6.0);
+    // A busy client may read two tokens at once: only sums and the first token have a least time.
+    assert!(number(&report, "/ttft_ms/p50") >= 20.0 && number(&report, "/tbt_ms/max") >= 19.0, "{report}");
+    assert!(number(&report, "/e2e_ms/max") >= 140.0 && duration >= 0.14, "7 tokens of 20 ms: {report}");
+}
+
+#[test]
+fn failures_are_counted_by_what_was_said() {
+    let (url, _) = Server::start(|number| match number % 4 {
+        0 => Answer::Whole,
+        1 => Answer::Busy,
+        2 => Answer::Broken,
+        _ => Answer::Cut,
+    });
+    let outcome = bench(&url, &["-n", "8", "--lengths", "5:7", "--json"]);
+    assert_eq!(outcome.code, Some(0), "some were answered");
+    let report = report(&outcome);
+    assert_eq!((number(&report, "/completed"), number(&report, "/failed")), (2.0, 6.0));
+    let expected = json!({
+        "429 Too Many Requests: the queue is full": 2, "the engine is gone": 2,
+        "the stream ended without [DONE]": 2,
+    });
+    assert_eq!(report["errors"], expected);
+    assert_eq!((number(&report, "/output_tokens_per_s") * number(&report, "/duration_s")).round(), 14.0);
+    assert!(number(&report, "/slo_attainment") <= 0.25, "a failure meets nothing: {report}");
+}
+
+#[test]
+fn targets_decide_the_attainment() {
+    let (url, _) = Server::start(|_| Answer::Whole);
+    let shares = |ttft, tbt| {
+        let outcome =
+            bench(&url, &["-n", "2", "--lengths", "3:4", "--json", "--slo-ttft", ttft, "--slo-tbt", tbt]);
+        let report = report(&outcome);
+        ["/ttft_attainment", "/tbt_attainment", "/slo_attainment"].map(|share| number(&report, share))
+    };
+    assert_eq!(shares("60000", "60000"), [1.0, 1.0, 1.0]);
+    let [ttft, tbt, both] = shares("60000", "1");
+    assert!(ttft == 1.0 && tbt < 1.0 && both == 0.0, "{ttft} {tbt} {both}");
+    assert_eq!(shares("1", "60000"), [0.0, 1.0, 0.0]);
+}
+
+#[test]
+fn a_seed_means_the_same_prompts() {
+    let prompts = |seed: &str| {
+        let (url, seen) = Server::start(|_| Answer::Whole);
+        let args = ["-n", "3", "--lengths", "4-9:1", "--concurrency", "1", "--seed", seed, "--json"];
+        assert_eq!(bench(&url, &args).code, Some(0));
+        let mut prompts: Vec<_> =
+            seen.lock().unwrap().bodies.iter().map(|b| b["prompt"].to_string()).collect();
+        prompts.sort();
+        prompts
+    };
+    assert_eq!(prompts("7"), prompts("7"));
+    assert_ne!(prompts("7"), prompts("8"));
+}
+
+#[test]
+fn requests_ask_for_what_the_options_say() {
+    let (url, seen) = Server::start(|_| Answer::Whole);
+    let args = ["-n", "5", "--lengths", "6:2", "--concurrency", "2", "--api-key", "k", "--max-total", "7"];
+    let outcome = bench(&url, &args);
+    assert_eq!(outcome.code, Some(0));
+    assert!(outcome.stdout.starts_with("requests     5 answered, 0 failed"), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("\n  TTFT ") && outcome.stdout.contains("\nSLO "), "{}", outcome.stdout);
+    let seen = seen.lock().unwrap();
+    assert_eq!(seen.open_max, 2);
+    assert!(seen.keys.iter().all(|key| key.as_deref() == Some("Bearer k")));
+    for body in &seen.bodies {
+        assert_eq!(body["prompt"].as_array().unwrap().len(), 6);
+        assert_eq!((body["model"].as_str(), body["max_tokens"].as_u64()), (Some("tiny"), Some(1)));
+        assert_eq!((body["stream"].as_bool(), body["ignore_eos"].as_bool()), (Some(true), Some(true)));
+    }
+}
+
+#[test]
+fn outputs_are_written_in_order_of_the_requests() {
+    let (url, _) = Server::start(|_| Answer::Whole);
+    let world = World::new();
+    world.write("lengths.csv", "context_tokens,generated_tokens\n3,4\n3,1\n");
+    let args = ["bench", "--url", &url, "-n", "2", "--lengths", "lengths.csv", "--outputs", "out.json"];
+    assert_eq!(finish(world.sluice(&args)).code, Some(0));
+    let texts: Vec<String> = serde_json::from_slice(&std::fs::read(world.path("out.json")).unwrap()).unwrap();
+    assert_eq!(texts, ["t0 t1 t2 t3 ", "t0 "]);
+}
+
+#[test]
+fn a_run_without_one_answer_fails() {
+    let (url, _) = Server::start(|_| Answer::Busy);
+    let outcome = bench(&url, &["-n", "2"]);
+    assert_eq!(outcome.code, Some(1));
+    assert!(outcome.stderr.contains("no request succeeded; the first error: 429"), "{}", outcome.stderr);
+}
+
+#[test]
+fn a_server_that_is_not_there_is_named() {
+    let outcome = bench("http://127.0.0.1:1", &["-n", "1"]);
+    assert_eq!(outcome.code, Some(1));
+    assert!(outcome.stderr.starts_with("sluice: http://127.0.0.1:1/v1/models: "), "{}", outcome.stderr);
+}

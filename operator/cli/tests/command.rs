@@ -1,0 +1,73 @@
+//! Help, version, completion, siblings.
+
+use crate::support::{World, finish};
+
+#[test]
+fn help_names_every_command() {
+    let outcome = finish(World::new().sluice(&["--help"]));
+    assert_eq!(outcome.code, Some(0));
+    for command in ["up", "top", "bench", "gpu-probe", "completion"] {
+        assert!(outcome.stdout.contains(&format!("\n  {command} ")), "{command}: {}", outcome.stdout);
+    }
+    assert!(outcome.stdout.contains("Usage: sluice <COMMAND>"), "{}", outcome.stdout);
+}
+
+#[test]
+fn the_plugin_calls_itself_as_kubectl_does() {
+    let world = World::new();
+    let outcome = finish(world.command(env!("CARGO_BIN_EXE_kubectl-sluice"), &["top", "--help"]));
+    assert_eq!(outcome.code, Some(0));
+    assert!(outcome.stdout.contains("Usage: kubectl sluice top"), "{}", outcome.stdout);
+}
+
+#[test]
+fn version_names_commit_and_interfaces() {
+    let outcome = finish(World::new().sluice(&["--version"]));
+    let expected = format!("sluice {} (commit ", env!("CARGO_PKG_VERSION"));
+    assert!(outcome.stdout.starts_with(&expected), "{}", outcome.stdout);
+    assert!(outcome.stdout.ends_with(", API sluice.dev/v1alpha1, wire 1)\n"), "{}", outcome.stdout);
+}
+
+#[test]
+fn an_unknown_flag_is_named_and_ends_with_2() {
+    let outcome = finish(World::new().sluice(&["up", "--frobnicate"]));
+    assert_eq!(outcome.code, Some(2));
+    assert!(outcome.stderr.contains("--frobnicate"), "{}", outcome.stderr);
+    assert_eq!(outcome.stdout, "");
+}
+
+#[test]
+fn completion_covers_the_three_shells() {
+    for shell in ["bash", "zsh", "fish"] {
+        let outcome = finish(World::new().sluice(&["completion", shell]));
+        assert_eq!(outcome.code, Some(0));
+        assert!(outcome.stdout.contains("runtime-dir"), "{shell}");
+    }
+    assert_eq!(finish(World::new().sluice(&["completion", "powershell"])).code, Some(2));
+}
+
+#[test]
+fn man_pages_are_written_for_every_shown_command() {
+    let world = World::new();
+    assert_eq!(finish(world.sluice(&["man", "pages/man1"])).code, Some(0));
+    for page in ["sluice.1", "sluice-up.1", "sluice-top.1", "sluice-bench.1"] {
+        assert!(world.path("pages/man1").join(page).is_file(), "{page}");
+    }
+    assert!(!world.path("pages/man1/sluice-man.1").exists(), "hidden commands have none");
+}
+
+#[test]
+fn the_probe_is_started_with_its_arguments_and_its_status_is_passed_on() {
+    let world = World::new();
+    world.script("sluice-gpu-probe", "echo \"probe: $*\"\nexit 3\n");
+    let outcome = finish(world.sluice(&["gpu-probe", "--json", "-v"]));
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(3), "probe: --json -v\n"));
+}
+
+#[test]
+fn a_missing_probe_is_said() {
+    let world = World::new();
+    let outcome = finish(world.lonely_sluice(&["gpu-probe"]));
+    assert_eq!(outcome.code, Some(1));
+    assert!(outcome.stderr.starts_with("sluice: this installation has no GPU probe: "), "{}", outcome.stderr);
+}

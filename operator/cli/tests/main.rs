@@ -1,0 +1,9 @@
+//! The binaries as a user meets them: processes, exit statuses, signals, files.
+// Helpers outside test functions unwrap too.
+#![allow(clippy::unwrap_used)]
+
+mod bench;
+mod command;
+mod support;
+mod top;
+mod up;

@@ -1,0 +1,147 @@
+//! Processes of the product in a folder of their own, with scripts in place of their siblings.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// Longest that anything here may take.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// `sluice` with the world it runs in: nothing outside the folder is seen or touched.
+pub struct World {
+    dir: TempDir,
+}
+
+impl World {
+    pub fn new() -> World {
+        let world = World { dir: tempfile::tempdir().unwrap() };
+        for folder in ["run", "bin"] {
+            std::fs::create_dir(world.path(folder)).unwrap();
+        }
+        world
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// A sibling binary. Written by another process: while this one is forked by a parallel test, the copy of an open
+    /// file would make it unfit to run ("text file busy").
+    pub fn script(&self, name: &str, body: &str) {
+        let mut shell = Command::new("sh")
+            .args(["-c", "cat > \"$0\" && chmod 755 \"$0\""])
+            .arg(self.path("bin").join(name))
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        shell.stdin.take().unwrap().write_all(format!("#!/bin/sh\n{body}").as_bytes()).unwrap();
+        assert!(shell.wait().unwrap().success());
+    }
+
+    pub fn sluice(&self, args: &[&str]) -> Command {
+        self.command(env!("CARGO_BIN_EXE_sluice"), args)
+    }
+
+    /// `sluice` in a folder without siblings, on a PATH without any. Copied by another process, as [`World::script`].
+    pub fn lonely_sluice(&self, args: &[&str]) -> Command {
+        let alone = self.path("sluice");
+        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_sluice")).arg(&alone).status().unwrap();
+        assert!(copied.success());
+        let mut command = self.command(alone.to_str().unwrap(), args);
+        command.env("PATH", "");
+        command
+    }
+
+    pub fn command(&self, binary: &str, args: &[&str]) -> Command {
+        let mut command = Command::new(binary);
+        command
+            .args(args)
+            .current_dir(self.dir.path())
+            .env("SLUICE_RUNTIME_DIR", self.path("run"))
+            .env("SLUICE_BIN_DIR", self.path("bin"))
+            .env_remove("OPENAI_API_KEY")
+            .env_remove("RUST_LOG");
+        command
+    }
+
+    /// Names of what lies in the runtime folder.
+    pub fn left_behind(&self) -> Vec<PathBuf> {
+        std::fs::read_dir(self.path("run")).unwrap().map(|entry| entry.unwrap().path()).collect()
+    }
+}
+
+/// Runs to the end.
+pub fn finish(mut command: Command) -> Outcome {
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    Outcome::of(child.wait_with_output().unwrap())
+}
+
+/// How a process ended.
+#[derive(Debug)]
+pub struct Outcome {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Outcome {
+    pub fn of(output: Output) -> Outcome {
+        Outcome {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
+/// Waits until `get` has something.
+pub fn eventually<T>(what: &str, mut get: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = get() {
+            return value;
+        }
+        assert!(start.elapsed() < PATIENCE, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Whether the process runs. One that nobody has reaped yet does not.
+pub fn alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
+}
+
+pub fn signal(child: &Child, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(child.id().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+/// Serves `router` on a free port for as long as this process lives.
+pub fn serve(router: axum::Router) -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            axum::serve(listener, router).await.unwrap();
+        });
+    });
+    address
+}
+
+pub fn text(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}

@@ -1,0 +1,124 @@
+//! `sluice top --once` against admin ports of this process.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::Json;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::get;
+use sluice_cli::runtime::{RuntimeFolder, TenantFolder};
+use sluice_wire::State;
+use sluice_wire::config::SidecarRecord;
+use sluice_wire::state::{Phase, VERSION};
+
+use crate::support::{World, finish, serve};
+
+/// A state whose clock and token count move on with each question: 100 tokens in half a second.
+fn admin(name: &'static str) -> SocketAddr {
+    static ASKED: AtomicU64 = AtomicU64::new(0);
+    let answer = move |headers: HeaderMap| async move {
+        if headers.get("authorization").is_none_or(|value| value != "Bearer secret") {
+            return Err(StatusCode::UNAUTHORIZED);
+        }
+        let asked = ASKED.fetch_add(1, Ordering::SeqCst);
+        let mut state = State { at_unix_ms: 1_000 + asked * 500, phase: Phase::Active, ..State::default() };
+        (state.tenant.namespace, state.tenant.name) = ("default".into(), name.into());
+        state.tenant.gpu = "gpu-0".into();
+        state.figures.decode_tokens_total = asked * 100;
+        (state.memory.chunk_bytes, state.memory.capacity_bytes) = (1 << 16, 1 << 22);
+        state.memory.owners.free_bytes = 1 << 22;
+        Ok(Json(state))
+    };
+    serve(axum::Router::new().route("/v1/state", get(answer)))
+}
+
+/// A tenant that runs, as far as anybody can see.
+fn tenant(world: &World, name: &str, admin: SocketAddr, token: &str) -> TenantFolder {
+    let folder = RuntimeFolder::open(Some(&world.path("run"))).unwrap().claim("default", name).unwrap();
+    let token_file = folder.path().join("token");
+    std::fs::write(&token_file, format!("{token}\n")).unwrap();
+    let record = SidecarRecord {
+        namespace: "default".into(),
+        name: name.into(),
+        pid: 1,
+        serve: admin,
+        admin,
+        probes: admin,
+        token_file,
+        gpu: "gpu-0".into(),
+    };
+    std::fs::write(folder.path().join("sidecar.json"), serde_json::to_vec(&record).unwrap()).unwrap();
+    folder
+}
+
+/// A port at which nobody listens.
+fn nobody() -> SocketAddr {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+#[test]
+fn json_is_an_array_of_states() {
+    let world = World::new();
+    let _story = tenant(&world, "story", admin("story"), "secret");
+    let outcome = finish(world.sluice(&["top", "--once", "--json"]));
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+    let states: Vec<State> = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!((states.len(), states[0].tenant.name.as_str(), states[0].version), (1, "story", VERSION));
+}
+
+#[test]
+fn nothing_running_is_an_empty_array() {
+    let outcome = finish(World::new().sluice(&["top", "--once", "--json"]));
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(0), "[]\n"));
+}
+
+#[test]
+fn text_shows_every_sidecar_and_a_rate_from_two_looks() {
+    let world = World::new();
+    let _story = tenant(&world, "story", admin("story"), "secret");
+    let _gone = tenant(&world, "gone", nobody(), "secret");
+    let _locked = tenant(&world, "locked", admin("locked"), "wrong");
+    let outcome = finish(world.sluice(&["top", "--once"]));
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+    let line = |start: &str| {
+        let found = outcome.stdout.lines().find(|line| line.trim_start().starts_with(start));
+        found.unwrap_or_else(|| panic!("{start}: {}", outcome.stdout)).to_owned()
+    };
+    assert_eq!(line("sluice top"), "sluice top   3 tenants, 2 without an answer");
+    let row = line("default/story");
+    let cells: Vec<_> = row.split_whitespace().collect();
+    assert_eq!(cells[..4], ["default/story", "active", "0+0", "200"], "{row}");
+    assert!(line("default/gone").contains("no answer: "), "{}", outcome.stdout);
+    assert!(line("default/locked").ends_with("GET /v1/state: 401 Unauthorized"), "{}", outcome.stdout);
+    assert!(!outcome.stdout.contains('\u{1b}'), "no escapes in text");
+}
+
+#[test]
+fn json_leaves_a_silent_sidecar_out_and_says_so() {
+    let world = World::new();
+    let _gone = tenant(&world, "gone", nobody(), "secret");
+    let _story = tenant(&world, "story", admin("story"), "secret");
+    let outcome = finish(world.sluice(&["top", "--once", "--json"]));
+    assert_eq!(outcome.code, Some(1));
+    let states: Vec<State> = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!(states.len(), 1);
+    assert!(outcome.stderr.starts_with("sluice: default/gone: "), "{}", outcome.stderr);
+    assert!(outcome.stderr.ends_with("1 of 2 sidecars did not answer\n"), "{}", outcome.stderr);
+}
+
+#[test]
+fn a_newer_sidecar_is_refused_for_being_newer() {
+    let world = World::new();
+    let answer = || async { Json(serde_json::json!({"version": VERSION + 1})) };
+    let admin = serve(axum::Router::new().route("/v1/state", get(answer)));
+    let _new = tenant(&world, "new", admin, "secret");
+    let outcome = finish(world.sluice(&["top", "--once"]));
+    assert!(outcome.stdout.contains("update it"), "{}", outcome.stdout);
+}
+
+#[test]
+fn the_live_screen_is_refused_without_a_terminal() {
+    let outcome = finish(World::new().sluice(&["top"]));
+    assert_eq!(outcome.code, Some(1));
+    assert_eq!(outcome.stderr, "sluice: the live screen needs a terminal; use --once\n");
+}

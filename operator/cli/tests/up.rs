@@ -1,0 +1,246 @@
+//! `sluice up` with scripts in place of sidecars.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use axum::http::StatusCode;
+use axum::routing::get;
+use rustix::process::Signal;
+
+use crate::support::{Outcome, World, alive, eventually, finish, serve, signal, text};
+
+const YAML: &str = "\
+apiVersion: sluice.dev/v1alpha1
+kind: GpuPool
+metadata: {name: local}
+spec:
+  deviceClassName: host.sluice.dev
+  device: {host: {memory: 96Mi}}
+  hostMemoryPerGPU: 400Mi
+  gpus: [{name: one, count: 2}]
+  policy: Oneiros
+---
+apiVersion: sluice.dev/v1alpha1
+kind: ModelTenant
+metadata: {name: story}
+spec:
+  poolRef: {name: local}
+  model: {source: {type: File, file: {path: model}}}
+  drainSeconds: 0
+";
+
+const SECOND: &str = "\
+---
+apiVersion: sluice.dev/v1alpha1
+kind: ModelTenant
+metadata: {name: second}
+spec:
+  poolRef: {name: local}
+  model: {source: {type: File, file: {path: model}}}
+";
+
+/// Notes its process id and stays.
+const STAYS: &str = "echo $$ >> starts\nexec sleep 600\n";
+
+fn world(sidecar: &str) -> World {
+    let world = World::new();
+    world.write("local.yaml", YAML);
+    world.script("sluice-engine", "exit 1\n");
+    world.script("sluice-sidecar", sidecar);
+    world
+}
+
+fn start(world: &World) -> Child {
+    let mut command = world.sluice(&["up", "-f", "local.yaml", "--port", "0"]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Process ids of the sidecars so far, once there are `count`.
+fn starts(world: &World, count: usize) -> Vec<u32> {
+    eventually("the sidecar starts", || {
+        let text = text(&world.path("starts"));
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        let pids: Vec<u32> = whole.lines().map(|line| line.parse().unwrap()).collect();
+        (pids.len() >= count).then_some(pids)
+    })
+}
+
+fn end(child: Child) -> Outcome {
+    Outcome::of(child.wait_with_output().unwrap())
+}
+
+fn refused(yaml: &str) -> Outcome {
+    let world = world("touch started\n");
+    world.write("local.yaml", yaml);
+    let outcome = finish(world.sluice(&["up", "-f", "local.yaml"]));
+    assert!(!world.path("started").exists(), "nothing may be started");
+    assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(78), ""), "{}", outcome.stderr);
+    outcome
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let outcome = finish(world(STAYS).sluice(&["up", "-f", "missing.yaml"]));
+    assert_eq!(outcome.code, Some(78));
+    assert_eq!(outcome.stderr, "sluice: missing.yaml: No such file or directory (os error 2)\n");
+}
+
+#[test]
+fn an_unknown_field_is_printed_with_its_line() {
+    let stderr = refused(&YAML.replace("  policy:", "  polizy:")).stderr;
+    let lines: Vec<_> = stderr.lines().collect();
+    assert_eq!((lines.len(), lines[0]), (2, "sluice: local.yaml is refused"));
+    assert!(lines[1].starts_with("local.yaml:9: spec.polizy: unknown field"), "{lines:#?}");
+}
+
+#[test]
+fn every_value_out_of_bounds_is_printed_with_its_line() {
+    let yaml = YAML.replace("drainSeconds: 0", "drainSeconds: -1\n  slo: {tbtMilliseconds: 0}");
+    let stderr = refused(&yaml).stderr;
+    let lines: Vec<_> = stderr.lines().skip(1).collect();
+    let found = |start: &str| lines.iter().any(|line| line.starts_with(start));
+    assert!(found("local.yaml:17: document 2: spec.drainSeconds: "), "{lines:#?}");
+    assert!(found("local.yaml:18: document 2: spec.slo.tbtMilliseconds: "), "{lines:#?}");
+}
+
+#[test]
+fn what_is_not_built_is_refused_by_name() {
+    let stderr = refused(&YAML.replace("policy: Oneiros", "policy: Pie")).stderr;
+    assert_eq!(
+        stderr,
+        "sluice: GpuPool default/local: spec.policy: Pie is not built yet; use Recompute, Oneiros or Ellm\n"
+    );
+}
+
+#[test]
+fn a_sibling_that_is_not_installed_is_named() {
+    let world = World::new();
+    world.write("local.yaml", YAML);
+    let outcome = finish(world.lonely_sluice(&["up", "-f", "local.yaml"]));
+    assert_eq!(outcome.code, Some(1));
+    assert!(outcome.stderr.starts_with("sluice: sluice-engine is neither in"), "{}", outcome.stderr);
+}
+
+#[test]
+fn ready_is_printed_when_the_probe_says_so_and_sigterm_leaves_nothing() {
+    static ASKED: AtomicU32 = AtomicU32::new(0);
+    let ready = || async {
+        let early = ASKED.fetch_add(1, Ordering::SeqCst) < 3;
+        if early { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }
+    };
+    let probes = serve(axum::Router::new().route("/ready", get(ready)));
+    let world = world(&format!(
+        "folder=$(dirname \"$2\")\ntest \"$1\" = --config || exit 78\ncat > \"$folder/sidecar.json\" <<END\n\
+         {{\"namespace\": \"default\", \"name\": \"story\", \"pid\": $$, \"serve\": \"127.0.0.1:8123\",\n\
+         \"admin\": \"127.0.0.1:1\", \"probes\": \"{probes}\", \"token_file\": \"$folder/token\", \"gpu\": \"g\"}}\n\
+         END\n{STAYS}"
+    ));
+    let mut up = start(&world);
+    let mut line = String::new();
+    BufReader::new(up.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready default/story http://127.0.0.1:8123\n");
+    assert_eq!(ASKED.load(Ordering::SeqCst), 4, "not before the probe said so, and not again");
+    let sidecar = starts(&world, 1)[0];
+    signal(&up, Signal::TERM);
+    assert_eq!(end(up).code, Some(0));
+    assert!(!alive(sidecar));
+    assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
+}
+
+#[test]
+fn the_sidecar_is_told_its_tenant_and_where_to_live() {
+    let world = world(&format!("cp \"$2\" told.tmp && mv told.tmp told.json\n{STAYS}"));
+    let up = start(&world);
+    starts(&world, 1);
+    let told = text(&world.path("told.json"));
+    let config: sluice_wire::config::SidecarConfig = serde_json::from_str(&told).unwrap();
+    assert_eq!((config.namespace.as_str(), config.name.as_str()), ("default", "story"));
+    assert_eq!(config.runtime_dir, world.path("run/default.story"));
+    assert_eq!(config.model_path, world.path("model").canonicalize().unwrap_or(world.path("model")));
+    assert_eq!(config.engine.spawn, Some(world.path("bin/sluice-engine")));
+    assert_eq!((config.policy.as_str(), config.gpu.memory_bytes), ("Oneiros", 96 << 20));
+    signal(&up, Signal::INT);
+    let outcome = end(up);
+    assert_eq!(outcome.code, Some(0));
+    assert!(outcome.stderr.contains("interrupted"), "{}", outcome.stderr);
+    assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
+}
+
+#[test]
+fn a_sidecar_that_dies_is_started_again() {
+    let world = world("echo $$ >> starts\ntest $(wc -l < starts) -ge 3 && exec sleep 600\nkill -9 $$\n");
+    let up = start(&world);
+    let pids = starts(&world, 3);
+    signal(&up, Signal::TERM);
+    let outcome = end(up);
+    assert_eq!(outcome.code, Some(0));
+    let restarts: Vec<_> = outcome.stderr.lines().filter(|line| line.contains("restarting in")).collect();
+    assert_eq!(restarts.len(), 2, "{}", outcome.stderr);
+    assert!(restarts[0].contains("default/story") && restarts[0].contains("signal: 9"), "{restarts:?}");
+    assert!(restarts[0].ends_with("200ms") && restarts[1].ends_with("400ms"), "it backs off: {restarts:?}");
+    assert!(!alive(pids[2]));
+}
+
+#[test]
+fn a_sidecar_that_cannot_serve_ends_all() {
+    let world = world(&format!(
+        "case \"$2\" in *default.second*) echo 'second: bad model' >&2; until test -s starts; do sleep 0.05; done; exit 78;; esac\n{STAYS}"
+    ));
+    world.write("local.yaml", &format!("{YAML}{SECOND}"));
+    let outcome = end(start(&world));
+    assert_eq!(outcome.code, Some(78));
+    assert!(outcome.stderr.contains("second: bad model\n"), "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains("sluice: default/second: the sidecar cannot serve it"),
+        "{}",
+        outcome.stderr
+    );
+    assert!(!alive(starts(&world, 1)[0]), "the other one is ended");
+    assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
+}
+
+#[test]
+fn a_sidecar_that_does_not_listen_to_sigterm_is_killed() {
+    let world = world("trap '' TERM\necho $$ >> starts\nwhile :; do sleep 0.2; done\n");
+    let up = start(&world);
+    let sidecar = starts(&world, 1)[0];
+    signal(&up, Signal::TERM);
+    let outcome = end(up);
+    assert_eq!(outcome.code, Some(0));
+    assert!(outcome.stderr.contains("did not end within"), "{}", outcome.stderr);
+    assert!(!alive(sidecar));
+    assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
+}
+
+#[test]
+fn no_sidecar_outlives_a_killed_parent_and_the_tenant_can_be_started_again() {
+    let world = world(STAYS);
+    let mut up = start(&world);
+    let sidecar = starts(&world, 1)[0];
+    assert!(alive(sidecar));
+    signal(&up, Signal::KILL);
+    // Not `end`: a sidecar that lived on would hold the other end of its pipes.
+    up.wait().unwrap();
+    eventually("the sidecar ends with its parent", || (!alive(sidecar)).then_some(()));
+    let again = start(&world);
+    starts(&world, 2);
+    signal(&again, Signal::TERM);
+    assert_eq!(end(again).code, Some(0));
+    assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
+}
+
+#[test]
+fn the_same_tenant_twice_is_refused_and_the_first_goes_on() {
+    let world = world(STAYS);
+    let first = start(&world);
+    let sidecar = starts(&world, 1)[0];
+    let second = end(start(&world));
+    assert_eq!(second.code, Some(1));
+    assert!(second.stderr.starts_with("sluice: default/story is running already"), "{}", second.stderr);
+    assert!(alive(sidecar) && world.left_behind().len() == 1);
+    assert!(starts(&world, 1).len() == 1, "no second sidecar");
+    signal(&first, Signal::TERM);
+    assert_eq!(end(first).code, Some(0));
+}
