@@ -1,0 +1,99 @@
+//! Engines that die, again and again, or stand still: the same streams go on with the same tokens.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::support::{PATIENCE, Tenant, World, eventually, processes, slow};
+
+/// A silence that no step explains.
+const SILENCE: Duration = Duration::from_millis(700);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_the_engine_is_killed_the_same_streams_go_on_with_the_same_tokens() {
+    let world = World::new();
+    let (up, tenant) = slow::start(&world, "").await;
+    let (body, expected) = slow::undisturbed(&tenant, 1, 40).await;
+    let (other, other_expected) = slow::undisturbed(&tenant, 2, 30).await;
+    let mut stream = tenant.stream(&body).await;
+    let whole = tokio::spawn({
+        let tenant = tenant.clone();
+        async move { tenant.complete(&other).await }
+    });
+    stream.until_tokens(10).await;
+    let both = tenant.until("both requests run", |state| state.queue.running == 2).await;
+    let first = both.engine.pid.unwrap();
+    processes::signal(first, Signal::KILL);
+    stream.until_tokens(11).await;
+    let state = tenant.until("the successor is attached", |state| state.engine.pid.is_some()).await;
+    assert_ne!(state.engine.pid, Some(first));
+    assert!(state.engine.attempt > both.engine.attempt);
+    assert_eq!(state.engine.restarts, both.engine.restarts + 1);
+    assert_eq!(stream.finish().await.unwrap(), expected);
+    assert_eq!(whole.await.unwrap().unwrap(), other_expected);
+    assert_eq!(world.stdout().lines().count(), 1, "nobody had to hear of it");
+    up.end_cleanly().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_the_engine_is_killed_ten_times_in_a_minute_the_tenant_stays_ready_and_the_stream_ends_whole() {
+    let world = World::new();
+    let (up, tenant) = slow::start(&world, "").await;
+    let (body, expected) = slow::undisturbed(&tenant, 3, 60).await;
+    let mut stream = tenant.stream(&body).await;
+    let begun = Instant::now();
+    for kill in 1..=10 {
+        stream.until_tokens(kill * 4).await;
+        processes::signal(tenant.engine().await, Signal::KILL);
+        assert_eq!(tenant.readiness().await, Some(200), "after kill {kill}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(60), "ten in a minute: {:?}", begun.elapsed());
+    assert_eq!(stream.finish().await.unwrap(), expected);
+    assert_eq!(tenant.complete(&body).await.unwrap(), expected, "and so does the next one");
+    assert_eq!(tenant.state().await.engine.restarts, 10);
+    assert!(processes::alive(tenant.record.pid), "the sidecar was never restarted");
+    assert_eq!(world.stdout().lines().count(), 1);
+    up.end_cleanly().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_the_engines_supervisor_is_killed_the_stream_goes_on_as_well() {
+    let world = World::new();
+    let (up, tenant) = slow::start(&world, "").await;
+    let (body, expected) = slow::undisturbed(&tenant, 4, 30).await;
+    let mut stream = tenant.stream(&body).await;
+    stream.until_tokens(5).await;
+    let engine = tenant.engine().await;
+    processes::signal(processes::parent(engine), Signal::KILL);
+    assert_eq!(stream.finish().await.unwrap(), expected);
+    tenant
+        .until("another engine is attached", |state| state.engine.pid.is_some_and(|pid| pid != engine))
+        .await;
+    assert!(!processes::alive(engine), "the old engine went with its supervisor");
+    up.end_cleanly().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_engine_makes_streams_wait_and_a_continued_one_lets_them_go_on() {
+    let world = World::new();
+    let (up, tenant) = slow::start(&world, "").await;
+    let (body, expected) = slow::undisturbed(&tenant, 5, 30).await;
+    let mut stream = tenant.stream(&body).await;
+    stream.until_tokens(5).await;
+    let engine = tenant.engine().await;
+    processes::signal(engine, Signal::STOP);
+    let begun = Instant::now();
+    while stream.speaks_within(SILENCE).await {
+        assert!(begun.elapsed() < PATIENCE, "a stopped engine goes on");
+    }
+    assert!(stream.answer.tokens.len() < expected.tokens.len(), "it was stopped in the middle");
+    assert_eq!(tenant.readiness().await, Some(200), "requests are held, not refused");
+    processes::signal(engine, Signal::CONT);
+    assert_eq!(stream.finish().await.unwrap(), expected);
+    assert_eq!(serving_engine(&tenant).await, engine, "nobody took it for dead");
+    up.end_cleanly().await;
+}
+
+async fn serving_engine(tenant: &Tenant) -> u32 {
+    eventually("an engine", async || tenant.try_state().await?.engine.pid).await
+}

@@ -1,0 +1,188 @@
+//! Clients that mean harm, beside one that does not: it must not notice them, and what they took is given back.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpSocket;
+use tokio::task::JoinSet;
+
+use crate::support::http::{Failure, Raw};
+use crate::support::tenant::{greedy, prompt};
+use crate::support::{Answer, PATIENCE, Stream, Tenant, Up, World, processes, slow};
+
+/// A head may take 10 s.
+const HEAD_LIMIT: Duration = Duration::from_secs(20);
+/// What hostile clients may cost for a while, bytes.
+const TOLERATED_BYTES: u64 = 100 << 20;
+
+/// A tenant with a stream of about 6 s under way.
+struct Scene<'a> {
+    up: Up<'a>,
+    tenant: Tenant,
+    stream: Stream,
+    expected: Answer,
+    resident_bytes: u64,
+}
+
+impl<'a> Scene<'a> {
+    async fn start(world: &'a World) -> Scene<'a> {
+        let (up, tenant) = slow::start(world, "").await;
+        let (body, expected) = slow::undisturbed(&tenant, 1, 150).await;
+        let mut stream = tenant.stream(&body).await;
+        stream.until_tokens(1).await;
+        let resident_bytes = processes::resident_bytes(tenant.record.pid);
+        Scene { up, tenant, stream, expected, resident_bytes }
+    }
+
+    /// The normal stream went on all the time; all is given back; the tenant still serves.
+    async fn end(self) {
+        let Scene { up, tenant, stream, expected, resident_bytes } = self;
+        assert_eq!(stream.finish().await.unwrap(), expected, "the stream beside was affected");
+        let left = |state: &sluice_wire::State| {
+            state.kv.blocks_used == 0 && state.queue == Default::default() && state.streams.open == 0
+        };
+        let state = tenant.until("all memory is given back", left).await;
+        assert!(state.memory.balances());
+        let grown = processes::resident_bytes(tenant.record.pid).saturating_sub(resident_bytes);
+        assert!(grown < TOLERATED_BYTES, "the sidecar grew by {grown} bytes");
+        assert_eq!((state.engine.restarts, tenant.readiness().await), (0, Some(200)));
+        assert_eq!(tenant.complete(&greedy(&prompt(1, 24), 5)).await.unwrap().tokens, expected.tokens[..5]);
+        up.end_cleanly().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_that_are_huge_or_no_json_are_refused_and_a_stream_beside_them_goes_on() {
+    let world = World::new();
+    let scene = Scene::start(&world).await;
+    let address = scene.tenant.address.clone();
+    for _ in 0..5 {
+        let mut client = Raw::connect(&address).await;
+        client.say(Raw::head("content-length: 10000000000\r\n").as_bytes()).await;
+        client.say(&vec![b' '; 300_000]).await;
+        assert_eq!(client.status().await, Some(413));
+
+        let mut client = Raw::connect(&address).await;
+        client.say(Raw::head("transfer-encoding: chunked\r\n").as_bytes()).await;
+        let piece = [b"10000\r\n".as_slice(), &[b' '; 0x10000], b"\r\n"].concat();
+        for _ in 0..80 {
+            client.say(&piece).await;
+        }
+        client.say(b"0\r\n\r\n").await;
+        assert_eq!(client.status().await, Some(413));
+    }
+    let deep = format!("{{\"prompt\": {}{}}}", "[".repeat(500_000), "]".repeat(500_000));
+    let endless = json!({"prompt": vec![7; 900_000], "max_tokens": 1}).to_string();
+    let bodies: [&[u8]; 8] = [
+        b"",
+        b"{\"prompt\": \"p\", oops}",
+        b"{\"prompt\": \"\xff\xfe\xf0\"}",
+        b"{\"prompt\": \"\\ud800\"}",
+        b"{\"prompt\": [4294967296]}",
+        b"{\"prompt\": [299, 300]}",
+        deep.as_bytes(),
+        endless.as_bytes(),
+    ];
+    for body in bodies {
+        let mut client = Raw::connect(&address).await;
+        client.post(body).await;
+        let shown = String::from_utf8_lossy(&body[..body.len().min(40)]).into_owned();
+        assert_eq!(client.status().await, Some(400), "{shown}");
+    }
+    for bytes in
+        [&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n"[..], b"GET / HTTP/9.9\r\n\r\n", &[0; 100_000]]
+    {
+        let mut client = Raw::connect(&address).await;
+        client.say(bytes).await;
+        assert!(client.closes_within(Duration::from_secs(5)).await, "what is no HTTP is closed");
+    }
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn heads_that_never_end_are_cut_and_a_stream_beside_them_goes_on() {
+    let world = World::new();
+    let scene = Scene::start(&world).await;
+    let mut clients = JoinSet::new();
+    for _ in 0..100 {
+        let address = scene.tenant.address.clone();
+        clients.spawn(async move {
+            let mut client = Raw::connect(&address).await;
+            client.say(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-slow: ").await;
+            let begun = Instant::now();
+            // A byte now and then does not buy more time.
+            while !client.closes_within(Duration::from_millis(500)).await {
+                client.say(b"y").await;
+                assert!(begun.elapsed() < HEAD_LIMIT, "a slow head is never cut");
+            }
+        });
+    }
+    while let Some(client) = clients.join_next().await {
+        client.unwrap();
+    }
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_does_not_read_and_clients_that_leave_cost_the_stream_beside_them_nothing() {
+    let world = World::new();
+    let scene = Scene::start(&world).await;
+    let mut deaf = Vec::new();
+    for seed in 0..4 {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(2048).unwrap();
+        let mut client = Raw(socket.connect(scene.tenant.record.serve).await.unwrap());
+        let mut body = greedy(&prompt(seed, 24), 900);
+        (body["stream"], body["logprobs"], body["n"]) = (true.into(), 20.into(), 8.into());
+        client.post(body.to_string().as_bytes()).await;
+        let mut byte = [0];
+        client.0.read_exact(&mut byte).await.unwrap();
+        deaf.push(client);
+    }
+    scene.tenant.until("they are served", |state| state.queue.running > 4).await;
+    for seed in 0..10 {
+        let mut client = scene.tenant.stream(&greedy(&prompt(seed, 40), 300)).await;
+        client.until_tokens(2).await;
+        drop(client);
+    }
+    drop(deaf);
+    let alone = scene.tenant.until("those who left are gone", |state| state.queue.running <= 1);
+    assert_eq!(alone.await.queue.waiting, 0);
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_thousand_streams_at_once_each_is_answered_whole_or_refused_with_429() {
+    const STREAMS: usize = 2000;
+    let world = World::new();
+    let scene = Scene::start(&world).await;
+    let body = greedy(&prompt(9, 8), 3);
+    let expected = scene.tenant.complete(&body).await.unwrap();
+    let mut clients = JoinSet::new();
+    for _ in 0..STREAMS {
+        let (url, body) = (scene.tenant.url("/v1/completions"), body.clone());
+        clients.spawn(async move { Stream::open(&url, &body).await?.finish().await });
+    }
+    let (mut served, mut refused) = (0, 0);
+    while let Some(client) =
+        tokio::time::timeout(PATIENCE, clients.join_next()).await.expect("no stream hangs")
+    {
+        match client.unwrap() {
+            Ok(answer) => {
+                assert_eq!(answer, expected);
+                served += 1;
+            }
+            Err(Failure::Status(status, _, retry)) => {
+                assert!(status == 429 && retry.is_some(), "{status}");
+                refused += 1;
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    eprintln!("{served} streams served, {refused} refused");
+    assert_eq!(served + refused, STREAMS);
+    // As many as may wait are served in any case.
+    assert!(served >= 1024, "{served} served, {refused} refused");
+    scene.end().await;
+}

@@ -1,0 +1,19 @@
+//! The product as a user meets it: `sluice up` with real sidecars, real engines, real signals and real sockets.
+//!
+//! A black box: only binaries, YAML, HTTP, files and `/proc`. Every test lives in a folder of its own and looks, when its
+//! tenants have ended, whether a process, a socket or a file stayed behind.
+// Helpers outside test functions unwrap too.
+#![allow(clippy::unwrap_used)]
+
+mod admin;
+mod bad_files;
+mod doors;
+mod drain;
+mod engine_faults;
+mod hostile;
+mod link_peer;
+mod no_room;
+mod sidecar_faults;
+mod support;
+mod under_pressure;
+mod up;

@@ -1,0 +1,174 @@
+//! Clients: well-behaved ones by a library, others by hand over a socket.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use reqwest::{Client, Response, StatusCode};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::answer::Answer;
+use super::wait::PATIENCE;
+
+/// A client whose requests all end within [`PATIENCE`] of silence.
+pub static CLIENT: LazyLock<Client> = LazyLock::new(|| {
+    // Plain HTTP only, and yet the library wants to know what it would encrypt with.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    // A connection for each request: one kept alive belongs to the runtime of the test that opened it.
+    Client::builder().read_timeout(PATIENCE).pool_max_idle_per_host(0).build().unwrap()
+});
+
+/// Why there is no answer.
+#[derive(Debug)]
+#[expect(dead_code, reason = "a test that fails prints what it got")]
+pub enum Failure {
+    /// It was refused.
+    Status(StatusCode, Value, Option<String>),
+    /// The stream says what went wrong.
+    Event(Value),
+    /// The connection ended or broke.
+    Broken(String),
+}
+
+impl From<reqwest::Error> for Failure {
+    fn from(error: reqwest::Error) -> Failure {
+        assert!(!error.is_timeout(), "nothing came for {PATIENCE:?}");
+        Failure::Broken(error.to_string())
+    }
+}
+
+/// An open stream of server-sent events.
+#[derive(Debug)]
+pub struct Stream {
+    response: Response,
+    unread: Vec<u8>,
+    /// What has come so far.
+    pub answer: Answer,
+}
+
+/// Sends a body.
+pub async fn post(url: &str, body: &Value, key: Option<&str>) -> Result<Response, Failure> {
+    let request = CLIENT.post(url).json(body);
+    let request = key.into_iter().fold(request, |request, key| request.bearer_auth(key));
+    let response = request.send().await?;
+    if response.status() == StatusCode::OK {
+        return Ok(response);
+    }
+    let status = response.status();
+    let retry = response.headers().get("retry-after").map(|value| value.to_str().unwrap().to_owned());
+    let body = response.bytes().await?;
+    Err(Failure::Status(status, serde_json::from_slice(&body).unwrap_or(Value::Null), retry))
+}
+
+impl Stream {
+    /// Opens a stream.
+    pub async fn open(url: &str, body: &Value) -> Result<Stream, Failure> {
+        let mut body = body.clone();
+        body["stream"] = true.into();
+        let response = post(url, &body, None).await?;
+        Ok(Stream { response, unread: Vec::new(), answer: Answer::default() })
+    }
+
+    /// Reads one event; `false` after the closing mark.
+    pub async fn next(&mut self) -> Result<bool, Failure> {
+        let event = loop {
+            if let Some(event) = self.take_event() {
+                break event;
+            }
+            match self.response.chunk().await? {
+                Some(bytes) => self.unread.extend_from_slice(&bytes),
+                None => return Err(Failure::Broken("ended without the closing mark".into())),
+            }
+        };
+        if event == "[DONE]" {
+            return Ok(false);
+        }
+        let chunk: Value = serde_json::from_str(&event).unwrap_or_else(|e| panic!("{event}: {e}"));
+        if chunk.get("error").is_some() {
+            return Err(Failure::Event(chunk));
+        }
+        self.answer.add(&chunk);
+        Ok(true)
+    }
+
+    fn take_event(&mut self) -> Option<String> {
+        let end = self.unread.windows(2).position(|two| two == b"\n\n")?;
+        let event: Vec<u8> = self.unread.drain(..end + 2).collect();
+        let event = String::from_utf8(event).unwrap();
+        Some(event.trim().strip_prefix("data: ").unwrap_or_else(|| panic!("no event: {event}")).to_owned())
+    }
+
+    /// Reads until `tokens` tokens have come.
+    pub async fn until_tokens(&mut self, tokens: usize) {
+        while self.answer.tokens.len() < tokens {
+            let more = self.next().await.unwrap();
+            assert!(more, "it ended after {} tokens", self.answer.tokens.len());
+        }
+    }
+
+    /// Reads to the end.
+    pub async fn finish(mut self) -> Result<Answer, Failure> {
+        while self.next().await? {}
+        Ok(self.answer)
+    }
+
+    /// Whether an event comes within `limit`.
+    pub async fn speaks_within(&mut self, limit: Duration) -> bool {
+        tokio::time::timeout(limit, self.next()).await.is_ok_and(|next| next.unwrap())
+    }
+}
+
+/// Status of a GET.
+pub async fn get_status(url: &str) -> Option<StatusCode> {
+    Some(CLIENT.get(url).send().await.ok()?.status())
+}
+
+/// A client that says what it likes.
+#[derive(Debug)]
+pub struct Raw(pub TcpStream);
+
+impl Raw {
+    /// Connects to `address` (`host:port`).
+    pub async fn connect(address: &str) -> Raw {
+        Raw(TcpStream::connect(address).await.unwrap())
+    }
+
+    /// Writes; whether the peer takes it is not asked.
+    pub async fn say(&mut self, bytes: &[u8]) {
+        let _ = self.0.write_all(bytes).await;
+    }
+
+    /// A request with a body.
+    pub async fn post(&mut self, body: &[u8]) {
+        let head = format!("content-length: {}\r\n", body.len());
+        self.say(&[Raw::head(&head).as_bytes(), body].concat()).await;
+    }
+
+    /// Head of a completion request with more header lines.
+    pub fn head(lines: &str) -> String {
+        format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{lines}\r\n")
+    }
+
+    /// Status of the answer; `None` when the connection ends without one.
+    pub async fn status(&mut self) -> Option<u16> {
+        let mut head = Vec::new();
+        let mut byte = [0];
+        while !head.ends_with(b"\r\n") {
+            let read =
+                tokio::time::timeout(PATIENCE, self.0.read(&mut byte)).await.expect("an answer in time");
+            if read.ok()? == 0 {
+                return None;
+            }
+            head.push(byte[0]);
+        }
+        let line = String::from_utf8_lossy(&head);
+        Some(line.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or_else(|| panic!("{line}")))
+    }
+
+    /// Reads and drops all until the peer closes; `false` if it does not within `limit`.
+    pub async fn closes_within(&mut self, limit: Duration) -> bool {
+        let all = async { while self.0.read(&mut [0; 4096]).await.is_ok_and(|count| count > 0) {} };
+        tokio::time::timeout(limit, all).await.is_ok()
+    }
+}
