@@ -1,0 +1,131 @@
+//! Generated files: who writes them, and whether what is committed is what they would write.
+//!
+//! To add a generator, add a row to [`GENERATORS`]. Each owns one folder: a file there that it does not write is stale.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+use cargo_metadata::camino::Utf8Path;
+
+use crate::finding::Finding;
+use crate::workspace::Workspace;
+
+/// A source of committed files.
+pub struct Generator {
+    /// The folder that it owns, relative to the workspace root.
+    pub folder: &'static str,
+    /// Names, relative to the folder, and contents of all files in it.
+    pub files: fn() -> Vec<(&'static str, String)>,
+}
+
+/// All generators.
+pub const GENERATORS: [Generator; 1] =
+    [Generator { folder: "crds/generated", files: sluice_types::crd_yaml }];
+
+/// Writes what differs and removes what is stale.
+pub fn write_all(root: &Utf8Path) -> Result<()> {
+    for generator in &GENERATORS {
+        write_folder(&root.join(generator.folder), &(generator.files)())?;
+    }
+    Ok(())
+}
+
+fn write_folder(folder: &Utf8Path, files: &[(&str, String)]) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("creating {folder}"))?;
+    for (name, content) in files {
+        let path = folder.join(name);
+        if fs::read(&path).ok().as_deref() != Some(content.as_bytes()) {
+            fs::write(&path, content).with_context(|| format!("writing {path}"))?;
+            println!("wrote {path}");
+        }
+    }
+    for entry in folder.read_dir_utf8()? {
+        let entry = entry?;
+        if !files.iter().any(|(name, _)| *name == entry.file_name()) {
+            fs::remove_file(entry.path()).with_context(|| format!("removing {}", entry.path()))?;
+            println!("removed {}, which no generator writes", entry.path());
+        }
+    }
+    Ok(())
+}
+
+/// Findings for every generated file that is not what its generator writes.
+pub fn check(workspace: &Workspace) -> Vec<Finding> {
+    let drift = GENERATORS.iter().flat_map(|generator| {
+        let prefix = format!("{}/", generator.folder);
+        let committed = workspace
+            .files
+            .iter()
+            .filter_map(|file| file.strip_prefix(&prefix).map(|name| (name, workspace.text(file))));
+        drift(generator.folder, &committed.collect::<Vec<_>>(), &(generator.files)())
+    });
+    drift.collect()
+}
+
+/// Compares the files of one folder, as (name, content), with what is generated.
+fn drift(folder: &str, committed: &[(&str, &str)], generated: &[(&str, String)]) -> Vec<Finding> {
+    let finding = |name: &str, line: usize, problem: &str| {
+        Finding::new(
+            "generated",
+            &format!("{folder}/{name}"),
+            line,
+            problem,
+            "run `cargo xtask gen` and commit the result",
+        )
+    };
+    let changed = generated.iter().filter_map(|(name, content)| {
+        match committed.iter().find(|(other, _)| other == name) {
+            None => Some(finding(name, 1, "the generated file is missing")),
+            Some((_, text)) if text == content => None,
+            Some((_, text)) => {
+                Some(finding(name, first_difference(text, content), "the file is not what is generated"))
+            }
+        }
+    });
+    let stale = committed.iter().filter(|(name, _)| !generated.iter().any(|(other, _)| other == name));
+    changed.chain(stale.map(|(name, _)| finding(name, 1, "no generator writes this file"))).collect()
+}
+
+/// Line, counted from 1, at which two texts part.
+fn first_difference(one: &str, other: &str) -> usize {
+    1 + one.split('\n').zip(other.split('\n')).take_while(|(one, other)| one == other).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{GENERATORS, drift};
+
+    fn problems(committed: &[(&str, &str)]) -> Vec<(String, usize, String)> {
+        let generated = [("a.yaml", "one\ntwo\n".to_owned()), ("b.yaml", "x\n".to_owned())];
+        let findings = drift("crds/generated", committed, &generated).into_iter();
+        findings.map(|finding| (finding.file, finding.line, finding.problem)).collect()
+    }
+
+    #[test]
+    fn files_that_are_what_is_generated_pass() {
+        assert_eq!(problems(&[("a.yaml", "one\ntwo\n"), ("b.yaml", "x\n")]), []);
+    }
+
+    #[test]
+    fn a_changed_a_missing_and_a_stale_file_are_found() {
+        let found = problems(&[("a.yaml", "one\n2\n"), ("c.yaml", "")]);
+        let place = |name: &str| format!("crds/generated/{name}");
+        assert_eq!(
+            found,
+            [
+                (place("a.yaml"), 2, "the file is not what is generated".to_owned()),
+                (place("b.yaml"), 1, "the generated file is missing".to_owned()),
+                (place("c.yaml"), 1, "no generator writes this file".to_owned()),
+            ]
+        );
+    }
+
+    #[test]
+    fn every_generator_gives_the_same_files_twice() {
+        for generator in &GENERATORS {
+            let files = (generator.files)();
+            assert!(!files.is_empty(), "{}", generator.folder);
+            assert_eq!(files, (generator.files)(), "{}", generator.folder);
+        }
+    }
+}

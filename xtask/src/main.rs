@@ -1,0 +1,92 @@
+//! `cargo xtask`: the project's own tool. It holds the tree to its rules, writes the generated files, runs the tests.
+//!
+//! Every rule is a pure function over strings and small structs (`rules`); reading files and starting processes
+//! happens at the rim (`workspace`, `process`).
+
+mod check;
+mod demo;
+mod finding;
+mod generate;
+mod process;
+mod rules;
+mod rust_text;
+mod suite;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+/// Check, generate and test Sluice.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Hold the tree to its rules: edges, orphan sources, tidiness, generated files, rustfmt, clippy.
+    ///
+    /// Every finding is printed as FILE:LINE, the rule that was broken and what to do about it. The exit status is
+    /// 1 if there was any.
+    Check {
+        /// First write the generated files and let rustfmt format the tree.
+        #[arg(long)]
+        fix: bool,
+        /// Leave clippy out, which must compile the whole workspace.
+        #[arg(long)]
+        quick: bool,
+    },
+    /// Write the generated files (the CRD YAML in crds/generated).
+    Gen,
+    /// Show it: one burst on a tenant with too little KV, under Recompute and under Oneiros, and a table.
+    Demo(demo::DemoArgs),
+    /// Run everything a change must pass: check, build all binaries, run all tests.
+    ///
+    /// Tests find the built binaries through SLUICE_BIN_DIR, which this sets, and shared models and data through
+    /// SLUICE_SHARED (default: the folder `shared` beside the workspace, if it exists). The first stage that fails
+    /// ends the run.
+    Test {
+        /// Leave clippy out of the check.
+        #[arg(long)]
+        quick: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse().task) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Carries out one task; `false` says that it found something to complain about and has printed it.
+fn run(task: &Task) -> anyhow::Result<bool> {
+    let workspace = Workspace::open()?;
+    match task {
+        Task::Check { fix, quick } => check::check(&workspace, *fix, *quick),
+        Task::Gen => generate::write_all(&workspace.root).map(|()| true),
+        Task::Demo(args) => demo::run(&workspace, args),
+        Task::Test { quick } => suite::run(&workspace, *quick),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::Cli;
+
+    #[test]
+    fn the_command_line_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

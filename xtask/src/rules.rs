@@ -1,0 +1,11 @@
+//! The rules of the tree, one module each. All of them are pure: text and structs in, findings out.
+
+pub mod clauses;
+pub mod edges;
+pub mod layout;
+pub mod links;
+pub mod manifest;
+pub mod orphans;
+pub mod reach;
+pub mod table;
+pub mod tidy;
