@@ -71,6 +71,11 @@ impl PendingActions {
         effect
     }
 
+    /// The action was ordered and has not ended.
+    pub fn contains(&self, id: ActionId) -> bool {
+        self.actions.contains_key(&id)
+    }
+
     /// Fills under way.
     pub fn fills(&self) -> u32 {
         self.fills

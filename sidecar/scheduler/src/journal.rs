@@ -50,6 +50,14 @@ pub enum JournalError {
         /// What is wrong.
         problem: String,
     },
+    /// The event cannot follow those before it: a line is missing, doubled or damaged.
+    #[error("line {line}: this event cannot follow those before it: {problem}")]
+    Impossible {
+        /// Line, from 1.
+        line: usize,
+        /// What is wrong.
+        problem: String,
+    },
     /// The configuration is refused today.
     #[error("the journal's configuration is refused: {0}")]
     Refused(String),
@@ -142,15 +150,21 @@ impl Drop for Recorder {
 /// Runs a journal again and compares every digest.
 ///
 /// # Errors
-/// The first line that cannot be read, is malformed, or leads to another state than it did when it was written.
+/// The first line that cannot be read, is malformed, cannot follow those before it, or leads to another state than it did
+/// when it was written.
 pub fn replay(input: impl BufRead) -> Result<Report, JournalError> {
     let mut lines = Lines { input, line: 0 };
     let (mut core, start) = header(&mut lines)?;
     core.start(start);
     core.take_commands();
     let mut report = Report { events: 0, digest: core.digest() };
+    let mut clock = start;
     while let Some(text) = lines.next()? {
         let (now, event, expected) = lines.locate(parse_event(&text))?;
+        if let Some(problem) = objection(&core, clock, now, &event) {
+            return Err(JournalError::Impossible { line: lines.line, problem });
+        }
+        clock = now;
         core.handle(now, event);
         core.take_commands();
         core.take_notices();
@@ -160,6 +174,11 @@ pub fn replay(input: impl BufRead) -> Result<Report, JournalError> {
         }
     }
     Ok(report)
+}
+
+fn objection(core: &Core, clock: Nanos, now: Nanos, event: &Event) -> Option<String> {
+    let backwards = (now < clock).then(|| format!("it happens at {} ns, after {} ns", now.0, clock.0));
+    backwards.or_else(|| core.objection(event))
 }
 
 fn header<R: BufRead>(lines: &mut Lines<R>) -> Result<(Core, Nanos), JournalError> {

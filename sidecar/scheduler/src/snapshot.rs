@@ -37,8 +37,8 @@ impl Counters {
         self.prefill_tokens += u64::from(step.prefill_tokens);
         self.decode_tokens += u64::from(step.decodes);
         self.recomputed_tokens += u64::from(step.recomputed_tokens);
-        self.stall_ns += step.stall_ns;
-        self.engine_ns += step.engine_ns;
+        self.stall_ns = self.stall_ns.saturating_add(step.stall_ns);
+        self.engine_ns = self.engine_ns.saturating_add(step.engine_ns);
     }
 }
 

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use super::{Brain, Failed, Measures};
 use crate::action::Address;
 use crate::geometry::Geometry;
-use crate::ids::{ChunkId, LayerId, SlotId};
+use crate::ids::{ActionId, ChunkId, LayerId, SlotId};
 use crate::kv::KvCounts;
 use crate::ledger::{Ledger, Owner, State};
 use crate::params::Params;
@@ -42,6 +42,11 @@ impl Brain {
     /// The address table, for the backend's audit. While a Reback is pending the backend may be one transaction ahead.
     pub fn addresses(&self) -> impl Iterator<Item = (Address, ChunkId)> + '_ {
         self.holdings.addresses()
+    }
+
+    /// The action was ordered and has not ended: only its completion may be passed on.
+    pub fn awaits(&self, action: ActionId) -> bool {
+        self.pending.contains(action)
     }
 
     /// Figures of KV.

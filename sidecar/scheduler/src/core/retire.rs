@@ -18,7 +18,7 @@ impl Core {
         let mut notice = StepNotice {
             elapsed_ns: now.since(in_flight.submitted),
             engine_ns: done.total_ns,
-            stall_ns: done.stall_ns.iter().sum(),
+            stall_ns: done.stall_ns.iter().fold(0, |sum, ns| sum.saturating_add(*ns)),
             ..StepNotice::default()
         };
         for part in &in_flight.batch.parts {

@@ -1,0 +1,26 @@
+//! Events that no body which keeps its contract reports: a journal that was cut or damaged is found out by them.
+
+use sluice_policy::ids::RequestId;
+
+use super::Core;
+use crate::event::Event;
+
+impl Core {
+    /// Why `event` cannot come now; `None` when [`Core::handle`] can take it. A live body is trusted, and one that breaks its
+    /// contract is a bug; what was read from a file is asked about first.
+    pub fn objection(&self, event: &Event) -> Option<String> {
+        match event {
+            Event::Memory(completion) if !self.brain.awaits(completion.id) => {
+                Some(format!("memory completes action {}, which is not pending", completion.id.0))
+            }
+            Event::Submit(request) if self.knows(request.id) => {
+                Some(format!("request {} arrives a second time", request.id.0))
+            }
+            _ => None,
+        }
+    }
+
+    fn knows(&self, id: RequestId) -> bool {
+        self.places.contains_key(&id) || self.queue.iter().any(|sequence| sequence.id() == id)
+    }
+}
