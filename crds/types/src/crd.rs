@@ -28,6 +28,11 @@ fn crd_value(crd: &CustomResourceDefinition) -> Value {
     value
 }
 
+/// The schemas of both kinds' `spec`, for readers that must know every field.
+pub fn spec_schemas() -> [Value; 2] {
+    [spec_schema(&GpuPool::crd()), spec_schema(&ModelTenant::crd())]
+}
+
 /// The schema of a kind's `spec`, as the API server sees it.
 pub(crate) fn spec_schema(crd: &CustomResourceDefinition) -> Value {
     crd_value(crd)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"].take()

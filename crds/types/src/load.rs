@@ -8,6 +8,7 @@
 mod bounds;
 mod de;
 mod document;
+mod located;
 mod path;
 mod tree;
 mod validate;
@@ -15,6 +16,7 @@ mod validate;
 use std::fmt;
 
 pub use self::document::Object;
+pub use self::located::Located;
 pub use self::path::{Path, Segment};
 use self::tree::Document;
 pub use self::validate::{Invalid, validate};
@@ -122,22 +124,22 @@ pub fn load_str(text: &str, file_name: &str) -> Result<Vec<Object>, LoadError> {
 
 /// [`load_str`], then [`validate`], with every violation placed on the line that it is about.
 pub fn load_valid_str(text: &str, file_name: &str) -> Result<Vec<Object>, Vec<LoadError>> {
+    Ok(load_located_str(text, file_name)?.into_iter().map(|located| located.object).collect())
+}
+
+/// [`load_valid_str`], for readers that have to say more about a field: each object knows where it was written.
+pub fn load_located_str(text: &str, file_name: &str) -> Result<Vec<Located>, Vec<LoadError>> {
     let documents = parse(text, file_name).map_err(|error| vec![error])?;
     let objects: Result<Vec<Object>, LoadError> =
         documents.iter().map(|document| read(document, file_name)).collect();
     let objects = objects.map_err(|error| vec![error])?;
-    let place = |invalid: Invalid| {
-        let document = &documents[invalid.index];
-        LoadError {
-            file: file_name.to_owned(),
-            document: document.number,
-            line: document.root.line_of(&invalid.path),
-            path: invalid.path,
-            problem: Problem::Value(invalid.message),
-        }
-    };
-    validate(&objects).map_err(|all| all.into_iter().map(place).collect::<Vec<_>>())?;
-    Ok(objects)
+    let validated = validate(&objects);
+    let located = objects.into_iter().zip(documents);
+    let located: Vec<_> =
+        located.map(|(object, document)| Located::new(object, document, file_name)).collect();
+    let place = |invalid: Invalid| located[invalid.index].error(invalid.path, invalid.message);
+    validated.map_err(|all| all.into_iter().map(place).collect::<Vec<_>>())?;
+    Ok(located)
 }
 
 fn parse(text: &str, file_name: &str) -> Result<Vec<Document>, LoadError> {

@@ -3,13 +3,14 @@
 //! Each tenant is one sidecar process, which starts and keeps its engine. This process keeps the sidecars: it restarts
 //! what dies, says on stdout when a tenant serves, and leaves nothing behind when it ends.
 
+mod built;
 mod plan;
 mod process;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use sluice_types::load;
+use sluice_types::load::{self, LoadError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
@@ -66,7 +67,9 @@ pub async fn run(args: UpArgs) -> anyhow::Result<()> {
     let objects = read(&args.files)?;
     let runtime = RuntimeFolder::open(args.runtime_dir.as_deref())?;
     let mut tenants = Vec::new();
-    for mut config in plan::plan(&objects, &options).map_err(|refusal| Misconfigured(refusal.to_string()))? {
+    let plan = plan::plan(&objects, &options).map_err(|all| refused("not built yet", &all))?;
+    plan.ineffective.iter().for_each(|field| eprintln!("sluice: warning: {field}"));
+    for mut config in plan.configs {
         let folder = runtime.claim(&config.namespace, &config.name)?;
         config.runtime_dir = folder.path().to_owned();
         tenants.push(Tenant::new(sidecar.clone(), config, folder));
@@ -81,14 +84,18 @@ fn read(files: &[PathBuf]) -> Result<Vec<plan::Placed>, Misconfigured> {
         let name = file.display().to_string();
         let text =
             std::fs::read_to_string(file).map_err(|error| Misconfigured(format!("{name}: {error}")))?;
-        let objects = load::load_valid_str(&text, &name).map_err(|errors| {
-            let lines: Vec<_> = errors.iter().map(|error| format!("\n{error}")).collect();
-            Misconfigured(format!("{name} is refused{}", lines.concat()))
-        })?;
+        let objects = load::load_located_str(&text, &name)
+            .map_err(|errors| refused(&format!("{name} is refused"), &errors))?;
         let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        placed.extend(objects.into_iter().map(|object| plan::Placed { object, folder: folder.to_owned() }));
+        placed.extend(objects.into_iter().map(|located| plan::Placed { located, folder: folder.to_owned() }));
     }
     Ok(placed)
+}
+
+/// A line for each error below `title`.
+fn refused(title: &str, errors: &[LoadError]) -> Misconfigured {
+    let lines: Vec<_> = errors.iter().map(|error| format!("\n{error}")).collect();
+    Misconfigured(format!("{title}{}", lines.concat()))
 }
 
 /// Keeps every tenant until a signal comes or one of them cannot be served at all.

@@ -106,11 +106,31 @@ fn every_value_out_of_bounds_is_printed_with_its_line() {
 }
 
 #[test]
-fn what_is_not_built_is_refused_by_name() {
-    let stderr = refused(&YAML.replace("policy: Oneiros", "policy: Pie")).stderr;
+fn what_is_not_built_is_refused_by_file_line_and_field() {
+    let outcome = refused(
+        &YAML.replace("policy: Oneiros", "policy: Pie").replace("  drainS", "  replicas: 2\n  drainS"),
+    );
     assert_eq!(
-        stderr,
-        "sluice: GpuPool default/local: spec.policy: Pie is not built yet; use Recompute, Oneiros or Ellm\n"
+        outcome.stderr,
+        "sluice: not built yet\n\
+         local.yaml:9: spec.policy: Pie is not built yet; use Recompute, Oneiros or Ellm\n\
+         local.yaml:17: document 2: spec.replicas: more than one is not built yet for local processes\n"
+    );
+}
+
+#[test]
+fn what_only_a_cluster_acts_on_is_one_warning_line_and_no_obstacle() {
+    let world = world(STAYS);
+    world.write("local.yaml", &YAML.replace("  drainS", "  podLabels: {a: b}\n  drainS"));
+    let up = start(&world);
+    starts(&world, 1);
+    signal(&up, Signal::TERM);
+    let outcome = end(up);
+    assert_eq!(outcome.code, Some(0));
+    let warnings: Vec<_> = outcome.stderr.lines().filter(|line| line.contains("warning")).collect();
+    assert_eq!(
+        warnings,
+        ["sluice: warning: local.yaml:17: document 2: spec.podLabels: has no effect outside a cluster"]
     );
 }
 

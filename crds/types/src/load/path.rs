@@ -17,7 +17,7 @@ pub struct Path(pub Vec<Segment>);
 
 impl Path {
     /// A path of keys, written with dots.
-    pub(super) fn of_keys(dotted: &str) -> Self {
+    pub fn of_keys(dotted: &str) -> Self {
         Path(dotted.split('.').map(|key| Segment::Key(key.to_owned())).collect())
     }
 
@@ -29,12 +29,12 @@ impl Path {
     }
 
     /// This path and one key more.
-    pub(super) fn key(&self, key: &str) -> Self {
+    pub fn key(&self, key: &str) -> Self {
         self.with(Segment::Key(key.to_owned()))
     }
 
     /// This path and one index more.
-    pub(super) fn index(&self, index: usize) -> Self {
+    pub fn index(&self, index: usize) -> Self {
         self.with(Segment::Index(index))
     }
 

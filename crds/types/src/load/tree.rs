@@ -8,6 +8,7 @@ use super::{LoadError, Path, Problem, Segment};
 const MAX_DEPTH: usize = 32;
 
 /// A document that holds something.
+#[derive(Clone, Debug)]
 pub(super) struct Document {
     /// From 1; documents that hold nothing count.
     pub number: usize,
@@ -16,12 +17,14 @@ pub(super) struct Document {
 }
 
 /// A value and the line on which it starts.
+#[derive(Clone, Debug)]
 pub(super) struct Node {
     pub line: usize,
     pub value: Value,
 }
 
 /// A value, with YAML's types.
+#[derive(Clone, Debug)]
 pub(super) enum Value {
     Null,
     Bool(bool),
@@ -33,6 +36,7 @@ pub(super) enum Value {
 }
 
 /// A key of a mapping and its value.
+#[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub key: String,
     pub line: usize,

@@ -1,24 +1,36 @@
-//! Objects to sidecar configurations. Pure: what is not built yet is refused here, by name and field.
+//! Objects to sidecar configurations. Pure: what is not built yet is refused, by file, line and field.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use sluice_types::load::Object;
-use sluice_types::pool::{GpuGroup, HostDevice, Policy};
-use sluice_types::tenant::{EngineKind, SourceType, WeightType};
-use sluice_types::{GpuPool, HOST_DEVICE_CLASS, ModelTenant, Quantity};
+use sluice_types::load::{LoadError, Located, Object, Path as FieldPath};
+use sluice_types::pool::{GpuGroup, HostDevice};
+use sluice_types::tenant::WeightType;
+use sluice_types::{GpuPool, ModelTenant, Quantity};
 use sluice_wire::config::{
     DebugConfig, EngineConfig, GpuConfig, LimitsConfig, ListenConfig, MemoryConfig, SidecarConfig, SloConfig,
 };
 
+use super::built::Findings;
+
 /// An object and the folder that its relative paths start from.
 #[derive(Clone, Debug)]
 pub struct Placed {
-    /// The object.
-    pub object: Object,
+    /// The object, and where it is written.
+    pub located: Located,
     /// Folder of its file.
     pub folder: PathBuf,
+}
+
+impl Placed {
+    fn namespace(&self) -> &str {
+        self.located.object.namespace()
+    }
+
+    fn refuse(&self, field: &str, problem: &str) -> LoadError {
+        self.located.error(FieldPath::of_keys(field), problem)
+    }
 }
 
 /// What the command line decides.
@@ -40,15 +52,13 @@ pub struct Options {
     pub engine: PathBuf,
 }
 
-/// Something that the YAML allows and `sluice up` cannot do.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{kind} {namespace}/{name}: {field}: {problem}")]
-pub struct NotBuilt {
-    kind: &'static str,
-    namespace: String,
-    name: String,
-    field: String,
-    problem: String,
+/// What is to be started, and what is passed over.
+#[derive(Debug)]
+pub struct Plan {
+    /// One configuration for each tenant that runs, in the order of the files.
+    pub configs: Vec<SidecarConfig>,
+    /// Fields without effect here.
+    pub ineffective: Vec<LoadError>,
 }
 
 /// Reads `ALPHA:BETA`.
@@ -57,95 +67,63 @@ pub fn parse_forced(text: &str) -> Result<(u16, u8), String> {
     parsed.ok_or_else(|| format!("`{text}` is not ALPHA:BETA, such as 3:1"))
 }
 
-fn refuse(object: &Object, field: &str, problem: impl Into<String>) -> NotBuilt {
-    NotBuilt {
-        kind: object.kind(),
-        namespace: object.namespace().to_owned(),
-        name: object.name().to_owned(),
-        field: field.to_owned(),
-        problem: problem.into(),
+/// One configuration for each tenant that is to run, in the order of the files.
+///
+/// # Errors
+/// Every field that asks for what is not built; else the first tenant that has no place.
+pub fn plan(objects: &[Placed], options: &Options) -> Result<Plan, Vec<LoadError>> {
+    let findings = objects.iter().filter(|placed| !rests(placed)).map(|placed| Findings::of(&placed.located));
+    let (mut refused, mut ineffective) = (Vec::new(), Vec::new());
+    for found in findings {
+        refused.extend(found.refused);
+        ineffective.extend(found.ineffective);
+    }
+    if !refused.is_empty() {
+        return Err(refused);
+    }
+    let configs = configs(objects, options).map_err(|error| vec![error])?;
+    Ok(Plan { configs, ineffective })
+}
+
+/// Whether this is a tenant that is not to run.
+fn rests(placed: &Placed) -> bool {
+    match &placed.located.object {
+        Object::Tenant(tenant) => tenant.spec.suspend || tenant.spec.replicas == 0,
+        Object::Pool(_) => false,
     }
 }
 
-/// One configuration for each tenant that is not suspended, in the order of the files.
-///
-/// # Errors
-/// The first thing that is not built.
-pub fn plan(objects: &[Placed], options: &Options) -> Result<Vec<SidecarConfig>, NotBuilt> {
+fn configs(objects: &[Placed], options: &Options) -> Result<Vec<SidecarConfig>, LoadError> {
     let mut pools = BTreeMap::new();
     for placed in objects {
-        if let Object::Pool(pool) = &placed.object {
-            check_pool(&placed.object, pool)?;
-            pools.insert((placed.object.namespace(), placed.object.name()), pool);
+        if let Object::Pool(pool) = &placed.located.object {
+            pools.insert((placed.namespace(), placed.located.object.name()), pool);
         }
     }
     let mut taken = BTreeMap::new();
     let mut configs = Vec::new();
-    for placed in objects {
-        let Object::Tenant(tenant) = &placed.object else { continue };
-        if tenant.spec.suspend {
-            continue;
-        }
-        check_tenant(&placed.object, tenant)?;
-        let key = (placed.object.namespace(), tenant.spec.pool_ref.name.as_str());
-        let pool =
-            pools.get(&key).ok_or_else(|| refuse(&placed.object, "spec.poolRef.name", "no such pool"))?;
-        let gpu = place(&placed.object, tenant, pool, &mut taken)?;
+    for placed in objects.iter().filter(|placed| !rests(placed)) {
+        let Object::Tenant(tenant) = &placed.located.object else { continue };
+        let key = (placed.namespace(), tenant.spec.pool_ref.name.as_str());
+        let pool = pools.get(&key).ok_or_else(|| placed.refuse("spec.poolRef.name", "no such pool"))?;
+        let gpu = place(placed, tenant, pool, &mut taken)?;
         configs.push(configure(placed, tenant, pool, gpu, options, configs.len() as u16));
     }
     Ok(configs)
 }
 
-fn check_pool(object: &Object, pool: &GpuPool) -> Result<(), NotBuilt> {
-    let spec = &pool.spec;
-    if spec.device_class_name != HOST_DEVICE_CLASS {
-        let problem = format!(
-            "`{}` needs the CUDA backend, which is not built yet; use {HOST_DEVICE_CLASS}",
-            spec.device_class_name
-        );
-        return Err(refuse(object, "spec.deviceClassName", problem));
-    }
-    match spec.policy {
-        Policy::Recompute | Policy::Oneiros | Policy::Ellm => Ok(()),
-        other => {
-            let problem = format!("{other:?} is not built yet; use Recompute, Oneiros or Ellm");
-            Err(refuse(object, "spec.policy", problem))
-        }
-    }
-}
-
-fn check_tenant(object: &Object, tenant: &ModelTenant) -> Result<(), NotBuilt> {
-    let spec = &tenant.spec;
-    let source = &spec.model.source;
-    let refusals = [
-        (source.kind != SourceType::File, "spec.model.source.type", "only File is built yet"),
-        (spec.engine.kind != EngineKind::Native, "spec.engine.kind", "only Native is built yet"),
-        (!spec.engine.args.is_empty(), "spec.engine.args", "has no meaning for local processes"),
-        (spec.replicas > 1, "spec.replicas", "more than one replica is not built yet for local processes"),
-        (
-            spec.access.api_keys_secret_ref.is_some(),
-            "spec.access.apiKeysSecretRef",
-            "needs a cluster; use apiKeysFile",
-        ),
-    ];
-    match refusals.into_iter().find(|(wrong, ..)| *wrong) {
-        Some((_, field, problem)) => Err(refuse(object, field, problem)),
-        None => Ok(()),
-    }
-}
-
 /// The GPU that the tenant gets to itself: sharing one is not built yet.
 fn place(
-    object: &Object,
+    placed: &Placed,
     tenant: &ModelTenant,
     pool: &GpuPool,
     taken: &mut BTreeMap<String, i32>,
-) -> Result<String, NotBuilt> {
+) -> Result<String, LoadError> {
     let wanted = tenant.spec.gpu_group.as_deref();
     let fits = |group: &&GpuGroup| wanted.is_none_or(|name| name == group.name);
     let pool_name = pool.metadata.name.as_deref().unwrap_or_default();
     for group in pool.spec.gpus.iter().filter(fits) {
-        let used = taken.entry(format!("{}/{pool_name}/{}", object.namespace(), group.name)).or_insert(0);
+        let used = taken.entry(format!("{}/{pool_name}/{}", placed.namespace(), group.name)).or_insert(0);
         if *used < group.count {
             *used += 1;
             return Ok(format!("{pool_name}-{}-{}", group.name, *used - 1));
@@ -153,7 +131,7 @@ fn place(
     }
     let problem =
         "every GPU of the pool that it may use has a tenant; a second tenant on a GPU is not built yet";
-    Err(refuse(object, "spec.gpuGroup", problem))
+    Err(placed.refuse("spec.gpuGroup", problem))
 }
 
 fn configure(
@@ -166,7 +144,7 @@ fn configure(
 ) -> SidecarConfig {
     let spec = &tenant.spec;
     let source = spec.model.source.file.as_ref().map(|f| f.path.as_str()).unwrap_or_default();
-    let (namespace, name) = (placed.object.namespace().to_owned(), placed.object.name().to_owned());
+    let (namespace, name) = (placed.namespace().to_owned(), placed.located.object.name().to_owned());
     SidecarConfig {
         served_names: spec.model.served_names.clone(),
         model_path: resolve(&placed.folder, source),
@@ -254,10 +232,10 @@ mod tests {
     const TENANT: &str = "---\napiVersion: sluice.dev/v1alpha1\nkind: ModelTenant\nmetadata: {name: NAME}\nspec:\n  \
         poolRef: {name: laptop}\n  model: {source: {type: File, file: {path: models/tiny}}}\n";
 
-    fn planned(yaml: &str) -> Result<Vec<SidecarConfig>, NotBuilt> {
+    fn planned(yaml: &str) -> Result<Vec<SidecarConfig>, String> {
         let objects =
-            sluice_types::load::load_valid_str(yaml, "test.yaml").unwrap_or_else(|e| panic!("{e:?}"));
-        let place = |object| Placed { object, folder: PathBuf::from("/etc/sluice") };
+            sluice_types::load::load_located_str(yaml, "up.yaml").unwrap_or_else(|e| panic!("{e:?}"));
+        let place = |located| Placed { located, folder: PathBuf::from("/etc/sluice") };
         let options = Options {
             host: IpAddr::from([127, 0, 0, 1]),
             port: 8000,
@@ -267,7 +245,8 @@ mod tests {
             poison: false,
             engine: "sluice-engine".into(),
         };
-        plan(&objects.into_iter().map(place).collect::<Vec<_>>(), &options)
+        let planned = plan(&objects.into_iter().map(place).collect::<Vec<_>>(), &options);
+        planned.map(|plan| plan.configs).map_err(|errors| errors[0].to_string())
     }
 
     fn tenant(name: &str) -> String {
@@ -286,8 +265,8 @@ mod tests {
 
     #[test]
     fn a_second_tenant_on_a_gpu_is_refused_by_name() {
-        let error = planned(&format!("{POOL}{}{}", tenant("one"), tenant("two"))).unwrap_err().to_string();
-        assert!(error.starts_with("ModelTenant default/two: spec.gpuGroup: "), "{error}");
+        let error = planned(&format!("{POOL}{}{}", tenant("one"), tenant("two"))).unwrap_err();
+        assert!(error.starts_with("up.yaml:21: document 3: spec.gpuGroup: "), "{error}");
     }
 
     #[test]
@@ -299,20 +278,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_built_is_refused_with_its_field() {
-        for (from, to, field) in [
-            ("policy: Oneiros", "policy: Unified", "spec.policy"),
-            ("path: models/tiny}}}", "path: models/tiny}}}\n  replicas: 2", "spec.replicas"),
-        ] {
-            let error =
-                planned(&format!("{POOL}{}", tenant("one")).replace(from, to)).unwrap_err().to_string();
-            assert!(error.contains(field), "{error}");
+    fn a_tenant_that_is_suspended_or_has_no_replicas_is_not_started() {
+        for rest in ["suspend: true", "replicas: 0", "suspend: true\n  replicas: 2"] {
+            let yaml = format!("{POOL}{}  {rest}\n", tenant("one"));
+            assert_eq!(planned(&yaml).unwrap(), [], "{rest}");
         }
-    }
-
-    #[test]
-    fn a_suspended_tenant_is_not_started() {
-        let yaml = format!("{POOL}{}  suspend: true\n", tenant("one"));
-        assert_eq!(planned(&yaml).unwrap(), []);
     }
 }

@@ -1,0 +1,164 @@
+//! What the YAML allows and `sluice up` does not do. Pure: every field is served, refused or warned about.
+//!
+//! Refused is what would change how the tenant is served, were it passed over. A warning is enough for what only a
+//! cluster acts on, and for what only counts between tenants of one GPU, while each has one to itself. A field with its
+//! default value says nothing, written or not: both mean the same object.
+
+use sluice_types::load::{LoadError, Located, Object, Path};
+use sluice_types::pool::{GpuGroup, Policy, Remap, SharingMode, Temporal, UpdatePolicy};
+use sluice_types::tenant::{EngineKind, Idle, Slo, SourceType};
+use sluice_types::{GpuPoolSpec, HOST_DEVICE_CLASS, ModelTenantSpec};
+
+const CLUSTER: &str = "has no effect outside a cluster";
+const NEIGHBOURS: &str = "has no effect while every tenant has a GPU to itself";
+const PRIORITY_DEFAULT: i32 = 100;
+
+/// What one object asks for in vain.
+#[derive(Debug, Default)]
+pub struct Findings {
+    /// Fields that make the object unusable here.
+    pub refused: Vec<LoadError>,
+    /// Fields that are passed over.
+    pub ineffective: Vec<LoadError>,
+}
+
+/// A field, whether it asks for something that is not done, and what to say then.
+type Check<'a> = (&'a str, bool, &'a str);
+
+impl Findings {
+    /// Looks at every field of `located`.
+    pub fn of(located: &Located) -> Self {
+        let mut findings = Findings::default();
+        match &located.object {
+            Object::Pool(pool) => findings.pool(located, &pool.spec),
+            Object::Tenant(tenant) => findings.tenant(located, &tenant.spec),
+        }
+        findings
+    }
+
+    fn refuse(&mut self, located: &Located, path: Path, problem: impl Into<String>) {
+        self.refused.push(located.error(path, problem));
+    }
+
+    fn refuse_all(&mut self, located: &Located, checks: &[Check<'_>]) {
+        let found = checks.iter().filter(|(_, asked, _)| *asked);
+        self.refused.extend(found.map(|(path, _, problem)| located.error(Path::of_keys(path), *problem)));
+    }
+
+    fn warn_all(&mut self, located: &Located, checks: &[Check<'_>]) {
+        let found = checks.iter().filter(|(_, asked, _)| *asked);
+        self.ineffective.extend(found.map(|(path, _, problem)| located.error(Path::of_keys(path), *problem)));
+    }
+
+    fn pool(&mut self, located: &Located, spec: &GpuPoolSpec) {
+        let class = &spec.device_class_name;
+        if class != HOST_DEVICE_CLASS {
+            let problem =
+                format!("`{class}` needs the CUDA backend, which is not built yet; use {HOST_DEVICE_CLASS}");
+            self.refuse(located, Path::of_keys("spec.deviceClassName"), problem);
+        }
+        if !matches!(spec.policy, Policy::Recompute | Policy::Oneiros | Policy::Ellm) {
+            let problem =
+                format!("{} is not built yet; use Recompute, Oneiros or Ellm", spec.policy.as_str());
+            self.refuse(located, Path::of_keys("spec.policy"), problem);
+        }
+        for (index, group) in spec.gpus.iter().enumerate() {
+            self.sharing(located, index, group);
+        }
+        self.pool_of_many(located, spec);
+    }
+
+    /// What matters where pools are shared, or clusters.
+    fn pool_of_many(&mut self, located: &Located, spec: &GpuPoolSpec) {
+        let (remap, usual) = (&spec.remap, Remap::default());
+        self.refuse_all(
+            located,
+            &[(
+                "spec.remap.minResidenceMilliseconds",
+                remap.min_residence_milliseconds != usual.min_residence_milliseconds,
+                "another time than the default is not built yet",
+            )],
+        );
+        let selected = spec.device.as_ref().is_some_and(|device| !device.selectors.is_empty());
+        let checks = [
+            ("spec.remap.victim", remap.victim != usual.victim, NEIGHBOURS),
+            (
+                "spec.remap.revokeBoundMilliseconds",
+                remap.revoke_bound_milliseconds != usual.revoke_bound_milliseconds,
+                NEIGHBOURS,
+            ),
+            ("spec.device.selectors", selected, CLUSTER),
+            ("spec.updatePolicy", spec.update_policy != UpdatePolicy::default(), CLUSTER),
+            ("spec.nodeSelector", !spec.node_selector.is_empty(), CLUSTER),
+            ("spec.tolerations", !spec.tolerations.is_empty(), CLUSTER),
+            ("spec.runtimeClassName", spec.runtime_class_name.is_some(), CLUSTER),
+        ];
+        self.warn_all(located, &checks);
+    }
+
+    fn sharing(&mut self, located: &Located, index: usize, group: &GpuGroup) {
+        let (sharing, path) = (&group.sharing, Path::of_keys("spec.gpus").index(index).key("sharing"));
+        if sharing.mode != SharingMode::Temporal {
+            let problem = format!("{:?} is not built yet; leave it out", sharing.mode);
+            self.refuse(located, path.key("mode"), problem);
+        }
+        if sharing.temporal.as_ref().is_some_and(|turns| *turns != Temporal::default()) {
+            self.refuse(located, path.key("temporal"), "turns on a GPU are not built yet; leave it out");
+        }
+    }
+
+    fn tenant(&mut self, located: &Located, spec: &ModelTenantSpec) {
+        let (slo, idle) = (Slo::default(), Idle::default());
+        let (engine, access) = (&spec.engine, &spec.access);
+        let source = &spec.model.source;
+        let refusals = [
+            ("spec.model.source.type", source.kind != SourceType::File, "only File is built yet"),
+            ("spec.engine.kind", engine.kind != EngineKind::Native, "only Native is built yet"),
+            ("spec.engine.args", !engine.args.is_empty(), "has no meaning for local processes"),
+            ("spec.engine.env", !engine.env.is_empty(), "is not built yet for local processes"),
+            ("spec.replicas", spec.replicas > 1, "more than one is not built yet for local processes"),
+            ("spec.access.from", !access.from.is_empty(), "needs a cluster; use apiKeysFile"),
+            (
+                "spec.access.apiKeysSecretRef",
+                access.api_keys_secret_ref.is_some(),
+                "needs a cluster; use apiKeysFile",
+            ),
+            ("spec.memory.hostKv", spec.memory.host_kv.bytes() > 0, "KV in host memory is not built yet"),
+            (
+                "spec.slo.maxPauseSeconds",
+                spec.slo.max_pause_seconds != slo.max_pause_seconds,
+                "pausing requests is not built yet",
+            ),
+            (
+                "spec.idle.afterSeconds",
+                spec.idle.after_seconds != idle.after_seconds,
+                "idle tenants are not built yet",
+            ),
+            (
+                "spec.idle.hibernateAfterSeconds",
+                spec.idle.hibernate_after_seconds != idle.hibernate_after_seconds,
+                "hibernation is not built yet",
+            ),
+        ];
+        self.refuse_all(located, &refusals);
+        self.tenant_of_a_cluster(located, spec);
+    }
+
+    fn tenant_of_a_cluster(&mut self, located: &Located, spec: &ModelTenantSpec) {
+        let warnings = [
+            ("spec.priority", spec.priority != PRIORITY_DEFAULT, NEIGHBOURS),
+            ("spec.podPriorityClassName", spec.pod_priority_class_name.is_some(), CLUSTER),
+            ("spec.engine.image", spec.engine.image.is_some(), CLUSTER),
+            ("spec.engine.resources", spec.engine.resources.is_some(), CLUSTER),
+            ("spec.sidecar.resources", spec.sidecar.resources.is_some(), CLUSTER),
+            ("spec.imagePullSecrets", !spec.image_pull_secrets.is_empty(), CLUSTER),
+            ("spec.serviceAccountName", spec.service_account_name.is_some(), CLUSTER),
+            ("spec.podLabels", !spec.pod_labels.is_empty(), CLUSTER),
+            ("spec.podAnnotations", !spec.pod_annotations.is_empty(), CLUSTER),
+        ];
+        self.warn_all(located, &warnings);
+    }
+}
+
+#[cfg(test)]
+mod tests;

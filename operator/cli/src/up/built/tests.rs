@@ -1,0 +1,212 @@
+//! Every field of both kinds: served, refused or warned about.
+
+use std::collections::BTreeSet;
+
+use super::*;
+
+const POOL: &str = "apiVersion: sluice.dev/v1alpha1
+kind: GpuPool
+metadata: {name: laptop}
+spec:
+  deviceClassName: host.sluice.dev
+  device: {host: {memory: 96Mi, chunkBytes: 64Ki}}
+  gpus: [{name: chat}]
+  hostMemoryPerGPU: 1Gi
+  policy: Oneiros
+";
+const TENANT: &str = "---
+apiVersion: sluice.dev/v1alpha1
+kind: ModelTenant
+metadata: {name: story}
+spec:
+  poolRef: {name: laptop}
+  model: {source: {type: File, file: {path: models/tiny}}}
+";
+/// Lines behind the last one of either document.
+const POOL_LINE: usize = 10;
+const TENANT_LINE: usize = 17;
+
+fn findings(yaml: &str) -> Findings {
+    let all = sluice_types::load::load_located_str(yaml, "up.yaml").unwrap_or_else(|e| panic!("{yaml}{e:?}"));
+    let mut sum = Findings::default();
+    for found in all.iter().map(Findings::of) {
+        sum.refused.extend(found.refused);
+        sum.ineffective.extend(found.ineffective);
+    }
+    sum
+}
+
+/// What is done with a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Done {
+    Refused,
+    Warned,
+}
+use Done::{Refused, Warned};
+
+/// Fields of a pool that are not served: path, how it is asked for (a line of its own or a replacement), what happens.
+const POOL_FIELDS: &[(&str, &str, Done)] = &[
+    ("spec.gpus[0].sharing.mode", "name: chat=>name: chat, sharing: {mode: Spatial}", Refused),
+    (
+        "spec.gpus[0].sharing.mode",
+        "name: chat=>name: chat, sharing: {mode: Isolated, isolated: {profile: 3g.71gb}}",
+        Refused,
+    ),
+    (
+        "spec.gpus[0].sharing.temporal",
+        "name: chat=>name: chat, sharing: {temporal: {order: Priority}}",
+        Refused,
+    ),
+    ("spec.policy", "Oneiros=>Unified", Refused),
+    ("spec.policy", "Oneiros=>FlexGen", Refused),
+    ("spec.policy", "Oneiros=>Pie", Refused),
+    ("spec.policy", "Oneiros=>OrbitFlow", Refused),
+    ("spec.remap.minResidenceMilliseconds", "remap: {minResidenceMilliseconds: 1}", Refused),
+    ("spec.remap.victim", "remap: {victim: FixedOrder}", Warned),
+    ("spec.remap.revokeBoundMilliseconds", "remap: {revokeBoundMilliseconds: 1}", Warned),
+    ("spec.device.selectors", "{host: {=>{selectors: ['true'], host: {", Warned),
+    ("spec.updatePolicy", "updatePolicy: Disruptive", Warned),
+    ("spec.nodeSelector", "nodeSelector: {disk: fast}", Warned),
+    ("spec.tolerations", "tolerations: [{key: gpu}]", Warned),
+    ("spec.runtimeClassName", "runtimeClassName: nvidia", Warned),
+];
+const TENANT_FIELDS: &[(&str, &str, Done)] = &[
+    (
+        "spec.model.source.type",
+        "{type: File, file: {path: models/tiny}}=>{type: HuggingFace, huggingFace: {repo: a/b}}",
+        Refused,
+    ),
+    ("spec.engine.kind", "engine: {kind: Vllm}", Refused),
+    ("spec.engine.args", "engine: {args: [-v]}", Refused),
+    ("spec.engine.env", "engine: {env: [{name: A}]}", Refused),
+    ("spec.engine.image", "engine: {image: a/b}", Warned),
+    ("spec.engine.resources", "engine: {resources: {limits: {cpu: 1}}}", Warned),
+    ("spec.sidecar.resources", "sidecar: {resources: {limits: {cpu: 1}}}", Warned),
+    ("spec.replicas", "replicas: 2", Refused),
+    ("spec.access.from", "access: {from: [{}]}", Refused),
+    ("spec.access.apiKeysSecretRef", "access: {apiKeysSecretRef: {name: a, key: b}}", Refused),
+    ("spec.memory.hostKv", "memory: {hostKv: 1Mi}", Refused),
+    ("spec.slo.maxPauseSeconds", "slo: {maxPauseSeconds: 0}", Refused),
+    ("spec.idle.afterSeconds", "idle: {afterSeconds: 1}", Refused),
+    ("spec.idle.hibernateAfterSeconds", "idle: {hibernateAfterSeconds: 60}", Refused),
+    ("spec.priority", "priority: 101", Warned),
+    ("spec.podPriorityClassName", "podPriorityClassName: high", Warned),
+    ("spec.imagePullSecrets", "imagePullSecrets: [{name: a}]", Warned),
+    ("spec.serviceAccountName", "serviceAccountName: a", Warned),
+    ("spec.podLabels", "podLabels: {a: b}", Warned),
+    ("spec.podAnnotations", "podAnnotations: {a: b}", Warned),
+];
+/// Fields that a local tenant is served by, or that the loader allows only beside a refused one.
+const SERVED: &[&str] = &[
+    "spec.deviceClassName",
+    "spec.device.host",
+    "spec.gpus.name",
+    "spec.gpus.count",
+    "spec.gpus.sharing.spatial",
+    "spec.gpus.sharing.isolated",
+    "spec.hostMemoryPerGPU",
+    "spec.poolRef",
+    "spec.gpuGroup",
+    "spec.model",
+    "spec.slo.ttftMilliseconds",
+    "spec.slo.tbtMilliseconds",
+    "spec.slo.allowedMissPermille",
+    "spec.slo.windowSeconds",
+    "spec.scheduling",
+    "spec.memory.guaranteedKv",
+    "spec.memory.kvLimit",
+    "spec.memory.maxRemappedPercent",
+    "spec.pacing",
+    "spec.limits",
+    "spec.access.apiKeysFile",
+    "spec.suspend",
+    "spec.drainSeconds",
+];
+
+/// The file with one field asked for, and the line on which it is then.
+fn asking(tenant: bool, edit: &str) -> (String, usize) {
+    let (before, document, after) = if tenant { (POOL, TENANT, "") } else { ("", POOL, TENANT) };
+    let end = if tenant { TENANT_LINE } else { POOL_LINE };
+    let Some((from, to)) = edit.split_once("=>") else {
+        return (format!("{before}{document}  {edit}\n{after}"), end);
+    };
+    assert_eq!(document.matches(from).count(), 1, "{from}");
+    let at = format!("{before}{document}").find(from).unwrap();
+    let line = format!("{before}{document}")[..at].lines().count();
+    (format!("{before}{}{after}", document.replace(from, to)), line)
+}
+
+#[test]
+fn what_is_not_served_is_refused_or_warned_about_by_file_line_and_field() {
+    let tables = [(false, POOL_FIELDS), (true, TENANT_FIELDS)];
+    for (tenant, &(field, edit, done)) in
+        tables.into_iter().flat_map(|(tenant, table)| table.iter().map(move |row| (tenant, row)))
+    {
+        let (yaml, line) = asking(tenant, edit);
+        let found = findings(&yaml);
+        let (said, silent) = match done {
+            Refused => (found.refused, found.ineffective),
+            Warned => (found.ineffective, found.refused),
+        };
+        assert_eq!((said.len(), silent.len()), (1, 0), "{edit}: {said:?} {silent:?}");
+        let document = if tenant { "document 2: " } else { "" };
+        let words = said[0].to_string();
+        assert!(words.starts_with(&format!("up.yaml:{line}: {document}{field}: ")), "{edit}: {words}");
+    }
+}
+
+#[test]
+fn another_device_class_is_refused_by_its_name() {
+    let yaml = format!("{POOL}{TENANT}")
+        .replace("host.sluice.dev", "gpu.nvidia.com")
+        .replace("  device: {host: {memory: 96Mi, chunkBytes: 64Ki}}\n", "");
+    let refused = findings(&yaml).refused;
+    assert!(refused[0].to_string().starts_with("up.yaml:5: spec.deviceClassName: `gpu.nvidia.com`"));
+}
+
+#[test]
+fn defaults_say_nothing_written_or_not() {
+    let written = "  priority: 100\n  replicas: 1\n  idle: {afterSeconds: 30, hibernateAfterSeconds: 600}\n  \
+        memory: {hostKv: 0}\n  slo: {maxPauseSeconds: 10}\n";
+    let pool = POOL.replace("name: chat", "name: chat, sharing: {mode: Temporal, temporal: {}}");
+    for yaml in [format!("{POOL}{TENANT}"), format!("{pool}{TENANT}{written}")] {
+        let found = findings(&yaml);
+        assert_eq!((found.refused, found.ineffective), (vec![], vec![]));
+    }
+}
+
+#[test]
+fn the_examples_ask_for_nothing_in_vain() {
+    for name in ["quickstart.yaml", "two-gpus.yaml"] {
+        let path = format!("{}/../../examples/{name}", env!("CARGO_MANIFEST_DIR"));
+        let found = findings(&std::fs::read_to_string(path).unwrap());
+        assert_eq!((found.refused, found.ineffective), (vec![], vec![]), "{name}");
+    }
+}
+
+/// Paths below `schema`, as deep as the tables go.
+fn fields(schema: &serde_json::Value, path: &str, known: &BTreeSet<String>, missing: &mut Vec<String>) {
+    if known.contains(path) {
+        return;
+    }
+    let schema = if schema["items"].is_object() { &schema["items"] } else { schema };
+    match schema["properties"].as_object() {
+        Some(properties) => {
+            properties
+                .iter()
+                .for_each(|(key, below)| fields(below, &format!("{path}.{key}"), known, missing));
+        }
+        None => missing.push(path.to_owned()),
+    }
+}
+
+#[test]
+fn every_field_of_both_kinds_is_in_one_of_the_tables() {
+    let rows = POOL_FIELDS.iter().chain(TENANT_FIELDS).map(|(field, ..)| field.replace("[0]", ""));
+    let known: BTreeSet<String> = rows.chain(SERVED.iter().map(|field| (*field).to_owned())).collect();
+    let mut missing = Vec::new();
+    for schema in sluice_types::crd::spec_schemas() {
+        fields(&schema, "spec", &known, &mut missing);
+    }
+    assert_eq!(missing, [] as [String; 0], "a field that nobody serves, refuses or warns about");
+}
