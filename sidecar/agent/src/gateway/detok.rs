@@ -66,6 +66,8 @@ fn floor_boundary(text: &str, at: usize) -> usize {
 pub struct StopFilter {
     stops: Vec<String>,
     held: String,
+    /// Bytes of `held` that came too early: no stop string may end in them.
+    early: usize,
 }
 
 /// What may be shown of a piece.
@@ -80,22 +82,41 @@ pub struct Shown {
 impl StopFilter {
     /// Looks for any of `stops`, none empty.
     pub fn new(stops: Vec<String>) -> Self {
-        StopFilter { stops, held: String::new() }
+        StopFilter { stops, held: String::new(), early: 0 }
     }
 
     /// Takes a piece.
     pub fn push(&mut self, piece: &str) -> Shown {
-        if self.stops.is_empty() {
-            return Shown { text: piece.to_owned(), stopped: false };
-        }
         self.held.push_str(piece);
-        if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
+        if let Some(at) = self.stops.iter().filter_map(|stop| self.find(stop)).min() {
             self.held.truncate(at);
             return Shown { text: std::mem::take(&mut self.held), stopped: true };
         }
+        Shown { text: self.release(), stopped: false }
+    }
+
+    /// Takes a piece that came before the answer may end: a stop string may begin in it, and not end. Returns what may
+    /// be shown.
+    pub fn pass(&mut self, piece: &str) -> String {
+        self.held.push_str(piece);
+        self.early = self.held.len();
+        self.release()
+    }
+
+    /// Where `stop` first stands such that it ends behind what came too early.
+    fn find(&self, stop: &str) -> Option<usize> {
+        let from = (self.early + 1).saturating_sub(stop.len());
+        let from = (from..=self.held.len()).find(|at| self.held.is_char_boundary(*at))?;
+        self.held[from..].find(stop).map(|at| from + at)
+    }
+
+    /// Everything but what may be the beginning of a stop string.
+    fn release(&mut self) -> String {
         let keep = self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
-        let rest = self.held.split_off(self.held.len() - keep);
-        Shown { text: std::mem::replace(&mut self.held, rest), stopped: false }
+        let released = self.held.len() - keep;
+        self.early = self.early.saturating_sub(released);
+        let rest = self.held.split_off(released);
+        std::mem::replace(&mut self.held, rest)
     }
 
     /// What is held back: the answer ended before the stop string was complete.
@@ -140,6 +161,23 @@ mod tests {
     #[test]
     fn the_earliest_of_several_stop_strings_wins() {
         assert_eq!(show(&["world", "lo"], &["hel", "lo wor", "ld"]), ("hel".into(), true));
+    }
+
+    #[test]
+    fn a_stop_string_that_ends_too_early_is_text_and_one_that_only_begins_there_stops() {
+        let early = |stops: &[&str], early: &str, piece: &str| {
+            let mut filter = StopFilter::new(stops.iter().map(|s| (*s).to_owned()).collect());
+            let passed = filter.pass(early);
+            let shown = filter.push(piece);
+            (passed + &shown.text, shown.stopped)
+        };
+        assert_eq!(early(&["</s>"], "a</s>b<", "/s>c"), ("a</s>b".into(), true));
+        assert_eq!(early(&["</s>"], "a</s>", "c"), ("a</s>c".into(), false));
+        // "abc" is kept for the longer one; the shorter one ended in it, too early.
+        assert_eq!(early(&["abcd", "bc"], "abc", "x"), ("abcx".into(), false));
+        assert_eq!(early(&["abcd", "bc"], "abc", "bc"), ("abc".into(), true));
+        assert_eq!(early(&["aa"], "aa", "a"), ("a".into(), true));
+        assert_eq!(early(&["→é"], "é→", "éx"), ("é".into(), true));
     }
 
     #[test]

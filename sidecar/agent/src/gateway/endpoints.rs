@@ -197,13 +197,14 @@ impl Gateway {
         arrived: Instant,
     ) -> Generation {
         let sampling = &submission.sampling;
-        let stop_tokens = if sampling.ignore_stop { Vec::new() } else { sampling.stop_tokens.clone() };
+        let (stop_tokens, min_tokens) = (sampling.stop_tokens.clone(), sampling.min_tokens);
         let prompt_tokens = submission.prompt.len() as u32;
         Generation::new(Setup {
             ticket: self.service.submit(submission),
             detokenizer: Detokenizer::new(self.text.clone(), common.skip_special_tokens.unwrap_or(true)),
             stops: StopFilter::new(stops.to_vec()),
             stop_tokens,
+            min_tokens,
             pacing: self.pacing(common.stream),
             prompt_tokens,
             arrived,

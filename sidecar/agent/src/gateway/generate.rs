@@ -9,7 +9,7 @@ use sluice_policy::ids::Nanos;
 use sluice_ports::sampling::TokenLogprobs;
 use sluice_scheduler::Finish;
 
-use super::detok::{Detokenizer, StopFilter};
+use super::detok::{Detokenizer, Shown, StopFilter};
 use super::error::ApiError;
 use crate::metrics::Metrics;
 use crate::service::{Ticket, Update};
@@ -66,6 +66,7 @@ pub struct Generation {
     stops: StopFilter,
     /// Tokens that end the answer and are not shown.
     stop_tokens: Vec<u32>,
+    min_tokens: u32,
     deposit: Deposit,
     waiting: VecDeque<Piece>,
     ended: Option<Reason>,
@@ -89,8 +90,10 @@ pub struct Setup {
     pub detokenizer: Detokenizer,
     /// Stop strings.
     pub stops: StopFilter,
-    /// Tokens that end the answer and are not shown; empty when they are to be ignored.
+    /// Tokens that end the answer and are not shown.
     pub stop_tokens: Vec<u32>,
+    /// Tokens before a stop string may end the answer; the scheduler holds back stop tokens so long.
+    pub min_tokens: u32,
     /// Pace.
     pub pacing: Pacing,
     /// Tokens of the prompt.
@@ -109,6 +112,7 @@ impl Generation {
             detokenizer: setup.detokenizer,
             stops: setup.stops,
             stop_tokens: setup.stop_tokens,
+            min_tokens: setup.min_tokens,
             deposit: Deposit::new(setup.pacing),
             waiting: VecDeque::new(),
             ended: None,
@@ -237,13 +241,22 @@ impl Generation {
             self.hold(String::new(), token, logprobs);
             return;
         }
-        let shown = self.stops.push(&self.detokenizer.push(token));
+        let text = self.detokenizer.push(token);
+        let shown = self.filter(&text);
         self.hold(shown.text, token, logprobs);
         if shown.stopped {
             self.ended = Some(Reason::Stop);
             // Nobody wants the rest: its memory is freed within one step.
             self.ticket = None;
         }
+    }
+
+    /// As in vLLM, stop strings count in what follows the first `min_tokens` tokens.
+    fn filter(&mut self, text: &str) -> Shown {
+        if self.tokens > self.min_tokens {
+            return self.stops.push(text);
+        }
+        Shown { text: self.stops.pass(text), stopped: false }
     }
 
     fn hold(&mut self, text: String, token: u32, logprobs: Option<TokenLogprobs>) {
@@ -258,7 +271,8 @@ impl Generation {
         if self.ended.is_some() {
             return;
         }
-        let last = self.stops.push(&self.detokenizer.finish());
+        let last = self.detokenizer.finish();
+        let last = self.filter(&last);
         self.ended = Some(if last.stopped { Reason::Stop } else { reason });
         let rest = last.text + &self.stops.finish();
         match self.waiting.back_mut() {

@@ -245,7 +245,8 @@ impl Common {
     /// How tokens are chosen. What the request does not say, the model's `generation_config.json` does, as in vLLM.
     pub fn sampling(&self, text: &Text, vocab: u32, logprobs: Option<u8>) -> Result<Sampling, ApiError> {
         let defaults = text.defaults();
-        let mut stop_tokens = text.stop_tokens().to_vec();
+        // `ignore_eos` is about the model's own ends; the request's are wanted in any case, as in vLLM.
+        let mut stop_tokens = if self.ignore_eos { Vec::new() } else { text.stop_tokens().to_vec() };
         stop_tokens.extend(&self.stop_token_ids);
         self.check_ids(vocab)?;
         let top_k = match self.top_k.or(defaults.top_k.map(i64::from)) {
@@ -272,7 +273,7 @@ impl Common {
             seed: self.seed.map_or_else(random_seed, i64::cast_unsigned),
             stop_tokens,
             min_tokens: self.min_tokens,
-            ignore_stop: self.ignore_eos,
+            ignore_stop: false,
             logprobs,
         })
     }

@@ -142,7 +142,8 @@ async fn what_is_asked_for_reaches_the_scheduler() {
     let world = World::start(Setup::default()).await;
     let body = json!({"prompt": [1, 2, 3], "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.25,
         "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.5, "logit_bias": {"5": -2}, "seed": -1,
-        "min_tokens": 2, "max_completion_tokens": 9, "priority": 3, "cache_salt": "s", "ignore_eos": true});
+        "min_tokens": 2, "max_completion_tokens": 9, "priority": 3, "cache_salt": "s", "ignore_eos": true,
+        "stop_token_ids": [11]});
     let _client = world.posted("/v1/completions", &body).await;
     let taken = world.scheduler.taken().await;
     let sampling = &taken.request.sampling;
@@ -159,7 +160,7 @@ async fn what_is_asked_for_reaches_the_scheduler() {
         (sampling.logit_bias.as_slice(), sampling.seed, sampling.min_tokens),
         ([(5, -2.0)].as_slice(), u64::MAX, 2)
     );
-    assert!(sampling.ignore_stop);
+    assert_eq!((sampling.stop_tokens.as_slice(), sampling.ignore_stop), ([11].as_slice(), false));
     let _other = world.posted("/v1/completions", &json!({"prompt": "p", "cache_salt": "t"})).await;
     let other = world.scheduler.taken().await;
     assert_ne!(other.request.salt, taken.request.salt, "salts keep prefixes apart");

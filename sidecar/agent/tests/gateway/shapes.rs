@@ -159,6 +159,12 @@ async fn characters_are_written_whole_and_their_parts_count_as_tokens() {
     assert!(events[events.len() - 2].1.contains("\"completion_tokens\":6"), "{events:?}");
 }
 
+/// The JSON of each event of a stream.
+fn events(body: &str) -> Vec<Value> {
+    let event = |text: &str| serde_json::from_str(text.strip_prefix("data: ")?).ok();
+    body.split("\n\n").filter_map(event).collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_string_across_tokens_is_never_shown_and_frees_the_request() {
     for stream in [true, false] {
@@ -173,11 +179,7 @@ async fn a_stop_string_across_tokens_is_never_shown_and_frees_the_request() {
         assert_eq!(world.scheduler.cancelled(super::client::PATIENCE).await, Some(taken.request.id));
         let answer = client.answer().await;
         let bodies: Vec<Value> = match stream {
-            true => answer
-                .body
-                .split("\n\n")
-                .filter_map(|e| serde_json::from_str(e.strip_prefix("data: ")?).ok())
-                .collect(),
+            true => events(&answer.body),
             false => vec![answer.json()],
         };
         let shown: String = bodies.iter().map(|b| b["choices"][0]["text"].as_str().unwrap()).collect();
@@ -187,18 +189,41 @@ async fn a_stop_string_across_tokens_is_never_shown_and_frees_the_request() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_that_ends_the_answer_is_not_shown_unless_ends_are_ignored() {
+async fn the_requests_own_end_is_an_end_even_where_the_models_is_ignored() {
     let world = World::start(Setup::default()).await;
-    for (ignore, wanted) in [(false, "a"), (true, "az")] {
+    for (ignore, ends) in [(false, vec![END, 122]), (true, vec![122])] {
         let body = json!({"prompt": "p", "stop_token_ids": [122], "ignore_eos": ignore});
         let mut client = world.posted("/v1/completions", &body).await;
         let taken = world.scheduler.taken().await;
-        assert_eq!(taken.request.sampling.stop_tokens, [END, 122]);
+        let sampling = &taken.request.sampling;
+        assert_eq!((&sampling.stop_tokens, sampling.ignore_stop), (&ends, false));
         taken.say("az");
-        taken.finish(if ignore { Finish::Length } else { Finish::Stop });
+        taken.finish(Finish::Stop);
         let answer = client.answer().await.json();
-        assert_eq!(answer["choices"][0]["text"], wanted);
+        assert_eq!(answer["choices"][0]["text"], "a", "what ends the answer is not shown");
+        assert_eq!(answer["choices"][0]["finish_reason"], "stop");
         assert_eq!(answer["usage"]["completion_tokens"], 2);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn min_tokens_hold_back_stop_strings() {
+    for stream in [false, true] {
+        let world = World::start(Setup::default()).await;
+        let body = json!({"prompt": "p", "stop": ["z"], "min_tokens": 3, "stream": stream});
+        let mut client = world.posted("/v1/completions", &body).await;
+        let taken = world.scheduler.taken().await;
+        taken.say("azb");
+        taken.say("czd");
+        assert_eq!(world.scheduler.cancelled(super::client::PATIENCE).await, Some(taken.request.id));
+        let answer = client.answer().await;
+        let bodies: Vec<Value> = match stream {
+            true => events(&answer.body),
+            false => vec![answer.json()],
+        };
+        let shown: String = bodies.iter().map(|b| b["choices"][0]["text"].as_str().unwrap()).collect();
+        assert_eq!(shown, "azbc");
+        assert_eq!(bodies[bodies.len() - 1]["choices"][0]["finish_reason"], "stop");
     }
 }
 
