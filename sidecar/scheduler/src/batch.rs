@@ -27,21 +27,27 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Decodes first, then prefill chunks, both in the order of `running` (admission), within `max_tokens`.
-    pub fn plan<'a>(running: impl Iterator<Item = &'a Sequence> + Clone, max_tokens: u32) -> Batch {
-        let decodes = running.clone().filter(|s| s.pending() == 1).count() as u32;
-        let mut decode_budget = decodes.min(max_tokens);
+    /// Decodes first, then prefill chunks, within `max_tokens`; of each kind those first that were served longest ago, by
+    /// admission where that is equal. Whoever was served longest ago of all gets a token even when others could use all of
+    /// them, so with n running sequences nobody is passed over n times in a row. `running` comes in order of admission.
+    pub fn plan<'a>(running: impl Iterator<Item = &'a Sequence>, max_tokens: u32) -> Batch {
+        let mut running: Vec<_> = running.enumerate().filter(|(_, s)| s.pending() > 0).collect();
+        running.sort_by_key(|(_, sequence)| sequence.served);
+        let decodes = running.iter().filter(|(_, s)| s.pending() == 1).count() as u32;
+        let kept = u32::from(running.first().is_some_and(|(_, longest)| longest.pending() > 1));
+        let mut decode_budget = decodes.min(max_tokens.saturating_sub(kept));
         let mut prefill_budget = max_tokens - decode_budget;
         let mut parts = Vec::new();
-        for sequence in running {
+        for (place, sequence) in running {
             let budget = if sequence.pending() == 1 { &mut decode_budget } else { &mut prefill_budget };
             let tokens = sequence.pending().min(*budget);
             *budget -= tokens;
             if tokens > 0 {
-                parts.push(Part::of(sequence, tokens));
+                parts.push((place, Part::of(sequence, tokens)));
             }
         }
-        Batch { parts }
+        parts.sort_by_key(|(place, _)| *place);
+        Batch { parts: parts.into_iter().map(|(_, part)| part).collect() }
     }
 
     /// Shape of the step.
@@ -80,3 +86,6 @@ impl Part {
         Part { request: sequence.id(), tokens, columns, samples: end == sequence.len() }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -158,6 +158,7 @@ impl Core {
         let mut words = vec![self.brain.digest(), self.next_step, self.admissions, self.queue.len() as u64];
         for sequence in self.running.values().chain(self.queue.iter()) {
             words.push(sequence.id().0 ^ (u64::from(sequence.committed) << 32));
+            words.push(sequence.served);
             words.push(u64::from(sequence.len()) ^ sequence.row.map_or(u64::MAX, |r| u64::from(r.0)) << 32);
         }
         words

@@ -5,7 +5,7 @@
 //! so an hour on a real GPU becomes a test for ever.
 //!
 //! ```text
-//! sluice-journal 1
+//! sluice-journal 2
 //! config <words>
 //! params <words>
 //! geometry <words>
@@ -29,7 +29,7 @@ use crate::event::Event;
 use words::Reader;
 
 /// First line of every journal.
-const MAGIC: &str = "sluice-journal 1";
+const MAGIC: &str = "sluice-journal 2";
 
 /// Why a journal could not be replayed.
 #[derive(Debug, thiserror::Error)]

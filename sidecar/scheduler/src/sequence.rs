@@ -20,6 +20,8 @@ pub struct Sequence {
     pub row: Option<RowId>,
     /// Place in the order of admission, of the first admission.
     pub admission: Option<u64>,
+    /// The last step that it had a part in, at first the one before its admission: who waits longest is served first.
+    pub served: u64,
     /// When it came.
     pub arrived: Nanos,
     /// It has been admitted at least once.
@@ -41,6 +43,7 @@ impl Sequence {
             computed_before: 0,
             row: None,
             admission: None,
+            served: 0,
             arrived,
             started: false,
             fresh: false,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use sluice_policy::geometry::StepShape;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::params::PolicyName;
 use sluice_ports::sampling::Sampling;
@@ -95,6 +96,21 @@ fn the_youngest_loses_its_memory_and_the_oldest_never_does() {
     assert_eq!(preemptions[0], 0, "{preemptions:?}");
     assert!(preemptions.iter().sum::<u32>() > 0, "memory was short");
     assert!(preemptions[3] >= preemptions[1], "{preemptions:?}");
+}
+
+#[test]
+fn when_activations_are_too_small_for_all_requests_all_are_served_in_turn() {
+    let mut setup = plenty();
+    setup.geometry.activation.per_token_bytes = 20_000;
+    setup.params.max_step = StepShape { tokens: 2, sequences: 2, logit_rows: 2 };
+    setup.params.min_step = setup.params.max_step;
+    let mut world = World::new(setup, None).unwrap();
+    (1..=6).for_each(|id| world.submit(request(id, 4, 40)));
+    while world.outcomes.values().all(|o| o.finish.is_none()) {
+        world.tick(LIMIT);
+    }
+    let tokens: Vec<_> = world.outcomes.values().map(|o| o.tokens.len()).collect();
+    assert!(tokens.iter().all(|tokens| *tokens > 30), "the first has its 40 tokens: {tokens:?}");
 }
 
 #[test]

@@ -53,6 +53,7 @@ impl Core {
             sequence.committed = self.brain.open(sequence.id(), sequence.request.salt, &sequence.tokens);
             sequence.row = Some(row);
             sequence.fresh = true;
+            sequence.served = self.next_step;
             budget = budget.saturating_sub(sequence.pending());
             admitted.push(sequence.id());
             self.place(sequence);
@@ -177,6 +178,7 @@ impl Core {
         let mut sequences: Vec<_> = batch.parts.iter().filter_map(|part| self.sequence_step(part)).collect();
         sequences.sort_by_key(|s| s.row);
         self.next_step += 1;
+        self.note_served(batch);
         Step {
             id: sluice_policy::ids::StepId(self.next_step),
             attempt: 0,
@@ -185,6 +187,15 @@ impl Core {
             updates,
             generations: lease.generations,
             activation_limit_bytes: lease.activation_limit_bytes,
+        }
+    }
+
+    fn note_served(&mut self, batch: &Batch) {
+        for part in &batch.parts {
+            let place = self.places.get(&part.request);
+            if let Some(sequence) = place.and_then(|place| self.running.get_mut(place)) {
+                sequence.served = self.next_step;
+            }
         }
     }
 

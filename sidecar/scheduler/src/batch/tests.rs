@@ -1,0 +1,65 @@
+//! Nobody is passed over for long, whatever the mix and however small the steps.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_ports::sampling::Sampling;
+
+use super::Batch;
+use crate::event::Request;
+use crate::sequence::Sequence;
+
+fn sequence(id: u64, prompt_tokens: usize) -> Sequence {
+    let sampling = Arc::new(Sampling::default());
+    let prompt = vec![1; prompt_tokens];
+    let request =
+        Request { id: RequestId(id), prompt, max_tokens: u32::MAX / 2, sampling, priority: 0, salt: 0 };
+    Sequence::new(request, Nanos(0))
+}
+
+/// What a step does to the sequences that had a part in it.
+fn serve(running: &mut [Sequence], batch: &Batch, step: u64) {
+    for sequence in running {
+        let Some(part) = batch.part(sequence.id()) else { continue };
+        sequence.served = step;
+        sequence.committed += part.tokens;
+        if part.samples {
+            let _ = sequence.accept(7);
+        }
+    }
+}
+
+fn check_batch(batch: &Batch, max_tokens: u32) {
+    let shape = batch.shape();
+    assert!((1..=max_tokens).contains(&shape.tokens), "{shape:?}");
+    assert!(batch.parts.iter().all(|part| part.tokens > 0));
+    assert!(batch.parts.is_sorted_by_key(|part| part.request), "parts come in the order of admission");
+}
+
+proptest! {
+    #[test]
+    fn every_running_sequence_is_served_within_as_many_steps_as_sequences_run(
+        prompts in prop::collection::vec(1_usize..200, 1..12),
+        budgets in prop::collection::vec(1_u32..16, 1..8),
+    ) {
+        let mut running: Vec<_> = prompts.iter().zip(0..).map(|(tokens, id)| sequence(id, *tokens)).collect();
+        for (step, max_tokens) in (1..200).zip(budgets.into_iter().cycle()) {
+            let batch = Batch::plan(running.iter(), max_tokens);
+            check_batch(&batch, max_tokens);
+            serve(&mut running, &batch, step);
+            let longest = running.iter().map(|s| step - s.served).max().unwrap_or(0);
+            prop_assert!(longest < running.len() as u64, "step {step}: someone waited {longest} steps");
+        }
+    }
+}
+
+#[test]
+fn with_room_for_all_decodes_run_and_the_oldest_prompt_goes_on() {
+    let mut running = vec![sequence(1, 100), sequence(2, 1), sequence(3, 100), sequence(4, 1)];
+    let batch = Batch::plan(running.iter(), 64);
+    let tokens = |batch: &Batch| batch.parts.iter().map(|p| (p.request.0, p.tokens)).collect::<Vec<_>>();
+    assert_eq!(tokens(&batch), [(1, 62), (2, 1), (4, 1)]);
+    serve(&mut running, &batch, 1);
+    assert_eq!(tokens(&Batch::plan(running.iter(), 200)), [(1, 38), (2, 1), (3, 100), (4, 1)]);
+}
