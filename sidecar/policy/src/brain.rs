@@ -180,6 +180,8 @@ pub struct Brain {
     /// Step and chunks of the last declined remapping.
     declined_at: Option<(u64, u32)>,
     moved_at_step: Option<u64>,
+    /// Steps that had ended when own layers were last taken for KV.
+    remapped_at_step: Option<u64>,
     boundaries: u64,
     steps: u64,
     counters: [u64; Reason::ALL.len()],
@@ -218,6 +220,7 @@ impl Brain {
             retry_at: 0,
             declined_at: None,
             moved_at_step: None,
+            remapped_at_step: None,
             boundaries: 0,
             steps: 0,
             counters: [0; Reason::ALL.len()],

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use sluice_policy::geometry::StepShape;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::params::PolicyName;
+use sluice_policy::reason::Reason;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Finish, Order, Refusal, Request};
 use sluice_sim::World;
@@ -163,6 +164,22 @@ fn stop_tokens_end_a_request_unless_told_otherwise() {
     assert_eq!(stop(ignored), (all.clone(), Some(Finish::Length)));
     let later = Sampling { min_tokens: 10, ..Sampling::default() };
     assert!(stop(later).0.len() > 10, "a stop token among the first ten does not count");
+}
+
+#[test]
+fn an_impatient_reversion_and_a_remapping_never_take_turns_at_one_boundary() {
+    for patience in [0, 1, 2] {
+        let mut setup = setup(PolicyName::Oneiros, 6, 14, 1);
+        setup.params.revert_patience_steps = patience;
+        setup.params.revert_reserve_permille = 0;
+        let mut world = World::new(setup, None).unwrap();
+        (1..=6).for_each(|id| world.submit(request(id, 60, 60)));
+        assert!(world.run_until_idle(Nanos(5_000_000_000)), "patience {patience}: every request ends");
+        let brain = world.driver.core().brain();
+        assert!(brain.counted(Reason::RemapOwn) > 0, "patience {patience}: memory was short");
+        let steps = world.driver.core().snapshot().counters.steps;
+        assert!(brain.counted(Reason::RemapOwn) <= steps, "at most once for each step");
+    }
 }
 
 #[test]

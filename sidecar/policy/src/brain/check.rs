@@ -114,6 +114,7 @@ impl Brain {
             self.measures.link_bytes_per_second(),
             u64::from(self.failed_changes),
             self.moved_at_step.map_or(u64::MAX, |step| step),
+            self.remapped_at_step.map_or(u64::MAX, |step| step),
         ] {
             digest.word(word);
         }

@@ -7,6 +7,9 @@ use crate::ewma::Ewma;
 use crate::params::Params;
 
 const MIB: u64 = 1 << 20;
+/// A wait of more than this share of a layer's compute leaves caches and threads cold: what follows is no sample of T_c.
+/// Taken as one, each stall would raise T_c, a larger T_c hide more copies, and those stall more.
+const WAITED_PERMILLE: u64 = 50;
 
 /// Averages of measured times; the configured estimates until there are any.
 #[derive(Clone, Debug)]
@@ -43,7 +46,13 @@ impl Measures {
 
     pub(super) fn stepped(&mut self, times: &StepTimes) {
         if times.decode_only && times.layer_ns.len() == self.compute.len() {
-            self.compute.iter_mut().zip(&times.layer_ns).for_each(|(average, ns)| average.observe(*ns));
+            let waits = times.stall_ns.iter().copied().chain(core::iter::repeat(0));
+            let samples = times.layer_ns.iter().zip(waits);
+            for (average, (&ns, wait_ns)) in self.compute.iter_mut().zip(samples) {
+                if wait_ns <= ns / 1000 * WAITED_PERMILLE {
+                    average.observe(ns);
+                }
+            }
         }
     }
 

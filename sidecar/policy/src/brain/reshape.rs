@@ -298,6 +298,7 @@ impl Brain {
         self.holdings = next;
         if let Some(layout) = layout {
             self.take_layout(layout, &carried);
+            self.remapped_at_step = (reason == Reason::RemapOwn).then_some(self.steps);
             self.fill_reason = reason;
         }
         self.goal = None;

@@ -44,6 +44,9 @@ impl Brain {
         if alpha <= self.base.alpha() || !self.slabs_settled || self.boundaries < self.retry_at {
             return None;
         }
+        if self.remapped_for_this_step() {
+            return None;
+        }
         let pressure = self.pressure(alpha - self.base.alpha());
         let layers = self.hysteresis.observe(&pressure);
         if layers == 0 {
@@ -56,6 +59,12 @@ impl Brain {
         // Fewer layers move than now, whatever the stall: the allowance is for taking, not for giving back.
         let layout = self.choose(&self.slots.layout().clone(), wanted, u64::MAX).layout;
         (layout.alpha() < alpha).then_some(layout)
+    }
+
+    /// Memory that was taken for a step is not given back before one has run: until its columns are allocated it looks
+    /// spare, and a short patience would have reversion and remapping take turns at one boundary for ever.
+    fn remapped_for_this_step(&self) -> bool {
+        self.remapped_at_step == Some(self.steps) && self.kv.open_requests() > 0
     }
 
     /// `alpha` layers are lent beyond those that never come back.
