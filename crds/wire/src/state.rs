@@ -172,7 +172,7 @@ pub struct RemapState {
     pub beta: u8,
     /// The moving layers, alpha + beta of them, ascending.
     pub moving_layers: Vec<u16>,
-    /// Most layers that may be given away at one time.
+    /// Most layers that remapping may give away at one time; the policy's own figure.
     pub cap_layers: u16,
 }
 

@@ -178,13 +178,11 @@ pub fn assemble(
 
 fn remap(brain: &Brain) -> RemapState {
     let layout = brain.layout();
-    let layers = u64::from(brain.geometry().layers());
-    let cap = (layers * u64::from(brain.params().remap_cap_permille) / 1000).min(layers.saturating_sub(2));
     RemapState {
         alpha: layout.alpha(),
         beta: layout.beta,
         moving_layers: layout.moving.iter().map(|layer| layer.0).collect(),
-        cap_layers: cap as u16,
+        cap_layers: brain.cap_layers(),
     }
 }
 

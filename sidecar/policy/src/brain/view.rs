@@ -59,6 +59,11 @@ impl Brain {
         self.slots.layout()
     }
 
+    /// Layers that remapping may give away at most. The slot that their slabs stream through counts against the cap as well.
+    pub fn cap_layers(&self) -> u16 {
+        self.sizes.cap_m.saturating_sub(1)
+    }
+
     /// Where each layer is, front first.
     pub fn residency(&self) -> Vec<Residency> {
         (0..self.sizes.layers).map(|l| self.residency_of(LayerId(l))).collect()
