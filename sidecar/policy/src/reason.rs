@@ -41,6 +41,8 @@ reasons! {
     Compact = "compact",
     /// Remapping was declined: its stall would cost more than it frees.
     DeclinedStall = "declined_stall",
+    /// Remapping was declined: no decode step has been measured, so its stall is unknown.
+    DeclinedUnmeasured = "declined_unmeasured",
     /// Remapping was declined: the cap is reached.
     DeclinedCap = "declined_cap",
     /// A request was preempted and will be recomputed.

@@ -183,6 +183,37 @@ fn an_impatient_reversion_and_a_remapping_never_take_turns_at_one_boundary() {
 }
 
 #[test]
+fn a_remapping_declined_before_any_decode_was_measured_says_so() {
+    let mut setup = setup(PolicyName::Oneiros, 6, 14, 1);
+    setup.params.layer_compute_ns = 0;
+    let mut world = World::new(setup, None).unwrap();
+    // One token each: all steps are prefills, and nothing is ever known of decodes.
+    (1..=6).for_each(|id| world.submit(request(id, 120, 1)));
+    assert!(world.run_until_idle(LIMIT));
+    let brain = world.driver.core().brain();
+    assert!(brain.counted(Reason::DeclinedUnmeasured) > 0, "memory was short");
+    assert_eq!((brain.counted(Reason::DeclinedStall), brain.counted(Reason::RemapOwn)), (0, 0));
+}
+
+#[test]
+fn no_more_layers_are_remapped_than_the_cap_that_is_told() {
+    for (permille, cap_layers) in [(0, 0), (200, 0), (400, 1), (600, 2), (1000, 4)] {
+        let mut setup = setup(PolicyName::Oneiros, 6, 14, 1);
+        setup.params.remap_cap_permille = permille;
+        setup.params.stall_allowance_permille = 1_000_000;
+        let mut world = World::new(setup, None).unwrap();
+        assert_eq!(world.driver.core().brain().cap_layers(), cap_layers, "{permille} permille");
+        (1..=8).for_each(|id| world.submit(request(id, 60, 60)));
+        let mut most = 0;
+        while world.outcomes.values().any(|o| o.finish.is_none()) {
+            world.tick(LIMIT);
+            most = most.max(world.driver.core().brain().layout().alpha());
+        }
+        assert_eq!(most, cap_layers, "{permille} permille: all that is allowed was needed");
+    }
+}
+
+#[test]
 fn time_alone_returns_borrowed_memory() {
     let mut setup = setup(PolicyName::Oneiros, 6, 14, 1);
     setup.params.revert_patience_steps = 4;

@@ -136,7 +136,7 @@ impl Brain {
             return self.short(missing);
         }
         if !self.measures.compute_known() {
-            return self.decline(Reason::DeclinedStall, chunks, missing);
+            return self.decline(Reason::DeclinedUnmeasured, chunks, missing);
         }
         let current = self.slots.layout().clone();
         let weights = self.sizes.weights(&current);
