@@ -13,7 +13,7 @@ const TENSOR: &str = "model.layers.1.self_attn.q_proj.weight";
 type Damage = fn(&Path);
 
 /// A damaged folder, and what the message must contain.
-const CASES: [(&str, Damage, &[&str]); 15] = [
+const CASES: [(&str, Damage, &[&str]); 19] = [
     ("no folder", |f| std::fs::remove_dir_all(f).unwrap(), &["model/config.json", "No such file"]),
     ("no weights", |f| std::fs::remove_file(f.join("model.safetensors")).unwrap(), &["model.safetensors"]),
     (
@@ -49,6 +49,26 @@ const CASES: [(&str, Damage, &[&str]); 15] = [
         |f| config(f, "hidden_act", json!("tanh")),
         &["config.json: hidden_act: ", "tanh"],
     ),
+    (
+        "an end beyond the vocabulary",
+        |f| config(f, "eos_token_id", json!([1, 300])),
+        &["config.json: eos_token_id: ", "300"],
+    ),
+    (
+        "a beginning beyond the vocabulary",
+        |f| config(f, "bos_token_id", json!(300)),
+        &["/config.json: bos_token_id: ", "300"],
+    ),
+    (
+        "generation ends beyond the vocabulary",
+        |f| write(f, "generation_config.json", json!({"eos_token_id": 7000}).to_string()),
+        &["generation_config.json: eos_token_id: ", "7000"],
+    ),
+    (
+        "the tokenizer's end is unknown to the model",
+        |f| new_end(f, 300),
+        &["tokenizer_config.json: eos_token: ", "300"],
+    ),
     ("a tensor is missing", |f| rename_tensor(f, TENSOR), &["none of the weight files", TENSOR]),
     (
         "a tensor of another shape",
@@ -73,6 +93,17 @@ fn config(folder: &Path, field: &str, value: Value) {
         fields.insert(field.into(), value);
     }
     write(folder, "config.json", config.to_string());
+}
+
+/// Gives the tokenizer an end token of its own, which the model has no embedding for.
+fn new_end(folder: &Path, id: u32) {
+    let text = std::fs::read(folder.join("tokenizer.json")).unwrap();
+    let mut tokenizer: Value = serde_json::from_slice(&text).unwrap();
+    let end = json!({"id": id, "content": "<new end>", "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true});
+    tokenizer["added_tokens"].as_array_mut().unwrap().push(end);
+    write(folder, "tokenizer.json", tokenizer.to_string());
+    write(folder, "tokenizer_config.json", json!({"eos_token": "<new end>"}).to_string());
 }
 
 /// The same bytes under a name of the same length.

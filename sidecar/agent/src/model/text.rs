@@ -82,6 +82,29 @@ impl Text {
         &self.stop_tokens
     }
 
+    /// Refuses a folder of which a file names an end or a beginning that the model has no embedding for: no engine could
+    /// take it, and no answer would ever end there.
+    ///
+    /// # Errors
+    /// The file, the field and the id.
+    pub fn check_ids(&self, folder: &Path, vocab: u32) -> Result<(), ModelError> {
+        for file in ["config.json", "generation_config.json"] {
+            let path = folder.join(file);
+            let json: serde_json::Value = read_optional_json(&path)?.unwrap_or_default();
+            for field in ["eos_token_id", "bos_token_id"] {
+                check_listed(&path, field, &json[field], vocab)?;
+            }
+        }
+        // What is left comes from the tokenizer, which may know more tokens than the model.
+        match self.stop_tokens.iter().find(|id| **id >= vocab) {
+            Some(id) => {
+                let path = folder.join("tokenizer_config.json");
+                Err(ModelError::field(&path, "eos_token", beyond(&id.to_string(), vocab)))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Sampling that the author recommends.
     pub fn defaults(&self) -> &Defaults {
         &self.defaults
@@ -235,9 +258,43 @@ fn stop_tokens(
     Ok(stop.into_iter().collect())
 }
 
+fn beyond(id: &str, vocab: u32) -> String {
+    format!("{id} is no token of a vocabulary of {vocab}")
+}
+
+/// `ids` is null, an id, or a list of ids.
+fn check_listed(path: &Path, field: &str, ids: &serde_json::Value, vocab: u32) -> Result<(), ModelError> {
+    let within = |id: &&serde_json::Value| id.as_u64().is_some_and(|id| id < u64::from(vocab));
+    let wrong = match ids {
+        serde_json::Value::Null => None,
+        serde_json::Value::Array(all) => all.iter().find(|id| !within(id)),
+        one => Some(one).filter(|id| !within(id)),
+    };
+    match wrong {
+        Some(id) => Err(ModelError::field(path, field, beyond(&id.to_string(), vocab))),
+        None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_end_or_a_beginning_is_a_token_of_the_vocabulary() {
+        let path = Path::new("config.json");
+        let check = |ids: &str| check_listed(path, "eos_token_id", &serde_json::from_str(ids).unwrap(), 300);
+        for good in ["null", "0", "299", "[]", "[1, 299]"] {
+            check(good).unwrap_or_else(|error| panic!("{good}: {error}"));
+        }
+        for (bad, named) in
+            [("300", "300"), ("[1, 300]", "300"), ("-1", "-1"), ("1.5", "1.5"), ("[[1]]", "[1]")]
+        {
+            let words = check(bad).unwrap_err().to_string();
+            let expected = format!("config.json: eos_token_id: {named} is no token of a vocabulary of 300");
+            assert_eq!(words, expected, "{bad}");
+        }
+    }
 
     #[test]
     fn dates_are_civil() {

@@ -127,6 +127,7 @@ pub struct Loaded {
 pub fn load(config: SidecarConfig) -> Result<Loaded, LoadError> {
     let spec = read_spec(&config.model_path, config.dtype.as_deref())?;
     let text = Arc::new(Text::open(&config.model_path)?);
+    text.check_ids(&config.model_path, spec.vocab)?;
     let max_model_tokens = config.max_model_len.unwrap_or(spec.max_positions);
     if max_model_tokens > spec.max_positions {
         let problem =
