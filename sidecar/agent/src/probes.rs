@@ -1,11 +1,10 @@
-//! Probes (`:8002`): whether to wait, to route, to restart, and a copy of the metrics. Nothing secret, nothing else.
+//! Probes (`:8002`): whether to start the engine, to route, to restart, and a copy of the metrics. Nothing secret, nothing else.
 
 use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::Response;
 use axum::routing::get;
 
 use crate::gateway::{readiness, scrape};
@@ -27,13 +26,11 @@ pub fn router(service: Service, metrics: Arc<Metrics>) -> Router {
         .with_state((service, metrics))
 }
 
-/// Started = no longer loading, well or badly.
-async fn startup(State((service, _)): Shared) -> Response {
-    use axum::response::IntoResponse;
-    match *service.status().borrow() {
-        Status::Loading => (StatusCode::SERVICE_UNAVAILABLE, "loading\n").into_response(),
-        Status::Serving | Status::EngineLost | Status::Failed(_) => {
-            (StatusCode::OK, "started\n").into_response()
-        }
+/// Started = engines may connect: their socket listens before this one does. Not whether one has come: a pod starts its
+/// engine only after this says yes. A tenant that has failed is not started.
+async fn startup(State((service, _)): Shared) -> (StatusCode, String) {
+    match &*service.status().borrow() {
+        Status::Loading | Status::Serving | Status::EngineLost => (StatusCode::OK, "started\n".into()),
+        Status::Failed(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
     }
 }

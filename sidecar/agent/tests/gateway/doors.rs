@@ -67,16 +67,16 @@ async fn the_state_is_told_to_whoever_has_the_token_and_nothing_to_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn probes_tell_what_to_wait_for_and_nothing_else() {
+async fn probes_tell_when_to_start_the_engine_and_when_to_route_and_nothing_else() {
     let mut world = World::start(Setup { status: Status::Loading, ..Setup::default() }).await;
     world.autopilot("");
     let (address, _stop) = open(probes::router(world.service.clone(), world.metrics.clone())).await;
     let failed = Status::Failed("bad weights".into());
     for (status, startup, ready) in [
-        (Status::Loading, 503, 503),
+        (Status::Loading, 200, 503),
         (Status::Serving, 200, 200),
         (Status::EngineLost, 200, 200),
-        (failed, 200, 503),
+        (failed, 503, 503),
     ] {
         world.status.send(status.clone()).unwrap();
         for (path, wanted) in [("/startup", startup), ("/ready", ready), ("/live", 200)] {
