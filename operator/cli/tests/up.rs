@@ -199,7 +199,10 @@ fn a_sidecar_that_dies_is_started_again() {
     let restarts: Vec<_> = outcome.stderr.lines().filter(|line| line.contains("restarting in")).collect();
     assert_eq!(restarts.len(), 2, "{}", outcome.stderr);
     assert!(restarts[0].contains("default/story") && restarts[0].contains("signal: 9"), "{restarts:?}");
-    assert!(restarts[0].ends_with("200ms") && restarts[1].ends_with("400ms"), "it backs off: {restarts:?}");
+    assert!(
+        restarts[0].ends_with("in 50ms") && restarts[1].ends_with("in 100ms"),
+        "it backs off: {restarts:?}"
+    );
     assert!(!alive(pids[2]));
 }
 

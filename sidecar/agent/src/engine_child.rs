@@ -9,10 +9,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use sluice_wire::restart::BackOff;
 
-const BACK_OFF_MIN: Duration = Duration::from_millis(100);
-const BACK_OFF_MAX: Duration = Duration::from_secs(5);
-const STABLE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
 /// After the good-bye on the link, before the process is killed.
 const END_GRACE: Duration = Duration::from_secs(2);
@@ -89,21 +87,23 @@ impl Keeper {
     }
 
     fn keep(&self, first: Child, ending: &AtomicBool) {
-        let (mut child, mut back_off, mut started) = (Some(first), BACK_OFF_MIN, Instant::now());
+        let (mut child, mut back_off, mut started) = (Some(first), BackOff::default(), Instant::now());
         while !ending.load(Ordering::Relaxed) {
             std::thread::sleep(POLL);
             let Some(running) = &mut child else {
                 child = self.again(&mut started);
+                if child.is_none() {
+                    wait(back_off.after(Duration::ZERO), ending);
+                }
                 continue;
             };
             if let Ok(None) = running.try_wait() {
                 continue;
             }
             child = None;
-            back_off =
-                if started.elapsed() > STABLE { BACK_OFF_MIN } else { (back_off * 2).min(BACK_OFF_MAX) };
-            tracing::warn!(?back_off, "the engine's supervisor ended; starting it again");
-            wait(back_off, ending);
+            let pause = back_off.after(started.elapsed());
+            tracing::warn!(?pause, "the engine's supervisor ended; starting it again");
+            wait(pause, ending);
         }
         if let Some(child) = child {
             end(child);

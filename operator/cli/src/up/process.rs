@@ -6,16 +6,13 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rustix::process::{Pid, Signal, kill_process};
 use sluice_wire::config::{SidecarConfig, SidecarRecord};
+use sluice_wire::restart::BackOff;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
 use crate::runtime::TenantFolder;
 use crate::{EX_CONFIG, Misconfigured};
 
-/// First wait before a restart; doubles up to [`BACK_OFF_MAX`], begins anew after [`STABLE`] of life.
-const BACK_OFF_MIN: Duration = Duration::from_millis(200);
-const BACK_OFF_MAX: Duration = Duration::from_secs(10);
-const STABLE: Duration = Duration::from_secs(30);
 /// Beyond the drain, before a sidecar that does not end is killed.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
@@ -45,11 +42,11 @@ impl Tenant {
         let file = self.folder.path().join("config.json");
         std::fs::write(&file, serde_json::to_vec_pretty(&self.config)?)
             .with_context(|| file.display().to_string())?;
-        let mut back_off = BACK_OFF_MIN;
+        let mut back_off = BackOff::default();
         loop {
             let started = Instant::now();
             let mut child = self.spawn(&file)?;
-            tokio::select! {
+            let wait = tokio::select! {
                 () = stopped(&mut stop) => return self.stop(child).await,
                 status = self.watch(&mut child) => {
                     let status = status?;
@@ -59,15 +56,14 @@ impl Tenant {
                         let problem = format!("{title}: the sidecar cannot serve it; its last words are above");
                         return Err(Misconfigured(problem).into());
                     }
-                    eprintln!("sluice: {}: the sidecar ended ({status}); restarting in {back_off:?}", self.title());
+                    let wait = back_off.after(started.elapsed());
+                    eprintln!("sluice: {}: the sidecar ended ({status}); restarting in {wait:?}", self.title());
+                    wait
                 }
-            }
-            if started.elapsed() > STABLE {
-                back_off = BACK_OFF_MIN;
-            }
+            };
             tokio::select! {
                 () = stopped(&mut stop) => return Ok(()),
-                () = tokio::time::sleep(back_off) => back_off = (back_off * 2).min(BACK_OFF_MAX),
+                () = tokio::time::sleep(wait) => {}
             }
         }
     }

@@ -1,0 +1,35 @@
+//! How long a supervisor waits before it starts again what died: the same everywhere, so that a chain of them (`sluice
+//! up`, sidecar, engine) comes back in a known time.
+
+use std::time::Duration;
+
+/// First wait. The engine's own supervisor, which knows nothing of this crate, uses the same three values.
+pub const FIRST: Duration = Duration::from_millis(50);
+/// Longest wait: each is twice the one before, up to this.
+pub const MOST: Duration = Duration::from_secs(5);
+/// What lived this long was not started in vain: the waits begin anew.
+pub const LONG_LIFE: Duration = Duration::from_secs(10);
+
+/// The waits of one supervisor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackOff {
+    next: Duration,
+}
+
+impl Default for BackOff {
+    fn default() -> Self {
+        BackOff { next: FIRST }
+    }
+}
+
+impl BackOff {
+    /// How long to wait after a life of `lived`.
+    pub fn after(&mut self, lived: Duration) -> Duration {
+        if lived >= LONG_LIFE {
+            self.next = FIRST;
+        }
+        let wait = self.next;
+        self.next = (wait * 2).min(MOST);
+        wait
+    }
+}
