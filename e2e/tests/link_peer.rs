@@ -37,7 +37,7 @@ async fn strangers_at_the_link_are_refused_and_logged_and_the_stream_goes_on() {
     stream.until_tokens(5).await;
     let engine = tenant.engine().await;
     let supervisor = processes::parent(engine);
-    // The door lets in one peer at a time: strangers come to speak when there is no engine and none can be started.
+    // Strangers are heard at any time; here while there is no engine and none can be started.
     processes::signal(supervisor, Signal::STOP);
     processes::signal(engine, Signal::KILL);
     for (speech, words) in speeches() {

@@ -144,13 +144,58 @@ pub struct EngineLink {
     pub process: EngineProcess,
 }
 
+/// A process that has said who it is, and has been given nothing.
+#[derive(Debug)]
+pub struct Introduced {
+    sender: Sender,
+    receiver: Receiver,
+    hello: Hello,
+}
+
+/// A process that has been given the model and its memory, and has not yet reserved its ranges.
+#[derive(Debug)]
+pub struct Offered {
+    sender: Sender,
+    receiver: Receiver,
+    hello: Hello,
+}
+
 impl Connection {
-    /// Learns who connected, hands over model and memory, and checks that both sides lay out slabs alike.
-    pub fn handshake(mut self, setup: &EngineSetup, shared: Shared<'_>) -> Result<EngineLink, LinkError> {
+    /// The whole handshake: learns who connected, hands over model and memory, and checks that both sides lay out slabs
+    /// alike.
+    pub fn handshake(self, setup: &EngineSetup, shared: Shared<'_>) -> Result<EngineLink, LinkError> {
         setup.check()?;
-        let hello = self.hello()?;
+        self.introduction()?.offer(setup, shared)?.ready(setup)
+    }
+
+    /// Learns who connected. May take [`HANDSHAKE_PATIENCE`].
+    pub fn introduction(mut self) -> Result<Introduced, LinkError> {
+        let hello = match self.receiver.recv_within(HANDSHAKE_PATIENCE)? {
+            (Message::Hello(hello), _) => hello,
+            (other, _) => return Err(unexpected(&other, "Hello")),
+        };
+        let ours = reference_digest();
+        if hello.layout_digest != ours {
+            return Err(LinkError::Digest { ours, theirs: hello.layout_digest });
+        }
+        Ok(Introduced { sender: self.sender, receiver: self.receiver, hello })
+    }
+}
+
+impl Introduced {
+    /// Hands over model and memory. Waits for nothing but room in the socket.
+    pub fn offer(self, setup: &EngineSetup, shared: Shared<'_>) -> Result<Offered, LinkError> {
+        setup.check()?;
         let descriptors = [shared.pool, shared.control.fd(), shared.tables.fd()];
         self.sender.send(&Message::Model(Box::new(setup.clone())), &descriptors)?;
+        let Introduced { sender, receiver, hello } = self;
+        Ok(Offered { sender, receiver, hello })
+    }
+}
+
+impl Offered {
+    /// Waits until the engine has reserved its ranges; `setup` is what it was offered. May take [`HANDSHAKE_PATIENCE`].
+    pub fn ready(mut self, setup: &EngineSetup) -> Result<EngineLink, LinkError> {
         let (ready, mut descriptors) = match self.receiver.recv_within(HANDSHAKE_PATIENCE)? {
             (Message::Ready(ready), descriptors) => (ready, descriptors),
             (other, _) => return Err(unexpected(&other, "Ready")),
@@ -161,24 +206,12 @@ impl Connection {
         }
         let pidfd = descriptors.pop().expect("a Ready without its descriptor is refused on receipt");
         Ok(EngineLink {
-            hello: EngineHello { activation: ready.activation, pid: hello.pid },
-            build: hello.build,
+            hello: EngineHello { activation: ready.activation, pid: self.hello.pid },
+            build: self.hello.build,
             sender: EngineSender { sender: self.sender },
             receiver: EngineReceiver { receiver: self.receiver },
             process: EngineProcess::new(pidfd),
         })
-    }
-
-    fn hello(&mut self) -> Result<Hello, LinkError> {
-        let hello = match self.receiver.recv_within(HANDSHAKE_PATIENCE)? {
-            (Message::Hello(hello), _) => hello,
-            (other, _) => return Err(unexpected(&other, "Hello")),
-        };
-        let ours = reference_digest();
-        if hello.layout_digest != ours {
-            return Err(LinkError::Digest { ours, theirs: hello.layout_digest });
-        }
-        Ok(hello)
     }
 }
 

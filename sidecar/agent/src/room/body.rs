@@ -139,8 +139,8 @@ impl LinkCompute {
 impl Compute for LinkCompute {
     fn submit(&mut self, _now: Nanos, step: Step) {
         let Some(engine) = &self.engine else { return };
-        // The door holds the tables only while it greets a successor: this engine is gone and its loss is on its way.
-        let Ok(mut tables) = self.tables.try_lock() else { return };
+        // The door holds the tables for a send to a successor at most.
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         match engine.send_step(&step, &mut tables) {
             Ok(()) => {}
             // No engine could run it.

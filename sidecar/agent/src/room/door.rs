@@ -1,17 +1,19 @@
-//! The door through which engines come: one at a time, each greeted, listened to, and confirmed dead before the next.
+//! The door through which engines come: greeted side by side, let in one at a time, each confirmed dead before the
+//! next is given memory.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
-
-use std::os::fd::AsFd;
 
 use sluice_link::control::ControlPage;
 use sluice_link::death::EngineProcess;
 use sluice_link::error::LinkError;
 use sluice_link::message::EngineSetup;
-use sluice_link::server::{Connection, EngineEvent, EngineReceiver, EngineSender, Listener, Shared};
+use sluice_link::server::{
+    Connection, EngineEvent, EngineReceiver, EngineSender, Introduced, Listener, Shared,
+};
 use sluice_link::tables::TableWriter;
 use sluice_ports::EngineHello;
 
@@ -19,6 +21,8 @@ use crate::service::{Inbox, Message};
 
 /// How often the door looks whether it is to be closed.
 const PATIENCE: Duration = Duration::from_millis(200);
+/// Peers at the door at most, the attached engine among them.
+const PEERS_MAX: usize = 16;
 /// An engine whose link ended has this long to end by itself before it is killed, and then this long to be gone.
 const DEATH_GRACE: Duration = Duration::from_millis(200);
 const DEATH_LIMIT: Duration = Duration::from_secs(5);
@@ -61,22 +65,51 @@ pub struct Door {
     pub inbox: Inbox,
     /// Raised when no more engines are wanted.
     pub closed: Arc<AtomicBool>,
+    /// Held from the hand-over of memory to a confirmed death: one engine at a time.
+    pub seat: Mutex<()>,
 }
 
 impl Door {
     /// Lets engines in until closed.
     pub fn keep(self) {
-        while !self.closed.load(Ordering::Relaxed) {
-            match self.listener.accept(PATIENCE) {
+        let door = Arc::new(self);
+        let mut peers = Vec::new();
+        while !door.closed.load(Ordering::Relaxed) {
+            match door.listener.accept(PATIENCE) {
                 Ok(None) => {}
-                Ok(Some(connection)) => self.greet(connection),
+                Ok(Some(connection)) => door.clone().welcome(connection, &mut peers),
                 Err(error) => tracing::warn!(%error, "an engine was not let in"),
             }
         }
     }
 
+    /// Greets on a thread of its own: a peer that is slow to say who it is keeps nobody out.
+    fn welcome(self: Arc<Self>, connection: Connection, peers: &mut Vec<JoinHandle<()>>) {
+        peers.retain(|peer| !peer.is_finished());
+        if peers.len() >= PEERS_MAX {
+            tracing::warn!(peers = peers.len(), "an engine was refused: too many peers at the door");
+            return;
+        }
+        match std::thread::Builder::new().name("engine-peer".into()).spawn(move || self.greet(connection)) {
+            Ok(peer) => peers.push(peer),
+            Err(error) => tracing::warn!(%error, "an engine was not let in"),
+        }
+    }
+
     fn greet(&self, connection: Connection) {
-        match self.handshake(connection) {
+        match connection.introduction() {
+            Ok(peer) => self.seat(peer),
+            Err(error) => tracing::warn!(%error, "an engine was refused"),
+        }
+    }
+
+    /// Waits until no other engine can write, then lets this one work for as long as it lives.
+    fn seat(&self, peer: Introduced) {
+        let _seat = self.seat.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.closed.load(Ordering::Relaxed) {
+            return;
+        }
+        match self.hand_over(peer) {
             Err(error) => tracing::warn!(%error, "an engine was refused"),
             Ok((attached, receiver, process)) => {
                 self.tell(News::Attached(attached));
@@ -87,14 +120,14 @@ impl Door {
         }
     }
 
-    fn handshake(
-        &self,
-        connection: Connection,
-    ) -> Result<(Attached, EngineReceiver, EngineProcess), LinkError> {
-        // Nobody else wants the tables now: steps are sent only while an engine is attached.
-        let tables = self.tables.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let shared = Shared { pool: self.pool.as_fd(), control: &self.control, tables: &tables };
-        let link = connection.handshake(&self.setup, shared)?;
+    fn hand_over(&self, peer: Introduced) -> Result<(Attached, EngineReceiver, EngineProcess), LinkError> {
+        let offered = {
+            // For the send alone: nobody waits for a peer while holding the tables.
+            let tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+            let shared = Shared { pool: self.pool.as_fd(), control: &self.control, tables: &tables };
+            peer.offer(&self.setup, shared)?
+        };
+        let link = offered.ready(&self.setup)?;
         let attached = Attached { hello: link.hello, build: link.build, sender: link.sender };
         Ok((attached, link.receiver, link.process))
     }
@@ -121,3 +154,6 @@ fn confirm(process: &EngineProcess) {
         tracing::error!(%error, "an engine whose link has ended still lives; no successor is let in before it is gone");
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests;

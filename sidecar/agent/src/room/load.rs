@@ -188,7 +188,9 @@ impl Loading {
         let pool = memory.pool_fd().try_clone_to_owned();
         let pool = pool.map_err(|source| LoadError::Io { path: "the pool's memfd".into(), source })?;
         let (listener, inbox, closed) = (self.listener, self.inbox, self.closed);
-        let door = Door { listener, setup, pool, control, tables: tables.clone(), inbox, closed };
+        let tables_of_door = tables.clone();
+        let seat = Mutex::default();
+        let door = Door { listener, setup, pool, control, tables: tables_of_door, inbox, closed, seat };
         spawn_door(door)?;
         let mut early = Vec::new();
         let first = first_engine(&self.messages, &mut early)?;

@@ -1,0 +1,149 @@
+//! Peers at the door, over real sockets.
+
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Receiver;
+
+use rustix::net::{RecvFlags, SocketAddrUnix, recv};
+use sluice_link::client::SidecarLink;
+use sluice_link::message::Faults;
+use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
+use sluice_link::tables::TableShape;
+use sluice_policy::geometry::ActivationCost;
+
+use super::*;
+
+/// Longest wait for anything; shorter than what a silent peer is given.
+const SOON: Duration = Duration::from_secs(5);
+
+/// A small tenant.
+pub fn setup() -> EngineSetup {
+    let spec = ModelSpec {
+        family: Family::Llama,
+        dtype: Dtype::F32,
+        vocab: 64,
+        hidden: 16,
+        intermediate: 32,
+        layers: 3,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 4,
+        max_positions: 128,
+        norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::None,
+        tied_embeddings: true,
+        attention_bias: false,
+        mlp_bias: false,
+    };
+    EngineSetup {
+        spec,
+        chunk_bytes: 65_536,
+        capacity_chunks: 16,
+        kv_frames: 16,
+        activation_chunks: 16,
+        staging_chunks: 0,
+        max_rows: 4,
+        max_columns: 8,
+        max_history: 128,
+        threads: 1,
+        faults: Faults::default(),
+    }
+}
+
+/// A door in a thread of its own; closed when dropped.
+struct House {
+    socket: PathBuf,
+    tables: Arc<Mutex<TableWriter>>,
+    messages: Receiver<Message>,
+    closed: Arc<AtomicBool>,
+    _folder: tempfile::TempDir,
+}
+
+impl House {
+    fn open() -> House {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("engine.sock");
+        let setup = setup();
+        let pool = rustix::fs::memfd_create("pool", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&pool, 16 * 65_536).unwrap();
+        let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW | rustix::fs::SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&pool, seals).unwrap();
+        let tables = Arc::new(Mutex::new(TableWriter::create(TableShape::of(&setup)).unwrap()));
+        let (inbox, messages) = Inbox::new();
+        let closed = Arc::new(AtomicBool::new(false));
+        let door = Door {
+            listener: Listener::bind(&socket).unwrap(),
+            setup,
+            pool,
+            control: Arc::new(ControlPage::create(3).unwrap()),
+            tables: tables.clone(),
+            inbox,
+            closed: closed.clone(),
+            seat: Mutex::default(),
+        };
+        std::thread::spawn(move || door.keep());
+        House { socket, tables, messages, closed, _folder: folder }
+    }
+
+    /// An engine that stays until this process ends: the door kills the process of one that leaves, which is this one.
+    fn engine(&self) -> ManuallyDrop<SidecarLink> {
+        ManuallyDrop::new(SidecarLink::connect(&self.socket).unwrap())
+    }
+
+    fn news(&self) -> News {
+        match self.messages.recv_timeout(SOON).expect("news in time") {
+            Message::Engine(news) => *news,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+impl Drop for House {
+    fn drop(&mut self) {
+        self.closed.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Connects and says nothing.
+fn silent(path: &Path) -> OwnedFd {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    socket
+}
+
+/// Whether the door still listens to a peer to which it has said nothing.
+fn is_heard(peer: &OwnedFd) -> bool {
+    recv(peer, &mut [0; 1], RecvFlags::DONTWAIT).err() == Some(rustix::io::Errno::AGAIN)
+}
+
+fn ready(link: &SidecarLink) {
+    link.ready(setup().layout().digest(), ActivationCost::default()).unwrap();
+}
+
+#[test]
+fn a_peer_that_does_not_say_who_it_is_keeps_no_engine_out() {
+    let house = House::open();
+    let peer = silent(&house.socket);
+    let mut engine = house.engine();
+    drop(engine.hello("test").unwrap());
+    ready(&engine);
+    assert!(matches!(house.news(), News::Attached(_)));
+    assert!(is_heard(&peer), "the engine came in while the other one was still waited for");
+}
+
+#[test]
+fn the_tables_are_free_while_an_engine_is_slow_to_reserve_its_ranges() {
+    let house = House::open();
+    let mut engine = house.engine();
+    drop(engine.hello("test").unwrap());
+    // It has been handed everything and has not answered: only the hand-over itself may hold the tables.
+    let begun = std::time::Instant::now();
+    while house.tables.try_lock().is_err() {
+        assert!(begun.elapsed() < SOON, "the tables are held for a peer");
+        std::thread::yield_now();
+    }
+    ready(&engine);
+    assert!(matches!(house.news(), News::Attached(_)));
+}
