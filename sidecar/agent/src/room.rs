@@ -6,6 +6,7 @@
 mod body;
 pub mod door;
 mod load;
+mod mappings;
 mod state;
 
 use std::collections::HashMap;

@@ -28,6 +28,7 @@ use tokio::sync::watch;
 use super::Room;
 use super::body::{self, LinkCompute, PageGate, Peer};
 use super::door::{Attached, Door, News};
+use super::mappings;
 use super::state::Diary;
 use crate::metrics::Metrics;
 use crate::model::ModelError;
@@ -134,7 +135,11 @@ pub fn load(config: SidecarConfig) -> Result<Loaded, LoadError> {
             format!("{max_model_tokens} is above the {} positions that the model has", spec.max_positions);
         return Err(wrong("max_model_len", problem));
     }
-    Ok(Loaded { config, spec, text, max_model_tokens, faults: InjectedFaults::default() })
+    let loaded = Loaded { config, spec, text, max_model_tokens, faults: InjectedFaults::default() };
+    if let Some(warning) = mappings::check(mappings::need(&setup(&loaded)), mappings::limit())? {
+        tracing::warn!("{warning}");
+    }
+    Ok(loaded)
 }
 
 /// What the room's thread needs to come to life.

@@ -1,0 +1,92 @@
+//! Whether the kernel lets an engine have as many mappings as its memory may fall into.
+//!
+//! Each chunk is mapped by itself. Neighbours merge only while their chunks are neighbours too, which ends as memory
+//! moves; then every position counts against `vm.max_map_count`, and one more is refused in the middle of a run.
+
+use sluice_link::message::EngineSetup;
+
+use super::LoadError;
+
+const LIMIT_FILE: &str = "/proc/sys/vm/max_map_count";
+/// What a process has besides: its binary, libraries, stacks, heaps, the tables.
+const OTHER: u64 = 1024;
+
+/// Mappings of the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// With every backed position a mapping of its own.
+    pub backed: u64,
+    /// ... and a hole beside each of them.
+    pub worst: u64,
+}
+
+/// What an engine of `setup` may need.
+pub fn need(setup: &EngineSetup) -> Need {
+    let layers = u64::from(setup.layer_chunks()) * u64::from(setup.spec.layers);
+    let ranges = [setup.global_chunks(), setup.kv_frames, setup.activation_chunks, setup.staging_chunks];
+    // A range ends with a guard, which is a hole.
+    let guards = ranges.len() as u64 + u64::from(setup.spec.layers);
+    let positions = layers + ranges.iter().map(|chunks| u64::from(*chunks)).sum::<u64>();
+    // One chunk backs one position, but those of a slot back one in each layer that shares it.
+    let backed = positions.min(u64::from(setup.capacity_chunks) + layers);
+    Need { backed: backed + OTHER, worst: (2 * backed + 1).min(positions + guards) + OTHER }
+}
+
+/// The kernel's limit; `None` where it does not say.
+pub fn limit() -> Option<u64> {
+    std::fs::read_to_string(LIMIT_FILE).ok()?.trim().parse().ok()
+}
+
+/// Refuses what cannot work once memory has moved. What only the worst of holes would break is a warning, returned.
+///
+/// # Errors
+/// The remedies: larger chunks, or the command that raises the limit.
+pub fn check(need: Need, limit: Option<u64>) -> Result<Option<String>, LoadError> {
+    let Some(limit) = limit else { return Ok(None) };
+    let worst = need.worst;
+    let remedy = format!("use larger chunks, or raise the limit: sysctl -w vm.max_map_count={worst}");
+    if need.backed > limit {
+        let problem = format!(
+            "the engine may need {worst} mappings, and the kernel allows {limit} ({LIMIT_FILE}); {remedy}"
+        );
+        return Err(LoadError::Config { field: "gpu.chunk_bytes", problem });
+    }
+    let tight =
+        || format!("a fragmented engine may need {worst} mappings, and the kernel allows {limit}; {remedy}");
+    Ok((worst > limit).then(tight))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::door::tests::setup;
+    use super::*;
+
+    /// [`setup`] has 1 global chunk, 3 layers of 1 chunk, and 16 chunks of device memory.
+    fn sized(chunks: u32) -> Need {
+        let mut setup = setup();
+        (setup.capacity_chunks, setup.kv_frames, setup.activation_chunks) = (chunks, chunks, chunks);
+        need(&setup)
+    }
+
+    #[test]
+    fn every_chunk_counts_and_those_of_a_slot_once_for_each_layer() {
+        assert_eq!(sized(16), Need { backed: 19 + 1024, worst: 2 * 19 + 1 + 1024 });
+        assert_eq!(sized(60_000), Need { backed: 60_003 + 1024, worst: 2 * 60_003 + 1 + 1024 });
+    }
+
+    #[test]
+    fn too_many_mappings_are_refused_with_the_line_that_helps() {
+        let error = check(sized(65_536), Some(65_530)).unwrap_err().to_string();
+        assert!(error.starts_with("gpu.chunk_bytes: "), "{error}");
+        assert!(error.ends_with("sysctl -w vm.max_map_count=132103"), "{error}");
+        assert_eq!(check(sized(65_536), Some(132_103)).unwrap(), None);
+        assert_eq!(check(sized(65_536), None).unwrap(), None, "a kernel that does not say");
+    }
+
+    #[test]
+    fn what_only_holes_would_break_is_a_warning() {
+        let warning = check(sized(40_000), Some(65_530)).unwrap().expect("a warning");
+        assert!(warning.ends_with("sysctl -w vm.max_map_count=81031"), "{warning}");
+        assert_eq!(check(sized(16), Some(65_530)).unwrap(), None);
+    }
+}
