@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 /// What one transfer takes of the link before another gets its turn.
 pub(super) const QUANTUM_BYTES: usize = 256 << 10;
-/// Sleeps shorter than this are put off to the next quantum: a sleep overshoots by about as much.
-const SHORTEST_SLEEP: Duration = Duration::from_micros(30);
+/// Sleeps shorter than this are put off: waking up takes a computing core from the engine each time. The last quantum of a
+/// copy sleeps however short the rest is, so that the copy takes as long as on a real link.
+const SHORTEST_SLEEP: Duration = Duration::from_micros(250);
 const NS_PER_S: u128 = 1_000_000_000;
 
 /// One direction of the link, shared by its transfers.
