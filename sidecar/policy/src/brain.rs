@@ -366,7 +366,9 @@ impl Brain {
         }
     }
 
-    /// Sets or lifts the fixed layout. It is taken at the next boundary at which it is feasible.
+    /// Sets or lifts the fixed layout. It is taken at the next boundary at which it is feasible. For tests only: it passes
+    /// no queue of events, so a journal would not repeat it.
+    #[cfg(feature = "testing")]
     pub fn force(&mut self, forced: Option<ForcedRemap>) -> Result<(), Refused> {
         if let Some(forced) = forced {
             sizes::refuse_forced(forced, self.sizes.layers)?;
