@@ -95,3 +95,25 @@ impl Measures {
         Some(ratio.min(u128::from(u64::MAX)) as u64)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+
+    #[test]
+    fn a_layer_that_waited_tells_nothing_of_its_compute() {
+        let mut measures = Measures::new(&Params::default(), &[1, 1]);
+        let step =
+            |layer_ns, stall_ns| StepTimes { decode_only: true, layer_ns, stall_ns, ..Default::default() };
+        measures.stepped(&step(vec![100_000, 100_000], vec![0, 5_000]));
+        assert_eq!(measures.compute_ns(), [100_000, 100_000], "a short wait is none");
+        measures.stepped(&step(vec![100_000, 900_000], vec![0, 100_000]));
+        assert_eq!(measures.compute_ns(), [100_000, 100_000]);
+        measures.stepped(&step(vec![100_000, 900_000], vec![0, 0]));
+        assert_eq!(measures.compute_ns(), [100_000, 200_000], "one eighth of a new sample");
+        measures.stepped(&StepTimes { decode_only: false, ..step(vec![1, 1], vec![]) });
+        assert_eq!(measures.compute_ns(), [100_000, 200_000], "a prefill is no sample");
+    }
+}
