@@ -23,6 +23,9 @@ const EXIT_BYE: u8 = 0;
 /// Exit status of a worker whose sidecar has gone without a word. A successor waits for the next sidecar.
 const EXIT_SIDECAR_GONE: u8 = 75;
 
+/// Exit status of a worker whose mappings are neither the old nor the new ones. A successor maps everything afresh.
+const EXIT_TORN: u8 = 70;
+
 /// The process: parses the arguments and runs supervisor or worker.
 pub fn main() -> ExitCode {
     let options = Options::parse();

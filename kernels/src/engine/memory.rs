@@ -92,34 +92,13 @@ impl EngineMemory {
         unsafe { Ranges::new(parts) }
     }
 
-    /// Makes all of `ops`, in order, or none of them.
+    /// Makes all of `ops`, in order, or none of them. After [`MappingError::Torn`] no step may run.
     pub(super) fn apply(&mut self, ops: &[Reback]) -> Result<(), MappingError> {
-        let outcome = self.apply_or_undo(ops);
+        let outcome = self.mapping.apply_all(self.pool.as_fd(), ops);
         self.weights = self.find_weights();
         let chunks = self.mapping.backed_prefix_chunks(Range::Activation);
         self.activation_bytes = chunks * self.mapping.chunk_bytes();
         outcome
-    }
-
-    fn apply_or_undo(&mut self, ops: &[Reback]) -> Result<(), MappingError> {
-        for (made, op) in ops.iter().enumerate() {
-            if let Err(error) = self.mapping.apply(self.pool.as_fd(), op) {
-                self.undo(&ops[..made]);
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
-    fn undo(&mut self, made: &[Reback]) {
-        for op in made.iter().rev() {
-            let inverse = match *op {
-                Reback::Map(address, chunk) => Reback::Unmap(address, chunk),
-                Reback::Unmap(address, chunk) => Reback::Map(address, chunk),
-            };
-            let undone = self.mapping.apply(self.pool.as_fd(), &inverse);
-            undone.expect("what was just changed can be changed back");
-        }
     }
 
     fn find_weights(&self) -> Result<(), Unbacked> {

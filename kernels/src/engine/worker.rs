@@ -13,6 +13,7 @@ use sluice_link::client::{Order, SidecarLink, Welcome};
 use sluice_link::error::LinkError;
 use sluice_link::message::StepOrder;
 use sluice_link::vocabulary::{ActionId, ActivationCost, Reback};
+use sluice_memory::mapping::MappingError;
 
 use super::memory::EngineMemory;
 use super::options::{Options, build};
@@ -35,12 +36,21 @@ pub(super) fn run(options: &Options) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(EXIT_BYE));
     };
     watcher::start(link.fd())?;
-    match attach(&mut link, options).and_then(|stepper| serve(&mut link, stepper)) {
-        Err(error) if matches!(error.downcast_ref(), Some(LinkError::Closed)) => {
-            Ok(ExitCode::from(EXIT_SIDECAR_GONE))
-        }
-        ended => ended.map(|()| ExitCode::from(EXIT_BYE)),
+    let ended = attach(&mut link, options).and_then(|stepper| serve(&mut link, stepper));
+    status(ended).map(ExitCode::from)
+}
+
+/// The exit status that tells the supervisor how a worker ended.
+fn status(ended: anyhow::Result<()>) -> anyhow::Result<u8> {
+    let Err(error) = ended else { return Ok(EXIT_BYE) };
+    if matches!(error.downcast_ref(), Some(LinkError::Closed)) {
+        return Ok(EXIT_SIDECAR_GONE);
     }
+    if matches!(error.downcast_ref(), Some(MappingError::Torn { .. })) {
+        tracing::error!("this worker ends, and its successor maps its memory afresh: {error:#}");
+        return Ok(EXIT_TORN);
+    }
+    Err(error)
 }
 
 /// A supervisor that is killed takes its worker along: nobody else would restart or reap it.
@@ -114,6 +124,7 @@ fn serve(link: &mut SidecarLink, mut stepper: Stepper) -> anyhow::Result<()> {
 fn reback(link: &SidecarLink, stepper: &mut Stepper, id: ActionId, ops: &[Reback]) -> anyhow::Result<()> {
     match stepper.memory().apply(ops) {
         Ok(()) => link.applied(id)?,
+        Err(torn @ MappingError::Torn { .. }) => return Err(torn.into()),
         Err(error) => link.refused(id, format!("{:#}", anyhow::Error::new(error)))?,
     }
     Ok(())
@@ -128,4 +139,19 @@ fn step(link: &SidecarLink, stepper: &mut Stepper, order: &StepOrder) -> anyhow:
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_torn_mapping_ends_the_worker_with_a_status_of_its_own() {
+        let refused = || Box::new(MappingError::TooLarge { chunks: 1, chunk_bytes: 1 });
+        let torn = MappingError::Torn { refused: refused(), stuck: refused() };
+        assert_eq!(status(Err(torn.into())).ok(), Some(EXIT_TORN));
+        assert_eq!(status(Err(LinkError::Closed.into())).ok(), Some(EXIT_SIDECAR_GONE));
+        assert_eq!(status(Ok(())).ok(), Some(EXIT_BYE));
+        assert!(status(Err((*refused()).into())).is_err(), "anything else is told as it is");
+    }
 }

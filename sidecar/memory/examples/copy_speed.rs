@@ -1,5 +1,6 @@
 //! How fast fills are, per size class, against the machine's own memcpy in the same run (DESIGN 12: at least 90 % of the
 //! link's measured peak). Prints one line a class: `value`, `limit`, `pass` or `fail`; exits with 1 when a class fails.
+//! With `-- --json` each class is one JSON object.
 //!
 //! `cargo run --release -p sluice-memory --example copy_speed`
 
@@ -34,15 +35,24 @@ const CLASS_BYTES: u64 = 512 << 20;
 const LIMIT_PERMILLE: f64 = 900.0;
 
 fn main() -> Result<ExitCode> {
-    println!("chunk_kib slab_mib fill_gb_per_s memcpy_gb_per_s value_permille limit_permille verdict");
+    let json = std::env::args().any(|arg| arg == "--json");
+    if !json {
+        println!("chunk_kib slab_mib fill_gb_per_s memcpy_gb_per_s value_permille limit_permille verdict");
+    }
     let mut failed = 0;
     for (chunk_bytes, slab_bytes) in CLASSES {
         let (fill, peak) = measure(chunk_bytes, slab_bytes)?;
         let permille = fill / peak * 1000.0;
         let passed = permille >= LIMIT_PERMILLE;
         failed += u32::from(!passed);
-        let verdict = if passed { "pass" } else { "fail" };
         let (kib, mib) = (chunk_bytes >> 10, slab_bytes >> 20);
+        if json {
+            println!(
+                r#"{{"name": "copy of {mib} MiB into chunks of {kib} KiB, share of memcpy", "value": {permille:.0}, "unit": "permille", "limit": {LIMIT_PERMILLE:.0}, "at_least": true, "passed": {passed}, "detail": {{"fill_gb_per_s": {fill:.2}, "memcpy_gb_per_s": {peak:.2}}}}}"#
+            );
+            continue;
+        }
+        let verdict = if passed { "pass" } else { "fail" };
         println!("{kib} {mib} {fill:.2} {peak:.2} {permille:.0} {LIMIT_PERMILLE:.0} {verdict}");
     }
     Ok(ExitCode::from(u8::from(failed > 0)))

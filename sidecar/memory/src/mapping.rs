@@ -67,6 +67,16 @@ pub enum MappingError {
         /// Size of the file.
         pool_bytes: u64,
     },
+    /// A transaction was refused half way and could not be taken back: what backs which address is no longer known to anyone
+    /// but this table, and the process must end before it touches a range.
+    #[error("refused half way ({refused}), and what had been changed could not be taken back")]
+    Torn {
+        /// Why the transaction stopped.
+        refused: Box<MappingError>,
+        /// Why its changes stay.
+        #[source]
+        stuck: Box<MappingError>,
+    },
     /// The kernel refused.
     #[error("{call} failed")]
     Kernel {
@@ -117,12 +127,16 @@ impl Mapping {
     }
 
     /// Carries out a transaction, in order. When one change is refused, those before it are taken back.
+    ///
+    /// # Errors
+    /// The refusal, with nothing changed; [`MappingError::Torn`] when not even that could be had.
     pub fn apply_all(&mut self, pool: BorrowedFd<'_>, ops: &[Reback]) -> Result<(), MappingError> {
         for (at, op) in ops.iter().enumerate() {
-            if let Err(error) = self.apply(pool, op) {
-                self.take_back(pool, &ops[..at])?;
-                return Err(error);
-            }
+            let Err(refused) = self.apply(pool, op) else { continue };
+            return Err(match self.take_back(pool, &ops[..at]) {
+                Ok(()) => refused,
+                Err(stuck) => MappingError::Torn { refused: Box::new(refused), stuck: Box::new(stuck) },
+            });
         }
         Ok(())
     }

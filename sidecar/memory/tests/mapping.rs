@@ -108,6 +108,23 @@ fn a_transaction_that_is_refused_half_way_is_taken_back() {
 }
 
 #[test]
+fn a_transaction_that_cannot_be_taken_back_says_so_and_why() {
+    use rustix::fd::AsFd;
+    let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
+    let pool = rustix::fs::memfd_create("shrinks", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&pool, 4 * CHUNK).unwrap();
+    mapping.apply(pool.as_fd(), &Reback::Map(FRAME, ChunkId(3))).unwrap();
+    // What the sidecar's seals forbid: the chunk that is to come back is no longer there.
+    rustix::fs::ftruncate(&pool, CHUNK).unwrap();
+    let ops = [Reback::Unmap(FRAME, ChunkId(3)), Reback::Unmap(LAYER, ChunkId(1))];
+    let Err(MappingError::Torn { refused, stuck }) = mapping.apply_all(pool.as_fd(), &ops) else {
+        panic!("it can be neither made nor taken back")
+    };
+    assert!(matches!(*refused, MappingError::NotMapped { address: LAYER, .. }), "{refused}");
+    assert!(matches!(*stuck, MappingError::BeyondPool { chunk: ChunkId(3), .. }), "{stuck}");
+}
+
+#[test]
 fn one_chunk_shows_the_same_bytes_at_every_address() {
     let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
     let pool = pool();
