@@ -18,7 +18,7 @@ use sluice_memory::mapping::MappingError;
 use super::memory::EngineMemory;
 use super::options::{Options, build};
 use super::step::Stepper;
-use super::{EXIT_BYE, EXIT_SIDECAR_GONE, watcher};
+use super::{EXIT_BYE, EXIT_SIDECAR_GONE, EXIT_TORN, watcher};
 use crate::forward::Model;
 
 const RETRY: Duration = Duration::from_millis(20);
