@@ -201,6 +201,7 @@ fn gpu_config(name: String, pool: &GpuPool) -> GpuConfig {
         memory_bytes: bytes(|host| &host.memory),
         chunk_bytes: bytes(|host| &host.chunk_bytes),
         link_bytes_per_second: host.and_then(|h| h.link_bytes_per_second.as_ref()).map(Quantity::bytes),
+        host_memory_bytes: Some(pool.spec.host_memory_per_gpu.bytes()),
     }
 }
 
@@ -259,6 +260,7 @@ mod tests {
         assert_eq!(configs.len(), 1);
         assert_eq!(configs[0].model_path, Path::new("/etc/sluice/models/tiny"));
         assert_eq!(configs[0].gpu.memory_bytes, 96 << 20);
+        assert_eq!(configs[0].gpu.host_memory_bytes, Some(1 << 30));
         assert_eq!((configs[0].listen.serve.port(), configs[0].policy.as_str()), (8000, "Oneiros"));
         assert_eq!(configs[0].gpu.name, "laptop-chat-0");
     }

@@ -136,10 +136,28 @@ pub fn load(config: SidecarConfig) -> Result<Loaded, LoadError> {
         return Err(wrong("max_model_len", problem));
     }
     let loaded = Loaded { config, spec, text, max_model_tokens, faults: InjectedFaults::default() };
+    check_host_memory(&loaded)?;
     if let Some(warning) = mappings::check(mappings::need(&setup(&loaded)), mappings::limit())? {
         tracing::warn!("{warning}");
     }
     Ok(loaded)
+}
+
+fn check_host_memory(loaded: &Loaded) -> Result<(), LoadError> {
+    let needed_bytes = master_bytes(loaded, &slab_layout(&loaded.spec));
+    match loaded.config.gpu.host_memory_bytes {
+        Some(given_bytes) if needed_bytes > given_bytes => {
+            let problem =
+                format!("the weights take {needed_bytes} bytes of host memory, {given_bytes} are given");
+            Err(wrong("gpu.host_memory_bytes", problem))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Bytes of the master copy.
+fn master_bytes(loaded: &Loaded, layout: &SlabLayout) -> u64 {
+    layout.global.bytes + layout.layer.bytes * u64::from(loaded.spec.layers)
 }
 
 /// What the room's thread needs to come to life.
@@ -287,7 +305,7 @@ fn read_weights(loaded: &Loaded, layout: &SlabLayout) -> Result<Master, LoadErro
     let begun = Instant::now();
     let weights = Weights::open(&loaded.config.model_path)?;
     let slabs = vec![layout.layer.bytes; usize::from(loaded.spec.layers)];
-    let total_bytes = layout.global.bytes + slabs.iter().sum::<u64>();
+    let total_bytes = master_bytes(loaded, layout);
     tracing::info!(model = %loaded.config.model_path.display(), total_bytes, "reading weights");
     let mut master = MasterCopy::new(layout.global.bytes, &slabs)?;
     weights.fill_global(&loaded.spec, layout, master.slab_mut(Slab::Global))?;

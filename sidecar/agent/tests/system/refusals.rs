@@ -1,6 +1,6 @@
 //! Too little memory is a refusal that says how little.
 
-use sluice_agent::room::LoadError;
+use sluice_agent::room::{LoadError, load};
 use sluice_agent::service::Update;
 use sluice_policy::refused::Refused;
 use sluice_scheduler::Refusal;
@@ -61,6 +61,25 @@ fn a_context_that_does_not_fit_its_kv_is_refused_with_both_sizes() {
         max_remapped_percent: 100,
     };
     drop(Tenant::start(config));
+}
+
+#[test]
+fn weights_beyond_the_host_memory_are_refused_with_both_sizes_and_as_much_is_enough() {
+    let Some(folder) = reference() else { return };
+    let refused = |given_bytes| {
+        let mut config = config(&folder, 16 << 20, "Oneiros");
+        config.gpu.host_memory_bytes = Some(given_bytes);
+        load(config).map(drop).map_err(|error| error.to_string())
+    };
+    // 260 thousand parameters of 4 bytes, in slabs whose tensors are aligned.
+    let words = refused(1 << 19).unwrap_err();
+    let needed = words.split_whitespace().find_map(|word| word.parse::<u64>().ok()).unwrap();
+    assert!((260_000 * 4..260_000 * 5).contains(&needed), "{words}");
+    let expected = |given: u64| {
+        format!("gpu.host_memory_bytes: the weights take {needed} bytes of host memory, {given} are given")
+    };
+    assert_eq!(refused(needed - 1), Err(expected(needed - 1)));
+    assert_eq!(refused(needed), Ok(()));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Starts a tenant: this process is the sidecar, the engine is a real one.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +30,10 @@ pub fn shared(path: &str) -> Option<PathBuf> {
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared"), PathBuf::from);
     let path = root.join(path);
     if !path.exists() {
-        eprintln!("SKIPPED: {} is absent; set SLUICE_SHARED", path.display());
+        // Not by `eprintln!`: the test harness would swallow it.
+        let test = std::thread::current().name().unwrap_or("a test").to_owned();
+        let mut stderr = std::io::stderr();
+        writeln!(stderr, "SKIPPED {test}: {} is absent; set SLUICE_SHARED", path.display()).unwrap();
         return None;
     }
     Some(path)
@@ -55,7 +59,13 @@ pub fn config(model: &Path, memory_bytes: u64, policy: &str) -> SidecarConfig {
         model_path: model.to_owned(),
         dtype: None,
         max_model_len: None,
-        gpu: GpuConfig { name: "gpu".into(), memory_bytes, chunk_bytes: CHUNK, link_bytes_per_second: None },
+        gpu: GpuConfig {
+            name: "gpu".into(),
+            memory_bytes,
+            chunk_bytes: CHUNK,
+            link_bytes_per_second: None,
+            host_memory_bytes: None,
+        },
         policy: policy.into(),
         memory: MemoryConfig { guaranteed_kv_bytes: None, kv_limit_bytes: None, max_remapped_percent: 100 },
         slo: SloConfig::default(),
