@@ -7,6 +7,8 @@ use crate::support::{Tenant, Wanted, config, slowed};
 
 /// Layers of the reference model.
 const LAYERS: u64 = 5;
+/// A step takes half a second: a test that is kept waiting for a moment does not miss one.
+const LAYER_DELAY: Duration = Duration::from_millis(100);
 
 #[test]
 fn a_dropped_ticket_frees_its_memory_within_one_step_while_others_go_on() {
@@ -14,8 +16,7 @@ fn a_dropped_ticket_frees_its_memory_within_one_step_while_others_go_on() {
     for no_prefix_cache in [true, false] {
         let mut config = config(&folder, 16 << 20, "Oneiros");
         config.debug.no_prefix_cache = no_prefix_cache;
-        // A step takes 100 ms: nothing here happens by luck.
-        let tenant = Tenant::start_with(config, slowed(Duration::from_millis(20)));
+        let tenant = Tenant::start_with(config, slowed(LAYER_DELAY));
         let mut stays = tenant.submit(&Wanted::greedy(&[5; 4], 60));
         let mut leaves = tenant.submit(&Wanted::greedy(&[9; 60], 400));
         tenant.wait_for_token(&mut stays);
@@ -37,7 +38,7 @@ fn a_request_that_waits_leaves_the_line_at_once() {
     let Some(folder) = reference() else { return };
     let mut config = config(&folder, 16 << 20, "Oneiros");
     config.limits.max_sequences = 1;
-    let tenant = Tenant::start_with(config, slowed(Duration::from_millis(20)));
+    let tenant = Tenant::start_with(config, slowed(LAYER_DELAY));
     let mut runs = tenant.submit(&Wanted::greedy(&[5; 4], 60));
     tenant.wait_for_token(&mut runs);
     let waits = tenant.submit(&Wanted::greedy(&[6; 4], 60));
