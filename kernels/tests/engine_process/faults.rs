@@ -1,13 +1,16 @@
 //! Engines that are killed, and sidecars that say what they must not.
 
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use rustix::net::{SendFlags, SocketFlags, accept_with, send};
 use rustix::process::{Pid, Signal, kill_process};
+use sluice_link::control::{Patience, Wait};
 use sluice_link::error::LinkError;
 use sluice_link::frame::{Header, Kind};
 use sluice_link::message::Faults;
 use sluice_link::model::Dtype;
+use sluice_link::server::EngineLink;
 use sluice_link::socket::readable;
 use sluice_link::vocabulary::*;
 use sluice_ports::compute::{Step, TableUpdate};
@@ -17,15 +20,23 @@ use crate::agreement::tokens;
 use crate::specs::llama;
 use std::os::fd::AsFd;
 
-fn slow(layer_delay_ms: u64) -> Faults {
-    Faults { layer_delay_ns: layer_delay_ms * 1_000_000, ..Faults::default() }
+/// Orders `step` and returns when the worker is inside it: it has computed layer 0 and waits for layer 1, of which
+/// `generation` is not there.
+fn stop_inside(sidecar: &mut MiniSidecar, link: &EngineLink, mut step: Step, generation: Generation) -> Step {
+    step.generations = vec![(LayerId(0), generation), (LayerId(1), generation)];
+    sidecar.control.publish_ready(LayerId(0), generation).unwrap();
+    link.sender.send_step(&step, &mut sidecar.tables).unwrap();
+    let patience = Patience { abort: &AtomicBool::new(false), limit: Some(SOON) };
+    let waited = sidecar.control.wait_done(LayerId(0), generation, patience).unwrap();
+    assert!(matches!(waited, Wait::Reached), "the worker computes layer 0");
+    step
 }
 
 #[test]
 fn a_worker_killed_inside_a_step_has_a_successor_that_gives_the_same_bits() {
     let spec = llama(Dtype::F32);
     let prompt = tokens(10, 4, &spec);
-    let mut sidecar = MiniSidecar::new(&spec, slow(40));
+    let mut sidecar = MiniSidecar::new(&spec, Faults::default());
     let mut engine = Engine::start(&sidecar.socket(), &[]);
     let mut link = sidecar.attach(&sidecar.resident());
     let undisturbed = sidecar.generate(&mut link, &prompt, 6);
@@ -34,14 +45,15 @@ fn a_worker_killed_inside_a_step_has_a_successor_that_gives_the_same_bits() {
     for number in 0..6 {
         let mut step = sidecar.step(at, &feed);
         if number % 2 == 1 {
-            link.sender.send_step(&step, &mut sidecar.tables).unwrap();
-            // Into the second of three layers: KV of the first is written, the rest is not.
-            std::thread::sleep(Duration::from_millis(60));
+            // KV of the first of three layers is written, the rest is not.
+            let generation = Generation(number);
+            step = stop_inside(&mut sidecar, &link, step, generation);
             kill_process(Pid::from_raw(link.hello.pid as i32).unwrap(), Signal::KILL).unwrap();
             assert!(matches!(link.receiver.recv_within(SOON), Err(LinkError::Closed)));
             link.process.confirm(Duration::from_secs(2), Duration::from_secs(2)).unwrap();
             link = sidecar.attach(&sidecar.resident());
             step.attempt += 1;
+            sidecar.control.publish_ready(LayerId(1), generation).unwrap();
         }
         let done = sidecar.run(&mut link, &step).unwrap();
         assert_eq!((done.id, done.attempt), (step.id, step.attempt));
@@ -57,13 +69,12 @@ fn a_worker_killed_inside_a_step_has_a_successor_that_gives_the_same_bits() {
 #[test]
 fn a_worker_ends_within_100_ms_of_its_sidecar_even_inside_a_step() {
     for in_step in [false, true] {
-        let mut sidecar = MiniSidecar::new(&llama(Dtype::F32), slow(if in_step { 60_000 } else { 0 }));
+        let mut sidecar = MiniSidecar::new(&llama(Dtype::F32), Faults::default());
         let _engine = Engine::start(&sidecar.socket(), &[]);
         let link = sidecar.attach(&sidecar.resident());
         if in_step {
             let step = sidecar.step(0, &[1, 2]);
-            link.sender.send_step(&step, &mut sidecar.tables).unwrap();
-            std::thread::sleep(Duration::from_millis(50));
+            stop_inside(&mut sidecar, &link, step, Generation(1));
         }
         drop(sidecar.listener.take());
         let begun = Instant::now();
