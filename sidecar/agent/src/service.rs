@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use sluice_policy::ids::RequestId;
@@ -62,6 +63,11 @@ impl Ticket {
     /// The next update. `None` = the scheduler has gone.
     pub async fn next(&mut self) -> Option<Update> {
         self.updates.recv().await
+    }
+
+    /// The next update, or word to `cx` when it comes. `None` = the scheduler has gone.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Update>> {
+        self.updates.poll_recv(cx)
     }
 
     /// The next update if it is there already.

@@ -1,14 +1,17 @@
 //! Answers on the wire: server-sent events or one JSON object, for both endpoints.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
-use std::pin::pin;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
 
 use axum::Json;
-use axum::response::sse::{Event, Sse};
+use axum::body::{Body, Bytes};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use futures_util::future::Either;
 use futures_util::stream::{self, Stream, StreamExt};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -18,6 +21,9 @@ use super::generate::{Emission, Generation, Piece, Reason};
 use super::logprobs;
 use super::open::OpenRequest;
 use crate::model::text::Text;
+
+/// Room for an event of one token without log-probabilities, so that it is written without growing.
+const EVENT_BYTES: usize = 320;
 
 /// Which endpoint is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +123,7 @@ impl Frame {
         pieces: &[Piece],
         reason: Option<Reason>,
         usage: Option<Value>,
-    ) -> String {
+    ) -> Bytes {
         let (logprobs, finish_reason) = (self.logprobs(pieces), reason.map(Reason::label));
         let choice = match self.kind {
             Kind::Completion => ChunkChoice::Text { index, text, logprobs, finish_reason },
@@ -128,9 +134,7 @@ impl Frame {
         };
         let Frame { id, created, model, .. } = self;
         let usage = usage.or(self.include_usage.then_some(Value::Null));
-        let chunk =
-            Chunk { id, object: self.object(true), created: *created, model, choices: [choice], usage };
-        serde_json::to_string(&chunk).expect("texts and numbers can be written")
+        event(&Chunk { id, object: self.object(true), created: *created, model, choices: [choice], usage })
     }
 
     fn logprobs(&self, pieces: &[Piece]) -> Value {
@@ -142,10 +146,21 @@ impl Frame {
     }
 
     /// Chat streams open with the role.
-    fn opening(&self, index: usize) -> Option<String> {
+    fn opening(&self, index: usize) -> Option<Bytes> {
         let delta = json!({"role": "assistant", "content": ""});
         let choice = json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
-        (self.kind == Kind::Chat).then(|| self.envelope(true, vec![choice]).to_string())
+        (self.kind == Kind::Chat).then(|| event(&self.envelope(true, vec![choice])))
+    }
+
+    /// What follows when all choices have ended.
+    fn closing(&self, usage: &Usage) -> Bytes {
+        let done = Bytes::from_static(b"data: [DONE]\n\n");
+        if !self.include_usage {
+            return done;
+        }
+        let mut chunk = self.envelope(true, Vec::new());
+        chunk["usage"] = usage.json();
+        [event(&chunk), done].concat().into()
     }
 
     fn choice(&self, index: usize, text: &str, pieces: &[Piece], reason: Reason) -> Value {
@@ -209,22 +224,34 @@ pub async fn streamed(frame: Frame, mut generations: Vec<Generation>) -> Result<
     let first = first_events(&mut generations).await?;
     let (frame, usage) = (Arc::new(frame), Arc::new(Usage::default()));
     let choices = generations.into_iter().zip(first).enumerate().map(|(index, (generation, first))| {
-        let opening = frame.opening(index).into_iter().map(Ok);
-        let choice = Choice { frame: frame.clone(), usage: usage.clone(), index, generation, first };
-        stream::iter(opening).chain(choice.events()).boxed()
+        let opening = frame.opening(index);
+        Choice { frame: frame.clone(), usage: usage.clone(), index, generation, opening, first, ended: false }
     });
     let choices: Vec<_> = choices.collect();
-    let closing = Closing { frame, usage };
-    let events = stream::select_all(choices).chain(stream::iter([()]).flat_map(move |()| closing.events()));
-    Ok(Sse::new(events.map(event)).into_response())
+    // Nearly every answer has one choice; it does without what watches many.
+    let choices = match <[Choice; 1]>::try_from(choices) {
+        Ok([choice]) => Either::Left(choice),
+        Err(choices) => Either::Right(stream::select_all(choices)),
+    };
+    let events = choices.chain(stream::once(async move { frame.closing(&usage) }));
+    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
+    Ok((headers, Body::from_stream(events.map(Ok::<_, Infallible>))).into_response())
+}
+
+/// One server-sent event as bytes on the wire. JSON has no line breaks outside its texts and escapes those inside.
+fn event(data: &impl Serialize) -> Bytes {
+    let mut event = Vec::with_capacity(EVENT_BYTES);
+    event.extend_from_slice(b"data: ");
+    serde_json::to_writer(&mut event, data).expect("texts and numbers can be written to memory");
+    event.extend_from_slice(b"\n\n");
+    event.into()
 }
 
 /// Waits until one choice has something to write; `None` for those that have nothing yet.
 async fn first_events(generations: &mut [Generation]) -> Result<Vec<Option<Emission>>, ApiError> {
     std::future::poll_fn(|cx| {
-        // All are asked, so that an error of any is seen before a token of another begins the answer. `next` loses nothing
-        // when it is dropped while it waits.
-        let mut asked = generations.iter_mut().map(|generation| match pin!(generation.next()).poll(cx) {
+        // All are asked, so that an error of any is seen before a token of another begins the answer.
+        let mut asked = generations.iter_mut().map(|generation| match generation.poll_next(cx) {
             Poll::Ready(Ok(emission)) => Ok(Some(emission)),
             Poll::Ready(Err(error)) => Err(error),
             Poll::Pending => Ok(None),
@@ -237,42 +264,51 @@ async fn first_events(generations: &mut [Generation]) -> Result<Vec<Option<Emiss
     .await
 }
 
-/// A chunk, or the error that ends the choice, or the closing mark.
-fn event(item: Result<String, Option<ApiError>>) -> Result<Event, Infallible> {
-    Ok(match item {
-        Ok(chunk) => Event::default().data(chunk),
-        Err(Some(error)) => Event::default().data(error.body().to_string()),
-        Err(None) => Event::default().data("[DONE]"),
-    })
-}
-
 /// One choice of a stream.
 struct Choice {
     frame: Arc<Frame>,
     usage: Arc<Usage>,
     index: usize,
     generation: Generation,
+    opening: Option<Bytes>,
     first: Option<Emission>,
+    ended: bool,
+}
+
+impl Stream for Choice {
+    type Item = Bytes;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        let choice = self.get_mut();
+        if choice.ended {
+            return Poll::Ready(None);
+        }
+        if let Some(opening) = choice.opening.take() {
+            return Poll::Ready(Some(opening));
+        }
+        let next = match choice.first.take() {
+            Some(first) => Ok(first),
+            None => ready!(choice.generation.poll_next(cx)),
+        };
+        Poll::Ready(Some(choice.write(next)))
+    }
 }
 
 impl Choice {
-    fn events(self) -> impl Stream<Item = Result<String, Option<ApiError>>> {
-        stream::unfold(Some(self), |state| async {
-            let mut choice = state?;
-            let next = match choice.first.take() {
-                Some(first) => Ok(first),
-                None => choice.generation.next().await,
-            };
-            Some(match next {
-                Ok(Emission::Pieces(pieces)) => (Ok(choice.write(&pieces)), Some(choice)),
-                Ok(Emission::End(reason)) => (Ok(choice.end(reason)), None),
-                Err(error) => (Err(Some(error)), None),
-            })
-        })
+    fn write(&mut self, next: Result<Emission, ApiError>) -> Bytes {
+        self.ended = !matches!(next, Ok(Emission::Pieces(_)));
+        match next {
+            Ok(Emission::Pieces(pieces)) => self.tokens(&pieces),
+            Ok(Emission::End(reason)) => self.end(reason),
+            Err(error) => event(&error.body()),
+        }
     }
 
-    fn write(&self, pieces: &[Piece]) -> String {
-        let text: String = pieces.iter().map(|piece| piece.text.as_str()).collect();
+    fn tokens(&self, pieces: &[Piece]) -> Bytes {
+        let text: Cow<'_, str> = match pieces {
+            [piece] => piece.text.as_str().into(),
+            pieces => pieces.iter().map(|piece| piece.text.as_str()).collect::<String>().into(),
+        };
         let usage = self.frame.continuous_usage.then(|| {
             let (prompt, completion) = self.generation.usage();
             json!({"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion})
@@ -280,27 +316,10 @@ impl Choice {
         self.frame.chunk(self.index, &text, pieces, None, usage)
     }
 
-    fn end(&self, reason: Reason) -> String {
+    fn end(&self, reason: Reason) -> Bytes {
         let (prompt, completion) = self.generation.usage();
         self.usage.prompt.fetch_add(prompt, Ordering::Relaxed);
         self.usage.completion.fetch_add(completion, Ordering::Relaxed);
         self.frame.chunk(self.index, "", &[], Some(reason), None)
-    }
-}
-
-/// The end of a stream.
-struct Closing {
-    frame: Arc<Frame>,
-    usage: Arc<Usage>,
-}
-
-impl Closing {
-    fn events(&self) -> impl Stream<Item = Result<String, Option<ApiError>>> + use<> {
-        let usage = self.frame.include_usage.then(|| {
-            let mut chunk = self.frame.envelope(true, Vec::new());
-            chunk["usage"] = self.usage.json();
-            Ok(chunk.to_string())
-        });
-        stream::iter(usage.into_iter().chain([Err(None)]))
     }
 }

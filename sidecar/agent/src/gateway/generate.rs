@@ -1,13 +1,16 @@
 //! One answer: tokens from the scheduler become pieces of text, written at the pace of the tenant's SLO.
 
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
 use sluice_policy::deposit::{Deposit, Pacing};
 use sluice_policy::ids::Nanos;
 use sluice_ports::sampling::TokenLogprobs;
 use sluice_scheduler::Finish;
+use tokio::time::Sleep;
 
 use super::detok::{Detokenizer, Shown, StopFilter};
 use super::error::ApiError;
@@ -69,6 +72,8 @@ pub struct Generation {
     min_tokens: u32,
     deposit: Deposit,
     waiting: VecDeque<Piece>,
+    /// Rings when the deposit has something due; made when an answer waits for the first time.
+    alarm: Option<Pin<Box<Sleep>>>,
     ended: Option<Reason>,
     prompt_tokens: u32,
     tokens: u32,
@@ -115,6 +120,7 @@ impl Generation {
             min_tokens: setup.min_tokens,
             deposit: Deposit::new(setup.pacing),
             waiting: VecDeque::new(),
+            alarm: None,
             ended: None,
             prompt_tokens: setup.prompt_tokens,
             tokens: 0,
@@ -135,28 +141,47 @@ impl Generation {
     /// Waits for the next thing to write.
     ///
     /// # Errors
-    /// The request was refused or failed; nothing follows.
+    /// As [`Generation::poll_next`].
     pub async fn next(&mut self) -> Result<Emission, ApiError> {
+        std::future::poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// The next thing to write, or word to `cx` when there is one.
+    ///
+    /// # Errors
+    /// The request was refused or failed; nothing follows.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Emission, ApiError>> {
         loop {
             if let Some(pieces) = self.due() {
-                return Ok(Emission::Pieces(pieces));
+                return Poll::Ready(Ok(Emission::Pieces(pieces)));
             }
             if let Some(reason) = self.ended {
                 self.count_end(reason.label());
-                return Ok(Emission::End(reason));
+                return Poll::Ready(Ok(Emission::End(reason)));
             }
-            let due = self.deposit.next_due().map(|at| self.started + std::time::Duration::from_nanos(at.0));
-            let Some(ticket) = &mut self.ticket else { return Err(ApiError::engine("the request is gone")) };
-            let update = match due {
-                None => ticket.next().await,
-                Some(due) => match tokio::time::timeout_at(due.into(), ticket.next()).await {
-                    Ok(update) => update,
-                    Err(_) => continue,
-                },
+            let Some(ticket) = &mut self.ticket else {
+                return Poll::Ready(Err(ApiError::engine("the request is gone")));
             };
-            self.take(update)?;
-            self.take_rest()?;
+            match ticket.poll_next(cx) {
+                Poll::Ready(update) => {
+                    self.take(update)?;
+                    self.take_rest()?;
+                }
+                Poll::Pending => ready!(self.poll_alarm(cx)),
+            }
         }
+    }
+
+    /// Waits until the deposit has something due. One timer serves the whole answer: it is not touched when a token only
+    /// joins the deposit, which is what most tokens of a paced stream do.
+    fn poll_alarm(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(due) = self.deposit.next_due() else { return Poll::Pending };
+        let due = tokio::time::Instant::from(self.started + Duration::from_nanos(due.0));
+        let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due)));
+        if alarm.deadline() != due {
+            alarm.as_mut().reset(due);
+        }
+        alarm.as_mut().poll(cx)
     }
 
     /// Whatever else has come meanwhile.
