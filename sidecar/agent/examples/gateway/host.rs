@@ -1,57 +1,128 @@
-//! A gateway in this process with nothing behind it but an inbox, for measurements.
+//! Servers to measure, in this process: a gateway with nothing behind it, and what remains when all of a gateway's work is
+//! left out, which is the floor of the machine.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use sluice_agent::gateway::Gateway;
 use sluice_agent::gateway::open::OpenRequests;
 use sluice_agent::gateway::serve::{Limits, serve};
 use sluice_agent::metrics::Metrics;
-use sluice_agent::service::{Inbox, Message, Service, Status};
+use sluice_agent::service::{Inbox, Message, Service, Status, Update};
 use sluice_policy::deposit::Pacing;
 use sluice_wire::config::{LimitsConfig, SloConfig};
-use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
+use tokio::sync::{mpsc, watch};
 
 use crate::tiny;
 
-/// A gateway that serves while this lives.
+/// Where the tokens of one stream go.
+pub type Updates = mpsc::UnboundedSender<Update>;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// The gateway.
+    Gateway,
+    /// The control: no HTTP, no text, no figures; a task per stream writes ready bytes, as many as an event has.
+    Bare,
+}
+
+/// What a stream of the control writes for a token: an event of the gateway, with the size of its chunk before it.
+const EVENT: &[u8] = b"dc\r\ndata: {\"id\":\"cmpl-69206b1e-2710\",\"object\":\"text_completion\",\
+\"created\":1763740000,\"model\":\"tiny\",\"choices\":[{\"index\":0,\"text\":\"a\",\"logprobs\":null,\
+\"finish_reason\":null}]}\n\n\r\n";
+
+/// A server that serves while this lives.
 pub struct Host {
     pub address: SocketAddr,
     pub metrics: Arc<Metrics>,
-    _running: (watch::Sender<Status>, watch::Sender<bool>, tempfile::TempDir, tokio::runtime::Runtime),
+    _running: (watch::Sender<Status>, watch::Sender<bool>, tempfile::TempDir, Runtime),
 }
 
-/// Starts it on as many threads as a sidecar has. What clients ask for arrives at the second value.
-pub fn start(streams: u32, pacing: Pacing) -> anyhow::Result<(Host, Receiver<Message>)> {
+/// Starts it on as many threads as a sidecar has. The second value has a sender for every stream that clients ask for.
+pub fn start(server: Server, streams: u32, pacing: Pacing) -> anyhow::Result<(Host, Receiver<Updates>)> {
     let folder = tempfile::tempdir()?;
-    let (inbox, messages) = Inbox::new();
     let (status, watched) = watch::channel(Status::Serving);
     let metrics = Arc::new(Metrics::new("tiny", &SloConfig::default()));
-    let gateway = Arc::new(Gateway {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
+    let address = listener.local_addr()?;
+    let (stop, stopping) = watch::channel(false);
+    let (opened, streams_opened) = channel();
+    match server {
+        Server::Bare => drop(runtime.spawn(accept(listener, pacing, opened))),
+        Server::Gateway => {
+            let service = Service::new(scheduler(opened), watched);
+            let gateway = Arc::new(gateway(&folder, service, streams, pacing, metrics.clone()));
+            let limits = Limits { connections: streams as usize + 1024, drain: Duration::from_secs(1) };
+            runtime.spawn(serve(listener, gateway.router(), limits, stopping));
+        }
+    }
+    Ok((Host { address, metrics, _running: (status, stop, folder, runtime) }, streams_opened))
+}
+
+fn gateway(
+    folder: &tempfile::TempDir,
+    service: Service,
+    streams: u32,
+    stream_pacing: Pacing,
+    metrics: Arc<Metrics>,
+) -> Gateway {
+    Gateway {
         text: Arc::new(tiny::text(folder.path())),
-        service: Service::new(inbox, watched),
+        service,
         names: vec!["tiny".into()],
         vocab: tiny::VOCAB,
         max_model_tokens: 1 << 20,
         open: OpenRequests::new(streams, metrics.clone()),
         limits: LimitsConfig { max_streams: streams, ..LimitsConfig::default() },
-        stream_pacing: pacing,
+        stream_pacing,
         api_keys: Vec::new(),
-        metrics: metrics.clone(),
+        metrics,
         started: Gateway::unix_seconds(),
         answers: AtomicU64::new(1),
+    }
+}
+
+/// In the scheduler's place: passes on who waits for tokens, and has no part in the tokens themselves.
+fn scheduler(opened: Sender<Updates>) -> Inbox {
+    let (inbox, messages) = Inbox::new();
+    std::thread::spawn(move || {
+        for message in messages {
+            if let Message::Submit(_, updates) = message {
+                // Nobody measures any more when this fails.
+                let _ = opened.send(updates);
+            }
+        }
     });
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
-    let address = listener.local_addr()?;
-    let (stop, stopping) = watch::channel(false);
-    let limits = Limits { connections: streams as usize + 1024, drain: Duration::from_secs(1) };
-    runtime.spawn(serve(listener, gateway.router(), limits, stopping));
-    Ok((Host { address, metrics, _running: (status, stop, folder, runtime) }, messages))
+    inbox
+}
+
+async fn accept(listener: TcpListener, pacing: Pacing, opened: Sender<Updates>) {
+    while let Ok((socket, _)) = listener.accept().await {
+        let (updates, tokens) = mpsc::unbounded_channel();
+        let _ = opened.send(updates);
+        tokio::spawn(write(socket, tokens, pacing));
+    }
+}
+
+/// One stream of the control: every token as it comes, or an interval after the last one.
+async fn write(mut socket: TcpStream, mut tokens: mpsc::UnboundedReceiver<Update>, pacing: Pacing) {
+    let mut request = [0; 1024];
+    if socket.set_nodelay(true).is_err() || socket.read(&mut request).await.is_err() {
+        return;
+    }
+    while tokens.recv().await.is_some() && socket.write_all(EVENT).await.is_ok() {
+        if let Pacing::Paced { interval_ns } = pacing {
+            tokio::time::sleep(Duration::from_nanos(interval_ns)).await;
+        }
+    }
 }
 
 /// A request for an endless stream, as bytes on the wire.
@@ -66,11 +137,12 @@ pub fn rank(sorted: &[u64], permille: usize) -> u64 {
     sorted[(sorted.len() * permille).div_ceil(1000).clamp(1, sorted.len()) - 1]
 }
 
-/// One line of a verdict.
-pub fn verdict(name: &str, value: f64, limit: f64, unit: &str) -> bool {
+/// One line of a verdict; `floor` is the same figure of [`Server::Bare`].
+pub fn verdict(name: &str, value: f64, limit: f64, unit: &str, floor: Option<f64>) -> bool {
     let passed = value <= limit;
+    let floor = floor.map_or(String::new(), |floor| format!("  (the bare server: {floor:.2} {unit})"));
     println!(
-        "{name:<34} {value:>10.2} {unit:<4} limit {limit:>8.2} {unit:<4} {}",
+        "{name:<34} {value:>10.2} {unit:<4} limit {limit:>8.2} {unit:<4} {}{floor}",
         if passed { "PASS" } else { "FAIL" }
     );
     passed
