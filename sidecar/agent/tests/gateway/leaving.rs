@@ -37,7 +37,8 @@ async fn a_client_that_leaves_in_the_middle_cancels_its_request_though_nothing_f
         if stream {
             client.head().await;
             client.next_event().await;
-            assert_eq!(world.metrics.streams().deposit_tokens, 2);
+            // The first may be written before the others have come.
+            world.deposit(2).await;
         }
         assert_eq!(world.scheduler.cancelled(Duration::from_millis(100)).await, None, "it is still there");
         drop(client);

@@ -131,6 +131,15 @@ impl World {
         client.answer().await
     }
 
+    /// Waits until so many tokens are generated and not yet written.
+    pub async fn deposit(&self, tokens: u64) {
+        let until = Instant::now() + PATIENCE;
+        while self.metrics.streams().deposit_tokens != tokens {
+            assert!(Instant::now() < until, "{:?}, not {tokens}", self.metrics.streams());
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
     /// Answers every request at once with `text`, in a thread of its own that ends with the gateway.
     pub fn autopilot(&mut self, text: &'static str) {
         let (_, nothing) = std::sync::mpsc::channel();
