@@ -3,6 +3,7 @@
 //! Every rule is a pure function over strings and small structs (`rules`); reading files and starting processes
 //! happens at the rim (`workspace`, `process`).
 
+mod bench;
 mod check;
 mod demo;
 mod finding;
@@ -43,6 +44,8 @@ enum Task {
     },
     /// Write the generated files (the CRD YAML in crds/generated).
     Gen,
+    /// Measure it: the budgets, the policies.
+    Bench(bench::BenchArgs),
     /// Show it: one burst on a tenant with too little KV, under Recompute and under Oneiros, and a table.
     Demo(demo::DemoArgs),
     /// Run everything a change must pass: check, build all binaries, run all tests.
@@ -74,6 +77,7 @@ fn run(task: &Task) -> anyhow::Result<bool> {
     match task {
         Task::Check { fix, quick } => check::check(&workspace, *fix, *quick),
         Task::Gen => generate::write_all(&workspace.root).map(|()| true),
+        Task::Bench(args) => bench::run(&workspace, args),
         Task::Demo(args) => demo::run(&workspace, args),
         Task::Test { quick } => suite::run(&workspace, *quick),
     }

@@ -1,7 +1,8 @@
 //! Time of a step's decisions: `prepare`, `begin`, `commit` and `finish` for a decode step of a model of 80 layers, all
 //! resident and with 24 layers moving. Copies complete between steps and are not counted.
 //!
-//! Run with `cargo run --release -p sluice-policy --example policy_speed`. Prints the median, the limit and pass or fail.
+//! Run with `cargo run --release -p sluice-policy --example policy_speed`. Prints the median, the limit and pass or fail;
+//! with `-- --json` each verdict as one JSON object.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -114,6 +115,7 @@ fn one_step(
 }
 
 fn main() -> ExitCode {
+    let json = std::env::args().any(|arg| arg == "--json");
     let mut passed = true;
     for forced in [None, Some(ForcedRemap { alpha: 22, beta: 2 })] {
         for sequences in [16, 32, 64] {
@@ -122,6 +124,13 @@ fn main() -> ExitCode {
             let ok = median <= LIMIT_NS;
             passed &= ok;
             let moving = forced.map_or(0, |f| f.alpha + u16::from(f.beta));
+            if json {
+                let name =
+                    format!("step decisions, {sequences} sequences, {moving} of {LAYERS} layers moving");
+                let limit = format!(r#""limit": {LIMIT_NS}, "passed": {ok}, "detail": {{"p99_ns": {p99}}}"#);
+                println!(r#"{{"name": "{name}, median", "value": {median}, "unit": "ns", {limit}}}"#);
+                continue;
+            }
             println!(
                 "policy decision: {sequences} sequences, {LAYERS} layers, {moving} moving: median {median} ns, p99 {p99} ns, limit {LIMIT_NS} ns: {}",
                 if ok { "pass" } else { "fail" }

@@ -1,0 +1,41 @@
+//! `cargo xtask bench`: measurements of the product on this machine.
+//!
+//! Verdicts go to stdout, progress to stderr. What a signal interrupts leaves no process and no folder behind.
+
+mod budgets;
+mod machine;
+mod policies;
+mod run;
+mod statistics;
+mod tenant;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+use crate::workspace::Workspace;
+
+/// Options of `cargo xtask bench`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(arg_required_else_help = true)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    command: Commands,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Commands {
+    /// Hold the product to its budgets: value, limit and pass or fail of each, in one table.
+    ///
+    /// The exit status is 1 if one failed. Measure on a quiet machine (docs/benchmarks.md).
+    Budgets(budgets::BudgetArgs),
+    /// Compare the policies under load.
+    Policies(policies::PolicyArgs),
+}
+
+/// Runs one benchmark; `false` says that a limit was not kept and the table says which.
+pub fn run(workspace: &Workspace, args: &BenchArgs) -> Result<bool> {
+    match &args.command {
+        Commands::Budgets(args) => budgets::run(workspace, args),
+        Commands::Policies(args) => policies::run(workspace, args),
+    }
+}

@@ -1,0 +1,236 @@
+//! `cargo xtask bench budgets`: what the product may cost, held to the limits of its design.
+
+mod examples;
+mod idle;
+mod resident;
+mod verdict;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use serde_json::{Value, json};
+
+use self::examples::Example;
+use self::verdict::{Verdict, Verdicts};
+use super::machine;
+use super::run::Stop;
+use super::tenant::{self, World};
+use crate::workspace::Workspace;
+
+/// Options of `cargo xtask bench budgets`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct BudgetArgs {
+    /// Measure this budget; may be given more than once. Absent = all.
+    #[arg(long, value_enum, value_name = "NAME")]
+    only: Vec<Budget>,
+    /// Write machine, command, values and what they came from to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Pairs of completions for `idle-elasticity`.
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u16).range(30..=1000))]
+    pairs: u16,
+}
+
+/// A budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Budget {
+    /// Decisions of one step for a model of 80 layers
+    PolicySpeed,
+    /// One decision about remapping for a model of 80 layers
+    DecisionSpeed,
+    /// Round trip of a step over the link, between two processes
+    LinkLatency,
+    /// Copies into chunks against the machine's own memcpy
+    CopySpeed,
+    /// What the gateway adds to a token at 2,000 tokens a second
+    GatewayLatency,
+    /// 10,000 paced streams: lateness and memory
+    GatewayStreams,
+    /// Resident memory of a sidecar beside weights, KV and tokenizer
+    ResidentMemory,
+    /// Elasticity switched on with nothing to do, against the same without
+    IdleElasticity,
+}
+
+impl Budget {
+    fn name(self) -> &'static str {
+        match self {
+            Budget::PolicySpeed => "policy-speed",
+            Budget::DecisionSpeed => "decision-speed",
+            Budget::LinkLatency => "link-latency",
+            Budget::CopySpeed => "copy-speed",
+            Budget::GatewayLatency => "gateway-latency",
+            Budget::GatewayStreams => "gateway-streams",
+            Budget::ResidentMemory => "resident-memory",
+            Budget::IdleElasticity => "idle-elasticity",
+        }
+    }
+
+    /// The example that measures it; `None` = it is measured here, on tenants.
+    fn example(self) -> Option<Example> {
+        let (package, name, json) = match self {
+            Budget::PolicySpeed => ("sluice-policy", "policy_speed", true),
+            Budget::DecisionSpeed => ("sluice-policy", "decision_speed", true),
+            Budget::LinkLatency => ("sluice-link", "link_latency", true),
+            Budget::CopySpeed => ("sluice-memory", "copy_speed", true),
+            Budget::GatewayLatency => ("sluice-agent", "gateway_latency", false),
+            Budget::GatewayStreams => ("sluice-agent", "gateway_streams", false),
+            Budget::ResidentMemory | Budget::IdleElasticity => return None,
+        };
+        Some(Example { package, name, json })
+    }
+}
+
+/// Measures, one budget after the other; `false` if a limit was not kept.
+pub fn run(workspace: &Workspace, args: &BudgetArgs) -> Result<bool> {
+    let stop = Stop::on_signals()?;
+    let wanted = if args.only.is_empty() { Budget::value_variants() } else { &args.only };
+    // Before anything of ours runs: its load tells how quiet the machine was.
+    let machine = machine::describe();
+    build(workspace, wanted, &stop)?;
+    let mut bench = Bench { workspace, stop, world: None, pairs: args.pairs.into() };
+    let mut verdicts = Verdicts::default();
+    for budget in wanted {
+        eprintln!("== {}", budget.name());
+        let measured = bench.measure(*budget);
+        bench.stop.check()?;
+        let measured = measured.unwrap_or_else(|error| {
+            eprintln!("xtask: {}: {error:#}", budget.name());
+            vec![Verdict::missing(budget.name(), &format!("{error:#}"))]
+        });
+        verdicts.0.extend(measured.into_iter().map(|verdict| (budget.name(), verdict)));
+    }
+    let report = report(workspace, machine, &verdicts);
+    print!("{}", heading(&report));
+    print!("{verdicts}");
+    if let Some(file) = &args.json {
+        let text = serde_json::to_string_pretty(&report)? + "\n";
+        std::fs::write(file, text).with_context(|| file.display().to_string())?;
+    }
+    Ok(verdicts.passed())
+}
+
+/// Builds all that will be measured, so that no compiler runs between measurements.
+fn build(workspace: &Workspace, wanted: &[Budget], stop: &Stop) -> Result<()> {
+    let examples: Vec<_> = wanted.iter().filter_map(|budget| budget.example()).collect();
+    if !examples.is_empty() {
+        examples::build(workspace, &examples, stop)?;
+    }
+    if wanted.iter().any(|budget| budget.example().is_none()) {
+        tenant::build(workspace, stop)?;
+    }
+    Ok(())
+}
+
+struct Bench<'a> {
+    workspace: &'a Workspace,
+    stop: Stop,
+    /// Made when the first measurement needs tenants.
+    world: Option<World>,
+    pairs: usize,
+}
+
+impl Bench<'_> {
+    fn measure(&mut self, budget: Budget) -> Result<Vec<Verdict>> {
+        if let Some(example) = budget.example() {
+            return examples::measure(self.workspace, &example, &self.stop);
+        }
+        let world = match self.world.take() {
+            Some(world) => world,
+            None => World::new(self.workspace, &self.stop)?,
+        };
+        let world = self.world.insert(world);
+        match budget {
+            Budget::IdleElasticity => idle::measure(world, self.pairs),
+            _ => resident::measure(world),
+        }
+    }
+}
+
+fn report(workspace: &Workspace, machine: Value, verdicts: &Verdicts) -> Value {
+    let words: Vec<_> = std::env::args().skip(1).collect();
+    json!({
+        "command": format!("cargo xtask {}", words.join(" ")),
+        "commit": machine::commit(&workspace.root),
+        "machine": machine,
+        "passed": verdicts.passed(),
+        "budgets": verdicts.json(),
+    })
+}
+
+/// What the table was measured on and with.
+fn heading(report: &Value) -> String {
+    let machine = &report["machine"];
+    let text = |value: &Value| value.as_str().unwrap_or("unknown").to_owned();
+    let features = machine["features"].as_array().into_iter().flatten();
+    let features: Vec<_> = features.filter_map(Value::as_str).collect();
+    format!(
+        "{}\ncommit {}\n{}, {} cores, {} MiB, kernel {}, load {} at the start\n{}\n\n",
+        text(&report["command"]),
+        text(&report["commit"]),
+        text(&machine["processor"]),
+        machine["cores"],
+        machine["memory_mib"],
+        text(&machine["kernel"]),
+        machine["load_1_min"],
+        features.join(" ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args, Command, FromArgMatches};
+
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<BudgetArgs, clap::Error> {
+        let command = BudgetArgs::augment_args(Command::new("budgets"));
+        let matches = command.try_get_matches_from([&["budgets"], words].concat())?;
+        BudgetArgs::from_arg_matches(&matches)
+    }
+
+    #[test]
+    fn an_unknown_budget_is_refused_with_the_list_of_all() {
+        let error = parse(&["--only", "nonsense"]).unwrap_err().to_string();
+        for budget in Budget::value_variants() {
+            assert!(error.contains(budget.name()), "{error}");
+        }
+        let args = parse(&["--only", "copy-speed", "--only", "resident-memory"]).unwrap();
+        assert_eq!(args.only, [Budget::CopySpeed, Budget::ResidentMemory]);
+    }
+
+    #[test]
+    fn names_are_the_same_on_the_command_line_and_in_the_table() {
+        for budget in Budget::value_variants() {
+            let value = budget.to_possible_value().unwrap();
+            assert_eq!(value.get_name(), budget.name());
+        }
+    }
+
+    #[test]
+    fn fewer_pairs_than_the_budget_names_are_refused() {
+        assert!(parse(&["--pairs", "29"]).is_err());
+        assert_eq!(parse(&["--pairs", "30"]).unwrap().pairs, 30);
+    }
+
+    #[test]
+    fn every_named_example_is_in_the_tree() {
+        let workspace = Workspace::open().unwrap();
+        for example in Budget::value_variants().iter().filter_map(|budget| budget.example()) {
+            assert!(examples::exists(&workspace, &example), "{example:?}");
+        }
+    }
+
+    #[test]
+    fn the_heading_tells_command_and_machine() {
+        let machine = json!({
+            "processor": "P", "cores": 2, "memory_mib": 24_104, "kernel": "6.1", "load_1_min": 0.05,
+            "features": ["avx2", "fma"],
+        });
+        let report = json!({"command": "cargo xtask bench budgets", "commit": "abc", "machine": machine});
+        let expected = "cargo xtask bench budgets\ncommit abc\nP, 2 cores, 24104 MiB, kernel 6.1, load 0.05 at the \
+                        start\navx2 fma\n\n";
+        assert_eq!(heading(&report), expected);
+    }
+}

@@ -1,0 +1,95 @@
+//! What a figure was measured on: processor, cores, memory, kernel, tree. Never who the machine is.
+
+use std::process::Command;
+
+use cargo_metadata::camino::Utf8Path;
+use serde_json::{Value, json};
+
+/// Features that decide which kernels run and how fast, of those that `/proc/cpuinfo` names.
+const FEATURES: [&str; 20] = [
+    "avx",
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512bw",
+    "avx512dq",
+    "avx512vl",
+    "avx512_bf16",
+    "avx512_fp16",
+    "avx512_vnni",
+    "amx_tile",
+    "amx_bf16",
+    "asimd",
+    "asimdhp",
+    "asimddp",
+    "sve",
+    "sve2",
+    "bf16",
+    "i8mm",
+];
+
+/// The machine at this moment; its load tells how quiet it was.
+pub fn describe() -> Value {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let load = read("/proc/loadavg");
+    let mut machine = processor(&read("/proc/cpuinfo"));
+    machine["cores"] = json!(std::thread::available_parallelism().map_or(0, usize::from));
+    machine["memory_mib"] = json!(memory_mib(&read("/proc/meminfo")));
+    machine["kernel"] = json!(read("/proc/sys/kernel/osrelease").trim());
+    machine["load_1_min"] = json!(load.split(' ').next().and_then(|load| load.parse::<f64>().ok()));
+    machine
+}
+
+/// The commit, with a `+` if files differ from it.
+pub fn commit(root: &Utf8Path) -> String {
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git").current_dir(root).args(arguments).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let Some(commit) = git(&["rev-parse", "--short", "HEAD"]) else { return "unknown".into() };
+    let changed = git(&["status", "--porcelain"]).is_none_or(|files| !files.is_empty());
+    format!("{commit}{}", if changed { "+" } else { "" })
+}
+
+fn processor(cpuinfo: &str) -> Value {
+    let field = |names: &[&str]| {
+        let named = |line: &'_ str| {
+            let (name, value) = line.split_once(':')?;
+            names.contains(&name.trim()).then(|| value.trim().to_owned())
+        };
+        cpuinfo.lines().find_map(named)
+    };
+    let flags = field(&["flags", "Features"]).unwrap_or_default();
+    let known = |name: &&str| flags.split(' ').any(|flag| flag == *name);
+    let features: Vec<_> = FEATURES.into_iter().filter(known).collect();
+    // Arm kernels name no model, only numbers of the implementer and the part.
+    let part = || field(&["CPU part"]).map(|part| format!("{} part {part}", std::env::consts::ARCH));
+    json!({"processor": field(&["model name"]).or_else(part), "features": features})
+}
+
+fn memory_mib(meminfo: &str) -> Option<u64> {
+    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    Some(total.trim().trim_end_matches(" kB").parse::<u64>().ok()? >> 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_processor_is_told_by_name_and_by_the_features_that_matter() {
+        let x86 = "processor\t: 0\nmodel name\t: A Processor\nflags\t\t: fpu avx avx2x avx2 fma\n\nprocessor\t: 1\n";
+        let expected = json!({"processor": "A Processor", "features": ["avx", "avx2", "fma"]});
+        assert_eq!(processor(x86), expected);
+        let arm = "processor\t: 0\nFeatures\t: fp asimd sve\nCPU part\t: 0xd4f\n";
+        assert_eq!(processor(arm)["features"], json!(["asimd", "sve"]));
+        assert!(processor(arm)["processor"].as_str().unwrap().ends_with("part 0xd4f"));
+    }
+
+    #[test]
+    fn memory_is_told_in_mib() {
+        assert_eq!(memory_mib("MemTotal:       24683000 kB\nMemFree: 1 kB\n"), Some(24_104));
+        assert_eq!(memory_mib(""), None);
+    }
+}

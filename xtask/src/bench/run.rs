@@ -1,0 +1,183 @@
+//! Child processes that end with us, signals that are waited for, and a folder that goes.
+
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use cargo_metadata::camino::Utf8Path;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+use crate::process;
+
+/// Between two looks at a child and at the signals.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Whether SIGINT or SIGTERM has come.
+#[derive(Clone, Debug, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Takes over both signals. The first one is seen by [`Stop::check`], a second one ends the process at once.
+    pub fn on_signals() -> Result<Stop> {
+        let stop = Stop::default();
+        for signal in [SIGINT, SIGTERM] {
+            flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop.0)).context("signals")?;
+            flag::register(signal, Arc::clone(&stop.0)).context("signals")?;
+        }
+        Ok(stop)
+    }
+
+    /// Whether one has come.
+    pub fn requested(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// An error if one has come, so that everything on the way out is cleaned up.
+    pub fn check(&self) -> Result<()> {
+        ensure!(!self.requested(), "interrupted");
+        Ok(())
+    }
+}
+
+/// A child at the head of a process group of its own. Dropping it ends what still runs of the group.
+///
+/// Its own group, so that Ctrl-C reaches us alone and children end in our order.
+pub struct Group(Child);
+
+impl Group {
+    /// Starts it.
+    pub fn spawn(command: &mut Command) -> Result<Group> {
+        let child = command.process_group(0).stdin(Stdio::null()).spawn();
+        child.map(Group).with_context(|| command.get_program().display().to_string())
+    }
+
+    /// The child.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.0
+    }
+
+    /// Waits for its end, or for a signal to us, which is an error.
+    pub fn wait(&mut self, stop: &Stop) -> Result<ExitStatus> {
+        loop {
+            if let Some(status) = self.0.try_wait()? {
+                return Ok(status);
+            }
+            stop.check()?;
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if matches!(self.0.try_wait(), Ok(Some(_))) {
+            return;
+        }
+        // A group that has ended already needs no signal; nothing else can be done in a drop.
+        let _ = Command::new("kill").args(["-TERM", "--", &format!("-{}", self.0.id())]).status();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs a command to its end. Returns its status and what it printed on stdout.
+pub fn capture(command: &mut Command, stop: &Stop) -> Result<(ExitStatus, String)> {
+    let mut group = Group::spawn(command.stdout(Stdio::piped()))?;
+    let mut stdout = group.child().stdout.take().context("a pipe")?;
+    let reader = std::thread::spawn(move || {
+        let mut text = String::new();
+        stdout.read_to_string(&mut text).map(|_| text)
+    });
+    let status = group.wait(stop)?;
+    let Ok(text) = reader.join() else { bail!("the reader of a pipe panicked") };
+    Ok((status, text.context("output that is not UTF-8")?))
+}
+
+/// Runs cargo in the workspace root with its words on stderr.
+pub fn cargo(root: &Utf8Path, arguments: &[&str], stop: &Stop) -> Result<()> {
+    eprintln!("$ cargo {}", arguments.join(" "));
+    let status = Group::spawn(process::cargo(root, arguments).stdout(Stdio::null()))?.wait(stop)?;
+    ensure!(status.success(), "cargo {} failed", arguments.join(" "));
+    Ok(())
+}
+
+/// A folder for what a measurement writes, removed with this value.
+#[derive(Debug)]
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    /// Makes it in the folder for temporary files: paths of sockets must be short.
+    pub fn new() -> Result<Scratch> {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let (process, number) = (std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let folder = std::env::temp_dir().join(format!("sluice-bench-{process}-{number}"));
+        std::fs::create_dir(&folder).with_context(|| folder.display().to_string())?;
+        Ok(Scratch(folder))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            eprintln!("xtask: {} stays behind: {error}", self.0.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn what_a_command_prints_comes_back_with_its_status() {
+        let (status, text) = capture(&mut shell("echo a; exit 3"), &Stop::default()).unwrap();
+        assert_eq!((status.code(), text.as_str()), (Some(3), "a\n"));
+    }
+
+    #[test]
+    fn an_interrupted_wait_ends_the_child_and_its_children() {
+        let mut group = Group::spawn(shell("sleep 600 & echo $!; wait").stdout(Stdio::piped())).unwrap();
+        let mut line = Vec::new();
+        let stdout = group.child().stdout.as_mut().unwrap();
+        let mut byte = [0];
+        while stdout.read(&mut byte).unwrap() == 1 && byte[0] != b'\n' {
+            line.push(byte[0]);
+        }
+        let grandchild = String::from_utf8(line).unwrap();
+        assert!(Path::new("/proc").join(grandchild).exists());
+        let stop = Stop::default();
+        stop.0.store(true, Ordering::Relaxed);
+        assert_eq!(group.wait(&stop).unwrap_err().to_string(), "interrupted");
+        let mut stdout = group.child().stdout.take().unwrap();
+        drop(group);
+        // The pipe ends when the last process that holds it does.
+        assert_eq!(stdout.read(&mut byte).unwrap(), 0);
+    }
+
+    #[test]
+    fn the_folder_goes_with_its_value() {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.path().to_owned();
+        std::fs::write(path.join("file"), "text").unwrap();
+        drop(scratch);
+        assert!(!path.exists());
+    }
+}

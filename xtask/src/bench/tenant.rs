@@ -1,0 +1,248 @@
+//! A tenant on a generated model, served by the product's own binaries.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::run::{Group, Scratch, Stop, capture, cargo};
+use crate::workspace::Workspace;
+
+/// For a tenant to serve, loading included.
+const START_LIMIT: Duration = Duration::from_secs(120);
+/// For an answer that needs no computation.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// 24 layers of 3.1 MiB: a decode step takes milliseconds, and a run of the model fits any machine.
+const MODEL: &[&str] = &[
+    "--layers",
+    "24",
+    "--hidden",
+    "384",
+    "--heads",
+    "6",
+    "--kv-heads",
+    "3",
+    "--intermediate",
+    "1024",
+    "--vocab",
+    "512",
+    "--max-positions",
+    "512",
+];
+/// Tokens of the model's vocabulary.
+pub const VOCAB: u32 = 512;
+/// Device memory: weights and activations are a third of it, all the rest is KV.
+const MEMORY: &str = "256Mi";
+
+/// The release binaries, a model, and a folder for what runs write.
+pub struct World {
+    bins: PathBuf,
+    scratch: Scratch,
+    /// Whether we were told to end.
+    pub stop: Stop,
+}
+
+/// Builds the binaries.
+pub fn build(workspace: &Workspace, stop: &Stop) -> Result<()> {
+    let packages = ["-p", "sluice-cli", "-p", "sluice-agent", "-p", "sluice-kernels", "--bins"];
+    cargo(&workspace.root, &[&["build", "--release", "--locked"], &packages[..]].concat(), stop)
+}
+
+impl World {
+    /// Makes the model.
+    pub fn new(workspace: &Workspace, stop: &Stop) -> Result<World> {
+        let bins = workspace.target.join("release").into();
+        let world = World { bins, scratch: Scratch::new()?, stop: stop.clone() };
+        let mut make = world.command("sluice-model-gen");
+        make.arg("--out").arg(world.model()).args(MODEL);
+        let (status, _) = capture(&mut make, stop)?;
+        ensure!(status.success(), "sluice-model-gen made no model");
+        Ok(world)
+    }
+
+    fn model(&self) -> PathBuf {
+        self.scratch.path().join("model")
+    }
+
+    fn command(&self, name: &str) -> Command {
+        let mut command = Command::new(self.bins.join(name));
+        command.env("SLUICE_LOG", "warn").env("SLUICE_BIN_DIR", &self.bins);
+        command
+    }
+}
+
+/// A tenant that serves until this is dropped.
+pub struct Tenant<'a> {
+    world: &'a World,
+    runtime: PathBuf,
+    up: Option<Group>,
+    address: SocketAddr,
+    files: PathBuf,
+}
+
+impl Tenant<'_> {
+    /// Starts a tenant with ample KV under `policy` and waits until it serves.
+    pub fn start<'a>(world: &'a World, policy: &str) -> Result<Tenant<'a>> {
+        let files = world.scratch.path().join(policy);
+        std::fs::create_dir(&files).with_context(|| files.display().to_string())?;
+        let (file, runtime) = (files.join("tenant.yaml"), files.join("run"));
+        std::fs::write(&file, yaml(&world.model(), policy)).with_context(|| file.display().to_string())?;
+        let mut command = world.command("sluice");
+        command.env("SLUICE_RUNTIME_DIR", &runtime).arg("up").arg("-f").arg(&file);
+        command.args(["--port", "0", "--threads", &engine_threads().to_string()]);
+        let mut up = Group::spawn(command.stdout(Stdio::piped()))?;
+        let lines = lines(up.child().stdout.take().context("a pipe")?);
+        let address = ready(&lines, &world.stop);
+        // Dropped on failure: it ends and cleans up.
+        let address = address.with_context(|| format!("a tenant under {policy}"))?;
+        Ok(Tenant { world, runtime, up: Some(up), address, files })
+    }
+
+    /// Process id of the sidecar.
+    pub fn pid(&self) -> Result<u32> {
+        let folder = self.runtime.join("default.bench/sidecar.json");
+        let record = std::fs::read(&folder).with_context(|| folder.display().to_string())?;
+        let record: Value = serde_json::from_slice(&record)?;
+        record["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).context("a record without a pid")
+    }
+
+    /// What `sluice top --once --json` tells of it.
+    pub fn state(&self) -> Result<Value> {
+        let mut top = self.world.command("sluice");
+        top.env("SLUICE_RUNTIME_DIR", &self.runtime).args(["top", "--once", "--json"]);
+        let (status, text) = capture(&mut top, &self.world.stop)?;
+        ensure!(status.success(), "sluice top failed");
+        let states: Value = serde_json::from_str(&text).context("sluice top")?;
+        states.get(0).cloned().context("sluice top shows no tenant")
+    }
+
+    /// Its metrics, as text.
+    pub fn metrics(&self) -> Result<String> {
+        let mut socket = TcpStream::connect_timeout(&self.address, ANSWER_LIMIT).context("/metrics")?;
+        socket.set_read_timeout(Some(ANSWER_LIMIT))?;
+        socket.write_all(b"GET /metrics HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).context("/metrics")?;
+        ensure!(
+            answer.starts_with("HTTP/1.1 200 "),
+            "/metrics: {}",
+            answer.lines().next().unwrap_or_default()
+        );
+        Ok(answer)
+    }
+
+    /// One greedy completion by `sluice bench`; returns its text. Equal prompts for equal lengths.
+    pub fn complete(&self, prompt_tokens: u32, tokens: u32) -> Result<String> {
+        let outputs = self.files.join("outputs.json");
+        let mut bench = self.world.command("sluice");
+        bench.args(["bench", "--json", "-n", "1", "--url", &format!("http://{}", self.address), "--outputs"]);
+        bench.arg(&outputs).args(["--lengths", &format!("{prompt_tokens}:{tokens}")]);
+        bench.args(["--vocab", &VOCAB.to_string()]).stderr(Stdio::null());
+        let (status, report) = capture(&mut bench, &self.world.stop)?;
+        ensure!(status.success(), "sluice bench failed: {report}");
+        let texts: Vec<String> = serde_json::from_slice(&std::fs::read(&outputs)?)?;
+        texts.into_iter().next().context("sluice bench wrote no answer")
+    }
+}
+
+impl Drop for Tenant<'_> {
+    fn drop(&mut self) {
+        drop(self.up.take());
+        if let Err(error) = std::fs::remove_dir_all(&self.files) {
+            eprintln!("xtask: {} stays behind: {error}", self.files.display());
+        }
+    }
+}
+
+/// All cores but one, which is left to the sidecar and its client: who competes for it must not be what is measured.
+fn engine_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().saturating_sub(1).max(1))
+}
+
+/// Every line that comes, until the pipe ends.
+fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        // A receiver that has gone does not end the reading: a full pipe would stop the writer.
+        BufReader::new(pipe).lines().map_while(Result::ok).for_each(|line| drop(sender.send(line)));
+    });
+    receiver
+}
+
+/// The address in the line `ready NAMESPACE/NAME URL`.
+fn ready(lines: &Receiver<String>, stop: &Stop) -> Result<SocketAddr> {
+    let begun = Instant::now();
+    loop {
+        stop.check()?;
+        ensure!(begun.elapsed() < START_LIMIT, "does not serve after {} s", START_LIMIT.as_secs());
+        match lines.recv_timeout(Duration::from_millis(100)) {
+            Ok(line) => return address(&line).with_context(|| format!("an unexpected line: {line}")),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => bail!("does not serve; the sidecar's words are above"),
+        }
+    }
+}
+
+fn address(line: &str) -> Option<SocketAddr> {
+    line.strip_prefix("ready ")?.split(' ').nth(1)?.strip_prefix("http://")?.parse().ok()
+}
+
+fn yaml(model: &Path, policy: &str) -> String {
+    format!(
+        "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: bench}}\nspec:\n  \
+         deviceClassName: host.sluice.dev\n  device: {{host: {{memory: {MEMORY}, chunkBytes: 64Ki}}}}\n  \
+         gpus: [{{name: gpu}}]\n  hostMemoryPerGPU: 4Gi\n  policy: {policy}\n---\n\
+         apiVersion: sluice.dev/v1alpha1\nkind: ModelTenant\nmetadata: {{name: bench}}\nspec:\n  \
+         poolRef: {{name: bench}}\n  drainSeconds: 1\n  pacing: {{mode: Immediate}}\n  \
+         model: {{source: {{type: File, file: {{path: {:?}}}}}, maxModelLen: 512}}\n",
+        model.display().to_string()
+    )
+}
+
+/// Value of the metric `name`, which has one line, in a text of OpenMetrics.
+pub fn metric(text: &str, name: &str) -> Result<f64> {
+    let value = text.lines().find_map(|line| {
+        let rest = line.strip_prefix(name)?;
+        rest.starts_with(['{', ' ']).then(|| rest.rsplit(' ').next())?
+    });
+    value.with_context(|| format!("no metric {name}"))?.parse().with_context(|| format!("metric {name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ready_line_tells_the_address() {
+        let expected = Some(SocketAddr::from(([127, 0, 0, 1], 4711)));
+        assert_eq!(address("ready default/bench http://127.0.0.1:4711"), expected);
+        assert_eq!(address("sluice: terminated"), None);
+    }
+
+    #[test]
+    fn a_tenant_that_ends_without_a_word_is_an_error_at_once() {
+        let error = ready(&lines(&b""[..]), &Stop::default()).unwrap_err().to_string();
+        assert!(error.starts_with("does not serve; "), "{error}");
+        assert!(ready(&lines(&b"ready a/b http://[::1]:1\n"[..]), &Stop::default()).is_ok());
+    }
+
+    #[test]
+    fn a_metric_is_found_by_its_whole_name() {
+        let text = "# TYPE a histogram\na_sum_of{m=\"x\"} 1\na_sum{m=\"x y\"} 0.5725\na_count 159\n# EOF\n";
+        assert_eq!(metric(text, "a_sum").unwrap(), 0.5725);
+        assert_eq!(metric(text, "a_count").unwrap(), 159.0);
+        assert_eq!(metric(text, "a").unwrap_err().to_string(), "no metric a");
+    }
+
+    #[test]
+    fn the_tenant_is_one_that_the_product_takes() {
+        let loaded = sluice_types::load::load_valid_str(&yaml(Path::new("/m"), "Oneiros"), "bench.yaml");
+        assert_eq!(loaded.unwrap_or_else(|errors| panic!("{errors:?}")).len(), 2);
+    }
+}
