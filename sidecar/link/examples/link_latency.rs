@@ -2,7 +2,8 @@
 //! that computes nothing. `cargo run --release -p sluice-link --example link_latency`
 //!
 //! Prints the median and the 99th percentile for a small command (one sequence) and for a real step (16
-//! sequences that decode on a model of 32 layers, about 700 tokens each), and whether the median is within the budget of 50 us.
+//! sequences that decode on a model of 32 layers, about 700 tokens each), and whether the median is within the budget of 50 us;
+//! with `-- --json` each verdict as one JSON object.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -30,8 +31,9 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
     let ended = match arguments.get(1) {
+        Some(flag) if flag == "--json" => sidecar(true),
         Some(path) => engine(Path::new(path)).map(|()| true),
-        None => sidecar(),
+        None => sidecar(false),
     };
     match ended {
         Ok(true) => ExitCode::SUCCESS,
@@ -115,7 +117,7 @@ fn pool() -> Outcome<OwnedFd> {
 }
 
 /// Measures; `true` when both medians are within the limit.
-fn sidecar() -> Outcome<bool> {
+fn sidecar(json: bool) -> Outcome<bool> {
     let folder = std::env::temp_dir().join(format!("sluice-link-latency-{}", std::process::id()));
     std::fs::create_dir(&folder)?;
     let path = folder.join("engine.sock");
@@ -127,8 +129,8 @@ fn sidecar() -> Outcome<bool> {
     let connection = listener.accept(Duration::from_secs(10))?.ok_or("the engine does not connect")?;
     let shared = Shared { pool: pool.as_fd(), control: &control, tables: &tables };
     let mut link = connection.handshake(&setup, shared)?;
-    let small = measure("1 decode", &mut link, &mut tables, 1)?;
-    let real = measure("16 decodes", &mut link, &mut tables, 16)?;
+    let small = measure("1 decode", &mut link, &mut tables, 1)?.print(json);
+    let real = measure("16 decodes", &mut link, &mut tables, 16)?.print(json);
     link.sender.bye()?;
     child.wait()?;
     drop(listener);
@@ -136,7 +138,41 @@ fn sidecar() -> Outcome<bool> {
     Ok(small && real)
 }
 
-fn measure(name: &str, link: &mut EngineLink, tables: &mut TableWriter, rows: u32) -> Outcome<bool> {
+/// Round trips of one kind of step.
+struct Measured {
+    name: &'static str,
+    command_bytes: usize,
+    p50_ns: u64,
+    p99_ns: u64,
+}
+
+impl Measured {
+    /// Prints value, limit and verdict; `true` when the limit was kept.
+    fn print(&self, json: bool) -> bool {
+        let Measured { name, command_bytes: bytes, .. } = self;
+        let us = |ns: u64| ns as f64 / 1e3;
+        let (p50, p99, limit) = (us(self.p50_ns), us(self.p99_ns), us(LIMIT_NS));
+        let passed = self.p50_ns <= LIMIT_NS;
+        if json {
+            println!(
+                r#"{{"name": "round trip of a step, {name}, median", "value": {p50}, "unit": "us", "limit": {limit}, "passed": {passed}, "detail": {{"p99_us": {p99}, "command_bytes": {bytes}}}}}"#
+            );
+            return passed;
+        }
+        let verdict = if passed { "pass" } else { "FAIL" };
+        println!(
+            "{name}, command of {bytes} bytes: p50 {p50:.1} us, p99 {p99:.1} us, limit on p50 {limit:.0} us: {verdict}"
+        );
+        passed
+    }
+}
+
+fn measure(
+    name: &'static str,
+    link: &mut EngineLink,
+    tables: &mut TableWriter,
+    rows: u32,
+) -> Outcome<Measured> {
     let mut times_ns = Vec::with_capacity(ROUNDS);
     for round in 0..WARM_UP + ROUNDS {
         let step = step(round as u32, rows);
@@ -151,16 +187,9 @@ fn measure(name: &str, link: &mut EngineLink, tables: &mut TableWriter, rows: u3
     }
     times_ns.sort_unstable();
     let (p50_ns, p99_ns) = (times_ns[ROUNDS / 2], times_ns[ROUNDS * 99 / 100]);
-    let passed = p50_ns <= LIMIT_NS;
-    let verdict = if passed { "pass" } else { "FAIL" };
     let order = Message::Step(step_order(&step(WARM_UP as u32, rows), 0));
-    let bytes = HEADER_BYTES + order.encode().len();
-    let us = |ns: u64| ns as f64 / 1e3;
-    let (p50, p99, limit) = (us(p50_ns), us(p99_ns), us(LIMIT_NS));
-    println!(
-        "{name}, command of {bytes} bytes: p50 {p50:.1} us, p99 {p99:.1} us, limit on p50 {limit:.0} us: {verdict}"
-    );
-    Ok(passed)
+    let command_bytes = HEADER_BYTES + order.encode().len();
+    Ok(Measured { name, command_bytes, p50_ns, p99_ns })
 }
 
 /// Decodes of `rows` sequences at positions that begin a block every 16 rounds.
