@@ -12,7 +12,7 @@ use crate::support::{World, eventually, slow};
 async fn open_streams_are_finished_and_new_ones_are_refused_after_sigterm() {
     let world = World::new();
     let (up, tenant) = slow::start(&world, "drainSeconds: 30").await;
-    let (body, expected) = slow::undisturbed(&tenant, 1, 50).await;
+    let (body, expected) = slow::undisturbed(&tenant, 1, 120).await;
     let mut stream = tenant.stream(&body).await;
     let whole = tokio::spawn({
         let (tenant, body) = (tenant.clone(), body.clone());
@@ -35,7 +35,7 @@ async fn open_streams_are_finished_and_new_ones_are_refused_after_sigterm() {
 async fn an_engine_that_dies_while_streams_drain_does_not_cut_them() {
     let world = World::new();
     let (up, tenant) = slow::start(&world, "drainSeconds: 30").await;
-    let (body, expected) = slow::undisturbed(&tenant, 2, 40).await;
+    let (body, expected) = slow::undisturbed(&tenant, 2, 120).await;
     let mut stream = tenant.stream(&body).await;
     stream.until_tokens(3).await;
     let engine = tenant.engine().await;
