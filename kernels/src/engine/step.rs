@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use sluice_link::control::{ControlPage, Patience, Wait};
 use sluice_link::message::{Faults, SequenceOrder, StepOrder};
 use sluice_link::tables::{TableError, TableReader};
-use sluice_link::vocabulary::{Generation, LayerId, Sampled, StepDone, TokenLogprobs};
+use sluice_link::vocabulary::{
+    Generation, LayerId, SampleFailure, Sampled, StepDone, TokenLogprobs, Unsampled,
+};
 use thiserror::Error;
 
 use super::inputs::StepInputs;
@@ -15,8 +17,7 @@ use super::memory::{EngineMemory, Unbacked};
 use crate::forward::{Batch, ForwardError, LayerHooks, LogitsView, Model, Ranges};
 use crate::sampling::{Choice, History, SamplingError, sample};
 
-/// A step that is refused. All but [`StepError::Sampling`] of a row without candidates are found before anything is
-/// written; that one leaves KV at the step's own positions, which a replay writes again.
+/// A step that is refused, before anything is written.
 #[derive(Debug, Error)]
 pub(super) enum StepError {
     /// An index outside of the tables.
@@ -39,7 +40,7 @@ pub(super) enum StepError {
     /// The forward pass refused.
     #[error(transparent)]
     Forward(#[from] ForwardError),
-    /// Bad parameters, or logits without a candidate.
+    /// Bad parameters.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
 }
@@ -90,9 +91,10 @@ impl Stepper {
         let logits = self.model.run(&mut self.ranges, &Batch { sequences: &sequences }, &mut hooks)?;
         let (layer_ns, stall_ns) = (hooks.layer_ns, hooks.stall_ns);
         let sampler = Sampler { inputs: &self.inputs, tables: &self.tables, history: &mut self.history };
-        let sampled = sampler.sample_all(order, logits)?;
+        let (sampled, unsampled) = sampler.sample_all(order, logits)?;
         let total_ns = nanos(begun.elapsed());
-        Ok(StepDone { id: order.id, attempt: order.attempt, sampled, layer_ns, stall_ns, total_ns })
+        let (id, attempt) = (order.id, order.attempt);
+        Ok(StepDone { id, attempt, sampled, unsampled, layer_ns, stall_ns, total_ns })
     }
 }
 
@@ -103,13 +105,14 @@ struct Sampler<'a> {
 }
 
 impl Sampler<'_> {
+    /// A token for each row that asks for one. A row without any candidate fails alone: the others' tokens stand.
     fn sample_all(
         mut self,
         order: &StepOrder,
         mut logits: LogitsView<'_>,
-    ) -> Result<Vec<Sampled>, StepError> {
+    ) -> Result<(Vec<Sampled>, Vec<Unsampled>), StepError> {
         let mut rows = logits.rows_mut();
-        let mut sampled = Vec::with_capacity(rows.len());
+        let (mut sampled, mut unsampled) = (Vec::with_capacity(rows.len()), Vec::new());
         for (index, sequence) in order.sequences.iter().enumerate() {
             let (Some(params), Some(wanted)) = (self.inputs.params(index), &sequence.sample) else {
                 continue;
@@ -117,9 +120,15 @@ impl Sampler<'_> {
             let mut row = rows.next().expect("the forward pass gives one row for each sampled sequence");
             self.read_history(order.parity, sequence)?;
             let history = History { tokens: self.history, prompt_tokens: wanted.prompt_tokens as usize };
-            sampled.push(answer(sequence, sample(&mut row, params, history)?));
+            match sample(&mut row, params, history) {
+                Ok(choice) => sampled.push(answer(sequence, choice)),
+                Err(SamplingError::NoCandidate) => {
+                    unsampled.push(Unsampled { row: sequence.row, failure: SampleFailure::NoCandidate });
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
-        Ok(sampled)
+        Ok((sampled, unsampled))
     }
 
     fn read_history(&mut self, parity: u8, sequence: &SequenceOrder) -> Result<(), TableError> {

@@ -1,5 +1,6 @@
 //! Engines that are killed, and sidecars that say what they must not.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
@@ -137,6 +138,28 @@ fn orders_outside_of_tables_or_memory_are_refused_and_change_nothing() {
     let step = sidecar.step(0, &[1, 2, 3]);
     let refused = sidecar.run(&mut link, &step).unwrap_err();
     assert!(refused.contains("global range is not fully backed"), "{refused}");
+}
+
+#[test]
+fn a_row_without_any_candidate_fails_alone_and_the_others_have_their_tokens() {
+    let spec = llama(Dtype::F32);
+    let mut sidecar = MiniSidecar::new(&spec, Faults::default());
+    let _engine = Engine::start(&sidecar.socket(), &[]);
+    let mut link = sidecar.attach(&sidecar.resident());
+    let good = sidecar.generate(&mut link, &[1, 2, 3], 1);
+    let mut step = sidecar.step(0, &[1, 2, 3]);
+    let (row, layers) = (RowId(1), u32::from(spec.layers));
+    let blocks = (0..layers).map(|layer| BlockId(5 * layers + layer)).collect();
+    step.updates.push(TableUpdate::Reset { row, tokens: Vec::new() });
+    step.updates.push(TableUpdate::Column { row, column: 0, blocks });
+    let mut banned = step.sequences[0].clone();
+    let logit_bias = (0..spec.vocab).map(|token| (token, f32::NEG_INFINITY)).collect();
+    let sampling = Arc::new(Sampling { logit_bias, ..Sampling::default() });
+    (banned.row, banned.sample) = (row, Some(SampleOrder { sampling, prompt_tokens: 3 }));
+    step.sequences.push(banned);
+    let done = sidecar.run(&mut link, &step).expect("the step goes on");
+    assert_eq!(done.sampled, good);
+    assert_eq!(done.unsampled, [Unsampled { row, failure: SampleFailure::NoCandidate }]);
 }
 
 fn put_block(step: &mut Step, id: u32) {

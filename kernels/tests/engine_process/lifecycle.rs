@@ -110,7 +110,7 @@ fn help_and_version_name_what_they_must() {
         String::from_utf8(output.stdout).unwrap()
     };
     let version = say("--version");
-    assert!(version.contains(env!("CARGO_PKG_VERSION")) && version.contains("link version 1"), "{version}");
+    assert!(version.contains(env!("CARGO_PKG_VERSION")) && version.contains("link version 2"), "{version}");
     let help = say("--help");
     for word in ["--socket", "--threads", "--no-supervisor"] {
         assert!(help.contains(word), "{help}");

@@ -69,7 +69,8 @@ fn engine(path: &Path) -> Outcome<()> {
         }
         let times = vec![1_000_000; usize::from(LAYERS)];
         let (id, attempt, total_ns) = (order.id, order.attempt, 32_000_000);
-        link.done(StepDone { id, attempt, sampled, layer_ns: times.clone(), stall_ns: times, total_ns })?;
+        let (layer_ns, stall_ns) = (times.clone(), times);
+        link.done(StepDone { id, attempt, sampled, unsampled: Vec::new(), layer_ns, stall_ns, total_ns })?;
     }
     Ok(())
 }

@@ -5,16 +5,17 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use sluice_policy::action::Reback;
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::ActionId;
 use sluice_ports::compute::StepDone;
 
 use crate::control::ControlPage;
 use crate::error::{LinkError, kernel};
-use crate::frame::Kind;
+use crate::frame::{Kind, Refusal};
 use crate::message::{EngineSetup, Hello, Message, Ready, StepOrder};
 use crate::region::check_sealed;
-use crate::server::{HANDSHAKE_PATIENCE, connect, unexpected};
+use crate::server::{HANDSHAKE_PATIENCE, MAX_REBACK_OPS, connect, unexpected};
 use crate::slab::reference_digest;
 use crate::socket::{self, Receiver, SEND_PATIENCE, Sender};
 use crate::tables::{TableReader, TableShape};
@@ -40,7 +41,7 @@ pub enum Order {
         /// Names the answer.
         id: ActionId,
         /// Changes.
-        ops: Vec<sluice_policy::action::Reback>,
+        ops: Vec<Reback>,
     },
     /// Run a step.
     Step(StepOrder),
@@ -79,13 +80,32 @@ impl SidecarLink {
         self.sender.send(&Message::Ready(Ready { slab_digest, activation }), &[pidfd.as_fd()])
     }
 
-    /// The next order. Blocks.
+    /// The next order, whole: changes that come in several messages are one order. Blocks.
     pub fn recv(&mut self) -> Result<Order, LinkError> {
         match self.receiver.recv()?.0 {
-            Message::Reback { id, ops } => Ok(Order::Reback { id, ops }),
+            Message::Reback { id, ops, more: false } => Ok(Order::Reback { id, ops }),
+            Message::Reback { id, ops, more: true } => self.recv_rest(id, ops),
             Message::Step(order) => Ok(Order::Step(order)),
             Message::Bye => Ok(Order::Bye),
             other => Err(unexpected(&other, "an order")),
+        }
+    }
+
+    /// The rest of an order of changes, of which nothing is made before its end has come.
+    fn recv_rest(&mut self, id: ActionId, mut ops: Vec<Reback>) -> Result<Order, LinkError> {
+        loop {
+            match self.receiver.recv()?.0 {
+                Message::Reback { id: same, ops: next, more } if same == id => {
+                    ops.extend(next);
+                    if ops.len() > MAX_REBACK_OPS {
+                        return Err(Refusal::Oversized { got: ops.len(), limit: MAX_REBACK_OPS }.into());
+                    }
+                    if !more {
+                        return Ok(Order::Reback { id, ops });
+                    }
+                }
+                other => return Err(unexpected(&other, "the rest of an order of changes")),
+            }
         }
     }
 

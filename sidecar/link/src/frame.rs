@@ -9,7 +9,7 @@ use thiserror::Error;
 /// First four bytes of every packet: `SLNK`.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"SLNK");
 /// Version of the protocol. Both ends must speak the same one.
-pub const LINK_VERSION: u16 = 1;
+pub const LINK_VERSION: u16 = 2;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 16;
 /// Largest packet. The kernel takes about 200 KiB with its default buffers.
@@ -130,6 +130,14 @@ pub enum Refusal {
         got: Kind,
         /// What would have been right.
         expected: &'static str,
+    },
+    /// A sound answer whose contents contradict the order.
+    #[error("{kind:?} contradicts what was ordered: {reason}")]
+    Contradiction {
+        /// Kind received.
+        kind: Kind,
+        /// What does not fit.
+        reason: String,
     },
     /// The wrong number of file descriptors.
     #[error("{got} file descriptors came with {kind:?}, {expected} were expected")]

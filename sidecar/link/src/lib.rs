@@ -4,6 +4,7 @@
 //! [`control`] page carries what is too fast for messages, and sealed shared memory carries block tables and token
 //! histories ([`tables`]) (DESIGN 5). [`server`] is the sidecar's end, [`client`] the engine's.
 
+mod answers;
 pub mod client;
 pub mod control;
 pub mod death;
@@ -22,6 +23,6 @@ pub mod vocabulary {
     pub use sluice_policy::action::{Address, Reback};
     pub use sluice_policy::geometry::{ActivationCost, BLOCK_TOKENS, StepShape};
     pub use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, LayerId, RowId, StepId};
-    pub use sluice_ports::compute::{SampleOrder, Sampled, StepDone};
+    pub use sluice_ports::compute::{SampleFailure, SampleOrder, Sampled, StepDone, Unsampled};
     pub use sluice_ports::sampling::{Sampling, SharedSampling, TokenLogprobs};
 }

@@ -79,6 +79,8 @@ pub enum Message {
         id: ActionId,
         /// Changes.
         ops: Vec<Reback>,
+        /// The order goes on in the next message. The engine changes nothing before it has all of it.
+        more: bool,
     },
     /// Engine: all changes are made.
     Applied {
@@ -96,8 +98,7 @@ pub enum Message {
     Step(StepOrder),
     /// Engine: a step has finished.
     Done(StepDone),
-    /// Engine: the step cannot run. Nothing was written, unless no token could be chosen after the forward pass (all
-    /// banned, or logits that are no numbers); then KV was written, at the step's own positions only.
+    /// Engine: the step cannot run. Nothing was written.
     StepRefused {
         /// Which.
         id: StepId,

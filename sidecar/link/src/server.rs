@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::{Mode, chmod};
@@ -13,6 +14,7 @@ use sluice_policy::action::Reback;
 use sluice_policy::ids::{ActionId, StepId};
 use sluice_ports::compute::{EngineHello, Step, StepDone};
 
+use crate::answers::Owed;
 use crate::control::ControlPage;
 use crate::death::EngineProcess;
 use crate::error::{LinkError, kernel};
@@ -24,8 +26,10 @@ use crate::tables::TableWriter;
 
 /// Longest wait for each answer of the handshake.
 pub const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
-/// Changes in one `Reback` at most; longer lists are sent as several, so that an engine answers while it maps.
+/// Changes in one `Reback` message at most. A longer order is sent as several, which the engine puts together first.
 pub const REBACK_OPS: usize = 8192;
+/// Changes of one order at most: some for every chunk of the largest pool.
+pub const MAX_REBACK_OPS: usize = 1 << 24;
 
 /// A socket that engines connect to. Its path is removed on drop.
 #[derive(Debug)]
@@ -205,11 +209,12 @@ impl Offered {
             return Err(LinkError::Digest { ours, theirs: ready.slab_digest });
         }
         let pidfd = descriptors.pop().expect("a Ready without its descriptor is refused on receipt");
+        let owed = Arc::new(Mutex::new(Owed::new(setup)));
         Ok(EngineLink {
             hello: EngineHello { activation: ready.activation, pid: self.hello.pid },
             build: self.hello.build,
-            sender: EngineSender { sender: self.sender },
-            receiver: EngineReceiver { receiver: self.receiver },
+            sender: EngineSender { sender: self.sender, owed: owed.clone() },
+            receiver: EngineReceiver { receiver: self.receiver, owed },
             process: EngineProcess::new(pidfd),
         })
     }
@@ -223,29 +228,38 @@ pub(crate) fn unexpected(got: &Message, expected: &'static str) -> LinkError {
 #[derive(Clone, Debug)]
 pub struct EngineSender {
     sender: Sender,
+    owed: Arc<Mutex<Owed>>,
 }
 
 impl EngineSender {
     /// Writes the step's state into the tables and orders the step. At most one step is in flight.
     pub fn send_step(&self, step: &Step, tables: &mut TableWriter) -> Result<(), LinkError> {
         let parity = tables.write(step)?;
+        self.owed().step(step);
         self.sender.send(&Message::Step(step_order(step, parity)), &[])
     }
 
-    /// Orders changes of what backs addresses. More than [`REBACK_OPS`] are sent as several orders with the same id,
-    /// each of which is answered and is made whole or not at all; returns how many answers will come (at least 1).
+    /// Orders changes of what backs addresses: one order however long, made whole or not at all. Returns how many answers will
+    /// come, which is 1.
     pub fn send_reback(&self, id: ActionId, ops: &[Reback]) -> Result<usize, LinkError> {
-        let mut orders = 0;
+        if ops.len() > MAX_REBACK_OPS {
+            return Err(Refusal::Oversized { got: ops.len(), limit: MAX_REBACK_OPS }.into());
+        }
+        self.owed().reback(id);
         let mut rest = ops;
         loop {
             let (now, later) = rest.split_at(rest.len().min(REBACK_OPS));
-            self.sender.send(&Message::Reback { id, ops: now.to_vec() }, &[])?;
-            orders += 1;
-            rest = later;
-            if rest.is_empty() {
-                return Ok(orders);
+            let more = !later.is_empty();
+            self.sender.send(&Message::Reback { id, ops: now.to_vec(), more }, &[])?;
+            if !more {
+                return Ok(1);
             }
+            rest = later;
         }
+    }
+
+    fn owed(&self) -> MutexGuard<'_, Owed> {
+        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells the engine to end for good.
@@ -312,18 +326,25 @@ pub enum EngineEvent {
 #[derive(Debug)]
 pub struct EngineReceiver {
     receiver: Receiver,
+    owed: Arc<Mutex<Owed>>,
 }
 
 impl EngineReceiver {
     /// The next answer. Blocks. After any error the engine counts as lost: confirm its death before anything else.
     pub fn recv(&mut self) -> Result<EngineEvent, LinkError> {
         let (message, _) = self.receiver.recv()?;
-        event(message)
+        self.event(message)
     }
 
     /// As [`EngineReceiver::recv`], but [`LinkError::Timeout`] when nothing comes within `limit`.
     pub fn recv_within(&mut self, limit: Duration) -> Result<EngineEvent, LinkError> {
         let (message, _) = self.receiver.recv_within(limit)?;
+        self.event(message)
+    }
+
+    /// Refuses what contradicts the orders given.
+    fn event(&self, message: Message) -> Result<EngineEvent, LinkError> {
+        self.owed.lock().unwrap_or_else(PoisonError::into_inner).answered(&message)?;
         event(message)
     }
 }

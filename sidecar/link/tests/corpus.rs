@@ -1,12 +1,20 @@
 //! Committed packets that a hostile or broken peer might send. `ok-*` must decode, `bad-*` must be refused, `any-*` (bits
-//! flipped at random) must do either without a panic. Regenerate: `cargo test -p sluice-link -- --ignored corpus`.
+//! flipped at random) must do either without a panic. `wrong-*` decode, and contradict what the engine was told: the
+//! sidecar refuses them as answers to `orders()`; `right-*` fit, and `again-*` come after `right-done`. Regenerate: `cargo test -p sluice-link -- --ignored corpus`.
 
 use std::path::PathBuf;
 
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
-use sluice_link::frame::{Header, Kind, MAX_PACKET_BYTES};
+use rustix::net::SendFlags;
+use sluice_link::error::LinkError;
+use sluice_link::frame::{Header, Kind, MAX_PACKET_BYTES, Refusal};
+use sluice_link::message::Message;
+use sluice_link::server::{EngineEvent, EngineLink};
+use sluice_link::vocabulary::*;
+use sluice_ports::compute::{SequenceStep, Step};
 
+use crate::handshake::{SOON, Sidecar, attached, refusal};
 use crate::messages::{packets, receive};
 use crate::strategies::message;
 
@@ -16,20 +24,145 @@ fn folder() -> PathBuf {
 
 #[test]
 fn the_committed_corpus_is_decoded_or_refused_as_its_names_say() {
-    let mut seen = [0; 3];
+    let mut seen = [0; 4];
     for entry in std::fs::read_dir(folder()).expect("the corpus is committed") {
         let path = entry.expect("readable folder").path();
         let name = path.file_stem().expect("named").to_string_lossy().into_owned();
         let outcome = receive(&[std::fs::read(&path).expect("readable file")]);
         match name.split('-').next() {
-            Some("ok") => assert!(matches!(outcome, Ok(Some(_))), "{name}: {outcome:?}"),
+            Some("ok" | "right" | "wrong" | "again") => {
+                assert!(matches!(outcome, Ok(Some(_))), "{name}: {outcome:?}")
+            }
             Some("bad") => assert!(outcome.is_err(), "{name}: {outcome:?}"),
             Some("any") => {}
             _ => panic!("{name} has no known prefix"),
         }
-        seen[["ok", "bad", "any"].iter().position(|p| name.starts_with(p)).expect("just matched")] += 1;
+        let kinds = ["ok", "bad", "any", "wrong"];
+        kinds.iter().position(|kind| name.starts_with(kind)).into_iter().for_each(|kind| seen[kind] += 1);
     }
     assert!(seen.iter().all(|count| *count >= 10), "the corpus is incomplete: {seen:?}");
+}
+
+#[test]
+fn sound_answers_that_contradict_their_orders_are_refused_and_those_that_fit_are_not() {
+    for (name, packet) in committed(&["right", "wrong", "again"]) {
+        let (mut sidecar, mut link, client, _welcome) = attached();
+        orders(&link, &mut sidecar);
+        let mut answer = |packet: &[u8]| {
+            rustix::net::send(client.fd(), packet, SendFlags::NOSIGNAL).expect("sent");
+            link.receiver.recv_within(SOON)
+        };
+        match name.split('-').next() {
+            Some("right") => assert!(answer(&packet).is_ok(), "{name} is refused"),
+            Some("again") => {
+                let right = std::fs::read(folder().join("right-done.bin")).expect("readable file");
+                assert!(answer(&right).is_ok());
+                assert_contradicts(&name, answer(&packet));
+            }
+            _ => assert_contradicts(&name, answer(&packet)),
+        }
+    }
+}
+
+fn assert_contradicts(name: &str, answer: Result<EngineEvent, LinkError>) {
+    let refused = refusal(answer.expect_err(name));
+    assert!(matches!(refused, Refusal::Contradiction { .. }), "{name}: {refused}");
+}
+
+fn committed(prefixes: &[&str]) -> Vec<(String, Vec<u8>)> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder()).expect("the corpus is committed") {
+        let path = entry.expect("readable folder").path();
+        let name = path.file_stem().expect("named").to_string_lossy().into_owned();
+        if prefixes.iter().any(|prefix| name.starts_with(prefix)) {
+            found.push((name, std::fs::read(&path).expect("readable file")));
+        }
+    }
+    found
+}
+
+/// What the engine was told: changes 5, then attempt 2 of step 9, in which rows 1 and 3 sample and row 2 does not.
+fn orders(link: &EngineLink, sidecar: &mut Sidecar) {
+    let part = |row, sample: bool| SequenceStep {
+        row: RowId(row),
+        start: 0,
+        tokens: vec![4, 5],
+        sample: sample.then(|| SampleOrder { sampling: SharedSampling::default(), prompt_tokens: 2 }),
+    };
+    let step = Step {
+        id: StepId(9),
+        attempt: 2,
+        epoch: 0,
+        sequences: vec![part(1, true), part(2, false), part(3, true)],
+        updates: Vec::new(),
+        generations: Vec::new(),
+        activation_limit_bytes: 0,
+    };
+    link.sender.send_reback(ActionId(5), &[]).expect("sent");
+    link.sender.send_step(&step, &mut sidecar.tables).expect("sent");
+}
+
+/// The answer that fits `orders()`.
+fn right() -> StepDone {
+    let sampled = |row, token| Sampled { row: RowId(row), token, logprobs: None };
+    StepDone {
+        id: StepId(9),
+        attempt: 2,
+        sampled: vec![sampled(1, 7), sampled(3, 63)],
+        unsampled: Vec::new(),
+        layer_ns: vec![1; 3],
+        stall_ns: vec![0; 3],
+        total_ns: 9,
+    }
+}
+
+fn done(change: impl Fn(&mut StepDone)) -> Message {
+    let mut done = right();
+    change(&mut done);
+    Message::Done(done)
+}
+
+fn fitting() -> Vec<(&'static str, Message)> {
+    let failed = Unsampled { row: RowId(3), failure: SampleFailure::NoCandidate };
+    let refused = |id| Message::StepRefused { id: StepId(id), attempt: 2, message: "no".to_owned() };
+    vec![
+        ("right-done", done(|_| {})),
+        ("right-done-in-another-order", done(|d| d.sampled.reverse())),
+        ("right-done-one-row-failed", done(move |d| (d.sampled.truncate(1), d.unsampled.push(failed)).1)),
+        ("right-step-refused", refused(9)),
+        ("right-applied", Message::Applied { id: ActionId(5) }),
+        ("again-done", done(|_| {})),
+        ("again-step-refused", refused(9)),
+    ]
+}
+
+fn contradicting() -> Vec<(&'static str, Message)> {
+    let failed = |row| Unsampled { row: RowId(row), failure: SampleFailure::NoCandidate };
+    let refused = |id, attempt| Message::StepRefused { id: StepId(id), attempt, message: "no".to_owned() };
+    let beyond = TokenLogprobs { chosen: -1.0, top: vec![(64, -1.0)] };
+    vec![
+        ("wrong-step", done(|d| d.id = StepId(8))),
+        ("wrong-attempt", done(|d| d.attempt = 1)),
+        ("wrong-one-token-too-few", done(|d| d.sampled.truncate(1))),
+        ("wrong-no-tokens", done(|d| d.sampled.clear())),
+        ("wrong-one-row-twice", done(|d| d.sampled[1].row = RowId(1))),
+        ("wrong-one-token-too-many", done(|d| d.sampled.push(d.sampled[0].clone()))),
+        ("wrong-token-beyond-the-vocabulary", done(|d| d.sampled[0].token = 64)),
+        (
+            "wrong-alternative-beyond-the-vocabulary",
+            done(move |d| d.sampled[0].logprobs = Some(beyond.clone())),
+        ),
+        ("wrong-row-that-does-not-sample", done(|d| d.sampled[1].row = RowId(2))),
+        ("wrong-row-of-nobody", done(|d| d.sampled[1].row = RowId(u32::MAX))),
+        ("wrong-row-sampled-and-failed", done(move |d| d.unsampled.push(failed(1)))),
+        ("wrong-failure-of-nobody", done(move |d| d.unsampled.push(failed(0)))),
+        ("wrong-times-of-two-layers", done(|d| d.layer_ns.truncate(2))),
+        ("wrong-stalls-of-four-layers", done(|d| d.stall_ns.push(0))),
+        ("wrong-refusal-of-another-step", refused(10, 2)),
+        ("wrong-refusal-of-another-attempt", refused(9, 3)),
+        ("wrong-order-applied", Message::Applied { id: ActionId(6) }),
+        ("wrong-order-refused", Message::Refused { id: ActionId(4), message: "no".to_owned() }),
+    ]
 }
 
 #[test]
@@ -55,6 +188,9 @@ fn corpus_is_regenerated() {
             *byte ^= 1 << (number % 8);
         }
         write(format!("any-flip-{kind}"), &flipped);
+    }
+    for (name, message) in fitting().into_iter().chain(contradicting()) {
+        write(name.to_owned(), &packets(&message).remove(0));
     }
     for (name, packet) in crafted() {
         write(format!("bad-{name}"), &packet);
@@ -84,6 +220,7 @@ fn crafted() -> Vec<(&'static str, Vec<u8>)> {
         ("step-of-a-third-parity", framed(Kind::Step, &[1, 0, 0, 2, 0, 0, 0])),
         ("step-with-an-empty-sequence", framed(Kind::Step, &[1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0])),
         ("unknown-address", framed(Kind::Reback, &[1, 1, 0, 9, 1, 1])),
+        ("done-with-an-unknown-failure", framed(Kind::Done, &[1, 0, 0, 1, 1, 9, 0, 0, 0])),
         ("option-is-neither", framed(Kind::Step, &[1, 0, 0, 1, 1, 0, 0, 1, 7, 0, 0])),
     ]
 }

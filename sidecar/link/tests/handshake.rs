@@ -19,15 +19,15 @@ use sluice_ports::compute::{SequenceStep, Step, TableUpdate};
 use crate::messages::packets;
 use crate::strategies::small_setup;
 
-const SOON: Duration = Duration::from_secs(5);
+pub const SOON: Duration = Duration::from_secs(5);
 
-struct Sidecar {
+pub struct Sidecar {
     _folder: tempfile::TempDir,
     path: PathBuf,
     listener: Listener,
     pool: OwnedFd,
     control: ControlPage,
-    tables: TableWriter,
+    pub tables: TableWriter,
 }
 
 fn pool(chunks: u64) -> OwnedFd {
@@ -67,7 +67,8 @@ fn engine(path: &std::path::Path, digest: Option<u64>) -> Result<(SidecarLink, W
     Ok((link, welcome))
 }
 
-fn attached() -> (Sidecar, EngineLink, SidecarLink, Welcome) {
+/// Both ends, after the handshake.
+pub fn attached() -> (Sidecar, EngineLink, SidecarLink, Welcome) {
     let sidecar = Sidecar::new();
     let path = sidecar.path.clone();
     let other = std::thread::spawn(move || engine(&path, None).unwrap());
@@ -112,19 +113,36 @@ fn both_ends_agree_and_exchange_orders_and_answers() {
 }
 
 #[test]
-fn a_long_mapping_is_sent_in_several_orders() {
-    let (_sidecar, link, mut client, _welcome) = attached();
+fn a_long_mapping_is_one_order_and_has_one_answer() {
+    let (_sidecar, mut link, mut client, _welcome) = attached();
     let ops: Vec<_> = (0..20_000).map(|at| Reback::Map(Address::Kv(FrameId(at)), ChunkId(at))).collect();
-    let sent = ops.clone();
-    let sending = std::thread::spawn(move || link.sender.send_reback(ActionId(1), &sent).unwrap());
-    let mut received = Vec::new();
-    while received.len() < ops.len() {
-        let Order::Reback { id: ActionId(1), ops } = client.recv().unwrap() else {
-            panic!("changes were sent")
-        };
-        received.extend(ops);
+    let (sent, sender) = (ops.clone(), link.sender.clone());
+    let sending = std::thread::spawn(move || sender.send_reback(ActionId(1), &sent).unwrap());
+    assert_eq!(
+        client.recv().unwrap(),
+        Order::Reback { id: ActionId(1), ops },
+        "whole, before anything is made"
+    );
+    client.refused(ActionId(1), "no".to_owned()).unwrap();
+    let refused = EngineEvent::Refused { id: ActionId(1), message: "no".to_owned() };
+    assert_eq!((sending.join().unwrap(), link.receiver.recv_within(SOON).unwrap()), (1, refused));
+}
+
+#[test]
+fn an_order_of_changes_that_breaks_off_or_mixes_with_another_is_refused() {
+    let begun = |id, more| {
+        let ops = vec![Reback::Map(Address::Global(0), ChunkId(0))];
+        packets(&Message::Reback { id: ActionId(id), ops, more }).remove(0)
+    };
+    let sidecar = Sidecar::new();
+    for next in [packets(&Message::Bye).remove(0), begun(2, false), begun(2, true)] {
+        let mut client = SidecarLink::connect(&sidecar.path).unwrap();
+        let socket = accept_with(sidecar.listener.as_fd(), SocketFlags::CLOEXEC).unwrap();
+        send(&socket, &begun(1, true), SendFlags::NOSIGNAL).unwrap();
+        send(&socket, &next, SendFlags::NOSIGNAL).unwrap();
+        let refused = refusal(client.recv().unwrap_err());
+        assert!(matches!(refused, Refusal::Unexpected { .. }), "{refused}");
     }
-    assert_eq!((sending.join().unwrap(), received == ops), (3, true));
 }
 
 #[test]
@@ -167,7 +185,7 @@ fn hello(layout_digest: u64) -> Vec<u8> {
     packets(&Message::Hello(Hello { build: "x".to_owned(), pid: 1, layout_digest })).remove(0)
 }
 
-fn refusal(error: LinkError) -> Refusal {
+pub fn refusal(error: LinkError) -> Refusal {
     match error {
         LinkError::Refused(refusal) => refusal,
         other => panic!("{other:?} is no refusal"),

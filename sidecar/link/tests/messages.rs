@@ -89,7 +89,7 @@ proptest! {
 #[test]
 fn a_message_larger_than_a_packet_travels_in_parts() {
     let ops = (0..60_000).map(|at| Reback::Map(Address::Kv(FrameId(at)), ChunkId(at))).collect();
-    let message = Message::Reback { id: ActionId(7), ops };
+    let message = Message::Reback { id: ActionId(7), ops, more: false };
     let packets = packets(&message);
     assert!(packets.len() > 1, "60,000 changes do not fit one packet");
     assert!(packets.iter().all(|packet| packet.len() <= MAX_PACKET_BYTES));
@@ -100,7 +100,7 @@ fn a_message_larger_than_a_packet_travels_in_parts() {
 fn parts_out_of_order_missing_or_mixed_are_refused() {
     let big = |id| {
         let ops = (0..60_000).map(|at| Reback::Map(Address::Kv(FrameId(at)), ChunkId(at))).collect();
-        packets(&Message::Reback { id: ActionId(id), ops })
+        packets(&Message::Reback { id: ActionId(id), ops, more: false })
     };
     let (one, other) = (big(1), packets(&Message::Bye));
     for order in [

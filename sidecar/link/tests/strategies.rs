@@ -105,12 +105,16 @@ fn done() -> impl Strategy<Value = StepDone> {
         .prop_map(|(chosen, top)| TokenLogprobs { chosen, top });
     let sampled = (any::<u32>(), any::<u32>(), option::of(logprobs))
         .prop_map(|(row, token, logprobs)| Sampled { row: RowId(row), token, logprobs });
+    let unsampled =
+        any::<u32>().prop_map(|row| Unsampled { row: RowId(row), failure: SampleFailure::NoCandidate });
+    let rows = (vec(sampled, 0..24), vec(unsampled, 0..4));
     let times = || vec(any::<u64>(), 0..100);
-    (any::<u64>(), any::<u32>(), vec(sampled, 0..24), times(), times(), any::<u64>()).prop_map(
-        |(id, attempt, sampled, layer_ns, stall_ns, total_ns)| StepDone {
+    (any::<u64>(), any::<u32>(), rows, times(), times(), any::<u64>()).prop_map(
+        |(id, attempt, (sampled, unsampled), layer_ns, stall_ns, total_ns)| StepDone {
             id: StepId(id),
             attempt,
             sampled,
+            unsampled,
             layer_ns,
             stall_ns,
             total_ns,
@@ -167,7 +171,8 @@ pub fn message() -> impl Strategy<Value = Message> {
         hello.prop_map(Message::Hello),
         setup().prop_map(|setup| Message::Model(Box::new(setup))),
         ready.prop_map(Message::Ready),
-        (any::<u64>(), vec(reback(), 0..300)).prop_map(|(id, ops)| Message::Reback { id: ActionId(id), ops }),
+        (any::<u64>(), vec(reback(), 0..300), any::<bool>())
+            .prop_map(|(id, ops, more)| { Message::Reback { id: ActionId(id), ops, more } }),
         any::<u64>().prop_map(|id| Message::Applied { id: ActionId(id) }),
         refused.prop_map(|(id, _, message)| Message::Refused { id: ActionId(id), message }),
         step_order().prop_map(Message::Step),

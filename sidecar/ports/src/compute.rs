@@ -78,6 +78,32 @@ pub struct Sampled {
     pub logprobs: Option<TokenLogprobs>,
 }
 
+/// Why no token was chosen for a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SampleFailure {
+    /// Every token is banned, or the logits are no numbers.
+    NoCandidate,
+}
+
+impl core::fmt::Display for SampleFailure {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            SampleFailure::NoCandidate => {
+                f.write_str("no token can be chosen: all are banned or their logits are not numbers")
+            }
+        }
+    }
+}
+
+/// A row for which no token was chosen, in a step that went well for the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unsampled {
+    /// Row. Its KV was written, at the step's own positions.
+    pub row: RowId,
+    /// Why.
+    pub failure: SampleFailure,
+}
+
 /// A finished step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepDone {
@@ -87,6 +113,8 @@ pub struct StepDone {
     pub attempt: u32,
     /// In the order of the sequences that asked for one.
     pub sampled: Vec<Sampled>,
+    /// The sequences that asked for a token and got none. With `sampled` it names each of them once.
+    pub unsampled: Vec<Unsampled>,
     /// Compute time of each layer, waiting not counted.
     pub layer_ns: Vec<u64>,
     /// Time each layer waited for its slot.

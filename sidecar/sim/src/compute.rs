@@ -10,7 +10,8 @@ use sluice_policy::action::Address;
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::{BlockId, LayerId, Nanos, RowId};
 use sluice_ports::compute::{
-    Compute, ComputeEvent, EngineHello, Sampled, SequenceStep, Step, StepDone, TableUpdate,
+    Compute, ComputeEvent, EngineHello, SampleFailure, Sampled, SequenceStep, Step, StepDone, TableUpdate,
+    Unsampled,
 };
 
 use crate::device::{Content, Device, Shared};
@@ -111,7 +112,7 @@ impl Run {
         }
     }
 
-    fn finish(&mut self, device: &Device, now: Nanos) {
+    fn finish(&mut self, device: &mut Device, now: Nanos) {
         let global = (0..device.geometry.chunks_for(device.geometry.global_bytes))
             .all(|i| matches!(device.content(Address::Global(i)), Some(Content::Slab { layer: None, index, .. }) if *index == i));
         self.wrong_reads += u64::from(!global);
@@ -120,10 +121,15 @@ impl Run {
             let last = hidden.last().copied().unwrap_or_default();
             Sampled { row: s.row, token: (last % u64::from(self.vocab)) as u32, logprobs: None }
         });
+        let mut sampled: Vec<_> = sampled.collect();
+        let fails = !sampled.is_empty() && std::mem::take(&mut device.faults.no_candidate);
+        let failed = sampled.drain(..usize::from(fails)).map(|s| s.row);
+        let unsampled = failed.map(|row| Unsampled { row, failure: SampleFailure::NoCandidate }).collect();
         let done = StepDone {
             id: self.step.id,
             attempt: self.step.attempt,
-            sampled: sampled.collect(),
+            sampled,
+            unsampled,
             layer_ns: std::mem::take(&mut self.layer_ns),
             stall_ns: std::mem::take(&mut self.stall_ns),
             total_ns: now.since(self.started),

@@ -56,6 +56,8 @@ pub struct Faults {
     pub refused_permille: u64,
     /// Creations beyond this many chunks fail although the capacity would hold them.
     pub create_limit: Option<u32>,
+    /// The next step that samples finds no candidate in its first row: logits that are no numbers.
+    pub no_candidate: bool,
     /// Planted bug: `ready` is published when a copy starts.
     pub publish_early: bool,
     /// Planted bug: fills do not wait for the slot's previous reader.

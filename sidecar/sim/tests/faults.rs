@@ -73,6 +73,30 @@ fn tokens_survive_failing_copies_and_refused_mappings() {
 }
 
 #[test]
+fn a_row_without_any_candidate_fails_alone() {
+    let load = load(8, 31);
+    let expected = expected(&load, 6);
+    let mut world = World::new(setup(PolicyName::Oneiros, 6, 100, 1), None).unwrap();
+    load.iter().for_each(|(_, request)| world.submit(request.clone()));
+    world.run_until(sluice_policy::ids::Nanos(20_000_000));
+    world.device.borrow_mut().faults.no_candidate = true;
+    assert!(world.run_until_idle(crate::support::LIMIT));
+    let mut failed = 0;
+    for (outcome, expected) in world.outcomes.values().zip(&expected) {
+        if let Some(Finish::Failed(reason)) = &outcome.finish {
+            failed += 1;
+            assert!(reason.contains("not numbers"), "{reason}");
+            assert!(expected.tokens.starts_with(&outcome.tokens), "what came before the failure stands");
+        } else {
+            assert_eq!(outcome, expected, "the others go on as if nothing had happened");
+        }
+    }
+    assert_eq!(failed, 1);
+    assert_eq!(world.driver.core().snapshot().counters.refused_steps, 0);
+    assert_eq!(world.driver.core().brain().kv_counts().used_columns, 0);
+}
+
+#[test]
 fn a_cancelled_request_gives_its_memory_back_within_one_step() {
     let load = load(6, 30);
     let mut world = World::new(setup(PolicyName::Oneiros, 6, 60, 1), None).unwrap();

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use sluice_policy::action::{Address, Reback};
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::{ActionId, ChunkId, FrameId, Generation, LayerId, RowId, StepId};
-use sluice_ports::compute::{SampleOrder, Sampled, StepDone};
+use sluice_ports::compute::{SampleFailure, SampleOrder, Sampled, StepDone, Unsampled};
 use sluice_ports::sampling::{Sampling, TokenLogprobs};
 
 use super::{EngineSetup, Hello, Message, Ready, SequenceOrder, StepOrder};
@@ -48,6 +48,7 @@ enum WireOp {
 struct WireReback {
     id: u64,
     ops: Vec<WireOp>,
+    more: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -108,10 +109,16 @@ struct WireSampled {
 }
 
 #[derive(Serialize, Deserialize)]
+enum WireFailure {
+    NoCandidate,
+}
+
+#[derive(Serialize, Deserialize)]
 struct WireDone {
     id: u64,
     attempt: u32,
     sampled: Vec<WireSampled>,
+    unsampled: Vec<(u32, WireFailure)>,
     layer_ns: Vec<u64>,
     stall_ns: Vec<u64>,
     total_ns: u64,
@@ -123,8 +130,8 @@ pub(super) fn encode(message: &Message) -> Vec<u8> {
         Message::Hello(hello) => bytes(&WireHello::from(hello)),
         Message::Model(setup) => bytes(setup.as_ref()),
         Message::Ready(ready) => bytes(&WireReady::from(ready)),
-        Message::Reback { id, ops } => {
-            bytes(&WireReback { id: id.0, ops: ops.iter().map(WireOp::from).collect() })
+        Message::Reback { id, ops, more } => {
+            bytes(&WireReback { id: id.0, ops: ops.iter().map(WireOp::from).collect(), more: *more })
         }
         Message::Applied { id } => bytes(&WireAnswer::new(id.0, 0, "")),
         Message::Refused { id, message } => bytes(&WireAnswer::new(id.0, 0, message)),
@@ -143,7 +150,8 @@ pub(super) fn decode(kind: Kind, payload: &[u8]) -> Result<Message, Refusal> {
         Kind::Ready => Message::Ready(read::<WireReady>(kind, payload)?.into()),
         Kind::Reback => {
             let order: WireReback = read(kind, payload)?;
-            Message::Reback { id: ActionId(order.id), ops: order.ops.into_iter().map(Reback::from).collect() }
+            let ops = order.ops.into_iter().map(Reback::from).collect();
+            Message::Reback { id: ActionId(order.id), ops, more: order.more }
         }
         Kind::Applied => Message::Applied { id: ActionId(read::<WireAnswer>(kind, payload)?.id) },
         Kind::Refused => {
@@ -359,6 +367,22 @@ impl From<WireStep> for StepOrder {
     }
 }
 
+impl From<SampleFailure> for WireFailure {
+    fn from(failure: SampleFailure) -> Self {
+        match failure {
+            SampleFailure::NoCandidate => WireFailure::NoCandidate,
+        }
+    }
+}
+
+impl From<WireFailure> for SampleFailure {
+    fn from(wire: WireFailure) -> Self {
+        match wire {
+            WireFailure::NoCandidate => SampleFailure::NoCandidate,
+        }
+    }
+}
+
 impl From<&StepDone> for WireDone {
     fn from(done: &StepDone) -> Self {
         let logprobs = |of: &TokenLogprobs| WireLogprobs { chosen: of.chosen, top: of.top.clone() };
@@ -371,6 +395,7 @@ impl From<&StepDone> for WireDone {
             id: done.id.0,
             attempt: done.attempt,
             sampled: done.sampled.iter().map(sampled).collect(),
+            unsampled: done.unsampled.iter().map(|one| (one.row.0, one.failure.into())).collect(),
             layer_ns: done.layer_ns.clone(),
             stall_ns: done.stall_ns.clone(),
             total_ns: done.total_ns,
@@ -386,10 +411,13 @@ impl From<WireDone> for StepDone {
             token: one.token,
             logprobs: one.logprobs.map(logprobs),
         };
+        let unsampled =
+            |(row, failure): (u32, WireFailure)| Unsampled { row: RowId(row), failure: failure.into() };
         StepDone {
             id: StepId(wire.id),
             attempt: wire.attempt,
             sampled: wire.sampled.into_iter().map(sampled).collect(),
+            unsampled: wire.unsampled.into_iter().map(unsampled).collect(),
             layer_ns: wire.layer_ns,
             stall_ns: wire.stall_ns,
             total_ns: wire.total_ns,

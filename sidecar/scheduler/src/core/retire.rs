@@ -1,7 +1,7 @@
 //! The end of a step: tokens go out, KV is committed, requests end.
 
 use sluice_policy::brain::StepTimes;
-use sluice_policy::ids::{Nanos, RowId, StepId};
+use sluice_policy::ids::{Nanos, RequestId, RowId, StepId};
 use sluice_ports::compute::{Sampled, StepDone};
 
 use super::{Core, InFlight};
@@ -21,8 +21,13 @@ impl Core {
             stall_ns: done.stall_ns.iter().fold(0, |sum, ns| sum.saturating_add(*ns)),
             ..StepNotice::default()
         };
+        let failed: Vec<_> =
+            done.unsampled.iter().filter_map(|one| Some((self.of_row(one.row)?, *one))).collect();
         for part in &in_flight.batch.parts {
-            self.commit(part, &mut notice);
+            // The KV of a row whose logits are no numbers is no better than they are: nobody may find it in the cache.
+            if !failed.iter().any(|(request, _)| *request == part.request) {
+                self.commit(part, &mut notice);
+            }
         }
         self.counters.add_step(&notice);
         self.notices.push(Notice::Step(notice));
@@ -32,6 +37,9 @@ impl Core {
         let times = StepTimes { shape, decode_only, layer_ns, stall_ns, total_ns };
         self.brain.finish(now, &times, &mut self.actions);
         sampled.into_iter().for_each(|token| self.deliver(token));
+        failed
+            .into_iter()
+            .for_each(|(request, one)| self.end(request, Finish::Failed(one.failure.to_string())));
         self.drop_cancelled();
     }
 
@@ -47,12 +55,14 @@ impl Core {
         }
     }
 
-    /// What is wrong with an answer to the step in flight: it must hold one token for each row that samples, no other.
+    /// What is wrong with an answer to the step in flight: it must hold one token, or why there is
+    /// none, for each row that samples, and for no other.
     fn misfit(&self, done: &StepDone) -> Option<&'static str> {
         let step = &self.in_flight.as_ref()?.step;
         let mut expected: Vec<_> =
             step.sequences.iter().filter(|s| s.sample.is_some()).map(|s| s.row).collect();
-        let mut found: Vec<_> = done.sampled.iter().map(|s| s.row).collect();
+        let failed = done.unsampled.iter().map(|s| s.row);
+        let mut found: Vec<_> = done.sampled.iter().map(|s| s.row).chain(failed).collect();
         expected.sort_unstable();
         found.sort_unstable();
         let current = step.id == done.id && step.attempt == done.attempt;
@@ -89,6 +99,10 @@ impl Core {
         if let Some(finish) = finish {
             self.end(request, finish);
         }
+    }
+
+    fn of_row(&self, row: RowId) -> Option<RequestId> {
+        self.running.values().find(|s| s.row == Some(row)).map(|s| s.id())
     }
 
     fn by_row(&mut self, row: RowId) -> Option<&mut crate::sequence::Sequence> {

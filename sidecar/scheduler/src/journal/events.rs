@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::{ActionId, RequestId, RowId, StepId};
-use sluice_ports::compute::{ComputeEvent, EngineHello, Sampled, StepDone};
+use sluice_ports::compute::{ComputeEvent, EngineHello, SampleFailure, Sampled, StepDone, Unsampled};
 use sluice_ports::sampling::{Sampling, TokenLogprobs};
 
 use super::words::{Reader, Words};
@@ -13,6 +13,8 @@ use crate::event::{Event, Request};
 
 const FAILURES: [Failure; 4] =
     [Failure::OutOfMemory, Failure::CopyFailed, Failure::Dropped, Failure::Refused];
+
+const SAMPLE_FAILURES: [SampleFailure; 1] = [SampleFailure::NoCandidate];
 
 /// Name and words of an event.
 pub fn encode(event: &Event) -> (&'static str, Words) {
@@ -191,6 +193,7 @@ fn put_done(words: &mut Words, done: &StepDone) {
     words.put(done.id.0).put(done.attempt).put(done.total_ns);
     words.put_list(&done.layer_ns, put_ns).put_list(&done.stall_ns, put_ns);
     words.put_list(&done.sampled, put_sampled);
+    words.put_list(&done.unsampled, put_unsampled);
 }
 
 fn put_sampled(words: &mut Words, sampled: &Sampled) {
@@ -209,7 +212,19 @@ fn done(r: &mut Reader<'_>) -> Result<StepDone, String> {
         layer_ns: r.list(Reader::u64)?,
         stall_ns: r.list(Reader::u64)?,
         sampled: r.list(sampled)?,
+        unsampled: r.list(unsampled)?,
     })
+}
+
+fn put_unsampled(words: &mut Words, unsampled: &Unsampled) {
+    let code = SAMPLE_FAILURES.iter().position(|f| *f == unsampled.failure).expect("every failure is listed");
+    words.put(unsampled.row.0).put(code as u64);
+}
+
+fn unsampled(r: &mut Reader<'_>) -> Result<Unsampled, String> {
+    let (row, code): (_, usize) = (RowId(r.int()?), r.int()?);
+    let failure = *SAMPLE_FAILURES.get(code).ok_or(format!("{code} is no failure of sampling"))?;
+    Ok(Unsampled { row, failure })
 }
 
 fn sampled(r: &mut Reader<'_>) -> Result<Sampled, String> {
