@@ -5,9 +5,7 @@
 mod budgets;
 mod machine;
 mod policies;
-mod run;
 mod statistics;
-mod tenant;
 
 use anyhow::Result;
 use clap::Subcommand;

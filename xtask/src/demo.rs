@@ -2,17 +2,21 @@
 //!
 //! Everything goes through the product's own binaries: a generated model, `sluice up`, `sluice bench`, `sluice top`.
 
-use std::io::{BufRead, BufReader, IsTerminal, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
-use cargo_metadata::camino::Utf8Path;
+use anyhow::Result;
 use serde_json::Value;
+use sluice_types::quantity::Quantity;
 
-use crate::process;
+use crate::contest::{self, Calibration, LOAD, Outcome};
+use crate::run::Stop;
+use crate::tenant::{self, Device, Tenant, World};
 use crate::workspace::Workspace;
+
+/// Where `--keep` serves.
+const PORT: u16 = 8000;
 
 /// Options of `cargo xtask demo`.
 #[derive(Clone, Debug, clap::Args)]
@@ -20,183 +24,105 @@ pub struct DemoArgs {
     /// A model folder in Hugging Face layout instead of a generated one.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Device memory; about 24 MiB more than weights and activations make KV short for the burst.
-    #[arg(long, default_value = "104Mi")]
-    memory: String,
-    /// Bandwidth of the link to the device, bytes per second.
-    #[arg(long, default_value_t = 3_400_000_000)]
-    link: u64,
+    /// Device memory, such as 112Mi. Default: weights, activations and KV for hardly more than one request.
+    #[arg(long, value_parser = bytes)]
+    memory: Option<u64>,
+    /// How much longer a layer's copy takes than its compute; sets the link's bandwidth. About 7.5 on a
+    /// GH200, about 70 on an H200 behind PCIe 5, where Oneiros must decline.
+    #[arg(long, value_name = "R", default_value_t = 7.5, value_parser = positive, conflicts_with = "link")]
+    ratio: f64,
+    /// Bandwidth of the link to the device, bytes per second, instead of one that follows from --ratio.
+    #[arg(long, value_name = "BYTES")]
+    link: Option<u64>,
     /// Leave the tenant serving under Oneiros at the end.
     #[arg(long)]
     keep: bool,
 }
 
-/// Requests of the burst, their lengths, and how many are open at once.
-const BURST: &[&str] = &["-n", "36", "--lengths", "64:160", "--concurrency", "12", "--vocab", "256"];
-const PORT: &str = "8000";
+fn bytes(text: &str) -> Result<u64, String> {
+    text.parse::<Quantity>().map(|quantity| quantity.bytes()).map_err(|error| error.to_string())
+}
 
-/// Runs the demo.
+/// A ratio that means something.
+pub fn positive(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|ratio: &f64| ratio.is_finite() && *ratio > 0.0).ok_or("a number above 0".into())
+}
+
+/// Runs the demo; `false` if one token differed.
 pub fn run(workspace: &Workspace, args: &DemoArgs) -> Result<bool> {
-    let root = &workspace.root;
-    println!("building the release binaries");
-    let packages =
-        ["build", "--release", "--locked", "-p", "sluice-cli", "-p", "sluice-agent", "-p", "sluice-kernels"];
-    ensure!(
-        process::passes(process::cargo(root, &[&packages[..], &["--bins"]].concat()))?,
-        "the build failed"
-    );
-    let folder = workspace.target.join("demo");
-    std::fs::create_dir_all(&folder).with_context(|| folder.to_string())?;
-    let demo = Demo { bins: workspace.target.join("release").into(), folder: folder.clone().into(), args };
-    let model = demo.model(&folder)?;
-    let recompute = demo.measure(&model, "Recompute")?;
-    let oneiros = demo.measure(&model, "Oneiros")?;
-    print_table(&recompute, &oneiros);
-    if args.keep {
-        demo.keep(&model)?
-    }
-    Ok(true)
-}
-
-struct Demo<'a> {
-    bins: PathBuf,
-    folder: PathBuf,
-    args: &'a DemoArgs,
-}
-
-/// What one policy did with the burst.
-struct Run {
-    report: Value,
-    state: Value,
-    outputs: Vec<u8>,
-    most_remapped: u64,
-}
-
-/// A `sluice up` that ends with this value.
-struct Up(Child);
-
-impl Drop for Up {
-    fn drop(&mut self) {
-        // `sluice up` drains and cleans up on SIGTERM; a process that has ended already needs neither.
-        let _ = Command::new("kill").args(["-TERM", &self.0.id().to_string()]).status();
-        let _ = self.0.wait();
-    }
-}
-
-impl Demo<'_> {
-    fn command(&self, name: &str) -> Command {
-        let mut command = Command::new(self.bins.join(name));
-        command.env("SLUICE_RUNTIME_DIR", self.folder.join("run")).env("SLUICE_LOG", "warn");
-        command
-    }
-
-    /// The model to serve: 24 layers of 6.5 MB, made once.
-    fn model(&self, folder: &Utf8Path) -> Result<PathBuf> {
-        if let Some(model) = &self.args.model {
-            return std::path::absolute(model).with_context(|| model.display().to_string());
-        }
-        let model = folder.join("model");
-        if !model.join("config.json").exists() {
-            println!("making a model of 24 layers with random weights");
-            let shape = [
-                "--layers",
-                "24",
-                "--hidden",
-                "384",
-                "--heads",
-                "6",
-                "--kv-heads",
-                "3",
-                "--intermediate",
-                "1024",
-            ];
-            let mut make = self.command("sluice-model-gen");
-            make.args(["--out", model.as_str(), "--vocab", "512", "--max-positions", "512"]).args(shape);
-            ensure!(make.status().context("sluice-model-gen")?.success(), "the model was not made");
-        }
-        Ok(model.into())
-    }
-
-    fn yaml(&self, model: &Path, policy: &str) -> Result<PathBuf> {
-        let DemoArgs { memory, link, .. } = self.args;
-        let file = self.folder.join("demo.yaml");
-        let text = format!(
-            "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: laptop}}\nspec:\n  deviceClassName: host.sluice.dev\n  \
-             device: {{host: {{memory: {memory}, chunkBytes: 64Ki, linkBytesPerSecond: \"{link}\"}}}}\n  \
-             gpus: [{{name: gpu}}]\n  hostMemoryPerGPU: 4Gi\n  policy: {policy}\n---\napiVersion: sluice.dev/v1alpha1\n\
-             kind: ModelTenant\nmetadata: {{name: demo}}\nspec:\n  poolRef: {{name: laptop}}\n  \
-             model: {{source: {{type: File, file: {{path: {:?}}}}}, maxModelLen: 512}}\n",
-            model.display().to_string()
-        );
-        std::fs::write(&file, text).with_context(|| file.display().to_string())?;
-        Ok(file)
-    }
-
-    /// Starts the tenant and waits until it serves.
-    fn up(&self, model: &Path, policy: &str) -> Result<Up> {
-        let file = self.yaml(model, policy)?;
-        let mut up = self.command("sluice");
-        up.arg("up").arg("-f").arg(file).args(["--port", PORT]).stdout(Stdio::piped());
-        let mut child = up.spawn().context("sluice up")?;
-        let stdout = child.stdout.take().context("sluice up has no stdout")?;
-        let up = Up(child);
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line)?;
-        if !line.starts_with("ready ") {
-            bail!("the tenant does not serve; the sidecar's words are above");
-        }
-        Ok(up)
-    }
-
-    fn state(&self) -> Option<Value> {
-        let output = self.command("sluice").args(["top", "--once", "--json"]).output().ok()?;
-        serde_json::from_slice::<Value>(&output.stdout).ok()?.get(0).cloned()
-    }
-
-    /// One policy, one burst, shown as it goes.
-    fn measure(&self, model: &Path, policy: &str) -> Result<Run> {
-        println!("\n{policy}: {}", BURST.join(" "));
-        let up = self.up(model, policy)?;
-        let outputs = self.folder.join("outputs.json");
-        let mut bench = self.command("sluice");
-        bench
-            .args(["bench", "--json", "--url", &format!("http://127.0.0.1:{PORT}"), "--outputs"])
-            .arg(&outputs);
-        let mut bench =
-            bench.args(BURST).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().context("sluice bench")?;
-        let mut most_remapped = 0;
-        while bench.try_wait()?.is_none() {
-            std::thread::sleep(Duration::from_millis(500));
-            if let Some(state) = self.state() {
-                most_remapped = most_remapped.max(state["remap"]["alpha"].as_u64().unwrap_or(0));
-                show(&state);
-            }
-        }
+    let stop = Stop::on_signals()?;
+    tenant::build(workspace, &stop)?;
+    let world = World::new(workspace, &stop, args.model.as_deref(), contest::MODEL)?;
+    eprintln!("measuring the model with ample memory");
+    let calibration = contest::calibrate(&world, LOAD)?;
+    let device = device(args, &calibration);
+    print_setting(&calibration, device);
+    let measure = |policy: &str| {
+        println!("\n{policy}");
+        let outcome = contest::run(&world, policy, device, LOAD, show)?;
         println!();
-        let report = serde_json::from_slice(&bench.wait_with_output()?.stdout).context("the burst failed")?;
-        let state = self.state().context("the tenant's state cannot be read")?;
-        drop(up);
-        let outputs = std::fs::read(&outputs).with_context(|| outputs.display().to_string())?;
-        Ok(Run { report, state, outputs, most_remapped })
+        anyhow::Ok(outcome)
+    };
+    let (recompute, oneiros) = (measure("Recompute")?, measure("Oneiros")?);
+    print_table(&recompute, &oneiros);
+    println!("\n{}", reading(&recompute, &oneiros));
+    if args.keep {
+        keep(&world, device)?;
     }
+    Ok(recompute.outputs == oneiros.outputs)
+}
 
-    fn keep(&self, model: &Path) -> Result<()> {
-        let mut up = self.up(model, "Oneiros")?;
-        println!("\nserving under Oneiros until Ctrl-C; try:");
-        println!("  curl -N localhost:{PORT}/v1/completions -H 'content-type: application/json' \\");
-        println!("    -d '{{\"prompt\": \"Once upon a time\", \"max_tokens\": 40, \"stream\": true}}'");
-        up.0.wait().context("sluice up")?;
-        Ok(())
+fn device(args: &DemoArgs, calibration: &Calibration) -> Device {
+    Device {
+        memory_bytes: args.memory.unwrap_or_else(|| calibration.short_memory(LOAD)),
+        link_bytes_per_s: Some(args.link.unwrap_or_else(|| calibration.link_for(args.ratio))),
     }
+}
+
+fn print_setting(calibration: &Calibration, device: Device) {
+    let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
+    let kv = device.memory_bytes.saturating_sub(calibration.fixed_bytes);
+    println!(
+        "{} requests, {} at a time, {} tokens in and {} out; a request's KV grows to {:.1} MiB",
+        LOAD.requests,
+        LOAD.concurrency,
+        LOAD.prompt,
+        LOAD.output,
+        mib(u64::from(LOAD.prompt + LOAD.output) * calibration.token_bytes)
+    );
+    let link = device.link_bytes_per_s.unwrap_or(u64::MAX) as f64;
+    println!(
+        "device: {:.0} MiB, of which {:.1} MiB for KV; link {:.2} GB/s: a layer of {:.1} MiB computes in {:.0} us and \
+         is copied in {:.0} us",
+        mib(device.memory_bytes),
+        mib(kv),
+        link / 1e9,
+        mib(calibration.layer_bytes),
+        calibration.compute_ns as f64 / 1e3,
+        calibration.layer_bytes as f64 / link * 1e6
+    );
+}
+
+/// Serves until a signal comes.
+fn keep(world: &World, device: Device) -> Result<()> {
+    let _tenant = Tenant::start_at(world, "keep", &LOAD.setup("Oneiros", device), PORT)?;
+    println!("\nserving under Oneiros until Ctrl-C; try:");
+    println!("  curl -N localhost:{PORT}/v1/completions -H 'content-type: application/json' \\");
+    println!("    -d '{{\"prompt\": \"Once upon a time\", \"max_tokens\": 40, \"stream\": true}}'");
+    while !world.stop.requested() {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
 }
 
 /// One line of where memory is: rewritten on a terminal, appended elsewhere.
 fn show(state: &Value) {
     let owners = &state["memory"]["owners"];
-    let mib = |name: &str| owners[name].as_u64().unwrap_or(0) >> 20;
-    let weights = mib("weights_global_bytes") + mib("weights_layers_bytes");
+    let mib = |name: &str| owners[name].as_u64().unwrap_or(0) as f64 / (1 << 20) as f64;
     let line = format!(
-        "  weights {weights:>4} MiB  slots {:>3} MiB  KV {:>4} MiB ({:>3} % used)  remapped {:>2} layers  running {:>2}  waiting {:>2}  preempted {:>3}",
+        "  weights {:>5.1} MiB  slots {:>4.1}  KV {:>5.1} ({:>3} % used)  remapped {:>2} layers  running {}  waiting {}  \
+         preempted {:>2}",
+        mib("weights_global_bytes") + mib("weights_layers_bytes"),
         mib("slots_bytes"),
         mib("kv_bytes"),
         state["kv"]["utilisation_permille"].as_u64().unwrap_or(0) / 10,
@@ -214,21 +140,41 @@ fn show(state: &Value) {
     let _ = std::io::stdout().flush();
 }
 
-fn print_table(recompute: &Run, oneiros: &Run) {
-    let figure = |run: &Run, path: &str| run.report.pointer(path).and_then(Value::as_f64).unwrap_or(f64::NAN);
-    let total = |run: &Run, name: &str| run.state["figures"][name].as_u64().unwrap_or(0) as f64;
-    let engine = |run: &Run| run.state["figures"]["engine_tbt"]["p99_ns"].as_f64().unwrap_or(f64::NAN) / 1e6;
+fn print_table(recompute: &Outcome, oneiros: &Outcome) {
     println!("\n{:<34}{:>12}{:>12}", "", "Recompute", "Oneiros");
-    let row = |name: &str, value: &dyn Fn(&Run) -> f64| {
-        println!("{name:<34}{:>12.1}{:>12.1}", value(recompute), value(oneiros));
+    let row = |name: &str, digits: usize, value: &dyn Fn(&Outcome) -> f64| {
+        println!("{name:<34}{:>12.digits$}{:>12.digits$}", value(recompute), value(oneiros));
     };
-    row("throughput, output tokens/s", &|r| figure(r, "/output_tokens_per_s"));
-    row("P99 TBT as delivered, ms", &|r| figure(r, "/tbt_ms/p99"));
-    row("P99 TBT of the engine, ms", &engine);
-    row("P99 TTFT, ms", &|r| figure(r, "/ttft_ms/p99"));
-    row("layers remapped at most", &|r| r.most_remapped as f64);
-    row("requests preempted", &|r| total(r, "preemptions_total"));
-    row("tokens recomputed", &|r| total(r, "recomputed_tokens_total"));
+    row("throughput, output tokens/s", 1, &|o| o.throughput);
+    row("P99 TTFT, ms", 0, &|o| o.ttft_p99);
+    row("P99 TBT as delivered, ms", 1, &|o| o.delivered_tbt_p99);
+    row("P99 TBT of the engine, ms", 1, &|o| o.engine_tbt_p99);
+    row("requests in the batch, most", 0, &|o| o.running as f64);
+    row("layers remapped, most", 0, &|o| o.remapped as f64);
+    row("MiB copied to the device", 0, &|o| (o.copied_bytes >> 20) as f64);
+    row("requests preempted", 0, &|o| o.preempted as f64);
+    row("tokens recomputed", 0, &|o| o.recomputed as f64);
+    row("r = T_T / T_c as measured", 1, &|o| o.ratio.unwrap_or(f64::NAN));
     let same = if recompute.outputs == oneiros.outputs { "yes" } else { "NO" };
     println!("{:<34}{:>24}", "tokens identical", same);
+}
+
+/// The table in a sentence.
+fn reading(recompute: &Outcome, oneiros: &Outcome) -> String {
+    if oneiros.remapped == 0 {
+        return "Oneiros lent no layer: their copies would not have hidden behind compute on this link, so it did what \
+                Recompute does."
+            .into();
+    }
+    let gain = oneiros.throughput / recompute.throughput;
+    let verdict = if gain > 1.0 { "won" } else { "did not win" };
+    format!(
+        "Oneiros {verdict}: it lent the memory of {} layers to KV, so {} requests ran at once instead of {}, with {gain:.2} \
+         times the throughput and the first token (P99) after {:.1} s instead of {:.1} s.",
+        oneiros.remapped,
+        oneiros.running,
+        recompute.running,
+        oneiros.ttft_p99 / 1e3,
+        recompute.ttft_p99 / 1e3
+    )
 }

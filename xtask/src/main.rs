@@ -5,13 +5,16 @@
 
 mod bench;
 mod check;
+mod contest;
 mod demo;
 mod finding;
 mod generate;
 mod process;
 mod rules;
+mod run;
 mod rust_text;
 mod suite;
+mod tenant;
 mod workspace;
 
 use std::process::ExitCode;

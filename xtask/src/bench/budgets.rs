@@ -3,19 +3,20 @@
 mod examples;
 mod idle;
 mod resident;
+mod tenant;
 mod verdict;
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use self::examples::Example;
 use self::verdict::{Verdict, Verdicts};
 use super::machine;
-use super::run::Stop;
-use super::tenant::{self, World};
+use crate::run::Stop;
+use crate::tenant::World;
 use crate::workspace::Workspace;
 
 /// Options of `cargo xtask bench budgets`.
@@ -102,7 +103,7 @@ pub fn run(workspace: &Workspace, args: &BudgetArgs) -> Result<bool> {
         verdicts.0.extend(measured.into_iter().map(|verdict| (budget.name(), verdict)));
     }
     let report = report(workspace, machine, &verdicts);
-    print!("{}", heading(&report));
+    print!("{}", machine::heading(&report));
     print!("{verdicts}");
     if let Some(file) = &args.json {
         let text = serde_json::to_string_pretty(&report)? + "\n";
@@ -118,7 +119,7 @@ fn build(workspace: &Workspace, wanted: &[Budget], stop: &Stop) -> Result<()> {
         examples::build(workspace, &examples, stop)?;
     }
     if wanted.iter().any(|budget| budget.example().is_none()) {
-        tenant::build(workspace, stop)?;
+        crate::tenant::build(workspace, stop)?;
     }
     Ok(())
 }
@@ -138,7 +139,7 @@ impl Bench<'_> {
         }
         let world = match self.world.take() {
             Some(world) => world,
-            None => World::new(self.workspace, &self.stop)?,
+            None => World::new(self.workspace, &self.stop, None, tenant::MODEL)?,
         };
         let world = self.world.insert(world);
         match budget {
@@ -149,33 +150,10 @@ impl Bench<'_> {
 }
 
 fn report(workspace: &Workspace, machine: Value, verdicts: &Verdicts) -> Value {
-    let words: Vec<_> = std::env::args().skip(1).collect();
-    json!({
-        "command": format!("cargo xtask {}", words.join(" ")),
-        "commit": machine::commit(&workspace.root),
-        "machine": machine,
-        "passed": verdicts.passed(),
-        "budgets": verdicts.json(),
-    })
-}
-
-/// What the table was measured on and with.
-fn heading(report: &Value) -> String {
-    let machine = &report["machine"];
-    let text = |value: &Value| value.as_str().unwrap_or("unknown").to_owned();
-    let features = machine["features"].as_array().into_iter().flatten();
-    let features: Vec<_> = features.filter_map(Value::as_str).collect();
-    format!(
-        "{}\ncommit {}\n{}, {} cores, {} MiB, kernel {}, load {} at the start\n{}\n\n",
-        text(&report["command"]),
-        text(&report["commit"]),
-        text(&machine["processor"]),
-        machine["cores"],
-        machine["memory_mib"],
-        text(&machine["kernel"]),
-        machine["load_1_min"],
-        features.join(" ")
-    )
+    let mut report = machine::report(workspace, machine);
+    report["passed"] = verdicts.passed().into();
+    report["budgets"] = verdicts.json();
+    report
 }
 
 #[cfg(test)]
@@ -220,17 +198,5 @@ mod tests {
         for example in Budget::value_variants().iter().filter_map(|budget| budget.example()) {
             assert!(examples::exists(&workspace, &example), "{example:?}");
         }
-    }
-
-    #[test]
-    fn the_heading_tells_command_and_machine() {
-        let machine = json!({
-            "processor": "P", "cores": 2, "memory_mib": 24_104, "kernel": "6.1", "load_1_min": 0.05,
-            "features": ["avx2", "fma"],
-        });
-        let report = json!({"command": "cargo xtask bench budgets", "commit": "abc", "machine": machine});
-        let expected = "cargo xtask bench budgets\ncommit abc\nP, 2 cores, 24104 MiB, kernel 6.1, load 0.05 at the \
-                        start\navx2 fma\n\n";
-        assert_eq!(heading(&report), expected);
     }
 }

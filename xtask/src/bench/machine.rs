@@ -5,6 +5,8 @@ use std::process::Command;
 use cargo_metadata::camino::Utf8Path;
 use serde_json::{Value, json};
 
+use crate::workspace::Workspace;
+
 /// Features that decide which kernels run and how fast, of those that `/proc/cpuinfo` names.
 const FEATURES: [&str; 20] = [
     "avx",
@@ -41,8 +43,34 @@ pub fn describe() -> Value {
     machine
 }
 
+/// The head of a report: command, commit, and the machine as [`describe`] found it.
+pub fn report(workspace: &Workspace, machine: Value) -> Value {
+    let words: Vec<_> = std::env::args().skip(1).collect();
+    let command = format!("cargo xtask {}", words.join(" "));
+    json!({"command": command, "commit": commit(&workspace.root), "machine": machine})
+}
+
+/// The same as text.
+pub fn heading(report: &Value) -> String {
+    let machine = &report["machine"];
+    let text = |value: &Value| value.as_str().unwrap_or("unknown").to_owned();
+    let features = machine["features"].as_array().into_iter().flatten();
+    let features: Vec<_> = features.filter_map(Value::as_str).collect();
+    format!(
+        "{}\ncommit {}\n{}, {} cores, {} MiB, kernel {}, load {} at the start\n{}\n\n",
+        text(&report["command"]),
+        text(&report["commit"]),
+        text(&machine["processor"]),
+        machine["cores"],
+        machine["memory_mib"],
+        text(&machine["kernel"]),
+        machine["load_1_min"],
+        features.join(" ")
+    )
+}
+
 /// The commit, with a `+` if files differ from it.
-pub fn commit(root: &Utf8Path) -> String {
+fn commit(root: &Utf8Path) -> String {
     let git = |arguments: &[&str]| {
         let output = Command::new("git").current_dir(root).args(arguments).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
@@ -91,5 +119,17 @@ mod tests {
     fn memory_is_told_in_mib() {
         assert_eq!(memory_mib("MemTotal:       24683000 kB\nMemFree: 1 kB\n"), Some(24_104));
         assert_eq!(memory_mib(""), None);
+    }
+
+    #[test]
+    fn the_heading_tells_command_and_machine() {
+        let machine = json!({
+            "processor": "P", "cores": 2, "memory_mib": 24_104, "kernel": "6.1", "load_1_min": 0.05,
+            "features": ["avx2", "fma"],
+        });
+        let report = json!({"command": "cargo xtask bench budgets", "commit": "abc", "machine": machine});
+        let expected = "cargo xtask bench budgets\ncommit abc\nP, 2 cores, 24104 MiB, kernel 6.1, load 0.05 at the \
+                        start\navx2 fma\n\n";
+        assert_eq!(heading(&report), expected);
     }
 }

@@ -1,14 +1,168 @@
-//! `cargo xtask bench policies`: the policies under the same load.
+//! `cargo xtask bench policies`: the policies under the same load, on a fast link and on a slow one.
 
-use anyhow::{Result, bail};
+mod table;
 
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::{machine, statistics};
+use crate::contest::{self, Calibration, LOAD, Outcome};
+use crate::run::Stop;
+use crate::tenant::{self, Device, World};
 use crate::workspace::Workspace;
+
+/// Compared with each other; the first is what the others are measured against.
+const POLICIES: [&str; 3] = ["Recompute", "Oneiros", "Ellm"];
+/// Fewest repetitions that have a median and a range.
+const FEWEST: u32 = 3;
+/// A link on which remapping must win, and one on which it must decline (DESIGN 12).
+const RATIOS: [f64; 2] = [7.5, 70.0];
 
 /// Options of `cargo xtask bench policies`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct PolicyArgs {}
+pub struct PolicyArgs {
+    /// Runs of every policy on every link, interleaved.
+    #[arg(long, value_name = "N", default_value_t = FEWEST, value_parser = clap::value_parser!(u32).range(i64::from(FEWEST)..))]
+    repetitions: u32,
+    /// A model folder in Hugging Face layout instead of a generated one.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Also write every run to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
 
-/// Refuses: the comparison is not built yet.
-pub fn run(_workspace: &Workspace, _args: &PolicyArgs) -> Result<bool> {
-    bail!("`cargo xtask bench policies` is not built yet")
+/// The runs on one link, `[policy][repetition]`.
+struct Runs {
+    ratio: f64,
+    device: Device,
+    outcomes: Vec<Vec<Outcome>>,
+}
+
+/// Runs the comparison; `false` if remapping lost on the fast link, moved layers on the slow one, or changed a token.
+pub fn run(workspace: &Workspace, args: &PolicyArgs) -> Result<bool> {
+    let stop = Stop::on_signals()?;
+    tenant::build(workspace, &stop)?;
+    let world = World::new(workspace, &stop, args.model.as_deref(), contest::MODEL)?;
+    eprintln!("measuring the model with ample memory");
+    let calibration = contest::calibrate(&world, LOAD)?;
+    let machine = machine::describe();
+    let links = RATIOS.map(|ratio| measure(&world, &calibration, ratio, args.repetitions));
+    let links = links.into_iter().collect::<Result<Vec<_>>>()?;
+    let mut report = machine::report(workspace, machine);
+    println!("{}{}", machine::heading(&report), setting(&calibration));
+    links.iter().for_each(table::print);
+    let verdicts = verdicts(&links);
+    for (text, holds) in &verdicts {
+        println!("{}  {text}", if *holds { "PASS" } else { "FAIL" });
+    }
+    if let Some(file) = &args.json {
+        add_runs(&mut report, &calibration, &links, &verdicts);
+        std::fs::write(file, serde_json::to_string_pretty(&report)? + "\n")
+            .with_context(|| file.display().to_string())?;
+    }
+    Ok(verdicts.iter().all(|(_, holds)| *holds))
+}
+
+fn measure(world: &World, calibration: &Calibration, ratio: f64, repetitions: u32) -> Result<Runs> {
+    let device = Device {
+        memory_bytes: calibration.short_memory(LOAD),
+        link_bytes_per_s: Some(calibration.link_for(ratio)),
+    };
+    let mut outcomes: Vec<Vec<Outcome>> = POLICIES.iter().map(|_| Vec::new()).collect();
+    for repetition in 1..=repetitions {
+        for (policy, outcomes) in POLICIES.iter().zip(&mut outcomes) {
+            eprint!("r {ratio}, {repetition} of {repetitions}: {policy} ");
+            let outcome = contest::run(world, policy, device, LOAD, |_| ())?;
+            eprintln!("{:.0} tokens/s, {} layers remapped", outcome.throughput, outcome.remapped);
+            outcomes.push(outcome);
+        }
+    }
+    Ok(Runs { ratio, device, outcomes })
+}
+
+impl Runs {
+    /// `figure` of a policy over that of `Recompute` in the same repetition.
+    fn ratios(&self, policy: &str, figure: impl Fn(&Outcome) -> f64) -> Vec<f64> {
+        let of = |name: &str| {
+            self.outcomes[POLICIES.iter().position(|policy| *policy == name).unwrap_or(0)].iter()
+        };
+        of(policy).zip(of(POLICIES[0])).map(|(this, base)| figure(this) / figure(base)).collect()
+    }
+
+    fn most_remapped(&self) -> u64 {
+        self.outcomes.iter().flatten().map(|outcome| outcome.remapped).max().unwrap_or(0)
+    }
+
+    fn tokens_identical(&self) -> bool {
+        let mut all = self.outcomes.iter().flatten().map(|outcome| &outcome.outputs);
+        let first = all.next();
+        all.all(|outputs| Some(outputs) == first)
+    }
+}
+
+fn verdicts(links: &[Runs]) -> Vec<(String, bool)> {
+    let mut verdicts = Vec::new();
+    if let [fast, slow] = links {
+        let throughput = median(&fast.ratios("Oneiros", |outcome| outcome.throughput));
+        let ttft = median(&fast.ratios("Oneiros", |outcome| outcome.ttft_p99));
+        let (r, n) = (fast.ratio, fast.outcomes[0].len());
+        let over = format!("that of Recompute at r = {r} (median of {n} pairs)");
+        verdicts.push((
+            format!("throughput of Oneiros is {throughput:.2} times {over}, more than 1"),
+            throughput > 1.0,
+        ));
+        verdicts.push((format!("P99 TTFT of Oneiros is {ttft:.2} times {over}, less than 1"), ttft < 1.0));
+        let remapped = slow.most_remapped();
+        verdicts.push((
+            format!("{remapped} layers were remapped at r = {}, none expected", slow.ratio),
+            remapped == 0,
+        ));
+    }
+    let identical = links.iter().all(Runs::tokens_identical) && same_across(links);
+    verdicts.push(("every policy gave the same tokens on every link".into(), identical));
+    verdicts
+}
+
+fn same_across(links: &[Runs]) -> bool {
+    let mut firsts =
+        links.iter().filter_map(|link| link.outcomes.first()?.first()).map(|outcome| &outcome.outputs);
+    let first = firsts.next();
+    firsts.all(|outputs| Some(outputs) == first)
+}
+
+/// NaN, which passes no verdict, where there is no sample.
+fn median(samples: &[f64]) -> f64 {
+    statistics::median(samples).unwrap_or(f64::NAN)
+}
+
+fn setting(calibration: &Calibration) -> String {
+    format!(
+        "{} requests, {} at a time, {} tokens in and {} out; a layer of {} KiB computes in {:.0} us",
+        LOAD.requests,
+        LOAD.concurrency,
+        LOAD.prompt,
+        LOAD.output,
+        calibration.layer_bytes >> 10,
+        calibration.compute_ns as f64 / 1e3
+    )
+}
+
+fn add_runs(report: &mut Value, calibration: &Calibration, links: &[Runs], verdicts: &[(String, bool)]) {
+    let link = |runs: &Runs| {
+        let policies = POLICIES.iter().zip(&runs.outcomes).map(|(policy, outcomes)| {
+            json!({"policy": policy, "runs": outcomes.iter().map(Outcome::to_json).collect::<Vec<_>>()})
+        });
+        json!({
+            "r_wished": runs.ratio,
+            "memory_bytes": runs.device.memory_bytes,
+            "link_bytes_per_s": runs.device.link_bytes_per_s,
+            "policies": policies.collect::<Vec<_>>(),
+        })
+    };
+    report["setting"] = setting(calibration).into();
+    report["links"] = links.iter().map(link).collect();
+    report["verdicts"] = verdicts.iter().map(|(text, pass)| json!({"verdict": text, "pass": pass})).collect();
 }

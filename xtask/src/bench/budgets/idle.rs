@@ -3,9 +3,10 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use super::tenant::{complete, start};
 use super::verdict::Verdict;
 use crate::bench::statistics::{Interval, median};
-use crate::bench::tenant::{Tenant, World, metric};
+use crate::tenant::{Tenant, World, metric};
 
 /// Most of a step's time, percent.
 const LIMIT_PERCENT: f64 = 1.0;
@@ -45,23 +46,23 @@ struct Round {
 fn round(world: &World, index: usize, pairs: usize) -> Result<Round> {
     let (first, second) =
         if index.is_multiple_of(2) { ("Recompute", "Oneiros") } else { ("Oneiros", "Recompute") };
-    let (first, second) = (Tenant::start(world, first)?, Tenant::start(world, second)?);
+    let (first, second) = (start(world, first)?, start(world, second)?);
     let (fixed, elastic) = if index.is_multiple_of(2) { (&first, &second) } else { (&second, &first) };
-    (0..WARM_UP).try_for_each(|index| pair(fixed, elastic, index).map(drop))?;
+    (0..WARM_UP).try_for_each(|index| pair(world, fixed, elastic, index).map(drop))?;
     let before = (Counts::of(fixed)?, Counts::of(elastic)?);
-    let samples = (0..pairs).map(|at| pair(fixed, elastic, index + at)).collect::<Result<_>>()?;
+    let samples = (0..pairs).map(|at| pair(world, fixed, elastic, index + at)).collect::<Result<_>>()?;
     let after = (Counts::of(fixed)?, Counts::of(elastic)?);
     Ok(Round { samples, fixed: after.0.since(&before.0), elastic: after.1.since(&before.1) })
 }
 
 /// Milliseconds a step under `Recompute` and under `Oneiros`. Who begins alternates, so that a drift of the machine
 /// favours nobody.
-fn pair(fixed: &Tenant, elastic: &Tenant, index: usize) -> Result<Sample> {
+fn pair(world: &World, fixed: &Tenant, elastic: &Tenant, index: usize) -> Result<Sample> {
     let ((a, b), (text, other)) = if index.is_multiple_of(2) {
-        let (a, b) = (one(fixed)?, one(elastic)?);
+        let (a, b) = (one(world, fixed)?, one(world, elastic)?);
         ((a.0, b.0), (a.1, b.1))
     } else {
-        let (b, a) = (one(elastic)?, one(fixed)?);
+        let (b, a) = (one(world, elastic)?, one(world, fixed)?);
         ((a.0, b.0), (a.1, b.1))
     };
     ensure!(text == other, "the two policies gave different tokens");
@@ -70,9 +71,9 @@ fn pair(fixed: &Tenant, elastic: &Tenant, index: usize) -> Result<Sample> {
 
 /// One completion: mean milliseconds between its tokens as the scheduler hands them out (step, decisions and link), and
 /// its text.
-fn one(tenant: &Tenant) -> Result<(f64, String)> {
+fn one(world: &World, tenant: &Tenant) -> Result<(f64, String)> {
     let before = Gaps::read(&tenant.metrics()?)?;
-    let text = tenant.complete(PROMPT_TOKENS, TOKENS)?;
+    let text = complete(world, tenant, PROMPT_TOKENS, TOKENS)?;
     let gaps = Gaps::read(&tenant.metrics()?)?.since(&before);
     ensure!(gaps.count == f64::from(TOKENS - 1), "{} gaps between {TOKENS} tokens", gaps.count);
     Ok((gaps.seconds / gaps.count * 1e3, text))

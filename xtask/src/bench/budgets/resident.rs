@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use super::tenant::{complete, start};
 use super::verdict::Verdict;
-use crate::bench::tenant::{Tenant, World};
+use crate::tenant::{Tenant, World};
 
 const LIMIT_MIB: f64 = 64.0;
 /// Device memory, host's chunks: weights on the device, KV, activations.
@@ -16,12 +17,12 @@ const SLACK_KIB: u64 = 1024;
 
 /// Measures after one request was served, so that what serving touches for the first time is counted.
 pub fn measure(world: &World) -> Result<Vec<Verdict>> {
-    let tenant = Tenant::start(world, "Oneiros")?;
+    let tenant = start(world, "Oneiros")?;
     // Nothing has been copied yet but each slab once.
     let weights_kib =
         tenant.state()?["figures"]["copied_bytes_total"].as_u64().context("no copied bytes")? >> 10;
     eprintln!("serving one request, then looking at the sidecar's mappings");
-    tenant.complete(32, 160)?;
+    complete(world, &tenant, 32, 160)?;
     wait_for_no_stream(&tenant)?;
     let file = format!("/proc/{}/smaps", tenant.pid()?);
     let resident = Resident::read(&std::fs::read_to_string(&file).context(file)?)?;

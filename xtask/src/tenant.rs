@@ -1,4 +1,4 @@
-//! A tenant on a generated model, served by the product's own binaries.
+//! A tenant served by the product's own binaries.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::run::{Group, Scratch, Stop, capture, cargo};
+use crate::run::{Group, Scratch, Stop, capture, cargo};
 use crate::workspace::Workspace;
 
 /// For a tenant to serve, loading included.
@@ -18,32 +18,11 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 /// For an answer that needs no computation.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// 24 layers of 3.1 MiB: a decode step takes milliseconds, and a run of the model fits any machine.
-const MODEL: &[&str] = &[
-    "--layers",
-    "24",
-    "--hidden",
-    "384",
-    "--heads",
-    "6",
-    "--kv-heads",
-    "3",
-    "--intermediate",
-    "1024",
-    "--vocab",
-    "512",
-    "--max-positions",
-    "512",
-];
-/// Tokens of the model's vocabulary.
-pub const VOCAB: u32 = 512;
-/// Device memory: weights and activations are a third of it, all the rest is KV.
-const MEMORY: &str = "256Mi";
-
 /// The release binaries, a model, and a folder for what runs write.
 pub struct World {
     bins: PathBuf,
     scratch: Scratch,
+    model: PathBuf,
     /// Whether we were told to end.
     pub stop: Stop,
 }
@@ -55,25 +34,75 @@ pub fn build(workspace: &Workspace, stop: &Stop) -> Result<()> {
 }
 
 impl World {
-    /// Makes the model.
-    pub fn new(workspace: &Workspace, stop: &Stop) -> Result<World> {
-        let bins = workspace.target.join("release").into();
-        let world = World { bins, scratch: Scratch::new()?, stop: stop.clone() };
-        let mut make = world.command("sluice-model-gen");
-        make.arg("--out").arg(world.model()).args(MODEL);
-        let (status, _) = capture(&mut make, stop)?;
-        ensure!(status.success(), "sluice-model-gen made no model");
+    /// With the model in `folder`, or one that `sluice-model-gen` makes with the options `shape`.
+    pub fn new(workspace: &Workspace, stop: &Stop, folder: Option<&Path>, shape: &[&str]) -> Result<World> {
+        let (bins, scratch) = (workspace.target.join("release").into(), Scratch::new()?);
+        let model = folder.map_or_else(|| Ok(scratch.path().join("model")), std::path::absolute)?;
+        let world = World { bins, scratch, model, stop: stop.clone() };
+        if folder.is_none() {
+            let mut make = world.command("sluice-model-gen");
+            make.arg("--out").arg(world.model()).args(shape);
+            let (status, _) = capture(&mut make, stop)?;
+            ensure!(status.success(), "sluice-model-gen made no model");
+        }
         Ok(world)
     }
 
-    fn model(&self) -> PathBuf {
-        self.scratch.path().join("model")
+    /// The model's folder.
+    pub fn model(&self) -> &Path {
+        &self.model
     }
 
-    fn command(&self, name: &str) -> Command {
+    /// One of the product's binaries.
+    pub fn command(&self, name: &str) -> Command {
         let mut command = Command::new(self.bins.join(name));
         command.env("SLUICE_LOG", "warn").env("SLUICE_BIN_DIR", &self.bins);
         command
+    }
+}
+
+/// The device a tenant runs on.
+#[derive(Clone, Copy, Debug)]
+pub struct Device {
+    /// Memory, bytes.
+    pub memory_bytes: u64,
+    /// Bytes per second from host to device; none = as fast as memory.
+    pub link_bytes_per_s: Option<u64>,
+}
+
+/// A tenant to start.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup<'a> {
+    /// `Recompute`, `Oneiros` or `Ellm`.
+    pub policy: &'a str,
+    /// What it runs on.
+    pub device: Device,
+    /// Longest context, tokens.
+    pub context: u32,
+    /// Whether tokens are paced to the objective; else they leave as they come.
+    pub paced: bool,
+    /// The engine's threads; none = all cores.
+    pub threads: Option<usize>,
+}
+
+impl Setup<'_> {
+    /// The pool and the tenant, which is named `bench`.
+    fn yaml(&self, model: &Path) -> String {
+        let Setup { policy, device, context, paced, .. } = *self;
+        let link = device.link_bytes_per_s.map(|bytes| format!(", linkBytesPerSecond: \"{bytes}\""));
+        let pacing = if paced { "" } else { "  pacing: {mode: Immediate}\n" };
+        format!(
+            "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: bench}}\nspec:\n  \
+             deviceClassName: host.sluice.dev\n  \
+             device: {{host: {{memory: \"{}\", chunkBytes: 64Ki{}}}}}\n  \
+             gpus: [{{name: gpu}}]\n  hostMemoryPerGPU: 16Gi\n  policy: {policy}\n---\n\
+             apiVersion: sluice.dev/v1alpha1\nkind: ModelTenant\nmetadata: {{name: bench}}\nspec:\n  \
+             poolRef: {{name: bench}}\n  drainSeconds: 1\n{pacing}  \
+             model: {{source: {{type: File, file: {{path: {:?}}}}}, maxModelLen: {context}}}\n",
+            device.memory_bytes,
+            link.unwrap_or_default(),
+            model.display().to_string()
+        )
     }
 }
 
@@ -87,21 +116,40 @@ pub struct Tenant<'a> {
 }
 
 impl Tenant<'_> {
-    /// Starts a tenant with ample KV under `policy` and waits until it serves.
-    pub fn start<'a>(world: &'a World, policy: &str) -> Result<Tenant<'a>> {
-        let files = world.scratch.path().join(policy);
+    /// Starts a tenant and waits until it serves on a free port. `name` tells it from others of this world that run at
+    /// the same time.
+    pub fn start<'a>(world: &'a World, name: &str, setup: &Setup<'_>) -> Result<Tenant<'a>> {
+        Tenant::start_at(world, name, setup, 0)
+    }
+
+    /// The same on a port; 0 = a free one.
+    pub fn start_at<'a>(world: &'a World, name: &str, setup: &Setup<'_>, port: u16) -> Result<Tenant<'a>> {
+        let files = world.scratch.path().join(name);
         std::fs::create_dir(&files).with_context(|| files.display().to_string())?;
         let (file, runtime) = (files.join("tenant.yaml"), files.join("run"));
-        std::fs::write(&file, yaml(&world.model(), policy)).with_context(|| file.display().to_string())?;
+        std::fs::write(&file, setup.yaml(world.model())).with_context(|| file.display().to_string())?;
         let mut command = world.command("sluice");
         command.env("SLUICE_RUNTIME_DIR", &runtime).arg("up").arg("-f").arg(&file);
-        command.args(["--port", "0", "--threads", &engine_threads().to_string()]);
+        command.args(["--port", &port.to_string()]);
+        if let Some(threads) = setup.threads {
+            command.args(["--threads", &threads.to_string()]);
+        }
         let mut up = Group::spawn(command.stdout(Stdio::piped()))?;
         let lines = lines(up.child().stdout.take().context("a pipe")?);
         let address = ready(&lines, &world.stop);
         // Dropped on failure: it ends and cleans up.
-        let address = address.with_context(|| format!("a tenant under {policy}"))?;
+        let address = address.with_context(|| format!("the tenant `{name}`"))?;
         Ok(Tenant { world, runtime, up: Some(up), address, files })
+    }
+
+    /// Where it serves.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// A folder that goes with it.
+    pub fn files(&self) -> &Path {
+        &self.files
     }
 
     /// Process id of the sidecar.
@@ -136,19 +184,6 @@ impl Tenant<'_> {
         );
         Ok(answer)
     }
-
-    /// One greedy completion by `sluice bench`; returns its text. Equal prompts for equal lengths.
-    pub fn complete(&self, prompt_tokens: u32, tokens: u32) -> Result<String> {
-        let outputs = self.files.join("outputs.json");
-        let mut bench = self.world.command("sluice");
-        bench.args(["bench", "--json", "-n", "1", "--url", &format!("http://{}", self.address), "--outputs"]);
-        bench.arg(&outputs).args(["--lengths", &format!("{prompt_tokens}:{tokens}")]);
-        bench.args(["--vocab", &VOCAB.to_string()]).stderr(Stdio::null());
-        let (status, report) = capture(&mut bench, &self.world.stop)?;
-        ensure!(status.success(), "sluice bench failed: {report}");
-        let texts: Vec<String> = serde_json::from_slice(&std::fs::read(&outputs)?)?;
-        texts.into_iter().next().context("sluice bench wrote no answer")
-    }
 }
 
 impl Drop for Tenant<'_> {
@@ -158,11 +193,6 @@ impl Drop for Tenant<'_> {
             eprintln!("xtask: {} stays behind: {error}", self.files.display());
         }
     }
-}
-
-/// All cores but one, which is left to the sidecar and its client: who competes for it must not be what is measured.
-fn engine_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, |cores| cores.get().saturating_sub(1).max(1))
 }
 
 /// Every line that comes, until the pipe ends.
@@ -191,18 +221,6 @@ fn ready(lines: &Receiver<String>, stop: &Stop) -> Result<SocketAddr> {
 
 fn address(line: &str) -> Option<SocketAddr> {
     line.strip_prefix("ready ")?.split(' ').nth(1)?.strip_prefix("http://")?.parse().ok()
-}
-
-fn yaml(model: &Path, policy: &str) -> String {
-    format!(
-        "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: bench}}\nspec:\n  \
-         deviceClassName: host.sluice.dev\n  device: {{host: {{memory: {MEMORY}, chunkBytes: 64Ki}}}}\n  \
-         gpus: [{{name: gpu}}]\n  hostMemoryPerGPU: 4Gi\n  policy: {policy}\n---\n\
-         apiVersion: sluice.dev/v1alpha1\nkind: ModelTenant\nmetadata: {{name: bench}}\nspec:\n  \
-         poolRef: {{name: bench}}\n  drainSeconds: 1\n  pacing: {{mode: Immediate}}\n  \
-         model: {{source: {{type: File, file: {{path: {:?}}}}}, maxModelLen: 512}}\n",
-        model.display().to_string()
-    )
 }
 
 /// Value of the metric `name`, which has one line, in a text of OpenMetrics.
@@ -242,7 +260,12 @@ mod tests {
 
     #[test]
     fn the_tenant_is_one_that_the_product_takes() {
-        let loaded = sluice_types::load::load_valid_str(&yaml(Path::new("/m"), "Oneiros"), "bench.yaml");
-        assert_eq!(loaded.unwrap_or_else(|errors| panic!("{errors:?}")).len(), 2);
+        for (link_bytes_per_s, paced) in [(None, true), (Some(5), false)] {
+            let device = Device { memory_bytes: 1 << 28, link_bytes_per_s };
+            let yaml =
+                Setup { policy: "Oneiros", device, context: 512, paced, threads: None }.yaml(Path::new("/m"));
+            let loaded = sluice_types::load::load_valid_str(&yaml, "bench.yaml");
+            assert_eq!(loaded.unwrap_or_else(|errors| panic!("{errors:?}")).len(), 2);
+        }
     }
 }

@@ -1,0 +1,115 @@
+//! One load, several policies: a tenant whose KV is too short for its load, the same for each policy.
+//!
+//! The device is sized from what the model needs and the link from how fast the model computes here, so that the load
+//! exhausts KV and r = T_T / T_c is as wished on any machine.
+
+mod calibration;
+mod outcome;
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+pub use calibration::{Calibration, calibrate};
+pub use outcome::Outcome;
+
+use crate::run::capture;
+use crate::tenant::{Device, Setup, Tenant, World};
+
+/// Between two looks at a tenant under load.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// 64 layers of 1.6 MB: enough of them that a few may move at r = 7.5, small enough that two cores decode a hundred
+/// tokens a second.
+#[rustfmt::skip]
+pub const MODEL: &[&str] = &[
+    "--layers", "64", "--hidden", "256", "--heads", "4", "--kv-heads", "4", "--intermediate", "688", "--vocab",
+    "512", "--max-positions", "512",
+];
+
+/// Requests sent to each policy. T_c hardly grows up to this concurrency, as on a GPU: what a larger batch gains is
+/// the policy's doing.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// Requests of one run.
+    pub requests: u32,
+    /// Open at once.
+    pub concurrency: u32,
+    /// Prompt, tokens.
+    pub prompt: u32,
+    /// Output, tokens.
+    pub output: u32,
+}
+
+/// The load of the demo and of the benchmark.
+pub const LOAD: Load = Load { requests: 24, concurrency: 4, prompt: 32, output: 64 };
+
+impl Load {
+    /// Longest context the tenant serves: one request, and a block to spare.
+    pub fn context(&self) -> u32 {
+        self.prompt + self.output + 8
+    }
+
+    /// A tenant for it.
+    pub fn setup<'a>(&self, policy: &'a str, device: Device) -> Setup<'a> {
+        Setup { policy, device, context: self.context(), paced: true, threads: None }
+    }
+
+    fn options(&self) -> Vec<String> {
+        let lengths = format!("{}:{}", self.prompt, self.output);
+        let (requests, concurrency) = (self.requests.to_string(), self.concurrency.to_string());
+        ["-n", &requests, "--lengths", &lengths, "--concurrency", &concurrency, "--vocab", "256"]
+            .map(String::from)
+            .to_vec()
+    }
+}
+
+/// Runs the load against a fresh tenant under `policy`; `show` sees its state twice a second.
+pub fn run(
+    world: &World,
+    policy: &str,
+    device: Device,
+    load: Load,
+    mut show: impl FnMut(&Value),
+) -> Result<Outcome> {
+    let tenant = Tenant::start(world, &policy.to_lowercase(), &load.setup(policy, device))?;
+    let outputs = tenant.files().join("outputs.json");
+    let mut seen = outcome::Seen::default();
+    let report = burst(world, &tenant, load, &outputs, |state| {
+        seen.look(state);
+        show(state);
+    })?;
+    let state = tenant.state()?;
+    let outputs = std::fs::read(&outputs).with_context(|| outputs.display().to_string())?;
+    Outcome::new(&report, &state, seen, outputs)
+}
+
+/// Sends the load by `sluice bench` and returns its report.
+fn burst(
+    world: &World,
+    tenant: &Tenant<'_>,
+    load: Load,
+    outputs: &Path,
+    mut look: impl FnMut(&Value),
+) -> Result<Value> {
+    let mut bench = world.command("sluice");
+    bench.args(["bench", "--json", "--url", &tenant.url()]).args(load.options());
+    bench.arg("--outputs").arg(outputs);
+    let bench = std::thread::scope(|scope| {
+        let stop = world.stop.clone();
+        let bench = scope.spawn(move || capture(bench.stderr(Stdio::null()), &stop));
+        while !bench.is_finished() {
+            look(&tenant.state()?);
+            std::thread::sleep(LOOK);
+        }
+        bench.join().unwrap_or_else(|_| bail!("the thread that ran sluice bench panicked"))
+    });
+    let (status, report) = bench?;
+    ensure!(status.success(), "the burst failed: sluice bench ended with {status}");
+    let report: Value = serde_json::from_str(&report).context("the report of sluice bench")?;
+    ensure!(report["failed"].as_u64().unwrap_or(0) == 0, "requests failed: {report}");
+    Ok(report)
+}
