@@ -17,7 +17,8 @@ use super::memory::{EngineMemory, Unbacked};
 use crate::forward::{Batch, ForwardError, LayerHooks, LogitsView, Model, Ranges};
 use crate::sampling::{Choice, History, SamplingError, sample};
 
-/// A step that is refused, before anything is written.
+/// A step that is refused. All but [`StepError::Overtaken`] are found before anything is written; that one leaves KV at the
+/// step's own positions, in blocks that go with the step's requests.
 #[derive(Debug, Error)]
 pub(super) enum StepError {
     /// An index outside of the tables.
@@ -37,6 +38,12 @@ pub(super) enum StepError {
     /// Two sequences would write the same row.
     #[error("row {0} appears twice in the step")]
     RowTwice(u32),
+    /// A slot was filled again before this step had read it.
+    #[error("layer {layer} was overwritten before it was read: its slot was reused too early")]
+    Overtaken {
+        /// The layer whose weights are gone.
+        layer: u16,
+    },
     /// The forward pass refused.
     #[error(transparent)]
     Forward(#[from] ForwardError),
@@ -88,7 +95,11 @@ impl Stepper {
         unsafe { self.ranges.set_activation_limit(order.activation_limit_bytes) };
         let mut hooks = Hooks::new(&self.control, &self.inputs.generations, self.faults, &mut self.waits);
         let sequences = self.inputs.sequences();
-        let logits = self.model.run(&mut self.ranges, &Batch { sequences: &sequences }, &mut hooks)?;
+        let ran = self.model.run(&mut self.ranges, &Batch { sequences: &sequences }, &mut hooks);
+        let logits = match (ran, hooks.overtaken) {
+            (Err(ForwardError::Aborted { .. }), Some(layer)) => return Err(StepError::Overtaken { layer }),
+            (ran, _) => ran?,
+        };
         let (layer_ns, stall_ns) = (hooks.layer_ns, hooks.stall_ns);
         let sampler = Sampler { inputs: &self.inputs, tables: &self.tables, history: &mut self.history };
         let (sampled, unsampled) = sampler.sample_all(order, logits)?;
@@ -154,6 +165,8 @@ struct Hooks<'a> {
     waits: &'a mut u64,
     layer_ns: Vec<u64>,
     stall_ns: Vec<u64>,
+    /// The layer whose weights were gone when it was to be read.
+    overtaken: Option<u16>,
 }
 
 /// Never raised: an engine whose sidecar is gone is ended by the watcher, in the middle of whatever it does.
@@ -167,7 +180,8 @@ impl<'a> Hooks<'a> {
         waits: &'a mut u64,
     ) -> Self {
         let layers = generations.len();
-        Hooks { control, generations, faults, waits, layer_ns: vec![0; layers], stall_ns: vec![0; layers] }
+        let (layer_ns, stall_ns) = (vec![0; layers], vec![0; layers]);
+        Hooks { control, generations, faults, waits, layer_ns, stall_ns, overtaken: None }
     }
 
     fn wait(&mut self, layer: usize, generation: Generation) -> ControlFlow<()> {
@@ -181,6 +195,10 @@ impl<'a> Hooks<'a> {
         self.stall_ns[layer] = nanos(begun.elapsed());
         match waited.expect("layers were checked against the control page") {
             Wait::Reached => ControlFlow::Continue(()),
+            Wait::Overtaken => {
+                self.overtaken = Some(layer as u16);
+                ControlFlow::Break(())
+            }
             Wait::Aborted | Wait::TimedOut => ControlFlow::Break(()),
         }
     }

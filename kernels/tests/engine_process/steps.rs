@@ -127,3 +127,16 @@ fn one_dropped_wait_reads_another_layers_weights() {
     let (_, again) = late_fill(Faults { dropped_wait: Some(77), ..Faults::default() });
     assert_eq!(right.sampled, again.sampled, "a wait that is never reached cannot be dropped");
 }
+
+#[test]
+fn a_slot_that_was_reused_before_it_was_read_refuses_the_step_instead_of_waiting_for_ever() {
+    let mut sidecar = MiniSidecar::new(&llama(Dtype::F32), Faults::default());
+    let _engine = Engine::start(&sidecar.socket(), &[]);
+    let mut link = sidecar.attach(&shared_slot(&sidecar));
+    let mut step = sidecar.step(0, &[5, 6, 7]);
+    step.generations = vec![(LayerId(1), Generation(1)), (LayerId(2), Generation(2))];
+    // The copy for the step after this one came first.
+    fill(&sidecar, 1, Generation(3));
+    let refused = sidecar.run(&mut link, &step).expect_err("generation 1 never comes");
+    assert!(refused.contains("layer 1 was overwritten"), "{refused}");
+}

@@ -63,6 +63,9 @@ pub enum Wait {
     Aborted,
     /// The time was over first.
     TimedOut,
+    /// A later generation is there. Generations only rise, so what was waited for is gone for good: its slot was filled
+    /// again before it was read.
+    Overtaken,
 }
 
 /// When a wait is given up.
@@ -150,14 +153,18 @@ impl ControlPage {
         Ok(Generation(self.word(Side::Done, layer)?.value.load(Ordering::Acquire)))
     }
 
-    /// Waits until `ready` is exactly `generation`: another one, even a later one, is another layer's weights.
+    /// Waits until `ready` is exactly `generation`: an earlier one is an older copy, and a later one ends the wait as
+    /// [`Wait::Overtaken`], since what stands in the slot is promised to another step.
     pub fn wait_ready(
         &self,
         layer: LayerId,
         generation: Generation,
         patience: Patience<'_>,
     ) -> Result<Wait, ControlError> {
-        Ok(wait(&self.word(Side::Ready, layer)?, |value| value == generation.0, patience))
+        let word = self.word(Side::Ready, layer)?;
+        let end = wait(&word, |value| value >= generation.0, patience);
+        let overtaken = end == Wait::Reached && word.value.load(Ordering::SeqCst) != generation.0;
+        Ok(if overtaken { Wait::Overtaken } else { end })
     }
 
     /// Waits until `done` is `generation` or a later one.

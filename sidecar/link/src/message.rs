@@ -98,7 +98,8 @@ pub enum Message {
     Step(StepOrder),
     /// Engine: a step has finished.
     Done(StepDone),
-    /// Engine: the step cannot run. Nothing was written.
+    /// Engine: the step cannot run. Nothing was written but, when a slot was overwritten under it, KV at the step's own
+    /// positions.
     StepRefused {
         /// Which.
         id: StepId,

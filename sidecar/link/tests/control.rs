@@ -25,7 +25,7 @@ fn ready_is_exact_and_done_is_at_least() {
     let (layer, short) = (LayerId(1), within(Duration::from_millis(15)));
     sidecar.publish_ready(layer, Generation(7)).unwrap();
     assert_eq!(engine.wait_ready(layer, Generation(7), short).unwrap(), Wait::Reached);
-    assert_eq!(engine.wait_ready(layer, Generation(6), short).unwrap(), Wait::TimedOut);
+    assert_eq!(engine.wait_ready(layer, Generation(6), short).unwrap(), Wait::Overtaken, "never again");
     assert_eq!(engine.wait_ready(layer, Generation(8), short).unwrap(), Wait::TimedOut);
     assert_eq!(engine.wait_ready(LayerId(0), Generation(7), short).unwrap(), Wait::TimedOut);
     engine.publish_done(layer, Generation(7)).unwrap();

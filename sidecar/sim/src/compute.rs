@@ -53,7 +53,8 @@ impl Run {
         }
         let layer = LayerId(self.layer);
         let expected = self.step.generations.iter().find(|(l, _)| *l == layer);
-        if expected.is_some_and(|(_, generation)| device.ready.get(&layer) != Some(generation)) {
+        // A later generation means that the one waited for was overwritten: it never comes, and the read shows it.
+        if expected.is_some_and(|(_, generation)| device.ready.get(&layer).is_none_or(|r| r < generation)) {
             return;
         }
         self.stall_ns.push(device.clock().since(self.waits_since));

@@ -112,10 +112,15 @@ fn a_cancelled_request_gives_its_memory_back_within_one_step() {
     assert!(world.outcomes.values().any(|o| o.finish == Some(Finish::Cancelled)));
 }
 
-/// Wrong reads of a run with a planted bug.
+/// Wrong reads of a run with a planted bug, over a slow link.
 fn wrong_reads(faults: Faults) -> u64 {
+    run_planted(faults, 500_000_000).0
+}
+
+/// Wrong reads of a run with a planted bug, and whether all requests ended within half a second.
+fn run_planted(faults: Faults, link_bytes_per_second: u64) -> (u64, bool) {
     let mut setup = forced(setup(PolicyName::Oneiros, 6, 14, 1), 3, 1);
-    setup.profile.link_bytes_per_second = 500_000_000;
+    setup.profile.link_bytes_per_second = link_bytes_per_second;
     let mut world = World::new(setup, None).unwrap();
     world.run_until(sluice_policy::ids::Nanos(50_000_000));
     world.device.borrow_mut().faults = faults;
@@ -123,7 +128,17 @@ fn wrong_reads(faults: Faults) -> u64 {
     world.checked = false;
     load(6, 40).into_iter().for_each(|(_, request)| world.submit(request));
     world.run_until(sluice_policy::ids::Nanos(500_000_000));
-    world.driver.compute().wrong_reads()
+    let ended = world.outcomes.values().all(|outcome| outcome.finish.is_some());
+    (world.driver.compute().wrong_reads(), ended)
+}
+
+#[test]
+fn a_slot_that_is_reused_too_early_over_a_fast_link_is_caught_and_hangs_nobody() {
+    for link in [16_000_000_000, 1_000_000_000_000] {
+        let (wrong, ended) = run_planted(Faults { ignore_after: true, ..Faults::default() }, link);
+        assert!(wrong > 0 && ended, "{link} bytes per second: {wrong} wrong reads, ended: {ended}");
+        assert_eq!(run_planted(Faults::default(), link), (0, true), "without the bug");
+    }
 }
 
 #[test]
