@@ -10,6 +10,8 @@
 mod host;
 #[path = "gateway/reader.rs"]
 mod reader;
+#[path = "gateway/stamped.rs"]
+mod stamped;
 #[path = "../tests/gateway/tiny.rs"]
 mod tiny;
 
@@ -182,7 +184,7 @@ impl Tally {
     fn read(&mut self, reader: &mut Reader, until: Instant) -> anyhow::Result<()> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            reader.wait(left, |stream, tokens, at| (0..tokens).for_each(|_| self.token(stream, at)))?;
+            reader.wait(left, |stream, tokens, at| (0..tokens).for_each(|_| self.token(stream, at.read)))?;
             if left.is_zero() {
                 return Ok(());
             }

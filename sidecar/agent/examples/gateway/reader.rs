@@ -1,19 +1,29 @@
 //! A client that costs little, since it shares the processors with what it measures: one thread, one epoll, one buffer, and
 //! no more parsing than it takes to find the events.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, ensure};
 use rustix::event::Timespec;
 use rustix::event::epoll;
 
-use crate::host;
+use crate::{host, stamped};
 
 /// Sockets taken at one time.
 const READY_MAX: usize = 256;
+
+/// When tokens came.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    /// When the server wrote them, by the kernel; the last ones of a read with several.
+    #[allow(dead_code, reason = "each of the two examples looks at one of them")]
+    pub written: Option<SystemTime>,
+    /// When they were read.
+    pub read: Instant,
+}
 
 /// Streams being read.
 pub struct Reader {
@@ -35,17 +45,18 @@ impl Reader {
         let mut socket = TcpStream::connect(address).context("cannot connect")?;
         socket.write_all(&host::request())?;
         socket.set_nonblocking(true)?;
+        stamped::ask(&socket).context("no stamps")?;
         let number = epoll::EventData::new_u64(self.sockets.len() as u64);
         epoll::add(&self.epoll, &socket, number, epoll::EventFlags::IN)?;
         self.sockets.push(socket);
         Ok(())
     }
 
-    /// Waits up to `time` for bytes, and calls `seen` with stream, tokens and time for each socket that has some.
+    /// Waits up to `time` for bytes, and calls `seen` with stream, tokens and times for each socket that has some.
     pub fn wait(
         &mut self,
         time: Duration,
-        mut seen: impl FnMut(usize, usize, Instant),
+        mut seen: impl FnMut(usize, usize, Arrival),
     ) -> anyhow::Result<()> {
         let timeout = Timespec::try_from(time)?;
         self.ready.clear();
@@ -56,11 +67,11 @@ impl Reader {
         }
         for event in &self.ready {
             let stream = event.data.u64() as usize;
-            match self.sockets[stream].read(&mut self.buffer) {
-                Ok(length) => {
-                    let at = Instant::now();
+            match stamped::read(&self.sockets[stream], &mut self.buffer) {
+                Ok((length, written)) => {
+                    let read = Instant::now();
                     ensure!(length > 0, "stream {stream} ended");
-                    seen(stream, tokens(&self.buffer[..length]), at);
+                    seen(stream, tokens(&self.buffer[..length]), Arrival { written, read });
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error).context("a stream broke"),
