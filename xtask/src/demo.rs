@@ -59,7 +59,8 @@ pub fn run(workspace: &Workspace, args: &DemoArgs) -> Result<bool> {
     print_setting(&calibration, device);
     let measure = |policy: &str| {
         println!("\n{policy}");
-        let outcome = contest::run(&world, policy, device, LOAD, show)?;
+        let mut shown = String::new();
+        let outcome = contest::run(&world, policy, device, LOAD, |state| show(state, &mut shown))?;
         println!();
         anyhow::Ok(outcome)
     };
@@ -115,8 +116,8 @@ fn keep(world: &World, device: Device) -> Result<()> {
     Ok(())
 }
 
-/// One line of where memory is: rewritten on a terminal, appended elsewhere.
-fn show(state: &Value) {
+/// One line of where memory is: rewritten on a terminal, elsewhere appended when it has changed.
+fn show(state: &Value, shown: &mut String) {
     let owners = &state["memory"]["owners"];
     let mib = |name: &str| owners[name].as_u64().unwrap_or(0) as f64 / (1 << 20) as f64;
     let line = format!(
@@ -132,10 +133,11 @@ fn show(state: &Value) {
         state["figures"]["preemptions_total"]
     );
     if std::io::stdout().is_terminal() {
-        print!("\r{line}")
-    } else {
-        println!("{line}")
+        print!("\r{line}");
+    } else if line != *shown {
+        println!("{line}");
     }
+    *shown = line;
     // A line that is shown late is no harm.
     let _ = std::io::stdout().flush();
 }

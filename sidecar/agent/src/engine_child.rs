@@ -97,7 +97,8 @@ impl Keeper {
                 }
                 continue;
             };
-            if let Ok(None) = running.try_wait() {
+            // Raised while we slept: it was told to end, and has.
+            if matches!(running.try_wait(), Ok(None)) || ending.load(Ordering::Relaxed) {
                 continue;
             }
             child = None;

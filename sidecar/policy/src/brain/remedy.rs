@@ -136,7 +136,9 @@ impl Brain {
             return self.short(missing);
         }
         if !self.measures.compute_known() {
-            return self.decline(Reason::DeclinedUnmeasured, chunks, missing);
+            // Not remembered: the next step may measure it.
+            self.count(Reason::DeclinedUnmeasured);
+            return self.short(missing);
         }
         let current = self.slots.layout().clone();
         let weights = self.sizes.weights(&current);
