@@ -47,6 +47,7 @@ impl<'a> Scene<'a> {
         let grown = processes::resident_bytes(tenant.record.pid).saturating_sub(resident_bytes);
         assert!(grown < TOLERATED_BYTES, "the sidecar grew by {grown} bytes");
         assert_eq!((state.engine.restarts, tenant.readiness().await), (0, Some(200)));
+        assert!(state.engine.up_since_unix_ms.is_some(), "the first engine is up, too");
         assert_eq!(tenant.complete(&greedy(&prompt(1, 24), 5)).await.unwrap().tokens, expected.tokens[..5]);
         up.end_cleanly().await;
     }

@@ -251,16 +251,14 @@ impl MiniSidecar {
     }
 }
 
-/// Orders changes and waits for all answers.
+/// Orders changes and waits for the answer.
 pub fn reback(link: &mut EngineLink, ops: &[Reback]) -> Result<(), String> {
-    for _ in 0..link.sender.send_reback(ActionId(1), ops).unwrap() {
-        match link.receiver.recv_within(SOON).unwrap() {
-            EngineEvent::Applied { .. } => {}
-            EngineEvent::Refused { message, .. } => return Err(message),
-            other => panic!("{other:?} in answer to a change"),
-        }
+    link.sender.send_reback(ActionId(1), ops).unwrap();
+    match link.receiver.recv_within(SOON).unwrap() {
+        EngineEvent::Applied { .. } => Ok(()),
+        EngineEvent::Refused { message, .. } => Err(message),
+        other => panic!("{other:?} in answer to a change"),
     }
-    Ok(())
 }
 
 /// The engine's answer to a step.

@@ -239,9 +239,8 @@ impl EngineSender {
         self.sender.send(&Message::Step(step_order(step, parity)), &[])
     }
 
-    /// Orders changes of what backs addresses: one order however long, made whole or not at all. Returns how many answers will
-    /// come, which is 1.
-    pub fn send_reback(&self, id: ActionId, ops: &[Reback]) -> Result<usize, LinkError> {
+    /// Orders changes of what backs addresses: one order however long, made whole or not at all, with one answer.
+    pub fn send_reback(&self, id: ActionId, ops: &[Reback]) -> Result<(), LinkError> {
         if ops.len() > MAX_REBACK_OPS {
             return Err(Refusal::Oversized { got: ops.len(), limit: MAX_REBACK_OPS }.into());
         }
@@ -252,7 +251,7 @@ impl EngineSender {
             let more = !later.is_empty();
             self.sender.send(&Message::Reback { id, ops: now.to_vec(), more }, &[])?;
             if !more {
-                return Ok(1);
+                return Ok(());
             }
             rest = later;
         }

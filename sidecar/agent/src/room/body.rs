@@ -49,8 +49,8 @@ pub struct Peer(Arc<Mutex<PeerState>>);
 #[derive(Debug, Default)]
 struct PeerState {
     engine: Option<EngineSender>,
-    /// The order that is awaited: its name, its parts, and how many of them are still to be answered.
-    awaited: Option<(ActionId, usize, usize)>,
+    /// The order that is awaited.
+    awaited: Option<ActionId>,
 }
 
 impl Peer {
@@ -62,28 +62,13 @@ impl Peer {
         *self.state() = PeerState { engine, awaited: None };
     }
 
-    /// One part of `id` was carried out; true when it was the last. Answers to anything else are stray.
+    /// `id` was carried out; false if it is not the awaited one: answers to anything else are stray.
     fn answered(&self, id: ActionId) -> bool {
-        let mut state = self.state();
-        match &mut state.awaited {
-            Some((awaited, _, left)) if *awaited == id => {
-                *left -= 1;
-                let last = *left == 0;
-                if last {
-                    state.awaited = None;
-                }
-                last
-            }
-            _ => {
-                tracing::warn!(action = id.0, "the engine answered an order that it was not given");
-                false
-            }
+        let awaited = self.state().awaited.take_if(|awaited| *awaited == id).is_some();
+        if !awaited {
+            tracing::warn!(action = id.0, "the engine answered an order that it was not given");
         }
-    }
-
-    /// Whether `id` went out as several orders, some of which the engine may have carried out.
-    fn in_parts(&self, id: ActionId) -> bool {
-        self.state().awaited.is_some_and(|(awaited, parts, _)| awaited == id && parts > 1)
+        awaited
     }
 }
 
@@ -92,7 +77,7 @@ impl EnginePeer for Peer {
         let mut state = self.state();
         let Some(engine) = &state.engine else { return false };
         match engine.send_reback(id, ops) {
-            Ok(parts) => state.awaited = Some((id, parts, parts)),
+            Ok(()) => state.awaited = Some(id),
             // Cut off, so that the receiver's thread reports the loss, which completes the order.
             Err(error) => {
                 tracing::warn!(%error, "an order to the engine was not sent");
@@ -108,8 +93,8 @@ pub struct LinkCompute {
     tables: Arc<Mutex<TableWriter>>,
     peer: Peer,
     engine: Option<EngineSender>,
-    /// An engine that maps its memory: answers still to come, and what it said of itself.
-    mapping: Option<(usize, EngineHello)>,
+    /// An engine that maps its memory, and what it said of itself.
+    mapping: Option<EngineHello>,
     events: VecDeque<ComputeEvent>,
 }
 
@@ -128,11 +113,7 @@ impl LinkCompute {
     }
 
     fn mapped(&mut self) {
-        let Some((left, hello)) = self.mapping.take() else { return };
-        match left {
-            0 | 1 => self.events.push_back(ComputeEvent::Attached(hello)),
-            more => self.mapping = Some((more - 1, hello)),
-        }
+        self.events.extend(self.mapping.take().map(ComputeEvent::Attached));
     }
 }
 
@@ -171,7 +152,7 @@ pub fn attach(driver: &mut Body, link: Attached) {
     let compute = driver.compute();
     compute.peer.set(Some(link.sender.clone()));
     match sent {
-        Ok(answers) => compute.mapping = Some((answers, link.hello)),
+        Ok(()) => compute.mapping = Some(link.hello),
         // Cut off, so that the receiver's thread reports the loss.
         Err(error) => {
             tracing::warn!(%error, "the mapping was not sent to a new engine");
@@ -194,9 +175,7 @@ pub fn event(driver: &mut Body, event: EngineEvent) {
             tracing::error!(action = id.0, message, "the engine refused a change of its mappings");
             match id {
                 // Its table is not ours: nothing that it computes could be trusted.
-                _ if id == SNAPSHOT || driver.compute().peer.in_parts(id) => {
-                    driver.compute().engine.iter().for_each(EngineSender::shutdown)
-                }
+                SNAPSHOT => driver.compute().engine.iter().for_each(EngineSender::shutdown),
                 id => drop(driver.memory().acknowledge(id, false)),
             }
         }

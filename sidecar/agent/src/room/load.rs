@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use sluice_link::control::ControlPage;
 use sluice_link::error::LinkError;
@@ -231,7 +231,8 @@ impl Loading {
             model: config.served_names.first().unwrap_or(&config.name).clone(),
             gpu: config.gpu.name.clone(),
         };
-        let diary = Diary::new(tenant, config.policy.clone());
+        let mut diary = Diary::new(tenant, config.policy.clone());
+        diary.engine_attached(SystemTime::now());
         let mut room = Room {
             driver,
             inbox: self.messages,
