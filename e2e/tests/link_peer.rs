@@ -11,10 +11,10 @@ use rustix::process::Signal;
 
 use crate::support::{Tenant, World, eventually, processes, slow};
 
-/// `SLNK`, version 1, kind, part 0 of 1, length of the payload.
 /// The version that the sidecar speaks: what is refused here is refused for what follows it.
 const LINK_VERSION: u16 = 2;
 
+/// `SLNK`, version, kind, part 0 of 1, length of the payload.
 fn header(version: u16, kind: u16, payload_bytes: u32) -> Vec<u8> {
     let words = [version, kind, 0, 1].into_iter().flat_map(u16::to_le_bytes);
     b"SLNK".iter().copied().chain(words).chain(payload_bytes.to_le_bytes()).collect()

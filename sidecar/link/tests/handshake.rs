@@ -125,7 +125,8 @@ fn a_long_mapping_is_one_order_and_has_one_answer() {
     );
     client.refused(ActionId(1), "no".to_owned()).unwrap();
     let refused = EngineEvent::Refused { id: ActionId(1), message: "no".to_owned() };
-    assert_eq!((sending.join().unwrap(), link.receiver.recv_within(SOON).unwrap()), (1, refused));
+    sending.join().unwrap();
+    assert_eq!(link.receiver.recv_within(SOON).unwrap(), refused);
 }
 
 #[test]
