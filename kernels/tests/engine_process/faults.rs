@@ -21,6 +21,10 @@ use crate::agreement::tokens;
 use crate::specs::llama;
 use std::os::fd::AsFd;
 
+/// The design's limit for a worker's end is 100 ms. What fails is ten times that, so that a busy machine fails nothing;
+/// the time itself is printed.
+const WORKER_END: Duration = Duration::from_secs(1);
+
 /// Orders `step` and returns when the worker is inside it: it has computed layer 0 and waits for layer 1, of which
 /// `generation` is not there.
 fn stop_inside(sidecar: &mut MiniSidecar, link: &EngineLink, mut step: Step, generation: Generation) -> Step {
@@ -67,21 +71,28 @@ fn a_worker_killed_inside_a_step_has_a_successor_that_gives_the_same_bits() {
     assert!(engine.ended_within(Duration::ZERO).is_none(), "the supervisor lives on");
 }
 
+/// Time from the sidecar's end to that of its worker.
+fn end_of_worker(in_step: bool) -> Duration {
+    let mut sidecar = MiniSidecar::new(&llama(Dtype::F32), Faults::default());
+    let _engine = Engine::start(&sidecar.socket(), &[]);
+    let link = sidecar.attach(&sidecar.resident());
+    if in_step {
+        let step = sidecar.step(0, &[1, 2]);
+        stop_inside(&mut sidecar, &link, step, Generation(1));
+    }
+    drop(sidecar.listener.take());
+    let begun = Instant::now();
+    link.sender.shutdown();
+    assert!(link.process.dead_within(WORKER_END).unwrap(), "in a step: {in_step}");
+    begun.elapsed()
+}
+
 #[test]
-fn a_worker_ends_within_100_ms_of_its_sidecar_even_inside_a_step() {
+fn a_worker_ends_with_its_sidecar_even_inside_a_step() {
     for in_step in [false, true] {
-        let mut sidecar = MiniSidecar::new(&llama(Dtype::F32), Faults::default());
-        let _engine = Engine::start(&sidecar.socket(), &[]);
-        let link = sidecar.attach(&sidecar.resident());
-        if in_step {
-            let step = sidecar.step(0, &[1, 2]);
-            stop_inside(&mut sidecar, &link, step, Generation(1));
-        }
-        drop(sidecar.listener.take());
-        let begun = Instant::now();
-        link.sender.shutdown();
-        assert!(link.process.dead_within(Duration::from_secs(1)).unwrap(), "in a step: {in_step}");
-        eprintln!("worker ended after {:?} (in a step: {in_step}, limit 100 ms)", begun.elapsed());
+        let took: Vec<_> = (0..3).map(|_| end_of_worker(in_step)).collect();
+        let best = took.iter().min().unwrap();
+        eprintln!("worker ended after {best:?} at best of {took:?} (in a step: {in_step}, limit 100 ms)");
     }
 }
 
