@@ -49,6 +49,8 @@ pub struct Frame {
     pub logprobs: bool,
     /// To name tokens in log-probabilities.
     pub text: Arc<Text>,
+    /// Tokens of all prompts. As with OpenAI and vLLM, a prompt counts once however many choices are made of it.
+    pub prompt_tokens: u32,
     /// Usage in a last chunk.
     pub include_usage: bool,
     /// Usage so far in every chunk.
@@ -57,18 +59,19 @@ pub struct Frame {
     pub open: OpenRequest,
 }
 
-/// Tokens of all choices.
-#[derive(Debug, Default)]
-struct Usage {
-    prompt: AtomicU32,
-    completion: AtomicU32,
+/// `usage`.
+fn usage_json(prompt: u32, completion: u32) -> Value {
+    json!({"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion})
 }
 
-impl Usage {
-    fn json(&self) -> Value {
-        let (prompt, completion) =
-            (self.prompt.load(Ordering::Relaxed), self.completion.load(Ordering::Relaxed));
-        json!({"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion})
+/// Generated tokens of all choices that have ended.
+#[derive(Debug, Default)]
+struct Generated(AtomicU32);
+
+impl Generated {
+    fn add(&self, generation: &Generation) {
+        let (_, completion) = generation.usage();
+        self.0.fetch_add(completion, Ordering::Relaxed);
     }
 }
 
@@ -153,14 +156,18 @@ impl Frame {
     }
 
     /// What follows when all choices have ended.
-    fn closing(&self, usage: &Usage) -> Bytes {
+    fn closing(&self, generated: &Generated) -> Bytes {
         let done = Bytes::from_static(b"data: [DONE]\n\n");
         if !self.include_usage {
             return done;
         }
         let mut chunk = self.envelope(true, Vec::new());
-        chunk["usage"] = usage.json();
+        chunk["usage"] = self.usage(generated);
         [event(&chunk), done].concat().into()
+    }
+
+    fn usage(&self, generated: &Generated) -> Value {
+        usage_json(self.prompt_tokens, generated.0.load(Ordering::Relaxed))
     }
 
     fn choice(&self, index: usize, text: &str, pieces: &[Piece], reason: Reason) -> Value {
@@ -182,17 +189,18 @@ impl Frame {
 /// # Errors
 /// The first failure among the choices; the others are cancelled.
 pub async fn whole(frame: Frame, generations: Vec<Generation>) -> Result<Response, ApiError> {
-    let usage = Usage::default();
-    let collected = generations.into_iter().enumerate().map(|(index, g)| collect(&frame, &usage, index, g));
+    let generated = Generated::default();
+    let collected =
+        generations.into_iter().enumerate().map(|(index, g)| collect(&frame, &generated, index, g));
     let choices = futures_util::future::try_join_all(collected).await?;
     let mut body = frame.envelope(false, choices);
-    body["usage"] = usage.json();
+    body["usage"] = frame.usage(&generated);
     Ok(Json(body).into_response())
 }
 
 async fn collect(
     frame: &Frame,
-    usage: &Usage,
+    generated: &Generated,
     index: usize,
     mut generation: Generation,
 ) -> Result<Value, ApiError> {
@@ -206,9 +214,7 @@ async fn collect(
                 }
             }
             Emission::End(reason) => {
-                let (prompt, completion) = generation.usage();
-                usage.prompt.fetch_add(prompt, Ordering::Relaxed);
-                usage.completion.fetch_add(completion, Ordering::Relaxed);
+                generated.add(&generation);
                 return Ok(frame.choice(index, &text, &all, reason));
             }
         }
@@ -222,10 +228,18 @@ async fn collect(
 /// A choice that was refused or failed before any had a token.
 pub async fn streamed(frame: Frame, mut generations: Vec<Generation>) -> Result<Response, ApiError> {
     let first = first_events(&mut generations).await?;
-    let (frame, usage) = (Arc::new(frame), Arc::new(Usage::default()));
+    let (frame, generated) = (Arc::new(frame), Arc::new(Generated::default()));
     let choices = generations.into_iter().zip(first).enumerate().map(|(index, (generation, first))| {
         let opening = frame.opening(index);
-        Choice { frame: frame.clone(), usage: usage.clone(), index, generation, opening, first, ended: false }
+        Choice {
+            frame: frame.clone(),
+            generated: generated.clone(),
+            index,
+            generation,
+            opening,
+            first,
+            ended: false,
+        }
     });
     let choices: Vec<_> = choices.collect();
     // Nearly every answer has one choice; it does without what watches many.
@@ -233,7 +247,7 @@ pub async fn streamed(frame: Frame, mut generations: Vec<Generation>) -> Result<
         Ok([choice]) => Either::Left(choice),
         Err(choices) => Either::Right(stream::select_all(choices)),
     };
-    let events = choices.chain(stream::once(async move { frame.closing(&usage) }));
+    let events = choices.chain(stream::once(async move { frame.closing(&generated) }));
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
     Ok((headers, Body::from_stream(events.map(Ok::<_, Infallible>))).into_response())
 }
@@ -267,7 +281,7 @@ async fn first_events(generations: &mut [Generation]) -> Result<Vec<Option<Emiss
 /// One choice of a stream.
 struct Choice {
     frame: Arc<Frame>,
-    usage: Arc<Usage>,
+    generated: Arc<Generated>,
     index: usize,
     generation: Generation,
     opening: Option<Bytes>,
@@ -311,15 +325,13 @@ impl Choice {
         };
         let usage = self.frame.continuous_usage.then(|| {
             let (prompt, completion) = self.generation.usage();
-            json!({"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion})
+            usage_json(prompt, completion)
         });
         self.frame.chunk(self.index, &text, pieces, None, usage)
     }
 
     fn end(&self, reason: Reason) -> Bytes {
-        let (prompt, completion) = self.generation.usage();
-        self.usage.prompt.fetch_add(prompt, Ordering::Relaxed);
-        self.usage.completion.fetch_add(completion, Ordering::Relaxed);
+        self.generated.add(&self.generation);
         self.frame.chunk(self.index, "", &[], Some(reason), None)
     }
 }

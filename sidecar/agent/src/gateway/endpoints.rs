@@ -158,7 +158,7 @@ impl Gateway {
         let Accepted { model, options, stops, submissions } = self.accept(&order)?;
         let open = self.open.enter(submissions.len() as u32)?;
         self.serving().await?;
-        let Order { kind, common, logprobs, .. } = order;
+        let Order { kind, common, prompts, logprobs } = order;
         let generations =
             submissions.into_iter().map(|submission| self.generation(submission, &stops, &common, arrived));
         let generations = generations.collect();
@@ -169,6 +169,7 @@ impl Gateway {
             model,
             logprobs: logprobs.is_some(),
             text: self.text.clone(),
+            prompt_tokens: prompts.iter().map(|prompt| prompt.len() as u32).sum(),
             include_usage: options.include_usage,
             continuous_usage: options.continuous_usage_stats,
             open,

@@ -121,7 +121,27 @@ async fn every_choice_of_every_prompt_is_a_request_with_a_seed_of_its_own() {
     let told: Vec<_> =
         choices.iter().map(|c| (c["index"].as_u64().unwrap(), c["text"].as_str().unwrap())).collect();
     assert_eq!(told, [(0, "0"), (1, "1"), (2, "2"), (3, "3")]);
-    assert_eq!(answer["usage"], json!({"prompt_tokens": 4, "completion_tokens": 4, "total_tokens": 8}));
+    let usage = json!({"prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6});
+    assert_eq!(answer["usage"], usage, "each prompt counts once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_streams_usage_counts_its_prompt_once_however_many_choices() {
+    let world = World::start(Setup::default()).await;
+    let options = json!({"include_usage": true, "continuous_usage_stats": true});
+    let body = json!({"prompt": "abc", "n": 2, "stream": true, "stream_options": options});
+    let mut client = world.posted("/v1/completions", &body).await;
+    let both = [world.scheduler.taken().await, world.scheduler.taken().await];
+    for taken in &both {
+        taken.say("x");
+        taken.finish(Finish::Length);
+    }
+    let answer = client.answer().await;
+    let events = events(&answer.body);
+    let usage = |completion: u32| json!({"prompt_tokens": 3, "completion_tokens": completion, "total_tokens": 3 + completion});
+    let of_tokens = events.iter().filter(|event| event["choices"][0]["text"] == "x");
+    assert!(of_tokens.map(|event| &event["usage"]).eq([&usage(1); 2]), "{events:?}");
+    assert_eq!(events.last().map(|event| &event["usage"]), Some(&usage(2)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
