@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-pub use calibration::{Calibration, calibrate};
+pub use calibration::{Calibration, calibrate, positions};
 pub use outcome::Outcome;
 
 use crate::run::capture;

@@ -12,11 +12,13 @@ use sluice_types::quantity::Quantity;
 
 use crate::contest::{self, Calibration, LOAD, Outcome};
 use crate::run::Stop;
-use crate::tenant::{self, Device, Tenant, World};
+use crate::tenant::{self, Device, Setup, Tenant, World};
 use crate::workspace::Workspace;
 
 /// Where `--keep` serves.
 const PORT: u16 = 8000;
+/// Longest context there, tokens, where the model allows it.
+const CHAT_CONTEXT: u32 = 2048;
 
 /// Options of `cargo xtask demo`.
 #[derive(Clone, Debug, clap::Args)]
@@ -55,7 +57,7 @@ pub fn run(workspace: &Workspace, args: &DemoArgs) -> Result<bool> {
     let world = World::new(workspace, &stop, args.model.as_deref(), contest::MODEL)?;
     eprintln!("measuring the model with ample memory");
     let calibration = contest::calibrate(&world, LOAD)?;
-    let device = device(args, &calibration);
+    let device = device(args, &calibration, LOAD.context());
     print_setting(&calibration, device);
     let measure = |policy: &str| {
         println!("\n{policy}");
@@ -68,16 +70,15 @@ pub fn run(workspace: &Workspace, args: &DemoArgs) -> Result<bool> {
     print_table(&recompute, &oneiros);
     println!("\n{}", reading(&recompute, &oneiros));
     if args.keep {
-        keep(&world, device)?;
+        keep(&world, args, &calibration)?;
     }
     Ok(recompute.outputs == oneiros.outputs)
 }
 
-fn device(args: &DemoArgs, calibration: &Calibration) -> Device {
-    Device {
-        memory_bytes: args.memory.unwrap_or_else(|| calibration.short_memory(LOAD)),
-        link_bytes_per_s: Some(args.link.unwrap_or_else(|| calibration.link_for(args.ratio))),
-    }
+fn device(args: &DemoArgs, calibration: &Calibration, context: u32) -> Device {
+    let short =
+        calibration.short_device(context, args.link.unwrap_or_else(|| calibration.link_for(args.ratio)));
+    Device { memory_bytes: args.memory.unwrap_or(short.memory_bytes), ..short }
 }
 
 fn print_setting(calibration: &Calibration, device: Device) {
@@ -104,9 +105,11 @@ fn print_setting(calibration: &Calibration, device: Device) {
     );
 }
 
-/// Serves until a signal comes.
-fn keep(world: &World, device: Device) -> Result<()> {
-    let _tenant = Tenant::start_at(world, "keep", &LOAD.setup("Oneiros", device), PORT)?;
+/// Serves until a signal comes, with a context for a conversation and KV for hardly more than one.
+fn keep(world: &World, args: &DemoArgs, calibration: &Calibration) -> Result<()> {
+    let context = contest::positions(world)?.min(CHAT_CONTEXT);
+    let setup = Setup { context, ..LOAD.setup("Oneiros", device(args, calibration, context)) };
+    let _tenant = Tenant::start_at(world, "keep", &setup, PORT)?;
     println!("\nserving under Oneiros until Ctrl-C; try:");
     println!("  curl -N localhost:{PORT}/v1/completions -H 'content-type: application/json' \\");
     println!("    -d '{{\"prompt\": \"Once upon a time\", \"max_tokens\": 40, \"stream\": true}}'");
@@ -153,6 +156,8 @@ fn print_table(recompute: &Outcome, oneiros: &Outcome) {
     row("P99 TBT of the engine, ms", 1, &|o| o.engine_tbt_p99);
     row("requests in the batch, most", 0, &|o| o.running as f64);
     row("layers remapped, most", 0, &|o| o.remapped as f64);
+    row("remappings", 0, &|o| o.remappings as f64);
+    row("remappings declined", 0, &|o| o.declined as f64);
     row("MiB copied to the device", 0, &|o| (o.copied_bytes >> 20) as f64);
     row("requests preempted", 0, &|o| o.preempted as f64);
     row("tokens recomputed", 0, &|o| o.recomputed as f64);
@@ -163,10 +168,12 @@ fn print_table(recompute: &Outcome, oneiros: &Outcome) {
 
 /// The table in a sentence.
 fn reading(recompute: &Outcome, oneiros: &Outcome) -> String {
-    if oneiros.remapped == 0 {
-        return "Oneiros lent no layer: their copies would not have hidden behind compute on this link, so it did what \
-                Recompute does."
-            .into();
+    if oneiros.remappings == 0 {
+        return format!(
+            "Oneiros lent no layer and declined to {} times, because copies would not have hidden behind compute on this \
+             link: it did what Recompute does.",
+            oneiros.declined
+        );
     }
     let gain = oneiros.throughput / recompute.throughput;
     let verdict = if gain > 1.0 { "won" } else { "did not win" };

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::camino::Utf8Path;
+use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
@@ -17,6 +18,9 @@ use crate::process;
 
 /// Between two looks at a child and at the signals.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// For a child that was asked to end; draining takes a few seconds.
+const END_LIMIT: Duration = Duration::from_secs(20);
 
 /// Whether SIGINT or SIGTERM has come.
 #[derive(Clone, Debug, Default)]
@@ -57,6 +61,13 @@ impl Group {
         child.map(Group).with_context(|| command.get_program().display().to_string())
     }
 
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = Pid::from_raw(self.0.id().cast_signed()) {
+            // A group that has ended already needs no signal.
+            let _ = kill_process_group(group, signal);
+        }
+    }
+
     /// The child.
     pub fn child(&mut self) -> &mut Child {
         &mut self.0
@@ -79,8 +90,17 @@ impl Drop for Group {
         if matches!(self.0.try_wait(), Ok(Some(_))) {
             return;
         }
-        // A group that has ended already needs no signal; nothing else can be done in a drop.
-        let _ = Command::new("kill").args(["-TERM", "--", &format!("-{}", self.0.id())]).status();
+        self.signal(Signal::TERM);
+        let asked = Instant::now();
+        while matches!(self.0.try_wait(), Ok(None)) {
+            if asked.elapsed() > END_LIMIT {
+                eprintln!("xtask: process {} does not end: killing its group", self.0.id());
+                self.signal(Signal::KILL);
+                break;
+            }
+            std::thread::sleep(LOOK);
+        }
+        // Ended or killed: nothing else can be done in a drop.
         let _ = self.0.wait();
     }
 }

@@ -66,6 +66,8 @@ impl World {
 pub struct Device {
     /// Memory, bytes.
     pub memory_bytes: u64,
+    /// Unit in which memory changes hands, bytes.
+    pub chunk_bytes: u64,
     /// Bytes per second from host to device; none = as fast as memory.
     pub link_bytes_per_s: Option<u64>,
 }
@@ -94,12 +96,13 @@ impl Setup<'_> {
         format!(
             "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: bench}}\nspec:\n  \
              deviceClassName: host.sluice.dev\n  \
-             device: {{host: {{memory: \"{}\", chunkBytes: 64Ki{}}}}}\n  \
+             device: {{host: {{memory: \"{}\", chunkBytes: \"{}\"{}}}}}\n  \
              gpus: [{{name: gpu}}]\n  hostMemoryPerGPU: 16Gi\n  policy: {policy}\n---\n\
              apiVersion: sluice.dev/v1alpha1\nkind: ModelTenant\nmetadata: {{name: bench}}\nspec:\n  \
              poolRef: {{name: bench}}\n  drainSeconds: 1\n{pacing}  \
              model: {{source: {{type: File, file: {{path: {:?}}}}}, maxModelLen: {context}}}\n",
             device.memory_bytes,
+            device.chunk_bytes,
             link.unwrap_or_default(),
             model.display().to_string()
         )
@@ -261,7 +264,7 @@ mod tests {
     #[test]
     fn the_tenant_is_one_that_the_product_takes() {
         for (link_bytes_per_s, paced) in [(None, true), (Some(5), false)] {
-            let device = Device { memory_bytes: 1 << 28, link_bytes_per_s };
+            let device = Device { memory_bytes: 1 << 28, chunk_bytes: 1 << 16, link_bytes_per_s };
             let yaml =
                 Setup { policy: "Oneiros", device, context: 512, paced, threads: None }.yaml(Path::new("/m"));
             let loaded = sluice_types::load::load_valid_str(&yaml, "bench.yaml");

@@ -13,6 +13,8 @@ const MIB: u64 = 1 << 20;
 /// Read from a short run with ample memory and a link as fast as memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Calibration {
+    /// Unit of memory that suits the model, bytes.
+    pub chunk_bytes: u64,
     /// Weights and activations, bytes.
     pub fixed_bytes: u64,
     /// One layer's weights, bytes.
@@ -25,11 +27,32 @@ pub struct Calibration {
 
 /// Measures the model in `world` under as many requests as the load keeps open.
 pub fn calibrate(world: &World, load: Load) -> Result<Calibration> {
-    let device = Device { memory_bytes: weights_bytes(world)? * 5 / 4 + 256 * MIB, link_bytes_per_s: None };
+    let weights_bytes = weights_bytes(world)?;
+    let (memory_bytes, chunk_bytes) = (weights_bytes * 5 / 4 + 256 * MIB, chunk_bytes(weights_bytes));
+    let device = Device { memory_bytes, chunk_bytes, link_bytes_per_s: None };
     let tenant = Tenant::start(world, "calibration", &load.setup("Recompute", device))?;
     let few = Load { requests: load.concurrency * 2, ..load };
     burst(world, &tenant, few, &tenant.files().join("outputs.json"), |_| ())?;
-    Calibration::from_state(&tenant.state()?)
+    Calibration::from_state(&tenant.state()?, chunk_bytes)
+}
+
+/// Small beside a layer, so that little is lost to rounding, and few enough chunks to map each by itself.
+fn chunk_bytes(weights_bytes: u64) -> u64 {
+    match weights_bytes / MIB {
+        0..128 => MIB / 16,
+        128..1024 => MIB / 4,
+        _ => 2 * MIB,
+    }
+}
+
+/// Longest context the model knows, from its `config.json`.
+pub fn positions(world: &World) -> Result<u32> {
+    let file = world.model().join("config.json");
+    let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    let config: Value = serde_json::from_str(&text).with_context(|| file.display().to_string())?;
+    let positions =
+        config["max_position_embeddings"].as_u64().context("config.json: no max_position_embeddings")?;
+    Ok(u32::try_from(positions).unwrap_or(u32::MAX))
 }
 
 /// Bytes of the model's files.
@@ -47,7 +70,7 @@ fn weights_bytes(world: &World) -> Result<u64> {
 }
 
 impl Calibration {
-    fn from_state(state: &Value) -> Result<Calibration> {
+    fn from_state(state: &Value, chunk_bytes: u64) -> Result<Calibration> {
         let number = |path: &str| {
             state.pointer(path).and_then(Value::as_u64).with_context(|| format!("the state has no {path}"))
         };
@@ -56,6 +79,7 @@ impl Calibration {
         let compute_ns = number("/figures/t_compute_ns")?;
         ensure!(layers > 0 && compute_ns > 0, "the state tells no compute time of a layer");
         Ok(Calibration {
+            chunk_bytes,
             fixed_bytes: owner("weights_global")? + owner("weights_layers")? + owner("activation")?,
             layer_bytes: owner("weights_layers")? / layers,
             token_bytes: number("/kv/block_bytes")? * layers / BLOCK_TOKENS,
@@ -63,10 +87,15 @@ impl Calibration {
         })
     }
 
-    /// Device memory with KV for hardly more than one request of `load`.
-    pub fn short_memory(&self, load: Load) -> u64 {
-        let blocks = u64::from(load.context()).div_ceil(BLOCK_TOKENS);
-        (self.fixed_bytes + blocks * BLOCK_TOKENS * self.token_bytes).next_multiple_of(MIB)
+    /// A device with KV for hardly more than one request of `context` tokens.
+    pub fn short_device(&self, context: u32, link_bytes_per_s: u64) -> Device {
+        let blocks = u64::from(context).div_ceil(BLOCK_TOKENS);
+        let memory_bytes = self.fixed_bytes + blocks * BLOCK_TOKENS * self.token_bytes + self.chunk_bytes;
+        Device {
+            memory_bytes: memory_bytes.next_multiple_of(self.chunk_bytes.max(MIB)),
+            chunk_bytes: self.chunk_bytes,
+            link_bytes_per_s: Some(link_bytes_per_s),
+        }
     }
 
     /// Bytes per second at which a layer's copy takes `ratio` times its compute.
@@ -86,12 +115,13 @@ mod tests {
         let owners = json!({"weights_global_bytes": 10, "weights_layers_bytes": 400, "activation_bytes": 90});
         let state = json!({"memory": {"owners": owners}, "layers": ["Resident", "Resident"],
             "kv": {"block_bytes": 1600}, "figures": {"t_compute_ns": 100}});
-        let found = Calibration::from_state(&state).unwrap();
+        let found = Calibration::from_state(&state, MIB).unwrap();
         assert_eq!((found.fixed_bytes, found.layer_bytes, found.token_bytes), (500, 200, 200));
         // 200 bytes in 2 x 100 ns.
         assert_eq!(found.link_for(2.0), 1_000_000_000);
-        let load = Load { requests: 1, concurrency: 1, prompt: 20_000, output: 1_000 };
-        assert_eq!(found.short_memory(load), (500 + 21_008 * 200_u64).next_multiple_of(MIB));
-        assert!(Calibration::from_state(&json!({"layers": []})).is_err());
+        let device = found.short_device(21_000, 5);
+        assert_eq!(device.memory_bytes, (500 + 21_008 * 200 + MIB).next_multiple_of(MIB));
+        assert_eq!((device.chunk_bytes, device.link_bytes_per_s), (MIB, Some(5)));
+        assert!(Calibration::from_state(&json!({"layers": []}), MIB).is_err());
     }
 }

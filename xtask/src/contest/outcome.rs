@@ -36,6 +36,10 @@ pub struct Outcome {
     pub remapped: u64,
     /// Most requests in the batch at a time.
     pub running: u64,
+    /// Times that own layers were given to KV.
+    pub remappings: u64,
+    /// Times that this was declined because copies would not hide behind compute.
+    pub declined: u64,
     /// Preemptions.
     pub preempted: u64,
     /// Tokens computed again after a preemption.
@@ -52,6 +56,11 @@ impl Outcome {
             value.pointer(path).and_then(Value::as_f64).with_context(|| format!("no {path} in {value}"))
         };
         let total = |name: &str| figure(state, &format!("/figures/{name}")).map(|number| number as u64);
+        let events = |reason: &str| {
+            let reasons = state["figures"]["remap_events_total"].as_array().into_iter().flatten();
+            let counts = reasons.filter(|event| event["reason"] == reason);
+            counts.filter_map(|event| event["count"].as_u64()).sum()
+        };
         Ok(Outcome {
             throughput: figure(report, "/output_tokens_per_s")?,
             ttft_p99: figure(report, "/ttft_ms/p99")?,
@@ -60,6 +69,8 @@ impl Outcome {
             ratio: figure(state, "/figures/r_permille").ok().map(|permille| permille / 1e3),
             remapped: seen.remapped,
             running: seen.running,
+            remappings: events("remap_own"),
+            declined: events("declined_stall"),
             preempted: total("preemptions_total")?,
             recomputed: total("recomputed_tokens_total")?,
             copied_bytes: total("copied_bytes_total")?,
@@ -77,6 +88,8 @@ impl Outcome {
             "r": self.ratio,
             "layers_remapped": self.remapped,
             "requests_running": self.running,
+            "remappings": self.remappings,
+            "remappings_declined": self.declined,
             "requests_preempted": self.preempted,
             "tokens_recomputed": self.recomputed,
             "bytes_copied": self.copied_bytes,
@@ -92,13 +105,15 @@ mod tests {
     fn an_outcome_joins_what_client_and_sidecar_measured() {
         let report = json!({"output_tokens_per_s": 5.5, "ttft_ms": {"p99": 7.0}, "tbt_ms": {"p99": 9.0}});
         let figures = json!({"engine_tbt": {"p99_ns": 2_000_000}, "r_permille": 7500, "preemptions_total": 3,
-            "recomputed_tokens_total": 4, "copied_bytes_total": 5});
+            "recomputed_tokens_total": 4, "copied_bytes_total": 5,
+            "remap_events_total": [{"reason": "remap_own", "count": 6}, {"reason": "load", "count": 7}]});
         let mut seen = Seen::default();
         seen.look(&json!({"remap": {"alpha": 6}, "queue": {"running": 2}}));
         seen.look(&json!({"remap": {"alpha": 1}, "queue": {"running": 3}}));
         let found = Outcome::new(&report, &json!({"figures": figures}), seen, vec![1]).unwrap().to_json();
         assert_eq!((&found["engine_tbt_p99_ms"], &found["r"]), (&json!(2.0), &json!(7.5)));
         assert_eq!((&found["layers_remapped"], &found["requests_running"]), (&json!(6), &json!(3)));
+        assert_eq!((&found["remappings"], &found["remappings_declined"]), (&json!(6), &json!(0)));
         let error = Outcome::new(&json!({}), &json!({}), seen, vec![]).unwrap_err().to_string();
         assert!(error.contains("/output_tokens_per_s"), "{error}");
     }

@@ -14,7 +14,7 @@ pub const MODEL: &[&str] = &[
     "--vocab", "512", "--max-positions", "512",
 ];
 /// Device memory: weights and activations are a third of it, all the rest is KV.
-const DEVICE: Device = Device { memory_bytes: 256 << 20, link_bytes_per_s: None };
+const DEVICE: Device = Device { memory_bytes: 256 << 20, chunk_bytes: 64 << 10, link_bytes_per_s: None };
 
 /// Starts it under `policy`.
 pub fn start<'a>(world: &'a World, policy: &str) -> Result<Tenant<'a>> {

@@ -5,13 +5,15 @@ use super::{Outcome, POLICIES, Runs, median};
 /// A figure's name, its decimals, and where it is.
 type Row = (&'static str, usize, fn(&Outcome) -> f64);
 
-const ROWS: [Row; 9] = [
+const ROWS: [Row; 11] = [
     ("throughput, output tokens/s", 1, |o| o.throughput),
     ("P99 TTFT, ms", 0, |o| o.ttft_p99),
     ("P99 TBT as delivered, ms", 1, |o| o.delivered_tbt_p99),
     ("P99 TBT of the engine, ms", 1, |o| o.engine_tbt_p99),
     ("requests in the batch, most", 0, |o| o.running as f64),
     ("layers remapped, most", 0, |o| o.remapped as f64),
+    ("remappings", 0, |o| o.remappings as f64),
+    ("remappings declined", 0, |o| o.declined as f64),
     ("requests preempted", 0, |o| o.preempted as f64),
     ("tokens recomputed", 0, |o| o.recomputed as f64),
     ("r as measured", 1, |o| o.ratio.unwrap_or(f64::NAN)),
