@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use sluice_link::server::Listener;
 use sluice_policy::deposit::Pacing;
+use sluice_scheduler::journal::Ending;
 use sluice_wire::config::{SidecarConfig, SidecarRecord};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -99,12 +100,23 @@ fn replay(path: &Path) -> anyhow::Result<()> {
     let replayed = sluice_scheduler::journal::replay(std::io::BufReader::new(file));
     let report = replayed.with_context(|| path.display().to_string())?;
     println!(
-        "{}: {} events replayed, every digest agrees ({:016x})",
+        "{}: {} events replayed, every digest agrees ({:016x}){}",
         path.display(),
         report.events,
-        report.digest
+        report.digest,
+        ending(report.ending)
     );
     Ok(())
+}
+
+fn ending(ending: Ending) -> String {
+    match ending {
+        Ending::Whole => String::new(),
+        Ending::NoDigest { line } => {
+            format!("; ends here: line {line}, whose event was replayed, has no whole digest")
+        }
+        Ending::Cut { line } => format!("; ends here: line {line} was cut and not replayed"),
+    }
 }
 
 fn read_config(path: &Path) -> anyhow::Result<SidecarConfig> {

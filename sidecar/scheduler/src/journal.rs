@@ -12,6 +12,9 @@
 //! start <time ns>
 //! <time ns> <event> <words> = <digest>
 //! ```
+//! Only the last line may be cut short, where the recording ended: an event without its digest is the one that brought
+//! the core down, or the process ended before it was handled.
+//!
 //! Words are unsigned integers in decimal; lists are preceded by their length, floats are their bits, texts are bytes.
 
 mod events;
@@ -73,6 +76,14 @@ pub enum JournalError {
         /// Then.
         expected: u64,
     },
+    /// The recording ended in this event, which brings the core down now as well.
+    #[error("line {line}: the recording ends here: this event brings the core down: {problem}")]
+    CameDown {
+        /// Line, from 1.
+        line: usize,
+        /// The broken invariant.
+        problem: String,
+    },
 }
 
 /// What a replay found.
@@ -82,6 +93,25 @@ pub struct Report {
     pub events: u64,
     /// Digest after the last one.
     pub digest: u64,
+    /// How the journal ends.
+    pub ending: Ending,
+}
+
+/// How a journal ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// With a whole line.
+    Whole,
+    /// With an event whose digest is missing or cut short; it was replayed.
+    NoDigest {
+        /// Line, from 1.
+        line: usize,
+    },
+    /// Within an event, which could not be replayed.
+    Cut {
+        /// Line, from 1.
+        line: usize,
+    },
 }
 
 /// Writes a journal. A writer that fails ends the recording, never the serving; [`Recorder::failure`] tells.
@@ -147,33 +177,57 @@ impl Drop for Recorder {
     }
 }
 
-/// Runs a journal again and compares every digest.
+/// Runs a journal again and compares every digest. A last line that was cut short is replayed as far as it goes.
 ///
 /// # Errors
 /// The first line that cannot be read, is malformed, cannot follow those before it, or leads to another state than it did
-/// when it was written.
+/// when it was written; or the last one, if the recording ended there and the core comes down there again.
 pub fn replay(input: impl BufRead) -> Result<Report, JournalError> {
-    let mut lines = Lines { input, line: 0 };
+    let mut lines = Lines { input, line: 0, open_end: false };
     let (mut core, start) = header(&mut lines)?;
     core.start(start);
     core.take_commands();
-    let mut report = Report { events: 0, digest: core.digest() };
+    let mut report = Report { events: 0, digest: core.digest(), ending: Ending::Whole };
     let mut clock = start;
     while let Some(text) = lines.next()? {
-        let (now, event, expected) = lines.locate(parse_event(&text))?;
+        let line = lines.line;
+        let Some((body, digest)) = text.rsplit_once(" = ") else {
+            return if lines.open_end {
+                Ok(Report { ending: Ending::Cut { line }, ..report })
+            } else {
+                lines.locate(Err("no digest".into()))
+            };
+        };
+        let (now, event) = lines.locate(parse_event(body))?;
         if let Some(problem) = objection(&core, clock, now, &event) {
-            return Err(JournalError::Impossible { line: lines.line, problem });
+            return Err(JournalError::Impossible { line, problem });
         }
         clock = now;
-        core.handle(now, event);
-        core.take_commands();
-        core.take_notices();
-        report = Report { events: report.events + 1, digest: core.digest() };
-        if report.digest != expected {
-            return Err(JournalError::Diverged { line: lines.line, found: report.digest, expected });
-        }
+        report.digest = match digest {
+            "" if lines.open_end => may_come_down(line, || handle(&mut core, now, event))?,
+            _ => handle(&mut core, now, event),
+        };
+        report.events += 1;
+        report.ending = lines.compare(report.digest, digest)?;
     }
     Ok(report)
+}
+
+fn handle(core: &mut Core, now: Nanos, event: Event) -> u64 {
+    core.handle(now, event);
+    core.take_commands();
+    core.take_notices();
+    core.digest()
+}
+
+/// Runs the event that a recording ended in: its panic is what the replay is for, so it is told with its line.
+fn may_come_down(line: usize, run: impl FnOnce() -> u64) -> Result<u64, JournalError> {
+    // Nobody looks at the core after a panic.
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        JournalError::CameDown { line, problem: text.unwrap_or("a panic without words").into() }
+    })
 }
 
 fn objection(core: &Core, clock: Nanos, now: Nanos, event: &Event) -> Option<String> {
@@ -194,9 +248,7 @@ fn header<R: BufRead>(lines: &mut Lines<R>) -> Result<(Core, Nanos), JournalErro
     Ok((Core::new(config, brain), Nanos(start)))
 }
 
-fn parse_event(text: &str) -> Result<(Nanos, Event, u64), String> {
-    let (body, digest) = text.rsplit_once(" = ").ok_or("no digest")?;
-    let digest = digest.parse().map_err(|_| format!("`{digest}` is no digest"))?;
+fn parse_event(body: &str) -> Result<(Nanos, Event), String> {
     let mut fields = body.splitn(3, ' ');
     let time = fields.next().unwrap_or_default();
     let time = time.parse().map_err(|_| format!("`{time}` is no time"))?;
@@ -204,12 +256,14 @@ fn parse_event(text: &str) -> Result<(Nanos, Event, u64), String> {
     let mut reader = Reader::new(fields.next().unwrap_or_default());
     let event = events::decode(name, &mut reader)?;
     reader.end()?;
-    Ok((Nanos(time), event, digest))
+    Ok((Nanos(time), event))
 }
 
 struct Lines<R> {
     input: R,
     line: usize,
+    /// The line that was read last has no end: the recording was cut there, or an editor left it so.
+    open_end: bool,
 }
 
 impl<R: BufRead> Lines<R> {
@@ -218,7 +272,23 @@ impl<R: BufRead> Lines<R> {
         self.line += 1;
         let read = self.input.read_line(&mut text);
         let read = read.map_err(|source| JournalError::Read { line: self.line, source })?;
-        Ok((read > 0).then(|| text.trim_end().to_owned()))
+        self.open_end = !text.ends_with('\n');
+        text.truncate(text.trim_end_matches(['\n', '\r']).len());
+        Ok((read > 0).then_some(text))
+    }
+
+    /// Whether the line's digest is that of the state now. A line without an end may hold its beginning only.
+    fn compare(&self, found: u64, text: &str) -> Result<Ending, JournalError> {
+        let line = self.line;
+        if self.open_end && text.len() < found.to_string().len() && found.to_string().starts_with(text) {
+            return Ok(Ending::NoDigest { line });
+        }
+        let expected = self.locate(text.parse().map_err(|_| format!("`{text}` is no digest")))?;
+        if found == expected {
+            Ok(Ending::Whole)
+        } else {
+            Err(JournalError::Diverged { line, found, expected })
+        }
     }
 
     fn locate<T>(&self, result: Result<T, String>) -> Result<T, JournalError> {
@@ -241,3 +311,6 @@ impl<R: BufRead> Lines<R> {
         self.locate(parsed)
     }
 }
+
+#[cfg(test)]
+mod tests;

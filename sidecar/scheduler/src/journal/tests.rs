@@ -1,0 +1,77 @@
+//! Journals whose recording ended within a line: what a crash leaves behind.
+
+use super::*;
+
+/// A real recording.
+const KEPT: &str = include_str!("../../../sim/tests/journals/oneiros-short-memory.journal");
+/// Lines of it that are used: enough for some events.
+const LINES: usize = 40;
+
+/// The first lines, without the end of the last one, and where that one starts.
+fn start() -> (String, usize) {
+    let text = KEPT.lines().take(LINES).collect::<Vec<_>>().join("\n");
+    let last = text.rfind('\n').unwrap() + 1;
+    (text, last)
+}
+
+#[test]
+fn an_event_without_its_digest_is_replayed_when_it_is_the_last() {
+    let (text, last) = start();
+    let whole = replay(text.as_bytes()).unwrap();
+    assert_eq!(whole.ending, Ending::Whole);
+    let digest = last + text[last..].rfind(" = ").unwrap() + " = ".len();
+    assert!(text.len() > digest + 5, "there is a digest to cut");
+    for cut in digest..text.len() {
+        let report = replay(&text.as_bytes()[..cut]).unwrap_or_else(|error| panic!("cut at {cut}: {error}"));
+        assert_eq!(report, Report { ending: Ending::NoDigest { line: LINES }, ..whole }, "cut at {cut}");
+    }
+}
+
+#[test]
+fn a_last_event_that_is_cut_is_passed_over_and_named() {
+    let (text, last) = start();
+    let before = replay(&text.as_bytes()[..last]).unwrap();
+    assert_eq!(before.ending, Ending::Whole);
+    let event = last + text[last..].rfind(" = ").unwrap() + " =".len();
+    for cut in last + 1..=event {
+        let report = replay(&text.as_bytes()[..cut]).unwrap_or_else(|error| panic!("cut at {cut}: {error}"));
+        assert_eq!(report, Report { ending: Ending::Cut { line: LINES }, ..before }, "cut at {cut}");
+    }
+}
+
+#[test]
+fn a_line_without_a_digest_before_the_last_one_is_damage() {
+    let (text, _) = start();
+    for end in [" = ", ""] {
+        let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+        let (body, _) = lines[LINES - 2].rsplit_once(" = ").unwrap();
+        lines[LINES - 2] = format!("{body}{end}");
+        match replay(lines.join("\n").as_bytes()) {
+            Err(JournalError::Malformed { line, .. }) => assert_eq!(line, LINES - 1),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn another_digest_at_a_cut_end_is_still_a_divergence() {
+    let (text, last) = start();
+    let (body, digest) = text.rsplit_once(" = ").unwrap();
+    let other = if digest.starts_with('7') { "8" } else { "7" };
+    match replay(format!("{body} = {other}").as_bytes()) {
+        Err(JournalError::Diverged { line, .. }) => assert_eq!(line, LINES),
+        found => panic!("from {last}: {found:?}"),
+    }
+}
+
+#[test]
+fn an_event_that_brings_the_core_down_is_named_with_the_broken_invariant() {
+    let line = 12;
+    match may_come_down(line, || panic!("block {} has two owners", 3)) {
+        Err(JournalError::CameDown { line: at, problem }) => {
+            assert_eq!((at, problem.as_str()), (line, "block 3 has two owners"));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(may_come_down(line, || 5).unwrap(), 5);
+}
