@@ -1,6 +1,8 @@
 //! From a configuration to a tenant that is ready to be scheduled: model, memory, link, limits.
 
-use std::path::PathBuf;
+mod recording;
+
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
@@ -223,7 +225,8 @@ impl Loading {
         let core = Core::new(scheduling, brain);
         let origin = Instant::now();
         let compute = LinkCompute::new(tables, peer);
-        let mut driver = Driver::start(Nanos(0), core, memory, compute, recorder(config)?);
+        let journal = config.journal.as_deref().map(journal).transpose()?;
+        let mut driver = Driver::start(Nanos(0), core, memory, compute, journal);
         body::attach(&mut driver, first);
         let tenant = Tenant {
             namespace: config.namespace.clone(),
@@ -247,6 +250,10 @@ impl Loading {
         early.into_iter().for_each(|message| room.take(message));
         Ok(room)
     }
+}
+
+fn journal(path: &Path) -> Result<Recorder, LoadError> {
+    recording::recorder(path).map_err(|source| LoadError::Io { path: path.to_owned(), source })
 }
 
 fn spawn_door(door: Door) -> Result<(), LoadError> {
@@ -390,14 +397,4 @@ fn scheduler_config(loaded: &Loaded) -> Result<Config, LoadError> {
         max_queued: limits.max_queued_requests,
         order,
     })
-}
-
-fn recorder(config: &SidecarConfig) -> Result<Option<Recorder>, LoadError> {
-    let Some(path) = &config.journal else { return Ok(None) };
-    let io = |source| LoadError::Io { path: path.clone(), source };
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(io)?;
-    }
-    let file = std::fs::File::create(path).map_err(io)?;
-    Ok(Some(Recorder::new(Box::new(std::io::BufWriter::new(file)))))
 }
