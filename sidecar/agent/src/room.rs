@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use sluice_memory::HostMemory;
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_scheduler::{Driver, Event, Finish, Notice};
+use sluice_scheduler::{Driver, Event, Finish, Notice, Outage};
 use tokio::sync::{mpsc, watch};
 
 use crate::metrics::Metrics;
@@ -78,7 +78,7 @@ impl Room {
             self.update_status();
             if let Some(failure) = self.driver.core().brain().failed() {
                 let why = failure.to_string();
-                self.end_streams(&why);
+                self.end_streams(&Outage::Device(why.clone()));
                 self.stop();
                 return Err(DeviceFailed(why));
             }
@@ -186,13 +186,13 @@ impl Room {
             return;
         }
         tracing::error!(streams = self.streams.len(), "no engine came back within the hold budget");
-        self.end_streams(&format!("no engine came back within {} s", self.hold.as_secs()));
+        self.end_streams(&Outage::NoEngine { held_seconds: self.hold.as_secs() });
     }
 
-    fn end_streams(&mut self, why: &str) {
+    fn end_streams(&mut self, outage: &Outage) {
         for (request, stream) in std::mem::take(&mut self.streams) {
             // A client that has gone needs no telling.
-            let _ = stream.send(Update::Finished(Finish::Failed(why.to_owned())));
+            let _ = stream.send(Update::Finished(Finish::Unavailable(outage.clone())));
             self.driver.push(Event::Cancel(request));
         }
     }

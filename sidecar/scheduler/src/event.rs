@@ -84,6 +84,26 @@ pub enum Finish {
     Cancelled,
     /// The engine or the memory refused it. The text is for the client.
     Failed(String),
+    /// Nobody can run it here now, and a later try may go well. Only whoever drives the scheduler knows that; the scheduler
+    /// itself never ends a request so.
+    Unavailable(Outage),
+}
+
+/// Why nobody can run a request. The text is for the client.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Outage {
+    /// The server ends.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    /// The engine was lost and no other has come.
+    #[error("no engine came back within {held_seconds} s")]
+    NoEngine {
+        /// How long the request was held for it, seconds.
+        held_seconds: u64,
+    },
+    /// The device does not give what the tenant needs.
+    #[error("{0}")]
+    Device(String),
 }
 
 /// What the outside learns.

@@ -311,9 +311,12 @@ impl Stream for Choice {
 impl Choice {
     fn write(&mut self, next: Result<Emission, ApiError>) -> Bytes {
         self.ended = !matches!(next, Ok(Emission::Pieces(_)));
+        if self.ended {
+            self.generated.add(&self.generation);
+        }
         match next {
             Ok(Emission::Pieces(pieces)) => self.tokens(&pieces),
-            Ok(Emission::End(reason)) => self.end(reason),
+            Ok(Emission::End(reason)) => self.frame.chunk(self.index, "", &[], Some(reason), None),
             Err(error) => event(&error.body()),
         }
     }
@@ -328,10 +331,5 @@ impl Choice {
             usage_json(prompt, completion)
         });
         self.frame.chunk(self.index, &text, pieces, None, usage)
-    }
-
-    fn end(&self, reason: Reason) -> Bytes {
-        self.generated.add(&self.generation);
-        self.frame.chunk(self.index, "", &[], Some(reason), None)
     }
 }

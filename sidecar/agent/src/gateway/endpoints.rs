@@ -7,13 +7,13 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::Value;
-use sluice_scheduler::Refusal;
+use sluice_scheduler::{Outage, Refusal};
 
 use super::Gateway;
 use super::answer::{self, Frame, Kind};
 use super::body::JsonBody;
 use super::detok::{Detokenizer, StopFilter};
-use super::error::ApiError;
+use super::error::{ApiError, RETRY_SOON_SECONDS};
 use super::generate::{Generation, Setup};
 use super::params::{Common, StreamOptions, parse};
 use crate::model::text::Message;
@@ -228,11 +228,11 @@ impl Gateway {
         let settled = status.wait_for(|s| matches!(s, Status::Serving | Status::Failed(_)));
         let state = match tokio::time::timeout(hold, settled).await {
             Ok(Ok(state)) => state.clone(),
-            Ok(Err(_)) => return Err(ApiError::unavailable("the server is shutting down", 5)),
-            Err(_) => return Err(ApiError::unavailable("the model is not ready yet", 5)),
+            Ok(Err(_)) => return Err(ApiError::outage(&Outage::ShuttingDown)),
+            Err(_) => return Err(ApiError::unavailable("the model is not ready yet", RETRY_SOON_SECONDS)),
         };
         match state {
-            Status::Failed(why) => Err(ApiError::unavailable(why, 30)),
+            Status::Failed(why) => Err(ApiError::outage(&Outage::Device(why))),
             _ => Ok(()),
         }
     }

@@ -4,7 +4,12 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use sluice_scheduler::Refusal;
+use sluice_scheduler::{Outage, Refusal};
+
+/// When to come back to a server that restarts or loads, seconds.
+pub const RETRY_SOON_SECONDS: u32 = 5;
+/// When to come back to a server that only a new start can help, seconds.
+pub const RETRY_LATER_SECONDS: u32 = 30;
 
 /// Something a client is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +96,15 @@ impl ApiError {
     pub fn unavailable(message: impl Into<String>, retry_after_seconds: u32) -> Self {
         let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", message);
         ApiError { retry_after_seconds: Some(retry_after_seconds), ..error }
+    }
+
+    /// 503: nobody can run the request now. It is for the client to come back, not to change it.
+    pub fn outage(outage: &Outage) -> Self {
+        let retry_after_seconds = match outage {
+            Outage::ShuttingDown | Outage::NoEngine { .. } => RETRY_SOON_SECONDS,
+            Outage::Device(_) => RETRY_LATER_SECONDS,
+        };
+        ApiError::unavailable(outage.to_string(), retry_after_seconds)
     }
 
     /// 502: the engine failed this request.

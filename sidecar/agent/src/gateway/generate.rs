@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use sluice_policy::deposit::{Deposit, Pacing};
 use sluice_policy::ids::Nanos;
 use sluice_ports::sampling::TokenLogprobs;
-use sluice_scheduler::Finish;
+use sluice_scheduler::{Finish, Outage};
 use tokio::time::Sleep;
 
 use super::detok::{Detokenizer, Shown, StopFilter};
@@ -74,7 +74,8 @@ pub struct Generation {
     waiting: VecDeque<Piece>,
     /// Rings when the deposit has something due; made when an answer waits for the first time.
     alarm: Option<Pin<Box<Sleep>>>,
-    ended: Option<Reason>,
+    /// How it ended; said once everything in the deposit is written.
+    ended: Option<Result<Reason, ApiError>>,
     prompt_tokens: u32,
     tokens: u32,
     characters: u32,
@@ -149,23 +150,24 @@ impl Generation {
     /// The next thing to write, or word to `cx` when there is one.
     ///
     /// # Errors
-    /// The request was refused or failed; nothing follows.
+    /// The request was refused or failed; every token that came before has been given out, and nothing follows.
+    ///
+    /// # Panics
+    /// Broken invariant: the request is gone and the answer has not ended.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Emission, ApiError>> {
         loop {
             if let Some(pieces) = self.due() {
                 return Poll::Ready(Ok(Emission::Pieces(pieces)));
             }
-            if let Some(reason) = self.ended {
-                self.count_end(reason.label());
-                return Poll::Ready(Ok(Emission::End(reason)));
+            if let Some(outcome) = self.ended.clone() {
+                self.count_end(outcome.as_ref().map_or("error", |reason| reason.label()));
+                return Poll::Ready(outcome.map(Emission::End));
             }
-            let Some(ticket) = &mut self.ticket else {
-                return Poll::Ready(Err(ApiError::engine("the request is gone")));
-            };
+            let ticket = self.ticket.as_mut().expect("an answer that has not ended has its request");
             match ticket.poll_next(cx) {
                 Poll::Ready(update) => {
-                    self.take(update)?;
-                    self.take_rest()?;
+                    self.take(update);
+                    self.take_rest();
                 }
                 Poll::Pending => ready!(self.poll_alarm(cx)),
             }
@@ -185,12 +187,11 @@ impl Generation {
     }
 
     /// Whatever else has come meanwhile.
-    fn take_rest(&mut self) -> Result<(), ApiError> {
+    fn take_rest(&mut self) {
         for _ in 0..BURST_MAX {
             let Some(update) = self.ticket.as_mut().and_then(Ticket::try_next) else { break };
-            self.take(Some(update))?;
+            self.take(Some(update));
         }
-        Ok(())
     }
 
     fn now(&self) -> Nanos {
@@ -205,7 +206,7 @@ impl Generation {
             return None;
         }
         self.metrics.deposits.add(-i64::from(count));
-        if let (Some(due_at), None) = (due_at.filter(|at| at.0 > 0), self.ended) {
+        if let (Some(due_at), None) = (due_at.filter(|at| at.0 > 0), &self.ended) {
             self.metrics.write_lateness(now.since(due_at));
         }
         self.observe_write(count);
@@ -220,26 +221,19 @@ impl Generation {
         }
     }
 
-    fn take(&mut self, update: Option<Update>) -> Result<(), ApiError> {
+    fn take(&mut self, update: Option<Update>) {
         match update {
             Some(Update::Token { token, logprobs, at }) => self.token(token, logprobs, at),
-            Some(Update::Finished(Finish::Stop)) => self.end(Reason::Stop),
-            Some(Update::Finished(Finish::Length)) => self.end(Reason::Length),
+            Some(Update::Finished(Finish::Stop)) => self.end(Ok(Reason::Stop)),
+            Some(Update::Finished(Finish::Length)) => self.end(Ok(Reason::Length)),
+            Some(Update::Finished(Finish::Failed(message))) => self.end(Err(ApiError::engine(message))),
+            Some(Update::Finished(Finish::Unavailable(outage))) => self.end(Err(ApiError::outage(&outage))),
+            // Nobody but a server that ends cancels what its client still waits for.
             Some(Update::Finished(Finish::Cancelled)) | None => {
-                return Err(self.failed(ApiError::engine("the server is shutting down")));
+                self.end(Err(ApiError::outage(&Outage::ShuttingDown)));
             }
-            Some(Update::Finished(Finish::Failed(message))) => {
-                return Err(self.failed(ApiError::engine(message)));
-            }
-            Some(Update::Refused(refusal)) => return Err(self.failed(ApiError::refused(refusal))),
+            Some(Update::Refused(refusal)) => self.end(Err(ApiError::refused(refusal))),
         }
-        Ok(())
-    }
-
-    fn failed(&mut self, error: ApiError) -> ApiError {
-        self.ticket = None;
-        self.count_end("error");
-        error
     }
 
     fn count_end(&mut self, reason: &'static str) {
@@ -270,7 +264,7 @@ impl Generation {
         let shown = self.filter(&text);
         self.hold(shown.text, token, logprobs);
         if shown.stopped {
-            self.ended = Some(Reason::Stop);
+            self.ended = Some(Ok(Reason::Stop));
             // Nobody wants the rest: its memory is freed within one step.
             self.ticket = None;
         }
@@ -292,13 +286,14 @@ impl Generation {
         self.metrics.deposits.add(1);
     }
 
-    fn end(&mut self, reason: Reason) {
+    /// What is held back of the text goes with the last token that waits, however the answer ended.
+    fn end(&mut self, outcome: Result<Reason, ApiError>) {
         if self.ended.is_some() {
             return;
         }
         let last = self.detokenizer.finish();
         let last = self.filter(&last);
-        self.ended = Some(if last.stopped { Reason::Stop } else { reason });
+        self.ended = Some(outcome.map(|reason| if last.stopped { Reason::Stop } else { reason }));
         let rest = last.text + &self.stops.finish();
         match self.waiting.back_mut() {
             Some(piece) => piece.text.push_str(&rest),

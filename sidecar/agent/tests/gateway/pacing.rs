@@ -4,12 +4,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sluice_policy::deposit::Pacing;
-use sluice_scheduler::Finish;
+use sluice_scheduler::{Finish, Outage};
 
 use super::client::Client;
 use super::world::{Setup, World};
 
 const INTERVAL: Duration = Duration::from_millis(40);
+/// No test lasts so long.
+const NEVER: Duration = Duration::from_secs(3600);
 
 async fn paced() -> World {
     paced_by(INTERVAL).await
@@ -46,7 +48,52 @@ async fn a_burst_is_written_one_token_an_interval_in_order() {
         assert!(*at - sent >= INTERVAL * index as u32, "token {index} was early: {:?}", *at - sent);
         assert!(*at - sent <= INTERVAL * (index as u32 + 1) * 10, "token {index} was late: {:?}", *at - sent);
     }
-    assert_eq!(world.metrics.streams().deposit_tokens, 1, "the sixth token waits");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_due_waits_in_the_deposit() {
+    let world = paced_by(NEVER).await;
+    let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
+    let taken = world.scheduler.taken().await;
+    taken.say("abcdef");
+    assert_eq!(client.head().await.status, 200);
+    assert_eq!(text(&mut client).await.1, "a");
+    world.deposit(5).await;
+    taken.finish(Finish::Length);
+    assert_eq!(text(&mut client).await.1, "bcdef", "and nothing of it was written before");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_fails_writes_its_deposit_first_and_the_error_next() {
+    let shutting_down = "the server is shutting down";
+    let ends: [(Option<Finish>, &str); 4] = [
+        (Some(Finish::Failed("broken".into())), "broken"),
+        (Some(Finish::Unavailable(Outage::NoEngine { held_seconds: 7 })), "no engine came back within 7 s"),
+        (Some(Finish::Cancelled), shutting_down),
+        // The scheduler has gone.
+        (None, shutting_down),
+    ];
+    for (finish, message) in ends {
+        let world = paced_by(NEVER).await;
+        let body =
+            json!({"prompt": "p", "stream": true, "stop": "</s>", "stream_options": {"include_usage": true}});
+        let mut client = world.posted("/v1/completions", &body).await;
+        let taken = world.scheduler.taken().await;
+        // The last two may become a stop string: their text is held back until it is clear that they do not.
+        taken.say("abcd</");
+        assert_eq!(client.head().await.status, 200);
+        assert_eq!(text(&mut client).await.1, "a");
+        world.deposit(5).await;
+        finish.into_iter().for_each(|finish| taken.finish(finish));
+        drop(taken);
+        assert_eq!(text(&mut client).await.1, "bcd</", "none is lost: {message}");
+        let events: Vec<_> = client.events().await.into_iter().map(|(_, event)| event).collect();
+        assert!(events[0].contains(&format!("\"message\":\"{message}\"")), "{events:?}");
+        assert!(events[1].contains("\"completion_tokens\":6"), "what was written counts: {events:?}");
+        assert_eq!(events[2..], ["[DONE]"]);
+        assert_eq!(world.metrics.streams().deposit_tokens, 0);
+        assert!(world.metrics.encode().contains("finished_reason=\"error\"} 1"));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
