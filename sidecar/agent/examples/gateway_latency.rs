@@ -1,7 +1,12 @@
-//! What the gateway adds to a token: from the moment the scheduler has it to the moment it is written to the client's socket,
-//! and, beside it, to the moment a client that shares the processors has read it. 2,000 tokens a second in steps, as an
-//! engine makes them: every stream of a batch has its token at the same moment. The same again with a bare server shows how
-//! much of it is the machine's.
+//! What the gateway adds to a token: from the moment the scheduler's thread announces it to the moment it is written to the
+//! client's socket, and, beside it, to the moment a client that shares the processors has read it.
+//!
+//! Inside: the hand-over from that thread to the async world, the text of the token, the event, the write. Not inside: what
+//! the scheduler's thread does between the engine's `Done` and the announcement (it reads the answer off the link, retires
+//! the step and hands the engine its next one), because tokens are put in where that thread puts them, with no scheduler.
+//!
+//! 2,000 tokens a second in steps, as an engine makes them: every stream of a batch has its token at the same moment. The same
+//! again with a bare server shows how much of it is the machine's.
 //!
 //! `cargo run --release -p sluice-agent --example gateway_latency -- [STREAMS] [SECONDS]`
 
