@@ -7,7 +7,6 @@ use sluice_policy::ids::Nanos;
 use sluice_policy::params::PolicyName;
 use sluice_scheduler::journal::{JournalError, Recorder, replay};
 use sluice_sim::World;
-use sluice_sim::rng::Rng;
 
 use crate::support::{LIMIT, load, setup};
 
@@ -16,7 +15,7 @@ const KEPT: &[(&str, &str)] =
     &[("oneiros-short-memory", include_str!("journals/oneiros-short-memory.journal"))];
 
 /// Lines before the first event.
-const HEADER_LINES: usize = 5;
+pub const HEADER_LINES: usize = 5;
 
 #[derive(Clone, Default)]
 struct Buffer(Arc<Mutex<Vec<u8>>>);
@@ -32,10 +31,15 @@ impl Write for Buffer {
 }
 
 fn record(policy: PolicyName, seed: u64, kills: bool) -> String {
+    record_load(policy, seed, kills, 16)
+}
+
+/// The journal of a run of `requests` requests; with `kills`, the engine is killed before every fifth.
+pub fn record_load(policy: PolicyName, seed: u64, kills: bool, requests: u64) -> String {
     let buffer = Buffer::default();
     let mut world =
         World::new(setup(policy, 4, 14, seed), Some(Recorder::new(Box::new(buffer.clone())))).unwrap();
-    for (at, request) in load(16, seed) {
+    for (at, request) in load(requests, seed) {
         world.run_until(Nanos(at));
         if kills && request.id.0.is_multiple_of(5) {
             world.kill_engine();
@@ -103,70 +107,6 @@ fn malformed_journals_are_refused_with_their_line() {
         match replay(broken.join("\n").as_bytes()) {
             Err(JournalError::Malformed { line: at, .. }) => assert_eq!(at, line + 1),
             other => panic!("line {line}: {other:?}"),
-        }
-    }
-}
-
-/// The journal with one line damaged: gone, there twice, in the place of the next, or with one of its words changed.
-fn damaged(lines: &[&str], at: usize, rng: &mut Rng) -> (&'static str, String) {
-    let mut lines: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
-    let what = match rng.below(4) {
-        0 => {
-            lines.remove(at);
-            "removed"
-        }
-        1 => {
-            lines.insert(at, lines[at].clone());
-            "doubled"
-        }
-        2 => {
-            lines.swap(at, at + 1);
-            "swapped"
-        }
-        _ => {
-            lines[at] = with_another_word(&lines[at], rng);
-            "changed"
-        }
-    };
-    (what, lines.join("\n"))
-}
-
-fn digest<'a>(lines: &[&'a str], at: usize) -> Option<&'a str> {
-    Some(lines[at].rsplit_once(" = ")?.1)
-}
-
-fn with_another_word(line: &str, rng: &mut Rng) -> String {
-    let mut words: Vec<_> = line.split(' ').map(str::to_owned).collect();
-    let at = rng.below(words.len() as u64) as usize;
-    words[at] = [0, 1, rng.below(1000), u64::MAX][rng.below(4) as usize].to_string();
-    words.join(" ")
-}
-
-#[test]
-fn a_journal_with_any_line_lost_or_damaged_is_an_error_that_names_a_line_and_never_a_panic() {
-    let mut rng = Rng::new(17);
-    for policy in [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm] {
-        let journal = record(policy, 6, true);
-        let lines: Vec<_> = journal.lines().collect();
-        for at in (HEADER_LINES..lines.len() - 1).step_by(2) {
-            let (what, text) = damaged(&lines, at, &mut rng);
-            let line = match replay(text.as_bytes()) {
-                Err(
-                    JournalError::Impossible { line, .. }
-                    | JournalError::Diverged { line, .. }
-                    | JournalError::Malformed { line, .. },
-                ) => line,
-                // Words that decide nothing, as a log-probability, may change; a second answer is ignored; a tick may do nothing.
-                Ok(_)
-                    if what == "changed"
-                        || what == "doubled"
-                        || digest(&lines, at) == digest(&lines, at - 1) =>
-                {
-                    continue;
-                }
-                other => panic!("{policy:?}, line {}, {what}: {other:?}", at + 1),
-            };
-            assert!(line > at, "{policy:?}: line {}, {what}, was found at line {line}", at + 1);
         }
     }
 }

@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap in a test's helper fails the test")]
 
 mod conformance;
+mod damage;
 mod faults;
 mod journal;
 mod scheduling;
+mod slow_link;
 mod support;
 mod tokens;
