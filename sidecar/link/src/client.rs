@@ -132,7 +132,9 @@ impl SidecarLink {
         self.sender.send(&Message::Done(done), &[])
     }
 
-    /// A step cannot run and nothing was written.
+    /// A step did not run to its end. Refused before its first layer, it has written nothing; refused because a layer's
+    /// slot was overwritten while it waited ([`Wait::Overtaken`](crate::control::Wait::Overtaken)), it has written KV of
+    /// the layers before, at the step's own positions, and said `done` for them. It has sampled nothing.
     pub fn step_refused(&self, order: &StepOrder, message: String) -> Result<(), LinkError> {
         self.sender.send(&Message::StepRefused { id: order.id, attempt: order.attempt, message }, &[])
     }

@@ -141,7 +141,9 @@ pub enum ComputeEvent {
     Lost,
     /// A step has finished.
     Done(StepDone),
-    /// The engine refused a step (an index out of bounds, memory below the step's need). Nothing was written.
+    /// The engine refused a step. For an index out of bounds or memory below the step's need it did so before the first
+    /// layer, and nothing was written. When a layer's slot was overwritten while the engine waited for it, KV of the
+    /// layers before is written, at the step's own positions. No token was sampled either way.
     Refused {
         /// Which.
         id: StepId,
