@@ -184,8 +184,8 @@ pub const TABLE: [Row; 17] = [
         ],
         ..BLANK
     },
-    // It writes the CRDs and drives cargo; it runs nothing of the product.
-    Row { name: "xtask", may: &["sluice-types"], ..BLANK },
+    // It writes the CRDs and drives cargo; it starts the product's binaries, ends their process groups, and links none.
+    Row { name: "xtask", may: &["sluice-types", "rustix"], ..BLANK },
 ];
 
 /// Whether package `name` is `family` or belongs to it (`tokio-stream` to `tokio`).
