@@ -22,6 +22,7 @@ fn figures() -> Figures {
             ReasonCount { reason: "remap_own".into(), count: 2 },
             ReasonCount { reason: "revert".into(), count: 1 },
         ],
+        link_messages_total: 1248,
         copied_bytes_total: 73_400_320,
         link_bytes_per_second: Some(8_589_934_592),
         t_transfer_ns: Some(30_517),

@@ -17,6 +17,7 @@ pub mod server;
 pub mod slab;
 pub mod socket;
 pub mod tables;
+mod traffic;
 
 /// The words of policy and ports that messages are made of, for an engine that may depend on neither crate.
 pub mod vocabulary {

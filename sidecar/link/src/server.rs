@@ -23,6 +23,7 @@ use crate::message::{EngineSetup, Hello, Message, SequenceOrder, StepOrder};
 use crate::slab::reference_digest;
 use crate::socket::{self, Receiver, SEND_PATIENCE, Sender, readable};
 use crate::tables::TableWriter;
+use crate::traffic::Traffic;
 
 /// Longest wait for each answer of the handshake.
 pub const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
@@ -210,11 +211,12 @@ impl Offered {
         }
         let pidfd = descriptors.pop().expect("a Ready without its descriptor is refused on receipt");
         let owed = Arc::new(Mutex::new(Owed::new(setup)));
+        let traffic = Arc::new(Traffic::default());
         Ok(EngineLink {
             hello: EngineHello { activation: ready.activation, pid: self.hello.pid },
             build: self.hello.build,
-            sender: EngineSender { sender: self.sender, owed: owed.clone() },
-            receiver: EngineReceiver { receiver: self.receiver, owed },
+            sender: EngineSender { sender: self.sender, owed: owed.clone(), traffic: traffic.clone() },
+            receiver: EngineReceiver { receiver: self.receiver, owed, traffic },
             process: EngineProcess::new(pidfd),
         })
     }
@@ -229,6 +231,7 @@ pub(crate) fn unexpected(got: &Message, expected: &'static str) -> LinkError {
 pub struct EngineSender {
     sender: Sender,
     owed: Arc<Mutex<Owed>>,
+    traffic: Arc<Traffic>,
 }
 
 impl EngineSender {
@@ -236,7 +239,7 @@ impl EngineSender {
     pub fn send_step(&self, step: &Step, tables: &mut TableWriter) -> Result<(), LinkError> {
         let parity = tables.write(step)?;
         self.owed().step(step);
-        self.sender.send(&Message::Step(step_order(step, parity)), &[])
+        self.send(&Message::Step(step_order(step, parity)))
     }
 
     /// Orders changes of what backs addresses: one order however long, made whole or not at all, with one answer.
@@ -249,12 +252,23 @@ impl EngineSender {
         loop {
             let (now, later) = rest.split_at(rest.len().min(REBACK_OPS));
             let more = !later.is_empty();
-            self.sender.send(&Message::Reback { id, ops: now.to_vec(), more }, &[])?;
+            self.send(&Message::Reback { id, ops: now.to_vec(), more })?;
             if !more {
                 return Ok(());
             }
             rest = later;
         }
+    }
+
+    fn send(&self, message: &Message) -> Result<(), LinkError> {
+        self.sender.send(message, &[])?;
+        self.traffic.sent();
+        Ok(())
+    }
+
+    /// Messages that this link has carried since its handshake, orders and answers together.
+    pub fn messages(&self) -> u64 {
+        self.traffic.messages()
     }
 
     fn owed(&self) -> MutexGuard<'_, Owed> {
@@ -263,7 +277,7 @@ impl EngineSender {
 
     /// Tells the engine to end for good.
     pub fn bye(&self) -> Result<(), LinkError> {
-        self.sender.send(&Message::Bye, &[])
+        self.send(&Message::Bye)
     }
 
     /// Cuts the link: the engine ends itself, the receiver's thread wakes with [`LinkError::Closed`].
@@ -326,6 +340,7 @@ pub enum EngineEvent {
 pub struct EngineReceiver {
     receiver: Receiver,
     owed: Arc<Mutex<Owed>>,
+    traffic: Arc<Traffic>,
 }
 
 impl EngineReceiver {
@@ -343,6 +358,7 @@ impl EngineReceiver {
 
     /// Refuses what contradicts the orders given.
     fn event(&self, message: Message) -> Result<EngineEvent, LinkError> {
+        self.traffic.received();
         self.owed.lock().unwrap_or_else(PoisonError::into_inner).answered(&message)?;
         event(message)
     }

@@ -108,8 +108,10 @@ fn both_ends_agree_and_exchange_orders_and_answers() {
     client.step_refused(&order, "no".to_owned()).unwrap();
     let refused = EngineEvent::StepRefused { id: StepId(9), attempt: 2, message: "no".to_owned() };
     assert_eq!(link.receiver.recv_within(SOON).unwrap(), refused);
+    assert_eq!(link.sender.messages(), 4, "two orders and two answers, the handshake apart");
     link.sender.bye().unwrap();
     assert_eq!(client.recv().unwrap(), Order::Bye);
+    assert_eq!(link.sender.clone().messages(), 5);
 }
 
 #[test]

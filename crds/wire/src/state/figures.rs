@@ -24,6 +24,8 @@ pub struct Figures {
     pub steps_total: u64,
     /// Memory events by reason; a reason that has not occurred is left out.
     pub remap_events_total: Vec<ReasonCount>,
+    /// Messages between sidecar and engine, both ways, after the handshakes; over all engines.
+    pub link_messages_total: u64,
     /// Bytes copied from host to device.
     pub copied_bytes_total: u64,
     /// Measured bandwidth of the link, bytes per second; `None` = nothing has been copied yet.

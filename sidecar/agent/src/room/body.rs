@@ -93,6 +93,8 @@ pub struct LinkCompute {
     tables: Arc<Mutex<TableWriter>>,
     peer: Peer,
     engine: Option<EngineSender>,
+    /// Messages of the engines before.
+    past_messages: u64,
     /// An engine that maps its memory, and what it said of itself.
     mapping: Option<EngineHello>,
     events: VecDeque<ComputeEvent>,
@@ -101,7 +103,7 @@ pub struct LinkCompute {
 impl LinkCompute {
     /// No engine yet.
     pub fn new(tables: Arc<Mutex<TableWriter>>, peer: Peer) -> Self {
-        LinkCompute { tables, peer, engine: None, mapping: None, events: VecDeque::new() }
+        LinkCompute { tables, peer, engine: None, past_messages: 0, mapping: None, events: VecDeque::new() }
     }
 
     /// Tells the engine to end.
@@ -109,7 +111,13 @@ impl LinkCompute {
         if let Some(engine) = self.engine.take() {
             // An engine that is gone already needs no telling.
             let _ = engine.bye();
+            self.past_messages += engine.messages();
         }
+    }
+
+    /// Messages to and from engines, handshakes apart.
+    pub fn messages(&self) -> u64 {
+        self.past_messages + self.engine.as_ref().map_or(0, EngineSender::messages)
     }
 
     fn mapped(&mut self) {
@@ -192,6 +200,7 @@ pub fn lost(driver: &mut Body) {
     driver.compute().peer.set(None);
     driver.memory().engine_lost();
     let compute = driver.compute();
+    compute.past_messages = compute.messages();
     compute.engine = None;
     compute.mapping = None;
     compute.events.push_back(ComputeEvent::Lost);

@@ -153,6 +153,7 @@ pub fn assemble(
     metrics: &Metrics,
 ) -> sluice_wire::State {
     let used_bytes = driver.memory().used_bytes();
+    let link_messages_total = driver.compute().messages();
     let core = driver.core();
     let (brain, snapshot) = (core.brain(), core.snapshot());
     sluice_wire::State {
@@ -168,7 +169,7 @@ pub fn assemble(
         kv: kv(brain),
         queue: Queue { waiting: snapshot.waiting, running: snapshot.running, preempted: snapshot.preempted },
         streams: metrics.streams(),
-        figures: figures(brain, &snapshot, metrics),
+        figures: Figures { link_messages_total, ..figures(brain, &snapshot, metrics) },
         slo: metrics.slo(),
         engine: engine(brain, &snapshot, diary),
         moves: diary.moves.iter().cloned().collect(),
@@ -260,6 +261,7 @@ fn figures(brain: &Brain, snapshot: &Snapshot, metrics: &Metrics) -> Figures {
         t_transfer_ns: mean(measures.transfer_ns()),
         t_compute_ns: mean(measures.compute_ns()),
         r_permille: measures.ratio_permille(),
+        ..Figures::default()
     }
 }
 
