@@ -18,6 +18,8 @@ pub struct Verdict {
     pub at_least: bool,
     /// Whether the limit was kept.
     pub passed: bool,
+    /// Of a lower bound that keeps the limit: the upper bound that does not, so that nothing is shown.
+    pub not_shown: Option<f64>,
     /// What else was measured, for the file.
     pub detail: Value,
 }
@@ -27,7 +29,8 @@ impl Verdict {
     pub fn at_most(name: &str, value: f64, unit: &str, limit: f64) -> Verdict {
         let (name, unit) = (name.to_owned(), unit.to_owned());
         let passed = value <= limit;
-        Verdict { name, value: Some(value), unit, limit, at_least: false, passed, detail: Value::Null }
+        let (at_least, not_shown, detail) = (false, None, Value::Null);
+        Verdict { name, value: Some(value), unit, limit, at_least, passed, not_shown, detail }
     }
 
     /// What was to be measured and was not.
@@ -40,10 +43,26 @@ impl Verdict {
         Verdict { detail, ..self }
     }
 
+    /// The same for a value that is the lower bound of an interval up to `high`: it may pass because the interval is
+    /// wide, which the verdict then says. Whether it passed stays as it is.
+    pub fn of_interval(self, high: f64) -> Verdict {
+        let shown = high <= self.limit;
+        Verdict { not_shown: (self.passed && !shown).then_some(high), ..self }
+    }
+
+    fn word(&self) -> String {
+        match (self.passed, self.not_shown) {
+            (false, _) => "FAIL".into(),
+            (true, None) => "pass".into(),
+            (true, Some(high)) => format!("pass (not shown: upper bound {} {})", number(high), self.unit),
+        }
+    }
+
     fn json(&self, budget: &str) -> Value {
         json!({
             "budget": budget, "name": self.name, "value": self.value, "unit": self.unit, "limit": self.limit,
-            "at_least": self.at_least, "passed": self.passed, "detail": self.detail,
+            "at_least": self.at_least, "passed": self.passed, "verdict": self.word(),
+            "detail": self.detail,
         })
     }
 
@@ -56,8 +75,7 @@ impl Verdict {
             ),
             None => ("not measured".into(), String::new()),
         };
-        let verdict = if self.passed { "pass" } else { "FAIL" };
-        [budget.into(), self.name.clone(), value, limit, verdict.into()]
+        [budget.into(), self.name.clone(), value, limit, self.word()]
     }
 
     /// Reads a line that an example prints. With `--json`, an object with `name`, `value`, `unit`, `limit`, `passed` and
@@ -81,6 +99,7 @@ impl Verdict {
             limit: number("limit")?,
             at_least: object["at_least"].as_bool().unwrap_or(false),
             passed: object["passed"].as_bool().context("no `passed`")?,
+            not_shown: None,
             detail: object["detail"].clone(),
         })
     }
@@ -202,6 +221,22 @@ mod tests {
         );
         assert!(lines[2].contains("not measured") && lines[2].ends_with("FAIL"), "{table}");
         assert_eq!(verdicts.json()[1]["detail"], "why");
+    }
+
+    #[test]
+    fn a_lower_bound_that_passes_below_an_upper_one_that_does_not_says_so_and_still_passes() {
+        let word = |low, high| {
+            let verdict = Verdict::at_most("x", low, "%", 1.0).of_interval(high);
+            let json = verdict.json("a");
+            assert_eq!(json["passed"], low <= 1.0, "the exit status is that of the lower bound");
+            let verdicts = Verdicts(vec![("a", verdict)]);
+            assert!(verdicts.to_string().trim_end().ends_with(json["verdict"].as_str().unwrap()));
+            json["verdict"].as_str().unwrap().to_owned()
+        };
+        assert_eq!(word(0.2, 0.9), "pass");
+        assert_eq!(word(-1.5, 3.1), "pass (not shown: upper bound 3.100 %)");
+        assert_eq!(word(-1.5, f64::NAN), "pass (not shown: upper bound NaN %)");
+        assert_eq!(word(1.5, 3.1), "FAIL");
     }
 
     #[test]
