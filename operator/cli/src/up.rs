@@ -6,18 +6,20 @@
 mod built;
 mod plan;
 mod process;
+mod speak;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use sluice_types::load::{self, LoadError};
-use tokio::signal::unix::{SignalKind, signal};
+use sluice_types::load::{self, LoadError, Object};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
 use crate::runtime::RuntimeFolder;
 use crate::{Misconfigured, siblings};
 use plan::Options;
-use process::Tenant;
+use process::{Order, Tenant};
+use speak::note;
 
 /// Options of `sluice up`.
 #[derive(Clone, Debug, clap::Args)]
@@ -68,7 +70,10 @@ pub async fn run(args: UpArgs) -> anyhow::Result<()> {
     let runtime = RuntimeFolder::open(args.runtime_dir.as_deref())?;
     let mut tenants = Vec::new();
     let plan = plan::plan(&objects, &options).map_err(|all| refused("not built yet", &all))?;
-    plan.ineffective.iter().for_each(|field| eprintln!("sluice: warning: {field}"));
+    plan.ineffective.iter().for_each(|field| note(format_args!("warning: {field}")));
+    if plan.configs.is_empty() {
+        return Err(nothing_to_run(&objects).into());
+    }
     for mut config in plan.configs {
         let folder = runtime.claim(&config.namespace, &config.name)?;
         config.runtime_dir = folder.path().to_owned();
@@ -98,28 +103,81 @@ fn refused(title: &str, errors: &[LoadError]) -> Misconfigured {
     Misconfigured(format!("{title}{}", lines.concat()))
 }
 
+/// Files that hold no tenant, or only such as are not to run: to end with success would hide the mistake.
+fn nothing_to_run(objects: &[plan::Placed]) -> Misconfigured {
+    let tenants = objects.iter().filter(|placed| matches!(placed.located.object, Object::Tenant(_))).count();
+    Misconfigured(match tenants {
+        0 => "nothing to run: the files hold no ModelTenant".into(),
+        1 => "nothing to run: the one ModelTenant is suspended or has no replicas".into(),
+        n => format!("nothing to run: all {n} ModelTenants are suspended or have no replicas"),
+    })
+}
+
+/// Both signals that end this process.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        let (interrupt, terminate) = (SignalKind::interrupt(), SignalKind::terminate());
+        Ok(Signals { interrupt: signal(interrupt)?, terminate: signal(terminate)? })
+    }
+
+    /// Waits for either; says which.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.interrupt.recv() => "interrupted",
+            _ = self.terminate.recv() => "terminated",
+        }
+    }
+}
+
+type Ended = Result<anyhow::Result<()>, tokio::task::JoinError>;
+
 /// Keeps every tenant until a signal comes or one of them cannot be served at all.
 async fn supervise(tenants: Vec<Tenant>) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let mut signals = Signals::new()?;
+    let (order, orders) = tokio::sync::watch::channel(Order::Serve);
     let mut running = JoinSet::new();
     for tenant in tenants {
-        running.spawn(tenant.keep(stopped.clone()));
+        running.spawn(tenant.keep(orders.clone()));
     }
     let mut failure = None;
     tokio::select! {
-        _ = tokio::signal::ctrl_c() => eprintln!("sluice: interrupted; open streams may finish"),
-        _ = terminate.recv() => eprintln!("sluice: terminated; open streams may finish"),
+        which = signals.next() => {
+            note(format_args!("{which}; open streams may finish; a second signal ends at once"));
+        }
         ended = running.join_next() => failure = ended,
     }
     // Everyone who is still there hears it; a closed channel would mean the same.
-    let _ = stop.send(true);
-    while let Some(ended) = running.join_next().await {
-        failure = failure.or(Some(ended).filter(|e| !matches!(e, Ok(Ok(())))));
+    let _ = order.send(Order::Drain);
+    let drained = tokio::select! {
+        rest = last_failure(&mut running) => { failure = failure.or(rest); true }
+        which = signals.next() => {
+            note(format_args!("{which} again; open streams are cut"));
+            false
+        }
+    };
+    if !drained {
+        // As above.
+        let _ = order.send(Order::End);
+        failure = failure.or(last_failure(&mut running).await);
     }
     match failure {
-        None | Some(Ok(Ok(()))) => Ok(()),
+        None | Some(Ok(Ok(()))) if drained => Ok(()),
+        None | Some(Ok(Ok(()))) => bail!("ended by a second signal, before open streams had finished"),
         Some(Ok(Err(error))) => Err(error),
         Some(Err(panic)) => bail!("a tenant's supervisor failed: {panic}"),
     }
+}
+
+/// Waits until every tenant has ended; the first that did not end well.
+async fn last_failure(running: &mut JoinSet<anyhow::Result<()>>) -> Option<Ended> {
+    let mut failure = None;
+    while let Some(ended) = running.join_next().await {
+        failure = failure.or(Some(ended).filter(|e| !matches!(e, Ok(Ok(())))));
+    }
+    failure
 }

@@ -143,6 +143,16 @@ fn a_sibling_that_is_not_installed_is_named() {
     assert!(outcome.stderr.starts_with("sluice: sluice-engine is neither in"), "{}", outcome.stderr);
 }
 
+/// A sidecar that says where it listens, then stays.
+fn sidecar_at(probes: std::net::SocketAddr) -> String {
+    format!(
+        "folder=$(dirname \"$2\")\ntest \"$1\" = --config || exit 78\ncat > \"$folder/sidecar.json\" <<END\n\
+         {{\"namespace\": \"default\", \"name\": \"story\", \"pid\": $$, \"serve\": \"127.0.0.1:8123\",\n\
+         \"admin\": \"127.0.0.1:1\", \"probes\": \"{probes}\", \"token_file\": \"$folder/token\", \"gpu\": \"g\"}}\n\
+         END\n{STAYS}"
+    )
+}
+
 #[test]
 fn ready_is_printed_when_the_probe_says_so_and_sigterm_leaves_nothing() {
     static ASKED: AtomicU32 = AtomicU32::new(0);
@@ -151,12 +161,7 @@ fn ready_is_printed_when_the_probe_says_so_and_sigterm_leaves_nothing() {
         if early { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }
     };
     let probes = serve(axum::Router::new().route("/ready", get(ready)));
-    let world = world(&format!(
-        "folder=$(dirname \"$2\")\ntest \"$1\" = --config || exit 78\ncat > \"$folder/sidecar.json\" <<END\n\
-         {{\"namespace\": \"default\", \"name\": \"story\", \"pid\": $$, \"serve\": \"127.0.0.1:8123\",\n\
-         \"admin\": \"127.0.0.1:1\", \"probes\": \"{probes}\", \"token_file\": \"$folder/token\", \"gpu\": \"g\"}}\n\
-         END\n{STAYS}"
-    ));
+    let world = world(&sidecar_at(probes));
     let mut up = start(&world);
     let mut line = String::new();
     BufReader::new(up.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
@@ -266,4 +271,71 @@ fn the_same_tenant_twice_is_refused_and_the_first_goes_on() {
     assert!(starts(&world, 1).len() == 1, "no second sidecar");
     signal(&first, Signal::TERM);
     assert_eq!(end(first).code, Some(0));
+}
+
+#[test]
+fn a_second_signal_ends_at_once_and_leaves_nothing() {
+    let world = world(
+        "trap '' TERM\nsleep 600 & echo $! >> starts\necho $$ >> starts\nwhile :; do sleep 0.2; done\n",
+    );
+    world.write("local.yaml", &YAML.replace("drainSeconds: 0", "drainSeconds: 3600"));
+    let mut up = start(&world);
+    let pids = starts(&world, 2);
+    signal(&up, Signal::INT);
+    let mut stderr = BufReader::new(up.stderr.take().unwrap());
+    let mut line = String::new();
+    stderr.read_line(&mut line).unwrap();
+    assert_eq!(line, "sluice: interrupted; open streams may finish; a second signal ends at once\n");
+    assert!(up.try_wait().unwrap().is_none() && pids.iter().all(|pid| alive(*pid)), "streams may finish");
+    let begun = std::time::Instant::now();
+    signal(&up, Signal::INT);
+    assert_eq!(end(up).code, Some(1), "streams were cut");
+    assert!(begun.elapsed() < crate::support::PATIENCE, "it took {:?}", begun.elapsed());
+    for pid in pids {
+        eventually("the sidecar and what it started end", || (!alive(pid)).then_some(()));
+    }
+    assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
+}
+
+#[test]
+fn a_sidecar_that_cannot_be_started_again_for_a_while_is_tried_until_it_can() {
+    let world = world(
+        "echo $$ >> starts\ntest $(wc -l < starts) -ge 2 && exec sleep 600\nmv \"$0\" \"$0.aside\"\nkill -9 $$\n",
+    );
+    let mut up = start(&world);
+    let mut stderr = BufReader::new(up.stderr.take().unwrap());
+    let mut said = String::new();
+    while !said.contains("could not be started") {
+        assert_ne!(stderr.read_line(&mut said).unwrap(), 0, "it went on: {said}");
+    }
+    let binary = world.path("bin/sluice-sidecar");
+    std::fs::rename(world.path("bin/sluice-sidecar.aside"), &binary).unwrap();
+    let pids = starts(&world, 2);
+    assert!(alive(pids[1]), "{said}");
+    signal(&up, Signal::TERM);
+    assert_eq!(end(up).code, Some(0));
+    assert!(said.contains("default/story") && said.contains(binary.to_str().unwrap()), "{said}");
+}
+
+#[test]
+fn nobody_needs_to_read_what_it_says() {
+    let probes = serve(axum::Router::new().route("/ready", get(|| async { StatusCode::OK })));
+    let world = world(&sidecar_at(probes).replace("exec sleep 600", "sleep 0.5\nkill -9 $$"));
+    let mut up = start(&world);
+    drop((up.stdout.take(), up.stderr.take()));
+    // Ready, dead and started again, each with a line that nobody reads.
+    starts(&world, 3);
+    assert!(up.try_wait().unwrap().is_none(), "it goes on");
+    signal(&up, Signal::TERM);
+    assert_eq!(up.wait().unwrap().code(), Some(0));
+    assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
+}
+
+#[test]
+fn files_with_nothing_to_run_are_a_mistake() {
+    let (pool, _) = YAML.split_once("---").unwrap();
+    assert_eq!(refused(pool).stderr, "sluice: nothing to run: the files hold no ModelTenant\n");
+    let suspended = YAML.replace("drainSeconds: 0", "suspend: true");
+    let message = "sluice: nothing to run: the one ModelTenant is suspended or has no replicas\n";
+    assert_eq!(refused(&suspended).stderr, message);
 }

@@ -1,20 +1,33 @@
 //! One tenant's sidecar process: started, watched, restarted with back-off, stopped.
 
 use std::path::PathBuf;
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use sluice_wire::config::{SidecarConfig, SidecarRecord};
 use sluice_wire::restart::BackOff;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
+use super::speak::{note, tell};
 use crate::runtime::TenantFolder;
 use crate::{EX_CONFIG, Misconfigured};
 
 /// Beyond the drain, before a sidecar that does not end is killed.
 const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// What all tenants are told, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Order {
+    /// Serve, and come back after a death.
+    Serve,
+    /// Let open streams finish, then end.
+    Drain,
+    /// End at once.
+    End,
+}
 
 /// A tenant to keep.
 #[derive(Debug)]
@@ -37,35 +50,44 @@ impl Tenant {
     /// Runs the sidecar until told to stop.
     ///
     /// # Errors
-    /// A sidecar that cannot be started at all, or says that trying again will not help.
-    pub async fn keep(self, mut stop: watch::Receiver<bool>) -> anyhow::Result<()> {
+    /// A sidecar that cannot be started the first time, or says that trying again will not help.
+    pub async fn keep(self, mut orders: watch::Receiver<Order>) -> anyhow::Result<()> {
         let file = self.folder.path().join("config.json");
         std::fs::write(&file, serde_json::to_vec_pretty(&self.config)?)
             .with_context(|| file.display().to_string())?;
         let mut back_off = BackOff::default();
+        let mut next = Some(self.spawn(&file)?);
         loop {
             let started = Instant::now();
-            let mut child = self.spawn(&file)?;
-            let wait = tokio::select! {
-                () = stopped(&mut stop) => return self.stop(child).await,
-                status = self.watch(&mut child) => {
-                    let status = status?;
-                    // A wrong model folder, a refused configuration, a taken port.
-                    if status.code() == Some(EX_CONFIG.into()) {
-                        let title = self.title();
-                        let problem = format!("{title}: the sidecar cannot serve it; its last words are above");
-                        return Err(Misconfigured(problem).into());
-                    }
-                    let wait = back_off.after(started.elapsed());
-                    eprintln!("sluice: {}: the sidecar ended ({status}); restarting in {wait:?}", self.title());
-                    wait
-                }
+            let ended = match &mut next {
+                // What worked before may work again: too many processes, a binary that is being replaced.
+                None => "the sidecar could not be started".to_owned(),
+                Some(child) => tokio::select! {
+                    () = told(&mut orders, Order::Drain) => return self.stop(child, &mut orders).await,
+                    status = self.watch(child) => self.ended(status?)?,
+                },
             };
+            let wait = back_off.after(started.elapsed());
+            note(format_args!("{}: {ended}; restarting in {wait:?}", self.title()));
             tokio::select! {
-                () = stopped(&mut stop) => return Ok(()),
+                () = told(&mut orders, Order::Drain) => return Ok(()),
                 () = tokio::time::sleep(wait) => {}
             }
+            next = self.spawn(&file).inspect_err(|e| note(format_args!("{}: {e:#}", self.title()))).ok();
         }
+    }
+
+    /// Says how the sidecar ended.
+    ///
+    /// # Errors
+    /// It said that another start will not help: a wrong model folder, a refused configuration, a taken port.
+    fn ended(&self, status: ExitStatus) -> anyhow::Result<String> {
+        if status.code() == Some(EX_CONFIG.into()) {
+            let title = self.title();
+            let problem = format!("{title}: the sidecar cannot serve it; its last words are above");
+            return Err(Misconfigured(problem).into());
+        }
+        Ok(format!("the sidecar ended ({status})"))
     }
 
     fn spawn(&self, file: &std::path::Path) -> anyhow::Result<Child> {
@@ -87,11 +109,11 @@ impl Tenant {
     }
 
     /// Waits for the end; announces on stdout when the tenant serves.
-    async fn watch(&self, child: &mut Child) -> anyhow::Result<std::process::ExitStatus> {
+    async fn watch(&self, child: &mut Child) -> anyhow::Result<ExitStatus> {
         tokio::select! {
             status = child.wait() => Ok(status?),
             record = self.ready() => {
-                println!("ready {} http://{}", self.title(), record.serve);
+                tell(format_args!("ready {} http://{}", self.title(), record.serve));
                 Ok(child.wait().await?)
             }
         }
@@ -114,20 +136,32 @@ impl Tenant {
         }
     }
 
-    async fn stop(&self, mut child: Child) -> anyhow::Result<()> {
-        if let Some(pid) = child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
+    async fn stop(&self, child: &mut Child, orders: &mut watch::Receiver<Order>) -> anyhow::Result<()> {
+        let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+        if let Some(pid) = pid {
             kill_process(pid, Signal::TERM).ok();
         }
         let limit = Duration::from_secs(u64::from(self.config.drain_seconds)) + STOP_GRACE;
-        if tokio::time::timeout(limit, child.wait()).await.is_err() {
-            eprintln!("sluice: {}: the sidecar did not end within {limit:?}; killing it", self.title());
-            child.kill().await?;
+        tokio::select! {
+            _ = child.wait() => return Ok(()),
+            () = told(orders, Order::End) => {}
+            () = tokio::time::sleep(limit) => {
+                let title = self.title();
+                note(format_args!("{title}: the sidecar did not end within {limit:?}; killing it"));
+            }
         }
+        // Its group: whatever it started and did not put in a group of its own goes with it. Not reaped yet, so the
+        // number is still its own.
+        if let Some(pid) = pid {
+            kill_process_group(pid, Signal::KILL).ok();
+        }
+        child.wait().await?;
         Ok(())
     }
 }
 
-async fn stopped(stop: &mut watch::Receiver<bool>) {
+/// Waits until told `order`, or one that comes after it.
+async fn told(orders: &mut watch::Receiver<Order>, order: Order) {
     // A sender that is gone means the same.
-    let _ = stop.wait_for(|stop| *stop).await;
+    let _ = orders.wait_for(|now| *now >= order).await;
 }

@@ -1,0 +1,17 @@
+//! What `sluice up` says. Nobody needs to listen: a reader that has gone must not take the tenants with it, as a
+//! `println!` into a closed pipe would.
+
+use std::fmt::Display;
+use std::io::Write;
+
+/// A line on stdout, for scripts.
+pub fn tell(line: impl Display) {
+    // A reader that has gone wants no more lines.
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+/// A line on stderr, for people.
+pub fn note(line: impl Display) {
+    // As above.
+    let _ = writeln!(std::io::stderr(), "sluice: {line}");
+}
