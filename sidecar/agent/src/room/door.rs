@@ -1,6 +1,8 @@
 //! The door through which engines come: greeted side by side, let in one at a time, each confirmed dead before the
 //! next is given memory.
 
+mod seat;
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,6 +20,7 @@ use sluice_link::tables::TableWriter;
 use sluice_ports::EngineHello;
 
 use crate::service::{Inbox, Message};
+pub use seat::Seat;
 
 /// How often the door looks whether it is to be closed.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -26,6 +29,10 @@ const PEERS_MAX: usize = 16;
 /// An engine whose link ended has this long to end by itself before it is killed, and then this long to be gone.
 const DEATH_GRACE: Duration = Duration::from_millis(200);
 const DEATH_LIMIT: Duration = Duration::from_secs(5);
+/// An engine that was started again waits this long for its predecessor's death: longer than that takes, and no longer,
+/// or those who wait would fill the places at the door and each be tried before an engine that works. One that is sent
+/// away is started again by its supervisor.
+pub const SEAT_PATIENCE: Duration = Duration::from_secs(8);
 
 /// What the door tells the room.
 #[derive(Debug)]
@@ -66,7 +73,7 @@ pub struct Door {
     /// Raised when no more engines are wanted.
     pub closed: Arc<AtomicBool>,
     /// Held from the hand-over of memory to a confirmed death: one engine at a time.
-    pub seat: Mutex<()>,
+    pub seat: Seat,
 }
 
 impl Door {
@@ -105,7 +112,10 @@ impl Door {
 
     /// Waits until no other engine can write, then lets this one work for as long as it lives.
     fn seat(&self, peer: Introduced) {
-        let _seat = self.seat.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(_seat) = self.seat.take() else {
+            tracing::warn!("an engine was refused: another one is attached and lives");
+            return;
+        };
         if self.closed.load(Ordering::Relaxed) {
             return;
         }

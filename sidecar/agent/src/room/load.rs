@@ -3,7 +3,7 @@
 mod recording;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
@@ -29,7 +29,7 @@ use tokio::sync::watch;
 
 use super::Room;
 use super::body::{self, LinkCompute, PageGate, Peer};
-use super::door::{Attached, Door, News};
+use super::door::{Attached, Door, News, SEAT_PATIENCE, Seat};
 use super::mappings;
 use super::state::Diary;
 use crate::metrics::Metrics;
@@ -195,7 +195,7 @@ impl Loading {
         let control = Arc::new(ControlPage::create(spec.layers).map_err(LinkError::from)?);
         let tables = TableWriter::create(TableShape::of(&setup)).map_err(LinkError::from)?;
         let tables = Arc::new(Mutex::new(tables));
-        let master = read_weights(&loaded, &layout)?;
+        let master = read_weights(&loaded, &layout, &self.closed)?;
         let wake = self.inbox.clone();
         let options = HostOptions {
             // Memory never asks what activations cost; the engine has not said it yet.
@@ -214,7 +214,7 @@ impl Loading {
         let pool = pool.map_err(|source| LoadError::Io { path: "the pool's memfd".into(), source })?;
         let (listener, inbox, closed) = (self.listener, self.inbox, self.closed);
         let tables_of_door = tables.clone();
-        let seat = Mutex::default();
+        let seat = Seat::new(SEAT_PATIENCE);
         let door = Door { listener, setup, pool, control, tables: tables_of_door, inbox, closed, seat };
         spawn_door(door)?;
         let mut early = Vec::new();
@@ -309,7 +309,7 @@ fn capacity_chunks(config: &SidecarConfig) -> u32 {
     u32::try_from(config.gpu.memory_bytes / config.gpu.chunk_bytes.max(1)).unwrap_or(u32::MAX)
 }
 
-fn read_weights(loaded: &Loaded, layout: &SlabLayout) -> Result<Master, LoadError> {
+fn read_weights(loaded: &Loaded, layout: &SlabLayout, closed: &AtomicBool) -> Result<Master, LoadError> {
     let begun = Instant::now();
     let weights = Weights::open(&loaded.config.model_path)?;
     let slabs = vec![layout.layer.bytes; usize::from(loaded.spec.layers)];
@@ -317,14 +317,30 @@ fn read_weights(loaded: &Loaded, layout: &SlabLayout) -> Result<Master, LoadErro
     tracing::info!(model = %loaded.config.model_path.display(), total_bytes, "reading weights");
     let mut master = MasterCopy::new(layout.global.bytes, &slabs)?;
     weights.fill_global(&loaded.spec, layout, master.slab_mut(Slab::Global))?;
-    for layer in 0..loaded.spec.layers {
-        weights.fill_layer(&loaded.spec, layout, layer, master.slab_mut(Slab::Layer(LayerId(layer))))?;
-        if (layer + 1).is_multiple_of(loaded.spec.layers.div_ceil(4)) || layer + 1 == loaded.spec.layers {
-            tracing::info!("read {} of {} layers", layer + 1, loaded.spec.layers);
-        }
-    }
+    each_layer(loaded.spec.layers, closed, |layer| {
+        let slab = master.slab_mut(Slab::Layer(LayerId(layer)));
+        Ok(weights.fill_layer(&loaded.spec, layout, layer, slab)?)
+    })?;
     tracing::info!(seconds = begun.elapsed().as_secs_f64(), "weights are in host memory");
     Ok(master.freeze()?)
+}
+
+/// Reads layer after layer; a large model takes minutes, and whoever ends the tenant does not wait for the rest.
+fn each_layer(
+    layers: u16,
+    closed: &AtomicBool,
+    mut read: impl FnMut(u16) -> Result<(), LoadError>,
+) -> Result<(), LoadError> {
+    for layer in 0..layers {
+        if closed.load(Ordering::Relaxed) {
+            return Err(LoadError::Stopped);
+        }
+        read(layer)?;
+        if (layer + 1).is_multiple_of(layers.div_ceil(4)) || layer + 1 == layers {
+            tracing::info!("read {} of {layers} layers", layer + 1);
+        }
+    }
+    Ok(())
 }
 
 fn geometry(loaded: &Loaded, layout: &SlabLayout, activation: ActivationCost) -> Geometry {
@@ -397,4 +413,22 @@ fn scheduler_config(loaded: &Loaded) -> Result<Config, LoadError> {
         max_queued: limits.max_queued_requests,
         order,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_is_heard_before_the_next_layer_is_read() {
+        let closed = AtomicBool::new(false);
+        let mut read = Vec::new();
+        let ended = each_layer(5, &closed, |layer| {
+            read.push(layer);
+            closed.store(layer == 1, Ordering::Relaxed);
+            Ok(())
+        });
+        assert!(matches!(ended, Err(LoadError::Stopped)), "{ended:?}");
+        assert_eq!(read, [0, 1]);
+    }
 }

@@ -80,7 +80,7 @@ impl House {
             tables: tables.clone(),
             inbox,
             closed: closed.clone(),
-            seat: Mutex::default(),
+            seat: Seat::new(Duration::from_millis(300)),
         };
         std::thread::spawn(move || door.keep());
         House { socket, tables, messages, closed, _folder: folder }
@@ -146,4 +146,22 @@ fn the_tables_are_free_while_an_engine_is_slow_to_reserve_its_ranges() {
     }
     ready(&engine);
     assert!(matches!(house.news(), News::Attached(_)));
+}
+
+#[test]
+fn a_peer_that_waits_for_a_living_engine_is_sent_away_after_a_while() {
+    let house = House::open();
+    let mut engine = house.engine();
+    drop(engine.hello("test").unwrap());
+    ready(&engine);
+    assert!(matches!(house.news(), News::Attached(_)));
+    let (told, refused) = std::sync::mpsc::channel();
+    for _ in 1..PEERS_MAX {
+        let (mut other, told) = (house.engine(), told.clone());
+        std::thread::spawn(move || told.send(other.hello("other").is_err()));
+    }
+    for _ in 1..PEERS_MAX {
+        assert!(refused.recv_timeout(SOON).expect("sent away in time"), "there is an engine");
+    }
+    assert!(house.messages.try_recv().is_err(), "the engine was not disturbed");
 }
