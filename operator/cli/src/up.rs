@@ -156,7 +156,7 @@ async fn supervise(tenants: Vec<Tenant>) -> anyhow::Result<()> {
     let drained = tokio::select! {
         rest = last_failure(&mut running) => { failure = failure.or(rest); true }
         which = signals.next() => {
-            note(format_args!("{which} again; open streams are cut"));
+            note(format_args!("{which}; open streams are cut"));
             false
         }
     };
