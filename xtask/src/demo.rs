@@ -6,7 +6,7 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::Value;
 use sluice_types::quantity::Quantity;
 
@@ -53,6 +53,10 @@ pub fn positive(text: &str) -> Result<f64, String> {
 /// Runs the demo; `false` if one token differed.
 pub fn run(workspace: &Workspace, args: &DemoArgs) -> Result<bool> {
     let stop = Stop::on_signals()?;
+    if args.keep {
+        let free = std::net::TcpListener::bind(("127.0.0.1", PORT));
+        free.with_context(|| format!("--keep serves on port {PORT}"))?;
+    }
     tenant::build(workspace, &stop)?;
     let world = World::new(workspace, &stop, args.model.as_deref(), contest::MODEL)?;
     eprintln!("measuring the model with ample memory");
@@ -109,10 +113,12 @@ fn print_setting(calibration: &Calibration, device: Device) {
 fn keep(world: &World, args: &DemoArgs, calibration: &Calibration) -> Result<()> {
     let context = contest::positions(world)?.min(CHAT_CONTEXT);
     let setup = Setup { context, ..LOAD.setup("Oneiros", device(args, calibration, context)) };
-    let _tenant = Tenant::start_at(world, "keep", &setup, PORT)?;
+    let tenant = Tenant::start_at(world, "keep", &setup, PORT)?;
     println!("\nserving under Oneiros until Ctrl-C; try:");
     println!("  curl -N localhost:{PORT}/v1/completions -H 'content-type: application/json' \\");
     println!("    -d '{{\"prompt\": \"Once upon a time\", \"max_tokens\": 40, \"stream\": true}}'");
+    println!("  sluice top --runtime-dir {}", tenant.runtime().display());
+    println!("  sluice bench --concurrency 4 --lengths 32:128");
     while !world.stop.requested() {
         std::thread::sleep(Duration::from_millis(100));
     }

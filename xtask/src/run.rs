@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::camino::Utf8Path;
 use rustix::process::{Pid, Signal, kill_process_group};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use crate::process;
@@ -27,10 +27,10 @@ const END_LIMIT: Duration = Duration::from_secs(20);
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// Takes over both signals. The first one is seen by [`Stop::check`], a second one ends the process at once.
+    /// Takes over these signals, and that of a terminal that goes. The first one is seen by [`Stop::check`], a second one ends the process at once.
     pub fn on_signals() -> Result<Stop> {
         let stop = Stop::default();
-        for signal in [SIGINT, SIGTERM] {
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
             flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop.0)).context("signals")?;
             flag::register(signal, Arc::clone(&stop.0)).context("signals")?;
         }

@@ -29,8 +29,8 @@ pub struct World {
 
 /// Builds the binaries.
 pub fn build(workspace: &Workspace, stop: &Stop) -> Result<()> {
-    let packages = ["-p", "sluice-cli", "-p", "sluice-agent", "-p", "sluice-kernels", "--bins"];
-    cargo(&workspace.root, &[&["build", "--release", "--locked"], &packages[..]].concat(), stop)
+    // The quick start's command: with other packages, features may differ, and all is compiled again.
+    cargo(&workspace.root, &["build", "--release", "--locked", "--bins"], stop)
 }
 
 impl World {
@@ -137,9 +137,14 @@ impl Tenant<'_> {
         if let Some(threads) = setup.threads {
             command.args(["--threads", &threads.to_string()]);
         }
-        let mut up = Group::spawn(command.stdout(Stdio::piped()))?;
+        let words = files.join("up.log");
+        let log = std::fs::File::create(&words).with_context(|| words.display().to_string())?;
+        let mut up = Group::spawn(command.stdout(Stdio::piped()).stderr(log))?;
         let lines = lines(up.child().stdout.take().context("a pipe")?);
-        let address = ready(&lines, &world.stop);
+        let address = ready(&lines, &world.stop).inspect_err(|_| {
+            // What it said is of interest now, and of none otherwise.
+            eprint!("{}", std::fs::read_to_string(&words).unwrap_or_default());
+        });
         // Dropped on failure: it ends and cleans up.
         let address = address.with_context(|| format!("the tenant `{name}`"))?;
         Ok(Tenant { world, runtime, up: Some(up), address, files })
@@ -148,6 +153,11 @@ impl Tenant<'_> {
     /// Where it serves.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
+    }
+
+    /// Its runtime folder, for other commands of `sluice`.
+    pub fn runtime(&self) -> &Path {
+        &self.runtime
     }
 
     /// A folder that goes with it.

@@ -4,6 +4,8 @@
 use std::io::{ErrorKind, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -82,8 +84,11 @@ impl<'a> Supervisor<'a> {
     }
 
     fn start(&mut self) -> anyhow::Result<()> {
-        let program = std::env::current_exe().context("own executable")?;
+        let own = std::env::current_exe().context("own executable")?;
+        // Replaced while we run, it is gone by its name and still there by ours.
+        let program = if own.exists() { own.as_path() } else { Path::new("/proc/self/exe") };
         let mut command = Command::new(program);
+        command.arg0(&own);
         command.arg("--socket").arg(&self.options.socket);
         command.arg("--worker").arg(rustix::process::getpid().as_raw_nonzero().to_string());
         if let Some(threads) = self.options.threads {

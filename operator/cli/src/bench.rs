@@ -17,6 +17,10 @@ pub use client::Record;
 pub use load::{Arrivals, Job, Lengths};
 pub use report::Report;
 
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "a whole number above 0".into())
+}
+
 /// Options of `sluice bench`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BenchArgs {
@@ -30,7 +34,7 @@ pub struct BenchArgs {
     #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
     /// Requests to send.
-    #[arg(long, short = 'n', default_value_t = 64)]
+    #[arg(long, short = 'n', default_value_t = 64, value_parser = at_least_one)]
     pub requests: usize,
     /// Arrivals: `burst`, `poisson:RATE`, `gamma:RATE:CV`, `every:SECONDS`, `trace:FILE[:SPEEDUP]` (requests per second; CSV with
     /// a TIMESTAMP or arrival_s column).
@@ -43,7 +47,7 @@ pub struct BenchArgs {
     #[arg(long, default_value_t = u32::MAX)]
     pub max_total: u32,
     /// Closed loop: at most this many requests open at once. Absent = open loop.
-    #[arg(long)]
+    #[arg(long, value_parser = at_least_one)]
     pub concurrency: Option<usize>,
     /// Prompt token ids are drawn below this. Every server knows ids, none agrees on words.
     #[arg(long, default_value_t = 256)]

@@ -113,25 +113,44 @@ fn nothing_to_run(objects: &[plan::Placed]) -> Misconfigured {
     })
 }
 
-/// Both signals that end this process.
+/// The signals that end this process.
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
+    /// The terminal has gone; none when whoever started us had this ignored (`nohup`).
+    hangup: Option<Signal>,
 }
 
 impl Signals {
     fn new() -> std::io::Result<Self> {
         let (interrupt, terminate) = (SignalKind::interrupt(), SignalKind::terminate());
-        Ok(Signals { interrupt: signal(interrupt)?, terminate: signal(terminate)? })
+        // Asked before tokio takes the signal over.
+        let hangup = if hangup_ignored() { None } else { Some(signal(SignalKind::hangup())?) };
+        Ok(Signals { interrupt: signal(interrupt)?, terminate: signal(terminate)?, hangup })
     }
 
-    /// Waits for either; says which.
+    /// Waits for one of them; says which.
     async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.interrupt.recv() => "interrupted",
             _ = self.terminate.recv() => "terminated",
+            () = Self::hung_up(&mut self.hangup) => "hung up",
         }
     }
+
+    async fn hung_up(hangup: &mut Option<Signal>) {
+        match hangup {
+            Some(hangup) => drop(hangup.recv().await),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// Whether SIGHUP, signal 1, is in the mask of ignored signals.
+fn hangup_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
 }
 
 type Ended = Result<anyhow::Result<()>, tokio::task::JoinError>;

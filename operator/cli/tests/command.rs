@@ -71,3 +71,12 @@ fn a_missing_probe_is_said() {
     assert_eq!(outcome.code, Some(1));
     assert!(outcome.stderr.starts_with("sluice: this installation has no GPU probe: "), "{}", outcome.stderr);
 }
+
+#[test]
+fn a_benchmark_of_nothing_is_a_wrong_argument_and_does_not_wait_for_ever() {
+    for nothing in [["bench", "--concurrency", "0"], ["bench", "--requests", "0"]] {
+        let outcome = finish(World::new().sluice(&nothing));
+        assert_eq!(outcome.code, Some(2), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("a whole number above 0"), "{}", outcome.stderr);
+    }
+}

@@ -194,6 +194,19 @@ fn the_sidecar_is_told_its_tenant_and_where_to_live() {
 }
 
 #[test]
+fn a_terminal_that_goes_is_no_reason_to_leave_anything_behind() {
+    let world = world(STAYS);
+    world.write("local.yaml", YAML);
+    let up = start(&world);
+    starts(&world, 1);
+    signal(&up, Signal::HUP);
+    let outcome = end(up);
+    assert_eq!(outcome.code, Some(0));
+    assert!(outcome.stderr.contains("hung up"), "{}", outcome.stderr);
+    assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
+}
+
+#[test]
 fn a_sidecar_that_dies_is_started_again() {
     let world = world("echo $$ >> starts\ntest $(wc -l < starts) -ge 3 && exec sleep 600\nkill -9 $$\n");
     let up = start(&world);

@@ -52,7 +52,14 @@ impl Failure {
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (Failure::Config(error) | Failure::Other(error)) = self;
-        write!(f, "{error:#}")
+        let mut text = String::new();
+        for cause in error.chain().map(ToString::to_string) {
+            // Many an error ends with its cause already.
+            if !text.ends_with(&cause) {
+                text = if text.is_empty() { cause } else { format!("{text}: {cause}") };
+            }
+        }
+        f.write_str(&text)
     }
 }
 

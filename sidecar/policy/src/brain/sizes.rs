@@ -58,8 +58,9 @@ impl Sizes {
             blocks_per_chunk: geometry.blocks_per_chunk(),
             cap_m: (share as u16).min(layers - 1),
         };
-        sizes.refuse_context(params, geometry, context)?;
+        // The floor first: a device that is too small for it cannot hold a context either, and this tells the size that can.
         sizes.refuse_floor(params, geometry)?;
+        sizes.refuse_context(params, geometry, context)?;
         Ok(sizes)
     }
 
