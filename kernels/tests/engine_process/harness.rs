@@ -26,7 +26,12 @@ pub struct Engine(pub Child);
 
 impl Engine {
     pub fn start(socket: &Path, more: &[&str]) -> Engine {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-engine"));
+        Engine::start_as(Path::new(env!("CARGO_BIN_EXE_sluice-engine")), socket, more)
+    }
+
+    /// From another file.
+    pub fn start_as(program: &Path, socket: &Path, more: &[&str]) -> Engine {
+        let mut command = Command::new(program);
         command.arg("--socket").arg(socket).args(["--threads", "2"]).args(more);
         Engine(command.stdin(Stdio::null()).spawn().unwrap())
     }

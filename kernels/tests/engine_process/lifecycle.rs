@@ -94,6 +94,21 @@ fn workers_that_die_are_replaced_with_growing_patience() {
 }
 
 #[test]
+fn a_worker_is_replaced_although_its_file_is_gone() {
+    let sidecar = sidecar();
+    let built = std::path::Path::new(env!("CARGO_BIN_EXE_sluice-engine"));
+    // A second name, not a copy: a file that was just written is busy while any thread forks.
+    let program = built.with_file_name(format!("sluice-engine-to-go-{}", std::process::id()));
+    std::fs::hard_link(built, &program).unwrap();
+    let _engine = Engine::start_as(&program, &sidecar.socket(), &[]);
+    let link = sidecar.accept().unwrap();
+    std::fs::remove_file(&program).unwrap();
+    kill_process(Pid::from_raw(link.hello.pid as i32).unwrap(), Signal::KILL).unwrap();
+    drop(link);
+    assert!(sidecar.accept().is_ok(), "a new build over a running one must not keep its engines down");
+}
+
+#[test]
 fn a_killed_supervisor_takes_its_worker_along() {
     let sidecar = sidecar();
     let engine = Engine::start(&sidecar.socket(), &[]);
