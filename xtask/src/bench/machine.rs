@@ -38,7 +38,9 @@ pub fn describe() -> Value {
     let mut machine = processor(&read("/proc/cpuinfo"));
     machine["cores"] = json!(std::thread::available_parallelism().map_or(0, usize::from));
     machine["memory_mib"] = json!(memory_mib(&read("/proc/meminfo")));
-    machine["kernel"] = json!(read("/proc/sys/kernel/osrelease").trim());
+    // The version without its local suffix, which names builds and providers.
+    let release = read("/proc/sys/kernel/osrelease");
+    machine["kernel"] = json!(release.trim().split('-').next());
     machine["load_1_min"] = json!(load.split(' ').next().and_then(|load| load.parse::<f64>().ok()));
     machine
 }
