@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use sluice_policy::action::Reback;
@@ -19,6 +19,10 @@ use crate::server::{HANDSHAKE_PATIENCE, MAX_REBACK_OPS, connect, unexpected};
 use crate::slab::reference_digest;
 use crate::socket::{self, Receiver, SEND_PATIENCE, Sender};
 use crate::tables::{TableReader, TableShape};
+
+/// How long an engine looks out for its next order before it sleeps: between two steps the sidecar takes less, and to wake
+/// a halted core takes tens of microseconds. An engine without work looks once.
+const AWAKE: Duration = Duration::from_micros(100);
 
 /// What the sidecar handed over.
 #[derive(Debug)]
@@ -82,6 +86,7 @@ impl SidecarLink {
 
     /// The next order, whole: changes that come in several messages are one order. Blocks.
     pub fn recv(&mut self) -> Result<Order, LinkError> {
+        self.stay_awake()?;
         match self.receiver.recv()?.0 {
             Message::Reback { id, ops, more: false } => Ok(Order::Reback { id, ops }),
             Message::Reback { id, ops, more: true } => self.recv_rest(id, ops),
@@ -89,6 +94,15 @@ impl SidecarLink {
             Message::Bye => Ok(Order::Bye),
             other => Err(unexpected(&other, "an order")),
         }
+    }
+
+    /// Looks out for an order without sleeping, for a moment.
+    fn stay_awake(&self) -> Result<(), LinkError> {
+        let begun = Instant::now();
+        while begun.elapsed() < AWAKE && !socket::readable(self.sender.fd(), Duration::ZERO)? {
+            std::hint::spin_loop();
+        }
+        Ok(())
     }
 
     /// The rest of an order of changes, of which nothing is made before its end has come.
