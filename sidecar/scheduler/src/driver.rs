@@ -77,11 +77,6 @@ impl<M: Memory, C: Compute> Driver<M, C> {
         &self.core
     }
 
-    /// Why the recording ended early, if it did.
-    pub fn journal_failure(&self) -> Option<&std::io::Error> {
-        self.journal.as_ref().and_then(Recorder::failure)
-    }
-
     /// The memory port.
     pub fn memory(&mut self) -> &mut M {
         &mut self.memory

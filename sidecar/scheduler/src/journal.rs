@@ -114,27 +114,22 @@ pub enum Ending {
     },
 }
 
-/// Writes a journal. A writer that fails ends the recording, never the serving; [`Recorder::failure`] tells.
+/// Writes a journal. A writer that fails ends the recording, never the serving; the writer tells of it.
 pub struct Recorder {
     out: Box<dyn Write + Send>,
-    failure: Option<std::io::Error>,
+    failed: bool,
 }
 
 impl core::fmt::Debug for Recorder {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Recorder").field("failure", &self.failure).finish_non_exhaustive()
+        f.debug_struct("Recorder").field("failed", &self.failed).finish_non_exhaustive()
     }
 }
 
 impl Recorder {
     /// Records to `out`.
     pub fn new(out: Box<dyn Write + Send>) -> Self {
-        Recorder { out, failure: None }
-    }
-
-    /// Why the recording ended early, if it did.
-    pub fn failure(&self) -> Option<&std::io::Error> {
-        self.failure.as_ref()
+        Recorder { out, failed: false }
     }
 
     pub(crate) fn start(&mut self, now: Nanos, core: &Core) {
@@ -164,8 +159,8 @@ impl Recorder {
     }
 
     fn write(&mut self, text: core::fmt::Arguments<'_>) {
-        if self.failure.is_none() {
-            self.failure = self.out.write_fmt(text).err();
+        if !self.failed {
+            self.failed = self.out.write_fmt(text).is_err();
         }
     }
 }

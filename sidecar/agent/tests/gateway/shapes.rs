@@ -5,6 +5,7 @@ use sluice_agent::service::Update;
 use sluice_ports::sampling::TokenLogprobs;
 use sluice_scheduler::Finish;
 
+use super::client::Answer;
 use super::tiny::END;
 use super::world::{Setup, World};
 
@@ -17,6 +18,16 @@ fn chunk(event: &str, object: &str, prefix: &str) -> Value {
     assert_eq!(map.remove("object"), Some(json!(object)));
     assert_eq!(map.remove("model"), Some(json!("tiny")));
     chunk
+}
+
+/// All text of a completion of one choice, and why it ended.
+fn shown(answer: &Answer, stream: bool) -> (String, Value) {
+    let bodies: Vec<Value> = match stream {
+        true => events(&answer.body),
+        false => vec![answer.json()],
+    };
+    let text = bodies.iter().map(|body| body["choices"][0]["text"].as_str().expect("text")).collect();
+    (text, bodies[bodies.len() - 1]["choices"][0]["finish_reason"].clone())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -197,14 +208,7 @@ async fn a_stop_string_across_tokens_is_never_shown_and_frees_the_request() {
         assert_eq!(world.scheduler.cancelled(std::time::Duration::from_millis(50)).await, None);
         taken.say("s>more");
         assert_eq!(world.scheduler.cancelled(super::client::PATIENCE).await, Some(taken.request.id));
-        let answer = client.answer().await;
-        let bodies: Vec<Value> = match stream {
-            true => events(&answer.body),
-            false => vec![answer.json()],
-        };
-        let shown: String = bodies.iter().map(|b| b["choices"][0]["text"].as_str().unwrap()).collect();
-        assert_eq!(shown, "ab<c");
-        assert_eq!(bodies[bodies.len() - 1]["choices"][0]["finish_reason"], "stop");
+        assert_eq!(shown(&client.answer().await, stream), ("ab<c".into(), json!("stop")));
     }
 }
 
@@ -236,14 +240,7 @@ async fn min_tokens_hold_back_stop_strings() {
         taken.say("azb");
         taken.say("czd");
         assert_eq!(world.scheduler.cancelled(super::client::PATIENCE).await, Some(taken.request.id));
-        let answer = client.answer().await;
-        let bodies: Vec<Value> = match stream {
-            true => events(&answer.body),
-            false => vec![answer.json()],
-        };
-        let shown: String = bodies.iter().map(|b| b["choices"][0]["text"].as_str().unwrap()).collect();
-        assert_eq!(shown, "azbc");
-        assert_eq!(bodies[bodies.len() - 1]["choices"][0]["finish_reason"], "stop");
+        assert_eq!(shown(&client.answer().await, stream), ("azbc".into(), json!("stop")));
     }
 }
 
