@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 use sluice_types::quantity::Quantity;
 
-use crate::contest::{self, Calibration, LOAD, Outcome};
+use crate::contest::{self, Calibration, LOAD, Load, Outcome};
 use crate::run::Stop;
 use crate::tenant::{self, Device, Setup, Tenant, World};
 use crate::workspace::Workspace;
@@ -19,6 +19,9 @@ use crate::workspace::Workspace;
 const PORT: u16 = 8000;
 /// Longest context there, tokens, where the model allows it.
 const CHAT_CONTEXT: u32 = 2048;
+
+/// What `--quick` sends: still more at a time than there is KV for.
+const QUICK: Load = Load { requests: 8, concurrency: 4, prompt: 32, output: 24 };
 
 /// Options of `cargo xtask demo`.
 #[derive(Clone, Debug, clap::Args)]
@@ -39,6 +42,18 @@ pub struct DemoArgs {
     /// Leave the tenant serving under Oneiros at the end.
     #[arg(long)]
     keep: bool,
+    /// Fewer and shorter requests: shows that everything works, and no more.
+    #[arg(long)]
+    quick: bool,
+    /// Take the binaries in this folder instead of building them.
+    #[arg(long, value_name = "DIR")]
+    bins: Option<PathBuf>,
+}
+
+impl DemoArgs {
+    fn load(&self) -> Load {
+        if self.quick { QUICK } else { LOAD }
+    }
 }
 
 fn bytes(text: &str) -> Result<u64, String> {
@@ -57,16 +72,15 @@ pub fn run(workspace: &Workspace, args: &DemoArgs) -> Result<bool> {
         let free = std::net::TcpListener::bind(("127.0.0.1", PORT));
         free.with_context(|| format!("--keep serves on port {PORT}"))?;
     }
-    tenant::build(workspace, &stop)?;
-    let world = World::new(workspace, &stop, args.model.as_deref(), contest::MODEL)?;
+    let (world, load) = (world(workspace, args, &stop)?, args.load());
     eprintln!("measuring the model with ample memory");
-    let calibration = contest::calibrate(&world, LOAD)?;
-    let device = device(args, &calibration, LOAD.context());
-    print_setting(&calibration, device);
+    let calibration = contest::calibrate(&world, load)?;
+    let device = device(args, &calibration, load.context());
+    print_setting(&calibration, device, load);
     let measure = |policy: &str| {
         println!("\n{policy}");
         let mut shown = String::new();
-        let outcome = contest::run(&world, policy, device, LOAD, |state| show(state, &mut shown))?;
+        let outcome = contest::run(&world, policy, device, load, |state| show(state, &mut shown))?;
         println!();
         anyhow::Ok(outcome)
     };
@@ -79,22 +93,31 @@ pub fn run(workspace: &Workspace, args: &DemoArgs) -> Result<bool> {
     Ok(recompute.outputs == oneiros.outputs)
 }
 
+fn world(workspace: &Workspace, args: &DemoArgs, stop: &Stop) -> Result<World> {
+    let (model, shape) = (args.model.as_deref(), contest::MODEL);
+    if let Some(bins) = &args.bins {
+        return World::with_binaries(bins, stop, model, shape);
+    }
+    tenant::build(workspace, stop)?;
+    World::new(workspace, stop, model, shape)
+}
+
 fn device(args: &DemoArgs, calibration: &Calibration, context: u32) -> Device {
     let short =
         calibration.short_device(context, args.link.unwrap_or_else(|| calibration.link_for(args.ratio)));
     Device { memory_bytes: args.memory.unwrap_or(short.memory_bytes), ..short }
 }
 
-fn print_setting(calibration: &Calibration, device: Device) {
+fn print_setting(calibration: &Calibration, device: Device, load: Load) {
     let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
     let kv = device.memory_bytes.saturating_sub(calibration.fixed_bytes);
     println!(
         "{} requests, {} at a time, {} tokens in and {} out; a request's KV grows to {:.1} MiB",
-        LOAD.requests,
-        LOAD.concurrency,
-        LOAD.prompt,
-        LOAD.output,
-        mib(u64::from(LOAD.prompt + LOAD.output) * calibration.token_bytes)
+        load.requests,
+        load.concurrency,
+        load.prompt,
+        load.output,
+        mib(u64::from(load.prompt + load.output) * calibration.token_bytes)
     );
     let link = device.link_bytes_per_s.unwrap_or(u64::MAX) as f64;
     println!(
@@ -112,7 +135,7 @@ fn print_setting(calibration: &Calibration, device: Device) {
 /// Serves until a signal comes, with a context for a conversation and KV for hardly more than one.
 fn keep(world: &World, args: &DemoArgs, calibration: &Calibration) -> Result<()> {
     let context = contest::positions(world)?.min(CHAT_CONTEXT);
-    let setup = Setup { context, ..LOAD.setup("Oneiros", device(args, calibration, context)) };
+    let setup = Setup { context, ..args.load().setup("Oneiros", device(args, calibration, context)) };
     let tenant = Tenant::start_at(world, "keep", &setup, PORT)?;
     println!("\nserving under Oneiros until Ctrl-C; try:");
     println!("  curl -N localhost:{PORT}/v1/completions -H 'content-type: application/json' \\");

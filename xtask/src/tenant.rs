@@ -36,7 +36,12 @@ pub fn build(workspace: &Workspace, stop: &Stop) -> Result<()> {
 impl World {
     /// With the model in `folder`, or one that `sluice-model-gen` makes with the options `shape`.
     pub fn new(workspace: &Workspace, stop: &Stop, folder: Option<&Path>, shape: &[&str]) -> Result<World> {
-        let (bins, scratch) = (workspace.target.join("release").into(), Scratch::new()?);
+        World::with_binaries(workspace.target.join("release").as_std_path(), stop, folder, shape)
+    }
+
+    /// The same with the binaries in another folder.
+    pub fn with_binaries(bins: &Path, stop: &Stop, folder: Option<&Path>, shape: &[&str]) -> Result<World> {
+        let (bins, scratch) = (std::path::absolute(bins)?, Scratch::new()?);
         let model = folder.map_or_else(|| Ok(scratch.path().join("model")), std::path::absolute)?;
         let world = World { bins, scratch, model, stop: stop.clone() };
         if folder.is_none() {
