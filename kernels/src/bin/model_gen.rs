@@ -7,6 +7,8 @@ use clap::{Parser, ValueEnum};
 use sluice_kernels::generate::RandomModel;
 use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
 
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("SLUICE_COMMIT"), ")");
+
 /// Write a model with random weights as a Hugging Face folder.
 ///
 /// The folder holds config.json, safetensors, a byte-level tokenizer, a chat template and generation_config.json.
@@ -14,7 +16,7 @@ use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
 ///
 ///   sluice-model-gen --out smol --layers 30 --hidden 576 --heads 9 --kv-heads 3 --intermediate 1536
 #[derive(Parser)]
-#[command(name = "sluice-model-gen", version, verbatim_doc_comment)]
+#[command(name = "sluice-model-gen", version = VERSION, verbatim_doc_comment)]
 struct Arguments {
     /// Folder to write; created when absent
     #[arg(long)]

@@ -6,13 +6,13 @@ use std::sync::LazyLock;
 use clap::Parser;
 use sluice_link::frame::LINK_VERSION;
 
-/// Version and commit of this build.
-pub(super) fn build() -> String {
-    let commit = option_env!("SLUICE_COMMIT").unwrap_or("unknown commit");
-    format!("{} ({commit})", env!("CARGO_PKG_VERSION"))
-}
+/// Version and commit of this build, as the sidecar is told.
+pub(super) const BUILD: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("SLUICE_COMMIT"), ")");
 
-static VERSION: LazyLock<String> = LazyLock::new(|| format!("{}, link version {LINK_VERSION}", build()));
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("SLUICE_COMMIT"));
+    format!("{version} (commit {commit}, link {LINK_VERSION})")
+});
 
 /// Computes a model's steps for a sidecar that owns all memory.
 ///

@@ -16,7 +16,7 @@ use sluice_link::vocabulary::{ActionId, ActivationCost, Reback};
 use sluice_memory::mapping::MappingError;
 
 use super::memory::EngineMemory;
-use super::options::{Options, build};
+use super::options::{BUILD, Options};
 use super::step::Stepper;
 use super::{EXIT_BYE, EXIT_SIDECAR_GONE, EXIT_TORN, watcher};
 use crate::forward::Model;
@@ -88,7 +88,7 @@ fn absent(error: &std::io::Error) -> bool {
 
 /// Agrees with the sidecar and reserves the ranges.
 fn attach(link: &mut SidecarLink, options: &Options) -> anyhow::Result<Stepper> {
-    let Welcome { setup, pool, control, tables } = link.hello(&build())?;
+    let Welcome { setup, pool, control, tables } = link.hello(BUILD)?;
     let memory = EngineMemory::reserve(&setup, pool).context("reserving address space")?;
     let model = Model::new(setup.spec.clone(), setup.chunk_bytes, threads(options, setup.threads))?;
     let cost = model.activation_cost();

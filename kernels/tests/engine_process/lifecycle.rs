@@ -119,14 +119,18 @@ fn a_killed_supervisor_takes_its_worker_along() {
 
 #[test]
 fn help_and_version_name_what_they_must() {
-    let say = |argument| {
-        let output = Command::new(env!("CARGO_BIN_EXE_sluice-engine")).arg(argument).output().unwrap();
+    let say = |program: &str, argument| {
+        let output = Command::new(program).arg(argument).output().unwrap();
         assert!(output.status.success());
         String::from_utf8(output.stdout).unwrap()
     };
-    let version = say("--version");
-    assert!(version.contains(env!("CARGO_PKG_VERSION")) && version.contains("link version 2"), "{version}");
-    let help = say("--help");
+    let engine = env!("CARGO_BIN_EXE_sluice-engine");
+    let version = say(engine, "--version");
+    assert!(version.starts_with("sluice-engine 0.1.0 (commit "), "{version}");
+    assert!(version.ends_with(", link 2)\n"), "{version}");
+    let generator = say(env!("CARGO_BIN_EXE_sluice-model-gen"), "--version");
+    assert!(generator.starts_with("sluice-model-gen 0.1.0 (commit "), "{generator}");
+    let help = say(engine, "--help");
     for word in ["--socket", "--threads", "--no-supervisor"] {
         assert!(help.contains(word), "{help}");
     }

@@ -2,15 +2,23 @@
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
+use sluice_link::frame::LINK_VERSION;
 use tracing_subscriber::EnvFilter;
+
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("SLUICE_COMMIT"));
+    let wire = sluice_wire::state::VERSION;
+    format!("{version} (commit {commit}, wire {wire}, link {LINK_VERSION})")
+});
 
 /// Serves one tenant slot: owns its device memory, schedules its requests, speaks HTTP.
 ///
 /// Exit status: 0 after a clean end, 78 when the configuration or the model folder is wrong (trying again will not help),
 /// 1 otherwise.
 #[derive(Clone, Debug, clap::Parser)]
-#[command(name = "sluice-sidecar", version)]
+#[command(name = "sluice-sidecar", version = VERSION.as_str())]
 pub struct Args {
     /// Configuration, JSON; `sluice up` and the operator write it.
     #[arg(long, value_name = "FILE", required_unless_present = "replay")]
@@ -42,5 +50,24 @@ pub fn init_logging(args: &Args) {
     match args.log_format {
         LogFormat::Text => builder.with_target(false).with_ansi(std::io::stderr().is_terminal()).init(),
         LogFormat::Json => builder.json().init(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn version_names_commit_and_interfaces() {
+        let version = Args::command().render_version();
+        assert!(version.starts_with("sluice-sidecar 0.1.0 (commit "), "{version}");
+        assert!(version.ends_with(", wire 1, link 2)\n"), "{version}");
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Args::command().debug_assert();
     }
 }

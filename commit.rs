@@ -1,4 +1,5 @@
-//! Puts the commit into the binary: `SLUICE_COMMIT` from the environment, else what git says, else `unknown`.
+//! Build script of every package with a binary: puts the commit into it. It is `SLUICE_COMMIT` from the environment, else,
+//! in a release build, what git says, else `unknown`.
 
 use std::process::Command;
 
@@ -10,6 +11,8 @@ fn main() {
 }
 
 fn from_git() -> Option<String> {
+    // Who develops commits often, and would compile every package again after each.
+    std::env::var("PROFILE").ok().filter(|profile| profile == "release")?;
     // Every commit and every checkout appends to this file. Without it the commit could grow stale unseen.
     let log = git(&["rev-parse", "--git-path", "logs/HEAD"])?;
     println!("cargo::rerun-if-changed={log}");
