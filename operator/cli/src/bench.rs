@@ -21,8 +21,23 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "a whole number above 0".into())
 }
 
+/// What the figures are.
+const DEFINITIONS: &str = "\
+Figures, over requests that were answered:
+  TTFT        from sending to the first chunk of the stream with tokens
+  TBT         between two such chunks, over all gaps of all requests; `inter-token latency` in vLLM's benchmark.
+              A server may put several tokens into a chunk; the report says how many it did on average
+  TPOT        a request's time from its first chunk to its last one, by its tokens less one: (latency - TTFT) /
+              (tokens - 1) in vLLM's benchmark. With a token a chunk, this is the mean TBT of the request
+  end to end  from sending to the end of the stream
+A chunk that only says why the answer ended is none of these chunks. Tokens are counted by the server.
+TTFT's share and the share of both targets are of all requests, failed ones too; TBT's is of gaps.
+
+The exit status is 1 if no request was answered.";
+
 /// Options of `sluice bench`.
 #[derive(Clone, Debug, clap::Args)]
+#[command(after_help = DEFINITIONS)]
 pub struct BenchArgs {
     /// Base URL, without /v1.
     #[arg(long, default_value = "http://127.0.0.1:8000")]
@@ -58,7 +73,7 @@ pub struct BenchArgs {
     /// TTFT target, milliseconds.
     #[arg(long, default_value_t = 2000)]
     pub slo_ttft: u64,
-    /// TBT target, milliseconds: a request meets it when its 99th percentile does.
+    /// TBT target, milliseconds: a request meets it when the 99th percentile of its gaps does.
     #[arg(long, default_value_t = 100)]
     pub slo_tbt: u64,
     /// Seed of arrivals, lengths and prompts.
@@ -92,10 +107,7 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
         print!("{report}");
     }
     if report.completed == 0 {
-        bail!(
-            "no request succeeded; the first error: {}",
-            report.errors.keys().next().map_or("none", String::as_str)
-        );
+        bail!("no request succeeded; the first error: {}", report.first_error.as_deref().unwrap_or("none"));
     }
     Ok(())
 }

@@ -25,6 +25,8 @@ type Fate = fn(usize) -> Answer;
 enum Answer {
     /// As many tokens as were asked for.
     Whole,
+    /// The same, but three tokens in every chunk.
+    Clumped,
     /// 429 in OpenAI's shape.
     Busy,
     /// An error in the middle.
@@ -86,7 +88,8 @@ async fn complete(State(server): State<Server>, headers: HeaderMap, Json(body): 
             let error = json!({"error": {"message": "the queue is full", "type": "rate_limit"}});
             return (StatusCode::TOO_MANY_REQUESTS, Json(error)).into_response();
         }
-        Answer::Whole => whole(tokens),
+        Answer::Whole => whole((0..tokens).map(token), tokens),
+        Answer::Clumped => whole((0..tokens.div_ceil(3)).map(|_| chunk("t t t ")), tokens),
         Answer::Broken => vec![token(0), json!({"error": {"message": "the engine is gone"}}).to_string()],
         Answer::Cut => vec![token(0)],
     };
@@ -94,13 +97,18 @@ async fn complete(State(server): State<Server>, headers: HeaderMap, Json(body): 
 }
 
 fn token(index: u64) -> String {
-    json!({"choices": [{"text": format!("t{index} "), "finish_reason": null}]}).to_string()
+    chunk(&format!("t{index} "))
 }
 
-fn whole(tokens: u64) -> Vec<String> {
+fn chunk(text: &str) -> String {
+    json!({"choices": [{"text": text, "finish_reason": null}]}).to_string()
+}
+
+/// All chunks of an answer of `tokens` tokens, which `texts` carry.
+fn whole(texts: impl Iterator<Item = String>, tokens: u64) -> Vec<String> {
     let last = json!({"choices": [{"text": "", "finish_reason": "length"}]}).to_string();
     let usage = json!({"choices": [], "usage": {"completion_tokens": tokens}}).to_string();
-    (0..tokens).map(token).chain([last, usage, "[DONE]".into()]).collect()
+    texts.chain([last, usage, "[DONE]".into()]).collect()
 }
 
 fn paced(chunks: Vec<String>, open: Open) -> impl Stream<Item = Result<Event, Infallible>> {
@@ -226,11 +234,38 @@ fn outputs_are_written_in_order_of_the_requests() {
 }
 
 #[test]
-fn a_run_without_one_answer_fails() {
+fn tokens_that_share_a_chunk_have_no_gap_between_them() {
+    let (url, _) = Server::start(|_| Answer::Clumped);
+    let outcome = bench(&url, &["-n", "1", "--lengths", "5:9", "--json"]);
+    let report = report(&outcome);
+    let mean = |of: &str| number(&report, &format!("/{of}/mean"));
+    assert_eq!(number(&report, "/tokens_per_chunk"), 3.0);
+    // Two gaps between three chunks, eight tokens after the first.
+    assert!((mean("tbt_ms") * 2.0 / 8.0 - mean("tpot_ms")).abs() < 1e-3, "{report}");
+    assert!(mean("ttft_ms") + 2.0 * mean("tbt_ms") <= mean("e2e_ms"), "{report}");
+}
+
+#[test]
+fn a_run_without_one_answer_fails_and_shows_no_figures() {
     let (url, _) = Server::start(|_| Answer::Busy);
     let outcome = bench(&url, &["-n", "2"]);
     assert_eq!(outcome.code, Some(1));
-    assert!(outcome.stderr.contains("no request succeeded; the first error: 429"), "{}", outcome.stderr);
+    let error = "429 Too Many Requests: the queue is full";
+    assert!(
+        outcome.stderr.contains(&format!("no request succeeded; the first error: {error}")),
+        "{}",
+        outcome.stderr
+    );
+    assert!(outcome.stdout.contains("nothing succeeded"), "{}", outcome.stdout);
+    for figure in ["TTFT", "TPOT", "throughput", "SLO"] {
+        assert!(!outcome.stdout.contains(figure), "{}", outcome.stdout);
+    }
+    let outcome = bench(&url, &["-n", "2", "--json"]);
+    let report = report(&outcome);
+    assert_eq!((outcome.code, report["first_error"].as_str()), (Some(1), Some(error)));
+    for figure in ["ttft_ms", "tbt_ms", "tpot_ms", "e2e_ms", "tokens_per_chunk", "tbt_attainment"] {
+        assert!(report[figure].is_null(), "{figure}: {report}");
+    }
 }
 
 #[test]

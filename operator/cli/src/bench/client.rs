@@ -16,9 +16,9 @@ pub struct Record {
     pub sent: Duration,
     /// When its answer was complete.
     pub ended: Duration,
-    /// From sending to the first token.
+    /// From sending to the first chunk with tokens.
     pub ttft: Option<Duration>,
-    /// Between tokens as they arrived.
+    /// Between chunks with tokens as they arrived; a server may put several tokens into one.
     pub gaps: Vec<Duration>,
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
@@ -114,6 +114,11 @@ impl Client {
 }
 
 impl Record {
+    /// Chunks with tokens that came.
+    pub fn chunks(&self) -> usize {
+        usize::from(self.ttft.is_some()) + self.gaps.len()
+    }
+
     fn take(&mut self, chunk: &Value, sent: Instant, last: &mut Option<Instant>) {
         if let Some(tokens) = chunk["usage"]["completion_tokens"].as_u64() {
             self.output_tokens = tokens;

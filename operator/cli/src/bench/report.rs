@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::Record;
 
 /// A distribution, milliseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Distribution {
     /// Mean.
     pub mean: f64,
@@ -24,14 +24,14 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// Of durations, by nearest rank.
-    pub fn of(values: impl IntoIterator<Item = Duration>) -> Self {
+    /// Of durations, by nearest rank; `None` of none.
+    pub fn of(values: impl IntoIterator<Item = Duration>) -> Option<Self> {
         let mut ms: Vec<f64> = values.into_iter().map(|d| d.as_secs_f64() * 1e3).collect();
         ms.sort_by(f64::total_cmp);
-        let Some(max) = ms.last().copied() else { return Distribution::default() };
+        let max = ms.last().copied()?;
         let rank = |share: f64| ms[((share * ms.len() as f64).ceil() as usize).clamp(1, ms.len()) - 1];
         let mean = ms.iter().sum::<f64>() / ms.len() as f64;
-        Distribution { mean, p50: rank(0.50), p90: rank(0.90), p99: rank(0.99), max }
+        Some(Distribution { mean, p50: rank(0.50), p90: rank(0.90), p99: rank(0.99), max })
     }
 }
 
@@ -44,6 +44,8 @@ pub struct Report {
     pub failed: usize,
     /// Failures by message.
     pub errors: BTreeMap<String, usize>,
+    /// What the request that failed first was told.
+    pub first_error: Option<String>,
     /// From the first request to the last answer, seconds.
     pub duration_s: f64,
     /// Requests answered per second.
@@ -54,19 +56,21 @@ pub struct Report {
     pub total_tokens_per_s: f64,
     /// Tokens per second of requests that met both targets.
     pub goodput_tokens_per_s: f64,
-    /// Time to first token.
-    pub ttft_ms: Distribution,
-    /// Time between tokens as delivered, over all gaps.
-    pub tbt_ms: Distribution,
-    /// Time per output token after the first, over requests.
-    pub tpot_ms: Distribution,
-    /// From sending to the end.
-    pub e2e_ms: Distribution,
-    /// Share of requests whose first token came in time.
+    /// Tokens in a chunk of a stream, on average; `None` = no chunk came.
+    pub tokens_per_chunk: Option<f64>,
+    /// From sending to the first chunk, over requests.
+    pub ttft_ms: Option<Distribution>,
+    /// Between two chunks of a stream as they came, over all gaps: the inter-token latency of vLLM's benchmark.
+    pub tbt_ms: Option<Distribution>,
+    /// From the first chunk to the last one by the tokens after the first, over requests with more than one.
+    pub tpot_ms: Option<Distribution>,
+    /// From sending to the end of the answer, over requests.
+    pub e2e_ms: Option<Distribution>,
+    /// Share of all requests whose first chunk came in time.
     pub ttft_attainment: f64,
-    /// Share of gaps within the target.
-    pub tbt_attainment: f64,
-    /// Share of requests that met both targets.
+    /// Share of gaps within the target; `None` = there were none.
+    pub tbt_attainment: Option<f64>,
+    /// Share of all requests that met both targets.
     pub slo_attainment: f64,
 }
 
@@ -86,25 +90,34 @@ impl Report {
         let output: u64 = good.iter().map(|r| r.output_tokens).sum();
         let prompt: u64 = good.iter().map(|r| r.prompt_tokens).sum();
         let gaps = || good.iter().flat_map(|r| r.gaps.iter().copied());
+        let chunks: usize = good.iter().map(|r| r.chunks()).sum();
         let in_time = good.iter().filter(|r| r.ttft.is_some_and(|t| t <= ttft)).count();
         Report {
             completed: good.len(),
             failed: records.len() - good.len(),
             errors,
+            first_error: first_error(records),
             duration_s,
             requests_per_s: good.len() as f64 / duration_s,
             output_tokens_per_s: output as f64 / duration_s,
             total_tokens_per_s: (output + prompt) as f64 / duration_s,
             goodput_tokens_per_s: met.iter().map(|r| r.output_tokens).sum::<u64>() as f64 / duration_s,
+            tokens_per_chunk: (chunks > 0).then(|| output as f64 / chunks as f64),
             ttft_ms: Distribution::of(good.iter().filter_map(|r| r.ttft)),
             tbt_ms: Distribution::of(gaps()),
             tpot_ms: Distribution::of(good.iter().filter_map(|r| tpot(r))),
             e2e_ms: Distribution::of(good.iter().map(|r| r.ended - r.sent)),
             ttft_attainment: share(in_time, records.len()),
-            tbt_attainment: share(gaps().filter(|g| *g <= tbt).count(), gaps().count()),
+            tbt_attainment: gaps()
+                .next()
+                .map(|_| share(gaps().filter(|g| *g <= tbt).count(), gaps().count())),
             slo_attainment: share(met.len(), records.len()),
         }
     }
+}
+
+fn first_error(records: &[Record]) -> Option<String> {
+    records.iter().filter(|r| r.error.is_some()).min_by_key(|r| r.ended)?.error.clone()
 }
 
 fn share(part: usize, whole: usize) -> f64 {
@@ -118,9 +131,10 @@ fn meets(record: &Record, ttft: Duration, tbt: Duration) -> bool {
     record.ttft.is_some_and(|t| t <= ttft) && p99.is_none_or(|gap| *gap <= tbt)
 }
 
+/// Over the same time as the gaps, so that TBT and TPOT differ by tokens that came in one chunk and by nothing else.
 fn tpot(record: &Record) -> Option<Duration> {
     let after_first = u32::try_from(record.output_tokens.checked_sub(1)?).ok().filter(|n| *n > 0)?;
-    Some((record.ended - record.sent).saturating_sub(record.ttft?) / after_first)
+    Some(record.gaps.iter().sum::<Duration>() / after_first)
 }
 
 impl fmt::Display for Report {
@@ -133,31 +147,48 @@ impl fmt::Display for Report {
         for (error, count) in &self.errors {
             writeln!(f, "  {count} x {error}")?;
         }
+        if self.completed == 0 {
+            let first = self.first_error.as_deref().unwrap_or("none");
+            return writeln!(f, "nothing succeeded, so there are no figures; the first error: {first}");
+        }
         writeln!(
             f,
             "throughput   {:.2} requests/s   {:.1} output tokens/s   {:.1} tokens/s   goodput {:.1} tokens/s",
             self.requests_per_s, self.output_tokens_per_s, self.total_tokens_per_s, self.goodput_tokens_per_s
         )?;
+        self.latencies(f)?;
+        if let Some(tokens) = self.tokens_per_chunk {
+            writeln!(f, "stream       {tokens:.2} tokens a chunk (TBT is between chunks, TPOT a token)")?;
+        }
+        writeln!(
+            f,
+            "SLO          TTFT met by {:.1} %   TBT by {} of gaps   both by {:.1} % of requests",
+            self.ttft_attainment * 100.0,
+            self.tbt_attainment.map_or("none".into(), |share| format!("{:.1} %", share * 100.0)),
+            self.slo_attainment * 100.0
+        )
+    }
+}
+
+impl Report {
+    fn latencies(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "milliseconds {:>10} {:>10} {:>10} {:>10} {:>10}", "mean", "p50", "p90", "p99", "max")?;
-        for (name, d) in [
+        for (name, distribution) in [
             ("TTFT", &self.ttft_ms),
             ("TBT", &self.tbt_ms),
             ("TPOT", &self.tpot_ms),
             ("end to end", &self.e2e_ms),
         ] {
-            writeln!(
-                f,
-                "  {name:<10} {:>10.1} {:>10.1} {:>10.1} {:>10.1} {:>10.1}",
-                d.mean, d.p50, d.p90, d.p99, d.max
-            )?;
+            match distribution {
+                Some(d) => writeln!(
+                    f,
+                    "  {name:<10} {:>10.1} {:>10.1} {:>10.1} {:>10.1} {:>10.1}",
+                    d.mean, d.p50, d.p90, d.p99, d.max
+                )?,
+                None => writeln!(f, "  {name:<10} {:>10}", "no sample")?,
+            }
         }
-        writeln!(
-            f,
-            "SLO          TTFT met by {:.1} %   TBT by {:.1} % of gaps   both by {:.1} % of requests",
-            self.ttft_attainment * 100.0,
-            self.tbt_attainment * 100.0,
-            self.slo_attainment * 100.0
-        )
+        Ok(())
     }
 }
 
@@ -179,8 +210,52 @@ mod tests {
 
     #[test]
     fn percentiles_are_by_nearest_rank() {
-        let d = Distribution::of((1..=100).map(Duration::from_millis));
+        let d = Distribution::of((1..=100).map(Duration::from_millis)).unwrap();
         assert_eq!((d.p50, d.p90, d.p99, d.max), (50.0, 90.0, 99.0, 100.0));
+    }
+
+    #[test]
+    fn tbt_is_between_chunks_and_tpot_over_the_same_time_by_tokens() {
+        // 13 tokens in 4 chunks: 60 ms from the first chunk to the last one. What follows that one counts for neither.
+        let several = Record { output_tokens: 13, ..record(100, &[10, 20, 30]) };
+        let several = Record { ended: several.ended + Duration::from_millis(500), ..several };
+        let report = Report::of(&[several], 500, 50);
+        let mean = |distribution: Option<Distribution>| distribution.unwrap().mean;
+        assert_eq!((mean(report.tbt_ms), mean(report.tpot_ms)), (20.0, 5.0));
+        assert_eq!((report.tokens_per_chunk, mean(report.e2e_ms)), (Some(3.25), 660.0));
+    }
+
+    #[test]
+    fn with_a_token_a_chunk_mean_tbt_and_tpot_of_a_request_are_the_same() {
+        let report = Report::of(&[record(100, &[10, 20, 60])], 500, 50);
+        assert_eq!(report.tbt_ms.unwrap().mean, report.tpot_ms.unwrap().mean);
+    }
+
+    #[test]
+    fn what_was_not_seen_has_no_figure() {
+        let report = Report::of(&[record(100, &[])], 500, 50);
+        assert_eq!((report.tbt_ms, report.tpot_ms, report.tbt_attainment), (None, None, None));
+        let text = report.to_string();
+        assert!(text.contains("TBT         no sample") && text.contains("TBT by none of gaps"), "{text}");
+    }
+
+    #[test]
+    fn without_an_answer_there_is_no_table() {
+        let failed = |error: &str, ended| {
+            let (error, ended) = (Some(error.into()), Duration::from_millis(ended));
+            Record { error, ended, ..Record::default() }
+        };
+        let report = Report::of(&[failed("a", 9), failed("b", 3), failed("a", 5)], 500, 50);
+        assert_eq!(report.first_error.as_deref(), Some("b"));
+        let lines = report.to_string();
+        let lines: Vec<_> = lines.lines().skip(1).collect();
+        assert_eq!(lines[..2], ["  2 x a", "  1 x b"]);
+        assert!(
+            lines.len() == 3
+                && lines[2].starts_with("nothing succeeded")
+                && lines[2].ends_with("first error: b"),
+            "{lines:?}"
+        );
     }
 
     #[test]
