@@ -21,6 +21,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::run::Interrupted;
 use crate::workspace::Workspace;
 
 /// Check, generate and test Sluice.
@@ -69,7 +70,7 @@ fn main() -> ExitCode {
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("xtask: {error:#}");
-            ExitCode::FAILURE
+            Interrupted::status_of(&error).map_or(ExitCode::FAILURE, ExitCode::from)
         }
     }
 }

@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -22,30 +22,69 @@ const LOOK: Duration = Duration::from_millis(20);
 /// For a child that was asked to end; draining takes a few seconds.
 const END_LIMIT: Duration = Duration::from_secs(20);
 
-/// Whether SIGINT or SIGTERM has come.
+/// A signal asked us to end. As an exit status this is 128 and the signal's number, as shells have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interrupted {
+    /// SIGINT, SIGTERM or SIGHUP.
+    signal: i32,
+}
+
+impl Interrupted {
+    /// The status to end with, for an error that has one of these among its causes.
+    pub fn status_of(error: &anyhow::Error) -> Option<u8> {
+        let interrupted = error.chain().find_map(|cause| cause.downcast_ref::<Interrupted>())?;
+        u8::try_from(status(interrupted.signal)).ok()
+    }
+}
+
+impl std::fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+const fn status(signal: i32) -> i32 {
+    128 + signal
+}
+
+/// Which signal has come, if any has.
 #[derive(Clone, Debug, Default)]
-pub struct Stop(Arc<AtomicBool>);
+pub struct Stop {
+    came: Arc<AtomicBool>,
+    /// Its number; 0 before it came.
+    signal: Arc<AtomicUsize>,
+}
 
 impl Stop {
-    /// Takes over these signals, and that of a terminal that goes. The first one is seen by [`Stop::check`], a second one ends the process at once.
+    /// Takes over SIGINT, SIGTERM and SIGHUP, that of a terminal that goes. The first one is seen by [`Stop::check`], a
+    /// second one ends the process at once.
     pub fn on_signals() -> Result<Stop> {
         let stop = Stop::default();
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop.0)).context("signals")?;
-            flag::register(signal, Arc::clone(&stop.0)).context("signals")?;
+            let number = usize::try_from(signal).context("signals")?;
+            // In the order in which they are carried out: whoever sees that one came can read which.
+            flag::register_conditional_shutdown(signal, status(signal), Arc::clone(&stop.came))
+                .context("signals")?;
+            flag::register_usize(signal, Arc::clone(&stop.signal), number).context("signals")?;
+            flag::register(signal, Arc::clone(&stop.came)).context("signals")?;
         }
         Ok(stop)
     }
 
     /// Whether one has come.
     pub fn requested(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.came.load(Ordering::Acquire)
     }
 
     /// An error if one has come, so that everything on the way out is cleaned up.
-    pub fn check(&self) -> Result<()> {
-        ensure!(!self.requested(), "interrupted");
-        Ok(())
+    pub fn check(&self) -> Result<(), Interrupted> {
+        if !self.requested() {
+            return Ok(());
+        }
+        let signal = i32::try_from(self.signal.load(Ordering::Acquire));
+        Err(Interrupted { signal: signal.expect("numbers of signals are small") })
     }
 }
 
@@ -156,6 +195,7 @@ impl Drop for Scratch {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader};
     use std::path::Path;
 
     use super::*;
@@ -184,12 +224,79 @@ mod tests {
         let grandchild = String::from_utf8(line).unwrap();
         assert!(Path::new("/proc").join(grandchild).exists());
         let stop = Stop::default();
-        stop.0.store(true, Ordering::Relaxed);
-        assert_eq!(group.wait(&stop).unwrap_err().to_string(), "interrupted");
+        stop.signal.store(15, Ordering::Relaxed);
+        stop.came.store(true, Ordering::Relaxed);
+        let error = group.wait(&stop).context("a child").unwrap_err();
+        assert_eq!(
+            (format!("{error:#}").as_str(), Interrupted::status_of(&error)),
+            ("a child: interrupted", Some(143))
+        );
         let mut stdout = group.child().stdout.take().unwrap();
         drop(group);
         // The pipe ends when the last process that holds it does.
         assert_eq!(stdout.read(&mut byte).unwrap(), 0);
+    }
+
+    #[test]
+    fn other_errors_name_no_signal() {
+        assert_eq!(Interrupted::status_of(&anyhow::anyhow!("interrupted")), None);
+    }
+
+    /// Waits for a signal, says so, and with `LINGER` set is slow to end; as `main` would end it.
+    #[test]
+    #[ignore = "the process that the next test signals"]
+    fn a_process_that_waits_for_a_signal() {
+        let stop = Stop::on_signals().unwrap();
+        eprintln!("waiting");
+        let error = loop {
+            match stop.check() {
+                Ok(()) => std::thread::sleep(LOOK),
+                Err(interrupted) => break anyhow::Error::from(interrupted),
+            }
+        };
+        if std::env::var_os(LINGER).is_some() {
+            eprintln!("lingering");
+            loop {
+                std::thread::park();
+            }
+        }
+        std::process::exit(Interrupted::status_of(&error).unwrap().into());
+    }
+
+    const LINGER: &str = "SLUICE_TEST_LINGER";
+
+    /// That process, each of `signals` sent when it has said the word beside it; returns its exit status.
+    fn signalled(signals: &[(&str, Signal)]) -> Option<i32> {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args([
+            "--exact",
+            "run::tests::a_process_that_waits_for_a_signal",
+            "--ignored",
+            "--nocapture",
+        ]);
+        if signals.len() > 1 {
+            command.env(LINGER, "1");
+        }
+        let mut group = Group::spawn(command.stdout(Stdio::null()).stderr(Stdio::piped())).unwrap();
+        let mut lines =
+            BufReader::new(group.child().stderr.take().unwrap()).lines().map(|line| line.unwrap());
+        for (word, signal) in signals {
+            assert!(lines.any(|line| line.ends_with(word)), "it never said `{word}`");
+            group.signal(*signal);
+        }
+        group.wait(&Stop::default()).unwrap().code()
+    }
+
+    #[test]
+    fn an_interrupted_run_ends_with_128_and_the_signal() {
+        for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+            assert_eq!(signalled(&[("waiting", signal)]), Some(status), "{signal:?}");
+        }
+    }
+
+    #[test]
+    fn a_second_signal_ends_at_once_with_its_own_status() {
+        assert_eq!(signalled(&[("waiting", Signal::INT), ("lingering", Signal::TERM)]), Some(143));
     }
 
     #[test]
