@@ -24,3 +24,9 @@ mod leaves {
     mod step_model;
     mod ticks;
 }
+
+/// Tests of what tenants of one GPU decide about each other.
+mod neighbours {
+    mod share;
+    mod victim;
+}

@@ -1,0 +1,12 @@
+//! What tenants of one GPU decide about each other: shares, victims, grants, turns, waking (DESIGN 6 and 8; the protocol is
+//! in `docs/neighbours.md`).
+//!
+//! Pure like the rest of the crate. Nothing here reads the ledger file or sends a message: the caller does both and says
+//! what came of it. All memory is counted in chunks, whose size is a property of the GPU and so the same for all of them.
+
+pub mod share;
+pub mod victim;
+
+/// A participant of the neighbourhood: the number of its record in the ledger file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Peer(pub u16);

@@ -1,0 +1,131 @@
+//! Whom to ask for memory (Oneiros 5.2): inactive before active, lowest priority, then the directive's rule. The asked one
+//! decides again from its own state, so this order may be stale and never wrong.
+//!
+//! Under turns in a circle the one used last is the one needed last, so most recently used is Belady's choice and least
+//! recently used its opposite.
+
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+
+use super::Peer;
+use crate::ids::Nanos;
+
+/// Order among neighbours of the same activity and priority.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rule {
+    /// Whose next use is furthest away. Who waits for no turn is before who waits, who waits at the end of the line before
+    /// who waits in front; without a line, and among equals, who was used last.
+    #[default]
+    MostRecentlyUsed,
+    /// Who was used longest ago, whatever the line says: Oneiros' comparison.
+    LeastRecentlyUsed,
+    /// As the directive lists them.
+    FixedOrder,
+}
+
+/// What a neighbour says of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Live {
+    /// Holds the turn (`Temporal`) or has requests (`Spatial`).
+    pub active: bool,
+    /// End of its last step; of its start, where it ran none.
+    pub last_used: Nanos,
+    /// Since when its weights are as they are: it woke, or a layer came back.
+    pub resident_since: Nanos,
+    /// What it could give now without going below its floor.
+    pub lendable_chunks: u32,
+    /// How many get the turn before it does; none where it does not wait for one.
+    pub queue_place: Option<u32>,
+}
+
+/// A neighbour as the asker sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Neighbour {
+    /// Who.
+    pub peer: Peer,
+    /// From the directive, higher is more important.
+    pub priority: i32,
+    /// Whether it can be asked at all.
+    pub reachable: bool,
+    /// None where its state could not be read, or is too old to be believed.
+    pub live: Option<Live>,
+}
+
+/// Who asks, and by which rule.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asker<'a> {
+    /// Its priority. An active neighbour above it is never asked.
+    pub priority: i32,
+    /// What it needs.
+    pub need_chunks: u32,
+    /// The directive's rule.
+    pub rule: Rule,
+    /// The directive's list: the order of [`Rule::FixedOrder`], and of neighbours without live state.
+    pub order: &'a [Peer],
+    /// A neighbour gives nothing sooner after its weights came back, nanoseconds.
+    pub min_residence_ns: u64,
+}
+
+/// One neighbour to ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Victim {
+    /// Who.
+    pub peer: Peer,
+    /// For how much.
+    pub chunks: u32,
+}
+
+/// Whom to ask, first victim first, each for what those before it leave open, until the need is covered or nobody is left.
+/// Neighbours without live state come last, in the directive's order, and each of them is asked for all that the others
+/// leave open, since what it could give is unknown: the caller stops when it has enough. Those not on the list are not asked.
+pub fn order(neighbours: &[Neighbour], asker: &Asker<'_>, now: Nanos) -> Vec<Victim> {
+    let mut known: Vec<(Neighbour, Live)> = feasible(neighbours, asker, now).collect();
+    known.sort_unstable_by_key(|(neighbour, live)| rank(neighbour, live, asker));
+    let mut open = asker.need_chunks;
+    let mut victims = Vec::new();
+    for (neighbour, live) in known {
+        let chunks = live.lendable_chunks.min(open);
+        open -= chunks;
+        victims.push(Victim { peer: neighbour.peer, chunks });
+    }
+    victims.extend(unknown(neighbours, asker.order).map(|peer| Victim { peer, chunks: open }));
+    victims.retain(|victim| victim.chunks > 0);
+    victims
+}
+
+fn feasible(
+    neighbours: &[Neighbour],
+    asker: &Asker<'_>,
+    now: Nanos,
+) -> impl Iterator<Item = (Neighbour, Live)> {
+    let known = neighbours.iter().filter(|neighbour| neighbour.reachable);
+    known.filter_map(|neighbour| Some((*neighbour, neighbour.live?))).filter(move |(neighbour, live)| {
+        let settled = now.since(live.resident_since) >= asker.min_residence_ns;
+        let spared = live.active && neighbour.priority > asker.priority;
+        live.lendable_chunks > 0 && settled && !spared
+    })
+}
+
+/// Lowest first: activity, priority, the rule in up to two parts, the number of the record.
+type Rank = (bool, i32, Reverse<u64>, Reverse<u64>, Peer);
+
+fn rank(neighbour: &Neighbour, live: &Live, asker: &Asker<'_>) -> Rank {
+    let used = live.last_used.0;
+    let (first, second) = match asker.rule {
+        Rule::MostRecentlyUsed => (live.queue_place.map_or(u64::MAX, u64::from), used),
+        Rule::LeastRecentlyUsed => (u64::MAX - used, 0),
+        Rule::FixedOrder => (u64::MAX - listed(asker.order, neighbour.peer), 0),
+    };
+    (live.active, neighbour.priority, Reverse(first), Reverse(second), neighbour.peer)
+}
+
+/// Place on the list; behind all others for who is not on it.
+fn listed(order: &[Peer], peer: Peer) -> u64 {
+    order.iter().position(|listed| *listed == peer).unwrap_or(order.len()) as u64
+}
+
+fn unknown(neighbours: &[Neighbour], order: &[Peer]) -> impl Iterator<Item = Peer> {
+    let silent =
+        |peer: &&Peer| neighbours.iter().any(|n| n.peer == **peer && n.reachable && n.live.is_none());
+    order.iter().filter(silent).copied()
+}

@@ -1,0 +1,260 @@
+//! Whom to ask, and whether the rule is the right one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use sluice_policy::ids::Nanos;
+use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::victim::{Asker, Live, Neighbour, Rule, Victim, order};
+
+const NOW: Nanos = Nanos(1_000_000);
+
+fn live(last_used: u64, lendable_chunks: u32) -> Live {
+    Live { last_used: Nanos(last_used), lendable_chunks, ..Live::default() }
+}
+
+fn neighbour(peer: u16, priority: i32, live: Live) -> Neighbour {
+    Neighbour { peer: Peer(peer), priority, reachable: true, live: Some(live) }
+}
+
+fn asker(need_chunks: u32) -> Asker<'static> {
+    Asker { priority: 100, need_chunks, ..Asker::default() }
+}
+
+fn peers(neighbours: &[Neighbour], asker: &Asker<'_>) -> Vec<u16> {
+    order(neighbours, asker, NOW).iter().map(|victim| victim.peer.0).collect()
+}
+
+#[test]
+fn inactive_comes_before_active_then_the_lowest_priority_then_the_last_used() {
+    let active = Live { active: true, ..live(999, 5) };
+    let all = [
+        neighbour(1, 0, active),
+        neighbour(2, 100, live(50, 5)),
+        neighbour(3, 50, live(10, 5)),
+        neighbour(4, 50, live(20, 5)),
+        neighbour(5, 200, live(900, 5)),
+    ];
+    assert_eq!(peers(&all, &asker(1000)), [4, 3, 2, 5, 1]);
+}
+
+#[test]
+fn the_rule_decides_among_equals() {
+    let all = [neighbour(1, 0, live(30, 5)), neighbour(2, 0, live(10, 5)), neighbour(3, 0, live(20, 5))];
+    let by = |rule| peers(&all, &Asker { rule, order: &[Peer(3), Peer(1)], ..asker(1000) });
+    assert_eq!(by(Rule::MostRecentlyUsed), [1, 3, 2]);
+    assert_eq!(by(Rule::LeastRecentlyUsed), [2, 3, 1]);
+    assert_eq!(by(Rule::FixedOrder), [3, 1, 2], "who is not on the list comes last");
+}
+
+#[test]
+fn the_end_of_the_line_lends_before_its_front_and_who_does_not_wait_before_both() {
+    let waits = |place| Live { queue_place: Some(place), ..live(500, 5) };
+    let all = [
+        neighbour(1, 0, waits(0)),
+        neighbour(2, 0, waits(2)),
+        neighbour(3, 0, live(10, 5)),
+        neighbour(4, 0, waits(1)),
+    ];
+    assert_eq!(peers(&all, &asker(1000)), [3, 2, 4, 1]);
+}
+
+#[test]
+fn each_is_asked_for_what_the_others_leave_open() {
+    let all = [neighbour(1, 0, live(30, 5)), neighbour(2, 0, live(20, 5)), neighbour(3, 0, live(10, 5))];
+    let expected = [Victim { peer: Peer(1), chunks: 5 }, Victim { peer: Peer(2), chunks: 2 }];
+    assert_eq!(order(&all, &asker(7), NOW), expected);
+    assert_eq!(order(&all, &asker(0), NOW), []);
+}
+
+#[test]
+fn who_cannot_lend_or_just_came_back_or_cannot_be_reached_is_not_asked() {
+    let fresh = Live { resident_since: Nanos(NOW.0 - 499), ..live(30, 5) };
+    let old_enough = Live { resident_since: Nanos(NOW.0 - 500), ..live(20, 5) };
+    let all = [
+        neighbour(1, 0, live(40, 0)),
+        neighbour(2, 0, fresh),
+        neighbour(3, 0, old_enough),
+        Neighbour { reachable: false, ..neighbour(4, 0, live(10, 5)) },
+    ];
+    assert_eq!(peers(&all, &Asker { min_residence_ns: 500, ..asker(1000) }), [3]);
+}
+
+#[test]
+fn a_higher_priority_is_asked_while_inactive_and_never_while_active() {
+    let active = Live { active: true, ..live(40, 5) };
+    let all = [neighbour(1, 101, active), neighbour(2, 100, active), neighbour(3, 101, live(1, 5))];
+    assert_eq!(peers(&all, &asker(1000)), [3, 2]);
+}
+
+#[test]
+fn without_live_state_the_directives_order_stands_in() {
+    let silent = |peer| Neighbour { peer: Peer(peer), priority: 0, reachable: true, live: None };
+    let all = [
+        silent(1),
+        silent(2),
+        Neighbour { reachable: false, ..silent(3) },
+        silent(9),
+        neighbour(4, 0, live(1, 5)),
+    ];
+    let asker = Asker { order: &[Peer(3), Peer(2), Peer(4), Peer(1)], ..asker(8) };
+    let ask = |peer, chunks| Victim { peer: Peer(peer), chunks };
+    assert_eq!(order(&all, &asker, NOW), [ask(4, 5), ask(2, 3), ask(1, 3)]);
+    assert_eq!(order(&all, &Asker { need_chunks: 5, ..asker }, NOW), [ask(4, 5)]);
+}
+
+/// Turns in a circle over models of which only some fit: each turn needs its own model, loads it where it is missing and
+/// takes the memory of the victim that the rule names.
+struct Circle {
+    models: u16,
+    fitting: usize,
+    turns: u64,
+}
+
+impl Circle {
+    fn at(&self, turn: u64) -> Peer {
+        Peer((turn % u64::from(self.models)) as u16)
+    }
+
+    /// Who gets the turn in how many turns after `turn`.
+    fn next_use(&self, turn: u64, peer: Peer) -> u64 {
+        (turn + 1..).find(|later| self.at(*later) == peer).expect("every model has its turn") - turn
+    }
+
+    fn loads(&self, mut victim: impl FnMut(u64, &BTreeMap<Peer, u64>) -> Peer) -> u64 {
+        let mut resident: BTreeMap<Peer, u64> = BTreeMap::new();
+        let mut loads = 0;
+        for turn in 0..self.turns {
+            let needed = self.at(turn);
+            if !resident.contains_key(&needed) {
+                loads += 1;
+                if resident.len() == self.fitting {
+                    let gives = victim(turn, &resident);
+                    resident.remove(&gives).expect("the victim is resident");
+                }
+            }
+            resident.insert(needed, turn);
+        }
+        loads
+    }
+
+    /// By the code under test. `in_line` says whether neighbours tell their place in the line of turns.
+    fn loads_by(&self, rule: Rule, in_line: bool) -> u64 {
+        self.loads(|turn, resident| {
+            let seen = |(peer, used): (&Peer, &u64)| {
+                let place = in_line.then(|| self.next_use(turn, *peer) as u32);
+                neighbour(peer.0, 0, Live { queue_place: place, ..live(*used, 1) })
+            };
+            let seen: Vec<Neighbour> = resident.iter().map(seen).collect();
+            order(&seen, &Asker { rule, ..asker(1) }, Nanos(turn))[0].peer
+        })
+    }
+
+    /// Belady: whose next use is furthest away.
+    fn loads_by_belady(&self) -> u64 {
+        self.loads(|turn, resident| {
+            *resident.keys().max_by_key(|peer| self.next_use(turn, **peer)).expect("somebody is resident")
+        })
+    }
+
+    /// The fewest loads of any choice of victims, by trying all.
+    fn fewest_loads(&self) -> u64 {
+        let mut states = BTreeMap::from([(BTreeSet::new(), 0_u64)]);
+        for turn in 0..self.turns {
+            let mut next: BTreeMap<BTreeSet<Peer>, u64> = BTreeMap::new();
+            for (resident, loads) in states {
+                for (after, cost) in self.choices(turn, &resident) {
+                    let best = next.entry(after).or_insert(u64::MAX);
+                    *best = (*best).min(loads + cost);
+                }
+            }
+            states = next;
+        }
+        states.into_values().min().expect("there is always a choice")
+    }
+
+    fn choices(&self, turn: u64, resident: &BTreeSet<Peer>) -> Vec<(BTreeSet<Peer>, u64)> {
+        let needed = self.at(turn);
+        let mut with = resident.clone();
+        if !with.insert(needed) {
+            return vec![(with, 0)];
+        }
+        if with.len() <= self.fitting {
+            return vec![(with, 1)];
+        }
+        let without = |gives: &Peer| with.iter().filter(|peer| *peer != gives).copied().collect();
+        resident.iter().map(|gives| (without(gives), 1)).collect()
+    }
+}
+
+fn circles() -> impl Iterator<Item = Circle> {
+    (2..=7)
+        .flat_map(|models| (1..usize::from(models)).map(move |fitting| Circle { models, fitting, turns: 60 }))
+}
+
+#[test]
+fn most_recently_used_loads_as_seldom_as_any_choice_can() {
+    for circle in circles() {
+        let fewest = circle.fewest_loads();
+        let edge = format!("{} models, {} fit", circle.models, circle.fitting);
+        assert_eq!(circle.loads_by_belady(), fewest, "{edge}");
+        for in_line in [false, true] {
+            assert_eq!(circle.loads_by(Rule::MostRecentlyUsed, in_line), fewest, "{edge}, line: {in_line}");
+        }
+    }
+}
+
+#[test]
+fn least_recently_used_loads_at_every_turn() {
+    for circle in circles() {
+        assert_eq!(circle.loads_by(Rule::LeastRecentlyUsed, true), circle.turns);
+    }
+}
+
+/// Of N models K fit: a load on (N - K) of N - 1 turns, where least recently used has one on every turn.
+#[test]
+fn with_five_models_of_which_four_fit_one_turn_in_four_loads() {
+    let circle = Circle { models: 5, fitting: 4, turns: 4 + 400 };
+    assert_eq!(circle.loads_by(Rule::MostRecentlyUsed, false), 4 + 100);
+    assert_eq!(circle.loads_by(Rule::LeastRecentlyUsed, false), 4 + 400);
+}
+
+fn any_neighbour() -> impl Strategy<Value = Neighbour> {
+    let live = (any::<bool>(), 0_u64..5, 0_u64..1000, 0_u32..6, proptest::option::of(0_u32..3));
+    let live = live.prop_map(|(active, last_used, since, lendable_chunks, queue_place)| Live {
+        active,
+        last_used: Nanos(last_used),
+        resident_since: Nanos(since),
+        lendable_chunks,
+        queue_place,
+    });
+    let state = (98_i32..103, any::<bool>(), proptest::option::weighted(0.8, live));
+    state.prop_map(|(priority, reachable, live)| Neighbour { peer: Peer(0), priority, reachable, live })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nobody_is_asked_twice_or_for_more_than_it_can_give(
+        all in proptest::collection::vec(any_neighbour(), 0..8),
+        need in 0_u32..20,
+        turn in 0_usize..8,
+    ) {
+        let number = |(at, one)| Neighbour { peer: Peer(at as u16), ..one };
+        let all: Vec<Neighbour> = all.into_iter().enumerate().map(number).collect();
+        let list: Vec<Peer> = (0..4).map(Peer).collect();
+        let asker = Asker { order: &list, min_residence_ns: 300, ..asker(need) };
+        let victims = order(&all, &asker, Nanos(1000));
+        let names: BTreeSet<Peer> = victims.iter().map(|victim| victim.peer).collect();
+        prop_assert_eq!(names.len(), victims.len());
+        let live = |victim: &Victim| all[victim.peer.0 as usize].live;
+        prop_assert!(victims.iter().all(|v| live(v).is_none_or(|live| v.chunks <= live.lendable_chunks)));
+        prop_assert!(victims.iter().all(|v| v.chunks > 0 && all[v.peer.0 as usize].reachable));
+        let covered: u32 = victims.iter().filter(|v| live(v).is_some()).map(|v| v.chunks).sum();
+        prop_assert!(covered <= need);
+        let mut turned = all.clone();
+        turned.rotate_left(if all.is_empty() { 0 } else { turn % all.len() });
+        prop_assert_eq!(order(&turned, &asker, Nanos(1000)), victims);
+    }
+}
