@@ -163,10 +163,46 @@ impl Default for LimitsConfig {
 pub struct ListenConfig {
     /// OpenAI API.
     pub serve: SocketAddr,
-    /// Admin: state. Token file in the runtime folder.
+    /// Admin: state, directive, grants. Without `admin_tls` for whoever shows a token: the one in the runtime folder
+    /// opens everything.
     pub admin: SocketAddr,
     /// Probes and a copy of the metrics.
     pub probes: SocketAddr,
+    /// Mutual TLS on the admin port; `None` = tokens. With it, tokens open nothing.
+    #[serde(default)]
+    pub admin_tls: Option<AdminTls>,
+    /// File with the token that the neighbours of one GPU share; opens grants and state to them, and is shown to them.
+    /// `None` = no neighbour has a token. Not used with `admin_tls`.
+    #[serde(default)]
+    pub neighbour_token_file: Option<PathBuf>,
+}
+
+/// Mutual TLS of the admin port, TLS 1.3. All files are PEM and are read again when they change.
+///
+/// One certificate serves both ends. As a server it is known by the DNS name `NAME.NAMESPACE.sidecar.sluice` of the
+/// tenant ([`admin_host`]); as a client by its role, a URI among its alternative names:
+///
+/// | URI | may |
+/// |---|---|
+/// | `spiffe://sluice/role/operator` | everything |
+/// | `spiffe://sluice/role/neighbour/CLAIM` | grants and state, if CLAIM is this sidecar's |
+/// | `spiffe://sluice/role/reader` | state |
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdminTls {
+    /// Certificate and the chain that its peers need.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Authorities whose certificates peers may show; more than one while one takes over from another.
+    pub client_ca: PathBuf,
+    /// Claim of the GPU, as the neighbours' certificates name it: letters, digits, `-`, `_` and `.`.
+    pub claim: String,
+}
+
+/// The name by which a tenant's sidecar is known to its peers on the admin port.
+pub fn admin_host(namespace: &str, name: &str) -> String {
+    format!("{name}.{namespace}.sidecar.sluice")
 }
 
 /// The engine process.

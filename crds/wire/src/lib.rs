@@ -1,10 +1,15 @@
-//! What crosses a process boundary as JSON: a sidecar's report of its state, and the file that tells it what to be.
+//! What crosses a process boundary as JSON: the file that tells a sidecar what to be, the directive that tells it how to
+//! get on with its neighbours, what neighbours ask of each other, and a sidecar's report of its state.
 //!
 //! Plain data and serde, and beside them how both sides of that boundary restart what dies. Units stand last in names: `_bytes`, `_ns`, `_permille`, `_at_unix_ms`.
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod directive;
+pub mod grants;
+pub mod message;
 pub mod restart;
 pub mod state;
 
+pub use directive::Directive;
 pub use state::State;

@@ -5,12 +5,17 @@
 //! is a new major, which an older reader refuses ([`State::from_json`]).
 
 mod figures;
+mod gpu;
 mod memory;
+mod neighbourhood;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::figures::{Figures, Percentiles, ReasonCount};
+pub use self::gpu::{GpuState, TenantReport};
 pub use self::memory::{KvState, MemoryState, Move, OwnerBytes};
+pub use self::neighbourhood::{Activity, Direction, GrantState, Neighbourhood, TurnState};
+use crate::message::{self, ReadError};
 
 /// Major of the message.
 pub const VERSION: u32 = 1;
@@ -56,6 +61,10 @@ pub struct State {
     pub engine: EngineState,
     /// The last memory events, oldest first; at most [`MAX_MOVES`].
     pub moves: Vec<Move>,
+    /// What it holds among its neighbours; `None` = alone on its GPU, or a writer from before there were any.
+    pub neighbourhood: Option<Neighbourhood>,
+    /// When it was last of use: by this, neighbours choose whom to ask.
+    pub activity: Activity,
 }
 
 impl Default for State {
@@ -78,51 +87,19 @@ impl Default for State {
             slo: SloState::default(),
             engine: EngineState::default(),
             moves: Vec::new(),
-        }
-    }
-}
-
-/// Why a message could not be read.
-#[derive(Debug)]
-pub enum ReadError {
-    /// No JSON, no `version`, or a field of another type.
-    Malformed(serde_json::Error),
-    /// A newer major than this reader knows.
-    NewerVersion(u32),
-}
-
-impl std::fmt::Display for ReadError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            ReadError::Malformed(error) => write!(f, "malformed state: {error}"),
-            ReadError::NewerVersion(version) => {
-                write!(f, "the state has version {version}, this reader knows up to {VERSION}: update it")
-            }
-        }
-    }
-}
-
-impl std::error::Error for ReadError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            ReadError::Malformed(error) => Some(error),
-            ReadError::NewerVersion(_) => None,
+            neighbourhood: None,
+            activity: Activity::default(),
         }
     }
 }
 
 impl State {
     /// Reads a message. The version is looked at first, so that a newer message is refused for being newer.
+    ///
+    /// # Errors
+    /// No JSON, a field of another type, a newer major.
     pub fn from_json(text: &[u8]) -> Result<State, ReadError> {
-        #[derive(Deserialize)]
-        struct Header {
-            version: u32,
-        }
-        let header: Header = serde_json::from_slice(text).map_err(ReadError::Malformed)?;
-        if header.version > VERSION {
-            return Err(ReadError::NewerVersion(header.version));
-        }
-        serde_json::from_slice(text).map_err(ReadError::Malformed)
+        message::read(text, VERSION)
     }
 }
 
@@ -150,7 +127,7 @@ pub enum Phase {
     Active,
     /// Has none.
     Idle,
-    /// Has given up its device memory.
+    /// Holds no chunk; KV of held requests and the prefix cache lie in host memory, requests are held.
     Hibernated,
     /// Was hibernated; memory and layers come back.
     Waking,

@@ -73,7 +73,7 @@ pub fn config(model: &Path, memory_bytes: u64, policy: &str) -> SidecarConfig {
         pacing: "Immediate".into(),
         limits: LimitsConfig { max_sequences: 8, max_step_tokens: 64, ..LimitsConfig::default() },
         api_keys_file: None,
-        listen: ListenConfig { serve: free, admin: free, probes: free },
+        listen: ListenConfig { serve: free, admin: free, probes: free, admin_tls: None, neighbour_token_file: None },
         runtime_dir: PathBuf::new(),
         engine: EngineConfig { spawn: None, threads: 2 },
         drain_seconds: 1,

@@ -1,0 +1,162 @@
+//! What `PUT /v1/directive` brings: the rule by which a tenant gets on with its neighbours, from whoever placed them.
+//!
+//! **Order.** A directive carries a [`Fence`]: the epoch of the leader that wrote it and a sequence within it. A sidecar
+//! takes only a higher pair than the one it has, so that a replayed or a late one, or one of a leader that was deposed,
+//! changes nothing.
+//!
+//! **Versions.** As [`message`](crate::message) says, with [`VERSION`] as major. All fields of the first version must be
+//! there; those that are added later have a default, which means what it was without them. A sidecar keeps a directive
+//! as it was received, so that a later version of it reads fields that this one ignored.
+
+mod check;
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::check::name;
+pub use self::check::{MAX_NAME_LENGTH, MAX_NEIGHBOURS};
+use crate::message::{self, ReadError};
+
+/// Major of the message.
+pub const VERSION: u32 = 1;
+
+/// How one tenant gets on with its neighbours.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Directive {
+    /// Major of this message, [`VERSION`].
+    pub version: u32,
+    /// Epoch of the leader that wrote it.
+    pub epoch: u64,
+    /// Rises with every directive of an epoch.
+    pub sequence: u64,
+    /// Named policy, as in `GpuPool.spec.policy`.
+    pub policy: String,
+    /// About the tenant that this is for.
+    pub tenant: TenantRule,
+    /// How the GPU is shared.
+    pub sharing: Sharing,
+    /// Whom to ask for memory first, among equals in activity and priority.
+    pub victim: VictimRule,
+    /// Who came back so short a time ago is not asked, milliseconds.
+    pub min_residence_ms: u32,
+    /// Time in which a borrower gives back what is revoked, milliseconds.
+    pub revoke_bound_ms: u32,
+    /// The other tenants of the GPU; never the one that this is for.
+    pub neighbours: Vec<Neighbour>,
+    /// Names of neighbours in the order in which to ask them while their live state cannot be had, from the idleness
+    /// that was reported last. Those that are missing come last.
+    pub fallback_order: Vec<String>,
+}
+
+/// Place of a directive among others: by epoch, then by sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Fence {
+    /// Epoch of the leader.
+    pub epoch: u64,
+    /// Sequence within the epoch.
+    pub sequence: u64,
+}
+
+impl std::fmt::Display for Fence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "({}, {})", self.epoch, self.sequence)
+    }
+}
+
+/// What a sidecar answers about the directive it has: with 200 after taking one, within the error of 409 after refusing
+/// one that is not newer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Current {
+    /// The directive in force.
+    pub current: Fence,
+}
+
+/// The part of a directive that is about its own tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantRule {
+    /// Higher is asked later and served earlier.
+    pub priority: i32,
+    /// Share of the layers that may be remapped, percent.
+    pub max_remapped_percent: u32,
+    /// Without a request for so long it gives up all device memory by itself, seconds; `None` = never.
+    pub hibernate_after_seconds: Option<u32>,
+    /// Without a request for so long it counts as idle, seconds.
+    pub idle_after_seconds: u32,
+}
+
+/// How a GPU is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Sharing {
+    /// One tenant at a time runs steps.
+    Temporal {
+        /// Who is next.
+        order: TurnOrder,
+        /// A turn is not given up sooner while there is work, milliseconds.
+        min_quantum_ms: u32,
+        /// A turn ends at the last boundary before this, if somebody waits, milliseconds.
+        max_quantum_ms: u32,
+    },
+    /// All run at once.
+    Spatial,
+    /// Each has a partition; nothing is traded.
+    Isolated,
+}
+
+/// Who gets the turn next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TurnOrder {
+    /// Whoever waits longest.
+    RoundRobin,
+    /// The highest priority, with ageing.
+    Priority,
+}
+
+/// Whom to ask for memory first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VictimRule {
+    /// Who ran last: under turns it is needed again last.
+    MostRecentlyUsed,
+    /// Who has not run for longest.
+    LeastRecentlyUsed,
+    /// As the neighbours stand in the directive.
+    FixedOrder,
+}
+
+/// Another tenant of the GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Neighbour {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name; no two neighbours share one.
+    pub name: String,
+    /// Uid of its pod; `None` = no cluster.
+    pub pod_uid: Option<String>,
+    /// Uid of the claim by which it has the GPU; `None` = no cluster.
+    pub claim_uid: Option<String>,
+    /// Its admin port.
+    pub admin: SocketAddr,
+    /// Its priority.
+    pub priority: i32,
+    /// What it may hold without asking anybody, bytes.
+    pub share_bytes: u64,
+    /// What it can never lend while it is not hibernated, bytes.
+    pub floor_bytes: u64,
+}
+
+impl Directive {
+    /// Reads a message and checks it whole. The version is looked at first.
+    ///
+    /// # Errors
+    /// No JSON, a newer major, or the first field that is not as it must be.
+    pub fn from_json(text: &[u8]) -> Result<Directive, ReadError> {
+        let directive: Directive = message::read(text, VERSION)?;
+        directive.check()?;
+        Ok(directive)
+    }
+
+    /// Its place among others.
+    pub fn fence(&self) -> Fence {
+        Fence { epoch: self.epoch, sequence: self.sequence }
+    }
+}

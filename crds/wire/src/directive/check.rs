@@ -1,0 +1,135 @@
+//! What must hold within a directive. The bounds are those of the CRDs.
+
+use std::collections::HashSet;
+use std::ops::RangeInclusive;
+
+use super::{Directive, Neighbour, Sharing, TenantRule};
+use crate::message::Invalid;
+
+/// Most neighbours.
+pub const MAX_NEIGHBOURS: usize = 64;
+/// Longest name, namespace, uid, or name of a policy, bytes.
+pub const MAX_NAME_LENGTH: usize = 63;
+
+const PERCENT: RangeInclusive<u32> = 0..=100;
+const IDLE_SECONDS: RangeInclusive<u32> = 1..=86_400;
+const HIBERNATE_SECONDS: RangeInclusive<u32> = 2..=604_800;
+const QUANTUM_MS: RangeInclusive<u32> = 1..=10_000;
+const RESIDENCE_MS: RangeInclusive<u32> = 0..=600_000;
+const REVOKE_MS: RangeInclusive<u32> = 1..=60_000;
+
+impl Directive {
+    /// Checks everything that can be checked without knowing the tenant.
+    ///
+    /// # Errors
+    /// The first field that is not as it must be.
+    pub fn check(&self) -> Result<(), Invalid> {
+        name("policy", &self.policy)?;
+        self.tenant.check()?;
+        self.sharing.check()?;
+        within("min_residence_ms", self.min_residence_ms, RESIDENCE_MS)?;
+        within("revoke_bound_ms", self.revoke_bound_ms, REVOKE_MS)?;
+        self.check_neighbours()?;
+        self.check_fallback()
+    }
+
+    fn check_neighbours(&self) -> Result<(), Invalid> {
+        let count = self.neighbours.len();
+        if count > MAX_NEIGHBOURS {
+            return Err(Invalid::new("neighbours", format!("{count} are more than {MAX_NEIGHBOURS}")));
+        }
+        let (mut names, mut addresses) = (HashSet::new(), HashSet::new());
+        for (index, neighbour) in self.neighbours.iter().enumerate() {
+            let at = format!("neighbours[{index}]");
+            neighbour.check(&at)?;
+            if !names.insert(&neighbour.name) {
+                return Err(Invalid::new(
+                    format!("{at}.name"),
+                    format!("`{}` is there twice", neighbour.name),
+                ));
+            }
+            if !addresses.insert(neighbour.admin) {
+                return Err(Invalid::new(
+                    format!("{at}.admin"),
+                    format!("{} is there twice", neighbour.admin),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_fallback(&self) -> Result<(), Invalid> {
+        let mut left: HashSet<_> = self.neighbours.iter().map(|neighbour| &neighbour.name).collect();
+        for (index, name) in self.fallback_order.iter().enumerate() {
+            if !left.remove(name) {
+                let problem = format!("`{name}` is no neighbour, or is there twice");
+                return Err(Invalid::new(format!("fallback_order[{index}]"), problem));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl TenantRule {
+    fn check(&self) -> Result<(), Invalid> {
+        within("tenant.max_remapped_percent", self.max_remapped_percent, PERCENT)?;
+        within("tenant.idle_after_seconds", self.idle_after_seconds, IDLE_SECONDS)?;
+        let Some(seconds) = self.hibernate_after_seconds else { return Ok(()) };
+        within("tenant.hibernate_after_seconds", seconds, HIBERNATE_SECONDS)?;
+        if seconds > self.idle_after_seconds {
+            return Ok(());
+        }
+        let problem = format!("{seconds} is not larger than idle_after_seconds, {}", self.idle_after_seconds);
+        Err(Invalid::new("tenant.hibernate_after_seconds", problem))
+    }
+}
+
+impl Sharing {
+    fn check(&self) -> Result<(), Invalid> {
+        let Sharing::Temporal { min_quantum_ms, max_quantum_ms, .. } = *self else { return Ok(()) };
+        within("sharing.Temporal.max_quantum_ms", max_quantum_ms, QUANTUM_MS)?;
+        within("sharing.Temporal.min_quantum_ms", min_quantum_ms, 1..=max_quantum_ms)
+    }
+}
+
+impl Neighbour {
+    fn check(&self, at: &str) -> Result<(), Invalid> {
+        name(&format!("{at}.namespace"), &self.namespace)?;
+        name(&format!("{at}.name"), &self.name)?;
+        for (field, uid) in [("pod_uid", &self.pod_uid), ("claim_uid", &self.claim_uid)] {
+            uid.as_deref().map_or(Ok(()), |uid| name(&format!("{at}.{field}"), uid))?;
+        }
+        if self.admin.port() == 0 || self.admin.ip().is_unspecified() {
+            return Err(Invalid::new(
+                format!("{at}.admin"),
+                format!("{} cannot be connected to", self.admin),
+            ));
+        }
+        if self.floor_bytes > self.share_bytes {
+            let problem =
+                format!("a share of {} bytes is below the floor, {}", self.share_bytes, self.floor_bytes);
+            return Err(Invalid::new(format!("{at}.share_bytes"), problem));
+        }
+        Ok(())
+    }
+}
+
+/// Names end in host names, paths and logs: letters, digits, `-`, `_` and `.`, beginning with a letter or digit.
+pub(crate) fn name(field: &str, value: &str) -> Result<(), Invalid> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let begins = value.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+    if begins && value.len() <= MAX_NAME_LENGTH && value.bytes().all(plain) {
+        return Ok(());
+    }
+    let problem = format!(
+        "{value:.80?} is no name: 1 to {MAX_NAME_LENGTH} letters, digits, `-`, `_` or `.`, the first a letter or digit"
+    );
+    Err(Invalid::new(field, problem))
+}
+
+fn within(field: &str, value: u32, bounds: RangeInclusive<u32>) -> Result<(), Invalid> {
+    if bounds.contains(&value) {
+        return Ok(());
+    }
+    Err(Invalid::new(field, format!("{value} is not within {} to {}", bounds.start(), bounds.end())))
+}

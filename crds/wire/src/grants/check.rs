@@ -1,0 +1,129 @@
+//! What must hold within a message about grants, and between a request and its answer.
+
+use super::{GrantAnswer, GrantRequest, Participant};
+use crate::directive;
+use crate::message::Invalid;
+
+/// Longest time to live, milliseconds: ten minutes.
+pub const MAX_TTL_MS: u64 = 600_000;
+/// Most grants in one message.
+pub const MAX_NONCES: usize = 256;
+
+impl GrantRequest {
+    /// Checks everything that can be checked without the ledger.
+    ///
+    /// # Errors
+    /// The first field that is not as it must be.
+    pub fn check(&self, chunk_bytes: u64) -> Result<(), Invalid> {
+        match self {
+            GrantRequest::Ask { borrower, nonce, bytes, ttl_ms } => {
+                participant("request.Ask.borrower", borrower)?;
+                not_zero("request.Ask.nonce", *nonce)?;
+                whole_chunks("request.Ask.bytes", *bytes, chunk_bytes)?;
+                time("request.Ask.ttl_ms", *ttl_ms)
+            }
+            GrantRequest::Renew { borrower, nonces: names, ttl_ms } => {
+                participant("request.Renew.borrower", borrower)?;
+                nonces("request.Renew.nonces", names, 1)?;
+                time("request.Renew.ttl_ms", *ttl_ms)
+            }
+            GrantRequest::Revoke { lender, nonce, bytes, why: _ } => {
+                participant("request.Revoke.lender", lender)?;
+                not_zero("request.Revoke.nonce", *nonce)?;
+                whole_chunks("request.Revoke.bytes", *bytes, chunk_bytes)
+            }
+            GrantRequest::Cancel { borrower, nonce } => {
+                participant("request.Cancel.borrower", borrower)?;
+                not_zero("request.Cancel.nonce", *nonce)
+            }
+        }
+    }
+}
+
+impl GrantAnswer {
+    /// Checks that this answers `request`.
+    ///
+    /// # Errors
+    /// The first field that is not as it must be.
+    pub fn check(&self, request: &GrantRequest, chunk_bytes: u64) -> Result<(), Invalid> {
+        use GrantAnswer::{Cancelled, Granted, Refused, Renewed, Returned, Returning};
+        match (self, request) {
+            (Refused { .. }, _) => Ok(()),
+            (
+                Granted { nonce, bytes, ttl_ms, lender },
+                GrantRequest::Ask { nonce: asked, bytes: most, .. },
+            ) => {
+                same("answer.Granted.nonce", *nonce, *asked)?;
+                part("answer.Granted.bytes", *bytes, *most, chunk_bytes)?;
+                time("answer.Granted.ttl_ms", *ttl_ms)?;
+                participant("answer.Granted.lender", lender)
+            }
+            (Renewed { nonces: names, ttl_ms }, GrantRequest::Renew { nonces: asked, .. }) => {
+                nonces("answer.Renewed.nonces", names, 0)?;
+                if let Some(other) = names.iter().find(|nonce| !asked.contains(nonce)) {
+                    return Err(Invalid::new("answer.Renewed.nonces", format!("{other} was not asked for")));
+                }
+                time("answer.Renewed.ttl_ms", *ttl_ms)
+            }
+            (
+                Returning { nonce, bytes, within_ms },
+                GrantRequest::Revoke { nonce: asked, bytes: most, .. },
+            ) => {
+                same("answer.Returning.nonce", *nonce, *asked)?;
+                part("answer.Returning.bytes", *bytes, *most, chunk_bytes)?;
+                time("answer.Returning.within_ms", *within_ms)
+            }
+            (Returned { nonce, bytes }, GrantRequest::Revoke { nonce: asked, bytes: most, .. }) => {
+                same("answer.Returned.nonce", *nonce, *asked)?;
+                part("answer.Returned.bytes", *bytes, *most, chunk_bytes)
+            }
+            (Cancelled { nonce }, GrantRequest::Cancel { nonce: asked, .. }) => {
+                same("answer.Cancelled.nonce", *nonce, *asked)
+            }
+            _ => Err(Invalid::new("answer", "does not answer what was asked")),
+        }
+    }
+}
+
+fn participant(field: &str, participant: &Participant) -> Result<(), Invalid> {
+    directive::name(&format!("{field}.namespace"), &participant.namespace)?;
+    directive::name(&format!("{field}.name"), &participant.name)?;
+    not_zero(&format!("{field}.instance"), participant.instance)
+}
+
+fn not_zero(field: &str, value: u64) -> Result<(), Invalid> {
+    if value == 0 { Err(Invalid::new(field, "0 names nothing")) } else { Ok(()) }
+}
+
+fn same(field: &str, nonce: u64, asked: u64) -> Result<(), Invalid> {
+    if nonce == asked { Ok(()) } else { Err(Invalid::new(field, format!("{nonce} is not {asked}"))) }
+}
+
+fn whole_chunks(field: &str, bytes: u64, chunk_bytes: u64) -> Result<(), Invalid> {
+    if bytes > 0 && bytes.is_multiple_of(chunk_bytes) {
+        return Ok(());
+    }
+    Err(Invalid::new(field, format!("{bytes} bytes are no whole chunks of {chunk_bytes} bytes")))
+}
+
+fn part(field: &str, bytes: u64, most: u64, chunk_bytes: u64) -> Result<(), Invalid> {
+    whole_chunks(field, bytes, chunk_bytes)?;
+    if bytes <= most {
+        return Ok(());
+    }
+    Err(Invalid::new(field, format!("{bytes} bytes are more than the {most} that were asked for")))
+}
+
+fn nonces(field: &str, nonces: &[u64], least: usize) -> Result<(), Invalid> {
+    if !(least..=MAX_NONCES).contains(&nonces.len()) {
+        return Err(Invalid::new(field, format!("{} are not within {least} to {MAX_NONCES}", nonces.len())));
+    }
+    nonces.iter().try_for_each(|nonce| not_zero(field, *nonce))
+}
+
+fn time(field: &str, ms: u64) -> Result<(), Invalid> {
+    if (1..=MAX_TTL_MS).contains(&ms) {
+        return Ok(());
+    }
+    Err(Invalid::new(field, format!("{ms} ms are not within 1 to {MAX_TTL_MS}")))
+}

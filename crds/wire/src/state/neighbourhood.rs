@@ -1,0 +1,99 @@
+//! Neighbours in a state: what a tenant may hold and has lent, its turn, and when it was last of use.
+
+use serde::{Deserialize, Serialize};
+
+use super::Percentiles;
+
+/// A tenant among the neighbours of its GPU. `budget_bytes` = `share_bytes` + `borrowed_bytes` - `lent_bytes`, and
+/// `held_bytes` never exceeds it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Neighbourhood {
+    /// Nonce of this life of the tenant in the ledger file; 0 = not in it yet.
+    pub instance: u64,
+    /// What it may hold without asking anybody, bytes.
+    pub share_bytes: u64,
+    /// What it can never lend while it is not hibernated, bytes.
+    pub floor_bytes: u64,
+    /// What it may hold now, bytes.
+    pub budget_bytes: u64,
+    /// What it has reserved in the ledger file, bytes.
+    pub held_bytes: u64,
+    /// Lent to neighbours, bytes.
+    pub lent_bytes: u64,
+    /// Borrowed from neighbours, bytes.
+    pub borrowed_bytes: u64,
+    /// The grants behind both, oldest first.
+    pub grants: Vec<GrantState>,
+    /// Its turn; `None` = the GPU has none: all run at once.
+    pub turn: Option<TurnState>,
+}
+
+impl Neighbourhood {
+    /// Whether the budget is what share and grants make of it. Never true by wrap-around.
+    pub fn balances(&self) -> bool {
+        let has = self.share_bytes.checked_add(self.borrowed_bytes);
+        has.and_then(|has| has.checked_sub(self.lent_bytes)) == Some(self.budget_bytes)
+    }
+}
+
+/// One grant, as one of its two ends sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrantState {
+    /// Namespace of the tenant at the other end.
+    pub namespace: String,
+    /// Name of the tenant at the other end.
+    pub name: String,
+    /// Which end this is.
+    pub direction: Direction,
+    /// Name of the grant, given by its borrower.
+    pub nonce: u64,
+    /// Size, bytes.
+    pub bytes: u64,
+    /// Time to live, milliseconds from the moment of the state on; 0 = over, and the borrower vacates.
+    pub expires_in_ms: u64,
+}
+
+/// End of a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Direction {
+    /// This tenant lends.
+    Given,
+    /// This tenant borrows.
+    Taken,
+}
+
+/// A tenant's part in the turns of a GPU that is shared in time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TurnState {
+    /// Whether it may run steps now.
+    pub holds: bool,
+    /// Rises with every hand-over on this GPU.
+    pub epoch: u64,
+    /// Tickets in the line, its own included.
+    pub waiting: u32,
+    /// How long it has held the turn, all times together, ns.
+    pub held_ns_total: u64,
+    /// How often it was given the turn.
+    pub turns_total: u64,
+    /// Time from the predecessor's last step to its own first.
+    pub handover: Percentiles,
+    /// Time from its ticket to its turn.
+    pub wait: Percentiles,
+}
+
+/// When a tenant was last of use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Activity {
+    /// Since when it is inactive (no turn where turns are taken, else no request), milliseconds since the Unix epoch;
+    /// `None` = active.
+    pub inactive_since_unix_ms: Option<u64>,
+    /// When it last ran a step, milliseconds since the Unix epoch; `None` = never.
+    pub last_used_unix_ms: Option<u64>,
+    /// Since when all its weights are on the GPU, milliseconds since the Unix epoch; `None` = they are not.
+    pub resident_since_unix_ms: Option<u64>,
+    /// Weight layers that have left for neighbours: the last ones, so that it wakes front first.
+    pub absent_layers: u16,
+}

@@ -1,0 +1,257 @@
+//! The state message against its committed form: names, shapes, versions.
+
+use sluice_wire::message::ReadError;
+use sluice_wire::state::{
+    Activity, Direction, EngineState, Figures, GpuState, GrantState, KvState, MemoryState, Move,
+    Neighbourhood, OwnerBytes, Percentiles, Phase, Queue, ReasonCount, RemapState, Residency, SloState,
+    State, Streams, Tenant, TenantReport, TurnState, VERSION,
+};
+
+use super::golden;
+
+const GOLDEN: &str = include_str!("../golden/state-v1.json");
+/// As sidecars wrote it before they had neighbours.
+const FIRST: &str = include_str!("../golden/state-v1-first.json");
+const GPU: &str = include_str!("../golden/gpu-state-v1.json");
+
+fn figures() -> Figures {
+    let percentiles = |samples, p50_ns, p99_ns| Percentiles { samples, p50_ns, p99_ns };
+    Figures {
+        engine_tbt: percentiles(900, 8_100_000, 21_000_000),
+        delivered_tbt: percentiles(880, 50_000_000, 50_400_000),
+        ttft: percentiles(40, 120_000_000, 480_000_000),
+        prefill_tokens_total: 5120,
+        decode_tokens_total: 920,
+        recomputed_tokens_total: 16,
+        preemptions_total: 1,
+        steps_total: 610,
+        remap_events_total: vec![
+            ReasonCount { reason: "remap_own".into(), count: 2 },
+            ReasonCount { reason: "revert".into(), count: 1 },
+        ],
+        link_messages_total: 1248,
+        copied_bytes_total: 73_400_320,
+        link_bytes_per_second: Some(8_589_934_592),
+        t_transfer_ns: Some(30_517),
+        t_compute_ns: Some(4_069),
+        r_permille: Some(7_500),
+    }
+}
+
+fn memory() -> MemoryState {
+    MemoryState {
+        capacity_bytes: 100_663_296,
+        chunk_bytes: 65_536,
+        overhead_bytes: 0,
+        owners: OwnerBytes {
+            weights_global_bytes: 8_388_608,
+            weights_layers_bytes: 16_777_216,
+            slots_bytes: 8_388_608,
+            kv_bytes: 50_331_648,
+            activation_bytes: 12_582_912,
+            staging_bytes: 1_048_576,
+            earmarked_bytes: 0,
+            free_bytes: 3_145_728,
+        },
+    }
+}
+
+fn state() -> State {
+    State {
+        version: VERSION,
+        at_unix_ms: 1_764_000_060_000,
+        tenant: Tenant {
+            namespace: "default".into(),
+            name: "story".into(),
+            model: "story".into(),
+            gpu: "chat-0".into(),
+        },
+        phase: Phase::Active,
+        phase_since_unix_ms: 1_764_000_001_000,
+        idle_since_unix_ms: None,
+        policy: "Oneiros".into(),
+        remap: RemapState { alpha: 1, beta: 1, moving_layers: vec![1, 3], cap_layers: 2 },
+        layers: vec![
+            Residency::Resident,
+            Residency::Moving { slot: 0 },
+            Residency::Loading,
+            Residency::Moving { slot: 0 },
+        ],
+        memory: memory(),
+        kv: KvState {
+            blocks_total: 6144,
+            blocks_used: 4000,
+            blocks_cached: 1000,
+            blocks_free: 1144,
+            block_bytes: 8192,
+            draining_frames: 2,
+            fragmentation_permille: 35,
+            utilisation_permille: 651,
+        },
+        queue: Queue { waiting: 3, running: 8, preempted: 1 },
+        streams: Streams { open: 11, deposit_tokens: 42 },
+        figures: figures(),
+        slo: SloState {
+            ttft_target_ns: 2_000_000_000,
+            tbt_target_ns: 50_000_000,
+            window_seconds: 60,
+            allowed_miss_permille: 10,
+            ttft_attained_permille: Some(1000),
+            tbt_attained_permille: Some(996),
+        },
+        engine: EngineState {
+            pid: Some(4711),
+            restarts: 1,
+            attempt: 2,
+            up_since_unix_ms: Some(1_764_000_000_500),
+            failure: None,
+        },
+        moves: vec![Move {
+            at_unix_ms: 1_764_000_030_000,
+            reason: "remap_own".into(),
+            detail: "alpha 0 -> 1".into(),
+            layers: vec![1, 3],
+            bytes: 4_194_304,
+        }],
+        neighbourhood: Some(neighbourhood()),
+        activity: Activity {
+            inactive_since_unix_ms: Some(1_764_000_058_000),
+            last_used_unix_ms: Some(1_764_000_057_990),
+            resident_since_unix_ms: None,
+            absent_layers: 3,
+        },
+    }
+}
+
+fn neighbourhood() -> Neighbourhood {
+    let grant = |name: &str, direction, nonce, bytes| GrantState {
+        namespace: "default".into(),
+        name: name.into(),
+        direction,
+        nonce,
+        bytes,
+        expires_in_ms: 4_250,
+    };
+    Neighbourhood {
+        instance: 7_331,
+        share_bytes: 100_663_296,
+        floor_bytes: 33_554_432,
+        budget_bytes: 92_274_688,
+        held_bytes: 88_080_384,
+        lent_bytes: 12_582_912,
+        borrowed_bytes: 4_194_304,
+        grants: vec![
+            grant("code", Direction::Given, 41, 12_582_912),
+            grant("chat", Direction::Taken, u64::MAX, 4_194_304),
+        ],
+        turn: Some(TurnState {
+            holds: false,
+            epoch: 90_210,
+            waiting: 2,
+            held_ns_total: 31_000_000_000,
+            turns_total: 30_070,
+            handover: Percentiles { samples: 512, p50_ns: 18_000, p99_ns: 95_000 },
+            wait: Percentiles { samples: 512, p50_ns: 40_000_000, p99_ns: 101_000_000 },
+        }),
+    }
+}
+
+fn gpu_state() -> GpuState {
+    let unreachable = TenantReport::Unreachable {
+        namespace: "default".into(),
+        name: "code".into(),
+        reason: "no answer within 500 ms".into(),
+    };
+    let alone = State { tenant: Tenant { name: "chat".into(), ..Tenant::default() }, ..State::default() };
+    GpuState { version: VERSION, tenants: vec![TenantReport::State(Box::new(alone)), unreachable] }
+}
+
+#[test]
+fn the_message_is_written_as_committed() {
+    golden::written_as(&state(), GOLDEN);
+    golden::written_as(&gpu_state(), GPU);
+}
+
+#[test]
+fn a_message_of_an_older_writer_is_read_with_defaults_for_what_it_lacks() {
+    let older = State { neighbourhood: None, activity: Activity::default(), ..state() };
+    assert_eq!(State::from_json(FIRST.as_bytes()).expect("still readable"), older);
+}
+
+#[test]
+fn the_states_of_a_gpu_are_read_and_refused_by_their_version_like_one() {
+    assert_eq!(GpuState::from_json(GPU.as_bytes()).expect("golden"), gpu_state());
+    let added = golden::with(GPU, "/added", 1.into());
+    assert_eq!(GpuState::from_json(&added).expect("still readable"), gpu_state());
+    let newer = GpuState::from_json(&golden::with(GPU, "/version", 2.into())).expect_err("newer");
+    assert!(matches!(newer, ReadError::NewerVersion { version: 2, known: 1 }), "{newer}");
+}
+
+#[test]
+fn a_budget_is_share_and_grants() {
+    assert!(neighbourhood().balances());
+    assert!(!Neighbourhood { budget_bytes: 1, ..neighbourhood() }.balances());
+    assert!(!Neighbourhood { lent_bytes: u64::MAX, ..neighbourhood() }.balances());
+    assert!(!Neighbourhood { share_bytes: u64::MAX, ..neighbourhood() }.balances());
+}
+
+#[test]
+fn the_committed_message_is_read() {
+    assert_eq!(State::from_json(GOLDEN.as_bytes()).expect("golden"), state());
+}
+
+#[test]
+fn a_reader_ignores_fields_that_it_does_not_know() {
+    let mut value: serde_json::Value = serde_json::from_str(GOLDEN).expect("golden");
+    value["added"] = 1.into();
+    value["memory"]["owners"]["added"] = "x".into();
+    value["moves"][0]["added"] = true.into();
+    assert_eq!(State::from_json(value.to_string().as_bytes()).expect("still readable"), state());
+}
+
+#[test]
+fn a_reader_takes_defaults_for_fields_that_an_older_writer_lacks() {
+    let read = State::from_json(br#"{"version": 1, "queue": {"running": 2}}"#).expect("readable");
+    let expected = State { queue: Queue { running: 2, ..Queue::default() }, ..State::default() };
+    assert_eq!(read, expected);
+}
+
+#[test]
+fn a_higher_major_is_refused_even_when_it_has_another_shape() {
+    for text in
+        [GOLDEN.replacen("\"version\": 1", "\"version\": 2", 1), r#"{"version": 2, "layers": 7}"#.into()]
+    {
+        let error = State::from_json(text.as_bytes()).expect_err("newer");
+        assert!(matches!(error, ReadError::NewerVersion { version: 2, known: 1 }), "{error}");
+        assert!(error.to_string().contains("version 2"), "{error}");
+    }
+}
+
+#[test]
+fn a_message_without_version_or_with_broken_fields_is_refused_and_the_field_named() {
+    for text in ["", "{", "{\"version\": 1} x"] {
+        assert!(matches!(State::from_json(text.as_bytes()), Err(ReadError::Malformed(_))), "{text}");
+    }
+    for (text, field) in [
+        ("{}", "version"),
+        ("[]", "."),
+        ("{\"version\": \"1\"}", "version"),
+        ("{\"version\": 0}", "version"),
+        ("{\"version\": 1, \"layers\": [\"Lost\"]}", "layers[0]"),
+        ("{\"version\": 1, \"memory\": {\"chunk_bytes\": -1}}", "memory.chunk_bytes"),
+    ] {
+        let error = State::from_json(text.as_bytes()).expect_err(text);
+        assert!(matches!(&error, ReadError::Invalid(_)), "{text}: {error}");
+        assert_eq!(error.field(), Some(field), "{text}: {error}");
+    }
+}
+
+#[test]
+fn the_capacity_equation_is_checked() {
+    assert!(memory().balances());
+    let one_less = MemoryState { overhead_bytes: 1, ..memory() };
+    assert!(!one_less.balances());
+    let mut overflowing = memory();
+    overflowing.owners.free_bytes = u64::MAX;
+    assert!(!overflowing.balances());
+}
