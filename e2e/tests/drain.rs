@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tokio::net::TcpStream;
 
+use crate::support::http::Failure;
 use crate::support::tenant::{greedy, prompt};
 use crate::support::{World, eventually, slow};
 
@@ -56,7 +57,10 @@ async fn what_does_not_finish_within_the_time_to_drain_is_cut_and_everything_end
     stream.until_tokens(2).await;
     let begun = Instant::now();
     up.signal(Signal::TERM);
-    assert!(stream.finish().await.is_err(), "what was cut must not look whole");
+    match stream.finish().await {
+        Err(Failure::Event(event)) => assert_eq!(event["error"]["type"], "service_unavailable", "{event}"),
+        other => panic!("what was cut must say so, not {other:?}"),
+    }
     assert!(begun.elapsed() > Duration::from_millis(900), "it had its time: {:?}", begun.elapsed());
     let outcome = up.ended().await;
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());

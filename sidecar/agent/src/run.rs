@@ -21,7 +21,7 @@ use crate::args::Args;
 use crate::engine_child::EngineChild;
 use crate::gateway::Gateway;
 use crate::gateway::open::OpenRequests;
-use crate::gateway::serve::{Limits, serve};
+use crate::gateway::serve::{LAST_WORD, Limits, finish, serve};
 use crate::metrics::Metrics;
 use crate::room::{LoadError, Loaded, Loading, load};
 use crate::service::{Inbox, Message, Service, Status};
@@ -208,7 +208,7 @@ async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>)
     let gateway = Arc::new(gateway(loaded, service.clone(), metrics.clone())?);
     let (stop, stopping) = watch::channel(false);
     let drain = Duration::from_secs(u64::from(config.drain_seconds));
-    let limits = Limits { connections: config.limits.max_streams as usize + 1024, drain };
+    let limits = Limits { connections: config.limits.max_streams as usize + 1024, drain: drain + LAST_WORD };
     let small = Limits { connections: 64, drain: Duration::from_secs(1) };
     let admin = Admin { service: service.clone(), token };
     let admin = tokio::spawn(serve(sockets.admin, admin.router(), small, stopping.clone()));
@@ -219,10 +219,13 @@ async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>)
     tracing::info!("draining");
     // The receivers are tasks of this function; they are still there.
     let _ = stop.send(true);
-    let _ = tokio::join!(serving, admin, probes);
-    closed.store(true, Ordering::Relaxed);
-    ending.store(true, Ordering::Relaxed);
-    inbox.send(Message::Stop);
+    let cut = || {
+        closed.store(true, Ordering::Relaxed);
+        ending.store(true, Ordering::Relaxed);
+        // Every request that still runs is told so, and its client by its answer.
+        inbox.send(Message::Stop);
+    };
+    let _ = tokio::join!(finish(serving, drain, cut), admin, probes);
     let joined = tokio::task::spawn_blocking(move || room.join()).await;
     match (ended, joined) {
         (Ok(()), Ok(Err(_)) | Err(_)) => {

@@ -18,7 +18,7 @@ use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Sleep;
 use tower::ServiceExt;
 
@@ -26,6 +26,9 @@ use tower::ServiceExt;
 const BUFFER_BYTES: usize = 32 << 10;
 /// Pause after an accept that failed: descriptors or memory are short, and trying at once does not make more.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// For answers that were told to end to say why.
+pub const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// Limits of one socket.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +58,20 @@ impl Default for Patience {
 /// rest.
 pub async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: watch::Receiver<bool>) {
     serve_with(listener, router, limits, Patience::default(), stop).await;
+}
+
+/// Waits for the end of `serving`, which was told to stop. Answers still open after `drain` are ended by `cut`, which also
+/// runs when none is; whoever is served with a drain of [`LAST_WORD`] more hears why.
+pub async fn finish(mut serving: JoinHandle<()>, drain: Duration, cut: impl FnOnce()) {
+    let late = tokio::time::timeout(drain, &mut serving).await.is_err();
+    if late {
+        tracing::warn!("open answers are cut: the time to drain is over");
+    }
+    cut();
+    if late {
+        // A task that panicked serves nobody any more.
+        let _ = serving.await;
+    }
 }
 
 /// [`serve`] with another patience.

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
+use sluice_agent::gateway::serve::{LAST_WORD, finish};
 use sluice_agent::service::Status;
 use sluice_policy::deposit::Pacing;
 use sluice_scheduler::Finish;
@@ -90,6 +91,48 @@ async fn a_server_that_stops_finishes_open_streams_and_takes_nothing_new() {
         .await
         .expect("it ends with its last stream")
         .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_is_ended_after_the_time_to_drain_says_why() {
+    let (drain, pacing) = (Duration::from_millis(200), Pacing::Paced { interval_ns: 3_600_000_000_000 });
+    let world = World::start(Setup { drain: drain + LAST_WORD, pacing, ..Setup::default() }).await;
+    let mut stream = world.posted("/v1/completions", &json!({"prompt": "p", "stream": true})).await;
+    let streamed = world.scheduler.taken().await;
+    streamed.say("ab");
+    let mut whole = world.posted("/v1/completions", &json!({"prompt": "p"})).await;
+    let collected = world.scheduler.taken().await;
+    collected.say("a");
+    assert_eq!(stream.head().await.status, 200);
+    stream.next_event().await;
+    world.deposit(1).await;
+    let told = Instant::now();
+    world.stop.send(true).unwrap();
+    finish(world.serving, drain, || {
+        assert!(told.elapsed() >= drain);
+        streamed.finish(Finish::Cancelled);
+        // A scheduler that has gone says nothing.
+        drop(collected);
+    })
+    .await;
+    let events: Vec<_> = stream.events().await.into_iter().map(|(_, event)| event).collect();
+    let [token, error, done] = events.as_slice() else { panic!("{events:?}") };
+    assert!(token.contains("\"text\":\"b\""), "what the deposit held is not lost: {token}");
+    let error: Value = serde_json::from_str(error).unwrap();
+    assert_eq!(error["error"]["type"], "service_unavailable", "{error}");
+    assert_eq!(done, "[DONE]");
+    whole.answer().await.error(503, "service_unavailable", None, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_is_waited_for_when_all_answers_have_ended() {
+    let drain = Duration::from_secs(3600);
+    let world = World::start(Setup { drain, ..Setup::default() }).await;
+    world.stop.send(true).unwrap();
+    let mut cut = 0;
+    let finished = finish(world.serving, drain, || cut += 1);
+    tokio::time::timeout(PATIENCE, finished).await.expect("it ends at once");
+    assert_eq!(cut, 1, "the scheduler ends in any case");
 }
 
 #[tokio::test(flavor = "multi_thread")]
