@@ -98,6 +98,9 @@ struct WireStep {
     activation_limit_bytes: u64,
 }
 
+/// Room for the payload of a usual step or answer, so that it does not grow byte by byte.
+const USUAL_BYTES: usize = 1024;
+
 /// The payload of a message.
 pub(super) fn encode(message: &Message) -> Vec<u8> {
     match message {
@@ -145,7 +148,7 @@ pub(super) fn decode(kind: Kind, payload: &[u8]) -> Result<Message, Refusal> {
 
 fn bytes<T: Serialize>(value: &T) -> Vec<u8> {
     // Postcard fails only on sequences of unknown length, which no wire struct has.
-    postcard::to_allocvec(value).expect("a wire struct always encodes")
+    postcard::to_extend(value, Vec::with_capacity(USUAL_BYTES)).expect("a wire struct always encodes")
 }
 
 fn read<T: DeserializeOwned>(kind: Kind, payload: &[u8]) -> Result<T, Refusal> {
