@@ -7,6 +7,7 @@ mod faults;
 pub mod host;
 pub mod mapping;
 pub mod master;
+pub mod neighbourhood;
 pub mod pool;
 pub mod transfers;
 
@@ -14,5 +15,8 @@ pub use faults::Faults;
 pub use host::{AuditError, EnginePeer, HostError, HostMemory, HostOptions};
 pub use mapping::{Mapping, MappingError, Range, RangeSizes};
 pub use master::{Master, MasterCopy, MasterError, Slab};
+pub use neighbourhood::{
+    Identity, JoinError, LedgerError, Neighbourhood, OpenError, Peer, Seat, TurnLine, TurnOrder,
+};
 pub use pool::{Pool, PoolError};
 pub use transfers::{Gate, Notify};

@@ -6,6 +6,7 @@ mod conformance;
 mod copies;
 mod hand_over;
 mod mapping;
+mod neighbourhood;
 mod ordering;
 mod pool;
 mod world;

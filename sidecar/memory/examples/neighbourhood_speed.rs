@@ -1,0 +1,140 @@
+//! What the neighbourhood's files cost: the median of a reservation, of an acceptance and of a hand-over of the turn between
+//! two processes, with few neighbours and with a full house. `cargo run --release -p sluice-memory --example neighbourhood_speed`
+
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use sluice_memory::neighbourhood::{Identity, Neighbourhood, RECORDS, Seat, TurnOrder, this_boot};
+
+const ROUNDS: usize = 2_000;
+const CHUNK: u64 = 2 << 20;
+const CAPACITY: u64 = 80 << 30;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn main() -> Result<()> {
+    if let Some(folder) = std::env::args_os().nth(1) {
+        return partner(Path::new(&folder));
+    }
+    let folder = tempfile::tempdir()?;
+    println!("participants operation median_ns");
+    for participants in [2, RECORDS as usize] {
+        let neighbourhood = open(folder.path())?;
+        // The last place is the partner's.
+        let names = (1..participants).map(|at| format!("tenant-{at}"));
+        let seats: Vec<Seat> = names.map(|name| neighbourhood.join(&name, 0, 0)).collect::<Result<_, _>>()?;
+        let borrower = open(folder.path())?.join("borrower", 0, 0)?;
+        for seat in &seats {
+            seat.reserve(CHUNK)?;
+        }
+        let told = |operation: &str, median: u64| println!("{participants} {operation} {median}");
+        told("reserve and release", reserve(&seats[0])?);
+        told("reserve in vain", reserve_in_vain(&seats[0])?);
+        transfer(&seats[0], &borrower, told)?;
+        drop(borrower);
+        told("hand-over of the turn", hand_over(folder.path(), &seats[0])?);
+    }
+    Ok(())
+}
+
+fn open(folder: &Path) -> Result<Neighbourhood> {
+    let (capacity_bytes, chunk_bytes) = (CAPACITY, CHUNK);
+    let identity = Identity { boot_id: this_boot()?, claim_id: "speed".into(), capacity_bytes, chunk_bytes };
+    Ok(Neighbourhood::open(folder, &identity)?)
+}
+
+/// Nanoseconds of the median.
+fn median(mut times: Vec<Duration>) -> u64 {
+    times.sort_unstable();
+    times[times.len() / 2].as_nanos() as u64
+}
+
+fn reserve(seat: &Seat) -> Result<u64> {
+    let mut times = vec![];
+    for _ in 0..ROUNDS {
+        let begun = Instant::now();
+        seat.reserve(CHUNK)?;
+        seat.release(CHUNK);
+        times.push(begun.elapsed());
+    }
+    Ok(median(times))
+}
+
+/// The kernel is asked about everybody's life before memory is refused.
+fn reserve_in_vain(seat: &Seat) -> Result<u64> {
+    let mut times = vec![];
+    for _ in 0..ROUNDS {
+        let begun = Instant::now();
+        ensure!(seat.reserve(CAPACITY).is_err(), "the GPU is not empty");
+        times.push(begun.elapsed());
+    }
+    Ok(median(times))
+}
+
+fn transfer(lender: &Seat, borrower: &Seat, told: impl Fn(&str, u64)) -> Result<()> {
+    let (mut earmarks, mut accepts, mut clears) = (vec![], vec![], vec![]);
+    for nonce in 1..=ROUNDS as u64 {
+        lender.reserve(CHUNK)?;
+        let begun = Instant::now();
+        lender.earmark(&borrower.peer(), CHUNK, nonce)?;
+        earmarks.push(begun.elapsed());
+        let begun = Instant::now();
+        let bytes = borrower.accept(&lender.peer(), nonce)?;
+        accepts.push(begun.elapsed());
+        let begun = Instant::now();
+        lender.clear()?;
+        borrower.clear()?;
+        clears.push(begun.elapsed());
+        borrower.release(bytes);
+    }
+    told("earmark", median(earmarks));
+    told("accept", median(accepts));
+    told("clear, both sides", median(clears));
+    Ok(())
+}
+
+/// From a release here to the turn being had here again, over the partner that had it in between: two hand-overs.
+fn hand_over(folder: &Path, seat: &Seat) -> Result<u64> {
+    let mut child = Command::new(std::env::current_exe()?).arg(folder).spawn()?;
+    let result = ping_pong(seat, &mut child);
+    let _ = child.kill();
+    child.wait()?;
+    result
+}
+
+fn ping_pong(seat: &Seat, partner: &mut Child) -> Result<u64> {
+    let (turn, order) = (seat.turn(), TurnOrder::RoundRobin);
+    let mut times = vec![];
+    turn.request(0)?;
+    turn.take_within(order, PATIENCE)?.context("the first turn")?;
+    while turn.waiters()? == 0 {
+        ensure!(partner.try_wait()?.is_none(), "the partner ended");
+        std::thread::yield_now();
+    }
+    for _ in 0..ROUNDS {
+        let begun = Instant::now();
+        turn.release()?;
+        turn.request(0)?;
+        turn.take_within(order, PATIENCE)?.context("the turn comes back")?;
+        times.push(begun.elapsed() / 2);
+        // The partner asks again before it is given the turn again.
+        while turn.waiters()? == 0 {
+            std::hint::spin_loop();
+        }
+    }
+    turn.release()?;
+    Ok(median(times))
+}
+
+/// Gives the turn back as soon as it has it.
+fn partner(folder: &Path) -> Result<()> {
+    let seat = open(folder)?.join("partner", 0, 0)?;
+    loop {
+        seat.turn().request(0)?;
+        if seat.turn().take_within(TurnOrder::RoundRobin, PATIENCE)?.is_none() {
+            return Ok(());
+        }
+        seat.turn().release()?;
+    }
+}

@@ -1,0 +1,171 @@
+//! One participant's record, read by everybody and written by its owner.
+
+use super::layout::{RECORDS, TRANSFERS, record, record_start, text_at, text_words};
+use super::words::Words;
+
+/// A participant in one of its lives. A nonce of life is never reused, so whoever names a peer means that life only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Peer {
+    /// Its record.
+    pub index: u32,
+    /// The nonce of its life; never 0.
+    pub instance: u64,
+}
+
+/// An earmark as it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub slot: usize,
+    pub nonce: u64,
+    /// Instance of the borrower.
+    pub to: u64,
+    pub bytes: u64,
+}
+
+/// Record `index` of the mapped file.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record<'a> {
+    words: &'a Words,
+    start: usize,
+    pub index: u32,
+}
+
+/// All records, vacant ones too.
+pub(super) fn all(words: &Words) -> impl Iterator<Item = Record<'_>> {
+    (0..RECORDS).map(|index| Record::new(words, index))
+}
+
+/// The record of the life `instance`.
+pub(super) fn of_instance(words: &Words, instance: u64) -> Option<Record<'_>> {
+    all(words).find(|record| record.instance() == instance)
+}
+
+impl<'a> Record<'a> {
+    pub(super) fn new(words: &'a Words, index: u32) -> Record<'a> {
+        Record { words, start: record_start(index), index }
+    }
+
+    /// The word at `at` of [`record`].
+    pub(super) fn get(&self, at: usize) -> u64 {
+        self.words.load(self.start + at)
+    }
+
+    pub(super) fn set(&self, at: usize, value: u64) {
+        self.words.store(self.start + at, value);
+    }
+
+    pub(super) fn instance(&self) -> u64 {
+        self.get(record::INSTANCE)
+    }
+
+    pub(super) fn held(&self) -> u64 {
+        self.get(record::HELD)
+    }
+
+    pub(super) fn peer(&self) -> Peer {
+        Peer { index: self.index, instance: self.instance() }
+    }
+
+    pub(super) fn name(&self) -> String {
+        text_at(|at| self.get(at), record::NAME, record::NAME_BYTES).unwrap_or_default()
+    }
+
+    pub(super) fn set_name(&self, name: &str) {
+        for (at, word) in (record::NAME..).zip(text_words(name)) {
+            self.set(at, word);
+        }
+    }
+
+    pub(super) fn hold_more(&self, bytes: u64) {
+        self.words.add(self.start + record::HELD, bytes);
+    }
+
+    /// Panics when less is held: its owner gives back what it does not have.
+    pub(super) fn hold_less(&self, bytes: u64) {
+        if let Err(held) = self.words.subtract(self.start + record::HELD, bytes) {
+            panic!("{bytes} bytes are given back of {held} that are held");
+        }
+    }
+
+    /// Those that are written and not cleared.
+    pub(super) fn earmarks(&self) -> impl Iterator<Item = Entry> + use<'a> {
+        let record = *self;
+        (0..TRANSFERS).filter_map(move |slot| {
+            let at = earmark(slot);
+            // The nonce is read first: it was written last.
+            let nonce = Some(record.get(at)).filter(|nonce| *nonce != 0)?;
+            Some(Entry { slot, nonce, to: record.get(at + 1), bytes: record.get(at + 2) })
+        })
+    }
+
+    pub(super) fn earmark(&self, nonce: u64) -> Option<Entry> {
+        self.earmarks().find(|entry| entry.nonce == nonce)
+    }
+
+    pub(super) fn free_earmark(&self) -> Option<usize> {
+        (0..TRANSFERS).find(|slot| self.get(earmark(*slot)) == 0)
+    }
+
+    pub(super) fn write_earmark(&self, entry: Entry) {
+        let at = earmark(entry.slot);
+        self.set(at + 1, entry.to);
+        self.set(at + 2, entry.bytes);
+        self.set(at, entry.nonce);
+    }
+
+    pub(super) fn clear_earmark(&self, slot: usize) {
+        self.set(earmark(slot), 0);
+    }
+
+    /// Slot, nonce and instance of the lender of each earmark that was accepted.
+    pub(super) fn accepted(&self) -> impl Iterator<Item = (usize, u64, u64)> + use<'a> {
+        let record = *self;
+        (0..TRANSFERS).filter_map(move |slot| {
+            let nonce = Some(record.get(accepted(slot))).filter(|nonce| *nonce != 0)?;
+            Some((slot, nonce, record.get(accepted(slot) + 1)))
+        })
+    }
+
+    pub(super) fn has_accepted(&self, lender: u64, nonce: u64) -> bool {
+        self.accepted().any(|(_, of, from)| (of, from) == (nonce, lender))
+    }
+
+    pub(super) fn free_accepted(&self) -> Option<usize> {
+        (0..TRANSFERS).find(|slot| self.get(accepted(*slot)) == 0)
+    }
+
+    pub(super) fn write_accepted(&self, slot: usize, lender: u64, nonce: u64) {
+        self.set(accepted(slot) + 1, lender);
+        self.set(accepted(slot), nonce);
+    }
+
+    pub(super) fn forget_accepted(&self, slot: usize) {
+        self.set(accepted(slot), 0);
+    }
+
+    /// Makes the record of a dead participant vacant. The instance goes first: from then on nothing in it counts.
+    pub(super) fn wipe(&self) {
+        let fixed = [
+            record::INSTANCE,
+            record::HELD,
+            record::UNSETTLED,
+            record::FLOOR,
+            record::SHARE,
+            record::TICKET,
+            record::PRIORITY,
+            record::ASKED,
+        ];
+        let nonces = (0..TRANSFERS).flat_map(|slot| [earmark(slot), accepted(slot)]);
+        for at in fixed.into_iter().chain(nonces) {
+            self.words.settle(self.start + at, 0);
+        }
+    }
+}
+
+fn earmark(slot: usize) -> usize {
+    record::EARMARKS + slot * record::EARMARK_WORDS
+}
+
+fn accepted(slot: usize) -> usize {
+    record::ACCEPTED + slot * record::ACCEPTED_WORDS
+}

@@ -1,0 +1,176 @@
+//! A participant's own place in the neighbourhood.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use super::count::{LedgerAudit, Living, Participant, counted};
+use super::error::{JoinError, LedgerError, kernel};
+use super::guard::Shared;
+use super::layout::{RECORDS, header, record as word};
+use super::locks;
+use super::record::{self, Peer, Record};
+use super::turn::TurnLine;
+
+/// A record that is ours as long as the description lives that [`Seat::liveness`] shows.
+///
+/// Dropping the seat leaves what is held as it stands: an engine that has the description may still map it. The end
+/// of the last process that has it is what frees.
+#[derive(Debug)]
+pub struct Seat {
+    pub(super) shared: Arc<Shared>,
+    pub(super) peer: Peer,
+    /// Holds the byte of the record and, in its time, that of the turn.
+    pub(super) life: OwnedFd,
+    /// The epoch of the turn that is held; 0 = none.
+    pub(super) turn: AtomicU64,
+}
+
+impl Seat {
+    pub(super) fn join(
+        shared: &Arc<Shared>,
+        name: &str,
+        floor_bytes: u64,
+        share_bytes: u64,
+    ) -> Result<Seat, JoinError> {
+        check_name(name)?;
+        if share_bytes < floor_bytes {
+            return Err(JoinError::ShareBelowFloor { floor_bytes, share_bytes });
+        }
+        let life = locks::describe(shared.locks_path())
+            .map_err(|source| JoinError::Kernel { call: "open", source })?;
+        let _guard = shared.lock()?;
+        if !shared.is_current()? {
+            return Err(JoinError::Replaced);
+        }
+        admit(shared, name, floor_bytes, share_bytes)?;
+        let record = vacate(shared)?;
+        let taken = locks::try_lock(life.as_fd(), locks::life(record.index)).map_err(kernel("fcntl"))?;
+        assert!(taken, "records are taken under the guard alone");
+        let peer = Peer { index: record.index, instance: next_instance(shared) };
+        record.set_name(name);
+        record.set(word::FLOOR, floor_bytes);
+        record.set(word::SHARE, share_bytes);
+        record.set(word::INSTANCE, peer.instance);
+        Ok(Seat { shared: Arc::clone(shared), peer, life, turn: AtomicU64::new(0) })
+    }
+
+    /// How others name this life of the participant.
+    pub fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// The record.
+    pub fn index(&self) -> u32 {
+        self.peer.index
+    }
+
+    /// The nonce of this life.
+    pub fn instance(&self) -> u64 {
+        self.peer.instance
+    }
+
+    /// The description to pass to the engine: while one of both has it, the participant counts as living and keeps the
+    /// turn if it had it.
+    pub fn liveness(&self) -> BorrowedFd<'_> {
+        self.life.as_fd()
+    }
+
+    /// Bytes that are reserved.
+    pub fn held_bytes(&self) -> u64 {
+        self.record().held()
+    }
+
+    /// Reserves `bytes` more if they fit beside all that is counted.
+    pub fn reserve(&self, bytes: u64) -> Result<(), LedgerError> {
+        let unlocked = self.shared.words.faults.unlocked_reserve;
+        let _guard = if unlocked { None } else { Some(self.shared.lock()?) };
+        self.check_room(bytes)?;
+        self.record().hold_more(bytes);
+        Ok(())
+    }
+
+    /// Gives reserved bytes back, after the memory was released. Needs no lock. Panics when less is held.
+    pub fn release(&self, bytes: u64) {
+        self.record().hold_less(bytes);
+    }
+
+    /// As [`Neighbourhood::survey`](super::Neighbourhood::survey).
+    pub fn survey(&self) -> Result<Vec<Participant>, LedgerError> {
+        self.shared.survey()
+    }
+
+    /// As [`Neighbourhood::audit`](super::Neighbourhood::audit).
+    pub fn audit(&self) -> Result<LedgerAudit, LedgerError> {
+        self.shared.audit()
+    }
+
+    /// The line for the turn, from this participant's side.
+    pub fn turn(&self) -> TurnLine<'_> {
+        TurnLine::new(self)
+    }
+
+    pub(super) fn record(&self) -> Record<'_> {
+        self.shared.record(self.peer.index)
+    }
+
+    /// Asks the kernel who is dead only if the bytes do not fit beside everybody's.
+    pub(super) fn check_room(&self, asked: u64) -> Result<(), LedgerError> {
+        let (words, capacity) = (&self.shared.words, self.shared.capacity_bytes());
+        let fits = |counted: u64| counted.checked_add(asked).is_some_and(|sum| sum <= capacity);
+        if fits(counted(words, Living::ALL)) {
+            return Ok(());
+        }
+        let counted = counted(words, self.shared.living()?);
+        if fits(counted) { Ok(()) } else { Err(LedgerError::OutOfMemory { counted, capacity, asked }) }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        // Only a courtesy to those who wait behind: a ticket ends with its owner in any case.
+        let _ = self.turn().cancel();
+    }
+}
+
+fn check_name(name: &str) -> Result<(), JoinError> {
+    let (bytes, limit_bytes) = (name.len(), word::NAME_BYTES);
+    if bytes == 0 || bytes > limit_bytes {
+        return Err(JoinError::Name { bytes, limit_bytes });
+    }
+    Ok(())
+}
+
+/// Refuses whom the living leave no room or name for.
+fn admit(shared: &Shared, name: &str, floor: u64, share: u64) -> Result<(), JoinError> {
+    let living = shared.living()?;
+    if let Some(same) = living.records(&shared.words).find(|record| record.name() == name) {
+        return Err(JoinError::NameTaken { name: name.to_owned(), index: same.index });
+    }
+    let capacity = shared.capacity_bytes();
+    for (what, at, asked) in [("floor", word::FLOOR, floor), ("share", word::SHARE, share)] {
+        let taken = living.records(&shared.words).map(|record| record.get(at)).fold(0, u64::saturating_add);
+        if taken.checked_add(asked).is_none_or(|sum| sum > capacity) {
+            return Err(JoinError::Overcommitted { what, taken, asked, capacity });
+        }
+    }
+    Ok(())
+}
+
+/// A record without an owner. Its words are gone before it is locked, so that the dead never count again.
+fn vacate(shared: &Shared) -> Result<Record<'_>, JoinError> {
+    for record in record::all(&shared.words) {
+        if !shared.lives(record.index)? {
+            record.wipe();
+            return Ok(record);
+        }
+    }
+    Err(JoinError::Full { records: RECORDS })
+}
+
+/// Counted up before it is used, so that a death in between skips one and reuses none.
+fn next_instance(shared: &Shared) -> u64 {
+    let instance = shared.words.load(header::NEXT_INSTANCE);
+    shared.words.store(header::NEXT_INSTANCE, instance + 1);
+    instance
+}

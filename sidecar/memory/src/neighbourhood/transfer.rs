@@ -1,0 +1,125 @@
+//! Bytes on their way from a lender to a borrower.
+//!
+//! Each function writes in the order of the table in `docs/neighbours.md`, under the guard: nobody who lives sees the
+//! bytes counted twice. Who dies within leaves them counted twice as long as its engine lives, and `UNSETTLED` tells how many.
+
+use super::count::{EarmarkState, state};
+use super::error::LedgerError;
+use super::layout::{TRANSFERS, record as word};
+use super::record::{Entry, Peer, Record};
+use super::seat::Seat;
+
+/// What [`Seat::clear`] put away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cleared {
+    /// Own earmarks that their borrowers have accepted.
+    pub earmarks: usize,
+    /// Accepted nonces whose lenders have cleared the earmark, or are dead.
+    pub nonces: usize,
+}
+
+impl Seat {
+    /// Moves `bytes` that are held, and whose memory was released, to an earmark for `to`. `nonce` is not 0, and
+    /// new for this life.
+    pub fn earmark(&self, to: &Peer, bytes: u64, nonce: u64) -> Result<(), LedgerError> {
+        let unlocked = self.shared.words.faults.subtract_first;
+        let _guard = if unlocked { None } else { Some(self.shared.lock()?) };
+        let record = self.record();
+        if record.held() < bytes {
+            return Err(LedgerError::NotHeld { held: record.held(), asked: bytes });
+        }
+        let borrower = self.living_peer(to)?;
+        let used = record.earmark(nonce).is_some() || borrower.has_accepted(self.instance(), nonce);
+        if nonce == 0 || used || to.instance == self.instance() {
+            return Err(LedgerError::Nonce { nonce });
+        }
+        let slot = record.free_earmark().ok_or(LedgerError::TooMany { limit: TRANSFERS })?;
+        self.write_earmark(Entry { slot, nonce, to: to.instance, bytes });
+        Ok(())
+    }
+
+    fn write_earmark(&self, entry: Entry) {
+        let (record, faults) = (self.record(), &self.shared.words.faults);
+        if faults.subtract_first {
+            record.hold_less(entry.bytes);
+            return record.write_earmark(entry);
+        }
+        record.set(word::UNSETTLED, entry.bytes);
+        if !faults.lose_earmark {
+            record.write_earmark(entry);
+        }
+        record.hold_less(entry.bytes);
+        record.set(word::UNSETTLED, 0);
+    }
+
+    /// Takes over the earmark of `from` and returns its bytes, which are held from now on.
+    pub fn accept(&self, from: &Peer, nonce: u64) -> Result<u64, LedgerError> {
+        let _guard = self.shared.lock()?;
+        let record = self.record();
+        if record.has_accepted(from.instance, nonce) {
+            return Err(LedgerError::Accepted { nonce });
+        }
+        // What a dead lender had earmarked is not counted any more: it may be somebody else's by now.
+        let lender = self.living_peer(from)?;
+        let found = lender.earmark(nonce).filter(|entry| entry.to == self.instance());
+        let entry = found.ok_or(LedgerError::NoEarmark { nonce })?;
+        let slot = record.free_accepted().ok_or(LedgerError::TooMany { limit: TRANSFERS })?;
+        record.set(word::UNSETTLED, entry.bytes);
+        record.hold_more(entry.bytes);
+        record.write_accepted(slot, from.instance, nonce);
+        record.set(word::UNSETTLED, 0);
+        Ok(entry.bytes)
+    }
+
+    /// Takes back an earmark that was not accepted and returns its bytes, which are held again. Those of a dead
+    /// borrower are not counted, so they have to fit.
+    pub fn take_back(&self, nonce: u64) -> Result<u64, LedgerError> {
+        let _guard = self.shared.lock()?;
+        let record = self.record();
+        let entry = record.earmark(nonce).ok_or(LedgerError::NoEarmark { nonce })?;
+        match state(&self.shared.words, self.instance(), &entry, self.shared.living()?) {
+            EarmarkState::Accepted => return Err(LedgerError::Accepted { nonce }),
+            EarmarkState::Orphaned => self.check_room(entry.bytes)?,
+            EarmarkState::Waiting => {}
+        }
+        record.set(word::UNSETTLED, entry.bytes);
+        record.hold_more(entry.bytes);
+        record.clear_earmark(entry.slot);
+        record.set(word::UNSETTLED, 0);
+        Ok(entry.bytes)
+    }
+
+    /// Puts away what is settled, on both sides: own earmarks that were accepted, accepted nonces that no earmark
+    /// stands for any more.
+    pub fn clear(&self) -> Result<Cleared, LedgerError> {
+        let _guard = self.shared.lock()?;
+        let living = self.shared.living()?;
+        let (words, record) = (&self.shared.words, self.record());
+        let mut cleared = Cleared::default();
+        for entry in record.earmarks() {
+            if state(words, self.instance(), &entry, living) == EarmarkState::Accepted {
+                record.clear_earmark(entry.slot);
+                cleared.earmarks += 1;
+            }
+        }
+        for (slot, nonce, lender) in record.accepted() {
+            let waits =
+                living.of_instance(words, lender).is_some_and(|lender| lender.earmark(nonce).is_some());
+            if !waits {
+                record.forget_accepted(slot);
+                cleared.nonces += 1;
+            }
+        }
+        Ok(cleared)
+    }
+
+    fn living_peer(&self, peer: &Peer) -> Result<Record<'_>, LedgerError> {
+        let gone = LedgerError::Gone { peer: *peer };
+        if peer.index >= super::layout::RECORDS || peer.instance == 0 {
+            return Err(gone);
+        }
+        let record = self.shared.record(peer.index);
+        let same = record.instance() == peer.instance && self.shared.lives(peer.index)?;
+        if same { Ok(record) } else { Err(gone) }
+    }
+}

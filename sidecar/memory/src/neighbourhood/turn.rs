@@ -1,0 +1,198 @@
+//! The turn: a lock on the description of the participant's life, a line of tickets in the records, and an epoch.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::thread::futex;
+
+use super::error::{LedgerError, kernel};
+use super::layout::{header, record as word};
+use super::locks;
+use super::record::{self, Record};
+use super::seat::Seat;
+
+/// A dead holder wakes nobody, so whoever waits looks again after this long.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// Number of a turn: rises with every hand-over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(pub u64);
+
+/// Who is next. All participants of a GPU use the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TurnOrder {
+    /// The oldest ticket.
+    RoundRobin,
+    /// The highest priority, of these the oldest ticket.
+    Priority {
+        /// Who has waited for so many turns of others goes first whatever its priority; of these the oldest ticket.
+        aging_turns: u64,
+    },
+}
+
+/// The line for the turn, from one participant's side.
+#[derive(Clone, Copy, Debug)]
+pub struct TurnLine<'a> {
+    seat: &'a Seat,
+}
+
+impl<'a> TurnLine<'a> {
+    pub(super) fn new(seat: &'a Seat) -> TurnLine<'a> {
+        TurnLine { seat }
+    }
+
+    /// Draws a ticket. Who has one already keeps its place and changes its priority only; higher goes first.
+    pub fn request(&self, priority: i32) -> Result<(), LedgerError> {
+        let _guard = self.seat.shared.lock()?;
+        if self.held().is_some() {
+            return Err(LedgerError::HasTurn);
+        }
+        let (words, record) = (&self.seat.shared.words, self.seat.record());
+        record.set(word::PRIORITY, i64::from(priority) as u64);
+        if record.get(word::TICKET) == 0 {
+            let ticket = words.load(header::NEXT_TICKET);
+            words.store(header::NEXT_TICKET, ticket + 1);
+            record.set(word::ASKED, words.load(header::EPOCH));
+            record.set(word::TICKET, ticket);
+        }
+        Ok(())
+    }
+
+    /// Gives the ticket up, if there is one. Whoever of this process waits for the turn stops waiting.
+    pub fn cancel(&self) -> Result<(), LedgerError> {
+        let guard = self.seat.shared.lock()?;
+        let had = self.seat.record().get(word::TICKET) != 0;
+        if had {
+            self.seat.record().set(word::TICKET, 0);
+        }
+        drop(guard);
+        if had {
+            self.ring();
+        }
+        Ok(())
+    }
+
+    /// Takes the turn if nobody has it and this participant is next.
+    pub fn try_take(&self, order: TurnOrder) -> Result<Option<Epoch>, LedgerError> {
+        let (shared, record) = (&self.seat.shared, self.seat.record());
+        let faults = &shared.words.faults;
+        if record.get(word::TICKET) == 0 {
+            return Err(LedgerError::NoTicket);
+        }
+        // Without the guard: those who wait long do not disturb those who reserve.
+        if shared.turn_is_taken()? && !faults.unlocked_turn {
+            return Ok(None);
+        }
+        let _guard = shared.lock()?;
+        if record.get(word::TICKET) == 0 {
+            return Err(LedgerError::NoTicket);
+        }
+        if !faults.ignore_line && self.next(order)? != Some(self.seat.index()) {
+            return Ok(None);
+        }
+        let taken = locks::try_lock(self.seat.life.as_fd(), locks::TURN).map_err(kernel("fcntl"))?;
+        Ok((taken || faults.unlocked_turn).then(|| self.begin()))
+    }
+
+    /// As [`TurnLine::try_take`], and sleeps until it succeeds, the ticket is cancelled or `limit` is over.
+    pub fn take_within(&self, order: TurnOrder, limit: Duration) -> Result<Option<Epoch>, LedgerError> {
+        let deadline = Instant::now() + limit;
+        loop {
+            // Read first: a bell that rings after a vain try is not slept through.
+            let bell = self.seat.shared.words.bell().load(Ordering::Acquire);
+            if let Some(epoch) = self.try_take(order)? {
+                return Ok(Some(epoch));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            self.sleep(bell, left.min(LOOK_AGAIN))?;
+        }
+    }
+
+    /// Gives the turn up and wakes those who wait.
+    pub fn release(&self) -> Result<(), LedgerError> {
+        if self.seat.turn.swap(0, Ordering::AcqRel) == 0 {
+            return Err(LedgerError::NoTurn);
+        }
+        locks::unlock(self.seat.life.as_fd(), locks::TURN).map_err(kernel("fcntl"))?;
+        self.ring();
+        Ok(())
+    }
+
+    /// The turn that this participant has.
+    pub fn held(&self) -> Option<Epoch> {
+        Some(self.seat.turn.load(Ordering::Acquire)).filter(|epoch| *epoch != 0).map(Epoch)
+    }
+
+    /// How many others wait. Needs no lock.
+    pub fn waiters(&self) -> Result<usize, LedgerError> {
+        let mut count = 0;
+        for record in waiting(self.seat).filter(|record| record.index != self.seat.index()) {
+            count += usize::from(self.seat.shared.lives(record.index)?);
+        }
+        Ok(count)
+    }
+
+    /// The first of those who wait and live.
+    fn next(&self, order: TurnOrder) -> Result<Option<u32>, LedgerError> {
+        let epoch = self.seat.shared.words.load(header::EPOCH);
+        let mut line: Vec<_> =
+            waiting(self.seat).map(|record| (place(&record, order, epoch), record.index)).collect();
+        line.sort_unstable();
+        for (_, index) in line {
+            if self.seat.shared.lives(index)? {
+                return Ok(Some(index));
+            }
+        }
+        Ok(None)
+    }
+
+    /// What taking the turn writes.
+    fn begin(&self) -> Epoch {
+        let words = &self.seat.shared.words;
+        let epoch = words.load(header::EPOCH) + 1;
+        words.store(header::EPOCH, epoch);
+        words.store(header::HOLDER, self.seat.instance());
+        self.seat.record().set(word::TICKET, 0);
+        self.seat.turn.store(epoch, Ordering::Release);
+        Epoch(epoch)
+    }
+
+    fn ring(&self) {
+        let words = &self.seat.shared.words;
+        words.faults.before_write();
+        words.bell().fetch_add(1, Ordering::AcqRel);
+        // Between processes, so not a private futex. Whoever is not woken looks again by itself.
+        let _ = futex::wake(words.bell(), futex::Flags::empty(), i32::MAX as u32);
+    }
+
+    fn sleep(&self, bell: u32, limit: Duration) -> Result<(), LedgerError> {
+        let timeout = futex::Timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
+        match futex::wait(self.seat.shared.words.bell(), futex::Flags::empty(), bell, Some(&timeout)) {
+            Ok(()) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => Ok(()),
+            Err(error) => Err(kernel("futex")(error)),
+        }
+    }
+}
+
+/// The records with a ticket, the dead included.
+fn waiting(seat: &Seat) -> impl Iterator<Item = Record<'_>> {
+    record::all(&seat.shared.words).filter(|record| record.instance() != 0 && record.get(word::TICKET) != 0)
+}
+
+/// Sorts first who goes first: not aged, priority from the highest on, ticket.
+fn place(record: &Record<'_>, order: TurnOrder, epoch: u64) -> (bool, i64, u64) {
+    let ticket = record.get(word::TICKET);
+    match order {
+        TurnOrder::RoundRobin => (false, 0, ticket),
+        TurnOrder::Priority { aging_turns } => {
+            let aged = epoch.saturating_sub(record.get(word::ASKED)) >= aging_turns;
+            let urgency = if aged { 0 } else { -(record.get(word::PRIORITY) as i64) };
+            (!aged, urgency, ticket)
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The mapped file as atomic words.
+//!
+//! Every store is a release and every load an acquire: whoever sees a word sees all that its writer wrote before. Words that
+//! commit something (an instance, a nonce) are therefore written last and cleared first.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::fs::{Mode, OFlags, Stat};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::faults::LedgerFaults;
+use super::layout::{FILE_BYTES, FILE_WORDS, header};
+
+/// The whole ledger file, mapped shared.
+#[derive(Debug)]
+pub(super) struct Words {
+    base: *mut AtomicU64,
+    file: OwnedFd,
+    pub(super) faults: LedgerFaults,
+}
+
+// SAFETY: the mapping lives as long as the value, and its words are only ever reached as atomics.
+unsafe impl Send for Words {}
+// SAFETY: as above; atomics may be shared.
+unsafe impl Sync for Words {}
+
+impl Words {
+    /// Maps the file at `path`; `None` when its length is not that of a ledger file.
+    pub(super) fn map(path: &Path, faults: LedgerFaults) -> Result<Option<Words>, Errno> {
+        let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        if rustix::fs::fstat(&file)?.st_size != FILE_BYTES as i64 {
+            return Ok(None);
+        }
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            rustix::mm::mmap(ptr::null_mut(), FILE_BYTES, access, MapFlags::SHARED, file.as_fd(), 0)
+        }?;
+        Ok(Some(Words { base: base.cast(), file, faults }))
+    }
+
+    /// What tells the mapped file from one that took its place.
+    pub(super) fn stat(&self) -> Result<Stat, Errno> {
+        rustix::fs::fstat(&self.file)
+    }
+
+    pub(super) fn load(&self, at: usize) -> u64 {
+        self.word(at).load(Ordering::Acquire)
+    }
+
+    pub(super) fn store(&self, at: usize, value: u64) {
+        self.faults.before_write();
+        self.word(at).store(value, Ordering::Release);
+    }
+
+    /// As [`Words::store`], without a write when nothing changes.
+    pub(super) fn settle(&self, at: usize, value: u64) {
+        if self.load(at) != value {
+            self.store(at, value);
+        }
+    }
+
+    pub(super) fn add(&self, at: usize, value: u64) {
+        self.faults.before_write();
+        self.word(at).fetch_add(value, Ordering::AcqRel);
+    }
+
+    /// Subtracts, unless less is there: then the word stays and is returned as the error.
+    pub(super) fn subtract(&self, at: usize, value: u64) -> Result<(), u64> {
+        self.faults.before_write();
+        let less = |found: u64| found.checked_sub(value);
+        self.word(at).fetch_update(Ordering::AcqRel, Ordering::Acquire, less).map(drop)
+    }
+
+    /// The futex of the turn.
+    pub(super) fn bell(&self) -> &AtomicU32 {
+        // SAFETY: the word lies in the mapping, which lives as long as `self`; its first half is aligned for 32 bits
+        // and is reached as nothing else.
+        unsafe { &*self.base.add(header::BELL).cast::<AtomicU32>() }
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        assert!(at < FILE_WORDS, "word {at} is one of {FILE_WORDS}");
+        // SAFETY: the word lies in the mapping, which lives as long as `self`, is aligned, and other processes change it
+        // only atomically.
+        unsafe { &*self.base.add(at) }
+    }
+}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours alone and no reference into it outlives `self`.
+        let result = unsafe { rustix::mm::munmap(self.base.cast(), FILE_BYTES) };
+        assert!(result.is_ok(), "what was mapped can be unmapped");
+    }
+}

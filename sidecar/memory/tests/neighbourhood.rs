@@ -1,0 +1,23 @@
+//! The neighbourhood's shared files, between threads and between processes that are killed.
+//!
+//! Processes are this test binary again: [`actor`] reads commands and answers them, [`stage`] starts it.
+
+mod actor;
+mod controls;
+mod engine;
+mod files;
+mod hammer;
+mod kills;
+mod namespaces;
+mod raw;
+mod seats;
+mod stage;
+mod turn_kills;
+mod turns;
+
+/// A seed that differs from run to run; `SLUICE_TEST_SEED` repeats one.
+fn seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    let given = std::env::var("SLUICE_TEST_SEED").ok().map(|text| text.parse().unwrap());
+    given.unwrap_or_else(|| std::collections::hash_map::RandomState::new().build_hasher().finish() | 1)
+}

@@ -1,0 +1,189 @@
+//! A process of its own: one command a line on its input, one answer each on its output.
+
+use std::fmt::Debug;
+use std::io::{BufRead, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+use rustix::process::Signal;
+use sluice_memory::neighbourhood::{LedgerFaults, Neighbourhood, Peer, Seat, TurnOrder};
+
+use super::{hammer, stage, turns};
+
+/// Where the ledger lies.
+pub const FOLDER_VAR: &str = "SLUICE_TEST_LEDGER";
+/// Bytes of the GPU.
+pub const CAPACITY_VAR: &str = "SLUICE_TEST_CAPACITY";
+
+type Answer = Result<String, String>;
+
+#[test]
+#[ignore = "a process of the other tests, which start it"]
+fn actor() {
+    let Some(folder) = std::env::var_os(FOLDER_VAR) else {
+        println!("skipped: only other tests start this one");
+        return;
+    };
+    let capacity = std::env::var(CAPACITY_VAR).unwrap().parse().unwrap();
+    let mut actor = Acting::new(folder.into(), capacity);
+    for line in std::io::stdin().lock().lines() {
+        let line = line.unwrap();
+        let words: Vec<_> = line.split(' ').collect();
+        match actor.act(words[0], &words[1..]) {
+            Ok(text) => println!("\n@ok {text}"),
+            Err(text) => println!("\n@err {text}"),
+        }
+    }
+}
+
+struct Acting {
+    folder: PathBuf,
+    capacity: u64,
+    faults: LedgerFaults,
+    /// Writes until this process kills itself; negative = never.
+    writes_left: Arc<AtomicI64>,
+    neighbourhood: Option<Neighbourhood>,
+    seat: Option<Seat>,
+    engine: Option<OwnedFd>,
+}
+
+impl Acting {
+    fn new(folder: PathBuf, capacity: u64) -> Acting {
+        let writes_left = Arc::new(AtomicI64::new(-1));
+        let left = Arc::clone(&writes_left);
+        let tap = move || {
+            if left.fetch_sub(1, Ordering::SeqCst) == 1 {
+                die();
+            }
+        };
+        let faults = LedgerFaults { before_write: Some(Arc::new(tap)), ..LedgerFaults::default() };
+        Acting { folder, capacity, faults, writes_left, neighbourhood: None, seat: None, engine: None }
+    }
+
+    fn act(&mut self, command: &str, words: &[&str]) -> Answer {
+        let number = |at: usize| words[at].parse::<u64>().unwrap();
+        let peer = || Peer { index: words[0].parse().unwrap(), instance: number(1) };
+        match command {
+            "pid" => Ok(std::process::id().to_string()),
+            "fault" => self.fault(words[0]),
+            "die" => self.die_at(number(0)),
+            "open" => self.open(),
+            "join" => self.join(words[0], number(1)),
+            "reserve" => told(self.seat().reserve(number(0))),
+            "release" => self.release(number(0)),
+            "earmark" => told(self.seat().earmark(&peer(), number(2), number(3))),
+            "accept" => told(self.seat().accept(&peer(), number(2))),
+            "take_back" => told(self.seat().take_back(number(0))),
+            "clear" => told(self.seat().clear()),
+            "request" => told(self.seat().turn().request(0)),
+            "cancel" => told(self.seat().turn().cancel()),
+            "give_turn" => told(self.seat().turn().release()),
+            "take_turn" => {
+                told(self.seat().turn().take_within(TurnOrder::RoundRobin, Duration::from_secs(30)))
+            }
+            "spin" => turns::spin(self.seat(), &self.folder, number(0)),
+            "hammer" => hammer::pound(self.seat(), &self.folder, number(0), number(1), number(2)),
+            "lend" => self.lend(Path::new(words[0])),
+            "hold" => self.hold(Path::new(words[0])),
+            other => panic!("{other} is no command"),
+        }
+    }
+
+    fn die_at(&self, write: u64) -> Answer {
+        self.writes_left.store(write as i64, Ordering::SeqCst);
+        Ok(String::new())
+    }
+
+    fn release(&self, bytes: u64) -> Answer {
+        self.seat().release(bytes);
+        Ok(String::new())
+    }
+
+    fn seat(&self) -> &Seat {
+        self.seat.as_ref().expect("joined before")
+    }
+
+    fn fault(&mut self, name: &str) -> Answer {
+        match name {
+            "lose_earmark" => self.faults.lose_earmark = true,
+            "unlocked_turn" => (self.faults.unlocked_turn, self.faults.ignore_line) = (true, true),
+            "unlocked_reserve" => {
+                self.faults.unlocked_reserve = true;
+                // A gap that others have time to meet.
+                self.faults.before_write = Some(Arc::new(|| std::thread::sleep(Duration::from_micros(200))));
+            }
+            other => panic!("{other} is no fault"),
+        }
+        Ok(String::new())
+    }
+
+    fn open(&mut self) -> Answer {
+        let identity = stage::identity(self.capacity);
+        let opened = Neighbourhood::open_with(&self.folder, &identity, self.faults.clone());
+        self.neighbourhood = Some(opened.map_err(|error| format!("{error:?}"))?);
+        Ok(String::new())
+    }
+
+    fn join(&mut self, name: &str, share: u64) -> Answer {
+        let neighbourhood = self.neighbourhood.as_ref().expect("opened before");
+        let seat = neighbourhood.join(name, share / 2, share).map_err(|error| format!("{error:?}"))?;
+        let text = format!("{} {}", seat.index(), seat.instance());
+        self.seat = Some(seat);
+        Ok(text)
+    }
+
+    /// Sends the liveness description to whoever listens at `path`.
+    fn lend(&self, path: &Path) -> Answer {
+        let socket = UnixStream::connect(path).unwrap();
+        send_fd(&socket, self.seat().liveness());
+        Ok(String::new())
+    }
+
+    /// Is an engine: receives a description at `path` and keeps it.
+    fn hold(&mut self, path: &Path) -> Answer {
+        let listener = UnixListener::bind(path).unwrap();
+        println!("\n@ok");
+        self.engine = Some(receive_fd(&listener.accept().unwrap().0));
+        Ok(String::new())
+    }
+}
+
+fn die() {
+    rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
+    unreachable!("a killed process writes nothing");
+}
+
+fn told<T: Debug, E: Debug>(result: Result<T, E>) -> Answer {
+    result.map(|value| format!("{value:?}")).map_err(|error| format!("{error:?}"))
+}
+
+fn send_fd(socket: &UnixStream, fd: BorrowedFd<'_>) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let fds = [fd];
+    assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+    rustix::net::sendmsg(socket, &[IoSlice::new(b"x")], &mut ancillary, SendFlags::empty()).unwrap();
+}
+
+/// The descriptor that the next message carries.
+pub fn receive_fd(socket: &UnixStream) -> OwnedFd {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    rustix::net::recvmsg(socket.as_fd(), &mut [IoSliceMut::new(&mut byte)], &mut ancillary, flags).unwrap();
+    let mut fds = ancillary.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => fds.collect::<Vec<_>>(),
+        _ => vec![],
+    });
+    fds.next().expect("a descriptor arrives")
+}

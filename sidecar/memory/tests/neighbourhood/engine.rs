@@ -1,0 +1,53 @@
+//! The engine has the liveness description too: what the sidecar held counts until both are gone.
+
+use sluice_memory::neighbourhood::{JoinError, LedgerError};
+
+use super::stage::{Actor, CAPACITY, Stage};
+
+/// A sidecar that holds all memory, and its engine in a process of its own.
+fn pair(stage: &Stage) -> (Actor, Actor) {
+    let mut sidecar = stage.joined("a", CAPACITY);
+    sidecar.ok("reserve 1000");
+    let mut engine = stage.actor();
+    let path = stage.folder().join("engine");
+    // Answers when it listens, and when it has received.
+    engine.ok(&format!("hold {}", path.display()));
+    sidecar.ok(&format!("lend {}", path.display()));
+    engine.answer().unwrap().unwrap();
+    (sidecar, engine)
+}
+
+#[test]
+fn memory_counts_until_sidecar_and_engine_are_both_dead_in_either_order() {
+    for engine_first in [false, true] {
+        let stage = Stage::new();
+        let watch = stage.open();
+        let (sidecar, engine) = pair(&stage);
+        let (mut first, mut last) = if engine_first { (engine, sidecar) } else { (sidecar, engine) };
+        let seat = watch.join("b", 0, 0).unwrap();
+        let full = Err(LedgerError::OutOfMemory { counted: 1000, capacity: CAPACITY, asked: 1 });
+        first.kill();
+        assert_eq!(seat.reserve(1), full);
+        assert!(matches!(watch.join("a", 0, 0), Err(JoinError::NameTaken { .. })));
+        last.kill();
+        seat.reserve(CAPACITY).unwrap();
+        watch.join("a", 500, 1000).unwrap();
+    }
+}
+
+#[test]
+fn a_borrower_can_accept_from_a_dead_sidecar_as_long_as_its_engine_lives() {
+    let stage = Stage::new();
+    let (mut sidecar, mut engine) = pair(&stage);
+    let b = stage.open().join("b", 0, 0).unwrap();
+    for nonce in [1, 2] {
+        sidecar.ok(&format!("earmark {} {} 100 {nonce}", b.index(), b.instance()));
+    }
+    let lender = sidecar.peer;
+    sidecar.kill();
+    assert_eq!(b.accept(&lender, 1), Ok(100));
+    assert_eq!(b.audit().unwrap().counted_bytes, CAPACITY);
+    engine.kill();
+    assert_eq!(b.accept(&lender, 2), Err(LedgerError::Gone { peer: lender }));
+    assert_eq!(b.audit().unwrap().counted_bytes, 100);
+}

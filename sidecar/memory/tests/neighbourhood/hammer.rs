@@ -1,0 +1,245 @@
+//! Many processes do everything at once and are killed at random moments. What each really has lies in a file of the test's
+//! own; with all of them stopped, the sum of that is compared with what the ledger counts, read by the test's own reader.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use sluice_memory::neighbourhood::{EarmarkState, LedgerError, Participant, Seat};
+
+use super::raw;
+use super::stage::{Actor, CAPACITY, Stage};
+
+const PROCESSES: usize = 8;
+const OPERATIONS: u64 = 150;
+const LONGEST: Duration = Duration::from_secs(4);
+const MOST_ROUNDS: usize = 60;
+
+/// xorshift64*: the same numbers for the same seed everywhere.
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % limit
+    }
+}
+
+/// What one process really has, for the parent to see.
+struct Has {
+    file: File,
+    at: u64,
+    bytes: u64,
+}
+
+impl Has {
+    fn new(folder: &Path, at: u64) -> Has {
+        Has { file: OpenOptions::new().write(true).open(folder.join("truth")).unwrap(), at, bytes: 0 }
+    }
+
+    fn set(&mut self, bytes: u64) {
+        self.bytes = bytes;
+        self.file.write_all_at(&bytes.to_ne_bytes(), self.at * 8).unwrap();
+    }
+}
+
+/// The child's half: `count` random operations. Memory is had after the ledger said so and gone before it is told.
+pub fn pound(seat: &Seat, folder: &Path, at: u64, seed: u64, count: u64) -> Result<String, String> {
+    let mut dice = Dice(seed);
+    let mut has = Has::new(folder, at);
+    has.bytes = seat.held_bytes();
+    for operation in 0..count {
+        let result = pound_once(seat, &mut has, &mut dice, seed ^ (operation + 1));
+        result.and_then(|()| seat.audit()).map_err(|error| format!("{error:?}"))?;
+        if seat.held_bytes() != has.bytes {
+            return Err(format!("{} bytes held, {} had", seat.held_bytes(), has.bytes));
+        }
+    }
+    Ok(String::new())
+}
+
+fn pound_once(seat: &Seat, has: &mut Has, dice: &mut Dice, nonce: u64) -> Result<(), LedgerError> {
+    match dice.below(6) {
+        0 | 1 => {
+            let bytes = 1 + dice.below(CAPACITY / 4);
+            match seat.reserve(bytes) {
+                Ok(()) => has.set(has.bytes + bytes),
+                Err(LedgerError::OutOfMemory { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        2 => {
+            let bytes = dice.below(has.bytes + 1);
+            has.set(has.bytes - bytes);
+            seat.release(bytes);
+        }
+        3 => lend(seat, has, dice, nonce)?,
+        4 => borrow(seat, has)?,
+        _ => _ = seat.clear()?,
+    }
+    Ok(())
+}
+
+fn lend(seat: &Seat, has: &mut Has, dice: &mut Dice, nonce: u64) -> Result<(), LedgerError> {
+    let others = seat.survey()?.into_iter().filter(|one| one.live && one.peer != seat.peer());
+    let others: Vec<Participant> = others.collect();
+    if others.is_empty() || has.bytes == 0 {
+        return Ok(());
+    }
+    let to = others[dice.below(others.len() as u64) as usize].peer;
+    let bytes = 1 + dice.below(has.bytes);
+    has.set(has.bytes - bytes);
+    match seat.earmark(&to, bytes, nonce) {
+        Ok(()) => {}
+        Err(LedgerError::Gone { .. } | LedgerError::TooMany { .. } | LedgerError::Nonce { .. }) => {
+            has.set(has.bytes + bytes);
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
+/// Accepts what waits for this process, and takes back one earmark of its own.
+fn borrow(seat: &Seat, has: &mut Has) -> Result<(), LedgerError> {
+    for lender in seat.survey()? {
+        let for_us = lender.earmarks.iter().filter(|earmark| earmark.to == seat.instance());
+        for earmark in for_us.filter(|earmark| earmark.state == EarmarkState::Waiting) {
+            gain(has, seat.accept(&lender.peer, earmark.nonce))?;
+        }
+        if lender.peer == seat.peer()
+            && let Some(own) = lender.earmarks.iter().find(|one| one.state != EarmarkState::Accepted)
+        {
+            gain(has, seat.take_back(own.nonce))?;
+        }
+    }
+    Ok(())
+}
+
+fn gain(has: &mut Has, result: Result<u64, LedgerError>) -> Result<(), LedgerError> {
+    use LedgerError as E;
+    match result {
+        Ok(bytes) => has.set(has.bytes + bytes),
+        // Others were faster, or died.
+        Err(E::Gone { .. } | E::NoEarmark { .. } | E::Accepted { .. } | E::TooMany { .. }) => {}
+        Err(E::OutOfMemory { .. }) => {}
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
+/// The parent's half.
+struct Anvil {
+    stage: Stage,
+    truth: File,
+    actors: Vec<Actor>,
+    fault: Option<&'static str>,
+    started: u64,
+}
+
+impl Anvil {
+    fn new(fault: Option<&'static str>) -> Anvil {
+        let stage = Stage::new();
+        let path = stage.folder().join("truth");
+        std::fs::write(&path, [0; 8 * PROCESSES]).unwrap();
+        let truth = OpenOptions::new().read(true).write(true).open(path).unwrap();
+        let mut anvil = Anvil { stage, truth, actors: vec![], fault, started: 0 };
+        for _ in 0..PROCESSES {
+            let actor = anvil.start();
+            anvil.actors.push(actor);
+        }
+        anvil
+    }
+
+    fn start(&mut self) -> Actor {
+        let mut actor = self.stage.actor();
+        if let Some(fault) = self.fault {
+            actor.ok(&format!("fault {fault}"));
+        }
+        actor.ok("open");
+        self.started += 1;
+        actor.join(&format!("tenant-{}", self.started), CAPACITY / 2 / PROCESSES as u64);
+        actor
+    }
+
+    /// Everybody works; one answer is waited for, all are stopped wherever they are, and the sums are compared.
+    fn round(&mut self, dice: &mut Dice) -> Result<(), String> {
+        for (at, actor) in self.actors.iter_mut().enumerate() {
+            actor.tell(&format!("hammer {at} {} {OPERATIONS}", dice.below(1 << 30) + 1));
+        }
+        let first = dice.below(PROCESSES as u64) as usize;
+        self.actors[first].answer().ok_or("the first to be waited for died")??;
+        self.actors.iter().for_each(Actor::stop);
+        let checked = self.check(false);
+        let victim = (first + 1 + dice.below(PROCESSES as u64 - 1) as usize) % PROCESSES;
+        self.actors.iter().for_each(Actor::go_on);
+        self.actors[victim].kill();
+        self.truth.write_all_at(&[0; 8], 8 * victim as u64).unwrap();
+        for at in (0..PROCESSES).filter(|at| *at != first && *at != victim) {
+            self.actors[at].answer().ok_or("a process died by itself")??;
+        }
+        checked?;
+        self.actors[victim] = self.start();
+        self.check(true)
+    }
+
+    /// With everybody idle the sums are equal, but for what waits.
+    fn check(&self, idle: bool) -> Result<(), String> {
+        let mut truth = [0; 8 * PROCESSES];
+        self.truth.read_exact_at(&mut truth, 0).unwrap();
+        let had = truth.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap())).sum::<u64>();
+        let alive: Vec<u64> = self.actors.iter().map(|actor| actor.peer.instance).collect();
+        let (counted, unsettled) = raw::counted(self.stage.folder(), &alive);
+        if had > counted || counted - unsettled > CAPACITY {
+            return Err(format!("{had} bytes had, {counted} counted, {unsettled} perhaps twice"));
+        }
+        if idle {
+            let held: u64 = raw::records(self.stage.folder())
+                .iter()
+                .filter(|record| alive.contains(&record.instance))
+                .map(|record| record.held)
+                .sum();
+            let audit = self.stage.open().audit().map_err(|error| error.to_string())?;
+            if (held, audit.counted_bytes, unsettled) != (had, counted, 0) {
+                return Err(format!("{had} bytes had, {held} held; {counted} counted, {audit:?}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Rounds that passed until one failed or the time was over.
+fn rounds(anvil: &mut Anvil, seed: u64) -> Result<usize, String> {
+    let (mut dice, begun) = (Dice(seed), Instant::now());
+    let mut rounds = 0;
+    while rounds < MOST_ROUNDS && begun.elapsed() < LONGEST {
+        anvil.round(&mut dice)?;
+        rounds += 1;
+    }
+    Ok(rounds)
+}
+
+#[test]
+fn no_byte_is_lost_or_promised_twice_whoever_dies_whenever() {
+    let seed = super::seed();
+    println!("seed {seed}");
+    let mut anvil = Anvil::new(None);
+    let rounds = rounds(&mut anvil, seed).unwrap_or_else(|error| panic!("{error}; seed {seed}"));
+    println!("{rounds} rounds, as many deaths");
+    let Anvil { stage, mut actors, .. } = anvil;
+    actors.iter_mut().for_each(Actor::kill);
+    let heir = stage.open().join("heir", CAPACITY, CAPACITY).unwrap();
+    heir.reserve(CAPACITY).unwrap();
+    assert_eq!(heir.audit().unwrap().counted_bytes, CAPACITY);
+}
+
+#[test]
+fn the_sums_tell_when_reserving_is_not_locked() {
+    let seed = super::seed();
+    println!("seed {seed}");
+    let mut anvil = Anvil::new(Some("unlocked_reserve"));
+    let error = rounds(&mut anvil, seed).expect_err("more is reserved than there is");
+    println!("as it should: {error}");
+}

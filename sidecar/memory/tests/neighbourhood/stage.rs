@@ -1,0 +1,181 @@
+//! A folder with a ledger, and processes that use it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use sluice_memory::neighbourhood::{Identity, LedgerFaults, Neighbourhood, Peer, Seat};
+use tempfile::TempDir;
+
+use super::actor::{CAPACITY_VAR, FOLDER_VAR};
+
+/// Bytes of the GPU, unless a test says otherwise.
+pub const CAPACITY: u64 = 1000;
+/// Longer than anything here takes, even if the machine is stopped for a while.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+pub struct Stage {
+    folder: TempDir,
+    pub capacity: u64,
+}
+
+impl Stage {
+    pub fn new() -> Stage {
+        Stage { folder: TempDir::new().unwrap(), capacity: CAPACITY }
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn identity(&self) -> Identity {
+        identity(self.capacity)
+    }
+
+    pub fn open(&self) -> Neighbourhood {
+        self.open_with(LedgerFaults::default())
+    }
+
+    pub fn open_with(&self, faults: LedgerFaults) -> Neighbourhood {
+        Neighbourhood::open_with(self.folder(), &self.identity(), faults).unwrap()
+    }
+
+    /// Ends a seat of this process, and returns when the kernel knows: a child that another test is about to start has a
+    /// copy of every description until it runs.
+    pub fn end(&self, seat: Seat) {
+        let peer = seat.peer();
+        drop(seat);
+        self.await_death(peer);
+    }
+
+    /// Returns when nobody has the liveness description of `peer` any more.
+    pub fn await_death(&self, peer: Peer) {
+        let begun = Instant::now();
+        let lives = || self.open().survey().unwrap().iter().any(|one| one.peer == peer && one.live);
+        while lives() {
+            assert!(begun.elapsed() < PATIENCE, "{peer:?} does not die");
+            std::thread::yield_now();
+        }
+    }
+
+    /// A process that has not opened the ledger yet.
+    pub fn actor(&self) -> Actor {
+        self.spawn(Command::new(std::env::current_exe().unwrap())).unwrap()
+    }
+
+    /// A process that has joined as `name` with a share of `share` bytes.
+    pub fn joined(&self, name: &str, share: u64) -> Actor {
+        let mut actor = self.actor();
+        actor.ok("open");
+        actor.join(name, share);
+        actor
+    }
+
+    /// As [`Stage::actor`], by a command that ends with the test binary.
+    pub fn spawn(&self, mut command: Command) -> std::io::Result<Actor> {
+        command.args(["--exact", "neighbourhood::actor::actor", "--ignored", "--nocapture"]);
+        command.env(FOLDER_VAR, self.folder()).env(CAPACITY_VAR, self.capacity.to_string());
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn()?;
+        let (to, from) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Ok(Actor { child, to, from, peer: Peer { index: 0, instance: 0 } })
+    }
+}
+
+pub fn identity(capacity_bytes: u64) -> Identity {
+    Identity { boot_id: [7; 16], claim_id: "claim-1".to_owned(), capacity_bytes, chunk_bytes: 10 }
+}
+
+/// A process that obeys; killed when it is dropped.
+pub struct Actor {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+    /// Once it has joined.
+    pub peer: Peer,
+}
+
+impl Actor {
+    /// Sends a command without waiting for its answer.
+    pub fn tell(&mut self, command: &str) {
+        // Who is dead is noticed by `answer`.
+        let _ = writeln!(self.to, "{command}");
+    }
+
+    /// The next answer; `None` when the process has died.
+    pub fn answer(&mut self) -> Option<Result<String, String>> {
+        let mut line = String::new();
+        while self.from.read_line(&mut line).unwrap() != 0 {
+            // The test harness of the child writes to the same pipe, without a line's end at times.
+            if let Some((_, text)) = line.trim_end().split_once("@ok") {
+                return Some(Ok(text.trim().to_owned()));
+            }
+            if let Some((_, text)) = line.trim_end().split_once("@err ") {
+                return Some(Err(text.to_owned()));
+            }
+            line.clear();
+        }
+        None
+    }
+
+    pub fn ask(&mut self, command: &str) -> Option<Result<String, String>> {
+        self.tell(command);
+        self.answer()
+    }
+
+    /// The answer of a process that must live and succeed.
+    pub fn ok(&mut self, command: &str) -> String {
+        match self.ask(command) {
+            Some(Ok(text)) => text,
+            other => panic!("{command:?} ended as {other:?}"),
+        }
+    }
+
+    pub fn join(&mut self, name: &str, share: u64) {
+        let text = self.ok(&format!("join {name} {share}"));
+        let (index, instance) = text.split_once(' ').unwrap();
+        self.peer = Peer { index: index.parse().unwrap(), instance: instance.parse().unwrap() };
+    }
+
+    /// Its liveness description, as its engine would get it.
+    pub fn lend_liveness(&mut self, stage: &Stage) -> OwnedFd {
+        let path = stage.folder().join(format!("lend-{}", self.child.id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        self.tell(&format!("lend {}", path.display()));
+        let fd = super::actor::receive_fd(&listener.accept().unwrap().0);
+        self.answer().unwrap().unwrap();
+        std::fs::remove_file(path).unwrap();
+        fd
+    }
+
+    /// Kills it and returns when it is gone.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub fn stop(&self) {
+        rustix::process::kill_process(self.pid(), Signal::STOP).unwrap();
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        rustix::process::waitid(WaitId::Pid(self.pid()), options).unwrap();
+    }
+
+    pub fn go_on(&self) {
+        rustix::process::kill_process(self.pid(), Signal::CONT).unwrap();
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+}
+
+impl Drop for Actor {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,275 @@
+//! The turn: one at a time, in order, with rising epochs.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use sluice_memory::neighbourhood::{Epoch, LedgerError, Neighbourhood, Seat, TurnOrder};
+
+use super::stage::{Actor, CAPACITY, Stage};
+
+const ROUND_ROBIN: TurnOrder = TurnOrder::RoundRobin;
+const LONG: Duration = Duration::from_secs(60);
+
+/// `names` in a fresh neighbourhood.
+fn seats<const N: usize>() -> (Stage, Neighbourhood, [Seat; N]) {
+    let stage = Stage::new();
+    let neighbourhood = stage.open();
+    let seats = std::array::from_fn(|at| stage.open().join(&at.to_string(), 0, 0).unwrap());
+    (stage, neighbourhood, seats)
+}
+
+#[test]
+fn the_oldest_ticket_is_next_and_epochs_rise() {
+    let (_stage, _, [a, b, c]) = seats();
+    for seat in [&b, &c, &a] {
+        seat.turn().request(0).unwrap();
+    }
+    for (epoch, seat) in (1..).zip([&b, &c, &a]) {
+        let others = [&a, &b, &c].into_iter().filter(|other| other.peer() != seat.peer());
+        for other in others.filter(|other| other.turn().try_take(ROUND_ROBIN) != Err(LedgerError::NoTicket)) {
+            assert_eq!(other.turn().try_take(ROUND_ROBIN), Ok(None));
+        }
+        assert_eq!(seat.turn().try_take(ROUND_ROBIN), Ok(Some(Epoch(epoch))));
+        assert_eq!(seat.turn().held(), Some(Epoch(epoch)));
+        assert_eq!(seat.turn().waiters(), Ok(3 - epoch as usize));
+        seat.turn().release().unwrap();
+    }
+    a.turn().request(0).unwrap();
+    assert_eq!(a.turn().try_take(ROUND_ROBIN), Ok(Some(Epoch(4))));
+}
+
+#[test]
+fn the_turn_is_had_by_one_and_asked_for_in_order() {
+    let (_stage, watch, [a, b]) = seats();
+    assert_eq!(a.turn().try_take(ROUND_ROBIN), Err(LedgerError::NoTicket));
+    assert_eq!(a.turn().release(), Err(LedgerError::NoTurn));
+    a.turn().request(0).unwrap();
+    b.turn().request(0).unwrap();
+    a.turn().try_take(ROUND_ROBIN).unwrap().unwrap();
+    assert_eq!(a.turn().request(0), Err(LedgerError::HasTurn));
+    assert_eq!(b.turn().try_take(ROUND_ROBIN), Ok(None));
+    let survey = watch.survey().unwrap();
+    assert_eq!(
+        survey.iter().map(|one| (one.has_turn, one.waits)).collect::<Vec<_>>(),
+        [(true, false), (false, true)]
+    );
+    a.turn().release().unwrap();
+    assert!(!watch.survey().unwrap()[0].has_turn);
+    assert_eq!(a.turn().release(), Err(LedgerError::NoTurn));
+}
+
+#[test]
+fn who_asks_twice_keeps_its_place_and_who_cancels_loses_it() {
+    let (_stage, _, [a, b]) = seats();
+    a.turn().request(0).unwrap();
+    b.turn().request(0).unwrap();
+    a.turn().request(0).unwrap();
+    assert_eq!(b.turn().try_take(ROUND_ROBIN), Ok(None));
+    a.turn().cancel().unwrap();
+    a.turn().cancel().unwrap();
+    a.turn().request(0).unwrap();
+    assert_eq!(a.turn().try_take(ROUND_ROBIN), Ok(None));
+    assert_eq!(b.turn().try_take(ROUND_ROBIN), Ok(Some(Epoch(1))));
+}
+
+#[test]
+fn the_dead_are_not_waited_for() {
+    let (stage, _, [a, b]) = seats();
+    a.turn().request(0).unwrap();
+    b.turn().request(0).unwrap();
+    stage.end(a);
+    assert_eq!(b.turn().waiters(), Ok(0));
+    assert!(b.turn().try_take(ROUND_ROBIN).unwrap().is_some());
+}
+
+#[test]
+fn the_highest_priority_is_next_until_somebody_has_waited_long_enough() {
+    const AGING_TURNS: u64 = 5;
+    let order = TurnOrder::Priority { aging_turns: AGING_TURNS };
+    let (_stage, _, [low, lowest, high]) = seats();
+    lowest.turn().request(-3).unwrap();
+    low.turn().request(-2).unwrap();
+    let mut won = vec![];
+    for _ in 0..AGING_TURNS + 2 {
+        if high.turn().held().is_none() {
+            high.turn().request(i32::MAX).unwrap();
+        }
+        let next =
+            |seat: &&&Seat| !matches!(seat.turn().try_take(order), Ok(None) | Err(LedgerError::NoTicket));
+        let all = [&low, &lowest, &high];
+        let winner = all.iter().find(next).unwrap();
+        won.push(winner.index());
+        winner.turn().release().unwrap();
+    }
+    let mut expected = vec![high.index(); AGING_TURNS as usize];
+    // Then the oldest ticket of those who have waited, whatever their priority.
+    expected.extend([lowest.index(), low.index()]);
+    assert_eq!(won, expected);
+}
+
+#[test]
+fn of_equal_priority_the_oldest_ticket_is_next_and_a_changed_priority_counts() {
+    let order = TurnOrder::Priority { aging_turns: 100 };
+    let (_stage, _, [a, b]) = seats();
+    a.turn().request(1).unwrap();
+    b.turn().request(1).unwrap();
+    assert_eq!(b.turn().try_take(order), Ok(None));
+    b.turn().request(2).unwrap();
+    assert_eq!(a.turn().try_take(order), Ok(None));
+    assert!(b.turn().try_take(order).unwrap().is_some());
+}
+
+#[test]
+fn whoever_waits_is_woken_by_a_release_and_by_a_cancellation() {
+    let (_stage, _, [a, b]) = seats();
+    a.turn().request(0).unwrap();
+    a.turn().try_take(ROUND_ROBIN).unwrap().unwrap();
+    b.turn().request(0).unwrap();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| b.turn().take_within(ROUND_ROBIN, LONG));
+        a.turn().release().unwrap();
+        assert_eq!(waits.join().unwrap(), Ok(Some(Epoch(2))));
+        b.turn().release().unwrap();
+        a.turn().request(0).unwrap();
+        a.turn().try_take(ROUND_ROBIN).unwrap().unwrap();
+        b.turn().request(0).unwrap();
+        let waits = scope.spawn(|| b.turn().take_within(ROUND_ROBIN, LONG));
+        b.turn().cancel().unwrap();
+        assert_eq!(waits.join().unwrap(), Err(LedgerError::NoTicket));
+    });
+}
+
+/// Nanoseconds that this thread has run.
+fn cpu_ns() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    text.split(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn waiting_in_vain_ends_at_the_limit_and_sleeps_meanwhile() {
+    let (_stage, _, [a, b]) = seats();
+    a.turn().request(0).unwrap();
+    a.turn().try_take(ROUND_ROBIN).unwrap().unwrap();
+    b.turn().request(0).unwrap();
+    let (begun, ran) = (Instant::now(), cpu_ns());
+    assert_eq!(b.turn().take_within(ROUND_ROBIN, Duration::from_millis(300)), Ok(None));
+    assert!(begun.elapsed() >= Duration::from_millis(300));
+    let busy = Duration::from_nanos(cpu_ns() - ran);
+    assert!(busy < Duration::from_millis(30), "{busy:?} of 300 ms were spent computing");
+}
+
+/// The child's half of mutual exclusion: takes the turn `count` times, and while it has it nobody else may write the
+/// two words of the file "turn": instance of the holder, epoch.
+pub fn spin(seat: &Seat, folder: &Path, count: u64) -> Result<String, String> {
+    let file = OpenOptions::new().read(true).write(true).open(folder.join("turn")).unwrap();
+    let read = || {
+        let mut words = [0; 16];
+        file.read_exact_at(&mut words, 0).unwrap();
+        let word = |at: usize| u64::from_ne_bytes(words[at..at + 8].try_into().unwrap());
+        (word(0), word(8))
+    };
+    for _ in 0..count {
+        seat.turn().request(0).unwrap();
+        let Epoch(epoch) =
+            seat.turn().take_within(ROUND_ROBIN, LONG).unwrap().ok_or("no turn in a minute")?;
+        let (_, before) = read();
+        if before >= epoch {
+            return Err(format!("epoch {epoch} after {before}"));
+        }
+        let words = [seat.instance(), epoch].map(u64::to_ne_bytes).concat();
+        file.write_all_at(&words, 0).unwrap();
+        for _ in 0..5 {
+            std::thread::yield_now();
+            if read() != (seat.instance(), epoch) {
+                return Err(format!("somebody else had the turn in epoch {epoch}"));
+            }
+        }
+        seat.turn().release().unwrap();
+    }
+    Ok(String::new())
+}
+
+/// Six processes that take turns, some of which are killed.
+fn crowd(fault: Option<&str>) -> Result<(), String> {
+    let stage = Stage::new();
+    std::fs::write(stage.folder().join("turn"), [0; 16]).unwrap();
+    let start = |at: usize| {
+        let mut actor = stage.actor();
+        if let Some(fault) = fault {
+            actor.ok(&format!("fault {fault}"));
+        }
+        actor.ok("open");
+        actor.join(&at.to_string(), 0);
+        actor
+    };
+    let mut actors: Vec<Actor> = (0..6).map(start).collect();
+    for (at, actor) in actors.iter_mut().enumerate() {
+        // The last two do not end by themselves.
+        actor.tell(if at < 4 { "spin 150" } else { "spin 1000000" });
+    }
+    actors[4].kill();
+    let first = actors[0].answer().unwrap();
+    actors[5].kill();
+    let mut answers = vec![first];
+    answers.extend(actors[1..4].iter_mut().map(|actor| actor.answer().unwrap()));
+    answers.into_iter().find(Result::is_err).unwrap_or(Ok(String::new())).map(drop)
+}
+
+#[test]
+fn one_process_at_a_time_has_the_turn() {
+    assert_eq!(crowd(None), Ok(()));
+}
+
+#[test]
+fn the_crowd_tells_when_the_turn_is_not_locked() {
+    let error = crowd(Some("unlocked_turn")).unwrap_err();
+    assert!(error.contains("epoch"), "{error}");
+}
+
+#[test]
+fn the_turn_of_a_killed_holder_goes_on_within_50_ms() {
+    let stage = Stage::new();
+    let heir = stage.open().join("heir", 0, 0).unwrap();
+    let mut last = Epoch(0);
+    let once = |at: u32| {
+        let mut holder = stage.joined(&format!("holder-{at}"), CAPACITY / 10);
+        holder.ok("request");
+        holder.ok("take_turn");
+        heir.turn().request(0).unwrap();
+        let (took, epoch) = std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let epoch = heir.turn().take_within(ROUND_ROBIN, LONG).unwrap().unwrap();
+                (Instant::now(), epoch)
+            });
+            let killed = Instant::now();
+            holder.kill();
+            let (at, epoch) = waits.join().unwrap();
+            (at.duration_since(killed), epoch)
+        });
+        heir.turn().release().unwrap();
+        assert!(epoch > last);
+        last = epoch;
+        took
+    };
+    // The best of some: a busy machine may be late, the protocol is the same each time.
+    let best = (0..5).map(once).min().unwrap();
+    assert!(best < Duration::from_millis(50), "{best:?}");
+}
+
+#[test]
+fn an_engine_that_still_computes_keeps_the_turn_of_its_dead_sidecar() {
+    let stage = Stage::new();
+    let next = stage.open().join("next", 0, 0).unwrap();
+    let mut sidecar = stage.joined("a", 0);
+    sidecar.ok("request");
+    sidecar.ok("take_turn");
+    let engine = sidecar.lend_liveness(&stage);
+    sidecar.kill();
+    next.turn().request(0).unwrap();
+    assert_eq!(next.turn().take_within(ROUND_ROBIN, Duration::from_millis(30)), Ok(None));
+    assert!(stage.open().survey().unwrap().iter().any(|one| one.name == "a" && one.has_turn));
+    drop(engine);
+    assert_eq!(next.turn().take_within(ROUND_ROBIN, LONG), Ok(Some(Epoch(2))));
+}
