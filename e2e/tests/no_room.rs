@@ -22,6 +22,12 @@ async fn a_device_that_is_too_small_for_the_weights_is_refused() {
     assert!(outcome.stderr.contains("default/large"), "{}", outcome.stderr);
     assert!(outcome.stderr.contains(": gpu.memory_bytes, max_model_len: "), "{}", outcome.stderr);
     assert!(outcome.stderr.contains("may hold 1048576 bytes"), "{}", outcome.stderr);
+    for line in [
+        "up.yaml:6: GpuPool/box spec.device.host.memory: the tenant needs",
+        ": ModelTenant/large spec.model.maxModelLen: ",
+    ] {
+        assert!(outcome.stderr.contains(line), "{line}: {}", outcome.stderr);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,6 +8,7 @@ pub mod config;
 pub mod directive;
 pub mod grants;
 pub mod message;
+pub mod refusal;
 pub mod restart;
 pub mod state;
 

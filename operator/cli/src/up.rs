@@ -3,6 +3,7 @@
 //! Each tenant is one sidecar process, which starts and keeps its engine. This process keeps the sidecars: it restarts
 //! what dies, says on stdout when a tenant serves, and leaves nothing behind when it ends.
 
+mod blame;
 mod built;
 mod plan;
 mod process;
@@ -17,6 +18,7 @@ use tokio::task::JoinSet;
 
 use crate::runtime::RuntimeFolder;
 use crate::{Misconfigured, siblings};
+use blame::Blame;
 use plan::Options;
 use process::{Order, Tenant};
 use speak::note;
@@ -77,7 +79,8 @@ pub async fn run(args: UpArgs) -> anyhow::Result<()> {
     for mut config in plan.configs {
         let folder = runtime.claim(&config.namespace, &config.name)?;
         config.runtime_dir = folder.path().to_owned();
-        tenants.push(Tenant::new(sidecar.clone(), config, folder));
+        let blame = Blame::of(&objects, &config.namespace, &config.name);
+        tenants.push(Tenant::new(sidecar.clone(), config, folder, blame));
     }
     supervise(tenants).await
 }

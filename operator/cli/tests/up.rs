@@ -242,6 +242,32 @@ fn a_sidecar_that_cannot_serve_ends_all() {
     assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
 }
 
+/// A sidecar that refuses what it is told, leaving word.
+fn refuses(field: &str) -> World {
+    world(&format!(
+        "echo '{{\"fields\": [\"{field}\"], \"problem\": \"no good\"}}' > \"$(dirname \"$2\")/refusal.json\"\nexit 78\n"
+    ))
+}
+
+#[test]
+fn a_refusal_is_told_by_file_line_and_field_of_the_yaml() {
+    let outcome = end(start(&refuses("gpu.memory_bytes")));
+    assert_eq!(outcome.code, Some(78));
+    assert_eq!(
+        outcome.stderr,
+        "sluice: default/story: cannot be served\n\
+         local.yaml:6: GpuPool/local spec.device.host.memory: no good\n"
+    );
+}
+
+#[test]
+fn a_taken_port_comes_with_the_option_that_chooses_another() {
+    let outcome = end(start(&refuses("listen.serve")));
+    assert_eq!(outcome.code, Some(78));
+    let expected = "sluice: default/story: no good; choose another port with --port (0 = a free one)";
+    assert!(outcome.stderr.starts_with(expected), "{}", outcome.stderr);
+}
+
 #[test]
 fn a_sidecar_that_does_not_listen_to_sigterm_is_killed() {
     let world = world("trap '' TERM\necho $$ >> starts\nwhile :; do sleep 0.2; done\n");

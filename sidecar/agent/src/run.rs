@@ -1,8 +1,9 @@
 //! The life of a sidecar: read, listen, load, serve, drain.
 
+mod failure;
+
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,6 +17,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+pub use self::failure::Failure;
 use crate::admin::Admin;
 use crate::args::Args;
 use crate::engine_child::EngineChild;
@@ -26,42 +28,6 @@ use crate::metrics::Metrics;
 use crate::room::{LoadError, Loaded, Loading, load};
 use crate::service::{Inbox, Message, Service, Status};
 use crate::{admin, probes};
-
-/// Exit status of a configuration that no restart can help (`EX_CONFIG` of sysexits.h).
-const EXIT_CONFIG: u8 = 78;
-
-/// Why a sidecar ended.
-#[derive(Debug)]
-pub enum Failure {
-    /// Its configuration or its model folder is wrong.
-    Config(anyhow::Error),
-    /// Anything else.
-    Other(anyhow::Error),
-}
-
-impl Failure {
-    /// What the supervisor is told.
-    pub fn exit_code(&self) -> ExitCode {
-        match self {
-            Failure::Config(_) => ExitCode::from(EXIT_CONFIG),
-            Failure::Other(_) => ExitCode::FAILURE,
-        }
-    }
-}
-
-impl std::fmt::Display for Failure {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (Failure::Config(error) | Failure::Other(error)) = self;
-        let mut text = String::new();
-        for cause in error.chain().map(ToString::to_string) {
-            // Many an error ends with its cause already.
-            if !text.ends_with(&cause) {
-                text = if text.is_empty() { cause } else { format!("{text}: {cause}") };
-            }
-        }
-        f.write_str(&text)
-    }
-}
 
 fn config_error(error: impl Into<anyhow::Error>) -> Failure {
     Failure::Config(error.into())
@@ -83,6 +49,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let config = read_config(file).map_err(config_error)?;
     let folder = config.runtime_dir.clone();
     make_folder(&folder).map_err(other)?;
+    run_in(&folder, config).inspect_err(|failure| failure.leave_word(&folder))
+}
+
+fn run_in(folder: &Path, config: SidecarConfig) -> Result<(), Failure> {
     let loaded = Arc::new(load(config).map_err(config_error)?);
     let socket = folder.join("engine.sock");
     let listener = Listener::bind(&socket).map_err(other)?;
@@ -98,7 +68,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let ending = engine.as_ref().map(EngineChild::ending).unwrap_or_default();
     let ended = runtime.block_on(live(&loaded, listener, ending));
     drop(engine);
-    remove_own_files(&folder);
+    remove_own_files(folder);
     ended
 }
 
@@ -152,15 +122,16 @@ struct Sockets {
 }
 
 impl Sockets {
-    async fn bind(config: &SidecarConfig) -> anyhow::Result<Self> {
-        let bind = async |address: SocketAddr| {
-            TcpListener::bind(address).await.with_context(|| format!("cannot listen at {address}"))
+    async fn bind(config: &SidecarConfig) -> Result<Self, Failure> {
+        let bind = async |field, address: SocketAddr| {
+            let bound = TcpListener::bind(address).await;
+            bound.with_context(|| format!("cannot listen at {address}")).map_err(|e| Failure::Field(field, e))
         };
         let listen = &config.listen;
         Ok(Sockets {
-            serve: bind(listen.serve).await?,
-            admin: bind(listen.admin).await?,
-            probes: bind(listen.probes).await?,
+            serve: bind("listen.serve", listen.serve).await?,
+            admin: bind("listen.admin", listen.admin).await?,
+            probes: bind("listen.probes", listen.probes).await?,
         })
     }
 
@@ -186,7 +157,7 @@ impl Sockets {
 
 async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>) -> Result<(), Failure> {
     let config = &loaded.config;
-    let sockets = Sockets::bind(config).await.map_err(config_error)?;
+    let sockets = Sockets::bind(config).await?;
     let token_file = config.runtime_dir.join("token");
     let token = admin::make_token(&token_file).map_err(other)?;
     sockets.record(config, &token_file).map_err(other)?;
@@ -282,7 +253,8 @@ fn gateway(loaded: &Loaded, service: Service, metrics: Arc<Metrics>) -> Result<G
         "TokenDeposit" => Pacing::Paced { interval_ns },
         "Immediate" => Pacing::Immediate,
         other => {
-            return Err(config_error(anyhow!("pacing: `{other}` is not built (TokenDeposit, Immediate)")));
+            let problem = anyhow!("`{other}` is not built (TokenDeposit, Immediate)");
+            return Err(Failure::Field("pacing", problem));
         }
     };
     Ok(Gateway {
@@ -293,7 +265,7 @@ fn gateway(loaded: &Loaded, service: Service, metrics: Arc<Metrics>) -> Result<G
         max_model_tokens: loaded.max_model_tokens,
         limits: config.limits.clone(),
         stream_pacing,
-        api_keys: read_keys(config).map_err(config_error)?,
+        api_keys: read_keys(config).map_err(|error| Failure::Field("api_keys_file", error))?,
         open: OpenRequests::new(config.limits.max_streams, metrics.clone()),
         metrics,
         started: Gateway::unix_seconds(),

@@ -220,7 +220,13 @@ fn limits(tenant: &ModelTenant) -> LimitsConfig {
 fn listen(options: &Options, index: u16) -> ListenConfig {
     let port = if options.port == 0 { 0 } else { options.port.saturating_add(index) };
     let free = SocketAddr::from(([127, 0, 0, 1], 0));
-    ListenConfig { serve: SocketAddr::new(options.host, port), admin: free, probes: free, admin_tls: None, neighbour_token_file: None }
+    ListenConfig {
+        serve: SocketAddr::new(options.host, port),
+        admin: free,
+        probes: free,
+        admin_tls: None,
+        neighbour_token_file: None,
+    }
 }
 
 #[cfg(test)]

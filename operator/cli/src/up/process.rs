@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use sluice_wire::config::{SidecarConfig, SidecarRecord};
+use sluice_wire::refusal::Refusal;
 use sluice_wire::restart::BackOff;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
+use super::blame::Blame;
 use super::speak::{note, tell};
 use crate::runtime::TenantFolder;
 use crate::{EX_CONFIG, Misconfigured};
@@ -35,12 +37,13 @@ pub struct Tenant {
     sidecar: PathBuf,
     config: SidecarConfig,
     folder: TenantFolder,
+    blame: Option<Blame>,
 }
 
 impl Tenant {
     /// A tenant that has not been started.
-    pub fn new(sidecar: PathBuf, config: SidecarConfig, folder: TenantFolder) -> Self {
-        Tenant { sidecar, config, folder }
+    pub fn new(sidecar: PathBuf, config: SidecarConfig, folder: TenantFolder, blame: Option<Blame>) -> Self {
+        Tenant { sidecar, config, folder, blame }
     }
 
     fn title(&self) -> String {
@@ -83,15 +86,25 @@ impl Tenant {
     /// It said that another start will not help: a wrong model folder, a refused configuration, a taken port.
     fn ended(&self, status: ExitStatus) -> anyhow::Result<String> {
         if status.code() == Some(EX_CONFIG.into()) {
-            let title = self.title();
-            let problem = format!("{title}: the sidecar cannot serve it; its last words are above");
-            return Err(Misconfigured(problem).into());
+            return Err(Misconfigured(format!("{}: {}", self.title(), self.refusal())).into());
         }
         Ok(format!("the sidecar ended ({status})"))
     }
 
+    /// Why the sidecar cannot serve it, in terms of the YAML if it has left word.
+    fn refusal(&self) -> String {
+        let left = std::fs::read(self.folder.path().join(Refusal::FILE)).ok();
+        let left = left.and_then(|json| serde_json::from_slice(&json).ok());
+        match self.blame.as_ref().zip(left) {
+            Some((blame, refusal)) => blame.words(&refusal),
+            None => "the sidecar cannot serve it; its last words are above".to_owned(),
+        }
+    }
+
     fn spawn(&self, file: &std::path::Path) -> anyhow::Result<Child> {
-        let _ = std::fs::remove_file(self.folder.path().join("sidecar.json"));
+        for stale in ["sidecar.json", Refusal::FILE] {
+            let _ = std::fs::remove_file(self.folder.path().join(stale));
+        }
         let mut command = Command::new(&self.sidecar);
         // Its own process group: a Ctrl-C in the terminal reaches this process alone, which then drains in order.
         command.arg("--config").arg(file).process_group(0).kill_on_drop(true);

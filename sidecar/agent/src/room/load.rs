@@ -95,6 +95,19 @@ const fn fields(refused: &Refused) -> &'static str {
     }
 }
 
+impl LoadError {
+    /// Fields of the configuration to look at, separated by commas, and what is wrong with them; `None` where the
+    /// configuration is not the reason.
+    pub fn about(&self) -> Option<(&'static str, String)> {
+        match self {
+            LoadError::Model(error) => Some(("model_path", error.to_string())),
+            LoadError::Config { field, problem } => Some((field, problem.clone())),
+            LoadError::Refused(refused) => Some((fields(refused), refused.to_string())),
+            _ => None,
+        }
+    }
+}
+
 fn wrong(field: &'static str, problem: impl Into<String>) -> LoadError {
     LoadError::Config { field, problem: problem.into() }
 }
