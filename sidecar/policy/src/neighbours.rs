@@ -4,9 +4,17 @@
 //! Pure like the rest of the crate. Nothing here reads the ledger file or sends a message: the caller does both and says
 //! what came of it. All memory is counted in chunks, whose size is a property of the GPU and so the same for all of them.
 
+pub mod grants;
 pub mod share;
+pub mod turn;
 pub mod victim;
+pub mod wake;
 
-/// A participant of the neighbourhood: the number of its record in the ledger file.
+/// A participant of the neighbourhood in one of its lives, as the ledger file names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Peer(pub u16);
+pub struct Peer {
+    /// Its record in the ledger file.
+    pub index: u32,
+    /// Names its life. Never used for two lives of one ledger.
+    pub instance: u64,
+}

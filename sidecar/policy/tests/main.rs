@@ -27,6 +27,11 @@ mod leaves {
 
 /// Tests of what tenants of one GPU decide about each other.
 mod neighbours {
+    mod grants;
+    mod grants_random;
     mod share;
+    mod turn;
     mod victim;
+    mod wake;
+    mod world;
 }

@@ -13,16 +13,20 @@ fn live(last_used: u64, lendable_chunks: u32) -> Live {
     Live { last_used: Nanos(last_used), lendable_chunks, ..Live::default() }
 }
 
-fn neighbour(peer: u16, priority: i32, live: Live) -> Neighbour {
-    Neighbour { peer: Peer(peer), priority, reachable: true, live: Some(live) }
+fn tenant(index: u32) -> Peer {
+    Peer { index, instance: 1 }
+}
+
+fn neighbour(index: u32, priority: i32, live: Live) -> Neighbour {
+    Neighbour { peer: tenant(index), priority, reachable: true, live: Some(live) }
 }
 
 fn asker(need_chunks: u32) -> Asker<'static> {
     Asker { priority: 100, need_chunks, ..Asker::default() }
 }
 
-fn peers(neighbours: &[Neighbour], asker: &Asker<'_>) -> Vec<u16> {
-    order(neighbours, asker, NOW).iter().map(|victim| victim.peer.0).collect()
+fn peers(neighbours: &[Neighbour], asker: &Asker<'_>) -> Vec<u32> {
+    order(neighbours, asker, NOW).iter().map(|victim| victim.peer.index).collect()
 }
 
 #[test]
@@ -41,7 +45,7 @@ fn inactive_comes_before_active_then_the_lowest_priority_then_the_last_used() {
 #[test]
 fn the_rule_decides_among_equals() {
     let all = [neighbour(1, 0, live(30, 5)), neighbour(2, 0, live(10, 5)), neighbour(3, 0, live(20, 5))];
-    let by = |rule| peers(&all, &Asker { rule, order: &[Peer(3), Peer(1)], ..asker(1000) });
+    let by = |rule| peers(&all, &Asker { rule, order: &[tenant(3), tenant(1)], ..asker(1000) });
     assert_eq!(by(Rule::MostRecentlyUsed), [1, 3, 2]);
     assert_eq!(by(Rule::LeastRecentlyUsed), [2, 3, 1]);
     assert_eq!(by(Rule::FixedOrder), [3, 1, 2], "who is not on the list comes last");
@@ -62,7 +66,7 @@ fn the_end_of_the_line_lends_before_its_front_and_who_does_not_wait_before_both(
 #[test]
 fn each_is_asked_for_what_the_others_leave_open() {
     let all = [neighbour(1, 0, live(30, 5)), neighbour(2, 0, live(20, 5)), neighbour(3, 0, live(10, 5))];
-    let expected = [Victim { peer: Peer(1), chunks: 5 }, Victim { peer: Peer(2), chunks: 2 }];
+    let expected = [Victim { peer: tenant(1), chunks: 5 }, Victim { peer: tenant(2), chunks: 2 }];
     assert_eq!(order(&all, &asker(7), NOW), expected);
     assert_eq!(order(&all, &asker(0), NOW), []);
 }
@@ -89,7 +93,7 @@ fn a_higher_priority_is_asked_while_inactive_and_never_while_active() {
 
 #[test]
 fn without_live_state_the_directives_order_stands_in() {
-    let silent = |peer| Neighbour { peer: Peer(peer), priority: 0, reachable: true, live: None };
+    let silent = |peer| Neighbour { peer: tenant(peer), priority: 0, reachable: true, live: None };
     let all = [
         silent(1),
         silent(2),
@@ -97,8 +101,8 @@ fn without_live_state_the_directives_order_stands_in() {
         silent(9),
         neighbour(4, 0, live(1, 5)),
     ];
-    let asker = Asker { order: &[Peer(3), Peer(2), Peer(4), Peer(1)], ..asker(8) };
-    let ask = |peer, chunks| Victim { peer: Peer(peer), chunks };
+    let asker = Asker { order: &[tenant(3), tenant(2), tenant(4), tenant(1)], ..asker(8) };
+    let ask = |peer, chunks| Victim { peer: tenant(peer), chunks };
     assert_eq!(order(&all, &asker, NOW), [ask(4, 5), ask(2, 3), ask(1, 3)]);
     assert_eq!(order(&all, &Asker { need_chunks: 5, ..asker }, NOW), [ask(4, 5)]);
 }
@@ -106,14 +110,14 @@ fn without_live_state_the_directives_order_stands_in() {
 /// Turns in a circle over models of which only some fit: each turn needs its own model, loads it where it is missing and
 /// takes the memory of the victim that the rule names.
 struct Circle {
-    models: u16,
+    models: u32,
     fitting: usize,
     turns: u64,
 }
 
 impl Circle {
     fn at(&self, turn: u64) -> Peer {
-        Peer((turn % u64::from(self.models)) as u16)
+        tenant((turn % u64::from(self.models)) as u32)
     }
 
     /// Who gets the turn in how many turns after `turn`.
@@ -143,7 +147,7 @@ impl Circle {
         self.loads(|turn, resident| {
             let seen = |(peer, used): (&Peer, &u64)| {
                 let place = in_line.then(|| self.next_use(turn, *peer) as u32);
-                neighbour(peer.0, 0, Live { queue_place: place, ..live(*used, 1) })
+                neighbour(peer.index, 0, Live { queue_place: place, ..live(*used, 1) })
             };
             let seen: Vec<Neighbour> = resident.iter().map(seen).collect();
             order(&seen, &Asker { rule, ..asker(1) }, Nanos(turn))[0].peer
@@ -188,8 +192,7 @@ impl Circle {
 }
 
 fn circles() -> impl Iterator<Item = Circle> {
-    (2..=7)
-        .flat_map(|models| (1..usize::from(models)).map(move |fitting| Circle { models, fitting, turns: 60 }))
+    (2..=7).flat_map(|models| (1..models as usize).map(move |fitting| Circle { models, fitting, turns: 60 }))
 }
 
 #[test]
@@ -229,7 +232,7 @@ fn any_neighbour() -> impl Strategy<Value = Neighbour> {
         queue_place,
     });
     let state = (98_i32..103, any::<bool>(), proptest::option::weighted(0.8, live));
-    state.prop_map(|(priority, reachable, live)| Neighbour { peer: Peer(0), priority, reachable, live })
+    state.prop_map(|(priority, reachable, live)| Neighbour { peer: tenant(0), priority, reachable, live })
 }
 
 proptest! {
@@ -241,16 +244,16 @@ proptest! {
         need in 0_u32..20,
         turn in 0_usize..8,
     ) {
-        let number = |(at, one)| Neighbour { peer: Peer(at as u16), ..one };
+        let number = |(at, one)| Neighbour { peer: tenant(at as u32), ..one };
         let all: Vec<Neighbour> = all.into_iter().enumerate().map(number).collect();
-        let list: Vec<Peer> = (0..4).map(Peer).collect();
+        let list: Vec<Peer> = (0..4).map(tenant).collect();
         let asker = Asker { order: &list, min_residence_ns: 300, ..asker(need) };
         let victims = order(&all, &asker, Nanos(1000));
         let names: BTreeSet<Peer> = victims.iter().map(|victim| victim.peer).collect();
         prop_assert_eq!(names.len(), victims.len());
-        let live = |victim: &Victim| all[victim.peer.0 as usize].live;
+        let live = |victim: &Victim| all[victim.peer.index as usize].live;
         prop_assert!(victims.iter().all(|v| live(v).is_none_or(|live| v.chunks <= live.lendable_chunks)));
-        prop_assert!(victims.iter().all(|v| v.chunks > 0 && all[v.peer.0 as usize].reachable));
+        prop_assert!(victims.iter().all(|v| v.chunks > 0 && all[v.peer.index as usize].reachable));
         let covered: u32 = victims.iter().filter(|v| live(v).is_some()).map(|v| v.chunks).sum();
         prop_assert!(covered <= need);
         let mut turned = all.clone();

@@ -1,0 +1,107 @@
+//! What tenants write to each other, and what becomes of it.
+
+use std::fmt::Debug;
+
+use sluice_policy::ids::Nanos;
+use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::grants::{Book, Misfit, Nonce};
+
+use super::{Earmark, Flaw, TTL_NS, World, attempt};
+
+#[derive(Clone, Copy, Debug)]
+pub enum Body {
+    Ask(u32),
+    Granted(u32, Nanos),
+    Refused,
+    Cancel,
+    Revoke(u32),
+    Renew,
+    Renewed(Nanos),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Message {
+    from: Peer,
+    to: Peer,
+    nonce: Nonce,
+    pub body: Body,
+}
+
+impl World {
+    pub fn send(&mut self, from: Peer, to: Peer, nonce: Nonce, body: Body) {
+        self.mail.push(Message { from, to, nonce, body });
+    }
+
+    pub fn deliver(&mut self, pick: usize, fate: u32) {
+        if self.mail.is_empty() {
+            return;
+        }
+        let at = pick % self.mail.len();
+        let message = self.mail[at];
+        if !fate.is_multiple_of(4) {
+            self.mail.swap_remove(at); // else it comes once more
+        }
+        if !fate.is_multiple_of(5) && self.lives(message.to) {
+            self.receive(message);
+        }
+    }
+
+    fn receive(&mut self, message: Message) {
+        let Message { from, to: me, nonce, body } = message;
+        match body {
+            Body::Ask(chunks) => self.answer(message, chunks),
+            Body::Granted(chunks, expires) => self.accept(message, chunks, expires),
+            Body::Cancel => self.take_back(me, nonce),
+            Body::Renew => {
+                let until = Nanos(self.now + TTL_NS);
+                let book = self.book(me).expect("it lives");
+                if let Ok(until) = attempt(book, |book| book.renew(nonce, from, until)) {
+                    self.send(me, from, nonce, Body::Renewed(until));
+                }
+            }
+            Body::Refused => self.note(me, |book| book.refused(nonce, from)),
+            Body::Revoke(chunks) => self.note(me, |book| book.revoked(nonce, from, chunks)),
+            Body::Renewed(until) => self.note(me, |book| book.renewed(nonce, from, until)),
+        }
+    }
+
+    fn note<T: Debug>(&mut self, me: Peer, order: impl FnOnce(&mut Book) -> Result<T, Misfit>) {
+        let _ = attempt(self.book(me).expect("it lives"), order);
+    }
+
+    fn answer(&mut self, ask: Message, chunks: u32) {
+        let (me, borrower, nonce) = (ask.to, ask.from, ask.nonce);
+        if !self.lives(borrower) {
+            return; // the ledger writes no earmark for the dead
+        }
+        let expires = Nanos(self.now + TTL_NS);
+        let book = self.book(me).expect("it lives");
+        let chunks = chunks.min(book.lendable());
+        match attempt(book, |book| book.lent(nonce, borrower, chunks, expires)) {
+            Ok(()) => {
+                self.earmarks.push(Earmark { owner: me, to: borrower, nonce, chunks, returns: false });
+                self.send(me, borrower, nonce, Body::Granted(chunks, expires));
+            }
+            Err(Misfit::NoChunks { .. }) => self.send(me, borrower, nonce, Body::Refused),
+            Err(Misfit::Replayed { .. }) => {}
+            Err(misfit) => panic!("{misfit}"),
+        }
+    }
+
+    fn accept(&mut self, answer: Message, chunks: u32, expires: Nanos) {
+        let (me, lender, nonce) = (answer.to, answer.from, answer.nonce);
+        if self.book(me).expect("it lives").expects(nonce, lender, chunks).is_err() {
+            return;
+        }
+        let (accepted, trusts) = (self.take(lender, nonce, false), self.flaw == Flaw::TrustsTheAnswer);
+        let book = self.book(me).expect("it lives");
+        if let Some(earmark) = accepted {
+            assert_eq!((earmark.to, earmark.chunks), (me, chunks));
+        }
+        if accepted.is_some() || trusts {
+            attempt(book, |book| book.granted(nonce, lender, chunks, expires)).expect("it was expected");
+        } else {
+            assert_eq!(attempt(book, |book| book.timed_out(nonce)), Ok(lender), "its earmark is gone");
+        }
+    }
+}
