@@ -1,12 +1,14 @@
 //! Sightings as lines of text: pure, the same for the live screen and for `--once`.
 
 mod detail;
+mod flow;
 mod table;
 
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use sluice_wire::State;
 
+use self::flow::{fitting, flow};
 use super::Sighting;
 use super::figures::bytes;
 use super::map::{Map, Owner, owners};
@@ -38,12 +40,12 @@ pub fn text(view: &View, width: usize) -> Vec<Line<'static>> {
     for (title, state) in view.answered() {
         lines.extend(map(view, title, state, width, MAP_ROWS));
     }
-    lines.push(legend(view));
+    lines.extend(legend(view, width));
     lines.extend(table::table(view, width, 0..view.sightings.len()));
     for sighting in view.sightings {
         lines.push(Line::default());
         lines.extend(detail::detail(view, sighting, width));
-        lines.extend(detail::moves(view, sighting, usize::MAX));
+        lines.extend(detail::moves(view, sighting, width, usize::MAX));
     }
     lines
 }
@@ -56,15 +58,16 @@ pub fn screen(view: &View, width: usize, height: usize) -> Vec<Line<'static>> {
     let tenants = around(view.selected, view.sightings.len(), (height / 6).max(1));
     let selected = view.sightings.get(view.selected);
     let detail = selected.map_or(Vec::new(), |s| detail::detail(view, s, width));
-    // Header, legend and the table's heading take a line each.
-    let rest = height.saturating_sub(3 + tenants.len() + detail.len() + MOVES_MIN);
+    let legend = legend(view, width);
+    // Header and the table's heading take a line each.
+    let rest = height.saturating_sub(2 + legend.len() + tenants.len() + detail.len() + MOVES_MIN);
     let mut lines = vec![header(view, "   q ends, arrows select")];
     lines.extend(maps(view, width, rest));
-    lines.push(legend(view));
+    lines.extend(legend);
     lines.extend(table::table(view, width, tenants));
     lines.extend(detail);
     let left = height.saturating_sub(lines.len());
-    lines.extend(selected.map_or(Vec::new(), |s| detail::moves(view, s, left)));
+    lines.extend(selected.map_or(Vec::new(), |s| detail::moves(view, s, width, left)));
     lines
 }
 
@@ -115,15 +118,15 @@ fn header(view: &View, keys: &'static str) -> Line<'static> {
     Line::from(vec![View::bold("sluice top"), text.into(), keys.into()])
 }
 
-fn legend(view: &View) -> Line<'static> {
+fn legend(view: &View, width: usize) -> Vec<Line<'static>> {
     let present =
         |owner: Owner| view.answered().any(|(_, s)| owners(s).iter().any(|o| o.0 == owner && o.1 > 0));
     let rare = [Owner::Overhead, Owner::Staging, Owner::Earmarked];
     let every = owners(&State::default()).map(|(owner, _)| owner);
     let shown = every.into_iter().filter(|owner| !rare.contains(owner) || present(*owner));
-    let spans =
-        shown.flat_map(|owner| [view.owner(owner, owner.letter()), format!(" {}  ", owner.name()).into()]);
-    Line::from(spans.collect::<Vec<_>>())
+    let phrases =
+        shown.map(|owner| vec![view.owner(owner, owner.letter()), format!(" {}", owner.name()).into()]);
+    flow("", phrases, 2, width)
 }
 
 /// One tenant's memory: a heading and at most `rows` rows of cells.
@@ -135,8 +138,11 @@ fn map(view: &View, title: &str, state: &State, width: usize, rows: usize) -> Ve
         many => format!("a cell is {many} chunks of {}", bytes(memory.chunk_bytes)),
     };
     let balance = if memory.balances() { "" } else { "DOES NOT BALANCE   " };
-    let text = format!("   {title}   {balance}{}, {cell}", bytes(memory.capacity_bytes));
-    let mut lines = vec![Line::from(vec![View::bold(format!("GPU {}", state.tenant.gpu)), text.into()])];
+    let (gpu, capacity) = (format!("GPU {}", state.tenant.gpu), bytes(memory.capacity_bytes));
+    let brief = format!("   {balance}{capacity}");
+    let texts = [format!("   {title}{brief}, {cell}"), format!("   {title}{brief}"), brief];
+    let text = fitting(width.saturating_sub(gpu.chars().count()), texts);
+    let mut lines = vec![Line::from(vec![View::bold(gpu), text.into()])];
     lines.extend(map.cells.chunks(width.max(1)).map(|row| cells(view, row)));
     lines
 }

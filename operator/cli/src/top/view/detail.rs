@@ -9,6 +9,7 @@ use super::super::Sighting;
 use super::super::figures::{age, bytes, milliseconds, percent, percentiles};
 use super::super::map::owners;
 use super::View;
+use super::flow::{Phrase, fitting, flow, plain};
 
 /// Width of the labels on the left.
 const LABEL: usize = 9;
@@ -20,49 +21,56 @@ pub fn detail(view: &View, sighting: &Sighting, width: usize) -> Vec<Line<'stati
     let state = match &sighting.state {
         Ok(state) => state,
         Err(problem) => {
-            return vec![labelled("problem", vec![format!("{}: {problem}", sighting.title).into()])];
+            let words = format!("{}: {problem}", sighting.title);
+            return flow(&label("problem"), words.split(' ').map(plain), 1, width);
         }
     };
-    let mut lines = vec![tenant(view, &sighting.title, state)];
+    let mut lines = tenant(view, &sighting.title, state, width);
     if let Some(failure) = &state.engine.failure {
-        let text = Span::styled(failure.clone(), view.style(Color::Red));
-        lines.push(labelled("failure", vec![text]));
+        let red = |word: &str| vec![Span::styled(word.to_owned(), view.style(Color::Red))];
+        lines.extend(flow(&label("failure"), failure.split(' ').map(red), 1, width));
     }
-    lines.push(memory(view, state));
+    lines.extend(flow(&label("memory"), memory(view, state), 2, width));
     lines.extend(layers(view, state, width));
-    lines.push(labelled("kv", vec![kv(state).into()]));
-    lines.push(labelled("latency", vec![latency(state).into()]));
-    lines.push(labelled("work", vec![work(state).into()]));
-    lines.push(labelled("link", vec![link(state).into()]));
+    for (name, phrases) in
+        [("kv", kv(state)), ("latency", latency(state)), ("work", work(state)), ("link", link(state))]
+    {
+        lines.extend(flow(&label(name), phrases.into_iter().map(plain), 2, width));
+    }
     lines
 }
 
-fn labelled(label: &str, spans: Vec<Span<'static>>) -> Line<'static> {
-    let mut line = Line::from(format!("{label:<LABEL$}"));
-    line.extend(spans);
-    line
+fn label(name: &str) -> String {
+    format!("{name:<LABEL$}")
 }
 
-fn tenant(view: &View, title: &str, state: &State) -> Line<'static> {
+fn tenant(view: &View, title: &str, state: &State, width: usize) -> Vec<Line<'static>> {
     let since = age(view.now_unix_ms.saturating_sub(state.phase_since_unix_ms));
     let engine = state.engine.pid.map_or("no engine".into(), |pid| format!("engine pid {pid}"));
-    let lost = state.engine.restarts;
-    let text = format!("   {:?} for {since}   policy {}   {engine}, {lost} lost", state.phase, state.policy);
-    Line::from(vec![View::bold(title), text.into()])
+    let phrases = [
+        vec![View::bold(title)],
+        plain(format!("{:?} for {since}", state.phase)),
+        plain(format!("policy {}", state.policy)),
+        plain(format!("{engine}, {} lost", state.engine.restarts)),
+    ];
+    flow("", phrases, 3, width)
 }
 
-fn memory(view: &View, state: &State) -> Line<'static> {
+fn memory<'a>(view: &'a View, state: &State) -> impl Iterator<Item = Phrase> + 'a {
     let present = owners(state).into_iter().filter(|(_, held)| *held > 0);
-    let each = present
-        .flat_map(|(owner, held)| [view.owner(owner, owner.letter()), format!(" {}  ", bytes(held)).into()]);
-    labelled("memory", each.collect())
+    present.map(|(owner, held)| vec![view.owner(owner, owner.letter()), format!(" {}", bytes(held)).into()])
 }
 
 /// R resident, the slot's number for a layer that moves, `.` while it loads. Front first.
 fn layers(view: &View, state: &State, width: usize) -> Vec<Line<'static>> {
     let strip: Vec<_> = state.layers.iter().map(|layer| cell(view, *layer)).collect();
     let rows = strip.chunks(width.saturating_sub(LABEL).max(1)).take(LAYER_ROWS).enumerate();
-    rows.map(|(i, row)| labelled(if i == 0 { "layers" } else { "" }, row.to_vec())).collect()
+    let line = |(i, row): (usize, &[Span<'static>])| {
+        let mut line = Line::from(label(if i == 0 { "layers" } else { "" }));
+        line.extend(row.to_vec());
+        line
+    };
+    rows.map(line).collect()
 }
 
 fn cell(view: &View, layer: Residency) -> Span<'static> {
@@ -73,74 +81,77 @@ fn cell(view: &View, layer: Residency) -> Span<'static> {
     }
 }
 
-fn kv(state: &State) -> String {
+fn kv(state: &State) -> Vec<String> {
     let kv = &state.kv;
-    format!(
-        "{} used  {} cached  {} free  of {} blocks of {}   fragmented {}",
-        kv.blocks_used,
-        kv.blocks_cached,
-        kv.blocks_free,
-        kv.blocks_total,
-        bytes(kv.block_bytes),
-        percent(Some(kv.fragmentation_permille)),
-    )
+    vec![
+        format!("{} used", kv.blocks_used),
+        format!("{} cached", kv.blocks_cached),
+        format!("{} free", kv.blocks_free),
+        format!("of {} blocks of {}", kv.blocks_total, bytes(kv.block_bytes)),
+        format!("fragmented {}", percent(Some(kv.fragmentation_permille))),
+    ]
 }
 
-fn latency(state: &State) -> String {
+fn latency(state: &State) -> Vec<String> {
     let (figures, slo) = (&state.figures, &state.slo);
-    format!(
-        "p50/p99 ms: TBT engine {}, out {} ({} met)  TTFT {} ({} met)",
-        percentiles(&figures.engine_tbt),
-        percentiles(&figures.delivered_tbt),
-        percent(slo.tbt_attained_permille),
-        percentiles(&figures.ttft),
-        percent(slo.ttft_attained_permille),
-    )
+    let (engine, out) = (percentiles(&figures.engine_tbt), percentiles(&figures.delivered_tbt));
+    vec![
+        format!("p50/p99 ms: TBT engine {engine}, out {out} ({} met)", percent(slo.tbt_attained_permille)),
+        format!("TTFT {} ({} met)", percentiles(&figures.ttft), percent(slo.ttft_attained_permille)),
+    ]
 }
 
-fn work(state: &State) -> String {
-    let figures = &state.figures;
-    format!(
-        "{} preempted  {} recomputed  {} steps  deposit {} in {} streams",
-        figures.preemptions_total,
-        figures.recomputed_tokens_total,
-        figures.steps_total,
-        state.streams.deposit_tokens,
-        state.streams.open,
-    )
+fn work(state: &State) -> Vec<String> {
+    let (figures, streams) = (&state.figures, &state.streams);
+    vec![
+        format!("{} preempted", figures.preemptions_total),
+        format!("{} recomputed", figures.recomputed_tokens_total),
+        format!("{} steps", figures.steps_total),
+        format!("deposit {} in {} streams", streams.deposit_tokens, streams.open),
+    ]
 }
 
-fn link(state: &State) -> String {
+fn link(state: &State) -> Vec<String> {
     let figures = &state.figures;
     let ms = |ns: Option<u64>| ns.map_or("-".into(), milliseconds);
-    let bandwidth = figures.link_bytes_per_second.map_or("-".into(), |rate| format!("{}/s", bytes(rate)));
+    let (copy, compute) = (ms(figures.t_transfer_ns), ms(figures.t_compute_ns));
     let r = figures.r_permille.map_or("-".into(), |r| format!("{:.1}", r as f64 / 1e3));
-    format!(
-        "{bandwidth}  {} copied  a layer takes {} ms to copy, {} ms to compute, r {r}",
-        bytes(figures.copied_bytes_total),
-        ms(figures.t_transfer_ns),
-        ms(figures.t_compute_ns),
-    )
+    vec![
+        figures.link_bytes_per_second.map_or("-".into(), |rate| format!("{}/s", bytes(rate))),
+        format!("{} copied", bytes(figures.copied_bytes_total)),
+        format!("a layer takes {copy} ms to copy, {compute} ms to compute, r {r}"),
+    ]
 }
 
 /// The last moves, newest first, in at most `height` lines with the heading.
-pub fn moves(view: &View, sighting: &Sighting, height: usize) -> Vec<Line<'static>> {
+pub fn moves(view: &View, sighting: &Sighting, width: usize, height: usize) -> Vec<Line<'static>> {
     let Some(state) = sighting.state.as_ref().ok().filter(|_| height > 1) else { return Vec::new() };
     let mut lines = vec![Line::from(View::bold("moves"))];
     if state.moves.is_empty() {
         lines.push(Line::from("  none yet"));
     }
-    lines.extend(state.moves.iter().rev().take(height - 1).map(|event| moved(view, event)));
+    lines.extend(state.moves.iter().rev().take(height - 1).map(|event| moved(view, event, width)));
     lines
 }
 
-fn moved(view: &View, event: &Move) -> Line<'static> {
-    let ago = age(view.now_unix_ms.saturating_sub(event.at_unix_ms));
-    let layers: Vec<_> = event.layers.iter().map(ToString::to_string).collect();
-    let layers = if layers.is_empty() { String::new() } else { format!("  layers {}", layers.join(",")) };
-    Line::from(vec![
-        format!("  {ago:>5} ago  ").into(),
-        Span::styled(format!("{:<14}", event.reason), view.style(Color::Yellow)),
-        format!(" {:>7}{layers}  {}", bytes(event.bytes), event.detail).into(),
-    ])
+/// Layers are counted, then the detail is left out, where all of it does not fit.
+fn moved(view: &View, event: &Move, width: usize) -> Line<'static> {
+    let ago = format!("  {:>5} ago  ", age(view.now_unix_ms.saturating_sub(event.at_unix_ms)));
+    let reason = format!("{:<14}", event.reason);
+    let size = format!(" {:>7}", bytes(event.bytes));
+    let each: Vec<_> = event.layers.iter().map(ToString::to_string).collect();
+    let (each, count) = match each.len() {
+        0 => (String::new(), String::new()),
+        1 => (format!("  layers {}", each[0]), "  1 layer".to_owned()),
+        many => (format!("  layers {}", each.join(",")), format!("  {many} layers")),
+    };
+    let detail = &event.detail;
+    let full = [
+        format!("{size}{each}  {detail}"),
+        format!("{size}{count}  {detail}"),
+        format!("{size}{count}"),
+        size,
+    ];
+    let rest = fitting(width.saturating_sub(ago.chars().count() + reason.chars().count()), full);
+    Line::from(vec![ago.into(), Span::styled(reason, view.style(Color::Yellow)), rest.into()])
 }

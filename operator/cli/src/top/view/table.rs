@@ -62,10 +62,18 @@ fn fit(width: usize, longest: usize) -> (&'static [Column], usize) {
 fn row(view: &View, index: usize, columns: &[Column], name: usize) -> Line<'static> {
     let sighting = &view.sightings[index];
     let marker = if index == view.selected { '>' } else { ' ' };
-    let title: String = sighting.title.chars().take(name).collect();
+    let title = shortened(&sighting.title, name);
     let mut line = Line::from(format!("{marker} {title:<name$} "));
     line.extend(figures(view, sighting, columns));
     if index == view.selected { line.patch_style(Modifier::BOLD) } else { line }
+}
+
+/// What is cut says so; the details have it whole.
+fn shortened(title: &str, width: usize) -> String {
+    if title.chars().count() <= width {
+        return title.to_owned();
+    }
+    title.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
 fn figures(view: &View, sighting: &Sighting, columns: &[Column]) -> Vec<Span<'static>> {

@@ -25,7 +25,7 @@ G global  W layers  S slots  K kv used  k kv cached/free  A activations  . free
 default/story   Active for 12s   policy Oneiros   no engine, 0 lost
 memory   G 1.5M  W 12.0M  S 3.0M  K 4.5M  k 1.5M  A 1.5M  . 6.0M
 layers   RR0RR0RR0
-kv       300 used  60 cached  40 free  of 400 blocks of 2.0K   fragmented 0.0 %
+kv       300 used  60 cached  40 free  of 400 blocks of 2.0K  fragmented 0.0 %
 latency  p50/p99 ms: TBT engine 12/30, out 50/61 (- met)  TTFT 120/340 (- met)
 work     3 preempted  1204 recomputed  0 steps  deposit 0 in 0 streams
 link     -  0B copied  a layer takes - ms to copy, - ms to compute, r -
@@ -48,7 +48,7 @@ G global  W layers  S slots  K kv used  k kv cached/free  A activations  . free
 default/story   Active for 12s   policy Oneiros   no engine, 0 lost
 memory   G 1.5M  W 12.0M  S 3.0M  K 4.5M  k 1.5M  A 1.5M  . 6.0M
 layers   RR0RR0RR0
-kv       300 used  60 cached  40 free  of 400 blocks of 2.0K   fragmented 0.0 %
+kv       300 used  60 cached  40 free  of 400 blocks of 2.0K  fragmented 0.0 %
 latency  p50/p99 ms: TBT engine 12/30, out 50/61 (- met)  TTFT 120/340 (- met)
 work     3 preempted  1204 recomputed  0 steps  deposit 0 in 0 streams
 link     -  0B copied  a layer takes - ms to copy, - ms to compute, r -
@@ -147,6 +147,38 @@ fn one_tenant_fills_a_small_terminal() {
             .trim_end(),
         expected
     );
+}
+
+#[test]
+fn no_detail_is_cut_at_80_columns() {
+    let mut sighting = answered("a-tenant-with-a-name-of-some-length");
+    let state = sighting.state.as_mut().unwrap();
+    let slow = |p50_ns| Percentiles { samples: 9, p50_ns, p99_ns: 9_876_000_000 };
+    state.engine.pid = Some(1_234_567);
+    (state.figures.engine_tbt, state.figures.delivered_tbt) = (slow(1_234_000_000), slow(2_345_000_000));
+    (state.figures.ttft, state.slo.tbt_attained_permille) = (slow(3_456_000_000), Some(1000));
+    state.slo.ttft_attained_permille = Some(1000);
+    (state.figures.t_transfer_ns, state.figures.t_compute_ns) = (Some(16_400_000), Some(2_200_000));
+    (state.figures.r_permille, state.figures.link_bytes_per_second) = (Some(70_100), Some(100_000_000));
+    (state.memory.overhead_bytes, state.memory.owners.staging_bytes) = (CHUNK, CHUNK);
+    state.memory.owners.earmarked_bytes = CHUNK;
+    state.memory.owners.free_bytes -= 3 * CHUNK;
+    state.moves.push(moved(NOW - 100, "remap_own", &(0..40).collect::<Vec<_>>()));
+    state.engine.failure = Some("word ".repeat(30) + "end");
+    let shown = rows(&draw(&[sighting], 0, false, (80, 40)));
+    let words = shown.join(" ").split_whitespace().collect::<Vec<_>>().join(" ");
+    for whole in [
+        "GPU local-a-tenant-with-a-name-of-some-length-0 30.0M oGGG",
+        "policy Oneiros engine pid 1234567, 0 lost failure word",
+        "TBT engine 1234/9876, out 2345/9876 (100.0 % met) TTFT 3456/9876 (100.0 % met) work",
+        "a layer takes 16 ms to copy, 2.2 ms to compute, r 70.1 moves",
+        "remap_own 3.0M 40 layers for kv",
+        "word word end memory",
+        "E earmarked . free TENANT",
+        "> default/a-tenant-… active",
+    ] {
+        assert!(words.contains(whole), "{whole}: {shown:#?}");
+    }
 }
 
 #[test]
