@@ -219,7 +219,7 @@ fn the_death_of_a_borrower_frees_what_it_held_and_that_of_its_former_life_does_n
     assert_eq!(a.budget(), 40);
     a.returned(nonce, B, 4).expect("4 of 10");
     assert_eq!(a.peer_died(B).freed_chunks, 6);
-    assert_eq!(a.budget(), 50);
+    assert_eq!(a, Book::new(A, 50, 20), "nothing is kept of the dead");
     refuses(&mut a, Misfit::UnknownNonce { nonce }, |a| a.returned(nonce, B, 6));
 }
 
