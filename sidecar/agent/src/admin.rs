@@ -73,3 +73,40 @@ async fn state(State(admin): State<Admin>) -> Result<Json<sluice_wire::State>, A
     let state = admin.service.state().await;
     state.map(Json).ok_or_else(|| ApiError::unavailable("the scheduler has gone", 5))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    const PAGE: &str = include_str!("../../../docs/admin.md");
+
+    /// Names of the fields in `value` that hold no object, and below; of what is for neighbours, only that it is.
+    fn names(value: &Value, found: &mut Vec<String>) {
+        match value {
+            Value::Object(fields) => fields.iter().for_each(|(name, value)| {
+                if name == "neighbourhood" || !value.is_object() {
+                    found.push(name.clone());
+                }
+                if name != "neighbourhood" {
+                    names(value, found);
+                }
+            }),
+            Value::Array(values) => values.iter().for_each(|value| names(value, found)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn the_page_about_the_state_has_every_field() {
+        let golden = include_bytes!("../../../crds/wire/tests/golden/state-v1.json");
+        let mut found = Vec::new();
+        names(&serde_json::from_slice(golden).unwrap(), &mut found);
+        assert!(found.len() > 60, "{found:?}");
+        let missing = |name: &String| {
+            let ends = [format!("`{name}`"), format!(".{name}`"), format!("\"{name}\"")];
+            !ends.iter().any(|end| PAGE.contains(end))
+        };
+        found.retain(missing);
+        assert!(found.is_empty(), "docs/admin.md says nothing of {found:?}");
+    }
+}
