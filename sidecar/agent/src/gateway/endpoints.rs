@@ -198,7 +198,8 @@ impl Gateway {
         arrived: Instant,
     ) -> Generation {
         let sampling = &submission.sampling;
-        let (stop_tokens, min_tokens) = (sampling.stop_tokens.clone(), sampling.min_tokens);
+        let stop_tokens = if sampling.ignore_stop { Vec::new() } else { sampling.stop_tokens.clone() };
+        let min_tokens = sampling.min_tokens;
         let prompt_tokens = submission.prompt.len() as u32;
         Generation::new(Setup {
             ticket: self.service.submit(submission),

@@ -245,9 +245,7 @@ impl Common {
     /// How tokens are chosen. What the request does not say, the model's `generation_config.json` does, as in vLLM.
     pub fn sampling(&self, text: &Text, vocab: u32, logprobs: Option<u8>) -> Result<Sampling, ApiError> {
         let defaults = text.defaults();
-        // `ignore_eos` is about the model's own ends; the request's are wanted in any case, as in vLLM.
-        let mut stop_tokens = if self.ignore_eos { Vec::new() } else { text.stop_tokens().to_vec() };
-        stop_tokens.extend(&self.stop_token_ids);
+        let (stop_tokens, ignore_stop) = self.ends(text);
         self.check_ids(vocab)?;
         let top_k = match self.top_k.or(defaults.top_k.map(i64::from)) {
             None | Some(-1) => 0,
@@ -273,9 +271,19 @@ impl Common {
             seed: self.seed.map_or_else(random_seed, i64::cast_unsigned),
             stop_tokens,
             min_tokens: self.min_tokens,
-            ignore_stop: false,
+            ignore_stop,
             logprobs,
         })
+    }
+
+    /// Tokens that end the answer but are not chosen before `min_tokens`, and whether they only are not chosen.
+    ///
+    /// `ignore_eos` is about the model's own ends; the request's are wanted in any case. As in vLLM, `min_tokens` bars
+    /// the model's ends even where they are ignored. Not so beside ends of the request's own: one list cannot say both.
+    fn ends(&self, text: &Text) -> (Vec<u32>, bool) {
+        let only_barred = self.ignore_eos && self.min_tokens > 0 && self.stop_token_ids.is_empty();
+        let models = if self.ignore_eos && !only_barred { &[] } else { text.stop_tokens() };
+        ([models, &self.stop_token_ids].concat(), only_barred)
     }
 
     fn check_ids(&self, vocab: u32) -> Result<(), ApiError> {

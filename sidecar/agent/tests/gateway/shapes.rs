@@ -231,6 +231,24 @@ async fn the_requests_own_end_is_an_end_even_where_the_models_is_ignored() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn min_tokens_bar_the_models_end_even_where_it_is_ignored_and_it_is_shown_after_them() {
+    let world = World::start(Setup::default()).await;
+    for (min_tokens, barred) in [(2, vec![END]), (0, vec![])] {
+        let body = json!({"prompt": "p", "ignore_eos": true, "min_tokens": min_tokens, "skip_special_tokens": false});
+        let mut client = world.posted("/v1/completions", &body).await;
+        let taken = world.scheduler.taken().await;
+        let sampling = &taken.request.sampling;
+        assert_eq!((sampling.min_tokens, &sampling.stop_tokens), (min_tokens, &barred));
+        assert!(sampling.ignore_stop || barred.is_empty(), "it ends nothing");
+        taken.say("ab");
+        taken.token(END);
+        taken.say("c");
+        taken.finish(Finish::Length);
+        assert_eq!(shown(&client.answer().await, false), ("ab<end>c".into(), json!("length")));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn min_tokens_hold_back_stop_strings() {
     for stream in [false, true] {
         let world = World::start(Setup::default()).await;
