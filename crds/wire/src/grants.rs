@@ -170,7 +170,7 @@ pub enum RefusalReason {
     UnknownNeighbour,
     /// It does not know that grant.
     UnknownGrant,
-    /// It is in the middle of another change of its memory, or did not decide in time.
+    /// It is in the middle of another change of its memory.
     Busy,
 }
 

@@ -1,77 +1,100 @@
-//! Admin (`:8001`): the state of the tenant, for whoever can read the token file.
+//! Admin (`:8001`): state, directive, grants, sleep, each for the roles that may.
+//!
+//! | path | answer |
+//! |---|---|
+//! | `GET /v1/state` | the tenant's state; with `?scope=gpu` those of all tenants of the GPU |
+//! | `GET /v1/directive` | the directive in force, as it was received; 404 = none |
+//! | `PUT /v1/directive` | 200 with the pair in force; 409 with it when not newer; 422 names the field |
+//! | `POST /v1/grants` | the answer of the scheduler, also when it refuses |
+//! | `POST /sleep`, `POST /wake_up`, `GET /is_sleeping` | as vLLM |
 
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+pub mod access;
+mod body;
+mod directive;
+mod error;
+mod gpu;
+mod grants;
+mod sleep;
+pub mod start;
+pub mod tls;
+mod token;
 
-use axum::extract::{Request, State};
-use axum::middleware::{self, Next};
+use std::sync::Arc;
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, Request, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::{Json, Router};
+use axum::routing::{MethodRouter, get, post};
+use axum::{Json, Router, middleware};
+use serde::Deserialize;
 
+use self::access::{Access, Right, authenticate, require};
+use self::error::Refusal;
+pub use self::token::{make_token, read_token};
+use crate::directive::Directives;
 use crate::gateway::error::ApiError;
-use crate::gateway::{bearer, same_secret};
+use crate::neighbours::client::Client;
 use crate::service::Service;
 
-/// Random bytes of a token.
-const TOKEN_BYTES: usize = 32;
-
 /// What `:8001` is made of.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Admin {
     /// The scheduler.
     pub service: Service,
-    /// Who shows this may ask.
-    pub token: String,
-}
-
-impl std::fmt::Debug for Admin {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Admin").field("token", &"secret").finish_non_exhaustive()
-    }
-}
-
-/// Makes a new token and writes it to `path`, readable by this user only. A token of an earlier run is replaced.
-///
-/// # Errors
-/// The file cannot be written.
-pub fn make_token(path: &Path) -> io::Result<String> {
-    let mut bytes = [0; TOKEN_BYTES];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    // `create_new`: never write a secret into a file that somebody else has put there.
-    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(token.as_bytes())?;
-    Ok(token)
+    /// Who may come in, as what.
+    pub access: Access,
+    /// The directive in force.
+    pub directives: Arc<Directives>,
+    /// The way to the neighbours.
+    pub neighbours: Arc<Client>,
+    /// Namespace of the tenant.
+    pub namespace: String,
+    /// Name of the tenant.
+    pub name: String,
+    /// Chunk of the GPU, bytes: the unit of grants.
+    pub chunk_bytes: u64,
 }
 
 impl Admin {
-    /// The routes of `:8001`. Without the token every path answers 401.
+    /// The routes of `:8001`. Who is not known gets 401 for every path, who may not 403.
     pub fn router(self) -> Router {
         Router::new()
-            .route("/v1/state", get(state))
+            .route("/v1/state", open(Right::State, get(state)))
+            .route("/v1/directive", open(Right::Directive, get(directive::get).put(directive::put)))
+            .route("/v1/grants", open(Right::Grants, post(grants::post)))
+            .route("/sleep", open(Right::Sleep, post(sleep::sleep)))
+            .route("/wake_up", open(Right::Sleep, post(sleep::wake_up)))
+            .route("/is_sleeping", open(Right::State, get(sleep::is_sleeping)))
             .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
             .fallback(|request: Request| async move { ApiError::no_route(request.uri().path()) })
-            .layer(middleware::from_fn_with_state(self.clone(), authorise))
+            .layer(middleware::from_fn_with_state(self.access.clone(), authenticate))
             .with_state(self)
     }
 }
 
-async fn authorise(State(admin): State<Admin>, request: Request, next: Next) -> Response {
-    if bearer(request.headers()).is_some_and(|token| same_secret(token, &admin.token)) {
-        return next.run(request).await;
-    }
-    ApiError::unauthorised().into_response()
+fn open(right: Right, methods: MethodRouter<Admin>) -> MethodRouter<Admin> {
+    methods.route_layer(middleware::from_fn_with_state(right, require))
 }
 
-async fn state(State(admin): State<Admin>) -> Result<Json<sluice_wire::State>, ApiError> {
-    let state = admin.service.state().await;
-    state.map(Json).ok_or_else(|| ApiError::unavailable("the scheduler has gone", 5))
+#[derive(Deserialize)]
+struct Scope {
+    scope: Option<String>,
+}
+
+async fn state(
+    State(admin): State<Admin>,
+    query: Result<Query<Scope>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(Scope { scope }) = query.map_err(|error| ApiError::bad_request(error.body_text()))?;
+    match scope.as_deref() {
+        None => {
+            let state = admin.service.state().await;
+            let state = state.ok_or_else(|| ApiError::unavailable("the scheduler has gone", 5))?;
+            Ok(Json(state).into_response())
+        }
+        Some("gpu") => Ok(Json(gpu::gather(&admin).await).into_response()),
+        Some(other) => Err(ApiError::param("scope", format!("`{other:.80}` is no scope (gpu)")).into()),
+    }
 }
 
 #[cfg(test)]

@@ -2,10 +2,12 @@
 
 pub mod admin;
 pub mod args;
+pub mod directive;
 pub mod engine_child;
 pub mod gateway;
 pub mod metrics;
 pub mod model;
+pub mod neighbours;
 pub mod probes;
 pub mod room;
 pub mod run;

@@ -23,7 +23,7 @@ use crate::metrics::Metrics;
 use crate::service::{Message, Status, Update};
 use body::LinkCompute;
 use door::News;
-pub use load::{InjectedFaults, LoadError, Loaded, Loading, load};
+pub use load::{InjectedFaults, LoadError, Loaded, Loading, load, policy_of};
 use state::Diary;
 
 /// Longest sleep when nothing is due.
@@ -105,6 +105,8 @@ impl Room {
             }
             Message::Wake => {}
             Message::Engine(news) => self.engine(*news),
+            // Nothing is traded yet.
+            Message::Call(call) => call.decline(),
             Message::State(reply) => {
                 let state = self.state();
                 // Whoever asked may have gone.

@@ -19,6 +19,7 @@ use tokio::sync::watch;
 
 pub use self::failure::Failure;
 use crate::admin::Admin;
+use crate::admin::start::{Credentials, StartError};
 use crate::args::Args;
 use crate::engine_child::EngineChild;
 use crate::gateway::Gateway;
@@ -159,7 +160,8 @@ async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>)
     let config = &loaded.config;
     let sockets = Sockets::bind(config).await?;
     let token_file = config.runtime_dir.join("token");
-    let token = admin::make_token(&token_file).map_err(other)?;
+    let credentials = Credentials::of(config, &token_file).map_err(admin_failure)?;
+    let directives = admin::start::directives(config);
     sockets.record(config, &token_file).map_err(other)?;
     let (inbox, messages) = Inbox::new();
     let (status, watched) = watch::channel(Status::Loading);
@@ -181,8 +183,8 @@ async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>)
     let drain = Duration::from_secs(u64::from(config.drain_seconds));
     let limits = Limits { connections: config.limits.max_streams as usize + 1024, drain: drain + LAST_WORD };
     let small = Limits { connections: 64, drain: Duration::from_secs(1) };
-    let admin = Admin { service: service.clone(), token };
-    let admin = tokio::spawn(serve(sockets.admin, admin.router(), small, stopping.clone()));
+    let admin = Admin::new(config, service.clone(), directives, &credentials);
+    let admin = tokio::spawn(credentials.serve(sockets.admin, admin, small, stopping.clone()));
     let probes = probes::router(service, metrics);
     let probes = tokio::spawn(serve(sockets.probes, probes, small, stopping.clone()));
     let serving = tokio::spawn(serve(sockets.serve, gateway.router(), limits, stopping));
@@ -218,6 +220,13 @@ fn start_room(loading: Loading) -> std::io::Result<(RoomThread, RoomEnd)> {
         let _ = tell.send(result);
     })?;
     Ok((thread, failed))
+}
+
+fn admin_failure(error: StartError) -> Failure {
+    match error {
+        StartError::Token { .. } => other(error),
+        _ => config_error(error),
+    }
 }
 
 /// Only what a restart cannot help counts as configuration.

@@ -93,6 +93,8 @@ pub enum Message {
     Wake,
     /// Something about the engine.
     Engine(Box<crate::room::door::News>),
+    /// A neighbour, or whoever places tenants, wants something.
+    Call(crate::neighbours::call::Call),
     /// The state, please.
     State(oneshot::Sender<Box<sluice_wire::State>>),
     /// End: running requests are cut.
@@ -158,10 +160,24 @@ impl Service {
 
     /// The state. `None` = the scheduler has gone, or is busy loading weights.
     pub async fn state(&self) -> Option<sluice_wire::State> {
+        self.asked(STATE_PATIENCE, Message::State).await.map(|state| *state)
+    }
+
+    /// Sends a question and waits for its answer so long. `None` = the scheduler has gone, or did not answer in time;
+    /// then it sees that nobody waits any more.
+    pub async fn asked<T>(
+        &self,
+        patience: Duration,
+        question: impl FnOnce(oneshot::Sender<T>) -> Message,
+    ) -> Option<T> {
         let (sender, receiver) = oneshot::channel();
-        self.inbox.send(Message::State(sender));
-        let answer = tokio::time::timeout(STATE_PATIENCE, receiver).await;
-        answer.ok()?.ok().map(|state| *state)
+        self.inbox.send(question(sender));
+        tokio::time::timeout(patience, receiver).await.ok()?.ok()
+    }
+
+    /// Lets the scheduler look at what it watches.
+    pub fn wake(&self) {
+        self.inbox.send(Message::Wake);
     }
 
     /// Whether requests can be served, now and when it changes.

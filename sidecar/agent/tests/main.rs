@@ -1,7 +1,20 @@
-//! The gateway over real sockets. Its scheduler is the test.
+//! The gateway and the admin port over real sockets. Their scheduler is the test.
+
+mod admin {
+    mod certificates;
+    mod directive;
+    mod gpu;
+    mod grants;
+    mod roles;
+    mod sleep;
+    mod start;
+    mod store;
+    mod tls;
+    mod world;
+}
 
 mod gateway {
-    mod client;
+    pub mod client;
     mod doors;
     mod hostile;
     mod leaving;

@@ -88,7 +88,7 @@ pub const TABLE: [Row; 17] = [
         never: &["tokio", "kube"],
         ..BLANK
     },
-    // rustix: the sidecar supervises its engine by pidfd and sends signals.
+    // rustix: the sidecar supervises its engine by pidfd and sends signals. reqwest: it asks its neighbours.
     Row {
         name: "sluice-agent",
         may: &[
@@ -100,6 +100,7 @@ pub const TABLE: [Row; 17] = [
             "sluice-link",
             "sluice-probe",
             "sluice-wire",
+            "reqwest",
             "tokio",
             "rustix",
         ],

@@ -67,16 +67,16 @@ async fn read(gateway: &Gateway, body: Body, headers: &HeaderMap) -> Result<Json
     Ok(body)
 }
 
-fn is_json(headers: &HeaderMap) -> bool {
+pub(crate) fn is_json(headers: &HeaderMap) -> bool {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
 }
 
-fn declared_bytes(headers: &HeaderMap) -> Option<u64> {
+pub(crate) fn declared_bytes(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-async fn discard(mut rest: BodyDataStream, headers: &HeaderMap) {
+pub(crate) async fn discard(mut rest: BodyDataStream, headers: &HeaderMap) {
     if headers.contains_key(header::EXPECT) {
         // It waits for a word from us before it sends anything; the refusal is that word.
         return;

@@ -82,8 +82,23 @@ pub async fn serve_with(
     patience: Patience,
     stop: watch::Receiver<bool>,
 ) {
+    let told = stop.clone();
+    serve_each(listener, limits, stop, |socket| connection(socket, router.clone(), patience, told.clone()))
+        .await;
+}
+
+/// [`serve`] with a future of one's own for each connection, which ends by itself after `stop`.
+pub(crate) async fn serve_each<C, F>(
+    listener: TcpListener,
+    limits: Limits,
+    stop: watch::Receiver<bool>,
+    connect: C,
+) where
+    C: Fn(TcpStream) -> F,
+    F: Future<Output = ()> + Send + 'static,
+{
     let (places, mut connections) = (Arc::new(Semaphore::new(limits.connections)), JoinSet::new());
-    let mut stopped = pin!(told(stop.clone()));
+    let mut stopped = pin!(told(stop));
     loop {
         let accepted = tokio::select! {
             () = &mut stopped => break,
@@ -92,7 +107,9 @@ pub async fn serve_with(
         };
         match accepted.map(|(socket, _)| (socket, places.clone().try_acquire_owned())) {
             Ok((socket, Ok(place))) => {
-                let connection = connection(socket, router.clone(), patience, stop.clone());
+                // It only delays: the connection works without.
+                let _ = socket.set_nodelay(true);
+                let connection = connect(socket);
                 connections.spawn(async move {
                     connection.await;
                     drop(place);
@@ -113,14 +130,16 @@ pub async fn serve_with(
     }
 }
 
-async fn told(mut stop: watch::Receiver<bool>) {
+pub(crate) async fn told(mut stop: watch::Receiver<bool>) {
     // A sender that has gone cannot say it any more: stop.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-async fn connection(socket: TcpStream, router: Router, patience: Patience, stop: watch::Receiver<bool>) {
-    // It only delays: the connection works without.
-    let _ = socket.set_nodelay(true);
+/// Answers on one connection until it ends, or until `stop` and the answer under way.
+pub(crate) async fn connection<S>(socket: S, router: Router, patience: Patience, stop: watch::Receiver<bool>)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
     let service = service_fn(move |request: Request<Incoming>| {
         let router = router.clone();
         async move { Ok::<_, Infallible>(answer(router, request).await) }
@@ -159,13 +178,13 @@ fn refuse(socket: &TcpStream) {
 
 /// A socket that fails once nothing could be written for too long.
 #[derive(Debug)]
-struct Impatient {
-    socket: TcpStream,
+struct Impatient<S> {
+    socket: S,
     patience: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl Impatient {
+impl<S> Impatient<S> {
     /// Passes on what a write gave; starts, ends or reads the clock.
     fn judge<T>(&mut self, written: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
         if written.is_ready() {
@@ -179,7 +198,7 @@ impl Impatient {
     }
 }
 
-impl AsyncRead for Impatient {
+impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -189,7 +208,7 @@ impl AsyncRead for Impatient {
     }
 }
 
-impl AsyncWrite for Impatient {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.socket).poll_write(cx, bytes);
         self.judge(written, cx)

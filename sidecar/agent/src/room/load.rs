@@ -377,7 +377,7 @@ fn params(loaded: &Loaded) -> Result<Params, LoadError> {
     let least = SMALLEST_STEP.min(sequences);
     let debug = &config.debug;
     Ok(Params {
-        policy: policy(&config.policy)?,
+        policy: policy_of(&config.policy)?,
         remap_cap_permille: config.memory.max_remapped_percent.min(100) * 10,
         forced: debug.force_remap.map(|(alpha, beta)| ForcedRemap { alpha, beta }),
         max_model_tokens: loaded.max_model_tokens,
@@ -394,7 +394,11 @@ fn params(loaded: &Loaded) -> Result<Params, LoadError> {
     })
 }
 
-fn policy(name: &str) -> Result<PolicyName, LoadError> {
+/// The policy of that name.
+///
+/// # Errors
+/// [`LoadError::Config`]: it is not built.
+pub fn policy_of(name: &str) -> Result<PolicyName, LoadError> {
     match name {
         "Recompute" => Ok(PolicyName::Recompute),
         "Oneiros" => Ok(PolicyName::Oneiros),

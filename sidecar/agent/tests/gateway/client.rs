@@ -4,15 +4,15 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpSocket, TcpStream};
 
 /// Longest wait for anything in a test.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A connection.
-pub struct Client {
-    socket: BufReader<TcpStream>,
+pub struct Client<S = TcpStream> {
+    socket: BufReader<S>,
     chunked: bool,
     left: usize,
     text: String,
@@ -61,15 +61,19 @@ impl Answer {
 
 impl Client {
     pub async fn connect(address: SocketAddr) -> Client {
-        let socket = TcpStream::connect(address).await.expect("somebody listens");
-        Client { socket: BufReader::new(socket), chunked: false, left: 0, text: String::new() }
+        Client::over(TcpStream::connect(address).await.expect("somebody listens"))
     }
 
     /// A connection of a client that has next to no room for what it does not read.
     pub async fn narrow(address: SocketAddr) -> Client {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.set_recv_buffer_size(4096).expect("a small buffer");
-        let socket = socket.connect(address).await.expect("somebody listens");
+        Client::over(socket.connect(address).await.expect("somebody listens"))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
+    pub fn over(socket: S) -> Client<S> {
         Client { socket: BufReader::new(socket), chunked: false, left: 0, text: String::new() }
     }
 
@@ -167,6 +171,14 @@ impl Client {
             events.push((Instant::now(), event));
         }
         events
+    }
+
+    /// Everything until the connection ends, however it ends.
+    pub async fn rest(&mut self) -> Vec<u8> {
+        let mut rest = Vec::new();
+        // A connection that is cut has said what it had to say.
+        let _ = tokio::time::timeout(PATIENCE, self.socket.read_to_end(&mut rest)).await.expect("an end");
+        rest
     }
 
     /// Whether the server closes within `time`.

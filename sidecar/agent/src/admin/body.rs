@@ -1,0 +1,48 @@
+//! Bodies of requests, bounded in bytes and in time.
+
+use std::time::Duration;
+
+use axum::extract::{FromRequest, Request};
+use futures_util::StreamExt;
+
+use crate::gateway::body::{declared_bytes, discard, is_json};
+use crate::gateway::error::ApiError;
+
+/// Time to send a body.
+const READ_TIME: Duration = Duration::from_secs(5);
+
+/// A JSON body of at most `LIMIT` bytes.
+pub struct Body<const LIMIT: usize>(pub Vec<u8>);
+
+impl<S: Sync, const LIMIT: usize> FromRequest<S> for Body<LIMIT> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        let read = tokio::time::timeout(READ_TIME, read(request, LIMIT)).await;
+        read.unwrap_or_else(|_| Err(ApiError::slow_body())).map(Body)
+    }
+}
+
+async fn read(request: Request, limit: usize) -> Result<Vec<u8>, ApiError> {
+    let (parts, body) = request.into_parts();
+    let mut stream = body.into_data_stream();
+    if !is_json(&parts.headers) {
+        discard(stream, &parts.headers).await;
+        return Err(ApiError::not_json());
+    }
+    if declared_bytes(&parts.headers).is_some_and(|bytes| bytes > limit as u64) {
+        discard(stream, &parts.headers).await;
+        return Err(ApiError::too_large(limit as u64));
+    }
+    let mut bytes = Vec::new();
+    while let Some(chunk) = stream.next().await {
+        let chunk =
+            chunk.map_err(|error| ApiError::bad_request(format!("the body cannot be read: {error}")))?;
+        if bytes.len() + chunk.len() > limit {
+            discard(stream, &parts.headers).await;
+            return Err(ApiError::too_large(limit as u64));
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
+}

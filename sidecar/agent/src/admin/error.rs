@@ -1,0 +1,93 @@
+//! What the admin port says when it does not do what was asked: the shape of the gateway's errors, with more statuses.
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+use sluice_wire::directive::Fence;
+use sluice_wire::message::ReadError;
+
+use crate::gateway::error::ApiError;
+
+/// Something that was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// As at the gateway.
+    Api(ApiError),
+    /// Only here.
+    Own {
+        /// Status.
+        status: StatusCode,
+        /// For programs.
+        code: &'static str,
+        /// Path of the field at fault.
+        field: Option<String>,
+        /// For people.
+        message: String,
+        /// The directive in force, where it is the reason.
+        current: Option<Fence>,
+    },
+}
+
+impl From<ApiError> for Refusal {
+    fn from(error: ApiError) -> Self {
+        Refusal::Api(error)
+    }
+}
+
+impl From<ReadError> for Refusal {
+    /// 400 for what is no JSON, 422 with the field for what is JSON and not the message.
+    fn from(error: ReadError) -> Self {
+        let (status, code) = match &error {
+            ReadError::Malformed(_) => (StatusCode::BAD_REQUEST, "malformed_json"),
+            ReadError::NewerVersion { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "newer_version"),
+            ReadError::Invalid(_) => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_field"),
+        };
+        Refusal::Own {
+            status,
+            code,
+            field: error.field().map(Into::into),
+            message: error.to_string(),
+            current: None,
+        }
+    }
+}
+
+impl Refusal {
+    /// Anything without a field.
+    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Refusal::Own { status, code, field: None, message: message.into(), current: None }
+    }
+
+    /// 403.
+    pub fn forbidden(message: impl Into<String>) -> Self {
+        Refusal::new(StatusCode::FORBIDDEN, "forbidden", message)
+    }
+
+    /// 409: the directive in force stays.
+    pub fn not_newer(message: impl Into<String>, current: Fence) -> Self {
+        Refusal::Own {
+            status: StatusCode::CONFLICT,
+            code: "directive_not_newer",
+            field: None,
+            message: message.into(),
+            current: Some(current),
+        }
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let (status, code, field, message, current) = match self {
+            Refusal::Api(error) => return error.into_response(),
+            Refusal::Own { status, code, field, message, current } => (status, code, field, message, current),
+        };
+        let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
+        let error = json!({"message": message, "type": kind, "param": field, "code": code});
+        let body = match current {
+            Some(current) => json!({"error": error, "current": current}),
+            None => json!({"error": error}),
+        };
+        (status, Json(body)).into_response()
+    }
+}

@@ -1,0 +1,145 @@
+//! From the configuration to an admin port that serves.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sluice_wire::config::SidecarConfig;
+use sluice_wire::directive::Directive;
+use sluice_wire::message::Invalid;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use super::access::Access;
+use super::tls::{self, LOOK_EVERY, Tls, TlsError};
+use super::{Admin, make_token, read_token};
+use crate::directive::Directives;
+use crate::gateway::serve::{Limits, serve};
+use crate::neighbours::client::{Client, Credential};
+use crate::room::{LoadError, policy_of};
+use crate::service::Service;
+
+/// The stored directive, in the runtime folder.
+const DIRECTIVE_FILE: &str = "directive.json";
+
+/// Why the admin port cannot be opened as configured. No restart helps but for [`StartError::Token`].
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Tokens over plain HTTP are for this machine only.
+    #[error("listen.admin: {0} is not a loopback address, and there is no listen.admin_tls")]
+    InTheOpen(std::net::SocketAddr),
+    /// Certificates.
+    #[error("listen.admin_tls: {0}")]
+    Tls(#[from] TlsError),
+    /// The neighbours' token.
+    #[error("listen.neighbour_token_file: {}: {error}", path.display())]
+    NeighbourToken {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        error: std::io::Error,
+    },
+    /// The token file cannot be written.
+    #[error("{}: {error}", path.display())]
+    Token {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        error: std::io::Error,
+    },
+}
+
+/// Who may come in, and what neighbours are shown.
+#[derive(Debug)]
+pub struct Credentials {
+    access: Access,
+    tls: Option<Arc<Tls>>,
+    shown: Credential,
+}
+
+impl Credentials {
+    /// Reads certificates or tokens, and writes a new token for the operator to `token_file`.
+    ///
+    /// # Errors
+    /// What the configuration names cannot be used.
+    pub fn of(config: &SidecarConfig, token_file: &Path) -> Result<Credentials, StartError> {
+        let listen = &config.listen;
+        let operator = make_token(token_file)
+            .map_err(|error| StartError::Token { path: token_file.to_owned(), error })?;
+        if let Some(tls) = &listen.admin_tls {
+            let tls = Arc::new(Tls::load(tls.clone())?);
+            let shown = Credential::Certificate(tls.clone());
+            return Ok(Credentials { access: Access::Certificates, tls: Some(tls), shown });
+        }
+        if !listen.admin.ip().is_loopback() {
+            return Err(StartError::InTheOpen(listen.admin));
+        }
+        let neighbour = listen.neighbour_token_file.as_ref().map(|path| {
+            read_token(path).map_err(|error| StartError::NeighbourToken { path: path.clone(), error })
+        });
+        let neighbour = neighbour.transpose()?;
+        let shown = neighbour.clone().map_or(Credential::Nothing, Credential::Token);
+        Ok(Credentials { access: Access::Tokens { operator, neighbour }, tls: None, shown })
+    }
+
+    /// The way to the neighbours.
+    pub fn client(&self) -> Arc<Client> {
+        Arc::new(Client::new(self.shown.clone()))
+    }
+
+    /// Serves until `stop`.
+    pub async fn serve(
+        self,
+        listener: TcpListener,
+        admin: Admin,
+        limits: Limits,
+        stop: watch::Receiver<bool>,
+    ) {
+        let Some(tls) = self.tls else {
+            return serve(listener, admin.router(), limits, stop).await;
+        };
+        let fresh = tls.clone().keep_fresh(LOOK_EVERY, stop.clone());
+        tokio::join!(fresh, tls::serve(listener, admin.router(), tls, limits, stop));
+    }
+}
+
+impl Admin {
+    /// The admin port of the tenant in `config`.
+    pub fn new(
+        config: &SidecarConfig,
+        service: Service,
+        directives: Arc<Directives>,
+        credentials: &Credentials,
+    ) -> Self {
+        Admin {
+            service,
+            access: credentials.access.clone(),
+            directives,
+            neighbours: credentials.client(),
+            namespace: config.namespace.clone(),
+            name: config.name.clone(),
+            chunk_bytes: config.gpu.chunk_bytes,
+        }
+    }
+}
+
+/// The directive of the tenant in `config`, as its runtime folder has it.
+pub fn directives(config: &SidecarConfig) -> Arc<Directives> {
+    let (namespace, name) = (config.namespace.clone(), config.name.clone());
+    let judge = move |directive: &Directive| judge(&namespace, &name, directive);
+    Arc::new(Directives::open(config.runtime_dir.join(DIRECTIVE_FILE), Box::new(judge)))
+}
+
+/// Whether this build can follow `directive` for the tenant `namespace/name`.
+fn judge(namespace: &str, name: &str, directive: &Directive) -> Result<(), Invalid> {
+    match policy_of(&directive.policy) {
+        Ok(_) => {}
+        Err(LoadError::Config { problem, .. }) => return Err(Invalid::new("policy", problem)),
+        Err(error) => return Err(Invalid::new("policy", error.to_string())),
+    }
+    let own = directive.neighbours.iter().position(|n| n.namespace == namespace && n.name == name);
+    own.map_or(Ok(()), |index| {
+        Err(Invalid::new(format!("neighbours[{index}]"), format!("{namespace}/{name} is this tenant itself")))
+    })
+}

@@ -1,0 +1,167 @@
+//! The directive in force: taken only if newer, stored before anybody acts on it, read again at start.
+//!
+//! The file holds the directive as it was received, so that a later version of the sidecar reads in it what this one
+//! does not know. Whoever acts watches [`Directives::watch`].
+
+mod file;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+pub use self::file::Step;
+use sluice_wire::directive::{Directive, Fence};
+use sluice_wire::message::{Invalid, ReadError};
+use tokio::sync::watch;
+
+/// Looks at what only the tenant itself can judge, such as the name of the policy.
+pub type Judge = Box<dyn Fn(&Directive) -> Result<(), Invalid> + Send + Sync>;
+
+/// Sees every step of a write, and may fail it: how tests break a write at any point.
+pub type Witness = Box<dyn Fn(Step) -> std::io::Result<()> + Send + Sync>;
+
+/// A directive and the text that it was read from.
+#[derive(Clone, Debug)]
+pub struct InForce {
+    /// What it says.
+    pub directive: Arc<Directive>,
+    /// As it was received.
+    pub text: Arc<[u8]>,
+}
+
+/// Keeper of the directive.
+pub struct Directives {
+    path: PathBuf,
+    judge: Judge,
+    witness: Witness,
+    in_force: Mutex<Option<InForce>>,
+    published: watch::Sender<Option<Arc<Directive>>>,
+}
+
+impl std::fmt::Debug for Directives {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Directives").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// What became of a directive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It is in force now.
+    New(Fence),
+    /// It was in force already.
+    Same(Fence),
+}
+
+/// Why a directive was not taken. Nothing has changed.
+#[derive(Debug, thiserror::Error)]
+pub enum NotTaken {
+    /// It is not as it must be.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The one in force is newer, or has the same pair and says something else.
+    #[error("the directive {offered} is not newer than the one in force, {current}")]
+    NotNewer {
+        /// Pair of the one that was refused.
+        offered: Fence,
+        /// Pair of the one in force.
+        current: Fence,
+    },
+    /// It could not be stored, so nobody acts on it. After a restart it may be in force.
+    #[error("{}: {error}", path.display())]
+    Store {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        error: std::io::Error,
+    },
+}
+
+impl Directives {
+    /// Reads what `path` holds. A file that cannot be read is an error in the log, and the sidecar starts with its
+    /// configuration alone: a start that failed would only fail again.
+    pub fn open(path: PathBuf, judge: Judge) -> Self {
+        Directives::open_watched(path, judge, Box::new(|_| Ok(())))
+    }
+
+    /// [`open`](Directives::open), with somebody to see every step of a write.
+    pub fn open_watched(path: PathBuf, judge: Judge, witness: Witness) -> Self {
+        let in_force = match stored(&path, &judge) {
+            Ok(in_force) => in_force,
+            Err(why) => {
+                tracing::error!(path = %path.display(), %why, "the stored directive cannot be used; going on with the configuration");
+                None
+            }
+        };
+        if let Some(in_force) = &in_force {
+            tracing::info!(fence = %in_force.directive.fence(), "directive read");
+        }
+        let (published, _) = watch::channel(in_force.as_ref().map(|in_force| in_force.directive.clone()));
+        Directives { path, judge, witness, in_force: Mutex::new(in_force), published }
+    }
+
+    /// The directive in force, now and whenever it changes; `None` = there has been none.
+    pub fn watch(&self) -> watch::Receiver<Option<Arc<Directive>>> {
+        self.published.subscribe()
+    }
+
+    /// The directive in force, with its text.
+    pub fn in_force(&self) -> Option<InForce> {
+        self.lock().clone()
+    }
+
+    /// Takes a directive if it is newer than the one in force: checks it whole, stores it, and only then publishes it.
+    /// Blocks on the disk.
+    ///
+    /// # Errors
+    /// It is malformed, not newer, or could not be stored.
+    pub fn put(&self, text: &[u8]) -> Result<Taken, NotTaken> {
+        let directive = Directive::from_json(text)?;
+        (self.judge)(&directive).map_err(ReadError::from)?;
+        let mut in_force = self.lock();
+        if let Some(old) =
+            in_force.as_ref().map(|old| &old.directive).filter(|old| old.fence() >= directive.fence())
+        {
+            return repeated(old, &directive);
+        }
+        file::replace(&self.path, text, &self.witness)
+            .map_err(|error| NotTaken::Store { path: self.path.clone(), error })?;
+        let (fence, directive) = (directive.fence(), Arc::new(directive));
+        *in_force = Some(InForce { directive: directive.clone(), text: text.into() });
+        // Within the lock, so that two are published in the order in which they were stored.
+        self.published.send_replace(Some(directive));
+        tracing::info!(%fence, "directive taken");
+        Ok(Taken::New(fence))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<InForce>> {
+        // A panic between two assignments is not possible; what is there is whole.
+        self.in_force.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The same directive again is no error: its sender did not hear the first answer.
+fn repeated(old: &Directive, offered: &Directive) -> Result<Taken, NotTaken> {
+    if old == offered {
+        return Ok(Taken::Same(old.fence()));
+    }
+    Err(NotTaken::NotNewer { offered: offered.fence(), current: old.fence() })
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Unusable {
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}
+
+fn stored(path: &std::path::Path, judge: &Judge) -> Result<Option<InForce>, Unusable> {
+    let text = match std::fs::read(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        read => read?,
+    };
+    let directive = Directive::from_json(&text)?;
+    judge(&directive).map_err(ReadError::from)?;
+    Ok(Some(InForce { directive: Arc::new(directive), text: text.into() }))
+}

@@ -1,0 +1,56 @@
+//! What comes in by the admin port for the scheduler's thread to decide.
+
+use sluice_wire::grants::{GrantAnswer, GrantRequest, RefusalReason};
+use tokio::sync::oneshot;
+
+/// Something to decide, and where the answer goes. An answer that nobody takes any more (the sender's `send` gives it
+/// back) was not heard: what it promised must be undone.
+#[derive(Debug)]
+pub enum Call {
+    /// A neighbour's request about memory.
+    Grant(GrantRequest, oneshot::Sender<GrantAnswer>),
+    /// Give up all device memory (`POST /sleep`).
+    Sleep(SleepLevel, oneshot::Sender<Result<(), Unable>>),
+    /// Take it back (`POST /wake_up`).
+    WakeUp(oneshot::Sender<Result<(), Unable>>),
+    /// Whether it is given up (`GET /is_sleeping`).
+    IsSleeping(oneshot::Sender<Result<bool, Unable>>),
+}
+
+/// How deep a tenant sleeps, in vLLM's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SleepLevel {
+    /// Weights stay in host memory.
+    One,
+    /// Nothing stays but the host's master copy of the weights.
+    Two,
+}
+
+/// Why an order was not carried out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unable {
+    /// This build cannot.
+    #[error("this sidecar does not give up its memory on demand yet")]
+    NotBuilt,
+    /// Not now, and why.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl Call {
+    /// The answer of a sidecar that trades nothing.
+    pub fn decline(self) {
+        // Whoever asked may have gone, here as below.
+        match self {
+            Call::Grant(_, answer) => {
+                let _ = answer.send(GrantAnswer::Refused { reason: RefusalReason::NotTraded });
+            }
+            Call::Sleep(_, answer) | Call::WakeUp(answer) => {
+                let _ = answer.send(Err(Unable::NotBuilt));
+            }
+            Call::IsSleeping(answer) => {
+                let _ = answer.send(Err(Unable::NotBuilt));
+            }
+        }
+    }
+}

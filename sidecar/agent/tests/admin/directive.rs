@@ -1,0 +1,115 @@
+//! `/v1/directive` over a socket.
+
+use serde_json::{Value, json};
+use sluice_wire::directive::Fence;
+
+use super::world::{JSON, Port, directive, refused};
+
+fn current(epoch: u64, sequence: u64) -> Value {
+    json!({"epoch": epoch, "sequence": sequence})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_a_newer_directive_is_taken_and_the_same_again_is_no_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut port = Port::quiet(folder.path(), "story").await;
+    let mut peer = port.operator().await;
+    refused(&peer.get("/v1/directive").await, 404, None, Some("no_directive"));
+
+    let first = directive(2, 7, &[]);
+    let answer = peer.put(&first).await;
+    assert_eq!((answer.head.status, answer.json()["current"].clone()), (200, current(2, 7)));
+    let fence = port.directive.borrow_and_update().as_ref().map(|directive| directive.fence());
+    assert_eq!(fence, Some(Fence { epoch: 2, sequence: 7 }));
+    assert_eq!(peer.put(&first).await.head.status, 200);
+
+    let mut other = first.clone();
+    other["min_residence_ms"] = 501.into();
+    for (late, why) in [
+        (other, "the same pair with other words"),
+        (directive(2, 6, &[]), "an older sequence"),
+        (directive(1, u64::MAX, &[]), "an older epoch"),
+    ] {
+        let answer = peer.put(&late).await;
+        refused(&answer, 409, None, Some("directive_not_newer"));
+        assert_eq!(answer.json()["current"], current(2, 7), "{why}");
+    }
+    assert!(!port.directive.has_changed().unwrap(), "what is refused changes nothing");
+    assert_eq!(peer.get("/v1/directive").await.json(), first);
+
+    for newer in [directive(2, 8, &[]), directive(3, 0, &[])] {
+        assert_eq!(peer.put(&newer).await.head.status, 200);
+        assert_eq!(peer.get("/v1/directive").await.json(), newer);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directive_holds_across_a_restart_with_what_only_a_later_version_reads() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = Port::quiet(folder.path(), "story").await;
+    let mut given = directive(4, 1, &[("code", "10.0.0.7:8001".parse().unwrap())]);
+    given["tenant"]["of_a_later_version"] = json!([1, 2]);
+    assert_eq!(port.operator().await.put(&given).await.head.status, 200);
+    port.end().await;
+
+    let port = Port::quiet(folder.path(), "story").await;
+    let mut peer = port.operator().await;
+    assert_eq!(peer.get("/v1/directive").await.json(), given);
+    let neighbours = port.directive.borrow().as_ref().map(|directive| directive.neighbours.len());
+    assert_eq!(neighbours, Some(1), "it is in force from the start");
+    refused(&peer.put(&directive(4, 0, &[])).await, 409, None, Some("directive_not_newer"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_malformed_is_refused_whole_and_the_field_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = Port::quiet(folder.path(), "story").await;
+    let mut peer = port.operator().await;
+    let good = directive(1, 1, &[]);
+    for (field, value, named) in [
+        ("version", json!(2), "version"),
+        ("version", json!("1"), "version"),
+        ("epoch", json!(-1), "epoch"),
+        ("policy", json!("Magic"), "policy"),
+        ("victim", json!(null), "victim"),
+        ("tenant", json!({"priority": 1}), "tenant.max_remapped_percent"),
+        ("neighbours", directive(1, 1, &[("story", port.address)])["neighbours"].clone(), "neighbours[0]"),
+        ("fallback_order", json!(["code"]), "fallback_order[0]"),
+    ] {
+        let mut bad = good.clone();
+        bad[field] = value;
+        let code = if bad["version"] == 2 { "newer_version" } else { "invalid_field" };
+        refused(&peer.put(&bad).await, 422, Some(named), Some(code));
+    }
+    for text in [&b""[..], b"{", b"\xff\xfe", b"{\"version\": 1}}"] {
+        let answer = peer.ask("PUT", "/v1/directive", text).await;
+        refused(&answer, 400, None, Some("malformed_json"));
+    }
+    peer.send("PUT", "/v1/directive", &[("content-type", "text/plain")], good.to_string().as_bytes()).await;
+    refused(&peer.client.answer().await, 415, None, None);
+    assert!(port.directive.borrow().is_none());
+    assert!(!folder.path().join("directive.json").exists(), "nothing was stored");
+    assert_eq!(peer.put(&good).await.head.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_huge_directive_is_413_whether_it_says_so_or_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = Port::quiet(folder.path(), "story").await;
+    let huge = vec![b' '; 300_000];
+    refused(&port.operator().await.ask("PUT", "/v1/directive", &huge).await, 413, None, None);
+
+    let mut peer = port.operator().await;
+    let head = format!(
+        "PUT /v1/directive HTTP/1.1\r\nhost: x\r\n{}: {}\r\nauthorization: Bearer {}\r\ntransfer-encoding: chunked\r\n\r\n",
+        JSON.0, JSON.1, port.token
+    );
+    peer.client.raw(head.as_bytes()).await.unwrap();
+    for _ in 0..5 {
+        let chunk = [b"10000\r\n", &[b' '; 0x10000][..], b"\r\n"].concat();
+        peer.client.raw(&chunk).await.unwrap();
+    }
+    peer.client.raw(b"0\r\n\r\n").await.unwrap();
+    refused(&peer.client.answer().await, 413, None, None);
+    assert!(port.directive.borrow().is_none());
+}

@@ -1,0 +1,187 @@
+//! `GET /v1/state?scope=gpu`, and the client that asks neighbours.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sluice_agent::admin::tls::Tls;
+use sluice_agent::neighbours::client::{CallError, Client, Credential};
+use sluice_wire::directive::Neighbour;
+use sluice_wire::grants::{GrantAnswer, GrantRequest, Participant, RefusalReason};
+use sluice_wire::state::{GpuState, State, TenantReport};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use super::certificates::Authority;
+use super::world::{CHUNK, NEIGHBOUR_TOKEN, Port, config, directive, quiet, refused};
+
+fn neighbour(name: &str, admin: SocketAddr) -> Neighbour {
+    Neighbour {
+        namespace: "default".into(),
+        name: name.into(),
+        pod_uid: None,
+        claim_uid: None,
+        admin,
+        priority: 0,
+        share_bytes: 0,
+        floor_bytes: 0,
+    }
+}
+
+/// Answers every request with these bytes and closes its connection.
+async fn babbler(text: String) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") && !request.ends_with(b"}") {
+                assert!(socket.read_buf(&mut request).await.expect("a request") > 0, "a whole request");
+            }
+            // Whoever asked may have heard enough.
+            let _ = socket.write_all(text.as_bytes()).await;
+        }
+    });
+    address
+}
+
+fn http(status: &str, body: &str) -> String {
+    format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+}
+
+fn reason(report: &TenantReport) -> (&str, &str) {
+    match report {
+        TenantReport::State(state) => (&state.tenant.name, "here"),
+        TenantReport::Unreachable { name, reason, .. } => (name, reason),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_tenants_of_the_gpu_are_told_and_who_cannot_be_reached_with_the_reason() {
+    let folders: Vec<_> = (0..3).map(|_| tempfile::tempdir().unwrap()).collect();
+    let port = Port::quiet(folders[0].path(), "story").await;
+    let code = Port::quiet(folders[1].path(), "code").await;
+    let mistaken = Port::quiet(folders[2].path(), "other").await;
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let newer = babbler(http("200 OK", "{\"version\": 2}")).await;
+    let failing = babbler(http("500 Internal Server Error", "sorry")).await;
+    let garbled = babbler("nonsense\r\n\r\n".into()).await;
+    let endless = babbler(http("200 OK", &" ".repeat(5 << 20))).await;
+
+    let mut peer = port.operator().await;
+    let alone = GpuState::from_json(peer.get("/v1/state?scope=gpu").await.body.as_bytes()).unwrap();
+    assert_eq!(alone.tenants.iter().map(reason).collect::<Vec<_>>(), [("story", "here")]);
+
+    let wanted = [
+        ("code", code.address, "here"),
+        ("moved", mistaken.address, "is default/other, not default/moved"),
+        ("silent", silent.local_addr().unwrap(), "within 500 ms"),
+        ("gone", gone, "refused"),
+        ("newer", newer, "version 2"),
+        ("failing", failing, "500: sorry"),
+        ("garbled", garbled, "invalid HTTP"),
+        ("endless", endless, "more than 4194304 bytes"),
+    ];
+    let neighbours: Vec<_> = wanted.iter().map(|(name, address, _)| (*name, *address)).collect();
+    assert_eq!(peer.put(&directive(1, 1, &neighbours)).await.head.status, 200);
+    let before = Instant::now();
+    let answer = peer.get("/v1/state?scope=gpu").await;
+    assert!(before.elapsed() < Duration::from_secs(3), "all at once, not one after the other");
+    let gpu = GpuState::from_json(answer.body.as_bytes()).unwrap();
+    assert_eq!(reason(&gpu.tenants[0]), ("story", "here"));
+    assert_eq!(gpu.tenants.len(), 1 + wanted.len());
+    for (report, (name, _, words)) in gpu.tenants[1..].iter().zip(wanted) {
+        let (found, why) = reason(report);
+        assert!(found == name && why.contains(words), "{name}: {report:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_scheduler_that_is_busy_is_unreachable_like_a_neighbour() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = Port::start(&config(folder.path(), "story"), drop).await;
+    let answer = port.operator().await.get("/v1/state?scope=gpu").await;
+    let gpu = GpuState::from_json(answer.body.as_bytes()).unwrap();
+    let (name, why) = reason(&gpu.tenants[0]);
+    assert!(name == "story" && why.contains("scheduler"), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_scope_that_is_not_known_is_400() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = Port::quiet(folder.path(), "story").await;
+    let mut peer = port.operator().await;
+    for path in ["/v1/state?scope=", "/v1/state?scope=GPU", "/v1/state?scope=pool"] {
+        refused(&peer.get(path).await, 400, Some("scope"), None);
+    }
+    refused(&peer.get("/v1/state?scope=gpu&scope=gpu").await, 400, None, None);
+    let state = State::from_json(peer.get("/v1/state").await.body.as_bytes()).unwrap();
+    assert_eq!(state.tenant.name, "story");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn neighbours_ask_each_other_with_their_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = Port::quiet(folder.path(), "code").await;
+    let client = Client::new(Credential::Token(NEIGHBOUR_TOKEN.into()));
+    exchange(&client, &port).await;
+    let stranger = Client::new(Credential::Nothing);
+    let refused = stranger.state(&neighbour("code", port.address), Duration::from_secs(5)).await;
+    assert!(matches!(refused, Err(CallError::Status { status: 401, .. })), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn neighbours_ask_each_other_with_their_certificates_and_check_the_name() {
+    let (folders, authority) =
+        ([tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()], Authority::new());
+    let mut config = config(folders[0].path(), "code");
+    config.listen.admin_tls = Some(authority.sidecar(folders[0].path(), "code"));
+    let port = Port::start(&config, quiet("code")).await;
+    let own = Tls::load(authority.sidecar(folders[1].path(), "story")).unwrap();
+    let own = Arc::new(own);
+    let client = Client::new(Credential::Certificate(own.clone()));
+    exchange(&client, &port).await;
+    let mistaken = client.state(&neighbour("other", port.address), Duration::from_secs(5)).await;
+    assert!(
+        matches!(&mistaken, Err(CallError::Broken { problem, .. }) if problem.contains("certificate")),
+        "{mistaken:?}"
+    );
+
+    // A new certificate of its own is shown from the next connection on.
+    let foreign = Authority::new();
+    foreign.sidecar(folders[1].path(), "story");
+    assert!(own.reload().unwrap());
+    let refused = client.state(&neighbour("code", port.address), Duration::from_secs(5)).await;
+    assert!(matches!(refused, Err(CallError::Broken { .. })), "{refused:?}");
+}
+
+async fn exchange(client: &Client, port: &Port) {
+    let (code, patience) = (neighbour("code", port.address), Duration::from_secs(5));
+    assert_eq!(client.state(&code, patience).await.expect("a state").tenant.name, "code");
+    let borrower = Participant { namespace: "default".into(), name: "story".into(), index: 0, instance: 1 };
+    let request = GrantRequest::Ask { borrower, nonce: 1, bytes: CHUNK, ttl_ms: 1 };
+    let answer = client.grant(&code, &request, CHUNK, patience).await.expect("an answer");
+    assert_eq!(answer, GrantAnswer::Refused { reason: RefusalReason::NotTraded });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_does_not_belong_is_no_answer() {
+    let granted = |name: &str, bytes| {
+        let lender = Participant { namespace: "default".into(), name: name.into(), index: 0, instance: 1 };
+        let answer = GrantAnswer::Granted { nonce: 7, bytes, ttl_ms: 1, lender };
+        http("200 OK", &String::from_utf8(answer.to_json()).unwrap())
+    };
+    let client = Client::new(Credential::Token(NEIGHBOUR_TOKEN.into()));
+    let borrower = Participant { namespace: "default".into(), name: "story".into(), index: 0, instance: 1 };
+    let request = GrantRequest::Ask { borrower, nonce: 7, bytes: CHUNK, ttl_ms: 1 };
+    let ask = async |text: String| {
+        let code = neighbour("code", babbler(text).await);
+        client.grant(&code, &request, CHUNK, Duration::from_secs(5)).await
+    };
+    assert!(matches!(ask(granted("code", CHUNK)).await, Ok(GrantAnswer::Granted { .. })), "the control");
+    let more = ask(granted("code", 2 * CHUNK)).await;
+    assert!(matches!(more, Err(CallError::Read { .. })), "{more:?}");
+    let other = ask(granted("chat", CHUNK)).await;
+    assert!(matches!(other, Err(CallError::SomebodyElse { .. })), "{other:?}");
+}

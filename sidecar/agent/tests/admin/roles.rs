@@ -1,0 +1,104 @@
+//! Who may do what, with tokens and with certificates.
+
+use super::certificates::{Authority, CLAIM};
+use super::world::{NEIGHBOUR_TOKEN, Peer, Port, config, directive, quiet, refused};
+
+const ASK: &[u8] = br#"{"version": 1, "request": {"Cancel": {"nonce": 3,
+    "borrower": {"namespace": "default", "name": "code", "index": 1, "instance": 2}}}}"#;
+
+/// Every path with the statuses for operator, neighbour and reader.
+async fn matrix() -> Vec<(&'static str, &'static str, Vec<u8>, [u16; 3])> {
+    let directive = directive(1, 1, &[]).to_string().into_bytes();
+    vec![
+        ("GET", "/v1/state", vec![], [200, 200, 200]),
+        ("GET", "/v1/state?scope=gpu", vec![], [200, 200, 200]),
+        ("PUT", "/v1/directive", directive, [200, 403, 403]),
+        ("GET", "/v1/directive", vec![], [200, 403, 403]),
+        ("POST", "/v1/grants", ASK.to_vec(), [200, 200, 403]),
+        ("POST", "/sleep", vec![], [501, 403, 403]),
+        ("POST", "/wake_up", vec![], [501, 403, 403]),
+        ("GET", "/is_sleeping", vec![], [501, 501, 501]),
+        ("GET", "/v1/grants", vec![], [405, 405, 405]),
+        ("GET", "/", vec![], [404, 404, 404]),
+    ]
+}
+
+async fn check(peer: &mut Peer, column: usize, who: &str) {
+    for (method, path, body, statuses) in matrix().await {
+        let answer = peer.ask(method, path, &body).await;
+        assert_eq!(answer.head.status, statuses[column], "{who}: {method} {path}: {answer:?}");
+        if answer.head.status == 403 {
+            refused(&answer, 403, None, Some("forbidden"));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_token_opens_what_its_role_may_and_no_token_opens_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = Port::quiet(folder.path(), "story").await;
+    check(&mut port.operator().await, 0, "operator").await;
+    check(&mut port.with_token(Some(NEIGHBOUR_TOKEN)).await, 1, "neighbour").await;
+    let wrong = format!("{}g", &port.token[..63]);
+    for token in [None, Some(""), Some(&port.token[..63]), Some(&wrong), Some(&NEIGHBOUR_TOKEN[..63])] {
+        let mut peer = port.with_token(token).await;
+        for (method, path, body, _) in matrix().await {
+            refused(&peer.ask(method, path, &body).await, 401, None, Some("invalid_api_key"));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_token_of_theirs_neighbours_are_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path(), "story");
+    config.listen.neighbour_token_file = None;
+    let port = Port::start(&config, quiet("story")).await;
+    for token in [NEIGHBOUR_TOKEN, ""] {
+        let mut peer = port.with_token(Some(token)).await;
+        refused(&peer.get("/v1/state").await, 401, None, Some("invalid_api_key"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_certificate_opens_what_its_role_may() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    let mut config = config(folder.path(), "story");
+    config.listen.admin_tls = Some(authority.sidecar(folder.path(), "story"));
+    let port = Port::start(&config, quiet("story")).await;
+    for (column, role) in ["operator", &format!("neighbour/{CLAIM}"), "reader"].into_iter().enumerate() {
+        let tls = authority.client(Some(&authority.role(role)));
+        check(&mut port.with_tls(tls, "story").await.unwrap(), column, role).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_without_exactly_one_role_on_this_gpu_opens_nothing() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    let mut config = config(folder.path(), "story");
+    config.listen.admin_tls = Some(authority.sidecar(folder.path(), "story"));
+    let port = Port::start(&config, quiet("story")).await;
+    let uri = |role: &str| format!("spiffe://sluice/role/{role}");
+    for uris in [
+        vec![],
+        vec!["spiffe://elsewhere/role/operator".into()],
+        vec![uri("Operator")],
+        vec![uri("")],
+        vec![uri("operator/")],
+        vec![uri("neighbour")],
+        vec![uri("neighbour/")],
+        vec![uri("neighbour/another-claim")],
+        vec![uri(&format!("neighbour/{CLAIM}/x"))],
+        vec![uri("reader"), uri("operator")],
+        vec![uri("operator"), uri("operator")],
+    ] {
+        let names: Vec<_> = uris.iter().map(String::as_str).collect();
+        let tls = authority.client(Some(&authority.issue("peer", &names, 2100)));
+        let mut peer = port.with_tls(tls, "story").await.unwrap();
+        for (method, path, body, _) in matrix().await {
+            let answer = peer.ask(method, path, &body).await;
+            assert_eq!(answer.head.status, 403, "{uris:?}: {method} {path}");
+        }
+    }
+    assert!(port.directive.borrow().is_none());
+}

@@ -1,0 +1,64 @@
+//! What the configuration makes of the admin port, and tokens.
+
+use std::os::unix::fs::PermissionsExt;
+
+use sluice_agent::admin::start::{Credentials, StartError};
+use sluice_agent::admin::{make_token, read_token};
+
+use super::certificates::files;
+use super::world::config;
+
+#[test]
+fn a_token_is_new_random_and_for_this_user_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("token");
+    std::fs::write(&path, "old and readable by all").unwrap();
+    let token = make_token(&path).unwrap();
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), token);
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
+    assert!(token.len() == 64 && token.bytes().all(|b| b.is_ascii_hexdigit()));
+    assert_ne!(make_token(&folder.path().join("other")).unwrap(), token);
+    assert_eq!(read_token(&path).unwrap(), token);
+}
+
+#[test]
+fn a_neighbours_token_that_can_be_guessed_or_is_absent_is_refused_by_its_field() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = config(folder.path(), "story");
+    let path = config.listen.neighbour_token_file.clone().unwrap();
+    let token_file = folder.path().join("token");
+    Credentials::of(&config, &token_file).expect("the control");
+    for bad in ["", "   \n", "short", "0123456789abcdef 0123456789abcdef", &"é".repeat(40)] {
+        std::fs::write(&path, bad).unwrap();
+        let error = Credentials::of(&config, &token_file).unwrap_err();
+        assert!(error.to_string().starts_with("listen.neighbour_token_file: "), "{error}");
+        assert!(!format!("{error:?}").contains(bad) || bad.trim().is_empty(), "logs hold no secrets");
+    }
+    std::fs::remove_file(&path).unwrap();
+    let absent = Credentials::of(&config, &token_file);
+    assert!(matches!(absent, Err(StartError::NeighbourToken { path: named, .. }) if named == path));
+}
+
+#[test]
+fn tokens_are_for_this_machine_and_certificates_must_be_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path(), "story");
+    let token_file = folder.path().join("token");
+    config.listen.admin = "0.0.0.0:0".parse().unwrap();
+    assert!(matches!(Credentials::of(&config, &token_file), Err(StartError::InTheOpen(_))));
+    config.listen.admin_tls = Some(files(folder.path()));
+    let error = Credentials::of(&config, &token_file).unwrap_err().to_string();
+    assert!(error.starts_with("listen.admin_tls: ") && error.contains("tls.crt"), "{error}");
+}
+
+#[test]
+fn what_holds_secrets_does_not_print_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = config(folder.path(), "story");
+    let credentials = Credentials::of(&config, &folder.path().join("token")).unwrap();
+    let printed = format!("{credentials:?} {:?}", credentials.client());
+    for file in ["token", "neighbour"] {
+        let token = std::fs::read_to_string(folder.path().join(file)).unwrap();
+        assert!(!printed.contains(token.trim()), "{printed}");
+    }
+}

@@ -1,0 +1,135 @@
+//! Mutual TLS: who is let in, and certificates that change.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ClientConfig;
+use sluice_agent::admin::tls::{Tls, TlsError};
+use tokio::sync::watch;
+
+use super::certificates::{Authority, CLAIM, files, write};
+use super::world::{Port, config, quiet};
+use crate::gateway::client::{Client, PATIENCE};
+
+/// Whether a request over this connection gets an answer.
+async fn let_in(port: &Port, tls: Arc<ClientConfig>) -> bool {
+    let Ok(mut peer) = port.with_tls(tls, "story").await else { return false };
+    let request = b"GET /v1/state HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    peer.client.raw(request).await.is_ok() && peer.client.rest().await.starts_with(b"HTTP/1.1 200 ")
+}
+
+async fn port(folder: &std::path::Path, authority: &Authority) -> Port {
+    let mut config = config(folder, "story");
+    config.listen.admin_tls = Some(authority.sidecar(folder, "story"));
+    Port::start(&config, quiet("story")).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_valid_certificate_of_a_known_authority_nobody_comes_in() {
+    let (folder, authority, foreign) = (tempfile::tempdir().unwrap(), Authority::new(), Authority::new());
+    let port = port(folder.path(), &authority).await;
+    let role = "spiffe://sluice/role/operator";
+    let good = authority.issue("peer", &[role], 2100);
+    assert!(let_in(&port, authority.client(Some(&good))).await, "the control");
+    assert!(!let_in(&port, authority.client(None)).await, "no certificate");
+    let expired = authority.issue("peer", &[role], 2021);
+    assert!(!let_in(&port, authority.client(Some(&expired))).await, "expired");
+    let forged = foreign.issue("peer", &[role], 2100);
+    assert!(!let_in(&port, authority.client(Some(&forged))).await, "of another authority");
+
+    let mut plain = Client::connect(port.address).await;
+    let token = format!("Bearer {}", port.token);
+    plain.send("GET", "/v1/state", &[("authorization", &token)], b"").await;
+    assert!(!plain.rest().await.starts_with(b"HTTP/"), "a token over plain HTTP");
+    let hidden = authority.client(Some(&good));
+    assert!(port.with_tls(hidden, "code").await.is_err(), "its certificate is only for its own name");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn new_connections_use_new_certificates_while_open_ones_stay() {
+    let (folder, old, new) = (tempfile::tempdir().unwrap(), Authority::new(), Authority::new());
+    let config = old.sidecar(folder.path(), "story");
+    let tls = Arc::new(Tls::load(config.clone()).unwrap());
+    let port = serve(folder.path(), tls.clone()).await;
+    let (old_peer, new_peer) = (old.role("reader"), new.role("reader"));
+    let mut open = port.with_tls(old.client(Some(&old_peer)), "story").await.unwrap();
+    assert_eq!(open.get("/v1/state").await.head.status, 200);
+    assert!(!tls.reload().unwrap(), "nothing has changed");
+
+    let identity = new.issue("story", &[], 2100);
+    write(&config, &identity, &format!("{}{}", old.pem(), new.pem()));
+    assert!(tls.reload().unwrap());
+    assert_eq!(open.get("/v1/state").await.head.status, 200, "an open connection stays");
+    assert!(let_in(&port, new.client(Some(&new_peer))).await);
+    assert!(let_in(&port, new.client(Some(&old_peer))).await, "both authorities are known");
+    assert!(!let_in(&port, old.client(Some(&old_peer))).await, "the old certificate is no longer shown");
+
+    write(&config, &identity, &new.pem());
+    assert!(tls.reload().unwrap());
+    assert!(!let_in(&port, new.client(Some(&old_peer))).await, "the old authority is no longer known");
+    assert_eq!(open.get("/v1/state").await.head.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_do_not_fit_are_refused_by_name_and_the_old_ones_stay() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    let config = authority.sidecar(folder.path(), "story");
+    let tls = Arc::new(Tls::load(config.clone()).unwrap());
+    let port = serve(folder.path(), tls.clone()).await;
+    let ends = tls.ends();
+    let key = std::fs::read(&config.key).unwrap();
+    for (path, text) in [
+        (&config.key, authority.role("reader").key.into_bytes()),
+        (&config.key, b"no key".to_vec()),
+        (&config.cert, b"".to_vec()),
+        (&config.client_ca, b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_vec()),
+    ] {
+        let good = std::fs::read(path).unwrap();
+        std::fs::write(path, text).unwrap();
+        let error = tls.reload().unwrap_err();
+        // A pair that does not belong together is told by its certificate.
+        let named = error.to_string();
+        let names = [path.display().to_string(), config.cert.display().to_string()];
+        assert!(names.iter().any(|name| named.starts_with(name)), "{named}");
+        std::fs::write(path, good).unwrap();
+    }
+    assert_eq!(std::fs::read(&config.key).unwrap(), key);
+    std::fs::remove_file(&config.cert).unwrap();
+    assert!(matches!(tls.reload(), Err(TlsError::Read { path, .. }) if path == config.cert));
+    assert!(!ends.has_changed().unwrap());
+    let reader = authority.role("reader");
+    assert!(let_in(&port, authority.client(Some(&reader))).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changed_files_are_noticed_without_being_told() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    let config = authority.sidecar(folder.path(), "story");
+    let tls = Arc::new(Tls::load(config.clone()).unwrap());
+    let (mut ends, (stop, stopping)) = (tls.ends(), watch::channel(false));
+    let fresh = tokio::spawn(tls.clone().keep_fresh(Duration::from_millis(1), stopping));
+    // Half of a pair, as somebody may find it who looks between two writes.
+    let next = authority.issue("story", &[&format!("spiffe://sluice/role/neighbour/{CLAIM}")], 2100);
+    std::fs::write(&config.key, &next.key).unwrap();
+    std::fs::write(&config.cert, &next.cert).unwrap();
+    tokio::time::timeout(PATIENCE, ends.changed()).await.expect("in time").unwrap();
+    stop.send(true).unwrap();
+    tokio::time::timeout(PATIENCE, fresh).await.expect("it ends").unwrap();
+}
+
+#[test]
+fn a_claim_that_would_change_the_reading_of_a_role_is_refused() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    for claim in ["", "a/b", "a b", "é"] {
+        let mut config = authority.sidecar(folder.path(), "story");
+        config.claim = claim.into();
+        assert!(matches!(Tls::load(config), Err(TlsError::Claim(refused)) if refused == claim));
+    }
+}
+
+/// A port whose certificates the test reloads itself.
+async fn serve(folder: &std::path::Path, tls: Arc<Tls>) -> Port {
+    let mut config = config(folder, "story");
+    config.listen.admin_tls = Some(files(folder));
+    Port::start_with(&config, quiet("story"), Some(tls)).await
+}
