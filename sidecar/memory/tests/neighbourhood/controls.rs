@@ -10,8 +10,10 @@ use sluice_memory::neighbourhood::{LedgerAudit, LedgerError, LedgerFaults, Seat}
 use super::kills;
 use super::stage::Stage;
 
-/// How long a write waits for somebody who tries to come in between. Who is locked out cannot answer in time.
+/// How long a write waits for somebody who is locked out and so cannot answer in time.
 const GAP: Duration = Duration::from_millis(50);
+/// How long it waits for somebody whom nothing keeps out.
+const LONG: Duration = Duration::from_secs(180);
 
 /// Somebody else reserves all that is free while the first write of `deed` is about to be done.
 fn meddle(
@@ -23,7 +25,8 @@ fn meddle(
     let (reached, reached_in) = channel::<()>();
     let (answered, answer) = channel::<()>();
     let armed = Arc::new(AtomicBool::new(false));
-    let tap = interruption(Arc::clone(&armed), at_write, reached, answer);
+    let gap = if faults.unlocked_reserve || faults.subtract_first { LONG } else { GAP };
+    let tap = interruption(Arc::clone(&armed), (at_write, gap), reached.clone(), answer);
     let seat = stage.open_with(LedgerFaults { before_write: Some(tap), ..faults }).join("a", 0, 0).unwrap();
     let (other, third) = (stage.open().join("b", 0, 0).unwrap(), stage.open().join("c", 0, 0).unwrap());
     seat.reserve(900).unwrap();
@@ -37,14 +40,16 @@ fn meddle(
         });
         armed.store(true, Ordering::SeqCst);
         deed(&seat, &third);
+        // Whoever was not let in comes afterwards.
+        let _ = reached.send(());
     });
     stage.open().audit()
 }
 
-/// A tap that, once armed, lets somebody in before write number `at_write`.
+/// A tap that, once armed, lets somebody in before write number `at_write`, for as long as `gap`.
 fn interruption(
     armed: Arc<AtomicBool>,
-    at_write: u32,
+    (at_write, gap): (u32, Duration),
     reached: Sender<()>,
     answer: Receiver<()>,
 ) -> Arc<dyn Fn() + Send + Sync> {
@@ -54,7 +59,7 @@ fn interruption(
         state.0 += u32::from(armed.load(Ordering::SeqCst));
         if armed.load(Ordering::SeqCst) && state.0 == at_write {
             state.1.send(()).unwrap();
-            let _ = state.2.recv_timeout(GAP);
+            let _ = state.2.recv_timeout(gap);
         }
     })
 }

@@ -132,9 +132,10 @@ fn gain(has: &mut Has, result: Result<u64, LedgerError>) -> Result<(), LedgerErr
 
 /// The parent's half.
 struct Anvil {
+    // Before the stage, so that they end before their folder goes.
+    actors: Vec<Actor>,
     stage: Stage,
     truth: File,
-    actors: Vec<Actor>,
     fault: Option<&'static str>,
     started: u64,
 }

@@ -60,10 +60,10 @@ struct Truth {
 
 /// Two processes of which one is to die, with its engine, which the test stands for.
 struct Scene {
-    stage: Stage,
-    watch: Neighbourhood,
     lender: Actor,
     borrower: Actor,
+    watch: Neighbourhood,
+    stage: Stage,
     truth: Truth,
 }
 

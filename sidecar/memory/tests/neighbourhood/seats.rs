@@ -117,14 +117,20 @@ fn an_earmark_is_accepted_or_taken_back_but_never_both() {
 
 #[test]
 fn an_earmark_is_for_its_borrower_alone() {
-    let (stage, _watch, a, b) = full();
+    let (stage, watch, a, b) = full();
     let c = stage.open().join("c", 0, 0).unwrap();
     a.earmark(&b.peer(), 100, 1).unwrap();
     assert_eq!(c.accept(&a.peer(), 1), Err(LedgerError::NoEarmark { nonce: 1 }));
     // The same nonce of another lender is another earmark.
     b.earmark(&c.peer(), 10, 1).unwrap();
+    a.earmark(&c.peer(), 20, 2).unwrap();
+    b.earmark(&c.peer(), 30, 2).unwrap();
     assert_eq!(c.accept(&b.peer(), 1), Ok(10));
+    assert_eq!(c.accept(&b.peer(), 2), Ok(30));
+    assert_eq!(watch.audit().unwrap().counted_bytes, 1000);
+    assert_eq!(c.accept(&a.peer(), 2), Ok(20));
     assert_eq!(b.accept(&a.peer(), 1), Ok(100));
+    assert_eq!((a.held_bytes(), b.held_bytes(), c.held_bytes()), (480, 460, 60));
 }
 
 #[test]

@@ -3,8 +3,13 @@
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::thread::futex;
 use sluice_memory::neighbourhood::{Epoch, LedgerError, Neighbourhood, Seat, TurnOrder};
 
 use super::stage::{Actor, CAPACITY, Stage};
@@ -75,13 +80,19 @@ fn who_asks_twice_keeps_its_place_and_who_cancels_loses_it() {
 }
 
 #[test]
-fn the_dead_are_not_waited_for() {
-    let (stage, _, [a, b]) = seats();
-    a.turn().request(0).unwrap();
+fn the_dead_are_not_waited_for_and_leave_no_ticket_to_their_heirs() {
+    let stage = Stage::new();
+    let mut dead = stage.joined("dead", 0);
+    let b = stage.open().join("b", 0, 0).unwrap();
+    dead.ok("request");
     b.turn().request(0).unwrap();
-    stage.end(a);
+    assert_eq!((b.turn().waiters(), b.turn().try_take(ROUND_ROBIN)), (Ok(1), Ok(None)));
+    dead.kill();
     assert_eq!(b.turn().waiters(), Ok(0));
     assert!(b.turn().try_take(ROUND_ROBIN).unwrap().is_some());
+    let heir = stage.open().join("heir", 0, 0).unwrap();
+    assert_eq!((heir.index(), b.turn().waiters()), (dead.peer.index, Ok(0)));
+    assert_eq!(heir.turn().try_take(ROUND_ROBIN), Err(LedgerError::NoTicket));
 }
 
 #[test]
@@ -139,6 +150,40 @@ fn whoever_waits_is_woken_by_a_release_and_by_a_cancellation() {
         b.turn().cancel().unwrap();
         assert_eq!(waits.join().unwrap(), Err(LedgerError::NoTicket));
     });
+}
+
+/// The futex of the turn, through a mapping of the test's own: word 10 of the header.
+fn bell(stage: &Stage) -> &'static AtomicU32 {
+    let file = OpenOptions::new().read(true).write(true).open(stage.folder().join("ledger")).unwrap();
+    let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+    // SAFETY: a fresh mapping that is never unmapped; the word is aligned and only reached atomically.
+    unsafe {
+        &*rustix::mm::mmap(std::ptr::null_mut(), 4096, access, flags, file, 0).unwrap().byte_add(80).cast()
+    }
+}
+
+#[test]
+fn a_release_wakes_sleepers_whatever_their_mapping() {
+    let (stage, _, [a]) = seats();
+    let bell = bell(&stage);
+    let patience = futex::Timespec { tv_sec: 60, tv_nsec: 0 };
+    let once = || {
+        a.turn().request(0).unwrap();
+        a.turn().try_take(ROUND_ROBIN).unwrap().unwrap();
+        let seen = bell.load(Ordering::Acquire);
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| futex::wait(bell, futex::Flags::empty(), seen, Some(&patience)));
+            // Time to fall asleep; a sleeper that comes too late says so.
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_millis(1) {
+                std::thread::yield_now();
+            }
+            a.turn().release().unwrap();
+            sleeper.join().unwrap()
+        })
+    };
+    let woken = std::iter::repeat_with(once).find(|result| *result != Err(Errno::AGAIN));
+    assert_eq!(woken, Some(Ok(())));
 }
 
 /// Nanoseconds that this thread has run.
@@ -239,10 +284,15 @@ fn the_turn_of_a_killed_holder_goes_on_within_50_ms() {
         holder.ok("take_turn");
         heir.turn().request(0).unwrap();
         let (took, epoch) = std::thread::scope(|scope| {
-            let waits = scope.spawn(|| {
+            let (waiting, waits_now) = channel();
+            let heir = &heir;
+            let waits = scope.spawn(move || {
+                assert_eq!(heir.turn().try_take(ROUND_ROBIN), Ok(None));
+                waiting.send(()).unwrap();
                 let epoch = heir.turn().take_within(ROUND_ROBIN, LONG).unwrap().unwrap();
                 (Instant::now(), epoch)
             });
+            waits_now.recv().unwrap();
             let killed = Instant::now();
             holder.kill();
             let (at, epoch) = waits.join().unwrap();
@@ -253,9 +303,10 @@ fn the_turn_of_a_killed_holder_goes_on_within_50_ms() {
         last = epoch;
         took
     };
-    // The best of some: a busy machine may be late, the protocol is the same each time.
-    let best = (0..5).map(once).min().unwrap();
-    assert!(best < Duration::from_millis(50), "{best:?}");
+    // The median: a busy machine may be late at times, and whoever is late to wait may find the holder dead already.
+    let mut times: Vec<_> = (0..5).map(once).collect();
+    times.sort_unstable();
+    assert!(times[2] < Duration::from_millis(50), "{times:?}");
 }
 
 #[test]
