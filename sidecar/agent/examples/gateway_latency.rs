@@ -1,34 +1,44 @@
-//! What the gateway adds to a token: from the moment the scheduler's thread announces it to the moment it is written to the
-//! client's socket, and, beside it, to the moment a client that shares the processors has read it.
+//! What a sidecar adds to a token: from the moment the engine's `Done` is handed to the room's thread to the moment the token
+//! is written to the client's socket, and, beside it, to the moment a client that shares the processors has read it.
 //!
-//! Inside: the hand-over from that thread to the async world, the text of the token, the event, the write. Not inside: what
-//! the scheduler's thread does between the engine's `Done` and the announcement (it reads the answer off the link, retires
-//! the step and hands the engine its next one), because tokens are put in where that thread puts them, with no scheduler.
+//! Inside: waking the room's thread, retiring the step, the decisions for the next one and its order to the engine, the
+//! announcement, the hand-over to the async world, the text of the token, the event, the write. Room, scheduler, memory, door
+//! and gateway are the product's; a stand-in for the engine is attached over the real link. Not inside: the link itself, which
+//! `link_latency` measures: the stand-in puts its `Done` where the door's thread puts one that it has read.
 //!
-//! 2,000 tokens a second in steps, as an engine makes them: every stream of a batch has its token at the same moment. The same
-//! again with a bare server shows how much of it is the machine's.
+//! 2,000 tokens a second in steps, as an engine makes them: every stream of a batch has its token at the same moment. Pacing is
+//! `Immediate`, so every token is written when produced: one that joins a deposit waits by design. The same again with a
+//! bare server, whose tokens take the same way over a thread in the room's place, shows how much of it is the machine's.
 //!
 //! `cargo run --release -p sluice-agent --example gateway_latency -- [STREAMS] [SECONDS]`
 
+#[path = "gateway/engine.rs"]
+mod engine;
 #[path = "gateway/host.rs"]
 mod host;
 #[path = "gateway/reader.rs"]
 mod reader;
 #[path = "gateway/stamped.rs"]
 mod stamped;
+#[path = "gateway/tenant.rs"]
+mod tenant;
 #[path = "../tests/gateway/tiny.rs"]
 mod tiny;
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::time::{Duration, Instant, SystemTime};
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use sluice_agent::service::Update;
 use sluice_policy::deposit::Pacing;
 
+use self::engine::{Moment, Sent};
 use self::host::{Server, Updates};
 use self::reader::{Arrival, Reader};
+use self::tenant::Tenant;
 
 const TOKENS_PER_SECOND: u32 = 2000;
 const LIMIT_US: f64 = 200.0;
@@ -41,40 +51,94 @@ fn main() -> anyhow::Result<ExitCode> {
     let mut numbers = std::env::args().skip(1).map(|arg| arg.parse::<u32>());
     let streams = numbers.next().transpose()?.unwrap_or(16);
     let seconds = numbers.next().transpose()?.unwrap_or(20);
-    let floor = measure(Server::Bare, streams, seconds)?;
-    let added = measure(Server::Gateway, streams, seconds)?;
+    let load = Load::new(streams, seconds)?;
+    let floor = load.bare()?;
+    let added = load.gateway()?;
     let name = "added latency per token, p99";
     let passed = host::verdict(name, added.written, LIMIT_US, "us", Some(floor.written));
     println!("read by the client, p99: {:.2} us  (the bare server: {:.2} us)", added.read, floor.read);
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The 99th percentiles from the scheduler's token to its write and to its read, us.
+/// The 99th percentiles from a step's end to the write and to the read of its tokens, us.
 struct Found {
     written: f64,
     read: f64,
 }
 
-/// One moment by both clocks: the kernel's stamps are of the second.
-type Moment = (Instant, SystemTime);
+/// What is asked of both.
+#[derive(Clone, Copy)]
+struct Load {
+    streams: u32,
+    /// Steps, and tokens of each stream.
+    steps: u32,
+    /// From step to step.
+    period: Duration,
+}
 
-fn measure(server: Server, streams: u32, seconds: u32) -> anyhow::Result<Found> {
-    let (host, opened) = host::start(server, streams, Pacing::Immediate)?;
-    let steps = (seconds * TOKENS_PER_SECOND / streams) as usize;
-    ensure!(steps > WARM_UP, "too few steps");
-    let address = host.address;
-    let client = std::thread::spawn(move || read(address, streams as usize, steps));
-    let next = || opened.recv_timeout(PATIENCE).context("a client did not come");
-    let clients: Vec<_> = (0..streams).map(|_| next()).collect::<anyhow::Result<_>>()?;
-    let sent = produce(&clients, steps, Duration::from_secs(1) * streams / TOKENS_PER_SECOND);
-    let open = host.metrics.streams().open;
-    ensure!(server == Server::Bare || open == streams, "{open} streams are open");
-    let arrived = client.join().expect("the client does not panic")?;
-    println!("{server:?}: {} tokens, {streams} streams, {TOKENS_PER_SECOND} tokens/s", steps * arrived.len());
-    Ok(Found {
-        written: tell("written", latencies(&arrived, &sent, write_latency)?),
-        read: tell("read by the client", latencies(&arrived, &sent, |(sent, _), at| Ok(at.read - *sent))?),
-    })
+impl Load {
+    fn new(streams: u32, seconds: u32) -> anyhow::Result<Load> {
+        let steps = seconds * TOKENS_PER_SECOND / streams;
+        ensure!(steps as usize > WARM_UP, "too few steps");
+        Ok(Load { streams, steps, period: Duration::from_secs(1) * streams / TOKENS_PER_SECOND })
+    }
+
+    fn gateway(self) -> anyhow::Result<Found> {
+        let tenant = Tenant::start(self.streams, self.steps, self.period)?;
+        let arrived = self.client(tenant.host.address).join().expect("the client does not panic")?;
+        self.found("gateway", &arrived, &tenant.end()?)
+    }
+
+    fn bare(self) -> anyhow::Result<Found> {
+        let (host, opened) = host::start(Server::Bare, self.streams, Pacing::Immediate)?;
+        let client = self.client(host.address);
+        let next = |_| opened.recv_timeout(PATIENCE).context("a client did not come");
+        let clients: Vec<_> = (0..self.streams).map(next).collect::<anyhow::Result<_>>()?;
+        // Its streams stay open until their client has read everything.
+        let (sent, _clients) = self.produce(clients);
+        let arrived = client.join().expect("the client does not panic")?;
+        self.found("bare server", &arrived, &vec![sent; self.streams as usize])
+    }
+
+    /// Steps without an engine, handed to a thread that does nothing but pass their tokens on. Returns when each was done,
+    /// and the senders.
+    fn produce(self, clients: Vec<Updates>) -> (Vec<Moment>, Vec<Updates>) {
+        let (done, steps) = channel();
+        let room = std::thread::spawn(move || {
+            for at in steps {
+                for updates in &clients {
+                    // A reader that has gone shows as tokens that never arrive.
+                    let _ = updates.send(Update::Token { token: u32::from(b'a'), logprobs: None, at });
+                }
+            }
+            clients
+        });
+        let mut begun = Instant::now();
+        let step = |_| {
+            begun = engine::wait(begun, self.period);
+            let at = engine::moment();
+            // Its thread lives until this sender goes.
+            let _ = done.send(at.0);
+            at
+        };
+        let sent = (0..self.steps).map(step).collect();
+        drop(done);
+        (sent, room.join().expect("it does not panic"))
+    }
+
+    /// A client of all streams.
+    fn client(self, address: SocketAddr) -> JoinHandle<anyhow::Result<Vec<Vec<Arrival>>>> {
+        std::thread::spawn(move || read(address, self.streams as usize, self.steps))
+    }
+
+    fn found(self, name: &str, arrived: &[Vec<Arrival>], sent: &Sent) -> anyhow::Result<Found> {
+        let Load { streams, steps, .. } = self;
+        println!("{name}: {} tokens, {streams} streams, {TOKENS_PER_SECOND} tokens/s", steps * streams);
+        Ok(Found {
+            written: tell("written", latencies(arrived, sent, write_latency)?),
+            read: tell("read by the client", latencies(arrived, sent, |(sent, _), at| Ok(at.read - *sent))?),
+        })
+    }
 }
 
 fn write_latency((_, sent): &Moment, at: &Arrival) -> anyhow::Result<Duration> {
@@ -85,10 +149,10 @@ fn write_latency((_, sent): &Moment, at: &Arrival) -> anyhow::Result<Duration> {
 /// Of all tokens but the first, nanoseconds in rising order.
 fn latencies(
     arrived: &[Vec<Arrival>],
-    sent: &[Moment],
+    sent: &Sent,
     latency: impl Fn(&Moment, &Arrival) -> anyhow::Result<Duration>,
 ) -> anyhow::Result<Vec<u64>> {
-    let pairs = arrived.iter().flat_map(|times| sent.iter().zip(times).skip(WARM_UP));
+    let pairs = sent.iter().zip(arrived).flat_map(|(sent, times)| sent.iter().zip(times).skip(WARM_UP));
     let nanos = pairs.map(|(sent, at)| Ok(latency(sent, at)?.as_nanos() as u64));
     let mut nanos: Vec<_> = nanos.collect::<anyhow::Result<_>>()?;
     nanos.sort_unstable();
@@ -103,28 +167,13 @@ fn tell(name: &str, nanos: Vec<u64>) -> f64 {
     p99
 }
 
-/// One token for every stream, every `period`. Returns when each step's tokens were handed out.
-fn produce(clients: &[Updates], steps: usize, period: Duration) -> Vec<Moment> {
-    let began = Instant::now();
-    let step = |index: usize| {
-        let due = began + period * u32::try_from(index).expect("fewer steps than that");
-        std::thread::sleep(due.saturating_duration_since(Instant::now()));
-        let (at, by_kernel) = (Instant::now(), SystemTime::now());
-        for updates in clients {
-            // A reader that has gone shows as tokens that never arrive.
-            let _ = updates.send(Update::Token { token: u32::from(b'a'), logprobs: None, at });
-        }
-        (at, by_kernel)
-    };
-    (0..steps).map(step).collect()
-}
-
-/// When the tokens of each stream came: the n-th was handed out with the n-th step.
-fn read(address: SocketAddr, streams: usize, steps: usize) -> anyhow::Result<Vec<Vec<Arrival>>> {
+/// When the tokens of each stream came, in the order in which they were made.
+fn read(address: SocketAddr, streams: usize, steps: u32) -> anyhow::Result<Vec<Vec<Arrival>>> {
     let mut reader = Reader::new()?;
-    let mut arrived = vec![Vec::with_capacity(steps); streams];
-    (0..streams).try_for_each(|_| reader.open(address))?;
-    let (mut left, mut last) = (streams * steps, Instant::now());
+    let mut arrived = vec![Vec::with_capacity(steps as usize); streams];
+    let request = |stream| host::request(&tenant::prompt_of(stream), steps);
+    (0..streams).try_for_each(|stream| reader.open(address, &request(stream)))?;
+    let (mut left, mut last) = (streams * steps as usize, Instant::now());
     while left > 0 {
         reader.wait(PATIENCE, |stream, tokens, at| {
             arrived[stream].extend(std::iter::repeat_n(at, tokens));

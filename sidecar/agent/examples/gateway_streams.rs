@@ -148,8 +148,9 @@ fn produce(opened: &Receiver<Updates>) {
 fn read_streams(address: SocketAddr, streams: u32, time: Duration) -> anyhow::Result<ExitCode> {
     let (mut reader, mut tally) = (Reader::new()?, Tally::new(streams));
     let began = Instant::now();
+    let request = host::request("p", 1_000_000);
     for number in 1..=streams {
-        reader.open(address)?;
+        reader.open(address, &request)?;
         tally.read(&mut reader, began + Duration::from_secs(1) * number / ARRIVALS_PER_SECOND)?;
     }
     while tally.last.contains(&None) {

@@ -1,5 +1,5 @@
-//! Servers to measure, in this process: a gateway with nothing behind it, and what remains when all of a gateway's work is
-//! left out, which is the floor of the machine.
+//! Servers to measure, in this process: a gateway with a tenant or with nothing behind it, and what remains when all of a
+//! gateway's work is left out, which is the floor of the machine.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use sluice_agent::gateway::Gateway;
 use sluice_agent::gateway::open::OpenRequests;
 use sluice_agent::gateway::serve::{Limits, serve};
 use sluice_agent::metrics::Metrics;
+use sluice_agent::model::text::Text;
 use sluice_agent::service::{Inbox, Message, Service, Status, Update};
 use sluice_policy::deposit::Pacing;
 use sluice_wire::config::{LimitsConfig, SloConfig};
@@ -28,6 +29,7 @@ pub type Updates = mpsc::UnboundedSender<Update>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Server {
     /// The gateway.
+    #[allow(dead_code, reason = "one of the two examples has its gateway from a tenant")]
     Gateway,
     /// The control: no HTTP, no text, no figures; a task per stream writes ready bytes, as many as an event has.
     Bare,
@@ -42,51 +44,75 @@ const EVENT: &[u8] = b"dc\r\ndata: {\"id\":\"cmpl-69206b1e-2710\",\"object\":\"t
 pub struct Host {
     pub address: SocketAddr,
     pub metrics: Arc<Metrics>,
-    _running: (watch::Sender<Status>, watch::Sender<bool>, tempfile::TempDir, Runtime),
+    stop: watch::Sender<bool>,
+    runtime: Runtime,
+    /// Of a scheduler that is not there.
+    _status: Option<watch::Sender<Status>>,
 }
 
-/// Starts it on as many threads as a sidecar has. The second value has a sender for every stream that clients ask for.
+/// Starts a server with nothing behind it. The second value has a sender for every stream that clients ask for.
 pub fn start(server: Server, streams: u32, pacing: Pacing) -> anyhow::Result<(Host, Receiver<Updates>)> {
-    let folder = tempfile::tempdir()?;
-    let (status, watched) = watch::channel(Status::Serving);
-    let metrics = Arc::new(Metrics::new("tiny", &SloConfig::default()));
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
-    let address = listener.local_addr()?;
-    let (stop, stopping) = watch::channel(false);
     let (opened, streams_opened) = channel();
     match server {
-        Server::Bare => drop(runtime.spawn(accept(listener, pacing, opened))),
+        Server::Bare => {
+            let (host, listener) = Host::new(Arc::new(Metrics::new("tiny", &SloConfig::default())))?;
+            host.runtime.spawn(accept(listener, pacing, opened));
+            Ok((host, streams_opened))
+        }
         Server::Gateway => {
+            let folder = tempfile::tempdir()?;
+            let (status, watched) = watch::channel(Status::Serving);
             let service = Service::new(scheduler(opened), watched);
-            let gateway = Arc::new(gateway(&folder, service, streams, pacing, metrics.clone()));
-            let limits = Limits { connections: streams as usize + 1024, drain: Duration::from_secs(1) };
-            runtime.spawn(serve(listener, gateway.router(), limits, stopping));
+            let metrics = Arc::new(Metrics::new("tiny", &SloConfig::default()));
+            let text = Arc::new(tiny::text(folder.path()));
+            let host = Host::serve(text, service, streams, pacing, metrics)?;
+            Ok((Host { _status: Some(status), ..host }, streams_opened))
         }
     }
-    Ok((Host { address, metrics, _running: (status, stop, folder, runtime) }, streams_opened))
 }
 
-fn gateway(
-    folder: &tempfile::TempDir,
-    service: Service,
-    streams: u32,
-    stream_pacing: Pacing,
-    metrics: Arc<Metrics>,
-) -> Gateway {
-    Gateway {
-        text: Arc::new(tiny::text(folder.path())),
-        service,
-        names: vec!["tiny".into()],
-        vocab: tiny::VOCAB,
-        max_model_tokens: 1 << 20,
-        open: OpenRequests::new(streams, metrics.clone()),
-        limits: LimitsConfig { max_streams: streams, ..LimitsConfig::default() },
-        stream_pacing,
-        api_keys: Vec::new(),
-        metrics,
-        started: Gateway::unix_seconds(),
-        answers: AtomicU64::new(1),
+impl Host {
+    /// On as many threads as a sidecar has, with a listener for what is to be served.
+    fn new(metrics: Arc<Metrics>) -> anyhow::Result<(Host, TcpListener)> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
+        let (address, stop) = (listener.local_addr()?, watch::channel(false).0);
+        Ok((Host { address, metrics, stop, runtime, _status: None }, listener))
+    }
+
+    /// Waits until the tenant of `status` serves.
+    #[allow(dead_code, reason = "one of the two examples has a tenant")]
+    pub fn until_serving(&self, status: &mut watch::Receiver<Status>) -> anyhow::Result<()> {
+        self.runtime.block_on(status.wait_for(|status| *status == Status::Serving))?;
+        Ok(())
+    }
+
+    /// A gateway whose requests go to `service`.
+    pub fn serve(
+        text: Arc<Text>,
+        service: Service,
+        streams: u32,
+        stream_pacing: Pacing,
+        metrics: Arc<Metrics>,
+    ) -> anyhow::Result<Host> {
+        let (host, listener) = Host::new(metrics.clone())?;
+        let gateway = Gateway {
+            text,
+            service,
+            names: vec!["tiny".into()],
+            vocab: tiny::VOCAB,
+            max_model_tokens: 1 << 20,
+            open: OpenRequests::new(streams, metrics.clone()),
+            limits: LimitsConfig { max_streams: streams, ..LimitsConfig::default() },
+            stream_pacing,
+            api_keys: Vec::new(),
+            metrics,
+            started: Gateway::unix_seconds(),
+            answers: AtomicU64::new(1),
+        };
+        let limits = Limits { connections: streams as usize + 1024, drain: Duration::from_secs(1) };
+        host.runtime.spawn(serve(listener, Arc::new(gateway).router(), limits, host.stop.subscribe()));
+        Ok(host)
     }
 }
 
@@ -125,9 +151,9 @@ async fn write(mut socket: TcpStream, mut tokens: mpsc::UnboundedReceiver<Update
     }
 }
 
-/// A request for an endless stream, as bytes on the wire.
-pub fn request() -> Vec<u8> {
-    let body = r#"{"prompt":"p","stream":true,"max_tokens":1000000}"#;
+/// A request for a stream of `max_tokens` tokens, as bytes on the wire.
+pub fn request(prompt: &str, max_tokens: u32) -> Vec<u8> {
+    let body = format!(r#"{{"prompt":"{prompt}","stream":true,"max_tokens":{max_tokens}}}"#);
     let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
     format!("{head}content-length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }

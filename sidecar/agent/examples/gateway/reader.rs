@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 use rustix::event::Timespec;
 use rustix::event::epoll;
 
-use crate::{host, stamped};
+use crate::stamped;
 
 /// Sockets taken at one time.
 const READY_MAX: usize = 256;
@@ -40,10 +40,10 @@ impl Reader {
         Ok(Reader { epoll, sockets: Vec::new(), ready: Vec::new(), buffer: vec![0; 64 << 10] })
     }
 
-    /// Asks for one more stream; its number is how many there were.
-    pub fn open(&mut self, address: SocketAddr) -> anyhow::Result<()> {
+    /// Asks for one more stream by `request`; its number is how many there were.
+    pub fn open(&mut self, address: SocketAddr, request: &[u8]) -> anyhow::Result<()> {
         let mut socket = TcpStream::connect(address).context("cannot connect")?;
-        socket.write_all(&host::request())?;
+        socket.write_all(request)?;
         socket.set_nonblocking(true)?;
         stamped::ask(&socket).context("no stamps")?;
         let number = epoll::EventData::new_u64(self.sockets.len() as u64);

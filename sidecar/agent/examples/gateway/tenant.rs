@@ -1,0 +1,156 @@
+//! A tenant as a sidecar serves one: room, scheduler, memory and gateway are the product's own, and only the engine is not.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use serde_json::json;
+use sluice_agent::metrics::Metrics;
+use sluice_agent::room::{Loading, load};
+use sluice_agent::service::{Inbox, Message, Service, Status};
+use sluice_link::server::Listener;
+use sluice_policy::deposit::Pacing;
+use sluice_wire::config::{LimitsConfig, SidecarConfig, SloConfig};
+use tokio::sync::watch;
+
+use super::engine::{self, Sent};
+use super::host::Host;
+use super::tiny;
+
+/// Layers as in a model of 8 billion weights; only their number makes work for a sidecar.
+const LAYERS: u64 = 32;
+const HIDDEN: usize = 32;
+const KV_WIDTH: usize = 16;
+const INTERMEDIATE: usize = 64;
+const CHUNK_BYTES: u64 = 2 << 20;
+/// Of every prompt: a number as text, a token for each byte.
+pub const PROMPT_TOKENS: u32 = 5;
+
+/// A tenant that serves.
+pub struct Tenant {
+    /// Where, and its figures.
+    pub host: Host,
+    inbox: Inbox,
+    engine: JoinHandle<anyhow::Result<Sent>>,
+    _folder: tempfile::TempDir,
+}
+
+/// The prompt of a stream, by which the engine knows whose a row is.
+pub fn prompt_of(stream: usize) -> String {
+    format!("{stream:0width$}", width = PROMPT_TOKENS as usize)
+}
+
+/// The stream of a prompt.
+pub fn stream_of(prompt: &[u32]) -> anyhow::Result<usize> {
+    let text = prompt.iter().map(|token| char::from_u32(*token)).collect::<Option<String>>();
+    text.context("tokens that are no text")?.parse().context("a prompt that names no stream")
+}
+
+impl Tenant {
+    /// Starts one for `streams` streams of `tokens` tokens and waits until it serves. A step takes `period`.
+    pub fn start(streams: u32, tokens: u32, period: Duration) -> anyhow::Result<Tenant> {
+        let folder = tempfile::tempdir()?;
+        let context = PROMPT_TOKENS + tokens;
+        write_model(folder.path(), context)?;
+        let loaded = Arc::new(load(config(folder.path(), streams, context)?)?);
+        let socket = folder.path().join("engine.sock");
+        let (inbox, messages) = Inbox::new();
+        let (status, mut watched) = watch::channel(Status::Loading);
+        let metrics = Arc::new(Metrics::new("tiny", &SloConfig::default()));
+        let loading = Loading {
+            loaded: loaded.clone(),
+            inbox: inbox.clone(),
+            messages,
+            status,
+            metrics: metrics.clone(),
+            listener: Listener::bind(&socket)?,
+            closed: Arc::new(AtomicBool::new(false)),
+        };
+        std::thread::Builder::new().name("scheduler".into()).spawn(move || work(loading))?;
+        let engine = engine::attach(&socket, inbox.clone(), streams as usize, period)?;
+        let service = Service::new(inbox.clone(), watched.clone());
+        let host = Host::serve(loaded.text.clone(), service, streams, Pacing::Immediate, metrics)?;
+        host.until_serving(&mut watched).context("the room has ended; its words are above")?;
+        Ok(Tenant { host, inbox, engine, _folder: folder })
+    }
+
+    /// Ends it; returns what its engine did.
+    pub fn end(self) -> anyhow::Result<Sent> {
+        let text = self.host.metrics.encode();
+        let preempted = text.lines().filter(|line| line.starts_with("vllm:num_preemptions_total"));
+        ensure!(preempted.clone().all(|line| line.ends_with(" 0")), "requests were preempted: {text}");
+        self.inbox.send(Message::Stop);
+        self.engine.join().expect("the engine does not panic")
+    }
+}
+
+fn work(loading: Loading) {
+    let ended = loading.finish().map_err(anyhow::Error::from).and_then(|room| Ok(room.work()?));
+    if let Err(error) = ended {
+        eprintln!("the room: {error:#}");
+    }
+}
+
+/// Enough memory for all streams at their full length.
+fn config(folder: &Path, streams: u32, context: u32) -> anyhow::Result<SidecarConfig> {
+    let limits = LimitsConfig {
+        max_queued_requests: streams,
+        max_streams: streams,
+        max_sequences: streams,
+        max_step_tokens: LimitsConfig::default().max_step_tokens.max(streams),
+        ..LimitsConfig::default()
+    };
+    let kv_bytes = u64::from(streams) * u64::from(context + 32) * LAYERS * (2 * 2 * KV_WIDTH as u64);
+    let chunks = LAYERS + 8 + (kv_bytes / CHUNK_BYTES + 1) * 2;
+    let config = json!({
+        "namespace": "default", "name": "latency", "model_path": folder, "max_model_len": context,
+        "gpu": {"name": "gpu", "memory_bytes": chunks * CHUNK_BYTES, "chunk_bytes": CHUNK_BYTES},
+        "policy": "Oneiros", "memory": {}, "limits": limits, "runtime_dir": folder,
+        "listen": {"serve": "127.0.0.1:0", "admin": "127.0.0.1:0", "probes": "127.0.0.1:0"},
+    });
+    Ok(serde_json::from_value(config)?)
+}
+
+/// A model of zeros: nobody computes with it.
+fn write_model(folder: &Path, context: u32) -> anyhow::Result<()> {
+    tiny::text(folder);
+    let config = json!({
+        "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": LAYERS, "num_attention_heads": HIDDEN / KV_WIDTH, "num_key_value_heads": 1,
+        "vocab_size": tiny::VOCAB, "max_position_embeddings": context, "torch_dtype": "bfloat16",
+        "tie_word_embeddings": true, "eos_token_id": tiny::END,
+    });
+    std::fs::write(folder.join("config.json"), config.to_string())?;
+    let zeros = vec![0; tiny::VOCAB as usize * HIDDEN * 2];
+    let view = |(name, shape): (String, Vec<usize>)| {
+        let bytes = shape.iter().product::<usize>() * 2;
+        Ok((name, TensorView::new(Dtype::BF16, shape, &zeros[..bytes])?))
+    };
+    let tensors = tensors().into_iter().map(view).collect::<anyhow::Result<Vec<_>>>()?;
+    Ok(serialize_to_file(tensors, None, &folder.join("model.safetensors"))?)
+}
+
+/// Names and shapes in Hugging Face layout.
+fn tensors() -> Vec<(String, Vec<usize>)> {
+    let of_a_layer = [
+        ("input_layernorm", vec![HIDDEN]),
+        ("post_attention_layernorm", vec![HIDDEN]),
+        ("self_attn.q_proj", vec![HIDDEN, HIDDEN]),
+        ("self_attn.k_proj", vec![KV_WIDTH, HIDDEN]),
+        ("self_attn.v_proj", vec![KV_WIDTH, HIDDEN]),
+        ("self_attn.o_proj", vec![HIDDEN, HIDDEN]),
+        ("mlp.gate_proj", vec![INTERMEDIATE, HIDDEN]),
+        ("mlp.up_proj", vec![INTERMEDIATE, HIDDEN]),
+        ("mlp.down_proj", vec![HIDDEN, INTERMEDIATE]),
+    ];
+    let global = [("embed_tokens", vec![tiny::VOCAB as usize, HIDDEN]), ("norm", vec![HIDDEN])];
+    let global = global.map(|(name, shape)| (format!("model.{name}.weight"), shape));
+    let layers = (0..LAYERS).flat_map(|layer| {
+        of_a_layer.clone().map(|(name, shape)| (format!("model.layers.{layer}.{name}.weight"), shape))
+    });
+    layers.chain(global).collect()
+}
