@@ -178,6 +178,18 @@ impl Tenant<'_> {
         record["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).context("a record without a pid")
     }
 
+    /// Processor time that the threads of its sidecar have used so far, nanoseconds.
+    pub fn processor_ns(&self) -> Result<u64> {
+        let tasks = PathBuf::from(format!("/proc/{}/task", self.pid()?));
+        let mut total_ns = 0;
+        for task in std::fs::read_dir(&tasks).with_context(|| tasks.display().to_string())? {
+            // A thread that has just ended takes its share with it; those of a sidecar that serves stay.
+            let Ok(text) = std::fs::read_to_string(task?.path().join("schedstat")) else { continue };
+            total_ns += running_ns(&text).with_context(|| format!("schedstat of a thread: {text}"))?;
+        }
+        Ok(total_ns)
+    }
+
     /// What `sluice top --once --json` tells of it.
     pub fn state(&self) -> Result<Value> {
         let mut top = self.world.command("sluice");
@@ -241,6 +253,11 @@ fn address(line: &str) -> Option<SocketAddr> {
     line.strip_prefix("ready ")?.split(' ').nth(1)?.strip_prefix("http://")?.parse().ok()
 }
 
+/// Time on a processor, of a thread's `schedstat`: the first of three numbers.
+fn running_ns(schedstat: &str) -> Option<u64> {
+    schedstat.split_whitespace().next()?.parse().ok()
+}
+
 /// Value of the metric `name`, which has one line, in a text of OpenMetrics.
 pub fn metric(text: &str, name: &str) -> Result<f64> {
     let value = text.lines().find_map(|line| {
@@ -266,6 +283,12 @@ mod tests {
         let error = ready(&lines(&b""[..]), &Stop::default()).unwrap_err().to_string();
         assert!(error.starts_with("does not serve; "), "{error}");
         assert!(ready(&lines(&b"ready a/b http://[::1]:1\n"[..]), &Stop::default()).is_ok());
+    }
+
+    #[test]
+    fn a_threads_time_on_a_processor_is_the_first_number() {
+        assert_eq!(running_ns("1234567 89 12\n"), Some(1_234_567));
+        assert_eq!(running_ns(""), None);
     }
 
     #[test]

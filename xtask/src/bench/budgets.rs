@@ -28,8 +28,8 @@ pub struct BudgetArgs {
     /// Write machine, command, values and what they came from to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Pairs of completions for `idle-elasticity`.
-    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u16).range(30..=1000))]
+    /// Pairs of batches for `idle-elasticity`, spread over 24 lives of both tenants.
+    #[arg(long, default_value_t = 192, value_parser = clap::value_parser!(u16).range(30..=1000))]
     pairs: u16,
 }
 
@@ -90,7 +90,7 @@ pub fn run(workspace: &Workspace, args: &BudgetArgs) -> Result<bool> {
     // Before anything of ours runs: its load tells how quiet the machine was.
     let machine = machine::describe();
     build(workspace, wanted, &stop)?;
-    let mut bench = Bench { workspace, stop, world: None, pairs: args.pairs.into() };
+    let bench = Bench { workspace, stop, pairs: args.pairs.into() };
     let mut verdicts = Verdicts::default();
     for budget in wanted {
         eprintln!("== {}", budget.name());
@@ -127,25 +127,18 @@ fn build(workspace: &Workspace, wanted: &[Budget], stop: &Stop) -> Result<()> {
 struct Bench<'a> {
     workspace: &'a Workspace,
     stop: Stop,
-    /// Made when the first measurement needs tenants.
-    world: Option<World>,
     pairs: usize,
 }
 
 impl Bench<'_> {
-    fn measure(&mut self, budget: Budget) -> Result<Vec<Verdict>> {
+    fn measure(&self, budget: Budget) -> Result<Vec<Verdict>> {
         if let Some(example) = budget.example() {
             return examples::measure(self.workspace, &example, &self.stop);
         }
-        let world = match self.world.take() {
-            Some(world) => world,
-            None => World::new(self.workspace, &self.stop, None, tenant::MODEL)?,
-        };
-        let world = self.world.insert(world);
-        match budget {
-            Budget::IdleElasticity => idle::measure(world, self.pairs),
-            _ => resident::measure(world),
-        }
+        let idle = budget == Budget::IdleElasticity;
+        let model = if idle { idle::MODEL } else { resident::MODEL };
+        let world = World::new(self.workspace, &self.stop, None, model)?;
+        if idle { idle::measure(&world, self.pairs) } else { resident::measure(&world) }
     }
 }
 

@@ -23,11 +23,6 @@ impl Interval {
         let half = student_975(count - 1.0) * (variance / count).sqrt();
         Some(Interval { mean, low: mean - half, high: mean + half })
     }
-
-    /// The same in another unit.
-    pub fn scaled(self, factor: f64) -> Interval {
-        Interval { mean: self.mean * factor, low: self.low * factor, high: self.high * factor }
-    }
 }
 
 /// The middle value, the mean of the two middle ones for an even count; `None` for no sample.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::tenant::{complete, start};
+use super::tenant::{Burst, start};
 use super::verdict::Verdict;
 use crate::tenant::{Tenant, World};
 
@@ -15,6 +15,13 @@ const CHUNKS: &str = "/memfd:sluice-chunks";
 /// The master copy may be larger than its slabs by a page each; no other mapping is taken for it.
 const SLACK_KIB: u64 = 1024;
 
+/// 24 layers of 3.1 MiB: large enough to be told from the rest.
+#[rustfmt::skip]
+pub const MODEL: &[&str] = &[
+    "--layers", "24", "--hidden", "384", "--heads", "6", "--kv-heads", "3", "--intermediate", "1024",
+    "--vocab", "512", "--max-positions", "512",
+];
+
 /// Measures after one request was served, so that what serving touches for the first time is counted.
 pub fn measure(world: &World) -> Result<Vec<Verdict>> {
     let tenant = start(world, "Oneiros")?;
@@ -22,7 +29,7 @@ pub fn measure(world: &World) -> Result<Vec<Verdict>> {
     let weights_kib =
         tenant.state()?["figures"]["copied_bytes_total"].as_u64().context("no copied bytes")? >> 10;
     eprintln!("serving one request, then looking at the sidecar's mappings");
-    complete(world, &tenant, 32, 160)?;
+    Burst { requests: 1, prompt_tokens: 32, tokens: 160 }.send(world, &tenant)?;
     wait_for_no_stream(&tenant)?;
     let file = format!("/proc/{}/smaps", tenant.pid()?);
     let resident = Resident::read(&std::fs::read_to_string(&file).context(file)?)?;
