@@ -33,8 +33,9 @@ pub struct Directives {
     path: PathBuf,
     judge: Judge,
     witness: Witness,
-    in_force: Mutex<Option<InForce>>,
-    published: watch::Sender<Option<Arc<Directive>>>,
+    /// Held from the look at what is in force to its replacement. Who only looks does not wait for the disk.
+    writing: Mutex<()>,
+    in_force: watch::Sender<Option<InForce>>,
 }
 
 impl std::fmt::Debug for Directives {
@@ -96,18 +97,17 @@ impl Directives {
         if let Some(in_force) = &in_force {
             tracing::info!(fence = %in_force.directive.fence(), "directive read");
         }
-        let (published, _) = watch::channel(in_force.as_ref().map(|in_force| in_force.directive.clone()));
-        Directives { path, judge, witness, in_force: Mutex::new(in_force), published }
+        Directives { path, judge, witness, writing: Mutex::new(()), in_force: watch::Sender::new(in_force) }
     }
 
     /// The directive in force, now and whenever it changes; `None` = there has been none.
-    pub fn watch(&self) -> watch::Receiver<Option<Arc<Directive>>> {
-        self.published.subscribe()
+    pub fn watch(&self) -> watch::Receiver<Option<InForce>> {
+        self.in_force.subscribe()
     }
 
-    /// The directive in force, with its text.
+    /// The directive in force.
     pub fn in_force(&self) -> Option<InForce> {
-        self.lock().clone()
+        self.in_force.borrow().clone()
     }
 
     /// Takes a directive if it is newer than the one in force: checks it whole, stores it, and only then publishes it.
@@ -118,25 +118,17 @@ impl Directives {
     pub fn put(&self, text: &[u8]) -> Result<Taken, NotTaken> {
         let directive = Directive::from_json(text)?;
         (self.judge)(&directive).map_err(ReadError::from)?;
-        let mut in_force = self.lock();
-        if let Some(old) =
-            in_force.as_ref().map(|old| &old.directive).filter(|old| old.fence() >= directive.fence())
-        {
-            return repeated(old, &directive);
+        // A writer that panicked has changed nothing that is seen.
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(old) = self.in_force().filter(|old| old.directive.fence() >= directive.fence()) {
+            return repeated(&old.directive, &directive);
         }
         file::replace(&self.path, text, &self.witness)
             .map_err(|error| NotTaken::Store { path: self.path.clone(), error })?;
-        let (fence, directive) = (directive.fence(), Arc::new(directive));
-        *in_force = Some(InForce { directive: directive.clone(), text: text.into() });
-        // Within the lock, so that two are published in the order in which they were stored.
-        self.published.send_replace(Some(directive));
+        let fence = directive.fence();
+        self.in_force.send_replace(Some(InForce { directive: Arc::new(directive), text: text.into() }));
         tracing::info!(%fence, "directive taken");
         Ok(Taken::New(fence))
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<InForce>> {
-        // A panic between two assignments is not possible; what is there is whole.
-        self.in_force.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

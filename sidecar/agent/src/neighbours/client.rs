@@ -51,6 +51,12 @@ impl std::fmt::Debug for Credential {
 /// Why a neighbour gave no answer that can be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
+    /// The token is for this machine only: nothing was sent.
+    #[error("{address} is not on this machine, and neighbours elsewhere need certificates")]
+    Elsewhere {
+        /// Where.
+        address: SocketAddr,
+    },
     /// It did not answer in time.
     #[error("no answer from {address} within {} ms", patience.as_millis())]
     Late {
@@ -179,6 +185,9 @@ impl Client {
     ) -> Result<Vec<u8>, CallError> {
         let address = neighbour.admin;
         let request = match &self.credential {
+            Credential::Token(_) if !address.ip().is_loopback() => {
+                return Err(CallError::Elsewhere { address });
+            }
             Credential::Token(token) => request.bearer_auth(token),
             Credential::Nothing | Credential::Certificate(_) => request,
         };

@@ -19,7 +19,7 @@ async fn only_a_newer_directive_is_taken_and_the_same_again_is_no_error() {
     let first = directive(2, 7, &[]);
     let answer = peer.put(&first).await;
     assert_eq!((answer.head.status, answer.json()["current"].clone()), (200, current(2, 7)));
-    let fence = port.directive.borrow_and_update().as_ref().map(|directive| directive.fence());
+    let fence = port.directive.borrow_and_update().as_ref().map(|seen| seen.directive.fence());
     assert_eq!(fence, Some(Fence { epoch: 2, sequence: 7 }));
     assert_eq!(peer.put(&first).await.head.status, 200);
 
@@ -55,7 +55,7 @@ async fn a_directive_holds_across_a_restart_with_what_only_a_later_version_reads
     let port = Port::quiet(folder.path(), "story").await;
     let mut peer = port.operator().await;
     assert_eq!(peer.get("/v1/directive").await.json(), given);
-    let neighbours = port.directive.borrow().as_ref().map(|directive| directive.neighbours.len());
+    let neighbours = port.directive.borrow().as_ref().map(|seen| seen.directive.neighbours.len());
     assert_eq!(neighbours, Some(1), "it is in force from the start");
     refused(&peer.put(&directive(4, 0, &[])).await, 409, None, Some("directive_not_newer"));
 }

@@ -13,6 +13,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::certificates::Authority;
+use crate::gateway::client::PATIENCE;
+
 use super::world::{CHUNK, NEIGHBOUR_TOKEN, Port, config, directive, quiet, refused};
 
 fn neighbour(name: &str, admin: SocketAddr) -> Neighbour {
@@ -126,6 +128,8 @@ async fn neighbours_ask_each_other_with_their_token() {
     let port = Port::quiet(folder.path(), "code").await;
     let client = Client::new(Credential::Token(NEIGHBOUR_TOKEN.into()));
     exchange(&client, &port).await;
+    let elsewhere = client.state(&neighbour("code", "192.0.2.1:8001".parse().unwrap()), PATIENCE).await;
+    assert!(matches!(elsewhere, Err(CallError::Elsewhere { .. })), "the token stays here: {elsewhere:?}");
     let stranger = Client::new(Credential::Nothing);
     let refused = stranger.state(&neighbour("code", port.address), Duration::from_secs(5)).await;
     assert!(matches!(refused, Err(CallError::Status { status: 401, .. })), "{refused:?}");

@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use sluice_agent::admin::Admin;
 use sluice_agent::admin::start::{Credentials, directives};
 use sluice_agent::admin::tls::{self, Tls};
+use sluice_agent::directive::InForce;
 use sluice_agent::gateway::serve::Limits;
 use sluice_agent::service::{Inbox, Message, Service, Status};
 use sluice_wire::config::SidecarConfig;
-use sluice_wire::directive::Directive;
 use sluice_wire::state::{State, Tenant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -44,7 +44,7 @@ pub struct Peer {
 pub struct Port {
     pub address: SocketAddr,
     pub token: String,
-    pub directive: watch::Receiver<Option<Arc<Directive>>>,
+    pub directive: watch::Receiver<Option<InForce>>,
     pub stop: watch::Sender<bool>,
     pub serving: JoinHandle<()>,
 }
