@@ -3,6 +3,8 @@
 use alloc::vec::Vec;
 
 use crate::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, LayerId, SlotId};
+use crate::neighbours::Peer;
+use crate::neighbours::grants::Nonce;
 use crate::reason::Reason;
 
 /// A chunk-sized position in one of the engine's constant virtual ranges.
@@ -76,6 +78,15 @@ pub struct BlockMove {
     pub to_chunk: ChunkId,
 }
 
+/// Bytes on their way from one neighbour to another, as the ledger file knows them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Earmark {
+    /// The other side: for whom, or from whom.
+    pub peer: Peer,
+    /// The grant, of which these are the bytes, or a part that goes back.
+    pub nonce: Nonce,
+}
+
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
@@ -83,6 +94,22 @@ pub enum Work {
     Create(Vec<ChunkId>),
     /// Give physical chunks back to the device. They are unmapped by then.
     Release(Vec<ChunkId>),
+    /// Create physical chunks on bytes that a neighbour has earmarked for this tenant.
+    Accept {
+        /// The chunks.
+        chunks: Vec<ChunkId>,
+        /// The neighbour's promise.
+        earmark: Earmark,
+    },
+    /// Give physical chunks, unmapped by then, back to the device and their bytes to a neighbour.
+    Lend {
+        /// The chunks that go.
+        chunks: Vec<ChunkId>,
+        /// Chunks that this tenant may create and has not: their bytes go with the others.
+        spare_chunks: u32,
+        /// The promise to write.
+        earmark: Earmark,
+    },
     /// Change what backs some addresses.
     Reback(Transaction),
     /// Copy a slab in.

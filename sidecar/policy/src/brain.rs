@@ -9,16 +9,21 @@ use alloc::vec::Vec;
 
 mod check;
 mod fills;
+mod hunger;
+mod lend;
 mod measure;
 mod remedy;
 mod reshape;
 mod revert;
 mod sizes;
 mod start;
+mod trade;
 mod view;
+mod wake;
 
 pub use fills::FILL_RETRIES;
 pub use measure::Measures;
+pub use trade::{Claim, Traded};
 pub use view::Residency;
 
 use crate::action::{Action, FillTarget, Work};
@@ -36,8 +41,9 @@ use crate::slots::{Generations, Slots};
 use crate::step_model::Layout;
 
 use fills::Slabs;
-use reshape::{Goal, Target};
+use reshape::Goal;
 use sizes::Sizes;
+use trade::Trade;
 
 /// What a step asks of memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -159,6 +165,7 @@ pub struct Brain {
     measures: Measures,
     hysteresis: Hysteresis,
     goal: Option<Goal>,
+    trade: Trade,
     /// Why the last layout was taken: the reason of the copies it needs.
     fill_reason: Reason,
     /// The layout without load: all resident, or what the tenant needs to fit at all.
@@ -205,6 +212,10 @@ impl Brain {
             measures: Measures::new(&params, &geometry.slab_bytes),
             hysteresis: Hysteresis::new(params.revert_patience_steps, params.revert_reserve_permille),
             goal: None,
+            trade: Trade::new(
+                sizes.share,
+                Hysteresis::new(params.revert_patience_steps, params.revert_reserve_permille),
+            ),
             fill_reason: Reason::Load,
             base: Layout::resident(),
             loaded: false,
@@ -241,6 +252,11 @@ impl Brain {
         match self.pending.take(done.id) {
             Pending::Create(chunks) => self.created(&chunks, done.outcome, out),
             Pending::Release(chunks) => self.released(&chunks, done.outcome),
+            Pending::Regrow(chunks) => self.regrown(&chunks, done.outcome),
+            Pending::Accept(chunks, earmark, claim) => self.accepted(&chunks, earmark, claim, done.outcome),
+            Pending::Lend(chunks, spare, earmark, claim) => {
+                self.lent(&chunks, spare, (earmark, claim), done.outcome)
+            }
             Pending::Reback(change) => self.rebacked(*change, done.outcome, out),
             Pending::Fill { target, generation } => self.filled(target, generation, done.outcome, out),
             Pending::Move(moves) => self.moved(&moves, done.outcome),
@@ -250,7 +266,7 @@ impl Brain {
 
     /// No copy is under way: a change of layout that waited for it goes on, else what is due is ordered again.
     fn dropped(&mut self, out: &mut Vec<Action>) {
-        let waiting = matches!(self.goal, Some(Goal { target: Target::Layout(_), .. }));
+        let waiting = self.goal.as_ref().is_some_and(|goal| goal.target.moves_weights());
         if waiting && !self.in_step && !self.unfinished && !self.pending.blocking() {
             self.advance(out);
         }
@@ -312,6 +328,7 @@ impl Brain {
     /// # Panics
     /// If the brain is blocked or not loaded.
     pub fn begin(&mut self, _now: Nanos, out: &mut Vec<Action>) -> StepLease {
+        assert!(!self.dormant(), "a step begins when every layer has memory");
         assert!(self.loaded() && (self.in_step || !self.blocked()), "a step begins when nothing is pending");
         if !self.in_step {
             (self.in_step, self.unfinished) = (true, false);
@@ -346,6 +363,7 @@ impl Brain {
         self.boundaries += 1;
         // A boundary means that no step is waiting to be replayed.
         self.unfinished = false;
+        self.trade.denied = false;
         if !self.in_step && !self.blocked() && self.loaded() {
             self.at_boundary(out);
         }

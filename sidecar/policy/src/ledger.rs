@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 
 use crate::digest::mix;
 use crate::ids::{ChunkId, Generation, LayerId, SlotId};
+use crate::neighbours::Peer;
 
 pub mod holdings;
 
@@ -30,7 +31,7 @@ pub enum Owner {
     /// The staging range.
     Staging,
     /// Promised to a neighbour.
-    Earmarked(u16),
+    Earmarked(Peer),
 }
 
 /// What a chunk goes through.
@@ -84,9 +85,10 @@ impl Ledger {
         self.set(chunk, Some(Owner::Free));
     }
 
-    /// The chunk is gone. It was free.
+    /// The chunk is gone. It was free, or promised to a neighbour.
     pub fn release(&mut self, chunk: ChunkId) {
-        assert_eq!(self.owners[chunk.index()], Some(Owner::Free), "{chunk:?} is released while held");
+        let idle = matches!(self.owners[chunk.index()], Some(Owner::Free | Owner::Earmarked(_)));
+        assert!(idle, "{chunk:?} is released while held");
         self.created -= 1;
         self.set(chunk, None);
     }
@@ -163,6 +165,12 @@ impl Ledger {
         self.free.iter().copied()
     }
 
+    /// Chunks that do not exist, in order.
+    pub fn uncreated(&self) -> impl Iterator<Item = ChunkId> + '_ {
+        let vacant = self.owners.iter().enumerate().filter(|(_, owner)| owner.is_none());
+        vacant.map(|(i, _)| ChunkId(i as u32))
+    }
+
     /// Chunks that exist.
     pub fn created(&self) -> u32 {
         self.created
@@ -218,7 +226,7 @@ fn entry(chunk: ChunkId, owner: Owner) -> u64 {
         Owner::Kv => (5, 0),
         Owner::Activation => (6, 0),
         Owner::Staging => (7, 0),
-        Owner::Earmarked(to) => (8, u64::from(to)),
+        Owner::Earmarked(to) => (8, u64::from(to.index)),
     };
     mix(u64::from(chunk.0) << 32 | kind << 24 | index)
 }

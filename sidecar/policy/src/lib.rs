@@ -31,3 +31,4 @@ pub mod remap;
 pub mod revert;
 pub mod slots;
 pub mod step_model;
+pub mod trader;

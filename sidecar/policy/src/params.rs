@@ -26,6 +26,8 @@ pub struct ForcedRemap {
 pub struct Params {
     /// Which remedies are used and in which order.
     pub policy: PolicyName,
+    /// Chunks that the tenant may hold without asking a neighbour, at most the GPU's. Default: all.
+    pub share_chunks: u32,
     /// Share of the layers that may be remapped, permille (`maxRemappedPercent` x 10). Never a whole model: m <= n - 1.
     pub remap_cap_permille: u32,
     /// Fixed layout instead of the controller's choice.
@@ -62,6 +64,7 @@ impl Default for Params {
     fn default() -> Self {
         Params {
             policy: PolicyName::default(),
+            share_chunks: u32::MAX,
             remap_cap_permille: 600,
             forced: None,
             max_model_tokens: 0,

@@ -4,7 +4,8 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use crate::action::{Action, BlockMove, FillTarget, Work};
+use crate::action::{Action, BlockMove, Earmark, FillTarget, Work};
+use crate::brain::Claim;
 use crate::ids::{ActionId, ChunkId, Generation};
 use crate::ledger::Holdings;
 use crate::reason::Reason;
@@ -17,6 +18,12 @@ pub enum Pending {
     Create(Vec<ChunkId>),
     /// These chunks go.
     Release(Vec<ChunkId>),
+    /// These chunks come to exist again after a borrower's death.
+    Regrow(Vec<ChunkId>),
+    /// These chunks come to exist on a neighbour's bytes.
+    Accept(Vec<ChunkId>, Earmark, Claim),
+    /// These chunks, and so many that do not exist, go to a neighbour.
+    Lend(Vec<ChunkId>, u32, Earmark, Claim),
     /// The address table becomes this one.
     Reback(Box<Change>),
     /// A slab arrives.
@@ -30,6 +37,16 @@ pub enum Pending {
     Move(Vec<BlockMove>),
     /// Queued fills are dropped.
     Drop,
+}
+
+impl Pending {
+    /// Chunks that come to exist with it.
+    pub fn arriving(&self) -> &[ChunkId] {
+        match self {
+            Pending::Create(chunks) | Pending::Regrow(chunks) | Pending::Accept(chunks, ..) => chunks,
+            _ => &[],
+        }
+    }
 }
 
 /// A change of holdings.

@@ -45,10 +45,25 @@ reasons! {
     DeclinedUnmeasured = "declined_unmeasured",
     /// Remapping was declined: the cap is reached.
     DeclinedCap = "declined_cap",
+    /// Memory was lent to a neighbour.
+    Lend = "lend",
+    /// Memory of a neighbour was accepted.
+    Borrow = "borrow",
+    /// Borrowed memory went back to its lender.
+    Repay = "repay",
+    /// Layers that were lent come back, because the tenant has work.
+    Wake = "wake",
     /// A request was preempted and will be recomputed.
     Preempt = "preempt",
     /// The engine was lost; slots are rebuilt and the last step is replayed.
     Rebuild = "rebuild",
     /// A backend failed; what it held is given back.
     BackendFailed = "backend_failed",
+}
+
+impl Reason {
+    /// No request may stand in its way: memory that is somebody else's, or without which no step can run.
+    pub const fn must_happen(self) -> bool {
+        matches!(self, Reason::Repay | Reason::Wake)
+    }
 }

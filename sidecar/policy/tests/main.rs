@@ -9,6 +9,7 @@ mod brain {
     mod layouts;
     mod negative;
     mod random;
+    mod traded;
     mod world;
 }
 

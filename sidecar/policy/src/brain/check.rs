@@ -33,12 +33,18 @@ impl Brain {
             held += 1;
         }
         let free = self.ledger.count(Owner::Free);
+        let parting = self.ledger.counts().filter(|(owner, _)| matches!(owner, Owner::Earmarked(_)));
+        let free = free + parting.map(|(_, count)| count).sum::<u32>();
+        assert!(self.ledger.created() <= self.budget_chunks(), "created chunks fit the budget");
         assert_eq!(held + free, self.ledger.created(), "every chunk is in one place or free");
         if held == 0 {
             return;
         }
         for l in 0..self.sizes.layers {
             let chunks = self.holdings.layer_chunks(LayerId(l)).len() as u32;
+            if self.holdings.is_absent(LayerId(l)) {
+                continue;
+            }
             assert_eq!(chunks, self.sizes.slabs[usize::from(l)], "layer {l} is backed as a whole");
         }
         let activation = self.activation_chunks();
@@ -72,7 +78,8 @@ impl Brain {
         for (l, slab) in self.slabs.layers.iter().enumerate() {
             let layer = LayerId(l as u16);
             let Some(slab) = slab else {
-                assert!(self.holdings.slot_of[l].is_some(), "{layer:?} has a slab or a slot");
+                let elsewhere = self.holdings.slot_of[l].is_some() || self.holdings.is_absent(layer);
+                assert!(elsewhere, "{layer:?} has a slab, a slot, or was lent");
                 continue;
             };
             let state = self.ledger.contents(Owner::WeightsLayer(layer));
@@ -113,6 +120,7 @@ impl Brain {
             self.fill_retries,
             self.measures.link_bytes_per_second(),
             u64::from(self.failed_changes),
+            self.trade.word(),
             self.moved_at_step.map_or(u64::MAX, |step| step),
             self.remapped_at_step.map_or(u64::MAX, |step| step),
         ] {

@@ -34,6 +34,9 @@ impl Brain {
         if demand.activation > self.sizes.activation_max {
             return Prepared::Short { missing_columns: 0, activation: true };
         }
+        if self.dormant() || (self.owes() && !self.suspended()) {
+            return Prepared::Wait;
+        }
         let held = self.holdings.activation.len() as u32;
         if demand.activation <= held && demand.blocks <= self.kv.frames().free_blocks() {
             self.kv.allocate(&need.columns);
@@ -60,6 +63,9 @@ impl Brain {
             self.evict_until(demand.blocks);
             self.kv.allocate(&need.columns);
             return Prepared::Ready;
+        }
+        if let Some(asked) = self.feel_hunger(missing) {
+            return asked;
         }
         match self.params.policy {
             PolicyName::Ellm => self.exchange(demand, missing, out),

@@ -29,6 +29,15 @@ pub(super) enum Target {
     Activation(u32),
     /// This many free chunks more for KV.
     Frames(u32),
+    /// This many frames of KV, and the last so many layers, without chunks.
+    Vacate { frames: u32, layers: u16 },
+}
+
+impl Target {
+    /// Weights lose chunks or gain them: no copy may be under way.
+    pub fn moves_weights(&self) -> bool {
+        matches!(self, Target::Layout(_) | Target::Vacate { layers: 1.., .. })
+    }
 }
 
 /// A change that was decided and has not happened.
@@ -59,9 +68,12 @@ impl Brain {
         let (drain, evicted) = self.kv.make_room();
         self.count_many(Reason::PrefixEvicted, evicted);
         match drain {
-            Drain::NoRoom => return self.abandon(),
+            Drain::NoRoom => {
+                self.no_room(goal.reason);
+                return self.abandon();
+            }
             Drain::Movable => self.order_moves(out),
-            Drain::Empty if matches!(goal.target, Target::Layout(_)) && self.pending.fills() > 0 => {
+            Drain::Empty if goal.target.moves_weights() && self.pending.fills() > 0 => {
                 self.drop_fills(goal.reason, out);
             }
             Drain::Empty => self.order_goal(&goal, out),
@@ -72,9 +84,10 @@ impl Brain {
     /// Chunks that KV must give up for it.
     fn shortfall(&self, target: &Target) -> u32 {
         let (before, after) = match target {
-            Target::Layout(layout) => (self.sizes.weights(self.slots.layout()), self.sizes.weights(layout)),
+            Target::Layout(layout) => (self.weights_held(), self.sizes.weights(layout)),
             Target::Activation(chunks) => (self.holdings.activation.len() as u32, *chunks),
             Target::Frames(_) => (0, 0),
+            Target::Vacate { frames, .. } => return *frames,
         };
         after.saturating_sub(before + self.ledger.count(Owner::Free))
     }
@@ -131,9 +144,19 @@ impl Brain {
                 self.map_frames(&mut next, free);
                 (next, None)
             }
+            Target::Vacate { layers, .. } => self.vacated(*layers),
         };
         let kept = layout.as_ref().map_or(Vec::new(), |_| self.kept_chunks(&next));
         self.order_change(Change { next, layout, reason: goal.reason }, &kept, out);
+    }
+
+    /// Holdings without drained frames and without the last `layers` own layers.
+    fn vacated(&self, layers: u16) -> (Holdings, Option<Layout>) {
+        let mut next = self.holdings.clone();
+        self.kv.drained().into_iter().for_each(|frame| next.frames[frame.index()] = None);
+        let going = self.last_own_layers(layers);
+        going.iter().for_each(|layer| next.layers[layer.index()].clear());
+        (next, (layers > 0).then(|| self.slots.layout().clone()))
     }
 
     /// Orders the transaction that leads to `change`.
@@ -328,6 +351,7 @@ impl Brain {
                         contents[slot.index()] = Some((layer, generation));
                     }
                 }
+                (None, _) if self.holdings.is_absent(layer) => *entry = None,
                 (None, Some(generation)) => *entry = Some(Slab { generation, progress: Progress::Committed }),
                 (None, None) => *entry = Some(Slab::due(&mut self.generations)),
             }

@@ -17,13 +17,27 @@ const RETRY_BOUNDARIES: u64 = 16;
 impl Brain {
     /// Decides what shall change at this boundary and takes it one action further.
     pub(super) fn at_boundary(&mut self, out: &mut Vec<Action>) {
+        let must = self.goal.as_ref().is_some_and(|goal| goal.reason.must_happen());
+        if self.goal.is_some() && !must && (self.owes() || self.waking()) {
+            // It may wait for the next step, which waits for what must happen first.
+            self.abandon();
+        }
         if self.goal.is_none() {
+            self.settle_trade(out);
+        }
+        if self.blocked() {
+            return;
+        }
+        if self.goal.is_none() && !self.trading() {
             self.goal = self.wish();
         }
         // Compaction's budget is per step: while requests run, the next moves wait for the next step.
         let moved = self.moved_at_step == Some(self.steps) && self.kv.open_requests() > 0;
-        let deflating = matches!(self.goal, Some(Goal { target: Target::Activation(_), .. }));
-        if self.goal.is_some() && (!moved || deflating) {
+        let urgent = self
+            .goal
+            .as_ref()
+            .is_some_and(|goal| matches!(goal.target, Target::Activation(_)) || goal.reason.must_happen());
+        if self.goal.is_some() && (!moved || urgent) {
             self.advance(out);
         }
     }
@@ -101,6 +115,6 @@ impl Brain {
             Some(forced) => *layout == self.sizes.forced_layout(forced),
             None => layout.alpha() <= self.base.alpha(),
         };
-        home && self.goal.is_none() && !self.pending.blocking()
+        home && self.goal.is_none() && !self.trading() && !self.pending.blocking()
     }
 }

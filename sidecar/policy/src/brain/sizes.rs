@@ -13,7 +13,8 @@ use crate::step_model::Layout;
 #[derive(Clone, Debug)]
 pub(super) struct Sizes {
     pub layers: u16,
-    pub capacity: u32,
+    /// What the tenant may hold without asking a neighbour.
+    pub share: u32,
     pub global: u32,
     pub slabs: Vec<u32>,
     pub staging: u32,
@@ -44,7 +45,7 @@ impl Sizes {
         let share = u64::from(layers) * u64::from(params.remap_cap_permille) / 1000;
         let sizes = Sizes {
             layers,
-            capacity: geometry.capacity_chunks,
+            share: params.share_chunks.min(geometry.capacity_chunks),
             global: geometry.chunks_for(geometry.global_bytes),
             slabs: (0..usize::from(layers)).map(|l| geometry.slab_chunks(l)).collect(),
             staging: geometry.staging_chunks,
@@ -76,11 +77,11 @@ impl Sizes {
 
     fn refuse_floor(&self, params: &Params, geometry: &Geometry) -> Result<(), Refused> {
         let floor = self.floor(params);
-        if floor > self.capacity {
+        if floor > self.share {
             let bytes = |chunks: u32| u64::from(chunks) * geometry.chunk_bytes;
             return Err(Refused::FloorExceedsCapacity {
                 floor_bytes: bytes(floor),
-                capacity_bytes: bytes(self.capacity),
+                capacity_bytes: bytes(self.share),
             });
         }
         Ok(())
@@ -131,7 +132,7 @@ impl Sizes {
     /// Chunks worth creating: what all layers, the largest step and the limit of KV take.
     pub fn useful(&self) -> u32 {
         let fixed = self.fixed(&Layout::resident()) - self.activation_min + self.activation_max;
-        fixed.saturating_add(self.kv_limit).min(self.capacity)
+        fixed.saturating_add(self.kv_limit).min(self.share)
     }
 }
 

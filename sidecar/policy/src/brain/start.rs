@@ -27,8 +27,7 @@ impl Brain {
             self.lay_out(out);
             return;
         }
-        let first = self.ledger.created();
-        let chunks: Vec<_> = (first..first + count).map(ChunkId).collect();
+        let chunks: Vec<_> = self.ledger.uncreated().take(count as usize).collect();
         self.order(Work::Create(chunks.clone()), Reason::Load, Pending::Create(chunks), out);
     }
 

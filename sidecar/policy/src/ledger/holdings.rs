@@ -57,6 +57,11 @@ impl Holdings {
         }
     }
 
+    /// Neither own chunks nor a slot: its memory was given away, and no step can run before it is back.
+    pub fn is_absent(&self, layer: LayerId) -> bool {
+        self.slot_of[layer.index()].is_none() && self.layers[layer.index()].is_empty()
+    }
+
     /// The address table.
     pub fn addresses(&self) -> impl Iterator<Item = (Address, ChunkId)> + '_ {
         let layers = (0..self.layers.len()).flat_map(|l| {

@@ -87,6 +87,11 @@ impl Quantum {
         self.max_ns
     }
 
+    /// No turn is given up earlier while there is work, nanoseconds.
+    pub const fn min_ns(self) -> u64 {
+        self.min_ns
+    }
+
     /// Whether the holder goes on. A turn always has its first step, and ends at the last boundary before the largest
     /// quantum by the prediction, but not before the least one. It is longer than the largest quantum only by an error of
     /// the prediction, or where a step does not fit [`Quantum::left_ns`].

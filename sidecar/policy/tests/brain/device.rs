@@ -232,7 +232,11 @@ impl Device {
                 assert!(self.chunks.insert(*chunk), "a chunk is created once");
                 self.cells.insert(*chunk, Cell::Poison);
             }),
-            Work::Release(chunks) => chunks.iter().for_each(|chunk| {
+            Work::Accept { chunks, .. } => chunks.iter().for_each(|chunk| {
+                assert!(self.chunks.insert(*chunk), "a chunk is created once");
+                self.cells.insert(*chunk, Cell::Poison);
+            }),
+            Work::Release(chunks) | Work::Lend { chunks, .. } => chunks.iter().for_each(|chunk| {
                 assert!(!self.table.values().any(|mapped| mapped == chunk), "released chunks are unmapped");
                 assert!(self.chunks.remove(chunk), "released chunks exist");
             }),

@@ -12,10 +12,10 @@ use super::cases::{guaranteed_chunks, tenant};
 use super::device::{Faults, Rng, mix};
 use super::world::World;
 
-const MODEL_TOKENS: u32 = 96;
+pub const MODEL_TOKENS: u32 = 96;
 
 /// Requests over few tokens and salts, so that prefixes are shared.
-fn load(world: &mut World, rng: &mut Rng, requests: u64) -> BTreeMap<RequestId, Vec<u32>> {
+pub fn load(world: &mut World, rng: &mut Rng, requests: u64) -> BTreeMap<RequestId, Vec<u32>> {
     let mut expected = BTreeMap::new();
     for id in 0..requests {
         let salt = rng.below(2);

@@ -50,6 +50,8 @@ pub struct World {
     pub most_alpha: u16,
     /// Spoils actions on their way to the device.
     pub spoil: Option<fn(&mut Action)>,
+    /// Steps may run: the tenant holds the turn.
+    pub active: bool,
 }
 
 impl World {
@@ -72,6 +74,7 @@ impl World {
             layer_ns: 1_000_000,
             most_alpha: 0,
             spoil: None,
+            active: true,
         }
     }
 
@@ -155,7 +158,12 @@ impl World {
         answer
     }
 
-    fn poll(&mut self) -> bool {
+    /// A step runs, or waits to be replayed.
+    pub fn in_step(&self) -> bool {
+        self.step.is_some() || self.lost.is_some()
+    }
+
+    pub fn poll(&mut self) -> bool {
         let Some(done) = self.device.poll() else { return false };
         self.tell(|brain, out| brain.complete(NOW, &done, out));
         audit(&self.brain, &self.device);
@@ -177,6 +185,13 @@ impl World {
             return;
         }
         self.tell(|brain, out| brain.boundary(NOW, out));
+        while self.brain.stuck() {
+            self.preempt();
+            self.tell(|brain, out| brain.boundary(NOW, out));
+        }
+        if !self.active || self.brain.dormant() {
+            return;
+        }
         self.admit();
         while !self.brain.blocked() && !self.running.is_empty() {
             let (parts, need) = self.plan();

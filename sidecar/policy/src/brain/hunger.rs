@@ -1,0 +1,83 @@
+//! Memory of neighbours as a remedy: when to ask for it, and when to give it back unasked.
+
+use super::{Brain, Claim, Prepared};
+use crate::action::Earmark;
+use crate::ledger::Owner;
+use crate::neighbours::Peer;
+use crate::params::PolicyName;
+use crate::revert::Pressure;
+
+impl Brain {
+    /// Neighbours can be asked from now on, or no longer.
+    pub fn set_traded(&mut self, traded: bool) {
+        self.trade.traded = traded;
+    }
+
+    /// Chunks that the next step lacks and neighbours may have. The step waits until they come or [`Brain::deny`] is
+    /// called.
+    pub fn hungry(&self) -> Option<u32> {
+        self.trade.hungry
+    }
+
+    /// Nobody needs memory any more.
+    pub fn sate(&mut self) {
+        self.trade.hungry = None;
+    }
+
+    /// Neighbours have nothing: the next remedy is taken, until the next boundary.
+    pub fn deny(&mut self) {
+        (self.trade.hungry, self.trade.denied) = (None, true);
+    }
+
+    /// The tenant has work and lent layers are away.
+    pub fn wants_layers(&self) -> bool {
+        self.loaded() && self.waking()
+    }
+
+    /// Chunks of a debt of this name that are to go.
+    pub fn owed_for(&self, earmark: Earmark) -> u32 {
+        let same = |p: &&super::trade::Parting| p.earmark == earmark && p.claim == Claim::Debt;
+        self.trade.partings.iter().filter(same).map(|parting| parting.chunks).sum()
+    }
+
+    /// Loans to a neighbour that is dead are not vacated any further. Returns their chunks.
+    pub fn forget_loans(&mut self, peer: Peer) -> u32 {
+        let dead = |p: &super::trade::Parting| p.earmark.peer == peer && p.claim == Claim::Loan;
+        let chunks = self.trade.partings.iter().filter(|p| dead(p)).map(|parting| parting.chunks).sum();
+        self.trade.partings.retain(|parting| !dead(parting));
+        chunks
+    }
+
+    /// Borrowed chunks that were not needed for a while, own layers come back first.
+    pub fn take_spare_loan(&mut self) -> u32 {
+        let left = self.trade.borrowed.saturating_sub(self.trade.promised(Claim::Debt));
+        let away = self.slots.layout().alpha() > self.base.alpha();
+        if left == 0 || away || self.goal.is_some() || self.hungry().is_some() {
+            self.trade.calm.reset();
+            return 0;
+        }
+        let bytes = |chunks: u32| u64::from(chunks) * self.geometry.chunk_bytes;
+        let used = self.kv.frames().used_blocks().saturating_sub(self.kv.evictable_blocks());
+        let pressure = Pressure {
+            spare_bytes: bytes(self.ledger.count(Owner::Free) + self.idle_frames()),
+            used_bytes: bytes(used.div_ceil(self.sizes.blocks_per_chunk)),
+            layer_bytes: self.geometry.chunk_bytes,
+            alpha: left.min(u32::from(u16::MAX)) as u16,
+        };
+        u32::from(self.trade.calm.observe(&pressure))
+    }
+
+    /// Asks for what a step lacks, once for each boundary. Only where weights may become KV is the memory of others a
+    /// remedy (`Recompute` keeps to its share).
+    pub(super) fn feel_hunger(&mut self, missing_blocks: u32) -> Option<Prepared> {
+        let room = self.sizes.kv_limit - self.kv.frames().backed();
+        let chunks = missing_blocks.div_ceil(self.sizes.blocks_per_chunk).min(room);
+        let asks = self.trade.traded && self.params.policy == PolicyName::Oneiros;
+        if !asks || self.trade.denied || self.suspended() || chunks == 0 {
+            self.trade.hungry = None;
+            return None;
+        }
+        self.trade.hungry = Some(chunks);
+        Some(Prepared::Wait)
+    }
+}

@@ -1,0 +1,331 @@
+//! Memory that goes to neighbours and comes from them, and coming back after weight layers were lent (DESIGN 8).
+//!
+//! Nobody is promised a chunk before it is free: what is to be given is vacated first, between two steps, then released
+//! and earmarked in one action. A loan is refused when there is no room for it. A debt is not: requests make room.
+
+use alloc::vec::Vec;
+
+use super::Brain;
+use super::reshape::{Goal, Target};
+use super::trade::{Claim, Parting, Traded};
+use crate::action::{Action, Earmark, Work};
+use crate::event::Outcome;
+use crate::ids::{ChunkId, LayerId};
+use crate::ledger::Owner;
+use crate::params::PolicyName;
+use crate::pending::Pending;
+use crate::reason::Reason;
+
+impl Brain {
+    /// Chunks that may exist now: the share, and what was borrowed, without what was lent.
+    pub fn budget_chunks(&self) -> u32 {
+        self.trade.budget()
+    }
+
+    /// Chunks that the tenant may hold without asking a neighbour.
+    pub fn share_chunks(&self) -> u32 {
+        self.trade.share
+    }
+
+    /// Chunks that belong to neighbours and are here.
+    pub fn borrowed_chunks(&self) -> u32 {
+        self.trade.borrowed
+    }
+
+    /// Chunks of the share that neighbours have.
+    pub fn lent_chunks(&self) -> u32 {
+        self.trade.lent
+    }
+
+    /// Chunks that the tenant can never lend while it is not hibernated.
+    pub fn floor_chunks(&self) -> u32 {
+        self.sizes.floor(&self.params)
+    }
+
+    /// Layers without memory: lent, and not back.
+    pub fn absent_layers(&self) -> u16 {
+        (0..self.sizes.layers).filter(|l| self.holdings.is_absent(LayerId(*l))).count() as u16
+    }
+
+    /// No step can run before [`Brain::boundary`] has brought lent layers back.
+    pub fn dormant(&self) -> bool {
+        self.loaded && self.absent_layers() > 0
+    }
+
+    /// The tenant holds the turn, or has work where there are no turns. While it is not active it may lend weight layers;
+    /// while it is, layers that were lent come back.
+    pub fn set_active(&mut self, active: bool) {
+        self.trade.active = active;
+    }
+
+    /// Layers that were lent wait (`true`) while the loans are being revoked, and come back into what there is (`false`).
+    pub fn set_patient(&mut self, patient: bool) {
+        self.trade.patient = patient;
+    }
+
+    /// What must go has no room at a boundary: the scheduler preempts a request and comes to the boundary again.
+    pub fn stuck(&self) -> bool {
+        self.trade.stuck
+    }
+
+    /// A debt has not been paid: no step begins before it is, unless the backend keeps failing.
+    pub fn owes(&self) -> bool {
+        self.trade.partings.iter().any(|parting| parting.claim == Claim::Debt)
+    }
+
+    /// Transfers that have ended since the last call.
+    pub fn take_traded(&mut self) -> Vec<Traded> {
+        core::mem::take(&mut self.trade.ended)
+    }
+
+    /// Chunks that could be lent without hurting a request: what is free, cache that nobody uses, and, while the tenant is
+    /// not active, its last weight layers. Never below the floor, and never what was borrowed: that goes back instead.
+    pub fn lendable_chunks(&self) -> u32 {
+        let own = self.trade.share - self.trade.lent;
+        let idle = self.vacant_chunks() + self.idle_frames() + self.lendable_weights();
+        idle.min(own.saturating_sub(self.floor_chunks())).saturating_sub(self.trade.promised(Claim::Loan))
+    }
+
+    /// Chunks are to go to a neighbour. How it ended is told by [`Brain::take_traded`].
+    ///
+    /// # Panics
+    /// If a loan would take the tenant below its floor, or a debt is more than was borrowed: whoever orders it has looked.
+    pub fn give(&mut self, earmark: Earmark, chunks: u32, claim: Claim) {
+        let promised = self.trade.promised(claim) + chunks;
+        match claim {
+            Claim::Loan => {
+                let left = (self.trade.share - self.trade.lent).checked_sub(promised);
+                assert!(left.is_some_and(|left| left >= self.floor_chunks()), "a tenant keeps its floor");
+            }
+            Claim::Debt => assert!(promised <= self.trade.borrowed, "a debt was borrowed"),
+        }
+        self.trade.partings.push_back(Parting { earmark, chunks, claim });
+    }
+
+    /// Whoever asked for this loan no longer waits for it. False if it is no longer to be stopped: its end will be told.
+    pub fn withdraw(&mut self, earmark: Earmark) -> bool {
+        let before = self.trade.partings.len();
+        self.trade.partings.retain(|parting| parting.earmark != earmark || parting.claim == Claim::Debt);
+        self.trade.partings.len() < before
+    }
+
+    /// A neighbour has earmarked chunks for this tenant, as a loan or to pay a debt: they come to exist here.
+    ///
+    /// # Panics
+    /// If a debt is paid that nobody has.
+    pub fn accept(&mut self, earmark: Earmark, chunks: u32, claim: Claim, out: &mut Vec<Action>) {
+        assert!(claim == Claim::Loan || chunks <= self.trade.lent, "what comes back was lent");
+        let chunks = self.fresh_chunks(chunks);
+        let work = Work::Accept { chunks: chunks.clone(), earmark };
+        let reason = if claim == Claim::Loan { Reason::Borrow } else { Reason::Wake };
+        self.order(work, reason, Pending::Accept(chunks, earmark, claim), out);
+    }
+
+    /// A borrower is dead, and what it held is the device's: chunks that were lent may be created again.
+    ///
+    /// # Panics
+    /// If fewer were lent.
+    pub fn regain(&mut self, chunks: u32) {
+        self.trade.lent -= chunks;
+        self.trade.regrow += chunks;
+    }
+
+    /// Chunks that neither exist nor are about to.
+    fn fresh_chunks(&self, count: u32) -> Vec<ChunkId> {
+        let taken: Vec<_> = self.pending.iter().flat_map(|(_, effect)| effect.arriving()).copied().collect();
+        let fresh = self.ledger.uncreated().filter(|chunk| !taken.contains(chunk));
+        fresh.take(count as usize).collect()
+    }
+
+    /// Free chunks, and those that may be created and were not.
+    fn vacant_chunks(&self) -> u32 {
+        self.ledger.count(Owner::Free) + self.spare_chunks()
+    }
+
+    fn spare_chunks(&self) -> u32 {
+        self.trade.budget().saturating_sub(self.ledger.created() + self.trade.regrow)
+    }
+
+    /// Frames of KV that could be emptied without dropping a block that a request uses.
+    pub(super) fn idle_frames(&self) -> u32 {
+        let idle = self.kv.frames().free_blocks() + self.kv.evictable_blocks();
+        (idle / self.sizes.blocks_per_chunk).min(self.frames_above_guarantee())
+    }
+
+    pub(super) fn frames_above_guarantee(&self) -> u32 {
+        self.kv.frames().backed().saturating_sub(self.sizes.kv_guaranteed)
+    }
+
+    fn lendable_weights(&self) -> u32 {
+        self.lendable_layers().map(|layer| self.sizes.slabs[layer.index()]).sum()
+    }
+
+    /// Layers that an inactive tenant can lend, the last one first: it wakes front first. With those that move and those
+    /// that are away already no more than the cap.
+    fn lendable_layers(&self) -> impl Iterator<Item = LayerId> + '_ {
+        let idle = !self.trade.active && self.loaded && self.params.policy == PolicyName::Oneiros;
+        let away = self.slots.layout().moving.len() + usize::from(self.absent_layers());
+        let left = if idle { usize::from(self.sizes.cap_m).saturating_sub(away) } else { 0 };
+        let layers = (0..self.sizes.layers).rev().map(LayerId);
+        layers.filter(|layer| !self.holdings.layers[layer.index()].is_empty()).take(left)
+    }
+
+    /// Chunks of all layers and slots now.
+    pub(super) fn weights_held(&self) -> u32 {
+        self.holdings.layers.iter().chain(&self.holdings.slots).map(Vec::len).sum::<usize>() as u32
+    }
+
+    /// Takes what is to go, or what is to come back, one action further.
+    pub(super) fn settle_trade(&mut self, out: &mut Vec<Action>) {
+        self.trade.stuck = false;
+        if self.suspended() {
+            return;
+        }
+        if self.trade.regrow > 0 {
+            return self.order_regrowth(out);
+        }
+        let Some(parting) = self.trade.partings.front().copied() else { return self.come_back() };
+        let vacant = self.vacant_chunks();
+        if vacant >= parting.chunks {
+            self.trade.partings.pop_front();
+            return self.order_lend(parting, out);
+        }
+        match self.room_for(parting.chunks - vacant, parting.claim) {
+            Some(target) => self.goal = Some(Goal { target, reason: parting.claim.reason() }),
+            None => self.refuse_loan(),
+        }
+    }
+
+    fn order_regrowth(&mut self, out: &mut Vec<Action>) {
+        let chunks = self.fresh_chunks(self.trade.regrow);
+        self.order(Work::Create(chunks.clone()), Reason::Wake, Pending::Regrow(chunks), out);
+    }
+
+    pub(super) fn regrown(&mut self, chunks: &[ChunkId], outcome: Outcome) {
+        if let Outcome::Done { .. } = outcome {
+            self.trade.regrow -= chunks.len() as u32;
+            chunks.iter().for_each(|chunk| self.ledger.create(*chunk));
+            self.failed_changes = 0;
+        } else {
+            self.trade_failed();
+        }
+    }
+
+    fn order_lend(&mut self, parting: Parting, out: &mut Vec<Action>) {
+        let Parting { earmark, chunks, claim } = parting;
+        let going: Vec<_> = self.ledger.free().take(chunks as usize).collect();
+        let spare_chunks = chunks - going.len() as u32;
+        for chunk in &going {
+            self.ledger.hand_over(*chunk, Owner::Free, Owner::Earmarked(earmark.peer));
+        }
+        let work = Work::Lend { chunks: going.clone(), spare_chunks, earmark };
+        self.order(work, claim.reason(), Pending::Lend(going, spare_chunks, earmark, claim), out);
+    }
+
+    pub(super) fn lent(
+        &mut self,
+        going: &[ChunkId],
+        spare: u32,
+        (earmark, claim): (Earmark, Claim),
+        outcome: Outcome,
+    ) {
+        let chunks = going.len() as u32 + spare;
+        if let Outcome::Done { .. } = outcome {
+            going.iter().for_each(|chunk| self.ledger.release(*chunk));
+            match claim {
+                Claim::Loan => self.trade.lent += chunks,
+                Claim::Debt => self.trade.borrowed -= chunks,
+            }
+            self.failed_changes = 0;
+            self.trade.ended.push(Traded::Given { earmark, chunks, claim });
+            return;
+        }
+        for chunk in going {
+            self.ledger.hand_over(*chunk, Owner::Earmarked(earmark.peer), Owner::Free);
+        }
+        self.trade_failed();
+        self.trade.ended.push(Traded::Refused { earmark, chunks, claim });
+    }
+
+    pub(super) fn accepted(&mut self, arrived: &[ChunkId], earmark: Earmark, claim: Claim, outcome: Outcome) {
+        if let Outcome::Done { .. } = outcome {
+            let chunks = arrived.len() as u32;
+            match claim {
+                Claim::Loan => self.trade.borrowed += chunks,
+                Claim::Debt => self.trade.lent -= chunks,
+            }
+            arrived.iter().for_each(|chunk| self.ledger.create(*chunk));
+            self.trade.hungry = None;
+            self.trade.ended.push(Traded::Taken { earmark, chunks });
+        } else {
+            self.count(Reason::BackendFailed);
+            self.trade.ended.push(Traded::NotTaken { earmark });
+        }
+    }
+
+    fn trade_failed(&mut self) {
+        self.count(Reason::BackendFailed);
+        self.failed_changes += 1;
+        self.retry_at = self.boundaries + self.backoff();
+    }
+
+    /// The first transfer has no room. A loan is refused; for a debt, a request must go.
+    pub(super) fn refuse_loan(&mut self) {
+        match self.trade.partings.front() {
+            Some(Parting { claim: claim @ Claim::Loan, earmark, chunks }) => {
+                let (earmark, chunks, claim) = (*earmark, *chunks, *claim);
+                self.trade.ended.push(Traded::Refused { earmark, chunks, claim });
+                self.trade.partings.pop_front();
+            }
+            Some(_) => self.trade.stuck = true,
+            None => {}
+        }
+    }
+
+    /// What has to change so that `missing` chunks more become free. Cache that nobody uses first, then (inactive) the last
+    /// layers; for a debt also KV in use, and own layers that move.
+    fn room_for(&self, missing: u32, claim: Claim) -> Option<Target> {
+        let idle = self.idle_frames().min(missing);
+        if let Some(layers) = self.layers_for(missing - idle) {
+            return Some(Target::Vacate { frames: idle, layers });
+        }
+        if claim == Claim::Loan {
+            return None;
+        }
+        let frames = self.frames_above_guarantee().min(missing);
+        match self.layers_for(missing - frames) {
+            Some(layers) => Some(Target::Vacate { frames, layers }),
+            None => self.narrower(missing - frames).map(Target::Layout),
+        }
+    }
+
+    /// The fewest last layers that hold so many chunks.
+    fn layers_for(&self, chunks: u32) -> Option<u16> {
+        let mut missing = chunks;
+        let mut count = 0;
+        let mut layers = self.lendable_layers();
+        while missing > 0 {
+            missing = missing.saturating_sub(self.sizes.slabs[layers.next()?.index()]);
+            count += 1;
+        }
+        Some(count)
+    }
+
+    /// The last `count` layers that have chunks of their own.
+    pub(super) fn last_own_layers(&self, count: u16) -> Vec<LayerId> {
+        self.lendable_layers().take(usize::from(count)).collect()
+    }
+
+    /// A change found no room: a request makes it if it must happen, a loan is refused.
+    pub(super) fn no_room(&mut self, reason: Reason) {
+        self.trade.stuck |= reason.must_happen();
+        if reason == Reason::Lend {
+            self.refuse_loan();
+        }
+    }
+
+    /// Something is on its way to or from neighbours, or has to come back.
+    pub(super) fn trading(&self) -> bool {
+        !self.trade.partings.is_empty() || self.trade.regrow > 0 || self.waking()
+    }
+}

@@ -1,0 +1,134 @@
+//! What is on its way between a tenant and its neighbours.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use crate::action::Earmark;
+use crate::digest::mix;
+use crate::reason::Reason;
+use crate::revert::Hysteresis;
+
+/// Whether a transfer may be refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// The neighbour asks: it gets what can go without hurting a request.
+    Loan,
+    /// The memory is the neighbour's: it gets it, and requests are preempted for it if need be.
+    Debt,
+}
+
+impl Claim {
+    pub(super) fn reason(self) -> Reason {
+        match self {
+            Claim::Loan => Reason::Lend,
+            Claim::Debt => Reason::Repay,
+        }
+    }
+}
+
+/// How a transfer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Traded {
+    /// The chunks are earmarked for the neighbour.
+    Given {
+        /// The promise.
+        earmark: Earmark,
+        /// How many.
+        chunks: u32,
+        /// As what.
+        claim: Claim,
+    },
+    /// A loan found no room, or the backend failed; nothing went.
+    Refused {
+        /// The promise that was not made.
+        earmark: Earmark,
+        /// How many.
+        chunks: u32,
+        /// As what.
+        claim: Claim,
+    },
+    /// The neighbour's chunks are this tenant's now.
+    Taken {
+        /// The promise that was kept.
+        earmark: Earmark,
+        /// How many.
+        chunks: u32,
+    },
+    /// The neighbour's promise did not hold.
+    NotTaken {
+        /// The promise.
+        earmark: Earmark,
+    },
+}
+
+/// Chunks that are to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Parting {
+    pub earmark: Earmark,
+    pub chunks: u32,
+    pub claim: Claim,
+}
+
+/// What a tenant may hold, and what is on its way to or from neighbours.
+#[derive(Clone, Debug)]
+pub(super) struct Trade {
+    /// Chunks that may exist without a neighbour.
+    pub share: u32,
+    pub borrowed: u32,
+    pub lent: u32,
+    /// Holds the turn, or has work where there are no turns.
+    pub active: bool,
+    /// Layers that were lent are not brought back yet: their lender's revocation is under way.
+    pub patient: bool,
+    pub partings: VecDeque<Parting>,
+    /// Chunks to create once the device has them again.
+    pub regrow: u32,
+    /// What must go has no room: a request has to be preempted.
+    pub stuck: bool,
+    /// Neighbours can be asked.
+    pub traded: bool,
+    /// Chunks that a step lacks and neighbours may have.
+    pub hungry: Option<u32>,
+    /// They said no since the last boundary.
+    pub denied: bool,
+    /// Boundaries at which borrowed chunks were not needed.
+    pub calm: Hysteresis,
+    pub ended: Vec<Traded>,
+}
+
+impl Trade {
+    pub fn new(share: u32, calm: Hysteresis) -> Trade {
+        Trade {
+            share,
+            borrowed: 0,
+            lent: 0,
+            active: true,
+            patient: false,
+            partings: VecDeque::new(),
+            regrow: 0,
+            stuck: false,
+            traded: false,
+            hungry: None,
+            denied: false,
+            calm,
+            ended: Vec::new(),
+        }
+    }
+
+    /// A number that differs when anything here does, but for what was told.
+    pub fn word(&self) -> u64 {
+        let flags = u64::from(self.active) << 2 | u64::from(self.patient) << 1 | u64::from(self.stuck);
+        let words = [self.borrowed, self.lent, self.regrow, self.partings.len() as u32];
+        words.into_iter().fold(flags, |word, next| mix(word ^ u64::from(next)))
+    }
+
+    pub fn budget(&self) -> u32 {
+        self.share + self.borrowed - self.lent
+    }
+
+    /// Chunks that are to go under this claim.
+    pub fn promised(&self, claim: Claim) -> u32 {
+        let partings = self.partings.iter().filter(|parting| parting.claim == claim);
+        partings.map(|parting| parting.chunks).sum()
+    }
+}

@@ -1,0 +1,313 @@
+//! A tenant among its neighbours: whom it asks, what it lends, when it takes back. It keeps the book of grants and tells
+//! the brain what comes and goes; letters go out as [`Letter`] and come in as [`News`], both plain data.
+//!
+//! | what happens | who acts first |
+//! |---|---|
+//! | KV is short, nothing is free | the tenant takes back what it lent, else asks for a survey, then one neighbour after the other |
+//! | a neighbour asks | the brain says what could go; the loan is entered, vacated, earmarked, answered |
+//! | the tenant has work and lacks layers | it takes back what it lent, and waits for that no longer than the bound |
+//! | a loan is revoked, or ran out, or its lender died | the brain owes it, before any step |
+//! | a borrowed loan was not needed for a while | it goes back |
+
+use alloc::vec::Vec;
+
+use crate::action::{Action, Earmark};
+use crate::brain::{Brain, Claim};
+use crate::ids::Nanos;
+use crate::neighbours::Peer;
+use crate::neighbours::grants::{Book, Nonce, Taken, TakenState, Vacate};
+use crate::neighbours::victim::{self, Asker, Neighbour, Rule, Victim};
+
+mod inbox;
+mod letters;
+mod outcome;
+
+pub use letters::{Letter, News};
+
+/// What the directive says about trading.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Own priority.
+    pub priority: i32,
+    /// Whom to ask first.
+    pub rule: Rule,
+    /// Order of [`Rule::FixedOrder`] and of neighbours that cannot be read.
+    pub order: Vec<Peer>,
+    /// A neighbour gives nothing sooner after its layers came back, nanoseconds.
+    pub min_residence_ns: u64,
+    /// A borrower gives back within this time, nanoseconds.
+    pub revoke_bound_ns: u64,
+    /// An answer is awaited this long, nanoseconds. Default 20 ms.
+    pub ask_patience_ns: u64,
+    /// A loan lasts this long unless it is renewed, nanoseconds. Default 10 s.
+    pub ttl_ns: u64,
+    /// Nobody is asked again so soon after all said no, nanoseconds. Default 100 ms.
+    pub retry_ns: u64,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Terms {
+            priority: 0,
+            rule: Rule::default(),
+            order: Vec::new(),
+            min_residence_ns: 500_000_000,
+            revoke_bound_ns: 200_000_000,
+            ask_patience_ns: 20_000_000,
+            ttl_ns: 10_000_000_000,
+            retry_ns: 100_000_000,
+        }
+    }
+}
+
+/// How far the search for memory is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Search {
+    /// Nobody is asked.
+    #[default]
+    Idle,
+    /// The neighbours are being read.
+    Surveying { since: Nanos, chunks: u32 },
+    /// One is asked; those after it come next.
+    Asking { since: Nanos, nonce: Nonce, next: Vec<Victim> },
+    /// The bytes are on their way.
+    Accepting,
+}
+
+/// A tenant among its neighbours.
+#[derive(Clone, Debug)]
+pub struct Trader {
+    terms: Terms,
+    book: Book,
+    search: Search,
+    /// Nobody is asked before.
+    asked_again_at: Nanos,
+    /// Earmarks for this tenant that are not accepted yet: of whom, of which loan, how many, as what.
+    arriving: Vec<Arrival>,
+    /// Since when lent layers are wanted back.
+    recalling: Option<Nanos>,
+    letters: Vec<Letter>,
+}
+
+/// Bytes that a neighbour promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Arrival {
+    earmark: Earmark,
+    chunks: u32,
+    claim: Claim,
+    expires: Nanos,
+    ordered: bool,
+}
+
+impl Trader {
+    /// A tenant with nothing lent and nothing borrowed. `book` is its own.
+    pub fn new(book: Book, terms: Terms) -> Trader {
+        Trader {
+            terms,
+            book,
+            search: Search::Idle,
+            asked_again_at: Nanos(0),
+            arriving: Vec::new(),
+            recalling: None,
+            letters: Vec::new(),
+        }
+    }
+
+    /// The book of grants, to look at.
+    pub fn book(&self) -> &Book {
+        &self.book
+    }
+
+    /// Other terms from now on.
+    pub fn set_terms(&mut self, terms: Terms) {
+        self.terms = terms;
+    }
+
+    /// Letters since the last call, in order.
+    pub fn take_letters(&mut self) -> Vec<Letter> {
+        core::mem::take(&mut self.letters)
+    }
+
+    /// Time alone can change something: an answer, a revocation or the end of a loan is awaited.
+    pub fn wants_ticks(&self) -> bool {
+        self.search != Search::Idle
+            || self.recalling.is_some()
+            || !self.arriving.is_empty()
+            || !self.book.taken().is_empty()
+    }
+
+    /// Called at every boundary, before the next step is prepared.
+    pub fn boundary(&mut self, now: Nanos, brain: &mut Brain, out: &mut Vec<Action>) {
+        self.take_outcomes(brain);
+        let due = self.book.expired(now);
+        self.owe(&due, brain);
+        self.recall(now, brain);
+        self.search_on(now, brain);
+        self.renew(now);
+        self.give_up_spare(brain);
+        self.accept_next(brain, out);
+    }
+
+    /// A tenant with work whose layers are away, or whose KV is short, takes back what it lent. It waits for that no
+    /// longer than the bound of a revocation.
+    fn recall(&mut self, now: Nanos, brain: &mut Brain) {
+        let wanted = brain.wants_layers() || (brain.hungry().is_some() && self.book.lent_out() > 0);
+        let away = self.book.lent_out() > 0;
+        if !wanted || !away {
+            self.recalling = None;
+            brain.set_patient(false);
+            return;
+        }
+        let since = match self.recalling {
+            Some(since) => since,
+            None => {
+                self.revoke_all();
+                self.recalling = Some(now);
+                now
+            }
+        };
+        let waits = now.since(since) < self.terms.revoke_bound_ns;
+        brain.set_patient(waits);
+        if !waits && brain.hungry().is_some() {
+            brain.deny();
+        }
+    }
+
+    fn revoke_all(&mut self) {
+        let given: Vec<_> = self.book.given().iter().map(|given| (given.nonce, given.chunks)).collect();
+        for (nonce, chunks) in given {
+            let recall = self.book.revoke(nonce, chunks).expect("a grant of the book is known to it");
+            self.letters.push(Letter::Revoke { peer: recall.peer, nonce, chunks: recall.chunks });
+        }
+    }
+
+    /// KV is short: a survey, then one neighbour after the other.
+    fn search_on(&mut self, now: Nanos, brain: &mut Brain) {
+        match &self.search {
+            Search::Idle => self.begin_search(now, brain),
+            Search::Surveying { since, .. } if now.since(*since) >= self.terms.ask_patience_ns => {
+                self.end_search(now, brain);
+            }
+            Search::Asking { since, nonce, .. } if now.since(*since) >= self.terms.ask_patience_ns => {
+                let nonce = *nonce;
+                let peer = self.book.timed_out(nonce).expect("an ask under way is in the book");
+                self.letters.push(Letter::Withdraw { peer, nonce });
+                self.ask_next(now, brain);
+            }
+            _ => {}
+        }
+    }
+
+    fn begin_search(&mut self, now: Nanos, brain: &mut Brain) {
+        let Some(chunks) = brain.hungry() else { return };
+        if self.recalling.is_some() {
+            return;
+        }
+        if now < self.asked_again_at {
+            brain.deny();
+            return;
+        }
+        self.search = Search::Surveying { since: now, chunks };
+        self.letters.push(Letter::Survey);
+    }
+
+    /// All were asked, or nobody can be.
+    fn end_search(&mut self, now: Nanos, brain: &mut Brain) {
+        self.search = Search::Idle;
+        self.asked_again_at = now.plus(self.terms.retry_ns);
+        brain.deny();
+    }
+
+    fn ask_next(&mut self, now: Nanos, brain: &mut Brain) {
+        let Search::Asking { next, .. } = &mut self.search else { return };
+        if next.is_empty() || brain.hungry().is_none() {
+            return self.end_search(now, brain);
+        }
+        let victim = next.remove(0);
+        let next = core::mem::take(next);
+        let nonce = self.book.ask(victim.peer, victim.chunks);
+        let ttl_ns = self.terms.ttl_ns;
+        self.letters.push(Letter::Ask { peer: victim.peer, nonce, chunks: victim.chunks, ttl_ns });
+        self.search = Search::Asking { since: now, nonce, next };
+    }
+
+    /// Loans that are in use are prolonged in time: at half of what is left to them.
+    fn renew(&mut self, now: Nanos) {
+        let ttl_ns = self.terms.ttl_ns;
+        let old = self.book.taken().iter().filter(|taken| taken.vacating() < taken.held());
+        let old: Vec<_> =
+            old.filter(|taken| expires(taken).since(now) < ttl_ns / 2).map(|t| (t.peer, t.nonce)).collect();
+        for (peer, nonce) in old {
+            let letter = Letter::Renew { peer, nonce, ttl_ns };
+            if !self.letters.contains(&letter) {
+                self.letters.push(letter);
+            }
+        }
+    }
+
+    /// A loan that the brain can do without goes back.
+    fn give_up_spare(&mut self, brain: &mut Brain) {
+        let spare = brain.take_spare_loan();
+        let mut left = spare;
+        let held: Vec<_> =
+            self.book.taken().iter().rev().map(|t| (t.nonce, t.peer, t.held() - t.vacating())).collect();
+        for (nonce, peer, chunks) in held {
+            let chunks = chunks.min(left);
+            if chunks > 0 && self.book.revoked(nonce, peer, self.vacating_of(nonce) + chunks).is_ok() {
+                brain.give(Earmark { peer, nonce }, chunks, Claim::Debt);
+                left -= chunks;
+            }
+        }
+    }
+
+    fn vacating_of(&self, nonce: Nonce) -> u32 {
+        self.book.taken().iter().find(|t| t.nonce == nonce).map_or(0, Taken::vacating)
+    }
+
+    /// What has to leave and was not ordered yet.
+    fn owe(&mut self, due: &[Vacate], brain: &mut Brain) {
+        for vacate in due {
+            let earmark = Earmark { peer: vacate.peer, nonce: vacate.nonce };
+            let ordered = brain.owed_for(earmark);
+            if let Some(chunks) = vacate.chunks.checked_sub(ordered).filter(|chunks| *chunks > 0) {
+                brain.give(earmark, chunks, Claim::Debt);
+            }
+        }
+    }
+
+    /// Bytes that wait for this tenant become chunks, one earmark after the other.
+    fn accept_next(&mut self, brain: &mut Brain, out: &mut Vec<Action>) {
+        if brain.blocked() || self.arriving.iter().any(|arrival| arrival.ordered) {
+            return;
+        }
+        if let Some(arrival) = self.arriving.first_mut() {
+            arrival.ordered = true;
+            brain.accept(arrival.earmark, arrival.chunks, arrival.claim, out);
+        }
+    }
+
+    /// A number that differs when anything here does.
+    pub fn digest(&self) -> u64 {
+        let counts = [self.book.borrowed(), self.book.lent_out(), self.arriving.len() as u32];
+        let searching = u64::from(self.search != Search::Idle) << 1 | u64::from(self.recalling.is_some());
+        counts.into_iter().fold(searching, |word, count| crate::digest::mix(word ^ u64::from(count)))
+    }
+}
+
+fn expires(taken: &Taken) -> Nanos {
+    match taken.state {
+        TakenState::Held { expires, .. } => expires,
+        TakenState::Asked { .. } => Nanos(u64::MAX),
+    }
+}
+
+fn victims(neighbours: &[Neighbour], terms: &Terms, chunks: u32, now: Nanos) -> Vec<Victim> {
+    let asker = Asker {
+        priority: terms.priority,
+        need_chunks: chunks,
+        rule: terms.rule,
+        order: &terms.order,
+        min_residence_ns: terms.min_residence_ns,
+    };
+    victim::order(neighbours, &asker, now)
+}

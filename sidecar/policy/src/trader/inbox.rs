@@ -1,0 +1,134 @@
+//! What neighbours say.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::{Arrival, Letter, News, Search, Trader, victims};
+use crate::action::Earmark;
+use crate::brain::{Brain, Claim};
+use crate::ids::Nanos;
+use crate::neighbours::Peer;
+use crate::neighbours::grants::Nonce;
+
+impl Trader {
+    /// A neighbour said something. What does not fit the book changes nothing.
+    pub fn hear(&mut self, now: Nanos, news: News, brain: &mut Brain) {
+        match news {
+            News::Survey(neighbours) => self.surveyed(now, &neighbours, brain),
+            News::Asked { peer, nonce, chunks, ttl_ns } => {
+                self.asked(now, (peer, nonce), chunks, ttl_ns, brain)
+            }
+            News::Withdrawn { peer, nonce } => self.withdrawn(peer, nonce, brain),
+            News::Revoked { peer, nonce, chunks } => {
+                if let Ok(vacate) = self.book.revoked(nonce, peer, chunks) {
+                    self.owe(&[vacate], brain);
+                }
+            }
+            News::Granted { peer, nonce, chunks, ttl_ns } => {
+                self.granted(now, Earmark { peer, nonce }, chunks, ttl_ns);
+            }
+            News::Refused { peer, nonce } => self.refused(now, peer, nonce, brain),
+            News::Renewed { peer, nonce, ttl_ns } => {
+                // A loan that has to go back meanwhile goes back.
+                let _ = self.book.renewed(nonce, peer, now.plus(ttl_ns));
+            }
+            News::Returned { peer, nonce, chunks } => self.returned(Earmark { peer, nonce }, chunks),
+            News::TookBack { nonce } => self.took_back(nonce, brain),
+            News::Died(peer) => self.died(peer, brain),
+        }
+    }
+
+    fn surveyed(
+        &mut self,
+        now: Nanos,
+        neighbours: &[crate::neighbours::victim::Neighbour],
+        brain: &mut Brain,
+    ) {
+        let Search::Surveying { since, chunks } = self.search else { return };
+        let next = victims(neighbours, &self.terms, chunks, now);
+        self.search = Search::Asking { since, nonce: Nonce(0), next };
+        self.ask_next(now, brain);
+    }
+
+    fn asked(
+        &mut self,
+        now: Nanos,
+        (peer, nonce): (Peer, Nonce),
+        chunks: u32,
+        ttl_ns: u64,
+        brain: &mut Brain,
+    ) {
+        let ttl_ns = ttl_ns.min(self.terms.ttl_ns);
+        let chunks = chunks.min(brain.lendable_chunks());
+        let entered = chunks > 0 && self.book.lent(nonce, peer, chunks, now.plus(ttl_ns)).is_ok();
+        if entered {
+            brain.give(Earmark { peer, nonce }, chunks, Claim::Loan);
+        } else {
+            self.letters.push(Letter::Answer { peer, nonce, chunks: 0, ttl_ns: 0 });
+        }
+    }
+
+    /// A loan that is still being vacated is stopped; one that is earmarked is taken back, if it was not accepted.
+    fn withdrawn(&mut self, peer: Peer, nonce: Nonce, brain: &mut Brain) {
+        if !self.book.given().iter().any(|given| given.nonce == nonce && given.peer == peer) {
+            return;
+        }
+        if brain.withdraw(Earmark { peer, nonce }) {
+            // Nothing of it had left.
+            let _ = self.book.took_back(nonce);
+        } else {
+            self.letters.push(Letter::TakeBack { peer, nonce });
+        }
+    }
+
+    fn granted(&mut self, now: Nanos, earmark: Earmark, chunks: u32, ttl_ns: u64) {
+        let Earmark { peer, nonce } = earmark;
+        if self.book.expects(nonce, peer, chunks).is_err() {
+            return;
+        }
+        self.search = Search::Accepting;
+        let expires = now.plus(ttl_ns);
+        self.arriving.push(Arrival { earmark, chunks, claim: Claim::Loan, expires, ordered: false });
+    }
+
+    fn refused(&mut self, now: Nanos, peer: Peer, nonce: Nonce, brain: &mut Brain) {
+        if self.book.refused(nonce, peer).is_ok() {
+            self.ask_next(now, brain);
+        }
+    }
+
+    fn returned(&mut self, earmark: Earmark, chunks: u32) {
+        let known = self.book.given().iter().any(|g| g.nonce == earmark.nonce && g.peer == earmark.peer);
+        let again = self.arriving.iter().any(|arrival| arrival.earmark == earmark);
+        if known && !again {
+            let expires = Nanos(u64::MAX);
+            self.arriving.push(Arrival { earmark, chunks, claim: Claim::Debt, expires, ordered: false });
+        }
+    }
+
+    /// The ledger gave an earmark back, so its bytes are nobody's: they are created anew.
+    fn took_back(&mut self, nonce: Nonce, brain: &mut Brain) {
+        if let Ok(chunks) = self.book.took_back(nonce) {
+            brain.regain(chunks);
+        }
+    }
+
+    fn died(&mut self, peer: Peer, brain: &mut Brain) {
+        let bereaved = self.book.peer_died(peer);
+        self.arriving.retain(|arrival| arrival.ordered || arrival.earmark.peer != peer);
+        let going = brain.forget_loans(peer);
+        if let Some(chunks) = bereaved.freed_chunks.checked_sub(going).filter(|chunks| *chunks > 0) {
+            brain.regain(chunks);
+        }
+        self.owe(&bereaved.vacate, brain);
+        if matches!(&self.search, Search::Asking { nonce, .. } if !self.knows(*nonce)) {
+            self.search = Search::Idle;
+        }
+    }
+
+    fn knows(&self, nonce: Nonce) -> bool {
+        let mut names: Vec<Nonce> = vec![];
+        names.extend(self.book.taken().iter().map(|taken| taken.nonce));
+        names.contains(&nonce)
+    }
+}

@@ -1,0 +1,154 @@
+//! What neighbours say to each other, as plain data.
+
+use alloc::vec::Vec;
+
+use crate::neighbours::Peer;
+use crate::neighbours::grants::Nonce;
+use crate::neighbours::victim::Neighbour;
+
+/// What comes in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// The neighbours as they are now: the answer to [`Letter::Survey`].
+    Survey(Vec<Neighbour>),
+    /// A neighbour asks for a loan.
+    Asked {
+        /// Who.
+        peer: Peer,
+        /// Its name for the loan.
+        nonce: Nonce,
+        /// At most so much.
+        chunks: u32,
+        /// For so long, nanoseconds.
+        ttl_ns: u64,
+    },
+    /// A neighbour no longer waits for an answer.
+    Withdrawn {
+        /// Who.
+        peer: Peer,
+        /// The loan.
+        nonce: Nonce,
+    },
+    /// A lender wants it back.
+    Revoked {
+        /// Who.
+        peer: Peer,
+        /// The loan.
+        nonce: Nonce,
+        /// So much of it.
+        chunks: u32,
+    },
+    /// A lender has earmarked chunks for this tenant.
+    Granted {
+        /// Who.
+        peer: Peer,
+        /// The loan.
+        nonce: Nonce,
+        /// So much.
+        chunks: u32,
+        /// For so long, nanoseconds.
+        ttl_ns: u64,
+    },
+    /// A neighbour that was asked gives nothing, or cannot be reached.
+    Refused {
+        /// Who.
+        peer: Peer,
+        /// The loan.
+        nonce: Nonce,
+    },
+    /// A lender prolonged a loan.
+    Renewed {
+        /// Who.
+        peer: Peer,
+        /// The loan.
+        nonce: Nonce,
+        /// For so long from now on, nanoseconds.
+        ttl_ns: u64,
+    },
+    /// A borrower has earmarked chunks of a loan for this tenant.
+    Returned {
+        /// Who.
+        peer: Peer,
+        /// The loan.
+        nonce: Nonce,
+        /// So much of it.
+        chunks: u32,
+    },
+    /// An earmark that its borrower had not accepted is the lender's again.
+    TookBack {
+        /// The loan.
+        nonce: Nonce,
+    },
+    /// Both processes of a neighbour are gone, as the ledger shows.
+    Died(Peer),
+}
+
+/// What goes out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Letter {
+    /// Read the neighbours' live state.
+    Survey,
+    /// To a neighbour: a loan, please.
+    Ask {
+        /// Whom.
+        peer: Peer,
+        /// Name of the loan.
+        nonce: Nonce,
+        /// At most so much.
+        chunks: u32,
+        /// For so long, nanoseconds.
+        ttl_ns: u64,
+    },
+    /// To that neighbour: the answer is no longer awaited.
+    Withdraw {
+        /// Whom.
+        peer: Peer,
+        /// The loan.
+        nonce: Nonce,
+    },
+    /// To a neighbour that asked: so much is earmarked, or nothing.
+    Answer {
+        /// Whom.
+        peer: Peer,
+        /// The loan.
+        nonce: Nonce,
+        /// Chunks; 0 = no.
+        chunks: u32,
+        /// For so long, nanoseconds.
+        ttl_ns: u64,
+    },
+    /// Take an earmark back from the ledger that its borrower has not accepted.
+    TakeBack {
+        /// For whom it was.
+        peer: Peer,
+        /// The loan.
+        nonce: Nonce,
+    },
+    /// To a borrower: give it back.
+    Revoke {
+        /// Whom.
+        peer: Peer,
+        /// The loan.
+        nonce: Nonce,
+        /// So much of it.
+        chunks: u32,
+    },
+    /// To a lender: so much of the loan is earmarked for you.
+    Return {
+        /// Whom.
+        peer: Peer,
+        /// The loan.
+        nonce: Nonce,
+        /// So much of it.
+        chunks: u32,
+    },
+    /// To a lender: for longer, please.
+    Renew {
+        /// Whom.
+        peer: Peer,
+        /// The loan.
+        nonce: Nonce,
+        /// For so long, nanoseconds.
+        ttl_ns: u64,
+    },
+}

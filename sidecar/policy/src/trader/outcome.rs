@@ -1,0 +1,66 @@
+//! What became of transfers that the brain was told to make.
+
+use super::{Letter, Search, Trader};
+use crate::action::Earmark;
+use crate::brain::{Brain, Claim, Traded};
+
+impl Trader {
+    pub(super) fn take_outcomes(&mut self, brain: &mut Brain) {
+        for traded in brain.take_traded() {
+            match traded {
+                Traded::Given { earmark, chunks, claim: Claim::Loan } => self.lent(earmark, chunks),
+                Traded::Given { earmark, chunks, claim: Claim::Debt } => self.repaid(earmark, chunks),
+                Traded::Refused { earmark, claim: Claim::Loan, .. } => self.declined(earmark),
+                Traded::Refused { earmark, chunks, claim: Claim::Debt } => {
+                    // It is owed as before.
+                    brain.give(earmark, chunks, Claim::Debt);
+                }
+                Traded::Taken { earmark, chunks, .. } => self.taken(earmark, chunks),
+                Traded::NotTaken { earmark } => self.not_taken(earmark),
+            }
+        }
+    }
+
+    fn lent(&mut self, earmark: Earmark, chunks: u32) {
+        let Earmark { peer, nonce } = earmark;
+        self.letters.push(Letter::Answer { peer, nonce, chunks, ttl_ns: self.terms.ttl_ns });
+    }
+
+    fn declined(&mut self, Earmark { peer, nonce }: Earmark) {
+        // Nothing of it had left.
+        let _ = self.book.took_back(nonce);
+        self.letters.push(Letter::Answer { peer, nonce, chunks: 0, ttl_ns: 0 });
+    }
+
+    fn repaid(&mut self, earmark: Earmark, chunks: u32) {
+        let gone = self.book.gave_back(earmark.nonce, chunks).expect("what was owed is in the book");
+        if let Some(peer) = gone.to {
+            self.letters.push(Letter::Return { peer, nonce: earmark.nonce, chunks });
+        }
+    }
+
+    fn taken(&mut self, earmark: Earmark, chunks: u32) {
+        let Some(at) = self.arriving.iter().position(|a| a.ordered && a.earmark == earmark) else { return };
+        let arrival = self.arriving.remove(at);
+        let Earmark { peer, nonce } = earmark;
+        let entered = match arrival.claim {
+            Claim::Loan => self.book.granted(nonce, peer, chunks, arrival.expires),
+            Claim::Debt => self.book.returned(nonce, peer, chunks),
+        };
+        assert_eq!(entered, Ok(()), "what arrived was expected");
+        if arrival.claim == Claim::Loan && self.search == Search::Accepting {
+            self.search = Search::Idle;
+        }
+    }
+
+    /// A promise that did not hold: a loan is given up; a debt is paid when the ledger says so again.
+    fn not_taken(&mut self, earmark: Earmark) {
+        let Some(at) = self.arriving.iter().position(|a| a.ordered && a.earmark == earmark) else { return };
+        let arrival = self.arriving.remove(at);
+        let Earmark { peer, nonce } = earmark;
+        if arrival.claim == Claim::Loan && self.book.timed_out(nonce).is_ok() {
+            self.letters.push(Letter::Withdraw { peer, nonce });
+            self.search = Search::Idle;
+        }
+    }
+}

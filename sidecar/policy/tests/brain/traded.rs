@@ -1,0 +1,315 @@
+//! Two tenants that lend each other memory and take turns: no token changes, and no byte is promised twice.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use sluice_policy::action::Earmark;
+use sluice_policy::brain::{Claim, Traded};
+use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::grants::Nonce;
+use sluice_policy::params::PolicyName;
+use sluice_policy::reason::Reason;
+
+use super::cases::{guaranteed_chunks, tenant};
+use super::device::{Faults, Rng};
+use super::random::{MODEL_TOKENS, load};
+use super::world::World;
+
+fn peer(index: usize) -> Peer {
+    Peer { index: index as u32, instance: 1 }
+}
+
+/// Both tenants, and what is between them.
+struct Pair {
+    worlds: [World; 2],
+    shares: [u32; 2],
+    /// Lender and chunks of each loan, by nonce.
+    loans: BTreeMap<u64, (usize, u32)>,
+    /// Promised, for whom: (nonce, chunks, the loan that it repays).
+    earmarks: Vec<(usize, u64, u32, Option<u64>)>,
+    /// Repayments under way: their nonce and the loan's.
+    repaying: BTreeMap<u64, u64>,
+    nonce: u64,
+    lent: u32,
+    rng: Rng,
+}
+
+impl Pair {
+    fn new(slabs: &[u64], extra_kv: u32, seed: u64, faults: u32) -> Pair {
+        let (params, _) = tenant(PolicyName::Oneiros, slabs, 0, MODEL_TOKENS);
+        let kv = guaranteed_chunks(&params) + extra_kv;
+        let (_, geometry) = tenant(PolicyName::Oneiros, slabs, kv, MODEL_TOKENS);
+        let share = geometry.capacity_chunks;
+        let world = |seed| {
+            let params = sluice_policy::params::Params { share_chunks: share, ..params.clone() };
+            let mut geometry = geometry.clone();
+            geometry.capacity_chunks = 2 * share;
+            World::new(params, geometry, seed, Faults { permille: faults, left: 6, missing_chunks: 0 })
+        };
+        Pair {
+            worlds: [world(seed), world(seed ^ 1)],
+            shares: [share; 2],
+            loans: BTreeMap::new(),
+            earmarks: Vec::new(),
+            repaying: BTreeMap::new(),
+            nonce: 0,
+            lent: 0,
+            rng: Rng(seed ^ 0x7a11),
+        }
+    }
+
+    fn earmark(&mut self, to: usize) -> Earmark {
+        self.nonce += 1;
+        Earmark { peer: peer(to), nonce: Nonce(self.nonce) }
+    }
+
+    /// The turn goes to one of them; its loans are revoked before its layers come back.
+    fn turn(&mut self, holder: usize) {
+        for (at, world) in self.worlds.iter_mut().enumerate() {
+            world.active = at == holder;
+            world.brain.set_active(at == holder);
+        }
+        self.revoke(holder);
+    }
+
+    fn revoke(&mut self, lender: usize) {
+        let own = self.loans.iter().filter(|(_, (by, _))| *by == lender);
+        let due: Vec<_> = own.map(|(loan, (_, chunks))| (*loan, *chunks)).collect();
+        for (loan, chunks) in due {
+            if !self.on_its_way(loan) {
+                let earmark = self.earmark(lender);
+                self.repaying.insert(earmark.nonce.0, loan);
+                self.worlds[1 - lender].brain.give(earmark, chunks, Claim::Debt);
+            }
+        }
+        let open = self.loans.values().any(|(by, _)| *by == lender);
+        self.worlds[lender].brain.set_patient(open);
+    }
+
+    /// The loan is not with its borrower yet, or not any more.
+    fn on_its_way(&self, loan: u64) -> bool {
+        let promised =
+            self.earmarks.iter().any(|(_, nonce, _, repays)| *nonce == loan || *repays == Some(loan));
+        promised || self.repaying.values().any(|l| *l == loan)
+    }
+
+    /// The one whose turn it is asks for more.
+    fn ask(&mut self, borrower: usize) {
+        let lender = 1 - borrower;
+        let most = self.worlds[lender].brain.lendable_chunks();
+        if self.loans.len() < 3 && most > 0 && self.worlds[lender].brain.loaded() {
+            let chunks = 1 + self.rng.below(u64::from(most)) as u32;
+            let earmark = self.earmark(borrower);
+            self.worlds[lender].brain.give(earmark, chunks, Claim::Loan);
+        }
+    }
+
+    fn tick(&mut self) {
+        let at = self.rng.below(2) as usize;
+        self.worlds[at].tick();
+        self.collect();
+        if !self.earmarks.is_empty() && self.rng.permille(300) {
+            let (to, nonce, chunks, repays) = self.earmarks[0];
+            let claim = if repays.is_some() { Claim::Debt } else { Claim::Loan };
+            let earmark = Earmark { peer: peer(1 - to), nonce: Nonce(nonce) };
+            if !self.worlds[to].brain.blocked() {
+                self.worlds[to].tell(|brain, out| brain.accept(earmark, chunks, claim, out));
+            }
+        }
+        self.audit();
+    }
+
+    fn collect(&mut self) {
+        for at in 0..2 {
+            for traded in self.worlds[at].brain.take_traded() {
+                self.ended(at, traded);
+            }
+        }
+    }
+
+    fn ended(&mut self, at: usize, traded: Traded) {
+        match traded {
+            Traded::Given { earmark, chunks, .. } => {
+                let nonce = earmark.nonce.0;
+                let repays = self.repaying.remove(&nonce);
+                if repays.is_none() {
+                    self.loans.insert(nonce, (at, chunks));
+                    self.lent += chunks;
+                }
+                self.earmarks.push((1 - at, nonce, chunks, repays));
+            }
+            Traded::Taken { earmark, .. } => {
+                let found = self.earmarks.iter().position(|(_, nonce, ..)| *nonce == earmark.nonce.0);
+                let (to, _, _, repays) = self.earmarks.remove(found.expect("what is taken was promised"));
+                assert_eq!(to, at, "an earmark is taken by the one it is for");
+                if let Some(loan) = repays {
+                    self.loans.remove(&loan);
+                    let open = self.loans.values().any(|(by, _)| *by == at);
+                    self.worlds[at].brain.set_patient(open);
+                }
+            }
+            Traded::Refused { earmark, .. } => {
+                // A debt whose release failed is asked for again.
+                if self.repaying.remove(&earmark.nonce.0).is_some() {
+                    self.revoke(1 - at);
+                }
+            }
+            Traded::NotTaken { .. } => {}
+        }
+    }
+
+    /// Capacity: what exists and what is promised, by the device and by the budgets.
+    fn audit(&self) {
+        let promised: u32 = self.earmarks.iter().map(|(_, _, chunks, _)| chunks).sum();
+        let exists: usize = self.worlds.iter().map(|world| world.device.chunks.len()).sum();
+        let total: u32 = self.shares.iter().sum();
+        assert!(exists <= total as usize, "never more chunks than the GPU has");
+        let quiet = self.worlds.iter().all(|world| !world.brain.blocked());
+        if quiet {
+            assert!(exists + promised as usize <= total as usize, "no byte is promised twice");
+            let budgets: u32 = self.worlds.iter().map(|world| world.brain.budget_chunks()).sum();
+            assert_eq!(budgets + promised, total, "budgets and promises sum to the capacity");
+        }
+    }
+
+    fn busy(&self, at: usize) -> bool {
+        !self.worlds[at].waiting.is_empty() || !self.worlds[at].running.is_empty()
+    }
+
+    /// Runs until both have served everything.
+    fn run(&mut self) {
+        for round in 0..300_000_u64 {
+            if !self.busy(0) && !self.busy(1) {
+                return;
+            }
+            let holder = usize::from(self.worlds[1].active);
+            let turns = round % 400 == 0 || (!self.busy(holder) && round % 20 == 0);
+            if turns && !self.worlds[holder].in_step() {
+                self.turn(1 - holder);
+            } else if self.rng.permille(20) && self.worlds[holder].active {
+                self.ask(holder);
+            }
+            self.tick();
+        }
+        let states = self.worlds.each_ref().map(|w| {
+            let b = &w.brain;
+            let flags = (w.active, b.blocked(), b.owes(), b.stuck(), b.dormant(), w.in_step());
+            (
+                w.waiting.len(),
+                w.running.len(),
+                flags,
+                b.budget_chunks(),
+                b.floor_chunks(),
+                b.ledger().counts().collect::<Vec<_>>(),
+            )
+        });
+        panic!(
+            "no progress: {states:?} loans {:?} repaying {:?} earmarks {:?}",
+            self.loans, self.repaying, self.earmarks
+        );
+    }
+
+    /// Everything goes home.
+    fn settle(&mut self) {
+        for at in [0, 1, 0, 1] {
+            self.turn(at);
+            self.tick_until(|pair| {
+                pair.revoke(at);
+                let home = pair.worlds[at].brain.absent_layers() == 0 && pair.worlds[at].device.idle();
+                home && pair.loans.values().all(|(by, _)| *by != at) && pair.earmarks.is_empty()
+            });
+        }
+    }
+
+    fn tick_until(&mut self, over: impl Fn(&mut Pair) -> bool) {
+        for _ in 0..100_000 {
+            if over(self) {
+                return;
+            }
+            self.tick();
+        }
+        panic!("it does not come to rest");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn tokens_do_not_change_and_everything_goes_home(
+        slabs in prop_oneof![(3usize..8).prop_map(|n| vec![4; n]), proptest::collection::vec(1u64..6, 4..8)],
+        extra_kv in 0u32..20,
+        seed in any::<u64>(),
+        kills in 0u32..10,
+        faults in 0u32..40,
+    ) {
+        let mut pair = Pair::new(&slabs, extra_kv, seed, faults);
+        let mut rng = Rng(seed);
+        let mut expected = Vec::new();
+        for world in &mut pair.worlds {
+            prop_assume!(world.load());
+            world.kill_permille = kills;
+            expected.push(load(world, &mut rng, 14));
+        }
+        pair.turn(0);
+        pair.run();
+        pair.settle();
+        for (world, expected) in pair.worlds.iter().zip(expected) {
+            prop_assert_eq!(&world.finished, &expected, "the tokens of the tenant alone");
+        }
+        prop_assert!(pair.loans.is_empty() && pair.earmarks.is_empty(), "every loan is back");
+        for (world, share) in pair.worlds.iter().zip(pair.shares) {
+            prop_assert_eq!(world.brain.budget_chunks(), share, "everybody has its share");
+        }
+    }
+}
+
+#[test]
+fn an_idle_tenant_lends_its_last_layers_and_wakes_with_all_of_them() {
+    let mut pair = Pair::new(&[4; 8], 4, 7, 0);
+    let mut rng = Rng(7);
+    pair.worlds.iter_mut().for_each(|world| assert!(world.load()));
+    pair.turn(0);
+    load(&mut pair.worlds[0], &mut rng, 10);
+    let most = pair.worlds[1].brain.lendable_chunks();
+    let floor = pair.worlds[1].brain.floor_chunks();
+    assert!(most > 8, "weights of an idle tenant can be lent");
+    let earmark = pair.earmark(0);
+    pair.worlds[1].brain.give(earmark, most, Claim::Loan);
+    (0..2_000).for_each(|_| pair.tick());
+    assert!(pair.worlds[1].brain.dormant(), "layers are away");
+    let absent = pair.worlds[1].brain.absent_layers();
+    let residency = pair.worlds[1].brain.residency();
+    let away = residency.iter().rev().take(usize::from(absent)).all(|layer| !layer.present);
+    assert!(away && residency[..8 - usize::from(absent)].iter().all(|layer| layer.present), "the last ones");
+    assert!(pair.worlds[1].brain.budget_chunks() >= floor, "never below the floor");
+    assert_eq!(pair.worlds[0].brain.budget_chunks(), pair.shares[0] + most, "the borrower has it all");
+    pair.turn(1);
+    (0..5_000).for_each(|_| pair.tick());
+    assert_eq!(pair.worlds[1].brain.absent_layers(), 0);
+    assert!(pair.worlds[1].brain.layout().moving.is_empty(), "all layers resident again");
+    assert!(
+        pair.worlds[1].brain.counted(Reason::Wake) > 0 && pair.worlds[0].brain.counted(Reason::Repay) > 0
+    );
+}
+
+#[test]
+fn a_lender_whose_loans_do_not_come_back_serves_with_moving_layers() {
+    let mut pair = Pair::new(&[4; 8], 4, 9, 0);
+    let mut rng = Rng(9);
+    pair.worlds.iter_mut().for_each(|world| assert!(world.load()));
+    pair.turn(0);
+    let most = pair.worlds[1].brain.lendable_chunks();
+    let earmark = pair.earmark(0);
+    pair.worlds[1].brain.give(earmark, most, Claim::Loan);
+    (0..2_000).for_each(|_| pair.tick());
+    let expected = load(&mut pair.worlds[1], &mut rng, 6);
+    // The borrower is silent: the turn comes, nothing is repaid, and patience is over.
+    let lender = &mut pair.worlds[1];
+    lender.active = true;
+    lender.brain.set_active(true);
+    lender.run();
+    assert_eq!(lender.finished, expected);
+    assert!(lender.brain.layout().alpha() > 0, "it serves in what its floor leaves");
+    assert_eq!(lender.brain.budget_chunks(), pair.shares[1] - most, "and takes nothing that is not its own");
+}
