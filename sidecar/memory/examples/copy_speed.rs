@@ -106,8 +106,14 @@ impl Bench {
         let ranges = RangeSizes { layer_chunks: vec![chunks.len() as u32], ..RangeSizes::default() };
         let mut master = MasterCopy::new(0, &geometry.slab_bytes)?;
         master.slab_mut(Slab::Layer(LayerId(0))).fill(3);
-        let options =
-            HostOptions { geometry, ranges, poison: false, copy_threads: 1, link_bytes_per_s: None };
+        let options = HostOptions {
+            geometry,
+            ranges,
+            poison: false,
+            copy_threads: 1,
+            link_bytes_per_s: None,
+            quota: Arc::new(sluice_memory::Alone),
+        };
         let (wake, wakes) = channel();
         let notify = Arc::new(move || _ = wake.send(()));
         let memory =

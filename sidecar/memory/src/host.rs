@@ -23,8 +23,9 @@ use crate::faults::{Faults, SharedFaults};
 use crate::mapping::RangeSizes;
 use crate::master::{Master, Slab};
 use crate::pool::{Pool, PoolError};
+use crate::quota::Quota;
 use crate::transfers::{Event, Gate, Notify, Outbox, Parts, Transfers};
-use chores::Chores;
+use chores::{Bank, Chores};
 use fills::Fills;
 use serial::Serial;
 use table::Table;
@@ -49,6 +50,8 @@ pub struct HostOptions {
     pub copy_threads: usize,
     /// Bandwidth of the link from the host; `None` = as fast as memory.
     pub link_bytes_per_s: Option<u64>,
+    /// Who counts the bytes of the GPU.
+    pub quota: Arc<dyn Quota>,
 }
 
 /// Why there is no host memory.
@@ -107,13 +110,13 @@ impl HostMemory {
         engine: Box<dyn EnginePeer>,
         notify: Notify,
     ) -> Result<HostMemory, HostError> {
-        let HostOptions { geometry, ranges, poison, copy_threads, link_bytes_per_s } = options;
+        let HostOptions { geometry, ranges, poison, copy_threads, link_bytes_per_s, quota } = options;
         check_master(&master, &geometry)?;
         let pool = Arc::new(Pool::new(geometry.chunk_bytes, geometry.capacity_chunks)?);
         let (sender, events) = channel();
         let outbox = Outbox { events: sender, notify };
         let faults = SharedFaults::default();
-        let chores = Chores::new(pool.clone(), faults.clone(), outbox.clone());
+        let chores = Chores::new(Bank { pool: pool.clone(), quota }, faults.clone(), outbox.clone());
         let parts = Parts { pool: pool.clone(), master, gate, faults: faults.clone(), outbox };
         Ok(HostMemory {
             chores,

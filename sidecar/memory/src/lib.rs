@@ -9,6 +9,7 @@ pub mod mapping;
 pub mod master;
 pub mod neighbourhood;
 pub mod pool;
+pub mod quota;
 pub mod transfers;
 
 pub use faults::Faults;
@@ -19,4 +20,5 @@ pub use neighbourhood::{
     Identity, JoinError, LedgerError, Neighbourhood, OpenError, Peer, Seat, TurnLine, TurnOrder,
 };
 pub use pool::{Pool, PoolError};
+pub use quota::{Alone, Quota, QuotaError};
 pub use transfers::{Gate, Notify};

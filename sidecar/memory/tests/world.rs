@@ -215,6 +215,7 @@ impl World {
             poison: false,
             copy_threads: 1,
             link_bytes_per_s: None,
+            quota: Arc::new(sluice_memory::Alone),
         };
         change(&mut options);
         let (wake, wakes) = channel();

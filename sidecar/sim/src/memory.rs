@@ -87,6 +87,9 @@ impl Device {
     fn carry_out(&mut self, work: Work) -> Result<(), Failure> {
         match work {
             Work::Create(chunks) => self.create(&chunks),
+            // Several tenants on one simulated GPU are to come: here all bytes are the tenant's own.
+            Work::Accept { chunks, .. } => self.create(&chunks),
+            Work::Lend { chunks, .. } => self.release(&chunks),
             Work::Release(chunks) => self.release(&chunks),
             Work::Reback(transaction) => self.reback(&transaction),
             Work::MoveBlocks(moves) => self.move_blocks(&moves),

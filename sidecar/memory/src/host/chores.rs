@@ -5,11 +5,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use sluice_policy::action::Earmark;
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::ChunkId;
 
 use crate::faults::SharedFaults;
 use crate::pool::{Pool, PoolError};
+use crate::quota::{Quota, QuotaError};
 use crate::transfers::{Event, Outbox};
 
 /// One piece of work, checked against the table already.
@@ -17,8 +19,16 @@ use crate::transfers::{Event, Outbox};
 pub(super) enum Chore {
     Create(Vec<ChunkId>),
     Release(Vec<ChunkId>),
+    Accept(Vec<ChunkId>, Earmark),
+    Lend { chunks: Vec<ChunkId>, spare_chunks: u32, earmark: Earmark },
     Poison(Vec<ChunkId>),
     Move(Vec<BlockCopy>),
+}
+
+/// Chunks, and whose bytes they are.
+pub(super) struct Bank {
+    pub(super) pool: Arc<Pool>,
+    pub(super) quota: Arc<dyn Quota>,
 }
 
 /// `bytes` bytes between two places in chunks, `(chunk, offset)` each.
@@ -36,9 +46,9 @@ pub(super) struct Chores {
 }
 
 impl Chores {
-    pub(super) fn new(pool: Arc<Pool>, faults: SharedFaults, outbox: Outbox) -> Chores {
+    pub(super) fn new(bank: Bank, faults: SharedFaults, outbox: Outbox) -> Chores {
         let (chores, todo) = channel();
-        let work = move || run(&todo, &pool, &faults, &outbox);
+        let work = move || run(&todo, &bank, &faults, &outbox);
         let thread = std::thread::Builder::new().name("sluice-pool".into()).spawn(work);
         let thread = Some(thread.expect("the machine has room for the pool's thread"));
         Chores { chores: Some(chores), thread }
@@ -61,14 +71,16 @@ impl Drop for Chores {
     }
 }
 
-fn run(todo: &Receiver<Chore>, pool: &Pool, faults: &SharedFaults, outbox: &Outbox) {
+fn run(todo: &Receiver<Chore>, bank: &Bank, faults: &SharedFaults, outbox: &Outbox) {
     while let Ok(chore) = todo.recv() {
         let begun = Instant::now();
         let result = match &chore {
-            Chore::Create(chunks) => create(pool, faults, chunks),
-            Chore::Release(chunks) => each(chunks, |chunk| pool.release(chunk)),
-            Chore::Poison(chunks) => each(chunks, |chunk| pool.poison(chunk)),
-            Chore::Move(copies) => copy(pool, copies),
+            Chore::Create(chunks) => bank.create(faults, chunks),
+            Chore::Accept(chunks, earmark) => bank.accept(faults, chunks, *earmark),
+            Chore::Release(chunks) => bank.release(chunks),
+            Chore::Lend { chunks, spare_chunks, earmark } => bank.lend(chunks, *spare_chunks, *earmark),
+            Chore::Poison(chunks) => each(chunks, |chunk| bank.pool.poison(chunk)),
+            Chore::Move(copies) => copy(&bank.pool, copies),
         };
         let outcome = match result {
             Ok(bytes) => Outcome::Done { bytes, duration_ns: begun.elapsed().as_nanos() as u64 },
@@ -78,19 +90,55 @@ fn run(todo: &Receiver<Chore>, pool: &Pool, faults: &SharedFaults, outbox: &Outb
     }
 }
 
-/// All chunks or none.
-fn create(pool: &Pool, faults: &SharedFaults, chunks: &[ChunkId]) -> Result<u64, Failure> {
-    if faults.create_fails() {
-        return Err(Failure::OutOfMemory);
+impl Bank {
+    fn bytes(&self, chunks: usize) -> u64 {
+        chunks as u64 * self.pool.chunk_bytes()
     }
-    for (at, chunk) in chunks.iter().enumerate() {
-        if let Err(error) = pool.create(*chunk) {
-            let undone = each(&chunks[..at], |chunk| pool.release(chunk));
-            assert!(undone.is_ok(), "a chunk that was just created can be released: {undone:?}");
-            return Err(failure(&error));
+
+    fn create(&self, faults: &SharedFaults, chunks: &[ChunkId]) -> Result<u64, Failure> {
+        self.quota.reserve(self.bytes(chunks.len())).map_err(|error| quota_failure(&error))?;
+        self.create_counted(faults, chunks)
+    }
+
+    fn accept(&self, faults: &SharedFaults, chunks: &[ChunkId], earmark: Earmark) -> Result<u64, Failure> {
+        self.quota.accept(earmark, self.bytes(chunks.len())).map_err(|error| quota_failure(&error))?;
+        self.create_counted(faults, chunks)
+    }
+
+    /// All chunks or none; their bytes are counted already.
+    fn create_counted(&self, faults: &SharedFaults, chunks: &[ChunkId]) -> Result<u64, Failure> {
+        let created = if faults.create_fails() { Err(Failure::OutOfMemory) } else { self.create_all(chunks) };
+        created.inspect_err(|_| self.quota.release(self.bytes(chunks.len())))
+    }
+
+    fn create_all(&self, chunks: &[ChunkId]) -> Result<u64, Failure> {
+        for (at, chunk) in chunks.iter().enumerate() {
+            if let Err(error) = self.pool.create(*chunk) {
+                let undone = each(&chunks[..at], |chunk| self.pool.release(chunk));
+                assert!(undone.is_ok(), "a chunk that was just created can be released: {undone:?}");
+                return Err(failure(&error));
+            }
         }
+        Ok(0)
     }
-    Ok(0)
+
+    fn release(&self, chunks: &[ChunkId]) -> Result<u64, Failure> {
+        each(chunks, |chunk| self.pool.release(chunk))?;
+        self.quota.release(self.bytes(chunks.len()));
+        Ok(0)
+    }
+
+    /// The chunks are gone before anybody is promised their bytes. A promise that cannot be made brings them back.
+    fn lend(&self, chunks: &[ChunkId], spare_chunks: u32, earmark: Earmark) -> Result<u64, Failure> {
+        each(chunks, |chunk| self.pool.release(chunk))?;
+        let spare_bytes = self.bytes(spare_chunks as usize);
+        let promised = self.quota.earmark(earmark, self.bytes(chunks.len()), spare_bytes);
+        promised.map(|()| 0).map_err(|error| {
+            let undone = self.create_all(chunks);
+            assert!(undone.is_ok(), "the bytes of a chunk that was just released are still ours: {undone:?}");
+            quota_failure(&error)
+        })
+    }
 }
 
 fn each(chunks: &[ChunkId], work: impl Fn(ChunkId) -> Result<(), PoolError>) -> Result<u64, Failure> {
@@ -109,5 +157,12 @@ fn failure(error: &PoolError) -> Failure {
     match error {
         PoolError::OutOfMemory { .. } => Failure::OutOfMemory,
         _ => Failure::Refused,
+    }
+}
+
+fn quota_failure(error: &QuotaError) -> Failure {
+    match error {
+        QuotaError::OutOfMemory { .. } => Failure::OutOfMemory,
+        QuotaError::Refused { .. } => Failure::Refused,
     }
 }

@@ -70,7 +70,10 @@ impl Serial {
 
 fn named(work: &Work) -> Vec<ChunkId> {
     let mut chunks: Vec<ChunkId> = match work {
-        Work::Create(chunks) | Work::Release(chunks) => chunks.clone(),
+        Work::Create(chunks)
+        | Work::Release(chunks)
+        | Work::Accept { chunks, .. }
+        | Work::Lend { chunks, .. } => chunks.clone(),
         Work::Reback(transaction) => {
             let chunk = |op: &Reback| match *op {
                 Reback::Map(_, chunk) | Reback::Unmap(_, chunk) => chunk,
@@ -114,28 +117,35 @@ impl HostMemory {
 
     fn start(&mut self, work: &Work) -> Result<Started, Failure> {
         match work {
-            Work::Create(chunks) => self.start_create(chunks),
-            Work::Release(chunks) => self.start_release(chunks),
+            Work::Create(chunks) => self.start_create(chunks, Chore::Create(chunks.clone())),
+            Work::Accept { chunks, earmark } => {
+                self.start_create(chunks, Chore::Accept(chunks.clone(), *earmark))
+            }
+            Work::Release(chunks) => self.start_release(chunks, Chore::Release(chunks.clone())),
+            Work::Lend { chunks, spare_chunks, earmark } => {
+                let (spare_chunks, earmark) = (*spare_chunks, *earmark);
+                self.start_release(chunks, Chore::Lend { chunks: chunks.clone(), spare_chunks, earmark })
+            }
             Work::Reback(transaction) => self.start_reback(transaction),
             Work::MoveBlocks(moves) => self.start_moves(moves),
             Work::Fill(_) | Work::DropFills => unreachable!("copies have their own queues"),
         }
     }
 
-    fn start_create(&mut self, chunks: &[ChunkId]) -> Result<Started, Failure> {
+    fn start_create(&mut self, chunks: &[ChunkId], chore: Chore) -> Result<Started, Failure> {
         if !distinct(chunks) || chunks.iter().any(|chunk| self.pool.exists(*chunk)) {
             return Err(Failure::Refused);
         }
-        Ok(self.chore(Chore::Create(chunks.to_vec())))
+        Ok(self.chore(chore))
     }
 
-    fn start_release(&mut self, chunks: &[ChunkId]) -> Result<Started, Failure> {
+    fn start_release(&mut self, chunks: &[ChunkId], chore: Chore) -> Result<Started, Failure> {
         let unused =
             |c: ChunkId| self.pool.exists(c) && !self.table.is_mapped(c) && !self.table.is_filling(c);
         if !distinct(chunks) || !chunks.iter().all(|chunk| unused(*chunk)) {
             return Err(Failure::Refused);
         }
-        Ok(self.chore(Chore::Release(chunks.to_vec())))
+        Ok(self.chore(chore))
     }
 
     /// Checked as a whole first, then poisoned, then sent: a refused transaction changes not one byte. The engine is at a
