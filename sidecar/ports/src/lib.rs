@@ -8,6 +8,7 @@ pub mod compute;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod memory;
+pub mod neighbourhood;
 pub mod sampling;
 
 pub use compute::{Compute, ComputeEvent, EngineHello};

@@ -1,5 +1,9 @@
 //! Limits of the scheduler.
 
+use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::turn::Quantum;
+use sluice_policy::trader::Terms;
+
 /// Order among waiting requests of the same priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
@@ -8,6 +12,27 @@ pub enum Order {
     FirstCome,
     /// Fewest tokens still to compute first (OrbitFlow's SRTF).
     ShortestRemaining,
+}
+
+/// How the tenants of a GPU share its time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sharing {
+    /// The GPU, or a fixed part of it, is this tenant's.
+    #[default]
+    Exclusive,
+    /// All run at once.
+    Spatial,
+    /// One at a time, for a quantum.
+    Temporal(Quantum),
+}
+
+/// A tenant's place among its neighbours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// Its record in the ledger file.
+    pub me: Peer,
+    /// By which terms it trades at first.
+    pub terms: Terms,
 }
 
 /// Limits of the scheduler. Counts, no units.
@@ -23,6 +48,10 @@ pub struct Config {
     pub max_queued: u32,
     /// Order among waiting requests.
     pub order: Order,
+    /// How the GPU's time is shared.
+    pub sharing: Sharing,
+    /// Neighbours with whom memory is traded; none where everybody keeps to what it has.
+    pub neighbours: Option<Membership>,
 }
 
 impl Default for Config {
@@ -33,6 +62,8 @@ impl Default for Config {
             max_sequences: 64,
             max_queued: 1024,
             order: Order::FirstCome,
+            sharing: Sharing::Exclusive,
+            neighbours: None,
         }
     }
 }

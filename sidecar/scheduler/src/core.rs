@@ -4,6 +4,7 @@
 //! only then the next step starts. At most one step is in flight, and no step is in flight while an address is re-backed.
 
 mod boundary;
+mod neighbours;
 mod objection;
 mod retire;
 
@@ -12,6 +13,8 @@ use std::collections::BTreeMap;
 use sluice_policy::action::Action;
 use sluice_policy::brain::Brain;
 use sluice_policy::ids::{Nanos, RequestId, RowId};
+use sluice_policy::neighbours::grants::Book;
+use sluice_policy::trader::Trader;
 use sluice_ports::compute::{ComputeEvent, EngineHello, Step};
 
 use crate::batch::Batch;
@@ -20,6 +23,7 @@ use crate::event::{Command, Event, Finish, Notice, Refusal, Request};
 use crate::queue::Queue;
 use crate::sequence::Sequence;
 use crate::snapshot::{Counters, Snapshot};
+use neighbours::Turn;
 
 /// A step that was submitted and not answered.
 #[derive(Debug)]
@@ -51,6 +55,8 @@ pub struct Core {
     /// Boundaries in a row at which the oldest request alone did not fit.
     starved: u32,
     counters: Counters,
+    turn: Turn,
+    trader: Option<Trader>,
     commands: Vec<Command>,
     notices: Vec<Notice>,
     actions: Vec<Action>,
@@ -61,6 +67,12 @@ impl Core {
     pub fn new(config: Config, brain: Brain) -> Self {
         let free_rows = (0..config.max_sequences).rev().map(RowId).collect();
         let queue = Queue::new(config.order);
+        let mut brain = brain;
+        let trader = config.neighbours.clone().map(|place| {
+            brain.set_traded(true);
+            let book = Book::new(place.me, brain.share_chunks(), brain.floor_chunks());
+            Trader::new(book, place.terms)
+        });
         Core {
             config,
             brain,
@@ -75,6 +87,8 @@ impl Core {
             admission_hold: 0,
             starved: 0,
             counters: Counters::default(),
+            turn: Turn::default(),
+            trader,
             commands: Vec::new(),
             notices: Vec::new(),
             actions: Vec::new(),
@@ -94,6 +108,7 @@ impl Core {
             Event::Cancel(request) => self.cancel(request),
             Event::Memory(completion) => self.brain.complete(now, &completion, &mut self.actions),
             Event::Compute(event) => self.compute(now, event),
+            Event::Neighbour(event) => self.neighbour(now, event),
             Event::Tick => {}
         }
         self.flush();
@@ -125,9 +140,18 @@ impl Core {
         &self.brain
     }
 
+    /// The trader, to look at; none without neighbours.
+    pub fn trader(&self) -> Option<&Trader> {
+        self.trader.as_ref()
+    }
+
     /// Whether time alone can change something: memory that was borrowed may flow back while nothing runs.
     pub fn wants_ticks(&self) -> bool {
-        self.in_flight.is_none() && self.engine.is_some() && (self.starved > 0 || !self.brain.at_rest())
+        self.in_flight.is_none()
+            && self.engine.is_some()
+            && (self.starved > 0
+                || !self.brain.at_rest()
+                || self.trader.as_ref().is_some_and(Trader::wants_ticks))
     }
 
     /// Figures for people and scrapers.
@@ -161,6 +185,8 @@ impl Core {
             words.push(sequence.served);
             words.push(u64::from(sequence.len()) ^ sequence.row.map_or(u64::MAX, |r| u64::from(r.0)) << 32);
         }
+        words.push(self.epoch());
+        words.push(self.trader.as_ref().map_or(0, Trader::digest));
         words
             .into_iter()
             .fold(0xcbf2_9ce4_8422_2325, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3))
@@ -225,6 +251,7 @@ impl Core {
             in_flight.lost = true;
         }
         self.brain.engine_lost(now, &mut self.actions);
+        self.release_turn(now);
     }
 
     /// Takes `id` out of the running ones and gives its memory and row back.

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 
 use sluice_policy::ids::Nanos;
+use sluice_ports::neighbourhood::{Neighbourhood, Nobody};
 use sluice_ports::{Compute, Memory};
 
 use crate::core::Core;
@@ -15,12 +16,13 @@ use crate::journal::Recorder;
 /// How long an idle body may sleep while borrowed memory has yet to flow back.
 const IDLE_TICK_NS: u64 = 20_000_000;
 
-/// Core, memory and compute.
+/// Core, memory, compute and neighbours.
 #[derive(Debug)]
 pub struct Driver<M, C> {
     core: Core,
     memory: M,
     compute: C,
+    neighbourhood: Box<dyn Neighbourhood>,
     queue: VecDeque<Event>,
     journal: Option<Recorder>,
     notices: Vec<Notice>,
@@ -28,8 +30,20 @@ pub struct Driver<M, C> {
 }
 
 impl<M: Memory, C: Compute> Driver<M, C> {
+    /// Starts to load a tenant that has no neighbours.
+    pub fn start(now: Nanos, core: Core, memory: M, compute: C, journal: Option<Recorder>) -> Self {
+        Self::start_among(Box::new(Nobody), now, core, memory, compute, journal)
+    }
+
     /// Starts to load the tenant.
-    pub fn start(now: Nanos, mut core: Core, memory: M, compute: C, mut journal: Option<Recorder>) -> Self {
+    pub fn start_among(
+        neighbourhood: Box<dyn Neighbourhood>,
+        now: Nanos,
+        mut core: Core,
+        memory: M,
+        compute: C,
+        mut journal: Option<Recorder>,
+    ) -> Self {
         if let Some(journal) = &mut journal {
             journal.start(now, &core);
         }
@@ -38,6 +52,7 @@ impl<M: Memory, C: Compute> Driver<M, C> {
             core,
             memory,
             compute,
+            neighbourhood,
             queue: VecDeque::new(),
             journal,
             notices: Vec::new(),
@@ -99,6 +114,9 @@ impl<M: Memory, C: Compute> Driver<M, C> {
         while let Some(event) = self.compute.poll(now) {
             self.queue.push_back(Event::Compute(event));
         }
+        while let Some(event) = self.neighbourhood.poll(now) {
+            self.queue.push_back(Event::Neighbour(event));
+        }
     }
 
     fn handle(&mut self, now: Nanos, event: Event) {
@@ -117,6 +135,8 @@ impl<M: Memory, C: Compute> Driver<M, C> {
             match command {
                 Command::Memory(action) => self.memory.submit(now, action),
                 Command::Compute(step) => self.compute.submit(now, step),
+                Command::Letter(letter) => self.neighbourhood.post(now, letter),
+                Command::Turn(call) => self.neighbourhood.turn(now, call),
             }
         }
         self.notices.append(&mut self.core.take_notices());

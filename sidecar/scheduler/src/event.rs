@@ -3,7 +3,9 @@
 use sluice_policy::action::Action;
 use sluice_policy::event::Completion;
 use sluice_policy::ids::RequestId;
+use sluice_policy::trader::Letter;
 use sluice_ports::compute::{ComputeEvent, Step};
+use sluice_ports::neighbourhood::{NeighbourEvent, TurnCall};
 use sluice_ports::sampling::{SharedSampling, TokenLogprobs};
 
 /// A request for tokens.
@@ -34,6 +36,8 @@ pub enum Event {
     Memory(Completion),
     /// The engine reports.
     Compute(ComputeEvent),
+    /// A neighbour, or the turn.
+    Neighbour(NeighbourEvent),
     /// Time passed with nothing else to report.
     Tick,
 }
@@ -45,6 +49,10 @@ pub enum Command {
     Memory(Action),
     /// To compute.
     Compute(Step),
+    /// To a neighbour.
+    Letter(Letter),
+    /// About the turn.
+    Turn(TurnCall),
 }
 
 /// Why a request was not taken.

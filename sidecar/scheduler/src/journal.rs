@@ -5,7 +5,7 @@
 //! so an hour on a real GPU becomes a test for ever.
 //!
 //! ```text
-//! sluice-journal 2
+//! sluice-journal 3
 //! config <words>
 //! params <words>
 //! geometry <words>
@@ -18,6 +18,7 @@
 //! Words are unsigned integers in decimal; lists are preceded by their length, floats are their bits, texts are bytes.
 
 mod events;
+mod neighbours;
 mod setup;
 mod words;
 
@@ -32,7 +33,7 @@ use crate::event::Event;
 use words::Reader;
 
 /// First line of every journal.
-const MAGIC: &str = "sluice-journal 2";
+const MAGIC: &str = "sluice-journal 3";
 
 /// Why a journal could not be replayed.
 #[derive(Debug, thiserror::Error)]

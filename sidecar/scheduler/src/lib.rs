@@ -16,7 +16,7 @@ pub mod queue;
 pub mod sequence;
 pub mod snapshot;
 
-pub use config::{Config, Order};
+pub use config::{Config, Membership, Order, Sharing};
 pub use core::Core;
 pub use driver::Driver;
 pub use event::{Command, Event, Finish, Notice, Outage, Refusal, Request};

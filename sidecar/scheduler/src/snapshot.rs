@@ -25,6 +25,12 @@ pub struct Counters {
     pub replays: u64,
     /// Steps that the engine refused.
     pub refused_steps: u64,
+    /// Turns that came.
+    pub turns: u64,
+    /// Time that turns were held.
+    pub turn_held_ns: u64,
+    /// Time from asking for a turn to having it.
+    pub turn_wait_ns: u64,
     /// Time the engine waited for moving layers.
     pub stall_ns: u64,
     /// Time the engine computed, stalls included.

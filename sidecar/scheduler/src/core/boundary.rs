@@ -25,8 +25,10 @@ impl Core {
         if !self.serving() || self.brain.blocked() {
             return;
         }
+        let may_run = self.may_run(now);
         self.brain.boundary(now, &mut self.actions);
-        if self.brain.blocked() {
+        self.trade(now);
+        if self.brain.blocked() || !may_run || self.brain.dormant() {
             return;
         }
         let mut admitted = self.admit();
@@ -87,6 +89,7 @@ impl Core {
                     self.starved = 0;
                     return Some(batch);
                 }
+                Prepared::Wait if self.denied(now) => {}
                 Prepared::Wait => return None,
                 Prepared::Short { activation: true, .. } if max_tokens > 1 => max_tokens /= 2,
                 Prepared::Short { .. } => {
@@ -124,7 +127,7 @@ impl Core {
     }
 
     /// Victim: lowest priority, then the latest admission. It waits and is recomputed; its tokens stay the same.
-    fn preempt_youngest(&mut self) {
+    pub(super) fn preempt_youngest(&mut self) {
         let candidates = self.running.iter().skip(1);
         let victim = candidates.min_by_key(|(place, s)| (s.request.priority, core::cmp::Reverse(**place)));
         let Some(id) = victim.map(|(_, s)| s.id()) else { return };
@@ -182,7 +185,7 @@ impl Core {
         Step {
             id: sluice_policy::ids::StepId(self.next_step),
             attempt: 0,
-            epoch: 0,
+            epoch: self.epoch(),
             sequences,
             updates,
             generations: lease.generations,
@@ -241,11 +244,16 @@ impl Core {
         if self.in_flight.as_ref().is_some_and(|f| f.step.attempt >= REPLAYS_MAX) {
             return self.give_up();
         }
+        if !self.may_run(now) {
+            return;
+        }
+        let epoch = self.epoch();
         let lease = self.brain.begin(now, &mut self.actions);
         self.flush();
         let Some(in_flight) = self.in_flight.as_mut() else { return };
         in_flight.lost = false;
         in_flight.step.attempt += 1;
+        in_flight.step.epoch = epoch;
         in_flight.step.generations = lease.generations;
         in_flight.step.activation_limit_bytes = lease.activation_limit_bytes;
         self.counters.replays += 1;

@@ -8,6 +8,7 @@ use sluice_policy::ids::{ActionId, RequestId, RowId, StepId};
 use sluice_ports::compute::{ComputeEvent, EngineHello, SampleFailure, Sampled, StepDone, Unsampled};
 use sluice_ports::sampling::{Sampling, TokenLogprobs};
 
+use super::neighbours;
 use super::words::{Reader, Words};
 use crate::event::{Event, Request};
 
@@ -33,6 +34,7 @@ pub fn encode(event: &Event) -> (&'static str, Words) {
             "memory"
         }
         Event::Compute(event) => put_compute(&mut words, event),
+        Event::Neighbour(event) => neighbours::put(&mut words, event),
         Event::Tick => "tick",
     };
     (name, words)
@@ -53,6 +55,7 @@ pub fn decode(name: &str, r: &mut Reader<'_>) -> Result<Event, String> {
             attempt: r.int()?,
             message: text(r)?,
         }),
+        "turn" | "survey" | "letter" => Event::Neighbour(neighbours::read(name, r)?),
         other => return Err(format!("`{other}` is no event")),
     })
 }

@@ -3,39 +3,44 @@
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::params::{ForcedRemap, Params, PolicyName};
 
+use super::neighbours;
 use super::words::{Reader, Words};
 use crate::config::{Config, Order};
 
 const ORDERS: [Order; 2] = [Order::FirstCome, Order::ShortestRemaining];
 const POLICIES: [PolicyName; 3] = [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm];
 
-fn code_of<T: PartialEq>(all: &[T], one: &T) -> u64 {
+pub fn code_of<T: PartialEq>(all: &[T], one: &T) -> u64 {
     all.iter().position(|each| each == one).expect("every variant is listed") as u64
 }
 
-fn by_code<T: Copy>(all: &[T], r: &mut Reader<'_>) -> Result<T, String> {
+pub fn by_code<T: Copy>(all: &[T], r: &mut Reader<'_>) -> Result<T, String> {
     let code: usize = r.int()?;
     all.get(code).copied().ok_or(format!("{code} is no variant"))
 }
 
 /// The scheduler's limits.
 pub fn config_words(config: &Config) -> Words {
-    let Config { max_model_tokens, max_step_tokens, max_sequences, max_queued, order } = config;
+    let Config { max_model_tokens, max_step_tokens, max_sequences, max_queued, order, .. } = config;
     let mut words = Words::default();
     words.put(*max_model_tokens).put(*max_step_tokens).put(*max_sequences).put(*max_queued);
     words.put(code_of(&ORDERS, order));
+    neighbours::put_place(&mut words, config);
     words
 }
 
 /// Reads what [`config_words`] wrote.
 pub fn config(r: &mut Reader<'_>) -> Result<Config, String> {
-    Ok(Config {
+    let limits = Config {
         max_model_tokens: r.int()?,
         max_step_tokens: r.int()?,
         max_sequences: r.int()?,
         max_queued: r.int()?,
         order: by_code(&ORDERS, r)?,
-    })
+        ..Config::default()
+    };
+    let (sharing, neighbours) = neighbours::place(r)?;
+    Ok(Config { sharing, neighbours, ..limits })
 }
 
 fn put_shape(words: &mut Words, shape: &StepShape) {
@@ -51,7 +56,7 @@ pub fn params_words(params: &Params) -> Words {
     let Params { policy, remap_cap_permille, forced, max_model_tokens, guaranteed_kv_bytes, .. } = params;
     let Params { kv_limit_bytes, max_step, min_step, stall_allowance_permille, .. } = params;
     let Params { revert_patience_steps, revert_reserve_permille, compact_budget_bytes, .. } = params;
-    let Params { prefix_caching, link_bytes_per_second, layer_compute_ns, .. } = params;
+    let Params { prefix_caching, link_bytes_per_second, layer_compute_ns, share_chunks, .. } = params;
     let mut words = Words::default();
     words.put(code_of(&POLICIES, policy)).put(*remap_cap_permille);
     words.put_option(forced.map(|f| u64::from(f.alpha))).put(forced.map_or(0, |f| f.beta));
@@ -60,6 +65,7 @@ pub fn params_words(params: &Params) -> Words {
     put_shape(&mut words, min_step);
     words.put(*stall_allowance_permille).put(*revert_patience_steps).put(*revert_reserve_permille);
     words.put(*compact_budget_bytes).put(*prefix_caching).put(*link_bytes_per_second).put(*layer_compute_ns);
+    words.put(*share_chunks);
     words
 }
 
@@ -84,6 +90,7 @@ pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
         prefix_caching: r.bool()?,
         link_bytes_per_second: r.u64()?,
         layer_compute_ns: r.u64()?,
+        share_chunks: r.int()?,
     })
 }
 

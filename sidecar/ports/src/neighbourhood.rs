@@ -1,0 +1,55 @@
+//! The other tenants of the GPU, as the scheduler reaches them.
+
+use sluice_policy::ids::Nanos;
+use sluice_policy::trader::{Letter, News};
+
+/// What a tenant says about its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TurnCall {
+    /// It has work: the turn, please.
+    Want,
+    /// No step of it runs: the turn is the next one's.
+    Release,
+}
+
+/// What comes from the neighbourhood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NeighbourEvent {
+    /// About memory.
+    News(News),
+    /// The turn has come.
+    Turn {
+        /// Of this turn; rises with every turn on the GPU.
+        epoch: u64,
+    },
+}
+
+/// The neighbourhood of one GPU. Nothing here blocks: what is asked is answered by an event, or never.
+pub trait Neighbourhood: Send + std::fmt::Debug {
+    /// Sends a letter.
+    fn post(&mut self, now: Nanos, letter: Letter);
+
+    /// Asks for the turn, or gives it up.
+    fn turn(&mut self, now: Nanos, call: TurnCall);
+
+    /// The next event.
+    fn poll(&mut self, now: Nanos) -> Option<NeighbourEvent>;
+}
+
+/// A GPU of one's own: nobody to write to, and the turn is never asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Nobody;
+
+impl Neighbourhood for Nobody {
+    fn post(&mut self, _now: Nanos, letter: Letter) {
+        panic!("a tenant without neighbours writes to nobody: {letter:?}");
+    }
+
+    fn turn(&mut self, _now: Nanos, call: TurnCall) {
+        panic!("a tenant without neighbours needs no turn: {call:?}");
+    }
+
+    fn poll(&mut self, _now: Nanos) -> Option<NeighbourEvent> {
+        None
+    }
+}

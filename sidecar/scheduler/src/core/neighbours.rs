@@ -1,0 +1,118 @@
+//! The turn, and what is traded with neighbours between two steps.
+
+use sluice_policy::ids::Nanos;
+use sluice_policy::neighbours::turn::{Decision, Holder, Quantum};
+use sluice_ports::neighbourhood::{NeighbourEvent, TurnCall};
+
+use super::Core;
+use crate::config::Sharing;
+use crate::event::Command;
+
+/// The right to run steps, where tenants take turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Nobody has asked for it.
+    #[default]
+    Away,
+    /// It was asked for.
+    Wanted {
+        /// When.
+        since: Nanos,
+    },
+    /// It is here.
+    Held {
+        /// Of this turn.
+        epoch: u64,
+        /// Since when.
+        since: Nanos,
+    },
+}
+
+impl Core {
+    /// A neighbour said something, or the turn has come.
+    pub(super) fn neighbour(&mut self, now: Nanos, event: NeighbourEvent) {
+        match (event, self.turn) {
+            (NeighbourEvent::News(news), _) => {
+                if let Some(trader) = &mut self.trader {
+                    trader.hear(now, news, &mut self.brain);
+                }
+            }
+            (NeighbourEvent::Turn { epoch }, Turn::Wanted { since }) => {
+                self.counters.turns += 1;
+                self.counters.turn_wait_ns += now.since(since);
+                self.turn = Turn::Held { epoch, since: now };
+            }
+            (NeighbourEvent::Turn { .. }, Turn::Away | Turn::Held { .. }) => {}
+        }
+    }
+
+    /// Whether a step may begin now: always, or in the tenant's turn. Asks for the turn and gives it up.
+    pub(super) fn may_run(&mut self, now: Nanos) -> bool {
+        let busy = !self.queue.is_empty() || !self.running.is_empty();
+        if !busy {
+            self.brain.sate();
+        }
+        let active = match self.config.sharing {
+            Sharing::Exclusive => return true,
+            Sharing::Spatial => busy,
+            Sharing::Temporal(quantum) => self.holds_turn(now, quantum, busy),
+        };
+        self.brain.set_active(active);
+        active
+    }
+
+    fn holds_turn(&mut self, now: Nanos, quantum: Quantum, busy: bool) -> bool {
+        if let Turn::Held { since, .. } = self.turn {
+            let predicted_step_ns = self.brain.measures().compute_ns().into_iter().sum();
+            // Whether others wait is the neighbourhood's to know: nobody before them, the turn comes back at once.
+            let holder = Holder { started: since, others_wait: true, has_work: busy, predicted_step_ns };
+            match quantum.keep(now, &holder) {
+                Decision::Keep => return true,
+                Decision::Release => self.release_turn(now),
+            }
+        }
+        if busy && self.turn == Turn::Away {
+            self.turn = Turn::Wanted { since: now };
+            self.commands.push(Command::Turn(TurnCall::Want));
+        }
+        false
+    }
+
+    /// Gives the turn up, if it is here.
+    pub(super) fn release_turn(&mut self, now: Nanos) {
+        if let Turn::Held { since, .. } = self.turn {
+            self.counters.turn_held_ns += now.since(since);
+            self.turn = Turn::Away;
+            self.commands.push(Command::Turn(TurnCall::Release));
+        }
+    }
+
+    /// The epoch that a step carries.
+    pub(super) fn epoch(&self) -> u64 {
+        match self.turn {
+            Turn::Held { epoch, .. } => epoch,
+            Turn::Away | Turn::Wanted { .. } => 0,
+        }
+    }
+
+    /// What goes to neighbours and comes from them at a boundary. What must go and has no room costs the youngest request.
+    pub(super) fn trade(&mut self, now: Nanos) {
+        let Some(trader) = &mut self.trader else { return };
+        trader.boundary(now, &mut self.brain, &mut self.actions);
+        self.commands.extend(trader.take_letters().into_iter().map(Command::Letter));
+        while self.brain.stuck() && self.running.len() > 1 {
+            self.preempt_youngest();
+            self.brain.boundary(now, &mut self.actions);
+        }
+    }
+
+    /// A step waits for the memory of neighbours: they are asked. True when they have said no, so that another remedy is
+    /// due at once.
+    pub(super) fn denied(&mut self, now: Nanos) -> bool {
+        if self.brain.hungry().is_none() {
+            return false;
+        }
+        self.trade(now);
+        self.brain.hungry().is_none() && !self.brain.blocked()
+    }
+}

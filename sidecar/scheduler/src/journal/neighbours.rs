@@ -1,0 +1,159 @@
+//! Neighbours as words: what they say, and a tenant's place among them.
+
+use sluice_policy::ids::Nanos;
+use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::grants::Nonce;
+use sluice_policy::neighbours::turn::Quantum;
+use sluice_policy::neighbours::victim::{Live, Neighbour, Rule};
+use sluice_policy::trader::{News, Terms};
+use sluice_ports::neighbourhood::NeighbourEvent;
+
+use super::setup::{by_code, code_of};
+use super::words::{Reader, Words};
+use crate::config::{Config, Membership, Sharing};
+
+const RULES: [Rule; 3] = [Rule::MostRecentlyUsed, Rule::LeastRecentlyUsed, Rule::FixedOrder];
+
+/// Writes an event and returns its name.
+pub fn put(words: &mut Words, event: &NeighbourEvent) -> &'static str {
+    match event {
+        NeighbourEvent::Turn { epoch } => {
+            words.put(*epoch);
+            "turn"
+        }
+        NeighbourEvent::News(News::Survey(neighbours)) => {
+            words.put_list(neighbours, put_neighbour);
+            "survey"
+        }
+        NeighbourEvent::News(news) => {
+            put_news(words, news);
+            "letter"
+        }
+    }
+}
+
+/// The event of that name.
+pub fn read(name: &str, r: &mut Reader<'_>) -> Result<NeighbourEvent, String> {
+    Ok(match name {
+        "turn" => NeighbourEvent::Turn { epoch: r.u64()? },
+        "survey" => NeighbourEvent::News(News::Survey(r.list(neighbour)?)),
+        _ => NeighbourEvent::News(news(r)?),
+    })
+}
+
+fn put_peer(words: &mut Words, peer: &Peer) {
+    words.put(peer.index).put(peer.instance);
+}
+
+fn peer(r: &mut Reader<'_>) -> Result<Peer, String> {
+    Ok(Peer { index: r.int()?, instance: r.u64()? })
+}
+
+fn put_neighbour(words: &mut Words, neighbour: &Neighbour) {
+    let Neighbour { peer, priority, reachable, live } = neighbour;
+    put_peer(words, peer);
+    words.put(priority.cast_unsigned()).put(*reachable).put(live.is_some());
+    if let Some(Live { active, last_used, resident_since, lendable_chunks, queue_place }) = live {
+        words.put(*active).put(last_used.0).put(resident_since.0).put(*lendable_chunks);
+        words.put_option(queue_place.map(u64::from));
+    }
+}
+
+fn neighbour(r: &mut Reader<'_>) -> Result<Neighbour, String> {
+    let (peer, priority, reachable) = (peer(r)?, r.int::<u32>()?.cast_signed(), r.bool()?);
+    let live = if r.bool()? { Some(live(r)?) } else { None };
+    Ok(Neighbour { peer, priority, reachable, live })
+}
+
+fn live(r: &mut Reader<'_>) -> Result<Live, String> {
+    let (active, last_used, resident_since) = (r.bool()?, Nanos(r.u64()?), Nanos(r.u64()?));
+    let lendable_chunks = r.int()?;
+    let queue_place = r.option()?.map(u32::try_from).transpose().map_err(|_| "a place is too large")?;
+    Ok(Live { active, last_used, resident_since, lendable_chunks, queue_place })
+}
+
+/// A code, whom it is about, and up to two figures.
+fn put_news(words: &mut Words, news: &News) {
+    let nobody = Peer::default();
+    let (code, who, nonce, chunks, ttl_ns) = match *news {
+        News::Asked { peer, nonce, chunks, ttl_ns } => (0, peer, nonce, chunks, ttl_ns),
+        News::Withdrawn { peer, nonce } => (1, peer, nonce, 0, 0),
+        News::Revoked { peer, nonce, chunks } => (2, peer, nonce, chunks, 0),
+        News::Granted { peer, nonce, chunks, ttl_ns } => (3, peer, nonce, chunks, ttl_ns),
+        News::Refused { peer, nonce } => (4, peer, nonce, 0, 0),
+        News::Renewed { peer, nonce, ttl_ns } => (5, peer, nonce, 0, ttl_ns),
+        News::Returned { peer, nonce, chunks } => (6, peer, nonce, chunks, 0),
+        News::TookBack { nonce } => (7, nobody, nonce, 0, 0),
+        News::Died(peer) => (8, peer, Nonce(0), 0, 0),
+        News::Survey(_) => unreachable!("a survey has its own name"),
+    };
+    words.put(code as u64);
+    put_peer(words, &who);
+    words.put(nonce.0).put(chunks).put(ttl_ns);
+}
+
+fn news(r: &mut Reader<'_>) -> Result<News, String> {
+    let (code, peer) = (r.u64()?, peer(r)?);
+    let (nonce, chunks, ttl_ns) = (Nonce(r.u64()?), r.int()?, r.u64()?);
+    Ok(match code {
+        0 => News::Asked { peer, nonce, chunks, ttl_ns },
+        1 => News::Withdrawn { peer, nonce },
+        2 => News::Revoked { peer, nonce, chunks },
+        3 => News::Granted { peer, nonce, chunks, ttl_ns },
+        4 => News::Refused { peer, nonce },
+        5 => News::Renewed { peer, nonce, ttl_ns },
+        6 => News::Returned { peer, nonce, chunks },
+        7 => News::TookBack { nonce },
+        8 => News::Died(peer),
+        other => return Err(format!("{other} is no letter")),
+    })
+}
+
+/// A tenant's place: how time is shared, and with whom memory is traded.
+pub fn put_place(words: &mut Words, config: &Config) {
+    match config.sharing {
+        Sharing::Exclusive => words.put(0u64).put(0u64).put(0u64),
+        Sharing::Spatial => words.put(1u64).put(0u64).put(0u64),
+        Sharing::Temporal(quantum) => words.put(2u64).put(quantum.min_ns()).put(quantum.max_ns()),
+    };
+    words.put(config.neighbours.is_some());
+    if let Some(Membership { me, terms }) = &config.neighbours {
+        put_peer(words, me);
+        put_terms(words, terms);
+    }
+}
+
+/// Reads what [`put_place`] wrote.
+pub fn place(r: &mut Reader<'_>) -> Result<(Sharing, Option<Membership>), String> {
+    let (code, min_ns, max_ns) = (r.u64()?, r.u64()?, r.u64()?);
+    let sharing = match code {
+        0 => Sharing::Exclusive,
+        1 => Sharing::Spatial,
+        2 if min_ns <= max_ns && max_ns > 0 => Sharing::Temporal(Quantum::new(min_ns, max_ns)),
+        2 => return Err(format!("a quantum of {min_ns} to {max_ns} ns is none")),
+        other => return Err(format!("{other} is no way of sharing")),
+    };
+    let neighbours = if r.bool()? { Some(Membership { me: peer(r)?, terms: terms(r)? }) } else { None };
+    Ok((sharing, neighbours))
+}
+
+fn put_terms(words: &mut Words, terms: &Terms) {
+    let Terms { priority, rule, order, min_residence_ns, revoke_bound_ns, .. } = terms;
+    let Terms { ask_patience_ns, ttl_ns, retry_ns, .. } = terms;
+    words.put(priority.cast_unsigned()).put(code_of(&RULES, rule));
+    words.put_list(order, put_peer);
+    words.put(*min_residence_ns).put(*revoke_bound_ns).put(*ask_patience_ns).put(*ttl_ns).put(*retry_ns);
+}
+
+fn terms(r: &mut Reader<'_>) -> Result<Terms, String> {
+    Ok(Terms {
+        priority: r.int::<u32>()?.cast_signed(),
+        rule: by_code(&RULES, r)?,
+        order: r.list(peer)?,
+        min_residence_ns: r.u64()?,
+        revoke_bound_ns: r.u64()?,
+        ask_patience_ns: r.u64()?,
+        ttl_ns: r.u64()?,
+        retry_ns: r.u64()?,
+    })
+}
