@@ -28,6 +28,9 @@ pub struct SidecarConfig {
     pub max_model_len: Option<u32>,
     /// The GPU.
     pub gpu: GpuConfig,
+    /// Its place on a GPU that it shares; `None` = the GPU is its own.
+    #[serde(default)]
+    pub neighbourhood: Option<NeighbourhoodConfig>,
     /// Named policy, as in `GpuPool.spec.policy`.
     pub policy: String,
     /// Memory of the tenant.
@@ -81,6 +84,24 @@ pub struct GpuConfig {
     /// Host memory that master copies of weights on this GPU may take, bytes; `None` = no limit.
     #[serde(default)]
     pub host_memory_bytes: Option<u64>,
+}
+
+/// A tenant's place on a GPU that it shares. Who its neighbours are, and by which rule it lends and borrows, a directive
+/// says; until one has come, every tenant keeps to its share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NeighbourhoodConfig {
+    /// Folder that the tenants of the GPU share; it exists.
+    pub folder: PathBuf,
+    /// Names the claim on the GPU: another claim is another neighbourhood.
+    pub claim: String,
+    /// What the tenant may hold without asking anybody, bytes; the shares of a GPU sum to at most its memory.
+    pub share_bytes: u64,
+    /// Among the tenants of the GPU; higher is more important.
+    #[serde(default)]
+    pub priority: i32,
+    /// How the tenants share the GPU's time.
+    pub sharing: crate::directive::Sharing,
 }
 
 /// Memory of the tenant, bytes.

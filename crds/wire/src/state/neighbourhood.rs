@@ -17,6 +17,8 @@ pub struct Neighbourhood {
     pub floor_bytes: u64,
     /// What it may hold now, bytes.
     pub budget_bytes: u64,
+    /// What it could lend now without hurting a request, bytes.
+    pub lendable_bytes: u64,
     /// What it has reserved in the ledger file, bytes.
     pub held_bytes: u64,
     /// Lent to neighbours, bytes.

@@ -137,6 +137,7 @@ fn neighbourhood() -> Neighbourhood {
         share_bytes: 100_663_296,
         floor_bytes: 33_554_432,
         budget_bytes: 92_274_688,
+        lendable_bytes: 4_194_304,
         held_bytes: 88_080_384,
         lent_bytes: 12_582_912,
         borrowed_bytes: 4_194_304,

@@ -151,6 +151,7 @@ fn configure(
         dtype: (spec.model.dtype != WeightType::Auto).then(|| format!("{:?}", spec.model.dtype)),
         max_model_len: spec.model.max_model_len.map(unsigned),
         gpu: gpu_config(gpu, pool),
+        neighbourhood: None,
         policy: format!("{:?}", pool.spec.policy),
         memory: MemoryConfig {
             guaranteed_kv_bytes: spec.memory.guaranteed_kv.as_ref().map(Quantity::bytes),

@@ -15,7 +15,9 @@ use sluice_link::model::ModelSpec;
 use sluice_link::server::Listener;
 use sluice_link::slab::{SlabLayout, slab_layout};
 use sluice_link::tables::{TableShape, TableWriter};
-use sluice_memory::{HostError, HostMemory, HostOptions, Master, MasterCopy, MasterError, RangeSizes, Slab};
+use sluice_memory::{
+    Alone, HostError, HostMemory, HostOptions, Master, MasterCopy, MasterError, RangeSizes, Slab,
+};
 use sluice_policy::brain::Brain;
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::ids::{LayerId, Nanos};
@@ -217,6 +219,7 @@ impl Loading {
             poison: config.debug.poison,
             copy_threads: 1,
             link_bytes_per_s: config.gpu.link_bytes_per_second,
+            quota: Arc::new(Alone),
         };
         let (gate, notify) =
             (Arc::new(PageGate(control.clone())), Arc::new(move || wake.send(Message::Wake)));
@@ -429,6 +432,7 @@ fn scheduler_config(loaded: &Loaded) -> Result<Config, LoadError> {
         max_sequences: limits.max_sequences,
         max_queued: limits.max_queued_requests,
         order,
+        ..Config::default()
     })
 }
 

@@ -66,6 +66,7 @@ pub fn config(model: &Path, memory_bytes: u64, policy: &str) -> SidecarConfig {
             link_bytes_per_second: None,
             host_memory_bytes: None,
         },
+        neighbourhood: None,
         policy: policy.into(),
         memory: MemoryConfig { guaranteed_kv_bytes: None, kv_limit_bytes: None, max_remapped_percent: 100 },
         slo: SloConfig::default(),
