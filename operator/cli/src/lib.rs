@@ -2,6 +2,7 @@
 //!
 //! What it does not do: link the sidecar or the engine. It starts them as processes and reads what they write.
 
+mod admin;
 pub mod bench;
 pub mod command;
 pub mod runtime;

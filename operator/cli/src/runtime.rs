@@ -1,7 +1,8 @@
 //! The per-user runtime folder, where running sidecars are found.
 //!
-//! `<runtime>/<namespace>.<name>/` holds one tenant's configuration, socket, token and record. A lock on the folder says
-//! that somebody runs it; the folder goes when that somebody ends.
+//! `<runtime>/<namespace>.<name>/` holds one tenant's configuration, socket, token and record,
+//! `<runtime>/gpu.<namespace>.<name>/` what the tenants of one GPU share. A lock on the folder says that somebody runs it;
+//! the folder goes when that somebody ends.
 
 use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -11,6 +12,9 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, flock};
 use sluice_wire::config::SidecarRecord;
+
+/// File in a claimed folder that its owner has locked.
+const LOCK: &str = "lock";
 
 /// The folder of one user.
 #[derive(Debug)]
@@ -35,15 +39,33 @@ impl RuntimeFolder {
     ///
     /// # Errors
     /// Somebody else runs that tenant.
-    pub fn claim(&self, namespace: &str, name: &str) -> anyhow::Result<TenantFolder> {
-        let path = self.0.join(format!("{namespace}.{name}"));
+    pub fn claim(&self, namespace: &str, name: &str) -> anyhow::Result<ClaimedFolder> {
+        let busy = format!("{namespace}/{name} is running already");
+        self.take(&format!("{namespace}.{name}"), &busy)
+    }
+
+    /// Takes the folder that the tenants of the GPU `namespace`/`name` share, and empties it: whatever an earlier run
+    /// has left there is another life's.
+    ///
+    /// # Errors
+    /// Somebody else runs tenants on that GPU.
+    pub fn claim_gpu(&self, namespace: &str, name: &str) -> anyhow::Result<ClaimedFolder> {
+        // No tenant's folder is named so: a namespace has no dot.
+        let busy = format!("GPU {namespace}/{name} is shared out already by another run");
+        let folder = self.take(&format!("gpu.{namespace}.{name}"), &busy)?;
+        folder.empty().with_context(|| folder.path().display().to_string())?;
+        Ok(folder)
+    }
+
+    fn take(&self, name: &str, busy: &str) -> anyhow::Result<ClaimedFolder> {
+        let path = self.0.join(name);
         make(&path)?;
-        let file = path.join("lock");
+        let file = path.join(LOCK);
         let lock = File::create(&file).with_context(|| file.display().to_string())?;
         if !lock_patiently(&lock) {
-            bail!("{namespace}/{name} is running already ({})", path.display());
+            bail!("{busy} ({})", path.display());
         }
-        Ok(TenantFolder { path, _lock: lock })
+        Ok(ClaimedFolder { path, _lock: lock })
     }
 
     /// All sidecars that run, by namespace and name.
@@ -72,7 +94,7 @@ pub struct Running {
 /// The sidecar of one tenant's folder, if somebody runs it and it listens already.
 fn running(folder: &Path) -> Option<Running> {
     let name = folder.file_name()?.to_string_lossy().replacen('.', "/", 1);
-    let lock = File::open(folder.join("lock")).ok()?;
+    let lock = File::open(folder.join(LOCK)).ok()?;
     // Shared, so that two readers do not take each other for a runner.
     if flock(&lock, FlockOperation::NonBlockingLockShared).is_ok() {
         return None;
@@ -111,21 +133,34 @@ fn make(path: &Path) -> anyhow::Result<()> {
         .with_context(|| path.display().to_string())
 }
 
-/// One tenant's folder. It goes with this value.
+/// The folder of one tenant or one GPU. It goes with this value.
 #[derive(Debug)]
-pub struct TenantFolder {
+pub struct ClaimedFolder {
     path: PathBuf,
     _lock: File,
 }
 
-impl TenantFolder {
+impl ClaimedFolder {
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    /// Removes everything but the lock.
+    fn empty(&self) -> std::io::Result<()> {
+        for entry in std::fs::read_dir(&self.path)? {
+            let path = entry?.path();
+            match path.is_dir() {
+                _ if path.ends_with(LOCK) => {}
+                true => std::fs::remove_dir_all(path)?,
+                false => std::fs::remove_file(path)?,
+            }
+        }
+        Ok(())
+    }
 }
 
-impl Drop for TenantFolder {
+impl Drop for ClaimedFolder {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.path) {
             eprintln!("sluice: {}: {error}", self.path.display());
@@ -182,5 +217,25 @@ mod tests {
         drop(first);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing stays behind");
         runtime.claim("a", "b").unwrap();
+    }
+    #[test]
+    fn a_gpus_folder_is_claimed_empty_and_is_no_tenant() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = RuntimeFolder::open(Some(dir.path())).unwrap();
+        let left_behind = dir.path().join("gpu.a.local-0");
+        std::fs::create_dir(&left_behind).unwrap();
+        for file in ["lock", "ledger", "sidecar.json"] {
+            std::fs::write(left_behind.join(file), "old").unwrap();
+        }
+        std::fs::create_dir(left_behind.join("deep")).unwrap();
+        let gpu = runtime.claim_gpu("a", "local-0").unwrap();
+        assert_eq!(gpu.path(), left_behind);
+        let names = std::fs::read_dir(gpu.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(names.collect::<Vec<_>>(), ["lock"]);
+        assert!(runtime.running().unwrap().is_empty());
+        let refusal = runtime.claim_gpu("a", "local-0").unwrap_err().to_string();
+        assert!(refusal.starts_with("GPU a/local-0 is shared out already"), "{refusal}");
+        drop(gpu);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing stays behind");
     }
 }

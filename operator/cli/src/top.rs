@@ -9,7 +9,8 @@ mod poll;
 mod screen;
 pub mod view;
 
-use std::io::IsTerminal;
+use std::fmt::Display;
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -67,7 +68,7 @@ async fn once_json(mut poller: Poller) -> anyhow::Result<()> {
             }
         }
     }
-    println!("{}", serde_json::to_string_pretty(&states)?);
+    print(serde_json::to_string_pretty(&states)?);
     if silent > 0 {
         bail!("{silent} of {} sidecars did not answer", silent + states.len());
     }
@@ -83,9 +84,15 @@ async fn once_text(mut poller: Poller) -> anyhow::Result<()> {
         View { sightings: &sightings, selected: usize::MAX, colour: false, now_unix_ms: now_unix_ms() };
     for line in view::text(&view, ONCE_COLUMNS) {
         // What others wrote must not steer the terminal. The live screen leaves such characters out by itself.
-        println!("{}", line.to_string().replace(char::is_control, " ").trim_end());
+        print(line.to_string().replace(char::is_control, " ").trim_end());
     }
     Ok(())
+}
+
+/// A line on stdout.
+fn print(line: impl Display) {
+    // A reader that has gone, such as `head`, wants no more lines.
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 fn now_unix_ms() -> u64 {

@@ -5,22 +5,33 @@
 
 mod blame;
 mod built;
+mod herald;
+mod neighbourhood;
+mod place;
 mod plan;
 mod process;
+mod shared;
+mod shares;
 mod speak;
+mod weights;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use sluice_types::load::{self, LoadError, Object};
+use sluice_wire::config::SidecarConfig;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
-use crate::runtime::RuntimeFolder;
+use crate::admin::Admin;
+use crate::runtime::{ClaimedFolder, RuntimeFolder};
 use crate::{Misconfigured, siblings};
 use blame::Blame;
+use herald::{Announcer, Herald};
 use plan::Options;
 use process::{Order, Tenant};
+use shared::SharedGpu;
 use speak::note;
 
 /// Options of `sluice up`.
@@ -70,19 +81,54 @@ pub async fn run(args: UpArgs) -> anyhow::Result<()> {
     let sidecar = siblings::find("sluice-sidecar")?;
     let objects = read(&args.files)?;
     let runtime = RuntimeFolder::open(args.runtime_dir.as_deref())?;
-    let mut tenants = Vec::new();
-    let plan = plan::plan(&objects, &options).map_err(|all| refused("not built yet", &all))?;
+    let mut plan = plan::plan(&objects, &options, &weigh).map_err(|all| refused("not built yet", &all))?;
     plan.ineffective.iter().for_each(|field| note(format_args!("warning: {field}")));
     if plan.configs.is_empty() {
         return Err(nothing_to_run(&objects).into());
     }
-    for mut config in plan.configs {
+    let mut shared = Shared::claim(&runtime, plan.shared, &mut plan.configs)?;
+    let mut tenants = Vec::new();
+    for (index, mut config) in plan.configs.into_iter().enumerate() {
         let folder = runtime.claim(&config.namespace, &config.name)?;
         config.runtime_dir = folder.path().to_owned();
         let blame = Blame::of(&objects, &config.namespace, &config.name);
-        tenants.push(Tenant::new(sidecar.clone(), config, folder, blame));
+        let announcer = shared.announcers.remove(&index);
+        tenants.push(Tenant { sidecar: sidecar.clone(), config, folder, blame, announcer });
     }
-    supervise(tenants).await
+    supervise(tenants, shared.heralds).await
+}
+
+/// What is kept for the GPUs that have more than one tenant.
+struct Shared {
+    heralds: Vec<Herald>,
+    /// By the place of the tenant's configuration.
+    announcers: BTreeMap<usize, Announcer>,
+    /// They go with this value, after all tenants have ended.
+    _folders: Vec<ClaimedFolder>,
+}
+
+impl Shared {
+    fn claim(
+        runtime: &RuntimeFolder,
+        gpus: Vec<SharedGpu>,
+        configs: &mut [SidecarConfig],
+    ) -> anyhow::Result<Self> {
+        let mut shared = Shared { heralds: Vec::new(), announcers: BTreeMap::new(), _folders: Vec::new() };
+        let (admin, epoch) = (Admin::new()?, herald::epoch());
+        for gpu in gpus {
+            shared._folders.push(neighbourhood::claim(runtime, &gpu, configs)?);
+            let members: Vec<_> = gpu.members.iter().map(|member| member.config).collect();
+            let (herald, announcers) = Herald::new(gpu, admin.clone(), epoch);
+            shared.heralds.push(herald);
+            shared.announcers.extend(members.into_iter().zip(announcers));
+        }
+        Ok(shared)
+    }
+}
+
+/// Bytes of a tenant's weights.
+fn weigh(config: &SidecarConfig) -> u64 {
+    weights::bytes(&config.model_path, config.dtype.as_deref())
 }
 
 /// Objects of all files, each with the folder that its relative paths start from.
@@ -159,9 +205,14 @@ fn hangup_ignored() -> bool {
 type Ended = Result<anyhow::Result<()>, tokio::task::JoinError>;
 
 /// Keeps every tenant until a signal comes or one of them cannot be served at all.
-async fn supervise(tenants: Vec<Tenant>) -> anyhow::Result<()> {
+async fn supervise(tenants: Vec<Tenant>, heralds: Vec<Herald>) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let (order, orders) = tokio::sync::watch::channel(Order::Serve);
+    // They end with this value, and fall silent as soon as the tenants are to drain.
+    let mut telling = JoinSet::new();
+    for herald in heralds {
+        telling.spawn(herald.run(orders.clone()));
+    }
     let mut running = JoinSet::new();
     for tenant in tenants {
         running.spawn(tenant.keep(orders.clone()));

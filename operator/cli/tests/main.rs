@@ -4,6 +4,7 @@
 
 mod bench;
 mod command;
+mod neighbours;
 mod support;
 mod top;
 mod up;

@@ -1,17 +1,18 @@
 //! `sluice top --once` against admin ports of this process.
 
 use std::net::SocketAddr;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::Json;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::get;
-use sluice_cli::runtime::{RuntimeFolder, TenantFolder};
+use sluice_cli::runtime::{ClaimedFolder, RuntimeFolder};
 use sluice_wire::State;
 use sluice_wire::config::SidecarRecord;
 use sluice_wire::state::{Phase, VERSION};
 
-use crate::support::{World, finish, serve};
+use crate::support::{Outcome, World, finish, serve};
 
 /// A state whose clock and token count move on with each question: 100 tokens in half a second.
 fn admin(name: &'static str) -> SocketAddr {
@@ -33,7 +34,7 @@ fn admin(name: &'static str) -> SocketAddr {
 }
 
 /// A tenant that runs, as far as anybody can see.
-fn tenant(world: &World, name: &str, admin: SocketAddr, token: &str) -> TenantFolder {
+fn tenant(world: &World, name: &str, admin: SocketAddr, token: &str) -> ClaimedFolder {
     let folder = RuntimeFolder::open(Some(&world.path("run"))).unwrap().claim("default", name).unwrap();
     let token_file = folder.path().join("token");
     std::fs::write(&token_file, format!("{token}\n")).unwrap();
@@ -121,4 +122,17 @@ fn the_live_screen_is_refused_without_a_terminal() {
     let outcome = finish(World::new().sluice(&["top"]));
     assert_eq!(outcome.code, Some(1));
     assert_eq!(outcome.stderr, "sluice: the live screen needs a terminal; use --once\n");
+}
+
+#[test]
+fn a_reader_that_has_had_enough_is_no_failure() {
+    let world = World::new();
+    let _story = tenant(&world, "story", admin("story"), "secret");
+    for args in [&["top", "--once"][..], &["top", "--once", "--json"]] {
+        let mut command = world.sluice(args);
+        let mut top = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(top.stdout.take());
+        let outcome = Outcome::of(top.wait_with_output().unwrap());
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{args:?}");
+    }
 }

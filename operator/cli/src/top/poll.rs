@@ -1,17 +1,12 @@
 //! Finds sidecars and asks each for its state. One that does not answer is a finding like any other.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use anyhow::{Context, bail};
 use futures_util::future::join_all;
 use sluice_wire::State;
-use sluice_wire::config::SidecarRecord;
 
+use crate::admin::Admin;
 use crate::runtime::{Running, RuntimeFolder};
-
-/// For one answer.
-const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What was seen of one sidecar.
 #[derive(Clone, Debug)]
@@ -28,7 +23,7 @@ pub struct Sighting {
 #[derive(Debug)]
 pub struct Poller {
     runtime: RuntimeFolder,
-    http: reqwest::Client,
+    admin: Admin,
     before: BTreeMap<String, Count>,
 }
 
@@ -45,9 +40,7 @@ impl Poller {
     /// # Errors
     /// No HTTP client can be made.
     pub fn new(runtime: RuntimeFolder) -> anyhow::Result<Self> {
-        // Sidecars are local: a proxy of the environment has no business between.
-        let http = reqwest::Client::builder().timeout(TIMEOUT).no_proxy().build()?;
-        Ok(Poller { runtime, http, before: BTreeMap::new() })
+        Ok(Poller { runtime, admin: Admin::new()?, before: BTreeMap::new() })
     }
 
     /// One look at all, in order of their titles.
@@ -56,7 +49,7 @@ impl Poller {
     /// The runtime folder cannot be read.
     pub async fn poll(&mut self) -> anyhow::Result<Vec<Sighting>> {
         let running = self.runtime.running()?;
-        let states = join_all(running.into_iter().map(|sidecar| ask(&self.http, sidecar))).await;
+        let states = join_all(running.into_iter().map(|sidecar| ask(&self.admin, sidecar))).await;
         let counts: BTreeMap<_, _> =
             states.iter().filter_map(|(title, s)| Some((title.clone(), count(s.as_ref().ok()?)))).collect();
         let sightings = states.into_iter().map(|(title, state)| Sighting {
@@ -81,23 +74,12 @@ fn rate(before: Count, now: Count) -> Option<f64> {
     Some(tokens as f64 * 1e3 / ms as f64)
 }
 
-async fn ask(http: &reqwest::Client, sidecar: Running) -> (String, anyhow::Result<State>) {
+async fn ask(admin: &Admin, sidecar: Running) -> (String, anyhow::Result<State>) {
     let state = match sidecar.record {
-        Ok(record) => state(http, &record).await,
+        Ok(record) => admin.state(&record).await,
         Err(error) => Err(error),
     };
     (sidecar.title, state)
-}
-
-async fn state(http: &reqwest::Client, record: &SidecarRecord) -> anyhow::Result<State> {
-    let token = std::fs::read_to_string(&record.token_file)
-        .with_context(|| record.token_file.display().to_string())?;
-    let request = http.get(format!("http://{}/v1/state", record.admin)).bearer_auth(token.trim());
-    let answer = request.send().await?;
-    if !answer.status().is_success() {
-        bail!("GET /v1/state: {}", answer.status());
-    }
-    Ok(State::from_json(&answer.bytes().await?)?)
 }
 
 #[cfg(test)]

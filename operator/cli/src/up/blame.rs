@@ -19,10 +19,11 @@ enum Origin {
 
 use Origin::{Option as Flag, Pool, Tenant};
 
-const ORIGINS: [(&str, Origin); 16] = [
+const ORIGINS: [(&str, Origin); 17] = [
     ("gpu.memory_bytes", Pool("spec.device.host.memory")),
     ("gpu.chunk_bytes", Pool("spec.device.host.chunkBytes")),
     ("gpu.host_memory_bytes", Pool("spec.hostMemoryPerGPU")),
+    ("neighbourhood.share_bytes", Pool("spec.device.host.memory")),
     ("policy", Pool("spec.policy")),
     ("model_path", Tenant("spec.model.source.file.path")),
     ("dtype", Tenant("spec.model.dtype")),

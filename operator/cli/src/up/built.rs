@@ -1,16 +1,18 @@
 //! What the YAML allows and `sluice up` does not do. Pure: every field is served, refused or warned about.
 //!
 //! Refused is what would change how the tenant is served, were it passed over. A warning is enough for what only a
-//! cluster acts on, and for what only counts between tenants of one GPU, while each has one to itself. A field with its
-//! default value says nothing, written or not: both mean the same object.
+//! cluster or a device acts on, and for what only counts between tenants of one GPU where each has one to itself. A field
+//! with its default value says nothing, written or not: both mean the same object.
 
 use sluice_types::load::{LoadError, Located, Object, Path};
-use sluice_types::pool::{GpuGroup, Policy, Remap, SharingMode, Temporal, UpdatePolicy};
+use sluice_types::pool::{GpuGroup, Policy, Remap, Spatial, UpdatePolicy};
 use sluice_types::tenant::{EngineKind, Idle, Slo, SourceType};
 use sluice_types::{GpuPoolSpec, HOST_DEVICE_CLASS, ModelTenantSpec};
 
 const CLUSTER: &str = "has no effect outside a cluster";
 const NEIGHBOURS: &str = "has no effect while every tenant has a GPU to itself";
+const ALONE: &str = "has no effect while the tenant has a GPU to itself";
+const ON_HOST: &str = "has no effect on a GPU made of host memory";
 const PRIORITY_DEFAULT: i32 = 100;
 
 /// What one object asks for in vain.
@@ -38,6 +40,10 @@ impl Findings {
 
     fn refuse(&mut self, located: &Located, path: Path, problem: impl Into<String>) {
         self.refused.push(located.error(path, problem));
+    }
+
+    fn warn(&mut self, located: &Located, path: Path, problem: &str) {
+        self.ineffective.push(located.error(path, problem));
     }
 
     fn refuse_all(&mut self, located: &Located, checks: &[Check<'_>]) {
@@ -68,25 +74,10 @@ impl Findings {
         self.pool_of_many(located, spec);
     }
 
-    /// What matters where pools are shared, or clusters.
+    /// What matters to clusters.
     fn pool_of_many(&mut self, located: &Located, spec: &GpuPoolSpec) {
-        let (remap, usual) = (&spec.remap, Remap::default());
-        self.refuse_all(
-            located,
-            &[(
-                "spec.remap.minResidenceMilliseconds",
-                remap.min_residence_milliseconds != usual.min_residence_milliseconds,
-                "another time than the default is not built yet",
-            )],
-        );
         let selected = spec.device.as_ref().is_some_and(|device| !device.selectors.is_empty());
         let checks = [
-            ("spec.remap.victim", remap.victim != usual.victim, NEIGHBOURS),
-            (
-                "spec.remap.revokeBoundMilliseconds",
-                remap.revoke_bound_milliseconds != usual.revoke_bound_milliseconds,
-                NEIGHBOURS,
-            ),
             ("spec.device.selectors", selected, CLUSTER),
             ("spec.updatePolicy", spec.update_policy != UpdatePolicy::default(), CLUSTER),
             ("spec.nodeSelector", !spec.node_selector.is_empty(), CLUSTER),
@@ -98,12 +89,11 @@ impl Findings {
 
     fn sharing(&mut self, located: &Located, index: usize, group: &GpuGroup) {
         let (sharing, path) = (&group.sharing, Path::of_keys("spec.gpus").index(index).key("sharing"));
-        if sharing.mode != SharingMode::Temporal {
-            let problem = format!("{:?} is not built yet; leave it out", sharing.mode);
-            self.refuse(located, path.key("mode"), problem);
+        if sharing.isolated.is_some() {
+            self.warn(located, path.clone().key("isolated").key("profile"), ON_HOST);
         }
-        if sharing.temporal.as_ref().is_some_and(|turns| *turns != Temporal::default()) {
-            self.refuse(located, path.key("temporal"), "turns on a GPU are not built yet; leave it out");
+        if sharing.spatial.as_ref().is_some_and(|spatial| *spatial != Spatial::default()) {
+            self.warn(located, path.key("spatial").key("defaultActiveThreadPercent"), ON_HOST);
         }
     }
 
@@ -146,7 +136,6 @@ impl Findings {
 
     fn tenant_of_a_cluster(&mut self, located: &Located, spec: &ModelTenantSpec) {
         let warnings = [
-            ("spec.priority", spec.priority != PRIORITY_DEFAULT, NEIGHBOURS),
             ("spec.podPriorityClassName", spec.pod_priority_class_name.is_some(), CLUSTER),
             ("spec.engine.image", spec.engine.image.is_some(), CLUSTER),
             ("spec.engine.resources", spec.engine.resources.is_some(), CLUSTER),
@@ -158,6 +147,30 @@ impl Findings {
         ];
         self.warn_all(located, &warnings);
     }
+}
+
+/// Fields of `located` that only count between tenants of one GPU, when it has none that shares one.
+pub fn for_neighbours(located: &Located) -> Vec<LoadError> {
+    let mut findings = Findings::default();
+    match &located.object {
+        Object::Pool(pool) => findings.warn_all(located, &remap(&pool.spec.remap)),
+        Object::Tenant(tenant) => {
+            let asked = tenant.spec.priority != PRIORITY_DEFAULT;
+            findings.warn_all(located, &[("spec.priority", asked, ALONE)]);
+        }
+    }
+    findings.ineffective
+}
+
+fn remap(asked: &Remap) -> [Check<'static>; 3] {
+    let usual = Remap::default();
+    let residence = asked.min_residence_milliseconds != usual.min_residence_milliseconds;
+    let revoke = asked.revoke_bound_milliseconds != usual.revoke_bound_milliseconds;
+    [
+        ("spec.remap.victim", asked.victim != usual.victim, NEIGHBOURS),
+        ("spec.remap.minResidenceMilliseconds", residence, NEIGHBOURS),
+        ("spec.remap.revokeBoundMilliseconds", revoke, NEIGHBOURS),
+    ]
 }
 
 #[cfg(test)]

@@ -5,14 +5,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use sluice_types::load::{LoadError, Located, Object, Path as FieldPath};
-use sluice_types::pool::{GpuGroup, HostDevice};
+use sluice_types::pool::HostDevice;
 use sluice_types::tenant::WeightType;
 use sluice_types::{GpuPool, ModelTenant, Quantity};
 use sluice_wire::config::{
     DebugConfig, EngineConfig, GpuConfig, LimitsConfig, ListenConfig, MemoryConfig, SidecarConfig, SloConfig,
 };
 
-use super::built::Findings;
+use super::built::{self, Findings};
+use super::place::{Place, Places};
+use super::shared::{self, SharedGpu};
 
 /// An object and the folder that its relative paths start from.
 #[derive(Clone, Debug)]
@@ -57,8 +59,23 @@ pub struct Options {
 pub struct Plan {
     /// One configuration for each tenant that runs, in the order of the files.
     pub configs: Vec<SidecarConfig>,
+    /// GPUs with more than one tenant.
+    pub shared: Vec<SharedGpu>,
     /// Fields without effect here.
     pub ineffective: Vec<LoadError>,
+}
+
+/// A tenant that runs, and where.
+#[derive(Debug)]
+pub struct Seated<'a> {
+    /// As written.
+    pub tenant: &'a ModelTenant,
+    /// Its pool.
+    pub pool: &'a GpuPool,
+    /// Its GPU.
+    pub place: Place,
+    /// What its sidecar is told.
+    pub config: SidecarConfig,
 }
 
 /// Reads `ALPHA:BETA`.
@@ -67,11 +84,16 @@ pub fn parse_forced(text: &str) -> Result<(u16, u8), String> {
     parsed.ok_or_else(|| format!("`{text}` is not ALPHA:BETA, such as 3:1"))
 }
 
-/// One configuration for each tenant that is to run, in the order of the files.
+/// One configuration for each tenant that is to run, in the order of the files. `weigh` tells the bytes of a tenant's
+/// weights.
 ///
 /// # Errors
 /// Every field that asks for what is not built; else the first tenant that has no place.
-pub fn plan(objects: &[Placed], options: &Options) -> Result<Plan, Vec<LoadError>> {
+pub fn plan(
+    objects: &[Placed],
+    options: &Options,
+    weigh: &dyn Fn(&SidecarConfig) -> u64,
+) -> Result<Plan, Vec<LoadError>> {
     let findings = objects.iter().filter(|placed| !rests(placed)).map(|placed| Findings::of(&placed.located));
     let (mut refused, mut ineffective) = (Vec::new(), Vec::new());
     for found in findings {
@@ -81,8 +103,26 @@ pub fn plan(objects: &[Placed], options: &Options) -> Result<Plan, Vec<LoadError
     if !refused.is_empty() {
         return Err(refused);
     }
-    let configs = configs(objects, options).map_err(|error| vec![error])?;
-    Ok(Plan { configs, ineffective })
+    let mut seated = seats(objects, options).map_err(|error| vec![error])?;
+    let shared = shared::share_out(&mut seated, weigh);
+    ineffective.extend(in_vain(objects, &seated));
+    let configs = seated.into_iter().map(|seated| seated.config).collect();
+    Ok(Plan { configs, shared, ineffective })
+}
+
+/// Fields about neighbours of whoever has none.
+fn in_vain(objects: &[Placed], seated: &[Seated<'_>]) -> Vec<LoadError> {
+    let sharing = seated.iter().filter(|seated| seated.config.neighbourhood.is_some());
+    let name = |seated: &Seated<'_>, object: &Object| match object {
+        Object::Tenant(_) => seated.config.name.clone(),
+        Object::Pool(_) => seated.pool.metadata.name.clone().unwrap_or_default(),
+    };
+    let shares = |placed: &&Placed| {
+        let (namespace, object) = (placed.namespace(), &placed.located.object);
+        sharing.clone().any(|s| s.config.namespace == namespace && name(s, object) == object.name())
+    };
+    let alone = objects.iter().filter(|placed| !rests(placed) && !shares(placed));
+    alone.flat_map(|placed| built::for_neighbours(&placed.located)).collect()
 }
 
 /// Whether this is a tenant that is not to run.
@@ -93,45 +133,26 @@ fn rests(placed: &Placed) -> bool {
     }
 }
 
-fn configs(objects: &[Placed], options: &Options) -> Result<Vec<SidecarConfig>, LoadError> {
+/// Every tenant that runs, on its GPU.
+fn seats<'a>(objects: &'a [Placed], options: &Options) -> Result<Vec<Seated<'a>>, LoadError> {
     let mut pools = BTreeMap::new();
     for placed in objects {
         if let Object::Pool(pool) = &placed.located.object {
             pools.insert((placed.namespace(), placed.located.object.name()), pool);
         }
     }
-    let mut taken = BTreeMap::new();
-    let mut configs = Vec::new();
+    let mut places = Places::default();
+    let mut seated = Vec::new();
     for placed in objects.iter().filter(|placed| !rests(placed)) {
         let Object::Tenant(tenant) = &placed.located.object else { continue };
         let key = (placed.namespace(), tenant.spec.pool_ref.name.as_str());
-        let pool = pools.get(&key).ok_or_else(|| placed.refuse("spec.poolRef.name", "no such pool"))?;
-        let gpu = place(placed, tenant, pool, &mut taken)?;
-        configs.push(configure(placed, tenant, pool, gpu, options, configs.len() as u16));
+        let pool = *pools.get(&key).ok_or_else(|| placed.refuse("spec.poolRef.name", "no such pool"))?;
+        let place = places.place(placed.namespace(), pool, tenant.spec.gpu_group.as_deref());
+        let place = place.map_err(|problem| placed.refuse("spec.gpuGroup", problem))?;
+        let config = configure(placed, tenant, pool, place.gpu.clone(), options, seated.len() as u16);
+        seated.push(Seated { tenant, pool, place, config });
     }
-    Ok(configs)
-}
-
-/// The GPU that the tenant gets to itself: sharing one is not built yet.
-fn place(
-    placed: &Placed,
-    tenant: &ModelTenant,
-    pool: &GpuPool,
-    taken: &mut BTreeMap<String, i32>,
-) -> Result<String, LoadError> {
-    let wanted = tenant.spec.gpu_group.as_deref();
-    let fits = |group: &&GpuGroup| wanted.is_none_or(|name| name == group.name);
-    let pool_name = pool.metadata.name.as_deref().unwrap_or_default();
-    for group in pool.spec.gpus.iter().filter(fits) {
-        let used = taken.entry(format!("{}/{pool_name}/{}", placed.namespace(), group.name)).or_insert(0);
-        if *used < group.count {
-            *used += 1;
-            return Ok(format!("{pool_name}-{}-{}", group.name, *used - 1));
-        }
-    }
-    let problem =
-        "every GPU of the pool that it may use has a tenant; a second tenant on a GPU is not built yet";
-    Err(placed.refuse("spec.gpuGroup", problem))
+    Ok(seated)
 }
 
 fn configure(
@@ -151,6 +172,7 @@ fn configure(
         dtype: (spec.model.dtype != WeightType::Auto).then(|| format!("{:?}", spec.model.dtype)),
         max_model_len: spec.model.max_model_len.map(unsigned),
         gpu: gpu_config(gpu, pool),
+        // Of a GPU that is shared: once all tenants have their places.
         neighbourhood: None,
         policy: format!("{:?}", pool.spec.policy),
         memory: MemoryConfig {
@@ -185,7 +207,7 @@ fn configure(
 }
 
 /// Counts of the CRD are signed by Kubernetes' convention and bounded below by the schema.
-fn unsigned(value: i32) -> u32 {
+pub fn unsigned(value: i32) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }
 
@@ -231,66 +253,4 @@ fn listen(options: &Options, index: u16) -> ListenConfig {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const POOL: &str = "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {name: laptop}\nspec:\n  \
-        deviceClassName: host.sluice.dev\n  device: {host: {memory: 96Mi, chunkBytes: 64Ki}}\n  \
-        gpus: [{name: chat, count: 1, sharing: {mode: Temporal}}]\n  hostMemoryPerGPU: 1Gi\n  policy: Oneiros\n";
-    const TENANT: &str = "---\napiVersion: sluice.dev/v1alpha1\nkind: ModelTenant\nmetadata: {name: NAME}\nspec:\n  \
-        poolRef: {name: laptop}\n  model: {source: {type: File, file: {path: models/tiny}}}\n";
-
-    fn planned(yaml: &str) -> Result<Vec<SidecarConfig>, String> {
-        let objects =
-            sluice_types::load::load_located_str(yaml, "up.yaml").unwrap_or_else(|e| panic!("{e:?}"));
-        let place = |located| Placed { located, folder: PathBuf::from("/etc/sluice") };
-        let options = Options {
-            host: IpAddr::from([127, 0, 0, 1]),
-            port: 8000,
-            threads: 2,
-            journal: None,
-            force_remap: None,
-            poison: false,
-            engine: "sluice-engine".into(),
-        };
-        let planned = plan(&objects.into_iter().map(place).collect::<Vec<_>>(), &options);
-        planned.map(|plan| plan.configs).map_err(|errors| errors[0].to_string())
-    }
-
-    fn tenant(name: &str) -> String {
-        TENANT.replace("NAME", name)
-    }
-
-    #[test]
-    fn a_tenant_gets_a_gpu_a_port_and_an_absolute_model_path() {
-        let configs = planned(&format!("{POOL}{}", tenant("one"))).unwrap();
-        assert_eq!(configs.len(), 1);
-        assert_eq!(configs[0].model_path, Path::new("/etc/sluice/models/tiny"));
-        assert_eq!(configs[0].gpu.memory_bytes, 96 << 20);
-        assert_eq!(configs[0].gpu.host_memory_bytes, Some(1 << 30));
-        assert_eq!((configs[0].listen.serve.port(), configs[0].policy.as_str()), (8000, "Oneiros"));
-        assert_eq!(configs[0].gpu.name, "laptop-chat-0");
-    }
-
-    #[test]
-    fn a_second_tenant_on_a_gpu_is_refused_by_name() {
-        let error = planned(&format!("{POOL}{}{}", tenant("one"), tenant("two"))).unwrap_err();
-        assert!(error.starts_with("up.yaml:21: document 3: spec.gpuGroup: "), "{error}");
-    }
-
-    #[test]
-    fn a_second_gpu_takes_the_second_tenant_on_the_next_port() {
-        let pool = POOL.replace("count: 1", "count: 2");
-        let configs = planned(&format!("{pool}{}{}", tenant("one"), tenant("two"))).unwrap();
-        assert_eq!(configs[1].gpu.name, "laptop-chat-1");
-        assert_eq!(configs[1].listen.serve.port(), 8001);
-    }
-
-    #[test]
-    fn a_tenant_that_is_suspended_or_has_no_replicas_is_not_started() {
-        for rest in ["suspend: true", "replicas: 0", "suspend: true\n  replicas: 2"] {
-            let yaml = format!("{POOL}{}  {rest}\n", tenant("one"));
-            assert_eq!(planned(&yaml).unwrap(), [], "{rest}");
-        }
-    }
-}
+mod tests;

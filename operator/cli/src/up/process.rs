@@ -13,12 +13,16 @@ use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
 use super::blame::Blame;
+use super::herald::Announcer;
 use super::speak::{note, tell};
-use crate::runtime::TenantFolder;
+use crate::runtime::ClaimedFolder;
 use crate::{EX_CONFIG, Misconfigured};
 
 /// Beyond the drain, before a sidecar that does not end is killed.
 const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// Between two looks at a sidecar that starts.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// What all tenants are told, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,18 +38,19 @@ pub enum Order {
 /// A tenant to keep.
 #[derive(Debug)]
 pub struct Tenant {
-    sidecar: PathBuf,
-    config: SidecarConfig,
-    folder: TenantFolder,
-    blame: Option<Blame>,
+    /// The sidecar's binary.
+    pub sidecar: PathBuf,
+    /// What it is told.
+    pub config: SidecarConfig,
+    /// Its folder.
+    pub folder: ClaimedFolder,
+    /// Where its configuration comes from.
+    pub blame: Option<Blame>,
+    /// Who tells its neighbours where it listens; `None` = it has none.
+    pub announcer: Option<Announcer>,
 }
 
 impl Tenant {
-    /// A tenant that has not been started.
-    pub fn new(sidecar: PathBuf, config: SidecarConfig, folder: TenantFolder, blame: Option<Blame>) -> Self {
-        Tenant { sidecar, config, folder, blame }
-    }
-
     fn title(&self) -> String {
         format!("{}/{}", self.config.namespace, self.config.name)
     }
@@ -134,16 +139,27 @@ impl Tenant {
 
     /// Waits until the sidecar's probe says that it serves.
     async fn ready(&self) -> SidecarRecord {
-        let path = self.folder.path().join("sidecar.json");
+        let record = self.listening().await;
+        if let Some(announcer) = &self.announcer {
+            announcer.tell(&record);
+        }
         let http = reqwest::Client::new();
         loop {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            let record = std::fs::read(&path)
-                .ok()
-                .and_then(|bytes| serde_json::from_slice::<SidecarRecord>(&bytes).ok());
-            let Some(record) = record else { continue };
             let answer = http.get(format!("http://{}/ready", record.probes)).send().await;
             if answer.is_ok_and(|a| a.status().is_success()) {
+                return record;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Waits until the sidecar has written where it listens.
+    async fn listening(&self) -> SidecarRecord {
+        let path = self.folder.path().join("sidecar.json");
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let bytes = std::fs::read(&path).ok();
+            if let Some(record) = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
                 return record;
             }
         }
@@ -174,7 +190,7 @@ impl Tenant {
 }
 
 /// Waits until told `order`, or one that comes after it.
-async fn told(orders: &mut watch::Receiver<Order>, order: Order) {
+pub async fn told(orders: &mut watch::Receiver<Order>, order: Order) {
     // A sender that is gone means the same.
     let _ = orders.wait_for(|now| *now >= order).await;
 }

@@ -46,24 +46,20 @@ use Done::{Refused, Warned};
 
 /// Fields of a pool that are not served: path, how it is asked for (a line of its own or a replacement), what happens.
 const POOL_FIELDS: &[(&str, &str, Done)] = &[
-    ("spec.gpus[0].sharing.mode", "name: chat=>name: chat, sharing: {mode: Spatial}", Refused),
     (
-        "spec.gpus[0].sharing.mode",
+        "spec.gpus[0].sharing.isolated.profile",
         "name: chat=>name: chat, sharing: {mode: Isolated, isolated: {profile: 3g.71gb}}",
-        Refused,
+        Warned,
     ),
     (
-        "spec.gpus[0].sharing.temporal",
-        "name: chat=>name: chat, sharing: {temporal: {order: Priority}}",
-        Refused,
+        "spec.gpus[0].sharing.spatial.defaultActiveThreadPercent",
+        "name: chat=>name: chat, sharing: {mode: Spatial, spatial: {defaultActiveThreadPercent: 20}}",
+        Warned,
     ),
     ("spec.policy", "Oneiros=>Unified", Refused),
     ("spec.policy", "Oneiros=>FlexGen", Refused),
     ("spec.policy", "Oneiros=>Pie", Refused),
     ("spec.policy", "Oneiros=>OrbitFlow", Refused),
-    ("spec.remap.minResidenceMilliseconds", "remap: {minResidenceMilliseconds: 1}", Refused),
-    ("spec.remap.victim", "remap: {victim: FixedOrder}", Warned),
-    ("spec.remap.revokeBoundMilliseconds", "remap: {revokeBoundMilliseconds: 1}", Warned),
     ("spec.device.selectors", "{host: {=>{selectors: ['true'], host: {", Warned),
     ("spec.updatePolicy", "updatePolicy: Disruptive", Warned),
     ("spec.nodeSelector", "nodeSelector: {disk: fast}", Warned),
@@ -89,12 +85,18 @@ const TENANT_FIELDS: &[(&str, &str, Done)] = &[
     ("spec.slo.maxPauseSeconds", "slo: {maxPauseSeconds: 0}", Refused),
     ("spec.idle.afterSeconds", "idle: {afterSeconds: 1}", Refused),
     ("spec.idle.hibernateAfterSeconds", "idle: {hibernateAfterSeconds: 60}", Refused),
-    ("spec.priority", "priority: 101", Warned),
     ("spec.podPriorityClassName", "podPriorityClassName: high", Warned),
     ("spec.imagePullSecrets", "imagePullSecrets: [{name: a}]", Warned),
     ("spec.serviceAccountName", "serviceAccountName: a", Warned),
     ("spec.podLabels", "podLabels: {a: b}", Warned),
     ("spec.podAnnotations", "podAnnotations: {a: b}", Warned),
+];
+/// Fields that only count between tenants of one GPU: whether the tenant's, path, how it is asked for.
+const NEIGHBOUR_FIELDS: &[(bool, &str, &str)] = &[
+    (false, "spec.remap.minResidenceMilliseconds", "remap: {minResidenceMilliseconds: 1}"),
+    (false, "spec.remap.victim", "remap: {victim: FixedOrder}"),
+    (false, "spec.remap.revokeBoundMilliseconds", "remap: {revokeBoundMilliseconds: 1}"),
+    (true, "spec.priority", "priority: 101"),
 ];
 /// Fields that a local tenant is served by, or that the loader allows only beside a refused one.
 const SERVED: &[&str] = &[
@@ -102,8 +104,8 @@ const SERVED: &[&str] = &[
     "spec.device.host",
     "spec.gpus.name",
     "spec.gpus.count",
-    "spec.gpus.sharing.spatial",
-    "spec.gpus.sharing.isolated",
+    "spec.gpus.sharing.mode",
+    "spec.gpus.sharing.temporal",
     "spec.hostMemoryPerGPU",
     "spec.poolRef",
     "spec.gpuGroup",
@@ -156,6 +158,36 @@ fn what_is_not_served_is_refused_or_warned_about_by_file_line_and_field() {
 }
 
 #[test]
+fn what_counts_between_neighbours_is_served_and_a_warning_without_any() {
+    for &(tenant, field, edit) in NEIGHBOUR_FIELDS {
+        let (yaml, line) = asking(tenant, edit);
+        let found = findings(&yaml);
+        assert_eq!((found.refused, found.ineffective), (vec![], vec![]), "{edit}");
+        let all = sluice_types::load::load_located_str(&yaml, "up.yaml").unwrap();
+        let alone: Vec<_> = all.iter().flat_map(for_neighbours).collect();
+        let document = if tenant { "document 2: " } else { "" };
+        assert_eq!(alone.len(), 1, "{edit}: {alone:?}");
+        assert!(
+            alone[0].to_string().starts_with(&format!("up.yaml:{line}: {document}{field}: ")),
+            "{alone:?}"
+        );
+    }
+}
+
+#[test]
+fn all_ways_to_share_a_gpu_are_served() {
+    for sharing in [
+        "{mode: Spatial}",
+        "{temporal: {order: Priority}}",
+        "{mode: Temporal, temporal: {minQuantumMilliseconds: 1, maxQuantumMilliseconds: 9}}",
+    ] {
+        let (yaml, _) = asking(false, &format!("name: chat=>name: chat, sharing: {sharing}"));
+        let found = findings(&yaml);
+        assert_eq!((found.refused, found.ineffective), (vec![], vec![]), "{sharing}");
+    }
+}
+
+#[test]
 fn another_device_class_is_refused_by_its_name() {
     let yaml = format!("{POOL}{TENANT}")
         .replace("host.sluice.dev", "gpu.nvidia.com")
@@ -177,7 +209,7 @@ fn defaults_say_nothing_written_or_not() {
 
 #[test]
 fn the_examples_ask_for_nothing_in_vain() {
-    for name in ["quickstart.yaml", "two-gpus.yaml"] {
+    for name in ["quickstart.yaml", "two-gpus.yaml", "three-tenants.yaml", "spatial.yaml"] {
         let path = format!("{}/../../examples/{name}", env!("CARGO_MANIFEST_DIR"));
         let found = findings(&std::fs::read_to_string(path).unwrap());
         assert_eq!((found.refused, found.ineffective), (vec![], vec![]), "{name}");
@@ -203,6 +235,7 @@ fn fields(schema: &serde_json::Value, path: &str, known: &BTreeSet<String>, miss
 #[test]
 fn every_field_of_both_kinds_is_in_one_of_the_tables() {
     let rows = POOL_FIELDS.iter().chain(TENANT_FIELDS).map(|(field, ..)| field.replace("[0]", ""));
+    let rows = rows.chain(NEIGHBOUR_FIELDS.iter().map(|(_, field, _)| (*field).to_owned()));
     let known: BTreeSet<String> = rows.chain(SERVED.iter().map(|field| (*field).to_owned())).collect();
     let mut missing = Vec::new();
     for schema in sluice_types::crd::spec_schemas() {

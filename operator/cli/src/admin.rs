@@ -1,0 +1,114 @@
+//! The admin port of a sidecar on this machine.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use reqwest::header::CONTENT_TYPE;
+use reqwest::{RequestBuilder, StatusCode};
+use serde_json::Value;
+use sluice_wire::State;
+use sluice_wire::config::SidecarRecord;
+use sluice_wire::directive::Directive;
+
+/// For one answer.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Asks sidecars, each with its own token.
+#[derive(Clone, Debug)]
+pub struct Admin(reqwest::Client);
+
+/// Why a directive was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum NotTaken {
+    /// The sidecar will never take this one: it is wrong, or not newer than the one in force.
+    #[error("{0}")]
+    Refused(String),
+    /// Another attempt may help.
+    #[error("{0:#}")]
+    Failed(anyhow::Error),
+}
+
+impl Admin {
+    /// A client that has asked nobody.
+    ///
+    /// # Errors
+    /// No HTTP client can be made.
+    pub fn new() -> anyhow::Result<Self> {
+        // Sidecars are local: a proxy of the environment has no business between.
+        Ok(Admin(reqwest::Client::builder().timeout(TIMEOUT).no_proxy().build()?))
+    }
+
+    /// `GET /v1/state`.
+    ///
+    /// # Errors
+    /// No answer in time, another status than 200, a newer version than this reader knows.
+    pub async fn state(&self, record: &SidecarRecord) -> anyhow::Result<State> {
+        let request = self.0.get(format!("http://{}/v1/state", record.admin));
+        let answer = authorised(request, record)?.send().await?;
+        if !answer.status().is_success() {
+            bail!("GET /v1/state: {}", answer.status());
+        }
+        Ok(State::from_json(&answer.bytes().await?)?)
+    }
+
+    /// `PUT /v1/directive`.
+    ///
+    /// # Errors
+    /// As [`NotTaken`] says.
+    pub async fn direct(&self, record: &SidecarRecord, directive: &Directive) -> Result<(), NotTaken> {
+        let (status, body) = self.put(record, directive).await.map_err(NotTaken::Failed)?;
+        match status {
+            StatusCode::OK => Ok(()),
+            StatusCode::CONFLICT | StatusCode::UNPROCESSABLE_ENTITY => {
+                Err(NotTaken::Refused(refusal(status, &body)))
+            }
+            _ => Err(NotTaken::Failed(anyhow::anyhow!(refusal(status, &body)))),
+        }
+    }
+
+    async fn put(
+        &self,
+        record: &SidecarRecord,
+        directive: &Directive,
+    ) -> anyhow::Result<(StatusCode, Value)> {
+        let request = self.0.put(format!("http://{}/v1/directive", record.admin));
+        let request = authorised(request, record)?.header(CONTENT_TYPE, "application/json");
+        let answer = request.body(serde_json::to_vec(directive)?).send().await?;
+        let status = answer.status();
+        // Whatever it is: the status has been said.
+        Ok((status, serde_json::from_slice(&answer.bytes().await?).unwrap_or_default()))
+    }
+}
+
+fn authorised(request: RequestBuilder, record: &SidecarRecord) -> anyhow::Result<RequestBuilder> {
+    let token = std::fs::read_to_string(&record.token_file)
+        .with_context(|| record.token_file.display().to_string())?;
+    Ok(request.bearer_auth(token.trim()))
+}
+
+/// The words of an error's body, behind the field that they are about.
+fn refusal(status: StatusCode, body: &Value) -> String {
+    let text = |field: &str| body["error"][field].as_str();
+    match (text("param"), text("message")) {
+        (Some(field), Some(message)) if !message.contains(field) => format!("{field}: {message}"),
+        (_, Some(message)) => message.to_owned(),
+        _ => status.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_its_field_once() {
+        let said = |error: Value| refusal(StatusCode::UNPROCESSABLE_ENTITY, &json!({ "error": error }));
+        let whole = json!({"message": "`policy`: unknown", "param": "policy"});
+        assert_eq!(said(whole), "`policy`: unknown");
+        assert_eq!(said(json!({"message": "missing", "param": "policy"})), "policy: missing");
+        assert_eq!(said(json!({"message": "not newer", "param": null})), "not newer");
+        assert_eq!(said(json!("?")), "422 Unprocessable Entity");
+    }
+}

@@ -1,0 +1,53 @@
+//! What the tenants of a shared GPU find when they start: a folder of their own, a token among them, a new claim.
+
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use anyhow::Context;
+use sluice_wire::config::SidecarConfig;
+
+use super::shared::SharedGpu;
+use crate::runtime::{ClaimedFolder, RuntimeFolder};
+
+/// Random bytes of a token, written as twice as many digits.
+const TOKEN_BYTES: usize = 32;
+/// Random bytes of a claim's name: no two runs share one.
+const CLAIM_BYTES: usize = 16;
+
+/// Claims the GPU's folder and tells its tenants, which are among `configs`.
+///
+/// # Errors
+/// Another run has the GPU, or the folder cannot be written.
+pub fn claim(
+    runtime: &RuntimeFolder,
+    gpu: &SharedGpu,
+    configs: &mut [SidecarConfig],
+) -> anyhow::Result<ClaimedFolder> {
+    let folder = runtime.claim_gpu(&gpu.namespace, &gpu.name)?;
+    let token = folder.path().join("neighbour_token");
+    make_token(&token).with_context(|| token.display().to_string())?;
+    let claim = random::<CLAIM_BYTES>().context("/dev/urandom")?;
+    for member in &gpu.members {
+        let config = &mut configs[member.config];
+        config.listen.neighbour_token_file = Some(token.clone());
+        let own = config.neighbourhood.as_mut().expect("a tenant of a shared GPU has a neighbourhood");
+        (own.folder, own.claim) = (folder.path().to_owned(), claim.clone());
+    }
+    Ok(folder)
+}
+
+/// A new secret, readable by this user only.
+fn make_token(path: &Path) -> io::Result<()> {
+    let token = random::<TOKEN_BYTES>()?;
+    // `create_new`: never write a secret into a file that somebody else has put there.
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(token.as_bytes())
+}
+
+/// `N` random bytes as hexadecimal digits.
+fn random<const N: usize>() -> io::Result<String> {
+    let mut bytes = [0; N];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}

@@ -1,0 +1,182 @@
+//! A GPU with more than one tenant: what each may hold, and what each is told about the others. Pure.
+
+use sluice_types::pool::{
+    Sharing as Written, SharingMode, Temporal, TurnOrder as WrittenOrder, VictimRule as WrittenVictim,
+};
+use sluice_types::{GpuPool, ModelTenant};
+use sluice_wire::config::{NeighbourhoodConfig, SidecarConfig, SidecarRecord};
+use sluice_wire::directive::{self, Directive, Fence, Neighbour, Sharing, TenantRule, TurnOrder, VictimRule};
+
+use super::plan::{Seated, unsigned};
+use super::shares::shares;
+
+/// A GPU that its tenants share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedGpu {
+    /// Namespace of its pool and of its tenants.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its tenants, in the order of the files.
+    pub members: Vec<Member>,
+    policy: String,
+    sharing: Sharing,
+    victim: VictimRule,
+    min_residence_ms: u32,
+    revoke_bound_ms: u32,
+}
+
+/// A tenant of a shared GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Place of its configuration in the plan.
+    pub config: usize,
+    /// Its name.
+    pub name: String,
+    /// What it may hold without asking anybody, bytes.
+    pub share_bytes: u64,
+    rule: TenantRule,
+}
+
+/// Gives the tenants of each GPU that has more than one their shares of device and host memory; says which GPUs these
+/// are. `weigh` tells the bytes of a tenant's weights.
+pub fn share_out(seated: &mut [Seated<'_>], weigh: &dyn Fn(&SidecarConfig) -> u64) -> Vec<SharedGpu> {
+    let mut gpus: Vec<Vec<usize>> = Vec::new();
+    for index in 0..seated.len() {
+        let gpu = |at: usize| (&seated[at].config.namespace, &seated[at].config.gpu.name);
+        match gpus.iter_mut().find(|tenants| gpu(tenants[0]) == gpu(index)) {
+            Some(tenants) => tenants.push(index),
+            None => gpus.push(vec![index]),
+        }
+    }
+    gpus.retain(|tenants| tenants.len() > 1);
+    gpus.iter().map(|tenants| share_one(seated, tenants, weigh)).collect()
+}
+
+fn share_one(
+    seated: &mut [Seated<'_>],
+    tenants: &[usize],
+    weigh: &dyn Fn(&SidecarConfig) -> u64,
+) -> SharedGpu {
+    let weights: Vec<u64> = tenants.iter().map(|index| weigh(&seated[*index].config)).collect();
+    let first = &seated[tenants[0]];
+    let (gpu, sharing) = (first.config.gpu.clone(), sharing(&first.place.sharing));
+    let device = shares(gpu.memory_bytes, gpu.chunk_bytes, &weights);
+    // Host memory is the GPU's, too: each tenant keeps its weights there.
+    let host = gpu.host_memory_bytes.map(|bytes| shares(bytes, gpu.chunk_bytes, &weights));
+    for (at, index) in tenants.iter().enumerate() {
+        let Seated { tenant, config, .. } = &mut seated[*index];
+        config.gpu.host_memory_bytes = host.as_ref().map(|host| host[at]);
+        config.neighbourhood = Some(NeighbourhoodConfig {
+            // Both given by the caller once the GPU's folder is claimed.
+            folder: std::path::PathBuf::new(),
+            claim: String::new(),
+            share_bytes: device[at],
+            priority: tenant.spec.priority,
+            sharing,
+        });
+    }
+    let members = tenants.iter().zip(device);
+    let members = members.map(|(index, share_bytes)| member(*index, &seated[*index], share_bytes)).collect();
+    let Seated { pool, config, .. } = &seated[tenants[0]];
+    SharedGpu::new(config, pool, sharing, members)
+}
+
+fn member(config: usize, seated: &Seated<'_>, share_bytes: u64) -> Member {
+    Member { config, name: seated.config.name.clone(), share_bytes, rule: rule(seated.tenant) }
+}
+
+fn rule(tenant: &ModelTenant) -> TenantRule {
+    let spec = &tenant.spec;
+    TenantRule {
+        priority: spec.priority,
+        max_remapped_percent: unsigned(spec.memory.max_remapped_percent),
+        hibernate_after_seconds: Some(unsigned(spec.idle.hibernate_after_seconds)),
+        idle_after_seconds: unsigned(spec.idle.after_seconds),
+    }
+}
+
+fn sharing(written: &Written) -> Sharing {
+    match written.mode {
+        SharingMode::Spatial => Sharing::Spatial,
+        SharingMode::Isolated => Sharing::Isolated,
+        SharingMode::Temporal => turns(&written.temporal.clone().unwrap_or_default()),
+    }
+}
+
+fn turns(written: &Temporal) -> Sharing {
+    Sharing::Temporal {
+        order: match written.order {
+            WrittenOrder::RoundRobin => TurnOrder::RoundRobin,
+            WrittenOrder::Priority => TurnOrder::Priority,
+        },
+        min_quantum_ms: unsigned(written.min_quantum_milliseconds),
+        max_quantum_ms: unsigned(written.max_quantum_milliseconds),
+    }
+}
+
+fn victim(written: WrittenVictim) -> VictimRule {
+    match written {
+        WrittenVictim::MostRecentlyUsed => VictimRule::MostRecentlyUsed,
+        WrittenVictim::LeastRecentlyUsed => VictimRule::LeastRecentlyUsed,
+        WrittenVictim::FixedOrder => VictimRule::FixedOrder,
+    }
+}
+
+impl SharedGpu {
+    fn new(config: &SidecarConfig, pool: &GpuPool, sharing: Sharing, members: Vec<Member>) -> Self {
+        let remap = &pool.spec.remap;
+        SharedGpu {
+            namespace: config.namespace.clone(),
+            name: config.gpu.name.clone(),
+            members,
+            policy: config.policy.clone(),
+            sharing,
+            victim: victim(remap.victim),
+            min_residence_ms: unsigned(remap.min_residence_milliseconds),
+            revoke_bound_ms: unsigned(remap.revoke_bound_milliseconds),
+        }
+    }
+
+    /// `NAMESPACE/NAME` of a member.
+    pub fn title(&self, member: usize) -> String {
+        format!("{}/{}", self.namespace, self.members[member].name)
+    }
+
+    /// What `member` is told. `records` are those of all members, in their order.
+    pub fn directive(&self, member: usize, records: &[SidecarRecord], fence: Fence) -> Directive {
+        let others = self.members.iter().zip(records).enumerate().filter(|(index, _)| *index != member);
+        let mut others: Vec<_> = others.map(|(_, (other, record))| (other, record)).collect();
+        // By name: the order that victim `FixedOrder` promises.
+        others.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
+        let neighbours = others.iter().map(|(other, record)| self.neighbour(other, record)).collect();
+        // Nobody reports idleness here: what is left of the rule is that low priorities give first.
+        others.sort_by_key(|(other, _)| other.rule.priority);
+        Directive {
+            version: directive::VERSION,
+            epoch: fence.epoch,
+            sequence: fence.sequence,
+            policy: self.policy.clone(),
+            tenant: self.members[member].rule.clone(),
+            sharing: self.sharing,
+            victim: self.victim,
+            min_residence_ms: self.min_residence_ms,
+            revoke_bound_ms: self.revoke_bound_ms,
+            neighbours,
+            fallback_order: others.iter().map(|(other, _)| other.name.clone()).collect(),
+        }
+    }
+
+    fn neighbour(&self, other: &Member, record: &SidecarRecord) -> Neighbour {
+        Neighbour {
+            namespace: self.namespace.clone(),
+            name: other.name.clone(),
+            pod_uid: None,
+            claim_uid: None,
+            admin: record.admin,
+            priority: other.rule.priority,
+            share_bytes: other.share_bytes,
+            floor_bytes: 0,
+        }
+    }
+}
