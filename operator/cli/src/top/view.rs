@@ -2,6 +2,7 @@
 
 mod detail;
 mod flow;
+mod gpu;
 mod table;
 
 use ratatui::style::{Color, Modifier, Style};
@@ -9,6 +10,7 @@ use ratatui::text::{Line, Span};
 use sluice_wire::State;
 
 use self::flow::{fitting, flow};
+use self::gpu::Gpu;
 use super::Sighting;
 use super::figures::bytes;
 use super::map::{Map, Owner, owners};
@@ -37,9 +39,8 @@ pub fn text(view: &View, width: usize) -> Vec<Line<'static>> {
     if view.sightings.is_empty() {
         return lines;
     }
-    for (title, state) in view.answered() {
-        lines.extend(map(view, title, state, width, MAP_ROWS));
-    }
+    let gpus = Gpu::all(view);
+    lines.extend(gpus.iter().flat_map(|gpu| of_gpu(view, gpu, |_| true, width, MAP_ROWS)));
     lines.extend(legend(view, width));
     lines.extend(table::table(view, width, 0..view.sightings.len()));
     for sighting in view.sightings {
@@ -71,14 +72,34 @@ pub fn screen(view: &View, width: usize, height: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// Maps in `height` lines: as many tenants as have room for two lines each, the selected one among them.
+/// Maps in `height` lines: as many tenants as have room for a row of cells each, the selected one among them.
 fn maps(view: &View, width: usize, height: usize) -> Vec<Line<'static>> {
-    let answered: Vec<_> = view.answered().collect();
+    let gpus = Gpu::all(view);
+    let titles: Vec<_> = gpus.iter().flat_map(|gpu| &gpu.tenants).map(|(title, _)| *title).collect();
     let title = view.sightings.get(view.selected).map(|s| s.title.as_str());
-    let selected = answered.iter().position(|(t, _)| Some(*t) == title).unwrap_or(0);
-    let shown = around(selected, answered.len(), (height / 2).max(1));
-    let rows = (height / shown.len().max(1)).saturating_sub(1).clamp(1, MAP_ROWS);
-    answered[shown].iter().flat_map(|(title, state)| map(view, title, state, width, rows)).collect()
+    let selected = titles.iter().position(|t| Some(*t) == title).unwrap_or(0);
+    let lines = |most: usize, rows: usize| -> Vec<Line<'static>> {
+        let shown = &titles[around(selected, titles.len(), most)];
+        gpus.iter().flat_map(|gpu| of_gpu(view, gpu, |title| shown.contains(&title), width, rows)).collect()
+    };
+    let fits = |lines: &Vec<Line<'static>>| lines.len() <= height;
+    let most = (2..=titles.len()).rev().find(|most| fits(&lines(*most, 1))).unwrap_or(1);
+    let tallest = (2..=MAP_ROWS).rev().map(|rows| lines(most, rows)).find(fits);
+    tallest.unwrap_or_else(|| lines(most, 1))
+}
+
+/// The maps of those tenants of a GPU that are `shown`, below what they have in common.
+fn of_gpu(
+    view: &View,
+    gpu: &Gpu,
+    shown: impl Fn(&str) -> bool,
+    width: usize,
+    rows: usize,
+) -> Vec<Line<'static>> {
+    let tenants: Vec<_> = gpu.tenants.iter().filter(|(title, _)| shown(title)).collect();
+    let heading = if gpu.shared() && !tenants.is_empty() { gpu.heading(width) } else { Vec::new() };
+    let maps = tenants.into_iter().flat_map(|(title, state)| map(view, gpu, title, state, width, rows));
+    heading.into_iter().chain(maps).collect()
 }
 
 /// At most `most` of `len` items with `selected` in view.
@@ -130,21 +151,29 @@ fn legend(view: &View, width: usize) -> Vec<Line<'static>> {
 }
 
 /// One tenant's memory: a heading and at most `rows` rows of cells.
-fn map(view: &View, title: &str, state: &State, width: usize, rows: usize) -> Vec<Line<'static>> {
+fn map(view: &View, gpu: &Gpu, title: &str, state: &State, width: usize, rows: usize) -> Vec<Line<'static>> {
     let map = Map::of(state, width * rows);
-    let memory = &state.memory;
+    let chunk = bytes(state.memory.chunk_bytes);
     let cell = match map.chunks_per_cell {
-        1 => format!("a cell is one chunk of {}", bytes(memory.chunk_bytes)),
-        many => format!("a cell is {many} chunks of {}", bytes(memory.chunk_bytes)),
+        1 => format!("a cell is one chunk of {chunk}"),
+        many => format!("a cell is {many} chunks of {chunk}"),
     };
-    let balance = if memory.balances() { "" } else { "DOES NOT BALANCE   " };
-    let (gpu, capacity) = (format!("GPU {}", state.tenant.gpu), bytes(memory.capacity_bytes));
+    let balance = if state.memory.balances() { "" } else { "DOES NOT BALANCE   " };
+    let mut lines = match gpu.shared() {
+        true => gpu::tenant(title, state, balance, &cell, width),
+        false => vec![alone(title, state, balance, &cell, width)],
+    };
+    lines.extend(map.cells.chunks(width.max(1)).map(|row| cells(view, row)));
+    lines
+}
+
+/// The heading of a tenant that has a GPU to itself.
+fn alone(title: &str, state: &State, balance: &str, cell: &str, width: usize) -> Line<'static> {
+    let (gpu, capacity) = (format!("GPU {}", state.tenant.gpu), bytes(state.memory.capacity_bytes));
     let brief = format!("   {balance}{capacity}");
     let texts = [format!("   {title}{brief}, {cell}"), format!("   {title}{brief}"), brief];
     let text = fitting(width.saturating_sub(gpu.chars().count()), texts);
-    let mut lines = vec![Line::from(vec![View::bold(gpu), text.into()])];
-    lines.extend(map.cells.chunks(width.max(1)).map(|row| cells(view, row)));
-    lines
+    Line::from(vec![View::bold(gpu), text.into()])
 }
 
 fn cells(view: &View, row: &[Owner]) -> Line<'static> {

@@ -8,8 +8,8 @@ use sluice_wire::state::{Move, Residency};
 use super::super::Sighting;
 use super::super::figures::{age, bytes, milliseconds, percent, percentiles};
 use super::super::map::owners;
-use super::View;
 use super::flow::{Phrase, fitting, flow, plain};
+use super::{View, gpu};
 
 /// Width of the labels on the left.
 const LABEL: usize = 9;
@@ -31,6 +31,7 @@ pub fn detail(view: &View, sighting: &Sighting, width: usize) -> Vec<Line<'stati
         lines.extend(flow(&label("failure"), failure.split(' ').map(red), 1, width));
     }
     lines.extend(flow(&label("memory"), memory(view, state), 2, width));
+    lines.extend(neighbourhood(state, width));
     lines.extend(layers(view, state, width));
     for (name, phrases) in
         [("kv", kv(state)), ("latency", latency(state)), ("work", work(state)), ("link", link(state))]
@@ -59,6 +60,14 @@ fn tenant(view: &View, title: &str, state: &State, width: usize) -> Vec<Line<'st
 fn memory<'a>(view: &'a View, state: &State) -> impl Iterator<Item = Phrase> + 'a {
     let present = owners(state).into_iter().filter(|(_, held)| *held > 0);
     present.map(|(owner, held)| vec![view.owner(owner, owner.letter()), format!(" {}", bytes(held)).into()])
+}
+
+/// What it may hold, and its turns, where it has neighbours.
+fn neighbourhood(state: &State, width: usize) -> Vec<Line<'static>> {
+    let Some(own) = &state.neighbourhood else { return Vec::new() };
+    let rows = [("budget", gpu::budget(own)), ("turn", gpu::turns(own))];
+    let rows = rows.into_iter().filter(|(_, phrases)| !phrases.is_empty());
+    rows.flat_map(|(name, phrases)| flow(&label(name), phrases.into_iter().map(plain), 2, width)).collect()
 }
 
 /// R resident, the slot's number for a layer that moves, `.` while it loads. Front first.

@@ -1,5 +1,7 @@
 //! Pictures of states, drawn on a test terminal.
 
+mod neighbours;
+
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
@@ -185,7 +187,7 @@ fn no_detail_is_cut_at_80_columns() {
 fn a_cell_stands_for_as_few_chunks_as_fit() {
     let view = View { sightings: &[answered("a")], selected: 0, colour: false, now_unix_ms: NOW };
     let cells = |width, rows| {
-        let lines = map(&view, "t", &state("a"), width, rows);
+        let lines = map(&view, &Gpu::all(&view)[0], "t", &state("a"), width, rows);
         lines[1..].iter().map(|l| l.to_string().len()).sum::<usize>()
     };
     assert_eq!((cells(80, 6), cells(80, 3), cells(80, 1)), (480, 240, 80));
@@ -220,9 +222,10 @@ fn nothing_running_says_how_to_start() {
 
 #[test]
 fn any_size_of_terminal_is_drawn() {
-    let sightings = [answered("story"), silent("gone"), answered("summary")];
+    let [chat, code, mail] = neighbours::neighbours();
+    let sightings = [answered("story"), silent("gone"), chat, answered("summary"), code, mail];
     for size in [(1, 1), (20, 5), (40, 12), (80, 24), (200, 60)] {
-        for selected in 0..3 {
+        for selected in 0..sightings.len() {
             let view = View { sightings: &sightings, selected, colour: true, now_unix_ms: NOW };
             let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
             let lines = screen(&view, size.0.into(), size.1.into());

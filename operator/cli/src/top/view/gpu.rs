@@ -1,0 +1,143 @@
+//! Tenants of one GPU together: what each may hold, who lends to whom, whose turn it is.
+
+use ratatui::text::{Line, Span};
+use sluice_wire::State;
+use sluice_wire::state::{Direction, Neighbourhood};
+
+use super::super::figures::{age, bytes, percentiles};
+use super::View;
+use super::flow::{Phrase, flow, plain};
+
+/// What stands before a tenant of a shared GPU.
+const INDENT: &str = "  ";
+
+/// A GPU and those of its tenants that have answered.
+#[derive(Debug)]
+pub struct Gpu<'a> {
+    /// Titles and states; at least one.
+    pub tenants: Vec<(&'a str, &'a State)>,
+}
+
+impl<'a> Gpu<'a> {
+    /// All GPUs, in the order of their first tenants.
+    pub fn all(view: &View<'a>) -> Vec<Gpu<'a>> {
+        let mut gpus: Vec<Gpu<'a>> = Vec::new();
+        let key = |state: &'a State| (&state.tenant.namespace, &state.tenant.gpu);
+        for (title, state) in view.answered() {
+            match gpus.iter_mut().find(|gpu| key(gpu.tenants[0].1) == key(state)) {
+                Some(gpu) => gpu.tenants.push((title, state)),
+                None => gpus.push(Gpu { tenants: vec![(title, state)] }),
+            }
+        }
+        gpus
+    }
+
+    /// Whether there is more to say of it than of its one tenant.
+    pub fn shared(&self) -> bool {
+        self.tenants.len() > 1 || self.neighbourhoods().next().is_some()
+    }
+
+    fn neighbourhoods(&self) -> impl Iterator<Item = &'a Neighbourhood> {
+        self.tenants.iter().filter_map(|(_, state)| state.neighbourhood.as_ref())
+    }
+
+    fn sum(&self, of: fn(&Neighbourhood) -> u64) -> u64 {
+        self.neighbourhoods().map(of).fold(0, u64::saturating_add)
+    }
+
+    /// Bytes of its memory: a tenant tells what it may use, which is all of it or its part.
+    fn memory(&self) -> u64 {
+        let largest = self.tenants.iter().map(|(_, state)| state.memory.capacity_bytes).max();
+        largest.unwrap_or(0).max(self.sum(|own| own.budget_bytes))
+    }
+
+    /// The GPU as a whole.
+    pub fn heading(&self, width: usize) -> Vec<Line<'static>> {
+        let (_, first) = self.tenants[0];
+        let count = self.tenants.len();
+        let tenants = if count == 1 { "1 tenant".to_owned() } else { format!("{count} tenants") };
+        let mut phrases = vec![
+            vec![View::bold(first.tenant.gpu.clone())],
+            plain(format!("{}, {tenants}", bytes(self.memory()))),
+        ];
+        if self.neighbourhoods().next().is_some() {
+            let sum = |name: &str, of| plain(format!("{name} {}", bytes(self.sum(of))));
+            phrases.push(sum("shares", |own| own.share_bytes));
+            phrases.push(sum("borrowed", |own| own.borrowed_bytes));
+            phrases.push(sum("lent", |own| own.lent_bytes));
+        }
+        phrases.extend(self.turn().map(plain));
+        flow("GPU ", phrases, 3, width)
+    }
+
+    /// Who has the turn, and how many wait; `None` = there are no turns.
+    fn turn(&self) -> Option<String> {
+        let waiting =
+            self.neighbourhoods().filter_map(|own| own.turn.as_ref()).map(|turn| turn.waiting).max()?;
+        let holds = |state: &State| state.neighbourhood.as_ref()?.turn.as_ref().map(|turn| turn.holds);
+        let holder = self.tenants.iter().find(|(_, state)| holds(state) == Some(true));
+        let whose = holder.map_or("nobody's", |(title, _)| *title);
+        Some(match waiting {
+            0 => format!("turn {whose}"),
+            _ => format!("turn {whose}, {waiting} waiting"),
+        })
+    }
+}
+
+/// One tenant of a shared GPU, above its map; `cell` only where the line has room for it.
+pub fn tenant(title: &str, state: &State, brief: &str, cell: &str, width: usize) -> Vec<Line<'static>> {
+    let mut phrases: Vec<Phrase> = vec![vec![View::bold(title)]];
+    match &state.neighbourhood {
+        Some(own) => {
+            phrases.push(plain(format!("{brief}share {}", bytes(own.share_bytes))));
+            phrases.push(plain(format!("budget {}", bytes(own.budget_bytes))));
+            phrases.extend(grants(own).into_iter().map(plain));
+        }
+        None => phrases.push(plain(format!("{brief}{}", bytes(state.memory.capacity_bytes)))),
+    }
+    let used: usize = phrases.iter().flatten().map(Span::width).sum::<usize>() + 3 * phrases.len();
+    if INDENT.len() + used + cell.chars().count() <= width {
+        phrases.push(plain(cell));
+    }
+    flow(INDENT, phrases, 3, width)
+}
+
+/// What goes to whom and comes from whom, a neighbour a phrase.
+fn grants(own: &Neighbourhood) -> Vec<String> {
+    let mut sums: Vec<(Direction, &str, u64)> = Vec::new();
+    for grant in &own.grants {
+        let same =
+            |sum: &&mut (Direction, &str, u64)| (sum.0, sum.1) == (grant.direction, grant.name.as_str());
+        match sums.iter_mut().find(same) {
+            Some(sum) => sum.2 = sum.2.saturating_add(grant.bytes),
+            None => sums.push((grant.direction, &grant.name, grant.bytes)),
+        }
+    }
+    let words = |(direction, name, sum): (Direction, &str, u64)| match direction {
+        Direction::Given => format!("lent {} to {name}", bytes(sum)),
+        Direction::Taken => format!("borrowed {} from {name}", bytes(sum)),
+    };
+    sums.into_iter().map(words).collect()
+}
+
+/// What a tenant may hold, for its details.
+pub fn budget(own: &Neighbourhood) -> Vec<String> {
+    let amounts = [
+        ("share", own.share_bytes),
+        ("budget", own.budget_bytes),
+        ("held", own.held_bytes),
+        ("floor", own.floor_bytes),
+        ("could lend", own.lendable_bytes),
+    ];
+    amounts.map(|(name, amount)| format!("{name} {}", bytes(amount))).into()
+}
+
+/// A tenant's turns, for its details; empty when there are none.
+pub fn turns(own: &Neighbourhood) -> Vec<String> {
+    let Some(turn) = &own.turn else { return Vec::new() };
+    vec![
+        if turn.holds { "holds it".to_owned() } else { "does not hold it".to_owned() },
+        format!("{} so far, {} in all", turn.turns_total, age(turn.held_ns_total / 1_000_000)),
+        format!("p50/p99 ms: wait {}, hand-over {}", percentiles(&turn.wait), percentiles(&turn.handover)),
+    ]
+}

@@ -1,0 +1,158 @@
+//! Pictures of tenants that share a GPU.
+
+use sluice_wire::state::{Direction, GrantState, Neighbourhood, TurnState};
+
+use super::*;
+
+const THREE_TENANTS: &str = "\
+sluice top   3 tenants   q ends, arrows select
+GPU local-shared-0   30.0M, 3 tenants   shares 30.0M   borrowed 3.0M   lent 3.0M
+    turn default/chat, 2 waiting
+  default/chat   share 10.0M   budget 13.0M   borrowed 2.0M from code
+  borrowed 1.0M from mail
+GGGGGGGGGGGGGGGGGGGGGGGGWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWW
+WWWWWWWW........................................................................
+................................................
+  default/code   share 10.0M   budget 8.0M   lent 2.0M to chat
+GGGGGGGGGGGGGGGGGGGGGGGGWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWW
+WWWWWWWW........................................
+  default/mail   share 10.0M   budget 9.0M   lent 1.0M to chat
+GGGGGGGGGGGGGGGGGGGGGGGGWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWW
+WWWWWWWW........................................................
+G global  W layers  S slots  K kv used  k kv cached/free  A activations  . free
+  TENANT       PHASE     RUN+WAIT  TOK/S   KV  A/B/CAP   TBT-ENG   TBT-OUT
+  default/chat active        4+12    123  75%    2/1/5     12/30     50/61
+> default/code active        4+12    123  75%    2/1/5     12/30     50/61
+  default/mail active        4+12    123  75%    2/1/5     12/30     50/61
+default/code   Active for 12s   policy Oneiros   no engine, 0 lost
+memory   G 1.5M  W 4.0M  . 2.5M
+budget   share 10.0M  budget 8.0M  held 5.5M  floor 2.0M  could lend 512K
+turn     does not hold it  70 so far, 3.1s in all
+         p50/p99 ms: wait 40/101, hand-over 0.1/0.4
+layers   RR0RR0RR0
+kv       300 used  60 cached  40 free  of 400 blocks of 2.0K  fragmented 0.0 %
+latency  p50/p99 ms: TBT engine 12/30, out 50/61 (- met)  TTFT 120/340 (- met)
+work     3 preempted  1204 recomputed  0 steps  deposit 0 in 0 streams
+link     -  0B copied  a layer takes - ms to copy, - ms to compute, r -
+moves
+   2.3s ago  remap_own         3.0M  layers 2,5,8  for kv
+   5.0s ago  free_chunks       3.0M  for kv";
+
+/// A tenant of a GPU that is shared by turns: a third of 480 chunks is its share.
+fn neighbour(
+    name: &str,
+    borrowed: u64,
+    lent: u64,
+    grants: &[(Direction, &str, u64)],
+    holds: bool,
+) -> Sighting {
+    let mut sighting = answered(name);
+    let state = sighting.state.as_mut().unwrap();
+    state.tenant.namespace = "default".into();
+    state.tenant.gpu = "local-shared-0".into();
+    let budget = (160 + borrowed - lent) * CHUNK;
+    state.memory.capacity_bytes = budget;
+    state.memory.owners = OwnerBytes {
+        weights_global_bytes: 24 * CHUNK,
+        weights_layers_bytes: 64 * CHUNK,
+        free_bytes: budget - 88 * CHUNK,
+        ..OwnerBytes::default()
+    };
+    let grant = |&(direction, name, chunks): &(Direction, &str, u64)| GrantState {
+        namespace: "default".into(),
+        name: name.into(),
+        direction,
+        nonce: chunks,
+        bytes: chunks * CHUNK,
+        expires_in_ms: 5_000,
+    };
+    state.neighbourhood = Some(Neighbourhood {
+        instance: 1,
+        share_bytes: 160 * CHUNK,
+        floor_bytes: 32 * CHUNK,
+        budget_bytes: budget,
+        lendable_bytes: 8 * CHUNK,
+        held_bytes: 88 * CHUNK,
+        lent_bytes: lent * CHUNK,
+        borrowed_bytes: borrowed * CHUNK,
+        grants: grants.iter().map(grant).collect(),
+        turn: Some(TurnState {
+            holds,
+            epoch: 9,
+            waiting: 2,
+            held_ns_total: 3_100_000_000,
+            turns_total: 70,
+            handover: Percentiles { samples: 70, p50_ns: 100_000, p99_ns: 400_000 },
+            wait: Percentiles { samples: 70, p50_ns: 40_000_000, p99_ns: 101_000_000 },
+        }),
+    });
+    sighting
+}
+
+pub fn neighbours() -> [Sighting; 3] {
+    use Direction::{Given, Taken};
+    [
+        neighbour("chat", 48, 0, &[(Taken, "code", 16), (Taken, "mail", 16), (Taken, "code", 16)], true),
+        neighbour("code", 0, 32, &[(Given, "chat", 16), (Given, "chat", 16)], false),
+        neighbour("mail", 0, 16, &[(Given, "chat", 16)], false),
+    ]
+}
+
+#[test]
+fn tenants_of_a_gpu_stand_together_with_who_lends_to_whom() {
+    let shown = rows(&draw(&neighbours(), 1, false, (80, 32)));
+    assert_eq!(shown.join("\n").trim_end(), THREE_TENANTS);
+}
+
+#[test]
+fn gpus_are_told_apart_by_namespace_and_name() {
+    let mut sightings = neighbours().to_vec();
+    sightings.insert(1, answered("story"));
+    let mut stranger = neighbour("chat", 0, 0, &[], false);
+    stranger.title = "other/chat".into();
+    stranger.state.as_mut().unwrap().tenant.namespace = "other".into();
+    sightings.push(stranger);
+    let view = View { sightings: &sightings, selected: 0, colour: false, now_unix_ms: NOW };
+    let gpus = Gpu::all(&view);
+    let titles =
+        |gpu: &Gpu| gpu.tenants.iter().map(|(title, _)| (*title).to_owned()).collect::<Vec<_>>().join(" ");
+    let expected = ["default/chat default/code default/mail", "default/story", "other/chat"];
+    assert_eq!(gpus.iter().map(titles).collect::<Vec<_>>(), expected);
+    assert_eq!(gpus.iter().map(Gpu::shared).collect::<Vec<_>>(), [true, false, true]);
+}
+
+#[test]
+fn nothing_about_neighbours_is_cut_at_80_columns_and_nobody_may_have_the_turn() {
+    let long = "a-tenant-with-a-name-of-forty-characters";
+    let mut sightings = neighbours();
+    for sighting in &mut sightings {
+        let own = sighting.state.as_mut().unwrap().neighbourhood.as_mut().unwrap();
+        own.grants.iter_mut().for_each(|grant| grant.name = long.into());
+        own.turn.as_mut().unwrap().holds = false;
+    }
+    sightings[0].title = format!("default/{long}");
+    let view = View { sightings: &sightings, selected: 0, colour: false, now_unix_ms: NOW };
+    let lines: Vec<_> = text(&view, 80).iter().map(ToString::to_string).collect();
+    assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
+    let words = lines.join(" ").split_whitespace().collect::<Vec<_>>().join(" ");
+    for whole in [
+        "GPU local-shared-0 30.0M, 3 tenants shares 30.0M borrowed 3.0M lent 3.0M turn nobody's, 2 waiting",
+        &format!("default/{long} share 10.0M budget 13.0M borrowed 3.0M from {long}"),
+        &format!("lent 2.0M to {long}"),
+        "turn does not hold it 70 so far, 3.1s in all p50/p99 ms: wait 40/101, hand-over 0.1/0.4",
+    ] {
+        assert!(words.contains(whole), "{whole}: {lines:#?}");
+    }
+}
+
+#[test]
+fn tenants_of_a_gpu_whose_sidecars_know_no_neighbours_stand_together_too() {
+    let mut sightings = neighbours();
+    for sighting in &mut sightings {
+        let state = sighting.state.as_mut().unwrap();
+        (state.neighbourhood, state.memory.capacity_bytes) = (None, 480 * CHUNK);
+    }
+    let shown = rows(&draw(&sightings, 0, false, (80, 40)));
+    assert_eq!(shown[1], "GPU local-shared-0   30.0M, 3 tenants");
+    assert!(shown[2].starts_with("  default/chat   DOES NOT BALANCE   30.0M   "), "{shown:#?}");
+}
