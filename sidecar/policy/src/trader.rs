@@ -60,6 +60,9 @@ impl Default for Terms {
     }
 }
 
+/// How often loans whose time is over are looked for, nanoseconds.
+const OVERDUE_AGAIN_NS: u64 = 1_000_000_000;
+
 /// How far the search for memory is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum Search {
@@ -86,6 +89,8 @@ pub struct Trader {
     arriving: Vec<Arrival>,
     /// Since when lent layers are wanted back.
     recalling: Option<Nanos>,
+    /// Loans whose time is over are looked for again then.
+    overdue_again_at: Nanos,
     letters: Vec<Letter>,
 }
 
@@ -109,6 +114,7 @@ impl Trader {
             asked_again_at: Nanos(0),
             arriving: Vec::new(),
             recalling: None,
+            overdue_again_at: Nanos(0),
             letters: Vec::new(),
         }
     }
@@ -134,6 +140,7 @@ impl Trader {
             || self.recalling.is_some()
             || !self.arriving.is_empty()
             || !self.book.taken().is_empty()
+            || !self.book.given().is_empty()
     }
 
     /// Called at every boundary, before the next step is prepared.
@@ -144,6 +151,7 @@ impl Trader {
         self.recall(now, brain);
         self.search_on(now, brain);
         self.renew(now);
+        self.take_back_overdue(now);
         self.give_up_spare(brain);
         self.accept_next(brain, out);
     }
@@ -188,11 +196,18 @@ impl Trader {
             Search::Surveying { since, .. } if now.since(*since) >= self.terms.ask_patience_ns => {
                 self.end_search(now, brain);
             }
-            Search::Asking { since, nonce, .. } if now.since(*since) >= self.terms.ask_patience_ns => {
+            Search::Asking { since, nonce, .. } => {
                 let nonce = *nonce;
-                let peer = self.book.timed_out(nonce).expect("an ask under way is in the book");
-                self.letters.push(Letter::Withdraw { peer, nonce });
-                self.ask_next(now, brain);
+                let known = self.book.taken().iter().any(|taken| taken.nonce == nonce);
+                if !known {
+                    // Revoked before it was granted.
+                    self.ask_next(now, brain);
+                } else if now.since(*since) >= self.terms.ask_patience_ns {
+                    if let Ok(peer) = self.book.timed_out(nonce) {
+                        self.letters.push(Letter::Withdraw { peer, nonce });
+                    }
+                    self.ask_next(now, brain);
+                }
             }
             _ => {}
         }
@@ -229,6 +244,17 @@ impl Trader {
         let ttl_ns = self.terms.ttl_ns;
         self.letters.push(Letter::Ask { peer: victim.peer, nonce, chunks: victim.chunks, ttl_ns });
         self.search = Search::Asking { since: now, nonce, next };
+    }
+
+    /// A loan whose time is over may never have been accepted: whoever waits for its answer has gone.
+    fn take_back_overdue(&mut self, now: Nanos) {
+        if now < self.overdue_again_at {
+            return;
+        }
+        self.overdue_again_at = now.plus(OVERDUE_AGAIN_NS);
+        let overdue =
+            self.book.overdue(now).map(|given| Letter::TakeBack { peer: given.peer, nonce: given.nonce });
+        self.letters.extend(overdue);
     }
 
     /// Loans that are in use are prolonged in time: at half of what is left to them.

@@ -34,10 +34,11 @@ impl Brain {
         self.loaded() && self.waking()
     }
 
-    /// Chunks of a debt of this name that are to go.
+    /// Chunks of a debt of this name that are to go, or are going.
     pub fn owed_for(&self, earmark: Earmark) -> u32 {
         let same = |p: &&super::trade::Parting| p.earmark == earmark && p.claim == Claim::Debt;
-        self.trade.partings.iter().filter(same).map(|parting| parting.chunks).sum()
+        let waiting: u32 = self.trade.partings.iter().filter(same).map(|parting| parting.chunks).sum();
+        waiting + self.leaving(|going, claim| going == earmark && claim == Claim::Debt)
     }
 
     /// Loans to a neighbour that is dead are not vacated any further. Returns their chunks.
@@ -50,7 +51,7 @@ impl Brain {
 
     /// Borrowed chunks that were not needed for a while, own layers come back first.
     pub fn take_spare_loan(&mut self) -> u32 {
-        let left = self.trade.borrowed.saturating_sub(self.trade.promised(Claim::Debt));
+        let left = self.trade.borrowed.saturating_sub(self.promised(Claim::Debt));
         let away = self.slots.layout().alpha() > self.base.alpha();
         if left == 0 || away || self.goal.is_some() || self.hungry().is_some() {
             self.trade.calm.reset();

@@ -83,7 +83,7 @@ impl Brain {
     pub fn lendable_chunks(&self) -> u32 {
         let own = self.trade.share - self.trade.lent;
         let idle = self.vacant_chunks() + self.idle_frames() + self.lendable_weights();
-        idle.min(own.saturating_sub(self.floor_chunks())).saturating_sub(self.trade.promised(Claim::Loan))
+        idle.min(own.saturating_sub(self.floor_chunks())).saturating_sub(self.promised(Claim::Loan))
     }
 
     /// Chunks are to go to a neighbour. How it ended is told by [`Brain::take_traded`].
@@ -91,7 +91,7 @@ impl Brain {
     /// # Panics
     /// If a loan would take the tenant below its floor, or a debt is more than was borrowed: whoever orders it has looked.
     pub fn give(&mut self, earmark: Earmark, chunks: u32, claim: Claim) {
-        let promised = self.trade.promised(claim) + chunks;
+        let promised = self.promised(claim) + chunks;
         match claim {
             Claim::Loan => {
                 let left = (self.trade.share - self.trade.lent).checked_sub(promised);
@@ -100,6 +100,22 @@ impl Brain {
             Claim::Debt => assert!(promised <= self.trade.borrowed, "a debt was borrowed"),
         }
         self.trade.partings.push_back(Parting { earmark, chunks, claim });
+    }
+
+    /// Chunks that are to go under this claim, or are going.
+    pub(super) fn promised(&self, claim: Claim) -> u32 {
+        self.trade.promised(claim) + self.leaving(|_, of| of == claim)
+    }
+
+    /// Chunks that are going.
+    pub(super) fn leaving(&self, which: impl Fn(Earmark, Claim) -> bool) -> u32 {
+        let chunks = |effect: &Pending| match effect {
+            Pending::Lend(chunks, spare, earmark, claim) if which(*earmark, *claim) => {
+                chunks.len() as u32 + spare
+            }
+            _ => 0,
+        };
+        self.pending.iter().map(|(_, effect)| chunks(effect)).sum()
     }
 
     /// Whoever asked for this loan no longer waits for it. False if it is no longer to be stopped: its end will be told.

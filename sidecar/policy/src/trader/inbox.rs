@@ -1,8 +1,5 @@
 //! What neighbours say.
 
-use alloc::vec;
-use alloc::vec::Vec;
-
 use super::{Arrival, Letter, News, Search, Trader, victims};
 use crate::action::Earmark;
 use crate::brain::{Brain, Claim};
@@ -19,21 +16,21 @@ impl Trader {
                 self.asked(now, (peer, nonce), chunks, ttl_ns, brain)
             }
             News::Withdrawn { peer, nonce } => self.withdrawn(peer, nonce, brain),
-            News::Revoked { peer, nonce, chunks } => {
-                if let Ok(vacate) = self.book.revoked(nonce, peer, chunks) {
-                    self.owe(&[vacate], brain);
-                }
-            }
+            News::Revoked { peer, nonce, chunks } => self.revoked(Earmark { peer, nonce }, chunks, brain),
             News::Granted { peer, nonce, chunks, ttl_ns } => {
                 self.granted(now, Earmark { peer, nonce }, chunks, ttl_ns);
             }
             News::Refused { peer, nonce } => self.refused(now, peer, nonce, brain),
+            News::Prolonged { peer, nonce, ttl_ns } => {
+                let _ = self.book.renew(nonce, peer, now.plus(ttl_ns.min(self.terms.ttl_ns)));
+            }
             News::Renewed { peer, nonce, ttl_ns } => {
                 // A loan that has to go back meanwhile goes back.
                 let _ = self.book.renewed(nonce, peer, now.plus(ttl_ns));
             }
             News::Returned { peer, nonce, chunks } => self.returned(Earmark { peer, nonce }, chunks),
             News::TookBack { nonce } => self.took_back(nonce, brain),
+            News::Terms(terms) => self.set_terms(terms),
             News::Died(peer) => self.died(peer, brain),
         }
     }
@@ -81,9 +78,32 @@ impl Trader {
         }
     }
 
+    /// A loan whose bytes are being accepted at this moment goes back when they have come.
+    fn revoked(&mut self, earmark: Earmark, chunks: u32, brain: &mut Brain) {
+        let Earmark { peer, nonce } = earmark;
+        self.arriving.retain(|arrival| arrival.ordered || arrival.earmark != earmark);
+        let arrives = self.arriving.iter().any(|arrival| arrival.earmark == earmark);
+        match self.book.revoked(nonce, peer, chunks) {
+            Ok(vacate) if vacate.chunks > 0 => self.owe(&[vacate], brain),
+            _ if arrives || brain.owed_for(earmark) > 0 => {}
+            _ => self.letters.push(Letter::Return { peer, nonce, chunks: 0 }),
+        }
+        self.stop_accepting();
+    }
+
+    /// Nothing is on its way any more: the search may begin anew.
+    fn stop_accepting(&mut self) {
+        let loan = |arrival: &Arrival| arrival.claim == Claim::Loan;
+        if self.search == Search::Accepting && !self.arriving.iter().any(loan) {
+            self.search = Search::Idle;
+        }
+    }
+
     fn granted(&mut self, now: Nanos, earmark: Earmark, chunks: u32, ttl_ns: u64) {
         let Earmark { peer, nonce } = earmark;
         if self.book.expects(nonce, peer, chunks).is_err() {
+            // Too late: the lender takes it back.
+            self.letters.push(Letter::Withdraw { peer, nonce });
             return;
         }
         self.search = Search::Accepting;
@@ -116,19 +136,13 @@ impl Trader {
     fn died(&mut self, peer: Peer, brain: &mut Brain) {
         let bereaved = self.book.peer_died(peer);
         self.arriving.retain(|arrival| arrival.ordered || arrival.earmark.peer != peer);
-        let going = brain.forget_loans(peer);
-        if let Some(chunks) = bereaved.freed_chunks.checked_sub(going).filter(|chunks| *chunks > 0) {
+        let coming = |arrival: &&Arrival| arrival.earmark.peer == peer && arrival.claim == Claim::Debt;
+        let coming: u32 = self.arriving.iter().filter(coming).map(|arrival| arrival.chunks).sum();
+        let elsewhere = brain.forget_loans(peer) + coming;
+        if let Some(chunks) = bereaved.freed_chunks.checked_sub(elsewhere).filter(|chunks| *chunks > 0) {
             brain.regain(chunks);
         }
+        self.stop_accepting();
         self.owe(&bereaved.vacate, brain);
-        if matches!(&self.search, Search::Asking { nonce, .. } if !self.knows(*nonce)) {
-            self.search = Search::Idle;
-        }
-    }
-
-    fn knows(&self, nonce: Nonce) -> bool {
-        let mut names: Vec<Nonce> = vec![];
-        names.extend(self.book.taken().iter().map(|taken| taken.nonce));
-        names.contains(&nonce)
     }
 }

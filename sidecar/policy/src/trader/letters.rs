@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use crate::neighbours::Peer;
 use crate::neighbours::grants::Nonce;
 use crate::neighbours::victim::Neighbour;
+use crate::trader::Terms;
 
 /// What comes in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +57,15 @@ pub enum News {
         /// The loan.
         nonce: Nonce,
     },
+    /// A borrower still needs a loan.
+    Prolonged {
+        /// Who.
+        peer: Peer,
+        /// The loan.
+        nonce: Nonce,
+        /// For so long from now on, nanoseconds.
+        ttl_ns: u64,
+    },
     /// A lender prolonged a loan.
     Renewed {
         /// Who.
@@ -79,6 +89,8 @@ pub enum News {
         /// The loan.
         nonce: Nonce,
     },
+    /// The directive has changed.
+    Terms(Terms),
     /// Both processes of a neighbour are gone, as the ledger shows.
     Died(Peer),
 }
@@ -133,7 +145,7 @@ pub enum Letter {
         /// So much of it.
         chunks: u32,
     },
-    /// To a lender: so much of the loan is earmarked for you.
+    /// To a lender: so much of the loan is earmarked for you; 0 = no such loan is here.
     Return {
         /// Whom.
         peer: Peer,

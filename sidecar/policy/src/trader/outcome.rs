@@ -15,7 +15,7 @@ impl Trader {
                     // It is owed as before.
                     brain.give(earmark, chunks, Claim::Debt);
                 }
-                Traded::Taken { earmark, chunks, .. } => self.taken(earmark, chunks),
+                Traded::Taken { earmark, chunks } => self.taken(earmark, chunks, brain),
                 Traded::NotTaken { earmark } => self.not_taken(earmark),
             }
         }
@@ -33,13 +33,14 @@ impl Trader {
     }
 
     fn repaid(&mut self, earmark: Earmark, chunks: u32) {
-        let gone = self.book.gave_back(earmark.nonce, chunks).expect("what was owed is in the book");
-        if let Some(peer) = gone.to {
+        // A loan that was revoked before it was accepted never came into the book.
+        let to = self.book.gave_back(earmark.nonce, chunks).map_or(Some(earmark.peer), |gone| gone.to);
+        if let Some(peer) = to {
             self.letters.push(Letter::Return { peer, nonce: earmark.nonce, chunks });
         }
     }
 
-    fn taken(&mut self, earmark: Earmark, chunks: u32) {
+    fn taken(&mut self, earmark: Earmark, chunks: u32, brain: &mut Brain) {
         let Some(at) = self.arriving.iter().position(|a| a.ordered && a.earmark == earmark) else { return };
         let arrival = self.arriving.remove(at);
         let Earmark { peer, nonce } = earmark;
@@ -47,7 +48,10 @@ impl Trader {
             Claim::Loan => self.book.granted(nonce, peer, chunks, arrival.expires),
             Claim::Debt => self.book.returned(nonce, peer, chunks),
         };
-        assert_eq!(entered, Ok(()), "what arrived was expected");
+        if entered.is_err() && arrival.claim == Claim::Loan {
+            // Its lender wanted it back, or died, while it came.
+            brain.give(earmark, chunks, Claim::Debt);
+        }
         if arrival.claim == Claim::Loan && self.search == Search::Accepting {
             self.search = Search::Idle;
         }

@@ -55,13 +55,18 @@ impl Core {
         let active = match self.config.sharing {
             Sharing::Exclusive => return true,
             Sharing::Spatial => busy,
-            Sharing::Temporal(quantum) => self.holds_turn(now, quantum, busy),
+            Sharing::Temporal(quantum) => self.keeps_turn(now, quantum, busy),
         };
         self.brain.set_active(active);
         active
     }
 
-    fn holds_turn(&mut self, now: Nanos, quantum: Quantum, busy: bool) -> bool {
+    /// Whether the tenant may run steps as far as turns go: it holds the turn, or there are none.
+    pub fn holds_turn(&self) -> bool {
+        !matches!(self.config.sharing, Sharing::Temporal(_)) || matches!(self.turn, Turn::Held { .. })
+    }
+
+    fn keeps_turn(&mut self, now: Nanos, quantum: Quantum, busy: bool) -> bool {
         if let Turn::Held { since, .. } = self.turn {
             let predicted_step_ns = self.brain.measures().compute_ns().into_iter().sum();
             // Whether others wait is the neighbourhood's to know: nobody before them, the turn comes back at once.

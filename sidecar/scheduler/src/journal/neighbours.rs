@@ -25,6 +25,10 @@ pub fn put(words: &mut Words, event: &NeighbourEvent) -> &'static str {
             words.put_list(neighbours, put_neighbour);
             "survey"
         }
+        NeighbourEvent::News(News::Terms(terms)) => {
+            put_terms(words, terms);
+            "terms"
+        }
         NeighbourEvent::News(news) => {
             put_news(words, news);
             "letter"
@@ -37,6 +41,7 @@ pub fn read(name: &str, r: &mut Reader<'_>) -> Result<NeighbourEvent, String> {
     Ok(match name {
         "turn" => NeighbourEvent::Turn { epoch: r.u64()? },
         "survey" => NeighbourEvent::News(News::Survey(r.list(neighbour)?)),
+        "terms" => NeighbourEvent::News(News::Terms(terms(r)?)),
         _ => NeighbourEvent::News(news(r)?),
     })
 }
@@ -85,7 +90,8 @@ fn put_news(words: &mut Words, news: &News) {
         News::Returned { peer, nonce, chunks } => (6, peer, nonce, chunks, 0),
         News::TookBack { nonce } => (7, nobody, nonce, 0, 0),
         News::Died(peer) => (8, peer, Nonce(0), 0, 0),
-        News::Survey(_) => unreachable!("a survey has its own name"),
+        News::Prolonged { peer, nonce, ttl_ns } => (9, peer, nonce, 0, ttl_ns),
+        News::Survey(_) | News::Terms(_) => unreachable!("it has its own name"),
     };
     words.put(code as u64);
     put_peer(words, &who);
@@ -105,6 +111,7 @@ fn news(r: &mut Reader<'_>) -> Result<News, String> {
         6 => News::Returned { peer, nonce, chunks },
         7 => News::TookBack { nonce },
         8 => News::Died(peer),
+        9 => News::Prolonged { peer, nonce, ttl_ns },
         other => return Err(format!("{other} is no letter")),
     })
 }
