@@ -88,7 +88,9 @@ fn absent(error: &std::io::Error) -> bool {
 
 /// Agrees with the sidecar and reserves the ranges.
 fn attach(link: &mut SidecarLink, options: &Options) -> anyhow::Result<Stepper> {
-    let Welcome { setup, pool, control, tables } = link.hello(BUILD)?;
+    let Welcome { setup, pool, control, tables, life } = link.hello(BUILD)?;
+    // Open until this process ends, however it ends.
+    std::mem::forget(life);
     let memory = EngineMemory::reserve(&setup, pool).context("reserving address space")?;
     let model = Model::new(setup.spec.clone(), setup.chunk_bytes, threads(options, setup.threads))?;
     let cost = model.activation_cost();

@@ -176,7 +176,12 @@ impl MiniSidecar {
     /// Waits for the next engine and shakes hands.
     pub fn accept(&self) -> Result<EngineLink, LinkError> {
         let connection = self.listener.as_ref().unwrap().accept(SOON)?.expect("an engine connects");
-        let shared = Shared { pool: self.pool.fd(), control: &self.control, tables: &self.tables };
+        let shared = Shared {
+            pool: self.pool.fd(),
+            control: &self.control,
+            tables: &self.tables,
+            life: self.pool.fd(),
+        };
         connection.handshake(&self.setup, shared)
     }
 

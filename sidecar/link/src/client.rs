@@ -35,6 +35,8 @@ pub struct Welcome {
     pub control: ControlPage,
     /// Block tables and histories.
     pub tables: TableReader,
+    /// To be kept until the engine ends: what is locked on it, on a shared GPU, counts until both sides are gone.
+    pub life: OwnedFd,
 }
 
 /// What an engine may be told.
@@ -166,11 +168,11 @@ impl SidecarLink {
 
 fn welcome(setup: EngineSetup, descriptors: Vec<OwnedFd>) -> Result<Welcome, LinkError> {
     let got = descriptors.len();
-    let [pool, control, tables]: [OwnedFd; 3] = descriptors
+    let [pool, control, tables, life]: [OwnedFd; 4] = descriptors
         .try_into()
-        .map_err(|_| crate::frame::Refusal::Descriptors { kind: Kind::Model, got, expected: 3 })?;
+        .map_err(|_| crate::frame::Refusal::Descriptors { kind: Kind::Model, got, expected: 4 })?;
     check_sealed(pool.as_fd(), u64::from(setup.capacity_chunks) * setup.chunk_bytes)?;
     let control = ControlPage::open(control, setup.spec.layers)?;
     let tables = TableReader::open(tables, TableShape::of(&setup))?;
-    Ok(Welcome { setup, pool, control, tables })
+    Ok(Welcome { setup, pool, control, tables, life })
 }

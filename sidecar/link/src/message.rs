@@ -69,7 +69,7 @@ pub struct StepOrder {
 pub enum Message {
     /// Engine, first.
     Hello(Hello),
-    /// Sidecar, in answer; carries the pool, the control page and the tables as descriptors, in this order.
+    /// Sidecar, in answer; carries the pool, the control page, the tables and the common life as descriptors, in this order.
     Model(Box<EngineSetup>),
     /// Engine, in answer; carries a pidfd of itself.
     Ready(Ready),
@@ -132,7 +132,7 @@ impl Message {
     /// File descriptors that travel with it.
     pub fn descriptors(kind: Kind) -> usize {
         match kind {
-            Kind::Model => 3,
+            Kind::Model => 4,
             Kind::Ready => 1,
             _ => 0,
         }

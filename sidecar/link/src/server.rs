@@ -132,6 +132,8 @@ pub struct Shared<'a> {
     pub control: &'a ControlPage,
     /// Block tables and histories.
     pub tables: &'a TableWriter,
+    /// A description that the engine keeps as long as it lives: locks on it count until both sides are gone.
+    pub life: BorrowedFd<'a>,
 }
 
 /// An engine that has reserved its ranges. Nothing is mapped yet: send the whole mapping, then steps.
@@ -191,7 +193,7 @@ impl Introduced {
     /// Hands over model and memory. Waits for nothing but room in the socket.
     pub fn offer(self, setup: &EngineSetup, shared: Shared<'_>) -> Result<Offered, LinkError> {
         setup.check()?;
-        let descriptors = [shared.pool, shared.control.fd(), shared.tables.fd()];
+        let descriptors = [shared.pool, shared.control.fd(), shared.tables.fd(), shared.life];
         self.sender.send(&Message::Model(Box::new(setup.clone())), &descriptors)?;
         let Introduced { sender, receiver, hello } = self;
         Ok(Offered { sender, receiver, hello })

@@ -54,7 +54,12 @@ impl Sidecar {
 
     fn attach(&self) -> Result<EngineLink, LinkError> {
         let connection = self.listener.accept(SOON)?.expect("an engine connected");
-        let shared = Shared { pool: self.pool.as_fd(), control: &self.control, tables: &self.tables };
+        let shared = Shared {
+            pool: self.pool.as_fd(),
+            control: &self.control,
+            tables: &self.tables,
+            life: self.pool.as_fd(),
+        };
         connection.handshake(&small_setup(), shared)
     }
 }
@@ -238,8 +243,8 @@ fn an_engine_refuses_a_model_without_its_memory() {
         let error = client.join().unwrap().expect_err("refused");
         match fds {
             // The right number, but the pool is too small for the capacity.
-            3 => assert!(matches!(error, LinkError::Region(_)), "{error:?}"),
-            got => assert_eq!(refusal(error), Refusal::Descriptors { kind: Kind::Model, got, expected: 3 }),
+            4 => assert!(matches!(error, LinkError::Region(_)), "{error:?}"),
+            got => assert_eq!(refusal(error), Refusal::Descriptors { kind: Kind::Model, got, expected: 4 }),
         }
     }
 }

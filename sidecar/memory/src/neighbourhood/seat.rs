@@ -90,6 +90,13 @@ impl Seat {
         Ok(())
     }
 
+    /// The floor, which a participant may learn after it has joined. At most its share.
+    pub fn declare_floor(&self, bytes: u64) {
+        let share = self.record().get(word::SHARE);
+        assert!(bytes <= share, "a floor of {bytes} bytes is within the share of {share}");
+        self.record().set(word::FLOOR, bytes);
+    }
+
     /// Gives reserved bytes back, after the memory was released. Needs no lock. Panics when less is held.
     pub fn release(&self, bytes: u64) {
         self.record().hold_less(bytes);
