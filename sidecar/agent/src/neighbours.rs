@@ -2,3 +2,10 @@
 
 pub mod call;
 pub mod client;
+pub mod desk;
+pub mod office;
+pub mod place;
+pub mod quota;
+pub mod shell;
+pub mod turns;
+pub mod watch;

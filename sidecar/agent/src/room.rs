@@ -7,6 +7,7 @@ mod body;
 pub mod door;
 mod load;
 mod mappings;
+mod neighbours;
 mod state;
 
 use std::collections::HashMap;
@@ -16,14 +17,19 @@ use std::time::{Duration, Instant, SystemTime};
 
 use sluice_memory::HostMemory;
 use sluice_policy::ids::{Nanos, RequestId};
+use sluice_ports::neighbourhood::NeighbourEvent;
 use sluice_scheduler::{Driver, Event, Finish, Notice, Outage};
 use tokio::sync::{mpsc, watch};
 
 use crate::metrics::Metrics;
+use crate::neighbours::call::Call;
+use crate::neighbours::desk::Desk;
+use crate::neighbours::place::Place;
 use crate::service::{Message, Status, Update};
 use body::LinkCompute;
 use door::News;
 pub use load::{InjectedFaults, LoadError, Loaded, Loading, load, policy_of};
+pub use neighbours::Among;
 use state::Diary;
 
 /// Longest sleep when nothing is due.
@@ -46,6 +52,9 @@ pub struct Room {
     /// How long streams are held while no engine is attached.
     hold: Duration,
     engine_left: Option<Instant>,
+    /// Where neighbours' questions go; none on a GPU of one's own.
+    desk: Option<Arc<Desk>>,
+    place: Option<Place>,
 }
 
 impl Room {
@@ -106,13 +115,21 @@ impl Room {
             Message::Wake => {}
             Message::Engine(news) => self.engine(*news),
             // Nothing is traded yet.
-            Message::Call(call) => call.decline(),
+            Message::Call(call) => self.call(call),
+            Message::Neighbour(event) => self.driver.push(Event::Neighbour(*event)),
             Message::State(reply) => {
                 let state = self.state();
                 // Whoever asked may have gone.
                 let _ = reply.send(Box::new(state));
             }
             Message::Stop => unreachable!("handled by the loop"),
+        }
+    }
+
+    fn call(&mut self, call: Call) {
+        let Some(desk) = &self.desk else { return call.decline() };
+        for news in desk.receive(call) {
+            self.driver.push(Event::Neighbour(NeighbourEvent::News(news)));
         }
     }
 
@@ -223,7 +240,11 @@ impl Room {
         if cfg!(debug_assertions) {
             self.audit();
         }
-        state::assemble(&mut self.driver, &self.diary, &self.metrics)
+        let mut state = state::assemble(&mut self.driver, &self.diary, &self.metrics);
+        if let Some(place) = &self.place {
+            neighbours::fill(&mut state, self.driver.core(), &self.diary, place);
+        }
+        state
     }
 
     /// The backend backs every address exactly as the ledger says. While a transaction is pending it may be one ahead.

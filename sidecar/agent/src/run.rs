@@ -26,7 +26,7 @@ use crate::gateway::Gateway;
 use crate::gateway::open::OpenRequests;
 use crate::gateway::serve::{LAST_WORD, Limits, finish, serve};
 use crate::metrics::Metrics;
-use crate::room::{LoadError, Loaded, Loading, load};
+use crate::room::{Among, LoadError, Loaded, Loading, load};
 use crate::service::{Inbox, Message, Service, Status};
 use crate::{admin, probes};
 
@@ -168,8 +168,14 @@ async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>)
     let service = Service::new(inbox.clone(), watched);
     let metrics = Arc::new(Metrics::new(&model_names(config)[0], &config.slo));
     let closed = Arc::new(AtomicBool::new(false));
+    let among = config.neighbourhood.as_ref().map(|_| Among {
+        directives: directives.clone(),
+        client: credentials.client(),
+        runtime: tokio::runtime::Handle::current(),
+    });
     let loading = Loading {
         loaded: loaded.clone(),
+        among,
         inbox: inbox.clone(),
         messages,
         status,

@@ -95,6 +95,8 @@ pub enum Message {
     Engine(Box<crate::room::door::News>),
     /// A neighbour, or whoever places tenants, wants something.
     Call(crate::neighbours::call::Call),
+    /// A neighbour has something to say, or the turn has come.
+    Neighbour(Box<sluice_ports::neighbourhood::NeighbourEvent>),
     /// The state, please.
     State(oneshot::Sender<Box<sluice_wire::State>>),
     /// End: running requests are cut.

@@ -62,6 +62,7 @@ impl Tenant {
         let (status, mut watched) = watch::channel(Status::Loading);
         let metrics = Arc::new(Metrics::new("tiny", &SloConfig::default()));
         let loading = Loading {
+            among: None,
             loaded: loaded.clone(),
             inbox: inbox.clone(),
             messages,

@@ -68,6 +68,8 @@ pub struct Door {
     pub control: Arc<ControlPage>,
     /// Block tables and histories.
     pub tables: Arc<Mutex<TableWriter>>,
+    /// A description that engines keep as long as they live; on a shared GPU it holds the tenant's locks.
+    pub life: OwnedFd,
     /// Where news goes.
     pub inbox: Inbox,
     /// Raised when no more engines are wanted.
@@ -134,7 +136,12 @@ impl Door {
         let offered = {
             // For the send alone: nobody waits for a peer while holding the tables.
             let tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
-            let shared = Shared { pool: self.pool.as_fd(), control: &self.control, tables: &tables };
+            let shared = Shared {
+                pool: self.pool.as_fd(),
+                control: &self.control,
+                tables: &tables,
+                life: self.life.as_fd(),
+            };
             peer.offer(&self.setup, shared)?
         };
         let link = offered.ready(&self.setup)?;

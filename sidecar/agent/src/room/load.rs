@@ -16,7 +16,7 @@ use sluice_link::server::Listener;
 use sluice_link::slab::{SlabLayout, slab_layout};
 use sluice_link::tables::{TableShape, TableWriter};
 use sluice_memory::{
-    Alone, HostError, HostMemory, HostOptions, Master, MasterCopy, MasterError, RangeSizes, Slab,
+    Alone, HostError, HostMemory, HostOptions, Master, MasterCopy, MasterError, Quota, RangeSizes, Slab,
 };
 use sluice_policy::brain::Brain;
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
@@ -33,12 +33,15 @@ use super::Room;
 use super::body::{self, LinkCompute, PageGate, Peer};
 use super::door::{Attached, Door, News, SEAT_PATIENCE, Seat};
 use super::mappings;
+use super::neighbours::{self, Among};
 use super::state::Diary;
 use crate::metrics::Metrics;
 use crate::model::ModelError;
 use crate::model::config::read_spec;
 use crate::model::text::Text;
 use crate::model::weights::Weights;
+use crate::neighbours::place::{Place, PlaceError};
+use crate::neighbours::quota::SeatQuota;
 use crate::service::{Inbox, Message, Status};
 
 /// Sequences whose decode step is always possible.
@@ -70,6 +73,9 @@ pub enum LoadError {
     /// The link.
     #[error(transparent)]
     Link(#[from] LinkError),
+    /// The GPU that it shares.
+    #[error("the neighbourhood: {0}")]
+    Place(#[from] PlaceError),
     /// A file.
     #[error("{}: {source}", path.display())]
     Io {
@@ -185,6 +191,8 @@ pub struct Loading {
     pub inbox: Inbox,
     /// Their reading end.
     pub messages: Receiver<Message>,
+    /// The way to neighbours; `None` = the GPU is the tenant's own.
+    pub among: Option<Among>,
     /// Where the status is shown.
     pub status: watch::Sender<Status>,
     /// Figures.
@@ -196,6 +204,11 @@ pub struct Loading {
 }
 
 impl Loading {
+    fn place(&self) -> Result<Option<Place>, LoadError> {
+        let place = self.loaded.config.neighbourhood.as_ref();
+        place.map(|place| Ok(Place::take(&self.loaded.config, place, &self.closed)?)).transpose()
+    }
+
     /// Loads the weights, waits for the first engine, and opens the room.
     ///
     /// # Errors
@@ -212,15 +225,8 @@ impl Loading {
         let tables = Arc::new(Mutex::new(tables));
         let master = read_weights(&loaded, &layout, &self.closed)?;
         let wake = self.inbox.clone();
-        let options = HostOptions {
-            // Memory never asks what activations cost; the engine has not said it yet.
-            geometry: geometry(&loaded, &layout, ActivationCost::default()),
-            ranges: ranges(&setup),
-            poison: config.debug.poison,
-            copy_threads: 1,
-            link_bytes_per_s: config.gpu.link_bytes_per_second,
-            quota: Arc::new(Alone),
-        };
+        let place = self.place()?;
+        let options = host_options(&loaded, &layout, &setup, quota(place.as_ref()));
         let (gate, notify) =
             (Arc::new(PageGate(control.clone())), Arc::new(move || wake.send(Message::Wake)));
         let peer = Peer::default();
@@ -231,26 +237,28 @@ impl Loading {
         let (listener, inbox, closed) = (self.listener, self.inbox, self.closed);
         let tables_of_door = tables.clone();
         let seat = Seat::new(SEAT_PATIENCE);
-        let door = Door { listener, setup, pool, control, tables: tables_of_door, inbox, closed, seat };
+        let life = neighbours::life(place.as_ref())?;
+        let own_inbox = inbox.clone();
+        let door = Door { listener, setup, pool, control, tables: tables_of_door, life, inbox, closed, seat };
         spawn_door(door)?;
         let mut early = Vec::new();
         let first = first_engine(&self.messages, &mut early)?;
         let brain = Brain::new(params, geometry(&loaded, &layout, first.hello.activation));
         // An engine that nobody needs is told, or whoever ends it would have to kill it.
         let brain = brain.inspect_err(|_| drop(first.sender.bye())).map_err(LoadError::Refused)?;
-        let core = Core::new(scheduling, brain);
+        if let Some(place) = &place {
+            place.seat.declare_floor(u64::from(brain.floor_chunks()) * config.gpu.chunk_bytes);
+        }
+        let core = Core::new(neighbours::scheduling(scheduling, place.as_ref()), brain);
         let origin = Instant::now();
         let compute = LinkCompute::new(tables, peer);
         let journal = config.journal.as_deref().map(journal).transpose()?;
-        let mut driver = Driver::start(Nanos(0), core, memory, compute, journal);
+        let desk = place.as_ref().map(|place| Arc::new(place.desk(config)));
+        let at_desk = place.as_ref().zip(desk.as_ref());
+        let port = neighbours::port(self.among.as_ref(), at_desk, &own_inbox, origin)?;
+        let mut driver = Driver::start_among(port, Nanos(0), core, memory, compute, journal);
         body::attach(&mut driver, first);
-        let tenant = Tenant {
-            namespace: config.namespace.clone(),
-            name: config.name.clone(),
-            model: config.served_names.first().unwrap_or(&config.name).clone(),
-            gpu: config.gpu.name.clone(),
-        };
-        let mut diary = Diary::new(tenant, config.policy.clone());
+        let mut diary = Diary::new(tenant(config), config.policy.clone());
         diary.engine_attached(SystemTime::now());
         let mut room = Room {
             driver,
@@ -262,9 +270,45 @@ impl Loading {
             origin,
             hold: Duration::from_secs(u64::from(config.limits.hold_seconds)),
             engine_left: None,
+            desk,
+            place,
         };
         early.into_iter().for_each(|message| room.take(message));
         Ok(room)
+    }
+}
+
+fn host_options(
+    loaded: &Loaded,
+    layout: &SlabLayout,
+    setup: &EngineSetup,
+    quota: Arc<dyn Quota>,
+) -> HostOptions {
+    HostOptions {
+        // Memory never asks what activations cost; the engine has not said it yet.
+        geometry: geometry(loaded, layout, ActivationCost::default()),
+        ranges: ranges(setup),
+        poison: loaded.config.debug.poison,
+        copy_threads: 1,
+        link_bytes_per_s: loaded.config.gpu.link_bytes_per_second,
+        quota,
+    }
+}
+
+/// Who counts the tenant's bytes.
+fn quota(place: Option<&Place>) -> Arc<dyn Quota> {
+    match place {
+        Some(place) => Arc::new(SeatQuota(place.seat.clone())),
+        None => Arc::new(Alone),
+    }
+}
+
+fn tenant(config: &SidecarConfig) -> Tenant {
+    Tenant {
+        namespace: config.namespace.clone(),
+        name: config.name.clone(),
+        model: config.served_names.first().unwrap_or(&config.name).clone(),
+        gpu: config.gpu.name.clone(),
     }
 }
 
@@ -381,6 +425,7 @@ fn params(loaded: &Loaded) -> Result<Params, LoadError> {
     let debug = &config.debug;
     Ok(Params {
         policy: policy_of(&config.policy)?,
+        share_chunks: share_chunks(config),
         remap_cap_permille: config.memory.max_remapped_percent.min(100) * 10,
         forced: debug.force_remap.map(|(alpha, beta)| ForcedRemap { alpha, beta }),
         max_model_tokens: loaded.max_model_tokens,
@@ -395,6 +440,12 @@ fn params(loaded: &Loaded) -> Result<Params, LoadError> {
             .unwrap_or(Params::default().link_bytes_per_second),
         ..Params::default()
     })
+}
+
+/// What the tenant may hold without asking a neighbour.
+fn share_chunks(config: &SidecarConfig) -> u32 {
+    let share = config.neighbourhood.as_ref().map(|place| place.share_bytes / config.gpu.chunk_bytes);
+    share.map_or(u32::MAX, |chunks| u32::try_from(chunks).unwrap_or(u32::MAX))
 }
 
 /// The policy of that name.

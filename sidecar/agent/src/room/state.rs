@@ -28,6 +28,10 @@ pub struct Diary {
     phase_since: SystemTime,
     idle_since: Option<SystemTime>,
     engine_since: Option<SystemTime>,
+    inactive_since: Option<SystemTime>,
+    last_used: Option<SystemTime>,
+    resident_since: Option<SystemTime>,
+    steps: u64,
     engine_restarts: u64,
     moving: Vec<LayerId>,
     kv_bytes: u64,
@@ -51,6 +55,10 @@ impl Diary {
             phase_since: SystemTime::now(),
             idle_since: None,
             engine_since: None,
+            inactive_since: None,
+            last_used: None,
+            resident_since: None,
+            steps: 0,
             engine_restarts: 0,
             moving: Vec::new(),
             kv_bytes: 0,
@@ -58,6 +66,32 @@ impl Diary {
             moves: VecDeque::new(),
             repeats: 0,
         }
+    }
+
+    /// Since when nothing of this tenant runs, milliseconds since the Unix epoch.
+    pub fn inactive_since_unix_ms(&self) -> Option<u64> {
+        self.inactive_since.map(unix_ms)
+    }
+
+    /// When it last ran a step.
+    pub fn last_used_unix_ms(&self) -> Option<u64> {
+        self.last_used.map(unix_ms)
+    }
+
+    /// Since when all its layers have memory.
+    pub fn resident_since_unix_ms(&self) -> Option<u64> {
+        self.resident_since.map(unix_ms)
+    }
+
+    fn observe_activity(&mut self, core: &Core, snapshot: &Snapshot) {
+        let now = SystemTime::now();
+        let active = core.holds_turn() && snapshot.running + snapshot.waiting > 0;
+        self.inactive_since = if active { None } else { self.inactive_since.or(Some(now)) };
+        if snapshot.counters.steps != self.steps {
+            (self.steps, self.last_used) = (snapshot.counters.steps, Some(now));
+        }
+        let whole = core.brain().loaded() && core.brain().absent_layers() == 0;
+        self.resident_since = if whole { self.resident_since.or(Some(now)) } else { None };
     }
 
     /// An engine has come.
@@ -73,7 +107,9 @@ impl Diary {
 
     /// Writes down what has changed since the last look.
     pub fn observe(&mut self, core: &Core, metrics: &Metrics) {
-        self.observe_phase(&core.snapshot(), core.brain());
+        let snapshot = core.snapshot();
+        self.observe_phase(&snapshot, core.brain());
+        self.observe_activity(core, &snapshot);
         self.observe_moves(core.brain(), metrics);
     }
 

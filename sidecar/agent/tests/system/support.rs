@@ -187,6 +187,7 @@ impl Tenant {
         let (status, watched) = tokio::sync::watch::channel(Status::Loading);
         let closed = Arc::new(AtomicBool::new(false));
         let loading = Loading {
+            among: None,
             loaded: Arc::new(loaded),
             inbox: inbox.clone(),
             messages,

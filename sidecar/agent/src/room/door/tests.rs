@@ -78,6 +78,7 @@ impl House {
             pool,
             control: Arc::new(ControlPage::create(3).unwrap()),
             tables: tables.clone(),
+            life: std::fs::File::open("/dev/null").unwrap().into(),
             inbox,
             closed: closed.clone(),
             seat: Seat::new(Duration::from_millis(300)),

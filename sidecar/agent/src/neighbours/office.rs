@@ -1,0 +1,185 @@
+//! Where letters become calls to neighbours' admin ports, and their answers news for the scheduler.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::future::join_all;
+use sluice_memory::neighbourhood::Seat;
+use sluice_policy::ids::Nanos;
+use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::grants::Nonce;
+use sluice_policy::neighbours::victim::{Live, Neighbour as Seen};
+use sluice_policy::trader::{Letter, News};
+use sluice_ports::neighbourhood::NeighbourEvent;
+use sluice_wire::State;
+use sluice_wire::directive::Neighbour;
+use sluice_wire::grants::{GrantAnswer, GrantRequest, RevokeReason};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::client::Client;
+use super::desk::Desk;
+use super::place::{full_name, peer};
+use crate::directive::Directives;
+use crate::service::{Inbox, Message};
+
+/// A state is waited for this long: a survey is worth less than the time it takes.
+const SURVEY_PATIENCE: Duration = Duration::from_millis(15);
+/// An answer to anything else; the scheduler gives up an ask by itself, long before.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Everything that a letter needs.
+#[derive(Clone, Debug)]
+pub struct Office {
+    /// The record in the ledger.
+    pub seat: Arc<Seat>,
+    /// Who this is.
+    pub desk: Arc<Desk>,
+    /// Who the neighbours are.
+    pub directives: Arc<Directives>,
+    /// The way to them.
+    pub client: Arc<Client>,
+    /// Where news goes.
+    pub inbox: Inbox,
+    /// The scheduler's clock.
+    pub origin: std::time::Instant,
+}
+
+impl Office {
+    /// Works until nobody can write any more.
+    pub async fn work(self, mut letters: UnboundedReceiver<Letter>) {
+        while let Some(letter) = letters.recv().await {
+            let office = self.clone();
+            tokio::spawn(async move { office.send(letter).await });
+        }
+    }
+
+    /// Tells the scheduler.
+    pub fn tell(&self, news: News) {
+        self.inbox.send(Message::Neighbour(Box::new(NeighbourEvent::News(news))));
+    }
+
+    async fn send(&self, letter: Letter) {
+        match letter {
+            Letter::Survey => self.tell(News::Survey(self.survey().await)),
+            Letter::Ask { peer, nonce, chunks, ttl_ns } => self.ask(peer, nonce, chunks, ttl_ns).await,
+            Letter::Withdraw { peer, nonce } => self.cancel(peer, nonce).await,
+            Letter::Revoke { peer, nonce, chunks } => self.revoke(peer, nonce, chunks).await,
+            Letter::Renew { peer, nonce, ttl_ns } => self.renew(peer, nonce, ttl_ns).await,
+            Letter::TakeBack { peer, nonce } => self.take_back(peer, nonce),
+            Letter::Answer { .. } | Letter::Return { .. } => unreachable!("answered at the desk"),
+        }
+    }
+
+    async fn survey(&self) -> Vec<Seen> {
+        join_all(self.neighbours().into_iter().map(|(peer, neighbour)| self.look(peer, neighbour))).await
+    }
+
+    async fn look(&self, peer: Peer, neighbour: Neighbour) -> Seen {
+        let state = self.client.state(&neighbour, SURVEY_PATIENCE).await;
+        let live = state.ok().and_then(|state| self.live(&state));
+        Seen { peer, priority: neighbour.priority, reachable: live.is_some(), live }
+    }
+
+    fn live(&self, state: &State) -> Option<Live> {
+        let (place, activity) = (state.neighbourhood.as_ref()?, &state.activity);
+        let holds = place.turn.as_ref().is_some_and(|turn| turn.holds);
+        let busy = state.queue.running + state.queue.waiting > 0;
+        let active = if place.turn.is_some() { holds } else { busy };
+        Some(Live {
+            active,
+            last_used: self.moment(activity.last_used_unix_ms.unwrap_or(0)),
+            resident_since: self.moment(activity.resident_since_unix_ms.unwrap_or(0)),
+            lendable_chunks: self.desk.chunks(place.lendable_bytes),
+            queue_place: place.turn.as_ref().filter(|turn| !turn.holds && busy).map(|turn| turn.waiting),
+        })
+    }
+
+    /// A moment of the wall clock on the scheduler's clock; what was before its start is its start.
+    fn moment(&self, unix_ms: u64) -> Nanos {
+        let unix_now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let ago = unix_now.saturating_sub(Duration::from_millis(unix_ms));
+        let at = self.origin.elapsed().saturating_sub(ago);
+        Nanos(u64::try_from(at.as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// The directive's neighbours that the ledger knows as living.
+    fn neighbours(&self) -> Vec<(Peer, Neighbour)> {
+        let Some(in_force) = self.directives.in_force() else { return Vec::new() };
+        let living = self.seat.survey().unwrap_or_default();
+        let found = in_force.directive.neighbours.iter().filter_map(|neighbour| {
+            let name = full_name(&neighbour.namespace, &neighbour.name);
+            let participant = living.iter().find(|p| p.live && p.name == name)?;
+            Some((peer(participant.peer), neighbour.clone()))
+        });
+        found.collect()
+    }
+
+    fn find(&self, peer: Peer) -> Option<Neighbour> {
+        self.neighbours().into_iter().find(|(found, _)| *found == peer).map(|(_, neighbour)| neighbour)
+    }
+
+    async fn call(&self, peer: Peer, request: &GrantRequest) -> Option<GrantAnswer> {
+        let neighbour = self.find(peer)?;
+        let answer = self.client.grant(&neighbour, request, self.desk.bytes(1), PATIENCE).await;
+        answer.inspect_err(|error| tracing::debug!(%error, neighbour = neighbour.name, "no answer")).ok()
+    }
+
+    async fn ask(&self, peer: Peer, nonce: Nonce, chunks: u32, ttl_ns: u64) {
+        let (borrower, bytes) = (self.desk.me(), self.desk.bytes(chunks));
+        let request = GrantRequest::Ask { borrower, nonce: nonce.0, bytes, ttl_ms: ttl_ns / 1_000_000 };
+        match self.call(peer, &request).await {
+            Some(GrantAnswer::Granted { bytes, ttl_ms, .. }) => {
+                let chunks = self.desk.chunks(bytes);
+                self.tell(News::Granted { peer, nonce, chunks, ttl_ns: ttl_ms.saturating_mul(1_000_000) });
+            }
+            Some(_) => self.tell(News::Refused { peer, nonce }),
+            None => {
+                // Nobody knows whether it was granted.
+                self.tell(News::Refused { peer, nonce });
+                self.cancel(peer, nonce).await;
+            }
+        }
+    }
+
+    async fn cancel(&self, peer: Peer, nonce: Nonce) {
+        let request = GrantRequest::Cancel { borrower: self.desk.me(), nonce: nonce.0 };
+        // A lender that does not hear it takes the earmark back at the end of its time to live.
+        let _ = self.call(peer, &request).await;
+    }
+
+    async fn revoke(&self, peer: Peer, nonce: Nonce, chunks: u32) {
+        let (lender, bytes) = (self.desk.me(), self.desk.bytes(chunks));
+        let request = GrantRequest::Revoke { lender, nonce: nonce.0, bytes, why: RevokeReason::LenderActive };
+        match self.call(peer, &request).await {
+            Some(GrantAnswer::Returned { bytes, .. }) => {
+                let chunks = self.desk.chunks(bytes);
+                self.tell(News::Returned { peer, nonce, chunks });
+            }
+            // A loan that the borrower does not know was never accepted.
+            Some(GrantAnswer::Refused { .. }) => self.take_back(peer, nonce),
+            // Where the answer was lost, the watch sees the earmark.
+            Some(_) | None => {}
+        }
+    }
+
+    async fn renew(&self, peer: Peer, nonce: Nonce, ttl_ns: u64) {
+        let (borrower, ttl_ms) = (self.desk.me(), ttl_ns / 1_000_000);
+        let request = GrantRequest::Renew { borrower, nonces: vec![nonce.0], ttl_ms };
+        if let Some(GrantAnswer::Renewed { nonces, ttl_ms }) = self.call(peer, &request).await
+            && nonces.contains(&nonce.0)
+        {
+            self.tell(News::Renewed { peer, nonce, ttl_ns: ttl_ms.saturating_mul(1_000_000) });
+        }
+    }
+
+    /// The bytes of an earmark that its borrower has not accepted are the device's again.
+    fn take_back(&self, peer: Peer, nonce: Nonce) {
+        match self.seat.take_back(nonce.0) {
+            Ok(bytes) => {
+                self.seat.release(bytes);
+                self.tell(News::TookBack { nonce });
+            }
+            Err(error) => tracing::debug!(%error, nonce = nonce.0, index = peer.index, "not taken back"),
+        }
+    }
+}

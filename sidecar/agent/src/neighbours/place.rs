@@ -1,0 +1,155 @@
+//! A tenant's record in the ledger file of its GPU.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use sluice_memory::neighbourhood::{
+    Identity, JoinError, Neighbourhood, OpenError, Seat, TurnOrder as LedgerOrder, this_boot,
+};
+use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::turn::Quantum;
+use sluice_scheduler::Sharing;
+use sluice_wire::config::{NeighbourhoodConfig, SidecarConfig};
+use sluice_wire::directive::{Sharing as SharingRule, TurnOrder};
+
+use super::desk::Desk;
+
+/// A predecessor's engine ends within a moment of its sidecar; its record is waited for this long.
+const JOIN_PATIENCE: Duration = Duration::from_secs(10);
+/// How often it is looked for.
+const JOIN_AGAIN: Duration = Duration::from_millis(20);
+/// Hand-overs after which who waits goes before higher priorities, for each participant: one full round.
+const AGING_TURNS: u64 = 64;
+
+/// Why a tenant has no place on its GPU.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaceError {
+    /// The ledger.
+    #[error("{}: {source}", folder.display())]
+    Open {
+        /// The neighbourhood's folder.
+        folder: PathBuf,
+        /// Why.
+        #[source]
+        source: OpenError,
+    },
+    /// The record.
+    #[error("{}: {source}", folder.display())]
+    Join {
+        /// The neighbourhood's folder.
+        folder: PathBuf,
+        /// Why.
+        #[source]
+        source: JoinError,
+    },
+    /// The machine does not say which boot this is.
+    #[error("the id of this boot: {0}")]
+    Boot(#[from] std::io::Error),
+    /// It was told to end while it waited.
+    #[error("stopped")]
+    Stopped,
+}
+
+/// A tenant's place among its neighbours.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Its record.
+    pub seat: Arc<Seat>,
+    /// What the configuration says of it.
+    pub config: NeighbourhoodConfig,
+}
+
+/// `namespace/name`: how the ledger names a tenant.
+pub fn full_name(namespace: &str, name: &str) -> String {
+    format!("{namespace}/{name}")
+}
+
+impl Place {
+    /// Takes the tenant's record. A predecessor that is still ending is waited for.
+    ///
+    /// # Errors
+    /// The ledger is unfit or full, the shares exceed the GPU, or `closed` was raised.
+    pub fn take(
+        config: &SidecarConfig,
+        place: &NeighbourhoodConfig,
+        closed: &AtomicBool,
+    ) -> Result<Place, PlaceError> {
+        let identity = Identity {
+            boot_id: this_boot()?,
+            claim_id: place.claim.clone(),
+            capacity_bytes: config.gpu.memory_bytes,
+            chunk_bytes: config.gpu.chunk_bytes,
+        };
+        let name = full_name(&config.namespace, &config.name);
+        let begun = Instant::now();
+        loop {
+            let folder = place.folder.clone();
+            let ledger = Neighbourhood::open(&folder, &identity)
+                .map_err(|source| PlaceError::Open { folder: folder.clone(), source })?;
+            // The floor is known when the first engine has said what activations cost.
+            match ledger.join(&name, 0, place.share_bytes) {
+                Ok(seat) => return Ok(Place { seat: Arc::new(seat), config: place.clone() }),
+                Err(JoinError::NameTaken { .. } | JoinError::Replaced) if begun.elapsed() < JOIN_PATIENCE => {
+                }
+                Err(source) => return Err(PlaceError::Join { folder, source }),
+            }
+            if closed.load(Ordering::Relaxed) {
+                return Err(PlaceError::Stopped);
+            }
+            std::thread::sleep(JOIN_AGAIN);
+        }
+    }
+
+    /// Where the tenant's neighbours are answered.
+    pub fn desk(&self, config: &SidecarConfig) -> Desk {
+        Desk::new(self.seat.clone(), &config.namespace, &config.name, config.gpu.chunk_bytes)
+    }
+
+    /// Who this is.
+    pub fn me(&self) -> Peer {
+        peer(self.seat.peer())
+    }
+
+    /// How the scheduler shares time here.
+    pub fn sharing(&self) -> Sharing {
+        match self.config.sharing {
+            SharingRule::Isolated => Sharing::Exclusive,
+            SharingRule::Spatial => Sharing::Spatial,
+            SharingRule::Temporal { min_quantum_ms, max_quantum_ms, .. } => {
+                let ns = |ms: u32| u64::from(ms) * 1_000_000;
+                Sharing::Temporal(Quantum::new(
+                    ns(min_quantum_ms.min(max_quantum_ms)),
+                    ns(max_quantum_ms.max(1)),
+                ))
+            }
+        }
+    }
+
+    /// Whether memory changes hands here.
+    pub fn trades(&self) -> bool {
+        self.config.sharing != SharingRule::Isolated
+    }
+
+    /// The order of turns, if turns are taken.
+    pub fn turns(&self) -> Option<LedgerOrder> {
+        match self.config.sharing {
+            SharingRule::Temporal { order: TurnOrder::RoundRobin, .. } => Some(LedgerOrder::RoundRobin),
+            SharingRule::Temporal { order: TurnOrder::Priority, .. } => {
+                Some(LedgerOrder::Priority { aging_turns: AGING_TURNS })
+            }
+            SharingRule::Spatial | SharingRule::Isolated => None,
+        }
+    }
+}
+
+/// The policy's name for a participant.
+pub fn peer(peer: sluice_memory::neighbourhood::Peer) -> Peer {
+    Peer { index: peer.index, instance: peer.instance }
+}
+
+/// The ledger's name for a participant.
+pub fn in_ledger(peer: Peer) -> sluice_memory::neighbourhood::Peer {
+    sluice_memory::neighbourhood::Peer { index: peer.index, instance: peer.instance }
+}

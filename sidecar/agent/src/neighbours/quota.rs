@@ -1,0 +1,57 @@
+//! The ledger file as the pool of chunks sees it.
+
+use std::sync::Arc;
+
+use sluice_memory::neighbourhood::{LedgerError, Seat};
+use sluice_memory::{Quota, QuotaError};
+use sluice_policy::action::Earmark;
+
+use super::place::in_ledger;
+
+/// Every byte of a chunk is reserved in the ledger before the chunk exists and given back after it has gone.
+#[derive(Clone, Debug)]
+pub struct SeatQuota(pub Arc<Seat>);
+
+fn refused(error: LedgerError) -> QuotaError {
+    match error {
+        LedgerError::OutOfMemory { .. } => QuotaError::OutOfMemory(error.to_string()),
+        other => QuotaError::Refused(other.to_string()),
+    }
+}
+
+impl Quota for SeatQuota {
+    fn reserve(&self, bytes: u64) -> Result<(), QuotaError> {
+        self.0.reserve(bytes).map_err(refused)
+    }
+
+    fn release(&self, bytes: u64) {
+        self.0.release(bytes);
+    }
+
+    fn accept(&self, earmark: Earmark, bytes: u64) -> Result<(), QuotaError> {
+        let accepted = self.0.accept(&in_ledger(earmark.peer), earmark.nonce.0).map_err(refused)?;
+        if accepted == bytes {
+            return Ok(());
+        }
+        self.0.release(accepted);
+        Err(QuotaError::Refused(format!("{accepted} bytes were earmarked where {bytes} were announced")))
+    }
+
+    fn earmark(&self, earmark: Earmark, bytes: u64, spare_bytes: u64) -> Result<(), QuotaError> {
+        self.0.reserve(spare_bytes).map_err(refused)?;
+        let all = bytes + spare_bytes;
+        match self.0.earmark(&in_ledger(earmark.peer), all, earmark.nonce.0) {
+            Ok(()) => Ok(()),
+            // Who is dead needs no promise: the bytes are free for the next life.
+            Err(LedgerError::Gone { .. }) => {
+                self.0.release(all);
+                Ok(())
+            }
+            Err(error) => {
+                self.0.release(spare_bytes);
+                tracing::warn!(%error, nonce = earmark.nonce.0, "bytes could not be earmarked");
+                Err(refused(error))
+            }
+        }
+    }
+}

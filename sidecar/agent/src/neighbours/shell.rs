@@ -1,0 +1,65 @@
+//! The neighbourhood as the scheduler's port: letters go to the office, turns to their thread, answers to whoever asked.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use sluice_memory::neighbourhood::Seat;
+use sluice_policy::ids::Nanos;
+use sluice_policy::trader::Letter;
+use sluice_ports::neighbourhood::{NeighbourEvent, Neighbourhood, TurnCall};
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::desk::Desk;
+
+/// The scheduler's end of everything that concerns neighbours. What comes in goes through the room's inbox.
+#[derive(Debug)]
+pub struct Shell {
+    /// The record in the ledger.
+    pub seat: Arc<Seat>,
+    /// Those who wait for an answer.
+    pub desk: Arc<Desk>,
+    /// Where letters are sent.
+    pub letters: UnboundedSender<Letter>,
+    /// Wishes for the turn; none where no turns are taken.
+    pub turns: Option<Sender<()>>,
+}
+
+impl Neighbourhood for Shell {
+    fn post(&mut self, _now: Nanos, letter: Letter) {
+        match letter {
+            Letter::Answer { peer, nonce, chunks, ttl_ns } => {
+                if !self.desk.answer(peer, nonce, chunks, ttl_ns) && chunks > 0 {
+                    self.send(Letter::TakeBack { peer, nonce });
+                }
+            }
+            Letter::Return { peer, nonce, chunks } => self.desk.returned(peer, nonce, chunks),
+            letter => self.send(letter),
+        }
+    }
+
+    fn turn(&mut self, _now: Nanos, call: TurnCall) {
+        match (call, &self.turns) {
+            (TurnCall::Want, Some(turns)) => {
+                // A thread that has gone has said why; the tenant then waits, as for a turn that does not come.
+                let _ = turns.send(());
+            }
+            (TurnCall::Release, _) => {
+                if let Err(error) = self.seat.turn().release() {
+                    tracing::error!(%error, "the turn could not be given up");
+                }
+            }
+            (TurnCall::Want, None) => {}
+        }
+    }
+
+    fn poll(&mut self, _now: Nanos) -> Option<NeighbourEvent> {
+        None
+    }
+}
+
+impl Shell {
+    fn send(&self, letter: Letter) {
+        // The office ends after the scheduler.
+        let _ = self.letters.send(letter);
+    }
+}

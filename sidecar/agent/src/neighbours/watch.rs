@@ -1,0 +1,106 @@
+//! A look at the ledger now and then: who has died, what has come back without a word, which terms are in force.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use sluice_memory::neighbourhood::{EarmarkState, Participant};
+use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::grants::Nonce;
+use sluice_policy::neighbours::victim::Rule;
+use sluice_policy::trader::{News, Terms};
+use sluice_wire::directive::{Directive, VictimRule};
+
+use super::office::Office;
+use super::place::{full_name, peer};
+
+/// How often the ledger is looked at. Answers come sooner; this is for those that were lost.
+const EVERY: Duration = Duration::from_millis(100);
+
+/// Watches until the task is dropped.
+pub async fn watch(office: Office) {
+    let mut known = BTreeSet::new();
+    let mut directive = office.directives.watch();
+    loop {
+        tell_terms(
+            &office,
+            directive.borrow_and_update().as_ref().map(|in_force| in_force.directive.as_ref()),
+        );
+        // A directive may name a neighbour before its record is there: its order is told again with every look that changed.
+        loop {
+            let changed = tokio::time::timeout(EVERY, directive.changed()).await;
+            let before = known.len();
+            look(&office, &mut known);
+            match changed {
+                Ok(Err(_)) => return,
+                Ok(Ok(())) => break,
+                Err(_) if known.len() != before => break,
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+fn look(office: &Office, known: &mut BTreeSet<Peer>) {
+    let participants = match office.seat.survey() {
+        Ok(participants) => participants,
+        Err(error) => {
+            tracing::warn!(%error, "the ledger cannot be read");
+            return;
+        }
+    };
+    let living: BTreeSet<Peer> = participants.iter().filter(|p| p.live).map(|p| peer(p.peer)).collect();
+    for dead in known.difference(&living) {
+        tracing::info!(index = dead.index, "a neighbour has gone");
+        office.tell(News::Died(*dead));
+    }
+    *known = living;
+    participants.iter().filter(|p| p.live).for_each(|p| tell_earmarks(office, p));
+    if let Err(error) = office.seat.clear() {
+        tracing::warn!(%error, "earmarks cannot be cleared");
+    }
+}
+
+/// Earmarks for this tenant that nobody has told it of: what is a loan that came back, the scheduler knows.
+fn tell_earmarks(office: &Office, lender: &Participant) {
+    let me = office.seat.instance();
+    let waiting = lender.earmarks.iter().filter(|e| e.to == me && e.state == EarmarkState::Waiting);
+    for earmark in waiting {
+        let (peer, nonce) = (peer(lender.peer), Nonce(earmark.nonce));
+        office.tell(News::Returned { peer, nonce, chunks: office.desk.chunks(earmark.bytes) });
+    }
+}
+
+fn tell_terms(office: &Office, directive: Option<&Directive>) {
+    let Some(directive) = directive else { return };
+    let living = office.seat.survey().unwrap_or_default();
+    let order = directive.fallback_order.iter().filter_map(|name| {
+        let found = living.iter().find(|p| p.live && is_named(directive, p, name))?;
+        Some(peer(found.peer))
+    });
+    let terms = terms(directive, order.collect());
+    office.tell(News::Terms(terms));
+}
+
+/// The directive lists names; the ledger has `namespace/name`.
+fn is_named(directive: &Directive, participant: &Participant, name: &str) -> bool {
+    let full = |n: &sluice_wire::directive::Neighbour| full_name(&n.namespace, &n.name);
+    participant.name == name
+        || directive.neighbours.iter().any(|n| n.name == name && full(n) == participant.name)
+}
+
+/// What a directive says about trading.
+pub fn terms(directive: &Directive, order: Vec<Peer>) -> Terms {
+    let ns = |ms: u32| u64::from(ms) * 1_000_000;
+    Terms {
+        priority: directive.tenant.priority,
+        rule: match directive.victim {
+            VictimRule::MostRecentlyUsed => Rule::MostRecentlyUsed,
+            VictimRule::LeastRecentlyUsed => Rule::LeastRecentlyUsed,
+            VictimRule::FixedOrder => Rule::FixedOrder,
+        },
+        order,
+        min_residence_ns: ns(directive.min_residence_ms),
+        revoke_bound_ns: ns(directive.revoke_bound_ms),
+        ..Terms::default()
+    }
+}
