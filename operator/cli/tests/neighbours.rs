@@ -135,10 +135,6 @@ fn config(world: &World, name: &str) -> SidecarConfig {
     serde_json::from_str(&text(&world.path(&format!("told.{name}")))).unwrap()
 }
 
-fn claim_of(world: &World) -> String {
-    config(world, "chat").neighbourhood.unwrap().claim
-}
-
 fn mode(path: &Path) -> u32 {
     std::fs::metadata(path).unwrap().permissions().mode() & 0o777
 }
@@ -241,29 +237,6 @@ fn a_gpu_that_another_run_shares_out_is_refused_and_the_first_goes_on() {
     assert!(outcome.stderr.starts_with(expected), "{}", outcome.stderr);
     assert!(world.path("run/gpu.default.local-one-0/neighbour_token").exists());
     end(first, &world);
-}
-
-#[test]
-fn what_a_killed_run_has_left_is_another_lifes() {
-    let (world, told) = (world(), Told::default());
-    told.listen_all(&world);
-    let mut killed = up(&world);
-    let old = NAMES.map(|name| told.directive(name, 0))[0].epoch;
-    let folder = world.path("run/gpu.default.local-one-0");
-    let (token, claim) = (text(&folder.join("neighbour_token")), claim_of(&world));
-    std::fs::write(folder.join("ledger"), "of the killed run").unwrap();
-    signal(&killed, Signal::KILL);
-    // Not `end`: a sidecar that lived on would hold the other end of its pipes.
-    killed.wait().unwrap();
-    for name in NAMES {
-        told.listen(&world, name, 1, takes);
-    }
-    let again = up(&world);
-    let new = NAMES.map(|name| told.directive(name, 1))[0].clone();
-    assert!(new.epoch > old && new.sequence == 1, "{old} {new:?}");
-    assert!(!folder.join("ledger").exists(), "a ledger of sidecars that may still be ending");
-    assert!(text(&folder.join("neighbour_token")) != token && claim_of(&world) != claim);
-    end(again, &world);
 }
 
 /// The folder of the product's binaries, or a loud line that says what is skipped.

@@ -172,10 +172,10 @@ fn a_directive_says_the_rules_of_the_yaml_and_who_the_others_are() {
         "{pool}  remap: {{victim: FixedOrder, minResidenceMilliseconds: 0, revokeBoundMilliseconds: 90}}\n"
     );
     let yaml = format!(
-        "{pool}{}  memory: {{maxRemappedPercent: 30}}\n{}  priority: 1\n{}  priority: 200\n",
+        "{pool}{}  memory: {{maxRemappedPercent: 30}}\n{}  priority: 200\n{}  priority: 1\n",
         tenant("c"),
-        tenant("b"),
-        tenant("a")
+        tenant("a"),
+        tenant("b")
     );
     let plan = whole(&yaml).unwrap();
     assert_eq!(plan.ineffective, []);
@@ -190,8 +190,8 @@ fn a_directive_says_the_rules_of_the_yaml_and_who_the_others_are() {
     assert_eq!((told.tenant.priority, told.tenant.max_remapped_percent), (100, 30));
     assert_eq!((told.tenant.idle_after_seconds, told.tenant.hibernate_after_seconds), (30, Some(600)));
     let others = told.neighbours.iter().map(|n| (n.name.as_str(), n.admin.port(), n.priority));
-    assert_eq!(others.collect::<Vec<_>>(), [("a", 3, 200), ("b", 2, 1)], "by name, itself left out");
-    let own = plan.configs[2].neighbourhood.as_ref().unwrap();
+    assert_eq!(others.collect::<Vec<_>>(), [("a", 2, 200), ("b", 3, 1)], "by name, itself left out");
+    let own = plan.configs[1].neighbourhood.as_ref().unwrap();
     assert_eq!((told.neighbours[0].share_bytes, told.neighbours[0].floor_bytes), (own.share_bytes, 0));
     assert_eq!(told.fallback_order, ["b", "a"], "the lowest priority first");
     for member in 0..3 {
