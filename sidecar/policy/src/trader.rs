@@ -89,6 +89,8 @@ pub struct Trader {
     arriving: Vec<Arrival>,
     /// Since when lent layers are wanted back.
     recalling: Option<Nanos>,
+    /// Loans that the ledger gave back before the backend had said that they were made.
+    taken_back: Vec<Nonce>,
     /// Loans whose time is over are looked for again then.
     overdue_again_at: Nanos,
     letters: Vec<Letter>,
@@ -114,6 +116,7 @@ impl Trader {
             asked_again_at: Nanos(0),
             arriving: Vec::new(),
             recalling: None,
+            taken_back: Vec::new(),
             overdue_again_at: Nanos(0),
             letters: Vec::new(),
         }

@@ -249,7 +249,8 @@ fn memory(brain: &Brain, used_bytes: u64) -> MemoryState {
             Owner::Earmarked(_) => &mut owners.earmarked_bytes,
         } += bytes;
     }
-    let capacity_bytes = u64::from(ledger.capacity()) * chunk_bytes;
+    // On a shared GPU the tenant's capacity is what it may hold now.
+    let capacity_bytes = u64::from(brain.budget_chunks().min(ledger.capacity())) * chunk_bytes;
     owners.free_bytes += capacity_bytes.saturating_sub(used_bytes);
     // Host memory has no driver and no context.
     let overhead_bytes = 0;

@@ -4,6 +4,7 @@ use super::{Brain, Claim, Prepared};
 use crate::action::Earmark;
 use crate::ledger::Owner;
 use crate::neighbours::Peer;
+use crate::neighbours::grants::Nonce;
 use crate::params::PolicyName;
 use crate::revert::Pressure;
 
@@ -41,12 +42,19 @@ impl Brain {
         waiting + self.leaving(|going, claim| going == earmark && claim == Claim::Debt)
     }
 
-    /// Loans to a neighbour that is dead are not vacated any further. Returns their chunks.
+    /// A loan of this name is being made, and the backend has not said how that ended.
+    pub fn lending(&self, nonce: Nonce) -> bool {
+        self.leaving(|earmark, claim| earmark.nonce == nonce && claim == Claim::Loan) > 0
+    }
+
+    /// Loans to a neighbour that is dead are not vacated any further. Returns the chunks of all that were not made yet,
+    /// those included whose making has no end yet.
     pub fn forget_loans(&mut self, peer: Peer) -> u32 {
         let dead = |p: &super::trade::Parting| p.earmark.peer == peer && p.claim == Claim::Loan;
-        let chunks = self.trade.partings.iter().filter(|p| dead(p)).map(|parting| parting.chunks).sum();
+        let waiting: u32 = self.trade.partings.iter().filter(|p| dead(p)).map(|parting| parting.chunks).sum();
         self.trade.partings.retain(|parting| !dead(parting));
-        chunks
+        let made = self.leaving(|earmark, claim| earmark.peer == peer && claim == Claim::Loan);
+        waiting + made
     }
 
     /// Borrowed chunks that were not needed for a while, own layers come back first.

@@ -43,8 +43,9 @@ impl Brain {
         }
     }
 
-    /// The tenant has work and some of its layers are away.
+    /// Some layers are away, and the tenant has work, or nobody has their memory any more.
     pub(super) fn waking(&self) -> bool {
-        self.trade.active && self.absent_layers() > 0
+        let home = self.trade.lent == 0 && self.trade.partings.is_empty() && self.trade.regrow == 0;
+        (self.trade.active || home) && self.absent_layers() > 0
     }
 }

@@ -128,7 +128,10 @@ impl Trader {
 
     /// The ledger gave an earmark back, so its bytes are nobody's: they are created anew.
     fn took_back(&mut self, nonce: Nonce, brain: &mut Brain) {
-        if let Ok(chunks) = self.book.took_back(nonce) {
+        if brain.lending(nonce) {
+            // The ledger is ahead of the backend's own word on the loan.
+            self.taken_back.push(nonce);
+        } else if let Ok(chunks) = self.book.took_back(nonce) {
             brain.regain(chunks);
         }
     }
@@ -138,6 +141,7 @@ impl Trader {
         self.arriving.retain(|arrival| arrival.ordered || arrival.earmark.peer != peer);
         let coming = |arrival: &&Arrival| arrival.earmark.peer == peer && arrival.claim == Claim::Debt;
         let coming: u32 = self.arriving.iter().filter(coming).map(|arrival| arrival.chunks).sum();
+        // A loan that is being made to the dead ends as one that was given: its bytes come back then.
         let elsewhere = brain.forget_loans(peer) + coming;
         if let Some(chunks) = bereaved.freed_chunks.checked_sub(elsewhere).filter(|chunks| *chunks > 0) {
             brain.regain(chunks);

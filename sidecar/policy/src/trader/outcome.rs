@@ -8,7 +8,7 @@ impl Trader {
     pub(super) fn take_outcomes(&mut self, brain: &mut Brain) {
         for traded in brain.take_traded() {
             match traded {
-                Traded::Given { earmark, chunks, claim: Claim::Loan } => self.lent(earmark, chunks),
+                Traded::Given { earmark, chunks, claim: Claim::Loan } => self.lent(earmark, chunks, brain),
                 Traded::Given { earmark, chunks, claim: Claim::Debt } => self.repaid(earmark, chunks),
                 Traded::Refused { earmark, claim: Claim::Loan, .. } => self.declined(earmark),
                 Traded::Refused { earmark, chunks, claim: Claim::Debt } => {
@@ -21,8 +21,20 @@ impl Trader {
         }
     }
 
-    fn lent(&mut self, earmark: Earmark, chunks: u32) {
+    fn lent(&mut self, earmark: Earmark, chunks: u32, brain: &mut Brain) {
         let Earmark { peer, nonce } = earmark;
+        if let Some(at) = self.taken_back.iter().position(|taken| *taken == nonce) {
+            self.taken_back.swap_remove(at);
+            // It is in the book until now: nobody else strikes a loan that is being made.
+            let _ = self.book.took_back(nonce);
+            brain.regain(chunks);
+            return;
+        }
+        if !self.book.given().iter().any(|given| given.nonce == nonce && given.peer == peer) {
+            // The borrower died meanwhile: nobody has the bytes.
+            brain.regain(chunks);
+            return;
+        }
         self.letters.push(Letter::Answer { peer, nonce, chunks, ttl_ns: self.terms.ttl_ns });
     }
 
