@@ -12,6 +12,7 @@ mod drain;
 mod engine_faults;
 mod hostile;
 mod link_peer;
+mod neighbours;
 mod no_room;
 mod sidecar_faults;
 mod support;

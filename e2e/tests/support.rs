@@ -7,6 +7,7 @@ pub mod pressure;
 pub mod processes;
 pub mod slow;
 pub mod tenant;
+pub mod trio;
 pub mod wait;
 pub mod world;
 pub mod yaml;

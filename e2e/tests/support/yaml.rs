@@ -14,13 +14,28 @@ pub struct Yaml {
     pub policy: &'static str,
     /// GPUs.
     pub gpus: u32,
+    /// Size of a chunk.
+    pub chunk: Option<&'static str>,
+    /// How a GPU is shared, in flow style.
+    pub sharing: Option<&'static str>,
+    /// `spec.remap`, in flow style.
+    pub remap: Option<&'static str>,
     tenants: String,
 }
 
 impl Yaml {
     /// A pool with one GPU of `memory`.
     pub fn pool(memory: &'static str) -> Yaml {
-        Yaml { memory, link: None, policy: "Oneiros", gpus: 1, tenants: String::new() }
+        Yaml {
+            memory,
+            link: None,
+            policy: "Oneiros",
+            gpus: 1,
+            chunk: None,
+            sharing: None,
+            remap: None,
+            tenants: String::new(),
+        }
     }
 
     /// Adds a tenant. `model` goes on after the source in `spec.model`, `spec` in `spec`, both in flow style, such as
@@ -40,11 +55,15 @@ impl Yaml {
     /// The text.
     pub fn text(&self) -> String {
         let Yaml { memory, policy, gpus, tenants, .. } = self;
-        let link = self.link.map(|link| format!(", linkBytesPerSecond: {link}")).unwrap_or_default();
+        let more =
+            |key, value: Option<&str>| value.map_or_else(String::new, |value| format!(", {key}: {value}"));
+        let (link, chunk) = (more("linkBytesPerSecond", self.link), more("chunkBytes", self.chunk));
+        let sharing = more("sharing", self.sharing);
+        let remap = self.remap.map_or_else(String::new, |remap| format!("  remap: {remap}\n"));
         format!(
             "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: box}}\nspec:\n  \
-             deviceClassName: host.sluice.dev\n  device: {{host: {{memory: {memory}{link}}}}}\n  \
-             gpus: [{{name: one, count: {gpus}}}]\n  hostMemoryPerGPU: 1Gi\n  policy: {policy}\n{tenants}"
+             deviceClassName: host.sluice.dev\n  device: {{host: {{memory: {memory}{link}{chunk}}}}}\n  \
+             gpus: [{{name: one, count: {gpus}{sharing}}}]\n  hostMemoryPerGPU: 1Gi\n  policy: {policy}\n{remap}{tenants}"
         )
     }
 }

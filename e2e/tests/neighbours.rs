@@ -1,0 +1,134 @@
+//! Tenants that share a GPU: memory goes to who needs it and comes home, whoever dies meanwhile, and no token changes.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use sluice_wire::State;
+use sluice_wire::state::{GpuState, TenantReport};
+
+use crate::support::http::CLIENT;
+use crate::support::trio::{self, Answers, Trio, events, place};
+use crate::support::{Answer, Tenant, World, eventually, processes};
+
+/// Within this time after the last request all loans have come home.
+const HOME_AFTER_DEATHS: Duration = Duration::from_secs(30);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_and_a_sidecar_killed_while_memory_is_lent() {
+    let world = World::new();
+    let mut trio = Trio::start(&world, "Oneiros").await;
+    let alone = trio.alone().await;
+    let loads = trio.tenants.each_ref().map(trio::begin);
+    let (lender, state) = one_that(&trio, "lends", |state| place(state).lent_bytes > 0).await;
+    processes::signal(state.engine.pid.unwrap(), Signal::KILL);
+    let lost = |state: &State| state.engine.restarts > 0 && state.engine.pid.is_some();
+    trio.tenants[lender].until("its engine is replaced", lost).await;
+    let victim = (lender + 1) % 3;
+    let lends = |state: &State| place(state).lent_bytes + place(state).borrowed_bytes > 0;
+    trio.tenants[victim].until("the next has a grant", lends).await;
+    processes::signal(trio.tenants[victim].record.pid, Signal::KILL);
+
+    for (index, load) in loads.into_iter().enumerate() {
+        let mut answers = trio::ended(load).await;
+        if index == victim {
+            assert!(answers.iter().any(Result::is_err), "it was killed in the middle of its load");
+        }
+        let expected = alone[index].0.iter().zip(&answers).filter(|(_, a)| index != victim || a.is_ok());
+        let expected: Vec<_> = expected.map(|(expected, _)| expected.clone()).collect();
+        answers.retain(|answer| index != victim || answer.is_ok());
+        same(index, answers, &expected);
+    }
+    let name = trio.tenants[victim].record.name.clone();
+    trio.tenants[victim] = trio.up.ready_again(&name, 2).await;
+    let (again, _) = trio.watched(&[victim]).await;
+    for answers in again {
+        same(victim, answers, &alone[victim].0);
+    }
+    all_home(&trio, HOME_AFTER_DEATHS).await;
+    all_are_listed(&trio.tenants[victim]).await;
+    trio.up.end_cleanly().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fixed_partitions_lend_nothing_and_borrow_nothing() {
+    let world = World::new();
+    let trio = Trio::start(&world, "Recompute").await;
+    let (_, seen) = trio.watched(&[0, 1]).await;
+    assert_eq!((seen.most_lent, seen.most_borrowed), ([0; 3], [0; 3]));
+    assert!(seen.polls > 20, "{seen:?}");
+    for state in trio.states().await {
+        let place = place(&state);
+        assert_eq!(["lend", "borrow"].map(|reason| events(&state, reason)), [0, 0]);
+        assert_eq!(place.budget_bytes, place.share_bytes);
+    }
+    let preempted = trio.tenants[0].state().await.figures.preemptions_total;
+    assert!(preempted > 0, "there was need: with a neighbour's memory nobody would have been preempted");
+    trio.up.end_cleanly().await;
+}
+
+/// Every answer came, and is what it was while the others were idle.
+fn same(index: usize, answers: Answers, expected: &[Answer]) {
+    let answers: Vec<_> = answers.into_iter().map(Result::unwrap).collect();
+    let differ: Vec<_> = (0..answers.len()).filter(|at| answers[*at] != expected[*at]).collect();
+    assert_eq!(differ, [0; 0], "tenant {index}: requests with other answers");
+}
+
+/// The first that is as wanted, with its state.
+async fn one_that(trio: &Trio<'_>, what: &str, wanted: impl Fn(&State) -> bool) -> (usize, State) {
+    eventually(what, async || trio.states().await.into_iter().enumerate().find(|(_, state)| wanted(state)))
+        .await
+}
+
+/// Waits until nobody owes anybody: budgets are shares, and nobody holds more.
+async fn all_home(trio: &Trio<'_>, limit: Duration) {
+    let home = |state: &State| {
+        let place = place(state);
+        (place.lent_bytes, place.borrowed_bytes, place.grants.len()) == (0, 0, 0)
+    };
+    let begun = std::time::Instant::now();
+    let mut states = trio.states().await;
+    while !states.iter().all(home) {
+        assert!(begun.elapsed() < limit, "loans are out after {limit:?}: {:#?}", told(&states));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        states = trio.states().await;
+    }
+    let sum = |of: fn(&State) -> u64| states.iter().map(of).sum::<u64>();
+    assert_eq!(sum(|s| place(s).budget_bytes), sum(|s| place(s).share_bytes), "{:#?}", told(&states));
+    for state in &states {
+        assert!(place(state).balances() && place(state).held_bytes <= place(state).budget_bytes, "{state:?}");
+    }
+    eprintln!("all loans were home after {:?}", begun.elapsed());
+}
+
+/// What a failure shows of states.
+fn told(states: &[State]) -> Vec<String> {
+    let told = |s: &State| {
+        format!(
+            "{} {:?} {:?} {:?} {:?}",
+            s.tenant.name,
+            s.phase,
+            s.neighbourhood,
+            s.figures.remap_events_total,
+            s.moves.last()
+        )
+    };
+    states.iter().map(told).collect()
+}
+
+/// One admin port tells of all tenants of the GPU.
+async fn all_are_listed(tenant: &Tenant) {
+    let token = std::fs::read_to_string(&tenant.record.token_file).unwrap();
+    let url = format!("http://{}/v1/state?scope=gpu", tenant.record.admin);
+    let text = CLIENT.get(url).bearer_auth(token).send().await.unwrap().bytes().await.unwrap();
+    let mut names: Vec<_> = GpuState::from_json(&text)
+        .unwrap()
+        .tenants
+        .into_iter()
+        .map(|report| match report {
+            TenantReport::State(state) => state.tenant.name,
+            TenantReport::Unreachable { name, reason, .. } => panic!("{name}: {reason}"),
+        })
+        .collect();
+    names.sort_unstable();
+    assert_eq!(names, ["alpha", "beta", "gamma"]);
+}

@@ -1,0 +1,150 @@
+//! Three tenants on one GPU that has room for their weights and little else: under load each needs what the others have.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use sluice_wire::State;
+use sluice_wire::state::Neighbourhood;
+use tokio::task::JoinHandle;
+
+use super::http::Failure;
+use super::tenant::{greedy, prompt};
+use super::{Answer, Tenant, Up, World, Yaml};
+
+/// 21.3 MiB of weights; a request of the load grows to 10 blocks of 8 KiB in each of 16 layers.
+const MODEL: &str = "--layers 16 --hidden 256 --heads 8 --kv-heads 4 --intermediate 640";
+/// The weights of all and 8 MiB more for each.
+const MEMORY: &str = "88Mi";
+const NAMES: [&str; 3] = ["alpha", "beta", "gamma"];
+/// Requests at once for one tenant: 15 MiB of KV.
+pub const LOAD: u32 = 12;
+const PROMPT: u32 = 100;
+const TOKENS: usize = 48;
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// The tenants, in one world.
+#[derive(Debug)]
+pub struct Trio<'a> {
+    /// Their parent.
+    pub up: Up<'a>,
+    /// Themselves.
+    pub tenants: [Tenant; 3],
+}
+
+/// What became of the requests of a load, in their order.
+pub type Answers = Vec<Result<Answer, Failure>>;
+
+impl<'a> Trio<'a> {
+    /// Starts them by turns under `policy`.
+    pub async fn start(world: &'a World, policy: &'static str) -> Trio<'a> {
+        let mut yaml = Yaml::pool(MEMORY);
+        for (seed, name) in NAMES.into_iter().enumerate() {
+            let folder = world.model(&format!("model-{name}"), &format!("{MODEL} --seed {seed}"));
+            let spec = "pacing: {mode: Immediate}, memory: {guaranteedKv: 2Mi}, drainSeconds: 2";
+            yaml = yaml.tenant(name, &folder, ", maxModelLen: 256", spec);
+        }
+        (yaml.link, yaml.chunk, yaml.policy) = (Some("2Gi"), Some("64Ki"), policy);
+        yaml.sharing = Some("{mode: Temporal, temporal: {order: RoundRobin}}");
+        yaml.remap = Some("{minResidenceMilliseconds: 0}");
+        let mut up = world.up(&yaml, &["--poison"]);
+        let tenants = [up.ready(NAMES[0]).await, up.ready(NAMES[1]).await, up.ready(NAMES[2]).await];
+        Trio { up, tenants }
+    }
+
+    /// States of all.
+    pub async fn states(&self) -> [State; 3] {
+        let [a, b, c] = &self.tenants;
+        let (a, b, c) = tokio::join!(a.state(), b.state(), c.state());
+        [a, b, c]
+    }
+
+    /// What each tenant answers to its load while the others have none, and what was seen meanwhile.
+    pub async fn alone(&self) -> Vec<(Vec<Answer>, Seen)> {
+        let mut all = Vec::new();
+        for index in 0..self.tenants.len() {
+            let (answers, seen) = self.watched(&[index]).await;
+            all.push((answers.into_iter().flatten().map(Result::unwrap).collect(), seen));
+        }
+        all
+    }
+
+    /// Answers of the tenants `busy` to a load that all get at once, and what was seen of all three meanwhile.
+    pub async fn watched(&self, busy: &[usize]) -> (Vec<Answers>, Seen) {
+        let on = AtomicBool::new(true);
+        let load = async {
+            let loads: Vec<_> = busy.iter().map(|index| begin(&self.tenants[*index])).collect();
+            let mut answers = Vec::new();
+            for load in loads {
+                answers.push(ended(load).await);
+            }
+            on.store(false, Ordering::Relaxed);
+            answers
+        };
+        tokio::join!(load, Seen::watch(&self.tenants, &on))
+    }
+}
+
+/// Sends all requests of the load.
+pub fn begin(tenant: &Tenant) -> Vec<JoinHandle<Result<Answer, Failure>>> {
+    let request = |seed| {
+        let tenant = tenant.clone();
+        tokio::spawn(async move { tenant.complete(&greedy(&prompt(seed, PROMPT), TOKENS)).await })
+    };
+    (0..LOAD).map(request).collect()
+}
+
+/// Waits for the end of all.
+pub async fn ended(load: Vec<JoinHandle<Result<Answer, Failure>>>) -> Answers {
+    let mut answers = Vec::new();
+    for request in load {
+        answers.push(request.await.unwrap());
+    }
+    answers
+}
+
+/// The neighbourhood in a state.
+pub fn place(state: &State) -> &Neighbourhood {
+    state.neighbourhood.as_ref().expect("it shares its GPU")
+}
+
+/// How often a reason occurred.
+pub fn events(state: &State, reason: &str) -> u64 {
+    let mut all = state.figures.remap_events_total.iter();
+    all.find(|event| event.reason == reason).map_or(0, |event| event.count)
+}
+
+/// What was seen over all polls, for each tenant.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// Polls.
+    pub polls: u32,
+    /// Most bytes lent at one time.
+    pub most_lent: [u64; 3],
+    /// Most bytes borrowed at one time.
+    pub most_borrowed: [u64; 3],
+}
+
+impl Seen {
+    /// Polls while `on`. Whoever does not answer (it was killed) is passed over.
+    pub async fn watch(tenants: &[Tenant; 3], on: &AtomicBool) -> Seen {
+        let mut seen = Seen::default();
+        while on.load(Ordering::Relaxed) {
+            for (index, tenant) in tenants.iter().enumerate() {
+                if let Some(state) = tenant.try_state().await {
+                    seen.check(index, &state);
+                }
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        seen
+    }
+
+    /// One look at tenant `index`: its books must balance.
+    pub fn check(&mut self, index: usize, state: &State) {
+        let place = place(state);
+        assert!(place.balances(), "{}: {place:?}", state.tenant.name);
+        self.polls += 1;
+        self.most_lent[index] = self.most_lent[index].max(place.lent_bytes);
+        self.most_borrowed[index] = self.most_borrowed[index].max(place.borrowed_bytes);
+    }
+}
