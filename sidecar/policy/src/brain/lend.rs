@@ -99,7 +99,10 @@ impl Brain {
             }
             Claim::Debt => assert!(promised <= self.trade.borrowed, "a debt was borrowed"),
         }
-        self.trade.partings.push_back(Parting { earmark, chunks, claim });
+        // Steps wait for a debt, and a loan may have to wait for steps: a debt never stands behind a loan.
+        let partings = &mut self.trade.partings;
+        let loans = partings.iter().position(|parting| parting.claim == Claim::Loan && claim == Claim::Debt);
+        partings.insert(loans.unwrap_or(partings.len()), Parting { earmark, chunks, claim });
     }
 
     /// Chunks that are to go under this claim, or are going.
