@@ -15,7 +15,7 @@ use crate::action::{Action, Earmark};
 use crate::brain::{Brain, Claim};
 use crate::ids::Nanos;
 use crate::neighbours::Peer;
-use crate::neighbours::grants::{Book, Nonce, Taken, TakenState, Vacate};
+use crate::neighbours::grants::{Book, Given, Nonce, Taken, TakenState, Vacate};
 use crate::neighbours::victim::{self, Asker, Neighbour, Rule, Victim};
 
 mod inbox;
@@ -104,6 +104,14 @@ struct Arrival {
     claim: Claim,
     expires: Nanos,
     ordered: bool,
+}
+
+impl Arrival {
+    /// It pays what is lent. What was told before does not: the ledger has less by now, or nothing.
+    fn is_lent(&self, given: &[Given]) -> bool {
+        let Earmark { peer, nonce } = self.earmark;
+        given.iter().any(|g| g.nonce == nonce && g.peer == peer && g.chunks >= self.chunks)
+    }
 }
 
 impl Trader {
@@ -309,6 +317,8 @@ impl Trader {
         if brain.blocked() || self.arriving.iter().any(|arrival| arrival.ordered) {
             return;
         }
+        let given = self.book.given();
+        self.arriving.retain(|arrival| arrival.claim == Claim::Loan || arrival.is_lent(given));
         if let Some(arrival) = self.arriving.first_mut() {
             arrival.ordered = true;
             brain.accept(arrival.earmark, arrival.chunks, arrival.claim, out);

@@ -10,6 +10,8 @@ use crate::neighbours::grants::Nonce;
 impl Trader {
     /// A neighbour said something. What does not fit the book changes nothing.
     pub fn hear(&mut self, now: Nanos, news: News, brain: &mut Brain) {
+        // News may be about what has ended since the last boundary.
+        self.take_outcomes(brain);
         match news {
             News::Survey(neighbours) => self.surveyed(now, &neighbours, brain),
             News::Asked { peer, nonce, chunks, ttl_ns } => {
@@ -67,7 +69,7 @@ impl Trader {
 
     /// A loan that is still being vacated is stopped; one that is earmarked is taken back, if it was not accepted.
     fn withdrawn(&mut self, peer: Peer, nonce: Nonce, brain: &mut Brain) {
-        if !self.book.given().iter().any(|given| given.nonce == nonce && given.peer == peer) {
+        if !self.lends(Earmark { peer, nonce }) {
             return;
         }
         if brain.withdraw(Earmark { peer, nonce }) {

@@ -16,7 +16,7 @@ impl Trader {
                     brain.give(earmark, chunks, Claim::Debt);
                 }
                 Traded::Taken { earmark, chunks } => self.taken(earmark, chunks, brain),
-                Traded::NotTaken { earmark } => self.not_taken(earmark),
+                Traded::NotTaken { earmark } => self.not_taken(earmark, brain),
             }
         }
     }
@@ -30,7 +30,7 @@ impl Trader {
             brain.regain(chunks);
             return;
         }
-        if !self.book.given().iter().any(|given| given.nonce == nonce && given.peer == peer) {
+        if !self.lends(earmark) {
             // The borrower died meanwhile: nobody has the bytes.
             brain.regain(chunks);
             return;
@@ -69,8 +69,9 @@ impl Trader {
         }
     }
 
-    /// A promise that did not hold: a loan is given up; a debt is paid when the ledger says so again.
-    fn not_taken(&mut self, earmark: Earmark) {
+    /// A promise that did not hold: a loan is given up; a debt is paid when the ledger says so again, or is nobody's because
+    /// its debtor died.
+    fn not_taken(&mut self, earmark: Earmark, brain: &mut Brain) {
         let Some(at) = self.arriving.iter().position(|a| a.ordered && a.earmark == earmark) else { return };
         let arrival = self.arriving.remove(at);
         let Earmark { peer, nonce } = earmark;
@@ -78,5 +79,13 @@ impl Trader {
             self.letters.push(Letter::Withdraw { peer, nonce });
             self.search = Search::Idle;
         }
+        if arrival.claim == Claim::Debt && !self.lends(earmark) {
+            brain.regain(arrival.chunks);
+        }
+    }
+
+    /// The loan is in the book.
+    pub(super) fn lends(&self, Earmark { peer, nonce }: Earmark) -> bool {
+        self.book.given().iter().any(|given| given.nonce == nonce && given.peer == peer)
     }
 }
