@@ -8,8 +8,10 @@ mod brain {
     mod faults;
     mod layouts;
     mod negative;
+    mod quota;
     mod random;
     mod traded;
+    mod traders;
     mod world;
 }
 

@@ -8,6 +8,8 @@ use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{ActionId, BlockId, ChunkId, Generation, LayerId};
 
+use super::quota::Quota;
+
 /// SplitMix64.
 #[derive(Clone, Debug)]
 pub struct Rng(pub u64);
@@ -78,6 +80,10 @@ pub struct Device {
     pub bytes_filled: u64,
     pub fill_ns_per_byte: u64,
     pub refuse_rebacks: bool,
+    /// The ledger of a GPU that is shared.
+    pub quota: Option<Quota>,
+    /// What ended last moved chunks between neighbours.
+    pub traded: bool,
 }
 
 impl Device {
@@ -102,6 +108,8 @@ impl Device {
             bytes_filled: 0,
             fill_ns_per_byte: 1,
             refuse_rebacks: false,
+            quota: None,
+            traded: false,
         }
     }
 
@@ -123,6 +131,7 @@ impl Device {
 
     /// One thing ends, chosen at random; none when nothing can.
     pub fn poll(&mut self) -> Option<Completion> {
+        self.traded = false;
         let mut choices = Vec::new();
         if !self.orders.is_empty() {
             choices.push(usize::MAX);
@@ -227,6 +236,10 @@ impl Device {
         if refused || self.fails() {
             return Some(failed(id, Failure::Refused));
         }
+        if self.quota.as_ref().is_some_and(|quota| !quota.allows(&action.work)) {
+            return Some(failed(id, Failure::OutOfMemory));
+        }
+        self.traded = matches!(action.work, Work::Lend { .. } | Work::Accept { .. });
         match action.work {
             Work::Create(chunks) => chunks.iter().for_each(|chunk| {
                 assert!(self.chunks.insert(*chunk), "a chunk is created once");

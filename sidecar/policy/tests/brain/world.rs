@@ -5,13 +5,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use sluice_policy::action::{Action, Address};
 use sluice_policy::brain::{Brain, Prepared, StepLease, StepNeed, StepTimes};
+use sluice_policy::event::Completion;
 use sluice_policy::geometry::{Geometry, StepShape};
 use sluice_policy::ids::{BlockId, ChunkId, Generation, LayerId, Nanos, RequestId};
 use sluice_policy::params::Params;
+use sluice_policy::trader::{Letter, Trader};
 
 use super::device::{Device, Faults, Rng, mix};
 
-const NOW: Nanos = Nanos(0);
+mod trading;
 
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -52,6 +54,16 @@ pub struct World {
     pub spoil: Option<fn(&mut Action)>,
     /// Steps may run: the tenant holds the turn.
     pub active: bool,
+    pub now: Nanos,
+    /// Trades with neighbours.
+    pub trader: Option<Trader>,
+    /// What it wrote to them.
+    pub letters: Vec<Letter>,
+    /// How often the end of a transfer is told late, and the one that is.
+    pub late_permille: u32,
+    late: Option<Completion>,
+    /// The trader knows how every transfer ended.
+    pub told: bool,
 }
 
 impl World {
@@ -75,12 +87,19 @@ impl World {
             most_alpha: 0,
             spoil: None,
             active: true,
+            now: Nanos(0),
+            trader: None,
+            letters: Vec::new(),
+            late_permille: 0,
+            late: None,
+            told: true,
         }
     }
 
     /// Starts and loads the tenant. False when the backend failed for good.
     pub fn load(&mut self) -> bool {
-        self.tell(|brain, out| brain.start(NOW, out));
+        let now = self.now;
+        self.tell(|brain, out| brain.start(now, out));
         for _ in 0..100_000 {
             if self.brain.loaded() {
                 return true;
@@ -112,18 +131,19 @@ impl World {
 
     /// Boundaries without load, until nothing changes any more or `limit` is reached.
     pub fn rest(&mut self, limit: u32) {
+        let now = self.now;
         for _ in 0..limit {
             self.drain();
             if self.brain.at_rest() {
                 return;
             }
-            self.tell(|brain, out| brain.boundary(NOW, out));
+            self.tell(|brain, out| brain.boundary(now, out));
         }
     }
 
     /// Everything under way ends.
     pub fn drain(&mut self) {
-        while !self.device.idle() {
+        while !self.idle() {
             self.poll();
         }
     }
@@ -145,17 +165,7 @@ impl World {
 
     /// Calls the brain and hands its orders on.
     pub fn tell<T>(&mut self, call: impl FnOnce(&mut Brain, &mut Vec<Action>) -> T) -> T {
-        let mut out = Vec::new();
-        let answer = call(&mut self.brain, &mut out);
-        for mut action in out {
-            if let Some(spoil) = self.spoil {
-                spoil(&mut action);
-            }
-            self.device.submit(action);
-        }
-        self.brain.check();
-        self.most_alpha = self.most_alpha.max(self.brain.layout().alpha());
-        answer
+        self.tell_trader(|brain, _, out| call(brain, out))
     }
 
     /// A step runs, or waits to be replayed.
@@ -163,17 +173,11 @@ impl World {
         self.step.is_some() || self.lost.is_some()
     }
 
-    pub fn poll(&mut self) -> bool {
-        let Some(done) = self.device.poll() else { return false };
-        self.tell(|brain, out| brain.complete(NOW, &done, out));
-        audit(&self.brain, &self.device);
-        true
-    }
-
     fn kill(&mut self) {
+        let now = self.now;
         self.lost = self.step.take();
         self.device.forget_readers();
-        self.tell(|brain, out| brain.engine_lost(NOW, out));
+        self.tell(|brain, out| brain.engine_lost(now, out));
     }
 
     fn boundary(&mut self) {
@@ -184,22 +188,28 @@ impl World {
             self.start(lost.parts, lost.shape);
             return;
         }
-        self.tell(|brain, out| brain.boundary(NOW, out));
-        while self.brain.stuck() {
-            self.preempt();
-            self.tell(|brain, out| brain.boundary(NOW, out));
+        if self.trader.is_some() {
+            self.brain.set_active(self.active);
+            if !self.busy() {
+                self.brain.sate();
+            }
         }
+        let now = self.now;
+        self.tell(|brain, out| brain.boundary(now, out));
+        self.trade();
         if !self.active || self.brain.dormant() {
             return;
         }
         self.admit();
         while !self.brain.blocked() && !self.running.is_empty() {
+            let now = self.now;
             let (parts, need) = self.plan();
-            match self.tell(|brain, out| brain.prepare(NOW, &need, out)) {
+            match self.tell(|brain, out| brain.prepare(now, &need, out)) {
                 Prepared::Ready => {
                     self.start(parts, need.shape);
                     return;
                 }
+                Prepared::Wait if self.denied() => {}
                 Prepared::Wait => return,
                 Prepared::Short { .. } => self.preempt(),
             }
@@ -264,7 +274,8 @@ impl World {
             table.resize_with(table.len().max(change.column as usize + 1), Vec::new);
             table[change.column as usize] = change.blocks;
         }
-        let StepLease { generations, activation_limit_bytes } = self.tell(|brain, out| brain.begin(NOW, out));
+        let now = self.now;
+        let StepLease { generations, activation_limit_bytes } = self.tell(|brain, out| brain.begin(now, out));
         assert!(generations.is_sorted(), "layers of a lease ascend");
         let needed = self.device.geometry.activation.bytes(shape);
         assert!(activation_limit_bytes >= needed, "activations of a step are backed");
@@ -331,12 +342,13 @@ impl World {
                 request.tokens.push((next % 50) as u32);
             }
         }
+        let now = self.now;
         let layers = usize::from(self.device.geometry.layers());
         let layer_ns = vec![self.layer_ns; layers];
         let total_ns = self.layer_ns * layers as u64;
         let times =
             StepTimes { shape: step.shape, decode_only, layer_ns, stall_ns: vec![0; layers], total_ns };
-        self.tell(|brain, out| brain.finish(NOW, &times, out));
+        self.tell(|brain, out| brain.finish(now, &times, out));
         self.steps += 1;
         self.retire();
     }

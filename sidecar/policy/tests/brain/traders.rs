@@ -1,0 +1,86 @@
+//! Tenants that trade by letters which are late, lost, told twice and out of order, while some of them die: no byte is
+//! promised twice, no token changes, nobody waits for ever, and everything goes home.
+
+mod mail;
+mod town;
+
+use proptest::prelude::*;
+use sluice_policy::brain::Brain;
+
+use self::town::{Case, Town};
+
+fn case() -> impl Strategy<Value = Case> {
+    let slabs = prop_oneof![(3usize..8).prop_map(|n| vec![4; n]), proptest::collection::vec(1u64..6, 4..8)];
+    let place = (2usize..=4, slabs, 0u32..8, any::<bool>(), any::<u64>());
+    let trouble = (0u32..150, 0u32..150, 0u32..40, 0u32..10, 0u32..=3);
+    (place, trouble).prop_map(|((tenants, slabs, extra_kv, turns, seed), trouble)| {
+        let (loss, doubles, faults, kills, deaths) = trouble;
+        Case {
+            tenants,
+            slabs,
+            extra_kv,
+            turns,
+            seed,
+            loss,
+            doubles,
+            faults,
+            kills,
+            deaths,
+            loses_earmark: false,
+        }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_becomes_of_letters_every_request_ends_and_every_loan_comes_home(case in case()) {
+        let mut town = Town::new(&case);
+        town.run();
+        town.settle();
+        for seat in &town.seats {
+            prop_assert_eq!(seat.finished(), &seat.expected, "the tokens of the tenant alone");
+        }
+    }
+}
+
+/// Nothing goes wrong but what the test names.
+fn calm(turns: bool) -> Case {
+    Case {
+        tenants: 3,
+        slabs: vec![4; 6],
+        extra_kv: 4,
+        turns,
+        seed: 11,
+        loss: 0,
+        doubles: 0,
+        faults: 0,
+        kills: 0,
+        deaths: 0,
+        loses_earmark: false,
+    }
+}
+
+#[test]
+fn tenants_that_hunger_borrow() {
+    for turns in [false, true] {
+        let mut town = Town::new(&calm(turns));
+        town.run();
+        town.settle();
+        assert!(town.loans > 0, "what is tested happens");
+    }
+}
+
+#[test]
+#[should_panic(expected = "not everything goes home")]
+fn an_earmark_that_the_ledger_loses_is_noticed() {
+    let mut town = Town::new(&Case { loses_earmark: true, ..calm(true) });
+    town.run();
+    town.settle();
+}
+
+/// What a brain may hold, as it says.
+fn balance(brain: &Brain) -> (u32, u32) {
+    (brain.borrowed_chunks(), brain.lent_chunks())
+}

@@ -1,0 +1,382 @@
+//! The tenants of one GPU, its ledger, and the mail between them.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
+
+use sluice_policy::geometry::Geometry;
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::grants::Book;
+use sluice_policy::neighbours::victim::{Live, Neighbour};
+use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::trader::{News, Terms, Trader};
+
+use super::super::cases::{guaranteed_chunks, tenant};
+use super::super::device::{Faults, Rng};
+use super::super::quota::{Ledger, Quota};
+use super::super::random::{MODEL_TOKENS, load};
+use super::super::world::{Request, World};
+use super::balance;
+use super::mail::{Mail, Post};
+
+const MS: u64 = 1_000_000;
+/// How often a tenant looks at the ledger by itself.
+const LOOK_NS: u64 = 25 * MS;
+
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub tenants: usize,
+    pub slabs: Vec<u64>,
+    pub extra_kv: u32,
+    /// One at a time, else whoever has work.
+    pub turns: bool,
+    pub seed: u64,
+    /// Letters that are lost, and that are told twice, in 1000.
+    pub loss: u32,
+    pub doubles: u32,
+    /// Actions that fail, in 1000.
+    pub faults: u32,
+    /// Engines that die, in 1000 layers.
+    pub kills: u32,
+    /// Tenants that die.
+    pub deaths: u32,
+    /// One earmark is not written: what the checks must notice.
+    pub loses_earmark: bool,
+}
+
+/// One life of a tenant.
+#[derive(Debug)]
+struct Tenant {
+    me: Peer,
+    world: World,
+    /// Those who lived at the last look.
+    known: BTreeSet<Peer>,
+    looks_at: Nanos,
+}
+
+/// A tenant and what outlives it.
+#[derive(Debug)]
+pub struct Seat {
+    tenant: Option<Tenant>,
+    /// Its clients ask the next life for it again.
+    waiting: VecDeque<Request>,
+    finished: BTreeMap<RequestId, Vec<u32>>,
+    pub expected: BTreeMap<RequestId, Vec<u32>>,
+}
+
+impl Seat {
+    pub fn finished(&self) -> &BTreeMap<RequestId, Vec<u32>> {
+        self.tenant.as_ref().map_or(&self.finished, |tenant| &tenant.world.finished)
+    }
+
+    fn busy(&self) -> bool {
+        self.tenant.as_ref().map_or(!self.waiting.is_empty(), |tenant| tenant.world.busy())
+    }
+}
+
+impl Tenant {
+    fn trader(&self) -> &Trader {
+        self.world.trader.as_ref().expect("everybody trades here")
+    }
+
+    /// Chunks that it holds, or may come to hold without a word of a neighbour.
+    fn claim(&self, living: &BTreeSet<Peer>) -> u32 {
+        let exists = self.world.device.chunks.len() as u32;
+        let to_dead = self.trader().book().given().iter().filter(|given| !living.contains(&given.peer));
+        exists.max(self.world.brain.budget_chunks()) + to_dead.map(|given| given.chunks).sum::<u32>()
+    }
+
+    fn is_home(&self, share: u32) -> bool {
+        let book = self.trader().book();
+        let even = book.given().is_empty() && book.taken().is_empty();
+        even && balance(&self.world.brain) == (0, 0)
+            && self.world.brain.budget_chunks() == share
+            && self.world.idle()
+    }
+}
+
+pub struct Town {
+    pub seats: Vec<Seat>,
+    /// Loans that were seen.
+    pub loans: u32,
+    case: Case,
+    params: Params,
+    geometry: Geometry,
+    share: u32,
+    ledger: Rc<RefCell<Ledger>>,
+    mail: Mail,
+    now: Nanos,
+    lives: u64,
+    holder: usize,
+    deaths: u32,
+    rng: Rng,
+}
+
+impl Town {
+    pub fn new(case: &Case) -> Town {
+        let (params, _) = tenant(PolicyName::Oneiros, &case.slabs, 0, MODEL_TOKENS);
+        let kv = guaranteed_chunks(&params) + case.extra_kv;
+        let (_, mut geometry) = tenant(PolicyName::Oneiros, &case.slabs, kv, MODEL_TOKENS);
+        let share = geometry.capacity_chunks;
+        geometry.capacity_chunks = share * case.tenants as u32;
+        let params = Params { share_chunks: share, ..params };
+        let ledger = Rc::new(RefCell::new(Ledger::new(geometry.capacity_chunks)));
+        let mut town = Town {
+            seats: Vec::new(),
+            loans: 0,
+            case: case.clone(),
+            params,
+            geometry,
+            share,
+            ledger,
+            mail: Mail::new(case.seed ^ 0x3a11, case.loss, case.doubles),
+            now: Nanos(0),
+            lives: 0,
+            holder: 0,
+            deaths: case.deaths,
+            rng: Rng(case.seed ^ 0x7044),
+        };
+        (0..case.tenants).for_each(|_| town.settler());
+        town.ledger.borrow_mut().loses_next = case.loses_earmark;
+        town
+    }
+
+    /// A new tenant with work.
+    fn settler(&mut self) {
+        let seat = Seat {
+            tenant: None,
+            waiting: VecDeque::new(),
+            finished: BTreeMap::new(),
+            expected: BTreeMap::new(),
+        };
+        self.seats.push(seat);
+        let at = self.seats.len() - 1;
+        self.begin_life(at);
+        // Some have little to do, so that others can borrow.
+        let requests = if at.is_multiple_of(2) { 16 } else { 2 };
+        let world = &mut self.seats[at].tenant.as_mut().expect("it has just begun").world;
+        self.seats[at].expected = load(world, &mut self.rng, requests);
+    }
+
+    fn begin_life(&mut self, at: usize) {
+        self.lives += 1;
+        let me = Peer { index: at as u32, instance: self.lives };
+        self.ledger.borrow_mut().join(me.instance);
+        let mut world =
+            World::new(self.params.clone(), self.geometry.clone(), self.rng.next(), Faults::default());
+        world.device.quota = Some(Quota { ledger: self.ledger.clone(), me });
+        assert!(world.load(), "a tenant loads when there is room for it");
+        world.device.faults = Faults { permille: self.case.faults, left: 6, missing_chunks: 0 };
+        world.kill_permille = self.case.kills;
+        world.late_permille = 300;
+        world.brain.set_traded(true);
+        let book = Book::new(me, world.brain.share_chunks(), world.brain.floor_chunks());
+        world.trader = Some(Trader::new(book, self.terms(me)));
+        let seat = &mut self.seats[at];
+        world.waiting = std::mem::take(&mut seat.waiting);
+        world.finished = std::mem::take(&mut seat.finished);
+        seat.tenant = Some(Tenant { me, world, known: BTreeSet::new(), looks_at: self.now });
+    }
+
+    fn terms(&self, me: Peer) -> Terms {
+        Terms {
+            priority: me.index as i32 % 2,
+            min_residence_ns: 5 * MS,
+            revoke_bound_ns: 60 * MS,
+            ask_patience_ns: 8 * MS,
+            ttl_ns: 300 * MS,
+            retry_ns: 20 * MS,
+            ..Terms::default()
+        }
+    }
+
+    fn living(&self) -> BTreeSet<Peer> {
+        self.seats.iter().filter_map(|seat| Some(seat.tenant.as_ref()?.me)).collect()
+    }
+
+    fn at(&self, peer: Peer) -> Option<usize> {
+        self.seats.iter().position(|seat| seat.tenant.as_ref().is_some_and(|tenant| tenant.me == peer))
+    }
+
+    /// Runs until all have served everything.
+    pub fn run(&mut self) {
+        for _ in 0..200_000 {
+            if !self.seats.iter().any(Seat::busy) {
+                return;
+            }
+            self.tick(MS);
+            if self.deaths > 0 && self.rng.permille(if self.trades() { 5 } else { 1 }) {
+                self.deaths -= 1;
+                let at = self.rng.below(self.seats.len() as u64) as usize;
+                self.end_life(at);
+            }
+        }
+        panic!("somebody waits for ever: {}", self.state());
+    }
+
+    fn trades(&self) -> bool {
+        self.seats.iter().flat_map(|seat| &seat.tenant).any(|t| t.trader().book().lent_out() > 0)
+    }
+
+    /// Without work everything goes home.
+    pub fn settle(&mut self) {
+        for _ in 0..20_000 {
+            let home = |seat: &Seat| seat.tenant.as_ref().is_some_and(|tenant| tenant.is_home(self.share));
+            if self.seats.iter().all(home) && self.ledger.borrow().promised() == 0 {
+                return;
+            }
+            self.tick(8 * MS);
+        }
+        panic!("not everything goes home: {}", self.state());
+    }
+
+    fn state(&self) -> String {
+        let tenants = self.seats.iter().map(|seat| {
+            seat.tenant.as_ref().map(|Tenant { me, world, .. }| {
+                let brain = &world.brain;
+                let flags = (world.active, brain.blocked(), brain.owes(), brain.stuck(), brain.dormant());
+                let work = (world.waiting.len(), world.running.len(), world.in_step(), brain.hungry());
+                (*me, flags, work, balance(brain), brain.ledger().counts().collect::<Vec<_>>(), &world.trader)
+            })
+        });
+        let tenants: Vec<_> = tenants.map(|tenant| format!("{tenant:?}\n")).collect();
+        format!("now {:?}\n{}{:?}", self.now, tenants.concat(), self.ledger.borrow())
+    }
+
+    fn tick(&mut self, most_ns: u64) {
+        self.now = self.now.plus(self.rng.below(most_ns));
+        self.pass_turn();
+        let at = self.rng.below(self.seats.len() as u64) as usize;
+        if self.seats[at].tenant.is_some() {
+            self.with(at, World::tick);
+            self.look(at);
+        } else if self.has_room(at) {
+            self.begin_life(at);
+        }
+        while let Some((to, post)) = self.mail.next(self.now) {
+            self.deliver(to, post);
+        }
+    }
+
+    /// Under turns one at a time runs, else whoever has work.
+    fn pass_turn(&mut self) {
+        let (running, busy) = {
+            let holder = &self.seats[self.holder];
+            (holder.tenant.as_ref().is_some_and(|tenant| tenant.world.in_step()), holder.busy())
+        };
+        if !running && self.rng.permille(if busy { 10 } else { 100 }) {
+            self.holder = (self.holder + 1) % self.seats.len();
+        }
+    }
+
+    /// Something happens at a tenant; what it writes is sent, and everything is checked.
+    fn with<T>(&mut self, at: usize, happens: impl FnOnce(&mut World) -> T) {
+        let Tenant { me, world, .. } = self.seats[at].tenant.as_mut().expect("it lives");
+        world.now = self.now;
+        world.active = if self.case.turns { self.holder == at } else { world.busy() };
+        happens(world);
+        for letter in std::mem::take(&mut world.letters) {
+            self.mail.send(self.now, *me, letter);
+        }
+        self.audit(at);
+    }
+
+    fn deliver(&mut self, to: Peer, post: Post) {
+        let Some(at) = self.at(to) else { return };
+        match post {
+            Post::Request { from, news } if self.at(from).is_some() => {
+                self.with(at, |world| world.hear(news))
+            }
+            Post::Request { .. } => {}
+            Post::News(news) => self.with(at, |world| world.hear(news)),
+            Post::Survey => {
+                let neighbours = self.survey(at);
+                self.mail.inside(self.now, to, Post::News(News::Survey(neighbours)));
+            }
+            Post::TakeBack(nonce) => {
+                let taken = self.ledger.borrow_mut().take_back(to.instance, nonce);
+                if taken {
+                    self.mail.inside(self.now, to, Post::News(News::TookBack { nonce }));
+                }
+            }
+        }
+    }
+
+    fn survey(&self, asker: usize) -> Vec<Neighbour> {
+        let others = self.seats.iter().enumerate().filter(|(at, _)| *at != asker);
+        others.filter_map(|(_, seat)| seat.tenant.as_ref()).map(|t| self.seen(t)).collect()
+    }
+
+    fn seen(&self, Tenant { me, world, .. }: &Tenant) -> Neighbour {
+        let live =
+            Live { active: world.active, lendable_chunks: world.brain.lendable_chunks(), ..Live::default() };
+        Neighbour { peer: *me, priority: self.terms(*me).priority, reachable: true, live: Some(live) }
+    }
+
+    /// A look at the ledger now and then: who has died, what came back without a word.
+    fn look(&mut self, at: usize) {
+        let living = self.living();
+        let Tenant { me, known, looks_at, .. } = self.seats[at].tenant.as_mut().expect("it lives");
+        if self.now < *looks_at {
+            return;
+        }
+        *looks_at = self.now.plus(LOOK_NS);
+        let me = *me;
+        for dead in std::mem::replace(known, living.clone()).difference(&living) {
+            self.mail.inside(self.now, me, Post::News(News::Died(*dead)));
+        }
+        let name = |life: u64| living.iter().find(|peer| peer.instance == life).copied();
+        let waiting: Vec<_> =
+            self.ledger.borrow().waiting().filter(|(_, to, ..)| *to == me.instance).collect();
+        for (lender, _, nonce, chunks) in waiting {
+            let peer = name(lender).expect("who promises lives");
+            self.mail.inside(self.now, me, Post::News(News::Returned { peer, nonce, chunks }));
+        }
+        self.ledger.borrow_mut().clear(me.instance);
+    }
+
+    fn end_life(&mut self, at: usize) {
+        let Some(Tenant { me, world, .. }) = self.seats[at].tenant.take() else { return };
+        self.ledger.borrow_mut().die(me.instance);
+        let seat = &mut self.seats[at];
+        seat.finished = world.finished;
+        let open = world.running.into_iter().chain(world.waiting);
+        seat.waiting = open.map(|request| Request { committed: 0, ..request }).collect();
+    }
+
+    /// Nobody holds, or may come to hold, what the former life of this tenant had.
+    fn has_room(&self, at: usize) -> bool {
+        let living = self.living();
+        let others = self.seats.iter().filter_map(|seat| seat.tenant.as_ref());
+        let borrowed = others.clone().any(|other| other.trader().book().taken_from(at as u32) > 0);
+        let claims: u32 = others.map(|other| other.claim(&living)).sum();
+        let free =
+            (self.share * self.seats.len() as u32).checked_sub(claims + self.ledger.borrow().promised());
+        !borrowed && free.is_some_and(|free| free >= self.share)
+    }
+
+    /// Capacity by the devices, and the books against the brains.
+    fn audit(&mut self, at: usize) {
+        let tenants = || self.seats.iter().filter_map(|seat| seat.tenant.as_ref());
+        let exists: usize = tenants().map(|tenant| tenant.world.device.chunks.len()).sum();
+        let ledger = self.ledger.borrow();
+        let total = self.share as usize * self.seats.len();
+        assert!(exists + ledger.promised() as usize <= total, "no byte is promised twice");
+        for Tenant { me, world, .. } in tenants() {
+            assert_eq!(
+                ledger.held(me.instance) as usize,
+                world.device.chunks.len(),
+                "what exists is counted"
+            );
+        }
+        let tenant = self.seats[at].tenant.as_ref().expect("it lives");
+        let (brain, book) = (&tenant.world.brain, tenant.trader().book());
+        self.loans += u32::from(book.borrowed() > 0);
+        assert!(book.lent_out() + book.borrowed() <= self.share * self.seats.len() as u32);
+        if brain.at_rest() && tenant.world.told {
+            assert_eq!(balance(brain), (book.borrowed(), book.lent_out()), "the brain and the book agree");
+            assert_eq!(brain.budget_chunks(), book.budget(), "the brain and the book agree");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! The part of the scheduler that trades with neighbours.
+
+use sluice_policy::action::Action;
+use sluice_policy::brain::Brain;
+use sluice_policy::event::Completion;
+use sluice_policy::trader::{News, Trader};
+
+use super::{World, audit};
+
+impl World {
+    /// What ended on the device is told.
+    pub fn poll(&mut self) -> bool {
+        let Some(done) = self.next_completion() else { return false };
+        self.told = false;
+        let now = self.now;
+        self.tell(|brain, out| brain.complete(now, &done, out));
+        audit(&self.brain, &self.device);
+        true
+    }
+
+    pub(super) fn tell_trader<T>(
+        &mut self,
+        call: impl FnOnce(&mut Brain, Option<&mut Trader>, &mut Vec<Action>) -> T,
+    ) -> T {
+        let mut out = Vec::new();
+        let answer = call(&mut self.brain, self.trader.as_mut(), &mut out);
+        for mut action in out {
+            if let Some(spoil) = self.spoil {
+                spoil(&mut action);
+            }
+            self.device.submit(action);
+        }
+        self.brain.check();
+        self.most_alpha = self.most_alpha.max(self.brain.layout().alpha());
+        answer
+    }
+
+    pub(super) fn next_completion(&mut self) -> Option<Completion> {
+        if self.late.is_some() && self.rng.permille(300) {
+            return self.late.take();
+        }
+        let Some(done) = self.device.poll() else { return self.late.take() };
+        if self.device.traded && self.late_permille > 0 && self.rng.permille(self.late_permille) {
+            self.late = Some(done);
+            return None;
+        }
+        Some(done)
+    }
+
+    /// Nothing is under way.
+    pub fn idle(&self) -> bool {
+        self.device.idle() && self.late.is_none()
+    }
+
+    /// A neighbour said something.
+    pub fn hear(&mut self, news: News) {
+        let now = self.now;
+        self.tell_trader(|brain, trader, _| trader.expect("a trader hears").hear(now, news, brain));
+        if self.step.is_none() {
+            self.boundary();
+        }
+    }
+
+    pub fn busy(&self) -> bool {
+        !self.waiting.is_empty() || !self.running.is_empty()
+    }
+
+    /// What goes to neighbours and comes from them, as the scheduler does it.
+    pub(super) fn trade(&mut self) {
+        let now = self.now;
+        let letters = self.tell_trader(|brain, trader, out| {
+            trader.map(|trader| {
+                trader.boundary(now, brain, out);
+                trader.take_letters()
+            })
+        });
+        self.told = true;
+        self.letters.extend(letters.into_iter().flatten());
+        let alone = usize::from(self.trader.is_some());
+        while self.brain.stuck() && self.running.len() > alone {
+            self.preempt();
+            self.tell(|brain, out| brain.boundary(now, out));
+        }
+    }
+
+    /// Neighbours have said no, so that another remedy is due at once.
+    pub(super) fn denied(&mut self) -> bool {
+        if self.brain.hungry().is_none() {
+            return false;
+        }
+        self.trade();
+        self.brain.hungry().is_none() && !self.brain.blocked()
+    }
+}
