@@ -99,9 +99,11 @@ proptest! {
     fn equal_histories_have_equal_digests(case in case()) {
         let run = |case: &Case| {
             let mut world = world(case);
-            world.load();
-            load(&mut world, &mut Rng(case.seed ^ 1), 4);
-            world.run();
+            // A backend that fails too often in a row ends the load for good; that, too, is a history.
+            if world.load() {
+                load(&mut world, &mut Rng(case.seed ^ 1), 4);
+                world.run();
+            }
             (world.brain.digest(), world.steps)
         };
         prop_assert_eq!(run(&case), run(&case));
