@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::Percentiles;
 
 /// A tenant among the neighbours of its GPU. `budget_bytes` = `share_bytes` + `borrowed_bytes` - `lent_bytes`, and
-/// `held_bytes` never exceeds it.
+/// `held_bytes` does not exceed it once no loan is moving: the ledger is ahead of the scheduler by those that are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Neighbourhood {

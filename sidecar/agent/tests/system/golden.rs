@@ -93,13 +93,20 @@ fn every_layout_is_forced_or_refused() {
     }
 }
 
+/// Bursts in which remapping must have paid once.
+const MOST_BURSTS: u32 = 20;
+
 #[test]
 fn oneiros_remaps_by_itself_when_kv_is_short_and_reverts_when_it_no_longer_is() {
     let Some(folder) = reference() else { return };
     let tenant = Tenant::start(short(&folder, "Oneiros"));
     assert_eq!(tenant.state().remap.alpha, 0, "all layers are resident at first");
-    check_together(&tenant, &folder, "first burst");
-    assert!(times(&tenant.state(), "remap_own") > 0, "{:#?}", tenant.state().figures);
+    // A machine that was busy while the first copies were timed declines, until it has timed better ones.
+    let mut bursts = 0..MOST_BURSTS;
+    while times(&tenant.state(), "remap_own") == 0 {
+        assert!(bursts.next().is_some(), "{:#?}", tenant.state().figures);
+        check_together(&tenant, &folder, "first burst");
+    }
     let reverted = tenant.state_when("reversion", |s| s.remap.alpha == 0 && s.remap.beta == 0);
     assert!(times(&reverted, "revert") > 0);
     let home = tenant.state_when("layers", |s| s.layers.iter().all(|l| *l == Residency::Resident));
