@@ -37,8 +37,8 @@ pub use count::{Earmark, EarmarkState, LedgerAudit, Participant};
 pub use error::{JoinError, LedgerError, OpenError};
 pub use faults::{LedgerFaults, WriteTap};
 pub use layout::{RECORDS, TRANSFERS};
-pub use record::Peer;
 pub use seat::Seat;
+pub use sluice_policy::neighbours::Peer;
 pub use transfer::Cleared;
 pub use turn::{Epoch, TurnLine, TurnOrder};
 

@@ -11,7 +11,7 @@ use sluice_wire::grants::{GrantAnswer, GrantRequest, Participant, RefusalReason}
 use tokio::sync::oneshot;
 
 use super::call::{Call, Unable};
-use super::place::{full_name, peer};
+use super::place::full_name;
 
 type Waiting = BTreeMap<(Peer, Nonce), oneshot::Sender<GrantAnswer>>;
 
@@ -128,7 +128,7 @@ impl Desk {
     fn knows(&self, who: &Participant) -> bool {
         let name = full_name(&who.namespace, &who.name);
         let survey = self.seat.survey().unwrap_or_default();
-        survey.iter().any(|p| p.live && p.name == name && peer(p.peer) == named(who))
+        survey.iter().any(|p| p.live && p.name == name && p.peer == named(who))
     }
 
     /// The answer to an `Ask`. False when nobody waits for it any more: what it promised must be taken back.

@@ -18,7 +18,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::client::Client;
 use super::desk::Desk;
-use super::place::{full_name, peer};
+use super::place::full_name;
 use crate::directive::Directives;
 use crate::service::{Inbox, Message};
 
@@ -109,7 +109,7 @@ impl Office {
         let found = in_force.directive.neighbours.iter().filter_map(|neighbour| {
             let name = full_name(&neighbour.namespace, &neighbour.name);
             let participant = living.iter().find(|p| p.live && p.name == name)?;
-            Some((peer(participant.peer), neighbour.clone()))
+            Some((participant.peer, neighbour.clone()))
         });
         found.collect()
     }

@@ -109,7 +109,7 @@ impl Place {
 
     /// Who this is.
     pub fn me(&self) -> Peer {
-        peer(self.seat.peer())
+        self.seat.peer()
     }
 
     /// How the scheduler shares time here.
@@ -142,14 +142,4 @@ impl Place {
             SharingRule::Spatial | SharingRule::Isolated => None,
         }
     }
-}
-
-/// The policy's name for a participant.
-pub fn peer(peer: sluice_memory::neighbourhood::Peer) -> Peer {
-    Peer { index: peer.index, instance: peer.instance }
-}
-
-/// The ledger's name for a participant.
-pub fn in_ledger(peer: Peer) -> sluice_memory::neighbourhood::Peer {
-    sluice_memory::neighbourhood::Peer { index: peer.index, instance: peer.instance }
 }

@@ -6,8 +6,6 @@ use sluice_memory::neighbourhood::{LedgerError, Seat};
 use sluice_memory::{Quota, QuotaError};
 use sluice_policy::action::Earmark;
 
-use super::place::in_ledger;
-
 /// Every byte of a chunk is reserved in the ledger before the chunk exists and given back after it has gone.
 #[derive(Clone, Debug)]
 pub struct SeatQuota(pub Arc<Seat>);
@@ -29,7 +27,7 @@ impl Quota for SeatQuota {
     }
 
     fn accept(&self, earmark: Earmark, bytes: u64) -> Result<(), QuotaError> {
-        let accepted = self.0.accept(&in_ledger(earmark.peer), earmark.nonce.0).map_err(refused)?;
+        let accepted = self.0.accept(&earmark.peer, earmark.nonce.0).map_err(refused)?;
         if accepted == bytes {
             return Ok(());
         }
@@ -40,7 +38,7 @@ impl Quota for SeatQuota {
     fn earmark(&self, earmark: Earmark, bytes: u64, spare_bytes: u64) -> Result<(), QuotaError> {
         self.0.reserve(spare_bytes).map_err(refused)?;
         let all = bytes + spare_bytes;
-        match self.0.earmark(&in_ledger(earmark.peer), all, earmark.nonce.0) {
+        match self.0.earmark(&earmark.peer, all, earmark.nonce.0) {
             Ok(()) => Ok(()),
             // Who is dead needs no promise: the bytes are free for the next life.
             Err(LedgerError::Gone { .. }) => {

@@ -11,7 +11,7 @@ use sluice_policy::trader::{News, Terms};
 use sluice_wire::directive::{Directive, VictimRule};
 
 use super::office::Office;
-use super::place::{full_name, peer};
+use super::place::full_name;
 
 /// How often the ledger is looked at. Answers come sooner; this is for those that were lost.
 const EVERY: Duration = Duration::from_millis(100);
@@ -48,7 +48,7 @@ fn look(office: &Office, known: &mut BTreeSet<Peer>) {
             return;
         }
     };
-    let living: BTreeSet<Peer> = participants.iter().filter(|p| p.live).map(|p| peer(p.peer)).collect();
+    let living: BTreeSet<Peer> = participants.iter().filter(|p| p.live).map(|p| p.peer).collect();
     for dead in known.difference(&living) {
         tracing::info!(index = dead.index, "a neighbour has gone");
         office.tell(News::Died(*dead));
@@ -65,7 +65,7 @@ fn tell_earmarks(office: &Office, lender: &Participant) {
     let me = office.seat.instance();
     let waiting = lender.earmarks.iter().filter(|e| e.to == me && e.state == EarmarkState::Waiting);
     for earmark in waiting {
-        let (peer, nonce) = (peer(lender.peer), Nonce(earmark.nonce));
+        let (peer, nonce) = (lender.peer, Nonce(earmark.nonce));
         office.tell(News::Returned { peer, nonce, chunks: office.desk.chunks(earmark.bytes) });
     }
 }
@@ -75,7 +75,7 @@ fn tell_terms(office: &Office, directive: Option<&Directive>) {
     let living = office.seat.survey().unwrap_or_default();
     let order = directive.fallback_order.iter().filter_map(|name| {
         let found = living.iter().find(|p| p.live && is_named(directive, p, name))?;
-        Some(peer(found.peer))
+        Some(found.peer)
     });
     let terms = terms(directive, order.collect());
     office.tell(News::Terms(terms));

@@ -17,7 +17,7 @@ use crate::directive::Directives;
 use crate::neighbours::client::Client;
 use crate::neighbours::desk::Desk;
 use crate::neighbours::office::Office;
-use crate::neighbours::place::{Place, peer};
+use crate::neighbours::place::Place;
 use crate::neighbours::shell::Shell;
 use crate::neighbours::{turns, watch};
 use crate::service::Inbox;
@@ -122,7 +122,7 @@ fn grants(core: &Core, place: &Place) -> Vec<GrantState> {
     let chunk_bytes = core.brain().geometry().chunk_bytes;
     let survey = place.seat.survey().unwrap_or_default();
     let grant = |who: Peer, direction, nonce, chunks: u32| {
-        let named = survey.iter().find(|p| peer(p.peer) == who).map(|p| p.name.as_str());
+        let named = survey.iter().find(|p| p.peer == who).map(|p| p.name.as_str());
         let (namespace, name) = named.and_then(|name| name.split_once('/')).unwrap_or_default();
         GrantState {
             namespace: namespace.to_owned(),

@@ -1,9 +1,11 @@
 //! What is counted against the capacity.
 
+use sluice_policy::neighbours::Peer;
+
 use super::error::LedgerError;
 use super::guard::Shared;
 use super::layout::{header, record as word};
-use super::record::{self, Entry, Peer, Record};
+use super::record::{self, Entry, Record};
 use super::words::Words;
 
 /// A set of records: one bit each.

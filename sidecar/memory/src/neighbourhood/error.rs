@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 
-use super::record::Peer;
+use sluice_policy::neighbours::Peer;
 
 /// Why the ledger file could not be opened.
 #[derive(Debug, thiserror::Error)]

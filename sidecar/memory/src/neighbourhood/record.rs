@@ -1,16 +1,9 @@
 //! One participant's record, read by everybody and written by its owner.
 
+use sluice_policy::neighbours::Peer;
+
 use super::layout::{RECORDS, TRANSFERS, record, record_start, text_at, text_words};
 use super::words::Words;
-
-/// A participant in one of its lives. A nonce of life is never reused, so whoever names a peer means that life only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Peer {
-    /// Its record.
-    pub index: u32,
-    /// The nonce of its life; never 0.
-    pub instance: u64,
-}
 
 /// An earmark as it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,12 +4,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use sluice_policy::neighbours::Peer;
+
 use super::count::{LedgerAudit, Living, Participant, counted};
 use super::error::{JoinError, LedgerError, kernel};
 use super::guard::Shared;
 use super::layout::{RECORDS, header, record as word};
 use super::locks;
-use super::record::{self, Peer, Record};
+use super::record::{self, Record};
 use super::turn::TurnLine;
 
 /// A record that is ours as long as the description lives that [`Seat::liveness`] shows.

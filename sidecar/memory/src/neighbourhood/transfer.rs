@@ -3,10 +3,12 @@
 //! Each function writes in the order of the table in `docs/neighbours.md`, under the guard: nobody who lives sees the
 //! bytes counted twice. Who dies within leaves them counted twice as long as its engine lives, and `UNSETTLED` tells how many.
 
+use sluice_policy::neighbours::Peer;
+
 use super::count::{EarmarkState, state};
 use super::error::LedgerError;
 use super::layout::{TRANSFERS, record as word};
-use super::record::{Entry, Peer, Record};
+use super::record::{Entry, Record};
 use super::seat::Seat;
 
 /// What [`Seat::clear`] put away.
