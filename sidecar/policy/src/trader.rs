@@ -73,8 +73,6 @@ enum Search {
     Surveying { since: Nanos, chunks: u32 },
     /// One is asked; those after it come next.
     Asking { since: Nanos, nonce: Nonce, next: Vec<Victim> },
-    /// The bytes are on their way.
-    Accepting,
 }
 
 /// A tenant among its neighbours.
@@ -89,8 +87,6 @@ pub struct Trader {
     arriving: Vec<Arrival>,
     /// Since when lent layers are wanted back.
     recalling: Option<Nanos>,
-    /// Loans that the ledger gave back before the backend had said that they were made.
-    taken_back: Vec<Nonce>,
     /// Loans whose time is over are looked for again then.
     overdue_again_at: Nanos,
     letters: Vec<Letter>,
@@ -124,7 +120,6 @@ impl Trader {
             asked_again_at: Nanos(0),
             arriving: Vec::new(),
             recalling: None,
-            taken_back: Vec::new(),
             overdue_again_at: Nanos(0),
             letters: Vec::new(),
         }
@@ -170,9 +165,8 @@ impl Trader {
     /// A tenant with work whose layers are away, or whose KV is short, takes back what it lent. It waits for that no
     /// longer than the bound of a revocation.
     fn recall(&mut self, now: Nanos, brain: &mut Brain) {
-        let wanted = brain.wants_layers() || (brain.hungry().is_some() && self.book.lent_out() > 0);
-        let away = self.book.lent_out() > 0;
-        if !wanted || !away {
+        let wanted = brain.wants_layers() || brain.hungry().is_some();
+        if !wanted || self.book.lent_out() == 0 {
             self.recalling = None;
             brain.set_patient(false);
             return;
@@ -226,7 +220,7 @@ impl Trader {
 
     fn begin_search(&mut self, now: Nanos, brain: &mut Brain) {
         let Some(chunks) = brain.hungry() else { return };
-        if self.recalling.is_some() {
+        if self.recalling.is_some() || self.loan_arrives() {
             return;
         }
         if now < self.asked_again_at {
@@ -235,6 +229,11 @@ impl Trader {
         }
         self.search = Search::Surveying { since: now, chunks };
         self.letters.push(Letter::Survey);
+    }
+
+    /// The bytes of a loan are on their way.
+    fn loan_arrives(&self) -> bool {
+        self.arriving.iter().any(|arrival| arrival.claim == Claim::Loan)
     }
 
     /// All were asked, or nobody can be.
@@ -271,34 +270,27 @@ impl Trader {
     /// Loans that are in use are prolonged in time: at half of what is left to them.
     fn renew(&mut self, now: Nanos) {
         let ttl_ns = self.terms.ttl_ns;
-        let old = self.book.taken().iter().filter(|taken| taken.vacating() < taken.held());
-        let old: Vec<_> =
-            old.filter(|taken| expires(taken).since(now) < ttl_ns / 2).map(|t| (t.peer, t.nonce)).collect();
-        for (peer, nonce) in old {
-            let letter = Letter::Renew { peer, nonce, ttl_ns };
-            if !self.letters.contains(&letter) {
-                self.letters.push(letter);
-            }
-        }
+        let used = self.book.taken().iter().filter(|taken| taken.vacating() < taken.held());
+        let old = used.filter(|taken| expires(taken).since(now) < ttl_ns / 2);
+        let letter = |taken: &Taken| Letter::Renew { peer: taken.peer, nonce: taken.nonce, ttl_ns };
+        self.letters.extend(old.map(letter));
     }
 
     /// A loan that the brain can do without goes back.
     fn give_up_spare(&mut self, brain: &mut Brain) {
-        let spare = brain.take_spare_loan();
-        let mut left = spare;
-        let held: Vec<_> =
-            self.book.taken().iter().rev().map(|t| (t.nonce, t.peer, t.held() - t.vacating())).collect();
-        for (nonce, peer, chunks) in held {
-            let chunks = chunks.min(left);
-            if chunks > 0 && self.book.revoked(nonce, peer, self.vacating_of(nonce) + chunks).is_ok() {
+        let mut left = brain.take_spare_loan();
+        if left == 0 {
+            return;
+        }
+        let newest_first: Vec<_> = self.book.taken().iter().rev().copied().collect();
+        for taken in newest_first {
+            let Taken { nonce, peer, .. } = taken;
+            let chunks = (taken.held() - taken.vacating()).min(left);
+            if chunks > 0 && self.book.revoked(nonce, peer, taken.vacating() + chunks).is_ok() {
                 brain.give(Earmark { peer, nonce }, chunks, Claim::Debt);
                 left -= chunks;
             }
         }
-    }
-
-    fn vacating_of(&self, nonce: Nonce) -> u32 {
-        self.book.taken().iter().find(|t| t.nonce == nonce).map_or(0, Taken::vacating)
     }
 
     /// What has to leave and was not ordered yet.

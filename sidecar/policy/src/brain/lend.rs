@@ -290,9 +290,8 @@ impl Brain {
 
     /// The first transfer has no room. A loan is refused; for a debt, a request must go.
     pub(super) fn refuse_loan(&mut self) {
-        match self.trade.partings.front() {
+        match self.trade.partings.front().copied() {
             Some(Parting { claim: claim @ Claim::Loan, earmark, chunks }) => {
-                let (earmark, chunks, claim) = (*earmark, *chunks, *claim);
                 self.trade.ended.push(Traded::Refused { earmark, chunks, claim });
                 self.trade.partings.pop_front();
             }

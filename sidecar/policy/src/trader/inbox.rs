@@ -90,15 +90,6 @@ impl Trader {
             _ if arrives || brain.owed_for(earmark) > 0 => {}
             _ => self.letters.push(Letter::Return { peer, nonce, chunks: 0 }),
         }
-        self.stop_accepting();
-    }
-
-    /// Nothing is on its way any more: the search may begin anew.
-    fn stop_accepting(&mut self) {
-        let loan = |arrival: &Arrival| arrival.claim == Claim::Loan;
-        if self.search == Search::Accepting && !self.arriving.iter().any(loan) {
-            self.search = Search::Idle;
-        }
     }
 
     fn granted(&mut self, now: Nanos, earmark: Earmark, chunks: u32, ttl_ns: u64) {
@@ -108,7 +99,7 @@ impl Trader {
             self.letters.push(Letter::Withdraw { peer, nonce });
             return;
         }
-        self.search = Search::Accepting;
+        self.search = Search::Idle;
         let expires = now.plus(ttl_ns);
         self.arriving.push(Arrival { earmark, chunks, claim: Claim::Loan, expires, ordered: false });
     }
@@ -120,9 +111,8 @@ impl Trader {
     }
 
     fn returned(&mut self, earmark: Earmark, chunks: u32) {
-        let known = self.book.given().iter().any(|g| g.nonce == earmark.nonce && g.peer == earmark.peer);
         let again = self.arriving.iter().any(|arrival| arrival.earmark == earmark);
-        if known && !again {
+        if self.lends(earmark) && !again {
             let expires = Nanos(u64::MAX);
             self.arriving.push(Arrival { earmark, chunks, claim: Claim::Debt, expires, ordered: false });
         }
@@ -130,10 +120,9 @@ impl Trader {
 
     /// The ledger gave an earmark back, so its bytes are nobody's: they are created anew.
     fn took_back(&mut self, nonce: Nonce, brain: &mut Brain) {
-        if brain.lending(nonce) {
-            // The ledger is ahead of the backend's own word on the loan.
-            self.taken_back.push(nonce);
-        } else if let Ok(chunks) = self.book.took_back(nonce) {
+        let struck = self.book.took_back(nonce);
+        // The ledger may be ahead of the backend: what is still being made is regained when that has ended.
+        if let Some(chunks) = struck.ok().filter(|_| !brain.lending(nonce)) {
             brain.regain(chunks);
         }
     }
@@ -148,7 +137,6 @@ impl Trader {
         if let Some(chunks) = bereaved.freed_chunks.checked_sub(elsewhere).filter(|chunks| *chunks > 0) {
             brain.regain(chunks);
         }
-        self.stop_accepting();
         self.owe(&bereaved.vacate, brain);
     }
 }

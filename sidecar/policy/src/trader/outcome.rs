@@ -1,6 +1,6 @@
 //! What became of transfers that the brain was told to make.
 
-use super::{Letter, Search, Trader};
+use super::{Letter, Trader};
 use crate::action::Earmark;
 use crate::brain::{Brain, Claim, Traded};
 
@@ -23,15 +23,8 @@ impl Trader {
 
     fn lent(&mut self, earmark: Earmark, chunks: u32, brain: &mut Brain) {
         let Earmark { peer, nonce } = earmark;
-        if let Some(at) = self.taken_back.iter().position(|taken| *taken == nonce) {
-            self.taken_back.swap_remove(at);
-            // It is in the book until now: nobody else strikes a loan that is being made.
-            let _ = self.book.took_back(nonce);
-            brain.regain(chunks);
-            return;
-        }
         if !self.lends(earmark) {
-            // The borrower died meanwhile: nobody has the bytes.
+            // The ledger gave it back meanwhile, or the borrower died: nobody has the bytes.
             brain.regain(chunks);
             return;
         }
@@ -64,9 +57,6 @@ impl Trader {
             // Its lender wanted it back, or died, while it came.
             brain.give(earmark, chunks, Claim::Debt);
         }
-        if arrival.claim == Claim::Loan && self.search == Search::Accepting {
-            self.search = Search::Idle;
-        }
     }
 
     /// A promise that did not hold: a loan is given up; a debt is paid when the ledger says so again, or is nobody's because
@@ -77,7 +67,6 @@ impl Trader {
         let Earmark { peer, nonce } = earmark;
         if arrival.claim == Claim::Loan && self.book.timed_out(nonce).is_ok() {
             self.letters.push(Letter::Withdraw { peer, nonce });
-            self.search = Search::Idle;
         }
         if arrival.claim == Claim::Debt && !self.lends(earmark) {
             brain.regain(arrival.chunks);
