@@ -166,6 +166,8 @@ pub struct Brain {
     hysteresis: Hysteresis,
     goal: Option<Goal>,
     trade: Trade,
+    /// Layers without memory, counted when the holdings of layers change: every step asks.
+    absent: u16,
     /// Why the last layout was taken: the reason of the copies it needs.
     fill_reason: Reason,
     /// The layout without load: all resident, or what the tenant needs to fit at all.
@@ -206,6 +208,7 @@ impl Brain {
             slabs: Slabs::new(sizes.layers),
             slabs_settled: false,
             slots: Slots::default(),
+            absent: sizes.layers,
             generations: Generations::default(),
             leased: vec![Generation(0); usize::from(sizes.layers)],
             pending: PendingActions::default(),

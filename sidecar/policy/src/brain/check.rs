@@ -47,6 +47,7 @@ impl Brain {
             }
             assert_eq!(chunks, self.sizes.slabs[usize::from(l)], "layer {l} is backed as a whole");
         }
+        assert_eq!(self.absent, self.holdings.absent_layers(), "absent layers are counted");
         let activation = self.activation_chunks();
         let (least, most) = (self.sizes.activation_min, self.sizes.activation_max);
         assert!((least..=most).contains(&activation), "activation space lies between its bounds");

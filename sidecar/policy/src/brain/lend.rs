@@ -44,7 +44,7 @@ impl Brain {
 
     /// Layers without memory: lent, and not back.
     pub fn absent_layers(&self) -> u16 {
-        (0..self.sizes.layers).filter(|l| self.holdings.is_absent(LayerId(*l))).count() as u16
+        self.absent
     }
 
     /// No step can run before [`Brain::boundary`] has brought lent layers back.

@@ -83,6 +83,12 @@ impl Measures {
         self.compute.iter().map(|average| average.value().unwrap_or(self.estimated_compute_ns)).collect()
     }
 
+    /// Compute of a whole token in a decode step, nanoseconds; 0 = unknown.
+    pub fn token_compute_ns(&self) -> u128 {
+        let layer = |average: &Ewma| average.value().unwrap_or(self.estimated_compute_ns);
+        self.compute.iter().map(|average| u128::from(layer(average))).sum()
+    }
+
     /// Whether T_c is known, measured or estimated.
     pub fn compute_known(&self) -> bool {
         self.compute.iter().all(|average| average.value().unwrap_or(self.estimated_compute_ns) > 0)
@@ -90,8 +96,8 @@ impl Measures {
 
     /// r = T_T / T_c over all layers, permille; none while T_c is unknown.
     pub fn ratio_permille(&self) -> Option<u64> {
-        let sum = |times: Vec<u64>| times.into_iter().map(u128::from).sum::<u128>();
-        let ratio = (sum(self.transfer_ns()) * 1000).checked_div(sum(self.compute_ns()))?;
+        let transfer_ns: u128 = self.transfer_ns().into_iter().map(u128::from).sum();
+        let ratio = (transfer_ns * 1000).checked_div(self.token_compute_ns())?;
         Some(ratio.min(u128::from(u64::MAX)) as u64)
     }
 }

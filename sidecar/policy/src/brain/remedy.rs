@@ -175,7 +175,7 @@ impl Brain {
 
     /// Stall that a step may pay.
     pub(super) fn allowance_ns(&self) -> u64 {
-        let token: u128 = self.measures.compute_ns().into_iter().map(u128::from).sum();
+        let token = self.measures.token_compute_ns();
         (token * u128::from(self.params.stall_allowance_permille) / 1000).min(u128::from(u64::MAX)) as u64
     }
 

@@ -357,6 +357,7 @@ impl Brain {
             }
         }
         self.slots = Slots::new(layout, contents);
+        self.absent = self.holdings.absent_layers();
         self.slabs_settled = self.slabs.all_committed();
         self.note_all_contents();
     }

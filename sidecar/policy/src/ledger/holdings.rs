@@ -62,6 +62,11 @@ impl Holdings {
         self.slot_of[layer.index()].is_none() && self.layers[layer.index()].is_empty()
     }
 
+    /// How many layers are absent.
+    pub fn absent_layers(&self) -> u16 {
+        (0..self.layers.len()).filter(|l| self.is_absent(LayerId(*l as u16))).count() as u16
+    }
+
     /// The address table.
     pub fn addresses(&self) -> impl Iterator<Item = (Address, ChunkId)> + '_ {
         let layers = (0..self.layers.len()).flat_map(|l| {

@@ -68,7 +68,8 @@ impl Core {
 
     fn keeps_turn(&mut self, now: Nanos, quantum: Quantum, busy: bool) -> bool {
         if let Turn::Held { since, .. } = self.turn {
-            let predicted_step_ns = self.brain.measures().compute_ns().into_iter().sum();
+            let predicted_ns = self.brain.measures().token_compute_ns();
+            let predicted_step_ns = u64::try_from(predicted_ns).unwrap_or(u64::MAX);
             // Whether others wait is the neighbourhood's to know: nobody before them, the turn comes back at once.
             let holder = Holder { started: since, others_wait: true, has_work: busy, predicted_step_ns };
             match quantum.keep(now, &holder) {
