@@ -24,16 +24,14 @@ pub enum NeighbourEvent {
     },
 }
 
-/// The neighbourhood of one GPU. Nothing here blocks: what is asked is answered by an event, or never.
+/// The way to the neighbourhood of one GPU. Nothing here blocks: what is asked is answered by a [`NeighbourEvent`] that the
+/// body puts into the queue, or never.
 pub trait Neighbourhood: Send + std::fmt::Debug {
     /// Sends a letter.
     fn post(&mut self, now: Nanos, letter: Letter);
 
     /// Asks for the turn, or gives it up.
     fn turn(&mut self, now: Nanos, call: TurnCall);
-
-    /// The next event.
-    fn poll(&mut self, now: Nanos) -> Option<NeighbourEvent>;
 }
 
 /// A GPU of one's own: nobody to write to, and the turn is never asked for.
@@ -47,9 +45,5 @@ impl Neighbourhood for Nobody {
 
     fn turn(&mut self, _now: Nanos, call: TurnCall) {
         panic!("a tenant without neighbours needs no turn: {call:?}");
-    }
-
-    fn poll(&mut self, _now: Nanos) -> Option<NeighbourEvent> {
-        None
     }
 }

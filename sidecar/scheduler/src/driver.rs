@@ -114,9 +114,6 @@ impl<M: Memory, C: Compute> Driver<M, C> {
         while let Some(event) = self.compute.poll(now) {
             self.queue.push_back(Event::Compute(event));
         }
-        while let Some(event) = self.neighbourhood.poll(now) {
-            self.queue.push_back(Event::Neighbour(event));
-        }
     }
 
     fn handle(&mut self, now: Nanos, event: Event) {

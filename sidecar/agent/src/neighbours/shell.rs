@@ -6,7 +6,7 @@ use std::sync::mpsc::Sender;
 use sluice_memory::neighbourhood::Seat;
 use sluice_policy::ids::Nanos;
 use sluice_policy::trader::Letter;
-use sluice_ports::neighbourhood::{NeighbourEvent, Neighbourhood, TurnCall};
+use sluice_ports::neighbourhood::{Neighbourhood, TurnCall};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::desk::Desk;
@@ -50,10 +50,6 @@ impl Neighbourhood for Shell {
             }
             (TurnCall::Want, None) => {}
         }
-    }
-
-    fn poll(&mut self, _now: Nanos) -> Option<NeighbourEvent> {
-        None
     }
 }
 
