@@ -9,3 +9,13 @@ pub mod quota;
 pub mod shell;
 pub mod turns;
 pub mod watch;
+
+/// Milliseconds of a message as nanoseconds of the scheduler.
+pub(crate) fn ns(ms: impl Into<u64>) -> u64 {
+    ms.into().saturating_mul(1_000_000)
+}
+
+/// Nanoseconds of the scheduler as whole milliseconds of a message.
+pub(crate) fn ms(ns: u64) -> u64 {
+    ns / 1_000_000
+}

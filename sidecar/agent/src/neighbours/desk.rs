@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use super::call::{Call, Unable};
 use super::place::full_name;
+use super::{ms, ns};
 
 type Waiting = BTreeMap<(Peer, Nonce), oneshot::Sender<GrantAnswer>>;
 
@@ -28,14 +29,6 @@ pub struct Desk {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn ms(ns: u64) -> u64 {
-    ns / 1_000_000
-}
-
-fn ns(ms: u64) -> u64 {
-    ms.saturating_mul(1_000_000)
 }
 
 /// A participant of the ledger, as messages name it.

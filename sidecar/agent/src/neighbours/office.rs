@@ -19,6 +19,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use super::client::Client;
 use super::desk::Desk;
 use super::place::full_name;
+use super::{ms, ns};
 use crate::directive::Directives;
 use crate::service::{Inbox, Message};
 
@@ -126,11 +127,11 @@ impl Office {
 
     async fn ask(&self, peer: Peer, nonce: Nonce, chunks: u32, ttl_ns: u64) {
         let (borrower, bytes) = (self.desk.me(), self.desk.bytes(chunks));
-        let request = GrantRequest::Ask { borrower, nonce: nonce.0, bytes, ttl_ms: ttl_ns / 1_000_000 };
+        let request = GrantRequest::Ask { borrower, nonce: nonce.0, bytes, ttl_ms: ms(ttl_ns) };
         match self.call(peer, &request).await {
             Some(GrantAnswer::Granted { bytes, ttl_ms, .. }) => {
                 let chunks = self.desk.chunks(bytes);
-                self.tell(News::Granted { peer, nonce, chunks, ttl_ns: ttl_ms.saturating_mul(1_000_000) });
+                self.tell(News::Granted { peer, nonce, chunks, ttl_ns: ns(ttl_ms) });
             }
             Some(_) => self.tell(News::Refused { peer, nonce }),
             None => {
@@ -163,12 +164,12 @@ impl Office {
     }
 
     async fn renew(&self, peer: Peer, nonce: Nonce, ttl_ns: u64) {
-        let (borrower, ttl_ms) = (self.desk.me(), ttl_ns / 1_000_000);
+        let (borrower, ttl_ms) = (self.desk.me(), ms(ttl_ns));
         let request = GrantRequest::Renew { borrower, nonces: vec![nonce.0], ttl_ms };
         if let Some(GrantAnswer::Renewed { nonces, ttl_ms }) = self.call(peer, &request).await
             && nonces.contains(&nonce.0)
         {
-            self.tell(News::Renewed { peer, nonce, ttl_ns: ttl_ms.saturating_mul(1_000_000) });
+            self.tell(News::Renewed { peer, nonce, ttl_ns: ns(ttl_ms) });
         }
     }
 

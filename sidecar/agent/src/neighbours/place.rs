@@ -15,6 +15,7 @@ use sluice_wire::config::{NeighbourhoodConfig, SidecarConfig};
 use sluice_wire::directive::{Sharing as SharingRule, TurnOrder};
 
 use super::desk::Desk;
+use super::ns;
 
 /// A predecessor's engine ends within a moment of its sidecar; its record is waited for this long.
 const JOIN_PATIENCE: Duration = Duration::from_secs(10);
@@ -117,13 +118,10 @@ impl Place {
         match self.config.sharing {
             SharingRule::Isolated => Sharing::Exclusive,
             SharingRule::Spatial => Sharing::Spatial,
-            SharingRule::Temporal { min_quantum_ms, max_quantum_ms, .. } => {
-                let ns = |ms: u32| u64::from(ms) * 1_000_000;
-                Sharing::Temporal(Quantum::new(
-                    ns(min_quantum_ms.min(max_quantum_ms)),
-                    ns(max_quantum_ms.max(1)),
-                ))
-            }
+            SharingRule::Temporal { min_quantum_ms, max_quantum_ms, .. } => Sharing::Temporal(Quantum::new(
+                ns(min_quantum_ms.min(max_quantum_ms)),
+                ns(max_quantum_ms.max(1)),
+            )),
         }
     }
 

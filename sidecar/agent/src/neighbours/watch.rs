@@ -10,6 +10,7 @@ use sluice_policy::neighbours::victim::Rule;
 use sluice_policy::trader::{News, Terms};
 use sluice_wire::directive::{Directive, VictimRule};
 
+use super::ns;
 use super::office::Office;
 use super::place::full_name;
 
@@ -90,7 +91,6 @@ fn is_named(directive: &Directive, participant: &Participant, name: &str) -> boo
 
 /// What a directive says about trading.
 pub fn terms(directive: &Directive, order: Vec<Peer>) -> Terms {
-    let ns = |ms: u32| u64::from(ms) * 1_000_000;
     Terms {
         priority: directive.tenant.priority,
         rule: match directive.victim {
