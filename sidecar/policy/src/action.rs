@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, LayerId, SlotId};
+use crate::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, HostBlockId, LayerId, SlotId};
 use crate::neighbours::Peer;
 use crate::neighbours::grants::Nonce;
 use crate::reason::Reason;
@@ -78,6 +78,19 @@ pub struct BlockMove {
     pub to_chunk: ChunkId,
 }
 
+/// One layer-block changes between the device and the host tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockSwap {
+    /// The block on the device.
+    pub block: BlockId,
+    /// The chunk behind it.
+    pub chunk: ChunkId,
+    /// The block in host memory.
+    pub host: HostBlockId,
+    /// The name of what the host block holds: given to it on the way out, asked of it on the way in. Never reused.
+    pub generation: Generation,
+}
+
 /// Bytes on their way from one neighbour to another, as the ledger file knows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Earmark {
@@ -116,6 +129,12 @@ pub enum Work {
     Fill(Fill),
     /// Move blocks between frames, at a step boundary.
     MoveBlocks(Vec<BlockMove>),
+    /// Copy layer-blocks to the host tier, at a step boundary. Each host block carries its generation once its last byte is
+    /// there, and none before. The device's copies stay as they are.
+    SwapOut(Vec<BlockSwap>),
+    /// Copy layer-blocks back from the host tier, at a step boundary. Refused as a whole, and nothing changed, when a host
+    /// block does not carry the generation that is asked for. The host's copies stay as they are.
+    SwapIn(Vec<BlockSwap>),
     /// Drop every queued fill that has not started. Each dropped fill completes as `Dropped`, one that runs completes as
     /// usual, and only then does this action complete.
     DropFills,

@@ -25,6 +25,8 @@ id!(/// A chunk-sized position of the KV arena's virtual range. A frame is backe
     FrameId(u32));
 id!(/// A layer-block: 16 tokens of one layer's KV. `block = frame * blocks_per_chunk + position in the frame`.
     BlockId(u32));
+id!(/// A block of the host tier: room for one layer-block in host memory, `0..host_kv_bytes / block_bytes`.
+    HostBlockId(u32));
 id!(/// A block column: the layer-blocks of the same 16 tokens in all layers.
     ColumnId(u32));
 id!(/// The contents of a slot or layer at one moment. Never reused: a copy or a step that names an old generation can

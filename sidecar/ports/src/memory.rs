@@ -9,7 +9,7 @@ use sluice_policy::ids::Nanos;
 /// Contract, checked by the conformance suite:
 /// - every submitted action completes exactly once, also when it fails;
 /// - `Create` beyond the capacity fails with `OutOfMemory` and leaves nothing behind;
-/// - `Reback`, `MoveBlocks`, `Create` and `Release` take effect in the order submitted; a `Reback` is complete only when
+/// - `Reback`, `MoveBlocks`, `SwapOut`, `SwapIn`, `Create` and `Release` take effect in the order submitted; a `Reback` is complete only when
 ///   the engine, if there is one, has acknowledged it;
 /// - fills run in the order submitted within one slot, start only when their `after` is satisfied, and publish their
 ///   generation after the last byte;

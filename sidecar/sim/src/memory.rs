@@ -93,6 +93,8 @@ impl Device {
             Work::Release(chunks) => self.release(&chunks),
             Work::Reback(transaction) => self.reback(&transaction),
             Work::MoveBlocks(moves) => self.move_blocks(&moves),
+            // No host tier.
+            Work::SwapOut(_) | Work::SwapIn(_) => Err(Failure::Refused),
             Work::Fill(_) | Work::DropFills => unreachable!("copies have their own queue"),
         }
     }

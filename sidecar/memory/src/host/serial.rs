@@ -81,6 +81,7 @@ fn named(work: &Work) -> Vec<ChunkId> {
             transaction.ops.iter().map(chunk).chain(transaction.handed_over.iter().copied()).collect()
         }
         Work::MoveBlocks(moves) => moves.iter().flat_map(|m| [m.from_chunk, m.to_chunk]).collect(),
+        Work::SwapOut(swaps) | Work::SwapIn(swaps) => swaps.iter().map(|swap| swap.chunk).collect(),
         Work::Fill(_) | Work::DropFills => unreachable!("copies have their own queues"),
     };
     chunks.sort_unstable();
@@ -128,6 +129,8 @@ impl HostMemory {
             }
             Work::Reback(transaction) => self.start_reback(transaction),
             Work::MoveBlocks(moves) => self.start_moves(moves),
+            // No host tier.
+            Work::SwapOut(_) | Work::SwapIn(_) => Err(Failure::Refused),
             Work::Fill(_) | Work::DropFills => unreachable!("copies have their own queues"),
         }
     }

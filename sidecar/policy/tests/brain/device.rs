@@ -255,6 +255,7 @@ impl Device {
             }),
             Work::Reback(transaction) => self.reback(&transaction),
             Work::MoveBlocks(moves) => self.move_blocks(&moves),
+            Work::SwapOut(_) | Work::SwapIn(_) => panic!("this device has no host tier"),
             Work::Fill(_) | Work::DropFills => unreachable!("queued elsewhere"),
         }
         Some(Completion { id, outcome: DONE })

@@ -167,7 +167,12 @@ impl Quota {
                 ledger.earmark(life, *earmark, chunks.len() as u32, *spare_chunks)
             }
             Work::Accept { chunks, earmark } => ledger.accept(life, *earmark, chunks.len() as u32),
-            Work::Reback(_) | Work::MoveBlocks(_) | Work::Fill(_) | Work::DropFills => true,
+            Work::Reback(_)
+            | Work::MoveBlocks(_)
+            | Work::SwapOut(_)
+            | Work::SwapIn(_)
+            | Work::Fill(_)
+            | Work::DropFills => true,
         }
     }
 }
