@@ -26,7 +26,7 @@ use crate::gateway::Gateway;
 use crate::gateway::open::OpenRequests;
 use crate::gateway::serve::{LAST_WORD, Limits, finish, serve};
 use crate::metrics::Metrics;
-use crate::room::{Among, LoadError, Loaded, Loading, load};
+use crate::room::{Among, InjectedFaults, LoadError, Loaded, Loading, load};
 use crate::service::{Inbox, Message, Service, Status};
 use crate::{admin, probes};
 
@@ -43,6 +43,14 @@ fn other(error: impl Into<anyhow::Error>) -> Failure {
 /// # Errors
 /// Why it could not go on.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    run_with(args, InjectedFaults::default())
+}
+
+/// As [`run`], with faults: for programs of tests.
+///
+/// # Errors
+/// Why it could not go on.
+pub fn run_with(args: &Args, faults: InjectedFaults) -> Result<(), Failure> {
     if let Some(journal) = &args.replay {
         return replay(journal).map_err(other);
     }
@@ -50,11 +58,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let config = read_config(file).map_err(config_error)?;
     let folder = config.runtime_dir.clone();
     make_folder(&folder).map_err(other)?;
-    run_in(&folder, config).inspect_err(|failure| failure.leave_word(&folder))
+    run_in(&folder, config, faults).inspect_err(|failure| failure.leave_word(&folder))
 }
 
-fn run_in(folder: &Path, config: SidecarConfig) -> Result<(), Failure> {
-    let loaded = Arc::new(load(config).map_err(config_error)?);
+fn run_in(folder: &Path, config: SidecarConfig, faults: InjectedFaults) -> Result<(), Failure> {
+    let mut loaded = load(config).map_err(config_error)?;
+    loaded.faults = faults;
+    let loaded = Arc::new(loaded);
     let socket = folder.join("engine.sock");
     let listener = Listener::bind(&socket).map_err(other)?;
     let engine = match &loaded.config.engine.spawn {

@@ -16,6 +16,9 @@ pub struct Faults {
     pub skip_after_wait: bool,
     /// So many further `Create` actions find no memory.
     pub fail_creates: u32,
+    /// The chunks of a loan are unmapped here and released so long after their bytes are promised. Zero: before, as it
+    /// must be.
+    pub early_earmark: Duration,
 }
 
 /// Faults that the owner changes while worker threads look at them.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sluice_memory::neighbourhood::{
-    Identity, JoinError, Neighbourhood, OpenError, Seat, TurnOrder as LedgerOrder, this_boot,
+    Identity, JoinError, LedgerFaults, Neighbourhood, OpenError, Seat, TurnOrder as LedgerOrder, this_boot,
 };
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::turn::Quantum;
@@ -68,13 +68,14 @@ pub fn full_name(namespace: &str, name: &str) -> String {
 }
 
 impl Place {
-    /// Takes the tenant's record. A predecessor that is still ending is waited for.
+    /// Takes the tenant's record. A predecessor that is still ending is waited for. `faults` are a test's.
     ///
     /// # Errors
     /// The ledger is unfit or full, the shares exceed the GPU, or `closed` was raised.
     pub fn take(
         config: &SidecarConfig,
         place: &NeighbourhoodConfig,
+        faults: &LedgerFaults,
         closed: &AtomicBool,
     ) -> Result<Place, PlaceError> {
         let identity = Identity {
@@ -87,7 +88,7 @@ impl Place {
         let begun = Instant::now();
         loop {
             let folder = place.folder.clone();
-            let ledger = Neighbourhood::open(&folder, &identity)
+            let ledger = Neighbourhood::open_with(&folder, &identity, faults.clone())
                 .map_err(|source| PlaceError::Open { folder: folder.clone(), source })?;
             // The floor is known when the first engine has said what activations cost.
             match ledger.join(&name, 0, place.share_bytes) {

@@ -15,6 +15,7 @@ use sluice_link::model::ModelSpec;
 use sluice_link::server::Listener;
 use sluice_link::slab::{SlabLayout, slab_layout};
 use sluice_link::tables::{TableShape, TableWriter};
+use sluice_memory::neighbourhood::LedgerFaults;
 use sluice_memory::{
     Alone, HostError, HostMemory, HostOptions, Master, MasterCopy, MasterError, Quota, RangeSizes, Slab,
 };
@@ -125,6 +126,8 @@ fn wrong(field: &'static str, problem: impl Into<String>) -> LoadError {
 pub struct InjectedFaults {
     /// Of memory: copies, allocations.
     pub memory: sluice_memory::Faults,
+    /// Of the ledger that it shares with its neighbours.
+    pub ledger: LedgerFaults,
     /// Of the engine.
     pub engine: Faults,
 }
@@ -205,8 +208,9 @@ pub struct Loading {
 
 impl Loading {
     fn place(&self) -> Result<Option<Place>, LoadError> {
-        let place = self.loaded.config.neighbourhood.as_ref();
-        place.map(|place| Ok(Place::take(&self.loaded.config, place, &self.closed)?)).transpose()
+        let (config, faults) = (&self.loaded.config, &self.loaded.faults.ledger);
+        let place = config.neighbourhood.as_ref();
+        place.map(|place| Ok(Place::take(config, place, faults, &self.closed)?)).transpose()
     }
 
     /// Loads the weights, waits for the first engine, and opens the room.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sluice_policy::action::Earmark;
 use sluice_policy::event::{Failure, Outcome};
@@ -78,7 +78,9 @@ fn run(todo: &Receiver<Chore>, bank: &Bank, faults: &SharedFaults, outbox: &Outb
             Chore::Create(chunks) => bank.create(faults, chunks),
             Chore::Accept(chunks, earmark) => bank.accept(faults, chunks, *earmark),
             Chore::Release(chunks) => bank.release(chunks),
-            Chore::Lend { chunks, spare_chunks, earmark } => bank.lend(chunks, *spare_chunks, *earmark),
+            Chore::Lend { chunks, spare_chunks, earmark } => {
+                bank.lend(faults, chunks, *spare_chunks, *earmark)
+            }
             Chore::Poison(chunks) => each(chunks, |chunk| bank.pool.poison(chunk)),
             Chore::Move(copies) => copy(&bank.pool, copies),
         };
@@ -129,15 +131,44 @@ impl Bank {
     }
 
     /// The chunks are gone before anybody is promised their bytes. A promise that cannot be made brings them back.
-    fn lend(&self, chunks: &[ChunkId], spare_chunks: u32, earmark: Earmark) -> Result<u64, Failure> {
-        each(chunks, |chunk| self.pool.release(chunk))?;
+    fn lend(
+        &self,
+        faults: &SharedFaults,
+        chunks: &[ChunkId],
+        spare_chunks: u32,
+        earmark: Earmark,
+    ) -> Result<u64, Failure> {
         let spare_bytes = self.bytes(spare_chunks as usize);
+        let early = faults.current().early_earmark;
+        if !early.is_zero() {
+            return self.lend_early(early, chunks, spare_bytes, earmark);
+        }
+        each(chunks, |chunk| self.pool.release(chunk))?;
         let promised = self.quota.earmark(earmark, self.bytes(chunks.len()), spare_bytes);
         promised.map(|()| 0).map_err(|error| {
             let undone = self.create_all(chunks);
             assert!(undone.is_ok(), "the bytes of a chunk that was just released are still ours: {undone:?}");
             quota_failure(&error)
         })
+    }
+
+    /// The fault: the loan counts as made, and the borrower may use its bytes, while the chunks are still mapped here.
+    fn lend_early(
+        &self,
+        early: Duration,
+        chunks: &[ChunkId],
+        spare_bytes: u64,
+        earmark: Earmark,
+    ) -> Result<u64, Failure> {
+        let promised = self.quota.earmark(earmark, self.bytes(chunks.len()), spare_bytes);
+        promised.map_err(|error| quota_failure(&error))?;
+        let (pool, chunks) = (self.pool.clone(), chunks.to_vec());
+        std::thread::spawn(move || {
+            std::thread::sleep(early);
+            // What was created anew meanwhile is in use: this is a test's doing.
+            let _ = each(&chunks, |chunk| pool.release(chunk));
+        });
+        Ok(0)
     }
 }
 
