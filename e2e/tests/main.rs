@@ -15,6 +15,7 @@ mod link_peer;
 mod neighbours;
 mod no_room;
 mod sidecar_faults;
+mod soak;
 mod support;
 mod under_pressure;
 mod up;

@@ -6,6 +6,7 @@ pub mod model;
 pub mod pressure;
 pub mod processes;
 pub mod slow;
+pub mod soak;
 pub mod tenant;
 pub mod trio;
 pub mod wait;

@@ -13,6 +13,7 @@ mod process;
 mod rules;
 mod run;
 mod rust_text;
+mod soak;
 mod suite;
 mod tenant;
 mod workspace;
@@ -52,6 +53,10 @@ enum Task {
     Bench(bench::BenchArgs),
     /// Show it: one burst on a tenant with too little KV, under Recompute and under Oneiros, and a table.
     Demo(demo::DemoArgs),
+    /// Try to break it: tenants of one GPU under random load, random kills and slow links.
+    ///
+    /// The seed is printed first; the same seed, length and number of tenants give the same requests and the same kills.
+    Soak(soak::SoakArgs),
     /// Run everything a change must pass: check, build all binaries, run all tests.
     ///
     /// Tests find the built binaries through SLUICE_BIN_DIR, which this sets, and shared models and data through
@@ -83,6 +88,7 @@ fn run(task: &Task) -> anyhow::Result<bool> {
         Task::Gen => generate::write_all(&workspace.root).map(|()| true),
         Task::Bench(args) => bench::run(&workspace, args),
         Task::Demo(args) => demo::run(&workspace, args),
+        Task::Soak(args) => soak::run(&workspace, args),
         Task::Test { quick } => suite::run(&workspace, *quick),
     }
 }

@@ -55,7 +55,7 @@ fn tests(workspace: &Workspace, shared: Option<&Utf8Path>) -> Command {
 }
 
 /// Where cargo puts the binaries of a debug build, for the platform `cross` if one is named.
-fn binaries(target: &Utf8Path, cross: Option<&str>) -> Utf8PathBuf {
+pub fn binaries(target: &Utf8Path, cross: Option<&str>) -> Utf8PathBuf {
     target.join(cross.unwrap_or("")).join("debug")
 }
 

@@ -67,7 +67,12 @@ impl Stream {
         let mut body = body.clone();
         body["stream"] = true.into();
         let response = post(url, &body, None).await?;
-        Ok(Stream { response, unread: Vec::new(), answer: Answer::default() })
+        Ok(Stream::of(response))
+    }
+
+    /// The events of a response.
+    pub fn of(response: Response) -> Stream {
+        Stream { response, unread: Vec::new(), answer: Answer::default() }
     }
 
     /// Reads one event; `false` after the closing mark.

@@ -30,6 +30,11 @@ pub fn parent(pid: u32) -> u32 {
     stat(pid).unwrap_or_else(|| panic!("process {pid} has gone"))[1].parse().unwrap()
 }
 
+/// The process that started it; `None` when it has gone.
+pub fn parent_of(pid: u32) -> Option<u32> {
+    stat(pid)?[1].parse().ok()
+}
+
 /// Name of its program, at most 15 bytes.
 pub fn name(pid: u32) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()

@@ -55,6 +55,11 @@ impl World {
 
     /// Runs `sluice up` over a text that need not be YAML.
     pub fn up_text(&self, yaml: &str, arguments: &[&str]) -> Up<'_> {
+        self.up_of(&model::bin_folder(), yaml, arguments)
+    }
+
+    /// As [`World::up_text`], with the sidecar and the engine in `binaries`.
+    pub fn up_of(&self, binaries: &Path, yaml: &str, arguments: &[&str]) -> Up<'_> {
         self.write("up.yaml", yaml);
         let file = |name| std::fs::File::create(self.path(name)).unwrap();
         let child = Command::new(model::binary("sluice"))
@@ -62,7 +67,7 @@ impl World {
             .args(arguments)
             .current_dir(self.dir.path())
             .env("SLUICE_RUNTIME_DIR", self.path("run"))
-            .env("SLUICE_BIN_DIR", model::bin_folder())
+            .env("SLUICE_BIN_DIR", binaries)
             .env("TMPDIR", self.path("tmp"))
             .env("SLUICE_LOG", "info")
             .env_remove("RUST_LOG")

@@ -1,0 +1,130 @@
+//! What is checked when a soak's load is over and all is quiet.
+
+use std::process::Command;
+use std::sync::atomic::Ordering;
+
+use sluice_wire::State;
+
+use super::Stage;
+use super::finding::Finding;
+use super::member::Member;
+use super::watchdog::{self, brief, within};
+use super::witness::{chunk_bytes, open_files};
+use crate::support::model::binary;
+use crate::support::trio::place;
+
+/// States of all, once all have one.
+async fn states(stage: &Stage) -> Option<Vec<State>> {
+    let mut states = Vec::new();
+    for member in &stage.members {
+        states.push(member.state().await?);
+    }
+    Some(states)
+}
+
+/// Nobody owes anybody, nobody works, and what the kernel counts is what the books say.
+pub async fn at_rest(stage: &Stage) {
+    let home = within(stage.home_seconds, async || {
+        states(stage).await.is_some_and(|states| states.iter().all(is_home))
+    });
+    if !home.await {
+        stage.findings.add(Finding::Books(format!("loans are out\n{}", watchdog::tell(stage).await)));
+        return;
+    }
+    let counted = within(10, async || {
+        let states = states(stage).await.unwrap_or_default();
+        !states.is_empty()
+            && states.iter().zip(&stage.members).all(|(state, member)| is_counted(state, member))
+    });
+    if !counted.await {
+        let bytes: Vec<_> = stage.members.iter().map(|member| bytes_there(member)).collect();
+        let told = watchdog::tell(stage).await;
+        stage.findings.add(Finding::Books(format!("there are {bytes:?} bytes\n{told}")));
+    }
+    if let Some(states) = states(stage).await {
+        balance(stage, &states);
+        states.iter().zip(&stage.members).for_each(|(state, member)| of_tenant(stage, state, member));
+    }
+}
+
+fn is_home(state: &State) -> bool {
+    let place = place(state);
+    (place.lent_bytes, place.borrowed_bytes, place.grants.len()) == (0, 0, 0)
+}
+
+fn bytes_there(member: &Member) -> Option<u64> {
+    member.now().map(|tenant| chunk_bytes(tenant.record.pid))
+}
+
+fn is_counted(state: &State, member: &Member) -> bool {
+    bytes_there(member) == Some(place(state).held_bytes)
+}
+
+fn balance(stage: &Stage, states: &[State]) {
+    let sum = |of: fn(&State) -> u64| states.iter().map(of).sum::<u64>();
+    let (budgets, shares) = (sum(|s| place(s).budget_bytes), sum(|s| place(s).share_bytes));
+    let within = states.iter().all(|s| place(s).balances() && place(s).held_bytes <= place(s).budget_bytes);
+    if budgets != shares || shares > stage.capacity_bytes || !within {
+        let all: Vec<_> = states.iter().map(brief).collect();
+        stage.findings.add(Finding::Books(format!("budgets {budgets}, shares {shares}: {all:#?}")));
+    }
+}
+
+fn of_tenant(stage: &Stage, state: &State, member: &Member) {
+    let name = &member.name;
+    let left = |what: String| stage.findings.add(Finding::Left(format!("{name}: {what}: {}", brief(state))));
+    let queue = &state.queue;
+    if (queue.waiting, queue.running, queue.preempted, state.streams.open) != (0, 0, 0, 0) {
+        left("requests".into());
+    }
+    if state.kv.blocks_used != 0 {
+        left("blocks of requests that have ended".into());
+    }
+    if !state.memory.balances() {
+        left("the capacity equation".into());
+    }
+    let kills = member.engine_kills.load(Ordering::Relaxed);
+    if state.engine.restarts > u64::from(kills) {
+        let text = format!("{name}: {} engines after {kills} kills: {}", state.engine.restarts, brief(state));
+        stage.findings.add(Finding::Ended(text));
+    }
+    let memory = member.now().map(|tenant| memfds(tenant.record.pid)).unwrap_or_default();
+    if memory != stage.memfds {
+        left(format!("{memory:?} of {:?}", stage.memfds));
+    }
+}
+
+/// Files in memory that a process has open.
+pub fn memfds(pid: u32) -> Vec<String> {
+    let mut names: Vec<_> = open_files(pid).into_iter().map(|(_, name)| name).collect();
+    names.retain(|name| name.starts_with("/memfd:"));
+    names.sort();
+    names
+}
+
+/// Every sidecar that ended was killed.
+pub fn ends(stage: &Stage) {
+    let said = stage.run.stderr();
+    for member in &stage.members {
+        let start = format!("default/{}: the sidecar ended (", member.name);
+        let ends: Vec<_> = said.lines().filter(|line| line.contains(&start)).collect();
+        let kills = member.kills().done as usize;
+        if ends.len() != kills || !ends.iter().all(|line| line.contains("(signal: 9")) {
+            stage
+                .findings
+                .add(Finding::Ended(format!("{} was killed {kills} times: {ends:#?}", member.name)));
+        }
+    }
+}
+
+/// Every journal leads to the same decisions again.
+pub fn journals(stage: &Stage) {
+    for journal in watchdog::journals(&stage.run.path("journals")) {
+        let output = Command::new(binary("sluice-sidecar")).arg("--replay").arg(&journal).output().unwrap();
+        // One whose writer was killed before its first line says nothing.
+        if !output.status.success() && std::fs::metadata(&journal).unwrap().len() > 0 {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            stage.findings.add(Finding::Journal(format!("{}: {said}", journal.display())));
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Sees that every tenant with work gets on with it, and tells who waits for what when one does not.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::Stage;
+use super::finding::Finding;
+use crate::support::processes;
+
+/// Between two looks. Counted are looks, not the time between them: a machine that stood still is not a tenant that did.
+const TICK: Duration = Duration::from_millis(100);
+/// Looks without a token after which a tenant with open requests is stuck: 30 s.
+const STUCK: u32 = 300;
+/// Lines of a journal that are told.
+const LINES: usize = 12;
+
+/// Ends only when a tenant is stuck, with all that can be said about it.
+pub async fn watch(stage: &Stage) -> Finding {
+    let mut still = vec![(0, 0); stage.members.len()];
+    loop {
+        tokio::time::sleep(TICK).await;
+        for (member, (beats, ticks)) in stage.members.iter().zip(&mut still) {
+            let now = member.beats.load(Ordering::Relaxed);
+            let idle = member.open.load(Ordering::Relaxed) == 0;
+            *ticks = if idle || now != *beats { 0 } else { *ticks + 1 };
+            *beats = now;
+            if *ticks >= STUCK {
+                let text = format!("{} has requests and no token came\n{}", member.name, tell(stage).await);
+                return Finding::Stuck(text);
+            }
+        }
+    }
+}
+
+/// Waits until `done` holds, so many looks at most; whether it does.
+pub async fn within(seconds: u32, mut done: impl AsyncFnMut() -> bool) -> bool {
+    for _ in 0..seconds * 10 {
+        if done().await {
+            return true;
+        }
+        tokio::time::sleep(TICK).await;
+    }
+    done().await
+}
+
+/// States, threads and the last lines of the journals.
+pub async fn tell(stage: &Stage) -> String {
+    let mut text = String::new();
+    for member in &stage.members {
+        let state = tokio::time::timeout(Duration::from_secs(2), member.state()).await;
+        text += &format!("{} {:?}\n", member.name, state.ok().flatten().map(|state| brief(&state)));
+    }
+    for pid in stage.run.processes() {
+        text += &format!("{pid} {}\n", processes::name(pid));
+        threads(pid).into_iter().for_each(|line| text += &format!("    {line}\n"));
+    }
+    for journal in journals(&stage.run.path("journals")) {
+        let lines = std::fs::read(&journal).unwrap_or_default();
+        let lines = String::from_utf8_lossy(&lines);
+        let lines: Vec<_> = lines.lines().collect();
+        text += &format!("{}:\n", journal.display());
+        lines[lines.len().saturating_sub(LINES)..]
+            .iter()
+            .for_each(|line| text += &format!("    {line:.300}\n"));
+    }
+    text
+}
+
+/// What a state says about waiting.
+pub fn brief(state: &sluice_wire::State) -> String {
+    let (place, events) = (&state.neighbourhood, &state.figures.remap_events_total);
+    format!(
+        "{:?} {:?} engine {:?} steps {} remap {:?} kv {:?} memory {:?} {place:?} {:?} {events:?} moves {:?}",
+        state.phase,
+        state.queue,
+        state.engine,
+        state.figures.steps_total,
+        state.remap,
+        state.kv,
+        state.memory,
+        state.activity,
+        &state.moves[state.moves.len().saturating_sub(3)..],
+    )
+}
+
+fn threads(pid: u32) -> Vec<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
+    let thread = |entry: std::io::Result<std::fs::DirEntry>| {
+        let folder = entry.ok()?.path();
+        let read = |name| std::fs::read_to_string(folder.join(name)).unwrap_or_default().trim().to_owned();
+        let stat = read("stat");
+        let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next()).unwrap_or("?");
+        Some(format!("{} {state} {} {}", read("comm"), read("wchan"), read("syscall")))
+    };
+    tasks.filter_map(thread).collect()
+}
+
+/// Files of journals, those of former lives included.
+pub fn journals(folder: &Path) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten();
+    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
