@@ -112,6 +112,7 @@ impl Bench {
             poison: false,
             copy_threads: 1,
             link_bytes_per_s: None,
+            host_kv_bytes: 0,
             quota: Arc::new(sluice_memory::Alone),
         };
         let (wake, wakes) = channel();

@@ -6,9 +6,9 @@ use std::time::Duration;
 /// What goes wrong. The default: nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// The copy with this number from now on (1 = the next) fails after its first chunk.
+    /// The copy with this number from now on (1 = the next) fails after its first chunk, a swap after its first block.
     pub fail_copy: Option<u64>,
-    /// Each chunk of a copy takes this much longer.
+    /// Each chunk of a copy takes this much longer, and each block of a swap.
     pub slow_chunk: Duration,
     /// A byte of every slot is flipped after its copy.
     pub flip_slot_byte: bool,
@@ -40,6 +40,14 @@ impl SharedFaults {
         let left = faults.fail_copy.map(|left| left.saturating_sub(1));
         faults.fail_copy = left.filter(|left| *left > 0);
         left == Some(0)
+    }
+
+    /// Waits as long as a chunk or block is to take longer.
+    pub(crate) fn slow(&self) {
+        let slow = self.current().slow_chunk;
+        if !slow.is_zero() {
+            std::thread::sleep(slow);
+        }
     }
 
     /// Counts one creation; true when it is to fail.

@@ -7,12 +7,14 @@ mod chores;
 mod fills;
 mod serial;
 mod table;
+mod tier;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
 use sluice_policy::action::{Action, Address, Reback, Work};
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::geometry::Geometry;
@@ -24,11 +26,12 @@ use crate::mapping::RangeSizes;
 use crate::master::{Master, Slab};
 use crate::pool::{Pool, PoolError};
 use crate::quota::Quota;
-use crate::transfers::{Event, Gate, Notify, Outbox, Parts, Transfers};
+use crate::transfers::{Event, Gate, Links, Notify, Outbox, Parts, Transfers};
 use chores::{Bank, Chores};
 use fills::Fills;
 use serial::Serial;
 use table::Table;
+use tier::{Room, Tier};
 
 /// Sends transactions to the engine.
 pub trait EnginePeer: Send {
@@ -48,8 +51,10 @@ pub struct HostOptions {
     pub poison: bool,
     /// Copies that run at once; at least 1.
     pub copy_threads: usize,
-    /// Bandwidth of the link from the host; `None` = as fast as memory.
+    /// Bandwidth of the link to the host, in each direction; `None` = as fast as memory.
     pub link_bytes_per_s: Option<u64>,
+    /// Host memory for KV, taken at the start and rounded down to whole blocks; 0 = no tier, every swap is refused.
+    pub host_kv_bytes: u64,
     /// Who counts the bytes of the GPU.
     pub quota: Arc<dyn Quota>,
 }
@@ -66,6 +71,15 @@ pub enum HostError {
         got_bytes: u64,
         /// Bytes of the geometry.
         needed_bytes: u64,
+    },
+    /// The machine has no memory for the host tier.
+    #[error("no host memory for {bytes} bytes of KV")]
+    Tier {
+        /// What was asked, in whole blocks.
+        bytes: u64,
+        /// The kernel's answer.
+        #[source]
+        source: Errno,
     },
     /// The pool.
     #[error(transparent)]
@@ -89,6 +103,8 @@ pub struct HostMemory {
     // The threads first: they end before what they work on goes.
     chores: Chores,
     transfers: Transfers,
+    links: Links,
+    tier: Tier,
     pool: Arc<Pool>,
     geometry: Geometry,
     poison: bool,
@@ -110,17 +126,25 @@ impl HostMemory {
         engine: Box<dyn EnginePeer>,
         notify: Notify,
     ) -> Result<HostMemory, HostError> {
-        let HostOptions { geometry, ranges, poison, copy_threads, link_bytes_per_s, quota } = options;
+        let HostOptions { geometry, ranges, poison, copy_threads, link_bytes_per_s, host_kv_bytes, quota } =
+            options;
         check_master(&master, &geometry)?;
+        let links = Links::new(link_bytes_per_s);
+        let room = Room::new(host_kv_bytes, geometry.block_bytes, links.clone())?;
         let pool = Arc::new(Pool::new(geometry.chunk_bytes, geometry.capacity_chunks)?);
         let (sender, events) = channel();
         let outbox = Outbox { events: sender, notify };
         let faults = SharedFaults::default();
-        let chores = Chores::new(Bank { pool: pool.clone(), quota }, faults.clone(), outbox.clone());
-        let parts = Parts { pool: pool.clone(), master, gate, faults: faults.clone(), outbox };
+        let tier = Tier::new(room.blocks());
+        let bank = Bank { pool: pool.clone(), quota };
+        let chores = Chores::new(bank, room, faults.clone(), outbox.clone());
+        let link = links.to_device.clone();
+        let parts = Parts { pool: pool.clone(), master, gate, faults: faults.clone(), link, outbox };
         Ok(HostMemory {
             chores,
-            transfers: Transfers::new(parts, copy_threads, link_bytes_per_s),
+            transfers: Transfers::new(parts, copy_threads),
+            links,
+            tier,
             table: Table::new(&ranges, geometry.capacity_chunks),
             pool,
             geometry,
@@ -181,9 +205,9 @@ impl HostMemory {
         self.faults.set(faults);
     }
 
-    /// Changes the link's bandwidth; `None` = as fast as memory.
+    /// Changes the link's bandwidth in each direction, for copies under way too; `None` = as fast as memory.
     pub fn set_link_bandwidth(&self, bytes_per_s: Option<u64>) {
-        self.transfers.set_bandwidth(bytes_per_s);
+        self.links.set(bytes_per_s);
     }
 
     /// Copies `bytes` out of a chunk, for checks and dumps.

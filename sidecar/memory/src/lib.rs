@@ -10,6 +10,7 @@ pub mod master;
 pub mod neighbourhood;
 pub mod pool;
 pub mod quota;
+mod region;
 pub mod transfers;
 
 pub use faults::Faults;

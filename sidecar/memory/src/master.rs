@@ -1,13 +1,11 @@
 //! The host's one copy of the weights, slab by slab. Filled once from the model's files, read-only from then on, and
 //! never written back to.
 
-use std::ffi::c_void;
-use std::ptr;
-
 use rustix::io::Errno;
-use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
 use sluice_policy::action::FillTarget;
 use sluice_policy::ids::LayerId;
+
+use crate::region::Region;
 
 /// Why there is no master copy.
 #[derive(Debug, thiserror::Error)]
@@ -85,8 +83,8 @@ impl MasterCopy {
     }
 
     /// The end of loading: the pages become read-only.
-    pub fn freeze(self) -> Result<Master, MasterError> {
-        for (at, region) in self.slabs.iter().enumerate() {
+    pub fn freeze(mut self) -> Result<Master, MasterError> {
+        for (at, region) in self.slabs.iter_mut().enumerate() {
             let slab = if at == 0 { Slab::Global } else { Slab::Layer(LayerId(at as u16 - 1)) };
             region.protect().map_err(|source| MasterError::Freeze { slab, source })?;
         }
@@ -108,69 +106,6 @@ impl Master {
 
     /// Bytes of host memory.
     pub fn total_bytes(&self) -> u64 {
-        self.slabs.iter().map(|slab| slab.bytes as u64).sum()
-    }
-}
-
-/// One anonymous mapping.
-#[derive(Debug)]
-struct Region {
-    start: *mut c_void,
-    bytes: usize,
-}
-
-// SAFETY: the region owns its memory, which is not tied to a thread.
-unsafe impl Send for Region {}
-// SAFETY: `&Region` allows reading only, `&mut Region` writing.
-unsafe impl Sync for Region {}
-
-impl Region {
-    fn new(bytes: u64) -> Result<Region, Errno> {
-        let bytes = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
-        if bytes == 0 {
-            return Ok(Region { start: ptr::NonNull::dangling().as_ptr(), bytes });
-        }
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
-        let start = unsafe { mm::mmap_anonymous(ptr::null_mut(), bytes, protection, MapFlags::PRIVATE) }?;
-        let region = Region { start, bytes };
-        // Advice only: without huge pages the slab consists of small ones.
-        let _ = region.advise(Advice::LinuxHugepage);
-        region.advise(Advice::LinuxPopulateWrite)?;
-        Ok(region)
-    }
-
-    fn advise(&self, advice: Advice) -> Result<(), Errno> {
-        // SAFETY: the range is our own mapping; both kinds of advice used above keep its contents.
-        unsafe { mm::madvise(self.start, self.bytes, advice) }
-    }
-
-    fn protect(&self) -> Result<(), Errno> {
-        if self.bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: the range is our own mapping, and `freeze` took the only owner of mutable slices by value.
-        unsafe { mm::mprotect(self.start, self.bytes, MprotectFlags::READ) }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping is readable and as long as `self`; writes need `&mut self`.
-        unsafe { std::slice::from_raw_parts(self.start.cast(), self.bytes) }
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`; only `MasterCopy` calls it, whose regions are still writable.
-        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.bytes) }
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        if self.bytes == 0 {
-            return;
-        }
-        // SAFETY: the mapping is ours and its slices do not outlive `self`.
-        let result = unsafe { mm::munmap(self.start, self.bytes) };
-        debug_assert!(result.is_ok(), "munmap of our own slab: {result:?}");
+        self.slabs.iter().map(|slab| slab.bytes().len() as u64).sum()
     }
 }

@@ -21,7 +21,7 @@ use sluice_policy::ids::{ActionId, ChunkId, Generation, LayerId, SlotId};
 use crate::faults::SharedFaults;
 use crate::master::Master;
 use crate::pool::Pool;
-use link::Link;
+pub(crate) use link::{Link, Links};
 
 /// The generations on the control page, seen from the copying side. The owner implements it over the link.
 pub trait Gate: Send + Sync {
@@ -69,7 +69,7 @@ struct Shared {
     master: Arc<Master>,
     gate: Arc<dyn Gate>,
     faults: SharedFaults,
-    link: Link,
+    link: Arc<Link>,
     threads: usize,
     outbox: Outbox,
     state: Mutex<State>,
@@ -114,29 +114,26 @@ pub(crate) struct Parts {
     pub(crate) master: Arc<Master>,
     pub(crate) gate: Arc<dyn Gate>,
     pub(crate) faults: SharedFaults,
+    /// From the host to the device.
+    pub(crate) link: Arc<Link>,
     pub(crate) outbox: Outbox,
 }
 
 impl Transfers {
-    /// `threads` copies at once, over a link of `bytes_per_s` (`None` = as fast as memory).
-    pub(crate) fn new(parts: Parts, threads: usize, bytes_per_s: Option<u64>) -> Transfers {
+    /// `threads` copies at once.
+    pub(crate) fn new(parts: Parts, threads: usize) -> Transfers {
         let shared = Shared {
             pool: parts.pool,
             master: parts.master,
             gate: parts.gate,
             faults: parts.faults,
             outbox: parts.outbox,
-            link: Link::new(bytes_per_s),
+            link: parts.link,
             threads: threads.max(1),
             state: Mutex::default(),
             changed: Condvar::new(),
         };
         Transfers { shared: Arc::new(shared), threads: Vec::new() }
-    }
-
-    /// Changes the link's bandwidth, for copies under way too.
-    pub(crate) fn set_bandwidth(&self, bytes_per_s: Option<u64>) {
-        self.shared.link.set(bytes_per_s);
     }
 
     /// Queues a fill. Its chunks exist until it has ended.

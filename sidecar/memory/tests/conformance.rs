@@ -10,8 +10,9 @@ use super::world::World;
 impl Body for World {
     type Memory = sluice_memory::HostMemory;
 
-    fn start(geometry: &Geometry) -> Self {
-        World::new(geometry)
+    fn start(geometry: &Geometry, host_blocks: u32) -> Self {
+        let host_kv_bytes = u64::from(host_blocks) * geometry.block_bytes;
+        World::with(geometry, |options| options.host_kv_bytes = host_kv_bytes)
     }
 
     fn memory(&mut self) -> &mut Self::Memory {
@@ -73,4 +74,9 @@ rules!(
     a_fill_waits_for_the_reader_it_names,
     fills_of_one_slot_run_in_the_order_submitted,
     dropping_fills_drops_those_that_wait,
+    what_goes_out_comes_back_elsewhere,
+    a_swap_in_names_what_the_host_block_carries,
+    a_host_block_written_again_answers_to_its_new_name_only,
+    a_swap_that_contradicts_the_table_is_refused,
+    a_swap_waits_for_what_came_before,
 );

@@ -9,4 +9,5 @@ mod mapping;
 mod neighbourhood;
 mod ordering;
 mod pool;
+mod tier;
 mod world;

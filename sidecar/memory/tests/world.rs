@@ -43,6 +43,19 @@ pub fn ranges(geometry: &Geometry) -> RangeSizes {
     }
 }
 
+/// The plain options.
+pub fn options(geometry: &Geometry) -> HostOptions {
+    HostOptions {
+        geometry: geometry.clone(),
+        ranges: ranges(geometry),
+        poison: false,
+        copy_threads: 1,
+        link_bytes_per_s: None,
+        host_kv_bytes: 0,
+        quota: Arc::new(sluice_memory::Alone),
+    }
+}
+
 /// Every word of a slab names the slab and the chunk of it.
 fn word(slab: usize, part: usize) -> u32 {
     ((slab as u32 + 1) << 16) | part as u32
@@ -209,14 +222,7 @@ impl World {
 
     /// A world whose options differ from the plain ones.
     pub fn with(geometry: &Geometry, change: impl Fn(&mut HostOptions)) -> World {
-        let mut options = HostOptions {
-            geometry: geometry.clone(),
-            ranges: ranges(geometry),
-            poison: false,
-            copy_threads: 1,
-            link_bytes_per_s: None,
-            quota: Arc::new(sluice_memory::Alone),
-        };
+        let mut options = options(geometry);
         change(&mut options);
         let (wake, wakes) = channel();
         let (commands, inbox) = channel();
@@ -281,18 +287,28 @@ impl World {
     }
 
     pub fn write_block(&self, block: BlockId, tag: u32) {
-        let (frame, offset) = self.place(block);
         let mut bytes = vec![0; self.geometry.block_bytes as usize];
         paint(&mut bytes, tag | 1 << 31);
+        self.write_bytes(block, bytes);
+    }
+
+    /// The engine writes these bytes at the front of a block.
+    pub fn write_bytes(&self, block: BlockId, bytes: Vec<u8>) {
+        let (frame, offset) = self.place(block);
         let (written, done) = channel();
         self.commands.send(Command::Write(frame, offset, bytes, written)).unwrap();
         done.recv().unwrap();
     }
 
-    pub fn block(&self, block: BlockId) -> Option<u32> {
+    /// All bytes of a block.
+    pub fn block_bytes(&self, block: BlockId) -> Option<Vec<u8>> {
         let (frame, offset) = self.place(block);
         let bytes = self.read(frame)?;
-        let word = uniform(&bytes[offset..offset + self.geometry.block_bytes as usize])?;
+        Some(bytes[offset..offset + self.geometry.block_bytes as usize].to_vec())
+    }
+
+    pub fn block(&self, block: BlockId) -> Option<u32> {
+        let word = uniform(&self.block_bytes(block)?)?;
         (word >> 31 == 1 && word != u32::MAX).then_some(word & !(1 << 31))
     }
 

@@ -4,6 +4,7 @@
 mod copies;
 mod harness;
 mod table;
+mod tier;
 
 use sluice_policy::action::Address;
 use sluice_policy::geometry::Geometry;
@@ -23,6 +24,12 @@ pub use table::{
     operations_take_effect_in_order, what_contradicts_the_table_is_refused,
 };
 
+pub use tier::{
+    a_host_block_written_again_answers_to_its_new_name_only, a_swap_in_names_what_the_host_block_carries,
+    a_swap_that_contradicts_the_table_is_refused, a_swap_waits_for_what_came_before,
+    what_goes_out_comes_back_elsewhere,
+};
+
 /// Which slab's bytes, and which chunk of it, lie somewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlabPart {
@@ -37,8 +44,9 @@ pub trait Body {
     /// The backend.
     type Memory: Memory;
 
-    /// A fresh backend of this geometry: no chunk exists, an engine is attached, every `done` and `ready` is 0.
-    fn start(geometry: &Geometry) -> Self;
+    /// A fresh backend of this geometry with a host tier of so many layer-blocks: no chunk exists, no host block carries
+    /// anything, an engine is attached, every `done` and `ready` is 0.
+    fn start(geometry: &Geometry, host_blocks: u32) -> Self;
 
     /// The backend.
     fn memory(&mut self) -> &mut Self::Memory;
@@ -86,4 +94,9 @@ pub fn run_all<B: Body>() {
     a_fill_waits_for_the_reader_it_names::<B>();
     fills_of_one_slot_run_in_the_order_submitted::<B>();
     dropping_fills_drops_those_that_wait::<B>();
+    what_goes_out_comes_back_elsewhere::<B>();
+    a_swap_in_names_what_the_host_block_carries::<B>();
+    a_host_block_written_again_answers_to_its_new_name_only::<B>();
+    a_swap_that_contradicts_the_table_is_refused::<B>();
+    a_swap_waits_for_what_came_before::<B>();
 }

@@ -45,14 +45,14 @@ impl Default for Profile {
     }
 }
 
-/// Fault model: what may go wrong, each with its own chance; and three planted bugs for negative controls.
+/// Fault model: what may go wrong, each with its own chance; and four planted bugs for negative controls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Copies that fail, permille.
+    /// Copies and swaps that fail, permille.
     pub copy_fails_permille: u64,
-    /// Copies that take ten times as long, permille.
+    /// Copies and swaps that take ten times as long, permille.
     pub copy_slow_permille: u64,
-    /// Changes of mappings and block moves that are refused, permille.
+    /// Changes of mappings, block moves and swaps that are refused, permille.
     pub refused_permille: u64,
     /// Creations beyond this many chunks fail although the capacity would hold them.
     pub create_limit: Option<u32>,
@@ -64,6 +64,8 @@ pub struct Faults {
     pub ignore_after: bool,
     /// Planted bug: the next fill that completes holds a wrong byte.
     pub flip_next_fill: bool,
+    /// Planted bug: the first block that comes back from the host is the contents of the host block beside its own.
+    pub swap_in_wrong_block: bool,
 }
 
 /// What a chunk holds.
@@ -80,8 +82,20 @@ pub enum Content {
         /// Chunk of the slab, front first.
         index: u32,
     },
-    /// Layer-blocks: a fingerprint for each token; `None` where nothing was written.
-    Kv(Vec<[Option<u64>; 16]>),
+    /// Layer-blocks.
+    Kv(Vec<Tokens>),
+}
+
+/// What a layer-block holds: a fingerprint for each token; `None` where nothing was written.
+pub type Tokens = [Option<u64>; 16];
+
+/// A block of the host tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostBlock {
+    /// What it carries; `None` = nothing that anybody may read.
+    pub generation: Option<Generation>,
+    /// Its bytes.
+    pub tokens: Tokens,
 }
 
 /// A copy on the link.
@@ -108,6 +122,8 @@ pub struct Device {
     pub chunks: BTreeMap<ChunkId, Content>,
     /// What backs each address.
     pub table: BTreeMap<Address, ChunkId>,
+    /// The host tier, by block; empty = there is none.
+    pub host: Vec<HostBlock>,
     /// `ready` of the global slab.
     pub ready_global: Generation,
     /// `ready` of each layer.
@@ -127,8 +143,13 @@ pub struct Device {
 }
 
 impl Device {
-    /// An empty device.
+    /// An empty device without a host tier.
     pub fn new(geometry: Geometry, profile: Profile, seed: u64) -> Shared {
+        Device::with_host_tier(geometry, profile, seed, 0)
+    }
+
+    /// An empty device with a tier of `host_blocks` layer-blocks in host memory.
+    pub fn with_host_tier(geometry: Geometry, profile: Profile, seed: u64, host_blocks: u32) -> Shared {
         Rc::new(RefCell::new(Device {
             geometry,
             profile,
@@ -136,6 +157,7 @@ impl Device {
             rng: Rng::new(seed),
             chunks: BTreeMap::new(),
             table: BTreeMap::new(),
+            host: vec![HostBlock::default(); host_blocks as usize],
             ready_global: Generation(0),
             ready: BTreeMap::new(),
             done: BTreeMap::new(),
@@ -242,11 +264,7 @@ impl Device {
 
     fn start_copy(&mut self, id: ActionId, fill: Fill) {
         let bytes = self.slab_bytes(fill.target);
-        let mut ns = self.profile.copy_start_ns
-            + (u128::from(bytes) * 1_000_000_000 / u128::from(self.profile.link_bytes_per_second)) as u64;
-        if self.rng.chance(self.faults.copy_slow_permille) {
-            ns *= 10;
-        }
+        let ns = self.slowed(self.copy_ns(bytes));
         let fails = self.rng.chance(self.faults.copy_fails_permille);
         for chunk in &fill.chunks {
             self.chunks.insert(*chunk, Content::Garbage);
@@ -257,6 +275,17 @@ impl Device {
         self.copying = Some(Copying { id, fill, ends: self.clock.plus(ns), fails });
     }
 
+    /// Time that a copy of `bytes` takes on the link.
+    pub(crate) fn copy_ns(&self, bytes: u64) -> u64 {
+        let ns = u128::from(bytes) * 1_000_000_000 / u128::from(self.profile.link_bytes_per_second);
+        self.profile.copy_start_ns + ns as u64
+    }
+
+    /// The time of a copy, or ten times as long where the faults say so.
+    pub(crate) fn slowed(&mut self, ns: u64) -> u64 {
+        if self.rng.chance(self.faults.copy_slow_permille) { ns * 10 } else { ns }
+    }
+
     fn end_copy(&mut self) {
         let Some(Copying { id, fill, fails, .. }) = self.copying.take() else { return };
         let bytes = self.slab_bytes(fill.target);
@@ -265,8 +294,7 @@ impl Device {
         } else {
             self.write_slab(&fill);
             self.publish(&fill);
-            let ns = u128::from(bytes) * 1_000_000_000 / u128::from(self.profile.link_bytes_per_second);
-            self.completed.push_back(done(id, bytes, self.profile.copy_start_ns + ns as u64));
+            self.completed.push_back(done(id, bytes, self.copy_ns(bytes)));
         }
         self.completed.extend(self.drops.drain(..).map(|id| done(id, 0, 0)));
     }
@@ -298,14 +326,14 @@ impl Device {
     }
 
     /// The layer-block's tokens, for writing. `None` = its frame is not backed.
-    pub fn block_mut(&mut self, block: BlockId) -> Option<&mut [Option<u64>; 16]> {
+    pub fn block_mut(&mut self, block: BlockId) -> Option<&mut Tokens> {
         let per_chunk = self.geometry.blocks_per_chunk();
         let chunk = *self.table.get(&Address::Kv(FrameId(block.0 / per_chunk)))?;
         self.chunk_block_mut(chunk, block.0 % per_chunk)
     }
 
     /// Block `position` of a chunk that holds KV, or begins to.
-    pub fn chunk_block_mut(&mut self, chunk: ChunkId, position: u32) -> Option<&mut [Option<u64>; 16]> {
+    pub fn chunk_block_mut(&mut self, chunk: ChunkId, position: u32) -> Option<&mut Tokens> {
         let per_chunk = self.geometry.blocks_per_chunk() as usize;
         let content = self.chunks.get_mut(&chunk)?;
         if !matches!(content, Content::Kv(_)) {

@@ -1,5 +1,7 @@
 //! Simulated memory: orders of the ledger, carried out on the device's table in virtual time.
 
+mod tier;
+
 use std::collections::VecDeque;
 
 use sluice_policy::action::{Action, Address, BlockMove, Reback, Transaction, Work};
@@ -50,7 +52,9 @@ impl Memory for SimMemory {
             Work::DropFills => device.drop_fills(action.id),
             work => {
                 let start = self.serial.back().map_or(now, |(due, _, _)| now.max(*due));
-                self.serial.push_back((start.plus(device.profile.reback_ns), action.id, work));
+                let (bytes, ns) = device.cost(&work);
+                let ns = if bytes > 0 { device.slowed(ns) } else { ns };
+                self.serial.push_back((start.plus(ns), action.id, work));
             }
         }
     }
@@ -63,8 +67,9 @@ impl Memory for SimMemory {
         }
         let may = !self.is_held();
         let (_, id, work) = self.serial.pop_front_if(|(due, _, _)| may && *due <= now)?;
+        let (bytes, ns) = device.cost(&work);
         let outcome = match device.carry_out(work) {
-            Ok(()) => return Some(done(id, 0, device.profile.reback_ns)),
+            Ok(()) => return Some(done(id, bytes, ns)),
             Err(failure) => Outcome::Failed(failure),
         };
         Some(Completion { id, outcome })
@@ -84,6 +89,17 @@ impl Memory for SimMemory {
 }
 
 impl Device {
+    /// Bytes that an operation copies over the link, and its time.
+    fn cost(&self, work: &Work) -> (u64, u64) {
+        match work {
+            Work::SwapOut(swaps) | Work::SwapIn(swaps) => {
+                let bytes = swaps.len() as u64 * self.geometry.block_bytes;
+                (bytes, self.copy_ns(bytes))
+            }
+            _ => (0, self.profile.reback_ns),
+        }
+    }
+
     fn carry_out(&mut self, work: Work) -> Result<(), Failure> {
         match work {
             Work::Create(chunks) => self.create(&chunks),
@@ -93,8 +109,8 @@ impl Device {
             Work::Release(chunks) => self.release(&chunks),
             Work::Reback(transaction) => self.reback(&transaction),
             Work::MoveBlocks(moves) => self.move_blocks(&moves),
-            // No host tier.
-            Work::SwapOut(_) | Work::SwapIn(_) => Err(Failure::Refused),
+            Work::SwapOut(swaps) => self.swap_out(&swaps),
+            Work::SwapIn(swaps) => self.swap_in(&swaps),
             Work::Fill(_) | Work::DropFills => unreachable!("copies have their own queue"),
         }
     }

@@ -17,8 +17,8 @@ struct SimBody {
 impl Body for SimBody {
     type Memory = SimMemory;
 
-    fn start(geometry: &Geometry) -> Self {
-        let device = Device::new(geometry.clone(), Profile::default(), 1);
+    fn start(geometry: &Geometry, host_blocks: u32) -> Self {
+        let device = Device::with_host_tier(geometry.clone(), Profile::default(), 1, host_blocks);
         SimBody { memory: SimMemory::new(device.clone()), device, now: Nanos(0) }
     }
 
@@ -69,7 +69,8 @@ impl Body for SimBody {
     }
 
     fn block(&mut self, block: BlockId) -> Option<u32> {
-        let tag = self.device.borrow_mut().block_mut(block).and_then(|tokens| tokens[0])?;
+        let tokens = *self.device.borrow_mut().block_mut(block)?;
+        let tag = tokens[0].filter(|_| tokens.iter().all(|token| *token == tokens[0]))?;
         u32::try_from(tag).ok()
     }
 }

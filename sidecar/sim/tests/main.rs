@@ -8,4 +8,5 @@ mod journal;
 mod scheduling;
 mod slow_link;
 mod support;
+mod tier;
 mod tokens;

@@ -295,6 +295,7 @@ fn host_options(
         poison: loaded.config.debug.poison,
         copy_threads: 1,
         link_bytes_per_s: loaded.config.gpu.link_bytes_per_second,
+        host_kv_bytes: 0,
         quota,
     }
 }

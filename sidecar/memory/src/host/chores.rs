@@ -1,6 +1,7 @@
 //! Work on the pool that takes longer than a look: done by one thread, in order, so that `submit` never waits for it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use sluice_policy::action::Earmark;
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::ChunkId;
 
+use super::tier::{Room, TierCopy};
 use crate::faults::SharedFaults;
 use crate::pool::{Pool, PoolError};
 use crate::quota::{Quota, QuotaError};
@@ -23,6 +25,8 @@ pub(super) enum Chore {
     Lend { chunks: Vec<ChunkId>, spare_chunks: u32, earmark: Earmark },
     Poison(Vec<ChunkId>),
     Move(Vec<BlockCopy>),
+    SwapOut(Vec<TierCopy>),
+    SwapIn(Vec<TierCopy>),
 }
 
 /// Chunks, and whose bytes they are.
@@ -39,19 +43,22 @@ pub(super) struct BlockCopy {
     pub(super) bytes: u64,
 }
 
-/// The thread. Dropping it ends it after the chore at hand.
+/// The thread. Dropping it ends it after the chore at hand, a swap at its next block.
 pub(super) struct Chores {
     chores: Option<Sender<Chore>>,
+    stopping: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Chores {
-    pub(super) fn new(bank: Bank, faults: SharedFaults, outbox: Outbox) -> Chores {
+    pub(super) fn new(bank: Bank, room: Room, faults: SharedFaults, outbox: Outbox) -> Chores {
         let (chores, todo) = channel();
-        let work = move || run(&todo, &bank, &faults, &outbox);
+        let stopping = Arc::new(AtomicBool::new(false));
+        let mut worker = Worker { bank, room, faults, stopping: stopping.clone() };
+        let work = move || worker.run(&todo, &outbox);
         let thread = std::thread::Builder::new().name("sluice-pool".into()).spawn(work);
         let thread = Some(thread.expect("the machine has room for the pool's thread"));
-        Chores { chores: Some(chores), thread }
+        Chores { chores: Some(chores), stopping, thread }
     }
 
     /// Orders a chore; its end is an [`Event::Chore`].
@@ -64,6 +71,7 @@ impl Chores {
 impl Drop for Chores {
     fn drop(&mut self) {
         self.chores = None;
+        self.stopping.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             // A thread that panicked has reported itself; there is nothing to hand on while dropping.
             let _ = thread.join();
@@ -71,10 +79,32 @@ impl Drop for Chores {
     }
 }
 
-fn run(todo: &Receiver<Chore>, bank: &Bank, faults: &SharedFaults, outbox: &Outbox) {
-    while let Ok(chore) = todo.recv() {
-        let begun = Instant::now();
-        let result = match &chore {
+/// What the thread works on.
+struct Worker {
+    bank: Bank,
+    room: Room,
+    faults: SharedFaults,
+    stopping: Arc<AtomicBool>,
+}
+
+impl Worker {
+    fn run(&mut self, todo: &Receiver<Chore>, outbox: &Outbox) {
+        // As the lanes of fills: paced swaps sleep often and briefly.
+        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1_000));
+        while let Ok(chore) = todo.recv() {
+            let begun = Instant::now();
+            let outcome = match self.carry_out(&chore) {
+                Ok(bytes) => Outcome::Done { bytes, duration_ns: begun.elapsed().as_nanos() as u64 },
+                Err(failure) => Outcome::Failed(failure),
+            };
+            outbox.send(Event::Chore(outcome));
+        }
+    }
+
+    fn carry_out(&mut self, chore: &Chore) -> Result<u64, Failure> {
+        let Worker { bank, room, faults, stopping } = self;
+        let stops = || stopping.load(Ordering::Relaxed);
+        match chore {
             Chore::Create(chunks) => bank.create(faults, chunks),
             Chore::Accept(chunks, earmark) => bank.accept(faults, chunks, *earmark),
             Chore::Release(chunks) => bank.release(chunks),
@@ -83,12 +113,9 @@ fn run(todo: &Receiver<Chore>, bank: &Bank, faults: &SharedFaults, outbox: &Outb
             }
             Chore::Poison(chunks) => each(chunks, |chunk| bank.pool.poison(chunk)),
             Chore::Move(copies) => copy(&bank.pool, copies),
-        };
-        let outcome = match result {
-            Ok(bytes) => Outcome::Done { bytes, duration_ns: begun.elapsed().as_nanos() as u64 },
-            Err(failure) => Outcome::Failed(failure),
-        };
-        outbox.send(Event::Chore(outcome));
+            Chore::SwapOut(copies) => room.swap_out(&bank.pool, copies, faults, stops),
+            Chore::SwapIn(copies) => room.swap_in(&bank.pool, copies, faults, stops),
+        }
     }
 }
 

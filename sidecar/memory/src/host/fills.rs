@@ -119,9 +119,9 @@ fn slot(target: FillTarget) -> Option<SlotId> {
     }
 }
 
-/// Whether no chunk is named twice.
-pub(super) fn distinct(chunks: &[ChunkId]) -> bool {
-    let mut sorted = chunks.to_vec();
+/// Whether nothing is named twice.
+pub(super) fn distinct<T: Ord>(all: impl IntoIterator<Item = T>) -> bool {
+    let mut sorted: Vec<T> = all.into_iter().collect();
     sorted.sort_unstable();
     sorted.is_sorted_by(|a, b| a < b)
 }

@@ -1,4 +1,4 @@
-//! The queue of operations that take effect one after the other: create, release, reback, move blocks.
+//! The queue of operations that take effect one after the other: create, release, reback, moves and swaps of blocks.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -129,8 +129,8 @@ impl HostMemory {
             }
             Work::Reback(transaction) => self.start_reback(transaction),
             Work::MoveBlocks(moves) => self.start_moves(moves),
-            // No host tier.
-            Work::SwapOut(_) | Work::SwapIn(_) => Err(Failure::Refused),
+            Work::SwapOut(swaps) => self.swap_out(swaps).map(|chore| self.chore(chore)),
+            Work::SwapIn(swaps) => self.swap_in(swaps).map(|chore| self.chore(chore)),
             Work::Fill(_) | Work::DropFills => unreachable!("copies have their own queues"),
         }
     }
@@ -191,7 +191,7 @@ impl HostMemory {
     }
 
     /// Chunk and offset of a block; none when its frame is backed by another chunk, by none, or is being filled.
-    fn block_place(&self, block: BlockId, chunk: ChunkId) -> Option<(ChunkId, u64)> {
+    pub(super) fn block_place(&self, block: BlockId, chunk: ChunkId) -> Option<(ChunkId, u64)> {
         let per_chunk = self.geometry.blocks_per_chunk();
         let frame = Address::Kv(FrameId(block.0 / per_chunk));
         let right = self.table.backing(frame) == Some(chunk) && !self.table.is_filling(chunk);
@@ -204,11 +204,14 @@ impl HostMemory {
     }
 
     pub(super) fn chore_ended(&mut self, outcome: Outcome) {
+        let operation = self.serial.queue.front().expect("the chore's operation is at hand");
         if !matches!(self.serial.at_hand, AtHand::Poison) {
+            if let (Work::SwapOut(swaps), Outcome::Done { .. }) = (&operation.work, outcome) {
+                self.tier.name(swaps);
+            }
             self.end_operation(outcome);
             return;
         }
-        let operation = self.serial.queue.front().expect("the poisoned transaction is at hand");
         let Work::Reback(transaction) = &operation.work else { unreachable!("only transactions poison") };
         let transaction = transaction.clone();
         let applied = self.table.apply(&transaction.ops, |chunk| self.pool.exists(chunk));

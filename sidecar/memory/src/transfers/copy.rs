@@ -7,7 +7,6 @@ use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::ChunkId;
 
 use super::Shared;
-use super::link::{QUANTUM_BYTES, sleep_until};
 use crate::master::Slab;
 use crate::pool::{Pool, PoolError};
 
@@ -50,19 +49,8 @@ impl Shared {
     }
 
     fn copy_chunk(&self, chunk: ChunkId, part: &[u8], last: bool, write: Write) -> Result<(), PoolError> {
-        let slow = self.faults.current().slow_chunk;
-        if !slow.is_zero() {
-            std::thread::sleep(slow);
-        }
-        if !self.link.limited() {
-            return write(&self.pool, chunk, 0, part);
-        }
-        for (at, quantum) in part.chunks(QUANTUM_BYTES).enumerate() {
-            let passed = self.link.pass(quantum.len());
-            write(&self.pool, chunk, (at * QUANTUM_BYTES) as u64, quantum)?;
-            sleep_until(passed, last && (at + 1) * QUANTUM_BYTES >= part.len());
-        }
-        Ok(())
+        self.faults.slow();
+        self.link.carry(part.len(), last, |piece| write(&self.pool, chunk, piece.start as u64, &part[piece]))
     }
 
     fn flip(&self, chunks: &[ChunkId]) -> Result<(), PoolError> {

@@ -1,9 +1,9 @@
 //! What the rules share: a small geometry, and orders that are waited for.
 
-use sluice_policy::action::{Action, Address, Fill, FillTarget, Reback, Transaction, Work};
+use sluice_policy::action::{Action, Address, BlockSwap, Fill, FillTarget, Reback, Transaction, Work};
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::geometry::{ActivationCost, Geometry};
-use sluice_policy::ids::{ActionId, ChunkId, Generation, LayerId};
+use sluice_policy::ids::{ActionId, BlockId, ChunkId, Generation, HostBlockId, LayerId};
 use sluice_policy::reason::Reason;
 
 use super::Body;
@@ -13,6 +13,8 @@ pub(super) const CHUNK_BYTES: u64 = 64 << 10;
 /// Chunks that fit; slabs take two of them.
 pub(super) const CAPACITY: u32 = 12;
 pub(super) const LAYERS: u16 = 4;
+/// Blocks of the host tier.
+pub(super) const HOST_BLOCKS: u32 = 6;
 
 /// Four layers of one and a half chunks, a smaller global slab, eight blocks in a chunk.
 pub(super) fn geometry() -> Geometry {
@@ -37,7 +39,12 @@ pub(super) struct Trial<B: Body> {
 
 impl<B: Body> Trial<B> {
     pub(super) fn new(rule: &'static str) -> Self {
-        Trial { body: B::start(&geometry()), rule, orders: 0, ended: Vec::new() }
+        Trial::with_tier(rule, HOST_BLOCKS)
+    }
+
+    /// A body with so much of a host tier.
+    pub(super) fn with_tier(rule: &'static str, host_blocks: u32) -> Self {
+        Trial { body: B::start(&geometry(), host_blocks), rule, orders: 0, ended: Vec::new() }
     }
 
     /// A body whose chunks `0..count` exist.
@@ -133,6 +140,24 @@ pub(super) fn map(address: Address, chunk: u32) -> Reback {
 
 pub(super) fn unmap(address: Address, chunk: u32) -> Reback {
     Reback::Unmap(address, ChunkId(chunk))
+}
+
+/// Block `block`, behind which `chunk` is, and host block `host` under the name `generation`.
+pub(super) fn swap(block: u32, chunk: u32, host: u32, generation: u64) -> BlockSwap {
+    BlockSwap {
+        block: BlockId(block),
+        chunk: ChunkId(chunk),
+        host: HostBlockId(host),
+        generation: Generation(generation),
+    }
+}
+
+pub(super) fn swap_out(swaps: &[BlockSwap]) -> Work {
+    Work::SwapOut(swaps.to_vec())
+}
+
+pub(super) fn swap_in(swaps: &[BlockSwap]) -> Work {
+    Work::SwapIn(swaps.to_vec())
 }
 
 /// A copy into chunks `first` and `first + 1`.

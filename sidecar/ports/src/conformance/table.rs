@@ -5,7 +5,7 @@ use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{BlockId, ChunkId, FrameId, LayerId};
 
 use super::Body;
-use super::harness::{CAPACITY, CHUNK_BYTES, Trial, chunks, map, reback, unmap};
+use super::harness::{CAPACITY, CHUNK_BYTES, Trial, chunks, map, reback, swap, swap_in, swap_out, unmap};
 use crate::Memory;
 
 const FRAME: Address = Address::Kv(FrameId(0));
@@ -21,6 +21,10 @@ pub fn every_action_completes_exactly_once<B: Body>() {
         reback(vec![map(FRAME, 1)]),
         reback(vec![]),
         Work::MoveBlocks(vec![]),
+        swap_in(&[swap(0, 0, 0, 1)]),
+        swap_out(&[swap(0, 0, 0, 1)]),
+        swap_in(&[swap(0, 0, 0, 1)]),
+        swap_out(&[]),
         Work::Release(chunks(0..1)),
         Work::Release(chunks(1..2)),
         Work::DropFills,
@@ -29,7 +33,8 @@ pub fn every_action_completes_exactly_once<B: Body>() {
     trial.settle();
     let failed = |id| matches!(trial.outcome(id), Some(Outcome::Failed(_)));
     assert_eq!(trial.ended(), ids.len(), "every action completes exactly once");
-    assert_eq!(ids.map(failed), [false, true, false, true, false, false, true, false, false]);
+    let expected = [false, true, false, true, false, false, true, false, false, false, true, false, false];
+    assert_eq!(ids.map(failed), expected);
 }
 
 /// One chunk more than the capacity fails as a whole.

@@ -1,0 +1,223 @@
+//! The host tier: bytes, pace, faults, and memory that is there from the start until the end.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sluice_memory::{EnginePeer, Faults, HostError, HostMemory, HostOptions};
+use sluice_policy::action::{Address, BlockSwap, Fill, FillTarget, Reback, Work};
+use sluice_policy::event::{Failure, Outcome};
+use sluice_policy::geometry::Geometry;
+use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, HostBlockId, LayerId};
+
+use super::world::{Page, World, chunks, geometry, master, options, reback};
+
+const CHUNK: u64 = 256 << 10;
+/// Eight blocks in a chunk.
+const BLOCK: u64 = CHUNK / 8;
+
+fn small() -> Geometry {
+    geometry(CHUNK, 8, 2, 2 * CHUNK)
+}
+
+/// Frames 0, 1, .. on the chunks of the same number.
+fn world(geometry: &Geometry, change: impl Fn(&mut HostOptions)) -> World {
+    let mut world = World::with(geometry, |options| {
+        options.host_kv_bytes = 64 * geometry.block_bytes;
+        change(options);
+    });
+    let all = geometry.capacity_chunks;
+    world.succeed(Work::Create(chunks(0..all)));
+    let map = |chunk| Reback::Map(Address::Kv(FrameId(chunk)), ChunkId(chunk));
+    world.succeed(reback((0..all).map(map).collect(), vec![]));
+    world
+}
+
+/// A block of the frames above.
+fn swap(block: u32, host: u32, generation: u64) -> BlockSwap {
+    BlockSwap {
+        block: BlockId(block),
+        chunk: ChunkId(block / 8),
+        host: HostBlockId(host),
+        generation: Generation(generation),
+    }
+}
+
+fn duration(outcome: Outcome) -> Duration {
+    let Outcome::Done { duration_ns, .. } = outcome else { panic!("the swap ended as {outcome:?}") };
+    Duration::from_nanos(duration_ns)
+}
+
+/// Bytes of which no part is like another.
+fn noise(seed: u64, bytes: u64) -> Vec<u8> {
+    let words = (0..bytes / 8).map(|at| (seed + at).wrapping_mul(0x9e37_79b9_7f4a_7c15).swap_bytes());
+    words.flat_map(u64::to_ne_bytes).collect()
+}
+
+#[test]
+fn blocks_come_back_bit_by_bit_also_over_a_link_that_takes_them_in_pieces() {
+    // A block is not a whole number of the pieces in which a limited link passes it.
+    let mut geometry = geometry(2 << 20, 4, 1, 2 << 20);
+    geometry.block_bytes = 640 << 10;
+    for link_bytes_per_s in [None, Some(64 << 20)] {
+        let mut world = world(&geometry, |options| options.link_bytes_per_s = link_bytes_per_s);
+        let place = |block: u32, host, generation| BlockSwap {
+            chunk: ChunkId(block / 3),
+            ..swap(block, host, generation)
+        };
+        for block in 0..3 {
+            world.write_bytes(BlockId(block), noise(u64::from(block) << 32, geometry.block_bytes));
+        }
+        world.succeed(Work::SwapOut(vec![place(0, 9, 1), place(1, 0, 2), place(2, 63, 3)]));
+        world.succeed(Work::SwapIn(vec![place(5, 9, 1), place(9, 63, 3), place(4, 0, 2)]));
+        for (block, seed) in [(5, 0), (4, 1), (9, 2)] {
+            let found = world.block_bytes(BlockId(block)).unwrap();
+            assert!(found == noise(seed << 32, geometry.block_bytes), "block {block}, {link_bytes_per_s:?}");
+        }
+    }
+}
+
+#[test]
+fn a_tier_holds_as_many_whole_blocks_as_fit() {
+    let mut world = world(&small(), |options| options.host_kv_bytes = 3 * BLOCK - 1);
+    world.succeed(Work::SwapOut(vec![swap(0, 0, 1), swap(1, 1, 2)]));
+    assert_eq!(world.run(Work::SwapOut(vec![swap(2, 2, 3)])), Outcome::Failed(Failure::Refused));
+}
+
+#[test]
+fn swaps_take_the_time_of_the_link_and_only_those_to_the_device_share_it_with_fills() {
+    let rate = 128 << 10;
+    let mut world = world(&small(), |options| options.link_bytes_per_s = Some(rate));
+    let taken = |blocks: u64| Duration::from_secs_f64((blocks * BLOCK) as f64 / rate as f64);
+    // A chunk of a slab, which holds the link for two seconds.
+    world.succeed(reback(vec![Reback::Map(Address::Layer(LayerId(0), 0), ChunkId(6))], vec![]));
+    let begun = Instant::now();
+    let target = FillTarget::Resident(LayerId(0));
+    let fill = Fill { target, generation: Generation(1), after: None, chunks: chunks(6..8) };
+    let fill = world.order(Work::Fill(fill));
+    while world.contents(Address::Layer(LayerId(0), 0)).is_none() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let out = duration(world.run(Work::SwapOut(vec![swap(0, 0, 1)])));
+    assert!(out >= taken(1) && out < taken(4), "{out:?} for {:?} while a fill runs", taken(1));
+    world.succeed(Work::SwapIn(vec![swap(1, 0, 1)]));
+    assert!(begun.elapsed() >= taken(9), "a block came in, in {:?}, beside a chunk", begun.elapsed());
+    world.memory.set_link_bandwidth(Some(16 * rate));
+    world.wait(fill);
+    let out = duration(world.run(Work::SwapOut(vec![swap(0, 0, 1), swap(1, 1, 2), swap(2, 2, 3)])));
+    assert!(out >= taken(3) / 16 && out < taken(3), "{out:?} at sixteen times the bandwidth");
+}
+
+#[test]
+fn a_swap_out_that_fails_half_way_leaves_no_name_old_or_new() {
+    let mut world = world(&small(), |_| ());
+    world.write_block(BlockId(0), 10);
+    world.write_block(BlockId(1), 11);
+    let out = |generation| Work::SwapOut(vec![swap(0, 0, generation), swap(1, 1, generation + 1)]);
+    world.succeed(out(1));
+    world.memory.set_faults(Faults { fail_copy: Some(1), ..Faults::default() });
+    assert_eq!(world.run(out(3)), Outcome::Failed(Failure::CopyFailed));
+    for (host, generation) in [(0, 1), (1, 2), (0, 3), (1, 4)] {
+        let swaps = vec![swap(8, host, generation)];
+        assert_eq!(world.run(Work::SwapIn(swaps)), Outcome::Failed(Failure::Refused), "{host}, {generation}");
+    }
+    world.succeed(out(5));
+    world.succeed(Work::SwapIn(vec![swap(8, 1, 6)]));
+    assert_eq!(world.block(BlockId(8)), Some(11));
+}
+
+#[test]
+fn a_swap_in_that_fails_half_way_may_be_repeated() {
+    let mut world = world(&small(), |_| ());
+    world.write_block(BlockId(0), 10);
+    world.succeed(Work::SwapOut(vec![swap(0, 0, 1)]));
+    world.memory.set_faults(Faults { fail_copy: Some(1), ..Faults::default() });
+    assert_eq!(world.run(Work::SwapIn(vec![swap(8, 0, 1)])), Outcome::Failed(Failure::CopyFailed));
+    world.succeed(Work::SwapIn(vec![swap(8, 0, 1)]));
+    assert_eq!(world.block(BlockId(8)), Some(10));
+}
+
+#[test]
+fn a_fill_into_a_chunk_whose_block_goes_out_waits_for_it() {
+    let mut world = world(&small(), |_| ());
+    world.write_block(BlockId(0), 10);
+    world.memory.set_faults(Faults { slow_chunk: Duration::from_millis(50), ..Faults::default() });
+    let target = FillTarget::Resident(LayerId(0));
+    let fill = Fill { target, generation: Generation(1), after: None, chunks: chunks(0..2) };
+    let orders = [Work::SwapOut(vec![swap(20, 1, 1), swap(0, 0, 1)]), Work::Fill(fill)];
+    let [out, fill] = orders.map(|work| world.order(work));
+    world.wait(fill);
+    let order: Vec<_> = world.ended().iter().map(|c| c.id).collect();
+    assert_eq!(order[order.len() - 2..], [out, fill]);
+    world.succeed(Work::SwapIn(vec![swap(30, 0, 1)]));
+    assert_eq!(world.block(BlockId(30)), Some(10), "what was there before the fill");
+}
+
+#[test]
+fn swaps_go_on_when_the_engine_is_dead() {
+    let mut world = world(&small(), |_| ());
+    world.write_block(BlockId(0), 10);
+    world.hold_engine(true);
+    let mapped = Reback::Unmap(Address::Kv(FrameId(7)), ChunkId(7));
+    let orders =
+        [reback(vec![mapped], vec![]), Work::SwapOut(vec![swap(0, 0, 1)]), Work::SwapIn(vec![swap(8, 0, 1)])];
+    let ids = orders.map(|work| world.order(work));
+    world.detach_engine();
+    world.memory.engine_lost();
+    for id in ids {
+        assert!(matches!(world.wait(id), Outcome::Done { .. }), "{id:?}");
+    }
+    assert_eq!(world.block(BlockId(8)), Some(10));
+}
+
+/// Anonymous memory of this process.
+fn anonymous_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("the kernel tells it");
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn the_tier_is_taken_at_the_start_and_given_back_at_the_end() {
+    let tier_bytes = 512 << 20;
+    // What other tests do meanwhile is less than half of it.
+    let (begin, half) = (anonymous_bytes(), tier_bytes / 2);
+    let world = World::with(&small(), |options| options.host_kv_bytes = tier_bytes);
+    let taken = anonymous_bytes();
+    assert!(taken > begin + half, "{begin} bytes before, {taken} with the tier");
+    drop(world);
+    let end = anonymous_bytes();
+    assert!(end + half < taken, "{taken} bytes with the tier, {end} without");
+}
+
+/// No engine.
+struct Nobody;
+
+impl EnginePeer for Nobody {
+    fn reback(&mut self, _: ActionId, _: &[Reback]) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_tier_for_which_there_is_no_memory_is_refused_at_the_start() {
+    let geometry = small();
+    // More than any address space.
+    let options = HostOptions { host_kv_bytes: (1 << 60) + 1, ..options(&geometry) };
+    let page = Page::new(geometry.layers());
+    let refused =
+        HostMemory::new(options, master(&geometry), page, Box::new(Nobody), Arc::new(|| ())).err().unwrap();
+    assert!(matches!(refused, HostError::Tier { bytes, .. } if bytes == 1 << 60), "{refused:?}");
+    assert_eq!(refused.to_string(), "no host memory for 1152921504606846976 bytes of KV");
+}
+
+#[test]
+fn dropping_the_memory_ends_a_swap_at_its_next_block() {
+    // A second for each block, a minute for all.
+    let mut world = world(&small(), |options| options.link_bytes_per_s = Some(BLOCK));
+    world.order(Work::SwapOut((0..60).map(|block| swap(block, block, 1)).collect()));
+    let notify = world.notify.clone();
+    let begun = Instant::now();
+    drop(world);
+    assert!(begun.elapsed() < Duration::from_secs(45), "it went on for {:?}", begun.elapsed());
+    assert_eq!(Arc::strong_count(&notify), 1, "no worker holds anything");
+}

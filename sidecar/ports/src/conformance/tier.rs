@@ -1,0 +1,137 @@
+//! Rules of the host tier: names, places, order.
+
+use sluice_policy::action::{Address, BlockSwap, FillTarget, Work};
+use sluice_policy::event::{Failure, Outcome};
+use sluice_policy::ids::{BlockId, FrameId, Generation, LayerId};
+
+use super::Body;
+use super::harness::{
+    CHUNK_BYTES, HOST_BLOCKS, Trial, chunks, fill, geometry, map, reback, swap, swap_in, swap_out, unmap,
+};
+use crate::Memory;
+
+const FRAME: Address = Address::Kv(FrameId(0));
+const OTHER: Address = Address::Kv(FrameId(1));
+
+/// Frame 0 on chunk 0, frame 1 on chunk 1; each of `written` is the tag of the block that has its number.
+fn two_frames<B: Body>(rule: &'static str, written: &[u32]) -> Trial<B> {
+    let mut trial = Trial::<B>::with_chunks(rule, 4);
+    trial.succeed(reback(vec![map(FRAME, 0), map(OTHER, 1)]));
+    written.iter().for_each(|tag| trial.body.write_block(BlockId(*tag), *tag));
+    trial
+}
+
+fn blocks<B: Body, const N: usize>(trial: &mut Trial<B>, blocks: [u32; N]) -> [Option<u32>; N] {
+    blocks.map(|block| trial.body.block(BlockId(block)))
+}
+
+/// Several blocks to other blocks of another chunk, twice. Neither way takes anything away where it came from.
+pub fn what_goes_out_comes_back_elsewhere<B: Body>() {
+    let rule = "what goes out comes back elsewhere";
+    let mut trial = two_frames::<B>(rule, &[1, 2, 6]);
+    let bytes = 3 * geometry().block_bytes;
+    let moved = |outcome| matches!(outcome, Outcome::Done { bytes: moved, .. } if moved == bytes);
+    let last = HOST_BLOCKS - 1;
+    let out = [swap(1, 0, last, 7), swap(2, 0, 0, 8), swap(6, 0, 3, 9)];
+    let outcome = trial.run(swap_out(&out));
+    assert!(moved(outcome), "{rule}: {outcome:?}");
+    assert_eq!(blocks(&mut trial, [1, 2, 6]), [1, 2, 6].map(Some), "{rule}: the device's stay");
+    [1, 2, 6].into_iter().for_each(|block| trial.body.write_block(BlockId(block), 99));
+    let back = [swap(15, 1, 0, 8), swap(8, 1, last, 7), swap(12, 1, 3, 9)];
+    let outcome = trial.run(swap_in(&back));
+    assert!(moved(outcome), "{rule}: {outcome:?}");
+    assert_eq!(blocks(&mut trial, [15, 8, 12]), [2, 1, 6].map(Some), "{rule}");
+    trial.succeed(swap_in(&[swap(3, 0, 0, 8)]));
+    assert_eq!(blocks(&mut trial, [3]), [Some(2)], "{rule}: the host's stay");
+}
+
+/// One name that is not the host block's spoils the whole order, and nothing changes.
+pub fn a_swap_in_names_what_the_host_block_carries<B: Body>() {
+    let rule = "a swap in names what the host block carries";
+    let mut trial = two_frames::<B>(rule, &[1, 2, 8, 9]);
+    trial.succeed(swap_out(&[swap(1, 0, 0, 5), swap(2, 0, 1, 6)]));
+    for (host, generation) in [(1, 5), (1, 7), (2, 6), (2, 0)] {
+        trial.fail(swap_in(&[swap(8, 1, 0, 5), swap(9, 1, host, generation)]), Failure::Refused);
+        assert_eq!(blocks(&mut trial, [8, 9]), [8, 9].map(Some), "{rule}: {host}, {generation}");
+    }
+    trial.succeed(swap_in(&[swap(8, 1, 0, 5), swap(9, 1, 1, 6)]));
+    assert_eq!(blocks(&mut trial, [8, 9]), [1, 2].map(Some), "{rule}");
+}
+
+/// Who remembers the old name gets nothing, whichever of both the bytes are.
+pub fn a_host_block_written_again_answers_to_its_new_name_only<B: Body>() {
+    let rule = "a host block written again answers to its new name only";
+    let mut trial = two_frames::<B>(rule, &[1, 2, 8]);
+    trial.succeed(swap_out(&[swap(1, 0, 4, 5)]));
+    trial.succeed(swap_out(&[swap(2, 0, 4, 6)]));
+    trial.fail(swap_in(&[swap(8, 1, 4, 5)]), Failure::Refused);
+    assert_eq!(blocks(&mut trial, [8]), [Some(8)], "{rule}");
+    trial.succeed(swap_in(&[swap(8, 1, 4, 6)]));
+    assert_eq!(blocks(&mut trial, [8]), [Some(2)], "{rule}");
+}
+
+/// Places that do not exist, frames that another chunk backs or none, chunks under a fill, names given twice: refused in both
+/// directions, as a whole, and the host block that the first swap names keeps what it carries.
+pub fn a_swap_that_contradicts_the_table_is_refused<B: Body>() {
+    let rule = "a swap that contradicts the table is refused";
+    let mut trial = two_frames::<B>(rule, &[1, 2, 3, 8]);
+    trial.succeed(reback(vec![map(Address::Kv(FrameId(3)), 2)]));
+    trial.succeed(swap_out(&[swap(1, 0, 0, 5), swap(3, 0, 1, 6)]));
+    let never = Some((LayerId(0), Generation(1)));
+    let waits = trial.order(fill(FillTarget::Resident(LayerId(1)), 1, 2, never));
+    let wrong: [BlockSwap; 8] = [
+        swap(8, 1, HOST_BLOCKS, 6),
+        swap(8, 1, u32::MAX, 6),
+        swap(8, 0, 1, 6),
+        swap(8, 9, 1, 6),
+        swap(16, 1, 1, 6),
+        swap(24, 2, 1, 6),
+        swap(8, 1, 0, 5),
+        swap(2, 0, 1, 6),
+    ];
+    for second in wrong {
+        for work in [swap_out, swap_in] {
+            trial.fail(work(&[swap(2, 0, 0, 5), second]), Failure::Refused);
+        }
+    }
+    assert_eq!(blocks(&mut trial, [2, 8]), [2, 8].map(Some), "{rule}");
+    trial.succeed(swap_in(&[swap(8, 1, 0, 5)]));
+    assert_eq!(blocks(&mut trial, [8]), [Some(1)], "{rule}: a refused swap out takes nothing away");
+    trial.succeed(Work::DropFills);
+    assert_eq!(trial.outcome(waits), Some(Outcome::Failed(Failure::Dropped)), "{rule}");
+    let mut without = Trial::<B>::with_tier(rule, 0);
+    without.succeed(Work::Create(chunks(0..1)));
+    without.succeed(reback(vec![map(FRAME, 0)]));
+    without.fail(swap_out(&[swap(0, 0, 0, 1)]), Failure::Refused);
+}
+
+/// A block goes out, its chunk is unmapped, released, made anew and mapped elsewhere, and the block comes back there: all
+/// ordered at once, while the engine keeps everybody waiting.
+pub fn a_swap_waits_for_what_came_before<B: Body>() {
+    let rule = "a swap waits for what came before";
+    let mut trial = two_frames::<B>(rule, &[3]);
+    trial.body.hold_engine(true);
+    let third = Address::Kv(FrameId(2));
+    let orders = [
+        swap_out(&[swap(3, 0, 2, 5)]),
+        reback(vec![unmap(FRAME, 0)]),
+        Work::Release(chunks(0..1)),
+        swap_out(&[swap(3, 0, 2, 6)]),
+        Work::Create(chunks(0..1)),
+        reback(vec![map(third, 0)]),
+        swap_in(&[swap(20, 0, 2, 5)]),
+    ];
+    let ids = orders.map(|work| trial.order(work));
+    trial.settle();
+    let done = |trial: &Trial<B>| ids.map(|id| trial.outcome(id).is_some());
+    assert_eq!(done(&trial), [true, false, false, false, false, false, false], "{rule}");
+    trial.body.hold_engine(false);
+    trial.settle();
+    let failed = |id| matches!(trial.outcome(id), Some(Outcome::Failed(_)));
+    assert_eq!(done(&trial), [true; 7], "{rule}");
+    assert_eq!(ids.map(failed), [false, false, false, true, false, false, false], "{rule}");
+    assert!(ids.map(|id| trial.place(id)).is_sorted(), "{rule}");
+    assert_eq!(trial.ended(), 2 + ids.len(), "{rule}: each ends once");
+    assert_eq!(blocks(&mut trial, [20]), [Some(3)], "{rule}");
+    assert_eq!(trial.body.memory().used_bytes(), 4 * CHUNK_BYTES, "{rule}: the tier is no device memory");
+}
