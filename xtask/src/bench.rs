@@ -4,6 +4,7 @@
 
 mod budgets;
 mod machine;
+mod neighbours;
 mod policies;
 mod statistics;
 
@@ -28,6 +29,8 @@ enum Commands {
     Budgets(budgets::BudgetArgs),
     /// Compare the policies under load.
     Policies(policies::PolicyArgs),
+    /// Compare rules by which three tenants share a GPU, under skewed and under alternating load.
+    Neighbours(neighbours::NeighbourArgs),
 }
 
 /// Runs one benchmark; `false` says that a limit was not kept and the table says which.
@@ -35,5 +38,6 @@ pub fn run(workspace: &Workspace, args: &BenchArgs) -> Result<bool> {
     match &args.command {
         Commands::Budgets(args) => budgets::run(workspace, args),
         Commands::Policies(args) => policies::run(workspace, args),
+        Commands::Neighbours(args) => neighbours::run(workspace, args),
     }
 }

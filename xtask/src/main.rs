@@ -9,6 +9,7 @@ mod contest;
 mod demo;
 mod finding;
 mod generate;
+mod neighbours;
 mod process;
 mod rules;
 mod run;
@@ -49,9 +50,9 @@ enum Task {
     },
     /// Write the generated files (the CRD YAML in crds/generated).
     Gen,
-    /// Measure it: the budgets, the policies.
+    /// Measure it: the budgets, the policies, neighbours on one GPU.
     Bench(bench::BenchArgs),
-    /// Show it: one burst on a tenant with too little KV, under Recompute and under Oneiros, and a table.
+    /// Show it: bursts on three tenants of one GPU, with fixed partitions and under Oneiros, and a table.
     Demo(demo::DemoArgs),
     /// Try to break it: tenants of one GPU under random load, random kills and slow links.
     ///

@@ -1,22 +1,17 @@
-//! A tenant served by the product's own binaries.
+//! Tenants served by the product's own binaries.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+mod up;
+
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::run::{Group, Scratch, Stop, capture, cargo};
-use crate::workspace::Workspace;
+pub use up::Up;
 
-/// For a tenant to serve, loading included.
-const START_LIMIT: Duration = Duration::from_secs(120);
-/// For an answer that needs no computation.
-const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+use crate::run::{Scratch, Stop, capture, cargo};
+use crate::workspace::Workspace;
 
 /// The release binaries, a model, and a folder for what runs write.
 pub struct World {
@@ -115,64 +110,30 @@ impl Setup<'_> {
 }
 
 /// A tenant that serves until this is dropped.
-pub struct Tenant<'a> {
-    world: &'a World,
-    runtime: PathBuf,
-    up: Option<Group>,
-    address: SocketAddr,
-    files: PathBuf,
-}
+pub struct Tenant<'a>(Up<'a>);
 
 impl Tenant<'_> {
     /// Starts a tenant and waits until it serves on a free port. `name` tells it from others of this world that run at
     /// the same time.
     pub fn start<'a>(world: &'a World, name: &str, setup: &Setup<'_>) -> Result<Tenant<'a>> {
-        Tenant::start_at(world, name, setup, 0)
-    }
-
-    /// The same on a port; 0 = a free one.
-    pub fn start_at<'a>(world: &'a World, name: &str, setup: &Setup<'_>, port: u16) -> Result<Tenant<'a>> {
-        let files = world.scratch.path().join(name);
-        std::fs::create_dir(&files).with_context(|| files.display().to_string())?;
-        let (file, runtime) = (files.join("tenant.yaml"), files.join("run"));
-        std::fs::write(&file, setup.yaml(world.model())).with_context(|| file.display().to_string())?;
-        let mut command = world.command("sluice");
-        command.env("SLUICE_RUNTIME_DIR", &runtime).arg("up").arg("-f").arg(&file);
-        command.args(["--port", &port.to_string()]);
-        if let Some(threads) = setup.threads {
-            command.args(["--threads", &threads.to_string()]);
-        }
-        let words = files.join("up.log");
-        let log = std::fs::File::create(&words).with_context(|| words.display().to_string())?;
-        let mut up = Group::spawn(command.stdout(Stdio::piped()).stderr(log))?;
-        let lines = lines(up.child().stdout.take().context("a pipe")?);
-        let address = ready(&lines, &world.stop).inspect_err(|_| {
-            // What it said is of interest now, and of none otherwise.
-            eprint!("{}", std::fs::read_to_string(&words).unwrap_or_default());
-        });
-        // Dropped on failure: it ends and cleans up.
-        let address = address.with_context(|| format!("the tenant `{name}`"))?;
-        Ok(Tenant { world, runtime, up: Some(up), address, files })
+        let threads = setup.threads.map(|threads| ["--threads".to_owned(), threads.to_string()]);
+        let options: Vec<String> = threads.into_iter().flatten().collect();
+        Ok(Tenant(Up::start(world, name, &setup.yaml(world.model()), &["bench"], 0, &options)?))
     }
 
     /// Where it serves.
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
-    }
-
-    /// Its runtime folder, for other commands of `sluice`.
-    pub fn runtime(&self) -> &Path {
-        &self.runtime
+        self.0.url(0)
     }
 
     /// A folder that goes with it.
     pub fn files(&self) -> &Path {
-        &self.files
+        self.0.files()
     }
 
     /// Process id of the sidecar.
     pub fn pid(&self) -> Result<u32> {
-        let folder = self.runtime.join("default.bench/sidecar.json");
+        let folder = self.0.runtime().join("default.bench/sidecar.json");
         let record = std::fs::read(&folder).with_context(|| folder.display().to_string())?;
         let record: Value = serde_json::from_slice(&record)?;
         record["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).context("a record without a pid")
@@ -192,65 +153,13 @@ impl Tenant<'_> {
 
     /// What `sluice top --once --json` tells of it.
     pub fn state(&self) -> Result<Value> {
-        let mut top = self.world.command("sluice");
-        top.env("SLUICE_RUNTIME_DIR", &self.runtime).args(["top", "--once", "--json"]);
-        let (status, text) = capture(&mut top, &self.world.stop)?;
-        ensure!(status.success(), "sluice top failed");
-        let states: Value = serde_json::from_str(&text).context("sluice top")?;
-        states.get(0).cloned().context("sluice top shows no tenant")
+        self.0.states()?.into_iter().next().context("sluice top shows no tenant")
     }
 
     /// Its metrics, as text.
     pub fn metrics(&self) -> Result<String> {
-        let mut socket = TcpStream::connect_timeout(&self.address, ANSWER_LIMIT).context("/metrics")?;
-        socket.set_read_timeout(Some(ANSWER_LIMIT))?;
-        socket.write_all(b"GET /metrics HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        socket.read_to_string(&mut answer).context("/metrics")?;
-        ensure!(
-            answer.starts_with("HTTP/1.1 200 "),
-            "/metrics: {}",
-            answer.lines().next().unwrap_or_default()
-        );
-        Ok(answer)
+        self.0.metrics(0)
     }
-}
-
-impl Drop for Tenant<'_> {
-    fn drop(&mut self) {
-        drop(self.up.take());
-        if let Err(error) = std::fs::remove_dir_all(&self.files) {
-            eprintln!("xtask: {} stays behind: {error}", self.files.display());
-        }
-    }
-}
-
-/// Every line that comes, until the pipe ends.
-fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
-    let (sender, receiver) = channel();
-    std::thread::spawn(move || {
-        // A receiver that has gone does not end the reading: a full pipe would stop the writer.
-        BufReader::new(pipe).lines().map_while(Result::ok).for_each(|line| drop(sender.send(line)));
-    });
-    receiver
-}
-
-/// The address in the line `ready NAMESPACE/NAME URL`.
-fn ready(lines: &Receiver<String>, stop: &Stop) -> Result<SocketAddr> {
-    let begun = Instant::now();
-    loop {
-        stop.check()?;
-        ensure!(begun.elapsed() < START_LIMIT, "does not serve after {} s", START_LIMIT.as_secs());
-        match lines.recv_timeout(Duration::from_millis(100)) {
-            Ok(line) => return address(&line).with_context(|| format!("an unexpected line: {line}")),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => bail!("does not serve; the sidecar's words are above"),
-        }
-    }
-}
-
-fn address(line: &str) -> Option<SocketAddr> {
-    line.strip_prefix("ready ")?.split(' ').nth(1)?.strip_prefix("http://")?.parse().ok()
 }
 
 /// Time on a processor, of a thread's `schedstat`: the first of three numbers.
@@ -267,23 +176,16 @@ pub fn metric(text: &str, name: &str) -> Result<f64> {
     value.with_context(|| format!("no metric {name}"))?.parse().with_context(|| format!("metric {name}"))
 }
 
+/// Sum of the lines of the counter `name` that have `label`, such as `reason="lend"`; 0 where there is none.
+pub fn metrics_sum(text: &str, name: &str, label: &str) -> u64 {
+    let lines = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once("} "));
+    let has = |labels: &str| labels.split(',').any(|one| one == label);
+    lines.filter(|(labels, _)| has(labels)).filter_map(|(_, value)| value.parse::<u64>().ok()).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_ready_line_tells_the_address() {
-        let expected = Some(SocketAddr::from(([127, 0, 0, 1], 4711)));
-        assert_eq!(address("ready default/bench http://127.0.0.1:4711"), expected);
-        assert_eq!(address("sluice: terminated"), None);
-    }
-
-    #[test]
-    fn a_tenant_that_ends_without_a_word_is_an_error_at_once() {
-        let error = ready(&lines(&b""[..]), &Stop::default()).unwrap_err().to_string();
-        assert!(error.starts_with("does not serve; "), "{error}");
-        assert!(ready(&lines(&b"ready a/b http://[::1]:1\n"[..]), &Stop::default()).is_ok());
-    }
 
     #[test]
     fn a_threads_time_on_a_processor_is_the_first_number() {
@@ -297,6 +199,14 @@ mod tests {
         assert_eq!(metric(text, "a_sum").unwrap(), 0.5725);
         assert_eq!(metric(text, "a_count").unwrap(), 159.0);
         assert_eq!(metric(text, "a").unwrap_err().to_string(), "no metric a");
+    }
+
+    #[test]
+    fn lines_of_a_counter_are_summed_by_their_label() {
+        let text =
+            "m_total{model=\"x\",reason=\"lend\"} 5\nm_total{reason=\"lend\"} 2\nm_total{reason=\"l\"} 9\n";
+        assert_eq!(metrics_sum(text, "m_total", "reason=\"lend\""), 7);
+        assert_eq!(metrics_sum(text, "n_total", "reason=\"lend\""), 0);
     }
 
     #[test]

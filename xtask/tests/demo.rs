@@ -1,4 +1,4 @@
-//! The demo from its first line to its last: real processes, a real burst, and nothing left behind.
+//! The demo from its first line to its last: real processes, real bursts, and nothing left behind.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -17,12 +17,18 @@ fn the_demo_ends_well_with_identical_tokens_and_leaves_nothing() {
     let folder = tempfile::Builder::new().prefix("demo-").tempdir().unwrap();
     let (status, stdout, stderr) = demo(folder.path(), &["--quick"]);
     assert!(status.success(), "{status}\n{stdout}\n{stderr}");
-    let table = stdout.split_once("Recompute     Oneiros\n").map_or("", |(_, table)| table);
+    let heading = "Recompute  Oneiros, MRU  Oneiros, LRU\n";
+    let table = stdout.split_once(heading).map_or("", |(_, table)| table);
     assert_eq!(words(table, "tokens identical"), ["yes"], "{stdout}");
-    for row in ["throughput, output tokens/s", "P99 TTFT, ms", "requests in the batch, most"] {
+    for row in ["throughput, output tokens/s", "P99 TTFT, ms", "P99 TBT as delivered, ms"] {
         let figures = words(table, row);
         let measured = |word: &&str| word.parse::<f64>().is_ok_and(|figure| figure > 0.0);
-        assert!(figures.len() == 2 && figures.iter().all(measured), "{row}: {figures:?}\n{stdout}");
+        assert!(figures.len() == 3 && figures.iter().all(measured), "{row}: {figures:?}\n{stdout}");
+    }
+    // Fixed partitions lend nothing, on any machine.
+    assert_eq!(words(table, "chunks lent, in all").first(), Some(&"0"), "{stdout}");
+    for tenant in ["chat W", "code W", "summary W"] {
+        assert!(stdout.contains(tenant), "nobody sees what {tenant} holds\n{stdout}");
     }
     assert!(stdout.lines().last().is_some_and(|line| line.starts_with("Oneiros ")), "{stdout}");
     assert_eq!(processes_of(folder.path()), [0; 0], "processes are left");

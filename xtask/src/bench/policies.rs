@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::{machine, statistics};
+use super::machine;
+use super::statistics::middle as median;
 use crate::contest::{self, Calibration, LOAD, Outcome};
 use crate::run::Stop;
 use crate::tenant::{self, Device, World};
@@ -157,11 +158,6 @@ fn same_across(links: &[Runs]) -> bool {
         links.iter().filter_map(|link| link.outcomes.first()?.first()).map(|outcome| &outcome.outputs);
     let first = firsts.next();
     firsts.all(|outputs| Some(outputs) == first)
-}
-
-/// NaN, which passes no verdict, where there is no sample.
-fn median(samples: &[f64]) -> f64 {
-    statistics::median(samples).unwrap_or(f64::NAN)
 }
 
 fn setting(calibration: &Calibration) -> String {

@@ -33,6 +33,18 @@ pub fn median(samples: &[f64]) -> Option<f64> {
     Some(if sorted.len() % 2 == 1 { upper } else { (sorted[sorted.len() / 2 - 1] + upper) / 2.0 })
 }
 
+/// The median; NaN, which passes no verdict, where there is no sample.
+pub fn middle(samples: &[f64]) -> f64 {
+    median(samples).unwrap_or(f64::NAN)
+}
+
+/// Median and range as text.
+pub fn cell(samples: &[f64], digits: usize) -> String {
+    let low = samples.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = samples.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    format!("{:.digits$} ({low:.digits$} to {high:.digits$})", middle(samples))
+}
+
 /// The 97.5 % quantile of Student's t (Abramowitz and Stegun 26.7.5, four terms): to 1e-3 from 9 degrees of freedom on;
 /// with fewer it is too small.
 fn student_975(freedom: f64) -> f64 {
@@ -84,5 +96,11 @@ mod tests {
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
         assert_eq!(median(&[]), None);
+    }
+
+    #[test]
+    fn a_cell_is_the_median_and_the_range() {
+        assert_eq!(cell(&[3.0, 1.0, 2.0], 1), "2.0 (1.0 to 3.0)");
+        assert!(middle(&[]).is_nan());
     }
 }

@@ -17,6 +17,8 @@ pub struct Calibration {
     pub chunk_bytes: u64,
     /// Weights and activations, bytes.
     pub fixed_bytes: u64,
+    /// Layers of the model.
+    pub layers: u64,
     /// One layer's weights, bytes.
     pub layer_bytes: u64,
     /// One token's KV in all layers, bytes.
@@ -81,6 +83,7 @@ impl Calibration {
         Ok(Calibration {
             chunk_bytes,
             fixed_bytes: owner("weights_global")? + owner("weights_layers")? + owner("activation")?,
+            layers,
             layer_bytes: owner("weights_layers")? / layers,
             token_bytes: number("/kv/block_bytes")? * layers / BLOCK_TOKENS,
             compute_ns,

@@ -1,6 +1,7 @@
 //! Medians and ranges as text.
 
-use super::{Outcome, POLICIES, Runs, median};
+use super::super::statistics::cell;
+use super::{Outcome, POLICIES, Runs};
 
 /// A figure's name, its decimals, and where it is.
 type Row = (&'static str, usize, fn(&Outcome) -> f64);
@@ -42,21 +43,5 @@ pub(super) fn print(runs: &Runs) {
     for policy in &POLICIES[1..] {
         let ratios = runs.ratios(policy, |outcome| outcome.throughput);
         println!("{policy} / {}, throughput: {}", POLICIES[0], cell(&ratios, 2));
-    }
-}
-
-fn cell(samples: &[f64], digits: usize) -> String {
-    let low = samples.iter().copied().fold(f64::INFINITY, f64::min);
-    let high = samples.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    format!("{:.digits$} ({low:.digits$} to {high:.digits$})", median(samples))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cell_is_the_median_and_the_range() {
-        assert_eq!(cell(&[3.0, 1.0, 2.0], 1), "2.0 (1.0 to 3.0)");
     }
 }

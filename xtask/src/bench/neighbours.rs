@@ -1,0 +1,146 @@
+//! `cargo xtask bench neighbours`: three tenants of one GPU under the rules by which they may share it.
+
+mod table;
+mod verdict;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::machine;
+use crate::neighbours::{self, FIXED, LRU, MRU, Outcome, Rule, Setting, Shape, Size};
+use crate::run::Stop;
+use crate::tenant::{self, World};
+use crate::workspace::Workspace;
+
+/// Fewest repetitions that have a median and a range.
+const FEWEST: u32 = 3;
+/// Of a GH200, about (DESIGN 12).
+const RATIO: f64 = 7.5;
+/// The load of a run.
+const SIZE: Size = Size::FULL;
+/// Loads, and the rules that are compared under each; the first is what the others are measured against. Whom to ask first
+/// matters where it is known who runs next.
+const LOADS: [(Shape, &[Rule]); 2] =
+    [(Shape::Alternating, &[FIXED, MRU, LRU]), (Shape::Skewed, &[FIXED, MRU])];
+
+/// Options of `cargo xtask bench neighbours`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct NeighbourArgs {
+    /// Runs under every rule and load, interleaved.
+    #[arg(long, value_name = "N", default_value_t = FEWEST, value_parser = clap::value_parser!(u32).range(i64::from(FEWEST)..))]
+    repetitions: u32,
+    /// A model folder in Hugging Face layout for all tenants instead of a generated one.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Take the binaries in this folder instead of building them.
+    #[arg(long, value_name = "DIR")]
+    bins: Option<PathBuf>,
+    /// Also write every run to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// The runs under one load, `[rule][repetition]`.
+struct Runs {
+    shape: Shape,
+    rules: &'static [Rule],
+    outcomes: Vec<Vec<Outcome>>,
+}
+
+impl Runs {
+    fn new((shape, rules): (Shape, &'static [Rule])) -> Runs {
+        Runs { shape, rules, outcomes: rules.iter().map(|_| Vec::new()).collect() }
+    }
+
+    fn of(&self, rule: Rule) -> &[Outcome] {
+        self.rules.iter().position(|other| *other == rule).map_or(&[], |at| &self.outcomes[at])
+    }
+
+    /// `figure` under a rule over that under another one in the same repetition.
+    fn ratios(&self, this: Rule, other: Rule, figure: fn(&Outcome) -> f64) -> Vec<f64> {
+        self.of(this).iter().zip(self.of(other)).map(|(this, other)| figure(this) / figure(other)).collect()
+    }
+}
+
+/// Runs the comparison; `false` if trading lost, or changed a token.
+pub fn run(workspace: &Workspace, args: &NeighbourArgs) -> Result<bool> {
+    let stop = Stop::on_signals()?;
+    let world = world(workspace, args, &stop)?;
+    eprintln!("measuring the model with ample memory");
+    let setting = Setting::measure(&world, SIZE, RATIO)?;
+    let machine = machine::describe();
+    let runs = measure(&world, &setting, args.repetitions)?;
+    let mut report = machine::report(workspace, machine);
+    println!("{}{}", machine::heading(&report), text(&setting));
+    runs.iter().for_each(table::print);
+    println!();
+    let verdicts = verdict::all(&runs);
+    for (text, holds) in &verdicts {
+        println!("{}  {text}", if *holds { "PASS" } else { "FAIL" });
+    }
+    if let Some(file) = &args.json {
+        add_runs(&mut report, &setting, &runs, &verdicts);
+        std::fs::write(file, serde_json::to_string_pretty(&report)? + "\n")
+            .with_context(|| file.display().to_string())?;
+    }
+    Ok(verdicts.iter().all(|(_, holds)| *holds))
+}
+
+fn world(workspace: &Workspace, args: &NeighbourArgs, stop: &Stop) -> Result<World> {
+    let (model, shape) = (args.model.as_deref(), neighbours::MODEL);
+    if let Some(bins) = &args.bins {
+        return World::with_binaries(bins, stop, model, shape);
+    }
+    tenant::build(workspace, stop)?;
+    World::new(workspace, stop, model, shape)
+}
+
+/// All loads and rules once, then all of them again: what the machine does meanwhile hits all alike.
+fn measure(world: &World, setting: &Setting, repetitions: u32) -> Result<Vec<Runs>> {
+    let mut all: Vec<Runs> = LOADS.into_iter().map(Runs::new).collect();
+    for repetition in 1..=repetitions {
+        for runs in &mut all {
+            for (rule, outcomes) in runs.rules.iter().zip(&mut runs.outcomes) {
+                eprint!("{}, {repetition} of {repetitions}: {} ", runs.shape.name(), rule.name);
+                let outcome = neighbours::run(world, setting, *rule, (runs.shape, SIZE), |_| ())?;
+                eprintln!("{:.0} tokens/s, {:.0} good", outcome.throughput, outcome.goodput);
+                outcomes.push(outcome);
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn text(setting: &Setting) -> String {
+    let Setting { device, burst, calibration, .. } = setting;
+    format!(
+        "{} requests a run in bursts of {}, {} tokens in and {} out; GPU of {} MiB, a third for each tenant; a layer of {} \
+         KiB computes in {:.0} us; objectives: first token within {} ms, each later one within {} ms (pace {} ms)",
+        SIZE.requests(),
+        burst.requests,
+        burst.prompt,
+        burst.output,
+        device.memory_bytes >> 20,
+        calibration.layer_bytes >> 10,
+        calibration.compute_ns as f64 / 1e3,
+        setting.ttft_ms,
+        setting.tbt_ms,
+        setting.pace_ms
+    )
+}
+
+fn add_runs(report: &mut Value, setting: &Setting, runs: &[Runs], verdicts: &[(String, bool)]) {
+    let load = |runs: &Runs| {
+        let rules = runs.rules.iter().zip(&runs.outcomes).map(|(rule, outcomes)| {
+            json!({"rule": rule.name, "runs": outcomes.iter().map(Outcome::to_json).collect::<Vec<_>>()})
+        });
+        json!({"load": runs.shape.name(), "rules": rules.collect::<Vec<_>>()})
+    };
+    report["setting"] = text(setting).into();
+    report["memory_bytes"] = setting.device.memory_bytes.into();
+    report["link_bytes_per_s"] = setting.device.link_bytes_per_s.into();
+    report["loads"] = runs.iter().map(load).collect();
+    report["verdicts"] = verdicts.iter().map(|(text, pass)| json!({"verdict": text, "pass": pass})).collect();
+}

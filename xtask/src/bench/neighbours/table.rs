@@ -1,0 +1,37 @@
+//! Medians and ranges as text.
+
+use super::super::statistics::cell;
+use super::{Outcome, Runs};
+
+/// A figure's name, its decimals, and where it is.
+type Row = (&'static str, usize, fn(&Outcome) -> f64);
+
+const ROWS: [Row; 11] = [
+    ("goodput, output tokens/s", 1, |o| o.goodput),
+    ("throughput, output tokens/s", 1, |o| o.throughput),
+    ("P99 TTFT, ms", 0, |o| o.ttft_p99),
+    ("P99 TBT as delivered, ms", 1, |o| o.tbt_p99),
+    ("requests in a batch, most", 0, |o| o.running as f64),
+    ("requests preempted", 0, |o| o.preempted as f64),
+    ("tokens recomputed", 0, |o| o.recomputed as f64),
+    ("chunks lent, in all", 0, |o| o.chunks_lent as f64),
+    ("layers lent, most at a time", 0, |o| o.layers_lent as f64),
+    ("layers back for work", 0, |o| o.layers_woken as f64),
+    ("MiB copied to the device", 0, |o| (o.copied_bytes >> 20) as f64),
+];
+
+/// Prints the runs under one load.
+pub(super) fn print(runs: &Runs) {
+    println!("\n{} load; median (range) of {}", runs.shape.name(), runs.outcomes[0].len());
+    print!("{:<30}", "");
+    runs.rules.iter().for_each(|rule| print!("{:>24}", rule.name));
+    println!();
+    for (name, digits, figure) in ROWS {
+        print!("{name:<30}");
+        for outcomes in &runs.outcomes {
+            let samples: Vec<f64> = outcomes.iter().map(figure).collect();
+            print!("{:>24}", cell(&samples, digits));
+        }
+        println!();
+    }
+}

@@ -1,0 +1,234 @@
+//! Who gets how many requests, and when.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::{Setting, TENANTS};
+use crate::contest::Load;
+use crate::run::capture;
+use crate::tenant::{Up, World};
+
+/// Between two looks at the tenants.
+const LOOK: Duration = Duration::from_millis(500);
+/// Between two looks at the clients: what a burst waits for its predecessor.
+const TICK: Duration = Duration::from_millis(10);
+
+/// How much is sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Times that the turn of bursts goes round the tenants.
+    cycles: u32,
+    /// Requests of a burst.
+    requests: u32,
+    /// Prompt, tokens.
+    prompt: u32,
+    /// Output, tokens.
+    output: u32,
+}
+
+impl Size {
+    /// Of the benchmark.
+    pub const FULL: Size = Size { cycles: 3, requests: 6, prompt: 64, output: 96 };
+    /// Of the demo.
+    pub const SHOW: Size = Size { cycles: 2, ..Size::FULL };
+    /// Still more at a time than there is KV for.
+    pub const QUICK: Size = Size { cycles: 1, requests: 5, prompt: 64, output: 24 };
+
+    /// One burst.
+    pub fn burst(&self) -> Load {
+        let Size { requests, prompt, output, .. } = *self;
+        Load { requests, concurrency: requests, prompt, output }
+    }
+
+    /// Requests of a run.
+    pub fn requests(&self) -> u32 {
+        self.cycles * self.requests * TENANTS.len() as u32
+    }
+}
+
+/// How the load is spread over the tenants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Bursts go round the tenants, each when its predecessor has ended; the others have nothing to do meanwhile.
+    Alternating,
+    /// The first tenant gets burst after burst, each of the others now and then one request.
+    Skewed,
+}
+
+/// Requests to one tenant.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stream {
+    tenant: usize,
+    requests: u32,
+    arrivals: Arrivals,
+    seed: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Arrivals {
+    /// So many are always open.
+    Open(u32),
+    /// A fixed gap, milliseconds.
+    Every(u64),
+}
+
+/// Streams that begin together. The next round begins when all have ended.
+pub type Round = Vec<Stream>;
+
+impl Shape {
+    /// For tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Shape::Alternating => "alternating",
+            Shape::Skewed => "skewed",
+        }
+    }
+
+    /// The load.
+    pub fn rounds(self, size: Size, setting: &Setting) -> Vec<Round> {
+        match self {
+            Shape::Alternating => alternating(size),
+            Shape::Skewed => vec![skewed(size, setting)],
+        }
+    }
+}
+
+fn alternating(size: Size) -> Vec<Round> {
+    let bursts = (0..size.cycles).flat_map(|_| 0..TENANTS.len()).enumerate();
+    let burst = |(number, tenant): (usize, usize)| {
+        let arrivals = Arrivals::Open(size.requests);
+        vec![Stream { tenant, requests: size.requests, arrivals, seed: number as u32 + 1 }]
+    };
+    bursts.map(burst).collect()
+}
+
+/// As many requests as with bursts that go round, nearly all of them for the first tenant.
+fn skewed(size: Size, setting: &Setting) -> Round {
+    // Time enough between them to be asked for memory, which then has to come back: twice that of an answer.
+    let gap_ms = 4 * setting.ttft_ms;
+    let few = |tenant: usize| Stream {
+        tenant,
+        requests: size.cycles,
+        arrivals: Arrivals::Every(gap_ms),
+        seed: tenant as u32 + 1,
+    };
+    let rest = size.requests() - 2 * size.cycles;
+    let many = Stream { tenant: 0, requests: rest, arrivals: Arrivals::Open(size.requests), seed: 1 };
+    vec![many, few(1), few(2)]
+}
+
+/// Sends the load by `sluice bench`; its reports, round by round.
+pub fn send(
+    world: &World,
+    up: &Up<'_>,
+    setting: &Setting,
+    rounds: &[Round],
+    mut look: impl FnMut(&[Value]),
+) -> Result<Vec<Vec<Report>>> {
+    let mut looked = None;
+    let mut tick = || {
+        if looked.is_none_or(|at: Instant| at.elapsed() >= LOOK) {
+            look(&up.states()?);
+            looked = Some(Instant::now());
+        }
+        std::thread::sleep(TICK);
+        anyhow::Ok(())
+    };
+    rounds.iter().map(|round| send_round(world, up, setting, round, &mut tick)).collect()
+}
+
+/// What a client felt, and what it was told.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Of `sluice bench --json`.
+    pub figures: Value,
+    /// Every request's text.
+    pub outputs: Vec<u8>,
+}
+
+fn send_round(
+    world: &World,
+    up: &Up<'_>,
+    setting: &Setting,
+    round: &Round,
+    tick: &mut impl FnMut() -> Result<()>,
+) -> Result<Vec<Report>> {
+    let files: Vec<_> = round.iter().map(|stream| up.files().join(TENANTS[stream.tenant])).collect();
+    let ended = std::thread::scope(|scope| {
+        let start = |(stream, file): (&Stream, &_)| {
+            let mut bench = command(world, up, setting, stream);
+            bench.arg("--outputs").arg(file).stderr(Stdio::null());
+            let stop = world.stop.clone();
+            scope.spawn(move || capture(&mut bench, &stop))
+        };
+        let clients: Vec<_> = round.iter().zip(&files).map(start).collect();
+        while !clients.iter().all(|client| client.is_finished()) {
+            tick()?;
+        }
+        let join = |client: std::thread::ScopedJoinHandle<'_, _>| {
+            client.join().unwrap_or_else(|_| bail!("the thread that ran sluice bench panicked"))
+        };
+        clients.into_iter().map(join).collect::<Result<Vec<_>>>()
+    });
+    let mut reports = Vec::new();
+    for ((status, text), file) in ended?.into_iter().zip(&files) {
+        ensure!(status.success(), "a burst failed: sluice bench ended with {status}");
+        let figures: Value = serde_json::from_str(&text).context("the report of sluice bench")?;
+        ensure!(figures["failed"].as_u64() == Some(0), "requests failed: {figures}");
+        let outputs = std::fs::read(file).with_context(|| file.display().to_string())?;
+        reports.push(Report { figures, outputs });
+    }
+    Ok(reports)
+}
+
+fn command(world: &World, up: &Up<'_>, setting: &Setting, stream: &Stream) -> Command {
+    let mut bench = world.command("sluice");
+    bench.args(["bench", "--json", "--vocab", "256", "--url", &up.url(stream.tenant)]);
+    bench.args(["-n", &stream.requests.to_string(), "--seed", &stream.seed.to_string()]);
+    bench.args(["--lengths", &format!("{}:{}", setting.burst.prompt, setting.burst.output)]);
+    bench.args(["--slo-ttft", &setting.ttft_ms.to_string(), "--slo-tbt", &setting.tbt_ms.to_string()]);
+    match stream.arrivals {
+        Arrivals::Open(requests) => bench.args(["--concurrency", &requests.to_string()]),
+        Arrivals::Every(gap_ms) => bench.args(["--arrivals", &format!("every:{}", gap_ms as f64 / 1e3)]),
+    };
+    bench
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::setting;
+    use super::*;
+
+    fn requests_of(rounds: &[Round], tenant: usize) -> u32 {
+        rounds.iter().flatten().filter(|stream| stream.tenant == tenant).map(|stream| stream.requests).sum()
+    }
+
+    #[test]
+    fn both_shapes_send_as_many_requests() {
+        for shape in [Shape::Alternating, Shape::Skewed] {
+            let rounds = shape.rounds(Size::FULL, &setting());
+            let all: u32 = (0..TENANTS.len()).map(|tenant| requests_of(&rounds, tenant)).sum();
+            assert_eq!(all, Size::FULL.requests(), "{shape:?}");
+        }
+    }
+
+    #[test]
+    fn alternating_bursts_are_one_at_a_time_and_go_round() {
+        let rounds = Shape::Alternating.rounds(Size::SHOW, &setting());
+        let order: Vec<_> = rounds.iter().map(|round| (round.len(), round[0].tenant)).collect();
+        assert_eq!(order, [(1, 0), (1, 1), (1, 2), (1, 0), (1, 1), (1, 2)]);
+        // No burst repeats another one: a tenant would find its prompts in its cache.
+        let seeds: std::collections::BTreeSet<_> = rounds.iter().map(|round| round[0].seed).collect();
+        assert_eq!(seeds.len(), rounds.len());
+    }
+
+    #[test]
+    fn under_a_skewed_load_one_tenant_gets_nearly_all() {
+        let rounds = Shape::Skewed.rounds(Size::FULL, &setting());
+        let share = f64::from(requests_of(&rounds, 0)) / f64::from(Size::FULL.requests());
+        assert!(share > 0.85 && share < 1.0, "{share}");
+    }
+}
