@@ -2,6 +2,7 @@
 //!
 //! The device is sized from what the model needs, the link and the objectives from how fast the model computes here.
 
+pub mod delays;
 mod load;
 mod outcome;
 

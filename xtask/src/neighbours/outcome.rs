@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use super::delays::{self, Delays};
 use super::load::Report;
 use super::{Setting, TENANTS};
 use crate::tenant::{Up, metrics_sum};
@@ -55,6 +56,8 @@ pub struct Outcome {
     pub running: u64,
     /// Bytes copied to the device, loading included.
     pub copied_bytes: u64,
+    /// How long neighbours made each other wait.
+    pub delays: Delays,
     /// Every request's text, round by round.
     pub outputs: Vec<Vec<u8>>,
 }
@@ -97,6 +100,7 @@ impl Outcome {
             layers_woken: moved.woken / layer_bytes,
             running: seen.running,
             copied_bytes: total("copied_bytes_total")?,
+            delays: delays::read(states),
             outputs: rounds.iter().flatten().map(|report| report.outputs.clone()).collect(),
         })
     }
@@ -116,6 +120,7 @@ impl Outcome {
             "layers_woken": self.layers_woken,
             "requests_running": self.running,
             "bytes_copied": self.copied_bytes,
+            "delays": delays::to_json(&self.delays),
         })
     }
 }

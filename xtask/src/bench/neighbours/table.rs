@@ -2,6 +2,7 @@
 
 use super::super::statistics::cell;
 use super::{Outcome, Runs};
+use crate::neighbours::delays::{Delay, KINDS};
 
 /// A figure's name, its decimals, and where it is.
 type Row = (&'static str, usize, fn(&Outcome) -> f64);
@@ -23,15 +24,30 @@ const ROWS: [Row; 11] = [
 /// Prints the runs under one load.
 pub(super) fn print(runs: &Runs) {
     println!("\n{} load; median (range) of {}", runs.shape.name(), runs.outcomes[0].len());
-    print!("{:<30}", "");
+    print!("{:<34}", "");
     runs.rules.iter().for_each(|rule| print!("{:>24}", rule.name));
     println!();
     for (name, digits, figure) in ROWS {
-        print!("{name:<30}");
-        for outcomes in &runs.outcomes {
-            let samples: Vec<f64> = outcomes.iter().map(figure).collect();
-            print!("{:>24}", cell(&samples, digits));
-        }
-        println!();
+        row(runs, name, digits, figure);
     }
+    let part = |name: &str, which: &str, figure: &dyn Fn(&Outcome) -> f64| {
+        row(runs, &format!("{name}, {which}"), 2, figure);
+    };
+    for (at, (name, _)) in KINDS.iter().enumerate() {
+        let delay = |outcome: &Outcome| -> Delay { outcome.delays[at] };
+        row(runs, &format!("{name}, times"), 0, |o| delay(o).samples as f64);
+        part(name, "p50 ms", &|o| delay(o).p50_ms);
+        part(name, "p99 ms", &|o| delay(o).p99_ms);
+    }
+}
+
+/// One figure under all rules; a run that has none counts for nothing.
+fn row(runs: &Runs, name: &str, digits: usize, figure: impl Fn(&Outcome) -> f64) {
+    print!("{name:<34}");
+    for outcomes in &runs.outcomes {
+        let samples: Vec<f64> = outcomes.iter().map(&figure).filter(|value| !value.is_nan()).collect();
+        let text = if samples.is_empty() { "-".into() } else { cell(&samples, digits) };
+        print!("{text:>24}");
+    }
+    println!();
 }
