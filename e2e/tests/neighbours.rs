@@ -59,7 +59,7 @@ async fn fixed_partitions_lend_nothing_and_borrow_nothing() {
     for state in trio.states().await {
         let place = place(&state);
         assert_eq!(["lend", "borrow"].map(|reason| events(&state, reason)), [0, 0]);
-        assert_eq!(place.budget_bytes, place.share_bytes);
+        assert_eq!((place.budget_bytes, place.lendable_bytes), (place.share_bytes, 0));
     }
     let preempted = trio.tenants[0].state().await.figures.preemptions_total;
     assert!(preempted > 0, "there was need: with a neighbour's memory nobody would have been preempted");

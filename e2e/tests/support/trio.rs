@@ -143,6 +143,9 @@ impl Seen {
     pub fn check(&mut self, index: usize, state: &State) {
         let place = place(state);
         assert!(place.balances(), "{}: {place:?}", state.tenant.name);
+        assert!(state.memory.balances(), "{}: {:?}", state.tenant.name, state.memory);
+        let forever = place.grants.iter().filter(|grant| grant.expires_in_ms > 60_000);
+        assert_eq!(forever.count(), 0, "{}: {place:?}", state.tenant.name);
         self.polls += 1;
         self.most_lent[index] = self.most_lent[index].max(place.lent_bytes);
         self.most_borrowed[index] = self.most_borrowed[index].max(place.borrowed_bytes);

@@ -19,6 +19,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Metric, Registry};
+use sluice_policy::neighbours::span::{Awaited, Span};
 use sluice_scheduler::event::StepNotice;
 use sluice_wire::State;
 use sluice_wire::config::SloConfig;
@@ -90,6 +91,17 @@ struct RecentFigures {
     ttft_slo: Window,
     tbt_slo: Window,
     move_reasons: BTreeSet<String>,
+    waits: Waits,
+}
+
+/// What neighbours cost, since the start.
+#[derive(Debug)]
+struct Waits {
+    turn: Recent,
+    handover: Recent,
+    grant: Recent,
+    revoke: Recent,
+    wake: Recent,
 }
 
 #[derive(Debug, Default)]
@@ -127,6 +139,11 @@ struct OwnMetrics {
     delivered_tbt: Timing,
     write_lateness: Timing,
     engine_losses: Counter,
+    turn_wait: Timing,
+    turn_handover: Timing,
+    grant: Timing,
+    revoke: Timing,
+    wake: Timing,
     slo: Family<ByObjective, Share>,
 }
 
@@ -231,6 +248,34 @@ impl Metrics {
     /// A request lost its memory. What that costs is counted when it is recomputed ([`Metrics::step`]).
     pub fn preempted(&self, _dropped_tokens: u32) {
         self.vllm.preemptions.inc();
+    }
+
+    /// Something of neighbours was waited for.
+    pub fn waited(&self, span: &Span) {
+        let (timing, time) = match span.awaited {
+            Awaited::Turn => (&self.own.turn_wait, Duration::from_nanos(span.ns())),
+            Awaited::Grant => (&self.own.grant, Duration::from_nanos(span.ns())),
+            Awaited::Revoke => (&self.own.revoke, Duration::from_nanos(span.ns())),
+            Awaited::Wake => (&self.own.wake, Duration::from_nanos(span.ns())),
+        };
+        timing.record(time, 1);
+        self.recent().waits.of(span.awaited).record(Instant::now(), time, 1);
+    }
+
+    /// The turn came from another tenant in so long.
+    pub fn handed_over(&self, time: Duration) {
+        self.own.turn_handover.record(time, 1);
+        self.recent().waits.handover.record(Instant::now(), time, 1);
+    }
+
+    /// How long such waits took, since the start.
+    pub fn waits_for(&self, awaited: Awaited) -> Percentiles {
+        self.recent().waits.of(awaited).percentiles(Instant::now())
+    }
+
+    /// How long hand-overs of the turn took, since the start.
+    pub fn handovers(&self) -> Percentiles {
+        self.recent().waits.handover.percentiles(Instant::now())
     }
 
     /// An engine died.
@@ -341,6 +386,24 @@ impl RecentFigures {
             ttft_slo: slo(),
             tbt_slo: slo(),
             move_reasons: BTreeSet::new(),
+            waits: Waits::new(Instant::now()),
+        }
+    }
+}
+
+impl Waits {
+    fn new(now: Instant) -> Self {
+        let lasting = || Recent::lasting(now);
+        let (turn, handover) = (lasting(), lasting());
+        Waits { turn, handover, grant: lasting(), revoke: lasting(), wake: lasting() }
+    }
+
+    fn of(&mut self, awaited: Awaited) -> &mut Recent {
+        match awaited {
+            Awaited::Turn => &mut self.turn,
+            Awaited::Grant => &mut self.grant,
+            Awaited::Revoke => &mut self.revoke,
+            Awaited::Wake => &mut self.wake,
         }
     }
 }
@@ -410,6 +473,15 @@ impl OwnMetrics {
             self.write_lateness.clone(),
         );
         names.add("sluice_engine_losses", "Engines that died", self.engine_losses.clone());
+        names.add("sluice_turn_wait_seconds", "Wish for the turn to having it", self.turn_wait.clone());
+        names.add(
+            "sluice_turn_handover_seconds",
+            "Release of the turn by another tenant to having it",
+            self.turn_handover.clone(),
+        );
+        names.add("sluice_grant_seconds", "KV exhausted to a neighbour's memory mapped", self.grant.clone());
+        names.add("sluice_revoke_seconds", "Decision to revoke to the bytes being here", self.revoke.clone());
+        names.add("sluice_wake_seconds", "Chunks being here to every layer committed", self.wake.clone());
         names.add("sluice_slo_attainment_ratio", "Share of tokens in time, recent", self.slo.clone());
     }
 }

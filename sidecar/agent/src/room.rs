@@ -181,6 +181,7 @@ impl Room {
                     );
                     self.metrics.preempted(dropped_tokens);
                 }
+                Notice::Waited(span) => self.metrics.waited(&span),
                 Notice::Step(step) => self.metrics.step(&step),
             }
         }
@@ -242,7 +243,13 @@ impl Room {
         }
         let mut state = state::assemble(&mut self.driver, &self.diary, &self.metrics);
         if let Some(place) = &self.place {
-            neighbours::fill(&mut state, self.driver.core(), &self.diary, place);
+            let seen = neighbours::Seen {
+                core: self.driver.core(),
+                diary: &self.diary,
+                metrics: &self.metrics,
+                now: self.now(),
+            };
+            seen.fill(&mut state, place);
         }
         state
     }

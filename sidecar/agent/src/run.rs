@@ -182,6 +182,7 @@ async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>)
         directives: directives.clone(),
         client: credentials.client(),
         runtime: tokio::runtime::Handle::current(),
+        metrics: metrics.clone(),
     });
     let loading = Loading {
         loaded: loaded.clone(),

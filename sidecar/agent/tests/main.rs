@@ -13,6 +13,12 @@ mod admin {
     mod world;
 }
 
+mod neighbours {
+    mod desk;
+    mod quota;
+    mod watch;
+}
+
 mod gateway {
     pub mod client;
     mod doors;

@@ -14,6 +14,7 @@ mod seats;
 mod stage;
 mod turn_kills;
 mod turns;
+mod voids;
 
 /// A seed that differs from run to run; `SLUICE_TEST_SEED` repeats one.
 fn seed() -> u64 {

@@ -6,6 +6,7 @@
 
 pub mod grants;
 pub mod share;
+pub mod span;
 pub mod turn;
 pub mod victim;
 pub mod wake;

@@ -7,6 +7,7 @@
 //! | a neighbour asks | the brain says what could go; the loan is entered, vacated, earmarked, answered |
 //! | the tenant has work and lacks layers | it takes back what it lent, and waits for that no longer than the bound |
 //! | a loan is revoked, or ran out, or its lender died | the brain owes it, before any step |
+//! | a new life lacks what a former one had lent | it tells its neighbours and waits for its floor; the rest comes later |
 //! | a borrowed loan was not needed for a while | it goes back |
 
 use alloc::vec::Vec;
@@ -63,6 +64,9 @@ impl Default for Terms {
 /// How often loans whose time is over are looked for, nanoseconds.
 const OVERDUE_AGAIN_NS: u64 = 1_000_000_000;
 
+/// How often a share that is missing is claimed, nanoseconds.
+const CLAIM_AGAIN_NS: u64 = 500_000_000;
+
 /// How far the search for memory is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum Search {
@@ -89,6 +93,12 @@ pub struct Trader {
     recalling: Option<Nanos>,
     /// Loans whose time is over are looked for again then.
     overdue_again_at: Nanos,
+    /// Loans are prolonged again then: an answer takes its time.
+    renewed_again_at: Nanos,
+    /// What neighbours have of the share is asked for again then.
+    claimed_again_at: Nanos,
+    /// Loans that have come.
+    loans_taken: u64,
     letters: Vec<Letter>,
 }
 
@@ -121,6 +131,9 @@ impl Trader {
             arriving: Vec::new(),
             recalling: None,
             overdue_again_at: Nanos(0),
+            renewed_again_at: Nanos(0),
+            claimed_again_at: Nanos(0),
+            loans_taken: 0,
             letters: Vec::new(),
         }
     }
@@ -128,6 +141,25 @@ impl Trader {
     /// The book of grants, to look at.
     pub fn book(&self) -> &Book {
         &self.book
+    }
+
+    /// Loans that have come so far.
+    pub fn loans_taken(&self) -> u64 {
+        self.loans_taken
+    }
+
+    /// Something that was revoked is still away.
+    pub fn revoking(&self) -> bool {
+        self.book.given().iter().any(|given| given.revoked > 0)
+    }
+
+    /// Neighbours are told that so many chunks of the share are missing: they hold what a former life of this tenant had
+    /// lent them. Told again from time to time, for letters get lost.
+    pub fn claim(&mut self, now: Nanos, chunks: u32) {
+        if now >= self.claimed_again_at {
+            self.claimed_again_at = now.plus(CLAIM_AGAIN_NS);
+            self.letters.push(Letter::Claim { chunks });
+        }
     }
 
     /// Other terms from now on.
@@ -152,6 +184,9 @@ impl Trader {
     /// Called at every boundary, before the next step is prepared.
     pub fn boundary(&mut self, now: Nanos, brain: &mut Brain, out: &mut Vec<Action>) {
         self.take_outcomes(brain);
+        if brain.awaited_chunks() > 0 {
+            self.claim(now, brain.awaited_chunks());
+        }
         let due = self.book.expired(now);
         self.owe(&due, brain);
         self.recall(now, brain);
@@ -270,10 +305,17 @@ impl Trader {
     /// Loans that are in use are prolonged in time: at half of what is left to them.
     fn renew(&mut self, now: Nanos) {
         let ttl_ns = self.terms.ttl_ns;
+        if now < self.renewed_again_at {
+            return;
+        }
+        let before = self.letters.len();
         let used = self.book.taken().iter().filter(|taken| taken.vacating() < taken.held());
         let old = used.filter(|taken| expires(taken).since(now) < ttl_ns / 2);
         let letter = |taken: &Taken| Letter::Renew { peer: taken.peer, nonce: taken.nonce, ttl_ns };
         self.letters.extend(old.map(letter));
+        if self.letters.len() > before {
+            self.renewed_again_at = now.plus(ttl_ns / 8);
+        }
     }
 
     /// A loan that the brain can do without goes back.

@@ -7,6 +7,7 @@ mod boundary;
 mod neighbours;
 mod objection;
 mod retire;
+mod waits;
 
 use std::collections::BTreeMap;
 
@@ -24,6 +25,7 @@ use crate::queue::Queue;
 use crate::sequence::Sequence;
 use crate::snapshot::{Counters, Snapshot};
 use neighbours::Turn;
+use waits::Waits;
 
 /// A step that was submitted and not answered.
 #[derive(Debug)]
@@ -56,6 +58,7 @@ pub struct Core {
     starved: u32,
     counters: Counters,
     turn: Turn,
+    waits: Waits,
     trader: Option<Trader>,
     commands: Vec<Command>,
     notices: Vec<Notice>,
@@ -88,6 +91,7 @@ impl Core {
             starved: 0,
             counters: Counters::default(),
             turn: Turn::default(),
+            waits: Waits::default(),
             trader,
             commands: Vec::new(),
             notices: Vec::new(),
@@ -109,7 +113,7 @@ impl Core {
             Event::Memory(completion) => self.brain.complete(now, &completion, &mut self.actions),
             Event::Compute(event) => self.compute(now, event),
             Event::Neighbour(event) => self.neighbour(now, event),
-            Event::Tick => {}
+            Event::Tick => self.claim_floor(now),
         }
         self.flush();
         match &self.in_flight {
@@ -118,6 +122,7 @@ impl Core {
             Some(_) => {}
         }
         self.flush();
+        self.note_waits(now);
     }
 
     /// Orders since the last call, in order.
@@ -147,6 +152,9 @@ impl Core {
 
     /// Whether time alone can change something: memory that was borrowed may flow back while nothing runs.
     pub fn wants_ticks(&self) -> bool {
+        if self.brain.awaited_floor().is_some() {
+            return true;
+        }
         self.in_flight.is_none()
             && self.engine.is_some()
             && (self.starved > 0

@@ -3,6 +3,7 @@
 use sluice_policy::action::Action;
 use sluice_policy::event::Completion;
 use sluice_policy::ids::RequestId;
+use sluice_policy::neighbours::span::Span;
 use sluice_policy::trader::Letter;
 use sluice_ports::compute::{ComputeEvent, Step};
 use sluice_ports::neighbourhood::{NeighbourEvent, TurnCall};
@@ -156,6 +157,8 @@ pub enum Notice {
         /// How.
         finish: Finish,
     },
+    /// Something that neighbours have or had is here.
+    Waited(Span),
     /// A step has ended: engine TBT and its parts.
     Step(StepNotice),
 }

@@ -229,3 +229,17 @@ fn time_alone_returns_borrowed_memory() {
     world.run_until(Nanos(now.0 + 1_000_000_000));
     assert!(world.driver.core().brain().layout().moving.is_empty(), "ticks alone bring the layers back");
 }
+
+#[test]
+fn who_is_sent_back_while_memory_is_on_its_way_is_admitted_again_when_nothing_runs() {
+    let mut setup = setup(PolicyName::Ellm, 4, 11, 1);
+    let large = StepShape { tokens: 256, sequences: 8, logit_rows: 8 };
+    let chunks = |step| setup.geometry.chunks_for(setup.geometry.activation.bytes(step));
+    // Activations are idle in a step that is smaller than the largest, and become the KV that it lacks.
+    setup.geometry.capacity_chunks += chunks(large) - chunks(setup.params.max_step);
+    (setup.params.max_step, setup.config.max_step_tokens) = (large, large.tokens);
+    let mut world = World::new(setup, None).unwrap();
+    (1..=8).for_each(|id| world.submit(request(id, 40, 20)));
+    assert!(world.run_until_idle(LIMIT), "somebody is admitted");
+    assert!(world.outcomes.values().all(|o| o.finish == Some(Finish::Length)));
+}

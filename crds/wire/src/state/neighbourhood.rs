@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::Percentiles;
 
 /// A tenant among the neighbours of its GPU. `budget_bytes` = `share_bytes` + `borrowed_bytes` - `lent_bytes`, and
-/// `held_bytes` does not exceed it once no loan is moving: the ledger is ahead of the scheduler by those that are.
+/// `held_bytes` exceeds it by no more than `in_transit_bytes`: the ledger is ahead of the scheduler by what is moving.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Neighbourhood {
@@ -21,6 +21,13 @@ pub struct Neighbourhood {
     pub lendable_bytes: u64,
     /// What it has reserved in the ledger file, bytes.
     pub held_bytes: u64,
+    /// Bytes that come to exist or go at this moment.
+    pub in_transit_bytes: u64,
+    /// Bytes of its share that are wanted here and that neighbours still hold: lent by a former life of this tenant. A tenant
+    /// that lacks its floor is `Loading` until it has it.
+    pub awaited_bytes: u64,
+    /// What it waits for, in words; `None` = nothing.
+    pub waits_for: Option<String>,
     /// Lent to neighbours, bytes.
     pub lent_bytes: u64,
     /// Borrowed from neighbours, bytes.
@@ -29,13 +36,22 @@ pub struct Neighbourhood {
     pub grants: Vec<GrantState>,
     /// Its turn; `None` = the GPU has none: all run at once.
     pub turn: Option<TurnState>,
+    /// From a step that lacks KV to the step that has it of neighbours, since the start: the search, the loan and its mapping.
+    /// Searches in which nobody gave anything are not in it.
+    pub grant: Percentiles,
+    /// From the decision to revoke what is lent until all of it is here again, since the start.
+    pub revoke: Percentiles,
+    /// From having what came back of lent layers' memory until every layer is committed, since the start.
+    pub wake: Percentiles,
 }
 
 impl Neighbourhood {
-    /// Whether the budget is what share and grants make of it. Never true by wrap-around.
+    /// Whether the budget is what share and grants make of it, and no more is held, but for what is in transit. Never true by
+    /// wrap-around.
     pub fn balances(&self) -> bool {
         let has = self.share_bytes.checked_add(self.borrowed_bytes);
         has.and_then(|has| has.checked_sub(self.lent_bytes)) == Some(self.budget_bytes)
+            && self.held_bytes.saturating_sub(self.budget_bytes) <= self.in_transit_bytes
     }
 }
 
@@ -79,9 +95,10 @@ pub struct TurnState {
     pub held_ns_total: u64,
     /// How often it was given the turn.
     pub turns_total: u64,
-    /// Time from the predecessor's last step to its own first.
+    /// From the release of the turn by another tenant, or from this one's ticket where that was drawn later, to having the
+    /// turn, since the start.
     pub handover: Percentiles,
-    /// Time from its ticket to its turn.
+    /// From the wish for the turn to having it, since the start.
     pub wait: Percentiles,
 }
 

@@ -53,6 +53,7 @@ fn memory() -> MemoryState {
             earmarked_bytes: 0,
             free_bytes: 3_145_728,
         },
+        in_transit_bytes: 0,
     }
 }
 
@@ -139,6 +140,9 @@ fn neighbourhood() -> Neighbourhood {
         budget_bytes: 92_274_688,
         lendable_bytes: 4_194_304,
         held_bytes: 88_080_384,
+        in_transit_bytes: 65_536,
+        awaited_bytes: 131_072,
+        waits_for: Some("131072 bytes of its share, which neighbours hold".into()),
         lent_bytes: 12_582_912,
         borrowed_bytes: 4_194_304,
         grants: vec![
@@ -154,6 +158,9 @@ fn neighbourhood() -> Neighbourhood {
             handover: Percentiles { samples: 512, p50_ns: 18_000, p99_ns: 95_000 },
             wait: Percentiles { samples: 512, p50_ns: 40_000_000, p99_ns: 101_000_000 },
         }),
+        grant: Percentiles { samples: 12, p50_ns: 3_000_000, p99_ns: 9_000_000 },
+        revoke: Percentiles { samples: 7, p50_ns: 4_000_000, p99_ns: 80_000_000 },
+        wake: Percentiles { samples: 7, p50_ns: 15_000_000, p99_ns: 20_000_000 },
     }
 }
 
@@ -191,6 +198,9 @@ fn the_states_of_a_gpu_are_read_and_refused_by_their_version_like_one() {
 #[test]
 fn a_budget_is_share_and_grants() {
     assert!(neighbourhood().balances());
+    let held_bytes = neighbourhood().budget_bytes + neighbourhood().in_transit_bytes;
+    assert!(Neighbourhood { held_bytes, ..neighbourhood() }.balances(), "what is moving is told");
+    assert!(!Neighbourhood { held_bytes: held_bytes + 1, ..neighbourhood() }.balances());
     assert!(!Neighbourhood { budget_bytes: 1, ..neighbourhood() }.balances());
     assert!(!Neighbourhood { lent_bytes: u64::MAX, ..neighbourhood() }.balances());
     assert!(!Neighbourhood { share_bytes: u64::MAX, ..neighbourhood() }.balances());
@@ -252,6 +262,8 @@ fn the_capacity_equation_is_checked() {
     assert!(memory().balances());
     let one_less = MemoryState { overhead_bytes: 1, ..memory() };
     assert!(!one_less.balances());
+    assert!(MemoryState { in_transit_bytes: 1, ..one_less.clone() }.balances(), "what is moving is told");
+    assert!(!MemoryState { overhead_bytes: 2, in_transit_bytes: 1, ..one_less }.balances());
     let mut overflowing = memory();
     overflowing.owners.free_bytes = u64::MAX;
     assert!(!overflowing.balances());

@@ -126,20 +126,37 @@ impl Admin {
 
 /// The directive of the tenant in `config`, as its runtime folder has it.
 pub fn directives(config: &SidecarConfig) -> Arc<Directives> {
-    let (namespace, name) = (config.namespace.clone(), config.name.clone());
-    let judge = move |directive: &Directive| judge(&namespace, &name, directive);
+    let own = config.clone();
+    let judge = move |directive: &Directive| judge(&own, directive);
     Arc::new(Directives::open(config.runtime_dir.join(DIRECTIVE_FILE), Box::new(judge)))
 }
 
-/// Whether this build can follow `directive` for the tenant `namespace/name`.
-fn judge(namespace: &str, name: &str, directive: &Directive) -> Result<(), Invalid> {
+/// Whether the tenant of `config` can follow `directive` as it runs. By the terms of trade it does; what its floor and its
+/// part of the GPU's time follow from was fixed when it started.
+fn judge(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid> {
     match policy_of(&directive.policy) {
         Ok(_) => {}
         Err(LoadError::Config { problem, .. }) => return Err(Invalid::new("policy", problem)),
         Err(error) => return Err(Invalid::new("policy", error.to_string())),
     }
-    let own = directive.neighbours.iter().position(|n| n.namespace == namespace && n.name == name);
-    own.map_or(Ok(()), |index| {
-        Err(Invalid::new(format!("neighbours[{index}]"), format!("{namespace}/{name} is this tenant itself")))
-    })
+    let SidecarConfig { namespace, name, .. } = config;
+    let own = directive.neighbours.iter().position(|n| n.namespace == *namespace && n.name == *name);
+    if let Some(index) = own {
+        let problem = format!("{namespace}/{name} is this tenant itself");
+        return Err(Invalid::new(format!("neighbours[{index}]"), problem));
+    }
+    fixed("policy", &directive.policy, &config.policy)?;
+    let percent = config.memory.max_remapped_percent;
+    fixed("tenant.max_remapped_percent", &directive.tenant.max_remapped_percent, &percent)?;
+    let Some(place) = &config.neighbourhood else { return Ok(()) };
+    fixed("sharing", &directive.sharing, &place.sharing)
+}
+
+fn fixed<T: PartialEq + std::fmt::Debug>(field: &str, asked: &T, runs: &T) -> Result<(), Invalid> {
+    if asked == runs {
+        return Ok(());
+    }
+    let problem =
+        format!("{asked:?} does not take effect while the tenant runs: it was started with {runs:?}");
+    Err(Invalid::new(field, problem))
 }

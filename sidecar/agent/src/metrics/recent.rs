@@ -20,18 +20,25 @@ pub struct Recent {
     /// Parts begun since `origin`.
     turn: u64,
     origin: Instant,
+    /// Nothing is forgotten.
+    lasting: bool,
 }
 
 impl Recent {
     /// Empty.
     pub fn new(now: Instant) -> Self {
-        Recent { parts: vec![[0; BUCKETS]; PARTS], turn: 0, origin: now }
+        Recent { parts: vec![[0; BUCKETS]; PARTS], turn: 0, origin: now, lasting: false }
+    }
+
+    /// Empty, and nothing will be forgotten: for what is rare.
+    pub fn lasting(now: Instant) -> Self {
+        Recent { parts: vec![[0; BUCKETS]], turn: 0, origin: now, lasting: true }
     }
 
     /// `count` samples of `value`.
     pub fn record(&mut self, now: Instant, value: Duration, count: u64) {
         self.forget(now);
-        let part = (self.turn % PARTS as u64) as usize;
+        let part = (self.turn % self.parts.len() as u64) as usize;
         let counter = &mut self.parts[part][bucket(u64::try_from(value.as_nanos()).unwrap_or(u64::MAX))];
         *counter = counter.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
     }
@@ -58,6 +65,9 @@ impl Recent {
     }
 
     fn forget(&mut self, now: Instant) {
+        if self.lasting {
+            return;
+        }
         let turn = (now.saturating_duration_since(self.origin).as_secs()) / PART.as_secs();
         let stale = turn.saturating_sub(self.turn).min(PARTS as u64);
         for i in 1..=stale {

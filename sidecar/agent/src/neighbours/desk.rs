@@ -1,13 +1,13 @@
 //! Questions of neighbours that wait for the scheduler's answer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sluice_memory::neighbourhood::Seat;
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::grants::Nonce;
 use sluice_policy::trader::News;
-use sluice_wire::grants::{GrantAnswer, GrantRequest, Participant, RefusalReason};
+use sluice_wire::grants::{GrantAnswer, GrantRequest, Participant, RefusalReason, RevokeReason};
 use tokio::sync::oneshot;
 
 use super::call::{Call, Unable};
@@ -25,6 +25,18 @@ pub struct Desk {
     chunk_bytes: u64,
     asks: Mutex<Waiting>,
     revocations: Mutex<Waiting>,
+    renewals: Mutex<Vec<Renewal>>,
+    met: Mutex<BTreeSet<Peer>>,
+}
+
+/// A `Renew` whose grants the scheduler has not all answered yet.
+#[derive(Debug)]
+struct Renewal {
+    borrower: Peer,
+    open: BTreeSet<Nonce>,
+    renewed: Vec<u64>,
+    ttl_ns: u64,
+    answer: oneshot::Sender<GrantAnswer>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -40,7 +52,16 @@ impl Desk {
     /// The desk of the tenant `namespace/name`.
     pub fn new(seat: Arc<Seat>, namespace: &str, name: &str, chunk_bytes: u64) -> Desk {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
-        Desk { seat, namespace, name, chunk_bytes, asks: Mutex::default(), revocations: Mutex::default() }
+        Desk {
+            seat,
+            namespace,
+            name,
+            chunk_bytes,
+            asks: Mutex::default(),
+            revocations: Mutex::default(),
+            renewals: Mutex::default(),
+            met: Mutex::default(),
+        }
     }
 
     /// Who this tenant is, in messages.
@@ -91,30 +112,83 @@ impl Desk {
             return Vec::new();
         }
         let peer = named(from);
+        self.meet(peer);
         match request {
             GrantRequest::Ask { nonce, bytes, ttl_ms, .. } => {
                 let (nonce, chunks) = (Nonce(nonce), self.chunks(bytes));
                 lock(&self.asks).insert((peer, nonce), answer);
                 vec![News::Asked { peer, nonce, chunks, ttl_ns: ns(ttl_ms) }]
             }
-            GrantRequest::Renew { nonces, ttl_ms, .. } => {
-                // A lender that lives prolongs what it does not want back; what it does, it revokes.
-                let prolonged = nonces.iter().map(|nonce| Nonce(*nonce));
-                let prolonged =
-                    prolonged.map(|nonce| News::Prolonged { peer, nonce, ttl_ns: ns(ttl_ms) }).collect();
-                let _ = answer.send(GrantAnswer::Renewed { nonces, ttl_ms });
-                prolonged
-            }
-            GrantRequest::Revoke { nonce, bytes, .. } => {
+            GrantRequest::Renew { nonces, ttl_ms, .. } => self.renew(peer, nonces, ns(ttl_ms), answer),
+            GrantRequest::Revoke { nonce, bytes, why, .. } => {
                 let (nonce, chunks) = (Nonce(nonce), self.chunks(bytes));
                 lock(&self.revocations).insert((peer, nonce), answer);
-                vec![News::Revoked { peer, nonce, chunks }]
+                // A new life names itself: it does not know the loans of its former ones.
+                let claims = why == RevokeReason::FloorNeeded && nonce.0 == peer.instance;
+                let revoked = News::Revoked { peer, nonce, chunks };
+                vec![if claims { News::Claimed { peer, nonce, chunks } } else { revoked }]
             }
             GrantRequest::Cancel { nonce, .. } => {
                 let _ = answer.send(GrantAnswer::Cancelled { nonce });
                 vec![News::Withdrawn { peer, nonce: Nonce(nonce) }]
             }
         }
+    }
+
+    fn renew(
+        &self,
+        peer: Peer,
+        nonces: Vec<u64>,
+        ttl_ns: u64,
+        answer: oneshot::Sender<GrantAnswer>,
+    ) -> Vec<News> {
+        let open: BTreeSet<_> = nonces.into_iter().map(Nonce).collect();
+        let news = open.iter().map(|nonce| News::Prolonged { peer, nonce: *nonce, ttl_ns }).collect();
+        let renewal = Renewal { borrower: peer, open, renewed: Vec::new(), ttl_ns, answer };
+        let mut renewals = lock(&self.renewals);
+        renewals.retain(|renewal| !renewal.answer.is_closed());
+        renewals.push(renewal);
+        news
+    }
+
+    /// The lender's word on one grant of a `Renew`: for how long it lives on, 0 = it does not. The borrower hears of all that
+    /// it named together, with the shortest time.
+    pub fn prolonged(&self, peer: Peer, nonce: Nonce, ttl_ns: u64) {
+        let mut renewals = lock(&self.renewals);
+        let asked = |r: &Renewal| r.borrower == peer && r.open.contains(&nonce);
+        let Some(at) = renewals.iter().position(asked) else { return };
+        renewals[at].hear(nonce, ttl_ns);
+        if renewals[at].open.is_empty() {
+            renewals.swap_remove(at).reply();
+        }
+    }
+
+    /// A neighbour that claims its share hears how much of it is here and goes back.
+    pub fn owes(&self, peer: Peer, nonce: Nonce, chunks: u32, within_ns: u64) {
+        let Some(waiting) = lock(&self.revocations).remove(&(peer, nonce)) else { return };
+        let answer = if chunks == 0 {
+            GrantAnswer::Refused { reason: RefusalReason::UnknownGrant }
+        } else {
+            let within_ms = ms(within_ns).max(1);
+            GrantAnswer::Returning { nonce: nonce.0, bytes: self.bytes(chunks), within_ms }
+        };
+        // The ledger shows it anyway.
+        let _ = waiting.send(answer);
+    }
+
+    /// A neighbour that has spoken to this tenant, or was spoken to: its death must be noticed.
+    pub fn meet(&self, peer: Peer) {
+        lock(&self.met).insert(peer);
+    }
+
+    /// Those that were met and not forgotten.
+    pub fn met(&self) -> BTreeSet<Peer> {
+        lock(&self.met).clone()
+    }
+
+    /// They are dead, and the scheduler knows.
+    pub fn forget(&self, dead: &BTreeSet<Peer>) {
+        lock(&self.met).retain(|peer| !dead.contains(peer));
     }
 
     /// It lives, and is who it says.
@@ -146,5 +220,26 @@ impl Desk {
         };
         // The ledger shows it anyway.
         let _ = waiting.send(answer);
+    }
+}
+
+impl Renewal {
+    fn hear(&mut self, nonce: Nonce, ttl_ns: u64) {
+        self.open.remove(&nonce);
+        if ttl_ns > 0 {
+            self.renewed.push(nonce.0);
+            self.ttl_ns = self.ttl_ns.min(ttl_ns);
+        }
+    }
+
+    fn reply(self) {
+        let answer = if self.renewed.is_empty() {
+            GrantAnswer::Refused { reason: RefusalReason::UnknownGrant }
+        } else {
+            // A time to live of less than a millisecond is none on the wire.
+            GrantAnswer::Renewed { nonces: self.renewed, ttl_ms: ms(self.ttl_ns).max(1) }
+        };
+        // Whoever asked may have gone.
+        let _ = self.answer.send(answer);
     }
 }

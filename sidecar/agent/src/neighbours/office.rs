@@ -67,7 +67,10 @@ impl Office {
             Letter::Revoke { peer, nonce, chunks } => self.revoke(peer, nonce, chunks).await,
             Letter::Renew { peer, nonce, ttl_ns } => self.renew(peer, nonce, ttl_ns).await,
             Letter::TakeBack { peer, nonce } => self.take_back(peer, nonce),
-            Letter::Answer { .. } | Letter::Return { .. } => unreachable!("answered at the desk"),
+            Letter::Claim { chunks } => self.claim(chunks).await,
+            Letter::Answer { .. } | Letter::Return { .. } | Letter::Prolong { .. } | Letter::Owes { .. } => {
+                unreachable!("answered at the desk")
+            }
         }
     }
 
@@ -112,7 +115,7 @@ impl Office {
             let participant = living.iter().find(|p| p.live && p.name == name)?;
             Some((participant.peer, neighbour.clone()))
         });
-        found.collect()
+        found.inspect(|(peer, _)| self.desk.meet(*peer)).collect()
     }
 
     fn find(&self, peer: Peer) -> Option<Neighbour> {
@@ -163,6 +166,16 @@ impl Office {
         }
     }
 
+    /// Every neighbour is told that a new life of this tenant lacks so much of its share. The claim has the life's name:
+    /// the loans are a former one's, whose names are not known any more.
+    async fn claim(&self, chunks: u32) {
+        let (lender, bytes) = (self.desk.me(), self.desk.bytes(chunks));
+        let (nonce, why) = (lender.instance, RevokeReason::FloorNeeded);
+        let request = GrantRequest::Revoke { lender, nonce, bytes, why };
+        // What comes of it the ledger shows.
+        join_all(self.neighbours().into_iter().map(|(peer, _)| self.call(peer, &request))).await;
+    }
+
     async fn renew(&self, peer: Peer, nonce: Nonce, ttl_ns: u64) {
         let (borrower, ttl_ms) = (self.desk.me(), ms(ttl_ns));
         let request = GrantRequest::Renew { borrower, nonces: vec![nonce.0], ttl_ms };
@@ -175,11 +188,8 @@ impl Office {
 
     /// The bytes of an earmark that its borrower has not accepted are the device's again.
     fn take_back(&self, peer: Peer, nonce: Nonce) {
-        match self.seat.take_back(nonce.0) {
-            Ok(bytes) => {
-                self.seat.release(bytes);
-                self.tell(News::TookBack { nonce });
-            }
+        match self.seat.void(nonce.0) {
+            Ok(_) => self.tell(News::TookBack { nonce }),
             Err(error) => tracing::debug!(%error, nonce = nonce.0, index = peer.index, "not taken back"),
         }
     }

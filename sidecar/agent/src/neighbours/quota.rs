@@ -27,12 +27,8 @@ impl Quota for SeatQuota {
     }
 
     fn accept(&self, earmark: Earmark, bytes: u64) -> Result<(), QuotaError> {
-        let accepted = self.0.accept(&earmark.peer, earmark.nonce.0).map_err(refused)?;
-        if accepted == bytes {
-            return Ok(());
-        }
-        self.0.release(accepted);
-        Err(QuotaError::Refused(format!("{accepted} bytes were earmarked where {bytes} were announced")))
+        // Of another size it stays as it was: its lender takes it back.
+        self.0.accept_exactly(&earmark.peer, earmark.nonce.0, bytes).map_err(refused)
     }
 
     fn earmark(&self, earmark: Earmark, bytes: u64, spare_bytes: u64) -> Result<(), QuotaError> {

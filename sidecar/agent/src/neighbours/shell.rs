@@ -33,6 +33,10 @@ impl Neighbourhood for Shell {
                 }
             }
             Letter::Return { peer, nonce, chunks } => self.desk.returned(peer, nonce, chunks),
+            Letter::Owes { peer, nonce, chunks, within_ns } => {
+                self.desk.owes(peer, nonce, chunks, within_ns);
+            }
+            Letter::Prolong { peer, nonce, ttl_ns } => self.desk.prolonged(peer, nonce, ttl_ns),
             letter => self.send(letter),
         }
     }

@@ -42,6 +42,8 @@ pub async fn watch(office: Office) {
 }
 
 fn look(office: &Office, known: &mut BTreeSet<Peer>) {
+    // Before the ledger is read: whoever was met and is not in it then has died, also if no look has ever seen it.
+    known.append(&mut office.desk.met());
     let participants = match office.seat.survey() {
         Ok(participants) => participants,
         Err(error) => {
@@ -50,10 +52,12 @@ fn look(office: &Office, known: &mut BTreeSet<Peer>) {
         }
     };
     let living: BTreeSet<Peer> = participants.iter().filter(|p| p.live).map(|p| p.peer).collect();
-    for dead in known.difference(&living) {
-        tracing::info!(index = dead.index, "a neighbour has gone");
-        office.tell(News::Died(*dead));
+    let dead: BTreeSet<Peer> = known.difference(&living).copied().collect();
+    for peer in &dead {
+        tracing::info!(index = peer.index, "a neighbour has gone");
+        office.tell(News::Died(*peer));
     }
+    office.desk.forget(&dead);
     *known = living;
     participants.iter().filter(|p| p.live).for_each(|p| tell_earmarks(office, p));
     if let Err(error) = office.seat.clear() {

@@ -4,7 +4,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use sluice_policy::ids::Nanos;
 use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::grants::{Nonce, TakenState};
+use sluice_policy::neighbours::span::Awaited;
 use sluice_policy::trader::Terms;
 use sluice_ports::neighbourhood::{Neighbourhood, Nobody};
 use sluice_scheduler::{Config, Core, Membership};
@@ -14,12 +17,13 @@ use tokio::runtime::Handle;
 use super::load::LoadError;
 use super::state::Diary;
 use crate::directive::Directives;
+use crate::metrics::Metrics;
 use crate::neighbours::client::Client;
 use crate::neighbours::desk::Desk;
 use crate::neighbours::office::Office;
 use crate::neighbours::place::Place;
 use crate::neighbours::shell::Shell;
-use crate::neighbours::{turns, watch};
+use crate::neighbours::{ms, turns, watch};
 use crate::service::Inbox;
 
 /// The way to neighbours, for a tenant that has some.
@@ -31,6 +35,8 @@ pub struct Among {
     pub client: Arc<Client>,
     /// Where calls are made.
     pub runtime: Handle,
+    /// Where the times of turns go.
+    pub metrics: Arc<Metrics>,
 }
 
 impl Among {
@@ -56,7 +62,10 @@ impl Among {
             self.runtime.spawn(watch::watch(office.clone()));
             self.runtime.spawn(office.work(written));
         }
-        let spawn = |order| turns::spawn(seat.clone(), order, place.config.priority, inbox.clone());
+        let spawn = |order| {
+            let ends = turns::Ends { inbox: inbox.clone(), metrics: self.metrics.clone() };
+            turns::spawn(seat.clone(), order, place.config.priority, ends)
+        };
         let turns = place.turns().map(spawn).transpose();
         let turns = turns.map_err(|source| LoadError::Io { path: "a thread".into(), source })?;
         Ok(Box::new(Shell { seat, desk, letters, turns }))
@@ -93,61 +102,101 @@ pub(super) fn scheduling(limits: Config, place: Option<&Place>) -> Config {
     Config { sharing: place.sharing(), neighbours, ..limits }
 }
 
-/// Adds to a state what concerns neighbours.
-pub(super) fn fill(state: &mut State, core: &Core, diary: &Diary, place: &Place) {
-    let brain = core.brain();
-    let bytes = |chunks: u32| u64::from(chunks) * brain.geometry().chunk_bytes;
-    state.neighbourhood = Some(PlaceState {
-        instance: place.seat.instance(),
-        share_bytes: bytes(brain.share_chunks()),
-        floor_bytes: bytes(brain.floor_chunks()),
-        budget_bytes: bytes(brain.budget_chunks()),
-        lendable_bytes: bytes(brain.lendable_chunks()),
-        held_bytes: place.seat.held_bytes(),
-        lent_bytes: bytes(brain.lent_chunks()),
-        borrowed_bytes: bytes(brain.borrowed_chunks()),
-        grants: grants(core, place),
-        turn: place.turns().map(|_| turn(core, place)),
-    });
-    state.activity = Activity {
-        inactive_since_unix_ms: diary.inactive_since_unix_ms(),
-        last_used_unix_ms: diary.last_used_unix_ms(),
-        resident_since_unix_ms: diary.resident_since_unix_ms(),
-        absent_layers: brain.absent_layers(),
-    };
+/// All that a state says of neighbours is read from here.
+pub(super) struct Seen<'a> {
+    pub core: &'a Core,
+    pub diary: &'a Diary,
+    pub metrics: &'a Metrics,
+    /// On the scheduler's clock.
+    pub now: Nanos,
 }
 
-fn grants(core: &Core, place: &Place) -> Vec<GrantState> {
-    let Some(book) = core.trader().map(|trader| trader.book()) else { return Vec::new() };
-    let chunk_bytes = core.brain().geometry().chunk_bytes;
-    let survey = place.seat.survey().unwrap_or_default();
-    let grant = |who: Peer, direction, nonce, chunks: u32| {
-        let named = survey.iter().find(|p| p.peer == who).map(|p| p.name.as_str());
-        let (namespace, name) = named.and_then(|name| name.split_once('/')).unwrap_or_default();
-        GrantState {
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-            direction,
-            nonce,
-            bytes: u64::from(chunks) * chunk_bytes,
-            expires_in_ms: 0,
+impl Seen<'_> {
+    /// Adds to a state what concerns neighbours.
+    pub fn fill(&self, state: &mut State, place: &Place) {
+        state.neighbourhood = Some(self.place(place));
+        state.activity = Activity {
+            inactive_since_unix_ms: self.diary.inactive_since_unix_ms(),
+            last_used_unix_ms: self.diary.last_used_unix_ms(),
+            resident_since_unix_ms: self.diary.resident_since_unix_ms(),
+            absent_layers: self.core.brain().absent_layers(),
+        };
+    }
+
+    fn place(&self, place: &Place) -> PlaceState {
+        let (core, brain, metrics) = (self.core, self.core.brain(), self.metrics);
+        PlaceState {
+            instance: place.seat.instance(),
+            share_bytes: self.bytes(brain.share_chunks()),
+            floor_bytes: self.bytes(brain.floor_chunks()),
+            budget_bytes: self.bytes(brain.budget_chunks()),
+            // Nobody is lent anything where nothing is traded.
+            lendable_bytes: core.trader().map_or(0, |_| self.bytes(brain.lendable_chunks())),
+            held_bytes: place.seat.held_bytes(),
+            in_transit_bytes: self.bytes(brain.moving_chunks()),
+            awaited_bytes: self.bytes(brain.awaited_chunks()),
+            waits_for: self.waits_for(),
+            lent_bytes: self.bytes(brain.lent_chunks()),
+            borrowed_bytes: self.bytes(brain.borrowed_chunks()),
+            grants: self.grants(place),
+            turn: place.turns().map(|_| self.turn(place)),
+            grant: metrics.waits_for(Awaited::Grant),
+            revoke: metrics.waits_for(Awaited::Revoke),
+            wake: metrics.waits_for(Awaited::Wake),
         }
-    };
-    let given = book.given().iter().map(|g| grant(g.peer, Direction::Given, g.nonce.0, g.chunks));
-    let taken = book.taken().iter().filter(|t| t.held() > 0);
-    let taken = taken.map(|t| grant(t.peer, Direction::Taken, t.nonce.0, t.held()));
-    given.chain(taken).collect()
-}
+    }
 
-fn turn(core: &Core, place: &Place) -> TurnState {
-    let counters = core.snapshot().counters;
-    let line = place.seat.turn();
-    TurnState {
-        holds: core.holds_turn(),
-        epoch: line.held().map_or(0, |epoch| epoch.0),
-        waiting: line.waiters().map_or(0, |waiters| u32::try_from(waiters).unwrap_or(u32::MAX)),
-        held_ns_total: counters.turn_held_ns,
-        turns_total: counters.turns,
-        ..TurnState::default()
+    fn bytes(&self, chunks: u32) -> u64 {
+        u64::from(chunks) * self.core.brain().geometry().chunk_bytes
+    }
+
+    fn waits_for(&self) -> Option<String> {
+        let brain = self.core.brain();
+        if let Some(chunks) = brain.awaited_floor() {
+            let (missing, floor) = (self.bytes(chunks), self.bytes(brain.floor_chunks()));
+            return Some(format!("{missing} of the {floor} bytes of its floor, which neighbours hold"));
+        }
+        let missing = self.bytes(brain.awaited_chunks());
+        (missing > 0).then(|| format!("{missing} bytes of its share, which neighbours hold"))
+    }
+
+    fn grants(&self, place: &Place) -> Vec<GrantState> {
+        let Some(book) = self.core.trader().map(|trader| trader.book()) else { return Vec::new() };
+        let survey = place.seat.survey().unwrap_or_default();
+        let grant = |who: Peer, direction, nonce: Nonce, chunks: u32, expires: Nanos| {
+            let named = survey.iter().find(|p| p.peer == who).map(|p| p.name.as_str());
+            let (namespace, name) = named.and_then(|name| name.split_once('/')).unwrap_or_default();
+            GrantState {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+                direction,
+                nonce: nonce.0,
+                bytes: self.bytes(chunks),
+                expires_in_ms: ms(expires.since(self.now)),
+            }
+        };
+        let given = book.given().iter();
+        let given = given.map(|g| grant(g.peer, Direction::Given, g.nonce, g.chunks, g.expires));
+        let taken = book.taken().iter().filter_map(|taken| match taken.state {
+            TakenState::Held { chunks, expires, .. } if chunks > 0 => {
+                Some(grant(taken.peer, Direction::Taken, taken.nonce, chunks, expires))
+            }
+            TakenState::Held { .. } | TakenState::Asked { .. } => None,
+        });
+        given.chain(taken).collect()
+    }
+
+    fn turn(&self, place: &Place) -> TurnState {
+        let counters = self.core.snapshot().counters;
+        let line = place.seat.turn();
+        TurnState {
+            holds: self.core.holds_turn(),
+            epoch: line.held().map_or(0, |epoch| epoch.0),
+            waiting: line.waiters().map_or(0, |waiters| u32::try_from(waiters).unwrap_or(u32::MAX)),
+            held_ns_total: counters.turn_held_ns,
+            turns_total: counters.turns,
+            handover: self.metrics.handovers(),
+            wait: self.metrics.waits_for(Awaited::Turn),
+        }
     }
 }

@@ -232,7 +232,8 @@ fn layers(brain: &Brain) -> Vec<Residency> {
     brain.residency().into_iter().map(one).collect()
 }
 
-/// By owner, as the ledger has it. What is free is told by the device: it balances only if both count the same chunks.
+/// By owner, as the ledger has it. What is free is told by the device: it balances only if both count the same chunks, but
+/// for those on their way.
 fn memory(brain: &Brain, used_bytes: u64) -> MemoryState {
     let (ledger, chunk_bytes) = (brain.ledger(), brain.geometry().chunk_bytes);
     let mut owners = OwnerBytes::default();
@@ -254,7 +255,8 @@ fn memory(brain: &Brain, used_bytes: u64) -> MemoryState {
     owners.free_bytes += capacity_bytes.saturating_sub(used_bytes);
     // Host memory has no driver and no context.
     let overhead_bytes = 0;
-    MemoryState { capacity_bytes, chunk_bytes, overhead_bytes, owners }
+    let in_transit_bytes = u64::from(brain.moving_chunks()) * chunk_bytes;
+    MemoryState { capacity_bytes, chunk_bytes, overhead_bytes, owners, in_transit_bytes }
 }
 
 fn kv(brain: &Brain) -> KvState {

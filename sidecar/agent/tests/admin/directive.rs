@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use sluice_wire::directive::Fence;
 
-use super::world::{JSON, Port, directive, refused};
+use super::world::{JSON, Port, config, directive, quiet, refused};
 
 fn current(epoch: u64, sequence: u64) -> Value {
     json!({"epoch": epoch, "sequence": sequence})
@@ -71,6 +71,7 @@ async fn what_is_malformed_is_refused_whole_and_the_field_named() {
         ("version", json!("1"), "version"),
         ("epoch", json!(-1), "epoch"),
         ("policy", json!("Magic"), "policy"),
+        ("policy", json!("Recompute"), "policy"),
         ("victim", json!(null), "victim"),
         ("tenant", json!({"priority": 1}), "tenant.max_remapped_percent"),
         ("neighbours", directive(1, 1, &[("story", port.address)])["neighbours"].clone(), "neighbours[0]"),
@@ -112,4 +113,25 @@ async fn a_huge_directive_is_413_whether_it_says_so_or_not() {
     peer.client.raw(b"0\r\n\r\n").await.unwrap();
     refused(&peer.client.answer().await, 413, None, None);
     assert!(port.directive.borrow().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_change_while_the_tenant_runs_is_refused_and_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let spatial = json!("Spatial");
+    let mut config = config(folder.path(), "story");
+    let place = json!({"folder": folder.path(), "claim": "c", "share_bytes": 64 << 20, "sharing": spatial});
+    config.neighbourhood = Some(serde_json::from_value(place).unwrap());
+    let port = Port::start(&config, quiet("story")).await;
+    let mut peer = port.operator().await;
+    let mut good = directive(1, 1, &[]);
+    let refusal = peer.put(&good).await;
+    refused(&refusal, 422, Some("sharing"), Some("invalid_field"));
+    assert!(refusal.body.contains("started with Spatial"), "{}", refusal.body);
+    good["sharing"] = spatial;
+    let mut other = good.clone();
+    other["tenant"]["max_remapped_percent"] = json!(30);
+    refused(&peer.put(&other).await, 422, Some("tenant.max_remapped_percent"), Some("invalid_field"));
+    good["tenant"]["priority"] = json!(7);
+    assert_eq!(peer.put(&good).await.head.status, 200, "terms of trade change");
 }

@@ -146,6 +146,14 @@ pub enum LedgerError {
         /// Which.
         nonce: u64,
     },
+    /// The earmark is of another size than was said.
+    #[error("the earmark {nonce} is of {earmarked} bytes, which is not what was announced")]
+    OtherBytes {
+        /// Which.
+        nonce: u64,
+        /// Its bytes.
+        earmarked: u64,
+    },
     /// The borrower was faster, or has accepted it already.
     #[error("the earmark {nonce} was accepted")]
     Accepted {

@@ -34,6 +34,8 @@ pub(super) mod header {
     pub const HOLDER: usize = 9;
     /// Its first four bytes are a futex that is bumped when the turn may be had.
     pub const BELL: usize = 10;
+    /// When the turn was given up last, nanoseconds of the clock since boot; 0 = its last holder died with it.
+    pub const RELEASED: usize = 11;
     /// Length in bytes, then the bytes.
     pub const CLAIM: usize = 16;
     /// Longest claim id.

@@ -26,6 +26,10 @@ pub struct Seat {
     pub(super) life: OwnedFd,
     /// The epoch of the turn that is held; 0 = none.
     pub(super) turn: AtomicU64,
+    /// When the last ticket was drawn, nanoseconds of the clock since boot.
+    pub(super) asked: AtomicU64,
+    /// How long the last hand-over to this participant took, nanoseconds; 0 = nobody handed over.
+    pub(super) handover: AtomicU64,
 }
 
 impl Seat {
@@ -54,7 +58,8 @@ impl Seat {
         record.set(word::FLOOR, floor_bytes);
         record.set(word::SHARE, share_bytes);
         record.set(word::INSTANCE, peer.instance);
-        Ok(Seat { shared: Arc::clone(shared), peer, life, turn: AtomicU64::new(0) })
+        let zero = || AtomicU64::new(0);
+        Ok(Seat { shared: Arc::clone(shared), peer, life, turn: zero(), asked: zero(), handover: zero() })
     }
 
     /// How others name this life of the participant.

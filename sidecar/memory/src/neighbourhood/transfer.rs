@@ -56,6 +56,15 @@ impl Seat {
 
     /// Takes over the earmark of `from` and returns its bytes, which are held from now on.
     pub fn accept(&self, from: &Peer, nonce: u64) -> Result<u64, LedgerError> {
+        self.accept_if(from, nonce, |_| true)
+    }
+
+    /// As [`Seat::accept`], if the earmark has so many bytes; else it stays as it was, and its lender can take it back.
+    pub fn accept_exactly(&self, from: &Peer, nonce: u64, bytes: u64) -> Result<(), LedgerError> {
+        self.accept_if(from, nonce, |earmarked| earmarked == bytes).map(drop)
+    }
+
+    fn accept_if(&self, from: &Peer, nonce: u64, fits: impl Fn(u64) -> bool) -> Result<u64, LedgerError> {
         let _guard = self.shared.lock()?;
         let record = self.record();
         if record.has_accepted(from.instance, nonce) {
@@ -65,6 +74,9 @@ impl Seat {
         let lender = self.living_peer(from)?;
         let found = lender.earmark(nonce).filter(|entry| entry.to == self.instance());
         let entry = found.ok_or(LedgerError::NoEarmark { nonce })?;
+        if !fits(entry.bytes) {
+            return Err(LedgerError::OtherBytes { nonce, earmarked: entry.bytes });
+        }
         let slot = record.free_accepted().ok_or(LedgerError::TooMany { limit: TRANSFERS })?;
         record.set(word::UNSETTLED, entry.bytes);
         record.hold_more(entry.bytes);
@@ -88,6 +100,21 @@ impl Seat {
         record.hold_more(entry.bytes);
         record.clear_earmark(entry.slot);
         record.set(word::UNSETTLED, 0);
+        Ok(entry.bytes)
+    }
+
+    /// An earmark that was not accepted is void, and its bytes are nobody's: as [`Seat::take_back`] and
+    /// [`Seat::release`], without a moment in between at which they are held. Returns how many. Of a dead borrower they are
+    /// nobody's already.
+    pub fn void(&self, nonce: u64) -> Result<u64, LedgerError> {
+        let _guard = self.shared.lock()?;
+        let record = self.record();
+        let entry = record.earmark(nonce).ok_or(LedgerError::NoEarmark { nonce })?;
+        let state = state(&self.shared.words, self.instance(), &entry, self.shared.living()?);
+        if state == EarmarkState::Accepted {
+            return Err(LedgerError::Accepted { nonce });
+        }
+        record.clear_earmark(entry.slot);
         Ok(entry.bytes)
     }
 

@@ -54,6 +54,7 @@ impl<'a> TurnLine<'a> {
         if record.get(word::TICKET) == 0 {
             let ticket = words.load(header::NEXT_TICKET);
             words.store(header::NEXT_TICKET, ticket + 1);
+            self.seat.asked.store(since_boot_ns(), Ordering::Relaxed);
             record.set(word::ASKED, words.load(header::EPOCH));
             record.set(word::TICKET, ticket);
         }
@@ -118,6 +119,7 @@ impl<'a> TurnLine<'a> {
         if self.seat.turn.swap(0, Ordering::AcqRel) == 0 {
             return Err(LedgerError::NoTurn);
         }
+        self.seat.shared.words.store(header::RELEASED, since_boot_ns());
         locks::unlock(self.seat.life.as_fd(), locks::TURN).map_err(kernel("fcntl"))?;
         self.ring();
         Ok(())
@@ -126,6 +128,13 @@ impl<'a> TurnLine<'a> {
     /// The turn that this participant has.
     pub fn held(&self) -> Option<Epoch> {
         Some(self.seat.turn.load(Ordering::Acquire)).filter(|epoch| *epoch != 0).map(Epoch)
+    }
+
+    /// How long the hand-over of the turn that was taken last took: from its release by another participant, or from the
+    /// own ticket if that was drawn later, to its taking here. `None` when the holder before was this participant or died.
+    pub fn handover(&self) -> Option<Duration> {
+        let ns = self.seat.handover.load(Ordering::Acquire);
+        (ns > 0).then(|| Duration::from_nanos(ns))
     }
 
     /// How many others wait. Needs no lock.
@@ -154,12 +163,26 @@ impl<'a> TurnLine<'a> {
     /// What taking the turn writes.
     fn begin(&self) -> Epoch {
         let words = &self.seat.shared.words;
+        self.time_handover();
         let epoch = words.load(header::EPOCH) + 1;
         words.store(header::EPOCH, epoch);
         words.store(header::HOLDER, self.seat.instance());
         self.seat.record().set(word::TICKET, 0);
         self.seat.turn.store(epoch, Ordering::Release);
         Epoch(epoch)
+    }
+
+    /// Before the holder is written over: who had the turn, and when it was given up.
+    fn time_handover(&self) {
+        let words = &self.seat.shared.words;
+        let (holder, released) = (words.load(header::HOLDER), words.load(header::RELEASED));
+        let own = holder == self.seat.instance();
+        let begun = released.max(self.seat.asked.load(Ordering::Relaxed));
+        // 0 says that there was none.
+        let took = since_boot_ns().saturating_sub(begun).max(1);
+        let took = if released == 0 || own { 0 } else { took };
+        self.seat.handover.store(took, Ordering::Release);
+        words.store(header::RELEASED, 0);
     }
 
     fn ring(&self) {
@@ -177,6 +200,13 @@ impl<'a> TurnLine<'a> {
             Err(error) => Err(kernel("futex")(error)),
         }
     }
+}
+
+/// The clock that all processes of the machine share, nanoseconds.
+fn since_boot_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let ns = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);
+    u64::try_from(ns).expect("the clock since boot is positive and ends in centuries")
 }
 
 /// The records with a ticket, the dead included.

@@ -8,7 +8,7 @@ use sluice_memory::neighbourhood::{
 use super::stage::{CAPACITY, Stage};
 
 /// Two seats with all memory, and somebody else's view.
-fn full() -> (Stage, Neighbourhood, Seat, Seat) {
+pub fn full() -> (Stage, Neighbourhood, Seat, Seat) {
     let stage = Stage::new();
     let (a, b) = (stage.open().join("a", 100, 600).unwrap(), stage.open().join("b", 100, 400).unwrap());
     a.reserve(600).unwrap();

@@ -324,3 +324,42 @@ fn an_engine_that_still_computes_keeps_the_turn_of_its_dead_sidecar() {
     drop(engine);
     assert_eq!(next.turn().take_within(ROUND_ROBIN, LONG), Ok(Some(Epoch(2))));
 }
+
+#[test]
+fn a_hand_over_is_timed_from_the_release_of_another() {
+    const PAUSE: Duration = Duration::from_millis(20);
+    let (_stage, _, [a, b]) = seats();
+    let take = |seat: &Seat| seat.turn().try_take(ROUND_ROBIN).unwrap().expect("nobody has it");
+    a.turn().request(0).unwrap();
+    take(&a);
+    assert_eq!(a.turn().handover(), None, "nobody had it before");
+    b.turn().request(0).unwrap();
+    let begun = Instant::now();
+    a.turn().release().unwrap();
+    std::thread::sleep(PAUSE);
+    take(&b);
+    let took = b.turn().handover().expect("it came from another");
+    assert!(PAUSE <= took && took <= begun.elapsed(), "{took:?}");
+    b.turn().release().unwrap();
+    std::thread::sleep(PAUSE);
+    // Nobody waited meanwhile.
+    let begun = Instant::now();
+    a.turn().request(0).unwrap();
+    take(&a);
+    assert!(a.turn().handover().expect("it came from another") <= begun.elapsed());
+    a.turn().release().unwrap();
+    a.turn().request(0).unwrap();
+    take(&a);
+    assert_eq!(a.turn().handover(), None, "it was its own");
+}
+
+#[test]
+fn a_turn_whose_holder_died_was_not_handed_over() {
+    let (stage, _, [a, b]) = seats();
+    a.turn().request(0).unwrap();
+    a.turn().try_take(ROUND_ROBIN).unwrap().expect("nobody has it");
+    b.turn().request(0).unwrap();
+    stage.end(a);
+    b.turn().take_within(ROUND_ROBIN, LONG).unwrap().expect("the dead hold nothing");
+    assert_eq!(b.turn().handover(), None);
+}

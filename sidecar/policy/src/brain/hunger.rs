@@ -76,13 +76,16 @@ impl Brain {
         u32::from(self.trade.calm.observe(&pressure))
     }
 
-    /// Asks for what a step lacks, once for each boundary. Only where weights may become KV is the memory of others a
-    /// remedy (`Recompute` keeps to its share).
+    /// Memory changes hands: there are neighbours, and weights may become KV (`Recompute` keeps to its share).
+    pub(super) fn trades(&self) -> bool {
+        self.trade.traded && self.params.policy == PolicyName::Oneiros
+    }
+
+    /// Asks for what a step lacks, once for each boundary.
     pub(super) fn feel_hunger(&mut self, missing_blocks: u32) -> Option<Prepared> {
         let room = self.sizes.kv_limit - self.kv.frames().backed();
         let chunks = missing_blocks.div_ceil(self.sizes.blocks_per_chunk).min(room);
-        let asks = self.trade.traded && self.params.policy == PolicyName::Oneiros;
-        if !asks || self.trade.denied || self.suspended() || chunks == 0 {
+        if !self.trades() || self.trade.denied || self.suspended() || chunks == 0 {
             self.trade.hungry = None;
             return None;
         }

@@ -9,12 +9,15 @@ use super::Brain;
 use super::reshape::{Goal, Target};
 use super::trade::{Claim, Parting, Traded};
 use crate::action::{Action, Earmark, Work};
-use crate::event::Outcome;
+use crate::event::{Failure, Outcome};
 use crate::ids::{ChunkId, LayerId};
 use crate::ledger::Owner;
 use crate::params::PolicyName;
 use crate::pending::Pending;
 use crate::reason::Reason;
+
+/// Boundaries after which chunks that neighbours still had are tried again.
+const REGROW_BOUNDARIES: u64 = 16;
 
 impl Brain {
     /// Chunks that may exist now: the share, and what was borrowed, without what was lent.
@@ -37,6 +40,22 @@ impl Brain {
         self.trade.lent
     }
 
+    /// Chunks that come to exist or go at this moment: the backend may be ahead of the brain by as many.
+    pub fn moving_chunks(&self) -> u32 {
+        let arriving = self.pending.iter().map(|(_, effect)| effect.arriving().len() as u32).sum::<u32>();
+        let released = self.pending.iter().map(|(_, effect)| match effect {
+            Pending::Release(chunks) => chunks.len() as u32,
+            _ => 0,
+        });
+        arriving + released.sum::<u32>() + self.leaving(|_, _| true)
+    }
+
+    /// Chunks of the share that are wanted here and that neighbours still hold.
+    pub fn awaited_chunks(&self) -> u32 {
+        let regrow = if self.trade.regrow_refused { self.trade.regrow } else { 0 };
+        self.awaited_floor().unwrap_or(0) + regrow
+    }
+
     /// Chunks that the tenant can never lend while it is not hibernated.
     pub fn floor_chunks(&self) -> u32 {
         self.sizes.floor(&self.params)
@@ -54,7 +73,10 @@ impl Brain {
 
     /// The tenant holds the turn, or has work where there are no turns. While it is not active it may lend weight layers;
     /// while it is, layers that were lent come back.
+    ///
+    /// What was lent is to be revoked first: until [`Brain::set_patient`] says how that goes, layers wait for it.
     pub fn set_active(&mut self, active: bool) {
+        self.trade.patient |= active && !self.trade.active && self.trade.lent > 0;
         self.trade.active = active;
     }
 
@@ -80,7 +102,11 @@ impl Brain {
 
     /// Chunks that could be lent without hurting a request: what is free, cache that nobody uses, and, while the tenant is
     /// not active, its last weight layers. Never below the floor, and never what was borrowed: that goes back instead.
+    /// Where weights never become KV (`Recompute`) partitions are fixed and nothing is.
     pub fn lendable_chunks(&self) -> u32 {
+        if self.params.policy != PolicyName::Oneiros {
+            return 0;
+        }
         let own = self.trade.share - self.trade.lent;
         let idle = self.vacant_chunks() + self.idle_frames() + self.lendable_weights();
         idle.min(own.saturating_sub(self.floor_chunks())).saturating_sub(self.promised(Claim::Loan))
@@ -200,7 +226,7 @@ impl Brain {
         if self.suspended() {
             return;
         }
-        if self.trade.regrow > 0 {
+        if self.trade.regrow > 0 && self.boundaries >= self.trade.regrow_at {
             return self.order_regrowth(out);
         }
         let Some(parting) = self.trade.partings.front().copied() else { return self.come_back() };
@@ -216,17 +242,30 @@ impl Brain {
     }
 
     fn order_regrowth(&mut self, out: &mut Vec<Action>) {
-        let chunks = self.fresh_chunks(self.trade.regrow);
+        let chunks = self.fresh_chunks(self.trade.regrow.min(self.trade.regrow_piece));
         self.order(Work::Create(chunks.clone()), Reason::Wake, Pending::Regrow(chunks), out);
     }
 
     pub(super) fn regrown(&mut self, chunks: &[ChunkId], outcome: Outcome) {
         if let Outcome::Done { .. } = outcome {
             self.trade.regrow -= chunks.len() as u32;
+            self.trade.regrow_refused &= self.trade.regrow > 0;
             chunks.iter().for_each(|chunk| self.ledger.create(*chunk));
             self.failed_changes = 0;
+        } else if outcome == Outcome::Failed(Failure::OutOfMemory) {
+            self.regrow_later(chunks.len() as u32);
         } else {
             self.trade_failed();
+        }
+    }
+
+    /// Neighbours still have what is to be created: half as much is tried, and after the last chunk all of it a while later.
+    fn regrow_later(&mut self, refused: u32) {
+        self.trade.regrow_refused = true;
+        self.trade.regrow_piece = refused / 2;
+        if refused <= 1 {
+            self.trade.regrow_piece = u32::MAX;
+            self.trade.regrow_at = self.boundaries + REGROW_BOUNDARIES;
         }
     }
 

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use super::{Brain, Failed};
 use crate::action::{Action, Work};
-use crate::event::Outcome;
+use crate::event::{Failure, Outcome};
 use crate::ids::ChunkId;
 use crate::ledger::{Holdings, Owner};
 use crate::params::PolicyName;
@@ -24,9 +24,16 @@ impl Brain {
         let missing = self.sizes.useful() - self.ledger.created();
         let count = self.create_piece.min(missing);
         if count == 0 || self.create_tries >= CREATE_TRIES {
-            self.lay_out(out);
+            self.trade.awaits_floor = self.trade.traded && self.missing_floor() > 0;
+            if !self.trade.awaits_floor {
+                self.lay_out(out);
+            }
             return;
         }
+        self.create(count, out);
+    }
+
+    fn create(&mut self, count: u32, out: &mut Vec<Action>) {
         let chunks: Vec<_> = self.ledger.uncreated().take(count as usize).collect();
         self.order(Work::Create(chunks.clone()), Reason::Load, Pending::Create(chunks), out);
     }
@@ -37,13 +44,36 @@ impl Brain {
                 self.create_tries = 0;
                 chunks.iter().for_each(|chunk| self.ledger.create(*chunk));
             }
+            // The ledger refuses: neighbours still have it.
+            Outcome::Failed(Failure::OutOfMemory) if self.trade.awaits_floor => return,
             Outcome::Failed(_) => {
                 self.count(Reason::BackendFailed);
                 self.create_piece = (chunks.len() as u32 / 2).max(1);
                 self.create_tries += u32::from(chunks.len() == 1);
             }
         }
+        if self.trade.awaits_floor && self.missing_floor() == 0 {
+            self.trade.awaits_floor = false;
+            return self.lay_out(out);
+        }
         self.create_next(out);
+    }
+
+    /// Chunks without which the tenant cannot start, and which neighbours hold: their former lives, or another's. None once
+    /// it has them.
+    pub fn awaited_floor(&self) -> Option<u32> {
+        self.trade.awaits_floor.then(|| self.missing_floor())
+    }
+
+    /// Asks the device for the floor once more.
+    pub fn claim_floor(&mut self, out: &mut Vec<Action>) {
+        if self.trade.awaits_floor && !self.blocked() {
+            self.create(self.missing_floor(), out);
+        }
+    }
+
+    fn missing_floor(&self) -> u32 {
+        self.sizes.floor(&self.params).saturating_sub(self.ledger.created())
     }
 
     /// Decides who gets what of the chunks that exist, and maps it.
@@ -53,7 +83,11 @@ impl Brain {
             self.give_up(out);
             return;
         };
-        self.base = if self.forced.is_some() { Layout::resident() } else { layout.clone() };
+        // What neighbours still have comes later, and with it the layout that it allows.
+        self.trade.regrow = if self.trade.traded { self.sizes.useful() - created } else { 0 };
+        self.trade.regrow_refused = self.trade.regrow > 0;
+        let base = self.start_layout(created + self.trade.regrow).unwrap_or_else(|| layout.clone());
+        self.base = if self.forced.is_some() { Layout::resident() } else { base };
         let next = self.first_holdings(&layout);
         self.order_change(Change { next, layout: Some(layout), reason: Reason::Load }, &[], out);
     }

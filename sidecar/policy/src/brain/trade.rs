@@ -83,6 +83,14 @@ pub(super) struct Trade {
     pub partings: VecDeque<Parting>,
     /// Chunks to create once the device has them again.
     pub regrow: u32,
+    /// Most chunks to create at a time: halved while the ledger refuses.
+    pub regrow_piece: u32,
+    /// The ledger has refused some of them: neighbours still hold them.
+    pub regrow_refused: bool,
+    /// No chunk is created before this boundary.
+    pub regrow_at: u64,
+    /// Not even the floor is free at first: neighbours hold it.
+    pub awaits_floor: bool,
     /// What must go has no room: a request has to be preempted.
     pub stuck: bool,
     /// Neighbours can be asked.
@@ -106,6 +114,10 @@ impl Trade {
             patient: false,
             partings: VecDeque::new(),
             regrow: 0,
+            regrow_piece: u32::MAX,
+            regrow_refused: false,
+            regrow_at: 0,
+            awaits_floor: false,
             stuck: false,
             traded: false,
             hungry: None,
@@ -117,7 +129,10 @@ impl Trade {
 
     /// A number that differs when anything here does, but for what was told.
     pub fn word(&self) -> u64 {
-        let flags = u64::from(self.active) << 2 | u64::from(self.patient) << 1 | u64::from(self.stuck);
+        let flags = u64::from(self.awaits_floor) << 3
+            | u64::from(self.active) << 2
+            | u64::from(self.patient) << 1
+            | u64::from(self.stuck);
         let words = [self.borrowed, self.lent, self.regrow, self.partings.len() as u32];
         words.into_iter().fold(flags, |word, next| mix(word ^ u64::from(next)))
     }

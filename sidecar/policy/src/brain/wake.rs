@@ -43,6 +43,16 @@ impl Brain {
         }
     }
 
+    /// Layers that were lent come back: what there is of their memory is here.
+    pub fn comes_back(&self) -> bool {
+        self.wants_layers() && !self.trade.patient
+    }
+
+    /// Every layer has memory, and what it holds is complete.
+    pub fn is_whole(&self) -> bool {
+        self.loaded() && self.absent_layers() == 0 && self.slabs_settled
+    }
+
     /// Some layers are away, and the tenant has work, or nobody has their memory any more.
     pub(super) fn waking(&self) -> bool {
         let home = self.trade.lent == 0 && self.trade.partings.is_empty() && self.trade.regrow == 0;

@@ -1,5 +1,7 @@
 //! What neighbours say.
 
+use alloc::vec::Vec;
+
 use super::{Arrival, Letter, News, Search, Trader, victims};
 use crate::action::Earmark;
 use crate::brain::{Brain, Claim};
@@ -23,15 +25,14 @@ impl Trader {
                 self.granted(now, Earmark { peer, nonce }, chunks, ttl_ns);
             }
             News::Refused { peer, nonce } => self.refused(now, peer, nonce, brain),
-            News::Prolonged { peer, nonce, ttl_ns } => {
-                let _ = self.book.renew(nonce, peer, now.plus(ttl_ns.min(self.terms.ttl_ns)));
-            }
+            News::Prolonged { peer, nonce, ttl_ns } => self.prolonged(now, peer, nonce, ttl_ns),
             News::Renewed { peer, nonce, ttl_ns } => {
                 // A loan that has to go back meanwhile goes back.
                 let _ = self.book.renewed(nonce, peer, now.plus(ttl_ns));
             }
             News::Returned { peer, nonce, chunks } => self.returned(Earmark { peer, nonce }, chunks),
             News::TookBack { nonce } => self.took_back(nonce, brain),
+            News::Claimed { peer, nonce, chunks } => self.claimed((peer, nonce), chunks, brain),
             News::Terms(terms) => self.set_terms(terms),
             News::Died(peer) => self.died(peer, brain),
         }
@@ -110,6 +111,12 @@ impl Trader {
         }
     }
 
+    /// A lender prolongs what it does not want back.
+    fn prolonged(&mut self, now: Nanos, peer: Peer, nonce: Nonce, ttl_ns: u64) {
+        let until = self.book.renew(nonce, peer, now.plus(ttl_ns.min(self.terms.ttl_ns)));
+        self.letters.push(Letter::Prolong { peer, nonce, ttl_ns: until.map_or(0, |until| until.since(now)) });
+    }
+
     fn returned(&mut self, earmark: Earmark, chunks: u32) {
         let again = self.arriving.iter().any(|arrival| arrival.earmark == earmark);
         if self.lends(earmark) && !again {
@@ -125,6 +132,19 @@ impl Trader {
         if let Some(chunks) = struck.ok().filter(|_| !brain.lending(nonce)) {
             brain.regain(chunks);
         }
+    }
+
+    /// Who has a record now is not who had it before: those lives are over, whether their death was seen or not.
+    fn claimed(&mut self, (peer, nonce): (Peer, Nonce), missing: u32, brain: &mut Brain) {
+        let chunks = self.book.taken_from(peer.index).min(missing);
+        self.letters.push(Letter::Owes { peer, nonce, chunks, within_ns: self.terms.revoke_bound_ns });
+        let taken = self.book.taken().iter().map(|taken| taken.peer);
+        let partners = taken.chain(self.book.given().iter().map(|given| given.peer));
+        let mut former: Vec<Peer> =
+            partners.filter(|p| p.index == peer.index && p.instance != peer.instance).collect();
+        former.sort_unstable();
+        former.dedup();
+        former.into_iter().for_each(|life| self.died(life, brain));
     }
 
     fn died(&mut self, peer: Peer, brain: &mut Brain) {

@@ -89,6 +89,15 @@ pub enum News {
         /// The loan.
         nonce: Nonce,
     },
+    /// A neighbour has begun a new life and lacks a part of its share: what its former life had lent goes back.
+    Claimed {
+        /// Who.
+        peer: Peer,
+        /// Its name for the claim.
+        nonce: Nonce,
+        /// So much is missing.
+        chunks: u32,
+    },
     /// The directive has changed.
     Terms(Terms),
     /// Both processes of a neighbour are gone, as the ledger shows.
@@ -153,6 +162,32 @@ pub enum Letter {
         nonce: Nonce,
         /// So much of it.
         chunks: u32,
+    },
+    /// To a borrower that wants a loan for longer: for so long, or not.
+    Prolong {
+        /// Whom.
+        peer: Peer,
+        /// The loan.
+        nonce: Nonce,
+        /// For so long from now on, nanoseconds; 0 = it ends as it was agreed, or no such loan is here.
+        ttl_ns: u64,
+    },
+    /// To all neighbours: so many chunks of the own share are missing. Whoever has something of a former life of this
+    /// tenant gives it back.
+    Claim {
+        /// How many.
+        chunks: u32,
+    },
+    /// To a neighbour that claims its share: so much of it is here and goes back; 0 = nothing is.
+    Owes {
+        /// Whom.
+        peer: Peer,
+        /// Its name for the claim.
+        nonce: Nonce,
+        /// Chunks.
+        chunks: u32,
+        /// Within so long, nanoseconds.
+        within_ns: u64,
     },
     /// To a lender: for longer, please.
     Renew {

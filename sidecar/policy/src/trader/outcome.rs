@@ -57,6 +57,7 @@ impl Trader {
             // Its lender wanted it back, or died, while it came.
             brain.give(earmark, chunks, Claim::Debt);
         }
+        self.loans_taken += u64::from(entered.is_ok() && arrival.claim == Claim::Loan);
     }
 
     /// A promise that did not hold: a loan is given up; a debt is paid when the ledger says so again, or is nobody's because

@@ -27,6 +27,8 @@ fn case() -> impl Strategy<Value = Case> {
             kills,
             deaths,
             loses_earmark: false,
+            blind: false,
+            later_floor: 0,
         }
     })
 }
@@ -59,6 +61,8 @@ fn calm(turns: bool) -> Case {
         kills: 0,
         deaths: 0,
         loses_earmark: false,
+        blind: false,
+        later_floor: 0,
     }
 }
 
@@ -70,6 +74,43 @@ fn tenants_that_hunger_borrow() {
         town.settle();
         assert!(town.loans > 0, "what is tested happens");
     }
+}
+
+/// Makes the floor of a later life its share.
+const LATER_FLOOR: u32 = 20;
+
+fn lender(town: &Town) -> Option<usize> {
+    (0..town.seats.len()).find(|at| town.brain(*at).is_some() && town.lent_by(*at) > 0)
+}
+
+/// Somebody who lends dies, and nobody sees it. Runs until it is loaded again.
+fn bereft(later_floor: u32) -> (Town, usize) {
+    let mut town = Town::new(&Case { blind: true, later_floor, ..calm(true) });
+    town.until(|town| lender(town).is_some());
+    let at = lender(&town).expect("it was just there");
+    town.end_life(at);
+    town.until(|town| town.brain(at).is_some_and(Brain::loaded));
+    (town, at)
+}
+
+#[test]
+fn a_tenant_whose_floor_was_lent_when_it_died_waits_for_it_and_tells_its_neighbours() {
+    let (mut town, at) = bereft(LATER_FLOOR);
+    assert!(town.claims > 0, "nobody has seen its death, so its neighbours were told");
+    town.run();
+    let brain = town.brain(at).expect("it lives");
+    assert_eq!((brain.awaited_chunks(), brain.failed()), (0, None));
+}
+
+#[test]
+fn a_tenant_whose_floor_is_free_starts_at_once_and_grows_to_its_share() {
+    let (mut town, at) = bereft(0);
+    assert_eq!(town.claims, 0, "it has its floor");
+    let created = |town: &Town| town.brain(at).map_or(0, |brain| brain.ledger().created());
+    let (begun, share) = (created(&town), town.brain(at).map_or(0, Brain::share_chunks));
+    assert!(begun < share, "the rest is lent: {begun} of {share}");
+    town.until(|town| created(town) >= share);
+    assert!(town.claims > 0);
 }
 
 #[test]

@@ -150,6 +150,9 @@ impl World {
 
     /// One thing happens somewhere.
     pub fn tick(&mut self) {
+        if !self.brain.loaded() {
+            return self.load_on();
+        }
         let device_first = self.rng.permille(500);
         if device_first && self.poll() {
             return;
@@ -181,7 +184,7 @@ impl World {
     }
 
     fn boundary(&mut self) {
-        if self.brain.blocked() {
+        if self.brain.blocked() || !self.brain.loaded() {
             return;
         }
         if let Some(lost) = self.lost.take() {

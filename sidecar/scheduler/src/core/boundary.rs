@@ -44,7 +44,8 @@ impl Core {
     /// Moves waiting requests into free rows, up to one step's worth of tokens. Returns those that are new.
     fn admit(&mut self) -> Vec<RequestId> {
         let mut admitted = Vec::new();
-        if self.next_step < self.admission_hold {
+        // Where nothing runs, nothing can end: whoever was sent back while memory was on its way is tried again.
+        if self.next_step < self.admission_hold && !self.running.is_empty() {
             return admitted;
         }
         let running_tokens = self.running.values().map(Sequence::pending).fold(0, u32::saturating_add);

@@ -1,12 +1,13 @@
 //! The turn, and what is traded with neighbours between two steps.
 
 use sluice_policy::ids::Nanos;
+use sluice_policy::neighbours::span::{Awaited, Span};
 use sluice_policy::neighbours::turn::{Decision, Holder, Quantum};
 use sluice_ports::neighbourhood::{NeighbourEvent, TurnCall};
 
 use super::Core;
 use crate::config::Sharing;
-use crate::event::Command;
+use crate::event::{Command, Notice};
 
 /// The right to run steps, where tenants take turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,6 +41,7 @@ impl Core {
             (NeighbourEvent::Turn { epoch }, Turn::Wanted { since }) => {
                 self.counters.turns += 1;
                 self.counters.turn_wait_ns += now.since(since);
+                self.notices.push(Notice::Waited(Span { awaited: Awaited::Turn, since, until: now }));
                 self.turn = Turn::Held { epoch, since: now };
             }
             (NeighbourEvent::Turn { .. }, Turn::Away | Turn::Held { .. }) => {}
@@ -110,6 +112,21 @@ impl Core {
             self.preempt_youngest();
             self.brain.boundary(now, &mut self.actions);
         }
+    }
+
+    /// The floor of a new life is with its neighbours: they are told, and it is tried again.
+    pub(super) fn claim_floor(&mut self, now: Nanos) {
+        let (Some(chunks), Some(trader)) = (self.brain.awaited_floor(), &mut self.trader) else { return };
+        trader.claim(now, chunks);
+        self.commands.extend(trader.take_letters().into_iter().map(Command::Letter));
+        self.brain.claim_floor(&mut self.actions);
+    }
+
+    /// Tells which waits for neighbours have ended.
+    pub(super) fn note_waits(&mut self, now: Nanos) {
+        let Some(trader) = &self.trader else { return };
+        let ended = self.waits.look(now, &self.brain, trader, self.next_step);
+        self.notices.extend(ended.map(Notice::Waited));
     }
 
     /// A step waits for the memory of neighbours: they are asked. True when they have said no, so that another remedy is

@@ -91,6 +91,7 @@ fn put_news(words: &mut Words, news: &News) {
         News::TookBack { nonce } => (7, nobody, nonce, 0, 0),
         News::Died(peer) => (8, peer, Nonce(0), 0, 0),
         News::Prolonged { peer, nonce, ttl_ns } => (9, peer, nonce, 0, ttl_ns),
+        News::Claimed { peer, nonce, chunks } => (10, peer, nonce, chunks, 0),
         News::Survey(_) | News::Terms(_) => unreachable!("it has its own name"),
     };
     words.put(code as u64);
@@ -112,6 +113,7 @@ fn news(r: &mut Reader<'_>) -> Result<News, String> {
         7 => News::TookBack { nonce },
         8 => News::Died(peer),
         9 => News::Prolonged { peer, nonce, ttl_ns },
+        10 => News::Claimed { peer, nonce, chunks },
         other => return Err(format!("{other} is no letter")),
     })
 }

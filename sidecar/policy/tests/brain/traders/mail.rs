@@ -86,8 +86,12 @@ impl Mail {
             }
             Letter::Renew { peer, nonce, ttl_ns } => {
                 self.request(now, from, peer, News::Prolonged { peer: from, nonce, ttl_ns });
-                // Answered at once, whatever the lender makes of it.
-                self.outside(now, from, Post::News(News::Renewed { peer, nonce, ttl_ns }));
+            }
+            // Its claimant hears from the ledger what has come free.
+            Letter::Prolong { ttl_ns: 0, .. } | Letter::Owes { .. } => {}
+            Letter::Claim { .. } => unreachable!("told to each neighbour"),
+            Letter::Prolong { peer, nonce, ttl_ns } => {
+                self.outside(now, peer, Post::News(News::Renewed { peer: from, nonce, ttl_ns }));
             }
             Letter::Answer { peer, nonce, chunks: 0, .. } => {
                 self.outside(now, peer, Post::News(News::Refused { peer: from, nonce }));
@@ -101,6 +105,11 @@ impl Mail {
                 self.outside(now, peer, Post::News(News::Returned { peer: from, nonce, chunks }));
             }
         }
+    }
+
+    /// `from` has begun a new life and lacks its floor.
+    pub fn claim(&mut self, now: Nanos, from: Peer, to: Peer, chunks: u32) {
+        self.request(now, from, to, News::Claimed { peer: from, nonce: Nonce(from.instance), chunks });
     }
 
     fn request(&mut self, now: Nanos, from: Peer, to: Peer, news: News) {

@@ -4,13 +4,14 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
+use sluice_policy::brain::Brain;
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::grants::Book;
 use sluice_policy::neighbours::victim::{Live, Neighbour};
 use sluice_policy::params::{Params, PolicyName};
-use sluice_policy::trader::{News, Terms, Trader};
+use sluice_policy::trader::{Letter, News, Terms, Trader};
 
 use super::super::cases::{guaranteed_chunks, tenant};
 use super::super::device::{Faults, Rng};
@@ -43,6 +44,10 @@ pub struct Case {
     pub deaths: u32,
     /// One earmark is not written: what the checks must notice.
     pub loses_earmark: bool,
+    /// Nobody sees who dies.
+    pub blind: bool,
+    /// So many chunks more does a later life never lend: its former one had lent them, as those do that are hibernated.
+    pub later_floor: u32,
 }
 
 /// One life of a tenant.
@@ -53,6 +58,8 @@ struct Tenant {
     /// Those who lived at the last look.
     known: BTreeSet<Peer>,
     looks_at: Nanos,
+    /// What goes wrong once it is loaded.
+    faults: Option<Faults>,
 }
 
 /// A tenant and what outlives it.
@@ -80,17 +87,12 @@ impl Tenant {
         self.world.trader.as_ref().expect("everybody trades here")
     }
 
-    /// Chunks that it holds, or may come to hold without a word of a neighbour.
-    fn claim(&self, living: &BTreeSet<Peer>) -> u32 {
-        let exists = self.world.device.chunks.len() as u32;
-        let to_dead = self.trader().book().given().iter().filter(|given| !living.contains(&given.peer));
-        exists.max(self.world.brain.budget_chunks()) + to_dead.map(|given| given.chunks).sum::<u32>()
-    }
-
     fn is_home(&self, share: u32) -> bool {
         let book = self.trader().book();
         let even = book.given().is_empty() && book.taken().is_empty();
-        even && balance(&self.world.brain) == (0, 0)
+        even && self.world.brain.loaded()
+            && self.world.device.chunks.len() as u32 == share
+            && balance(&self.world.brain) == (0, 0)
             && self.world.brain.budget_chunks() == share
             && self.world.idle()
     }
@@ -100,6 +102,8 @@ pub struct Town {
     pub seats: Vec<Seat>,
     /// Loans that were seen.
     pub loans: u32,
+    /// Letters of new lives that lacked their floor.
+    pub claims: u32,
     case: Case,
     params: Params,
     geometry: Geometry,
@@ -125,6 +129,7 @@ impl Town {
         let mut town = Town {
             seats: Vec::new(),
             loans: 0,
+            claims: 0,
             case: case.clone(),
             params,
             geometry,
@@ -163,20 +168,24 @@ impl Town {
         self.lives += 1;
         let me = Peer { index: at as u32, instance: self.lives };
         self.ledger.borrow_mut().join(me.instance);
-        let mut world =
-            World::new(self.params.clone(), self.geometry.clone(), self.rng.next(), Faults::default());
+        let mut params = self.params.clone();
+        if self.lives > self.case.tenants as u64 {
+            params.guaranteed_kv_bytes += u64::from(self.case.later_floor) * self.geometry.chunk_bytes;
+        }
+        let mut world = World::new(params, self.geometry.clone(), self.rng.next(), Faults::default());
         world.device.quota = Some(Quota { ledger: self.ledger.clone(), me });
-        assert!(world.load(), "a tenant loads when there is room for it");
-        world.device.faults = Faults { permille: self.case.faults, left: 6, missing_chunks: 0 };
         world.kill_permille = self.case.kills;
         world.late_permille = 300;
         world.brain.set_traded(true);
         let book = Book::new(me, world.brain.share_chunks(), world.brain.floor_chunks());
         world.trader = Some(Trader::new(book, self.terms(me)));
+        world.now = self.now;
+        world.begin();
+        let faults = Some(Faults { permille: self.case.faults, left: 6, missing_chunks: 0 });
         let seat = &mut self.seats[at];
         world.waiting = std::mem::take(&mut seat.waiting);
         world.finished = std::mem::take(&mut seat.finished);
-        seat.tenant = Some(Tenant { me, world, known: BTreeSet::new(), looks_at: self.now });
+        seat.tenant = Some(Tenant { me, world, known: BTreeSet::new(), looks_at: self.now, faults });
     }
 
     fn terms(&self, me: Peer) -> Terms {
@@ -219,6 +228,28 @@ impl Town {
         self.seats.iter().flat_map(|seat| &seat.tenant).any(|t| t.trader().book().lent_out() > 0)
     }
 
+    /// Runs until it is so.
+    pub fn until(&mut self, so: impl Fn(&Town) -> bool) {
+        for _ in 0..200_000 {
+            if so(self) {
+                return;
+            }
+            self.tick(MS);
+        }
+        panic!("it never comes: {}", self.state());
+    }
+
+    /// Chunks of this tenant that its neighbours have.
+    pub fn lent_by(&self, at: usize) -> u32 {
+        let tenants = self.seats.iter().filter_map(|seat| seat.tenant.as_ref());
+        tenants.map(|tenant| tenant.trader().book().taken_from(at as u32)).sum()
+    }
+
+    /// The brain of a tenant that lives.
+    pub fn brain(&self, at: usize) -> Option<&Brain> {
+        self.seats[at].tenant.as_ref().map(|tenant| &tenant.world.brain)
+    }
+
     /// Without work everything goes home.
     pub fn settle(&mut self) {
         for _ in 0..20_000 {
@@ -251,7 +282,7 @@ impl Town {
         if self.seats[at].tenant.is_some() {
             self.with(at, World::tick);
             self.look(at);
-        } else if self.has_room(at) {
+        } else if self.rng.permille(100) {
             self.begin_life(at);
         }
         while let Some((to, post)) = self.mail.next(self.now) {
@@ -272,14 +303,27 @@ impl Town {
 
     /// Something happens at a tenant; what it writes is sent, and everything is checked.
     fn with<T>(&mut self, at: usize, happens: impl FnOnce(&mut World) -> T) {
-        let Tenant { me, world, .. } = self.seats[at].tenant.as_mut().expect("it lives");
+        let Tenant { me, world, faults, .. } = self.seats[at].tenant.as_mut().expect("it lives");
         world.now = self.now;
         world.active = if self.case.turns { self.holder == at } else { world.busy() };
         happens(world);
-        for letter in std::mem::take(&mut world.letters) {
-            self.mail.send(self.now, *me, letter);
+        if world.brain.loaded()
+            && let Some(faults) = faults.take()
+        {
+            world.device.faults = faults;
         }
+        let (me, letters) = (*me, std::mem::take(&mut world.letters));
+        letters.into_iter().for_each(|letter| self.send(me, letter));
         self.audit(at);
+    }
+
+    fn send(&mut self, from: Peer, letter: Letter) {
+        if let Letter::Claim { chunks } = letter {
+            self.claims += 1;
+            let others = self.living().into_iter().filter(|peer| *peer != from);
+            return others.for_each(|to| self.mail.claim(self.now, from, to, chunks));
+        }
+        self.mail.send(self.now, from, letter);
     }
 
     fn deliver(&mut self, to: Peer, post: Post) {
@@ -323,7 +367,8 @@ impl Town {
         }
         *looks_at = self.now.plus(LOOK_NS);
         let me = *me;
-        for dead in std::mem::replace(known, living.clone()).difference(&living) {
+        let died: Vec<_> = std::mem::replace(known, living.clone()).difference(&living).copied().collect();
+        for dead in died.iter().filter(|_| !self.case.blind) {
             self.mail.inside(self.now, me, Post::News(News::Died(*dead)));
         }
         let name = |life: u64| living.iter().find(|peer| peer.instance == life).copied();
@@ -336,24 +381,13 @@ impl Town {
         self.ledger.borrow_mut().clear(me.instance);
     }
 
-    fn end_life(&mut self, at: usize) {
+    pub fn end_life(&mut self, at: usize) {
         let Some(Tenant { me, world, .. }) = self.seats[at].tenant.take() else { return };
         self.ledger.borrow_mut().die(me.instance);
         let seat = &mut self.seats[at];
         seat.finished = world.finished;
         let open = world.running.into_iter().chain(world.waiting);
         seat.waiting = open.map(|request| Request { committed: 0, ..request }).collect();
-    }
-
-    /// Nobody holds, or may come to hold, what the former life of this tenant had.
-    fn has_room(&self, at: usize) -> bool {
-        let living = self.living();
-        let others = self.seats.iter().filter_map(|seat| seat.tenant.as_ref());
-        let borrowed = others.clone().any(|other| other.trader().book().taken_from(at as u32) > 0);
-        let claims: u32 = others.map(|other| other.claim(&living)).sum();
-        let free =
-            (self.share * self.seats.len() as u32).checked_sub(claims + self.ledger.borrow().promised());
-        !borrowed && free.is_some_and(|free| free >= self.share)
     }
 
     /// Capacity by the devices, and the books against the brains.

@@ -47,6 +47,28 @@ impl World {
         Some(done)
     }
 
+    /// Starts to load a tenant whose floor its neighbours may have.
+    pub fn begin(&mut self) {
+        let now = self.now;
+        self.tell(|brain, out| brain.start(now, out));
+    }
+
+    /// Loading goes on, or the floor is claimed.
+    pub(super) fn load_on(&mut self) {
+        assert_eq!(self.brain.failed(), None, "a floor is waited for");
+        if self.poll() {
+            return;
+        }
+        let now = self.now;
+        let letters = self.tell_trader(|brain, trader, out| {
+            let (chunks, trader) = (brain.awaited_floor()?, trader?);
+            trader.claim(now, chunks);
+            brain.claim_floor(out);
+            Some(trader.take_letters())
+        });
+        self.letters.extend(letters.into_iter().flatten());
+    }
+
     /// Nothing is under way.
     pub fn idle(&self) -> bool {
         self.device.idle() && self.late.is_none()

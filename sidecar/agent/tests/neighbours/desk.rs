@@ -1,0 +1,82 @@
+//! Requests of neighbours become news, and the scheduler's letters answers.
+
+use std::sync::Arc;
+
+use sluice_agent::neighbours::call::Call;
+use sluice_agent::neighbours::desk::Desk;
+use sluice_memory::neighbourhood::{Identity, Neighbourhood, Seat, this_boot};
+use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::grants::Nonce;
+use sluice_policy::trader::News;
+use sluice_wire::grants::{GrantAnswer, GrantRequest, Participant, RefusalReason, RevokeReason};
+use tempfile::TempDir;
+use tokio::sync::oneshot::{Receiver, channel};
+
+pub const CHUNK: u64 = 4096;
+
+/// `names` on one GPU, in namespace `default`.
+pub fn seats<const N: usize>(names: [&str; N]) -> (TempDir, [Arc<Seat>; N]) {
+    let folder = TempDir::new().expect("a folder");
+    let seats = names.map(|name| Arc::new(join(&folder, name)));
+    (folder, seats)
+}
+
+/// A new life of `name`.
+pub fn join(folder: &TempDir, name: &str) -> Seat {
+    let boot_id = this_boot().expect("the id of this boot");
+    let identity =
+        Identity { boot_id, claim_id: "c".into(), capacity_bytes: 100 * CHUNK, chunk_bytes: CHUNK };
+    let ledger = Neighbourhood::open(folder.path(), &identity).expect("a ledger");
+    ledger.join(&format!("default/{name}"), 0, 30 * CHUNK).expect("a place")
+}
+
+fn participant(name: &str, Peer { index, instance }: Peer) -> Participant {
+    Participant { namespace: "default".into(), name: name.into(), index, instance }
+}
+
+fn asked(desk: &Desk, request: GrantRequest) -> (Vec<News>, Receiver<GrantAnswer>) {
+    let (answer, heard) = channel();
+    (desk.receive(Call::Grant(request, answer)), heard)
+}
+
+#[test]
+fn a_renewal_is_answered_by_the_book_and_for_all_grants_together() {
+    let (_folder, [lender, borrower]) = seats(["story", "code"]);
+    let desk = Desk::new(lender, "default", "story", CHUNK);
+    let peer = borrower.peer();
+    let renew = |nonces: &[u64]| GrantRequest::Renew {
+        borrower: participant("code", peer),
+        nonces: nonces.to_vec(),
+        ttl_ms: 900,
+    };
+    let (news, mut heard) = asked(&desk, renew(&[3, 4]));
+    let expected = [3, 4].map(|nonce| News::Prolonged { peer, nonce: Nonce(nonce), ttl_ns: 900_000_000 });
+    assert_eq!(news, expected);
+    desk.prolonged(peer, Nonce(4), 700_000_000);
+    assert!(heard.try_recv().is_err(), "nobody has said anything of the other one");
+    desk.prolonged(peer, Nonce(3), 0);
+    assert_eq!(heard.try_recv(), Ok(GrantAnswer::Renewed { nonces: vec![4], ttl_ms: 700 }));
+
+    let (_, mut heard) = asked(&desk, renew(&[5]));
+    desk.prolonged(peer, Nonce(5), 0);
+    let refused = GrantAnswer::Refused { reason: RefusalReason::UnknownGrant };
+    assert_eq!(heard.try_recv(), Ok(refused), "a loan that is not in the book does not live on");
+}
+
+#[test]
+fn a_new_life_that_lacks_its_share_claims_it_and_hears_what_is_here() {
+    let (_folder, [holder, newcomer]) = seats(["story", "code"]);
+    let desk = Desk::new(holder, "default", "story", CHUNK);
+    let (peer, nonce) = (newcomer.peer(), newcomer.instance());
+    let revoke =
+        |nonce, why| GrantRequest::Revoke { lender: participant("code", peer), nonce, bytes: 8 * CHUNK, why };
+    let (news, mut heard) = asked(&desk, revoke(nonce, RevokeReason::FloorNeeded));
+    assert_eq!(news, [News::Claimed { peer, nonce: Nonce(nonce), chunks: 8 }]);
+    desk.owes(peer, Nonce(nonce), 5, 200_000_000);
+    assert_eq!(heard.try_recv(), Ok(GrantAnswer::Returning { nonce, bytes: 5 * CHUNK, within_ms: 200 }));
+    let (_, mut heard) = asked(&desk, revoke(nonce, RevokeReason::FloorNeeded));
+    desk.owes(peer, Nonce(nonce), 0, 200_000_000);
+    assert_eq!(heard.try_recv(), Ok(GrantAnswer::Refused { reason: RefusalReason::UnknownGrant }));
+    let (news, _) = asked(&desk, revoke(77, RevokeReason::LenderActive));
+    assert_eq!(news, [News::Revoked { peer, nonce: Nonce(77), chunks: 8 }]);
+}

@@ -1,0 +1,22 @@
+//! The ledger file behind the pool of chunks.
+
+use sluice_agent::neighbours::quota::SeatQuota;
+use sluice_memory::Quota;
+use sluice_policy::action::Earmark;
+use sluice_policy::neighbours::grants::Nonce;
+
+use super::desk::{CHUNK, seats};
+
+#[test]
+fn a_promise_of_another_size_than_announced_goes_back_to_its_lender_whole() {
+    let (_folder, [lender, borrower]) = seats(["story", "code"]);
+    lender.reserve(10 * CHUNK).unwrap();
+    lender.earmark(&borrower.peer(), 4 * CHUNK, 9).unwrap();
+    let quota = SeatQuota(borrower.clone());
+    let earmark = Earmark { peer: lender.peer(), nonce: Nonce(9) };
+    assert!(quota.accept(earmark, 3 * CHUNK).is_err());
+    let counted = || lender.audit().unwrap().counted_bytes;
+    assert_eq!((borrower.held_bytes(), counted()), (0, 10 * CHUNK), "no byte is lost");
+    assert_eq!(lender.take_back(9), Ok(4 * CHUNK));
+    assert_eq!((lender.held_bytes(), counted()), (10 * CHUNK, 10 * CHUNK));
+}
