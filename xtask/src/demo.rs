@@ -182,7 +182,6 @@ fn print_table(outcomes: &[(Rule, Outcome); 3]) {
     row("tokens recomputed", 0, |o| o.recomputed as f64);
     row("chunks lent, in all", 0, |o| o.chunks_lent as f64);
     row("layers lent, most at a time", 0, |o| o.layers_lent as f64);
-    row("layers that came back for work", 0, |o| o.layers_woken as f64);
     row("MiB copied to the device", 0, |o| (o.copied_bytes >> 20) as f64);
     let same = if identical(outcomes) { "yes" } else { "NO" };
     println!("{:<36}{:>42}", "tokens identical", same);

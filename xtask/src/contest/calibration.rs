@@ -23,6 +23,8 @@ pub struct Calibration {
     pub layer_bytes: u64,
     /// One token's KV in all layers, bytes.
     pub token_bytes: u64,
+    /// P99 of the time to the first token of a load for which memory is ample, milliseconds.
+    pub ttft_ms: f64,
     /// T_c: one layer of a decode step at the load's concurrency, nanoseconds.
     pub compute_ns: u64,
 }
@@ -34,8 +36,9 @@ pub fn calibrate(world: &World, load: Load) -> Result<Calibration> {
     let device = Device { memory_bytes, chunk_bytes, link_bytes_per_s: None };
     let tenant = Tenant::start(world, "calibration", &load.setup("Recompute", device))?;
     let few = Load { requests: load.concurrency * 2, ..load };
-    burst(world, &tenant, few, &tenant.files().join("outputs.json"), |_| ())?;
-    Calibration::from_state(&tenant.state()?, chunk_bytes)
+    let report = burst(world, &tenant, few, &tenant.files().join("outputs.json"), |_| ())?;
+    let ttft_ms = report["ttft_ms"]["p99"].as_f64().context("a report without a TTFT")?;
+    Calibration::from_state(&tenant.state()?, chunk_bytes, ttft_ms)
 }
 
 /// Small beside a layer, so that little is lost to rounding, and few enough chunks to map each by itself.
@@ -72,7 +75,7 @@ fn weights_bytes(world: &World) -> Result<u64> {
 }
 
 impl Calibration {
-    fn from_state(state: &Value, chunk_bytes: u64) -> Result<Calibration> {
+    fn from_state(state: &Value, chunk_bytes: u64, ttft_ms: f64) -> Result<Calibration> {
         let number = |path: &str| {
             state.pointer(path).and_then(Value::as_u64).with_context(|| format!("the state has no {path}"))
         };
@@ -86,6 +89,7 @@ impl Calibration {
             layers,
             layer_bytes: owner("weights_layers")? / layers,
             token_bytes: number("/kv/block_bytes")? * layers / BLOCK_TOKENS,
+            ttft_ms,
             compute_ns,
         })
     }
@@ -118,13 +122,13 @@ mod tests {
         let owners = json!({"weights_global_bytes": 10, "weights_layers_bytes": 400, "activation_bytes": 90});
         let state = json!({"memory": {"owners": owners}, "layers": ["Resident", "Resident"],
             "kv": {"block_bytes": 1600}, "figures": {"t_compute_ns": 100}});
-        let found = Calibration::from_state(&state, MIB).unwrap();
+        let found = Calibration::from_state(&state, MIB, 7.0).unwrap();
         assert_eq!((found.fixed_bytes, found.layer_bytes, found.token_bytes), (500, 200, 200));
         // 200 bytes in 2 x 100 ns.
         assert_eq!(found.link_for(2.0), 1_000_000_000);
         let device = found.short_device(21_000, 5);
         assert_eq!(device.memory_bytes, (500 + 21_008 * 200 + MIB).next_multiple_of(MIB));
         assert_eq!((device.chunk_bytes, device.link_bytes_per_s), (MIB, Some(5)));
-        assert!(Calibration::from_state(&json!({"layers": []}), MIB).is_err());
+        assert!(Calibration::from_state(&json!({"layers": []}), MIB, 7.0).is_err());
     }
 }

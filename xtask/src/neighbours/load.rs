@@ -108,7 +108,8 @@ fn alternating(size: Size) -> Vec<Round> {
 /// As many requests as with bursts that go round, nearly all of them for the first tenant.
 fn skewed(size: Size, setting: &Setting) -> Round {
     // Time enough between them to be asked for memory, which then has to come back: twice that of an answer.
-    let gap_ms = 4 * setting.ttft_ms;
+    let step_ns = setting.calibration.compute_ns * setting.calibration.layers;
+    let gap_ms = 2 * (u64::from(size.output) * step_ns).div_ceil(1_000_000);
     let few = |tenant: usize| Stream {
         tenant,
         requests: size.cycles,

@@ -50,8 +50,6 @@ pub struct Outcome {
     pub chunks_lent_most: u64,
     /// Most weight layers that had left for neighbours at a time, as far as was seen.
     pub layers_lent: u64,
-    /// Weight layers that came back for their own tenant, all times together.
-    pub layers_woken: u64,
     /// Most requests in a tenant's batch at a time, as far as was seen.
     pub running: u64,
     /// Bytes copied to the device, loading included.
@@ -71,18 +69,17 @@ impl Outcome {
     ) -> Result<Outcome> {
         let states = up.states()?;
         seen.look(&states);
-        let moved = moved_bytes(up)?;
-        Outcome::new(setting, rounds, &states, moved, seen)
+        Outcome::new(setting, rounds, &states, lent_bytes(up)?, seen)
     }
 
     fn new(
         setting: &Setting,
         rounds: &[Vec<Report>],
         states: &[Value],
-        moved: Moved,
+        lent_bytes: u64,
         seen: Seen,
     ) -> Result<Outcome> {
-        let (chunk_bytes, layer_bytes) = (setting.device.chunk_bytes, setting.calibration.layer_bytes);
+        let chunk_bytes = setting.device.chunk_bytes;
         let total = |name: &str| {
             let of = |state| figure(state, &format!("/figures/{name}")).map(|number| number as u64);
             states.iter().map(of).sum::<Result<u64>>()
@@ -94,10 +91,9 @@ impl Outcome {
             tbt_p99: worst(rounds, "/tbt_ms/p99")?,
             preempted: total("preemptions_total")?,
             recomputed: total("recomputed_tokens_total")?,
-            chunks_lent: moved.lent / chunk_bytes,
+            chunks_lent: lent_bytes / chunk_bytes,
             chunks_lent_most: seen.lent_bytes / chunk_bytes,
             layers_lent: seen.absent_layers,
-            layers_woken: moved.woken / layer_bytes,
             running: seen.running,
             copied_bytes: total("copied_bytes_total")?,
             delays: delays::read(states),
@@ -117,7 +113,6 @@ impl Outcome {
             "chunks_lent": self.chunks_lent,
             "chunks_lent_most": self.chunks_lent_most,
             "layers_lent_most": self.layers_lent,
-            "layers_woken": self.layers_woken,
             "requests_running": self.running,
             "bytes_copied": self.copied_bytes,
             "delays": delays::to_json(&self.delays),
@@ -125,22 +120,10 @@ impl Outcome {
     }
 }
 
-/// Bytes that changed hands, all tenants together.
-#[derive(Clone, Copy, Debug, Default)]
-struct Moved {
-    lent: u64,
-    woken: u64,
-}
-
-fn moved_bytes(up: &Up<'_>) -> Result<Moved> {
-    let mut moved = Moved::default();
-    for tenant in 0..TENANTS.len() {
-        let text = up.metrics(tenant)?;
-        let bytes = |reason| metrics_sum(&text, "sluice_moved_bytes_total", &format!("reason=\"{reason}\""));
-        moved.lent += bytes("lend");
-        moved.woken += bytes("wake");
-    }
-    Ok(moved)
+/// Bytes that tenants lent, over the whole run.
+fn lent_bytes(up: &Up<'_>) -> Result<u64> {
+    let of = |tenant| Ok(metrics_sum(&up.metrics(tenant)?, "sluice_moved_bytes_total", "reason=\"lend\""));
+    (0..TENANTS.len()).map(of).sum()
 }
 
 fn figure(value: &Value, path: &str) -> Result<f64> {
@@ -188,13 +171,12 @@ mod tests {
         let states = [state.clone(), state];
         let mut seen = Seen::default();
         seen.look(&states);
-        let moved = Moved { lent: 8 << 16, woken: 9 * (13 << 17) };
-        let found = Outcome::new(&setting(), &rounds, &states, moved, seen).unwrap();
+        let found = Outcome::new(&setting(), &rounds, &states, 8 << 16, seen).unwrap();
         assert_eq!((found.throughput, found.goodput), (320.0 / 3.0, 160.0 / 3.0));
         assert_eq!((found.ttft_p99, found.tbt_p99), (50.0, 5.0));
         assert_eq!((found.preempted, found.recomputed, found.copied_bytes), (4, 6, 8));
         assert_eq!((found.chunks_lent, found.chunks_lent_most, found.layers_lent), (8, 10, 12));
-        assert_eq!((found.layers_woken, found.running, found.outputs.len()), (9, 7, 3));
+        assert_eq!((found.running, found.outputs.len()), (7, 3));
     }
 
     #[test]

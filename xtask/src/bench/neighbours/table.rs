@@ -7,7 +7,7 @@ use crate::neighbours::delays::{Delay, KINDS};
 /// A figure's name, its decimals, and where it is.
 type Row = (&'static str, usize, fn(&Outcome) -> f64);
 
-const ROWS: [Row; 11] = [
+const ROWS: [Row; 10] = [
     ("goodput, output tokens/s", 1, |o| o.goodput),
     ("throughput, output tokens/s", 1, |o| o.throughput),
     ("P99 TTFT, ms", 0, |o| o.ttft_p99),
@@ -17,7 +17,6 @@ const ROWS: [Row; 11] = [
     ("tokens recomputed", 0, |o| o.recomputed as f64),
     ("chunks lent, in all", 0, |o| o.chunks_lent as f64),
     ("layers lent, most at a time", 0, |o| o.layers_lent as f64),
-    ("layers back for work", 0, |o| o.layers_woken as f64),
     ("MiB copied to the device", 0, |o| (o.copied_bytes >> 20) as f64),
 ];
 
