@@ -70,3 +70,91 @@ fn tokens_identical(runs: &Runs) -> bool {
     let first = all.next();
     all.all(|outputs| Some(outputs) == first)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::neighbours::LOADS;
+    use crate::neighbours::Rule;
+    use crate::neighbours::delays;
+
+    fn outcome(rule: Rule, goodput: f64) -> Outcome {
+        let trades = rule != FIXED;
+        Outcome {
+            throughput: goodput,
+            goodput,
+            ttft_p99: 1000.0 / goodput,
+            tbt_p99: 50.0,
+            preempted: u64::from(!trades),
+            recomputed: 0,
+            chunks_lent: u64::from(trades),
+            chunks_lent_most: 0,
+            layers_lent: 0,
+            running: 6,
+            copied_bytes: 0,
+            delays: delays::read(&[]),
+            outputs: vec![vec![1]],
+        }
+    }
+
+    /// Three repetitions of everything with these goodputs under fixed partitions, MRU, LRU.
+    fn runs(fixed: f64, mru: f64, lru: f64) -> Vec<Runs> {
+        let of = |rule: Rule| {
+            if rule == FIXED {
+                fixed
+            } else if rule == MRU {
+                mru
+            } else {
+                lru
+            }
+        };
+        let one = |load| {
+            let mut runs = Runs::new(load);
+            for (rule, outcomes) in runs.rules.iter().zip(&mut runs.outcomes) {
+                outcomes.extend([0.9, 1.0, 1.1].map(|noise| outcome(*rule, of(*rule) * noise)));
+            }
+            runs
+        };
+        LOADS.into_iter().map(one).collect()
+    }
+
+    fn failed(runs: &[Runs]) -> Vec<String> {
+        all(runs).into_iter().filter(|(_, holds)| !holds).map(|(text, _)| text).collect()
+    }
+
+    #[test]
+    fn everything_holds_where_trading_wins_and_nobody_is_asked_in_vain() {
+        assert_eq!(failed(&runs(100.0, 130.0, 120.0)), [""; 0]);
+        assert_eq!(all(&runs(100.0, 130.0, 120.0)).len(), 2 * (2 + 4) + 2 + 1);
+    }
+
+    #[test]
+    fn what_trading_loses_is_said_for_each_load() {
+        let failed = failed(&runs(100.0, 90.0, 80.0));
+        for load in ["alternating", "skewed"] {
+            let said =
+                |figure: &str| failed.iter().any(|text| text.starts_with(&format!("{load}: {figure} ")));
+            assert!(said("goodput") && said("throughput") && said("P99 TTFT"), "{failed:?}");
+        }
+        assert_eq!(failed.len(), 6, "{failed:?}");
+    }
+
+    #[test]
+    fn a_rule_that_is_worse_than_its_opposite_fails() {
+        let failed = failed(&runs(100.0, 120.0, 130.0));
+        assert!(failed.len() == 2 && failed.iter().all(|text| text.contains(" of LRU, ")), "{failed:?}");
+    }
+
+    #[test]
+    fn a_load_that_exhausts_nobody_shows_nothing_and_other_tokens_are_a_fault() {
+        let mut idle = runs(100.0, 130.0, 120.0);
+        idle[0].outcomes[0][1].preempted = 0;
+        idle[1].outcomes[1][2].outputs = vec![vec![2]];
+        let failed = failed(&idle);
+        assert_eq!(failed.len(), 2, "{failed:?}");
+        assert!(
+            failed[0].contains("preempted 0 times") && failed[1].contains("the same tokens"),
+            "{failed:?}"
+        );
+    }
+}
