@@ -260,6 +260,7 @@ async fn watch_loans(stage: &Stage, most_lent: &mut u64) {
         let mut lent = 0;
         for member in &stage.members {
             let Some(state) = member.state().await else { continue };
+            member.works(state.figures.steps_total);
             let place = super::trio::place(&state);
             lent += place.lent_bytes;
             // What each owner has is not asked: the device is ahead of the books while memory moves.

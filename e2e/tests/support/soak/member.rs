@@ -19,8 +19,9 @@ pub struct Member {
     kills: Mutex<Kills>,
     /// Requests that are open.
     pub open: AtomicU32,
-    /// Rises with every token that came.
+    /// Rises with every token that came, and changes with every step that ran.
     pub beats: AtomicU64,
+    steps: AtomicU64,
     /// How often its engine was killed in this life of its sidecar.
     pub engine_kills: AtomicU32,
 }
@@ -50,6 +51,7 @@ impl Member {
             kills: Mutex::default(),
             open: AtomicU32::new(0),
             beats: AtomicU64::new(0),
+            steps: AtomicU64::new(0),
             engine_kills: AtomicU32::new(0),
         }
     }
@@ -77,6 +79,13 @@ impl Member {
         kills.done += 1;
         self.engine_kills.store(0, Ordering::Relaxed);
         kills.done
+    }
+
+    /// It has run so many steps in this life.
+    pub fn works(&self, steps: u64) {
+        if self.steps.swap(steps, Ordering::Relaxed) != steps {
+            self.beats.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Waits until the successor of the sidecar `killed` serves.

@@ -122,11 +122,11 @@ const REMAPS: [&str; 6] = [
 impl Gpu {
     fn draw(dice: &mut Dice, tenants: usize) -> Gpu {
         let small = tenants > 3;
-        // The slowest take some seconds for the weights of one tenant.
-        let links = if small { ["1Gi", "64Mi", "8Mi", "2Mi"] } else { ["2Gi", "512Mi", "64Mi", "16Mi"] };
+        // The slowest take a second for the weights of one tenant.
+        let links = if small { ["1Gi", "64Mi", "16Mi", "8Mi"] } else { ["2Gi", "512Mi", "64Mi", "16Mi"] };
         Gpu {
             model: if small { SMALL } else { LARGE },
-            memory_mib: tenants as u64 * if small { 5 } else { 29 },
+            memory_mib: tenants as u64 * if small { 6 } else { 29 },
             link: dice.pick(&links),
             sharing: dice.pick(&SHARINGS),
             remap: dice.pick(&REMAPS),

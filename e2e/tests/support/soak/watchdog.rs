@@ -10,7 +10,7 @@ use crate::support::processes;
 
 /// Between two looks. Counted are looks, not the time between them: a machine that stood still is not a tenant that did.
 const TICK: Duration = Duration::from_millis(100);
-/// Looks without a token after which a tenant with open requests is stuck: 30 s.
+/// Looks without a token and without a step after which a tenant with open requests is stuck: 30 s.
 const STUCK: u32 = 300;
 /// Lines of a journal that are told.
 const LINES: usize = 12;
@@ -26,7 +26,7 @@ pub async fn watch(stage: &Stage) -> Finding {
             *ticks = if idle || now != *beats { 0 } else { *ticks + 1 };
             *beats = now;
             if *ticks >= STUCK {
-                let text = format!("{} has requests and no token came\n{}", member.name, tell(stage).await);
+                let text = format!("{} has requests, and no step runs\n{}", member.name, tell(stage).await);
                 return Finding::Stuck(text);
             }
         }
