@@ -23,8 +23,8 @@ const ROWS: [Row; 10] = [
 /// Prints the runs under one load.
 pub(super) fn print(runs: &Runs) {
     println!("\n{} load; median (range) of {}", runs.shape.name(), runs.outcomes[0].len());
-    print!("{:<34}", "");
-    runs.rules.iter().for_each(|rule| print!("{:>24}", rule.name));
+    print!("{:<32}", "");
+    runs.rules.iter().for_each(|rule| print!("{:>26}", rule.name));
     println!();
     for (name, digits, figure) in ROWS {
         row(runs, name, digits, figure);
@@ -42,11 +42,11 @@ pub(super) fn print(runs: &Runs) {
 
 /// One figure under all rules; a run that has none counts for nothing.
 fn row(runs: &Runs, name: &str, digits: usize, figure: impl Fn(&Outcome) -> f64) {
-    print!("{name:<34}");
+    print!("{name:<32}");
     for outcomes in &runs.outcomes {
         let samples: Vec<f64> = outcomes.iter().map(&figure).filter(|value| !value.is_nan()).collect();
         let text = if samples.is_empty() { "-".into() } else { cell(&samples, digits) };
-        print!("{text:>24}");
+        print!(" {text:>25}");
     }
     println!();
 }
