@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 
 mod check;
 mod fills;
+mod hibernate;
 mod hunger;
 mod lend;
 mod measure;
@@ -22,6 +23,7 @@ mod view;
 mod wake;
 
 pub use fills::FILL_RETRIES;
+pub use hibernate::Rest;
 pub use measure::Measures;
 pub use trade::{Claim, Traded};
 pub use view::Residency;
@@ -166,6 +168,11 @@ pub struct Brain {
     hysteresis: Hysteresis,
     goal: Option<Goal>,
     trade: Trade,
+    rest: Rest,
+    /// Copies to the host tier that failed in a row.
+    swap_failures: u32,
+    /// Requests whose KV was lost on its way.
+    lost: Vec<RequestId>,
     /// Layers without memory, counted when the holdings of layers change: every step asks.
     absent: u16,
     /// Why the last layout was taken: the reason of the copies it needs.
@@ -204,7 +211,13 @@ impl Brain {
             forced: params.forced,
             ledger: Ledger::new(geometry.capacity_chunks, geometry.chunk_bytes),
             holdings: Holdings::new(&geometry, sizes.kv_limit),
-            kv: Kv::new(sizes.layers, sizes.kv_limit, sizes.blocks_per_chunk, params.prefix_caching),
+            kv: Kv::new(
+                sizes.layers,
+                sizes.kv_limit,
+                sizes.blocks_per_chunk,
+                sizes.host_columns,
+                params.prefix_caching,
+            ),
             slabs: Slabs::new(sizes.layers),
             slabs_settled: false,
             slots: Slots::default(),
@@ -219,6 +232,9 @@ impl Brain {
                 sizes.share,
                 Hysteresis::new(params.revert_patience_steps, params.revert_reserve_permille),
             ),
+            rest: Rest::Awake,
+            swap_failures: 0,
+            lost: Vec::new(),
             fill_reason: Reason::Load,
             base: Layout::resident(),
             loaded: false,
@@ -263,6 +279,8 @@ impl Brain {
             Pending::Reback(change) => self.rebacked(*change, done.outcome, out),
             Pending::Fill { target, generation } => self.filled(target, generation, done.outcome, out),
             Pending::Move(moves) => self.moved(&moves, done.outcome),
+            Pending::SwapOut(swaps) => self.swapped_out(&swaps, done.outcome),
+            Pending::SwapIn(swaps) => self.swapped_in(&swaps, done.outcome),
             Pending::Drop => self.dropped(out),
         }
     }
@@ -332,6 +350,7 @@ impl Brain {
     /// If the brain is blocked or not loaded.
     pub fn begin(&mut self, _now: Nanos, out: &mut Vec<Action>) -> StepLease {
         assert!(!self.dormant(), "a step begins when every layer has memory");
+        assert_eq!(self.kv.wanted_blocks(), 0, "a step begins when its KV is on the device");
         assert!(self.loaded() && (self.in_step || !self.blocked()), "a step begins when nothing is pending");
         if !self.in_step {
             (self.in_step, self.unfinished) = (true, false);

@@ -13,9 +13,13 @@ pub mod columns;
 pub mod compact;
 pub mod frames;
 mod prefix;
+mod swap;
+mod tier;
 
 use columns::{Columns, Tokens};
 use frames::Frames;
+pub use swap::Swap;
+use tier::Tier;
 
 /// KV of one request.
 #[derive(Clone, Debug)]
@@ -47,8 +51,12 @@ pub struct KvCounts {
     pub used_columns: u32,
     /// Columns kept only as cache.
     pub idle_columns: u32,
-    /// Columns that can be found by prefix, used or not.
+    /// Columns that can be found by prefix, used or not, on the device or in the host tier.
     pub shareable_columns: u32,
+    /// Columns in the host tier.
+    pub host_columns: u32,
+    /// Columns that the host tier has room for.
+    pub host_limit_columns: u32,
     /// Free blocks that lie in frames which are not empty, of all free blocks, permille.
     pub fragmentation_permille: u32,
 }
@@ -64,6 +72,12 @@ pub struct Kv {
     index: BTreeMap<u64, ColumnId>,
     /// Shareable columns that nobody uses, longest unused first. A child is always older than its parent.
     idle: BTreeMap<u64, ColumnId>,
+    /// The host tier.
+    tier: Tier,
+    /// Columns in the host tier that running requests need on the device.
+    wanted: BTreeSet<ColumnId>,
+    /// Columns on their way to or from the host tier.
+    moving: Vec<ColumnId>,
     sequences: BTreeMap<RequestId, Sequence>,
     /// Columns of requests whose blocks the engine has not been told.
     dirty: BTreeSet<(RequestId, u32)>,
@@ -75,7 +89,8 @@ pub struct Kv {
 
 impl Kv {
     /// An arena of `frames` positions for a model of `layers` layers.
-    pub fn new(layers: u16, frames: u32, blocks_per_chunk: u32, caching: bool) -> Kv {
+    /// Its host tier has room for `host_columns` columns.
+    pub fn new(layers: u16, frames: u32, blocks_per_chunk: u32, host_columns: u32, caching: bool) -> Kv {
         Kv {
             layers: u32::from(layers),
             caching,
@@ -83,6 +98,9 @@ impl Kv {
             columns: Columns::new(layers),
             index: BTreeMap::new(),
             idle: BTreeMap::new(),
+            tier: Tier::new(host_columns),
+            wanted: BTreeSet::new(),
+            moving: Vec::new(),
             sequences: BTreeMap::new(),
             dirty: BTreeSet::new(),
             next_name: 1,
@@ -112,7 +130,7 @@ impl Kv {
         self.sequences.get(&request).map_or(0, |s| s.columns.len() as u32)
     }
 
-    /// Blocks that giving up every unreferenced column would free.
+    /// Blocks on the device that giving up every unreferenced column would free.
     pub fn evictable_blocks(&self) -> u32 {
         self.idle.len() as u32 * self.layers
     }
@@ -162,28 +180,50 @@ impl Kv {
         if column.refs > 0 {
             return;
         }
-        if column.content.is_some() {
-            column.stamp = stamp;
-            self.next_stamp += 1;
-            self.idle.insert(stamp, id);
-        } else {
-            self.free(id);
+        let (stowed, parent) = (column.stowed.is_some(), column.content.as_ref().map(|c| c.parent));
+        let Some(parent) = parent else { return self.free(id) };
+        column.stamp = stamp;
+        self.next_stamp += 1;
+        match stowed {
+            true => self.tier.keep(stamp, parent, id),
+            false => drop(self.idle.insert(stamp, id)),
         }
     }
 
     fn free(&mut self, id: ColumnId) {
-        self.frames.give(self.columns.blocks(id));
+        if let Some(stowed) = self.columns.get(id).stowed {
+            self.tier.give(stowed.place);
+        }
+        if self.columns.has_blocks(id) {
+            self.frames.give(self.columns.blocks(id));
+        }
         self.columns.remove(id);
     }
 
-    /// Gives up the unreferenced column that was unused for longest. Returns whether there was one.
+    /// Gives up the unreferenced column on the device that was unused for longest, with all that follow it in the host
+    /// tier. Returns whether there was one.
     pub fn evict(&mut self) -> bool {
         let Some((_, id)) = self.idle.pop_first() else { return false };
-        let content = self.columns.get_mut(id).content.take().expect("an idle column is shareable");
+        self.give_up(id);
+        true
+    }
+
+    /// Gives up a column that nobody uses. What follows it in the host tier could never be found again: it goes as well.
+    fn give_up(&mut self, id: ColumnId) {
+        let mut orphans = alloc::vec![id];
+        while let Some(id) = orphans.pop() {
+            let name = self.unpublish(id).expect("an idle column is shareable");
+            self.free(id);
+            orphans.extend(self.tier.take_children(name, &self.columns));
+        }
+    }
+
+    /// The column can be found by nobody any more. Returns its name.
+    fn unpublish(&mut self, id: ColumnId) -> Option<u64> {
+        let content = self.columns.get_mut(id).content.take()?;
         self.index.remove(&content.hash);
         self.history.word(content.name);
-        self.free(id);
-        true
+        Some(content.name)
     }
 
     /// Every column of an open request whose blocks are new or moved since last taken.
@@ -209,9 +249,11 @@ impl Kv {
             total_blocks: self.frames.total_blocks(),
             free_blocks: free,
             used_blocks: self.frames.used_blocks(),
-            used_columns: live - self.idle.len() as u32,
-            idle_columns: self.idle.len() as u32,
+            used_columns: live - self.idle.len() as u32 - self.tier.idle(),
+            idle_columns: self.idle.len() as u32 + self.tier.idle(),
             shareable_columns: self.index.len() as u32,
+            host_columns: self.tier.used(),
+            host_limit_columns: self.tier.columns(),
             fragmentation_permille: scattered.checked_div(u64::from(free)).unwrap_or(0) as u32,
         }
     }

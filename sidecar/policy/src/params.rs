@@ -38,6 +38,8 @@ pub struct Params {
     pub guaranteed_kv_bytes: u64,
     /// KV that the tenant may hold at most, bytes.
     pub kv_limit_bytes: u64,
+    /// Host memory for KV that leaves the device, bytes. Default none: a tenant that hibernates computes its KV again.
+    pub host_kv_bytes: u64,
     /// Largest step: activation space is sized for it.
     pub max_step: crate::geometry::StepShape,
     /// Smallest step: activation space that is never lent (eLLM).
@@ -70,6 +72,7 @@ impl Default for Params {
             max_model_tokens: 0,
             guaranteed_kv_bytes: 0,
             kv_limit_bytes: u64::MAX,
+            host_kv_bytes: 0,
             max_step: crate::geometry::StepShape { tokens: 512, sequences: 64, logit_rows: 64 },
             min_step: crate::geometry::StepShape { tokens: 16, sequences: 1, logit_rows: 1 },
             stall_allowance_permille: 50,

@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use crate::action::{Action, BlockMove, Earmark, FillTarget, Work};
 use crate::brain::Claim;
 use crate::ids::{ActionId, ChunkId, Generation};
+use crate::kv::Swap;
 use crate::ledger::Holdings;
 use crate::reason::Reason;
 use crate::step_model::Layout;
@@ -35,6 +36,10 @@ pub enum Pending {
     },
     /// Blocks move.
     Move(Vec<BlockMove>),
+    /// KV arrives in the host tier.
+    SwapOut(Vec<Swap>),
+    /// KV arrives from the host tier.
+    SwapIn(Vec<Swap>),
     /// Queued fills are dropped.
     Drop,
 }

@@ -53,6 +53,14 @@ reasons! {
     Repay = "repay",
     /// Layers that were lent come back, because the tenant has work.
     Wake = "wake",
+    /// The tenant gives up all its memory.
+    Hibernate = "hibernate",
+    /// KV goes to the host tier.
+    SwapOut = "swap_out",
+    /// KV comes back from the host tier.
+    SwapIn = "swap_in",
+    /// KV in the host tier was lost; requests that need it are recomputed.
+    SwapLost = "swap_lost",
     /// A request was preempted and will be recomputed.
     Preempt = "preempt",
     /// The engine was lost; slots are rebuilt and the last step is replayed.

@@ -6,6 +6,7 @@ mod brain {
     mod device;
     mod elastic;
     mod faults;
+    mod hibernate;
     mod layouts;
     mod negative;
     mod quota;

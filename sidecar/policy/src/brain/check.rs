@@ -121,6 +121,7 @@ impl Brain {
             self.fill_retries,
             self.measures.link_bytes_per_second(),
             u64::from(self.failed_changes),
+            u64::from(self.swap_failures) << 8 | self.rest as u64,
             self.trade.word(),
             self.moved_at_step.map_or(u64::MAX, |step| step),
             self.remapped_at_step.map_or(u64::MAX, |step| step),

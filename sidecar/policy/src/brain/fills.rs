@@ -55,6 +55,11 @@ impl Slabs {
         self.global.map(|slab| (FillTarget::Global, slab)).into_iter().chain(layers)
     }
 
+    /// Embeddings, head and final norm are there.
+    pub fn global_ready(&self) -> bool {
+        self.global.is_some_and(|slab| slab.progress == Progress::Committed)
+    }
+
     pub fn all_committed(&self) -> bool {
         self.all().all(|(_, slab)| slab.progress == Progress::Committed)
     }

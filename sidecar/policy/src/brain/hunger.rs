@@ -1,6 +1,6 @@
 //! Memory of neighbours as a remedy: when to ask for it, and when to give it back unasked.
 
-use super::{Brain, Claim, Prepared};
+use super::{Brain, Claim, Prepared, Rest};
 use crate::action::Earmark;
 use crate::ledger::Owner;
 use crate::neighbours::Peer;
@@ -60,6 +60,9 @@ impl Brain {
     /// Borrowed chunks that were not needed for a while, own layers come back first.
     pub fn take_spare_loan(&mut self) -> u32 {
         let left = self.trade.borrowed.saturating_sub(self.promised(Claim::Debt));
+        if self.rest == Rest::Asleep {
+            return left;
+        }
         let away = self.slots.layout().alpha() > self.base.alpha();
         if left == 0 || away || self.goal.is_some() || self.hungry().is_some() {
             self.trade.calm.reset();

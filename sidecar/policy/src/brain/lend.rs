@@ -5,9 +5,9 @@
 
 use alloc::vec::Vec;
 
-use super::Brain;
 use super::reshape::{Goal, Target};
 use super::trade::{Claim, Parting, Traded};
+use super::{Brain, Rest};
 use crate::action::{Action, Earmark, Work};
 use crate::event::{Failure, Outcome};
 use crate::ids::{ChunkId, LayerId};
@@ -58,7 +58,7 @@ impl Brain {
 
     /// Chunks that the tenant can never lend while it is not hibernated.
     pub fn floor_chunks(&self) -> u32 {
-        self.sizes.floor(&self.params)
+        if self.rest == Rest::Asleep { 0 } else { self.sizes.floor(&self.params) }
     }
 
     /// Layers without memory: lent, and not back.
@@ -66,9 +66,10 @@ impl Brain {
         self.absent
     }
 
-    /// No step can run before [`Brain::boundary`] has brought lent layers back.
+    /// No step can run before [`Brain::boundary`] has brought lent layers back, or, after hibernation, the embeddings and
+    /// the head are there again.
     pub fn dormant(&self) -> bool {
-        self.loaded && self.absent_layers() > 0
+        self.loaded && (self.rest != Rest::Awake || self.absent_layers() > 0 || !self.slabs.global_ready())
     }
 
     /// The tenant holds the turn, or has work where there are no turns. While it is not active it may lend weight layers;
@@ -241,7 +242,7 @@ impl Brain {
         }
     }
 
-    fn order_regrowth(&mut self, out: &mut Vec<Action>) {
+    pub(super) fn order_regrowth(&mut self, out: &mut Vec<Action>) {
         let chunks = self.fresh_chunks(self.trade.regrow.min(self.trade.regrow_piece));
         self.order(Work::Create(chunks.clone()), Reason::Wake, Pending::Regrow(chunks), out);
     }
@@ -321,7 +322,7 @@ impl Brain {
         }
     }
 
-    fn trade_failed(&mut self) {
+    pub(super) fn trade_failed(&mut self) {
         self.count(Reason::BackendFailed);
         self.failed_changes += 1;
         self.retry_at = self.boundaries + self.backoff();

@@ -28,7 +28,7 @@ impl Brain {
     pub(super) fn prepare_step(&mut self, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
         let columns: u32 = need.columns.iter().map(|(_, count)| *count).sum();
         let demand = Demand {
-            blocks: columns * self.kv.layers(),
+            blocks: columns * self.kv.layers() + self.kv.wanted_blocks(),
             activation: self.geometry.chunks_for(self.geometry.activation.bytes(need.shape)),
         };
         if demand.activation > self.sizes.activation_max {
@@ -39,8 +39,7 @@ impl Brain {
         }
         let held = self.holdings.activation.len() as u32;
         if demand.activation <= held && demand.blocks <= self.kv.frames().free_blocks() {
-            self.kv.allocate(&need.columns);
-            return Prepared::Ready;
+            return self.supply(need, out);
         }
         if self.goal.is_some() {
             self.abandon();
@@ -61,8 +60,7 @@ impl Brain {
         }
         if missing == 0 {
             self.evict_until(demand.blocks);
-            self.kv.allocate(&need.columns);
-            return Prepared::Ready;
+            return self.supply(need, out);
         }
         if let Some(asked) = self.feel_hunger(missing) {
             return asked;
@@ -72,6 +70,16 @@ impl Brain {
             PolicyName::Oneiros if self.forced.is_none() => self.remap_own(missing, out),
             PolicyName::Oneiros | PolicyName::Recompute => self.short(missing),
         }
+    }
+
+    /// There are enough free blocks: what lies in the host tier comes back first.
+    fn supply(&mut self, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
+        if self.kv.wanted_blocks() > 0 {
+            self.order_swap_in(out);
+            return Prepared::Wait;
+        }
+        self.kv.allocate(&need.columns);
+        Prepared::Ready
     }
 
     /// Free chunks that KV may take.

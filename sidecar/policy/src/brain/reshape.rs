@@ -12,7 +12,7 @@ use super::Brain;
 use super::fills::Slab;
 use crate::action::{Action, BlockMove, FillTarget, Work};
 use crate::event::Outcome;
-use crate::ids::{BlockId, ChunkId, FrameId, Generation, LayerId, SlotId};
+use crate::ids::{ChunkId, FrameId, Generation, LayerId, SlotId};
 use crate::kv::compact::Drain;
 use crate::ledger::{Holdings, Owner, State};
 use crate::pending::{Change, Pending};
@@ -112,10 +112,7 @@ impl Brain {
     fn order_moves(&mut self, out: &mut Vec<Action>) {
         let limit = (self.params.compact_budget_bytes / self.geometry.block_bytes).clamp(1, 1 << 20) as u32;
         let planned = self.kv.plan_moves(limit);
-        let chunk_of = |block: BlockId| {
-            let frame = self.kv.frames().frame_of(block);
-            self.holdings.frames[frame.index()].expect("a block lies in a backed frame")
-        };
+        let chunk_of = |block| self.chunk_of(block);
         let moves: Vec<_> = planned
             .into_iter()
             .map(|(from, to)| BlockMove { from, from_chunk: chunk_of(from), to, to_chunk: chunk_of(to) })
@@ -295,7 +292,7 @@ impl Brain {
             self.apply(change);
         } else {
             self.count(Reason::BackendFailed);
-            if self.is_bare() {
+            if self.is_bare() && !self.loaded {
                 self.first_mapping_failed(out);
                 return;
             }
@@ -324,6 +321,7 @@ impl Brain {
             self.remapped_at_step = (reason == Reason::RemapOwn).then_some(self.steps);
             self.fill_reason = reason;
         }
+        self.risen();
         self.goal = None;
         self.drain(0);
         self.hysteresis.reset();
@@ -333,7 +331,9 @@ impl Brain {
     /// The layout is in force: layers and slots that lost their contents are filled.
     fn take_layout(&mut self, layout: Layout, carried: &[(LayerId, Generation)]) {
         let mut contents = vec![None; usize::from(layout.beta)];
-        if self.slabs.global.is_none() {
+        if self.holdings.global.is_empty() {
+            self.slabs.global = None;
+        } else if self.slabs.global.is_none() {
             self.slabs.global = Some(Slab::due(&mut self.generations));
         }
         for l in 0..self.sizes.layers {

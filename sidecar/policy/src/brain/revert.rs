@@ -2,8 +2,8 @@
 
 use alloc::vec::Vec;
 
-use super::Brain;
 use super::reshape::{Goal, Target};
+use super::{Brain, Rest};
 use crate::action::Action;
 use crate::ledger::Owner;
 use crate::params::PolicyName;
@@ -17,6 +17,12 @@ const RETRY_BOUNDARIES: u64 = 16;
 impl Brain {
     /// Decides what shall change at this boundary and takes it one action further.
     pub(super) fn at_boundary(&mut self, out: &mut Vec<Action>) {
+        match self.rest {
+            Rest::Falling => return self.fall(out),
+            Rest::Rising => return self.rise(out),
+            Rest::Asleep => return self.doze(out),
+            Rest::Awake => {}
+        }
         let must = self.goal.as_ref().is_some_and(|goal| goal.reason.must_happen());
         if self.goal.is_some() && !must && (self.owes() || self.waking()) {
             // It may wait for the next step, which waits for what must happen first.
@@ -115,6 +121,7 @@ impl Brain {
             Some(forced) => *layout == self.sizes.forced_layout(forced),
             None => layout.alpha() <= self.base.alpha(),
         };
-        home && self.goal.is_none() && !self.trading() && !self.pending.blocking()
+        let rests = matches!(self.rest, Rest::Awake | Rest::Asleep);
+        home && rests && self.goal.is_none() && !self.trading() && !self.pending.blocking()
     }
 }

@@ -26,6 +26,8 @@ pub(super) struct Sizes {
     pub kv_guaranteed: u32,
     pub kv_limit: u32,
     pub blocks_per_chunk: u32,
+    /// Room of the host tier, in columns.
+    pub host_columns: u32,
     /// Most moving layers.
     pub cap_m: u16,
 }
@@ -57,6 +59,7 @@ impl Sizes {
                 .min(kv_limit.max(context)),
             kv_limit,
             blocks_per_chunk: geometry.blocks_per_chunk(),
+            host_columns: host_columns(params, geometry),
             cap_m: (share as u16).min(layers - 1),
         };
         // The floor first: a device that is too small for it cannot hold a context either, and this tells the size that can.
@@ -134,6 +137,13 @@ impl Sizes {
         let fixed = self.fixed(&Layout::resident()) - self.activation_min + self.activation_max;
         fixed.saturating_add(self.kv_limit).min(self.share)
     }
+}
+
+/// Whole columns only, as many as their blocks can be counted.
+fn host_columns(params: &Params, geometry: &Geometry) -> u32 {
+    let layers = u64::from(geometry.layers());
+    let columns = params.host_kv_bytes / (layers * geometry.block_bytes);
+    columns.min(u64::from(u32::MAX) / layers) as u32
 }
 
 fn refuse_impossible(params: &Params, geometry: &Geometry) -> Result<(), Refused> {

@@ -106,11 +106,13 @@ impl Brain {
     pub(super) fn released(&mut self, chunks: &[ChunkId], outcome: Outcome) {
         if let Outcome::Done { .. } = outcome {
             chunks.iter().for_each(|chunk| self.ledger.release(*chunk));
+        } else if self.loaded {
+            self.trade_failed();
         }
     }
 
     /// The layout to start with: as ordered, else all resident, else (Oneiros) the fewest moving layers that fit.
-    fn start_layout(&self, created: u32) -> Option<Layout> {
+    pub(super) fn start_layout(&self, created: u32) -> Option<Layout> {
         let room = created.checked_sub(self.sizes.kv_guaranteed)?;
         let fits = |layout: &Layout| self.sizes.fixed(layout) <= room;
         if let Some(forced) = self.forced {
@@ -124,7 +126,7 @@ impl Brain {
         (1..most).map(|alpha| self.choose(&resident, alpha, u64::MAX).layout).find(fits)
     }
 
-    fn first_holdings(&self, layout: &Layout) -> Holdings {
+    pub(super) fn first_holdings(&self, layout: &Layout) -> Holdings {
         let mut chunks = self.ledger.free();
         let mut take = |count: u32| -> Vec<ChunkId> { chunks.by_ref().take(count as usize).collect() };
         let sizes = &self.sizes;

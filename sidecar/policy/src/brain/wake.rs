@@ -1,7 +1,7 @@
 //! Coming back after weight layers were lent: all of them if there is room, else moving through slots.
 
-use super::Brain;
 use super::reshape::{Goal, Target};
+use super::{Brain, Rest};
 use crate::ledger::Owner;
 use crate::params::PolicyName;
 use crate::reason::Reason;
@@ -55,6 +55,11 @@ impl Brain {
 
     /// Some layers are away, and the tenant has work, or nobody has their memory any more.
     pub(super) fn waking(&self) -> bool {
+        match self.rest {
+            Rest::Falling | Rest::Asleep => return false,
+            Rest::Rising => return true,
+            Rest::Awake => {}
+        }
         let home = self.trade.lent == 0 && self.trade.partings.is_empty() && self.trade.regrow == 0;
         (self.trade.active || home) && self.absent_layers() > 0
     }

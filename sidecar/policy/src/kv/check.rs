@@ -11,8 +11,10 @@ impl Kv {
         self.frames.check();
         let mut blocks = self.frames.reserved();
         for (id, column) in self.columns.iter() {
-            blocks += self.layers;
-            for block in self.columns.blocks(id) {
+            let on_device = self.columns.has_blocks(id);
+            assert!(on_device || column.stowed.is_some(), "{id:?} lies somewhere");
+            blocks += if on_device { self.layers } else { 0 };
+            for block in self.columns.blocks(id).iter().filter(|_| on_device) {
                 assert!(
                     self.frames.is_backed(self.frames.frame_of(*block)),
                     "{block:?} of {id:?} has a chunk"
@@ -23,15 +25,16 @@ impl Kv {
                 assert_eq!(self.index.get(&content.hash), Some(&id), "a shareable column is indexed");
             }
             let idle = self.idle.get(&column.stamp) == Some(&id);
-            assert_eq!(column.refs == 0, idle, "{id:?} without users is cache");
+            assert_eq!(column.refs == 0 && column.stowed.is_none(), idle, "{id:?} without users is cache");
         }
         assert_eq!(blocks, self.frames.used_blocks(), "used blocks lie in columns or are reserved");
+        self.tier.check(&self.columns);
         self.check_references();
     }
 
     fn check_references(&self) {
         let mut references: BTreeMap<ColumnId, u32> = BTreeMap::new();
-        for id in self.sequences.values().flat_map(|s| &s.columns) {
+        for id in self.sequences.values().flat_map(|s| &s.columns).chain(&self.moving) {
             *references.entry(*id).or_default() += 1;
         }
         for (id, column) in self.columns.iter() {

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::geometry::BLOCK_TOKENS;
-use crate::ids::{BlockId, ColumnId};
+use crate::ids::{BlockId, ColumnId, Generation};
 
 /// The tokens of a full column.
 pub type Tokens = [u32; BLOCK_TOKENS as usize];
@@ -23,6 +23,18 @@ pub struct Content {
     pub tokens: Tokens,
 }
 
+/// Where a column lies in the host tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stowed {
+    /// The tier's room, in columns: host blocks `place * layers ..`.
+    pub place: u32,
+    /// The name of what lies there.
+    pub generation: Generation,
+}
+
+/// Stands for the blocks of a column that has none on the device.
+const NOWHERE: BlockId = BlockId(u32::MAX);
+
 /// A column.
 #[derive(Clone, Debug, Default)]
 pub struct Column {
@@ -32,6 +44,8 @@ pub struct Column {
     pub content: Option<Content>,
     /// When it was last let go; its key among the idle ones.
     pub stamp: u64,
+    /// Its copy in the host tier; then it has no blocks on the device, or they are being filled from there.
+    pub stowed: Option<Stowed>,
     live: bool,
 }
 
@@ -55,7 +69,7 @@ impl Columns {
     pub fn add(&mut self) -> ColumnId {
         let id = self.vacant.pop().unwrap_or_else(|| {
             self.columns.push(Column::default());
-            self.blocks.resize(self.columns.len() * self.layers, BlockId(u32::MAX));
+            self.blocks.resize(self.columns.len() * self.layers, NOWHERE);
             ColumnId(self.columns.len() as u32 - 1)
         });
         self.columns[id.index()] = Column { refs: 1, live: true, ..Column::default() };
@@ -66,6 +80,7 @@ impl Columns {
     pub fn remove(&mut self, id: ColumnId) {
         assert!(self.get(id).refs == 0, "a column goes when nobody uses it");
         self.columns[id.index()] = Column::default();
+        self.blocks_mut(id).fill(NOWHERE);
         self.vacant.push(id);
     }
 
@@ -81,6 +96,38 @@ impl Columns {
         let column = &mut self.columns[id.index()];
         assert!(column.live, "{id:?} exists");
         column
+    }
+
+    /// Columns that exist.
+    pub fn live(&self) -> u32 {
+        (self.columns.len() - self.vacant.len()) as u32
+    }
+
+    /// A column, if it exists.
+    pub fn find(&self, id: ColumnId) -> Option<&Column> {
+        self.columns.get(id.index()).filter(|column| column.live)
+    }
+
+    /// It has blocks on the device.
+    pub fn has_blocks(&self, id: ColumnId) -> bool {
+        self.blocks(id).first() != Some(&NOWHERE)
+    }
+
+    /// It has no blocks on the device any more. Returns those that it had.
+    pub fn take_blocks(&mut self, id: ColumnId) -> Vec<BlockId> {
+        let blocks = self.blocks(id).to_vec();
+        self.blocks_mut(id).fill(NOWHERE);
+        blocks
+    }
+
+    /// Two columns change places, on the device and in the host tier.
+    pub fn exchange(&mut self, one: ColumnId, other: ColumnId) {
+        let blocks = self.take_blocks(one);
+        let others = self.take_blocks(other);
+        self.blocks_mut(one).copy_from_slice(&others);
+        self.blocks_mut(other).copy_from_slice(&blocks);
+        let stowed = self.get(one).stowed;
+        self.get_mut(one).stowed = core::mem::replace(&mut self.get_mut(other).stowed, stowed);
     }
 
     /// Blocks of a column, front layer first.

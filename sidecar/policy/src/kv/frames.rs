@@ -166,6 +166,11 @@ impl Frames {
         self.holders[to.index()] = column.0;
     }
 
+    /// Blocks of one column are another's now.
+    pub fn hand_over(&mut self, blocks: &[BlockId], column: ColumnId) {
+        blocks.iter().for_each(|block| self.holders[block.index()] = column.0);
+    }
+
     /// The column that holds a block.
     pub fn holder(&self, block: BlockId) -> Option<ColumnId> {
         let holder = self.holders[block.index()];

@@ -35,6 +35,7 @@ impl Kv {
             let Some(id) = self.find(hash, chain.0, salt, tokens) else { break };
             self.refer(id);
             self.append(request, id);
+            self.want(id);
             chain = (self.content(id).name, hash);
         }
         let sequence = self.sequences.get_mut(&request).expect("just opened");
@@ -54,12 +55,17 @@ impl Kv {
         (content.salt == salt && content.parent == parent && content.tokens == *tokens).then_some(id)
     }
 
-    fn refer(&mut self, id: ColumnId) {
+    /// One reference more.
+    pub(super) fn refer(&mut self, id: ColumnId) {
         let column = self.columns.get_mut(id);
-        if column.refs == 0 {
-            self.idle.remove(&column.stamp);
-        }
         column.refs += 1;
+        if column.refs > 1 {
+            return;
+        }
+        match (column.stowed, &column.content) {
+            (Some(_), Some(content)) => self.tier.use_again(column.stamp, content.parent, id),
+            _ => drop(self.idle.remove(&column.stamp)),
+        }
     }
 
     /// KV of `tokens`, which follow those committed before, is written.
@@ -112,8 +118,14 @@ impl Kv {
     /// shareable child never outlives its parent, and the duplicate's blocks are free.
     fn replace(&mut self, request: RequestId, at: u32, same: ColumnId) {
         self.refer(same);
+        let old = self.sequences[&request].columns[at as usize];
+        if self.columns.get(same).stowed.is_some() {
+            // What was just computed is on the device already: it takes the place of the copy in the host tier.
+            self.columns.exchange(same, old);
+            self.frames.hand_over(self.columns.blocks(same), same);
+        }
         let columns = &mut self.sequences.get_mut(&request).expect("open").columns;
-        let old = core::mem::replace(&mut columns[at as usize], same);
+        columns[at as usize] = same;
         self.dirty.insert((request, at));
         self.let_go(old);
     }
@@ -127,7 +139,7 @@ mod tests {
     use alloc::vec::Vec;
 
     fn kv(hash: Option<fn(u64, &Tokens) -> u64>) -> Kv {
-        let mut kv = Kv::new(2, 8, 4, true);
+        let mut kv = Kv::new(2, 8, 4, 0, true);
         (0..8).for_each(|f| kv.frames_mut().back(FrameId(f)));
         kv.hash = hash.unwrap_or(chained_hash);
         kv

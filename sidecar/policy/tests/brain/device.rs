@@ -6,9 +6,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use sluice_policy::action::{Action, Address, BlockMove, Fill, FillTarget, Reback, Transaction, Work};
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::geometry::Geometry;
-use sluice_policy::ids::{ActionId, BlockId, ChunkId, Generation, LayerId};
+use sluice_policy::ids::{ActionId, BlockId, ChunkId, Generation, HostBlockId, LayerId};
 
 use super::quota::Quota;
+
+mod tier;
 
 /// SplitMix64.
 #[derive(Clone, Debug)]
@@ -73,6 +75,10 @@ pub struct Device {
     pub cells: BTreeMap<ChunkId, Cell>,
     /// Tags of the 16 tokens of each block, by where it really lies.
     blocks: BTreeMap<(ChunkId, u32), [u64; 16]>,
+    /// What the host tier holds, and under which name.
+    host: BTreeMap<HostBlockId, (Generation, [u64; 16])>,
+    /// KV that comes back is what somebody else's was.
+    pub mix_up_swaps: bool,
     pub ready: Vec<Generation>,
     pub done: Vec<Generation>,
     pub rebacks: u32,
@@ -101,6 +107,8 @@ impl Device {
             table: BTreeMap::new(),
             cells: BTreeMap::new(),
             blocks: BTreeMap::new(),
+            host: BTreeMap::new(),
+            mix_up_swaps: false,
             ready: vec![Generation(0); layers],
             done: vec![Generation(0); layers],
             rebacks: 0,
@@ -252,10 +260,12 @@ impl Device {
             Work::Release(chunks) | Work::Lend { chunks, .. } => chunks.iter().for_each(|chunk| {
                 assert!(!self.table.values().any(|mapped| mapped == chunk), "released chunks are unmapped");
                 assert!(self.chunks.remove(chunk), "released chunks exist");
+                self.blocks.retain(|(at, _), _| at != chunk);
             }),
             Work::Reback(transaction) => self.reback(&transaction),
             Work::MoveBlocks(moves) => self.move_blocks(&moves),
-            Work::SwapOut(_) | Work::SwapIn(_) => panic!("this device has no host tier"),
+            Work::SwapOut(swaps) => self.swap_out(&swaps),
+            Work::SwapIn(swaps) => self.swap_in(&swaps),
             Work::Fill(_) | Work::DropFills => unreachable!("queued elsewhere"),
         }
         Some(Completion { id, outcome: DONE })

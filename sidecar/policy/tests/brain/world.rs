@@ -1,19 +1,23 @@
 //! A brain, a device and a small scheduler around them. After every event the brain checks itself and [`audit`] checks
 //! the brain against the device.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use sluice_policy::action::{Action, Address};
 use sluice_policy::brain::{Brain, Prepared, StepLease, StepNeed, StepTimes};
 use sluice_policy::event::Completion;
 use sluice_policy::geometry::{Geometry, StepShape};
-use sluice_policy::ids::{BlockId, ChunkId, Generation, LayerId, Nanos, RequestId};
+use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos, RequestId};
 use sluice_policy::params::Params;
 use sluice_policy::trader::{Letter, Trader};
 
 use super::device::{Device, Faults, Rng, mix};
 
+mod audit;
+mod naps;
 mod trading;
+
+pub use audit::audit;
 
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -22,6 +26,8 @@ pub struct Request {
     pub tokens: Vec<u32>,
     pub limit: usize,
     pub committed: usize,
+    /// Its KV was kept when it was sent back.
+    pub kept: bool,
 }
 
 #[derive(Debug)]
@@ -64,6 +70,10 @@ pub struct World {
     late: Option<Completion>,
     /// The trader knows how every transfer ended.
     pub told: bool,
+    /// How often, of a thousand boundaries, the tenant is put to sleep, or woken.
+    pub nap_permille: u32,
+    /// Requests computed again because their KV was lost or had no room in the host tier.
+    pub dropped: u32,
 }
 
 impl World {
@@ -93,6 +103,8 @@ impl World {
             late_permille: 0,
             late: None,
             told: true,
+            nap_permille: 0,
+            dropped: 0,
         }
     }
 
@@ -114,7 +126,7 @@ impl World {
 
     pub fn submit(&mut self, id: u64, salt: u64, tokens: Vec<u32>, more: usize) {
         let limit = tokens.len() + more;
-        self.waiting.push_back(Request { id: RequestId(id), salt, tokens, limit, committed: 0 });
+        self.waiting.push_back(Request { id: RequestId(id), salt, tokens, limit, committed: 0, kept: false });
     }
 
     /// Runs until every request has finished.
@@ -138,6 +150,7 @@ impl World {
                 return;
             }
             self.tell(|brain, out| brain.boundary(now, out));
+            self.settle_naps();
         }
     }
 
@@ -197,9 +210,11 @@ impl World {
                 self.brain.sate();
             }
         }
+        self.nap();
         let now = self.now;
         self.tell(|brain, out| brain.boundary(now, out));
         self.trade();
+        self.settle_naps();
         if !self.active || self.brain.dormant() {
             return;
         }
@@ -222,12 +237,16 @@ impl World {
     fn admit(&mut self) {
         while self.running.len() < self.max_batch {
             let Some(mut request) = self.waiting.pop_front() else { break };
-            let cached = self.brain.open(request.id, request.salt, &request.tokens);
-            assert!(
-                cached.is_multiple_of(16) && (cached as usize) < request.tokens.len(),
-                "the last token is computed"
-            );
-            request.committed = cached as usize;
+            if std::mem::take(&mut request.kept) {
+                self.brain.resume(request.id);
+            } else {
+                let cached = self.brain.open(request.id, request.salt, &request.tokens);
+                assert!(
+                    cached.is_multiple_of(16) && (cached as usize) < request.tokens.len(),
+                    "the last token is computed"
+                );
+                request.committed = cached as usize;
+            }
             self.tables.insert(request.id, Vec::new());
             self.running.push(request);
         }
@@ -256,6 +275,9 @@ impl World {
 
     /// The youngest goes back to the queue. The oldest always fits alone.
     fn preempt(&mut self) {
+        if self.running.len() == 1 && self.drop_kept() {
+            return;
+        }
         assert!(self.running.len() > 1, "the oldest request always fits alone");
         let mut request = self.running.pop().expect("more than one");
         self.preemptions += 1;
@@ -366,33 +388,5 @@ impl World {
             self.finished.insert(request.id, request.tokens);
             self.max_batch = 4;
         }
-    }
-}
-
-/// The naive checker: capacity, one owner for each chunk, and both address tables equal. It looks at the device only
-/// and at the brain's plain lists.
-pub fn audit(brain: &Brain, device: &Device) {
-    let created: BTreeSet<ChunkId> = brain.ledger().owners().map(|(chunk, _)| chunk).collect();
-    let capacity = device.geometry.capacity_chunks as usize;
-    assert!(device.chunks.len() <= capacity, "never more chunks than the capacity");
-    let mapped: BTreeSet<ChunkId> = device.table.values().copied().collect();
-    assert!(mapped.is_subset(&device.chunks), "what is mapped exists");
-    if brain.blocked() {
-        return;
-    }
-    assert_eq!(created, device.chunks, "the ledger knows what exists");
-    assert_eq!(brain.addresses().collect::<BTreeMap<_, _>>(), device.table, "both address tables are equal");
-    let by_owner: u32 = brain.ledger().counts().map(|(_, count)| count).sum();
-    assert_eq!(by_owner as usize, device.chunks.len(), "capacity = the sum over owners");
-    let free = brain.ledger().free().count();
-    assert_eq!(mapped.len() + free, device.chunks.len(), "chunks are mapped or free, none is lost");
-    let mut users: BTreeMap<ChunkId, Vec<Address>> = BTreeMap::new();
-    for (address, chunk) in &device.table {
-        users.entry(*chunk).or_default().push(*address);
-    }
-    for (chunk, users) in users.iter().filter(|(_, users)| users.len() > 1) {
-        let moving =
-            |a: &Address| matches!(a, Address::Layer(layer, _) if brain.layout().moving.contains(layer));
-        assert!(users.iter().all(moving), "{chunk:?} is shared by moving layers only: {users:?}");
     }
 }

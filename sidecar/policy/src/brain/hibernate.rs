@@ -1,0 +1,207 @@
+//! Hibernation: a tenant that nobody asks gives up every chunk. Its KV lies in the host tier meanwhile, and its weights in
+//! the host's master copy. It comes back with all its layers if there is room, else with moving ones, and
+//! its layers stream in behind the first prefill (DESIGN 6, ours; DESIGN 8 for its floor).
+//!
+//! | falling | rising |
+//! |---|---|
+//! | KV goes to the host tier, cache that has no room there is given up | chunks that exist nowhere are created |
+//! | copies under way are dropped | loans are revoked: the trader does that |
+//! | everything is unmapped in one transaction | everything is mapped in one transaction |
+//! | the chunks are released | slabs are ordered, embeddings first |
+
+use alloc::vec::Vec;
+
+use super::{Brain, Claim};
+use crate::action::{Action, Work};
+use crate::event::Outcome;
+use crate::ids::{BlockId, RequestId};
+use crate::kv::Swap;
+use crate::ledger::Holdings;
+use crate::pending::{Change, Pending};
+use crate::reason::Reason;
+use crate::step_model::Layout;
+
+/// Copies to the host tier that may fail in a row before the KV is given up instead.
+const SWAP_TRIES: u32 = 3;
+
+/// Whether a tenant holds memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rest {
+    /// It does.
+    #[default]
+    Awake,
+    /// It gives it up.
+    Falling,
+    /// It holds none: hibernated.
+    Asleep,
+    /// It takes it back.
+    Rising,
+}
+
+impl Brain {
+    /// Whether the tenant holds memory.
+    pub fn rest(&self) -> Rest {
+        self.rest
+    }
+
+    /// All memory is to be given up. No step may begin before [`Brain::wake`]; requests that are open keep their KV as far
+    /// as the host tier has room. Without effect before the tenant has loaded.
+    pub fn hibernate(&mut self) {
+        if self.loaded() && self.rest != Rest::Asleep {
+            self.rest = Rest::Falling;
+            self.sate();
+        }
+    }
+
+    /// Memory is needed again.
+    pub fn wake(&mut self) {
+        if self.rest != Rest::Awake {
+            self.rest = Rest::Rising;
+            // What was lent is revoked before anything is mapped.
+            self.trade.patient |= self.trade.lent > 0;
+        }
+    }
+
+    /// A request that was open when the tenant fell asleep, or was sent back, is admitted again with the KV that it has.
+    pub fn resume(&mut self, request: RequestId) {
+        self.kv.resume(request);
+    }
+
+    /// The request holds KV on the device.
+    pub fn on_device(&self, request: RequestId) -> bool {
+        self.kv.holds_blocks(request)
+    }
+
+    /// Requests whose KV was lost on its way: they have to be closed, and computed again.
+    pub fn take_lost(&mut self) -> Vec<RequestId> {
+        core::mem::take(&mut self.lost)
+    }
+
+    /// Takes falling asleep one action further.
+    pub(super) fn fall(&mut self, out: &mut Vec<Action>) {
+        self.trade.stuck = false;
+        if self.suspended() {
+            return;
+        }
+        if self.goal.is_some() {
+            self.abandon();
+        }
+        if self.kv.on_device() > 0 {
+            self.order_swap_out(out);
+        } else if self.pending.fills() > 0 {
+            self.drop_fills(Reason::Hibernate, out);
+        } else if !self.is_bare() {
+            let next = Holdings::new(&self.geometry, self.sizes.kv_limit);
+            let change = Change { next, layout: Some(Layout::resident()), reason: Reason::Hibernate };
+            self.order_change(change, &[], out);
+        } else if self.ledger.created() > 0 {
+            self.order_release(out);
+        } else {
+            self.rest = Rest::Asleep;
+        }
+    }
+
+    fn order_release(&mut self, out: &mut Vec<Action>) {
+        let chunks: Vec<_> = self.ledger.free().collect();
+        self.order(Work::Release(chunks.clone()), Reason::Hibernate, Pending::Release(chunks), out);
+    }
+
+    /// What neighbours want is lent, and what they give back is the device's again.
+    pub(super) fn doze(&mut self, out: &mut Vec<Action>) {
+        // What a dead borrower held need not be created before it is needed.
+        self.trade.regrow = 0;
+        if !self.trade.partings.is_empty() {
+            self.settle_trade(out);
+        } else if self.ledger.created() > 0 && !self.suspended() {
+            self.order_release(out);
+        }
+    }
+
+    fn order_swap_out(&mut self, out: &mut Vec<Action>) {
+        if self.swap_failures >= SWAP_TRIES {
+            while self.kv.evict() {
+                self.count(Reason::PrefixEvicted);
+            }
+            self.trade.stuck = self.kv.on_device() > 0;
+            return;
+        }
+        let (evicted, too_many) = self.kv.make_host_room();
+        self.count_many(Reason::PrefixEvicted, evicted);
+        self.trade.stuck = too_many > 0;
+        if too_many > 0 || self.kv.on_device() == 0 {
+            return;
+        }
+        let swaps = self.kv.plan_swap_out(&mut self.generations);
+        let blocks = self.kv.block_swaps(&swaps, |block| self.chunk_of(block));
+        self.order(Work::SwapOut(blocks), Reason::SwapOut, Pending::SwapOut(swaps), out);
+    }
+
+    pub(super) fn swapped_out(&mut self, swaps: &[Swap], outcome: Outcome) {
+        let done = matches!(outcome, Outcome::Done { .. });
+        self.kv.finish_swap_out(swaps, done);
+        if done {
+            self.swap_failures = 0;
+        } else {
+            self.swap_failures += 1;
+            self.trade_failed();
+        }
+    }
+
+    pub(super) fn order_swap_in(&mut self, out: &mut Vec<Action>) {
+        let swaps = self.kv.plan_swap_in();
+        let blocks = self.kv.block_swaps(&swaps, |block| self.chunk_of(block));
+        self.order(Work::SwapIn(blocks), Reason::SwapIn, Pending::SwapIn(swaps), out);
+    }
+
+    pub(super) fn swapped_in(&mut self, swaps: &[Swap], outcome: Outcome) {
+        if let Outcome::Done { .. } = outcome {
+            return self.kv.finish_swap_in(swaps);
+        }
+        self.count(Reason::BackendFailed);
+        self.count_many(Reason::SwapLost, swaps.len() as u32);
+        self.lost.extend(self.kv.lose(swaps));
+    }
+
+    pub(super) fn chunk_of(&self, block: BlockId) -> crate::ids::ChunkId {
+        let frame = self.kv.frames().frame_of(block);
+        self.holdings.frames[frame.index()].expect("a block lies in a backed frame")
+    }
+
+    /// Takes waking one action further.
+    pub(super) fn rise(&mut self, out: &mut Vec<Action>) {
+        self.trade.stuck = false;
+        if !self.is_bare() {
+            // It had not fallen asleep yet.
+            self.rest = Rest::Awake;
+            return;
+        }
+        if self.suspended() {
+            return;
+        }
+        if let Some(parting) = self.trade.partings.front().copied() {
+            return match parting.claim {
+                Claim::Loan => self.refuse_loan(),
+                Claim::Debt => self.settle_trade(out),
+            };
+        }
+        let existing = self.ledger.created() + self.trade.regrow;
+        let spare = self.budget_chunks().min(self.sizes.useful()).saturating_sub(existing);
+        self.trade.regrow += spare;
+        if self.trade.regrow > 0 {
+            return self.order_regrowth(out);
+        }
+        let layout = self.start_layout(self.ledger.created());
+        let whole = layout.as_ref().is_some_and(|layout| *layout == self.base);
+        if let Some(layout) = layout.filter(|_| whole || !self.trade.patient) {
+            let next = self.first_holdings(&layout);
+            self.order_change(Change { next, layout: Some(layout), reason: Reason::Wake }, &[], out);
+        }
+    }
+
+    /// Everything is mapped again, if it is.
+    pub(super) fn risen(&mut self) {
+        if self.rest == Rest::Rising && !self.is_bare() {
+            self.rest = Rest::Awake;
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! The checker.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sluice_policy::action::Address;
+use sluice_policy::brain::Brain;
+use sluice_policy::ids::ChunkId;
+
+use crate::brain::device::Device;
+
+/// The naive checker: capacity, one owner for each chunk, and both address tables equal. It looks at the device only
+/// and at the brain's plain lists.
+pub fn audit(brain: &Brain, device: &Device) {
+    let created: BTreeSet<ChunkId> = brain.ledger().owners().map(|(chunk, _)| chunk).collect();
+    let capacity = device.geometry.capacity_chunks as usize;
+    assert!(device.chunks.len() <= capacity, "never more chunks than the capacity");
+    let mapped: BTreeSet<ChunkId> = device.table.values().copied().collect();
+    assert!(mapped.is_subset(&device.chunks), "what is mapped exists");
+    if brain.blocked() {
+        return;
+    }
+    assert_eq!(created, device.chunks, "the ledger knows what exists");
+    assert_eq!(brain.addresses().collect::<BTreeMap<_, _>>(), device.table, "both address tables are equal");
+    let by_owner: u32 = brain.ledger().counts().map(|(_, count)| count).sum();
+    assert_eq!(by_owner as usize, device.chunks.len(), "capacity = the sum over owners");
+    let free = brain.ledger().free().count();
+    assert_eq!(mapped.len() + free, device.chunks.len(), "chunks are mapped or free, none is lost");
+    let mut users: BTreeMap<ChunkId, Vec<Address>> = BTreeMap::new();
+    for (address, chunk) in &device.table {
+        users.entry(*chunk).or_default().push(*address);
+    }
+    for (chunk, users) in users.iter().filter(|(_, users)| users.len() > 1) {
+        let moving =
+            |a: &Address| matches!(a, Address::Layer(layer, _) if brain.layout().moving.contains(layer));
+        assert!(users.iter().all(moving), "{chunk:?} is shared by moving layers only: {users:?}");
+    }
+}
