@@ -7,6 +7,7 @@ mod boundary;
 mod neighbours;
 mod objection;
 mod retire;
+mod sleep;
 mod waits;
 
 use std::collections::BTreeMap;
@@ -56,6 +57,8 @@ pub struct Core {
     admission_hold: u64,
     /// Boundaries in a row at which the oldest request alone did not fit.
     starved: u32,
+    /// The tenant sleeps until it is woken, whatever comes.
+    told_to_sleep: bool,
     counters: Counters,
     turn: Turn,
     waits: Waits,
@@ -89,6 +92,7 @@ impl Core {
             next_step: 0,
             admission_hold: 0,
             starved: 0,
+            told_to_sleep: false,
             counters: Counters::default(),
             turn: Turn::default(),
             waits: Waits::default(),
@@ -113,9 +117,11 @@ impl Core {
             Event::Memory(completion) => self.brain.complete(now, &completion, &mut self.actions),
             Event::Compute(event) => self.compute(now, event),
             Event::Neighbour(event) => self.neighbour(now, event),
+            Event::Sleep(order) => self.sleep(order),
             Event::Tick => self.claim_floor(now),
         }
         self.flush();
+        self.compute_again();
         match &self.in_flight {
             None => self.boundary(now),
             Some(step) if step.lost => self.replay(now),
@@ -171,6 +177,7 @@ impl Core {
             engine_attached: self.engine.is_some(),
             engine_pid: self.engine.map(|e| e.pid),
             serving: self.serving(),
+            rest: self.brain.rest(),
             counters: self.counters.clone(),
         }
     }
@@ -194,6 +201,7 @@ impl Core {
             words.push(u64::from(sequence.len()) ^ sequence.row.map_or(u64::MAX, |r| u64::from(r.0)) << 32);
         }
         words.push(self.epoch());
+        words.push(u64::from(self.told_to_sleep) << 32 | self.queue.iter().filter(|s| s.kept).count() as u64);
         words.push(self.trader.as_ref().map_or(0, Trader::digest));
         words
             .into_iter()
@@ -228,7 +236,10 @@ impl Core {
 
     /// Ends a request whose client has gone: at once, or at the next boundary when a step uses its memory.
     fn cancel(&mut self, id: RequestId) {
-        if self.queue.remove(id).is_some() {
+        if let Some(sequence) = self.queue.remove(id) {
+            if sequence.kept {
+                self.brain.close(id);
+            }
             self.finish_notice(id, Finish::Cancelled);
             return;
         }
@@ -270,9 +281,15 @@ impl Core {
     }
 
     fn remove_running(&mut self, id: RequestId) -> Option<Sequence> {
-        let sequence = self.running.remove(&self.places.remove(&id)?)?;
-        self.free_rows.extend(sequence.row);
+        let sequence = self.take_running(id)?;
         self.brain.close(id);
+        Some(sequence)
+    }
+
+    /// Takes `id` out of the running ones; its KV stays.
+    fn take_running(&mut self, id: RequestId) -> Option<Sequence> {
+        let mut sequence = self.running.remove(&self.places.remove(&id)?)?;
+        self.free_rows.extend(sequence.row.take());
         Some(sequence)
     }
 

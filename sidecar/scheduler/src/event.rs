@@ -39,8 +39,21 @@ pub enum Event {
     Compute(ComputeEvent),
     /// A neighbour, or the turn.
     Neighbour(NeighbourEvent),
+    /// The tenant is to give up its memory, or to take it back.
+    Sleep(Sleep),
     /// Time passed with nothing else to report.
     Tick,
+}
+
+/// When a tenant gives up its memory, and when it takes it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sleep {
+    /// It was idle for long enough: it sleeps until the next request. Without effect while there is work.
+    Idle,
+    /// It was told to: it sleeps until it is woken, and requests wait with the KV that they have.
+    Ordered,
+    /// It is woken.
+    WakeUp,
 }
 
 /// An order to a port.

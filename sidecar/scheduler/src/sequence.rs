@@ -30,6 +30,8 @@ pub struct Sequence {
     pub fresh: bool,
     /// It is to be dropped at the next boundary.
     pub cancelled: bool,
+    /// It waits with the KV of its committed tokens.
+    pub kept: bool,
 }
 
 impl Sequence {
@@ -48,6 +50,7 @@ impl Sequence {
             started: false,
             fresh: false,
             cancelled: false,
+            kept: false,
         }
     }
 
@@ -104,6 +107,7 @@ impl Sequence {
         self.computed_before = self.computed_before.max(dropped);
         self.committed = 0;
         self.row = None;
+        self.kept = false;
         dropped
     }
 }

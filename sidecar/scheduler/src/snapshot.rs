@@ -1,5 +1,7 @@
 //! Figures for people and scrapers. Nothing here decides anything.
 
+use sluice_policy::brain::Rest;
+
 use crate::event::StepNotice;
 
 /// Totals since the start.
@@ -63,6 +65,8 @@ pub struct Snapshot {
     pub engine_pid: Option<u32>,
     /// Loaded, with an engine.
     pub serving: bool,
+    /// Whether it holds memory.
+    pub rest: Rest,
     /// Totals.
     pub counters: Counters,
 }

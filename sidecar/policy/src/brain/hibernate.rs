@@ -47,8 +47,9 @@ impl Brain {
     /// All memory is to be given up. No step may begin before [`Brain::wake`]; requests that are open keep their KV as far
     /// as the host tier has room. Without effect before the tenant has loaded.
     pub fn hibernate(&mut self) {
-        if self.loaded() && self.rest != Rest::Asleep {
+        if self.loaded() && !matches!(self.rest, Rest::Falling | Rest::Asleep) {
             self.rest = Rest::Falling;
+            self.trade.stuck = false;
             self.sate();
         }
     }

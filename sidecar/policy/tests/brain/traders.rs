@@ -13,7 +13,8 @@ fn case() -> impl Strategy<Value = Case> {
     let slabs = prop_oneof![(3usize..8).prop_map(|n| vec![4; n]), proptest::collection::vec(1u64..6, 4..8)];
     let place = (2usize..=4, slabs, 0u32..8, any::<bool>(), any::<u64>());
     let trouble = (0u32..150, 0u32..150, 0u32..40, 0u32..10, 0u32..=3);
-    (place, trouble).prop_map(|((tenants, slabs, extra_kv, turns, seed), trouble)| {
+    let sleep = (prop_oneof![Just(0), 5u32..80], 0u64..4096);
+    (place, trouble, sleep).prop_map(|((tenants, slabs, extra_kv, turns, seed), trouble, sleep)| {
         let (loss, doubles, faults, kills, deaths) = trouble;
         Case {
             tenants,
@@ -26,6 +27,8 @@ fn case() -> impl Strategy<Value = Case> {
             faults,
             kills,
             deaths,
+            naps: sleep.0,
+            host_kv_bytes: sleep.1,
             loses_earmark: false,
             blind: false,
             later_floor: 0,
@@ -34,7 +37,7 @@ fn case() -> impl Strategy<Value = Case> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_becomes_of_letters_every_request_ends_and_every_loan_comes_home(case in case()) {
@@ -60,6 +63,8 @@ fn calm(turns: bool) -> Case {
         faults: 0,
         kills: 0,
         deaths: 0,
+        naps: 0,
+        host_kv_bytes: 0,
         loses_earmark: false,
         blind: false,
         later_floor: 0,

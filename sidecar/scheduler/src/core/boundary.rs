@@ -25,9 +25,11 @@ impl Core {
         if !self.serving() || self.brain.blocked() {
             return;
         }
+        self.rest_or_rise();
         let may_run = self.may_run(now);
         self.brain.boundary(now, &mut self.actions);
         self.trade(now);
+        self.make_host_room(now);
         if self.brain.blocked() || !may_run || self.brain.dormant() {
             return;
         }
@@ -53,7 +55,11 @@ impl Core {
         while budget > 0 && !self.queue.is_empty() {
             let Some(row) = self.free_rows.pop() else { break };
             let Some(mut sequence) = self.queue.pop() else { break };
-            sequence.committed = self.brain.open(sequence.id(), sequence.request.salt, &sequence.tokens);
+            if sequence.kept {
+                self.brain.resume(sequence.id());
+            } else {
+                sequence.committed = self.brain.open(sequence.id(), sequence.request.salt, &sequence.tokens);
+            }
             sequence.row = Some(row);
             sequence.fresh = true;
             sequence.served = self.next_step;
@@ -106,7 +112,7 @@ impl Core {
     /// Takes one request out of the batch's way. `false` = only the oldest is left.
     fn relieve(&mut self, admitted: &mut Vec<RequestId>) -> bool {
         if self.running.len() <= 1 {
-            return false;
+            return self.drop_kept(|brain, id| brain.on_device(id));
         }
         match admitted.pop() {
             Some(newest) => {
@@ -120,11 +126,12 @@ impl Core {
 
     /// Puts a request back that was to be admitted in this very boundary.
     fn send_back(&mut self, id: RequestId) {
-        if let Some(mut sequence) = self.remove_running(id) {
+        let Some(mut sequence) = self.take_running(id) else { return };
+        if !sequence.kept {
+            self.brain.close(id);
             sequence.committed = 0;
-            sequence.row = None;
-            self.queue.push(sequence);
         }
+        self.queue.push(sequence);
     }
 
     /// Victim: lowest priority, then the latest admission. It waits and is recomputed; its tokens stay the same.
@@ -159,8 +166,10 @@ impl Core {
             };
             let first = !std::mem::replace(&mut sequence.started, true);
             let queued_ns = first.then(|| now.since(sequence.arrived));
-            self.counters.cached_tokens += u64::from(sequence.committed);
-            self.counters.queried_tokens += u64::from(sequence.len());
+            if !std::mem::take(&mut sequence.kept) {
+                self.counters.cached_tokens += u64::from(sequence.committed);
+                self.counters.queried_tokens += u64::from(sequence.len());
+            }
             self.notices.push(Notice::Admitted {
                 request: *id,
                 cached_tokens: sequence.committed,

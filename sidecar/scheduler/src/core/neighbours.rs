@@ -1,5 +1,6 @@
 //! The turn, and what is traded with neighbours between two steps.
 
+use sluice_policy::brain::Rest;
 use sluice_policy::ids::Nanos;
 use sluice_policy::neighbours::span::{Awaited, Span};
 use sluice_policy::neighbours::turn::{Decision, Holder, Quantum};
@@ -50,7 +51,7 @@ impl Core {
 
     /// Whether a step may begin now: always, or in the tenant's turn. Asks for the turn and gives it up.
     pub(super) fn may_run(&mut self, now: Nanos) -> bool {
-        let busy = !self.queue.is_empty() || !self.running.is_empty();
+        let busy = self.busy() && self.brain.rest() == Rest::Awake;
         if !busy {
             self.brain.sate();
         }

@@ -9,11 +9,14 @@ use sluice_ports::compute::{ComputeEvent, EngineHello, SampleFailure, Sampled, S
 use sluice_ports::sampling::{Sampling, TokenLogprobs};
 
 use super::neighbours;
+use super::setup::{by_code, code_of};
 use super::words::{Reader, Words};
-use crate::event::{Event, Request};
+use crate::event::{Event, Request, Sleep};
 
 const FAILURES: [Failure; 4] =
     [Failure::OutOfMemory, Failure::CopyFailed, Failure::Dropped, Failure::Refused];
+
+const SLEEPS: [Sleep; 3] = [Sleep::Idle, Sleep::Ordered, Sleep::WakeUp];
 
 const SAMPLE_FAILURES: [SampleFailure; 1] = [SampleFailure::NoCandidate];
 
@@ -35,6 +38,10 @@ pub fn encode(event: &Event) -> (&'static str, Words) {
         }
         Event::Compute(event) => put_compute(&mut words, event),
         Event::Neighbour(event) => neighbours::put(&mut words, event),
+        Event::Sleep(order) => {
+            words.put(code_of(&SLEEPS, order));
+            "sleep"
+        }
         Event::Tick => "tick",
     };
     (name, words)
@@ -46,6 +53,7 @@ pub fn decode(name: &str, r: &mut Reader<'_>) -> Result<Event, String> {
         "submit" => Event::Submit(request(r)?),
         "cancel" => Event::Cancel(RequestId(r.u64()?)),
         "memory" => Event::Memory(completion(r)?),
+        "sleep" => Event::Sleep(by_code(&SLEEPS, r)?),
         "tick" => Event::Tick,
         "attached" => Event::Compute(ComputeEvent::Attached(hello(r)?)),
         "lost" => Event::Compute(ComputeEvent::Lost),

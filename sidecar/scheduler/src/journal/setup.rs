@@ -56,7 +56,9 @@ pub fn params_words(params: &Params) -> Words {
     let Params { policy, remap_cap_permille, forced, max_model_tokens, guaranteed_kv_bytes, .. } = params;
     let Params { kv_limit_bytes, max_step, min_step, stall_allowance_permille, .. } = params;
     let Params { revert_patience_steps, revert_reserve_permille, compact_budget_bytes, .. } = params;
-    let Params { prefix_caching, link_bytes_per_second, layer_compute_ns, share_chunks, .. } = params;
+    let Params {
+        prefix_caching, link_bytes_per_second, layer_compute_ns, share_chunks, host_kv_bytes, ..
+    } = params;
     let mut words = Words::default();
     words.put(code_of(&POLICIES, policy)).put(*remap_cap_permille);
     words.put_option(forced.map(|f| u64::from(f.alpha))).put(forced.map_or(0, |f| f.beta));
@@ -65,7 +67,7 @@ pub fn params_words(params: &Params) -> Words {
     put_shape(&mut words, min_step);
     words.put(*stall_allowance_permille).put(*revert_patience_steps).put(*revert_reserve_permille);
     words.put(*compact_budget_bytes).put(*prefix_caching).put(*link_bytes_per_second).put(*layer_compute_ns);
-    words.put(*share_chunks);
+    words.put(*share_chunks).put(*host_kv_bytes);
     words
 }
 
@@ -91,6 +93,7 @@ pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
         link_bytes_per_second: r.u64()?,
         layer_compute_ns: r.u64()?,
         share_chunks: r.int()?,
+        host_kv_bytes: r.u64()?,
     })
 }
 

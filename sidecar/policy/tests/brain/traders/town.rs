@@ -42,6 +42,9 @@ pub struct Case {
     pub kills: u32,
     /// Tenants that die.
     pub deaths: u32,
+    /// How often a tenant falls asleep or wakes, of a thousand boundaries.
+    pub naps: u32,
+    pub host_kv_bytes: u64,
     /// One earmark is not written: what the checks must notice.
     pub loses_earmark: bool,
     /// Nobody sees who dies.
@@ -124,7 +127,7 @@ impl Town {
         let (_, mut geometry) = tenant(PolicyName::Oneiros, &case.slabs, kv, MODEL_TOKENS);
         let share = geometry.capacity_chunks;
         geometry.capacity_chunks = share * case.tenants as u32;
-        let params = Params { share_chunks: share, ..params };
+        let params = Params { share_chunks: share, host_kv_bytes: case.host_kv_bytes, ..params };
         let ledger = Rc::new(RefCell::new(Ledger::new(geometry.capacity_chunks)));
         let mut town = Town {
             seats: Vec::new(),
@@ -176,6 +179,7 @@ impl Town {
         world.device.quota = Some(Quota { ledger: self.ledger.clone(), me });
         world.kill_permille = self.case.kills;
         world.late_permille = 300;
+        world.nap_permille = self.case.naps;
         world.brain.set_traded(true);
         let book = Book::new(me, world.brain.share_chunks(), world.brain.floor_chunks());
         world.trader = Some(Trader::new(book, self.terms(me)));
@@ -387,7 +391,7 @@ impl Town {
         let seat = &mut self.seats[at];
         seat.finished = world.finished;
         let open = world.running.into_iter().chain(world.waiting);
-        seat.waiting = open.map(|request| Request { committed: 0, ..request }).collect();
+        seat.waiting = open.map(|request| Request { committed: 0, kept: false, ..request }).collect();
     }
 
     /// Capacity by the devices, and the books against the brains.

@@ -41,7 +41,7 @@ impl World {
             (request.kept, request.committed) = (false, 0);
             self.brain.close(request.id);
         }
-        while self.brain.rest() == Rest::Falling && self.brain.stuck() {
+        while self.brain.rest() == Rest::Falling && self.brain.stuck() && !self.brain.blocked() {
             assert!(self.drop_kept(), "only requests stand in the way of sleep");
             let now = self.now;
             self.tell(|brain, out| brain.boundary(now, out));

@@ -1,0 +1,91 @@
+//! Giving up all memory, and taking it back: when, and what becomes of requests meanwhile.
+
+use sluice_policy::brain::{Brain, Rest};
+use sluice_policy::ids::{Nanos, RequestId};
+
+use super::Core;
+use crate::event::{Notice, Sleep};
+use crate::sequence::Sequence;
+
+impl Core {
+    /// The tenant is told to sleep, or woken.
+    pub(super) fn sleep(&mut self, order: Sleep) {
+        match order {
+            Sleep::Idle if self.busy() => {}
+            Sleep::Idle => self.brain.hibernate(),
+            // At the next boundary: a step may run, or wait to be replayed.
+            Sleep::Ordered => self.told_to_sleep = true,
+            Sleep::WakeUp => {
+                self.told_to_sleep = false;
+                self.brain.wake();
+            }
+        }
+    }
+
+    /// A request waits or runs.
+    pub(super) fn busy(&self) -> bool {
+        !self.queue.is_empty() || !self.running.is_empty()
+    }
+
+    /// Work wakes a tenant, unless it was told to sleep. One that falls asleep keeps nobody running.
+    pub(super) fn rest_or_rise(&mut self) {
+        if self.told_to_sleep {
+            self.brain.hibernate();
+        } else if self.busy() {
+            self.brain.wake();
+        }
+        if self.brain.rest() == Rest::Falling {
+            let running: Vec<_> = self.running.values().map(Sequence::id).collect();
+            running.into_iter().for_each(|id| self.park(id));
+        }
+    }
+
+    /// The request waits, with its KV.
+    fn park(&mut self, id: RequestId) {
+        if let Some(mut sequence) = self.take_running(id) {
+            sequence.kept = true;
+            self.queue.push(sequence);
+        }
+    }
+
+    /// Requests whose KV has no room in the host tier are computed again.
+    pub(super) fn make_host_room(&mut self, now: Nanos) {
+        let in_the_way = |brain: &Brain| brain.rest() == Rest::Falling && brain.stuck() && !brain.blocked();
+        while in_the_way(&self.brain) && self.drop_kept(|_, _| true) {
+            self.brain.boundary(now, &mut self.actions);
+        }
+    }
+
+    /// The last request that waits with KV, of those that `which` names, waits without it.
+    pub(super) fn drop_kept(&mut self, which: impl Fn(&Brain, RequestId) -> bool) -> bool {
+        let kept =
+            self.queue.iter().filter(|s| s.kept && which(&self.brain, s.id())).last().map(Sequence::id);
+        kept.is_some_and(|id| self.forget_kept(id))
+    }
+
+    fn forget_kept(&mut self, id: RequestId) -> bool {
+        let Some(mut sequence) = self.queue.remove(id) else { return false };
+        self.brain.close(id);
+        self.computed_again(&mut sequence);
+        self.queue.push(sequence);
+        true
+    }
+
+    fn computed_again(&mut self, sequence: &mut Sequence) {
+        let dropped_tokens = sequence.preempt();
+        self.counters.preemptions += 1;
+        self.notices.push(Notice::Preempted { request: sequence.id(), dropped_tokens });
+    }
+
+    /// Requests whose KV was lost between host and device begin anew.
+    pub(super) fn compute_again(&mut self) {
+        for id in self.brain.take_lost() {
+            if let Some(mut sequence) = self.remove_running(id) {
+                self.computed_again(&mut sequence);
+                self.queue.push(sequence);
+            } else {
+                self.forget_kept(id);
+            }
+        }
+    }
+}
