@@ -62,6 +62,8 @@ pub struct Core {
     counters: Counters,
     turn: Turn,
     waits: Waits,
+    /// The quantum is over and no step has begun: neighbours are waited for no longer.
+    hurried: bool,
     trader: Option<Trader>,
     commands: Vec<Command>,
     notices: Vec<Notice>,
@@ -96,6 +98,7 @@ impl Core {
             counters: Counters::default(),
             turn: Turn::default(),
             waits: Waits::default(),
+            hurried: false,
             trader,
             commands: Vec::new(),
             notices: Vec::new(),

@@ -64,8 +64,10 @@ impl World {
     /// # Errors
     /// What the policy refuses.
     pub fn new(setup: Setup, journal: Option<Recorder>) -> Result<Self, Refused> {
+        let host_blocks = setup.params.host_kv_bytes / setup.geometry.block_bytes.max(1);
+        let host_blocks = u32::try_from(host_blocks).unwrap_or(u32::MAX);
         let brain = Brain::new(setup.params, setup.geometry.clone())?;
-        let device = Device::new(setup.geometry, setup.profile, setup.seed);
+        let device = Device::with_host_tier(setup.geometry, setup.profile, setup.seed, host_blocks);
         let memory = SimMemory::new(device.clone());
         let compute = SimCompute::new(device.clone(), setup.vocab);
         let core = Core::new(setup.config, brain);

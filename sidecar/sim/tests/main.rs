@@ -6,6 +6,7 @@ mod damage;
 mod faults;
 mod journal;
 mod scheduling;
+mod sleep;
 mod slow_link;
 mod support;
 mod tier;

@@ -29,6 +29,9 @@ impl Core {
         let may_run = self.may_run(now);
         self.brain.boundary(now, &mut self.actions);
         self.trade(now);
+        if self.hurried {
+            self.brain.deny();
+        }
         self.make_host_room(now);
         if self.brain.blocked() || !may_run || self.brain.dormant() {
             return;
@@ -180,6 +183,7 @@ impl Core {
 
     fn launch(&mut self, now: Nanos, batch: Batch) {
         let lease = self.brain.begin(now, &mut self.actions);
+        self.use_turn();
         self.flush();
         let step = self.build(&batch, lease);
         self.commands.push(Command::Compute(step.clone()));

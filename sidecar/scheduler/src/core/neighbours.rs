@@ -27,6 +27,8 @@ pub(super) enum Turn {
         epoch: u64,
         /// Since when.
         since: Nanos,
+        /// A step of this turn has begun.
+        ran: bool,
     },
 }
 
@@ -43,7 +45,7 @@ impl Core {
                 self.counters.turns += 1;
                 self.counters.turn_wait_ns += now.since(since);
                 self.notices.push(Notice::Waited(Span { awaited: Awaited::Turn, since, until: now }));
-                self.turn = Turn::Held { epoch, since: now };
+                self.turn = Turn::Held { epoch, since: now, ran: false };
             }
             (NeighbourEvent::Turn { .. }, Turn::Away | Turn::Held { .. }) => {}
         }
@@ -70,13 +72,18 @@ impl Core {
     }
 
     fn keeps_turn(&mut self, now: Nanos, quantum: Quantum, busy: bool) -> bool {
-        if let Turn::Held { since, .. } = self.turn {
+        if let Turn::Held { since, ran, .. } = self.turn {
             let predicted_ns = self.brain.measures().token_compute_ns();
             let predicted_step_ns = u64::try_from(predicted_ns).unwrap_or(u64::MAX);
             // Whether others wait is the neighbourhood's to know: nobody before them, the turn comes back at once.
             let holder = Holder { started: since, others_wait: true, has_work: busy, predicted_step_ns };
             match quantum.keep(now, &holder) {
                 Decision::Keep => return true,
+                // A turn has its first step: what was to come before it took all of the quantum.
+                Decision::Release if busy && !ran && !self.brain.dormant() && self.starved == 0 => {
+                    self.hurried = true;
+                    return true;
+                }
                 Decision::Release => self.release_turn(now),
             }
         }
@@ -91,7 +98,7 @@ impl Core {
     pub(super) fn release_turn(&mut self, now: Nanos) {
         if let Turn::Held { since, .. } = self.turn {
             self.counters.turn_held_ns += now.since(since);
-            self.turn = Turn::Away;
+            (self.turn, self.hurried) = (Turn::Away, false);
             self.commands.push(Command::Turn(TurnCall::Release));
         }
     }
@@ -101,6 +108,14 @@ impl Core {
         match self.turn {
             Turn::Held { epoch, .. } => epoch,
             Turn::Away | Turn::Wanted { .. } => 0,
+        }
+    }
+
+    /// A step of this turn begins.
+    pub(super) fn use_turn(&mut self) {
+        self.hurried = false;
+        if let Turn::Held { ran, .. } = &mut self.turn {
+            *ran = true;
         }
     }
 

@@ -1,0 +1,140 @@
+//! A tenant that gives up its memory: what becomes of its requests, and that it comes back for the next one.
+
+use std::sync::Arc;
+
+use sluice_policy::brain::Rest;
+use sluice_policy::ids::RequestId;
+use sluice_policy::params::PolicyName;
+use sluice_policy::reason::Reason;
+use sluice_ports::Memory;
+use sluice_ports::sampling::Sampling;
+use sluice_scheduler::{Event, Request, Sleep};
+use sluice_sim::World;
+use sluice_sim::world::Setup;
+
+use crate::support::{LIMIT, setup};
+
+const LAYERS: u16 = 6;
+const KEPT_COLUMNS: u64 = 40;
+
+fn tenant(host_columns: u64) -> Setup {
+    let mut setup = setup(PolicyName::Oneiros, LAYERS, 60, 3);
+    let column_bytes = u64::from(LAYERS) * setup.geometry.block_bytes;
+    setup.params.host_kv_bytes = host_columns * column_bytes;
+    setup
+}
+
+fn request(id: u64, prompt: std::ops::Range<u32>, max_tokens: u32) -> Request {
+    let sampling = Arc::new(Sampling::default());
+    Request { id: RequestId(id), prompt: prompt.collect(), max_tokens, sampling, priority: 0, salt: 0 }
+}
+
+fn loaded(host_columns: u64) -> World {
+    let mut world = World::new(tenant(host_columns), None).unwrap();
+    until(&mut world, |world| world.driver.core().snapshot().serving);
+    world
+}
+
+fn until(world: &mut World, holds: impl Fn(&World) -> bool) {
+    while !holds(world) {
+        assert!(world.tick(LIMIT) || holds(world), "nothing more happens");
+    }
+}
+
+fn end(world: &mut World) {
+    assert!(world.run_until_idle(LIMIT), "every request ends");
+}
+
+fn asleep(world: &World) -> bool {
+    world.driver.core().brain().rest() == Rest::Asleep
+}
+
+fn told(world: &mut World, order: Sleep) {
+    world.driver.push(Event::Sleep(order));
+}
+
+/// Tokens of three requests that nobody disturbs.
+fn alone() -> Vec<Vec<u32>> {
+    let mut world = loaded(0);
+    (1..=3).for_each(|id| world.submit(request(id, 0..30 + id as u32, 40)));
+    end(&mut world);
+    world.outcomes.values().map(|outcome| outcome.tokens.clone()).collect()
+}
+
+#[test]
+fn an_idle_tenant_sleeps_until_the_next_request() {
+    let mut world = loaded(KEPT_COLUMNS);
+    world.submit(request(1, 0..50, 30));
+    told(&mut world, Sleep::Idle);
+    end(&mut world);
+    assert!(!asleep(&world), "it had work");
+    told(&mut world, Sleep::Idle);
+    until(&mut world, asleep);
+    assert_eq!(world.driver.memory().used_bytes(), 0, "it holds nothing");
+    world.submit(request(2, 0..60, 30));
+    end(&mut world);
+    assert_eq!(world.outcomes[&RequestId(2)].tokens.len(), 30);
+    let core = world.driver.core();
+    assert_eq!(core.snapshot().counters.cached_tokens, 48, "what was said before is not computed again");
+    assert_eq!(core.brain().counted(Reason::SwapIn), 1);
+}
+
+#[test]
+fn requests_wait_with_their_kv_while_the_tenant_was_told_to_sleep() {
+    let mut world = loaded(KEPT_COLUMNS);
+    (1..=3).for_each(|id| world.submit(request(id, 0..30 + id as u32, 40)));
+    until(&mut world, |world| world.driver.core().snapshot().counters.steps > 12);
+    told(&mut world, Sleep::Ordered);
+    until(&mut world, asleep);
+    assert_eq!(world.driver.core().snapshot().waiting, 3);
+    let now = world.now();
+    world.run_until(now.plus(1_000_000_000));
+    assert!(asleep(&world), "nobody wakes it but who told it to sleep");
+    told(&mut world, Sleep::WakeUp);
+    end(&mut world);
+    let tokens: Vec<_> = world.outcomes.values().map(|outcome| outcome.tokens.clone()).collect();
+    assert_eq!(tokens, alone());
+    let counters = world.driver.core().snapshot().counters;
+    assert_eq!((counters.preemptions, counters.recomputed_tokens), (0, 0), "nothing is computed twice");
+}
+
+#[test]
+fn without_a_host_tier_requests_are_computed_again() {
+    let mut world = loaded(0);
+    (1..=3).for_each(|id| world.submit(request(id, 0..30 + id as u32, 40)));
+    until(&mut world, |world| world.driver.core().snapshot().counters.steps > 12);
+    told(&mut world, Sleep::Ordered);
+    until(&mut world, asleep);
+    told(&mut world, Sleep::WakeUp);
+    end(&mut world);
+    let tokens: Vec<_> = world.outcomes.values().map(|outcome| outcome.tokens.clone()).collect();
+    assert_eq!(tokens, alone());
+    assert!(world.driver.core().snapshot().counters.recomputed_tokens > 0);
+}
+
+#[test]
+fn a_request_that_waits_with_its_kv_can_be_cancelled() {
+    let mut world = loaded(KEPT_COLUMNS);
+    (1..=2).for_each(|id| world.submit(request(id, 0..30, 40)));
+    until(&mut world, |world| world.driver.core().snapshot().counters.steps > 5);
+    told(&mut world, Sleep::Ordered);
+    until(&mut world, asleep);
+    world.driver.push(Event::Cancel(RequestId(1)));
+    world.driver.push(Event::Sleep(Sleep::WakeUp));
+    end(&mut world);
+    assert_eq!(world.driver.core().brain().kv_counts().used_columns, 0);
+}
+
+#[test]
+fn an_engine_that_dies_in_a_step_before_sleep_is_replayed_first() {
+    let mut world = loaded(KEPT_COLUMNS);
+    (1..=3).for_each(|id| world.submit(request(id, 0..30 + id as u32, 40)));
+    until(&mut world, |world| world.driver.core().snapshot().counters.steps > 12);
+    world.kill_engine();
+    told(&mut world, Sleep::Ordered);
+    until(&mut world, asleep);
+    told(&mut world, Sleep::WakeUp);
+    end(&mut world);
+    let tokens: Vec<_> = world.outcomes.values().map(|outcome| outcome.tokens.clone()).collect();
+    assert_eq!(tokens, alone());
+}
