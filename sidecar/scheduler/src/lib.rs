@@ -19,5 +19,5 @@ pub mod snapshot;
 pub use config::{Config, Membership, Order, Sharing};
 pub use core::Core;
 pub use driver::Driver;
-pub use event::{Command, Event, Finish, Notice, Outage, Refusal, Request};
+pub use event::{Command, Event, Finish, Notice, Outage, Refusal, Request, Sleep};
 pub use snapshot::Snapshot;

@@ -110,7 +110,7 @@ impl Brain {
     /// What neighbours want is lent, and what they give back is the device's again.
     pub(super) fn doze(&mut self, out: &mut Vec<Action>) {
         // What a dead borrower held need not be created before it is needed.
-        self.trade.regrow = 0;
+        (self.trade.regrow, self.trade.regrow_refused) = (0, false);
         if !self.trade.partings.is_empty() {
             self.settle_trade(out);
         } else if self.ledger.created() > 0 && !self.suspended() {
@@ -188,7 +188,7 @@ impl Brain {
         let existing = self.ledger.created() + self.trade.regrow;
         let spare = self.budget_chunks().min(self.sizes.useful()).saturating_sub(existing);
         self.trade.regrow += spare;
-        if self.trade.regrow > 0 {
+        if self.trade.regrow > 0 && self.boundaries >= self.trade.regrow_at {
             return self.order_regrowth(out);
         }
         let layout = self.start_layout(self.ledger.created());

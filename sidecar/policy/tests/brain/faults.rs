@@ -70,7 +70,7 @@ fn copies_that_always_fail_end_in_a_typed_failure() {
     }
     world.device.faults.permille = 1000;
     while !world.device.idle() {
-        world.tick();
+        world.poll();
     }
     assert!(matches!(
         world.brain.failed(),

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-use sluice_policy::brain::Brain;
+use sluice_policy::brain::{Brain, Rest};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::neighbours::Peer;
@@ -92,9 +92,10 @@ impl Tenant {
 
     fn is_home(&self, share: u32) -> bool {
         let book = self.trader().book();
+        let asleep = self.world.brain.rest() == Rest::Asleep;
         let even = book.given().is_empty() && book.taken().is_empty();
         even && self.world.brain.loaded()
-            && self.world.device.chunks.len() as u32 == share
+            && self.world.device.chunks.len() as u32 == (if asleep { 0 } else { share })
             && balance(&self.world.brain) == (0, 0)
             && self.world.brain.budget_chunks() == share
             && self.world.idle()
