@@ -11,7 +11,42 @@ use crate::support::trio::{self, Answers, Trio, events, place};
 use crate::support::{Answer, Tenant, World, eventually, processes};
 
 /// Within this time after the last request all loans have come home.
+const HOME: Duration = Duration::from_secs(20);
+/// The same after deaths.
 const HOME_AFTER_DEATHS: Duration = Duration::from_secs(30);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_tenants_trade_and_no_token_changes() {
+    let world = World::new();
+    let trio = Trio::start(&world, "Oneiros").await;
+    let alone = trio.alone().await;
+    for (index, (_, seen)) in alone.iter().enumerate() {
+        assert!(seen.most_borrowed[index] > 0, "tenant {index} alone had to borrow: {seen:?}");
+        assert!(seen.most_lent.iter().sum::<u64>() > 0, "somebody has lent it: {seen:?}");
+    }
+    let (together, seen) = trio.watched(&[0, 1, 2]).await;
+    for (index, answers) in together.into_iter().enumerate() {
+        same(index, answers, &alone[index].0);
+    }
+    eprintln!("all at once: {seen:?}");
+    all_home(&trio, HOME).await;
+    let states = trio.states().await;
+    assert!(states.iter().all(|state| events(state, "borrow") > 0), "{:?}", told(&states));
+    assert!(states.iter().any(|state| events(state, "lend") > 0), "{:?}", told(&states));
+    for state in &states {
+        let place = place(state);
+        let turn = place.turn.as_ref().expect("they take turns");
+        for (what, times) in [("grant", &place.grant), ("wait", &turn.wait), ("hand-over", &turn.handover)] {
+            assert!(times.samples > 0 && times.p50_ns <= times.p99_ns, "{what}: {:?}", told(&states));
+        }
+    }
+    let measured = |of: fn(&State) -> u64| states.iter().map(of).sum::<u64>();
+    assert!(measured(|s| place(s).revoke.samples) > 0, "{:?}", told(&states));
+    assert!(measured(|s| place(s).wake.samples) > 0, "{:?}", told(&states));
+    assert_eq!(world.stdout().lines().count(), 3, "no sidecar was restarted: {}", world.stderr());
+    all_are_listed(&trio.tenants[0]).await;
+    trio.up.end_cleanly().await;
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_and_a_sidecar_killed_while_memory_is_lent() {
