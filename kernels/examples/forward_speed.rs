@@ -68,7 +68,7 @@ impl Bench {
         let per_sequence = LONGEST / 16 * layers;
         let kv_blocks = per_sequence * MOST_SEQUENCES as u32;
         let per_chunk = CHUNK_BYTES / spec.block_bytes();
-        let shape = StepShape { tokens: LONGEST as usize, sequences: 1, logit_rows: MOST_SEQUENCES };
+        let shape = StepShape { tokens: LONGEST, sequences: 1, logit_rows: MOST_SEQUENCES as u32 };
         let activation_limit_bytes = model.activation_cost().bytes(shape);
         let parts = RangeParts {
             global: numbers(spec.dtype, layout.global.bytes),

@@ -1,8 +1,10 @@
-//! One step: a forward pass over a mixed batch of prefill chunks and decodes, each layer's weights walked once.
+//! One step: a forward pass over a mixed batch of prompts and decodes. A step of more tokens than a chunk has goes through
+//! a layer chunk by chunk, and all of it through one layer before the next: a layer that has only just arrived is of use to
+//! the whole step.
 //!
 //! The engine owns no memory. Weights are read in place at the offsets of [`sluice_link::slab::slab_layout`], K and V
 //! live in a flat arena of layer-blocks, and every intermediate value lies in the activation arena, whose size is a
-//! linear function of the step's shape ([`Model::activation_cost`]).
+//! monotone function of the step's shape ([`Model::activation_cost`]).
 //!
 //! **Batch invariance** (DESIGN 7). The bits of a sequence's logits and KV depend on its tokens and weights alone:
 //! never on the other sequences, the chunking, the block ids or the number of threads.
@@ -10,16 +12,18 @@
 mod activation;
 mod batch;
 mod check;
+mod chunk;
 mod error;
 mod logits;
+pub(crate) mod pass;
 mod ranges;
 pub(crate) mod step;
 
-pub use activation::{ActivationCost, StepShape};
 pub use batch::{Batch, BlockTable, Sequence};
 pub use error::{ForwardError, ModelError};
 pub use logits::{LogitRow, LogitsView};
 pub use ranges::{RangeParts, Ranges};
+pub use sluice_link::vocabulary::{ActivationCost, StepShape};
 
 use std::ops::ControlFlow;
 
@@ -63,6 +67,8 @@ pub struct Model {
     slabs: SlabLayout,
     chunk_bytes: u64,
     frequencies: Vec<f32>,
+    /// Tokens that go through a layer together at most.
+    chunk_tokens: u32,
     team: Team,
     isa: Isa,
 }
@@ -79,7 +85,15 @@ impl Model {
         check::shape(&spec, chunk_bytes)?;
         assert!(Isa::available().contains(&isa), "{isa:?} is not an instruction set of this processor");
         let (slabs, frequencies) = (slab_layout(&spec), rope::frequencies(&spec));
-        Ok(Model { slabs, frequencies, chunk_bytes, team: Team::new(threads)?, isa, spec })
+        let (team, chunk_tokens) = (Team::new(threads)?, u32::MAX);
+        Ok(Model { slabs, frequencies, chunk_bytes, chunk_tokens, team, isa, spec })
+    }
+
+    /// The same model, whose steps go through each layer in chunks of at most `tokens` tokens (at least 1). The bits stay
+    /// the same, and a long step needs less memory. Without this call a step is one chunk.
+    pub fn in_chunks_of(self, tokens: u32) -> Model {
+        assert!(tokens > 0, "a chunk has a token");
+        Model { chunk_tokens: tokens, ..self }
     }
 
     /// The shape.
@@ -89,7 +103,7 @@ impl Model {
 
     /// Activation bytes by step shape. [`Model::run`] needs exactly this much.
     pub fn activation_cost(&self) -> ActivationCost {
-        ActivationCost::of(&self.spec, self.team.threads())
+        activation::cost(&self.spec, self.team.threads(), self.chunk_tokens)
     }
 
     /// Runs one step. Rows of the returned logits are in batch order, positions ascending within a sequence.
@@ -105,7 +119,7 @@ impl Model {
         let parts = ranges.parts();
         check::batch(&self.spec, parts, batch)?;
         let shape = batch.shape();
-        let layout = Layout::new(&self.spec, self.team.threads(), shape);
+        let layout = Layout::new(&self.spec, self.team.threads(), self.chunk_tokens, shape);
         debug_assert_eq!(layout.bytes(), self.activation_cost().bytes(shape), "cost and layout agree");
         check::activations(layout.bytes(), parts)?;
         match self.spec.dtype {
@@ -113,7 +127,7 @@ impl Model {
             Dtype::F16 => Step::<f16>::new(self, parts, batch, layout).run(hooks)?,
             Dtype::Bf16 => Step::<bf16>::new(self, parts, batch, layout).run(hooks)?,
         }
-        let words = shape.logit_rows * self.spec.vocab as usize;
+        let words = shape.logit_rows as usize * self.spec.vocab as usize;
         let base = parts.activations.cast::<f32>();
         // SAFETY: the layout puts both within the limit, apart from each other, and `Ranges::new` vouches for the
         // arena, which the mutable borrow keeps from being used by another step.

@@ -135,11 +135,14 @@ fn invariant(spec: &ModelSpec, cases: u64) {
             let threads = 1 + dice.below(4);
             let model = Model::with_isa(spec.clone(), memory.chunk_bytes, threads, isa).unwrap();
             let longest = [1, 3, 17, 40, 79][dice.below(5)];
+            let chunk = [1, 2, 7, 16, 33, 500][dice.below(6)];
+            let model = model.in_chunks_of(chunk);
             let together = 1 + dice.below(sequences.len());
             let found = trace(&mut memory, Plan { model, longest, together, dice }, &sequences);
             if let Some(difference) = first_difference(&found, &expected) {
                 panic!(
-                    "{isa:?}, seed {seed}, {threads} threads, chunks up to {longest}, {together} together: {difference}"
+                    "{isa:?}, seed {seed}, {threads} threads, up to {longest} tokens in chunks of {chunk}, {together} \
+                     together: {difference}"
                 );
             }
         }
@@ -154,6 +157,40 @@ fn llama_has_the_same_bits_under_every_split_of_the_work() {
 #[test]
 fn opt_has_the_same_bits_under_every_split_of_the_work() {
     DTYPES.into_iter().for_each(|dtype| invariant(&opt(dtype), 6));
+}
+
+/// Whole prompts in one step, cut within sequences and within blocks, against steps of one token.
+#[test]
+fn prompts_that_go_through_each_layer_chunk_by_chunk_have_the_same_bits() {
+    for spec in [llama(Dtype::Bf16), opt(Dtype::F32)] {
+        let checkpoint = checkpoint(&spec);
+        let sequences = scenario(&spec);
+        let expected = plain(&spec, &checkpoint, &sequences, Isa::best());
+        let tokens: usize = sequences.iter().map(Vec::len).sum();
+        for (threads, chunk) in [(1, 1), (2, 19), (1, 48), (3, 182)] {
+            let mut memory = fresh(&spec, &checkpoint);
+            let model = memory.model(threads).in_chunks_of(chunk);
+            assert!(tokens > chunk as usize, "one step is several chunks");
+            let ids: Vec<u32> = (0..memory.blocks).collect();
+            let tables = ids.chunks(usize::from(spec.layers) * COLUMNS);
+            let parts: Vec<_> = sequences
+                .iter()
+                .zip(tables)
+                .map(|(tokens, blocks)| Part {
+                    start: 0,
+                    tokens,
+                    blocks,
+                    columns: COLUMNS,
+                    rows: tokens.len(),
+                })
+                .collect();
+            let whole = memory.run(&model, &parts).unwrap();
+            let expected: Vec<_> = expected.iter().flat_map(|trace| &trace.logits).collect();
+            let found: Vec<Vec<u32>> =
+                whole.iter().map(|row| row.iter().map(|x| x.to_bits()).collect()).collect();
+            assert!(found.iter().eq(expected), "{threads} threads, chunks of {chunk}");
+        }
+    }
 }
 
 /// Wide enough that work is really shared by threads and blocked in panels.

@@ -80,9 +80,9 @@ impl Memory {
     /// Runs a step in a poisoned activation arena of exactly the stated cost; rows of logits in order.
     pub fn run(&mut self, model: &Model, parts: &[Part<'_>]) -> Result<Vec<Vec<f32>>, ForwardError> {
         let shape = StepShape {
-            tokens: parts.iter().map(|part| part.tokens.len()).sum(),
-            sequences: parts.len(),
-            logit_rows: parts.iter().map(|part| part.rows).sum(),
+            tokens: parts.iter().map(|part| part.tokens.len() as u32).sum(),
+            sequences: parts.len() as u32,
+            logit_rows: parts.iter().map(|part| part.rows as u32).sum(),
         };
         let cost = model.activation_cost().bytes(shape);
         self.run_within(model, parts, cost)

@@ -94,8 +94,8 @@ fn a_hook_ends_the_step_before_its_layer_is_read() {
     let spec = llama(Dtype::F32);
     let checkpoint = checkpoint(&spec);
     let mut memory = Memory::new(&spec, &checkpoint, 3);
-    let model = memory.model(2);
-    let cost = model.activation_cost().bytes(StepShape { tokens: 1, sequences: 1, logit_rows: 0 });
+    let model = memory.model(2).in_chunks_of(1);
+    let cost = model.activation_cost().bytes(StepShape { tokens: 3, sequences: 1, logit_rows: 0 });
     let mut activations = Bytes::poisoned(cost as usize);
     let layers = memory.layers.iter().map(|layer| layer.as_slice().as_ptr());
     let parts = RangeParts {
@@ -110,7 +110,7 @@ fn a_hook_ends_the_step_before_its_layer_is_read() {
     // SAFETY: everything but layer 2 is alive to the end of the test, and the hook ends the step before it.
     let mut ranges = unsafe { Ranges::new(parts) };
     let blocks = BlockTable::by_column(&[0, 1, 2], 3);
-    let sequence = Sequence { start: 0, tokens: &[1], blocks, logit_rows: 0 };
+    let sequence = Sequence { start: 0, tokens: &[1, 2, 3], blocks, logit_rows: 0 };
     let mut hooks = Stop(2, Vec::new());
     let result = model.run(&mut ranges, &Batch { sequences: &[sequence] }, &mut hooks);
     assert_eq!(result.err(), Some(ForwardError::Aborted { layer: 2 }));

@@ -65,7 +65,11 @@ impl Sluice {
         memory.push(Bytes::zeros(
             u64::from(kv_blocks).div_ceil(CHUNK_BYTES / spec.block_bytes()) * CHUNK_BYTES,
         ));
-        let shape = StepShape { tokens: LONGEST, sequences: SEQUENCES, logit_rows: SEQUENCES };
+        let shape = StepShape {
+            tokens: LONGEST as u32,
+            sequences: SEQUENCES as u32,
+            logit_rows: SEQUENCES as u32,
+        };
         let activation_limit_bytes = model.activation_cost().bytes(shape);
         memory.push(Bytes::zeros(activation_limit_bytes));
         let parts = RangeParts {

@@ -12,7 +12,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use sluice_link::client::{Order, SidecarLink, Welcome};
 use sluice_link::error::LinkError;
 use sluice_link::message::StepOrder;
-use sluice_link::vocabulary::{ActionId, ActivationCost, Reback};
+use sluice_link::vocabulary::{ActionId, Reback};
 use sluice_memory::mapping::MappingError;
 
 use super::memory::EngineMemory;
@@ -93,14 +93,8 @@ fn attach(link: &mut SidecarLink, options: &Options) -> anyhow::Result<Stepper> 
     std::mem::forget(life);
     let memory = EngineMemory::reserve(&setup, pool).context("reserving address space")?;
     let model = Model::new(setup.spec.clone(), setup.chunk_bytes, threads(options, setup.threads))?;
-    let cost = model.activation_cost();
-    let cost = ActivationCost {
-        fixed_bytes: cost.fixed_bytes,
-        per_token_bytes: cost.per_token_bytes,
-        per_sequence_bytes: cost.per_sequence_bytes,
-        per_logit_row_bytes: cost.per_logit_row_bytes,
-    };
-    link.ready(setup.layout().digest(), cost)?;
+    let model = model.in_chunks_of(setup.chunk_tokens);
+    link.ready(setup.layout().digest(), model.activation_cost())?;
     tracing::info!(layers = setup.spec.layers, "attached");
     Ok(Stepper::new(model, memory, control, tables, setup.faults))
 }

@@ -1,6 +1,6 @@
 //! What a step computes: sequences, their tokens and the layer-blocks that hold their K and V.
 
-use super::StepShape;
+use sluice_link::vocabulary::StepShape;
 
 /// One step's work.
 #[derive(Clone, Copy, Debug)]
@@ -13,9 +13,9 @@ impl Batch<'_> {
     /// The shape that decides the activation bytes.
     pub fn shape(&self) -> StepShape {
         StepShape {
-            tokens: self.sequences.iter().map(|s| s.tokens.len()).sum(),
-            sequences: self.sequences.len(),
-            logit_rows: self.sequences.iter().map(|s| s.logit_rows).sum(),
+            tokens: self.sequences.iter().map(|s| s.tokens.len() as u32).sum(),
+            sequences: self.sequences.len() as u32,
+            logit_rows: self.sequences.iter().map(|s| s.logit_rows as u32).sum(),
         }
     }
 }

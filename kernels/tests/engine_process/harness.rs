@@ -93,6 +93,7 @@ fn setup(spec: &ModelSpec, faults: Faults) -> EngineSetup {
         max_rows: 8,
         max_columns: 16,
         max_history: 256,
+        chunk_tokens: 32,
         threads: 1,
         faults,
     };

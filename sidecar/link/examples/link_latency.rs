@@ -112,6 +112,7 @@ fn setup() -> EngineSetup {
         // would put all layers of a row into the same few sets of the cache.
         max_columns: MAX_TOKENS / BLOCK_TOKENS + 1,
         max_history: MAX_TOKENS,
+        chunk_tokens: 32,
         threads: 1,
         faults: Faults::default(),
     }

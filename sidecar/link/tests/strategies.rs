@@ -43,6 +43,7 @@ pub fn small_setup() -> EngineSetup {
         max_rows: 4,
         max_columns: 8,
         max_history: 128,
+        chunk_tokens: 32,
         threads: 1,
         faults: Faults::default(),
     }
@@ -152,13 +153,15 @@ fn setup() -> impl Strategy<Value = EngineSetup> {
 
 /// Any message.
 pub fn message() -> impl Strategy<Value = Message> {
-    let ready = any::<[u64; 5]>().prop_map(|words| Ready {
+    let ready = any::<([u64; 6], u32)>().prop_map(|(words, chunk_tokens)| Ready {
         slab_digest: words[0],
         activation: ActivationCost {
             fixed_bytes: words[1],
-            per_token_bytes: words[2],
-            per_sequence_bytes: words[3],
-            per_logit_row_bytes: words[4],
+            stream_per_token_bytes: words[2],
+            chunk_per_token_bytes: words[3],
+            chunk_tokens,
+            per_sequence_bytes: words[4],
+            per_logit_row_bytes: words[5],
         },
     });
     let hello = ("\\PC{0,40}", any::<u32>(), any::<u64>()).prop_map(|(build, pid, digest)| Hello {

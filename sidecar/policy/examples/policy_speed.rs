@@ -27,7 +27,11 @@ fn brain(forced: Option<ForcedRemap>) -> Brain {
         global_bytes: 512 << 20,
         slab_bytes: vec![64 << 20; LAYERS],
         block_bytes: 64 << 10,
-        activation: ActivationCost { fixed_bytes: 64 << 20, per_token_bytes: 64 << 10, ..Default::default() },
+        activation: ActivationCost {
+            fixed_bytes: 64 << 20,
+            stream_per_token_bytes: 64 << 10,
+            ..Default::default()
+        },
         staging_chunks: 4,
     };
     let params = Params { forced, max_model_tokens: 4096, guaranteed_kv_bytes: 4 << 30, ..Params::default() };

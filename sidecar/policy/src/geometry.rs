@@ -5,13 +5,20 @@ use alloc::vec::Vec;
 /// Tokens in a layer-block.
 pub const BLOCK_TOKENS: u32 = 16;
 
-/// Bytes of activations as a monotone function of a step's shape. The engine states it in `Hello`.
+/// Bytes of activations as a monotone function of a step's shape. The engine states it in `Ready`.
+///
+/// A step of many tokens goes through each layer chunk by chunk: what one layer hands to the next is held for every token,
+/// everything else for the tokens of one chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ActivationCost {
     /// Bytes of a step of any shape.
     pub fixed_bytes: u64,
     /// Bytes more for each token of the step.
-    pub per_token_bytes: u64,
+    pub stream_per_token_bytes: u64,
+    /// Bytes more for each token of the step's longest chunk.
+    pub chunk_per_token_bytes: u64,
+    /// Tokens of a chunk at most.
+    pub chunk_tokens: u32,
     /// Bytes more for each sequence of the step.
     pub per_sequence_bytes: u64,
     /// Bytes more for each row of logits.
@@ -32,10 +39,14 @@ pub struct StepShape {
 impl ActivationCost {
     /// Bytes that a step of this shape needs.
     pub fn bytes(&self, shape: StepShape) -> u64 {
-        self.fixed_bytes
-            + self.per_token_bytes * u64::from(shape.tokens)
-            + self.per_sequence_bytes * u64::from(shape.sequences)
-            + self.per_logit_row_bytes * u64::from(shape.logit_rows)
+        let parts = [
+            (self.stream_per_token_bytes, shape.tokens),
+            (self.chunk_per_token_bytes, shape.tokens.min(self.chunk_tokens)),
+            (self.per_sequence_bytes, shape.sequences),
+            (self.per_logit_row_bytes, shape.logit_rows),
+        ];
+        let part = |(bytes, count): (u64, u32)| bytes.saturating_mul(u64::from(count));
+        parts.into_iter().map(part).fold(self.fixed_bytes, u64::saturating_add)
     }
 }
 

@@ -52,10 +52,13 @@ fn role(line: &str, at: usize) -> String {
     let fixed: &[&str] = match name {
         "memory" => &["action", "outcome", "bytes", "duration"],
         "submit" => &["id", "most tokens", "priority", "salt"],
-        "attached" => &["pid", "activation", "activation", "activation", "activation"],
+        "attached" => &["pid"],
         "done" => &["id", "attempt", "total time"],
         _ => &["no words"],
     };
+    if name == "attached" && at > 0 {
+        return "attached: activation".into();
+    }
     if let Some(role) = fixed.get(at) {
         return format!("{name}: {role}");
     }

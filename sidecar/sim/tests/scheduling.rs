@@ -102,7 +102,7 @@ fn the_youngest_loses_its_memory_and_the_oldest_never_does() {
 #[test]
 fn when_activations_are_too_small_for_all_requests_all_are_served_in_turn() {
     let mut setup = plenty();
-    setup.geometry.activation.per_token_bytes = 20_000;
+    setup.geometry.activation.chunk_per_token_bytes = 19_500;
     setup.params.max_step = StepShape { tokens: 2, sequences: 2, logit_rows: 2 };
     setup.params.min_step = setup.params.max_step;
     let mut world = World::new(setup, None).unwrap();

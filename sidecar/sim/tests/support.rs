@@ -28,7 +28,9 @@ pub fn setup(policy: PolicyName, layers: u16, kv_columns: u32, seed: u64) -> Set
         block_bytes: 12_000,
         activation: ActivationCost {
             fixed_bytes: 1000,
-            per_token_bytes: 4000,
+            stream_per_token_bytes: 500,
+            chunk_per_token_bytes: 3500,
+            chunk_tokens: 64,
             per_sequence_bytes: 100,
             per_logit_row_bytes: 2000,
         },

@@ -355,6 +355,7 @@ fn setup(loaded: &Loaded) -> EngineSetup {
         max_rows: config.limits.max_sequences,
         max_columns: Geometry::columns_for(loaded.max_model_tokens) + 1,
         max_history: loaded.max_model_tokens,
+        chunk_tokens: config.limits.max_step_tokens.max(1),
         threads: u16::try_from(config.engine.threads).unwrap_or(u16::MAX),
         faults: loaded.faults.engine,
     }

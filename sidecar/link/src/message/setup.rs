@@ -38,6 +38,8 @@ pub struct EngineSetup {
     pub max_columns: u32,
     /// Tokens of a row's history.
     pub max_history: u32,
+    /// Tokens of a step that go through a layer together at most; a longer step goes through it chunk by chunk.
+    pub chunk_tokens: u32,
     /// Threads that compute; 0 = as many as there are cores.
     pub threads: u16,
     /// Test-only.
@@ -149,6 +151,7 @@ impl EngineSetup {
             ("max_rows", self.max_rows, 1 << 16),
             ("max_columns", self.max_columns, 1 << 20),
             ("max_history", self.max_history, 1 << 24),
+            ("chunk_tokens", self.chunk_tokens, 1 << 24),
         ] {
             within(field, value.into(), value > 0 && value <= most, "above zero and within its limit")?;
         }

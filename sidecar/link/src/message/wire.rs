@@ -27,7 +27,9 @@ struct WireHello {
 struct WireReady {
     slab_digest: u64,
     fixed_bytes: u64,
-    per_token_bytes: u64,
+    stream_per_token_bytes: u64,
+    chunk_per_token_bytes: u64,
+    chunk_tokens: u32,
     per_sequence_bytes: u64,
     per_logit_row_bytes: u64,
 }
@@ -198,7 +200,9 @@ impl From<&Ready> for WireReady {
         WireReady {
             slab_digest: ready.slab_digest,
             fixed_bytes: ready.activation.fixed_bytes,
-            per_token_bytes: ready.activation.per_token_bytes,
+            stream_per_token_bytes: ready.activation.stream_per_token_bytes,
+            chunk_per_token_bytes: ready.activation.chunk_per_token_bytes,
+            chunk_tokens: ready.activation.chunk_tokens,
             per_sequence_bytes: ready.activation.per_sequence_bytes,
             per_logit_row_bytes: ready.activation.per_logit_row_bytes,
         }
@@ -211,7 +215,9 @@ impl From<WireReady> for Ready {
             slab_digest: wire.slab_digest,
             activation: ActivationCost {
                 fixed_bytes: wire.fixed_bytes,
-                per_token_bytes: wire.per_token_bytes,
+                stream_per_token_bytes: wire.stream_per_token_bytes,
+                chunk_per_token_bytes: wire.chunk_per_token_bytes,
+                chunk_tokens: wire.chunk_tokens,
                 per_sequence_bytes: wire.per_sequence_bytes,
                 per_logit_row_bytes: wire.per_logit_row_bytes,
             },

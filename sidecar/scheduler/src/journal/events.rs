@@ -169,7 +169,8 @@ fn put_compute(words: &mut Words, event: &ComputeEvent) -> &'static str {
     match event {
         ComputeEvent::Attached(hello) => {
             let a = hello.activation;
-            words.put(hello.pid).put(a.fixed_bytes).put(a.per_token_bytes);
+            words.put(hello.pid).put(a.fixed_bytes).put(a.stream_per_token_bytes);
+            words.put(a.chunk_per_token_bytes).put(a.chunk_tokens);
             words.put(a.per_sequence_bytes).put(a.per_logit_row_bytes);
             "attached"
         }
@@ -190,7 +191,9 @@ fn hello(r: &mut Reader<'_>) -> Result<EngineHello, String> {
     let pid = r.int()?;
     let activation = ActivationCost {
         fixed_bytes: r.u64()?,
-        per_token_bytes: r.u64()?,
+        stream_per_token_bytes: r.u64()?,
+        chunk_per_token_bytes: r.u64()?,
+        chunk_tokens: r.int()?,
         per_sequence_bytes: r.u64()?,
         per_logit_row_bytes: r.u64()?,
     };

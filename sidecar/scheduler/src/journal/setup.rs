@@ -106,7 +106,8 @@ pub fn geometry_words(geometry: &Geometry) -> Words {
     words.put_list(slab_bytes, |w, bytes| {
         w.put(*bytes);
     });
-    words.put(*block_bytes).put(activation.fixed_bytes).put(activation.per_token_bytes);
+    words.put(*block_bytes).put(activation.fixed_bytes).put(activation.stream_per_token_bytes);
+    words.put(activation.chunk_per_token_bytes).put(activation.chunk_tokens);
     words.put(activation.per_sequence_bytes).put(activation.per_logit_row_bytes).put(*staging_chunks);
     words
 }
@@ -121,7 +122,9 @@ pub fn geometry(r: &mut Reader<'_>) -> Result<Geometry, String> {
         block_bytes: r.u64()?,
         activation: ActivationCost {
             fixed_bytes: r.u64()?,
-            per_token_bytes: r.u64()?,
+            stream_per_token_bytes: r.u64()?,
+            chunk_per_token_bytes: r.u64()?,
+            chunk_tokens: r.int()?,
             per_sequence_bytes: r.u64()?,
             per_logit_row_bytes: r.u64()?,
         },

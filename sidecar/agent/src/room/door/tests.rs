@@ -46,6 +46,7 @@ pub fn setup() -> EngineSetup {
         max_rows: 4,
         max_columns: 8,
         max_history: 128,
+        chunk_tokens: 32,
         threads: 1,
         faults: Faults::default(),
     }
