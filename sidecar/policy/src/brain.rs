@@ -21,6 +21,7 @@ mod start;
 mod trade;
 mod view;
 mod wake;
+mod whole;
 
 pub use fills::FILL_RETRIES;
 pub use hibernate::Rest;
@@ -181,6 +182,8 @@ pub struct Brain {
     base: Layout,
     loaded: bool,
     in_step: bool,
+    /// The step under way, or the last one, began while weights were on their way.
+    behind: bool,
     /// A step lost its engine and will be begun again: nothing that it names may move meanwhile.
     unfinished: bool,
     failure: Option<Failed>,
@@ -239,6 +242,7 @@ impl Brain {
             base: Layout::resident(),
             loaded: false,
             in_step: false,
+            behind: false,
             unfinished: false,
             failure: None,
             create_piece: u32::MAX,
@@ -354,6 +358,7 @@ impl Brain {
         assert!(self.loaded() && (self.in_step || !self.blocked()), "a step begins when nothing is pending");
         if !self.in_step {
             (self.in_step, self.unfinished) = (true, false);
+            self.behind = !self.slabs_settled;
             self.slots.extend_step(&mut self.generations);
             self.order_slot_fills(out);
         }
@@ -377,7 +382,9 @@ impl Brain {
         if self.slots.step_over() {
             self.note_slots();
         }
-        self.measures.stepped(times);
+        if !self.behind {
+            self.measures.stepped(times);
+        }
     }
 
     /// A step boundary, also an idle one: reversion, compaction, draining.

@@ -48,6 +48,20 @@ impl ActivationCost {
         let part = |(bytes, count): (u64, u32)| bytes.saturating_mul(u64::from(count));
         parts.into_iter().map(part).fold(self.fixed_bytes, u64::saturating_add)
     }
+
+    /// The most tokens that a step with the sequences and logit rows of `shape` may have within `bytes`; 0 where none fits.
+    pub fn most_tokens(&self, bytes: u64, shape: StepShape) -> u32 {
+        let Some(left) = bytes.checked_sub(self.bytes(StepShape { tokens: 0, ..shape })) else { return 0 };
+        let count = |left: u64, per_token: u64| left.checked_div(per_token).unwrap_or(u64::MAX);
+        let within = count(left, self.stream_per_token_bytes.saturating_add(self.chunk_per_token_bytes));
+        let chunk = u64::from(self.chunk_tokens);
+        let tokens = if within < chunk {
+            within
+        } else {
+            count(left - self.chunk_per_token_bytes.saturating_mul(chunk), self.stream_per_token_bytes)
+        };
+        u32::try_from(tokens).unwrap_or(u32::MAX)
+    }
 }
 
 /// Sizes of one tenant on one GPU.

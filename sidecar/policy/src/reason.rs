@@ -61,6 +61,8 @@ reasons! {
     SwapIn = "swap_in",
     /// KV in the host tier was lost; requests that need it are recomputed.
     SwapLost = "swap_lost",
+    /// Free chunks and empty frames of KV are activations for whole prompts behind weights that arrive, or go back.
+    WholePrompt = "whole_prompt",
     /// A request was preempted and will be recomputed.
     Preempt = "preempt",
     /// The engine was lost; slots are rebuilt and the last step is replayed.

@@ -13,6 +13,7 @@ mod brain {
     mod random;
     mod traded;
     mod traders;
+    mod whole;
     mod world;
 }
 
@@ -22,6 +23,7 @@ mod leaves {
     mod deposit;
     mod ellm;
     mod ewma;
+    mod geometry;
     mod golden;
     mod remap;
     mod revert;

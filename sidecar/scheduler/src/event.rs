@@ -183,8 +183,10 @@ pub struct StepNotice {
     pub elapsed_ns: u64,
     /// The engine's own time.
     pub engine_ns: u64,
-    /// Waiting for moving layers.
+    /// Waiting for moving layers: what remapping costs.
     pub stall_ns: u64,
+    /// Waiting for weights that were on their way when the step began: what loading or waking costs.
+    pub arrival_ns: u64,
     /// Sequences that decoded one token.
     pub decodes: u32,
     /// Tokens of prompts computed.

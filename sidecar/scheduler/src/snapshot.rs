@@ -35,6 +35,8 @@ pub struct Counters {
     pub turn_wait_ns: u64,
     /// Time the engine waited for moving layers.
     pub stall_ns: u64,
+    /// Time the engine waited for weights that were on their way, as after waking.
+    pub arrival_ns: u64,
     /// Time the engine computed, stalls included.
     pub engine_ns: u64,
 }
@@ -46,6 +48,7 @@ impl Counters {
         self.decode_tokens += u64::from(step.decodes);
         self.recomputed_tokens += u64::from(step.recomputed_tokens);
         self.stall_ns = self.stall_ns.saturating_add(step.stall_ns);
+        self.arrival_ns = self.arrival_ns.saturating_add(step.arrival_ns);
         self.engine_ns = self.engine_ns.saturating_add(step.engine_ns);
     }
 }

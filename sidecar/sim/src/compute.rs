@@ -59,10 +59,16 @@ impl Run {
         }
         self.stall_ns.push(device.clock().since(self.waits_since));
         self.check_slab(device, layer);
-        let tokens: usize = self.step.sequences.iter().map(|s| s.tokens.len()).sum();
-        let ns = device.profile.layer_ns + device.profile.layer_token_ns * tokens as u64;
+        let ns = self.layer_time_ns(device);
         self.layer_ns.push(ns);
         self.ends = Some(device.clock().plus(ns));
+    }
+
+    /// The weights are read once for each chunk.
+    fn layer_time_ns(&self, device: &Device) -> u64 {
+        let tokens = self.step.sequences.iter().map(|s| s.tokens.len() as u64).sum::<u64>();
+        let chunks = tokens.div_ceil(u64::from(device.geometry.activation.chunk_tokens).max(1));
+        device.profile.layer_ns * chunks.max(1) + device.profile.layer_token_ns * tokens
     }
 
     /// Ends the present layer: reads its slab and KV, writes its KV, says `done`.

@@ -24,7 +24,7 @@ pub struct Profile {
     pub copy_start_ns: u64,
     /// Time of one change of mappings.
     pub reback_ns: u64,
-    /// Time of one layer of a step, any shape.
+    /// Time of one layer for each chunk of a step, any shape.
     pub layer_ns: u64,
     /// Time of one layer more for each token.
     pub layer_token_ns: u64,

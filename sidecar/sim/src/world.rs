@@ -7,6 +7,7 @@ use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::params::Params;
 use sluice_policy::refused::Refused;
+use sluice_ports::neighbourhood::{Neighbourhood, Nobody};
 use sluice_scheduler::journal::Recorder;
 use sluice_scheduler::{Config, Core, Driver, Event, Finish, Notice, Refusal, Request};
 
@@ -64,6 +65,18 @@ impl World {
     /// # Errors
     /// What the policy refuses.
     pub fn new(setup: Setup, journal: Option<Recorder>) -> Result<Self, Refused> {
+        World::among(Box::new(Nobody), setup, journal)
+    }
+
+    /// The same among neighbours.
+    ///
+    /// # Errors
+    /// What the policy refuses.
+    pub fn among(
+        neighbourhood: Box<dyn Neighbourhood>,
+        setup: Setup,
+        journal: Option<Recorder>,
+    ) -> Result<Self, Refused> {
         let host_blocks = setup.params.host_kv_bytes / setup.geometry.block_bytes.max(1);
         let host_blocks = u32::try_from(host_blocks).unwrap_or(u32::MAX);
         let brain = Brain::new(setup.params, setup.geometry.clone())?;
@@ -71,7 +84,7 @@ impl World {
         let memory = SimMemory::new(device.clone());
         let compute = SimCompute::new(device.clone(), setup.vocab);
         let core = Core::new(setup.config, brain);
-        let driver = Driver::start(Nanos(0), core, memory, compute, journal);
+        let driver = Driver::start_among(neighbourhood, Nanos(0), core, memory, compute, journal);
         Ok(World { driver, device, outcomes: BTreeMap::new(), checked: true, now: Nanos(0) })
     }
 

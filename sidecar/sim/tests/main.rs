@@ -11,3 +11,5 @@ mod slow_link;
 mod support;
 mod tier;
 mod tokens;
+mod turns;
+mod waking;

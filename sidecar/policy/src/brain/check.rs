@@ -49,8 +49,9 @@ impl Brain {
         }
         assert_eq!(self.absent, self.holdings.absent_layers(), "absent layers are counted");
         let activation = self.activation_chunks();
-        let (least, most) = (self.sizes.activation_min, self.sizes.activation_max);
+        let (least, most) = (self.sizes.activation_min, self.sizes.activation_wake);
         assert!((least..=most).contains(&activation), "activation space lies between its bounds");
+        assert!(self.loaded || self.surplus() == 0, "only a tenant that wakes has more than the usual");
         let kv = self.ledger.count(Owner::Kv);
         assert!(
             kv >= self.sizes.kv_guaranteed && kv <= self.sizes.kv_limit,
@@ -109,6 +110,7 @@ impl Brain {
             self.slabs_settled,
             self.goal.is_some(),
             self.failure.is_some(),
+            self.behind,
         ];
         digest.word(flags.iter().fold(0, |word, flag| word << 1 | u64::from(*flag)));
         for word in [
@@ -120,6 +122,7 @@ impl Brain {
             self.retry_at,
             self.fill_retries,
             self.measures.link_bytes_per_second(),
+            self.measures.prefill_token_ns(),
             u64::from(self.failed_changes),
             u64::from(self.swap_failures) << 8 | self.rest as u64,
             self.trade.word(),

@@ -86,6 +86,11 @@ impl Brain {
         self.trade.patient = patient;
     }
 
+    /// Layers that were lent wait for their loans.
+    pub fn patient(&self) -> bool {
+        self.trade.patient
+    }
+
     /// What must go has no room at a boundary: the scheduler preempts a request and comes to the boundary again.
     pub fn stuck(&self) -> bool {
         self.trade.stuck

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 
 use super::StepTimes;
 use crate::ewma::Ewma;
+use crate::neighbours::turn::largest_prefill_tokens;
 use crate::params::Params;
 
 const MIB: u64 = 1 << 20;
@@ -20,6 +21,8 @@ pub struct Measures {
     copied_bytes: u64,
     /// T_c of each layer, decode steps only.
     compute: Vec<Ewma>,
+    /// What a token adds to a step that prefills, all layers together.
+    prefill_token: Ewma,
     estimated_bytes_per_second: u64,
     estimated_compute_ns: u64,
 }
@@ -31,6 +34,7 @@ impl Measures {
             link: Ewma::default(),
             copied_bytes: 0,
             compute: slab_bytes.iter().map(|_| Ewma::default()).collect(),
+            prefill_token: Ewma::default(),
             estimated_bytes_per_second: params.link_bytes_per_second.max(1),
             estimated_compute_ns: params.layer_compute_ns,
         }
@@ -45,7 +49,10 @@ impl Measures {
     }
 
     pub(super) fn stepped(&mut self, times: &StepTimes) {
-        if times.decode_only && times.layer_ns.len() == self.compute.len() {
+        if times.layer_ns.len() != self.compute.len() {
+            return;
+        }
+        if times.decode_only {
             let waits = times.stall_ns.iter().copied().chain(core::iter::repeat(0));
             let samples = times.layer_ns.iter().zip(waits);
             for (average, (&ns, wait_ns)) in self.compute.iter_mut().zip(samples) {
@@ -53,7 +60,40 @@ impl Measures {
                     average.observe(ns);
                 }
             }
+        } else {
+            self.prefilled(times);
         }
+    }
+
+    /// The part of a step with prefill that a decode step would not take, shared among its tokens. At least a nanosecond: 0
+    /// means that nothing was measured.
+    fn prefilled(&mut self, times: &StepTimes) {
+        let total_ns: u128 = times.layer_ns.iter().copied().map(u128::from).sum();
+        let added_ns = total_ns.saturating_sub(self.token_compute_ns());
+        if let Some(token_ns) = added_ns.checked_div(u128::from(times.shape.tokens)) {
+            self.prefill_token.observe(token_ns.clamp(1, u128::from(u64::MAX)) as u64);
+        }
+    }
+
+    /// What each token adds to a step that prefills, nanoseconds; 0 = unknown.
+    pub fn prefill_token_ns(&self) -> u64 {
+        self.prefill_token.value().unwrap_or(0)
+    }
+
+    /// How long a step takes with so many sequences that decode and so many tokens of prompts, nanoseconds, as far as is known.
+    pub fn step_ns(&self, decodes: u32, prefill_tokens: u32) -> u64 {
+        // Before a decode was measured its token counts as one of a prompt.
+        let decodes = if self.compute_known() { 0 } else { decodes };
+        let tokens = u64::from(prefill_tokens) + u64::from(decodes);
+        let added_ns = u128::from(self.prefill_token_ns()) * u128::from(tokens);
+        (self.token_compute_ns() + added_ns).min(u128::from(u64::MAX)) as u64
+    }
+
+    /// The most tokens of prompts in a step that is to take no longer than `max_ns`; at least one, and no bound while nothing
+    /// was measured.
+    pub fn prefill_tokens_within(&self, max_ns: u64) -> u32 {
+        let left_ns = u128::from(max_ns).saturating_sub(self.token_compute_ns()) as u64;
+        largest_prefill_tokens(self.prefill_token_ns(), left_ns)
     }
 
     /// Nanoseconds for 2^20 bytes over the link.
@@ -107,6 +147,7 @@ mod tests {
     use alloc::vec;
 
     use super::*;
+    use crate::geometry::StepShape;
 
     #[test]
     fn a_layer_that_waited_tells_nothing_of_its_compute() {
@@ -121,5 +162,43 @@ mod tests {
         assert_eq!(measures.compute_ns(), [100_000, 200_000], "one eighth of a new sample");
         measures.stepped(&StepTimes { decode_only: false, ..step(vec![1, 1], vec![]) });
         assert_eq!(measures.compute_ns(), [100_000, 200_000], "a prefill is no sample");
+    }
+
+    fn prefill(tokens: u32, layer_ns: u64) -> StepTimes {
+        let shape = StepShape { tokens, sequences: 1, logit_rows: 0 };
+        StepTimes { shape, layer_ns: vec![layer_ns; 2], ..Default::default() }
+    }
+
+    #[test]
+    fn a_prompt_is_cut_to_the_time_that_is_left_and_always_goes_on() {
+        let mut measures = Measures::new(&Params::default(), &[1, 1]);
+        assert_eq!(measures.prefill_tokens_within(0), u32::MAX, "nothing was measured");
+        let decode = StepTimes { decode_only: true, layer_ns: vec![100_000; 2], ..Default::default() };
+        measures.stepped(&decode);
+        // 200,000 ns whatever the step, and 2,000 for each token.
+        measures.stepped(&prefill(100, 200_000));
+        assert_eq!(measures.prefill_token_ns(), 2_000);
+        assert_eq!((measures.step_ns(9, 0), measures.step_ns(9, 100)), (200_000, 400_000));
+        assert_eq!(measures.prefill_tokens_within(400_000), 100);
+        assert_eq!(measures.prefill_tokens_within(399_999), 99);
+        assert_eq!(measures.prefill_tokens_within(100), 1, "not even a decode fits");
+        measures.stepped(&prefill(100, 600_000));
+        assert_eq!(measures.prefill_token_ns(), 3_000, "one eighth of a new sample");
+        assert_eq!(measures.step_ns(0, u32::MAX), 200_000 + 3_000 * u64::from(u32::MAX));
+    }
+
+    #[test]
+    fn a_prefill_that_costs_no_more_than_a_decode_is_a_measurement_too() {
+        let mut measures = Measures::new(&Params::default(), &[1, 1]);
+        measures.stepped(&StepTimes { decode_only: true, layer_ns: vec![100_000; 2], ..Default::default() });
+        measures.stepped(&prefill(8, 50_000));
+        assert_eq!(measures.prefill_token_ns(), 1);
+    }
+
+    #[test]
+    fn before_a_decode_was_measured_it_takes_as_long_as_a_token_of_a_prompt() {
+        let mut measures = Measures::new(&Params::default(), &[1, 1]);
+        measures.stepped(&prefill(10, 50_000));
+        assert_eq!((measures.step_ns(3, 0), measures.step_ns(3, 4)), (30_000, 70_000));
     }
 }

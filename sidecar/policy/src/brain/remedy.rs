@@ -19,19 +19,19 @@ const DECLINE_MEMORY_STEPS: u64 = 16;
 
 /// A step's need in the ledger's units.
 #[derive(Clone, Copy, Debug)]
-struct Demand {
-    blocks: u32,
-    activation: u32,
+pub(super) struct Demand {
+    pub blocks: u32,
+    pub activation: u32,
 }
 
 impl Brain {
     pub(super) fn prepare_step(&mut self, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
-        let columns: u32 = need.columns.iter().map(|(_, count)| *count).sum();
         let demand = Demand {
-            blocks: columns * self.kv.layers() + self.kv.wanted_blocks(),
+            blocks: self.blocks_of(need),
             activation: self.geometry.chunks_for(self.geometry.activation.bytes(need.shape)),
         };
-        if demand.activation > self.sizes.activation_max {
+        let most = if self.arriving() { self.sizes.activation_wake } else { self.sizes.activation_max };
+        if demand.activation > most {
             return Prepared::Short { missing_columns: 0, activation: true };
         }
         if self.dormant() || (self.owes() && !self.suspended()) {
@@ -47,10 +47,22 @@ impl Brain {
         self.remedy(need, demand, out)
     }
 
+    /// Blocks that the step adds, and those that come back for it.
+    pub(super) fn blocks_of(&mut self, need: &StepNeed) -> u32 {
+        let columns: u32 = need.columns.iter().map(|(_, count)| *count).sum();
+        columns * self.kv.layers() + self.kv.wanted_blocks()
+    }
+
     fn remedy(&mut self, need: &StepNeed, demand: Demand, out: &mut Vec<Action>) -> Prepared {
         let free = self.kv.frames().free_blocks();
         let gainable = self.free_frames() * self.sizes.blocks_per_chunk;
         let missing = demand.blocks.saturating_sub(free + self.kv.evictable_blocks());
+        if demand.activation > self.sizes.activation_max {
+            return self.widen(demand, out);
+        }
+        if let Some(Goal { target, reason }) = self.narrow().filter(|_| demand.blocks > free) {
+            return self.pursue(target, reason, missing, out);
+        }
         if demand.activation > self.holdings.activation.len() as u32 {
             return self.exchange(demand, missing, out);
         }
@@ -98,7 +110,13 @@ impl Brain {
     }
 
     /// Sets the goal and orders its first action.
-    fn pursue(&mut self, target: Target, reason: Reason, missing: u32, out: &mut Vec<Action>) -> Prepared {
+    pub(super) fn pursue(
+        &mut self,
+        target: Target,
+        reason: Reason,
+        missing: u32,
+        out: &mut Vec<Action>,
+    ) -> Prepared {
         self.goal = Some(Goal { target, reason });
         match self.advance(out) {
             Progressed::Ordered => Prepared::Wait,

@@ -28,6 +28,9 @@ impl Brain {
             // It may wait for the next step, which waits for what must happen first.
             self.abandon();
         }
+        if self.goal.is_none() && !self.arriving() {
+            self.goal = self.narrow();
+        }
         if self.goal.is_none() {
             self.settle_trade(out);
         }
@@ -122,6 +125,10 @@ impl Brain {
             None => layout.alpha() <= self.base.alpha(),
         };
         let rests = matches!(self.rest, Rest::Awake | Rest::Asleep);
-        home && rests && self.goal.is_none() && !self.trading() && !self.pending.blocking()
+        home && rests
+            && self.surplus() == 0
+            && self.goal.is_none()
+            && !self.trading()
+            && !self.pending.blocking()
     }
 }

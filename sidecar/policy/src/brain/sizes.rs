@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::geometry::Geometry;
+use crate::geometry::{Geometry, StepShape};
 use crate::ids::SlotId;
 use crate::params::{ForcedRemap, Params, PolicyName};
 use crate::refused::Refused;
@@ -20,6 +20,8 @@ pub(super) struct Sizes {
     pub staging: u32,
     /// Of the largest step.
     pub activation_max: u32,
+    /// Of a whole context in one step: the most that a step has while weights arrive.
+    pub activation_wake: u32,
     /// Never lent: of the smallest step under eLLM, else of the largest.
     pub activation_min: u32,
     /// KV that the tenant always holds.
@@ -42,6 +44,8 @@ impl Sizes {
         let limit_chunks = params.kv_limit_bytes / geometry.chunk_bytes;
         let kv_limit = limit_chunks.min(u64::from(geometry.capacity_chunks)) as u32;
         let activation_max = geometry.chunks_for(geometry.activation.bytes(params.max_step));
+        let tokens = params.max_model_tokens.max(params.max_step.tokens);
+        let whole = StepShape { tokens, ..params.max_step };
         let ellm = params.policy == PolicyName::Ellm;
         let smallest = if ellm { params.min_step } else { params.max_step };
         let share = u64::from(layers) * u64::from(params.remap_cap_permille) / 1000;
@@ -52,6 +56,7 @@ impl Sizes {
             slabs: (0..usize::from(layers)).map(|l| geometry.slab_chunks(l)).collect(),
             staging: geometry.staging_chunks,
             activation_max,
+            activation_wake: geometry.chunks_for(geometry.activation.bytes(whole)).max(activation_max),
             activation_min: geometry.chunks_for(geometry.activation.bytes(smallest)).min(activation_max),
             kv_guaranteed: geometry
                 .chunks_for(params.guaranteed_kv_bytes)

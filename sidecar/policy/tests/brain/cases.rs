@@ -12,8 +12,8 @@ pub fn tenant(policy: PolicyName, slabs: &[u64], kv_chunks: u32, model_tokens: u
     let min_step = StepShape { tokens: 24, sequences: 1, logit_rows: 1 };
     let activation = ActivationCost {
         fixed_bytes: CHUNK,
-        stream_per_token_bytes: 2,
-        chunk_per_token_bytes: 6,
+        stream_per_token_bytes: 6,
+        chunk_per_token_bytes: 2,
         chunk_tokens: max_step.tokens,
         per_sequence_bytes: 4,
         per_logit_row_bytes: 4,

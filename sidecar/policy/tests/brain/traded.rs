@@ -308,6 +308,7 @@ fn a_lender_whose_loans_do_not_come_back_serves_with_moving_layers() {
     let lender = &mut pair.worlds[1];
     lender.active = true;
     lender.brain.set_active(true);
+    assert!(lender.brain.patient(), "its loans are waited for at first");
     lender.brain.set_patient(false);
     lender.run();
     assert_eq!(lender.finished, expected);

@@ -219,9 +219,13 @@ impl World {
             return;
         }
         self.admit();
+        let mut tried = false;
         while !self.brain.blocked() && !self.running.is_empty() {
             let now = self.now;
-            let (parts, need) = self.plan();
+            let whole = self.plan_whole().filter(|_| !tried);
+            tried |= whole.is_some();
+            let usual = whole.is_none();
+            let (parts, need) = whole.unwrap_or_else(|| self.plan());
             match self.tell(|brain, out| brain.prepare(now, &need, out)) {
                 Prepared::Ready => {
                     self.start(parts, need.shape);
@@ -229,6 +233,7 @@ impl World {
                 }
                 Prepared::Wait if self.denied() => {}
                 Prepared::Wait => return,
+                Prepared::Short { activation: true, .. } if !usual => {}
                 Prepared::Short { .. } => self.preempt(),
             }
         }
@@ -253,10 +258,20 @@ impl World {
     }
 
     fn plan(&self) -> (Vec<(RequestId, usize)>, StepNeed) {
-        let mut budget = self.brain.params().max_step.tokens as usize;
+        self.plan_within(self.brain.params().max_step.tokens as usize, 24)
+    }
+
+    /// A step of whole prompts, where weights arrive and there is room.
+    fn plan_whole(&mut self) -> Option<(Vec<(RequestId, usize)>, StepNeed)> {
+        let all = self.plan_within(usize::MAX, usize::MAX).1;
+        let tokens = self.brain.whole_tokens(&all) as usize;
+        (tokens > self.brain.params().max_step.tokens as usize).then(|| self.plan_within(tokens, usize::MAX))
+    }
+
+    fn plan_within(&self, mut budget: usize, longest: usize) -> (Vec<(RequestId, usize)>, StepNeed) {
         let mut parts = Vec::new();
         for request in &self.running {
-            let tokens = (request.tokens.len() - request.committed).min(24).min(budget);
+            let tokens = (request.tokens.len() - request.committed).min(longest).min(budget);
             budget -= tokens;
             if tokens > 0 {
                 parts.push((request.id, tokens));

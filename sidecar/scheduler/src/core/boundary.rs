@@ -54,7 +54,9 @@ impl Core {
             return admitted;
         }
         let running_tokens = self.running.values().map(Sequence::pending).fold(0, u32::saturating_add);
-        let mut budget = self.config.max_step_tokens.saturating_sub(running_tokens);
+        let step_tokens =
+            if self.brain.arriving() { self.config.max_model_tokens } else { self.config.max_step_tokens };
+        let mut budget = step_tokens.max(self.config.max_step_tokens).saturating_sub(running_tokens);
         while budget > 0 && !self.queue.is_empty() {
             let Some(row) = self.free_rows.pop() else { break };
             let Some(mut sequence) = self.queue.pop() else { break };
@@ -83,11 +85,12 @@ impl Core {
         self.running.insert(place, sequence);
     }
 
-    /// Finds a batch that memory can hold. When it cannot hold the first one: fewer tokens if activations are short,
-    /// else the newest admissions go back, else the youngest running request is preempted. The oldest is never a victim.
+    /// Finds a batch that memory can hold. When it cannot hold the first one: fewer tokens if activations are short (of whole
+    /// prompts behind arriving weights as many as usual), else the newest admissions go back, else the youngest running request is preempted. The oldest is never a victim.
     /// `None` = memory is on its way, or nothing can run.
     fn fit(&mut self, now: Nanos, admitted: &mut Vec<RequestId>) -> Option<Batch> {
-        let mut max_tokens = self.config.max_step_tokens;
+        let usual = self.config.max_step_tokens.min(self.fitting_tokens(now));
+        let mut max_tokens = usual.max(self.whole_tokens().min(self.fitting_tokens(now)));
         loop {
             let batch = Batch::plan(self.running.values(), max_tokens);
             if batch.parts.is_empty() {
@@ -101,6 +104,7 @@ impl Core {
                 }
                 Prepared::Wait if self.denied(now) => {}
                 Prepared::Wait => return None,
+                Prepared::Short { activation: true, .. } if max_tokens > usual => max_tokens = usual,
                 Prepared::Short { activation: true, .. } if max_tokens > 1 => max_tokens /= 2,
                 Prepared::Short { .. } => {
                     if !self.relieve(admitted) {
@@ -110,6 +114,17 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// While weights arrive: tokens of the step that takes all prompts through a layer before the next one, as far as there is
+    /// room for its activations. Else 0.
+    fn whole_tokens(&mut self) -> u32 {
+        if !self.brain.arriving() {
+            return 0;
+        }
+        let all = Batch::plan(self.running.values(), self.config.max_model_tokens);
+        let need = all.need(|id| self.brain.columns(id));
+        self.brain.whole_tokens(&need)
     }
 
     /// Takes one request out of the batch's way. `false` = only the oldest is left.

@@ -9,6 +9,7 @@ use sluice_ports::neighbourhood::{NeighbourEvent, TurnCall};
 use super::Core;
 use crate::config::Sharing;
 use crate::event::{Command, Notice};
+use crate::sequence::Sequence;
 
 /// The right to run steps, where tenants take turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,8 +74,7 @@ impl Core {
 
     fn keeps_turn(&mut self, now: Nanos, quantum: Quantum, busy: bool) -> bool {
         if let Turn::Held { since, ran, .. } = self.turn {
-            let predicted_ns = self.brain.measures().token_compute_ns();
-            let predicted_step_ns = u64::try_from(predicted_ns).unwrap_or(u64::MAX);
+            let predicted_step_ns = self.predicted_step_ns(quantum);
             // Whether others wait is the neighbourhood's to know: nobody before them, the turn comes back at once.
             let holder = Holder { started: since, others_wait: true, has_work: busy, predicted_step_ns };
             match quantum.keep(now, &holder) {
@@ -92,6 +92,33 @@ impl Core {
             self.commands.push(Command::Turn(TurnCall::Want));
         }
         false
+    }
+
+    /// How long the step to come takes: the decodes, and of the prompts as much as a turn that has just begun would take on. A
+    /// turn does not end with crumbs of a prompt, for each of which all weights would be read.
+    fn predicted_step_ns(&self, quantum: Quantum) -> u64 {
+        let running = self.running.values().filter(|s| s.pending() > 1).map(Sequence::pending);
+        let pending = running.chain(self.queue.iter().map(Sequence::len)).fold(0, u32::saturating_add);
+        let measures = self.brain.measures();
+        let largest = self.config.max_step_tokens.min(measures.prefill_tokens_within(quantum.max_ns()));
+        measures.step_ns(self.decodes(), pending.min(largest))
+    }
+
+    /// Tokens of a step that ends within the turn by what was measured: each running request's decode, and of prompts as many
+    /// as fit, at least one. No bound where there are no turns.
+    pub(super) fn fitting_tokens(&self, now: Nanos) -> u32 {
+        let (Sharing::Temporal(quantum), Turn::Held { since, ran, .. }) = (self.config.sharing, self.turn)
+        else {
+            return u32::MAX;
+        };
+        // What came before the first step may have taken all of the quantum: the step is as long as if it had not.
+        let left_ns = if ran { quantum.left_ns(now, since) } else { quantum.max_ns() };
+        self.decodes().saturating_add(self.brain.measures().prefill_tokens_within(left_ns))
+    }
+
+    /// Running requests that decode.
+    fn decodes(&self) -> u32 {
+        self.running.values().filter(|s| s.pending() == 1).count() as u32
     }
 
     /// Gives the turn up, if it is here.
@@ -122,7 +149,12 @@ impl Core {
     /// What goes to neighbours and comes from them at a boundary. What must go and has no room costs the youngest request.
     pub(super) fn trade(&mut self, now: Nanos) {
         let Some(trader) = &mut self.trader else { return };
+        let waited = self.brain.patient();
         trader.boundary(now, &mut self.brain, &mut self.actions);
+        if waited && !self.brain.patient() && !self.brain.blocked() {
+            // What lent layers waited for is here, or is waited for no longer: they come back now, not with the next event.
+            self.brain.boundary(now, &mut self.actions);
+        }
         self.commands.extend(trader.take_letters().into_iter().map(Command::Letter));
         while self.brain.stuck() && self.running.len() > 1 {
             self.preempt_youngest();

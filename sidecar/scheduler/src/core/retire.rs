@@ -15,10 +15,14 @@ impl Core {
             return self.refused(now, done.id, done.attempt, problem);
         }
         let Some(in_flight) = self.take_in_flight(done.id, done.attempt) else { return };
+        let waited_ns = done.stall_ns.iter().fold(0_u64, |sum, ns| sum.saturating_add(*ns));
+        let (stall_ns, arrival_ns) =
+            if self.brain.behind_weights() { (0, waited_ns) } else { (waited_ns, 0) };
         let mut notice = StepNotice {
             elapsed_ns: now.since(in_flight.submitted),
             engine_ns: done.total_ns,
-            stall_ns: done.stall_ns.iter().fold(0, |sum, ns| sum.saturating_add(*ns)),
+            stall_ns,
+            arrival_ns,
             ..StepNotice::default()
         };
         let failed: Vec<_> =

@@ -1,0 +1,88 @@
+//! Taking turns: a prompt's chunk fits the largest quantum once prompts have been measured, and prompts go on whatever it is.
+
+use std::sync::{Arc, Mutex};
+
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::turn::Quantum;
+use sluice_policy::params::PolicyName;
+use sluice_policy::trader::{Letter, Terms};
+use sluice_ports::neighbourhood::{NeighbourEvent, Neighbourhood, TurnCall};
+use sluice_scheduler::{Event, Membership, Sharing};
+use sluice_sim::World;
+
+use crate::support::{LIMIT, request, setup};
+
+const MS: u64 = 1_000_000;
+
+/// What a tenant said of its turn, and when.
+#[derive(Clone, Debug, Default)]
+struct Calls(Arc<Mutex<Vec<(Nanos, TurnCall)>>>);
+
+impl Neighbourhood for Calls {
+    fn post(&mut self, _now: Nanos, letter: Letter) {
+        panic!("nobody to write to: {letter:?}");
+    }
+
+    fn turn(&mut self, now: Nanos, call: TurnCall) {
+        self.0.lock().unwrap().push((now, call));
+    }
+}
+
+/// Lengths of all turns of a tenant with two long prompts, nanoseconds; the turn comes as soon as it is asked for.
+fn turns(quantum_ns: u64) -> Vec<u64> {
+    let mut setup = setup(PolicyName::Oneiros, 4, 60, 1);
+    setup.config.sharing = Sharing::Temporal(Quantum::new(0, quantum_ns));
+    let me = Peer { index: 0, instance: 1 };
+    setup.config.neighbours = Some(Membership { me, terms: Terms::default() });
+    (setup.profile.layer_ns, setup.profile.layer_token_ns) = (100_000, 50_000);
+    let calls = Calls::default();
+    let world = World::among(Box::new(calls.clone()), setup, None);
+    let mut world = world.unwrap_or_else(|refused| panic!("{refused}"));
+    for id in 1..=2 {
+        let mut request = request(id, &mut sluice_sim::rng::Rng::new(id));
+        request.prompt = (0..120).map(|token| token + 200 * id as u32).collect();
+        request.max_tokens = 8;
+        world.submit(request);
+    }
+    let (mut held, mut since, mut epoch) = (Vec::new(), Nanos(0), 0);
+    while world.outcomes.values().any(|outcome| outcome.finish.is_none()) {
+        let mut more = world.tick(LIMIT);
+        for (at, call) in calls.0.lock().unwrap().drain(..) {
+            if call == TurnCall::Release {
+                held.push(at.since(since));
+                continue;
+            }
+            (since, epoch, more) = (world.now(), epoch + 1, true);
+            world.driver.push(Event::Neighbour(NeighbourEvent::Turn { epoch }));
+        }
+        more |= world.outcomes.values().all(|outcome| outcome.finish.is_some());
+        assert!(more, "both end");
+    }
+    assert!(world.outcomes[&RequestId(2)].tokens.len() == 8);
+    held
+}
+
+#[test]
+fn a_prompts_chunk_fits_the_largest_quantum_once_one_was_measured() {
+    // 64 tokens take 4 x 3.3 ms.
+    let held = turns(5 * MS);
+    assert!(held[0] > 5 * MS, "nothing was measured before: {held:?}");
+    assert!(held.len() > 8, "{held:?}");
+    // What a step takes whatever its tokens is not known before a decode was measured.
+    let unknown_ns = 4 * 100_000;
+    assert!(held[1..].iter().all(|ns| *ns <= 5 * MS + unknown_ns), "{held:?}");
+    let longest = held[1..].iter().max().copied().unwrap_or(0);
+    assert!(longest > 4 * MS, "a turn is used: {held:?}");
+}
+
+#[test]
+fn a_quantum_that_holds_no_token_lets_prompts_go_on_token_by_token() {
+    let held = turns(MS / 10);
+    // 120 tokens and a few more, one in each turn; one whole chunk before anything was measured.
+    assert!(held.len() > 60, "{} turns", held.len());
+    // A step is at most both requests' decodes, or one decode and one token of a prompt; a turn has one step.
+    let two_tokens = 4 * (100_000 + 2 * 50_000);
+    let longest = held[1..].iter().max().copied().unwrap_or(0);
+    assert!(longest <= two_tokens, "{longest} ns");
+}
