@@ -9,5 +9,6 @@ mod mapping;
 mod neighbourhood;
 mod ordering;
 mod pool;
+mod quota;
 mod tier;
 mod world;

@@ -107,7 +107,9 @@ pub enum Work {
     Create(Vec<ChunkId>),
     /// Give physical chunks back to the device. They are unmapped by then.
     Release(Vec<ChunkId>),
-    /// Create physical chunks on bytes that a neighbour has earmarked for this tenant.
+    /// Create physical chunks on bytes that a neighbour has earmarked for this tenant. [`crate::event::Failure::OutOfMemory`]
+    /// says that the bytes are this tenant's and no chunk was made of them; any other failure, that the promise does not
+    /// hold.
     Accept {
         /// The chunks.
         chunks: Vec<ChunkId>,

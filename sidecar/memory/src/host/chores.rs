@@ -130,8 +130,9 @@ impl Bank {
     }
 
     fn accept(&self, faults: &SharedFaults, chunks: &[ChunkId], earmark: Earmark) -> Result<u64, Failure> {
-        self.quota.accept(earmark, self.bytes(chunks.len())).map_err(|error| quota_failure(&error))?;
-        self.create_counted(faults, chunks)
+        self.quota.accept(earmark, self.bytes(chunks.len())).map_err(|_| Failure::Refused)?;
+        // The bytes are ours, whyever no chunk can be made of them.
+        self.create_counted(faults, chunks).map_err(|_| Failure::OutOfMemory)
     }
 
     /// All chunks or none; their bytes are counted already.

@@ -312,19 +312,25 @@ impl Brain {
     }
 
     pub(super) fn accepted(&mut self, arrived: &[ChunkId], earmark: Earmark, claim: Claim, outcome: Outcome) {
-        if let Outcome::Done { .. } = outcome {
-            let chunks = arrived.len() as u32;
-            match claim {
-                Claim::Loan => self.trade.borrowed += chunks,
-                Claim::Debt => self.trade.lent -= chunks,
-            }
-            arrived.iter().for_each(|chunk| self.ledger.create(*chunk));
-            self.trade.hungry = None;
-            self.trade.ended.push(Traded::Taken { earmark, chunks });
-        } else {
+        let chunks = arrived.len() as u32;
+        let taken = matches!(outcome, Outcome::Done { .. });
+        if !taken {
             self.count(Reason::BackendFailed);
-            self.trade.ended.push(Traded::NotTaken { earmark });
         }
+        if !taken && outcome != Outcome::Failed(Failure::OutOfMemory) {
+            return self.trade.ended.push(Traded::NotTaken { earmark });
+        }
+        match claim {
+            Claim::Loan => self.trade.borrowed += chunks,
+            Claim::Debt if taken => self.trade.lent -= chunks,
+            Claim::Debt => self.regain(chunks),
+        }
+        if !taken {
+            return self.trade.ended.push(Traded::Unmade { earmark, chunks });
+        }
+        arrived.iter().for_each(|chunk| self.ledger.create(*chunk));
+        self.trade.hungry = None;
+        self.trade.ended.push(Traded::Taken { earmark, chunks });
     }
 
     pub(super) fn trade_failed(&mut self) {

@@ -54,6 +54,13 @@ pub enum Traded {
         /// How many.
         chunks: u32,
     },
+    /// The neighbour's bytes are this tenant's now, and the device has no memory to make chunks of them.
+    Unmade {
+        /// The promise that was kept.
+        earmark: Earmark,
+        /// How many.
+        chunks: u32,
+    },
     /// The neighbour's promise did not hold.
     NotTaken {
         /// The promise.

@@ -13,7 +13,7 @@ impl Trader {
     /// A neighbour said something. What does not fit the book changes nothing.
     pub fn hear(&mut self, now: Nanos, news: News, brain: &mut Brain) {
         // News may be about what has ended since the last boundary.
-        self.take_outcomes(brain);
+        self.take_outcomes(now, brain);
         match news {
             News::Survey(neighbours) => self.surveyed(now, &neighbours, brain),
             News::Asked { peer, nonce, chunks, ttl_ns } => {

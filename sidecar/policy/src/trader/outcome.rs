@@ -1,11 +1,12 @@
 //! What became of transfers that the brain was told to make.
 
-use super::{Letter, Trader};
+use super::{Arrival, Letter, Trader};
 use crate::action::Earmark;
 use crate::brain::{Brain, Claim, Traded};
+use crate::ids::Nanos;
 
 impl Trader {
-    pub(super) fn take_outcomes(&mut self, brain: &mut Brain) {
+    pub(super) fn take_outcomes(&mut self, now: Nanos, brain: &mut Brain) {
         for traded in brain.take_traded() {
             match traded {
                 Traded::Given { earmark, chunks, claim: Claim::Loan } => self.lent(earmark, chunks, brain),
@@ -16,6 +17,7 @@ impl Trader {
                     brain.give(earmark, chunks, Claim::Debt);
                 }
                 Traded::Taken { earmark, chunks } => self.taken(earmark, chunks, brain),
+                Traded::Unmade { earmark, chunks } => self.unmade(now, earmark, chunks, brain),
                 Traded::NotTaken { earmark } => self.not_taken(earmark, brain),
             }
         }
@@ -46,8 +48,7 @@ impl Trader {
     }
 
     fn taken(&mut self, earmark: Earmark, chunks: u32, brain: &mut Brain) {
-        let Some(at) = self.arriving.iter().position(|a| a.ordered && a.earmark == earmark) else { return };
-        let arrival = self.arriving.remove(at);
+        let Some(arrival) = self.arrived(earmark) else { return };
         let Earmark { peer, nonce } = earmark;
         let entered = match arrival.claim {
             Claim::Loan => self.book.granted(nonce, peer, chunks, arrival.expires),
@@ -60,11 +61,34 @@ impl Trader {
         self.loans_taken += u64::from(entered.is_ok() && arrival.claim == Claim::Loan);
     }
 
+    /// Bytes without memory: a loan goes back at once and nobody is asked for a while, a debt is paid and its chunks are
+    /// created later.
+    fn unmade(&mut self, now: Nanos, earmark: Earmark, chunks: u32, brain: &mut Brain) {
+        let Some(arrival) = self.arrived(earmark) else { return };
+        let Earmark { peer, nonce } = earmark;
+        match arrival.claim {
+            Claim::Loan => {
+                // Its lender may have wanted it back, or died, while it came.
+                let _ = self.book.timed_out(nonce);
+                brain.give(earmark, chunks, Claim::Debt);
+                self.asked_again_at = now.plus(self.terms.retry_ns);
+            }
+            Claim::Debt => {
+                let _ = self.book.returned(nonce, peer, chunks);
+            }
+        }
+    }
+
+    /// What was being accepted, and no longer is.
+    fn arrived(&mut self, earmark: Earmark) -> Option<Arrival> {
+        let at = self.arriving.iter().position(|a| a.ordered && a.earmark == earmark)?;
+        Some(self.arriving.remove(at))
+    }
+
     /// A promise that did not hold: a loan is given up; a debt is paid when the ledger says so again, or is nobody's because
     /// its debtor died.
     fn not_taken(&mut self, earmark: Earmark, brain: &mut Brain) {
-        let Some(at) = self.arriving.iter().position(|a| a.ordered && a.earmark == earmark) else { return };
-        let arrival = self.arriving.remove(at);
+        let Some(arrival) = self.arrived(earmark) else { return };
         let Earmark { peer, nonce } = earmark;
         if arrival.claim == Claim::Loan && self.book.timed_out(nonce).is_ok() {
             self.letters.push(Letter::Withdraw { peer, nonce });

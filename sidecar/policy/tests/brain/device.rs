@@ -52,6 +52,8 @@ pub struct Faults {
     pub left: u32,
     /// The device has this many chunks fewer than the brain was told.
     pub missing_chunks: u32,
+    /// So many times no chunk is made of bytes that were accepted.
+    pub unmade: u32,
 }
 
 #[derive(Debug)]
@@ -244,7 +246,14 @@ impl Device {
         if refused || self.fails() {
             return Some(failed(id, Failure::Refused));
         }
-        if self.quota.as_ref().is_some_and(|quota| !quota.allows(&action.work)) {
+        if let Some(failure) = self.quota.as_ref().and_then(|quota| quota.refuses(&action.work)) {
+            return Some(failed(id, failure));
+        }
+        if let Work::Accept { chunks, .. } = &action.work
+            && self.faults.unmade > 0
+        {
+            self.faults.unmade -= 1;
+            self.quota.iter().for_each(|quota| quota.give_up(chunks.len() as u32));
             return Some(failed(id, Failure::OutOfMemory));
         }
         self.traded = matches!(action.work, Work::Lend { .. } | Work::Accept { .. });

@@ -62,7 +62,7 @@ fn a_device_that_cannot_hold_the_floor_is_reported_and_gets_everything_back() {
 #[test]
 fn copies_that_always_fail_end_in_a_typed_failure() {
     let mut world = world(PolicyName::Recompute, 2, Faults::default());
-    world.device.faults = Faults { permille: 0, left: u32::MAX, missing_chunks: 0 };
+    world.device.faults = Faults { permille: 0, left: u32::MAX, ..Faults::default() };
     world.tell(|brain, out| brain.start(Default::default(), out));
     for _ in 0..2 {
         let done = world.device.poll().expect("create, then the first mapping");
@@ -145,7 +145,7 @@ fn requests_that_end_while_their_blocks_move_and_moves_that_fail_leak_nothing() 
         assert!(world.brain.blocked(), "blocks are moving");
         assert_eq!(world.brain.kv_counts().used_blocks, used + 16, "their targets are reserved");
         if fails {
-            world.device.faults = Faults { permille: 1000, left: 1, missing_chunks: 0 };
+            world.device.faults = Faults { permille: 1000, left: 1, ..Faults::default() };
         }
         [0, 2, 4].into_iter().for_each(|id| world.brain.close(RequestId(id)));
         world.brain.check();

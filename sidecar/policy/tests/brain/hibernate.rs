@@ -120,7 +120,7 @@ fn kv_that_was_lost_on_its_way_back_is_computed_again() {
     }
     sleep(&mut world);
     wake(&mut world);
-    world.device.faults = Faults { permille: 1000, left: 1, missing_chunks: 0 };
+    world.device.faults = Faults { permille: 1000, left: 1, ..Faults::default() };
     world.run();
     assert!(world.dropped > 0 && world.brain.counted(Reason::SwapLost) > 0);
     assert_eq!(world.finished.len(), 2);
@@ -134,7 +134,7 @@ fn a_host_tier_that_keeps_failing_keeps_nobody_awake() {
     while world.steps < 12 || world.in_step() {
         world.tick();
     }
-    world.device.faults = Faults { permille: 1000, left: 3, missing_chunks: 0 };
+    world.device.faults = Faults { permille: 1000, left: 3, ..Faults::default() };
     sleep(&mut world);
     assert_eq!((world.dropped, world.brain.kv_counts().host_columns), (1, 0));
     wake(&mut world);
@@ -173,7 +173,7 @@ proptest! {
     ) {
         let mut world = world(policy, host, seed);
         (world.nap_permille, world.kill_permille) = (naps, kills);
-        world.device.faults = Faults { permille: faults, left: 6, missing_chunks: 0 };
+        world.device.faults = Faults { permille: faults, left: 6, ..Faults::default() };
         let expected = load(&mut world, &mut Rng(seed ^ 1), 8);
         world.run();
         prop_assert_eq!(&world.finished, &expected);

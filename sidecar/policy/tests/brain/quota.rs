@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use sluice_policy::action::{Earmark, Work};
+use sluice_policy::event::Failure;
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::grants::Nonce;
 
@@ -154,8 +155,19 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// Counts an order, if it may be carried out.
-    pub fn allows(&self, work: &Work) -> bool {
+    /// Counts an order, or says why it cannot be carried out.
+    pub fn refuses(&self, work: &Work) -> Option<Failure> {
+        let promised = matches!(work, Work::Accept { .. });
+        let why = if promised { Failure::Refused } else { Failure::OutOfMemory };
+        (!self.allows(work)).then_some(why)
+    }
+
+    /// Chunks that were counted are not made after all.
+    pub fn give_up(&self, chunks: u32) {
+        self.ledger.borrow_mut().release(self.me.instance, chunks);
+    }
+
+    fn allows(&self, work: &Work) -> bool {
         let (mut ledger, life) = (self.ledger.borrow_mut(), self.me.instance);
         match work {
             Work::Create(chunks) => ledger.reserve(life, chunks.len() as u32),

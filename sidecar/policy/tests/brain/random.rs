@@ -72,7 +72,7 @@ fn world(case: &Case) -> World {
     }
     let kv = guaranteed_chunks(&params) + case.extra_kv;
     let (_, geometry) = tenant(case.policy, &case.slabs, kv, MODEL_TOKENS);
-    let faults = Faults { permille: case.faults, left: 6, missing_chunks: 0 };
+    let faults = Faults { permille: case.faults, left: 6, ..Faults::default() };
     World::new(params, geometry, case.seed, faults)
 }
 

@@ -44,7 +44,7 @@ impl Pair {
             let params = sluice_policy::params::Params { share_chunks: share, ..params.clone() };
             let mut geometry = geometry.clone();
             geometry.capacity_chunks = 2 * share;
-            World::new(params, geometry, seed, Faults { permille: faults, left: 6, missing_chunks: 0 })
+            World::new(params, geometry, seed, Faults { permille: faults, left: 6, ..Faults::default() })
         };
         Pair {
             worlds: [world(seed), world(seed ^ 1)],
@@ -155,6 +155,7 @@ impl Pair {
                 }
             }
             Traded::NotTaken { .. } => {}
+            Traded::Unmade { .. } => panic!("this device has memory for what it takes"),
         }
     }
 

@@ -12,10 +12,10 @@ use self::town::{Case, Town};
 fn case() -> impl Strategy<Value = Case> {
     let slabs = prop_oneof![(3usize..8).prop_map(|n| vec![4; n]), proptest::collection::vec(1u64..6, 4..8)];
     let place = (2usize..=4, slabs, 0u32..8, any::<bool>(), any::<u64>());
-    let trouble = (0u32..150, 0u32..150, 0u32..40, 0u32..10, 0u32..=3);
+    let trouble = (0u32..150, 0u32..150, (0u32..40, 0u32..=3), 0u32..10, 0u32..=3);
     let sleep = (prop_oneof![Just(0), 5u32..80], 0u64..4096);
     (place, trouble, sleep).prop_map(|((tenants, slabs, extra_kv, turns, seed), trouble, sleep)| {
-        let (loss, doubles, faults, kills, deaths) = trouble;
+        let (loss, doubles, (faults, unmade), kills, deaths) = trouble;
         Case {
             tenants,
             slabs,
@@ -25,6 +25,7 @@ fn case() -> impl Strategy<Value = Case> {
             loss,
             doubles,
             faults,
+            unmade,
             kills,
             deaths,
             naps: sleep.0,
@@ -61,6 +62,7 @@ fn calm(turns: bool) -> Case {
         loss: 0,
         doubles: 0,
         faults: 0,
+        unmade: 0,
         kills: 0,
         deaths: 0,
         naps: 0,
@@ -78,6 +80,16 @@ fn tenants_that_hunger_borrow() {
         town.run();
         town.settle();
         assert!(town.loans > 0, "what is tested happens");
+    }
+}
+
+#[test]
+fn bytes_of_which_no_chunk_can_be_made_go_home() {
+    for turns in [false, true] {
+        let mut town = Town::new(&Case { unmade: 2, ..calm(turns) });
+        town.run();
+        town.settle();
+        assert!(town.to_be_unmade() < 3 * 2, "what is tested happens");
     }
 }
 

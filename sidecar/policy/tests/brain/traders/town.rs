@@ -38,6 +38,8 @@ pub struct Case {
     pub doubles: u32,
     /// Actions that fail, in 1000.
     pub faults: u32,
+    /// How often a life accepts bytes of which no chunk can be made.
+    pub unmade: u32,
     /// Engines that die, in 1000 layers.
     pub kills: u32,
     /// Tenants that die.
@@ -51,6 +53,12 @@ pub struct Case {
     pub blind: bool,
     /// So many chunks more does a later life never lend: its former one had lent them, as those do that are hibernated.
     pub later_floor: u32,
+}
+
+impl Case {
+    fn troubles(&self) -> Faults {
+        Faults { permille: self.faults, left: 6, unmade: self.unmade, ..Faults::default() }
+    }
 }
 
 /// One life of a tenant.
@@ -186,7 +194,7 @@ impl Town {
         world.trader = Some(Trader::new(book, self.terms(me)));
         world.now = self.now;
         world.begin();
-        let faults = Some(Faults { permille: self.case.faults, left: 6, missing_chunks: 0 });
+        let faults = Some(self.case.troubles());
         let seat = &mut self.seats[at];
         world.waiting = std::mem::take(&mut seat.waiting);
         world.finished = std::mem::take(&mut seat.finished);
@@ -248,6 +256,12 @@ impl Town {
     pub fn lent_by(&self, at: usize) -> u32 {
         let tenants = self.seats.iter().filter_map(|seat| seat.tenant.as_ref());
         tenants.map(|tenant| tenant.trader().book().taken_from(at as u32)).sum()
+    }
+
+    /// How often accepted bytes will still come to nothing, in all lives.
+    pub fn to_be_unmade(&self) -> u32 {
+        let tenants = self.seats.iter().filter_map(|seat| seat.tenant.as_ref());
+        tenants.map(|tenant| tenant.world.device.faults.unmade).sum()
     }
 
     /// The brain of a tenant that lives.

@@ -1,0 +1,59 @@
+//! What becomes of bytes that a neighbour has promised.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sluice_memory::{Faults, Quota, QuotaError};
+use sluice_policy::action::{Earmark, Work};
+use sluice_policy::event::{Failure, Outcome};
+use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::grants::Nonce;
+
+use super::world::{World, chunks, geometry};
+
+const CHUNK: u64 = 64 << 10;
+
+/// A ledger with one promise.
+#[derive(Debug)]
+struct Promise {
+    nonce: Nonce,
+    held: AtomicU64,
+}
+
+impl Quota for Promise {
+    fn reserve(&self, bytes: u64) -> Result<(), QuotaError> {
+        self.held.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn release(&self, bytes: u64) {
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    fn accept(&self, earmark: Earmark, bytes: u64) -> Result<(), QuotaError> {
+        if earmark.nonce == self.nonce {
+            return self.reserve(bytes);
+        }
+        Err(QuotaError::OutOfMemory("no such promise".into()))
+    }
+
+    fn earmark(&self, _earmark: Earmark, _bytes: u64, _spare_bytes: u64) -> Result<(), QuotaError> {
+        Err(QuotaError::Refused("nobody borrows".into()))
+    }
+}
+
+#[test]
+fn a_promise_that_holds_and_has_no_memory_is_told_from_one_that_does_not_hold() {
+    let ledger = Arc::new(Promise { nonce: Nonce(7), held: AtomicU64::new(0) });
+    let mut world = World::with(&geometry(CHUNK, 4, 1, CHUNK), |options| options.quota = ledger.clone());
+    let accept = |nonce| {
+        let earmark = Earmark { peer: Peer { index: 1, instance: 5 }, nonce: Nonce(nonce) };
+        Work::Accept { chunks: chunks(0..3), earmark }
+    };
+    assert_eq!(world.run(accept(8)), Outcome::Failed(Failure::Refused), "the promise does not hold");
+    world.memory.set_faults(Faults { fail_creates: 1, ..Faults::default() });
+    assert_eq!(world.run(accept(7)), Outcome::Failed(Failure::OutOfMemory), "the bytes are ours");
+    assert_eq!(ledger.held.load(Ordering::Relaxed), 0, "and no chunk holds them");
+    world.succeed(accept(7));
+    assert_eq!(ledger.held.load(Ordering::Relaxed), 3 * CHUNK);
+}
