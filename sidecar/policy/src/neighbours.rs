@@ -1,4 +1,4 @@
-//! What tenants of one GPU decide about each other: shares, victims, grants, turns, waking (DESIGN 6 and 8; the protocol is
+//! What tenants of one GPU decide about each other: shares, victims, grants, turns (DESIGN 6 and 8; the protocol is
 //! in `docs/neighbours.md`).
 //!
 //! Pure like the rest of the crate. Nothing here reads the ledger file or sends a message: the caller does both and says
@@ -9,7 +9,6 @@ pub mod share;
 pub mod span;
 pub mod turn;
 pub mod victim;
-pub mod wake;
 
 /// A participant of the neighbourhood in one of its lives, as the ledger file names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

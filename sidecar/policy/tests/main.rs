@@ -38,6 +38,5 @@ mod neighbours {
     mod share;
     mod turn;
     mod victim;
-    mod wake;
     mod world;
 }
