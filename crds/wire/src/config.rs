@@ -57,6 +57,10 @@ pub struct SidecarConfig {
     /// The engine.
     #[serde(default)]
     pub engine: EngineConfig,
+    /// Without a request for so long, seconds, the tenant gives up its memory until the next one; a directive may say
+    /// otherwise. `None` = never.
+    #[serde(default)]
+    pub hibernate_after_seconds: Option<u32>,
     /// Time for open streams at shutdown, seconds.
     #[serde(default = "thirty")]
     pub drain_seconds: u32,
@@ -114,6 +118,9 @@ pub struct MemoryConfig {
     /// KV that it may hold at most. `None` = no limit.
     #[serde(default)]
     pub kv_limit_bytes: Option<u64>,
+    /// Host memory for KV that leaves the device, taken at start. 0 = none: a tenant that hibernates computes its KV again.
+    #[serde(default)]
+    pub host_kv_bytes: u64,
     /// Share of the layers that may be remapped, percent.
     #[serde(default = "sixty")]
     pub max_remapped_percent: u32,

@@ -3,6 +3,7 @@
 //! It sleeps until its inbox has something, handles it, lets the driver handle everything that follows from it, and hands
 //! tokens to whoever asked for them. Nothing else touches device memory.
 
+mod bed;
 mod body;
 pub mod door;
 mod load;
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant, SystemTime};
 use sluice_memory::HostMemory;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_ports::neighbourhood::NeighbourEvent;
-use sluice_scheduler::{Driver, Event, Finish, Notice, Outage};
+use sluice_scheduler::{Driver, Event, Finish, Notice, Outage, Sleep};
 use tokio::sync::{mpsc, watch};
 
 use crate::metrics::Metrics;
@@ -26,6 +27,7 @@ use crate::neighbours::call::Call;
 use crate::neighbours::desk::Desk;
 use crate::neighbours::place::Place;
 use crate::service::{Message, Status, Update};
+use bed::Bed;
 use body::LinkCompute;
 use door::News;
 pub use load::{InjectedFaults, LoadError, Loaded, Loading, load, policy_of};
@@ -55,6 +57,7 @@ pub struct Room {
     /// Where neighbours' questions go; none on a GPU of one's own.
     desk: Option<Arc<Desk>>,
     place: Option<Place>,
+    bed: Bed,
 }
 
 impl Room {
@@ -80,9 +83,11 @@ impl Room {
                 self.take(one);
                 message = self.inbox.try_recv().ok();
             }
+            self.lie_down();
             let now = self.now();
             due = self.driver.step(now);
             self.announce();
+            self.bed.answer(self.driver.core().brain().rest());
             self.give_up_streams();
             self.update_status();
             if let Some(failure) = self.driver.core().brain().failed() {
@@ -114,7 +119,6 @@ impl Room {
             }
             Message::Wake => {}
             Message::Engine(news) => self.engine(*news),
-            // Nothing is traded yet.
             Message::Call(call) => self.call(call),
             Message::Neighbour(event) => self.driver.push(Event::Neighbour(*event)),
             Message::State(reply) => {
@@ -127,6 +131,10 @@ impl Room {
     }
 
     fn call(&mut self, call: Call) {
+        let call = match self.bed.call(call, &mut self.driver) {
+            Some(call) => call,
+            None => return,
+        };
         let Some(desk) = &self.desk else { return call.decline() };
         for news in desk.receive(call) {
             self.driver.push(Event::Neighbour(NeighbourEvent::News(news)));
@@ -207,6 +215,18 @@ impl Room {
         }
         tracing::error!(streams = self.streams.len(), "no engine came back within the hold budget");
         self.end_streams(&Outage::NoEngine { held_seconds: self.hold.as_secs() });
+    }
+
+    /// The tenant was idle for long enough, or holds requests in its sleep for too long.
+    fn lie_down(&mut self) {
+        let core = self.driver.core();
+        if self.bed.tired(core) {
+            self.driver.push(Event::Sleep(Sleep::Idle));
+        }
+        let held = self.bed.held(self.driver.core().brain().rest(), !self.streams.is_empty());
+        if held >= self.hold {
+            self.end_streams(&Outage::Asleep { held_seconds: self.hold.as_secs() });
+        }
     }
 
     fn end_streams(&mut self, outage: &Outage) {

@@ -12,6 +12,8 @@ mod controls;
 mod failures;
 #[path = "system/golden.rs"]
 mod golden;
+#[path = "system/hibernate.rs"]
+mod hibernate;
 #[path = "system/journal.rs"]
 mod journal;
 #[path = "system/kills.rs"]

@@ -170,6 +170,8 @@ pub struct Brain {
     goal: Option<Goal>,
     trade: Trade,
     rest: Rest,
+    /// KV is not kept while the tenant sleeps.
+    discard: bool,
     /// Copies to the host tier that failed in a row.
     swap_failures: u32,
     /// Requests whose KV was lost on its way.
@@ -236,6 +238,7 @@ impl Brain {
                 Hysteresis::new(params.revert_patience_steps, params.revert_reserve_permille),
             ),
             rest: Rest::Awake,
+            discard: false,
             swap_failures: 0,
             lost: Vec::new(),
             fill_reason: Reason::Load,

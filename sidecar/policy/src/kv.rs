@@ -49,7 +49,7 @@ pub struct KvCounts {
     pub used_blocks: u32,
     /// Columns that a request uses.
     pub used_columns: u32,
-    /// Columns kept only as cache.
+    /// Columns on the device that are kept only as cache.
     pub idle_columns: u32,
     /// Columns that can be found by prefix, used or not, on the device or in the host tier.
     pub shareable_columns: u32,
@@ -250,7 +250,7 @@ impl Kv {
             free_blocks: free,
             used_blocks: self.frames.used_blocks(),
             used_columns: live - self.idle.len() as u32 - self.tier.idle(),
-            idle_columns: self.idle.len() as u32 + self.tier.idle(),
+            idle_columns: self.idle.len() as u32,
             shareable_columns: self.index.len() as u32,
             host_columns: self.tier.used(),
             host_limit_columns: self.tier.columns(),

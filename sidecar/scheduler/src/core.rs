@@ -21,7 +21,7 @@ use sluice_ports::compute::{ComputeEvent, EngineHello, Step};
 
 use crate::batch::Batch;
 use crate::config::Config;
-use crate::event::{Command, Event, Finish, Notice, Refusal, Request};
+use crate::event::{Command, Event, Finish, Notice, Refusal, Request, Sleep};
 use crate::queue::Queue;
 use crate::sequence::Sequence;
 use crate::snapshot::{Counters, Snapshot};
@@ -58,7 +58,7 @@ pub struct Core {
     /// Boundaries in a row at which the oldest request alone did not fit.
     starved: u32,
     /// The tenant sleeps until it is woken, whatever comes.
-    told_to_sleep: bool,
+    told_to_sleep: Option<Sleep>,
     counters: Counters,
     turn: Turn,
     waits: Waits,
@@ -94,7 +94,7 @@ impl Core {
             next_step: 0,
             admission_hold: 0,
             starved: 0,
-            told_to_sleep: false,
+            told_to_sleep: None,
             counters: Counters::default(),
             turn: Turn::default(),
             waits: Waits::default(),
@@ -204,7 +204,10 @@ impl Core {
             words.push(u64::from(sequence.len()) ^ sequence.row.map_or(u64::MAX, |r| u64::from(r.0)) << 32);
         }
         words.push(self.epoch());
-        words.push(u64::from(self.told_to_sleep) << 32 | self.queue.iter().filter(|s| s.kept).count() as u64);
+        words.push(
+            u64::from(self.told_to_sleep.is_some()) << 32
+                | self.queue.iter().filter(|s| s.kept).count() as u64,
+        );
         words.push(self.trader.as_ref().map_or(0, Trader::digest));
         words
             .into_iter()

@@ -52,6 +52,8 @@ pub enum Sleep {
     Idle,
     /// It was told to: it sleeps until it is woken, and requests wait with the KV that they have.
     Ordered,
+    /// The same, and no KV is kept.
+    Discard,
     /// It is woken.
     WakeUp,
 }
@@ -120,6 +122,12 @@ pub enum Outage {
     /// The engine was lost and no other has come.
     #[error("no engine came back within {held_seconds} s")]
     NoEngine {
+        /// How long the request was held for it, seconds.
+        held_seconds: u64,
+    },
+    /// The tenant sleeps, and nobody has woken it.
+    #[error("the tenant sleeps and was not woken within {held_seconds} s")]
+    Asleep {
         /// How long the request was held for it, seconds.
         held_seconds: u64,
     },

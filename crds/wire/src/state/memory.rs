@@ -89,6 +89,10 @@ pub struct KvState {
     pub fragmentation_permille: u32,
     /// Used blocks of the total, permille.
     pub utilisation_permille: u32,
+    /// Blocks in the host tier: KV of requests that wait, and prefix cache.
+    pub host_blocks_used: u64,
+    /// Blocks that the host tier has room for.
+    pub host_blocks_limit: u64,
 }
 
 /// A memory event.

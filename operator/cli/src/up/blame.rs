@@ -19,7 +19,7 @@ enum Origin {
 
 use Origin::{Option as Flag, Pool, Tenant};
 
-const ORIGINS: [(&str, Origin); 17] = [
+const ORIGINS: [(&str, Origin); 18] = [
     ("gpu.memory_bytes", Pool("spec.device.host.memory")),
     ("gpu.chunk_bytes", Pool("spec.device.host.chunkBytes")),
     ("gpu.host_memory_bytes", Pool("spec.hostMemoryPerGPU")),
@@ -28,6 +28,7 @@ const ORIGINS: [(&str, Origin); 17] = [
     ("model_path", Tenant("spec.model.source.file.path")),
     ("dtype", Tenant("spec.model.dtype")),
     ("max_model_len", Tenant("spec.model.maxModelLen")),
+    ("memory.host_kv_bytes", Tenant("spec.memory.hostKv")),
     ("memory.guaranteed_kv_bytes", Tenant("spec.memory.guaranteedKv")),
     ("memory.kv_limit_bytes", Tenant("spec.memory.kvLimit")),
     ("memory.max_remapped_percent", Tenant("spec.memory.maxRemappedPercent")),

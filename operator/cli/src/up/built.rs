@@ -98,7 +98,7 @@ impl Findings {
     }
 
     fn tenant(&mut self, located: &Located, spec: &ModelTenantSpec) {
-        let (slo, idle) = (Slo::default(), Idle::default());
+        let slo = Slo::default();
         let (engine, access) = (&spec.engine, &spec.access);
         let source = &spec.model.source;
         let refusals = [
@@ -113,21 +113,10 @@ impl Findings {
                 access.api_keys_secret_ref.is_some(),
                 "needs a cluster; use apiKeysFile",
             ),
-            ("spec.memory.hostKv", spec.memory.host_kv.bytes() > 0, "KV in host memory is not built yet"),
             (
                 "spec.slo.maxPauseSeconds",
                 spec.slo.max_pause_seconds != slo.max_pause_seconds,
                 "pausing requests is not built yet",
-            ),
-            (
-                "spec.idle.afterSeconds",
-                spec.idle.after_seconds != idle.after_seconds,
-                "idle tenants are not built yet",
-            ),
-            (
-                "spec.idle.hibernateAfterSeconds",
-                spec.idle.hibernate_after_seconds != idle.hibernate_after_seconds,
-                "hibernation is not built yet",
             ),
         ];
         self.refuse_all(located, &refusals);
@@ -137,6 +126,7 @@ impl Findings {
     fn tenant_of_a_cluster(&mut self, located: &Located, spec: &ModelTenantSpec) {
         let warnings = [
             ("spec.podPriorityClassName", spec.pod_priority_class_name.is_some(), CLUSTER),
+            ("spec.idle.afterSeconds", spec.idle.after_seconds != Idle::default().after_seconds, CLUSTER),
             ("spec.engine.image", spec.engine.image.is_some(), CLUSTER),
             ("spec.engine.resources", spec.engine.resources.is_some(), CLUSTER),
             ("spec.sidecar.resources", spec.sidecar.resources.is_some(), CLUSTER),

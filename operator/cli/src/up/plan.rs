@@ -178,6 +178,7 @@ fn configure(
         memory: MemoryConfig {
             guaranteed_kv_bytes: spec.memory.guaranteed_kv.as_ref().map(Quantity::bytes),
             kv_limit_bytes: spec.memory.kv_limit.as_ref().map(Quantity::bytes),
+            host_kv_bytes: spec.memory.host_kv.bytes(),
             max_remapped_percent: unsigned(spec.memory.max_remapped_percent),
         },
         slo: SloConfig {
@@ -194,6 +195,7 @@ fn configure(
         // Claimed by the caller once all tenants are known to be well.
         runtime_dir: PathBuf::new(),
         engine: EngineConfig { spawn: Some(options.engine.clone()), threads: options.threads },
+        hibernate_after_seconds: Some(unsigned(spec.idle.hibernate_after_seconds)),
         drain_seconds: unsigned(spec.drain_seconds),
         journal: options.journal.as_ref().map(|folder| folder.join(format!("{namespace}.{name}.journal"))),
         debug: DebugConfig {

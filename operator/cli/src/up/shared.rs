@@ -62,8 +62,10 @@ fn share_one(
     let first = &seated[tenants[0]];
     let (gpu, sharing) = (first.config.gpu.clone(), sharing(&first.place.sharing));
     let device = shares(gpu.memory_bytes, gpu.chunk_bytes, &weights);
-    // Host memory is the GPU's, too: each tenant keeps its weights there.
-    let host = gpu.host_memory_bytes.map(|bytes| shares(bytes, gpu.chunk_bytes, &weights));
+    // Host memory is the GPU's, too: each tenant keeps its weights there, and KV in its sleep.
+    let kept = |(index, weights): (&usize, &u64)| weights + seated[*index].config.memory.host_kv_bytes;
+    let kept: Vec<_> = tenants.iter().zip(&weights).map(kept).collect();
+    let host = gpu.host_memory_bytes.map(|bytes| shares(bytes, gpu.chunk_bytes, &kept));
     for (at, index) in tenants.iter().enumerate() {
         let Seated { tenant, config, .. } = &mut seated[*index];
         config.gpu.host_memory_bytes = host.as_ref().map(|host| host[at]);

@@ -70,9 +70,7 @@ fn done<T>(answer: Option<Result<T, Unable>>) -> Result<T, Refusal> {
     let answer = answer.ok_or_else(|| ApiError::unavailable("the scheduler did not answer in time", 5))?;
     answer.map_err(|unable| {
         let message = unable.to_string();
-        match unable {
-            Unable::NotBuilt => Refusal::new(StatusCode::NOT_IMPLEMENTED, "not_built", message),
-            Unable::Refused(_) => Refusal::new(StatusCode::CONFLICT, "not_now", message),
-        }
+        let Unable::Refused(_) = unable;
+        Refusal::new(StatusCode::CONFLICT, "not_now", message)
     })
 }

@@ -101,7 +101,7 @@ impl ApiError {
     /// 503: nobody can run the request now. It is for the client to come back, not to change it.
     pub fn outage(outage: &Outage) -> Self {
         let retry_after_seconds = match outage {
-            Outage::ShuttingDown | Outage::NoEngine { .. } => RETRY_SOON_SECONDS,
+            Outage::ShuttingDown | Outage::NoEngine { .. } | Outage::Asleep { .. } => RETRY_SOON_SECONDS,
             Outage::Device(_) => RETRY_LATER_SECONDS,
         };
         ApiError::unavailable(outage.to_string(), retry_after_seconds)

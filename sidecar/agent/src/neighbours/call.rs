@@ -29,28 +29,17 @@ pub enum SleepLevel {
 /// Why an order was not carried out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unable {
-    /// This build cannot.
-    #[error("this sidecar does not give up its memory on demand yet")]
-    NotBuilt,
     /// Not now, and why.
     #[error("{0}")]
     Refused(String),
 }
 
 impl Call {
-    /// The answer of a sidecar that trades nothing.
+    /// The answer of a sidecar that trades nothing; other calls are dropped, and whoever asked is told so.
     pub fn decline(self) {
-        // Whoever asked may have gone, here as below.
-        match self {
-            Call::Grant(_, answer) => {
-                let _ = answer.send(GrantAnswer::Refused { reason: RefusalReason::NotTraded });
-            }
-            Call::Sleep(_, answer) | Call::WakeUp(answer) => {
-                let _ = answer.send(Err(Unable::NotBuilt));
-            }
-            Call::IsSleeping(answer) => {
-                let _ = answer.send(Err(Unable::NotBuilt));
-            }
+        if let Call::Grant(_, answer) = self {
+            // Whoever asked may have gone.
+            let _ = answer.send(GrantAnswer::Refused { reason: RefusalReason::NotTraded });
         }
     }
 }

@@ -10,7 +10,7 @@ use sluice_policy::trader::News;
 use sluice_wire::grants::{GrantAnswer, GrantRequest, Participant, RefusalReason, RevokeReason};
 use tokio::sync::oneshot;
 
-use super::call::{Call, Unable};
+use super::call::Call;
 use super::place::full_name;
 use super::{ms, ns};
 
@@ -88,14 +88,8 @@ impl Desk {
     pub fn receive(&self, call: Call) -> Vec<News> {
         match call {
             Call::Grant(request, answer) => self.grant(request, answer),
-            Call::Sleep(_, answer) | Call::WakeUp(answer) => {
-                // Whoever asked may have gone.
-                let _ = answer.send(Err(Unable::NotBuilt));
-                Vec::new()
-            }
-            Call::IsSleeping(answer) => {
-                let _ = answer.send(Err(Unable::NotBuilt));
-                Vec::new()
+            Call::Sleep(..) | Call::WakeUp(_) | Call::IsSleeping(_) => {
+                unreachable!("the room sleeps, not the desk")
             }
         }
     }

@@ -31,6 +31,7 @@ use sluice_wire::state::Tenant;
 use tokio::sync::watch;
 
 use super::Room;
+use super::bed::Bed;
 use super::body::{self, LinkCompute, PageGate, Peer};
 use super::door::{Attached, Door, News, SEAT_PATIENCE, Seat};
 use super::mappings;
@@ -170,15 +171,21 @@ pub fn load(config: SidecarConfig) -> Result<Loaded, LoadError> {
 }
 
 fn check_host_memory(loaded: &Loaded) -> Result<(), LoadError> {
-    let needed_bytes = master_bytes(loaded, &slab_layout(&loaded.spec));
-    match loaded.config.gpu.host_memory_bytes {
-        Some(given_bytes) if needed_bytes > given_bytes => {
-            let problem =
-                format!("the weights take {needed_bytes} bytes of host memory, {given_bytes} are given");
-            Err(wrong("gpu.host_memory_bytes", problem))
-        }
-        _ => Ok(()),
+    let weights_bytes = master_bytes(loaded, &slab_layout(&loaded.spec));
+    let kv_bytes = loaded.config.memory.host_kv_bytes;
+    let Some(given_bytes) = loaded.config.gpu.host_memory_bytes else { return Ok(()) };
+    if weights_bytes > given_bytes {
+        let problem =
+            format!("the weights take {weights_bytes} bytes of host memory, {given_bytes} are given");
+        return Err(wrong("gpu.host_memory_bytes", problem));
     }
+    if kv_bytes > given_bytes - weights_bytes {
+        let problem = format!(
+            "{kv_bytes} bytes for KV beside {weights_bytes} for the weights are more host memory than the {given_bytes} given"
+        );
+        return Err(wrong("memory.host_kv_bytes", problem));
+    }
+    Ok(())
 }
 
 /// Bytes of the master copy.
@@ -276,6 +283,7 @@ impl Loading {
             engine_left: None,
             desk,
             place,
+            bed: Bed::new(config.hibernate_after_seconds, self.among.as_ref().map(Among::directives)),
         };
         early.into_iter().for_each(|message| room.take(message));
         Ok(room)
@@ -295,7 +303,7 @@ fn host_options(
         poison: loaded.config.debug.poison,
         copy_threads: 1,
         link_bytes_per_s: loaded.config.gpu.link_bytes_per_second,
-        host_kv_bytes: 0,
+        host_kv_bytes: loaded.config.memory.host_kv_bytes,
         quota,
     }
 }
@@ -437,6 +445,7 @@ fn params(loaded: &Loaded) -> Result<Params, LoadError> {
         max_model_tokens: loaded.max_model_tokens,
         guaranteed_kv_bytes: config.memory.guaranteed_kv_bytes.unwrap_or_else(|| one_sequence_bytes(loaded)),
         kv_limit_bytes: config.memory.kv_limit_bytes.unwrap_or(u64::MAX),
+        host_kv_bytes: config.memory.host_kv_bytes,
         max_step,
         min_step: StepShape { tokens: least, sequences: least, logit_rows: least },
         prefix_caching: !debug.no_prefix_cache,

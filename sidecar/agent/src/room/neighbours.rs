@@ -40,6 +40,11 @@ pub struct Among {
 }
 
 impl Among {
+    /// Who the neighbours are, and by which rule.
+    pub(super) fn directives(&self) -> Arc<Directives> {
+        self.directives.clone()
+    }
+
     /// Opens the scheduler's port to its neighbours: the office, the watch, the thread of turns.
     pub(super) fn open(
         &self,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use sluice_memory::HostMemory;
-use sluice_policy::brain::Brain;
+use sluice_policy::brain::{Brain, Rest};
 use sluice_policy::ids::LayerId;
 use sluice_policy::ledger::Owner;
 use sluice_policy::reason::Reason;
@@ -119,6 +119,8 @@ impl Diary {
             _ if brain.failed().is_some() => Phase::Failed,
             (true, false) => Phase::EngineLost,
             (false, _) => Phase::Loading,
+            (true, true) if snapshot.rest == Rest::Asleep => Phase::Hibernated,
+            (true, true) if snapshot.rest == Rest::Rising => Phase::Waking,
             (true, true) if busy => Phase::Active,
             (true, true) => Phase::Idle,
         };
@@ -274,6 +276,8 @@ fn kv(brain: &Brain) -> KvState {
         draining_frames: counts.draining_frames,
         fragmentation_permille: counts.fragmentation_permille,
         utilisation_permille: (used * 1000).checked_div(total).unwrap_or(0) as u32,
+        host_blocks_used: u64::from(counts.host_columns) * u64::from(geometry.layers()),
+        host_blocks_limit: u64::from(counts.host_limit_columns) * u64::from(geometry.layers()),
     }
 }
 

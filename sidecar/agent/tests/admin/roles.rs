@@ -15,9 +15,9 @@ async fn matrix() -> Vec<(&'static str, &'static str, Vec<u8>, [u16; 3])> {
         ("PUT", "/v1/directive", directive, [200, 403, 403]),
         ("GET", "/v1/directive", vec![], [200, 403, 403]),
         ("POST", "/v1/grants", ASK.to_vec(), [200, 200, 403]),
-        ("POST", "/sleep", vec![], [501, 403, 403]),
-        ("POST", "/wake_up", vec![], [501, 403, 403]),
-        ("GET", "/is_sleeping", vec![], [501, 501, 501]),
+        ("POST", "/sleep", vec![], [409, 403, 403]),
+        ("POST", "/wake_up", vec![], [409, 403, 403]),
+        ("GET", "/is_sleeping", vec![], [200, 200, 200]),
         ("GET", "/v1/grants", vec![], [405, 405, 405]),
         ("GET", "/", vec![], [404, 404, 404]),
     ]

@@ -9,16 +9,6 @@ use sluice_agent::service::Message;
 use super::world::{Port, config, refused};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sidecar_that_cannot_sleep_says_501() {
-    let folder = tempfile::tempdir().unwrap();
-    let port = Port::quiet(folder.path(), "story").await;
-    let mut peer = port.operator().await;
-    for (method, path) in [("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping")] {
-        refused(&peer.ask(method, path, b"").await, 501, None, Some("not_built"));
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn the_verbs_are_handed_to_the_scheduler_and_answered_as_vllm_does() {
     let folder = tempfile::tempdir().unwrap();
     let asleep = Arc::new(Mutex::new(None));
@@ -31,7 +21,9 @@ async fn the_verbs_are_handed_to_the_scheduler_and_answered_as_vllm_does() {
                 let refused = Err(Unable::Refused("asleep already".into()));
                 reply.send(if again { refused } else { Ok(()) }).unwrap();
             }
-            Call::WakeUp(reply) => reply.send(asleep.take().map(|_| ()).ok_or(Unable::NotBuilt)).unwrap(),
+            Call::WakeUp(reply) => {
+                reply.send(asleep.take().map(|_| ()).ok_or_else(|| Unable::Refused("awake".into()))).unwrap()
+            }
             Call::IsSleeping(reply) => reply.send(Ok(*asleep == Some(SleepLevel::Two))).unwrap(),
             Call::Grant(..) => panic!("not asked for"),
         }

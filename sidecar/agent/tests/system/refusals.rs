@@ -58,6 +58,7 @@ fn a_context_that_does_not_fit_its_kv_is_refused_with_both_sizes() {
     config.memory = MemoryConfig {
         guaranteed_kv_bytes: Some(needed_bytes),
         kv_limit_bytes: None,
+        host_kv_bytes: 0,
         max_remapped_percent: 100,
     };
     drop(Tenant::start(config));

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use sluice_agent::engine_child::EngineChild;
 use sluice_agent::metrics::Metrics;
+use sluice_agent::neighbours::call::Call;
 use sluice_agent::room::{DeviceFailed, InjectedFaults, LoadError, Loading, load};
 use sluice_agent::service::{Inbox, Message, Service, Status, Submission, Ticket, Update};
 use sluice_link::server::Listener;
@@ -68,7 +69,12 @@ pub fn config(model: &Path, memory_bytes: u64, policy: &str) -> SidecarConfig {
         },
         neighbourhood: None,
         policy: policy.into(),
-        memory: MemoryConfig { guaranteed_kv_bytes: None, kv_limit_bytes: None, max_remapped_percent: 100 },
+        memory: MemoryConfig {
+            guaranteed_kv_bytes: None,
+            kv_limit_bytes: None,
+            host_kv_bytes: 0,
+            max_remapped_percent: 100,
+        },
         slo: SloConfig::default(),
         order: "FirstCome".into(),
         pacing: "Immediate".into(),
@@ -83,6 +89,7 @@ pub fn config(model: &Path, memory_bytes: u64, policy: &str) -> SidecarConfig {
         },
         runtime_dir: PathBuf::new(),
         engine: EngineConfig { spawn: None, threads: 2 },
+        hibernate_after_seconds: None,
         drain_seconds: 1,
         journal: None,
         debug: DebugConfig { force_remap: None, poison: true, no_prefix_cache: false },
@@ -284,6 +291,12 @@ impl Tenant {
     /// Answers to requests that run one after the other.
     pub fn in_turn(&self, wanted: &[Wanted]) -> Vec<Answer> {
         wanted.iter().map(|wanted| self.collect(self.submit(wanted))).collect()
+    }
+
+    /// Asks what the admin port would ask.
+    pub fn call<T>(&self, question: impl FnOnce(tokio::sync::oneshot::Sender<T>) -> Call) -> T {
+        let asked = self.service.asked(PATIENCE, |answer| Message::Call(question(answer)));
+        self.runtime.block_on(asked).expect("the room answers")
     }
 
     /// Everything that the sidecar knows. In debug builds the room audits its backend for it.

@@ -44,14 +44,23 @@ impl Brain {
         self.rest
     }
 
-    /// All memory is to be given up. No step may begin before [`Brain::wake`]; requests that are open keep their KV as far
-    /// as the host tier has room. Without effect before the tenant has loaded.
-    pub fn hibernate(&mut self) {
+    /// All memory is to be given up. No step may begin before [`Brain::wake`]. With `keep_kv`, cache and the KV of open
+    /// requests are kept as far as the host tier has room, else nothing is. Without effect before the tenant has loaded.
+    pub fn hibernate(&mut self, keep_kv: bool) {
+        self.discard = !keep_kv;
         if self.loaded() && !matches!(self.rest, Rest::Falling | Rest::Asleep) {
             self.rest = Rest::Falling;
             self.trade.stuck = false;
             self.sate();
         }
+        if self.discard && self.rest == Rest::Asleep {
+            self.give_up_cache();
+        }
+    }
+
+    fn give_up_cache(&mut self) {
+        let given_up = self.kv.give_up_cache();
+        self.count_many(Reason::PrefixEvicted, given_up);
     }
 
     /// Memory is needed again.
@@ -119,10 +128,8 @@ impl Brain {
     }
 
     fn order_swap_out(&mut self, out: &mut Vec<Action>) {
-        if self.swap_failures >= SWAP_TRIES {
-            while self.kv.evict() {
-                self.count(Reason::PrefixEvicted);
-            }
+        if self.discard || self.swap_failures >= SWAP_TRIES {
+            self.give_up_cache();
             self.trade.stuck = self.kv.on_device() > 0;
             return;
         }

@@ -8,6 +8,9 @@ use crate::neighbours::grants::Nonce;
 use crate::params::PolicyName;
 use crate::revert::Pressure;
 
+/// Boundaries in a row without a request after which a borrower gives back all that it has, cache or not.
+const IDLE_BOUNDARIES: u32 = 8;
+
 impl Brain {
     /// Neighbours can be asked from now on, or no longer.
     pub fn set_traded(&mut self, traded: bool) {
@@ -57,7 +60,8 @@ impl Brain {
         waiting + made
     }
 
-    /// Borrowed chunks that were not needed for a while, own layers come back first.
+    /// Borrowed chunks that were not needed for a while, own layers come back first. Without requests that is all of them:
+    /// what a neighbour lent is not for a cache that nobody asks for.
     pub fn take_spare_loan(&mut self) -> u32 {
         let left = self.trade.borrowed.saturating_sub(self.promised(Claim::Debt));
         if self.rest == Rest::Asleep {
@@ -67,6 +71,10 @@ impl Brain {
         if left == 0 || away || self.goal.is_some() || self.hungry().is_some() {
             self.trade.calm.reset();
             return 0;
+        }
+        self.trade.idle = if self.kv.open_requests() == 0 { self.trade.idle + 1 } else { 0 };
+        if self.trade.idle >= IDLE_BOUNDARIES {
+            return left;
         }
         let bytes = |chunks: u32| u64::from(chunks) * self.geometry.chunk_bytes;
         let used = self.kv.frames().used_blocks().saturating_sub(self.kv.evictable_blocks());

@@ -108,6 +108,8 @@ pub(super) struct Trade {
     pub denied: bool,
     /// Boundaries at which borrowed chunks were not needed.
     pub calm: Hysteresis,
+    /// Boundaries without a request, while chunks are borrowed.
+    pub idle: u32,
     pub ended: Vec<Traded>,
 }
 
@@ -130,6 +132,7 @@ impl Trade {
             hungry: None,
             denied: false,
             calm,
+            idle: 0,
             ended: Vec::new(),
         }
     }

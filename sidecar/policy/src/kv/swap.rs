@@ -77,6 +77,21 @@ impl Kv {
         (evicted, self.on_device().saturating_sub(self.tier.room()))
     }
 
+    /// Gives up all cache, on the device and in the host tier. Returns the columns given up.
+    pub fn give_up_cache(&mut self) -> u32 {
+        let mut count = 0;
+        while self.evict() {
+            count += 1;
+        }
+        while let Some((stamp, id)) = self.tier.oldest() {
+            let content = self.columns.get(id).content.as_ref().expect("an idle column is shareable");
+            self.tier.use_again(stamp, content.parent, id);
+            self.give_up(id);
+            count += 1;
+        }
+        count
+    }
+
     /// Everything on the device goes to the host tier, those that nobody uses in the order in which they were let go.
     ///
     /// # Panics

@@ -12,11 +12,11 @@ impl Core {
     pub(super) fn sleep(&mut self, order: Sleep) {
         match order {
             Sleep::Idle if self.busy() => {}
-            Sleep::Idle => self.brain.hibernate(),
+            Sleep::Idle => self.brain.hibernate(true),
             // At the next boundary: a step may run, or wait to be replayed.
-            Sleep::Ordered => self.told_to_sleep = true,
+            Sleep::Ordered | Sleep::Discard => self.told_to_sleep = Some(order),
             Sleep::WakeUp => {
-                self.told_to_sleep = false;
+                self.told_to_sleep = None;
                 self.brain.wake();
             }
         }
@@ -29,8 +29,8 @@ impl Core {
 
     /// Work wakes a tenant, unless it was told to sleep. One that falls asleep keeps nobody running.
     pub(super) fn rest_or_rise(&mut self) {
-        if self.told_to_sleep {
-            self.brain.hibernate();
+        if let Some(order) = self.told_to_sleep {
+            self.brain.hibernate(order == Sleep::Ordered);
         } else if self.busy() {
             self.brain.wake();
         }

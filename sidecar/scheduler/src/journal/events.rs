@@ -16,7 +16,7 @@ use crate::event::{Event, Request, Sleep};
 const FAILURES: [Failure; 4] =
     [Failure::OutOfMemory, Failure::CopyFailed, Failure::Dropped, Failure::Refused];
 
-const SLEEPS: [Sleep; 3] = [Sleep::Idle, Sleep::Ordered, Sleep::WakeUp];
+const SLEEPS: [Sleep; 4] = [Sleep::Idle, Sleep::Ordered, Sleep::Discard, Sleep::WakeUp];
 
 const SAMPLE_FAILURES: [SampleFailure; 1] = [SampleFailure::NoCandidate];
 

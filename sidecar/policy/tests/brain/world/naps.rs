@@ -12,7 +12,7 @@ impl World {
             self.tables.remove(&request.id);
             self.waiting.push_front(request);
         }
-        self.brain.hibernate();
+        self.brain.hibernate(true);
     }
 
     /// Now and then the tenant is put to sleep, and, as there is work, woken.

@@ -1,0 +1,63 @@
+//! Tenants that sleep: their memory serves others, their conversations go on.
+
+use std::time::Duration;
+
+use sluice_wire::state::Phase;
+
+use crate::support::tenant::{greedy, prompt};
+use crate::support::trio::place;
+use crate::support::{Tenant, World, Yaml};
+
+/// 21 MiB of weights each; the neighbour's weights and some KV beside.
+const MODEL: &str = "--layers 16 --hidden 256 --heads 8 --kv-heads 4 --intermediate 640";
+const ASLEEP: &str = "pacing: {mode: Immediate}, memory: {hostKv: 8Mi}, \
+                      idle: {afterSeconds: 1, hibernateAfterSeconds: 2}, drainSeconds: 2";
+const AWAKE: &str = "pacing: {mode: Immediate}, drainSeconds: 2";
+
+async fn hibernated(tenant: &Tenant) {
+    tenant.until("it hibernates", |state| state.phase == Phase::Hibernated).await;
+    let state = tenant.state().await;
+    assert_eq!(state.memory.owners.weights_layers_bytes + state.memory.owners.kv_bytes, 0, "{state:?}");
+    assert!(state.memory.balances(), "{:?}", state.memory);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sleeping_tenant_lends_all_it_has_and_wakes_for_its_next_request() {
+    let world = World::new();
+    let mut yaml = Yaml::pool("72Mi");
+    for (seed, (name, spec)) in [("sleeper", ASLEEP), ("worker", AWAKE)].into_iter().enumerate() {
+        let folder = world.model(&format!("model-{name}"), &format!("{MODEL} --seed {seed}"));
+        yaml = yaml.tenant(name, &folder, ", maxModelLen: 256", spec);
+    }
+    (yaml.link, yaml.chunk, yaml.policy) = (Some("2Gi"), Some("64Ki"), "Oneiros");
+    yaml.sharing = Some("{mode: Spatial}");
+    yaml.remap = Some("{minResidenceMilliseconds: 0}");
+    let mut up = world.up(&yaml, &["--poison"]);
+    let (sleeper, worker) = (up.ready("sleeper").await, up.ready("worker").await);
+    let question = greedy(&prompt(1, 100), 40);
+    let answer = sleeper.complete(&question).await.unwrap();
+    hibernated(&sleeper).await;
+    let floor = place(&sleeper.state().await).floor_bytes;
+
+    // More KV than the worker's own: it grows into what the sleeper does not need, beyond its floor.
+    let load: Vec<_> = (0..40)
+        .map(|seed| {
+            let worker = worker.clone();
+            tokio::spawn(async move { worker.complete(&greedy(&prompt(seed, 100), 100)).await })
+        })
+        .collect();
+    let lent = |state: &sluice_wire::State| place(state).lent_bytes > place(state).share_bytes - floor;
+    sleeper.until("its floor is lent, too", lent).await;
+    assert_eq!(
+        sleeper.complete(&question).await.unwrap(),
+        answer,
+        "it takes its memory back and says the same"
+    );
+    let state = sleeper.state().await;
+    assert!(place(&state).held_bytes >= floor && state.figures.steps_total > 0, "{state:?}");
+    for request in load {
+        request.await.unwrap().unwrap();
+    }
+    tokio::time::timeout(Duration::from_secs(60), hibernated(&sleeper)).await.unwrap();
+    up.end_cleanly().await;
+}

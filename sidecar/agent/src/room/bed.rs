@@ -1,0 +1,104 @@
+//! When the tenant sleeps: after a time without requests, or when told to; and who is told that it does.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sluice_memory::HostMemory;
+use sluice_policy::brain::Rest;
+use sluice_scheduler::{Core, Driver, Event, Sleep};
+use tokio::sync::oneshot;
+
+use super::body::LinkCompute;
+use crate::directive::Directives;
+use crate::neighbours::call::{Call, SleepLevel, Unable};
+
+type Answer = oneshot::Sender<Result<(), Unable>>;
+
+/// What the room remembers of sleep.
+pub struct Bed {
+    after: Option<Duration>,
+    /// Says when, if it says anything.
+    directives: Option<Arc<Directives>>,
+    idle_since: Option<Instant>,
+    held_since: Option<Instant>,
+    /// Who waits until it sleeps, and who until it is awake.
+    sleeps: Vec<Answer>,
+    wakes: Vec<Answer>,
+}
+
+impl Bed {
+    /// A tenant that sleeps after so many seconds without requests, unless a directive says otherwise.
+    pub fn new(after_seconds: Option<u32>, directives: Option<Arc<Directives>>) -> Bed {
+        let after = after_seconds.map(|seconds| Duration::from_secs(u64::from(seconds)));
+        Bed { after, directives, idle_since: None, held_since: None, sleeps: Vec::new(), wakes: Vec::new() }
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        let in_force = self.directives.as_ref().and_then(|directives| directives.in_force());
+        let told = in_force.map(|in_force| in_force.directive.tenant.hibernate_after_seconds);
+        told.map_or(self.after, |seconds| seconds.map(|seconds| Duration::from_secs(u64::from(seconds))))
+    }
+
+    /// It is time to sleep. Told once for each time without requests.
+    pub fn tired(&mut self, core: &Core) -> bool {
+        let snapshot = core.snapshot();
+        let idle =
+            snapshot.serving && snapshot.rest == Rest::Awake && snapshot.waiting + snapshot.running == 0;
+        if !idle {
+            self.idle_since = None;
+            return false;
+        }
+        let since = *self.idle_since.get_or_insert_with(Instant::now);
+        self.patience().is_some_and(|after| since.elapsed() >= after)
+    }
+
+    /// How long requests have been held because the tenant holds no memory.
+    pub fn held(&mut self, rest: Rest, requests: bool) -> Duration {
+        if rest == Rest::Awake || !requests {
+            self.held_since = None;
+        } else {
+            self.held_since.get_or_insert_with(Instant::now);
+        }
+        self.held_since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// Takes what is about sleep, and hands everything else back.
+    pub fn call(&mut self, call: Call, driver: &mut Driver<HostMemory, LinkCompute>) -> Option<Call> {
+        // Whoever asked may have gone, here as below.
+        match call {
+            Call::Sleep(_, answer) | Call::WakeUp(answer) if !driver.core().brain().loaded() => {
+                let _ = answer.send(Err(Unable::Refused("the tenant has not loaded".into())));
+            }
+            Call::Sleep(level, answer) => {
+                let order = if level == SleepLevel::One { Sleep::Ordered } else { Sleep::Discard };
+                driver.push(Event::Sleep(order));
+                overtaken(&mut self.wakes, "it was told to sleep meanwhile");
+                self.sleeps.push(answer);
+            }
+            Call::WakeUp(answer) => {
+                driver.push(Event::Sleep(Sleep::WakeUp));
+                overtaken(&mut self.sleeps, "it was woken meanwhile");
+                self.wakes.push(answer);
+            }
+            Call::IsSleeping(answer) => {
+                let _ = answer.send(Ok(driver.core().brain().rest() != Rest::Awake));
+            }
+            other @ Call::Grant(..) => return Some(other),
+        }
+        None
+    }
+
+    /// Tells those who wait for what has happened.
+    pub fn answer(&mut self, rest: Rest) {
+        let happened = match rest {
+            Rest::Asleep => &mut self.sleeps,
+            Rest::Awake => &mut self.wakes,
+            Rest::Falling | Rest::Rising => return,
+        };
+        happened.drain(..).for_each(|answer| drop(answer.send(Ok(()))));
+    }
+}
+
+fn overtaken(waiting: &mut Vec<Answer>, why: &str) {
+    waiting.drain(..).for_each(|answer| drop(answer.send(Err(Unable::Refused(why.into())))));
+}

@@ -1,0 +1,158 @@
+//! A tenant that gives up all device memory, with a real engine: its conversations go on.
+
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+use sluice_agent::neighbours::call::{Call, SleepLevel};
+use sluice_scheduler::{Finish, Outage};
+use sluice_wire::config::SidecarConfig;
+use sluice_wire::state::{Phase, State};
+
+use crate::golden::reference;
+use crate::support::{Tenant, Wanted, assert_same, config, fitting, slowed, times};
+
+const HOST_KV: u64 = 4 << 20;
+
+/// The reference model with room for KV in host memory.
+fn sleeper() -> Option<SidecarConfig> {
+    let mut config = config(&reference()?, 16 << 20, "Oneiros");
+    config.memory.host_kv_bytes = HOST_KV;
+    Some(config)
+}
+
+fn prompt(seed: u32, tokens: u32) -> Vec<u32> {
+    (0..tokens).map(|at| (at * 7 + seed * 31) % 400 + 5).collect()
+}
+
+fn asleep(state: &State) -> bool {
+    state.phase == Phase::Hibernated
+}
+
+/// It holds nothing, and its books say so.
+fn assert_bare(state: &State) {
+    let owners = &state.memory.owners;
+    assert_eq!(owners.free_bytes, state.memory.capacity_bytes, "{owners:?}");
+    assert!(state.memory.balances(), "{:?}", state.memory);
+    assert_eq!(state.kv.blocks_total, 0);
+}
+
+fn sleep(tenant: &Tenant, level: SleepLevel) -> State {
+    tenant.call(|answer| Call::Sleep(level, answer)).unwrap();
+    let state = tenant.state();
+    assert!(tenant.call(Call::IsSleeping).unwrap());
+    assert_bare(&state);
+    state
+}
+
+fn wake(tenant: &Tenant) {
+    tenant.call(Call::WakeUp).unwrap();
+    assert!(!tenant.call(Call::IsSleeping).unwrap());
+}
+
+#[test]
+fn an_idle_tenant_hibernates_and_its_conversation_goes_on_without_being_computed_again() {
+    let Some(mut config) = sleeper() else { return };
+    let first = Wanted::greedy(&prompt(1, 70), 40);
+    let (answer, expected, question) = {
+        let tenant = Tenant::start(config.clone());
+        let answer = tenant.collect(tenant.submit(&first));
+        let said: Vec<_> = first.prompt.iter().chain(&answer.tokens).copied().chain(prompt(2, 9)).collect();
+        let question = Wanted::greedy(&said, 30);
+        (answer, tenant.collect(tenant.submit(&question)), question)
+    };
+    config.hibernate_after_seconds = Some(1);
+    let tenant = Tenant::start(config);
+    assert_same(&[tenant.collect(tenant.submit(&first))], &[answer], "before");
+    let state = tenant.state_when("hibernated", asleep);
+    assert_bare(&state);
+    assert_eq!(state.kv.host_blocks_used, 6 * 5, "the six full columns of 110 tokens, in five layers");
+    let before = state.figures.prefill_tokens_total;
+    assert_same(&[tenant.collect(tenant.submit(&question))], &[expected], "after");
+    let state = tenant.state_when("hibernated again", asleep);
+    let computed = state.figures.prefill_tokens_total - before;
+    assert_eq!(
+        computed,
+        question.prompt.len() as u64 - 6 * 16,
+        "what was said before was not computed again"
+    );
+    assert_eq!((times(&state, "swap_in"), times(&state, "swap_out")), (1, 2));
+    tenant.assert_nothing_leaks("after two naps");
+}
+
+#[test]
+fn requests_wait_with_their_kv_while_the_tenant_was_told_to_sleep() {
+    let Some(config) = sleeper() else { return };
+    let wanted: Vec<_> = (0..4).map(|seed| Wanted::greedy(&prompt(seed, 40 + seed), 60)).collect();
+    let expected = Tenant::start(config.clone()).together(&wanted);
+    let tenant = Tenant::start_with(config, slowed(Duration::from_millis(2)));
+    let mut tickets: Vec<_> = wanted.iter().map(|wanted| tenant.submit(wanted)).collect();
+    tenant.state_when("they run", |state| state.figures.steps_total > 10);
+    let state = sleep(&tenant, SleepLevel::One);
+    assert_eq!((state.queue.waiting, state.queue.running), (4, 0));
+    tickets.push(tenant.submit(&wanted[0]));
+    let engine = tenant.state().engine.pid.expect("it has an engine");
+    rustix::process::kill_process(Pid::from_raw(engine.cast_signed()).unwrap(), Signal::KILL).unwrap();
+    tenant.state_when("another engine", |state| state.engine.pid.is_some_and(|pid| pid != engine));
+    assert!(asleep(&tenant.state()), "neither a request nor a new engine wakes it");
+    wake(&tenant);
+    let mut answers: Vec<_> = tickets.into_iter().map(|ticket| tenant.collect(ticket)).collect();
+    assert_same(&[answers.pop().unwrap()], &expected[..1], "the request that came while it slept");
+    assert_same(&answers, &expected, "those that ran before");
+    let figures = tenant.assert_nothing_leaks("awake").figures;
+    assert_eq!((figures.preemptions_total, figures.recomputed_tokens_total), (0, 0));
+}
+
+#[test]
+fn level_two_keeps_no_kv_and_no_token_changes() {
+    let Some(config) = sleeper() else { return };
+    let wanted: Vec<_> = (0..3).map(|seed| Wanted::greedy(&prompt(seed, 40), 60)).collect();
+    let expected = Tenant::start(config.clone()).together(&wanted);
+    let tenant = Tenant::start_with(config, slowed(Duration::from_millis(2)));
+    let tickets: Vec<_> = wanted.iter().map(|wanted| tenant.submit(wanted)).collect();
+    tenant.state_when("they run", |state| state.figures.steps_total > 10);
+    let state = sleep(&tenant, SleepLevel::Two);
+    assert_eq!(state.kv.host_blocks_used, 0);
+    wake(&tenant);
+    let answers: Vec<_> = tickets.into_iter().map(|ticket| tenant.collect(ticket)).collect();
+    assert_same(&answers, &expected, "computed again");
+    assert!(tenant.assert_nothing_leaks("awake").figures.recomputed_tokens_total > 0);
+}
+
+#[test]
+fn under_pressure_with_moving_layers_naps_change_no_bit() {
+    let Some(config) = sleeper() else { return };
+    let wanted: Vec<_> = (0..6).map(|seed| Wanted::greedy(&prompt(seed, 50), 80)).collect();
+    let expected = Tenant::start(config.clone()).together(&wanted);
+    let short = fitting(&config, 640 << 10);
+    let tenant = Tenant::start_with(short, slowed(Duration::from_micros(200)));
+    let tickets: Vec<_> = wanted.iter().map(|wanted| tenant.submit(wanted)).collect();
+    for nap in 1..=4 {
+        tenant.state_when("they run", |state| state.figures.steps_total > 15 * nap);
+        sleep(&tenant, SleepLevel::One);
+        wake(&tenant);
+    }
+    let answers: Vec<_> = tickets.into_iter().map(|ticket| tenant.collect(ticket)).collect();
+    assert_same(&answers, &expected, "four naps");
+    tenant.assert_nothing_leaks("after four naps");
+}
+
+#[test]
+fn a_request_is_not_held_for_ever() {
+    let Some(mut config) = sleeper() else { return };
+    config.limits.hold_seconds = 1;
+    let tenant = Tenant::start(config);
+    sleep(&tenant, SleepLevel::One);
+    let (answer, finish) = tenant.finish(tenant.submit(&Wanted::greedy(&prompt(1, 20), 5)));
+    assert!(answer.tokens.is_empty());
+    assert_eq!(finish, Finish::Unavailable(Outage::Asleep { held_seconds: 1 }));
+    wake(&tenant);
+    assert_eq!(tenant.collect(tenant.submit(&Wanted::greedy(&prompt(1, 20), 5))).tokens.len(), 5);
+}
+
+#[test]
+fn host_memory_that_does_not_hold_weights_and_kv_is_refused_by_name() {
+    let Some(mut config) = sleeper() else { return };
+    config.gpu.host_memory_bytes = Some(HOST_KV);
+    let error = sluice_agent::room::load(config).map(drop).expect_err("too little").to_string();
+    assert!(error.contains("memory.host_kv_bytes") && error.contains("4194304"), "{error}");
+}
