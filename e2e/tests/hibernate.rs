@@ -8,8 +8,8 @@ use crate::support::tenant::{greedy, prompt};
 use crate::support::trio::place;
 use crate::support::{Tenant, World, Yaml};
 
-/// 21 MiB of weights each; the neighbour's weights and some KV beside.
-const MODEL: &str = "--layers 16 --hidden 256 --heads 8 --kv-heads 4 --intermediate 640";
+/// 21 MiB of weights each. A request of the load grows to 10 blocks of 16 KiB in each of 16 layers.
+const MODEL: &str = "--layers 16 --hidden 256 --heads 8 --kv-heads 8 --intermediate 512";
 const ASLEEP: &str = "pacing: {mode: Immediate}, memory: {hostKv: 8Mi}, \
                       idle: {afterSeconds: 1, hibernateAfterSeconds: 2}, drainSeconds: 2";
 const AWAKE: &str = "pacing: {mode: Immediate}, drainSeconds: 2";
@@ -40,10 +40,10 @@ async fn a_sleeping_tenant_lends_all_it_has_and_wakes_for_its_next_request() {
     let floor = place(&sleeper.state().await).floor_bytes;
 
     // More KV than the worker's own: it grows into what the sleeper does not need, beyond its floor.
-    let load: Vec<_> = (0..40)
+    let load: Vec<_> = (0..16)
         .map(|seed| {
             let worker = worker.clone();
-            tokio::spawn(async move { worker.complete(&greedy(&prompt(seed, 100), 100)).await })
+            tokio::spawn(async move { worker.complete(&greedy(&prompt(seed, 100), 60)).await })
         })
         .collect();
     let lent = |state: &sluice_wire::State| place(state).lent_bytes > place(state).share_bytes - floor;

@@ -184,7 +184,7 @@ impl Trader {
     /// Called at every boundary, before the next step is prepared.
     pub fn boundary(&mut self, now: Nanos, brain: &mut Brain, out: &mut Vec<Action>) {
         self.take_outcomes(now, brain);
-        self.book.set_floor(brain.floor_chunks());
+        self.book.set_floor(brain.unlent_floor_chunks());
         if brain.awaited_chunks() > 0 {
             self.claim(now, brain.awaited_chunks());
         }

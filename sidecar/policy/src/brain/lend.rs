@@ -58,7 +58,12 @@ impl Brain {
 
     /// Chunks that the tenant can never lend while it is not hibernated.
     pub fn floor_chunks(&self) -> u32 {
-        if self.rest == Rest::Asleep { 0 } else { self.sizes.floor(&self.params) }
+        self.sizes.floor(&self.params)
+    }
+
+    /// Chunks that it does not lend now.
+    pub fn unlent_floor_chunks(&self) -> u32 {
+        if self.rest == Rest::Asleep { 0 } else { self.floor_chunks() }
     }
 
     /// Layers without memory: lent, and not back.
@@ -115,7 +120,7 @@ impl Brain {
         }
         let own = self.trade.share - self.trade.lent;
         let idle = self.vacant_chunks() + self.idle_frames() + self.lendable_weights();
-        idle.min(own.saturating_sub(self.floor_chunks())).saturating_sub(self.promised(Claim::Loan))
+        idle.min(own.saturating_sub(self.unlent_floor_chunks())).saturating_sub(self.promised(Claim::Loan))
     }
 
     /// Chunks are to go to a neighbour. How it ended is told by [`Brain::take_traded`].
@@ -127,7 +132,10 @@ impl Brain {
         match claim {
             Claim::Loan => {
                 let left = (self.trade.share - self.trade.lent).checked_sub(promised);
-                assert!(left.is_some_and(|left| left >= self.floor_chunks()), "a tenant keeps its floor");
+                assert!(
+                    left.is_some_and(|left| left >= self.unlent_floor_chunks()),
+                    "a tenant keeps its floor"
+                );
             }
             Claim::Debt => assert!(promised <= self.trade.borrowed, "a debt was borrowed"),
         }
