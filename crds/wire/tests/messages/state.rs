@@ -88,6 +88,8 @@ fn state() -> State {
             draining_frames: 2,
             fragmentation_permille: 35,
             utilisation_permille: 651,
+            host_blocks_used: 96,
+            host_blocks_limit: 2048,
         },
         queue: Queue { waiting: 3, running: 8, preempted: 1 },
         streams: Streams { open: 11, deposit_tokens: 42 },
@@ -182,7 +184,8 @@ fn the_message_is_written_as_committed() {
 
 #[test]
 fn a_message_of_an_older_writer_is_read_with_defaults_for_what_it_lacks() {
-    let older = State { neighbourhood: None, activity: Activity::default(), ..state() };
+    let kv = KvState { host_blocks_used: 0, host_blocks_limit: 0, ..state().kv };
+    let older = State { kv, neighbourhood: None, activity: Activity::default(), ..state() };
     assert_eq!(State::from_json(FIRST.as_bytes()).expect("still readable"), older);
 }
 
