@@ -32,11 +32,16 @@ impl Quota for SeatQuota {
     }
 
     fn earmark(&self, earmark: Earmark, bytes: u64, spare_bytes: u64) -> Result<(), QuotaError> {
+        // Who is dead needs no promise: the bytes are free for the next life, which may have those that were never
+        // reserved already.
+        if !self.0.sees(&earmark.peer).map_err(refused)? {
+            self.0.release(bytes);
+            return Ok(());
+        }
         self.0.reserve(spare_bytes).map_err(refused)?;
         let all = bytes + spare_bytes;
         match self.0.earmark(&earmark.peer, all, earmark.nonce.0) {
             Ok(()) => Ok(()),
-            // Who is dead needs no promise: the bytes are free for the next life.
             Err(LedgerError::Gone { .. }) => {
                 self.0.release(all);
                 Ok(())

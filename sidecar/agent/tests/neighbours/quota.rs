@@ -3,6 +3,7 @@
 use sluice_agent::neighbours::quota::SeatQuota;
 use sluice_memory::Quota;
 use sluice_policy::action::Earmark;
+use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::grants::Nonce;
 
 use super::desk::{CHUNK, seats};
@@ -19,4 +20,16 @@ fn a_promise_of_another_size_than_announced_goes_back_to_its_lender_whole() {
     assert_eq!((borrower.held_bytes(), counted()), (0, 10 * CHUNK), "no byte is lost");
     assert_eq!(lender.take_back(9), Ok(4 * CHUNK));
     assert_eq!((lender.held_bytes(), counted()), (10 * CHUNK, 10 * CHUNK));
+}
+
+#[test]
+fn a_debt_to_the_dead_needs_no_bytes_that_the_next_life_has_taken() {
+    let (_folder, [other, borrower]) = seats(["story", "code"]);
+    let dead = Peer { instance: other.peer().instance + 1000, ..other.peer() };
+    let capacity = borrower.audit().unwrap().capacity_bytes;
+    other.reserve(capacity - 3 * CHUNK).unwrap();
+    borrower.reserve(3 * CHUNK).unwrap();
+    let debt = Earmark { peer: dead, nonce: Nonce(9) };
+    SeatQuota(borrower.clone()).earmark(debt, CHUNK, CHUNK).unwrap();
+    assert_eq!(borrower.held_bytes(), 2 * CHUNK, "one that existed and one that never did");
 }

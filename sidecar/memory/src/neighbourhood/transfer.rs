@@ -142,6 +142,16 @@ impl Seat {
         Ok(cleared)
     }
 
+    /// Whether this life of a participant is not over.
+    pub fn sees(&self, peer: &Peer) -> Result<bool, LedgerError> {
+        let _guard = self.shared.lock()?;
+        match self.living_peer(peer) {
+            Ok(_) => Ok(true),
+            Err(LedgerError::Gone { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     fn living_peer(&self, peer: &Peer) -> Result<Record<'_>, LedgerError> {
         let gone = LedgerError::Gone { peer: *peer };
         if peer.index >= super::layout::RECORDS || peer.instance == 0 {

@@ -285,8 +285,9 @@ impl Brain {
 
     fn order_lend(&mut self, parting: Parting, out: &mut Vec<Action>) {
         let Parting { earmark, chunks, claim } = parting;
-        let going: Vec<_> = self.ledger.free().take(chunks as usize).collect();
-        let spare_chunks = chunks - going.len() as u32;
+        // What was never made goes first: nothing else would make it.
+        let spare_chunks = self.spare_chunks().min(chunks);
+        let going: Vec<_> = self.ledger.free().take((chunks - spare_chunks) as usize).collect();
         for chunk in &going {
             self.ledger.hand_over(*chunk, Owner::Free, Owner::Earmarked(earmark.peer));
         }

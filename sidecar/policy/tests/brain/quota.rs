@@ -91,12 +91,12 @@ impl Ledger {
 
     fn earmark(&mut self, life: u64, Earmark { peer, nonce }: Earmark, chunks: u32, spare: u32) -> bool {
         let to = peer.instance;
+        if !self.lives(to) {
+            self.release(life, chunks);
+            return true;
+        }
         if !self.reserve(life, spare) {
             return false;
-        }
-        if !self.lives(to) {
-            self.release(life, chunks + spare);
-            return true;
         }
         let used = self.record(life).earmarks.contains_key(&nonce.0)
             || self.record(to).accepted.contains(&(life, nonce.0));

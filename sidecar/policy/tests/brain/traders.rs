@@ -93,6 +93,26 @@ fn bytes_of_which_no_chunk_can_be_made_go_home() {
     }
 }
 
+/// A free chunk went for one that was never made, which nobody made then.
+#[test]
+fn what_was_never_made_goes_home_before_what_exists() {
+    let trouble = Case { loss: 53, doubles: 125, faults: 9, unmade: 1, kills: 4, deaths: 1, ..calm(false) };
+    let mut town = Town::new(&Case { tenants: 4, extra_kv: 6, seed: 12_132_025_877_032_656_000, ..trouble });
+    town.run();
+    town.settle();
+}
+
+/// The next life of the lender had the bytes of a chunk that was never made: there was nothing to give back.
+#[test]
+fn what_was_never_made_is_not_owed_to_the_dead() {
+    let trouble = Case { loss: 6, faults: 25, unmade: 2, kills: 3, deaths: 3, ..calm(true) };
+    let slabs = vec![2, 1, 1, 2, 2, 2, 1];
+    let mut town =
+        Town::new(&Case { tenants: 2, slabs, extra_kv: 2, seed: 3_796_915_990_984_269_167, ..trouble });
+    town.run();
+    town.settle();
+}
+
 /// Makes the floor of a later life its share.
 const LATER_FLOOR: u32 = 20;
 
