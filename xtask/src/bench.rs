@@ -7,6 +7,7 @@ mod machine;
 mod neighbours;
 mod policies;
 mod statistics;
+mod wake;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -31,6 +32,8 @@ enum Commands {
     Policies(policies::PolicyArgs),
     /// Compare rules by which three tenants share a GPU, under skewed and under alternating load.
     Neighbours(neighbours::NeighbourArgs),
+    /// Measure the first token of a tenant that was hibernated, against its bound.
+    Wake(wake::WakeArgs),
 }
 
 /// Runs one benchmark; `false` says that a limit was not kept and the table says which.
@@ -39,5 +42,6 @@ pub fn run(workspace: &Workspace, args: &BenchArgs) -> Result<bool> {
         Commands::Budgets(args) => budgets::run(workspace, args),
         Commands::Policies(args) => policies::run(workspace, args),
         Commands::Neighbours(args) => neighbours::run(workspace, args),
+        Commands::Wake(args) => wake::run(workspace, args),
     }
 }

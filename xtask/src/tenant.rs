@@ -131,11 +131,16 @@ impl Tenant<'_> {
         self.0.files()
     }
 
+    /// What the sidecar wrote of itself.
+    pub fn record(&self) -> Result<Value> {
+        let file = self.0.runtime().join("default.bench/sidecar.json");
+        let record = std::fs::read(&file).with_context(|| file.display().to_string())?;
+        serde_json::from_slice(&record).with_context(|| file.display().to_string())
+    }
+
     /// Process id of the sidecar.
     pub fn pid(&self) -> Result<u32> {
-        let folder = self.0.runtime().join("default.bench/sidecar.json");
-        let record = std::fs::read(&folder).with_context(|| folder.display().to_string())?;
-        let record: Value = serde_json::from_slice(&record)?;
+        let record = self.record()?;
         record["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).context("a record without a pid")
     }
 

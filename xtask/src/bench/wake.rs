@@ -1,0 +1,269 @@
+//! `cargo xtask bench wake`: the first token of a tenant that had given up all its memory, against what copying its weights
+//! behind one prompt allows (DESIGN 6, Waking), and against the bare copy of the same bytes.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::machine;
+use super::statistics::{cell, middle};
+use crate::neighbours::MODEL;
+use crate::run::Stop;
+use crate::tenant::{self, Device, Setup, Tenant, World};
+use crate::workspace::Workspace;
+
+/// Copy of a layer against the prompt's time in it: compute hides the copies, both are equal, copies hide compute.
+const RATIOS: [f64; 3] = [0.5, 1.0, 2.0];
+/// The first token may take so much longer than the bound (DESIGN 6).
+const LIMIT: f64 = 1.15;
+const MIB: u64 = 1 << 20;
+/// Characters of a prompt, each a token or a part of one.
+const PROMPT: usize = 256;
+/// Longest wait for an answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Options of `cargo xtask bench wake`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct WakeArgs {
+    /// Times that the tenant sleeps, for each ratio.
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(3..))]
+    repetitions: u32,
+    /// Take the binaries in this folder instead of building them.
+    #[arg(long, value_name = "DIR")]
+    bins: Option<PathBuf>,
+    /// Also write every sample to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// What a model needs, from its state while it is awake.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    layers: f64,
+    layer_bytes: f64,
+    global_bytes: f64,
+}
+
+/// Milliseconds to the first token at one ratio.
+#[derive(Clone, Debug)]
+struct Samples {
+    ratio: f64,
+    link_bytes_per_s: f64,
+    awake: Vec<f64>,
+    woken: Vec<f64>,
+}
+
+impl Samples {
+    /// The least time that waking can take: with T_p from the prompt while awake and T_T from the link, all n layers
+    /// missing, the global weights first. Milliseconds.
+    fn bound(&self, shape: Shape) -> f64 {
+        let prompt = middle(&self.awake) / shape.layers;
+        let layer = self.copy(shape.layer_bytes);
+        let behind = (layer + shape.layers * prompt).max(shape.layers * layer + prompt);
+        self.copy(shape.global_bytes) + behind
+    }
+
+    /// The bare copy of all weights, milliseconds.
+    fn bare(&self, shape: Shape) -> f64 {
+        self.copy(shape.global_bytes + shape.layers * shape.layer_bytes)
+    }
+
+    fn copy(&self, bytes: f64) -> f64 {
+        bytes / self.link_bytes_per_s * 1e3
+    }
+}
+
+/// Measures; `false` if a median is above the limit.
+pub fn run(workspace: &Workspace, args: &WakeArgs) -> Result<bool> {
+    let stop = Stop::on_signals()?;
+    let world = match &args.bins {
+        Some(bins) => World::with_binaries(bins, &stop, None, MODEL)?,
+        None => {
+            tenant::build(workspace, &stop)?;
+            World::new(workspace, &stop, None, MODEL)?
+        }
+    };
+    let machine = machine::describe();
+    let (shape, prompt_ms) = calibrate(&world, args.repetitions)?;
+    let mut all = Vec::new();
+    for ratio in RATIOS {
+        let link = shape.layer_bytes / (ratio * prompt_ms / shape.layers / 1e3);
+        eprintln!("T_T / T_p = {ratio}: a link of {:.0} MiB/s", link / MIB as f64);
+        all.push(measure(&world, ratio, link, args.repetitions)?);
+    }
+    let mut report = machine::report(workspace, machine);
+    println!("{}{}", machine::heading(&report), heading(shape));
+    let passed = all.iter().filter(|samples| print(samples, shape)).count();
+    if let Some(file) = &args.json {
+        report["ratios"] = all.iter().map(|samples| told(samples, shape)).collect();
+        std::fs::write(file, serde_json::to_string_pretty(&report)? + "\n")
+            .with_context(|| file.display().to_string())?;
+    }
+    Ok(passed == all.len())
+}
+
+fn heading(shape: Shape) -> String {
+    format!(
+        "{} layers of {:.0} KiB and {:.0} KiB of other weights; times to the first token of {PROMPT} characters, median (range)\n\n\
+         {:>9} {:>26} {:>26} {:>10} {:>10} {:>8}",
+        shape.layers,
+        shape.layer_bytes / 1024.0,
+        shape.global_bytes / 1024.0,
+        "T_T / T_p",
+        "awake, ms",
+        "hibernated, ms",
+        "bound, ms",
+        "copy, ms",
+        "of bound"
+    )
+}
+
+/// One line; whether the median keeps the limit.
+fn print(samples: &Samples, shape: Shape) -> bool {
+    let of_bound = middle(&samples.woken) / samples.bound(shape);
+    println!(
+        "{:>9} {:>26} {:>26} {:>10.1} {:>10.1} {of_bound:>8.2}  {}",
+        samples.ratio,
+        cell(&samples.awake, 1),
+        cell(&samples.woken, 1),
+        samples.bound(shape),
+        samples.bare(shape),
+        if of_bound <= LIMIT { "PASS" } else { "FAIL" }
+    );
+    of_bound <= LIMIT
+}
+
+fn told(samples: &Samples, shape: Shape) -> Value {
+    json!({
+        "ratio": samples.ratio,
+        "link_bytes_per_s": samples.link_bytes_per_s,
+        "awake_ms": samples.awake,
+        "hibernated_ms": samples.woken,
+        "bound_ms": samples.bound(shape),
+        "copy_ms": samples.bare(shape),
+    })
+}
+
+fn setup(link_bytes_per_s: Option<u64>) -> Setup<'static> {
+    let device = Device { memory_bytes: 160 * MIB, chunk_bytes: MIB / 16, link_bytes_per_s };
+    Setup { policy: "Oneiros", device, context: 512, paced: false, threads: None }
+}
+
+/// Sizes, and the prompt's time while the tenant is awake.
+fn calibrate(world: &World, repetitions: u32) -> Result<(Shape, f64)> {
+    let tenant = Tenant::start(world, "shape", &setup(None))?;
+    let mut visit = Visit::of(&tenant)?;
+    visit.ask()?;
+    let awake: Vec<f64> = (0..repetitions).map(|_| visit.ask()).collect::<Result<_>>()?;
+    let state = tenant.state()?;
+    let owner = |name: &str| {
+        let bytes = state.pointer(&format!("/memory/owners/{name}_bytes")).and_then(Value::as_f64);
+        bytes.with_context(|| format!("the state tells no bytes of {name}"))
+    };
+    let layers = state["layers"].as_array().map_or(0, Vec::len) as f64;
+    ensure!(layers > 0.0, "the state tells of no layer");
+    let layer_bytes = owner("weights_layers")? / layers;
+    Ok((Shape { layers, layer_bytes, global_bytes: owner("weights_global")? }, middle(&awake)))
+}
+
+fn measure(world: &World, ratio: f64, link: f64, repetitions: u32) -> Result<Samples> {
+    let tenant = Tenant::start(world, "wake", &setup(Some(link as u64)))?;
+    let mut visit = Visit::of(&tenant)?;
+    let mut samples = Samples { ratio, link_bytes_per_s: link, awake: Vec::new(), woken: Vec::new() };
+    visit.ask()?;
+    for _ in 0..repetitions {
+        world.stop.check()?;
+        samples.awake.push(visit.ask()?);
+        visit.order("/sleep")?;
+        samples.woken.push(visit.ask_while_waking()?);
+    }
+    Ok(samples)
+}
+
+/// The way to a tenant's doors.
+struct Visit {
+    serve: SocketAddr,
+    admin: SocketAddr,
+    token: String,
+    asked: u64,
+}
+
+impl Visit {
+    fn of(tenant: &Tenant<'_>) -> Result<Visit> {
+        let record = tenant.record()?;
+        let text = |field: &str| record[field].as_str().with_context(|| format!("a record without {field}"));
+        let token = std::fs::read_to_string(text("token_file")?).context("the token's file")?;
+        let serve = tenant.url().trim_start_matches("http://").parse()?;
+        Ok(Visit { serve, admin: text("admin")?.parse()?, token: token.trim().to_owned(), asked: 0 })
+    }
+
+    /// One token after a prompt that nobody has asked before. Milliseconds.
+    fn ask(&mut self) -> Result<f64> {
+        self.asked += 1;
+        let mut word = self.asked.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let letters = (0..PROMPT).map(|_| {
+            word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            char::from(b'a' + (word >> 33) as u8 % 26)
+        });
+        let prompt: String = letters.collect();
+        let body = json!({"model": "bench", "prompt": prompt, "max_tokens": 1, "temperature": 0}).to_string();
+        let begun = Instant::now();
+        post(self.serve, "/v1/completions", None, &body)?;
+        Ok(begun.elapsed().as_secs_f64() * 1e3)
+    }
+
+    /// The same of a tenant that was told to sleep: the order to wake is on its way while the request is.
+    fn ask_while_waking(&mut self) -> Result<f64> {
+        let (admin, token) = (self.admin, self.token.clone());
+        let order = std::thread::spawn(move || post(admin, "/wake_up", Some(&token), ""));
+        let took = self.ask()?;
+        order.join().map_err(|_| anyhow::anyhow!("the thread of the order panicked"))??;
+        Ok(took)
+    }
+
+    fn order(&self, path: &str) -> Result<()> {
+        post(self.admin, path, Some(&self.token), "")
+    }
+}
+
+fn post(address: SocketAddr, path: &str, token: Option<&str>, body: &str) -> Result<()> {
+    let mut socket = TcpStream::connect_timeout(&address, PATIENCE).with_context(|| path.to_owned())?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_nodelay(true)?;
+    let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: bench\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n{token}\r\n{body}",
+        body.len()
+    );
+    socket.write_all(head.as_bytes()).with_context(|| path.to_owned())?;
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).with_context(|| path.to_owned())?;
+    ensure!(answer.starts_with("HTTP/1.1 200 "), "{path}: {}", answer.lines().next().unwrap_or_default());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bound_is_the_slower_of_copies_and_compute_with_one_of_the_other() {
+        let shape = Shape { layers: 4.0, layer_bytes: 1000.0, global_bytes: 500.0 };
+        let samples = |link_bytes_per_s| Samples {
+            ratio: 1.0,
+            link_bytes_per_s,
+            awake: vec![40.0, 39.0, 44.0],
+            woken: vec![50.0],
+        };
+        // A layer's copy takes 1 ms, its share of the prompt 10 ms.
+        assert_eq!(samples(1e6).bound(shape), 0.5 + 1.0 + 40.0);
+        assert_eq!(samples(1e6).bare(shape), 4.5);
+        // A layer's copy takes 100 ms.
+        assert_eq!(samples(1e4).bound(shape), 50.0 + 400.0 + 10.0);
+    }
+}
