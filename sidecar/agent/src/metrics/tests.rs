@@ -67,7 +67,7 @@ const VLLM: [(&str, &str); 13] = [
     ("vllm:prefix_cache_hits", "counter"),
 ];
 
-const OWN: [(&str, &str); 19] = [
+const OWN: [(&str, &str); 24] = [
     ("sluice_tenant_info", "gauge"),
     ("sluice_memory_bytes", "gauge"),
     ("sluice_memory_capacity_bytes", "gauge"),
@@ -87,6 +87,11 @@ const OWN: [(&str, &str); 19] = [
     ("sluice_slo_attainment_ratio", "gauge"),
     ("sluice_deposit_tokens", "gauge"),
     ("sluice_open_requests", "gauge"),
+    ("sluice_turn_wait_seconds", "histogram"),
+    ("sluice_turn_handover_seconds", "histogram"),
+    ("sluice_grant_seconds", "histogram"),
+    ("sluice_revoke_seconds", "histogram"),
+    ("sluice_wake_seconds", "histogram"),
 ];
 
 #[test]
