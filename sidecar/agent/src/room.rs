@@ -223,18 +223,22 @@ impl Room {
         if self.bed.tired(core) {
             self.driver.push(Event::Sleep(Sleep::Idle));
         }
-        let held = self.bed.held(self.driver.core().brain().rest(), !self.streams.is_empty());
-        if held >= self.hold {
-            self.end_streams(&Outage::Asleep { held_seconds: self.hold.as_secs() });
+        let rest = self.driver.core().brain().rest();
+        for request in self.bed.held_too_long(rest, self.streams.keys().copied(), self.hold) {
+            self.end_stream(request, &Outage::Asleep { held_seconds: self.hold.as_secs() });
         }
     }
 
     fn end_streams(&mut self, outage: &Outage) {
-        for (request, stream) in std::mem::take(&mut self.streams) {
-            // A client that has gone needs no telling.
-            let _ = stream.send(Update::Finished(Finish::Unavailable(outage.clone())));
-            self.driver.push(Event::Cancel(request));
-        }
+        let open: Vec<_> = self.streams.keys().copied().collect();
+        open.into_iter().for_each(|request| self.end_stream(request, outage));
+    }
+
+    fn end_stream(&mut self, request: RequestId, outage: &Outage) {
+        let Some(stream) = self.streams.remove(&request) else { return };
+        // A client that has gone needs no telling.
+        let _ = stream.send(Update::Finished(Finish::Unavailable(outage.clone())));
+        self.driver.push(Event::Cancel(request));
     }
 
     fn update_status(&self) {

@@ -64,6 +64,9 @@ impl Default for Terms {
 /// How often loans whose time is over are looked for, nanoseconds.
 const OVERDUE_AGAIN_NS: u64 = 1_000_000_000;
 
+/// How often a borrower is told that a loan is revoked until it is home, nanoseconds.
+const REVOKED_AGAIN_NS: u64 = 500_000_000;
+
 /// How often a share that is missing is claimed, nanoseconds.
 const CLAIM_AGAIN_NS: u64 = 500_000_000;
 
@@ -91,6 +94,8 @@ pub struct Trader {
     arriving: Vec<Arrival>,
     /// Since when lent layers are wanted back.
     recalling: Option<Nanos>,
+    /// Borrowers are told again then.
+    revoked_again_at: Nanos,
     /// Loans whose time is over are looked for again then.
     overdue_again_at: Nanos,
     /// Loans are prolonged again then: an answer takes its time.
@@ -130,6 +135,7 @@ impl Trader {
             asked_again_at: Nanos(0),
             arriving: Vec::new(),
             recalling: None,
+            revoked_again_at: Nanos(0),
             overdue_again_at: Nanos(0),
             renewed_again_at: Nanos(0),
             claimed_again_at: Nanos(0),
@@ -207,19 +213,18 @@ impl Trader {
             brain.set_patient(false);
             return;
         }
-        let since = match self.recalling {
-            Some(since) => since,
-            None => {
-                self.revoke_all();
-                self.recalling = Some(now);
-                now
-            }
-        };
-        let waits = now.since(since) < self.terms.revoke_bound_ns;
-        brain.set_patient(waits);
-        if !waits && brain.hungry().is_some() {
-            brain.deny();
+        let since = *self.recalling.get_or_insert(now);
+        if since == now || now >= self.revoked_again_at {
+            // Said again, because letters are lost.
+            self.revoke_all();
+            self.revoked_again_at = now.plus(REVOKED_AGAIN_NS);
         }
+        brain.set_patient(self.awaits_recall(now));
+    }
+
+    /// What was lent is on its way home, and the bound of a revocation is not over.
+    fn awaits_recall(&self, now: Nanos) -> bool {
+        self.recalling.is_some_and(|since| now.since(since) < self.terms.revoke_bound_ns)
     }
 
     fn revoke_all(&mut self) {
@@ -256,7 +261,7 @@ impl Trader {
 
     fn begin_search(&mut self, now: Nanos, brain: &mut Brain) {
         let Some(chunks) = brain.hungry() else { return };
-        if self.recalling.is_some() || self.loan_arrives() {
+        if self.awaits_recall(now) || self.loan_arrives() {
             return;
         }
         if now < self.asked_again_at {

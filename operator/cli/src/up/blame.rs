@@ -130,6 +130,7 @@ spec:
   memory:
     guaranteedKv: 1Mi
     kvLimit: 2Mi
+    hostKv: 1Mi
     maxRemappedPercent: 50
   scheduling:
     order: FirstCome

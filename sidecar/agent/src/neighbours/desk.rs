@@ -186,10 +186,12 @@ impl Desk {
     }
 
     /// It lives, and is who it says.
+    /// Another tenant of the ledger, alive under this very life. Nobody trades with itself.
     fn knows(&self, who: &Participant) -> bool {
+        let own = named(who).index == self.seat.index();
         let name = full_name(&who.namespace, &who.name);
         let survey = self.seat.survey().unwrap_or_default();
-        survey.iter().any(|p| p.live && p.name == name && p.peer == named(who))
+        !own && survey.iter().any(|p| p.live && p.name == name && p.peer == named(who))
     }
 
     /// The answer to an `Ask`. False when nobody waits for it any more: what it promised must be taken back.

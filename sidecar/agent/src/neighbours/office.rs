@@ -81,7 +81,8 @@ impl Office {
     async fn look(&self, peer: Peer, neighbour: Neighbour) -> Seen {
         let state = self.client.state(&neighbour, SURVEY_PATIENCE).await;
         let live = state.ok().and_then(|state| self.live(&state));
-        Seen { peer, priority: neighbour.priority, reachable: live.is_some(), live }
+        // It is alive, as the ledger says: one that does not tell in time may still be asked, in the directive's order.
+        Seen { peer, priority: neighbour.priority, reachable: true, live }
     }
 
     fn live(&self, state: &State) -> Option<Live> {

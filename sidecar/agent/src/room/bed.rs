@@ -1,10 +1,12 @@
 //! When the tenant sleeps: after a time without requests, or when told to; and who is told that it does.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sluice_memory::HostMemory;
 use sluice_policy::brain::Rest;
+use sluice_policy::ids::RequestId;
 use sluice_scheduler::{Core, Driver, Event, Sleep};
 use tokio::sync::oneshot;
 
@@ -20,7 +22,8 @@ pub struct Bed {
     /// Says when, if it says anything.
     directives: Option<Arc<Directives>>,
     idle_since: Option<Instant>,
-    held_since: Option<Instant>,
+    /// Since when requests are held.
+    held: BTreeMap<RequestId, Instant>,
     /// Who waits until it sleeps, and who until it is awake.
     sleeps: Vec<Answer>,
     wakes: Vec<Answer>,
@@ -30,7 +33,14 @@ impl Bed {
     /// A tenant that sleeps after so many seconds without requests, unless a directive says otherwise.
     pub fn new(after_seconds: Option<u32>, directives: Option<Arc<Directives>>) -> Bed {
         let after = after_seconds.map(|seconds| Duration::from_secs(u64::from(seconds)));
-        Bed { after, directives, idle_since: None, held_since: None, sleeps: Vec::new(), wakes: Vec::new() }
+        Bed {
+            after,
+            directives,
+            idle_since: None,
+            held: BTreeMap::new(),
+            sleeps: Vec::new(),
+            wakes: Vec::new(),
+        }
     }
 
     fn patience(&self) -> Option<Duration> {
@@ -39,7 +49,7 @@ impl Bed {
         told.map_or(self.after, |seconds| seconds.map(|seconds| Duration::from_secs(u64::from(seconds))))
     }
 
-    /// It is time to sleep. Told once for each time without requests.
+    /// It is time to sleep.
     pub fn tired(&mut self, core: &Core) -> bool {
         let snapshot = core.snapshot();
         let idle =
@@ -52,14 +62,22 @@ impl Bed {
         self.patience().is_some_and(|after| since.elapsed() >= after)
     }
 
-    /// How long requests have been held because the tenant holds no memory.
-    pub fn held(&mut self, rest: Rest, requests: bool) -> Duration {
-        if rest == Rest::Awake || !requests {
-            self.held_since = None;
-        } else {
-            self.held_since.get_or_insert_with(Instant::now);
+    /// Requests of those that are open which have been held for so long because the tenant holds no memory.
+    pub fn held_too_long(
+        &mut self,
+        rest: Rest,
+        open: impl Iterator<Item = RequestId>,
+        hold: Duration,
+    ) -> Vec<RequestId> {
+        if rest == Rest::Awake {
+            self.held.clear();
+            return Vec::new();
         }
-        self.held_since.map_or(Duration::ZERO, |since| since.elapsed())
+        let before = std::mem::take(&mut self.held);
+        let now = Instant::now();
+        self.held = open.map(|id| (id, before.get(&id).copied().unwrap_or(now))).collect();
+        let late = self.held.iter().filter(|(_, since)| now.duration_since(**since) >= hold);
+        late.map(|(id, _)| *id).collect()
     }
 
     /// Takes what is about sleep, and hands everything else back.

@@ -80,3 +80,19 @@ fn a_new_life_that_lacks_its_share_claims_it_and_hears_what_is_here() {
     let (news, _) = asked(&desk, revoke(77, RevokeReason::LenderActive));
     assert_eq!(news, [News::Revoked { peer, nonce: Nonce(77), chunks: 8 }]);
 }
+
+#[test]
+fn whoever_speaks_as_the_tenant_itself_is_a_stranger() {
+    let (_folder, [lender, _borrower]) = seats(["story", "code"]);
+    let own = participant("story", lender.peer());
+    let desk = Desk::new(lender, "default", "story", CHUNK);
+    let requests = [
+        GrantRequest::Ask { borrower: own.clone(), nonce: 1, bytes: CHUNK, ttl_ms: 900 },
+        GrantRequest::Revoke { lender: own, nonce: 1, bytes: CHUNK, why: RevokeReason::LenderActive },
+    ];
+    for request in requests {
+        let (news, mut heard) = asked(&desk, request);
+        assert_eq!(news, [], "the scheduler hears nothing of it");
+        assert_eq!(heard.try_recv(), Ok(GrantAnswer::Refused { reason: RefusalReason::UnknownNeighbour }));
+    }
+}

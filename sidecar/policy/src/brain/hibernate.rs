@@ -24,6 +24,9 @@ use crate::step_model::Layout;
 /// Copies to the host tier that may fail in a row before the KV is given up instead.
 const SWAP_TRIES: u32 = 3;
 
+/// Bytes of KV that one order copies to or from the host tier.
+const SWAP_PIECE_BYTES: u64 = 32 << 20;
+
 /// Whether a tenant holds memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rest {
@@ -139,9 +142,15 @@ impl Brain {
         if too_many > 0 || self.kv.on_device() == 0 {
             return;
         }
-        let swaps = self.kv.plan_swap_out(&mut self.generations);
+        let swaps = self.kv.plan_swap_out(self.swap_piece(), &mut self.generations);
         let blocks = self.kv.block_swaps(&swaps, |block| self.chunk_of(block));
         self.order(Work::SwapOut(blocks), Reason::SwapOut, Pending::SwapOut(swaps), out);
+    }
+
+    /// Columns that one order copies: whoever needs the tenant meanwhile waits no longer than for these.
+    fn swap_piece(&self) -> u32 {
+        let column_bytes = u64::from(self.sizes.layers) * self.geometry.block_bytes;
+        (SWAP_PIECE_BYTES / column_bytes).clamp(1, u64::from(u32::MAX)) as u32
     }
 
     pub(super) fn swapped_out(&mut self, swaps: &[Swap], outcome: Outcome) {
@@ -156,7 +165,7 @@ impl Brain {
     }
 
     pub(super) fn order_swap_in(&mut self, out: &mut Vec<Action>) {
-        let swaps = self.kv.plan_swap_in();
+        let swaps = self.kv.plan_swap_in(self.swap_piece());
         let blocks = self.kv.block_swaps(&swaps, |block| self.chunk_of(block));
         self.order(Work::SwapIn(blocks), Reason::SwapIn, Pending::SwapIn(swaps), out);
     }

@@ -92,13 +92,15 @@ impl Kv {
         count
     }
 
-    /// Everything on the device goes to the host tier, those that nobody uses in the order in which they were let go.
+    /// Up to `most` columns on the device go to the host tier: those in use, then the others in the order in which they were
+    /// let go.
     ///
     /// # Panics
     /// If there is no room: [`Kv::make_host_room`] comes first.
-    pub fn plan_swap_out(&mut self, generations: &mut Generations) -> Vec<Swap> {
+    pub fn plan_swap_out(&mut self, most: u32, generations: &mut Generations) -> Vec<Swap> {
         let used = self.columns.iter().filter(|(_, column)| column.refs > 0 && column.stowed.is_none());
-        let columns: Vec<_> = used.map(|(id, _)| id).chain(self.idle.values().copied()).collect();
+        let columns = used.map(|(id, _)| id).chain(self.idle.values().copied());
+        let columns: Vec<_> = columns.take(most as usize).collect();
         let plan = |id: &ColumnId| {
             self.refer(*id);
             let stowed = Stowed { place: self.tier.take(), generation: generations.fresh() };
@@ -124,13 +126,14 @@ impl Kv {
         }
     }
 
-    /// Every column that is wanted on the device gets blocks there.
+    /// Up to `most` columns that are wanted on the device get blocks there.
     ///
     /// # Panics
     /// If there are not [`Kv::wanted_blocks`] free blocks.
-    pub fn plan_swap_in(&mut self) -> Vec<Swap> {
+    pub fn plan_swap_in(&mut self, most: u32) -> Vec<Swap> {
         self.wanted_blocks();
-        let wanted = core::mem::take(&mut self.wanted);
+        let wanted: Vec<_> = self.wanted.iter().copied().take(most as usize).collect();
+        self.wanted.retain(|id| !wanted.contains(id));
         let mut blocks = Vec::new();
         let mut plan = |id: ColumnId| {
             blocks.clear();
@@ -141,7 +144,7 @@ impl Kv {
             Swap { column: id, stowed }
         };
         let swaps: Vec<_> = wanted.iter().copied().map(&mut plan).collect();
-        self.moving = wanted.into_iter().collect();
+        self.moving = wanted;
         swaps
     }
 
