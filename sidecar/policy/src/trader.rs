@@ -219,12 +219,12 @@ impl Trader {
             self.revoke_all();
             self.revoked_again_at = now.plus(REVOKED_AGAIN_NS);
         }
-        brain.set_patient(self.awaits_recall(now));
-    }
-
-    /// What was lent is on its way home, and the bound of a revocation is not over.
-    fn awaits_recall(&self, now: Nanos) -> bool {
-        self.recalling.is_some_and(|since| now.since(since) < self.terms.revoke_bound_ns)
+        let waits = now.since(since) < self.terms.revoke_bound_ns;
+        brain.set_patient(waits);
+        if !waits && brain.hungry().is_some() {
+            // Other remedies follow within this boundary; a wait that began anew with each would never end.
+            brain.deny();
+        }
     }
 
     fn revoke_all(&mut self) {
@@ -261,7 +261,7 @@ impl Trader {
 
     fn begin_search(&mut self, now: Nanos, brain: &mut Brain) {
         let Some(chunks) = brain.hungry() else { return };
-        if self.awaits_recall(now) || self.loan_arrives() {
+        if self.recalling.is_some() || self.loan_arrives() {
             return;
         }
         if now < self.asked_again_at {
