@@ -37,10 +37,13 @@ async fn three_tenants_trade_and_no_token_changes() {
         let place = place(state);
         let turn = place.turn.as_ref().expect("they take turns");
         for (what, times) in [("grant", &place.grant), ("wait", &turn.wait), ("hand-over", &turn.handover)] {
-            assert!(times.samples > 0 && times.p50_ns <= times.p99_ns, "{what}: {:?}", told(&states));
+            assert!(times.p50_ns <= times.p99_ns, "{what}: {:?}", told(&states));
         }
+        assert!(turn.wait.samples > 0, "{:?}", told(&states));
     }
+    // A search that another remedy ended first counts for nothing, so not everybody need have one.
     let measured = |of: fn(&State) -> u64| states.iter().map(of).sum::<u64>();
+    assert!(measured(|s| place(s).grant.samples) > 0, "{:?}", told(&states));
     assert!(measured(|s| place(s).revoke.samples) > 0, "{:?}", told(&states));
     assert!(measured(|s| place(s).wake.samples) > 0, "{:?}", told(&states));
     assert_eq!(world.stdout().lines().count(), 3, "no sidecar was restarted: {}", world.stderr());

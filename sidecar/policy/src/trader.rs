@@ -64,9 +64,6 @@ impl Default for Terms {
 /// How often loans whose time is over are looked for, nanoseconds.
 const OVERDUE_AGAIN_NS: u64 = 1_000_000_000;
 
-/// How often a borrower is told that a loan is revoked until it is home, nanoseconds.
-const REVOKED_AGAIN_NS: u64 = 500_000_000;
-
 /// How often a share that is missing is claimed, nanoseconds.
 const CLAIM_AGAIN_NS: u64 = 500_000_000;
 
@@ -94,8 +91,6 @@ pub struct Trader {
     arriving: Vec<Arrival>,
     /// Since when lent layers are wanted back.
     recalling: Option<Nanos>,
-    /// Borrowers are told again then.
-    revoked_again_at: Nanos,
     /// Loans whose time is over are looked for again then.
     overdue_again_at: Nanos,
     /// Loans are prolonged again then: an answer takes its time.
@@ -135,7 +130,6 @@ impl Trader {
             asked_again_at: Nanos(0),
             arriving: Vec::new(),
             recalling: None,
-            revoked_again_at: Nanos(0),
             overdue_again_at: Nanos(0),
             renewed_again_at: Nanos(0),
             claimed_again_at: Nanos(0),
@@ -213,16 +207,17 @@ impl Trader {
             brain.set_patient(false);
             return;
         }
-        let since = *self.recalling.get_or_insert(now);
-        if since == now || now >= self.revoked_again_at {
-            // Said again, because letters are lost.
-            self.revoke_all();
-            self.revoked_again_at = now.plus(REVOKED_AGAIN_NS);
-        }
+        let since = match self.recalling {
+            Some(since) => since,
+            None => {
+                self.revoke_all();
+                self.recalling = Some(now);
+                now
+            }
+        };
         let waits = now.since(since) < self.terms.revoke_bound_ns;
         brain.set_patient(waits);
         if !waits && brain.hungry().is_some() {
-            // Other remedies follow within this boundary; a wait that began anew with each would never end.
             brain.deny();
         }
     }

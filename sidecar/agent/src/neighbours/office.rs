@@ -81,8 +81,7 @@ impl Office {
     async fn look(&self, peer: Peer, neighbour: Neighbour) -> Seen {
         let state = self.client.state(&neighbour, SURVEY_PATIENCE).await;
         let live = state.ok().and_then(|state| self.live(&state));
-        // It is alive, as the ledger says: one that does not tell in time may still be asked, in the directive's order.
-        Seen { peer, priority: neighbour.priority, reachable: true, live }
+        Seen { peer, priority: neighbour.priority, reachable: live.is_some(), live }
     }
 
     fn live(&self, state: &State) -> Option<Live> {
