@@ -104,6 +104,11 @@ impl Geometry {
         (self.chunk_bytes / self.block_bytes) as u32
     }
 
+    /// Bytes of a block column: a layer-block of every layer.
+    pub fn column_bytes(&self) -> u64 {
+        u64::from(self.layers()) * self.block_bytes
+    }
+
     /// Chunks that hold `columns` block columns when every frame is full.
     pub fn kv_chunks_for(&self, columns: u32) -> u32 {
         (columns * u32::from(self.layers())).div_ceil(self.blocks_per_chunk())

@@ -108,15 +108,10 @@ impl Brain {
             let change = Change { next, layout: Some(Layout::resident()), reason: Reason::Hibernate };
             self.order_change(change, &[], out);
         } else if self.ledger.created() > 0 {
-            self.order_release(out);
+            self.order_release(Reason::Hibernate, out);
         } else {
             self.rest = Rest::Asleep;
         }
-    }
-
-    fn order_release(&mut self, out: &mut Vec<Action>) {
-        let chunks: Vec<_> = self.ledger.free().collect();
-        self.order(Work::Release(chunks.clone()), Reason::Hibernate, Pending::Release(chunks), out);
     }
 
     /// What neighbours want is lent, and what they give back is the device's again.
@@ -126,7 +121,7 @@ impl Brain {
         if !self.trade.partings.is_empty() {
             self.settle_trade(out);
         } else if self.ledger.created() > 0 && !self.suspended() {
-            self.order_release(out);
+            self.order_release(Reason::Hibernate, out);
         }
     }
 
@@ -149,8 +144,7 @@ impl Brain {
 
     /// Columns that one order copies: whoever needs the tenant meanwhile waits no longer than for these.
     fn swap_piece(&self) -> u32 {
-        let column_bytes = u64::from(self.sizes.layers) * self.geometry.block_bytes;
-        (SWAP_PIECE_BYTES / column_bytes).clamp(1, u64::from(u32::MAX)) as u32
+        (SWAP_PIECE_BYTES / self.geometry.column_bytes()).clamp(1, u64::from(u32::MAX)) as u32
     }
 
     pub(super) fn swapped_out(&mut self, swaps: &[Swap], outcome: Outcome) {

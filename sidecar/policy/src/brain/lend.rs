@@ -322,24 +322,27 @@ impl Brain {
 
     pub(super) fn accepted(&mut self, arrived: &[ChunkId], earmark: Earmark, claim: Claim, outcome: Outcome) {
         let chunks = arrived.len() as u32;
-        let taken = matches!(outcome, Outcome::Done { .. });
-        if !taken {
-            self.count(Reason::BackendFailed);
-        }
-        if !taken && outcome != Outcome::Failed(Failure::OutOfMemory) {
-            return self.trade.ended.push(Traded::NotTaken { earmark });
-        }
-        match claim {
-            Claim::Loan => self.trade.borrowed += chunks,
-            Claim::Debt if taken => self.trade.lent -= chunks,
-            Claim::Debt => self.regain(chunks),
-        }
-        if !taken {
-            return self.trade.ended.push(Traded::Unmade { earmark, chunks });
-        }
-        arrived.iter().for_each(|chunk| self.ledger.create(*chunk));
-        self.trade.hungry = None;
-        self.trade.ended.push(Traded::Taken { earmark, chunks });
+        let ended = match outcome {
+            Outcome::Done { .. } => {
+                match claim {
+                    Claim::Loan => self.trade.borrowed += chunks,
+                    Claim::Debt => self.trade.lent -= chunks,
+                }
+                arrived.iter().for_each(|chunk| self.ledger.create(*chunk));
+                self.trade.hungry = None;
+                Traded::Taken { earmark, chunks }
+            }
+            Outcome::Failed(failure) => {
+                self.count(Reason::BackendFailed);
+                match (failure, claim) {
+                    (Failure::OutOfMemory, Claim::Loan) => self.trade.borrowed += chunks,
+                    (Failure::OutOfMemory, Claim::Debt) => self.regain(chunks),
+                    _ => return self.trade.ended.push(Traded::NotTaken { earmark }),
+                }
+                Traded::Unmade { earmark, chunks }
+            }
+        };
+        self.trade.ended.push(ended);
     }
 
     pub(super) fn trade_failed(&mut self) {

@@ -75,7 +75,7 @@ impl Sizes {
 
     fn refuse_context(&self, params: &Params, geometry: &Geometry, context: u32) -> Result<(), Refused> {
         let columns = u64::from(Geometry::columns_for(params.max_model_tokens));
-        let needed_bytes = columns * u64::from(self.layers) * geometry.block_bytes;
+        let needed_bytes = columns * geometry.column_bytes();
         let guaranteed_bytes = params.guaranteed_kv_bytes.min(params.kv_limit_bytes);
         if needed_bytes > guaranteed_bytes || context > self.kv_limit {
             return Err(Refused::ContextDoesNotFit { needed_bytes, guaranteed_bytes });
@@ -146,9 +146,8 @@ impl Sizes {
 
 /// Whole columns only, as many as their blocks can be counted.
 fn host_columns(params: &Params, geometry: &Geometry) -> u32 {
-    let layers = u64::from(geometry.layers());
-    let columns = params.host_kv_bytes / (layers * geometry.block_bytes);
-    columns.min(u64::from(u32::MAX) / layers) as u32
+    let columns = params.host_kv_bytes / geometry.column_bytes();
+    columns.min(u64::from(u32::MAX / u32::from(geometry.layers()))) as u32
 }
 
 fn refuse_impossible(params: &Params, geometry: &Geometry) -> Result<(), Refused> {

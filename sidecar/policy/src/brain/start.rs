@@ -97,10 +97,15 @@ impl Brain {
         let chunk_bytes = self.geometry.chunk_bytes;
         let floor_bytes = u64::from(self.sizes.floor(&self.params)) * chunk_bytes;
         self.failure = Some(Failed::Create { created_bytes: self.ledger.created_bytes(), floor_bytes });
-        let chunks: Vec<_> = self.ledger.free().collect();
-        if !chunks.is_empty() {
-            self.order(Work::Release(chunks.clone()), Reason::BackendFailed, Pending::Release(chunks), out);
+        if self.ledger.count(Owner::Free) > 0 {
+            self.order_release(Reason::BackendFailed, out);
         }
+    }
+
+    /// Everything that nobody holds goes back to the device.
+    pub(super) fn order_release(&mut self, reason: Reason, out: &mut Vec<Action>) {
+        let chunks: Vec<_> = self.ledger.free().collect();
+        self.order(Work::Release(chunks.clone()), reason, Pending::Release(chunks), out);
     }
 
     pub(super) fn released(&mut self, chunks: &[ChunkId], outcome: Outcome) {
@@ -155,8 +160,7 @@ impl Brain {
         self.map_tries += 1;
         if self.map_tries >= MAP_TRIES {
             self.failure = Some(Failed::Map);
-            let chunks: Vec<_> = self.ledger.free().collect();
-            self.order(Work::Release(chunks.clone()), Reason::BackendFailed, Pending::Release(chunks), out);
+            self.order_release(Reason::BackendFailed, out);
         } else {
             self.lay_out(out);
         }

@@ -63,15 +63,13 @@ impl Kv {
     pub fn make_host_room(&mut self) -> (u32, u32) {
         let mut evicted = 0;
         while self.on_device() > self.tier.room() {
-            let device = self.idle.first_key_value().map(|(stamp, id)| (*stamp, *id));
-            let Some((stamp, id)) = [device, self.tier.oldest()].into_iter().flatten().min() else { break };
-            let content = self.columns.get(id).content.as_ref().expect("an idle column is shareable");
-            if device == Some((stamp, id)) {
-                self.idle.remove(&stamp);
-            } else {
-                self.tier.use_again(stamp, content.parent, id);
+            let on_device = self.idle.first_key_value().map(|(stamp, _)| *stamp);
+            // No column is older than none: where only one side has any, it is that side's turn.
+            let host_first =
+                on_device.is_none_or(|stamp| self.tier.oldest().is_some_and(|host| host < stamp));
+            if !(if host_first { self.evict_from_host() } else { self.evict() }) {
+                break;
             }
-            self.give_up(id);
             evicted += 1;
         }
         (evicted, self.on_device().saturating_sub(self.tier.room()))
@@ -80,16 +78,17 @@ impl Kv {
     /// Gives up all cache, on the device and in the host tier. Returns the columns given up.
     pub fn give_up_cache(&mut self) -> u32 {
         let mut count = 0;
-        while self.evict() {
-            count += 1;
-        }
-        while let Some((stamp, id)) = self.tier.oldest() {
-            let content = self.columns.get(id).content.as_ref().expect("an idle column is shareable");
-            self.tier.use_again(stamp, content.parent, id);
-            self.give_up(id);
+        while self.evict() || self.evict_from_host() {
             count += 1;
         }
         count
+    }
+
+    /// As [`Kv::evict`], of those in the host tier.
+    fn evict_from_host(&mut self) -> bool {
+        let Some(id) = self.tier.take_oldest(&self.columns) else { return false };
+        self.give_up(id);
+        true
     }
 
     /// Up to `most` columns on the device go to the host tier: those in use, then the others in the order in which they were

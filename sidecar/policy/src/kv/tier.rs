@@ -74,9 +74,17 @@ impl Tier {
         self.children.remove(&(parent, id));
     }
 
-    /// The unused column that was let go first, and when.
-    pub fn oldest(&self) -> Option<(u64, ColumnId)> {
-        self.idle.first_key_value().map(|(stamp, id)| (*stamp, *id))
+    /// When the unused column that was let go first was let go.
+    pub fn oldest(&self) -> Option<u64> {
+        self.idle.first_key_value().map(|(stamp, _)| *stamp)
+    }
+
+    /// The unused column that was let go first is cache no longer.
+    pub fn take_oldest(&mut self, columns: &Columns) -> Option<ColumnId> {
+        let (_, id) = self.idle.pop_first()?;
+        let content = columns.get(id).content.as_ref().expect("an idle column is shareable");
+        self.children.remove(&(content.parent, id));
+        Some(id)
     }
 
     /// Unused columns that follow the one of this name are cache no longer.
