@@ -23,7 +23,7 @@ use sluice_scheduler::{Driver, Event, Finish, Notice, Outage, Sleep};
 use tokio::sync::{mpsc, watch};
 
 use crate::metrics::Metrics;
-use crate::neighbours::call::Call;
+use crate::neighbours::call::{Call, decline};
 use crate::neighbours::desk::Desk;
 use crate::neighbours::place::Place;
 use crate::service::{Message, Status, Update};
@@ -131,12 +131,9 @@ impl Room {
     }
 
     fn call(&mut self, call: Call) {
-        let call = match self.bed.call(call, &mut self.driver) {
-            Some(call) => call,
-            None => return,
-        };
-        let Some(desk) = &self.desk else { return call.decline() };
-        for news in desk.receive(call) {
+        let Some((request, answer)) = self.bed.call(call, &mut self.driver) else { return };
+        let Some(desk) = &self.desk else { return decline(answer) };
+        for news in desk.receive(request, answer) {
             self.driver.push(Event::Neighbour(NeighbourEvent::News(news)));
         }
     }
@@ -219,8 +216,7 @@ impl Room {
 
     /// The tenant was idle for long enough, or holds requests in its sleep for too long.
     fn lie_down(&mut self) {
-        let core = self.driver.core();
-        if self.bed.tired(core) {
+        if self.bed.tired(self.driver.core()) {
             self.driver.push(Event::Sleep(Sleep::Idle));
         }
         let rest = self.driver.core().brain().rest();

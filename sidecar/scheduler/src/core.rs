@@ -13,7 +13,7 @@ mod waits;
 use std::collections::BTreeMap;
 
 use sluice_policy::action::Action;
-use sluice_policy::brain::Brain;
+use sluice_policy::brain::{Brain, Rest};
 use sluice_policy::ids::{Nanos, RequestId, RowId};
 use sluice_policy::neighbours::grants::Book;
 use sluice_policy::trader::Trader;
@@ -169,6 +169,11 @@ impl Core {
             && (self.starved > 0
                 || !self.brain.at_rest()
                 || self.trader.as_ref().is_some_and(Trader::wants_ticks))
+    }
+
+    /// Awake and ready, with nothing to do.
+    pub fn is_idle(&self) -> bool {
+        self.serving() && self.brain.rest() == Rest::Awake && !self.busy()
     }
 
     /// Figures for people and scrapers.

@@ -8,6 +8,7 @@ use sluice_memory::HostMemory;
 use sluice_policy::brain::Rest;
 use sluice_policy::ids::RequestId;
 use sluice_scheduler::{Core, Driver, Event, Sleep};
+use sluice_wire::grants::{GrantAnswer, GrantRequest};
 use tokio::sync::oneshot;
 
 use super::body::LinkCompute;
@@ -51,10 +52,7 @@ impl Bed {
 
     /// It is time to sleep.
     pub fn tired(&mut self, core: &Core) -> bool {
-        let snapshot = core.snapshot();
-        let idle =
-            snapshot.serving && snapshot.rest == Rest::Awake && snapshot.waiting + snapshot.running == 0;
-        if !idle {
+        if !core.is_idle() {
             self.idle_since = None;
             return false;
         }
@@ -80,12 +78,16 @@ impl Bed {
         late.map(|(id, _)| *id).collect()
     }
 
-    /// Takes what is about sleep, and hands everything else back.
-    pub fn call(&mut self, call: Call, driver: &mut Driver<HostMemory, LinkCompute>) -> Option<Call> {
+    /// Takes what is about sleep, and hands on what is about memory.
+    pub fn call(
+        &mut self,
+        call: Call,
+        driver: &mut Driver<HostMemory, LinkCompute>,
+    ) -> Option<(GrantRequest, oneshot::Sender<GrantAnswer>)> {
         // Whoever asked may have gone, here as below.
         match call {
             Call::Sleep(_, answer) | Call::WakeUp(answer) if !driver.core().brain().loaded() => {
-                let _ = answer.send(Err(Unable::Refused("the tenant has not loaded".into())));
+                let _ = answer.send(Err(Unable("the tenant has not loaded".into())));
             }
             Call::Sleep(level, answer) => {
                 let order = if level == SleepLevel::One { Sleep::Ordered } else { Sleep::Discard };
@@ -101,7 +103,7 @@ impl Bed {
             Call::IsSleeping(answer) => {
                 let _ = answer.send(Ok(driver.core().brain().rest() != Rest::Awake));
             }
-            other @ Call::Grant(..) => return Some(other),
+            Call::Grant(request, answer) => return Some((request, answer)),
         }
         None
     }
@@ -118,5 +120,5 @@ impl Bed {
 }
 
 fn overtaken(waiting: &mut Vec<Answer>, why: &str) {
-    waiting.drain(..).for_each(|answer| drop(answer.send(Err(Unable::Refused(why.into())))));
+    waiting.drain(..).for_each(|answer| drop(answer.send(Err(Unable(why.into())))));
 }

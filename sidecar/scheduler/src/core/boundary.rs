@@ -86,11 +86,13 @@ impl Core {
     }
 
     /// Finds a batch that memory can hold. When it cannot hold the first one: fewer tokens if activations are short (of whole
-    /// prompts behind arriving weights as many as usual), else the newest admissions go back, else the youngest running request is preempted. The oldest is never a victim.
+    /// prompts behind arriving weights as many as usual), else the newest admissions go back, else the youngest running
+    /// request is preempted. The oldest is never a victim.
     /// `None` = memory is on its way, or nothing can run.
     fn fit(&mut self, now: Nanos, admitted: &mut Vec<RequestId>) -> Option<Batch> {
-        let usual = self.config.max_step_tokens.min(self.fitting_tokens(now));
-        let mut max_tokens = usual.max(self.whole_tokens().min(self.fitting_tokens(now)));
+        let fitting = self.fitting_tokens(now);
+        let usual = self.config.max_step_tokens.min(fitting);
+        let mut max_tokens = usual.max(self.whole_tokens().min(fitting));
         loop {
             let batch = Batch::plan(self.running.values(), max_tokens);
             if batch.parts.is_empty() {
@@ -157,12 +159,17 @@ impl Core {
         let candidates = self.running.iter().skip(1);
         let victim = candidates.min_by_key(|(place, s)| (s.request.priority, core::cmp::Reverse(**place)));
         let Some(id) = victim.map(|(_, s)| s.id()) else { return };
-        if let Some(mut sequence) = self.remove_running(id) {
-            let dropped_tokens = sequence.preempt();
-            self.counters.preemptions += 1;
-            self.notices.push(Notice::Preempted { request: id, dropped_tokens });
-            self.queue.push(sequence);
+        if let Some(sequence) = self.remove_running(id) {
+            self.begin_anew(sequence);
         }
+    }
+
+    /// A request whose memory is gone waits, and will be computed again.
+    pub(super) fn begin_anew(&mut self, mut sequence: Sequence) {
+        let dropped_tokens = sequence.preempt();
+        self.counters.preemptions += 1;
+        self.notices.push(Notice::Preempted { request: sequence.id(), dropped_tokens });
+        self.queue.push(sequence);
     }
 
     /// The oldest request alone does not fit. Its memory is guaranteed, so it waits for a backend that fails; not for ever.

@@ -4,7 +4,7 @@ use sluice_policy::brain::{Brain, Rest};
 use sluice_policy::ids::{Nanos, RequestId};
 
 use super::Core;
-use crate::event::{Notice, Sleep};
+use crate::event::Sleep;
 use crate::sequence::Sequence;
 
 impl Core {
@@ -64,25 +64,17 @@ impl Core {
     }
 
     fn forget_kept(&mut self, id: RequestId) -> bool {
-        let Some(mut sequence) = self.queue.remove(id) else { return false };
+        let Some(sequence) = self.queue.remove(id) else { return false };
         self.brain.close(id);
-        self.computed_again(&mut sequence);
-        self.queue.push(sequence);
+        self.begin_anew(sequence);
         true
-    }
-
-    fn computed_again(&mut self, sequence: &mut Sequence) {
-        let dropped_tokens = sequence.preempt();
-        self.counters.preemptions += 1;
-        self.notices.push(Notice::Preempted { request: sequence.id(), dropped_tokens });
     }
 
     /// Requests whose KV was lost between host and device begin anew.
     pub(super) fn compute_again(&mut self) {
         for id in self.brain.take_lost() {
-            if let Some(mut sequence) = self.remove_running(id) {
-                self.computed_again(&mut sequence);
-                self.queue.push(sequence);
+            if let Some(sequence) = self.remove_running(id) {
+                self.begin_anew(sequence);
             } else {
                 self.forget_kept(id);
             }
