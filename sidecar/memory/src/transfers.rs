@@ -21,7 +21,7 @@ use sluice_policy::ids::{ActionId, ChunkId, Generation, LayerId, SlotId};
 use crate::faults::SharedFaults;
 use crate::master::Master;
 use crate::pool::Pool;
-pub(crate) use link::{Link, Links};
+pub(crate) use link::{Link, Links, sleep_precisely};
 
 /// The generations on the control page, seen from the copying side. The owner implements it over the link.
 pub trait Gate: Send + Sync {

@@ -14,7 +14,7 @@ use super::tier::{Room, TierCopy};
 use crate::faults::SharedFaults;
 use crate::pool::{Pool, PoolError};
 use crate::quota::{Quota, QuotaError};
-use crate::transfers::{Event, Outbox};
+use crate::transfers::{Event, Outbox, sleep_precisely};
 
 /// One piece of work, checked against the table already.
 #[derive(Debug)]
@@ -89,8 +89,7 @@ struct Worker {
 
 impl Worker {
     fn run(&mut self, todo: &Receiver<Chore>, outbox: &Outbox) {
-        // As the lanes of fills: paced swaps sleep often and briefly.
-        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1_000));
+        sleep_precisely();
         while let Ok(chore) = todo.recv() {
             let begun = Instant::now();
             let outcome = match self.carry_out(&chore) {

@@ -89,13 +89,11 @@ impl Seat {
     /// borrower are not counted, so they have to fit.
     pub fn take_back(&self, nonce: u64) -> Result<u64, LedgerError> {
         let _guard = self.shared.lock()?;
-        let record = self.record();
-        let entry = record.earmark(nonce).ok_or(LedgerError::NoEarmark { nonce })?;
-        match state(&self.shared.words, self.instance(), &entry, self.shared.living()?) {
-            EarmarkState::Accepted => return Err(LedgerError::Accepted { nonce }),
-            EarmarkState::Orphaned => self.check_room(entry.bytes)?,
-            EarmarkState::Waiting => {}
+        let (entry, orphaned) = self.unaccepted(nonce)?;
+        if orphaned {
+            self.check_room(entry.bytes)?;
         }
+        let record = self.record();
         record.set(word::UNSETTLED, entry.bytes);
         record.hold_more(entry.bytes);
         record.clear_earmark(entry.slot);
@@ -108,14 +106,19 @@ impl Seat {
     /// nobody's already.
     pub fn void(&self, nonce: u64) -> Result<u64, LedgerError> {
         let _guard = self.shared.lock()?;
-        let record = self.record();
-        let entry = record.earmark(nonce).ok_or(LedgerError::NoEarmark { nonce })?;
-        let state = state(&self.shared.words, self.instance(), &entry, self.shared.living()?);
-        if state == EarmarkState::Accepted {
-            return Err(LedgerError::Accepted { nonce });
-        }
-        record.clear_earmark(entry.slot);
+        let (entry, _) = self.unaccepted(nonce)?;
+        self.record().clear_earmark(entry.slot);
         Ok(entry.bytes)
+    }
+
+    /// An own earmark that was not accepted, and whether its borrower is dead. Under the guard.
+    fn unaccepted(&self, nonce: u64) -> Result<(Entry, bool), LedgerError> {
+        let entry = self.record().earmark(nonce).ok_or(LedgerError::NoEarmark { nonce })?;
+        match state(&self.shared.words, self.instance(), &entry, self.shared.living()?) {
+            EarmarkState::Accepted => Err(LedgerError::Accepted { nonce }),
+            EarmarkState::Orphaned => Ok((entry, true)),
+            EarmarkState::Waiting => Ok((entry, false)),
+        }
     }
 
     /// Puts away what is settled, on both sides: own earmarks that were accepted, accepted nonces that no earmark

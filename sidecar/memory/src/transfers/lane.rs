@@ -13,8 +13,7 @@ const GATE_WAIT: Duration = Duration::from_millis(10);
 impl Shared {
     /// The lane's thread.
     pub(super) fn run(&self, key: LaneKey) {
-        // Paced copies sleep often and briefly; without the right to change it, the default slack stays.
-        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1_000));
+        super::link::sleep_precisely();
         while let Some(job) = self.next(key) {
             let (number, id) = (job.number, job.id);
             let outcome = self.carry_out(&job.fill);

@@ -95,6 +95,12 @@ impl Link {
     }
 }
 
+/// Lets the thread's sleeps end when they are due: paced copies sleep often and briefly. Without the right to change it, the
+/// default slack stays.
+pub(crate) fn sleep_precisely() {
+    let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1_000));
+}
+
 /// Sleeps until `moment`, or not at all when that is very near and more quanta follow.
 fn sleep_until(moment: Instant, last: bool) {
     loop {
