@@ -6,6 +6,7 @@
 mod level;
 mod recent;
 mod timing;
+mod waits;
 mod window;
 
 use std::borrow::Cow;
@@ -28,6 +29,7 @@ use sluice_wire::state::{Percentiles, SloState, Streams};
 pub use self::level::Level;
 use self::recent::Recent;
 use self::timing::Timing;
+use self::waits::Waits;
 use self::window::Window;
 
 /// A gauge of a share or a rate.
@@ -91,17 +93,8 @@ struct RecentFigures {
     ttft_slo: Window,
     tbt_slo: Window,
     move_reasons: BTreeSet<String>,
-    waits: Waits,
-}
-
-/// What neighbours cost, since the start.
-#[derive(Debug)]
-struct Waits {
-    turn: Recent,
-    handover: Recent,
-    grant: Recent,
-    revoke: Recent,
-    wake: Recent,
+    /// What neighbours cost, since the start.
+    waits: Waits<Recent>,
 }
 
 #[derive(Debug, Default)]
@@ -139,11 +132,7 @@ struct OwnMetrics {
     delivered_tbt: Timing,
     write_lateness: Timing,
     engine_losses: Counter,
-    turn_wait: Timing,
-    turn_handover: Timing,
-    grant: Timing,
-    revoke: Timing,
-    wake: Timing,
+    waits: Waits<Timing>,
     slo: Family<ByObjective, Share>,
 }
 
@@ -252,25 +241,20 @@ impl Metrics {
 
     /// Something of neighbours was waited for.
     pub fn waited(&self, span: &Span) {
-        let (timing, time) = match span.awaited {
-            Awaited::Turn => (&self.own.turn_wait, Duration::from_nanos(span.ns())),
-            Awaited::Grant => (&self.own.grant, Duration::from_nanos(span.ns())),
-            Awaited::Revoke => (&self.own.revoke, Duration::from_nanos(span.ns())),
-            Awaited::Wake => (&self.own.wake, Duration::from_nanos(span.ns())),
-        };
-        timing.record(time, 1);
-        self.recent().waits.of(span.awaited).record(Instant::now(), time, 1);
+        let time = Duration::from_nanos(span.ns());
+        self.own.waits[span.awaited].record(time, 1);
+        self.recent().waits[span.awaited].record(Instant::now(), time, 1);
     }
 
     /// The turn came from another tenant in so long.
     pub fn handed_over(&self, time: Duration) {
-        self.own.turn_handover.record(time, 1);
+        self.own.waits.handover.record(time, 1);
         self.recent().waits.handover.record(Instant::now(), time, 1);
     }
 
     /// How long such waits took, since the start.
     pub fn waits_for(&self, awaited: Awaited) -> Percentiles {
-        self.recent().waits.of(awaited).percentiles(Instant::now())
+        self.recent().waits[awaited].percentiles(Instant::now())
     }
 
     /// How long hand-overs of the turn took, since the start.
@@ -386,24 +370,7 @@ impl RecentFigures {
             ttft_slo: slo(),
             tbt_slo: slo(),
             move_reasons: BTreeSet::new(),
-            waits: Waits::new(Instant::now()),
-        }
-    }
-}
-
-impl Waits {
-    fn new(now: Instant) -> Self {
-        let lasting = || Recent::lasting(now);
-        let (turn, handover) = (lasting(), lasting());
-        Waits { turn, handover, grant: lasting(), revoke: lasting(), wake: lasting() }
-    }
-
-    fn of(&mut self, awaited: Awaited) -> &mut Recent {
-        match awaited {
-            Awaited::Turn => &mut self.turn,
-            Awaited::Grant => &mut self.grant,
-            Awaited::Revoke => &mut self.revoke,
-            Awaited::Wake => &mut self.wake,
+            waits: Waits::each(|| Recent::lasting(Instant::now())),
         }
     }
 }
@@ -473,15 +440,17 @@ impl OwnMetrics {
             self.write_lateness.clone(),
         );
         names.add("sluice_engine_losses", "Engines that died", self.engine_losses.clone());
-        names.add("sluice_turn_wait_seconds", "Wish for the turn to having it", self.turn_wait.clone());
+        let waits = &self.waits;
+        names.add("sluice_turn_wait_seconds", "Wish for the turn to having it", waits[Awaited::Turn].clone());
         names.add(
             "sluice_turn_handover_seconds",
             "Release of the turn by another tenant to having it",
-            self.turn_handover.clone(),
+            waits.handover.clone(),
         );
-        names.add("sluice_grant_seconds", "KV exhausted to a neighbour's memory mapped", self.grant.clone());
-        names.add("sluice_revoke_seconds", "Decision to revoke to the bytes being here", self.revoke.clone());
-        names.add("sluice_wake_seconds", "Chunks being here to every layer committed", self.wake.clone());
+        let (grant, revoke, wake) = (&waits[Awaited::Grant], &waits[Awaited::Revoke], &waits[Awaited::Wake]);
+        names.add("sluice_grant_seconds", "KV exhausted to a neighbour's memory mapped", grant.clone());
+        names.add("sluice_revoke_seconds", "Decision to revoke to the bytes being here", revoke.clone());
+        names.add("sluice_wake_seconds", "Chunks being here to every layer committed", wake.clone());
         names.add("sluice_slo_attainment_ratio", "Share of tokens in time, recent", self.slo.clone());
     }
 }

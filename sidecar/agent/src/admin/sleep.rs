@@ -68,9 +68,5 @@ fn asked<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Refusal> {
 
 fn done<T>(answer: Option<Result<T, Unable>>) -> Result<T, Refusal> {
     let answer = answer.ok_or_else(|| ApiError::unavailable("the scheduler did not answer in time", 5))?;
-    answer.map_err(|unable| {
-        let message = unable.to_string();
-        let Unable::Refused(_) = unable;
-        Refusal::new(StatusCode::CONFLICT, "not_now", message)
-    })
+    answer.map_err(|unable| Refusal::new(StatusCode::CONFLICT, "not_now", unable.to_string()))
 }

@@ -28,18 +28,11 @@ pub enum SleepLevel {
 
 /// Why an order was not carried out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unable {
-    /// Not now, and why.
-    #[error("{0}")]
-    Refused(String),
-}
+#[error("{0}")]
+pub struct Unable(pub String);
 
-impl Call {
-    /// The answer of a sidecar that trades nothing; other calls are dropped, and whoever asked is told so.
-    pub fn decline(self) {
-        if let Call::Grant(_, answer) = self {
-            // Whoever asked may have gone.
-            let _ = answer.send(GrantAnswer::Refused { reason: RefusalReason::NotTraded });
-        }
-    }
+/// The answer of a sidecar that trades nothing.
+pub fn decline(answer: oneshot::Sender<GrantAnswer>) {
+    // Whoever asked may have gone.
+    let _ = answer.send(GrantAnswer::Refused { reason: RefusalReason::NotTraded });
 }

@@ -10,7 +10,6 @@ use sluice_policy::trader::News;
 use sluice_wire::grants::{GrantAnswer, GrantRequest, Participant, RefusalReason, RevokeReason};
 use tokio::sync::oneshot;
 
-use super::call::Call;
 use super::place::full_name;
 use super::{ms, ns};
 
@@ -85,16 +84,7 @@ impl Desk {
     }
 
     /// What the scheduler has to hear of a request; nothing when it is answered already.
-    pub fn receive(&self, call: Call) -> Vec<News> {
-        match call {
-            Call::Grant(request, answer) => self.grant(request, answer),
-            Call::Sleep(..) | Call::WakeUp(_) | Call::IsSleeping(_) => {
-                unreachable!("the room sleeps, not the desk")
-            }
-        }
-    }
-
-    fn grant(&self, request: GrantRequest, answer: oneshot::Sender<GrantAnswer>) -> Vec<News> {
+    pub fn receive(&self, request: GrantRequest, answer: oneshot::Sender<GrantAnswer>) -> Vec<News> {
         let from = match &request {
             GrantRequest::Ask { borrower, .. }
             | GrantRequest::Renew { borrower, .. }
@@ -185,8 +175,7 @@ impl Desk {
         lock(&self.met).retain(|peer| !dead.contains(peer));
     }
 
-    /// It lives, and is who it says.
-    /// Another tenant of the ledger, alive under this very life. Nobody trades with itself.
+    /// Another tenant of the ledger, which lives and is who it says. Nobody trades with itself.
     fn knows(&self, who: &Participant) -> bool {
         let own = named(who).index == self.seat.index();
         let name = full_name(&who.namespace, &who.name);

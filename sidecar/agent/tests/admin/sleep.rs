@@ -18,11 +18,11 @@ async fn the_verbs_are_handed_to_the_scheduler_and_answered_as_vllm_does() {
         match call {
             Call::Sleep(level, reply) => {
                 let again = asleep.replace(level).is_some();
-                let refused = Err(Unable::Refused("asleep already".into()));
+                let refused = Err(Unable("asleep already".into()));
                 reply.send(if again { refused } else { Ok(()) }).unwrap();
             }
             Call::WakeUp(reply) => {
-                reply.send(asleep.take().map(|_| ()).ok_or_else(|| Unable::Refused("awake".into()))).unwrap()
+                reply.send(asleep.take().map(|_| ()).ok_or_else(|| Unable("awake".into()))).unwrap()
             }
             Call::IsSleeping(reply) => reply.send(Ok(*asleep == Some(SleepLevel::Two))).unwrap(),
             Call::Grant(..) => panic!("not asked for"),

@@ -12,7 +12,7 @@ use sluice_agent::admin::start::{Credentials, directives};
 use sluice_agent::admin::tls::{self, Tls};
 use sluice_agent::directive::InForce;
 use sluice_agent::gateway::serve::Limits;
-use sluice_agent::neighbours::call::{Call, Unable};
+use sluice_agent::neighbours::call::{Call, Unable, decline};
 use sluice_agent::service::{Inbox, Message, Service, Status};
 use sluice_wire::config::SidecarConfig;
 use sluice_wire::state::{State, Tenant};
@@ -74,9 +74,9 @@ pub fn quiet(name: &str) -> impl FnMut(Message) + Send + 'static {
         }
         Message::Call(Call::IsSleeping(answer)) => drop(answer.send(Ok(false))),
         Message::Call(Call::Sleep(_, answer) | Call::WakeUp(answer)) => {
-            drop(answer.send(Err(Unable::Refused("not now".into()))));
+            drop(answer.send(Err(Unable("not now".into()))));
         }
-        Message::Call(call) => call.decline(),
+        Message::Call(Call::Grant(_, answer)) => decline(answer),
         _ => {}
     }
 }

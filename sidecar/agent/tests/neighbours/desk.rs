@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use sluice_agent::neighbours::call::Call;
 use sluice_agent::neighbours::desk::Desk;
 use sluice_memory::neighbourhood::{Identity, Neighbourhood, Seat, this_boot};
 use sluice_policy::neighbours::Peer;
@@ -36,7 +35,7 @@ fn participant(name: &str, Peer { index, instance }: Peer) -> Participant {
 
 fn asked(desk: &Desk, request: GrantRequest) -> (Vec<News>, Receiver<GrantAnswer>) {
     let (answer, heard) = channel();
-    (desk.receive(Call::Grant(request, answer)), heard)
+    (desk.receive(request, answer), heard)
 }
 
 #[test]

@@ -1,0 +1,37 @@
+//! One of something for each kind of wait that neighbours cause.
+
+use std::ops::{Index, IndexMut};
+
+use sluice_policy::neighbours::span::Awaited;
+
+/// As many as [`Awaited`] has kinds.
+const KINDS: usize = 4;
+
+/// What is kept of waits.
+#[derive(Clone, Debug, Default)]
+pub struct Waits<T> {
+    /// Of hand-overs of the turn, which are no part of a wait of the scheduler's.
+    pub handover: T,
+    kinds: [T; KINDS],
+}
+
+impl<T> Waits<T> {
+    /// All made alike.
+    pub fn each(make: impl Fn() -> T) -> Self {
+        Waits { handover: make(), kinds: std::array::from_fn(|_| make()) }
+    }
+}
+
+impl<T> Index<Awaited> for Waits<T> {
+    type Output = T;
+
+    fn index(&self, awaited: Awaited) -> &T {
+        &self.kinds[awaited as usize]
+    }
+}
+
+impl<T> IndexMut<Awaited> for Waits<T> {
+    fn index_mut(&mut self, awaited: Awaited) -> &mut T {
+        &mut self.kinds[awaited as usize]
+    }
+}
