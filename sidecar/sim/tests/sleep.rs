@@ -53,12 +53,29 @@ fn told(world: &mut World, order: Sleep) {
     world.driver.push(Event::Sleep(order));
 }
 
-/// Tokens of three requests that nobody disturbs.
-fn alone() -> Vec<Vec<u32>> {
-    let mut world = loaded(0);
+/// A tenant with three requests.
+fn busy(host_columns: u64) -> World {
+    let mut world = loaded(host_columns);
     (1..=3).for_each(|id| world.submit(request(id, 0..30 + id as u32, 40)));
-    end(&mut world);
+    world
+}
+
+/// The same, some steps on.
+fn amid(host_columns: u64) -> World {
+    let mut world = busy(host_columns);
+    until(&mut world, |world| world.driver.core().snapshot().counters.steps > 12);
+    world
+}
+
+fn tokens(world: &World) -> Vec<Vec<u32>> {
     world.outcomes.values().map(|outcome| outcome.tokens.clone()).collect()
+}
+
+/// Tokens of its requests that nobody disturbs.
+fn alone() -> Vec<Vec<u32>> {
+    let mut world = busy(0);
+    end(&mut world);
+    tokens(&world)
 }
 
 #[test]
@@ -81,9 +98,7 @@ fn an_idle_tenant_sleeps_until_the_next_request() {
 
 #[test]
 fn requests_wait_with_their_kv_while_the_tenant_was_told_to_sleep() {
-    let mut world = loaded(KEPT_COLUMNS);
-    (1..=3).for_each(|id| world.submit(request(id, 0..30 + id as u32, 40)));
-    until(&mut world, |world| world.driver.core().snapshot().counters.steps > 12);
+    let mut world = amid(KEPT_COLUMNS);
     told(&mut world, Sleep::Ordered);
     until(&mut world, asleep);
     assert_eq!(world.driver.core().snapshot().waiting, 3);
@@ -92,23 +107,19 @@ fn requests_wait_with_their_kv_while_the_tenant_was_told_to_sleep() {
     assert!(asleep(&world), "nobody wakes it but who told it to sleep");
     told(&mut world, Sleep::WakeUp);
     end(&mut world);
-    let tokens: Vec<_> = world.outcomes.values().map(|outcome| outcome.tokens.clone()).collect();
-    assert_eq!(tokens, alone());
+    assert_eq!(tokens(&world), alone());
     let counters = world.driver.core().snapshot().counters;
     assert_eq!((counters.preemptions, counters.recomputed_tokens), (0, 0), "nothing is computed twice");
 }
 
 #[test]
 fn without_a_host_tier_requests_are_computed_again() {
-    let mut world = loaded(0);
-    (1..=3).for_each(|id| world.submit(request(id, 0..30 + id as u32, 40)));
-    until(&mut world, |world| world.driver.core().snapshot().counters.steps > 12);
+    let mut world = amid(0);
     told(&mut world, Sleep::Ordered);
     until(&mut world, asleep);
     told(&mut world, Sleep::WakeUp);
     end(&mut world);
-    let tokens: Vec<_> = world.outcomes.values().map(|outcome| outcome.tokens.clone()).collect();
-    assert_eq!(tokens, alone());
+    assert_eq!(tokens(&world), alone());
     assert!(world.driver.core().snapshot().counters.recomputed_tokens > 0);
 }
 
@@ -127,14 +138,11 @@ fn a_request_that_waits_with_its_kv_can_be_cancelled() {
 
 #[test]
 fn an_engine_that_dies_in_a_step_before_sleep_is_replayed_first() {
-    let mut world = loaded(KEPT_COLUMNS);
-    (1..=3).for_each(|id| world.submit(request(id, 0..30 + id as u32, 40)));
-    until(&mut world, |world| world.driver.core().snapshot().counters.steps > 12);
+    let mut world = amid(KEPT_COLUMNS);
     world.kill_engine();
     told(&mut world, Sleep::Ordered);
     until(&mut world, asleep);
     told(&mut world, Sleep::WakeUp);
     end(&mut world);
-    let tokens: Vec<_> = world.outcomes.values().map(|outcome| outcome.tokens.clone()).collect();
-    assert_eq!(tokens, alone());
+    assert_eq!(tokens(&world), alone());
 }
