@@ -25,6 +25,7 @@ pub mod ledger;
 pub mod neighbours;
 pub mod params;
 pub mod pending;
+pub mod planner;
 pub mod reason;
 pub mod refused;
 pub mod remap;

@@ -40,3 +40,9 @@ mod neighbours {
     mod victim;
     mod world;
 }
+
+/// Tests of the planner, with oracles.
+mod planner {
+    mod oracles;
+    mod orbitflow;
+}

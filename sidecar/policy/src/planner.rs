@@ -1,0 +1,22 @@
+//! The planner: where the layers of every object lie, so that the batch keeps its objectives.
+//!
+//! Whatever can leave the device is the same thing: an object of L layers (DESIGN 6). A model's weights are one that every
+//! step reads; a request's KV is one that grows. For each object a [`problem::Choice`] says which layers are away; the
+//! [`steps`] model predicts the time of a step for all of them on one link; [`search`] finds the choices with the least time,
+//! and among those the fewest link bytes, by branch and bound over the [`relax`]ed problem; [`batch`] compares batches, which
+//! differ in who is paused and who is admitted, by SLO failures first and tokens per second second.
+//!
+//! Nothing here runs within a step: plans are made one step ahead (OrbitFlow 4.3) under a budget of node expansions, and say
+//! how far from the optimum they may be.
+//!
+//! Sources: OrbitFlow 4 (Eq. 1, Algorithm 1, pruned distances, violation cap), Oneiros 5.4 and Pie 3 as its special cases.
+
+pub mod batch;
+mod begin;
+
+pub mod link;
+pub mod placement;
+pub mod problem;
+pub mod relax;
+pub mod search;
+pub mod steps;

@@ -1,0 +1,160 @@
+//! Which batch to run: who is paused, who is admitted, and what that does to objectives.
+//!
+//! Batches differ in two numbers: how many running requests are paused, in the order of the victims, and how many waiting
+//! ones are admitted, in the order of the queue. Of two batches the better has fewer SLO failures beyond what is allowed, then
+//! more tokens per second, then fewer link bytes (DESIGN 6).
+//!
+//! Sources: OrbitFlow 4.2 (violation cap, Pause-Resume with the victim by blocks and deposit), 4.4 (Token-Deposit).
+
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+
+use super::link::Link;
+use super::problem::{Object, Problem};
+use super::search::{self, Misfit, Plan};
+
+/// A request that runs or waits.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// The ways to place its KV. One choice only means that it cannot leave.
+    pub kv: Object,
+    /// What it adds to the compute of each layer, nanoseconds.
+    pub compute_ns: u64,
+    /// Its SLO: the most time between two delivered tokens, nanoseconds.
+    pub tbt_ns: u64,
+    /// Tokens that were made and are not delivered yet (Token-Deposit).
+    pub deposit: u32,
+    /// It may not be paused: it has been for as long as a request may, or nothing would run (progress rule).
+    pub immune: bool,
+}
+
+/// All that can be decided about for the next window.
+#[derive(Clone, Debug)]
+pub struct Outlook {
+    /// Bytes of device memory for what the plan places.
+    pub capacity_bytes: u64,
+    /// Compute of each layer without any request, nanoseconds.
+    pub compute_ns: Vec<u64>,
+    /// The link.
+    pub link: Link,
+    /// Bytes written back in each step.
+    pub write_bytes: u64,
+    /// Steps that a plan holds for: the decode window.
+    pub window: u16,
+    /// SLO failures that are allowed per step, all requests together, permille of a failure: 1000 is OrbitFlow's alpha = 1.
+    pub allowed_permille: u32,
+    /// What is there beside requests: weights, first of all.
+    pub others: Vec<Object>,
+    /// Requests that run, in the order in which they would be paused.
+    pub running: Vec<Member>,
+    /// Requests that wait, in the order in which they would be admitted.
+    pub waiting: Vec<Member>,
+}
+
+/// How good a batch is; smaller is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Merit {
+    /// SLO failures over the window beyond what is allowed.
+    pub failures: u64,
+    /// Tokens per second, thousandths, the more the better.
+    pub tokens_per_s_milli: Reverse<u64>,
+    /// Bytes into the device in each step.
+    pub link_bytes: u64,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchPlan {
+    /// So many of the running requests are paused, the first ones.
+    pub paused: usize,
+    /// So many of the waiting requests are admitted, the first ones.
+    pub admitted: usize,
+    /// Placement of the others, then the running requests that go on, then the admitted.
+    pub placement: Plan,
+    /// How good it is.
+    pub merit: Merit,
+}
+
+/// Tokens of one request that come late in the next `window` steps of `step_ns` each, when one is due every `tbt_ns` and
+/// `deposit` are in store. While there is a deposit nothing is late; once it is used up every token is.
+pub fn late_tokens(step_ns: u64, tbt_ns: u64, deposit: u32, window: u16) -> u64 {
+    if step_ns <= tbt_ns || window == 0 {
+        return 0;
+    }
+    // Token k of the window is made at k * step and due at (k - deposit) * tbt after the one before the window.
+    let (step_ns, tbt_ns) = (u128::from(step_ns), u128::from(tbt_ns));
+    let on_time = u128::from(deposit) * tbt_ns / (step_ns - tbt_ns);
+    u64::from(window).saturating_sub(u64::try_from(on_time).unwrap_or(u64::MAX))
+}
+
+/// The best batch that a budget of node expansions, shared by all batches, finds.
+///
+/// # Errors
+/// When no batch fits, not even the immune requests alone: [`Misfit::Proven`] if that is certain.
+pub fn plan(outlook: &Outlook, budget: u32) -> Result<BatchPlan, Misfit> {
+    let batches = batches(outlook);
+    let share = budget / batches.len().max(1) as u32;
+    let mut best: Option<BatchPlan> = None;
+    let mut misfit = Misfit::Proven;
+    for (paused, admitted) in batches {
+        match search::plan(&problem(outlook, paused, admitted), share.max(1)) {
+            Ok(placement) => {
+                let merit = merit(outlook, paused, admitted, &placement);
+                if best.as_ref().is_none_or(|best| merit < best.merit) {
+                    best = Some(BatchPlan { paused, admitted, placement, merit });
+                }
+            }
+            Err(Misfit::OutOfBudget) => misfit = Misfit::OutOfBudget,
+            Err(Misfit::Proven) => {}
+        }
+    }
+    best.ok_or(misfit)
+}
+
+/// All batches: no pause and all numbers of admissions; or pauses, and nobody new in place of who is paused.
+fn batches(outlook: &Outlook) -> Vec<(usize, usize)> {
+    let pausable = outlook.running.iter().take_while(|member| !member.immune).count();
+    let admissions = (0..=outlook.waiting.len()).map(|admitted| (0, admitted));
+    let pauses = (1..=pausable).map(|paused| (paused, 0));
+    admissions.chain(pauses).collect()
+}
+
+fn members(outlook: &Outlook, paused: usize, admitted: usize) -> impl Iterator<Item = &Member> {
+    outlook.running.iter().skip(paused).chain(outlook.waiting.iter().take(admitted))
+}
+
+/// The placement problem of one batch.
+pub fn problem(outlook: &Outlook, paused: usize, admitted: usize) -> Problem {
+    let added_ns: u64 = members(outlook, paused, admitted).map(|member| member.compute_ns).sum();
+    let requests = members(outlook, paused, admitted).map(|member| member.kv.clone());
+    Problem {
+        capacity_bytes: outlook.capacity_bytes,
+        compute_ns: outlook.compute_ns.iter().map(|ns| ns + added_ns).collect(),
+        link: outlook.link,
+        write_bytes: outlook.write_bytes,
+        window: 1,
+        objects: outlook.others.iter().cloned().chain(requests).collect(),
+    }
+}
+
+fn merit(outlook: &Outlook, paused: usize, admitted: usize, placement: &Plan) -> Merit {
+    let step_ns = placement.cost.time_ns.max(1);
+    let late = |member: &Member| late_tokens(step_ns, member.tbt_ns, member.deposit, outlook.window);
+    let of_batch: u64 = members(outlook, paused, admitted).map(late).sum();
+    let of_paused: u64 =
+        outlook.running.iter().take(paused).map(|member| gap(member, outlook, step_ns)).sum();
+    let allowed = u64::from(outlook.window) * u64::from(outlook.allowed_permille) / 1000;
+    let tokens = members(outlook, paused, admitted).count() as u128;
+    let per_s_milli = tokens * 1_000_000_000_000 / u128::from(step_ns);
+    Merit {
+        failures: (of_batch + of_paused).saturating_sub(allowed),
+        tokens_per_s_milli: Reverse(u64::try_from(per_s_milli).unwrap_or(u64::MAX)),
+        link_bytes: placement.cost.link_bytes,
+    }
+}
+
+/// A pause is one gap between two tokens: one failure, unless the deposit lasts for the window.
+fn gap(member: &Member, outlook: &Outlook, step_ns: u64) -> u64 {
+    let window_ns = u128::from(step_ns) * u128::from(outlook.window);
+    u64::from(u128::from(member.deposit) * u128::from(member.tbt_ns) < window_ns)
+}
