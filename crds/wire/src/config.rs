@@ -199,16 +199,19 @@ pub struct ListenConfig {
     /// Mutual TLS on the admin port; `None` = tokens. With it, tokens open nothing.
     #[serde(default)]
     pub admin_tls: Option<AdminTls>,
-    /// File with the token that the neighbours of one GPU share; opens grants and state to them, and is shown to them.
-    /// `None` = no neighbour has a token. Not used with `admin_tls`.
+    /// File with the tokens of the neighbours of one GPU, which open grants and state to them. A line is `TOKEN` or
+    /// `TOKEN NAMESPACE/NAME`: bound to that tenant, a token lets nobody speak as another one. Neighbours are shown the
+    /// tenant's own, else the first that is bound to nobody. `None` = no neighbour has a token. Not used with
+    /// `admin_tls`.
     #[serde(default)]
     pub neighbour_token_file: Option<PathBuf>,
 }
 
 /// Mutual TLS of the admin port, TLS 1.3. All files are PEM and are read again when they change.
 ///
-/// One certificate serves both ends. As a server it is known by the DNS name `NAME.NAMESPACE.sidecar.sluice` of the
-/// tenant ([`admin_host`]); as a client by its role, a URI among its alternative names:
+/// One certificate serves both ends. Whose it is says the DNS name `NAME.NAMESPACE.sidecar.sluice` of the tenant
+/// ([`admin_host`]), exactly one of that form: others find their server by it, and a neighbour's client speaks as that
+/// tenant only. What a client may do says its role, a URI among its alternative names:
 ///
 /// | URI | may |
 /// |---|---|
@@ -231,6 +234,12 @@ pub struct AdminTls {
 /// The name by which a tenant's sidecar is known to its peers on the admin port.
 pub fn admin_host(namespace: &str, name: &str) -> String {
     format!("{name}.{namespace}.sidecar.sluice")
+}
+
+/// The tenant, namespace and name, whose [`admin_host`] this is; `None` = nobody's. Namespaces have no dots.
+pub fn tenant_of_host(host: &str) -> Option<(&str, &str)> {
+    let (name, namespace) = host.strip_suffix(".sidecar.sluice")?.rsplit_once('.')?;
+    (!name.is_empty() && !namespace.is_empty()).then_some((namespace, name))
 }
 
 /// The engine process.

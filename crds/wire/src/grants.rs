@@ -175,6 +175,16 @@ pub enum RefusalReason {
 }
 
 impl GrantRequest {
+    /// In whose name it is said.
+    pub fn sender(&self) -> &Participant {
+        match self {
+            GrantRequest::Ask { borrower, .. }
+            | GrantRequest::Renew { borrower, .. }
+            | GrantRequest::Cancel { borrower, .. } => borrower,
+            GrantRequest::Revoke { lender, .. } => lender,
+        }
+    }
+
     /// The message.
     pub fn to_json(&self) -> Vec<u8> {
         written(&GrantMessage { version: VERSION, request: self.clone() })

@@ -158,8 +158,12 @@ fn tenants_of_a_gpu_find_one_folder_and_are_told_of_each_other_whenever_one_come
     }
     let token_file = config(&world, "chat").listen.neighbour_token_file.unwrap();
     assert_eq!(config(&world, "mail").listen.neighbour_token_file.as_ref(), Some(&token_file));
-    let token = text(&token_file);
-    assert!(token.len() == 64 && token.bytes().all(|b| b.is_ascii_hexdigit()), "{token}");
+    let tokens = text(&token_file);
+    let tokens: BTreeMap<_, _> = tokens.lines().map(|line| line.split_once(' ').unwrap()).collect();
+    assert!(tokens.keys().all(|t| t.len() == 64 && t.bytes().all(|b| b.is_ascii_hexdigit())), "{tokens:?}");
+    let bound: Vec<_> = tokens.values().copied().collect();
+    let own = NAMES.map(|name| format!("default/{name}"));
+    assert!(bound.len() == 3 && own.iter().all(|own| bound.contains(&own.as_str())), "one each: {tokens:?}");
     assert_eq!((mode(&token_file), mode(token_file.parent().unwrap())), (0o600, 0o700));
     let pid = text(&world.path("lives.code")).trim().parse().unwrap();
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
@@ -235,7 +239,7 @@ fn a_gpu_that_another_run_shares_out_is_refused_and_the_first_goes_on() {
     assert_eq!(outcome.code, Some(1));
     let expected = "sluice: GPU default/local-one-0 is shared out already by another run";
     assert!(outcome.stderr.starts_with(expected), "{}", outcome.stderr);
-    assert!(world.path("run/gpu.default.local-one-0/neighbour_token").exists());
+    assert!(world.path("run/gpu.default.local-one-0/neighbour_tokens").exists());
     end(first, &world);
 }
 

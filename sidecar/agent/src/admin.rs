@@ -30,7 +30,7 @@ use serde::Deserialize;
 
 use self::access::{Access, Right, authenticate, require};
 use self::error::Refusal;
-pub use self::token::{make_token, read_token};
+pub use self::token::{make_token, read_tokens};
 use crate::directive::Directives;
 use crate::gateway::error::ApiError;
 use crate::neighbours::client::Client;

@@ -5,6 +5,7 @@ mod admin {
     mod directive;
     mod gpu;
     mod grants;
+    mod names;
     mod roles;
     mod sleep;
     mod start;

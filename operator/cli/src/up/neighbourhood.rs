@@ -1,4 +1,4 @@
-//! What the tenants of a shared GPU find when they start: a folder of their own, a token among them, a new claim.
+//! What the tenants of a shared GPU find when they start: a folder of their own, a token for each, a new claim.
 
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -25,24 +25,25 @@ pub fn claim(
     configs: &mut [SidecarConfig],
 ) -> anyhow::Result<ClaimedFolder> {
     let folder = runtime.claim_gpu(&gpu.namespace, &gpu.name)?;
-    let token = folder.path().join("neighbour_token");
-    make_token(&token).with_context(|| token.display().to_string())?;
+    let tokens = folder.path().join("neighbour_tokens");
+    make_tokens(&tokens, gpu).with_context(|| tokens.display().to_string())?;
     let claim = random::<CLAIM_BYTES>().context("/dev/urandom")?;
     for member in &gpu.members {
         let config = &mut configs[member.config];
-        config.listen.neighbour_token_file = Some(token.clone());
+        config.listen.neighbour_token_file = Some(tokens.clone());
         let own = config.neighbourhood.as_mut().expect("a tenant of a shared GPU has a neighbourhood");
         (own.folder, own.claim) = (folder.path().to_owned(), claim.clone());
     }
     Ok(folder)
 }
 
-/// A new secret, readable by this user only.
-fn make_token(path: &Path) -> io::Result<()> {
-    let token = random::<TOKEN_BYTES>()?;
+/// A new secret for each tenant, bound to it, all readable by this user only.
+fn make_tokens(path: &Path, gpu: &SharedGpu) -> io::Result<()> {
+    let line = |index| Ok(format!("{} {}\n", random::<TOKEN_BYTES>()?, gpu.title(index)));
+    let lines: String = (0..gpu.members.len()).map(line).collect::<io::Result<_>>()?;
     // `create_new`: never write a secret into a file that somebody else has put there.
     let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(token.as_bytes())
+    file.write_all(lines.as_bytes())
 }
 
 /// `N` random bytes as hexadecimal digits.

@@ -1,6 +1,7 @@
 //! Who comes in by the admin port, and what each may do.
 //!
-//! The role is known by a token, or with mutual TLS by the certificate; [`Right`] says what it opens.
+//! The role is known by a token, or with mutual TLS by the certificate; [`Right`] says what it opens, and [`Voice`] in
+//! whose name it may speak.
 
 use axum::Extension;
 use axum::extract::{Request, State};
@@ -9,6 +10,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::error::Refusal;
+use super::token::NeighbourToken;
 use crate::gateway::error::ApiError;
 use crate::gateway::{bearer, same_secret};
 
@@ -47,9 +49,55 @@ impl Role {
     }
 }
 
-/// The role of a connection, by the certificate that was shown; `None` = one that names no role here.
-#[derive(Clone, Copy, Debug)]
-pub struct Shown(pub Option<Role>);
+/// In whose name somebody may speak, where a message names its sender.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Voice {
+    /// Any tenant's: the operator, and a token that is bound to nobody.
+    Any,
+    /// That tenant's, `NAMESPACE/NAME`.
+    Of(String),
+    /// Nobody's.
+    None,
+}
+
+/// Somebody who has come in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// What it is to this sidecar.
+    pub role: Role,
+    /// In whose name it may speak.
+    pub voice: Voice,
+}
+
+impl Caller {
+    /// Places tenants and gives directives.
+    pub const OPERATOR: Caller = Caller { role: Role::Operator, voice: Voice::Any };
+
+    /// A neighbour that speaks as `tenant`, `None` = as anybody.
+    pub fn neighbour(tenant: Option<String>) -> Caller {
+        Caller { role: Role::Neighbour, voice: tenant.map_or(Voice::Any, Voice::Of) }
+    }
+
+    /// Refuses to hear it in the name of `tenant`, `NAMESPACE/NAME`, unless that is its own.
+    ///
+    /// # Errors
+    /// 403 with both names.
+    pub fn speaks_as(&self, tenant: &str) -> Result<(), Refusal> {
+        let own = match &self.voice {
+            Voice::Any => return Ok(()),
+            Voice::Of(own) if own == tenant => return Ok(()),
+            Voice::Of(own) => format!("belongs to {own}"),
+            Voice::None => "names no tenant".into(),
+        };
+        Err(Refusal::forbidden(format!(
+            "the credential {own}, and the request speaks as {tenant}: each speaks only for itself"
+        )))
+    }
+}
+
+/// Who is at the other end of a connection, by the certificate that was shown; `None` = it names no role here.
+#[derive(Clone, Debug)]
+pub struct Shown(pub Option<Caller>);
 
 /// How a role is known.
 #[derive(Clone)]
@@ -58,8 +106,8 @@ pub enum Access {
     Tokens {
         /// Of the operator; opens everything.
         operator: String,
-        /// Of the neighbours, if they have one.
-        neighbour: Option<String>,
+        /// Of the neighbours, if they have any.
+        neighbours: Vec<NeighbourToken>,
     },
     /// By the certificate of the connection, which the listener has put into each request as [`Shown`].
     Certificates,
@@ -75,33 +123,34 @@ impl std::fmt::Debug for Access {
 }
 
 impl Access {
-    fn role(&self, request: &Request) -> Result<Role, Refusal> {
+    fn caller(&self, request: &Request) -> Result<Caller, Refusal> {
         match self {
-            Access::Tokens { operator, neighbour } => {
-                by_token(request.headers(), operator, neighbour.as_deref())
-                    .ok_or_else(|| ApiError::unauthorised().into())
-            }
+            Access::Tokens { operator, neighbours } => by_token(request.headers(), operator, neighbours)
+                .ok_or_else(|| ApiError::unauthorised().into()),
             Access::Certificates => {
-                let shown = request.extensions().get::<Shown>().and_then(|Shown(role)| *role);
+                let shown = request.extensions().get::<Shown>().and_then(|Shown(caller)| caller.clone());
                 shown.ok_or_else(|| Refusal::forbidden("the certificate names no role on this GPU"))
             }
         }
     }
 }
 
-/// Compares with both, so that the time does not tell which was nearly right.
-fn by_token(headers: &HeaderMap, operator: &str, neighbour: Option<&str>) -> Option<Role> {
+/// Compares with all, so that the time does not tell which was nearly right.
+fn by_token(headers: &HeaderMap, operator: &str, neighbours: &[NeighbourToken]) -> Option<Caller> {
     let token = bearer(headers)?;
-    let is_neighbour = neighbour.is_some_and(|neighbour| same_secret(token, neighbour));
-    let is_operator = same_secret(token, operator);
-    is_operator.then_some(Role::Operator).or(is_neighbour.then_some(Role::Neighbour))
+    let known = |found: Option<Caller>, one: &NeighbourToken| {
+        let same = same_secret(token, &one.secret);
+        found.or(same.then(|| Caller::neighbour(one.tenant.clone())))
+    };
+    let neighbour = neighbours.iter().fold(None, known);
+    same_secret(token, operator).then_some(Caller::OPERATOR).or(neighbour)
 }
 
-/// Finds out the role, or refuses.
+/// Finds out who it is, or refuses.
 pub async fn authenticate(State(access): State<Access>, mut request: Request, next: Next) -> Response {
-    match access.role(&request) {
-        Ok(role) => {
-            request.extensions_mut().insert(role);
+    match access.caller(&request) {
+        Ok(caller) => {
+            request.extensions_mut().insert(caller);
             next.run(request).await
         }
         Err(refusal) => refusal.into_response(),
@@ -111,7 +160,7 @@ pub async fn authenticate(State(access): State<Access>, mut request: Request, ne
 /// Lets through who has `right`.
 pub async fn require(
     State(right): State<Right>,
-    Extension(role): Extension<Role>,
+    Extension(Caller { role, .. }): Extension<Caller>,
     request: Request,
     next: Next,
 ) -> Response {

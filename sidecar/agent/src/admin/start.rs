@@ -11,10 +11,12 @@ use tokio::sync::watch;
 
 use super::access::Access;
 use super::tls::{self, LOOK_EVERY, Tls, TlsError};
-use super::{Admin, make_token, read_token};
+use super::token::NeighbourToken;
+use super::{Admin, make_token, read_tokens};
 use crate::directive::Directives;
 use crate::gateway::serve::{Limits, serve};
 use crate::neighbours::client::{Client, Credential};
+use crate::neighbours::place::full_name;
 use crate::room::{LoadError, policy_of};
 use crate::service::Service;
 
@@ -30,7 +32,7 @@ pub enum StartError {
     /// Certificates.
     #[error("listen.admin_tls: {0}")]
     Tls(#[from] TlsError),
-    /// The neighbours' token.
+    /// The neighbours' tokens.
     #[error("listen.neighbour_token_file: {}: {error}", path.display())]
     NeighbourToken {
         /// The file.
@@ -75,12 +77,12 @@ impl Credentials {
         if !listen.admin.ip().is_loopback() {
             return Err(StartError::InTheOpen(listen.admin));
         }
-        let neighbour = listen.neighbour_token_file.as_ref().map(|path| {
-            read_token(path).map_err(|error| StartError::NeighbourToken { path: path.clone(), error })
-        });
-        let neighbour = neighbour.transpose()?;
-        let shown = neighbour.clone().map_or(Credential::Nothing, Credential::Token);
-        Ok(Credentials { access: Access::Tokens { operator, neighbour }, tls: None, shown })
+        let (neighbours, shown) = match &listen.neighbour_token_file {
+            None => (Vec::new(), Credential::Nothing),
+            Some(path) => neighbours(path, &full_name(&config.namespace, &config.name))
+                .map_err(|error| StartError::NeighbourToken { path: path.clone(), error })?,
+        };
+        Ok(Credentials { access: Access::Tokens { operator, neighbours }, tls: None, shown })
     }
 
     /// The way to the neighbours.
@@ -102,6 +104,16 @@ impl Credentials {
         let fresh = tls.clone().keep_fresh(LOOK_EVERY, stop.clone());
         tokio::join!(fresh, tls::serve(listener, admin.router(), tls, limits, stop));
     }
+}
+
+/// The tokens in the file at `path`, and what `own` shows of them: its own one, else one that is bound to nobody.
+fn neighbours(path: &Path, own: &str) -> std::io::Result<(Vec<NeighbourToken>, Credential)> {
+    let tokens = read_tokens(path)?;
+    let bound = tokens.iter().find(|token| token.tenant.as_deref() == Some(own));
+    let shown = bound.or_else(|| tokens.iter().find(|token| token.tenant.is_none()));
+    let problem = || std::io::Error::new(std::io::ErrorKind::InvalidData, format!("holds no token of {own}"));
+    let shown = Credential::Token(shown.ok_or_else(problem)?.secret.clone());
+    Ok((tokens, shown))
 }
 
 impl Admin {

@@ -1,4 +1,4 @@
-//! Mutual TLS on the admin port: certificates from files, read again when they change, and the role that one names.
+//! Mutual TLS on the admin port: certificates from files, read again when they change, and who one names.
 
 mod files;
 mod role;
@@ -96,7 +96,7 @@ impl Tls {
     }
 }
 
-/// Serves `router` over TLS. Each request carries the role that its connection's certificate names, as [`Shown`].
+/// Serves `router` over TLS. Each request carries who its connection's certificate names, as [`Shown`].
 pub async fn serve(
     listener: TcpListener,
     router: Router,

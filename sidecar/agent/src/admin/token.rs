@@ -1,4 +1,4 @@
-//! Files that hold a token.
+//! Files that hold tokens.
 
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -27,16 +27,54 @@ pub fn make_token(path: &Path) -> io::Result<String> {
     Ok(token)
 }
 
-/// Reads a token that somebody else has made, without the white space around it.
+/// A token of neighbours.
+#[derive(Clone, PartialEq, Eq)]
+pub struct NeighbourToken {
+    /// The secret.
+    pub secret: String,
+    /// The tenant that alone may use it, `NAMESPACE/NAME`; `None` = the neighbours share it.
+    pub tenant: Option<String>,
+}
+
+impl std::fmt::Debug for NeighbourToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NeighbourToken").field("tenant", &self.tenant).finish_non_exhaustive()
+    }
+}
+
+/// Reads tokens that somebody else has made: a line for each, `TOKEN` or `TOKEN NAMESPACE/NAME`.
 ///
 /// # Errors
-/// The file cannot be read, or what it holds can be guessed or cannot be sent.
-pub fn read_token(path: &Path) -> io::Result<String> {
+/// The file cannot be read, or a line of it is no token, can be guessed, or repeats another one's secret.
+pub fn read_tokens(path: &Path) -> io::Result<Vec<NeighbourToken>> {
     let text = std::fs::read_to_string(path)?;
-    let token = text.trim();
-    if token.len() < LEAST_CHARACTERS || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-        let problem = format!("holds no token: at least {LEAST_CHARACTERS} visible ASCII characters");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
+    let mut tokens: Vec<NeighbourToken> = Vec::new();
+    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let at = |problem: String| invalid(format!("line {}: {problem}", index + 1));
+        let token = read_line(line).map_err(at)?;
+        if tokens.iter().any(|other| other.secret == token.secret) {
+            return Err(at("the token of another line".into()));
+        }
+        tokens.push(token);
     }
-    Ok(token.to_owned())
+    if tokens.is_empty() { Err(invalid("holds no token".into())) } else { Ok(tokens) }
+}
+
+/// What is wrong is told without the line: it may hold a secret.
+fn read_line(line: &str) -> Result<NeighbourToken, String> {
+    let mut words = line.split_whitespace();
+    let secret = words.next().unwrap_or_default().to_owned();
+    if secret.len() < LEAST_CHARACTERS || !secret.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(format!("no token: at least {LEAST_CHARACTERS} visible ASCII characters"));
+    }
+    let tenant = words.next().map(str::to_owned);
+    let full = |name: &String| name.split('/').filter(|part| !part.is_empty()).count() == 2;
+    if !tenant.as_ref().is_none_or(full) || words.next().is_some() {
+        return Err("what follows the token is no NAMESPACE/NAME".into());
+    }
+    Ok(NeighbourToken { secret, tenant })
+}
+
+fn invalid(problem: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, problem)
 }

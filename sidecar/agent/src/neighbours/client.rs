@@ -32,7 +32,7 @@ const KEEP_IDLE: Duration = Duration::from_secs(8);
 pub enum Credential {
     /// Nothing: they will refuse.
     Nothing,
-    /// The token that the neighbours of the GPU share, over plain HTTP.
+    /// A token that the neighbours of the GPU know, over plain HTTP.
     Token(String),
     /// The certificate of this sidecar.
     Certificate(Arc<Tls>),

@@ -85,12 +85,7 @@ impl Desk {
 
     /// What the scheduler has to hear of a request; nothing when it is answered already.
     pub fn receive(&self, request: GrantRequest, answer: oneshot::Sender<GrantAnswer>) -> Vec<News> {
-        let from = match &request {
-            GrantRequest::Ask { borrower, .. }
-            | GrantRequest::Renew { borrower, .. }
-            | GrantRequest::Cancel { borrower, .. } => borrower,
-            GrantRequest::Revoke { lender, .. } => lender,
-        };
+        let from = request.sender();
         if !self.knows(from) {
             let _ = answer.send(GrantAnswer::Refused { reason: RefusalReason::UnknownNeighbour });
             return Vec::new();

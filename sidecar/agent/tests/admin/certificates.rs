@@ -39,8 +39,12 @@ impl Authority {
 
     /// A certificate for the sidecar of `name`, with these URIs, until `year`.
     pub fn issue(&self, name: &str, uris: &[&str], year: i32) -> Identity {
-        let names = vec![format!("{name}.default.sidecar.sluice")];
-        let mut params = CertificateParams::new(names).expect("a DNS name");
+        self.issue_for(vec![format!("{name}.default.sidecar.sluice")], uris, year)
+    }
+
+    /// A certificate with these DNS names.
+    pub fn issue_for(&self, names: Vec<String>, uris: &[&str], year: i32) -> Identity {
+        let mut params = CertificateParams::new(names).expect("DNS names");
         let uris = uris.iter().map(|uri| SanType::URI((*uri).try_into().expect("ASCII")));
         params.subject_alt_names.extend(uris);
         params.extended_key_usages =

@@ -17,7 +17,7 @@ use crate::gateway::client::PATIENCE;
 
 use super::world::{CHUNK, NEIGHBOUR_TOKEN, Port, config, directive, quiet, refused};
 
-fn neighbour(name: &str, admin: SocketAddr) -> Neighbour {
+pub fn neighbour(name: &str, admin: SocketAddr) -> Neighbour {
     Neighbour {
         namespace: "default".into(),
         name: name.into(),

@@ -4,7 +4,7 @@ use super::certificates::{Authority, CLAIM};
 use super::world::{NEIGHBOUR_TOKEN, Peer, Port, config, directive, quiet, refused};
 
 const ASK: &[u8] = br#"{"version": 1, "request": {"Cancel": {"nonce": 3,
-    "borrower": {"namespace": "default", "name": "code", "index": 1, "instance": 2}}}}"#;
+    "borrower": {"namespace": "default", "name": "peer", "index": 1, "instance": 2}}}}"#;
 
 /// Every path with the statuses for operator, neighbour and reader.
 async fn matrix() -> Vec<(&'static str, &'static str, Vec<u8>, [u16; 3])> {
