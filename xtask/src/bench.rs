@@ -6,6 +6,7 @@ mod budgets;
 mod machine;
 mod neighbours;
 mod policies;
+mod report;
 mod statistics;
 mod wake;
 

@@ -6,21 +6,14 @@
 mod calibration;
 mod outcome;
 
-use std::path::Path;
-use std::process::Stdio;
-use std::time::Duration;
-
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::Result;
 use serde_json::Value;
 
 pub use calibration::{Calibration, calibrate, positions};
 pub use outcome::Outcome;
 
-use crate::run::capture;
+use crate::client::{self, Client, Report};
 use crate::tenant::{Device, Setup, Tenant, World};
-
-/// Between two looks at a tenant under load.
-const LOOK: Duration = Duration::from_millis(500);
 
 /// 64 layers of 1.6 MB: enough of them that a few may move at r = 7.5, small enough that two cores decode a hundred
 /// tokens a second.
@@ -76,40 +69,19 @@ pub fn run(
     mut show: impl FnMut(&Value),
 ) -> Result<Outcome> {
     let tenant = Tenant::start(world, &policy.to_lowercase(), &load.setup(policy, device))?;
-    let outputs = tenant.files().join("outputs.json");
     let mut seen = outcome::Seen::default();
-    let report = burst(world, &tenant, load, &outputs, |state| {
+    let report = burst(world, &tenant, load, |state| {
         seen.look(state);
         show(state);
     })?;
-    let state = tenant.state()?;
-    let outputs = std::fs::read(&outputs).with_context(|| outputs.display().to_string())?;
-    Outcome::new(&report, &state, seen, outputs)
+    Outcome::new(&report.figures, &tenant.state()?, seen, report.outputs)
 }
 
-/// Sends the load by `sluice bench` and returns its report.
-fn burst(
-    world: &World,
-    tenant: &Tenant<'_>,
-    load: Load,
-    outputs: &Path,
-    mut look: impl FnMut(&Value),
-) -> Result<Value> {
-    let mut bench = world.command("sluice");
-    bench.args(["bench", "--json", "--url", &tenant.url()]).args(load.options());
-    bench.arg("--outputs").arg(outputs);
-    let bench = std::thread::scope(|scope| {
-        let stop = world.stop.clone();
-        let bench = scope.spawn(move || capture(bench.stderr(Stdio::null()), &stop));
-        while !bench.is_finished() {
-            look(&tenant.state()?);
-            std::thread::sleep(LOOK);
-        }
-        bench.join().unwrap_or_else(|_| bail!("the thread that ran sluice bench panicked"))
-    });
-    let (status, report) = bench?;
-    ensure!(status.success(), "the burst failed: sluice bench ended with {status}");
-    let report: Value = serde_json::from_str(&report).context("the report of sluice bench")?;
-    ensure!(report["failed"].as_u64().unwrap_or(0) == 0, "requests failed: {report}");
-    Ok(report)
+/// Sends the load by `sluice bench`.
+fn burst(world: &World, tenant: &Tenant<'_>, load: Load, mut look: impl FnMut(&Value)) -> Result<Report> {
+    let outputs = tenant.files().join("outputs.json");
+    let client = Client::new(world, &tenant.url(), outputs, &load.options());
+    let mut meanwhile = client::looking(|| tenant.state().map(|state| look(&state)));
+    let mut reports = client::run_all(vec![client], &world.stop, &mut meanwhile)?;
+    Ok(reports.remove(0))
 }

@@ -13,7 +13,7 @@ use sluice_types::quantity::Quantity;
 use crate::contest;
 use crate::neighbours::{self, FIXED, LRU, MRU, Outcome, Rule, Setting, Shape, Size, TENANTS};
 use crate::run::Stop;
-use crate::tenant::{self, Device, World};
+use crate::tenant::{Device, World};
 use crate::workspace::Workspace;
 use view::View;
 
@@ -70,7 +70,8 @@ pub fn run(workspace: &Workspace, args: &DemoArgs) -> Result<bool> {
     if args.keep {
         ports_are_free()?;
     }
-    let (world, size) = (world(workspace, args, &stop)?, args.size());
+    let (bins, model, size) = (args.bins.as_deref(), args.model.as_deref(), args.size());
+    let world = World::prepare(workspace, &stop, bins, model, neighbours::MODEL)?;
     eprintln!("measuring the model with ample memory");
     let setting = setting(&world, args, size)?;
     print_setting(&setting, size);
@@ -96,15 +97,6 @@ fn ports_are_free() -> Result<()> {
         free.with_context(|| format!("--keep serves on port {port}"))?;
     }
     Ok(())
-}
-
-fn world(workspace: &Workspace, args: &DemoArgs, stop: &Stop) -> Result<World> {
-    let (model, shape) = (args.model.as_deref(), neighbours::MODEL);
-    if let Some(bins) = &args.bins {
-        return World::with_binaries(bins, stop, model, shape);
-    }
-    tenant::build(workspace, stop)?;
-    World::new(workspace, stop, model, shape)
 }
 
 fn setting(world: &World, args: &DemoArgs, size: Size) -> Result<Setting> {

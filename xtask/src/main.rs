@@ -5,6 +5,7 @@
 
 mod bench;
 mod check;
+mod client;
 mod contest;
 mod demo;
 mod finding;

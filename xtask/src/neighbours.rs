@@ -95,15 +95,12 @@ impl Setting {
 
     /// The pool and the three tenants under `rule`, which all serve the model in `folder`.
     pub fn yaml(&self, rule: Rule, folder: &Path) -> String {
-        let Device { memory_bytes, chunk_bytes, link_bytes_per_s } = self.device;
-        let link = link_bytes_per_s.map(|bytes| format!(", linkBytesPerSecond: \"{bytes}\""));
         let pool = format!(
             "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: demo}}\nspec:\n  \
-             deviceClassName: host.sluice.dev\n  \
-             device: {{host: {{memory: \"{memory_bytes}\", chunkBytes: \"{chunk_bytes}\"{}}}}}\n  \
+             deviceClassName: host.sluice.dev\n  {}\n  \
              gpus: [{{name: shared, sharing: {{mode: Temporal, temporal: {{order: RoundRobin}}}}}}]\n  \
              hostMemoryPerGPU: 48Gi\n  policy: {}\n  remap: {{victim: {}}}\n",
-            link.unwrap_or_default(),
+            self.device.yaml(),
             rule.policy,
             rule.victim
         );

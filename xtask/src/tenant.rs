@@ -1,5 +1,6 @@
 //! Tenants served by the product's own binaries.
 
+mod http;
 mod up;
 
 use std::path::{Path, PathBuf};
@@ -8,6 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+pub use http::post;
 pub use up::Up;
 
 use crate::run::{Scratch, Stop, capture, cargo};
@@ -34,8 +36,22 @@ impl World {
         World::with_binaries(workspace.target.join("release").as_std_path(), stop, folder, shape)
     }
 
-    /// The same with the binaries in another folder.
-    pub fn with_binaries(bins: &Path, stop: &Stop, folder: Option<&Path>, shape: &[&str]) -> Result<World> {
+    /// The same with the binaries in the folder `bins`, else with ones that are built first.
+    pub fn prepare(
+        workspace: &Workspace,
+        stop: &Stop,
+        bins: Option<&Path>,
+        folder: Option<&Path>,
+        shape: &[&str],
+    ) -> Result<World> {
+        if let Some(bins) = bins {
+            return World::with_binaries(bins, stop, folder, shape);
+        }
+        build(workspace, stop)?;
+        World::new(workspace, stop, folder, shape)
+    }
+
+    fn with_binaries(bins: &Path, stop: &Stop, folder: Option<&Path>, shape: &[&str]) -> Result<World> {
         let (bins, scratch) = (std::path::absolute(bins)?, Scratch::new()?);
         let model = folder.map_or_else(|| Ok(scratch.path().join("model")), std::path::absolute)?;
         let world = World { bins, scratch, model, stop: stop.clone() };
@@ -72,6 +88,16 @@ pub struct Device {
     pub link_bytes_per_s: Option<u64>,
 }
 
+impl Device {
+    /// The field `device` of a `GpuPool` that is made of host memory, without an end of line.
+    pub fn yaml(&self) -> String {
+        let Device { memory_bytes, chunk_bytes, link_bytes_per_s } = self;
+        let link = link_bytes_per_s.map(|bytes| format!(", linkBytesPerSecond: \"{bytes}\""));
+        let link = link.unwrap_or_default();
+        format!("device: {{host: {{memory: \"{memory_bytes}\", chunkBytes: \"{chunk_bytes}\"{link}}}}}")
+    }
+}
+
 /// A tenant to start.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup<'a> {
@@ -91,19 +117,15 @@ impl Setup<'_> {
     /// The pool and the tenant, which is named `bench`.
     fn yaml(&self, model: &Path) -> String {
         let Setup { policy, device, context, paced, .. } = *self;
-        let link = device.link_bytes_per_s.map(|bytes| format!(", linkBytesPerSecond: \"{bytes}\""));
         let pacing = if paced { "" } else { "  pacing: {mode: Immediate}\n" };
         format!(
             "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: bench}}\nspec:\n  \
-             deviceClassName: host.sluice.dev\n  \
-             device: {{host: {{memory: \"{}\", chunkBytes: \"{}\"{}}}}}\n  \
+             deviceClassName: host.sluice.dev\n  {}\n  \
              gpus: [{{name: gpu}}]\n  hostMemoryPerGPU: 16Gi\n  policy: {policy}\n---\n\
              apiVersion: sluice.dev/v1alpha1\nkind: ModelTenant\nmetadata: {{name: bench}}\nspec:\n  \
              poolRef: {{name: bench}}\n  drainSeconds: 1\n{pacing}  \
              model: {{source: {{type: File, file: {{path: {:?}}}}}, maxModelLen: {context}}}\n",
-            device.memory_bytes,
-            device.chunk_bytes,
-            link.unwrap_or_default(),
+            device.yaml(),
             model.display().to_string()
         )
     }

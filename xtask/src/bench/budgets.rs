@@ -8,13 +8,13 @@ mod verdict;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::ValueEnum;
 use serde_json::Value;
 
 use self::examples::Example;
 use self::verdict::{Verdict, Verdicts};
-use super::machine;
+use super::{machine, report};
 use crate::run::Stop;
 use crate::tenant::World;
 use crate::workspace::Workspace;
@@ -102,13 +102,10 @@ pub fn run(workspace: &Workspace, args: &BudgetArgs) -> Result<bool> {
         });
         verdicts.0.extend(measured.into_iter().map(|verdict| (budget.name(), verdict)));
     }
-    let report = report(workspace, machine, &verdicts);
+    let report = all(workspace, machine, &verdicts);
     print!("{}", machine::heading(&report));
     print!("{verdicts}");
-    if let Some(file) = &args.json {
-        let text = serde_json::to_string_pretty(&report)? + "\n";
-        std::fs::write(file, text).with_context(|| file.display().to_string())?;
-    }
+    report::write(args.json.as_deref(), &report)?;
     Ok(verdicts.passed())
 }
 
@@ -142,7 +139,7 @@ impl Bench<'_> {
     }
 }
 
-fn report(workspace: &Workspace, machine: Value, verdicts: &Verdicts) -> Value {
+fn all(workspace: &Workspace, machine: Value, verdicts: &Verdicts) -> Value {
     let mut report = machine::report(workspace, machine);
     report["passed"] = verdicts.passed().into();
     report["budgets"] = verdicts.json();

@@ -5,13 +5,14 @@ mod verdict;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::machine;
+use super::report::{self, Verdict};
 use crate::neighbours::{self, FIXED, LRU, MRU, Outcome, Rule, Setting, Shape, Size};
 use crate::run::Stop;
-use crate::tenant::{self, World};
+use crate::tenant::World;
 use crate::workspace::Workspace;
 
 /// Fewest repetitions that have a median and a range.
@@ -67,7 +68,8 @@ impl Runs {
 /// Runs the comparison; `false` if trading lost, or changed a token.
 pub fn run(workspace: &Workspace, args: &NeighbourArgs) -> Result<bool> {
     let stop = Stop::on_signals()?;
-    let world = world(workspace, args, &stop)?;
+    let (bins, model) = (args.bins.as_deref(), args.model.as_deref());
+    let world = World::prepare(workspace, &stop, bins, model, neighbours::MODEL)?;
     eprintln!("measuring the model with ample memory");
     let setting = Setting::measure(&world, SIZE, RATIO)?;
     let machine = machine::describe();
@@ -77,24 +79,10 @@ pub fn run(workspace: &Workspace, args: &NeighbourArgs) -> Result<bool> {
     runs.iter().for_each(table::print);
     println!();
     let verdicts = verdict::all(&runs);
-    for (text, holds) in &verdicts {
-        println!("{}  {text}", if *holds { "PASS" } else { "FAIL" });
-    }
-    if let Some(file) = &args.json {
-        add_runs(&mut report, &setting, &runs, &verdicts);
-        std::fs::write(file, serde_json::to_string_pretty(&report)? + "\n")
-            .with_context(|| file.display().to_string())?;
-    }
-    Ok(verdicts.iter().all(|(_, holds)| *holds))
-}
-
-fn world(workspace: &Workspace, args: &NeighbourArgs, stop: &Stop) -> Result<World> {
-    let (model, shape) = (args.model.as_deref(), neighbours::MODEL);
-    if let Some(bins) = &args.bins {
-        return World::with_binaries(bins, stop, model, shape);
-    }
-    tenant::build(workspace, stop)?;
-    World::new(workspace, stop, model, shape)
+    let passed = report::print(&verdicts);
+    add_runs(&mut report, &setting, &runs, &verdicts);
+    report::write(args.json.as_deref(), &report)?;
+    Ok(passed)
 }
 
 /// All loads and rules once, then all of them again: what the machine does meanwhile hits all alike.
@@ -131,7 +119,7 @@ fn text(setting: &Setting) -> String {
     )
 }
 
-fn add_runs(report: &mut Value, setting: &Setting, runs: &[Runs], verdicts: &[(String, bool)]) {
+fn add_runs(report: &mut Value, setting: &Setting, runs: &[Runs], verdicts: &[Verdict]) {
     let load = |runs: &Runs| {
         let rules = runs.rules.iter().zip(&runs.outcomes).map(|(rule, outcomes)| {
             json!({"rule": rule.name, "runs": outcomes.iter().map(Outcome::to_json).collect::<Vec<_>>()})
@@ -142,5 +130,5 @@ fn add_runs(report: &mut Value, setting: &Setting, runs: &[Runs], verdicts: &[(S
     report["memory_bytes"] = setting.device.memory_bytes.into();
     report["link_bytes_per_s"] = setting.device.link_bytes_per_s.into();
     report["loads"] = runs.iter().map(load).collect();
-    report["verdicts"] = verdicts.iter().map(|(text, pass)| json!({"verdict": text, "pass": pass})).collect();
+    report["verdicts"] = report::to_json(verdicts);
 }

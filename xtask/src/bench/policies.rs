@@ -4,14 +4,15 @@ mod table;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::machine;
+use super::report::{self, Verdict};
 use super::statistics::middle as median;
 use crate::contest::{self, Calibration, LOAD, Outcome};
 use crate::run::Stop;
-use crate::tenant::{self, Device, World};
+use crate::tenant::{Device, World};
 use crate::workspace::Workspace;
 
 /// Compared with each other; the first is what the others are measured against.
@@ -45,8 +46,7 @@ struct Runs {
 /// Runs the comparison; `false` if remapping lost on the fast link, moved layers on the slow one, or changed a token.
 pub fn run(workspace: &Workspace, args: &PolicyArgs) -> Result<bool> {
     let stop = Stop::on_signals()?;
-    tenant::build(workspace, &stop)?;
-    let world = World::new(workspace, &stop, args.model.as_deref(), contest::MODEL)?;
+    let world = World::prepare(workspace, &stop, None, args.model.as_deref(), contest::MODEL)?;
     eprintln!("measuring the model with ample memory");
     let calibration = contest::calibrate(&world, LOAD)?;
     let machine = machine::describe();
@@ -56,15 +56,10 @@ pub fn run(workspace: &Workspace, args: &PolicyArgs) -> Result<bool> {
     println!("{}{}", machine::heading(&report), setting(&calibration));
     links.iter().for_each(table::print);
     let verdicts = verdicts(&links);
-    for (text, holds) in &verdicts {
-        println!("{}  {text}", if *holds { "PASS" } else { "FAIL" });
-    }
-    if let Some(file) = &args.json {
-        add_runs(&mut report, &calibration, &links, &verdicts);
-        std::fs::write(file, serde_json::to_string_pretty(&report)? + "\n")
-            .with_context(|| file.display().to_string())?;
-    }
-    Ok(verdicts.iter().all(|(_, holds)| *holds))
+    let passed = report::print(&verdicts);
+    add_runs(&mut report, &calibration, &links, &verdicts);
+    report::write(args.json.as_deref(), &report)?;
+    Ok(passed)
 }
 
 fn measure(world: &World, calibration: &Calibration, ratio: f64, repetitions: u32) -> Result<Runs> {
@@ -105,7 +100,7 @@ impl Runs {
 }
 
 /// First that the runs were what they claim, then what they show.
-fn verdicts(links: &[Runs]) -> Vec<(String, bool)> {
+fn verdicts(links: &[Runs]) -> Vec<Verdict> {
     let mut verdicts: Vec<_> = links.iter().flat_map(premises).collect();
     if let [fast, slow] = links {
         verdicts.extend(wins(fast));
@@ -122,7 +117,7 @@ fn verdicts(links: &[Runs]) -> Vec<(String, bool)> {
     verdicts
 }
 
-fn premises(runs: &Runs) -> [(String, bool); 2] {
+fn premises(runs: &Runs) -> [Verdict; 2] {
     let preempted = runs.of(POLICIES[0]).map(|outcome| outcome.preempted).min().unwrap_or(0);
     let measured = runs.median(POLICIES[0], |outcome| outcome.ratio.unwrap_or(f64::NAN));
     let (r, near) = (runs.ratio, measured / runs.ratio);
@@ -135,7 +130,7 @@ fn premises(runs: &Runs) -> [(String, bool); 2] {
     ]
 }
 
-fn wins(fast: &Runs) -> [(String, bool); 4] {
+fn wins(fast: &Runs) -> [Verdict; 4] {
     let times = |figure: fn(&Outcome) -> f64| median(&fast.ratios("Oneiros", figure));
     let throughput = times(|outcome| outcome.throughput);
     let ttft = times(|outcome| outcome.ttft_p99);
@@ -172,7 +167,7 @@ fn setting(calibration: &Calibration) -> String {
     )
 }
 
-fn add_runs(report: &mut Value, calibration: &Calibration, links: &[Runs], verdicts: &[(String, bool)]) {
+fn add_runs(report: &mut Value, calibration: &Calibration, links: &[Runs], verdicts: &[Verdict]) {
     let link = |runs: &Runs| {
         let policies = POLICIES.iter().zip(&runs.outcomes).map(|(policy, outcomes)| {
             json!({"policy": policy, "runs": outcomes.iter().map(Outcome::to_json).collect::<Vec<_>>()})
@@ -186,5 +181,5 @@ fn add_runs(report: &mut Value, calibration: &Calibration, links: &[Runs], verdi
     };
     report["setting"] = setting(calibration).into();
     report["links"] = links.iter().map(link).collect();
-    report["verdicts"] = verdicts.iter().map(|(text, pass)| json!({"verdict": text, "pass": pass})).collect();
+    report["verdicts"] = report::to_json(verdicts);
 }

@@ -1,19 +1,19 @@
 //! `cargo xtask bench wake`: the first token of a tenant that had given up all its memory, against what copying its weights
 //! behind one prompt allows (DESIGN 6, Waking), and against the bare copy of the same bytes.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::machine;
+use super::report::{self, Verdict};
 use super::statistics::{cell, middle};
 use crate::neighbours::MODEL;
 use crate::run::Stop;
-use crate::tenant::{self, Device, Setup, Tenant, World};
+use crate::tenant::{Device, Setup, Tenant, World, post};
 use crate::workspace::Workspace;
 
 /// Copy of a layer against the prompt's time in it: compute hides the copies, both are equal, copies hide compute.
@@ -23,8 +23,6 @@ const LIMIT: f64 = 1.15;
 const MIB: u64 = 1 << 20;
 /// Characters of a prompt, each a token or a part of one.
 const PROMPT: usize = 256;
-/// Longest wait for an answer.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Options of `cargo xtask bench wake`.
 #[derive(Clone, Debug, clap::Args)]
@@ -67,6 +65,11 @@ impl Samples {
         self.copy(shape.global_bytes) + behind
     }
 
+    /// Median of the first token after the sleep, in bounds.
+    fn of_bound(&self, shape: Shape) -> f64 {
+        middle(&self.woken) / self.bound(shape)
+    }
+
     /// The bare copy of all weights, milliseconds.
     fn bare(&self, shape: Shape) -> f64 {
         self.copy(shape.global_bytes + shape.layers * shape.layer_bytes)
@@ -80,13 +83,7 @@ impl Samples {
 /// Measures; `false` if a median is above the limit.
 pub fn run(workspace: &Workspace, args: &WakeArgs) -> Result<bool> {
     let stop = Stop::on_signals()?;
-    let world = match &args.bins {
-        Some(bins) => World::with_binaries(bins, &stop, None, MODEL)?,
-        None => {
-            tenant::build(workspace, &stop)?;
-            World::new(workspace, &stop, None, MODEL)?
-        }
-    };
+    let world = World::prepare(workspace, &stop, args.bins.as_deref(), None, MODEL)?;
     let machine = machine::describe();
     let (shape, prompt_ms) = calibrate(&world, args.repetitions)?;
     let mut all = Vec::new();
@@ -97,13 +94,14 @@ pub fn run(workspace: &Workspace, args: &WakeArgs) -> Result<bool> {
     }
     let mut report = machine::report(workspace, machine);
     println!("{}{}", machine::heading(&report), heading(shape));
-    let passed = all.iter().filter(|samples| print(samples, shape)).count();
-    if let Some(file) = &args.json {
-        report["ratios"] = all.iter().map(|samples| told(samples, shape)).collect();
-        std::fs::write(file, serde_json::to_string_pretty(&report)? + "\n")
-            .with_context(|| file.display().to_string())?;
-    }
-    Ok(passed == all.len())
+    all.iter().for_each(|samples| print(samples, shape));
+    println!();
+    let verdicts: Vec<_> = all.iter().map(|samples| verdict(samples, shape)).collect();
+    let passed = report::print(&verdicts);
+    report["ratios"] = all.iter().map(|samples| told(samples, shape)).collect();
+    report["verdicts"] = report::to_json(&verdicts);
+    report::write(args.json.as_deref(), &report)?;
+    Ok(passed)
 }
 
 fn heading(shape: Shape) -> String {
@@ -122,19 +120,24 @@ fn heading(shape: Shape) -> String {
     )
 }
 
-/// One line; whether the median keeps the limit.
-fn print(samples: &Samples, shape: Shape) -> bool {
-    let of_bound = middle(&samples.woken) / samples.bound(shape);
+/// Whether the median keeps the limit.
+fn verdict(samples: &Samples, shape: Shape) -> Verdict {
+    let (ratio, of_bound) = (samples.ratio, samples.of_bound(shape));
+    let text = format!("T_T / T_p = {ratio}: first token {of_bound:.2} times the bound, at most {LIMIT}");
+    (text, of_bound <= LIMIT)
+}
+
+/// One line.
+fn print(samples: &Samples, shape: Shape) {
+    let of_bound = samples.of_bound(shape);
     println!(
-        "{:>9} {:>26} {:>26} {:>10.1} {:>10.1} {of_bound:>8.2}  {}",
+        "{:>9} {:>26} {:>26} {:>10.1} {:>10.1} {of_bound:>8.2}",
         samples.ratio,
         cell(&samples.awake, 1),
         cell(&samples.woken, 1),
         samples.bound(shape),
-        samples.bare(shape),
-        if of_bound <= LIMIT { "PASS" } else { "FAIL" }
+        samples.bare(shape)
     );
-    of_bound <= LIMIT
 }
 
 fn told(samples: &Samples, shape: Shape) -> Value {
@@ -226,25 +229,8 @@ impl Visit {
     }
 
     fn order(&self, path: &str) -> Result<()> {
-        post(self.admin, path, Some(&self.token), "")
+        post(self.admin, path, Some(&self.token), "").map(drop)
     }
-}
-
-fn post(address: SocketAddr, path: &str, token: Option<&str>, body: &str) -> Result<()> {
-    let mut socket = TcpStream::connect_timeout(&address, PATIENCE).with_context(|| path.to_owned())?;
-    socket.set_read_timeout(Some(PATIENCE))?;
-    socket.set_nodelay(true)?;
-    let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
-    let head = format!(
-        "POST {path} HTTP/1.1\r\nhost: bench\r\nconnection: close\r\ncontent-type: application/json\r\n\
-         content-length: {}\r\n{token}\r\n{body}",
-        body.len()
-    );
-    socket.write_all(head.as_bytes()).with_context(|| path.to_owned())?;
-    let mut answer = String::new();
-    socket.read_to_string(&mut answer).with_context(|| path.to_owned())?;
-    ensure!(answer.starts_with("HTTP/1.1 200 "), "{path}: {}", answer.lines().next().unwrap_or_default());
-    Ok(())
 }
 
 #[cfg(test)]

@@ -36,8 +36,8 @@ pub fn calibrate(world: &World, load: Load) -> Result<Calibration> {
     let device = Device { memory_bytes, chunk_bytes, link_bytes_per_s: None };
     let tenant = Tenant::start(world, "calibration", &load.setup("Recompute", device))?;
     let few = Load { requests: load.concurrency * 2, ..load };
-    let report = burst(world, &tenant, few, &tenant.files().join("outputs.json"), |_| ())?;
-    let ttft_ms = report["ttft_ms"]["p99"].as_f64().context("a report without a TTFT")?;
+    let report = burst(world, &tenant, few, |_| ())?;
+    let ttft_ms = report.figures["ttft_ms"]["p99"].as_f64().context("a report without a TTFT")?;
     Calibration::from_state(&tenant.state()?, chunk_bytes, ttft_ms)
 }
 

@@ -1,20 +1,12 @@
 //! Who gets how many requests, and when.
 
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::Result;
 use serde_json::Value;
 
 use super::{Setting, TENANTS};
+use crate::client::{self, Client, Report};
 use crate::contest::Load;
-use crate::run::capture;
 use crate::tenant::{Up, World};
-
-/// Between two looks at the tenants.
-const LOOK: Duration = Duration::from_millis(500);
-/// Between two looks at the clients: what a burst waits for its predecessor.
-const TICK: Duration = Duration::from_millis(10);
 
 /// How much is sent.
 #[derive(Clone, Copy, Debug)]
@@ -129,73 +121,32 @@ pub fn send(
     rounds: &[Round],
     mut look: impl FnMut(&[Value]),
 ) -> Result<Vec<Vec<Report>>> {
-    let mut looked = None;
-    let mut tick = || {
-        if looked.is_none_or(|at: Instant| at.elapsed() >= LOOK) {
-            look(&up.states()?);
-            looked = Some(Instant::now());
-        }
-        std::thread::sleep(TICK);
-        anyhow::Ok(())
+    let mut meanwhile = client::looking(|| up.states().map(|states| look(&states)));
+    let mut send = |round: &Round| {
+        let clients = round.iter().map(|stream| stream.client(world, up, setting)).collect();
+        client::run_all(clients, &world.stop, &mut meanwhile)
     };
-    rounds.iter().map(|round| send_round(world, up, setting, round, &mut tick)).collect()
+    rounds.iter().map(&mut send).collect()
 }
 
-/// What a client felt, and what it was told.
-#[derive(Clone, Debug)]
-pub struct Report {
-    /// Of `sluice bench --json`.
-    pub figures: Value,
-    /// Every request's text.
-    pub outputs: Vec<u8>,
-}
-
-fn send_round(
-    world: &World,
-    up: &Up<'_>,
-    setting: &Setting,
-    round: &Round,
-    tick: &mut impl FnMut() -> Result<()>,
-) -> Result<Vec<Report>> {
-    let files: Vec<_> = round.iter().map(|stream| up.files().join(TENANTS[stream.tenant])).collect();
-    let ended = std::thread::scope(|scope| {
-        let start = |(stream, file): (&Stream, &_)| {
-            let mut bench = command(world, up, setting, stream);
-            bench.arg("--outputs").arg(file).stderr(Stdio::null());
-            let stop = world.stop.clone();
-            scope.spawn(move || capture(&mut bench, &stop))
+impl Stream {
+    fn client(&self, world: &World, up: &Up<'_>, setting: &Setting) -> Client {
+        let arrivals = match self.arrivals {
+            Arrivals::Open(requests) => ["--concurrency".to_owned(), requests.to_string()],
+            Arrivals::Every(gap_ms) => ["--arrivals".to_owned(), format!("every:{}", gap_ms as f64 / 1e3)],
         };
-        let clients: Vec<_> = round.iter().zip(&files).map(start).collect();
-        while !clients.iter().all(|client| client.is_finished()) {
-            tick()?;
-        }
-        let join = |client: std::thread::ScopedJoinHandle<'_, _>| {
-            client.join().unwrap_or_else(|_| bail!("the thread that ran sluice bench panicked"))
-        };
-        clients.into_iter().map(join).collect::<Result<Vec<_>>>()
-    });
-    let mut reports = Vec::new();
-    for ((status, text), file) in ended?.into_iter().zip(&files) {
-        ensure!(status.success(), "a burst failed: sluice bench ended with {status}");
-        let figures: Value = serde_json::from_str(&text).context("the report of sluice bench")?;
-        ensure!(figures["failed"].as_u64() == Some(0), "requests failed: {figures}");
-        let outputs = std::fs::read(file).with_context(|| file.display().to_string())?;
-        reports.push(Report { figures, outputs });
+        let options = format!(
+            "--vocab 256 -n {} --seed {} --lengths {}:{} --slo-ttft {} --slo-tbt {}",
+            self.requests,
+            self.seed,
+            setting.burst.prompt,
+            setting.burst.output,
+            setting.ttft_ms,
+            setting.tbt_ms
+        );
+        let options: Vec<_> = options.split(' ').map(str::to_owned).chain(arrivals).collect();
+        Client::new(world, &up.url(self.tenant), up.files().join(TENANTS[self.tenant]), &options)
     }
-    Ok(reports)
-}
-
-fn command(world: &World, up: &Up<'_>, setting: &Setting, stream: &Stream) -> Command {
-    let mut bench = world.command("sluice");
-    bench.args(["bench", "--json", "--vocab", "256", "--url", &up.url(stream.tenant)]);
-    bench.args(["-n", &stream.requests.to_string(), "--seed", &stream.seed.to_string()]);
-    bench.args(["--lengths", &format!("{}:{}", setting.burst.prompt, setting.burst.output)]);
-    bench.args(["--slo-ttft", &setting.ttft_ms.to_string(), "--slo-tbt", &setting.tbt_ms.to_string()]);
-    match stream.arrivals {
-        Arrivals::Open(requests) => bench.args(["--concurrency", &requests.to_string()]),
-        Arrivals::Every(gap_ms) => bench.args(["--arrivals", &format!("every:{}", gap_ms as f64 / 1e3)]),
-    };
-    bench
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::delays::{self, Delays};
-use super::load::Report;
 use super::{Setting, TENANTS};
+use crate::client::Report;
 use crate::tenant::{Up, metrics_sum};
 
 /// The most that was seen while the load ran.

@@ -1,7 +1,7 @@
 //! `sluice up` with the tenants of one file, until it is dropped.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -10,13 +10,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::World;
+use super::{World, http};
 use crate::run::{Group, Stop, capture};
 
 /// For all tenants to serve, loading included.
 const START_LIMIT: Duration = Duration::from_secs(120);
-/// For an answer that needs no computation.
-const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// Tenants that serve until this is dropped.
 pub struct Up<'a> {
@@ -84,18 +82,7 @@ impl Up<'_> {
 
     /// A tenant's metrics, as text.
     pub fn metrics(&self, tenant: usize) -> Result<String> {
-        let mut socket =
-            TcpStream::connect_timeout(&self.addresses[tenant], ANSWER_LIMIT).context("/metrics")?;
-        socket.set_read_timeout(Some(ANSWER_LIMIT))?;
-        socket.write_all(b"GET /metrics HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        socket.read_to_string(&mut answer).context("/metrics")?;
-        ensure!(
-            answer.starts_with("HTTP/1.1 200 "),
-            "/metrics: {}",
-            answer.lines().next().unwrap_or_default()
-        );
-        Ok(answer)
+        http::get(self.addresses[tenant], "/metrics")
     }
 }
 

@@ -1,11 +1,8 @@
 //! A tenant with ample KV, and requests to it.
 
-use std::process::Stdio;
+use anyhow::{Context, Result};
 
-use anyhow::{Context, Result, ensure};
-use serde_json::Value;
-
-use crate::run::capture;
+use crate::client::Client;
 use crate::tenant::{Device, Setup, Tenant, World};
 
 /// Device memory: weights and activations are a third of it at most, all the rest is KV.
@@ -37,15 +34,10 @@ impl Burst {
     /// Sends it by `sluice bench`; returns the texts. The same burst has the same prompts.
     pub fn send(self, world: &World, tenant: &Tenant<'_>) -> Result<Vec<String>> {
         let outputs = tenant.files().join("outputs.json");
-        let (requests, lengths) =
-            (self.requests.to_string(), format!("{}:{}", self.prompt_tokens, self.tokens));
-        let mut bench = world.command("sluice");
-        bench.args(["bench", "--json", "-n", &requests, "--url", &tenant.url(), "--outputs"]).arg(&outputs);
-        bench.args(["--lengths", &lengths, "--vocab", "512"]).stderr(Stdio::null());
-        let (status, report) = capture(&mut bench, &world.stop)?;
-        ensure!(status.success(), "sluice bench failed: {report}");
-        let report: Value = serde_json::from_str(&report).context("the report of sluice bench")?;
-        ensure!(report["failed"].as_u64() == Some(0), "requests failed: {report}");
-        serde_json::from_slice(&std::fs::read(&outputs)?).context("the answers that sluice bench wrote")
+        let Burst { requests, prompt_tokens, tokens } = self;
+        let options = format!("-n {requests} --lengths {prompt_tokens}:{tokens} --vocab 512");
+        let options: Vec<_> = options.split(' ').map(str::to_owned).collect();
+        let report = Client::new(world, &tenant.url(), outputs, &options).run(&world.stop)?;
+        serde_json::from_slice(&report.outputs).context("the answers that sluice bench wrote")
     }
 }

@@ -1,10 +1,11 @@
 //! What the runs show: first that they were what they claim.
 
+use super::super::report::Verdict;
 use super::super::statistics::middle;
 use super::{FIXED, LRU, MRU, Outcome, Runs, Shape};
 
 /// All verdicts, and whether each holds.
-pub(super) fn all(runs: &[Runs]) -> Vec<(String, bool)> {
+pub(super) fn all(runs: &[Runs]) -> Vec<Verdict> {
     let mut verdicts: Vec<_> = runs.iter().flat_map(premises).collect();
     verdicts.extend(runs.iter().flat_map(against_fixed));
     verdicts.extend(runs.iter().filter(|runs| runs.shape == Shape::Alternating).flat_map(against_lru));
@@ -13,7 +14,7 @@ pub(super) fn all(runs: &[Runs]) -> Vec<(String, bool)> {
     verdicts
 }
 
-fn premises(runs: &Runs) -> [(String, bool); 2] {
+fn premises(runs: &Runs) -> [Verdict; 2] {
     let load = runs.shape.name();
     let least =
         |outcomes: &[Outcome], figure: fn(&Outcome) -> u64| outcomes.iter().map(figure).min().unwrap_or(0);
@@ -28,7 +29,7 @@ fn premises(runs: &Runs) -> [(String, bool); 2] {
     ]
 }
 
-fn against_fixed(runs: &Runs) -> [(String, bool); 4] {
+fn against_fixed(runs: &Runs) -> [Verdict; 4] {
     let load = runs.shape.name();
     let times = |figure| middle(&runs.ratios(MRU, FIXED, figure));
     let (goodput, throughput) = (times(|outcome| outcome.goodput), times(|outcome| outcome.throughput));
@@ -50,7 +51,7 @@ fn against_fixed(runs: &Runs) -> [(String, bool); 4] {
     ]
 }
 
-fn against_lru(runs: &Runs) -> [(String, bool); 2] {
+fn against_lru(runs: &Runs) -> [Verdict; 2] {
     let times = |figure| middle(&runs.ratios(MRU, LRU, figure));
     let (goodput, ttft) = (times(|outcome| outcome.goodput), times(|outcome| outcome.ttft_p99));
     [

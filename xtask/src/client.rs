@@ -1,0 +1,89 @@
+//! `sluice bench` as the clients of tenants.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::run::{Stop, capture};
+use crate::tenant::World;
+
+/// Between two looks at the tenants.
+const LOOK: Duration = Duration::from_millis(500);
+/// Between two looks at the clients: what a burst waits for its predecessor.
+const TICK: Duration = Duration::from_millis(10);
+
+/// One run of it, not begun.
+pub struct Client {
+    command: Command,
+    outputs: PathBuf,
+}
+
+/// What a client felt, and what it was told.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Of `sluice bench --json`.
+    pub figures: Value,
+    /// Every request's text.
+    pub outputs: Vec<u8>,
+}
+
+impl Client {
+    /// Of the tenant at `url`, with more options; texts go to the file `outputs`.
+    pub fn new(world: &World, url: &str, outputs: PathBuf, options: &[String]) -> Client {
+        let mut command = world.command("sluice");
+        command.args(["bench", "--json", "--url", url]).args(options);
+        command.arg("--outputs").arg(&outputs).stderr(Stdio::null());
+        Client { command, outputs }
+    }
+
+    /// Runs it to its end.
+    ///
+    /// # Errors
+    /// It failed, or a request did.
+    pub fn run(mut self, stop: &Stop) -> Result<Report> {
+        let (status, text) = capture(&mut self.command, stop)?;
+        ensure!(status.success(), "a burst failed: sluice bench ended with {status}");
+        let figures: Value = serde_json::from_str(&text).context("the report of sluice bench")?;
+        ensure!(figures["failed"].as_u64() == Some(0), "requests failed: {figures}");
+        let outputs = std::fs::read(&self.outputs).with_context(|| self.outputs.display().to_string())?;
+        Ok(Report { figures, outputs })
+    }
+}
+
+/// Runs all at the same time, with `meanwhile` again and again until the last has ended.
+///
+/// # Errors
+/// Of the first that failed.
+pub fn run_all(
+    clients: Vec<Client>,
+    stop: &Stop,
+    meanwhile: &mut impl FnMut() -> Result<()>,
+) -> Result<Vec<Report>> {
+    std::thread::scope(|scope| {
+        let start = |client: Client| scope.spawn(move || client.run(stop));
+        let running: Vec<_> = clients.into_iter().map(start).collect();
+        while !running.iter().all(|client| client.is_finished()) {
+            meanwhile()?;
+        }
+        let join = |client: std::thread::ScopedJoinHandle<'_, _>| {
+            client.join().unwrap_or_else(|_| bail!("the thread that ran sluice bench panicked"))
+        };
+        running.into_iter().map(join).collect()
+    })
+}
+
+/// What is done meanwhile: `look` now and then, and little in between.
+pub fn looking(mut look: impl FnMut() -> Result<()>) -> impl FnMut() -> Result<()> {
+    let mut looked: Option<Instant> = None;
+    move || {
+        if looked.is_none_or(|at| at.elapsed() >= LOOK) {
+            look()?;
+            looked = Some(Instant::now());
+        }
+        std::thread::sleep(TICK);
+        Ok(())
+    }
+}
