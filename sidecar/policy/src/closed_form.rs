@@ -9,6 +9,7 @@
 
 use alloc::vec::Vec;
 
+pub mod pie;
 pub mod prefill;
 
 /// A model of identical layers.

@@ -25,6 +25,7 @@ pub mod ledger;
 pub mod neighbours;
 pub mod params;
 pub mod pending;
+pub mod pie;
 pub mod planner;
 pub mod reason;
 pub mod refused;

@@ -41,6 +41,14 @@ mod neighbours {
     mod world;
 }
 
+/// Tests of Pie's swapping, its worked example and its controller.
+mod pie {
+    mod clock;
+    mod expansion;
+    mod golden;
+    mod mapping;
+}
+
 /// Tests of the planner, with oracles.
 mod planner {
     mod oracles;

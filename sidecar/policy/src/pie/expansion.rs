@@ -1,0 +1,219 @@
+//! How many layers may be away: as many as hide behind compute and still help.
+//!
+//! The queue begins empty. It grows by a layer when swaps had nothing left to do for the running token, so that they reached
+//! into the next one, in more than a set share of the swaps. It shrinks by a layer when compute had to wait. Tokens per second
+//! are recorded for each length: where a longer queue does not help, it shrinks again for as long as that costs nothing; after
+//! a while one more layer is tried, in case the load has changed.
+//!
+//! Source: Pie 3.4.2. The paper gives no numbers for its ratio, its periods or what counts as no longer helping; ours are
+//! named below.
+
+use alloc::vec::Vec;
+
+use crate::closed_form::pie::BUFFERS;
+
+/// Tunables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tunables {
+    /// Share of swaps for the next token from which the queue grows, permille. A half: below it the link is mostly needed by
+    /// the running token.
+    pub early_permille: u16,
+    /// Tokens that a length is tried for before it is judged. 16: a batch's lengths hardly change within them.
+    pub trial_tokens: u16,
+    /// A longer queue helps if tokens per second rise by this much, permille. 10: less is within the noise of a trial.
+    pub gain_permille: u16,
+    /// Trials that a length is kept for before one more layer is tried again.
+    pub probe_after_trials: u16,
+    /// Stalls of a trial, permille of its time, that are tolerated: short interference is no reason to change.
+    pub stall_permille: u16,
+}
+
+impl Default for Tunables {
+    fn default() -> Tunables {
+        Tunables {
+            early_permille: 500,
+            trial_tokens: 16,
+            gain_permille: 10,
+            probe_after_trials: 32,
+            stall_permille: 10,
+        }
+    }
+}
+
+/// What one token showed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Token {
+    /// Its time, nanoseconds.
+    pub total_ns: u64,
+    /// The part in which compute waited for a swap, nanoseconds.
+    pub stall_ns: u64,
+    /// Swaps begun while it was computed.
+    pub swaps: u32,
+    /// Of these, swaps in of layers that it no longer needed.
+    pub early_swaps: u32,
+    /// Sequences that it was a token of.
+    pub sequences: u32,
+}
+
+/// What to do about the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// One more layer may be away.
+    Grow,
+    /// One layer less.
+    Shrink,
+}
+
+/// What the queue does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// It grows whenever swaps have time to spare.
+    Growing,
+    /// A longer one did not help: it shrinks for as long as there are as many tokens per second as then, thousandths.
+    Receding { peak_milli: u64 },
+    /// It stays, since so many trials.
+    Settled { trials: u16 },
+}
+
+/// A length is compared with one that is shorter by this part of the layers: a single layer of many admits no whole sequence.
+const COMPARED_PART: u16 = 8;
+
+/// The controller.
+#[derive(Clone, Debug)]
+pub struct Expansion {
+    tunables: Tunables,
+    queue: u16,
+    longest: u16,
+    /// Layers by which compared lengths differ.
+    stride: u16,
+    phase: Phase,
+    trial: Trial,
+    /// Tokens per second of the last trial of each length, thousandths; 0 = none.
+    records: Vec<u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Trial {
+    tokens: u16,
+    made: u64,
+    total_ns: u64,
+    stall_ns: u64,
+    swaps: u64,
+    early_swaps: u64,
+}
+
+impl Expansion {
+    /// Of a model with `layers` layers nothing is away; at most `longest` of them ever will be.
+    pub fn new(tunables: Tunables, layers: u16, longest: u16) -> Expansion {
+        Expansion {
+            tunables,
+            queue: 0,
+            longest,
+            stride: (layers / COMPARED_PART).max(1),
+            phase: Phase::Growing,
+            trial: Trial::default(),
+            records: alloc::vec![0; usize::from(longest) + 1],
+        }
+    }
+
+    /// Layers that may be away.
+    pub const fn queue(&self) -> u16 {
+        self.queue
+    }
+
+    /// Tokens per second, thousandths, that the last trial of this length showed.
+    pub fn record_milli(&self, queue: u16) -> Option<u64> {
+        self.records.get(usize::from(queue)).copied().filter(|&record| record > 0)
+    }
+
+    /// Takes in a token; at the end of a trial it may change the queue.
+    pub fn token(&mut self, token: &Token) -> Option<Change> {
+        self.trial.add(token);
+        if self.trial.tokens < self.tunables.trial_tokens {
+            return None;
+        }
+        let trial = core::mem::take(&mut self.trial);
+        self.records[usize::from(self.queue)] = trial.per_s_milli().max(1);
+        let change = self.judge(&trial)?;
+        match change {
+            Change::Grow => self.queue += 1,
+            Change::Shrink => self.queue -= 1,
+        }
+        Some(change)
+    }
+
+    fn judge(&mut self, trial: &Trial) -> Option<Change> {
+        let record = self.records[usize::from(self.queue)];
+        if trial.stalled(self.tunables.stall_permille) && self.queue > 0 {
+            self.phase = Phase::Settled { trials: 0 };
+            return Some(Change::Shrink);
+        }
+        match self.phase {
+            Phase::Growing if self.helps() => self.grow(trial),
+            Phase::Growing => {
+                self.phase = Phase::Receding { peak_milli: record };
+                Some(Change::Shrink)
+            }
+            Phase::Receding { peak_milli } => self.recede(record, peak_milli),
+            Phase::Settled { trials } if trials >= self.tunables.probe_after_trials => {
+                self.phase = Phase::Growing;
+                self.grow(trial)
+            }
+            Phase::Settled { trials } => {
+                self.phase = Phase::Settled { trials: trials + 1 };
+                None
+            }
+        }
+    }
+
+    fn grow(&self, trial: &Trial) -> Option<Change> {
+        // Without any swap the link is idle, which is time to spare.
+        let early = trial.early_swaps * 1000 >= trial.swaps * u64::from(self.tunables.early_permille);
+        (early && self.queue < self.longest).then_some(Change::Grow)
+    }
+
+    /// One layer less costs nothing: another one. It costs something: back, and stay.
+    fn recede(&mut self, record: u64, peak_milli: u64) -> Option<Change> {
+        if self.gains(record, peak_milli) {
+            self.phase = Phase::Settled { trials: 0 };
+            return Some(Change::Grow);
+        }
+        if self.queue == 0 {
+            self.phase = Phase::Settled { trials: 0 };
+            return None;
+        }
+        Some(Change::Shrink)
+    }
+
+    /// Whether this length is better than a shorter one. The first lengths gain no room yet, so they need not be.
+    fn helps(&self) -> bool {
+        let Some(shorter) = self.queue.checked_sub(self.stride) else { return true };
+        let (less, now) = (self.records[usize::from(shorter)], self.records[usize::from(self.queue)]);
+        shorter < BUFFERS || less == 0 || self.gains(less, now)
+    }
+
+    /// Whether `more` is larger than `less` by what counts as a gain.
+    fn gains(&self, less: u64, more: u64) -> bool {
+        u128::from(more) * 1000 >= u128::from(less) * (1000 + u128::from(self.tunables.gain_permille))
+    }
+}
+
+impl Trial {
+    fn add(&mut self, token: &Token) {
+        self.tokens += 1;
+        self.made += u64::from(token.sequences);
+        self.total_ns += token.total_ns;
+        self.stall_ns += token.stall_ns;
+        self.swaps += u64::from(token.swaps);
+        self.early_swaps += u64::from(token.early_swaps);
+    }
+
+    fn stalled(&self, permille: u16) -> bool {
+        u128::from(self.stall_ns) * 1000 > u128::from(self.total_ns) * u128::from(permille)
+    }
+
+    fn per_s_milli(&self) -> u64 {
+        let per_s_milli = u128::from(self.made) * 1_000_000_000_000 / u128::from(self.total_ns.max(1));
+        u64::try_from(per_s_milli).unwrap_or(u64::MAX)
+    }
+}

@@ -1,0 +1,94 @@
+//! The controller of the queue against machines that behave in known ways.
+
+use sluice_policy::closed_form::pie::{expansion_permille, longest_queue};
+use sluice_policy::pie::expansion::{Change, Expansion, Token, Tunables};
+
+const LAYERS: u16 = 40;
+
+/// A machine on which swaps hide up to `longest` layers and each expansion admits as many more sequences as it is large,
+/// up to `wanted`.
+struct Machine {
+    longest: u16,
+    wanted: u32,
+}
+
+impl Machine {
+    fn token(&self, queue: u16) -> Token {
+        let compute_ns = 40_000_000;
+        let over = u64::from(queue.saturating_sub(self.longest));
+        let stall_ns = over * 2_000_000;
+        let room = 16 * expansion_permille(LAYERS, queue) / 1000;
+        let early = u32::from(queue < self.longest) * 8;
+        Token {
+            total_ns: compute_ns + stall_ns,
+            stall_ns,
+            swaps: if queue == 0 { 0 } else { 10 },
+            early_swaps: early.min(10),
+            sequences: (room as u32).min(self.wanted),
+        }
+    }
+}
+
+fn run(expansion: &mut Expansion, machine: &Machine, trials: u32) -> Vec<Change> {
+    let tokens = trials * u32::from(Tunables::default().trial_tokens);
+    (0..tokens).filter_map(|_| expansion.token(&machine.token(expansion.queue()))).collect()
+}
+
+#[test]
+fn it_grows_from_nothing_to_the_longest_queue_that_hides() {
+    let longest = longest_queue(LAYERS, 2000);
+    let mut expansion = Expansion::new(Tunables::default(), LAYERS, LAYERS - 1);
+    let machine = Machine { longest, wanted: 1_000 };
+    let changes = run(&mut expansion, &machine, 100);
+    assert!(changes[..2].iter().all(|change| *change == Change::Grow));
+    assert!(expansion.queue().abs_diff(longest) <= 1, "{} of {longest}: {changes:?}", expansion.queue());
+}
+
+#[test]
+fn it_shrinks_while_compute_waits() {
+    let mut expansion = Expansion::new(Tunables::default(), LAYERS, LAYERS - 1);
+    run(&mut expansion, &Machine { longest: 19, wanted: 1_000 }, 100);
+    let before = expansion.queue();
+    let changes = run(&mut expansion, &Machine { longest: 8, wanted: 1_000 }, 20);
+    assert_eq!(changes.iter().filter(|change| **change == Change::Shrink).count(), usize::from(before - 8));
+    assert_eq!(expansion.queue(), 8);
+}
+
+#[test]
+fn a_load_that_needs_no_room_is_not_given_any_for_long() {
+    let mut expansion = Expansion::new(Tunables::default(), LAYERS, LAYERS - 1);
+    run(&mut expansion, &Machine { longest: 19, wanted: 4 }, 200);
+    assert!(expansion.queue() <= 4, "{}: more than two layers away gain nothing here", expansion.queue());
+}
+
+#[test]
+fn short_interference_is_tolerated() {
+    let mut expansion = Expansion::new(Tunables::default(), LAYERS, LAYERS - 1);
+    let machine = Machine { longest: 19, wanted: 1_000 };
+    run(&mut expansion, &machine, 30);
+    let queue = expansion.queue();
+    let hiccup = Token { stall_ns: 1_000_000, ..machine.token(queue) };
+    let trial = u32::from(Tunables::default().trial_tokens);
+    let changes: Vec<Change> = (0..trial)
+        .filter_map(|token| expansion.token(&if token == 3 { hiccup } else { machine.token(queue) }))
+        .collect();
+    assert!(!changes.contains(&Change::Shrink), "{changes:?}");
+}
+
+#[test]
+fn it_never_leaves_its_bounds() {
+    let mut expansion = Expansion::new(Tunables { probe_after_trials: 1, ..Tunables::default() }, LAYERS, 3);
+    for trial in 0..200_u32 {
+        let machine = Machine { longest: (trial % 7) as u16, wanted: 10 + trial % 90 };
+        run(&mut expansion, &machine, 1);
+        assert!(expansion.queue() <= 3);
+    }
+}
+
+#[test]
+fn what_a_length_showed_is_recorded() {
+    let mut expansion = Expansion::new(Tunables::default(), LAYERS, LAYERS - 1);
+    assert_eq!(expansion.record_milli(0), None);
+    run(&mut expansion, &Machine { longest: 19, wanted: 1_000 }, 1);
+    assert_eq!(expansion.record_milli(0), Some(400_000), "16 sequences in 40 ms");
+}
