@@ -77,16 +77,16 @@ fn transfer(lender: &Seat, borrower: &Seat, told: impl Fn(&str, u64)) -> Result<
     for nonce in 1..=ROUNDS as u64 {
         lender.reserve(CHUNK)?;
         let begun = Instant::now();
-        lender.earmark(&borrower.peer(), CHUNK, nonce)?;
+        lender.earmark(&borrower.peer(), CHUNK, 0, nonce)?;
         earmarks.push(begun.elapsed());
         let begun = Instant::now();
-        let bytes = borrower.accept(&lender.peer(), nonce)?;
+        borrower.accept(&lender.peer(), nonce, CHUNK)?;
         accepts.push(begun.elapsed());
         let begun = Instant::now();
         lender.clear()?;
         borrower.clear()?;
         clears.push(begun.elapsed());
-        borrower.release(bytes);
+        borrower.release(CHUNK);
     }
     told("earmark", median(earmarks));
     told("accept", median(accepts));

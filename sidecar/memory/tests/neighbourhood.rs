@@ -3,6 +3,7 @@
 //! Processes are this test binary again: [`actor`] reads commands and answers them, [`stage`] starts it.
 
 mod actor;
+mod arithmetic;
 mod controls;
 mod engine;
 mod files;

@@ -27,27 +27,20 @@ impl Quota for SeatQuota {
     }
 
     fn accept(&self, earmark: Earmark, bytes: u64) -> Result<(), QuotaError> {
-        // Of another size it stays as it was: its lender takes it back.
-        self.0.accept_exactly(&earmark.peer, earmark.nonce.0, bytes).map_err(refused)
+        // Of another size it stays as it was: its lender voids it.
+        self.0.accept(&earmark.peer, earmark.nonce.0, bytes).map_err(refused)
     }
 
     fn earmark(&self, earmark: Earmark, bytes: u64, spare_bytes: u64) -> Result<(), QuotaError> {
-        // Who is dead needs no promise: the bytes are free for the next life, which may have those that were never
-        // reserved already.
-        if !self.0.sees(&earmark.peer).map_err(refused)? {
-            self.0.release(bytes);
-            return Ok(());
-        }
-        self.0.reserve(spare_bytes).map_err(refused)?;
-        let all = bytes + spare_bytes;
-        match self.0.earmark(&earmark.peer, all, earmark.nonce.0) {
+        match self.0.earmark(&earmark.peer, bytes, spare_bytes, earmark.nonce.0) {
             Ok(()) => Ok(()),
+            // Who is dead needs no promise: the bytes are free for the next life, which may have those that were never
+            // reserved already.
             Err(LedgerError::Gone { .. }) => {
-                self.0.release(all);
+                self.0.release(bytes);
                 Ok(())
             }
             Err(error) => {
-                self.0.release(spare_bytes);
                 tracing::warn!(%error, nonce = earmark.nonce.0, "bytes could not be earmarked");
                 Err(refused(error))
             }

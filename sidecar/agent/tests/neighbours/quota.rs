@@ -12,14 +12,14 @@ use super::desk::{CHUNK, seats};
 fn a_promise_of_another_size_than_announced_goes_back_to_its_lender_whole() {
     let (_folder, [lender, borrower]) = seats(["story", "code"]);
     lender.reserve(10 * CHUNK).unwrap();
-    lender.earmark(&borrower.peer(), 4 * CHUNK, 9).unwrap();
+    lender.earmark(&borrower.peer(), 4 * CHUNK, 0, 9).unwrap();
     let quota = SeatQuota(borrower.clone());
     let earmark = Earmark { peer: lender.peer(), nonce: Nonce(9) };
     assert!(quota.accept(earmark, 3 * CHUNK).is_err());
     let counted = || lender.audit().unwrap().counted_bytes;
     assert_eq!((borrower.held_bytes(), counted()), (0, 10 * CHUNK), "no byte is lost");
-    assert_eq!(lender.take_back(9), Ok(4 * CHUNK));
-    assert_eq!((lender.held_bytes(), counted()), (10 * CHUNK, 10 * CHUNK));
+    assert_eq!(lender.void(9), Ok(4 * CHUNK));
+    assert_eq!((lender.held_bytes(), counted()), (6 * CHUNK, 6 * CHUNK));
 }
 
 #[test]

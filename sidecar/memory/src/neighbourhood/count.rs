@@ -42,7 +42,7 @@ pub enum EarmarkState {
     Waiting,
     /// The borrower holds its bytes: the lender can clear it.
     Accepted,
-    /// The borrower is dead, so its bytes are not counted: the lender can try to take them back.
+    /// The borrower is dead, so its bytes are not counted: the lender can clear it.
     Orphaned,
 }
 

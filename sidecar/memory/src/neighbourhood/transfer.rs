@@ -14,16 +14,16 @@ use super::seat::Seat;
 /// What [`Seat::clear`] put away.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cleared {
-    /// Own earmarks that their borrowers have accepted.
+    /// Own earmarks that their borrowers have accepted, or whose borrowers are dead.
     pub earmarks: usize,
     /// Accepted nonces whose lenders have cleared the earmark, or are dead.
     pub nonces: usize,
 }
 
 impl Seat {
-    /// Moves `bytes` that are held, and whose memory was released, to an earmark for `to`. `nonce` is not 0, and
-    /// new for this life.
-    pub fn earmark(&self, to: &Peer, bytes: u64, nonce: u64) -> Result<(), LedgerError> {
+    /// Moves `bytes` that are held, and whose memory was released, to an earmark for `to`, with `spare_bytes` that nobody
+    /// holds and that have to fit. `nonce` is not 0, and new for this life.
+    pub fn earmark(&self, to: &Peer, bytes: u64, spare_bytes: u64, nonce: u64) -> Result<(), LedgerError> {
         let unlocked = self.shared.words.faults.subtract_first;
         let _guard = if unlocked { None } else { Some(self.shared.lock()?) };
         let record = self.record();
@@ -36,35 +36,31 @@ impl Seat {
             return Err(LedgerError::Nonce { nonce });
         }
         let slot = record.free_earmark().ok_or(LedgerError::TooMany { limit: TRANSFERS })?;
-        self.write_earmark(Entry { slot, nonce, to: to.instance, bytes });
+        if spare_bytes > 0 {
+            self.check_room(spare_bytes)?;
+        }
+        self.write_earmark(Entry { slot, nonce, to: to.instance, bytes: bytes + spare_bytes }, bytes);
         Ok(())
     }
 
-    fn write_earmark(&self, entry: Entry) {
+    /// `held` of the entry's bytes were held until now.
+    fn write_earmark(&self, entry: Entry, held: u64) {
         let (record, faults) = (self.record(), &self.shared.words.faults);
         if faults.subtract_first {
-            record.hold_less(entry.bytes);
+            record.hold_less(held);
             return record.write_earmark(entry);
         }
-        record.set(word::UNSETTLED, entry.bytes);
+        record.set(word::UNSETTLED, held);
         if !faults.lose_earmark {
             record.write_earmark(entry);
         }
-        record.hold_less(entry.bytes);
+        record.hold_less(held);
         record.set(word::UNSETTLED, 0);
     }
 
-    /// Takes over the earmark of `from` and returns its bytes, which are held from now on.
-    pub fn accept(&self, from: &Peer, nonce: u64) -> Result<u64, LedgerError> {
-        self.accept_if(from, nonce, |_| true)
-    }
-
-    /// As [`Seat::accept`], if the earmark has so many bytes; else it stays as it was, and its lender can take it back.
-    pub fn accept_exactly(&self, from: &Peer, nonce: u64, bytes: u64) -> Result<(), LedgerError> {
-        self.accept_if(from, nonce, |earmarked| earmarked == bytes).map(drop)
-    }
-
-    fn accept_if(&self, from: &Peer, nonce: u64, fits: impl Fn(u64) -> bool) -> Result<u64, LedgerError> {
+    /// Takes over the earmark of `from`, whose bytes are held from now on. If it is not of `bytes` it stays as it was, and
+    /// its lender can void it.
+    pub fn accept(&self, from: &Peer, nonce: u64, bytes: u64) -> Result<(), LedgerError> {
         let _guard = self.shared.lock()?;
         let record = self.record();
         if record.has_accepted(from.instance, nonce) {
@@ -74,62 +70,39 @@ impl Seat {
         let lender = self.living_peer(from)?;
         let found = lender.earmark(nonce).filter(|entry| entry.to == self.instance());
         let entry = found.ok_or(LedgerError::NoEarmark { nonce })?;
-        if !fits(entry.bytes) {
+        if entry.bytes != bytes {
             return Err(LedgerError::OtherBytes { nonce, earmarked: entry.bytes });
         }
         let slot = record.free_accepted().ok_or(LedgerError::TooMany { limit: TRANSFERS })?;
-        record.set(word::UNSETTLED, entry.bytes);
-        record.hold_more(entry.bytes);
+        record.set(word::UNSETTLED, bytes);
+        record.hold_more(bytes);
         record.write_accepted(slot, from.instance, nonce);
         record.set(word::UNSETTLED, 0);
-        Ok(entry.bytes)
+        Ok(())
     }
 
-    /// Takes back an earmark that was not accepted and returns its bytes, which are held again. Those of a dead
-    /// borrower are not counted, so they have to fit.
-    pub fn take_back(&self, nonce: u64) -> Result<u64, LedgerError> {
-        let _guard = self.shared.lock()?;
-        let (entry, orphaned) = self.unaccepted(nonce)?;
-        if orphaned {
-            self.check_room(entry.bytes)?;
-        }
-        let record = self.record();
-        record.set(word::UNSETTLED, entry.bytes);
-        record.hold_more(entry.bytes);
-        record.clear_earmark(entry.slot);
-        record.set(word::UNSETTLED, 0);
-        Ok(entry.bytes)
-    }
-
-    /// An earmark that was not accepted is void, and its bytes are nobody's: as [`Seat::take_back`] and
-    /// [`Seat::release`], without a moment in between at which they are held. Returns how many. Of a dead borrower they are
+    /// An earmark that was not accepted is void, and its bytes are nobody's. Returns how many. Of a dead borrower they are
     /// nobody's already.
     pub fn void(&self, nonce: u64) -> Result<u64, LedgerError> {
         let _guard = self.shared.lock()?;
-        let (entry, _) = self.unaccepted(nonce)?;
-        self.record().clear_earmark(entry.slot);
+        let record = self.record();
+        let entry = record.earmark(nonce).ok_or(LedgerError::NoEarmark { nonce })?;
+        match state(&self.shared.words, self.instance(), &entry, self.shared.living()?) {
+            EarmarkState::Accepted => return Err(LedgerError::Accepted { nonce }),
+            EarmarkState::Waiting | EarmarkState::Orphaned => record.clear_earmark(entry.slot),
+        }
         Ok(entry.bytes)
     }
 
-    /// An own earmark that was not accepted, and whether its borrower is dead. Under the guard.
-    fn unaccepted(&self, nonce: u64) -> Result<(Entry, bool), LedgerError> {
-        let entry = self.record().earmark(nonce).ok_or(LedgerError::NoEarmark { nonce })?;
-        match state(&self.shared.words, self.instance(), &entry, self.shared.living()?) {
-            EarmarkState::Accepted => Err(LedgerError::Accepted { nonce }),
-            EarmarkState::Orphaned => Ok((entry, true)),
-            EarmarkState::Waiting => Ok((entry, false)),
-        }
-    }
-
-    /// Puts away what is settled, on both sides: own earmarks that were accepted, accepted nonces that no earmark
-    /// stands for any more.
+    /// Puts away what is settled, on both sides: own earmarks that were accepted or whose borrowers are dead, accepted
+    /// nonces that no earmark stands for any more.
     pub fn clear(&self) -> Result<Cleared, LedgerError> {
         let _guard = self.shared.lock()?;
         let living = self.shared.living()?;
         let (words, record) = (&self.shared.words, self.record());
         let mut cleared = Cleared::default();
         for entry in record.earmarks() {
-            if state(words, self.instance(), &entry, living) == EarmarkState::Accepted {
+            if state(words, self.instance(), &entry, living) != EarmarkState::Waiting {
                 record.clear_earmark(entry.slot);
                 cleared.earmarks += 1;
             }
@@ -143,16 +116,6 @@ impl Seat {
             }
         }
         Ok(cleared)
-    }
-
-    /// Whether this life of a participant is not over.
-    pub fn sees(&self, peer: &Peer) -> Result<bool, LedgerError> {
-        let _guard = self.shared.lock()?;
-        match self.living_peer(peer) {
-            Ok(_) => Ok(true),
-            Err(LedgerError::Gone { .. }) => Ok(false),
-            Err(error) => Err(error),
-        }
     }
 
     fn living_peer(&self, peer: &Peer) -> Result<Record<'_>, LedgerError> {

@@ -80,9 +80,10 @@ impl Acting {
             "join" => self.join(words[0], number(1)),
             "reserve" => told(self.seat().reserve(number(0))),
             "release" => self.release(number(0)),
-            "earmark" => told(self.seat().earmark(&peer(), number(2), number(3))),
-            "accept" => told(self.seat().accept(&peer(), number(2))),
-            "take_back" => told(self.seat().take_back(number(0))),
+            "floor" => self.declare_floor(number(0)),
+            "earmark" => told(self.seat().earmark(&peer(), number(2), number(3), number(4))),
+            "accept" => told(self.seat().accept(&peer(), number(2), number(3))),
+            "void" => told(self.seat().void(number(0))),
             "clear" => told(self.seat().clear()),
             "request" => told(self.seat().turn().request(0)),
             "cancel" => told(self.seat().turn().cancel()),
@@ -105,6 +106,11 @@ impl Acting {
 
     fn release(&self, bytes: u64) -> Answer {
         self.seat().release(bytes);
+        Ok(String::new())
+    }
+
+    fn declare_floor(&self, bytes: u64) -> Answer {
+        self.seat().declare_floor(bytes);
         Ok(String::new())
     }
 

@@ -81,7 +81,7 @@ fn check_and_reserve_is_one_step_only_under_the_lock() {
 /// All memory is held; 100 bytes of it are earmarked.
 fn earmark(seat: &Seat, to: &Seat) {
     seat.reserve(100).unwrap();
-    seat.earmark(&to.peer(), 100, 7).unwrap();
+    seat.earmark(&to.peer(), 100, 0, 7).unwrap();
 }
 
 #[test]

@@ -41,13 +41,13 @@ fn a_borrower_can_accept_from_a_dead_sidecar_as_long_as_its_engine_lives() {
     let (mut sidecar, mut engine) = pair(&stage);
     let b = stage.open().join("b", 0, 0).unwrap();
     for nonce in [1, 2] {
-        sidecar.ok(&format!("earmark {} {} 100 {nonce}", b.index(), b.instance()));
+        sidecar.ok(&format!("earmark {} {} 100 0 {nonce}", b.index(), b.instance()));
     }
     let lender = sidecar.peer;
     sidecar.kill();
-    assert_eq!(b.accept(&lender, 1), Ok(100));
+    assert_eq!(b.accept(&lender, 1, 100), Ok(()));
     assert_eq!(b.audit().unwrap().counted_bytes, CAPACITY);
     engine.kill();
-    assert_eq!(b.accept(&lender, 2), Err(LedgerError::Gone { peer: lender }));
+    assert_eq!(b.accept(&lender, 2, 100), Err(LedgerError::Gone { peer: lender }));
     assert_eq!(b.audit().unwrap().counted_bytes, 100);
 }

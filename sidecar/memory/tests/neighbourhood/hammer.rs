@@ -92,7 +92,7 @@ fn lend(seat: &Seat, has: &mut Has, dice: &mut Dice, nonce: u64) -> Result<(), L
     let to = others[dice.below(others.len() as u64) as usize].peer;
     let bytes = 1 + dice.below(has.bytes);
     has.set(has.bytes - bytes);
-    match seat.earmark(&to, bytes, nonce) {
+    match seat.earmark(&to, bytes, 0, nonce) {
         Ok(()) => {}
         Err(LedgerError::Gone { .. } | LedgerError::TooMany { .. } | LedgerError::Nonce { .. }) => {
             has.set(has.bytes + bytes);
@@ -102,26 +102,26 @@ fn lend(seat: &Seat, has: &mut Has, dice: &mut Dice, nonce: u64) -> Result<(), L
     Ok(())
 }
 
-/// Accepts what waits for this process, and takes back one earmark of its own.
+/// Accepts what waits for this process, and voids one earmark of its own, whose bytes it may then have again.
 fn borrow(seat: &Seat, has: &mut Has) -> Result<(), LedgerError> {
     for lender in seat.survey()? {
         let for_us = lender.earmarks.iter().filter(|earmark| earmark.to == seat.instance());
         for earmark in for_us.filter(|earmark| earmark.state == EarmarkState::Waiting) {
-            gain(has, seat.accept(&lender.peer, earmark.nonce))?;
+            gain(has, seat.accept(&lender.peer, earmark.nonce, earmark.bytes), earmark.bytes)?;
         }
         if lender.peer == seat.peer()
             && let Some(own) = lender.earmarks.iter().find(|one| one.state != EarmarkState::Accepted)
         {
-            gain(has, seat.take_back(own.nonce))?;
+            gain(has, seat.void(own.nonce).and_then(|bytes| seat.reserve(bytes)), own.bytes)?;
         }
     }
     Ok(())
 }
 
-fn gain(has: &mut Has, result: Result<u64, LedgerError>) -> Result<(), LedgerError> {
+fn gain(has: &mut Has, result: Result<(), LedgerError>, bytes: u64) -> Result<(), LedgerError> {
     use LedgerError as E;
     match result {
-        Ok(bytes) => has.set(has.bytes + bytes),
+        Ok(()) => has.set(has.bytes + bytes),
         // Others were faster, or died.
         Err(E::Gone { .. } | E::NoEarmark { .. } | E::Accepted { .. } | E::TooMany { .. }) => {}
         Err(E::OutOfMemory { .. }) => {}

@@ -27,8 +27,8 @@ fn participants_with_process_ids_of_their_own_share_a_ledger() {
     a.ok("reserve 600");
     b.ok("reserve 400");
     assert!(b.ask("reserve 1").unwrap().unwrap_err().starts_with("OutOfMemory"));
-    a.ok(&format!("earmark {} {} 100 7", b.peer.index, b.peer.instance));
-    assert_eq!(b.ok(&format!("accept {} {} 7", a.peer.index, a.peer.instance)), "100");
+    a.ok(&format!("earmark {} {} 100 0 7", b.peer.index, b.peer.instance));
+    b.ok(&format!("accept {} {} 7 100", a.peer.index, a.peer.instance));
     a.ok("request");
     a.ok("take_turn");
     b.ok("request");

@@ -1,9 +1,6 @@
 //! Joining, reserving and handing over, within one process.
 
-use proptest::prelude::*;
-use sluice_memory::neighbourhood::{
-    Cleared, EarmarkState, JoinError, LedgerError, Neighbourhood, Peer, Seat, TRANSFERS,
-};
+use sluice_memory::neighbourhood::{Cleared, JoinError, LedgerError, Neighbourhood, Peer, Seat, TRANSFERS};
 
 use super::stage::{CAPACITY, Stage};
 
@@ -86,9 +83,9 @@ fn a_transfer_counts_its_bytes_once_at_every_step() {
         assert_eq!(audit.counted_bytes, 1000);
         [audit.participants[0].1, audit.participants[1].1]
     };
-    a.earmark(&b.peer(), 100, 7).unwrap();
+    a.earmark(&b.peer(), 100, 0, 7).unwrap();
     assert_eq!((a.held_bytes(), counts()), (500, [600, 400]));
-    assert_eq!(b.accept(&a.peer(), 7), Ok(100));
+    assert_eq!(b.accept(&a.peer(), 7, 100), Ok(()));
     assert_eq!(counts(), [500, 500]);
     // The borrower keeps the nonce as long as the lender has the earmark.
     assert_eq!(b.clear(), Ok(Cleared { earmarks: 0, nonces: 0 }));
@@ -101,35 +98,20 @@ fn a_transfer_counts_its_bytes_once_at_every_step() {
 }
 
 #[test]
-fn an_earmark_is_accepted_or_taken_back_but_never_both() {
-    let (_stage, _watch, a, b) = full();
-    a.earmark(&b.peer(), 100, 1).unwrap();
-    a.earmark(&b.peer(), 50, 2).unwrap();
-    assert_eq!(a.take_back(1), Ok(100));
-    assert_eq!(b.accept(&a.peer(), 1), Err(LedgerError::NoEarmark { nonce: 1 }));
-    assert_eq!(b.accept(&a.peer(), 2), Ok(50));
-    assert_eq!(a.take_back(2), Err(LedgerError::Accepted { nonce: 2 }));
-    assert_eq!(b.accept(&a.peer(), 2), Err(LedgerError::Accepted { nonce: 2 }));
-    a.clear().unwrap();
-    assert_eq!(a.take_back(2), Err(LedgerError::NoEarmark { nonce: 2 }));
-    assert_eq!((a.held_bytes(), b.held_bytes()), (550, 450));
-}
-
-#[test]
 fn an_earmark_is_for_its_borrower_alone() {
     let (stage, watch, a, b) = full();
     let c = stage.open().join("c", 0, 0).unwrap();
-    a.earmark(&b.peer(), 100, 1).unwrap();
-    assert_eq!(c.accept(&a.peer(), 1), Err(LedgerError::NoEarmark { nonce: 1 }));
+    a.earmark(&b.peer(), 100, 0, 1).unwrap();
+    assert_eq!(c.accept(&a.peer(), 1, 100), Err(LedgerError::NoEarmark { nonce: 1 }));
     // The same nonce of another lender is another earmark.
-    b.earmark(&c.peer(), 10, 1).unwrap();
-    a.earmark(&c.peer(), 20, 2).unwrap();
-    b.earmark(&c.peer(), 30, 2).unwrap();
-    assert_eq!(c.accept(&b.peer(), 1), Ok(10));
-    assert_eq!(c.accept(&b.peer(), 2), Ok(30));
+    b.earmark(&c.peer(), 10, 0, 1).unwrap();
+    a.earmark(&c.peer(), 20, 0, 2).unwrap();
+    b.earmark(&c.peer(), 30, 0, 2).unwrap();
+    assert_eq!(c.accept(&b.peer(), 1, 10), Ok(()));
+    assert_eq!(c.accept(&b.peer(), 2, 30), Ok(()));
     assert_eq!(watch.audit().unwrap().counted_bytes, 1000);
-    assert_eq!(c.accept(&a.peer(), 2), Ok(20));
-    assert_eq!(b.accept(&a.peer(), 1), Ok(100));
+    assert_eq!(c.accept(&a.peer(), 2, 20), Ok(()));
+    assert_eq!(b.accept(&a.peer(), 1, 100), Ok(()));
     assert_eq!((a.held_bytes(), b.held_bytes(), c.held_bytes()), (480, 460, 60));
 }
 
@@ -138,18 +120,18 @@ fn earmarks_that_make_no_sense_are_refused_and_change_nothing() {
     let (_stage, watch, a, b) = full();
     let other_life = Peer { instance: b.instance() + 100, ..b.peer() };
     let nowhere = Peer { index: 9999, instance: 1 };
-    a.earmark(&b.peer(), 10, 5).unwrap();
-    b.accept(&a.peer(), 5).unwrap();
+    a.earmark(&b.peer(), 10, 0, 5).unwrap();
+    b.accept(&a.peer(), 5, 10).unwrap();
     a.clear().unwrap();
     let before = watch.survey().unwrap();
-    assert_eq!(a.earmark(&b.peer(), 591, 1), Err(LedgerError::NotHeld { held: 590, asked: 591 }));
-    assert_eq!(a.earmark(&b.peer(), 1, 0), Err(LedgerError::Nonce { nonce: 0 }));
-    assert_eq!(a.earmark(&a.peer(), 1, 1), Err(LedgerError::Nonce { nonce: 1 }));
+    assert_eq!(a.earmark(&b.peer(), 591, 0, 1), Err(LedgerError::NotHeld { held: 590, asked: 591 }));
+    assert_eq!(a.earmark(&b.peer(), 1, 0, 0), Err(LedgerError::Nonce { nonce: 0 }));
+    assert_eq!(a.earmark(&a.peer(), 1, 0, 1), Err(LedgerError::Nonce { nonce: 1 }));
     // Cleared here, but the borrower still has the nonce: a new earmark of it would count as accepted.
-    assert_eq!(a.earmark(&b.peer(), 1, 5), Err(LedgerError::Nonce { nonce: 5 }));
+    assert_eq!(a.earmark(&b.peer(), 1, 0, 5), Err(LedgerError::Nonce { nonce: 5 }));
     for peer in [other_life, nowhere, Peer { index: 5, instance: 0 }] {
-        assert_eq!(a.earmark(&peer, 1, 1), Err(LedgerError::Gone { peer }));
-        assert_eq!(a.accept(&peer, 1), Err(LedgerError::Gone { peer }));
+        assert_eq!(a.earmark(&peer, 1, 0, 1), Err(LedgerError::Gone { peer }));
+        assert_eq!(a.accept(&peer, 1, 1), Err(LedgerError::Gone { peer }));
     }
     assert_eq!(watch.survey().unwrap(), before);
 }
@@ -159,70 +141,42 @@ fn what_a_dead_lender_had_earmarked_cannot_be_accepted() {
     let (stage, watch, a, b) = full();
     let c = stage.open().join("c", 0, 0).unwrap();
     let peer = a.peer();
-    a.earmark(&b.peer(), 100, 7).unwrap();
+    a.earmark(&b.peer(), 100, 0, 7).unwrap();
     stage.end(a);
     c.reserve(600).unwrap();
-    assert_eq!(b.accept(&peer, 7), Err(LedgerError::Gone { peer }));
+    assert_eq!(b.accept(&peer, 7, 100), Err(LedgerError::Gone { peer }));
     assert_eq!(watch.audit().unwrap().counted_bytes, 1000);
     // Nor after somebody else has its record.
     let heir = stage.open().join("a", 0, 0).unwrap();
     assert_eq!(heir.index(), peer.index);
-    assert_eq!(b.accept(&peer, 7), Err(LedgerError::Gone { peer }));
-    assert_eq!(b.accept(&heir.peer(), 7), Err(LedgerError::NoEarmark { nonce: 7 }));
-}
-
-#[test]
-fn what_was_earmarked_for_the_dead_is_taken_back_only_if_it_still_fits() {
-    let (stage, watch, a, b) = full();
-    let c = stage.open().join("c", 0, 0).unwrap();
-    a.earmark(&b.peer(), 100, 7).unwrap();
-    stage.end(b);
-    assert_eq!(watch.survey().unwrap()[0].earmarks[0].state, EarmarkState::Orphaned);
-    assert_eq!(watch.audit().unwrap().counted_bytes, 500);
-    c.reserve(450).unwrap();
-    let refused = LedgerError::OutOfMemory { counted: 950, capacity: CAPACITY, asked: 100 };
-    assert_eq!(a.take_back(7), Err(refused));
-    c.release(50);
-    assert_eq!(a.take_back(7), Ok(100));
-    assert_eq!(watch.audit().unwrap().counted_bytes, 1000);
-}
-
-#[test]
-fn bytes_that_a_borrower_accepted_and_gave_back_do_not_count_again_when_it_dies() {
-    let (stage, watch, a, b) = full();
-    a.earmark(&b.peer(), 100, 7).unwrap();
-    b.accept(&a.peer(), 7).unwrap();
-    b.release(100);
-    a.reserve(100).unwrap();
-    stage.end(b);
-    assert_eq!(watch.audit().unwrap().counted_bytes, 600);
-    assert_eq!(a.take_back(7), Ok(100));
+    assert_eq!(b.accept(&peer, 7, 100), Err(LedgerError::Gone { peer }));
+    assert_eq!(b.accept(&heir.peer(), 7, 100), Err(LedgerError::NoEarmark { nonce: 7 }));
 }
 
 #[test]
 fn so_many_transfers_wait_and_no_more() {
     let (_stage, _watch, a, b) = full();
     for nonce in 1..=TRANSFERS as u64 {
-        a.earmark(&b.peer(), 1, nonce).unwrap();
+        a.earmark(&b.peer(), 1, 0, nonce).unwrap();
     }
-    assert_eq!(a.earmark(&b.peer(), 1, 1000), Err(LedgerError::TooMany { limit: TRANSFERS }));
+    assert_eq!(a.earmark(&b.peer(), 1, 0, 1000), Err(LedgerError::TooMany { limit: TRANSFERS }));
     for nonce in 1..=TRANSFERS as u64 {
-        b.accept(&a.peer(), nonce).unwrap();
+        b.accept(&a.peer(), nonce, 1).unwrap();
     }
     a.clear().unwrap();
-    a.earmark(&b.peer(), 1, 1000).unwrap();
-    assert_eq!(b.accept(&a.peer(), 1000), Err(LedgerError::TooMany { limit: TRANSFERS }));
+    a.earmark(&b.peer(), 1, 0, 1000).unwrap();
+    assert_eq!(b.accept(&a.peer(), 1000, 1), Err(LedgerError::TooMany { limit: TRANSFERS }));
     assert_eq!(b.clear(), Ok(Cleared { earmarks: 0, nonces: TRANSFERS }));
-    b.accept(&a.peer(), 1000).unwrap();
+    b.accept(&a.peer(), 1000, 1).unwrap();
     assert_eq!((a.held_bytes(), b.held_bytes()), (600 - 65, 400 + 65));
 }
 
 #[test]
 fn a_new_life_in_a_dead_record_owns_nothing() {
     let (stage, watch, a, b) = full();
-    a.earmark(&b.peer(), 100, 7).unwrap();
-    b.earmark(&a.peer(), 30, 8).unwrap();
-    a.accept(&b.peer(), 8).unwrap();
+    a.earmark(&b.peer(), 100, 0, 7).unwrap();
+    b.earmark(&a.peer(), 30, 0, 8).unwrap();
+    a.accept(&b.peer(), 8, 30).unwrap();
     a.turn().request(1).unwrap();
     stage.end(a);
     let heir = stage.open().join("heir", 1, 2).unwrap();
@@ -231,150 +185,4 @@ fn a_new_life_in_a_dead_record_owns_nothing() {
     assert_eq!((of_heir.held_bytes, of_heir.floor_bytes, of_heir.share_bytes), (0, 1, 2));
     assert!(of_heir.earmarks.is_empty() && of_heir.accepted.is_empty() && !of_heir.waits);
     assert_eq!((of_heir.name.as_str(), of_heir.live, of_heir.has_turn), ("heir", true, false));
-}
-
-/// Three participants and what each should hold, kept by plain arithmetic.
-#[derive(Debug, Clone)]
-enum Deed {
-    Reserve(usize, u64),
-    Release(usize, u64),
-    Earmark(usize, usize, u64),
-    Accept(usize),
-    TakeBack(usize),
-    Clear(usize),
-    Restart(usize),
-}
-
-fn deed() -> impl Strategy<Value = Deed> {
-    let (who, bytes) = (0..3usize, 1..500u64);
-    prop_oneof![
-        (who.clone(), bytes.clone()).prop_map(|(a, n)| Deed::Reserve(a, n)),
-        (who.clone(), bytes.clone()).prop_map(|(a, n)| Deed::Release(a, n)),
-        (who.clone(), who.clone(), bytes).prop_map(|(a, b, n)| Deed::Earmark(a, b, n)),
-        (0..8usize).prop_map(Deed::Accept),
-        (0..8usize).prop_map(Deed::TakeBack),
-        who.clone().prop_map(Deed::Clear),
-        who.prop_map(Deed::Restart),
-    ]
-}
-
-/// An earmark that nobody has accepted or taken back: lender, borrower, bytes, nonce; lives by instance.
-struct Open {
-    from: Peer,
-    to: Peer,
-    bytes: u64,
-    nonce: u64,
-}
-
-struct Model {
-    stage: Stage,
-    seats: Vec<Option<Seat>>,
-    held: [u64; 3],
-    open: Vec<Open>,
-    nonces: u64,
-}
-
-impl Model {
-    fn new() -> Model {
-        let stage = Stage::new();
-        let seats = (0..3).map(|at| Some(stage.open().join(&at.to_string(), 0, 0).unwrap())).collect();
-        Model { stage, seats, held: [0; 3], open: vec![], nonces: 0 }
-    }
-
-    fn seat(&self, at: usize) -> &Seat {
-        self.seats[at].as_ref().unwrap()
-    }
-
-    fn of(&self, peer: Peer) -> Option<usize> {
-        (0..3).find(|at| self.seat(*at).peer() == peer)
-    }
-
-    fn counted(&self) -> u64 {
-        let waiting = self.open.iter().filter(|one| self.of(one.from).is_some() && self.of(one.to).is_some());
-        self.held.iter().sum::<u64>() + waiting.map(|one| one.bytes).sum::<u64>()
-    }
-
-    fn act(&mut self, deed: &Deed) {
-        match *deed {
-            Deed::Reserve(a, n) => {
-                let fits = self.counted() + n <= CAPACITY;
-                assert_eq!(self.seat(a).reserve(n).is_ok(), fits);
-                self.held[a] += if fits { n } else { 0 };
-            }
-            Deed::Release(a, n) => {
-                let n = n.min(self.held[a]);
-                self.seat(a).release(n);
-                self.held[a] -= n;
-            }
-            Deed::Earmark(a, b, n) => self.earmark(a, b, n),
-            Deed::Accept(which) => self.accept(which),
-            Deed::TakeBack(which) => self.take_back(which),
-            Deed::Clear(a) => _ = self.seat(a).clear().unwrap(),
-            Deed::Restart(a) => {
-                self.stage.end(self.seats[a].take().unwrap());
-                self.seats[a] = Some(self.stage.open().join(&a.to_string(), 0, 0).unwrap());
-                self.held[a] = 0;
-            }
-        }
-        assert_eq!(self.stage.open().audit().unwrap().counted_bytes, self.counted());
-    }
-
-    fn earmark(&mut self, a: usize, b: usize, bytes: u64) {
-        self.nonces += 1;
-        let (from, to, nonce) = (self.seat(a).peer(), self.seat(b).peer(), self.nonces);
-        let possible = a != b && bytes <= self.held[a];
-        let result = self.seat(a).earmark(&to, bytes, nonce);
-        // Orphans that nobody has taken back fill the record at last.
-        if result == Err(LedgerError::TooMany { limit: TRANSFERS }) {
-            return;
-        }
-        assert_eq!(result.is_ok(), possible);
-        if possible {
-            self.held[a] -= bytes;
-            self.open.push(Open { from, to, bytes, nonce });
-        }
-    }
-
-    fn accept(&mut self, which: usize) {
-        if which >= self.open.len() {
-            return;
-        }
-        let Open { from, to, bytes, nonce } = self.open[which];
-        let Some(borrower) = self.of(to) else { return };
-        let result = self.seat(borrower).accept(&from, nonce);
-        if self.of(from).is_some() {
-            assert_eq!(result, Ok(bytes));
-            self.held[borrower] += bytes;
-            self.open.remove(which);
-        } else {
-            assert_eq!(result, Err(LedgerError::Gone { peer: from }));
-        }
-    }
-
-    fn take_back(&mut self, which: usize) {
-        if which >= self.open.len() {
-            return;
-        }
-        let Open { from, to, bytes, nonce } = self.open[which];
-        let Some(lender) = self.of(from) else { return };
-        let fits = self.of(to).is_some() || self.counted() + bytes <= CAPACITY;
-        let result = self.seat(lender).take_back(nonce);
-        assert_eq!(result.is_ok(), fits, "{result:?}");
-        if fits {
-            self.held[lender] += bytes;
-            self.open.remove(which);
-        }
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
-
-    #[test]
-    fn the_ledger_counts_what_plain_arithmetic_counts(deeds in prop::collection::vec(deed(), 1..80)) {
-        let mut model = Model::new();
-        for deed in &deeds {
-            model.act(deed);
-        }
-    }
 }
