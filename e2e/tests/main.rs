@@ -13,6 +13,7 @@ mod engine_faults;
 mod hibernate;
 mod hostile;
 mod link_peer;
+mod namespaces;
 mod neighbours;
 mod no_room;
 mod sidecar_faults;

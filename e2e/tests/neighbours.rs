@@ -7,13 +7,11 @@ use sluice_wire::State;
 use sluice_wire::state::{GpuState, TenantReport};
 
 use crate::support::http::CLIENT;
-use crate::support::trio::{self, Answers, Trio, events, place};
-use crate::support::{Answer, Tenant, World, eventually, processes};
+use crate::support::trio::{self, HOME_AFTER_DEATHS, Trio, events, place, same, told};
+use crate::support::{Tenant, World, processes};
 
 /// Within this time after the last request all loans have come home.
 const HOME: Duration = Duration::from_secs(20);
-/// The same after deaths.
-const HOME_AFTER_DEATHS: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn three_tenants_trade_and_no_token_changes() {
@@ -29,7 +27,7 @@ async fn three_tenants_trade_and_no_token_changes() {
         same(index, answers, &alone[index].0);
     }
     eprintln!("all at once: {seen:?}");
-    all_home(&trio, HOME).await;
+    trio.all_home(HOME).await;
     let states = trio.states().await;
     assert!(states.iter().all(|state| events(state, "borrow") > 0), "{:?}", told(&states));
     assert!(states.iter().any(|state| events(state, "lend") > 0), "{:?}", told(&states));
@@ -57,7 +55,7 @@ async fn an_engine_and_a_sidecar_killed_while_memory_is_lent() {
     let mut trio = Trio::start(&world, "Oneiros").await;
     let alone = trio.alone().await;
     let loads = trio.tenants.each_ref().map(trio::begin);
-    let (lender, state) = one_that(&trio, "lends", |state| place(state).lent_bytes > 0).await;
+    let (lender, state) = trio.one_that("lends", |state| place(state).lent_bytes > 0).await;
     processes::signal(state.engine.pid.unwrap(), Signal::KILL);
     let lost = |state: &State| state.engine.restarts > 0 && state.engine.pid.is_some();
     trio.tenants[lender].until("its engine is replaced", lost).await;
@@ -82,7 +80,7 @@ async fn an_engine_and_a_sidecar_killed_while_memory_is_lent() {
     for answers in again {
         same(victim, answers, &alone[victim].0);
     }
-    all_home(&trio, HOME_AFTER_DEATHS).await;
+    trio.all_home(HOME_AFTER_DEATHS).await;
     all_are_listed(&trio.tenants[victim]).await;
     trio.up.end_cleanly().await;
 }
@@ -102,55 +100,6 @@ async fn fixed_partitions_lend_nothing_and_borrow_nothing() {
     let preempted = trio.tenants[0].state().await.figures.preemptions_total;
     assert!(preempted > 0, "there was need: with a neighbour's memory nobody would have been preempted");
     trio.up.end_cleanly().await;
-}
-
-/// Every answer came, and is what it was while the others were idle.
-fn same(index: usize, answers: Answers, expected: &[Answer]) {
-    let answers: Vec<_> = answers.into_iter().map(Result::unwrap).collect();
-    let differ: Vec<_> = (0..answers.len()).filter(|at| answers[*at] != expected[*at]).collect();
-    assert_eq!(differ, [0; 0], "tenant {index}: requests with other answers");
-}
-
-/// The first that is as wanted, with its state.
-async fn one_that(trio: &Trio<'_>, what: &str, wanted: impl Fn(&State) -> bool) -> (usize, State) {
-    eventually(what, async || trio.states().await.into_iter().enumerate().find(|(_, state)| wanted(state)))
-        .await
-}
-
-/// Waits until nobody owes anybody: budgets are shares, and nobody holds more.
-async fn all_home(trio: &Trio<'_>, limit: Duration) {
-    let home = |state: &State| {
-        let place = place(state);
-        (place.lent_bytes, place.borrowed_bytes, place.grants.len()) == (0, 0, 0)
-    };
-    let begun = std::time::Instant::now();
-    let mut states = trio.states().await;
-    while !states.iter().all(home) {
-        assert!(begun.elapsed() < limit, "loans are out after {limit:?}: {:#?}", told(&states));
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        states = trio.states().await;
-    }
-    let sum = |of: fn(&State) -> u64| states.iter().map(of).sum::<u64>();
-    assert_eq!(sum(|s| place(s).budget_bytes), sum(|s| place(s).share_bytes), "{:#?}", told(&states));
-    for state in &states {
-        assert!(place(state).balances() && place(state).held_bytes <= place(state).budget_bytes, "{state:?}");
-    }
-    eprintln!("all loans were home after {:?}", begun.elapsed());
-}
-
-/// What a failure shows of states.
-fn told(states: &[State]) -> Vec<String> {
-    let told = |s: &State| {
-        format!(
-            "{} {:?} {:?} {:?} {:?}",
-            s.tenant.name,
-            s.phase,
-            s.neighbourhood,
-            s.figures.remap_events_total,
-            s.moves.last()
-        )
-    };
-    states.iter().map(told).collect()
 }
 
 /// One admin port tells of all tenants of the GPU.

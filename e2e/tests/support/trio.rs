@@ -1,7 +1,8 @@
 //! Three tenants on one GPU that has room for their weights and little else: under load each needs what the others have.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sluice_wire::State;
 use sluice_wire::state::Neighbourhood;
@@ -9,7 +10,7 @@ use tokio::task::JoinHandle;
 
 use super::http::Failure;
 use super::tenant::{greedy, prompt};
-use super::{Answer, Tenant, Up, World, Yaml};
+use super::{Answer, Tenant, Up, World, Yaml, eventually, model};
 
 /// 21.3 MiB of weights; a request of the load grows to 10 blocks of 8 KiB in each of 16 layers.
 const MODEL: &str = "--layers 16 --hidden 256 --heads 8 --kv-heads 4 --intermediate 640";
@@ -21,6 +22,8 @@ pub const LOAD: u32 = 12;
 const PROMPT: u32 = 100;
 const TOKENS: usize = 48;
 const PAUSE: Duration = Duration::from_millis(5);
+/// After a death all loans have come home within this time.
+pub const HOME_AFTER_DEATHS: Duration = Duration::from_secs(30);
 
 /// The tenants, in one world.
 #[derive(Debug)]
@@ -37,6 +40,11 @@ pub type Answers = Vec<Result<Answer, Failure>>;
 impl<'a> Trio<'a> {
     /// Starts them by turns under `policy`.
     pub async fn start(world: &'a World, policy: &'static str) -> Trio<'a> {
+        Trio::start_of(&model::bin_folder(), world, policy).await
+    }
+
+    /// As [`Trio::start`], with the sidecar and the engine in `binaries`.
+    pub async fn start_of(binaries: &Path, world: &'a World, policy: &'static str) -> Trio<'a> {
         let mut yaml = Yaml::pool(MEMORY);
         for (seed, name) in NAMES.into_iter().enumerate() {
             let folder = world.model(&format!("model-{name}"), &format!("{MODEL} --seed {seed}"));
@@ -46,7 +54,7 @@ impl<'a> Trio<'a> {
         (yaml.link, yaml.chunk, yaml.policy) = (Some("2Gi"), Some("64Ki"), policy);
         yaml.sharing = Some("{mode: Temporal, temporal: {order: RoundRobin}}");
         yaml.remap = Some("{minResidenceMilliseconds: 0}");
-        let mut up = world.up(&yaml, &["--poison"]);
+        let mut up = world.up_of(binaries, &yaml.text(), &["--poison"]);
         let tenants = [up.ready(NAMES[0]).await, up.ready(NAMES[1]).await, up.ready(NAMES[2]).await];
         Trio { up, tenants }
     }
@@ -82,6 +90,38 @@ impl<'a> Trio<'a> {
         };
         tokio::join!(load, Seen::watch(&self.tenants, &on))
     }
+
+    /// The first that is as wanted, with its state.
+    pub async fn one_that(&self, what: &str, wanted: impl Fn(&State) -> bool) -> (usize, State) {
+        eventually(what, async || {
+            self.states().await.into_iter().enumerate().find(|(_, state)| wanted(state))
+        })
+        .await
+    }
+
+    /// Waits until nobody owes anybody: budgets are shares, and nobody holds more.
+    pub async fn all_home(&self, limit: Duration) {
+        let home = |state: &State| {
+            let place = place(state);
+            (place.lent_bytes, place.borrowed_bytes, place.grants.len()) == (0, 0, 0)
+        };
+        let begun = Instant::now();
+        let mut states = self.states().await;
+        while !states.iter().all(home) {
+            assert!(begun.elapsed() < limit, "loans are out after {limit:?}: {:#?}", told(&states));
+            tokio::time::sleep(PAUSE * 10).await;
+            states = self.states().await;
+        }
+        let sum = |of: fn(&State) -> u64| states.iter().map(of).sum::<u64>();
+        assert_eq!(sum(|s| place(s).budget_bytes), sum(|s| place(s).share_bytes), "{:#?}", told(&states));
+        for state in &states {
+            assert!(
+                place(state).balances() && place(state).held_bytes <= place(state).budget_bytes,
+                "{state:?}"
+            );
+        }
+        eprintln!("all loans were home after {:?}", begun.elapsed());
+    }
 }
 
 /// Sends all requests of the load.
@@ -100,6 +140,28 @@ pub async fn ended(load: Vec<JoinHandle<Result<Answer, Failure>>>) -> Answers {
         answers.push(request.await.unwrap());
     }
     answers
+}
+
+/// Every answer came, and is what it was while the others were idle.
+pub fn same(index: usize, answers: Answers, expected: &[Answer]) {
+    let answers: Vec<_> = answers.into_iter().map(Result::unwrap).collect();
+    let differ: Vec<_> = (0..answers.len()).filter(|at| answers[*at] != expected[*at]).collect();
+    assert_eq!(differ, [0; 0], "tenant {index}: requests with other answers");
+}
+
+/// What a failure shows of states.
+pub fn told(states: &[State]) -> Vec<String> {
+    let told = |s: &State| {
+        format!(
+            "{} {:?} {:?} {:?} {:?}",
+            s.tenant.name,
+            s.phase,
+            s.neighbourhood,
+            s.figures.remap_events_total,
+            s.moves.last()
+        )
+    };
+    states.iter().map(told).collect()
 }
 
 /// The neighbourhood in a state.

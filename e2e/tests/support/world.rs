@@ -171,6 +171,11 @@ impl Up<'_> {
     /// Asks it to end with SIGTERM; it must do so with status 0 and leave nothing.
     pub async fn end_cleanly(self) {
         self.signal(Signal::TERM);
+        self.ended_cleanly().await;
+    }
+
+    /// Was asked to end; it must do so with status 0 and leave nothing.
+    pub async fn ended_cleanly(self) {
         let world = self.world;
         let outcome = self.ended().await;
         assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);

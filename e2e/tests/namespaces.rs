@@ -1,0 +1,128 @@
+//! Pods have process ids of their own. Each pair of sidecar and engine here is alone in a namespace, where the sidecar is
+//! number 1 as all its neighbours are: whoever took a process id for a life would take one neighbour for another.
+
+use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use rustix::process::Signal;
+use sluice_wire::State;
+
+use crate::support::trio::{self, Answers, HOME_AFTER_DEATHS, Trio, place, same};
+use crate::support::{Answer, World, eventually, model, processes};
+
+/// Runs a program as the first process of a namespace that ends with it.
+const UNSHARE: [&str; 6] = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child=KILL"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pairs_that_are_killed_with_their_namespaces_lose_no_byte_and_change_no_token() {
+    let world = World::new();
+    let Some(binaries) = binaries(&world) else { return };
+    let mut trio = Trio::start_of(&binaries, &world, "Oneiros").await;
+    assert_eq!(trio.tenants.each_ref().map(|tenant| tenant.record.pid), [1; 3]);
+    let alone: Vec<_> = trio.alone().await.into_iter().map(|(answers, _)| answers).collect();
+    let mut lives = [1; 3];
+    kill_one_that("lends", |state| place(state).lent_bytes > 0, &mut trio, &world, &mut lives, &alone).await;
+    kill_one_that("borrows", |state| place(state).borrowed_bytes > 0, &mut trio, &world, &mut lives, &alone)
+        .await;
+    trio.up.signal(Signal::TERM);
+    // `unshare` keeps the signal to itself.
+    pairs(&world, "").into_iter().for_each(|pair| processes::signal(pair.sidecar, Signal::TERM));
+    trio.up.ended_cleanly().await;
+}
+
+/// Under load, the whole namespace of the first tenant that is as wanted dies; its next life serves as it did.
+async fn kill_one_that(
+    what: &str,
+    wanted: impl Fn(&State) -> bool,
+    trio: &mut Trio<'_>,
+    world: &World,
+    lives: &mut [usize; 3],
+    alone: &[Vec<Answer>],
+) {
+    let loads = trio.tenants.each_ref().map(trio::begin);
+    let (victim, state) = trio.one_that(what, wanted).await;
+    let name = trio.tenants[victim].record.name.clone();
+    let pair = pairs(world, &name).pop().expect("it runs");
+    assert!(!pair.engine.is_empty(), "{pair:?}");
+    processes::signal(pair.sidecar, Signal::KILL);
+    let (lent, borrowed) = (place(&state).lent_bytes, place(&state).borrowed_bytes);
+    eprintln!("killed {name} with its engine {:?}: {lent} bytes lent, {borrowed} borrowed", state.engine.pid);
+    let gone = async || pair.all().all(|pid| !processes::alive(pid)).then_some(());
+    eventually("the whole namespace ends with its first process", gone).await;
+    for (index, load) in loads.into_iter().enumerate() {
+        check(index, trio::ended(load).await, &alone[index], index == victim);
+    }
+    lives[victim] += 1;
+    trio.tenants[victim] = trio.up.ready_again(&name, lives[victim]).await;
+    assert_eq!(trio.tenants[victim].record.pid, 1);
+    for (index, answers) in trio.watched(&[0, 1, 2]).await.0.into_iter().enumerate() {
+        same(index, answers, &alone[index]);
+    }
+    trio.all_home(HOME_AFTER_DEATHS).await;
+}
+
+/// All answers are as they were without neighbours. Of the victim some were cut off, and only these are missing.
+fn check(index: usize, answers: Answers, alone: &[Answer], victim: bool) {
+    assert!(!victim || answers.iter().any(Result::is_err), "it was killed in the middle of its load");
+    let kept = |answer: &Result<_, _>| !victim || answer.is_ok();
+    let expected: Vec<_> =
+        alone.iter().zip(&answers).filter(|(_, a)| kept(a)).map(|(e, _)| e.clone()).collect();
+    same(index, answers.into_iter().filter(kept).collect(), &expected);
+}
+
+/// A sidecar and what else runs in its namespace, by their numbers outside.
+#[derive(Debug)]
+struct Pair {
+    sidecar: u32,
+    engine: Vec<u32>,
+}
+
+impl Pair {
+    fn all(&self) -> impl Iterator<Item = u32> {
+        self.engine.iter().copied().chain([self.sidecar])
+    }
+}
+
+/// The pairs of the tenants whose name ends with `name`.
+fn pairs(world: &World, name: &str) -> Vec<Pair> {
+    let all = world.processes();
+    let is_sidecar = |pid: &u32| {
+        let config = format!("{name}/config.json");
+        processes::name(*pid) == "sluice-sidecar" && processes::command_line(*pid).contains(&config)
+    };
+    let pair = |sidecar: u32| {
+        let within = |pid: &u32| *pid != sidecar && above(*pid).any(|above| above == sidecar);
+        Pair { sidecar, engine: all.iter().copied().filter(within).collect() }
+    };
+    all.iter().copied().filter(is_sidecar).map(pair).collect()
+}
+
+/// Its parent, the parent of that, and so on.
+fn above(pid: u32) -> impl Iterator<Item = u32> {
+    std::iter::successors(processes::parent_of(pid), |pid| processes::parent_of(*pid).filter(|pid| *pid > 0))
+}
+
+/// A folder of binaries whose sidecar begins a namespace; `None`, and a loud line, where the kernel lets nobody do that.
+fn binaries(world: &World) -> Option<PathBuf> {
+    let [unshare, options @ ..] = UNSHARE;
+    let mut trial = Command::new(unshare);
+    let trial = trial.args(options).arg("true").stderr(Stdio::null()).status();
+    if !trial.is_ok_and(|status| status.success()) {
+        // Not by `eprintln!`: the test harness would swallow it.
+        let mut stderr = std::io::stderr();
+        writeln!(stderr, "SKIPPED: this machine lets nobody make user and process id namespaces (unshare)")
+            .unwrap();
+        return None;
+    }
+    let folder = world.path("bin");
+    std::fs::create_dir(&folder).unwrap();
+    symlink(model::binary("sluice-engine"), folder.join("sluice-engine")).unwrap();
+    let sidecar = model::binary("sluice-sidecar");
+    let script = format!("#!/bin/sh\nexec {} '{}' \"$@\"\n", UNSHARE.join(" "), sidecar.display());
+    let path = folder.join("sluice-sidecar");
+    std::fs::write(&path, script).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    Some(folder)
+}
