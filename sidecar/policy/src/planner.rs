@@ -6,6 +6,8 @@
 //! and among those the fewest link bytes, by branch and bound over the [`relax`]ed problem; [`batch`] compares batches, which
 //! differ in who is paused and who is admitted, by SLO failures first and tokens per second second.
 //!
+//! [`pausing`] keeps who is paused and [`replan`] says when a plan is made anew.
+//!
 //! Nothing here runs within a step: plans are made one step ahead (OrbitFlow 4.3) under a budget of node expansions, and say
 //! how far from the optimum they may be.
 //!
@@ -15,8 +17,10 @@ pub mod batch;
 mod begin;
 
 pub mod link;
+pub mod pausing;
 pub mod placement;
 pub mod problem;
 pub mod relax;
+pub mod replan;
 pub mod search;
 pub mod steps;

@@ -53,4 +53,5 @@ mod pie {
 mod planner {
     mod oracles;
     mod orbitflow;
+    mod pausing;
 }

@@ -1,0 +1,141 @@
+//! Pause-Resume: who is paused when no placement keeps the batch in time, and who goes on when.
+//!
+//! The victim is the request with most bytes, its KV and the tokens of its deposit together, since the deposit is what its
+//! client reads meanwhile. The oldest admitted request never is one, so that something always ends (DESIGN 7). A pause ends
+//! only after some running request has completed and a plan with the paused one is feasible. All pauses of a request together
+//! are bounded; from then on it is immune.
+//!
+//! Source: OrbitFlow 4.2; the bound and immunity are ours: the paper allows any number of pauses.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+
+use crate::ids::{Nanos, RequestId};
+
+/// Bytes of one token in a deposit (OrbitFlow 4.4).
+pub const TOKEN_BYTES: u64 = 4;
+
+/// All pauses of a request together take at most this, nanoseconds, unless told otherwise: 10 s, the time after which a
+/// reader of a stream takes it for dead.
+pub const DEFAULT_BOUND_NS: u64 = 10_000_000_000;
+
+/// A running request that might be paused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Which one; ids are in order of arrival.
+    pub id: RequestId,
+    /// Its KV, bytes, on both sides of the link.
+    pub kv_bytes: u64,
+    /// Tokens made and not delivered yet.
+    pub deposit: u32,
+}
+
+impl Candidate {
+    fn bytes(&self) -> u64 {
+        self.kv_bytes + u64::from(self.deposit) * TOKEN_BYTES
+    }
+}
+
+/// Why a paused request does not go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stays {
+    /// Nothing has completed since it was paused: what made it one too many is still there.
+    NothingCompleted,
+    /// No placement of the batch with it fits or keeps in time.
+    NoPlan,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pause {
+    since: Nanos,
+    completed_since: bool,
+}
+
+/// Who is paused, and how long each request has been in all.
+#[derive(Clone, Debug, Default)]
+pub struct Pauses {
+    bound_ns: u64,
+    paused: BTreeMap<RequestId, Pause>,
+    /// Of ended pauses, nanoseconds.
+    spent_ns: BTreeMap<RequestId, u64>,
+}
+
+impl Pauses {
+    /// Nobody is paused. All pauses of one request together take at most `bound_ns`.
+    pub fn new(bound_ns: u64) -> Pauses {
+        Pauses { bound_ns, ..Pauses::default() }
+    }
+
+    /// The running requests in the order in which they would be paused: most bytes first, of equals the youngest. Without the
+    /// oldest of all and without immune ones.
+    pub fn victims(&self, now: Nanos, running: &[Candidate]) -> Vec<RequestId> {
+        let everyone = running.iter().map(|candidate| candidate.id).chain(self.paused.keys().copied());
+        let oldest = everyone.min();
+        let mut victims: Vec<&Candidate> = (running.iter())
+            .filter(|candidate| Some(candidate.id) != oldest && !self.immune(candidate.id, now))
+            .collect();
+        victims.sort_by_key(|candidate| Reverse((candidate.bytes(), candidate.id)));
+        victims.into_iter().map(|candidate| candidate.id).collect()
+    }
+
+    /// Whether this request has been paused for as long as one may be.
+    pub fn immune(&self, id: RequestId, now: Nanos) -> bool {
+        self.total_ns(id, now) >= self.bound_ns
+    }
+
+    /// The time this request has been paused in all, nanoseconds.
+    pub fn total_ns(&self, id: RequestId, now: Nanos) -> u64 {
+        let ended_ns = self.spent_ns.get(&id).copied().unwrap_or(0);
+        let running_ns = self.paused.get(&id).map_or(0, |pause| now.since(pause.since));
+        ended_ns.saturating_add(running_ns)
+    }
+
+    /// This request no longer runs.
+    ///
+    /// # Panics
+    /// If it is paused already.
+    pub fn pause(&mut self, id: RequestId, now: Nanos) {
+        let before = self.paused.insert(id, Pause { since: now, completed_since: false });
+        assert!(before.is_none(), "a paused request is not paused again");
+    }
+
+    /// A running request has completed or was ended.
+    pub fn completed(&mut self, id: RequestId) {
+        self.paused.remove(&id);
+        self.spent_ns.remove(&id);
+        self.paused.values_mut().for_each(|pause| pause.completed_since = true);
+    }
+
+    /// The paused requests that may go on, those first that must: immune ones, then the oldest.
+    pub fn waiting(&self, now: Nanos) -> Vec<RequestId> {
+        let mut waiting: Vec<RequestId> = self.paused.keys().copied().collect();
+        waiting.sort_by_key(|&id| (!self.immune(id, now), id));
+        waiting
+    }
+
+    /// Whether this paused request may go on, if a plan with it is `feasible`. An immune one waits for no completion. When
+    /// nothing runs, `idle`, there is nothing to wait for either.
+    ///
+    /// # Errors
+    /// Why it stays paused.
+    ///
+    /// # Panics
+    /// If it is not paused.
+    pub fn may_resume(&self, id: RequestId, now: Nanos, feasible: bool, idle: bool) -> Result<(), Stays> {
+        let pause = self.paused.get(&id).expect("only a paused request goes on");
+        if !(pause.completed_since || idle || self.immune(id, now)) {
+            return Err(Stays::NothingCompleted);
+        }
+        if feasible { Ok(()) } else { Err(Stays::NoPlan) }
+    }
+
+    /// This request runs again.
+    ///
+    /// # Panics
+    /// If it was not paused.
+    pub fn resume(&mut self, id: RequestId, now: Nanos) {
+        let pause = self.paused.remove(&id).expect("only a paused request goes on");
+        *self.spent_ns.entry(id).or_default() += now.since(pause.since);
+    }
+}

@@ -1,0 +1,74 @@
+//! When a plan is made anew: its window is over, the batch has changed, or steps take other times than it reckoned with.
+//!
+//! Source: OrbitFlow 4.3 (decode window, batch-change trigger, profile mismatch).
+
+use super::steps::StepTime;
+
+/// Tunables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tunables {
+    /// Steps that a plan holds for at most. 32: the shortest window of OrbitFlow's released code.
+    pub window: u16,
+    /// Difference between a step's predicted and its real time from which the profile is taken to be wrong, permille of the
+    /// predicted. 200: a step's time varies by about a tenth of itself with what the host does.
+    pub mismatch_permille: u16,
+    /// Steps in a row that must differ: one slow step is no wrong profile.
+    pub mismatches: u16,
+}
+
+impl Default for Tunables {
+    fn default() -> Tunables {
+        Tunables { window: 32, mismatch_permille: 200, mismatches: 3 }
+    }
+}
+
+/// Why a plan is made anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Trigger {
+    /// A request came, ended, was paused or went on.
+    BatchChanged,
+    /// Steps take other times than predicted.
+    Mismatch,
+    /// The plan has held for its window.
+    WindowOver,
+}
+
+/// Watches one plan.
+#[derive(Clone, Copy, Debug)]
+pub struct Watch {
+    tunables: Tunables,
+    predicted_ns: u64,
+    steps: u16,
+    differing: u16,
+    batch_changed: bool,
+}
+
+impl Watch {
+    /// A plan whose steps should take `predicted_ns`.
+    pub const fn new(tunables: Tunables, predicted_ns: u64) -> Watch {
+        Watch { tunables, predicted_ns, steps: 0, differing: 0, batch_changed: false }
+    }
+
+    /// The batch is not the one that the plan was made for.
+    pub const fn batch_changed(&mut self) {
+        self.batch_changed = true;
+    }
+
+    /// A step ended; whether, and why, a new plan is due. It stays due until there is one.
+    pub fn step(&mut self, seen: StepTime) -> Option<Trigger> {
+        self.steps = self.steps.saturating_add(1);
+        self.differing = if self.differs(seen.total_ns) { self.differing.saturating_add(1) } else { 0 };
+        if self.batch_changed {
+            return Some(Trigger::BatchChanged);
+        }
+        if self.differing >= self.tunables.mismatches.max(1) {
+            return Some(Trigger::Mismatch);
+        }
+        (self.steps >= self.tunables.window).then_some(Trigger::WindowOver)
+    }
+
+    fn differs(&self, seen_ns: u64) -> bool {
+        let difference_ns = u128::from(seen_ns.abs_diff(self.predicted_ns));
+        difference_ns * 1000 > u128::from(self.predicted_ns) * u128::from(self.tunables.mismatch_permille)
+    }
+}

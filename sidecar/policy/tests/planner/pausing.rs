@@ -1,0 +1,115 @@
+//! Pause-Resume and the triggers of a new plan.
+
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::planner::pausing::{Candidate, Pauses, Stays};
+use sluice_policy::planner::replan::{Trigger, Tunables, Watch};
+use sluice_policy::planner::steps::StepTime;
+
+const BOUND_NS: u64 = 100;
+const NOW: Nanos = Nanos(1_000);
+
+fn candidate(id: u64, kv_bytes: u64, deposit: u32) -> Candidate {
+    Candidate { id: RequestId(id), kv_bytes, deposit }
+}
+
+fn ids(ids: &[u64]) -> Vec<RequestId> {
+    ids.iter().copied().map(RequestId).collect()
+}
+
+#[test]
+fn the_victim_has_most_blocks_and_deposit_and_the_oldest_never_is_one() {
+    let pauses = Pauses::new(BOUND_NS);
+    let running = [candidate(1, 900, 0), candidate(2, 100, 10), candidate(3, 120, 0), candidate(4, 140, 0)];
+    // 100 bytes and ten tokens of four bytes are 140 too: of equals the youngest goes first.
+    assert_eq!(pauses.victims(NOW, &running), ids(&[4, 2, 3]));
+}
+
+#[test]
+fn the_oldest_is_the_oldest_of_all_also_of_the_paused() {
+    let mut pauses = Pauses::new(BOUND_NS);
+    pauses.pause(RequestId(1), NOW);
+    let running = [candidate(2, 10, 0), candidate(3, 20, 0)];
+    assert_eq!(pauses.victims(NOW, &running), ids(&[3, 2]));
+    pauses.resume(RequestId(1), NOW);
+    assert_eq!(pauses.victims(NOW, &running), ids(&[3]));
+}
+
+#[test]
+fn a_pause_ends_after_a_completion_and_with_a_plan() {
+    let mut pauses = Pauses::new(BOUND_NS);
+    let id = RequestId(2);
+    pauses.pause(id, NOW);
+    assert_eq!(pauses.may_resume(id, NOW, true, false), Err(Stays::NothingCompleted));
+    pauses.completed(RequestId(5));
+    assert_eq!(pauses.may_resume(id, NOW, false, false), Err(Stays::NoPlan));
+    assert_eq!(pauses.may_resume(id, NOW, true, false), Ok(()));
+    pauses.resume(id, NOW.plus(30));
+    pauses.pause(id, NOW.plus(40));
+    let again = pauses.may_resume(id, NOW.plus(40), true, false);
+    assert_eq!(again, Err(Stays::NothingCompleted), "a completion counts for pauses that it ends");
+    assert_eq!(
+        pauses.may_resume(id, NOW.plus(40), true, true),
+        Ok(()),
+        "nothing runs, so nothing will complete"
+    );
+}
+
+#[test]
+fn pauses_add_up_to_the_bound_and_then_the_request_is_immune() {
+    let mut pauses = Pauses::new(BOUND_NS);
+    let id = RequestId(7);
+    pauses.pause(id, NOW);
+    pauses.resume(id, NOW.plus(60));
+    assert_eq!(pauses.total_ns(id, NOW.plus(500)), 60, "time between pauses does not count");
+    pauses.pause(id, NOW.plus(500));
+    assert!(!pauses.immune(id, NOW.plus(539)) && pauses.immune(id, NOW.plus(540)));
+    assert_eq!(
+        pauses.may_resume(id, NOW.plus(540), true, false),
+        Ok(()),
+        "it waits for no completion any more"
+    );
+    pauses.pause(RequestId(3), NOW);
+    pauses.pause(RequestId(9), NOW.plus(530));
+    assert_eq!(pauses.waiting(NOW.plus(540)), ids(&[3, 7, 9]), "immune ones first, then by age");
+    pauses.resume(id, NOW.plus(545));
+    let running = [candidate(1, 1, 0), candidate(7, 900, 0), candidate(8, 5, 0)];
+    assert_eq!(pauses.victims(NOW.plus(600), &running), ids(&[8]));
+}
+
+#[test]
+fn what_ended_is_forgotten() {
+    let mut pauses = Pauses::new(BOUND_NS);
+    pauses.pause(RequestId(4), NOW);
+    pauses.completed(RequestId(4));
+    assert_eq!(pauses.total_ns(RequestId(4), NOW.plus(1_000)), 0);
+    assert!(pauses.waiting(NOW).is_empty());
+}
+
+fn step(total_ns: u64) -> StepTime {
+    StepTime { total_ns, stall_ns: 0 }
+}
+
+#[test]
+fn a_plan_holds_for_its_window() {
+    let mut watch = Watch::new(Tunables { window: 4, ..Tunables::default() }, 1_000);
+    let triggers: Vec<_> = (0..5).map(|_| watch.step(step(1_100))).collect();
+    assert_eq!(triggers, [None, None, None, Some(Trigger::WindowOver), Some(Trigger::WindowOver)]);
+}
+
+#[test]
+fn steps_that_differ_in_a_row_are_a_mismatch_and_single_ones_are_not() {
+    let mut watch = Watch::new(Tunables::default(), 1_000);
+    for total_ns in [1_300, 700, 1_100, 1_201, 799] {
+        assert_eq!(watch.step(step(total_ns)), None, "{total_ns}");
+    }
+    assert_eq!(watch.step(step(5_000)), Some(Trigger::Mismatch));
+    let mut watch = Watch::new(Tunables::default(), 1_000);
+    assert!((0..20).all(|_| watch.step(step(1_200)).is_none()), "a fifth is still within it");
+}
+
+#[test]
+fn a_changed_batch_needs_a_plan_at_once() {
+    let mut watch = Watch::new(Tunables::default(), 1_000);
+    watch.batch_changed();
+    assert_eq!(watch.step(step(1_000)), Some(Trigger::BatchChanged));
+}
