@@ -51,12 +51,4 @@ impl Ranges {
     pub unsafe fn set_activation_limit(&mut self, bytes: u64) {
         self.parts.activation_limit_bytes = bytes;
     }
-
-    /// Sets how many blocks the KV arena has.
-    ///
-    /// # Safety
-    /// As for [`Ranges::new`]: blocks below `blocks` that a batch names must be backed.
-    pub unsafe fn set_kv_blocks(&mut self, blocks: u32) {
-        self.parts.kv_blocks = blocks;
-    }
 }

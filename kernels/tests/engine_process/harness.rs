@@ -183,7 +183,7 @@ impl MiniSidecar {
             tables: &self.tables,
             life: self.pool.fd(),
         };
-        connection.handshake(&self.setup, shared)
+        connection.introduction()?.offer(&self.setup, shared)?.ready(&self.setup)
     }
 
     /// Waits for the next engine and maps everything as `ops` say.

@@ -138,7 +138,7 @@ fn sidecar(json: bool) -> Outcome<bool> {
     let mut tables = TableWriter::create(TableShape::of(&setup))?;
     let connection = listener.accept(Duration::from_secs(10))?.ok_or("the engine does not connect")?;
     let shared = Shared { pool: pool.as_fd(), control: &control, tables: &tables, life: pool.as_fd() };
-    let mut link = connection.handshake(&setup, shared)?;
+    let mut link = connection.introduction()?.offer(&setup, shared)?.ready(&setup)?;
     let small = measure("1 decode", &mut link, &mut tables, 1)?.print(json, floor_ns(Duration::ZERO)?);
     let real = measure("16 decodes", &mut link, &mut tables, 16)?.print(json, floor_ns(READING)?);
     link.sender.bye()?;

@@ -258,9 +258,4 @@ impl Assembler {
     pub fn payload(&self) -> &[u8] {
         &self.payload
     }
-
-    /// Whether a message has begun and not ended.
-    pub fn is_open(&self) -> bool {
-        self.open.is_some()
-    }
 }

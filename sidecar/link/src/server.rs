@@ -168,13 +168,6 @@ pub struct Offered {
 }
 
 impl Connection {
-    /// The whole handshake: learns who connected, hands over model and memory, and checks that both sides lay out slabs
-    /// alike.
-    pub fn handshake(self, setup: &EngineSetup, shared: Shared<'_>) -> Result<EngineLink, LinkError> {
-        setup.check()?;
-        self.introduction()?.offer(setup, shared)?.ready(setup)
-    }
-
     /// Learns who connected. May take [`HANDSHAKE_PATIENCE`].
     pub fn introduction(mut self) -> Result<Introduced, LinkError> {
         let hello = match self.receiver.recv_within(HANDSHAKE_PATIENCE)? {

@@ -60,7 +60,8 @@ impl Sidecar {
             tables: &self.tables,
             life: self.pool.as_fd(),
         };
-        connection.handshake(&small_setup(), shared)
+        let setup = small_setup();
+        connection.introduction()?.offer(&setup, shared)?.ready(&setup)
     }
 }
 

@@ -154,11 +154,6 @@ impl Mapping {
         self.reservation.at(self.offset(start))
     }
 
-    /// Bytes of a range, backed or not; 0 for a layer that the model does not have.
-    pub fn range_bytes(&self, range: Range) -> u64 {
-        self.layout.span(range).map_or(0, |(_, chunks)| chunks * self.chunk_bytes)
-    }
-
     /// First byte of one position; `None` outside the ranges.
     pub fn position(&self, address: Address) -> Option<*mut u8> {
         let index = self.layout.index(address)?;

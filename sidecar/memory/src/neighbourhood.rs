@@ -39,8 +39,9 @@ pub use faults::{LedgerFaults, WriteTap};
 pub use layout::{RECORDS, TRANSFERS};
 pub use seat::Seat;
 pub use sluice_policy::neighbours::Peer;
+pub use sluice_policy::neighbours::turn::TurnOrder;
 pub use transfer::Cleared;
-pub use turn::{Epoch, TurnLine, TurnOrder};
+pub use turn::{Epoch, TurnLine};
 
 use guard::Shared;
 use layout::{FILE_BYTES, MAGIC, VERSION, header, text_at, text_words};

@@ -1,11 +1,10 @@
-//! What tenants of one GPU decide about each other: shares, victims, grants, turns (DESIGN 6 and 8; the protocol is
+//! What tenants of one GPU decide about each other: victims, grants, turns (DESIGN 6 and 8; the protocol is
 //! in `docs/neighbours.md`).
 //!
 //! Pure like the rest of the crate. Nothing here reads the ledger file or sends a message: the caller does both and says
 //! what came of it. All memory is counted in chunks, whose size is a property of the GPU and so the same for all of them.
 
 pub mod grants;
-pub mod share;
 pub mod span;
 pub mod turn;
 pub mod victim;

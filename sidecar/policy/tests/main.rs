@@ -35,7 +35,6 @@ mod leaves {
 mod neighbours {
     mod grants;
     mod grants_random;
-    mod share;
     mod turn;
     mod victim;
     mod world;

@@ -110,11 +110,6 @@ impl Text {
         &self.defaults
     }
 
-    /// Whether the model can chat.
-    pub fn has_template(&self) -> bool {
-        self.template.is_some()
-    }
-
     /// Token ids of a plain prompt, with the special tokens that the tokenizer puts around it.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::thread::futex;
+use sluice_policy::neighbours::turn::{TurnOrder, Waiter, line_up};
 
 use super::error::{LedgerError, kernel};
 use super::layout::{header, record as word};
@@ -19,18 +20,6 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// Number of a turn: rises with every hand-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u64);
-
-/// Who is next. All participants of a GPU use the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TurnOrder {
-    /// The oldest ticket.
-    RoundRobin,
-    /// The highest priority, of these the oldest ticket.
-    Priority {
-        /// Who has waited for so many turns of others goes first whatever its priority; of these the oldest ticket.
-        aging_turns: u64,
-    },
-}
 
 /// The line for the turn, from one participant's side.
 #[derive(Clone, Copy, Debug)]
@@ -149,12 +138,11 @@ impl<'a> TurnLine<'a> {
     /// The first of those who wait and live.
     fn next(&self, order: TurnOrder) -> Result<Option<u32>, LedgerError> {
         let epoch = self.seat.shared.words.load(header::EPOCH);
-        let mut line: Vec<_> =
-            waiting(self.seat).map(|record| (place(&record, order, epoch), record.index)).collect();
-        line.sort_unstable();
-        for (_, index) in line {
-            if self.seat.shared.lives(index)? {
-                return Ok(Some(index));
+        let mut line: Vec<_> = waiting(self.seat).map(|record| waiter(&record)).collect();
+        line_up(&mut line, order, epoch);
+        for waiter in line {
+            if self.seat.shared.lives(waiter.peer.index)? {
+                return Ok(Some(waiter.peer.index));
             }
         }
         Ok(None)
@@ -214,15 +202,11 @@ fn waiting(seat: &Seat) -> impl Iterator<Item = Record<'_>> {
     record::all(&seat.shared.words).filter(|record| record.instance() != 0 && record.get(word::TICKET) != 0)
 }
 
-/// Sorts first who goes first: not aged, priority from the highest on, ticket.
-fn place(record: &Record<'_>, order: TurnOrder, epoch: u64) -> (bool, i64, u64) {
-    let ticket = record.get(word::TICKET);
-    match order {
-        TurnOrder::RoundRobin => (false, 0, ticket),
-        TurnOrder::Priority { aging_turns } => {
-            let aged = epoch.saturating_sub(record.get(word::ASKED)) >= aging_turns;
-            let urgency = if aged { 0 } else { -(record.get(word::PRIORITY) as i64) };
-            (!aged, urgency, ticket)
-        }
+fn waiter(record: &Record<'_>) -> Waiter {
+    Waiter {
+        peer: record.peer(),
+        ticket: record.get(word::TICKET),
+        priority: record.get(word::PRIORITY) as i32,
+        asked: record.get(word::ASKED),
     }
 }

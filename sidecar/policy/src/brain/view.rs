@@ -105,9 +105,4 @@ impl Brain {
     pub fn activation_chunks(&self) -> u32 {
         self.holdings.activation.len() as u32
     }
-
-    /// Chunks that KV may hold at most: the configured limit within the capacity, and the frames of the arena.
-    pub fn kv_limit_chunks(&self) -> u32 {
-        self.sizes.kv_limit
-    }
 }

@@ -96,11 +96,6 @@ impl Holdings {
             .chain(owned(&self.staging, Owner::Staging))
     }
 
-    /// Frames that a chunk backs.
-    pub fn kv_chunks(&self) -> u32 {
-        self.frames.iter().flatten().count() as u32
-    }
-
     /// The first `count` frames that nothing backs.
     pub fn unbacked_frames(&self, count: u32) -> Vec<FrameId> {
         let frames = self.frames.iter().enumerate().filter(|(_, chunk)| chunk.is_none());

@@ -212,11 +212,6 @@ impl Book {
         self.floor = floor;
     }
 
-    /// Chunks to revoke until its own share covers the floor: 0 but after it was raised.
-    pub fn missing_to_floor(&self) -> u32 {
-        self.floor.saturating_sub(self.own())
-    }
-
     /// Somebody's both processes are dead, as the ledger shows. What it borrowed is free again, an earmark that it had
     /// not accepted included; what was borrowed from it has to leave.
     pub fn peer_died(&mut self, peer: Peer) -> Bereaved {

@@ -1,7 +1,7 @@
 //! Turns (`Temporal`): who is next, and when the holder gives the turn up (DESIGN 8).
 //!
-//! Nobody starves: with n tenants and turns of at most Q, round robin makes nobody wait longer than n Q, and priorities
-//! nobody longer than 2 n Q.
+//! Nobody starves: with n tenants and turns of at most Q, round robin makes nobody wait longer than n Q, and priorities that
+//! age after a hand-overs nobody longer than (n + a) Q.
 
 use super::Peer;
 use crate::ids::Nanos;
@@ -12,9 +12,11 @@ pub enum TurnOrder {
     /// The oldest ticket.
     #[default]
     RoundRobin,
-    /// The highest priority, of these the oldest ticket. Who has waited longer than a largest quantum for each that waits
-    /// goes first whatever its priority; of these the oldest ticket.
-    Priority,
+    /// The highest priority, of these the oldest ticket.
+    Priority {
+        /// Who has waited for so many turns of others goes first whatever its priority; of these the oldest ticket.
+        aging_turns: u64,
+    },
 }
 
 /// One that waits for the turn.
@@ -26,20 +28,27 @@ pub struct Waiter {
     pub ticket: u64,
     /// Higher goes first.
     pub priority: i32,
-    /// When it drew the ticket.
-    pub waiting_since: Nanos,
+    /// How many turns there had been when it drew the ticket.
+    pub asked: u64,
 }
 
-/// Who gets the turn, none where nobody waits.
-pub fn next(waiters: &[Waiter], order: TurnOrder, now: Nanos, max_quantum_ns: u64) -> Option<Peer> {
-    let round_ns = max_quantum_ns.saturating_mul(waiters.len() as u64);
-    let aged = |waiter: &Waiter| now.since(waiter.waiting_since) > round_ns;
-    let urgency = |waiter: &Waiter| match order {
-        TurnOrder::RoundRobin => 0,
-        TurnOrder::Priority if aged(waiter) => i64::MIN,
-        TurnOrder::Priority => -i64::from(waiter.priority),
-    };
-    waiters.iter().min_by_key(|w| (urgency(w), w.ticket, w.peer)).map(|waiter| waiter.peer)
+impl Waiter {
+    /// Less goes first.
+    fn place(&self, order: TurnOrder, turns: u64) -> (i64, u64, Peer) {
+        let urgency = match order {
+            TurnOrder::RoundRobin => 0,
+            TurnOrder::Priority { aging_turns } if turns.saturating_sub(self.asked) >= aging_turns => {
+                i64::MIN
+            }
+            TurnOrder::Priority { .. } => -i64::from(self.priority),
+        };
+        (urgency, self.ticket, self.peer)
+    }
+}
+
+/// Sorts those who wait, who is next first. `turns`: how many there have been.
+pub fn line_up(waiters: &mut [Waiter], order: TurnOrder, turns: u64) {
+    waiters.sort_unstable_by_key(|waiter| waiter.place(order, turns));
 }
 
 /// What the holder does at a step boundary.

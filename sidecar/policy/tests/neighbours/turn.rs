@@ -4,40 +4,46 @@ use proptest::prelude::*;
 use sluice_policy::ids::Nanos;
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::turn::{
-    Decision, Holder, Quantum, TurnOrder, Waiter, largest_prefill_tokens, next,
+    Decision, Holder, Quantum, TurnOrder, Waiter, largest_prefill_tokens, line_up,
 };
 
-fn tenant(index: u32) -> Peer {
-    Peer { index, instance: 1 }
+fn waiter(index: u32, ticket: u64, priority: i32, asked: u64) -> Waiter {
+    Waiter { peer: Peer { index, instance: 1 }, ticket, priority, asked }
 }
 
-fn waiter(index: u32, ticket: u64, priority: i32, since: u64) -> Waiter {
-    Waiter { peer: tenant(index), ticket, priority, waiting_since: Nanos(since) }
+/// Takes who is next out of the line.
+fn next(line: &mut Vec<Waiter>, order: TurnOrder, turns: u64) -> Option<Waiter> {
+    line_up(line, order, turns);
+    if line.is_empty() { None } else { Some(line.remove(0)) }
 }
 
-fn first(waiters: &[Waiter], order: TurnOrder, now: u64) -> Option<u32> {
-    next(waiters, order, Nanos(now), 50).map(|peer| peer.index)
+fn in_line(waiters: &[Waiter], order: TurnOrder, turns: u64) -> Vec<u32> {
+    let mut line = waiters.to_vec();
+    line_up(&mut line, order, turns);
+    line.iter().map(|waiter| waiter.peer.index).collect()
 }
+
+const BY_PRIORITY: TurnOrder = TurnOrder::Priority { aging_turns: 64 };
 
 #[test]
 fn the_oldest_ticket_is_next_whatever_its_priority() {
-    let line = [waiter(1, 12, 900, 5), waiter(2, 10, 1, 9), waiter(3, 11, 500, 1)];
-    assert_eq!(first(&line, TurnOrder::RoundRobin, 10), Some(2));
-    assert_eq!(first(&[], TurnOrder::RoundRobin, 10), None);
+    let line = [waiter(1, 12, 900, 0), waiter(2, 10, 1, 9), waiter(3, 11, 500, 0)];
+    assert_eq!(in_line(&line, TurnOrder::RoundRobin, 1000), [2, 3, 1]);
+    assert_eq!(in_line(&[], TurnOrder::RoundRobin, 10), [0; 0]);
 }
 
 #[test]
 fn the_highest_priority_is_next_and_of_these_the_oldest_ticket() {
-    let line = [waiter(1, 10, 1, 0), waiter(2, 12, 7, 0), waiter(3, 11, 7, 0)];
-    assert_eq!(first(&line, TurnOrder::Priority, 10), Some(3));
+    let line = [waiter(1, 10, i32::MIN, 0), waiter(2, 12, 7, 0), waiter(3, 11, 7, 0), waiter(4, 9, -1, 0)];
+    assert_eq!(in_line(&line, BY_PRIORITY, 10), [3, 2, 4, 1]);
 }
 
 #[test]
-fn who_waits_longer_than_a_largest_quantum_for_each_waiter_goes_first() {
-    let line = [waiter(1, 10, i32::MIN, 100), waiter(2, 12, i32::MAX, 200), waiter(3, 9, 0, 180)];
-    assert_eq!(first(&line, TurnOrder::Priority, 100 + 3 * 50), Some(2));
-    assert_eq!(first(&line, TurnOrder::Priority, 100 + 3 * 50 + 1), Some(1));
-    assert_eq!(first(&line, TurnOrder::Priority, 1000), Some(3), "all have: the oldest ticket");
+fn who_waited_for_as_many_turns_as_age_goes_first() {
+    let line = [waiter(1, 10, i32::MIN, 100), waiter(2, 12, i32::MAX, 120), waiter(3, 9, 0, 110)];
+    assert_eq!(in_line(&line, BY_PRIORITY, 100 + 63), [2, 3, 1]);
+    assert_eq!(in_line(&line, BY_PRIORITY, 100 + 64), [1, 2, 3]);
+    assert_eq!(in_line(&line, BY_PRIORITY, 1000), [3, 1, 2], "all have: the oldest ticket");
 }
 
 const QUANTUM_MIN: u64 = 5;
@@ -102,18 +108,18 @@ fn run(loads: &[Load], order: TurnOrder, quantum: Quantum, until: u64) -> u64 {
     let mut work: Vec<u64> = loads.iter().map(|load| load.burst_steps).collect();
     let mut comes = vec![0_u64; loads.len()];
     let mut line: Vec<Waiter> = Vec::new();
-    let (mut ticket, mut longest_wait) = (0, 0);
+    let (mut drawn, mut longest_wait) = (Drawn::default(), 0);
     while now < until {
-        join(&mut line, loads, &comes, None, now, &mut ticket);
-        let Some(peer) = next(&line, order, Nanos(now), quantum.max_ns()) else {
+        join(&mut line, loads, &comes, None, now, &mut drawn);
+        let Some(waiter) = next(&mut line, order, drawn.turns) else {
             now = *comes.iter().min().expect("there are tenants");
             continue;
         };
-        let at = line.iter().position(|waiter| waiter.peer == peer).expect("who is next waits");
-        longest_wait = longest_wait.max(now - line.remove(at).waiting_since.0);
-        let (me, started) = (peer.index as usize, now);
+        drawn.turns += 1;
+        let (me, started) = (waiter.peer.index as usize, now);
+        longest_wait = longest_wait.max(now - comes[me]);
         loop {
-            join(&mut line, loads, &comes, Some(me), now, &mut ticket);
+            join(&mut line, loads, &comes, Some(me), now, &mut drawn);
             let holder = Holder {
                 started: Nanos(started),
                 others_wait: !line.is_empty(),
@@ -134,6 +140,13 @@ fn run(loads: &[Load], order: TurnOrder, quantum: Quantum, until: u64) -> u64 {
     longest_wait
 }
 
+/// Tickets and turns so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Drawn {
+    tickets: u64,
+    turns: u64,
+}
+
 /// Who has work and does not wait yet draws a ticket, in the order of arrival.
 fn join(
     line: &mut Vec<Waiter>,
@@ -141,15 +154,15 @@ fn join(
     comes: &[u64],
     holder: Option<usize>,
     now: u64,
-    ticket: &mut u64,
+    drawn: &mut Drawn,
 ) {
     let waits = |line: &[Waiter], at: usize| line.iter().any(|waiter| waiter.peer.index as usize == at);
     let mut joining: Vec<usize> =
         (0..loads.len()).filter(|at| comes[*at] <= now && Some(*at) != holder && !waits(line, *at)).collect();
     joining.sort_by_key(|at| comes[*at]);
     for at in joining {
-        *ticket += 1;
-        line.push(waiter(at as u32, *ticket, loads[at].priority, comes[at]));
+        drawn.tickets += 1;
+        line.push(waiter(at as u32, drawn.tickets, loads[at].priority, drawn.turns));
     }
 }
 
@@ -172,8 +185,9 @@ proptest! {
         // A step of at most 40 within a largest quantum of 50 and a least of 5 ends within 50, and a turn that nobody
         // wanted ends one step after somebody does.
         let quantum = Quantum::new(QUANTUM_MIN, QUANTUM_MAX);
-        let wait = run(&loads, TurnOrder::Priority, quantum, 30_000);
-        prop_assert!(wait <= 2 * loads.len() as u64 * QUANTUM_MAX, "{wait}");
+        let aging_turns = loads.len() as u64;
+        let wait = run(&loads, TurnOrder::Priority { aging_turns }, quantum, 30_000);
+        prop_assert!(wait <= (loads.len() as u64 + aging_turns) * QUANTUM_MAX, "{wait}");
     }
 
     #[test]
@@ -193,22 +207,20 @@ proptest! {
     }
 }
 
-/// Three tenants that always have work, and the longest wait over 100 turns by a largest quantum that ageing looks at.
-fn longest_wait(aged_after_ns: u64) -> u64 {
+/// Three tenants that always have work, and for how many turns of others one waits at most of 100.
+fn longest_wait(aging_turns: u64) -> u64 {
     let mut line: Vec<Waiter> = (0..3).map(|at| waiter(at, at.into(), -(at as i32), 0)).collect();
     let mut longest = 0;
     for turn in 0..100_u64 {
-        let now = Nanos(turn * QUANTUM_MAX);
-        let peer = next(&line, TurnOrder::Priority, now, aged_after_ns).expect("all wait");
-        longest = line.iter().map(|waiter| now.since(waiter.waiting_since)).fold(longest, u64::max);
-        let at = line.iter().position(|waiter| waiter.peer == peer).expect("it waits");
-        line[at] = Waiter { ticket: 3 + turn, waiting_since: now.plus(QUANTUM_MAX), ..line[at] };
+        longest = line.iter().map(|waiter| turn - waiter.asked).fold(longest, u64::max);
+        let first = next(&mut line, TurnOrder::Priority { aging_turns }, turn).expect("all wait");
+        line.push(Waiter { ticket: 3 + turn, asked: turn + 1, ..first });
     }
     longest
 }
 
 #[test]
 fn ageing_is_what_keeps_the_lowest_priority_from_starving() {
-    assert!(longest_wait(QUANTUM_MAX) <= 2 * 3 * QUANTUM_MAX);
-    assert_eq!(longest_wait(u64::MAX), 99 * QUANTUM_MAX, "the control");
+    assert!(longest_wait(3) <= 2 * 3);
+    assert_eq!(longest_wait(u64::MAX), 99, "the control");
 }

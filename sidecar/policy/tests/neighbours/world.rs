@@ -190,7 +190,8 @@ impl World {
         let now = Nanos(self.now);
         let book = self.book(me).expect("it lives");
         for vacate in book.expired(now) {
-            assert_eq!(book.vacating().find(|v| v.nonce == vacate.nonce), Some(vacate));
+            let taken = book.taken().iter().find(|taken| taken.nonce == vacate.nonce);
+            assert_eq!(taken.map(|taken| (taken.peer, taken.vacating())), Some((vacate.peer, vacate.chunks)));
         }
     }
 
@@ -301,9 +302,10 @@ impl World {
             self.give_up(me, pick);
         }
         self.expire(me);
-        let vacating: Vec<_> = self.book(me).expect("it lives").vacating().collect();
-        for vacate in vacating {
-            self.give_back_of(me, vacate.nonce, vacate.chunks);
+        let taken = self.book(me).expect("it lives").taken().iter();
+        let vacating: Vec<_> = taken.map(|taken| (taken.nonce, taken.vacating())).collect();
+        for (nonce, chunks) in vacating.into_iter().filter(|(_, chunks)| *chunks > 0) {
+            self.give_back_of(me, nonce, chunks);
         }
         self.collect(me);
         self.take_overdue_back(me);

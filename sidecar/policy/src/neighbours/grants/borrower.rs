@@ -105,19 +105,9 @@ impl Book {
         }
     }
 
-    /// What has to leave because its time is over, each grant once; it stays on [`Book::vacating`] until it has left.
+    /// What has to leave because its time is over, each grant once; [`Taken::vacating`] says so until it has left.
     pub fn expired(&mut self, now: Nanos) -> Vec<Vacate> {
         self.taken.iter_mut().filter_map(|taken| taken.expire(now)).collect()
-    }
-
-    /// All that has to leave.
-    pub fn vacating(&self) -> impl Iterator<Item = Vacate> {
-        self.taken.iter().map(Taken::vacate).filter(|vacate| vacate.chunks > 0)
-    }
-
-    /// The first moment at which [`Book::expired`] has something to say.
-    pub fn next_expiry(&self) -> Option<Nanos> {
-        self.taken.iter().filter_map(Taken::expiry).min()
     }
 
     /// So many chunks were vacated, whether they had to or not: they leave the budget, and then are earmarked.
