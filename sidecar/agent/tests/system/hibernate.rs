@@ -7,17 +7,22 @@ use sluice_agent::neighbours::call::{Call, SleepLevel};
 use sluice_scheduler::{Finish, Outage};
 use sluice_wire::config::SidecarConfig;
 use sluice_wire::state::{Phase, State};
+use tempfile::TempDir;
 
-use crate::golden::reference;
+use crate::models::{Shape, generate};
 use crate::support::{Tenant, Wanted, assert_same, config, fitting, slowed, times};
 
 const HOST_KV: u64 = 4 << 20;
 
-/// The reference model with room for KV in host memory.
-fn sleeper() -> Option<SidecarConfig> {
-    let mut config = config(&reference()?, 16 << 20, "Oneiros");
+/// As large as the reference model; answers are compared with those of a tenant that never sleeps.
+const SHAPE: Shape = Shape { family: "llama", dtype: "f32", layers: 5, hidden: 64, vocab: 512 };
+
+/// A model, and a tenant of it with room for KV in host memory.
+fn sleeper() -> (TempDir, SidecarConfig) {
+    let model = generate(&SHAPE);
+    let mut config = config(model.path(), 16 << 20, "Oneiros");
     config.memory.host_kv_bytes = HOST_KV;
-    Some(config)
+    (model, config)
 }
 
 fn prompt(seed: u32, tokens: u32) -> Vec<u32> {
@@ -41,17 +46,20 @@ fn sleep(tenant: &Tenant, level: SleepLevel) -> State {
     let state = tenant.state();
     assert!(tenant.call(Call::IsSleeping).unwrap());
     assert_bare(&state);
+    // Again is no error: an answer may have been lost.
+    tenant.call(|answer| Call::Sleep(level, answer)).unwrap();
     state
 }
 
 fn wake(tenant: &Tenant) {
+    tenant.call(Call::WakeUp).unwrap();
     tenant.call(Call::WakeUp).unwrap();
     assert!(!tenant.call(Call::IsSleeping).unwrap());
 }
 
 #[test]
 fn an_idle_tenant_hibernates_and_its_conversation_goes_on_without_being_computed_again() {
-    let Some(mut config) = sleeper() else { return };
+    let (_model, mut config) = sleeper();
     let first = Wanted::greedy(&prompt(1, 70), 40);
     let (answer, expected, question) = {
         let tenant = Tenant::start(config.clone());
@@ -81,7 +89,7 @@ fn an_idle_tenant_hibernates_and_its_conversation_goes_on_without_being_computed
 
 #[test]
 fn requests_wait_with_their_kv_while_the_tenant_was_told_to_sleep() {
-    let Some(config) = sleeper() else { return };
+    let (_model, config) = sleeper();
     let wanted: Vec<_> = (0..4).map(|seed| Wanted::greedy(&prompt(seed, 40 + seed), 60)).collect();
     let expected = Tenant::start(config.clone()).together(&wanted);
     let tenant = Tenant::start_with(config, slowed(Duration::from_millis(2)));
@@ -104,7 +112,7 @@ fn requests_wait_with_their_kv_while_the_tenant_was_told_to_sleep() {
 
 #[test]
 fn level_two_keeps_no_kv_and_no_token_changes() {
-    let Some(config) = sleeper() else { return };
+    let (_model, config) = sleeper();
     let wanted: Vec<_> = (0..3).map(|seed| Wanted::greedy(&prompt(seed, 40), 60)).collect();
     let expected = Tenant::start(config.clone()).together(&wanted);
     let tenant = Tenant::start_with(config, slowed(Duration::from_millis(2)));
@@ -120,7 +128,7 @@ fn level_two_keeps_no_kv_and_no_token_changes() {
 
 #[test]
 fn under_pressure_with_moving_layers_naps_change_no_bit() {
-    let Some(config) = sleeper() else { return };
+    let (_model, config) = sleeper();
     let wanted: Vec<_> = (0..6).map(|seed| Wanted::greedy(&prompt(seed, 50), 80)).collect();
     let expected = Tenant::start(config.clone()).together(&wanted);
     let short = fitting(&config, 640 << 10);
@@ -138,7 +146,7 @@ fn under_pressure_with_moving_layers_naps_change_no_bit() {
 
 #[test]
 fn a_request_is_not_held_for_ever() {
-    let Some(mut config) = sleeper() else { return };
+    let (_model, mut config) = sleeper();
     config.limits.hold_seconds = 1;
     let tenant = Tenant::start(config);
     sleep(&tenant, SleepLevel::One);
@@ -151,7 +159,7 @@ fn a_request_is_not_held_for_ever() {
 
 #[test]
 fn host_memory_that_does_not_hold_weights_and_kv_is_refused_by_name() {
-    let Some(mut config) = sleeper() else { return };
+    let (_model, mut config) = sleeper();
     config.gpu.host_memory_bytes = Some(HOST_KV);
     let error = sluice_agent::room::load(config).map(drop).expect_err("too little").to_string();
     assert!(error.contains("memory.host_kv_bytes") && error.contains("4194304"), "{error}");
