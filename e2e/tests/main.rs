@@ -10,6 +10,7 @@ mod bad_files;
 mod doors;
 mod drain;
 mod engine_faults;
+mod examples;
 mod hibernate;
 mod hostile;
 mod link_peer;
