@@ -1,11 +1,13 @@
-//! Two, three and eight tenants on one GPU under random load, random kills and slow links: everything follows from a seed,
-//! which is printed. `cargo xtask soak` runs it for minutes.
+//! Two, three and eight tenants on one GPU under random load: processes are killed and stand still, links are slow, loans
+//! expire, tenants sleep, rules change. Everything follows from a seed, which is printed. `cargo xtask soak` runs it for
+//! minutes.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use crate::support::soak::finding::Finding;
 use crate::support::soak::plan::Plan;
+use crate::support::soak::tally::Tally;
 use crate::support::soak::{Conditions, Report, run, say};
 
 /// A loan may have to wait for the end of its time to live.
@@ -25,24 +27,31 @@ fn sizes() -> Vec<usize> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tenants_under_random_load_kills_and_slow_links_answer_as_if_alone() {
+async fn tenants_under_random_load_and_troubles_answer_as_if_alone() {
     let seed = given("SLUICE_SOAK_SEED").unwrap_or_else(|| RandomState::new().hash_one(0) >> 32);
     let length = Duration::from_secs(given("SLUICE_SOAK_SECONDS").unwrap_or(12));
     say(format_args!("SLUICE_SOAK_SEED={seed} SLUICE_SOAK_SECONDS={}", length.as_secs()));
-    for tenants in sizes() {
+    let (sizes, mut all) = (sizes(), Tally::default());
+    for tenants in sizes.iter().copied() {
         let plan = Plan::new(seed, tenants, length);
-        say(format_args!("soak of {tenants} tenants: {:?}, priorities {:?}", plan.gpu, plan.priorities));
+        let Plan { gpu, priorities, rests, .. } = &plan;
+        say(format_args!("soak of {tenants} tenants: {gpu:?}, priorities {priorities:?}, {rests:?}"));
         let begun = std::time::Instant::now();
         let report = run(&plan, Conditions { fault: None, home_seconds: HOME }).await;
         tell(tenants, begun.elapsed(), plan.gpu.capacity_bytes(), &report);
         assert_eq!(report.findings, [], "seed {seed}, {tenants} tenants");
+        all.add(&report.tally);
+    }
+    // Two, three and eight tenants differ in mode and in how long loans last, so that together they meet everything.
+    if [2, 3, 8].iter().all(|size| sizes.contains(size)) {
+        assert_eq!(all.lacks(), [""; 0], "seed {seed} exercised too little: {all:?}");
     }
 }
 
 fn tell(tenants: usize, took: Duration, capacity_bytes: u64, report: &Report) {
-    let Report { findings, requests: (requests, cut), done, seen, most_lent } = report;
+    let Report { findings, requests: (requests, cut), tally, seen, most_lent } = report;
     say(format_args!(
-        "soak of {tenants} tenants: {requests} requests, {cut} times cut off; {done:?}; most lent {most_lent}; \
+        "soak of {tenants} tenants: {requests} requests, {cut} times cut off; {tally:?}; most lent {most_lent}; \
          {} of {capacity_bytes} bytes at most in {} looks ({} blurred); {took:.1?}",
         seen.most_bytes, seen.looks, seen.blurred
     ));
@@ -55,8 +64,32 @@ fn a_seed_gives_the_same_plan_again_and_another_seed_another() {
     assert_eq!(plan(7), plan(7));
     assert_ne!(plan(7).visits, plan(8).visits);
     assert_ne!(plan(7).troubles, plan(8).troubles);
+    assert_ne!((plan(7).naps, plan(7).decrees), (plan(8).naps, plan(8).decrees));
     let shorter = Plan::new(7, 3, Duration::from_secs(30));
     assert_eq!((shorter.gpu, shorter.questions), (plan(7).gpu, plan(7).questions), "the length only adds");
+}
+
+#[test]
+fn two_three_and_eight_tenants_meet_every_thing_under_every_seed() {
+    for seed in 0..200 {
+        let plans = [2, 3, 8].map(|tenants| Plan::new(seed, tenants, Duration::from_secs(12)));
+        let met = plans.iter().filter(|plan| plan.gpu.trades() && plan.gpu.loan_ms.is_some());
+        assert!(met.count() > 0, "seed {seed}: no loan can expire");
+        let turns = plans.iter().filter(|plan| plan.gpu.sharing.contains("Temporal"));
+        assert!(turns.count() > 0, "seed {seed}: no turns");
+        assert!(plans.iter().all(|plan| !plan.naps.is_empty() && !plan.decrees.is_empty()), "seed {seed}");
+    }
+}
+
+#[test]
+fn what_never_happened_is_named() {
+    let nothing = Tally::default().lacks();
+    assert!(nothing.contains(&"own_naps") && nothing.contains(&"expiries") && nothing.contains(&"told naps"));
+    let slept = Tally { own_naps: 1, told_naps: [0, 1], ..Tally::default() };
+    let mut both = slept;
+    both.add(&slept);
+    assert_eq!((both.own_naps, both.told_naps), (2, [0, 2]));
+    assert!(!both.lacks().contains(&"own_naps") && !both.lacks().contains(&"told naps"));
 }
 
 /// The load of the negative controls: without a fault it shows none.

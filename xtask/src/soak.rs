@@ -1,4 +1,5 @@
-//! `cargo xtask soak`: tenants of one GPU under random load, random kills and slow links, for as long as wished.
+//! `cargo xtask soak`: tenants of one GPU under random load, kills, stops, naps, directives and slow links, for as long as
+//! wished.
 //!
 //! The soak itself is a test (`e2e/tests/soak.rs`), which runs shortly among all others; this builds what it needs and
 //! gives it a length, numbers of tenants and a seed.
@@ -12,7 +13,10 @@ use crate::workspace::Workspace;
 use crate::{process, suite};
 
 /// The test.
-const TEST: &str = "soak::tenants_under_random_load_kills_and_slow_links_answer_as_if_alone";
+const TEST: &str = "soak::tenants_under_random_load_and_troubles_answer_as_if_alone";
+
+/// The sidecar of tests, whose loans can be short.
+const SHORT_LOANS: &str = "faulty-sidecar";
 
 /// Options of `cargo xtask soak`.
 #[derive(Clone, Debug, clap::Args)]
@@ -33,7 +37,8 @@ pub struct SoakArgs {
 
 /// Builds and runs it; `true` if nothing was found.
 pub fn run(workspace: &Workspace, args: &SoakArgs) -> Result<bool> {
-    let build = process::cargo(&workspace.root, &["build", "--workspace", "--bins", "--locked"]);
+    let binaries = ["build", "--workspace", "--bins", "--example", SHORT_LOANS, "--locked"];
+    let build = process::cargo(&workspace.root, &binaries);
     Ok(process::passes(build)? && process::passes(test(&workspace.root, &workspace.target, args)?)?)
 }
 

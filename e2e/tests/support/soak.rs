@@ -3,21 +3,29 @@
 
 pub mod dice;
 pub mod finding;
+pub mod leader;
 pub mod load;
 pub mod member;
 pub mod plan;
+pub mod sleep;
+pub mod tally;
 pub mod trouble;
 pub mod verdict;
+pub mod watch;
 pub mod watchdog;
 pub mod witness;
 
+use std::borrow::Cow;
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::process::Signal;
+use sluice_wire::State;
+use sluice_wire::state::Neighbourhood;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -26,7 +34,7 @@ use super::{Answer, Up, World, Yaml, model};
 use finding::{Finding, Findings};
 use member::Member;
 use plan::Plan;
-use trouble::Done;
+use tally::{Counter, Tally};
 use witness::{Seen, Witness};
 
 /// Between two looks at something that is waited for.
@@ -48,10 +56,20 @@ pub struct Stage {
     pub members: Vec<Arc<Member>>,
     /// Bytes of the GPU.
     pub capacity_bytes: u64,
+    /// Whether memory changes hands.
+    pub trades: bool,
     /// How long loans may take to come home, seconds.
     pub home_seconds: u32,
     /// What each sidecar has in memory when it has just started.
     pub memfds: Vec<String>,
+    /// How long loans last unless they are renewed, milliseconds.
+    pub loan_ms: u64,
+    /// Processes that stand still by plan.
+    pub stopped: AtomicU32,
+    /// What happened.
+    pub tally: Counter,
+    /// Most bytes that were lent at one time.
+    pub most_lent: AtomicU64,
     /// What is wrong.
     pub findings: Findings,
 }
@@ -72,12 +90,17 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// Requests, and how often one was cut off with its sidecar and asked again.
     pub requests: (usize, u32),
-    /// Troubles.
-    pub done: Done,
+    /// What happened.
+    pub tally: Tally,
     /// Memory, as the kernel counts it.
     pub seen: Seen,
     /// Most bytes that were lent at one time.
     pub most_lent: u64,
+}
+
+/// What a state says of neighbours; one without any has lent and borrowed nothing.
+pub fn place(state: &State) -> Cow<'_, Neighbourhood> {
+    state.neighbourhood.as_ref().map_or_else(Cow::default, Cow::Borrowed)
 }
 
 /// Says something even if the test passes.
@@ -109,7 +132,12 @@ pub async fn run(plan: &Plan, conditions: Conditions<'_>) -> Report {
         up: up.pid(),
         members: (0..folders.len()).map(|tenant| Arc::new(Member::new(&world, &name(tenant)))).collect(),
         capacity_bytes: plan.gpu.capacity_bytes(),
+        trades: plan.gpu.trades(),
         home_seconds: conditions.home_seconds,
+        loan_ms: plan.gpu.loan_ms(),
+        stopped: AtomicU32::new(0),
+        tally: Counter::default(),
+        most_lent: AtomicU64::new(0),
         memfds: verdict::memfds(pids[0]),
         findings: Findings::default(),
         run: world.clone(),
@@ -121,17 +149,12 @@ async fn perform(stage: &Arc<Stage>, plan: &Plan, expected: Arc<Vec<Vec<Answer>>
     let findings = &stage.findings;
     let witness = Witness::start(stage.run.path("run"), stage.capacity_bytes, findings.clone());
     let begun = Instant::now();
-    let load = async {
-        tokio::join!(ask_all(stage, plan, expected, begun), trouble::inflict(stage, &plan.troubles, begun))
-    };
-    let (mut cut, mut done, mut most_lent, mut stuck) = (0, Done::default(), 0, false);
+    let mut cut = 0;
     tokio::select! {
-        ended = load => (cut, done) = ended,
-        finding = watchdog::watch(stage) => { findings.add(finding); stuck = true; }
-        () = watch_loans(stage, &mut most_lent) => unreachable!("it watches for ever"),
-    }
-    if !stuck {
-        verdict::at_rest(stage).await;
+        times = work(stage, plan, expected, begun) => cut = times,
+        finding = watchdog::watch(stage) => findings.add(finding),
+        () = watch::look(stage) => unreachable!("it looks for ever"),
+        () = leader::lead(stage, &plan.decrees, begun) => unreachable!("it leads for ever"),
     }
     verdict::ends(stage);
     let well = findings.all().is_empty();
@@ -153,7 +176,24 @@ async fn perform(stage: &Arc<Stage>, plan: &Plan, expected: Arc<Vec<Vec<Answer>>
     if !findings.all().is_empty() {
         keep(&stage.run, plan);
     }
-    Report { findings: findings.all(), requests: (plan.visits.len(), cut), done, seen, most_lent }
+    Report {
+        findings: findings.all(),
+        requests: (plan.visits.len(), cut),
+        tally: stage.tally.tally(),
+        seen,
+        most_lent: stage.most_lent.load(Ordering::Relaxed),
+    }
+}
+
+/// The plan, and a look at what it leaves. Returns how often a request was cut off.
+async fn work(stage: &Arc<Stage>, plan: &Plan, expected: Arc<Vec<Vec<Answer>>>, begun: Instant) -> u32 {
+    let (cut, (), ()) = tokio::join!(
+        ask_all(stage, plan, expected, begun),
+        trouble::inflict(stage, &plan.troubles, begun),
+        sleep::lull(stage, &plan.naps, begun),
+    );
+    verdict::at_rest(stage).await;
+    cut
 }
 
 /// Copies journals and logs to the folder that `SLUICE_SOAK_KEEP` names.
@@ -203,31 +243,37 @@ async fn alone(models: &World, plan: &Plan, folders: &[PathBuf]) -> Vec<Vec<Answ
 }
 
 fn start<'a>(world: &'a World, plan: &Plan, folders: &[PathBuf], fault: Option<&str>) -> Up<'a> {
-    let mut yaml = Yaml::pool(format!("{}Mi", plan.gpu.memory_mib).leak());
+    let (gpus, memory_mib) = plan.gpu.slices(folders.len());
+    let mut yaml = Yaml::pool(format!("{memory_mib}Mi").leak());
+    yaml.gpus = gpus;
     (yaml.chunk, yaml.link, yaml.sharing, yaml.remap) =
         (Some("64Ki"), Some(plan.gpu.link), Some(plan.gpu.sharing), Some(plan.gpu.remap));
     for (tenant, folder) in folders.iter().enumerate() {
         let spec = format!(
-            "priority: {}, pacing: {{mode: Immediate}}, drainSeconds: 2, limits: {{holdSeconds: 120}}",
-            plan.priorities[tenant]
+            "priority: {}, pacing: {{mode: Immediate}}, drainSeconds: 2, limits: {{holdSeconds: 120}}, {}",
+            plan.priorities[tenant],
+            plan.rests[tenant].yaml(),
         );
         yaml = yaml.tenant(&name(tenant), folder, ", maxModelLen: 256", &spec);
     }
     let journals = world.path("journals");
     let arguments = ["--poison", "--journal", journals.to_str().unwrap()];
-    match fault {
-        None => world.up(&yaml, &arguments),
-        Some(fault) => world.up_of(&faulty(world, fault), &yaml.text(), &arguments),
+    let fault = fault.map(|fault| format!("--fault {fault}"));
+    let loan = plan.gpu.loan_ms.map(|ms| format!("--loan-ms {ms}"));
+    let options: Vec<_> = fault.into_iter().chain(loan).collect();
+    match options.as_slice() {
+        [] => world.up(&yaml, &arguments),
+        options => world.up_of(&special(world, &options.join(" ")), &yaml.text(), &arguments),
     }
 }
 
-/// A folder of binaries whose sidecar has a fault.
-fn faulty(world: &World, fault: &str) -> PathBuf {
+/// A folder of binaries whose sidecar has options that the product's has not.
+fn special(world: &World, options: &str) -> PathBuf {
     let folder = world.path("bin");
     std::fs::create_dir(&folder).unwrap();
     symlink(model::binary("sluice-engine"), folder.join("sluice-engine")).unwrap();
     let sidecar = model::binary("examples/faulty-sidecar");
-    let script = format!("#!/bin/sh\nexec '{}' --fault {fault} \"$@\"\n", sidecar.display());
+    let script = format!("#!/bin/sh\nexec '{}' {options} \"$@\"\n", sidecar.display());
     let path = folder.join("sluice-sidecar");
     std::fs::write(&path, script).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -251,24 +297,4 @@ async fn ask_all(stage: &Stage, plan: &Plan, expected: Arc<Vec<Vec<Answer>>>, be
         });
     }
     visits.join_all().await.into_iter().sum()
-}
-
-/// Looks at all states again and again: budgets must be what shares and loans make of them.
-async fn watch_loans(stage: &Stage, most_lent: &mut u64) {
-    let mut wrong = false;
-    loop {
-        let mut lent = 0;
-        for member in &stage.members {
-            let Some(state) = member.state().await else { continue };
-            member.works(state.figures.steps_total);
-            let place = super::trio::place(&state);
-            lent += place.lent_bytes;
-            // What each owner has is not asked: the device is ahead of the books while memory moves.
-            if !place.balances() && !std::mem::replace(&mut wrong, true) {
-                stage.findings.add(Finding::Books(watchdog::brief(&state)));
-            }
-        }
-        *most_lent = lent.max(*most_lent);
-        tokio::time::sleep(PAUSE).await;
-    }
 }

@@ -1,4 +1,5 @@
-//! A sidecar that breaks one promise to its neighbours: for tests which show that they would notice.
+//! A sidecar that breaks one promise to its neighbours, for tests which show that they would notice; or one whose loans
+//! are short, for tests that have no time.
 //!
 //! `sluice-sidecar` itself has no faults and no way to switch one on.
 
@@ -16,7 +17,11 @@ const EARLY: Duration = Duration::from_millis(300);
 #[derive(clap::Parser)]
 struct Faulty {
     #[arg(long, value_enum)]
-    fault: Fault,
+    fault: Option<Fault>,
+    /// Loans last so long unless they are renewed, milliseconds. No fault: what a neighbour does within the usual 10
+    /// seconds it must do within these.
+    #[arg(long)]
+    loan_ms: Option<u64>,
     #[command(flatten)]
     args: Args,
 }
@@ -29,21 +34,23 @@ enum Fault {
     EarlyEarmark,
 }
 
-impl Fault {
-    fn inject(self) -> InjectedFaults {
-        let mut faults = InjectedFaults::default();
-        match self {
-            Fault::LostEarmark => faults.ledger.lose_earmark = true,
-            Fault::EarlyEarmark => faults.memory.early_earmark = EARLY,
+impl Faulty {
+    fn injected(&self) -> InjectedFaults {
+        let mut faults =
+            InjectedFaults { loan: self.loan_ms.map(Duration::from_millis), ..InjectedFaults::default() };
+        match self.fault {
+            None => {}
+            Some(Fault::LostEarmark) => faults.ledger.lose_earmark = true,
+            Some(Fault::EarlyEarmark) => faults.memory.early_earmark = EARLY,
         }
         faults
     }
 }
 
 fn main() -> ExitCode {
-    let Faulty { fault, args } = Faulty::parse();
-    sluice_agent::args::init_logging(&args);
-    match sluice_agent::run::run_with(&args, fault.inject()) {
+    let faulty = Faulty::parse();
+    sluice_agent::args::init_logging(&faulty.args);
+    match sluice_agent::run::run_with(&faulty.args, faulty.injected()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("faulty-sidecar: {failure:#}");

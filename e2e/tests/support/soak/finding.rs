@@ -22,6 +22,8 @@ pub enum Finding {
     Left(String),
     /// A journal does not replay.
     Journal(String),
+    /// A directive was refused that is right, or taken that is wrong.
+    Directive(String),
 }
 
 impl fmt::Display for Finding {
@@ -35,6 +37,7 @@ impl fmt::Display for Finding {
             Finding::Ended(text) => ("an unplanned end", text),
             Finding::Left(text) => ("left over", text),
             Finding::Journal(text) => ("a journal", text),
+            Finding::Directive(text) => ("a directive", text),
         };
         write!(to, "{kind}: {text}")
     }

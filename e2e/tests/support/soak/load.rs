@@ -13,7 +13,7 @@ use crate::support::Answer;
 use crate::support::http::{CLIENT, Stream};
 
 /// A client that waits as long as it must: who waits too long is seen by the watchdog.
-static PATIENT: LazyLock<Client> = LazyLock::new(|| {
+pub static PATIENT: LazyLock<Client> = LazyLock::new(|| {
     // It installs what any client needs.
     LazyLock::force(&CLIENT);
     Client::builder().pool_max_idle_per_host(0).build().unwrap()

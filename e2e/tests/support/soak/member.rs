@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use sluice_wire::State;
 use sluice_wire::config::SidecarRecord;
 
-use super::plan::Side;
+use super::plan::trouble::Side;
 use crate::support::{Tenant, World, processes};
 
 /// Its processes come and go; its name stays.
@@ -24,6 +24,12 @@ pub struct Member {
     steps: AtomicU64,
     /// How often its engine was killed in this life of its sidecar.
     pub engine_kills: AtomicU32,
+    /// Orders to sleep that nobody has taken back yet.
+    pub told_to_sleep: AtomicU32,
+    /// Bytes that it had borrowed when it was seen last.
+    pub borrowed: AtomicU64,
+    /// Bytes that it had lent.
+    pub lent: AtomicU64,
 }
 
 /// How often its sidecar was killed, and up to which kill it has come back.
@@ -53,6 +59,9 @@ impl Member {
             beats: AtomicU64::new(0),
             steps: AtomicU64::new(0),
             engine_kills: AtomicU32::new(0),
+            told_to_sleep: AtomicU32::new(0),
+            borrowed: AtomicU64::new(0),
+            lent: AtomicU64::new(0),
         }
     }
 

@@ -1,9 +1,18 @@
 //! What will happen in a soak: a function of the seed, the number of tenants and the length, so that it can be replayed.
 
+pub mod decree;
+pub mod gpu;
+pub mod nap;
+pub mod trouble;
+
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use self::decree::Decree;
+use self::gpu::{Gpu, REMAPS, Rest, SHARINGS};
+use self::nap::Nap;
+use self::trouble::Trouble;
 use super::dice::Dice;
 use crate::support::tenant::prompt;
 
@@ -11,8 +20,8 @@ use crate::support::tenant::prompt;
 const QUESTIONS: usize = 10;
 /// Milliseconds between two requests that come at once.
 const BURST_GAP: u64 = 15;
-/// After the start, before the first trouble, milliseconds.
-const CALM: u64 = 1_000;
+/// Longer than most tenants stay awake without a request, milliseconds.
+const LONG_REST: (u64, u64) = (2_300, 4_500);
 
 /// Everything that is decided before the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,23 +36,14 @@ pub struct Plan {
     pub questions: Vec<Vec<Question>>,
     /// Who asks what and when, in order.
     pub visits: Vec<Visit>,
+    /// How each tenant rests.
+    pub rests: Vec<Rest>,
     /// What happens to whom and when, in order.
     pub troubles: Vec<Trouble>,
-}
-
-/// A GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gpu {
-    /// Options of each tenant's model, without a seed.
-    pub model: &'static str,
-    /// Device memory, MiB.
-    pub memory_mib: u64,
-    /// Bandwidth of the link.
-    pub link: &'static str,
-    /// How time is shared.
-    pub sharing: &'static str,
-    /// Victims.
-    pub remap: &'static str,
+    /// Who is told to sleep and when, in order.
+    pub naps: Vec<Nap>,
+    /// Which rules come when, in order.
+    pub decrees: Vec<Decree>,
 }
 
 /// One request.
@@ -74,69 +74,6 @@ pub struct Visit {
     pub streams: bool,
     /// The client goes away after so many tokens.
     pub leaves_after: Option<usize>,
-}
-
-/// Who is hit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    /// The sidecar.
-    Sidecar,
-    /// The process that computes.
-    Engine,
-}
-
-/// Something bad happens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
-    /// After the start.
-    pub at: Duration,
-    /// To whom.
-    pub tenant: usize,
-    /// To which of its processes.
-    pub side: Side,
-    /// It stands still so long; `None` = it is killed.
-    pub stops_for: Option<Duration>,
-}
-
-/// 21.3 MiB of weights; a sequence of 256 tokens has 2 MiB of KV.
-const LARGE: &str = "--layers 16 --hidden 256 --heads 8 --kv-heads 4 --intermediate 640";
-/// 2.9 MiB of weights; a sequence of 256 tokens has 0.5 MiB of KV.
-const SMALL: &str = "--layers 8 --hidden 128 --heads 4 --kv-heads 2 --intermediate 320";
-
-const SHARINGS: [&str; 4] = [
-    "{mode: Temporal, temporal: {order: RoundRobin}}",
-    "{mode: Temporal, temporal: {order: RoundRobin, minQuantumMilliseconds: 1, maxQuantumMilliseconds: 10}}",
-    "{mode: Temporal, temporal: {order: Priority}}",
-    "{mode: Spatial}",
-];
-
-const REMAPS: [&str; 6] = [
-    "{victim: MostRecentlyUsed, minResidenceMilliseconds: 0}",
-    "{victim: MostRecentlyUsed, minResidenceMilliseconds: 200}",
-    "{victim: LeastRecentlyUsed, minResidenceMilliseconds: 0}",
-    "{victim: LeastRecentlyUsed, minResidenceMilliseconds: 50}",
-    "{victim: FixedOrder, minResidenceMilliseconds: 0}",
-    "{victim: FixedOrder, minResidenceMilliseconds: 50}",
-];
-
-impl Gpu {
-    fn draw(dice: &mut Dice, tenants: usize) -> Gpu {
-        let small = tenants > 3;
-        // The slowest take a second for the weights of one tenant.
-        let links = if small { ["1Gi", "64Mi", "16Mi", "8Mi"] } else { ["2Gi", "512Mi", "64Mi", "16Mi"] };
-        Gpu {
-            model: if small { SMALL } else { LARGE },
-            memory_mib: tenants as u64 * if small { 6 } else { 29 },
-            link: dice.pick(&links),
-            sharing: dice.pick(&SHARINGS),
-            remap: dice.pick(&REMAPS),
-        }
-    }
-
-    /// Bytes of device memory.
-    pub fn capacity_bytes(&self) -> u64 {
-        self.memory_mib << 20
-    }
 }
 
 impl Question {
@@ -171,23 +108,28 @@ impl Question {
 impl Plan {
     /// The plan of a seed.
     pub fn new(seed: u64, tenants: usize, length: Duration) -> Plan {
-        let mut dice = Dice::of(seed, "gpu");
-        let gpu = Gpu::draw(&mut dice, tenants);
+        let gpu = Gpu::draw(seed, tenants);
+        let mut dice = Dice::of(seed, "priorities");
         let priorities = (0..tenants).map(|_| dice.between(0, 3)).collect();
+        let mut dice = Dice::of(seed, "rests");
+        let rests = (0..tenants).map(|_| Rest::draw(&mut dice)).collect();
         let mut dice = Dice::of(seed, "questions");
         let mut questions = || (0..QUESTIONS).map(|_| Question::draw(&mut dice)).collect();
         let questions = (0..tenants).map(|_| questions()).collect();
         let visits = visits(&mut Dice::of(seed, "visits"), tenants, length);
-        let troubles = troubles(&mut Dice::of(seed, "troubles"), tenants, length);
-        Plan { seed, gpu, priorities, questions, visits, troubles }
+        let troubles = trouble::troubles(&mut Dice::of(seed, "troubles"), tenants, &gpu, length);
+        let naps = nap::naps(&mut Dice::of(seed, "naps"), tenants, length);
+        let decrees = decree::decrees(&mut Dice::of(seed, "decrees"), tenants, length);
+        Plan { seed, gpu, priorities, questions, visits, rests, troubles, naps, decrees }
     }
 
     /// A plan in which nothing goes wrong and memory is sure to change hands: two tenants that are busy in turn.
     pub fn quiet(seed: u64) -> Plan {
         let mut plan = Plan::new(seed, 2, Duration::from_secs(3));
-        plan.gpu = Gpu { link: "2Gi", sharing: SHARINGS[0], remap: REMAPS[0], ..plan.gpu };
+        plan.gpu = Gpu { link: "2Gi", sharing: SHARINGS[0], remap: REMAPS[0], loan_ms: None, ..plan.gpu };
         plan.priorities = vec![0, 0];
-        plan.troubles.clear();
+        plan.rests = vec![Rest { host_kv: "2Mi", hibernates_after: 600 }; 2];
+        (plan.troubles, plan.naps, plan.decrees) = (Vec::new(), Vec::new(), Vec::new());
         let longest = |question: Question| Question { prompt_tokens: 140, tokens: 60, ..question };
         for questions in &mut plan.questions {
             *questions = questions.drain(..).map(longest).collect();
@@ -215,7 +157,10 @@ fn visits(dice: &mut Dice, tenants: usize, length: Duration) -> Vec<Visit> {
                 visits.push(Visit::draw(dice, tenant, at));
                 at += dice.between(0, 2 * BURST_GAP);
             }
-            at += dice.between(200, 1_200 * tenants as u64);
+            at += match dice.percent(25) {
+                true => dice.between(LONG_REST.0, LONG_REST.1),
+                false => dice.between(200, 1_200 * tenants as u64),
+            };
         }
     }
     visits.sort_by_key(|visit| visit.at);
@@ -233,28 +178,5 @@ impl Visit {
             streams,
             leaves_after: leaves.then(|| dice.between(0, 20) as usize),
         }
-    }
-}
-
-fn troubles(dice: &mut Dice, tenants: usize, length: Duration) -> Vec<Trouble> {
-    let mut troubles = Vec::new();
-    let (mut at, length) = (CALM, length.as_millis() as u64);
-    loop {
-        at += dice.between(100, 3_000);
-        if at >= length {
-            return troubles;
-        }
-        let (side, stops) = match dice.between(0, 100) {
-            0..35 => (Side::Engine, false),
-            35..60 => (Side::Sidecar, false),
-            60..80 => (Side::Engine, true),
-            _ => (Side::Sidecar, true),
-        };
-        troubles.push(Trouble {
-            at: Duration::from_millis(at),
-            tenant: dice.between(0, tenants as u64) as usize,
-            side,
-            stops_for: stops.then(|| Duration::from_millis(dice.between(50, 900))),
-        });
     }
 }

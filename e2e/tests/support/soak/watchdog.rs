@@ -22,8 +22,11 @@ pub async fn watch(stage: &Stage) -> Finding {
         tokio::time::sleep(TICK).await;
         for (member, (beats, ticks)) in stage.members.iter().zip(&mut still) {
             let now = member.beats.load(Ordering::Relaxed);
-            let idle = member.open.load(Ordering::Relaxed) == 0;
-            *ticks = if idle || now != *beats { 0 } else { *ticks + 1 };
+            let idle =
+                member.open.load(Ordering::Relaxed) == 0 || member.told_to_sleep.load(Ordering::Relaxed) > 0;
+            // Who stands still by plan may hold what others wait for.
+            let looks = u32::from(stage.stopped.load(Ordering::Relaxed) == 0);
+            *ticks = if idle || now != *beats { 0 } else { *ticks + looks };
             *beats = now;
             if *ticks >= STUCK {
                 let text = format!("{} has requests, and no step runs\n{}", member.name, tell(stage).await);

@@ -9,7 +9,7 @@ use sluice_policy::ids::Nanos;
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::grants::Nonce;
 use sluice_policy::neighbours::victim::{Live, Neighbour as Seen};
-use sluice_policy::trader::{Letter, News};
+use sluice_policy::trader::{Letter, News, Terms};
 use sluice_ports::neighbourhood::NeighbourEvent;
 use sluice_wire::State;
 use sluice_wire::directive::Neighbour;
@@ -43,6 +43,8 @@ pub struct Office {
     pub inbox: Inbox,
     /// The scheduler's clock.
     pub origin: std::time::Instant,
+    /// What holds where a directive says nothing.
+    pub terms: Terms,
 }
 
 impl Office {

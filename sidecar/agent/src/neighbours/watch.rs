@@ -82,7 +82,7 @@ fn tell_terms(office: &Office, directive: Option<&Directive>) {
         let found = living.iter().find(|p| p.live && is_named(directive, p, name))?;
         Some(found.peer)
     });
-    let terms = terms(directive, order.collect());
+    let terms = terms(&office.terms, directive, order.collect());
     office.tell(News::Terms(terms));
 }
 
@@ -93,8 +93,8 @@ fn is_named(directive: &Directive, participant: &Participant, name: &str) -> boo
         || directive.neighbours.iter().any(|n| n.name == name && full(n) == participant.name)
 }
 
-/// What a directive says about trading.
-pub fn terms(directive: &Directive, order: Vec<Peer>) -> Terms {
+/// What a directive says about trading; `usual` is what it does not say.
+pub fn terms(usual: &Terms, directive: &Directive, order: Vec<Peer>) -> Terms {
     Terms {
         priority: directive.tenant.priority,
         rule: match directive.victim {
@@ -105,6 +105,6 @@ pub fn terms(directive: &Directive, order: Vec<Peer>) -> Terms {
         order,
         min_residence_ns: ns(directive.min_residence_ms),
         revoke_bound_ns: ns(directive.revoke_bound_ms),
-        ..Terms::default()
+        ..usual.clone()
     }
 }

@@ -131,6 +131,8 @@ pub struct InjectedFaults {
     pub ledger: LedgerFaults,
     /// Of the engine.
     pub engine: Faults,
+    /// How long loans last unless they are renewed, where it is not the usual time.
+    pub loan: Option<Duration>,
 }
 
 /// What is known once the model folder has been read, before any weight is loaded.
@@ -260,13 +262,14 @@ impl Loading {
         if let Some(place) = &place {
             place.seat.declare_floor(u64::from(brain.floor_chunks()) * config.gpu.chunk_bytes);
         }
-        let core = Core::new(neighbours::scheduling(scheduling, place.as_ref()), brain);
+        let terms = neighbours::terms(loaded.faults.loan);
+        let core = Core::new(neighbours::scheduling(scheduling, place.as_ref(), &terms), brain);
         let origin = Instant::now();
         let compute = LinkCompute::new(tables, peer);
         let journal = config.journal.as_deref().map(journal).transpose()?;
         let desk = place.as_ref().map(|place| Arc::new(place.desk(config)));
         let at_desk = place.as_ref().zip(desk.as_ref());
-        let port = neighbours::port(self.among.as_ref(), at_desk, &own_inbox, origin)?;
+        let port = neighbours::port(self.among.as_ref(), at_desk, (&own_inbox, origin), terms)?;
         let mut driver = Driver::start_among(port, Nanos(0), core, memory, compute, journal);
         body::attach(&mut driver, first);
         let mut diary = Diary::new(tenant(config), config.policy.clone());

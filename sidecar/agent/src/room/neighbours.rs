@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::neighbours::Peer;
@@ -50,8 +50,8 @@ impl Among {
         &self,
         place: &Place,
         desk: &Arc<Desk>,
-        inbox: &Inbox,
-        origin: Instant,
+        (inbox, origin): (&Inbox, Instant),
+        terms: Terms,
     ) -> Result<Box<dyn Neighbourhood>, LoadError> {
         let (seat, desk) = (place.seat.clone(), desk.clone());
         let (letters, written) = tokio::sync::mpsc::unbounded_channel();
@@ -62,6 +62,7 @@ impl Among {
             client: self.client.clone(),
             inbox: inbox.clone(),
             origin,
+            terms,
         };
         if place.trades() {
             self.runtime.spawn(watch::watch(office.clone()));
@@ -81,11 +82,11 @@ impl Among {
 pub(super) fn port(
     among: Option<&Among>,
     place: Option<(&Place, &Arc<Desk>)>,
-    inbox: &Inbox,
-    origin: Instant,
+    to_room: (&Inbox, Instant),
+    terms: Terms,
 ) -> Result<Box<dyn Neighbourhood>, LoadError> {
     match (place, among) {
-        (Some((place, desk)), Some(among)) => among.open(place, desk, inbox, origin),
+        (Some((place, desk)), Some(among)) => among.open(place, desk, to_room, terms),
         _ => Ok(Box::new(Nobody)),
     }
 }
@@ -99,10 +100,17 @@ pub(super) fn life(place: Option<&Place>) -> Result<OwnedFd, LoadError> {
     }
 }
 
+/// What holds where a directive says nothing. `loan`: a test's.
+pub(super) fn terms(loan: Option<Duration>) -> Terms {
+    let usual = Terms::default();
+    let ttl_ns = loan.map_or(usual.ttl_ns, |loan| u64::try_from(loan.as_nanos()).unwrap_or(u64::MAX));
+    Terms { ttl_ns, ..usual }
+}
+
 /// The scheduler's limits, with the tenant's place among its neighbours.
-pub(super) fn scheduling(limits: Config, place: Option<&Place>) -> Config {
+pub(super) fn scheduling(limits: Config, place: Option<&Place>, terms: &Terms) -> Config {
     let Some(place) = place else { return limits };
-    let terms = Terms { priority: place.config.priority, ..Terms::default() };
+    let terms = Terms { priority: place.config.priority, ..terms.clone() };
     let neighbours = place.trades().then(|| Membership { me: place.me(), terms });
     Config { sharing: place.sharing(), neighbours, ..limits }
 }

@@ -12,7 +12,7 @@ use sluice_agent::neighbours::watch::watch;
 use sluice_agent::service::{Inbox, Message};
 use sluice_memory::neighbourhood::Seat;
 use sluice_policy::neighbours::Peer;
-use sluice_policy::trader::News;
+use sluice_policy::trader::{News, Terms};
 use sluice_ports::neighbourhood::NeighbourEvent;
 use tempfile::TempDir;
 
@@ -28,6 +28,7 @@ fn office(folder: &TempDir, seat: &Arc<Seat>) -> (Office, Receiver<Message>) {
         client: Arc::new(Client::new(Credential::Nothing)),
         inbox,
         origin: Instant::now(),
+        terms: Terms::default(),
     };
     (office, messages)
 }

@@ -1,0 +1,69 @@
+//! Directives of a soak: the rules of sharing change under load.
+
+use std::time::Duration;
+
+use sluice_wire::directive::VictimRule;
+
+use super::super::dice::Dice;
+
+/// After the start, before the first one, milliseconds: `sluice up` leads until then.
+const CALM: u64 = 1_500;
+
+/// A directive for all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decree {
+    /// After the start.
+    pub at: Duration,
+    /// Whom to ask first.
+    pub victim: VictimRule,
+    /// Who came back so short a time ago is not asked, milliseconds.
+    pub min_residence_ms: u32,
+    /// In which a borrower gives back, milliseconds.
+    pub revoke_bound_ms: u32,
+    /// Of each tenant.
+    pub priorities: Vec<i32>,
+    /// Each hibernates after so many seconds; `None` = never.
+    pub hibernate_after: Vec<Option<u32>>,
+    /// Before it, somebody is told what must be refused.
+    pub wrong: Option<(usize, Wrong)>,
+}
+
+/// A directive that must be refused and change nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    /// Another mode of sharing, while the tenant runs.
+    Mode,
+    /// Another policy, while the tenant runs.
+    Policy,
+    /// One that is older than the one in force.
+    Replayed,
+}
+
+pub(super) fn decrees(dice: &mut Dice, tenants: usize, length: Duration) -> Vec<Decree> {
+    let (mut at, length) = (CALM, length.as_millis() as u64);
+    let mut decrees = Vec::new();
+    loop {
+        at += dice.between(500, 4_000);
+        if at >= length {
+            return decrees;
+        }
+        decrees.push(Decree::draw(dice, tenants, at));
+    }
+}
+
+impl Decree {
+    fn draw(dice: &mut Dice, tenants: usize, at: u64) -> Decree {
+        use VictimRule::{FixedOrder, LeastRecentlyUsed, MostRecentlyUsed};
+        let wrong = dice.pick(&[Wrong::Mode, Wrong::Policy, Wrong::Replayed]);
+        let whom = dice.between(0, tenants as u64) as usize;
+        Decree {
+            at: Duration::from_millis(at),
+            victim: dice.pick(&[FixedOrder, LeastRecentlyUsed, MostRecentlyUsed]),
+            min_residence_ms: dice.pick(&[0, 0, 50, 300]),
+            revoke_bound_ms: dice.pick(&[20, 200, 1_000]),
+            priorities: (0..tenants).map(|_| dice.between(0, 3) as i32).collect(),
+            hibernate_after: (0..tenants).map(|_| dice.pick(&[None, Some(2), Some(3)])).collect(),
+            wrong: dice.percent(60).then_some((whom, wrong)),
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Naps that tenants are told to take, and what happens to them meanwhile.
+
+use std::time::Duration;
+
+use super::super::dice::Dice;
+use super::trouble::Side;
+
+/// After the start, before the first one, milliseconds.
+const CALM: u64 = 800;
+
+/// A tenant is told to sleep, and woken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nap {
+    /// After the start.
+    pub at: Duration,
+    /// Who.
+    pub tenant: usize,
+    /// 1 keeps KV, 2 keeps none.
+    pub level: u8,
+    /// Between the order to sleep and the one to wake: it may be short enough to break the nap off.
+    pub lasts: Duration,
+    /// One of its processes is killed in it.
+    pub blow: Option<Blow>,
+}
+
+/// A kill in a nap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blow {
+    /// After what.
+    pub moment: Moment,
+    /// How long after it.
+    pub after: Duration,
+    /// Of whom.
+    pub side: Side,
+}
+
+/// A moment of a nap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// It was told to sleep.
+    Falling,
+    /// It sleeps.
+    Asleep,
+    /// It was told to wake up.
+    Rising,
+}
+
+pub(super) fn naps(dice: &mut Dice, tenants: usize, length: Duration) -> Vec<Nap> {
+    let (mut at, length) = (CALM, length.as_millis() as u64);
+    let mut naps = Vec::new();
+    loop {
+        at += dice.between(200, 3_500);
+        if at >= length {
+            return naps;
+        }
+        naps.push(Nap::draw(dice, tenants, at));
+    }
+}
+
+impl Nap {
+    fn draw(dice: &mut Dice, tenants: usize, at: u64) -> Nap {
+        let lasts = if dice.percent(25) { dice.between(0, 60) } else { dice.between(60, 2_000) };
+        let blow = Blow::draw(dice);
+        Nap {
+            at: Duration::from_millis(at),
+            tenant: dice.between(0, tenants as u64) as usize,
+            level: if dice.percent(70) { 1 } else { 2 },
+            lasts: Duration::from_millis(lasts),
+            blow: dice.percent(35).then_some(blow),
+        }
+    }
+}
+
+impl Blow {
+    fn draw(dice: &mut Dice) -> Blow {
+        let moment = dice.pick(&[Moment::Falling, Moment::Asleep, Moment::Rising]);
+        let side = dice.pick(&[Side::Engine, Side::Sidecar]);
+        Blow { moment, after: Duration::from_micros(dice.between(0, 60_000)), side }
+    }
+}

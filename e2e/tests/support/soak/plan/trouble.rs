@@ -1,0 +1,133 @@
+//! What goes wrong in a soak: processes are killed, or stand still.
+
+use std::time::Duration;
+
+use super::super::dice::Dice;
+use super::gpu::Gpu;
+
+/// After the start, before the first trouble, milliseconds.
+const CALM: u64 = 1_000;
+/// A stop that outlasts a loan of a user's length comes no sooner after another one, milliseconds.
+const RARE: u64 = 25_000;
+/// A load that is shorter, milliseconds, has no such stop.
+const WORTH: u64 = 30_000;
+/// Loans are short, milliseconds: stops that outlast them may come at any time.
+const SHORT_LOAN: u64 = 2_000;
+
+/// One of a tenant's processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The sidecar.
+    Sidecar,
+    /// The process that computes.
+    Engine,
+}
+
+/// Who is hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whom {
+    /// This one.
+    Tenant(usize),
+    /// Whoever has borrowed most at that moment; nobody soon: this one.
+    Borrower(usize),
+    /// Whoever has lent most at that moment; nobody soon: this one.
+    Lender(usize),
+}
+
+/// What is done to a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deed {
+    /// It is killed.
+    Kill,
+    /// It stands still so long.
+    Stop(Duration),
+}
+
+/// Something bad happens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// After the start.
+    pub at: Duration,
+    /// To whom.
+    pub whom: Whom,
+    /// To which of its processes.
+    pub side: Side,
+    /// What.
+    pub deed: Deed,
+}
+
+/// Draws troubles of one plan.
+struct Draw<'a> {
+    dice: &'a mut Dice,
+    tenants: usize,
+    loan_ms: u64,
+    length_ms: u64,
+    /// No stop outlasts a loan before.
+    long_from: u64,
+}
+
+pub(super) fn troubles(dice: &mut Dice, tenants: usize, gpu: &Gpu, length: Duration) -> Vec<Trouble> {
+    let (length_ms, loan_ms) = (length.as_millis() as u64, gpu.loan_ms());
+    let mut draw = Draw { dice, tenants, loan_ms, length_ms, long_from: 0 };
+    let mut troubles = draw.sure();
+    let mut at = CALM;
+    loop {
+        at += draw.dice.between(100, 3_000);
+        if at >= length_ms {
+            troubles.sort_by_key(|trouble| trouble.at);
+            return troubles;
+        }
+        troubles.push(draw.one(at));
+    }
+}
+
+impl Draw<'_> {
+    /// Happens in every soak: both sides of a loan outlast it, each process is killed.
+    fn sure(&mut self) -> Vec<Trouble> {
+        let outlasts = self.long(CALM);
+        let shorter = if self.loan_ms <= SHORT_LOAN { outlasts } else { self.short() };
+        let mut all = vec![
+            self.around(1_500, Whom::Borrower, Side::Sidecar, outlasts),
+            self.around(4_000, Whom::Borrower, Side::Engine, Deed::Kill),
+            self.around(5_500, Whom::Lender, Side::Sidecar, shorter),
+            self.around(7_000, Whom::Lender, Side::Sidecar, Deed::Kill),
+        ];
+        all.retain(|trouble| trouble.at.as_millis() < u128::from(self.length_ms));
+        all
+    }
+
+    fn around(&mut self, at: u64, whom: fn(usize) -> Whom, side: Side, deed: Deed) -> Trouble {
+        let who = self.dice.between(0, self.tenants as u64) as usize;
+        let at = Duration::from_millis(at + self.dice.between(0, 800));
+        Trouble { at, whom: whom(who), side, deed }
+    }
+
+    fn one(&mut self, at: u64) -> Trouble {
+        let (side, deed) = match self.dice.between(0, 100) {
+            0..30 => (Side::Engine, Deed::Kill),
+            30..50 => (Side::Sidecar, Deed::Kill),
+            50..65 => (Side::Engine, self.short()),
+            65..80 => (Side::Sidecar, self.short()),
+            80..88 => (Side::Engine, self.long(at)),
+            _ => (Side::Sidecar, self.long(at)),
+        };
+        let who = self.dice.between(0, self.tenants as u64) as usize;
+        let whom = self.dice.pick(&[Whom::Tenant(who), Whom::Borrower(who), Whom::Lender(who)]);
+        Trouble { at: Duration::from_millis(at), whom, side, deed }
+    }
+
+    fn short(&mut self) -> Deed {
+        Deed::Stop(Duration::from_millis(self.dice.between(50, 900)))
+    }
+
+    /// Longer than a revocation may take, and, where there is time for it, than a loan lasts.
+    fn long(&mut self, at: u64) -> Deed {
+        let loan = self.loan_ms;
+        let worth = loan <= SHORT_LOAN || (self.length_ms >= WORTH && at >= self.long_from);
+        if worth && loan > SHORT_LOAN {
+            self.long_from = at + RARE;
+        }
+        let (least, most) = if worth { (loan + loan / 10, loan + 3_000.min(loan)) } else { (900, 2_000) };
+        Deed::Stop(Duration::from_millis(self.dice.between(least, most)))
+    }
+}
