@@ -9,7 +9,10 @@
 
 pub mod compute;
 pub mod device;
+pub mod estimate;
+pub mod experiments;
 pub mod memory;
+pub mod profiles;
 pub mod rng;
 pub mod world;
 

@@ -5,6 +5,7 @@ mod conformance;
 mod damage;
 mod faults;
 mod journal;
+mod profiles;
 mod scheduling;
 mod sleep;
 mod slow_link;

@@ -1,0 +1,82 @@
+//! `estimate`.
+
+use anyhow::{Result, anyhow};
+use sluice_sim::estimate::Estimate;
+use sluice_sim::profiles::cost::Batch;
+use sluice_sim::profiles::hardware::{self, Hardware};
+use sluice_sim::profiles::model::{self, Model};
+
+use crate::args::EstimateArgs;
+use crate::table;
+
+/// One line, or object, for each model on each machine.
+pub fn estimate(args: &EstimateArgs) -> Result<bool> {
+    let machines = chosen(args.profile.as_deref(), &hardware::ALL, |machine| machine.name, "profile")?;
+    let models = chosen(args.model.as_deref(), &model::ALL, |model| model.name, "model")?;
+    let batch = Batch::decode(args.batch, args.context);
+    let pairs = machines.iter().flat_map(|machine| models.iter().map(move |model| (*machine, *model)));
+    let found: Vec<_> = pairs
+        .map(|(machine, model)| (machine, model, Estimate::new(&machine, &model, &batch, args.launch.into())))
+        .collect();
+    if args.json {
+        let found: Vec<_> = found.iter().map(json).collect();
+        println!("{}", serde_json::to_string_pretty(&found)?);
+        return Ok(true);
+    }
+    println!(
+        "decoding {} sequences of {} tokens; alpha: layers given away without a stall\n",
+        args.batch, args.context
+    );
+    let rows: Vec<_> = found.iter().map(row).collect();
+    table::print(["PROFILE", "LINK", "MODEL", "FITS", "STEP MS", "R", "ALPHA", "OF", "FREED GB"], &rows);
+    Ok(true)
+}
+
+/// The one of this name, or all.
+fn chosen<T: Copy>(
+    name: Option<&str>,
+    all: &[T],
+    name_of: fn(&T) -> &'static str,
+    kind: &str,
+) -> Result<Vec<T>> {
+    let Some(name) = name else { return Ok(all.to_vec()) };
+    let found = all.iter().find(|one| name_of(one) == name);
+    let names = || all.iter().map(name_of).collect::<Vec<_>>().join(", ");
+    found.map(|one| vec![*one]).ok_or_else(|| anyhow!("no {kind} is called {name:?}: there are {}", names()))
+}
+
+fn fits(machine: &Hardware, model: &Model) -> bool {
+    model.weight_bytes() < machine.memory_bytes
+}
+
+fn row((machine, model, estimate): &(Hardware, Model, Estimate)) -> [String; 9] {
+    let freed_bytes = u64::from(estimate.alpha()) * model.layer_bytes();
+    [
+        machine.name.to_owned(),
+        machine.class.name().to_owned(),
+        model.name.to_owned(),
+        if fits(machine, model) { "yes" } else { "no" }.to_owned(),
+        format!("{:.1}", estimate.step_ns as f64 / 1e6),
+        format!("{:.1}", estimate.r_permille() as f64 / 1e3),
+        estimate.alpha().to_string(),
+        model.layers.to_string(),
+        format!("{:.1}", freed_bytes as f64 / 1e9),
+    ]
+}
+
+fn json((machine, model, estimate): &(Hardware, Model, Estimate)) -> serde_json::Value {
+    serde_json::json!({
+        "profile": machine.name,
+        "link": machine.class.name(),
+        "model": model.name,
+        "fits": fits(machine, model),
+        "layers": model.layers,
+        "layer_bytes": model.layer_bytes(),
+        "compute_ns": estimate.compute_ns,
+        "transfer_ns": estimate.transfer_ns,
+        "step_ns": estimate.step_ns,
+        "r_permille": estimate.r_permille(),
+        "largest_alpha_one_slot": estimate.largest_alpha[0],
+        "largest_alpha_two_slots": estimate.largest_alpha[1],
+    })
+}

@@ -1,0 +1,29 @@
+//! `sluice-sim`: experiments and estimates without a GPU, by the policy that runs in production.
+
+mod args;
+mod estimate;
+mod figure;
+mod run;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Args, Command};
+
+fn main() -> ExitCode {
+    let done = match Args::parse().command {
+        Command::List => Ok(run::list()),
+        Command::Run(args) => run::run(&args),
+        Command::Estimate(args) => estimate::estimate(&args),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("sluice-sim: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! `list` and `run`.
+
+use anyhow::{Context, Result, anyhow};
+use sluice_sim::experiments::{self, Experiment, Report};
+use sluice_sim::profiles::{hardware, model};
+
+use crate::args::RunArgs;
+use crate::{figure, table};
+
+/// Names all that other commands take.
+pub fn list() -> bool {
+    let rows: Vec<_> = experiments::ALL.iter().map(|e| [e.name.to_owned(), e.about.to_owned()]).collect();
+    table::print(["EXPERIMENT", "SHOWS"], &rows);
+    println!();
+    let rows: Vec<_> = hardware::ALL.iter().map(machine).collect();
+    table::print(["PROFILE", "LINK", "GB/S IN", "GB/S OUT", "GIB", "SOURCE"], &rows);
+    println!();
+    let rows: Vec<_> = model::ALL.iter().map(shape).collect();
+    table::print(["MODEL", "LAYERS", "WEIGHTS GB", "LAYER MB", "KV KB/TOKEN"], &rows);
+    true
+}
+
+fn machine(machine: &hardware::Hardware) -> [String; 6] {
+    let giga = |rate: u64| format!("{:.1}", rate as f64 / 1e9);
+    [
+        machine.name.to_owned(),
+        machine.class.name().to_owned(),
+        giga(machine.link.in_bytes_per_s),
+        giga(machine.link.out_bytes_per_s),
+        (machine.memory_bytes >> 30).to_string(),
+        machine.source.to_owned(),
+    ]
+}
+
+fn shape(model: &model::Model) -> [String; 5] {
+    [
+        model.name.to_owned(),
+        model.layers.to_string(),
+        format!("{:.1}", model.weight_bytes() as f64 / 1e9),
+        format!("{:.0}", model.layer_bytes() as f64 / 1e6),
+        format!("{:.0}", model.kv_token_bytes() as f64 / 1e3),
+    ]
+}
+
+/// Runs one experiment; `false` if a figure differs from the paper's.
+pub fn run(args: &RunArgs) -> Result<bool> {
+    let experiment = experiments::named(&args.name)
+        .ok_or_else(|| anyhow!("no experiment is called {:?}: {}", args.name, names()))?;
+    let report = (experiment.run)();
+    print(experiment, &report);
+    if let Some(file) = &args.json {
+        let text = serde_json::to_string_pretty(&json(experiment, &report))? + "\n";
+        std::fs::write(file, text).with_context(|| file.display().to_string())?;
+        eprintln!("wrote {}", file.display());
+    }
+    if let Some(file) = &args.svg {
+        figure::draw(&report.figure, file).with_context(|| file.display().to_string())?;
+        eprintln!("wrote {}", file.display());
+    }
+    Ok(report.agrees())
+}
+
+fn names() -> String {
+    let names: Vec<&str> = experiments::ALL.iter().map(|experiment| experiment.name).collect();
+    format!("there are {}", names.join(", "))
+}
+
+fn print(experiment: &Experiment, report: &Report) {
+    println!("{}: {}\n", experiment.name, experiment.about);
+    let rows: Vec<_> = report
+        .rows
+        .iter()
+        .map(|row| {
+            let verdict = if row.agrees { "agrees" } else { "DIFFERS" };
+            [row.what.clone(), row.paper.clone(), row.ours.clone(), verdict.to_owned()]
+        })
+        .collect();
+    table::print(["", "PAPER", "OURS", "VERDICT"], &rows);
+    let differing = report.rows.iter().filter(|row| !row.agrees).count();
+    match differing {
+        0 => println!("\nall {} figures agree", rows.len()),
+        _ => println!("\n{differing} of {} figures differ", rows.len()),
+    }
+}
+
+fn json(experiment: &Experiment, report: &Report) -> serde_json::Value {
+    serde_json::json!({
+        "experiment": experiment.name,
+        "about": experiment.about,
+        "agrees": report.agrees(),
+        "rows": report.rows,
+        "figure": report.figure,
+    })
+}

@@ -1,0 +1,86 @@
+//! eLLM's two algorithms, case by case.
+
+use sluice_policy::ellm::{BufferController, Need, Phase, Supply, Violations, admit, balloon, premap_chunks};
+
+use super::{Figure, Line, Report, Row};
+
+const CHUNK_BYTES: u64 = 2 << 20;
+const TPOT: Violations = Violations { ttft: false, tpot: true };
+const TTFT: Violations = Violations { ttft: true, tpot: false };
+const NONE: Violations = Violations { ttft: false, tpot: false };
+
+/// How many of the queue are admitted, and how many of them by offload.
+fn admitted(phase: Phase, buffer: u32, needs: &[(u32, u32)]) -> String {
+    let queue: Vec<Need> = needs.iter().map(|&(kv, activation)| Need { kv, activation }).collect();
+    let batch = admit(phase, Supply { free: 100, threshold: 10, buffer }, &queue);
+    let offloaded = batch.offloaded.iter().filter(|&&offloaded| offloaded).count();
+    format!("{}, offloaded {offloaded}", batch.offloaded.len())
+}
+
+/// The buffer's size after these iterations.
+fn buffer(start: u32, then: &[Violations]) -> u64 {
+    let mut controller = BufferController::new(16);
+    for _ in 0..start {
+        (0..3).for_each(|_| {
+            controller.iteration(TTFT);
+        });
+    }
+    then.iter().for_each(|seen| {
+        controller.iteration(*seen);
+    });
+    controller.logical()
+}
+
+fn admissions() -> Vec<Row> {
+    let row = |what: &str, paper: &str, ours: String| Row::equal(what, &paper.to_owned(), &ours);
+    vec![
+        row("100 free, theta 10: 80 + 10", "1, offloaded 0", admitted(Phase::Prefill, 0, &[(80, 10)])),
+        row("81 + 10", "0, offloaded 0", admitted(Phase::Prefill, 0, &[(81, 10)])),
+        row("81 + 10, a buffer of 81", "1, offloaded 1", admitted(Phase::Prefill, 81, &[(81, 10)])),
+        row("81 + 10, a buffer of 80", "0, offloaded 0", admitted(Phase::Prefill, 80, &[(81, 10)])),
+        row("decode is never offloaded", "0, offloaded 0", admitted(Phase::Decode, 81, &[(81, 10)])),
+        row(
+            "the first that does not fit ends admission",
+            "1, offloaded 0",
+            admitted(Phase::Prefill, 0, &[(50, 0), (60, 0), (1, 0)]),
+        ),
+    ]
+}
+
+fn balloons() -> Vec<Row> {
+    vec![
+        Row::equal("KV short by 5: inflate", &5, &balloon(10, 20, 15, 5).inflation()),
+        Row::equal("activations short by 5: deflate", &-5, &balloon(20, 10, 5, 15).inflation()),
+        Row::equal("both short: nothing moves", &0, &balloon(10, 10, 15, 15).inflation()),
+        Row::equal("pre-mapping below 50 MB, chunks of 2 MiB", &23, &premap_chunks(1_000, CHUNK_BYTES)),
+    ]
+}
+
+fn buffers() -> Vec<Row> {
+    vec![
+        Row::equal("start", &1, &buffer(0, &[])),
+        Row::equal("3 TTFT violations in 5: doubled", &2, &buffer(0, &[TTFT, TTFT, NONE, NONE, TTFT])),
+        Row::equal("2 of 5: no event", &1, &buffer(0, &[TTFT, TTFT, NONE, NONE, NONE])),
+        Row::equal("3 over 6: no event", &1, &buffer(0, &[TTFT, TTFT, NONE, NONE, NONE, TTFT])),
+        Row::equal("3 TPOT violations: halved", &2, &buffer(2, &[TPOT; 3])),
+        Row::equal("TPOT before TTFT", &2, &buffer(2, &[Violations { ttft: true, tpot: true }; 3])),
+        Row::equal("never below 1", &1, &buffer(0, &[TPOT; 6])),
+        Row::equal("never above B_max", &16, &buffer(9, &[])),
+    ]
+}
+
+/// Algorithms 1 and 2.
+pub fn algorithms() -> Report {
+    let mut controller = BufferController::new(16);
+    let seen = (0..60).map(|iteration| if iteration < 30 { TTFT } else { TPOT });
+    let points = (0..).zip(seen).map(|(i, seen)| (f64::from(i), controller.iteration(seen) as f64)).collect();
+    Report {
+        rows: [admissions(), balloons(), buffers()].concat(),
+        figure: Figure {
+            title: "eLLM Algorithm 2: the buffer under TTFT, then TPOT violations".to_owned(),
+            x: "scheduling iteration".to_owned(),
+            y: "logical buffer".to_owned(),
+            lines: vec![Line { name: "B_logic".to_owned(), points }],
+        },
+    }
+}

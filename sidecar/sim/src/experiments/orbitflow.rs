@@ -1,0 +1,108 @@
+//! OrbitFlow's worked examples.
+
+use sluice_policy::planner::link::Link;
+use sluice_policy::planner::placement::distances;
+use sluice_policy::planner::problem::{Object, Problem};
+use sluice_policy::planner::steps::{Steps, Stream};
+
+use super::{Figure, Line, Report, Row};
+
+const LAYERS: u16 = 9;
+const CAPACITY_BLOCKS: u64 = 70;
+
+/// The time to move one block. A layer's compute takes three.
+const UNIT_NS: u64 = 1_000;
+
+/// A plan: its name, and for both requests the layers that are away, from 1.
+const PLANS: [(&str, [&[u16]; 2]); 3] =
+    [("A", [&[3, 6, 9], &[3, 6, 9]]), ("B", [&[], &[3, 6, 9]]), ("C", [&[4, 8], &[3, 6, 9]])];
+
+/// Blocks of memory, and units of stall if they fit.
+type Outcome = (u64, Option<u64>);
+
+/// Steps of the figure: its number, blocks of both requests in each layer, and for each plan blocks of memory and units of
+/// stall, none where the plan does not fit.
+const STEPS: [(u64, [u64; 2], [Outcome; 3]); 2] = [
+    (1, [3, 6], [(63, Some(9)), (69, Some(0)), (63, Some(0))]),
+    (16, [4, 6], [(70, Some(12)), (78, None), (70, Some(2))]),
+];
+
+fn problem(blocks: [u64; 2], away: [&[u16]; 2]) -> Problem {
+    let link = Link::fluid(1_000_000);
+    let object = |(blocks, away): (u64, &[u16])| {
+        Object::kv(&link, LAYERS, blocks, &[away.iter().map(|layer| layer - 1).collect()])
+    };
+    Problem {
+        capacity_bytes: CAPACITY_BLOCKS,
+        compute_ns: vec![3 * UNIT_NS; LAYERS.into()],
+        link,
+        write_bytes: 0,
+        window: 1,
+        objects: blocks.into_iter().zip(away).map(object).collect(),
+    }
+}
+
+fn outcome(blocks: [u64; 2], away: [&[u16]; 2]) -> Outcome {
+    let problem = problem(blocks, away);
+    let memory = problem.bytes_of(&[0, 0]);
+    let streams = problem.choices_of(&[0, 0]);
+    let streams = streams.map(|choice| Stream { fetches: &choice.fetches, buffers: choice.buffers });
+    let stall_ns = Steps::new(&problem.link, &problem.compute_ns, streams).step(0).stall_ns;
+    (memory, (memory <= CAPACITY_BLOCKS).then_some(stall_ns / UNIT_NS))
+}
+
+fn told((memory, stall): Outcome) -> String {
+    match stall {
+        Some(stall) => format!("{memory} blocks, stall {stall}"),
+        None => format!("{memory} blocks, infeasible"),
+    }
+}
+
+/// Fig. 3.
+pub fn fig3() -> Report {
+    let cases = STEPS.iter().flat_map(|(step, blocks, paper)| {
+        PLANS.iter().zip(paper).map(move |((name, away), paper)| (*step, *blocks, *name, *away, *paper))
+    });
+    let rows = cases.map(|(step, blocks, name, away, paper)| {
+        let ours = outcome(blocks, away);
+        Row::equal(format!("plan {name}, step {step}"), &told(paper), &told(ours))
+    });
+    let line = |(name, away): &(&str, [&[u16]; 2])| {
+        let stall = |blocks| outcome([blocks, 6], *away).1.map(|stall| (blocks as f64, stall as f64));
+        Line { name: format!("plan {name}"), points: (1..=8).filter_map(stall).collect() }
+    };
+    Report {
+        rows: rows.collect(),
+        figure: Figure {
+            title: "OrbitFlow Fig. 3: stall of a step as the first request grows".to_owned(),
+            x: "blocks per layer of the first request".to_owned(),
+            y: "stall, thirds of a layer's compute".to_owned(),
+            lines: PLANS.iter().map(line).collect(),
+        },
+    }
+}
+
+/// D(L).
+pub fn dl() -> Report {
+    const TABLE: [(u16, usize); 8] =
+        [(9, 4), (32, 9), (36, 10), (40, 10), (48, 11), (60, 13), (64, 14), (80, 15)];
+    let rows = TABLE
+        .iter()
+        .map(|(layers, options)| Row::equal(format!("{layers} layers"), options, &distances(*layers).len()));
+    let points = |count: fn(u16) -> f64| (2..=128).map(|layers| (f64::from(layers), count(layers))).collect();
+    Report {
+        rows: rows.collect(),
+        figure: Figure {
+            title: "OrbitFlow 4.2: distinct placements of one request".to_owned(),
+            x: "layers".to_owned(),
+            y: "placements".to_owned(),
+            lines: vec![
+                Line { name: "D(L)".to_owned(), points: points(|layers| distances(layers).len() as f64) },
+                Line {
+                    name: "2 floor(sqrt L) - 1".to_owned(),
+                    points: points(|layers| f64::from(2 * layers.isqrt() - 1)),
+                },
+            ],
+        },
+    }
+}

@@ -1,0 +1,119 @@
+//! Machines, models and costs against published figures.
+
+use sluice_sim::estimate::Estimate;
+use sluice_sim::experiments;
+use sluice_sim::profiles::cost::{Batch, Launch, step_ns};
+use sluice_sim::profiles::{hardware, model};
+
+fn machine(name: &str) -> hardware::Hardware {
+    *hardware::named(name).expect("a machine of this name")
+}
+
+fn shape(name: &str) -> model::Model {
+    *model::named(name).expect("a model of this name")
+}
+
+#[test]
+fn models_have_the_published_sizes() {
+    // KV of a token in bytes, and weights of a layer in hundredths of a GB.
+    for (name, kv_bytes, layer_centi_gb) in [
+        ("opt-6.7b", 524_288, 40),
+        ("opt-13b", 819_200, 63),
+        ("opt-30b", 1_376_256, 123),
+        ("llama-2-13b", 819_200, 63),
+        ("llama-3-8b", 131_072, 44),
+        ("llama-3-70b", 327_680, 171),
+    ] {
+        let model = shape(name);
+        assert_eq!(model.kv_token_bytes(), kv_bytes, "{name}");
+        assert_eq!((model.layer_bytes() + 5_000_000) / 10_000_000, layer_centi_gb, "{name}");
+    }
+    for (name, billions) in
+        [("opt-6.7b", 6.7), ("opt-13b", 13.0), ("opt-30b", 30.0), ("llama-3-8b", 8.0), ("llama-3-70b", 70.6)]
+    {
+        let parameters = shape(name).weight_bytes() as f64 / 2e9;
+        assert!((parameters / billions - 1.0).abs() < 0.02, "{name}: {parameters} of {billions} billion");
+    }
+}
+
+/// DistServe's profile of OPT-13B on an A100 80 GB, milliseconds (Apache-2.0, simdistserve's estimators).
+fn published_decode_ms(sequences: f64, context: f64) -> f64 {
+    23.475 + 5.93e-4 * context + 0.0607 * sequences
+}
+
+fn published_prefill_ms(tokens: f64) -> f64 {
+    22.05 + 0.1405 * tokens + 8.08e-6 * tokens * tokens
+}
+
+fn ours_ms(batch: Batch) -> f64 {
+    step_ns(&machine("a100-pcie4"), &shape("opt-13b"), &batch, Launch::Eager) as f64 / 1e6
+}
+
+#[test]
+fn decode_steps_take_what_distserve_measured() {
+    for (sequences, context) in [(1, 128), (8, 512), (32, 512), (64, 256), (16, 2_000)] {
+        let published = published_decode_ms(sequences as f64, (sequences * context) as f64);
+        let ours = ours_ms(Batch::decode(sequences, context));
+        assert!((ours / published - 1.0).abs() < 0.1, "{sequences} x {context}: {ours} of {published} ms");
+    }
+}
+
+#[test]
+fn prompts_take_what_distserve_measured() {
+    for tokens in [512, 1_024, 2_048] {
+        let published = published_prefill_ms(tokens as f64);
+        let ours = ours_ms(Batch::prefill(tokens));
+        assert!((ours / published - 1.0).abs() < 0.2, "{tokens}: {ours} of {published} ms");
+    }
+}
+
+#[test]
+fn r_is_about_7_5_on_gh200_and_about_70_over_pcie_5_when_weights_bound_a_step() {
+    let estimate = |name| {
+        let batch = Batch::decode(1, 0);
+        Estimate::new(&machine(name), &shape("opt-13b"), &batch, Launch::Graph)
+    };
+    let (coherent, pcie) = (estimate("gh200"), estimate("h200-pcie5"));
+    // Launching takes its share of a layer, so r is a little below the bound of memory alone.
+    assert!((6_000..=7_700).contains(&coherent.r_permille()), "{}", coherent.r_permille());
+    assert!((55_000..=70_500).contains(&pcie.r_permille()), "{}", pcie.r_permille());
+    assert!(coherent.alpha() >= 3, "remapping wins there");
+    assert_eq!(pcie.alpha(), 0, "and must be declined there");
+}
+
+#[test]
+fn a_larger_batch_lowers_r_and_frees_more() {
+    let machine = machine("gh200");
+    let estimates: Vec<Estimate> = [1, 16, 64, 128]
+        .iter()
+        .map(|&sequences| {
+            Estimate::new(&machine, &shape("opt-13b"), &Batch::decode(sequences, 1_024), Launch::Graph)
+        })
+        .collect();
+    assert!(
+        estimates.is_sorted_by(|a, b| a.r_permille() > b.r_permille() && a.alpha() <= b.alpha()),
+        "{estimates:?}"
+    );
+}
+
+#[test]
+fn every_experiment_agrees_with_its_paper() {
+    for experiment in experiments::ALL {
+        let report = (experiment.run)();
+        assert!(!report.rows.is_empty() && !report.figure.lines.is_empty(), "{}", experiment.name);
+        assert!(report.figure.lines.iter().all(|line| line.points.len() > 1), "{}", experiment.name);
+        for row in &report.rows {
+            assert!(row.agrees, "{}: {}: {} and not {}", experiment.name, row.what, row.ours, row.paper);
+        }
+    }
+}
+
+#[test]
+fn names_are_unique_and_found() {
+    let experiments: Vec<&str> = experiments::ALL.iter().map(|experiment| experiment.name).collect();
+    for names in [experiments, hardware::ALL.map(|m| m.name).to_vec(), model::ALL.map(|m| m.name).to_vec()] {
+        let unique: std::collections::BTreeSet<&str> = names.iter().copied().collect();
+        assert_eq!(unique.len(), names.len());
+    }
+    assert!(experiments::named("pie-fig4").is_some() && experiments::named("pie").is_none());
+}
