@@ -1,0 +1,139 @@
+//! What the configuration and the model's shape come to: ranges, geometry, limits.
+
+use sluice_link::message::EngineSetup;
+use sluice_link::slab::SlabLayout;
+use sluice_memory::RangeSizes;
+use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
+use sluice_policy::params::{ForcedRemap, Params, PolicyName};
+use sluice_scheduler::{Config, Order};
+use sluice_wire::config::SidecarConfig;
+
+use super::error::wrong;
+use super::{LoadError, Loaded};
+
+/// Sequences whose decode step is always possible.
+const SMALLEST_STEP: u32 = 16;
+
+/// Bytes of the master copy.
+pub(super) fn master_bytes(loaded: &Loaded, layout: &SlabLayout) -> u64 {
+    layout.global.bytes + layout.layer.bytes * u64::from(loaded.spec.layers)
+}
+
+pub(super) fn setup(loaded: &Loaded) -> EngineSetup {
+    let (config, spec) = (&loaded.config, &loaded.spec);
+    let capacity_chunks = capacity_chunks(config);
+    EngineSetup {
+        spec: spec.clone(),
+        chunk_bytes: config.gpu.chunk_bytes,
+        capacity_chunks,
+        // Ranges are virtual: each is as long as the GPU, so that any share of it may stand behind any of them.
+        kv_frames: capacity_chunks,
+        activation_chunks: capacity_chunks,
+        staging_chunks: 0,
+        max_rows: config.limits.max_sequences,
+        max_columns: Geometry::columns_for(loaded.max_model_tokens) + 1,
+        max_history: loaded.max_model_tokens,
+        chunk_tokens: config.limits.max_step_tokens.max(1),
+        threads: u16::try_from(config.engine.threads).unwrap_or(u16::MAX),
+        faults: loaded.faults.engine,
+    }
+}
+
+pub(super) fn ranges(setup: &EngineSetup) -> RangeSizes {
+    RangeSizes {
+        global_chunks: setup.global_chunks(),
+        layer_chunks: vec![setup.layer_chunks(); usize::from(setup.spec.layers)],
+        kv_frames: setup.kv_frames,
+        activation_chunks: setup.activation_chunks,
+        staging_chunks: setup.staging_chunks,
+    }
+}
+
+fn capacity_chunks(config: &SidecarConfig) -> u32 {
+    u32::try_from(config.gpu.memory_bytes / config.gpu.chunk_bytes.max(1)).unwrap_or(u32::MAX)
+}
+
+pub(super) fn geometry(loaded: &Loaded, layout: &SlabLayout, activation: ActivationCost) -> Geometry {
+    let config = &loaded.config;
+    Geometry {
+        chunk_bytes: config.gpu.chunk_bytes,
+        capacity_chunks: capacity_chunks(config),
+        global_bytes: layout.global.bytes,
+        slab_bytes: vec![layout.layer.bytes; usize::from(loaded.spec.layers)],
+        block_bytes: loaded.spec.block_bytes(),
+        activation,
+        staging_chunks: 0,
+    }
+}
+
+pub(super) fn params(loaded: &Loaded) -> Result<Params, LoadError> {
+    let config = &loaded.config;
+    let limits = &config.limits;
+    let sequences = limits.max_sequences.min(limits.max_step_tokens).max(1);
+    let max_step = StepShape { tokens: limits.max_step_tokens, sequences, logit_rows: sequences };
+    let least = SMALLEST_STEP.min(sequences);
+    let debug = &config.debug;
+    Ok(Params {
+        policy: policy_of(&config.policy)?,
+        share_chunks: share_chunks(config),
+        remap_cap_permille: config.memory.max_remapped_percent.min(100) * 10,
+        forced: debug.force_remap.map(|(alpha, beta)| ForcedRemap { alpha, beta }),
+        max_model_tokens: loaded.max_model_tokens,
+        guaranteed_kv_bytes: config.memory.guaranteed_kv_bytes.unwrap_or_else(|| one_sequence_bytes(loaded)),
+        kv_limit_bytes: config.memory.kv_limit_bytes.unwrap_or(u64::MAX),
+        host_kv_bytes: config.memory.host_kv_bytes,
+        max_step,
+        min_step: StepShape { tokens: least, sequences: least, logit_rows: least },
+        prefix_caching: !debug.no_prefix_cache,
+        link_bytes_per_second: config
+            .gpu
+            .link_bytes_per_second
+            .unwrap_or(Params::default().link_bytes_per_second),
+        ..Params::default()
+    })
+}
+
+/// What the tenant may hold without asking a neighbour.
+fn share_chunks(config: &SidecarConfig) -> u32 {
+    let share = config.neighbourhood.as_ref().map(|place| place.share_bytes / config.gpu.chunk_bytes);
+    share.map_or(u32::MAX, |chunks| u32::try_from(chunks).unwrap_or(u32::MAX))
+}
+
+/// The policy of that name.
+///
+/// # Errors
+/// [`LoadError::Config`]: it is not built.
+pub fn policy_of(name: &str) -> Result<PolicyName, LoadError> {
+    match name {
+        "Recompute" => Ok(PolicyName::Recompute),
+        "Oneiros" => Ok(PolicyName::Oneiros),
+        "Ellm" => Ok(PolicyName::Ellm),
+        other => Err(wrong("policy", format!("`{other}` is not built (Recompute, Oneiros, Ellm)"))),
+    }
+}
+
+/// KV of one sequence of the longest kind, in whole chunks.
+fn one_sequence_bytes(loaded: &Loaded) -> u64 {
+    let (block, chunk) = (loaded.spec.block_bytes(), loaded.config.gpu.chunk_bytes);
+    let blocks = u64::from(Geometry::columns_for(loaded.max_model_tokens)) * u64::from(loaded.spec.layers);
+    blocks.div_ceil((chunk / block).max(1)) * chunk
+}
+
+pub(super) fn scheduler_config(loaded: &Loaded) -> Result<Config, LoadError> {
+    let limits = &loaded.config.limits;
+    let order = match loaded.config.order.as_str() {
+        "FirstCome" => Order::FirstCome,
+        "ShortestRemaining" => Order::ShortestRemaining,
+        other => {
+            return Err(wrong("order", format!("`{other}` is not built (FirstCome, ShortestRemaining)")));
+        }
+    };
+    Ok(Config {
+        max_model_tokens: loaded.max_model_tokens,
+        max_step_tokens: limits.max_step_tokens,
+        max_sequences: limits.max_sequences,
+        max_queued: limits.max_queued_requests,
+        order,
+        ..Config::default()
+    })
+}
