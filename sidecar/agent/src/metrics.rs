@@ -5,6 +5,7 @@
 
 mod level;
 mod recent;
+mod registered;
 mod timing;
 mod waits;
 mod window;
@@ -12,14 +13,10 @@ mod window;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
-use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::{Metric, Registry};
+use prometheus_client::registry::Registry;
 use sluice_policy::neighbours::span::{Awaited, Span};
 use sluice_scheduler::event::StepNotice;
 use sluice_wire::State;
@@ -28,12 +25,11 @@ use sluice_wire::state::{Percentiles, SloState, Streams};
 
 pub use self::level::Level;
 use self::recent::Recent;
-use self::timing::Timing;
+use self::registered::{
+    ByFinish, ByObjective, ByOwner, ByReason, Names, OwnMetrics, TenantLabels, VllmMetrics,
+};
 use self::waits::Waits;
 use self::window::Window;
-
-/// A gauge of a share or a rate.
-type Share = Gauge<f64, AtomicU64>;
 
 /// How a request can end, in vLLM's words. Any other word is counted as `error`.
 const ENDS: [&str; 4] = ["stop", "length", "abort", "error"];
@@ -42,33 +38,6 @@ const MOVE_REASONS_MAX: usize = 48;
 /// A later token is in time when it is written within this many percent of its objective: a paced stream is never
 /// written before its interval has passed, so exactly the interval is the earliest, not the latest.
 const TBT_TOLERANCE_PERCENT: u32 = 110;
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ByReason {
-    reason: String,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ByFinish {
-    finished_reason: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ByOwner {
-    owner: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ByObjective {
-    objective: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct TenantLabels {
-    namespace: String,
-    tenant: String,
-    gpu: String,
-}
 
 /// Everything that is counted. Cheap to update from any thread.
 #[derive(Debug)]
@@ -95,54 +64,6 @@ struct RecentFigures {
     move_reasons: BTreeSet<String>,
     /// What neighbours cost, since the start.
     waits: Waits<Recent>,
-}
-
-#[derive(Debug, Default)]
-struct VllmMetrics {
-    running: Gauge,
-    waiting: Gauge,
-    kv_usage: Share,
-    ttft: Timing,
-    inter_token: Timing,
-    e2e: Timing,
-    queue_time: Timing,
-    prompt_tokens: Counter,
-    generation_tokens: Counter,
-    preemptions: Counter,
-    success: Family<ByFinish, Counter>,
-    prefix_queries: Counter,
-    prefix_hits: Counter,
-}
-
-#[derive(Debug, Default)]
-struct OwnMetrics {
-    tenant: Family<TenantLabels, Gauge>,
-    owner_bytes: Family<ByOwner, Gauge>,
-    capacity_bytes: Gauge,
-    layers_remapped: Gauge,
-    moves: Family<ByReason, Counter>,
-    moved_bytes: Family<ByReason, Counter>,
-    copied_bytes: Counter,
-    link_bandwidth: Gauge,
-    steps: Counter,
-    prefill_tokens: Counter,
-    recomputed_tokens: Counter,
-    stall: Counter<f64, AtomicU64>,
-    engine_tbt: Timing,
-    delivered_tbt: Timing,
-    write_lateness: Timing,
-    engine_losses: Counter,
-    waits: Waits<Timing>,
-    slo: Family<ByObjective, Share>,
-}
-
-/// Registers under shared labels.
-struct Names(Registry);
-
-impl Names {
-    fn add(&mut self, name: &str, help: &str, metric: impl Metric) {
-        self.0.register(name, help, metric);
-    }
 }
 
 impl Metrics {
@@ -372,86 +293,6 @@ impl RecentFigures {
             move_reasons: BTreeSet::new(),
             waits: Waits::each(|| Recent::lasting(Instant::now())),
         }
-    }
-}
-
-impl VllmMetrics {
-    fn register(&self, names: &mut Names) {
-        names.add("vllm:num_requests_running", "Requests in the running batch", self.running.clone());
-        names.add("vllm:num_requests_waiting", "Requests that wait", self.waiting.clone());
-        names.add("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 1 = all", self.kv_usage.clone());
-        names.add("vllm:time_to_first_token_seconds", "Arrival to first token", self.ttft.clone());
-        names.add(
-            "vllm:inter_token_latency_seconds",
-            "Between tokens as they come",
-            self.inter_token.clone(),
-        );
-        names.add("vllm:e2e_request_latency_seconds", "Arrival to end", self.e2e.clone());
-        names.add("vllm:request_queue_time_seconds", "Arrival to first admission", self.queue_time.clone());
-        // The encoder adds `_total` to counters.
-        names.add("vllm:prompt_tokens", "Tokens of prompts", self.prompt_tokens.clone());
-        names.add("vllm:generation_tokens", "Tokens generated", self.generation_tokens.clone());
-        names.add("vllm:num_preemptions", "Preemptions", self.preemptions.clone());
-        names.add("vllm:request_success", "Requests that ended, by how", self.success.clone());
-        names.add(
-            "vllm:prefix_cache_queries",
-            "Tokens looked up in the prefix cache",
-            self.prefix_queries.clone(),
-        );
-        names.add("vllm:prefix_cache_hits", "Tokens found in the prefix cache", self.prefix_hits.clone());
-    }
-}
-
-impl OwnMetrics {
-    fn register(&self, names: &mut Names) {
-        names.add("sluice_tenant_info", "Joins model_name to tenant and GPU", self.tenant.clone());
-        names.add("sluice_memory_bytes", "Device memory by owner of its chunks", self.owner_bytes.clone());
-        names.add(
-            "sluice_memory_capacity_bytes",
-            "Device memory of this tenant",
-            self.capacity_bytes.clone(),
-        );
-        names.add(
-            "sluice_layers_remapped",
-            "Layers whose memory was given away",
-            self.layers_remapped.clone(),
-        );
-        names.add("sluice_moves", "Memory events by reason", self.moves.clone());
-        names.add("sluice_moved_bytes", "Bytes that changed owner, by reason", self.moved_bytes.clone());
-        names.add("sluice_copied_bytes", "Bytes copied from host to device", self.copied_bytes.clone());
-        names.add(
-            "sluice_link_bytes_per_second",
-            "Measured bandwidth of the link",
-            self.link_bandwidth.clone(),
-        );
-        names.add("sluice_steps", "Steps of the engine", self.steps.clone());
-        names.add("sluice_prefill_tokens", "Tokens of prompts computed", self.prefill_tokens.clone());
-        names.add("sluice_recomputed_tokens", "Tokens computed again", self.recomputed_tokens.clone());
-        names.add("sluice_stall_seconds", "Steps waiting for moving layers", self.stall.clone());
-        names.add(
-            "sluice_engine_tbt_seconds",
-            "Between tokens as the engine makes them",
-            self.engine_tbt.clone(),
-        );
-        names.add("sluice_delivered_tbt_seconds", "Between tokens as written", self.delivered_tbt.clone());
-        names.add(
-            "sluice_write_lateness_seconds",
-            "Due to written, paced tokens",
-            self.write_lateness.clone(),
-        );
-        names.add("sluice_engine_losses", "Engines that died", self.engine_losses.clone());
-        let waits = &self.waits;
-        names.add("sluice_turn_wait_seconds", "Wish for the turn to having it", waits[Awaited::Turn].clone());
-        names.add(
-            "sluice_turn_handover_seconds",
-            "Release of the turn by another tenant to having it",
-            waits.handover.clone(),
-        );
-        let (grant, revoke, wake) = (&waits[Awaited::Grant], &waits[Awaited::Revoke], &waits[Awaited::Wake]);
-        names.add("sluice_grant_seconds", "KV exhausted to a neighbour's memory mapped", grant.clone());
-        names.add("sluice_revoke_seconds", "Decision to revoke to the bytes being here", revoke.clone());
-        names.add("sluice_wake_seconds", "Chunks being here to every layer committed", wake.clone());
-        names.add("sluice_slo_attainment_ratio", "Share of tokens in time, recent", self.slo.clone());
     }
 }
 

@@ -5,19 +5,15 @@
 
 use alloc::vec::Vec;
 
-use super::reshape::{Goal, Target};
+use super::reshape::Goal;
 use super::trade::{Claim, Parting, Traded};
 use super::{Brain, Rest};
 use crate::action::{Action, Earmark, Work};
 use crate::event::{Failure, Outcome};
-use crate::ids::{ChunkId, LayerId};
+use crate::ids::ChunkId;
 use crate::ledger::Owner;
-use crate::params::PolicyName;
 use crate::pending::Pending;
 use crate::reason::Reason;
-
-/// Boundaries after which chunks that neighbours still had are tried again.
-const REGROW_BOUNDARIES: u64 = 16;
 
 impl Brain {
     /// Chunks that may exist now: the share, and what was borrowed, without what was lent.
@@ -111,18 +107,6 @@ impl Brain {
         core::mem::take(&mut self.trade.ended)
     }
 
-    /// Chunks that could be lent without hurting a request: what is free, cache that nobody uses, and, while the tenant is
-    /// not active, its last weight layers. Never below the floor, and never what was borrowed: that goes back instead.
-    /// Where weights never become KV (`Recompute`) partitions are fixed and nothing is.
-    pub fn lendable_chunks(&self) -> u32 {
-        if self.params.policy != PolicyName::Oneiros {
-            return 0;
-        }
-        let own = self.trade.share - self.trade.lent;
-        let idle = self.vacant_chunks() + self.idle_frames() + self.lendable_weights();
-        idle.min(own.saturating_sub(self.unlent_floor_chunks())).saturating_sub(self.promised(Claim::Loan))
-    }
-
     /// Chunks are to go to a neighbour. How it ended is told by [`Brain::take_traded`].
     ///
     /// # Panics
@@ -180,58 +164,11 @@ impl Brain {
         self.order(work, reason, Pending::Accept(chunks, earmark, claim), out);
     }
 
-    /// A borrower is dead, and what it held is the device's: chunks that were lent may be created again.
-    ///
-    /// # Panics
-    /// If fewer were lent.
-    pub fn regain(&mut self, chunks: u32) {
-        self.trade.lent -= chunks;
-        self.trade.regrow += chunks;
-    }
-
     /// Chunks that neither exist nor are about to.
-    fn fresh_chunks(&self, count: u32) -> Vec<ChunkId> {
+    pub(super) fn fresh_chunks(&self, count: u32) -> Vec<ChunkId> {
         let taken: Vec<_> = self.pending.iter().flat_map(|(_, effect)| effect.arriving()).copied().collect();
         let fresh = self.ledger.uncreated().filter(|chunk| !taken.contains(chunk));
         fresh.take(count as usize).collect()
-    }
-
-    /// Free chunks, and those that may be created and were not.
-    fn vacant_chunks(&self) -> u32 {
-        self.ledger.count(Owner::Free) + self.spare_chunks()
-    }
-
-    fn spare_chunks(&self) -> u32 {
-        self.trade.budget().saturating_sub(self.ledger.created() + self.trade.regrow)
-    }
-
-    /// Frames of KV that could be emptied without dropping a block that a request uses.
-    pub(super) fn idle_frames(&self) -> u32 {
-        let idle = self.kv.frames().free_blocks() + self.kv.evictable_blocks();
-        (idle / self.sizes.blocks_per_chunk).min(self.frames_above_guarantee())
-    }
-
-    pub(super) fn frames_above_guarantee(&self) -> u32 {
-        self.kv.frames().backed().saturating_sub(self.sizes.kv_guaranteed)
-    }
-
-    fn lendable_weights(&self) -> u32 {
-        self.lendable_layers().map(|layer| self.sizes.slabs[layer.index()]).sum()
-    }
-
-    /// Layers that an inactive tenant can lend, the last one first: it wakes front first. With those that move and those
-    /// that are away already no more than the cap.
-    fn lendable_layers(&self) -> impl Iterator<Item = LayerId> + '_ {
-        let idle = !self.trade.active && self.loaded && self.params.policy == PolicyName::Oneiros;
-        let away = self.slots.layout().moving.len() + usize::from(self.absent_layers());
-        let left = if idle { usize::from(self.sizes.cap_m).saturating_sub(away) } else { 0 };
-        let layers = (0..self.sizes.layers).rev().map(LayerId);
-        layers.filter(|layer| !self.holdings.layers[layer.index()].is_empty()).take(left)
-    }
-
-    /// Chunks of all layers and slots now.
-    pub(super) fn weights_held(&self) -> u32 {
-        self.holdings.layers.iter().chain(&self.holdings.slots).map(Vec::len).sum::<usize>() as u32
     }
 
     /// Takes what is to go, or what is to come back, one action further.
@@ -252,34 +189,6 @@ impl Brain {
         match self.room_for(parting.chunks - vacant, parting.claim) {
             Some(target) => self.goal = Some(Goal { target, reason: parting.claim.reason() }),
             None => self.refuse_loan(),
-        }
-    }
-
-    pub(super) fn order_regrowth(&mut self, out: &mut Vec<Action>) {
-        let chunks = self.fresh_chunks(self.trade.regrow.min(self.trade.regrow_piece));
-        self.order(Work::Create(chunks.clone()), Reason::Wake, Pending::Regrow(chunks), out);
-    }
-
-    pub(super) fn regrown(&mut self, chunks: &[ChunkId], outcome: Outcome) {
-        if let Outcome::Done { .. } = outcome {
-            self.trade.regrow -= chunks.len() as u32;
-            self.trade.regrow_refused &= self.trade.regrow > 0;
-            chunks.iter().for_each(|chunk| self.ledger.create(*chunk));
-            self.failed_changes = 0;
-        } else if outcome == Outcome::Failed(Failure::OutOfMemory) {
-            self.regrow_later(chunks.len() as u32);
-        } else {
-            self.trade_failed();
-        }
-    }
-
-    /// Neighbours still have what is to be created: half as much is tried, and after the last chunk all of it a while later.
-    fn regrow_later(&mut self, refused: u32) {
-        self.trade.regrow_refused = true;
-        self.trade.regrow_piece = refused / 2;
-        if refused <= 1 {
-            self.trade.regrow_piece = u32::MAX;
-            self.trade.regrow_at = self.boundaries + REGROW_BOUNDARIES;
         }
     }
 
@@ -361,40 +270,6 @@ impl Brain {
             Some(_) => self.trade.stuck = true,
             None => {}
         }
-    }
-
-    /// What has to change so that `missing` chunks more become free. Cache that nobody uses first, then (inactive) the last
-    /// layers; for a debt also KV in use, and own layers that move.
-    fn room_for(&self, missing: u32, claim: Claim) -> Option<Target> {
-        let idle = self.idle_frames().min(missing);
-        if let Some(layers) = self.layers_for(missing - idle) {
-            return Some(Target::Vacate { frames: idle, layers });
-        }
-        if claim == Claim::Loan {
-            return None;
-        }
-        let frames = self.frames_above_guarantee().min(missing);
-        match self.layers_for(missing - frames) {
-            Some(layers) => Some(Target::Vacate { frames, layers }),
-            None => self.narrower(missing - frames).map(Target::Layout),
-        }
-    }
-
-    /// The fewest last layers that hold so many chunks.
-    fn layers_for(&self, chunks: u32) -> Option<u16> {
-        let mut missing = chunks;
-        let mut count = 0;
-        let mut layers = self.lendable_layers();
-        while missing > 0 {
-            missing = missing.saturating_sub(self.sizes.slabs[layers.next()?.index()]);
-            count += 1;
-        }
-        Some(count)
-    }
-
-    /// The last `count` layers that have chunks of their own.
-    pub(super) fn last_own_layers(&self, count: u16) -> Vec<LayerId> {
-        self.lendable_layers().take(usize::from(count)).collect()
     }
 
     /// A change found no room: a request makes it if it must happen, a loan is refused.

@@ -1,0 +1,173 @@
+//! What Prometheus reads: every metric with its name and its labels.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Metric, Registry};
+use sluice_policy::neighbours::span::Awaited;
+
+use super::timing::Timing;
+use super::waits::Waits;
+
+/// A gauge of a share or a rate.
+pub(super) type Share = Gauge<f64, AtomicU64>;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(super) struct ByReason {
+    pub reason: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(super) struct ByFinish {
+    pub finished_reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(super) struct ByOwner {
+    pub owner: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(super) struct ByObjective {
+    pub objective: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(super) struct TenantLabels {
+    pub namespace: String,
+    pub tenant: String,
+    pub gpu: String,
+}
+
+/// Under vLLM's names.
+#[derive(Debug, Default)]
+pub(super) struct VllmMetrics {
+    pub running: Gauge,
+    pub waiting: Gauge,
+    pub kv_usage: Share,
+    pub ttft: Timing,
+    pub inter_token: Timing,
+    pub e2e: Timing,
+    pub queue_time: Timing,
+    pub prompt_tokens: Counter,
+    pub generation_tokens: Counter,
+    pub preemptions: Counter,
+    pub success: Family<ByFinish, Counter>,
+    pub prefix_queries: Counter,
+    pub prefix_hits: Counter,
+}
+
+/// Under names of our own.
+#[derive(Debug, Default)]
+pub(super) struct OwnMetrics {
+    pub tenant: Family<TenantLabels, Gauge>,
+    pub owner_bytes: Family<ByOwner, Gauge>,
+    pub capacity_bytes: Gauge,
+    pub layers_remapped: Gauge,
+    pub moves: Family<ByReason, Counter>,
+    pub moved_bytes: Family<ByReason, Counter>,
+    pub copied_bytes: Counter,
+    pub link_bandwidth: Gauge,
+    pub steps: Counter,
+    pub prefill_tokens: Counter,
+    pub recomputed_tokens: Counter,
+    pub stall: Counter<f64, AtomicU64>,
+    pub engine_tbt: Timing,
+    pub delivered_tbt: Timing,
+    pub write_lateness: Timing,
+    pub engine_losses: Counter,
+    pub waits: Waits<Timing>,
+    pub slo: Family<ByObjective, Share>,
+}
+
+/// Registers under shared labels.
+pub(super) struct Names(pub Registry);
+
+impl Names {
+    pub(super) fn add(&mut self, name: &str, help: &str, metric: impl Metric) {
+        self.0.register(name, help, metric);
+    }
+}
+
+impl VllmMetrics {
+    pub(super) fn register(&self, names: &mut Names) {
+        names.add("vllm:num_requests_running", "Requests in the running batch", self.running.clone());
+        names.add("vllm:num_requests_waiting", "Requests that wait", self.waiting.clone());
+        names.add("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 1 = all", self.kv_usage.clone());
+        names.add("vllm:time_to_first_token_seconds", "Arrival to first token", self.ttft.clone());
+        names.add(
+            "vllm:inter_token_latency_seconds",
+            "Between tokens as they come",
+            self.inter_token.clone(),
+        );
+        names.add("vllm:e2e_request_latency_seconds", "Arrival to end", self.e2e.clone());
+        names.add("vllm:request_queue_time_seconds", "Arrival to first admission", self.queue_time.clone());
+        // The encoder adds `_total` to counters.
+        names.add("vllm:prompt_tokens", "Tokens of prompts", self.prompt_tokens.clone());
+        names.add("vllm:generation_tokens", "Tokens generated", self.generation_tokens.clone());
+        names.add("vllm:num_preemptions", "Preemptions", self.preemptions.clone());
+        names.add("vllm:request_success", "Requests that ended, by how", self.success.clone());
+        names.add(
+            "vllm:prefix_cache_queries",
+            "Tokens looked up in the prefix cache",
+            self.prefix_queries.clone(),
+        );
+        names.add("vllm:prefix_cache_hits", "Tokens found in the prefix cache", self.prefix_hits.clone());
+    }
+}
+
+impl OwnMetrics {
+    pub(super) fn register(&self, names: &mut Names) {
+        names.add("sluice_tenant_info", "Joins model_name to tenant and GPU", self.tenant.clone());
+        names.add("sluice_memory_bytes", "Device memory by owner of its chunks", self.owner_bytes.clone());
+        names.add(
+            "sluice_memory_capacity_bytes",
+            "Device memory of this tenant",
+            self.capacity_bytes.clone(),
+        );
+        names.add(
+            "sluice_layers_remapped",
+            "Layers whose memory was given away",
+            self.layers_remapped.clone(),
+        );
+        names.add("sluice_moves", "Memory events by reason", self.moves.clone());
+        names.add("sluice_moved_bytes", "Bytes that changed owner, by reason", self.moved_bytes.clone());
+        names.add("sluice_copied_bytes", "Bytes copied from host to device", self.copied_bytes.clone());
+        names.add(
+            "sluice_link_bytes_per_second",
+            "Measured bandwidth of the link",
+            self.link_bandwidth.clone(),
+        );
+        names.add("sluice_steps", "Steps of the engine", self.steps.clone());
+        names.add("sluice_prefill_tokens", "Tokens of prompts computed", self.prefill_tokens.clone());
+        names.add("sluice_recomputed_tokens", "Tokens computed again", self.recomputed_tokens.clone());
+        names.add("sluice_stall_seconds", "Steps waiting for moving layers", self.stall.clone());
+        names.add(
+            "sluice_engine_tbt_seconds",
+            "Between tokens as the engine makes them",
+            self.engine_tbt.clone(),
+        );
+        names.add("sluice_delivered_tbt_seconds", "Between tokens as written", self.delivered_tbt.clone());
+        names.add(
+            "sluice_write_lateness_seconds",
+            "Due to written, paced tokens",
+            self.write_lateness.clone(),
+        );
+        names.add("sluice_engine_losses", "Engines that died", self.engine_losses.clone());
+        let waits = &self.waits;
+        names.add("sluice_turn_wait_seconds", "Wish for the turn to having it", waits[Awaited::Turn].clone());
+        names.add(
+            "sluice_turn_handover_seconds",
+            "Release of the turn by another tenant to having it",
+            waits.handover.clone(),
+        );
+        let (grant, revoke, wake) = (&waits[Awaited::Grant], &waits[Awaited::Revoke], &waits[Awaited::Wake]);
+        names.add("sluice_grant_seconds", "KV exhausted to a neighbour's memory mapped", grant.clone());
+        names.add("sluice_revoke_seconds", "Decision to revoke to the bytes being here", revoke.clone());
+        names.add("sluice_wake_seconds", "Chunks being here to every layer committed", wake.clone());
+        names.add("sluice_slo_attainment_ratio", "Share of tokens in time, recent", self.slo.clone());
+    }
+}

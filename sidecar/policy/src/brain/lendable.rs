@@ -1,0 +1,96 @@
+//! What could go to a neighbour, and what has to change first.
+
+use alloc::vec::Vec;
+
+use super::Brain;
+use super::reshape::Target;
+use super::trade::Claim;
+use crate::ids::LayerId;
+use crate::ledger::Owner;
+use crate::params::PolicyName;
+
+impl Brain {
+    /// Chunks that could be lent without hurting a request: what is free, cache that nobody uses, and, while the tenant is
+    /// not active, its last weight layers. Never below the floor, and never what was borrowed: that goes back instead.
+    /// Where weights never become KV (`Recompute`) partitions are fixed and nothing is.
+    pub fn lendable_chunks(&self) -> u32 {
+        if self.params.policy != PolicyName::Oneiros {
+            return 0;
+        }
+        let own = self.trade.share - self.trade.lent;
+        let idle = self.vacant_chunks() + self.idle_frames() + self.lendable_weights();
+        idle.min(own.saturating_sub(self.unlent_floor_chunks())).saturating_sub(self.promised(Claim::Loan))
+    }
+
+    /// Free chunks, and those that may be created and were not.
+    pub(super) fn vacant_chunks(&self) -> u32 {
+        self.ledger.count(Owner::Free) + self.spare_chunks()
+    }
+
+    pub(super) fn spare_chunks(&self) -> u32 {
+        self.trade.budget().saturating_sub(self.ledger.created() + self.trade.regrow)
+    }
+
+    /// Frames of KV that could be emptied without dropping a block that a request uses.
+    pub(super) fn idle_frames(&self) -> u32 {
+        let idle = self.kv.frames().free_blocks() + self.kv.evictable_blocks();
+        (idle / self.sizes.blocks_per_chunk).min(self.frames_above_guarantee())
+    }
+
+    pub(super) fn frames_above_guarantee(&self) -> u32 {
+        self.kv.frames().backed().saturating_sub(self.sizes.kv_guaranteed)
+    }
+
+    fn lendable_weights(&self) -> u32 {
+        self.lendable_layers().map(|layer| self.sizes.slabs[layer.index()]).sum()
+    }
+
+    /// Layers that an inactive tenant can lend, the last one first: it wakes front first. With those that move and those
+    /// that are away already no more than the cap.
+    fn lendable_layers(&self) -> impl Iterator<Item = LayerId> + '_ {
+        let idle = !self.trade.active && self.loaded && self.params.policy == PolicyName::Oneiros;
+        let away = self.slots.layout().moving.len() + usize::from(self.absent_layers());
+        let left = if idle { usize::from(self.sizes.cap_m).saturating_sub(away) } else { 0 };
+        let layers = (0..self.sizes.layers).rev().map(LayerId);
+        layers.filter(|layer| !self.holdings.layers[layer.index()].is_empty()).take(left)
+    }
+
+    /// Chunks of all layers and slots now.
+    pub(super) fn weights_held(&self) -> u32 {
+        self.holdings.layers.iter().chain(&self.holdings.slots).map(Vec::len).sum::<usize>() as u32
+    }
+
+    /// What has to change so that `missing` chunks more become free. Cache that nobody uses first, then (inactive) the last
+    /// layers; for a debt also KV in use, and own layers that move.
+    pub(super) fn room_for(&self, missing: u32, claim: Claim) -> Option<Target> {
+        let idle = self.idle_frames().min(missing);
+        if let Some(layers) = self.layers_for(missing - idle) {
+            return Some(Target::Vacate { frames: idle, layers });
+        }
+        if claim == Claim::Loan {
+            return None;
+        }
+        let frames = self.frames_above_guarantee().min(missing);
+        match self.layers_for(missing - frames) {
+            Some(layers) => Some(Target::Vacate { frames, layers }),
+            None => self.narrower(missing - frames).map(Target::Layout),
+        }
+    }
+
+    /// The fewest last layers that hold so many chunks.
+    fn layers_for(&self, chunks: u32) -> Option<u16> {
+        let mut missing = chunks;
+        let mut count = 0;
+        let mut layers = self.lendable_layers();
+        while missing > 0 {
+            missing = missing.saturating_sub(self.sizes.slabs[layers.next()?.index()]);
+            count += 1;
+        }
+        Some(count)
+    }
+
+    /// The last `count` layers that have chunks of their own.
+    pub(super) fn last_own_layers(&self, count: u16) -> Vec<LayerId> {
+        self.lendable_layers().take(usize::from(count)).collect()
+    }
+}
