@@ -125,6 +125,7 @@ impl Core {
         }
         self.flush();
         self.compute_again();
+        self.leave_idle_turn(now);
         match &self.in_flight {
             None => self.boundary(now),
             Some(step) if step.lost => self.replay(now),
@@ -281,7 +282,6 @@ impl Core {
             in_flight.lost = true;
         }
         self.brain.engine_lost(now, &mut self.actions);
-        self.release_turn(now);
     }
 
     /// Takes `id` out of the running ones and gives its memory and row back.

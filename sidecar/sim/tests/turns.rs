@@ -14,6 +14,8 @@ use sluice_sim::World;
 use crate::support::{LIMIT, request, setup};
 
 const MS: u64 = 1_000_000;
+/// Until a successor of an engine attaches.
+const RESTART_NS: u64 = 1_000 * MS;
 
 /// What a tenant said of its turn, and when.
 #[derive(Clone, Debug, Default)]
@@ -29,14 +31,21 @@ impl Neighbourhood for Calls {
     }
 }
 
-/// Lengths of all turns of a tenant with two long prompts, nanoseconds; the turn comes as soon as it is asked for.
-fn turns(quantum_ns: u64) -> Vec<u64> {
+impl Calls {
+    /// Those since the last look.
+    fn take(&self) -> Vec<TurnCall> {
+        self.0.lock().unwrap().drain(..).map(|(_, call)| call).collect()
+    }
+}
+
+/// A tenant that takes turns, with two long prompts.
+fn tenant(quantum_ns: u64, calls: &Calls) -> World {
     let mut setup = setup(PolicyName::Oneiros, 4, 60, 1);
     setup.config.sharing = Sharing::Temporal(Quantum::new(0, quantum_ns));
     let me = Peer { index: 0, instance: 1 };
     setup.config.neighbours = Some(Membership { me, terms: Terms::default() });
     (setup.profile.layer_ns, setup.profile.layer_token_ns) = (100_000, 50_000);
-    let calls = Calls::default();
+    setup.profile.restart_ns = RESTART_NS;
     let world = World::among(Box::new(calls.clone()), setup, None);
     let mut world = world.unwrap_or_else(|refused| panic!("{refused}"));
     for id in 1..=2 {
@@ -45,8 +54,30 @@ fn turns(quantum_ns: u64) -> Vec<u64> {
         request.max_tokens = 8;
         world.submit(request);
     }
+    world
+}
+
+fn has_ended(world: &World) -> bool {
+    world.outcomes.values().all(|outcome| outcome.finish.is_some())
+}
+
+/// The turn comes.
+fn give_turn(world: &mut World, epoch: u64) {
+    world.driver.push(Event::Neighbour(NeighbourEvent::Turn { epoch }));
+}
+
+/// Lets `ms` milliseconds pass.
+fn pass(world: &mut World, ms: u64) {
+    let until = world.now().plus(ms * MS);
+    world.run_until(until);
+}
+
+/// Lengths of all turns of a tenant with two long prompts, nanoseconds; the turn comes as soon as it is asked for.
+fn turns(quantum_ns: u64) -> Vec<u64> {
+    let calls = Calls::default();
+    let mut world = tenant(quantum_ns, &calls);
     let (mut held, mut since, mut epoch) = (Vec::new(), Nanos(0), 0);
-    while world.outcomes.values().any(|outcome| outcome.finish.is_none()) {
+    while !has_ended(&world) {
         let mut more = world.tick(LIMIT);
         for (at, call) in calls.0.lock().unwrap().drain(..) {
             if call == TurnCall::Release {
@@ -54,9 +85,9 @@ fn turns(quantum_ns: u64) -> Vec<u64> {
                 continue;
             }
             (since, epoch, more) = (world.now(), epoch + 1, true);
-            world.driver.push(Event::Neighbour(NeighbourEvent::Turn { epoch }));
+            give_turn(&mut world, epoch);
         }
-        more |= world.outcomes.values().all(|outcome| outcome.finish.is_some());
+        more |= has_ended(&world);
         assert!(more, "both end");
     }
     assert!(world.outcomes[&RequestId(2)].tokens.len() == 8);
@@ -85,4 +116,47 @@ fn a_quantum_that_holds_no_token_lets_prompts_go_on_token_by_token() {
     let two_tokens = 4 * (100_000 + 2 * 50_000);
     let longest = held[1..].iter().max().copied().unwrap_or(0);
     assert!(longest <= two_tokens, "{longest} ns");
+}
+
+#[test]
+fn a_turn_that_comes_while_no_engine_serves_goes_on_at_once_and_is_wished_for_again() {
+    let calls = Calls::default();
+    let mut world = tenant(5 * MS, &calls);
+    pass(&mut world, 100);
+    assert_eq!(calls.take(), [TurnCall::Want]);
+    world.kill_engine();
+    pass(&mut world, 100);
+    give_turn(&mut world, 1);
+    pass(&mut world, 1);
+    assert_eq!(calls.take(), [TurnCall::Release], "neighbours do not wait for an engine");
+    pass(&mut world, 800);
+    assert_eq!(calls.take(), [], "without an engine there is nothing to run");
+    pass(&mut world, 100);
+    assert_eq!(calls.take(), [TurnCall::Want], "its successor has come");
+    give_turn(&mut world, 2);
+    pass(&mut world, 1);
+    assert!(world.driver.core().holds_turn());
+}
+
+#[test]
+fn an_engine_that_dies_in_its_turn_gives_it_up_and_its_step_is_repeated_in_another() {
+    let calls = Calls::default();
+    let mut world = tenant(50 * MS, &calls);
+    pass(&mut world, 100);
+    give_turn(&mut world, 1);
+    pass(&mut world, 1);
+    world.kill_engine();
+    pass(&mut world, 1);
+    assert_eq!(calls.take(), [TurnCall::Want, TurnCall::Release]);
+    pass(&mut world, 1_000);
+    assert_eq!(calls.take(), [TurnCall::Want]);
+    give_turn(&mut world, 2);
+    for epoch in 3..100 {
+        pass(&mut world, 100);
+        if calls.take().contains(&TurnCall::Want) {
+            give_turn(&mut world, epoch);
+        }
+    }
+    assert!(has_ended(&world));
+    assert_eq!(world.driver.core().snapshot().counters.replays, 1);
 }

@@ -130,6 +130,15 @@ impl Core {
         }
     }
 
+    /// A turn without an engine, or with memory that failed, is the neighbours': nobody knows when a step could begin. It is
+    /// wished for again when one can.
+    pub(super) fn leave_idle_turn(&mut self, now: Nanos) {
+        let computes = self.in_flight.as_ref().is_some_and(|step| !step.lost);
+        if !self.serving() && !computes {
+            self.release_turn(now);
+        }
+    }
+
     /// The epoch that a step carries.
     pub(super) fn epoch(&self) -> u64 {
         match self.turn {
