@@ -21,6 +21,8 @@ const RATIOS: [f64; 3] = [0.5, 1.0, 2.0];
 /// The first token may take so much longer than the bound (DESIGN 6).
 const LIMIT: f64 = 1.15;
 const MIB: u64 = 1 << 20;
+/// Memory of the GPU: three times the weights, so that all layers stay resident.
+const DEVICE_BYTES: u64 = 160 * MIB;
 /// Characters of a prompt, each a token or a part of one.
 const PROMPT: usize = 256;
 
@@ -76,6 +78,8 @@ struct Samples {
     link_bytes_per_s: f64,
     awake: Vec<f64>,
     woken: Vec<f64>,
+    /// Of those, until all memory was there and mapped: only then copies begin.
+    mapped: Vec<f64>,
     /// By all wakes together.
     copied_bytes: f64,
 }
@@ -136,36 +140,39 @@ pub fn run(workspace: &Workspace, args: &WakeArgs) -> Result<bool> {
 }
 
 fn heading(shape: Shape, repetitions: u32) -> String {
+    let columns =
+        ["T_T / T_p", "measured", "awake", "hibernated", "mapped", "bound", "of bound", "bare copy"];
     format!(
-        "n = {} layers of {:.0} KiB, and {:.0} KiB of other weights. T_T: copy of a layer; T_p: the prompt's time in it.\n\
-         Time to the first token of {PROMPT} characters, ms, median (range) of {repetitions}. Bound: the other weights, then\n\
-         T_T + n T_p or n T_T + T_p, whichever is longer.\n\n\
-         {:>9} {:>9} {:>26} {:>26} {:>8} {:>9} {:>10}",
+        "GPU of {} MiB; n = {} layers of {:.0} KiB, and {:.0} KiB of other weights\n\
+         T_T: copy of a layer; T_p: what a prompt of {PROMPT} characters computes in it\n\
+         awake, hibernated: time to its first token, ms, median (range) of {repetitions}; mapped: of that, until all memory was back\n\
+         bound: copy of the other weights, then T_T + n T_p or n T_T + T_p, whichever is longer, ms\n\n{}",
+        DEVICE_BYTES / MIB,
         shape.layers,
         shape.layer_bytes / 1024.0,
         shape.global_bytes / 1024.0,
-        "T_T / T_p",
-        "measured",
-        "awake",
-        "hibernated",
-        "bound",
-        "of bound",
-        "bare copy"
+        line(columns.map(str::to_owned))
     )
 }
 
-/// One line.
+fn line([wished, measured, awake, woken, mapped, bound, of_bound, copy]: [String; 8]) -> String {
+    format!(
+        "{wished:>9} {measured:>9} {awake:>26} {woken:>26} {mapped:>8} {bound:>8} {of_bound:>9} {copy:>10}"
+    )
+}
+
 fn print(samples: &Samples, shape: Shape) {
-    println!(
-        "{:>9} {:>9.2} {:>26} {:>26} {:>8.1} {:>9.2} {:>10.1}",
-        samples.ratio,
-        samples.measured(shape),
+    let cells = [
+        samples.ratio.to_string(),
+        format!("{:.2}", samples.measured(shape)),
         cell(&samples.awake, 1),
         cell(&samples.woken, 1),
-        samples.bound(shape),
-        samples.of_bound(shape),
-        samples.copy(shape.bytes())
-    );
+        format!("{:.1}", middle(&samples.mapped)),
+        format!("{:.1}", samples.bound(shape)),
+        format!("{:.2}", samples.of_bound(shape)),
+        format!("{:.1}", samples.copy(shape.bytes())),
+    ];
+    println!("{}", line(cells));
 }
 
 /// First that every wake was one, then whether the median keeps the limit.
@@ -193,6 +200,7 @@ fn told(samples: &Samples, shape: Shape) -> Value {
         "link_bytes_per_s": samples.link_bytes_per_s,
         "awake_ms": samples.awake,
         "hibernated_ms": samples.woken,
+        "mapped_ms": samples.mapped,
         "bound_ms": samples.bound(shape),
         "copy_ms": samples.copy(shape.bytes()),
         "copied_bytes": samples.copied_bytes,
@@ -200,7 +208,7 @@ fn told(samples: &Samples, shape: Shape) -> Value {
 }
 
 fn setup(link_bytes_per_s: Option<u64>) -> Setup<'static> {
-    let device = Device { memory_bytes: 160 * MIB, chunk_bytes: MIB / 16, link_bytes_per_s };
+    let device = Device { memory_bytes: DEVICE_BYTES, chunk_bytes: MIB / 16, link_bytes_per_s };
     Setup { policy: "Oneiros", device, context: 512, paced: false, threads: None }
 }
 
@@ -216,17 +224,19 @@ fn calibrate(world: &World, repetitions: u32) -> Result<(Shape, f64)> {
 fn measure(world: &World, ratio: f64, link: f64, repetitions: u32) -> Result<Samples> {
     let tenant = Tenant::start(world, "wake", &setup(Some(link as u64)))?;
     let mut visit = Visit::of(&tenant)?;
-    let (mut awake, mut woken) = (Vec::new(), Vec::new());
+    let (mut awake, mut woken, mut mapped) = (Vec::new(), Vec::new(), Vec::new());
     visit.ask()?;
     let before = copied_bytes(&tenant.state()?)?;
     for _ in 0..repetitions {
         world.stop.check()?;
         awake.push(visit.ask()?);
         visit.order("/sleep")?;
-        woken.push(visit.ask_while_waking()?);
+        let (answered, there) = visit.ask_while_waking()?;
+        woken.push(answered);
+        mapped.push(there);
     }
     let copied_bytes = copied_bytes(&tenant.state()?)? - before;
-    Ok(Samples { ratio, link_bytes_per_s: link, awake, woken, copied_bytes })
+    Ok(Samples { ratio, link_bytes_per_s: link, awake, woken, mapped, copied_bytes })
 }
 
 /// The way to a tenant's doors.
@@ -258,23 +268,30 @@ impl Visit {
         let body = json!({"model": "bench", "prompt": prompt, "max_tokens": 1, "temperature": 0}).to_string();
         let begun = Instant::now();
         post(self.serve, "/v1/completions", None, &body)?;
-        Ok(begun.elapsed().as_secs_f64() * 1e3)
+        Ok(milliseconds(begun))
     }
 
-    /// The same of a tenant that was told to sleep, from the order to wake on, which is on its way while the request is.
-    fn ask_while_waking(&mut self) -> Result<f64> {
+    /// The same of a tenant that was told to sleep, from the order to wake on, which is on its way while the request is;
+    /// and the time until that order was carried out.
+    fn ask_while_waking(&mut self) -> Result<(f64, f64)> {
         let (admin, token) = (self.admin, self.token.clone());
         let begun = Instant::now();
-        let order = std::thread::spawn(move || post(admin, "/wake_up", Some(&token), ""));
+        let order = std::thread::spawn(move || {
+            post(admin, "/wake_up", Some(&token), "").map(|_| milliseconds(begun))
+        });
         self.ask()?;
-        let took = begun.elapsed().as_secs_f64() * 1e3;
-        order.join().map_err(|_| anyhow::anyhow!("the thread of the order panicked"))??;
-        Ok(took)
+        let answered = milliseconds(begun);
+        let mapped = order.join().map_err(|_| anyhow::anyhow!("the thread of the order panicked"))??;
+        Ok((answered, mapped))
     }
 
     fn order(&self, path: &str) -> Result<()> {
         post(self.admin, path, Some(&self.token), "").map(drop)
     }
+}
+
+fn milliseconds(begun: Instant) -> f64 {
+    begun.elapsed().as_secs_f64() * 1e3
 }
 
 #[cfg(test)]
@@ -284,7 +301,7 @@ mod tests {
     /// With so many bytes per second; a prompt takes 40 ms.
     fn samples(link_bytes_per_s: f64) -> Samples {
         let (awake, woken) = (vec![40.0, 39.0, 44.0], vec![50.0]);
-        Samples { ratio: 1.0, link_bytes_per_s, awake, woken, copied_bytes: 4500.0 }
+        Samples { ratio: 1.0, link_bytes_per_s, awake, woken, mapped: vec![5.0], copied_bytes: 4500.0 }
     }
 
     fn shape() -> Shape {
