@@ -10,8 +10,9 @@ use sluice_policy::trader::{Letter, Terms};
 use sluice_ports::neighbourhood::{NeighbourEvent, Neighbourhood, TurnCall};
 use sluice_scheduler::{Event, Membership, Sharing};
 use sluice_sim::World;
+use sluice_sim::world::Setup;
 
-use crate::support::{LIMIT, request, setup};
+use crate::support::{LIMIT, forced, request, setup};
 
 const MS: u64 = 1_000_000;
 /// Until a successor of an engine attaches.
@@ -40,7 +41,10 @@ impl Calls {
 
 /// A tenant that takes turns, with two long prompts.
 fn tenant(quantum_ns: u64, calls: &Calls) -> World {
-    let mut setup = setup(PolicyName::Oneiros, 4, 60, 1);
+    tenant_of(setup(PolicyName::Oneiros, 4, 60, 1), quantum_ns, calls)
+}
+
+fn tenant_of(mut setup: Setup, quantum_ns: u64, calls: &Calls) -> World {
     setup.config.sharing = Sharing::Temporal(Quantum::new(0, quantum_ns));
     let me = Peer { index: 0, instance: 1 };
     setup.config.neighbours = Some(Membership { me, terms: Terms::default() });
@@ -75,7 +79,10 @@ fn pass(world: &mut World, ms: u64) {
 /// Lengths of all turns of a tenant with two long prompts, nanoseconds; the turn comes as soon as it is asked for.
 fn turns(quantum_ns: u64) -> Vec<u64> {
     let calls = Calls::default();
-    let mut world = tenant(quantum_ns, &calls);
+    turns_in(tenant(quantum_ns, &calls), &calls)
+}
+
+fn turns_in(mut world: World, calls: &Calls) -> Vec<u64> {
     let (mut held, mut since, mut epoch) = (Vec::new(), Nanos(0), 0);
     while !has_ended(&world) {
         let mut more = world.tick(LIMIT);
@@ -159,4 +166,14 @@ fn an_engine_that_dies_in_its_turn_gives_it_up_and_its_step_is_repeated_in_anoth
     }
     assert!(has_ended(&world));
     assert_eq!(world.driver.core().snapshot().counters.replays, 1);
+}
+
+#[test]
+fn prompts_use_the_time_in_which_a_step_waits_for_layers() {
+    let (mut setup, calls) = (forced(setup(PolicyName::Oneiros, 4, 60, 1), 2, 1), Calls::default());
+    // 16 ms for a layer, 48 ms for each step, whatever it computes.
+    setup.profile.link_bytes_per_second = 16 << 20;
+    let held = turns_in(tenant_of(setup, MS / 10, &calls), &calls);
+    // Two prompts of 120 tokens, 64 in a step, and 8 tokens after each.
+    assert!(held.len() < 40, "{} turns", held.len());
 }

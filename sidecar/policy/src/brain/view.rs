@@ -10,7 +10,7 @@ use crate::kv::KvCounts;
 use crate::ledger::{Ledger, Owner, State};
 use crate::params::Params;
 use crate::reason::Reason;
-use crate::step_model::Layout;
+use crate::step_model::{Layout, Times, stall_per_token_ns};
 
 /// Where a layer's weights are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +57,17 @@ impl Brain {
     /// The layout of moving layers.
     pub fn layout(&self) -> &Layout {
         self.slots.layout()
+    }
+
+    /// How long a step takes that decodes, with its waits for moving layers, by what was measured, nanoseconds; 0 while none
+    /// moves. Prompts that are computed meanwhile cost nothing.
+    pub fn streaming_ns(&self) -> u64 {
+        if self.layout().moving.is_empty() {
+            return 0;
+        }
+        let (compute_ns, transfer_ns) = (self.measures.compute_ns(), self.measures.transfer_ns());
+        let times = Times { compute_ns: &compute_ns, transfer_ns: &transfer_ns };
+        times.token_compute_ns().saturating_add(stall_per_token_ns(&times, self.layout()))
     }
 
     /// Layers that remapping may give away at most. The slot that their slabs stream through counts against the cap as well.

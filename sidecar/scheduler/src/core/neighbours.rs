@@ -113,7 +113,9 @@ impl Core {
         };
         // What came before the first step may have taken all of the quantum: the step is as long as if it had not.
         let left_ns = if ran { quantum.left_ns(now, since) } else { quantum.max_ns() };
-        self.decodes().saturating_add(self.brain.measures().prefill_tokens_within(left_ns))
+        // A step that waits for moving layers is no shorter for a prompt that was cut.
+        let within_ns = left_ns.max(self.brain.streaming_ns());
+        self.decodes().saturating_add(self.brain.measures().prefill_tokens_within(within_ns))
     }
 
     /// Running requests that decode.
