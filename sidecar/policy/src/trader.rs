@@ -16,14 +16,17 @@ use crate::action::{Action, Earmark};
 use crate::brain::{Brain, Claim};
 use crate::ids::Nanos;
 use crate::neighbours::Peer;
-use crate::neighbours::grants::{Book, Given, Nonce, Taken, TakenState, Vacate};
-use crate::neighbours::victim::{self, Asker, Neighbour, Rule, Victim};
+use crate::neighbours::grants::{Book, Given, Taken, TakenState, Vacate};
+use crate::neighbours::victim::Rule;
 
 mod inbox;
 mod letters;
 mod outcome;
+mod recall;
+mod search;
 
 pub use letters::{Letter, News};
+use search::Search;
 
 /// What the directive says about trading.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,30 +70,22 @@ const OVERDUE_AGAIN_NS: u64 = 1_000_000_000;
 /// How often a share that is missing is claimed, nanoseconds.
 const CLAIM_AGAIN_NS: u64 = 500_000_000;
 
-/// How far the search for memory is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-enum Search {
-    /// Nobody is asked.
-    #[default]
-    Idle,
-    /// The neighbours are being read.
-    Surveying { since: Nanos, chunks: u32 },
-    /// One is asked; those after it come next.
-    Asking { since: Nanos, nonce: Nonce, next: Vec<Victim> },
-}
-
 /// A tenant among its neighbours.
 #[derive(Clone, Debug)]
 pub struct Trader {
     terms: Terms,
     book: Book,
     search: Search,
+    /// Neighbours that did not answer in time.
+    silent: Vec<search::Silent>,
     /// Nobody is asked before.
     asked_again_at: Nanos,
     /// Earmarks for this tenant that are not accepted yet: of whom, of which loan, how many, as what.
     arriving: Vec<Arrival>,
-    /// Since when lent layers are wanted back.
-    recalling: Option<Nanos>,
+    /// Loans that were wanted back and have not come.
+    recalled: Vec<recall::Recalled>,
+    /// One of them is waited for.
+    patient: bool,
     /// Loans whose time is over are looked for again then.
     overdue_again_at: Nanos,
     /// Loans are prolonged again then: an answer takes its time.
@@ -127,9 +122,11 @@ impl Trader {
             terms,
             book,
             search: Search::Idle,
+            silent: Vec::new(),
             asked_again_at: Nanos(0),
             arriving: Vec::new(),
-            recalling: None,
+            recalled: Vec::new(),
+            patient: false,
             overdue_again_at: Nanos(0),
             renewed_again_at: Nanos(0),
             claimed_again_at: Nanos(0),
@@ -175,7 +172,6 @@ impl Trader {
     /// Time alone can change something: an answer, a revocation or the end of a loan is awaited.
     pub fn wants_ticks(&self) -> bool {
         self.search != Search::Idle
-            || self.recalling.is_some()
             || !self.arriving.is_empty()
             || !self.book.taken().is_empty()
             || !self.book.given().is_empty()
@@ -196,100 +192,6 @@ impl Trader {
         self.take_back_overdue(now);
         self.give_up_spare(brain);
         self.accept_next(brain, out);
-    }
-
-    /// A tenant with work whose layers are away, or whose KV is short, takes back what it lent. It waits for that no
-    /// longer than the bound of a revocation.
-    fn recall(&mut self, now: Nanos, brain: &mut Brain) {
-        let wanted = brain.wants_layers() || brain.hungry().is_some();
-        if !wanted || self.book.lent_out() == 0 {
-            self.recalling = None;
-            brain.set_patient(false);
-            return;
-        }
-        let since = match self.recalling {
-            Some(since) => since,
-            None => {
-                self.revoke_all();
-                self.recalling = Some(now);
-                now
-            }
-        };
-        let waits = now.since(since) < self.terms.revoke_bound_ns;
-        brain.set_patient(waits);
-        if !waits && brain.hungry().is_some() {
-            brain.deny();
-        }
-    }
-
-    fn revoke_all(&mut self) {
-        let given: Vec<_> = self.book.given().iter().map(|given| (given.nonce, given.chunks)).collect();
-        for (nonce, chunks) in given {
-            let recall = self.book.revoke(nonce, chunks).expect("a grant of the book is known to it");
-            self.letters.push(Letter::Revoke { peer: recall.peer, nonce, chunks: recall.chunks });
-        }
-    }
-
-    /// KV is short: a survey, then one neighbour after the other.
-    fn search_on(&mut self, now: Nanos, brain: &mut Brain) {
-        match &self.search {
-            Search::Idle => self.begin_search(now, brain),
-            Search::Surveying { since, .. } if now.since(*since) >= self.terms.ask_patience_ns => {
-                self.end_search(now, brain);
-            }
-            Search::Asking { since, nonce, .. } => {
-                let nonce = *nonce;
-                let known = self.book.taken().iter().any(|taken| taken.nonce == nonce);
-                if !known {
-                    // Revoked before it was granted.
-                    self.ask_next(now, brain);
-                } else if now.since(*since) >= self.terms.ask_patience_ns {
-                    if let Ok(peer) = self.book.timed_out(nonce) {
-                        self.letters.push(Letter::Withdraw { peer, nonce });
-                    }
-                    self.ask_next(now, brain);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn begin_search(&mut self, now: Nanos, brain: &mut Brain) {
-        let Some(chunks) = brain.hungry() else { return };
-        if self.recalling.is_some() || self.loan_arrives() {
-            return;
-        }
-        if now < self.asked_again_at {
-            brain.deny();
-            return;
-        }
-        self.search = Search::Surveying { since: now, chunks };
-        self.letters.push(Letter::Survey);
-    }
-
-    /// The bytes of a loan are on their way.
-    fn loan_arrives(&self) -> bool {
-        self.arriving.iter().any(|arrival| arrival.claim == Claim::Loan)
-    }
-
-    /// All were asked, or nobody can be.
-    fn end_search(&mut self, now: Nanos, brain: &mut Brain) {
-        self.search = Search::Idle;
-        self.asked_again_at = now.plus(self.terms.retry_ns);
-        brain.deny();
-    }
-
-    fn ask_next(&mut self, now: Nanos, brain: &mut Brain) {
-        let Search::Asking { next, .. } = &mut self.search else { return };
-        if next.is_empty() || brain.hungry().is_none() {
-            return self.end_search(now, brain);
-        }
-        let victim = next.remove(0);
-        let next = core::mem::take(next);
-        let nonce = self.book.ask(victim.peer, victim.chunks);
-        let ttl_ns = self.terms.ttl_ns;
-        self.letters.push(Letter::Ask { peer: victim.peer, nonce, chunks: victim.chunks, ttl_ns });
-        self.search = Search::Asking { since: now, nonce, next };
     }
 
     /// A loan whose time is over may never have been accepted: whoever waits for its answer has gone.
@@ -363,7 +265,7 @@ impl Trader {
     /// A number that differs when anything here does.
     pub fn digest(&self) -> u64 {
         let counts = [self.book.borrowed(), self.book.lent_out(), self.arriving.len() as u32];
-        let searching = u64::from(self.search != Search::Idle) << 1 | u64::from(self.recalling.is_some());
+        let searching = u64::from(self.search != Search::Idle) << 1 | u64::from(self.patient);
         counts.into_iter().fold(searching, |word, count| crate::digest::mix(word ^ u64::from(count)))
     }
 }
@@ -373,15 +275,4 @@ fn expires(taken: &Taken) -> Nanos {
         TakenState::Held { expires, .. } => expires,
         TakenState::Asked { .. } => Nanos(u64::MAX),
     }
-}
-
-fn victims(neighbours: &[Neighbour], terms: &Terms, chunks: u32, now: Nanos) -> Vec<Victim> {
-    let asker = Asker {
-        priority: terms.priority,
-        need_chunks: chunks,
-        rule: terms.rule,
-        order: &terms.order,
-        min_residence_ns: terms.min_residence_ns,
-    };
-    victim::order(neighbours, &asker, now)
 }

@@ -1,6 +1,7 @@
 //! The production policy and scheduler over a simulated body.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap in a test's helper fails the test")]
 
+mod astray;
 mod conformance;
 mod damage;
 mod faults;

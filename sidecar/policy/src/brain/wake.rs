@@ -60,7 +60,9 @@ impl Brain {
             Rest::Rising => return true,
             Rest::Awake => {}
         }
-        let home = self.trade.lent == 0 && self.trade.partings.is_empty() && self.trade.regrow == 0;
+        let leaving = self.leaving(|_, _| true) > 0;
+        let home =
+            self.trade.lent == 0 && self.trade.partings.is_empty() && self.trade.regrow == 0 && !leaving;
         (self.trade.active || home) && self.absent_layers() > 0
     }
 }

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::{Arrival, Letter, News, Search, Trader, victims};
+use super::{Arrival, Letter, News, Search, Trader};
 use crate::action::Earmark;
 use crate::brain::{Brain, Claim};
 use crate::ids::Nanos;
@@ -36,18 +36,6 @@ impl Trader {
             News::Terms(terms) => self.set_terms(terms),
             News::Died(peer) => self.died(peer, brain),
         }
-    }
-
-    fn surveyed(
-        &mut self,
-        now: Nanos,
-        neighbours: &[crate::neighbours::victim::Neighbour],
-        brain: &mut Brain,
-    ) {
-        let Search::Surveying { since, chunks } = self.search else { return };
-        let next = victims(neighbours, &self.terms, chunks, now);
-        self.search = Search::Asking { since, nonce: Nonce(0), next };
-        self.ask_next(now, brain);
     }
 
     fn asked(
@@ -100,6 +88,7 @@ impl Trader {
             self.letters.push(Letter::Withdraw { peer, nonce });
             return;
         }
+        self.forget_silence(peer);
         self.search = Search::Idle;
         let expires = now.plus(ttl_ns);
         self.arriving.push(Arrival { earmark, chunks, claim: Claim::Loan, expires, ordered: false });
@@ -107,6 +96,7 @@ impl Trader {
 
     fn refused(&mut self, now: Nanos, peer: Peer, nonce: Nonce, brain: &mut Brain) {
         if self.book.refused(nonce, peer).is_ok() {
+            self.forget_silence(peer);
             self.ask_next(now, brain);
         }
     }
@@ -149,6 +139,7 @@ impl Trader {
 
     fn died(&mut self, peer: Peer, brain: &mut Brain) {
         let bereaved = self.book.peer_died(peer);
+        self.forget_silence(peer);
         self.arriving.retain(|arrival| arrival.ordered || arrival.earmark.peer != peer);
         let coming = |arrival: &&Arrival| arrival.earmark.peer == peer && arrival.claim == Claim::Debt;
         let coming: u32 = self.arriving.iter().filter(coming).map(|arrival| arrival.chunks).sum();

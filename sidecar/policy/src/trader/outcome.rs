@@ -18,7 +18,7 @@ impl Trader {
                 }
                 Traded::Taken { earmark, chunks } => self.taken(earmark, chunks, brain),
                 Traded::Unmade { earmark, chunks } => self.unmade(now, earmark, chunks, brain),
-                Traded::NotTaken { earmark } => self.not_taken(earmark, brain),
+                Traded::NotTaken { earmark } => self.not_taken(now, earmark, brain),
             }
         }
     }
@@ -85,13 +85,17 @@ impl Trader {
         Some(self.arriving.remove(at))
     }
 
-    /// A promise that did not hold: a loan is given up; a debt is paid when the ledger says so again, or is nobody's because
+    /// A promise that did not hold: a loan is given up, and nobody is asked for a while, for whoever promises what cannot be
+    /// taken may do so for ever; a debt is paid when the ledger says so again, or is nobody's because
     /// its debtor died.
-    fn not_taken(&mut self, earmark: Earmark, brain: &mut Brain) {
+    fn not_taken(&mut self, now: Nanos, earmark: Earmark, brain: &mut Brain) {
         let Some(arrival) = self.arrived(earmark) else { return };
         let Earmark { peer, nonce } = earmark;
-        if arrival.claim == Claim::Loan && self.book.timed_out(nonce).is_ok() {
-            self.letters.push(Letter::Withdraw { peer, nonce });
+        if arrival.claim == Claim::Loan {
+            self.asked_again_at = now.plus(self.terms.retry_ns);
+            if self.book.timed_out(nonce).is_ok() {
+                self.letters.push(Letter::Withdraw { peer, nonce });
+            }
         }
         if arrival.claim == Claim::Debt && !self.lends(earmark) {
             brain.regain(arrival.chunks);

@@ -54,6 +54,8 @@ pub struct Faults {
     pub missing_chunks: u32,
     /// So many times no chunk is made of bytes that were accepted.
     pub unmade: u32,
+    /// So many promises of neighbours cannot be taken although they stand.
+    pub untaken: u32,
 }
 
 #[derive(Debug)]
@@ -243,7 +245,9 @@ impl Device {
             }
         }
         let refused = self.refuse_rebacks && matches!(action.work, Work::Reback(_));
-        if refused || self.fails() {
+        let untaken = self.faults.untaken > 0 && matches!(action.work, Work::Accept { .. });
+        self.faults.untaken -= u32::from(untaken);
+        if refused || untaken || self.fails() {
             return Some(failed(id, Failure::Refused));
         }
         if let Some(failure) = self.quota.as_ref().and_then(|quota| quota.refuses(&action.work)) {

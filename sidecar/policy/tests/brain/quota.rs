@@ -24,13 +24,13 @@ struct Record {
 pub struct Ledger {
     capacity: u32,
     records: BTreeMap<u64, Record>,
-    /// The next earmark is not written although its chunks leave: a broken ledger.
-    pub loses_next: bool,
+    /// So many earmarks are not written although their chunks leave: a broken ledger.
+    pub loses: u32,
 }
 
 impl Ledger {
     pub fn new(capacity: u32) -> Ledger {
-        Ledger { capacity, records: BTreeMap::new(), loses_next: false }
+        Ledger { capacity, records: BTreeMap::new(), loses: 0 }
     }
 
     pub fn join(&mut self, life: u64) {
@@ -104,7 +104,9 @@ impl Ledger {
             self.release(life, spare);
             return false;
         }
-        if !std::mem::take(&mut self.loses_next) {
+        if self.loses > 0 {
+            self.loses -= 1;
+        } else {
             self.record_mut(life).earmarks.insert(nonce.0, (to, chunks + spare));
         }
         self.release(life, chunks + spare);

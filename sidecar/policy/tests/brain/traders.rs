@@ -7,7 +7,7 @@ mod town;
 use proptest::prelude::*;
 use sluice_policy::brain::Brain;
 
-use self::town::{Case, Town};
+use self::town::{BOUND_NS, Case, Town};
 
 fn case() -> impl Strategy<Value = Case> {
     let slabs = prop_oneof![(3usize..8).prop_map(|n| vec![4; n]), proptest::collection::vec(1u64..6, 4..8)];
@@ -16,24 +16,9 @@ fn case() -> impl Strategy<Value = Case> {
     let sleep = (prop_oneof![Just(0), 5u32..80], 0u64..4096);
     (place, trouble, sleep).prop_map(|((tenants, slabs, extra_kv, turns, seed), trouble, sleep)| {
         let (loss, doubles, (faults, unmade), kills, deaths) = trouble;
-        Case {
-            tenants,
-            slabs,
-            extra_kv,
-            turns,
-            seed,
-            loss,
-            doubles,
-            faults,
-            unmade,
-            kills,
-            deaths,
-            naps: sleep.0,
-            host_kv_bytes: sleep.1,
-            loses_earmark: false,
-            blind: false,
-            later_floor: 0,
-        }
+        let (naps, host_kv_bytes) = sleep;
+        let faults = Case { loss, doubles, faults, unmade, kills, deaths, ..calm(turns) };
+        Case { tenants, slabs, extra_kv, seed, naps, host_kv_bytes, ..faults }
     })
 }
 
@@ -58,7 +43,7 @@ fn calm(turns: bool) -> Case {
         slabs: vec![4; 6],
         extra_kv: 4,
         turns,
-        seed: 11,
+        seed: 13,
         loss: 0,
         doubles: 0,
         faults: 0,
@@ -67,7 +52,11 @@ fn calm(turns: bool) -> Case {
         deaths: 0,
         naps: 0,
         host_kv_bytes: 0,
-        loses_earmark: false,
+        untaken: 0,
+        loses_earmarks: 0,
+        loses_revocations: 0,
+        deaf: None,
+        ttl_ms: 300,
         blind: false,
         later_floor: 0,
     }
@@ -153,9 +142,60 @@ fn a_tenant_whose_floor_is_free_starts_at_once_and_grows_to_its_share() {
 #[test]
 #[should_panic(expected = "not everything goes home")]
 fn an_earmark_that_the_ledger_loses_is_noticed() {
-    let mut town = Town::new(&Case { loses_earmark: true, ..calm(true) });
+    let mut town = Town::new(&Case { loses_earmarks: 1, ..calm(true) });
     town.run();
     town.settle();
+}
+
+/// Everybody has answered everything, as if it were alone.
+fn served(case: &Case) -> Town {
+    let mut town = Town::new(case);
+    town.run();
+    for seat in &town.seats {
+        assert_eq!(seat.finished(), &seat.expected, "the tokens of the tenant alone");
+    }
+    town
+}
+
+#[test]
+fn tenants_serve_although_every_promise_is_lost() {
+    for turns in [false, true] {
+        let town = served(&Case { loses_earmarks: u32::MAX, ..calm(turns) });
+        let lost = (0..3).any(|at| town.brain(at).is_some_and(|brain| brain.lent_chunks() > 0));
+        assert!(lost, "what is tested happens");
+    }
+}
+
+#[test]
+fn tenants_serve_although_no_promise_can_be_taken() {
+    for turns in [false, true] {
+        let mut town = served(&Case { untaken: u32::MAX, ..calm(turns) });
+        assert_eq!(town.loans, 0);
+        town.settle();
+    }
+}
+
+/// What is lent is wanted back while its borrower still uses it, and no loan ends by itself.
+fn contested() -> Case {
+    Case { extra_kv: 0, ttl_ms: 60_000, ..calm(true) }
+}
+
+#[test]
+fn a_revocation_that_is_lost_is_said_again() {
+    let slowest_ns = |loses_revocations| {
+        let mut town = served(&Case { loses_revocations, ..contested() });
+        town.settle();
+        town.slowest_ns
+    };
+    let (kept_ns, lost_ns) = (slowest_ns(0), slowest_ns(1));
+    assert!(kept_ns > 0, "what is tested happens");
+    assert!(lost_ns <= kept_ns + BOUND_NS, "{lost_ns} ns after one was lost, {kept_ns} ns else");
+}
+
+#[test]
+fn who_is_not_paid_in_time_asks_others() {
+    let town = served(&Case { deaf: Some(0), ..contested() });
+    assert!(town.asked_meanwhile > 0);
 }
 
 /// What a brain may hold, as it says.

@@ -8,7 +8,7 @@ use sluice_policy::brain::{Brain, Rest};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::grants::Book;
+use sluice_policy::neighbours::grants::{Book, Nonce};
 use sluice_policy::neighbours::victim::{Live, Neighbour};
 use sluice_policy::params::{Params, PolicyName};
 use sluice_policy::trader::{Letter, News, Terms, Trader};
@@ -21,7 +21,9 @@ use super::super::world::{Request, World};
 use super::balance;
 use super::mail::{Mail, Post};
 
-const MS: u64 = 1_000_000;
+pub const MS: u64 = 1_000_000;
+/// A borrower gives back within this time.
+pub const BOUND_NS: u64 = 60 * MS;
 /// How often a tenant looks at the ledger by itself.
 const LOOK_NS: u64 = 25 * MS;
 
@@ -47,8 +49,16 @@ pub struct Case {
     /// How often a tenant falls asleep or wakes, of a thousand boundaries.
     pub naps: u32,
     pub host_kv_bytes: u64,
-    /// One earmark is not written: what the checks must notice.
-    pub loses_earmark: bool,
+    /// So many promises cannot be taken in each life although they stand.
+    pub untaken: u32,
+    /// So many earmarks are not written: what the checks must notice.
+    pub loses_earmarks: u32,
+    /// So many revocations are lost.
+    pub loses_revocations: u32,
+    /// To this tenant all are.
+    pub deaf: Option<usize>,
+    /// How long a loan lasts, milliseconds.
+    pub ttl_ms: u64,
     /// Nobody sees who dies.
     pub blind: bool,
     /// So many chunks more does a later life never lend: its former one had lent them, as those do that are hibernated.
@@ -57,7 +67,13 @@ pub struct Case {
 
 impl Case {
     fn troubles(&self) -> Faults {
-        Faults { permille: self.faults, left: 6, unmade: self.unmade, ..Faults::default() }
+        Faults {
+            permille: self.faults,
+            left: 6,
+            unmade: self.unmade,
+            untaken: self.untaken,
+            ..Faults::default()
+        }
     }
 }
 
@@ -116,6 +132,12 @@ pub struct Town {
     pub loans: u32,
     /// Letters of new lives that lacked their floor.
     pub claims: u32,
+    /// The longest time from the first word about a loan that was wanted back to its end.
+    pub slowest_ns: u64,
+    /// Neighbours asked while a loan was out whose borrower had been told longer ago than the bound.
+    pub asked_meanwhile: u32,
+    /// When the borrower of a loan was first told.
+    revoked: BTreeMap<Nonce, Nanos>,
     case: Case,
     params: Params,
     geometry: Geometry,
@@ -142,6 +164,9 @@ impl Town {
             seats: Vec::new(),
             loans: 0,
             claims: 0,
+            slowest_ns: 0,
+            asked_meanwhile: 0,
+            revoked: BTreeMap::new(),
             case: case.clone(),
             params,
             geometry,
@@ -155,7 +180,7 @@ impl Town {
             rng: Rng(case.seed ^ 0x7044),
         };
         (0..case.tenants).for_each(|_| town.settler());
-        town.ledger.borrow_mut().loses_next = case.loses_earmark;
+        town.ledger.borrow_mut().loses = case.loses_earmarks;
         town
     }
 
@@ -205,9 +230,9 @@ impl Town {
         Terms {
             priority: me.index as i32 % 2,
             min_residence_ns: 5 * MS,
-            revoke_bound_ns: 60 * MS,
+            revoke_bound_ns: BOUND_NS,
             ask_patience_ns: 8 * MS,
-            ttl_ns: 300 * MS,
+            ttl_ns: self.case.ttl_ms * MS,
             retry_ns: 20 * MS,
             ..Terms::default()
         }
@@ -307,6 +332,7 @@ impl Town {
         while let Some((to, post)) = self.mail.next(self.now) {
             self.deliver(to, post);
         }
+        self.note_homecomings();
     }
 
     /// Under turns one at a time runs, else whoever has work.
@@ -342,7 +368,44 @@ impl Town {
             let others = self.living().into_iter().filter(|peer| *peer != from);
             return others.for_each(|to| self.mail.claim(self.now, from, to, chunks));
         }
-        self.mail.send(self.now, from, letter);
+        if !self.goes_astray(from, &letter) {
+            self.mail.send(self.now, from, letter);
+        }
+    }
+
+    /// Notes who wants what back, and loses of that what the case says.
+    fn goes_astray(&mut self, from: Peer, letter: &Letter) -> bool {
+        match letter {
+            Letter::Revoke { peer, nonce, .. } => {
+                self.revoked.entry(*nonce).or_insert(self.now);
+                let lost = self.case.loses_revocations > 0;
+                self.case.loses_revocations -= u32::from(lost);
+                lost || self.case.deaf == Some(peer.index as usize)
+            }
+            Letter::Ask { .. } => {
+                let asker = self.at(from).and_then(|at| self.seats[at].tenant.as_ref());
+                let mut given = asker.into_iter().flat_map(|asker| asker.trader().book().given());
+                let late = |nonce: &Nonce| {
+                    self.revoked.get(nonce).is_some_and(|since| self.now.since(*since) >= BOUND_NS)
+                };
+                self.asked_meanwhile += u32::from(given.any(|given| late(&given.nonce)));
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// Notes how long what is home was waited for.
+    fn note_homecomings(&mut self) {
+        let tenants = self.seats.iter().filter_map(|seat| seat.tenant.as_ref());
+        let given = tenants.flat_map(|tenant| tenant.trader().book().given());
+        let out: BTreeSet<_> = given.map(|given| given.nonce).collect();
+        let (now, slowest_ns) = (self.now, &mut self.slowest_ns);
+        self.revoked.retain(|nonce, since| {
+            let home = !out.contains(nonce);
+            *slowest_ns = (*slowest_ns).max(if home { now.since(*since) } else { 0 });
+            !home
+        });
     }
 
     fn deliver(&mut self, to: Peer, post: Post) {

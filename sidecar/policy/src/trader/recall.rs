@@ -1,0 +1,65 @@
+//! Taking back what was lent: told to each borrower, told again while it is needed, and waited for once.
+
+use alloc::vec::Vec;
+
+use super::{Letter, Trader};
+use crate::brain::Brain;
+use crate::ids::Nanos;
+use crate::neighbours::grants::Nonce;
+
+/// A borrower is told again at the latest after so long, nanoseconds.
+const PAUSE_MAX_NS: u64 = 5_000_000_000;
+
+/// A loan that is wanted back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Recalled {
+    nonce: Nonce,
+    /// When its borrower was first told.
+    since: Nanos,
+    /// It is told again then.
+    again_at: Nanos,
+    /// And after that so much later, nanoseconds: twice as long each time.
+    pause_ns: u64,
+}
+
+impl Trader {
+    /// A tenant with work whose layers are away, or whose KV is short, takes back what it lent. It waits for a loan no longer
+    /// than the bound, counted from the first word about it: a need that comes and goes with turns and steps would else wait
+    /// anew each time for what never comes.
+    pub(super) fn recall(&mut self, now: Nanos, brain: &mut Brain) {
+        let out: Vec<_> = self.book.given().iter().map(|given| given.nonce).collect();
+        self.recalled.retain(|recalled| out.contains(&recalled.nonce));
+        self.patient = false;
+        if brain.wants_layers() || brain.hungry().is_some() {
+            out.into_iter().for_each(|nonce| self.revoke(now, nonce));
+            let bound_ns = self.terms.revoke_bound_ns;
+            self.patient = self.recalled.iter().any(|recalled| now.since(recalled.since) < bound_ns);
+        }
+        brain.set_patient(self.patient);
+    }
+
+    /// Tells a borrower, unless it was told a moment ago. Letters get lost, and so do answers: it is told again within the
+    /// bound, and then less and less often.
+    fn revoke(&mut self, now: Nanos, nonce: Nonce) {
+        let recalled = self.recalled_of(now, nonce);
+        if now < recalled.again_at {
+            return;
+        }
+        recalled.again_at = now.plus(recalled.pause_ns);
+        recalled.pause_ns = recalled.pause_ns.saturating_mul(2).min(PAUSE_MAX_NS);
+        let chunks =
+            self.book.given().iter().find(|given| given.nonce == nonce).map_or(0, |given| given.chunks);
+        let recall = self.book.revoke(nonce, chunks).expect("a grant of the book is known to it");
+        self.letters.push(Letter::Revoke { peer: recall.peer, nonce, chunks: recall.chunks });
+    }
+
+    fn recalled_of(&mut self, now: Nanos, nonce: Nonce) -> &mut Recalled {
+        let known = self.recalled.iter().position(|recalled| recalled.nonce == nonce);
+        let at = known.unwrap_or_else(|| {
+            let pause_ns = (self.terms.revoke_bound_ns / 2).max(1);
+            self.recalled.push(Recalled { nonce, since: now, again_at: now, pause_ns });
+            self.recalled.len() - 1
+        });
+        &mut self.recalled[at]
+    }
+}

@@ -1,0 +1,222 @@
+//! Loans that go astray: what was lent never comes home, or what was granted never comes. The tenant serves nevertheless.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use sluice_policy::ids::Nanos;
+use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::grants::Nonce;
+use sluice_policy::neighbours::turn::Quantum;
+use sluice_policy::neighbours::victim::{Live, Neighbour};
+use sluice_policy::params::PolicyName;
+use sluice_policy::trader::{Letter, News, Terms};
+use sluice_ports::neighbourhood::{NeighbourEvent, Neighbourhood, TurnCall};
+use sluice_scheduler::{Event, Membership, Sharing};
+use sluice_sim::World;
+
+use crate::support::{LIMIT, request, setup};
+
+const MS: u64 = 1_000_000;
+const BORROWER: Peer = Peer { index: 1, instance: 2 };
+const LOAN: Nonce = Nonce(7);
+/// Largest turn of everybody, much less than the bound of a revocation.
+const QUANTUM_NS: u64 = 50 * MS;
+const BOUND_NS: u64 = 200 * MS;
+
+/// What a tenant wrote, and said of its turn.
+#[derive(Clone, Debug)]
+enum Said {
+    Letter(Letter),
+    Turn(TurnCall),
+}
+
+/// Neighbours that hear everything and answer nothing by themselves.
+#[derive(Clone, Debug, Default)]
+struct Silent(Arc<Mutex<VecDeque<(Nanos, Said)>>>);
+
+impl Neighbourhood for Silent {
+    fn post(&mut self, now: Nanos, letter: Letter) {
+        self.0.lock().unwrap().push_back((now, Said::Letter(letter)));
+    }
+
+    fn turn(&mut self, now: Nanos, call: TurnCall) {
+        self.0.lock().unwrap().push_back((now, Said::Turn(call)));
+    }
+}
+
+/// A tenant, and what it said.
+struct Tenant {
+    world: World,
+    silent: Silent,
+    letters: Vec<(Nanos, Letter)>,
+    /// When its next turn comes, and how many it had.
+    turn: Option<Nanos>,
+    turns: u64,
+    /// What it finds when it looks for memory. They give what they are asked for.
+    neighbours: Vec<Neighbour>,
+}
+
+impl Tenant {
+    /// One that has loaded, among neighbours.
+    fn new(sharing: Sharing, kv_columns: u32) -> Tenant {
+        let mut setup = setup(PolicyName::Oneiros, 8, kv_columns, 1);
+        setup.config.sharing = sharing;
+        // The other half of the GPU is the neighbours'.
+        setup.params.share_chunks = setup.geometry.capacity_chunks;
+        setup.geometry.capacity_chunks *= 2;
+        let terms = Terms { revoke_bound_ns: BOUND_NS, ..Terms::default() };
+        setup.config.neighbours = Some(Membership { me: Peer { index: 0, instance: 1 }, terms });
+        let silent = Silent::default();
+        let world = World::among(Box::new(silent.clone()), setup, None);
+        let world = world.unwrap_or_else(|refused| panic!("{refused}"));
+        let (letters, neighbours) = (Vec::new(), Vec::new());
+        let mut tenant = Tenant { world, silent, letters, turn: None, turns: 0, neighbours };
+        tenant.run_until(Nanos(1_000 * MS));
+        assert!(tenant.world.driver.core().brain().loaded());
+        tenant
+    }
+
+    /// All that it can spare goes to a neighbour, for good.
+    fn lend_all(&mut self) {
+        let chunks = self.world.driver.core().brain().lendable_chunks();
+        self.hear(News::Asked { peer: BORROWER, nonce: LOAN, chunks, ttl_ns: 1 << 40 });
+        self.run_until(self.world.now().plus(100 * MS));
+        assert_eq!(self.world.driver.core().brain().lent_chunks(), chunks);
+        assert!(revocations(self).is_empty(), "nobody takes back what is just leaving");
+    }
+
+    fn hear(&mut self, news: News) {
+        self.world.driver.push(Event::Neighbour(NeighbourEvent::News(news)));
+    }
+
+    fn ask(&mut self, requests: u64) {
+        let first = self.world.outcomes.len() as u64 + 1;
+        for id in first..first + requests {
+            let mut request = request(id, &mut sluice_sim::rng::Rng::new(id));
+            request.prompt = (0..60).map(|token| token + 200 * id as u32).collect();
+            request.max_tokens = 60;
+            self.world.submit(request);
+        }
+    }
+
+    /// A turn comes when the neighbour's is over.
+    fn listen(&mut self) {
+        let said: Vec<_> = self.silent.0.lock().unwrap().drain(..).collect();
+        for (at, said) in said {
+            match said {
+                Said::Turn(TurnCall::Want) => self.turn = Some(at.plus(QUANTUM_NS)),
+                Said::Turn(TurnCall::Release) => {}
+                Said::Letter(letter) => {
+                    self.answer(&letter);
+                    self.letters.push((at, letter));
+                }
+            }
+        }
+        if self.turn.take_if(|at| *at <= self.world.now()).is_some() {
+            self.turns += 1;
+            self.world.driver.push(Event::Neighbour(NeighbourEvent::Turn { epoch: self.turns }));
+        }
+    }
+
+    fn answer(&mut self, letter: &Letter) {
+        match *letter {
+            Letter::Survey => self.hear(News::Survey(self.neighbours.clone())),
+            Letter::Ask { peer, nonce, chunks, ttl_ns } => {
+                self.hear(News::Granted { peer, nonce, chunks, ttl_ns });
+            }
+            _ => {}
+        }
+    }
+
+    fn run_until(&mut self, limit: Nanos) {
+        while self.world.now() < limit {
+            let next = self.turn.map_or(limit, |turn| turn.min(limit)).max(self.world.now());
+            if !self.world.tick(next) {
+                self.world.run_until(next);
+            }
+            self.listen();
+        }
+    }
+
+    fn ended(&self) -> bool {
+        self.world.outcomes.values().all(|outcome| outcome.finish.is_some())
+    }
+
+    /// Time until all requests have ended.
+    fn serves(&mut self) -> u64 {
+        let since = self.world.now();
+        while !self.ended() {
+            let now = self.world.now();
+            assert!(now.since(since) < LIMIT.0 / 60, "it stands: {:?}", self.world.driver.core().snapshot());
+            self.run_until(now.plus(MS));
+        }
+        self.world.now().since(since)
+    }
+}
+
+#[test]
+fn a_tenant_whose_layers_never_come_home_serves_although_its_turns_are_shorter_than_the_bound() {
+    let mut tenant = Tenant::new(Sharing::Temporal(Quantum::new(0, QUANTUM_NS)), 60);
+    tenant.ask(1);
+    tenant.serves();
+    tenant.lend_all();
+    assert!(tenant.world.driver.core().brain().absent_layers() > 0, "layers are lent");
+    tenant.ask(2);
+    let took_ns = tenant.serves();
+    // It waits for the bound, turn by turn, and no longer.
+    assert!(took_ns < 2 * BOUND_NS + 4 * QUANTUM_NS, "{took_ns} ns");
+}
+
+/// Times at which the loan was revoked.
+fn revocations(tenant: &Tenant) -> Vec<Nanos> {
+    let revoked = |letter: &Letter| matches!(letter, Letter::Revoke { nonce: LOAN, .. });
+    tenant.letters.iter().filter(|(_, letter)| revoked(letter)).map(|(at, _)| *at).collect()
+}
+
+/// A tenant that lent what it can, and has more to do than what is left has room for.
+fn short_of_memory() -> Tenant {
+    let mut tenant = Tenant::new(Sharing::Spatial, 40);
+    tenant.ask(1);
+    tenant.serves();
+    tenant.lend_all();
+    tenant.ask(6);
+    tenant
+}
+
+#[test]
+fn a_need_that_comes_again_with_each_step_does_not_wait_anew_for_what_never_comes() {
+    let mut tenant = short_of_memory();
+    let took_ns = tenant.serves();
+    let steps = tenant.world.driver.core().snapshot().counters.steps;
+    assert!(took_ns < 3 * BOUND_NS, "{took_ns} ns, {steps} steps");
+}
+
+#[test]
+fn a_borrower_that_does_not_give_back_is_told_again_and_less_and_less_often() {
+    let mut tenant = short_of_memory();
+    for _ in 0..20 {
+        tenant.serves();
+        tenant.ask(6);
+    }
+    let told = revocations(&tenant);
+    let gaps: Vec<_> = told.windows(2).map(|pair| pair[1].since(pair[0])).collect();
+    assert!(told.len() > 3 && gaps[0] < BOUND_NS, "within the bound a second time: {gaps:?}");
+    assert!(gaps.iter().zip(&gaps[1..]).all(|(gap, next)| next > gap), "{gaps:?}");
+}
+
+#[test]
+fn who_is_not_paid_in_time_borrows_of_another() {
+    let mut tenant = short_of_memory();
+    let other = Peer { index: 2, instance: 3 };
+    let live = Some(Live { lendable_chunks: 4, ..Live::default() });
+    tenant.neighbours = vec![Neighbour { peer: other, priority: 0, reachable: true, live }];
+    let since = tenant.world.now();
+    tenant.serves();
+    let asked = tenant
+        .letters
+        .iter()
+        .find(|(_, letter)| matches!(letter, Letter::Ask { peer, .. } if *peer == other));
+    let (at, _) = asked.expect("the other was asked");
+    assert!(at.since(since) >= BOUND_NS, "the loan comes first: {at:?}, {since:?}");
+    assert!(tenant.world.driver.core().trader().is_some_and(|trader| trader.loans_taken() > 0));
+}
