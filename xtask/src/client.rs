@@ -75,15 +75,39 @@ pub fn run_all(
     })
 }
 
-/// What is done meanwhile: `look` now and then, and little in between.
-pub fn looking(mut look: impl FnMut() -> Result<()>) -> impl FnMut() -> Result<()> {
+/// What is done meanwhile: `look` now and then, and little in between. A look that fails is one fewer, since a busy machine
+/// answers late; whoever has died fails the clients.
+pub fn looking(stop: &Stop, mut look: impl FnMut() -> Result<()>) -> impl FnMut() -> Result<()> {
     let mut looked: Option<Instant> = None;
     move || {
         if looked.is_none_or(|at| at.elapsed() >= LOOK) {
-            look()?;
+            if look().is_err() {
+                stop.check()?;
+            }
             looked = Some(Instant::now());
         }
         std::thread::sleep(TICK);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_that_fails_is_one_fewer_and_a_signal_ends_the_looking() {
+        let (stop, mut looks) = (Stop::default(), 0);
+        let mut failing = looking(&stop, || {
+            looks += 1;
+            bail!("nobody answers")
+        });
+        failing().unwrap();
+        failing().unwrap();
+        drop(failing);
+        assert_eq!(looks, 1, "the next one comes later");
+        let told = Stop::told();
+        let mut interrupted = looking(&told, || bail!("interrupted"));
+        assert!(interrupted().is_err());
     }
 }

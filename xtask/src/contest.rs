@@ -81,7 +81,7 @@ pub fn run(
 fn burst(world: &World, tenant: &Tenant<'_>, load: Load, mut look: impl FnMut(&Value)) -> Result<Report> {
     let outputs = tenant.files().join("outputs.json");
     let client = Client::new(world, &tenant.url(), outputs, &load.options());
-    let mut meanwhile = client::looking(|| tenant.state().map(|state| look(&state)));
+    let mut meanwhile = client::looking(&world.stop, || tenant.state().map(|state| look(&state)));
     let mut reports = client::run_all(vec![client], &world.stop, &mut meanwhile)?;
     Ok(reports.remove(0))
 }

@@ -73,6 +73,15 @@ impl Stop {
         Ok(stop)
     }
 
+    /// As after SIGTERM, for tests.
+    #[cfg(test)]
+    pub fn told() -> Stop {
+        let stop = Stop::default();
+        stop.signal.store(15, Ordering::Relaxed);
+        stop.came.store(true, Ordering::Relaxed);
+        stop
+    }
+
     /// Whether one has come.
     pub fn requested(&self) -> bool {
         self.came.load(Ordering::Acquire)
@@ -223,10 +232,7 @@ mod tests {
         }
         let grandchild = String::from_utf8(line).unwrap();
         assert!(Path::new("/proc").join(grandchild).exists());
-        let stop = Stop::default();
-        stop.signal.store(15, Ordering::Relaxed);
-        stop.came.store(true, Ordering::Relaxed);
-        let error = group.wait(&stop).context("a child").unwrap_err();
+        let error = group.wait(&Stop::told()).context("a child").unwrap_err();
         assert_eq!(
             (format!("{error:#}").as_str(), Interrupted::status_of(&error)),
             ("a child: interrupted", Some(143))

@@ -4,6 +4,7 @@ mod table;
 mod verdict;
 
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -88,12 +89,17 @@ pub fn run(workspace: &Workspace, args: &NeighbourArgs) -> Result<bool> {
 /// All loads and rules once, then all of them again: what the machine does meanwhile hits all alike.
 fn measure(world: &World, setting: &Setting, repetitions: u32) -> Result<Vec<Runs>> {
     let mut all: Vec<Runs> = LOADS.into_iter().map(Runs::new).collect();
-    for repetition in 1..=repetitions {
+    let count = repetitions as usize * all.iter().map(|runs| runs.rules.len()).sum::<usize>();
+    let mut number = 0;
+    for _ in 0..repetitions {
         for runs in &mut all {
             for (rule, outcomes) in runs.rules.iter().zip(&mut runs.outcomes) {
-                eprint!("{}, {repetition} of {repetitions}: {} ", runs.shape.name(), rule.name);
+                number += 1;
+                eprint!("run {number} of {count}: {} load, {}: ", runs.shape.name(), rule.name);
+                let begun = Instant::now();
                 let outcome = neighbours::run(world, setting, *rule, (runs.shape, SIZE), |_| ())?;
-                eprintln!("{:.0} tokens/s, {:.0} good", outcome.throughput, outcome.goodput);
+                let (all, good, seconds) = (outcome.throughput, outcome.goodput, begun.elapsed().as_secs());
+                eprintln!("{all:.0} tokens/s, {good:.0} of them in time ({seconds} s)");
                 outcomes.push(outcome);
             }
         }

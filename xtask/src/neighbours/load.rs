@@ -121,7 +121,7 @@ pub fn send(
     rounds: &[Round],
     mut look: impl FnMut(&[Value]),
 ) -> Result<Vec<Vec<Report>>> {
-    let mut meanwhile = client::looking(|| up.states().map(|states| look(&states)));
+    let mut meanwhile = client::looking(&world.stop, || up.states().map(|states| look(&states)));
     let mut send = |round: &Round| {
         let clients = round.iter().map(|stream| stream.client(world, up, setting)).collect();
         client::run_all(clients, &world.stop, &mut meanwhile)
