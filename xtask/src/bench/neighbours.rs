@@ -76,7 +76,10 @@ pub fn run(workspace: &Workspace, args: &NeighbourArgs) -> Result<bool> {
     let machine = machine::describe();
     let runs = measure(&world, &setting, args.repetitions)?;
     let mut report = machine::report(workspace, machine);
-    println!("{}{}", machine::heading(&report), text(&setting));
+    println!("{}{}", machine::heading(&report), text(&setting).replace("; ", "\n"));
+    println!(
+        "Recompute: fixed partitions. Oneiros: neighbours lend; MRU and LRU: who is asked first, the most or the least recently used"
+    );
     runs.iter().for_each(table::print);
     println!();
     let verdicts = verdict::all(&runs);

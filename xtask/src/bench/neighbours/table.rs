@@ -24,7 +24,7 @@ const ROWS: [Row; 10] = [
 pub(super) fn print(runs: &Runs) {
     println!("\n{} load; median (range) of {}", runs.shape.name(), runs.outcomes[0].len());
     print!("{:<32}", "");
-    runs.rules.iter().for_each(|rule| print!("{:>26}", rule.name));
+    runs.rules.iter().for_each(|rule| print!("{:>28}", rule.name));
     println!();
     for (name, digits, figure) in ROWS {
         row(runs, name, digits, figure);
@@ -46,7 +46,7 @@ fn row(runs: &Runs, name: &str, digits: usize, figure: impl Fn(&Outcome) -> f64)
     for outcomes in &runs.outcomes {
         let samples: Vec<f64> = outcomes.iter().map(&figure).filter(|value| !value.is_nan()).collect();
         let text = if samples.is_empty() { "-".into() } else { cell(&samples, digits) };
-        print!(" {text:>25}");
+        print!(" {text:>27}");
     }
     println!();
 }
