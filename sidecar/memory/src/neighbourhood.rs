@@ -18,6 +18,7 @@ mod layout;
 mod locks;
 mod record;
 mod seat;
+mod shrunk;
 mod transfer;
 mod turn;
 mod words;
@@ -37,6 +38,7 @@ pub use count::{Earmark, EarmarkState, LedgerAudit, Participant};
 pub use error::{JoinError, LedgerError, OpenError};
 pub use faults::{LedgerFaults, WriteTap};
 pub use layout::{RECORDS, TRANSFERS};
+pub use locks::PATIENCE as GUARD_PATIENCE;
 pub use seat::Seat;
 pub use sluice_policy::neighbours::Peer;
 pub use sluice_policy::neighbours::turn::TurnOrder;
@@ -138,7 +140,10 @@ impl<'a> Opening<'a> {
     fn new(folder: &Path, identity: &'a Identity, faults: LedgerFaults) -> Result<Opening<'a>, OpenError> {
         let locks_path = folder.join("locks");
         let guard = locks::describe(&locks_path).map_err(refused("open", &locks_path))?;
-        locks::lock(guard.as_fd(), locks::GUARD).map_err(refused("fcntl", &locks_path))?;
+        let taken = locks::patiently(|| locks::try_lock(guard.as_fd(), locks::GUARD));
+        if !taken.map_err(refused("fcntl", &locks_path))? {
+            return Err(OpenError::Busy { waited_ms: GUARD_PATIENCE.as_millis() as u64 });
+        }
         Ok(Opening { identity, faults, path: folder.join("ledger"), locks_path, guard })
     }
 
@@ -149,7 +154,10 @@ impl<'a> Opening<'a> {
             Err(error) => return Err(refused("open", &self.path)(error)),
             Ok(None) => damaged("its length"),
             Ok(Some(words)) => match check(&words, self.identity) {
-                Ok(()) => return Ok(words),
+                Ok(()) => {
+                    words.note(header::GUARDED, 0);
+                    return Ok(words);
+                }
                 Err(size @ OpenError::OtherSize { .. }) => return Err(size),
                 Err(unfit) => unfit,
             },

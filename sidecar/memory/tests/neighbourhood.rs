@@ -5,8 +5,10 @@
 mod actor;
 mod arithmetic;
 mod controls;
+mod damage;
 mod engine;
 mod files;
+mod frozen;
 mod hammer;
 mod kills;
 mod namespaces;

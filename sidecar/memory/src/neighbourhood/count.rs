@@ -120,16 +120,72 @@ pub(super) fn state(words: &Words, lender: u64, entry: &Entry, living: Living) -
 }
 
 impl Shared {
+    /// Without the guard, so that nobody who is frozen within it keeps others from looking. Each record, and each earmark,
+    /// is as it was at one moment; together they are of the time that the look took.
     pub(super) fn survey(&self) -> Result<Vec<Participant>, LedgerError> {
-        let _guard = self.lock()?;
-        let living = self.living()?;
+        self.words.sound()?;
         let holder = if self.turn_is_taken()? { self.words.load(header::HOLDER) } else { 0 };
-        let records = record::all(&self.words).filter(|record| record.instance() != 0);
-        Ok(records.map(|record| participant(&self.words, &record, living, holder)).collect())
+        let mut found = Vec::new();
+        for record in record::all(&self.words) {
+            found.extend(self.look(&record, holder)?);
+        }
+        self.words.sound()?;
+        Ok(found)
+    }
+
+    /// Looked at again when another life took the record meanwhile.
+    fn look(&self, record: &Record<'_>, holder: u64) -> Result<Option<Participant>, LedgerError> {
+        loop {
+            let peer = record.peer();
+            if peer.instance == 0 {
+                return Ok(None);
+            }
+            let seen = self.participant(record, peer, holder)?;
+            if record.instance() == peer.instance {
+                return Ok(Some(seen));
+            }
+        }
+    }
+
+    fn participant(&self, record: &Record<'_>, peer: Peer, holder: u64) -> Result<Participant, LedgerError> {
+        let mut earmarks = Vec::new();
+        for entry in record.earmarks() {
+            earmarks.extend(self.earmark(record, peer, &entry)?);
+        }
+        Ok(Participant {
+            peer,
+            name: record.name(),
+            live: self.lives(peer.index)?,
+            floor_bytes: record.get(word::FLOOR),
+            share_bytes: record.get(word::SHARE),
+            held_bytes: record.held(),
+            earmarks,
+            accepted: record.accepted().map(|(_, nonce, lender)| (nonce, lender)).collect(),
+            waits: record.get(word::TICKET) != 0,
+            has_turn: peer.instance == holder,
+        })
+    }
+
+    /// `None` when it was cleared meanwhile: then what its borrower had accepted may be forgotten, and seems to wait.
+    fn earmark(
+        &self,
+        record: &Record<'_>,
+        lender: Peer,
+        entry: &Entry,
+    ) -> Result<Option<Earmark>, LedgerError> {
+        let Entry { slot, nonce, to, bytes } = *entry;
+        let mut living = Living::default();
+        if let Some(borrower) = record::of_instance(&self.words, to)
+            && self.lives(borrower.index)?
+        {
+            living.insert(borrower.index);
+        }
+        let state = state(&self.words, lender.instance, entry, living);
+        Ok(record.marks(slot, nonce).then_some(Earmark { nonce, to, bytes, state }))
     }
 
     pub(super) fn audit(&self) -> Result<LedgerAudit, LedgerError> {
-        let _guard = self.lock()?;
+        let _guard = self.lock(0)?;
         let living = self.living()?;
         let words = &self.words;
         let of = |record: Record<'_>| (record.peer(), of_record(words, &record, living));
@@ -150,24 +206,4 @@ fn balanced(audit: LedgerAudit) -> Result<LedgerAudit, LedgerError> {
         return Err(LedgerError::Overcounted { counted, unsettled, capacity });
     }
     Ok(audit)
-}
-
-fn participant(words: &Words, record: &Record<'_>, living: Living, holder: u64) -> Participant {
-    let peer = record.peer();
-    let earmark = |entry: Entry| {
-        let state = state(words, peer.instance, &entry, living);
-        Earmark { nonce: entry.nonce, to: entry.to, bytes: entry.bytes, state }
-    };
-    Participant {
-        peer,
-        name: record.name(),
-        live: living.has(peer.index),
-        floor_bytes: record.get(word::FLOOR),
-        share_bytes: record.get(word::SHARE),
-        held_bytes: record.held(),
-        earmarks: record.earmarks().map(earmark).collect(),
-        accepted: record.accepted().map(|(_, nonce, lender)| (nonce, lender)).collect(),
-        waits: record.get(word::TICKET) != 0,
-        has_turn: peer.instance == holder,
-    }
 }

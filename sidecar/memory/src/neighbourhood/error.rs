@@ -33,6 +33,12 @@ pub enum OpenError {
         /// Asked for.
         expected: u64,
     },
+    /// Somebody has had the guard for longer than it takes; it may be frozen.
+    #[error("the ledger is busy: its guard was not to be had within {waited_ms} ms")]
+    Busy {
+        /// So long it was waited for, milliseconds.
+        waited_ms: u64,
+    },
     /// The claim id is empty or too long.
     #[error("a claim id has 1 to {limit_bytes} bytes, not {bytes}")]
     ClaimId {
@@ -99,6 +105,12 @@ pub enum JoinError {
         /// Of the GPU.
         capacity: u64,
     },
+    /// Its guard is held by somebody who may be frozen: [`LedgerError::Busy`].
+    #[error(transparent)]
+    Busy(LedgerError),
+    /// The ledger cannot be used.
+    #[error(transparent)]
+    Unfit(LedgerError),
     /// The file was replaced since it was opened: open it again.
     #[error("the ledger was replaced since it was opened")]
     Replaced,
@@ -172,6 +184,21 @@ pub enum LedgerError {
         /// At most.
         limit: usize,
     },
+    /// Somebody has had the guard for longer than it takes; it may be frozen. Nothing was changed.
+    #[error("the ledger is busy: {holder}, who took its guard last, has kept it for {waited_ms} ms")]
+    Busy {
+        /// Name and record of who took it last.
+        holder: String,
+        /// So long it was waited for, milliseconds.
+        waited_ms: u64,
+    },
+    /// The file is not what it must be: cut short, emptied, or a record was changed by another than its owner. Nobody of
+    /// this process trades by it any more.
+    #[error("the ledger is damaged: {what}")]
+    Damaged {
+        /// What is wrong.
+        what: &'static str,
+    },
     /// More is counted than the GPU has: the ledger is wrong.
     #[error("{counted} bytes are counted, of them at most {unsettled} twice, in a capacity of {capacity}")]
     Overcounted {
@@ -208,11 +235,11 @@ pub(super) fn kernel(call: &'static str) -> impl Fn(Errno) -> LedgerError {
 }
 
 impl From<LedgerError> for JoinError {
-    /// Of what joining does, only the kernel refuses with a [`LedgerError`].
     fn from(error: LedgerError) -> JoinError {
         match error {
             LedgerError::Kernel { call, source } => JoinError::Kernel { call, source },
-            other => panic!("joining only locks and reads, but: {other}"),
+            busy @ LedgerError::Busy { .. } => JoinError::Busy(busy),
+            other => JoinError::Unfit(other),
         }
     }
 }

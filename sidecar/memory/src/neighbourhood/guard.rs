@@ -2,12 +2,12 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use super::count::Living;
 use super::error::{LedgerError, kernel};
 use super::layout::header;
-use super::locks;
+use super::locks::{self, PATIENCE};
 use super::record::{self, Record};
 use super::words::Words;
 
@@ -34,12 +34,42 @@ impl Shared {
         Shared { words, guard, path, locks_path, threads: Mutex::new(()) }
     }
 
-    /// Waits for the guard. Its holder does no more than read and write some words, and its death frees it.
-    pub(super) fn lock(&self) -> Result<Guard<'_>, LedgerError> {
-        // Nothing is kept behind this mutex, so a panic under it breaks nothing.
-        let thread = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        locks::lock(self.guard.as_fd(), locks::GUARD).map_err(kernel("fcntl(F_OFD_SETLKW)"))?;
-        Ok(Guard { file: self.guard.as_fd(), _thread: thread })
+    /// The guard, for the life `by` (0 = none yet), if it can be had within [`PATIENCE`]: its holder may be frozen.
+    pub(super) fn lock(&self, by: u64) -> Result<Guard<'_>, LedgerError> {
+        let mut thread = None;
+        let taken = locks::patiently(|| {
+            thread = thread.take().or_else(|| self.try_threads());
+            Ok(thread.is_some() && locks::try_lock(self.guard.as_fd(), locks::GUARD)?)
+        });
+        match (taken.map_err(kernel("fcntl(F_OFD_SETLK)"))?, thread) {
+            (true, Some(thread)) => {
+                let guard = Guard { file: self.guard.as_fd(), _thread: thread };
+                self.words.whole()?;
+                self.words.note(header::GUARDED, by);
+                Ok(guard)
+            }
+            _ => Err(LedgerError::Busy { holder: self.holder(), waited_ms: PATIENCE.as_millis() as u64 }),
+        }
+    }
+
+    /// Nothing is kept behind this mutex, so a panic under it breaks nothing.
+    fn try_threads(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.threads.try_lock() {
+            Ok(thread) => Some(thread),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Who took the guard last, for people. A process id would say nothing: pods have their own.
+    fn holder(&self) -> String {
+        let instance = self.words.load(header::GUARDED);
+        let record =
+            Some(instance).filter(|one| *one != 0).and_then(|one| record::of_instance(&self.words, one));
+        record.map_or_else(
+            || "somebody without a record".to_owned(),
+            |record| format!("{} (record {})", record.name(), record.index),
+        )
     }
 
     pub(super) fn record(&self, index: u32) -> Record<'_> {

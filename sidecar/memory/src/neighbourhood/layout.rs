@@ -36,6 +36,8 @@ pub(super) mod header {
     pub const BELL: usize = 10;
     /// When the turn was given up last, nanoseconds of the clock since boot; 0 = its last holder died with it.
     pub const RELEASED: usize = 11;
+    /// Instance that took the guard last; 0 = somebody without a record. Only tells for whom others wait.
+    pub const GUARDED: usize = 12;
     /// Length in bytes, then the bytes.
     pub const CLAIM: usize = 16;
     /// Longest claim id.

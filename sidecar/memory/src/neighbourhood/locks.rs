@@ -3,12 +3,20 @@
 //! conflict with each other.
 
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::layout::RECORDS;
+
+/// The guard is waited for this long. Its holder does no more than read and write some words: who has it longer is frozen,
+/// and nobody knows until when.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+/// Between two tries for it; doubled up to the longest.
+const FIRST_NAP: Duration = Duration::from_micros(20);
+const LONGEST_NAP: Duration = Duration::from_millis(1);
 
 /// Byte of the lock file that whoever checks and changes holds.
 pub(super) const GUARD: u32 = 0;
@@ -29,18 +37,23 @@ pub(super) fn describe(path: &Path) -> Result<OwnedFd, Errno> {
     rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP)
 }
 
-/// Waits for the byte.
-pub(super) fn lock(file: BorrowedFd<'_>, byte: u32) -> Result<(), Errno> {
-    loop {
-        match call(file, libc::F_OFD_SETLKW, libc::F_WRLCK, byte, 1) {
-            Ok(_) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
+/// Tries until it succeeds or [`PATIENCE`] is over: false then.
+pub(super) fn patiently(mut attempt: impl FnMut() -> Result<bool, Errno>) -> Result<bool, Errno> {
+    let (mut nap, mut left) = (FIRST_NAP, PATIENCE);
+    while !attempt()? {
+        if left.is_zero() {
+            return Ok(false);
         }
+        // What counts is what was slept for: a process that was itself stopped has not waited meanwhile.
+        let slept = nap.min(left);
+        std::thread::sleep(slept);
+        left -= slept;
+        nap = (nap * 2).min(LONGEST_NAP);
     }
+    Ok(true)
 }
 
-/// Takes the byte; false when another description has it.
+/// Takes the byte; false when another description has it. Never waits: its holder may be frozen.
 pub(super) fn try_lock(file: BorrowedFd<'_>, byte: u32) -> Result<bool, Errno> {
     match call(file, libc::F_OFD_SETLK, libc::F_WRLCK, byte, 1) {
         Ok(_) => Ok(true),

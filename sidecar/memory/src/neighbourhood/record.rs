@@ -2,8 +2,11 @@
 
 use sluice_policy::neighbours::Peer;
 
+use super::error::LedgerError;
 use super::layout::{RECORDS, TRANSFERS, record, record_start, text_at, text_words};
 use super::words::Words;
+
+const LESS_HELD: &str = "a record says that less is held than its owner holds";
 
 /// An earmark as it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,11 +76,9 @@ impl<'a> Record<'a> {
         self.words.add(self.start + record::HELD, bytes);
     }
 
-    /// Panics when less is held: its owner gives back what it does not have.
-    pub(super) fn hold_less(&self, bytes: u64) {
-        if let Err(held) = self.words.subtract(self.start + record::HELD, bytes) {
-            panic!("{bytes} bytes are given back of {held} that are held");
-        }
+    /// An error when the word says that less is held: another than its owner has written it.
+    pub(super) fn hold_less(&self, bytes: u64) -> Result<(), LedgerError> {
+        self.words.subtract(self.start + record::HELD, bytes).map_err(|_| self.words.spoilt(LESS_HELD))
     }
 
     /// Those that are written and not cleared.
@@ -85,10 +86,26 @@ impl<'a> Record<'a> {
         let record = *self;
         (0..TRANSFERS).filter_map(move |slot| {
             let at = earmark(slot);
-            // The nonce is read first: it was written last.
-            let nonce = Some(record.get(at)).filter(|nonce| *nonce != 0)?;
-            Some(Entry { slot, nonce, to: record.get(at + 1), bytes: record.get(at + 2) })
+            let (nonce, [to, bytes]) = record.named(at, [at + 1, at + 2])?;
+            Some(Entry { slot, nonce, to, bytes })
         })
+    }
+
+    /// Whether the earmark `nonce` still stands there.
+    pub(super) fn marks(&self, slot: usize, nonce: u64) -> bool {
+        self.get(earmark(slot)) == nonce
+    }
+
+    /// The nonce at `at`, and the words at `others` that it names. It was written last and is cleared first: while it
+    /// stays, they are its own, also for whoever reads without the guard.
+    fn named<const N: usize>(&self, at: usize, others: [usize; N]) -> Option<(u64, [u64; N])> {
+        loop {
+            let nonce = Some(self.get(at)).filter(|nonce| *nonce != 0)?;
+            let words = others.map(|other| self.get(other));
+            if self.get(at) == nonce {
+                return Some((nonce, words));
+            }
+        }
     }
 
     pub(super) fn earmark(&self, nonce: u64) -> Option<Entry> {
@@ -114,8 +131,8 @@ impl<'a> Record<'a> {
     pub(super) fn accepted(&self) -> impl Iterator<Item = (usize, u64, u64)> + use<'a> {
         let record = *self;
         (0..TRANSFERS).filter_map(move |slot| {
-            let nonce = Some(record.get(accepted(slot))).filter(|nonce| *nonce != 0)?;
-            Some((slot, nonce, record.get(accepted(slot) + 1)))
+            let (nonce, [lender]) = record.named(accepted(slot), [accepted(slot) + 1])?;
+            Some((slot, nonce, lender))
         })
     }
 

@@ -2,13 +2,13 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use sluice_policy::neighbours::Peer;
 
 use super::count::{LedgerAudit, Living, Participant, counted};
 use super::error::{JoinError, LedgerError, kernel};
-use super::guard::Shared;
+use super::guard::{Guard, Shared};
 use super::layout::{RECORDS, header, record as word};
 use super::locks;
 use super::record::{self, Record};
@@ -24,8 +24,14 @@ pub struct Seat {
     pub(super) peer: Peer,
     /// Holds the byte of the record and, in its time, that of the turn.
     pub(super) life: OwnedFd,
+    /// Bytes that are reserved, by this process's own account: what the file says may be a faulty neighbour's word.
+    held: AtomicU64,
     /// The epoch of the turn that is held; 0 = none.
     pub(super) turn: AtomicU64,
+    /// The last epoch of this participant.
+    pub(super) epoch: AtomicU64,
+    /// When the turn was given up last, nanoseconds of the clock since boot.
+    pub(super) released: AtomicU64,
     /// When the last ticket was drawn, nanoseconds of the clock since boot.
     pub(super) asked: AtomicU64,
     /// How long the last hand-over to this participant took, nanoseconds; 0 = nobody handed over.
@@ -45,7 +51,7 @@ impl Seat {
         }
         let life = locks::describe(shared.locks_path())
             .map_err(|source| JoinError::Kernel { call: "open", source })?;
-        let _guard = shared.lock()?;
+        let _guard = shared.lock(0)?;
         if !shared.is_current()? {
             return Err(JoinError::Replaced);
         }
@@ -59,7 +65,17 @@ impl Seat {
         record.set(word::SHARE, share_bytes);
         record.set(word::INSTANCE, peer.instance);
         let zero = || AtomicU64::new(0);
-        Ok(Seat { shared: Arc::clone(shared), peer, life, turn: zero(), asked: zero(), handover: zero() })
+        Ok(Seat {
+            shared: Arc::clone(shared),
+            peer,
+            life,
+            held: zero(),
+            turn: zero(),
+            epoch: zero(),
+            released: zero(),
+            asked: zero(),
+            handover: zero(),
+        })
     }
 
     /// How others name this life of the participant.
@@ -85,16 +101,42 @@ impl Seat {
 
     /// Bytes that are reserved.
     pub fn held_bytes(&self) -> u64 {
-        self.record().held()
+        self.held.load(Ordering::Acquire)
     }
 
     /// Reserves `bytes` more if they fit beside all that is counted.
     pub fn reserve(&self, bytes: u64) -> Result<(), LedgerError> {
         let unlocked = self.shared.words.faults.unlocked_reserve;
-        let _guard = if unlocked { None } else { Some(self.shared.lock()?) };
+        let _guard = if unlocked { None } else { Some(self.lock()?) };
         self.check_room(bytes)?;
-        self.record().hold_more(bytes);
+        self.shared.words.sound()?;
+        self.hold_more(bytes);
         Ok(())
+    }
+
+    /// The guard, to count bytes.
+    pub(super) fn lock(&self) -> Result<Guard<'_>, LedgerError> {
+        let guard = self.shared.lock(self.instance())?;
+        self.shared.words.sound()?;
+        if self.record().instance() != self.instance() {
+            return Err(self.shared.words.spoilt("the record of this tenant names another life"));
+        }
+        Ok(guard)
+    }
+
+    pub(super) fn hold_more(&self, bytes: u64) {
+        self.held.fetch_add(bytes, Ordering::AcqRel);
+        self.record().hold_more(bytes);
+    }
+
+    /// Panics when less is held: its owner gives back what it does not have.
+    pub(super) fn hold_less(&self, bytes: u64) -> Result<(), LedgerError> {
+        let less =
+            self.held.fetch_update(Ordering::AcqRel, Ordering::Acquire, |held| held.checked_sub(bytes));
+        if let Err(held) = less {
+            panic!("{bytes} bytes are given back of {held} that are held");
+        }
+        self.record().hold_less(bytes)
     }
 
     /// The floor, which a participant may learn after it has joined. At most its share.
@@ -104,9 +146,15 @@ impl Seat {
         self.record().set(word::FLOOR, bytes);
     }
 
-    /// Gives reserved bytes back, after the memory was released. Needs no lock. Panics when less is held.
+    /// Gives reserved bytes back, after the memory was released. Needs no lock. Panics when less is held. Of a damaged
+    /// ledger there is nothing to tell whoever releases: [`Seat::trouble`] does.
     pub fn release(&self, bytes: u64) {
-        self.record().hold_less(bytes);
+        let _ = self.hold_less(bytes);
+    }
+
+    /// Why this tenant counts no bytes by the ledger any more, if that is so. What is held stays held.
+    pub fn trouble(&self) -> Option<LedgerError> {
+        self.shared.words.sound().err()
     }
 
     /// As [`Neighbourhood::survey`](super::Neighbourhood::survey).
@@ -143,7 +191,9 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         // Only a courtesy to those who wait behind: a ticket ends with its owner in any case.
-        let _ = self.turn().cancel();
+        if self.record().get(word::TICKET) != 0 {
+            let _ = self.turn().cancel();
+        }
     }
 }
 
@@ -185,6 +235,6 @@ fn vacate(shared: &Shared) -> Result<Record<'_>, JoinError> {
 /// Counted up before it is used, so that a death in between skips one and reuses none.
 fn next_instance(shared: &Shared) -> u64 {
     let instance = shared.words.load(header::NEXT_INSTANCE);
-    shared.words.store(header::NEXT_INSTANCE, instance + 1);
+    shared.words.store(header::NEXT_INSTANCE, instance.wrapping_add(1).max(1));
     instance
 }

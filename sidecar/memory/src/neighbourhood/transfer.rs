@@ -25,7 +25,7 @@ impl Seat {
     /// holds and that have to fit. `nonce` is not 0, and new for this life.
     pub fn earmark(&self, to: &Peer, bytes: u64, spare_bytes: u64, nonce: u64) -> Result<(), LedgerError> {
         let unlocked = self.shared.words.faults.subtract_first;
-        let _guard = if unlocked { None } else { Some(self.shared.lock()?) };
+        let _guard = if unlocked { None } else { Some(self.lock()?) };
         let record = self.record();
         if record.held() < bytes {
             return Err(LedgerError::NotHeld { held: record.held(), asked: bytes });
@@ -39,29 +39,31 @@ impl Seat {
         if spare_bytes > 0 {
             self.check_room(spare_bytes)?;
         }
-        self.write_earmark(Entry { slot, nonce, to: to.instance, bytes: bytes + spare_bytes }, bytes);
-        Ok(())
+        self.shared.words.sound()?;
+        self.write_earmark(Entry { slot, nonce, to: to.instance, bytes: bytes + spare_bytes }, bytes)
     }
 
     /// `held` of the entry's bytes were held until now.
-    fn write_earmark(&self, entry: Entry, held: u64) {
+    fn write_earmark(&self, entry: Entry, held: u64) -> Result<(), LedgerError> {
         let (record, faults) = (self.record(), &self.shared.words.faults);
         if faults.subtract_first {
-            record.hold_less(held);
-            return record.write_earmark(entry);
+            self.hold_less(held)?;
+            record.write_earmark(entry);
+            return Ok(());
         }
         record.set(word::UNSETTLED, held);
         if !faults.lose_earmark {
             record.write_earmark(entry);
         }
-        record.hold_less(held);
+        self.hold_less(held)?;
         record.set(word::UNSETTLED, 0);
+        Ok(())
     }
 
     /// Takes over the earmark of `from`, whose bytes are held from now on. If it is not of `bytes` it stays as it was, and
     /// its lender can void it.
     pub fn accept(&self, from: &Peer, nonce: u64, bytes: u64) -> Result<(), LedgerError> {
-        let _guard = self.shared.lock()?;
+        let _guard = self.lock()?;
         let record = self.record();
         if record.has_accepted(from.instance, nonce) {
             return Err(LedgerError::Accepted { nonce });
@@ -74,8 +76,9 @@ impl Seat {
             return Err(LedgerError::OtherBytes { nonce, earmarked: entry.bytes });
         }
         let slot = record.free_accepted().ok_or(LedgerError::TooMany { limit: TRANSFERS })?;
+        self.shared.words.sound()?;
         record.set(word::UNSETTLED, bytes);
-        record.hold_more(bytes);
+        self.hold_more(bytes);
         record.write_accepted(slot, from.instance, nonce);
         record.set(word::UNSETTLED, 0);
         Ok(())
@@ -84,7 +87,7 @@ impl Seat {
     /// An earmark that was not accepted is void, and its bytes are nobody's. Returns how many. Of a dead borrower they are
     /// nobody's already.
     pub fn void(&self, nonce: u64) -> Result<u64, LedgerError> {
-        let _guard = self.shared.lock()?;
+        let _guard = self.lock()?;
         let record = self.record();
         let entry = record.earmark(nonce).ok_or(LedgerError::NoEarmark { nonce })?;
         match state(&self.shared.words, self.instance(), &entry, self.shared.living()?) {
@@ -97,7 +100,7 @@ impl Seat {
     /// Puts away what is settled, on both sides: own earmarks that were accepted or whose borrowers are dead, accepted
     /// nonces that no earmark stands for any more.
     pub fn clear(&self) -> Result<Cleared, LedgerError> {
-        let _guard = self.shared.lock()?;
+        let _guard = self.lock()?;
         let living = self.shared.living()?;
         let (words, record) = (&self.shared.words, self.record());
         let mut cleared = Cleared::default();

@@ -17,6 +17,9 @@ use super::seat::Seat;
 /// A dead holder wakes nobody, so whoever waits looks again after this long.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
+/// Who has given the turn up leaves it to others for so long while there is no line: they look more often.
+const OUT_OF_LINE: Duration = Duration::from_millis(20);
+
 /// Number of a turn: rises with every hand-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u64);
@@ -34,7 +37,10 @@ impl<'a> TurnLine<'a> {
 
     /// Draws a ticket. Who has one already keeps its place and changes its priority only; higher goes first.
     pub fn request(&self, priority: i32) -> Result<(), LedgerError> {
-        let _guard = self.seat.shared.lock()?;
+        if self.is_lost() {
+            return Ok(());
+        }
+        let _guard = self.seat.shared.lock(self.seat.instance())?;
         if self.held().is_some() {
             return Err(LedgerError::HasTurn);
         }
@@ -42,7 +48,7 @@ impl<'a> TurnLine<'a> {
         record.set(word::PRIORITY, i64::from(priority) as u64);
         if record.get(word::TICKET) == 0 {
             let ticket = words.load(header::NEXT_TICKET);
-            words.store(header::NEXT_TICKET, ticket + 1);
+            words.store(header::NEXT_TICKET, ticket.wrapping_add(1).max(1));
             self.seat.asked.store(since_boot_ns(), Ordering::Relaxed);
             record.set(word::ASKED, words.load(header::EPOCH));
             record.set(word::TICKET, ticket);
@@ -52,7 +58,7 @@ impl<'a> TurnLine<'a> {
 
     /// Gives the ticket up, if there is one. Whoever of this process waits for the turn stops waiting.
     pub fn cancel(&self) -> Result<(), LedgerError> {
-        let guard = self.seat.shared.lock()?;
+        let guard = self.seat.shared.lock(self.seat.instance())?;
         let had = self.seat.record().get(word::TICKET) != 0;
         if had {
             self.seat.record().set(word::TICKET, 0);
@@ -68,6 +74,9 @@ impl<'a> TurnLine<'a> {
     pub fn try_take(&self, order: TurnOrder) -> Result<Option<Epoch>, LedgerError> {
         let (shared, record) = (&self.seat.shared, self.seat.record());
         let faults = &shared.words.faults;
+        if self.is_lost() {
+            return self.take_out_of_line();
+        }
         if record.get(word::TICKET) == 0 {
             return Err(LedgerError::NoTicket);
         }
@@ -75,7 +84,7 @@ impl<'a> TurnLine<'a> {
         if shared.turn_is_taken()? && !faults.unlocked_turn {
             return Ok(None);
         }
-        let _guard = shared.lock()?;
+        let _guard = self.seat.shared.lock(self.seat.instance())?;
         if record.get(word::TICKET) == 0 {
             return Err(LedgerError::NoTicket);
         }
@@ -84,6 +93,30 @@ impl<'a> TurnLine<'a> {
         }
         let taken = locks::try_lock(self.seat.life.as_fd(), locks::TURN).map_err(kernel("fcntl"))?;
         Ok((taken || faults.unlocked_turn).then(|| self.begin()))
+    }
+
+    /// Whether there is no line any more, because the file with the tickets was cut or emptied.
+    fn is_lost(&self) -> bool {
+        self.seat.shared.words.whole().is_err()
+    }
+
+    /// The lock of the turn is in a file of its own: without the ledger's it is had by whoever finds it free, except by who
+    /// has just given it up.
+    fn take_out_of_line(&self) -> Result<Option<Epoch>, LedgerError> {
+        let since = since_boot_ns().saturating_sub(self.seat.released.load(Ordering::Acquire));
+        let taken = since > OUT_OF_LINE.as_nanos() as u64
+            && locks::try_lock(self.seat.life.as_fd(), locks::TURN).map_err(kernel("fcntl"))?;
+        let epoch = Epoch(self.seat.epoch.load(Ordering::Acquire).wrapping_add(1).max(1));
+        if taken {
+            self.seat.handover.store(0, Ordering::Release);
+            self.hold(epoch);
+        }
+        Ok(taken.then_some(epoch))
+    }
+
+    fn hold(&self, epoch: Epoch) {
+        self.seat.epoch.store(epoch.0, Ordering::Release);
+        self.seat.turn.store(epoch.0, Ordering::Release);
     }
 
     /// As [`TurnLine::try_take`], and sleeps until it succeeds, the ticket is cancelled or `limit` is over.
@@ -108,7 +141,9 @@ impl<'a> TurnLine<'a> {
         if self.seat.turn.swap(0, Ordering::AcqRel) == 0 {
             return Err(LedgerError::NoTurn);
         }
-        self.seat.shared.words.store(header::RELEASED, since_boot_ns());
+        let now = since_boot_ns();
+        self.seat.released.store(now, Ordering::Release);
+        self.seat.shared.words.store(header::RELEASED, now);
         locks::unlock(self.seat.life.as_fd(), locks::TURN).map_err(kernel("fcntl"))?;
         self.ring();
         Ok(())
@@ -126,8 +161,11 @@ impl<'a> TurnLine<'a> {
         (ns > 0).then(|| Duration::from_nanos(ns))
     }
 
-    /// How many others wait. Needs no lock.
+    /// How many others wait. Needs no lock. Where the line is lost, one: somebody may.
     pub fn waiters(&self) -> Result<usize, LedgerError> {
+        if self.is_lost() {
+            return Ok(1);
+        }
         let mut count = 0;
         for record in waiting(self.seat).filter(|record| record.index != self.seat.index()) {
             count += usize::from(self.seat.shared.lives(record.index)?);
@@ -152,11 +190,11 @@ impl<'a> TurnLine<'a> {
     fn begin(&self) -> Epoch {
         let words = &self.seat.shared.words;
         self.time_handover();
-        let epoch = words.load(header::EPOCH) + 1;
+        let epoch = words.load(header::EPOCH).wrapping_add(1).max(1);
         words.store(header::EPOCH, epoch);
         words.store(header::HOLDER, self.seat.instance());
         self.seat.record().set(word::TICKET, 0);
-        self.seat.turn.store(epoch, Ordering::Release);
+        self.hold(Epoch(epoch));
         Epoch(epoch)
     }
 

@@ -6,20 +6,29 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::error::{LedgerError, kernel};
 use super::faults::LedgerFaults;
-use super::layout::{FILE_BYTES, FILE_WORDS, header};
+use super::layout::{FILE_BYTES, FILE_WORDS, MAGIC, header};
+use super::shrunk::Watched;
 
 /// The whole ledger file, mapped shared.
 #[derive(Debug)]
 pub(super) struct Words {
     base: *mut AtomicU64,
     file: OwnedFd,
+    /// Says so once a part of the file was gone when it was touched.
+    watched: Watched,
+    /// Why the file is no ledger any more.
+    lost: OnceLock<&'static str>,
+    /// What was found wrong in this process's record.
+    spoilt: OnceLock<&'static str>,
     pub(super) faults: LedgerFaults,
 }
 
@@ -40,7 +49,53 @@ impl Words {
             let access = ProtFlags::READ | ProtFlags::WRITE;
             rustix::mm::mmap(ptr::null_mut(), FILE_BYTES, access, MapFlags::SHARED, file.as_fd(), 0)
         }?;
-        Ok(Some(Words { base: base.cast(), file, faults }))
+        // SAFETY: the mapping is as long as it is said to be, and unmapped in `drop` alone.
+        let watched = unsafe { Watched::new(base.cast(), FILE_BYTES) };
+        let Some(watched) = watched else {
+            // SAFETY: nobody knows of the mapping yet.
+            unsafe { rustix::mm::munmap(base, FILE_BYTES) }?;
+            return Err(Errno::NOMEM);
+        };
+        Ok(Some(Words {
+            base: base.cast(),
+            file,
+            watched,
+            lost: OnceLock::new(),
+            spoilt: OnceLock::new(),
+            faults,
+        }))
+    }
+
+    /// Whether the file is what it was when it was mapped: all users of the GPU may write to it, also what they should not.
+    pub(super) fn whole(&self) -> Result<(), LedgerError> {
+        if let Some(what) = self.lost.get() {
+            return Err(LedgerError::Damaged { what });
+        }
+        let bytes = self.stat().map_err(kernel("fstat"))?.st_size;
+        let what = if self.watched.has_shrunk() || bytes < FILE_BYTES as i64 {
+            "the file was cut short"
+        } else if self.load(header::MAGIC) != MAGIC {
+            "the file was emptied"
+        } else {
+            return Ok(());
+        };
+        Err(LedgerError::Damaged { what: self.lost.get_or_init(|| what) })
+    }
+
+    /// Whether bytes may be counted by it: it is whole, and this process's record is what its owner wrote.
+    pub(super) fn sound(&self) -> Result<(), LedgerError> {
+        self.whole()?;
+        self.spoilt.get().map_or(Ok(()), |what| Err(LedgerError::Damaged { what }))
+    }
+
+    /// From now on this process counts no bytes by the ledger any more.
+    pub(super) fn spoilt(&self, what: &'static str) -> LedgerError {
+        LedgerError::Damaged { what: self.spoilt.get_or_init(|| what) }
+    }
+
+    /// Writes what nobody counts by: no test has to end a process before it.
+    pub(super) fn note(&self, at: usize, value: u64) {
+        self.word(at).store(value, Ordering::Release);
     }
 
     /// What tells the mapped file from one that took its place.
@@ -93,6 +148,7 @@ impl Words {
 
 impl Drop for Words {
     fn drop(&mut self) {
+        self.watched.end();
         // SAFETY: the mapping is ours alone and no reference into it outlives `self`.
         let result = unsafe { rustix::mm::munmap(self.base.cast(), FILE_BYTES) };
         assert!(result.is_ok(), "what was mapped can be unmapped");

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
 use std::time::Duration;
 
 use rustix::net::{
@@ -49,8 +49,10 @@ struct Acting {
     folder: PathBuf,
     capacity: u64,
     faults: LedgerFaults,
-    /// Writes until this process kills itself; negative = never.
+    /// Writes until this process kills or stops itself; negative = never.
     writes_left: Arc<AtomicI64>,
+    /// The signal with which it does.
+    end: Arc<AtomicI32>,
     neighbourhood: Option<Neighbourhood>,
     seat: Option<Seat>,
     engine: Option<OwnedFd>,
@@ -60,13 +62,15 @@ impl Acting {
     fn new(folder: PathBuf, capacity: u64) -> Acting {
         let writes_left = Arc::new(AtomicI64::new(-1));
         let left = Arc::clone(&writes_left);
+        let end = Arc::new(AtomicI32::new(Signal::KILL.as_raw()));
+        let ended_by = Arc::clone(&end);
         let tap = move || {
             if left.fetch_sub(1, Ordering::SeqCst) == 1 {
-                die();
+                end_by(ended_by.load(Ordering::SeqCst));
             }
         };
         let faults = LedgerFaults { before_write: Some(Arc::new(tap)), ..LedgerFaults::default() };
-        Acting { folder, capacity, faults, writes_left, neighbourhood: None, seat: None, engine: None }
+        Acting { folder, capacity, faults, writes_left, end, neighbourhood: None, seat: None, engine: None }
     }
 
     fn act(&mut self, command: &str, words: &[&str]) -> Answer {
@@ -75,7 +79,9 @@ impl Acting {
         match command {
             "pid" => Ok(std::process::id().to_string()),
             "fault" => self.fault(words[0]),
-            "die" => self.die_at(number(0)),
+            "die" => self.end_at(number(0), Signal::KILL),
+            "freeze" => self.end_at(number(0), Signal::STOP),
+            "bus" => self.read_what_is_gone(),
             "open" => self.open(),
             "join" => self.join(words[0], number(1)),
             "reserve" => told(self.seat().reserve(number(0))),
@@ -99,9 +105,25 @@ impl Acting {
         }
     }
 
-    fn die_at(&self, write: u64) -> Answer {
+    fn end_at(&self, write: u64, signal: Signal) -> Answer {
+        self.end.store(signal.as_raw(), Ordering::SeqCst);
         self.writes_left.store(write as i64, Ordering::SeqCst);
         Ok(String::new())
+    }
+
+    /// A mapping that is no ledger's.
+    fn read_what_is_gone(&self) -> Answer {
+        let file = std::fs::File::create_new(self.folder.join("other")).unwrap();
+        file.set_len(4096).unwrap();
+        let (read, shared) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, read, shared, &file, 0) };
+        // SAFETY: mapped above.
+        let read = |base: *mut u8| unsafe { base.read_volatile() };
+        let base = base.map_err(|error| error.to_string())?.cast();
+        assert_eq!(read(base), 0);
+        file.set_len(0).unwrap();
+        Ok(read(base).to_string())
     }
 
     fn release(&self, bytes: u64) -> Answer {
@@ -163,9 +185,11 @@ impl Acting {
     }
 }
 
-fn die() {
-    rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
-    unreachable!("a killed process writes nothing");
+fn end_by(signal: i32) {
+    // To this thread, which then does nothing more; another might take what is sent to the process, a moment later.
+    // SAFETY: a call without memory.
+    let sent = unsafe { libc::raise(signal) };
+    assert_eq!((sent, signal), (0, Signal::STOP.as_raw()), "a killed process writes nothing");
 }
 
 fn told<T: Debug, E: Debug>(result: Result<T, E>) -> Answer {

@@ -152,6 +152,12 @@ impl Actor {
         fd
     }
 
+    /// Waits until it has ended by itself: by which signal?
+    pub fn end(&mut self) -> Option<i32> {
+        use std::os::unix::process::ExitStatusExt;
+        self.child.wait().unwrap().signal()
+    }
+
     /// Kills it and returns when it is gone.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
@@ -160,6 +166,11 @@ impl Actor {
 
     pub fn stop(&self) {
         rustix::process::kill_process(self.pid(), Signal::STOP).unwrap();
+        self.await_stop();
+    }
+
+    /// Returns when it is stopped, by whomever.
+    pub fn await_stop(&self) {
         let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         rustix::process::waitid(WaitId::Pid(self.pid()), options).unwrap();
     }
