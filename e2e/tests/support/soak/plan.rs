@@ -117,9 +117,11 @@ impl Plan {
         let mut questions = || (0..QUESTIONS).map(|_| Question::draw(&mut dice)).collect();
         let questions = (0..tenants).map(|_| questions()).collect();
         let visits = visits(&mut Dice::of(seed, "visits"), tenants, length);
-        let troubles = trouble::troubles(&mut Dice::of(seed, "troubles"), tenants, &gpu, length);
-        let naps = nap::naps(&mut Dice::of(seed, "naps"), tenants, length);
-        let decrees = decree::decrees(&mut Dice::of(seed, "decrees"), tenants, length);
+        // What does not happen to two tenants happens to three or eight.
+        let dice = |what: &str| Dice::of(seed, &format!("{what} of {tenants}"));
+        let troubles = trouble::troubles(&mut dice("troubles"), tenants, &gpu, length);
+        let naps = nap::naps(&mut dice("naps"), tenants, length);
+        let decrees = decree::decrees(&mut dice("decrees"), tenants, length);
         Plan { seed, gpu, priorities, questions, visits, rests, troubles, naps, decrees }
     }
 

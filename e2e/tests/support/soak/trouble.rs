@@ -14,7 +14,7 @@ use super::plan::trouble::{Deed, Side, Trouble, Whom};
 use super::tally::Tally;
 
 /// A loan is waited for so long; then somebody else is hit.
-const NOBODY: Duration = Duration::from_millis(1_500);
+const NOBODY: Duration = Duration::from_millis(4_000);
 
 /// All of it, from `begun` on. Ends when all tenants are back.
 pub async fn inflict(stage: &Arc<Stage>, troubles: &[Trouble], begun: Instant) {

@@ -53,7 +53,10 @@ pub(super) fn naps(dice: &mut Dice, tenants: usize, length: Duration) -> Vec<Nap
         if at >= length {
             return naps;
         }
-        naps.push(Nap::draw(dice, tenants, at));
+        let mut nap = Nap::draw(dice, tenants, at);
+        // Every third has one, so that no soak is without.
+        nap.blow = nap.blow.filter(|_| naps.len() % 3 == 1);
+        naps.push(nap);
     }
 }
 
@@ -66,7 +69,7 @@ impl Nap {
             tenant: dice.between(0, tenants as u64) as usize,
             level: if dice.percent(70) { 1 } else { 2 },
             lasts: Duration::from_millis(lasts),
-            blow: dice.percent(35).then_some(blow),
+            blow: Some(blow),
         }
     }
 }
