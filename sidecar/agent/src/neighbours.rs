@@ -3,6 +3,7 @@
 pub mod call;
 pub mod client;
 pub mod desk;
+pub mod heard;
 pub mod office;
 pub mod place;
 pub mod quota;

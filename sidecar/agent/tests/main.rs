@@ -11,12 +11,14 @@ mod admin {
     mod start;
     mod store;
     mod tls;
-    mod world;
+    pub mod world;
 }
 
 mod neighbours {
     mod desk;
+    mod office;
     mod quota;
+    mod turns;
     mod watch;
 }
 

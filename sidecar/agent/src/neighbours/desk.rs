@@ -42,6 +42,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Keeps a question until it is answered. Those that nobody waits for any more go.
+fn wait(questions: &Mutex<Waiting>, name: (Peer, Nonce), answer: oneshot::Sender<GrantAnswer>) {
+    let mut questions = lock(questions);
+    questions.retain(|_, answer| !answer.is_closed());
+    questions.insert(name, answer);
+}
+
 /// A participant of the ledger, as messages name it.
 pub fn named(participant: &Participant) -> Peer {
     Peer { index: participant.index, instance: participant.instance }
@@ -95,19 +102,21 @@ impl Desk {
         match request {
             GrantRequest::Ask { nonce, bytes, ttl_ms, .. } => {
                 let (nonce, chunks) = (Nonce(nonce), self.chunks(bytes));
-                lock(&self.asks).insert((peer, nonce), answer);
+                wait(&self.asks, (peer, nonce), answer);
                 vec![News::Asked { peer, nonce, chunks, ttl_ns: ns(ttl_ms) }]
             }
             GrantRequest::Renew { nonces, ttl_ms, .. } => self.renew(peer, nonces, ns(ttl_ms), answer),
             GrantRequest::Revoke { nonce, bytes, why, .. } => {
                 let (nonce, chunks) = (Nonce(nonce), self.chunks(bytes));
-                lock(&self.revocations).insert((peer, nonce), answer);
+                wait(&self.revocations, (peer, nonce), answer);
                 // A new life names itself: it does not know the loans of its former ones.
                 let claims = why == RevokeReason::FloorNeeded && nonce.0 == peer.instance;
                 let revoked = News::Revoked { peer, nonce, chunks };
                 vec![if claims { News::Claimed { peer, nonce, chunks } } else { revoked }]
             }
             GrantRequest::Cancel { nonce, .. } => {
+                // Nobody waits any more for what was asked, whatever becomes of it.
+                lock(&self.asks).remove(&(peer, Nonce(nonce)));
                 let _ = answer.send(GrantAnswer::Cancelled { nonce });
                 vec![News::Withdrawn { peer, nonce: Nonce(nonce) }]
             }
@@ -163,6 +172,11 @@ impl Desk {
     /// Those that were met and not forgotten.
     pub fn met(&self) -> BTreeSet<Peer> {
         lock(&self.met).clone()
+    }
+
+    /// Questions that wait for the scheduler.
+    pub fn open(&self) -> usize {
+        lock(&self.asks).len() + lock(&self.revocations).len() + lock(&self.renewals).len()
     }
 
     /// They are dead, and the scheduler knows.

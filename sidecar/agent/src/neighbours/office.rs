@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
-use sluice_memory::neighbourhood::Seat;
+use sluice_memory::neighbourhood::{Participant, Seat, TurnOrder};
 use sluice_policy::ids::Nanos;
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::grants::Nonce;
@@ -18,6 +18,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::client::Client;
 use super::desk::Desk;
+use super::heard::Heard;
 use super::place::full_name;
 use super::{ms, ns};
 use crate::directive::Directives;
@@ -45,6 +46,10 @@ pub struct Office {
     pub origin: std::time::Instant,
     /// What holds where a directive says nothing.
     pub terms: Terms,
+    /// The order of turns, where they are taken.
+    pub order: Option<TurnOrder>,
+    /// What neighbours said of themselves last.
+    pub heard: Arc<Heard>,
 }
 
 impl Office {
@@ -77,26 +82,35 @@ impl Office {
     }
 
     async fn survey(&self) -> Vec<Seen> {
-        join_all(self.neighbours().into_iter().map(|(peer, neighbour)| self.look(peer, neighbour))).await
+        let line = self.order.map(|order| self.seat.turn().line(order).unwrap_or_default());
+        let looks = self.known().into_iter().map(|(participant, neighbour)| {
+            let line = line.as_deref();
+            async move { self.look(&participant, &neighbour, line).await }
+        });
+        join_all(looks).await
     }
 
-    async fn look(&self, peer: Peer, neighbour: Neighbour) -> Seen {
-        let state = self.client.state(&neighbour, SURVEY_PATIENCE).await;
-        let live = state.ok().and_then(|state| self.live(&state));
-        Seen { peer, priority: neighbour.priority, reachable: live.is_some(), live }
+    /// Who lives can be asked. One that is slow to tell is seen as it was when it told last, and, where that was too long
+    /// ago, in the directive's order.
+    async fn look(&self, participant: &Participant, neighbour: &Neighbour, line: Option<&[Peer]>) -> Seen {
+        let peer = participant.peer;
+        let state = self.client.state(neighbour, SURVEY_PATIENCE).await;
+        let live = match state.ok().and_then(|state| self.live(&state)) {
+            Some(live) => Some(self.heard.note(peer, live)),
+            None => self.heard.last(peer),
+        };
+        let live = live.map(|live| in_line(live, participant, line));
+        Seen { peer, priority: neighbour.priority, reachable: true, live }
     }
 
     fn live(&self, state: &State) -> Option<Live> {
         let (place, activity) = (state.neighbourhood.as_ref()?, &state.activity);
-        let holds = place.turn.as_ref().is_some_and(|turn| turn.holds);
-        let busy = state.queue.running + state.queue.waiting > 0;
-        let active = if place.turn.is_some() { holds } else { busy };
         Some(Live {
-            active,
+            active: state.queue.running + state.queue.waiting > 0,
             last_used: self.moment(activity.last_used_unix_ms.unwrap_or(0)),
             resident_since: self.moment(activity.resident_since_unix_ms.unwrap_or(0)),
             lendable_chunks: self.desk.chunks(place.lendable_bytes),
-            queue_place: place.turn.as_ref().filter(|turn| !turn.holds && busy).map(|turn| turn.waiting),
+            queue_place: None,
         })
     }
 
@@ -109,19 +123,19 @@ impl Office {
     }
 
     /// The directive's neighbours that the ledger knows as living.
-    fn neighbours(&self) -> Vec<(Peer, Neighbour)> {
+    fn known(&self) -> Vec<(Participant, Neighbour)> {
         let Some(in_force) = self.directives.in_force() else { return Vec::new() };
         let living = self.seat.survey().unwrap_or_default();
         let found = in_force.directive.neighbours.iter().filter_map(|neighbour| {
             let name = full_name(&neighbour.namespace, &neighbour.name);
             let participant = living.iter().find(|p| p.live && p.name == name)?;
-            Some((participant.peer, neighbour.clone()))
+            Some((participant.clone(), neighbour.clone()))
         });
-        found.inspect(|(peer, _)| self.desk.meet(*peer)).collect()
+        found.inspect(|(participant, _)| self.desk.meet(participant.peer)).collect()
     }
 
     fn find(&self, peer: Peer) -> Option<Neighbour> {
-        self.neighbours().into_iter().find(|(found, _)| *found == peer).map(|(_, neighbour)| neighbour)
+        self.known().into_iter().find(|(found, _)| found.peer == peer).map(|(_, neighbour)| neighbour)
     }
 
     async fn call(&self, peer: Peer, request: &GrantRequest) -> Option<GrantAnswer> {
@@ -175,7 +189,7 @@ impl Office {
         let (nonce, why) = (lender.instance, RevokeReason::FloorNeeded);
         let request = GrantRequest::Revoke { lender, nonce, bytes, why };
         // What comes of it the ledger shows.
-        join_all(self.neighbours().into_iter().map(|(peer, _)| self.call(peer, &request))).await;
+        join_all(self.known().into_iter().map(|(to, _)| self.call(to.peer, &request))).await;
     }
 
     async fn renew(&self, peer: Peer, nonce: Nonce, ttl_ns: u64) {
@@ -195,4 +209,12 @@ impl Office {
             Err(error) => tracing::debug!(%error, nonce = nonce.0, index = peer.index, "not taken back"),
         }
     }
+}
+
+/// Where turns are taken, the ledger says who has it and who waits in which place, at this moment.
+fn in_line(live: Live, participant: &Participant, line: Option<&[Peer]>) -> Live {
+    let Some(line) = line else { return live };
+    let place = line.iter().position(|peer| *peer == participant.peer);
+    let queue_place = place.and_then(|place| u32::try_from(place).ok());
+    Live { active: participant.has_turn, queue_place, ..live }
 }

@@ -23,6 +23,7 @@ use crate::neighbours::desk::Desk;
 use crate::neighbours::office::Office;
 use crate::neighbours::place::Place;
 use crate::neighbours::shell::Shell;
+use crate::neighbours::turns::Standing;
 use crate::neighbours::{ms, turns, watch};
 use crate::service::Inbox;
 
@@ -63,6 +64,8 @@ impl Among {
             inbox: inbox.clone(),
             origin,
             terms,
+            order: place.turns(),
+            heard: Arc::default(),
         };
         if place.trades() {
             self.runtime.spawn(watch::watch(office.clone()));
@@ -70,7 +73,8 @@ impl Among {
         }
         let spawn = |order| {
             let ends = turns::Ends { inbox: inbox.clone(), metrics: self.metrics.clone() };
-            turns::spawn(seat.clone(), order, place.config.priority, ends)
+            let (priority, directives) = (place.config.priority, self.directives.clone());
+            turns::spawn(seat.clone(), Standing { order, priority, directives }, ends)
         };
         let turns = place.turns().map(spawn).transpose();
         let turns = turns.map_err(|source| LoadError::Io { path: "a thread".into(), source })?;

@@ -29,7 +29,7 @@ pub fn join(folder: &TempDir, name: &str) -> Seat {
     ledger.join(&format!("default/{name}"), 0, 30 * CHUNK).expect("a place")
 }
 
-fn participant(name: &str, Peer { index, instance }: Peer) -> Participant {
+pub fn participant(name: &str, Peer { index, instance }: Peer) -> Participant {
     Participant { namespace: "default".into(), name: name.into(), index, instance }
 }
 
@@ -94,4 +94,22 @@ fn whoever_speaks_as_the_tenant_itself_is_a_stranger() {
         assert_eq!(news, [], "the scheduler hears nothing of it");
         assert_eq!(heard.try_recv(), Ok(GrantAnswer::Refused { reason: RefusalReason::UnknownNeighbour }));
     }
+}
+
+#[test]
+fn a_question_that_nobody_waits_for_any_more_is_kept_no_longer() {
+    let (_folder, [lender, borrower]) = seats(["story", "code"]);
+    let desk = Desk::new(lender, "default", "story", CHUNK);
+    let (peer, who) = (borrower.peer(), participant("code", borrower.peer()));
+    let ask = |nonce| GrantRequest::Ask { borrower: who.clone(), nonce, bytes: CHUNK, ttl_ms: 900 };
+    let (_, _heard) = asked(&desk, ask(1));
+    let (news, _) = asked(&desk, GrantRequest::Cancel { borrower: who.clone(), nonce: 1 });
+    assert_eq!(news, [News::Withdrawn { peer, nonce: Nonce(1) }]);
+    assert_eq!(desk.open(), 0, "it was withdrawn");
+    assert!(!desk.answer(peer, Nonce(1), 1, 1), "what was promised meanwhile is taken back");
+    for nonce in 2..10 {
+        let (_, heard) = asked(&desk, ask(nonce));
+        drop(heard);
+    }
+    assert_eq!(desk.open(), 1, "whoever asked has gone");
 }

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use super::desk::{CHUNK, join, seats};
 use crate::gateway::client::PATIENCE;
 
-fn office(folder: &TempDir, seat: &Arc<Seat>) -> (Office, Receiver<Message>) {
+pub fn office(folder: &TempDir, seat: &Arc<Seat>) -> (Office, Receiver<Message>) {
     let (inbox, messages) = Inbox::new();
     let office = Office {
         seat: seat.clone(),
@@ -29,6 +29,8 @@ fn office(folder: &TempDir, seat: &Arc<Seat>) -> (Office, Receiver<Message>) {
         inbox,
         origin: Instant::now(),
         terms: Terms::default(),
+        order: None,
+        heard: Arc::default(),
     };
     (office, messages)
 }

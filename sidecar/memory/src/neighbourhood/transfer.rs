@@ -31,8 +31,7 @@ impl Seat {
             return Err(LedgerError::NotHeld { held: record.held(), asked: bytes });
         }
         let borrower = self.living_peer(to)?;
-        let used = record.earmark(nonce).is_some() || borrower.has_accepted(self.instance(), nonce);
-        if nonce == 0 || used || to.instance == self.instance() {
+        if nonce == 0 || to.instance == self.instance() || !self.settle(&borrower, nonce) {
             return Err(LedgerError::Nonce { nonce });
         }
         let slot = record.free_earmark().ok_or(LedgerError::TooMany { limit: TRANSFERS })?;
@@ -41,6 +40,25 @@ impl Seat {
         }
         self.shared.words.sound()?;
         self.write_earmark(Entry { slot, nonce, to: to.instance, bytes: bytes + spare_bytes }, bytes)
+    }
+
+    /// A loan may come back in parts under its one name. What the last part has left on both sides is put away here: the
+    /// next one would else wait until both have looked at the ledger. False if that part still waits.
+    ///
+    /// The accepted nonce is in a record of another. Under the guard nobody writes beside us, and without the earmark it
+    /// stands for nothing, so whoever dies in between leaves what [`Seat::clear`] puts away.
+    fn settle(&self, borrower: &Record<'_>, nonce: u64) -> bool {
+        let accepted = borrower.accepted().find(|(_, name, from)| (*name, *from) == (nonce, self.instance()));
+        if let Some(entry) = self.record().earmark(nonce) {
+            if accepted.is_none() || entry.to != borrower.instance() {
+                return false;
+            }
+            self.record().clear_earmark(entry.slot);
+        }
+        if let Some((slot, ..)) = accepted {
+            borrower.forget_accepted(slot);
+        }
+        true
     }
 
     /// `held` of the entry's bytes were held until now.

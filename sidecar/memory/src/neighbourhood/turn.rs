@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::thread::futex;
+use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::turn::{TurnOrder, Waiter, line_up};
 
 use super::error::{LedgerError, kernel};
@@ -173,17 +174,33 @@ impl<'a> TurnLine<'a> {
         Ok(count)
     }
 
+    /// Those who wait and live, who goes first at the front. Needs no lock.
+    pub fn line(&self, order: TurnOrder) -> Result<Vec<Peer>, LedgerError> {
+        let mut line = Vec::new();
+        for peer in self.tickets(order) {
+            if self.seat.shared.lives(peer.index)? {
+                line.push(peer);
+            }
+        }
+        Ok(line)
+    }
+
     /// The first of those who wait and live.
     fn next(&self, order: TurnOrder) -> Result<Option<u32>, LedgerError> {
-        let epoch = self.seat.shared.words.load(header::EPOCH);
-        let mut line: Vec<_> = waiting(self.seat).map(|record| waiter(&record)).collect();
-        line_up(&mut line, order, epoch);
-        for waiter in line {
-            if self.seat.shared.lives(waiter.peer.index)? {
-                return Ok(Some(waiter.peer.index));
+        for peer in self.tickets(order) {
+            if self.seat.shared.lives(peer.index)? {
+                return Ok(Some(peer.index));
             }
         }
         Ok(None)
+    }
+
+    /// Those who have a ticket, in order; the dead included.
+    fn tickets(&self, order: TurnOrder) -> impl Iterator<Item = Peer> {
+        let epoch = self.seat.shared.words.load(header::EPOCH);
+        let mut line: Vec<_> = waiting(self.seat).map(|record| waiter(&record)).collect();
+        line_up(&mut line, order, epoch);
+        line.into_iter().map(|waiter| waiter.peer)
     }
 
     /// What taking the turn writes.

@@ -127,13 +127,30 @@ fn earmarks_that_make_no_sense_are_refused_and_change_nothing() {
     assert_eq!(a.earmark(&b.peer(), 591, 0, 1), Err(LedgerError::NotHeld { held: 590, asked: 591 }));
     assert_eq!(a.earmark(&b.peer(), 1, 0, 0), Err(LedgerError::Nonce { nonce: 0 }));
     assert_eq!(a.earmark(&a.peer(), 1, 0, 1), Err(LedgerError::Nonce { nonce: 1 }));
-    // Cleared here, but the borrower still has the nonce: a new earmark of it would count as accepted.
-    assert_eq!(a.earmark(&b.peer(), 1, 0, 5), Err(LedgerError::Nonce { nonce: 5 }));
     for peer in [other_life, nowhere, Peer { index: 5, instance: 0 }] {
         assert_eq!(a.earmark(&peer, 1, 0, 1), Err(LedgerError::Gone { peer }));
         assert_eq!(a.accept(&peer, 1, 1), Err(LedgerError::Gone { peer }));
     }
     assert_eq!(watch.survey().unwrap(), before);
+}
+
+/// A loan comes back in parts under its one name, and nobody has looked at the ledger between two of them.
+#[test]
+fn the_next_part_under_a_name_waits_for_nothing_but_the_last_one() {
+    let (_stage, watch, a, b) = full();
+    a.earmark(&b.peer(), 10, 0, 5).unwrap();
+    assert_eq!(a.earmark(&b.peer(), 20, 0, 5), Err(LedgerError::Nonce { nonce: 5 }), "the last part waits");
+    b.accept(&a.peer(), 5, 10).unwrap();
+    a.earmark(&b.peer(), 20, 0, 5).unwrap();
+    let counted = || watch.audit().unwrap().counted_bytes;
+    assert_eq!((a.held_bytes(), b.held_bytes(), counted()), (570, 410, 1000), "it is not taken for accepted");
+    b.accept(&a.peer(), 5, 20).unwrap();
+    // The lender's look alone has put the last part away.
+    a.clear().unwrap();
+    a.earmark(&b.peer(), 30, 0, 5).unwrap();
+    assert_eq!(counted(), 1000);
+    assert_eq!(a.void(5), Ok(30));
+    assert_eq!((a.held_bytes(), b.held_bytes(), counted()), (540, 430, 970));
 }
 
 #[test]
