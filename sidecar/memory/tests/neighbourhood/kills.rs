@@ -39,7 +39,7 @@ type Step = (Side, &'static str);
 
 /// Each step of each story is done with all before it done, and its side dies before each of its writes. Together: all that
 /// a tenant does but opening, joining and turns, which are below and in `turn_kills`.
-const STORIES: [&[Step]; 9] = [
+const STORIES: [&[Step]; 10] = [
     &[(L, "release"), (L, "reserve"), (B, "release"), (B, "reserve"), (L, "floor"), (B, "floor")],
     // A loan and its way home, under one name.
     &[
@@ -54,6 +54,16 @@ const STORIES: [&[Step]; 9] = [
     ],
     // The borrower's first `clear` finds the earmark still there and keeps the nonce.
     &[(L, "earmark"), (B, "accept"), (B, "clear"), (B, "release"), (L, "clear"), (B, "clear")],
+    // The next part under one name, with nothing cleared in between, or on one side only.
+    &[
+        (L, "earmark"),
+        (B, "accept"),
+        (L, "earmark"),
+        (B, "accept"),
+        (L, "clear"),
+        (L, "earmark"),
+        (B, "accept"),
+    ],
     &[(L, "earmark"), (L, "void"), (L, "reserve")],
     // A debt is paid with bytes that its debtor has never held.
     &[(B, "release"), (B, "earmark_spare"), (L, "accept"), (B, "clear"), (L, "clear")],
