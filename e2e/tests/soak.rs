@@ -103,9 +103,12 @@ async fn a_quiet_soak_is_clean_and_memory_changes_hands_in_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_earmark_is_noticed() {
     let report = run(&Plan::quiet(1), Conditions { fault: Some("lost-earmark"), home_seconds: 10 }).await;
-    // Bytes that nobody counts are missed at the end, or somebody who needs them stands still before.
-    let missed = |finding: &Finding| matches!(finding, Finding::Books(_) | Finding::Stuck(_));
-    assert!(report.findings.iter().any(missed), "{:?}", report.findings);
+    // Bytes that nobody counts are missed at the end. Until then everybody serves in what it has.
+    let (missed, stuck) = (
+        report.findings.iter().any(|finding| matches!(finding, Finding::Books(_))),
+        report.findings.iter().any(|finding| matches!(finding, Finding::Stuck(_))),
+    );
+    assert!(missed && !stuck, "{:?}", report.findings);
 }
 
 #[tokio::test(flavor = "multi_thread")]
