@@ -45,7 +45,7 @@ pub struct Directive {
     /// The other tenants of the GPU; never the one that this is for.
     pub neighbours: Vec<Neighbour>,
     /// Names of neighbours in the order in which to ask them while their live state cannot be had, from the idleness
-    /// that was reported last. Those that are missing come last.
+    /// that was reported last. Those that are missing come last. [`VictimRule::FixedOrder`] does not look at it.
     pub fallback_order: Vec<String>,
 }
 
@@ -119,7 +119,8 @@ pub enum VictimRule {
     MostRecentlyUsed,
     /// Who has not run for longest.
     LeastRecentlyUsed,
-    /// As the neighbours stand in the directive.
+    /// As the neighbours stand in [`Directive::neighbours`], whether or not their live state can be had. Who writes
+    /// directives sorts them by name, as `GpuPool` promises.
     FixedOrder,
 }
 

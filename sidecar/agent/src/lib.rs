@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod args;
+pub mod clock;
 pub mod directive;
 pub mod engine_child;
 pub mod gateway;

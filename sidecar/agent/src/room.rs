@@ -22,6 +22,7 @@ use sluice_ports::neighbourhood::NeighbourEvent;
 use sluice_scheduler::{Driver, Event, Finish, Notice, Outage, Sleep};
 use tokio::sync::{mpsc, watch};
 
+use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::neighbours::call::{Call, decline};
 use crate::neighbours::desk::Desk;
@@ -50,7 +51,7 @@ pub struct Room {
     streams: HashMap<RequestId, mpsc::UnboundedSender<Update>>,
     metrics: Arc<Metrics>,
     diary: Diary,
-    origin: Instant,
+    clock: Clock,
     /// How long streams are held while no engine is attached.
     hold: Duration,
     engine_left: Option<Instant>,
@@ -102,7 +103,7 @@ impl Room {
     }
 
     fn now(&self) -> Nanos {
-        Nanos(u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX))
+        self.clock.now()
     }
 
     fn take(&mut self, message: Message) {
@@ -190,6 +191,7 @@ impl Room {
                 Notice::Step(step) => self.metrics.step(&step),
             }
         }
+        self.diary.idle_after(self.bed.idle_after());
         self.diary.observe(self.driver.core(), &self.metrics);
     }
 

@@ -15,7 +15,9 @@ mod admin {
 }
 
 mod neighbours {
+    mod clock;
     mod desk;
+    mod frozen;
     mod office;
     mod quota;
     mod turns;
@@ -33,5 +35,5 @@ mod gateway {
     mod params;
     mod shapes;
     mod tiny;
-    mod world;
+    pub mod world;
 }

@@ -21,6 +21,7 @@ use super::desk::Desk;
 use super::heard::Heard;
 use super::place::full_name;
 use super::{ms, ns};
+use crate::clock::Clock;
 use crate::directive::Directives;
 use crate::service::{Inbox, Message};
 
@@ -43,7 +44,7 @@ pub struct Office {
     /// Where news goes.
     pub inbox: Inbox,
     /// The scheduler's clock.
-    pub origin: std::time::Instant,
+    pub clock: Clock,
     /// What holds where a directive says nothing.
     pub terms: Terms,
     /// The order of turns, where they are taken.
@@ -73,7 +74,7 @@ impl Office {
             Letter::Withdraw { peer, nonce } => self.cancel(peer, nonce).await,
             Letter::Revoke { peer, nonce, chunks } => self.revoke(peer, nonce, chunks).await,
             Letter::Renew { peer, nonce, ttl_ns } => self.renew(peer, nonce, ttl_ns).await,
-            Letter::TakeBack { peer, nonce } => self.take_back(peer, nonce),
+            Letter::TakeBack { peer, nonce } => self.take_back(peer, nonce).await,
             Letter::Claim { chunks } => self.claim(chunks).await,
             Letter::Answer { .. } | Letter::Return { .. } | Letter::Prolong { .. } | Letter::Owes { .. } => {
                 unreachable!("answered at the desk")
@@ -118,8 +119,8 @@ impl Office {
     fn moment(&self, unix_ms: u64) -> Nanos {
         let unix_now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let ago = unix_now.saturating_sub(Duration::from_millis(unix_ms));
-        let at = self.origin.elapsed().saturating_sub(ago);
-        Nanos(u64::try_from(at.as_nanos()).unwrap_or(u64::MAX))
+        let ago_ns = u64::try_from(ago.as_nanos()).unwrap_or(u64::MAX);
+        Nanos(self.clock.now().0.saturating_sub(ago_ns))
     }
 
     /// The directive's neighbours that the ledger knows as living.
@@ -176,7 +177,7 @@ impl Office {
                 self.tell(News::Returned { peer, nonce, chunks });
             }
             // A loan that the borrower does not know was never accepted.
-            Some(GrantAnswer::Refused { .. }) => self.take_back(peer, nonce),
+            Some(GrantAnswer::Refused { .. }) => self.take_back(peer, nonce).await,
             // Where the answer was lost, the watch sees the earmark.
             Some(_) | None => {}
         }
@@ -203,10 +204,14 @@ impl Office {
     }
 
     /// The bytes of an earmark that its borrower has not accepted are the device's again.
-    fn take_back(&self, peer: Peer, nonce: Nonce) {
-        match self.seat.void(nonce.0) {
-            Ok(_) => self.tell(News::TookBack { nonce }),
-            Err(error) => tracing::debug!(%error, nonce = nonce.0, index = peer.index, "not taken back"),
+    async fn take_back(&self, peer: Peer, nonce: Nonce) {
+        let seat = self.seat.clone();
+        // The guard may have to be waited for, which no thread of this runtime may. In vain: the scheduler writes again.
+        match tokio::task::spawn_blocking(move || seat.void(nonce.0)).await {
+            Ok(Ok(_)) => self.tell(News::TookBack { nonce }),
+            Ok(Err(error)) => tracing::debug!(%error, nonce = nonce.0, index = peer.index, "not taken back"),
+            // This runtime is at its end.
+            Err(_) => {}
         }
     }
 }

@@ -67,6 +67,11 @@ pub fn full_name(namespace: &str, name: &str) -> String {
     format!("{namespace}/{name}")
 }
 
+/// A predecessor that is still ending, a ledger that is made anew, a guard that is held.
+fn passes(error: &JoinError) -> bool {
+    matches!(error, JoinError::NameTaken { .. } | JoinError::Replaced | JoinError::Busy(_))
+}
+
 impl Place {
     /// Takes the tenant's record. A predecessor that is still ending is waited for. `faults` are a test's.
     ///
@@ -88,14 +93,19 @@ impl Place {
         let begun = Instant::now();
         loop {
             let folder = place.folder.clone();
-            let ledger = Neighbourhood::open_with(&folder, &identity, faults.clone())
-                .map_err(|source| PlaceError::Open { folder: folder.clone(), source })?;
+            let patient = begun.elapsed() < JOIN_PATIENCE;
+            let ledger = match Neighbourhood::open_with(&folder, &identity, faults.clone()) {
+                Ok(ledger) => Some(ledger),
+                Err(OpenError::Busy { .. }) if patient => None,
+                Err(source) => return Err(PlaceError::Open { folder, source }),
+            };
             // The floor is known when the first engine has said what activations cost.
-            match ledger.join(&name, 0, place.share_bytes) {
-                Ok(seat) => return Ok(Place { seat: Arc::new(seat), config: place.clone() }),
-                Err(JoinError::NameTaken { .. } | JoinError::Replaced) if begun.elapsed() < JOIN_PATIENCE => {
+            match ledger.map(|ledger| ledger.join(&name, 0, place.share_bytes)) {
+                Some(Ok(seat)) => return Ok(Place { seat: Arc::new(seat), config: place.clone() }),
+                Some(Err(source)) if !(patient && passes(&source)) => {
+                    return Err(PlaceError::Join { folder, source });
                 }
-                Err(source) => return Err(PlaceError::Join { folder, source }),
+                Some(Err(_)) | None => {}
             }
             if closed.load(Ordering::Relaxed) {
                 return Err(PlaceError::Stopped);

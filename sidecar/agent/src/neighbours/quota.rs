@@ -12,7 +12,10 @@ pub struct SeatQuota(pub Arc<Seat>);
 
 fn refused(error: LedgerError) -> QuotaError {
     match error {
-        LedgerError::OutOfMemory { .. } => QuotaError::OutOfMemory(error.to_string()),
+        // What cannot be had now is tried again, as what others hold.
+        LedgerError::OutOfMemory { .. } | LedgerError::Busy { .. } => {
+            QuotaError::OutOfMemory(error.to_string())
+        }
         other => QuotaError::Refused(other.to_string()),
     }
 }

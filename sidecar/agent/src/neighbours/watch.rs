@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use sluice_memory::neighbourhood::{EarmarkState, Participant};
+use sluice_memory::neighbourhood::{EarmarkState, LedgerError, Participant};
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::grants::Nonce;
 use sluice_policy::neighbours::victim::Rule;
@@ -19,7 +19,7 @@ const EVERY: Duration = Duration::from_millis(100);
 
 /// Watches until the task is dropped.
 pub async fn watch(office: Office) {
-    let mut known = BTreeSet::new();
+    let (mut known, mut trouble) = (BTreeSet::new(), None);
     let mut directive = office.directives.watch();
     loop {
         tell_terms(
@@ -29,28 +29,30 @@ pub async fn watch(office: Office) {
         // A directive may name a neighbour before its record is there: its order is told again with every look that changed.
         loop {
             let changed = tokio::time::timeout(EVERY, directive.changed()).await;
-            let before = known.len();
-            look(&office, &mut known);
+            let before = known.clone();
+            complain(&mut trouble, look(&office, &mut known).await.err());
             match changed {
                 Ok(Err(_)) => return,
                 Ok(Ok(())) => break,
-                Err(_) if known.len() != before => break,
+                Err(_) if known != before => break,
                 Err(_) => {}
             }
         }
     }
 }
 
-fn look(office: &Office, known: &mut BTreeSet<Peer>) {
+/// Logs an error once while it lasts.
+fn complain(last: &mut Option<LedgerError>, now: Option<LedgerError>) {
+    if let Some(error) = now.as_ref().filter(|error| last.as_ref() != Some(error)) {
+        tracing::warn!(%error, "the look at the ledger failed");
+    }
+    *last = now;
+}
+
+async fn look(office: &Office, known: &mut BTreeSet<Peer>) -> Result<(), LedgerError> {
     // Before the ledger is read: whoever was met and is not in it then has died, also if no look has ever seen it.
     known.append(&mut office.desk.met());
-    let participants = match office.seat.survey() {
-        Ok(participants) => participants,
-        Err(error) => {
-            tracing::warn!(%error, "the ledger cannot be read");
-            return;
-        }
-    };
+    let participants = office.seat.survey()?;
     let living: BTreeSet<Peer> = participants.iter().filter(|p| p.live).map(|p| p.peer).collect();
     let dead: BTreeSet<Peer> = known.difference(&living).copied().collect();
     for peer in &dead {
@@ -60,9 +62,9 @@ fn look(office: &Office, known: &mut BTreeSet<Peer>) {
     office.desk.forget(&dead);
     *known = living;
     participants.iter().filter(|p| p.live).for_each(|p| tell_earmarks(office, p));
-    if let Err(error) = office.seat.clear() {
-        tracing::warn!(%error, "earmarks cannot be cleared");
-    }
+    let seat = office.seat.clone();
+    // The guard may have to be waited for, which no thread of this runtime may. At its end nothing has to be cleared.
+    tokio::task::spawn_blocking(move || seat.clear().map(drop)).await.unwrap_or(Ok(()))
 }
 
 /// Earmarks for this tenant that nobody has told it of: what is a loan that came back, the scheduler knows.
@@ -78,12 +80,23 @@ fn tell_earmarks(office: &Office, lender: &Participant) {
 fn tell_terms(office: &Office, directive: Option<&Directive>) {
     let Some(directive) = directive else { return };
     let living = office.seat.survey().unwrap_or_default();
-    let order = directive.fallback_order.iter().filter_map(|name| {
+    let order = order(directive).into_iter().filter_map(|name| {
         let found = living.iter().find(|p| p.live && is_named(directive, p, name))?;
         Some(found.peer)
     });
     let terms = terms(&office.terms, directive, order.collect());
     office.tell(News::Terms(terms));
+}
+
+/// A fixed order is as the neighbours stand; every other rule needs live state, and without it the order that is written
+/// for that.
+fn order(directive: &Directive) -> Vec<&String> {
+    match directive.victim {
+        VictimRule::FixedOrder => directive.neighbours.iter().map(|neighbour| &neighbour.name).collect(),
+        VictimRule::MostRecentlyUsed | VictimRule::LeastRecentlyUsed => {
+            directive.fallback_order.iter().collect()
+        }
+    }
 }
 
 /// The directive lists names; the ledger has `namespace/name`.

@@ -50,6 +50,13 @@ impl Bed {
         told.map_or(self.after, |seconds| seconds.map(|seconds| Duration::from_secs(u64::from(seconds))))
     }
 
+    /// Without a request for so long the tenant counts as idle; at once where no directive says.
+    pub fn idle_after(&self) -> Duration {
+        let in_force = self.directives.as_ref().and_then(|directives| directives.in_force());
+        let told = in_force.map(|in_force| in_force.directive.tenant.idle_after_seconds);
+        Duration::from_secs(told.unwrap_or(0).into())
+    }
+
     /// It is time to sleep.
     pub fn tired(&mut self, core: &Core) -> bool {
         if !core.is_idle() {

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use sluice_link::control::ControlPage;
 use sluice_link::error::LinkError;
@@ -43,6 +43,7 @@ use super::door::{Attached, Door, News, SEAT_PATIENCE, Seat};
 use super::mappings;
 use super::neighbours::{self, Among};
 use super::state::Diary;
+use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::model::config::read_spec;
 use crate::model::text::Text;
@@ -187,12 +188,12 @@ impl Loading {
         }
         let terms = neighbours::terms(loaded.faults.loan);
         let core = Core::new(neighbours::scheduling(scheduling, place.as_ref(), &terms), brain);
-        let origin = Instant::now();
+        let clock = Clock::start();
         let compute = LinkCompute::new(tables, peer);
         let journal = config.journal.as_deref().map(journal).transpose()?;
         let desk = place.as_ref().map(|place| Arc::new(place.desk(config)));
         let at_desk = place.as_ref().zip(desk.as_ref());
-        let port = neighbours::port(self.among.as_ref(), at_desk, (&own_inbox, origin), terms)?;
+        let port = neighbours::port(self.among.as_ref(), at_desk, (&own_inbox, clock), terms)?;
         let mut driver = Driver::start_among(port, Nanos(0), core, memory, compute, journal);
         body::attach(&mut driver, first);
         let mut diary = Diary::new(tenant(config), config.policy.clone());
@@ -204,7 +205,7 @@ impl Loading {
             streams: Default::default(),
             metrics: self.metrics,
             diary,
-            origin,
+            clock,
             hold: Duration::from_secs(u64::from(config.limits.hold_seconds)),
             engine_left: None,
             desk,

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::neighbours::Peer;
@@ -16,6 +16,7 @@ use tokio::runtime::Handle;
 
 use super::load::LoadError;
 use super::state::Diary;
+use crate::clock::Clock;
 use crate::directive::Directives;
 use crate::metrics::Metrics;
 use crate::neighbours::client::Client;
@@ -51,7 +52,7 @@ impl Among {
         &self,
         place: &Place,
         desk: &Arc<Desk>,
-        (inbox, origin): (&Inbox, Instant),
+        (inbox, clock): (&Inbox, Clock),
         terms: Terms,
     ) -> Result<Box<dyn Neighbourhood>, LoadError> {
         let (seat, desk) = (place.seat.clone(), desk.clone());
@@ -62,7 +63,7 @@ impl Among {
             directives: self.directives.clone(),
             client: self.client.clone(),
             inbox: inbox.clone(),
-            origin,
+            clock,
             terms,
             order: place.turns(),
             heard: Arc::default(),
@@ -86,7 +87,7 @@ impl Among {
 pub(super) fn port(
     among: Option<&Among>,
     place: Option<(&Place, &Arc<Desk>)>,
-    to_room: (&Inbox, Instant),
+    to_room: (&Inbox, Clock),
     terms: Terms,
 ) -> Result<Box<dyn Neighbourhood>, LoadError> {
     match (place, among) {
@@ -152,7 +153,7 @@ impl Seen<'_> {
             held_bytes: place.seat.held_bytes(),
             in_transit_bytes: self.bytes(brain.moving_chunks()),
             awaited_bytes: self.bytes(brain.awaited_chunks()),
-            waits_for: self.waits_for(),
+            waits_for: place.seat.trouble().map(|error| error.to_string()).or_else(|| self.waits_for()),
             lent_bytes: self.bytes(brain.lent_chunks()),
             borrowed_bytes: self.bytes(brain.borrowed_chunks()),
             grants: self.grants(place),

@@ -1,7 +1,7 @@
 //! The state message, and the diary of moves that it ends with.
 
 use std::collections::VecDeque;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sluice_memory::HostMemory;
 use sluice_policy::brain::{Brain, Rest};
@@ -27,6 +27,8 @@ pub struct Diary {
     phase: Phase,
     phase_since: SystemTime,
     idle_since: Option<SystemTime>,
+    /// Without a request for so long the tenant counts as idle.
+    idle_after: Duration,
     engine_since: Option<SystemTime>,
     inactive_since: Option<SystemTime>,
     last_used: Option<SystemTime>,
@@ -45,6 +47,14 @@ fn unix_ms(at: SystemTime) -> u64 {
     at.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
 }
 
+/// The phase of a tenant that could serve and has had no request since `idle_since`.
+fn calm_phase(idle_since: Option<SystemTime>, now: SystemTime, idle_after: Duration) -> Phase {
+    // A wall clock that was set back: it has just become idle.
+    let idle_for = |since| now.duration_since(since).unwrap_or_default();
+    let idle = idle_since.is_some_and(|since| idle_for(since) >= idle_after);
+    if idle { Phase::Idle } else { Phase::Active }
+}
+
 impl Diary {
     /// An empty diary.
     pub fn new(tenant: Tenant, policy: String) -> Self {
@@ -54,6 +64,7 @@ impl Diary {
             phase: Phase::Loading,
             phase_since: SystemTime::now(),
             idle_since: None,
+            idle_after: Duration::ZERO,
             engine_since: None,
             inactive_since: None,
             last_used: None,
@@ -105,6 +116,11 @@ impl Diary {
         self.engine_restarts += 1;
     }
 
+    /// From now on the tenant counts as idle after so long without a request.
+    pub fn idle_after(&mut self, idle_after: Duration) {
+        self.idle_after = idle_after;
+    }
+
     /// Writes down what has changed since the last look.
     pub fn observe(&mut self, core: &Core, metrics: &Metrics) {
         let snapshot = core.snapshot();
@@ -115,20 +131,19 @@ impl Diary {
 
     fn observe_phase(&mut self, snapshot: &Snapshot, brain: &Brain) {
         let busy = snapshot.running + snapshot.waiting > 0;
+        let now = SystemTime::now();
+        self.idle_since = if busy { None } else { self.idle_since.or(Some(now)) };
         let phase = match (brain.loaded(), snapshot.engine_attached) {
             _ if brain.failed().is_some() => Phase::Failed,
             (true, false) => Phase::EngineLost,
             (false, _) => Phase::Loading,
             (true, true) if snapshot.rest == Rest::Asleep => Phase::Hibernated,
             (true, true) if snapshot.rest == Rest::Rising => Phase::Waking,
-            (true, true) if busy => Phase::Active,
-            (true, true) => Phase::Idle,
+            (true, true) => calm_phase(self.idle_since, now, self.idle_after),
         };
-        let now = SystemTime::now();
         if phase != self.phase {
             (self.phase, self.phase_since) = (phase, now);
         }
-        self.idle_since = if busy { None } else { self.idle_since.or(Some(now)) };
     }
 
     /// A reason that has applied again is a move.
@@ -315,5 +330,24 @@ fn engine(brain: &Brain, snapshot: &Snapshot, diary: &Diary) -> EngineState {
         attempt: diary.engine_restarts + u64::from(snapshot.engine_attached),
         up_since_unix_ms: diary.engine_since.map(unix_ms),
         failure: brain.failed().map(|failure| failure.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenant_is_idle_after_the_time_that_its_directive_says() {
+        let (after, now) = (Duration::from_secs(30), SystemTime::now());
+        let phase = |idle_for: Option<u64>, after| {
+            calm_phase(idle_for.map(|seconds| now - Duration::from_secs(seconds)), now, after)
+        };
+        assert_eq!(phase(None, after), Phase::Active, "it has requests");
+        assert_eq!(phase(Some(29), after), Phase::Active);
+        assert_eq!(phase(Some(30), after), Phase::Idle);
+        assert_eq!(phase(Some(0), Duration::ZERO), Phase::Idle, "nobody has said how long");
+        let set_back = calm_phase(Some(now + after), now, after);
+        assert_eq!(set_back, Phase::Active);
     }
 }

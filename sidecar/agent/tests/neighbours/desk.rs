@@ -22,13 +22,17 @@ pub fn seats<const N: usize>(names: [&str; N]) -> (TempDir, [Arc<Seat>; N]) {
 
 /// A new life of `name`.
 pub fn join(folder: &TempDir, name: &str) -> Seat {
-    let boot_id = this_boot().expect("the id of this boot");
-    let identity =
-        Identity { boot_id, claim_id: "c".into(), capacity_bytes: 100 * CHUNK, chunk_bytes: CHUNK };
-    let ledger = Neighbourhood::open(folder.path(), &identity).expect("a ledger");
+    let ledger = Neighbourhood::open(folder.path(), &identity()).expect("a ledger");
     ledger.join(&format!("default/{name}"), 0, 30 * CHUNK).expect("a place")
 }
 
+/// What the GPU is.
+pub fn identity() -> Identity {
+    let boot_id = this_boot().expect("the id of this boot");
+    Identity { boot_id, claim_id: "c".into(), capacity_bytes: 100 * CHUNK, chunk_bytes: CHUNK }
+}
+
+/// How messages name it.
 pub fn participant(name: &str, Peer { index, instance }: Peer) -> Participant {
     Participant { namespace: "default".into(), name: name.into(), index, instance }
 }

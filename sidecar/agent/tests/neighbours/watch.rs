@@ -4,19 +4,21 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use sluice_agent::clock::Clock;
 use sluice_agent::directive::Directives;
 use sluice_agent::neighbours::client::{Client, Credential};
 use sluice_agent::neighbours::desk::Desk;
 use sluice_agent::neighbours::office::Office;
 use sluice_agent::neighbours::watch::watch;
 use sluice_agent::service::{Inbox, Message};
-use sluice_memory::neighbourhood::Seat;
+use sluice_memory::neighbourhood::{Neighbourhood, Seat};
 use sluice_policy::neighbours::Peer;
 use sluice_policy::trader::{News, Terms};
 use sluice_ports::neighbourhood::NeighbourEvent;
+use sluice_wire::directive::{self, Directive, Neighbour, Sharing, TenantRule, VictimRule};
 use tempfile::TempDir;
 
-use super::desk::{CHUNK, join, seats};
+use super::desk::{CHUNK, identity, join, seats};
 use crate::gateway::client::PATIENCE;
 
 pub fn office(folder: &TempDir, seat: &Arc<Seat>) -> (Office, Receiver<Message>) {
@@ -27,7 +29,7 @@ pub fn office(folder: &TempDir, seat: &Arc<Seat>) -> (Office, Receiver<Message>)
         directives: Arc::new(Directives::open(folder.path().join("directive"), Box::new(|_| Ok(())))),
         client: Arc::new(Client::new(Credential::Nothing)),
         inbox,
-        origin: Instant::now(),
+        clock: Clock::start(),
         terms: Terms::default(),
         order: None,
         heard: Arc::default(),
@@ -66,4 +68,101 @@ async fn the_death_of_a_neighbour_that_no_look_has_seen_is_told() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     watching.abort();
+}
+
+/// Neighbours in the order given; the fallback order is the other way round.
+fn directive(victim: VictimRule, names: &[&str]) -> Vec<u8> {
+    let neighbour = |(at, name): (usize, &&str)| Neighbour {
+        namespace: "default".into(),
+        name: (*name).into(),
+        pod_uid: None,
+        claim_uid: None,
+        admin: ([127, 0, 0, 1], 9000 + at as u16).into(),
+        priority: 0,
+        share_bytes: 30 * CHUNK,
+        floor_bytes: 0,
+    };
+    let directive = Directive {
+        version: directive::VERSION,
+        epoch: 1,
+        sequence: 1,
+        policy: "Oneiros".into(),
+        tenant: TenantRule {
+            priority: 0,
+            max_remapped_percent: 60,
+            hibernate_after_seconds: None,
+            idle_after_seconds: 30,
+        },
+        sharing: Sharing::Spatial,
+        victim,
+        min_residence_ms: 0,
+        revoke_bound_ms: 200,
+        neighbours: names.iter().enumerate().map(neighbour).collect(),
+        fallback_order: names.iter().rev().map(|name| (*name).to_owned()).collect(),
+    };
+    serde_json::to_vec(&directive).expect("a directive is JSON")
+}
+
+/// Returns when terms with this order are told.
+fn order_of(expected: &[Peer], messages: &Receiver<Message>) {
+    let begun = Instant::now();
+    let mut last = None;
+    loop {
+        let left = PATIENCE.saturating_sub(begun.elapsed());
+        let message = messages.recv_timeout(left);
+        let message = message.unwrap_or_else(|_| panic!("{expected:?} is not told, but {last:?}"));
+        if let Message::Neighbour(event) = message
+            && let NeighbourEvent::News(News::Terms(terms)) = *event
+        {
+            if terms.order == expected {
+                return;
+            }
+            last = Some(terms.order);
+        }
+    }
+}
+
+/// A new life of `name` once the former one is gone: a child that another test starts has its description for a moment.
+fn next_life(folder: &TempDir, name: &str) -> Seat {
+    let ledger = Neighbourhood::open(folder.path(), &identity()).expect("a ledger");
+    let begun = Instant::now();
+    loop {
+        match ledger.join(&format!("default/{name}"), 0, 30 * CHUNK) {
+            Ok(seat) => return seat,
+            Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_neighbour_that_dies_and_returns_between_two_looks_is_asked_by_its_new_name() {
+    let (folder, [seat]) = seats(["story"]);
+    let (office, messages) = office(&folder, &seat);
+    office.directives.put(&directive(VictimRule::MostRecentlyUsed, &["code"])).unwrap();
+    let first = next_life(&folder, "code");
+    let watching = tokio::spawn(watch(office));
+    let told = tokio::task::spawn_blocking(move || {
+        order_of(&[first.peer()], &messages);
+        drop(first);
+        let second = next_life(&folder, "code");
+        order_of(&[second.peer()], &messages);
+    });
+    told.await.unwrap();
+    watching.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fixed_order_is_that_of_the_neighbours_and_other_rules_fall_back_on_the_other() {
+    for (victim, reversed) in [(VictimRule::FixedOrder, false), (VictimRule::LeastRecentlyUsed, true)] {
+        let (folder, [seat, alpha, beta]) = seats(["story", "alpha", "beta"]);
+        let (office, messages) = office(&folder, &seat);
+        office.directives.put(&directive(victim, &["alpha", "beta"])).unwrap();
+        let watching = tokio::spawn(watch(office));
+        let mut expected = [alpha.peer(), beta.peer()];
+        if reversed {
+            expected.reverse();
+        }
+        tokio::task::spawn_blocking(move || order_of(&expected, &messages)).await.unwrap();
+        watching.abort();
+    }
 }
