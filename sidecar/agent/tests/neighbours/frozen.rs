@@ -56,14 +56,14 @@ struct Frozen(Child);
 
 impl Frozen {
     fn start(folder: &std::path::Path) -> Frozen {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        let mut command = Command::new(std::env::current_exe().expect("this test"));
         command.args(["--exact", "neighbours::frozen::neighbour", "--ignored", "--nocapture"]);
-        let mut child = command.env(FOLDER_VAR, folder).stdout(Stdio::piped()).spawn().unwrap();
-        let said = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let mut child = command.env(FOLDER_VAR, folder).stdout(Stdio::piped()).spawn().expect("a process");
+        let said = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
         assert!(said.into_iter().any(|line| line == WITHIN), "it comes to the guard");
         let pid = Pid::from_child(&child);
-        kill_process(pid, Signal::STOP).unwrap();
-        waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT).unwrap();
+        kill_process(pid, Signal::STOP).expect("it can be stopped");
+        waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT).expect("it stops");
         Frozen(child)
     }
 
@@ -72,8 +72,8 @@ impl Frozen {
         let (ended, end) = channel();
         let thread = std::thread::spawn(move || {
             let late = end.recv_timeout(PATIENCE).is_err();
-            self.0.kill().unwrap();
-            self.0.wait().unwrap();
+            self.0.kill().expect("it can be killed");
+            self.0.wait().expect("it ends");
             late
         });
         (ended, thread)
