@@ -1,17 +1,23 @@
 //! Tenants that share a GPU: memory goes to who needs it and comes home, whoever dies meanwhile, and no token changes.
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use sluice_wire::State;
 use sluice_wire::state::{GpuState, TenantReport};
 
 use crate::support::http::CLIENT;
+use crate::support::tenant::{greedy, prompt};
 use crate::support::trio::{self, HOME_AFTER_DEATHS, Trio, events, place, same, told};
 use crate::support::{Tenant, World, processes};
 
 /// Within this time after the last request all loans have come home.
 const HOME: Duration = Duration::from_secs(20);
+/// An engine is killed as often as it comes for so long: the wait before its successor grows to its most, five seconds.
+const TROUBLE: Duration = Duration::from_secs(15);
+/// Its neighbours are never silent for as long as that wait.
+const SILENCE: Duration = Duration::from_secs(3);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn three_tenants_trade_and_no_token_changes() {
@@ -83,6 +89,55 @@ async fn an_engine_and_a_sidecar_killed_while_memory_is_lent() {
     trio.all_home(HOME_AFTER_DEATHS).await;
     all_are_listed(&trio.tenants[victim]).await;
     trio.up.end_cleanly().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn neighbours_of_an_engine_that_dies_again_and_again_go_on_and_loans_come_home() {
+    let world = World::new();
+    let trio = Trio::start(&world, "Oneiros").await;
+    let [victim, one, other] = &trio.tenants;
+    // They stand in line for the turn whenever there is an engine.
+    let held = trio::begin(victim);
+    let on = AtomicBool::new(true);
+    let trouble = async {
+        let kills = kill_engines(victim).await;
+        on.store(false, Ordering::Relaxed);
+        kills
+    };
+    let (kills, one, other) = tokio::join!(trouble, longest_silence(one, &on), longest_silence(other, &on));
+    assert!(kills > 6, "{kills} engines killed");
+    eprintln!("{kills} engines killed; the longest silences beside them: {one:?}, {other:?}");
+    assert!(one.max(other) < SILENCE, "{one:?}, {other:?}, {:#?}", told(&trio.states().await));
+    trio::ended(held).await.into_iter().for_each(|answer| drop(answer.unwrap()));
+    trio.all_home(HOME_AFTER_DEATHS).await;
+    trio.up.end_cleanly().await;
+}
+
+/// Kills every engine of the tenant as soon as it serves. Returns how many.
+async fn kill_engines(tenant: &Tenant) -> u32 {
+    let (begun, mut last, mut kills) = (Instant::now(), None, 0);
+    while begun.elapsed() < TROUBLE {
+        let pid = tenant.state().await.engine.pid;
+        if pid.is_some() && pid != last {
+            processes::signal(pid.unwrap(), Signal::KILL);
+            (last, kills) = (pid, kills + 1);
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    kills
+}
+
+/// Asks the tenant one request after the other while `on`. Returns the longest time between two tokens.
+async fn longest_silence(tenant: &Tenant, on: &AtomicBool) -> Duration {
+    let (mut longest, mut spoke) = (Duration::ZERO, Instant::now());
+    for seed in (0..).take_while(|_| on.load(Ordering::Relaxed)) {
+        let mut stream = tenant.stream(&greedy(&prompt(seed, 100), 48)).await;
+        while stream.next().await.unwrap() {
+            longest = longest.max(spoke.elapsed());
+            spoke = Instant::now();
+        }
+    }
+    longest
 }
 
 #[tokio::test(flavor = "multi_thread")]

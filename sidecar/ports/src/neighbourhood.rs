@@ -22,6 +22,11 @@ pub enum NeighbourEvent {
         /// Of this turn; rises with every turn on the GPU.
         epoch: u64,
     },
+    /// A neighbour waits for the turn, which this tenant has. Said once for each turn: its quantum counts from now on.
+    Sought {
+        /// Of the turn that this tenant has.
+        epoch: u64,
+    },
 }
 
 /// The way to the neighbourhood of one GPU. Nothing here blocks: what is asked is answered by a [`NeighbourEvent`] that the

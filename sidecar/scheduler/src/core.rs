@@ -17,7 +17,7 @@ use sluice_policy::brain::{Brain, Rest};
 use sluice_policy::ids::{Nanos, RequestId, RowId};
 use sluice_policy::neighbours::grants::Book;
 use sluice_policy::trader::Trader;
-use sluice_ports::compute::{ComputeEvent, EngineHello, Step};
+use sluice_ports::compute::{ComputeEvent, EngineHello, Step, TableUpdate};
 
 use crate::batch::Batch;
 use crate::config::Config;
@@ -51,6 +51,10 @@ pub struct Core {
     places: BTreeMap<RequestId, u64>,
     free_rows: Vec<RowId>,
     in_flight: Option<InFlight>,
+    /// Engines in a row that died over a step.
+    deaths: u32,
+    /// What a step that was taken back had to say of the tables: nobody knows whether it was heard.
+    unheard: Vec<TableUpdate>,
     engine: Option<EngineHello>,
     next_step: u64,
     /// No admission is tried before this step, unless something ends: memory said no a moment ago.
@@ -90,6 +94,8 @@ impl Core {
             places: BTreeMap::new(),
             free_rows,
             in_flight: None,
+            deaths: 0,
+            unheard: Vec::new(),
             engine: None,
             next_step: 0,
             admission_hold: 0,
@@ -128,7 +134,7 @@ impl Core {
         self.leave_idle_turn(now);
         match &self.in_flight {
             None => self.boundary(now),
-            Some(step) if step.lost => self.replay(now),
+            Some(step) if step.lost => self.resume(now),
             Some(_) => {}
         }
         self.flush();
@@ -166,7 +172,7 @@ impl Core {
             return true;
         }
         self.in_flight.is_none()
-            && self.engine.is_some()
+            && (self.engine.is_some() || self.trader.is_some())
             && (self.starved > 0
                 || !self.brain.at_rest()
                 || self.trader.as_ref().is_some_and(Trader::wants_ticks))
@@ -278,8 +284,9 @@ impl Core {
     fn lost(&mut self, now: Nanos) {
         self.engine = None;
         self.counters.engine_losses += 1;
-        if let Some(in_flight) = &mut self.in_flight {
+        if let Some(in_flight) = self.in_flight.as_mut().filter(|in_flight| !in_flight.lost) {
             in_flight.lost = true;
+            self.deaths += 1;
         }
         self.brain.engine_lost(now, &mut self.actions);
     }

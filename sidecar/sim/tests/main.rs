@@ -4,6 +4,7 @@
 mod astray;
 mod conformance;
 mod damage;
+mod engineless;
 mod faults;
 mod journal;
 mod profiles;

@@ -70,13 +70,19 @@ fn give_turn(world: &mut World, epoch: u64) {
     world.driver.push(Event::Neighbour(NeighbourEvent::Turn { epoch }));
 }
 
+/// A neighbour waits for it.
+fn seek_turn(world: &mut World, epoch: u64) {
+    world.driver.push(Event::Neighbour(NeighbourEvent::Sought { epoch }));
+}
+
 /// Lets `ms` milliseconds pass.
 fn pass(world: &mut World, ms: u64) {
     let until = world.now().plus(ms * MS);
     world.run_until(until);
 }
 
-/// Lengths of all turns of a tenant with two long prompts, nanoseconds; the turn comes as soon as it is asked for.
+/// Lengths of all turns of a tenant with two long prompts, nanoseconds; the turn comes as soon as it is asked for, and a
+/// neighbour always waits.
 fn turns(quantum_ns: u64) -> Vec<u64> {
     let calls = Calls::default();
     turns_in(tenant(quantum_ns, &calls), &calls)
@@ -93,6 +99,7 @@ fn turns_in(mut world: World, calls: &Calls) -> Vec<u64> {
             }
             (since, epoch, more) = (world.now(), epoch + 1, true);
             give_turn(&mut world, epoch);
+            seek_turn(&mut world, epoch);
         }
         more |= has_ended(&world);
         assert!(more, "both end");
@@ -176,4 +183,43 @@ fn prompts_use_the_time_in_which_a_step_waits_for_layers() {
     let held = turns_in(tenant_of(setup, MS / 10, &calls), &calls);
     // Two prompts of 120 tokens, 64 in a step, and 8 tokens after each.
     assert!(held.len() < 40, "{} turns", held.len());
+}
+
+#[test]
+fn a_tenant_keeps_its_turn_for_as_long_as_it_has_work_and_nobody_waits() {
+    let calls = Calls::default();
+    let mut world = tenant(15 * MS, &calls);
+    pass(&mut world, 100);
+    give_turn(&mut world, 1);
+    // Said of a turn before.
+    seek_turn(&mut world, 0);
+    let begun = world.now();
+    while !has_ended(&world) {
+        assert!(world.tick(LIMIT) || has_ended(&world), "nothing else is needed");
+    }
+    assert!(world.now().since(begun) > 45 * MS, "that is several quanta");
+    assert_eq!(calls.take(), [TurnCall::Want, TurnCall::Release], "one turn, to the end of all work");
+    let steps = world.driver.core().snapshot().counters.steps;
+    assert!(steps < 20, "{steps} steps: prompts do not go by crumbs when the quantum is over");
+}
+
+#[test]
+fn a_neighbour_that_comes_when_the_quantum_is_over_waits_for_one_step() {
+    let calls = Calls::default();
+    let mut world = tenant(5 * MS, &calls);
+    pass(&mut world, 100);
+    give_turn(&mut world, 1);
+    pass(&mut world, 20);
+    assert_eq!(calls.take(), [TurnCall::Want]);
+    let steps = world.driver.core().snapshot().counters.steps;
+    seek_turn(&mut world, 1);
+    loop {
+        let more = world.tick(LIMIT);
+        if calls.take().contains(&TurnCall::Release) {
+            break;
+        }
+        assert!(more, "it is given up");
+    }
+    assert!(world.driver.core().snapshot().counters.steps <= steps + 1);
+    assert!(!has_ended(&world));
 }

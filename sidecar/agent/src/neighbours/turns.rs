@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::Duration;
 
-use sluice_memory::neighbourhood::{Epoch, Seat, TurnOrder};
+use sluice_memory::neighbourhood::{Epoch, Seat, TurnLine, TurnOrder};
 use sluice_ports::neighbourhood::NeighbourEvent;
 
 use crate::directive::Directives;
@@ -63,6 +63,7 @@ fn wait_for_turns(seat: &Seat, standing: &Standing, wishes: &Receiver<()>, ends:
         if let Some(time) = seat.turn().handover() {
             ends.metrics.handed_over(time);
         }
+        tell_when_sought(&seat.turn(), epoch, ends);
     }
 }
 
@@ -84,6 +85,23 @@ fn next_turn(seat: &Seat, standing: &Standing, wishes: &Receiver<()>) -> Option<
         // A second wish before the first is fulfilled is the same wish.
         if wishes.try_recv() == Err(TryRecvError::Disconnected) {
             return None;
+        }
+    }
+}
+
+/// Returns when the turn is given up, or after the scheduler was told that somebody waits for it.
+fn tell_when_sought(line: &TurnLine<'_>, epoch: Epoch, ends: &Ends) {
+    while line.held() == Some(epoch) {
+        match line.sought_within(WAIT) {
+            Ok(true) => {
+                let event = NeighbourEvent::Sought { epoch: epoch.0 };
+                return ends.inbox.send(Message::Neighbour(Box::new(event)));
+            }
+            Ok(false) => {}
+            Err(error) => {
+                tracing::error!(%error, "who waits for the turn cannot be seen");
+                std::thread::sleep(PAUSE);
+            }
         }
     }
 }

@@ -36,25 +36,35 @@ impl<'a> TurnLine<'a> {
         TurnLine { seat }
     }
 
-    /// Draws a ticket. Who has one already keeps its place and changes its priority only; higher goes first.
+    /// Draws a ticket, and wakes the holder who wants to know. Who has one already keeps its place and changes its priority
+    /// only; higher goes first.
     pub fn request(&self, priority: i32) -> Result<(), LedgerError> {
         if self.is_lost() {
             return Ok(());
         }
+        if self.draw(priority)? {
+            self.ring();
+        }
+        Ok(())
+    }
+
+    /// Whether the ticket is a new one.
+    fn draw(&self, priority: i32) -> Result<bool, LedgerError> {
         let _guard = self.seat.shared.lock(self.seat.instance())?;
         if self.held().is_some() {
             return Err(LedgerError::HasTurn);
         }
         let (words, record) = (&self.seat.shared.words, self.seat.record());
         record.set(word::PRIORITY, i64::from(priority) as u64);
-        if record.get(word::TICKET) == 0 {
+        let fresh = record.get(word::TICKET) == 0;
+        if fresh {
             let ticket = words.load(header::NEXT_TICKET);
             words.store(header::NEXT_TICKET, ticket.wrapping_add(1).max(1));
             self.seat.asked.store(since_boot_ns(), Ordering::Relaxed);
             record.set(word::ASKED, words.load(header::EPOCH));
             record.set(word::TICKET, ticket);
         }
-        Ok(())
+        Ok(fresh)
     }
 
     /// Gives the ticket up, if there is one. Whoever of this process waits for the turn stops waiting.
@@ -185,6 +195,27 @@ impl<'a> TurnLine<'a> {
         Ok(line)
     }
 
+    /// Sleeps until somebody else waits for the turn that this participant has (`true`), the turn is given up, or `limit` is
+    /// over.
+    pub fn sought_within(&self, limit: Duration) -> Result<bool, LedgerError> {
+        let deadline = Instant::now() + limit;
+        loop {
+            // Read first: a bell that rings after a vain look is not slept through.
+            let bell = self.seat.shared.words.bell().load(Ordering::Acquire);
+            if self.held().is_none() {
+                return Ok(false);
+            }
+            if self.waiters()? > 0 {
+                return Ok(true);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            self.sleep(bell, left)?;
+        }
+    }
+
     /// The first of those who wait and live.
     fn next(&self, order: TurnOrder) -> Result<Option<u32>, LedgerError> {
         for peer in self.tickets(order) {
@@ -237,7 +268,10 @@ impl<'a> TurnLine<'a> {
     }
 
     fn sleep(&self, bell: u32, limit: Duration) -> Result<(), LedgerError> {
-        let timeout = futex::Timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
+        let timeout = futex::Timespec {
+            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        };
         match futex::wait(self.seat.shared.words.bell(), futex::Flags::empty(), bell, Some(&timeout)) {
             Ok(()) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => Ok(()),
             Err(error) => Err(kernel("futex")(error)),

@@ -363,3 +363,25 @@ fn a_turn_whose_holder_died_was_not_handed_over() {
     b.turn().take_within(ROUND_ROBIN, LONG).unwrap().expect("the dead hold nothing");
     assert_eq!(b.turn().handover(), None);
 }
+
+#[test]
+fn the_holder_hears_at_once_that_somebody_waits_and_of_nothing_else() {
+    let (_stage, _, [a, b]) = seats();
+    a.turn().request(0).unwrap();
+    a.turn().try_take(ROUND_ROBIN).unwrap().unwrap();
+    assert_eq!(a.turn().sought_within(Duration::from_millis(20)), Ok(false), "nobody does");
+    std::thread::scope(|scope| {
+        let begun = Instant::now();
+        let holder = scope.spawn(|| a.turn().sought_within(LONG));
+        b.turn().request(0).unwrap();
+        assert_eq!(holder.join().unwrap(), Ok(true));
+        assert!(begun.elapsed() < LONG / 2, "a ticket wakes it");
+    });
+    assert_eq!(a.turn().sought_within(LONG), Ok(true), "it waits already");
+    b.turn().cancel().unwrap();
+    std::thread::scope(|scope| {
+        let holder = scope.spawn(|| a.turn().sought_within(LONG));
+        a.turn().release().unwrap();
+        assert_eq!(holder.join().unwrap(), Ok(false), "it is not the holder any more");
+    });
+}

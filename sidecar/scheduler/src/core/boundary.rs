@@ -20,13 +20,15 @@ const STARVED_BOUNDARIES_MAX: u32 = 4096;
 const REPLAYS_MAX: u32 = 16;
 
 impl Core {
-    /// Called whenever no step is in flight. Does nothing while memory is being re-backed.
+    /// Called whenever no step is in flight. Does nothing while memory is being re-backed. Among neighbours memory moves
+    /// without an engine as well: a dead one maps nothing, so whatever has to be unmapped is.
     pub(super) fn boundary(&mut self, now: Nanos) {
-        if !self.serving() || self.brain.blocked() {
+        let absent = self.engine.is_none() && self.trader.is_none();
+        if absent || !self.brain.loaded() || self.brain.blocked() {
             return;
         }
         self.rest_or_rise();
-        let may_run = self.may_run(now);
+        let may_run = self.may_run(now) && self.engine.is_some();
         self.brain.boundary(now, &mut self.actions);
         self.trade(now);
         if self.hurried {
@@ -240,7 +242,7 @@ impl Core {
 
     /// New rows first, then every column that is new or has moved.
     fn table_updates(&mut self) -> Vec<TableUpdate> {
-        let mut updates = Vec::new();
+        let mut updates = core::mem::take(&mut self.unheard);
         for sequence in self.running.values_mut().filter(|s| s.fresh) {
             sequence.fresh = false;
             if let Some(row) = sequence.row {
@@ -272,19 +274,37 @@ impl Core {
         })
     }
 
-    /// Starts the step that a lost engine left unfinished once more: same inputs, fresh generations.
-    pub(super) fn replay(&mut self, now: Nanos) {
-        if !self.serving() || self.brain.blocked() {
-            return;
-        }
-        if self.in_flight.as_ref().is_some_and(|f| f.step.attempt >= REPLAYS_MAX) {
+    /// A step was lost with its engine. Among neighbours nobody knows who wants memory before the next engine comes, so the
+    /// step is taken back; alone it waits, and is repeated as it was.
+    pub(super) fn resume(&mut self, now: Nanos) {
+        if self.deaths > REPLAYS_MAX {
             return self.give_up();
         }
-        if !self.may_run(now) {
+        match self.trader {
+            Some(_) => {
+                self.take_back();
+                self.boundary(now);
+            }
+            None => self.replay(now),
+        }
+    }
+
+    /// The step was never begun: its sequences are where they were, with the columns that they got for it.
+    fn take_back(&mut self) {
+        let Some(in_flight) = self.in_flight.take() else { return };
+        self.unheard = in_flight.step.updates;
+        self.counters.replays += 1;
+        self.drop_cancelled();
+    }
+
+    /// Starts the step that a lost engine left unfinished once more: same inputs, fresh generations.
+    fn replay(&mut self, now: Nanos) {
+        if !self.serving() || self.brain.blocked() || !self.may_run(now) {
             return;
         }
         let epoch = self.epoch();
         let lease = self.brain.begin(now, &mut self.actions);
+        self.use_turn();
         self.flush();
         let Some(in_flight) = self.in_flight.as_mut() else { return };
         in_flight.lost = false;
@@ -299,6 +319,8 @@ impl Core {
     /// Fails the requests of a step that no engine survives.
     fn give_up(&mut self) {
         let Some(in_flight) = self.in_flight.take() else { return };
+        self.deaths = 0;
+        self.unheard = in_flight.step.updates;
         for part in in_flight.batch.parts {
             self.end(part.request, Finish::Failed(format!("{REPLAYS_MAX} engines died over this step")));
         }

@@ -30,6 +30,8 @@ pub(super) enum Turn {
         since: Nanos,
         /// A step of this turn has begun.
         ran: bool,
+        /// A neighbour waits for it.
+        sought: bool,
     },
 }
 
@@ -46,16 +48,22 @@ impl Core {
                 self.counters.turns += 1;
                 self.counters.turn_wait_ns += now.since(since);
                 self.notices.push(Notice::Waited(Span { awaited: Awaited::Turn, since, until: now }));
-                self.turn = Turn::Held { epoch, since: now, ran: false };
+                self.turn = Turn::Held { epoch, since: now, ran: false, sought: false };
             }
             (NeighbourEvent::Turn { .. }, Turn::Away | Turn::Held { .. }) => {}
+            (NeighbourEvent::Sought { epoch: wanted }, _) => {
+                if let Turn::Held { epoch, sought, .. } = &mut self.turn {
+                    // What was said of a turn before says nothing of this one.
+                    *sought |= *epoch == wanted;
+                }
+            }
         }
     }
 
     /// Whether a step may begin now: always, or in the tenant's turn. Asks for the turn and gives it up.
     pub(super) fn may_run(&mut self, now: Nanos) -> bool {
         let busy = self.busy() && self.brain.rest() == Rest::Awake;
-        if !busy {
+        if !busy || self.engine.is_none() {
             self.brain.sate();
         }
         let active = match self.config.sharing {
@@ -73,10 +81,9 @@ impl Core {
     }
 
     fn keeps_turn(&mut self, now: Nanos, quantum: Quantum, busy: bool) -> bool {
-        if let Turn::Held { since, ran, .. } = self.turn {
+        if let Turn::Held { since, ran, sought, .. } = self.turn {
             let predicted_step_ns = self.predicted_step_ns(quantum);
-            // Whether others wait is the neighbourhood's to know: nobody before them, the turn comes back at once.
-            let holder = Holder { started: since, others_wait: true, has_work: busy, predicted_step_ns };
+            let holder = Holder { started: since, others_wait: sought, has_work: busy, predicted_step_ns };
             match quantum.keep(now, &holder) {
                 Decision::Keep => return true,
                 // A turn has its first step: what was to come before it took all of the quantum.
@@ -87,7 +94,7 @@ impl Core {
                 Decision::Release => self.release_turn(now),
             }
         }
-        if busy && self.turn == Turn::Away {
+        if busy && self.turn == Turn::Away && self.engine.is_some() {
             self.turn = Turn::Wanted { since: now };
             self.commands.push(Command::Turn(TurnCall::Want));
         }
@@ -107,12 +114,14 @@ impl Core {
     /// Tokens of a step that ends within the turn by what was measured: each running request's decode, and of prompts as many
     /// as fit, at least one. No bound where there are no turns.
     pub(super) fn fitting_tokens(&self, now: Nanos) -> u32 {
-        let (Sharing::Temporal(quantum), Turn::Held { since, ran, .. }) = (self.config.sharing, self.turn)
+        let (Sharing::Temporal(quantum), Turn::Held { since, ran, sought, .. }) =
+            (self.config.sharing, self.turn)
         else {
             return u32::MAX;
         };
-        // What came before the first step may have taken all of the quantum: the step is as long as if it had not.
-        let left_ns = if ran { quantum.left_ns(now, since) } else { quantum.max_ns() };
+        // What came before the first step may have taken all of the quantum: the step is as long as if it had not. While
+        // nobody waits, whoever comes waits for no more than a step of a whole quantum.
+        let left_ns = if ran && sought { quantum.left_ns(now, since) } else { quantum.max_ns() };
         // A step that waits for moving layers is no shorter for a prompt that was cut.
         let within_ns = left_ns.max(self.brain.streaming_ns());
         self.decodes().saturating_add(self.brain.measures().prefill_tokens_within(within_ns))

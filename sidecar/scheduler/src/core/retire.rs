@@ -73,8 +73,11 @@ impl Core {
         (current && expected != found).then_some("its answer holds tokens of other rows than were sampled")
     }
 
+    /// The step that was answered.
     fn take_in_flight(&mut self, id: StepId, attempt: u32) -> Option<InFlight> {
-        self.in_flight.take_if(|f| !f.lost && f.step.id == id && f.step.attempt == attempt)
+        let answered = self.in_flight.take_if(|f| !f.lost && f.step.id == id && f.step.attempt == attempt)?;
+        self.deaths = 0;
+        Some(answered)
     }
 
     fn commit(&mut self, part: &Part, notice: &mut StepNotice) {
@@ -113,7 +116,7 @@ impl Core {
         self.running.values_mut().find(|s| s.row == Some(row))
     }
 
-    fn drop_cancelled(&mut self) {
+    pub(super) fn drop_cancelled(&mut self) {
         let cancelled: Vec<_> = self.running.values().filter(|s| s.cancelled).map(|s| s.id()).collect();
         cancelled.into_iter().for_each(|id| self.end(id, Finish::Cancelled));
     }

@@ -21,6 +21,10 @@ pub fn put(words: &mut Words, event: &NeighbourEvent) -> &'static str {
             words.put(*epoch);
             "turn"
         }
+        NeighbourEvent::Sought { epoch } => {
+            words.put(*epoch);
+            "sought"
+        }
         NeighbourEvent::News(News::Survey(neighbours)) => {
             words.put_list(neighbours, put_neighbour);
             "survey"
@@ -40,6 +44,7 @@ pub fn put(words: &mut Words, event: &NeighbourEvent) -> &'static str {
 pub fn read(name: &str, r: &mut Reader<'_>) -> Result<NeighbourEvent, String> {
     Ok(match name {
         "turn" => NeighbourEvent::Turn { epoch: r.u64()? },
+        "sought" => NeighbourEvent::Sought { epoch: r.u64()? },
         "survey" => NeighbourEvent::News(News::Survey(r.list(neighbour)?)),
         "terms" => NeighbourEvent::News(News::Terms(terms(r)?)),
         _ => NeighbourEvent::News(news(r)?),

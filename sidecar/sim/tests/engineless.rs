@@ -1,0 +1,212 @@
+//! A tenant whose engine is away among its neighbours: it needs no engine to keep its word about memory.
+
+use std::sync::{Arc, Mutex};
+
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::grants::Nonce;
+use sluice_policy::neighbours::victim::{Live, Neighbour};
+use sluice_policy::params::PolicyName;
+use sluice_policy::trader::{Letter, News, Terms};
+use sluice_ports::neighbourhood::{NeighbourEvent, Neighbourhood, TurnCall};
+use sluice_scheduler::{Event, Membership, Sharing};
+use sluice_sim::World;
+use sluice_sim::rng::Rng;
+use sluice_sim::world::Outcome;
+
+use crate::support::{LIMIT, request, setup};
+
+const MS: u64 = 1_000_000;
+const LENDER: Peer = Peer { index: 1, instance: 1 };
+/// What the neighbours may have of the GPU.
+const THEIRS: u32 = 24;
+const TTL_NS: u64 = 10_000 * MS;
+/// Until the next engine attaches: longer than a loan lasts, and shorter.
+const LONG_NS: u64 = 60_000 * MS;
+const SHORT_NS: u64 = 50 * MS;
+
+/// What the tenant writes, and when.
+#[derive(Clone, Debug, Default)]
+struct Letters(Arc<Mutex<Vec<(Nanos, Letter)>>>);
+
+impl Neighbourhood for Letters {
+    fn post(&mut self, now: Nanos, letter: Letter) {
+        self.0.lock().unwrap().push((now, letter));
+    }
+
+    fn turn(&mut self, _now: Nanos, call: TurnCall) {
+        panic!("all run at once: {call:?}");
+    }
+}
+
+/// A tenant and its letters.
+struct Tenant {
+    world: World,
+    letters: Letters,
+}
+
+impl Tenant {
+    /// With more requests than its KV holds; its engines come back after `restart_ns`.
+    fn busy(restart_ns: u64) -> Tenant {
+        let mut setup = setup(PolicyName::Oneiros, 4, 30, 1);
+        setup.params.share_chunks = setup.geometry.capacity_chunks;
+        setup.geometry.capacity_chunks += THEIRS;
+        setup.config.sharing = Sharing::Spatial;
+        let me = Peer { index: 0, instance: 1 };
+        let terms = Terms { ttl_ns: TTL_NS, min_residence_ns: 0, ..Terms::default() };
+        setup.config.neighbours = Some(Membership { me, terms });
+        (setup.profile.layer_ns, setup.profile.restart_ns) = (20 * MS, restart_ns);
+        let letters = Letters::default();
+        let world = World::among(Box::new(letters.clone()), setup, None);
+        let mut world = world.unwrap_or_else(|refused| panic!("{refused}"));
+        for id in 1..=6 {
+            let mut request = request(id, &mut Rng::new(id));
+            request.prompt = (0..90).map(|token| token + 100 * id as u32).collect();
+            request.max_tokens = 60;
+            world.submit(request);
+        }
+        Tenant { world, letters }
+    }
+
+    /// Lets time pass to the first letter that `read` has a use for.
+    fn letter<T>(&mut self, read: impl Fn(&Letter) -> Option<T>) -> (Nanos, T) {
+        loop {
+            let more = self.world.tick(LIMIT);
+            let letters: Vec<_> = self.letters.0.lock().unwrap().drain(..).collect();
+            if let Some(found) = letters.iter().find_map(|(at, letter)| Some((*at, read(letter)?))) {
+                return found;
+            }
+            assert!(more, "no such letter, but {letters:?}, {:?}", self.world.driver.core().snapshot());
+        }
+    }
+
+    fn news(&mut self, news: News) {
+        self.world.driver.push(Event::Neighbour(NeighbourEvent::News(news)));
+    }
+
+    /// Its neighbour lends what it asks for.
+    fn borrow(&mut self) -> (Nonce, u32) {
+        self.letter(|letter| matches!(letter, Letter::Survey).then_some(()));
+        let zero = Nanos(0);
+        let live = Live {
+            active: false,
+            last_used: zero,
+            resident_since: zero,
+            lendable_chunks: THEIRS,
+            queue_place: None,
+        };
+        self.news(News::Survey(vec![Neighbour {
+            peer: LENDER,
+            priority: 0,
+            reachable: true,
+            live: Some(live),
+        }]));
+        let (_, (nonce, chunks)) = self.letter(|letter| match letter {
+            Letter::Ask { nonce, chunks, .. } => Some((*nonce, *chunks)),
+            _ => None,
+        });
+        self.news(News::Granted { peer: LENDER, nonce, chunks, ttl_ns: TTL_NS });
+        while self.borrowed() < chunks {
+            assert!(self.world.tick(LIMIT), "the loan comes");
+        }
+        (nonce, chunks)
+    }
+
+    fn borrowed(&self) -> u32 {
+        self.world.driver.core().trader().unwrap().book().borrowed()
+    }
+
+    /// Its engine dies in the middle of a step.
+    fn lose_engine(&mut self) {
+        let steps = self.world.driver.core().snapshot().counters.steps;
+        while self.world.driver.core().snapshot().counters.steps < steps + 2 {
+            assert!(self.world.tick(LIMIT), "steps run");
+        }
+        self.world.run_until(self.world.now().plus(30 * MS));
+        self.world.kill_engine();
+        self.world.run_until(self.world.now().plus(MS));
+        assert!(!self.world.driver.core().snapshot().serving);
+    }
+
+    fn returned(&mut self, loan: Nonce) -> (Nanos, u32) {
+        self.letter(|letter| match letter {
+            Letter::Return { nonce, chunks, .. } if *nonce == loan => Some(*chunks),
+            _ => None,
+        })
+    }
+
+    /// What became of all requests.
+    fn outcomes(mut self) -> Vec<Outcome> {
+        let ended = |world: &World| world.outcomes.values().all(|outcome| outcome.finish.is_some());
+        while !ended(&self.world) {
+            assert!(self.world.tick(LIMIT) || ended(&self.world), "all end: {:?}", self.world.outcomes);
+        }
+        assert_eq!(self.world.driver.compute().wrong_reads(), 0);
+        (1..=6).map(|id| self.world.outcomes.remove(&RequestId(id)).unwrap()).collect()
+    }
+}
+
+fn tokens(outcomes: Vec<Outcome>) -> Vec<Vec<u32>> {
+    outcomes.into_iter().map(|outcome| outcome.tokens).collect()
+}
+
+#[test]
+fn a_borrower_without_an_engine_gives_back_what_is_revoked_and_its_streams_go_on_with_the_same_tokens() {
+    let expected = tokens(Tenant::busy(SHORT_NS).outcomes());
+    let mut tenant = Tenant::busy(LONG_NS);
+    let (nonce, chunks) = tenant.borrow();
+    tenant.lose_engine();
+    let asked = tenant.world.now();
+    tenant.news(News::Revoked { peer: LENDER, nonce, chunks });
+    let (at, returned) = tenant.returned(nonce);
+    assert_eq!(returned, chunks);
+    assert!(at.since(asked) <= Terms::default().revoke_bound_ns, "{} ns", at.since(asked));
+    assert_eq!(tokens(tenant.outcomes()), expected);
+}
+
+#[test]
+fn a_borrower_without_an_engine_vacates_when_its_lender_is_silent() {
+    let mut tenant = Tenant::busy(LONG_NS);
+    let (nonce, chunks) = tenant.borrow();
+    let granted = tenant.world.now();
+    tenant.lose_engine();
+    let (at, returned) = tenant.returned(nonce);
+    assert_eq!(returned, chunks);
+    let bound_ns = TTL_NS + Terms::default().revoke_bound_ns;
+    assert!(at.since(granted) <= bound_ns, "{} ns", at.since(granted));
+}
+
+#[test]
+fn a_borrower_without_an_engine_renews_what_its_requests_need() {
+    let mut tenant = Tenant::busy(LONG_NS);
+    let (loan, chunks) = tenant.borrow();
+    let granted = tenant.world.now();
+    tenant.lose_engine();
+    let renewal = |letter: &Letter| match letter {
+        Letter::Renew { nonce, .. } if *nonce == loan => Some(()),
+        _ => None,
+    };
+    for _ in 0..3 {
+        tenant.letter(renewal);
+        tenant.news(News::Renewed { peer: LENDER, nonce: loan, ttl_ns: TTL_NS });
+        tenant.world.run_until(tenant.world.now().plus(TTL_NS / 4));
+    }
+    assert!(tenant.world.now().since(granted) > TTL_NS && !tenant.world.driver.core().snapshot().serving);
+    assert_eq!(tenant.borrowed(), chunks);
+}
+
+#[test]
+fn a_tenant_without_an_engine_lends_what_is_free() {
+    let mut tenant = Tenant::busy(LONG_NS);
+    tenant.lose_engine();
+    (1..=6).for_each(|id| tenant.world.cancel(RequestId(id)));
+    tenant.world.run_until(tenant.world.now().plus(MS));
+    let nonce = Nonce(7);
+    tenant.news(News::Asked { peer: LENDER, nonce, chunks: 2, ttl_ns: TTL_NS });
+    let (_, lent) = tenant.letter(|letter| match letter {
+        Letter::Answer { nonce: Nonce(7), chunks, .. } => Some(*chunks),
+        _ => None,
+    });
+    assert_eq!(lent, 2);
+    assert!(!tenant.world.driver.core().snapshot().serving);
+}
