@@ -56,14 +56,15 @@ pub fn spawn(seat: Arc<Seat>, standing: Standing, ends: Ends) -> std::io::Result
 }
 
 fn wait_for_turns(seat: &Seat, standing: &Standing, wishes: &Receiver<()>, ends: &Ends) {
-    while wishes.recv().is_ok() {
+    let mut wished = false;
+    while wished || wishes.recv().is_ok() {
         let Some(epoch) = next_turn(seat, standing, wishes) else { return };
         let event = NeighbourEvent::Turn { epoch: epoch.0 };
         ends.inbox.send(Message::Neighbour(Box::new(event)));
         if let Some(time) = seat.turn().handover() {
             ends.metrics.handed_over(time);
         }
-        tell_when_sought(&seat.turn(), epoch, ends);
+        wished = tell_when_sought(&seat.turn(), epoch, wishes, ends);
     }
 }
 
@@ -89,13 +90,15 @@ fn next_turn(seat: &Seat, standing: &Standing, wishes: &Receiver<()>) -> Option<
     }
 }
 
-/// Returns when the turn is given up, or after the scheduler was told that somebody waits for it.
-fn tell_when_sought(line: &TurnLine<'_>, epoch: Epoch, ends: &Ends) {
+/// Returns when the turn is given up, or after the scheduler was told that somebody waits for it. True when the next turn was
+/// wished for meanwhile.
+fn tell_when_sought(line: &TurnLine<'_>, epoch: Epoch, wishes: &Receiver<()>, ends: &Ends) -> bool {
     while line.held() == Some(epoch) {
         match line.sought_within(WAIT) {
             Ok(true) => {
                 let event = NeighbourEvent::Sought { epoch: epoch.0 };
-                return ends.inbox.send(Message::Neighbour(Box::new(event)));
+                ends.inbox.send(Message::Neighbour(Box::new(event)));
+                return false;
             }
             Ok(false) => {}
             Err(error) => {
@@ -103,5 +106,11 @@ fn tell_when_sought(line: &TurnLine<'_>, epoch: Epoch, ends: &Ends) {
                 std::thread::sleep(PAUSE);
             }
         }
+        match wishes.try_recv() {
+            Ok(()) => return true,
+            Err(TryRecvError::Disconnected) => return false,
+            Err(TryRecvError::Empty) => {}
+        }
     }
+    false
 }
