@@ -4,7 +4,7 @@
 //!
 //! | falling | rising |
 //! |---|---|
-//! | KV goes to the host tier, cache that has no room there is given up | chunks that exist nowhere are created |
+//! | KV goes to the host tier, cache that has no room there is given up | chunks for weights, activations and guaranteed KV are created |
 //! | copies under way are dropped | loans are revoked: the trader does that |
 //! | everything is unmapped in one transaction | everything is mapped in one transaction |
 //! | the chunks are released | slabs are ordered, embeddings first |
@@ -198,8 +198,9 @@ impl Brain {
         let existing = self.ledger.created() + self.trade.regrow;
         let spare = self.budget_chunks().min(self.sizes.useful()).saturating_sub(existing);
         self.trade.regrow += spare;
-        if self.trade.regrow > 0 && self.boundaries >= self.trade.regrow_at {
-            return self.order_regrowth(out);
+        let first = self.sizes.to_start(&self.base).saturating_sub(self.ledger.created());
+        if first > 0 && self.regrows() {
+            return self.order_regrowth(first, out);
         }
         let layout = self.start_layout(self.ledger.created());
         let whole = layout.as_ref().is_some_and(|layout| *layout == self.base);

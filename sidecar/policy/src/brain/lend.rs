@@ -177,8 +177,8 @@ impl Brain {
         if self.suspended() {
             return;
         }
-        if self.trade.regrow > 0 && self.boundaries >= self.trade.regrow_at {
-            return self.order_regrowth(out);
+        if self.regrows() && self.regrows_at_once() {
+            return self.order_regrowth(u32::MAX, out);
         }
         let Some(parting) = self.trade.partings.front().copied() else { return self.come_back() };
         let vacant = self.vacant_chunks();
@@ -282,6 +282,6 @@ impl Brain {
 
     /// Something is on its way to or from neighbours, or has to come back.
     pub(super) fn trading(&self) -> bool {
-        !self.trade.partings.is_empty() || self.trade.regrow > 0 || self.waking()
+        !self.trade.partings.is_empty() || self.regrows_at_once() || self.waking()
     }
 }

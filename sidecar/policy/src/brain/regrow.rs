@@ -1,4 +1,5 @@
-//! Chunks of the share that no neighbour has any more are created anew.
+//! Chunks of the share that no neighbour has any more are created anew: at once where layers wait for them or nobody waits at
+//! all, else when a step needs them, so that a tenant that wakes computes before all of its share exists.
 
 use alloc::vec::Vec;
 
@@ -12,6 +13,9 @@ use crate::reason::Reason;
 /// Boundaries after which chunks that neighbours still had are tried again.
 const REGROW_BOUNDARIES: u64 = 16;
 
+/// Bytes that are created at least when a step needs some.
+const REGROW_PIECE_BYTES: u64 = 16 << 20;
+
 impl Brain {
     /// A borrower is dead, and what it held is the device's: chunks that were lent may be created again.
     ///
@@ -22,9 +26,32 @@ impl Brain {
         self.trade.regrow += chunks;
     }
 
-    pub(super) fn order_regrowth(&mut self, out: &mut Vec<Action>) {
-        let chunks = self.fresh_chunks(self.trade.regrow.min(self.trade.regrow_piece));
+    /// Chunks are to be created, and may be now.
+    pub(super) fn regrows(&self) -> bool {
+        self.trade.regrow > 0 && self.boundaries >= self.trade.regrow_at
+    }
+
+    /// They are not left for a step that needs them.
+    pub(super) fn regrows_at_once(&self) -> bool {
+        let away = self.absent_layers() > 0 || self.slots.layout().alpha() > self.base.alpha();
+        let idle = !self.trade.active && self.kv.open_requests() == 0;
+        self.trade.regrow > 0 && (away || idle || !self.trade.partings.is_empty())
+    }
+
+    /// Creates at most so many of them, as many as the ledger is likely to give.
+    pub(super) fn order_regrowth(&mut self, most: u32, out: &mut Vec<Action>) {
+        let chunks = self.fresh_chunks(self.trade.regrow.min(self.trade.regrow_piece).min(most));
         self.order(Work::Create(chunks.clone()), Reason::Wake, Pending::Regrow(chunks), out);
+    }
+
+    /// Creates what a step lacks, if it can be created.
+    pub(super) fn regrow_for(&mut self, missing_blocks: u32, out: &mut Vec<Action>) -> bool {
+        if missing_blocks == 0 || !self.regrows() || self.suspended() {
+            return false;
+        }
+        let piece = (REGROW_PIECE_BYTES / self.geometry.chunk_bytes).min(u64::from(u32::MAX)) as u32;
+        self.order_regrowth(missing_blocks.div_ceil(self.sizes.blocks_per_chunk).max(piece).max(1), out);
+        true
     }
 
     pub(super) fn regrown(&mut self, chunks: &[ChunkId], outcome: Outcome) {

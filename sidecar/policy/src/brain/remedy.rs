@@ -1,6 +1,6 @@
-//! Where a step's memory comes from. In this order: free blocks, free chunks, cached columns nobody uses; then what the
-//! named policy adds: idle activation chunks (eLLM) or own weight layers (Oneiros). All or nothing: no remedy is applied
-//! that does not cover what is missing.
+//! Where a step's memory comes from. In this order: free blocks, free chunks, own chunks that do not exist yet, cached
+//! columns nobody uses; then what the named policy adds: idle activation chunks (eLLM) or own weight layers (Oneiros). All or
+//! nothing: no remedy is applied that does not cover what is missing.
 
 use alloc::vec::Vec;
 
@@ -69,6 +69,10 @@ impl Brain {
         if demand.blocks > free && gainable > 0 && missing <= gainable && !self.suspended() {
             let chunks = (demand.blocks - free).div_ceil(self.sizes.blocks_per_chunk).min(self.free_frames());
             return self.pursue(Target::Frames(chunks), Reason::FreeChunks, missing, out);
+        }
+        let lacking = demand.blocks.saturating_sub(free + gainable);
+        if self.regrow_for(lacking, out) {
+            return Prepared::Wait;
         }
         if missing == 0 {
             self.evict_until(demand.blocks);

@@ -132,6 +132,11 @@ impl Sizes {
         self.global + self.weights(layout) + self.staging + self.activation_min
     }
 
+    /// Chunks with which a tenant with this layout can take any step and any one request.
+    pub fn to_start(&self, layout: &Layout) -> u32 {
+        self.fixed(layout) - self.activation_min + self.activation_max + self.kv_guaranteed
+    }
+
     /// Chunks of the largest slab.
     pub fn largest_slab(&self) -> u32 {
         self.slabs.iter().copied().max().unwrap_or(0)

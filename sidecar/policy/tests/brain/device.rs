@@ -56,6 +56,8 @@ pub struct Faults {
     pub unmade: u32,
     /// So many promises of neighbours cannot be taken although they stand.
     pub untaken: u32,
+    /// So many copies from the host tier fail.
+    pub lost_swaps: u32,
 }
 
 #[derive(Debug)]
@@ -245,6 +247,10 @@ impl Device {
             }
         }
         let refused = self.refuse_rebacks && matches!(action.work, Work::Reback(_));
+        if self.faults.lost_swaps > 0 && matches!(action.work, Work::SwapIn(_)) {
+            self.faults.lost_swaps -= 1;
+            return Some(failed(id, Failure::CopyFailed));
+        }
         let untaken = self.faults.untaken > 0 && matches!(action.work, Work::Accept { .. });
         self.faults.untaken -= u32::from(untaken);
         if refused || untaken || self.fails() {

@@ -112,6 +112,30 @@ fn a_tenant_that_is_woken_while_it_falls_asleep_stays_awake() {
 }
 
 #[test]
+fn a_tenant_that_wakes_maps_what_it_starts_with_and_makes_the_rest_when_it_is_needed_or_nobody_waits() {
+    let (params, _) = tenant(PolicyName::Recompute, &[4; LAYERS], 0, MODEL_TOKENS);
+    let kv = 8 * guaranteed_chunks(&params);
+    let (params, geometry) = tenant(PolicyName::Recompute, &[4; LAYERS], kv, MODEL_TOKENS);
+    let mut world = World::new(params, geometry, 6, Faults::default());
+    assert!(world.load());
+    let whole = world.brain.ledger().created();
+    sleep(&mut world);
+    (0..6).for_each(|id| world.submit(id, id, (0..40).collect(), 30));
+    world.brain.wake();
+    while !world.in_step() {
+        world.tick();
+    }
+    let first = world.brain.ledger().created();
+    assert!(first < whole, "the first step waits for {first} of {whole} chunks");
+    world.run();
+    assert_eq!(world.finished.len(), 6);
+    assert_eq!(world.dropped, 0, "chunks that can be made come before requests are sent back");
+    world.brain.set_active(false);
+    world.rest(1000);
+    assert_eq!(world.brain.ledger().created(), whole, "nobody waits now");
+}
+
+#[test]
 fn kv_that_was_lost_on_its_way_back_is_computed_again() {
     let mut world = world(PolicyName::Oneiros, 64, 5);
     (0..2).for_each(|id| world.submit(id, id, (0..40).collect(), 30));
@@ -120,7 +144,7 @@ fn kv_that_was_lost_on_its_way_back_is_computed_again() {
     }
     sleep(&mut world);
     wake(&mut world);
-    world.device.faults = Faults { permille: 1000, left: 1, ..Faults::default() };
+    world.device.faults = Faults { lost_swaps: 1, ..Faults::default() };
     world.run();
     assert!(world.dropped > 0 && world.brain.counted(Reason::SwapLost) > 0);
     assert_eq!(world.finished.len(), 2);
