@@ -57,8 +57,13 @@ async fn a_sleeping_tenant_lends_all_it_has_and_wakes_for_its_next_request() {
     let computed = state.figures.prefill_tokens_total;
     assert!(computed < 100 + 16, "of the same prompt again only the last column is computed: {computed}");
     assert!(place(&state).held_bytes >= floor && state.figures.steps_total > 0, "{state:?}");
+    let mut answers = Vec::new();
     for request in load {
-        request.await.unwrap().unwrap();
+        answers.push(request.await.unwrap().unwrap());
+    }
+    // Its memory was taken back under these requests: alone it says the same.
+    for (seed, answer) in (0..).zip(answers) {
+        assert_eq!(worker.complete(&greedy(&prompt(seed, 100), 60)).await.unwrap(), answer, "request {seed}");
     }
     tokio::time::timeout(Duration::from_secs(60), hibernated(&sleeper)).await.unwrap();
     up.end_cleanly().await;

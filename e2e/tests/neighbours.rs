@@ -41,9 +41,11 @@ async fn three_tenants_trade_and_no_token_changes() {
         let place = place(state);
         let turn = place.turn.as_ref().expect("they take turns");
         for (what, times) in [("grant", &place.grant), ("wait", &turn.wait), ("hand-over", &turn.handover)] {
+            let timed = (times.samples > 0, times.p50_ns > 0, times.p99_ns > 0);
+            assert!(timed == (true, true, true) || timed == (false, false, false), "{what}: {:?}", told(&states));
             assert!(times.p50_ns <= times.p99_ns, "{what}: {:?}", told(&states));
         }
-        assert!(turn.wait.samples > 0, "{:?}", told(&states));
+        assert!(turn.wait.samples > 0 && turn.handover.samples > 0, "{:?}", told(&states));
     }
     // A search that another remedy ended first counts for nothing, so not everybody need have one.
     let measured = |of: fn(&State) -> u64| states.iter().map(of).sum::<u64>();
