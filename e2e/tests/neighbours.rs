@@ -42,7 +42,11 @@ async fn three_tenants_trade_and_no_token_changes() {
         let turn = place.turn.as_ref().expect("they take turns");
         for (what, times) in [("grant", &place.grant), ("wait", &turn.wait), ("hand-over", &turn.handover)] {
             let timed = (times.samples > 0, times.p50_ns > 0, times.p99_ns > 0);
-            assert!(timed == (true, true, true) || timed == (false, false, false), "{what}: {:?}", told(&states));
+            assert!(
+                timed == (true, true, true) || timed == (false, false, false),
+                "{what}: {:?}",
+                told(&states)
+            );
             assert!(times.p50_ns <= times.p99_ns, "{what}: {:?}", told(&states));
         }
         assert!(turn.wait.samples > 0 && turn.handover.samples > 0, "{:?}", told(&states));
@@ -120,8 +124,8 @@ async fn kill_engines(tenant: &Tenant) -> u32 {
     let (begun, mut last, mut kills) = (Instant::now(), None, 0);
     while begun.elapsed() < TROUBLE {
         let pid = tenant.state().await.engine.pid;
-        if pid.is_some() && pid != last {
-            processes::signal(pid.unwrap(), Signal::KILL);
+        if let Some(running) = pid.filter(|_| pid != last) {
+            processes::signal(running, Signal::KILL);
             (last, kills) = (pid, kills + 1);
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
