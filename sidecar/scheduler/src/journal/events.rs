@@ -63,7 +63,7 @@ pub fn decode(name: &str, r: &mut Reader<'_>) -> Result<Event, String> {
             attempt: r.int()?,
             message: text(r)?,
         }),
-        "turn" | "survey" | "terms" | "letter" => Event::Neighbour(neighbours::read(name, r)?),
+        name if neighbours::NAMES.contains(&name) => Event::Neighbour(neighbours::read(name, r)?),
         other => return Err(format!("`{other}` is no event")),
     })
 }

@@ -14,7 +14,10 @@ use crate::config::{Config, Membership, Sharing};
 
 const RULES: [Rule; 3] = [Rule::MostRecentlyUsed, Rule::LeastRecentlyUsed, Rule::FixedOrder];
 
-/// Writes an event and returns its name.
+/// What events of neighbours are called.
+pub const NAMES: [&str; 5] = ["turn", "sought", "survey", "terms", "letter"];
+
+/// Writes an event and returns its name, one of [`NAMES`].
 pub fn put(words: &mut Words, event: &NeighbourEvent) -> &'static str {
     match event {
         NeighbourEvent::Turn { epoch } => {

@@ -1,5 +1,11 @@
 //! Journals whose recording ended within a line: what a crash leaves behind.
 
+use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::grants::Nonce;
+use sluice_policy::neighbours::victim::{Live, Neighbour};
+use sluice_policy::trader::{News, Terms};
+use sluice_ports::neighbourhood::NeighbourEvent;
+
 use super::*;
 
 /// A real recording.
@@ -74,4 +80,33 @@ fn an_event_that_brings_the_core_down_is_named_with_the_broken_invariant() {
         other => panic!("{other:?}"),
     }
     assert_eq!(may_come_down(line, || 5).unwrap(), 5);
+}
+
+/// One event of each name that neighbours' events have.
+fn neighbours_say() -> Vec<NeighbourEvent> {
+    let peer = Peer { index: 3, instance: 7 };
+    let live = Live { active: true, queue_place: Some(2), lendable_chunks: 5, ..Live::default() };
+    let neighbour = Neighbour { peer, priority: -1, reachable: true, live: Some(live) };
+    vec![
+        NeighbourEvent::Turn { epoch: 9 },
+        NeighbourEvent::Sought { epoch: 9 },
+        NeighbourEvent::News(News::Survey(vec![neighbour])),
+        NeighbourEvent::News(News::Terms(Terms::default())),
+        NeighbourEvent::News(News::Revoked { peer, nonce: Nonce(4), chunks: 6 }),
+    ]
+}
+
+#[test]
+fn what_neighbours_say_is_read_back_as_it_was_written() {
+    let mut names: Vec<&str> = Vec::new();
+    for said in neighbours_say() {
+        let event = Event::Neighbour(said);
+        let (name, words) = events::encode(&event);
+        let text = words.to_string();
+        let mut reader = Reader::new(&text);
+        assert_eq!(events::decode(name, &mut reader), Ok(event));
+        assert_eq!(reader.end(), Ok(()), "{name}");
+        names.push(name);
+    }
+    assert_eq!(names, neighbours::NAMES);
 }
