@@ -126,7 +126,6 @@ impl Findings {
     fn tenant_of_a_cluster(&mut self, located: &Located, spec: &ModelTenantSpec) {
         let warnings = [
             ("spec.podPriorityClassName", spec.pod_priority_class_name.is_some(), CLUSTER),
-            ("spec.idle.afterSeconds", spec.idle.after_seconds != Idle::default().after_seconds, CLUSTER),
             ("spec.engine.image", spec.engine.image.is_some(), CLUSTER),
             ("spec.engine.resources", spec.engine.resources.is_some(), CLUSTER),
             ("spec.sidecar.resources", spec.sidecar.resources.is_some(), CLUSTER),
@@ -146,7 +145,10 @@ pub fn for_neighbours(located: &Located) -> Vec<LoadError> {
         Object::Pool(pool) => findings.warn_all(located, &remap(&pool.spec.remap)),
         Object::Tenant(tenant) => {
             let asked = tenant.spec.priority != PRIORITY_DEFAULT;
-            findings.warn_all(located, &[("spec.priority", asked, ALONE)]);
+            // It is told by the directive, which only a tenant with neighbours has.
+            let idle = tenant.spec.idle.after_seconds != Idle::default().after_seconds;
+            let fields = [("spec.priority", asked, ALONE), ("spec.idle.afterSeconds", idle, ALONE)];
+            findings.warn_all(located, &fields);
         }
     }
     findings.ineffective

@@ -82,7 +82,6 @@ const TENANT_FIELDS: &[(&str, &str, Done)] = &[
     ("spec.access.from", "access: {from: [{}]}", Refused),
     ("spec.access.apiKeysSecretRef", "access: {apiKeysSecretRef: {name: a, key: b}}", Refused),
     ("spec.slo.maxPauseSeconds", "slo: {maxPauseSeconds: 0}", Refused),
-    ("spec.idle.afterSeconds", "idle: {afterSeconds: 1}", Warned),
     ("spec.podPriorityClassName", "podPriorityClassName: high", Warned),
     ("spec.imagePullSecrets", "imagePullSecrets: [{name: a}]", Warned),
     ("spec.serviceAccountName", "serviceAccountName: a", Warned),
@@ -95,6 +94,7 @@ const NEIGHBOUR_FIELDS: &[(bool, &str, &str)] = &[
     (false, "spec.remap.victim", "remap: {victim: FixedOrder}"),
     (false, "spec.remap.revokeBoundMilliseconds", "remap: {revokeBoundMilliseconds: 1}"),
     (true, "spec.priority", "priority: 101"),
+    (true, "spec.idle.afterSeconds", "idle: {afterSeconds: 1}"),
 ];
 /// Fields that a local tenant is served by, or that the loader allows only beside a refused one.
 const SERVED: &[&str] = &[

@@ -19,7 +19,7 @@ pub fn estimate(args: &EstimateArgs) -> Result<bool> {
         .map(|(machine, model)| (machine, model, Estimate::new(&machine, &model, &batch, args.launch.into())))
         .collect();
     if args.json {
-        let found: Vec<_> = found.iter().map(json).collect();
+        let found: Vec<_> = found.iter().map(|found| json(found, &batch)).collect();
         println!("{}", serde_json::to_string_pretty(&found)?);
         return Ok(true);
     }
@@ -27,7 +27,7 @@ pub fn estimate(args: &EstimateArgs) -> Result<bool> {
         "decoding {} sequences of {} tokens; alpha: layers given away without a stall\n",
         args.batch, args.context
     );
-    let rows: Vec<_> = found.iter().map(row).collect();
+    let rows: Vec<_> = found.iter().map(|found| row(found, &batch)).collect();
     table::print(["PROFILE", "LINK", "MODEL", "FITS", "STEP MS", "R", "ALPHA", "OF", "FREED GB"], &rows);
     Ok(true)
 }
@@ -45,17 +45,19 @@ fn chosen<T: Copy>(
     found.map(|one| vec![*one]).ok_or_else(|| anyhow!("no {kind} is called {name:?}: there are {}", names()))
 }
 
-fn fits(machine: &Hardware, model: &Model) -> bool {
-    model.weight_bytes() < machine.memory_bytes
+/// Weights and the KV of the batch are smaller than the machine's memory.
+fn fits(machine: &Hardware, model: &Model, batch: &Batch) -> bool {
+    let kv_bytes = batch.context.saturating_mul(model.kv_token_bytes());
+    model.weight_bytes().saturating_add(kv_bytes) < machine.memory_bytes
 }
 
-fn row((machine, model, estimate): &(Hardware, Model, Estimate)) -> [String; 9] {
+fn row((machine, model, estimate): &(Hardware, Model, Estimate), batch: &Batch) -> [String; 9] {
     let freed_bytes = u64::from(estimate.alpha()) * model.layer_bytes();
     [
         machine.name.to_owned(),
         machine.class.name().to_owned(),
         model.name.to_owned(),
-        if fits(machine, model) { "yes" } else { "no" }.to_owned(),
+        if fits(machine, model, batch) { "yes" } else { "no" }.to_owned(),
         format!("{:.1}", estimate.step_ns as f64 / 1e6),
         format!("{:.1}", estimate.r_permille() as f64 / 1e3),
         estimate.alpha().to_string(),
@@ -64,12 +66,12 @@ fn row((machine, model, estimate): &(Hardware, Model, Estimate)) -> [String; 9] 
     ]
 }
 
-fn json((machine, model, estimate): &(Hardware, Model, Estimate)) -> serde_json::Value {
+fn json((machine, model, estimate): &(Hardware, Model, Estimate), batch: &Batch) -> serde_json::Value {
     serde_json::json!({
         "profile": machine.name,
         "link": machine.class.name(),
         "model": model.name,
-        "fits": fits(machine, model),
+        "fits": fits(machine, model, batch),
         "layers": model.layers,
         "layer_bytes": model.layer_bytes(),
         "compute_ns": estimate.compute_ns,
