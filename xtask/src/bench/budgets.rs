@@ -40,6 +40,8 @@ enum Budget {
     PolicySpeed,
     /// One decision about remapping for a model of 80 layers
     DecisionSpeed,
+    /// A plan for 16 requests of a model of 80 layers
+    PlannerSpeed,
     /// Round trip of a step over the link, between two processes
     LinkLatency,
     /// Copies into chunks against the machine's own memcpy
@@ -59,6 +61,7 @@ impl Budget {
         match self {
             Budget::PolicySpeed => "policy-speed",
             Budget::DecisionSpeed => "decision-speed",
+            Budget::PlannerSpeed => "planner-speed",
             Budget::LinkLatency => "link-latency",
             Budget::CopySpeed => "copy-speed",
             Budget::GatewayLatency => "gateway-latency",
@@ -73,6 +76,7 @@ impl Budget {
         let (package, name, json) = match self {
             Budget::PolicySpeed => ("sluice-policy", "policy_speed", true),
             Budget::DecisionSpeed => ("sluice-policy", "decision_speed", true),
+            Budget::PlannerSpeed => ("sluice-policy", "planner_speed", true),
             Budget::LinkLatency => ("sluice-link", "link_latency", true),
             Budget::CopySpeed => ("sluice-memory", "copy_speed", true),
             Budget::GatewayLatency => ("sluice-agent", "gateway_latency", false),
