@@ -8,7 +8,7 @@ use reqwest::{RequestBuilder, StatusCode};
 use serde_json::Value;
 use sluice_wire::State;
 use sluice_wire::config::SidecarRecord;
-use sluice_wire::directive::Directive;
+use sluice_wire::directive::{Directive, Fence};
 
 /// For one answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -20,9 +20,17 @@ pub struct Admin(reqwest::Client);
 /// Why a directive was not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum NotTaken {
-    /// The sidecar will never take this one: it is wrong, or not newer than the one in force.
+    /// The sidecar will never take this one: it is wrong.
     #[error("{0}")]
     Refused(String),
+    /// It is not newer than the one in force.
+    #[error("{problem}")]
+    Older {
+        /// What the sidecar says.
+        problem: String,
+        /// Of the directive that stays.
+        in_force: Fence,
+    },
     /// Another attempt may help.
     #[error("{0:#}")]
     Failed(anyhow::Error),
@@ -57,9 +65,13 @@ impl Admin {
     /// As [`NotTaken`] says.
     pub async fn direct(&self, record: &SidecarRecord, directive: &Directive) -> Result<(), NotTaken> {
         let (status, body) = self.put(record, directive).await.map_err(NotTaken::Failed)?;
-        match status {
-            StatusCode::OK => Ok(()),
-            StatusCode::CONFLICT | StatusCode::UNPROCESSABLE_ENTITY => {
+        let in_force = serde_json::from_value(body["current"].clone());
+        match (status, in_force) {
+            (StatusCode::OK, _) => Ok(()),
+            (StatusCode::CONFLICT, Ok(in_force)) => {
+                Err(NotTaken::Older { problem: refusal(status, &body), in_force })
+            }
+            (StatusCode::CONFLICT | StatusCode::UNPROCESSABLE_ENTITY, _) => {
                 Err(NotTaken::Refused(refusal(status, &body)))
             }
             _ => Err(NotTaken::Failed(anyhow::anyhow!(refusal(status, &body)))),

@@ -52,8 +52,8 @@ cp record.$name.$life \"$folder/tmp\" && mv \"$folder/tmp\" \"$folder/sidecar.js
 exec sleep 600
 ";
 
-/// What the admin port of a tenant answers to its n-th directive, from 0.
-type Answer = fn(usize) -> (StatusCode, Value);
+/// What the admin port of a tenant answers to its n-th directive, from 0, of this epoch.
+type Answer = fn(usize, u64) -> (StatusCode, Value);
 
 /// Admin ports of this process, and the directives that they were given.
 #[derive(Clone, Default)]
@@ -67,8 +67,9 @@ impl Told {
             assert_eq!(headers["authorization"], format!("Bearer secret-of-{name}"));
             let mut all = told.0.lock().unwrap();
             let own = all.entry(name.to_owned()).or_default();
+            let epoch = directive.fence().epoch;
             own.push(directive);
-            let (status, body) = answer(own.len() - 1);
+            let (status, body) = answer(own.len() - 1, epoch);
             (status, Json(body))
         };
         let routes = axum::Router::new().route("/v1/directive", axum::routing::put(put));
@@ -102,7 +103,7 @@ impl Told {
     }
 }
 
-fn takes(_: usize) -> (StatusCode, Value) {
+fn takes(_: usize, _: u64) -> (StatusCode, Value) {
     (StatusCode::OK, json!({"current": {"epoch": 0, "sequence": 0}}))
 }
 
@@ -200,11 +201,11 @@ fn another_run_has_another_claim_another_token_and_a_higher_epoch() {
 #[test]
 fn a_directive_that_fails_is_tried_again_and_one_that_is_refused_is_not() {
     let (world, told) = (world(), Told::default());
-    let fails_twice: Answer = |attempt| match attempt {
+    let fails_twice: Answer = |attempt, epoch| match attempt {
         0 | 1 => (StatusCode::SERVICE_UNAVAILABLE, json!({"error": {"message": "not now"}})),
-        _ => takes(attempt),
+        _ => takes(attempt, epoch),
     };
-    let refuses: Answer = |_| {
+    let refuses: Answer = |_, _| {
         let error = json!({"message": "`policy`: unknown here", "param": "policy"});
         (StatusCode::UNPROCESSABLE_ENTITY, json!({ "error": error }))
     };
@@ -225,6 +226,31 @@ fn a_directive_that_fails_is_tried_again_and_one_that_is_refused_is_not() {
     assert!(refused.starts_with("sluice: error: default/code: directive ("), "{refused}");
     assert!(refused.ends_with(", 1) is refused: `policy`: unknown here"), "{refused}");
     assert_eq!((told.count("code"), told.count("mail")), (1, 1));
+}
+
+/// A refusal because a directive of this epoch, with sequence 50, is in force.
+fn older(epoch: u64) -> (StatusCode, Value) {
+    let error = json!({"message": "not newer than the one in force"});
+    (StatusCode::CONFLICT, json!({"error": error, "current": {"epoch": epoch, "sequence": 50}}))
+}
+
+#[test]
+fn a_directive_put_by_hand_is_gone_past_and_one_of_a_newer_epoch_is_not() {
+    let (world, told) = (world(), Told::default());
+    told.listen(&world, "chat", 0, |attempt, epoch| match attempt {
+        0 => older(epoch),
+        _ => takes(attempt, epoch),
+    });
+    told.listen(&world, "code", 0, |_, epoch| older(epoch + 1));
+    told.listen(&world, "mail", 0, takes);
+    let up = up(&world);
+    assert_eq!(told.directive("chat", 1).sequence, 51);
+    assert_eq!(told.directive("mail", 1).sequence, 51, "all have the same one");
+    told.directive("code", 1);
+    let said = end(up, &world).stderr;
+    assert_eq!(said.matches("was put by somebody else and is replaced").count(), 1, "{said}");
+    assert_eq!(said.matches("is refused: not newer").count(), 2, "{said}");
+    assert_eq!((told.count("chat"), told.count("mail")), (2, 2));
 }
 
 #[test]

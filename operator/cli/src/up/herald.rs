@@ -1,4 +1,5 @@
-//! Tells the tenants of a shared GPU about each other, and again whenever one of them has another port.
+//! Tells the tenants of a shared GPU about each other, and again whenever one of them has another port. A directive that
+//! somebody has put by hand in this run's epoch is gone past; one of a newer epoch has another operator, which is obeyed.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -29,6 +30,9 @@ impl Announcer {
     }
 }
 
+/// Directives under way to all tenants. Ends with the sequence to go past, if one of them is in force already.
+type Round = BoxFuture<'static, Option<u64>>;
+
 /// Gives directives to the tenants of one GPU.
 #[derive(Debug)]
 pub struct Herald {
@@ -51,7 +55,7 @@ impl Herald {
 
     /// Gives directives until the tenants are told to drain.
     pub async fn run(mut self, mut orders: watch::Receiver<Order>) {
-        let mut round: BoxFuture<'static, ()> = std::future::pending().boxed();
+        let mut round: Round = std::future::pending().boxed();
         loop {
             tokio::select! {
                 () = told(&mut orders, Order::Drain) => return,
@@ -62,13 +66,17 @@ impl Herald {
                         round = next;
                     }
                 }
-                () = &mut round => round = std::future::pending().boxed(),
+                past = &mut round => {
+                    self.last.sequence = self.last.sequence.max(past.unwrap_or(0));
+                    let again = past.and_then(|_| self.next());
+                    round = again.unwrap_or_else(|| std::future::pending().boxed());
+                }
             }
         }
     }
 
     /// A round of directives to all, once all are known.
-    fn next(&mut self) -> Option<BoxFuture<'static, ()>> {
+    fn next(&mut self) -> Option<Round> {
         let records: Vec<_> = self.records.iter().cloned().collect::<Option<_>>()?;
         self.last.sequence += 1;
         let (gpu, admin, fence) = (self.gpu.clone(), self.admin.clone(), self.last);
@@ -77,21 +85,26 @@ impl Herald {
                 let directive = gpu.directive(member, &records, fence);
                 deliver(&admin, gpu.title(member), &records[member], directive)
             };
-            join_all((0..records.len()).map(one)).await;
+            join_all((0..records.len()).map(one)).await.into_iter().max().flatten()
         };
         Some(round.boxed())
     }
 }
 
-/// Tries until the directive is taken or refused.
-async fn deliver(admin: &Admin, title: String, record: &SidecarRecord, directive: Directive) {
+/// Tries until the directive is taken or refused. Returns the sequence that has to be gone past.
+async fn deliver(admin: &Admin, title: String, record: &SidecarRecord, directive: Directive) -> Option<u64> {
     let mut back_off = BackOff::default();
+    let fence = directive.fence();
     loop {
         match admin.direct(record, &directive).await {
-            Ok(()) => return,
-            Err(NotTaken::Refused(problem)) => {
-                let fence = directive.fence();
-                return note(format_args!("error: {title}: directive {fence} is refused: {problem}"));
+            Ok(()) => return None,
+            Err(NotTaken::Older { in_force, .. }) if in_force.epoch == fence.epoch => {
+                note(format_args!("{title}: directive {in_force} was put by somebody else and is replaced"));
+                return Some(in_force.sequence);
+            }
+            Err(NotTaken::Refused(problem) | NotTaken::Older { problem, .. }) => {
+                note(format_args!("error: {title}: directive {fence} is refused: {problem}"));
+                return None;
             }
             Err(NotTaken::Failed(error)) => {
                 let wait = back_off.after(Duration::ZERO);
