@@ -12,6 +12,20 @@ pub enum PolicyName {
     Ellm,
 }
 
+impl PolicyName {
+    /// All of them. The place of one is its number in journals: new ones come last.
+    pub const ALL: [PolicyName; 3] = [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm];
+
+    /// As it is written in configurations.
+    pub const fn name(self) -> &'static str {
+        match self {
+            PolicyName::Recompute => "Recompute",
+            PolicyName::Oneiros => "Oneiros",
+            PolicyName::Ellm => "Ellm",
+        }
+    }
+}
+
 /// A fixed layout of moving layers, for tests and experiments: overrides the remapping controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForcedRemap {

@@ -8,7 +8,6 @@ use super::words::{Reader, Words};
 use crate::config::{Config, Order};
 
 const ORDERS: [Order; 2] = [Order::FirstCome, Order::ShortestRemaining];
-const POLICIES: [PolicyName; 3] = [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm];
 
 pub fn code_of<T: PartialEq>(all: &[T], one: &T) -> u64 {
     all.iter().position(|each| each == one).expect("every variant is listed") as u64
@@ -60,7 +59,7 @@ pub fn params_words(params: &Params) -> Words {
         prefix_caching, link_bytes_per_second, layer_compute_ns, share_chunks, host_kv_bytes, ..
     } = params;
     let mut words = Words::default();
-    words.put(code_of(&POLICIES, policy)).put(*remap_cap_permille);
+    words.put(code_of(&PolicyName::ALL, policy)).put(*remap_cap_permille);
     words.put_option(forced.map(|f| u64::from(f.alpha))).put(forced.map_or(0, |f| f.beta));
     words.put(*max_model_tokens).put(*guaranteed_kv_bytes).put(*kv_limit_bytes);
     put_shape(&mut words, max_step);
@@ -73,7 +72,7 @@ pub fn params_words(params: &Params) -> Words {
 
 /// Reads what [`params_words`] wrote.
 pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
-    let (policy, remap_cap_permille) = (by_code(&POLICIES, r)?, r.int()?);
+    let (policy, remap_cap_permille) = (by_code(&PolicyName::ALL, r)?, r.int()?);
     let (alpha, beta) = (r.option()?, r.int()?);
     let alpha = alpha.map(|a| u16::try_from(a).map_err(|_| format!("{a} is too large"))).transpose()?;
     Ok(Params {
