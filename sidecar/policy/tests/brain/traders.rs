@@ -22,8 +22,13 @@ fn case() -> impl Strategy<Value = Case> {
     })
 }
 
+/// How many towns are tried: as many as the environment says, for a hunt, else a few.
+fn towns() -> u32 {
+    std::env::var("PROPTEST_CASES").map_or(40, |cases| cases.parse().expect("PROPTEST_CASES is a number"))
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: towns(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_becomes_of_letters_every_request_ends_and_every_loan_comes_home(case in case()) {
@@ -98,6 +103,17 @@ fn what_was_never_made_is_not_owed_to_the_dead() {
     let slabs = vec![2, 1, 1, 2, 2, 2, 1];
     let mut town =
         Town::new(&Case { tenants: 2, slabs, extra_kv: 2, seed: 3_796_915_990_984_269_167, ..trouble });
+    town.run();
+    town.settle();
+}
+
+/// Tenants that often sleep, and whose host tier has room for little of what they computed, take long; none of them stands
+/// still.
+#[test]
+fn a_town_that_sleeps_often_ends_late() {
+    let sleepy = Case { naps: 60, host_kv_bytes: 112, ..calm(true) };
+    let small = Case { tenants: 4, slabs: vec![3, 2, 3, 1, 1, 1, 1], extra_kv: 1, ..sleepy };
+    let mut town = Town::new(&Case { seed: 85_855_058_534, ..small });
     town.run();
     town.settle();
 }
