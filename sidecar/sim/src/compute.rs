@@ -14,8 +14,12 @@ use sluice_ports::compute::{
     Unsampled,
 };
 
-use crate::device::{Content, Device, Shared};
+use crate::device::{Content, Detail, Device, Shared};
+use crate::profiles::cost::{self, Batch};
 use crate::rng::join;
+
+/// Steps that share the processors look again how many they are after so many layers.
+const LOOK_LAYERS: u16 = 8;
 
 /// Block table of one row: column to blocks by layer.
 type Row = BTreeMap<u32, Vec<BlockId>>;
@@ -26,8 +30,11 @@ pub struct Run {
     step: Step,
     rows: BTreeMap<RowId, Row>,
     layer: u16,
-    /// When the present layer ends; `None` = it waits for its slab.
+    /// Layers that are computed at this moment, one after the other: more than one only where none of them can wait.
+    span: u16,
+    /// When they end; `None` = the first of them waits for its slab.
     ends: Option<Nanos>,
+    work: Work,
     waits_since: Nanos,
     started: Nanos,
     hidden: Vec<Vec<u64>>,
@@ -38,6 +45,31 @@ pub struct Run {
     vocab: u32,
     /// Reads of memory that held something else than it should.
     wrong_reads: u64,
+}
+
+/// What a step computes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Work {
+    batch: Batch,
+    tokens: u64,
+}
+
+impl Work {
+    fn of(sequences: &[SequenceStep]) -> Work {
+        let mut work = Work::default();
+        for SequenceStep { start, tokens, sample, .. } in sequences {
+            let (start, count) = (u64::from(*start), tokens.len() as u64);
+            work.tokens += count;
+            if count == 1 && sample.is_some() {
+                work.batch.decodes += 1;
+                work.batch.context += start + 1;
+            } else {
+                work.batch.prefill += count;
+                work.batch.prefill_context += count * start + count * count / 2;
+            }
+        }
+        work
+    }
 }
 
 impl Run {
@@ -58,33 +90,70 @@ impl Run {
             return;
         }
         self.stall_ns.push(device.clock().since(self.waits_since));
-        self.check_slab(device, layer);
+        if device.detail == Detail::Fingerprints {
+            self.check_slab(device, layer);
+        }
+        self.span = self.span_of(device);
         let ns = self.layer_time_ns(device);
-        self.layer_ns.push(ns);
-        self.ends = Some(device.clock().plus(ns));
+        let spanned = usize::from(self.span);
+        self.layer_ns.resize(self.layer_ns.len() + spanned, ns);
+        self.stall_ns.resize(self.layer_ns.len(), 0);
+        self.ends = Some(device.clock().plus(ns * u64::from(self.span) + self.head_ns(device)));
     }
 
-    /// The weights are read once for each chunk.
+    /// Layers from the present one on that nobody waits for and that wait for nothing.
+    fn span_of(&self, device: &Device) -> u16 {
+        let waits = |layer: u16| self.step.generations.iter().any(|(l, _)| l.0 == layer);
+        if device.detail == Detail::Fingerprints || waits(self.layer) {
+            return 1;
+        }
+        let most = if device.machine.borrow().shares_compute { LOOK_LAYERS } else { u16::MAX };
+        let last = device.geometry.layers().min(self.layer.saturating_add(most));
+        (self.layer..last).take_while(|layer| !waits(*layer)).count() as u16
+    }
+
+    /// Without a model's kernels the weights are read once for each chunk.
     fn layer_time_ns(&self, device: &Device) -> u64 {
-        let tokens = self.step.sequences.iter().map(|s| s.tokens.len() as u64).sum::<u64>();
-        let chunks = tokens.div_ceil(u64::from(device.geometry.activation.chunk_tokens).max(1));
-        device.profile.layer_ns * chunks.max(1) + device.profile.layer_token_ns * tokens
+        let (sharers, profile) = (device.machine.borrow().sharers(), &device.profile);
+        match &profile.kernels {
+            Some(kernels) => cost::layer_ns(
+                &kernels.hardware.among(sharers),
+                &kernels.model,
+                &self.work.batch,
+                kernels.launch,
+            ),
+            None => {
+                let chunks =
+                    self.work.tokens.div_ceil(u64::from(device.geometry.activation.chunk_tokens).max(1));
+                (profile.layer_ns * chunks.max(1) + profile.layer_token_ns * self.work.tokens) * sharers
+            }
+        }
     }
 
-    /// Ends the present layer: reads its slab and KV, writes its KV, says `done`.
+    /// The head comes after the last layer.
+    fn head_ns(&self, device: &Device) -> u64 {
+        let last = self.layer + self.span == device.geometry.layers();
+        let kernels = device.profile.kernels.as_ref().filter(|_| last);
+        let sharers = device.machine.borrow().sharers();
+        kernels.map_or(0, |kernels| cost::head_ns(&kernels.hardware.among(sharers), &kernels.model))
+    }
+
+    /// Ends the present layers: reads their slabs and KV, writes their KV, says `done`.
     pub fn end_layer(&mut self, device: &mut Device, now: Nanos) {
         let layer = LayerId(self.layer);
-        let slab = self.check_slab(device, layer);
-        for i in 0..self.step.sequences.len() {
-            self.forward(device, i, layer, slab);
+        if device.detail == Detail::Fingerprints {
+            let slab = self.check_slab(device, layer);
+            for i in 0..self.step.sequences.len() {
+                self.forward(device, i, layer, slab);
+            }
         }
         if let Some((_, generation)) = self.step.generations.iter().find(|(l, _)| *l == layer) {
             device.done.insert(layer, *generation);
         }
-        self.layer += 1;
+        self.layer += self.span;
         self.ends = None;
         self.waits_since = now;
-        if usize::from(self.layer) == device.geometry.slab_bytes.len() {
+        if self.layer == device.geometry.layers() {
             self.finish(device, now);
         }
     }
@@ -120,12 +189,13 @@ impl Run {
     }
 
     fn finish(&mut self, device: &mut Device, now: Nanos) {
-        let global = (0..device.geometry.chunks_for(device.geometry.global_bytes))
+        device.machine.borrow_mut().end_step();
+        let global = device.detail == Detail::Times || (0..device.geometry.chunks_for(device.geometry.global_bytes))
             .all(|i| matches!(device.content(Address::Global(i)), Some(Content::Slab { layer: None, index, .. }) if *index == i));
         self.wrong_reads += u64::from(!global);
         let sampling = self.step.sequences.iter().zip(&self.hidden).filter(|(s, _)| s.sample.is_some());
         let sampled = sampling.map(|(s, hidden)| {
-            let last = hidden.last().copied().unwrap_or_default();
+            let last = hidden.last().copied().unwrap_or(u64::from(s.row.0));
             Sampled { row: s.row, token: (last % u64::from(self.vocab)) as u32, logprobs: None }
         });
         let mut sampled: Vec<_> = sampled.collect();
@@ -181,6 +251,11 @@ pub struct SimCompute {
 impl SimCompute {
     /// An engine that attaches at once.
     pub fn new(device: Shared, vocab: u32) -> Self {
+        SimCompute::starting(device, vocab, Nanos(0))
+    }
+
+    /// An engine that attaches at `now`.
+    pub fn starting(device: Shared, vocab: u32, now: Nanos) -> Self {
         let activation = device.borrow().geometry.activation;
         let mut compute = SimCompute {
             device,
@@ -191,7 +266,7 @@ impl SimCompute {
             attached: false,
             wrong_reads: 0,
         };
-        compute.attach(Nanos(0));
+        compute.attach(now);
         compute
     }
 
@@ -205,7 +280,12 @@ impl SimCompute {
         let restart_ns = {
             let mut device = self.device.borrow_mut();
             device.advance(now);
-            self.wrong_reads += device.run.take().map_or(0, |r| r.wrong_reads);
+            if let Some(run) = device.run.take() {
+                self.wrong_reads += run.wrong_reads;
+                if run.finished.is_none() {
+                    device.machine.borrow_mut().end_step();
+                }
+            }
             device.profile.restart_ns
         };
         self.attached = false;
@@ -231,15 +311,25 @@ impl SimCompute {
 impl Compute for SimCompute {
     fn submit(&mut self, now: Nanos, step: Step) {
         assert!(self.attached, "a step needs an engine");
-        step.updates.iter().for_each(|update| self.update(update));
+        let detail = self.device.borrow().detail;
+        if detail == Detail::Fingerprints {
+            step.updates.iter().for_each(|update| self.update(update));
+        }
         let mut device = self.device.borrow_mut();
         device.advance(now);
         assert!(device.run.is_none(), "at most one step is in flight");
-        let hidden = step.sequences.iter().map(|s| s.tokens.iter().map(|t| join(u64::from(*t), 1)).collect());
+        device.machine.borrow_mut().begin_step();
+        let first = |s: &SequenceStep| s.tokens.iter().map(|t| join(u64::from(*t), 1)).collect();
+        let hidden = match detail {
+            Detail::Fingerprints => step.sequences.iter().map(first).collect(),
+            Detail::Times => vec![Vec::new(); step.sequences.len()],
+        };
         device.run = Some(Run {
-            hidden: hidden.collect(),
+            hidden,
             rows: self.rows.clone(),
             layer: 0,
+            span: 1,
+            work: Work::of(&step.sequences),
             ends: None,
             waits_since: now,
             started: now,

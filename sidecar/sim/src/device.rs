@@ -10,6 +10,11 @@ use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, LayerId, Nanos};
 
 use crate::compute::Run;
+use crate::ledger::Quota;
+use crate::machine::{Machine, Passage, SharedMachine, Way};
+use crate::profiles::cost::Launch;
+use crate::profiles::hardware::Hardware;
+use crate::profiles::model::Model;
 use crate::rng::Rng;
 
 /// Memory and compute of one GPU share one device.
@@ -20,6 +25,10 @@ pub type Shared = Rc<RefCell<Device>>;
 pub struct Profile {
     /// Host-to-device bandwidth, bytes per second.
     pub link_bytes_per_second: u64,
+    /// Device-to-host bandwidth, bytes per second.
+    pub out_bytes_per_second: u64,
+    /// What is left of the rate into the device while bytes also go out, permille.
+    pub coupled_permille: u64,
     /// Start-up time of a copy.
     pub copy_start_ns: u64,
     /// Time of one change of mappings.
@@ -30,17 +39,69 @@ pub struct Profile {
     pub layer_token_ns: u64,
     /// Time between an engine's death and its successor's attachment.
     pub restart_ns: u64,
+    /// A published machine and model: their times instead of `layer_ns` and `layer_token_ns`.
+    pub kernels: Option<Kernels>,
+}
+
+/// What the time of a step is taken from, when it is a model's on a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernels {
+    /// The machine, or the part of it that is the tenant's.
+    pub hardware: Hardware,
+    /// The model.
+    pub model: Model,
+    /// How kernels are launched.
+    pub launch: Launch,
+}
+
+/// How much of a device is simulated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Detail {
+    /// Fingerprints in every chunk and block: a mistake about memory changes a token. For small models.
+    #[default]
+    Fingerprints,
+    /// Sizes, mappings and times only; tokens are numbers without a meaning. For models of published size.
+    Times,
+}
+
+impl Profile {
+    /// The machine's link under a model's kernels. One change of mappings costs 100 us, an engine restarts in 5 s.
+    pub fn of(kernels: Kernels) -> Profile {
+        let link = &kernels.hardware.link;
+        Profile {
+            link_bytes_per_second: link.in_bytes_per_s,
+            out_bytes_per_second: link.out_bytes_per_s,
+            coupled_permille: link.coupled_permille.into(),
+            copy_start_ns: link.setup_ns,
+            reback_ns: 100_000,
+            restart_ns: 5_000_000_000,
+            kernels: Some(kernels),
+            ..Profile::default()
+        }
+    }
+
+    /// Time of a copy of `bytes` that has the link for itself, nanoseconds.
+    pub fn copy_ns(&self, way: Way, bytes: u64) -> u64 {
+        let rate = match way {
+            Way::In => self.link_bytes_per_second,
+            Way::Out => self.out_bytes_per_second,
+        };
+        self.copy_start_ns + (u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1))) as u64
+    }
 }
 
 impl Default for Profile {
     fn default() -> Self {
         Profile {
             link_bytes_per_second: 16_000_000_000,
+            out_bytes_per_second: 16_000_000_000,
+            coupled_permille: 1000,
             copy_start_ns: 1_000,
             reback_ns: 20_000,
             layer_ns: 100_000,
             layer_token_ns: 500,
             restart_ns: 5_000_000,
+            kernels: None,
         }
     }
 }
@@ -54,6 +115,8 @@ pub struct Faults {
     pub copy_slow_permille: u64,
     /// Changes of mappings, block moves and swaps that are refused, permille.
     pub refused_permille: u64,
+    /// Creations that fail although there is room, permille.
+    pub create_fails_permille: u64,
     /// Creations beyond this many chunks fail although the capacity would hold them.
     pub create_limit: Option<u32>,
     /// The next step that samples finds no candidate in its first row: logits that are no numbers.
@@ -103,7 +166,7 @@ pub struct HostBlock {
 struct Copying {
     id: ActionId,
     fill: Fill,
-    ends: Nanos,
+    passage: Passage,
     fails: bool,
 }
 
@@ -122,6 +185,14 @@ pub struct Device {
     pub chunks: BTreeMap<ChunkId, Content>,
     /// What backs each address.
     pub table: BTreeMap<Address, ChunkId>,
+    /// How many addresses each chunk backs; those that back none are not in it.
+    pub(crate) mapped: BTreeMap<ChunkId, u32>,
+    /// The link and the processors, which neighbours use as well.
+    pub machine: SharedMachine,
+    /// The GPU's bytes, which neighbours hold as well; none where all of the capacity is this device's.
+    pub quota: Option<Quota>,
+    /// What is simulated.
+    pub detail: Detail,
     /// The host tier, by block; empty = there is none.
     pub host: Vec<HostBlock>,
     /// `ready` of the global slab.
@@ -151,6 +222,10 @@ impl Device {
     /// An empty device with a tier of `host_blocks` layer-blocks in host memory.
     pub fn with_host_tier(geometry: Geometry, profile: Profile, seed: u64, host_blocks: u32) -> Shared {
         Rc::new(RefCell::new(Device {
+            mapped: BTreeMap::new(),
+            machine: Machine::alone(),
+            quota: None,
+            detail: Detail::default(),
             geometry,
             profile,
             faults: Faults::default(),
@@ -180,7 +255,7 @@ impl Device {
         self.kick();
         while let Some(due) = self.next_due().filter(|due| *due <= now) {
             self.clock = self.clock.max(due);
-            if self.copying.as_ref().is_some_and(|c| c.ends <= due) {
+            if self.copying.as_ref().is_some_and(|c| c.passage.ends <= due) {
                 self.end_copy();
             } else if let Some(mut run) = self.run.take() {
                 run.end_layer(self, due);
@@ -194,7 +269,7 @@ impl Device {
 
     /// The next moment at which something ends.
     pub fn next_due(&self) -> Option<Nanos> {
-        let copy = self.copying.as_ref().map(|c| c.ends);
+        let copy = self.copying.as_ref().map(|c| c.passage.ends);
         let layer = self.run.as_ref().and_then(Run::layer_ends);
         [copy, layer].into_iter().flatten().min()
     }
@@ -236,6 +311,13 @@ impl Device {
         running.chain(self.fills.iter().map(|(_, fill)| fill)).any(|fill| fill.chunks.contains(&chunk))
     }
 
+    /// Chunks into which copies wait or run.
+    pub(crate) fn filling(&self) -> BTreeSet<ChunkId> {
+        let running = self.copying.iter().map(|copying| &copying.fill);
+        let fills = running.chain(self.fills.iter().map(|(_, fill)| fill));
+        fills.flat_map(|fill| fill.chunks.iter().copied()).collect()
+    }
+
     /// Starts what can start: the first copy whose slot is free, the layer that waits if its slab is there.
     fn kick(&mut self) {
         if let Some((id, fill)) = self.startable().and_then(|at| self.fills.remove(at)) {
@@ -249,12 +331,25 @@ impl Device {
 
     /// The first copy whose reader is done and whose chunks no earlier copy waits for.
     fn startable(&self) -> Option<usize> {
+        if self.copying.is_some() {
+            return None;
+        }
+        if self.detail == Detail::Times {
+            return self.startable_by_front();
+        }
         let mut claimed = BTreeSet::new();
         let mut may = |fill: &Fill| {
             let first = fill.chunks.iter().filter(|chunk| !claimed.insert(**chunk)).count() == 0;
             first && self.may_start(fill)
         };
-        self.fills.iter().position(|(_, fill)| may(fill)).filter(|_| self.copying.is_none())
+        self.fills.iter().position(|(_, fill)| may(fill))
+    }
+
+    /// The same where slabs have hundreds of chunks: those of a slot, or of a layer, are known by their first one.
+    fn startable_by_front(&self) -> Option<usize> {
+        let front = |at: usize| self.fills[at].1.chunks.first();
+        let first = |at: usize| (0..at).all(|before| front(before) != front(at));
+        (0..self.fills.len()).find(|at| self.may_start(&self.fills[*at].1) && first(*at))
     }
 
     fn may_start(&self, fill: &Fill) -> bool {
@@ -264,42 +359,40 @@ impl Device {
 
     fn start_copy(&mut self, id: ActionId, fill: Fill) {
         let bytes = self.slab_bytes(fill.target);
-        let ns = self.slowed(self.copy_ns(bytes));
+        let passage = self.pass(self.clock, Way::In, bytes);
         let fails = self.rng.chance(self.faults.copy_fails_permille);
-        for chunk in &fill.chunks {
-            self.chunks.insert(*chunk, Content::Garbage);
+        if self.detail == Detail::Fingerprints {
+            self.chunks.extend(fill.chunks.iter().map(|chunk| (*chunk, Content::Garbage)));
         }
         if self.faults.publish_early {
             self.publish(&fill);
         }
-        self.copying = Some(Copying { id, fill, ends: self.clock.plus(ns), fails });
+        self.copying = Some(Copying { id, fill, passage, fails });
     }
 
-    /// Time that a copy of `bytes` takes on the link.
-    pub(crate) fn copy_ns(&self, bytes: u64) -> u64 {
-        let ns = u128::from(bytes) * 1_000_000_000 / u128::from(self.profile.link_bytes_per_second);
-        self.profile.copy_start_ns + ns as u64
-    }
-
-    /// The time of a copy, or ten times as long where the faults say so.
-    pub(crate) fn slowed(&mut self, ns: u64) -> u64 {
-        if self.rng.chance(self.faults.copy_slow_permille) { ns * 10 } else { ns }
+    /// A copy begins at `now`, or when the link is free. Now and then it takes ten times as long where the faults say so.
+    pub(crate) fn pass(&mut self, now: Nanos, way: Way, bytes: u64) -> Passage {
+        let slowdown = if self.rng.chance(self.faults.copy_slow_permille) { 10 } else { 1 };
+        self.machine.borrow_mut().pass(now, way, bytes, &self.profile, slowdown)
     }
 
     fn end_copy(&mut self) {
-        let Some(Copying { id, fill, fails, .. }) = self.copying.take() else { return };
+        let Some(Copying { id, fill, passage, fails }) = self.copying.take() else { return };
         let bytes = self.slab_bytes(fill.target);
         if fails {
             self.completed.push_back(Completion { id, outcome: Outcome::Failed(Failure::CopyFailed) });
         } else {
             self.write_slab(&fill);
             self.publish(&fill);
-            self.completed.push_back(done(id, bytes, self.copy_ns(bytes)));
+            self.completed.push_back(done(id, bytes, passage.ns));
         }
         self.completed.extend(self.drops.drain(..).map(|id| done(id, 0, 0)));
     }
 
     fn write_slab(&mut self, fill: &Fill) {
+        if self.detail == Detail::Times {
+            return;
+        }
         let layer = layer_of(fill.target);
         let flip = std::mem::take(&mut self.faults.flip_next_fill);
         for (index, chunk) in fill.chunks.iter().enumerate() {

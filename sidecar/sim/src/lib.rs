@@ -11,12 +11,16 @@ pub mod compute;
 pub mod device;
 pub mod estimate;
 pub mod experiments;
+pub mod gpu;
+pub mod ledger;
+pub mod machine;
 pub mod memory;
 pub mod profiles;
 pub mod rng;
 pub mod world;
 
 pub use compute::SimCompute;
-pub use device::{Device, Faults, Profile, Shared};
+pub use device::{Detail, Device, Faults, Profile, Shared};
+pub use gpu::Gpu;
 pub use memory::SimMemory;
 pub use world::World;

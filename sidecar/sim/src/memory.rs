@@ -9,14 +9,17 @@ use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Nanos};
 use sluice_ports::Memory;
 
-use crate::device::{Content, Device, Shared, done};
+use crate::device::{Content, Detail, Device, Shared, done};
+use crate::machine::{Passage, Way};
 
 /// The memory port of a simulated device.
 #[derive(Debug)]
 pub struct SimMemory {
     device: Shared,
-    /// Everything but copies: in order, each at its time.
+    /// Everything but copies of slabs: in order, one at a time.
     serial: VecDeque<(Nanos, ActionId, Work)>,
+    /// How long the first of them takes.
+    first: Option<Passage>,
     /// The engine acknowledges no transaction.
     held: bool,
 }
@@ -24,13 +27,24 @@ pub struct SimMemory {
 impl SimMemory {
     /// Memory of `device`.
     pub fn new(device: Shared) -> Self {
-        SimMemory { device, serial: VecDeque::new(), held: false }
+        SimMemory { device, serial: VecDeque::new(), first: None, held: false }
     }
 
     /// While held, the engine acknowledges no transaction, and nothing after it takes effect.
     pub fn hold_engine(&mut self, now: Nanos, held: bool) {
         self.held = held;
-        self.serial.iter_mut().for_each(|(due, _, _)| *due = now.max(*due));
+        if let Some(first) = &mut self.first {
+            first.ends = now.max(first.ends);
+        }
+    }
+
+    /// The first operation begins at `from`, or when it was ordered.
+    fn begin_first(&mut self, from: Nanos) {
+        self.first = self.serial.front().map(|(ordered, _, work)| {
+            let mut device = self.device.borrow_mut();
+            let start = from.max(*ordered);
+            device.duration(start, work)
+        });
     }
 
     fn is_held(&self) -> bool {
@@ -51,10 +65,11 @@ impl Memory for SimMemory {
             Work::Fill(fill) => device.queue_fill(action.id, fill),
             Work::DropFills => device.drop_fills(action.id),
             work => {
-                let start = self.serial.back().map_or(now, |(due, _, _)| now.max(*due));
-                let (bytes, ns) = device.cost(&work);
-                let ns = if bytes > 0 { device.slowed(ns) } else { ns };
-                self.serial.push_back((start.plus(ns), action.id, work));
+                drop(device);
+                self.serial.push_back((now, action.id, work));
+                if self.first.is_none() {
+                    self.begin_first(now);
+                }
             }
         }
     }
@@ -65,18 +80,20 @@ impl Memory for SimMemory {
         if let Some(completion) = device.completed.pop_front() {
             return Some(completion);
         }
-        let may = !self.is_held();
-        let (_, id, work) = self.serial.pop_front_if(|(due, _, _)| may && *due <= now)?;
-        let (bytes, ns) = device.cost(&work);
-        let outcome = match device.carry_out(work) {
-            Ok(()) => return Some(done(id, bytes, ns)),
-            Err(failure) => Outcome::Failed(failure),
-        };
-        Some(Completion { id, outcome })
+        let Passage { ends, ns } = self.first.filter(|first| first.ends <= now && !self.is_held())?;
+        let (_, id, work) = self.serial.pop_front()?;
+        let bytes = device.passing_bytes(&work);
+        let outcome = device.carry_out(work);
+        drop(device);
+        self.begin_first(ends);
+        Some(match outcome {
+            Ok(()) => done(id, bytes, ns),
+            Err(failure) => Completion { id, outcome: Outcome::Failed(failure) },
+        })
     }
 
     fn next_due(&self) -> Option<Nanos> {
-        let serial = self.serial.front().filter(|_| !self.is_held()).map(|(due, _, _)| *due);
+        let serial = self.first.filter(|_| !self.is_held()).map(|first| first.ends);
         let device = self.device.borrow();
         let completed = (!device.completed.is_empty()).then(|| device.clock());
         [serial, completed, device.next_due()].into_iter().flatten().min()
@@ -89,78 +106,154 @@ impl Memory for SimMemory {
 }
 
 impl Device {
-    /// Bytes that an operation copies over the link, and its time.
-    fn cost(&self, work: &Work) -> (u64, u64) {
+    /// Bytes that an operation copies over the link.
+    fn passing_bytes(&self, work: &Work) -> u64 {
         match work {
-            Work::SwapOut(swaps) | Work::SwapIn(swaps) => {
-                let bytes = swaps.len() as u64 * self.geometry.block_bytes;
-                (bytes, self.copy_ns(bytes))
+            Work::SwapOut(swaps) | Work::SwapIn(swaps) => swaps.len() as u64 * self.geometry.block_bytes,
+            _ => 0,
+        }
+    }
+
+    /// How long an operation takes that begins at `start`.
+    fn duration(&mut self, start: Nanos, work: &Work) -> Passage {
+        let bytes = self.passing_bytes(work);
+        match work {
+            Work::SwapOut(_) => self.pass(start, Way::Out, bytes),
+            Work::SwapIn(_) => self.pass(start, Way::In, bytes),
+            _ => {
+                let ns = self.profile.reback_ns;
+                Passage { ends: start.plus(ns), ns }
             }
-            _ => (0, self.profile.reback_ns),
         }
     }
 
     fn carry_out(&mut self, work: Work) -> Result<(), Failure> {
+        self.count(&work)?;
         match work {
-            Work::Create(chunks) => self.create(&chunks),
-            // Several tenants on one simulated GPU are to come: here all bytes are the tenant's own.
-            Work::Accept { chunks, .. } => self.create(&chunks),
-            Work::Lend { chunks, .. } => self.release(&chunks),
-            Work::Release(chunks) => self.release(&chunks),
-            Work::Reback(transaction) => self.reback(&transaction),
-            Work::MoveBlocks(moves) => self.move_blocks(&moves),
-            Work::SwapOut(swaps) => self.swap_out(&swaps),
-            Work::SwapIn(swaps) => self.swap_in(&swaps),
+            Work::Create(chunks) | Work::Accept { chunks, .. } => self.create(&chunks),
+            Work::Lend { chunks, .. } | Work::Release(chunks) => self.release(&chunks),
+            Work::Reback(transaction) => self.reback(&transaction)?,
+            Work::MoveBlocks(moves) => self.move_blocks(&moves)?,
+            Work::SwapOut(swaps) => self.swap_out(&swaps)?,
+            Work::SwapIn(swaps) => self.swap_in(&swaps)?,
             Work::Fill(_) | Work::DropFills => unreachable!("copies have their own queue"),
+        }
+        Ok(())
+    }
+
+    /// Chunks that come to exist, or go, are counted in the GPU's ledger. What contradicts the device's own table is not.
+    fn count(&mut self, work: &Work) -> Result<(), Failure> {
+        let fails = matches!(work, Work::Create(_) | Work::Accept { .. })
+            && self.rng.chance(self.faults.create_fails_permille);
+        let quota = self.quota.clone();
+        let count = |work| quota.as_ref().map_or(Ok(()), |quota| quota.count(work));
+        match work {
+            Work::Create(chunks) => {
+                self.creatable(chunks)?;
+                if fails { Err(Failure::OutOfMemory) } else { count(work) }
+            }
+            Work::Accept { chunks, .. } => {
+                count(work)?;
+                let possible = self.creatable(chunks);
+                if fails || possible.is_err() {
+                    // The bytes are this tenant's from now on, and no chunk is made of them.
+                    quota.inspect(|quota| quota.give_up(chunks.len() as u32));
+                    return Err(Failure::OutOfMemory);
+                }
+                Ok(())
+            }
+            Work::Lend { chunks, .. } | Work::Release(chunks) => {
+                self.releasable(chunks)?;
+                count(work)
+            }
+            _ => Ok(()),
         }
     }
 
-    fn create(&mut self, chunks: &[ChunkId]) -> Result<(), Failure> {
+    fn creatable(&self, chunks: &[ChunkId]) -> Result<(), Failure> {
         let limit = self.faults.create_limit.unwrap_or(u32::MAX).min(self.geometry.capacity_chunks);
         if self.chunks.len() + chunks.len() > limit as usize {
             return Err(Failure::OutOfMemory);
         }
-        if chunks.iter().any(|c| self.chunks.contains_key(c)) {
-            return Err(Failure::Refused);
-        }
+        let known = chunks.iter().any(|c| self.chunks.contains_key(c));
+        if known { Err(Failure::Refused) } else { Ok(()) }
+    }
+
+    fn releasable(&self, chunks: &[ChunkId]) -> Result<(), Failure> {
+        let fills = self.filling();
+        let bound =
+            |c: &ChunkId| !self.chunks.contains_key(c) || self.mapped.contains_key(c) || fills.contains(c);
+        if chunks.iter().any(bound) { Err(Failure::Refused) } else { Ok(()) }
+    }
+
+    fn create(&mut self, chunks: &[ChunkId]) {
         self.chunks.extend(chunks.iter().map(|c| (*c, Content::Garbage)));
-        Ok(())
     }
 
-    fn release(&mut self, chunks: &[ChunkId]) -> Result<(), Failure> {
-        let mapped = |chunk| self.table.values().any(|c| c == chunk);
-        if chunks.iter().any(|c| !self.chunks.contains_key(c) || mapped(c) || self.is_filling(*c)) {
-            return Err(Failure::Refused);
-        }
+    fn release(&mut self, chunks: &[ChunkId]) {
         chunks.iter().for_each(|c| drop(self.chunks.remove(c)));
-        Ok(())
     }
 
-    /// All or nothing: the table is changed on a copy first.
+    /// All or nothing: what was done before an operation that does not fit is undone.
     fn reback(&mut self, transaction: &Transaction) -> Result<(), Failure> {
         if self.rng.chance(self.faults.refused_permille) {
             return Err(Failure::Refused);
         }
-        if transaction.handed_over.iter().any(|c| !self.chunks.contains_key(c) || self.is_filling(*c)) {
+        let fills = self.filling();
+        if transaction.handed_over.iter().any(|c| !self.chunks.contains_key(c) || fills.contains(c)) {
             return Err(Failure::Refused);
         }
-        let mut table = self.table.clone();
-        for op in &transaction.ops {
-            let fits = match *op {
-                Reback::Unmap(address, chunk) => table.remove(&address) == Some(chunk),
-                Reback::Map(address, chunk) => {
-                    self.chunks.contains_key(&chunk) && table.insert(address, chunk).is_none()
-                }
-            };
-            if !fits {
+        for (done, op) in transaction.ops.iter().enumerate() {
+            if !self.change(*op) {
+                transaction.ops[..done].iter().rev().for_each(|op| self.change_back(*op));
                 return Err(Failure::Refused);
             }
         }
-        self.table = table;
-        for chunk in &transaction.handed_over {
-            self.chunks.insert(*chunk, Content::Garbage);
+        if self.detail == Detail::Fingerprints {
+            self.chunks.extend(transaction.handed_over.iter().map(|chunk| (*chunk, Content::Garbage)));
         }
         Ok(())
+    }
+
+    /// False, and nothing changed, when the operation contradicts the table.
+    fn change(&mut self, op: Reback) -> bool {
+        match op {
+            Reback::Unmap(address, chunk) => {
+                let fits = self.table.get(&address) == Some(&chunk);
+                if fits {
+                    self.unmap(address, chunk);
+                }
+                fits
+            }
+            Reback::Map(address, chunk) => {
+                let fits = self.chunks.contains_key(&chunk) && !self.table.contains_key(&address);
+                if fits {
+                    self.map(address, chunk);
+                }
+                fits
+            }
+        }
+    }
+
+    fn change_back(&mut self, op: Reback) {
+        match op {
+            Reback::Unmap(address, chunk) => self.map(address, chunk),
+            Reback::Map(address, chunk) => self.unmap(address, chunk),
+        }
+    }
+
+    fn map(&mut self, address: Address, chunk: ChunkId) {
+        self.table.insert(address, chunk);
+        *self.mapped.entry(chunk).or_insert(0) += 1;
+    }
+
+    fn unmap(&mut self, address: Address, chunk: ChunkId) {
+        self.table.remove(&address);
+        let count = self.mapped.get_mut(&chunk).expect("a chunk behind an address is mapped");
+        *count -= 1;
+        if *count == 0 {
+            self.mapped.remove(&chunk);
+        }
     }
 
     fn move_blocks(&mut self, moves: &[BlockMove]) -> Result<(), Failure> {
@@ -173,6 +266,9 @@ impl Device {
         };
         if !moves.iter().all(|one| backed(one.from, one.from_chunk) && backed(one.to, one.to_chunk)) {
             return Err(Failure::Refused);
+        }
+        if self.detail == Detail::Times {
+            return Ok(());
         }
         for one in moves {
             let tokens =

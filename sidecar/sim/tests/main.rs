@@ -6,6 +6,7 @@ mod conformance;
 mod damage;
 mod engineless;
 mod faults;
+mod gpu;
 mod journal;
 mod profiles;
 mod scheduling;

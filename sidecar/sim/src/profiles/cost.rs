@@ -74,8 +74,12 @@ pub fn layer_ns(hardware: &Hardware, model: &Model, batch: &Batch, launch: Launc
 
 /// Time of a whole step, nanoseconds: its layers, and the head that every step reads.
 pub fn step_ns(hardware: &Hardware, model: &Model, batch: &Batch, launch: Launch) -> u64 {
-    let head_ns = ns(model.vocab * model.hidden * 2, hardware.memory_bytes_per_s, WEIGHTS_PERMILLE);
-    u64::from(model.layers) * layer_ns(hardware, model, batch, launch) + head_ns
+    u64::from(model.layers) * layer_ns(hardware, model, batch, launch) + head_ns(hardware, model)
+}
+
+/// Time of the head, nanoseconds.
+pub fn head_ns(hardware: &Hardware, model: &Model) -> u64 {
+    ns(model.vocab * model.hidden * 2, hardware.memory_bytes_per_s, WEIGHTS_PERMILLE)
 }
 
 /// Time for `amount` at this share of `peak_per_s`, nanoseconds, rounded up.

@@ -46,6 +46,17 @@ pub struct Hardware {
     pub source: &'static str,
 }
 
+impl Hardware {
+    /// The part of it that one of `sharers` has who compute at once, or between whom it is divided: the link stays whole.
+    pub const fn among(&self, sharers: u64) -> Hardware {
+        Hardware {
+            memory_bytes_per_s: self.memory_bytes_per_s / sharers,
+            flops: self.flops / sharers,
+            ..*self
+        }
+    }
+}
+
 const GIB: u64 = 1 << 30;
 const GIGA: u64 = 1_000_000_000;
 const TERA: u64 = 1_000_000_000_000;

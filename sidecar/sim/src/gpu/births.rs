@@ -1,0 +1,112 @@
+//! Lives of tenants: how they begin and end.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use sluice_policy::brain::Brain;
+use sluice_policy::ids::Nanos;
+use sluice_policy::neighbours::Peer;
+use sluice_policy::refused::Refused;
+use sluice_scheduler::{Core, Driver, Membership};
+
+use super::seat::{Life, Mouth, Seat, Tally, TenantSetup};
+use super::{Gpu, LOOK_NS, Sharing};
+use crate::compute::SimCompute;
+use crate::device::{Device, Shared};
+use crate::ledger::Quota;
+use crate::memory::SimMemory;
+
+impl Seat {
+    pub(super) fn new(setup: TenantSetup, keeps_tokens: bool) -> Seat {
+        Seat {
+            setup,
+            life: None,
+            reborn_at: None,
+            arrivals: VecDeque::new(),
+            fates: BTreeMap::new(),
+            open: 0,
+            keeps_tokens,
+            tally: Tally::default(),
+        }
+    }
+}
+
+impl Gpu {
+    /// A tenant's process starts.
+    ///
+    /// # Errors
+    /// What the policy refuses.
+    pub(super) fn begin_life(&mut self, at: usize) -> Result<(), Refused> {
+        self.lives += 1;
+        let me = Peer { index: at as u32, instance: self.lives };
+        let setup = self.seats[at].setup.clone();
+        let brain = Brain::new(setup.params.clone(), setup.geometry.clone())?;
+        let device = self.new_device(&setup, me);
+        let memory = SimMemory::new(device.clone());
+        let compute = SimCompute::starting(device.clone(), setup.vocab, self.now);
+        let mouth = Mouth::default();
+        let core = Core::new(self.config(&setup, me), brain);
+        let driver = Driver::start_among(Box::new(mouth.clone()), self.now, core, memory, compute, None);
+        let life = Life {
+            me,
+            driver,
+            device,
+            mouth,
+            due: Some(self.now),
+            looks_at: self.now.plus(LOOK_NS),
+            known: self.living(),
+            stopped_until: Nanos(0),
+            last_used: self.now,
+            away: 0,
+            resident_since: None,
+        };
+        self.seats[at].life = Some(life);
+        Ok(())
+    }
+
+    fn new_device(&mut self, setup: &TenantSetup, me: Peer) -> Shared {
+        let blocks = setup.params.host_kv_bytes / setup.geometry.block_bytes.max(1);
+        let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
+        let device = Device::with_host_tier(setup.geometry.clone(), setup.profile, self.rng.word(), blocks);
+        self.ledger.borrow_mut().join(me.instance);
+        {
+            let mut device = device.borrow_mut();
+            device.quota = Some(Quota { ledger: self.ledger.clone(), me });
+            device.machine = self.machine.clone();
+            device.detail = self.setup.detail;
+        }
+        device
+    }
+
+    /// The scheduler's limits with the tenant's place among its neighbours.
+    fn config(&self, setup: &TenantSetup, me: Peer) -> sluice_scheduler::Config {
+        let member = Membership { me, terms: setup.terms.clone() };
+        let (sharing, neighbours) = match self.setup.sharing {
+            Sharing::Temporal { quantum, .. } => (sluice_scheduler::Sharing::Temporal(quantum), Some(member)),
+            Sharing::Spatial => (sluice_scheduler::Sharing::Spatial, Some(member)),
+            Sharing::Isolated => (sluice_scheduler::Sharing::Exclusive, None),
+        };
+        sluice_scheduler::Config { sharing, neighbours, ..setup.config.clone() }
+    }
+
+    /// A tenant's process dies with its engine: its memory is free, its streams are closed. Its next life begins later.
+    pub fn end_life(&mut self, at: usize) {
+        let Some(mut life) = self.seats[at].life.take() else { return };
+        // A step that ran no longer does.
+        life.driver.compute().kill(self.now);
+        self.ledger.borrow_mut().die(life.me.instance);
+        self.line.leave(life.me);
+        self.settle_line();
+        self.seats[at].break_off();
+        self.seats[at].reborn_at = Some(self.now.plus(self.setup.rebirth_ns));
+    }
+
+    pub(super) fn be_reborn(&mut self, at: usize) {
+        if self.seats[at].reborn_at.take_if(|at| *at <= self.now).is_some() {
+            self.begin_life(at).expect("what was accepted once is accepted again");
+        }
+    }
+
+    pub(super) fn living(&self) -> BTreeSet<Peer> {
+        self.seats.iter().filter_map(|seat| Some(seat.life.as_ref()?.me)).collect()
+    }
+}

@@ -1,0 +1,245 @@
+//! A tenant of the GPU: its lives, its clients, what became of their requests.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sluice_policy::geometry::Geometry;
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::victim::Live;
+use sluice_policy::params::Params;
+use sluice_policy::trader::{Letter, Terms};
+use sluice_ports::neighbourhood::{Neighbourhood, TurnCall};
+use sluice_scheduler::{Config, Driver, Finish, Notice, Refusal, Request};
+
+use crate::compute::SimCompute;
+use crate::device::{Profile, Shared};
+use crate::memory::SimMemory;
+
+/// Options of one tenant.
+#[derive(Clone, Debug)]
+pub struct TenantSetup {
+    /// As it is called in reports.
+    pub name: String,
+    /// Scheduler. How the GPU is shared, and who the neighbours are, is filled in by the GPU.
+    pub config: Config,
+    /// Policy.
+    pub params: Params,
+    /// Sizes; the capacity is the GPU's.
+    pub geometry: Geometry,
+    /// Speeds.
+    pub profile: Profile,
+    /// Tokens of the vocabulary.
+    pub vocab: u32,
+    /// By which terms it trades.
+    pub terms: Terms,
+}
+
+/// What became of a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fate {
+    /// When it arrived.
+    pub arrived: Nanos,
+    /// When each token came.
+    pub token_at: Vec<Nanos>,
+    /// The tokens; kept with fingerprints only.
+    pub tokens: Vec<u32>,
+    /// How it ended.
+    pub finish: Option<Finish>,
+    /// Why it was not taken.
+    pub refusal: Option<Refusal>,
+    /// Times it lost its memory.
+    pub preemptions: u32,
+    /// The tenant's process died while it was open: its client saw a closed stream.
+    pub broken: bool,
+}
+
+impl Fate {
+    /// Nothing more will follow.
+    pub fn has_ended(&self) -> bool {
+        self.finish.is_some() || self.refusal.is_some() || self.broken
+    }
+}
+
+/// What a tenant says to others.
+#[derive(Clone, Debug)]
+pub(super) enum Said {
+    Letter(Letter),
+    Turn(TurnCall),
+}
+
+/// The tenant's port to its neighbours: what it says is carried on after its step.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Mouth(Arc<Mutex<Vec<Said>>>);
+
+impl Mouth {
+    fn say(&self, said: Said) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(said);
+    }
+
+    pub fn take(&self) -> Vec<Said> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Neighbourhood for Mouth {
+    fn post(&mut self, _now: Nanos, letter: Letter) {
+        self.say(Said::Letter(letter));
+    }
+
+    fn turn(&mut self, _now: Nanos, call: TurnCall) {
+        self.say(Said::Turn(call));
+    }
+}
+
+/// One life of a tenant.
+#[derive(Debug)]
+pub struct Life {
+    /// Its name in the ledger.
+    pub me: Peer,
+    /// Scheduler and body.
+    pub driver: Driver<SimMemory, SimCompute>,
+    /// Its device, to plant faults in and to look at.
+    pub device: Shared,
+    pub(super) mouth: Mouth,
+    /// When it has something to do by itself.
+    pub(super) due: Option<Nanos>,
+    /// It looks at the ledger then.
+    pub(super) looks_at: Nanos,
+    /// Those who lived at the last look.
+    pub(super) known: BTreeSet<Peer>,
+    /// It does nothing before: its process is stopped.
+    pub(super) stopped_until: Nanos,
+    pub(super) last_used: Nanos,
+    /// Layers whose memory is away.
+    pub(super) away: u16,
+    pub(super) resident_since: Option<Nanos>,
+}
+
+impl Life {
+    /// What it says of itself to neighbours that survey.
+    pub(super) fn live(&self, active: bool, queue_place: Option<u32>) -> Live {
+        let core = self.driver.core();
+        Live {
+            active,
+            last_used: self.last_used,
+            resident_since: self.resident_since.unwrap_or(Nanos(0)),
+            lendable_chunks: core.brain().lendable_chunks(),
+            queue_place,
+        }
+    }
+
+    /// The driver's own, with everything that was to come before it.
+    pub(super) fn wakes_at(&self) -> Option<Nanos> {
+        self.due.map(|due| due.max(self.stopped_until))
+    }
+}
+
+/// A tenant and what outlives it.
+#[derive(Debug)]
+pub struct Seat {
+    /// Options.
+    pub setup: TenantSetup,
+    /// The present life; none between a death and the next beginning.
+    pub life: Option<Life>,
+    /// The next life begins then.
+    pub(super) reborn_at: Option<Nanos>,
+    /// Requests to come, by time.
+    pub(super) arrivals: VecDeque<(Nanos, Request)>,
+    /// Requests that came.
+    pub fates: BTreeMap<RequestId, Fate>,
+    /// Of those, not ended.
+    pub(super) open: usize,
+    pub(super) keeps_tokens: bool,
+    /// Figures of former lives and this one.
+    pub tally: Tally,
+}
+
+/// Figures of a tenant over all its lives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Steps.
+    pub steps: u64,
+    /// Nanoseconds that steps waited for moving layers.
+    pub stall_ns: u64,
+    /// Nanoseconds that steps waited for weights on their way.
+    pub arrival_ns: u64,
+    /// Tokens computed again after a preemption.
+    pub recomputed_tokens: u64,
+    /// Tokens of prompts computed.
+    pub prefill_tokens: u64,
+    /// Requests that lost their memory.
+    pub preemptions: u64,
+    /// Most layers whose memory was away at once, lent or remapped.
+    pub most_remapped: u16,
+    /// Layers that gave their memory away, counted each time.
+    pub remapped_layers: u64,
+}
+
+impl Seat {
+    /// Requests that came and have not ended.
+    pub fn open(&self) -> usize {
+        self.open
+    }
+
+    /// Nothing is to come and nothing is open.
+    pub fn is_done(&self) -> bool {
+        self.open == 0 && self.arrivals.is_empty()
+    }
+
+    /// Takes what the scheduler tells.
+    pub(super) fn hear(&mut self, now: Nanos) {
+        let Some(life) = &mut self.life else { return };
+        for notice in life.driver.drain_notices() {
+            match notice {
+                Notice::Step(step) => {
+                    life.last_used = now;
+                    self.tally.steps += 1;
+                    self.tally.stall_ns += step.stall_ns;
+                    self.tally.arrival_ns += step.arrival_ns;
+                    self.tally.recomputed_tokens += u64::from(step.recomputed_tokens);
+                    self.tally.prefill_tokens += u64::from(step.prefill_tokens);
+                }
+                Notice::Token { request, token, .. } => {
+                    let fate = self.fates.entry(request).or_default();
+                    fate.token_at.push(now);
+                    if self.keeps_tokens {
+                        fate.tokens.push(token);
+                    }
+                }
+                Notice::Finished { request, finish } => {
+                    self.fates.entry(request).or_default().finish = Some(finish);
+                    self.open -= 1;
+                }
+                Notice::Refused { request, refusal } => {
+                    self.fates.entry(request).or_default().refusal = Some(refusal);
+                    self.open -= 1;
+                }
+                Notice::Preempted { request, .. } => {
+                    self.fates.entry(request).or_default().preemptions += 1;
+                    self.tally.preemptions += 1;
+                }
+                Notice::Admitted { .. } | Notice::Waited(_) => {}
+            }
+        }
+    }
+
+    /// Looks at the brain after something happened.
+    pub(super) fn look(&mut self, now: Nanos) {
+        let Some(life) = &mut self.life else { return };
+        let brain = life.driver.core().brain();
+        let away = brain.absent_layers() + brain.layout().alpha();
+        self.tally.most_remapped = self.tally.most_remapped.max(away);
+        self.tally.remapped_layers += u64::from(away.saturating_sub(life.away));
+        life.away = away;
+        life.resident_since = if brain.is_whole() { life.resident_since.or(Some(now)) } else { None };
+    }
+
+    /// Its process is gone, and with it the streams of its clients.
+    pub(super) fn break_off(&mut self) {
+        for fate in self.fates.values_mut().filter(|fate| !fate.has_ended()) {
+            fate.broken = true;
+        }
+        self.open = 0;
+    }
+}

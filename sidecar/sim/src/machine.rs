@@ -1,0 +1,137 @@
+//! What the tenants of one GPU share beside its memory: the link to the host, and the processors.
+//!
+//! Each direction of the link serves one copy at a time, in the order in which copies begin. While the other direction is
+//! busy a copy into the device runs at the coupled rate; one that is under way is not slowed by a copy that begins later.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use sluice_policy::ids::Nanos;
+
+use crate::device::Profile;
+
+/// The devices of one GPU share one machine.
+pub type SharedMachine = Rc<RefCell<Machine>>;
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Host to device.
+    In,
+    /// Device to host.
+    Out,
+}
+
+/// Link and processors of one GPU.
+#[derive(Clone, Debug, Default)]
+pub struct Machine {
+    /// Until when each direction is busy: in, out.
+    busy_until: [Nanos; 2],
+    /// Bytes that have passed in each direction.
+    bytes: [u64; 2],
+    /// Steps that run at this moment.
+    computing: u64,
+    /// Steps that run at once share the processors evenly. Else each has its own part, or they take turns.
+    pub(crate) shares_compute: bool,
+}
+
+/// A copy's place on the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passage {
+    /// Its last byte has passed.
+    pub ends: Nanos,
+    /// From the wish to the last byte, nanoseconds: waiting for neighbours' copies counts.
+    pub ns: u64,
+}
+
+impl Machine {
+    /// A machine of one tenant.
+    pub fn alone() -> SharedMachine {
+        SharedMachine::default()
+    }
+
+    /// A machine on which steps that run at once share the processors, or do not.
+    pub fn of(shares_compute: bool) -> Machine {
+        Machine { shares_compute, ..Machine::default() }
+    }
+
+    /// A copy of `bytes` wants to begin at `now` and takes `slowdown` times as long as it should.
+    pub fn pass(&mut self, now: Nanos, way: Way, bytes: u64, profile: &Profile, slowdown: u64) -> Passage {
+        let (own, other) = match way {
+            Way::In => (0, 1),
+            Way::Out => (1, 0),
+        };
+        let starts = now.max(self.busy_until[own]);
+        let full = profile.copy_ns(way, bytes).saturating_mul(slowdown);
+        let coupled = if way == Way::In { profile.coupled_permille.max(1) } else { 1000 };
+        let ns = stretched(full, self.busy_until[other].since(starts), coupled);
+        let ends = starts.plus(ns);
+        self.busy_until[own] = ends;
+        self.bytes[own] += bytes;
+        Passage { ends, ns: ends.since(now) }
+    }
+
+    /// Bytes that have passed, into the device and out of it.
+    pub fn passed_bytes(&self) -> (u64, u64) {
+        (self.bytes[0], self.bytes[1])
+    }
+
+    /// A step begins.
+    pub(crate) fn begin_step(&mut self) {
+        self.computing += 1;
+    }
+
+    /// A step ends, or its engine dies.
+    pub(crate) fn end_step(&mut self) {
+        self.computing -= 1;
+    }
+
+    /// Among how many steps the processors are divided.
+    pub fn sharers(&self) -> u64 {
+        if self.shares_compute { self.computing.max(1) } else { 1 }
+    }
+}
+
+/// Time of work that takes `full_ns` alone, when it runs at `permille` of its pace for its first `slow_ns`.
+fn stretched(full_ns: u64, slow_ns: u64, permille: u64) -> u64 {
+    let done_ns = slow_ns.saturating_mul(permille) / 1000;
+    if full_ns <= done_ns {
+        full_ns.saturating_mul(1000).div_ceil(permille)
+    } else {
+        slow_ns.saturating_add(full_ns - done_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A byte takes a nanosecond in and two out.
+    fn profile() -> Profile {
+        Profile {
+            link_bytes_per_second: 1_000_000_000,
+            out_bytes_per_second: 500_000_000,
+            coupled_permille: 500,
+            copy_start_ns: 10,
+            ..Profile::default()
+        }
+    }
+
+    #[test]
+    fn copies_of_neighbours_go_one_after_the_other_in_each_direction() {
+        let mut machine = Machine::default();
+        let mut pass = |at, way| machine.pass(Nanos(at), way, 1000, &profile(), 1);
+        assert_eq!(pass(0, Way::In), Passage { ends: Nanos(1010), ns: 1010 });
+        assert_eq!(pass(500, Way::In), Passage { ends: Nanos(2020), ns: 1520 });
+        assert_eq!(pass(500, Way::Out), Passage { ends: Nanos(2510), ns: 2010 });
+    }
+
+    #[test]
+    fn a_copy_into_the_device_is_slowed_while_one_goes_out() {
+        let mut machine = Machine::default();
+        assert_eq!(machine.pass(Nanos(0), Way::Out, 195, &profile(), 1).ends, Nanos(400));
+        // 200 of 1,010 ns of work in the first 400.
+        assert_eq!(machine.pass(Nanos(0), Way::In, 1000, &profile(), 1).ends, Nanos(400 + 810));
+        assert_eq!(machine.passed_bytes(), (1000, 195));
+    }
+}

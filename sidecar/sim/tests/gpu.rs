@@ -1,0 +1,186 @@
+//! Several tenants on one GPU: tokens, bytes, turns, the link.
+
+use sluice_policy::ids::Nanos;
+use sluice_policy::neighbours::turn::{Quantum, TurnOrder};
+use sluice_policy::params::PolicyName;
+use sluice_policy::trader::Terms;
+use sluice_scheduler::Request;
+use sluice_sim::Detail;
+use sluice_sim::gpu::mail::Roads;
+use sluice_sim::gpu::seat::TenantSetup;
+use sluice_sim::gpu::{Gpu, GpuSetup, Sharing};
+
+use crate::support::{LIMIT, VOCAB, expected, load, setup};
+
+const MS: u64 = 1_000_000;
+const LAYERS: u16 = 6;
+
+fn temporal() -> Sharing {
+    Sharing::Temporal { quantum: Quantum::new(MS, 8 * MS), order: TurnOrder::RoundRobin }
+}
+
+fn tenants(policy: PolicyName, count: u32, kv_columns: u32) -> (u32, Vec<TenantSetup>) {
+    let tenant = |at: u32| {
+        let mut alone = setup(policy, LAYERS, kv_columns, u64::from(at));
+        let share = alone.geometry.capacity_chunks;
+        alone.params.share_chunks = share;
+        alone.geometry.capacity_chunks = share * count;
+        let terms = Terms { min_residence_ns: 5 * MS, retry_ns: 20 * MS, ..Terms::default() };
+        TenantSetup {
+            name: format!("tenant-{at}"),
+            config: alone.config,
+            params: alone.params,
+            geometry: alone.geometry,
+            profile: alone.profile,
+            vocab: VOCAB,
+            terms,
+        }
+    };
+    let tenants: Vec<_> = (0..count).map(tenant).collect();
+    (tenants[0].geometry.capacity_chunks, tenants)
+}
+
+fn gpu(sharing: Sharing, policy: PolicyName, count: u32, kv_columns: u32) -> Gpu {
+    let (capacity_chunks, tenants) = tenants(policy, count, kv_columns);
+    let setup = GpuSetup {
+        sharing,
+        capacity_chunks,
+        roads: Roads::default(),
+        detail: Detail::Fingerprints,
+        rebirth_ns: 50 * MS,
+        seed: 7,
+    };
+    Gpu::new(setup, tenants).unwrap_or_else(|(name, why)| panic!("{name}: {why}"))
+}
+
+/// Gives the first tenant much to do and the others little.
+fn uneven_load(gpu: &mut Gpu, seed: u64) -> Vec<Vec<(u64, Request)>> {
+    let loads: Vec<_> =
+        (0..gpu.seats.len()).map(|at| load(if at == 0 { 24 } else { 3 }, seed + at as u64)).collect();
+    for (at, load) in loads.iter().enumerate() {
+        load.iter().for_each(|(when, request)| gpu.arrives(at, Nanos(50 * MS + when), request.clone()));
+    }
+    loads
+}
+
+/// Panics when a token differs from the tenant's alone.
+fn assert_same_as_alone(gpu: &Gpu, loads: &[Vec<(u64, Request)>], what: &str) {
+    for (seat, load) in gpu.seats.iter().zip(loads) {
+        for (fate, alone) in seat.fates.values().zip(expected(load, LAYERS)) {
+            assert_eq!(fate.tokens, alone.tokens, "{what}: {}", seat.setup.name);
+            assert_eq!(fate.finish, alone.finish, "{what}: {}", seat.setup.name);
+        }
+    }
+}
+
+/// Chunks that exist on all devices, and what is promised.
+fn existing(gpu: &Gpu) -> u32 {
+    let chunks = |seat: &sluice_sim::gpu::seat::Seat| {
+        seat.life.as_ref().map_or(0, |life| life.device.borrow().chunks.len() as u32)
+    };
+    gpu.seats.iter().map(chunks).sum::<u32>() + gpu.ledger.borrow().promised()
+}
+
+#[test]
+fn neighbours_that_take_turns_lend_memory_and_no_token_changes() {
+    let mut gpu = gpu(temporal(), PolicyName::Oneiros, 3, 14);
+    let loads = uneven_load(&mut gpu, 3);
+    let mut borrowed = 0;
+    while !gpu.is_done() {
+        assert!(gpu.tick(LIMIT), "everybody is served: {} open", gpu.open());
+        assert!(existing(&gpu) <= gpu.ledger.borrow().capacity(), "no byte is promised twice");
+        let brain = gpu.seats[0].life.as_ref().unwrap().driver.core().brain();
+        borrowed = borrowed.max(brain.borrowed_chunks());
+    }
+    assert!(borrowed > 0, "the tenant with much to do borrows");
+    assert!(gpu.turns() > 10, "{} turns", gpu.turns());
+    assert_same_as_alone(&gpu, &loads, "temporal");
+}
+
+#[test]
+fn a_run_is_the_same_to_the_last_bit_when_it_is_run_again() {
+    let run = || {
+        let mut gpu = gpu(temporal(), PolicyName::Oneiros, 3, 14);
+        uneven_load(&mut gpu, 3);
+        assert!(gpu.run_until_done(LIMIT));
+        let fates: Vec<_> = gpu.seats.iter().map(|seat| seat.fates.clone()).collect();
+        (gpu.now(), gpu.turns(), fates)
+    };
+    assert_eq!(run(), run());
+}
+
+#[test]
+fn tokens_are_the_same_however_the_gpu_is_shared() {
+    for sharing in [Sharing::Spatial, Sharing::Isolated] {
+        for policy in [PolicyName::Recompute, PolicyName::Oneiros] {
+            let mut gpu = gpu(sharing, policy, 2, 14);
+            let loads = uneven_load(&mut gpu, 5);
+            assert!(gpu.run_until_done(LIMIT), "{sharing:?} {policy:?}: {} open", gpu.open());
+            assert_same_as_alone(&gpu, &loads, &format!("{sharing:?} {policy:?}"));
+        }
+    }
+}
+
+/// When the last of the same requests for each tenant ends.
+fn ends(sharing: Sharing, count: u32) -> u64 {
+    let mut gpu = gpu(sharing, PolicyName::Recompute, count, 100);
+    for at in 0..count as usize {
+        let load = load(8, 9);
+        load.into_iter().for_each(|(_, request)| gpu.arrives(at, Nanos(100 * MS), request));
+    }
+    assert!(gpu.run_until_done(LIMIT));
+    gpu.now().0 - 100 * MS
+}
+
+#[test]
+fn tenants_that_compute_at_once_share_the_processors() {
+    let (alone, isolated) = (ends(Sharing::Isolated, 1), ends(Sharing::Isolated, 2));
+    assert_eq!(alone, isolated, "who has a part of its own is not slowed");
+    let together = ends(Sharing::Spatial, 2) as f64 / alone as f64;
+    assert!((1.95..2.05).contains(&together), "{together}");
+}
+
+#[test]
+fn copies_of_neighbours_share_one_link() {
+    let loaded = |count: u32| {
+        let (capacity_chunks, mut tenants) = tenants(PolicyName::Recompute, count, 20);
+        // A slab takes a millisecond: loading is copying.
+        tenants.iter_mut().for_each(|tenant| tenant.profile.link_bytes_per_second = 262_137_000);
+        let setup = GpuSetup {
+            sharing: Sharing::Isolated,
+            capacity_chunks,
+            roads: Roads::default(),
+            detail: Detail::Times,
+            rebirth_ns: 0,
+            seed: 1,
+        };
+        let mut gpu = Gpu::new(setup, tenants).unwrap();
+        let loaded =
+            |gpu: &Gpu| gpu.seats.iter().all(|s| s.life.as_ref().unwrap().driver.core().brain().loaded());
+        while !loaded(&gpu) {
+            assert!(gpu.tick(LIMIT));
+        }
+        (gpu.now().0, gpu.machine.borrow().passed_bytes().0)
+    };
+    let ((alone, bytes), (both, both_bytes)) = (loaded(1), loaded(2));
+    assert_eq!(both_bytes, 2 * bytes);
+    let ratio = both as f64 / alone as f64;
+    assert!((1.9..2.05).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn a_tenant_that_dies_gives_its_memory_and_turn_back_and_lives_again() {
+    let mut gpu = gpu(temporal(), PolicyName::Oneiros, 2, 14);
+    let loads = uneven_load(&mut gpu, 11);
+    gpu.run_until(Nanos(90 * MS));
+    gpu.end_life(0);
+    assert_eq!(existing(&gpu), gpu.seats[1].life.as_ref().unwrap().device.borrow().chunks.len() as u32);
+    let broken = gpu.seats[0].fates.values().filter(|fate| fate.broken).count();
+    assert!(broken > 0, "its clients see closed streams");
+    assert!(gpu.run_until_done(LIMIT), "{} open", gpu.open());
+    assert!(gpu.seats[0].life.is_some());
+    let alone = expected(&loads[0], LAYERS);
+    for (fate, alone) in gpu.seats[0].fates.values().zip(&alone) {
+        assert!(alone.tokens.starts_with(&fate.tokens) && (fate.broken || fate.tokens == alone.tokens));
+    }
+}
