@@ -17,6 +17,8 @@ pub mod machine;
 pub mod memory;
 pub mod profiles;
 pub mod rng;
+pub mod serve;
+pub mod workload;
 pub mod world;
 
 pub use compute::SimCompute;

@@ -10,6 +10,7 @@ mod gpu;
 mod journal;
 mod profiles;
 mod scheduling;
+mod serve;
 mod sleep;
 mod slow_link;
 mod support;

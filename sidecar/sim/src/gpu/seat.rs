@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::span::{Awaited, Span};
 use sluice_policy::neighbours::victim::Live;
 use sluice_policy::params::Params;
 use sluice_policy::trader::{Letter, Terms};
@@ -170,10 +171,27 @@ pub struct Tally {
     pub prefill_tokens: u64,
     /// Requests that lost their memory.
     pub preemptions: u64,
+    /// Nanoseconds waited for neighbours' memory, as the scheduler tells it.
+    pub grant_ns: u64,
+    /// Nanoseconds waited for own memory that was lent.
+    pub revoke_ns: u64,
+    /// Nanoseconds from having that memory to having its layers.
+    pub wake_ns: u64,
     /// Most layers whose memory was away at once, lent or remapped.
     pub most_remapped: u16,
     /// Layers that gave their memory away, counted each time.
     pub remapped_layers: u64,
+}
+
+impl Tally {
+    fn waited(&mut self, span: Span) {
+        match span.awaited {
+            Awaited::Turn => {}
+            Awaited::Grant => self.grant_ns += span.ns(),
+            Awaited::Revoke => self.revoke_ns += span.ns(),
+            Awaited::Wake => self.wake_ns += span.ns(),
+        }
+    }
 }
 
 impl Seat {
@@ -219,7 +237,8 @@ impl Seat {
                     self.fates.entry(request).or_default().preemptions += 1;
                     self.tally.preemptions += 1;
                 }
-                Notice::Admitted { .. } | Notice::Waited(_) => {}
+                Notice::Waited(span) => self.tally.waited(span),
+                Notice::Admitted { .. } => {}
             }
         }
     }
@@ -228,7 +247,8 @@ impl Seat {
     pub(super) fn look(&mut self, now: Nanos) {
         let Some(life) = &mut self.life else { return };
         let brain = life.driver.core().brain();
-        let away = brain.absent_layers() + brain.layout().alpha();
+        // Before it is loaded its layers are not away, they were never here.
+        let away = if brain.loaded() { brain.absent_layers() + brain.layout().alpha() } else { 0 };
         self.tally.most_remapped = self.tally.most_remapped.max(away);
         self.tally.remapped_layers += u64::from(away.saturating_sub(life.away));
         life.away = away;

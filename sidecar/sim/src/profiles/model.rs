@@ -1,5 +1,7 @@
 //! Models: shapes as published, half precision.
 
+use sluice_policy::geometry::ActivationCost;
+
 /// Bytes of a half-precision number.
 const HALF: u64 = 2;
 
@@ -24,6 +26,8 @@ pub struct Model {
     pub vocab: u64,
     /// Embedding tables: 1 when input and output share one.
     pub embeddings: u64,
+    /// Tokens of the longest sequence.
+    pub context_tokens: u32,
 }
 
 impl Model {
@@ -49,6 +53,18 @@ impl Model {
         self.layers as u64 * self.layer_bytes() + self.global_bytes()
     }
 
+    /// Activations of an engine that keeps a residual stream for every token of a step and everything else for one chunk.
+    pub const fn activation(&self, chunk_tokens: u32) -> ActivationCost {
+        ActivationCost {
+            fixed_bytes: 64 << 20,
+            stream_per_token_bytes: 2 * self.hidden * HALF,
+            chunk_per_token_bytes: (self.ffn_matrices * self.ffn + 6 * self.hidden) * HALF,
+            chunk_tokens,
+            per_sequence_bytes: 4096,
+            per_logit_row_bytes: self.vocab * 4,
+        }
+    }
+
     /// Bytes of KV of one token in one layer.
     pub const fn kv_layer_bytes(&self) -> u64 {
         2 * self.hidden / self.heads * self.kv_heads * HALF
@@ -71,11 +87,23 @@ const fn opt(name: &'static str, layers: u16, hidden: u64, heads: u64) -> Model 
         ffn_matrices: 2,
         vocab: 50_272,
         embeddings: 1,
+        context_tokens: 2048,
     }
 }
 
 const fn llama3(name: &'static str, layers: u16, hidden: u64, heads: u64, ffn: u64) -> Model {
-    Model { name, layers, hidden, heads, kv_heads: 8, ffn, ffn_matrices: 3, vocab: 128_256, embeddings: 2 }
+    Model {
+        name,
+        layers,
+        hidden,
+        heads,
+        kv_heads: 8,
+        ffn,
+        ffn_matrices: 3,
+        vocab: 128_256,
+        embeddings: 2,
+        context_tokens: 8192,
+    }
 }
 
 /// All models.
@@ -93,6 +121,7 @@ pub const ALL: [Model; 6] = [
         ffn_matrices: 3,
         vocab: 32_000,
         embeddings: 2,
+        context_tokens: 4096,
     },
     llama3("llama-3-8b", 32, 4096, 32, 14_336),
     llama3("llama-3-70b", 80, 8192, 64, 28_672),

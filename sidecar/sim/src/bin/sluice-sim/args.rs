@@ -24,6 +24,8 @@ pub enum Command {
     List,
     /// Runs an experiment and compares it with the paper. Exits with 1 if a figure differs.
     Run(RunArgs),
+    /// Serves one load under several policies, side by side, by models of published size on a published machine.
+    ServeTrace(Box<ServeArgs>),
     /// Says what remapping would gain: r, and how many layers can be given away without a stall.
     Estimate(EstimateArgs),
 }
@@ -39,6 +41,101 @@ pub struct RunArgs {
     /// Also draw the figure as SVG.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct ServeArgs {
+    /// Arrivals: a trace file, or `poisson` or `gamma` (with `--rate`).
+    #[arg(long, value_name = "FILE")]
+    pub trace: String,
+    /// Lengths: files of lengths or traces, in the order of tenants; those of the trace when left out.
+    #[arg(long, value_name = "FILE", value_delimiter = ',')]
+    pub lengths: Vec<String>,
+    /// Where files are looked for that are not found as they are given, and in its folder `data`.
+    #[arg(long, value_name = "DIR", env = "SLUICE_SHARED", default_value = "../shared")]
+    pub data: PathBuf,
+    /// Read the last third of every file, which is held back, instead of the rest.
+    #[arg(long)]
+    pub held_back: bool,
+    /// Each tenant has its own stretch of the trace, so that bursts come apart; else requests are dealt by lot.
+    #[arg(long)]
+    pub apart: bool,
+    /// Requests per second, over all tenants; the trace's own when left out.
+    #[arg(long, value_name = "RATE", value_parser = positive)]
+    pub rate: Option<f64>,
+    /// That many times as many requests per second.
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = positive)]
+    pub scale: f64,
+    /// Of `gamma`: standard deviation of gaps over their mean.
+    #[arg(long, value_name = "CV", default_value_t = 4.0, value_parser = positive)]
+    pub cv: f64,
+    /// Requests at most.
+    #[arg(long, value_name = "N", default_value_t = 500)]
+    pub requests: usize,
+    /// Longer prompts are cut to so many tokens.
+    #[arg(long, value_name = "TOKENS", default_value_t = u32::MAX)]
+    pub prompt_cap: u32,
+    /// The machine (see `list`).
+    #[arg(long, value_name = "NAME")]
+    pub profile: String,
+    /// The models (see `list`).
+    #[arg(long, value_name = "NAME", value_delimiter = ',', required = true)]
+    pub model: Vec<String>,
+    /// Tenants: the models in turn. As many as models when left out.
+    #[arg(long, value_name = "N")]
+    pub tenants: Option<usize>,
+    /// Memory that each tenant holds without asking, percent of the machine's; its weights and equal parts of the rest when
+    /// left out.
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',')]
+    pub share: Vec<u32>,
+    /// The policies (see `list`); every one when left out.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub policy: Vec<String>,
+    /// How tenants share the machine.
+    #[arg(long, value_enum, default_value_t = SharingArg::Temporal)]
+    pub sharing: SharingArg,
+    /// Of `temporal`: the longest turn while others wait, milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub quantum_ms: u64,
+    /// Objective: until the first token, milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 5000)]
+    pub ttft_ms: u64,
+    /// Objective: between two tokens, milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 200)]
+    pub tbt_ms: u64,
+    /// Sequences that run at once in each tenant, at most.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub max_sequences: u32,
+    /// Unit of memory. A coarser one makes long runs faster and the memory of small models less even.
+    #[arg(long, value_name = "MIB", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub chunk_mib: u64,
+    /// How kernels are launched.
+    #[arg(long, value_enum, default_value_t = LaunchArg::Graph)]
+    pub launch: LaunchArg,
+    /// Of everything that is random.
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    pub seed: u64,
+    /// Also write the figures as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Also draw tokens over time as SVG.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| "a number above 0 is needed".to_owned())
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum SharingArg {
+    /// One at a time.
+    Temporal,
+    /// All at once.
+    Spatial,
+    /// Each in its fixed part.
+    Isolated,
 }
 
 #[derive(Debug, clap::Args)]

@@ -39,10 +39,17 @@ fn chosen<T: Copy>(
     name_of: fn(&T) -> &'static str,
     kind: &str,
 ) -> Result<Vec<T>> {
-    let Some(name) = name else { return Ok(all.to_vec()) };
-    let found = all.iter().find(|one| name_of(one) == name);
+    match name {
+        None => Ok(all.to_vec()),
+        Some(name) => Ok(vec![named(name, all, name_of, kind)?]),
+    }
+}
+
+/// The one of this name.
+pub fn named<T: Copy>(name: &str, all: &[T], name_of: fn(&T) -> &'static str, kind: &str) -> Result<T> {
+    let found = all.iter().find(|one| name_of(one).eq_ignore_ascii_case(name));
     let names = || all.iter().map(name_of).collect::<Vec<_>>().join(", ");
-    found.map(|one| vec![*one]).ok_or_else(|| anyhow!("no {kind} is called {name:?}: there are {}", names()))
+    found.copied().ok_or_else(|| anyhow!("no {kind} is called {name:?}: there are {}", names()))
 }
 
 /// Weights and the KV of the batch are smaller than the machine's memory.

@@ -1,9 +1,12 @@
 //! `sluice-sim`: experiments and estimates without a GPU, by the policy that runs in production.
 
 mod args;
+mod data;
 mod estimate;
 mod figure;
+mod progress;
 mod run;
+mod serve;
 mod table;
 
 use std::process::ExitCode;
@@ -16,6 +19,7 @@ fn main() -> ExitCode {
     let done = match Args::parse().command {
         Command::List => Ok(run::list()),
         Command::Run(args) => run::run(&args),
+        Command::ServeTrace(args) => serve::serve(&args),
         Command::Estimate(args) => estimate::estimate(&args),
     };
     match done {

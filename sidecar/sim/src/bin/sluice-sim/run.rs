@@ -1,6 +1,7 @@
 //! `list` and `run`.
 
 use anyhow::{Context, Result, anyhow};
+use sluice_policy::params::PolicyName;
 use sluice_sim::experiments::{self, Experiment, Report};
 use sluice_sim::profiles::{hardware, model};
 
@@ -17,6 +18,7 @@ pub fn list() -> bool {
     println!();
     let rows: Vec<_> = model::ALL.iter().map(shape).collect();
     table::print(["MODEL", "LAYERS", "WEIGHTS GB", "LAYER MB", "KV KB/TOKEN"], &rows);
+    println!("\npolicies: {}", PolicyName::ALL.map(PolicyName::name).join(", "));
     true
 }
 

@@ -1,0 +1,188 @@
+//! `serve-trace`.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use sluice_policy::neighbours::turn::Quantum;
+use sluice_policy::neighbours::victim::Rule;
+use sluice_policy::params::PolicyName;
+use sluice_sim::experiments::{Figure, Line};
+use sluice_sim::gpu::Sharing;
+use sluice_sim::profiles::{hardware, model};
+use sluice_sim::serve::{self, Case, Served, Slo};
+use sluice_sim::workload::arrivals::Arrivals;
+use sluice_sim::workload::{self, Coming, Deal, Limits, Source};
+
+use crate::args::{ServeArgs, SharingArg};
+use crate::estimate::named;
+use crate::{data, figure, progress, table};
+
+const MS: u64 = 1_000_000;
+
+/// The same load under each policy.
+pub fn serve(args: &ServeArgs) -> Result<bool> {
+    let case = case(args)?;
+    let load = load(args, &case)?;
+    let mut all = Vec::new();
+    for policy in policies(args)? {
+        all.push(serve_under(&Case { policy, ..case.clone() }, &load)?);
+    }
+    print(args, &all);
+    if let Some(file) = &args.json {
+        let text = serde_json::to_string_pretty(&all)? + "\n";
+        std::fs::write(file, text).with_context(|| file.display().to_string())?;
+        eprintln!("wrote {}", file.display());
+    }
+    if let Some(file) = &args.svg {
+        figure::draw(&drawn(&all), file).with_context(|| file.display().to_string())?;
+        eprintln!("wrote {}", file.display());
+    }
+    Ok(true)
+}
+
+fn policies(args: &ServeArgs) -> Result<Vec<PolicyName>> {
+    if args.policy.is_empty() {
+        return Ok(PolicyName::ALL.to_vec());
+    }
+    let policy = |name: &String| named(name, &PolicyName::ALL, |policy| policy.name(), "policy");
+    args.policy.iter().map(policy).collect()
+}
+
+fn serve_under(case: &Case, load: &[Coming]) -> Result<Served> {
+    let (bar, begin) = (progress::bar(case.policy.name(), load.len() as u64), Instant::now());
+    let served = serve::serve(case, load, &mut |ended| bar.set_position(ended));
+    bar.finish_and_clear();
+    let served = served.map_err(|problem| anyhow!(problem))?;
+    let wall_s = begin.elapsed().as_secs_f64();
+    let rate = (served.tokens + prompt_tokens(load)) as f64 / wall_s;
+    eprintln!(
+        "{}: {:.0} s simulated in {wall_s:.1} s, {rate:.0} tokens of prompts and answers per second of wall time",
+        served.policy, served.seconds
+    );
+    Ok(served)
+}
+
+fn prompt_tokens(load: &[Coming]) -> u64 {
+    load.iter().map(|coming| u64::from(coming.lengths.prompt)).sum()
+}
+
+fn case(args: &ServeArgs) -> Result<Case> {
+    let hardware = named(&args.profile, &hardware::ALL, |machine| machine.name, "profile")?;
+    let models: Vec<_> = args
+        .model
+        .iter()
+        .map(|name| named(name, &model::ALL, |model| model.name, "model"))
+        .collect::<Result<_>>()?;
+    let count = args.tenants.unwrap_or(models.len());
+    ensure!((1..=64).contains(&count), "a GPU has 1 to 64 tenants");
+    ensure!(
+        args.share.is_empty() || args.share.len() == count,
+        "--share needs {count} values, one for each tenant"
+    );
+    ensure!(args.share.iter().sum::<u32>() <= 100, "shares are at most 100 percent together");
+    let models: Vec<_> = models.iter().cycle().take(count).copied().collect();
+    let shares: Vec<_> = args.share.iter().map(|percent| percent * 10).collect();
+    let quantum_ns = args.quantum_ms * MS;
+    Ok(Case {
+        hardware,
+        places: serve::places(&hardware, &models, &shares),
+        sharing: match args.sharing {
+            SharingArg::Temporal => serve::round_robin(Quantum::new(quantum_ns / 10, quantum_ns)),
+            SharingArg::Spatial => Sharing::Spatial,
+            SharingArg::Isolated => Sharing::Isolated,
+        },
+        policy: PolicyName::default(),
+        launch: args.launch.into(),
+        chunk_bytes: args.chunk_mib << 20,
+        max_sequences: args.max_sequences,
+        prefix_caching: false,
+        rule: Rule::default(),
+        slo: Slo { ttft_ns: args.ttft_ms * MS, tbt_ns: args.tbt_ms * MS },
+        seed: args.seed,
+    })
+}
+
+fn load(args: &ServeArgs, case: &Case) -> Result<Vec<Coming>> {
+    let read = |file: &String| data::read(file, &args.data, args.held_back);
+    let lengths: Vec<_> =
+        args.lengths.iter().map(|file| Ok(Source::new(&read(file)?))).collect::<Result<_>>()?;
+    let limits = Limits {
+        model_tokens: case.places.iter().map(|place| place.model.context_tokens).collect(),
+        prompt_tokens: args.prompt_cap,
+        requests: args.requests,
+    };
+    let deal = if args.apart { Deal::Stretches } else { Deal::Lot };
+    Ok(workload::load(&arrivals(args)?, &lengths, &limits, deal, args.seed))
+}
+
+fn arrivals(args: &ServeArgs) -> Result<Arrivals> {
+    let rate = args.rate.map(|rate| rate * args.scale);
+    let cv = match args.trace.as_str() {
+        "poisson" => 1.0,
+        "gamma" => args.cv,
+        file => {
+            let mut table = data::read(file, &args.data, args.held_back)?;
+            ensure!(table.has_times(), "{file} holds no arrivals: it is for --lengths");
+            if !args.apart {
+                table.rows.truncate(args.requests);
+            }
+            let rate = rate.or((args.scale != 1.0).then(|| table.own_rate() * args.scale));
+            return Ok(Arrivals::Trace { table, rate });
+        }
+    };
+    let Some(rate) = rate else { bail!("--trace {} needs --rate", args.trace) };
+    Ok(Arrivals::Gamma { rate, cv })
+}
+
+fn print(args: &ServeArgs, all: &[Served]) {
+    println!(
+        "{} on {}, {:?}, arrivals of {}\n",
+        args.model.join(", "),
+        args.profile,
+        args.sharing,
+        args.trace
+    );
+    let heading = [
+        "POLICY",
+        "DONE",
+        "GOODPUT",
+        "TOKENS/S",
+        "TTFT P50",
+        "P99 S",
+        "TBT P50",
+        "P99 MS",
+        "PREEMPTED",
+        "REMAPPED",
+        "STALL S",
+        "LINK GB",
+    ];
+    let rows: Vec<_> = all.iter().map(row).collect();
+    table::print(heading, &rows);
+}
+
+fn row(served: &Served) -> [String; 12] {
+    [
+        served.policy.clone(),
+        format!("{}/{}", served.completed, served.requests),
+        format!("{:.1}", served.goodput),
+        format!("{:.1}", served.throughput),
+        format!("{:.2}", served.ttft_p50 / 1e3),
+        format!("{:.2}", served.ttft_p99 / 1e3),
+        format!("{:.1}", served.tbt_p50),
+        format!("{:.1}", served.tbt_p99),
+        served.preemptions.to_string(),
+        served.remapped_layers.to_string(),
+        format!("{:.2}", served.stall_s),
+        format!("{:.1}+{:.1}", served.link_gb.0, served.link_gb.1),
+    ]
+}
+
+fn drawn(all: &[Served]) -> Figure {
+    let line = |served: &Served| Line { name: served.policy.clone(), points: served.made.clone() };
+    Figure {
+        title: "Tokens made".into(),
+        x: "seconds".into(),
+        y: "tokens".into(),
+        lines: all.iter().map(line).collect(),
+    }
+}

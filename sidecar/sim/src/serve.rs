@@ -1,0 +1,133 @@
+//! A load served by models of published size on a published machine, under one policy: what it would take, and how well.
+
+pub mod measure;
+pub mod tenants;
+
+use sluice_policy::ids::Nanos;
+use sluice_policy::neighbours::turn::TurnOrder;
+use sluice_policy::params::PolicyName;
+
+use crate::device::Detail;
+use crate::gpu::mail::Roads;
+use crate::gpu::{Gpu, GpuSetup, Sharing};
+use crate::profiles::cost::Launch;
+use crate::profiles::hardware::Hardware;
+use crate::profiles::model::Model;
+use crate::workload::{Coming, request};
+pub use measure::{Served, Slo};
+
+/// A hundred days of virtual time: no load lasts so long.
+const LIMIT: Nanos = Nanos(8_640_000_000_000_000);
+
+/// A model and the memory that is its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The model.
+    pub model: Model,
+    /// Its share of the GPU's memory, permille.
+    pub share_permille: u32,
+}
+
+/// What serves a load.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// The machine.
+    pub hardware: Hardware,
+    /// Its tenants.
+    pub places: Vec<Place>,
+    /// How they share it.
+    pub sharing: Sharing,
+    /// By which policy.
+    pub policy: PolicyName,
+    /// How kernels are launched.
+    pub launch: Launch,
+    /// Bytes of a chunk.
+    pub chunk_bytes: u64,
+    /// Sequences that run at once in each tenant, at most.
+    pub max_sequences: u32,
+    /// Prompts that begin alike share KV.
+    pub prefix_caching: bool,
+    /// Which neighbour is asked for memory first.
+    pub rule: sluice_policy::neighbours::victim::Rule,
+    /// What a good answer is.
+    pub slo: Slo,
+    /// Of letters and prompts.
+    pub seed: u64,
+}
+
+/// Equal turns for all.
+pub const fn round_robin(quantum: sluice_policy::neighbours::turn::Quantum) -> Sharing {
+    Sharing::Temporal { quantum, order: TurnOrder::RoundRobin }
+}
+
+/// Places of these models with shares in proportion to what `shares_permille` says, or, where that is empty, with everybody's
+/// weights and equal parts of the rest.
+pub fn places(hardware: &Hardware, models: &[Model], shares_permille: &[u32]) -> Vec<Place> {
+    let weights: u64 = models.iter().map(Model::weight_bytes).sum();
+    let rest = hardware.memory_bytes.saturating_sub(weights) / models.len().max(1) as u64;
+    let equal = |model: &Model| ((model.weight_bytes() + rest) * 1000 / hardware.memory_bytes) as u32;
+    let share = |at: usize, model: &Model| shares_permille.get(at).copied().unwrap_or_else(|| equal(model));
+    models
+        .iter()
+        .enumerate()
+        .map(|(at, model)| Place { model: *model, share_permille: share(at, model) })
+        .collect()
+}
+
+/// Serves a load. `progress` hears now and then how many requests have ended.
+///
+/// # Errors
+/// Which tenant the policy refuses, and why; or that requests wait for ever.
+pub fn serve(case: &Case, load: &[Coming], progress: &mut dyn FnMut(u64)) -> Result<Served, String> {
+    let mut gpu = start(case)?;
+    let begin = settle(&mut gpu)?;
+    let loaded_bytes = gpu.machine.borrow().passed_bytes();
+    for (id, coming) in (1..).zip(load) {
+        let vocab = case.places[coming.tenant].model.vocab as u32;
+        let request = request(id, coming.lengths, vocab, case.seed);
+        gpu.arrives(coming.tenant, begin.plus(coming.at_ns), request);
+    }
+    let mut ticks = 0_u64;
+    while !gpu.is_done() {
+        if !gpu.tick(LIMIT) {
+            return Err(format!("{} requests wait for ever under {}", gpu.open(), case.policy.name()));
+        }
+        ticks += 1;
+        if ticks.is_multiple_of(4096) {
+            progress(ended(&gpu));
+        }
+    }
+    progress(ended(&gpu));
+    Ok(measure::measure(case, &gpu, begin, loaded_bytes))
+}
+
+fn ended(gpu: &Gpu) -> u64 {
+    gpu.seats.iter().map(|seat| (seat.fates.len() - seat.open()) as u64).sum()
+}
+
+fn start(case: &Case) -> Result<Gpu, String> {
+    let setup = GpuSetup {
+        sharing: case.sharing,
+        capacity_chunks: tenants::capacity_chunks(case),
+        roads: Roads::default(),
+        detail: Detail::Times,
+        rebirth_ns: 0,
+        seed: case.seed,
+    };
+    let refused = |(name, why): (String, String)| format!("{name} under {}: {why}", case.policy.name());
+    Gpu::new(setup, tenants::setups(case)).map_err(refused)
+}
+
+/// Until everybody is loaded; the load begins then.
+fn settle(gpu: &mut Gpu) -> Result<Nanos, String> {
+    let loaded = |gpu: &Gpu| {
+        let mut lives = gpu.seats.iter().filter_map(|seat| seat.life.as_ref());
+        lives.all(|life| life.driver.core().is_idle())
+    };
+    while !loaded(gpu) {
+        if !gpu.tick(LIMIT) {
+            return Err("the weights do not come".to_owned());
+        }
+    }
+    Ok(gpu.now())
+}

@@ -1,0 +1,214 @@
+//! What a load met: throughput, goodput, latencies, and what memory did meanwhile.
+
+use serde::Serialize;
+use sluice_policy::ids::Nanos;
+use sluice_scheduler::Finish;
+
+use super::Case;
+use crate::gpu::Gpu;
+use crate::gpu::seat::Fate;
+
+/// What a good answer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slo {
+    /// Until the first token, nanoseconds.
+    pub ttft_ns: u64,
+    /// Between two tokens as they are delivered, nanoseconds.
+    pub tbt_ns: u64,
+}
+
+impl Default for Slo {
+    fn default() -> Self {
+        Slo { ttft_ns: 5_000_000_000, tbt_ns: 200_000_000 }
+    }
+}
+
+/// What came out. Times in milliseconds unless the name says otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Served {
+    /// By which policy.
+    pub policy: String,
+    /// Requests that came.
+    pub requests: usize,
+    /// Of those, all of whose tokens were made.
+    pub completed: usize,
+    /// From the first arrival's beginning to the last token, seconds.
+    pub seconds: f64,
+    /// Tokens made.
+    pub tokens: u64,
+    /// Tokens per second of requests that met both objectives.
+    pub goodput: f64,
+    /// Tokens per second.
+    pub throughput: f64,
+    /// Until the first token, of half of the requests at most.
+    pub ttft_p50: f64,
+    /// The same of 99 in 100.
+    pub ttft_p99: f64,
+    /// Between two tokens as they are made, of half of them at most.
+    pub tbt_p50: f64,
+    /// The same of 99 in 100.
+    pub tbt_p99: f64,
+    /// Mean time between the tokens of a request, of 99 in 100 requests at most.
+    pub tpot_p99: f64,
+    /// Requests that lost their memory, each time.
+    pub preemptions: u64,
+    /// Tokens that were computed again for it.
+    pub recomputed_tokens: u64,
+    /// Layers that gave their memory away, each time.
+    pub remapped_layers: u64,
+    /// Most layers away at once, over all tenants.
+    pub most_remapped: u16,
+    /// Seconds that steps waited for moving layers.
+    pub stall_s: f64,
+    /// Seconds that steps waited for weights on their way.
+    pub arrival_s: f64,
+    /// Seconds waited for neighbours' memory, for own memory that was lent, and then for its layers.
+    pub waited_s: (f64, f64, f64),
+    /// Bytes into the device and out of it while the load ran, in 10^9.
+    pub link_gb: (f64, f64),
+    /// Steps of all tenants.
+    pub steps: u64,
+    /// Hand-overs of the turn.
+    pub turns: u64,
+    /// Tokens made by so many seconds, at equal distances.
+    pub made: Vec<(f64, f64)>,
+}
+
+/// Points of [`Served::made`].
+const POINTS: u64 = 100;
+
+/// Looks at a GPU whose load, which began at `begin` with these bytes over the link, has ended.
+pub(super) fn measure(case: &Case, gpu: &Gpu, begin: Nanos, loaded_bytes: (u64, u64)) -> Served {
+    let fates = || gpu.seats.iter().flat_map(|seat| seat.fates.values());
+    let seconds = (gpu.now().since(begin) as f64 / 1e9).max(1e-9);
+    let tokens: u64 = fates().map(|fate| fate.token_at.len() as u64).sum();
+    let good: usize = fates().filter(|fate| is_good(fate, case.slo)).map(|fate| fate.token_at.len()).sum();
+    let mut ttft: Vec<u64> = fates().filter_map(ttft_ns).collect();
+    let mut tbt: Vec<u64> = fates().flat_map(|fate| gaps(&fate.token_at)).collect();
+    let mut tpot: Vec<u64> = fates().filter_map(tpot_ns).collect();
+    let sum =
+        |of: fn(&crate::gpu::seat::Tally) -> u64| gpu.seats.iter().map(|seat| of(&seat.tally)).sum::<u64>();
+    let (bytes_in, bytes_out) = gpu.machine.borrow().passed_bytes();
+    Served {
+        policy: case.policy.name().to_owned(),
+        requests: fates().count(),
+        completed: fates().filter(|fate| fate.finish == Some(Finish::Length)).count(),
+        seconds,
+        tokens,
+        goodput: good as f64 / seconds,
+        throughput: tokens as f64 / seconds,
+        ttft_p50: percentile_ms(&mut ttft, 500),
+        ttft_p99: percentile_ms(&mut ttft, 990),
+        tbt_p50: percentile_ms(&mut tbt, 500),
+        tbt_p99: percentile_ms(&mut tbt, 990),
+        tpot_p99: percentile_ms(&mut tpot, 990),
+        preemptions: sum(|tally| tally.preemptions),
+        recomputed_tokens: sum(|tally| tally.recomputed_tokens),
+        remapped_layers: sum(|tally| tally.remapped_layers),
+        most_remapped: gpu.seats.iter().map(|seat| seat.tally.most_remapped).max().unwrap_or(0),
+        stall_s: sum(|tally| tally.stall_ns) as f64 / 1e9,
+        arrival_s: sum(|tally| tally.arrival_ns) as f64 / 1e9,
+        waited_s: (
+            sum(|tally| tally.grant_ns) as f64 / 1e9,
+            sum(|tally| tally.revoke_ns) as f64 / 1e9,
+            sum(|tally| tally.wake_ns) as f64 / 1e9,
+        ),
+        link_gb: ((bytes_in - loaded_bytes.0) as f64 / 1e9, (bytes_out - loaded_bytes.1) as f64 / 1e9),
+        steps: sum(|tally| tally.steps),
+        turns: gpu.turns(),
+        made: made(gpu, begin),
+    }
+}
+
+fn made(gpu: &Gpu, begin: Nanos) -> Vec<(f64, f64)> {
+    let span_ns = gpu.now().since(begin).max(1);
+    let mut counts = vec![0_u64; POINTS as usize + 1];
+    for fate in gpu.seats.iter().flat_map(|seat| seat.fates.values()) {
+        for at in &fate.token_at {
+            counts[(u128::from(at.since(begin)) * u128::from(POINTS) / u128::from(span_ns)) as usize] += 1;
+        }
+    }
+    let mut sum = 0;
+    let point = |(at, count): (usize, u64)| {
+        sum += count;
+        (at as f64 * span_ns as f64 / POINTS as f64 / 1e9, sum as f64)
+    };
+    counts.into_iter().enumerate().map(point).collect()
+}
+
+fn ttft_ns(fate: &Fate) -> Option<u64> {
+    fate.token_at.first().map(|at| at.since(fate.arrived))
+}
+
+fn tpot_ns(fate: &Fate) -> Option<u64> {
+    let (first, last) = (fate.token_at.first()?, fate.token_at.last()?);
+    last.since(*first).checked_div(fate.token_at.len() as u64 - 1)
+}
+
+fn gaps(token_at: &[Nanos]) -> impl Iterator<Item = u64> + '_ {
+    token_at.windows(2).map(|pair| pair[1].since(pair[0]))
+}
+
+/// It ended, its first token came in time, and of its gaps as a client sees them no more than one, or one in a hundred, were
+/// too long. Tokens are paced: one that comes early waits and is delivered an interval after the one before.
+fn is_good(fate: &Fate, slo: Slo) -> bool {
+    let in_time = ttft_ns(fate).is_some_and(|ns| ns <= slo.ttft_ns);
+    let late = late_tokens(&fate.token_at, slo.tbt_ns);
+    fate.finish == Some(Finish::Length) && in_time && late <= (fate.token_at.len() / 100).max(1)
+}
+
+fn late_tokens(token_at: &[Nanos], tbt_ns: u64) -> usize {
+    let Some(first) = token_at.first() else { return 0 };
+    let (mut delivered, mut late) = (*first, 0);
+    for at in &token_at[1..] {
+        let due = delivered.plus(tbt_ns);
+        late += usize::from(*at > due);
+        delivered = due.max(*at);
+    }
+    late
+}
+
+/// The smallest value that so many of a thousand do not exceed, milliseconds; 0 of none.
+fn percentile_ms(values: &mut [u64], permille: usize) -> f64 {
+    if values.is_empty() {
+        return 0.0;
+    }
+    let at = (values.len() * permille).div_ceil(1000).max(1) - 1;
+    let (_, value, _) = values.select_nth_unstable(at);
+    *value as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fate(token_at: &[u64]) -> Fate {
+        let token_at = token_at.iter().map(|at| Nanos(*at)).collect();
+        Fate { token_at, finish: Some(Finish::Length), ..Fate::default() }
+    }
+
+    #[test]
+    fn early_tokens_make_up_for_a_late_one() {
+        let at = |token_at: &[u64]| late_tokens(&fate(token_at).token_at, 10);
+        assert_eq!(at(&[0, 1, 2, 3, 40]), 0, "delivered at 10, 20, 30, 40");
+        assert_eq!(at(&[0, 1, 2, 3, 41]), 1);
+        assert_eq!(at(&[0, 11, 22, 33]), 3);
+        assert_eq!(at(&[]), 0);
+    }
+
+    #[test]
+    fn an_answer_is_good_when_it_is_whole_and_both_objectives_are_met() {
+        let slo = Slo { ttft_ns: 5, tbt_ns: 10 };
+        assert!(is_good(&fate(&[5, 10, 26]), slo), "one late token is tolerated");
+        assert!(!is_good(&fate(&[5, 16, 27]), slo));
+        assert!(!is_good(&fate(&[6, 10, 20]), slo));
+        assert!(!is_good(&Fate { finish: None, ..fate(&[5]) }, slo));
+    }
+
+    #[test]
+    fn percentiles_are_values_that_occurred() {
+        let mut values: Vec<u64> = (1..=200).rev().map(|ms| ms * 1_000_000).collect();
+        assert_eq!((percentile_ms(&mut values, 500), percentile_ms(&mut values, 990)), (100.0, 198.0));
+        assert_eq!((percentile_ms(&mut [7_000_000], 990), percentile_ms(&mut [], 990)), (7.0, 0.0));
+    }
+}

@@ -1,0 +1,84 @@
+//! Published models as tenants of the production scheduler and policy.
+
+use sluice_policy::geometry::{Geometry, StepShape};
+use sluice_policy::params::Params;
+use sluice_policy::trader::Terms;
+use sluice_scheduler::Config;
+
+use super::{Case, Place};
+use crate::device::{Kernels, Profile};
+use crate::gpu::Sharing;
+use crate::gpu::seat::TenantSetup;
+
+/// Tokens of one step at most.
+pub const STEP_TOKENS: u32 = 2048;
+
+/// Requests that may wait: nobody is refused.
+const QUEUED: u32 = 1_000_000;
+
+/// Chunks of the machine's memory.
+pub fn capacity_chunks(case: &Case) -> u32 {
+    u32::try_from(case.hardware.memory_bytes / case.chunk_bytes).unwrap_or(u32::MAX)
+}
+
+/// Options of each tenant, numbered in the order of places.
+pub fn setups(case: &Case) -> Vec<TenantSetup> {
+    case.places.iter().enumerate().map(|(at, place)| setup(case, at, place)).collect()
+}
+
+fn setup(case: &Case, at: usize, place: &Place) -> TenantSetup {
+    let model = &place.model;
+    let parts = if case.sharing == Sharing::Isolated { case.places.len() as u64 } else { 1 };
+    let kernels = Kernels { hardware: case.hardware.among(parts), model: *model, launch: case.launch };
+    TenantSetup {
+        name: format!("{} ({})", model.name, at + 1),
+        config: config(case, place),
+        params: params(case, place),
+        geometry: geometry(case, place),
+        profile: Profile::of(kernels),
+        vocab: model.vocab as u32,
+        terms: Terms { rule: case.rule, ..Terms::default() },
+    }
+}
+
+fn config(case: &Case, place: &Place) -> Config {
+    Config {
+        max_model_tokens: place.model.context_tokens,
+        max_step_tokens: STEP_TOKENS,
+        max_sequences: case.max_sequences,
+        max_queued: QUEUED,
+        ..Config::default()
+    }
+}
+
+fn geometry(case: &Case, place: &Place) -> Geometry {
+    let model = &place.model;
+    Geometry {
+        chunk_bytes: case.chunk_bytes,
+        capacity_chunks: capacity_chunks(case),
+        global_bytes: model.global_bytes(),
+        slab_bytes: vec![model.layer_bytes(); model.layers.into()],
+        block_bytes: 16 * model.kv_layer_bytes(),
+        activation: model.activation(STEP_TOKENS),
+        staging_chunks: 0,
+    }
+}
+
+fn params(case: &Case, place: &Place) -> Params {
+    let geometry = geometry(case, place);
+    let context = Geometry::columns_for(place.model.context_tokens);
+    let guaranteed = u64::from(geometry.kv_chunks_for(context)) * case.chunk_bytes;
+    let share = u64::from(capacity_chunks(case)) * u64::from(place.share_permille) / 1000;
+    let shape = |tokens| StepShape { tokens, sequences: case.max_sequences, logit_rows: case.max_sequences };
+    Params {
+        policy: case.policy,
+        share_chunks: share as u32,
+        max_model_tokens: place.model.context_tokens,
+        guaranteed_kv_bytes: guaranteed,
+        max_step: shape(STEP_TOKENS),
+        min_step: shape(16),
+        prefix_caching: case.prefix_caching,
+        link_bytes_per_second: case.hardware.link.in_bytes_per_s,
+        ..Params::default()
+    }
+}

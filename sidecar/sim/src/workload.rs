@@ -1,0 +1,144 @@
+//! Loads: when requests come, how long they are, and whose they are. From trace files, or drawn from a seed.
+
+pub mod arrivals;
+pub mod table;
+
+use std::sync::Arc;
+
+use sluice_policy::ids::RequestId;
+use sluice_ports::sampling::Sampling;
+use sluice_scheduler::Request;
+
+use crate::rng::Rng;
+use arrivals::Arrivals;
+use table::{Row, Table};
+
+/// Lengths of one request, tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lengths {
+    /// Of the prompt, at least 1.
+    pub prompt: u32,
+    /// Of the answer, at least 1.
+    pub output: u32,
+}
+
+/// Where nothing else says it.
+const USUAL: Lengths = Lengths { prompt: 512, output: 128 };
+
+/// One request to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coming {
+    /// After the beginning of the load, nanoseconds.
+    pub at_ns: u64,
+    /// To which tenant.
+    pub tenant: usize,
+    /// How long.
+    pub lengths: Lengths,
+}
+
+/// Limits of what is drawn.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Tokens of prompt and answer that each tenant takes; one for each tenant.
+    pub model_tokens: Vec<u32>,
+    /// Longer prompts are cut to so many tokens.
+    pub prompt_tokens: u32,
+    /// Requests at most.
+    pub requests: usize,
+}
+
+/// Lengths in the order of a file, drawn by a seed.
+#[derive(Clone, Debug)]
+pub struct Source {
+    lengths: Vec<Lengths>,
+}
+
+impl Source {
+    /// The lengths of a table's rows.
+    pub fn new(table: &Table) -> Source {
+        Source { lengths: table.rows.iter().map(|row| row.lengths).collect() }
+    }
+
+    /// Always the same.
+    pub fn fixed(lengths: Lengths) -> Source {
+        Source { lengths: vec![lengths] }
+    }
+
+    fn draw(&self, rng: &mut Rng) -> Lengths {
+        self.lengths[rng.below(self.lengths.len() as u64) as usize]
+    }
+}
+
+/// Whose requests are whose, where a trace does not say it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Deal {
+    /// Each request by lot: all tenants have their bursts at once.
+    #[default]
+    Lot,
+    /// Each tenant has its own stretch of the trace, all of them beginning at once: bursts come apart.
+    Stretches,
+}
+
+/// A load of `limits.model_tokens.len()` tenants: who comes when, in order of time.
+///
+/// Rows that name a model belong to the tenant of that model's rank by number of requests, modulo the number of tenants; the
+/// others are dealt. Lengths are the rows' own, or drawn from `lengths`: of the tenant's number, modulo their number.
+pub fn load(arrivals: &Arrivals, lengths: &[Source], limits: &Limits, deal: Deal, seed: u64) -> Vec<Coming> {
+    let tenants = limits.model_tokens.len();
+    let mut rng = Rng::new(seed ^ 0x10ad);
+    let mut coming = Vec::new();
+    let mut come = |at_ns, row: Option<Row>, tenant: usize, rng: &mut Rng| {
+        let own = row.map(|row| row.lengths);
+        let drawn = (!lengths.is_empty()).then(|| lengths[tenant % lengths.len()].draw(rng));
+        let lengths = cut(drawn.or(own).unwrap_or(USUAL), limits, tenant);
+        coming.push(Coming { at_ns, tenant, lengths });
+    };
+    match deal {
+        Deal::Lot => {
+            for (at_ns, row) in arrivals.times(limits.requests, seed) {
+                let dealt = rng.below(tenants as u64) as usize;
+                let tenant = row.and_then(|row| row.model).map_or(dealt, |rank| rank % tenants);
+                come(at_ns, row, tenant, &mut rng);
+            }
+        }
+        Deal::Stretches => {
+            for tenant in 0..tenants {
+                let times = arrivals.stretch(limits.requests / tenants, (tenant, tenants), seed);
+                times.into_iter().for_each(|(at_ns, row)| come(at_ns, row, tenant, &mut rng));
+            }
+        }
+    }
+    coming.sort_by_key(|coming| coming.at_ns);
+    coming
+}
+
+/// Answers keep their length as far as the model allows, prompts get what is left.
+fn cut(lengths: Lengths, limits: &Limits, tenant: usize) -> Lengths {
+    let most = limits.model_tokens[tenant];
+    let output = lengths.output.clamp(1, most - 1);
+    Lengths { prompt: lengths.prompt.clamp(1, limits.prompt_tokens.min(most - output)), output }
+}
+
+/// The request as a client sends it: its tokens are drawn, so that no two prompts begin alike.
+pub fn request(id: u64, lengths: Lengths, vocab: u32, seed: u64) -> Request {
+    let mut rng = Rng::new(seed ^ id.wrapping_mul(0x9e37_79b9));
+    let prompt = (0..lengths.prompt).map(|_| rng.below(u64::from(vocab)) as u32).collect();
+    let sampling = Arc::new(Sampling::default());
+    Request { id: RequestId(id), prompt, max_tokens: lengths.output, sampling, priority: 0, salt: 0 }
+}
+
+/// Rows by the part of a file that may be read: the last third is held back.
+pub fn part(rows: Vec<Row>, held_back: bool) -> Vec<Row> {
+    let timed = rows.iter().all(|row| row.at_ns.is_some());
+    let (first, last) = (rows.first().and_then(|row| row.at_ns), rows.last().and_then(|row| row.at_ns));
+    let (len, span_ns) = (rows.len(), last.unwrap_or(0) - first.unwrap_or(0));
+    let is_late = |index: usize, row: &Row| {
+        if timed {
+            (row.at_ns.unwrap_or(0) - first.unwrap_or(0)) * 3 >= span_ns * 2
+        } else {
+            index * 3 >= len * 2
+        }
+    };
+    let rows = rows.into_iter().enumerate();
+    rows.filter(|(index, row)| is_late(*index, row) == held_back).map(|(_, row)| row).collect()
+}

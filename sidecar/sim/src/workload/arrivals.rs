@@ -1,0 +1,133 @@
+//! When requests come: as in a trace, by Poisson, or by gaps of a gamma distribution.
+
+use super::table::{Row, Table};
+use crate::rng::Rng;
+
+/// Where arrivals come from.
+#[derive(Clone, Debug)]
+pub enum Arrivals {
+    /// Those of a trace, its time stretched or pressed.
+    Trace {
+        /// Rows with times.
+        table: Table,
+        /// Requests per second on average; the trace's own where none is given.
+        rate: Option<f64>,
+    },
+    /// Gaps with a given coefficient of variation: 1 is Poisson.
+    Gamma {
+        /// Requests per second.
+        rate: f64,
+        /// Standard deviation of gaps over their mean.
+        cv: f64,
+    },
+}
+
+impl Arrivals {
+    /// `count` arrivals of tenant number `at` of `tenants`, who have the rate among them: its own stretch of a trace, or its own
+    /// draws.
+    pub fn stretch(&self, count: usize, (at, tenants): (usize, usize), seed: u64) -> Vec<(u64, Option<Row>)> {
+        let part = 1.0 / tenants as f64;
+        match self {
+            Arrivals::Trace { table, rate } => {
+                let len = table.rows.len() / tenants;
+                let own = Table { rows: table.rows[at * len..(at + 1) * len].to_vec() };
+                traced(&own, Some(rate.unwrap_or(table.own_rate()) * part), count)
+            }
+            Arrivals::Gamma { rate, cv } => drawn(rate * part, *cv, count, seed ^ (at as u64) << 32),
+        }
+    }
+
+    /// The first `count` arrivals, nanoseconds after the first one's beginning; with the trace's row, if there is one.
+    pub fn times(&self, count: usize, seed: u64) -> Vec<(u64, Option<Row>)> {
+        match self {
+            Arrivals::Trace { table, rate } => traced(table, *rate, count),
+            Arrivals::Gamma { rate, cv } => drawn(*rate, *cv, count, seed),
+        }
+    }
+}
+
+fn traced(table: &Table, rate: Option<f64>, count: usize) -> Vec<(u64, Option<Row>)> {
+    let rows = table.rows[..table.rows.len().min(count)].to_vec();
+    let begin = rows.first().and_then(|row| row.at_ns).unwrap_or(0);
+    let used = Table { rows };
+    let factor = rate.map_or(1.0, |rate| used.own_rate() / rate);
+    let after = |row: &Row| (row.at_ns.unwrap_or(begin) - begin) as f64 * factor;
+    used.rows.iter().map(|row| (after(row) as u64, Some(*row))).collect()
+}
+
+fn drawn(rate: f64, cv: f64, count: usize, seed: u64) -> Vec<(u64, Option<Row>)> {
+    let mut rng = Rng::new(seed ^ 0xa771);
+    let shape = 1.0 / (cv * cv);
+    let mut at_s = 0.0;
+    let next = |_| {
+        at_s += gamma(shape, &mut rng) / shape / rate;
+        ((at_s * 1e9) as u64, None)
+    };
+    (0..count).map(next).collect()
+}
+
+/// Uniform in (0, 1).
+fn uniform(rng: &mut Rng) -> f64 {
+    ((rng.word() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
+}
+
+/// Box and Muller.
+fn normal(rng: &mut Rng) -> f64 {
+    let radius = (-2.0 * uniform(rng).ln()).sqrt();
+    radius * (std::f64::consts::TAU * uniform(rng)).cos()
+}
+
+/// A gamma variate of scale 1 (Marsaglia and Tsang, "A simple method for generating gamma variables", 2000).
+fn gamma(shape: f64, rng: &mut Rng) -> f64 {
+    if shape < 1.0 {
+        return gamma(shape + 1.0, rng) * uniform(rng).powf(1.0 / shape);
+    }
+    let d = shape - 1.0 / 3.0;
+    let c = 1.0 / (9.0 * d).sqrt();
+    loop {
+        let x = normal(rng);
+        let v = (1.0 + c * x).powi(3);
+        if v > 0.0 && uniform(rng).ln() < 0.5 * x * x + d - d * v + d * v.ln() {
+            return d * v;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Mean and coefficient of variation of gaps.
+    fn moments(rate: f64, cv: f64) -> (f64, f64) {
+        let times = Arrivals::Gamma { rate, cv }.times(20_000, 3);
+        let mut gaps = Vec::new();
+        times.iter().fold(0, |before, (at, _)| {
+            gaps.push((at - before) as f64 / 1e9);
+            *at
+        });
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
+        (mean, variance.sqrt() / mean)
+    }
+
+    #[test]
+    fn gaps_have_the_mean_and_the_variation_that_were_asked_for() {
+        for cv in [0.5, 1.0, 3.0] {
+            let (mean, found) = moments(4.0, cv);
+            assert!((mean * 4.0 - 1.0).abs() < 0.08, "cv {cv}: mean {mean}");
+            assert!((found / cv - 1.0).abs() < 0.1, "cv {cv}: {found}");
+        }
+    }
+
+    #[test]
+    fn a_trace_keeps_its_shape_at_another_rate() {
+        let text = "arrival_s,context_tokens,generated_tokens\n10,1,1\n11,1,1\n13,1,1\n100,1,1\n";
+        let table = Table::parse("t.csv", text, false).unwrap();
+        let at = |rate| -> Vec<u64> {
+            let arrivals = Arrivals::Trace { table: table.clone(), rate };
+            arrivals.times(9, 0).into_iter().map(|(at, _)| at / 1_000_000).collect()
+        };
+        assert_eq!(at(None), [0, 1000, 3000]);
+        assert_eq!(at(Some(2.0)), [0, 500, 1500]);
+    }
+}

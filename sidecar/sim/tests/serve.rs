@@ -1,0 +1,197 @@
+//! Published models under a load: what policies gain, that runs repeat, and the command line around it.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use sluice_policy::neighbours::turn::Quantum;
+use sluice_policy::neighbours::victim::Rule;
+use sluice_policy::params::PolicyName;
+use sluice_sim::gpu::Sharing;
+use sluice_sim::profiles::cost::Launch;
+use sluice_sim::profiles::{hardware, model};
+use sluice_sim::serve::{self, Case, Served, Slo};
+use sluice_sim::workload::arrivals::Arrivals;
+use sluice_sim::workload::table::Table;
+use sluice_sim::workload::{self, Coming, Deal, Lengths, Limits, Source};
+
+/// Two models whose KV is short, taking turns.
+fn case(policy: PolicyName) -> Case {
+    let hardware = *hardware::named("gh200").unwrap();
+    let models = ["opt-13b", "opt-6.7b"].map(|name| *model::named(name).unwrap());
+    Case {
+        hardware,
+        places: serve::places(&hardware, &models, &[300, 170]),
+        sharing: serve::round_robin(Quantum::new(5_000_000, 50_000_000)),
+        policy,
+        launch: Launch::Graph,
+        chunk_bytes: 16 << 20,
+        max_sequences: 64,
+        prefix_caching: false,
+        rule: Rule::default(),
+        slo: Slo::default(),
+        seed: 1,
+    }
+}
+
+/// Bursts for the first tenant, a request now and then for the second.
+fn load(requests: usize, rate: f64) -> Vec<Coming> {
+    let limits = Limits { model_tokens: vec![2048; 2], prompt_tokens: 2048, requests };
+    let lengths = [Source::fixed(Lengths { prompt: 300, output: 200 })];
+    let arrivals = Arrivals::Gamma { rate, cv: 3.0 };
+    let mut load = workload::load(&arrivals, &lengths, &limits, Deal::Lot, 5);
+    load.iter_mut().enumerate().for_each(|(at, coming)| coming.tenant = usize::from(at % 12 == 0));
+    load
+}
+
+fn serve(case: &Case, load: &[Coming]) -> Served {
+    serve::serve(case, load, &mut |_| {}).unwrap()
+}
+
+#[test]
+fn memory_of_an_idle_neighbour_serves_more_requests_at_once() {
+    let load = load(90, 40.0);
+    let recompute = serve(&case(PolicyName::Recompute), &load);
+    let oneiros = serve(&case(PolicyName::Oneiros), &load);
+    assert_eq!((recompute.completed, oneiros.completed), (90, 90));
+    assert_eq!(recompute.tokens, oneiros.tokens);
+    assert_eq!((recompute.remapped_layers, recompute.link_gb.0), (0, 0.0), "nothing moves under Recompute");
+    assert!(oneiros.remapped_layers > 0 && oneiros.link_gb.0 > 1.0);
+    let gain = oneiros.throughput / recompute.throughput;
+    assert!(gain > 1.1, "{} and {} tokens per second", recompute.throughput, oneiros.throughput);
+    assert!(oneiros.ttft_p99 < recompute.ttft_p99);
+}
+
+#[test]
+fn a_run_repeats_to_the_last_bit_and_depends_on_its_seed() {
+    let load = load(40, 20.0);
+    let case = case(PolicyName::Oneiros);
+    let first = serve(&case, &load);
+    assert_eq!(first, serve(&case, &load));
+    assert_ne!(first.made, serve(&Case { seed: 2, ..case }, &load).made, "letters take other times");
+}
+
+#[test]
+fn a_load_that_fits_is_served_alike_under_every_policy_and_however_the_gpu_is_shared() {
+    let load = load(6, 1.0);
+    for sharing in [Sharing::Spatial, Sharing::Isolated, case(PolicyName::Recompute).sharing] {
+        let served = |policy| serve(&Case { sharing, ..case(policy) }, &load);
+        let reference = served(PolicyName::Recompute);
+        for policy in PolicyName::ALL {
+            let found = served(policy);
+            assert_eq!(found.preemptions, 0, "{policy:?}");
+            assert_eq!(found.goodput, reference.goodput, "{policy:?} {sharing:?}");
+        }
+    }
+}
+
+#[test]
+fn a_step_alone_takes_the_time_that_the_cost_model_says() {
+    let load = [Coming { at_ns: 0, tenant: 0, lengths: Lengths { prompt: 100, output: 400 } }];
+    let case = case(PolicyName::Recompute);
+    let served = serve(&case, &load);
+    let batch = sluice_sim::profiles::cost::Batch::decode(1, 300);
+    let step_ns =
+        sluice_sim::profiles::cost::step_ns(&case.hardware, &case.places[0].model, &batch, Launch::Graph);
+    let error = served.tbt_p50 * 1e6 / step_ns as f64 - 1.0;
+    assert!(error.abs() < 0.01, "{} ms, the model says {step_ns} ns", served.tbt_p50);
+}
+
+/// Where trace files are; none where there are none.
+fn data() -> Option<PathBuf> {
+    let folder = std::env::var_os("SLUICE_SHARED").map(PathBuf::from)?.join("data");
+    if folder.is_dir() {
+        return Some(folder);
+    }
+    eprintln!("skipped: {} is no folder", folder.display());
+    None
+}
+
+#[test]
+fn published_traces_are_read_and_their_last_third_is_held_back() {
+    let Some(data) = data() else { return };
+    for (file, rows) in [
+        ("azure_llm_2023_code.csv", 8_818),
+        ("prism_multi_model.csv", 1_500),
+        ("sharegpt_lengths.csv", 15_000),
+        ("alpaca_lengths.csv", 1_807),
+    ] {
+        let text = std::fs::read_to_string(data.join(file)).unwrap();
+        let part = |held_back| Table::parse(file, &text, held_back).unwrap();
+        let (used, held) = (part(false), part(true));
+        // The last line of one of them has no end.
+        assert!((rows..=rows + 1).contains(&(used.rows.len() + held.rows.len())), "{file}");
+        if let (Some(last), Some(first)) = (used.rows.last().unwrap().at_ns, held.rows[0].at_ns) {
+            assert!(last < first, "{file} is cut by time");
+        } else {
+            assert_eq!(used.rows.len(), (rows * 2).div_ceil(3), "{file} is cut by row");
+        }
+    }
+}
+
+fn sluice_sim(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_sluice-sim")).args(args).output().unwrap()
+}
+
+#[test]
+fn the_command_serves_a_trace_under_several_policies_side_by_side() {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (trace, json, svg) = (folder.join("t.csv"), folder.join("serve.json"), folder.join("serve.svg"));
+    let rows: String = (0..30).map(|at| format!("{}.5,{},20\n", at / 10, 50 + at)).collect();
+    std::fs::write(&trace, format!("arrival_s,context_tokens,generated_tokens\n{rows}")).unwrap();
+    let text = |path: &PathBuf| path.to_str().unwrap().to_owned();
+    let done = sluice_sim(&[
+        "serve-trace",
+        "--trace",
+        &text(&trace),
+        "--profile",
+        "gh200",
+        "--model",
+        "opt-6.7b",
+        "--tenants",
+        "2",
+        "--policy",
+        "recompute,Oneiros",
+        "--chunk-mib",
+        "16",
+        "--json",
+        &text(&json),
+        "--svg",
+        &text(&svg),
+    ]);
+    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success(), "{err}");
+    assert!(err.contains("tokens of prompts and answers per second of wall time"), "{err}");
+    assert_eq!(out.lines().filter(|line| line.contains("20/20")).count(), 2, "{out}");
+    let served: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    assert_eq!(
+        (served[0]["policy"].as_str(), served[1]["completed"].as_u64()),
+        (Some("Recompute"), Some(20))
+    );
+    assert!(std::fs::read_to_string(&svg).unwrap().contains("<svg"));
+    for file in [trace, json, svg] {
+        std::fs::remove_file(file).unwrap();
+    }
+}
+
+#[test]
+fn what_the_command_cannot_do_it_says_with_names_and_lines() {
+    let said = |args: &[&str]| {
+        let all: Vec<_> =
+            ["serve-trace", "--profile", "gh200", "--model", "opt-13b"].iter().chain(args).copied().collect();
+        let done = sluice_sim(&all);
+        assert_eq!(done.status.code(), Some(2));
+        String::from_utf8(done.stderr).unwrap()
+    };
+    let bad = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("bad.csv");
+    std::fs::write(&bad, "arrival_s,context_tokens,generated_tokens\n1,2,3\n4,five,6\n").unwrap();
+    let message = said(&["--trace", bad.to_str().unwrap()]);
+    assert!(message.contains("bad.csv:3: `five` is no number of tokens"), "{message}");
+    std::fs::remove_file(bad).unwrap();
+    assert!(said(&["--trace", "nowhere.csv"]).contains("there is no such file: nowhere.csv"));
+    assert!(said(&["--trace", "poisson"]).contains("needs --rate"));
+    assert!(
+        said(&["--trace", "poisson", "--rate", "1", "--policy", "X"])
+            .contains("no policy is called \"X\": there are Recompute")
+    );
+    assert!(said(&["--trace", "poisson", "--rate", "0"]).contains("above 0"));
+}
