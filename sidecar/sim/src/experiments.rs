@@ -6,6 +6,9 @@ pub mod ellm;
 pub mod oneiros;
 pub mod orbitflow;
 pub mod pie;
+pub mod tenants;
+
+use crate::workload::table::Table;
 
 /// One figure of an experiment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -18,12 +21,41 @@ pub struct Row {
     pub ours: String,
     /// They agree.
     pub agrees: bool,
+    /// Why they need not: what the paper measured is another thing than what was simulated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<&'static str>,
 }
 
 impl Row {
     /// Two values that should be equal.
     pub fn equal<T: PartialEq + ToString>(what: impl Into<String>, paper: &T, ours: &T) -> Row {
-        Row { what: what.into(), paper: paper.to_string(), ours: ours.to_string(), agrees: paper == ours }
+        Row {
+            what: what.into(),
+            paper: paper.to_string(),
+            ours: ours.to_string(),
+            agrees: paper == ours,
+            reason: None,
+        }
+    }
+}
+
+impl Row {
+    /// A change in percent, against the range of the paper's. `reason` is told where it is outside.
+    pub fn change(
+        what: impl Into<String>,
+        paper: f64,
+        range: (f64, f64),
+        ours: f64,
+        reason: &'static str,
+    ) -> Row {
+        let agrees = (range.0..=range.1).contains(&ours);
+        Row {
+            what: what.into(),
+            paper: format!("{paper:+.1} % ({:+.1} to {:+.1})", range.0, range.1),
+            ours: format!("{ours:+.1} %"),
+            agrees,
+            reason: (!agrees).then_some(reason),
+        }
     }
 }
 
@@ -56,13 +88,42 @@ pub struct Report {
     pub rows: Vec<Row>,
     /// What to draw.
     pub figure: Figure,
+    /// What was measured in each run, where there were many: a heading and lines.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub details: Vec<Vec<String>>,
 }
 
 impl Report {
-    /// Every figure agrees.
-    pub fn agrees(&self) -> bool {
-        self.rows.iter().all(|row| row.agrees)
+    /// Comparisons and a figure.
+    pub fn new(rows: Vec<Row>, figure: Figure) -> Report {
+        Report { rows, figure, details: Vec::new() }
     }
+
+    /// Every figure agrees, or has a reason not to.
+    pub fn agrees(&self) -> bool {
+        self.rows.iter().all(|row| row.agrees || row.reason.is_some())
+    }
+}
+
+/// What experiments over time work with.
+pub struct Lab<'a> {
+    /// Reads a file of lengths or arrivals.
+    pub read: &'a dyn Fn(&str) -> Result<Table, String>,
+    /// Hears of each run that begins: its name, and which of how many it is.
+    pub progress: &'a dyn Fn(&str, usize, usize),
+    /// Requests of each run.
+    pub requests: usize,
+    /// Of everything that is random.
+    pub seed: u64,
+}
+
+/// How an experiment is run.
+#[derive(Clone, Copy, Debug)]
+pub enum Way {
+    /// Worked by hand in a paper: no time passes.
+    Worked(fn() -> Report),
+    /// Over virtual time, under loads from trace files.
+    Timed(fn(&Lab<'_>) -> Result<Report, String>),
 }
 
 /// An experiment.
@@ -73,35 +134,58 @@ pub struct Experiment {
     /// What it shows, and where the paper says so.
     pub about: &'static str,
     /// Runs it.
-    pub run: fn() -> Report,
+    pub way: Way,
+}
+
+impl Experiment {
+    /// Runs it.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or a load that cannot be served.
+    pub fn run(&self, lab: &Lab<'_>) -> Result<Report, String> {
+        match self.way {
+            Way::Worked(run) => Ok(run()),
+            Way::Timed(run) => run(lab),
+        }
+    }
 }
 
 /// All of them.
-pub const ALL: [Experiment; 5] = [
+pub const ALL: [Experiment; 7] = [
     Experiment {
         name: "orbitflow-fig3",
         about: "stalls and memory of three placements of two requests (OrbitFlow Fig. 3)",
-        run: orbitflow::fig3,
+        way: Way::Worked(orbitflow::fig3),
     },
     Experiment {
         name: "orbitflow-dl",
         about: "distinct placements of a request by the number of layers (OrbitFlow 4.2)",
-        run: orbitflow::dl,
+        way: Way::Worked(orbitflow::dl),
     },
     Experiment {
         name: "pie-fig4",
         about: "first swaps, stay and longest queues without a stall (Pie 3.3, Fig. 4)",
-        run: pie::fig4,
+        way: Way::Worked(pie::fig4),
     },
     Experiment {
         name: "oneiros-alpha",
         about: "layers that can be given away without a stall, over one slot and two (Oneiros 5.4)",
-        run: oneiros::alpha,
+        way: Way::Worked(oneiros::alpha),
     },
     Experiment {
         name: "ellm-algorithms",
         about: "admission, inflation and the elastic buffer, case by case (eLLM Algorithms 1 and 2)",
-        run: ellm::algorithms,
+        way: Way::Worked(ellm::algorithms),
+    },
+    Experiment {
+        name: "oneiros-c1",
+        about: "throughput and tails over load: OPT-13B, Llama-2-13B and Llama-3-8B in turns on a GH200 (Oneiros Fig. 8)",
+        way: Way::Timed(tenants::c1),
+    },
+    Experiment {
+        name: "oneiros-c2",
+        about: "the same of OPT-30B and OPT-6.7B (Oneiros Fig. 8)",
+        way: Way::Timed(tenants::c2),
     },
 ];
 

@@ -75,6 +75,7 @@ pub fn algorithms() -> Report {
     let seen = (0..60).map(|iteration| if iteration < 30 { TTFT } else { TPOT });
     let points = (0..).zip(seen).map(|(i, seen)| (f64::from(i), controller.iteration(seen) as f64)).collect();
     Report {
+        details: Vec::new(),
         rows: [admissions(), balloons(), buffers()].concat(),
         figure: Figure {
             title: "eLLM Algorithm 2: the buffer under TTFT, then TPOT violations".to_owned(),

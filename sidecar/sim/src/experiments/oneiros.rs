@@ -44,6 +44,7 @@ pub fn alpha() -> Report {
         points: (1..=20).map(|ratio| (ratio as f64, f64::from(largest(layers, ratio, beta)))).collect(),
     };
     Report {
+        details: Vec::new(),
         rows: rows.collect(),
         figure: Figure {
             title: "Oneiros 5.4: layers that can be given away without a stall".to_owned(),

@@ -72,6 +72,7 @@ pub fn fig3() -> Report {
         Line { name: format!("plan {name}"), points: (1..=8).filter_map(stall).collect() }
     };
     Report {
+        details: Vec::new(),
         rows: rows.collect(),
         figure: Figure {
             title: "OrbitFlow Fig. 3: stall of a step as the first request grows".to_owned(),
@@ -91,6 +92,7 @@ pub fn dl() -> Report {
         .map(|(layers, options)| Row::equal(format!("{layers} layers"), options, &distances(*layers).len()));
     let points = |count: fn(u16) -> f64| (2..=128).map(|layers| (f64::from(layers), count(layers))).collect();
     Report {
+        details: Vec::new(),
         rows: rows.collect(),
         figure: Figure {
             title: "OrbitFlow 4.2: distinct placements of one request".to_owned(),

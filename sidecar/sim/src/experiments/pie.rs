@@ -60,6 +60,7 @@ pub fn fig4() -> Report {
             .collect(),
     };
     Report {
+        details: Vec::new(),
         rows,
         figure: Figure {
             title: "Pie 3.3: how much larger each layer's cache can be".to_owned(),

@@ -35,6 +35,18 @@ pub struct RunArgs {
     /// The experiment (see `list`).
     #[arg(value_name = "NAME")]
     pub name: String,
+    /// Where trace files are looked for, and in its folder `data`.
+    #[arg(long, value_name = "DIR", env = "SLUICE_SHARED", default_value = "../shared")]
+    pub data: PathBuf,
+    /// Read the last third of every trace file, which is held back, instead of the rest.
+    #[arg(long)]
+    pub held_back: bool,
+    /// Requests of each run of an experiment over time.
+    #[arg(long, value_name = "N", default_value_t = 900)]
+    pub requests: usize,
+    /// Of everything that is random.
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    pub seed: u64,
     /// Also write the comparison as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,

@@ -2,11 +2,11 @@
 
 use anyhow::{Context, Result, anyhow};
 use sluice_policy::params::PolicyName;
-use sluice_sim::experiments::{self, Experiment, Report};
+use sluice_sim::experiments::{self, Experiment, Lab, Report};
 use sluice_sim::profiles::{hardware, model};
 
 use crate::args::RunArgs;
-use crate::{figure, table};
+use crate::{data, figure, progress, table};
 
 /// Names all that other commands take.
 pub fn list() -> bool {
@@ -48,7 +48,7 @@ fn shape(model: &model::Model) -> [String; 5] {
 pub fn run(args: &RunArgs) -> Result<bool> {
     let experiment = experiments::named(&args.name)
         .ok_or_else(|| anyhow!("no experiment is called {:?}: {}", args.name, names()))?;
-    let report = (experiment.run)();
+    let report = run_in_lab(experiment, args)?;
     print(experiment, &report);
     if let Some(file) = &args.json {
         let text = serde_json::to_string_pretty(&json(experiment, &report))? + "\n";
@@ -62,6 +62,24 @@ pub fn run(args: &RunArgs) -> Result<bool> {
     Ok(report.agrees())
 }
 
+fn run_in_lab(experiment: &Experiment, args: &RunArgs) -> Result<Report> {
+    let bar = progress::bar(experiment.name, 0);
+    let told = |name: &str, done: usize, of: usize| {
+        bar.set_length(of as u64);
+        bar.set_position(done as u64);
+        bar.set_message(name.to_owned());
+    };
+    let lab = Lab {
+        read: &|file| data::read(file, &args.data, args.held_back).map_err(|error| format!("{error:#}")),
+        progress: &told,
+        requests: args.requests,
+        seed: args.seed,
+    };
+    let report = experiment.run(&lab).map_err(|problem| anyhow!(problem));
+    bar.finish_and_clear();
+    report
+}
+
 fn names() -> String {
     let names: Vec<&str> = experiments::ALL.iter().map(|experiment| experiment.name).collect();
     format!("there are {}", names.join(", "))
@@ -73,14 +91,27 @@ fn print(experiment: &Experiment, report: &Report) {
         .rows
         .iter()
         .map(|row| {
-            let verdict = if row.agrees { "agrees" } else { "DIFFERS" };
+            let verdict = match (row.agrees, row.reason) {
+                (true, _) => "agrees",
+                (false, Some(_)) => "reasoned",
+                (false, None) => "DIFFERS",
+            };
             [row.what.clone(), row.paper.clone(), row.ours.clone(), verdict.to_owned()]
         })
         .collect();
     table::print(["", "PAPER", "OURS", "VERDICT"], &rows);
-    let differing = report.rows.iter().filter(|row| !row.agrees).count();
-    match differing {
-        0 => println!("\nall {} figures agree", rows.len()),
+    for (row, reason) in report.rows.iter().filter_map(|row| Some((row, row.reason?))) {
+        println!("\n{}: {reason}", row.what);
+    }
+    if let Some((heading, lines)) = report.details.split_first() {
+        println!();
+        table::print_lines(heading, lines);
+    }
+    let differing = report.rows.iter().filter(|row| !row.agrees && row.reason.is_none()).count();
+    let reasoned = report.rows.iter().filter(|row| row.reason.is_some()).count();
+    match (differing, reasoned) {
+        (0, 0) => println!("\nall {} figures agree", rows.len()),
+        (0, _) => println!("\n{reasoned} of {} figures differ for a reason", rows.len()),
         _ => println!("\n{differing} of {} figures differ", rows.len()),
     }
 }
@@ -92,5 +123,6 @@ fn json(experiment: &Experiment, report: &Report) -> serde_json::Value {
         "agrees": report.agrees(),
         "rows": report.rows,
         "figure": report.figure,
+        "details": report.details,
     })
 }
