@@ -27,28 +27,26 @@ impl Trader {
     /// than the bound, counted from the first word about it: a need that comes and goes with turns and steps would else wait
     /// anew each time for what never comes.
     pub(super) fn recall(&mut self, now: Nanos, brain: &mut Brain) {
-        let out: Vec<_> = self.book.given().iter().map(|given| given.nonce).collect();
-        self.recalled.retain(|recalled| out.contains(&recalled.nonce));
+        let out: Vec<_> = self.book.given().iter().map(|given| (given.nonce, given.chunks)).collect();
+        self.recalled.retain(|recalled| out.iter().any(|(nonce, _)| *nonce == recalled.nonce));
         self.patient = false;
         if brain.wants_layers() || brain.hungry().is_some() {
-            out.into_iter().for_each(|nonce| self.revoke(now, nonce));
+            out.into_iter().for_each(|(nonce, chunks)| self.revoke(now, nonce, chunks));
             let bound_ns = self.terms.revoke_bound_ns;
             self.patient = self.recalled.iter().any(|recalled| now.since(recalled.since) < bound_ns);
         }
         brain.set_patient(self.patient);
     }
 
-    /// Tells a borrower, unless it was told a moment ago. Letters get lost, and so do answers: it is told again within the
+    /// Tells a borrower that it is to give back all of a loan, unless it was told a moment ago. Letters get lost, and so do answers: it is told again within the
     /// bound, and then less and less often.
-    fn revoke(&mut self, now: Nanos, nonce: Nonce) {
+    fn revoke(&mut self, now: Nanos, nonce: Nonce, chunks: u32) {
         let recalled = self.recalled_of(now, nonce);
         if now < recalled.again_at {
             return;
         }
         recalled.again_at = now.plus(recalled.pause_ns);
         recalled.pause_ns = recalled.pause_ns.saturating_mul(2).min(PAUSE_MAX_NS);
-        let chunks =
-            self.book.given().iter().find(|given| given.nonce == nonce).map_or(0, |given| given.chunks);
         let recall = self.book.revoke(nonce, chunks).expect("a grant of the book is known to it");
         self.letters.push(Letter::Revoke { peer: recall.peer, nonce, chunks: recall.chunks });
     }
