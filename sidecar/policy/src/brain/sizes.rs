@@ -134,7 +134,12 @@ impl Sizes {
 
     /// Chunks with which a tenant with this layout can take any step and any one request.
     pub fn to_start(&self, layout: &Layout) -> u32 {
-        self.fixed(layout) - self.activation_min + self.activation_max + self.kv_guaranteed
+        self.fixed_at_most(layout) + self.kv_guaranteed
+    }
+
+    /// Chunks of everything but KV, with the activation space of the largest step.
+    fn fixed_at_most(&self, layout: &Layout) -> u32 {
+        self.fixed(layout) - self.activation_min + self.activation_max
     }
 
     /// Chunks of the largest slab.
@@ -144,8 +149,7 @@ impl Sizes {
 
     /// Chunks worth creating: what all layers, the largest step and the limit of KV take.
     pub fn useful(&self) -> u32 {
-        let fixed = self.fixed(&Layout::resident()) - self.activation_min + self.activation_max;
-        fixed.saturating_add(self.kv_limit).min(self.share)
+        self.fixed_at_most(&Layout::resident()).saturating_add(self.kv_limit).min(self.share)
     }
 }
 
