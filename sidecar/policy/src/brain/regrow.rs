@@ -50,7 +50,7 @@ impl Brain {
             return false;
         }
         let piece = (REGROW_PIECE_BYTES / self.geometry.chunk_bytes).min(u64::from(u32::MAX)) as u32;
-        self.order_regrowth(missing_blocks.div_ceil(self.sizes.blocks_per_chunk).max(piece).max(1), out);
+        self.order_regrowth(missing_blocks.div_ceil(self.sizes.blocks_per_chunk).max(piece), out);
         true
     }
 
