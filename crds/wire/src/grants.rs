@@ -98,8 +98,6 @@ pub enum RevokeReason {
     LenderActive,
     /// Another needs what its floor promises.
     FloorNeeded,
-    /// It leaves the GPU.
-    LenderLeaves,
 }
 
 /// What is answered.
@@ -120,6 +118,9 @@ pub enum GrantAnswer {
     Refused {
         /// Why.
         reason: RefusalReason,
+        /// The same is answered before so long, milliseconds; none = nobody knows.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        after_ms: Option<u64>,
     },
     /// These live on; of those that were asked for and are missing here, the lender knows nothing.
     Renewed {
@@ -154,11 +155,11 @@ pub enum GrantAnswer {
 /// Why a neighbour says no.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RefusalReason {
-    /// It is active, and an inactive neighbour must be asked first, or its priority is higher.
+    /// It is active: its priority is higher, it needs what it has itself, or nothing but its layers could go.
     Active,
-    /// It came back too short a time ago.
+    /// Its layers came back too short a time ago; `after_ms` says for how long that holds.
     MinResidence,
-    /// As many of its layers are remapped as may be.
+    /// As many of its layers are away as may be, and nothing else is free.
     AtCap,
     /// It holds no more than its floor.
     AtFloor,
@@ -170,7 +171,7 @@ pub enum RefusalReason {
     UnknownNeighbour,
     /// It does not know that grant.
     UnknownGrant,
-    /// It is in the middle of another change of its memory.
+    /// Its memory is being changed: it loads, falls asleep or wakes, or what it promised could not be vacated.
     Busy,
 }
 
@@ -202,6 +203,11 @@ impl GrantRequest {
 }
 
 impl GrantAnswer {
+    /// No, and nobody knows for how long.
+    pub const fn refused(reason: RefusalReason) -> GrantAnswer {
+        GrantAnswer::Refused { reason, after_ms: None }
+    }
+
     /// The message.
     pub fn to_json(&self) -> Vec<u8> {
         written(&GrantReply { version: VERSION, answer: self.clone() })

@@ -7,6 +7,7 @@ pub mod heard;
 pub mod office;
 pub mod place;
 pub mod quota;
+pub mod refusal;
 pub mod shell;
 pub mod turns;
 pub mod watch;

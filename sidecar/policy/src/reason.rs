@@ -63,6 +63,24 @@ reasons! {
     SwapLost = "swap_lost",
     /// Free chunks and empty frames of KV are activations for whole prompts behind weights that arrive, or go back.
     WholePrompt = "whole_prompt",
+    /// All neighbours together have too little to serve: none of them was asked.
+    NeighboursShort = "neighbours_short",
+    /// A neighbour that was asked lends nothing, or cannot be reached.
+    AskRefused = "ask_refused",
+    /// A neighbour asked and got nothing: this tenant is active.
+    RefusedActive = "refused_active",
+    /// A neighbour asked and got nothing: layers came back a moment ago.
+    RefusedMinResidence = "refused_min_residence",
+    /// A neighbour asked and got nothing: no more layers may be away.
+    RefusedAtCap = "refused_at_cap",
+    /// A neighbour asked and got nothing: no more than the floor is here.
+    RefusedAtFloor = "refused_at_floor",
+    /// A neighbour asked and got nothing: nothing could go.
+    RefusedNothing = "refused_nothing",
+    /// A neighbour asked and got nothing: memory is being changed.
+    RefusedBusy = "refused_busy",
+    /// A neighbour asked and got nothing: the partition is fixed.
+    RefusedNotTraded = "refused_not_traded",
     /// A request was preempted and will be recomputed.
     Preempt = "preempt",
     /// The engine was lost; slots are rebuilt and the last step is replayed.
@@ -72,6 +90,22 @@ reasons! {
 }
 
 impl Reason {
+    /// A neighbour said no, or was told no: no memory changed.
+    pub const fn is_refusal(self) -> bool {
+        use Reason::*;
+        matches!(
+            self,
+            AskRefused
+                | RefusedActive
+                | RefusedMinResidence
+                | RefusedAtCap
+                | RefusedAtFloor
+                | RefusedNothing
+                | RefusedBusy
+                | RefusedNotTraded
+        )
+    }
+
     /// No request may stand in its way: memory that is somebody else's, or without which no step can run.
     pub const fn must_happen(self) -> bool {
         matches!(self, Reason::Repay | Reason::Wake)

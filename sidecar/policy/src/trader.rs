@@ -19,6 +19,7 @@ use crate::neighbours::Peer;
 use crate::neighbours::grants::{Book, Given, Taken, TakenState, Vacate};
 use crate::neighbours::victim::Rule;
 
+mod asked;
 mod inbox;
 mod letters;
 mod outcome;
@@ -33,11 +34,13 @@ use search::Search;
 pub struct Terms {
     /// Own priority.
     pub priority: i32,
+    /// Those of neighbours. While it is active, a tenant lends nothing to who is below it.
+    pub priorities: Vec<(Peer, i32)>,
     /// Whom to ask first.
     pub rule: Rule,
     /// Order of [`Rule::FixedOrder`] and of neighbours that cannot be read.
     pub order: Vec<Peer>,
-    /// A neighbour gives nothing sooner after its layers came back, nanoseconds.
+    /// Nobody gives anything sooner after its layers came back, nanoseconds.
     pub min_residence_ns: u64,
     /// A borrower gives back within this time, nanoseconds.
     pub revoke_bound_ns: u64,
@@ -53,6 +56,7 @@ impl Default for Terms {
     fn default() -> Self {
         Terms {
             priority: 0,
+            priorities: Vec::new(),
             rule: Rule::default(),
             order: Vec::new(),
             min_residence_ns: 500_000_000,
@@ -76,8 +80,10 @@ pub struct Trader {
     terms: Terms,
     book: Book,
     search: Search,
-    /// Neighbours that did not answer in time.
-    silent: Vec<search::Silent>,
+    /// Neighbours that are not asked for a while.
+    paused: Vec<search::Paused>,
+    /// Since when all layers have memory, where they do.
+    whole_since: Option<Nanos>,
     /// Nobody is asked before.
     asked_again_at: Nanos,
     /// Earmarks for this tenant that are not accepted yet: of whom, of which loan, how many, as what.
@@ -122,7 +128,8 @@ impl Trader {
             terms,
             book,
             search: Search::Idle,
-            silent: Vec::new(),
+            paused: Vec::new(),
+            whole_since: None,
             asked_again_at: Nanos(0),
             arriving: Vec::new(),
             recalled: Vec::new(),
@@ -179,6 +186,7 @@ impl Trader {
 
     /// Called at every boundary, before the next step is prepared.
     pub fn boundary(&mut self, now: Nanos, brain: &mut Brain, out: &mut Vec<Action>) {
+        self.note_residence(now, brain);
         self.take_outcomes(now, brain);
         self.book.set_floor(brain.unlent_floor_chunks());
         if brain.awaited_chunks() > 0 {

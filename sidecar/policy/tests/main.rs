@@ -8,9 +8,11 @@ mod brain {
     mod faults;
     mod hibernate;
     mod layouts;
+    mod lender;
     mod negative;
     mod quota;
     mod random;
+    mod search;
     mod traded;
     mod traders;
     mod whole;

@@ -48,7 +48,9 @@ impl GrantAnswer {
     pub fn check(&self, request: &GrantRequest, chunk_bytes: u64) -> Result<(), Invalid> {
         use GrantAnswer::{Cancelled, Granted, Refused, Renewed, Returned, Returning};
         match (self, request) {
-            (Refused { .. }, _) => Ok(()),
+            (Refused { after_ms, .. }, _) => {
+                after_ms.map_or(Ok(()), |ms| time("answer.Refused.after_ms", ms))
+            }
             (
                 Granted { nonce, bytes, ttl_ms, lender },
                 GrantRequest::Ask { nonce: asked, bytes: most, .. },

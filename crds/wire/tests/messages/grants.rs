@@ -46,7 +46,7 @@ fn requests() -> Vec<GrantRequest> {
 fn answers() -> Vec<(GrantRequest, GrantAnswer)> {
     let granted =
         GrantAnswer::Granted { nonce: 41, bytes: 6 * CHUNK, ttl_ms: 4_000, lender: participant("code", 0) };
-    let refused = |reason| (ask(), GrantAnswer::Refused { reason });
+    let refused = |reason| (ask(), GrantAnswer::refused(reason));
     let mut all = vec![
         (ask(), granted),
         (renew(), GrantAnswer::Renewed { nonces: vec![42], ttl_ms: 5_000 }),
@@ -68,6 +68,8 @@ fn answers() -> Vec<(GrantRequest, GrantAnswer)> {
         ]
         .map(refused),
     );
+    let later = GrantAnswer::Refused { reason: RefusalReason::MinResidence, after_ms: Some(350) };
+    all.push((ask(), later));
     all
 }
 
@@ -133,6 +135,8 @@ fn a_request_that_cannot_be_is_refused_by_its_field() {
         (1, "Renew/ttl_ms", json!(0)),
         (2, "Revoke/bytes", json!(1)),
         (2, "Revoke/why", json!("Mood")),
+        // A word that nobody ever said.
+        (2, "Revoke/why", json!("LenderLeaves")),
         (2, "Revoke/lender/index", json!(-1)),
         (3, "Cancel/nonce", json!(0)),
     ] {
@@ -150,6 +154,8 @@ fn an_answer_must_belong_to_its_request() {
     let granted =
         |nonce, bytes| GrantAnswer::Granted { nonce, bytes, ttl_ms: 1, lender: participant("code", 0) };
     let returned = |nonce, bytes| GrantAnswer::Returned { nonce, bytes };
+    let refused =
+        |after_ms| GrantAnswer::Refused { reason: RefusalReason::MinResidence, after_ms: Some(after_ms) };
     for (answer, request, field) in [
         (granted(40, CHUNK), ask(), "answer.Granted.nonce"),
         (granted(41, 9 * CHUNK), ask(), "answer.Granted.bytes"),
@@ -161,6 +167,8 @@ fn an_answer_must_belong_to_its_request() {
         (returned(41, 5 * CHUNK), revoke(), "answer.Returned.bytes"),
         (GrantAnswer::Returning { nonce: 41, bytes: 1, within_ms: 1 }, revoke(), "answer.Returning.bytes"),
         (GrantAnswer::Cancelled { nonce: 7 }, cancel(), "answer.Cancelled.nonce"),
+        (refused(0), ask(), "answer.Refused.after_ms"),
+        (refused(MAX_TTL_MS + 1), ask(), "answer.Refused.after_ms"),
         (granted(41, CHUNK), cancel(), "answer"),
         (returned(41, CHUNK), ask(), "answer"),
     ] {

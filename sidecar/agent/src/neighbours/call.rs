@@ -34,5 +34,5 @@ pub struct Unable(pub String);
 /// The answer of a sidecar that trades nothing.
 pub fn decline(answer: oneshot::Sender<GrantAnswer>) {
     // Whoever asked may have gone.
-    let _ = answer.send(GrantAnswer::Refused { reason: RefusalReason::NotTraded });
+    let _ = answer.send(GrantAnswer::refused(RefusalReason::NotTraded));
 }

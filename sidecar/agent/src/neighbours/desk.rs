@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use sluice_memory::neighbourhood::Seat;
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::grants::Nonce;
+use sluice_policy::neighbours::refusal::Refusal;
 use sluice_policy::trader::News;
 use sluice_wire::grants::{GrantAnswer, GrantRequest, Participant, RefusalReason, RevokeReason};
 use tokio::sync::oneshot;
 
 use super::place::full_name;
-use super::{ms, ns};
+use super::{ms, ns, refusal};
 
 type Waiting = BTreeMap<(Peer, Nonce), oneshot::Sender<GrantAnswer>>;
 
@@ -94,7 +95,7 @@ impl Desk {
     pub fn receive(&self, request: GrantRequest, answer: oneshot::Sender<GrantAnswer>) -> Vec<News> {
         let from = request.sender();
         if !self.knows(from) {
-            let _ = answer.send(GrantAnswer::Refused { reason: RefusalReason::UnknownNeighbour });
+            let _ = answer.send(GrantAnswer::refused(RefusalReason::UnknownNeighbour));
             return Vec::new();
         }
         let peer = named(from);
@@ -155,7 +156,7 @@ impl Desk {
     pub fn owes(&self, peer: Peer, nonce: Nonce, chunks: u32, within_ns: u64) {
         let Some(waiting) = lock(&self.revocations).remove(&(peer, nonce)) else { return };
         let answer = if chunks == 0 {
-            GrantAnswer::Refused { reason: RefusalReason::UnknownGrant }
+            GrantAnswer::refused(RefusalReason::UnknownGrant)
         } else {
             let within_ms = ms(within_ns).max(1);
             GrantAnswer::Returning { nonce: nonce.0, bytes: self.bytes(chunks), within_ms }
@@ -192,23 +193,27 @@ impl Desk {
         !own && survey.iter().any(|p| p.live && p.name == name && p.peer == named(who))
     }
 
-    /// The answer to an `Ask`. False when nobody waits for it any more: what it promised must be taken back.
+    /// The answer to an `Ask` that gets something. False when nobody waits for it any more: what it promised must be taken back.
     pub fn answer(&self, peer: Peer, nonce: Nonce, chunks: u32, ttl_ns: u64) -> bool {
         let Some(waiting) = lock(&self.asks).remove(&(peer, nonce)) else { return false };
-        let answer = if chunks == 0 {
-            GrantAnswer::Refused { reason: RefusalReason::Nothing }
-        } else {
-            let bytes = self.bytes(chunks);
-            GrantAnswer::Granted { nonce: nonce.0, bytes, ttl_ms: ms(ttl_ns), lender: self.me() }
-        };
-        waiting.send(answer).is_ok()
+        let bytes = self.bytes(chunks);
+        let (ttl_ms, lender) = (ms(ttl_ns), self.me());
+        waiting.send(GrantAnswer::Granted { nonce: nonce.0, bytes, ttl_ms, lender }).is_ok()
+    }
+
+    /// The answer to an `Ask` that gets nothing.
+    pub fn refuse(&self, peer: Peer, nonce: Nonce, why: Refusal) {
+        if let Some(waiting) = lock(&self.asks).remove(&(peer, nonce)) {
+            // Whoever asked may have gone.
+            let _ = waiting.send(refusal::answer(why));
+        }
     }
 
     /// So many chunks of a loan are earmarked for its lender, who may wait to hear it.
     pub fn returned(&self, peer: Peer, nonce: Nonce, chunks: u32) {
         let Some(waiting) = lock(&self.revocations).remove(&(peer, nonce)) else { return };
         let answer = if chunks == 0 {
-            GrantAnswer::Refused { reason: RefusalReason::UnknownGrant }
+            GrantAnswer::refused(RefusalReason::UnknownGrant)
         } else {
             GrantAnswer::Returned { nonce: nonce.0, bytes: self.bytes(chunks) }
         };
@@ -228,7 +233,7 @@ impl Renewal {
 
     fn reply(self) {
         let answer = if self.renewed.is_empty() {
-            GrantAnswer::Refused { reason: RefusalReason::UnknownGrant }
+            GrantAnswer::refused(RefusalReason::UnknownGrant)
         } else {
             // A time to live of less than a millisecond is none on the wire.
             GrantAnswer::Renewed { nonces: self.renewed, ttl_ms: ms(self.ttl_ns).max(1) }

@@ -20,7 +20,7 @@ use super::client::Client;
 use super::desk::Desk;
 use super::heard::Heard;
 use super::place::full_name;
-use super::{ms, ns};
+use super::{ms, ns, refusal};
 use crate::clock::Clock;
 use crate::directive::Directives;
 use crate::service::{Inbox, Message};
@@ -76,7 +76,11 @@ impl Office {
             Letter::Renew { peer, nonce, ttl_ns } => self.renew(peer, nonce, ttl_ns).await,
             Letter::TakeBack { peer, nonce } => self.take_back(peer, nonce).await,
             Letter::Claim { chunks } => self.claim(chunks).await,
-            Letter::Answer { .. } | Letter::Return { .. } | Letter::Prolong { .. } | Letter::Owes { .. } => {
+            Letter::Answer { .. }
+            | Letter::Refuse { .. }
+            | Letter::Return { .. }
+            | Letter::Prolong { .. }
+            | Letter::Owes { .. } => {
                 unreachable!("answered at the desk")
             }
         }
@@ -153,10 +157,13 @@ impl Office {
                 let chunks = self.desk.chunks(bytes);
                 self.tell(News::Granted { peer, nonce, chunks, ttl_ns: ns(ttl_ms) });
             }
-            Some(_) => self.tell(News::Refused { peer, nonce }),
+            Some(answer) => {
+                tracing::debug!(reason = ?answer, index = peer.index, chunks, "a neighbour lends nothing");
+                self.tell(News::Refused { peer, nonce, why: refusal::meaning(&answer) });
+            }
             None => {
                 // Nobody knows whether it was granted.
-                self.tell(News::Refused { peer, nonce });
+                self.tell(News::Refused { peer, nonce, why: None });
                 self.cancel(peer, nonce).await;
             }
         }

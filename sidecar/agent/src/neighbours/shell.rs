@@ -28,10 +28,11 @@ impl Neighbourhood for Shell {
     fn post(&mut self, _now: Nanos, letter: Letter) {
         match letter {
             Letter::Answer { peer, nonce, chunks, ttl_ns } => {
-                if !self.desk.answer(peer, nonce, chunks, ttl_ns) && chunks > 0 {
+                if !self.desk.answer(peer, nonce, chunks, ttl_ns) {
                     self.send(Letter::TakeBack { peer, nonce });
                 }
             }
+            Letter::Refuse { peer, nonce, why } => self.desk.refuse(peer, nonce, why),
             Letter::Return { peer, nonce, chunks } => self.desk.returned(peer, nonce, chunks),
             Letter::Owes { peer, nonce, chunks, within_ns } => {
                 self.desk.owes(peer, nonce, chunks, within_ns);

@@ -80,11 +80,14 @@ fn tell_earmarks(office: &Office, lender: &Participant) {
 fn tell_terms(office: &Office, directive: Option<&Directive>) {
     let Some(directive) = directive else { return };
     let living = office.seat.survey().unwrap_or_default();
-    let order = order(directive).into_iter().filter_map(|name| {
+    let find = |name: &str| {
         let found = living.iter().find(|p| p.live && is_named(directive, p, name))?;
         Some(found.peer)
-    });
-    let terms = terms(&office.terms, directive, order.collect());
+    };
+    let order = order(directive).into_iter().filter_map(|name| find(name)).collect();
+    let named = directive.neighbours.iter();
+    let priorities = named.filter_map(|n| Some((find(&full_name(&n.namespace, &n.name))?, n.priority)));
+    let terms = terms(&office.terms, directive, order, priorities.collect());
     office.tell(News::Terms(terms));
 }
 
@@ -107,9 +110,10 @@ fn is_named(directive: &Directive, participant: &Participant, name: &str) -> boo
 }
 
 /// What a directive says about trading; `usual` is what it does not say.
-pub fn terms(usual: &Terms, directive: &Directive, order: Vec<Peer>) -> Terms {
+pub fn terms(usual: &Terms, directive: &Directive, order: Vec<Peer>, priorities: Vec<(Peer, i32)>) -> Terms {
     Terms {
         priority: directive.tenant.priority,
+        priorities,
         rule: match directive.victim {
             VictimRule::MostRecentlyUsed => Rule::MostRecentlyUsed,
             VictimRule::LeastRecentlyUsed => Rule::LeastRecentlyUsed,

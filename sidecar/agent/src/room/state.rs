@@ -155,7 +155,11 @@ impl Diary {
             let times = counted - std::mem::replace(&mut self.counted[index], counted);
             if times > 0 && *reason != Reason::Stream {
                 metrics.moved(reason.label(), times, moved_bytes);
-                self.note(*reason, times, brain.layout(), moved_bytes);
+                if reason.is_refusal() {
+                    tracing::debug!(reason = reason.label(), times, "answer about a loan");
+                } else {
+                    self.note(*reason, times, brain.layout(), moved_bytes);
+                }
             }
         }
         if brain.layout().moving.len() != self.moving.len() {

@@ -166,7 +166,7 @@ async fn exchange(client: &Client, port: &Port) {
     let borrower = Participant { namespace: "default".into(), name: "story".into(), index: 0, instance: 1 };
     let request = GrantRequest::Ask { borrower, nonce: 1, bytes: CHUNK, ttl_ms: 1 };
     let answer = client.grant(&code, &request, CHUNK, patience).await.expect("an answer");
-    assert_eq!(answer, GrantAnswer::Refused { reason: RefusalReason::NotTraded });
+    assert_eq!(answer, GrantAnswer::refused(RefusalReason::NotTraded));
 }
 
 #[tokio::test(flavor = "multi_thread")]

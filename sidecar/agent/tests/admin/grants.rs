@@ -54,7 +54,7 @@ async fn a_sidecar_that_trades_nothing_says_so() {
     let port = Port::quiet(folder.path(), "story").await;
     let answer = port.operator().await.ask("POST", "/v1/grants", &ask().to_json()).await;
     let answer = GrantAnswer::from_json(answer.body.as_bytes(), &ask(), CHUNK).unwrap();
-    assert_eq!(answer, GrantAnswer::Refused { reason: RefusalReason::NotTraded });
+    assert_eq!(answer, GrantAnswer::refused(RefusalReason::NotTraded));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -88,7 +88,7 @@ async fn a_scheduler_that_does_not_decide_is_503_and_not_a_refusal() {
     let answer = port.operator().await.ask("POST", "/v1/grants", &ask().to_json()).await;
     refused(&answer, 503, None, None);
     let Call::Grant(_, late) = calls.try_recv().unwrap() else { panic!("another call") };
-    let lost = GrantAnswer::Refused { reason: RefusalReason::Busy };
+    let lost = GrantAnswer::refused(RefusalReason::Busy);
     assert_eq!(late.send(lost.clone()), Err(lost), "the scheduler sees that nobody heard it");
 }
 

@@ -6,6 +6,7 @@ use sluice_agent::neighbours::desk::Desk;
 use sluice_memory::neighbourhood::{Identity, Neighbourhood, Seat, this_boot};
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::grants::Nonce;
+use sluice_policy::neighbours::refusal::Refusal;
 use sluice_policy::trader::News;
 use sluice_wire::grants::{GrantAnswer, GrantRequest, Participant, RefusalReason, RevokeReason};
 use tempfile::TempDir;
@@ -62,7 +63,7 @@ fn a_renewal_is_answered_by_the_book_and_for_all_grants_together() {
 
     let (_, mut heard) = asked(&desk, renew(&[5]));
     desk.prolonged(peer, Nonce(5), 0);
-    let refused = GrantAnswer::Refused { reason: RefusalReason::UnknownGrant };
+    let refused = GrantAnswer::refused(RefusalReason::UnknownGrant);
     assert_eq!(heard.try_recv(), Ok(refused), "a loan that is not in the book does not live on");
 }
 
@@ -79,7 +80,7 @@ fn a_new_life_that_lacks_its_share_claims_it_and_hears_what_is_here() {
     assert_eq!(heard.try_recv(), Ok(GrantAnswer::Returning { nonce, bytes: 5 * CHUNK, within_ms: 200 }));
     let (_, mut heard) = asked(&desk, revoke(nonce, RevokeReason::FloorNeeded));
     desk.owes(peer, Nonce(nonce), 0, 200_000_000);
-    assert_eq!(heard.try_recv(), Ok(GrantAnswer::Refused { reason: RefusalReason::UnknownGrant }));
+    assert_eq!(heard.try_recv(), Ok(GrantAnswer::refused(RefusalReason::UnknownGrant)));
     let (news, _) = asked(&desk, revoke(77, RevokeReason::LenderActive));
     assert_eq!(news, [News::Revoked { peer, nonce: Nonce(77), chunks: 8 }]);
 }
@@ -96,8 +97,25 @@ fn whoever_speaks_as_the_tenant_itself_is_a_stranger() {
     for request in requests {
         let (news, mut heard) = asked(&desk, request);
         assert_eq!(news, [], "the scheduler hears nothing of it");
-        assert_eq!(heard.try_recv(), Ok(GrantAnswer::Refused { reason: RefusalReason::UnknownNeighbour }));
+        assert_eq!(heard.try_recv(), Ok(GrantAnswer::refused(RefusalReason::UnknownNeighbour)));
     }
+}
+
+#[test]
+fn whoever_gets_nothing_hears_why_and_for_how_long() {
+    let (_folder, [lender, borrower]) = seats(["story", "code"]);
+    let desk = Desk::new(lender, "default", "story", CHUNK);
+    let (peer, borrower) = (borrower.peer(), participant("code", borrower.peer()));
+    let residence = Refusal::MinResidence { left_ns: 20_500_000 };
+    let after = |after_ms| GrantAnswer::Refused { reason: RefusalReason::MinResidence, after_ms };
+    let floor = GrantAnswer::refused(RefusalReason::AtFloor);
+    for (nonce, why, answer) in [(1, Refusal::AtFloor, floor), (2, residence, after(Some(21)))] {
+        let ask = GrantRequest::Ask { borrower: borrower.clone(), nonce, bytes: CHUNK, ttl_ms: 900 };
+        let (_, mut heard) = asked(&desk, ask);
+        desk.refuse(peer, Nonce(nonce), why);
+        assert_eq!(heard.try_recv(), Ok(answer));
+    }
+    assert_eq!(desk.open(), 0);
 }
 
 #[test]

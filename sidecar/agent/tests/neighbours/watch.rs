@@ -78,7 +78,7 @@ fn directive(victim: VictimRule, names: &[&str]) -> Vec<u8> {
         pod_uid: None,
         claim_uid: None,
         admin: ([127, 0, 0, 1], 9000 + at as u16).into(),
-        priority: 0,
+        priority: at as i32,
         share_bytes: 30 * CHUNK,
         floor_bytes: 0,
     };
@@ -103,8 +103,8 @@ fn directive(victim: VictimRule, names: &[&str]) -> Vec<u8> {
     serde_json::to_vec(&directive).expect("a directive is JSON")
 }
 
-/// Returns when terms with this order are told.
-fn order_of(expected: &[Peer], messages: &Receiver<Message>) {
+/// Returns when terms with this order are told, with the priorities that they name.
+fn order_of(expected: &[Peer], messages: &Receiver<Message>) -> Vec<(Peer, i32)> {
     let begun = Instant::now();
     let mut last = None;
     loop {
@@ -115,7 +115,7 @@ fn order_of(expected: &[Peer], messages: &Receiver<Message>) {
             && let NeighbourEvent::News(News::Terms(terms)) = *event
         {
             if terms.order == expected {
-                return;
+                return terms.priorities;
             }
             last = Some(terms.order);
         }
@@ -162,7 +162,8 @@ async fn a_fixed_order_is_that_of_the_neighbours_and_other_rules_fall_back_on_th
         if reversed {
             expected.reverse();
         }
-        tokio::task::spawn_blocking(move || order_of(&expected, &messages)).await.unwrap();
+        let told = tokio::task::spawn_blocking(move || order_of(&expected, &messages)).await.unwrap();
+        assert_eq!(told, [(alpha.peer(), 0), (beta.peer(), 1)]);
         watching.abort();
     }
 }

@@ -1,11 +1,14 @@
 //! Memory of neighbours as a remedy: when to ask for it, and when to give it back unasked.
 
-use super::{Brain, Claim, Prepared, Rest};
+use alloc::vec::Vec;
+
+use super::{Brain, Claim, Prepared, Rest, StepNeed};
 use crate::action::Earmark;
 use crate::ledger::Owner;
 use crate::neighbours::Peer;
 use crate::neighbours::grants::Nonce;
 use crate::params::PolicyName;
+use crate::reason::Reason;
 use crate::revert::Pressure;
 
 /// Boundaries in a row without a request after which a borrower gives back all that it has, cache or not.
@@ -20,17 +23,34 @@ impl Brain {
     /// Chunks that the next step lacks and neighbours may have. The step waits until they come or [`Brain::deny`] is
     /// called.
     pub fn hungry(&self) -> Option<u32> {
-        self.trade.hungry
+        self.trade.hungry.last().copied()
+    }
+
+    /// How much of a loan serves where `most` chunks are all that can be had: as many of the step's requests as that and the
+    /// tenant's own layers have room for, less what whole own layers have to give all the same. 0 where it would be in vain.
+    pub fn useful_loan(&self, most: u32) -> u32 {
+        let own = self.own_chunks();
+        let reached = |rung: &&u32| **rung <= most.saturating_add(own);
+        let Some(rung) = self.trade.hungry.iter().rev().find(reached).copied() else { return 0 };
+        let slab = self.sizes.largest_slab();
+        let layers = rung.saturating_sub(most).div_ceil(slab);
+        rung.saturating_sub(own.min(layers.saturating_mul(slab)))
     }
 
     /// Nobody needs memory any more.
     pub fn sate(&mut self) {
-        self.trade.hungry = None;
+        self.trade.hungry.clear();
     }
 
     /// Neighbours have nothing: the next remedy is taken, until the next boundary.
     pub fn deny(&mut self) {
-        (self.trade.hungry, self.trade.denied) = (None, true);
+        self.sate();
+        self.trade.denied = true;
+    }
+
+    /// So it was decided about a neighbour: it counts.
+    pub(crate) fn note(&mut self, reason: Reason) {
+        self.count(reason);
     }
 
     /// The tenant has work and lent layers are away.
@@ -92,15 +112,30 @@ impl Brain {
         self.trade.traded && self.params.policy == PolicyName::Oneiros
     }
 
-    /// Asks for what a step lacks, once for each boundary.
-    pub(super) fn feel_hunger(&mut self, missing_blocks: u32) -> Option<Prepared> {
-        let room = self.sizes.kv_limit - self.kv.frames().backed();
-        let chunks = missing_blocks.div_ceil(self.sizes.blocks_per_chunk).min(room);
-        if !self.trades() || self.trade.denied || self.suspended() || chunks == 0 {
-            self.trade.hungry = None;
+    /// Asks for what a step lacks beyond `had_blocks`, those of free chunks included, once for each boundary.
+    pub(super) fn feel_hunger(&mut self, need: &StepNeed, had_blocks: u32) -> Option<Prepared> {
+        self.sate();
+        if !self.trades() || self.trade.denied || self.suspended() {
             return None;
         }
-        self.trade.hungry = Some(chunks);
-        Some(Prepared::Wait)
+        self.trade.hungry = self.rungs(need, had_blocks);
+        self.hungry().map(|_| Prepared::Wait)
+    }
+
+    /// Chunks that each request of the step lacks together with those before it, as far as KV may grow. What comes back from
+    /// the host tier comes back first.
+    fn rungs(&mut self, need: &StepNeed, had_blocks: u32) -> Vec<u32> {
+        let (layers, per) = (self.kv.layers(), self.sizes.blocks_per_chunk);
+        let room = self.sizes.kv_limit - self.kv.frames().backed() - self.free_frames();
+        let wanted = self.kv.wanted_blocks();
+        let blocks = need.columns.iter().scan(wanted, |blocks, (_, columns)| {
+            *blocks += columns * layers;
+            Some(*blocks)
+        });
+        let chunks =
+            core::iter::once(wanted).chain(blocks).map(|b| b.saturating_sub(had_blocks).div_ceil(per));
+        let mut rungs: Vec<u32> = chunks.filter(|chunks| (1..=room).contains(chunks)).collect();
+        rungs.dedup();
+        rungs
     }
 }

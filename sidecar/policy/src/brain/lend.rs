@@ -82,6 +82,11 @@ impl Brain {
         self.trade.active = active;
     }
 
+    /// What [`Brain::set_active`] said last.
+    pub fn active(&self) -> bool {
+        self.trade.active
+    }
+
     /// Layers that were lent wait (`true`) while the loans are being revoked, and come back into what there is (`false`).
     pub fn set_patient(&mut self, patient: bool) {
         self.trade.patient = patient;
@@ -238,7 +243,7 @@ impl Brain {
                     Claim::Debt => self.trade.lent -= chunks,
                 }
                 arrived.iter().for_each(|chunk| self.ledger.create(*chunk));
-                self.trade.hungry = None;
+                self.sate();
                 Traded::Taken { earmark, chunks }
             }
             Outcome::Failed(failure) => {

@@ -2,11 +2,12 @@
 
 use alloc::vec::Vec;
 
-use super::Brain;
 use super::reshape::Target;
 use super::trade::Claim;
+use super::{Brain, Rest};
 use crate::ids::LayerId;
 use crate::ledger::Owner;
+use crate::neighbours::refusal::Refusal;
 use crate::params::PolicyName;
 
 impl Brain {
@@ -14,12 +15,34 @@ impl Brain {
     /// not active, its last weight layers. Never below the floor, and never what was borrowed: that goes back instead.
     /// Where weights never become KV (`Recompute`) partitions are fixed and nothing is.
     pub fn lendable_chunks(&self) -> u32 {
+        self.lendable().unwrap_or(0)
+    }
+
+    /// As [`Brain::lendable_chunks`], at least one.
+    ///
+    /// # Errors
+    /// Why nothing can be lent now.
+    pub fn lendable(&self) -> Result<u32, Refusal> {
         if self.params.policy != PolicyName::Oneiros {
-            return 0;
+            return Err(Refusal::NotTraded);
         }
-        let own = self.trade.share - self.trade.lent;
+        let still = matches!(self.rest, Rest::Awake | Rest::Asleep);
+        if !self.loaded() || !still || self.waking() {
+            return Err(Refusal::Busy);
+        }
+        if self.trade.active && self.hungry().is_some() {
+            return Err(Refusal::Active);
+        }
+        let promised = self.promised(Claim::Loan);
+        let above = (self.trade.share - self.trade.lent).saturating_sub(self.unlent_floor_chunks());
         let idle = self.vacant_chunks() + self.idle_frames() + self.lendable_weights();
-        idle.min(own.saturating_sub(self.unlent_floor_chunks())).saturating_sub(self.promised(Claim::Loan))
+        match idle.min(above).saturating_sub(promised) {
+            0 if above <= promised => Err(Refusal::AtFloor),
+            0 if self.trade.active => Err(Refusal::Active),
+            0 if self.layers_away() >= usize::from(self.sizes.cap_m) => Err(Refusal::AtCap),
+            0 => Err(Refusal::Nothing),
+            chunks => Ok(chunks),
+        }
     }
 
     /// Free chunks, and those that may be created and were not.
@@ -49,10 +72,14 @@ impl Brain {
     /// that are away already no more than the cap.
     fn lendable_layers(&self) -> impl Iterator<Item = LayerId> + '_ {
         let idle = !self.trade.active && self.loaded && self.params.policy == PolicyName::Oneiros;
-        let away = self.slots.layout().moving.len() + usize::from(self.absent_layers());
-        let left = if idle { usize::from(self.sizes.cap_m).saturating_sub(away) } else { 0 };
+        let left = if idle { usize::from(self.sizes.cap_m).saturating_sub(self.layers_away()) } else { 0 };
         let layers = (0..self.sizes.layers).rev().map(LayerId);
         layers.filter(|layer| !self.holdings.layers[layer.index()].is_empty()).take(left)
+    }
+
+    /// Layers without memory of their own.
+    fn layers_away(&self) -> usize {
+        self.slots.layout().moving.len() + usize::from(self.absent_layers())
     }
 
     /// Chunks of all layers and slots now.

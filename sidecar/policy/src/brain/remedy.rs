@@ -78,7 +78,7 @@ impl Brain {
             self.evict_until(demand.blocks);
             return self.supply(need, out);
         }
-        if let Some(asked) = self.feel_hunger(missing) {
+        if let Some(asked) = self.feel_hunger(need, demand.blocks - missing + gainable) {
             return asked;
         }
         match self.params.policy {
@@ -98,8 +98,19 @@ impl Brain {
         Prepared::Ready
     }
 
+    /// Chunks that own layers would give at most, by what the step model allows now.
+    pub(super) fn own_chunks(&self) -> u32 {
+        let oneiros = self.params.policy == PolicyName::Oneiros && self.forced.is_none();
+        if !oneiros || self.suspended() || !self.measures.compute_known() {
+            return 0;
+        }
+        let current = self.slots.layout();
+        let most = self.choose(current, u16::MAX, self.allowance_ns()).layout;
+        self.sizes.weights(current).saturating_sub(self.sizes.weights(&most))
+    }
+
     /// Free chunks that KV may take.
-    fn free_frames(&self) -> u32 {
+    pub(super) fn free_frames(&self) -> u32 {
         self.ledger.count(Owner::Free).min(self.sizes.kv_limit - self.kv.frames().backed())
     }
 

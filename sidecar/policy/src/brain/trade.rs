@@ -102,8 +102,9 @@ pub(super) struct Trade {
     pub stuck: bool,
     /// Neighbours can be asked.
     pub traded: bool,
-    /// Chunks that a step lacks and neighbours may have.
-    pub hungry: Option<u32>,
+    /// Chunks that neighbours may have and with which ever more of a step's requests fit, in the order of their admission:
+    /// rising, the last for all that can; empty where no step lacks any.
+    pub hungry: Vec<u32>,
     /// They said no since the last boundary.
     pub denied: bool,
     /// Boundaries at which borrowed chunks were not needed.
@@ -129,7 +130,7 @@ impl Trade {
             awaits_floor: false,
             stuck: false,
             traded: false,
-            hungry: None,
+            hungry: Vec::new(),
             denied: false,
             calm,
             idle: 0,

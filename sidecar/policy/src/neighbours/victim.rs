@@ -75,6 +75,23 @@ pub struct Victim {
     pub chunks: u32,
 }
 
+/// What those who can be asked have together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Supply {
+    /// Chunks that the known ones could give.
+    pub chunks: u32,
+    /// Somebody can be asked who has not told what it could give.
+    pub more_unknown: bool,
+}
+
+/// What could be had of all whom [`order`] would ask for `need_chunks` without end. Asked before anybody is, so that nobody
+/// vacates layers for a need that all of them together do not cover.
+pub fn supply(neighbours: &[Neighbour], asker: &Asker<'_>, now: Nanos) -> Supply {
+    let known = feasible(neighbours, asker, now).map(|(_, live)| live.lendable_chunks);
+    let more_unknown = unknown(neighbours, asker.order).next().is_some();
+    Supply { chunks: known.fold(0, u32::saturating_add), more_unknown }
+}
+
 /// Whom to ask, first victim first, each for what those before it leave open, until the need is covered or nobody is left.
 /// Neighbours without live state come last, in the directive's order, and each of them is asked for all that the others
 /// leave open, since what it could give is unknown: the caller stops when it has enough. Those not on the list are not asked.

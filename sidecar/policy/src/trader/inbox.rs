@@ -8,10 +8,13 @@ use crate::brain::{Brain, Claim};
 use crate::ids::Nanos;
 use crate::neighbours::Peer;
 use crate::neighbours::grants::Nonce;
+use crate::neighbours::refusal::Refusal;
+use crate::reason::Reason;
 
 impl Trader {
     /// A neighbour said something. What does not fit the book changes nothing.
     pub fn hear(&mut self, now: Nanos, news: News, brain: &mut Brain) {
+        self.note_residence(now, brain);
         // News may be about what has ended since the last boundary.
         self.take_outcomes(now, brain);
         match news {
@@ -24,7 +27,7 @@ impl Trader {
             News::Granted { peer, nonce, chunks, ttl_ns } => {
                 self.granted(now, Earmark { peer, nonce }, chunks, ttl_ns);
             }
-            News::Refused { peer, nonce } => self.refused(now, peer, nonce, brain),
+            News::Refused { peer, nonce, why } => self.refused(now, (peer, nonce), why, brain),
             News::Prolonged { peer, nonce, ttl_ns } => self.prolonged(now, peer, nonce, ttl_ns),
             News::Renewed { peer, nonce, ttl_ns } => {
                 // A loan that has to go back meanwhile goes back.
@@ -35,24 +38,6 @@ impl Trader {
             News::Claimed { peer, nonce, chunks } => self.claimed((peer, nonce), chunks, brain),
             News::Terms(terms) => self.set_terms(terms),
             News::Died(peer) => self.died(peer, brain),
-        }
-    }
-
-    fn asked(
-        &mut self,
-        now: Nanos,
-        (peer, nonce): (Peer, Nonce),
-        chunks: u32,
-        ttl_ns: u64,
-        brain: &mut Brain,
-    ) {
-        let ttl_ns = ttl_ns.min(self.terms.ttl_ns);
-        let chunks = chunks.min(brain.lendable_chunks());
-        let entered = chunks > 0 && self.book.lent(nonce, peer, chunks, now.plus(ttl_ns)).is_ok();
-        if entered {
-            brain.give(Earmark { peer, nonce }, chunks, Claim::Loan);
-        } else {
-            self.letters.push(Letter::Answer { peer, nonce, chunks: 0, ttl_ns: 0 });
         }
     }
 
@@ -94,9 +79,10 @@ impl Trader {
         self.arriving.push(Arrival { earmark, chunks, claim: Claim::Loan, expires, ordered: false });
     }
 
-    fn refused(&mut self, now: Nanos, peer: Peer, nonce: Nonce, brain: &mut Brain) {
+    fn refused(&mut self, now: Nanos, (peer, nonce): (Peer, Nonce), why: Option<Refusal>, brain: &mut Brain) {
         if self.book.refused(nonce, peer).is_ok() {
-            self.forget_silence(peer);
+            brain.note(Reason::AskRefused);
+            self.note_refusal(now, peer, why);
             self.ask_next(now, brain);
         }
     }

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 
 use crate::neighbours::Peer;
 use crate::neighbours::grants::Nonce;
+use crate::neighbours::refusal::Refusal;
 use crate::neighbours::victim::Neighbour;
 use crate::trader::Terms;
 
@@ -56,6 +57,8 @@ pub enum News {
         peer: Peer,
         /// The loan.
         nonce: Nonce,
+        /// Why, where it says so: else nobody knows when to ask again.
+        why: Option<Refusal>,
     },
     /// A borrower still needs a loan.
     Prolonged {
@@ -127,16 +130,25 @@ pub enum Letter {
         /// The loan.
         nonce: Nonce,
     },
-    /// To a neighbour that asked: so much is earmarked, or nothing.
+    /// To a neighbour that asked: so much is earmarked.
     Answer {
         /// Whom.
         peer: Peer,
         /// The loan.
         nonce: Nonce,
-        /// Chunks; 0 = no.
+        /// Chunks, at least one.
         chunks: u32,
         /// For so long, nanoseconds.
         ttl_ns: u64,
+    },
+    /// To a neighbour that asked: nothing.
+    Refuse {
+        /// Whom.
+        peer: Peer,
+        /// The loan.
+        nonce: Nonce,
+        /// Why.
+        why: Refusal,
     },
     /// Take an earmark back from the ledger that its borrower has not accepted.
     TakeBack {

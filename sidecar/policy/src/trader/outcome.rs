@@ -4,6 +4,7 @@ use super::{Arrival, Letter, Trader};
 use crate::action::Earmark;
 use crate::brain::{Brain, Claim, Traded};
 use crate::ids::Nanos;
+use crate::neighbours::refusal::Refusal;
 
 impl Trader {
     pub(super) fn take_outcomes(&mut self, now: Nanos, brain: &mut Brain) {
@@ -11,7 +12,7 @@ impl Trader {
             match traded {
                 Traded::Given { earmark, chunks, claim: Claim::Loan } => self.lent(earmark, chunks, brain),
                 Traded::Given { earmark, chunks, claim: Claim::Debt } => self.repaid(earmark, chunks),
-                Traded::Refused { earmark, claim: Claim::Loan, .. } => self.declined(earmark),
+                Traded::Refused { earmark, claim: Claim::Loan, .. } => self.declined(earmark, brain),
                 Traded::Refused { earmark, chunks, claim: Claim::Debt } => {
                     // It is owed as before.
                     brain.give(earmark, chunks, Claim::Debt);
@@ -33,10 +34,10 @@ impl Trader {
         self.letters.push(Letter::Answer { peer, nonce, chunks, ttl_ns: self.terms.ttl_ns });
     }
 
-    fn declined(&mut self, Earmark { peer, nonce }: Earmark) {
+    fn declined(&mut self, earmark: Earmark, brain: &mut Brain) {
         // Nothing of it had left.
-        let _ = self.book.took_back(nonce);
-        self.letters.push(Letter::Answer { peer, nonce, chunks: 0, ttl_ns: 0 });
+        let _ = self.book.took_back(earmark.nonce);
+        self.refuse(earmark, Refusal::Busy, brain);
     }
 
     fn repaid(&mut self, earmark: Earmark, chunks: u32) {

@@ -7,7 +7,9 @@ use crate::brain::{Brain, Claim};
 use crate::ids::Nanos;
 use crate::neighbours::Peer;
 use crate::neighbours::grants::Nonce;
+use crate::neighbours::refusal::Refusal;
 use crate::neighbours::victim::{self, Asker, Neighbour, Victim};
+use crate::reason::Reason;
 
 /// A neighbour that did not answer is asked again after so long at the latest, nanoseconds.
 const SILENCE_MAX_NS: u64 = 5_000_000_000;
@@ -19,18 +21,18 @@ pub(super) enum Search {
     #[default]
     Idle,
     /// The neighbours are being read.
-    Surveying { since: Nanos, chunks: u32 },
-    /// One is asked; those after it come next.
-    Asking { since: Nanos, nonce: Nonce, next: Vec<Victim> },
+    Surveying { since: Nanos },
+    /// One is asked; those who were not asked yet may come next.
+    Asking { since: Nanos, nonce: Nonce, left: Vec<Neighbour> },
 }
 
-/// A neighbour that did not answer in time.
+/// A neighbour that said no, or did not answer in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Silent {
+pub(super) struct Paused {
     peer: Peer,
     /// It is not asked before.
     until: Nanos,
-    /// That was so long, nanoseconds.
+    /// If it is silent then, the next pause is twice as long, nanoseconds.
     pause_ns: u64,
 }
 
@@ -39,7 +41,7 @@ impl Trader {
     pub(super) fn search_on(&mut self, now: Nanos, brain: &mut Brain) {
         match &self.search {
             Search::Idle => self.begin_search(now, brain),
-            Search::Surveying { since, .. } if now.since(*since) >= self.terms.ask_patience_ns => {
+            Search::Surveying { since } if now.since(*since) >= self.terms.ask_patience_ns => {
                 self.end_search(now, brain);
             }
             Search::Asking { since, nonce, .. } => {
@@ -61,15 +63,14 @@ impl Trader {
     }
 
     fn begin_search(&mut self, now: Nanos, brain: &mut Brain) {
-        let Some(chunks) = brain.hungry() else { return };
-        if self.patient || self.loan_arrives() {
+        if brain.hungry().is_none() || self.patient || self.loan_arrives() {
             return;
         }
         if now < self.asked_again_at {
             brain.deny();
             return;
         }
-        self.search = Search::Surveying { since: now, chunks };
+        self.search = Search::Surveying { since: now };
         self.letters.push(Letter::Survey);
     }
 
@@ -86,49 +87,77 @@ impl Trader {
     }
 
     pub(super) fn ask_next(&mut self, now: Nanos, brain: &mut Brain) {
-        let Search::Asking { next, .. } = &mut self.search else { return };
-        if next.is_empty() || brain.hungry().is_none() {
-            return self.end_search(now, brain);
-        }
-        let victim = next.remove(0);
-        let next = core::mem::take(next);
+        let Search::Asking { left, .. } = &mut self.search else { return };
+        let mut left = core::mem::take(left);
+        let Some(victim) = self.next_victim(&left, now, brain) else { return self.end_search(now, brain) };
+        left.retain(|neighbour| neighbour.peer != victim.peer);
         let nonce = self.book.ask(victim.peer, victim.chunks);
         let ttl_ns = self.terms.ttl_ns;
         self.letters.push(Letter::Ask { peer: victim.peer, nonce, chunks: victim.chunks, ttl_ns });
-        self.search = Search::Asking { since: now, nonce, next };
+        self.search = Search::Asking { since: now, nonce, left };
+    }
+
+    /// Whom to ask next, and for what those who are left can give, if that serves. Looked at anew before each of them: who was
+    /// asked before may have said no.
+    fn next_victim(&self, left: &[Neighbour], now: Nanos, brain: &mut Brain) -> Option<Victim> {
+        let need_chunks = brain.hungry()?;
+        let asker = Asker { need_chunks, ..self.terms.asker() };
+        let supply = victim::supply(left, &asker, now);
+        let covered = supply.more_unknown || supply.chunks >= need_chunks;
+        let need_chunks = if covered { need_chunks } else { brain.useful_loan(supply.chunks) };
+        if need_chunks == 0 && !left.is_empty() {
+            brain.note(Reason::NeighboursShort);
+        }
+        victim::order(left, &Asker { need_chunks, ..asker }, now).first().copied()
     }
 
     /// The neighbours as they are now: those that may give something are asked one after the other.
     pub(super) fn surveyed(&mut self, now: Nanos, neighbours: &[Neighbour], brain: &mut Brain) {
-        let Search::Surveying { since, chunks } = self.search else { return };
-        let silent = |peer: Peer| self.silent.iter().any(|silent| silent.peer == peer && now < silent.until);
-        let heard: Vec<_> = neighbours.iter().filter(|neighbour| !silent(neighbour.peer)).copied().collect();
-        let next = victims(&heard, &self.terms, chunks, now);
-        self.search = Search::Asking { since, nonce: Nonce(0), next };
+        let Search::Surveying { since } = self.search else { return };
+        let paused = |peer: Peer| self.paused.iter().any(|paused| paused.peer == peer && now < paused.until);
+        let left = neighbours.iter().filter(|neighbour| !paused(neighbour.peer)).copied().collect();
+        self.search = Search::Asking { since, nonce: Nonce(0), left };
         self.ask_next(now, brain);
     }
 
     /// Whoever does not answer in time is not asked for a while, each time for twice as long: every search would wait for it.
     fn note_silence(&mut self, now: Nanos, peer: Peer) {
-        let known = self.silent.iter().position(|silent| silent.peer == peer);
-        let before_ns = known.map_or(self.terms.retry_ns, |at| self.silent.swap_remove(at).pause_ns);
+        let known = self.paused.iter().position(|paused| paused.peer == peer);
+        let before_ns = known.map_or(self.terms.retry_ns, |at| self.paused.swap_remove(at).pause_ns);
         let pause_ns = before_ns.saturating_mul(2).min(SILENCE_MAX_NS);
-        self.silent.push(Silent { peer, until: now.plus(pause_ns), pause_ns });
+        self.paused.push(Paused { peer, until: now.plus(pause_ns), pause_ns });
+    }
+
+    /// Whoever said no is not asked again before its answer can be another one. Who gave no answer that says anything is
+    /// silent.
+    pub(super) fn note_refusal(&mut self, now: Nanos, peer: Peer, why: Option<Refusal>) {
+        let Terms { min_residence_ns, retry_ns, .. } = self.terms;
+        let pause_ns = match why {
+            None => return self.note_silence(now, peer),
+            Some(Refusal::MinResidence { left_ns }) => left_ns.min(min_residence_ns),
+            Some(Refusal::NotTraded) => SILENCE_MAX_NS,
+            Some(Refusal::Active | Refusal::AtCap | Refusal::AtFloor | Refusal::Nothing | Refusal::Busy) => {
+                retry_ns
+            }
+        };
+        self.forget_silence(peer);
+        self.paused.push(Paused { peer, until: now.plus(pause_ns), pause_ns: retry_ns });
     }
 
     /// It has answered in time.
     pub(super) fn forget_silence(&mut self, peer: Peer) {
-        self.silent.retain(|silent| silent.peer != peer);
+        self.paused.retain(|paused| paused.peer != peer);
     }
 }
 
-fn victims(neighbours: &[Neighbour], terms: &Terms, chunks: u32, now: Nanos) -> Vec<Victim> {
-    let asker = Asker {
-        priority: terms.priority,
-        need_chunks: chunks,
-        rule: terms.rule,
-        order: &terms.order,
-        min_residence_ns: terms.min_residence_ns,
-    };
-    victim::order(neighbours, &asker, now)
+impl Terms {
+    fn asker(&self) -> Asker<'_> {
+        Asker {
+            priority: self.priority,
+            need_chunks: 0,
+            rule: self.rule,
+            order: &self.order,
+            min_residence_ns: self.min_residence_ns,
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use sluice_policy::ids::Nanos;
 use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::victim::{Asker, Live, Neighbour, Rule, Victim, order};
+use sluice_policy::neighbours::victim::{Asker, Live, Neighbour, Rule, Supply, Victim, order, supply};
 
 const NOW: Nanos = Nanos(1_000_000);
 
@@ -256,6 +256,10 @@ proptest! {
         prop_assert!(victims.iter().all(|v| v.chunks > 0 && all[v.peer.index as usize].reachable));
         let covered: u32 = victims.iter().filter(|v| live(v).is_some()).map(|v| v.chunks).sum();
         prop_assert!(covered <= need);
+        let whole = order(&all, &Asker { need_chunks: u32::MAX, ..asker }, Nanos(1000));
+        let can: u32 = whole.iter().filter(|v| live(v).is_some()).map(|v| v.chunks).sum();
+        let more_unknown = whole.iter().any(|v| live(v).is_none());
+        prop_assert_eq!(supply(&all, &asker, Nanos(1000)), Supply { chunks: can, more_unknown });
         let mut turned = all.clone();
         turned.rotate_left(if all.is_empty() { 0 } else { turn % all.len() });
         prop_assert_eq!(order(&turned, &asker, Nanos(1000)), victims);

@@ -3,6 +3,7 @@
 use sluice_policy::ids::Nanos;
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::grants::Nonce;
+use sluice_policy::neighbours::refusal::Refusal;
 use sluice_policy::neighbours::turn::Quantum;
 use sluice_policy::neighbours::victim::{Live, Neighbour, Rule};
 use sluice_policy::trader::{News, Terms};
@@ -93,7 +94,10 @@ fn put_news(words: &mut Words, news: &News) {
         News::Withdrawn { peer, nonce } => (1, peer, nonce, 0, 0),
         News::Revoked { peer, nonce, chunks } => (2, peer, nonce, chunks, 0),
         News::Granted { peer, nonce, chunks, ttl_ns } => (3, peer, nonce, chunks, ttl_ns),
-        News::Refused { peer, nonce } => (4, peer, nonce, 0, 0),
+        News::Refused { peer, nonce, why } => {
+            let (code, left_ns) = refusal_words(why);
+            (4, peer, nonce, code, left_ns)
+        }
         News::Renewed { peer, nonce, ttl_ns } => (5, peer, nonce, 0, ttl_ns),
         News::Returned { peer, nonce, chunks } => (6, peer, nonce, chunks, 0),
         News::TookBack { nonce } => (7, nobody, nonce, 0, 0),
@@ -115,7 +119,7 @@ fn news(r: &mut Reader<'_>) -> Result<News, String> {
         1 => News::Withdrawn { peer, nonce },
         2 => News::Revoked { peer, nonce, chunks },
         3 => News::Granted { peer, nonce, chunks, ttl_ns },
-        4 => News::Refused { peer, nonce },
+        4 => News::Refused { peer, nonce, why: refusal(chunks, ttl_ns)? },
         5 => News::Renewed { peer, nonce, ttl_ns },
         6 => News::Returned { peer, nonce, chunks },
         7 => News::TookBack { nonce },
@@ -124,6 +128,34 @@ fn news(r: &mut Reader<'_>) -> Result<News, String> {
         10 => News::Claimed { peer, nonce, chunks },
         other => return Err(format!("{other} is no letter")),
     })
+}
+
+/// A code, 0 for none, and the time that is left.
+fn refusal_words(why: Option<Refusal>) -> (u32, u64) {
+    match why {
+        None => (0, 0),
+        Some(Refusal::Active) => (1, 0),
+        Some(Refusal::MinResidence { left_ns }) => (2, left_ns),
+        Some(Refusal::AtCap) => (3, 0),
+        Some(Refusal::AtFloor) => (4, 0),
+        Some(Refusal::Nothing) => (5, 0),
+        Some(Refusal::Busy) => (6, 0),
+        Some(Refusal::NotTraded) => (7, 0),
+    }
+}
+
+fn refusal(code: u32, left_ns: u64) -> Result<Option<Refusal>, String> {
+    Ok(Some(match code {
+        0 => return Ok(None),
+        1 => Refusal::Active,
+        2 => Refusal::MinResidence { left_ns },
+        3 => Refusal::AtCap,
+        4 => Refusal::AtFloor,
+        5 => Refusal::Nothing,
+        6 => Refusal::Busy,
+        7 => Refusal::NotTraded,
+        other => return Err(format!("{other} is no refusal")),
+    }))
 }
 
 /// A tenant's place: how time is shared, and with whom memory is traded.
@@ -155,10 +187,14 @@ pub fn place(r: &mut Reader<'_>) -> Result<(Sharing, Option<Membership>), String
 }
 
 fn put_terms(words: &mut Words, terms: &Terms) {
-    let Terms { priority, rule, order, min_residence_ns, revoke_bound_ns, .. } = terms;
+    let Terms { priority, priorities, rule, order, min_residence_ns, revoke_bound_ns, .. } = terms;
     let Terms { ask_patience_ns, ttl_ns, retry_ns, .. } = terms;
     words.put(priority.cast_unsigned()).put(code_of(&RULES, rule));
     words.put_list(order, put_peer);
+    words.put_list(priorities, |words, (peer, priority)| {
+        put_peer(words, peer);
+        words.put(priority.cast_unsigned());
+    });
     words.put(*min_residence_ns).put(*revoke_bound_ns).put(*ask_patience_ns).put(*ttl_ns).put(*retry_ns);
 }
 
@@ -167,6 +203,7 @@ fn terms(r: &mut Reader<'_>) -> Result<Terms, String> {
         priority: r.int::<u32>()?.cast_signed(),
         rule: by_code(&RULES, r)?,
         order: r.list(peer)?,
+        priorities: r.list(|r| Ok((peer(r)?, r.int::<u32>()?.cast_signed())))?,
         min_residence_ns: r.u64()?,
         revoke_bound_ns: r.u64()?,
         ask_patience_ns: r.u64()?,

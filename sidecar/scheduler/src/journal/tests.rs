@@ -2,6 +2,7 @@
 
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::grants::Nonce;
+use sluice_policy::neighbours::refusal::Refusal;
 use sluice_policy::neighbours::victim::{Live, Neighbour};
 use sluice_policy::trader::{News, Terms};
 use sluice_ports::neighbourhood::NeighbourEvent;
@@ -91,22 +92,35 @@ fn neighbours_say() -> Vec<NeighbourEvent> {
         NeighbourEvent::Turn { epoch: 9 },
         NeighbourEvent::Sought { epoch: 9 },
         NeighbourEvent::News(News::Survey(vec![neighbour])),
-        NeighbourEvent::News(News::Terms(Terms::default())),
+        NeighbourEvent::News(News::Terms(Terms { priorities: vec![(peer, -2)], ..Terms::default() })),
         NeighbourEvent::News(News::Revoked { peer, nonce: Nonce(4), chunks: 6 }),
     ]
 }
 
+/// Reads what it writes, and returns the name.
+fn read_back(said: NeighbourEvent) -> &'static str {
+    let event = Event::Neighbour(said);
+    let (name, words) = events::encode(&event);
+    let text = words.to_string();
+    let mut reader = Reader::new(&text);
+    assert_eq!(events::decode(name, &mut reader), Ok(event));
+    assert_eq!(reader.end(), Ok(()), "{name}");
+    name
+}
+
 #[test]
 fn what_neighbours_say_is_read_back_as_it_was_written() {
-    let mut names: Vec<&str> = Vec::new();
-    for said in neighbours_say() {
-        let event = Event::Neighbour(said);
-        let (name, words) = events::encode(&event);
-        let text = words.to_string();
-        let mut reader = Reader::new(&text);
-        assert_eq!(events::decode(name, &mut reader), Ok(event));
-        assert_eq!(reader.end(), Ok(()), "{name}");
-        names.push(name);
-    }
+    let names: Vec<&str> = neighbours_say().into_iter().map(read_back).collect();
     assert_eq!(names, neighbours::NAMES);
+}
+
+#[test]
+fn every_word_of_a_refusal_is_read_back_as_it_was_written() {
+    let residence = Refusal::MinResidence { left_ns: 77 };
+    let words = [Refusal::Active, residence, Refusal::AtCap, Refusal::AtFloor, Refusal::Nothing];
+    let words = words.into_iter().chain([Refusal::Busy, Refusal::NotTraded]).map(Some);
+    for why in words.chain([None]) {
+        let refused = News::Refused { peer: Peer { index: 3, instance: 7 }, nonce: Nonce(4), why };
+        assert_eq!(read_back(NeighbourEvent::News(refused)), "letter");
+    }
 }

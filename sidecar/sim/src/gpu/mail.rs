@@ -133,7 +133,9 @@ impl Mail {
             Letter::Prolong { peer, nonce, ttl_ns } if ttl_ns > 0 => {
                 (peer, News::Renewed { peer: from, nonce, ttl_ns })
             }
-            Letter::Answer { peer, nonce, chunks: 0, .. } => (peer, News::Refused { peer: from, nonce }),
+            Letter::Refuse { peer, nonce, why } => {
+                (peer, News::Refused { peer: from, nonce, why: Some(why) })
+            }
             Letter::Answer { peer, nonce, chunks, ttl_ns } => {
                 (peer, News::Granted { peer: from, nonce, chunks, ttl_ns })
             }
@@ -161,7 +163,7 @@ impl Mail {
     fn ask(&mut self, now: Nanos, from: Peer, to: Peer, news: News, nonce: Nonce) {
         self.request(now, from, to, news);
         if self.rng.chance(self.roads.lost_permille) {
-            let refused = NeighbourEvent::News(News::Refused { peer: to, nonce });
+            let refused = NeighbourEvent::News(News::Refused { peer: to, nonce, why: None });
             self.near(now, from, Post::Event(refused));
             self.request(now, from, to, News::Withdrawn { peer: from, nonce });
         }

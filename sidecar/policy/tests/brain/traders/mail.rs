@@ -93,8 +93,8 @@ impl Mail {
             Letter::Prolong { peer, nonce, ttl_ns } => {
                 self.outside(now, peer, Post::News(News::Renewed { peer: from, nonce, ttl_ns }));
             }
-            Letter::Answer { peer, nonce, chunks: 0, .. } => {
-                self.outside(now, peer, Post::News(News::Refused { peer: from, nonce }));
+            Letter::Refuse { peer, nonce, why } => {
+                self.outside(now, peer, Post::News(News::Refused { peer: from, nonce, why: Some(why) }));
             }
             Letter::Answer { peer, nonce, chunks, ttl_ns } => {
                 self.outside(now, peer, Post::News(News::Granted { peer: from, nonce, chunks, ttl_ns }));
@@ -120,7 +120,7 @@ impl Mail {
     fn ask(&mut self, now: Nanos, from: Peer, to: Peer, news: News, nonce: Nonce) {
         self.request(now, from, to, news);
         if self.rng.permille(self.loss) {
-            self.inside(now, from, Post::News(News::Refused { peer: to, nonce }));
+            self.inside(now, from, Post::News(News::Refused { peer: to, nonce, why: None }));
             self.request(now, from, to, News::Withdrawn { peer: from, nonce });
         }
     }
