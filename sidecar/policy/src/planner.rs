@@ -17,6 +17,7 @@ pub mod batch;
 mod begin;
 
 pub mod link;
+mod order;
 pub mod pausing;
 pub mod placement;
 pub mod problem;

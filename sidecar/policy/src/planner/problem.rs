@@ -86,9 +86,14 @@ impl Problem {
     /// Bytes that these choices take: what is resident, and the prefetch buffer, which is the largest sum over requests of
     /// what one layer has absent (Eq. 1).
     pub fn bytes_of(&self, chosen: &[u16]) -> u64 {
+        self.bytes(self.choices_of(chosen))
+    }
+
+    /// The same of one choice for each object, in any order.
+    pub(super) fn bytes<'a>(&self, choices: impl Iterator<Item = &'a Choice>) -> u64 {
         let mut buffer = alloc::vec![0; self.compute_ns.len()];
         let mut resident: u64 = 0;
-        for choice in self.choices_of(chosen) {
+        for choice in choices {
             resident += choice.resident_bytes;
             choice.fetches.iter().for_each(|fetch| buffer[usize::from(fetch.layer)] += choice.buffer_bytes);
         }

@@ -39,7 +39,7 @@ pub struct Relaxation {
 
 impl Relaxation {
     /// Of these objects, which will be placed in this order.
-    pub fn new(objects: &[Object], cost: impl Fn(&Choice) -> u64) -> Relaxation {
+    pub fn new(objects: &[&Object], cost: impl Fn(&Choice) -> u64) -> Relaxation {
         let mut swaps = Vec::new();
         let mut cheapest = alloc::vec![(0, 0)];
         for (index, object) in objects.iter().enumerate().rev() {

@@ -7,6 +7,7 @@
 use alloc::vec::Vec;
 
 use super::begin;
+use super::order::Order;
 use super::problem::{Object, Problem};
 use super::relax::Relaxation;
 use super::steps;
@@ -73,41 +74,24 @@ pub fn plan_with(
     budget: u32,
     time_ns: impl Fn(&Problem, &[u16]) -> u64,
 ) -> Result<Plan, Misfit> {
-    let order = order(&problem.objects);
-    let objects = order.iter().map(|&index| problem.objects[index].clone()).collect();
-    let sorted = Problem { objects, ..problem.clone() };
-    let mut search = Search::new(&sorted, budget, time_ns);
+    let order = Order::new(problem);
+    let mut search = Search::new(&order, budget, time_ns);
     search.begin();
     search.descend(0);
     let optimal = search.open_ns == u64::MAX;
     let Some((cost, found)) = search.best else {
         return Err(if optimal { Misfit::Proven } else { Misfit::OutOfBudget });
     };
-    let mut chosen = alloc::vec![0; found.len()];
-    order.iter().zip(found).for_each(|(&index, choice)| chosen[index] = choice);
     let bound_ns = search.open_ns.min(cost.time_ns);
-    Ok(Plan { chosen, cost, bound_ns, expansions: budget - search.left, optimal })
-}
-
-/// Most link work first, since that decides most; alike objects beside each other.
-fn order(objects: &[Object]) -> Vec<usize> {
-    let weight = |index: &usize| {
-        let choices = objects[*index].choices.iter();
-        core::cmp::Reverse(choices.map(|choice| (choice.work_ns(), choice.resident_bytes)).max())
-    };
-    let mut order: Vec<usize> = (0..objects.len()).collect();
-    order.sort_by_key(weight);
-    order
+    Ok(Plan { chosen: order.by_index(&found), cost, bound_ns, expansions: budget - search.left, optimal })
 }
 
 struct Search<'a, T> {
-    problem: &'a Problem,
+    order: &'a Order<'a>,
     time_ns: T,
     compute_ns: u64,
     by_work: Relaxation,
     by_bytes: Relaxation,
-    /// For each object its choices, the least link work first.
-    ranked: Vec<Vec<u16>>,
     path: Placed,
     best: Option<(Cost, Vec<u16>)>,
     /// Expansions that may still be made.
@@ -128,15 +112,14 @@ struct Placed {
 }
 
 impl<'a, T: Fn(&Problem, &[u16]) -> u64> Search<'a, T> {
-    fn new(problem: &'a Problem, budget: u32, time_ns: T) -> Self {
+    fn new(order: &'a Order<'a>, budget: u32, time_ns: T) -> Self {
         Search {
-            problem,
+            order,
             time_ns,
-            compute_ns: problem.compute_total_ns(),
-            by_work: Relaxation::new(&problem.objects, |choice| choice.work_ns()),
-            by_bytes: Relaxation::new(&problem.objects, |choice| choice.link_bytes),
-            ranked: problem.objects.iter().map(begin::by_work).collect(),
-            path: Placed::none(problem.compute_ns.len()),
+            compute_ns: order.problem.compute_total_ns(),
+            by_work: Relaxation::new(&order.objects, |choice| choice.work_ns()),
+            by_bytes: Relaxation::new(&order.objects, |choice| choice.link_bytes),
+            path: Placed::none(order.problem.compute_ns.len()),
             best: None,
             left: budget,
             open_ns: u64::MAX,
@@ -145,10 +128,15 @@ impl<'a, T: Fn(&Problem, &[u16]) -> u64> Search<'a, T> {
 
     /// The plan to beat.
     fn begin(&mut self) {
-        let Some(chosen) = begin::first(self.problem) else { return };
-        let time_ns = (self.time_ns)(self.problem, &chosen);
-        let link_bytes = self.problem.choices_of(&chosen).map(|choice| choice.link_bytes).sum();
-        self.best = Some((Cost { time_ns, link_bytes }, chosen));
+        let Some(chosen) = begin::first(self.order) else { return };
+        let by_index = self.order.by_index(&chosen);
+        let choices = self.order.problem.choices_of(&by_index);
+        let link_bytes = choices.map(|choice| choice.link_bytes).sum();
+        self.best = Some((Cost { time_ns: self.time_of(&chosen), link_bytes }, chosen));
+    }
+
+    fn time_of(&self, chosen: &[u16]) -> u64 {
+        (self.time_ns)(self.order.problem, &self.order.by_index(chosen))
     }
 
     fn descend(&mut self, depth: usize) {
@@ -156,7 +144,7 @@ impl<'a, T: Fn(&Problem, &[u16]) -> u64> Search<'a, T> {
         if self.best.as_ref().is_some_and(|(best, _)| *best <= bound) {
             return;
         }
-        if depth == self.problem.objects.len() {
+        if depth == self.order.objects.len() {
             return self.take_leaf();
         }
         if self.left == 0 {
@@ -169,32 +157,27 @@ impl<'a, T: Fn(&Problem, &[u16]) -> u64> Search<'a, T> {
 
     /// Tries the choices of one object, those first that are nearest to the best plan's.
     fn branch(&mut self, depth: usize) {
-        let ranks = self.ranked[depth].len();
+        let ranks = self.order.ranked[depth].len();
         let from = self.first_of_alike(depth);
-        let begin = self.best.as_ref().map_or(0, |(_, chosen)| self.rank(depth, chosen[depth])).max(from);
+        let begin =
+            self.best.as_ref().map_or(0, |(_, chosen)| self.order.rank(depth, chosen[depth])).max(from);
         let nearest = (0..ranks).flat_map(|away| [begin.checked_sub(away + 1), Some(begin + away)]);
         for rank in nearest.flatten().filter(|&rank| from <= rank && rank < ranks) {
-            let choice = self.ranked[depth][rank];
-            self.path.push(self.problem, depth, choice);
+            let choice = self.order.ranked[depth][rank];
+            self.path.push(self.order.objects[depth], choice);
             self.descend(depth + 1);
-            self.path.pop(self.problem, depth);
+            self.path.pop(self.order.objects[depth]);
         }
-    }
-
-    fn rank(&self, depth: usize, choice: u16) -> usize {
-        self.ranked[depth].iter().position(|&other| other == choice).expect("it is one of them")
     }
 
     /// The first choice to try, by rank: an object like the one before it is never placed with less work.
     fn first_of_alike(&self, depth: usize) -> usize {
-        let objects = &self.problem.objects;
-        let before = depth.checked_sub(1).filter(|&before| objects[before] == objects[depth]);
-        before.map_or(0, |before| self.rank(before, self.path.chosen[before]))
+        if self.order.alike[depth] { self.order.rank(depth, self.path.chosen[depth - 1]) } else { 0 }
     }
 
     /// What no plan below this node beats; none when nothing below it fits.
     fn bound(&self, depth: usize) -> Option<Cost> {
-        let left_bytes = self.problem.capacity_bytes.checked_sub(self.path.bytes())?;
+        let left_bytes = self.order.problem.capacity_bytes.checked_sub(self.path.bytes())?;
         let work_ns = self.path.work_ns + self.by_work.at_least(depth, left_bytes)?;
         let link_bytes = self.path.link_bytes + self.by_bytes.at_least(depth, left_bytes)?;
         Some(Cost { time_ns: work_ns.max(self.compute_ns), link_bytes })
@@ -202,7 +185,7 @@ impl<'a, T: Fn(&Problem, &[u16]) -> u64> Search<'a, T> {
 
     fn take_leaf(&mut self) {
         let chosen = &self.path.chosen;
-        let cost = Cost { time_ns: (self.time_ns)(self.problem, chosen), link_bytes: self.path.link_bytes };
+        let cost = Cost { time_ns: self.time_of(chosen), link_bytes: self.path.link_bytes };
         if self.best.as_ref().is_none_or(|(best, _)| cost < *best) {
             self.best = Some((cost, chosen.clone()));
         }
@@ -224,8 +207,8 @@ impl Placed {
         self.resident_bytes + self.absent.iter().max().copied().unwrap_or(0)
     }
 
-    fn push(&mut self, problem: &Problem, depth: usize, index: u16) {
-        let choice = &problem.objects[depth].choices[usize::from(index)];
+    fn push(&mut self, object: &Object, index: u16) {
+        let choice = &object.choices[usize::from(index)];
         self.chosen.push(index);
         self.resident_bytes += choice.resident_bytes;
         self.work_ns += choice.work_ns();
@@ -233,9 +216,9 @@ impl Placed {
         choice.fetches.iter().for_each(|fetch| self.absent[usize::from(fetch.layer)] += choice.buffer_bytes);
     }
 
-    fn pop(&mut self, problem: &Problem, depth: usize) {
+    fn pop(&mut self, object: &Object) {
         let index = self.chosen.pop().expect("what was placed is taken off");
-        let choice = &problem.objects[depth].choices[usize::from(index)];
+        let choice = &object.choices[usize::from(index)];
         self.resident_bytes -= choice.resident_bytes;
         self.work_ns -= choice.work_ns();
         self.link_bytes -= choice.link_bytes;
