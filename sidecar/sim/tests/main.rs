@@ -4,6 +4,7 @@
 mod astray;
 mod conformance;
 mod damage;
+mod deaths;
 mod engineless;
 mod faults;
 mod gpu;

@@ -37,8 +37,16 @@ impl Brain {
         rung.saturating_sub(own.min(layers.saturating_mul(slab)))
     }
 
-    /// Nobody needs memory any more.
-    pub fn sate(&mut self) {
+    /// Requests wait or run that an engine could serve, or there are none: then nobody needs memory any more. Those that wait
+    /// hold no KV, so that the brain sees nothing of them.
+    pub fn set_busy(&mut self, busy: bool) {
+        self.trade.busy = busy;
+        if !busy {
+            self.sate();
+        }
+    }
+
+    pub(super) fn sate(&mut self) {
         self.trade.hungry.clear();
     }
 
@@ -92,7 +100,9 @@ impl Brain {
             self.trade.calm.reset();
             return 0;
         }
-        self.trade.idle = if self.kv.open_requests() == 0 { self.trade.idle + 1 } else { 0 };
+        // What came for a request is not spare before its first step has been planned.
+        let idle = !self.trade.busy && self.kv.open_requests() == 0;
+        self.trade.idle = if idle { self.trade.idle + 1 } else { 0 };
         if self.trade.idle >= IDLE_BOUNDARIES {
             return left;
         }

@@ -185,8 +185,11 @@ impl Brain {
         if self.regrows() && self.regrows_at_once() {
             return self.order_regrowth(u32::MAX, out);
         }
-        let Some(parting) = self.trade.partings.front().copied() else { return self.come_back() };
         let vacant = self.vacant_chunks();
+        if self.waking() {
+            self.refuse_loans_beyond(vacant);
+        }
+        let Some(parting) = self.trade.partings.front().copied() else { return self.come_back() };
         if vacant >= parting.chunks {
             self.trade.partings.pop_front();
             return self.order_lend(parting, out);
@@ -194,6 +197,15 @@ impl Brain {
         match self.room_for(parting.chunks - vacant, parting.claim) {
             Some(target) => self.goal = Some(Goal { target, reason: parting.claim.reason() }),
             None => self.refuse_loan(),
+        }
+    }
+
+    /// Layers that come back do not wait for a loan that has to be vacated first: that could take until a step has run, which
+    /// waits for the layers.
+    fn refuse_loans_beyond(&mut self, vacant: u32) {
+        let waits = |parting: &Parting| parting.claim == Claim::Loan && parting.chunks > vacant;
+        while self.trade.partings.front().is_some_and(waits) {
+            self.refuse_loan();
         }
     }
 

@@ -85,6 +85,8 @@ pub(super) struct Trade {
     pub lent: u32,
     /// Holds the turn, or has work where there are no turns.
     pub active: bool,
+    /// Requests wait or run, and there is an engine for them.
+    pub busy: bool,
     /// Layers that were lent are not brought back yet: their lender's revocation is under way.
     pub patient: bool,
     pub partings: VecDeque<Parting>,
@@ -121,6 +123,7 @@ impl Trade {
             borrowed: 0,
             lent: 0,
             active: true,
+            busy: false,
             patient: false,
             partings: VecDeque::new(),
             regrow: 0,

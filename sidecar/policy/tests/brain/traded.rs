@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use sluice_policy::action::Earmark;
 use sluice_policy::brain::{Claim, Traded};
+use sluice_policy::geometry::Geometry;
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::grants::Nonce;
-use sluice_policy::params::PolicyName;
+use sluice_policy::params::{Params, PolicyName};
 use sluice_policy::reason::Reason;
 
 use super::cases::{guaranteed_chunks, tenant};
@@ -41,7 +42,7 @@ impl Pair {
         let (_, geometry) = tenant(PolicyName::Oneiros, slabs, kv, MODEL_TOKENS);
         let share = geometry.capacity_chunks;
         let world = |seed| {
-            let params = sluice_policy::params::Params { share_chunks: share, ..params.clone() };
+            let params = Params { share_chunks: share, ..params.clone() };
             let mut geometry = geometry.clone();
             geometry.capacity_chunks = 2 * share;
             World::new(params, geometry, seed, Faults { permille: faults, left: 6, ..Faults::default() })
@@ -315,4 +316,35 @@ fn a_lender_whose_loans_do_not_come_back_serves_with_moving_layers() {
     assert_eq!(lender.finished, expected);
     assert!(lender.brain.layout().alpha() > 0, "it serves in what its floor leaves");
     assert_eq!(lender.brain.budget_chunks(), pair.shares[1] - most, "and takes nothing that is not its own");
+}
+
+/// A loaded tenant with two chunks of its neighbour, whose KV is never calm for long enough to give any back.
+fn borrower() -> World {
+    let (params, _) = tenant(PolicyName::Oneiros, &[4; 8], 0, MODEL_TOKENS);
+    let (_, geometry) = tenant(PolicyName::Oneiros, &[4; 8], guaranteed_chunks(&params), MODEL_TOKENS);
+    let share_chunks = geometry.capacity_chunks;
+    let params = Params { share_chunks, revert_patience_steps: u32::MAX, ..params };
+    let geometry = Geometry { capacity_chunks: 2 * share_chunks, ..geometry };
+    let mut world = World::new(params, geometry, 5, Faults::default());
+    assert!(world.load());
+    let earmark = Earmark { peer: peer(1), nonce: Nonce(1) };
+    world.tell(|brain, out| brain.accept(earmark, 2, Claim::Loan, out));
+    world.drain();
+    assert_eq!(world.brain.borrowed_chunks(), 2);
+    world
+}
+
+/// Whoever found no engine for long gave back at once what it had borrowed for its first step, and borrowed it again, for ever.
+#[test]
+fn a_loan_is_spare_when_no_request_waits_for_a_while_and_not_before() {
+    let mut brain = borrower().brain;
+    let mut spare = |busy| {
+        brain.set_busy(busy);
+        brain.take_spare_loan()
+    };
+    let idle: Vec<_> = (0..8).map(|_| spare(false)).collect();
+    assert_eq!(idle, [0, 0, 0, 0, 0, 0, 0, 2], "nobody has asked for it for a while");
+    assert!((0..100).all(|_| spare(true) == 0), "what waits holds no KV yet, and will");
+    let idle: Vec<_> = (0..8).map(|_| spare(false)).collect();
+    assert_eq!(idle, [0, 0, 0, 0, 0, 0, 0, 2], "the while begins anew");
 }

@@ -13,6 +13,7 @@ use sluice_policy::trader::{Letter, Trader};
 
 use super::device::{Device, Faults, Rng, mix};
 
+mod admission;
 mod audit;
 mod naps;
 mod trading;
@@ -206,9 +207,7 @@ impl World {
         }
         if self.trader.is_some() {
             self.brain.set_active(self.active);
-            if !self.busy() {
-                self.brain.sate();
-            }
+            self.brain.set_busy(self.busy());
         }
         self.nap();
         let now = self.now;
@@ -218,7 +217,14 @@ impl World {
         if !self.active || self.brain.dormant() {
             return;
         }
-        self.admit();
+        let admitted = self.admit();
+        if !self.launch() {
+            self.send_back(admitted);
+        }
+    }
+
+    /// Begins a step, if memory is there for one.
+    fn launch(&mut self) -> bool {
         let mut tried = false;
         while !self.brain.blocked() && !self.running.is_empty() {
             let now = self.now;
@@ -229,32 +235,15 @@ impl World {
             match self.tell(|brain, out| brain.prepare(now, &need, out)) {
                 Prepared::Ready => {
                     self.start(parts, need.shape);
-                    return;
+                    return true;
                 }
                 Prepared::Wait if self.denied() => {}
-                Prepared::Wait => return,
+                Prepared::Wait => return false,
                 Prepared::Short { activation: true, .. } if !usual => {}
                 Prepared::Short { .. } => self.preempt(),
             }
         }
-    }
-
-    fn admit(&mut self) {
-        while self.running.len() < self.max_batch {
-            let Some(mut request) = self.waiting.pop_front() else { break };
-            if std::mem::take(&mut request.kept) {
-                self.brain.resume(request.id);
-            } else {
-                let cached = self.brain.open(request.id, request.salt, &request.tokens);
-                assert!(
-                    cached.is_multiple_of(16) && (cached as usize) < request.tokens.len(),
-                    "the last token is computed"
-                );
-                request.committed = cached as usize;
-            }
-            self.tables.insert(request.id, Vec::new());
-            self.running.push(request);
-        }
+        false
     }
 
     fn plan(&self) -> (Vec<(RequestId, usize)>, StepNeed) {

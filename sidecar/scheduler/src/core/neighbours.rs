@@ -63,9 +63,7 @@ impl Core {
     /// Whether a step may begin now: always, or in the tenant's turn. Asks for the turn and gives it up.
     pub(super) fn may_run(&mut self, now: Nanos) -> bool {
         let busy = self.busy() && self.brain.rest() == Rest::Awake;
-        if !busy || self.engine.is_none() {
-            self.brain.sate();
-        }
+        self.brain.set_busy(busy && self.engine.is_some());
         let active = match self.config.sharing {
             Sharing::Exclusive => return true,
             Sharing::Spatial => busy,

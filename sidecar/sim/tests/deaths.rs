@@ -1,0 +1,288 @@
+//! A tenant whose engines die again and again among neighbours that lend, borrow and want their turn: every request ends, with the
+//! tokens that it has alone.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::grants::Nonce;
+use sluice_policy::neighbours::turn::Quantum;
+use sluice_policy::neighbours::victim::{Live, Neighbour};
+use sluice_policy::params::PolicyName;
+use sluice_policy::trader::{Letter, News, Terms};
+use sluice_ports::neighbourhood::{NeighbourEvent, Neighbourhood, TurnCall};
+use sluice_scheduler::{Event, Membership, Sharing};
+use sluice_sim::World;
+use sluice_sim::rng::Rng;
+use sluice_sim::world::Setup;
+
+use crate::support::{LIMIT, request, setup};
+
+const MS: u64 = 1_000_000;
+const OTHER: Peer = Peer { index: 1, instance: 1 };
+/// Chunks that the neighbour can lend.
+const THEIRS: u32 = 40;
+const REQUESTS: u64 = 10;
+/// Of a step that takes all prompts at once.
+const WIDE_TOKENS: u32 = 1024;
+/// Engines die within this time, then no more.
+const TROUBLE_NS: u64 = 3_000 * MS;
+/// All requests have ended so long after the last engine has come.
+const PATIENCE_NS: u64 = 20_000 * MS;
+
+#[derive(Clone, Debug)]
+enum Word {
+    Letter(Letter),
+    Turn(TurnCall),
+}
+
+/// What the tenant said, and when.
+#[derive(Clone, Debug, Default)]
+struct Said(Arc<Mutex<Vec<(Nanos, Word)>>>);
+
+impl Neighbourhood for Said {
+    fn post(&mut self, now: Nanos, letter: Letter) {
+        self.0.lock().unwrap().push((now, Word::Letter(letter)));
+    }
+
+    fn turn(&mut self, now: Nanos, call: TurnCall) {
+        self.0.lock().unwrap().push((now, Word::Turn(call)));
+    }
+}
+
+/// The neighbour: it answers everything, after a moment.
+#[derive(Debug)]
+struct Other {
+    said: Said,
+    rng: Rng,
+    /// Chunks that it could lend.
+    left: u32,
+    /// What it lent, and what it borrowed.
+    lent: BTreeMap<Nonce, u32>,
+    borrowed: BTreeMap<Nonce, u32>,
+    asks: u64,
+    epoch: u64,
+    due: Vec<(Nanos, NeighbourEvent)>,
+}
+
+impl Other {
+    fn new(said: Said, seed: u64) -> Other {
+        let (lent, borrowed) = (BTreeMap::new(), BTreeMap::new());
+        let rng = Rng::new(seed);
+        Other { said, rng, left: THEIRS, lent, borrowed, asks: 0, epoch: 0, due: Vec::new() }
+    }
+
+    /// What the neighbour has to say by now, in order.
+    fn says(&mut self, now: Nanos) -> Vec<NeighbourEvent> {
+        let said = std::mem::take(&mut *self.said.0.lock().unwrap());
+        for (at, word) in said {
+            match word {
+                Word::Letter(letter) => self.read(at, letter),
+                Word::Turn(TurnCall::Want) => self.pass_turn(at),
+                Word::Turn(TurnCall::Release) => {}
+            }
+        }
+        if self.rng.chance(5) {
+            self.meddle(now);
+        }
+        self.due.sort_by_key(|(at, _)| *at);
+        let later = self.due.partition_point(|(at, _)| *at <= now);
+        self.due.drain(..later).map(|(_, event)| event).collect()
+    }
+
+    fn later(&mut self, at: Nanos, most_ns: u64, event: NeighbourEvent) {
+        let at = at.plus(self.rng.below(most_ns));
+        self.due.push((at, event));
+    }
+
+    fn tell(&mut self, at: Nanos, news: News) {
+        self.later(at, 6 * MS, NeighbourEvent::News(news));
+    }
+
+    /// The turn comes, and is sought while the tenant has it or later.
+    fn pass_turn(&mut self, at: Nanos) {
+        self.epoch += 1;
+        let (epoch, at) = (self.epoch, at.plus(self.rng.below(60 * MS)));
+        self.due.push((at, NeighbourEvent::Turn { epoch }));
+        self.later(at, 100 * MS, NeighbourEvent::Sought { epoch });
+    }
+
+    fn read(&mut self, at: Nanos, letter: Letter) {
+        match letter {
+            Letter::Survey => self.tell(at, News::Survey(vec![self.seen()])),
+            Letter::Ask { nonce, chunks, ttl_ns, .. } => self.lend(at, nonce, chunks, ttl_ns),
+            Letter::Renew { nonce, ttl_ns, .. } => {
+                self.tell(at, News::Renewed { peer: OTHER, nonce, ttl_ns })
+            }
+            Letter::Return { nonce, chunks, .. } => self.have_back(nonce, chunks),
+            Letter::Withdraw { nonce, .. } => self.have_back(nonce, u32::MAX),
+            Letter::Answer { nonce, chunks, .. } if chunks > 0 => drop(self.borrowed.insert(nonce, chunks)),
+            Letter::Revoke { nonce, .. } => self.repay(at, nonce),
+            _ => {}
+        }
+    }
+
+    fn seen(&self) -> Neighbour {
+        let live = Live { lendable_chunks: self.left, ..Live::default() };
+        Neighbour { peer: OTHER, priority: 0, reachable: true, live: Some(live) }
+    }
+
+    fn lend(&mut self, at: Nanos, nonce: Nonce, chunks: u32, ttl_ns: u64) {
+        let chunks = chunks.min(self.left);
+        let news = match chunks {
+            0 => News::Refused { peer: OTHER, nonce, why: None },
+            _ => News::Granted { peer: OTHER, nonce, chunks, ttl_ns },
+        };
+        self.left -= chunks;
+        self.lent.insert(nonce, chunks);
+        self.tell(at, news);
+    }
+
+    /// A loan, or a part of it, is home; none of it where it was never accepted.
+    fn have_back(&mut self, nonce: Nonce, chunks: u32) {
+        let Some(out) = self.lent.get_mut(&nonce) else { return };
+        let back = if chunks == 0 { *out } else { chunks.min(*out) };
+        *out -= back;
+        self.left += back;
+    }
+
+    fn repay(&mut self, at: Nanos, nonce: Nonce) {
+        if let Some(chunks) = self.borrowed.remove(&nonce) {
+            self.tell(at, News::Returned { peer: OTHER, nonce, chunks });
+        }
+    }
+
+    /// It wants something back, asks for something, or gives something back.
+    fn meddle(&mut self, now: Nanos) {
+        let lent = self.lent.iter().find(|(_, chunks)| **chunks > 0).map(|(nonce, chunks)| (*nonce, *chunks));
+        let borrowed = self.borrowed.keys().next().copied();
+        match (self.rng.below(3), lent, borrowed) {
+            (0, Some((nonce, chunks)), _) => self.tell(now, News::Revoked { peer: OTHER, nonce, chunks }),
+            (1, ..) => self.ask(now),
+            (2, _, Some(nonce)) => self.repay(now, nonce),
+            _ => {}
+        }
+    }
+
+    fn ask(&mut self, now: Nanos) {
+        self.asks += 1;
+        let (nonce, ttl_ns) = (Nonce(1 << 60 | self.asks), 10_000 * MS);
+        let chunks = self.rng.between(1, 8) as u32;
+        self.tell(now, News::Asked { peer: OTHER, nonce, chunks, ttl_ns });
+    }
+}
+
+/// One step takes the prompts of all requests, for which KV has no room.
+fn wide(mut setup: Setup) -> Setup {
+    let activation =
+        |setup: &Setup| setup.geometry.chunks_for(setup.geometry.activation.bytes(setup.params.max_step));
+    let before = activation(&setup);
+    (setup.config.max_step_tokens, setup.params.max_step.tokens) = (WIDE_TOKENS, WIDE_TOKENS);
+    setup.geometry.capacity_chunks += activation(&setup) - before;
+    setup
+}
+
+/// A tenant that has more requests than its KV holds, with or without turns.
+fn tenant(turns: bool, is_wide: bool, said: &Said, layer_ns: u64) -> World {
+    let setup = setup(PolicyName::Oneiros, 4, 30, 1);
+    let mut setup = if is_wide { wide(setup) } else { setup };
+    setup.params.share_chunks = setup.geometry.capacity_chunks;
+    setup.geometry.capacity_chunks += THEIRS;
+    let quantum = Quantum::new(5 * MS, 50 * MS);
+    setup.config.sharing = if turns { Sharing::Temporal(quantum) } else { Sharing::Spatial };
+    let me = Peer { index: 0, instance: 1 };
+    let terms = Terms { min_residence_ns: 0, ..Terms::default() };
+    setup.config.neighbours = Some(Membership { me, terms });
+    setup.profile.layer_ns = layer_ns;
+    let mut world = World::among(Box::new(said.clone()), setup, None).unwrap();
+    for id in 1..=REQUESTS {
+        let mut request = request(id, &mut Rng::new(id));
+        request.prompt = (0..90).map(|token| token + 100 * id as u32).collect();
+        request.max_tokens = 40;
+        world.submit(request);
+    }
+    world
+}
+
+fn has_ended(world: &World) -> bool {
+    world.outcomes.values().all(|outcome| outcome.finish.is_some())
+}
+
+/// When engines die, and how long it takes until the next one comes: at random, some before they have served at all.
+#[derive(Debug)]
+struct Deaths {
+    rng: Rng,
+    left: u64,
+    next: Nanos,
+    /// An engine has come by then.
+    last: Nanos,
+}
+
+impl Deaths {
+    fn new(mut rng: Rng) -> Deaths {
+        let (left, next) = (rng.between(1, 12), Nanos(rng.below(50 * MS)));
+        Deaths { rng, left, next, last: Nanos(0) }
+    }
+
+    fn strike(&mut self, world: &mut World) {
+        let now = world.now();
+        if self.left == 0 || now < self.next || now.0 >= TROUBLE_NS {
+            return;
+        }
+        let restart_ns = self.rng.between(1, 1_000) * MS;
+        world.device.borrow_mut().profile.restart_ns = restart_ns;
+        world.kill_engine();
+        world.run_until(now);
+        self.left -= 1;
+        self.last = now.plus(restart_ns);
+        let life_ns = if self.rng.chance(500) { 5 * MS } else { 200 * MS };
+        self.next = self.last.plus(self.rng.below(life_ns));
+    }
+}
+
+/// Runs a tenant whose engines die to the end of its requests.
+fn survive(seed: u64) -> World {
+    let (mut rng, said) = (Rng::new(seed), Said::default());
+    let (turns, is_wide) = (rng.chance(700), rng.chance(500));
+    let mut world = tenant(turns, is_wide, &said, rng.between(1, 50) * MS / 10);
+    let mut other = Other::new(said, rng.word());
+    let mut deaths = Deaths::new(rng);
+    while !has_ended(&world) {
+        deaths.strike(&mut world);
+        let now = world.now();
+        let waited_ns = now.since(deaths.last.max(Nanos(TROUBLE_NS)));
+        assert!(waited_ns < PATIENCE_NS, "seed {seed}: {:?}, {other:?}", world.driver.core().snapshot());
+        other.says(now).into_iter().for_each(|event| world.driver.push(Event::Neighbour(event)));
+        world.run_until(now.plus(MS));
+    }
+    world
+}
+
+/// Tokens of all requests when no engine dies and nobody answers.
+fn alone() -> World {
+    let mut world = tenant(false, false, &Said::default(), MS / 10);
+    while !has_ended(&world) {
+        assert!(world.tick(LIMIT) || has_ended(&world), "alone all end");
+    }
+    world
+}
+
+fn assert_survives(seed: u64, alone: &World) {
+    let mut world = survive(seed);
+    for id in (1..=REQUESTS).map(RequestId) {
+        assert_eq!(world.outcomes[&id].tokens, alone.outcomes[&id].tokens, "seed {seed}, {id:?}");
+    }
+    assert_eq!(world.driver.compute().wrong_reads(), 0, "seed {seed}");
+}
+
+/// How many tenants are tried: as many as the environment says, for a hunt, else a few.
+fn tenants() -> u64 {
+    std::env::var("SLUICE_TENANTS").map_or(60, |count| count.parse().expect("SLUICE_TENANTS is a number"))
+}
+
+#[test]
+fn every_request_of_a_tenant_whose_engines_die_ends_with_its_tokens() {
+    let alone = alone();
+    (1..=tenants()).for_each(|seed| assert_survives(seed, &alone));
+}
