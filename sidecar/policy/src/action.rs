@@ -91,6 +91,24 @@ pub struct BlockSwap {
     pub generation: Generation,
 }
 
+/// KV of one layer that is not on the device comes into a buffer for one step (OrbitFlow, Pie): the block tables of that step
+/// name the buffer's blocks, which layers use in turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fetch {
+    /// The layer.
+    pub layer: LayerId,
+    /// The buffer: fetches into one buffer happen in the order given.
+    pub buffer: u8,
+    /// The contents' name: the layer's KV word `ready` shows it once the last byte is there.
+    pub generation: Generation,
+    /// The copy may start only when the engine's KV word `done` of this layer has reached this generation: the buffer's
+    /// previous reader. `None` = at once.
+    pub after: Option<(LayerId, Generation)>,
+    /// Host blocks and the blocks of the buffer that receive them. A host block that does not carry its generation
+    /// refuses the whole fetch. May be empty: then only the word changes.
+    pub blocks: Vec<BlockSwap>,
+}
+
 /// Bytes on their way from one neighbour to another, as the ledger file knows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Earmark {
@@ -137,8 +155,12 @@ pub enum Work {
     /// Copy layer-blocks back from the host tier, at a step boundary. Refused as a whole, and nothing changed, when a host
     /// block does not carry the generation that is asked for. The host's copies stay as they are.
     SwapIn(Vec<BlockSwap>),
-    /// Drop every queued fill that has not started. Each dropped fill completes as `Dropped`, one that runs completes as
-    /// usual, and only then does this action complete.
+    /// Copy KV of one layer into a buffer, beside steps. Counts as a fill.
+    Fetch(Fetch),
+    /// As `SwapOut`, but beside steps: no step writes these blocks, and nothing moves or unmaps them meanwhile.
+    WriteBack(Vec<BlockSwap>),
+    /// Drop every queued fill and fetch that has not started. Each dropped one completes as `Dropped`, one that runs
+    /// completes as usual, and only then does this action complete. Write-backs are left alone.
     DropFills,
 }
 

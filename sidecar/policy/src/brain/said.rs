@@ -37,6 +37,9 @@ pub enum Prepared {
 pub struct StepLease {
     /// Generation that each moving layer must show before it is read, in layer order; others are resident.
     pub generations: Vec<(LayerId, Generation)>,
+    /// Generation that the KV of each layer which lies partly in the host tier must show before it is read, in layer
+    /// order; the KV of others is on the device.
+    pub kv_generations: Vec<(LayerId, Generation)>,
     /// Bytes of the activation range that are backed.
     pub activation_limit_bytes: u64,
 }
@@ -52,6 +55,8 @@ pub struct StepTimes {
     pub layer_ns: Vec<u64>,
     /// Time each layer waited for its slot, nanoseconds.
     pub stall_ns: Vec<u64>,
+    /// Time each layer waited for its KV, nanoseconds.
+    pub kv_stall_ns: Vec<u64>,
     /// The whole step, nanoseconds.
     pub total_ns: u64,
 }
