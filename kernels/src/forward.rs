@@ -42,11 +42,11 @@ pub const BLOCK_TOKENS: usize = 16;
 
 /// What the process around a step does between layers.
 pub trait LayerHooks: Send {
-    /// Called before the first read of `layer`'s weights; returns when its slot holds them. `Break` ends the step
-    /// with [`ForwardError::Aborted`].
+    /// Called before the first read of `layer`'s weights and KV; returns when both are there. `Break` ends the step with
+    /// [`ForwardError::Aborted`].
     fn before_layer(&mut self, layer: usize) -> ControlFlow<()>;
 
-    /// Called after the last read of `layer`'s weights, with its compute time (waiting not counted).
+    /// Called after the last read of `layer`'s weights and KV, with its compute time (waiting not counted).
     fn after_layer(&mut self, layer: usize, elapsed_ns: u64);
 }
 

@@ -1,6 +1,7 @@
 //! The real `sluice-engine` process under a sidecar in miniature: real sockets, real signals, real `/proc`.
 
 mod faults;
+mod fetches;
 mod harness;
 mod lifecycle;
 mod smaps;

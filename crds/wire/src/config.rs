@@ -85,6 +85,9 @@ pub struct GpuConfig {
     /// Bandwidth of the link, bytes per second; `None` = as fast as memory copies.
     #[serde(default)]
     pub link_bytes_per_second: Option<u64>,
+    /// Bandwidth from the device to the host where it is another; `None` = the same.
+    #[serde(default)]
+    pub link_to_host_bytes_per_second: Option<u64>,
     /// Host memory that master copies of weights on this GPU may take, bytes; `None` = no limit.
     #[serde(default)]
     pub host_memory_bytes: Option<u64>,

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use sluice_link::message::{SequenceOrder, StepOrder};
 use sluice_link::tables::TableReader;
-use sluice_link::vocabulary::{BLOCK_TOKENS, Generation};
+use sluice_link::vocabulary::{BLOCK_TOKENS, Generation, LayerId};
 
 use super::memory::EngineMemory;
 use super::step::StepError;
@@ -21,6 +21,15 @@ struct Span {
     params: Option<SamplingParams>,
 }
 
+/// What a layer must show before it is read; none = it is there.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Expected {
+    /// Of its weights.
+    pub(super) weights: Option<Generation>,
+    /// Of its KV.
+    pub(super) kv: Option<Generation>,
+}
+
 /// Buffers of one step, reused by the next.
 #[derive(Default)]
 pub(super) struct StepInputs {
@@ -28,8 +37,8 @@ pub(super) struct StepInputs {
     blocks: Vec<u32>,
     spans: Vec<Span>,
     rows: Vec<bool>,
-    /// Generation that each moving layer must show.
-    pub(super) generations: Vec<Option<Generation>>,
+    /// Generation that each layer must show.
+    pub(super) expected: Vec<Expected>,
 }
 
 impl StepInputs {
@@ -57,13 +66,20 @@ impl StepInputs {
     }
 
     fn read_generations(&mut self, order: &StepOrder, layers: u16) -> Result<(), StepError> {
-        self.generations.clear();
-        self.generations.resize(usize::from(layers), None);
+        self.expected.clear();
+        self.expected.resize(usize::from(layers), Expected::default());
         for (layer, generation) in &order.generations {
-            let named = self.generations.get_mut(layer.index());
-            *named.ok_or(StepError::Layer { layer: layer.0, layers })? = Some(*generation);
+            self.expected(*layer)?.weights = Some(*generation);
+        }
+        for (layer, generation) in &order.kv_generations {
+            self.expected(*layer)?.kv = Some(*generation);
         }
         Ok(())
+    }
+
+    fn expected(&mut self, layer: LayerId) -> Result<&mut Expected, StepError> {
+        let layers = self.expected.len() as u16;
+        self.expected.get_mut(layer.index()).ok_or(StepError::Layer { layer: layer.0, layers })
     }
 
     fn read_sequence(

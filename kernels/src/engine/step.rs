@@ -1,10 +1,10 @@
-//! One step: check, wait for moving layers, compute, publish, sample.
+//! One step: check, wait for moving layers and fetched KV, compute, publish, sample.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use sluice_link::control::{ControlPage, Patience, Wait};
+use sluice_link::control::{ControlError, ControlPage, Patience, Wait};
 use sluice_link::message::{Faults, SequenceOrder, StepOrder};
 use sluice_link::tables::{TableError, TableReader};
 use sluice_link::vocabulary::{
@@ -12,13 +12,13 @@ use sluice_link::vocabulary::{
 };
 use thiserror::Error;
 
-use super::inputs::StepInputs;
+use super::inputs::{Expected, StepInputs};
 use super::memory::{EngineMemory, Unbacked};
 use crate::forward::{Batch, ForwardError, LayerHooks, LogitsView, Model, Ranges};
 use crate::sampling::{Choice, History, SamplingError, sample};
 
-/// A step that is refused. All but [`StepError::Overtaken`] are found before anything is written; that one leaves KV at the
-/// step's own positions, in blocks that go with the step's requests.
+/// A step that is refused. All but [`StepError::Overtaken`] and [`StepError::KvOvertaken`] are found before anything is
+/// written; those leave KV at the step's own positions, in blocks that go with the step's requests.
 #[derive(Debug, Error)]
 pub(super) enum StepError {
     /// An index outside of the tables.
@@ -42,6 +42,12 @@ pub(super) enum StepError {
     #[error("layer {layer} was overwritten before it was read: its slot was reused too early")]
     Overtaken {
         /// The layer whose weights are gone.
+        layer: u16,
+    },
+    /// A buffer of KV was filled again before this step had read it.
+    #[error("KV of layer {layer} was overwritten before it was read: its buffer was reused too early")]
+    KvOvertaken {
+        /// The layer whose KV is gone.
         layer: u16,
     },
     /// The forward pass refused.
@@ -93,19 +99,19 @@ impl Stepper {
         }
         // SAFETY: `read` found that many bytes backed, and backing does not change during a step.
         unsafe { self.ranges.set_activation_limit(order.activation_limit_bytes) };
-        let mut hooks = Hooks::new(&self.control, &self.inputs.generations, self.faults, &mut self.waits);
+        let mut hooks = Hooks::new(&self.control, &self.inputs.expected, self.faults, &mut self.waits);
         let sequences = self.inputs.sequences();
         let ran = self.model.run(&mut self.ranges, &Batch { sequences: &sequences }, &mut hooks);
         let logits = match (ran, hooks.overtaken) {
-            (Err(ForwardError::Aborted { .. }), Some(layer)) => return Err(StepError::Overtaken { layer }),
+            (Err(ForwardError::Aborted { .. }), Some(overtaken)) => return Err(overtaken),
             (ran, _) => ran?,
         };
-        let (layer_ns, stall_ns) = (hooks.layer_ns, hooks.stall_ns);
+        let (layer_ns, stall_ns, kv_stall_ns) = (hooks.layer_ns, hooks.stall_ns, hooks.kv_stall_ns);
         let sampler = Sampler { inputs: &self.inputs, tables: &self.tables, history: &mut self.history };
         let (sampled, unsampled) = sampler.sample_all(order, logits)?;
         let total_ns = nanos(begun.elapsed());
         let (id, attempt) = (order.id, order.attempt);
-        Ok(StepDone { id, attempt, sampled, unsampled, layer_ns, stall_ns, total_ns })
+        Ok(StepDone { id, attempt, sampled, unsampled, layer_ns, stall_ns, kv_stall_ns, total_ns })
     }
 }
 
@@ -157,46 +163,60 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What happens between layers: wait for `ready`, publish `done`, keep the times.
+/// What happens between layers: wait for `ready` of weights and KV, publish `done`, keep the times.
 struct Hooks<'a> {
     control: &'a ControlPage,
-    generations: &'a [Option<Generation>],
+    expected: &'a [Expected],
     faults: Faults,
     waits: &'a mut u64,
     layer_ns: Vec<u64>,
     stall_ns: Vec<u64>,
-    /// The layer whose weights were gone when it was to be read.
-    overtaken: Option<u16>,
+    kv_stall_ns: Vec<u64>,
+    /// Why a layer was not read: what it was to read is gone.
+    overtaken: Option<StepError>,
 }
 
 /// Never raised: an engine whose sidecar is gone is ended by the watcher, in the middle of whatever it does.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
 impl<'a> Hooks<'a> {
-    fn new(
-        control: &'a ControlPage,
-        generations: &'a [Option<Generation>],
-        faults: Faults,
-        waits: &'a mut u64,
-    ) -> Self {
-        let layers = generations.len();
-        let (layer_ns, stall_ns) = (vec![0; layers], vec![0; layers]);
-        Hooks { control, generations, faults, waits, layer_ns, stall_ns, overtaken: None }
+    fn new(control: &'a ControlPage, expected: &'a [Expected], faults: Faults, waits: &'a mut u64) -> Self {
+        let zeros = || vec![0; expected.len()];
+        let (layer_ns, stall_ns, kv_stall_ns) = (zeros(), zeros(), zeros());
+        Hooks { control, expected, faults, waits, layer_ns, stall_ns, kv_stall_ns, overtaken: None }
     }
 
-    fn wait(&mut self, layer: usize, generation: Generation) -> ControlFlow<()> {
+    /// One wait, and how long it took.
+    fn wait(&mut self, wait: impl FnOnce(&ControlPage) -> Result<Wait, ControlError>) -> (Wait, u64) {
         let number = *self.waits;
         *self.waits += 1;
         if self.faults.dropped_wait == Some(number) {
-            return ControlFlow::Continue(());
+            return (Wait::Reached, 0);
         }
         let begun = Instant::now();
-        let waited = self.control.wait_ready(LayerId(layer as u16), generation, Patience::until(&NEVER));
-        self.stall_ns[layer] = nanos(begun.elapsed());
-        match waited.expect("layers were checked against the control page") {
+        let waited = wait(self.control).expect("layers were checked against the control page");
+        (waited, nanos(begun.elapsed()))
+    }
+
+    fn wait_weights(&mut self, layer: usize, generation: Generation) -> ControlFlow<()> {
+        let id = LayerId(layer as u16);
+        let (end, ns) = self.wait(|page| page.wait_ready(id, generation, Patience::until(&NEVER)));
+        self.stall_ns[layer] = ns;
+        self.end(end, StepError::Overtaken { layer: id.0 })
+    }
+
+    fn wait_kv(&mut self, layer: usize, generation: Generation) -> ControlFlow<()> {
+        let id = LayerId(layer as u16);
+        let (end, ns) = self.wait(|page| page.wait_kv_ready(id, generation, Patience::until(&NEVER)));
+        self.kv_stall_ns[layer] = ns;
+        self.end(end, StepError::KvOvertaken { layer: id.0 })
+    }
+
+    fn end(&mut self, end: Wait, overtaken: StepError) -> ControlFlow<()> {
+        match end {
             Wait::Reached => ControlFlow::Continue(()),
             Wait::Overtaken => {
-                self.overtaken = Some(layer as u16);
+                self.overtaken = Some(overtaken);
                 ControlFlow::Break(())
             }
             Wait::Aborted | Wait::TimedOut => ControlFlow::Break(()),
@@ -209,16 +229,18 @@ impl LayerHooks for Hooks<'_> {
         if self.faults.layer_delay_ns > 0 {
             std::thread::sleep(Duration::from_nanos(self.faults.layer_delay_ns));
         }
-        match self.generations[layer] {
-            Some(generation) => self.wait(layer, generation),
-            None => ControlFlow::Continue(()),
-        }
+        let Expected { weights, kv } = self.expected[layer];
+        weights.map_or(ControlFlow::Continue(()), |generation| self.wait_weights(layer, generation))?;
+        kv.map_or(ControlFlow::Continue(()), |generation| self.wait_kv(layer, generation))
     }
 
+    /// A step goes through a layer with all of its chunks before this is called, so nothing reads the layer afterwards.
     fn after_layer(&mut self, layer: usize, elapsed_ns: u64) {
         self.layer_ns[layer] = elapsed_ns;
-        if let Some(generation) = self.generations[layer] {
-            let published = self.control.publish_done(LayerId(layer as u16), generation);
+        let (id, Expected { weights, kv }) = (LayerId(layer as u16), self.expected[layer]);
+        let weights = weights.map(|generation| self.control.publish_done(id, generation));
+        let kv = kv.map(|generation| self.control.publish_kv_done(id, generation));
+        for published in [weights, kv].into_iter().flatten() {
             published.expect("layers were checked against the control page");
         }
     }

@@ -33,8 +33,9 @@ impl Ranges {
     /// For as long as the value lives: all addresses are multiples of 64; whenever [`super::Model::run`] runs, the
     /// global slab, and each layer's slab from the return of its `before_layer` to its `after_layer`, are readable
     /// for the bytes of [`sluice_link::slab::slab_layout`] and not written by anybody; every block named by the
-    /// batch, and the activation arena up to its limit, are readable and writable; nobody else writes the blocks of
-    /// the batch, nor reads or writes the activations. A logits view ends before the arena is unmapped.
+    /// batch, and the activation arena up to its limit, are readable and writable; nobody else writes a layer's blocks
+    /// of the batch from the return of its `before_layer` to its `after_layer`, nor reads or writes the activations. A
+    /// logits view ends before the arena is unmapped.
     pub unsafe fn new(parts: RangeParts) -> Self {
         Ranges { parts }
     }

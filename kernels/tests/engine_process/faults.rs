@@ -119,10 +119,11 @@ fn orders_outside_of_tables_or_memory_are_refused_and_change_nothing() {
     let _engine = Engine::start(&sidecar.socket(), &[]);
     let mut link = sidecar.attach(&sidecar.resident());
     let good = sidecar.generate(&mut link, &[1, 2, 3], 2);
-    let spoils: [Spoil; 6] = [
+    let spoils: [Spoil; 7] = [
         ("not below the vocabulary", |step| step.sequences[0].tokens[0] = 300),
         ("which is not backed", |step| put_block(step, 24 * 1000)),
         ("layer 3 of a model", |step| step.generations.push((LayerId(3), Generation(1)))),
+        ("layer 3 of a model", |step| step.kv_generations.push((LayerId(3), Generation(1)))),
         ("are backed", |step| step.activation_limit_bytes += 1),
         ("are backed", |step| step.activation_limit_bytes = 64),
         ("twice", |step| step.sequences.push(step.sequences[0].clone())),

@@ -213,6 +213,7 @@ impl MiniSidecar {
             sequences: vec![SequenceStep { row: RowId(0), start, tokens: tokens.to_vec(), sample }],
             updates,
             generations: Vec::new(),
+            kv_generations: Vec::new(),
             activation_limit_bytes: u64::from(self.setup.activation_chunks) * self.setup.chunk_bytes,
         }
     }

@@ -13,10 +13,13 @@ mod window;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use sluice_memory::KvCopied;
 use sluice_policy::neighbours::span::{Awaited, Span};
 use sluice_scheduler::event::StepNotice;
 use sluice_wire::State;
@@ -142,6 +145,7 @@ impl Metrics {
         self.own.prefill_tokens.inc_by(u64::from(step.prefill_tokens));
         self.own.recomputed_tokens.inc_by(u64::from(step.recomputed_tokens));
         self.own.stall.inc_by(Duration::from_nanos(step.stall_ns).as_secs_f64());
+        self.own.kv_stall.inc_by(Duration::from_nanos(step.kv_stall_ns).as_secs_f64());
         let (elapsed, decodes) = (Duration::from_nanos(step.elapsed_ns), u64::from(step.decodes));
         self.own.engine_tbt.record(elapsed, decodes);
         self.recent().engine_tbt.record(Instant::now(), elapsed, decodes);
@@ -193,6 +197,13 @@ impl Metrics {
         let reason = self.bounded_reason(reason);
         self.own.moves.get_or_create(&reason).inc_by(times);
         self.own.moved_bytes.get_or_create(&reason).inc_by(bytes);
+    }
+
+    /// So much KV has passed the links beside steps since the start.
+    pub fn kv_copied(&self, total: KvCopied) {
+        let grow = |counter: &Counter, total| counter.inner().fetch_max(total, Ordering::Relaxed);
+        grow(&self.own.kv_fetched_bytes, total.fetched_bytes);
+        grow(&self.own.kv_written_back_bytes, total.written_back_bytes);
     }
 
     fn bounded_reason(&self, reason: &str) -> ByReason {
@@ -254,10 +265,7 @@ impl Metrics {
         }
         level(&self.own.layers_remapped, u64::from(state.remap.alpha));
         level(&self.own.link_bandwidth, state.figures.link_bytes_per_second.unwrap_or(0));
-        self.own
-            .copied_bytes
-            .inner()
-            .fetch_max(state.figures.copied_bytes_total, std::sync::atomic::Ordering::Relaxed);
+        self.own.copied_bytes.inner().fetch_max(state.figures.copied_bytes_total, Ordering::Relaxed);
         let tenant = &state.tenant;
         let (namespace, gpu) = (tenant.namespace.clone(), tenant.gpu.clone());
         self.own.tenant.get_or_create(&TenantLabels { namespace, tenant: tenant.name.clone(), gpu }).set(1);

@@ -192,6 +192,7 @@ impl Room {
             }
         }
         self.diary.idle_after(self.bed.idle_after());
+        self.metrics.kv_copied(self.driver.memory().kv_copied());
         self.diary.observe(self.driver.core(), &self.metrics);
     }
 

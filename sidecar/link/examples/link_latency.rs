@@ -75,8 +75,9 @@ fn engine(path: &Path) -> Outcome<()> {
         }
         let times = vec![1_000_000; usize::from(LAYERS)];
         let (id, attempt, total_ns) = (order.id, order.attempt, 32_000_000);
-        let (layer_ns, stall_ns) = (times.clone(), times);
-        link.done(StepDone { id, attempt, sampled, unsampled: Vec::new(), layer_ns, stall_ns, total_ns })?;
+        let (layer_ns, stall_ns, kv_stall_ns) = (times.clone(), times.clone(), times);
+        let unsampled = Vec::new();
+        link.done(StepDone { id, attempt, sampled, unsampled, layer_ns, stall_ns, kv_stall_ns, total_ns })?;
     }
     Ok(())
 }
@@ -227,6 +228,7 @@ fn step(round: u32, rows: u32) -> Step {
         sequences: (0..rows).map(sequence).collect(),
         updates: (0..rows).flat_map(|row| new.clone().map(move |at| column(row, at))).collect(),
         generations: Vec::new(),
+        kv_generations: Vec::new(),
         activation_limit_bytes: 0,
     }
 }

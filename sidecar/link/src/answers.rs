@@ -87,7 +87,7 @@ impl Owed {
             let (found, asked) = (numbers(&rows), numbers(&owed.rows));
             return Err(format!("it speaks of rows {found:?}; rows {asked:?} were to be sampled"));
         }
-        for times in [&done.layer_ns, &done.stall_ns] {
+        for times in [&done.layer_ns, &done.stall_ns, &done.kv_stall_ns] {
             if times.len() != self.layers {
                 return Err(format!("it has times of {} layers, the model has {}", times.len(), self.layers));
             }

@@ -1,5 +1,6 @@
 //! The control page: per layer, which generation is `ready` (the sidecar has copied it in) and which is `done` (the
-//! engine has read it for the last time). Each word has its own cache line, beside the futex that wakes its waiters.
+//! engine has read it for the last time), once for the layer's weights and once for its KV. Each word has its own cache
+//! line, beside the futex that wakes its waiters.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -12,11 +13,13 @@ use thiserror::Error;
 use crate::region::{Region, RegionError};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"SLNKCTRL");
-const VERSION: u64 = 1;
-/// Bytes of a cache line: the header has one, each layer two (ready, done).
+const VERSION: u64 = 2;
+/// Bytes of a cache line: the header has one, each layer [`LAYER_LINES`].
 const LINE_BYTES: usize = 64;
 const LINE_LONGS: usize = LINE_BYTES / 8;
 const LINE_WORDS: usize = LINE_BYTES / 4;
+/// Lines of a layer: one for each [`Side`].
+const LAYER_LINES: usize = 4;
 /// Looks at the word before going to sleep: a few microseconds.
 const SPINS: u32 = 400;
 /// Longest sleep without a look at the abort flag: a dead peer wakes nobody.
@@ -63,8 +66,8 @@ pub enum Wait {
     Aborted,
     /// The time was over first.
     TimedOut,
-    /// A later generation is there. Generations only rise, so what was waited for is gone for good: its slot was filled
-    /// again before it was read.
+    /// A later generation is there. Generations only rise, so what was waited for is gone for good: its slot or buffer was
+    /// filled again before it was read.
     Overtaken,
 }
 
@@ -88,6 +91,8 @@ impl<'a> Patience<'a> {
 enum Side {
     Ready,
     Done,
+    KvReady,
+    KvDone,
 }
 
 /// One cache line: a generation, a counter of publications to sleep on, and how many sleep.
@@ -161,10 +166,7 @@ impl ControlPage {
         generation: Generation,
         patience: Patience<'_>,
     ) -> Result<Wait, ControlError> {
-        let word = self.word(Side::Ready, layer)?;
-        let end = wait(&word, |value| value >= generation.0, patience);
-        let overtaken = end == Wait::Reached && word.value.load(Ordering::SeqCst) != generation.0;
-        Ok(if overtaken { Wait::Overtaken } else { end })
+        self.wait_exactly(Side::Ready, layer, generation, patience)
     }
 
     /// Waits until `done` is `generation` or a later one.
@@ -175,6 +177,59 @@ impl ControlPage {
         patience: Patience<'_>,
     ) -> Result<Wait, ControlError> {
         Ok(wait(&self.word(Side::Done, layer)?, |value| value >= generation.0, patience))
+    }
+
+    /// Sidecar: the KV of `layer` that was away is in its buffer, as `generation`.
+    pub fn publish_kv_ready(&self, layer: LayerId, generation: Generation) -> Result<(), ControlError> {
+        self.publish(Side::KvReady, layer, generation)
+    }
+
+    /// Engine: `generation` of the KV of `layer` was read for the last time.
+    pub fn publish_kv_done(&self, layer: LayerId, generation: Generation) -> Result<(), ControlError> {
+        self.publish(Side::KvDone, layer, generation)
+    }
+
+    /// What a buffer holds of `layer`'s KV.
+    pub fn kv_ready(&self, layer: LayerId) -> Result<Generation, ControlError> {
+        Ok(Generation(self.word(Side::KvReady, layer)?.value.load(Ordering::Acquire)))
+    }
+
+    /// What the engine has read last of `layer`'s KV.
+    pub fn kv_done(&self, layer: LayerId) -> Result<Generation, ControlError> {
+        Ok(Generation(self.word(Side::KvDone, layer)?.value.load(Ordering::Acquire)))
+    }
+
+    /// As [`ControlPage::wait_ready`], for the layer's KV.
+    pub fn wait_kv_ready(
+        &self,
+        layer: LayerId,
+        generation: Generation,
+        patience: Patience<'_>,
+    ) -> Result<Wait, ControlError> {
+        self.wait_exactly(Side::KvReady, layer, generation, patience)
+    }
+
+    /// As [`ControlPage::wait_done`], for the layer's KV.
+    pub fn wait_kv_done(
+        &self,
+        layer: LayerId,
+        generation: Generation,
+        patience: Patience<'_>,
+    ) -> Result<Wait, ControlError> {
+        Ok(wait(&self.word(Side::KvDone, layer)?, |value| value >= generation.0, patience))
+    }
+
+    fn wait_exactly(
+        &self,
+        side: Side,
+        layer: LayerId,
+        generation: Generation,
+        patience: Patience<'_>,
+    ) -> Result<Wait, ControlError> {
+        let word = self.word(side, layer)?;
+        let end = wait(&word, |value| value >= generation.0, patience);
+        let overtaken = end == Wait::Reached && word.value.load(Ordering::SeqCst) != generation.0;
+        Ok(if overtaken { Wait::Overtaken } else { end })
     }
 
     fn publish(&self, side: Side, layer: LayerId, generation: Generation) -> Result<(), ControlError> {
@@ -193,7 +248,7 @@ impl ControlPage {
         if layer.0 >= self.layers {
             return Err(ControlError::OutOfRange { layer: layer.0, layers: self.layers });
         }
-        let line = 1 + 2 * layer.index() + side as usize;
+        let line = 1 + LAYER_LINES * layer.index() + side as usize;
         let value = self.region.long(line * LINE_LONGS);
         let words = self.region.words(line * LINE_WORDS + 2, 2);
         let [published, sleepers] = words.expect("the line is in the page") else { unreachable!() };
@@ -202,7 +257,7 @@ impl ControlPage {
 }
 
 fn bytes(layers: u16) -> usize {
-    (1 + 2 * usize::from(layers)) * LINE_BYTES
+    (1 + LAYER_LINES * usize::from(layers)) * LINE_BYTES
 }
 
 fn wait(word: &Word<'_>, reached: impl Fn(u64) -> bool, patience: Patience<'_>) -> Wait {

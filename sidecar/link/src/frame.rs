@@ -9,7 +9,7 @@ use thiserror::Error;
 /// First four bytes of every packet: `SLNK`.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"SLNK");
 /// Version of the protocol. Both ends must speak the same one.
-pub const LINK_VERSION: u16 = 4;
+pub const LINK_VERSION: u16 = 5;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 16;
 /// Largest packet. The kernel takes about 200 KiB with its default buffers.

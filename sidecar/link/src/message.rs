@@ -60,6 +60,8 @@ pub struct StepOrder {
     pub sequences: Vec<SequenceOrder>,
     /// Generation that each moving layer must show before it is read.
     pub generations: Vec<(LayerId, Generation)>,
+    /// Generation that the KV of each layer which is partly away must show before it is read.
+    pub kv_generations: Vec<(LayerId, Generation)>,
     /// Bytes of the activation range that are backed.
     pub activation_limit_bytes: u64,
 }
@@ -98,8 +100,8 @@ pub enum Message {
     Step(StepOrder),
     /// Engine: a step has finished.
     Done(StepDone),
-    /// Engine: the step cannot run. Nothing was written but, when a slot was overwritten under it, KV at the step's own
-    /// positions.
+    /// Engine: the step cannot run. Nothing was written but, when a slot or a buffer of KV was overwritten under it, KV at
+    /// the step's own positions.
     StepRefused {
         /// Which.
         id: StepId,

@@ -296,6 +296,7 @@ pub fn step_order(step: &Step, parity: u8) -> StepOrder {
         parity,
         sequences: step.sequences.iter().map(sequence).collect(),
         generations: step.generations.clone(),
+        kv_generations: step.kv_generations.clone(),
         activation_limit_bytes: step.activation_limit_bytes,
     }
 }

@@ -36,6 +36,30 @@ fn ready_is_exact_and_done_is_at_least() {
 }
 
 #[test]
+fn words_of_kv_keep_the_same_rules_and_are_apart_from_those_of_weights() {
+    let sidecar = ControlPage::create(2).unwrap();
+    let engine = peer(&sidecar, 2);
+    let (layer, short) = (LayerId(1), within(Duration::from_millis(15)));
+    sidecar.publish_ready(layer, Generation(3)).unwrap();
+    engine.publish_done(layer, Generation(4)).unwrap();
+    sidecar.publish_kv_ready(layer, Generation(7)).unwrap();
+    assert_eq!(engine.wait_kv_ready(layer, Generation(7), short).unwrap(), Wait::Reached);
+    assert_eq!(engine.wait_kv_ready(layer, Generation(6), short).unwrap(), Wait::Overtaken, "never again");
+    assert_eq!(engine.wait_kv_ready(layer, Generation(8), short).unwrap(), Wait::TimedOut);
+    assert_eq!(engine.wait_kv_ready(LayerId(0), Generation(7), short).unwrap(), Wait::TimedOut);
+    engine.publish_kv_done(layer, Generation(7)).unwrap();
+    assert_eq!(sidecar.wait_kv_done(layer, Generation(6), short).unwrap(), Wait::Reached);
+    assert_eq!(sidecar.wait_kv_done(layer, Generation(8), short).unwrap(), Wait::TimedOut);
+    let words = [engine.ready(layer), engine.kv_ready(layer), sidecar.done(layer), sidecar.kv_done(layer)];
+    assert_eq!(words.map(Result::unwrap), [3, 7, 4, 7].map(Generation));
+    assert!(page_end(&sidecar).is_err());
+}
+
+fn page_end(page: &ControlPage) -> Result<(), ControlError> {
+    page.publish_kv_done(LayerId(2), Generation(1))
+}
+
+#[test]
 fn a_wait_ends_when_it_is_aborted() {
     let page = ControlPage::create(1).unwrap();
     let abort = AtomicBool::new(false);

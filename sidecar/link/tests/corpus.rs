@@ -96,6 +96,7 @@ fn orders(link: &EngineLink, sidecar: &mut Sidecar) {
         sequences: vec![part(1, true), part(2, false), part(3, true)],
         updates: Vec::new(),
         generations: Vec::new(),
+        kv_generations: Vec::new(),
         activation_limit_bytes: 0,
     };
     link.sender.send_reback(ActionId(5), &[]).expect("sent");
@@ -112,6 +113,7 @@ fn right() -> StepDone {
         unsampled: Vec::new(),
         layer_ns: vec![1; 3],
         stall_ns: vec![0; 3],
+        kv_stall_ns: vec![0; 3],
         total_ns: 9,
     }
 }
@@ -158,6 +160,7 @@ fn contradicting() -> Vec<(&'static str, Message)> {
         ("wrong-failure-of-nobody", done(move |d| d.unsampled.push(failed(0)))),
         ("wrong-times-of-two-layers", done(|d| d.layer_ns.truncate(2))),
         ("wrong-stalls-of-four-layers", done(|d| d.stall_ns.push(0))),
+        ("wrong-stalls-of-no-layers-kv", done(|d| d.kv_stall_ns.clear())),
         ("wrong-refusal-of-another-step", refused(10, 2)),
         ("wrong-refusal-of-another-attempt", refused(9, 3)),
         ("wrong-order-applied", Message::Applied { id: ActionId(6) }),
@@ -217,8 +220,8 @@ fn crafted() -> Vec<(&'static str, Vec<u8>)> {
         ("part-beyond-parts", parts(3, 3)),
         ("too-many-parts", parts(0, 33)),
         ("begins-in-the-middle", parts(1, 2)),
-        ("step-of-a-third-parity", framed(Kind::Step, &[1, 0, 0, 2, 0, 0, 0])),
-        ("step-with-an-empty-sequence", framed(Kind::Step, &[1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0])),
+        ("step-of-a-third-parity", framed(Kind::Step, &[1, 0, 0, 2, 0, 0, 0, 0])),
+        ("step-with-an-empty-sequence", framed(Kind::Step, &[1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0])),
         ("unknown-address", framed(Kind::Reback, &[1, 1, 0, 9, 1, 1])),
         ("done-with-an-unknown-failure", framed(Kind::Done, &[1, 0, 0, 1, 1, 9, 0, 0, 0])),
         ("option-is-neither", framed(Kind::Step, &[1, 0, 0, 1, 1, 0, 0, 1, 7, 0, 0])),

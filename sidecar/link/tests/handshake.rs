@@ -102,10 +102,12 @@ fn both_ends_agree_and_exchange_orders_and_answers() {
         sequences: vec![SequenceStep { row: RowId(1), start: 0, tokens: vec![4, 5, 6], sample: None }],
         updates: vec![TableUpdate::Column { row: RowId(1), column: 0, blocks }],
         generations: vec![(LayerId(2), Generation(11))],
+        kv_generations: vec![(LayerId(1), Generation(12))],
         activation_limit_bytes: 77,
     };
     link.sender.send_step(&step, &mut sidecar.tables).unwrap();
     let Order::Step(order) = client.recv().unwrap() else { panic!("a step was sent") };
+    assert_eq!((&order.generations, &order.kv_generations), (&step.generations, &step.kv_generations));
     let (mut tokens, mut blocks) = (Vec::new(), Vec::new());
     let sequence = &order.sequences[0];
     welcome.tables.history(order.parity, sequence.row, 0, sequence.count, &mut tokens).unwrap();

@@ -88,14 +88,19 @@ fn sequence() -> impl Strategy<Value = SequenceOrder> {
 /// Orders of any size and with any index.
 pub fn step_order() -> impl Strategy<Value = StepOrder> {
     let head = (any::<u64>(), any::<u32>(), any::<u64>(), 0..2u8, any::<u64>());
-    (head, vec(sequence(), 0..24), vec((any::<u16>(), any::<u64>()), 0..24)).prop_map(
-        |(head, sequences, generations)| StepOrder {
+    let names = || {
+        let name = (any::<u16>(), any::<u64>()).prop_map(|(l, g)| (LayerId(l), Generation(g)));
+        vec(name, 0..24)
+    };
+    (head, vec(sequence(), 0..24), names(), names()).prop_map(
+        |(head, sequences, generations, kv_generations)| StepOrder {
             id: StepId(head.0),
             attempt: head.1,
             epoch: head.2,
             parity: head.3,
             sequences,
-            generations: generations.into_iter().map(|(l, g)| (LayerId(l), Generation(g))).collect(),
+            generations,
+            kv_generations,
             activation_limit_bytes: head.4,
         },
     )
@@ -110,14 +115,15 @@ fn done() -> impl Strategy<Value = StepDone> {
         any::<u32>().prop_map(|row| Unsampled { row: RowId(row), failure: SampleFailure::NoCandidate });
     let rows = (vec(sampled, 0..24), vec(unsampled, 0..4));
     let times = || vec(any::<u64>(), 0..100);
-    (any::<u64>(), any::<u32>(), rows, times(), times(), any::<u64>()).prop_map(
-        |(id, attempt, (sampled, unsampled), layer_ns, stall_ns, total_ns)| StepDone {
+    (any::<u64>(), any::<u32>(), rows, [times(), times(), times()], any::<u64>()).prop_map(
+        |(id, attempt, (sampled, unsampled), [layer_ns, stall_ns, kv_stall_ns], total_ns)| StepDone {
             id: StepId(id),
             attempt,
             sampled,
             unsampled,
             layer_ns,
             stall_ns,
+            kv_stall_ns,
             total_ns,
         },
     )

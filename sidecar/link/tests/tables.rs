@@ -25,6 +25,7 @@ fn step(updates: Vec<TableUpdate>, sequences: Vec<SequenceStep>) -> Step {
         sequences,
         updates,
         generations: Vec::new(),
+        kv_generations: Vec::new(),
         activation_limit_bytes: 0,
     }
 }

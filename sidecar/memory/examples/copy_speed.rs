@@ -112,6 +112,7 @@ impl Bench {
             poison: false,
             copy_threads: 1,
             link_bytes_per_s: None,
+            to_host_bytes_per_s: None,
             host_kv_bytes: 0,
             quota: Arc::new(sluice_memory::Alone),
         };
@@ -159,6 +160,16 @@ impl Gate for Open {
     }
 
     fn publish_ready(&self, _: Option<LayerId>, _: Generation) {}
+
+    fn kv_done_reached(&self, _: LayerId, _: Generation) -> bool {
+        true
+    }
+
+    fn wait_kv_done(&self, _: LayerId, _: Generation, _: Duration) -> bool {
+        true
+    }
+
+    fn publish_kv_ready(&self, _: LayerId, _: Generation) {}
 }
 
 /// No engine.

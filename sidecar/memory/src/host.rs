@@ -1,9 +1,11 @@
 //! [`HostMemory`]: the body of [`sluice_ports::Memory`] over host memory.
 //!
 //! Everything but copies forms one queue and runs one after the other, a `Reback` until the engine has acknowledged it.
-//! Fills go to their lanes at once, unless an operation that names one of their chunks is still in that queue.
+//! Fills, fetches and write-backs go to their lanes at once, unless an operation that names one of their chunks or host
+//! blocks is still in that queue.
 
 mod chores;
+mod claims;
 mod fills;
 mod serial;
 mod table;
@@ -26,12 +28,13 @@ use crate::mapping::RangeSizes;
 use crate::master::{Master, Slab};
 use crate::pool::{Pool, PoolError};
 use crate::quota::Quota;
+use crate::tier::Tier;
 use crate::transfers::{Event, Gate, Links, Notify, Outbox, Parts, Transfers};
 use chores::{Bank, Chores};
+use claims::Claims;
 use fills::Fills;
 use serial::Serial;
 use table::Table;
-use tier::{Room, Tier};
 
 /// Sends transactions to the engine.
 pub trait EnginePeer: Send {
@@ -49,10 +52,12 @@ pub struct HostOptions {
     pub ranges: RangeSizes,
     /// Overwrite every handed-over chunk with NaN before it is mapped anew.
     pub poison: bool,
-    /// Copies that run at once; at least 1.
+    /// Copies of slabs that run at once; at least 1.
     pub copy_threads: usize,
     /// Bandwidth of the link to the host, in each direction; `None` = as fast as memory.
     pub link_bytes_per_s: Option<u64>,
+    /// Bandwidth from the device to the host where that is another; `None` = the same.
+    pub to_host_bytes_per_s: Option<u64>,
     /// Host memory for KV, taken at the start and rounded down to whole blocks; 0 = no tier, every swap is refused.
     pub host_kv_bytes: u64,
     /// Who counts the bytes of the GPU.
@@ -86,6 +91,15 @@ pub enum HostError {
     Pool(#[from] PoolError),
 }
 
+/// KV that passed the links beside steps, in bytes since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvCopied {
+    /// Into buffers ([`Work::Fetch`]).
+    pub fetched_bytes: u64,
+    /// To the host ([`Work::WriteBack`]).
+    pub written_back_bytes: u64,
+}
+
 /// A difference between the backend's table and the ledger's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{address:?} is backed by {backing:?}, the ledger says {expected:?}")]
@@ -104,7 +118,9 @@ pub struct HostMemory {
     chores: Chores,
     transfers: Transfers,
     links: Links,
-    tier: Tier,
+    tier: Arc<Tier>,
+    claims: Claims,
+    kv_copied: KvCopied,
     pool: Arc<Pool>,
     geometry: Geometry,
     poison: bool,
@@ -126,25 +142,27 @@ impl HostMemory {
         engine: Box<dyn EnginePeer>,
         notify: Notify,
     ) -> Result<HostMemory, HostError> {
-        let HostOptions { geometry, ranges, poison, copy_threads, link_bytes_per_s, host_kv_bytes, quota } =
-            options;
+        let HostOptions { geometry, ranges, poison, copy_threads, host_kv_bytes, quota, .. } = options;
         check_master(&master, &geometry)?;
-        let links = Links::new(link_bytes_per_s);
-        let room = Room::new(host_kv_bytes, geometry.block_bytes, links.clone())?;
+        let both = options.link_bytes_per_s;
+        let links = Links::new(both, options.to_host_bytes_per_s.or(both));
+        let faults = SharedFaults::default();
+        let tier = tier(host_kv_bytes, geometry.block_bytes, links.clone(), faults.clone())?;
         let pool = Arc::new(Pool::new(geometry.chunk_bytes, geometry.capacity_chunks)?);
         let (sender, events) = channel();
         let outbox = Outbox { events: sender, notify };
-        let faults = SharedFaults::default();
-        let tier = Tier::new(room.blocks());
         let bank = Bank { pool: pool.clone(), quota };
-        let chores = Chores::new(bank, room, faults.clone(), outbox.clone());
+        let chores = Chores::new(bank, tier.clone(), faults.clone(), outbox.clone());
         let link = links.to_device.clone();
-        let parts = Parts { pool: pool.clone(), master, gate, faults: faults.clone(), link, outbox };
+        let (pooled, tiered) = (pool.clone(), tier.clone());
+        let parts = Parts { pool: pooled, master, gate, faults: faults.clone(), link, tier: tiered, outbox };
         Ok(HostMemory {
             chores,
             transfers: Transfers::new(parts, copy_threads),
             links,
             tier,
+            claims: Claims::default(),
+            kv_copied: KvCopied::default(),
             table: Table::new(&ranges, geometry.capacity_chunks),
             pool,
             geometry,
@@ -207,7 +225,18 @@ impl HostMemory {
 
     /// Changes the link's bandwidth in each direction, for copies under way too; `None` = as fast as memory.
     pub fn set_link_bandwidth(&self, bytes_per_s: Option<u64>) {
-        self.links.set(bytes_per_s);
+        self.links.to_device.set(bytes_per_s);
+        self.links.to_host.set(bytes_per_s);
+    }
+
+    /// Changes the bandwidth from the device to the host alone.
+    pub fn set_to_host_bandwidth(&self, bytes_per_s: Option<u64>) {
+        self.links.to_host.set(bytes_per_s);
+    }
+
+    /// KV that was copied beside steps so far.
+    pub fn kv_copied(&self) -> KvCopied {
+        self.kv_copied
     }
 
     /// Copies `bytes` out of a chunk, for checks and dumps.
@@ -219,7 +248,7 @@ impl HostMemory {
     fn pump(&mut self) {
         while let Ok(event) = self.events.try_recv() {
             match event {
-                Event::Filled { id, chunks, outcome } => self.filled(id, &chunks, outcome),
+                Event::Copied { id, order, outcome } => self.copied(id, &order, outcome),
                 Event::Chore(outcome) => self.chore_ended(outcome),
             }
         }
@@ -238,7 +267,7 @@ impl HostMemory {
 impl Memory for HostMemory {
     fn submit(&mut self, _now: Nanos, action: Action) {
         match action.work {
-            Work::Fill(fill) => self.order_fill(action.id, fill),
+            work @ (Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_)) => self.order_copy(action.id, work),
             Work::DropFills => self.drop_fills(action.id),
             work => self.serial.push(action.id, work),
         }
@@ -255,6 +284,12 @@ impl Memory for HostMemory {
     fn used_bytes(&self) -> u64 {
         self.pool.used_bytes()
     }
+}
+
+fn tier(bytes: u64, block_bytes: u64, links: Links, faults: SharedFaults) -> Result<Arc<Tier>, HostError> {
+    let bytes = bytes - bytes % block_bytes;
+    let tier = Tier::new(bytes, block_bytes, links, faults);
+    tier.map(Arc::new).map_err(|source| HostError::Tier { bytes, source })
 }
 
 /// Every slab of the geometry has its bytes in the master copy.

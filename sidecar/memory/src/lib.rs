@@ -11,10 +11,11 @@ pub mod neighbourhood;
 pub mod pool;
 pub mod quota;
 mod region;
+mod tier;
 pub mod transfers;
 
 pub use faults::Faults;
-pub use host::{AuditError, EnginePeer, HostError, HostMemory, HostOptions};
+pub use host::{AuditError, EnginePeer, HostError, HostMemory, HostOptions, KvCopied};
 pub use mapping::{Mapping, MappingError, Range, RangeSizes};
 pub use master::{Master, MasterCopy, MasterError, Slab};
 pub use neighbourhood::{

@@ -17,7 +17,7 @@ pub(crate) struct Region {
 
 // SAFETY: the region owns its memory, which is not tied to a thread.
 unsafe impl Send for Region {}
-// SAFETY: `&Region` allows reading only, `&mut Region` writing.
+// SAFETY: `&Region` allows reading only, `&mut Region` writing; whoever writes through [`Region::at`] vouches for it.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -55,6 +55,14 @@ impl Region {
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: the mapping is readable and as long as `self`; writes need `&mut self`.
         unsafe { std::slice::from_raw_parts(self.start.cast(), self.bytes) }
+    }
+
+    /// `bytes` bytes from byte `offset` on, to be read or written by whoever knows that nobody else does. Panics when they do
+    /// not lie in the region.
+    pub(crate) fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
+        let end = offset.checked_add(bytes);
+        assert!(end.is_some_and(|end| end <= self.bytes), "{bytes} bytes at {offset} of {}", self.bytes);
+        self.start.cast::<u8>().wrapping_add(offset)
     }
 
     /// Panics after [`Region::protect`].

@@ -35,6 +35,14 @@ impl Body for World {
         self.page.set_done(layer, generation);
     }
 
+    fn set_kv_done(&mut self, layer: LayerId, generation: Generation) {
+        self.page.set_kv_done(layer, generation);
+    }
+
+    fn kv_ready(&mut self, layer: LayerId) -> Generation {
+        self.page.kv_ready(layer)
+    }
+
     fn ready(&mut self, layer: Option<LayerId>) -> Generation {
         self.page.ready(layer)
     }
@@ -79,4 +87,13 @@ rules!(
     a_host_block_written_again_answers_to_its_new_name_only,
     a_swap_that_contradicts_the_table_is_refused,
     a_swap_waits_for_what_came_before,
+    a_copy_of_kv_that_contradicts_the_table_is_refused,
+    a_copy_of_kv_waits_for_operations_before_it,
+    a_fetch_brings_what_host_blocks_carry,
+    a_fetch_names_what_the_host_block_carries,
+    a_fetch_waits_for_the_reader_of_the_buffer,
+    dropping_fills_drops_fetches_and_no_write_back,
+    fetches_into_one_buffer_run_in_the_order_submitted,
+    memory_that_kv_is_fetched_to_stays,
+    what_is_written_back_is_fetched_under_its_name,
 );

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps fails as it should")]
 
+mod beside;
 mod conformance;
 mod copies;
 mod hand_over;

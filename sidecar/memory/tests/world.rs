@@ -51,6 +51,7 @@ pub fn options(geometry: &Geometry) -> HostOptions {
         poison: false,
         copy_threads: 1,
         link_bytes_per_s: None,
+        to_host_bytes_per_s: None,
         host_kv_bytes: 0,
         quota: Arc::new(sluice_memory::Alone),
     }
@@ -92,7 +93,7 @@ pub fn decode(geometry: &Geometry, bytes: &[u8]) -> Option<SlabPart> {
     Some(SlabPart { layer, part })
 }
 
-/// `ready` and `done` in ordinary memory.
+/// `ready` and `done` of weights and KV in ordinary memory.
 #[derive(Debug)]
 pub struct Page {
     words: Mutex<Words>,
@@ -104,12 +105,16 @@ struct Words {
     done: Vec<Generation>,
     /// The global slab, then the layers.
     ready: Vec<Generation>,
+    kv_done: Vec<Generation>,
+    kv_ready: Vec<Generation>,
 }
 
 impl Page {
     pub fn new(layers: u16) -> Arc<Page> {
         let zero = |n| vec![Generation(0); n];
-        let words = Words { done: zero(usize::from(layers)), ready: zero(usize::from(layers) + 1) };
+        let layers = usize::from(layers);
+        let (done, ready) = (zero(layers), zero(layers + 1));
+        let words = Words { done, ready, kv_done: zero(layers), kv_ready: zero(layers) };
         Arc::new(Page { words: Mutex::new(words), changed: Condvar::new() })
     }
 
@@ -120,6 +125,15 @@ impl Page {
 
     pub fn ready(&self, layer: Option<LayerId>) -> Generation {
         self.words.lock().unwrap().ready[layer.map_or(0, |l| l.index() + 1)]
+    }
+
+    pub fn set_kv_done(&self, layer: LayerId, generation: Generation) {
+        self.words.lock().unwrap().kv_done[layer.index()] = generation;
+        self.changed.notify_all();
+    }
+
+    pub fn kv_ready(&self, layer: LayerId) -> Generation {
+        self.words.lock().unwrap().kv_ready[layer.index()]
     }
 
     /// Waits for a `ready`, long enough for any machine.
@@ -143,6 +157,21 @@ impl Gate for Page {
 
     fn publish_ready(&self, layer: Option<LayerId>, generation: Generation) {
         self.words.lock().unwrap().ready[layer.map_or(0, |l| l.index() + 1)] = generation;
+        self.changed.notify_all();
+    }
+
+    fn kv_done_reached(&self, layer: LayerId, generation: Generation) -> bool {
+        self.words.lock().unwrap().kv_done[layer.index()] >= generation
+    }
+
+    fn wait_kv_done(&self, layer: LayerId, generation: Generation, timeout: Duration) -> bool {
+        let words = self.words.lock().unwrap();
+        let missing = |words: &mut Words| words.kv_done[layer.index()] < generation;
+        !self.changed.wait_timeout_while(words, timeout, missing).unwrap().1.timed_out()
+    }
+
+    fn publish_kv_ready(&self, layer: LayerId, generation: Generation) {
+        self.words.lock().unwrap().kv_ready[layer.index()] = generation;
         self.changed.notify_all();
     }
 }

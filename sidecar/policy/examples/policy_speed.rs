@@ -68,8 +68,8 @@ fn measure(sequences: u32, forced: Option<ForcedRemap>) -> Vec<u64> {
     }
     let shape = StepShape { tokens: sequences, sequences, logit_rows: sequences };
     let layer_ns = vec![250_000; LAYERS];
-    let times =
-        StepTimes { shape, decode_only: true, layer_ns, stall_ns: vec![0; LAYERS], total_ns: 20_000_000 };
+    let (stall_ns, kv_stall_ns) = (vec![0; LAYERS], vec![0; LAYERS]);
+    let times = StepTimes { shape, decode_only: true, layer_ns, stall_ns, kv_stall_ns, total_ns: 20_000_000 };
     let mut samples = Vec::new();
     for step in 0..STEPS {
         if step % 512 == 511 {

@@ -280,7 +280,11 @@ impl Brain {
             self.leased[layer.index()] = *generation;
         }
         let chunks = self.holdings.activation.len() as u64;
-        StepLease { generations, kv_generations: Vec::new(), activation_limit_bytes: chunks * self.geometry.chunk_bytes }
+        StepLease {
+            generations,
+            kv_generations: Vec::new(),
+            activation_limit_bytes: chunks * self.geometry.chunk_bytes,
+        }
     }
 
     /// The step is done.

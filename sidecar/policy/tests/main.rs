@@ -7,6 +7,7 @@ mod brain {
     mod elastic;
     mod faults;
     mod hibernate;
+    mod kv_copies;
     mod layouts;
     mod lender;
     mod negative;

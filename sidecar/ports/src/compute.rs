@@ -63,6 +63,9 @@ pub struct Step {
     pub updates: Vec<TableUpdate>,
     /// Generation that each moving layer must show before it is read; layers not named are resident.
     pub generations: Vec<(LayerId, Generation)>,
+    /// Generation that the KV of a layer must show before it is read, for layers of which a part comes into a buffer for
+    /// this step ([`sluice_policy::action::Work::Fetch`]); all KV of layers not named is on the device.
+    pub kv_generations: Vec<(LayerId, Generation)>,
     /// Bytes of the activation range that are backed.
     pub activation_limit_bytes: u64,
 }
@@ -119,6 +122,8 @@ pub struct StepDone {
     pub layer_ns: Vec<u64>,
     /// Time each layer waited for its slot.
     pub stall_ns: Vec<u64>,
+    /// Time each layer waited for its KV.
+    pub kv_stall_ns: Vec<u64>,
     /// From the first byte of the command to the last token.
     pub total_ns: u64,
 }
@@ -142,8 +147,8 @@ pub enum ComputeEvent {
     /// A step has finished.
     Done(StepDone),
     /// The engine refused a step. For an index out of bounds or memory below the step's need it did so before the first
-    /// layer, and nothing was written. When a layer's slot was overwritten while the engine waited for it, KV of the
-    /// layers before is written, at the step's own positions. No token was sampled either way.
+    /// layer, and nothing was written. When a layer's slot or buffer of KV was overwritten while the engine waited for it,
+    /// KV of the layers before is written, at the step's own positions. No token was sampled either way.
     Refused {
         /// Which.
         id: StepId,

@@ -1,6 +1,7 @@
 //! The contract of [`crate::Memory`] as a suite that every backend passes. Each rule is a function of its own; a backend
 //! implements [`Body`] and calls [`run_all`], or the rules one by one.
 
+mod beside;
 mod copies;
 mod harness;
 mod table;
@@ -12,6 +13,13 @@ use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos};
 
 use crate::Memory;
 
+pub use beside::{
+    a_copy_of_kv_that_contradicts_the_table_is_refused, a_copy_of_kv_waits_for_operations_before_it,
+    a_fetch_brings_what_host_blocks_carry, a_fetch_names_what_the_host_block_carries,
+    a_fetch_waits_for_the_reader_of_the_buffer, dropping_fills_drops_fetches_and_no_write_back,
+    fetches_into_one_buffer_run_in_the_order_submitted, memory_that_kv_is_fetched_to_stays,
+    what_is_written_back_is_fetched_under_its_name,
+};
 pub use copies::{
     a_fill_puts_each_chunk_of_its_slab_in_order, a_fill_waits_for_the_reader_it_names,
     dropping_fills_drops_those_that_wait, fills_of_one_slot_run_in_the_order_submitted,
@@ -45,7 +53,7 @@ pub trait Body {
     type Memory: Memory;
 
     /// A fresh backend of this geometry with a host tier of so many layer-blocks: no chunk exists, no host block carries
-    /// anything, an engine is attached, every `done` and `ready` is 0.
+    /// anything, an engine is attached, every `done` and `ready` is 0, of weights and of KV.
     fn start(geometry: &Geometry, host_blocks: u32) -> Self;
 
     /// The backend.
@@ -63,6 +71,12 @@ pub trait Body {
 
     /// The engine has read `generation` of `layer` for the last time.
     fn set_done(&mut self, layer: LayerId, generation: Generation);
+
+    /// The engine has read `generation` of the KV of `layer` for the last time.
+    fn set_kv_done(&mut self, layer: LayerId, generation: Generation);
+
+    /// What is published as ready of a layer's KV.
+    fn kv_ready(&mut self, layer: LayerId) -> Generation;
 
     /// What is published as ready for a layer; `None` as the layer asks for the global slab.
     fn ready(&mut self, layer: Option<LayerId>) -> Generation;
@@ -99,4 +113,13 @@ pub fn run_all<B: Body>() {
     a_host_block_written_again_answers_to_its_new_name_only::<B>();
     a_swap_that_contradicts_the_table_is_refused::<B>();
     a_swap_waits_for_what_came_before::<B>();
+    a_copy_of_kv_that_contradicts_the_table_is_refused::<B>();
+    a_copy_of_kv_waits_for_operations_before_it::<B>();
+    a_fetch_brings_what_host_blocks_carry::<B>();
+    a_fetch_names_what_the_host_block_carries::<B>();
+    a_fetch_waits_for_the_reader_of_the_buffer::<B>();
+    dropping_fills_drops_fetches_and_no_write_back::<B>();
+    fetches_into_one_buffer_run_in_the_order_submitted::<B>();
+    memory_that_kv_is_fetched_to_stays::<B>();
+    what_is_written_back_is_fetched_under_its_name::<B>();
 }

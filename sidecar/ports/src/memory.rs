@@ -21,7 +21,18 @@ use sluice_policy::ids::Nanos;
 /// - a swap fails with `Refused` and changes nothing when a block is not where it says (a frame that another chunk backs, a
 ///   chunk under a fill, a host block beyond the tier), when it names a host block or a block of the device twice, and, on
 ///   the way in, when a host block does not carry exactly its generation. A body without a tier has no host block;
-/// - swaps need no engine. A completed swap reports the bytes that passed the link, and the time they took.
+/// - a `Fetch` is a fill: it runs in the order submitted within its buffer and among those of its layer, starts only when
+///   its `after` is satisfied (by the KV word `done`), and publishes its generation as the layer's KV word `ready` after its
+///   last byte. It is `Refused`, and nothing changes, when at its start a host block does not carry exactly its generation.
+///   One that fails (`CopyFailed`) publishes nothing and leaves contents nobody may read;
+/// - a `WriteBack` runs beside steps and everything else, in the order submitted among its like, and names host blocks as a
+///   `SwapOut` does. `DropFills` drops fetches that have not started and leaves write-backs alone;
+/// - both start after all operations submitted before them that name one of their chunks or host blocks. From then on until
+///   they end, a block that a fetch writes is neither read nor written by another order (but another fetch, in its turn), one
+///   that a write-back reads is not written, a host block that it writes is named by nobody else, and the chunks are neither
+///   unmapped, released, filled nor handed over: whoever orders that is `Refused`. A host block that a waiting fetch
+///   will read may be written; the fetch is refused then;
+/// - swaps, fetches and write-backs need no engine. A completed one reports the bytes that passed the link, and the time they took.
 pub trait Memory {
     /// Orders `action`. Never blocks on a copy.
     fn submit(&mut self, now: Nanos, action: Action);

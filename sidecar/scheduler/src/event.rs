@@ -195,6 +195,8 @@ pub struct StepNotice {
     pub stall_ns: u64,
     /// Waiting for weights that were on their way when the step began: what loading or waking costs.
     pub arrival_ns: u64,
+    /// Waiting for KV that came from the host tier for this step.
+    pub kv_stall_ns: u64,
     /// Sequences that decoded one token.
     pub decodes: u32,
     /// Tokens of prompts computed.

@@ -37,6 +37,8 @@ pub struct Counters {
     pub stall_ns: u64,
     /// Time the engine waited for weights that were on their way, as after waking.
     pub arrival_ns: u64,
+    /// Time the engine waited for KV that came from the host tier.
+    pub kv_stall_ns: u64,
     /// Time the engine computed, stalls included.
     pub engine_ns: u64,
 }
@@ -49,6 +51,7 @@ impl Counters {
         self.recomputed_tokens += u64::from(step.recomputed_tokens);
         self.stall_ns = self.stall_ns.saturating_add(step.stall_ns);
         self.arrival_ns = self.arrival_ns.saturating_add(step.arrival_ns);
+        self.kv_stall_ns = self.kv_stall_ns.saturating_add(step.kv_stall_ns);
         self.engine_ns = self.engine_ns.saturating_add(step.engine_ns);
     }
 }

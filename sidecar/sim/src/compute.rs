@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use sluice_policy::action::Address;
 use sluice_policy::geometry::ActivationCost;
-use sluice_policy::ids::{BlockId, LayerId, Nanos, RowId};
+use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos, RowId};
 use sluice_ports::compute::{
     Compute, ComputeEvent, EngineHello, SampleFailure, Sampled, SequenceStep, Step, StepDone, TableUpdate,
     Unsampled,
@@ -40,6 +40,7 @@ pub struct Run {
     hidden: Vec<Vec<u64>>,
     layer_ns: Vec<u64>,
     stall_ns: Vec<u64>,
+    kv_stall_ns: Vec<u64>,
     /// Filled when the last layer has ended.
     finished: Option<(Nanos, StepDone)>,
     vocab: u32,
@@ -78,32 +79,41 @@ impl Run {
         self.ends.filter(|_| self.finished.is_none())
     }
 
-    /// Starts the present layer if it waits and its slab is ready.
+    /// Starts the present layer if it waits and its slab and KV are ready.
     pub fn start_layer(&mut self, device: &mut Device) {
         if self.finished.is_some() || self.ends.is_some() {
             return;
         }
         let layer = LayerId(self.layer);
-        let expected = self.step.generations.iter().find(|(l, _)| *l == layer);
-        // A later generation means that the one waited for was overwritten: it never comes, and the read shows it.
-        if expected.is_some_and(|(_, generation)| device.ready.get(&layer).is_none_or(|r| r < generation)) {
+        // The wait for weights comes first, and is over when this layer's stall is known.
+        if self.stall_ns.len() == layer.index() {
+            if !shows(&device.ready, named(&self.step.generations, layer), layer) {
+                return;
+            }
+            self.stall_ns.push(device.clock().since(self.waits_since));
+            self.waits_since = device.clock();
+        }
+        if !shows(&device.kv_ready, named(&self.step.kv_generations, layer), layer) {
             return;
         }
-        self.stall_ns.push(device.clock().since(self.waits_since));
+        self.kv_stall_ns.push(device.clock().since(self.waits_since));
         if device.detail == Detail::Fingerprints {
             self.check_slab(device, layer);
+            self.check_kv(device, layer);
         }
         self.span = self.span_of(device);
         let ns = self.layer_time_ns(device);
         let spanned = usize::from(self.span);
         self.layer_ns.resize(self.layer_ns.len() + spanned, ns);
         self.stall_ns.resize(self.layer_ns.len(), 0);
+        self.kv_stall_ns.resize(self.layer_ns.len(), 0);
         self.ends = Some(device.clock().plus(ns * u64::from(self.span) + self.head_ns(device)));
     }
 
     /// Layers from the present one on that nobody waits for and that wait for nothing.
     fn span_of(&self, device: &Device) -> u16 {
-        let waits = |layer: u16| self.step.generations.iter().any(|(l, _)| l.0 == layer);
+        let Step { generations, kv_generations, .. } = &self.step;
+        let waits = |layer: u16| generations.iter().chain(kv_generations).any(|(l, _)| l.0 == layer);
         if device.detail == Detail::Fingerprints || waits(self.layer) {
             return 1;
         }
@@ -143,13 +153,13 @@ impl Run {
         let layer = LayerId(self.layer);
         if device.detail == Detail::Fingerprints {
             let slab = self.check_slab(device, layer);
+            self.check_kv(device, layer);
             for i in 0..self.step.sequences.len() {
                 self.forward(device, i, layer, slab);
             }
         }
-        if let Some((_, generation)) = self.step.generations.iter().find(|(l, _)| *l == layer) {
-            device.done.insert(layer, *generation);
-        }
+        device.done.extend(named(&self.step.generations, layer).map(|generation| (layer, generation)));
+        device.kv_done.extend(named(&self.step.kv_generations, layer).map(|generation| (layer, generation)));
         self.layer += self.span;
         self.ends = None;
         self.waits_since = now;
@@ -160,7 +170,7 @@ impl Run {
 
     /// Fingerprint of the slab that stands at the layer's addresses; wrong contents change it and are counted.
     fn check_slab(&mut self, device: &Device, layer: LayerId) -> u64 {
-        let expected = self.step.generations.iter().find(|(l, _)| *l == layer).map(|(_, g)| *g);
+        let expected = named(&self.step.generations, layer);
         let mut fingerprint = 0;
         for index in 0..device.geometry.slab_chunks(layer.index()) {
             let right = match device.content(Address::Layer(layer, index)) {
@@ -173,6 +183,16 @@ impl Run {
             fingerprint = join(fingerprint, if right { u64::from(layer.0) } else { 0xbad });
         }
         fingerprint
+    }
+
+    /// The layer's KV that was fetched for this step is there.
+    fn check_kv(&mut self, device: &mut Device, layer: LayerId) {
+        let Some(generation) = named(&self.step.kv_generations, layer) else { return };
+        self.wrong_reads += u64::from(device.kv_ready.get(&layer) != Some(&generation));
+        for SequenceStep { row, start, .. } in &self.step.sequences {
+            let past = start.checked_sub(1).map(|last| read_kv(device, &self.rows[row], layer, last));
+            self.wrong_reads += past.map_or(0, |(_, missing)| missing);
+        }
     }
 
     fn forward(&mut self, device: &mut Device, sequence: usize, layer: LayerId, slab: u64) {
@@ -209,10 +229,21 @@ impl Run {
             unsampled,
             layer_ns: std::mem::take(&mut self.layer_ns),
             stall_ns: std::mem::take(&mut self.stall_ns),
+            kv_stall_ns: std::mem::take(&mut self.kv_stall_ns),
             total_ns: now.since(self.started),
         };
         self.finished = Some((now, done));
     }
+}
+
+fn named(generations: &[(LayerId, Generation)], layer: LayerId) -> Option<Generation> {
+    generations.iter().find(|(l, _)| *l == layer).map(|(_, generation)| *generation)
+}
+
+/// Whether a layer's word has come to a generation. A later one means that the one waited for was overwritten: it never
+/// comes, and the read shows it.
+fn shows(ready: &BTreeMap<LayerId, Generation>, expected: Option<Generation>, layer: LayerId) -> bool {
+    expected.is_none_or(|generation| ready.get(&layer).is_some_and(|ready| *ready >= generation))
 }
 
 fn block_of(table: &Row, layer: LayerId, position: u32) -> Option<BlockId> {
@@ -335,6 +366,7 @@ impl Compute for SimCompute {
             started: now,
             layer_ns: Vec::new(),
             stall_ns: Vec::new(),
+            kv_stall_ns: Vec::new(),
             finished: None,
             vocab: self.vocab,
             wrong_reads: 0,

@@ -1,11 +1,14 @@
 //! The simulated GPU: chunks that hold fingerprints, a link that fills them, layers that read them, one virtual time.
 
+mod copies;
+mod kv;
+
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use sluice_policy::action::{Address, Fill, FillTarget};
-use sluice_policy::event::{Completion, Failure, Outcome};
+use sluice_policy::action::{Address, BlockSwap, FillTarget};
+use sluice_policy::event::{Completion, Outcome};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, LayerId, Nanos};
 
@@ -16,6 +19,9 @@ use crate::profiles::cost::Launch;
 use crate::profiles::hardware::Hardware;
 use crate::profiles::model::Model;
 use crate::rng::Rng;
+use copies::{Copy, Copying};
+pub(crate) use kv::Use;
+use kv::Writing;
 
 /// Memory and compute of one GPU share one device.
 pub type Shared = Rc<RefCell<Device>>;
@@ -123,7 +129,7 @@ pub struct Faults {
     pub no_candidate: bool,
     /// Planted bug: `ready` is published when a copy starts.
     pub publish_early: bool,
-    /// Planted bug: fills do not wait for the slot's previous reader.
+    /// Planted bug: fills and fetches do not wait for the previous reader of the slot or buffer.
     pub ignore_after: bool,
     /// Planted bug: the next fill that completes holds a wrong byte.
     pub flip_next_fill: bool,
@@ -161,15 +167,6 @@ pub struct HostBlock {
     pub tokens: Tokens,
 }
 
-/// A copy on the link.
-#[derive(Clone, Debug)]
-struct Copying {
-    id: ActionId,
-    fill: Fill,
-    passage: Passage,
-    fails: bool,
-}
-
 /// The device.
 #[derive(Debug)]
 pub struct Device {
@@ -201,9 +198,16 @@ pub struct Device {
     pub ready: BTreeMap<LayerId, Generation>,
     /// `done` of each layer.
     pub done: BTreeMap<LayerId, Generation>,
-    /// Copies that wait, in order.
-    fills: VecDeque<(ActionId, Fill)>,
+    /// What the KV word `ready` of each layer shows.
+    pub kv_ready: BTreeMap<LayerId, Generation>,
+    /// What its KV word `done` shows.
+    pub kv_done: BTreeMap<LayerId, Generation>,
+    /// Copies to the device that wait, in order.
+    copies: VecDeque<(ActionId, Copy)>,
     copying: Option<Copying>,
+    /// Write-backs that wait, in order.
+    write_backs: VecDeque<(ActionId, Vec<BlockSwap>)>,
+    writing: Option<Writing>,
     /// Completions of copies.
     pub completed: VecDeque<Completion>,
     /// `DropFills` that wait for the copy under way.
@@ -236,8 +240,12 @@ impl Device {
             ready_global: Generation(0),
             ready: BTreeMap::new(),
             done: BTreeMap::new(),
-            fills: VecDeque::new(),
+            kv_ready: BTreeMap::new(),
+            kv_done: BTreeMap::new(),
+            copies: VecDeque::new(),
             copying: None,
+            write_backs: VecDeque::new(),
+            writing: None,
             completed: VecDeque::new(),
             drops: Vec::new(),
             run: None,
@@ -257,6 +265,8 @@ impl Device {
             self.clock = self.clock.max(due);
             if self.copying.as_ref().is_some_and(|c| c.passage.ends <= due) {
                 self.end_copy();
+            } else if self.writing.as_ref().is_some_and(|w| w.passage.ends <= due) {
+                self.end_write_back();
             } else if let Some(mut run) = self.run.take() {
                 run.end_layer(self, due);
                 self.run = Some(run);
@@ -270,147 +280,28 @@ impl Device {
     /// The next moment at which something ends.
     pub fn next_due(&self) -> Option<Nanos> {
         let copy = self.copying.as_ref().map(|c| c.passage.ends);
+        let writing = self.writing.as_ref().map(|w| w.passage.ends);
         let layer = self.run.as_ref().and_then(Run::layer_ends);
-        [copy, layer].into_iter().flatten().min()
+        [copy, writing, layer].into_iter().flatten().min()
     }
 
-    /// Queues a copy.
-    pub fn queue_fill(&mut self, id: ActionId, fill: Fill) {
-        if !self.fits(&fill) {
-            self.completed.push_back(Completion { id, outcome: Outcome::Failed(Failure::Refused) });
-            return;
-        }
-        self.fills.push_back((id, fill));
-        self.kick();
-    }
-
-    /// The slab exists, and its chunks do, as many as it has.
-    fn fits(&self, fill: &Fill) -> bool {
-        let bytes = match layer_of(fill.target) {
-            None => Some(self.geometry.global_bytes),
-            Some(layer) => self.geometry.slab_bytes.get(layer.index()).copied(),
-        };
-        let count = bytes.map(|bytes| self.geometry.chunks_for(bytes) as usize);
-        count == Some(fill.chunks.len()) && fill.chunks.iter().all(|chunk| self.chunks.contains_key(chunk))
-    }
-
-    /// Drops every copy that has not started; `id` completes after the one that has.
-    pub fn drop_fills(&mut self, id: ActionId) {
-        for (dropped, _) in self.fills.drain(..) {
-            self.completed.push_back(Completion { id: dropped, outcome: Outcome::Failed(Failure::Dropped) });
-        }
-        match self.copying {
-            Some(_) => self.drops.push(id),
-            None => self.completed.push_back(done(id, 0, 0)),
-        }
-    }
-
-    /// Whether a copy into the chunk waits or runs.
-    pub fn is_filling(&self, chunk: ChunkId) -> bool {
-        let running = self.copying.iter().map(|copying| &copying.fill);
-        running.chain(self.fills.iter().map(|(_, fill)| fill)).any(|fill| fill.chunks.contains(&chunk))
-    }
-
-    /// Chunks into which copies wait or run.
-    pub(crate) fn filling(&self) -> BTreeSet<ChunkId> {
-        let running = self.copying.iter().map(|copying| &copying.fill);
-        let fills = running.chain(self.fills.iter().map(|(_, fill)| fill));
-        fills.flat_map(|fill| fill.chunks.iter().copied()).collect()
-    }
-
-    /// Starts what can start: the first copy whose slot is free, the layer that waits if its slab is there.
+    /// Starts what can start: the first copy whose slot or buffer is free, the first write-back, the layer that waits if its
+    /// slab and KV are there.
     fn kick(&mut self) {
-        if let Some((id, fill)) = self.startable().and_then(|at| self.fills.remove(at)) {
-            self.start_copy(id, fill);
+        while let Some((id, copy)) = self.startable().and_then(|at| self.copies.remove(at)) {
+            self.start_copy(id, copy);
         }
+        self.start_write_back();
         if let Some(mut run) = self.run.take() {
             run.start_layer(self);
             self.run = Some(run);
         }
     }
 
-    /// The first copy whose reader is done and whose chunks no earlier copy waits for.
-    fn startable(&self) -> Option<usize> {
-        if self.copying.is_some() {
-            return None;
-        }
-        if self.detail == Detail::Times {
-            return self.startable_by_front();
-        }
-        let mut claimed = BTreeSet::new();
-        let mut may = |fill: &Fill| {
-            let first = fill.chunks.iter().filter(|chunk| !claimed.insert(**chunk)).count() == 0;
-            first && self.may_start(fill)
-        };
-        self.fills.iter().position(|(_, fill)| may(fill))
-    }
-
-    /// The same where slabs have hundreds of chunks: those of a slot, or of a layer, are known by their first one.
-    fn startable_by_front(&self) -> Option<usize> {
-        let front = |at: usize| self.fills[at].1.chunks.first();
-        let first = |at: usize| (0..at).all(|before| front(before) != front(at));
-        (0..self.fills.len()).find(|at| self.may_start(&self.fills[*at].1) && first(*at))
-    }
-
-    fn may_start(&self, fill: &Fill) -> bool {
-        let reached = |(layer, generation)| self.done.get(&layer).is_some_and(|d| *d >= generation);
-        self.faults.ignore_after || fill.after.is_none_or(reached)
-    }
-
-    fn start_copy(&mut self, id: ActionId, fill: Fill) {
-        let bytes = self.slab_bytes(fill.target);
-        let passage = self.pass(self.clock, Way::In, bytes);
-        let fails = self.rng.chance(self.faults.copy_fails_permille);
-        if self.detail == Detail::Fingerprints {
-            self.chunks.extend(fill.chunks.iter().map(|chunk| (*chunk, Content::Garbage)));
-        }
-        if self.faults.publish_early {
-            self.publish(&fill);
-        }
-        self.copying = Some(Copying { id, fill, passage, fails });
-    }
-
     /// A copy begins at `now`, or when the link is free. Now and then it takes ten times as long where the faults say so.
     pub(crate) fn pass(&mut self, now: Nanos, way: Way, bytes: u64) -> Passage {
         let slowdown = if self.rng.chance(self.faults.copy_slow_permille) { 10 } else { 1 };
         self.machine.borrow_mut().pass(now, way, bytes, &self.profile, slowdown)
-    }
-
-    fn end_copy(&mut self) {
-        let Some(Copying { id, fill, passage, fails }) = self.copying.take() else { return };
-        let bytes = self.slab_bytes(fill.target);
-        if fails {
-            self.completed.push_back(Completion { id, outcome: Outcome::Failed(Failure::CopyFailed) });
-        } else {
-            self.write_slab(&fill);
-            self.publish(&fill);
-            self.completed.push_back(done(id, bytes, passage.ns));
-        }
-        self.completed.extend(self.drops.drain(..).map(|id| done(id, 0, 0)));
-    }
-
-    fn write_slab(&mut self, fill: &Fill) {
-        if self.detail == Detail::Times {
-            return;
-        }
-        let layer = layer_of(fill.target);
-        let flip = std::mem::take(&mut self.faults.flip_next_fill);
-        for (index, chunk) in fill.chunks.iter().enumerate() {
-            let generation = Generation(fill.generation.0 ^ u64::from(flip) << 63);
-            let content = Content::Slab { layer, generation, index: index as u32 };
-            self.chunks.insert(*chunk, content);
-        }
-    }
-
-    fn publish(&mut self, fill: &Fill) {
-        match layer_of(fill.target) {
-            None => self.ready_global = fill.generation,
-            Some(layer) => drop(self.ready.insert(layer, fill.generation)),
-        }
-    }
-
-    fn slab_bytes(&self, target: FillTarget) -> u64 {
-        layer_of(target).map_or(self.geometry.global_bytes, |l| self.geometry.slab_bytes[l.index()])
     }
 
     /// What stands behind an address. `None` = nothing is mapped there.

@@ -1,5 +1,6 @@
 //! Simulated memory: orders of the ledger, carried out on the device's table in virtual time.
 
+mod parked;
 mod tier;
 
 use std::collections::VecDeque;
@@ -9,17 +10,20 @@ use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Nanos};
 use sluice_ports::Memory;
 
-use crate::device::{Content, Detail, Device, Shared, done};
+use crate::device::{Content, Detail, Device, Shared, Use, done};
 use crate::machine::{Passage, Way};
+use parked::Parked;
 
 /// The memory port of a simulated device.
 #[derive(Debug)]
 pub struct SimMemory {
     device: Shared,
-    /// Everything but copies of slabs: in order, one at a time.
+    /// Everything but copies beside it: in order, one at a time.
     serial: VecDeque<(Nanos, ActionId, Work)>,
     /// How long the first of them takes.
     first: Option<Passage>,
+    /// Fetches and write-backs behind an operation that names something of theirs.
+    parked: Parked,
     /// The engine acknowledges no transaction.
     held: bool,
 }
@@ -27,7 +31,7 @@ pub struct SimMemory {
 impl SimMemory {
     /// Memory of `device`.
     pub fn new(device: Shared) -> Self {
-        SimMemory { device, serial: VecDeque::new(), first: None, held: false }
+        SimMemory { device, serial: VecDeque::new(), first: None, parked: Parked::default(), held: false }
     }
 
     /// While held, the engine acknowledges no transaction, and nothing after it takes effect.
@@ -63,7 +67,14 @@ impl Memory for SimMemory {
         device.advance(now);
         match action.work {
             Work::Fill(fill) => device.queue_fill(action.id, fill),
-            Work::DropFills => device.drop_fills(action.id),
+            Work::DropFills => {
+                self.parked.drop_fetches(&mut device);
+                device.drop_fills(action.id);
+            }
+            work @ (Work::Fetch(_) | Work::WriteBack(_)) => {
+                let behind = self.serial.iter().rev().find(|(_, _, earlier)| parked::meet(earlier, &work));
+                self.parked.submit(action.id, work, behind.map(|(_, id, _)| *id), &mut device);
+            }
             work => {
                 drop(device);
                 self.serial.push_back((now, action.id, work));
@@ -84,6 +95,7 @@ impl Memory for SimMemory {
         let (_, id, work) = self.serial.pop_front()?;
         let bytes = device.passing_bytes(&work);
         let outcome = device.carry_out(work);
+        self.parked.release(id, &mut device);
         drop(device);
         self.begin_first(ends);
         Some(match outcome {
@@ -136,7 +148,9 @@ impl Device {
             Work::MoveBlocks(moves) => self.move_blocks(&moves)?,
             Work::SwapOut(swaps) => self.swap_out(&swaps)?,
             Work::SwapIn(swaps) => self.swap_in(&swaps)?,
-            Work::Fill(_) | Work::DropFills => unreachable!("copies have their own queue"),
+            Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_) | Work::DropFills => {
+                unreachable!("copies have their own queue")
+            }
         }
         Ok(())
     }
@@ -180,9 +194,9 @@ impl Device {
     }
 
     fn releasable(&self, chunks: &[ChunkId]) -> Result<(), Failure> {
-        let fills = self.filling();
+        let copied = self.copied();
         let bound =
-            |c: &ChunkId| !self.chunks.contains_key(c) || self.mapped.contains_key(c) || fills.contains(c);
+            |c: &ChunkId| !self.chunks.contains_key(c) || self.mapped.contains_key(c) || copied.contains(c);
         if chunks.iter().any(bound) { Err(Failure::Refused) } else { Ok(()) }
     }
 
@@ -199,8 +213,12 @@ impl Device {
         if self.rng.chance(self.faults.refused_permille) {
             return Err(Failure::Refused);
         }
-        let fills = self.filling();
-        if transaction.handed_over.iter().any(|c| !self.chunks.contains_key(c) || fills.contains(c)) {
+        let copied = self.copied();
+        if transaction.handed_over.iter().any(|c| !self.chunks.contains_key(c) || copied.contains(c)) {
+            return Err(Failure::Refused);
+        }
+        let kv = self.kv_chunks();
+        if transaction.ops.iter().any(|op| matches!(op, Reback::Unmap(_, chunk) if kv.contains(chunk))) {
             return Err(Failure::Refused);
         }
         for (done, op) in transaction.ops.iter().enumerate() {
@@ -264,7 +282,13 @@ impl Device {
         let backed = |block: BlockId, chunk| {
             self.table.get(&Address::Kv(FrameId(block.0 / per_chunk))) == Some(&chunk)
         };
-        if !moves.iter().all(|one| backed(one.from, one.from_chunk) && backed(one.to, one.to_chunk)) {
+        let (fetched, taken) = (self.taken(Use::Read), self.taken(Use::Write));
+        let fits = |one: &BlockMove| {
+            let free = !fetched.contains(&(one.from_chunk, one.from.0 % per_chunk))
+                && !taken.contains(&(one.to_chunk, one.to.0 % per_chunk));
+            free && backed(one.from, one.from_chunk) && backed(one.to, one.to_chunk)
+        };
+        if !moves.iter().all(fits) {
             return Err(Failure::Refused);
         }
         if self.detail == Detail::Times {

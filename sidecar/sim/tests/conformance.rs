@@ -48,6 +48,14 @@ impl Body for SimBody {
         self.device.borrow_mut().done.insert(layer, generation);
     }
 
+    fn set_kv_done(&mut self, layer: LayerId, generation: Generation) {
+        self.device.borrow_mut().kv_done.insert(layer, generation);
+    }
+
+    fn kv_ready(&mut self, layer: LayerId) -> Generation {
+        self.device.borrow().kv_ready.get(&layer).copied().unwrap_or_default()
+    }
+
     fn ready(&mut self, layer: Option<LayerId>) -> Generation {
         let device = self.device.borrow();
         match layer {

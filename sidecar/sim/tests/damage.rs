@@ -13,6 +13,7 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("changed", "attached: activation"),
     ("changed", "attached: pid"),
     // Measures that a decision rests on show in the next one; others are only told.
+    ("changed", "done: KV stall"),
     ("changed", "done: layer time"),
     ("changed", "done: stall"),
     ("changed", "done: total time"),
@@ -64,7 +65,7 @@ fn role(line: &str, at: usize) -> String {
     }
     let lists: &[(&str, usize)] = match name {
         "submit" => &[("prompt", 1)],
-        "done" => &[("layer time", 1), ("stall", 1), ("sampled", 3), ("unsampled", 2)],
+        "done" => &[("layer time", 1), ("stall", 1), ("KV stall", 1), ("sampled", 3), ("unsampled", 2)],
         _ => &[],
     };
     let mut begin = fixed.len();

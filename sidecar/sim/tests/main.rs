@@ -7,6 +7,7 @@ mod damage;
 mod deaths;
 mod engineless;
 mod faults;
+mod fetches;
 mod gpu;
 mod journal;
 mod profiles;

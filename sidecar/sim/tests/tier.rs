@@ -9,7 +9,7 @@ use sluice_policy::ids::{
     ActionId, BlockId, ChunkId, FrameId, Generation, HostBlockId, LayerId, Nanos, RowId, StepId,
 };
 use sluice_policy::reason::Reason;
-use sluice_ports::compute::{SampleOrder, SequenceStep, Step, TableUpdate};
+use sluice_ports::compute::{SampleOrder, SequenceStep, Step, StepDone, TableUpdate};
 use sluice_ports::sampling::Sampling;
 use sluice_ports::{Compute, ComputeEvent, Memory};
 use sluice_sim::device::Shared;
@@ -22,16 +22,16 @@ const FAILED: Outcome = Outcome::Failed(Failure::CopyFailed);
 const REFUSED: Outcome = Outcome::Failed(Failure::Refused);
 
 /// Two layers of a chunk each on chunks 1 and 2, globals on chunk 0, KV on chunks 3 and 4, all of it filled.
-struct Bench {
+pub struct Bench {
     device: Shared,
     memory: SimMemory,
-    compute: SimCompute,
-    now: Nanos,
+    pub compute: SimCompute,
+    pub now: Nanos,
     orders: u64,
 }
 
 impl Bench {
-    fn new() -> Bench {
+    pub fn new() -> Bench {
         let geometry = Geometry {
             chunk_bytes: CHUNK,
             capacity_chunks: 5,
@@ -58,11 +58,16 @@ impl Bench {
         bench
     }
 
-    /// How an order ends.
-    fn run(&mut self, work: Work) -> Outcome {
+    pub fn order(&mut self, work: Work) -> ActionId {
         self.orders += 1;
         let action = Action { id: ActionId(self.orders), work, reason: Reason::Load };
         self.memory.submit(self.now, action);
+        ActionId(self.orders)
+    }
+
+    /// How an order ends.
+    pub fn run(&mut self, work: Work) -> Outcome {
+        self.order(work);
         loop {
             if let Some(completion) = self.memory.poll(self.now) {
                 assert_eq!(completion.id, ActionId(self.orders));
@@ -79,16 +84,10 @@ impl Bench {
 
     /// Swaps blocks, `(block, host block, generation)` each, behind which KV's first or second chunk is.
     fn swap(&mut self, order: fn(Vec<BlockSwap>) -> Work, swaps: &[(u32, u32, u64)]) -> Outcome {
-        let swap = |&(block, host, generation): &(u32, u32, u64)| BlockSwap {
-            block: BlockId(block),
-            chunk: ChunkId(3 + block / 5),
-            host: HostBlockId(host),
-            generation: Generation(generation),
-        };
-        self.run(order(swaps.iter().map(swap).collect()))
+        self.run(order(swaps.iter().copied().map(swap_of).collect()))
     }
 
-    fn set_faults(&self, faults: Faults) {
+    pub fn set_faults(&self, faults: Faults) {
         self.device.borrow_mut().faults = faults;
     }
 
@@ -101,7 +100,18 @@ impl Bench {
     }
 
     /// The token after `tokens`, which begin at `start`; `columns` are the blocks of both layers from column `first` on.
-    fn step(&mut self, start: u32, tokens: Vec<u32>, columns: &[(u32, [u32; 2])]) -> u32 {
+    pub fn step(&mut self, start: u32, tokens: Vec<u32>, columns: &[(u32, [u32; 2])]) -> u32 {
+        self.step_of(start, tokens, columns, vec![]).sampled[0].token
+    }
+
+    /// The same with fetched KV.
+    pub fn step_of(
+        &mut self,
+        start: u32,
+        tokens: Vec<u32>,
+        columns: &[(u32, [u32; 2])],
+        kv_generations: Vec<(LayerId, Generation)>,
+    ) -> StepDone {
         let row = RowId(0);
         let update = |&(column, blocks): &(u32, [u32; 2])| TableUpdate::Column {
             row,
@@ -116,16 +126,27 @@ impl Bench {
             sequences: vec![SequenceStep { row, start, tokens, sample }],
             updates: columns.iter().map(update).collect(),
             generations: vec![],
+            kv_generations,
             activation_limit_bytes: 0,
         };
         while let Some(ComputeEvent::Attached(_)) = self.compute.poll(self.now) {}
         self.compute.submit(self.now, step);
         loop {
             if let Some(ComputeEvent::Done(done)) = self.compute.poll(self.now) {
-                return done.sampled[0].token;
+                return done;
             }
             self.now = self.compute.next_due().expect("the step ends");
         }
+    }
+}
+
+/// Block, host block and name.
+pub fn swap_of((block, host, generation): (u32, u32, u64)) -> BlockSwap {
+    BlockSwap {
+        block: BlockId(block),
+        chunk: ChunkId(3 + block / 5),
+        host: HostBlockId(host),
+        generation: Generation(generation),
     }
 }
 

@@ -226,6 +226,7 @@ fn gpu_config(name: String, pool: &GpuPool) -> GpuConfig {
         memory_bytes: bytes(|host| &host.memory),
         chunk_bytes: bytes(|host| &host.chunk_bytes),
         link_bytes_per_second: host.and_then(|h| h.link_bytes_per_second.as_ref()).map(Quantity::bytes),
+        link_to_host_bytes_per_second: None,
         host_memory_bytes: Some(pool.spec.host_memory_per_gpu.bytes()),
     }
 }

@@ -101,6 +101,7 @@ impl Engine {
             unsampled: Vec::new(),
             layer_ns: vec![total_ns / u64::from(layers); usize::from(layers)],
             stall_ns: vec![0; usize::from(layers)],
+            kv_stall_ns: vec![0; usize::from(layers)],
             total_ns,
         })
     }

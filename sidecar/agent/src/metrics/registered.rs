@@ -70,11 +70,14 @@ pub(super) struct OwnMetrics {
     pub moves: Family<ByReason, Counter>,
     pub moved_bytes: Family<ByReason, Counter>,
     pub copied_bytes: Counter,
+    pub kv_fetched_bytes: Counter,
+    pub kv_written_back_bytes: Counter,
     pub link_bandwidth: Gauge,
     pub steps: Counter,
     pub prefill_tokens: Counter,
     pub recomputed_tokens: Counter,
     pub stall: Counter<f64, AtomicU64>,
+    pub kv_stall: Counter<f64, AtomicU64>,
     pub engine_tbt: Timing,
     pub delivered_tbt: Timing,
     pub write_lateness: Timing,
@@ -136,6 +139,7 @@ impl OwnMetrics {
         names.add("sluice_moves", "Memory events by reason", self.moves.clone());
         names.add("sluice_moved_bytes", "Bytes that changed owner, by reason", self.moved_bytes.clone());
         names.add("sluice_copied_bytes", "Bytes copied from host to device", self.copied_bytes.clone());
+        self.register_kv(names);
         names.add(
             "sluice_link_bytes_per_second",
             "Measured bandwidth of the link",
@@ -169,5 +173,19 @@ impl OwnMetrics {
         names.add("sluice_revoke_seconds", "Decision to revoke to the bytes being here", revoke.clone());
         names.add("sluice_wake_seconds", "Chunks being here to every layer committed", wake.clone());
         names.add("sluice_slo_attainment_ratio", "Share of tokens in time, recent", self.slo.clone());
+    }
+
+    fn register_kv(&self, names: &mut Names) {
+        names.add(
+            "sluice_kv_fetch_bytes",
+            "KV copied from the host tier for the steps that read it",
+            self.kv_fetched_bytes.clone(),
+        );
+        names.add(
+            "sluice_kv_writeback_bytes",
+            "KV copied to the host tier beside steps",
+            self.kv_written_back_bytes.clone(),
+        );
+        names.add("sluice_kv_stall_seconds", "Steps waiting for KV", self.kv_stall.clone());
     }
 }

@@ -36,7 +36,9 @@ fn busy() -> Metrics {
     metrics.request_ended("never heard of", Duration::from_secs(1));
     let step =
         StepNotice { elapsed_ns: 5_000_000, stall_ns: 500_000_000, decodes: 4, ..StepNotice::default() };
-    metrics.step(&StepNotice { prefill_tokens: 16, recomputed_tokens: 6, ..step });
+    metrics.step(&StepNotice { prefill_tokens: 16, recomputed_tokens: 6, kv_stall_ns: 250_000_000, ..step });
+    metrics.kv_copied(KvCopied { fetched_bytes: 3, written_back_bytes: 4 });
+    metrics.kv_copied(KvCopied { fetched_bytes: 30, written_back_bytes: 40 });
     metrics.admitted(Some(1_000_000), 16);
     metrics.admitted(None, 99);
     metrics.preempted(6);
@@ -67,7 +69,7 @@ const VLLM: [(&str, &str); 13] = [
     ("vllm:prefix_cache_hits", "counter"),
 ];
 
-const OWN: [(&str, &str); 24] = [
+const OWN: [(&str, &str); 27] = [
     ("sluice_tenant_info", "gauge"),
     ("sluice_memory_bytes", "gauge"),
     ("sluice_memory_capacity_bytes", "gauge"),
@@ -80,6 +82,9 @@ const OWN: [(&str, &str); 24] = [
     ("sluice_prefill_tokens", "counter"),
     ("sluice_recomputed_tokens", "counter"),
     ("sluice_stall_seconds", "counter"),
+    ("sluice_kv_stall_seconds", "counter"),
+    ("sluice_kv_fetch_bytes", "counter"),
+    ("sluice_kv_writeback_bytes", "counter"),
     ("sluice_engine_tbt_seconds", "histogram"),
     ("sluice_delivered_tbt_seconds", "histogram"),
     ("sluice_write_lateness_seconds", "histogram"),
@@ -142,6 +147,9 @@ fn samples_hold_what_was_counted() {
     assert_eq!(value("sluice_delivered_tbt_seconds_count"), 4.0);
     assert_eq!(value("sluice_delivered_tbt_seconds_bucket{le=\"+Inf\"}"), 4.0);
     assert_eq!(value("sluice_stall_seconds_total"), 0.5);
+    assert_eq!(value("sluice_kv_stall_seconds_total"), 0.25);
+    assert_eq!(value("sluice_kv_fetch_bytes_total"), 30.0);
+    assert_eq!(value("sluice_kv_writeback_bytes_total"), 40.0);
     assert_eq!(value("sluice_memory_bytes{owner=\"kv\"}"), 12_345.0);
     assert_eq!(value("sluice_copied_bytes_total"), 77.0);
     assert_eq!(value("sluice_moves_total{reason=\"remap\"}"), 2.0);

@@ -24,13 +24,15 @@ const SNAPSHOT: ActionId = ActionId(u64::MAX);
 #[derive(Clone, Debug)]
 pub struct PageGate(pub Arc<ControlPage>);
 
+/// Waits of transfers have a limit and no other end.
+static NEVER: AtomicBool = AtomicBool::new(false);
+
 impl Gate for PageGate {
     fn done_reached(&self, layer: LayerId, generation: Generation) -> bool {
         self.0.done(layer).is_ok_and(|done| done >= generation)
     }
 
     fn wait_done(&self, layer: LayerId, generation: Generation, limit: Duration) -> bool {
-        static NEVER: AtomicBool = AtomicBool::new(false);
         let patience = Patience { abort: &NEVER, limit: Some(limit) };
         matches!(self.0.wait_done(layer, generation, patience), Ok(Wait::Reached))
     }
@@ -39,6 +41,19 @@ impl Gate for PageGate {
         // The global slab never moves: nobody waits for it.
         let Some(layer) = layer else { return };
         self.0.publish_ready(layer, generation).expect("the ledger names only layers of the model");
+    }
+
+    fn kv_done_reached(&self, layer: LayerId, generation: Generation) -> bool {
+        self.0.kv_done(layer).is_ok_and(|done| done >= generation)
+    }
+
+    fn wait_kv_done(&self, layer: LayerId, generation: Generation, limit: Duration) -> bool {
+        let patience = Patience { abort: &NEVER, limit: Some(limit) };
+        matches!(self.0.wait_kv_done(layer, generation, patience), Ok(Wait::Reached))
+    }
+
+    fn publish_kv_ready(&self, layer: LayerId, generation: Generation) {
+        self.0.publish_kv_ready(layer, generation).expect("a fetch names only layers of the model");
     }
 }
 

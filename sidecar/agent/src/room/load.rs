@@ -230,6 +230,7 @@ fn host_options(
         poison: loaded.config.debug.poison,
         copy_threads: 1,
         link_bytes_per_s: loaded.config.gpu.link_bytes_per_second,
+        to_host_bytes_per_s: loaded.config.gpu.link_to_host_bytes_per_second,
         host_kv_bytes: loaded.config.memory.host_kv_bytes,
         quota,
     }

@@ -65,6 +65,7 @@ pub fn config(model: &Path, memory_bytes: u64, policy: &str) -> SidecarConfig {
             memory_bytes,
             chunk_bytes: CHUNK,
             link_bytes_per_second: None,
+            link_to_host_bytes_per_second: None,
             host_memory_bytes: None,
         },
         neighbourhood: None,

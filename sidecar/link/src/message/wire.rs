@@ -97,6 +97,7 @@ struct WireStep {
     parity: u8,
     sequences: Vec<WireSequence>,
     generations: Vec<(u16, u64)>,
+    kv_generations: Vec<(u16, u64)>,
     activation_limit_bytes: u64,
 }
 
@@ -310,6 +311,14 @@ impl From<WireSampling> for SampleOrder {
     }
 }
 
+fn named(generations: &[(LayerId, Generation)]) -> Vec<(u16, u64)> {
+    generations.iter().map(|(layer, generation)| (layer.0, generation.0)).collect()
+}
+
+fn names(wire: Vec<(u16, u64)>) -> Vec<(LayerId, Generation)> {
+    wire.into_iter().map(|(layer, generation)| (LayerId(layer), Generation(generation))).collect()
+}
+
 impl From<&StepOrder> for WireStep {
     fn from(order: &StepOrder) -> Self {
         let sequence = |sequence: &SequenceOrder| WireSequence {
@@ -324,7 +333,8 @@ impl From<&StepOrder> for WireStep {
             epoch: order.epoch,
             parity: order.parity,
             sequences: order.sequences.iter().map(sequence).collect(),
-            generations: order.generations.iter().map(|(layer, gen_)| (layer.0, gen_.0)).collect(),
+            generations: named(&order.generations),
+            kv_generations: named(&order.kv_generations),
             activation_limit_bytes: order.activation_limit_bytes,
         }
     }
@@ -344,7 +354,8 @@ impl From<WireStep> for StepOrder {
             epoch: wire.epoch,
             parity: wire.parity,
             sequences: wire.sequences.into_iter().map(sequence).collect(),
-            generations: wire.generations.into_iter().map(|(l, g)| (LayerId(l), Generation(g))).collect(),
+            generations: names(wire.generations),
+            kv_generations: names(wire.kv_generations),
             activation_limit_bytes: wire.activation_limit_bytes,
         }
     }

@@ -1,7 +1,6 @@
 //! Work on the pool that takes longer than a look: done by one thread, in order, so that `submit` never waits for it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -10,10 +9,10 @@ use sluice_policy::action::Earmark;
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::ChunkId;
 
-use super::tier::{Room, TierCopy};
 use crate::faults::SharedFaults;
 use crate::pool::{Pool, PoolError};
 use crate::quota::{Quota, QuotaError};
+use crate::tier::{Tier, TierCopy};
 use crate::transfers::{Event, Outbox, sleep_precisely};
 
 /// One piece of work, checked against the table already.
@@ -43,22 +42,21 @@ pub(super) struct BlockCopy {
     pub(super) bytes: u64,
 }
 
-/// The thread. Dropping it ends it after the chore at hand, a swap at its next block.
+/// The thread. Dropping it ends it after the chore at hand, a swap at once.
 pub(super) struct Chores {
     chores: Option<Sender<Chore>>,
-    stopping: Arc<AtomicBool>,
+    tier: Arc<Tier>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Chores {
-    pub(super) fn new(bank: Bank, room: Room, faults: SharedFaults, outbox: Outbox) -> Chores {
+    pub(super) fn new(bank: Bank, tier: Arc<Tier>, faults: SharedFaults, outbox: Outbox) -> Chores {
         let (chores, todo) = channel();
-        let stopping = Arc::new(AtomicBool::new(false));
-        let mut worker = Worker { bank, room, faults, stopping: stopping.clone() };
+        let worker = Worker { bank, tier: tier.clone(), faults };
         let work = move || worker.run(&todo, &outbox);
         let thread = std::thread::Builder::new().name("sluice-pool".into()).spawn(work);
         let thread = Some(thread.expect("the machine has room for the pool's thread"));
-        Chores { chores: Some(chores), stopping, thread }
+        Chores { chores: Some(chores), tier, thread }
     }
 
     /// Orders a chore; its end is an [`Event::Chore`].
@@ -71,7 +69,7 @@ impl Chores {
 impl Drop for Chores {
     fn drop(&mut self) {
         self.chores = None;
-        self.stopping.store(true, Ordering::Relaxed);
+        self.tier.stop();
         if let Some(thread) = self.thread.take() {
             // A thread that panicked has reported itself; there is nothing to hand on while dropping.
             let _ = thread.join();
@@ -82,28 +80,22 @@ impl Drop for Chores {
 /// What the thread works on.
 struct Worker {
     bank: Bank,
-    room: Room,
+    tier: Arc<Tier>,
     faults: SharedFaults,
-    stopping: Arc<AtomicBool>,
 }
 
 impl Worker {
-    fn run(&mut self, todo: &Receiver<Chore>, outbox: &Outbox) {
+    fn run(&self, todo: &Receiver<Chore>, outbox: &Outbox) {
         sleep_precisely();
         while let Ok(chore) = todo.recv() {
-            let begun = Instant::now();
-            let outcome = match self.carry_out(&chore) {
-                Ok(bytes) => Outcome::Done { bytes, duration_ns: begun.elapsed().as_nanos() as u64 },
-                Err(failure) => Outcome::Failed(failure),
-            };
-            outbox.send(Event::Chore(outcome));
+            outbox.send(Event::Chore(self.carry_out(&chore)));
         }
     }
 
-    fn carry_out(&mut self, chore: &Chore) -> Result<u64, Failure> {
-        let Worker { bank, room, faults, stopping } = self;
-        let stops = || stopping.load(Ordering::Relaxed);
-        match chore {
+    fn carry_out(&self, chore: &Chore) -> Outcome {
+        let Worker { bank, tier, faults } = self;
+        let begun = Instant::now();
+        let done = match chore {
             Chore::Create(chunks) => bank.create(faults, chunks),
             Chore::Accept(chunks, earmark) => bank.accept(faults, chunks, *earmark),
             Chore::Release(chunks) => bank.release(chunks),
@@ -112,8 +104,12 @@ impl Worker {
             }
             Chore::Poison(chunks) => each(chunks, |chunk| bank.pool.poison(chunk)),
             Chore::Move(copies) => copy(&bank.pool, copies),
-            Chore::SwapOut(copies) => room.swap_out(&bank.pool, copies, faults, stops),
-            Chore::SwapIn(copies) => room.swap_in(&bank.pool, copies, faults, stops),
+            Chore::SwapOut(copies) => return tier.copy_out(&bank.pool, copies),
+            Chore::SwapIn(copies) => return tier.copy_in(&bank.pool, copies),
+        };
+        match done {
+            Ok(bytes) => Outcome::Done { bytes, duration_ns: begun.elapsed().as_nanos() as u64 },
+            Err(failure) => Outcome::Failed(failure),
         }
     }
 }

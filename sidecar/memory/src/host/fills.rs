@@ -1,13 +1,17 @@
-//! Fills between submission and their lane: parked while an earlier operation names one of their chunks.
+//! Copies beside the serial queue between submission and their lane: parked while an earlier operation names something of
+//! theirs.
 
-use sluice_policy::action::{Fill, FillTarget};
+use sluice_policy::action::{Fill, FillTarget, Work};
 use sluice_policy::event::{Failure, Outcome};
-use sluice_policy::ids::{ActionId, ChunkId, SlotId};
+use sluice_policy::ids::{ActionId, SlotId};
 
 use super::HostMemory;
+use super::claims::Use;
+use super::serial::Named;
 use crate::master::Slab;
+use crate::transfers::Order;
 
-/// Fills that wait for operations, those in lanes, and drops that wait for these.
+/// Copies that wait for operations, fills and fetches in lanes, and drops that wait for these.
 #[derive(Debug, Default)]
 pub(super) struct Fills {
     parked: Vec<Parked>,
@@ -18,7 +22,8 @@ pub(super) struct Fills {
 #[derive(Debug)]
 struct Parked {
     id: ActionId,
-    fill: Fill,
+    work: Work,
+    named: Named,
     /// Operations submitted before it have lower numbers.
     before: u64,
 }
@@ -30,37 +35,47 @@ struct Drop {
 }
 
 impl HostMemory {
-    pub(super) fn order_fill(&mut self, id: ActionId, fill: Fill) {
-        self.fills.parked.push(Parked { id, fill, before: self.serial.next_number() });
-        self.dispatch_fills();
+    /// A fill, a fetch or a write-back.
+    pub(super) fn order_copy(&mut self, id: ActionId, work: Work) {
+        let named = Named::by(&work);
+        self.fills.parked.push(Parked { id, work, named, before: self.serial.next_number() });
+        self.dispatch_copies();
     }
 
-    /// Sends every fill to its lane that no operation holds back, in the order submitted.
-    pub(super) fn dispatch_fills(&mut self) {
+    /// Sends every copy to its lane that no operation holds back, in the order submitted.
+    pub(super) fn dispatch_copies(&mut self) {
         let mut kept: Vec<Parked> = Vec::new();
         for parked in std::mem::take(&mut self.fills.parked) {
-            let behind = kept.iter().any(|earlier| conflict(&earlier.fill, &parked.fill));
-            if behind || self.serial.names_before(parked.before, &parked.fill.chunks) {
+            let behind = kept.iter().any(|earlier| conflict(earlier, &parked));
+            if behind || self.serial.names_before(parked.before, &parked.named) {
                 kept.push(parked);
             } else {
-                self.dispatch(parked.id, parked.fill);
+                self.dispatch(parked.id, parked.work);
             }
         }
         self.fills.parked = kept;
     }
 
-    fn dispatch(&mut self, id: ActionId, fill: Fill) {
-        if !self.fill_fits(&fill) {
-            self.fail(id, Failure::Refused);
-            return;
+    fn dispatch(&mut self, id: ActionId, work: Work) {
+        let order = match work {
+            Work::Fill(fill) => self.fill_order(fill),
+            Work::Fetch(fetch) => self.fetch_order(fetch),
+            Work::WriteBack(swaps) => self.write_back_order(&swaps),
+            other => unreachable!("{other:?} is no copy beside the serial queue"),
+        };
+        match order {
+            Ok(order) => {
+                if !matches!(order, Order::WriteBack(_)) {
+                    self.fills.in_lanes.push(id);
+                }
+                self.transfers.submit(id, order);
+            }
+            Err(failure) => self.fail(id, failure),
         }
-        self.table.fill_begins(&fill.chunks);
-        self.fills.in_lanes.push(id);
-        self.transfers.submit(id, fill);
     }
 
-    /// The slab is one of the model, its chunks exist, are as many as it takes, and each once.
-    fn fill_fits(&self, fill: &Fill) -> bool {
+    /// The slab is one of the model, its chunks exist, are as many as it takes, and each once; no KV of theirs is copied.
+    fn fill_order(&mut self, fill: Fill) -> Result<Order, Failure> {
         let bytes = match Slab::of(fill.target) {
             Slab::Global => Some(&self.geometry.global_bytes),
             Slab::Layer(layer) => self.geometry.slab_bytes.get(layer.index()),
@@ -68,14 +83,37 @@ impl HostMemory {
         let right_size = bytes.is_some_and(|&b| self.geometry.chunks_for(b) as usize == fill.chunks.len());
         let layers = usize::from(self.geometry.layers());
         let reader = fill.after.is_none_or(|(layer, _)| layer.index() < layers);
-        right_size && reader && distinct(&fill.chunks) && fill.chunks.iter().all(|c| self.pool.exists(*c))
+        let free = fill.chunks.iter().all(|c| self.pool.exists(*c) && !self.claims.hold(*c));
+        if !right_size || !reader || !free || !distinct(&fill.chunks) {
+            return Err(Failure::Refused);
+        }
+        self.table.fill_begins(&fill.chunks);
+        Ok(Order::Fill(fill))
     }
 
-    pub(super) fn filled(&mut self, id: ActionId, chunks: &[ChunkId], outcome: Outcome) {
-        self.table.fill_ends(chunks);
+    pub(super) fn copied(&mut self, id: ActionId, order: &Order, outcome: Outcome) {
+        self.let_go(order);
+        self.count(order, outcome);
         self.end(id, outcome);
         self.left_lane(id);
         self.finish_drops();
+    }
+
+    fn let_go(&mut self, order: &Order) {
+        match order {
+            Order::Fill(fill) => self.table.fill_ends(&fill.chunks),
+            Order::Fetch(_, copies) => self.claims.end(copies, Use::Fetch),
+            Order::WriteBack(copies) => self.claims.end(copies, Use::Read),
+        }
+    }
+
+    fn count(&mut self, order: &Order, outcome: Outcome) {
+        let Outcome::Done { bytes, .. } = outcome else { return };
+        match order {
+            Order::Fill(_) => {}
+            Order::Fetch(..) => self.kv_copied.fetched_bytes += bytes,
+            Order::WriteBack(_) => self.kv_copied.written_back_bytes += bytes,
+        }
     }
 
     fn left_lane(&mut self, id: ActionId) {
@@ -83,16 +121,18 @@ impl HostMemory {
         self.fills.drops.iter_mut().for_each(|drop| drop.running.retain(|fill| *fill != id));
     }
 
-    /// Ends what has not started; the drop itself ends with the last fill that had.
+    /// Ends what has not started, write-backs left alone; the drop itself ends with the last one that had.
     pub(super) fn drop_fills(&mut self, id: ActionId) {
-        for (fill, chunks) in self.transfers.drop_queued() {
-            self.table.fill_ends(&chunks);
-            self.left_lane(fill);
-            self.fail(fill, Failure::Dropped);
+        for (dropped, order) in self.transfers.drop_queued() {
+            self.let_go(&order);
+            self.left_lane(dropped);
+            self.fail(dropped, Failure::Dropped);
         }
-        for parked in std::mem::take(&mut self.fills.parked) {
-            self.fail(parked.id, Failure::Dropped);
-        }
+        let parked = std::mem::take(&mut self.fills.parked);
+        let (kept, dropped): (Vec<_>, Vec<_>) =
+            parked.into_iter().partition(|parked| matches!(parked.work, Work::WriteBack(_)));
+        self.fills.parked = kept;
+        dropped.into_iter().for_each(|parked| self.fail(parked.id, Failure::Dropped));
         let running = self.fills.in_lanes.clone();
         self.fills.drops.push(Drop { id, running });
         self.finish_drops();
@@ -106,10 +146,18 @@ impl HostMemory {
     }
 }
 
-/// Whether two fills have to keep their order.
-fn conflict(earlier: &Fill, later: &Fill) -> bool {
-    let same_slot = slot(earlier.target).is_some() && slot(earlier.target) == slot(later.target);
-    same_slot || earlier.chunks.iter().any(|chunk| later.chunks.contains(chunk))
+/// Whether two copies have to keep their order.
+fn conflict(earlier: &Parked, later: &Parked) -> bool {
+    same_lane(&earlier.work, &later.work) || earlier.named.meets(&later.named)
+}
+
+fn same_lane(a: &Work, b: &Work) -> bool {
+    match (a, b) {
+        (Work::Fill(a), Work::Fill(b)) => slot(a.target).is_some() && slot(a.target) == slot(b.target),
+        (Work::Fetch(a), Work::Fetch(b)) => a.buffer == b.buffer || a.layer == b.layer,
+        (Work::WriteBack(_), Work::WriteBack(_)) => true,
+        _ => false,
+    }
 }
 
 fn slot(target: FillTarget) -> Option<SlotId> {

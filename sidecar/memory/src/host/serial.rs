@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use sluice_policy::action::{Address, BlockMove, Reback, Transaction, Work};
+use sluice_policy::action::{Address, BlockMove, BlockSwap, Reback, Transaction, Work};
 use sluice_policy::event::{Failure, Outcome};
-use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId};
+use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, HostBlockId};
 
 use super::HostMemory;
 use super::chores::{BlockCopy, Chore};
+use super::claims::Use;
 use super::fills::distinct;
 
 /// Operations in order; the first may have started.
@@ -24,8 +25,33 @@ struct Operation {
     number: u64,
     id: ActionId,
     work: Work,
-    /// Every chunk that it names, sorted.
+    named: Named,
+}
+
+/// What a work names, each sorted.
+#[derive(Debug)]
+pub(super) struct Named {
     chunks: Vec<ChunkId>,
+    hosts: Vec<HostBlockId>,
+}
+
+impl Named {
+    pub(super) fn by(work: &Work) -> Named {
+        let (mut chunks, mut hosts) = (chunks(work), hosts(work));
+        chunks.sort_unstable();
+        hosts.sort_unstable();
+        Named { chunks, hosts }
+    }
+
+    /// Whether both name the same somewhere.
+    pub(super) fn meets(&self, other: &Named) -> bool {
+        meet(&self.chunks, &other.chunks) || meet(&self.hosts, &other.hosts)
+    }
+}
+
+/// Whether something is in `sorted` and in `others`.
+fn meet<T: Ord>(sorted: &[T], others: &[T]) -> bool {
+    others.iter().any(|other| sorted.binary_search(other).is_ok())
 }
 
 /// How far the first operation is.
@@ -44,8 +70,8 @@ enum AtHand {
 
 impl Serial {
     pub(super) fn push(&mut self, id: ActionId, work: Work) {
-        let chunks = named(&work);
-        self.queue.push_back(Operation { number: self.pushed, id, work, chunks });
+        let named = Named::by(&work);
+        self.queue.push_back(Operation { number: self.pushed, id, work, named });
         self.pushed += 1;
     }
 
@@ -54,11 +80,10 @@ impl Serial {
         self.pushed
     }
 
-    /// Whether an operation with a lower number that has not ended names one of the chunks.
-    pub(super) fn names_before(&self, number: u64, chunks: &[ChunkId]) -> bool {
-        let earlier = self.queue.iter().filter(|operation| operation.number < number);
-        let mut named = earlier.map(|operation| &operation.chunks);
-        named.any(|named| chunks.iter().any(|chunk| named.binary_search(chunk).is_ok()))
+    /// Whether an operation with a lower number that has not ended names one of the same.
+    pub(super) fn names_before(&self, number: u64, named: &Named) -> bool {
+        let mut earlier = self.queue.iter().filter(|operation| operation.number < number);
+        earlier.any(|operation| operation.named.meets(named))
     }
 
     /// The transaction that the engine has and did not acknowledge.
@@ -68,8 +93,8 @@ impl Serial {
     }
 }
 
-fn named(work: &Work) -> Vec<ChunkId> {
-    let mut chunks: Vec<ChunkId> = match work {
+fn chunks(work: &Work) -> Vec<ChunkId> {
+    match work {
         Work::Create(chunks)
         | Work::Release(chunks)
         | Work::Accept { chunks, .. }
@@ -81,11 +106,24 @@ fn named(work: &Work) -> Vec<ChunkId> {
             transaction.ops.iter().map(chunk).chain(transaction.handed_over.iter().copied()).collect()
         }
         Work::MoveBlocks(moves) => moves.iter().flat_map(|m| [m.from_chunk, m.to_chunk]).collect(),
-        Work::SwapOut(swaps) | Work::SwapIn(swaps) => swaps.iter().map(|swap| swap.chunk).collect(),
-        Work::Fill(_) | Work::DropFills => unreachable!("copies have their own queues"),
-    };
-    chunks.sort_unstable();
-    chunks
+        Work::Fill(fill) => fill.chunks.clone(),
+        Work::SwapOut(_) | Work::SwapIn(_) | Work::WriteBack(_) | Work::Fetch(_) => {
+            swaps(work).iter().map(|swap| swap.chunk).collect()
+        }
+        Work::DropFills => Vec::new(),
+    }
+}
+
+fn hosts(work: &Work) -> Vec<HostBlockId> {
+    swaps(work).iter().map(|swap| swap.host).collect()
+}
+
+fn swaps(work: &Work) -> &[BlockSwap] {
+    match work {
+        Work::SwapOut(swaps) | Work::SwapIn(swaps) | Work::WriteBack(swaps) => swaps,
+        Work::Fetch(fetch) => &fetch.blocks,
+        _ => &[],
+    }
 }
 
 /// What the start of an operation led to.
@@ -113,7 +151,7 @@ impl HostMemory {
         let operation = self.serial.queue.pop_front().expect("the operation that ends was the first");
         self.serial.at_hand = AtHand::Nothing;
         self.end(operation.id, outcome);
-        self.dispatch_fills();
+        self.dispatch_copies();
     }
 
     fn start(&mut self, work: &Work) -> Result<Started, Failure> {
@@ -131,7 +169,9 @@ impl HostMemory {
             Work::MoveBlocks(moves) => self.start_moves(moves),
             Work::SwapOut(swaps) => self.swap_out(swaps).map(|chore| self.chore(chore)),
             Work::SwapIn(swaps) => self.swap_in(swaps).map(|chore| self.chore(chore)),
-            Work::Fill(_) | Work::DropFills => unreachable!("copies have their own queues"),
+            Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_) | Work::DropFills => {
+                unreachable!("copies have their own queues")
+            }
         }
     }
 
@@ -143,19 +183,26 @@ impl HostMemory {
     }
 
     fn start_release(&mut self, chunks: &[ChunkId], chore: Chore) -> Result<Started, Failure> {
-        let unused =
-            |c: ChunkId| self.pool.exists(c) && !self.table.is_mapped(c) && !self.table.is_filling(c);
+        let unused = |c: ChunkId| self.pool.exists(c) && !self.table.is_mapped(c) && !self.is_copied(c);
         if !distinct(chunks) || !chunks.iter().all(|chunk| unused(*chunk)) {
             return Err(Failure::Refused);
         }
         Ok(self.chore(chore))
     }
 
+    /// A fill into the chunk is queued or runs, or a fetch or write-back of one of its blocks.
+    fn is_copied(&self, chunk: ChunkId) -> bool {
+        self.table.is_filling(chunk) || self.claims.hold(chunk)
+    }
+
     /// Checked as a whole first, then poisoned, then sent: a refused transaction changes not one byte. The engine is at a
     /// step boundary or idle (DESIGN 4, rule b), so nobody reads what is poisoned.
     fn start_reback(&mut self, transaction: &Transaction) -> Result<Started, Failure> {
         let handed_over = &transaction.handed_over;
-        if handed_over.iter().any(|c| !self.pool.exists(*c) || self.table.is_filling(*c)) {
+        let taken = |op: &Reback| matches!(op, Reback::Unmap(_, chunk) if self.claims.hold(*chunk));
+        if handed_over.iter().any(|c| !self.pool.exists(*c) || self.is_copied(*c))
+            || transaction.ops.iter().any(taken)
+        {
             return Err(Failure::Refused);
         }
         self.table.apply(&transaction.ops, |chunk| self.pool.exists(chunk))?;
@@ -185,17 +232,19 @@ impl HostMemory {
 
     fn block_copy(&self, one: BlockMove) -> Option<BlockCopy> {
         let bytes = self.geometry.block_bytes;
-        let from = self.block_place(one.from, one.from_chunk)?;
-        let to = self.block_place(one.to, one.to_chunk)?;
+        let from = self.block_place(one.from, one.from_chunk, Use::Read)?;
+        let to = self.block_place(one.to, one.to_chunk, Use::Write)?;
         Some(BlockCopy { from, to, bytes })
     }
 
-    /// Chunk and offset of a block; none when its frame is backed by another chunk, by none, or is being filled.
-    pub(super) fn block_place(&self, block: BlockId, chunk: ChunkId) -> Option<(ChunkId, u64)> {
+    /// Chunk and offset of a block; none when its frame is backed by another chunk, by none, or is being filled, or when a
+    /// fetch or write-back of the block does not go together with this use.
+    pub(super) fn block_place(&self, block: BlockId, chunk: ChunkId, to: Use) -> Option<(ChunkId, u64)> {
         let per_chunk = self.geometry.blocks_per_chunk();
         let frame = Address::Kv(FrameId(block.0 / per_chunk));
+        let place = (chunk, u64::from(block.0 % per_chunk) * self.geometry.block_bytes);
         let right = self.table.backing(frame) == Some(chunk) && !self.table.is_filling(chunk);
-        right.then(|| (chunk, u64::from(block.0 % per_chunk) * self.geometry.block_bytes))
+        (right && self.claims.allow(place, to)).then_some(place)
     }
 
     fn chore(&mut self, chore: Chore) -> Started {
@@ -206,9 +255,6 @@ impl HostMemory {
     pub(super) fn chore_ended(&mut self, outcome: Outcome) {
         let operation = self.serial.queue.front().expect("the chore's operation is at hand");
         if !matches!(self.serial.at_hand, AtHand::Poison) {
-            if let (Work::SwapOut(swaps), Outcome::Done { .. }) = (&operation.work, outcome) {
-                self.tier.name(swaps);
-            }
             self.end_operation(outcome);
             return;
         }

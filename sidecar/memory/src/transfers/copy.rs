@@ -1,14 +1,15 @@
-//! One copy: chunk by chunk, paced, measured, and published after its last byte.
+//! One copy: chunk by chunk or block by block, paced, measured, and published after its last byte.
 
 use std::time::Instant;
 
-use sluice_policy::action::{Fill, FillTarget};
+use sluice_policy::action::{Fetch, Fill, FillTarget};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::ChunkId;
 
-use super::Shared;
+use super::{Order, Shared};
 use crate::master::Slab;
 use crate::pool::{Pool, PoolError};
+use crate::tier::TierCopy;
 
 /// Puts bytes into a chunk at an offset.
 type Write = fn(&Pool, ChunkId, u64, &[u8]) -> Result<(), PoolError>;
@@ -17,7 +18,23 @@ type Write = fn(&Pool, ChunkId, u64, &[u8]) -> Result<(), PoolError>;
 const STREAMING_BYTES: usize = 48 << 20;
 
 impl Shared {
-    pub(super) fn carry_out(&self, fill: &Fill) -> Outcome {
+    pub(super) fn carry_out(&self, order: &Order) -> Outcome {
+        match order {
+            Order::Fill(fill) => self.fill(fill),
+            Order::Fetch(fetch, copies) => self.fetch(fetch, copies),
+            Order::WriteBack(copies) => self.tier.copy_out(&self.pool, copies),
+        }
+    }
+
+    fn fetch(&self, fetch: &Fetch, copies: &[TierCopy]) -> Outcome {
+        let outcome = self.tier.copy_in(&self.pool, copies);
+        if matches!(outcome, Outcome::Done { .. }) {
+            self.gate.publish_kv_ready(fetch.layer, fetch.generation);
+        }
+        outcome
+    }
+
+    fn fill(&self, fill: &Fill) -> Outcome {
         let begun = Instant::now();
         match self.copy_slab(fill) {
             Ok(bytes) => {

@@ -1,10 +1,9 @@
-//! One lane: takes its fills in order, each after those it builds on and after the reader it names.
+//! One lane: takes its orders in order, each after those it builds on and after the reader it names.
 
 use std::sync::MutexGuard;
 use std::time::Duration;
 
-use sluice_policy::ids::{Generation, LayerId};
-
+use super::order::Reader;
 use super::{Event, Job, LaneKey, Shared, State};
 
 /// Longest wait for a reader without a look at drops and at the end.
@@ -16,18 +15,18 @@ impl Shared {
         super::link::sleep_precisely();
         while let Some(job) = self.next(key) {
             let (number, id) = (job.number, job.id);
-            let outcome = self.carry_out(&job.fill);
+            let outcome = self.carry_out(&job.order);
             // Told before the next one may start: completions come in the order of ending.
-            self.outbox.send(Event::Filled { id, chunks: job.fill.chunks, outcome });
+            self.outbox.send(Event::Copied { id, order: job.order, outcome });
             let mut state = self.lock();
-            state.copying -= 1;
+            state.copying -= usize::from(key.is_of_slabs());
             state.live.remove(&number);
             drop(state);
             self.changed.notify_all();
         }
     }
 
-    /// Waits for the next fill that may start and counts it as started; none at the end.
+    /// Waits for the next order that may start and counts it as started; none at the end.
     fn next(&self, key: LaneKey) -> Option<Job> {
         let mut state = self.lock();
         loop {
@@ -35,23 +34,35 @@ impl Shared {
                 return None;
             }
             state = match state.hindrance(key) {
-                Hindrance::Reader(layer, generation) if !self.reader_done(layer, generation) => {
+                Hindrance::Reader(reader) if !self.reader_done(reader) => {
                     drop(state);
-                    self.gate.wait_done(layer, generation, GATE_WAIT);
+                    self.wait_for(reader);
                     self.lock()
                 }
                 Hindrance::Other => self.wait(state),
-                _ if state.copying >= self.threads => self.wait(state),
+                _ if key.is_of_slabs() && state.copying >= self.threads => self.wait(state),
                 _ => {
-                    state.copying += 1;
+                    state.copying += usize::from(key.is_of_slabs());
                     return state.lanes.get_mut(&key)?.pop_front();
                 }
             };
         }
     }
 
-    fn reader_done(&self, layer: LayerId, generation: Generation) -> bool {
-        self.faults.current().skip_after_wait || self.gate.done_reached(layer, generation)
+    fn reader_done(&self, reader: Reader) -> bool {
+        self.faults.current().skip_after_wait
+            || match reader {
+                Reader::Weights(layer, generation) => self.gate.done_reached(layer, generation),
+                Reader::Kv(layer, generation) => self.gate.kv_done_reached(layer, generation),
+            }
+    }
+
+    /// For a moment.
+    fn wait_for(&self, reader: Reader) {
+        match reader {
+            Reader::Weights(layer, generation) => self.gate.wait_done(layer, generation, GATE_WAIT),
+            Reader::Kv(layer, generation) => self.gate.wait_kv_done(layer, generation, GATE_WAIT),
+        };
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
@@ -59,12 +70,12 @@ impl Shared {
     }
 }
 
-/// What a lane's first fill waits for, as far as the state tells.
+/// What a lane's first order waits for, as far as the state tells.
 enum Hindrance {
-    /// An earlier fill, or there is no fill.
+    /// An earlier order, or there is none.
     Other,
-    /// Perhaps the engine's reader of this layer and generation.
-    Reader(LayerId, Generation),
+    /// Perhaps this reader.
+    Reader(Reader),
     None,
 }
 
@@ -74,6 +85,6 @@ impl State {
         if job.needs.iter().any(|earlier| self.live.contains(earlier)) {
             return Hindrance::Other;
         }
-        job.fill.after.map_or(Hindrance::None, |(layer, generation)| Hindrance::Reader(layer, generation))
+        job.order.reader().map_or(Hindrance::None, Hindrance::Reader)
     }
 }

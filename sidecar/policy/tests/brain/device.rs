@@ -9,7 +9,9 @@ use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{ActionId, BlockId, ChunkId, Generation, HostBlockId, LayerId};
 
 use super::quota::Quota;
+use kv::KvCopy;
 
+mod kv;
 mod tier;
 
 /// SplitMix64.
@@ -60,6 +62,15 @@ pub struct Faults {
     pub lost_swaps: u32,
 }
 
+/// What may happen next.
+#[derive(Clone, Copy, Debug)]
+enum Choice {
+    Order,
+    Drop,
+    Fill(usize),
+    Kv(usize),
+}
+
 #[derive(Debug)]
 struct QueuedFill {
     id: ActionId,
@@ -74,6 +85,7 @@ pub struct Device {
     pub faults: Faults,
     orders: VecDeque<Action>,
     fills: Vec<QueuedFill>,
+    kv: Vec<KvCopy>,
     dropped: VecDeque<ActionId>,
     dropping: Option<ActionId>,
     pub chunks: BTreeSet<ChunkId>,
@@ -87,6 +99,11 @@ pub struct Device {
     pub mix_up_swaps: bool,
     pub ready: Vec<Generation>,
     pub done: Vec<Generation>,
+    /// The same of KV that is fetched.
+    pub kv_ready: Vec<Generation>,
+    pub kv_done: Vec<Generation>,
+    /// Fetches of what their host blocks carried no more.
+    pub refused_fetches: u32,
     pub rebacks: u32,
     pub moves: u32,
     pub bytes_filled: u64,
@@ -107,6 +124,7 @@ impl Device {
             faults,
             orders: VecDeque::new(),
             fills: Vec::new(),
+            kv: Vec::new(),
             dropped: VecDeque::new(),
             dropping: None,
             chunks: BTreeSet::new(),
@@ -117,6 +135,9 @@ impl Device {
             mix_up_swaps: false,
             ready: vec![Generation(0); layers],
             done: vec![Generation(0); layers],
+            kv_ready: vec![Generation(0); layers],
+            kv_done: vec![Generation(0); layers],
+            refused_fetches: 0,
             rebacks: 0,
             moves: 0,
             bytes_filled: 0,
@@ -138,7 +159,10 @@ impl Device {
                 self.dropping = Some(action.id);
                 self.dropped.extend(self.fills.iter().filter(|f| !f.running).map(|f| f.id));
                 self.fills.retain(|f| f.running);
+                self.drop_fetches();
             }
+            Work::Fetch(fetch) => self.queue_fetch(action.id, fetch),
+            Work::WriteBack(swaps) => self.queue_write_back(action.id, swaps),
             _ => self.orders.push_back(action),
         }
     }
@@ -148,25 +172,29 @@ impl Device {
         self.traded = false;
         let mut choices = Vec::new();
         if !self.orders.is_empty() {
-            choices.push(usize::MAX);
+            choices.push(Choice::Order);
         }
-        if !self.dropped.is_empty() || (self.dropping.is_some() && self.fills.iter().all(|f| !f.running)) {
-            choices.push(usize::MAX - 1);
+        let running = self.fills.iter().any(|f| f.running) || self.fetches_run();
+        if !self.dropped.is_empty() || (self.dropping.is_some() && !running) {
+            choices.push(Choice::Drop);
         }
-        choices.extend((0..self.fills.len()).filter(|at| self.fills[*at].running || self.may_start(*at)));
+        let fills = (0..self.fills.len()).filter(|at| self.fills[*at].running || self.may_start(*at));
+        choices.extend(fills.map(Choice::Fill));
+        choices.extend((0..self.kv.len()).filter(|at| self.may_go_on(*at)).map(Choice::Kv));
         if choices.is_empty() {
             return None;
         }
         match choices[self.rng.below(choices.len() as u64) as usize] {
-            usize::MAX => self.end_order(),
-            at if at == usize::MAX - 1 => Some(self.end_drop()),
-            at => self.step_fill(at),
+            Choice::Order => self.end_order(),
+            Choice::Drop => Some(self.end_drop()),
+            Choice::Fill(at) => self.step_fill(at),
+            Choice::Kv(at) => self.step_kv(at),
         }
     }
 
     /// Nothing is under way.
     pub fn idle(&self) -> bool {
-        self.orders.is_empty() && self.fills.is_empty() && self.dropping.is_none()
+        self.orders.is_empty() && self.fills.is_empty() && self.kv.is_empty() && self.dropping.is_none()
     }
 
     /// First in its slot, and the reader before it has finished.
@@ -279,13 +307,16 @@ impl Device {
             Work::Release(chunks) | Work::Lend { chunks, .. } => chunks.iter().for_each(|chunk| {
                 assert!(!self.table.values().any(|mapped| mapped == chunk), "released chunks are unmapped");
                 assert!(self.chunks.remove(chunk), "released chunks exist");
+                self.check_untouched(*chunk);
                 self.blocks.retain(|(at, _), _| at != chunk);
             }),
             Work::Reback(transaction) => self.reback(&transaction),
             Work::MoveBlocks(moves) => self.move_blocks(&moves),
             Work::SwapOut(swaps) => self.swap_out(&swaps),
             Work::SwapIn(swaps) => self.swap_in(&swaps),
-            Work::Fill(_) | Work::DropFills => unreachable!("queued elsewhere"),
+            Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_) | Work::DropFills => {
+                unreachable!("queued elsewhere")
+            }
         }
         Some(Completion { id, outcome: DONE })
     }
@@ -296,6 +327,7 @@ impl Device {
         for op in &transaction.ops {
             match *op {
                 Reback::Unmap(address, chunk) => {
+                    self.check_untouched(chunk);
                     assert_eq!(
                         self.table.remove(&address),
                         Some(chunk),
@@ -329,6 +361,8 @@ impl Device {
     fn move_blocks(&mut self, moves: &[BlockMove]) {
         for m in moves {
             self.moves += 1;
+            self.check_read(m.from);
+            self.check_write(m.to);
             assert_eq!(
                 (self.place(m.from).0, self.place(m.to).0),
                 (m.from_chunk, m.to_chunk),
@@ -374,6 +408,7 @@ impl Device {
     /// The engine is gone: nobody will finish reading.
     pub fn forget_readers(&mut self) {
         self.done.fill(Generation(0));
+        self.kv_done.fill(Generation(0));
     }
 }
 

@@ -184,6 +184,8 @@ impl Quota {
             Work::Reback(_)
             | Work::MoveBlocks(_)
             | Work::SwapOut(_)
+            | Work::Fetch(_)
+            | Work::WriteBack(_)
             | Work::SwapIn(_)
             | Work::Fill(_)
             | Work::DropFills => true,

@@ -34,6 +34,7 @@ pub struct Request {
 #[derive(Debug)]
 struct Running {
     lease: BTreeMap<LayerId, Generation>,
+    kv_lease: BTreeMap<LayerId, Generation>,
     layer: u16,
     /// Request and tokens.
     parts: Vec<(RequestId, usize)>,
@@ -304,8 +305,9 @@ impl World {
             table[change.column as usize] = change.blocks;
         }
         let now = self.now;
-        let StepLease { generations, activation_limit_bytes } = self.tell(|brain, out| brain.begin(now, out));
-        assert!(generations.is_sorted(), "layers of a lease ascend");
+        let StepLease { generations, kv_generations, activation_limit_bytes } =
+            self.tell(|brain, out| brain.begin(now, out));
+        assert!(generations.is_sorted() && kv_generations.is_sorted(), "layers of a lease ascend");
         let needed = self.device.geometry.activation.bytes(shape);
         assert!(activation_limit_bytes >= needed, "activations of a step are backed");
         let backed =
@@ -315,7 +317,8 @@ impl World {
             backed * self.device.geometry.chunk_bytes,
             "as far as the lease says"
         );
-        self.step = Some(Running { lease: generations.into_iter().collect(), layer: 0, parts, shape });
+        let (lease, kv_lease) = (generations.into_iter().collect(), kv_generations.into_iter().collect());
+        self.step = Some(Running { lease, kv_lease, layer: 0, parts, shape });
     }
 
     /// The engine computes one layer, if it is there.
@@ -323,7 +326,10 @@ impl World {
         let step = self.step.as_mut().expect("a step runs");
         let layer = LayerId(step.layer);
         let generation = step.lease.get(&layer).copied();
-        if generation.is_some_and(|generation| self.device.ready[layer.index()] != generation) {
+        let kv_generation = step.kv_lease.get(&layer).copied();
+        if generation.is_some_and(|generation| self.device.ready[layer.index()] != generation)
+            || kv_generation.is_some_and(|generation| self.device.kv_ready[layer.index()] != generation)
+        {
             return;
         }
         self.device
@@ -334,6 +340,9 @@ impl World {
         parts.iter().for_each(|(id, tokens)| self.attend(layer, *id, *tokens));
         if let Some(generation) = generation {
             self.device.done[layer.index()] = generation;
+        }
+        if let Some(generation) = kv_generation {
+            self.device.kv_done[layer.index()] = generation;
         }
         if over {
             self.finish();
@@ -375,8 +384,8 @@ impl World {
         let layers = usize::from(self.device.geometry.layers());
         let layer_ns = vec![self.layer_ns; layers];
         let total_ns = self.layer_ns * layers as u64;
-        let times =
-            StepTimes { shape: step.shape, decode_only, layer_ns, stall_ns: vec![0; layers], total_ns };
+        let (shape, stall_ns, kv_stall_ns) = (step.shape, vec![0; layers], vec![0; layers]);
+        let times = StepTimes { shape, decode_only, layer_ns, stall_ns, kv_stall_ns, total_ns };
         self.tell(|brain, out| brain.finish(now, &times, out));
         self.steps += 1;
         self.retire();

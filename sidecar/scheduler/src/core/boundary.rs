@@ -227,6 +227,7 @@ impl Core {
             sequences,
             updates,
             generations: lease.generations,
+            kv_generations: lease.kv_generations,
             activation_limit_bytes: lease.activation_limit_bytes,
         }
     }
@@ -311,6 +312,7 @@ impl Core {
         in_flight.step.attempt += 1;
         in_flight.step.epoch = epoch;
         in_flight.step.generations = lease.generations;
+        in_flight.step.kv_generations = lease.kv_generations;
         in_flight.step.activation_limit_bytes = lease.activation_limit_bytes;
         self.counters.replays += 1;
         self.commands.push(Command::Compute(in_flight.step.clone()));

@@ -15,7 +15,8 @@ impl Core {
             return self.refused(now, done.id, done.attempt, problem);
         }
         let Some(in_flight) = self.take_in_flight(done.id, done.attempt) else { return };
-        let waited_ns = done.stall_ns.iter().fold(0_u64, |sum, ns| sum.saturating_add(*ns));
+        let total = |times: &[u64]| times.iter().fold(0_u64, |sum, ns| sum.saturating_add(*ns));
+        let (waited_ns, kv_stall_ns) = (total(&done.stall_ns), total(&done.kv_stall_ns));
         let (stall_ns, arrival_ns) =
             if self.brain.behind_weights() { (0, waited_ns) } else { (waited_ns, 0) };
         let mut notice = StepNotice {
@@ -23,6 +24,7 @@ impl Core {
             engine_ns: done.total_ns,
             stall_ns,
             arrival_ns,
+            kv_stall_ns,
             ..StepNotice::default()
         };
         let failed: Vec<_> =
@@ -37,8 +39,8 @@ impl Core {
         self.notices.push(Notice::Step(notice));
         let shape = in_flight.batch.shape();
         let decode_only = notice.prefill_tokens == 0;
-        let StepDone { sampled, layer_ns, stall_ns, total_ns, .. } = done;
-        let times = StepTimes { shape, decode_only, layer_ns, stall_ns, total_ns };
+        let StepDone { sampled, layer_ns, stall_ns, kv_stall_ns, total_ns, .. } = done;
+        let times = StepTimes { shape, decode_only, layer_ns, stall_ns, kv_stall_ns, total_ns };
         self.brain.finish(now, &times, &mut self.actions);
         sampled.into_iter().for_each(|token| self.deliver(token));
         failed

@@ -206,6 +206,7 @@ fn put_done(words: &mut Words, done: &StepDone) {
     };
     words.put(done.id.0).put(done.attempt).put(done.total_ns);
     words.put_list(&done.layer_ns, put_ns).put_list(&done.stall_ns, put_ns);
+    words.put_list(&done.kv_stall_ns, put_ns);
     words.put_list(&done.sampled, put_sampled);
     words.put_list(&done.unsampled, put_unsampled);
 }
@@ -225,6 +226,7 @@ fn done(r: &mut Reader<'_>) -> Result<StepDone, String> {
         total_ns: r.u64()?,
         layer_ns: r.list(Reader::u64)?,
         stall_ns: r.list(Reader::u64)?,
+        kv_stall_ns: r.list(Reader::u64)?,
         sampled: r.list(sampled)?,
         unsampled: r.list(unsampled)?,
     })

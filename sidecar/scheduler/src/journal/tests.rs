@@ -1,10 +1,12 @@
 //! Journals whose recording ended within a line: what a crash leaves behind.
 
+use sluice_policy::ids::StepId;
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::grants::Nonce;
 use sluice_policy::neighbours::refusal::Refusal;
 use sluice_policy::neighbours::victim::{Live, Neighbour};
 use sluice_policy::trader::{News, Terms};
+use sluice_ports::compute::{ComputeEvent, StepDone};
 use sluice_ports::neighbourhood::NeighbourEvent;
 
 use super::*;
@@ -81,6 +83,34 @@ fn an_event_that_brings_the_core_down_is_named_with_the_broken_invariant() {
         other => panic!("{other:?}"),
     }
     assert_eq!(may_come_down(line, || 5).unwrap(), 5);
+}
+
+#[test]
+fn an_answer_to_a_step_is_read_back_with_both_sorts_of_waits() {
+    let done = StepDone {
+        layer_ns: vec![5, 6],
+        stall_ns: vec![1, 0],
+        kv_stall_ns: vec![0, 9],
+        ..StepDone::default()
+    };
+    let event =
+        Event::Compute(ComputeEvent::Done(StepDone { id: StepId(7), attempt: 1, total_ns: 30, ..done }));
+    let (name, words) = events::encode(&event);
+    let text = words.to_string();
+    let mut reader = Reader::new(&text);
+    assert_eq!(events::decode(name, &mut reader), Ok(event));
+    assert_eq!(reader.end(), Ok(()));
+}
+
+#[test]
+fn a_journal_of_another_version_is_refused_by_its_name() {
+    let (text, _) = start();
+    match replay(text.replacen(MAGIC, "sluice-journal 6", 1).as_bytes()) {
+        Err(JournalError::Malformed { line: 1, problem }) => {
+            assert!(problem.contains("journal 6"), "{problem}")
+        }
+        other => panic!("{other:?}"),
+    }
 }
 
 /// One event of each name that neighbours' events have.

@@ -6,12 +6,15 @@ use sluice_policy::action::{Address, BlockSwap};
 use sluice_policy::event::Failure;
 use sluice_policy::ids::{FrameId, HostBlockId};
 
-use crate::device::{Content, Device, HostBlock, Tokens};
+use crate::device::{Content, Device, HostBlock, Tokens, Use};
 
 impl Device {
     /// A copy that fails leaves the host blocks without a name.
     pub(super) fn swap_out(&mut self, swaps: &[BlockSwap]) -> Result<(), Failure> {
-        self.check_swaps(swaps)?;
+        self.check_swaps(swaps, Use::Read)?;
+        if !self.is_settled(swaps) {
+            return Err(Failure::Refused);
+        }
         let fails = self.rng.chance(self.faults.copy_fails_permille);
         for swap in swaps {
             let generation = Some(swap.generation).filter(|_| !fails);
@@ -22,7 +25,10 @@ impl Device {
 
     /// A copy that fails leaves nothing in the blocks that anybody may read.
     pub(super) fn swap_in(&mut self, swaps: &[BlockSwap]) -> Result<(), Failure> {
-        self.check_swaps(swaps)?;
+        self.check_swaps(swaps, Use::Write)?;
+        if !self.is_settled(swaps) {
+            return Err(Failure::Refused);
+        }
         if swaps.iter().any(|swap| self.host[swap.host.index()].generation != Some(swap.generation)) {
             return Err(Failure::Refused);
         }
@@ -35,10 +41,10 @@ impl Device {
         if fails { Err(Failure::CopyFailed) } else { Ok(()) }
     }
 
-    /// Every block is where the order says, on both sides, and none is named twice.
-    fn check_swaps(&mut self, swaps: &[BlockSwap]) -> Result<(), Failure> {
+    /// Every block is where the order says and free for it, on both sides, and none is named twice.
+    pub(crate) fn check_swaps(&mut self, swaps: &[BlockSwap], to: Use) -> Result<(), Failure> {
         let refused = self.rng.chance(self.faults.refused_permille);
-        let (mut hosts, mut blocks) = (BTreeSet::new(), BTreeSet::new());
+        let (mut hosts, mut blocks) = (BTreeSet::new(), self.taken(to));
         let fits = |swap: &BlockSwap| {
             let position = swap.block.0 % self.geometry.blocks_per_chunk();
             let once = hosts.insert(swap.host) && blocks.insert((swap.chunk, position));
@@ -53,7 +59,7 @@ impl Device {
     }
 
     /// What a block of the device holds; the chunk stays what it is.
-    fn tokens(&self, swap: &BlockSwap) -> Tokens {
+    pub(crate) fn tokens(&self, swap: &BlockSwap) -> Tokens {
         let position = swap.block.0 % self.geometry.blocks_per_chunk();
         match self.chunks.get(&swap.chunk) {
             Some(Content::Kv(blocks)) => blocks[position as usize],
@@ -62,7 +68,7 @@ impl Device {
     }
 
     /// What a host block holds, or the one beside it.
-    fn host_tokens(&self, block: HostBlockId, beside: bool) -> Tokens {
+    pub(crate) fn host_tokens(&self, block: HostBlockId, beside: bool) -> Tokens {
         let at = (block.index() + usize::from(beside)) % self.host.len();
         self.host[at].tokens
     }

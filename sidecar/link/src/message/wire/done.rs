@@ -31,6 +31,7 @@ pub(super) struct WireDone {
     unsampled: Vec<(u32, WireFailure)>,
     layer_ns: Vec<u64>,
     stall_ns: Vec<u64>,
+    kv_stall_ns: Vec<u64>,
     total_ns: u64,
 }
 
@@ -65,6 +66,7 @@ impl From<&StepDone> for WireDone {
             unsampled: done.unsampled.iter().map(|one| (one.row.0, one.failure.into())).collect(),
             layer_ns: done.layer_ns.clone(),
             stall_ns: done.stall_ns.clone(),
+            kv_stall_ns: done.kv_stall_ns.clone(),
             total_ns: done.total_ns,
         }
     }
@@ -87,6 +89,7 @@ impl From<WireDone> for StepDone {
             unsampled: wire.unsampled.into_iter().map(unsampled).collect(),
             layer_ns: wire.layer_ns,
             stall_ns: wire.stall_ns,
+            kv_stall_ns: wire.kv_stall_ns,
             total_ns: wire.total_ns,
         }
     }

@@ -8,6 +8,8 @@ impl Device {
     pub(super) fn swap_out(&mut self, swaps: &[BlockSwap]) {
         for swap in swaps {
             assert_eq!(self.place(swap.block).0, swap.chunk, "a swap names the chunk");
+            self.check_read(swap.block);
+            self.check_settled(swap.host);
             let tags = self.blocks.get(&self.place(swap.block)).copied().unwrap_or([0; 16]);
             self.host.insert(swap.host, (swap.generation, tags));
         }
@@ -19,6 +21,8 @@ impl Device {
             let (generation, tags) = self.host[&from.host];
             assert_eq!(generation, from.generation, "{:?} holds what is asked for", from.host);
             assert_eq!(self.place(swap.block).0, swap.chunk, "a swap names the chunk");
+            self.check_write(swap.block);
+            self.check_settled(swap.host);
             let to = self.place(swap.block);
             self.blocks.insert(to, tags);
         }

@@ -1,0 +1,191 @@
+//! KV that is copied beside steps.
+
+use sluice_policy::action::{BlockSwap, Fetch};
+use sluice_policy::event::{Completion, Failure, Outcome};
+use sluice_policy::ids::{ActionId, BlockId, ChunkId, HostBlockId};
+
+use super::{Device, failed};
+
+#[derive(Clone, Debug)]
+enum Work {
+    Fetch(Fetch),
+    WriteBack(Vec<BlockSwap>),
+}
+
+/// A fetch or a write-back, and once it runs what it copies.
+#[derive(Clone, Debug)]
+pub(super) struct KvCopy {
+    id: ActionId,
+    work: Work,
+    copied: Option<Vec<[u64; 16]>>,
+}
+
+impl KvCopy {
+    fn swaps(&self) -> &[BlockSwap] {
+        match &self.work {
+            Work::Fetch(fetch) => &fetch.blocks,
+            Work::WriteBack(swaps) => swaps,
+        }
+    }
+
+    fn is_fetch(&self) -> bool {
+        matches!(self.work, Work::Fetch(_))
+    }
+
+    /// It starts after an earlier one that changes the same.
+    fn follows(&self, earlier: &KvCopy) -> bool {
+        match (&self.work, &earlier.work) {
+            (Work::Fetch(this), Work::Fetch(that)) => {
+                let block = |swap: &BlockSwap| that.blocks.iter().any(|other| other.block == swap.block);
+                this.buffer == that.buffer || this.layer == that.layer || this.blocks.iter().any(block)
+            }
+            (Work::WriteBack(swaps), Work::Fetch(that)) => {
+                let host = |swap: &BlockSwap| that.blocks.iter().any(|other| other.host == swap.host);
+                earlier.copied.is_some() && swaps.iter().any(host)
+            }
+            (Work::WriteBack(_), Work::WriteBack(_)) => true,
+            (Work::Fetch(_), Work::WriteBack(_)) => false,
+        }
+    }
+}
+
+impl Device {
+    pub(super) fn queue_fetch(&mut self, id: ActionId, fetch: Fetch) {
+        self.check_swaps(&fetch.blocks);
+        fetch.blocks.iter().for_each(|swap| self.check_unread(swap.block));
+        self.kv.push(KvCopy { id, work: Work::Fetch(fetch), copied: None });
+    }
+
+    pub(super) fn queue_write_back(&mut self, id: ActionId, swaps: Vec<BlockSwap>) {
+        self.check_swaps(&swaps);
+        swaps.iter().for_each(|swap| self.check_read(swap.block));
+        self.kv.push(KvCopy { id, work: Work::WriteBack(swaps), copied: None });
+    }
+
+    /// Every block is where the order says, none is named twice, and nobody writes the host blocks.
+    fn check_swaps(&self, swaps: &[BlockSwap]) {
+        for (at, swap) in swaps.iter().enumerate() {
+            assert_eq!(self.place(swap.block).0, swap.chunk, "a copy of KV names the chunk");
+            let twice = |other: &BlockSwap| other.block == swap.block || other.host == swap.host;
+            assert!(!swaps[..at].iter().any(twice), "{swap:?} is named once");
+            self.check_settled(swap.host);
+        }
+    }
+
+    pub(super) fn fetches_run(&self) -> bool {
+        self.kv.iter().any(|copy| copy.is_fetch() && copy.copied.is_some())
+    }
+
+    pub(super) fn drop_fetches(&mut self) {
+        let waits = |copy: &mut KvCopy| copy.is_fetch() && copy.copied.is_none();
+        self.dropped.extend(self.kv.extract_if(.., waits).map(|copy| copy.id));
+    }
+
+    /// It runs, or is the first of its lane and the reader before it has finished.
+    pub(super) fn may_go_on(&self, at: usize) -> bool {
+        let copy = &self.kv[at];
+        let after = match &copy.work {
+            Work::Fetch(fetch) => fetch.after,
+            Work::WriteBack(_) => None,
+        };
+        let read = after.is_none_or(|(layer, generation)| self.kv_done[layer.index()] >= generation);
+        copy.copied.is_some() || (read && !self.kv[..at].iter().any(|earlier| copy.follows(earlier)))
+    }
+
+    /// A copy starts, and what was there is gone; or it ends.
+    pub(super) fn step_kv(&mut self, at: usize) -> Option<Completion> {
+        let copy = self.kv[at].clone();
+        let Some(copied) = &copy.copied else { return self.start_kv(at, &copy) };
+        self.kv.remove(at);
+        if self.fails() {
+            return Some(failed(copy.id, Failure::CopyFailed));
+        }
+        match &copy.work {
+            Work::Fetch(fetch) => {
+                for (swap, tags) in fetch.blocks.iter().zip(copied) {
+                    let place = self.place(swap.block);
+                    self.blocks.insert(place, *tags);
+                }
+                self.kv_ready[fetch.layer.index()] = fetch.generation;
+            }
+            Work::WriteBack(swaps) => {
+                for (swap, tags) in swaps.iter().zip(copied) {
+                    assert_eq!(self.tags(swap.block), *tags, "nobody writes what is written back");
+                    self.host.insert(swap.host, (swap.generation, *tags));
+                }
+            }
+        }
+        let bytes = copy.swaps().len() as u64 * self.geometry.block_bytes;
+        let outcome = Outcome::Done { bytes, duration_ns: bytes * self.fill_ns_per_byte };
+        Some(Completion { id: copy.id, outcome })
+    }
+
+    fn start_kv(&mut self, at: usize, copy: &KvCopy) -> Option<Completion> {
+        let copied = match &copy.work {
+            Work::Fetch(fetch) => {
+                let Some(copied) = self.carried(&fetch.blocks) else {
+                    self.kv.remove(at);
+                    self.refused_fetches += 1;
+                    return Some(failed(copy.id, Failure::Refused));
+                };
+                for swap in &fetch.blocks {
+                    let place = self.place(swap.block);
+                    self.blocks.remove(&place);
+                }
+                copied
+            }
+            Work::WriteBack(swaps) => {
+                for swap in swaps {
+                    self.host.remove(&swap.host);
+                }
+                swaps.iter().map(|swap| self.tags(swap.block)).collect()
+            }
+        };
+        self.kv[at].copied = Some(copied);
+        None
+    }
+
+    /// What the host blocks hold; none when one does not carry its name. Mixed up when the device is told to.
+    fn carried(&self, swaps: &[BlockSwap]) -> Option<Vec<[u64; 16]>> {
+        let held = |swap: &BlockSwap| self.host.get(&swap.host).copied();
+        let carried = swaps.iter().map(|swap| held(swap).filter(|(name, _)| *name == swap.generation));
+        let mut tags: Vec<_> = carried.map(|held| held.map(|(_, tags)| tags)).collect::<Option<_>>()?;
+        if self.mix_up_swaps {
+            tags.reverse();
+        }
+        Some(tags)
+    }
+
+    fn tags(&self, block: BlockId) -> [u64; 16] {
+        self.blocks.get(&self.place(block)).copied().unwrap_or([0; 16])
+    }
+
+    /// No copy of KV beside steps names the chunk: it may be unmapped and released.
+    pub(super) fn check_untouched(&self, chunk: ChunkId) {
+        let named = self.kv.iter().flat_map(KvCopy::swaps).any(|swap| swap.chunk == chunk);
+        assert!(!named, "{chunk:?} stays where it is while its KV is copied");
+    }
+
+    /// No fetch writes the block: it may be read.
+    pub(super) fn check_read(&self, block: BlockId) {
+        let mut fetches = self.kv.iter().filter(|copy| copy.is_fetch()).flat_map(KvCopy::swaps);
+        assert!(!fetches.any(|swap| swap.block == block), "{block:?} is read while it is fetched");
+    }
+
+    fn check_unread(&self, block: BlockId) {
+        let mut others = self.kv.iter().filter(|copy| !copy.is_fetch()).flat_map(KvCopy::swaps);
+        assert!(!others.any(|swap| swap.block == block), "{block:?} is written while it is written back");
+    }
+
+    /// No copy beside steps names the block: it may be written.
+    pub(super) fn check_write(&self, block: BlockId) {
+        self.check_read(block);
+        self.check_unread(block);
+    }
+
+    /// No write-back has the host block.
+    pub(super) fn check_settled(&self, host: HostBlockId) {
+        let mut others = self.kv.iter().filter(|copy| !copy.is_fetch()).flat_map(KvCopy::swaps);
+        assert!(!others.any(|swap| swap.host == host), "{host:?} is named while it is written back to");
+    }
+}

@@ -1,0 +1,97 @@
+//! The tests' device: what it makes of KV that is copied beside steps.
+
+use sluice_policy::action::{Action, Address, BlockSwap, Fetch, Reback, Transaction, Work};
+use sluice_policy::event::{Failure, Outcome};
+use sluice_policy::geometry::{ActivationCost, Geometry};
+use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, HostBlockId, LayerId};
+use sluice_policy::reason::Reason;
+
+use super::device::{Device, Faults};
+
+/// A frame on chunk 0, whose blocks 0 and 1 hold 10 and 11 at their first token and are in the host tier as 1 and 2.
+fn device(seed: u64) -> Device {
+    let geometry = Geometry {
+        chunk_bytes: 1024,
+        capacity_chunks: 1,
+        global_bytes: 0,
+        slab_bytes: vec![1024; 2],
+        block_bytes: 128,
+        activation: ActivationCost::default(),
+        staging_chunks: 0,
+    };
+    let mut device = Device::new(geometry, seed, Faults::default());
+    let map = Reback::Map(Address::Kv(FrameId(0)), ChunkId(0));
+    order(&mut device, 1, Work::Create(vec![ChunkId(0)]));
+    order(&mut device, 2, Work::Reback(Transaction { ops: vec![map], handed_over: vec![] }));
+    run(&mut device);
+    device.write_token(BlockId(0), 0, 10);
+    device.write_token(BlockId(1), 0, 11);
+    order(&mut device, 3, Work::WriteBack(vec![swap(0, 0, 1), swap(1, 1, 2)]));
+    run(&mut device);
+    device
+}
+
+fn swap(block: u32, host: u32, generation: u64) -> BlockSwap {
+    let (block, host) = (BlockId(block), HostBlockId(host));
+    BlockSwap { block, chunk: ChunkId(0), host, generation: Generation(generation) }
+}
+
+fn fetch(layer: u16, after: Option<(LayerId, Generation)>, swap: BlockSwap) -> Work {
+    let (layer, generation) = (LayerId(layer), Generation(5 + u64::from(layer)));
+    Work::Fetch(Fetch { layer, buffer: 0, generation, after, blocks: vec![swap] })
+}
+
+fn order(device: &mut Device, id: u64, work: Work) {
+    device.submit(Action { id: ActionId(id), work, reason: Reason::Load });
+}
+
+/// What ends by itself, in this order.
+fn run(device: &mut Device) -> Vec<(u64, Outcome)> {
+    let mut ended = Vec::new();
+    for _ in 0..100 {
+        ended.extend(device.poll().map(|completion| (completion.id.0, completion.outcome)));
+    }
+    ended
+}
+
+#[test]
+fn a_fetch_waits_for_the_reader_of_its_buffer_and_brings_what_was_written() {
+    for seed in 0..20 {
+        let mut device = device(seed);
+        order(&mut device, 4, fetch(0, None, swap(6, 0, 1)));
+        order(&mut device, 5, fetch(1, Some((LayerId(0), Generation(5))), swap(6, 1, 2)));
+        assert_eq!(run(&mut device).len(), 1);
+        assert_eq!((device.kv_ready[0], device.read_token(BlockId(6), 0)), (Generation(5), 10));
+        device.kv_done[0] = Generation(5);
+        assert_eq!(run(&mut device).len(), 1);
+        assert_eq!((device.kv_ready[1], device.read_token(BlockId(6), 0)), (Generation(6), 11));
+        assert!(device.idle());
+    }
+}
+
+#[test]
+fn what_host_blocks_carry_no_more_is_refused_and_drops_leave_write_backs_alone() {
+    for seed in 0..20 {
+        let mut device = device(seed);
+        let never = Some((LayerId(1), Generation(9)));
+        order(&mut device, 4, fetch(0, None, swap(6, 0, 7)));
+        assert_eq!(run(&mut device), [(4, Outcome::Failed(Failure::Refused))]);
+        order(&mut device, 5, fetch(0, never, swap(6, 0, 1)));
+        order(&mut device, 6, Work::WriteBack(vec![swap(0, 2, 3)]));
+        order(&mut device, 7, Work::DropFills);
+        let ended = run(&mut device);
+        assert!(ended.contains(&(5, Outcome::Failed(Failure::Dropped))), "{ended:?}");
+        let done = |id| ended.iter().any(|(i, o)| *i == id && matches!(o, Outcome::Done { .. }));
+        assert!(done(6) && done(7), "{ended:?}");
+        assert_eq!((device.kv_ready[0], device.refused_fetches), (Generation(0), 1));
+    }
+}
+
+#[test]
+#[should_panic(expected = "is read while it is fetched")]
+fn whoever_moves_a_block_that_is_fetched_is_told() {
+    let mut device = device(1);
+    order(&mut device, 4, fetch(0, Some((LayerId(1), Generation(9))), swap(6, 0, 1)));
+    order(&mut device, 5, Work::SwapOut(vec![swap(6, 3, 8)]));
+    run(&mut device);
+}

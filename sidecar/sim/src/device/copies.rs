@@ -1,0 +1,232 @@
+//! Copies to the device: slabs, and KV of the host tier into buffers. The link takes one at a time.
+
+use std::collections::BTreeSet;
+
+use sluice_policy::action::{Fetch, Fill, FillTarget};
+use sluice_policy::event::{Completion, Failure, Outcome};
+use sluice_policy::ids::{ActionId, ChunkId, Generation, LayerId};
+
+use super::{Content, Detail, Device, Tokens, done, layer_of};
+use crate::machine::{Passage, Way};
+
+/// A copy to the device.
+#[derive(Clone, Debug)]
+pub(super) enum Copy {
+    Slab(Fill),
+    Kv(Fetch),
+}
+
+/// One on the link.
+#[derive(Clone, Debug)]
+pub(super) struct Copying {
+    id: ActionId,
+    pub(super) copy: Copy,
+    /// What KV is copied, as it was when the copy began.
+    tokens: Vec<Tokens>,
+    pub(super) passage: Passage,
+    fails: bool,
+}
+
+/// Something that copies change in the order in which they were ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    Chunk(ChunkId),
+    /// A block, by its chunk and its position there.
+    Block(ChunkId, u32),
+    Buffer(u8),
+    KvReady(LayerId),
+}
+
+impl Copy {
+    /// Chunks of a slab.
+    fn chunks(&self) -> &[ChunkId] {
+        match self {
+            Copy::Slab(fill) => &fill.chunks,
+            Copy::Kv(_) => &[],
+        }
+    }
+
+    fn places(&self, blocks_per_chunk: u32) -> Vec<Place> {
+        match self {
+            Copy::Slab(fill) => fill.chunks.iter().map(|chunk| Place::Chunk(*chunk)).collect(),
+            Copy::Kv(fetch) => {
+                let blocks = fetch.blocks.iter();
+                let blocks = blocks.map(|swap| Place::Block(swap.chunk, swap.block.0 % blocks_per_chunk));
+                blocks.chain([Place::Buffer(fetch.buffer), Place::KvReady(fetch.layer)]).collect()
+            }
+        }
+    }
+
+    /// The same where slabs have hundreds of chunks: those of a slot, or of a layer, are known by their first one.
+    fn follows(&self, earlier: &Copy) -> bool {
+        match (self, earlier) {
+            (Copy::Slab(this), Copy::Slab(that)) => this.chunks.first() == that.chunks.first(),
+            (Copy::Kv(this), Copy::Kv(that)) => this.buffer == that.buffer || this.layer == that.layer,
+            _ => false,
+        }
+    }
+}
+
+impl Device {
+    /// Queues a copy of a slab.
+    pub fn queue_fill(&mut self, id: ActionId, fill: Fill) {
+        if self.fits(&fill) {
+            self.queue_copy(id, Copy::Slab(fill));
+        } else {
+            self.fail(id, Failure::Refused);
+        }
+    }
+
+    pub(super) fn queue_copy(&mut self, id: ActionId, copy: Copy) {
+        self.copies.push_back((id, copy));
+        self.kick();
+    }
+
+    pub(super) fn fail(&mut self, id: ActionId, failure: Failure) {
+        self.completed.push_back(Completion { id, outcome: Outcome::Failed(failure) });
+    }
+
+    /// The slab exists, and its chunks do, as many as it has; no KV of theirs is copied.
+    fn fits(&self, fill: &Fill) -> bool {
+        let bytes = match layer_of(fill.target) {
+            None => Some(self.geometry.global_bytes),
+            Some(layer) => self.geometry.slab_bytes.get(layer.index()).copied(),
+        };
+        let count = bytes.map(|bytes| self.geometry.chunks_for(bytes) as usize);
+        let copied = self.kv_chunks();
+        let free = |chunk| self.chunks.contains_key(chunk) && !copied.contains(chunk);
+        count == Some(fill.chunks.len()) && fill.chunks.iter().all(free)
+    }
+
+    /// Drops every copy to the device that has not started; `id` completes after the one that has.
+    pub fn drop_fills(&mut self, id: ActionId) {
+        let dropped: Vec<_> = self.copies.drain(..).map(|(dropped, _)| dropped).collect();
+        dropped.into_iter().for_each(|dropped| self.fail(dropped, Failure::Dropped));
+        match self.copying {
+            Some(_) => self.drops.push(id),
+            None => self.completed.push_back(done(id, 0, 0)),
+        }
+    }
+
+    /// Copies to the device, under way and waiting.
+    pub(super) fn all_copies(&self) -> impl Iterator<Item = &Copy> {
+        let running = self.copying.iter().map(|copying| &copying.copy);
+        running.chain(self.copies.iter().map(|(_, copy)| copy))
+    }
+
+    /// Whether a copy of a slab into the chunk waits or runs.
+    pub fn is_filling(&self, chunk: ChunkId) -> bool {
+        self.all_copies().any(|copy| copy.chunks().contains(&chunk))
+    }
+
+    /// Chunks that copies which wait or run read or write.
+    pub(crate) fn copied(&self) -> BTreeSet<ChunkId> {
+        let filled = self.all_copies().flat_map(|copy| copy.chunks().iter().copied());
+        filled.chain(self.kv_chunks()).collect()
+    }
+
+    /// The first copy whose reader is done and that no earlier copy has to precede.
+    pub(super) fn startable(&self) -> Option<usize> {
+        if self.copying.is_some() {
+            return None;
+        }
+        if self.detail == Detail::Times {
+            let copy = |at: usize| &self.copies[at].1;
+            let first = |at: usize| (0..at).all(|before| !copy(at).follows(copy(before)));
+            return (0..self.copies.len()).find(|at| self.may_start(copy(*at)) && first(*at));
+        }
+        let (mut claimed, per_chunk) = (BTreeSet::new(), self.geometry.blocks_per_chunk());
+        let mut may = |copy: &Copy| {
+            let first =
+                copy.places(per_chunk).into_iter().filter(|place| !claimed.insert(*place)).count() == 0;
+            first && self.may_start(copy)
+        };
+        self.copies.iter().position(|(_, copy)| may(copy))
+    }
+
+    fn may_start(&self, copy: &Copy) -> bool {
+        let (done, after) = match copy {
+            Copy::Slab(fill) => (&self.done, fill.after),
+            Copy::Kv(fetch) => (&self.kv_done, fetch.after),
+        };
+        let reached = |(layer, generation)| done.get(&layer).is_some_and(|d| *d >= generation);
+        self.faults.ignore_after || after.is_none_or(reached)
+    }
+
+    /// What was there is gone from now on. KV that its host blocks do not carry is refused, and nothing happens.
+    pub(super) fn start_copy(&mut self, id: ActionId, copy: Copy) {
+        let tokens = match &copy {
+            Copy::Slab(_) => Vec::new(),
+            Copy::Kv(fetch) => match self.fetched(&fetch.blocks) {
+                Some(tokens) => tokens,
+                None => return self.fail(id, Failure::Refused),
+            },
+        };
+        let passage = self.pass(self.clock, Way::In, self.copy_bytes(&copy));
+        let fails = self.rng.chance(self.faults.copy_fails_permille);
+        if self.detail == Detail::Fingerprints {
+            self.spoil(&copy);
+        }
+        if self.faults.publish_early {
+            self.publish(&copy);
+        }
+        self.copying = Some(Copying { id, copy, tokens, passage, fails });
+    }
+
+    fn spoil(&mut self, copy: &Copy) {
+        match copy {
+            Copy::Slab(fill) => {
+                self.chunks.extend(fill.chunks.iter().map(|chunk| (*chunk, Content::Garbage)))
+            }
+            Copy::Kv(fetch) => self.write_blocks(&fetch.blocks, &vec![Tokens::default(); fetch.blocks.len()]),
+        }
+    }
+
+    pub(super) fn end_copy(&mut self) {
+        let Some(Copying { id, copy, tokens, passage, fails }) = self.copying.take() else { return };
+        if fails {
+            self.fail(id, Failure::CopyFailed);
+        } else {
+            if self.detail == Detail::Fingerprints {
+                match &copy {
+                    Copy::Slab(fill) => self.write_slab(fill),
+                    Copy::Kv(fetch) => self.write_blocks(&fetch.blocks, &tokens),
+                }
+            }
+            self.publish(&copy);
+            self.completed.push_back(done(id, self.copy_bytes(&copy), passage.ns));
+        }
+        self.completed.extend(self.drops.drain(..).map(|id| done(id, 0, 0)));
+    }
+
+    fn write_slab(&mut self, fill: &Fill) {
+        let layer = layer_of(fill.target);
+        let flip = std::mem::take(&mut self.faults.flip_next_fill);
+        for (index, chunk) in fill.chunks.iter().enumerate() {
+            let generation = Generation(fill.generation.0 ^ u64::from(flip) << 63);
+            let content = Content::Slab { layer, generation, index: index as u32 };
+            self.chunks.insert(*chunk, content);
+        }
+    }
+
+    fn publish(&mut self, copy: &Copy) {
+        match copy {
+            Copy::Kv(fetch) => drop(self.kv_ready.insert(fetch.layer, fetch.generation)),
+            Copy::Slab(fill) => match layer_of(fill.target) {
+                None => self.ready_global = fill.generation,
+                Some(layer) => drop(self.ready.insert(layer, fill.generation)),
+            },
+        }
+    }
+
+    fn copy_bytes(&self, copy: &Copy) -> u64 {
+        match copy {
+            Copy::Slab(fill) => self.slab_bytes(fill.target),
+            Copy::Kv(fetch) => fetch.blocks.len() as u64 * self.geometry.block_bytes,
+        }
+    }
+
+    fn slab_bytes(&self, target: FillTarget) -> u64 {
+        layer_of(target).map_or(self.geometry.global_bytes, |l| self.geometry.slab_bytes[l.index()])
+    }
+}

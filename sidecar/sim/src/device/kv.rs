@@ -1,0 +1,136 @@
+//! KV that is copied beside steps: into buffers, and back to the host tier on the link's other direction.
+
+use std::collections::BTreeSet;
+
+use sluice_policy::action::{BlockSwap, Fetch};
+use sluice_policy::event::Failure;
+use sluice_policy::ids::{ActionId, ChunkId, HostBlockId};
+
+use super::copies::Copy;
+use super::{Detail, Device, HostBlock, Tokens, done};
+use crate::machine::{Passage, Way};
+
+/// KV on its way to the host.
+#[derive(Clone, Debug)]
+pub(super) struct Writing {
+    id: ActionId,
+    swaps: Vec<BlockSwap>,
+    /// What it was when the copy began.
+    tokens: Vec<Tokens>,
+    pub(super) passage: Passage,
+    fails: bool,
+}
+
+/// What an order does to a block of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Reads it: nobody may write it meanwhile.
+    Read,
+    /// Writes it, one order at a time.
+    Write,
+    /// Writes it; other fetches may too, one after the other.
+    Fetch,
+}
+
+impl Device {
+    /// Queues a fetch.
+    pub(crate) fn queue_fetch(&mut self, id: ActionId, fetch: Fetch) {
+        let layers = self.geometry.layers();
+        let layer = fetch.after.iter().map(|(layer, _)| *layer).chain([fetch.layer]).all(|l| l.0 < layers);
+        if layer && self.check_swaps(&fetch.blocks, Use::Fetch).is_ok() && self.is_settled(&fetch.blocks) {
+            self.queue_copy(id, Copy::Kv(fetch));
+        } else {
+            self.fail(id, Failure::Refused);
+        }
+    }
+
+    /// Queues a write-back.
+    pub(crate) fn queue_write_back(&mut self, id: ActionId, swaps: Vec<BlockSwap>) {
+        if self.check_swaps(&swaps, Use::Read).is_ok() && self.is_settled(&swaps) {
+            self.write_backs.push_back((id, swaps));
+            self.kick();
+        } else {
+            self.fail(id, Failure::Refused);
+        }
+    }
+
+    fn fetches(&self) -> impl Iterator<Item = &BlockSwap> {
+        self.all_copies().flat_map(|copy| match copy {
+            Copy::Kv(fetch) => &fetch.blocks[..],
+            Copy::Slab(_) => &[],
+        })
+    }
+
+    fn written_back(&self) -> impl Iterator<Item = &BlockSwap> {
+        let running = self.writing.iter().flat_map(|writing| &writing.swaps);
+        running.chain(self.write_backs.iter().flat_map(|(_, swaps)| swaps))
+    }
+
+    /// Chunks of which a block is fetched or written back, now or later.
+    pub(crate) fn kv_chunks(&self) -> BTreeSet<ChunkId> {
+        self.fetches().chain(self.written_back()).map(|swap| swap.chunk).collect()
+    }
+
+    /// No write-back that waits or runs names one of these host blocks.
+    pub(crate) fn is_settled(&self, swaps: &[BlockSwap]) -> bool {
+        let promised: BTreeSet<HostBlockId> = self.written_back().map(|swap| swap.host).collect();
+        swaps.iter().all(|swap| !promised.contains(&swap.host))
+    }
+
+    /// Places, as chunk and position, that may not be used so because of copies beside steps.
+    pub(crate) fn taken(&self, to: Use) -> BTreeSet<(ChunkId, u32)> {
+        let per_chunk = self.geometry.blocks_per_chunk();
+        let place = |swap: &BlockSwap| (swap.chunk, swap.block.0 % per_chunk);
+        match to {
+            Use::Read => self.fetches().map(place).collect(),
+            Use::Fetch => self.written_back().map(place).collect(),
+            Use::Write => self.fetches().chain(self.written_back()).map(place).collect(),
+        }
+    }
+
+    /// What a fetch that begins now brings; none when a host block does not carry its generation.
+    pub(super) fn fetched(&self, swaps: &[BlockSwap]) -> Option<Vec<Tokens>> {
+        let carried = |swap: &BlockSwap| self.host[swap.host.index()].generation == Some(swap.generation);
+        let tokens = |(at, swap): (usize, &BlockSwap)| {
+            self.host_tokens(swap.host, self.faults.swap_in_wrong_block && at == 0)
+        };
+        swaps.iter().all(carried).then(|| swaps.iter().enumerate().map(tokens).collect())
+    }
+
+    pub(super) fn write_blocks(&mut self, swaps: &[BlockSwap], tokens: &[Tokens]) {
+        let per_chunk = self.geometry.blocks_per_chunk();
+        for (swap, tokens) in swaps.iter().zip(tokens) {
+            let block = self.chunk_block_mut(swap.chunk, swap.block.0 % per_chunk);
+            *block.expect("a chunk stays while its blocks are copied") = *tokens;
+        }
+    }
+
+    /// The first write-back begins if none is under way. Its host blocks carry nothing from now on.
+    pub(super) fn start_write_back(&mut self) {
+        if self.writing.is_some() {
+            return;
+        }
+        let Some((id, swaps)) = self.write_backs.pop_front() else { return };
+        let bytes = swaps.len() as u64 * self.geometry.block_bytes;
+        let passage = self.pass(self.clock, Way::Out, bytes);
+        let fails = self.rng.chance(self.faults.copy_fails_permille);
+        let tokens = swaps.iter().map(|swap| self.tokens(swap)).collect();
+        swaps.iter().for_each(|swap| self.host[swap.host.index()] = HostBlock::default());
+        self.writing = Some(Writing { id, swaps, tokens, passage, fails });
+    }
+
+    /// What somebody wrote meanwhile is torn: nobody finds it.
+    pub(super) fn end_write_back(&mut self) {
+        let Some(Writing { id, swaps, tokens, passage, fails }) = self.writing.take() else { return };
+        if fails {
+            return self.fail(id, Failure::CopyFailed);
+        }
+        for (swap, tokens) in swaps.iter().zip(tokens) {
+            let torn = self.detail == Detail::Fingerprints && self.tokens(swap) != tokens;
+            let tokens = if torn { Tokens::default() } else { tokens };
+            self.host[swap.host.index()] = HostBlock { generation: Some(swap.generation), tokens };
+        }
+        let bytes = swaps.len() as u64 * self.geometry.block_bytes;
+        self.completed.push_back(done(id, bytes, passage.ns));
+    }
+}

@@ -1,0 +1,80 @@
+//! Fetches and write-backs that wait for operations submitted before them.
+
+use std::collections::VecDeque;
+
+use sluice_policy::action::{BlockSwap, Reback, Work};
+use sluice_policy::event::{Completion, Failure, Outcome};
+use sluice_policy::ids::{ActionId, ChunkId};
+
+use crate::device::Device;
+
+/// In the order submitted; each with the last operation that names something of its.
+#[derive(Debug, Default)]
+pub(super) struct Parked(VecDeque<(ActionId, Work, Option<ActionId>)>);
+
+impl Parked {
+    /// Hands a copy to the device, now or after those before it and the operation `behind`.
+    pub(super) fn submit(&mut self, id: ActionId, work: Work, behind: Option<ActionId>, device: &mut Device) {
+        self.0.push_back((id, work, behind));
+        self.hand_on(device);
+    }
+
+    /// An operation has ended.
+    pub(super) fn release(&mut self, ended: ActionId, device: &mut Device) {
+        self.0.iter_mut().for_each(|(_, _, behind)| *behind = behind.filter(|id| *id != ended));
+        self.hand_on(device);
+    }
+
+    fn hand_on(&mut self, device: &mut Device) {
+        while let Some((id, work, _)) = self.0.pop_front_if(|(_, _, behind)| behind.is_none()) {
+            match work {
+                Work::Fetch(fetch) => device.queue_fetch(id, fetch),
+                Work::WriteBack(swaps) => device.queue_write_back(id, swaps),
+                other => unreachable!("{other:?} is no copy of KV beside steps"),
+            }
+        }
+    }
+
+    /// Every fetch that waits here ends.
+    pub(super) fn drop_fetches(&mut self, device: &mut Device) {
+        let (fetches, kept) = self.0.drain(..).partition(|(_, work, _)| matches!(work, Work::Fetch(_)));
+        self.0 = kept;
+        let fetches: VecDeque<_> = fetches;
+        let outcome = Outcome::Failed(Failure::Dropped);
+        device.completed.extend(fetches.into_iter().map(|(id, ..)| Completion { id, outcome }));
+        self.hand_on(device);
+    }
+}
+
+/// Whether an operation names a chunk or host block of a copy.
+pub(super) fn meet(operation: &Work, copy: &Work) -> bool {
+    let (chunks, copied) = (chunks(operation), swaps(copy));
+    let hosts = swaps(operation);
+    let host = |swap: &BlockSwap| hosts.iter().any(|other| other.host == swap.host);
+    copied.iter().any(|swap| chunks.contains(&swap.chunk) || host(swap))
+}
+
+fn swaps(work: &Work) -> &[BlockSwap] {
+    match work {
+        Work::SwapOut(swaps) | Work::SwapIn(swaps) | Work::WriteBack(swaps) => swaps,
+        Work::Fetch(fetch) => &fetch.blocks,
+        _ => &[],
+    }
+}
+
+fn chunks(work: &Work) -> Vec<ChunkId> {
+    match work {
+        Work::Create(chunks)
+        | Work::Release(chunks)
+        | Work::Accept { chunks, .. }
+        | Work::Lend { chunks, .. } => chunks.clone(),
+        Work::Reback(transaction) => {
+            let chunk = |op: &Reback| match *op {
+                Reback::Map(_, chunk) | Reback::Unmap(_, chunk) => chunk,
+            };
+            transaction.ops.iter().map(chunk).chain(transaction.handed_over.iter().copied()).collect()
+        }
+        Work::MoveBlocks(moves) => moves.iter().flat_map(|m| [m.from_chunk, m.to_chunk]).collect(),
+        _ => swaps(work).iter().map(|swap| swap.chunk).collect(),
+    }
+}
