@@ -6,10 +6,8 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use sluice_wire::State;
 use sluice_wire::state::{GpuState, TenantReport};
-use tokio::task::JoinHandle;
 
-use crate::support::answer::Answer;
-use crate::support::http::{CLIENT, Failure};
+use crate::support::http::CLIENT;
 use crate::support::tenant::{greedy, prompt};
 use crate::support::trio::{self, HOME_AFTER_DEATHS, Trio, events, place, same, told};
 use crate::support::{Tenant, World, processes};
@@ -100,29 +98,9 @@ async fn an_engine_and_a_sidecar_killed_while_memory_is_lent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn neighbours_of_an_engine_that_dies_again_and_again_go_on() {
+async fn neighbours_of_an_engine_that_dies_again_and_again_go_on_and_loans_come_home() {
     let world = World::new();
     let trio = Trio::start(&world, "Oneiros").await;
-    let held = engines_die(&trio).await;
-    held.into_iter().for_each(|request| request.abort());
-    trio.up.end_cleanly().await;
-}
-
-/// The other half of it, which does not always hold yet: at times the tenant whose engine died again and again does not answer what
-/// it held for forty seconds, although its last engine lives.
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "a known defect: a tenant whose engine died again and again may hang"]
-async fn a_tenant_whose_engine_died_again_and_again_answers_and_loans_come_home() {
-    let world = World::new();
-    let trio = Trio::start(&world, "Oneiros").await;
-    let held = engines_die(&trio).await;
-    trio::ended(held).await.into_iter().for_each(|answer| drop(answer.unwrap()));
-    trio.all_home(HOME_AFTER_DEATHS).await;
-    trio.up.end_cleanly().await;
-}
-
-/// Kills one tenant's engines for a while; its neighbours are served all the time. Returns what the tenant was asked before.
-async fn engines_die(trio: &Trio<'_>) -> Vec<JoinHandle<Result<Answer, Failure>>> {
     let [victim, one, other] = &trio.tenants;
     // They stand in line for the turn whenever there is an engine.
     let held = trio::begin(victim);
@@ -136,7 +114,9 @@ async fn engines_die(trio: &Trio<'_>) -> Vec<JoinHandle<Result<Answer, Failure>>
     assert!(kills > 6, "{kills} engines killed");
     eprintln!("{kills} engines killed; the longest silences beside them: {one:?}, {other:?}");
     assert!(one.max(other) < SILENCE, "{one:?}, {other:?}, {:#?}", told(&trio.states().await));
-    held
+    trio::ended(held).await.into_iter().for_each(|answer| drop(answer.unwrap()));
+    trio.all_home(HOME_AFTER_DEATHS).await;
+    trio.up.end_cleanly().await;
 }
 
 /// Kills every engine of the tenant as soon as it serves. Returns how many.
