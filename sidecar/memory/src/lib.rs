@@ -3,6 +3,7 @@
 //!
 //! [`mapping`] is the engine's half and is all that an engine uses; the rest is the sidecar's.
 
+mod clock;
 mod faults;
 pub mod host;
 pub mod mapping;
@@ -14,6 +15,7 @@ mod region;
 mod tier;
 pub mod transfers;
 
+pub use clock::since_boot;
 pub use faults::Faults;
 pub use host::{AuditError, EnginePeer, HostError, HostMemory, HostOptions, KvCopied};
 pub use mapping::{Mapping, MappingError, Range, RangeSizes};

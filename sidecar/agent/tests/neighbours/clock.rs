@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use sluice_agent::clock::since_boot;
+use sluice_memory::since_boot;
 
 /// A day that only the clock since boot has seen, as if the machine had been suspended for it.
 const SUSPENDED: &str = "86400";

@@ -59,7 +59,8 @@ impl Seat {
         let record = vacate(shared)?;
         let taken = locks::try_lock(life.as_fd(), locks::life(record.index)).map_err(kernel("fcntl"))?;
         assert!(taken, "records are taken under the guard alone");
-        let peer = Peer { index: record.index, instance: next_instance(shared) };
+        let instance = shared.words.draw(header::NEXT_INSTANCE);
+        let peer = Peer { index: record.index, instance };
         record.set_name(name);
         record.set(word::FLOOR, floor_bytes);
         record.set(word::SHARE, share_bytes);
@@ -117,7 +118,7 @@ impl Seat {
     /// The guard, to count bytes.
     pub(super) fn lock(&self) -> Result<Guard<'_>, LedgerError> {
         let guard = self.shared.lock(self.instance())?;
-        self.shared.words.sound()?;
+        self.shared.words.unspoilt()?;
         if self.record().instance() != self.instance() {
             return Err(self.shared.words.spoilt("the record of this tenant names another life"));
         }
@@ -230,11 +231,4 @@ fn vacate(shared: &Shared) -> Result<Record<'_>, JoinError> {
         }
     }
     Err(JoinError::Full { records: RECORDS })
-}
-
-/// Counted up before it is used, so that a death in between skips one and reuses none.
-fn next_instance(shared: &Shared) -> u64 {
-    let instance = shared.words.load(header::NEXT_INSTANCE);
-    shared.words.store(header::NEXT_INSTANCE, instance.wrapping_add(1).max(1));
-    instance
 }

@@ -37,11 +37,7 @@ impl Watched {
     /// [`Watched::end`].
     pub(super) unsafe fn new(base: *mut libc::c_void, bytes: usize) -> Option<Watched> {
         install();
-        let free = |place: &&Place| {
-            // Nobody can fault in a mapping of address 1.
-            place.base.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        };
-        let at = MAPPINGS.iter().position(|place| free(&place))?;
+        let at = MAPPINGS.iter().position(Place::take)?;
         let place = &MAPPINGS[at];
         place.shrunk.store(false, Ordering::Relaxed);
         place.bytes.store(bytes, Ordering::Relaxed);
@@ -87,6 +83,11 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, cont
 }
 
 impl Place {
+    /// Makes it somebody's if it is nobody's. No mapping has the address 1, so no fault is taken for one of it.
+    fn take(&self) -> bool {
+        self.base.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
     fn has(&self, address: usize) -> bool {
         let base = self.base.load(Ordering::Acquire);
         base > 1 && (base..base + self.bytes.load(Ordering::Relaxed)).contains(&address)

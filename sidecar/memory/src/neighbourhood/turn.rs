@@ -14,6 +14,8 @@ use super::layout::{header, record as word};
 use super::locks;
 use super::record::{self, Record};
 use super::seat::Seat;
+use super::words::following;
+use crate::clock::since_boot;
 
 /// A dead holder wakes nobody, so whoever waits looks again after this long.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
@@ -58,8 +60,7 @@ impl<'a> TurnLine<'a> {
         record.set(word::PRIORITY, i64::from(priority) as u64);
         let fresh = record.get(word::TICKET) == 0;
         if fresh {
-            let ticket = words.load(header::NEXT_TICKET);
-            words.store(header::NEXT_TICKET, ticket.wrapping_add(1).max(1));
+            let ticket = words.draw(header::NEXT_TICKET);
             self.seat.asked.store(since_boot_ns(), Ordering::Relaxed);
             record.set(word::ASKED, words.load(header::EPOCH));
             record.set(word::TICKET, ticket);
@@ -117,7 +118,7 @@ impl<'a> TurnLine<'a> {
         let since = since_boot_ns().saturating_sub(self.seat.released.load(Ordering::Acquire));
         let taken = since > OUT_OF_LINE.as_nanos() as u64
             && locks::try_lock(self.seat.life.as_fd(), locks::TURN).map_err(kernel("fcntl"))?;
-        let epoch = Epoch(self.seat.epoch.load(Ordering::Acquire).wrapping_add(1).max(1));
+        let epoch = Epoch(following(self.seat.epoch.load(Ordering::Acquire)));
         if taken {
             self.seat.handover.store(0, Ordering::Release);
             self.hold(epoch);
@@ -186,13 +187,7 @@ impl<'a> TurnLine<'a> {
 
     /// Those who wait and live, who goes first at the front. Needs no lock.
     pub fn line(&self, order: TurnOrder) -> Result<Vec<Peer>, LedgerError> {
-        let mut line = Vec::new();
-        for peer in self.tickets(order) {
-            if self.seat.shared.lives(peer.index)? {
-                line.push(peer);
-            }
-        }
-        Ok(line)
+        self.living(order).collect()
     }
 
     /// Sleeps until somebody else waits for the turn that this participant has (`true`), the turn is given up, or `limit` is
@@ -218,12 +213,14 @@ impl<'a> TurnLine<'a> {
 
     /// The first of those who wait and live.
     fn next(&self, order: TurnOrder) -> Result<Option<u32>, LedgerError> {
-        for peer in self.tickets(order) {
-            if self.seat.shared.lives(peer.index)? {
-                return Ok(Some(peer.index));
-            }
-        }
-        Ok(None)
+        Ok(self.living(order).next().transpose()?.map(|peer| peer.index))
+    }
+
+    /// Those who wait and live, in order. The kernel is asked about each only when it is reached.
+    fn living(&self, order: TurnOrder) -> impl Iterator<Item = Result<Peer, LedgerError>> {
+        let lives = |peer: &Peer| self.seat.shared.lives(peer.index);
+        self.tickets(order)
+            .filter_map(move |peer| lives(&peer).map(|lives| lives.then_some(peer)).transpose())
     }
 
     /// Those who have a ticket, in order; the dead included.
@@ -238,7 +235,7 @@ impl<'a> TurnLine<'a> {
     fn begin(&self) -> Epoch {
         let words = &self.seat.shared.words;
         self.time_handover();
-        let epoch = words.load(header::EPOCH).wrapping_add(1).max(1);
+        let epoch = following(words.load(header::EPOCH));
         words.store(header::EPOCH, epoch);
         words.store(header::HOLDER, self.seat.instance());
         self.seat.record().set(word::TICKET, 0);
@@ -279,11 +276,8 @@ impl<'a> TurnLine<'a> {
     }
 }
 
-/// The clock that all processes of the machine share, nanoseconds.
 fn since_boot_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let ns = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);
-    u64::try_from(ns).expect("the clock since boot is positive and ends in centuries")
+    u64::try_from(since_boot().as_nanos()).expect("the clock since boot ends in centuries")
 }
 
 /// The records with a ticket, the dead included.

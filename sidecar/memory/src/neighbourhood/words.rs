@@ -85,6 +85,11 @@ impl Words {
     /// Whether bytes may be counted by it: it is whole, and this process's record is what its owner wrote.
     pub(super) fn sound(&self) -> Result<(), LedgerError> {
         self.whole()?;
+        self.unspoilt()
+    }
+
+    /// The half of [`Words::sound`] that is no look at the file: for who has just seen that it is whole.
+    pub(super) fn unspoilt(&self) -> Result<(), LedgerError> {
         self.spoilt.get().map_or(Ok(()), |what| Err(LedgerError::Damaged { what }))
     }
 
@@ -119,6 +124,14 @@ impl Words {
         }
     }
 
+    /// Takes the next number of a counter in the file. Counted up before it is used, so that a death in between skips one and
+    /// reuses none.
+    pub(super) fn draw(&self, at: usize) -> u64 {
+        let number = self.load(at);
+        self.store(at, following(number));
+        number
+    }
+
     pub(super) fn add(&self, at: usize, value: u64) {
         self.faults.before_write();
         self.word(at).fetch_add(value, Ordering::AcqRel);
@@ -144,6 +157,11 @@ impl Words {
         // only atomically.
         unsafe { &*self.base.add(at) }
     }
+}
+
+/// The number after this one. 0 is nobody's, so it is left out.
+pub(super) fn following(number: u64) -> u64 {
+    number.wrapping_add(1).max(1)
 }
 
 impl Drop for Words {
