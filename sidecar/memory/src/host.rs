@@ -269,7 +269,7 @@ impl Memory for HostMemory {
         match action.work {
             work @ (Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_)) => self.order_copy(action.id, work),
             Work::DropFills => self.drop_fills(action.id),
-            work => self.serial.push(action.id, work),
+            work => self.serial.push(action.id, work, action.reason),
         }
         self.pump();
     }

@@ -121,7 +121,7 @@ impl Mapping {
     /// Nothing in this process may be using the address: between steps, or while the engine is idle (DESIGN 4, rule b).
     pub fn apply(&mut self, pool: BorrowedFd<'_>, op: &Reback) -> Result<(), MappingError> {
         match *op {
-            Reback::Map(address, chunk) => self.map(pool, address, chunk),
+            Reback::Map(address, chunk) => self.map(pool, &[(address, chunk)]),
             Reback::Unmap(address, chunk) => self.unmap(address, chunk),
         }
     }
@@ -131,20 +131,41 @@ impl Mapping {
     /// # Errors
     /// The refusal, with nothing changed; [`MappingError::Torn`] when not even that could be had.
     pub fn apply_all(&mut self, pool: BorrowedFd<'_>, ops: &[Reback]) -> Result<(), MappingError> {
-        for (at, op) in ops.iter().enumerate() {
-            let Err(refused) = self.apply(pool, op) else { continue };
-            return Err(match self.take_back(pool, &ops[..at]) {
-                Ok(()) => refused,
-                Err(stuck) => MappingError::Torn { refused: Box::new(refused), stuck: Box::new(stuck) },
-            });
+        let mut done = 0;
+        while done < ops.len() {
+            let run = self.run(&ops[done..]);
+            let changed = if run.is_empty() { self.apply(pool, &ops[done]) } else { self.map(pool, &run) };
+            if let Err(refused) = changed {
+                return Err(match self.take_back(pool, &ops[..done]) {
+                    Ok(()) => refused,
+                    Err(stuck) => MappingError::Torn { refused: Box::new(refused), stuck: Box::new(stuck) },
+                });
+            }
+            done += run.len().max(1);
         }
         Ok(())
+    }
+
+    /// The first changes, as far as they map neighbouring chunks at neighbouring addresses: the kernel is told once of all.
+    fn run(&self, ops: &[Reback]) -> Vec<(Address, ChunkId)> {
+        let maps = ops.iter().map_while(|op| match *op {
+            Reback::Map(address, chunk) => Some((self.layout.index(address)?, address, chunk)),
+            Reback::Unmap(..) => None,
+        });
+        let mut expected = None;
+        let neighbours = maps.take_while(|(index, _, chunk)| {
+            let here = (*index, chunk.0);
+            let follows = *expected.get_or_insert(here) == here;
+            expected = Some((index + 1, chunk.0.wrapping_add(1)));
+            follows
+        });
+        neighbours.map(|(_, address, chunk)| (address, chunk)).collect()
     }
 
     fn take_back(&mut self, pool: BorrowedFd<'_>, ops: &[Reback]) -> Result<(), MappingError> {
         ops.iter().rev().try_for_each(|op| match *op {
             Reback::Map(address, chunk) => self.unmap(address, chunk),
-            Reback::Unmap(address, chunk) => self.map(pool, address, chunk),
+            Reback::Unmap(address, chunk) => self.map(pool, &[(address, chunk)]),
         })
     }
 
@@ -185,18 +206,24 @@ impl Mapping {
         self.layout.index(address).ok_or(MappingError::OutOfRange { address })
     }
 
-    fn map(&mut self, pool: BorrowedFd<'_>, address: Address, chunk: ChunkId) -> Result<(), MappingError> {
-        let index = self.index(address)?;
-        if let Some(found) = self.table[index as usize] {
-            return Err(MappingError::Occupied { address, chunk, found });
-        }
-        let from = u64::from(chunk.0) * self.chunk_bytes;
+    /// Neighbouring chunks at neighbouring addresses: all of them or none.
+    fn map(&mut self, pool: BorrowedFd<'_>, run: &[(Address, ChunkId)]) -> Result<(), MappingError> {
+        let Some(&(first, from)) = run.first() else { return Ok(()) };
         let pool_bytes = file_bytes(pool)?;
-        if from + self.chunk_bytes > pool_bytes {
-            return Err(MappingError::BeyondPool { chunk, pool_bytes });
+        for &(address, chunk) in run {
+            if let Some(found) = self.table[self.index(address)? as usize] {
+                return Err(MappingError::Occupied { address, chunk, found });
+            }
+            if (u64::from(chunk.0) + 1) * self.chunk_bytes > pool_bytes {
+                return Err(MappingError::BeyondPool { chunk, pool_bytes });
+            }
         }
-        self.reservation.map(self.offset(index), self.chunk_bytes as usize, pool, from)?;
-        self.table[index as usize] = Some(chunk);
+        let start = self.index(first)?;
+        let bytes = run.len() * self.chunk_bytes as usize;
+        self.reservation.map(self.offset(start), bytes, pool, u64::from(from.0) * self.chunk_bytes)?;
+        for (entry, (_, chunk)) in self.table[start as usize..].iter_mut().zip(run) {
+            *entry = Some(*chunk);
+        }
         Ok(())
     }
 

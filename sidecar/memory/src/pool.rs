@@ -1,22 +1,22 @@
 //! The physical memory: one sealed memfd whose ranges are chunks, so that over-allocation fails exactly as on a GPU.
 //!
-//! A chunk that was not created has no pages and is `PROT_NONE` in this process, so it cannot be touched by mistake.
+//! A chunk that was not created has no pages and is `PROT_NONE` in this process, so it cannot be touched by mistake. One that
+//! was promised exists, and its pages come with what is copied into it, or when they are asked for: a page that a copy brings
+//! need not be zeroed first.
 
+mod backing;
 mod stream;
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::mm::Advice;
 use sluice_policy::ids::ChunkId;
 
 use crate::mapping::MappingError;
 use crate::mapping::reservation::Reservation;
 
-/// Chunks that are a multiple of this are backed by huge pages where the kernel allows it.
-const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// What poisoned memory holds: a NaN in f32, f16 and bf16.
 pub const POISON: u8 = 0xFF;
 
@@ -89,6 +89,7 @@ pub struct Pool {
     view: Reservation,
     chunk_bytes: u64,
     states: Vec<AtomicU32>,
+    pages: Vec<AtomicU8>,
     used_chunks: AtomicU32,
 }
 
@@ -107,7 +108,8 @@ impl Pool {
         let file = sealed_file(bytes)?;
         let view = Reservation::new(bytes as usize)?;
         let states = (0..capacity_chunks).map(|_| AtomicU32::new(ABSENT)).collect();
-        Ok(Pool { file, view, chunk_bytes, states, used_chunks: AtomicU32::new(0) })
+        let pages = (0..capacity_chunks).map(|_| AtomicU8::new(backing::NONE)).collect();
+        Ok(Pool { file, view, chunk_bytes, states, pages, used_chunks: AtomicU32::new(0) })
     }
 
     /// The memfd: what an engine maps chunks from.
@@ -136,24 +138,12 @@ impl Pool {
         state != ABSENT && state != CHANGING
     }
 
-    /// Creates a chunk with all its pages, zeroed. A failure leaves nothing.
-    pub fn create(&self, chunk: ChunkId) -> Result<(), PoolError> {
-        let state = self.states.get(chunk.index()).ok_or_else(|| self.out_of_memory(chunk))?;
-        exchange(state, ABSENT, CHANGING).map_err(|_| PoolError::Exists { chunk })?;
-        let result = self.back(chunk);
-        if result.is_err() {
-            self.discard(chunk);
-        }
-        self.used_chunks.fetch_add(u32::from(result.is_ok()), Ordering::AcqRel);
-        state.store(if result.is_ok() { CREATED } else { ABSENT }, Ordering::Release);
-        result
-    }
-
     /// Gives a chunk's pages back to the machine. The caller has seen to it that no engine maps it.
     pub fn release(&self, chunk: ChunkId) -> Result<(), PoolError> {
         let state = self.states.get(chunk.index()).ok_or(PoolError::Missing { chunk })?;
         exchange(state, CREATED, CHANGING).map_err(|found| refusal(chunk, found))?;
         let result = self.unback(chunk);
+        self.forget_pages(chunk);
         self.used_chunks.fetch_sub(u32::from(result.is_ok()), Ordering::AcqRel);
         state.store(if result.is_ok() { ABSENT } else { CREATED }, Ordering::Release);
         result
@@ -162,6 +152,9 @@ impl Pool {
     /// Copies `bytes` into the chunk from byte `offset` on.
     pub fn write(&self, chunk: ChunkId, offset: u64, bytes: &[u8]) -> Result<(), PoolError> {
         let pin = self.pin(chunk, offset, bytes.len() as u64)?;
+        if self.write_first(chunk, offset, bytes)? {
+            return Ok(());
+        }
         // SAFETY: the pin keeps the chunk mapped in our view, and the range was checked to lie in it. The engine may
         // read or write the same shared pages; no Rust reference to them exists in this process.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), pin.at, bytes.len()) };
@@ -171,6 +164,9 @@ impl Pool {
     /// As [`Pool::write`], past the cache: for chunks of a slab that is larger than any cache.
     pub fn write_streaming(&self, chunk: ChunkId, offset: u64, bytes: &[u8]) -> Result<(), PoolError> {
         let pin = self.pin(chunk, offset, bytes.len() as u64)?;
+        if self.write_first(chunk, offset, bytes)? {
+            return Ok(());
+        }
         // SAFETY: as in `write`; `bytes` lies outside of the pool's view, so nothing overlaps.
         unsafe { stream::copy(bytes.as_ptr(), pin.at, bytes.len()) };
         Ok(())
@@ -214,48 +210,6 @@ impl Pool {
 
     fn start(&self, chunk: ChunkId) -> u64 {
         u64::from(chunk.0) * self.chunk_bytes
-    }
-
-    /// Pages first, then the view: what is mapped never has to be found.
-    fn back(&self, chunk: ChunkId) -> Result<(), PoolError> {
-        let (start, bytes) = (self.start(chunk), self.chunk_bytes as usize);
-        let huge = self.chunk_bytes.is_multiple_of(HUGE_PAGE_BYTES);
-        if !huge {
-            self.allocate(chunk)?;
-        }
-        let refused_by_kernel = |error| self.refused_by_kernel(chunk, error);
-        self.view.map(start as usize, bytes, self.fd(), start).map_err(refused_by_kernel)?;
-        if huge {
-            // Only advice: without huge pages the chunk consists of small ones.
-            let _ = self.view.advise(start as usize, bytes, Advice::LinuxHugepage);
-        }
-        self.view.advise(start as usize, bytes, Advice::LinuxPopulateWrite).map_err(refused_by_kernel)?;
-        if huge { self.allocate(chunk) } else { Ok(()) }
-    }
-
-    fn allocate(&self, chunk: ChunkId) -> Result<(), PoolError> {
-        rustix::fs::fallocate(self.fd(), FallocateFlags::KEEP_SIZE, self.start(chunk), self.chunk_bytes)
-            .map_err(|source| {
-                self.refused_by_kernel(chunk, MappingError::Kernel { call: "fallocate", source })
-            })
-    }
-
-    fn unback(&self, chunk: ChunkId) -> Result<(), PoolError> {
-        self.view.unmap(self.start(chunk) as usize, self.chunk_bytes as usize)?;
-        self.punch(chunk)
-    }
-
-    fn punch(&self, chunk: ChunkId) -> Result<(), PoolError> {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(self.fd(), flags, self.start(chunk), self.chunk_bytes)
-            .map_err(|source| PoolError::Kernel { call: "fallocate(PUNCH_HOLE)", source })
-    }
-
-    /// Undoes a creation that stopped half way.
-    fn discard(&self, chunk: ChunkId) {
-        if let Err(error) = self.unback(chunk) {
-            panic!("half a chunk cannot be given back: {error}");
-        }
     }
 
     fn refused_by_kernel(&self, chunk: ChunkId, error: MappingError) -> PoolError {

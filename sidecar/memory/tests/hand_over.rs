@@ -68,6 +68,7 @@ fn a_transaction_that_the_engine_refuses_is_taken_back() {
     let mut world = world(false);
     world.hold_engine(true);
     let order = world.order(reback(vec![Reback::Map(FRAME, C0)], vec![]));
+    world.settle();
     assert_eq!(world.memory.snapshot(), [Reback::Map(FRAME, C0)]);
     assert!(world.memory.acknowledge(order, false));
     assert_eq!(world.wait(order), Outcome::Failed(Failure::Refused));

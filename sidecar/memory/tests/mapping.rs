@@ -125,6 +125,36 @@ fn a_transaction_that_cannot_be_taken_back_says_so_and_why() {
 }
 
 #[test]
+fn neighbouring_chunks_come_to_neighbouring_addresses_together_or_not_at_all() {
+    let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
+    let pool = pool();
+    let layer = |at| Address::Layer(LayerId(1), at);
+    let run = |first: u32| (0..3).map(move |at| Reback::Map(layer(at), ChunkId(first + at)));
+    mapping.apply_all(pool.fd(), &run(1).collect::<Vec<_>>()).unwrap();
+    assert_eq!([0, 1, 2].map(|at| mapping.mapped(layer(at))), [1, 2, 3].map(|c| Some(ChunkId(c))));
+    let start = mapping.address(Range::Layer(LayerId(1))) as usize;
+    let expected = (start, start + 3 * CHUNK as usize, "rw-s".to_owned());
+    assert_eq!(area(mapping.position(layer(1)).unwrap()), expected, "the kernel has one area for all");
+    pool.write(ChunkId(3), 0, b"sluice").unwrap();
+    assert_eq!(&read(&mapping, layer(2), CHUNK as usize).unwrap()[..6], b"sluice");
+
+    mapping.apply(pool.fd(), &Reback::Unmap(layer(0), ChunkId(1))).unwrap();
+    let Err(MappingError::Occupied { address, chunk, found }) =
+        mapping.apply_all(pool.fd(), &run(0).collect::<Vec<_>>())
+    else {
+        panic!("two of three addresses are taken")
+    };
+    assert_eq!((address, chunk, found), (layer(1), ChunkId(1), ChunkId(2)));
+    assert_eq!(mapping.mapped(layer(0)), None);
+    // The last one lies behind the pool: the first two go again, also of a run that is a part of a transaction.
+    let frames = (0..3).map(|at| Reback::Map(Address::Kv(FrameId(at)), ChunkId(2 + at)));
+    let ops: Vec<_> = std::iter::once(Reback::Map(layer(0), ChunkId(0))).chain(frames).collect();
+    let beyond = mapping.apply_all(pool.fd(), &ops).unwrap_err();
+    assert!(matches!(beyond, MappingError::BeyondPool { chunk: ChunkId(4), .. }), "{beyond}");
+    assert_eq!((mapping.mapped(layer(0)), mapping.backed_prefix_chunks(Range::Kv)), (None, 0));
+}
+
+#[test]
 fn one_chunk_shows_the_same_bytes_at_every_address() {
     let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
     let pool = pool();

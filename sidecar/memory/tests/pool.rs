@@ -1,11 +1,13 @@
 //! Physical memory: capacity, what the machine really gives and gets back, seals.
 
 use sluice_memory::{Faults, Pool, PoolError};
-use sluice_policy::action::Work;
+use sluice_policy::action::{Address, Fill, FillTarget, Reback, Work};
 use sluice_policy::event::{Failure, Outcome};
-use sluice_policy::ids::ChunkId;
+use sluice_policy::ids::{ChunkId, FrameId, Generation, LayerId};
+use sluice_policy::reason::Reason;
+use sluice_ports::conformance::SlabPart;
 
-use super::world::{World, chunks, geometry};
+use super::world::{World, chunks, geometry, map_layer, reback};
 
 /// What the file really occupies.
 fn allocated_bytes(pool: &Pool) -> u64 {
@@ -24,6 +26,88 @@ fn memory_exists_when_created_and_comes_back_when_released() {
         (0..2).chain(5..8).for_each(|c| pool.release(ChunkId(c)).unwrap());
         assert_eq!((allocated_bytes(&pool), pool.used_bytes()), (0, 0));
     }
+}
+
+#[test]
+fn a_promised_chunk_reads_as_zeros_and_its_pages_come_with_what_is_written() {
+    for chunk_bytes in [64 << 10, 2 << 20] {
+        let pool = Pool::new(chunk_bytes, 4).unwrap();
+        pool.promise(&[ChunkId(0), ChunkId(1), ChunkId(3)]).unwrap();
+        assert_eq!((allocated_bytes(&pool), pool.used_bytes()), (0, 3 * chunk_bytes));
+        assert!([0, 1, 3].iter().all(|c| pool.exists(ChunkId(*c)) && !pool.is_backed(ChunkId(*c))));
+        let bytes: Vec<u8> = (0..chunk_bytes as u32).map(|at| (at % 251) as u8).collect();
+        pool.write(ChunkId(1), 0, &bytes).unwrap();
+        pool.write(ChunkId(3), chunk_bytes - 7, b"the end").unwrap();
+        let mut found = vec![1; chunk_bytes as usize];
+        pool.read(ChunkId(1), 0, &mut found).unwrap();
+        assert!(found == bytes);
+        pool.read(ChunkId(3), 0, &mut found).unwrap();
+        let end = found.split_off(chunk_bytes as usize - 7);
+        assert!(end == b"the end" && found.iter().all(|byte| *byte == 0));
+        pool.back(ChunkId(0)).unwrap();
+        assert!(pool.is_backed(ChunkId(0)));
+        pool.write(ChunkId(0), 0, b"sluice").unwrap();
+        pool.back(ChunkId(3)).unwrap();
+        assert_eq!(allocated_bytes(&pool), 3 * chunk_bytes);
+        [0, 1, 3].iter().for_each(|c| pool.release(ChunkId(*c)).unwrap());
+        assert_eq!((allocated_bytes(&pool), pool.used_bytes()), (0, 0));
+        pool.promise(&[ChunkId(0)]).unwrap();
+        assert!(!pool.is_backed(ChunkId(0)), "the pages of its former life have gone");
+        pool.read(ChunkId(0), 0, &mut found[..6]).unwrap();
+        assert_eq!(&found[..6], [0; 6]);
+    }
+}
+
+#[test]
+fn a_promise_is_kept_for_all_chunks_or_made_for_none() {
+    let pool = Pool::new(64 << 10, 4).unwrap();
+    pool.create(ChunkId(2)).unwrap();
+    for (chunks, exists) in [([0, 2], true), ([0, 4], false), ([1, 1], true)] {
+        let error = pool.promise(&chunks.map(ChunkId)).unwrap_err();
+        assert_eq!(matches!(error, PoolError::Exists { .. }), exists, "{error}");
+        assert!(!pool.exists(ChunkId(0)) && !pool.exists(ChunkId(1)));
+    }
+    assert_eq!((allocated_bytes(&pool), pool.used_bytes()), (64 << 10, 64 << 10));
+    pool.promise(&[0, 1, 3].map(ChunkId)).unwrap();
+}
+
+#[test]
+fn pages_of_weights_come_with_their_copy_and_those_of_kv_before_the_engine_hears_of_them() {
+    let layer = LayerId(0);
+    let geometry = geometry(64 << 10, 4, 1, 128 << 10);
+    let mut world = World::new(&geometry);
+    let allocated = |world: &World| {
+        rustix::fs::fstat(world.memory.pool_fd()).unwrap().st_blocks as u64 * 512 / geometry.chunk_bytes
+    };
+    world.succeed_because(Reason::Load, Work::Create(chunks(0..4)));
+    assert_eq!(allocated(&world), 4, "nobody waits for a tenant that loads");
+    world.succeed(Work::Release(chunks(0..4)));
+    world.succeed_because(Reason::Wake, Work::Create(chunks(0..4)));
+    assert_eq!(allocated(&world), 0);
+    world.hold_engine(true);
+    let kv = (2..4).map(|c| Reback::Map(Address::Kv(FrameId(c)), ChunkId(c)));
+    let ops: Vec<_> = map_layer(&geometry, layer, 0).into_iter().chain(kv).collect();
+    let order = world.order(reback(ops, vec![]));
+    world.settle();
+    assert_eq!(
+        (world.outcome(order), allocated(&world)),
+        (None, 2),
+        "the engine has it, and may write to KV"
+    );
+    world.hold_engine(false);
+    world.wait(order);
+    let target = FillTarget::Resident(layer);
+    let mut fill = |generation| {
+        let generation = Generation(generation);
+        world.run(Work::Fill(Fill { target, generation, after: None, chunks: chunks(0..2) }))
+    };
+    let measured = |outcome| matches!(outcome, Outcome::Done { bytes, duration_ns: 1.. } if bytes > 0);
+    let fills = [1, 2, 3].map(|generation| measured(fill(generation)));
+    assert_eq!(fills, [false, false, true], "what makes pages and what maps them tell nothing of the link");
+    assert_eq!(allocated(&world), 4);
+    let part = |part| Some(SlabPart { layer: Some(layer), part });
+    let at = |part| world.contents(Address::Layer(layer, part));
+    assert_eq!([at(0), at(1)], [part(0), part(1)]);
 }
 
 #[test]

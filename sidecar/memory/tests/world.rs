@@ -348,9 +348,13 @@ impl World {
     }
 
     pub fn order(&mut self, work: Work) -> ActionId {
+        self.order_because(Reason::Load, work)
+    }
+
+    fn order_because(&mut self, reason: Reason, work: Work) -> ActionId {
         self.orders += 1;
         let id = ActionId(self.orders);
-        self.memory.submit(Nanos(0), Action { id, work, reason: Reason::Load });
+        self.memory.submit(Nanos(0), Action { id, work, reason });
         id
     }
 
@@ -382,8 +386,13 @@ impl World {
     }
 
     pub fn succeed(&mut self, work: Work) {
+        self.succeed_because(Reason::Load, work);
+    }
+
+    pub fn succeed_because(&mut self, reason: Reason, work: Work) {
         let shown = format!("{work:?}");
-        let outcome = self.run(work);
+        let id = self.order_because(reason, work);
+        let outcome = self.wait(id);
         assert!(matches!(outcome, Outcome::Done { .. }), "{shown} ended as {outcome:?}");
     }
 

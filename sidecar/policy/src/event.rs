@@ -22,7 +22,7 @@ pub enum Outcome {
     Done {
         /// Bytes copied.
         bytes: u64,
-        /// Nanoseconds from start to end of the work itself.
+        /// Nanoseconds from start to end of the work itself; 0 for a copy that tells nothing of the link's bandwidth.
         duration_ns: u64,
     },
     /// It did not, and nothing of it is left behind.

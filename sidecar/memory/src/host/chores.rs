@@ -18,11 +18,11 @@ use crate::transfers::{Event, Outbox, sleep_precisely};
 /// One piece of work, checked against the table already.
 #[derive(Debug)]
 pub(super) enum Chore {
-    Create(Vec<ChunkId>),
+    Create { chunks: Vec<ChunkId>, at_once: bool },
     Release(Vec<ChunkId>),
     Accept(Vec<ChunkId>, Earmark),
     Lend { chunks: Vec<ChunkId>, spare_chunks: u32, earmark: Earmark },
-    Poison(Vec<ChunkId>),
+    Ready { backed: Vec<ChunkId>, poisoned: Vec<ChunkId> },
     Move(Vec<BlockCopy>),
     SwapOut(Vec<TierCopy>),
     SwapIn(Vec<TierCopy>),
@@ -96,13 +96,13 @@ impl Worker {
         let Worker { bank, tier, faults } = self;
         let begun = Instant::now();
         let done = match chore {
-            Chore::Create(chunks) => bank.create(faults, chunks),
+            Chore::Create { chunks, at_once } => bank.create(faults, chunks, *at_once),
             Chore::Accept(chunks, earmark) => bank.accept(faults, chunks, *earmark),
             Chore::Release(chunks) => bank.release(chunks),
             Chore::Lend { chunks, spare_chunks, earmark } => {
                 bank.lend(faults, chunks, *spare_chunks, *earmark)
             }
-            Chore::Poison(chunks) => each(chunks, |chunk| bank.pool.poison(chunk)),
+            Chore::Ready { backed, poisoned } => bank.ready(backed, poisoned),
             Chore::Move(copies) => copy(&bank.pool, copies),
             Chore::SwapOut(copies) => return tier.copy_out(&bank.pool, copies),
             Chore::SwapIn(copies) => return tier.copy_in(&bank.pool, copies),
@@ -119,32 +119,38 @@ impl Bank {
         chunks as u64 * self.pool.chunk_bytes()
     }
 
-    fn create(&self, faults: &SharedFaults, chunks: &[ChunkId]) -> Result<u64, Failure> {
+    /// `at_once`: with their pages. Else what is copied in brings them, or [`Bank::ready`] does.
+    fn create(&self, faults: &SharedFaults, chunks: &[ChunkId], at_once: bool) -> Result<u64, Failure> {
         self.quota.reserve(self.bytes(chunks.len())).map_err(|error| quota_failure(&error))?;
-        self.create_counted(faults, chunks)
+        let made = if at_once { Pool::create_all } else { Pool::promise };
+        self.create_counted(faults, chunks, made)
     }
 
     fn accept(&self, faults: &SharedFaults, chunks: &[ChunkId], earmark: Earmark) -> Result<u64, Failure> {
         self.quota.accept(earmark, self.bytes(chunks.len())).map_err(|_| Failure::Refused)?;
         // The bytes are ours, whyever no chunk can be made of them.
-        self.create_counted(faults, chunks).map_err(|_| Failure::OutOfMemory)
+        self.create_counted(faults, chunks, Pool::promise).map_err(|_| Failure::OutOfMemory)
     }
 
     /// All chunks or none; their bytes are counted already.
-    fn create_counted(&self, faults: &SharedFaults, chunks: &[ChunkId]) -> Result<u64, Failure> {
-        let created = if faults.create_fails() { Err(Failure::OutOfMemory) } else { self.create_all(chunks) };
-        created.inspect_err(|_| self.quota.release(self.bytes(chunks.len())))
+    fn create_counted(
+        &self,
+        faults: &SharedFaults,
+        chunks: &[ChunkId],
+        made: fn(&Pool, &[ChunkId]) -> Result<(), PoolError>,
+    ) -> Result<u64, Failure> {
+        let made = if faults.create_fails() {
+            Err(Failure::OutOfMemory)
+        } else {
+            made(&self.pool, chunks).map_err(|error| failure(&error))
+        };
+        made.map(|()| 0).inspect_err(|_| self.quota.release(self.bytes(chunks.len())))
     }
 
-    fn create_all(&self, chunks: &[ChunkId]) -> Result<u64, Failure> {
-        for (at, chunk) in chunks.iter().enumerate() {
-            if let Err(error) = self.pool.create(*chunk) {
-                let undone = each(&chunks[..at], |chunk| self.pool.release(chunk));
-                assert!(undone.is_ok(), "a chunk that was just created can be released: {undone:?}");
-                return Err(failure(&error));
-            }
-        }
-        Ok(0)
+    /// What the engine may touch has all its pages, and what is handed over in tests is overwritten.
+    fn ready(&self, backed: &[ChunkId], poisoned: &[ChunkId]) -> Result<u64, Failure> {
+        each(backed, |chunk| self.pool.back(chunk))?;
+        each(poisoned, |chunk| self.pool.poison(chunk))
     }
 
     fn release(&self, chunks: &[ChunkId]) -> Result<u64, Failure> {
@@ -169,7 +175,7 @@ impl Bank {
         each(chunks, |chunk| self.pool.release(chunk))?;
         let promised = self.quota.earmark(earmark, self.bytes(chunks.len()), spare_bytes);
         promised.map(|()| 0).map_err(|error| {
-            let undone = self.create_all(chunks);
+            let undone = self.pool.promise(chunks);
             assert!(undone.is_ok(), "the bytes of a chunk that was just released are still ours: {undone:?}");
             quota_failure(&error)
         })

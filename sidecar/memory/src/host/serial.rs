@@ -6,6 +6,7 @@ use std::time::Instant;
 use sluice_policy::action::{Address, BlockMove, BlockSwap, Reback, Transaction, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, HostBlockId};
+use sluice_policy::reason::Reason;
 
 use super::HostMemory;
 use super::chores::{BlockCopy, Chore};
@@ -25,6 +26,7 @@ struct Operation {
     number: u64,
     id: ActionId,
     work: Work,
+    reason: Reason,
     named: Named,
 }
 
@@ -62,16 +64,16 @@ enum AtHand {
     Nothing,
     /// The pool's thread works on it.
     Chore,
-    /// The pool's thread poisons what its transaction hands over.
-    Poison,
+    /// The pool's thread makes its transaction's chunks ready: their pages, and poison in those that are handed over.
+    Ready,
     /// The engine has it.
     Engine(Instant),
 }
 
 impl Serial {
-    pub(super) fn push(&mut self, id: ActionId, work: Work) {
+    pub(super) fn push(&mut self, id: ActionId, work: Work, reason: Reason) {
         let named = Named::by(&work);
-        self.queue.push_back(Operation { number: self.pushed, id, work, named });
+        self.queue.push_back(Operation { number: self.pushed, id, work, reason, named });
         self.pushed += 1;
     }
 
@@ -138,7 +140,8 @@ impl HostMemory {
         while matches!(self.serial.at_hand, AtHand::Nothing) {
             let Some(operation) = self.serial.queue.front_mut() else { break };
             let work = std::mem::replace(&mut operation.work, Work::DropFills);
-            let started = self.start(&work);
+            let reason = operation.reason;
+            let started = self.start(&work, reason);
             self.serial.queue.front_mut().expect("the first operation is at hand").work = work;
             match started.unwrap_or_else(|failure| Started::Ended(Outcome::Failed(failure))) {
                 Started::Ended(outcome) => self.end_operation(outcome),
@@ -154,9 +157,14 @@ impl HostMemory {
         self.dispatch_copies();
     }
 
-    fn start(&mut self, work: &Work) -> Result<Started, Failure> {
+    fn start(&mut self, work: &Work, reason: Reason) -> Result<Started, Failure> {
         match work {
-            Work::Create(chunks) => self.start_create(chunks, Chore::Create(chunks.clone())),
+            Work::Create(chunks) => {
+                // A tenant that loads has time, and its first copies are to tell how fast the link is. One that wakes has
+                // its layers' memory made beside the copies and the prompt.
+                let at_once = reason == Reason::Load;
+                self.start_create(chunks, Chore::Create { chunks: chunks.clone(), at_once })
+            }
             Work::Accept { chunks, earmark } => {
                 self.start_create(chunks, Chore::Accept(chunks.clone(), *earmark))
             }
@@ -195,7 +203,7 @@ impl HostMemory {
         self.table.is_filling(chunk) || self.claims.hold(chunk)
     }
 
-    /// Checked as a whole first, then poisoned, then sent: a refused transaction changes not one byte. The engine is at a
+    /// Checked as a whole first, then made ready, then sent: a refused transaction changes not one byte. The engine is at a
     /// step boundary or idle (DESIGN 4, rule b), so nobody reads what is poisoned.
     fn start_reback(&mut self, transaction: &Transaction) -> Result<Started, Failure> {
         let handed_over = &transaction.handed_over;
@@ -206,12 +214,24 @@ impl HostMemory {
             return Err(Failure::Refused);
         }
         self.table.apply(&transaction.ops, |chunk| self.pool.exists(chunk))?;
-        if self.poison && !handed_over.is_empty() {
-            self.table.revert(&transaction.ops);
-            self.chores.order(Chore::Poison(handed_over.clone()));
-            return Ok(Started::Waits(AtHand::Poison));
+        let backed = self.to_back(transaction);
+        let poisoned = if self.poison { handed_over.clone() } else { Vec::new() };
+        if backed.is_empty() && poisoned.is_empty() {
+            return Ok(self.send(transaction));
         }
-        Ok(self.send(transaction))
+        self.table.revert(&transaction.ops);
+        self.chores.order(Chore::Ready { backed, poisoned });
+        Ok(Started::Waits(AtHand::Ready))
+    }
+
+    /// Chunks that the engine may touch as soon as they are mapped, and that may lack pages. Weights it reads when they have
+    /// been copied in, which brings the pages.
+    fn to_back(&self, transaction: &Transaction) -> Vec<ChunkId> {
+        let maps = transaction.ops.iter().filter_map(|op| match *op {
+            Reback::Map(Address::Kv(_) | Address::Activation(_) | Address::Staging(_), chunk) => Some(chunk),
+            Reback::Map(..) | Reback::Unmap(..) => None,
+        });
+        maps.filter(|chunk| !self.pool.is_backed(*chunk)).collect()
     }
 
     /// The table shows the transaction already.
@@ -254,14 +274,15 @@ impl HostMemory {
 
     pub(super) fn chore_ended(&mut self, outcome: Outcome) {
         let operation = self.serial.queue.front().expect("the chore's operation is at hand");
-        if !matches!(self.serial.at_hand, AtHand::Poison) {
+        let ready = matches!(self.serial.at_hand, AtHand::Ready);
+        if !ready || matches!(outcome, Outcome::Failed(_)) {
             self.end_operation(outcome);
             return;
         }
-        let Work::Reback(transaction) = &operation.work else { unreachable!("only transactions poison") };
+        let Work::Reback(transaction) = &operation.work else { unreachable!("only transactions get ready") };
         let transaction = transaction.clone();
         let applied = self.table.apply(&transaction.ops, |chunk| self.pool.exists(chunk));
-        assert!(applied.is_ok(), "what fitted before the poison fits after it: {transaction:?}");
+        assert!(applied.is_ok(), "what fitted before it got ready fits then: {transaction:?}");
         match self.send(&transaction) {
             Started::Ended(outcome) => self.end_operation(outcome),
             Started::Waits(at_hand) => self.serial.at_hand = at_hand,

@@ -35,10 +35,12 @@ impl Shared {
     }
 
     fn fill(&self, fill: &Fill) -> Outcome {
+        // What makes pages, or maps them, is slower than the link: it would be taken for a slow one.
+        let measured = fill.chunks.iter().all(|chunk| self.pool.is_shown(*chunk));
         let begun = Instant::now();
         match self.copy_slab(fill) {
             Ok(bytes) => {
-                let duration_ns = begun.elapsed().as_nanos() as u64;
+                let duration_ns = if measured { begun.elapsed().as_nanos() as u64 } else { 0 };
                 self.gate.publish_ready(layer_of(fill.target), fill.generation);
                 Outcome::Done { bytes, duration_ns }
             }
@@ -54,7 +56,8 @@ impl Shared {
         let last = parts.len().saturating_sub(1);
         let write = if slab.len() >= STREAMING_BYTES { Pool::write_streaming } else { Pool::write };
         for (at, (chunk, part)) in fill.chunks.iter().zip(parts).enumerate() {
-            self.copy_chunk(*chunk, part, at == last, write).map_err(|_| Failure::CopyFailed)?;
+            self.copy_chunk(*chunk, part, at == last, write).map_err(|error| failure(&error))?;
+            self.pool.filled(*chunk);
             if fails || self.lock().stopping {
                 return Err(Failure::CopyFailed);
             }
@@ -75,6 +78,14 @@ impl Shared {
         let mut byte = [0];
         self.pool.read(chunk, 0, &mut byte)?;
         self.pool.write(chunk, 0, &[!byte[0]])
+    }
+}
+
+/// Pages come with the copy: it may be for want of them that it failed.
+fn failure(error: &PoolError) -> Failure {
+    match error {
+        PoolError::OutOfMemory { .. } => Failure::OutOfMemory,
+        _ => Failure::CopyFailed,
     }
 }
 

@@ -42,8 +42,8 @@ impl Measures {
 
     pub(super) fn copied(&mut self, bytes: u64, duration_ns: u64) {
         self.copied_bytes = self.copied_bytes.saturating_add(bytes);
-        if bytes > 0 {
-            let ns_per_mib = u128::from(duration_ns.max(1)) * u128::from(MIB) / u128::from(bytes);
+        if bytes > 0 && duration_ns > 0 {
+            let ns_per_mib = u128::from(duration_ns) * u128::from(MIB) / u128::from(bytes);
             self.link.observe(ns_per_mib.min(u128::from(u64::MAX)) as u64);
         }
     }
