@@ -1,4 +1,5 @@
-//! `cargo xtask bench neighbours`: three tenants of one GPU under the rules by which they may share it.
+//! `cargo xtask bench neighbours`: three tenants of one GPU under the rules by which they may share it, and what it costs one
+//! of them to come back from hibernation.
 
 mod table;
 mod verdict;
@@ -11,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::machine;
 use super::report::{self, Verdict};
+use super::wake::Wakes;
 use crate::neighbours::{self, FIXED, LRU, MRU, Outcome, Rule, Setting, Shape, Size};
 use crate::run::Stop;
 use crate::tenant::World;
@@ -18,6 +20,8 @@ use crate::workspace::Workspace;
 
 /// Fewest repetitions that have a median and a range.
 const FEWEST: u32 = 3;
+/// Times that a tenant sleeps, for each link.
+const NAPS: u32 = 7;
 /// Of a GH200, about (DESIGN 12).
 const RATIO: f64 = 7.5;
 /// The load of a run.
@@ -75,16 +79,21 @@ pub fn run(workspace: &Workspace, args: &NeighbourArgs) -> Result<bool> {
     let setting = Setting::measure(&world, SIZE, RATIO)?;
     let machine = machine::describe();
     let runs = measure(&world, &setting, args.repetitions)?;
+    let wakes = Wakes::measure(&world, NAPS)?;
     let mut report = machine::report(workspace, machine);
     println!("{}{}", machine::heading(&report), text(&setting).replace("; ", "\n"));
     println!(
         "Recompute: fixed partitions. Oneiros: neighbours lend; MRU and LRU: who is asked first, the most or the least recently used"
     );
     runs.iter().for_each(table::print);
+    println!("\nwaking from hibernation");
+    wakes.print();
     println!();
-    let verdicts = verdict::all(&runs);
+    let mut verdicts = verdict::all(&runs);
+    verdicts.extend(wakes.verdicts());
     let passed = report::print(&verdicts);
     add_runs(&mut report, &setting, &runs, &verdicts);
+    report["waking"] = wakes.to_json();
     report::write(args.json.as_deref(), &report)?;
     Ok(passed)
 }

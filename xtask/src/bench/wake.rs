@@ -21,8 +21,10 @@ const RATIOS: [f64; 3] = [0.5, 1.0, 2.0];
 /// The first token may take so much longer than the bound (DESIGN 6).
 const LIMIT: f64 = 1.15;
 const MIB: u64 = 1 << 20;
-/// Memory of the GPU: three times the weights, so that all layers stay resident.
+/// Memory of the GPU for the generated model: three times the weights, so that all layers stay resident.
 const DEVICE_BYTES: u64 = 160 * MIB;
+/// Memory of the GPU for another one, times its files: weights of 16 bits become 32 here.
+const DEVICE_TIMES: u64 = 4;
 /// Characters of a prompt, each a token or a part of one.
 const PROMPT: usize = 256;
 
@@ -125,35 +127,96 @@ pub fn run(workspace: &Workspace, args: &WakeArgs) -> Result<bool> {
     let stop = Stop::on_signals()?;
     let world = World::prepare(workspace, &stop, args.bins.as_deref(), None, MODEL)?;
     let machine = machine::describe();
-    eprintln!("measuring the model while it is awake");
-    let (shape, prompt_ms) = calibrate(&world, args.repetitions)?;
-    let mut all = Vec::new();
-    for ratio in RATIOS {
-        let link = shape.layer_bytes / (ratio * prompt_ms / shape.layers / 1e3);
-        eprintln!("T_T / T_p = {ratio}: a link of {:.0} MiB/s", link / MIB as f64);
-        all.push(measure(&world, ratio, link, args.repetitions)?);
-    }
+    let wakes = Wakes::measure(&world, args.repetitions)?;
     let mut report = machine::report(workspace, machine);
-    println!("{}{}", machine::heading(&report), heading(shape, args.repetitions));
-    all.iter().for_each(|samples| print(samples, shape));
+    print!("{}", machine::heading(&report));
+    wakes.print();
     println!();
-    let verdicts: Vec<_> = all.iter().flat_map(|samples| verdicts(samples, shape)).collect();
+    let verdicts = wakes.verdicts();
     let passed = report::print(&verdicts);
-    report["ratios"] = all.iter().map(|samples| told(samples, shape)).collect();
+    report["ratios"] = wakes.to_json();
     report["verdicts"] = report::to_json(&verdicts);
     report::write(args.json.as_deref(), &report)?;
     Ok(passed)
 }
 
-fn heading(shape: Shape, repetitions: u32) -> String {
+/// What was measured at all ratios.
+pub(super) struct Wakes {
+    host: Host,
+    shape: Shape,
+    repetitions: u32,
+    ratios: Vec<Samples>,
+}
+
+/// What the tenant runs on.
+#[derive(Clone, Copy, Debug)]
+struct Host {
+    memory_bytes: u64,
+    /// Of the engine: all cores but one, which stands for a GPU's copy engine.
+    threads: usize,
+}
+
+impl Host {
+    fn of(world: &World) -> Result<Host> {
+        let mut files_bytes = 0;
+        for file in std::fs::read_dir(world.model()).with_context(|| world.model().display().to_string())? {
+            files_bytes += file?.metadata()?.len();
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Host {
+            memory_bytes: DEVICE_BYTES.max((DEVICE_TIMES * files_bytes).next_multiple_of(MIB)),
+            threads: cores.saturating_sub(1).max(1),
+        })
+    }
+
+    fn setup(&self, link_bytes_per_s: Option<u64>) -> Setup<'static> {
+        let device = Device { memory_bytes: self.memory_bytes, chunk_bytes: MIB / 16, link_bytes_per_s };
+        Setup { policy: "Oneiros", device, context: 512, paced: false, threads: Some(self.threads) }
+    }
+}
+
+impl Wakes {
+    /// Has a tenant sleep and wake so many times at each ratio.
+    pub(super) fn measure(world: &World, repetitions: u32) -> Result<Wakes> {
+        eprintln!("measuring the model while it is awake");
+        let host = Host::of(world)?;
+        let (shape, prompt_ms) = calibrate(world, host, repetitions)?;
+        let mut ratios = Vec::new();
+        for ratio in RATIOS {
+            let link = shape.layer_bytes / (ratio * prompt_ms / shape.layers / 1e3);
+            eprintln!("waking at T_T / T_p = {ratio}: a link of {:.0} MiB/s", link / MIB as f64);
+            let tenant = Tenant::start(world, "wake", &host.setup(Some(link as u64)))?;
+            ratios.push(measure(&tenant, ratio, link, (&world.stop, repetitions))?);
+        }
+        Ok(Wakes { host, shape, repetitions, ratios })
+    }
+
+    /// The table.
+    pub(super) fn print(&self) {
+        println!("{}", heading(self.host, self.shape, self.repetitions));
+        self.ratios.iter().for_each(|samples| print(samples, self.shape));
+    }
+
+    pub(super) fn verdicts(&self) -> Vec<Verdict> {
+        self.ratios.iter().flat_map(|samples| verdicts(samples, self.shape)).collect()
+    }
+
+    /// For the file.
+    pub(super) fn to_json(&self) -> Value {
+        self.ratios.iter().map(|samples| told(samples, self.shape)).collect()
+    }
+}
+
+fn heading(host: Host, shape: Shape, repetitions: u32) -> String {
     let columns =
         ["T_T / T_p", "measured", "awake", "hibernated", "mapped", "bound", "of bound", "bare copy"];
     format!(
-        "GPU of {} MiB; n = {} layers of {:.0} KiB, and {:.0} KiB of other weights\n\
+        "GPU of {} MiB, engine with {} threads; n = {} layers of {:.0} KiB, and {:.0} KiB of other weights\n\
          T_T: copy of a layer; T_p: what a prompt of {PROMPT} characters computes in it\n\
          awake, hibernated: time to its first token, ms, median (range) of {repetitions}; mapped: of that, until all memory was back\n\
          bound: copy of the other weights, then T_T + n T_p or n T_T + T_p, whichever is longer, ms\n\n{}",
-        DEVICE_BYTES / MIB,
+        host.memory_bytes / MIB,
+        host.threads,
         shape.layers,
         shape.layer_bytes / 1024.0,
         shape.global_bytes / 1024.0,
@@ -216,28 +279,22 @@ fn told(samples: &Samples, shape: Shape) -> Value {
     })
 }
 
-fn setup(link_bytes_per_s: Option<u64>) -> Setup<'static> {
-    let device = Device { memory_bytes: DEVICE_BYTES, chunk_bytes: MIB / 16, link_bytes_per_s };
-    Setup { policy: "Oneiros", device, context: 512, paced: false, threads: None }
-}
-
 /// Sizes, and the prompt's time while the tenant is awake.
-fn calibrate(world: &World, repetitions: u32) -> Result<(Shape, f64)> {
-    let tenant = Tenant::start(world, "shape", &setup(None))?;
+fn calibrate(world: &World, host: Host, repetitions: u32) -> Result<(Shape, f64)> {
+    let tenant = Tenant::start(world, "shape", &host.setup(None))?;
     let mut visit = Visit::of(&tenant)?;
     visit.ask()?;
     let awake: Vec<f64> = (0..repetitions).map(|_| visit.ask()).collect::<Result<_>>()?;
     Ok((Shape::read(&tenant.state()?)?, middle(&awake)))
 }
 
-fn measure(world: &World, ratio: f64, link: f64, repetitions: u32) -> Result<Samples> {
-    let tenant = Tenant::start(world, "wake", &setup(Some(link as u64)))?;
-    let mut visit = Visit::of(&tenant)?;
+fn measure(tenant: &Tenant<'_>, ratio: f64, link: f64, (stop, repetitions): (&Stop, u32)) -> Result<Samples> {
+    let mut visit = Visit::of(tenant)?;
     let (mut awake, mut woken, mut mapped) = (Vec::new(), Vec::new(), Vec::new());
     visit.ask()?;
     let before = copied_bytes(&tenant.state()?)?;
     for _ in 0..repetitions {
-        world.stop.check()?;
+        stop.check()?;
         awake.push(visit.ask()?);
         visit.order("/sleep")?;
         let (answered, there) = visit.ask_while_waking()?;
