@@ -164,6 +164,17 @@ mod tests {
         assert_eq!(measures.compute_ns(), [100_000, 200_000], "a prefill is no sample");
     }
 
+    #[test]
+    fn a_copy_that_was_not_timed_counts_its_bytes_and_leaves_the_bandwidth_as_it_is() {
+        let params = Params { link_bytes_per_second: 5 * MIB, ..Params::default() };
+        let mut measures = Measures::new(&params, &[1, 1]);
+        measures.copied(MIB, 0);
+        assert_eq!((measures.copied_bytes(), measures.link_bytes_per_second()), (MIB, 5 * MIB));
+        measures.copied(MIB, 1_000_000_000);
+        measures.copied(MIB, 0);
+        assert_eq!((measures.copied_bytes(), measures.link_bytes_per_second()), (3 * MIB, MIB));
+    }
+
     fn prefill(tokens: u32, layer_ns: u64) -> StepTimes {
         let shape = StepShape { tokens, sequences: 1, logit_rows: 0 };
         StepTimes { shape, layer_ns: vec![layer_ns; 2], ..Default::default() }
