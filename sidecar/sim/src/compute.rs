@@ -232,6 +232,7 @@ impl Run {
             kv_stall_ns: std::mem::take(&mut self.kv_stall_ns),
             total_ns: now.since(self.started),
         };
+        device.wrong_reads += self.wrong_reads;
         self.finished = Some((now, done));
     }
 }
@@ -319,8 +320,12 @@ impl SimCompute {
             }
             device.profile.restart_ns
         };
-        self.attached = false;
-        self.events.push_back((now, ComputeEvent::Lost));
+        // One that nobody has met yet, or whose death was not told yet, dies without a word.
+        let told = self.events.iter().any(|(_, event)| *event == ComputeEvent::Lost);
+        self.events.retain(|(_, event)| *event == ComputeEvent::Lost);
+        if std::mem::take(&mut self.attached) && !told {
+            self.events.push_back((now, ComputeEvent::Lost));
+        }
         self.attach(now.plus(restart_ns));
     }
 
@@ -341,7 +346,10 @@ impl SimCompute {
 
 impl Compute for SimCompute {
     fn submit(&mut self, now: Nanos, step: Step) {
-        assert!(self.attached, "a step needs an engine");
+        if !self.attached {
+            // The engine is dead, and its death is on its way to whoever sent the step.
+            return;
+        }
         let detail = self.device.borrow().detail;
         if detail == Detail::Fingerprints {
             step.updates.iter().for_each(|update| self.update(update));
@@ -384,6 +392,10 @@ impl Compute for SimCompute {
         }
         let (_, event) = self.events.pop_front_if(|(at, _)| *at <= now)?;
         self.attached = matches!(event, ComputeEvent::Attached(_));
+        if event == ComputeEvent::Lost {
+            // Its successor is met after its death was dealt with.
+            self.events.iter_mut().for_each(|(at, _)| *at = (*at).max(now.plus(1)));
+        }
         Some(event)
     }
 

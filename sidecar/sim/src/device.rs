@@ -212,6 +212,8 @@ pub struct Device {
     pub completed: VecDeque<Completion>,
     /// `DropFills` that wait for the copy under way.
     drops: Vec<ActionId>,
+    /// Reads of memory that held something else than it should have, by steps that have ended.
+    pub wrong_reads: u64,
     /// The step that runs.
     pub run: Option<Run>,
     clock: Nanos,
@@ -227,6 +229,7 @@ impl Device {
     pub fn with_host_tier(geometry: Geometry, profile: Profile, seed: u64, host_blocks: u32) -> Shared {
         Rc::new(RefCell::new(Device {
             mapped: BTreeMap::new(),
+            wrong_reads: 0,
             machine: Machine::alone(),
             quota: None,
             detail: Detail::default(),

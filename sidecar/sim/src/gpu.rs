@@ -19,7 +19,7 @@ use sluice_policy::neighbours::turn::{Quantum, TurnOrder};
 use sluice_ports::neighbourhood::TurnCall;
 use sluice_scheduler::{Event, Request};
 
-use crate::device::Detail;
+use crate::device::{Detail, Faults};
 use crate::ledger::{Ledger, SharedLedger};
 use crate::machine::{Machine, SharedMachine};
 use crate::rng::Rng;
@@ -59,6 +59,8 @@ pub struct GpuSetup {
     pub detail: Detail,
     /// After so long a dead tenant's next life begins, nanoseconds.
     pub rebirth_ns: u64,
+    /// Lives record their journals.
+    pub recorded: bool,
     /// Of everything that is random here.
     pub seed: u64,
 }
@@ -76,6 +78,8 @@ pub struct Gpu {
     line: Line,
     /// Letters on their way.
     pub mail: Mail,
+    /// What goes wrong in the devices of lives to come.
+    pub faults: Faults,
     /// Invariants of every tenant are checked after each of its events; slow.
     pub checked: bool,
     now: Nanos,
@@ -101,6 +105,7 @@ impl Gpu {
             machine: Rc::new(RefCell::new(machine)),
             line: Line::new(order),
             mail: Mail::new(setup.roads, setup.seed ^ 0x3a11),
+            faults: Faults::default(),
             checked: setup.detail == Detail::Fingerprints,
             now: Nanos(0),
             lives: 0,
@@ -182,7 +187,8 @@ impl Gpu {
     fn due_of(&self, seat: &Seat) -> impl Iterator<Item = Nanos> {
         let Some(life) = &seat.life else { return [seat.reborn_at, None, None].into_iter().flatten() };
         let arrival = seat.arrivals.front().map(|(at, _)| (*at).max(life.stopped_until));
-        let looks = (!self.ledger.borrow().is_quiet() || self.deaths() > 0).then_some(life.looks_at);
+        let looks = (!self.ledger.borrow().is_quiet() || self.deaths() > 0)
+            .then_some(life.looks_at.max(life.stopped_until));
         [life.wakes_at(), arrival, looks].into_iter().flatten()
     }
 

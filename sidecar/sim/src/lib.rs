@@ -18,6 +18,7 @@ pub mod memory;
 pub mod profiles;
 pub mod rng;
 pub mod serve;
+pub mod soak;
 pub mod workload;
 pub mod world;
 

@@ -112,6 +112,7 @@ fn start(case: &Case) -> Result<Gpu, String> {
         roads: Roads::default(),
         detail: Detail::Times,
         rebirth_ns: 0,
+        recorded: false,
         seed: case.seed,
     };
     let refused = |(name, why): (String, String)| format!("{name} under {}: {why}", case.policy.name());

@@ -48,6 +48,7 @@ fn gpu(sharing: Sharing, policy: PolicyName, count: u32, kv_columns: u32) -> Gpu
         roads: Roads::default(),
         detail: Detail::Fingerprints,
         rebirth_ns: 50 * MS,
+        recorded: false,
         seed: 7,
     };
     Gpu::new(setup, tenants).unwrap_or_else(|(name, why)| panic!("{name}: {why}"))
@@ -152,6 +153,7 @@ fn copies_of_neighbours_share_one_link() {
             roads: Roads::default(),
             detail: Detail::Times,
             rebirth_ns: 0,
+            recorded: false,
             seed: 1,
         };
         let mut gpu = Gpu::new(setup, tenants).unwrap();

@@ -15,6 +15,7 @@ mod scheduling;
 mod serve;
 mod sleep;
 mod slow_link;
+mod soak;
 mod support;
 mod tier;
 mod tokens;

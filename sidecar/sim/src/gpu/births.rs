@@ -6,9 +6,10 @@ use sluice_policy::brain::Brain;
 use sluice_policy::ids::Nanos;
 use sluice_policy::neighbours::Peer;
 use sluice_policy::refused::Refused;
+use sluice_scheduler::journal::Recorder;
 use sluice_scheduler::{Core, Driver, Membership};
 
-use super::seat::{Life, Mouth, Seat, Tally, TenantSetup};
+use super::seat::{Journal, Life, Mouth, Seat, Tally, TenantSetup};
 use super::{Gpu, LOOK_NS, Sharing};
 use crate::compute::SimCompute;
 use crate::device::{Device, Shared};
@@ -44,13 +45,16 @@ impl Gpu {
         let memory = SimMemory::new(device.clone());
         let compute = SimCompute::starting(device.clone(), setup.vocab, self.now);
         let mouth = Mouth::default();
+        let journal = self.setup.recorded.then(Journal::default);
+        let recorder = journal.clone().map(|journal| Recorder::new(Box::new(journal)));
         let core = Core::new(self.config(&setup, me), brain);
-        let driver = Driver::start_among(Box::new(mouth.clone()), self.now, core, memory, compute, None);
+        let driver = Driver::start_among(Box::new(mouth.clone()), self.now, core, memory, compute, recorder);
         let life = Life {
             me,
             driver,
             device,
             mouth,
+            journal,
             due: Some(self.now),
             looks_at: self.now.plus(LOOK_NS),
             known: self.living(),
@@ -73,6 +77,7 @@ impl Gpu {
             device.quota = Some(Quota { ledger: self.ledger.clone(), me });
             device.machine = self.machine.clone();
             device.detail = self.setup.detail;
+            device.faults = self.faults;
         }
         device
     }

@@ -93,6 +93,21 @@ impl Neighbourhood for Mouth {
     }
 }
 
+/// A life's journal, in memory.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Journal(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Journal {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// One life of a tenant.
 #[derive(Debug)]
 pub struct Life {
@@ -103,6 +118,7 @@ pub struct Life {
     /// Its device, to plant faults in and to look at.
     pub device: Shared,
     pub(super) mouth: Mouth,
+    pub(super) journal: Option<Journal>,
     /// When it has something to do by itself.
     pub(super) due: Option<Nanos>,
     /// It looks at the ledger then.
@@ -118,6 +134,12 @@ pub struct Life {
 }
 
 impl Life {
+    /// Its journal so far, if it records one.
+    pub fn recorded(&self) -> Option<Vec<u8>> {
+        let journal = self.journal.as_ref()?;
+        Some(journal.0.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
     /// What it says of itself to neighbours that survey.
     pub(super) fn live(&self, active: bool, queue_place: Option<u32>) -> Live {
         let core = self.driver.core();

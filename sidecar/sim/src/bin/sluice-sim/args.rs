@@ -26,6 +26,10 @@ pub enum Command {
     Run(RunArgs),
     /// Serves one load under several policies, side by side, by models of published size on a published machine.
     ServeTrace(Box<ServeArgs>),
+    /// Random tenants on a random GPU under random troubles, from seeds. Exits with 1 if a requirement does not hold.
+    Soak(SoakArgs),
+    /// Injects a journal that a sidecar recorded and compares digests. Exits with 1 at the first difference.
+    Replay(ReplayArgs),
     /// Says what remapping would gain: r, and how many layers can be given away without a stall.
     Estimate(EstimateArgs),
 }
@@ -148,6 +152,27 @@ pub enum SharingArg {
     Spatial,
     /// Each in its fixed part.
     Isolated,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct SoakArgs {
+    /// How many seeds.
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub seeds: u64,
+    /// The first one.
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    pub from: u64,
+    /// Plant a bug in the simulated body, which the checks have to find: slot-too-early, ready-too-early, flipped-byte,
+    /// lost-earmark.
+    #[arg(long, value_name = "BUG")]
+    pub plant: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct ReplayArgs {
+    /// What the sidecar wrote.
+    #[arg(value_name = "JOURNAL")]
+    pub journal: PathBuf,
 }
 
 #[derive(Debug, clap::Args)]

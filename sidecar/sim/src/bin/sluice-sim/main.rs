@@ -5,8 +5,10 @@ mod data;
 mod estimate;
 mod figure;
 mod progress;
+mod replay;
 mod run;
 mod serve;
+mod soak;
 mod table;
 
 use std::process::ExitCode;
@@ -20,6 +22,8 @@ fn main() -> ExitCode {
         Command::List => Ok(run::list()),
         Command::Run(args) => run::run(&args),
         Command::ServeTrace(args) => serve::serve(&args),
+        Command::Soak(args) => soak::soak(&args),
+        Command::Replay(args) => replay::replay(&args),
         Command::Estimate(args) => estimate::estimate(&args),
     };
     match done {

@@ -1,0 +1,59 @@
+//! `replay`.
+
+use anyhow::{Context, Result};
+use sluice_scheduler::journal::{self, Ending, JournalError};
+
+use crate::args::ReplayArgs;
+
+/// Injects a journal's events and compares digests; `false` at the first difference.
+pub fn replay(args: &ReplayArgs) -> Result<bool> {
+    let name = args.journal.display().to_string();
+    let file = std::fs::File::open(&args.journal).with_context(|| name.clone())?;
+    match journal::replay(std::io::BufReader::new(file)) {
+        Ok(report) => {
+            println!(
+                "{name}: {} events, every digest agrees, the last one is {:016x}",
+                report.events, report.digest
+            );
+            match report.ending {
+                Ending::Whole => {}
+                Ending::NoDigest { line } => {
+                    println!("line {line}, the last, was replayed and has no whole digest")
+                }
+                Ending::Cut { line } => println!("line {line}, the last, was cut and not replayed"),
+            }
+            Ok(true)
+        }
+        Err(error @ (JournalError::Diverged { .. } | JournalError::CameDown { .. })) => {
+            println!("{name}: {error}");
+            if let Some(line) = line_of(&error) {
+                println!("first difference: {}", told(args, line)?);
+            }
+            Ok(false)
+        }
+        Err(error) => Err(error).context(name),
+    }
+}
+
+fn line_of(error: &JournalError) -> Option<usize> {
+    match error {
+        JournalError::Diverged { line, .. } | JournalError::CameDown { line, .. } => Some(*line),
+        _ => None,
+    }
+}
+
+/// The event in words: its time and name, and how many came before.
+fn told(args: &ReplayArgs, line: usize) -> Result<String> {
+    let text = std::fs::read_to_string(&args.journal)?;
+    let event = text.lines().nth(line - 1).unwrap_or_default();
+    let mut words = event.split(' ');
+    let (time, name) = (words.next().unwrap_or("?"), words.next().unwrap_or("?"));
+    Ok(format!(
+        "event {} (`{name}` at {time} ns), {} digests before it agree",
+        line - HEADER,
+        line - HEADER - 1
+    ))
+}
+
+/// Lines before the first event.
+const HEADER: usize = 5;

@@ -1,0 +1,56 @@
+//! `soak`.
+
+use std::time::Instant;
+
+use anyhow::{Result, anyhow};
+use sluice_sim::soak::{self, Plant, Tally};
+
+use crate::args::SoakArgs;
+use crate::progress;
+
+/// Runs seeds until one breaks; `false` if one does.
+pub fn soak(args: &SoakArgs) -> Result<bool> {
+    let plant = args.plant.as_deref().map(planted).transpose()?;
+    let (bar, begin) = (progress::bar("soak", args.seeds), Instant::now());
+    let mut tally = Tally::default();
+    for seed in args.from..args.from.saturating_add(args.seeds) {
+        match soak::run(seed, plant) {
+            Ok(one) => tally = tally.plus(one),
+            Err(broken) => {
+                bar.finish_and_clear();
+                println!("{broken}\nagain: {}", repro(seed, plant));
+                return Ok(false);
+            }
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    print(&tally, begin.elapsed().as_secs_f64());
+    Ok(true)
+}
+
+fn planted(name: &str) -> Result<Plant> {
+    let names = || Plant::ALL.map(Plant::name).join(", ");
+    let found = Plant::ALL.into_iter().find(|plant| plant.name() == name);
+    found.ok_or_else(|| anyhow!("no bug is called {name:?}: there are {}", names()))
+}
+
+fn repro(seed: u64, plant: Option<Plant>) -> String {
+    let plant = plant.map_or(String::new(), |plant| format!(" --plant {}", plant.name()));
+    format!("sluice-sim soak --seeds 1 --from {seed}{plant}")
+}
+
+fn print(tally: &Tally, wall_s: f64) {
+    println!("{} seeds hold, {:.1} a second", tally.seeds, tally.seeds as f64 / wall_s);
+    println!(
+        "{} requests answered, {} cut short, {} failed; {} troubles, {} loans, {} layers remapped, {} preemptions; {} events replayed",
+        tally.answered,
+        tally.cut_short,
+        tally.failed,
+        tally.troubles,
+        tally.loans,
+        tally.remapped_layers,
+        tally.preemptions,
+        tally.replayed
+    );
+}

@@ -1,0 +1,228 @@
+//! What must hold, counted on the simulated devices and compared with tenants alone: nothing here asks the policy whether it
+//! is right, only what it believes.
+
+use std::collections::BTreeMap;
+
+use sluice_policy::action::Address;
+use sluice_policy::brain::{Brain, Rest};
+use sluice_policy::ids::{ChunkId, Nanos};
+use sluice_policy::ledger::Owner;
+use sluice_policy::params::{Params, PolicyName};
+use sluice_scheduler::{Finish, Request, Sharing, journal};
+
+use super::options::{VOCAB, config};
+use super::{Options, Tally};
+use crate::device::Device;
+use crate::gpu::Gpu;
+use crate::gpu::seat::{Fate, Life};
+use crate::world::{Setup, World};
+
+/// An hour: alone nobody needs as long.
+const ALONE: Nanos = Nanos(3_600_000_000_000);
+
+fn lives(gpu: &Gpu) -> impl Iterator<Item = &Life> {
+    gpu.seats.iter().filter_map(|seat| seat.life.as_ref())
+}
+
+fn brain(life: &Life) -> &Brain {
+    life.driver.core().brain()
+}
+
+/// Everybody can serve.
+pub(super) fn all_loaded(gpu: &Gpu) -> bool {
+    gpu.seats.iter().all(|seat| seat.life.as_ref().is_some_and(|life| life.driver.core().is_idle()))
+}
+
+/// Chunks that exist in each tenant's device.
+pub(super) fn chunks(gpu: &Gpu) -> Vec<u32> {
+    lives(gpu).map(|life| life.device.borrow().chunks.len() as u32).collect()
+}
+
+/// Chunks that are with somebody else than their owner.
+pub(super) fn borrowed(gpu: &Gpu) -> u32 {
+    lives(gpu).map(|life| brain(life).borrowed_chunks()).sum()
+}
+
+/// No byte is promised twice, what exists is counted, nobody reads what it should not, and the device's mappings show what the
+/// policy believes.
+pub(super) fn bytes(gpu: &Gpu) -> Result<(), String> {
+    let ledger = gpu.ledger.borrow();
+    let existing: u32 = chunks(gpu).iter().sum();
+    let (promised, capacity) = (ledger.promised(), ledger.capacity());
+    if existing + promised > capacity {
+        return Err(format!("{existing} chunks exist and {promised} are promised of {capacity}"));
+    }
+    for life in lives(gpu) {
+        let (device, held) = (life.device.borrow(), ledger.held(life.me.instance));
+        if held as usize != device.chunks.len() {
+            return Err(format!(
+                "{:?} holds {} chunks, the ledger counts {held}",
+                life.me,
+                device.chunks.len()
+            ));
+        }
+        if device.wrong_reads > 0 {
+            return Err(format!("{:?} read memory that held something else", life.me));
+        }
+        mappings(&device, brain(life)).map_err(|what| format!("{:?}: {what}", life.me))?;
+    }
+    Ok(())
+}
+
+/// Kinds of owners by their addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Global,
+    Weights,
+    Kv,
+    Activation,
+    Staging,
+}
+
+fn kind(address: Address) -> Kind {
+    match address {
+        Address::Global(_) => Kind::Global,
+        Address::Layer(..) => Kind::Weights,
+        Address::Kv(_) => Kind::Kv,
+        Address::Activation(_) => Kind::Activation,
+        Address::Staging(_) => Kind::Staging,
+    }
+}
+
+fn kind_of(owner: Owner) -> Option<Kind> {
+    match owner {
+        Owner::WeightsGlobal => Some(Kind::Global),
+        Owner::WeightsLayer(_) | Owner::Slot(_) => Some(Kind::Weights),
+        Owner::Kv => Some(Kind::Kv),
+        Owner::Activation => Some(Kind::Activation),
+        Owner::Staging => Some(Kind::Staging),
+        Owner::Free | Owner::Earmarked(_) => None,
+    }
+}
+
+/// A chunk backs addresses of one kind, more than one only of layers that share a slot; while nothing is under way there are
+/// as many of each kind as the policy counts.
+fn mappings(device: &Device, brain: &Brain) -> Result<(), String> {
+    let mut owners: BTreeMap<ChunkId, Kind> = BTreeMap::new();
+    for (address, chunk) in &device.table {
+        let kind = kind(*address);
+        let other = owners.insert(*chunk, kind);
+        if other.is_some_and(|other| other != kind || kind != Kind::Weights) {
+            return Err(format!("{chunk:?} backs {address:?} and another address"));
+        }
+        if !device.chunks.contains_key(chunk) {
+            return Err(format!("{chunk:?} backs {address:?} and does not exist"));
+        }
+    }
+    if brain.blocked() || !brain.loaded() {
+        return Ok(());
+    }
+    for kind in [Kind::Global, Kind::Weights, Kind::Kv, Kind::Activation, Kind::Staging] {
+        let mapped = owners.values().filter(|owner| **owner == kind).count() as u32;
+        let counts = brain.ledger().counts().filter(|(owner, _)| kind_of(*owner) == Some(kind));
+        let believed: u32 = counts.map(|(_, count)| count).sum();
+        if mapped != believed {
+            return Err(format!("{mapped} chunks are mapped as {kind:?}, the policy counts {believed}"));
+        }
+    }
+    Ok(())
+}
+
+/// Nothing is lent, promised or used, and everybody has the chunks that it had before the load.
+pub(super) fn is_home(gpu: &Gpu, baseline: &[u32]) -> bool {
+    let idle = |life: &Life| {
+        let brain = brain(life);
+        let even = brain.borrowed_chunks() == 0 && brain.lent_chunks() == 0 && !brain.owes();
+        even && brain.rest() == Rest::Awake && brain.is_whole() && brain.kv_counts().used_columns == 0
+    };
+    let all = gpu.seats.iter().all(|seat| seat.life.as_ref().is_some_and(idle));
+    // Who woke and takes no turns creates the rest of its share when a step needs it.
+    let lazy = lives(gpu).all(|life| life.driver.core().config().sharing == Sharing::Exclusive);
+    let chunks = chunks(gpu);
+    let back = chunks == baseline || lazy && chunks.iter().zip(baseline).all(|(now, before)| now <= before);
+    all && gpu.ledger.borrow().promised() == 0 && back
+}
+
+/// Every request ended as it does when its tenant is alone, or was cut short, and then what it got is the beginning of it.
+pub(super) fn tokens(
+    gpu: &Gpu,
+    options: &Options,
+    loads: &[Vec<(u64, Request)>],
+    tally: &mut Tally,
+) -> Result<(), String> {
+    for (at, (seat, load)) in gpu.seats.iter().zip(loads).enumerate() {
+        let mut alone = alone(options, at, load)?;
+        for (_, request) in load {
+            let fate = seat.fates.get(&request.id).ok_or(format!("request {} never came", request.id.0))?;
+            let expected = alone.outcomes.remove(&request.id).unwrap_or_default().tokens;
+            compare(fate, &expected, tally)
+                .map_err(|what| format!("request {} of tenant {at}: {what}", request.id.0))?;
+        }
+    }
+    Ok(())
+}
+
+fn compare(fate: &Fate, expected: &[u32], tally: &mut Tally) -> Result<(), String> {
+    match (&fate.finish, &fate.refusal) {
+        (Some(Finish::Length), _) if fate.tokens == expected => tally.answered += 1,
+        (Some(Finish::Cancelled), _) if expected.starts_with(&fate.tokens) => tally.cut_short += 1,
+        (None, None) if fate.broken && expected.starts_with(&fate.tokens) => tally.cut_short += 1,
+        (Some(Finish::Failed(_)), _) if expected.starts_with(&fate.tokens) => tally.failed += 1,
+        (finish, refusal) => {
+            return Err(format!("{finish:?} {refusal:?} with {:?} instead of {expected:?}", fate.tokens));
+        }
+    }
+    Ok(())
+}
+
+/// The same requests, to a tenant that has a GPU of its own with room for all of them.
+fn alone(options: &Options, at: usize, load: &[(u64, Request)]) -> Result<World, String> {
+    let tenant = options.tenant(at);
+    let mut geometry = tenant.geometry;
+    geometry.capacity_chunks += geometry.kv_chunks_for(400);
+    let params =
+        Params { policy: PolicyName::Recompute, share_chunks: u32::MAX, host_kv_bytes: 0, ..tenant.params };
+    let setup =
+        Setup { config: config(), params, geometry, profile: options.profile(), vocab: VOCAB, seed: 0 };
+    let mut world = World::new(setup, None).map_err(|refused| format!("alone it is refused: {refused}"))?;
+    world.checked = false;
+    load.iter().for_each(|(_, request)| world.submit(request.clone()));
+    if world.run_until_idle(ALONE) { Ok(world) } else { Err("alone it does not end".to_owned()) }
+}
+
+/// Journals lead where they led when they were recorded. How many events they have.
+pub(super) fn journals(gpu: &Gpu) -> Result<u64, String> {
+    let mut events = 0;
+    for life in lives(gpu) {
+        let Some(text) = life.recorded() else { continue };
+        let report =
+            journal::replay(text.as_slice()).map_err(|error| format!("{:?}'s journal: {error}", life.me))?;
+        events += report.events;
+    }
+    Ok(events)
+}
+
+/// For people who look for a defect.
+pub(super) fn state(gpu: &Gpu) -> String {
+    let tenant = |life: &Life| {
+        let (brain, snapshot) = (brain(life), life.driver.core().snapshot());
+        format!(
+            "{:?}: {} waiting, {} running, {:?}, serving {}, borrowed {}, lent {}, owes {}, whole {}, failed {:?}, \
+             {} columns, {} chunks",
+            life.me,
+            snapshot.waiting,
+            snapshot.running,
+            snapshot.rest,
+            snapshot.serving,
+            brain.borrowed_chunks(),
+            brain.lent_chunks(),
+            brain.owes(),
+            brain.is_whole(),
+            brain.failed(),
+            brain.kv_counts().used_columns,
+            life.device.borrow().chunks.len(),
+        )
+    };
+    let tenants: Vec<_> = lives(gpu).map(tenant).collect();
+    format!("{} promised; {}", gpu.ledger.borrow().promised(), tenants.join("; "))
+}

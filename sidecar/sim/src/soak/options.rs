@@ -1,0 +1,244 @@
+//! What a seed stands for.
+
+use std::sync::Arc;
+
+use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
+use sluice_policy::ids::RequestId;
+use sluice_policy::neighbours::turn::{Quantum, TurnOrder};
+use sluice_policy::neighbours::victim::Rule;
+use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::trader::Terms;
+use sluice_ports::sampling::Sampling;
+use sluice_scheduler::{Config, Request};
+
+use super::troubles::{self, Trouble};
+use crate::device::{Detail, Faults, Profile};
+use crate::gpu::mail::Roads;
+use crate::gpu::seat::TenantSetup;
+use crate::gpu::{Gpu, GpuSetup, Sharing};
+use crate::rng::Rng;
+
+const MS: u64 = 1_000_000;
+const CHUNK_BYTES: u64 = 1 << 16;
+/// Longest request.
+const MODEL_TOKENS: u32 = 96;
+/// Tokens of the vocabulary.
+pub(super) const VOCAB: u32 = 50_000;
+
+/// Everything that a seed decides before anything happens.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How many share the GPU.
+    pub tenants: usize,
+    /// Layers of each model.
+    pub layers: u16,
+    /// Columns of KV of each tenant with all layers resident.
+    pub kv_columns: u32,
+    /// Of all tenants.
+    pub policy: PolicyName,
+    /// How they share the GPU.
+    pub sharing: Sharing,
+    /// Bytes of each tenant's host tier.
+    pub host_kv_bytes: u64,
+    /// Prompts that begin alike share KV.
+    pub prefix_caching: bool,
+    /// Stall that the policy allows.
+    pub stall_allowance_permille: u32,
+    /// Terms of trade.
+    pub terms: Terms,
+    /// The link, bytes per second.
+    pub link_bytes_per_second: u64,
+    /// How letters travel while there are troubles.
+    pub roads: Roads,
+    /// What goes wrong in devices meanwhile.
+    pub faults: Faults,
+    /// What happens when, nanoseconds after the load began, in order.
+    pub troubles: Vec<(u64, Trouble)>,
+    /// Length of the phase of troubles, nanoseconds.
+    pub span_ns: u64,
+    /// Requests of each tenant.
+    pub requests: Vec<u64>,
+    /// Journals are recorded and replayed.
+    pub recorded: bool,
+}
+
+/// In half of the cases nothing, else up to `most`.
+fn sometimes(rng: &mut Rng, most: u64) -> u64 {
+    if rng.chance(500) { rng.below(most + 1) } else { 0 }
+}
+
+impl Options {
+    /// The options of a seed.
+    pub fn draw(rng: &mut Rng) -> Options {
+        let tenants = rng.between(1, 4) as usize;
+        let layers = rng.between(3, 8) as u16;
+        let span_ns = rng.between(200, 1_500) * MS;
+        let block_column = u64::from(layers) * BLOCK_BYTES;
+        Options {
+            tenants,
+            layers,
+            kv_columns: rng.between(8, 24) as u32,
+            policy: PolicyName::ALL[rng.below(PolicyName::ALL.len() as u64) as usize],
+            sharing: sharing(rng),
+            host_kv_bytes: block_column * sometimes(rng, 40),
+            prefix_caching: rng.chance(700),
+            stall_allowance_permille: 50 + sometimes(rng, 950) as u32,
+            terms: terms(rng),
+            link_bytes_per_second: 1 << rng.between(26, 34),
+            roads: Roads {
+                spread_ns: rng.between(0, 30) * MS,
+                lost_permille: sometimes(rng, 100),
+                twice_permille: sometimes(rng, 50),
+                ..Roads::default()
+            },
+            faults: Faults {
+                copy_fails_permille: sometimes(rng, 40),
+                copy_slow_permille: sometimes(rng, 60),
+                refused_permille: sometimes(rng, 40),
+                create_fails_permille: sometimes(rng, 40),
+                ..Faults::default()
+            },
+            troubles: troubles::draw(rng, tenants, span_ns),
+            span_ns,
+            requests: (0..tenants).map(|_| rng.between(1, 12)).collect(),
+            recorded: rng.chance(125),
+        }
+    }
+
+    /// Requests of each tenant, and when they come.
+    pub(super) fn loads(&self, rng: &mut Rng) -> Vec<Vec<(u64, Request)>> {
+        let load = |count: &u64| {
+            let mut times: Vec<u64> = (0..*count).map(|_| rng.below(self.span_ns * 3 / 4)).collect();
+            times.sort_unstable();
+            times.into_iter().zip(1..).map(|(at, id)| (at, request(id, rng))).collect()
+        };
+        self.requests.iter().map(load).collect()
+    }
+
+    pub(super) fn gpu(&self, seed: u64) -> Result<Gpu, (String, String)> {
+        let tenants: Vec<_> = (0..self.tenants).map(|at| self.tenant(at)).collect();
+        let setup = GpuSetup {
+            sharing: self.sharing,
+            capacity_chunks: self.share_chunks() * self.tenants as u32,
+            roads: self.roads,
+            detail: Detail::Fingerprints,
+            rebirth_ns: 40 * MS,
+            recorded: self.recorded,
+            seed,
+        };
+        Gpu::new(setup, tenants)
+    }
+
+    /// A tenant, which alone on a GPU of `share` chunks has all that it needs.
+    pub(super) fn tenant(&self, at: usize) -> TenantSetup {
+        let geometry =
+            Geometry { capacity_chunks: self.share_chunks() * self.tenants as u32, ..self.geometry() };
+        let guaranteed = geometry.kv_chunks_for(MODEL_TOKENS.div_ceil(16));
+        let params = Params {
+            policy: self.policy,
+            share_chunks: self.share_chunks(),
+            max_model_tokens: MODEL_TOKENS,
+            guaranteed_kv_bytes: u64::from(guaranteed) * CHUNK_BYTES,
+            host_kv_bytes: self.host_kv_bytes,
+            max_step: STEP,
+            min_step: StepShape { tokens: 8, ..STEP },
+            revert_patience_steps: 8,
+            prefix_caching: self.prefix_caching,
+            stall_allowance_permille: self.stall_allowance_permille,
+            ..Params::default()
+        };
+        TenantSetup {
+            name: format!("tenant-{at}"),
+            config: config(),
+            params,
+            geometry,
+            profile: self.profile(),
+            vocab: VOCAB,
+            terms: Terms { priority: (at % 2) as i32, ..self.terms.clone() },
+        }
+    }
+
+    pub(super) fn profile(&self) -> Profile {
+        Profile {
+            link_bytes_per_second: self.link_bytes_per_second,
+            out_bytes_per_second: self.link_bytes_per_second,
+            coupled_permille: 850,
+            ..Profile::default()
+        }
+    }
+
+    fn geometry(&self) -> Geometry {
+        // Layers of unequal size.
+        let slab = |layer: u64| (3 + layer % 3) * CHUNK_BYTES - 7;
+        Geometry {
+            chunk_bytes: CHUNK_BYTES,
+            capacity_chunks: 0,
+            global_bytes: 3 * CHUNK_BYTES - 100,
+            slab_bytes: (0..u64::from(self.layers)).map(slab).collect(),
+            block_bytes: BLOCK_BYTES,
+            activation: ActivationCost {
+                fixed_bytes: 1000,
+                stream_per_token_bytes: 500,
+                chunk_per_token_bytes: 3500,
+                chunk_tokens: 64,
+                per_sequence_bytes: 100,
+                per_logit_row_bytes: 2000,
+            },
+            staging_chunks: 0,
+        }
+    }
+
+    fn share_chunks(&self) -> u32 {
+        let geometry = self.geometry();
+        let weights: u32 = (0..geometry.slab_bytes.len()).map(|layer| geometry.slab_chunks(layer)).sum();
+        let activation = geometry.chunks_for(geometry.activation.bytes(STEP));
+        3 + weights + activation + geometry.kv_chunks_for(self.kv_columns)
+    }
+}
+
+const BLOCK_BYTES: u64 = 12_000;
+const STEP: StepShape = StepShape { tokens: 64, sequences: 8, logit_rows: 8 };
+
+pub(super) fn config() -> Config {
+    Config { max_model_tokens: MODEL_TOKENS, max_step_tokens: 64, max_sequences: 8, ..Config::default() }
+}
+
+fn sharing(rng: &mut Rng) -> Sharing {
+    match rng.below(8) {
+        0 => Sharing::Isolated,
+        1 | 2 => Sharing::Spatial,
+        _ => {
+            let max_ns = rng.between(1, 12) * MS;
+            let order = if rng.chance(300) {
+                TurnOrder::Priority { aging_turns: rng.between(1, 64) }
+            } else {
+                TurnOrder::RoundRobin
+            };
+            Sharing::Temporal { quantum: Quantum::new(max_ns / rng.between(1, 10), max_ns), order }
+        }
+    }
+}
+
+fn terms(rng: &mut Rng) -> Terms {
+    let rules = [Rule::MostRecentlyUsed, Rule::LeastRecentlyUsed];
+    Terms {
+        rule: rules[rng.below(2) as usize],
+        min_residence_ns: sometimes(rng, 20) * MS,
+        revoke_bound_ns: rng.between(20, 200) * MS,
+        ask_patience_ns: rng.between(4, 40) * MS,
+        ttl_ns: rng.between(200, 10_000) * MS,
+        retry_ns: rng.between(5, 100) * MS,
+        ..Terms::default()
+    }
+}
+
+/// A request whose prompt begins with one of a few common prefixes.
+fn request(id: u64, rng: &mut Rng) -> Request {
+    let (common, shared) = (rng.below(3), 16 * rng.below(3));
+    let prefix = (0..shared).map(|i| (common * 1000 + i) as u32);
+    let own = rng.between(1, 24);
+    let prompt: Vec<u32> = prefix.chain((0..own).map(|_| rng.below(u64::from(VOCAB)) as u32)).collect();
+    let sampling = Arc::new(Sampling::default());
+    let (max_tokens, priority) = (rng.between(1, 36) as u32, rng.below(2) as i32);
+    Request { id: RequestId(id), prompt, max_tokens, sampling, priority, salt: rng.below(2) }
+}

@@ -1,0 +1,147 @@
+//! What goes wrong, and bugs that may be planted.
+
+use sluice_policy::ids::RequestId;
+use sluice_scheduler::{Event, Sleep};
+
+use super::Options;
+use crate::device::Faults;
+use crate::gpu::Gpu;
+use crate::gpu::mail::Roads;
+use crate::rng::Rng;
+
+const MS: u64 = 1_000_000;
+
+/// Something that happens at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// A tenant's engine is killed.
+    KillEngine(usize),
+    /// A tenant's process dies with its engine, and starts anew.
+    KillTenant(usize),
+    /// A tenant's process stands still for so long, nanoseconds.
+    Stop(usize, u64),
+    /// All processes do, and their clocks have jumped when they go on: the machine was suspended.
+    ClockJump(u64),
+    /// The link has so much of its bandwidth, permille, from now on.
+    Drift(u64),
+    /// A client goes away.
+    Cancel(usize, RequestId),
+    /// A tenant is told to sleep, or to wake.
+    Sleep(usize, Sleep),
+}
+
+/// A bug in the body: the checks must find it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plant {
+    /// Slots are filled before their reader is done.
+    SlotTooEarly,
+    /// A slab is called ready when its copy begins.
+    ReadyTooEarly,
+    /// One copy of a slab has a wrong byte.
+    FlippedByte,
+    /// A promise is not written into the ledger although its bytes leave.
+    LostEarmark,
+}
+
+impl Plant {
+    /// All of them.
+    pub const ALL: [Plant; 4] =
+        [Plant::SlotTooEarly, Plant::ReadyTooEarly, Plant::FlippedByte, Plant::LostEarmark];
+
+    /// As it is called on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Plant::SlotTooEarly => "slot-too-early",
+            Plant::ReadyTooEarly => "ready-too-early",
+            Plant::FlippedByte => "flipped-byte",
+            Plant::LostEarmark => "lost-earmark",
+        }
+    }
+}
+
+/// Up to eight troubles within the span, in order of time.
+pub(super) fn draw(rng: &mut Rng, tenants: usize, span_ns: u64) -> Vec<(u64, Trouble)> {
+    let count = rng.below(9);
+    let mut troubles: Vec<_> = (0..count).map(|_| (rng.below(span_ns), one(rng, tenants))).collect();
+    troubles.sort_by_key(|(at, _)| *at);
+    troubles
+}
+
+fn one(rng: &mut Rng, tenants: usize) -> Trouble {
+    let at = rng.below(tenants as u64) as usize;
+    match rng.below(12) {
+        0..=2 => Trouble::KillEngine(at),
+        3 => Trouble::KillTenant(at),
+        4 | 5 => Trouble::Stop(at, rng.between(1, 400) * MS),
+        6 => Trouble::ClockJump(rng.between(1, 15_000) * MS),
+        7 => Trouble::Drift(rng.between(20, 1500)),
+        8 | 9 => Trouble::Cancel(at, RequestId(rng.between(1, 12))),
+        _ => {
+            let orders = [Sleep::Idle, Sleep::Ordered, Sleep::Discard, Sleep::WakeUp];
+            Trouble::Sleep(at, orders[rng.below(4) as usize])
+        }
+    }
+}
+
+/// It happens now.
+pub(super) fn happen(gpu: &mut Gpu, trouble: &Trouble) {
+    match *trouble {
+        Trouble::KillEngine(at) => gpu.kill_engine(at),
+        Trouble::KillTenant(at) => gpu.end_life(at),
+        Trouble::Stop(at, ns) => gpu.stop(at, ns),
+        Trouble::ClockJump(ns) => (0..gpu.seats.len()).for_each(|at| gpu.stop(at, ns)),
+        Trouble::Drift(permille) => drift(gpu, permille),
+        Trouble::Cancel(at, request) => gpu.cancel(at, request),
+        Trouble::Sleep(at, order) => gpu.push(at, Event::Sleep(order)),
+    }
+}
+
+fn drift(gpu: &mut Gpu, permille: u64) {
+    for seat in &mut gpu.seats {
+        let rate = seat.setup.profile.link_bytes_per_second;
+        if let Some(life) = &seat.life {
+            let profile = &mut life.device.borrow_mut().profile;
+            profile.link_bytes_per_second = (rate * permille / 1000).max(1);
+            profile.out_bytes_per_second = profile.link_bytes_per_second;
+        }
+    }
+}
+
+/// Troubles begin: what the devices do wrong, and the planted bug.
+pub(super) fn begin(gpu: &mut Gpu, options: &Options, plant: Option<Plant>) {
+    let faults = Faults {
+        ignore_after: plant == Some(Plant::SlotTooEarly),
+        publish_early: plant == Some(Plant::ReadyTooEarly),
+        flip_next_fill: plant == Some(Plant::FlippedByte),
+        ..options.faults
+    };
+    gpu.ledger.borrow_mut().loses_earmarks = u32::from(plant == Some(Plant::LostEarmark));
+    gpu.faults = faults;
+    set_faults(gpu, faults);
+}
+
+/// Troubles end; bugs stay.
+pub(super) fn end(gpu: &mut Gpu, options: &Options) {
+    let Faults { ignore_after, publish_early, .. } = gpu.faults;
+    let faults = Faults { ignore_after, publish_early, ..Faults::default() };
+    gpu.faults = faults;
+    gpu.mail.roads = Roads { lost_permille: 0, twice_permille: 0, ..options.roads };
+    set_faults(gpu, faults);
+    drift(gpu, 1000);
+    for at in 0..gpu.seats.len() {
+        let failed = |seat: &crate::gpu::seat::Seat| {
+            seat.life.as_ref().is_some_and(|life| life.driver.core().brain().failed().is_some())
+        };
+        if failed(&gpu.seats[at]) {
+            gpu.end_life(at);
+        }
+    }
+}
+
+fn set_faults(gpu: &Gpu, faults: Faults) {
+    for life in gpu.seats.iter().filter_map(|seat| seat.life.as_ref()) {
+        let device = &mut life.device.borrow_mut();
+        let flips = device.faults.flip_next_fill;
+        device.faults = Faults { flip_next_fill: faults.flip_next_fill || flips, ..faults };
+    }
+}

@@ -1,0 +1,78 @@
+//! The soak itself: seeds hold, planted bugs are found, a seed means the same for ever; and the commands around it.
+
+use std::process::{Command, Output};
+
+use sluice_sim::soak::{self, Plant, Tally};
+
+/// The first of these seeds that a bug breaks.
+fn broken_by(plant: Plant, seeds: u64) -> Option<soak::Broken> {
+    (0..seeds).find_map(|seed| soak::run(seed, Some(plant)).err())
+}
+
+#[test]
+fn seeds_hold_and_much_happens_in_them() {
+    let sum = (0..32).fold(Tally::default(), |sum, seed| {
+        sum.plus(soak::run(seed, None).unwrap_or_else(|broken| panic!("{broken}")))
+    });
+    assert_eq!(sum.seeds, 32);
+    for (what, count) in [
+        ("answers", sum.answered),
+        ("requests cut short", sum.cut_short),
+        ("troubles", sum.troubles),
+        ("loans", sum.loans),
+        ("remapped layers", sum.remapped_layers),
+        ("preemptions", sum.preemptions),
+        ("replayed events", sum.replayed),
+    ] {
+        assert!(count > 0, "no {what} in {sum:?}");
+    }
+}
+
+#[test]
+fn a_seed_means_the_same_whenever_it_is_run() {
+    assert_eq!(soak::run(3, None), soak::run(3, None));
+    assert_ne!(soak::run(3, None), soak::run(4, None));
+}
+
+#[test]
+fn every_planted_bug_breaks_some_seed() {
+    for plant in Plant::ALL {
+        let broken = broken_by(plant, 60);
+        assert!(broken.is_some(), "{} breaks none of 60 seeds", plant.name());
+    }
+}
+
+fn sluice_sim(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_sluice-sim")).args(args).output().unwrap()
+}
+
+#[test]
+fn a_broken_seed_prints_the_line_that_runs_it_again() {
+    let seed = broken_by(Plant::FlippedByte, 60).unwrap().seed.to_string();
+    let args = ["soak", "--seeds", "1", "--from", &seed, "--plant", "flipped-byte"];
+    let done = sluice_sim(&args);
+    let out = String::from_utf8(done.stdout).unwrap();
+    assert_eq!(done.status.code(), Some(1), "{out}");
+    assert!(out.contains(&format!("again: sluice-sim {}", args.join(" "))), "{out}");
+    let held = sluice_sim(&args[..5]);
+    let out = String::from_utf8(held.stdout).unwrap();
+    assert!(held.status.success() && out.starts_with("1 seeds hold, "), "{out}");
+}
+
+#[test]
+fn a_journal_is_replayed_and_its_first_difference_is_named() {
+    let kept = std::path::Path::new("tests/journals/oneiros-short-memory.journal");
+    let done = sluice_sim(&["replay", kept.to_str().unwrap()]);
+    let out = String::from_utf8(done.stdout).unwrap();
+    assert!(done.status.success() && out.contains("every digest agrees"), "{out}");
+    let mut lines: Vec<_> = std::fs::read_to_string(kept).unwrap().lines().map(str::to_owned).collect();
+    let (event, digest) = lines[19].rsplit_once(" = ").unwrap();
+    lines[19] = format!("{event} = {}", digest.parse::<u64>().unwrap() ^ 1);
+    let other = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("other.journal");
+    std::fs::write(&other, lines.join("\n")).unwrap();
+    let done = sluice_sim(&["replay", other.to_str().unwrap()]);
+    std::fs::remove_file(other).unwrap();
+    let out = String::from_utf8(done.stdout).unwrap();
+    assert_eq!(done.status.code(), Some(1));
+    assert!(out.contains("line 20:") && out.contains("first difference: event 15"), "{out}");
+}
