@@ -85,6 +85,7 @@ impl Room {
                 message = self.inbox.try_recv().ok();
             }
             self.lie_down();
+            self.follow_directive();
             let now = self.now();
             due = self.driver.step(now);
             self.announce();
@@ -178,6 +179,9 @@ impl Room {
                 Notice::Admitted { cached_tokens, queued_ns, .. } => {
                     self.metrics.admitted(queued_ns, cached_tokens)
                 }
+                Notice::PolicyRefused { policy, refused } => {
+                    tracing::error!(policy = policy.name(), %refused, "the policy of the directive does not fit: the one before stays");
+                }
                 Notice::Preempted { request, dropped_tokens } => {
                     tracing::debug!(
                         request = request.0,
@@ -225,6 +229,15 @@ impl Room {
         let rest = self.driver.core().brain().rest();
         for request in self.bed.held_too_long(rest, self.streams.keys().copied(), self.hold) {
             self.end_stream(request, &Outage::Asleep { held_seconds: self.hold.as_secs() });
+        }
+    }
+
+    /// The policy of the directive is in force.
+    fn follow_directive(&mut self) {
+        let runs = self.driver.core().brain().params().policy;
+        if let Some(policy) = self.bed.told_policy().filter(|policy| *policy != runs) {
+            tracing::info!(policy = policy.name(), "the directive names another policy");
+            self.driver.push(Event::Policy(policy));
         }
     }
 

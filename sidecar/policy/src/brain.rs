@@ -14,6 +14,9 @@ mod hunger;
 mod lend;
 mod lendable;
 mod measure;
+mod offload;
+mod place;
+mod plan;
 mod regrow;
 mod remedy;
 mod reshape;
@@ -80,6 +83,8 @@ pub struct Brain {
     discard: bool,
     /// Copies to the host tier that failed in a row.
     swap_failures: u32,
+    /// What is away while its requests run.
+    offload: offload::Offload,
     /// Requests whose KV was lost on its way.
     lost: Vec<RequestId>,
     /// Layers without memory, counted when the holdings of layers change: every step asks.
@@ -146,6 +151,7 @@ impl Brain {
             rest: Rest::Awake,
             discard: false,
             swap_failures: 0,
+            offload: offload::Offload::new(&params, sizes.layers),
             lost: Vec::new(),
             fill_reason: Reason::Load,
             base: Layout::resident(),
@@ -194,6 +200,10 @@ impl Brain {
             Pending::Move(moves) => self.moved(&moves, done.outcome),
             Pending::SwapOut(swaps) => self.swapped_out(&swaps, done.outcome),
             Pending::SwapIn(swaps) => self.swapped_in(&swaps, done.outcome),
+            Pending::Fetch { layer, buffer, generation } => {
+                self.fetched((layer, buffer), generation, done.outcome, out);
+            }
+            Pending::WriteBack(written) => self.written_back(&written, done.outcome),
             Pending::Drop => self.dropped(out),
         }
     }
@@ -205,6 +215,7 @@ impl Brain {
             self.advance(out);
         }
         self.order_fills(out);
+        self.order_fetches_again(out);
     }
 
     /// Every slab was committed once (moving layers: the first instance of each slot).
@@ -270,6 +281,7 @@ impl Brain {
             self.behind = !self.slabs_settled;
             self.slots.extend_step(&mut self.generations);
             self.order_slot_fills(out);
+            self.begin_fetches(out);
         }
         let mut generations: Vec<_> = self.slots.lease().collect();
         if !self.slabs_settled {
@@ -282,7 +294,7 @@ impl Brain {
         let chunks = self.holdings.activation.len() as u64;
         StepLease {
             generations,
-            kv_generations: Vec::new(),
+            kv_generations: self.kv.fetch_lease(),
             activation_limit_bytes: chunks * self.geometry.chunk_bytes,
         }
     }
@@ -295,6 +307,8 @@ impl Brain {
         if self.slots.step_over() {
             self.note_slots();
         }
+        self.observe_step(times);
+        self.kv.end_fetches();
         if !self.behind {
             self.measures.stepped(times);
         }
@@ -319,7 +333,8 @@ impl Brain {
         self.count(Reason::Rebuild);
         self.slots.forget();
         self.note_slots();
-        if self.pending.fills() > 0 {
+        self.kv.forget_fetches();
+        if self.pending.fills() > 0 || self.pending.fetches() {
             self.drop_fills(Reason::Rebuild, out);
         } else {
             self.order_fills(out);

@@ -6,18 +6,20 @@ use alloc::vec::Vec;
 use crate::brain::TableChange;
 use crate::digest::Digest;
 use crate::geometry::BLOCK_TOKENS;
-use crate::ids::{ColumnId, RequestId};
+use crate::ids::{BlockId, ColumnId, LayerId, RequestId};
 
 mod check;
 pub mod columns;
 pub mod compact;
 pub mod frames;
 mod prefix;
+pub mod stream;
 mod swap;
 mod tier;
 
 use columns::{Columns, Tokens};
 use frames::Frames;
+use stream::Stream;
 pub use swap::Swap;
 use tier::Tier;
 
@@ -28,6 +30,10 @@ struct Sequence {
     columns: Vec<ColumnId>,
     /// Full columns whose tokens are known.
     full: u32,
+    /// Columns up to here were looked at for writing them back.
+    written: u32,
+    /// It does not run; its KV is kept.
+    suspended: bool,
     /// Committed tokens after the last full column.
     tail: Vec<u32>,
     /// Name and hash of the last full column (0 and the salt's hash before the first); none when the chain is broken and nothing after it may be shared.
@@ -78,6 +84,8 @@ pub struct Kv {
     wanted: BTreeSet<ColumnId>,
     /// Columns on their way to or from the host tier.
     moving: Vec<ColumnId>,
+    /// What is away while its requests run.
+    stream: Stream,
     sequences: BTreeMap<RequestId, Sequence>,
     /// Columns of requests whose blocks the engine has not been told.
     dirty: BTreeSet<(RequestId, u32)>,
@@ -101,6 +109,7 @@ impl Kv {
             tier: Tier::new(host_columns),
             wanted: BTreeSet::new(),
             moving: Vec::new(),
+            stream: Stream::default(),
             sequences: BTreeMap::new(),
             dirty: BTreeSet::new(),
             next_name: 1,
@@ -158,45 +167,79 @@ impl Kv {
         self.history.word(u64::from(self.columns.blocks(id)[0].0));
     }
 
-    /// Ends a request's KV. Returns the columns that stay as cache.
+    /// Ends a request's KV. Columns that can be found stay as cache, but for those that follow one which lies partly in
+    /// buffers: that one is gone with its last user, and nobody could find them without it.
     pub fn close(&mut self, request: RequestId) {
         let Some(sequence) = self.sequences.remove(&request) else { return };
         self.history.word(!request.0);
+        self.stream.forget_request(request);
         let stale: Vec<_> = self.dirty.range((request, 0)..=(request, u32::MAX)).copied().collect();
         stale.iter().for_each(|entry| {
             self.dirty.remove(entry);
         });
+        let parted = |id: &ColumnId| self.columns.has_blocks(*id) && !self.columns.is_whole(*id);
+        let going = |id: &ColumnId| self.columns.get(*id).refs == 1 && parted(id);
+        let kept = sequence.columns.iter().position(going).unwrap_or(sequence.columns.len());
         // Children first, so that the prefix cache gives them up before their parents.
-        for id in sequence.columns.into_iter().rev() {
-            self.let_go(id);
+        for (at, id) in sequence.columns.into_iter().enumerate().rev() {
+            if at < kept { self.let_go(id) } else { self.discard(id) }
+        }
+    }
+
+    /// One reference less; without users it is not even cache.
+    fn discard(&mut self, id: ColumnId) {
+        let column = self.columns.get_mut(id);
+        column.refs -= 1;
+        match (column.refs, &column.content) {
+            (0, Some(_)) => self.give_up(id),
+            (0, None) => self.free(id),
+            _ => {}
         }
     }
 
     /// One reference less.
     fn let_go(&mut self, id: ColumnId) {
-        let stamp = self.next_stamp;
         let column = self.columns.get_mut(id);
         column.refs -= 1;
         if column.refs > 0 {
             return;
         }
-        let (stowed, parent) = (column.stowed.is_some(), column.content.as_ref().map(|c| c.parent));
-        let Some(parent) = parent else { return self.free(id) };
-        column.stamp = stamp;
+        let Some(parent) = column.content.as_ref().map(|content| content.parent) else {
+            return self.free(id);
+        };
+        if !self.columns.has_blocks(id) {
+            let stamp = self.stamp(id);
+            return self.tier.keep(stamp, parent, id);
+        }
+        if !self.columns.is_whole(id) {
+            return self.give_up(id);
+        }
+        self.leave_host(id);
+        let stamp = self.stamp(id);
+        self.idle.insert(stamp, id);
+    }
+
+    fn stamp(&mut self, id: ColumnId) -> u64 {
+        let stamp = self.next_stamp;
         self.next_stamp += 1;
-        match stowed {
-            true => self.tier.keep(stamp, parent, id),
-            false => drop(self.idle.insert(stamp, id)),
+        self.columns.get_mut(id).stamp = stamp;
+        stamp
+    }
+
+    /// The column has no place in the host tier any more, and no seat.
+    fn leave_host(&mut self, id: ColumnId) {
+        let column = self.columns.get_mut(id);
+        let (seat, stowed) = (column.seat.take(), column.stowed.take());
+        self.columns.hosted_mut(id).fill(false);
+        if let Some(stowed) = stowed {
+            self.part(seat, stowed.place);
         }
     }
 
     fn free(&mut self, id: ColumnId) {
-        if let Some(stowed) = self.columns.get(id).stowed {
-            self.tier.give(stowed.place);
-        }
-        if self.columns.has_blocks(id) {
-            self.frames.give(self.columns.blocks(id));
-        }
+        self.leave_host(id);
+        let blocks = self.columns.take_blocks(id);
+        self.frames.give(&blocks);
         self.columns.remove(id);
     }
 
@@ -231,9 +274,20 @@ impl Kv {
         let dirty = core::mem::take(&mut self.dirty);
         let changes = dirty.into_iter().filter_map(|(request, column)| {
             let id = *self.sequences.get(&request)?.columns.get(column as usize)?;
-            Some(TableChange { request, column, blocks: self.columns.blocks(id).to_vec() })
+            Some(TableChange { request, column, blocks: self.table_blocks(id) })
         });
         changes.collect()
+    }
+
+    /// Where steps read a column: each block in its own place, or in a buffer.
+    fn table_blocks(&self, id: ColumnId) -> Vec<BlockId> {
+        let own = self.columns.blocks(id);
+        let Some(seat) = self.columns.get(id).seat else { return own.to_vec() };
+        let layers = own.iter().enumerate();
+        let block = |(layer, own): (usize, &BlockId)| {
+            self.stream.told_block(seat, LayerId(layer as u16)).unwrap_or(*own)
+        };
+        layers.map(block).collect()
     }
 
     /// Figures.

@@ -1,6 +1,6 @@
 //! Tunables of the policy, each documented with its unit, default and source.
 
-/// Named policies that exist so far (DESIGN 6). Each is the same remedies with some switched off.
+/// Named policies (DESIGN 6). Each is the same remedies with some switched off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PolicyName {
     /// vLLM: prefix blocks are given up, then requests are preempted and recomputed.
@@ -10,11 +10,42 @@ pub enum PolicyName {
     Oneiros,
     /// eLLM: idle activation chunks become KV before anything is recomputed.
     Ellm,
+    /// FlexGen: a fixed share of the layers' KV lies in the host tier from the start, of every request.
+    FlexGen,
+    /// Pie: KV of some layers, of every request the same, lies in the host tier; as many layers as hide behind compute and
+    /// help.
+    Pie,
+    /// OrbitFlow: KV of some layers of each request lies in the host tier, planned for each request; who is one too many is
+    /// paused.
+    OrbitFlow,
+    /// All remedies: what costs nothing first, then what loses least.
+    Unified,
+}
+
+/// Where KV lies while its request runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placing {
+    /// On the device.
+    Device,
+    /// A fixed share of its layers in the host tier.
+    Fixed,
+    /// The same layers of every request in the host tier, as many as hide.
+    Uniform,
+    /// For each request its own layers in the host tier, as a plan says.
+    PerRequest,
 }
 
 impl PolicyName {
     /// All of them. The place of one is its number in journals: new ones come last.
-    pub const ALL: [PolicyName; 3] = [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm];
+    pub const ALL: [PolicyName; 7] = [
+        PolicyName::Recompute,
+        PolicyName::Oneiros,
+        PolicyName::Ellm,
+        PolicyName::FlexGen,
+        PolicyName::Pie,
+        PolicyName::OrbitFlow,
+        PolicyName::Unified,
+    ];
 
     /// As it is written in configurations.
     pub const fn name(self) -> &'static str {
@@ -22,7 +53,36 @@ impl PolicyName {
             PolicyName::Recompute => "Recompute",
             PolicyName::Oneiros => "Oneiros",
             PolicyName::Ellm => "Ellm",
+            PolicyName::FlexGen => "FlexGen",
+            PolicyName::Pie => "Pie",
+            PolicyName::OrbitFlow => "OrbitFlow",
+            PolicyName::Unified => "Unified",
         }
+    }
+
+    /// Own weight layers become KV, and neighbours' (Oneiros).
+    pub const fn remaps(self) -> bool {
+        matches!(self, PolicyName::Oneiros | PolicyName::Unified)
+    }
+
+    /// Idle activation chunks become KV (eLLM).
+    pub const fn inflates(self) -> bool {
+        matches!(self, PolicyName::Ellm | PolicyName::Unified)
+    }
+
+    /// Where KV of running requests lies.
+    pub const fn placing(self) -> Placing {
+        match self {
+            PolicyName::Recompute | PolicyName::Oneiros | PolicyName::Ellm => Placing::Device,
+            PolicyName::FlexGen => Placing::Fixed,
+            PolicyName::Pie => Placing::Uniform,
+            PolicyName::OrbitFlow | PolicyName::Unified => Placing::PerRequest,
+        }
+    }
+
+    /// Requests that are one too many keep their KV and wait (OrbitFlow), instead of being computed again.
+    pub const fn pauses(self) -> bool {
+        matches!(self, PolicyName::OrbitFlow | PolicyName::Unified)
     }
 }
 
@@ -65,6 +125,18 @@ pub struct Params {
     pub revert_patience_steps: u32,
     /// Spare KV, beyond the layer's own chunks, that must stay free after a reversion, permille of KV in use. Default 125.
     pub revert_reserve_permille: u32,
+    /// `FlexGen`: share of the layers whose KV lies in the host tier, permille. Default 500: FlexGen's profiles for models
+    /// that leave little room put about half of the cache there.
+    pub fixed_away_permille: u32,
+    /// KV blocks that are to stay free, beyond what the running requests need next, permille of all: below it KV begins to
+    /// leave the device. Default 125: writing back takes some steps, which is the time that they last for.
+    pub offload_reserve_permille: u32,
+    /// How many layers may be away (`Pie`).
+    pub expansion: crate::pie::expansion::Tunables,
+    /// How long a plan holds (`OrbitFlow`, `Unified`).
+    pub replan: crate::planner::replan::Tunables,
+    /// Node expansions of one plan.
+    pub plan_expansions: u32,
     /// Bytes of live blocks that compaction may move at one step boundary. Default 8 MiB.
     pub compact_budget_bytes: u64,
     /// Automatic prefix caching. Default on.
@@ -92,6 +164,11 @@ impl Default for Params {
             stall_allowance_permille: 50,
             revert_patience_steps: 64,
             revert_reserve_permille: 125,
+            fixed_away_permille: 500,
+            offload_reserve_permille: 125,
+            expansion: crate::pie::expansion::Tunables::default(),
+            replan: crate::planner::replan::Tunables::default(),
+            plan_expansions: crate::planner::search::DEFAULT_EXPANSIONS,
             compact_budget_bytes: 8 << 20,
             prefix_caching: true,
             link_bytes_per_second: 16 << 30,

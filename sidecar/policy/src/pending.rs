@@ -6,8 +6,9 @@ use alloc::vec::Vec;
 
 use crate::action::{Action, BlockMove, Earmark, FillTarget, Work};
 use crate::brain::Claim;
-use crate::ids::{ActionId, ChunkId, Generation};
+use crate::ids::{ActionId, ChunkId, Generation, LayerId, SlotId};
 use crate::kv::Swap;
+use crate::kv::stream::Written;
 use crate::ledger::Holdings;
 use crate::reason::Reason;
 use crate::step_model::Layout;
@@ -40,6 +41,17 @@ pub enum Pending {
     SwapOut(Vec<Swap>),
     /// KV arrives from the host tier.
     SwapIn(Vec<Swap>),
+    /// KV of a layer arrives in a buffer for one step.
+    Fetch {
+        /// The layer.
+        layer: LayerId,
+        /// The buffer.
+        buffer: SlotId,
+        /// Under which name.
+        generation: Generation,
+    },
+    /// KV arrives in the host tier beside steps.
+    WriteBack(Vec<Written>),
     /// Queued fills are dropped.
     Drop,
 }
@@ -51,6 +63,11 @@ impl Pending {
             Pending::Create(chunks) | Pending::Regrow(chunks) | Pending::Accept(chunks, ..) => chunks,
             _ => &[],
         }
+    }
+
+    /// Runs beside steps and moves KV.
+    fn streams(&self) -> bool {
+        matches!(self, Pending::Fetch { .. } | Pending::WriteBack(_))
     }
 }
 
@@ -71,6 +88,8 @@ pub struct PendingActions {
     next: u64,
     actions: BTreeMap<ActionId, Pending>,
     fills: u32,
+    /// Fetches and write-backs, which run beside steps as fills do.
+    streams: u32,
 }
 
 impl PendingActions {
@@ -79,6 +98,7 @@ impl PendingActions {
         let id = ActionId(self.next);
         self.next += 1;
         self.fills += u32::from(matches!(effect, Pending::Fill { .. }));
+        self.streams += u32::from(effect.streams());
         self.actions.insert(id, effect);
         out.push(Action { id, work, reason });
     }
@@ -90,6 +110,7 @@ impl PendingActions {
     pub fn take(&mut self, id: ActionId) -> Pending {
         let effect = self.actions.remove(&id).expect("a completion belongs to a pending action");
         self.fills -= u32::from(matches!(effect, Pending::Fill { .. }));
+        self.streams -= u32::from(effect.streams());
         effect
     }
 
@@ -98,14 +119,19 @@ impl PendingActions {
         self.actions.contains_key(&id)
     }
 
+    /// Fetches under way, which [`Work::DropFills`] drops as well.
+    pub fn fetches(&self) -> bool {
+        self.streams > 0 && self.actions.values().any(|effect| matches!(effect, Pending::Fetch { .. }))
+    }
+
     /// Fills under way.
     pub fn fills(&self) -> u32 {
         self.fills
     }
 
-    /// Anything under way that a step must not run beside: everything but fills.
+    /// Anything under way that a step must not run beside: everything but fills, fetches and write-backs.
     pub fn blocking(&self) -> bool {
-        self.actions.len() > self.fills as usize
+        self.actions.len() > (self.fills + self.streams) as usize
     }
 
     /// A drop of fills is under way.

@@ -59,6 +59,18 @@ reasons! {
     SwapOut = "swap_out",
     /// KV comes back from the host tier.
     SwapIn = "swap_in",
+    /// KV of full columns is written to the host tier, so that it can leave the device while its request runs.
+    WriteBack = "write_back",
+    /// KV of a layer is fetched for one step.
+    Fetch = "fetch",
+    /// Another placement of KV is in force.
+    Place = "place",
+    /// A plan for each request's KV was made.
+    Plan = "plan",
+    /// No plan holds all that run: as much as may be is away, and somebody will be paused.
+    NoPlan = "no_plan",
+    /// A request is paused; its KV is kept.
+    Pause = "pause",
     /// KV in the host tier was lost; requests that need it are recomputed.
     SwapLost = "swap_lost",
     /// Free chunks and empty frames of KV are activations for whole prompts behind weights that arrive, or go back.

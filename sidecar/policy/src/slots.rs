@@ -108,6 +108,11 @@ impl Slots {
         self.extend(self.moving() + usize::from(self.layout.beta), generations);
     }
 
+    /// The sequence covers this step only.
+    pub fn extend_one_step(&mut self, generations: &mut Generations) {
+        self.extend(self.moving(), generations);
+    }
+
     fn extend(&mut self, length: usize, generations: &mut Generations) {
         while self.window.len() < length {
             let index = self.window.len() % self.moving();

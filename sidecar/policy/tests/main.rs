@@ -11,6 +11,7 @@ mod brain {
     mod layouts;
     mod lender;
     mod negative;
+    mod placed;
     mod quota;
     mod random;
     mod search;

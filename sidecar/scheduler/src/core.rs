@@ -6,6 +6,7 @@
 mod boundary;
 mod neighbours;
 mod objection;
+mod pause;
 mod retire;
 mod sleep;
 mod waits;
@@ -16,6 +17,8 @@ use sluice_policy::action::Action;
 use sluice_policy::brain::{Brain, Rest};
 use sluice_policy::ids::{Nanos, RequestId, RowId};
 use sluice_policy::neighbours::grants::Book;
+use sluice_policy::params::PolicyName;
+use sluice_policy::planner::pausing::{DEFAULT_BOUND_NS, Pauses};
 use sluice_policy::trader::Trader;
 use sluice_ports::compute::{ComputeEvent, EngineHello, Step, TableUpdate};
 
@@ -66,6 +69,8 @@ pub struct Core {
     counters: Counters,
     turn: Turn,
     waits: Waits,
+    /// Who is paused (OrbitFlow).
+    pauses: Pauses,
     /// The quantum is over and no step has begun: neighbours are waited for no longer.
     hurried: bool,
     trader: Option<Trader>,
@@ -104,6 +109,7 @@ impl Core {
             counters: Counters::default(),
             turn: Turn::default(),
             waits: Waits::default(),
+            pauses: Pauses::new(DEFAULT_BOUND_NS),
             hurried: false,
             trader,
             commands: Vec::new(),
@@ -127,6 +133,7 @@ impl Core {
             Event::Compute(event) => self.compute(now, event),
             Event::Neighbour(event) => self.neighbour(now, event),
             Event::Sleep(order) => self.sleep(order),
+            Event::Policy(policy) => self.set_policy(policy),
             Event::Tick => self.claim_floor(now),
         }
         self.flush();
@@ -239,6 +246,12 @@ impl Core {
         }
     }
 
+    fn set_policy(&mut self, policy: PolicyName) {
+        if let Err(refused) = self.brain.set_policy(policy) {
+            self.notices.push(Notice::PolicyRefused { policy, refused });
+        }
+    }
+
     fn refusal(&self, request: &Request) -> Option<Refusal> {
         let (prompt_tokens, max_tokens) = (request.prompt.len() as u32, request.max_tokens);
         let limit_tokens = self.config.max_model_tokens;
@@ -312,6 +325,7 @@ impl Core {
     }
 
     fn finish_notice(&mut self, request: RequestId, finish: Finish) {
+        self.pauses.completed(request);
         self.notices.push(Notice::Finished { request, finish });
     }
 

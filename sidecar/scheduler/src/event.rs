@@ -4,6 +4,8 @@ use sluice_policy::action::Action;
 use sluice_policy::event::Completion;
 use sluice_policy::ids::RequestId;
 use sluice_policy::neighbours::span::Span;
+use sluice_policy::params::PolicyName;
+use sluice_policy::refused::Refused;
 use sluice_policy::trader::Letter;
 use sluice_ports::compute::{ComputeEvent, Step};
 use sluice_ports::neighbourhood::{NeighbourEvent, TurnCall};
@@ -41,6 +43,8 @@ pub enum Event {
     Neighbour(NeighbourEvent),
     /// The tenant is to give up its memory, or to take it back.
     Sleep(Sleep),
+    /// Another named policy is in force from now on.
+    Policy(PolicyName),
     /// Time passed with nothing else to report.
     Tick,
 }
@@ -163,6 +167,13 @@ pub enum Notice {
         token: u32,
         /// When asked for.
         logprobs: Option<TokenLogprobs>,
+    },
+    /// Another policy does not fit the tenant: the one before stays in force.
+    PolicyRefused {
+        /// The one that was asked for.
+        policy: PolicyName,
+        /// What does not fit.
+        refused: Refused,
     },
     /// It lost its memory and will be recomputed; its stream goes on.
     Preempted {

@@ -21,6 +21,8 @@ pub struct Counters {
     pub cached_tokens: u64,
     /// Requests that lost their memory.
     pub preemptions: u64,
+    /// Requests that were paused with their KV.
+    pub pauses: u64,
     /// Engines that died.
     pub engine_losses: u64,
     /// Steps run again for a successor.

@@ -153,7 +153,10 @@ impl World {
                 Notice::Finished { request, finish } => self.outcome(request).finish = Some(finish),
                 Notice::Refused { request, refusal } => self.outcome(request).refusal = Some(refusal),
                 Notice::Preempted { request, .. } => self.outcome(request).preemptions += 1,
-                Notice::Admitted { .. } | Notice::Waited(_) | Notice::Step(_) => {}
+                Notice::Admitted { .. }
+                | Notice::PolicyRefused { .. }
+                | Notice::Waited(_)
+                | Notice::Step(_) => {}
             }
         }
     }

@@ -10,6 +10,7 @@ mod faults;
 mod fetches;
 mod gpu;
 mod journal;
+mod policies;
 mod profiles;
 mod scheduling;
 mod serve;

@@ -5,7 +5,7 @@
 //! with its default value says nothing, written or not: both mean the same object.
 
 use sluice_types::load::{LoadError, Located, Object, Path};
-use sluice_types::pool::{GpuGroup, Policy, Remap, Spatial, UpdatePolicy};
+use sluice_types::pool::{GpuGroup, Remap, Spatial, UpdatePolicy};
 use sluice_types::tenant::{EngineKind, Idle, Slo, SourceType};
 use sluice_types::{GpuPoolSpec, HOST_DEVICE_CLASS, ModelTenantSpec};
 
@@ -62,11 +62,6 @@ impl Findings {
             let problem =
                 format!("`{class}` needs the CUDA backend, which is not built yet; use {HOST_DEVICE_CLASS}");
             self.refuse(located, Path::of_keys("spec.deviceClassName"), problem);
-        }
-        if !matches!(spec.policy, Policy::Recompute | Policy::Oneiros | Policy::Ellm) {
-            let problem =
-                format!("{} is not built yet; use Recompute, Oneiros or Ellm", spec.policy.as_str());
-            self.refuse(located, Path::of_keys("spec.policy"), problem);
         }
         for (index, group) in spec.gpus.iter().enumerate() {
             self.sharing(located, index, group);

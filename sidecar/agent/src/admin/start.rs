@@ -157,7 +157,6 @@ fn judge(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid> {
         let problem = format!("{namespace}/{name} is this tenant itself");
         return Err(Invalid::new(format!("neighbours[{index}]"), problem));
     }
-    fixed("policy", &directive.policy, &config.policy)?;
     let percent = config.memory.max_remapped_percent;
     fixed("tenant.max_remapped_percent", &directive.tenant.max_remapped_percent, &percent)?;
     let Some(place) = &config.neighbourhood else { return Ok(()) };

@@ -71,7 +71,6 @@ async fn what_is_malformed_is_refused_whole_and_the_field_named() {
         ("version", json!("1"), "version"),
         ("epoch", json!(-1), "epoch"),
         ("policy", json!("Magic"), "policy"),
-        ("policy", json!("Recompute"), "policy"),
         ("victim", json!(null), "victim"),
         ("tenant", json!({"priority": 1}), "tenant.max_remapped_percent"),
         ("neighbours", directive(1, 1, &[("story", port.address)])["neighbours"].clone(), "neighbours[0]"),

@@ -8,7 +8,7 @@ use sluice_wire::config::SidecarConfig;
 
 use crate::models::{Shape, generate};
 use crate::random::expected;
-use crate::support::{Answer, CHUNK, Rng, Tenant, Wanted, assert_same, config, fitting};
+use crate::support::{Answer, CHUNK, Rng, Tenant, Wanted, assert_same, config, fitting, times};
 
 const SHAPE: Shape = Shape { family: "llama", dtype: "bf16", layers: 6, hidden: 96, vocab: 700 };
 
@@ -92,6 +92,41 @@ fn log_probabilities_are_equal_when_requests_are_recomputed_in_the_middle() {
         let figures = tenant.assert_nothing_leaks(&what).figures;
         assert!(figures.preemptions_total > 0, "{what}: {figures:#?}");
         assert!(figures.recomputed_tokens_total > 0 || !no_prefix_cache, "{what}: {figures:#?}");
+    }
+}
+
+/// A tenant whose KV is short, with a host tier that is not.
+fn placing(model: &Path, policy: &str) -> SidecarConfig {
+    let mut config = base(model, 64, 2);
+    config.policy = policy.to_owned();
+    config.memory.host_kv_bytes = 16 << 20;
+    fitting(&config, SHAPE.kv_bytes(240).next_multiple_of(CHUNK) + 2 * CHUNK)
+}
+
+#[test]
+fn log_probabilities_are_equal_wherever_kv_lies() {
+    let (model, wanted, mut rng) = (generate(&SHAPE), requests(), Rng(31));
+    let calm = expected(&base(model.path(), 512, 1), &wanted);
+    for policy in ["FlexGen", "OrbitFlow", "Unified", "Pie"] {
+        let tenant = Tenant::start(placing(model.path(), policy));
+        assert_same(&scattered(&tenant, &wanted, &mut rng), &calm, policy);
+        assert_same(&scattered(&tenant, &wanted, &mut rng), &calm, &format!("{policy}, again"));
+        let state = tenant.assert_nothing_leaks(policy);
+        // Pie begins with nothing away and takes trials of 16 tokens for each layer more.
+        assert!(times(&state, "fetch") > 0 || policy == "Pie", "{policy} fetches: {state:#?}");
+    }
+}
+
+#[test]
+fn log_probabilities_are_equal_while_write_backs_hardly_move() {
+    let (model, wanted, mut rng) = (generate(&SHAPE), requests(), Rng(37));
+    let calm = expected(&base(model.path(), 512, 1), &wanted);
+    for policy in ["FlexGen", "OrbitFlow", "Unified"] {
+        let mut config = placing(model.path(), policy);
+        config.gpu.link_to_host_bytes_per_second = Some(1 << 10);
+        let tenant = Tenant::start(config);
+        assert_same(&scattered(&tenant, &wanted, &mut rng), &calm, policy);
+        assert!(times(&tenant.state(), "write_back") > 0, "{policy} tries");
     }
 }
 

@@ -49,7 +49,7 @@ impl Brain {
         }
         assert_eq!(self.absent, self.holdings.absent_layers(), "absent layers are counted");
         let activation = self.activation_chunks();
-        let (least, most) = (self.sizes.activation_min, self.sizes.activation_wake);
+        let (least, most) = (self.sizes.activation_least, self.sizes.activation_wake);
         assert!((least..=most).contains(&activation), "activation space lies between its bounds");
         assert!(self.loaded || self.surplus() == 0, "only a tenant that wakes has more than the usual");
         let kv = self.ledger.count(Owner::Kv);

@@ -12,7 +12,7 @@
 use alloc::vec::Vec;
 
 use super::{Brain, Claim};
-use crate::action::{Action, Work};
+use crate::action::{Action, BlockSwap, Work};
 use crate::event::Outcome;
 use crate::ids::{BlockId, RequestId};
 use crate::kv::Swap;
@@ -69,7 +69,9 @@ impl Brain {
     /// Memory is needed again.
     pub fn wake(&mut self) {
         if self.rest != Rest::Awake {
-            self.rest = Rest::Rising;
+            // One that has not fallen asleep is awake at once: this very boundary may be the last one for long.
+            let fell = self.rest == Rest::Asleep || self.is_bare() || self.blocked();
+            self.rest = if fell { Rest::Rising } else { Rest::Awake };
             // What was lent is revoked before anything is mapped.
             self.trade.patient |= self.trade.lent > 0;
         }
@@ -99,7 +101,11 @@ impl Brain {
         if self.goal.is_some() {
             self.abandon();
         }
-        if self.kv.on_device() > 0 {
+        if self.pending.fetches() {
+            return self.drop_fills(Reason::Hibernate, out);
+        }
+        self.bring_together();
+        if self.kv.on_device() {
             self.order_swap_out(out);
         } else if self.pending.fills() > 0 {
             self.drop_fills(Reason::Hibernate, out);
@@ -128,22 +134,35 @@ impl Brain {
     fn order_swap_out(&mut self, out: &mut Vec<Action>) {
         if self.discard || self.swap_failures >= SWAP_TRIES {
             self.give_up_cache();
-            self.trade.stuck = self.kv.on_device() > 0;
+            self.trade.stuck = self.kv.on_device();
             return;
         }
         let (evicted, too_many) = self.kv.make_host_room();
         self.count_many(Reason::PrefixEvicted, evicted);
         self.trade.stuck = too_many > 0;
-        if too_many > 0 || self.kv.on_device() == 0 {
+        if too_many > 0 || !self.kv.on_device() {
             return;
         }
         let swaps = self.kv.plan_swap_out(self.swap_piece(), &mut self.generations);
-        let blocks = self.kv.block_swaps(&swaps, |block| self.chunk_of(block));
+        if !swaps.is_empty() {
+            self.order_swaps_out(swaps, out);
+        }
+    }
+
+    pub(super) fn order_swaps_out(&mut self, swaps: Vec<Swap>, out: &mut Vec<Action>) {
+        let blocks = self.swapped_blocks(&swaps);
         self.order(Work::SwapOut(blocks), Reason::SwapOut, Pending::SwapOut(swaps), out);
     }
 
+    fn swapped_blocks(&self, swaps: &[Swap]) -> Vec<BlockSwap> {
+        let blocks = |swap: &Swap| {
+            self.kv.block_swaps((swap.column, swap.stowed), &swap.layers, |block| self.chunk_of(block))
+        };
+        swaps.iter().flat_map(blocks).collect()
+    }
+
     /// Columns that one order copies: whoever needs the tenant meanwhile waits no longer than for these.
-    fn swap_piece(&self) -> u32 {
+    pub(super) fn swap_piece(&self) -> u32 {
         (SWAP_PIECE_BYTES / self.geometry.column_bytes()).clamp(1, u64::from(u32::MAX)) as u32
     }
 
@@ -160,7 +179,7 @@ impl Brain {
 
     pub(super) fn order_swap_in(&mut self, out: &mut Vec<Action>) {
         let swaps = self.kv.plan_swap_in(self.swap_piece());
-        let blocks = self.kv.block_swaps(&swaps, |block| self.chunk_of(block));
+        let blocks = self.swapped_blocks(&swaps);
         self.order(Work::SwapIn(blocks), Reason::SwapIn, Pending::SwapIn(swaps), out);
     }
 

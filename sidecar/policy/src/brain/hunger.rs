@@ -7,7 +7,6 @@ use crate::action::Earmark;
 use crate::ledger::Owner;
 use crate::neighbours::Peer;
 use crate::neighbours::grants::Nonce;
-use crate::params::PolicyName;
 use crate::reason::Reason;
 use crate::revert::Pressure;
 
@@ -119,7 +118,7 @@ impl Brain {
 
     /// Memory changes hands: there are neighbours, and weights may become KV (`Recompute` keeps to its share).
     pub(super) fn trades(&self) -> bool {
-        self.trade.traded && self.params.policy == PolicyName::Oneiros
+        self.trade.traded && self.params.policy.remaps()
     }
 
     /// Asks for what a step lacks beyond `had_blocks`, those of free chunks included, once for each boundary.

@@ -8,7 +8,6 @@ use super::{Brain, Rest};
 use crate::ids::LayerId;
 use crate::ledger::Owner;
 use crate::neighbours::refusal::Refusal;
-use crate::params::PolicyName;
 
 impl Brain {
     /// Chunks that could be lent without hurting a request: what is free, cache that nobody uses, and, while the tenant is
@@ -23,7 +22,7 @@ impl Brain {
     /// # Errors
     /// Why nothing can be lent now.
     pub fn lendable(&self) -> Result<u32, Refusal> {
-        if self.params.policy != PolicyName::Oneiros {
+        if !self.params.policy.remaps() {
             return Err(Refusal::NotTraded);
         }
         let still = matches!(self.rest, Rest::Awake | Rest::Asleep);
@@ -71,7 +70,7 @@ impl Brain {
     /// Layers that an inactive tenant can lend, the last one first: it wakes front first. With those that move and those
     /// that are away already no more than the cap.
     fn lendable_layers(&self) -> impl Iterator<Item = LayerId> + '_ {
-        let idle = !self.trade.active && self.loaded && self.params.policy == PolicyName::Oneiros;
+        let idle = !self.trade.active && self.loaded && self.params.policy.remaps();
         let left = if idle { usize::from(self.sizes.cap_m).saturating_sub(self.layers_away()) } else { 0 };
         let layers = (0..self.sizes.layers).rev().map(LayerId);
         layers.filter(|layer| !self.holdings.layers[layer.index()].is_empty()).take(left)

@@ -48,6 +48,13 @@ impl Measures {
         }
     }
 
+    /// KV was copied to the device.
+    pub(super) fn copied_kv(&mut self, bytes: u64, duration_ns: u64) {
+        let copied_bytes = self.copied_bytes;
+        self.copied(bytes, duration_ns);
+        self.copied_bytes = copied_bytes;
+    }
+
     pub(super) fn stepped(&mut self, times: &StepTimes) {
         if times.layer_ns.len() != self.compute.len() {
             return;

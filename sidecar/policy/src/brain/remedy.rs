@@ -9,7 +9,6 @@ use super::{Brain, Prepared, StepNeed};
 use crate::action::Action;
 use crate::ellm::{Balloon, balloon};
 use crate::ledger::Owner;
-use crate::params::PolicyName;
 use crate::reason::Reason;
 use crate::remap::{Choice, Question, choose};
 use crate::step_model::{Layout, Times};
@@ -43,6 +42,9 @@ impl Brain {
         }
         if self.goal.is_some() {
             self.abandon();
+        }
+        if demand.blocks > self.kv.frames().free_blocks() && self.kv.seats().1 > 0 {
+            return if self.tidy_seats() { self.prepare_step(need, out) } else { Prepared::Wait };
         }
         self.remedy(need, demand, out)
     }
@@ -81,11 +83,41 @@ impl Brain {
         if let Some(asked) = self.feel_hunger(need, demand.blocks - missing + gainable) {
             return asked;
         }
-        match self.params.policy {
-            PolicyName::Ellm => self.exchange(demand, missing, out),
-            PolicyName::Oneiros if self.forced.is_none() => self.remap_own(missing, out),
-            PolicyName::Oneiros | PolicyName::Recompute => self.short(missing),
+        match self.lossy_remedy(demand, missing, out) {
+            // What nobody uses any more is free when it has been written back: one piece, which is short.
+            Prepared::Short { activation: false, .. } if self.kv.parting_blocks() > 0 => Prepared::Wait,
+            answer => answer,
         }
+    }
+
+    /// What the named policy does when all that is free is used up, in its paper's order.
+    fn lossy_remedy(&mut self, demand: Demand, missing: u32, out: &mut Vec<Action>) -> Prepared {
+        let policy = self.params.policy;
+        if policy.inflates() {
+            let inflated = self.exchange(demand, missing, out);
+            if inflated == Prepared::Wait || !policy.remaps() {
+                return inflated;
+            }
+        }
+        if policy.pauses() && self.evict_paused(missing, out) {
+            return Prepared::Wait;
+        }
+        if policy.remaps() && self.forced.is_none() {
+            self.remap_own(missing, out)
+        } else {
+            self.short(missing)
+        }
+    }
+
+    /// KV of paused requests goes to the host tier, as much as is missing (OrbitFlow: a paused request's KV is removable).
+    fn evict_paused(&mut self, missing: u32, out: &mut Vec<Action>) -> bool {
+        let most = missing.div_ceil(self.kv.layers()).min(self.swap_piece()).min(self.kv.host_room());
+        let swaps = self.kv.plan_suspended_out(most, &mut self.generations);
+        let any = !swaps.is_empty();
+        if any {
+            self.order_swaps_out(swaps, out);
+        }
+        any
     }
 
     /// There are enough free blocks: what lies in the host tier comes back first.
@@ -100,8 +132,8 @@ impl Brain {
 
     /// Chunks that own layers would give at most, by what the step model allows now.
     pub(super) fn own_chunks(&self) -> u32 {
-        let oneiros = self.params.policy == PolicyName::Oneiros && self.forced.is_none();
-        if !oneiros || self.suspended() || !self.measures.compute_known() {
+        let remaps = self.params.policy.remaps() && self.forced.is_none();
+        if !remaps || self.suspended() || !self.measures.compute_known() {
             return 0;
         }
         let current = self.slots.layout();
@@ -148,7 +180,7 @@ impl Brain {
             missing_columns: missing.div_ceil(self.kv.layers()),
             activation: short_activation,
         };
-        if self.params.policy != PolicyName::Ellm || self.suspended() {
+        if !self.params.policy.inflates() || self.suspended() {
             return short;
         }
         // A deflation takes free chunks first; an inflation counts those that KV may still take.

@@ -65,6 +65,11 @@ impl Brain {
             return self.abandon();
         }
         self.drain(from_kv);
+        match self.free_buffers() {
+            Some(true) => return Progressed::Ordered,
+            Some(false) => return self.abandon(),
+            None => {}
+        }
         let (drain, evicted) = self.kv.make_room();
         self.count_many(Reason::PrefixEvicted, evicted);
         match drain {
@@ -72,7 +77,7 @@ impl Brain {
                 self.no_room(goal.reason);
                 return self.abandon();
             }
-            Drain::Movable => self.order_moves(out),
+            Drain::Movable => return self.order_moves(out),
             Drain::Empty if goal.target.moves_weights() && self.pending.fills() > 0 => {
                 self.drop_fills(goal.reason, out);
             }
@@ -109,9 +114,14 @@ impl Brain {
         }
     }
 
-    fn order_moves(&mut self, out: &mut Vec<Action>) {
+    /// Blocks move out of draining frames. Where only such are left that are being written to the host tier, the change is for
+    /// another time.
+    fn order_moves(&mut self, out: &mut Vec<Action>) -> Progressed {
         let limit = (self.params.compact_budget_bytes / self.geometry.block_bytes).clamp(1, 1 << 20) as u32;
         let planned = self.kv.plan_moves(limit);
+        if planned.is_empty() {
+            return self.abandon();
+        }
         let chunk_of = |block| self.chunk_of(block);
         let moves: Vec<_> = planned
             .into_iter()
@@ -119,6 +129,7 @@ impl Brain {
             .collect();
         self.moved_at_step = Some(self.steps);
         self.order(Work::MoveBlocks(moves.clone()), Reason::Compact, Pending::Move(moves), out);
+        Progressed::Ordered
     }
 
     pub(super) fn moved(&mut self, moves: &[BlockMove], outcome: Outcome) {

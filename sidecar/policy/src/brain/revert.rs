@@ -6,7 +6,6 @@ use super::reshape::{Goal, Target};
 use super::{Brain, Rest};
 use crate::action::Action;
 use crate::ledger::Owner;
-use crate::params::PolicyName;
 use crate::reason::Reason;
 use crate::revert::Pressure;
 use crate::step_model::Layout;
@@ -23,6 +22,7 @@ impl Brain {
             Rest::Asleep => return self.doze(out),
             Rest::Awake => {}
         }
+        self.place_kv(out);
         let must = self.goal.as_ref().is_some_and(|goal| goal.reason.must_happen());
         if self.goal.is_some() && !must && (self.owes() || self.waking()) {
             // It may wait for the next step, which waits for what must happen first.
@@ -57,7 +57,16 @@ impl Brain {
             let differs = layout != *self.slots.layout() && self.boundaries >= self.retry_at;
             return differs.then_some(Goal { target: Target::Layout(layout), reason: Reason::Forced });
         }
-        self.reversion().map(|layout| Goal { target: Target::Layout(layout), reason: Reason::Revert })
+        let reversion =
+            self.reversion().map(|layout| Goal { target: Target::Layout(layout), reason: Reason::Revert });
+        reversion.or_else(|| self.returned_activations())
+    }
+
+    /// What eLLM lent of the activations comes back when it is no longer the policy.
+    fn returned_activations(&self) -> Option<Goal> {
+        let few = (self.holdings.activation.len() as u32) < self.sizes.activation_min;
+        let due = few && self.loaded && self.boundaries >= self.retry_at;
+        due.then_some(Goal { target: Target::Activation(self.sizes.activation_min), reason: Reason::Deflate })
     }
 
     /// The layout to go back to, when KV has been calm for long enough.
@@ -76,7 +85,7 @@ impl Brain {
             return None;
         }
         let wanted = alpha - layers;
-        if wanted == self.base.alpha() || self.params.policy != PolicyName::Oneiros {
+        if wanted == self.base.alpha() || !self.params.policy.remaps() {
             return Some(self.base.clone());
         }
         // Fewer layers move than now, whatever the stall: the allowance is for taking, not for giving back.
@@ -129,6 +138,7 @@ impl Brain {
             && self.surplus() == 0
             && self.goal.is_none()
             && !self.trading()
+            && self.offload_rests()
             && !self.pending.blocking()
     }
 }

@@ -89,6 +89,11 @@ pub enum Failed {
         /// The last one.
         target: FillTarget,
     },
+    /// Fetches of KV failed again and again.
+    Fetch {
+        /// Of the last one.
+        layer: LayerId,
+    },
 }
 
 impl core::fmt::Display for Failed {
@@ -103,6 +108,9 @@ impl core::fmt::Display for Failed {
             Failed::Map => write!(f, "the first mapping failed every time it was tried"),
             Failed::Fill { target } => {
                 write!(f, "copies failed {FILL_RETRIES} times in a row, the last one of {target:?}")
+            }
+            Failed::Fetch { layer } => {
+                write!(f, "fetches of KV failed {FILL_RETRIES} times in a row, the last one of {layer:?}")
             }
         }
     }

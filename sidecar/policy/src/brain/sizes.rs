@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use crate::geometry::{Geometry, StepShape};
 use crate::ids::SlotId;
-use crate::params::{ForcedRemap, Params, PolicyName};
+use crate::params::{ForcedRemap, Params};
 use crate::refused::Refused;
 use crate::remap::uniform;
 use crate::step_model::Layout;
@@ -24,6 +24,8 @@ pub(super) struct Sizes {
     pub activation_wake: u32,
     /// Never lent: of the smallest step under eLLM, else of the largest.
     pub activation_min: u32,
+    /// Never lent under any policy.
+    pub activation_least: u32,
     /// KV that the tenant always holds.
     pub kv_guaranteed: u32,
     pub kv_limit: u32,
@@ -46,7 +48,7 @@ impl Sizes {
         let activation_max = geometry.chunks_for(geometry.activation.bytes(params.max_step));
         let tokens = params.max_model_tokens.max(params.max_step.tokens);
         let whole = StepShape { tokens, ..params.max_step };
-        let ellm = params.policy == PolicyName::Ellm;
+        let ellm = params.policy.inflates();
         let smallest = if ellm { params.min_step } else { params.max_step };
         let share = u64::from(layers) * u64::from(params.remap_cap_permille) / 1000;
         let sizes = Sizes {
@@ -58,6 +60,9 @@ impl Sizes {
             activation_max,
             activation_wake: geometry.chunks_for(geometry.activation.bytes(whole)).max(activation_max),
             activation_min: geometry.chunks_for(geometry.activation.bytes(smallest)).min(activation_max),
+            activation_least: geometry
+                .chunks_for(geometry.activation.bytes(params.min_step))
+                .min(activation_max),
             kv_guaranteed: geometry
                 .chunks_for(params.guaranteed_kv_bytes)
                 .max(context)
@@ -99,7 +104,7 @@ impl Sizes {
     pub fn floor(&self, params: &Params) -> u32 {
         let least = match params.forced {
             Some(forced) => self.weights(&self.forced_layout(forced)),
-            None if params.policy == PolicyName::Oneiros && self.cap_m >= 2 => {
+            None if params.policy.remaps() && self.cap_m >= 2 => {
                 let capped = Layout { moving: uniform(self.layers, self.cap_m), beta: 1 };
                 self.weights(&capped).min(self.weights(&Layout::resident()))
             }

@@ -7,7 +7,6 @@ use crate::action::{Action, Work};
 use crate::event::{Failure, Outcome};
 use crate::ids::ChunkId;
 use crate::ledger::{Holdings, Owner};
-use crate::params::PolicyName;
 use crate::pending::{Change, Pending};
 use crate::reason::Reason;
 use crate::step_model::Layout;
@@ -127,7 +126,7 @@ impl Brain {
         if fits(&resident) {
             return Some(resident);
         }
-        let most = if self.params.policy == PolicyName::Oneiros { self.sizes.cap_m } else { 0 };
+        let most = if self.params.policy.remaps() { self.sizes.cap_m } else { 0 };
         (1..most).map(|alpha| self.choose(&resident, alpha, u64::MAX).layout).find(fits)
     }
 

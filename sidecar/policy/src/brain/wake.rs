@@ -3,7 +3,6 @@
 use super::reshape::{Goal, Target};
 use super::{Brain, Rest};
 use crate::ledger::Owner;
-use crate::params::PolicyName;
 use crate::reason::Reason;
 use crate::step_model::Layout;
 
@@ -17,7 +16,7 @@ impl Brain {
     /// Layouts that free more and more layers, beginning with one more than now.
     fn wider_remaps(&self) -> impl Iterator<Item = Layout> + '_ {
         let current = self.slots.layout();
-        let most = if self.params.policy == PolicyName::Oneiros { self.sizes.cap_m } else { 0 };
+        let most = if self.params.policy.remaps() { self.sizes.cap_m } else { 0 };
         let wanted = current.alpha() + 1..most;
         wanted
             .map(move |alpha| self.choose(current, alpha, u64::MAX))

@@ -9,12 +9,20 @@ impl Kv {
     /// Every block in one column, references = users, the cache consistent.
     pub fn check(&self) {
         self.frames.check();
-        let mut blocks = self.frames.reserved();
+        let (reserved, buffers) = self.frames.reserved();
+        assert_eq!(buffers, self.stream.buffer_blocks(), "blocks of buffers are in buffers");
+        let mut blocks = reserved + buffers;
         for (id, column) in self.columns.iter() {
             let on_device = self.columns.has_blocks(id);
-            assert!(on_device || column.stowed.is_some(), "{id:?} lies somewhere");
-            blocks += if on_device { self.layers } else { 0 };
-            for block in self.columns.blocks(id).iter().filter(|_| on_device) {
+            for layer in self.columns.layers_on_device(id, false) {
+                assert!(
+                    column.stowed.is_some() && self.columns.hosted(id)[layer.index()],
+                    "{id:?} lies somewhere"
+                );
+            }
+            for layer in self.columns.layers_on_device(id, true) {
+                let block = &self.columns.blocks(id)[layer.index()];
+                blocks += 1;
                 assert!(
                     self.frames.is_backed(self.frames.frame_of(*block)),
                     "{block:?} of {id:?} has a chunk"
@@ -25,16 +33,20 @@ impl Kv {
                 assert_eq!(self.index.get(&content.hash), Some(&id), "a shareable column is indexed");
             }
             let idle = self.idle.get(&column.stamp) == Some(&id);
-            assert_eq!(column.refs == 0 && column.stowed.is_none(), idle, "{id:?} without users is cache");
+            assert_eq!(column.refs == 0 && on_device, idle, "{id:?} without users is cache");
+            assert!(column.refs > 0 || !on_device || self.columns.is_whole(id), "cache is whole");
         }
         assert_eq!(blocks, self.frames.used_blocks(), "used blocks lie in columns or are reserved");
         self.tier.check(&self.columns);
+        self.check_stream();
         self.check_references();
     }
 
     fn check_references(&self) {
         let mut references: BTreeMap<ColumnId, u32> = BTreeMap::new();
-        for id in self.sequences.values().flat_map(|s| &s.columns).chain(&self.moving) {
+        for id in
+            self.sequences.values().flat_map(|s| &s.columns).chain(&self.moving).chain(&self.stream.writing)
+        {
             *references.entry(*id).or_default() += 1;
         }
         for (id, column) in self.columns.iter() {

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::geometry::BLOCK_TOKENS;
-use crate::ids::{BlockId, ColumnId, Generation};
+use crate::ids::{BlockId, ColumnId, Generation, LayerId};
 
 /// The tokens of a full column.
 pub type Tokens = [u32; BLOCK_TOKENS as usize];
@@ -44,8 +44,10 @@ pub struct Column {
     pub content: Option<Content>,
     /// When it was last let go; its key among the idle ones.
     pub stamp: u64,
-    /// Its copy in the host tier; then it has no blocks on the device, or they are being filled from there.
+    /// Its place in the host tier, where copies of some or all of its blocks lie, or will.
     pub stowed: Option<Stowed>,
+    /// Its seat in the buffers: steps read those of its blocks that its set names from there.
+    pub seat: Option<u32>,
     live: bool,
 }
 
@@ -56,13 +58,21 @@ pub struct Columns {
     columns: Vec<Column>,
     /// `layers` blocks for each column.
     blocks: Vec<BlockId>,
+    /// By block: its copy in the host tier is complete.
+    hosted: Vec<bool>,
     vacant: Vec<ColumnId>,
 }
 
 impl Columns {
     /// No columns, of `layers` blocks each.
     pub fn new(layers: u16) -> Columns {
-        Columns { layers: usize::from(layers), columns: Vec::new(), blocks: Vec::new(), vacant: Vec::new() }
+        Columns {
+            layers: usize::from(layers),
+            columns: Vec::new(),
+            blocks: Vec::new(),
+            hosted: Vec::new(),
+            vacant: Vec::new(),
+        }
     }
 
     /// A new column with one reference. Its blocks are set with [`Columns::blocks_mut`].
@@ -70,6 +80,7 @@ impl Columns {
         let id = self.vacant.pop().unwrap_or_else(|| {
             self.columns.push(Column::default());
             self.blocks.resize(self.columns.len() * self.layers, NOWHERE);
+            self.hosted.resize(self.columns.len() * self.layers, false);
             ColumnId(self.columns.len() as u32 - 1)
         });
         self.columns[id.index()] = Column { refs: 1, live: true, ..Column::default() };
@@ -81,6 +92,7 @@ impl Columns {
         assert!(self.get(id).refs == 0, "a column goes when nobody uses it");
         self.columns[id.index()] = Column::default();
         self.blocks_mut(id).fill(NOWHERE);
+        self.hosted_mut(id).fill(false);
         self.vacant.push(id);
     }
 
@@ -110,27 +122,62 @@ impl Columns {
 
     /// It has blocks on the device.
     pub fn has_blocks(&self, id: ColumnId) -> bool {
-        self.blocks(id).first() != Some(&NOWHERE)
+        self.blocks(id).iter().any(|block| *block != NOWHERE)
+    }
+
+    /// All of its blocks are on the device.
+    pub fn is_whole(&self, id: ColumnId) -> bool {
+        self.blocks(id).iter().all(|block| *block != NOWHERE)
+    }
+
+    /// Layers whose block is on the device (`true`), or is not.
+    pub fn layers_on_device(&self, id: ColumnId, present: bool) -> impl Iterator<Item = LayerId> + '_ {
+        let blocks = self.blocks(id).iter().enumerate();
+        let layers = blocks.filter(move |(_, block)| (**block != NOWHERE) == present);
+        layers.map(|(layer, _)| LayerId(layer as u16))
+    }
+
+    /// Its block of this layer, if that is on the device.
+    pub fn block(&self, id: ColumnId, layer: LayerId) -> Option<BlockId> {
+        Some(self.blocks(id)[layer.index()]).filter(|block| *block != NOWHERE)
     }
 
     /// It has no blocks on the device any more. Returns those that it had.
     pub fn take_blocks(&mut self, id: ColumnId) -> Vec<BlockId> {
-        let blocks = self.blocks(id).to_vec();
+        let blocks = self.blocks(id).iter().copied().filter(|block| *block != NOWHERE).collect();
         self.blocks_mut(id).fill(NOWHERE);
         blocks
     }
 
+    /// It has no block of this layer on the device any more. Returns the one that it had.
+    pub fn take_block(&mut self, id: ColumnId, layer: LayerId) -> Option<BlockId> {
+        let block = self.block(id, layer)?;
+        self.blocks_mut(id)[layer.index()] = NOWHERE;
+        Some(block)
+    }
+
     /// Two columns change places, on the device and in the host tier.
     pub fn exchange(&mut self, one: ColumnId, other: ColumnId) {
-        let blocks = self.take_blocks(one);
-        let others = self.take_blocks(other);
-        self.blocks_mut(one).copy_from_slice(&others);
-        self.blocks_mut(other).copy_from_slice(&blocks);
+        let (first, second) = (one.index() * self.layers, other.index() * self.layers);
+        for layer in 0..self.layers {
+            self.blocks.swap(first + layer, second + layer);
+            self.hosted.swap(first + layer, second + layer);
+        }
         let stowed = self.get(one).stowed;
         self.get_mut(one).stowed = core::mem::replace(&mut self.get_mut(other).stowed, stowed);
     }
 
-    /// Blocks of a column, front layer first.
+    /// By layer: its copy in the host tier is complete.
+    pub fn hosted(&self, id: ColumnId) -> &[bool] {
+        &self.hosted[id.index() * self.layers..][..self.layers]
+    }
+
+    /// By layer, to change.
+    pub fn hosted_mut(&mut self, id: ColumnId) -> &mut [bool] {
+        &mut self.hosted[id.index() * self.layers..][..self.layers]
+    }
+
+    /// Blocks of a column, front layer first, also those that are nowhere.
     pub fn blocks(&self, id: ColumnId) -> &[BlockId] {
         &self.blocks[id.index() * self.layers..][..self.layers]
     }

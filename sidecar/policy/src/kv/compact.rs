@@ -66,12 +66,20 @@ impl Kv {
         self.frames.draining().iter().copied().filter(|f| self.frames.used(*f) == 0).collect()
     }
 
-    /// Up to `limit` moves out of draining frames, those nearest to empty first, targets reserved.
+    /// Up to `limit` moves out of draining frames, those nearest to empty first, targets reserved. Blocks of buffers, and those
+    /// that are being written back, stay.
     pub fn plan_moves(&mut self, limit: u32) -> Vec<(BlockId, BlockId)> {
         let mut frames: Vec<_> = self.frames.draining().iter().map(|f| (self.frames.used(*f), *f)).collect();
         frames.sort_unstable();
+        let stays = |block: &BlockId| {
+            let writing = self.frames.holder(*block).is_some_and(|id| self.stream.writing.contains(&id));
+            writing || self.frames.is_buffer(*block)
+        };
         let blocks = frames.iter().flat_map(|(_, frame)| self.frames.blocks(*frame));
-        let from: Vec<_> = blocks.take(limit.min(self.frames.free_blocks()) as usize).collect();
+        let from: Vec<_> = blocks
+            .filter(|block| !stays(block))
+            .take(limit.min(self.frames.free_blocks()) as usize)
+            .collect();
         let to = self.frames.reserve(from.len() as u32);
         from.into_iter().zip(to).collect()
     }

@@ -11,6 +11,8 @@ use crate::ids::{BlockId, ColumnId, FrameId};
 const FREE: u32 = u32::MAX;
 /// The block is the target of a move that has not ended.
 const RESERVED: u32 = u32::MAX - 1;
+/// The block belongs to a buffer that layers use in turn.
+const BUFFER: u32 = u32::MAX - 2;
 
 #[derive(Clone, Debug, Default)]
 struct Frame {
@@ -117,6 +119,18 @@ impl Frames {
         out
     }
 
+    /// Takes `count` blocks for buffers.
+    pub fn take_buffer(&mut self, count: u32) -> Vec<BlockId> {
+        let mut out = Vec::new();
+        self.take_for(count, BUFFER, &mut out);
+        out
+    }
+
+    /// The block belongs to a buffer.
+    pub fn is_buffer(&self, block: BlockId) -> bool {
+        self.holders[block.index()] == BUFFER
+    }
+
     fn take_for(&mut self, count: u32, holder: u32, out: &mut Vec<BlockId>) {
         assert!(count <= self.free_blocks, "blocks are taken only when they are there");
         self.free_blocks -= count;
@@ -174,7 +188,7 @@ impl Frames {
     /// The column that holds a block.
     pub fn holder(&self, block: BlockId) -> Option<ColumnId> {
         let holder = self.holders[block.index()];
-        (holder < RESERVED).then_some(ColumnId(holder))
+        (holder < BUFFER).then_some(ColumnId(holder))
     }
 
     /// Blocks of a frame that are held or reserved.
@@ -256,9 +270,10 @@ impl Frames {
         assert_eq!((free, backed), (self.free_blocks, self.backed), "free blocks and backed frames");
     }
 
-    /// Blocks that are reserved for moves.
-    pub fn reserved(&self) -> u32 {
-        self.holders.iter().filter(|h| **h == RESERVED).count() as u32
+    /// Blocks that are reserved for moves, and those of buffers.
+    pub fn reserved(&self) -> (u32, u32) {
+        let count = |holder| self.holders.iter().filter(|h| **h == holder).count() as u32;
+        (count(RESERVED), count(BUFFER))
     }
 }
 

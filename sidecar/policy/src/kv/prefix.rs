@@ -1,5 +1,7 @@
 //! The prefix cache: full columns are found again by the chained hash of their tokens, scoped by a salt.
 
+use alloc::vec::Vec;
+
 use super::columns::{Content, Tokens};
 use super::{Kv, Sequence, full_columns};
 use crate::digest::Digest;
@@ -22,6 +24,8 @@ impl Kv {
             salt,
             columns: Default::default(),
             full: 0,
+            written: 0,
+            suspended: false,
             tail: Default::default(),
             chain: Some(root),
         };
@@ -62,9 +66,10 @@ impl Kv {
         if column.refs > 1 {
             return;
         }
-        match (column.stowed, &column.content) {
-            (Some(_), Some(content)) => self.tier.use_again(column.stamp, content.parent, id),
-            _ => drop(self.idle.remove(&column.stamp)),
+        let (stamp, parent) = (column.stamp, column.content.as_ref().map(|content| content.parent));
+        match parent {
+            Some(parent) if !self.columns.has_blocks(id) => self.tier.use_again(stamp, parent, id),
+            _ => drop(self.idle.remove(&stamp)),
         }
     }
 
@@ -119,10 +124,17 @@ impl Kv {
     fn replace(&mut self, request: RequestId, at: u32, same: ColumnId) {
         self.refer(same);
         let old = self.sequences[&request].columns[at as usize];
-        if self.columns.get(same).stowed.is_some() {
+        let away = self.columns.get(same).seat.is_none() && !self.columns.is_whole(same);
+        if away && self.stream.writing.contains(&same) {
+            self.want(same);
+        } else if away {
             // What was just computed is on the device already: it takes the place of the copy in the host tier.
             self.columns.exchange(same, old);
-            self.frames.hand_over(self.columns.blocks(same), same);
+            for id in [same, old] {
+                let layers = self.columns.layers_on_device(id, true);
+                let blocks: Vec<_> = layers.filter_map(|layer| self.columns.block(id, layer)).collect();
+                self.frames.hand_over(&blocks, id);
+            }
         }
         let columns = &mut self.sequences.get_mut(&request).expect("open").columns;
         columns[at as usize] = same;
@@ -136,7 +148,6 @@ mod tests {
     use super::*;
     use crate::ids::FrameId;
     use alloc::vec;
-    use alloc::vec::Vec;
 
     fn kv(hash: Option<fn(u64, &Tokens) -> u64>) -> Kv {
         let mut kv = Kv::new(2, 8, 4, 0, true);

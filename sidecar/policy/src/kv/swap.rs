@@ -8,30 +8,33 @@ use alloc::vec::Vec;
 use super::Kv;
 use super::columns::Stowed;
 use crate::action::BlockSwap;
-use crate::ids::{BlockId, ChunkId, ColumnId, HostBlockId, RequestId};
+use crate::ids::{BlockId, ChunkId, ColumnId, HostBlockId, LayerId, RequestId};
 use crate::slots::Generations;
 
 /// A column on its way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Swap {
     /// Which.
     pub column: ColumnId,
     /// Where it lies in the host tier, or will.
     pub stowed: Stowed,
+    /// The layers whose blocks are copied.
+    pub layers: Vec<LayerId>,
 }
 
 impl Kv {
     /// A request that is admitted uses the column: it has to be on the device.
     pub(super) fn want(&mut self, id: ColumnId) {
-        if self.columns.get(id).stowed.is_some() {
+        if !self.columns.is_whole(id) {
             self.wanted.insert(id);
         }
     }
 
     /// The request, whose KV was kept, is admitted again: all of it has to be on the device, in a row of its own.
     pub fn resume(&mut self, request: RequestId) {
-        let columns = self.sequences.get(&request).map_or(Vec::new(), |sequence| sequence.columns.clone());
-        for (at, id) in columns.into_iter().enumerate() {
+        let Some(sequence) = self.sequences.get_mut(&request) else { return };
+        (sequence.suspended, sequence.written) = (false, 0);
+        for (at, id) in sequence.columns.clone().into_iter().enumerate() {
             self.dirty.insert((request, at as u32));
             self.want(id);
         }
@@ -39,17 +42,58 @@ impl Kv {
 
     /// Blocks that the columns which are wanted on the device will take there.
     pub fn wanted_blocks(&mut self) -> u32 {
-        if !self.wanted.is_empty() {
-            let columns = &self.columns;
-            let needed = |column: &super::columns::Column| column.stowed.is_some() && column.refs > 0;
-            self.wanted.retain(|id| columns.find(*id).is_some_and(needed));
+        if self.wanted.is_empty() {
+            return 0;
         }
-        self.wanted.len() as u32 * self.layers
+        let mut wanted = core::mem::take(&mut self.wanted);
+        let mut blocks = 0;
+        wanted.retain(|id| {
+            let used = self.columns.find(*id).is_some_and(|column| column.refs > 0);
+            let missing = if used { self.missing(*id).count() } else { 0 };
+            blocks += missing as u32;
+            missing > 0
+        });
+        self.wanted = wanted;
+        blocks
     }
 
-    /// Columns on the device, while none is on its way.
-    pub fn on_device(&self) -> u32 {
-        self.columns.live() - self.tier.used()
+    /// Layers whose block is not on the device and that no buffer stands for.
+    fn missing(&self, id: ColumnId) -> impl Iterator<Item = LayerId> + '_ {
+        let seat = self.columns.get(id).seat;
+        let seated = move |layer: &LayerId| seat.is_some_and(|seat| self.stream.seats_layer(seat, *layer));
+        self.columns.layers_on_device(id, false).filter(move |layer| !seated(layer))
+    }
+
+    /// Columns that the host tier has room for, its cache given up.
+    pub fn host_room(&self) -> u32 {
+        self.tier.room()
+    }
+
+    /// Columns without a place in the host tier.
+    fn placeless(&self) -> u32 {
+        self.columns.live() - (self.tier.used() - self.stream.parted())
+    }
+
+    /// Some column has blocks on the device that the host tier lacks, or that are still there.
+    pub fn on_device(&self) -> bool {
+        self.columns.iter().any(|(id, _)| self.columns.has_blocks(id))
+    }
+
+    /// Blocks that the host tier has as well leave the device.
+    ///
+    /// # Panics
+    /// If some KV is placed: buffers stand for nothing then.
+    pub fn shed_copies(&mut self) {
+        assert!(self.stream.buffer_blocks() == 0, "what is in use stays");
+        let ids: Vec<_> = self.columns.iter().map(|(id, _)| id).collect();
+        for id in ids {
+            let hosted = self.columns.hosted(id).to_vec();
+            let layers: Vec<_> =
+                self.columns.layers_on_device(id, true).filter(|layer| hosted[layer.index()]).collect();
+            let blocks: Vec<_> =
+                layers.into_iter().filter_map(|layer| self.columns.take_block(id, layer)).collect();
+            self.frames.give(&blocks);
+        }
     }
 
     /// The request holds blocks on the device.
@@ -62,7 +106,7 @@ impl Kv {
     /// the columns given up and, if that does not suffice, how many columns of requests are too many.
     pub fn make_host_room(&mut self) -> (u32, u32) {
         let mut evicted = 0;
-        while self.on_device() > self.tier.room() {
+        while self.placeless() > self.tier.room() {
             let on_device = self.idle.first_key_value().map(|(stamp, _)| *stamp);
             // No column is older than none: where only one side has any, it is that side's turn.
             let host_first =
@@ -72,7 +116,7 @@ impl Kv {
             }
             evicted += 1;
         }
-        (evicted, self.on_device().saturating_sub(self.tier.room()))
+        (evicted, self.placeless().saturating_sub(self.tier.room()))
     }
 
     /// Gives up all cache, on the device and in the host tier. Returns the columns given up.
@@ -85,25 +129,47 @@ impl Kv {
     }
 
     /// As [`Kv::evict`], of those in the host tier.
-    fn evict_from_host(&mut self) -> bool {
+    pub(super) fn evict_from_host(&mut self) -> bool {
         let Some(id) = self.tier.take_oldest(&self.columns) else { return false };
         self.give_up(id);
         true
     }
 
+    /// Columns that only suspended requests use and that have blocks on the device, up to so many.
+    pub fn suspended_columns(&self, most: u32) -> Vec<ColumnId> {
+        let sequences = self.sequences.values().filter(|sequence| sequence.suspended);
+        let columns = sequences.flat_map(|sequence| sequence.columns.iter().copied());
+        let idle = |id: &ColumnId| self.columns.get(*id).refs == 1 && self.columns.has_blocks(*id);
+        columns.filter(idle).take(most as usize).collect()
+    }
+
+    /// As [`Kv::plan_swap_out`], of columns that only suspended requests use.
+    pub fn plan_suspended_out(&mut self, most: u32, generations: &mut Generations) -> Vec<Swap> {
+        let columns = self.suspended_columns(most);
+        self.swap_out(columns, generations)
+    }
+
     /// Up to `most` columns on the device go to the host tier: those in use, then the others in the order in which they were
-    /// let go.
+    /// let go. Those that are being written back come later.
     ///
     /// # Panics
     /// If there is no room: [`Kv::make_host_room`] comes first.
     pub fn plan_swap_out(&mut self, most: u32, generations: &mut Generations) -> Vec<Swap> {
-        let used = self.columns.iter().filter(|(_, column)| column.refs > 0 && column.stowed.is_none());
-        let columns = used.map(|(id, _)| id).chain(self.idle.values().copied());
+        let here = |id: &ColumnId| self.columns.has_blocks(*id) && !self.stream.writing.contains(id);
+        let used = self.columns.iter().filter(|(_, column)| column.refs > 0).map(|(id, _)| id);
+        let columns = used.chain(self.idle.values().copied()).filter(here);
         let columns: Vec<_> = columns.take(most as usize).collect();
+        self.swap_out(columns, generations)
+    }
+
+    fn swap_out(&mut self, columns: Vec<ColumnId>, generations: &mut Generations) -> Vec<Swap> {
         let plan = |id: &ColumnId| {
             self.refer(*id);
-            let stowed = Stowed { place: self.tier.take(), generation: generations.fresh() };
-            Swap { column: *id, stowed }
+            let fresh = || Stowed { place: self.tier.take(), generation: generations.fresh() };
+            let stowed = self.columns.get(*id).stowed.unwrap_or_else(fresh);
+            let hosted = self.columns.hosted(*id);
+            let layers = self.columns.layers_on_device(*id, true).filter(|l| !hosted[l.index()]).collect();
+            Swap { column: *id, stowed, layers }
         };
         let swaps: Vec<_> = columns.iter().map(plan).collect();
         self.moving = columns;
@@ -114,11 +180,13 @@ impl Kv {
     pub fn finish_swap_out(&mut self, swaps: &[Swap], done: bool) {
         self.moving.clear();
         for swap in swaps {
+            let had_place = self.columns.get(swap.column).stowed.is_some();
             if done {
                 self.frames.give(&self.columns.take_blocks(swap.column));
+                self.columns.hosted_mut(swap.column).fill(true);
                 self.columns.get_mut(swap.column).stowed = Some(swap.stowed);
                 self.history.word(swap.stowed.generation.0);
-            } else {
+            } else if !had_place {
                 self.tier.give(swap.stowed.place);
             }
             self.let_go(swap.column);
@@ -136,30 +204,32 @@ impl Kv {
         let mut blocks = Vec::new();
         let mut plan = |id: ColumnId| {
             blocks.clear();
-            self.frames.take(self.layers, id, &mut blocks);
-            self.columns.blocks_mut(id).copy_from_slice(&blocks);
+            let layers: Vec<_> = self.missing(id).collect();
+            self.frames.take(layers.len() as u32, id, &mut blocks);
+            for (layer, block) in layers.iter().zip(&blocks) {
+                self.columns.blocks_mut(id)[layer.index()] = *block;
+            }
             self.refer(id);
             let stowed = self.columns.get(id).stowed.expect("a wanted column lies in the host tier");
-            Swap { column: id, stowed }
+            Swap { column: id, stowed, layers }
         };
         let swaps: Vec<_> = wanted.iter().copied().map(&mut plan).collect();
         self.moving = wanted;
         swaps
     }
 
-    /// The copies to the device have ended well.
+    /// The copies to the device have ended well. A column that is whole again leaves the host tier.
     pub fn finish_swap_in(&mut self, swaps: &[Swap]) {
         self.moving.clear();
         let arrived: BTreeSet<_> = swaps.iter().map(|swap| swap.column).collect();
         for swap in swaps {
-            self.columns.get_mut(swap.column).stowed = None;
-            self.tier.give(swap.stowed.place);
+            let idle = self.columns.get(swap.column).seat.is_none() && self.columns.is_whole(swap.column);
+            if idle && !self.stream.writing.contains(&swap.column) {
+                self.leave_host(swap.column);
+            }
             self.history.word(!swap.stowed.generation.0);
         }
-        for (request, sequence) in &self.sequences {
-            let columns = sequence.columns.iter().enumerate().filter(|(_, id)| arrived.contains(id));
-            self.dirty.extend(columns.map(|(at, _)| (*request, at as u32)));
-        }
+        self.touch(&arrived);
         swaps.iter().for_each(|swap| self.let_go(swap.column));
     }
 
@@ -185,19 +255,18 @@ impl Kv {
         requests
     }
 
-    /// The blocks of a swap as a backend knows them.
-    pub fn block_swaps(&self, swaps: &[Swap], chunk: impl Fn(BlockId) -> ChunkId) -> Vec<BlockSwap> {
-        let blocks = |swap: &Swap| {
-            let first = swap.stowed.place * self.layers;
-            let generation = swap.stowed.generation;
-            let one =
-                move |(at, block): (usize, BlockId)| (HostBlockId(first + at as u32), block, generation);
-            let blocks: Vec<_> =
-                self.columns.blocks(swap.column).iter().copied().enumerate().map(one).collect();
-            blocks
+    /// The blocks of these layers of a column as a backend knows them.
+    pub fn block_swaps(
+        &self,
+        (column, stowed): (ColumnId, Stowed),
+        layers: &[LayerId],
+        chunk: impl Fn(BlockId) -> ChunkId,
+    ) -> Vec<BlockSwap> {
+        let swap = |layer: &LayerId| {
+            let block = self.columns.block(column, *layer).expect("what is copied is on the device");
+            let host = HostBlockId(stowed.place * self.layers + u32::from(layer.0));
+            BlockSwap { block, chunk: chunk(block), host, generation: stowed.generation }
         };
-        let all = swaps.iter().flat_map(blocks);
-        all.map(|(host, block, generation)| BlockSwap { block, chunk: chunk(block), host, generation })
-            .collect()
+        layers.iter().map(swap).collect()
     }
 }

@@ -79,6 +79,11 @@ impl Pauses {
         victims.into_iter().map(|candidate| candidate.id).collect()
     }
 
+    /// Whether this request is paused now.
+    pub fn is_paused(&self, id: RequestId) -> bool {
+        self.paused.contains_key(&id)
+    }
+
     /// Whether this request has been paused for as long as one may be.
     pub fn immune(&self, id: RequestId, now: Nanos) -> bool {
         self.total_ns(id, now) >= self.bound_ns

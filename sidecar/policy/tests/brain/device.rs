@@ -104,6 +104,10 @@ pub struct Device {
     pub kv_done: Vec<Generation>,
     /// Fetches of what their host blocks carried no more.
     pub refused_fetches: u32,
+    /// How often, of a thousand times, a write-back gets no further although it might.
+    pub slow_writes_permille: u32,
+    /// Fetches that ended well.
+    pub fetched: u32,
     pub rebacks: u32,
     pub moves: u32,
     pub bytes_filled: u64,
@@ -138,6 +142,8 @@ impl Device {
             kv_ready: vec![Generation(0); layers],
             kv_done: vec![Generation(0); layers],
             refused_fetches: 0,
+            slow_writes_permille: 0,
+            fetched: 0,
             rebacks: 0,
             moves: 0,
             bytes_filled: 0,
@@ -180,7 +186,9 @@ impl Device {
         }
         let fills = (0..self.fills.len()).filter(|at| self.fills[*at].running || self.may_start(*at));
         choices.extend(fills.map(Choice::Fill));
-        choices.extend((0..self.kv.len()).filter(|at| self.may_go_on(*at)).map(Choice::Kv));
+        let slow = self.rng.permille(self.slow_writes_permille) && !choices.is_empty();
+        let copies = (0..self.kv.len()).filter(|at| self.may_go_on(*at));
+        choices.extend(copies.filter(|at| !slow || self.kv[*at].is_fetch()).map(Choice::Kv));
         if choices.is_empty() {
             return None;
         }

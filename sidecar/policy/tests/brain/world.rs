@@ -8,7 +8,7 @@ use sluice_policy::brain::{Brain, Prepared, StepLease, StepNeed, StepTimes};
 use sluice_policy::event::Completion;
 use sluice_policy::geometry::{Geometry, StepShape};
 use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos, RequestId};
-use sluice_policy::params::Params;
+use sluice_policy::params::{Params, PolicyName};
 use sluice_policy::trader::{Letter, Trader};
 
 use super::device::{Device, Faults, Rng, mix};
@@ -56,6 +56,7 @@ pub struct World {
     pub max_batch: usize,
     pub steps: u64,
     pub preemptions: u32,
+    pub pauses: u32,
     pub layer_ns: u64,
     pub most_alpha: u16,
     /// Spoils actions on their way to the device.
@@ -74,6 +75,10 @@ pub struct World {
     pub told: bool,
     /// How often, of a thousand boundaries, the tenant is put to sleep, or woken.
     pub nap_permille: u32,
+    /// How often, of a thousand boundaries, another policy is in force.
+    pub switch_permille: u32,
+    /// Policies that came into force.
+    pub switches: u32,
     /// Requests computed again because their KV was lost or had no room in the host tier.
     pub dropped: u32,
 }
@@ -95,6 +100,7 @@ impl World {
             max_batch: 4,
             steps: 0,
             preemptions: 0,
+            pauses: 0,
             layer_ns: 1_000_000,
             most_alpha: 0,
             spoil: None,
@@ -106,6 +112,8 @@ impl World {
             late: None,
             told: true,
             nap_permille: 0,
+            switch_permille: 0,
+            switches: 0,
             dropped: 0,
         }
     }
@@ -211,6 +219,7 @@ impl World {
             self.brain.set_busy(self.busy());
         }
         self.nap();
+        self.switch_policy();
         let now = self.now;
         self.tell(|brain, out| brain.boundary(now, out));
         self.trade();
@@ -245,6 +254,13 @@ impl World {
             }
         }
         false
+    }
+
+    fn switch_policy(&mut self) {
+        if self.switch_permille > 0 && self.rng.permille(self.switch_permille) {
+            let policy = PolicyName::ALL[self.rng.below(PolicyName::ALL.len() as u64) as usize];
+            self.switches += u32::from(self.brain.set_policy(policy).is_ok());
+        }
     }
 
     fn plan(&self) -> (Vec<(RequestId, usize)>, StepNeed) {
@@ -285,6 +301,16 @@ impl World {
         }
         assert!(self.running.len() > 1, "the oldest request always fits alone");
         let mut request = self.running.pop().expect("more than one");
+        if self.brain.params().policy.pauses() {
+            self.brain.suspend(request.id);
+            self.brain.check();
+            self.pauses += 1;
+            self.tables.remove(&request.id);
+            request.kept = true;
+            self.waiting.push_front(request);
+            self.max_batch = self.running.len();
+            return;
+        }
         self.preemptions += 1;
         request.committed = 0;
         self.brain.close(request.id);
@@ -299,14 +325,17 @@ impl World {
     }
 
     fn start(&mut self, parts: Vec<(RequestId, usize)>, shape: StepShape) {
-        for change in self.brain.take_table_changes() {
-            let table = self.tables.get_mut(&change.request).expect("changes are of open requests");
-            table.resize_with(table.len().max(change.column as usize + 1), Vec::new);
-            table[change.column as usize] = change.blocks;
-        }
         let now = self.now;
         let StepLease { generations, kv_generations, activation_limit_bytes } =
             self.tell(|brain, out| brain.begin(now, out));
+        for change in self.brain.take_table_changes() {
+            let Some(table) = self.tables.get_mut(&change.request) else {
+                assert!(self.waiting.iter().any(|r| r.id == change.request), "changes are of open requests");
+                continue;
+            };
+            table.resize_with(table.len().max(change.column as usize + 1), Vec::new);
+            table[change.column as usize] = change.blocks;
+        }
         assert!(generations.is_sorted() && kv_generations.is_sorted(), "layers of a lease ascend");
         let needed = self.device.geometry.activation.bytes(shape);
         assert!(activation_limit_bytes >= needed, "activations of a step are backed");

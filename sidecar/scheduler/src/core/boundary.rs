@@ -38,7 +38,7 @@ impl Core {
         if self.brain.blocked() || !may_run || self.brain.dormant() {
             return;
         }
-        let mut admitted = self.admit();
+        let mut admitted = self.admit(now);
         match self.fit(now, &mut admitted) {
             Some(batch) => {
                 self.confirm(now, &admitted);
@@ -49,7 +49,7 @@ impl Core {
     }
 
     /// Moves waiting requests into free rows, up to one step's worth of tokens. Returns those that are new.
-    fn admit(&mut self) -> Vec<RequestId> {
+    fn admit(&mut self, now: Nanos) -> Vec<RequestId> {
         let mut admitted = Vec::new();
         // Where nothing runs, nothing can end: whoever was sent back while memory was on its way is tried again.
         if self.next_step < self.admission_hold && !self.running.is_empty() {
@@ -59,7 +59,7 @@ impl Core {
         let step_tokens =
             if self.brain.arriving() { self.config.max_model_tokens } else { self.config.max_step_tokens };
         let mut budget = step_tokens.max(self.config.max_step_tokens).saturating_sub(running_tokens);
-        while budget > 0 && !self.queue.is_empty() {
+        while budget > 0 && !self.queue.is_empty() && !self.front_is_paused(now) {
             let Some(row) = self.free_rows.pop() else { break };
             let Some(mut sequence) = self.queue.pop() else { break };
             if sequence.kept {
@@ -111,7 +111,7 @@ impl Core {
                 Prepared::Short { activation: true, .. } if max_tokens > usual => max_tokens = usual,
                 Prepared::Short { activation: true, .. } if max_tokens > 1 => max_tokens /= 2,
                 Prepared::Short { .. } => {
-                    if !self.relieve(admitted) {
+                    if !self.relieve(now, admitted) {
                         self.starve();
                         return None;
                     }
@@ -132,7 +132,7 @@ impl Core {
     }
 
     /// Takes one request out of the batch's way. `false` = only the oldest is left.
-    fn relieve(&mut self, admitted: &mut Vec<RequestId>) -> bool {
+    fn relieve(&mut self, now: Nanos, admitted: &mut Vec<RequestId>) -> bool {
         if self.running.len() <= 1 {
             return self.drop_kept(|brain, id| brain.on_device(id));
         }
@@ -141,6 +141,7 @@ impl Core {
                 self.send_back(newest);
                 self.admission_hold = self.next_step + ADMISSION_HOLD_STEPS;
             }
+            None if self.brain.params().policy.pauses() && self.pause_largest(now) => {}
             None => self.preempt_youngest(),
         }
         true
@@ -149,7 +150,9 @@ impl Core {
     /// Puts a request back that was to be admitted in this very boundary.
     fn send_back(&mut self, id: RequestId) {
         let Some(mut sequence) = self.take_running(id) else { return };
-        if !sequence.kept {
+        if sequence.kept {
+            self.brain.suspend(id);
+        } else {
             self.brain.close(id);
             sequence.committed = 0;
         }
@@ -187,6 +190,7 @@ impl Core {
     }
 
     fn confirm(&mut self, now: Nanos, admitted: &[RequestId]) {
+        self.note_resumed(now, admitted);
         for id in admitted {
             let Some(sequence) = self.places.get(id).and_then(|place| self.running.get_mut(place)) else {
                 continue;

@@ -36,15 +36,9 @@ impl Core {
         }
         if self.brain.rest() == Rest::Falling {
             let running: Vec<_> = self.running.values().map(Sequence::id).collect();
-            running.into_iter().for_each(|id| self.park(id));
-        }
-    }
-
-    /// The request waits, with its KV.
-    fn park(&mut self, id: RequestId) {
-        if let Some(mut sequence) = self.take_running(id) {
-            sequence.kept = true;
-            self.queue.push(sequence);
+            running.into_iter().for_each(|id| {
+                self.park(id);
+            });
         }
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::{ActionId, RequestId, RowId, StepId};
+use sluice_policy::params::PolicyName;
 use sluice_ports::compute::{ComputeEvent, EngineHello, SampleFailure, Sampled, StepDone, Unsampled};
 use sluice_ports::sampling::{Sampling, TokenLogprobs};
 
@@ -42,6 +43,10 @@ pub fn encode(event: &Event) -> (&'static str, Words) {
             words.put(code_of(&SLEEPS, order));
             "sleep"
         }
+        Event::Policy(policy) => {
+            words.put(code_of(&PolicyName::ALL, policy));
+            "policy"
+        }
         Event::Tick => "tick",
     };
     (name, words)
@@ -54,6 +59,7 @@ pub fn decode(name: &str, r: &mut Reader<'_>) -> Result<Event, String> {
         "cancel" => Event::Cancel(RequestId(r.u64()?)),
         "memory" => Event::Memory(completion(r)?),
         "sleep" => Event::Sleep(by_code(&SLEEPS, r)?),
+        "policy" => Event::Policy(by_code(&PolicyName::ALL, r)?),
         "tick" => Event::Tick,
         "attached" => Event::Compute(ComputeEvent::Attached(hello(r)?)),
         "lost" => Event::Compute(ComputeEvent::Lost),

@@ -2,6 +2,8 @@
 
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::params::{ForcedRemap, Params, PolicyName};
+use sluice_policy::pie::expansion;
+use sluice_policy::planner::replan;
 
 use super::neighbours;
 use super::words::{Reader, Words};
@@ -67,7 +69,18 @@ pub fn params_words(params: &Params) -> Words {
     words.put(*stall_allowance_permille).put(*revert_patience_steps).put(*revert_reserve_permille);
     words.put(*compact_budget_bytes).put(*prefix_caching).put(*link_bytes_per_second).put(*layer_compute_ns);
     words.put(*share_chunks).put(*host_kv_bytes);
+    put_offload(&mut words, params);
     words
+}
+
+/// The tunables of placing KV.
+fn put_offload(words: &mut Words, params: &Params) {
+    let Params { fixed_away_permille, offload_reserve_permille, expansion, replan, plan_expansions, .. } =
+        params;
+    words.put(*fixed_away_permille).put(*offload_reserve_permille).put(*plan_expansions);
+    words.put(expansion.early_permille).put(expansion.trial_tokens).put(expansion.gain_permille);
+    words.put(expansion.probe_after_trials).put(expansion.stall_permille);
+    words.put(replan.window).put(replan.mismatch_permille).put(replan.mismatches);
 }
 
 /// Reads what [`params_words`] wrote.
@@ -93,6 +106,17 @@ pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
         layer_compute_ns: r.u64()?,
         share_chunks: r.int()?,
         host_kv_bytes: r.u64()?,
+        fixed_away_permille: r.int()?,
+        offload_reserve_permille: r.int()?,
+        plan_expansions: r.int()?,
+        expansion: expansion::Tunables {
+            early_permille: r.int()?,
+            trial_tokens: r.int()?,
+            gain_permille: r.int()?,
+            probe_after_trials: r.int()?,
+            stall_permille: r.int()?,
+        },
+        replan: replan::Tunables { window: r.int()?, mismatch_permille: r.int()?, mismatches: r.int()? },
     })
 }
 

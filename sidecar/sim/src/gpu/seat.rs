@@ -260,7 +260,7 @@ impl Seat {
                     self.tally.preemptions += 1;
                 }
                 Notice::Waited(span) => self.tally.waited(span),
-                Notice::Admitted { .. } => {}
+                Notice::Admitted { .. } | Notice::PolicyRefused { .. } => {}
             }
         }
     }

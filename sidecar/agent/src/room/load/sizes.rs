@@ -104,12 +104,11 @@ fn share_chunks(config: &SidecarConfig) -> u32 {
 /// # Errors
 /// [`LoadError::Config`]: it is not built.
 pub fn policy_of(name: &str) -> Result<PolicyName, LoadError> {
-    match name {
-        "Recompute" => Ok(PolicyName::Recompute),
-        "Oneiros" => Ok(PolicyName::Oneiros),
-        "Ellm" => Ok(PolicyName::Ellm),
-        other => Err(wrong("policy", format!("`{other}` is not built (Recompute, Oneiros, Ellm)"))),
-    }
+    let known = PolicyName::ALL.into_iter().find(|policy| policy.name() == name);
+    known.ok_or_else(|| {
+        let names = PolicyName::ALL.map(PolicyName::name).join(", ");
+        wrong("policy", format!("`{name}` is no policy ({names})"))
+    })
 }
 
 /// KV of one sequence of the longest kind, in whole chunks.

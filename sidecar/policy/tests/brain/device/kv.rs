@@ -28,7 +28,7 @@ impl KvCopy {
         }
     }
 
-    fn is_fetch(&self) -> bool {
+    pub(super) fn is_fetch(&self) -> bool {
         matches!(self.work, Work::Fetch(_))
     }
 
@@ -107,6 +107,7 @@ impl Device {
                     self.blocks.insert(place, *tags);
                 }
                 self.kv_ready[fetch.layer.index()] = fetch.generation;
+                self.fetched += 1;
             }
             Work::WriteBack(swaps) => {
                 for (swap, tags) in swaps.iter().zip(copied) {

@@ -1,0 +1,253 @@
+//! KV that is away while its requests run: carrying out a placement. What the placement should be is decided in
+//! [`super::place`].
+
+use alloc::vec::Vec;
+
+use super::{Brain, Failed};
+use crate::action::{Action, BlockSwap, Fetch, Work};
+use crate::event::{Failure, Outcome};
+use crate::ewma::Ewma;
+use crate::ids::{Generation, LayerId, RequestId, SlotId};
+use crate::kv::stream::{Placement, Written};
+use crate::params::Params;
+use crate::pending::Pending;
+use crate::pie::expansion::Expansion;
+use crate::planner::replan::Watch;
+use crate::reason::Reason;
+use crate::slots::Due;
+
+/// Time that one order of write-backs takes, by the measured link, nanoseconds: who needs its blocks waits no longer.
+const WRITE_PIECE_NS: u64 = 20_000_000;
+
+/// Blocks of the first write-back, before the link to the host was measured: it may be of any slowness.
+const FIRST_PIECE_BLOCKS: u32 = 1;
+
+/// Blocks of one write-back at most.
+const MOST_PIECE_BLOCKS: u32 = 1 << 14;
+
+/// Copies in a row that may fail before the tenant counts as failed.
+const FETCH_RETRIES: u32 = super::FILL_RETRIES;
+
+/// State of the carrying out.
+#[derive(Clone, Debug)]
+pub(super) struct Offload {
+    /// Another placement waits until nothing is fetched: the next step orders nothing for its successor.
+    pub due: Option<Placement>,
+    /// How many layers may be away (`Pie`).
+    pub expansion: Expansion,
+    /// Watches the plan in force, and the requests that it was made for (`OrbitFlow`).
+    pub watch: Option<Watch>,
+    pub planned_for: Vec<RequestId>,
+    /// The plan no longer holds.
+    pub replan: bool,
+    /// No plan is made before this boundary.
+    pub plan_again_at: u64,
+    /// Nanoseconds for a block to the host.
+    block_out_ns: Ewma,
+    fetch_failures: u32,
+    write_failures: u32,
+    /// No write-back is tried before this boundary.
+    write_at: u64,
+    /// Bytes fetched, and written back.
+    fetched_bytes: u64,
+    written_bytes: u64,
+}
+
+impl Offload {
+    pub fn new(params: &Params, layers: u16) -> Offload {
+        Offload {
+            due: None,
+            expansion: Expansion::new(params.expansion, layers, layers.saturating_sub(1)),
+            watch: None,
+            planned_for: Vec::new(),
+            replan: false,
+            plan_again_at: 0,
+            block_out_ns: Ewma::default(),
+            fetch_failures: 0,
+            write_failures: 0,
+            write_at: 0,
+            fetched_bytes: 0,
+            written_bytes: 0,
+        }
+    }
+}
+
+impl Brain {
+    /// Bytes of KV that were fetched for steps.
+    pub fn fetched_bytes(&self) -> u64 {
+        self.offload.fetched_bytes
+    }
+
+    /// Bytes of KV that were written back beside steps.
+    pub fn written_bytes(&self) -> u64 {
+        self.offload.written_bytes
+    }
+
+    /// The placement in force.
+    pub fn placement(&self) -> &Placement {
+        self.kv.placement()
+    }
+
+    /// A request that runs is to wait; its KV is kept.
+    pub fn suspend(&mut self, request: RequestId) {
+        self.count(Reason::Pause);
+        self.kv.suspend(request);
+    }
+
+    /// Takes the placement one boundary further.
+    pub(super) fn place_kv(&mut self, out: &mut Vec<Action>) {
+        self.wish_placement();
+        self.take_placement();
+        if !self.kv.placement().layout.moving.is_empty() {
+            let (seated, holes) = self.kv.seats();
+            if seated == 0 && holes > 0 {
+                self.tidy_seats();
+            }
+            self.kv.shed();
+            self.write_back(out);
+        }
+    }
+
+    /// What is due is in force from now on, if nothing is on its way into a buffer.
+    fn take_placement(&mut self) {
+        if self.kv.fetches() > 0 {
+            return;
+        }
+        if let Some(placement) = self.offload.due.take() {
+            self.count(Reason::Place);
+            self.kv.place(placement);
+        }
+    }
+
+    /// Nothing is away any more: what the device lacks is wanted there, or goes to the host tier whole.
+    pub(super) fn bring_together(&mut self) {
+        self.offload.due = None;
+        if !self.kv.placement().layout.moving.is_empty() {
+            self.kv.place(Placement::default());
+        }
+        self.kv.shed_copies();
+    }
+
+    /// Nothing is on its way, and no buffer stands for nobody.
+    pub(super) fn offload_rests(&self) -> bool {
+        self.kv.open_requests() > 0
+            || (self.kv.buffer_blocks() == 0 && self.kv.fetches() == 0 && !self.kv.writes_back())
+    }
+
+    /// Buffers keep blocks for seats that nobody has: those are free again, at the price of the fetches that are early. Not while
+    /// something is fetched.
+    pub(super) fn tidy_seats(&mut self) -> bool {
+        let quiet = self.kv.fetches() == 0;
+        if quiet {
+            let placement = self.kv.placement().clone();
+            self.kv.place(placement);
+        }
+        quiet
+    }
+
+    /// Buffers leave the frames that drain. `None` = they have; else whether that goes on.
+    pub(super) fn free_buffers(&mut self) -> Option<bool> {
+        if !self.kv.drains_buffers() {
+            return None;
+        }
+        if self.kv.fetches() > 0 {
+            return Some(false);
+        }
+        (!self.kv.move_buffers()).then_some(false)
+    }
+
+    fn write_back(&mut self, out: &mut Vec<Action>) {
+        if self.kv.writes_back() || self.boundaries < self.offload.write_at {
+            return;
+        }
+        let written = self.kv.plan_write_back(self.write_piece(), &mut self.generations);
+        if written.is_empty() {
+            return;
+        }
+        let blocks = |one: &Written| {
+            self.kv.block_swaps((one.column, one.stowed), &one.layers, |block| self.chunk_of(block))
+        };
+        let blocks: Vec<BlockSwap> = written.iter().flat_map(blocks).collect();
+        self.order(Work::WriteBack(blocks), Reason::WriteBack, Pending::WriteBack(written), out);
+    }
+
+    fn write_piece(&self) -> u32 {
+        let within =
+            |block_ns: u64| (WRITE_PIECE_NS / block_ns.max(1)).clamp(1, u64::from(MOST_PIECE_BLOCKS));
+        self.offload.block_out_ns.value().map_or(FIRST_PIECE_BLOCKS, |block_ns| within(block_ns) as u32)
+    }
+
+    pub(super) fn written_back(&mut self, written: &[Written], outcome: Outcome) {
+        let done = matches!(outcome, Outcome::Done { .. });
+        self.kv.finish_write_back(written, done);
+        if let Outcome::Done { bytes, duration_ns } = outcome {
+            let blocks = written.iter().map(|one| one.layers.len() as u64).sum::<u64>();
+            self.offload.block_out_ns.observe(duration_ns / blocks.max(1));
+            self.offload.written_bytes += bytes;
+            self.offload.write_failures = 0;
+        } else {
+            self.count(Reason::BackendFailed);
+            self.offload.write_failures += 1;
+            let pause = 1 << self.offload.write_failures.min(10);
+            self.offload.write_at = self.boundaries + pause;
+        }
+    }
+
+    /// A step begins: its fetches are ordered.
+    pub(super) fn begin_fetches(&mut self, out: &mut Vec<Action>) {
+        let early = self.offload.due.is_none();
+        let due = self.kv.begin_fetches(early, &mut self.generations);
+        self.order_fetches(due, out);
+    }
+
+    /// Fetches that were dropped or failed are ordered again.
+    pub(super) fn order_fetches_again(&mut self, out: &mut Vec<Action>) {
+        if !self.pending.dropping() && self.failure.is_none() {
+            let due = self.kv.due_fetches();
+            self.order_fetches(due, out);
+        }
+    }
+
+    fn order_fetches(&mut self, due: Vec<Due>, out: &mut Vec<Action>) {
+        for due in due {
+            let blocks = self.kv.fetch_blocks(&due, |block| self.chunk_of(block));
+            let Due { instance, after } = due;
+            let (layer, generation) = (instance.layer, instance.generation);
+            let fetch = Fetch { layer, buffer: instance.slot.0, generation, after, blocks };
+            let effect = Pending::Fetch { layer, buffer: instance.slot, generation };
+            self.order(Work::Fetch(fetch), Reason::Fetch, effect, out);
+        }
+    }
+
+    pub(super) fn fetched(
+        &mut self,
+        place: (LayerId, SlotId),
+        generation: Generation,
+        outcome: Outcome,
+        out: &mut Vec<Action>,
+    ) {
+        let end = match outcome {
+            Outcome::Done { bytes, duration_ns } => {
+                self.measures.copied_kv(bytes, duration_ns);
+                self.offload.fetched_bytes += bytes;
+                self.offload.fetch_failures = 0;
+                Ok(())
+            }
+            Outcome::Failed(failure) => Err(failure == Failure::Dropped),
+        };
+        self.kv.fetched(place, generation, end, self.in_step, &mut self.generations);
+        let Err(clean) = end else { return };
+        if self.pending.dropping() && clean {
+            return;
+        }
+        self.count(Reason::BackendFailed);
+        self.offload.fetch_failures += 1;
+        if self.offload.fetch_failures > FETCH_RETRIES {
+            self.failure = Some(Failed::Fetch { layer: place.0 });
+        } else if self.kv.fetches_behind(place.1, generation) {
+            self.drop_fills(Reason::BackendFailed, out);
+        } else {
+            self.order_fetches_again(out);
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! KV that stays in the host tier while its request runs (OrbitFlow, Pie): seats, buffers and the fetches of each step.
+//!
+//! Full columns that a [`Placement`] names are written to the host tier beside steps and get a *seat*. Their blocks of the
+//! named layers then leave the device. Each step fetches these layers one after the other into a few buffers, which the block
+//! tables name instead: seat `k` lies in block `k` of each buffer. Full columns never change, so each is written once.
+//!
+//! The layers that move share buffers as moving weight layers share slots, with the same sequence of generations
+//! ([`Slots`]). A fetch covers the seats that there were when it was ordered; a block leaves the device when every fetch
+//! that a step will still read covers its seat, and the tables name the buffer from the first step on whose fetch does.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec;
+use alloc::vec::Vec;
+
+mod fetch;
+mod seats;
+mod write_back;
+
+use super::Kv;
+use super::columns::Stowed;
+use crate::ids::{BlockId, ColumnId, Generation, LayerId, RequestId};
+use crate::slots::Slots;
+use crate::step_model::Layout;
+
+/// Which layers of whose KV are not on the device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// All layers of which any KV is away, and how many buffers they share. Each buffer serves at least two layers.
+    pub layout: Layout,
+    /// Sets of layers that are away, each ascending and part of the layout.
+    pub sets: Vec<Vec<LayerId>>,
+    /// The set of each request. Requests that are not named are on the device.
+    pub of: BTreeMap<RequestId, u16>,
+}
+
+impl Placement {
+    /// One set for all of these requests, over as many buffers as it has use for.
+    pub fn uniform(layout: Layout, requests: impl Iterator<Item = RequestId>) -> Placement {
+        let sets = vec![layout.moving.clone()];
+        Placement { layout, sets, of: requests.map(|request| (request, 0)).collect() }
+    }
+}
+
+/// A column in the buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seat {
+    column: ColumnId,
+    set: u16,
+    /// A request that uses it, and where.
+    user: (RequestId, u32),
+}
+
+/// A column that is being written back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Which.
+    pub column: ColumnId,
+    /// Its place in the host tier.
+    pub stowed: Stowed,
+    /// The layers whose blocks are copied.
+    pub layers: Vec<LayerId>,
+}
+
+/// Everything about columns that are partly away.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Stream {
+    placement: Placement,
+    slots: Slots,
+    seats: Vec<Option<Seat>>,
+    holes: u32,
+    /// For each buffer its blocks, one for each seat at least.
+    buffers: Vec<Vec<BlockId>>,
+    /// Seats that each fetch covers.
+    covered: BTreeMap<Generation, u32>,
+    /// By layer: seats that the tables place in the buffer.
+    told: Vec<u32>,
+    /// By layer: seats whose own blocks have left.
+    shed: Vec<u32>,
+    /// Fetches under way, and the newest that was ordered.
+    fetching: BTreeSet<Generation>,
+    newest: Generation,
+    /// Places in the host tier that a fetch under way may still read, by the newest such fetch.
+    parted: Vec<(Generation, u32)>,
+    /// Columns that are being written back.
+    pub(super) writing: Vec<ColumnId>,
+    /// Columns whose copies are complete, to be seated.
+    ready: Vec<Seat>,
+}
+
+impl Stream {
+    /// Blocks of all buffers.
+    pub fn buffer_blocks(&self) -> u32 {
+        self.buffers.iter().map(|buffer| buffer.len() as u32).sum()
+    }
+
+    /// Places in the host tier that belong to no column any more.
+    pub fn parted(&self) -> u32 {
+        self.parted.len() as u32
+    }
+
+    /// Whether this seat's block of this layer may be away.
+    pub fn seats_layer(&self, seat: u32, layer: LayerId) -> bool {
+        self.seats[seat as usize].is_some_and(|seat| self.set(seat.set).binary_search(&layer).is_ok())
+    }
+
+    fn set(&self, set: u16) -> &[LayerId] {
+        &self.placement.sets[usize::from(set)]
+    }
+
+    fn set_index(&mut self, set: Vec<LayerId>) -> u16 {
+        let sets = &mut self.placement.sets;
+        let at = sets.iter().position(|known| *known == set).unwrap_or_else(|| {
+            sets.push(set);
+            sets.len() - 1
+        });
+        u16::try_from(at).expect("there are no more sets than requests")
+    }
+
+    /// Where the tables place this seat's block of this layer.
+    pub fn told_block(&self, seat: u32, layer: LayerId) -> Option<BlockId> {
+        let buffer = self.placement.layout.slot_of(layer).filter(|_| self.seats_layer(seat, layer))?;
+        (seat < self.told[layer.index()]).then(|| self.buffers[buffer.index()][seat as usize])
+    }
+
+    /// Nothing of the request is placed any more.
+    pub fn forget_request(&mut self, request: RequestId) {
+        self.placement.of.remove(&request);
+    }
+
+    /// Nobody sits there any more.
+    pub fn stand_up(&mut self, seat: u32) {
+        self.seats[seat as usize] = None;
+        self.holes += 1;
+    }
+}
+
+impl Kv {
+    /// What the placement orders now.
+    pub fn placement(&self) -> &Placement {
+        &self.stream.placement
+    }
+
+    /// Blocks of the buffers.
+    pub fn buffer_blocks(&self) -> u32 {
+        self.stream.buffer_blocks()
+    }
+
+    /// Another placement, of running requests, is in force from the next step on. Columns that it keeps in part keep their
+    /// seats as far as there are blocks for the buffers; what has to come back is wanted.
+    ///
+    /// # Panics
+    /// If a fetch is under way, or a buffer would serve one layer only.
+    pub fn place(&mut self, placement: Placement) {
+        assert!(self.stream.fetching.is_empty(), "buffers change while nothing is copied into them");
+        let beta = usize::from(placement.layout.beta);
+        assert!(placement.layout.moving.len() >= 2 * beta, "a buffer serves at least two layers");
+        let layers = self.layers as usize;
+        let old = core::mem::take(&mut self.stream.seats);
+        self.release_buffers();
+        self.return_parted();
+        for seat in old.iter().flatten() {
+            self.columns.get_mut(seat.column).seat = None;
+        }
+        self.stream = Stream {
+            slots: Slots::new(placement.layout.clone(), vec![None; beta]),
+            buffers: vec![Vec::new(); beta],
+            told: vec![0; layers],
+            shed: vec![0; layers],
+            newest: self.stream.newest,
+            writing: core::mem::take(&mut self.stream.writing),
+            placement,
+            ..Stream::default()
+        };
+        self.history.word(!(self.stream.placement.layout.moving.len() as u64));
+        self.sequences.values_mut().for_each(|sequence| sequence.written = 0);
+        self.reseat();
+        let seated: Vec<_> = old.into_iter().flatten().map(|seat| seat.column).collect();
+        self.touch(&seated.into_iter().collect());
+    }
+
+    /// A running request follows a set of the placement in force; its columns are written back from now on.
+    pub fn enroll(&mut self, request: RequestId, set: u16) {
+        assert!(usize::from(set) < self.stream.placement.sets.len(), "the set exists");
+        if self.sequences.contains_key(&request) {
+            self.stream.placement.of.insert(request, set);
+        }
+    }
+
+    /// Open requests that run, or may.
+    pub fn runners(&self) -> impl Iterator<Item = RequestId> + '_ {
+        self.sequences.iter().filter(|(_, sequence)| !sequence.suspended).map(|(request, _)| *request)
+    }
+
+    pub(super) fn check_stream(&self) {
+        let stream = &self.stream;
+        stream.slots.check();
+        for (at, seat) in stream.seats.iter().enumerate() {
+            let Some(seat) = seat else { continue };
+            assert_eq!(self.columns.get(seat.column).seat, Some(at as u32), "a column knows its seat");
+            for layer in stream.set(seat.set) {
+                assert!(stream.placement.layout.slot_of(*layer).is_some(), "{layer:?} of a seat moves");
+                assert!(self.columns.hosted(seat.column)[layer.index()], "what may leave has a copy");
+            }
+        }
+        let holes = stream.seats.iter().filter(|seat| seat.is_none()).count() as u32;
+        assert_eq!(holes, stream.holes, "seats that nobody has");
+        for buffer in &stream.buffers {
+            assert!(buffer.len() >= stream.seats.len(), "each buffer has room for each seat");
+            assert!(buffer.iter().all(|block| self.frames.is_buffer(*block)), "buffers hold their blocks");
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The fetches of each step, what they cover, and what the tables say of it.
+
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+
+use crate::action::BlockSwap;
+use crate::ids::{BlockId, ChunkId, Generation, HostBlockId, LayerId, SlotId};
+use crate::kv::Kv;
+use crate::slots::{Due, Generations};
+
+impl Kv {
+    /// A step begins: its fetches and, if `early`, the first ones of the next. Tables name the buffers where they cover.
+    pub fn begin_fetches(&mut self, early: bool, generations: &mut Generations) -> Vec<Due> {
+        if self.stream.seats.is_empty() {
+            return Vec::new();
+        }
+        if early {
+            self.stream.slots.extend_step(generations);
+        } else {
+            self.stream.slots.extend_one_step(generations);
+        }
+        let due = self.due_fetches();
+        self.tell_tables();
+        due
+    }
+
+    /// Fetches that are due, once more those that failed.
+    pub fn due_fetches(&mut self) -> Vec<Due> {
+        let due = self.stream.slots.take_due();
+        let seats = self.stream.seats.len() as u32;
+        for Due { instance, .. } in &due {
+            self.stream.covered.entry(instance.generation).or_insert(seats);
+            self.stream.fetching.insert(instance.generation);
+            self.stream.newest = self.stream.newest.max(instance.generation);
+        }
+        due
+    }
+
+    fn tell_tables(&mut self) {
+        let lease: Vec<_> = self.stream.slots.lease().collect();
+        let mut shared = BTreeSet::new();
+        for (layer, generation) in lease {
+            let covered = self.stream.covered[&generation];
+            let from = self.stream.told[layer.index()];
+            self.stream.told[layer.index()] = covered.max(from);
+            for at in from..covered {
+                let Some(seat) = self.stream.seats[at as usize] else { continue };
+                if !self.stream.seats_layer(at, layer) {
+                    continue;
+                }
+                // Its first user may have gone since.
+                let user = self.sequences.get(&seat.user.0).and_then(|s| s.columns.get(seat.user.1 as usize));
+                if self.columns.get(seat.column).refs == 1 && user == Some(&seat.column) {
+                    self.dirty.insert(seat.user);
+                } else {
+                    shared.insert(seat.column);
+                }
+            }
+        }
+        self.touch(&shared);
+    }
+
+    /// Generation that the KV of each moving layer must show in this step, in layer order.
+    pub fn fetch_lease(&self) -> Vec<(LayerId, Generation)> {
+        if self.stream.seats.is_empty() { Vec::new() } else { self.stream.slots.lease().collect() }
+    }
+
+    /// What a fetch copies.
+    pub fn fetch_blocks(&self, due: &Due, chunk: impl Fn(BlockId) -> ChunkId) -> Vec<BlockSwap> {
+        let (layer, slot) = (due.instance.layer, due.instance.slot);
+        let covered = self.stream.covered[&due.instance.generation];
+        let seats = (0..covered).filter(|at| self.stream.seats_layer(*at, layer));
+        let swap = |at: u32| {
+            let seat = self.stream.seats[at as usize].expect("a seat with layers is somebody's");
+            let stowed = self.columns.get(seat.column).stowed.expect("a seated column has a place");
+            let block = self.stream.buffers[slot.index()][at as usize];
+            let host = HostBlockId(stowed.place * self.layers + u32::from(layer.0));
+            BlockSwap { block, chunk: chunk(block), host, generation: stowed.generation }
+        };
+        seats.map(swap).collect()
+    }
+
+    /// The step is over.
+    pub fn end_fetches(&mut self) {
+        if self.stream.seats.is_empty() {
+            return;
+        }
+        self.stream.slots.step_over();
+        self.forget_coverage();
+    }
+
+    fn forget_coverage(&mut self) {
+        let oldest = self.stream.slots.window().map(|instance| instance.generation).min();
+        match oldest {
+            Some(oldest) => self.stream.covered = self.stream.covered.split_off(&oldest),
+            None => self.stream.covered.clear(),
+        }
+    }
+
+    /// A fetch has ended. `leased`: a step is under way or will be repeated.
+    pub fn fetched(
+        &mut self,
+        (layer, slot): (LayerId, SlotId),
+        generation: Generation,
+        done: Result<(), bool>,
+        leased: bool,
+        generations: &mut Generations,
+    ) {
+        self.stream.fetching.remove(&generation);
+        let known = slot.0 < self.stream.placement.layout.beta;
+        match done {
+            Ok(()) if known => self.stream.slots.committed(slot, layer, generation),
+            Err(clean) if known => self.stream.slots.undone(slot, generation, clean, leased, generations),
+            _ => {}
+        }
+        self.return_parted();
+    }
+
+    /// Whether fetches that were ordered later into this buffer wait behind the one of `generation`.
+    pub fn fetches_behind(&self, slot: SlotId, generation: Generation) -> bool {
+        self.stream.slots.queued_behind(slot, generation)
+    }
+
+    /// The engine is gone: every fetch is ordered anew.
+    pub fn forget_fetches(&mut self) {
+        self.stream.slots.forget();
+        self.stream.covered.clear();
+    }
+
+    pub(super) fn return_parted(&mut self) {
+        let oldest = self.stream.fetching.first().copied();
+        let parted = core::mem::take(&mut self.stream.parted);
+        let (over, still): (Vec<_>, Vec<_>) =
+            parted.into_iter().partition(|(newest, _)| oldest.is_none_or(|oldest| oldest > *newest));
+        over.into_iter().for_each(|(_, place)| self.tier.give(place));
+        self.stream.parted = still;
+    }
+
+    /// The column's place in the host tier is free, at once or when no fetch reads it any more.
+    pub(in crate::kv) fn part(&mut self, seat: Option<u32>, place: u32) {
+        seat.into_iter().for_each(|seat| self.stream.stand_up(seat));
+        if self.stream.fetching.is_empty() {
+            self.tier.give(place);
+        } else {
+            self.stream.parted.push((self.stream.newest, place));
+        }
+    }
+
+    /// Fetches under way.
+    pub fn fetches(&self) -> u32 {
+        self.stream.fetching.len() as u32
+    }
+}

@@ -1,0 +1,189 @@
+//! Who has a seat, which blocks leave the device for it, and where the buffers are.
+
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+
+use super::Seat;
+use crate::ids::{ColumnId, LayerId, RequestId};
+use crate::kv::Kv;
+
+impl Kv {
+    /// Columns of running requests that miss blocks: a seat for each if the placement allows and there is room, else they are
+    /// wanted.
+    pub(super) fn reseat(&mut self) {
+        let users: Vec<_> = (self.sequences.iter().filter(|(_, s)| !s.suspended))
+            .flat_map(|(request, s)| {
+                let at = |(at, id): (usize, &ColumnId)| (*id, (*request, at as u32));
+                s.columns.iter().enumerate().map(at)
+            })
+            .collect();
+        for (column, user) in users {
+            if self.columns.is_whole(column) || self.columns.get(column).seat.is_some() {
+                continue;
+            }
+            let full = user.1 < self.sequences[&user.0].full;
+            if let Some(set) = self.kept_set(column, user.0).filter(|_| full) {
+                self.sit(Seat { column, set, user });
+            }
+            self.wanted.insert(column);
+        }
+    }
+
+    /// The part of the request's set that lies in the host tier, if the column may have a seat with it.
+    pub(super) fn kept_set(&mut self, column: ColumnId, request: RequestId) -> Option<u16> {
+        let set = *self.stream.placement.of.get(&request)?;
+        let hosted = self.columns.hosted(column);
+        let kept: Vec<_> = self.stream.set(set).iter().copied().filter(|l| hosted[l.index()]).collect();
+        let room = self.frames.free_blocks() >= u32::from(self.stream.placement.layout.beta);
+        let kept = room.then(|| self.stream.set_index(kept))?;
+        self.gains(kept).then_some(kept)
+    }
+
+    /// A seat with this set takes no more blocks than it frees at once, though the buffers' next fetches may be ordered: they
+    /// keep as many blocks as there are buffers, and the buffers take as many. So a request alone always fits.
+    pub(super) fn gains(&self, set: u16) -> bool {
+        self.stream.set(set).len() >= 2 * usize::from(self.stream.placement.layout.beta)
+    }
+
+    pub(super) fn sit(&mut self, seat: Seat) {
+        let at = self.stream.seats.len() as u32;
+        self.stream.seats.push(Some(seat));
+        self.columns.get_mut(seat.column).seat = Some(at);
+        for buffer in &mut self.stream.buffers {
+            if buffer.len() <= at as usize {
+                buffer.extend(self.frames.take_buffer(1));
+            }
+        }
+        self.history.word(u64::from(seat.column.0) << 16 ^ u64::from(seat.set));
+    }
+
+    pub(super) fn release_buffers(&mut self) {
+        for buffer in core::mem::take(&mut self.stream.buffers) {
+            self.frames.give(&buffer);
+        }
+    }
+
+    /// The tables of every request that uses one of these columns are told anew.
+    pub(in crate::kv) fn touch(&mut self, columns: &BTreeSet<ColumnId>) {
+        if columns.is_empty() {
+            return;
+        }
+        for (request, sequence) in &self.sequences {
+            let touched = sequence.columns.iter().enumerate().filter(|(_, id)| columns.contains(id));
+            self.dirty.extend(touched.map(|(at, _)| (*request, at as u32)));
+        }
+    }
+
+    /// Columns whose copies are complete get seats, as long as there are blocks for the buffers; then blocks that every
+    /// coming step reads from a buffer leave the device. Returns how many.
+    pub fn shed(&mut self) -> u32 {
+        let beta = u32::from(self.stream.placement.layout.beta);
+        let mut ready = core::mem::take(&mut self.stream.ready);
+        ready.reverse();
+        while let Some(seat) = ready.pop() {
+            let column = self.columns.find(seat.column);
+            let fits = column.is_some_and(|column| column.refs > 0 && column.seat.is_none());
+            if !fits
+                || !self.columns.is_whole(seat.column)
+                || !self.unhosted(seat.column, seat.set).is_empty()
+            {
+                continue;
+            }
+            if !self.gains(seat.set) {
+                continue;
+            }
+            if self.frames.free_blocks() < beta {
+                ready.push(seat);
+                break;
+            }
+            self.sit(seat);
+        }
+        ready.reverse();
+        self.stream.ready = ready;
+        let moving = self.stream.placement.layout.moving.clone();
+        moving.into_iter().map(|layer| self.shed_layer(layer)).sum()
+    }
+
+    fn shed_layer(&mut self, layer: LayerId) -> u32 {
+        let early = self.stream.slots.window().find(|instance| instance.layer == layer);
+        let seats = self.stream.seats.len() as u32;
+        let covered =
+            early.map_or(seats, |i| self.stream.covered.get(&i.generation).copied().unwrap_or(seats));
+        let from = core::mem::replace(&mut self.stream.shed[layer.index()], covered);
+        let mut left = Vec::new();
+        for at in from..covered {
+            let Some(seat) = self.stream.seats[at as usize] else { continue };
+            if self.stream.seats_layer(at, layer) {
+                left.extend(self.columns.take_block(seat.column, layer));
+            }
+        }
+        left.sort_unstable();
+        self.frames.give(&left);
+        left.len() as u32
+    }
+
+    /// The request does not run for now: what it has in buffers alone has no seat any more.
+    pub fn suspend(&mut self, request: RequestId) {
+        self.stream.placement.of.remove(&request);
+        let Some(sequence) = self.sequences.get_mut(&request) else { return };
+        sequence.suspended = true;
+        for id in sequence.columns.clone() {
+            let column = self.columns.get_mut(id);
+            if let Some(seat) = column.seat.filter(|_| column.refs == 1) {
+                column.seat = None;
+                self.stream.stand_up(seat);
+            }
+        }
+    }
+
+    /// Blocks of draining frames that belong to a buffer.
+    pub fn drains_buffers(&self) -> bool {
+        let frames = self.frames.draining();
+        let mut blocks = self.stream.buffers.iter().flatten();
+        !frames.is_empty() && blocks.any(|block| frames.contains(&self.frames.frame_of(*block)))
+    }
+
+    /// Buffers leave draining frames. Their contents are fetched anew. Returns whether there was room.
+    ///
+    /// # Panics
+    /// If a fetch is under way.
+    pub fn move_buffers(&mut self) -> bool {
+        assert!(self.stream.fetching.is_empty(), "buffers move while nothing is copied into them");
+        let draining = self.frames.draining().clone();
+        let mut going = Vec::new();
+        for block in self.stream.buffers.iter_mut().flatten() {
+            if draining.contains(&self.frames.frame_of(*block)) {
+                if self.frames.free_blocks() == 0 {
+                    break;
+                }
+                going.push(*block);
+                *block = self.frames.take_buffer(1)[0];
+            }
+        }
+        going.sort_unstable();
+        self.frames.give(&going);
+        self.forget_fetches();
+        let seated: BTreeSet<_> = self.stream.seats.iter().flatten().map(|seat| seat.column).collect();
+        self.touch(&seated);
+        !self.drains_buffers()
+    }
+
+    /// Blocks of seated columns that are not on the device.
+    pub fn away_blocks(&self) -> u32 {
+        let seats = self.stream.seats.iter().flatten();
+        let away = |seat: &Seat| self.columns.layers_on_device(seat.column, false).count() as u32;
+        seats.map(away).sum()
+    }
+
+    /// Columns that have a seat, and seats that nobody has.
+    pub fn seats(&self) -> (u32, u32) {
+        (self.stream.seats.len() as u32 - self.stream.holes, self.stream.holes)
+    }
+
+    /// Full columns of a request, and those of them that have a seat.
+    pub fn seated_of(&self, request: RequestId) -> (u32, u32) {
+        let Some(sequence) = self.sequences.get(&request) else { return (0, 0) };
+        let seated = sequence.columns.iter().filter(|id| self.columns.get(**id).seat.is_some());
+        (sequence.full, seated.count() as u32)
+    }
+}

@@ -1,0 +1,101 @@
+//! Full columns go to the host tier beside steps, each block once.
+
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+
+use super::{Seat, Written};
+use crate::ids::{ColumnId, LayerId, RequestId};
+use crate::kv::Kv;
+use crate::kv::columns::Stowed;
+use crate::slots::Generations;
+
+impl Kv {
+    /// Up to `most` blocks of full columns that the placement names and that the host tier lacks. They stay where they are
+    /// until [`Kv::finish_write_back`].
+    pub fn plan_write_back(&mut self, most: u32, generations: &mut Generations) -> Vec<Written> {
+        let mut written = Vec::new();
+        let mut left = most;
+        let named: Vec<_> = self.stream.placement.of.iter().map(|(r, set)| (*r, *set)).collect();
+        for (request, set) in named {
+            while left > 0 {
+                let Some((at, column)) = self.next_to_write(request) else { break };
+                let mut layers = self.unhosted(column, set);
+                layers.truncate(left as usize);
+                if layers.is_empty() {
+                    self.stream.ready.push(Seat { column, set, user: (request, at) });
+                } else if let Some(stowed) = self.host_place(column, generations) {
+                    left = left.saturating_sub(layers.len() as u32);
+                    self.refer(column);
+                    self.stream.writing.push(column);
+                    written.push(Written { column, stowed, layers });
+                } else {
+                    return written;
+                }
+                self.sequences.get_mut(&request).expect("it has a column").written = at + 1;
+            }
+        }
+        written
+    }
+
+    /// Blocks that are free as soon as they have been written back: nobody uses their columns any more.
+    pub fn parting_blocks(&self) -> u32 {
+        let alone = self.stream.writing.iter().filter(|id| self.columns.get(**id).refs == 1);
+        alone.map(|id| self.columns.layers_on_device(*id, true).count() as u32).sum()
+    }
+
+    fn next_to_write(&mut self, request: RequestId) -> Option<(u32, ColumnId)> {
+        let sequence = self.sequences.get_mut(&request).filter(|sequence| !sequence.suspended)?;
+        let columns = &self.columns;
+        let full = &sequence.columns[..sequence.full as usize];
+        let next = full[sequence.written as usize..].iter().position(|id| columns.get(*id).seat.is_none())?;
+        sequence.written += next as u32;
+        let id = full[sequence.written as usize];
+        // What comes back first, or is being written, comes later.
+        let here = columns.is_whole(id) && !self.stream.writing.contains(&id);
+        here.then_some((sequence.written, id))
+    }
+
+    /// Layers of the set whose blocks the host tier lacks.
+    pub(super) fn unhosted(&self, column: ColumnId, set: u16) -> Vec<LayerId> {
+        let hosted = self.columns.hosted(column);
+        self.stream.set(set).iter().copied().filter(|layer| !hosted[layer.index()]).collect()
+    }
+
+    /// The column has a place in the host tier; cache there gives way.
+    fn host_place(&mut self, column: ColumnId, generations: &mut Generations) -> Option<Stowed> {
+        let stowed = self.columns.get(column).stowed;
+        // A place that a fetch may still read is not free at once.
+        if stowed.is_none() && self.tier.room() == 0 && !(self.evict_from_host() && self.tier.room() > 0) {
+            return None;
+        }
+        let fresh = || Stowed { place: self.tier.take(), generation: generations.fresh() };
+        let stowed = stowed.unwrap_or_else(fresh);
+        self.columns.get_mut(column).stowed = Some(stowed);
+        Some(stowed)
+    }
+
+    /// The copies have ended, well or not.
+    pub fn finish_write_back(&mut self, written: &[Written], done: bool) {
+        for one in written {
+            let at = self.stream.writing.iter().position(|id| *id == one.column);
+            self.stream.writing.swap_remove(at.expect("a column that is written back is known"));
+            if done {
+                let hosted = self.columns.hosted_mut(one.column);
+                one.layers.iter().for_each(|layer| hosted[layer.index()] = true);
+                self.history.word(u64::from(one.column.0) ^ (one.layers.len() as u64) << 32);
+            }
+            self.let_go(one.column);
+        }
+        // Whoever uses them looks at them again.
+        let columns: BTreeSet<_> = written.iter().map(|one| one.column).collect();
+        for sequence in self.sequences.values_mut() {
+            let first = sequence.columns.iter().position(|id| columns.contains(id));
+            sequence.written = sequence.written.min(first.map_or(u32::MAX, |at| at as u32));
+        }
+    }
+
+    /// Columns are being written back.
+    pub fn writes_back(&self) -> bool {
+        !self.stream.writing.is_empty()
+    }
+}

@@ -1,0 +1,159 @@
+//! KV that is away while its requests run: every step reads what was written, under every policy that places KV, with engines
+//! that die, copies that fail, a host tier that is too small and write-backs that hardly move.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use sluice_policy::ids::RequestId;
+use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::pie::expansion::Tunables;
+use sluice_policy::reason::Reason;
+
+use super::cases::{BLOCK, guaranteed_chunks, tenant};
+use super::device::{Faults, Rng};
+use super::random::{MODEL_TOKENS, load};
+use super::world::World;
+
+const PLACING: [PolicyName; 4] =
+    [PolicyName::FlexGen, PolicyName::Pie, PolicyName::OrbitFlow, PolicyName::Unified];
+
+#[derive(Clone, Debug)]
+struct Case {
+    policy: PolicyName,
+    slabs: Vec<u64>,
+    extra_kv: u32,
+    host_columns: u64,
+    away_permille: u32,
+    seed: u64,
+    kill_permille: u32,
+    faults: u32,
+    slow_writes: u32,
+    caching: bool,
+    naps: u32,
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let policy = prop::sample::select(&PLACING[..]);
+    let slabs = prop_oneof![(4usize..10).prop_map(|n| vec![4; n]), proptest::collection::vec(1u64..6, 3..9)];
+    let sizes = (0u32..30, prop_oneof![Just(200u64), 1u64..40], 300u32..1000);
+    let trouble = (0u32..20, 0u32..60, prop_oneof![Just(0u32), 500u32..1000]);
+    let naps = prop_oneof![3 => Just(0u32), 1 => 1u32..30];
+    (policy, slabs, sizes, any::<u64>(), trouble, any::<bool>(), naps).prop_map(
+        |(policy, slabs, (extra_kv, host_columns, away_permille), seed, trouble, caching, naps)| {
+            let (kill_permille, faults, slow_writes) = trouble;
+            let sizes = Case { policy, slabs, extra_kv, host_columns, away_permille, ..quiet(policy) };
+            Case { seed, kill_permille, faults, slow_writes, caching, naps, ..sizes }
+        },
+    )
+}
+
+/// Eight layers that are alike, a small arena and a large host tier, and nothing goes wrong.
+fn quiet(policy: PolicyName) -> Case {
+    Case {
+        policy,
+        slabs: vec![4; 8],
+        extra_kv: 4,
+        host_columns: 200,
+        away_permille: 500,
+        seed: 7,
+        kill_permille: 0,
+        faults: 0,
+        slow_writes: 0,
+        caching: true,
+        naps: 0,
+    }
+}
+
+fn world(case: &Case) -> World {
+    let (params, _) = tenant(case.policy, &case.slabs, 0, MODEL_TOKENS);
+    let kv = guaranteed_chunks(&params) + case.extra_kv;
+    let (_, geometry) = tenant(case.policy, &case.slabs, kv, MODEL_TOKENS);
+    let params = Params {
+        prefix_caching: case.caching,
+        host_kv_bytes: case.host_columns * case.slabs.len() as u64 * BLOCK,
+        fixed_away_permille: case.away_permille,
+        expansion: Tunables { trial_tokens: 2, ..Tunables::default() },
+        ..params
+    };
+    let faults = Faults { permille: case.faults, left: 6, ..Faults::default() };
+    let mut world = World::new(params, geometry, case.seed, faults);
+    world.device.slow_writes_permille = case.slow_writes;
+    world
+}
+
+fn served(case: &Case, requests: u64) -> (World, BTreeMap<RequestId, Vec<u32>>) {
+    let mut world = world(case);
+    // Failures in a row at the start keep a tenant from loading: that is another test's.
+    let faults = std::mem::take(&mut world.device.faults);
+    assert!(world.load());
+    world.device.faults = faults;
+    world.kill_permille = case.kill_permille;
+    world.nap_permille = case.naps;
+    let expected = load(&mut world, &mut Rng(case.seed ^ 1), requests);
+    world.run();
+    (world, expected)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 120, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_request_ends_with_its_own_tokens_wherever_its_kv_lies(case in case()) {
+        let (mut world, expected) = served(&case, 8);
+        prop_assert_eq!(&world.finished, &expected);
+        world.nap_permille = 0;
+        world.rest(3000);
+        prop_assert_eq!(world.brain.kv_counts().used_columns, 0);
+        prop_assert_eq!(world.brain.kv_counts().used_blocks, world.brain.kv_counts().idle_columns * case.slabs.len() as u32,
+            "nothing but cache is left, and no buffer");
+    }
+
+    #[test]
+    fn a_policy_may_change_under_load(case in case()) {
+        let mut world = world(&case);
+        let faults = std::mem::take(&mut world.device.faults);
+        prop_assert!(world.load());
+        world.device.faults = faults;
+        (world.kill_permille, world.nap_permille, world.switch_permille) = (case.kill_permille, case.naps, 200);
+        let expected = load(&mut world, &mut Rng(case.seed ^ 1), 8);
+        world.run();
+        prop_assert!(world.switches > 0, "what is tested happens");
+        prop_assert_eq!(&world.finished, &expected);
+        (world.nap_permille, world.switch_permille) = (0, 0);
+        world.brain.set_policy(PolicyName::Recompute).expect("it began with all layers resident");
+        world.rest(3000);
+        prop_assert!(world.brain.at_rest(), "without load everything goes back");
+        prop_assert_eq!(world.brain.layout().alpha(), 0);
+        prop_assert_eq!(world.brain.kv_counts().used_columns, 0);
+    }
+
+    #[test]
+    fn equal_histories_have_equal_digests_wherever_kv_lies(case in case()) {
+        let run = |case: &Case| {
+            let (world, _) = served(case, 4);
+            (world.brain.digest(), world.steps)
+        };
+        prop_assert_eq!(run(&case), run(&case));
+    }
+}
+
+#[test]
+fn each_policy_reads_kv_from_the_host_tier() {
+    for policy in PLACING {
+        let (world, expected) = served(&quiet(policy), 8);
+        assert_eq!(world.finished, expected);
+        let used = |reason| world.brain.counted(reason) > 0;
+        assert!(used(Reason::Place) && used(Reason::WriteBack) && used(Reason::Fetch), "{policy:?}");
+        assert!(world.device.fetched > 0 && world.brain.fetched_bytes() > 0, "{policy:?} fetches");
+    }
+}
+
+#[test]
+fn a_policy_that_keeps_kv_on_the_device_fetches_none() {
+    for policy in [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm] {
+        let (world, expected) = served(&quiet(policy), 8);
+        assert_eq!(world.finished, expected);
+        assert_eq!(world.device.fetched, 0, "{policy:?}");
+        assert_eq!(world.brain.counted(Reason::WriteBack), 0, "{policy:?}");
+    }
+}

@@ -1,0 +1,76 @@
+//! Every named policy on memory that is short: tokens are those of a tenant with room for all, also while the policy changes
+//! under load, and policies that place KV in the host tier do.
+
+use std::sync::Arc;
+
+use sluice_policy::ids::RequestId;
+use sluice_policy::params::{Placing, PolicyName};
+use sluice_policy::pie::expansion;
+use sluice_policy::reason::Reason;
+use sluice_ports::sampling::Sampling;
+use sluice_scheduler::{Event, Request};
+use sluice_sim::World;
+
+use crate::support::{LIMIT, setup};
+
+const LAYERS: u16 = 8;
+const REQUESTS: u64 = 10;
+
+fn world(policy: PolicyName, kv_chunks: u32) -> World {
+    let mut setup = setup(policy, LAYERS, kv_chunks, 5);
+    setup.params.host_kv_bytes = 200 * u64::from(LAYERS) * setup.geometry.block_bytes;
+    setup.params.expansion = expansion::Tunables { trial_tokens: 2, ..Default::default() };
+    let mut world = World::new(setup, None).unwrap();
+    for id in 1..=REQUESTS {
+        let sampling = Arc::new(Sampling::default());
+        let prompt = (0..20 + 5 * id as u32).collect();
+        let request = Request { id: RequestId(id), prompt, max_tokens: 60, sampling, priority: 0, salt: id };
+        world.submit(request);
+    }
+    world
+}
+
+fn tokens(world: &World) -> Vec<Vec<u32>> {
+    world.outcomes.values().map(|outcome| outcome.tokens.clone()).collect()
+}
+
+/// Tokens where there is room for everybody.
+fn roomy() -> Vec<Vec<u32>> {
+    let mut world = world(PolicyName::Recompute, 2000);
+    assert!(world.run_until_idle(LIMIT), "every request ends");
+    assert_eq!(world.driver.core().snapshot().counters.preemptions, 0, "there is room");
+    tokens(&world)
+}
+
+#[test]
+fn tokens_are_the_same_under_every_policy_and_kv_lies_where_it_says() {
+    let expected = roomy();
+    for policy in PolicyName::ALL {
+        let mut world = world(policy, 60);
+        assert!(world.run_until_idle(LIMIT), "every request ends under {policy:?}");
+        assert_eq!(tokens(&world), expected, "{policy:?}");
+        let core = world.driver.core();
+        let places = policy.placing() != Placing::Device;
+        assert_eq!(core.brain().counted(Reason::Fetch) > 0, places, "{policy:?} fetches");
+        let pauses = core.snapshot().counters.pauses;
+        assert!(pauses == 0 || policy.pauses(), "{policy:?} paused {pauses} times");
+    }
+}
+
+#[test]
+fn a_policy_that_changes_under_load_changes_no_token() {
+    let expected = roomy();
+    let mut world = world(PolicyName::Recompute, 60);
+    let mut changes = 0;
+    while world.outcomes.len() < REQUESTS as usize || !world.driver.core().is_idle() {
+        let steps = world.driver.core().snapshot().counters.steps;
+        if steps / 7 > changes {
+            changes = steps / 7;
+            let policy = PolicyName::ALL[changes as usize % PolicyName::ALL.len()];
+            world.driver.push(Event::Policy(policy));
+        }
+        assert!(world.tick(LIMIT) || world.driver.core().is_idle(), "something goes on");
+    }
+    assert!(changes >= 7, "every policy has been in force");
+    assert_eq!(tokens(&world), expected);
+}
