@@ -320,9 +320,10 @@ impl Tenant {
 
     /// With no request left, nothing is held but the cache, and the books balance.
     pub fn assert_nothing_leaks(&self, what: &str) -> State {
-        let state = self.state_when("all requests have ended", |s| s.queue.running + s.queue.waiting == 0);
+        self.state_when("all requests have ended", |s| s.queue.running + s.queue.waiting == 0);
+        // What was fetched early for a step that never comes is given back when it has arrived.
+        let state = self.state_when("no block is in use", |state| state.kv.blocks_used == 0);
         assert!(state.memory.balances(), "{what}: {:?}", state.memory);
-        assert_eq!(state.kv.blocks_used, 0, "{what}: blocks in use");
         let kv = &state.kv;
         assert_eq!(kv.blocks_total, kv.blocks_cached + kv.blocks_free, "{what}: {kv:?}");
         state
