@@ -107,16 +107,12 @@ fn every_value_out_of_bounds_is_printed_with_its_line() {
 
 #[test]
 fn what_is_not_built_is_refused_by_file_line_and_field() {
-    let outcome = refused(
-        &YAML
-            .replace("deviceClassName: host.sluice.dev", "deviceClassName: gpu.nvidia.com")
-            .replace("  drainS", "  replicas: 2\n  drainS"),
-    );
+    let asked = "  replicas: 2\n  engine: {kind: Vllm}\n  drainS";
+    let outcome = refused(&YAML.replace("  drainS", asked));
     assert_eq!(
         outcome.stderr,
         "sluice: not built yet\n\
-         local.yaml:5: spec.deviceClassName: `gpu.nvidia.com` needs the CUDA backend, which is not built yet; use \
-         host.sluice.dev\n\
+         local.yaml:18: document 2: spec.engine.kind: only Native is built yet\n\
          local.yaml:17: document 2: spec.replicas: more than one is not built yet for local processes\n"
     );
 }

@@ -172,7 +172,7 @@ impl Brain {
         if done {
             self.swap_failures = 0;
         } else {
-            self.swap_failures += 1;
+            self.swap_failures += u32::from(self.rest == Rest::Falling);
             self.trade_failed();
         }
     }

@@ -22,8 +22,9 @@ const WRITE_PIECE_NS: u64 = 20_000_000;
 /// Blocks of the first write-back, before the link to the host was measured: it may be of any slowness.
 const FIRST_PIECE_BLOCKS: u32 = 1;
 
-/// Blocks of one write-back at most.
-const MOST_PIECE_BLOCKS: u32 = 1 << 14;
+/// Bytes of one write-back at most: smaller copies do not reach a link's bandwidth, and who waits for a larger one waits long
+/// if the link slows down meanwhile.
+const MOST_PIECE_BYTES: u64 = 16 << 20;
 
 /// Copies in a row that may fail before the tenant counts as failed.
 const FETCH_RETRIES: u32 = super::FILL_RETRIES;
@@ -90,8 +91,12 @@ impl Brain {
 
     /// A request that runs is to wait; its KV is kept.
     pub fn suspend(&mut self, request: RequestId) {
-        self.count(Reason::Pause);
         self.kv.suspend(request);
+    }
+
+    /// A request was paused.
+    pub fn note_pause(&mut self) {
+        self.count(Reason::Pause);
     }
 
     /// Takes the placement one boundary further.
@@ -172,8 +177,8 @@ impl Brain {
     }
 
     fn write_piece(&self) -> u32 {
-        let within =
-            |block_ns: u64| (WRITE_PIECE_NS / block_ns.max(1)).clamp(1, u64::from(MOST_PIECE_BLOCKS));
+        let most = (MOST_PIECE_BYTES / self.geometry.block_bytes).max(1);
+        let within = |block_ns: u64| (WRITE_PIECE_NS / block_ns.max(1)).clamp(1, most);
         self.offload.block_out_ns.value().map_or(FIRST_PIECE_BLOCKS, |block_ns| within(block_ns) as u32)
     }
 

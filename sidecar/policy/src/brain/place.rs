@@ -56,7 +56,9 @@ impl Brain {
 
     fn wish_uniform(&mut self, layout: Layout) {
         if self.kv.placement().layout != layout {
-            self.offload.due = Some(Placement::uniform(layout, self.kv.runners()));
+            let some = !layout.moving.is_empty();
+            let placement = some.then(|| Placement::uniform(layout, self.kv.runners()));
+            self.offload.due = Some(placement.unwrap_or_default());
             return;
         }
         self.offload.due = None;

@@ -84,8 +84,10 @@ impl Brain {
             return asked;
         }
         match self.lossy_remedy(demand, missing, out) {
-            // What nobody uses any more is free when it has been written back: one piece, which is short.
-            Prepared::Short { activation: false, .. } if self.kv.parting_blocks() > 0 => Prepared::Wait,
+            // What nobody uses any more is free when it has been written back.
+            Prepared::Short { activation: false, .. } if self.kv.parting_blocks() >= missing => {
+                Prepared::Wait
+            }
             answer => answer,
         }
     }
@@ -99,7 +101,7 @@ impl Brain {
                 return inflated;
             }
         }
-        if policy.pauses() && self.evict_paused(missing, out) {
+        if policy.pauses() && !self.suspended() && self.evict_paused(missing, out) {
             return Prepared::Wait;
         }
         if policy.remaps() && self.forced.is_none() {

@@ -16,7 +16,9 @@ impl Brain {
     /// Layouts that free more and more layers, beginning with one more than now.
     fn wider_remaps(&self) -> impl Iterator<Item = Layout> + '_ {
         let current = self.slots.layout();
-        let most = if self.params.policy.remaps() { self.sizes.cap_m } else { 0 };
+        // Whoever has lent under another policy comes back as one that lends.
+        let lends = self.params.policy.remaps() || self.trade.lent > 0;
+        let most = if lends { self.sizes.cap_m } else { 0 };
         let wanted = current.alpha() + 1..most;
         wanted
             .map(move |alpha| self.choose(current, alpha, u64::MAX))

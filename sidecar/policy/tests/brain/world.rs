@@ -296,7 +296,7 @@ impl World {
 
     /// The youngest goes back to the queue. The oldest always fits alone.
     fn preempt(&mut self) {
-        if self.running.len() == 1 && self.drop_kept() {
+        if self.running.len() == 1 && self.drop_kept(|brain, id| brain.on_device(id)) {
             return;
         }
         assert!(self.running.len() > 1, "the oldest request always fits alone");

@@ -27,6 +27,7 @@ impl Core {
         let parked = self.park(id);
         if parked {
             self.pauses.pause(id, now);
+            self.brain.note_pause();
             self.counters.pauses += 1;
         }
         parked

@@ -56,10 +56,6 @@ const POOL_FIELDS: &[(&str, &str, Done)] = &[
         "name: chat=>name: chat, sharing: {mode: Spatial, spatial: {defaultActiveThreadPercent: 20}}",
         Warned,
     ),
-    ("spec.policy", "Oneiros=>Unified", Refused),
-    ("spec.policy", "Oneiros=>FlexGen", Refused),
-    ("spec.policy", "Oneiros=>Pie", Refused),
-    ("spec.policy", "Oneiros=>OrbitFlow", Refused),
     ("spec.device.selectors", "{host: {=>{selectors: ['true'], host: {", Warned),
     ("spec.updatePolicy", "updatePolicy: Disruptive", Warned),
     ("spec.nodeSelector", "nodeSelector: {disk: fast}", Warned),
@@ -99,6 +95,7 @@ const NEIGHBOUR_FIELDS: &[(bool, &str, &str)] = &[
 /// Fields that a local tenant is served by, or that the loader allows only beside a refused one.
 const SERVED: &[&str] = &[
     "spec.deviceClassName",
+    "spec.policy",
     "spec.device.host",
     "spec.gpus.name",
     "spec.gpus.count",

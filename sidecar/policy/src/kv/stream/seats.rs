@@ -42,7 +42,8 @@ impl Kv {
     /// A seat with this set takes no more blocks than it frees at once, though the buffers' next fetches may be ordered: they
     /// keep as many blocks as there are buffers, and the buffers take as many. So a request alone always fits.
     pub(super) fn gains(&self, set: u16) -> bool {
-        self.stream.set(set).len() >= 2 * usize::from(self.stream.placement.layout.beta)
+        let set = self.stream.set(set);
+        !set.is_empty() && set.len() >= 2 * usize::from(self.stream.placement.layout.beta)
     }
 
     pub(super) fn sit(&mut self, seat: Seat) {
@@ -82,7 +83,8 @@ impl Kv {
         ready.reverse();
         while let Some(seat) = ready.pop() {
             let column = self.columns.find(seat.column);
-            let fits = column.is_some_and(|column| column.refs > 0 && column.seat.is_none());
+            let runs = self.sequences.get(&seat.user.0).is_some_and(|user| !user.suspended);
+            let fits = runs && column.is_some_and(|column| column.refs > 0 && column.seat.is_none());
             if !fits
                 || !self.columns.is_whole(seat.column)
                 || !self.unhosted(seat.column, seat.set).is_empty()
@@ -127,10 +129,13 @@ impl Kv {
         self.stream.placement.of.remove(&request);
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         sequence.suspended = true;
-        for id in sequence.columns.clone() {
-            let column = self.columns.get_mut(id);
-            if let Some(seat) = column.seat.filter(|_| column.refs == 1) {
-                column.seat = None;
+        let columns = sequence.columns.clone();
+        let running: BTreeSet<_> = (self.sequences.values().filter(|sequence| !sequence.suspended))
+            .flat_map(|sequence| sequence.columns.iter().copied())
+            .collect();
+        self.wanted.retain(|id| running.contains(id));
+        for id in columns.into_iter().filter(|id| !running.contains(id)) {
+            if let Some(seat) = self.columns.get_mut(id).seat.take() {
                 self.stream.stand_up(seat);
             }
         }

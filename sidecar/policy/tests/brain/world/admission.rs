@@ -42,7 +42,9 @@ impl World {
             let mut request = self.running.remove(at);
             self.tables.remove(&id);
             request.kept = kept;
-            if !kept {
+            if kept {
+                self.brain.suspend(id);
+            } else {
                 request.committed = 0;
                 self.brain.close(id);
                 self.brain.check();

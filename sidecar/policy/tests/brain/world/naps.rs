@@ -1,6 +1,7 @@
 //! The part of the scheduler that puts the tenant to sleep and wakes it.
 
-use sluice_policy::brain::Rest;
+use sluice_policy::brain::{Brain, Rest};
+use sluice_policy::ids::RequestId;
 
 use super::World;
 
@@ -9,6 +10,7 @@ impl World {
     pub fn fall_asleep(&mut self) {
         for mut request in std::mem::take(&mut self.running).into_iter().rev() {
             request.kept = true;
+            self.brain.suspend(request.id);
             self.tables.remove(&request.id);
             self.waiting.push_front(request);
         }
@@ -42,15 +44,16 @@ impl World {
             self.brain.close(request.id);
         }
         while self.brain.rest() == Rest::Falling && self.brain.stuck() && !self.brain.blocked() {
-            assert!(self.drop_kept(), "only requests stand in the way of sleep");
+            assert!(self.drop_kept(|_, _| true), "only requests stand in the way of sleep");
             let now = self.now;
             self.tell(|brain, out| brain.boundary(now, out));
         }
     }
 
     /// The last request that waits with its KV waits without it.
-    pub(super) fn drop_kept(&mut self) -> bool {
-        let kept = self.waiting.iter_mut().rev().find(|request| request.kept);
+    pub(super) fn drop_kept(&mut self, which: impl Fn(&Brain, RequestId) -> bool) -> bool {
+        let brain = &self.brain;
+        let kept = self.waiting.iter_mut().rev().find(|request| request.kept && which(brain, request.id));
         let Some(request) = kept else { return false };
         (request.kept, request.committed) = (false, 0);
         self.brain.close(request.id);
