@@ -162,7 +162,7 @@ fn spoil(directive: &mut Directive, wrong: Wrong) -> StatusCode {
                 Sharing::Temporal { .. } | Sharing::Isolated => Sharing::Spatial,
             }
         }
-        Wrong::Policy => directive.policy = "Recompute".into(),
+        Wrong::Policy => directive.policy = "Magic".into(),
         Wrong::Replayed => {
             (directive.sequence, directive.revoke_bound_ms) = (0, 7);
             return StatusCode::CONFLICT;

@@ -33,7 +33,7 @@ pub struct Decree {
 pub enum Wrong {
     /// Another mode of sharing, while the tenant runs.
     Mode,
-    /// Another policy, while the tenant runs.
+    /// A policy that there is not.
     Policy,
     /// One that is older than the one in force.
     Replayed,
