@@ -126,6 +126,11 @@ impl Diary {
         let snapshot = core.snapshot();
         self.observe_phase(&snapshot, core.brain());
         self.observe_activity(core, &snapshot);
+        // A directive may have named another one.
+        let policy = core.brain().params().policy.name();
+        if self.policy != policy {
+            policy.clone_into(&mut self.policy);
+        }
         self.observe_moves(core.brain(), metrics);
     }
 
