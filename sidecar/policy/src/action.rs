@@ -164,6 +164,39 @@ pub enum Work {
     DropFills,
 }
 
+impl Work {
+    /// The layer-blocks that it copies between the device and the host tier.
+    pub fn swaps(&self) -> &[BlockSwap] {
+        match self {
+            Work::SwapOut(swaps) | Work::SwapIn(swaps) | Work::WriteBack(swaps) => swaps,
+            Work::Fetch(fetch) => &fetch.blocks,
+            _ => &[],
+        }
+    }
+
+    /// The chunks that it names, some perhaps twice.
+    pub fn chunks(&self) -> Vec<ChunkId> {
+        match self {
+            Work::Create(chunks)
+            | Work::Release(chunks)
+            | Work::Accept { chunks, .. }
+            | Work::Lend { chunks, .. } => chunks.clone(),
+            Work::Reback(transaction) => {
+                let chunk = |op: &Reback| match *op {
+                    Reback::Map(_, chunk) | Reback::Unmap(_, chunk) => chunk,
+                };
+                transaction.ops.iter().map(chunk).chain(transaction.handed_over.iter().copied()).collect()
+            }
+            Work::MoveBlocks(moves) => moves.iter().flat_map(|m| [m.from_chunk, m.to_chunk]).collect(),
+            Work::Fill(fill) => fill.chunks.clone(),
+            Work::SwapOut(_) | Work::SwapIn(_) | Work::WriteBack(_) | Work::Fetch(_) => {
+                self.swaps().iter().map(|swap| swap.chunk).collect()
+            }
+            Work::DropFills => Vec::new(),
+        }
+    }
+}
+
 /// An order, pending until its completion comes back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Action {

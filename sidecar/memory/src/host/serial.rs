@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use sluice_policy::action::{Address, BlockMove, BlockSwap, Reback, Transaction, Work};
+use sluice_policy::action::{Address, BlockMove, Reback, Transaction, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, HostBlockId};
 use sluice_policy::reason::Reason;
@@ -39,7 +39,8 @@ pub(super) struct Named {
 
 impl Named {
     pub(super) fn by(work: &Work) -> Named {
-        let (mut chunks, mut hosts) = (chunks(work), hosts(work));
+        let mut chunks = work.chunks();
+        let mut hosts: Vec<_> = work.swaps().iter().map(|swap| swap.host).collect();
         chunks.sort_unstable();
         hosts.sort_unstable();
         Named { chunks, hosts }
@@ -92,39 +93,6 @@ impl Serial {
     pub(super) fn awaited(&self) -> Option<ActionId> {
         let waiting = matches!(self.at_hand, AtHand::Engine(_));
         self.queue.front().filter(|_| waiting).map(|operation| operation.id)
-    }
-}
-
-fn chunks(work: &Work) -> Vec<ChunkId> {
-    match work {
-        Work::Create(chunks)
-        | Work::Release(chunks)
-        | Work::Accept { chunks, .. }
-        | Work::Lend { chunks, .. } => chunks.clone(),
-        Work::Reback(transaction) => {
-            let chunk = |op: &Reback| match *op {
-                Reback::Map(_, chunk) | Reback::Unmap(_, chunk) => chunk,
-            };
-            transaction.ops.iter().map(chunk).chain(transaction.handed_over.iter().copied()).collect()
-        }
-        Work::MoveBlocks(moves) => moves.iter().flat_map(|m| [m.from_chunk, m.to_chunk]).collect(),
-        Work::Fill(fill) => fill.chunks.clone(),
-        Work::SwapOut(_) | Work::SwapIn(_) | Work::WriteBack(_) | Work::Fetch(_) => {
-            swaps(work).iter().map(|swap| swap.chunk).collect()
-        }
-        Work::DropFills => Vec::new(),
-    }
-}
-
-fn hosts(work: &Work) -> Vec<HostBlockId> {
-    swaps(work).iter().map(|swap| swap.host).collect()
-}
-
-fn swaps(work: &Work) -> &[BlockSwap] {
-    match work {
-        Work::SwapOut(swaps) | Work::SwapIn(swaps) | Work::WriteBack(swaps) => swaps,
-        Work::Fetch(fetch) => &fetch.blocks,
-        _ => &[],
     }
 }
 

@@ -42,17 +42,15 @@ impl Measures {
 
     pub(super) fn copied(&mut self, bytes: u64, duration_ns: u64) {
         self.copied_bytes = self.copied_bytes.saturating_add(bytes);
+        self.timed(bytes, duration_ns);
+    }
+
+    /// The link took so long for so many bytes to the device, of whatever kind.
+    pub(super) fn timed(&mut self, bytes: u64, duration_ns: u64) {
         if bytes > 0 && duration_ns > 0 {
             let ns_per_mib = u128::from(duration_ns) * u128::from(MIB) / u128::from(bytes);
             self.link.observe(ns_per_mib.min(u128::from(u64::MAX)) as u64);
         }
-    }
-
-    /// KV was copied to the device.
-    pub(super) fn copied_kv(&mut self, bytes: u64, duration_ns: u64) {
-        let copied_bytes = self.copied_bytes;
-        self.copied(bytes, duration_ns);
-        self.copied_bytes = copied_bytes;
     }
 
     pub(super) fn stepped(&mut self, times: &StepTimes) {

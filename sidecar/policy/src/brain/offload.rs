@@ -49,9 +49,7 @@ pub(super) struct Offload {
     write_failures: u32,
     /// No write-back is tried before this boundary.
     write_at: u64,
-    /// Bytes fetched, and written back.
     fetched_bytes: u64,
-    written_bytes: u64,
 }
 
 impl Offload {
@@ -68,7 +66,6 @@ impl Offload {
             write_failures: 0,
             write_at: 0,
             fetched_bytes: 0,
-            written_bytes: 0,
         }
     }
 }
@@ -77,11 +74,6 @@ impl Brain {
     /// Bytes of KV that were fetched for steps.
     pub fn fetched_bytes(&self) -> u64 {
         self.offload.fetched_bytes
-    }
-
-    /// Bytes of KV that were written back beside steps.
-    pub fn written_bytes(&self) -> u64 {
-        self.offload.written_bytes
     }
 
     /// The placement in force.
@@ -185,10 +177,9 @@ impl Brain {
     pub(super) fn written_back(&mut self, written: &[Written], outcome: Outcome) {
         let done = matches!(outcome, Outcome::Done { .. });
         self.kv.finish_write_back(written, done);
-        if let Outcome::Done { bytes, duration_ns } = outcome {
+        if let Outcome::Done { duration_ns, .. } = outcome {
             let blocks = written.iter().map(|one| one.layers.len() as u64).sum::<u64>();
             self.offload.block_out_ns.observe(duration_ns / blocks.max(1));
-            self.offload.written_bytes += bytes;
             self.offload.write_failures = 0;
         } else {
             self.count(Reason::BackendFailed);
@@ -233,7 +224,7 @@ impl Brain {
     ) {
         let end = match outcome {
             Outcome::Done { bytes, duration_ns } => {
-                self.measures.copied_kv(bytes, duration_ns);
+                self.measures.timed(bytes, duration_ns);
                 self.offload.fetched_bytes += bytes;
                 self.offload.fetch_failures = 0;
                 Ok(())

@@ -72,7 +72,7 @@ impl Brain {
         // As long as they will be when the plan's window is over.
         let growth = u32::from(self.params.replan.window).div_ceil(BLOCK_TOKENS);
         let object = |request: &RequestId| {
-            let (full, _) = self.kv.seated_of(*request);
+            let full = self.kv.full_columns(*request);
             let layer_bytes = u64::from(full + growth) * self.geometry.block_bytes;
             Object::kv(&link, self.sizes.layers, layer_bytes, options)
         };
@@ -94,7 +94,7 @@ impl Brain {
         let tails: u64 = members
             .iter()
             .map(|request| {
-                let (full, _) = self.kv.seated_of(*request);
+                let full = self.kv.full_columns(*request);
                 u64::from(self.kv.columns(*request).saturating_sub(full)) * u64::from(self.kv.layers())
             })
             .sum();

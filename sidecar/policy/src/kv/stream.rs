@@ -8,7 +8,7 @@
 //! ([`Slots`]). A fetch covers the seats that there were when it was ordered; a block leaves the device when every fetch
 //! that a step will still read covers its seat, and the tables name the buffer from the first step on whose fetch does.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -84,7 +84,7 @@ pub(super) struct Stream {
     /// Columns that are being written back.
     pub(super) writing: Vec<ColumnId>,
     /// Columns whose copies are complete, to be seated.
-    ready: Vec<Seat>,
+    ready: VecDeque<Seat>,
 }
 
 impl Stream {

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use sluice_policy::action::{BlockSwap, Reback, Work};
+use sluice_policy::action::{BlockSwap, Work};
 use sluice_policy::event::{Completion, Failure, Outcome};
-use sluice_policy::ids::{ActionId, ChunkId};
+use sluice_policy::ids::ActionId;
 
 use crate::device::Device;
 
@@ -48,33 +48,7 @@ impl Parked {
 
 /// Whether an operation names a chunk or host block of a copy.
 pub(super) fn meet(operation: &Work, copy: &Work) -> bool {
-    let (chunks, copied) = (chunks(operation), swaps(copy));
-    let hosts = swaps(operation);
+    let (chunks, hosts) = (operation.chunks(), operation.swaps());
     let host = |swap: &BlockSwap| hosts.iter().any(|other| other.host == swap.host);
-    copied.iter().any(|swap| chunks.contains(&swap.chunk) || host(swap))
-}
-
-fn swaps(work: &Work) -> &[BlockSwap] {
-    match work {
-        Work::SwapOut(swaps) | Work::SwapIn(swaps) | Work::WriteBack(swaps) => swaps,
-        Work::Fetch(fetch) => &fetch.blocks,
-        _ => &[],
-    }
-}
-
-fn chunks(work: &Work) -> Vec<ChunkId> {
-    match work {
-        Work::Create(chunks)
-        | Work::Release(chunks)
-        | Work::Accept { chunks, .. }
-        | Work::Lend { chunks, .. } => chunks.clone(),
-        Work::Reback(transaction) => {
-            let chunk = |op: &Reback| match *op {
-                Reback::Map(_, chunk) | Reback::Unmap(_, chunk) => chunk,
-            };
-            transaction.ops.iter().map(chunk).chain(transaction.handed_over.iter().copied()).collect()
-        }
-        Work::MoveBlocks(moves) => moves.iter().flat_map(|m| [m.from_chunk, m.to_chunk]).collect(),
-        _ => swaps(work).iter().map(|swap| swap.chunk).collect(),
-    }
+    copy.swaps().iter().any(|swap| chunks.contains(&swap.chunk) || host(swap))
 }

@@ -76,37 +76,32 @@ impl Kv {
     }
 
     /// Columns whose copies are complete get seats, as long as there are blocks for the buffers; then blocks that every
-    /// coming step reads from a buffer leave the device. Returns how many.
-    pub fn shed(&mut self) -> u32 {
+    /// coming step reads from a buffer leave the device.
+    pub fn shed(&mut self) {
         let beta = u32::from(self.stream.placement.layout.beta);
-        let mut ready = core::mem::take(&mut self.stream.ready);
-        ready.reverse();
-        while let Some(seat) = ready.pop() {
+        while let Some(seat) = self.stream.ready.pop_front() {
             let column = self.columns.find(seat.column);
             let runs = self.sequences.get(&seat.user.0).is_some_and(|user| !user.suspended);
             let fits = runs && column.is_some_and(|column| column.refs > 0 && column.seat.is_none());
             if !fits
                 || !self.columns.is_whole(seat.column)
                 || !self.unhosted(seat.column, seat.set).is_empty()
+                || !self.gains(seat.set)
             {
                 continue;
             }
-            if !self.gains(seat.set) {
-                continue;
-            }
             if self.frames.free_blocks() < beta {
-                ready.push(seat);
+                self.stream.ready.push_front(seat);
                 break;
             }
             self.sit(seat);
         }
-        ready.reverse();
-        self.stream.ready = ready;
-        let moving = self.stream.placement.layout.moving.clone();
-        moving.into_iter().map(|layer| self.shed_layer(layer)).sum()
+        for layer in self.stream.placement.layout.moving.clone() {
+            self.shed_layer(layer);
+        }
     }
 
-    fn shed_layer(&mut self, layer: LayerId) -> u32 {
+    fn shed_layer(&mut self, layer: LayerId) {
         let early = self.stream.slots.window().find(|instance| instance.layer == layer);
         let seats = self.stream.seats.len() as u32;
         let covered =
@@ -121,12 +116,11 @@ impl Kv {
         }
         left.sort_unstable();
         self.frames.give(&left);
-        left.len() as u32
     }
 
     /// The request does not run for now: what it has in buffers alone has no seat any more.
     pub fn suspend(&mut self, request: RequestId) {
-        self.stream.placement.of.remove(&request);
+        self.stream.forget_request(request);
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         sequence.suspended = true;
         let columns = sequence.columns.clone();
@@ -185,10 +179,8 @@ impl Kv {
         (self.stream.seats.len() as u32 - self.stream.holes, self.stream.holes)
     }
 
-    /// Full columns of a request, and those of them that have a seat.
-    pub fn seated_of(&self, request: RequestId) -> (u32, u32) {
-        let Some(sequence) = self.sequences.get(&request) else { return (0, 0) };
-        let seated = sequence.columns.iter().filter(|id| self.columns.get(**id).seat.is_some());
-        (sequence.full, seated.count() as u32)
+    /// Full columns of a request.
+    pub fn full_columns(&self, request: RequestId) -> u32 {
+        self.sequences.get(&request).map_or(0, |sequence| sequence.full)
     }
 }

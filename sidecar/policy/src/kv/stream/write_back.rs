@@ -22,7 +22,7 @@ impl Kv {
                 let mut layers = self.unhosted(column, set);
                 layers.truncate(left as usize);
                 if layers.is_empty() {
-                    self.stream.ready.push(Seat { column, set, user: (request, at) });
+                    self.stream.ready.push_back(Seat { column, set, user: (request, at) });
                 } else if let Some(stowed) = self.host_place(column, generations) {
                     left = left.saturating_sub(layers.len() as u32);
                     self.refer(column);
