@@ -10,6 +10,7 @@ mod contest;
 mod demo;
 mod finding;
 mod generate;
+mod kernels;
 mod neighbours;
 mod process;
 mod rules;
@@ -51,6 +52,15 @@ enum Task {
     },
     /// Write the generated files (the CRD YAML in crds/generated).
     Gen,
+    /// Compile the CUDA sources to the PTX that is committed beside them, by NVRTC; no GPU is needed.
+    ///
+    /// NVRTC is the wheel of one pinned version, downloaded once by pip into the cache folder (SLUICE_CACHE, or
+    /// ~/.cache/sluice), or the libraries in the folder that SLUICE_NVRTC names.
+    Kernels {
+        /// Write nothing; fail if the committed PTX is not what its source gives.
+        #[arg(long)]
+        check: bool,
+    },
     /// Measure it: the budgets, the policies, neighbours on one GPU.
     Bench(bench::BenchArgs),
     /// Show it: bursts on three tenants of one GPU, with fixed partitions and under Oneiros, and a table.
@@ -88,6 +98,7 @@ fn run(task: &Task) -> anyhow::Result<bool> {
     match task {
         Task::Check { fix, quick } => check::check(&workspace, *fix, *quick),
         Task::Gen => generate::write_all(&workspace.root).map(|()| true),
+        Task::Kernels { check } => kernels::run(&workspace.root, *check),
         Task::Bench(args) => bench::run(&workspace, args),
         Task::Demo(args) => demo::run(&workspace, args),
         Task::Soak(args) => soak::run(&workspace, args),

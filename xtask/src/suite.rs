@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 
 use crate::workspace::Workspace;
-use crate::{check, process};
+use crate::{check, kernels, process};
 
 /// Runs check, build and tests until one fails; `true` if all passed.
 pub fn run(workspace: &Workspace, quick: bool) -> Result<bool> {
@@ -17,6 +17,7 @@ pub fn run(workspace: &Workspace, quick: bool) -> Result<bool> {
     let build = || process::passes(process::cargo(root, &["build", "--workspace", "--bins", "--locked"]));
     let test = || process::passes(tests(workspace, shared.as_deref()));
     Ok(stage("check", || check::check(workspace, false, quick))?
+        && stage("kernels", || kernels::stage(root))?
         && stage("build", build)?
         && stage("tests", test)?)
 }

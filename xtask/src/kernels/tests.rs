@@ -1,0 +1,51 @@
+use std::fs;
+
+use cargo_metadata::camino::Utf8Path;
+
+use super::{SOURCES, compare, compile, load};
+
+/// The root of the workspace.
+fn root() -> &'static Utf8Path {
+    Utf8Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
+}
+
+#[test]
+fn every_source_has_its_ptx_and_every_kernel_is_an_entry_of_it() {
+    for source in SOURCES {
+        let path = root().join(source);
+        let text = fs::read_to_string(&path).expect("the source is committed");
+        let ptx = fs::read_to_string(path.with_extension("ptx")).expect("so is its PTX");
+        let kernels = text.lines().filter_map(|line| line.strip_prefix("extern \"C\" __global__ void "));
+        let names: Vec<_> = kernels.filter_map(|rest| rest.split('(').next()).collect();
+        assert!(!names.is_empty(), "{source}");
+        for name in names {
+            assert!(
+                ptx.contains(&format!(".visible .entry {name}(")),
+                "{name} is missing in the PTX of {source}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_changed_source_a_broken_one_and_a_changed_ptx_are_found() {
+    let Ok((found, nvrtc)) = load() else {
+        println!("skipped: no NVRTC");
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = Utf8Path::from_path(folder.path()).expect("a plain name");
+    let source = fs::read_to_string(root().join(SOURCES[0])).expect("the source is committed");
+    fs::write(folder.join("probe.cu"), &source).expect("a copy");
+    fs::copy(root().join(SOURCES[0]).with_extension("ptx"), folder.join("probe.ptx")).expect("a copy");
+    let check = || compile(&nvrtc, folder, "probe.cu", compare);
+    if found.pinned {
+        check().expect("an unchanged copy passes");
+    }
+
+    fs::write(folder.join("probe.cu"), source.replace("at += 256", "at += 128")).expect("written");
+    assert!(check().expect_err("it differs").to_string().contains("is not what its source gives"));
+    // The assembler refuses this for sm_80; PTX alone lets it through.
+    fs::write(folder.join("probe.cu"), source.replace("now_ns() - start < ns", "broken")).expect("written");
+    assert!(check().expect_err("it does not compile").to_string().contains("\"broken\" is undefined"));
+}
