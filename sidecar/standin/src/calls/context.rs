@@ -1,0 +1,73 @@
+//! Contexts.
+
+use crate::abi::{Out, code};
+use crate::entry::{calls, current, set_current};
+use crate::objects::objects;
+
+calls! {
+    Start fn cuCtxCreate_v2(context: Out<usize>, _flags: u32, device: i32) {
+        if device != 0 {
+            return Err(code::INVALID_DEVICE);
+        }
+        let number = objects().create_context()?;
+        set_current(number);
+        context.set(number)
+    }
+
+    Start fn cuCtxDestroy_v2(context: usize) {
+        objects().destroy_context(context)?;
+        if current() == context {
+            set_current(0);
+        }
+        Ok(())
+    }
+
+    Start fn cuCtxSetCurrent(context: usize) {
+        if context != 0 {
+            objects().context(context)?;
+        }
+        set_current(context);
+        Ok(())
+    }
+
+    Start fn cuCtxGetCurrent(context: Out<usize>) {
+        context.set(current())
+    }
+
+    Start fn cuCtxGetDevice(device: Out<i32>) {
+        if current() == 0 {
+            return Err(code::INVALID_CONTEXT);
+        }
+        device.set(0)
+    }
+
+    Context fn cuCtxSynchronize() {
+        let streams = objects().streams_of(current());
+        streams.iter().for_each(|stream| stream.drain());
+        crate::calls::stream::health()
+    }
+
+    Start fn cuDevicePrimaryCtxRetain(context: Out<usize>, device: i32) {
+        if device != 0 {
+            return Err(code::INVALID_DEVICE);
+        }
+        let mut objects = objects();
+        let (number, held) = match objects.primary {
+            Some(primary) => primary,
+            None => (objects.create_context()?, 0),
+        };
+        objects.primary = Some((number, held + 1));
+        context.set(number)
+    }
+
+    Start fn cuDevicePrimaryCtxRelease_v2(_device: i32) {
+        let mut objects = objects();
+        let (number, held) = objects.primary.ok_or(code::INVALID_CONTEXT)?;
+        if held > 1 {
+            objects.primary = Some((number, held - 1));
+            return Ok(());
+        }
+        objects.primary = None;
+        objects.destroy_context(number)
+    }
+}

@@ -1,0 +1,122 @@
+//! The driver itself and its one device.
+
+use std::ffi::{CStr, c_char};
+
+use crate::abi::{Out, code, words};
+use crate::entry::{calls, start};
+use crate::held;
+use crate::objects::pool;
+use crate::switches::SWITCHES;
+
+/// Attributes that are not 0: numbers of `CUdevice_attribute`.
+const ATTRIBUTES: [(i32, i32); 19] = [
+    (1, 1024),  // threads of a block
+    (8, 49152), // shared memory of a block
+    (10, 32),   // warp
+    (16, 8),    // multiprocessors
+    (31, 1),    // concurrent kernels
+    (40, 3),    // asynchronous copies
+    (41, 1),    // unified addressing
+    (75, 9),    // compute capability, major
+    (76, 0),    // compute capability, minor
+    (91, 1),    // host addresses of registered memory
+    (92, 1),    // operations on words by streams, version 1
+    (93, 1),    // 64-bit operations on words by streams, version 1
+    (94, 1),    // waits for no common bit, version 1
+    (102, 1),   // virtual memory
+    (103, 1),   // handles as file descriptors
+    (115, 1),   // memory pools
+    (119, 0),   // memory pools as file descriptors
+    (122, 1),   // 64-bit operations on words by streams
+    (123, 1),   // waits for no common bit
+];
+
+calls! {
+    Nothing fn cuInit(flags: u32) {
+        if flags != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        pool()?;
+        raise_descriptor_limit();
+        held::report_at_exit();
+        start();
+        Ok(())
+    }
+
+    Nothing fn cuDriverGetVersion(version: Out<i32>) {
+        version.set(12040)
+    }
+
+    Nothing fn cuGetErrorName(error: u32, text: Out<*const c_char>) {
+        text.set(words(error).0.as_ptr().cast())
+    }
+
+    Nothing fn cuGetErrorString(error: u32, text: Out<*const c_char>) {
+        text.set(words(error).1.as_ptr().cast())
+    }
+
+    Start fn cuDeviceGetCount(count: Out<i32>) {
+        count.set(1)
+    }
+
+    Start fn cuDeviceGet(device: Out<i32>, ordinal: i32) {
+        if ordinal != 0 {
+            return Err(code::INVALID_DEVICE);
+        }
+        device.set(0)
+    }
+
+    Start fn cuDeviceGetName(name: Out<c_char>, length: i32, device: i32) {
+        one(device)?;
+        text(&name, length, c"Sluice stand-in")
+    }
+
+    Start fn cuDeviceGetPCIBusId(name: Out<c_char>, length: i32, device: i32) {
+        one(device)?;
+        text(&name, length, c"0000:00:00.0")
+    }
+
+    Start fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, device: i32) {
+        one(device)?;
+        uuid.set(*b"sluice-stand-in!")
+    }
+
+    Start fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: i32) {
+        one(device)?;
+        uuid.set(*b"sluice-stand-in!")
+    }
+
+    Start fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: i32) {
+        one(device)?;
+        bytes.set(pool()?.capacity() as usize)
+    }
+
+    Start fn cuDeviceGetAttribute(value: Out<i32>, attribute: i32, device: i32) {
+        one(device)?;
+        let usual = ATTRIBUTES.iter().find(|(number, _)| *number == attribute).map_or(0, |(_, value)| *value);
+        value.set(SWITCHES.attributes.get(&attribute).copied().unwrap_or(usual))
+    }
+}
+
+fn one(device: i32) -> Result<(), u32> {
+    if device == 0 { Ok(()) } else { Err(code::INVALID_DEVICE) }
+}
+
+/// Writes `text` into a place of `length` bytes.
+fn text(place: &Out<c_char>, length: i32, text: &CStr) -> Result<(), u32> {
+    let bytes = text.to_bytes_with_nul();
+    if place.raw().is_null() || usize::try_from(length).unwrap_or(0) < bytes.len() {
+        return Err(code::INVALID_VALUE);
+    }
+    // SAFETY: the caller gives `length` bytes, which is enough.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), place.raw(), bytes.len()) };
+    Ok(())
+}
+
+/// Every piece of memory is a descriptor: as many as the process may have.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    let _ = setrlimit(Resource::Nofile, limit);
+}

@@ -1,0 +1,65 @@
+//! Events.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::abi::{Out, code};
+use crate::entry::calls;
+use crate::event::Event;
+use crate::objects::objects;
+use crate::operation::Operation;
+
+calls! {
+    Context fn cuEventCreate(event: Out<usize>, _flags: u32) {
+        let mut objects = objects();
+        let number = objects.number();
+        objects.events.insert(number, Arc::default());
+        event.set(number)
+    }
+
+    Start fn cuEventDestroy_v2(event: usize) {
+        objects().events.remove(&event).map(drop).ok_or(code::INVALID_HANDLE)
+    }
+
+    Context fn cuEventRecord(event: usize, stream: usize) {
+        let (event, stream) = (objects().event(event)?, objects().stream(stream)?);
+        stream.push(Operation::Record(event.renew()));
+        Ok(())
+    }
+
+    Context fn cuEventQuery(event: usize) {
+        match objects().event(event)?.mark() {
+            Some(mark) if mark.time().is_none() => Err(code::NOT_READY),
+            _ => super::stream::health(),
+        }
+    }
+
+    Context fn cuEventSynchronize(event: usize) {
+        let mark = objects().event(event)?.mark();
+        if let Some(mark) = mark {
+            mark.wait(|| false);
+        }
+        super::stream::health()
+    }
+
+    Context fn cuEventElapsedTime(milliseconds: Out<f32>, start: usize, end: usize) {
+        let (start, end) = (objects().event(start)?, objects().event(end)?);
+        milliseconds.set(elapsed_ms(reached(&start)?, reached(&end)?))
+    }
+
+    Context fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: usize, end: usize) {
+        let (start, end) = (objects().event(start)?, objects().event(end)?);
+        milliseconds.set(elapsed_ms(reached(&start)?, reached(&end)?))
+    }
+}
+
+fn reached(event: &Event) -> Result<Instant, u32> {
+    event.mark().ok_or(code::INVALID_HANDLE)?.time().ok_or(code::NOT_READY)
+}
+
+/// Milliseconds between two points in time, negative if they are the other way round.
+fn elapsed_ms(start: Instant, end: Instant) -> f32 {
+    let forward = end.saturating_duration_since(start).as_secs_f64();
+    let backward = start.saturating_duration_since(end).as_secs_f64();
+    ((forward - backward) * 1e3) as f32
+}

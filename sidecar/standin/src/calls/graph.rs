@@ -1,0 +1,147 @@
+//! Graphs: captured from a stream, or made node by node as a chain.
+
+use std::ffi::c_void;
+
+use crate::abi::{BatchNode, In, KernelNode, Out, code};
+use crate::entry::calls;
+use crate::graph::{Graph, Node};
+use crate::objects::objects;
+use crate::operation::Operation;
+
+use super::module::launch;
+use super::stream::batch;
+
+calls! {
+    Context fn cuGraphCreate(graph: Out<usize>, _flags: u32) {
+        graph.set(add(Vec::new()))
+    }
+
+    Start fn cuGraphDestroy(graph: usize) {
+        objects().graphs.remove(&graph).map(drop).ok_or(code::INVALID_VALUE)
+    }
+
+    Context fn cuGraphAddBatchMemOpNode(
+        node: Out<usize>, graph: usize, before: In<usize>, count: usize, parameters: In<BatchNode>,
+    ) {
+        let operation = words(&parameters.get()?)?;
+        node.set(append(graph, &before, count, operation)?)
+    }
+
+    Context fn cuGraphAddKernelNode_v2(
+        node: Out<usize>, graph: usize, before: In<usize>, count: usize, parameters: In<KernelNode>,
+    ) {
+        let operation = kernel(&parameters.get()?)?;
+        node.set(append(graph, &before, count, operation)?)
+    }
+
+    Context fn cuGraphGetNodes(graph: usize, nodes: Out<usize>, count: Out<usize>) {
+        let objects = objects();
+        let graph = objects.graphs.get(&graph).ok_or(code::INVALID_VALUE)?;
+        if nodes.raw().is_null() {
+            return count.set(graph.nodes.len());
+        }
+        for (index, node) in graph.nodes.iter().enumerate() {
+            // SAFETY: the caller has room for as many nodes as the graph has, which it was told.
+            unsafe { nodes.raw().add(index).write(node.handle) };
+        }
+        count.set(graph.nodes.len())
+    }
+
+    Context fn cuGraphNodeGetType(node: usize, kind: Out<u32>) {
+        kind.set(objects().node(node)?.kind())
+    }
+
+    Context fn cuGraphBatchMemOpNodeGetParams(node: usize, parameters: Out<BatchNode>) {
+        let objects = objects();
+        let node = objects.node(node)?;
+        if node.shown.is_empty() {
+            return Err(code::INVALID_VALUE);
+        }
+        let count = node.shown.len() as u32;
+        let context = std::ptr::null_mut::<c_void>();
+        parameters.set(BatchNode { context, count, operations: node.shown.as_ptr(), flags: 0 })
+    }
+
+    Context fn cuGraphInstantiateWithFlags(ready: Out<usize>, graph: usize, _flags: u64) {
+        let mut objects = objects();
+        let copy = objects.graphs.get(&graph).ok_or(code::INVALID_VALUE)?.clone();
+        let number = objects.number();
+        objects.ready_graphs.insert(number, copy);
+        ready.set(number)
+    }
+
+    Start fn cuGraphExecDestroy(ready: usize) {
+        objects().ready_graphs.remove(&ready).map(drop).ok_or(code::INVALID_VALUE)
+    }
+
+    Context fn cuGraphExecBatchMemOpNodeSetParams(ready: usize, node: usize, parameters: In<BatchNode>) {
+        change(ready, node, words(&parameters.get()?)?)
+    }
+
+    Context fn cuGraphExecKernelNodeSetParams_v2(ready: usize, node: usize, parameters: In<KernelNode>) {
+        change(ready, node, kernel(&parameters.get()?)?)
+    }
+
+    Context fn cuGraphUpload(ready: usize, stream: usize) {
+        let objects = objects();
+        objects.stream(stream)?;
+        objects.ready_graphs.get(&ready).map(|_| ()).ok_or(code::INVALID_VALUE)
+    }
+
+    Context fn cuGraphLaunch(ready: usize, stream: usize) {
+        let objects = objects();
+        let stream = objects.stream(stream)?;
+        let graph = objects.ready_graphs.get(&ready).ok_or(code::INVALID_VALUE)?;
+        stream.extend(graph.nodes.iter().map(|node| node.operation.clone()));
+        Ok(())
+    }
+}
+
+/// Adds a graph that does `operations` in order.
+pub fn add(operations: Vec<Operation>) -> usize {
+    let mut objects = objects();
+    let nodes = operations.into_iter().map(|operation| Node::new(objects.number(), operation)).collect();
+    let number = objects.number();
+    objects.graphs.insert(number, Graph { nodes });
+    number
+}
+
+/// Adds a node at the end of a chain: it may depend on the last node alone, or on nothing if it is the first.
+fn append(graph: usize, before: &In<usize>, count: usize, operation: Operation) -> Result<usize, u32> {
+    let mut objects = objects();
+    let number = objects.number();
+    let graph = objects.graphs.get_mut(&graph).ok_or(code::INVALID_VALUE)?;
+    let expected = graph.nodes.last().map(|node| node.handle);
+    let given = if count == 0 { None } else { Some(before.at(count - 1)?) };
+    if count > 1 || expected != given {
+        return Err(code::NOT_SUPPORTED);
+    }
+    graph.nodes.push(Node::new(number, operation));
+    Ok(number)
+}
+
+fn change(ready: usize, node: usize, operation: Operation) -> Result<(), u32> {
+    let mut objects = objects();
+    let graph = objects.ready_graphs.get_mut(&ready).ok_or(code::INVALID_VALUE)?;
+    let place = graph.nodes.iter_mut().find(|known| known.handle == node).ok_or(code::INVALID_VALUE)?;
+    let changed = Node::new(node, operation);
+    if changed.kind() != place.kind() {
+        return Err(code::INVALID_VALUE);
+    }
+    *place = changed;
+    Ok(())
+}
+
+fn words(parameters: &BatchNode) -> Result<Operation, u32> {
+    // SAFETY: null, or as many operations as the count says: the caller promises it of this field too.
+    let operations = unsafe { In::new(parameters.operations) };
+    Ok(Operation::Words(batch(&operations, parameters.count)?))
+}
+
+fn kernel(parameters: &KernelNode) -> Result<Operation, u32> {
+    let KernelNode { function, grid, block, extra, .. } = *parameters;
+    let sizes = [grid[0], grid[1], grid[2], block[0], block[1], block[2]];
+    // SAFETY: as in `words`: a list of pointers to arguments.
+    let list = unsafe { In::new(parameters.parameters.cast::<In<u64>>()) };
+    launch(function, &sizes, &list, extra.is_null())
+}

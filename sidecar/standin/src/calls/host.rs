@@ -1,0 +1,33 @@
+//! Host memory that the device may use.
+
+use crate::abi::{Out, code};
+use crate::entry::calls;
+use crate::space::space;
+
+calls! {
+    Context fn cuMemHostRegister_v2(place: u64, bytes: usize, _flags: u32) {
+        space().register(place, bytes as u64)
+    }
+
+    Context fn cuMemHostUnregister(place: u64) {
+        space().unregister(place)
+    }
+
+    Context fn cuMemHostAlloc(place: Out<u64>, bytes: usize, _flags: u32) {
+        if bytes == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        place.set(space().allocate_host(bytes as u64)?)
+    }
+
+    Context fn cuMemFreeHost(place: u64) {
+        space().free_host(place)
+    }
+
+    Context fn cuMemHostGetDevicePointer_v2(address: Out<u64>, place: u64, _flags: u32) {
+        if !space().is_host(place, 1) {
+            return Err(code::INVALID_VALUE);
+        }
+        address.set(place)
+    }
+}

@@ -1,0 +1,124 @@
+//! Device memory: physical handles, address ranges, mappings, and plain allocations.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd};
+use std::sync::Arc;
+
+use crate::abi::{AccessDescription, AllocationProperties, In, Out, code};
+use crate::entry::calls;
+use crate::objects::{objects, pool};
+use crate::space::{GRANULARITY, space};
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, the only one there is here.
+const DESCRIPTOR: u32 = 1;
+
+calls! {
+    Context fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
+        let pool = pool()?;
+        free.set(pool.free()? as usize)?;
+        total.set(pool.capacity() as usize)
+    }
+
+    Start fn cuMemGetAllocationGranularity(bytes: Out<usize>, properties: In<AllocationProperties>, _option: u32) {
+        check(&properties.get()?)?;
+        bytes.set(GRANULARITY as usize)
+    }
+
+    Health fn cuMemCreate(handle: Out<u64>, bytes: usize, properties: In<AllocationProperties>, flags: u64) {
+        check(&properties.get()?)?;
+        if flags != 0 || bytes == 0 || !(bytes as u64).is_multiple_of(GRANULARITY) {
+            return Err(code::INVALID_VALUE);
+        }
+        let memory = pool()?.take(bytes as u64)?;
+        handle.set(add(memory))
+    }
+
+    Health fn cuMemRelease(handle: u64) {
+        objects().handles.remove(&handle).map(drop).ok_or(code::INVALID_VALUE)
+    }
+
+    Health fn cuMemExportToShareableHandle(descriptor: Out<i32>, handle: u64, kind: u32, flags: u64) {
+        if kind != DESCRIPTOR || flags != 0 {
+            return Err(code::NOT_SUPPORTED);
+        }
+        let memory = memory(handle)?;
+        let copy = memory.as_fd().try_clone_to_owned().map_err(|_| code::OPERATING_SYSTEM)?;
+        descriptor.set(copy.into_raw_fd())
+    }
+
+    // The driver takes the descriptor by its value, as a pointer.
+    Health fn cuMemImportFromShareableHandle(handle: Out<u64>, descriptor: usize, kind: u32) {
+        let number = i32::try_from(descriptor).map_err(|_| code::INVALID_VALUE)?;
+        if kind != DESCRIPTOR || number < 0 {
+            return Err(code::NOT_SUPPORTED);
+        }
+        // SAFETY: the caller keeps its descriptor open during the call; a wrong number fails in the kernel.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
+        let copy = borrowed.try_clone_to_owned().map_err(|_| code::INVALID_VALUE)?;
+        handle.set(add(File::from(copy)))
+    }
+
+    Health fn cuMemAddressReserve(address: Out<u64>, bytes: usize, _alignment: usize, _wish: u64, flags: u64) {
+        if flags != 0 || bytes == 0 || !(bytes as u64).is_multiple_of(GRANULARITY) {
+            return Err(code::INVALID_VALUE);
+        }
+        address.set(space().reserve(bytes as u64)?)
+    }
+
+    Health fn cuMemAddressFree(address: u64, bytes: usize) {
+        space().unreserve(address, bytes as u64)
+    }
+
+    Health fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) {
+        let memory = memory(handle)?;
+        let length = memory.metadata().map_err(|_| code::OPERATING_SYSTEM)?.len();
+        if offset != 0 || flags != 0 || bytes as u64 > length {
+            return Err(code::INVALID_VALUE);
+        }
+        space().map(address, bytes as u64, &memory)
+    }
+
+    Health fn cuMemSetAccess(address: u64, bytes: usize, access: In<AccessDescription>, count: usize) {
+        let access = access.get()?;
+        if count != 1 || (access.location_kind, access.location, access.flags) != (1, 0, 3) {
+            return Err(code::NOT_SUPPORTED);
+        }
+        space().allow(address, bytes as u64)
+    }
+
+    Health fn cuMemUnmap(address: u64, bytes: usize) {
+        space().unmap(address, bytes as u64)
+    }
+
+    Context fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) {
+        if bytes == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let bytes = (bytes as u64).next_multiple_of(GRANULARITY);
+        let memory = Arc::new(pool()?.take(bytes)?);
+        address.set(space().allocate(bytes, &memory)?)
+    }
+
+    Context fn cuMemFree_v2(address: u64) {
+        space().free(address)
+    }
+}
+
+/// Whether memory of this kind can be had: pinned, on the device, shared as a descriptor or not at all.
+fn check(properties: &AllocationProperties) -> Result<(), u32> {
+    if (properties.kind, properties.location_kind, properties.location) != (1, 1, 0) {
+        return Err(code::INVALID_VALUE);
+    }
+    if properties.handle_types > DESCRIPTOR { Err(code::NOT_SUPPORTED) } else { Ok(()) }
+}
+
+fn add(memory: File) -> u64 {
+    let mut objects = objects();
+    let handle = objects.number() as u64;
+    objects.handles.insert(handle, Arc::new(memory));
+    handle
+}
+
+fn memory(handle: u64) -> Result<Arc<File>, u32> {
+    objects().handles.get(&handle).map(Arc::clone).ok_or(code::INVALID_VALUE)
+}

@@ -1,0 +1,79 @@
+//! Modules and kernels.
+
+use std::ffi::{CStr, c_char, c_void};
+
+use crate::abi::{In, Out, code};
+use crate::entry::calls;
+use crate::kernels::{Kernel, Launch};
+use crate::objects::objects;
+use crate::operation::Operation;
+
+calls! {
+    Context fn cuModuleLoadData(module: Out<usize>, image: *const c_char) {
+        if image.is_null() {
+            return Err(code::INVALID_VALUE);
+        }
+        // SAFETY: the caller gives PTX, a text that ends in a zero byte.
+        let image = unsafe { CStr::from_ptr(image) }.to_str().map_err(|_| code::INVALID_IMAGE)?;
+        if !image.contains(".version") {
+            return Err(code::INVALID_IMAGE);
+        }
+        let mut objects = objects();
+        let number = objects.number();
+        objects.modules.insert(number, image.to_owned());
+        module.set(number)
+    }
+
+    Start fn cuModuleUnload(module: usize) {
+        let mut objects = objects();
+        objects.functions.retain(|_, (owner, _)| *owner != module);
+        objects.modules.remove(&module).map(drop).ok_or(code::INVALID_HANDLE)
+    }
+
+    Context fn cuModuleGetFunction(function: Out<usize>, module: usize, name: *const c_char) {
+        if name.is_null() {
+            return Err(code::INVALID_VALUE);
+        }
+        // SAFETY: the caller gives a name that ends in a zero byte.
+        let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| code::NOT_FOUND)?;
+        let mut objects = objects();
+        let image = objects.modules.get(&module).ok_or(code::INVALID_HANDLE)?;
+        let declared = image.contains(&format!(".entry {name}("));
+        let kernel = Kernel::named(name).filter(|_| declared).ok_or(code::NOT_FOUND)?;
+        let number = objects.number();
+        objects.functions.insert(number, (module, kernel));
+        function.set(number)
+    }
+
+    Context fn cuLaunchKernel(
+        function: usize,
+        grid_x: u32, grid_y: u32, grid_z: u32,
+        block_x: u32, block_y: u32, block_z: u32,
+        _shared_bytes: u32,
+        stream: usize,
+        parameters: In<In<u64>>,
+        extra: *const *const c_void,
+    ) {
+        let grid = [grid_x, grid_y, grid_z, block_x, block_y, block_z];
+        let operation = launch(function, &grid, &parameters, extra.is_null())?;
+        objects().stream(stream)?.push(operation);
+        Ok(())
+    }
+}
+
+/// The launch of a kernel; its arguments are copied.
+pub fn launch(
+    function: usize,
+    grid: &[u32; 6],
+    parameters: &In<In<u64>>,
+    plain: bool,
+) -> Result<Operation, u32> {
+    let (_, kernel) = *objects().functions.get(&function).ok_or(code::INVALID_HANDLE)?;
+    if !plain || grid.contains(&0) {
+        return Err(code::INVALID_VALUE);
+    }
+    let arguments: Result<Vec<u64>, u32> =
+        (0..kernel.arguments()).map(|index| parameters.at(index)?.get()).collect();
+    let threads = grid.iter().map(|count| u64::from(*count)).product();
+    Ok(Operation::Kernel(Launch { kernel, arguments: arguments?, threads }))
+}

@@ -1,0 +1,169 @@
+//! The kernels of `sidecar/probe/cuda/probe.cu`, by name, as Rust functions of their arguments.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::abi::code;
+use crate::operation::{until, word};
+use crate::space::View;
+
+/// A kernel and how many arguments it takes, each a word of 64 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    Spin,
+    Read,
+    Product,
+    Write,
+    Compare,
+    Await,
+}
+
+const ALL: [(&str, Kernel, usize); 6] = [
+    ("sluice_spin", Kernel::Spin, 1),
+    ("sluice_read", Kernel::Read, 3),
+    ("sluice_product", Kernel::Product, 4),
+    ("sluice_write", Kernel::Write, 3),
+    ("sluice_compare", Kernel::Compare, 4),
+    ("sluice_await", Kernel::Await, 5),
+];
+
+impl Kernel {
+    /// The kernel of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        ALL.iter().find(|(known, ..)| *known == name).map(|(_, kernel, _)| *kernel)
+    }
+
+    /// How many arguments it takes.
+    pub fn arguments(self) -> usize {
+        ALL.iter().find(|(_, kernel, _)| *kernel == self).map_or(0, |(.., count)| *count)
+    }
+}
+
+/// A kernel with its arguments.
+#[derive(Clone)]
+pub struct Launch {
+    /// Which.
+    pub kernel: Kernel,
+    /// As many as it takes.
+    pub arguments: Vec<u64>,
+    /// Threads of the whole grid.
+    pub threads: u64,
+}
+
+impl Launch {
+    /// Runs it.
+    pub fn run(&self, given_up: &dyn Fn() -> bool) -> Result<(), u32> {
+        let arguments = self.arguments.as_slice();
+        match (self.kernel, arguments) {
+            (Kernel::Spin, &[ns]) => spin(Duration::from_nanos(ns), given_up),
+            (Kernel::Read, &[from, count, sums]) => read(from, count, sums, self.threads),
+            (Kernel::Product, &[a, b, c, n]) => product([a, b, c], n),
+            (Kernel::Write, &[words, count, value]) => write(words, count, value),
+            (Kernel::Compare, &[words, count, value, wrong]) => compare(words, count, value, wrong),
+            (Kernel::Await, &[flag, counter, bump, limit_ns, gave_up]) => {
+                await_flag(flag, counter, bump, Duration::from_nanos(limit_ns), gave_up, given_up)
+            }
+            _ => Err(code::INVALID_VALUE),
+        }
+    }
+}
+
+fn spin(time: Duration, given_up: &dyn Fn() -> bool) -> Result<(), u32> {
+    let start = Instant::now();
+    until(given_up, || Ok(start.elapsed() >= time))
+}
+
+fn read(from: u64, count: u64, sums: u64, threads: u64) -> Result<(), u32> {
+    let view = View::new();
+    let (from, sums) =
+        (view.host(from, count * 16)?.cast::<f32>(), view.host(sums, threads * 4)?.cast::<f32>());
+    let mut sum = 0.0_f32;
+    for at in 0..(count * 4) as usize {
+        // SAFETY: inside the mapped range, which the view keeps.
+        sum += unsafe { from.add(at).read_unaligned() };
+    }
+    for at in 0..threads as usize {
+        // SAFETY: as above.
+        unsafe { sums.add(at).write_unaligned(sum) };
+    }
+    Ok(())
+}
+
+fn product(matrices: [u64; 3], n: u64) -> Result<(), u32> {
+    let view = View::new();
+    let bytes = n * n * 4;
+    let [a, b, c] = matrices.map(|address| view.host(address, bytes).map(<*mut u8>::cast::<f32>));
+    let (a, b, c, n) = (a?, b?, c?, n as usize);
+    for row in 0..n {
+        for column in 0..n {
+            let mut sum = 0.0_f32;
+            for k in 0..n {
+                // SAFETY: indices below n x n, inside the mapped ranges, which the view keeps.
+                sum +=
+                    unsafe { a.add(row * n + k).read_unaligned() * b.add(k * n + column).read_unaligned() };
+            }
+            // SAFETY: as above.
+            unsafe { c.add(row * n + column).write_unaligned(sum) };
+        }
+    }
+    Ok(())
+}
+
+fn write(words: u64, count: u64, value: u64) -> Result<(), u32> {
+    let view = View::new();
+    let words = view.host(words, count * 8)?.cast::<u64>();
+    for at in 0..count {
+        // SAFETY: inside the mapped range, which the view keeps. Volatile: another process may be looking.
+        unsafe { words.add(at as usize).write_volatile(value.wrapping_add(at)) };
+    }
+    std::sync::atomic::fence(Ordering::Release);
+    Ok(())
+}
+
+fn compare(words: u64, count: u64, value: u64, wrong: u64) -> Result<(), u32> {
+    let view = View::new();
+    let place = view.host(words, count * 8)?.cast::<u64>();
+    // SAFETY: inside the mapped range, which the view keeps.
+    let bad =
+        (0..count).filter(|at| unsafe { place.add(*at as usize).read() } != value.wrapping_add(*at)).count();
+    drop(view);
+    word(wrong, |word| word.fetch_add(bad as u64, Ordering::AcqRel)).map(|_| ())
+}
+
+fn await_flag(
+    flag: u64,
+    counter: u64,
+    bump: u64,
+    limit: Duration,
+    gave_up: u64,
+    given_up: &dyn Fn() -> bool,
+) -> Result<(), u32> {
+    let wanted = word(counter, |word| word.load(Ordering::Acquire))?;
+    let start = Instant::now();
+    let mut reached = false;
+    until(given_up, || {
+        reached = word(flag, |word| word.load(Ordering::Acquire))? >= wanted;
+        Ok(reached || start.elapsed() > limit)
+    })?;
+    if reached {
+        word(counter, |word| word.store(wanted + bump, Ordering::Release))
+    } else {
+        word(gave_up, |word| word.fetch_add(1, Ordering::AcqRel)).map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ALL;
+
+    #[test]
+    fn every_kernel_of_the_source_is_here_with_as_many_arguments() {
+        let source = include_str!("../../probe/cuda/probe.cu");
+        let kernels = source.lines().filter_map(|line| line.strip_prefix("extern \"C\" __global__ void "));
+        let kernels: Vec<_> = kernels
+            .filter_map(|line| line.split_once('('))
+            .map(|(name, arguments)| (name, arguments.matches(',').count() + 1))
+            .collect();
+        assert_eq!(kernels, ALL.map(|(name, _, count)| (name, count)));
+    }
+}

@@ -1,0 +1,147 @@
+//! Everything that the driver hands out as an opaque pointer: a number that is never used again.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use crate::abi::code;
+use crate::event::Event;
+use crate::graph::{Graph, Node};
+use crate::kernels::Kernel;
+use crate::pool::Pool;
+use crate::stream::{Shared, Stream};
+use crate::switches::SWITCHES;
+
+/// Device memory that a context takes, bytes.
+const CONTEXT_BYTES: u64 = 32 << 20;
+
+/// All objects of this process.
+#[derive(Default)]
+pub struct Objects {
+    next: usize,
+    contexts: BTreeMap<usize, Context>,
+    /// The primary context and how often it is held.
+    pub primary: Option<(usize, usize)>,
+    streams: BTreeMap<usize, (usize, Arc<Stream>)>,
+    pub events: BTreeMap<usize, Arc<Event>>,
+    pub modules: BTreeMap<usize, String>,
+    pub functions: BTreeMap<usize, (usize, Kernel)>,
+    pub handles: BTreeMap<u64, Arc<File>>,
+    pub graphs: BTreeMap<usize, Graph>,
+    pub ready_graphs: BTreeMap<usize, Graph>,
+}
+
+struct Context {
+    shared: Arc<Shared>,
+    default_stream: Arc<Stream>,
+    /// What the context takes of the device's memory.
+    _memory: File,
+}
+
+static OBJECTS: LazyLock<Mutex<Objects>> = LazyLock::new(Mutex::default);
+
+/// The device's memory; `None` without a folder for it.
+pub static POOL: LazyLock<Option<Pool>> =
+    LazyLock::new(|| SWITCHES.pool.as_deref().map(|folder| Pool::open(folder, SWITCHES.bytes)));
+
+/// Locks the objects.
+pub fn objects() -> MutexGuard<'static, Objects> {
+    OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The device's memory.
+pub fn pool() -> Result<&'static Pool, u32> {
+    POOL.as_ref().ok_or(code::NO_DEVICE)
+}
+
+impl Objects {
+    /// A number for a new object.
+    pub fn number(&mut self) -> usize {
+        self.next += 1;
+        // Neither null nor one of the small numbers that stand for special streams.
+        0x1000 + 16 * self.next
+    }
+
+    /// A new context.
+    pub fn create_context(&mut self) -> Result<usize, u32> {
+        let memory = pool()?.take(CONTEXT_BYTES)?;
+        let shared = Arc::new(Shared::default());
+        let default_stream = Stream::start(Arc::clone(&shared));
+        let number = self.number();
+        self.contexts.insert(number, Context { shared, default_stream, _memory: memory });
+        Ok(number)
+    }
+
+    /// Ends a context with its streams.
+    pub fn destroy_context(&mut self, context: usize) -> Result<(), u32> {
+        let gone = self.contexts.remove(&context).ok_or(code::INVALID_CONTEXT)?;
+        gone.shared.over.store(true, std::sync::atomic::Ordering::Release);
+        gone.default_stream.close();
+        self.streams.retain(|_, (owner, stream)| {
+            if *owner == context {
+                stream.close();
+            }
+            *owner != context
+        });
+        Ok(())
+    }
+
+    /// What a context shares with its streams.
+    pub fn context(&self, context: usize) -> Result<&Arc<Shared>, u32> {
+        self.contexts.get(&context).map(|context| &context.shared).ok_or(code::INVALID_CONTEXT)
+    }
+
+    /// A new stream of a context.
+    pub fn create_stream(&mut self, context: usize) -> Result<usize, u32> {
+        let stream = Stream::start(Arc::clone(self.context(context)?));
+        let number = self.number();
+        self.streams.insert(number, (context, stream));
+        Ok(number)
+    }
+
+    /// A stream; the small numbers are the default stream of the current context.
+    pub fn stream(&self, stream: usize) -> Result<Arc<Stream>, u32> {
+        if stream <= 2 {
+            let context = self.contexts.get(&crate::entry::current()).ok_or(code::INVALID_CONTEXT)?;
+            return Ok(Arc::clone(&context.default_stream));
+        }
+        self.streams.get(&stream).map(|(_, stream)| Arc::clone(stream)).ok_or(code::INVALID_HANDLE)
+    }
+
+    /// Every stream of a context.
+    pub fn streams_of(&self, context: usize) -> Vec<Arc<Stream>> {
+        let own = self.streams.values().filter(|(owner, _)| *owner == context);
+        let default = self.contexts.get(&context).map(|context| Arc::clone(&context.default_stream));
+        own.map(|(_, stream)| Arc::clone(stream)).chain(default).collect()
+    }
+
+    /// Ends a stream; what was queued is still done.
+    pub fn destroy_stream(&mut self, stream: usize) -> Result<(), u32> {
+        let (_, stream) = self.streams.remove(&stream).ok_or(code::INVALID_HANDLE)?;
+        stream.close();
+        Ok(())
+    }
+
+    /// An event.
+    pub fn event(&self, event: usize) -> Result<Arc<Event>, u32> {
+        self.events.get(&event).map(Arc::clone).ok_or(code::INVALID_HANDLE)
+    }
+
+    /// A node of a graph that is not ready yet.
+    pub fn node(&self, node: usize) -> Result<&Node, u32> {
+        let mut nodes = self.graphs.values().flat_map(|graph| &graph.nodes);
+        nodes.find(|known| known.handle == node).ok_or(code::INVALID_VALUE)
+    }
+
+    /// What is held, by name.
+    pub fn counts(&self) -> Vec<(&'static str, usize)> {
+        vec![
+            ("contexts", self.contexts.len()),
+            ("streams", self.streams.len()),
+            ("events", self.events.len()),
+            ("modules", self.modules.len()),
+            ("handles", self.handles.len()),
+            ("graphs", self.graphs.len() + self.ready_graphs.len()),
+        ]
+    }
+}

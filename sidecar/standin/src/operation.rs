@@ -1,0 +1,170 @@
+//! What a stream can be asked to do, and how it is done.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::abi::{BatchOperation, code};
+use crate::event::Mark;
+use crate::kernels::Launch;
+use crate::space::View;
+
+/// One piece of work.
+#[derive(Clone)]
+pub enum Operation {
+    /// Copies bytes; an address that is neither the device's nor registered is ordinary host memory.
+    Copy { to: u64, from: u64, bytes: u64 },
+    /// Fills words of 32 bits.
+    Fill { to: u64, word: u32, count: u64 },
+    /// Runs a kernel.
+    Kernel(Launch),
+    /// Waits for words and writes words, in order.
+    Words(Vec<WordOperation>),
+    /// An event is reached.
+    Record(Arc<Mark>),
+    /// Waits for an event.
+    Wait(Arc<Mark>),
+}
+
+/// Waits for or writes one word of 64 bits.
+#[derive(Clone, Copy)]
+pub enum WordOperation {
+    /// Waits until the word is what `flags` wants of `value`: at least (0, circular), equal (1), a common bit (2).
+    Wait { address: u64, value: u64, flags: u32 },
+    /// Writes the word.
+    Write { address: u64, value: u64 },
+}
+
+impl WordOperation {
+    /// From the driver's form.
+    pub fn from_batch(operation: &BatchOperation) -> Result<Self, u32> {
+        let BatchOperation { address, value, flags, .. } = *operation;
+        match operation.operation {
+            4 => Ok(Self::Wait { address, value, flags }),
+            5 => Ok(Self::Write { address, value }),
+            _ => Err(code::NOT_SUPPORTED),
+        }
+    }
+
+    /// To the driver's form.
+    pub fn to_batch(self) -> BatchOperation {
+        let (operation, address, value, flags) = match self {
+            Self::Wait { address, value, flags } => (4, address, value, flags),
+            Self::Write { address, value } => (5, address, value, 0),
+        };
+        BatchOperation { operation, padding: 0, address, value, flags, rest: [0; 5] }
+    }
+
+    fn run(self, given_up: &dyn Fn() -> bool) -> Result<(), u32> {
+        match self {
+            Self::Write { address, value } => word(address, |word| word.store(value, Ordering::Release)),
+            Self::Wait { address, value, flags } => {
+                until(given_up, || word(address, |word| holds(word.load(Ordering::Acquire), value, flags)))
+            }
+        }
+    }
+}
+
+impl Operation {
+    /// Does it. What takes long asks `given_up` whether to stop.
+    ///
+    /// # Errors
+    /// The fault that the device would have.
+    pub fn run(&self, given_up: &dyn Fn() -> bool) -> Result<(), u32> {
+        match self {
+            Self::Copy { to, from, bytes } => copy(*to, *from, *bytes),
+            Self::Fill { to, word, count } => fill(*to, *word, *count),
+            Self::Kernel(launch) => launch.run(given_up),
+            Self::Words(all) => all.iter().try_for_each(|one| one.run(given_up)),
+            Self::Record(mark) => {
+                mark.reach();
+                Ok(())
+            }
+            Self::Wait(mark) => {
+                mark.wait(given_up);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Asks `done` until it says so. Waits are short in tests that pass, so it first only lets others run.
+pub fn until(given_up: &dyn Fn() -> bool, mut done: impl FnMut() -> Result<bool, u32>) -> Result<(), u32> {
+    let mut tries = 0_u32;
+    while !done()? {
+        if given_up() {
+            return Ok(());
+        }
+        tries = tries.saturating_add(1);
+        if tries < 200 {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+    Ok(())
+}
+
+/// Uses the word at an address as an atomic.
+pub fn word<R>(address: u64, with: impl FnOnce(&AtomicU64) -> R) -> Result<R, u32> {
+    let view = View::new();
+    let place = view.host(address, 8)?.cast::<u64>();
+    if !place.is_aligned() {
+        return Err(code::ILLEGAL_ADDRESS);
+    }
+    // SAFETY: eight mapped bytes, aligned, which stay mapped while the view lives; other users of a word that is waited
+    // for use atomics as well, or are other processes.
+    Ok(with(unsafe { AtomicU64::from_ptr(place) }))
+}
+
+fn holds(word: u64, value: u64, flags: u32) -> bool {
+    match flags {
+        0 => word.wrapping_sub(value).cast_signed() >= 0,
+        1 => word == value,
+        2 => word & value != 0,
+        _ => (word | value) != u64::MAX,
+    }
+}
+
+/// Where bytes lie; ordinary host memory is taken at its word, as the driver does.
+fn place(view: &View, address: u64, bytes: u64) -> Result<*mut u8, u32> {
+    match view.host(address, bytes) {
+        Err(_) if address != 0 && address >> 56 == 0 => Ok(address as *mut u8),
+        other => other,
+    }
+}
+
+fn copy(to: u64, from: u64, bytes: u64) -> Result<(), u32> {
+    let view = View::new();
+    let (to, from) = (place(&view, to, bytes)?, place(&view, from, bytes)?);
+    // SAFETY: both are mapped, or the caller's own live memory; the view keeps mappings while bytes move. Ranges that overlap
+    // are allowed by `copy`.
+    unsafe { std::ptr::copy(from, to, bytes as usize) };
+    Ok(())
+}
+
+fn fill(to: u64, word: u32, count: u64) -> Result<(), u32> {
+    let view = View::new();
+    let place = view.host(to, count * 4)?.cast::<u32>();
+    if !place.is_aligned() {
+        return Err(code::INVALID_VALUE);
+    }
+    for at in 0..count as usize {
+        // SAFETY: inside the mapped range, which the view keeps.
+        unsafe { place.add(at).write(word) };
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::holds;
+
+    #[test]
+    fn a_wait_compares_as_the_driver_documents_it() {
+        assert!(holds(5, 5, 0) && holds(6, 5, 0) && !holds(4, 5, 0));
+        assert!(holds(1, u64::MAX, 0), "at least, on a circle");
+        assert!(holds(5, 5, 1) && !holds(6, 5, 1));
+        assert!(holds(6, 2, 2) && !holds(4, 2, 2));
+    }
+}

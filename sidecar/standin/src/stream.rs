@@ -1,0 +1,130 @@
+//! Streams: work in order, each on a thread of its own.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use crate::abi::code;
+use crate::operation::Operation;
+
+/// What a context and its streams share.
+#[derive(Default)]
+pub struct Shared {
+    /// The first fault of any work; from then on everything fails with it.
+    pub fault: AtomicU32,
+    /// The context is gone: waits end.
+    pub over: AtomicBool,
+}
+
+/// A stream.
+pub struct Stream {
+    shared: Arc<Shared>,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Operation>,
+    busy: bool,
+    closed: bool,
+    /// Where operations go while the stream is being captured.
+    capture: Option<Vec<Operation>>,
+}
+
+impl Stream {
+    /// A stream with its thread.
+    pub fn start(shared: Arc<Shared>) -> Arc<Self> {
+        let stream = Arc::new(Self { shared, queue: Mutex::default(), changed: Condvar::new() });
+        let worker = Arc::clone(&stream);
+        thread::spawn(move || worker.work());
+        stream
+    }
+
+    /// Adds work, or notes it while the stream is being captured.
+    pub fn push(&self, operation: Operation) {
+        let mut queue = self.locked();
+        match &mut queue.capture {
+            Some(captured) => captured.push(operation),
+            None => queue.waiting.push_back(operation),
+        }
+        self.changed.notify_all();
+    }
+
+    /// Adds several pieces of work, with none between.
+    pub fn extend(&self, operations: impl IntoIterator<Item = Operation>) {
+        self.locked().waiting.extend(operations);
+        self.changed.notify_all();
+    }
+
+    /// Whether all work is done.
+    pub fn idle(&self) -> bool {
+        let queue = self.locked();
+        queue.waiting.is_empty() && !queue.busy
+    }
+
+    /// Waits until all work is done.
+    pub fn drain(&self) {
+        let mut queue = self.locked();
+        while !queue.waiting.is_empty() || queue.busy {
+            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// No work comes any more; what was queued is still done.
+    pub fn close(&self) {
+        self.locked().closed = true;
+        self.changed.notify_all();
+    }
+
+    /// From now on work is noted and not done.
+    pub fn begin_capture(&self) -> Result<(), u32> {
+        let mut queue = self.locked();
+        if queue.capture.is_some() {
+            return Err(code::STREAM_CAPTURE_INVALIDATED);
+        }
+        queue.capture = Some(Vec::new());
+        Ok(())
+    }
+
+    /// What was noted.
+    pub fn end_capture(&self) -> Result<Vec<Operation>, u32> {
+        self.locked().capture.take().ok_or(code::STREAM_CAPTURE_INVALIDATED)
+    }
+
+    fn work(&self) {
+        let given_up = || self.shared.over.load(Ordering::Acquire);
+        while let Some(operation) = self.next() {
+            let faulty = self.shared.fault.load(Ordering::Acquire) != 0;
+            // After a fault nothing is done any more, but who waits for an event has to come to an end.
+            if faulty && !matches!(operation, Operation::Record(_)) {
+                continue;
+            }
+            if let Err(fault) = operation.run(&given_up) {
+                let _ = self.shared.fault.compare_exchange(0, fault, Ordering::AcqRel, Ordering::Acquire);
+            }
+        }
+    }
+
+    /// The next piece of work; the one before is done. `None` when the stream has ended.
+    fn next(&self) -> Option<Operation> {
+        let mut queue = self.locked();
+        queue.busy = false;
+        self.changed.notify_all();
+        loop {
+            if let Some(operation) = queue.waiting.pop_front() {
+                queue.busy = true;
+                return Some(operation);
+            }
+            if queue.closed {
+                return None;
+            }
+            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
