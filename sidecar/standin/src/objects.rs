@@ -44,7 +44,7 @@ static OBJECTS: LazyLock<Mutex<Objects>> = LazyLock::new(Mutex::default);
 pub static POOL: LazyLock<Option<Pool>> =
     LazyLock::new(|| SWITCHES.pool.as_deref().map(|folder| Pool::open(folder, SWITCHES.bytes)));
 
-/// Locks the objects.
+/// Locks the objects. The lock is not reentrant: a function locks them once per statement.
 pub fn objects() -> MutexGuard<'static, Objects> {
     OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -125,6 +125,11 @@ impl Objects {
     /// An event.
     pub fn event(&self, event: usize) -> Result<Arc<Event>, u32> {
         self.events.get(&event).map(Arc::clone).ok_or(code::INVALID_HANDLE)
+    }
+
+    /// A stream and an event.
+    pub fn both(&self, stream: usize, event: usize) -> Result<(Arc<Stream>, Arc<Event>), u32> {
+        Ok((self.stream(stream)?, self.event(event)?))
     }
 
     /// A node of a graph that is not ready yet.

@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use crate::abi::{Out, code};
 use crate::entry::calls;
-use crate::event::Event;
 use crate::objects::objects;
 use crate::operation::Operation;
 
@@ -22,7 +21,7 @@ calls! {
     }
 
     Context fn cuEventRecord(event: usize, stream: usize) {
-        let (event, stream) = (objects().event(event)?, objects().stream(stream)?);
+        let (stream, event) = objects().both(stream, event)?;
         stream.push(Operation::Record(event.renew()));
         Ok(())
     }
@@ -43,17 +42,16 @@ calls! {
     }
 
     Context fn cuEventElapsedTime(milliseconds: Out<f32>, start: usize, end: usize) {
-        let (start, end) = (objects().event(start)?, objects().event(end)?);
-        milliseconds.set(elapsed_ms(reached(&start)?, reached(&end)?))
+        milliseconds.set(elapsed_ms(reached(start)?, reached(end)?))
     }
 
     Context fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: usize, end: usize) {
-        let (start, end) = (objects().event(start)?, objects().event(end)?);
-        milliseconds.set(elapsed_ms(reached(&start)?, reached(&end)?))
+        milliseconds.set(elapsed_ms(reached(start)?, reached(end)?))
     }
 }
 
-fn reached(event: &Event) -> Result<Instant, u32> {
+fn reached(event: usize) -> Result<Instant, u32> {
+    let event = objects().event(event)?;
     event.mark().ok_or(code::INVALID_HANDLE)?.time().ok_or(code::NOT_READY)
 }
 

@@ -32,7 +32,7 @@ calls! {
     }
 
     Context fn cuStreamWaitEvent(stream: usize, event: usize, _flags: u32) {
-        let (stream, event) = (objects().stream(stream)?, objects().event(event)?);
+        let (stream, event) = objects().both(stream, event)?;
         if let Some(mark) = event.mark() {
             stream.push(Operation::Wait(mark));
         }
