@@ -1,0 +1,100 @@
+//! Messages and descriptors between the probe's processes: JSON over a seqpacket socket.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::Error;
+
+/// Longest message, bytes: below what a socket's default buffer takes.
+const LONGEST: usize = 128 << 10;
+/// Descriptors of one message at most.
+pub const MOST_FDS: usize = 128;
+
+/// One end.
+#[derive(Debug)]
+pub struct Channel {
+    socket: OwnedFd,
+}
+
+impl Channel {
+    /// Two ends.
+    pub fn pair() -> Result<(Channel, OwnedFd), Error> {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .map_err(Error::kernel("socketpair"))?;
+        Ok((Channel { socket: ours }, theirs))
+    }
+
+    /// The end that this descriptor is.
+    pub fn of(socket: OwnedFd) -> Channel {
+        Channel { socket }
+    }
+
+    /// Sends `message` and copies of `fds`.
+    ///
+    /// # Panics
+    /// If they are more than [`MOST_FDS`].
+    pub fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        let bytes = serde_json::to_vec(message)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let fits = fds.is_empty() || ancillary.push(SendAncillaryMessage::ScmRights(fds));
+        assert!(fits, "at most {MOST_FDS} descriptors beside a message");
+        loop {
+            match sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(source) => return Err(Error::Kernel { call: "sendmsg", source }),
+            }
+        }
+    }
+
+    /// The next message with its descriptors, within `limit`; none when the other end is gone.
+    pub fn hear<T: DeserializeOwned>(&self, limit: Duration) -> Result<Option<(T, Vec<OwnedFd>)>, Error> {
+        if !self.readable(limit)? {
+            return Err(Error::Timeout { what: "another process of the probe".into(), limit });
+        }
+        let mut bytes = vec![0; LONGEST];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let got = match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
+            Err(Errno::CONNRESET) => return Ok(None),
+            got => got.map_err(Error::kernel("recvmsg"))?.bytes,
+        };
+        let fds = ancillary.drain().filter_map(rights).flatten().collect();
+        if got == 0 { Ok(None) } else { Ok(Some((serde_json::from_slice(&bytes[..got])?, fds))) }
+    }
+
+    fn readable(&self, limit: Duration) -> Result<bool, Error> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            let mut fds = [PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::IN)];
+            match poll(&mut fds, Some(&timeout)) {
+                Ok(ready) => return Ok(ready > 0),
+                Err(Errno::INTR) => {}
+                Err(source) => return Err(Error::Kernel { call: "poll", source }),
+            }
+        }
+    }
+}
+
+fn rights(message: RecvAncillaryMessage<'_>) -> Option<Vec<OwnedFd>> {
+    match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds.collect()),
+        _ => None,
+    }
+}

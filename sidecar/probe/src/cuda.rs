@@ -1,0 +1,18 @@
+//! The driver's objects, each freed when it is dropped. Whatever belongs to a context holds it.
+
+pub mod context;
+pub mod device;
+pub mod host;
+pub mod launch;
+pub mod memory;
+pub mod stream;
+
+pub use context::{Context, MemoryInfo};
+pub use device::Device;
+pub use host::HostMemory;
+pub use launch::{Argument, Function, Grid, Module};
+pub use memory::{Buffer, Handle, Range};
+pub use stream::{Event, Stream};
+
+/// An address in the device's address space.
+pub type Address = u64;

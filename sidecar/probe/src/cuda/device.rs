@@ -1,0 +1,99 @@
+//! A device and what it says of itself.
+
+use std::ffi::{CStr, c_char, c_int};
+
+use cudarc::driver::sys::{self, CUdevice_attribute};
+
+use crate::Error;
+use crate::driver::{Driver, call};
+
+/// One device.
+#[derive(Clone, Copy, Debug)]
+pub struct Device {
+    driver: Driver,
+    raw: sys::CUdevice,
+}
+
+impl Device {
+    /// Device `ordinal` of those that the driver shows.
+    pub fn open(driver: Driver, ordinal: u32) -> Result<Device, Error> {
+        let seen = driver.devices()?;
+        if ordinal >= seen {
+            return Err(Error::NoDevice { asked: ordinal, seen });
+        }
+        let mut raw = 0;
+        // SAFETY: writes one integer.
+        unsafe { call!(cuDeviceGet(&mut raw, ordinal as c_int)) }?;
+        Ok(Device { driver, raw })
+    }
+
+    /// The driver that shows it.
+    pub fn driver(&self) -> Driver {
+        self.driver
+    }
+
+    /// The driver's number for it.
+    pub(crate) fn raw(&self) -> sys::CUdevice {
+        self.raw
+    }
+
+    /// One attribute.
+    pub fn attribute(&self, attribute: CUdevice_attribute) -> Result<i32, Error> {
+        let mut value = 0;
+        // SAFETY: writes one integer; a driver that does not know the attribute returns an error.
+        unsafe { call!(cuDeviceGetAttribute(&mut value, attribute, self.raw)) }?;
+        Ok(value)
+    }
+
+    /// Its name, such as "NVIDIA H200".
+    pub fn name(&self) -> Result<String, Error> {
+        let mut text = [0; 256];
+        // SAFETY: writes at most the given number of bytes, the final zero included.
+        unsafe { call!(cuDeviceGetName(text.as_mut_ptr(), text.len() as c_int, self.raw)) }?;
+        Ok(words(&text))
+    }
+
+    /// Its UUID as `nvidia-smi` prints it.
+    pub fn uuid(&self) -> Result<String, Error> {
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: writes 16 bytes.
+        unsafe { call!(cuDeviceGetUuid_v2(&mut uuid, self.raw)) }?;
+        let digits: String = uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
+        let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
+        Ok(format!("GPU-{}", parts.join("-")))
+    }
+
+    /// Its place on the bus.
+    pub fn pci(&self) -> Result<String, Error> {
+        let mut text = [0; 64];
+        // SAFETY: writes at most the given number of bytes, the final zero included.
+        unsafe { call!(cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as c_int, self.raw)) }?;
+        Ok(words(&text))
+    }
+
+    /// Bytes of its memory.
+    pub fn total_bytes(&self) -> Result<u64, Error> {
+        let mut bytes = 0;
+        // SAFETY: writes one integer.
+        unsafe { call!(cuDeviceTotalMem_v2(&mut bytes, self.raw)) }?;
+        Ok(bytes as u64)
+    }
+
+    /// Its compute capability, such as "9.0".
+    pub fn compute_capability(&self) -> Result<String, Error> {
+        let major = self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        Ok(format!("{major}.{minor}"))
+    }
+
+    /// Multiprocessors.
+    pub fn multiprocessors(&self) -> Result<u32, Error> {
+        let count = self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        Ok(u32::try_from(count).unwrap_or(1))
+    }
+}
+
+fn words(text: &[c_char]) -> String {
+    let bytes: Vec<u8> = text.iter().map(|byte| *byte as u8).collect();
+    CStr::from_bytes_until_nul(&bytes).unwrap_or_default().to_string_lossy().into_owned()
+}

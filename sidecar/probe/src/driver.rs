@@ -1,0 +1,158 @@
+//! Opens the CUDA driver. Nothing calls it before [`Driver::open`]: a call into a missing library, or of a function that the
+//! library does not have, panics in cudarc.
+
+use std::ffi::{CStr, c_char};
+use std::ptr;
+
+use cudarc::driver::sys::{self, CUresult};
+
+use crate::Error;
+
+/// What every question needs: a driver without one of these is refused.
+pub const NEED: [&str; 48] = [
+    "cuCtxCreate_v2",
+    "cuCtxDestroy_v2",
+    "cuCtxSetCurrent",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDeviceGetPCIBusId",
+    "cuDeviceGetUuid_v2",
+    "cuDeviceTotalMem_v2",
+    "cuDriverGetVersion",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventElapsedTime",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuInit",
+    "cuLaunchKernel",
+    "cuMemAddressFree",
+    "cuMemAddressReserve",
+    "cuMemCreate",
+    "cuMemExportToShareableHandle",
+    "cuMemFreeHost",
+    "cuMemGetAllocationGranularity",
+    "cuMemGetInfo_v2",
+    "cuMemHostAlloc",
+    "cuMemHostGetDevicePointer_v2",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuMemImportFromShareableHandle",
+    "cuMemMap",
+    "cuMemRelease",
+    "cuMemSetAccess",
+    "cuMemUnmap",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemsetD32Async",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamQuery",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+];
+
+/// What single questions need: without it they stay unanswered.
+pub const OPTIONAL: [&str; 2] = ["cuStreamWaitValue64_v2", "cuStreamWriteValue64_v2"];
+
+/// Calls a function of the driver by its name and turns its result into ours. Used inside `unsafe`, where the caller says
+/// why the arguments are right.
+macro_rules! call {
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        $crate::driver::check(
+            stringify!($function),
+            ::cudarc::driver::sys::$function($($argument),*),
+        )
+    };
+}
+pub(crate) use call;
+
+/// The proof that the driver was opened and has every function of [`NEED`].
+#[derive(Clone, Copy, Debug)]
+pub struct Driver {
+    optional: [bool; OPTIONAL.len()],
+    version: u32,
+}
+
+impl Driver {
+    /// Loads the driver, looks its functions up and starts it.
+    ///
+    /// # Errors
+    /// [`Error::NoDriver`], [`Error::MissingSymbol`], or what `cuInit` says.
+    pub fn open() -> Result<Driver, Error> {
+        if !present() {
+            return Err(Error::NoDriver);
+        }
+        if let Some(missing) = NEED.iter().find(|name| !exported(name)) {
+            return Err(Error::MissingSymbol(missing));
+        }
+        // SAFETY: no argument but the flags, which must be 0.
+        unsafe { call!(cuInit(0)) }?;
+        let mut version = 0;
+        // SAFETY: writes one integer.
+        unsafe { call!(cuDriverGetVersion(&mut version)) }?;
+        Ok(Driver { optional: OPTIONAL.map(exported), version: u32::try_from(version).unwrap_or(0) })
+    }
+
+    /// Whether the driver has this function of [`OPTIONAL`]; otherwise the error to return.
+    pub fn optional(&self, name: &'static str) -> Result<(), Error> {
+        let place = OPTIONAL.iter().position(|known| *known == name);
+        let place = place.unwrap_or_else(|| panic!("{name} is in the list of optional functions"));
+        if self.optional[place] { Ok(()) } else { Err(Error::Absent(name)) }
+    }
+
+    /// The CUDA version that the driver speaks, such as "13.0".
+    pub fn cuda_version(&self) -> String {
+        format!("{}.{}", self.version / 1000, self.version % 1000 / 10)
+    }
+
+    /// Devices that the driver shows.
+    pub fn devices(&self) -> Result<u32, Error> {
+        let mut count = 0;
+        // SAFETY: writes one integer.
+        unsafe { call!(cuDeviceGetCount(&mut count)) }?;
+        Ok(u32::try_from(count).unwrap_or(0))
+    }
+}
+
+/// Whether a library of the driver can be loaded.
+pub fn present() -> bool {
+    // SAFETY: loads a library by its name, as `dlopen` does; its initialisers are the driver's own.
+    unsafe { sys::is_culib_present() }
+}
+
+/// Whether the loaded driver exports `name`. Call only when the library is present.
+fn exported(name: &str) -> bool {
+    // SAFETY: the library is present; the symbol is looked up, neither called nor read.
+    unsafe { sys::culib().get::<*const ()>(name.as_bytes()) }.is_ok()
+}
+
+/// A result of `call`, with the driver's own words if it is an error.
+pub(crate) fn check(call: &'static str, result: CUresult) -> Result<(), Error> {
+    if result == CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    // SAFETY: the driver writes a pointer to a string that lives as long as the library, or null.
+    let ask_name = |text| unsafe { sys::cuGetErrorName(result, text) };
+    // SAFETY: as above.
+    let ask_words = |text| unsafe { sys::cuGetErrorString(result, text) };
+    let (name, words) = (said(ask_name), said(ask_words));
+    Err(Error::Call { call, code: result as u32, name, words })
+}
+
+fn said(ask: impl FnOnce(*mut *const c_char) -> CUresult) -> String {
+    let mut text = ptr::null();
+    if ask(&mut text) != CUresult::CUDA_SUCCESS || text.is_null() {
+        return "unknown".into();
+    }
+    // SAFETY: the driver's strings are constant and end in a zero byte.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}

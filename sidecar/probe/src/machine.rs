@@ -1,0 +1,92 @@
+//! The machine that the device is in, and the date.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+/// What identifies a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// Its processor.
+    pub cpu: String,
+    /// Processors that this process may use.
+    pub cpus: usize,
+    /// Release of its kernel.
+    pub kernel: String,
+    /// Its architecture.
+    pub architecture: String,
+}
+
+impl Machine {
+    /// This one.
+    pub fn here() -> Machine {
+        let system = rustix::system::uname();
+        Machine {
+            cpu: cpu().unwrap_or_else(|| "unknown processor".into()),
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            kernel: system.release().to_string_lossy().into_owned(),
+            architecture: system.machine().to_string_lossy().into_owned(),
+        }
+    }
+}
+
+/// x86 says "model name"; of Arm's lines, the part number is the most telling.
+fn cpu() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let named = |key: &str| {
+        let line = text.lines().find(|line| line.starts_with(key))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    named("model name").or_else(|| named("CPU part").map(|part| format!("CPU part {part}")))
+}
+
+/// Version of the kernel's NVIDIA driver, such as "580.65.06".
+pub fn driver_version() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
+    let line = text.lines().next()?;
+    line.split_whitespace().find(|word| is_version(word)).map(str::to_owned)
+}
+
+fn is_version(word: &str) -> bool {
+    word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.')
+}
+
+/// Now, UTC, RFC 3339.
+pub fn now() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock stands after 1970");
+    date(since.as_secs())
+}
+
+/// `seconds` since 1970 as a date, by Howard Hinnant's `civil_from_days`.
+fn date(seconds: u64) -> String {
+    let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second % 3600 / 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        assert_eq!(date(0), "1970-01-01T00:00:00Z");
+        assert_eq!(date(951_827_696), "2000-02-29T12:34:56Z");
+        assert_eq!(date(1_767_225_599), "2025-12-31T23:59:59Z");
+        assert_eq!(date(1_772_323_200), "2026-03-01T00:00:00Z");
+    }
+
+    #[test]
+    fn a_driver_s_version_is_found_in_its_line() {
+        assert!(is_version("580.65.06"));
+        assert!(!is_version("x86_64") && !is_version("NVRM") && !is_version("4"));
+    }
+}

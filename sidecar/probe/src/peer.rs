@@ -1,0 +1,121 @@
+//! Other processes of the probe: it starts itself with the hidden subcommand `child ROLE`.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::Error;
+use crate::bench::Setup;
+use crate::channel::Channel;
+
+/// Longest that one process waits for the other's next message unless it says otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A process that this one started; killed and reaped when it is dropped.
+#[derive(Debug)]
+pub struct Peer {
+    role: String,
+    child: Child,
+    channel: Channel,
+}
+
+impl Peer {
+    /// Starts this program as `role`.
+    pub fn start(setup: Setup, role: &str) -> Result<Peer, Error> {
+        Peer::start_with(setup, role, &[])
+    }
+
+    /// As [`Peer::start`], with these variables in its environment.
+    pub fn start_with(setup: Setup, role: &str, environment: &[(&str, &str)]) -> Result<Peer, Error> {
+        let (channel, theirs) = Channel::pair()?;
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["child", role, "--device", &setup.ordinal.to_string()]);
+        command.args(setup.quick.then_some("--quick")).envs(environment.iter().copied());
+        let child = command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn();
+        let child = child.map_err(|error| gone(role, format!("did not start: {error}")))?;
+        Ok(Peer { role: role.into(), child, channel })
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a message.
+    pub fn tell(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        self.channel.send(message, fds)
+    }
+
+    /// Its next message, within [`PATIENCE`].
+    pub fn hear<T: DeserializeOwned>(&mut self) -> Result<(T, Vec<OwnedFd>), Error> {
+        self.hear_within(PATIENCE)
+    }
+
+    /// Its next message, within `limit`. It is killed when it says nothing.
+    pub fn hear_within<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<(T, Vec<OwnedFd>), Error> {
+        match self.channel.hear(limit) {
+            Ok(Some(heard)) => Ok(heard),
+            Ok(None) => Err(self.ended()),
+            Err(Error::Timeout { limit, .. }) => {
+                self.kill();
+                Err(gone(&self.role, format!("said nothing for {limit:?} and was killed")))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Kills it (SIGKILL) and waits until it is gone.
+    pub fn kill(&mut self) {
+        // Both fail only when it has ended and was waited for.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// How it ended: it closed its end, so it is ending.
+    fn ended(&mut self) -> Error {
+        match self.child.wait() {
+            Ok(status) => gone(&self.role, format!("ended with {status}")),
+            Err(error) => gone(&self.role, format!("cannot be waited for: {error}")),
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn gone(role: &str, what: String) -> Error {
+    Error::Peer { role: role.into(), what }
+}
+
+/// The other end, in the process that was started.
+#[derive(Debug)]
+pub struct Parent {
+    channel: Channel,
+}
+
+impl Parent {
+    /// Takes the socket that stands where standard input was. The process dies with its parent.
+    pub fn take() -> Result<Parent, Error> {
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+            .map_err(Error::kernel("prctl"))?;
+        let socket = std::io::stdin().as_fd().try_clone_to_owned();
+        let socket = socket.map_err(|error| gone("parent", format!("left no socket: {error}")))?;
+        Ok(Parent { channel: Channel::of(socket) })
+    }
+
+    /// Sends it a message.
+    pub fn tell(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        self.channel.send(message, fds)
+    }
+
+    /// Its next message, within [`PATIENCE`].
+    pub fn hear<T: DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), Error> {
+        self.channel.hear(PATIENCE)?.ok_or_else(|| gone("parent", "ended".into()))
+    }
+}

@@ -1,0 +1,61 @@
+//! The questions, one file each.
+
+use std::time::Duration;
+
+use crate::Error;
+use crate::bench::{Bench, Setup};
+use crate::peer::Parent;
+use crate::report::Findings;
+
+mod aliases;
+
+/// Number of a question.
+pub type Id = u8;
+
+/// One question.
+#[derive(Clone, Copy, Debug)]
+pub struct Question {
+    /// Its number.
+    pub id: Id,
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// What it asks.
+    pub text: &'static str,
+    /// MiB of device memory that it takes at most, contexts aside.
+    pub mib: u64,
+    /// Longest that it may take; then it is killed.
+    pub limit: Duration,
+    /// Asks it.
+    pub ask: fn(&Bench) -> Result<Findings, Error>,
+}
+
+/// All questions, by number.
+pub const ALL: [Question; 1] = [aliases::QUESTION];
+
+/// What a process beside the asking one does.
+pub type Role = fn(Setup, &Parent) -> Result<(), Error>;
+
+/// Roles of such processes, by name.
+pub const ROLES: [(&str, Role); 0] = [];
+
+/// The question of this number.
+///
+/// # Panics
+/// If there is none.
+pub fn numbered(id: Id) -> &'static Question {
+    let found = ALL.iter().find(|question| question.id == id);
+    found.unwrap_or_else(|| panic!("there is a question {id}"))
+}
+
+/// The number of the question called `word`, or numbered so.
+///
+/// # Errors
+/// The names that there are.
+pub fn named(word: &str) -> Result<Id, String> {
+    let found = ALL.iter().find(|question| question.name == word || question.id.to_string() == word);
+    found.map(|question| question.id).ok_or_else(|| {
+        let names: Vec<String> =
+            ALL.iter().map(|question| format!("{} {}", question.id, question.name)).collect();
+        format!("the questions are: {}", names.join(", "))
+    })
+}

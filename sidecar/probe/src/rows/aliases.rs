@@ -1,0 +1,124 @@
+//! Row 1: one physical handle behind several addresses of one process.
+
+use std::time::Duration;
+
+use super::Question;
+use crate::Error;
+use crate::bench::Bench;
+use crate::cuda::memory::granularity;
+use crate::cuda::{Address, Event, Handle, HostMemory, Range, Stream};
+use crate::report::{Answer, Findings};
+use crate::statistics::Figure;
+
+/// Row 1.
+pub const QUESTION: Question = Question {
+    id: 1,
+    name: "aliases",
+    text: "Is one physical handle, mapped at several addresses of one process, seen alike through all of them, \
+           ordered by stream and by event?",
+    mib: 64,
+    limit: Duration::from_secs(30),
+    ask,
+};
+
+/// Addresses of the handle: more than the layers that share a slot in any model.
+const ADDRESSES: u64 = 80;
+
+/// What a reader of a stale mapping would have seen.
+#[derive(Debug, Default)]
+struct Tally {
+    reads: u64,
+    stale: u64,
+    first: Option<String>,
+}
+
+impl Tally {
+    fn count(&mut self, seen: u64, expected: u64, how: impl FnOnce() -> String) {
+        self.reads += 1;
+        if seen != expected {
+            self.stale += 1;
+            self.first.get_or_insert_with(|| format!("{}: {seen:#x} in place of {expected:#x}", how()));
+        }
+    }
+}
+
+fn ask(bench: &Bench) -> Result<Findings, Error> {
+    let context = &bench.context;
+    let chunk = granularity(bench.device)?;
+    let handle = Handle::create(context, chunk)?;
+    let mut range = Range::reserve(context, chunk * ADDRESSES)?;
+    (0..ADDRESSES).try_for_each(|place| range.back(place * chunk, &handle))?;
+    let world = World { chunk, range, host: HostMemory::registered(context, 4096)? };
+    let mut tally = Tally::default();
+    let rounds = bench.setup.pick(1, 8);
+    let (one, other) = (Stream::new(context)?, Stream::new(context)?);
+    for round in 0..rounds {
+        world.by_stream(&one, round, &mut tally)?;
+        world.by_event(&one, &other, round, &mut tally)?;
+    }
+    Ok(found(&tally))
+}
+
+struct World {
+    chunk: u64,
+    range: Range,
+    host: HostMemory,
+}
+
+impl World {
+    /// The address of a word in the last 4 KiB of the chunk, through mapping `place`.
+    fn through(&self, place: u64) -> Address {
+        self.range.at(place * self.chunk + self.chunk - 4096)
+    }
+
+    /// Writes through every address, reads through all others, all in one stream.
+    fn by_stream(&self, stream: &Stream, round: u64, tally: &mut Tally) -> Result<(), Error> {
+        for writer in 0..ADDRESSES {
+            let word = pattern(round, writer);
+            stream.fill(self.through(writer), word, 8)?;
+            let reader = (writer + 1 + round) % ADDRESSES;
+            stream.download(&self.host, 0, self.through(reader), 8)?;
+            stream.finish()?;
+            tally.count(self.read(), twice(word), || format!("by stream, from {writer} to {reader}"));
+        }
+        Ok(())
+    }
+
+    /// Writes in one stream, reads in another that waits for an event, and back.
+    fn by_event(&self, one: &Stream, other: &Stream, round: u64, tally: &mut Tally) -> Result<(), Error> {
+        for writer in 0..ADDRESSES {
+            let word = pattern(round + 1000, writer);
+            // A large write before it: a reader that did not wait would come first.
+            one.fill(self.range.at(writer * self.chunk), word, self.chunk)?;
+            other.wait(&Event::after(one)?)?;
+            let reader = (writer + ADDRESSES / 2) % ADDRESSES;
+            other.download(&self.host, 0, self.through(reader), 8)?;
+            other.finish()?;
+            tally.count(self.read(), twice(word), || format!("by event, from {writer} to {reader}"));
+        }
+        Ok(())
+    }
+
+    fn read(&self) -> u64 {
+        self.host.word(0).load(std::sync::atomic::Ordering::Acquire)
+    }
+}
+
+fn pattern(round: u64, writer: u64) -> u32 {
+    0x5100_0000 | (round as u32) << 8 | writer as u32
+}
+
+fn twice(word: u32) -> u64 {
+    u64::from(word) << 32 | u64::from(word)
+}
+
+fn found(tally: &Tally) -> Findings {
+    let reason = || format!("{} of {} reads were stale; first {:?}", tally.stale, tally.reads, tally.first);
+    let mut findings = Findings::new(Answer::of(tally.stale == 0, reason));
+    findings.figures = vec![
+        Figure::one("addresses of one handle", "addresses", ADDRESSES as f64),
+        Figure::one("reads through another address", "reads", tally.reads as f64),
+        Figure::one("stale reads", "reads", tally.stale as f64),
+    ];
+    findings
+}

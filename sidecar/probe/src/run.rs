@@ -1,0 +1,161 @@
+//! A run: every chosen question in a process of its own, then the report.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+use crate::Error;
+use crate::args::{Args, Part};
+use crate::bench::{Bench, Setup};
+use crate::cuda::Device;
+use crate::driver::Driver;
+use crate::machine::{self, Machine};
+use crate::peer::{Parent, Peer};
+use crate::report::{Answer, DeviceFacts, Findings, Report, Row, SCHEMA};
+use crate::rows::{self, Question};
+
+/// A question could not be answered.
+const UNANSWERED: u8 = 1;
+/// No usable driver.
+const NO_DRIVER: u8 = 3;
+/// No such device.
+const NO_DEVICE: u8 = 4;
+/// How long a run may take: under a minute, and under 8.
+const QUICK: Duration = Duration::from_secs(54);
+const FULL: Duration = Duration::from_secs(450);
+/// Before the name of the role that asks a question.
+const ASKS: &str = "row/";
+
+/// The whole program.
+pub fn main(args: &Args) -> ExitCode {
+    if let Some(Part::Child { role, device, quick }) = &args.part {
+        return ending(child(role, Setup { ordinal: *device, quick: *quick }).map_err(Into::into));
+    }
+    if args.list {
+        list();
+        return ExitCode::SUCCESS;
+    }
+    ending(probe(args).and_then(|report| publish(args, &report)))
+}
+
+/// Says what went wrong, in one line.
+fn ending(outcome: anyhow::Result<ExitCode>) -> ExitCode {
+    outcome.unwrap_or_else(|error| {
+        eprintln!("sluice-gpu-probe: {error:#}");
+        match error.downcast_ref::<Error>() {
+            Some(error) if error.no_driver() => ExitCode::from(NO_DRIVER),
+            Some(error) if error.no_device() => ExitCode::from(NO_DEVICE),
+            _ => ExitCode::from(UNANSWERED),
+        }
+    })
+}
+
+fn list() {
+    for question in &rows::ALL {
+        let Question { id, name, text, mib, .. } = question;
+        println!("{id} {name:10} at most {mib:5} MiB  {text}");
+    }
+}
+
+fn probe(args: &Args) -> anyhow::Result<Report> {
+    let device = Device::open(Driver::open()?, args.device)?;
+    let mut report = Report {
+        schema: SCHEMA,
+        date: machine::now(),
+        command: std::env::args().collect(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        commit: env!("SLUICE_COMMIT").into(),
+        quick: args.quick,
+        device: facts(device)?,
+        machine: Machine::here(),
+        rows: Vec::new(),
+    };
+    eprintln!("{}, CUDA {}", report.device.name, report.device.cuda);
+    let setup = args.setup();
+    let deadline = Instant::now() + setup.pick(QUICK, FULL);
+    for question in
+        rows::ALL.iter().filter(|question| args.only.is_empty() || args.only.contains(&question.id))
+    {
+        report.rows.push(row(setup, question, deadline));
+    }
+    Ok(report)
+}
+
+fn facts(device: Device) -> Result<DeviceFacts, Error> {
+    Ok(DeviceFacts {
+        name: device.name()?,
+        uuid: device.uuid()?,
+        pci: device.pci()?,
+        compute_capability: device.compute_capability()?,
+        multiprocessors: device.multiprocessors()?,
+        memory_bytes: device.total_bytes()?,
+        driver: machine::driver_version(),
+        cuda: device.driver().cuda_version(),
+    })
+}
+
+/// Asks one question. Whatever happens to the process that asks it, there is a row.
+fn row(setup: Setup, question: &Question, deadline: Instant) -> Row {
+    let start = Instant::now();
+    eprintln!("{} {}: {}", question.id, question.name, question.text);
+    let limit = question.limit.min(deadline.saturating_duration_since(start));
+    let findings = ask_apart(setup, question, limit);
+    let findings = findings.unwrap_or_else(|error| Findings::new(Answer::unknown(&error)));
+    Row {
+        id: question.id,
+        name: question.name.into(),
+        question: question.text.into(),
+        answer: findings.answer,
+        figures: findings.figures,
+        notes: findings.notes,
+        seconds: start.elapsed().as_secs_f64(),
+    }
+}
+
+fn ask_apart(setup: Setup, question: &Question, limit: Duration) -> Result<Findings, Error> {
+    if limit.is_zero() {
+        return Err(Error::Timeout {
+            what: "the questions before it".into(),
+            limit: setup.pick(QUICK, FULL),
+        });
+    }
+    let mut peer = Peer::start(setup, &format!("{ASKS}{}", question.id))?;
+    Ok(peer.hear_within(limit)?.0)
+}
+
+/// A process that the probe started.
+fn child(role: &str, setup: Setup) -> Result<ExitCode, Error> {
+    let parent = Parent::take()?;
+    let asks = role.strip_prefix(ASKS).and_then(|id| rows::named(id).ok());
+    if let Some(id) = asks {
+        let findings = ask(setup, rows::numbered(id));
+        let findings = findings.unwrap_or_else(|error| Findings::new(Answer::unknown(&error)));
+        parent.tell(&findings, &[])?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let known = rows::ROLES.iter().find(|(name, _)| *name == role);
+    let (_, part) = known.unwrap_or_else(|| panic!("the probe starts itself in known roles, not as {role}"));
+    part(setup, &parent).map(|()| ExitCode::SUCCESS)
+}
+
+fn ask(setup: Setup, question: &Question) -> Result<Findings, Error> {
+    let bench = Bench::open(setup)?;
+    bench.need(question.mib)?;
+    (question.ask)(&bench)
+}
+
+/// Writes the report where it was asked for.
+fn publish(args: &Args, report: &Report) -> anyhow::Result<ExitCode> {
+    match args.json.as_deref() {
+        Some(path) if path == Path::new("-") => std::io::stdout().write_all(report.json().as_bytes())?,
+        Some(path) => {
+            std::fs::write(path, report.json()).with_context(|| path.display().to_string())?;
+            print!("{report}");
+        }
+        None => print!("{report}"),
+    }
+    Ok(if report.complete() { ExitCode::SUCCESS } else { ExitCode::from(UNANSWERED) })
+}

@@ -1,0 +1,79 @@
+//! Samples, put in order.
+
+use serde::{Deserialize, Serialize};
+
+/// What was measured, with its spread.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Figure {
+    /// What it is.
+    pub name: String,
+    /// Its unit, such as "us".
+    pub unit: String,
+    /// The middle sample; the mean of the two middle ones of an even number.
+    pub median: f64,
+    /// The least sample.
+    pub min: f64,
+    /// The largest sample.
+    pub max: f64,
+    /// How many there were.
+    pub samples: usize,
+}
+
+impl Figure {
+    /// The figure of these samples.
+    ///
+    /// # Panics
+    /// If there is no sample, or one that is not a number.
+    pub fn of(name: impl Into<String>, unit: &str, samples: &[f64]) -> Figure {
+        let mut sorted = samples.to_vec();
+        assert!(sorted.iter().all(|sample| sample.is_finite()), "samples are numbers");
+        sorted.sort_by(f64::total_cmp);
+        let (min, max) = (sorted.first(), sorted.last());
+        Figure {
+            name: name.into(),
+            unit: unit.into(),
+            median: median(&sorted),
+            min: *min.expect("a figure has a sample"),
+            max: *max.expect("a figure has a sample"),
+            samples: samples.len(),
+        }
+    }
+
+    /// A figure that was counted, or measured once.
+    pub fn one(name: impl Into<String>, unit: &str, value: f64) -> Figure {
+        Figure::of(name, unit, &[value])
+    }
+}
+
+fn median(sorted: &[f64]) -> f64 {
+    let middle = sorted.len() / 2;
+    if sorted.len() % 2 == 1 { sorted[middle] } else { f64::midpoint(sorted[middle - 1], sorted[middle]) }
+}
+
+/// The middle of these samples.
+///
+/// # Panics
+/// As [`Figure::of`].
+pub fn middle(samples: &[f64]) -> f64 {
+    Figure::of("", "", samples).median
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_has_its_middle_and_its_ends() {
+        let odd = Figure::of("x", "us", &[3.0, 1.0, 2.0]);
+        assert_eq!((odd.median, odd.min, odd.max, odd.samples), (2.0, 1.0, 3.0, 3));
+        assert_eq!(Figure::of("x", "us", &[4.0, 1.0, 2.0, 3.0]).median, 2.5);
+        assert_eq!(Figure::one("x", "us", 7.0).median, 7.0);
+    }
+
+    #[test]
+    #[should_panic(expected = "samples are numbers")]
+    fn what_is_no_number_is_refused() {
+        Figure::of("x", "us", &[1.0, f64::NAN]);
+    }
+}

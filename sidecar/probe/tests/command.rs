@@ -1,0 +1,68 @@
+//! The binary with no driver, and with wrong arguments.
+
+use std::process::{Command, Output};
+
+fn probe(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-gpu-probe"));
+    command.args(arguments).env_remove("LD_LIBRARY_PATH").output().expect("the probe starts")
+}
+
+fn said(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("the probe writes text")
+}
+
+/// Whether this machine has a driver, so that its absence cannot be tested.
+fn has_driver() -> bool {
+    let found = sluice_probe::driver::present();
+    if found {
+        eprintln!(
+            "SKIPPED: this machine has a CUDA driver, so nothing here shows what the probe says without one"
+        );
+    }
+    found
+}
+
+#[test]
+fn without_a_driver_it_says_so_in_one_line() {
+    if has_driver() {
+        return;
+    }
+    for arguments in [&[][..], &["--quick", "--json", "-"], &["--only", "aliases"]] {
+        let output = probe(arguments);
+        assert_eq!(output.status.code(), Some(3), "{arguments:?}");
+        assert_eq!(said(&output.stdout), "");
+        let line = "sluice-gpu-probe: no CUDA driver: libcuda.so.1 is not on the library path\n";
+        assert_eq!(said(&output.stderr), line);
+    }
+}
+
+#[test]
+fn questions_are_listed_without_a_driver() {
+    let output = probe(&["--list"]);
+    assert_eq!(output.status.code(), Some(0));
+    let listed = said(&output.stdout);
+    assert_eq!(listed.lines().count(), sluice_probe::rows::ALL.len());
+    assert!(listed.starts_with("1 aliases"), "{listed}");
+}
+
+#[test]
+fn wrong_arguments_end_with_2() {
+    for (arguments, words) in [
+        (&["--only", "nine"][..], "the questions are: 1 aliases"),
+        (&["--device", "first"], "invalid value 'first'"),
+        (&["--fast"], "unexpected argument '--fast'"),
+    ] {
+        let output = probe(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let stderr = said(&output.stderr);
+        assert!(stderr.contains(words), "{stderr}");
+    }
+}
+
+#[test]
+fn help_names_the_exit_statuses_and_no_inner_part() {
+    let output = probe(&["--help"]);
+    let help = said(&output.stdout);
+    assert!(help.contains("3 when there is no usable CUDA driver; 4 when there is no such device"), "{help}");
+    assert!(!help.contains("child"), "{help}");
+}

@@ -1,0 +1,3 @@
+//! The probe as its users meet it, on a machine with no GPU.
+
+mod command;
