@@ -3,6 +3,7 @@
 pub mod context;
 pub mod device;
 pub mod host;
+pub mod kernels;
 pub mod launch;
 pub mod memory;
 pub mod stream;
@@ -10,6 +11,7 @@ pub mod stream;
 pub use context::{Context, MemoryInfo};
 pub use device::Device;
 pub use host::HostMemory;
+pub use kernels::Kernels;
 pub use launch::{Argument, Function, Grid, Module};
 pub use memory::{Buffer, Handle, Range};
 pub use stream::{Event, Stream};

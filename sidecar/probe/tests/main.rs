@@ -1,3 +1,4 @@
 //! The probe as its users meet it, on a machine with no GPU.
 
 mod command;
+mod standin;

@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
+use std::rc::Rc;
 
 use cudarc::driver::sys;
 
@@ -9,18 +10,23 @@ use super::{Address, Context, Stream};
 use crate::Error;
 use crate::driver::call;
 
-/// Code on the device.
-#[derive(Debug)]
+/// Code on the device, unloaded with the last of its functions.
+#[derive(Clone, Debug)]
 pub struct Module {
+    owned: Rc<Owned>,
+}
+
+#[derive(Debug)]
+struct Owned {
     raw: sys::CUmodule,
     _context: Context,
 }
 
 /// One kernel of a module.
 #[derive(Debug)]
-pub struct Function<'a> {
+pub struct Function {
     raw: sys::CUfunction,
-    _module: &'a Module,
+    _module: Module,
 }
 
 /// How many threads run a kernel.
@@ -56,27 +62,27 @@ impl Module {
         let mut raw = ptr::null_mut();
         // SAFETY: the image ends in a zero byte, as PTX must.
         unsafe { call!(cuModuleLoadData(&mut raw, image.as_ptr().cast())) }?;
-        Ok(Module { raw, _context: context.clone() })
+        Ok(Module { owned: Rc::new(Owned { raw, _context: context.clone() }) })
     }
 
     /// The kernel of this name.
-    pub fn function(&self, name: &str) -> Result<Function<'_>, Error> {
+    pub fn function(&self, name: &str) -> Result<Function, Error> {
         let name = CString::new(name).expect("a kernel's name has no zero byte");
         let mut raw = ptr::null_mut();
         // SAFETY: writes one pointer; the name ends in a zero byte.
-        unsafe { call!(cuModuleGetFunction(&mut raw, self.raw, name.as_ptr())) }?;
-        Ok(Function { raw, _module: self })
+        unsafe { call!(cuModuleGetFunction(&mut raw, self.owned.raw, name.as_ptr())) }?;
+        Ok(Function { raw, _module: self.clone() })
     }
 }
 
-impl Drop for Module {
+impl Drop for Owned {
     fn drop(&mut self) {
         // SAFETY: the module is ours and its functions do not outlive it. After a fault of the device every call fails.
         let _ = unsafe { call!(cuModuleUnload(self.raw)) };
     }
 }
 
-impl Function<'_> {
+impl Function {
     /// The driver's pointer.
     pub fn raw(&self) -> sys::CUfunction {
         self.raw
@@ -91,7 +97,7 @@ impl Stream {
     /// uses other than as atomics.
     pub unsafe fn launch(
         &self,
-        function: &Function<'_>,
+        function: &Function,
         grid: Grid,
         arguments: &[Argument],
     ) -> Result<(), Error> {

@@ -6,7 +6,7 @@ use super::Question;
 use crate::Error;
 use crate::bench::Bench;
 use crate::cuda::memory::granularity;
-use crate::cuda::{Address, Event, Handle, HostMemory, Range, Stream};
+use crate::cuda::{Address, Buffer, Event, Handle, HostMemory, Kernels, Range, Stream};
 use crate::report::{Answer, Findings};
 use crate::statistics::Figure;
 
@@ -48,13 +48,15 @@ fn ask(bench: &Bench) -> Result<Findings, Error> {
     let handle = Handle::create(context, chunk)?;
     let mut range = Range::reserve(context, chunk * ADDRESSES)?;
     (0..ADDRESSES).try_for_each(|place| range.back(place * chunk, &handle))?;
-    let world = World { chunk, range, host: HostMemory::registered(context, 4096)? };
+    let (host, kernels) = (HostMemory::registered(context, 4096)?, Kernels::load(context)?);
+    let world = World { chunk, range, host, kernels, wrong: Buffer::new(context, 8)? };
     let mut tally = Tally::default();
     let rounds = bench.setup.pick(1, 8);
     let (one, other) = (Stream::new(context)?, Stream::new(context)?);
     for round in 0..rounds {
         world.by_stream(&one, round, &mut tally)?;
         world.by_event(&one, &other, round, &mut tally)?;
+        world.by_kernels(&one, &other, round, &mut tally)?;
     }
     Ok(found(&tally))
 }
@@ -63,6 +65,8 @@ struct World {
     chunk: u64,
     range: Range,
     host: HostMemory,
+    kernels: Kernels,
+    wrong: Buffer,
 }
 
 impl World {
@@ -95,6 +99,26 @@ impl World {
             other.download(&self.host, 0, self.through(reader), 8)?;
             other.finish()?;
             tally.count(self.read(), twice(word), || format!("by event, from {writer} to {reader}"));
+        }
+        Ok(())
+    }
+
+    /// A kernel writes the whole chunk; another reads it through another address, in the same stream and in one that waits for
+    /// an event.
+    fn by_kernels(&self, one: &Stream, other: &Stream, round: u64, tally: &mut Tally) -> Result<(), Error> {
+        let words = self.chunk / 8;
+        for writer in 0..ADDRESSES {
+            let value = u64::from(pattern(round + 2000, writer)) << 32;
+            let reader = (writer + 1 + round) % ADDRESSES;
+            let (to, from) = (self.range.at(writer * self.chunk), self.range.at(reader * self.chunk));
+            let reading = if writer % 2 == 0 { one } else { other };
+            one.fill(self.wrong.at(0), 0, 8)?;
+            self.kernels.write(one, to, words, value)?;
+            reading.wait(&Event::after(one)?)?;
+            self.kernels.compare(reading, from, (words, value), self.wrong.at(0))?;
+            reading.download(&self.host, 0, self.wrong.at(0), 8)?;
+            reading.finish()?;
+            tally.count(self.read(), 0, || format!("wrong words by kernels, from {writer} to {reader}"));
         }
         Ok(())
     }

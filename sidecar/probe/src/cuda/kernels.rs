@@ -1,0 +1,123 @@
+//! The kernels of `cuda/probe.cu`, with typed arguments. All of them touch device memory, or words of host memory that are
+//! atomics.
+
+use std::ffi::CString;
+
+use super::{Address, Argument, Buffer, Context, Function, Grid, Module, Stream};
+use crate::Error;
+
+/// What `cargo xtask kernels` makes of `cuda/probe.cu`; the driver compiles it for its device.
+const PTX: &str = include_str!("../../cuda/probe.ptx");
+/// Threads of a block of the kernels that go through memory.
+const THREADS: u32 = 256;
+/// Blocks of them for each multiprocessor: as many threads as it can hold.
+const BLOCKS: u32 = 8;
+/// The side of a tile of `sluice_product`.
+const TILE: u64 = 64;
+
+/// The kernels, loaded.
+#[derive(Debug)]
+pub struct Kernels {
+    blocks: u32,
+    spin: Function,
+    read: Function,
+    product: Function,
+    write: Function,
+    compare: Function,
+    await_flag: Function,
+    /// A float for each thread of `read`.
+    sums: Buffer,
+}
+
+/// What [`Kernels::await_flag`] waits for.
+#[derive(Clone, Copy, Debug)]
+pub struct Await {
+    /// The word that another process writes.
+    pub flag: Address,
+    /// The device's own word that the flag must reach.
+    pub counter: Address,
+    /// What is added to the counter then.
+    pub bump: u64,
+    /// When it gives up, nanoseconds.
+    pub limit_ns: u64,
+    /// The word that is raised by one then.
+    pub gave_up: Address,
+}
+
+impl Kernels {
+    /// Loads them into `context`.
+    pub fn load(context: &Context) -> Result<Kernels, Error> {
+        let module = Module::load(context, &CString::new(PTX).expect("PTX is text"))?;
+        let blocks = context.device().multiprocessors()? * BLOCKS;
+        Ok(Kernels {
+            blocks,
+            spin: module.function("sluice_spin")?,
+            read: module.function("sluice_read")?,
+            product: module.function("sluice_product")?,
+            write: module.function("sluice_write")?,
+            compare: module.function("sluice_compare")?,
+            await_flag: module.function("sluice_await")?,
+            sums: Buffer::new(context, u64::from(blocks * THREADS) * 4)?,
+        })
+    }
+
+    /// Keeps one thread of the device busy for `ns` nanoseconds.
+    pub fn spin(&self, stream: &Stream, ns: u64) -> Result<(), Error> {
+        run(stream, &self.spin, Grid::line(1, 1), &[Argument::U64(ns)])
+    }
+
+    /// Reads `bytes` (a multiple of 16) once.
+    pub fn read(&self, stream: &Stream, from: Address, bytes: u64) -> Result<(), Error> {
+        let arguments =
+            [Argument::Address(from), Argument::U64(bytes / 16), Argument::Address(self.sums.at(0))];
+        run(stream, &self.read, self.wide(), &arguments)
+    }
+
+    /// c = a . b for square matrices of `n` x `n` floats.
+    ///
+    /// # Panics
+    /// If `n` is no multiple of 64.
+    pub fn product(&self, stream: &Stream, matrices: [Address; 3], n: u64) -> Result<(), Error> {
+        assert!(n.is_multiple_of(TILE), "a matrix consists of whole tiles");
+        let tiles = u32::try_from(n / TILE).expect("a matrix fits a device");
+        let [a, b, c] = matrices.map(Argument::Address);
+        let grid = Grid { blocks: [tiles, tiles, 1], threads: [16, 16, 1] };
+        run(stream, &self.product, grid, &[a, b, c, Argument::U64(n)])
+    }
+
+    /// Writes `value`, `value + 1`, ... into `words` words of 64 bits.
+    pub fn write(&self, stream: &Stream, to: Address, words: u64, value: u64) -> Result<(), Error> {
+        let arguments = [Argument::Address(to), Argument::U64(words), Argument::U64(value)];
+        run(stream, &self.write, self.wide(), &arguments)
+    }
+
+    /// Adds to the word at `wrong` how many of `words` words are not what [`Kernels::write`] wrote.
+    pub fn compare(
+        &self,
+        stream: &Stream,
+        from: Address,
+        (words, value): (u64, u64),
+        wrong: Address,
+    ) -> Result<(), Error> {
+        let [from, wrong] = [from, wrong].map(Argument::Address);
+        run(stream, &self.compare, self.wide(), &[from, Argument::U64(words), Argument::U64(value), wrong])
+    }
+
+    /// Waits on the device for a flag.
+    pub fn await_flag(&self, stream: &Stream, order: Await) -> Result<(), Error> {
+        let Await { flag, counter, bump, limit_ns, gave_up } = order;
+        let [flag, counter, gave_up] = [flag, counter, gave_up].map(Argument::Address);
+        let arguments = [flag, counter, Argument::U64(bump), Argument::U64(limit_ns), gave_up];
+        run(stream, &self.await_flag, Grid::line(1, 1), &arguments)
+    }
+
+    fn wide(&self) -> Grid {
+        Grid::line(self.blocks, THREADS)
+    }
+}
+
+fn run(stream: &Stream, function: &Function, grid: Grid, arguments: &[Argument]) -> Result<(), Error> {
+    // SAFETY: each caller above gives the arguments of its kernel in `cuda/probe.cu`; what they write is device memory, or
+    // words of `HostMemory`, which are atomics.
+    unsafe { stream.launch(function, grid, arguments) }
+}

@@ -1,0 +1,99 @@
+//! The probe over a stand-in for the driver: the books balance, and what the device does wrong is seen. It says nothing about
+//! time.
+
+mod aliases;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use sluice_probe::report::{Answer, Report, Row};
+use tempfile::TempDir;
+
+/// A machine with one device that is none.
+pub struct World {
+    folder: TempDir,
+    variables: Vec<(String, String)>,
+}
+
+impl World {
+    pub fn new() -> World {
+        let folder = tempfile::tempdir().expect("a folder for tests");
+        let pool = folder.path().join("pool");
+        std::fs::create_dir(&pool).expect("the folder is ours");
+        std::os::unix::fs::symlink(library(), folder.path().join("libcuda.so.1"))
+            .expect("the folder is ours");
+        let paths = [
+            ("LD_LIBRARY_PATH", folder.path().to_owned()),
+            ("SLUICE_STANDIN_POOL", pool),
+            ("SLUICE_STANDIN_REPORT", folder.path().join("held")),
+        ];
+        let variables = paths.map(|(name, path)| (name.to_owned(), path.display().to_string())).to_vec();
+        World { folder, variables }
+    }
+
+    /// As `new`, with this switch of the stand-in.
+    pub fn with(mut self, name: &str, value: &str) -> World {
+        self.variables.push((name.into(), value.into()));
+        self
+    }
+
+    pub fn probe(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-gpu-probe"));
+        command.args(arguments).envs(self.variables.iter().cloned());
+        command.output().expect("the probe starts")
+    }
+
+    /// The answer to one question, and the exit status.
+    pub fn ask(&self, name: &str) -> (Row, i32) {
+        let output = self.probe(&["--quick", "--only", name, "--json", "-"]);
+        let report: Report = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+        let [row] = <[Row; 1]>::try_from(report.rows).expect("one question was asked");
+        (row, output.status.code().expect("the probe exits"))
+    }
+
+    /// The answer to one question that is yes, with nothing left behind by any process.
+    pub fn yes(&self, name: &str) -> Row {
+        let (row, status) = self.ask(name);
+        assert_eq!((&row.answer, status), (&Answer::Yes, 0), "{row:?}");
+        self.nothing_is_held();
+        row
+    }
+
+    /// Every process that had a context gave everything back before it ended.
+    pub fn nothing_is_held(&self) {
+        let text = std::fs::read_to_string(self.folder.path().join("held")).expect("processes reported");
+        for line in text.lines() {
+            let held: Value = serde_json::from_str(line).expect("a line of JSON");
+            let counts = held.as_object().expect("an object").iter().filter(|(name, _)| *name != "pid");
+            let left: Vec<_> = counts.filter(|(_, count)| count.as_u64() != Some(0)).collect();
+            assert!(left.is_empty(), "a process ended with {left:?}");
+        }
+    }
+}
+
+/// Where cargo put the stand-in: beside this test, whose dependency it is.
+fn library() -> PathBuf {
+    let test = std::env::current_exe().expect("this test is a file");
+    let beside = test.parent().unwrap_or(Path::new("/")).join("libsluice_cuda_standin.so");
+    assert!(beside.is_file(), "{} was built", beside.display());
+    beside
+}
+
+#[test]
+fn a_driver_without_a_device_ends_with_4() {
+    let world = World::new();
+    let output = world.probe(&["--device", "1"]);
+    assert_eq!(output.status.code(), Some(4));
+    let line = "sluice-gpu-probe: no CUDA device 1: the driver shows 1\n";
+    assert_eq!(String::from_utf8_lossy(&output.stderr), line);
+}
+
+#[test]
+fn a_driver_that_does_not_start_ends_with_3() {
+    let output = World::new().with("SLUICE_STANDIN_FAULTS", "cuInit=999").probe(&[]);
+    assert_eq!(output.status.code(), Some(3));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.starts_with("sluice-gpu-probe: cuInit: CUDA_ERROR_UNKNOWN ("), "{stderr}");
+}
