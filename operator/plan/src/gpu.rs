@@ -1,0 +1,64 @@
+//! The GPUs of a pool, and what each offers to slots.
+
+use sluice_types::GpuPool;
+use sluice_types::pool::{GpuGroup, SharingMode};
+
+/// Most slots that share a GPU by turns: each has one record in the neighbourhood's ledger.
+const MOST_BY_TURNS: usize = 64;
+/// Most clients of an MPS daemon that a pool makes, two processes for each slot (DESIGN-kubernetes 2).
+const MOST_AT_ONCE: usize = 20;
+
+/// A GPU of a pool; of an `Isolated` group, one hardware instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// Its name: pool, group and index.
+    pub name: String,
+    /// Its group.
+    pub group: String,
+    /// How its slots share it.
+    pub mode: SharingMode,
+    /// Device memory, bytes; `None` = not known before a claim is allocated: nothing is refused for its size.
+    pub capacity_bytes: Option<u64>,
+    /// Host memory for its slots, bytes.
+    pub host_bytes: u64,
+}
+
+impl Gpu {
+    /// Most slots that it takes.
+    pub fn most_slots(&self) -> usize {
+        match self.mode {
+            SharingMode::Temporal => MOST_BY_TURNS,
+            SharingMode::Spatial => MOST_AT_ONCE,
+            SharingMode::Isolated => 1,
+        }
+    }
+}
+
+/// What is known of a GPU from the cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// Device memory as its ResourceSlice or its sidecars tell it, bytes.
+    pub capacity_bytes: Option<u64>,
+    /// Memory of its node that pods may take and other pods did not, bytes.
+    pub node_bytes: Option<u64>,
+}
+
+/// All GPUs of `pool`, in the order of its groups. `known` tells what the cluster says of one, by its name.
+pub fn gpus(pool: &GpuPool, known: &dyn Fn(&str) -> Known) -> Vec<Gpu> {
+    let pool_name = pool.metadata.name.as_deref().unwrap_or_default();
+    let indices = pool.spec.gpus.iter().flat_map(|group| (0..group.count).map(move |index| (group, index)));
+    let groups = indices.map(|(group, index)| (group, format!("{pool_name}-{}-{index}", group.name)));
+    groups.map(|(group, name)| gpu(pool, group, known(&name), name)).collect()
+}
+
+fn gpu(pool: &GpuPool, group: &GpuGroup, known: Known, name: String) -> Gpu {
+    let declared = pool.spec.host_memory_per_gpu.bytes();
+    let host = pool.spec.device.as_ref().and_then(|device| device.host.as_ref());
+    Gpu {
+        name,
+        group: group.name.clone(),
+        mode: group.sharing.mode,
+        capacity_bytes: host.map(|host| host.memory.bytes()).or(known.capacity_bytes),
+        host_bytes: known.node_bytes.map_or(declared, |node| node.min(declared)),
+    }
+}

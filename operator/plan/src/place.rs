@@ -1,0 +1,165 @@
+//! Which GPU each slot gets.
+//!
+//! A slot that has a GPU keeps it for as long as it fits there: nothing is ever moved to make room or for balance. Slots
+//! without one are placed in the order of priority, then of age; each takes the GPU that has the most memory left above
+//! all floors, so that there is much to lend. Nobody takes room that a slot before it could have used.
+
+mod room;
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use self::room::Room;
+use crate::demand::Demand;
+use crate::gpu::Gpu;
+
+/// A slot of a tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Its tenant, by name: a pool and its tenants share a namespace.
+    pub tenant: String,
+    /// Its index in the tenant.
+    pub index: u32,
+    /// The group that the tenant names; `None` = any of the pool.
+    pub group: Option<String>,
+    /// Priority of the tenant: higher is placed first.
+    pub priority: i32,
+    /// When the tenant was made, seconds since 1970: among equals the oldest is placed first.
+    pub created: i64,
+    /// What it takes; `None` = the model has not been inspected.
+    pub demand: Option<Demand>,
+    /// Its engine's memory is not ours (a proxied engine): nobody shares a GPU with it.
+    pub alone: bool,
+    /// The GPU that it has.
+    pub on: Option<String>,
+}
+
+/// Why a slot has no GPU.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unplaced {
+    /// Nobody knows yet how large its model is.
+    #[error("the model has not been inspected yet")]
+    ModelNotInspected,
+    /// The pool has no such group.
+    #[error("the pool has no group `{group}` ({known})")]
+    GroupNotFound {
+        /// What the tenant names.
+        group: String,
+        /// What there is.
+        known: String,
+    },
+    /// Its floor exceeds every GPU that it may use.
+    #[error(
+        "its floor of {floor_bytes} bytes exceeds the largest GPU that it may use, of {capacity_bytes} bytes; lower \
+         memory.guaranteedKv, or raise memory.maxRemappedPercent"
+    )]
+    ModelLargerThanGpu {
+        /// The floor, bytes.
+        floor_bytes: u64,
+        /// Device memory of the largest, bytes.
+        capacity_bytes: u64,
+    },
+    /// Every GPU that it may use lacks something.
+    #[error("no room on {tried} GPUs; the nearest is {gpu}: {misfit}")]
+    NoRoom {
+        /// GPUs that it may use.
+        tried: usize,
+        /// The one that lacks least.
+        gpu: String,
+        /// What that one lacks.
+        misfit: Misfit,
+    },
+}
+
+/// What a GPU lacks for a slot. Later ones are nearer to a fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum Misfit {
+    /// Another slot of the tenant is there.
+    #[error("it has another slot of the same tenant, and two slots of a tenant never share a GPU")]
+    SameTenant,
+    /// A proxied engine has or needs it for itself.
+    #[error("a proxied engine's memory cannot be shared")]
+    Alone,
+    /// Nobody knows what one of its slots takes.
+    #[error("a tenant on it has not been inspected")]
+    Uninspected,
+    /// It has as many slots as it takes.
+    #[error("it has as many tenants as it takes")]
+    Full,
+    /// The floors of its slots leave too little.
+    #[error("its floors leave too little device memory, {} bytes are missing", .0.0)]
+    Device(Reverse<u64>),
+    /// Its slots leave too little host memory.
+    #[error("its tenants leave too little host memory, {} bytes are missing", .0.0)]
+    Host(Reverse<u64>),
+}
+
+/// The GPU of every slot, or why it has none, by tenant and index.
+pub type Placement = BTreeMap<(String, u32), Result<String, Unplaced>>;
+
+/// Places every one of `slots` on one of `gpus`. Neither order matters.
+pub fn place(gpus: &[Gpu], slots: &[Slot]) -> Placement {
+    let mut rooms: Vec<Room<'_>> = gpus.iter().map(Room::new).collect();
+    rooms.sort_by_key(|room| &room.gpu.name);
+    let mut order: Vec<&Slot> = slots.iter().collect();
+    order.sort_by_key(|slot| (Reverse(slot.priority), slot.created, &slot.tenant, slot.index));
+    let (placed, homeless) = order.into_iter().partition::<Vec<&Slot>, _>(|slot| stays(&mut rooms, slot));
+    let kept = placed.into_iter().filter_map(|slot| Some((slot, Ok(slot.on.clone()?))));
+    let found = homeless.into_iter().map(|slot| (slot, find(&mut rooms, slot)));
+    kept.chain(found).map(|(slot, gpu)| ((slot.tenant.clone(), slot.index), gpu)).collect()
+}
+
+/// Leaves a slot where it is, if it fits there.
+fn stays<'a>(rooms: &mut [Room<'a>], slot: &'a Slot) -> bool {
+    let at = rooms.iter_mut().find(|room| Some(&room.gpu.name) == slot.on.as_ref() && room.may_use(slot));
+    let Some(room) = at else { return false };
+    let fits = room.misfit(slot).is_none();
+    if fits {
+        room.take(slot);
+    }
+    fits
+}
+
+/// Gives a slot the GPU with the most memory left, the first by name among equals.
+fn find<'a>(rooms: &mut [Room<'a>], slot: &'a Slot) -> Result<String, Unplaced> {
+    let demand = slot.demand.ok_or(Unplaced::ModelNotInspected)?;
+    group_exists(rooms, slot)?;
+    larger_than_all(rooms, slot, demand)?;
+    let fits = |room: &&mut Room<'_>| room.may_use(slot) && room.misfit(slot).is_none();
+    match rooms.iter_mut().filter(fits).min_by_key(|room| Reverse(room.left_bytes())) {
+        Some(room) => {
+            room.take(slot);
+            Ok(room.gpu.name.clone())
+        }
+        None => Err(no_room(rooms, slot)),
+    }
+}
+
+fn group_exists(rooms: &[Room<'_>], slot: &Slot) -> Result<(), Unplaced> {
+    if rooms.iter().any(|room| room.may_use(slot)) {
+        return Ok(());
+    }
+    let mut known: Vec<&str> = rooms.iter().map(|room| room.gpu.group.as_str()).collect();
+    known.dedup();
+    let group = slot.group.clone().unwrap_or_default();
+    Err(Unplaced::GroupNotFound { group, known: known.join(", ") })
+}
+
+fn larger_than_all(rooms: &[Room<'_>], slot: &Slot, demand: Demand) -> Result<(), Unplaced> {
+    let usable = rooms.iter().filter(|room| room.may_use(slot));
+    let largest = usable.map(|room| room.gpu.capacity_bytes.unwrap_or(u64::MAX)).max().unwrap_or(0);
+    if demand.floor_bytes <= largest {
+        return Ok(());
+    }
+    Err(Unplaced::ModelLargerThanGpu { floor_bytes: demand.floor_bytes, capacity_bytes: largest })
+}
+
+fn no_room(rooms: &[Room<'_>], slot: &Slot) -> Unplaced {
+    let lacks = |room: &Room<'_>| Some((room.misfit(slot)?, room.gpu.name.clone()));
+    let tried = rooms.iter().filter(|room| room.may_use(slot));
+    let lacking: Vec<_> = tried.filter_map(lacks).collect();
+    let tried = lacking.len();
+    let nearest = lacking.into_iter().max_by(|(a, _), (b, _)| a.cmp(b));
+    let (misfit, gpu) = nearest.expect("a slot without a GPU lacks something on each that it may use");
+    Unplaced::NoRoom { tried, gpu, misfit }
+}

@@ -1,0 +1,68 @@
+//! What is left of one GPU while slots are placed.
+
+use std::cmp::Reverse;
+
+use super::{Misfit, Slot};
+use crate::gpu::Gpu;
+
+/// A GPU, and what its slots have taken.
+#[derive(Debug)]
+pub struct Room<'a> {
+    pub gpu: &'a Gpu,
+    tenants: Vec<&'a str>,
+    /// One of them shares with nobody.
+    alone: bool,
+    /// Nobody knows what one of them takes, so nobody joins it.
+    uninspected: bool,
+    floors_bytes: u64,
+    host_bytes: u64,
+}
+
+impl<'a> Room<'a> {
+    pub fn new(gpu: &'a Gpu) -> Self {
+        Room { gpu, tenants: Vec::new(), alone: false, uninspected: false, floors_bytes: 0, host_bytes: 0 }
+    }
+
+    /// Whether the GPU is of the group that the tenant names.
+    pub fn may_use(&self, slot: &Slot) -> bool {
+        slot.group.as_ref().is_none_or(|group| *group == self.gpu.group)
+    }
+
+    /// Device memory above all floors, bytes.
+    pub fn left_bytes(&self) -> u64 {
+        self.gpu.capacity_bytes.unwrap_or(u64::MAX).saturating_sub(self.floors_bytes)
+    }
+
+    /// What is missing for the slot here; `None` = it fits.
+    pub fn misfit(&self, slot: &Slot) -> Option<Misfit> {
+        let demand = slot.demand.unwrap_or_default();
+        let missing =
+            |wanted: u64, left: u64| wanted.checked_sub(left).filter(|bytes| *bytes > 0).map(Reverse);
+        if self.tenants.contains(&slot.tenant.as_str()) {
+            return Some(Misfit::SameTenant);
+        }
+        if self.alone || (slot.alone && !self.tenants.is_empty()) {
+            return Some(Misfit::Alone);
+        }
+        if self.uninspected {
+            return Some(Misfit::Uninspected);
+        }
+        if self.tenants.len() >= self.gpu.most_slots() {
+            return Some(Misfit::Full);
+        }
+        if let Some(bytes) = missing(demand.floor_bytes, self.left_bytes()) {
+            return Some(Misfit::Device(bytes));
+        }
+        let host = self.gpu.host_bytes.saturating_sub(self.host_bytes);
+        missing(demand.host_bytes, host).map(Misfit::Host)
+    }
+
+    pub fn take(&mut self, slot: &'a Slot) {
+        let demand = slot.demand.unwrap_or_default();
+        self.tenants.push(&slot.tenant);
+        self.alone |= slot.alone;
+        self.uninspected |= slot.demand.is_none();
+        self.floors_bytes += demand.floor_bytes;
+        self.host_bytes += demand.host_bytes;
+    }
+}

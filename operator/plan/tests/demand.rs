@@ -1,0 +1,76 @@
+//! What a slot takes. Expected values are worked out by hand from DESIGN 1 and DESIGN-kubernetes 2.
+
+use sluice_plan::demand::{Demand, Geometry, Terms, demand};
+use sluice_types::{ModelTenantSpec, Quantity};
+
+const MIB: u64 = 1 << 20;
+
+/// Ten layers of 3 MiB, 5 MiB of other weights, 1 KiB of KV a token.
+const MODEL: Geometry = Geometry {
+    global_bytes: 5 * MIB,
+    layer_bytes: 3 * MIB,
+    layers: 10,
+    kv_bytes_per_token: 1 << 10,
+    max_model_len: 4096,
+    activation_bytes: MIB,
+    staging_bytes: 0,
+};
+const TERMS: Terms = Terms { chunk_bytes: MIB, context_bytes: 0 };
+
+fn spec() -> ModelTenantSpec {
+    let written = r#"{
+        "poolRef": {"name": "p"},
+        "model": {"source": {"type": "HuggingFace", "huggingFace": {"repo": "a/b"}}}
+    }"#;
+    serde_json::from_str(written).expect("a spec")
+}
+
+fn floor(spec: &ModelTenantSpec) -> u64 {
+    demand(spec, &MODEL, &TERMS).floor_bytes / MIB
+}
+
+#[test]
+fn a_floor_is_globals_the_layers_of_the_cap_a_slot_kv_and_activations() {
+    // 60 % of ten layers move over one slot: 5 + (4 + 1) * 3 + 4 + 1.
+    assert_eq!(floor(&spec()), 25);
+}
+
+#[test]
+fn a_cap_that_frees_nothing_keeps_all_layers() {
+    for (percent, expected) in [(0, 40), (10, 40), (19, 40), (20, 37), (90, 16), (100, 16)] {
+        let mut spec = spec();
+        spec.memory.max_remapped_percent = percent;
+        assert_eq!(floor(&spec), expected, "{percent} %");
+    }
+}
+
+#[test]
+fn guaranteed_kv_is_what_is_asked_for_or_one_sequence_less_the_host_tier() {
+    let with = |change: &dyn Fn(&mut ModelTenantSpec)| {
+        let mut spec = spec();
+        change(&mut spec);
+        floor(&spec) - 21
+    };
+    assert_eq!(with(&|s| s.memory.guaranteed_kv = Some(Quantity::from_bytes(9 * MIB))), 9);
+    assert_eq!(with(&|s| s.model.max_model_len = Some(2048)), 2);
+    assert_eq!(with(&|s| s.memory.host_kv = Quantity::from_bytes(3 * MIB)), 1);
+    assert_eq!(with(&|s| s.memory.host_kv = Quantity::from_bytes(30 * MIB)), 0);
+    assert_eq!(with(&|s| s.memory.kv_limit = Some(Quantity::from_bytes(2 * MIB))), 2);
+}
+
+#[test]
+fn everything_is_whole_chunks_and_contexts_are_paid() {
+    let terms = Terms { chunk_bytes: 2 * MIB, context_bytes: 7 };
+    // Of two MiB each: 3 for the globals, 2 for each of five layers, 2 for KV, 1 for activations.
+    assert_eq!(demand(&spec(), &MODEL, &terms).floor_bytes, 2 * (3 + 10 + 2 + 1) * MIB + 7);
+}
+
+#[test]
+fn the_host_keeps_the_master_copy_the_tier_and_the_sidecar() {
+    let mut spec = spec();
+    spec.memory.host_kv = Quantity::from_bytes(65 * MIB);
+    spec.limits.max_streams = 1024;
+    let Demand { host_bytes, .. } = demand(&spec, &MODEL, &TERMS);
+    // 35 + 65 + 64 + 32 MiB, and a twentieth of it.
+    assert_eq!(host_bytes, 196 * MIB + (196 * MIB).div_ceil(20));
+}

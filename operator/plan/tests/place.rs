@@ -1,0 +1,158 @@
+//! Placement, case by case.
+
+use sluice_plan::demand::Demand;
+use sluice_plan::gpu::{Gpu, Known, gpus};
+use sluice_plan::place::{Slot, Unplaced, place};
+use sluice_types::GpuPool;
+use sluice_types::pool::SharingMode;
+
+pub fn gpu(name: &str, group: &str, mode: SharingMode) -> Gpu {
+    Gpu { name: name.into(), group: group.into(), mode, capacity_bytes: Some(100), host_bytes: 1000 }
+}
+
+fn turns(name: &str) -> Gpu {
+    gpu(name, "chat", SharingMode::Temporal)
+}
+
+pub fn slot(tenant: &str, floor_bytes: u64) -> Slot {
+    Slot {
+        tenant: tenant.into(),
+        index: 0,
+        group: None,
+        priority: 100,
+        created: 0,
+        demand: Some(Demand { floor_bytes, host_bytes: 100 }),
+        alone: false,
+        on: None,
+    }
+}
+
+fn on(gpu: &str, slot: Slot) -> Slot {
+    Slot { on: Some(gpu.into()), ..slot }
+}
+
+fn of<'a>(placement: &'a sluice_plan::place::Placement, tenant: &str) -> Result<&'a str, &'a Unplaced> {
+    placement[&(tenant.to_owned(), 0)].as_deref()
+}
+
+#[test]
+fn slots_spread_to_where_most_memory_is_left() {
+    let placement = place(&[turns("a"), turns("b")], &[slot("x", 50), slot("y", 20), slot("z", 20)]);
+    assert_eq!(of(&placement, "x"), Ok("a"));
+    assert_eq!(of(&placement, "y"), Ok("b"));
+    assert_eq!(of(&placement, "z"), Ok("b"));
+}
+
+#[test]
+fn a_slot_stays_though_another_gpu_is_empty() {
+    let placement = place(&[turns("a"), turns("b")], &[on("a", slot("x", 60)), on("a", slot("y", 40))]);
+    assert_eq!((of(&placement, "x"), of(&placement, "y")), (Ok("a"), Ok("a")));
+}
+
+#[test]
+fn a_slot_moves_when_its_gpu_is_gone_or_too_small() {
+    let important = Slot { priority: 200, ..on("a", slot("x", 70)) };
+    let slots = [important, on("a", slot("y", 40)), on("gone", slot("z", 10))];
+    let placement = place(&[turns("a"), turns("b")], &slots);
+    assert_eq!(of(&placement, "x"), Ok("a"));
+    assert_eq!(of(&placement, "y"), Ok("b"));
+    assert_eq!(of(&placement, "z"), Ok("b"));
+}
+
+#[test]
+fn a_slot_leaves_a_gpu_of_another_group() {
+    let gpus = [gpu("a", "chat", SharingMode::Temporal), gpu("b", "agents", SharingMode::Temporal)];
+    let moved = Slot { group: Some("agents".into()), ..on("a", slot("x", 10)) };
+    assert_eq!(of(&place(&gpus, &[moved]), "x"), Ok("b"));
+}
+
+#[test]
+fn the_more_important_then_the_older_tenant_is_placed_first() {
+    let slots = [
+        Slot { created: 1, ..slot("old", 60) },
+        Slot { created: 2, ..slot("young", 60) },
+        Slot { created: 3, priority: 101, ..slot("important", 60) },
+    ];
+    let placement = place(&[turns("a")], &slots);
+    assert_eq!(of(&placement, "important"), Ok("a"));
+    assert!(of(&placement, "old").is_err());
+    let placement = place(&[turns("a")], &slots[..2]);
+    assert_eq!(of(&placement, "old"), Ok("a"));
+}
+
+#[test]
+fn two_slots_of_a_tenant_never_share_a_gpu() {
+    let slots = [slot("x", 10), Slot { index: 1, ..slot("x", 10) }];
+    let placement = place(&[turns("a")], &slots);
+    let refused = placement[&("x".to_owned(), 1)].as_ref().unwrap_err();
+    assert!(refused.to_string().contains("two slots of a tenant never share a GPU"), "{refused}");
+}
+
+#[test]
+fn a_proxied_engine_shares_with_nobody() {
+    let proxied = Slot { alone: true, ..slot("v", 10) };
+    let placement = place(&[turns("a")], &[proxied.clone(), on("a", slot("x", 10))]);
+    assert!(of(&placement, "v").is_err());
+    let placement = place(&[turns("a")], &[on("a", proxied), slot("x", 10)]);
+    assert!(of(&placement, "x").is_err());
+}
+
+#[test]
+fn an_instance_takes_one_slot() {
+    let gpus = [gpu("a", "iso", SharingMode::Isolated), gpu("b", "iso", SharingMode::Isolated)];
+    let placement = place(&gpus, &[slot("x", 10), slot("y", 10), slot("z", 10)]);
+    assert_eq!(placement.values().filter(|gpu| gpu.is_ok()).count(), 2);
+    assert!(of(&placement, "z").unwrap_err().to_string().contains("as many tenants as it takes"));
+}
+
+#[test]
+fn refusals_carry_the_numbers() {
+    let refused = |gpus: &[Gpu], slots: &[Slot]| of(&place(gpus, slots), "z").unwrap_err().to_string();
+    let large = refused(&[turns("a")], &[slot("z", 101)]);
+    assert!(large.contains("101 bytes") && large.contains("100 bytes"), "{large}");
+    let full =
+        refused(&[turns("a"), turns("b")], &[on("a", slot("x", 90)), on("b", slot("y", 70)), slot("z", 40)]);
+    assert_eq!(
+        full,
+        "no room on 2 GPUs; the nearest is b: its floors leave too little device memory, 10 bytes are missing"
+    );
+    let host = Slot { demand: Some(Demand { floor_bytes: 1, host_bytes: 1001 }), ..slot("z", 1) };
+    let host = refused(&[turns("a")], &[host]);
+    assert!(host.contains("too little host memory, 1 bytes are missing"), "{host}");
+    let group = refused(&[turns("a")], &[Slot { group: Some("agents".into()), ..slot("z", 1) }]);
+    assert_eq!(group, "the pool has no group `agents` (chat)");
+}
+
+#[test]
+fn whoever_was_not_inspected_waits_and_is_not_joined() {
+    let unknown = Slot { demand: None, ..slot("u", 0) };
+    assert_eq!(
+        of(&place(&[turns("a")], std::slice::from_ref(&unknown)), "u"),
+        Err(&Unplaced::ModelNotInspected)
+    );
+    let placement = place(&[turns("a")], &[on("a", unknown), slot("x", 10)]);
+    assert_eq!(of(&placement, "u"), Ok("a"));
+    assert!(of(&placement, "x").unwrap_err().to_string().contains("has not been inspected"));
+}
+
+#[test]
+fn a_pool_offers_its_groups_and_knows_what_host_memory_makes() {
+    let pool: GpuPool = serde_json::from_str(
+        r#"{
+        "apiVersion": "sluice.dev/v1alpha1", "kind": "GpuPool", "metadata": {"name": "p"},
+        "spec": {
+            "deviceClassName": "host.sluice.dev", "device": {"host": {"memory": "96Mi"}},
+            "gpus": [{"name": "chat", "count": 2}, {"name": "agents", "sharing": {"mode": "Spatial"}}],
+            "hostMemoryPerGPU": "2Gi"
+        }
+    }"#,
+    )
+    .unwrap();
+    let small = |name: &str| Known { node_bytes: (name == "p-chat-1").then_some(7), capacity_bytes: Some(1) };
+    let all = gpus(&pool, &small);
+    let names: Vec<_> = all.iter().map(|gpu| gpu.name.as_str()).collect();
+    assert_eq!(names, ["p-chat-0", "p-chat-1", "p-agents-0"]);
+    assert!(all.iter().all(|gpu| gpu.capacity_bytes == Some(96 << 20)));
+    assert_eq!(all.iter().map(|gpu| gpu.host_bytes).collect::<Vec<_>>(), [2 << 30, 7, 2 << 30]);
+    assert_eq!(all[2].most_slots(), 20);
+}

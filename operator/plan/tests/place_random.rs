@@ -1,0 +1,153 @@
+//! Placement of random tenants: what holds of every plan.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use sluice_plan::demand::Demand;
+use sluice_plan::gpu::Gpu;
+use sluice_plan::place::{Placement, Slot, place};
+use sluice_types::pool::SharingMode;
+
+use super::place::{gpu, slot};
+
+const GROUPS: [&str; 2] = ["chat", "agents"];
+
+fn machines() -> impl Strategy<Value = Vec<Gpu>> {
+    let mode =
+        prop_oneof![Just(SharingMode::Temporal), Just(SharingMode::Spatial), Just(SharingMode::Isolated)];
+    let one = (0..2_usize, mode, 50..200_u64, 100..600_u64);
+    prop::collection::vec(one, 1..5).prop_map(|drawn| {
+        let each = drawn.into_iter().enumerate().map(|(index, (group, mode, device, host))| Gpu {
+            capacity_bytes: (device % 7 != 0).then_some(device),
+            host_bytes: host,
+            ..gpu(&format!("g{index}"), GROUPS[group], mode)
+        });
+        each.collect()
+    })
+}
+
+fn tenants() -> impl Strategy<Value = Vec<Slot>> {
+    let group = prop_oneof![Just(None), (0..2_usize).prop_map(|group| Some(GROUPS[group].to_owned()))];
+    let one = (group, 0..3_i32, 0..3_i64, 5..120_u64, 10..200_u64, 0..12_u8, 1..3_u32);
+    prop::collection::vec(one, 0..14).prop_map(|drawn| {
+        let each = drawn.into_iter().enumerate();
+        each.flat_map(|(number, (group, priority, created, floor_bytes, host_bytes, odd, slots))| {
+            (0..slots).map(move |index| Slot {
+                index,
+                group: group.clone(),
+                priority,
+                created,
+                demand: (odd != 1).then_some(Demand { floor_bytes, host_bytes }),
+                alone: odd == 0,
+                ..slot(&format!("t{number}"), 0)
+            })
+        })
+        .collect()
+    })
+}
+
+/// The slots, each on the GPU that `placement` gives it.
+fn settled(slots: &[Slot], placement: &Placement) -> Vec<Slot> {
+    let on = |slot: &Slot| placement[&(slot.tenant.clone(), slot.index)].clone().ok();
+    slots.iter().map(|slot| Slot { on: on(slot), ..slot.clone() }).collect()
+}
+
+fn by_gpu(slots: &[Slot]) -> BTreeMap<&str, Vec<&Slot>> {
+    let mut rooms: BTreeMap<&str, Vec<&Slot>> = BTreeMap::new();
+    for slot in slots {
+        if let Some(gpu) = &slot.on {
+            rooms.entry(gpu).or_default().push(slot);
+        }
+    }
+    rooms
+}
+
+/// Whether these slots may be on `gpu` together: the rules, written once more.
+fn holds(gpu: &Gpu, slots: &[&Slot]) -> bool {
+    let demand = |slot: &&&Slot| slot.demand.unwrap_or_default();
+    let device: u64 = slots.iter().map(|slot| demand(&slot).floor_bytes).sum();
+    let host: u64 = slots.iter().map(|slot| demand(&slot).host_bytes).sum();
+    let mut tenants: Vec<_> = slots.iter().map(|slot| &slot.tenant).collect();
+    tenants.sort();
+    tenants.dedup();
+    gpu.capacity_bytes.is_none_or(|capacity| device <= capacity)
+        && host <= gpu.host_bytes
+        && tenants.len() == slots.len()
+        && (slots.len() == 1 || slots.iter().all(|slot| !slot.alone && slot.demand.is_some()))
+        && (gpu.mode != SharingMode::Isolated || slots.len() == 1)
+        && slots.iter().all(|slot| slot.group.as_ref().is_none_or(|group| *group == gpu.group))
+}
+
+fn check(gpus: &[Gpu], slots: &[Slot]) {
+    let rooms = by_gpu(slots);
+    for gpu in gpus {
+        let here = rooms.get(gpu.name.as_str()).cloned().unwrap_or_default();
+        assert!(here.is_empty() || holds(gpu, &here), "{gpu:?} has {here:?}");
+    }
+}
+
+fn homeless(slots: &[Slot]) -> impl Iterator<Item = &Slot> {
+    slots.iter().filter(|slot| slot.on.is_none() && slot.demand.is_some())
+}
+
+proptest! {
+    #[test]
+    fn no_gpu_is_promised_twice(gpus in machines(), slots in tenants()) {
+        check(&gpus, &settled(&slots, &place(&gpus, &slots)));
+    }
+
+    #[test]
+    fn nobody_waits_who_would_fit(gpus in machines(), slots in tenants()) {
+        let slots = settled(&slots, &place(&gpus, &slots));
+        let rooms = by_gpu(&slots);
+        for waiting in homeless(&slots) {
+            for gpu in &gpus {
+                let mut with = rooms.get(gpu.name.as_str()).cloned().unwrap_or_default();
+                with.push(waiting);
+                prop_assert!(!holds(gpu, &with), "{waiting:?} fits {gpu:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_a_lesser_one(gpus in machines(), slots in tenants()) {
+        let slots = settled(&slots, &place(&gpus, &slots));
+        let rooms = by_gpu(&slots);
+        for waiting in homeless(&slots) {
+            for gpu in &gpus {
+                let here = rooms.get(gpu.name.as_str()).cloned().unwrap_or_default();
+                let mut with: Vec<_> = here.into_iter().filter(|slot| slot.priority >= waiting.priority).collect();
+                with.push(waiting);
+                prop_assert!(!holds(gpu, &with), "{waiting:?} stands behind lesser ones on {gpu:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn order_does_not_matter(gpus in machines(), slots in tenants()) {
+        let (mut other, mut machines) = (slots.clone(), gpus.clone());
+        other.reverse();
+        machines.reverse();
+        prop_assert_eq!(place(&gpus, &slots), place(&machines, &other));
+    }
+
+    #[test]
+    fn whoever_is_placed_stays_when_others_come_and_go(
+        gpus in machines(), slots in tenants(), gone in any::<prop::sample::Index>(), more in tenants(),
+    ) {
+        let before = settled(&slots, &place(&gpus, &slots));
+        let mut after = before.clone();
+        if !after.is_empty() {
+            after.remove(gone.index(before.len()));
+        }
+        let new = more.into_iter().map(|slot| Slot { tenant: format!("n{}", slot.tenant), priority: 9, ..slot });
+        after.extend(new);
+        let after = settled(&after, &place(&gpus, &after));
+        for slot in after.iter().filter(|slot| !slot.tenant.starts_with('n')) {
+            let then = before.iter().find(|old| (&old.tenant, old.index) == (&slot.tenant, slot.index));
+            let then = then.expect("it was there before");
+            prop_assert!(then.on.is_none() || then.on == slot.on, "{then:?} became {slot:?}");
+        }
+        check(&gpus, &after);
+    }
+}
