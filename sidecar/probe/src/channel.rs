@@ -9,7 +9,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType, recvmsg, sendmsg, shutdown,
+    socketpair,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -75,6 +76,12 @@ impl Channel {
         };
         let fds = ancillary.drain().filter_map(rights).flatten().collect();
         if got == 0 { Ok(None) } else { Ok(Some((serde_json::from_slice(&bytes[..got])?, fds))) }
+    }
+
+    /// Tells the other end that nothing more comes.
+    pub fn close(&self) {
+        // Fails only when the other end is gone already.
+        let _ = shutdown(&self.socket, Shutdown::Write);
     }
 
     fn readable(&self, limit: Duration) -> Result<bool, Error> {

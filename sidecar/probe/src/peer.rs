@@ -56,8 +56,9 @@ impl Peer {
 
     /// Its next message, within `limit`. It is killed when it says nothing.
     pub fn hear_within<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<(T, Vec<OwnedFd>), Error> {
-        match self.channel.hear(limit) {
-            Ok(Some(heard)) => Ok(heard),
+        match self.channel.hear::<Result<T, String>>(limit) {
+            Ok(Some((Ok(heard), fds))) => Ok((heard, fds)),
+            Ok(Some((Err(words), _))) => Err(gone(&self.role, format!("failed: {words}"))),
             Ok(None) => Err(self.ended()),
             Err(Error::Timeout { limit, .. }) => {
                 self.kill();
@@ -72,6 +73,17 @@ impl Peer {
         // Both fail only when it has ended and was waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+
+    /// Tells it that nothing more comes, and waits until it has ended by itself, at most [`PATIENCE`].
+    pub fn dismiss(mut self) -> Result<(), Error> {
+        self.channel.close();
+        match self.channel.hear::<serde_json::Value>(PATIENCE)? {
+            None => Ok(()),
+            Some((heard, _)) => Err(gone(&self.role, format!("said {heard} when it was dismissed"))),
+        }?;
+        let status = self.child.wait();
+        status.map(|_| ()).map_err(|error| gone(&self.role, format!("cannot be waited for: {error}")))
     }
 
     /// How it ended: it closed its end, so it is ending.
@@ -111,11 +123,22 @@ impl Parent {
 
     /// Sends it a message.
     pub fn tell(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
-        self.channel.send(message, fds)
+        self.channel.send(&Ok::<_, String>(message), fds)
+    }
+
+    /// Tells it why this process ends.
+    pub fn fail(&self, error: &Error) {
+        // Fails only when the parent is gone, and this process with it.
+        let _ = self.channel.send(&Err::<(), _>(error.to_string()), &[]);
     }
 
     /// Its next message, within [`PATIENCE`].
     pub fn hear<T: DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), Error> {
-        self.channel.hear(PATIENCE)?.ok_or_else(|| gone("parent", "ended".into()))
+        self.hear_or_end()?.ok_or_else(|| gone("parent", "ended".into()))
+    }
+
+    /// As [`Parent::hear`]; none when it wants nothing more.
+    pub fn hear_or_end<T: DeserializeOwned>(&self) -> Result<Option<(T, Vec<OwnedFd>)>, Error> {
+        self.channel.hear(PATIENCE)
     }
 }

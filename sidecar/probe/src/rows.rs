@@ -8,6 +8,7 @@ use crate::peer::Parent;
 use crate::report::Findings;
 
 mod aliases;
+mod share;
 
 /// Number of a question.
 pub type Id = u8;
@@ -30,13 +31,13 @@ pub struct Question {
 }
 
 /// All questions, by number.
-pub const ALL: [Question; 1] = [aliases::QUESTION];
+pub const ALL: [Question; 2] = [aliases::QUESTION, share::QUESTION];
 
 /// What a process beside the asking one does.
 pub type Role = fn(Setup, &Parent) -> Result<(), Error>;
 
 /// Roles of such processes, by name.
-pub const ROLES: [(&str, Role); 0] = [];
+pub const ROLES: [(&str, Role); 1] = [share::importer::ROLE];
 
 /// The question of this number.
 ///

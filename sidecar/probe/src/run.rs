@@ -138,7 +138,8 @@ fn child(role: &str, setup: Setup) -> Result<ExitCode, Error> {
     }
     let known = rows::ROLES.iter().find(|(name, _)| *name == role);
     let (_, part) = known.unwrap_or_else(|| panic!("the probe starts itself in known roles, not as {role}"));
-    part(setup, &parent).map(|()| ExitCode::SUCCESS)
+    let done = part(setup, &parent);
+    done.inspect_err(|error| parent.fail(error)).map(|()| ExitCode::SUCCESS)
 }
 
 fn ask(setup: Setup, question: &Question) -> Result<Findings, Error> {

@@ -1,5 +1,7 @@
 //! Samples, put in order.
 
+use std::time::Instant;
+
 use serde::{Deserialize, Serialize};
 
 /// What was measured, with its spread.
@@ -44,6 +46,14 @@ impl Figure {
     pub fn one(name: impl Into<String>, unit: &str, value: f64) -> Figure {
         Figure::of(name, unit, &[value])
     }
+}
+
+/// Does `work` and adds its time to `samples`, microseconds.
+pub fn timed<T, E>(samples: &mut Vec<f64>, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    let start = Instant::now();
+    let done = work()?;
+    samples.push(start.elapsed().as_secs_f64() * 1e6);
+    Ok(done)
 }
 
 fn median(sorted: &[f64]) -> f64 {

@@ -2,6 +2,7 @@
 //! time.
 
 mod aliases;
+mod share;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

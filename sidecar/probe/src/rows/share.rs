@@ -1,0 +1,162 @@
+//! Row 2: a handle that crosses to another process as a file descriptor.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use super::Question;
+use crate::Error;
+use crate::bench::Bench;
+use crate::cuda::memory::granularity;
+use crate::cuda::{Buffer, Handle, HostMemory, Kernels, Range, Stream};
+use crate::peer::Peer;
+use crate::report::{Answer, Findings};
+use crate::statistics::Figure;
+
+pub mod importer;
+
+use importer::{Heard, Order, Part};
+
+/// Row 2.
+pub const QUESTION: Question = Question {
+    id: 2,
+    name: "share",
+    text: "Does a handle exported as a file descriptor show the same bytes in a second process, and is its memory free \
+           again when the last mapping, import and descriptor have gone?",
+    mib: 320,
+    limit: Duration::from_secs(60),
+    ask,
+};
+
+/// How long freed bytes may take to show.
+const SHOWN_WITHIN: Duration = Duration::from_secs(3);
+
+fn ask(bench: &Bench) -> Result<Findings, Error> {
+    let mut peer = Peer::start(bench.setup, importer::ROLE.0)?;
+    let mut wrong = 0;
+    let chunk = granularity(bench.device)?;
+    for bytes in [chunk, 32 * chunk] {
+        wrong += same_bytes(bench, &mut peer, bytes)?;
+    }
+    let mut findings = Findings::new(Answer::Yes);
+    findings.figures.push(Figure::one("wrong words seen through an import", "words", wrong as f64));
+    costs(bench, &mut peer, &mut findings.figures)?;
+    peer.dismiss()?;
+    let mut late = Vec::new();
+    for last in [Part::Mapping, Part::Import, Part::Descriptor, Part::Process] {
+        match freed_after(bench, last)? {
+            Some(us) => {
+                let name = format!("free bytes seen after the last {} went", last.words());
+                findings.figures.push(Figure::one(name, "us", us));
+            }
+            None => late.push(last.words()),
+        }
+    }
+    findings.answer = answer(wrong, &late);
+    Ok(findings)
+}
+
+fn answer(wrong: u64, late: &[&str]) -> Answer {
+    Answer::of(wrong == 0 && late.is_empty(), || {
+        format!(
+            "{wrong} words differed; not free within {SHOWN_WITHIN:?} after the last of: {}",
+            late.join(", ")
+        )
+    })
+}
+
+/// Each side writes what the other reads; words that differed.
+fn same_bytes(bench: &Bench, peer: &mut Peer, bytes: u64) -> Result<u64, Error> {
+    let context = &bench.context;
+    let (stream, kernels) = (Stream::new(context)?, Kernels::load(context)?);
+    let handle = Handle::create(context, bytes)?;
+    let mut range = Range::reserve(context, bytes)?;
+    range.back(0, &handle)?;
+    let (ours, theirs) = (0x0A00_0000_0000_0000 | bytes, 0x0B00_0000_0000_0000 | bytes);
+    kernels.write(&stream, range.at(0), bytes / 8, ours)?;
+    stream.finish()?;
+    peer.tell(&Order::Check { bytes, ours, theirs }, &[handle.export()?.as_fd()])?;
+    let (heard, _) = peer.hear()?;
+    let seen = wrong_words(bench, &kernels, &range, bytes, theirs)?;
+    Ok(seen + expect_wrong(heard)?)
+}
+
+fn expect_wrong(heard: Heard) -> Result<u64, Error> {
+    match heard {
+        Heard::Wrong(words) => Ok(words),
+        other => Err(other.unexpected()),
+    }
+}
+
+/// Words behind `range` that are not what `value` was written as.
+pub(super) fn wrong_words(
+    bench: &Bench,
+    kernels: &Kernels,
+    range: &Range,
+    bytes: u64,
+    value: u64,
+) -> Result<u64, Error> {
+    let (stream, count) = (Stream::new(&bench.context)?, Buffer::new(&bench.context, 8)?);
+    let host = HostMemory::registered(&bench.context, 4096)?;
+    stream.fill(count.at(0), 0, 8)?;
+    kernels.compare(&stream, range.at(0), (bytes / 8, value), count.at(0))?;
+    stream.download(&host, 0, count.at(0), 8)?;
+    stream.finish()?;
+    Ok(host.word(0).load(std::sync::atomic::Ordering::Acquire))
+}
+
+/// What the importing process pays, by size.
+fn costs(bench: &Bench, peer: &mut Peer, figures: &mut Vec<Figure>) -> Result<(), Error> {
+    let rounds = bench.setup.pick(5, 30);
+    for mib in [2_u64, 64] {
+        let handle = Handle::create(&bench.context, mib << 20)?;
+        let order = Order::Time { bytes: mib << 20, rounds };
+        peer.tell(&order, &[handle.export()?.as_fd()])?;
+        let costs = match peer.hear()?.0 {
+            Heard::Costs(costs) => costs,
+            other => return Err(other.unexpected()),
+        };
+        let named = [
+            ("import", costs.import),
+            ("map", costs.map),
+            ("set access", costs.allow),
+            ("unmap", costs.unmap),
+            ("release", costs.release),
+        ];
+        figures.extend(named.map(|(name, us)| Figure::of(format!("importer: {name}, {mib} MiB"), "us", &us)));
+    }
+    Ok(())
+}
+
+/// Another process takes everything that a handle is held by, this one lets go, and then that process lets go, `last` at the
+/// end. Microseconds from then until this process sees the bytes free; none if it never does.
+fn freed_after(bench: &Bench, last: Part) -> Result<Option<f64>, Error> {
+    let bytes = bench.setup.pick(64_u64, 256) << 20;
+    // A process of its own, because one part ends it.
+    let mut peer = Peer::start(bench.setup, importer::ROLE.0)?;
+    let handle = Handle::create(&bench.context, bytes)?;
+    peer.tell(&Order::Hold { bytes }, &[handle.export()?.as_fd()])?;
+    peer.hear::<Heard>()?.0.done()?;
+    handle.release()?;
+    let held = bench.context.memory()?.free;
+    for part in Part::BUT_PROCESS.into_iter().filter(|part| *part != last && last != Part::Process) {
+        peer.tell(&Order::Drop(part), &[])?;
+        peer.hear::<Heard>()?.0.done()?;
+    }
+    let start = Instant::now();
+    if last == Part::Process {
+        peer.kill();
+    } else {
+        peer.tell(&Order::Drop(last), &[])?;
+        peer.hear::<Heard>()?.0.done()?;
+    }
+    let mut shown = None;
+    while shown.is_none() && start.elapsed() < SHOWN_WITHIN {
+        // Half: the context of a process that was killed frees more, and other processes may take a little.
+        let free = bench.context.memory()?.free >= held + bytes / 2;
+        shown = free.then(|| start.elapsed().as_secs_f64() * 1e6);
+    }
+    if last != Part::Process {
+        peer.dismiss()?;
+    }
+    Ok(shown)
+}
