@@ -8,6 +8,7 @@ use crate::peer::Parent;
 use crate::report::Findings;
 
 mod aliases;
+mod handles;
 mod share;
 
 /// Number of a question.
@@ -31,13 +32,14 @@ pub struct Question {
 }
 
 /// All questions, by number.
-pub const ALL: [Question; 2] = [aliases::QUESTION, share::QUESTION];
+pub const ALL: [Question; 3] = [aliases::QUESTION, share::QUESTION, handles::QUESTION];
 
 /// What a process beside the asking one does.
 pub type Role = fn(Setup, &Parent) -> Result<(), Error>;
 
 /// Roles of such processes, by name.
-pub const ROLES: [(&str, Role); 1] = [share::importer::ROLE];
+pub const ROLES: [(&str, Role); 3] =
+    [share::importer::ROLE, handles::neighbour::ROLE, handles::context::ROLE];
 
 /// The question of this number.
 ///

@@ -2,6 +2,7 @@
 //! time.
 
 mod aliases;
+mod handles;
 mod share;
 
 use std::path::{Path, PathBuf};

@@ -1,0 +1,29 @@
+//! Row 3.
+
+use sluice_probe::report::Answer;
+
+use super::World;
+
+#[test]
+fn every_call_is_priced_and_everything_given_back() {
+    let row = World::new().yes("handles");
+    for name in [
+        "create, 2 MiB",
+        "release, 64 MiB",
+        "grow by 100 x 2 MiB, access set once",
+        "neighbour: 100 x 2 MiB handed over as fds",
+        "device memory of a process with a context",
+    ] {
+        assert!(row.figures.iter().any(|figure| figure.name == name), "{name} in {row:?}");
+    }
+    assert!(row.notes.iter().any(|note| note.starts_with("cuBLASLt was not weighed: ")), "{:?}", row.notes);
+}
+
+#[test]
+fn a_device_with_too_little_memory_is_refused_politely() {
+    let (row, status) = World::new().with("SLUICE_STANDIN_BYTES", "268435456").ask("handles");
+    let Answer::Unknown { reason } = &row.answer else { panic!("{row:?}") };
+    // The stand-in's context takes 32 MiB of 256.
+    assert_eq!(reason, "needs 704 MiB of device memory, 224 MiB are free");
+    assert_eq!(status, 1);
+}
