@@ -8,5 +8,6 @@
 
 pub mod demand;
 pub mod gpu;
+pub mod objects;
 pub mod place;
 pub mod seat;

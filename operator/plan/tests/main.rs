@@ -1,6 +1,11 @@
 //! Tests of the plan: values in, values out.
+// Helpers outside test functions unwrap too.
+#![allow(clippy::unwrap_used)]
 
 mod demand;
+mod flows;
+mod objects;
 mod place;
 mod place_random;
 mod seat;
+mod world;

@@ -1,0 +1,195 @@
+//! What is applied to the cluster for a pool and its tenants.
+//!
+//! | for each | objects |
+//! |---|---|
+//! | GPU with a slot | a ResourceClaim of this epoch, a NetworkPolicy for the admin ports of its slots |
+//! | tenant | a Service, a PodDisruptionBudget, a NetworkPolicy for its clients |
+//! | placed slot | a ConfigMap with its sidecar's configuration, a Deployment of exactly one pod |
+//!
+//! Each object is complete: it is sent by server-side apply, and a field that is left out is one that the operator does not
+//! own.
+
+mod claim;
+mod config;
+mod containers;
+mod network;
+mod pod;
+mod service;
+mod volumes;
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use sluice_types::{API_VERSION, GpuPool, ModelTenant};
+
+pub use self::claim::claim;
+pub use self::config::{config_map, sidecar_config};
+pub use self::network::{clients_policy, neighbours_policy};
+pub use self::pod::deployment;
+pub use self::service::{budget, service};
+use crate::demand::{Demand, Geometry};
+use crate::gpu::Gpu;
+
+/// Label of everything that belongs to a tenant: its name.
+pub const TENANT: &str = "sluice.dev/tenant";
+/// Label of a slot's objects: its index.
+pub const SLOT: &str = "sluice.dev/slot";
+/// Label of a pool's objects: its name.
+pub const POOL: &str = "sluice.dev/pool";
+/// Label of pods on one GPU: its name, shortened by [`label`].
+pub const GPU: &str = "sluice.dev/gpu";
+/// Label of pods that download their model, until they have it.
+pub const FETCHING: &str = "sluice.dev/fetching";
+/// Value of `app.kubernetes.io/managed-by`.
+pub const MANAGER: &str = "sluice-operator";
+
+/// OpenAI API.
+pub const SERVE_PORT: i32 = 8000;
+/// Admin.
+pub const ADMIN_PORT: i32 = 8001;
+/// Probes, hooks and a copy of the metrics.
+pub const PROBE_PORT: i32 = 8002;
+
+/// What the operator is told at its start and puts into every pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Release {
+    /// Image of `sluice-sidecar`.
+    pub sidecar_image: String,
+    /// Image of `sluice-engine`.
+    pub engine_image: String,
+    /// Labels of the operator's own pods, and the namespace that they run in: who may reach every admin port.
+    pub operator: BTreeMap<String, String>,
+    /// Namespace of the operator.
+    pub operator_namespace: String,
+}
+
+/// A slot that has a GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Placed<'a> {
+    /// Its pool.
+    pub pool: &'a GpuPool,
+    /// Its tenant.
+    pub tenant: &'a ModelTenant,
+    /// Its index in the tenant.
+    pub index: u32,
+    /// Its GPU.
+    pub gpu: &'a Gpu,
+    /// Epoch of the GPU's claim.
+    pub epoch: u32,
+    /// Sizes of its model.
+    pub model: Geometry,
+    /// What it takes.
+    pub demand: Demand,
+    /// What it may hold of the GPU without asking anybody, bytes.
+    pub share_bytes: u64,
+}
+
+impl Placed<'_> {
+    /// Name of its Deployment, its ConfigMap and its Secret: tenant and index.
+    pub fn name(&self) -> String {
+        format!("{}-{}", name(self.tenant), self.index)
+    }
+
+    fn labels(&self) -> BTreeMap<String, String> {
+        let mut labels = tenant_labels(self.tenant);
+        labels.insert(SLOT.into(), self.index.to_string());
+        labels
+    }
+}
+
+/// Labels of everything of a tenant.
+fn tenant_labels(tenant: &ModelTenant) -> BTreeMap<String, String> {
+    let tenant = name(tenant);
+    let pairs = [
+        ("app.kubernetes.io/name", "sluice"),
+        ("app.kubernetes.io/instance", tenant),
+        ("app.kubernetes.io/managed-by", MANAGER),
+        (TENANT, tenant),
+    ];
+    pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
+}
+
+/// Labels of everything of a GPU.
+fn gpu_labels(pool: &GpuPool, gpu: &Gpu) -> BTreeMap<String, String> {
+    let (pool, gpu) = (name(pool), label(&gpu.name));
+    let pairs = [
+        ("app.kubernetes.io/name", "sluice"),
+        ("app.kubernetes.io/managed-by", MANAGER),
+        (POOL, pool),
+        (GPU, &gpu),
+    ];
+    pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
+}
+
+/// One of our kinds: what others belong to.
+trait Owner {
+    const KIND: &'static str;
+
+    fn metadata(&self) -> &ObjectMeta;
+}
+
+impl Owner for GpuPool {
+    const KIND: &'static str = "GpuPool";
+
+    fn metadata(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+impl Owner for ModelTenant {
+    const KIND: &'static str = "ModelTenant";
+
+    fn metadata(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
+/// The name of an object that the API server has.
+fn name<K: Owner>(object: &K) -> &str {
+    object.metadata().name.as_deref().unwrap_or_default()
+}
+
+/// An object `name` beside `owner`, which takes it along when it goes.
+fn meta<K: Owner>(owner: &K, name: String, labels: BTreeMap<String, String>) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name),
+        namespace: owner.metadata().namespace.clone(),
+        labels: Some(labels),
+        owner_references: Some(vec![controller(owner)]),
+        ..ObjectMeta::default()
+    }
+}
+
+fn controller<K: Owner>(owner: &K) -> OwnerReference {
+    OwnerReference {
+        api_version: API_VERSION.to_owned(),
+        kind: K::KIND.to_owned(),
+        name: name(owner).to_owned(),
+        uid: owner.metadata().uid.clone().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: Some(true),
+    }
+}
+
+/// Bytes as Kubernetes writes them.
+fn quantity(bytes: u64) -> Quantity {
+    Quantity(sluice_types::Quantity::from_bytes(bytes).to_string())
+}
+
+/// `text` as the value of a label: itself, or its beginning and a digest of all of it where it is longer than 63 characters.
+pub fn label(text: &str) -> String {
+    const LONGEST: usize = 63;
+    if text.len() <= LONGEST {
+        return text.to_owned();
+    }
+    let digest = format!("{:016x}", fnv1a(text));
+    let head: String = text.chars().take(LONGEST - 1 - digest.len()).collect();
+    format!("{head}-{digest}")
+}
+
+/// FNV-1a of 64 bits: the same in every release, which the standard library's hash is not.
+fn fnv1a(text: &str) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
+}

@@ -1,0 +1,115 @@
+//! The claim by which all slots of a GPU have it.
+
+use k8s_openapi::api::resource::v1::{
+    CELDeviceSelector, DeviceClaim, DeviceClaimConfiguration, DeviceRequest, DeviceSelector,
+    ExactDeviceRequest, OpaqueDeviceConfiguration, ResourceClaim, ResourceClaimSpec,
+};
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
+use serde_json::{Value, json};
+use sluice_types::pool::{HostDevice, SharingMode};
+use sluice_types::{API_VERSION, GpuPool, HOST_DEVICE_CLASS};
+
+use super::{gpu_labels, meta, name};
+use crate::gpu::Gpu;
+
+/// Name of the request for the GPU.
+const GPU_REQUEST: &str = "gpu";
+/// Name of the request for the folder that the GPU's tenants share, and its device class.
+const FOLDER_REQUEST: &str = "neighbourhood";
+const FOLDER_CLASS: &str = "neighbourhood.sluice.dev";
+/// Class of instances of one GPU.
+const MIG_CLASS: &str = "mig.nvidia.com";
+/// Who reads the configuration of host-backed GPUs and neighbourhoods, and that of NVIDIA's.
+const OUR_DRIVER: &str = "sluice.dev";
+const NVIDIA_DRIVER: &str = "gpu.nvidia.com";
+const NVIDIA_CONFIG: &str = "resource.nvidia.com/v1beta1";
+
+/// Name of the claim of a GPU in one epoch. A claim's spec is immutable and stays pinned to its node, so a lost node or another
+/// mode means another epoch.
+pub fn claim_name(gpu: &Gpu, epoch: u32) -> String {
+    format!("{}-e{epoch}", gpu.name)
+}
+
+/// The claim of `gpu` in `epoch`.
+pub fn claim(pool: &GpuPool, gpu: &Gpu, epoch: u32) -> ResourceClaim {
+    ResourceClaim {
+        metadata: meta(pool, claim_name(gpu, epoch), gpu_labels(pool, gpu)),
+        spec: ResourceClaimSpec {
+            devices: Some(DeviceClaim {
+                requests: Some(vec![gpu_request(pool, gpu), request(FOLDER_REQUEST, FOLDER_CLASS, None)]),
+                config: Some(configs(pool, gpu)).filter(|configs| !configs.is_empty()),
+                constraints: None,
+            }),
+        },
+        status: None,
+    }
+}
+
+fn gpu_request(pool: &GpuPool, gpu: &Gpu) -> DeviceRequest {
+    let selectors = pool.spec.device.iter().flat_map(|device| &device.selectors).cloned();
+    let profile = profile(pool, gpu)
+        .map(|profile| format!("device.attributes['{NVIDIA_DRIVER}'].profile == '{profile}'"));
+    let class = if profile.is_some() { MIG_CLASS } else { pool.spec.device_class_name.as_str() };
+    let selectors: Vec<_> = selectors.chain(profile).map(selector).collect();
+    request(GPU_REQUEST, class, Some(selectors).filter(|selectors| !selectors.is_empty()))
+}
+
+/// The MIG profile of an instance; a host-backed one is a whole GPU.
+fn profile<'a>(pool: &'a GpuPool, gpu: &Gpu) -> Option<&'a str> {
+    if pool.spec.device_class_name == HOST_DEVICE_CLASS {
+        return None;
+    }
+    let group = pool.spec.gpus.iter().find(|group| group.name == gpu.group)?;
+    group.sharing.isolated.as_ref().map(|isolated| isolated.profile.as_str())
+}
+
+fn selector(expression: String) -> DeviceSelector {
+    DeviceSelector { cel: Some(CELDeviceSelector { expression }) }
+}
+
+fn request(name: &str, class: &str, selectors: Option<Vec<DeviceSelector>>) -> DeviceRequest {
+    let exactly =
+        ExactDeviceRequest { device_class_name: class.into(), selectors, ..ExactDeviceRequest::default() };
+    DeviceRequest { name: name.into(), exactly: Some(exactly), first_available: None }
+}
+
+/// What drivers are told: what a host-backed GPU is made of, and that MPS runs on one that all use at once.
+fn configs(pool: &GpuPool, gpu: &Gpu) -> Vec<DeviceClaimConfiguration> {
+    let host = pool.spec.device.as_ref().and_then(|device| device.host.as_ref());
+    let ours = host.map(|host| opaque(OUR_DRIVER, host_config(host)));
+    let shared = host.is_none() && gpu.mode == SharingMode::Spatial;
+    let mps = shared.then(|| opaque(NVIDIA_DRIVER, mps_config()));
+    ours.into_iter().chain(mps).collect()
+}
+
+fn host_config(host: &HostDevice) -> Value {
+    let mut config = json!({
+        "apiVersion": API_VERSION,
+        "kind": "HostGpuConfig",
+        "memory": host.memory,
+        "chunkBytes": host.chunk_bytes,
+    });
+    if let Some(link) = &host.link_bytes_per_second {
+        config["linkBytesPerSecond"] = json!(link);
+    }
+    config
+}
+
+/// The share of a tenant is set in its engine's environment, so that tenants may have different ones.
+fn mps_config() -> Value {
+    json!({
+        "apiVersion": NVIDIA_CONFIG,
+        "kind": "GpuConfig",
+        "sharing": {"strategy": "MPS", "mpsConfig": {}},
+    })
+}
+
+fn opaque(driver: &str, parameters: Value) -> DeviceClaimConfiguration {
+    let opaque = OpaqueDeviceConfiguration { driver: driver.into(), parameters: RawExtension(parameters) };
+    DeviceClaimConfiguration { opaque: Some(opaque), requests: Some(vec![GPU_REQUEST.into()]) }
+}
+
+/// Name of the pool's claim on behalf of which a slot is told apart from an older life of the GPU.
+pub(super) fn title(pool: &GpuPool, gpu: &Gpu, epoch: u32) -> String {
+    format!("{}.{}", claim_name(gpu, epoch), name(pool))
+}

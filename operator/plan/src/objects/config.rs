@@ -1,0 +1,164 @@
+//! What a slot's sidecar is told at its start.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use sluice_types::pool::{HostDevice, Sharing as Written, SharingMode, TurnOrder as WrittenOrder};
+use sluice_types::tenant::{ModelTenant, WeightType};
+use sluice_types::{ModelTenantSpec, Quantity};
+use sluice_wire::config::{
+    AdminTls, DebugConfig, EngineConfig, GpuConfig, LimitsConfig, ListenConfig, MemoryConfig,
+    NeighbourhoodConfig, SidecarConfig, SloConfig,
+};
+use sluice_wire::directive::{Sharing, TurnOrder};
+
+use super::volumes::{CONFIG, KEYS, NEIGHBOURHOOD, RUN, TLS, model_folder};
+use super::{ADMIN_PORT, PROBE_PORT, Placed, SERVE_PORT, claim, meta, name};
+
+/// Key of the configuration in its ConfigMap, and its file's name in the pod.
+pub const FILE: &str = "sidecar.json";
+/// Host-backed GPUs aside, the unit in which device memory changes hands, bytes.
+const CUDA_CHUNK: u64 = 2 << 20;
+
+/// The ConfigMap of a slot.
+pub fn config_map(placed: &Placed<'_>) -> ConfigMap {
+    let config = sidecar_config(placed);
+    let text = serde_json::to_string_pretty(&config).expect("a configuration serialises");
+    ConfigMap {
+        metadata: meta(placed.tenant, placed.name(), placed.labels()),
+        data: Some(BTreeMap::from([(FILE.to_owned(), text + "\n")])),
+        ..ConfigMap::default()
+    }
+}
+
+/// The configuration of a slot's sidecar.
+pub fn sidecar_config(placed: &Placed<'_>) -> SidecarConfig {
+    let (spec, pool) = (&placed.tenant.spec, placed.pool);
+    SidecarConfig {
+        namespace: placed.tenant.metadata.namespace.clone().unwrap_or_default(),
+        name: name(placed.tenant).to_owned(),
+        served_names: spec.model.served_names.clone(),
+        model_path: model_folder(spec),
+        dtype: (spec.model.dtype != WeightType::Auto).then(|| format!("{:?}", spec.model.dtype)),
+        max_model_len: spec.model.max_model_len.map(unsigned),
+        gpu: gpu(placed),
+        neighbourhood: Some(neighbourhood(placed)),
+        policy: pool.spec.policy.as_str().to_owned(),
+        memory: memory(spec),
+        slo: slo(spec),
+        order: format!("{:?}", spec.scheduling.order),
+        pacing: format!("{:?}", spec.pacing.mode),
+        limits: limits(spec),
+        api_keys_file: keys_file(placed.tenant),
+        listen: listen(placed),
+        runtime_dir: RUN.into(),
+        engine: EngineConfig { spawn: None, threads: 0 },
+        hibernate_after_seconds: Some(unsigned(spec.idle.hibernate_after_seconds)),
+        drain_seconds: unsigned(spec.drain_seconds),
+        journal: None,
+        debug: DebugConfig::default(),
+    }
+}
+
+fn keys_file(tenant: &ModelTenant) -> Option<PathBuf> {
+    tenant.spec.access.api_keys_secret_ref.as_ref().map(|keys| PathBuf::from(KEYS).join(&keys.key))
+}
+
+fn gpu(placed: &Placed<'_>) -> GpuConfig {
+    let host = placed.pool.spec.device.as_ref().and_then(|device| device.host.as_ref());
+    let chunk = |host: &HostDevice| host.chunk_bytes.bytes();
+    GpuConfig {
+        name: placed.gpu.name.clone(),
+        memory_bytes: placed.gpu.capacity_bytes.unwrap_or(0),
+        chunk_bytes: host.map_or(CUDA_CHUNK, chunk),
+        link_bytes_per_second: host.and_then(|h| h.link_bytes_per_second.as_ref()).map(Quantity::bytes),
+        link_to_host_bytes_per_second: None,
+        // What its pod was given: a limit that it meets before the kernel kills it.
+        host_memory_bytes: Some(placed.demand.host_bytes),
+    }
+}
+
+fn neighbourhood(placed: &Placed<'_>) -> NeighbourhoodConfig {
+    let group = placed.pool.spec.gpus.iter().find(|group| group.name == placed.gpu.group);
+    NeighbourhoodConfig {
+        folder: NEIGHBOURHOOD.into(),
+        claim: claim::title(placed.pool, placed.gpu, placed.epoch),
+        share_bytes: placed.share_bytes,
+        priority: placed.tenant.spec.priority,
+        sharing: sharing(&group.map(|group| group.sharing.clone()).unwrap_or_default()),
+    }
+}
+
+fn sharing(written: &Written) -> Sharing {
+    let turns = written.temporal.clone().unwrap_or_default();
+    match written.mode {
+        SharingMode::Spatial => Sharing::Spatial,
+        SharingMode::Isolated => Sharing::Isolated,
+        SharingMode::Temporal => Sharing::Temporal {
+            order: match turns.order {
+                WrittenOrder::RoundRobin => TurnOrder::RoundRobin,
+                WrittenOrder::Priority => TurnOrder::Priority,
+            },
+            min_quantum_ms: unsigned(turns.min_quantum_milliseconds),
+            max_quantum_ms: unsigned(turns.max_quantum_milliseconds),
+        },
+    }
+}
+
+fn memory(spec: &ModelTenantSpec) -> MemoryConfig {
+    MemoryConfig {
+        guaranteed_kv_bytes: spec.memory.guaranteed_kv.as_ref().map(Quantity::bytes),
+        kv_limit_bytes: spec.memory.kv_limit.as_ref().map(Quantity::bytes),
+        host_kv_bytes: spec.memory.host_kv.bytes(),
+        max_remapped_percent: unsigned(spec.memory.max_remapped_percent),
+    }
+}
+
+fn slo(spec: &ModelTenantSpec) -> SloConfig {
+    SloConfig {
+        ttft_milliseconds: unsigned(spec.slo.ttft_milliseconds),
+        tbt_milliseconds: unsigned(spec.slo.tbt_milliseconds),
+        allowed_miss_permille: unsigned(spec.slo.allowed_miss_permille),
+        window_seconds: unsigned(spec.slo.window_seconds),
+    }
+}
+
+fn limits(spec: &ModelTenantSpec) -> LimitsConfig {
+    LimitsConfig {
+        max_queued_requests: unsigned(spec.limits.max_queued_requests),
+        max_streams: unsigned(spec.limits.max_streams),
+        max_prompt_tokens: spec.limits.max_prompt_tokens.map(unsigned),
+        hold_seconds: unsigned(spec.limits.hold_seconds),
+        max_body_bytes: spec.limits.max_body_bytes.bytes(),
+        ..LimitsConfig::default()
+    }
+}
+
+fn listen(placed: &Placed<'_>) -> ListenConfig {
+    let everywhere = |port: i32| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port as u16));
+    let file = |name: &str| PathBuf::from(TLS).join(name);
+    ListenConfig {
+        serve: everywhere(SERVE_PORT),
+        admin: everywhere(ADMIN_PORT),
+        probes: everywhere(PROBE_PORT),
+        admin_tls: Some(AdminTls {
+            cert: file("tls.crt"),
+            key: file("tls.key"),
+            client_ca: file("ca.crt"),
+            claim: claim::title(placed.pool, placed.gpu, placed.epoch),
+        }),
+        neighbour_token_file: None,
+    }
+}
+
+/// Counts of the CRD are signed by Kubernetes' convention and bounded below by the schema.
+fn unsigned(value: i32) -> u32 {
+    u32::try_from(value).unwrap_or(0)
+}
+
+/// Folder of the configuration in the pod.
+pub(super) fn path() -> String {
+    format!("{CONFIG}/{FILE}")
+}

@@ -1,0 +1,198 @@
+//! The containers of a slot's pod.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    Capabilities, Container, ContainerPort, EnvVar, EnvVarSource, HTTPGetAction, Lifecycle, LifecycleHandler,
+    Probe, ResourceClaim, ResourceRequirements, SecretKeySelector, SecurityContext,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use sluice_types::HOST_DEVICE_CLASS;
+use sluice_types::pool::SharingMode;
+use sluice_types::shared::{ResourceList, Resources};
+use sluice_types::tenant::{HuggingFaceSource, S3Source};
+
+use super::volumes::{MODEL, RUN, engine_mounts, fetch_mounts, sidecar_mounts};
+use super::{ADMIN_PORT, PROBE_PORT, Placed, Release, SERVE_PORT, config, quantity};
+
+/// Name of the pod's claim on its GPU.
+pub const CLAIM: &str = "gpu";
+/// Host memory of a process of ours that keeps no weights: an engine over host memory, a download. Bytes.
+const SMALL_BYTES: u64 = 256 << 20;
+/// Host memory of an engine with a CUDA context and its libraries, bytes.
+const CUDA_BYTES: u64 = 4 << 30;
+/// Seconds that a probe waits for an answer.
+const PROBE_SECONDS: i32 = 2;
+/// Seconds that a sidecar may take until its socket listens: it listens before it loads.
+const START_SECONDS: i32 = 60;
+
+/// The sidecar: a native one, so it starts before the engine and ends after it.
+pub fn sidecar(placed: &Placed<'_>, release: &Release) -> Container {
+    let ports = [("serve", SERVE_PORT), ("admin", ADMIN_PORT), ("probes", PROBE_PORT)];
+    let port = |(name, number): (&str, i32)| ContainerPort {
+        name: Some(name.into()),
+        container_port: number,
+        protocol: Some("TCP".into()),
+        ..ContainerPort::default()
+    };
+    Container {
+        name: "sidecar".into(),
+        image: Some(release.sidecar_image.clone()),
+        args: Some(vec!["--config".into(), config::path(), "--log-format".into(), "json".into()]),
+        restart_policy: Some("Always".into()),
+        ports: Some(ports.map(port).into()),
+        resources: Some(resources(
+            placed.tenant.spec.sidecar.resources.as_ref(),
+            ("500m", sidecar_bytes(placed)),
+            &[CLAIM_GPU, CLAIM_FOLDER],
+        )),
+        startup_probe: Some(probe("/startup", 1, START_SECONDS)),
+        readiness_probe: Some(probe("/ready", 2, 1)),
+        liveness_probe: Some(probe("/live", 10, 6)),
+        lifecycle: Some(drain()),
+        volume_mounts: Some(sidecar_mounts(&placed.tenant.spec)),
+        security_context: Some(restricted()),
+        ..Container::default()
+    }
+}
+
+/// Requests of the claim that a container uses.
+const CLAIM_GPU: &str = "gpu";
+const CLAIM_FOLDER: &str = "neighbourhood";
+
+/// Master copy, host tier and all that; chunks of a host-backed GPU are the sidecar's charge too, up to the whole GPU.
+fn sidecar_bytes(placed: &Placed<'_>) -> u64 {
+    let host = placed.pool.spec.device.as_ref().and_then(|device| device.host.as_ref());
+    placed.demand.host_bytes + host.map_or(0, |host| host.memory.bytes())
+}
+
+/// The engine. It has no readiness probe: what it lacks the sidecar holds.
+pub fn engine(placed: &Placed<'_>, release: &Release) -> Container {
+    let engine = &placed.tenant.spec.engine;
+    let own = ["--socket".to_owned(), format!("{RUN}/engine.sock")];
+    let written = engine.env.iter().map(|env| variable(&env.name, &env.value));
+    let env: Vec<EnvVar> = share_of_threads(placed).into_iter().chain(written).collect();
+    let on_host = placed.pool.spec.device_class_name == HOST_DEVICE_CLASS;
+    let bytes = if on_host { SMALL_BYTES } else { CUDA_BYTES };
+    Container {
+        name: "engine".into(),
+        image: Some(engine.image.clone().unwrap_or_else(|| release.engine_image.clone())),
+        args: Some(own.into_iter().chain(engine.args.iter().cloned()).collect()),
+        env: Some(env).filter(|env| !env.is_empty()),
+        resources: Some(resources(engine.resources.as_ref(), ("1", bytes), &[CLAIM_GPU])),
+        lifecycle: Some(drain()),
+        volume_mounts: Some(engine_mounts()),
+        security_context: Some(restricted()),
+        ..Container::default()
+    }
+}
+
+/// A tenant's share of a GPU that all use at once, as MPS takes it.
+fn share_of_threads(placed: &Placed<'_>) -> Option<EnvVar> {
+    let group = placed.pool.spec.gpus.iter().find(|group| group.name == placed.gpu.group)?;
+    let percent = group.sharing.spatial.clone().unwrap_or_default().default_active_thread_percent;
+    let shared = placed.gpu.mode == SharingMode::Spatial;
+    shared.then(|| variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", &percent.to_string()))
+}
+
+/// The download, where the model comes over the network: the only container that sees a credential for it.
+pub fn fetch(placed: &Placed<'_>, release: &Release) -> Option<Container> {
+    let source = &placed.tenant.spec.model.source;
+    let (args, env) = match (&source.hugging_face, &source.s3) {
+        (Some(hub), _) => hugging_face(hub),
+        (None, Some(bucket)) => s3(bucket),
+        (None, None) => return None,
+    };
+    Some(Container {
+        name: "fetch".into(),
+        image: Some(release.sidecar_image.clone()),
+        args: Some(args),
+        env: Some(env),
+        resources: Some(resources(None, ("100m", SMALL_BYTES), &[])),
+        volume_mounts: Some(fetch_mounts()),
+        security_context: Some(restricted()),
+        ..Container::default()
+    })
+}
+
+fn hugging_face(hub: &HuggingFaceSource) -> (Vec<String>, Vec<EnvVar>) {
+    let args = ["fetch", "hugging-face", "--repo", &hub.repo, "--revision", &hub.revision];
+    let rest = ["--endpoint", &hub.endpoint, "--to", MODEL];
+    let token = hub.token_secret_ref.iter().map(|token| from_secret("HF_TOKEN", &token.name, &token.key));
+    (args.into_iter().chain(rest).map(str::to_owned).collect(), token.collect())
+}
+
+fn s3(bucket: &S3Source) -> (Vec<String>, Vec<EnvVar>) {
+    let args =
+        ["fetch", "s3", "--bucket", &bucket.bucket, "--prefix", &bucket.prefix, "--region", &bucket.region];
+    let endpoint = bucket.endpoint.iter().flat_map(|endpoint| ["--endpoint", endpoint.as_str()]);
+    let args = args.into_iter().chain(endpoint).chain(["--to", MODEL]).map(str::to_owned).collect();
+    let keys = [("AWS_ACCESS_KEY_ID", "accessKeyId"), ("AWS_SECRET_ACCESS_KEY", "secretAccessKey")];
+    let secret = bucket.credentials_secret_ref.iter();
+    (args, secret.flat_map(|secret| keys.map(|(name, key)| from_secret(name, &secret.name, key))).collect())
+}
+
+fn variable(name: &str, value: &str) -> EnvVar {
+    EnvVar { name: name.into(), value: Some(value.into()), value_from: None }
+}
+
+fn from_secret(name: &str, secret: &str, key: &str) -> EnvVar {
+    let selector = SecretKeySelector { name: secret.into(), key: key.into(), optional: None };
+    let value_from = EnvVarSource { secret_key_ref: Some(selector), ..EnvVarSource::default() };
+    EnvVar { name: name.into(), value: None, value_from: Some(value_from) }
+}
+
+/// Runs for all containers of a pod at once and before any of them is told to end; the kubelet would end the engine first.
+fn drain() -> Lifecycle {
+    let handler = LifecycleHandler { http_get: Some(get("/drain")), ..LifecycleHandler::default() };
+    Lifecycle { pre_stop: Some(handler), ..Lifecycle::default() }
+}
+
+fn get(path: &str) -> HTTPGetAction {
+    HTTPGetAction { path: Some(path.into()), port: IntOrString::Int(PROBE_PORT), ..HTTPGetAction::default() }
+}
+
+fn probe(path: &str, period_seconds: i32, failures: i32) -> Probe {
+    Probe {
+        http_get: Some(get(path)),
+        period_seconds: Some(period_seconds),
+        failure_threshold: Some(failures),
+        timeout_seconds: Some(PROBE_SECONDS),
+        ..Probe::default()
+    }
+}
+
+/// What a tenant asks for, else what was computed. Memory that may be used is memory that is set aside.
+fn resources(written: Option<&Resources>, computed: (&str, u64), claims: &[&str]) -> ResourceRequirements {
+    let (cpu, memory) = computed;
+    let requests = written.and_then(|written| written.requests.as_ref());
+    let limits = written.and_then(|written| written.limits.as_ref());
+    let memory_of =
+        |list: Option<&ResourceList>| list.and_then(|list| list.memory.as_ref()).map(|m| m.bytes());
+    let cpu_of =
+        |list: Option<&ResourceList>| list.and_then(|list| list.cpu.as_ref()).map(|cpu| cpu.to_string());
+    let limit = memory_of(limits).or(memory_of(requests)).unwrap_or(memory);
+    let request = memory_of(requests).unwrap_or(limit).min(limit);
+    let asked = cpu_of(requests).unwrap_or_else(|| cpu.to_owned());
+    let list = |memory: u64, cpu: Option<String>| {
+        let memory = ("memory".to_owned(), quantity(memory));
+        BTreeMap::from_iter([memory].into_iter().chain(cpu.map(|cpu| ("cpu".to_owned(), Quantity(cpu)))))
+    };
+    let claim = |request: &&str| ResourceClaim { name: CLAIM.into(), request: Some((*request).into()) };
+    ResourceRequirements {
+        requests: Some(list(request, Some(asked))),
+        limits: Some(list(limit, cpu_of(limits))),
+        claims: Some(claims.iter().map(claim).collect()).filter(|claims: &Vec<_>| !claims.is_empty()),
+    }
+}
+
+/// Pod Security's level `restricted`, and a root that nobody writes to.
+fn restricted() -> SecurityContext {
+    SecurityContext {
+        allow_privilege_escalation: Some(false),
+        read_only_root_filesystem: Some(true),
+        capabilities: Some(Capabilities { drop: Some(vec!["ALL".into()]), add: None }),
+        ..SecurityContext::default()
+    }
+}

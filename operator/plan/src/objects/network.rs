@@ -1,0 +1,113 @@
+//! Who may connect to whom.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::networking::v1::{
+    NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort,
+    NetworkPolicySpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use sluice_types::shared::LabelSelector as Written;
+use sluice_types::tenant::AccessPeer;
+use sluice_types::{GpuPool, ModelTenant};
+
+use super::service::selector;
+use super::{ADMIN_PORT, FETCHING, GPU, Release, SERVE_PORT, gpu_labels, label, meta, name, tenant_labels};
+use crate::gpu::Gpu;
+
+/// Label that every namespace has: its name.
+const NAMESPACE: &str = "kubernetes.io/metadata.name";
+const DNS: i32 = 53;
+
+/// Neighbours of one GPU and the operator reach the admin ports on it, nobody else does; the pods themselves reach only
+/// neighbours and DNS.
+pub fn neighbours_policy(pool: &GpuPool, gpu: &Gpu, release: &Release) -> NetworkPolicy {
+    let here = BTreeMap::from([(GPU.to_owned(), label(&gpu.name))]);
+    let neighbours = peer(None, Some(here.clone()));
+    let namespace = BTreeMap::from([(NAMESPACE.to_owned(), release.operator_namespace.clone())]);
+    let operator = peer(Some(namespace), Some(release.operator.clone()));
+    let spec = NetworkPolicySpec {
+        pod_selector: Some(labels(here)),
+        policy_types: Some(vec!["Ingress".into(), "Egress".into()]),
+        ingress: Some(vec![NetworkPolicyIngressRule {
+            from: Some(vec![neighbours.clone(), operator]),
+            ports: Some(vec![port(ADMIN_PORT, "TCP")]),
+        }]),
+        egress: Some(vec![
+            NetworkPolicyEgressRule {
+                to: Some(vec![neighbours]),
+                ports: Some(vec![port(ADMIN_PORT, "TCP")]),
+            },
+            NetworkPolicyEgressRule { to: None, ports: Some(vec![port(DNS, "UDP"), port(DNS, "TCP")]) },
+        ]),
+    };
+    NetworkPolicy {
+        metadata: meta(pool, label(&format!("{}-neighbours", gpu.name)), gpu_labels(pool, gpu)),
+        spec: Some(spec),
+    }
+}
+
+/// A tenant's clients reach it; while it downloads its model it reaches wherever that comes from.
+pub fn clients_policy(tenant: &ModelTenant) -> Vec<NetworkPolicy> {
+    let clients = NetworkPolicySpec {
+        pod_selector: Some(labels(selector(tenant))),
+        policy_types: Some(vec!["Ingress".into()]),
+        ingress: Some(vec![NetworkPolicyIngressRule {
+            from: from(&tenant.spec.access.from),
+            ports: Some(vec![port(SERVE_PORT, "TCP")]),
+        }]),
+        egress: None,
+    };
+    let mut fetching = selector(tenant);
+    fetching.insert(FETCHING.into(), "true".into());
+    let downloads = NetworkPolicySpec {
+        pod_selector: Some(labels(fetching)),
+        policy_types: Some(vec!["Egress".into()]),
+        ingress: None,
+        egress: Some(vec![NetworkPolicyEgressRule { to: None, ports: None }]),
+    };
+    let policy = |what: &str, spec| NetworkPolicy {
+        metadata: meta(tenant, format!("{}-{what}", name(tenant)), tenant_labels(tenant)),
+        spec: Some(spec),
+    };
+    vec![policy("clients", clients), policy("downloads", downloads)]
+}
+
+/// Who is listed; everybody where nobody is.
+fn from(peers: &[AccessPeer]) -> Option<Vec<NetworkPolicyPeer>> {
+    let written = |labels: &Written| {
+        labels.match_labels.iter().map(|(key, value)| (key.clone(), value.0.clone())).collect()
+    };
+    let one = |listed: &AccessPeer| {
+        let namespace = listed.namespace_selector.as_ref().map(written);
+        // A peer that selects nothing at all is refused: all pods of the tenant's own namespace.
+        let pods =
+            listed.pod_selector.as_ref().map(written).or_else(|| namespace.is_none().then(BTreeMap::new));
+        peer(namespace, pods)
+    };
+    (!peers.is_empty()).then(|| peers.iter().map(one).collect())
+}
+
+fn peer(
+    namespaces: Option<BTreeMap<String, String>>,
+    pods: Option<BTreeMap<String, String>>,
+) -> NetworkPolicyPeer {
+    NetworkPolicyPeer {
+        namespace_selector: namespaces.map(labels),
+        pod_selector: pods.map(labels),
+        ip_block: None,
+    }
+}
+
+fn labels(labels: BTreeMap<String, String>) -> LabelSelector {
+    LabelSelector { match_labels: Some(labels), match_expressions: None }
+}
+
+fn port(number: i32, protocol: &str) -> NetworkPolicyPort {
+    NetworkPolicyPort {
+        port: Some(IntOrString::Int(number)),
+        protocol: Some(protocol.into()),
+        end_port: None,
+    }
+}

@@ -1,0 +1,146 @@
+//! The Deployment of a slot: exactly one pod, on its GPU's claim.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdateDeployment};
+use k8s_openapi::api::core::v1::{
+    LocalObjectReference, PodResourceClaim, PodSecurityContext, PodSpec, PodTemplateSpec, SeccompProfile,
+    Toleration,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use sluice_types::shared::Toleration as Written;
+use sluice_types::tenant::ModelTenantSpec;
+use sluice_wire::config::SidecarConfig;
+
+use super::containers::{CLAIM, engine, fetch, sidecar};
+use super::volumes::{fetches, volumes};
+use super::{FETCHING, GPU, Placed, Release, SLOT, claim, fnv1a, label, meta, service, sidecar_config};
+
+/// Annotation of a pod: digest of the part of its configuration that only a new pod takes up.
+const DIGEST: &str = "sluice.dev/config-digest";
+/// A pod's grace beyond the time that its open streams get, seconds.
+const GRACE_SECONDS: i64 = 15;
+/// User and group of every process of ours.
+const USER: i64 = 65_532;
+
+/// The Deployment of a placed slot.
+pub fn deployment(placed: &Placed<'_>, release: &Release) -> Deployment {
+    let mut selector = service::selector(placed.tenant);
+    selector.insert(SLOT.into(), placed.index.to_string());
+    // A GPU has memory for one life of a slot, not for two.
+    let one_life = RollingUpdateDeployment {
+        max_surge: Some(IntOrString::Int(0)),
+        max_unavailable: Some(IntOrString::Int(1)),
+    };
+    Deployment {
+        metadata: meta(placed.tenant, placed.name(), placed.labels()),
+        spec: Some(DeploymentSpec {
+            replicas: Some(1),
+            selector: LabelSelector { match_labels: Some(selector), match_expressions: None },
+            strategy: Some(DeploymentStrategy {
+                type_: Some("RollingUpdate".into()),
+                rolling_update: Some(one_life),
+            }),
+            template: template(placed, release),
+            ..DeploymentSpec::default()
+        }),
+        status: None,
+    }
+}
+
+fn template(placed: &Placed<'_>, release: &Release) -> PodTemplateSpec {
+    let spec = &placed.tenant.spec;
+    let written = spec.pod_labels.iter().map(|(key, value)| (key.clone(), value.0.clone()));
+    // Ours last: they are what policies and the Service select.
+    let labels: BTreeMap<_, _> = written.chain(pod_labels(placed)).collect();
+    let written = spec.pod_annotations.iter().map(|(key, value)| (key.clone(), value.0.clone()));
+    let digest = (DIGEST.to_owned(), digest(sidecar_config(placed)));
+    PodTemplateSpec {
+        metadata: Some(ObjectMeta {
+            labels: Some(labels),
+            annotations: Some(written.chain([digest]).collect()),
+            ..ObjectMeta::default()
+        }),
+        spec: Some(pod(placed, release)),
+    }
+}
+
+fn pod_labels(placed: &Placed<'_>) -> BTreeMap<String, String> {
+    let mut labels = placed.labels();
+    labels.insert(GPU.into(), label(&placed.gpu.name));
+    if fetches(&placed.tenant.spec) {
+        // Taken off once the model is there.
+        labels.insert(FETCHING.into(), "true".into());
+    }
+    labels
+}
+
+fn pod(placed: &Placed<'_>, release: &Release) -> PodSpec {
+    let (spec, pool) = (&placed.tenant.spec, &placed.pool.spec);
+    let claim = PodResourceClaim {
+        name: CLAIM.into(),
+        resource_claim_name: Some(claim::claim_name(placed.gpu, placed.epoch)),
+        resource_claim_template_name: None,
+    };
+    let node_selector = pool.node_selector.iter().map(|(key, value)| (key.clone(), value.0.clone()));
+    PodSpec {
+        init_containers: Some(fetch(placed, release).into_iter().chain([sidecar(placed, release)]).collect()),
+        containers: vec![engine(placed, release)],
+        resource_claims: Some(vec![claim]),
+        volumes: Some(volumes(placed)),
+        security_context: Some(nobody()),
+        automount_service_account_token: Some(false),
+        enable_service_links: Some(false),
+        termination_grace_period_seconds: Some(i64::from(spec.drain_seconds) + GRACE_SECONDS),
+        service_account_name: spec.service_account_name.clone(),
+        priority_class_name: spec.pod_priority_class_name.clone(),
+        image_pull_secrets: pull_secrets(spec),
+        node_selector: Some(node_selector.collect()).filter(|labels: &BTreeMap<_, _>| !labels.is_empty()),
+        tolerations: Some(pool.tolerations.iter().map(toleration).collect())
+            .filter(|tolerations: &Vec<_>| !tolerations.is_empty()),
+        runtime_class_name: pool.runtime_class_name.clone(),
+        ..PodSpec::default()
+    }
+}
+
+fn nobody() -> PodSecurityContext {
+    PodSecurityContext {
+        run_as_non_root: Some(true),
+        run_as_user: Some(USER),
+        run_as_group: Some(USER),
+        fs_group: Some(USER),
+        seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".into(), localhost_profile: None }),
+        ..PodSecurityContext::default()
+    }
+}
+
+fn pull_secrets(spec: &ModelTenantSpec) -> Option<Vec<LocalObjectReference>> {
+    let secrets =
+        spec.image_pull_secrets.iter().map(|secret| LocalObjectReference { name: secret.name.clone() });
+    Some(secrets.collect()).filter(|secrets: &Vec<_>| !secrets.is_empty())
+}
+
+fn toleration(written: &Written) -> Toleration {
+    Toleration {
+        key: written.key.clone(),
+        operator: Some(format!("{:?}", written.operator)),
+        value: written.value.clone(),
+        effect: written.effect.map(|effect| format!("{effect:?}")),
+        toleration_seconds: written.toleration_seconds.map(i64::from),
+    }
+}
+
+/// What a directive carries is taken up by a running sidecar, so it does not count: a neighbour that comes or goes, another
+/// priority or policy restarts nobody.
+fn digest(mut config: SidecarConfig) -> String {
+    config.policy = String::new();
+    config.memory.max_remapped_percent = 0;
+    config.hibernate_after_seconds = None;
+    if let Some(place) = &mut config.neighbourhood {
+        (place.share_bytes, place.priority) = (0, 0);
+        place.sharing = sluice_wire::directive::Sharing::Isolated;
+    }
+    let text = serde_json::to_string(&config).expect("a configuration serialises");
+    format!("{:016x}", fnv1a(&text))
+}

@@ -1,0 +1,51 @@
+//! How a tenant is reached, and how many of its pods may be taken down at once.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
+use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use sluice_types::ModelTenant;
+
+use super::{SERVE_PORT, TENANT, meta, name, tenant_labels};
+
+/// What every pod of a tenant has and no other.
+pub(super) fn selector(tenant: &ModelTenant) -> BTreeMap<String, String> {
+    BTreeMap::from([(TENANT.to_owned(), name(tenant).to_owned())])
+}
+
+/// The Service of a tenant. A hibernated pod is ready: it holds requests while it wakes.
+pub fn service(tenant: &ModelTenant) -> Service {
+    let port = ServicePort {
+        name: Some("http".into()),
+        port: SERVE_PORT,
+        target_port: Some(IntOrString::String("serve".into())),
+        protocol: Some("TCP".into()),
+        app_protocol: Some("http".into()),
+        ..ServicePort::default()
+    };
+    Service {
+        metadata: meta(tenant, name(tenant).to_owned(), tenant_labels(tenant)),
+        spec: Some(ServiceSpec {
+            selector: Some(selector(tenant)),
+            ports: Some(vec![port]),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// One pod of a tenant at a time, and never in the way of a drain for being unready.
+pub fn budget(tenant: &ModelTenant) -> PodDisruptionBudget {
+    PodDisruptionBudget {
+        metadata: meta(tenant, name(tenant).to_owned(), tenant_labels(tenant)),
+        spec: Some(PodDisruptionBudgetSpec {
+            max_unavailable: Some(IntOrString::Int(1)),
+            selector: Some(LabelSelector { match_labels: Some(selector(tenant)), match_expressions: None }),
+            unhealthy_pod_eviction_policy: Some("AlwaysAllow".into()),
+            min_available: None,
+        }),
+        status: None,
+    }
+}

@@ -1,0 +1,131 @@
+//! Folders of a pod: where they are, and what is behind them.
+
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{
+    ConfigMapVolumeSource, EmptyDirVolumeSource, ImageVolumeSource, PersistentVolumeClaimVolumeSource,
+    SecretVolumeSource, Volume, VolumeMount,
+};
+use sluice_types::ModelTenantSpec;
+use sluice_types::tenant::SourceType;
+
+use super::{Placed, quantity};
+
+/// The sidecar's configuration.
+pub const CONFIG: &str = "/etc/sluice";
+/// Its certificate.
+pub const TLS: &str = "/etc/sluice-tls";
+/// API keys.
+pub const KEYS: &str = "/etc/sluice-keys";
+/// The engine's socket and the sidecar's own files.
+pub const RUN: &str = "/run/sluice";
+/// The model.
+pub const MODEL: &str = "/model";
+/// What the tenants of the GPU share; `sluice-devices` mounts it.
+pub const NEIGHBOURHOOD: &str = "/run/sluice-neighbourhood";
+
+/// Names of the volumes.
+const MODEL_VOLUME: &str = "model";
+const RUN_VOLUME: &str = "run";
+
+/// Whether the model is downloaded when the pod starts.
+pub fn fetches(spec: &ModelTenantSpec) -> bool {
+    matches!(spec.model.source.kind, SourceType::HuggingFace | SourceType::S3)
+}
+
+/// Folder of the model in the pod.
+pub fn model_folder(spec: &ModelTenantSpec) -> PathBuf {
+    let source = &spec.model.source;
+    let claim = source.persistent_volume_claim.as_ref().and_then(|claim| claim.path.as_deref());
+    let image = source.image.as_ref().and_then(|image| image.path.as_deref());
+    // A leading slash means the root of the volume, not of the pod.
+    let inside = claim.or(image).unwrap_or_default().trim_start_matches('/');
+    if inside.is_empty() { MODEL.into() } else { Path::new(MODEL).join(inside) }
+}
+
+/// All volumes of a slot's pod.
+pub fn volumes(placed: &Placed<'_>) -> Vec<Volume> {
+    let spec = &placed.tenant.spec;
+    let config = ConfigMapVolumeSource { name: placed.name(), ..ConfigMapVolumeSource::default() };
+    let keys = spec.access.api_keys_secret_ref.as_ref().map(|keys| Volume {
+        name: "keys".into(),
+        secret: Some(secret(&keys.name)),
+        ..Volume::default()
+    });
+    let all = [
+        Volume { name: "config".into(), config_map: Some(config), ..Volume::default() },
+        Volume { name: "tls".into(), secret: Some(secret(&placed.name())), ..Volume::default() },
+        Volume { name: RUN_VOLUME.into(), empty_dir: Some(scratch(RUN_BYTES)), ..Volume::default() },
+        model(placed),
+    ];
+    all.into_iter().chain(keys).collect()
+}
+
+/// Room for a socket, a record and a journal of directives, bytes.
+const RUN_BYTES: u64 = 16 << 20;
+
+fn secret(name: &str) -> SecretVolumeSource {
+    SecretVolumeSource {
+        secret_name: Some(name.into()),
+        default_mode: Some(0o440),
+        ..SecretVolumeSource::default()
+    }
+}
+
+fn scratch(bytes: u64) -> EmptyDirVolumeSource {
+    EmptyDirVolumeSource { medium: None, size_limit: Some(quantity(bytes)) }
+}
+
+fn model(placed: &Placed<'_>) -> Volume {
+    let source = &placed.tenant.spec.model.source;
+    let claim = source.persistent_volume_claim.as_ref();
+    let claim = claim.map(|claim| PersistentVolumeClaimVolumeSource {
+        claim_name: claim.claim_name.clone(),
+        read_only: Some(true),
+    });
+    let image = source.image.as_ref().map(|image| ImageVolumeSource {
+        reference: Some(image.reference.clone()),
+        pull_policy: Some("IfNotPresent".into()),
+    });
+    // Files, a partial download beside them, tokenizer and configuration.
+    let download = placed.model.weights_bytes() + placed.model.weights_bytes() / 10 + (64 << 20);
+    let empty_dir = fetches(&placed.tenant.spec).then(|| scratch(download));
+    Volume {
+        name: MODEL_VOLUME.into(),
+        persistent_volume_claim: claim,
+        image,
+        empty_dir,
+        ..Volume::default()
+    }
+}
+
+/// What the sidecar sees.
+pub fn sidecar_mounts(spec: &ModelTenantSpec) -> Vec<VolumeMount> {
+    let keys = spec.access.api_keys_secret_ref.as_ref().map(|_| mount("keys", KEYS, true));
+    let all =
+        [mount("config", CONFIG, true), mount("tls", TLS, true), run(), mount(MODEL_VOLUME, MODEL, true)];
+    all.into_iter().chain(keys).collect()
+}
+
+/// What the engine sees: the socket, and no model.
+pub fn engine_mounts() -> Vec<VolumeMount> {
+    vec![run()]
+}
+
+/// What the download sees: the model's folder, and nothing secret.
+pub fn fetch_mounts() -> Vec<VolumeMount> {
+    vec![mount(MODEL_VOLUME, MODEL, false)]
+}
+
+fn run() -> VolumeMount {
+    mount(RUN_VOLUME, RUN, false)
+}
+
+fn mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
+    VolumeMount {
+        name: name.into(),
+        mount_path: path.into(),
+        read_only: read_only.then_some(true),
+        ..VolumeMount::default()
+    }
+}

@@ -1,0 +1,247 @@
+//! What is applied, against what DESIGN-kubernetes 2 to 4 asks of it.
+
+use serde_json::{Value, json};
+use sluice_plan::objects::{Placed, budget, claim, config_map, deployment, label, service};
+use sluice_types::{GpuPool, ModelTenant};
+use sluice_wire::config::SidecarConfig;
+
+use super::world::{MIB, first, host_pool, placed, pool, release, tenant};
+
+fn json_of(object: impl serde::Serialize) -> Value {
+    serde_json::to_value(object).expect("an object serialises")
+}
+
+fn rendered(pool: &GpuPool, tenant: &ModelTenant) -> Value {
+    let gpu = first(pool);
+    json_of(deployment(&placed(pool, tenant, &gpu), &release()))
+}
+
+fn pod(pool: &GpuPool, tenant: &ModelTenant) -> Value {
+    rendered(pool, tenant)["spec"]["template"]["spec"].take()
+}
+
+/// Init containers and containers, by name.
+fn containers(pod: &Value) -> Vec<(&str, &Value)> {
+    let all = ["initContainers", "containers"].iter().flat_map(|kind| pod[*kind].as_array().unwrap());
+    all.map(|container| (container["name"].as_str().unwrap(), container)).collect()
+}
+
+fn container<'a>(pod: &'a Value, name: &str) -> &'a Value {
+    let all = containers(pod);
+    all.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("{name} in {all:?}")).1
+}
+
+#[test]
+fn a_slot_is_one_pod_that_is_replaced_and_never_doubled() {
+    let whole = rendered(&host_pool(), &tenant("t", json!({"replicas": 3})));
+    assert_eq!(whole["metadata"]["name"], "t-1");
+    assert_eq!(whole["metadata"]["ownerReferences"][0]["uid"], "uid-of-t");
+    assert_eq!(whole["spec"]["replicas"], 1);
+    assert_eq!(whole["spec"]["strategy"]["rollingUpdate"], json!({"maxSurge": 0, "maxUnavailable": 1}));
+    let labels = &whole["spec"]["template"]["metadata"]["labels"];
+    for (key, value) in whole["spec"]["selector"]["matchLabels"].as_object().unwrap() {
+        assert_eq!(labels[key], *value);
+    }
+}
+
+#[test]
+fn the_sidecar_is_native_starts_first_and_both_drain_before_either_ends() {
+    let pod = pod(&host_pool(), &tenant("t", json!({"drainSeconds": 40})));
+    let names: Vec<_> = containers(&pod).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["sidecar", "engine"]);
+    let (sidecar, engine) = (container(&pod, "sidecar"), container(&pod, "engine"));
+    assert_eq!(sidecar["restartPolicy"], "Always");
+    assert_eq!(sidecar["startupProbe"]["httpGet"], json!({"path": "/startup", "port": 8002}));
+    assert_eq!(sidecar["readinessProbe"]["httpGet"]["path"], "/ready");
+    assert!(engine.get("readinessProbe").is_none());
+    for one in [sidecar, engine] {
+        assert_eq!(one["lifecycle"]["preStop"]["httpGet"], json!({"path": "/drain", "port": 8002}));
+    }
+    assert_eq!(pod["terminationGracePeriodSeconds"], 55);
+}
+
+#[test]
+fn every_container_is_restricted_and_none_has_a_token() {
+    let fetched = json!({"model": {"source": {
+        "type": "HuggingFace", "persistentVolumeClaim": null, "huggingFace": {"repo": "a/b"}}}});
+    let pod = pod(&host_pool(), &tenant("t", fetched));
+    assert_eq!(pod["automountServiceAccountToken"], false);
+    let of_pod = &pod["securityContext"];
+    assert_eq!(
+        (&of_pod["runAsNonRoot"], &of_pod["seccompProfile"]["type"]),
+        (&json!(true), &json!("RuntimeDefault"))
+    );
+    let all = containers(&pod);
+    assert_eq!(all.len(), 3);
+    for (name, one) in all {
+        let wanted = json!({
+            "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]}});
+        assert_eq!(one["securityContext"], wanted, "{name}");
+        let resources = &one["resources"];
+        assert_eq!(resources["requests"]["memory"], resources["limits"]["memory"], "{name}");
+        assert!(resources["requests"]["cpu"].is_string(), "{name}");
+    }
+    let volumes = pod["volumes"].as_array().unwrap();
+    assert!(volumes.iter().all(|volume| volume.get("hostPath").is_none()));
+}
+
+#[test]
+fn chunks_of_a_host_backed_gpu_are_the_sidecars_charge() {
+    let memory = |pool: &GpuPool| {
+        let pod = pod(pool, &tenant("t", json!({})));
+        container(&pod, "sidecar")["resources"]["limits"]["memory"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(memory(&host_pool()), "296Mi");
+    assert_eq!(memory(&pool(json!({}))), "200Mi");
+}
+
+#[test]
+fn what_a_tenant_asks_for_replaces_what_was_computed() {
+    let asked = json!({"engine": {"resources": {"limits": {"memory": "1Gi", "cpu": "2"}}}});
+    let pod = pod(&host_pool(), &tenant("t", asked));
+    let resources = &container(&pod, "engine")["resources"];
+    assert_eq!(resources["limits"], json!({"memory": "1Gi", "cpu": "2"}));
+    assert_eq!(resources["requests"]["memory"], "1Gi");
+}
+
+#[test]
+fn only_the_download_sees_the_credential_and_the_engine_sees_no_model() {
+    let hub = json!({"repo": "a/b", "tokenSecretRef": {"name": "hub", "key": "token"}});
+    let source = json!({"type": "HuggingFace", "persistentVolumeClaim": null, "huggingFace": hub});
+    let pod = pod(&host_pool(), &tenant("t", json!({"model": {"source": source}})));
+    let secret = json!({"secretKeyRef": {"key": "token", "name": "hub"}});
+    for (name, one) in containers(&pod) {
+        let sees = one["env"].as_array().is_some_and(|env| env.iter().any(|env| env["valueFrom"] == secret));
+        assert_eq!(sees, name == "fetch", "{name}");
+    }
+    assert!(!container(&pod, "engine")["volumeMounts"].to_string().contains("model"));
+    assert!(!container(&pod, "fetch")["volumeMounts"].to_string().contains("tls"));
+    assert_eq!(container(&pod, "fetch").get("restartPolicy"), None);
+}
+
+#[test]
+fn a_model_of_a_volume_or_an_image_is_read_where_it_is() {
+    let folder = |source: Value| {
+        let (pool, tenant) = (host_pool(), tenant("t", json!({"model": {"source": source}})));
+        let gpu = first(&pool);
+        config(&placed(&pool, &tenant, &gpu)).model_path.display().to_string()
+    };
+    let claim =
+        json!({"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": "c", "path": "/a/b"}});
+    assert_eq!(folder(claim), "/model/a/b");
+    let image = json!({"type": "Image", "persistentVolumeClaim": null, "image": {"reference": "r"}});
+    assert_eq!(folder(image), "/model");
+}
+
+fn config(placed: &Placed<'_>) -> SidecarConfig {
+    let map = config_map(placed);
+    serde_json::from_str(&map.data.unwrap()["sidecar.json"]).expect("what a sidecar reads")
+}
+
+#[test]
+fn a_sidecar_is_told_its_gpu_its_share_and_its_certificate() {
+    let (pool, tenant) = (host_pool(), tenant("t", json!({"priority": 7, "memory": {"hostKv": "8Mi"}})));
+    let gpu = first(&pool);
+    let config = config(&placed(&pool, &tenant, &gpu));
+    assert_eq!((config.gpu.memory_bytes, config.gpu.chunk_bytes), (96 * MIB, 64 << 10));
+    assert_eq!(config.memory.host_kv_bytes, 8 * MIB);
+    let place = config.neighbourhood.unwrap();
+    assert_eq!((place.share_bytes, place.priority), (48 * MIB, 7));
+    let tls = config.listen.admin_tls.unwrap();
+    assert_eq!(tls.claim, place.claim);
+    assert!(config.engine.spawn.is_none(), "another container is the engine");
+}
+
+#[test]
+fn what_a_directive_carries_restarts_nobody() {
+    let digest = |pool: &GpuPool, spec: Value, share: u64| {
+        let tenant = tenant("t", spec);
+        let gpu = first(pool);
+        let placed = Placed { share_bytes: share, ..placed(pool, &tenant, &gpu) };
+        let template = json_of(deployment(&placed, &release()))["spec"]["template"].take();
+        template["metadata"]["annotations"]["sluice.dev/config-digest"].as_str().unwrap().to_owned()
+    };
+    let before = digest(&host_pool(), json!({}), 1);
+    let carried =
+        json!({"priority": 3, "memory": {"maxRemappedPercent": 5}, "idle": {"hibernateAfterSeconds": 900}});
+    let mut other = host_pool();
+    other.spec.policy = sluice_types::pool::Policy::Oneiros;
+    assert_eq!(digest(&other, carried, 2), before);
+    assert_ne!(digest(&host_pool(), json!({"memory": {"hostKv": "1Gi"}}), 1), before);
+}
+
+#[test]
+fn a_claim_asks_for_a_gpu_and_the_folder_of_its_neighbours() {
+    let of = |pool: &GpuPool| {
+        let gpu = first(pool);
+        json_of(claim(pool, &gpu, 3))
+    };
+    let host = of(&host_pool());
+    assert_eq!(host["metadata"]["name"], "p-chat-0-e3");
+    let requests = &host["spec"]["devices"]["requests"];
+    assert_eq!(requests[0]["exactly"]["deviceClassName"], "host.sluice.dev");
+    assert_eq!(requests[1]["name"], "neighbourhood");
+    let told = &host["spec"]["devices"]["config"][0]["opaque"];
+    assert_eq!(told["parameters"]["memory"], "96Mi");
+    let turns = of(&pool(json!({"device": {"selectors": ["device.attributes['x'].y == 'z'"]}})));
+    assert_eq!(turns["spec"]["devices"].get("config"), None);
+    assert_eq!(
+        turns["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"],
+        "device.attributes['x'].y == 'z'"
+    );
+    let sharing =
+        json!([{"name": "chat", "sharing": {"mode": "Isolated", "isolated": {"profile": "3g.71gb"}}}]);
+    let instance = of(&pool(json!({"gpus": sharing})));
+    let request = &instance["spec"]["devices"]["requests"][0]["exactly"];
+    assert_eq!(request["deviceClassName"], "mig.nvidia.com");
+    assert!(request["selectors"].to_string().contains("3g.71gb"));
+}
+
+#[test]
+fn all_at_once_is_mps_with_the_share_in_the_engines_environment() {
+    let sharing = json!([{"name": "chat", "sharing": {"mode": "Spatial", "spatial": {"defaultActiveThreadPercent": 30}}}]);
+    let pool = pool(json!({"gpus": sharing}));
+    let gpu = first(&pool);
+    let told = &json_of(claim(&pool, &gpu, 1))["spec"]["devices"]["config"][0]["opaque"];
+    assert_eq!(told["parameters"]["sharing"]["strategy"], "MPS");
+    let pod = pod(&pool, &tenant("t", json!({})));
+    let env = &container(&pod, "engine")["env"][0];
+    assert_eq!(*env, json!({"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "30"}));
+}
+
+#[test]
+fn pods_use_the_claim_of_this_epoch_and_the_folder_is_the_sidecars() {
+    let pod = pod(&host_pool(), &tenant("t", json!({})));
+    assert_eq!(pod["resourceClaims"], json!([{"name": "gpu", "resourceClaimName": "p-chat-0-e3"}]));
+    let claims = |name: &str| container(&pod, name)["resources"]["claims"].clone();
+    assert_eq!(claims("engine"), json!([{"name": "gpu", "request": "gpu"}]));
+    assert_eq!(claims("sidecar")[1], json!({"name": "gpu", "request": "neighbourhood"}));
+}
+
+#[test]
+fn a_service_and_a_budget_select_every_pod_of_the_tenant() {
+    let tenant = tenant("t", json!({}));
+    let labels = rendered(&host_pool(), &tenant)["spec"]["template"]["metadata"]["labels"].take();
+    let (service, budget) = (json_of(service(&tenant)), json_of(budget(&tenant)));
+    for selector in [&service["spec"]["selector"], &budget["spec"]["selector"]["matchLabels"]] {
+        let selector = selector.as_object().unwrap();
+        assert!(!selector.is_empty() && selector.iter().all(|(key, value)| labels[key] == *value));
+    }
+    assert_eq!(budget["spec"]["maxUnavailable"], 1);
+    assert_eq!(budget["spec"]["unhealthyPodEvictionPolicy"], "AlwaysAllow");
+}
+
+#[test]
+fn labels_of_users_do_not_replace_ours() {
+    let spec = json!({"podLabels": {"team": "a", "sluice.dev/tenant": "another"}});
+    let labels = rendered(&host_pool(), &tenant("t", spec))["spec"]["template"]["metadata"]["labels"].take();
+    assert_eq!((&labels["team"], &labels["sluice.dev/tenant"]), (&json!("a"), &json!("t")));
+}
+
+#[test]
+fn a_long_name_becomes_a_label_of_its_own() {
+    let (one, other) = ("a".repeat(80), format!("{}b", "a".repeat(79)));
+    assert_eq!(label("p-chat-0"), "p-chat-0");
+    assert!(label(&one).len() <= 63 && label(&other).len() <= 63);
+    assert_ne!(label(&one), label(&other));
+}
