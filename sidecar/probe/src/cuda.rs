@@ -2,6 +2,7 @@
 
 pub mod context;
 pub mod device;
+pub mod graph;
 pub mod host;
 pub mod kernels;
 pub mod launch;
@@ -10,9 +11,10 @@ pub mod stream;
 
 pub use context::{Context, MemoryInfo};
 pub use device::Device;
+pub use graph::{Chain, Ready};
 pub use host::HostMemory;
 pub use kernels::Kernels;
-pub use launch::{Argument, Function, Grid, Module};
+pub use launch::{Argument, Function, Grid, Launch, Module};
 pub use memory::{Buffer, Handle, Range};
 pub use stream::{Event, Stream};
 

@@ -61,7 +61,20 @@ pub const NEED: [&str; 48] = [
 ];
 
 /// What single questions need: without it they stay unanswered.
-pub const OPTIONAL: [&str; 2] = ["cuStreamWaitValue64_v2", "cuStreamWriteValue64_v2"];
+pub const OPTIONAL: [&str; 12] = [
+    "cuGraphAddBatchMemOpNode",
+    "cuGraphAddKernelNode_v2",
+    "cuGraphCreate",
+    "cuGraphDestroy",
+    "cuGraphExecBatchMemOpNodeSetParams",
+    "cuGraphExecDestroy",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+    "cuStreamBeginCapture_v2",
+    "cuStreamEndCapture",
+    "cuStreamWaitValue64_v2",
+    "cuStreamWriteValue64_v2",
+];
 
 /// Calls a function of the driver by its name and turns its result into ours. Used inside `unsafe`, where the caller says
 /// why the arguments are right.

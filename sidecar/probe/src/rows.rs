@@ -10,6 +10,7 @@ use crate::report::Findings;
 mod aliases;
 mod handles;
 mod share;
+mod signals;
 
 /// Number of a question.
 pub type Id = u8;
@@ -32,14 +33,14 @@ pub struct Question {
 }
 
 /// All questions, by number.
-pub const ALL: [Question; 3] = [aliases::QUESTION, share::QUESTION, handles::QUESTION];
+pub const ALL: &[Question] = &[aliases::QUESTION, share::QUESTION, handles::QUESTION, signals::QUESTION];
 
 /// What a process beside the asking one does.
 pub type Role = fn(Setup, &Parent) -> Result<(), Error>;
 
 /// Roles of such processes, by name.
-pub const ROLES: [(&str, Role); 3] =
-    [share::importer::ROLE, handles::neighbour::ROLE, handles::context::ROLE];
+pub const ROLES: &[(&str, Role)] =
+    &[share::importer::ROLE, handles::neighbour::ROLE, handles::context::ROLE, signals::ROLE];
 
 /// The question of this number.
 ///

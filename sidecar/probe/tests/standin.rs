@@ -4,6 +4,7 @@
 mod aliases;
 mod handles;
 mod share;
+mod signals;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -37,6 +38,20 @@ impl World {
     /// As `new`, with this switch of the stand-in.
     pub fn with(mut self, name: &str, value: &str) -> World {
         self.variables.push((name.into(), value.into()));
+        self
+    }
+
+    /// As `new`, with a driver that is older than this function: it has another name, of the same length.
+    pub fn without(self, function: &str) -> World {
+        let place = self.folder.path().join("libcuda.so.1");
+        let mut bytes = std::fs::read(&place).expect("the stand-in is a file");
+        let wanted = format!("\0{function}\0").into_bytes();
+        let ends = bytes.len() - wanted.len();
+        let found: Vec<usize> = (0..ends).filter(|at| bytes[*at..].starts_with(&wanted)).collect();
+        assert!(!found.is_empty(), "the stand-in has {function}");
+        found.iter().for_each(|at| bytes[at + 1] = b'x');
+        std::fs::remove_file(&place).expect("a link of ours");
+        std::fs::write(&place, bytes).expect("the folder is ours");
         self
     }
 
@@ -89,6 +104,21 @@ fn a_driver_without_a_device_ends_with_4() {
     let output = world.probe(&["--device", "1"]);
     assert_eq!(output.status.code(), Some(4));
     let line = "sluice-gpu-probe: no CUDA device 1: the driver shows 1\n";
+    assert_eq!(String::from_utf8_lossy(&output.stderr), line);
+}
+
+#[test]
+fn a_driver_without_any_device_ends_with_4() {
+    let output = World::new().with("SLUICE_STANDIN_FAULTS", "cuInit=100").probe(&["--quick"]);
+    assert_eq!(output.status.code(), Some(4));
+    assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 1);
+}
+
+#[test]
+fn a_driver_that_is_too_old_ends_with_3_and_names_what_it_lacks() {
+    let output = World::new().without("cuMemCreate").probe(&["--quick"]);
+    assert_eq!(output.status.code(), Some(3));
+    let line = "sluice-gpu-probe: the CUDA driver is too old: it has no cuMemCreate\n";
     assert_eq!(String::from_utf8_lossy(&output.stderr), line);
 }
 

@@ -50,6 +50,11 @@ impl Context {
         unsafe { call!(cuCtxSetCurrent(self.owned.raw)) }
     }
 
+    /// The driver's pointer.
+    pub(crate) fn raw(&self) -> sys::CUcontext {
+        self.owned.raw
+    }
+
     /// Its device.
     pub fn device(&self) -> Device {
         self.owned.device

@@ -3,7 +3,7 @@
 
 use std::ffi::CString;
 
-use super::{Address, Argument, Buffer, Context, Function, Grid, Module, Stream};
+use super::{Address, Argument, Buffer, Context, Function, Grid, Launch, Module, Stream};
 use crate::Error;
 
 /// What `cargo xtask kernels` makes of `cuda/probe.cu`; the driver compiles it for its device.
@@ -105,10 +105,28 @@ impl Kernels {
 
     /// Waits on the device for a flag.
     pub fn await_flag(&self, stream: &Stream, order: Await) -> Result<(), Error> {
+        let Launch { function, grid, arguments } = self.await_node(order);
+        run(stream, function, grid, &arguments)
+    }
+
+    /// [`Kernels::await_flag`] for a graph.
+    pub fn await_node(&self, order: Await) -> Launch<'_> {
         let Await { flag, counter, bump, limit_ns, gave_up } = order;
         let [flag, counter, gave_up] = [flag, counter, gave_up].map(Argument::Address);
-        let arguments = [flag, counter, Argument::U64(bump), Argument::U64(limit_ns), gave_up];
-        run(stream, &self.await_flag, Grid::line(1, 1), &arguments)
+        let arguments = vec![flag, counter, Argument::U64(bump), Argument::U64(limit_ns), gave_up];
+        Launch { function: &self.await_flag, grid: Grid::line(1, 1), arguments }
+    }
+
+    /// Writes `value` to one word, by one thread: the least that a kernel can do.
+    pub fn mark(&self, stream: &Stream, word: Address, value: u64) -> Result<(), Error> {
+        let Launch { function, grid, arguments } = self.mark_node(word, value);
+        run(stream, function, grid, &arguments)
+    }
+
+    /// [`Kernels::mark`] for a graph.
+    pub fn mark_node(&self, word: Address, value: u64) -> Launch<'_> {
+        let arguments = vec![Argument::Address(word), Argument::U64(1), Argument::U64(value)];
+        Launch { function: &self.write, grid: Grid::line(1, 1), arguments }
     }
 
     fn wide(&self) -> Grid {

@@ -29,6 +29,14 @@ pub struct Function {
     _module: Module,
 }
 
+/// A kernel with its arguments, made by `Kernels` for a graph: in number, order and type they are what the kernel takes.
+#[derive(Debug)]
+pub struct Launch<'a> {
+    pub(super) function: &'a Function,
+    pub(super) grid: Grid,
+    pub(super) arguments: Vec<Argument>,
+}
+
 /// How many threads run a kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Grid {
@@ -112,7 +120,8 @@ impl Stream {
 }
 
 impl Argument {
-    fn bits(self) -> u64 {
+    /// As the driver takes it, in the first bytes of a word.
+    pub(crate) fn bits(self) -> u64 {
         match self {
             Argument::Address(value) | Argument::U64(value) => value,
             Argument::U32(value) => value.into(),

@@ -27,7 +27,8 @@ calls! {
     }
 
     Context fn cuEventQuery(event: usize) {
-        match objects().event(event)?.mark() {
+        let mark = objects().event(event)?.mark();
+        match mark {
             Some(mark) if mark.time().is_none() => Err(code::NOT_READY),
             _ => super::stream::health(),
         }

@@ -1,0 +1,210 @@
+//! Graphs: work that is put together once and launched as a whole. Here they are chains.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use cudarc::driver::sys::{
+    self, CUDA_BATCH_MEM_OP_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUstreamBatchMemOpParams,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as WaitParams,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as WaitWord,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st as WriteParams,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteWord,
+    CUstreamBatchMemOpType, CUstreamCaptureMode, CUstreamWaitValue_flags,
+};
+
+use super::{Address, Context, Launch, Stream};
+use crate::Error;
+use crate::driver::call;
+
+/// Functions that this module needs, all of which are optional.
+const NEED: [&str; 8] = [
+    "cuGraphAddBatchMemOpNode",
+    "cuGraphAddKernelNode_v2",
+    "cuGraphCreate",
+    "cuGraphDestroy",
+    "cuGraphExecBatchMemOpNodeSetParams",
+    "cuGraphExecDestroy",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+];
+
+/// What a node does with one word of memory.
+#[derive(Clone, Copy, Debug)]
+pub enum Word {
+    /// Waits until it is at least the value (as a circular comparison of 64 bits).
+    AtLeast(Address, u64),
+    /// Writes it.
+    Write(Address, u64),
+}
+
+/// A graph in the making: every node waits for the one before.
+#[derive(Debug)]
+pub struct Chain {
+    raw: sys::CUgraph,
+    last: Option<sys::CUgraphNode>,
+    context: Context,
+}
+
+/// A node of a [`Chain`], to be changed in the [`Ready`] graph that was made of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Node(sys::CUgraphNode);
+
+/// A graph that can be launched.
+#[derive(Debug)]
+pub struct Ready {
+    raw: sys::CUgraphExec,
+    // Nodes are those of the chain: it lives as long.
+    chain: Chain,
+}
+
+impl Chain {
+    /// A graph without nodes.
+    ///
+    /// # Errors
+    /// [`Error::Absent`] for a driver that is older than such graphs.
+    pub fn new(context: &Context) -> Result<Chain, Error> {
+        let driver = context.device().driver();
+        NEED.iter().try_for_each(|name| driver.optional(name))?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: writes one pointer.
+        unsafe { call!(cuGraphCreate(&mut raw, 0)) }?;
+        Ok(Chain { raw, last: None, context: context.clone() })
+    }
+
+    /// A graph of what `work` puts on the stream, which does not run.
+    pub fn capture(stream: &Stream, work: impl FnOnce(&Stream) -> Result<(), Error>) -> Result<Chain, Error> {
+        let driver = stream.context().device().driver();
+        ["cuStreamBeginCapture_v2", "cuStreamEndCapture"]
+            .iter()
+            .try_for_each(|name| driver.optional(name))?;
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is ours.
+        unsafe { call!(cuStreamBeginCapture_v2(stream.raw(), mode)) }?;
+        let done = work(stream);
+        let mut raw = ptr::null_mut();
+        // SAFETY: writes one pointer. The capture has to end also when the work could not be put on the stream.
+        let ended = unsafe { call!(cuStreamEndCapture(stream.raw(), &mut raw)) };
+        done.and(ended)?;
+        Ok(Chain { raw, last: None, context: stream.context().clone() })
+    }
+
+    /// Adds a node that does these things with words, in order.
+    pub fn words(&mut self, words: &[Word]) -> Result<Node, Error> {
+        let mut operations: Vec<_> = words.iter().map(|word| word.operation()).collect();
+        let parameters = batch(&self.context, &mut operations);
+        let (before, count) = self.before();
+        let mut node = ptr::null_mut();
+        // SAFETY: writes one pointer; reads the parameters and their list, which the driver copies, and at most one node.
+        unsafe { call!(cuGraphAddBatchMemOpNode(&mut node, self.raw, before, count, &parameters)) }?;
+        self.last = Some(node);
+        Ok(Node(node))
+    }
+
+    /// Adds a kernel.
+    pub fn kernel(&mut self, launch: &Launch<'_>) -> Result<Node, Error> {
+        let mut values: Vec<u64> = launch.arguments.iter().map(|argument| argument.bits()).collect();
+        let mut places: Vec<*mut c_void> = values.iter_mut().map(|value| (&raw mut *value).cast()).collect();
+        let parameters = kernel(launch, &mut places);
+        let (before, count) = self.before();
+        let mut node = ptr::null_mut();
+        // SAFETY: as above; a `Launch` has the arguments of its kernel, which the driver copies.
+        unsafe { call!(cuGraphAddKernelNode_v2(&mut node, self.raw, before, count, &parameters)) }?;
+        self.last = Some(node);
+        Ok(Node(node))
+    }
+
+    /// Makes it ready for launching.
+    pub fn ready(self) -> Result<Ready, Error> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: writes one pointer.
+        unsafe { call!(cuGraphInstantiateWithFlags(&mut raw, self.raw, 0)) }?;
+        Ok(Ready { raw, chain: self })
+    }
+
+    /// The node that the next one waits for, as the driver takes it.
+    fn before(&self) -> (*const sys::CUgraphNode, usize) {
+        self.last.as_ref().map_or((ptr::null(), 0), |node| (ptr::from_ref(node), 1))
+    }
+}
+
+impl Drop for Chain {
+    fn drop(&mut self) {
+        // SAFETY: the graph is ours. After a fault of the device every call fails.
+        let _ = unsafe { call!(cuGraphDestroy(self.raw)) };
+    }
+}
+
+impl Ready {
+    /// Changes what a node does with words, from the next launch on.
+    pub fn change(&self, node: Node, words: &[Word]) -> Result<(), Error> {
+        let mut operations: Vec<_> = words.iter().map(|word| word.operation()).collect();
+        let parameters = batch(&self.chain.context, &mut operations);
+        // SAFETY: the node is one of the chain's, which lives; the driver copies the parameters and their list.
+        unsafe { call!(cuGraphExecBatchMemOpNodeSetParams(self.raw, node.0, &parameters)) }
+    }
+
+    /// Runs it after the stream's work so far.
+    pub fn launch(&self, stream: &Stream) -> Result<(), Error> {
+        // SAFETY: both live; the driver keeps what a running launch needs.
+        unsafe { call!(cuGraphLaunch(self.raw, stream.raw())) }
+    }
+}
+
+impl Drop for Ready {
+    fn drop(&mut self) {
+        // SAFETY: the graph is ours. After a fault of the device every call fails.
+        let _ = unsafe { call!(cuGraphExecDestroy(self.raw)) };
+    }
+}
+
+impl Word {
+    fn operation(self) -> CUstreamBatchMemOpParams {
+        match self {
+            Word::AtLeast(address, value) => CUstreamBatchMemOpParams {
+                waitValue: WaitParams {
+                    operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_64,
+                    address,
+                    __bindgen_anon_1: WaitWord { value64: value },
+                    flags: CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32,
+                    alias: 0,
+                },
+            },
+            Word::Write(address, value) => CUstreamBatchMemOpParams {
+                writeValue: WriteParams {
+                    operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64,
+                    address,
+                    __bindgen_anon_1: WriteWord { value64: value },
+                    flags: 0,
+                    alias: 0,
+                },
+            },
+        }
+    }
+}
+
+fn batch(context: &Context, operations: &mut [CUstreamBatchMemOpParams]) -> CUDA_BATCH_MEM_OP_NODE_PARAMS {
+    CUDA_BATCH_MEM_OP_NODE_PARAMS {
+        ctx: context.raw(),
+        count: u32::try_from(operations.len()).expect("a node has a few operations"),
+        paramArray: operations.as_mut_ptr(),
+        flags: 0,
+    }
+}
+
+fn kernel(launch: &Launch<'_>, places: &mut [*mut c_void]) -> CUDA_KERNEL_NODE_PARAMS {
+    let ([x, y, z], [a, b, c]) = (launch.grid.blocks, launch.grid.threads);
+    CUDA_KERNEL_NODE_PARAMS {
+        func: launch.function.raw(),
+        gridDimX: x,
+        gridDimY: y,
+        gridDimZ: z,
+        blockDimX: a,
+        blockDimY: b,
+        blockDimZ: c,
+        sharedMemBytes: 0,
+        kernelParams: places.as_mut_ptr(),
+        extra: ptr::null_mut(),
+        kern: ptr::null_mut(),
+        ctx: ptr::null_mut(),
+    }
+}

@@ -1,0 +1,226 @@
+//! Row 6: waits for words of memory that another process writes, by streams and in graphs.
+
+use std::time::{Duration, Instant};
+
+use super::{Question, Role};
+use crate::Error;
+use crate::bench::Bench;
+use crate::cuda::{Buffer, Chain, Event, HostMemory, Kernels, Stream};
+use crate::peer::Peer;
+use crate::report::{Answer, Findings};
+use crate::statistics::Figure;
+
+mod page;
+mod waiter;
+mod way;
+
+use page::{Page, SEEN, STARTED};
+use waiter::{Costs, LAYERS, Order, Reply};
+use way::Way;
+
+/// Row 6.
+pub const QUESTION: Question = Question {
+    id: 6,
+    name: "signals",
+    text: "Do a stream and a graph wait for a word that another process writes, with no CPU between, and is a stream \
+           that waits for a dead process usable again?",
+    mib: 64,
+    limit: Duration::from_secs(60),
+    ask,
+};
+
+/// The process beside the asking one, and its part: the engine to our sidecar.
+pub const ROLE: (&str, Role) = (WAITER, waiter::part);
+
+const WAITER: &str = "waiter";
+/// Longest that a word is waited for.
+const LIMIT: Duration = Duration::from_secs(2);
+/// Far above every value of the rest.
+const FAR: u64 = 1 << 40;
+
+fn ask(bench: &Bench) -> Result<Findings, Error> {
+    let mut findings = Findings::new(Answer::Yes);
+    findings.figures.push(launches(bench)?);
+    let mut held = vec![("a stream", signals(bench, Way::Stream, &mut findings))];
+    for way in Way::GRAPHS {
+        let result = signals(bench, way, &mut findings).and_then(|()| costs(bench, way, &mut findings));
+        held.push((way.name(), result));
+    }
+    let captured = captured(bench);
+    findings.notes.push(match captured {
+        Ok(()) => "a stream's wait for a word can be captured into a graph".into(),
+        Err(error) => format!("a stream's wait for a word cannot be captured into a graph: {error}"),
+    });
+    held.push(("the death of the other process", death(bench, &mut findings)));
+    findings.answer = conclude(&held, &mut findings.notes);
+    Ok(findings)
+}
+
+/// Yes if a stream waits, a graph waits in some way, and a death is survived; what did not goes to the notes.
+fn conclude(held: &[(&str, Result<(), Error>)], notes: &mut Vec<String>) -> Answer {
+    for (what, result) in held {
+        if let Err(error) = result {
+            notes.push(format!("{what}: {error}"));
+        }
+    }
+    let result = |name: &str| held.iter().find(|(known, _)| *known == name).map(|(_, result)| result);
+    let graph = Way::GRAPHS.iter().any(|way| matches!(result(way.name()), Some(Ok(()))));
+    match (result("a stream"), graph, result("the death of the other process")) {
+        (Some(Ok(())), true, Some(Ok(()))) => Answer::Yes,
+        (Some(Err(Error::Timeout { .. })), ..) => {
+            Answer::No { reason: "a stream that waits did not see the write of the other process".into() }
+        }
+        (Some(Err(error)), ..) | (.., Some(Err(error))) => Answer::unknown(error),
+        _ => Answer::No { reason: "a stream waits, and no graph does".into() },
+    }
+}
+
+/// The other process with the page that both have.
+struct Pair {
+    peer: Peer,
+    page: Page,
+}
+
+impl Pair {
+    fn start(bench: &Bench) -> Result<Pair, Error> {
+        let mut peer = Peer::start(bench.setup, WAITER)?;
+        let page = Page::new(&bench.context)?;
+        peer.tell(&(), &[page.file()])?;
+        waiter::heard(&mut peer)?;
+        Ok(Pair { peer, page })
+    }
+
+    fn order(&mut self, order: &Order) -> Result<Reply, Error> {
+        self.peer.tell(order, &[])?;
+        waiter::heard(&mut self.peer)
+    }
+
+    fn end(self) -> Result<(), Error> {
+        self.peer.dismiss()
+    }
+}
+
+/// Latency from the write here to the first write of the kernel that waited there, written by the CPU and by a stream.
+fn signals(bench: &Bench, way: Way, findings: &mut Findings) -> Result<(), Error> {
+    bench.progress(&format!("signals by {}", way.name()));
+    let mut pair = Pair::start(bench)?;
+    let samples = bench.setup.pick(10, 200);
+    let stream = Stream::new(&bench.context)?;
+    let stream_limit = samples + 1;
+    let mut times = [Vec::new(), Vec::new()];
+    for value in 1..2 * stream_limit {
+        let (word, wanted) = way.target(value);
+        pair.page.set(SEEN, 0);
+        pair.order(&Order::Arm { way, value })?;
+        if pair.page.get(SEEN) != 0 {
+            return Err(Error::Peer { role: WAITER.into(), what: "did not wait".into() });
+        }
+        let by_stream = value >= stream_limit;
+        let start = Instant::now();
+        match by_stream {
+            true => stream.write_value(pair.page.address(word), wanted)?,
+            false => pair.page.set(word, wanted),
+        }
+        pair.page.reaches(SEEN, 1, LIMIT)?;
+        times[usize::from(by_stream)].push(start.elapsed().as_secs_f64() * 1e6);
+    }
+    for (writer, times) in ["the CPU", "a stream"].iter().zip(&times) {
+        // The first ones find cold caches and code that is not loaded.
+        let name = format!("{}: write by {writer} to kernel", way.name());
+        findings.figures.push(Figure::of(name, "us", &times[1..]));
+    }
+    pair.end()
+}
+
+/// What waits in a graph of so many layers cost when all words are there.
+fn costs(bench: &Bench, way: Way, findings: &mut Findings) -> Result<(), Error> {
+    let mut pair = Pair::start(bench)?;
+    let reply = pair.order(&Order::Cost { way, steps: bench.setup.pick(5, 100) })?;
+    let Reply::Costs(Costs { host_us, device_us, bare_us }) = reply else {
+        return Err(Error::Peer { role: WAITER.into(), what: "answered another question".into() });
+    };
+    let name = |what| format!("{}, {LAYERS} layers: {what}", way.name());
+    findings.figures.push(Figure::of(name("CPU to launch"), "us", &host_us));
+    findings.figures.push(Figure::of(name("device"), "us", &device_us));
+    findings.figures.push(Figure::of(name("device without waits"), "us", &bare_us));
+    pair.end()
+}
+
+/// For comparison: a kernel launched here until its first write is seen here.
+fn launches(bench: &Bench) -> Result<Figure, Error> {
+    let kernels = Kernels::load(&bench.context)?;
+    let (page, stream) = (Page::new(&bench.context)?, Stream::new(&bench.context)?);
+    let mut times = Vec::new();
+    for _ in 0..=bench.setup.pick(10, 200) {
+        page.set(STARTED, 0);
+        let start = Instant::now();
+        kernels.mark(&stream, page.address(STARTED), 1)?;
+        page.reaches(STARTED, 1, LIMIT)?;
+        times.push(start.elapsed().as_secs_f64() * 1e6);
+        stream.finish()?;
+    }
+    Ok(Figure::of("one process: launch to kernel", "us", &times[1..]))
+}
+
+/// Whether a stream's wait can be captured.
+fn captured(bench: &Bench) -> Result<(), Error> {
+    let (page, stream) = (Page::new(&bench.context)?, Stream::new(&bench.context)?);
+    let chain = Chain::capture(&stream, |stream| stream.wait_value(page.address(STARTED), 1))?;
+    let ready = chain.ready()?;
+    ready.launch(&stream)?;
+    if stream.finish_within(Duration::from_millis(5)).is_ok() {
+        return Err(Error::Peer { role: "device".into(), what: "did not wait in the captured graph".into() });
+    }
+    page.set(STARTED, 1);
+    stream.finish_within(LIMIT)
+}
+
+/// A copy here waits for a process that is killed: what is usable how soon.
+fn death(bench: &Bench, findings: &mut Findings) -> Result<(), Error> {
+    bench.progress("a copy that waits for a process that dies");
+    let context = &bench.context;
+    let bytes = 2 << 20;
+    let (host, device) = (HostMemory::registered(context, bytes)?, Buffer::new(context, bytes)?);
+    let (mut reaped, mut fresh, mut freed) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..bench.setup.pick(2, 5) {
+        let mut pair = Pair::start(bench)?;
+        let stream = Stream::new(context)?;
+        stream.wait_value(pair.page.address(STARTED), FAR)?;
+        stream.upload(device.at(0), &host, 0, bytes)?;
+        let copied = Event::after(&stream)?;
+        // It waits as well, for a word that nobody writes: a process dies with work on the device.
+        pair.order(&Order::Arm { way: Way::Stream, value: FAR })?;
+        let start = Instant::now();
+        pair.peer.kill();
+        reaped.push(milliseconds(start));
+        let start = Instant::now();
+        let other = Stream::new(context)?;
+        other.upload(device.at(0), &host, 0, bytes)?;
+        other.finish_within(LIMIT)?;
+        fresh.push(milliseconds(start));
+        if copied.reached()? {
+            return Err(Error::Peer {
+                role: "device".into(),
+                what: "copied before the word was there".into(),
+            });
+        }
+        let start = Instant::now();
+        pair.page.set(STARTED, FAR);
+        stream.finish_within(LIMIT)?;
+        freed.push(milliseconds(start));
+    }
+    let figures = [
+        ("death of a process whose stream waits", reaped),
+        ("another stream's copy after it, 2 MiB", fresh),
+        ("the waiting copy, once its word is written", freed),
+    ];
+    findings.figures.extend(figures.map(|(name, times)| Figure::of(name, "ms", &times)));
+    Ok(())
+}
+
+fn milliseconds(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests;

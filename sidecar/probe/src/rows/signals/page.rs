@@ -1,0 +1,87 @@
+//! The page of words that two processes share.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::Error;
+use crate::cuda::stream::until;
+use crate::cuda::{Address, Context, HostMemory};
+
+/// Bytes of the page.
+const BYTES: u64 = 4096;
+/// Words of a cache line: words that different sides write lie in different lines.
+const LINE: u64 = 8;
+
+/// What the waiting side waits for; values grow.
+pub const GO: u64 = 0;
+/// What the waiting side waits for and resets.
+pub const FLAG: u64 = LINE;
+/// Written by the kernel that waited.
+pub const SEEN: u64 = 2 * LINE;
+/// Written by the waiting stream just before it waits.
+pub const ARMED: u64 = 3 * LINE;
+/// For a process alone.
+pub const STARTED: u64 = 4 * LINE;
+/// One word for each layer of a graph.
+pub const LAYER: u64 = 5 * LINE;
+
+/// At least every value that anybody waits for, also on a circle.
+const RELEASE: u64 = 1 << 62;
+
+/// The page, registered with the device.
+#[derive(Debug)]
+pub struct Page {
+    memory: HostMemory,
+    start: Address,
+    /// Whether this is the process that made it.
+    ours: bool,
+}
+
+impl Page {
+    /// A new page of zeros.
+    pub fn new(context: &Context) -> Result<Page, Error> {
+        let memory = HostMemory::registered(context, BYTES)?;
+        Ok(Page { start: memory.address()?, memory, ours: true })
+    }
+
+    /// The page of another process.
+    pub fn of(context: &Context, file: OwnedFd) -> Result<Page, Error> {
+        let memory = HostMemory::of(context, file, BYTES)?;
+        Ok(Page { start: memory.address()?, memory, ours: false })
+    }
+
+    /// Its file, for the other process.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.memory.file()
+    }
+
+    /// The device's address of a word.
+    pub fn address(&self, word: u64) -> Address {
+        self.start + word * 8
+    }
+
+    /// Writes a word.
+    pub fn set(&self, word: u64, value: u64) {
+        self.memory.word(word).store(value, Ordering::SeqCst);
+    }
+
+    /// Reads a word.
+    pub fn get(&self, word: u64) -> u64 {
+        self.memory.word(word).load(Ordering::SeqCst)
+    }
+
+    /// Waits until a word is at least `value`, at most `limit`.
+    pub fn reaches(&self, word: u64, value: u64, limit: Duration) -> Result<(), Error> {
+        until(limit, "a word that the device writes", || Ok(self.get(word) >= value))
+    }
+}
+
+impl Drop for Page {
+    /// Ends every wait for it, so that no driver waits for the work that does before it lets the page go.
+    fn drop(&mut self) {
+        if self.ours {
+            (0..BYTES / 8).for_each(|word| self.set(word, RELEASE));
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The process that waits, as an engine waits for its sidecar.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::page::{ARMED, FLAG, GO, LAYER, Page, SEEN};
+use super::way::Way;
+use crate::Error;
+use crate::bench::{Bench, Setup};
+use crate::cuda::graph::{Node, Word};
+use crate::cuda::kernels::Await;
+use crate::cuda::{Address, Buffer, Chain, Event, HostMemory, Kernels, Ready, Stream};
+use crate::peer::{Parent, Peer};
+
+/// Layers of the graph whose cost is measured.
+pub const LAYERS: u64 = 32;
+/// Longest that a kernel waits. Longer than anybody waits for the kernel.
+const KERNEL_LIMIT: Duration = Duration::from_secs(5);
+/// Longest that work here is waited for.
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// What it is told to do.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Order {
+    /// Put a wait for step `value` and a kernel behind it on a stream, and say when the stream has come to it.
+    Arm { way: Way, value: u64 },
+    /// Measure graphs whose words are all there.
+    Cost { way: Way, steps: u64 },
+}
+
+/// What it answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Reply {
+    /// It is done.
+    Done,
+    /// What was measured.
+    Costs(Costs),
+}
+
+/// What steps of a graph cost, microseconds, one value for each.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Costs {
+    /// The CPU, from the first change of a node to the end of the launch.
+    pub host_us: Vec<f64>,
+    /// The device, from the first node to the last.
+    pub device_us: Vec<f64>,
+    /// The device, in a graph without waits.
+    pub bare_us: Vec<f64>,
+}
+
+/// The next answer of a waiting process; its own error is one of the peer.
+pub fn heard(peer: &mut Peer) -> Result<Reply, Error> {
+    let (reply, _) = peer.hear::<Result<Reply, String>>()?;
+    reply.map_err(|what| Error::Peer { role: super::WAITER.into(), what: format!("says: {what}") })
+}
+
+/// The whole process.
+pub fn part(setup: Setup, parent: &Parent) -> Result<(), Error> {
+    let ((), mut fds) = parent.hear()?;
+    let file = fds.pop().ok_or(Error::Peer { role: "parent".into(), what: "sent no page".into() })?;
+    let bench = Bench::open(setup)?;
+    let mut waiter = Waiter::new(&bench, Page::of(&bench.context, file)?)?;
+    say(parent, Ok(Reply::Done))?;
+    while let Some((order, _)) = parent.hear_or_end()? {
+        match order {
+            Order::Arm { way, value } => say(parent, waiter.arm(way, value).map(|()| Reply::Done))?,
+            Order::Cost { way, steps } => say(parent, waiter.cost(way, steps).map(Reply::Costs))?,
+        }
+    }
+    Ok(())
+}
+
+fn say(parent: &Parent, reply: Result<Reply, Error>) -> Result<(), Error> {
+    parent.tell(&reply.map_err(|error| error.to_string()), &[])
+}
+
+struct Waiter<'a> {
+    bench: &'a Bench,
+    // Dropped before what its work uses.
+    stream: Stream,
+    graph: Option<Graph>,
+    kernels: Kernels,
+    page: Page,
+    /// Words: counter, how often a kernel gave up, and one that the layers write.
+    words: Buffer,
+}
+
+/// A graph with the nodes that are changed before a launch.
+struct Graph {
+    ready: Ready,
+    waits: Vec<Node>,
+}
+
+impl<'a> Waiter<'a> {
+    fn new(bench: &'a Bench, page: Page) -> Result<Waiter<'a>, Error> {
+        let kernels = Kernels::load(&bench.context)?;
+        let (stream, words) = (Stream::new(&bench.context)?, Buffer::new(&bench.context, 4096)?);
+        stream.fill(words.at(0), 0, 4096)?;
+        stream.finish()?;
+        Ok(Waiter { bench, stream, graph: None, kernels, page, words })
+    }
+
+    fn arm(&mut self, way: Way, value: u64) -> Result<(), Error> {
+        if way != Way::Stream && self.graph.is_none() {
+            self.kernels.mark(&self.stream, self.counter(), value)?;
+            self.graph = Some(self.graph(Some(way), 1, GO, FLAG, Some(SEEN))?);
+        }
+        self.stream.write_value(self.page.address(ARMED), value)?;
+        match &self.graph {
+            Some(graph) => {
+                self.prepare(way, graph, GO, value)?;
+                graph.ready.launch(&self.stream)?;
+            }
+            None => {
+                self.stream.wait_value(self.page.address(GO), value)?;
+                self.kernels.mark(&self.stream, self.page.address(SEEN), 1)?;
+            }
+        }
+        self.page.reaches(ARMED, value, LIMIT)
+    }
+
+    fn cost(&mut self, way: Way, steps: u64) -> Result<Costs, Error> {
+        let bare = self.graph(None, LAYERS, LAYER, LAYER, None)?;
+        let graph = self.graph(Some(way), LAYERS, LAYER, LAYER, None)?;
+        self.kernels.mark(&self.stream, self.counter(), 1)?;
+        let (mut host_us, mut device_us, mut bare_us) = (Vec::new(), Vec::new(), Vec::new());
+        // The first step is not counted: it finds code that is not loaded.
+        for step in 0..=steps {
+            let bare = self.timed(|| bare.ready.launch(&self.stream))?;
+            (0..LAYERS).for_each(|layer| self.page.set(LAYER + layer, step + 1));
+            let (host, device) = self.timed(|| {
+                self.prepare(way, &graph, LAYER, step + 1)?;
+                graph.ready.launch(&self.stream)
+            })?;
+            if step > 0 {
+                host_us.push(host);
+                device_us.push(device);
+                bare_us.push(bare.1);
+            }
+        }
+        self.nobody_gave_up()?;
+        Ok(Costs { host_us, device_us, bare_us })
+    }
+
+    /// Microseconds of the CPU in `launch`, and of the device for what it launches.
+    fn timed(&self, launch: impl FnOnce() -> Result<(), Error>) -> Result<(f64, f64), Error> {
+        let before = Event::after(&self.stream)?;
+        let start = Instant::now();
+        launch()?;
+        let host = start.elapsed().as_secs_f64() * 1e6;
+        let after = Event::after(&self.stream)?;
+        self.stream.finish_within(LIMIT)?;
+        Ok((host, after.since_ns(&before)? / 1e3))
+    }
+
+    /// A graph of `layers`: each waits for its own word, from `first` on (flags: from `flags` on), then runs a kernel that
+    /// writes `seen`, or a word of the device.
+    fn graph(
+        &self,
+        way: Option<Way>,
+        layers: u64,
+        first: u64,
+        flags: u64,
+        seen: Option<u64>,
+    ) -> Result<Graph, Error> {
+        let mut chain = Chain::new(&self.bench.context)?;
+        let mut waits = Vec::new();
+        let target = seen.map_or(self.words.at(16), |word| self.page.address(word));
+        for layer in 0..layers {
+            let word = self.page.address(first + layer);
+            let flag = self.page.address(flags + layer);
+            match way {
+                Some(Way::Parameters) => waits.push(chain.words(&[Word::AtLeast(word, 0)])?),
+                Some(Way::Flags) => {
+                    chain.words(&[Word::AtLeast(flag, 1), Word::Write(flag, 0)])?;
+                }
+                Some(Way::Counter) => {
+                    chain.kernel(&self.kernels.await_node(self.wait(word, layer + 1 == layers)))?;
+                }
+                Some(Way::Stream) | None => {}
+            }
+            chain.kernel(&self.kernels.mark_node(target, 1))?;
+        }
+        Ok(Graph { ready: chain.ready()?, waits })
+    }
+
+    /// What has to be done before each launch.
+    fn prepare(&self, way: Way, graph: &Graph, first: u64, value: u64) -> Result<(), Error> {
+        if way != Way::Parameters {
+            return Ok(());
+        }
+        let words = (first..).map(|word| self.page.address(word));
+        graph
+            .waits
+            .iter()
+            .zip(words)
+            .try_for_each(|(node, word)| graph.ready.change(*node, &[Word::AtLeast(word, value)]))
+    }
+
+    /// A wait for the counter's value; the last one of a step raises the counter.
+    fn wait(&self, flag: Address, last: bool) -> Await {
+        let limit_ns = KERNEL_LIMIT.as_nanos() as u64;
+        Await { flag, counter: self.counter(), bump: last.into(), limit_ns, gave_up: self.words.at(8) }
+    }
+
+    fn counter(&self) -> Address {
+        self.words.at(0)
+    }
+
+    fn nobody_gave_up(&self) -> Result<(), Error> {
+        let host = HostMemory::registered(&self.bench.context, 4096)?;
+        self.stream.download(&host, 0, self.words.at(8), 8)?;
+        self.stream.finish_within(LIMIT)?;
+        match host.word(0).load(std::sync::atomic::Ordering::SeqCst) {
+            0 => Ok(()),
+            _ => Err(Error::Timeout { what: "a kernel that waits for a word".into(), limit: KERNEL_LIMIT }),
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Row 6.
+
+use std::time::{Duration, Instant};
+
+use sluice_probe::report::Answer;
+
+use super::World;
+
+#[test]
+fn a_stream_and_every_kind_of_graph_wait_for_the_other_process_and_a_death_is_survived() {
+    let row = World::new().yes("signals");
+    assert_eq!(row.notes, ["a stream's wait for a word can be captured into a graph"]);
+    for way in ["stream", "graph by parameters", "graph by counter", "graph by flags"] {
+        for writer in ["the CPU", "a stream"] {
+            let name = format!("{way}: write by {writer} to kernel");
+            assert!(row.figures.iter().any(|figure| figure.name == name), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_driver_without_waits_for_words_leaves_the_question_open() {
+    let (row, status) = World::new().without("cuStreamWaitValue64_v2").ask("signals");
+    let Answer::Unknown { reason } = &row.answer else { panic!("{row:?}") };
+    assert!(reason.ends_with("this CUDA driver has no cuStreamWaitValue64_v2"), "{reason}");
+    assert_eq!(status, 1);
+}
+
+#[test]
+fn a_word_that_never_comes_ends_the_wait_and_not_the_probe() {
+    let start = Instant::now();
+    let world = World::new().with("SLUICE_STANDIN_FAULTS", "cuStreamWriteValue64_v2=drop");
+    let (row, _) = world.ask("signals");
+    let Answer::Unknown { reason } = &row.answer else { panic!("{row:?}") };
+    assert!(reason.contains("a word that the device writes took more than 2s"), "{reason}");
+    // Some waits of 2 s, one after the other, and room for a busy machine; the row's own limit is 60 s.
+    assert!(start.elapsed() < Duration::from_secs(45), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_wait_that_does_not_wait_is_found() {
+    let (row, _) = World::new().with("SLUICE_STANDIN_FAULTS", "cuStreamWaitValue64_v2=drop").ask("signals");
+    assert_ne!(row.answer, Answer::Yes);
+    assert!(row.notes.iter().any(|note| note.contains("did not wait")), "{:?}", row.notes);
+}
+
+#[test]
+fn a_driver_that_refuses_graphs_is_a_no_in_its_own_words() {
+    let (row, status) =
+        World::new().with("SLUICE_STANDIN_FAULTS", "cuGraphAddKernelNode_v2=801").ask("signals");
+    assert_eq!(row.answer, Answer::No { reason: "a stream waits, and no graph does".into() });
+    let words = "cuGraphAddKernelNode_v2: CUDA_ERROR_NOT_SUPPORTED (operation not supported)";
+    assert_eq!(row.notes.iter().filter(|note| note.contains(words)).count(), 3, "{:?}", row.notes);
+    assert_eq!(status, 0, "no is an answer");
+}
