@@ -137,6 +137,9 @@ pub struct Params {
     pub replan: crate::planner::replan::Tunables,
     /// Node expansions of one plan.
     pub plan_expansions: u32,
+    /// All pauses of one request together take at most this, nanoseconds; 0 = nobody is paused. Default 10 s
+    /// ([`crate::planner::pausing::DEFAULT_BOUND_NS`]).
+    pub pause_bound_ns: u64,
     /// Bytes of live blocks that compaction may move at one step boundary. Default 8 MiB.
     pub compact_budget_bytes: u64,
     /// Automatic prefix caching. Default on.
@@ -169,6 +172,7 @@ impl Default for Params {
             expansion: crate::pie::expansion::Tunables::default(),
             replan: crate::planner::replan::Tunables::default(),
             plan_expansions: crate::planner::search::DEFAULT_EXPANSIONS,
+            pause_bound_ns: crate::planner::pausing::DEFAULT_BOUND_NS,
             compact_budget_bytes: 8 << 20,
             prefix_caching: true,
             link_bytes_per_second: 16 << 30,

@@ -18,7 +18,7 @@ use sluice_policy::brain::{Brain, Rest};
 use sluice_policy::ids::{Nanos, RequestId, RowId};
 use sluice_policy::neighbours::grants::Book;
 use sluice_policy::params::PolicyName;
-use sluice_policy::planner::pausing::{DEFAULT_BOUND_NS, Pauses};
+use sluice_policy::planner::pausing::Pauses;
 use sluice_policy::trader::Trader;
 use sluice_ports::compute::{ComputeEvent, EngineHello, Step, TableUpdate};
 
@@ -85,6 +85,7 @@ impl Core {
         let free_rows = (0..config.max_sequences).rev().map(RowId).collect();
         let queue = Queue::new(config.order);
         let mut brain = brain;
+        let pauses = Pauses::new(brain.params().pause_bound_ns);
         let trader = config.neighbours.clone().map(|place| {
             brain.set_traded(true);
             let book = Book::new(place.me, brain.share_chunks(), brain.floor_chunks());
@@ -109,7 +110,7 @@ impl Core {
             counters: Counters::default(),
             turn: Turn::default(),
             waits: Waits::default(),
-            pauses: Pauses::new(DEFAULT_BOUND_NS),
+            pauses,
             hurried: false,
             trader,
             commands: Vec::new(),

@@ -66,7 +66,8 @@ pub enum Detail {
     /// Fingerprints in every chunk and block: a mistake about memory changes a token. For small models.
     #[default]
     Fingerprints,
-    /// Sizes, mappings and times only; tokens are numbers without a meaning. For models of published size.
+    /// Sizes, mappings and times only; tokens are numbers without a meaning, and what orders say of blocks of KV is taken
+    /// as it is. For models of published size.
     Times,
 }
 

@@ -3,61 +3,17 @@
 use serde::Serialize;
 
 pub mod ellm;
+pub mod ladder;
 pub mod oneiros;
 pub mod orbitflow;
 pub mod pie;
+pub mod row;
+pub mod runs;
 pub mod tenants;
 
+pub use row::{Row, Told, Verdict};
+
 use crate::workload::table::Table;
-
-/// One figure of an experiment.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Row {
-    /// What is compared.
-    pub what: String,
-    /// What the paper, or the closed form derived from it, says.
-    pub paper: String,
-    /// What the production code gives.
-    pub ours: String,
-    /// They agree.
-    pub agrees: bool,
-    /// Why they need not: what the paper measured is another thing than what was simulated.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<&'static str>,
-}
-
-impl Row {
-    /// Two values that should be equal.
-    pub fn equal<T: PartialEq + ToString>(what: impl Into<String>, paper: &T, ours: &T) -> Row {
-        Row {
-            what: what.into(),
-            paper: paper.to_string(),
-            ours: ours.to_string(),
-            agrees: paper == ours,
-            reason: None,
-        }
-    }
-}
-
-impl Row {
-    /// A change in percent, against the range of the paper's. `reason` is told where it is outside.
-    pub fn change(
-        what: impl Into<String>,
-        paper: f64,
-        range: (f64, f64),
-        ours: f64,
-        reason: &'static str,
-    ) -> Row {
-        let agrees = (range.0..=range.1).contains(&ours);
-        Row {
-            what: what.into(),
-            paper: format!("{paper:+.1} % ({:+.1} to {:+.1})", range.0, range.1),
-            ours: format!("{ours:+.1} %"),
-            agrees,
-            reason: (!agrees).then_some(reason),
-        }
-    }
-}
 
 /// A line of a figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -86,8 +42,8 @@ pub struct Figure {
 pub struct Report {
     /// Comparisons, in the paper's order.
     pub rows: Vec<Row>,
-    /// What to draw.
-    pub figure: Figure,
+    /// What to draw, one below the other.
+    pub figures: Vec<Figure>,
     /// What was measured in each run, where there were many: a heading and lines.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub details: Vec<Vec<String>>,
@@ -96,12 +52,12 @@ pub struct Report {
 impl Report {
     /// Comparisons and a figure.
     pub fn new(rows: Vec<Row>, figure: Figure) -> Report {
-        Report { rows, figure, details: Vec::new() }
+        Report { rows, figures: vec![figure], details: Vec::new() }
     }
 
-    /// Every figure agrees, or has a reason not to.
-    pub fn agrees(&self) -> bool {
-        self.rows.iter().all(|row| row.agrees || row.reason.is_some())
+    /// Every figure agrees, or has a reason not to, and all that is required holds.
+    pub fn is_well(&self) -> bool {
+        self.rows.iter().all(|row| row.verdict.is_well())
     }
 }
 
@@ -109,7 +65,7 @@ impl Report {
 pub struct Lab<'a> {
     /// Reads a file of lengths or arrivals.
     pub read: &'a dyn Fn(&str) -> Result<Table, String>,
-    /// Hears of each run that begins: its name, and which of how many it is.
+    /// Hears of each run that is done: its name, how many are, and of how many.
     pub progress: &'a dyn Fn(&str, usize, usize),
     /// Requests of each run.
     pub requests: usize,
@@ -151,7 +107,7 @@ impl Experiment {
 }
 
 /// All of them.
-pub const ALL: [Experiment; 7] = [
+pub const ALL: [Experiment; 8] = [
     Experiment {
         name: "orbitflow-fig3",
         about: "stalls and memory of three placements of two requests (OrbitFlow Fig. 3)",
@@ -186,6 +142,11 @@ pub const ALL: [Experiment; 7] = [
         name: "oneiros-c2",
         about: "the same of OPT-30B and OPT-6.7B (Oneiros Fig. 8)",
         way: Way::Timed(tenants::c2),
+    },
+    Experiment {
+        name: "orbitflow-ladder",
+        about: "tokens in time as OrbitFlow's parts are added, at SLO scale 1 and 2.5, Llama-3-8B on an A5000 (OrbitFlow, ablation)",
+        way: Way::Timed(ladder::run),
     },
 ];
 

@@ -28,6 +28,17 @@ pub struct Place {
     pub share_permille: u32,
 }
 
+/// What a run sets beside the name of the policy; everything else is production's default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tuning {
+    /// KV that each tenant holds on the device at most, bytes; as much as there is when left out.
+    pub kv_bytes: Option<u64>,
+    /// Host memory for KV of each tenant, bytes; equal parts of what the machine has beside all weights when left out.
+    pub host_kv_bytes: Option<u64>,
+    /// Nobody waits with its KV: who is one too many is computed again.
+    pub never_pauses: bool,
+}
+
 /// What serves a load.
 #[derive(Clone, Debug)]
 pub struct Case {
@@ -51,6 +62,8 @@ pub struct Case {
     pub rule: sluice_policy::neighbours::victim::Rule,
     /// What a good answer is.
     pub slo: Slo,
+    /// What else is set.
+    pub tuning: Tuning,
     /// Of letters and prompts.
     pub seed: u64,
 }
@@ -58,6 +71,15 @@ pub struct Case {
 /// Equal turns for all.
 pub const fn round_robin(quantum: sluice_policy::neighbours::turn::Quantum) -> Sharing {
     Sharing::Temporal { quantum, order: TurnOrder::RoundRobin }
+}
+
+impl Case {
+    /// Host memory for KV of each tenant, bytes.
+    pub fn host_kv_bytes(&self) -> u64 {
+        let weights: u64 = self.places.iter().map(|place| place.model.weight_bytes()).sum();
+        let rest = self.hardware.host_bytes.saturating_sub(weights);
+        self.tuning.host_kv_bytes.unwrap_or(rest / self.places.len().max(1) as u64)
+    }
 }
 
 /// Places of these models with shares in proportion to what `shares_permille` says, or, where that is empty, with everybody's

@@ -59,6 +59,13 @@ impl Source {
         Source { lengths: table.rows.iter().map(|row| row.lengths).collect() }
     }
 
+    /// The same, each as many times as long.
+    #[must_use]
+    pub fn times(self, factor: u32) -> Source {
+        let longer = |one: Lengths| Lengths { prompt: one.prompt * factor, output: one.output * factor };
+        Source { lengths: self.lengths.into_iter().map(longer).collect() }
+    }
+
     /// Always the same.
     pub fn fixed(lengths: Lengths) -> Source {
         Source { lengths: vec![lengths] }

@@ -6,6 +6,7 @@ mod conformance;
 mod damage;
 mod deaths;
 mod engineless;
+mod experiments;
 mod faults;
 mod fetches;
 mod gpu;

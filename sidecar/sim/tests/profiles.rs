@@ -2,10 +2,9 @@
 
 use sluice_sim::estimate::Estimate;
 use sluice_sim::experiments;
-use sluice_sim::experiments::{Lab, Row, Way};
+use sluice_sim::experiments::{Verdict, Way};
 use sluice_sim::profiles::cost::{Batch, Launch, step_ns};
 use sluice_sim::profiles::{hardware, model};
-use sluice_sim::workload::table::Table;
 
 fn machine(name: &str) -> hardware::Hardware {
     *hardware::named(name).expect("a machine of this name")
@@ -103,46 +102,20 @@ fn every_experiment_agrees_with_its_paper() {
     for experiment in experiments::ALL {
         let Way::Worked(run) = experiment.way else { continue };
         let report = run();
-        assert!(!report.rows.is_empty() && !report.figure.lines.is_empty(), "{}", experiment.name);
-        assert!(report.figure.lines.iter().all(|line| line.points.len() > 1), "{}", experiment.name);
+        let lines: Vec<_> = report.figures.iter().flat_map(|figure| &figure.lines).collect();
+        assert!(!report.rows.is_empty() && !lines.is_empty(), "{}", experiment.name);
+        assert!(lines.iter().all(|line| line.points.len() > 1), "{}", experiment.name);
         for row in &report.rows {
-            assert!(row.agrees, "{}: {}: {} and not {}", experiment.name, row.what, row.ours, row.paper);
+            assert!(
+                row.verdict == Verdict::Same,
+                "{}: {}: {} and not {}",
+                experiment.name,
+                row.what,
+                row.ours,
+                row.paper
+            );
         }
     }
-}
-
-/// Lengths and arrivals of our own: files of the same form.
-fn table(file: &str) -> Result<Table, String> {
-    let rows: String = (0..600).map(|at| format!("{}.{:02},{},40\n", at / 7, at % 7, 40 + at % 90)).collect();
-    Table::parse(file, &format!("arrival_s,context_tokens,generated_tokens\n{rows}"), false)
-        .map_err(|error| error.to_string())
-}
-
-#[test]
-fn experiments_over_time_compare_policies_on_the_same_load() {
-    for experiment in experiments::ALL {
-        let Way::Timed(run) = experiment.way else { continue };
-        let runs = std::cell::RefCell::new(Vec::new());
-        let lab = Lab {
-            read: &table,
-            progress: &|name, _, _| runs.borrow_mut().push(name.to_owned()),
-            requests: 30,
-            seed: 1,
-        };
-        let report = run(&lab).unwrap();
-        assert_eq!(report.details.len(), runs.borrow().len() + 1, "{}: a line for each run", experiment.name);
-        assert!(report.agrees() && report.rows.len() == 3, "{}", experiment.name);
-        assert!(report.figure.lines.iter().all(|line| line.points.len() == 3), "{}", experiment.name);
-        let missing = Lab { read: &|file| Err(format!("no {file}")), ..lab };
-        assert_eq!(run(&missing).unwrap_err(), "no azure_llm_2023_code.csv");
-    }
-}
-
-#[test]
-fn a_change_outside_of_the_papers_range_needs_a_reason() {
-    let row = |ours| Row::change("x", 40.0, (30.0, 50.0), ours, "because");
-    assert_eq!((row(30.0).agrees, row(30.0).reason), (true, None));
-    assert_eq!((row(29.9).agrees, row(29.9).reason), (false, Some("because")));
 }
 
 #[test]

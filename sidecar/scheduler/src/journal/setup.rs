@@ -81,6 +81,7 @@ fn put_offload(words: &mut Words, params: &Params) {
     words.put(expansion.early_permille).put(expansion.trial_tokens).put(expansion.gain_permille);
     words.put(expansion.probe_after_trials).put(expansion.stall_permille);
     words.put(replan.window).put(replan.mismatch_permille).put(replan.mismatches);
+    words.put(params.pause_bound_ns);
 }
 
 /// Reads what [`params_words`] wrote.
@@ -117,6 +118,7 @@ pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
             stall_permille: r.int()?,
         },
         replan: replan::Tunables { window: r.int()?, mismatch_permille: r.int()?, mismatches: r.int()? },
+        pause_bound_ns: r.u64()?,
     })
 }
 

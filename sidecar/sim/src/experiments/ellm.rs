@@ -74,14 +74,13 @@ pub fn algorithms() -> Report {
     let mut controller = BufferController::new(16);
     let seen = (0..60).map(|iteration| if iteration < 30 { TTFT } else { TPOT });
     let points = (0..).zip(seen).map(|(i, seen)| (f64::from(i), controller.iteration(seen) as f64)).collect();
-    Report {
-        details: Vec::new(),
-        rows: [admissions(), balloons(), buffers()].concat(),
-        figure: Figure {
+    Report::new(
+        [admissions(), balloons(), buffers()].concat(),
+        Figure {
             title: "eLLM Algorithm 2: the buffer under TTFT, then TPOT violations".to_owned(),
             x: "scheduling iteration".to_owned(),
             y: "logical buffer".to_owned(),
             lines: vec![Line { name: "B_logic".to_owned(), points }],
         },
-    }
+    )
 }

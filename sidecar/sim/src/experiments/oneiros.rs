@@ -43,14 +43,13 @@ pub fn alpha() -> Report {
         name: format!("{layers} layers, {beta} slot{}", if beta == 1 { "" } else { "s" }),
         points: (1..=20).map(|ratio| (ratio as f64, f64::from(largest(layers, ratio, beta)))).collect(),
     };
-    Report {
-        details: Vec::new(),
-        rows: rows.collect(),
-        figure: Figure {
+    Report::new(
+        rows.collect(),
+        Figure {
             title: "Oneiros 5.4: layers that can be given away without a stall".to_owned(),
             x: "r = copy of a layer / compute of a layer".to_owned(),
             y: "layers given away".to_owned(),
             lines: [(40, 1), (40, 2), (80, 1), (80, 2)].into_iter().map(line).collect(),
         },
-    }
+    )
 }

@@ -71,16 +71,15 @@ pub fn fig3() -> Report {
         let stall = |blocks| outcome([blocks, 6], *away).1.map(|stall| (blocks as f64, stall as f64));
         Line { name: format!("plan {name}"), points: (1..=8).filter_map(stall).collect() }
     };
-    Report {
-        details: Vec::new(),
-        rows: rows.collect(),
-        figure: Figure {
+    Report::new(
+        rows.collect(),
+        Figure {
             title: "OrbitFlow Fig. 3: stall of a step as the first request grows".to_owned(),
             x: "blocks per layer of the first request".to_owned(),
             y: "stall, thirds of a layer's compute".to_owned(),
             lines: PLANS.iter().map(line).collect(),
         },
-    }
+    )
 }
 
 /// D(L).
@@ -91,10 +90,9 @@ pub fn dl() -> Report {
         .iter()
         .map(|(layers, options)| Row::equal(format!("{layers} layers"), options, &distances(*layers).len()));
     let points = |count: fn(u16) -> f64| (2..=128).map(|layers| (f64::from(layers), count(layers))).collect();
-    Report {
-        details: Vec::new(),
-        rows: rows.collect(),
-        figure: Figure {
+    Report::new(
+        rows.collect(),
+        Figure {
             title: "OrbitFlow 4.2: distinct placements of one request".to_owned(),
             x: "layers".to_owned(),
             y: "placements".to_owned(),
@@ -106,5 +104,5 @@ pub fn dl() -> Report {
                 },
             ],
         },
-    }
+    )
 }

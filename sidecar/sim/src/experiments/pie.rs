@@ -59,14 +59,13 @@ pub fn fig4() -> Report {
             })
             .collect(),
     };
-    Report {
-        details: Vec::new(),
+    Report::new(
         rows,
-        figure: Figure {
+        Figure {
             title: "Pie 3.3: how much larger each layer's cache can be".to_owned(),
             x: "r = swap of a layer / compute of a layer".to_owned(),
             y: "expansion".to_owned(),
             lines: [32, 40, 48].into_iter().map(line).collect(),
         },
-    }
+    )
 }

@@ -12,7 +12,7 @@ use sluice_scheduler::{Core, Driver, Membership};
 use super::seat::{Journal, Life, Mouth, Seat, Tally, TenantSetup};
 use super::{Gpu, LOOK_NS, Sharing};
 use crate::compute::SimCompute;
-use crate::device::{Device, Shared};
+use crate::device::{Detail, Device, Shared};
 use crate::ledger::Quota;
 use crate::memory::SimMemory;
 
@@ -68,7 +68,9 @@ impl Gpu {
     }
 
     fn new_device(&mut self, setup: &TenantSetup, me: Peer) -> Shared {
-        let blocks = setup.params.host_kv_bytes / setup.geometry.block_bytes.max(1);
+        // What orders say of host blocks is taken as it is where only times are simulated.
+        let counts = self.setup.detail == Detail::Fingerprints;
+        let blocks = if counts { setup.params.host_kv_bytes / setup.geometry.block_bytes.max(1) } else { 0 };
         let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
         let device = Device::with_host_tier(setup.geometry.clone(), setup.profile, self.rng.word(), blocks);
         self.ledger.borrow_mut().join(me.instance);

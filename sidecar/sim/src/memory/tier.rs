@@ -6,7 +6,7 @@ use sluice_policy::action::{Address, BlockSwap};
 use sluice_policy::event::Failure;
 use sluice_policy::ids::{FrameId, HostBlockId};
 
-use crate::device::{Content, Device, HostBlock, Tokens, Use};
+use crate::device::{Content, Detail, Device, HostBlock, Tokens, Use};
 
 impl Device {
     /// A copy that fails leaves the host blocks without a name.
@@ -16,7 +16,8 @@ impl Device {
             return Err(Failure::Refused);
         }
         let fails = self.rng.chance(self.faults.copy_fails_permille);
-        for swap in swaps {
+        let blocks = if self.detail == Detail::Fingerprints { swaps } else { &[] };
+        for swap in blocks {
             let generation = Some(swap.generation).filter(|_| !fails);
             self.host[swap.host.index()] = HostBlock { generation, tokens: self.tokens(swap) };
         }
@@ -29,11 +30,13 @@ impl Device {
         if !self.is_settled(swaps) {
             return Err(Failure::Refused);
         }
-        if swaps.iter().any(|swap| self.host[swap.host.index()].generation != Some(swap.generation)) {
+        let carried = |swap: &BlockSwap| self.host[swap.host.index()].generation == Some(swap.generation);
+        if self.detail == Detail::Fingerprints && !swaps.iter().all(carried) {
             return Err(Failure::Refused);
         }
         let fails = self.rng.chance(self.faults.copy_fails_permille);
-        for (at, swap) in swaps.iter().enumerate() {
+        let blocks = if self.detail == Detail::Fingerprints { swaps } else { &[] };
+        for (at, swap) in blocks.iter().enumerate() {
             let beside = self.faults.swap_in_wrong_block && at == 0;
             let tokens = if fails { Tokens::default() } else { self.host_tokens(swap.host, beside) };
             *self.block_mut(swap.block).ok_or(Failure::Refused)? = tokens;
@@ -44,6 +47,9 @@ impl Device {
     /// Every block is where the order says and free for it, on both sides, and none is named twice.
     pub(crate) fn check_swaps(&mut self, swaps: &[BlockSwap], to: Use) -> Result<(), Failure> {
         let refused = self.rng.chance(self.faults.refused_permille);
+        if self.detail == Detail::Times {
+            return if refused { Err(Failure::Refused) } else { Ok(()) };
+        }
         let (mut hosts, mut blocks) = (BTreeSet::new(), self.taken(to));
         let fits = |swap: &BlockSwap| {
             let position = swap.block.0 % self.geometry.blocks_per_chunk();

@@ -36,6 +36,8 @@ pub struct Hardware {
     pub class: LinkClass,
     /// Device memory, bytes.
     pub memory_bytes: u64,
+    /// Host memory, bytes, as in the setup that a paper tells, else what such a machine usually has.
+    pub host_bytes: u64,
     /// Peak bandwidth of device memory, bytes per second.
     pub memory_bytes_per_s: u64,
     /// Peak of dense half-precision matrix products, operations per second.
@@ -78,15 +80,17 @@ pub const ALL: [Hardware; 6] = [
         name: "gh200",
         class: LinkClass::Coherent,
         memory_bytes: 96 * GIB,
+        host_bytes: 224 * GIB,
         memory_bytes_per_s: 4 * TERA,
         flops: 989 * TERA,
         link: link(419 * GIGA, 371 * GIGA, 857),
-        source: "NVIDIA GH200 data sheet; link measured in Pie 5.1 (419 and 371 GB/s), coupling measured in Oneiros 3.2 (366 of 427 GB/s when as much goes out)",
+        source: "NVIDIA GH200 data sheet; link measured in Pie 5.1 (419 and 371 GB/s), coupling measured in Oneiros 3.2 (366 of 427 GB/s when as much goes out), host memory in Oneiros 7.1",
     },
     Hardware {
         name: "h100-pcie5",
         class: LinkClass::Pcie5,
         memory_bytes: 80 * GIB,
+        host_bytes: 1024 * GIB,
         memory_bytes_per_s: 3_350 * GIGA,
         flops: 989 * TERA,
         link: link(55 * GIGA, 55 * GIGA, 900),
@@ -96,6 +100,7 @@ pub const ALL: [Hardware; 6] = [
         name: "h200-pcie5",
         class: LinkClass::Pcie5,
         memory_bytes: 141 * GIGA,
+        host_bytes: 1024 * GIB,
         memory_bytes_per_s: 4_800 * GIGA,
         flops: 989 * TERA,
         link: link(55 * GIGA, 55 * GIGA, 900),
@@ -105,6 +110,7 @@ pub const ALL: [Hardware; 6] = [
         name: "a100-pcie4",
         class: LinkClass::Pcie4,
         memory_bytes: 80 * GIB,
+        host_bytes: 1024 * GIB,
         memory_bytes_per_s: 2_039 * GIGA,
         flops: 312 * TERA,
         link: link(25 * GIGA, 25 * GIGA, 900),
@@ -114,6 +120,7 @@ pub const ALL: [Hardware; 6] = [
         name: "a6000",
         class: LinkClass::Pcie4,
         memory_bytes: 48 * GIB,
+        host_bytes: 256 * GIB,
         memory_bytes_per_s: 768 * GIGA,
         flops: 155 * TERA,
         link: link(25 * GIGA, 25 * GIGA, 900),
@@ -123,10 +130,11 @@ pub const ALL: [Hardware; 6] = [
         name: "a5000-pcie3",
         class: LinkClass::Pcie3,
         memory_bytes: 24 * GIB,
+        host_bytes: 384 * GIB,
         memory_bytes_per_s: 768 * GIGA,
         flops: 111 * TERA,
         link: link(12_500_000_000, 12_500_000_000, 900),
-        source: "NVIDIA RTX A5000 data sheet (tensor cores, dense); 12.5 of 16 GB/s reached over PCIe 3 x16 (OrbitFlow 5.1)",
+        source: "NVIDIA RTX A5000 data sheet (tensor cores, dense); 12.5 of 16 GB/s reached over PCIe 3 x16, host memory (OrbitFlow 5.1)",
     },
 ];
 

@@ -1,12 +1,15 @@
 //! What a load met: throughput, goodput, latencies, and what memory did meanwhile.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use sluice_policy::ids::Nanos;
+use sluice_policy::reason::Reason;
 use sluice_scheduler::Finish;
 
 use super::Case;
 use crate::gpu::Gpu;
-use crate::gpu::seat::Fate;
+use crate::gpu::seat::{Fate, Life};
 
 /// What a good answer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,10 +51,16 @@ pub struct Served {
     pub tbt_p50: f64,
     /// The same of 99 in 100.
     pub tbt_p99: f64,
+    /// Share of tokens that came in time after the one before, as they were made.
+    pub tbt_met: f64,
+    /// The same of tokens as they are delivered, paced.
+    pub tbt_met_paced: f64,
     /// Mean time between the tokens of a request, of 99 in 100 requests at most.
     pub tpot_p99: f64,
     /// Requests that lost their memory, each time.
     pub preemptions: u64,
+    /// Requests that were paused, each time.
+    pub pauses: u64,
     /// Tokens that were computed again for it.
     pub recomputed_tokens: u64,
     /// Layers that gave their memory away, each time.
@@ -70,6 +79,8 @@ pub struct Served {
     pub steps: u64,
     /// Hand-overs of the turn.
     pub turns: u64,
+    /// Decisions of the policies, by their reasons; those that never were are left out.
+    pub reasons: BTreeMap<&'static str, u64>,
     /// Tokens made by so many seconds, at equal distances.
     pub made: Vec<(f64, f64)>,
 }
@@ -101,8 +112,11 @@ pub(super) fn measure(case: &Case, gpu: &Gpu, begin: Nanos, loaded_bytes: (u64, 
         ttft_p99: percentile_ms(&mut ttft, 990),
         tbt_p50: percentile_ms(&mut tbt, 500),
         tbt_p99: percentile_ms(&mut tbt, 990),
+        tbt_met: met(gpu, |fate| gaps(&fate.token_at).filter(|gap| *gap > case.slo.tbt_ns).count()),
+        tbt_met_paced: met(gpu, |fate| late_tokens(&fate.token_at, case.slo.tbt_ns)),
         tpot_p99: percentile_ms(&mut tpot, 990),
         preemptions: sum(|tally| tally.preemptions),
+        pauses: lives(gpu).map(|life| life.driver.core().snapshot().counters.pauses).sum(),
         recomputed_tokens: sum(|tally| tally.recomputed_tokens),
         remapped_layers: sum(|tally| tally.remapped_layers),
         most_remapped: gpu.seats.iter().map(|seat| seat.tally.most_remapped).max().unwrap_or(0),
@@ -116,8 +130,28 @@ pub(super) fn measure(case: &Case, gpu: &Gpu, begin: Nanos, loaded_bytes: (u64, 
         link_gb: ((bytes_in - loaded_bytes.0) as f64 / 1e9, (bytes_out - loaded_bytes.1) as f64 / 1e9),
         steps: sum(|tally| tally.steps),
         turns: gpu.turns(),
+        reasons: reasons(gpu),
         made: made(gpu, begin),
     }
+}
+
+/// Share of tokens but the first ones that were not late; 1 of none.
+fn met(gpu: &Gpu, late: impl Fn(&Fate) -> usize) -> f64 {
+    let fates = || gpu.seats.iter().flat_map(|seat| seat.fates.values());
+    let tokens: usize = fates().map(|fate| fate.token_at.len().saturating_sub(1)).sum();
+    1.0 - fates().map(late).sum::<usize>() as f64 / tokens.max(1) as f64
+}
+
+fn lives(gpu: &Gpu) -> impl Iterator<Item = &Life> {
+    gpu.seats.iter().filter_map(|seat| seat.life.as_ref())
+}
+
+fn reasons(gpu: &Gpu) -> BTreeMap<&'static str, u64> {
+    let lives = || gpu.seats.iter().filter_map(|seat| seat.life.as_ref());
+    let counted =
+        |reason: Reason| lives().map(|life| life.driver.core().brain().counted(reason)).sum::<u64>();
+    let all = Reason::ALL.iter().map(|reason| (reason.label(), counted(*reason)));
+    all.filter(|(_, count)| *count > 0).collect()
 }
 
 fn made(gpu: &Gpu, begin: Nanos) -> Vec<(f64, f64)> {

@@ -2,6 +2,7 @@
 
 use sluice_policy::geometry::{Geometry, StepShape};
 use sluice_policy::params::Params;
+use sluice_policy::planner::pausing::DEFAULT_BOUND_NS;
 use sluice_policy::trader::Terms;
 use sluice_scheduler::Config;
 
@@ -75,6 +76,9 @@ fn params(case: &Case, place: &Place) -> Params {
         share_chunks: share as u32,
         max_model_tokens: place.model.context_tokens,
         guaranteed_kv_bytes: guaranteed,
+        kv_limit_bytes: case.tuning.kv_bytes.unwrap_or(u64::MAX),
+        host_kv_bytes: case.host_kv_bytes(),
+        pause_bound_ns: if case.tuning.never_pauses { 0 } else { DEFAULT_BOUND_NS },
         max_step: shape(STEP_TOKENS),
         min_step: shape(16),
         prefix_caching: case.prefix_caching,

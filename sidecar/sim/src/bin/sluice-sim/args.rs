@@ -22,7 +22,7 @@ pub struct Args {
 pub enum Command {
     /// Names every experiment, machine and model.
     List,
-    /// Runs an experiment and compares it with the paper. Exits with 1 if a figure differs.
+    /// Runs an experiment and compares it with the paper. Exits with 1 if a figure differs and no reason is stated for it.
     Run(RunArgs),
     /// Serves one load under several policies, side by side, by models of published size on a published machine.
     ServeTrace(Box<ServeArgs>),
@@ -125,6 +125,12 @@ pub struct ServeArgs {
     /// Unit of memory. A coarser one makes long runs faster and the memory of small models less even.
     #[arg(long, value_name = "MIB", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub chunk_mib: u64,
+    /// KV of each tenant on the device at most, GiB; as much as there is when left out.
+    #[arg(long, value_name = "GIB", value_parser = clap::value_parser!(u64).range(1..=1_048_576))]
+    pub kv_gib: Option<u64>,
+    /// Host memory for KV of each tenant, GiB; equal parts of what the machine has beside all weights when left out.
+    #[arg(long, value_name = "GIB", value_parser = clap::value_parser!(u64).range(0..=1_048_576))]
+    pub host_kv_gib: Option<u64>,
     /// How kernels are launched.
     #[arg(long, value_enum, default_value_t = LaunchArg::Graph)]
     pub launch: LaunchArg,

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, anyhow};
 use sluice_policy::params::PolicyName;
-use sluice_sim::experiments::{self, Experiment, Lab, Report};
+use sluice_sim::experiments::{self, Experiment, Lab, Report, Row, Verdict};
 use sluice_sim::profiles::{hardware, model};
 
 use crate::args::RunArgs;
@@ -44,7 +44,7 @@ fn shape(model: &model::Model) -> [String; 5] {
     ]
 }
 
-/// Runs one experiment; `false` if a figure differs from the paper's.
+/// Runs one experiment; `false` if a figure differs from the paper's, or something that is required does not hold.
 pub fn run(args: &RunArgs) -> Result<bool> {
     let experiment = experiments::named(&args.name)
         .ok_or_else(|| anyhow!("no experiment is called {:?}: {}", args.name, names()))?;
@@ -56,10 +56,10 @@ pub fn run(args: &RunArgs) -> Result<bool> {
         eprintln!("wrote {}", file.display());
     }
     if let Some(file) = &args.svg {
-        figure::draw(&report.figure, file).with_context(|| file.display().to_string())?;
+        figure::draw(&report.figures, file).with_context(|| file.display().to_string())?;
         eprintln!("wrote {}", file.display());
     }
-    Ok(report.agrees())
+    Ok(report.is_well())
 }
 
 fn run_in_lab(experiment: &Experiment, args: &RunArgs) -> Result<Report> {
@@ -87,42 +87,46 @@ fn names() -> String {
 
 fn print(experiment: &Experiment, report: &Report) {
     println!("{}: {}\n", experiment.name, experiment.about);
-    let rows: Vec<_> = report
-        .rows
-        .iter()
-        .map(|row| {
-            let verdict = match (row.agrees, row.reason) {
-                (true, _) => "agrees",
-                (false, Some(_)) => "reasoned",
-                (false, None) => "DIFFERS",
-            };
-            [row.what.clone(), row.paper.clone(), row.ours.clone(), verdict.to_owned()]
-        })
-        .collect();
-    table::print(["", "PAPER", "OURS", "VERDICT"], &rows);
+    let cells = |row: &Row| {
+        let verdict = row.verdict.word().to_owned();
+        [row.link.to_owned(), row.what.clone(), row.paper.clone(), row.ours.clone(), verdict]
+    };
+    let rows: Vec<_> = report.rows.iter().map(cells).collect();
+    if report.rows.iter().any(|row| !row.link.is_empty()) {
+        table::print(["LINK", "", "PAPER", "OURS", "VERDICT"], &rows);
+    } else {
+        let rows: Vec<_> = rows.into_iter().map(|[_, rest @ ..]| rest).collect();
+        table::print(["", "PAPER", "OURS", "VERDICT"], &rows);
+    }
     for (row, reason) in report.rows.iter().filter_map(|row| Some((row, row.reason?))) {
-        println!("\n{}: {reason}", row.what);
+        println!("\n{} {}: {reason}", row.link, row.what);
     }
     if let Some((heading, lines)) = report.details.split_first() {
         println!();
         table::print_lines(heading, lines);
     }
-    let differing = report.rows.iter().filter(|row| !row.agrees && row.reason.is_none()).count();
-    let reasoned = report.rows.iter().filter(|row| row.reason.is_some()).count();
-    match (differing, reasoned) {
-        (0, 0) => println!("\nall {} figures agree", rows.len()),
-        (0, _) => println!("\n{reasoned} of {} figures differ for a reason", rows.len()),
-        _ => println!("\n{differing} of {} figures differ", rows.len()),
-    }
+    println!("\n{}", summary(report));
+}
+
+fn summary(report: &Report) -> String {
+    let count = |verdict| report.rows.iter().filter(|row| row.verdict == verdict).count();
+    let verdicts =
+        [Verdict::Same, Verdict::Reasoned, Verdict::Differs, Verdict::Untold, Verdict::Holds, Verdict::Fails];
+    let counted: Vec<_> = verdicts
+        .into_iter()
+        .filter(|verdict| count(*verdict) > 0)
+        .map(|verdict| format!("{} {}", count(verdict), verdict.word()))
+        .collect();
+    format!("of {} figures: {}", report.rows.len(), counted.join(", "))
 }
 
 fn json(experiment: &Experiment, report: &Report) -> serde_json::Value {
     serde_json::json!({
         "experiment": experiment.name,
         "about": experiment.about,
-        "agrees": report.agrees(),
+        "well": report.is_well(),
         "rows": report.rows,
-        "figure": report.figure,
+        "figures": report.figures,
         "details": report.details,
     })
 }

@@ -9,7 +9,7 @@ use sluice_policy::params::PolicyName;
 use sluice_sim::experiments::{Figure, Line};
 use sluice_sim::gpu::Sharing;
 use sluice_sim::profiles::{hardware, model};
-use sluice_sim::serve::{self, Case, Served, Slo};
+use sluice_sim::serve::{self, Case, Served, Slo, Tuning};
 use sluice_sim::workload::arrivals::Arrivals;
 use sluice_sim::workload::{self, Coming, Deal, Limits, Source};
 
@@ -34,7 +34,7 @@ pub fn serve(args: &ServeArgs) -> Result<bool> {
         eprintln!("wrote {}", file.display());
     }
     if let Some(file) = &args.svg {
-        figure::draw(&drawn(&all), file).with_context(|| file.display().to_string())?;
+        figure::draw(&[drawn(&all)], file).with_context(|| file.display().to_string())?;
         eprintln!("wrote {}", file.display());
     }
     Ok(true)
@@ -98,6 +98,11 @@ fn case(args: &ServeArgs) -> Result<Case> {
         prefix_caching: false,
         rule: Rule::default(),
         slo: Slo { ttft_ns: args.ttft_ms * MS, tbt_ns: args.tbt_ms * MS },
+        tuning: Tuning {
+            kv_bytes: args.kv_gib.map(|gib| gib << 30),
+            host_kv_bytes: args.host_kv_gib.map(|gib| gib << 30),
+            ..Tuning::default()
+        },
         seed: args.seed,
     })
 }

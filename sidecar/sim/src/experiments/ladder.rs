@@ -1,0 +1,226 @@
+//! OrbitFlow's ablation: the share of tokens that come in time as its parts are added one by one.
+//!
+//! Llama-3-8B on an A5000 with 2 GiB of KV and batches of four, as in the paper. Its lengths are "derived from ShareGPT" with
+//! 32K tokens in a batch: here ShareGPT's, three times as long, which gives the same. Longer requests than the 16K tokens that
+//! fit the device alone, which the paper has too, are cut: no policy here takes more than its guarantee holds. The base of the
+//! objective is the paper's: the time of a decode step of the longest request that fits.
+
+use std::sync::Arc;
+
+use sluice_policy::neighbours::victim::Rule;
+use sluice_policy::params::PolicyName;
+
+use super::runs::{self, Job};
+use super::{Figure, Lab, Line, Report, Row, Told};
+use crate::gpu::Sharing;
+use crate::profiles::cost::{Batch, Launch, step_ns};
+use crate::profiles::hardware::{self, Hardware};
+use crate::profiles::model::{self, Model};
+use crate::serve::{self, Case, Served, Slo, Tuning};
+use crate::workload::arrivals::Arrivals;
+use crate::workload::{self, Coming, Deal, Limits, Source};
+
+const LENGTHS: &str = "sharegpt_lengths.csv";
+const TIMES_AS_LONG: u32 = 3;
+const KV_TOKENS: u32 = 16 << 10;
+const BATCH: u32 = 4;
+
+/// Requests per second. The paper's is 0.97 a minute, for answers that are longer than three times ShareGPT's; with this one
+/// a batch of four, which is 32K tokens, is always full.
+const RATE: f64 = 6.0 / 60.0;
+
+/// Of `--requests`, so many hundredths in each run: requests are long.
+const REQUESTS_PERCENT: usize = 5;
+
+/// Runs with other arrivals and lengths, over which is averaged.
+const SEEDS: u64 = 4;
+
+const SCALES: [f64; 2] = [1.0, 2.5];
+
+/// One rung: what is added, under which policy, whether anybody is paused, and whether tokens are paced.
+struct Rung {
+    name: &'static str,
+    policy: PolicyName,
+    pauses: bool,
+    paced: bool,
+    /// Tokens in time at scale 1, percent.
+    paper: f64,
+}
+
+const RUNGS: [Rung; 4] = [
+    Rung {
+        name: "the same layers of every request",
+        policy: PolicyName::Pie,
+        pauses: false,
+        paced: false,
+        paper: 45.1,
+    },
+    Rung {
+        name: "+ a plan for each request",
+        policy: PolicyName::OrbitFlow,
+        pauses: false,
+        paced: false,
+        paper: 54.5,
+    },
+    Rung { name: "+ Pause-Resume", policy: PolicyName::OrbitFlow, pauses: true, paced: false, paper: 71.0 },
+    Rung { name: "+ Token-Deposit", policy: PolicyName::OrbitFlow, pauses: true, paced: true, paper: 85.6 },
+];
+
+/// Points that Token-Deposit adds at scale 2.5.
+const DEPOSIT_AT_LARGE: f64 = 5.0;
+
+const LEVEL: &str = "here a request is admitted once the KV of its prompt fits the device, so that batches hold about two, and the \
+     paper's hold four; step times and lengths are not the paper's either, which are not published";
+
+/// The ladder.
+///
+/// # Errors
+/// Those of [`super::Experiment::run`].
+pub fn run(lab: &Lab<'_>) -> Result<Report, String> {
+    let source = Source::new(&(lab.read)(LENGTHS)?).times(TIMES_AS_LONG);
+    let mut jobs = Vec::new();
+    for seed in 0..SEEDS {
+        let load = Arc::new(load(&source, lab, lab.seed + seed));
+        for (scale, rung) in SCALES.iter().flat_map(|scale| RUNGS.iter().map(move |rung| (*scale, rung))) {
+            let name = format!("{} scale {scale} seed {seed}", rung.name);
+            jobs.push(Job { name, case: case(rung, scale, lab.seed + seed), load: load.clone() });
+        }
+    }
+    let served = runs::all(&jobs, lab.progress)?;
+    Ok(report(&served))
+}
+
+fn machine() -> (Hardware, Model) {
+    let hardware = *hardware::named("a5000-pcie3").expect("a machine of the list");
+    let model = *model::named("llama-3-8b").expect("a model of the list");
+    (hardware, Model { context_tokens: KV_TOKENS, ..model })
+}
+
+fn load(source: &Source, lab: &Lab<'_>, seed: u64) -> Vec<Coming> {
+    let limits = Limits {
+        model_tokens: vec![KV_TOKENS],
+        prompt_tokens: KV_TOKENS,
+        requests: (lab.requests * REQUESTS_PERCENT / 100).max(1),
+    };
+    let arrivals = Arrivals::Gamma { rate: RATE, cv: 1.0 };
+    workload::load(&arrivals, std::slice::from_ref(source), &limits, Deal::Lot, seed)
+}
+
+fn case(rung: &Rung, scale: f64, seed: u64) -> Case {
+    let (hardware, model) = machine();
+    let longest = Batch::decode(1, u64::from(KV_TOKENS));
+    let base_ns = step_ns(&hardware, &model, &longest, Launch::Eager) as f64;
+    Case {
+        hardware,
+        places: serve::places(&hardware, &[model], &[]),
+        sharing: Sharing::Isolated,
+        policy: rung.policy,
+        launch: Launch::Eager,
+        chunk_bytes: 2 << 20,
+        max_sequences: BATCH,
+        prefix_caching: false,
+        rule: Rule::default(),
+        slo: Slo { ttft_ns: u64::MAX, tbt_ns: (base_ns * scale) as u64 },
+        tuning: Tuning {
+            kv_bytes: Some(u64::from(KV_TOKENS) * model.kv_token_bytes()),
+            host_kv_bytes: None,
+            never_pauses: !rung.pauses,
+        },
+        seed,
+    }
+}
+
+/// Percent of tokens in time: by scale, then rung, the mean over seeds.
+fn attained(served: &[Served]) -> Vec<Vec<f64>> {
+    let of = |scale: usize, rung: usize| {
+        let at = |seed: usize| &served[(seed * SCALES.len() + scale) * RUNGS.len() + rung];
+        let met = |one: &Served| if RUNGS[rung].paced { one.tbt_met_paced } else { one.tbt_met };
+        100.0 * (0..SEEDS as usize).map(|seed| met(at(seed))).sum::<f64>() / SEEDS as f64
+    };
+    (0..SCALES.len()).map(|scale| (0..RUNGS.len()).map(|rung| of(scale, rung)).collect()).collect()
+}
+
+fn report(served: &[Served]) -> Report {
+    let attained = attained(served);
+    let rows = SCALES.iter().zip(&attained).flat_map(|(scale, ours)| rows(*scale, ours)).collect();
+    let lines = SCALES.iter().zip(&attained).map(|(scale, ours)| Line {
+        name: format!("scale {scale}"),
+        points: (1..).zip(ours).map(|(rung, met)| (f64::from(rung), *met)).collect(),
+    });
+    let paper = Line {
+        name: "paper, scale 1".into(),
+        points: (1..).zip(&RUNGS).map(|(rung, told)| (f64::from(rung), told.paper)).collect(),
+    };
+    let figure = Figure {
+        title: "OrbitFlow's ladder: uniform, per request, Pause-Resume, Token-Deposit".into(),
+        x: "rung".into(),
+        y: "percent of tokens in time".into(),
+        lines: lines.chain([paper]).collect(),
+    };
+    Report { details: details(served), ..Report::new(rows, figure) }
+}
+
+/// The levels, then what each rung adds.
+fn rows(scale: f64, ours: &[f64]) -> Vec<Row> {
+    let link = machine().0.class.name();
+    let mut rows: Vec<_> = RUNGS.iter().zip(ours).map(|(rung, met)| level(link, scale, rung, *met)).collect();
+    for (at, rung) in RUNGS.iter().enumerate().skip(1) {
+        let what = format!("scale {scale}: {} adds", rung.name.trim_start_matches("+ "));
+        let gain = ours[at] - ours[at - 1];
+        let paper = match scale {
+            1.0 => Some(rung.paper - RUNGS[at - 1].paper),
+            _ => rung.paced.then_some(DEPOSIT_AT_LARGE),
+        };
+        rows.push(match paper {
+            Some(paper) => Row::change(link, what, &added(paper), gain),
+            None => Row::untold(link, what, format!("{gain:+.1} points")),
+        });
+    }
+    rows
+}
+
+fn level(link: &'static str, scale: f64, rung: &Rung, met: f64) -> Row {
+    let what = format!("scale {scale}: {}", rung.name);
+    if scale != 1.0 {
+        return Row::untold(link, what, format!("{met:+.1} %"));
+    }
+    let (paper, range) = (rung.paper, (rung.paper - 10.0, rung.paper + 10.0));
+    Row::change(link, what, &Told { unit: "%", paper, range, outside: Some(LEVEL), worse: None }, met)
+}
+
+/// As much as the paper's rung, give or take half.
+fn added(paper: f64) -> Told {
+    Told { unit: "points", paper, range: (paper / 2.0, paper * 1.5), outside: Some(LEVEL), worse: None }
+}
+
+fn details(served: &[Served]) -> Vec<Vec<String>> {
+    let heading = [
+        "SCALE",
+        "RUNG",
+        "MET %",
+        "PACED %",
+        "P99 TBT MS",
+        "TOKENS/S",
+        "PREEMPTED",
+        "PAUSED",
+        "STALL S",
+        "GB IN",
+    ];
+    let line = |(at, one): (usize, &Served)| {
+        let (scale, rung) = (SCALES[at / RUNGS.len() % SCALES.len()], &RUNGS[at % RUNGS.len()]);
+        vec![
+            scale.to_string(),
+            rung.name.to_owned(),
+            format!("{:.1}", 100.0 * one.tbt_met),
+            format!("{:.1}", 100.0 * one.tbt_met_paced),
+            format!("{:.0}", one.tbt_p99),
+            format!("{:.1}", one.throughput),
+            one.preemptions.to_string(),
+            one.pauses.to_string(),
+            format!("{:.1}", one.stall_s),
+            format!("{:.0}", one.link_gb.0),
+        ]
+    };
+    let heading = heading.map(str::to_owned).to_vec();
+    std::iter::once(heading).chain(served.iter().enumerate().map(line)).collect()
+}

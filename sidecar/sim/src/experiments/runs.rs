@@ -1,0 +1,50 @@
+//! Many runs, as many at once as there are processors. Which one runs where changes nothing.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use crate::serve::{self, Case, Served};
+use crate::workload::Coming;
+
+/// One load under one policy.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Told when it is done.
+    pub name: String,
+    /// What serves.
+    pub case: Case,
+    /// What is served.
+    pub load: Arc<Vec<Coming>>,
+}
+
+/// What came out of each job, in their order. `told` hears of every one that is done: its name, how many are, of how many.
+///
+/// # Errors
+/// The first job, in their order, that cannot be served.
+pub fn all(jobs: &[Job], told: &dyn Fn(&str, usize, usize)) -> Result<Vec<Served>, String> {
+    let (next, (sender, done)) = (AtomicUsize::new(0), mpsc::channel());
+    let workers = thread::available_parallelism().map_or(1, usize::from).min(jobs.len());
+    let mut served: Vec<Option<Result<Served, String>>> = vec![None; jobs.len()];
+    thread::scope(|scope| {
+        for sender in (0..workers).map(|_| sender.clone()) {
+            scope.spawn(|| work(jobs, &next, sender));
+        }
+        drop(sender);
+        for (count, (at, result)) in (1..).zip(done) {
+            served[at] = Some(result);
+            told(&jobs[at].name, count, jobs.len());
+        }
+    });
+    served.into_iter().map(|result| result.expect("every job was done")).collect()
+}
+
+fn work(jobs: &[Job], next: &AtomicUsize, done: mpsc::Sender<(usize, Result<Served, String>)>) {
+    loop {
+        let at = next.fetch_add(1, Ordering::Relaxed);
+        let Some(job) = jobs.get(at) else { return };
+        let served = serve::serve(&job.case, &job.load, &mut |_| {});
+        let sent = done.send((at, served.map_err(|problem| format!("{}: {problem}", job.name))));
+        sent.expect("whoever started the worker listens until it ends");
+    }
+}
