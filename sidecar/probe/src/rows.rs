@@ -9,6 +9,8 @@ use crate::report::Findings;
 
 mod aliases;
 mod handles;
+mod limits;
+pub mod link;
 mod share;
 mod signals;
 
@@ -26,6 +28,8 @@ pub struct Question {
     pub text: &'static str,
     /// MiB of device memory that it takes at most, contexts aside.
     pub mib: u64,
+    /// The same under `--quick`.
+    pub quick_mib: u64,
     /// Longest that it may take; then it is killed.
     pub limit: Duration,
     /// Asks it.
@@ -33,7 +37,14 @@ pub struct Question {
 }
 
 /// All questions, by number.
-pub const ALL: &[Question] = &[aliases::QUESTION, share::QUESTION, handles::QUESTION, signals::QUESTION];
+pub const ALL: &[Question] = &[
+    aliases::QUESTION,
+    share::QUESTION,
+    handles::QUESTION,
+    link::QUESTION,
+    signals::QUESTION,
+    limits::QUESTION,
+];
 
 /// What a process beside the asking one does.
 pub type Role = fn(Setup, &Parent) -> Result<(), Error>;

@@ -55,8 +55,8 @@ fn ending(outcome: anyhow::Result<ExitCode>) -> ExitCode {
 
 fn list() {
     for question in rows::ALL {
-        let Question { id, name, text, mib, .. } = question;
-        println!("{id} {name:10} at most {mib:5} MiB  {text}");
+        let Question { id, name, text, mib, quick_mib, .. } = question;
+        println!("{id} {name:10} at most {mib:5} MiB, {quick_mib:4} with --quick  {text}");
     }
 }
 
@@ -149,7 +149,7 @@ fn child(role: &str, setup: Setup) -> Result<ExitCode, Error> {
 
 fn ask(setup: Setup, question: &Question) -> Result<Findings, Error> {
     let bench = Bench::open(setup)?;
-    bench.need(question.mib)?;
+    bench.need(setup.pick(question.quick_mib, question.mib))?;
     (question.ask)(&bench)
 }
 

@@ -3,6 +3,8 @@
 
 mod aliases;
 mod handles;
+mod limits;
+mod link;
 mod share;
 mod signals;
 

@@ -65,7 +65,17 @@ impl Handle {
         bytes: u64,
         kind: CUmemAllocationHandleType,
     ) -> Result<Handle, Error> {
-        let (mut raw, wanted) = (0, properties(context.device(), kind));
+        Handle::take(context, bytes, properties(context.device(), kind))
+    }
+
+    /// As [`Handle::create`], but of the host's memory at NUMA node `node`.
+    pub fn create_on_host(context: &Context, node: i32, bytes: u64) -> Result<Handle, Error> {
+        let location = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, id: node };
+        Handle::take(context, bytes, CUmemAllocationProp { location, ..properties(context.device(), FD) })
+    }
+
+    fn take(context: &Context, bytes: u64, wanted: CUmemAllocationProp) -> Result<Handle, Error> {
+        let mut raw = 0;
         // SAFETY: reads the properties and writes the handle.
         unsafe { call!(cuMemCreate(&mut raw, bytes as usize, &wanted, 0)) }?;
         Ok(Handle { raw, bytes, _context: context.clone() })
@@ -147,10 +157,15 @@ impl Range {
 
     /// Maps all of `handle` at `offset`; nobody may access it there before [`Range::allow`].
     pub fn map(&mut self, offset: u64, handle: &Handle) -> Result<(), Error> {
-        assert!(offset + handle.bytes <= self.bytes, "a mapping lies in its range");
+        self.map_part(offset, handle, 0, handle.bytes)
+    }
+
+    /// As [`Range::map`], but only `bytes` from byte `from` of the handle. Drivers refuse it so far.
+    pub fn map_part(&mut self, offset: u64, handle: &Handle, from: u64, bytes: u64) -> Result<(), Error> {
+        assert!(offset + bytes <= self.bytes, "a mapping lies in its range");
         // SAFETY: the addresses are ours, and the driver refuses those that are mapped.
-        unsafe { call!(cuMemMap(self.base + offset, handle.bytes as usize, 0, handle.raw, 0)) }?;
-        self.mapped.insert(offset, handle.bytes);
+        unsafe { call!(cuMemMap(self.base + offset, bytes as usize, from as usize, handle.raw, 0)) }?;
+        self.mapped.insert(offset, bytes);
         Ok(())
     }
 

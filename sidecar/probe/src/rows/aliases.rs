@@ -17,6 +17,7 @@ pub const QUESTION: Question = Question {
     text: "Is one physical handle, mapped at several addresses of one process, seen alike through all of them, \
            ordered by stream and by event?",
     mib: 64,
+    quick_mib: 64,
     limit: Duration::from_secs(30),
     ask,
 };

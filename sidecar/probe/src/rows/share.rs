@@ -23,6 +23,7 @@ pub const QUESTION: Question = Question {
     text: "Does a handle exported as a file descriptor show the same bytes in a second process, and is its memory free \
            again when the last mapping, import and descriptor have gone?",
     mib: 320,
+    quick_mib: 96,
     limit: Duration::from_secs(60),
     ask,
 };

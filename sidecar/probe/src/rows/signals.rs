@@ -25,6 +25,7 @@ pub const QUESTION: Question = Question {
     text: "Do a stream and a graph wait for a word that another process writes, with no CPU between, and is a stream \
            that waits for a dead process usable again?",
     mib: 64,
+    quick_mib: 64,
     limit: Duration::from_secs(60),
     ask,
 };

@@ -24,6 +24,6 @@ fn a_device_with_too_little_memory_is_refused_politely() {
     let (row, status) = World::new().with("SLUICE_STANDIN_BYTES", "268435456").ask("handles");
     let Answer::Unknown { reason } = &row.answer else { panic!("{row:?}") };
     // The stand-in's context takes 32 MiB of 256.
-    assert_eq!(reason, "needs 704 MiB of device memory, 224 MiB are free");
+    assert_eq!(reason, "needs 448 MiB of device memory, 224 MiB are free");
     assert_eq!(status, 1);
 }

@@ -9,11 +9,12 @@ use crate::objects::pool;
 use crate::switches::SWITCHES;
 
 /// Attributes that are not 0: numbers of `CUdevice_attribute`.
-const ATTRIBUTES: [(i32, i32); 19] = [
+const ATTRIBUTES: [(i32, i32); 21] = [
     (1, 1024),  // threads of a block
     (8, 49152), // shared memory of a block
     (10, 32),   // warp
     (16, 8),    // multiprocessors
+    (19, 1),    // host memory mapped for the device
     (31, 1),    // concurrent kernels
     (40, 3),    // asynchronous copies
     (41, 1),    // unified addressing
@@ -23,6 +24,7 @@ const ATTRIBUTES: [(i32, i32); 19] = [
     (92, 1),    // operations on words by streams, version 1
     (93, 1),    // 64-bit operations on words by streams, version 1
     (94, 1),    // waits for no common bit, version 1
+    (99, 1),    // registered host memory
     (102, 1),   // virtual memory
     (103, 1),   // handles as file descriptors
     (115, 1),   // memory pools

@@ -1,0 +1,222 @@
+//! Row 4: copies between host and device, and the device's own reads beside them.
+
+use std::time::Duration;
+
+use super::Question;
+use crate::Error;
+use crate::bench::Bench;
+use crate::cuda::{Buffer, Event, HostMemory, Kernels, Stream};
+use crate::report::{Answer, Findings};
+use crate::statistics::{Figure, middle};
+
+/// Row 4.
+pub const QUESTION: Question = Question {
+    id: 4,
+    name: "link",
+    text: "Do registered pages of a memfd copy as fast as the driver's own memory (95 %), each way? What are the peaks, \
+           which size reaches 95 % of them, and how much do the directions slow each other?",
+    mib: 2064,
+    quick_mib: 160,
+    limit: Duration::from_secs(90),
+    ask,
+};
+
+/// The figure that fitness takes as the link's bandwidth to the device, GB/s.
+pub const TO_DEVICE: &str = "to device, registered: peak";
+/// The figure that fitness takes as the bandwidth of the device's memory, GB/s.
+pub const DEVICE: &str = "device memory, read by a kernel";
+/// What counts as the peak.
+const NEARLY: f64 = 0.95;
+
+/// A way that bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    ToDevice,
+    ToHost,
+}
+
+impl Way {
+    const BOTH: [Way; 2] = [Way::ToDevice, Way::ToHost];
+
+    fn words(self) -> &'static str {
+        match self {
+            Way::ToDevice => "to device",
+            Way::ToHost => "to host",
+        }
+    }
+}
+
+fn sizes(bench: &Bench) -> &'static [u64] {
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+    bench.setup.pick(
+        &[64 * KIB, MIB, 16 * MIB, 64 * MIB],
+        &[64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB],
+    )
+}
+
+fn ask(bench: &Bench) -> Result<Findings, Error> {
+    let mut findings = Findings::new(Answer::Yes);
+    findings.figures.push(device_memory(bench)?);
+    let registered = Lanes::new(bench, "registered", HostMemory::registered)?;
+    let ours = registered.measure(bench, &mut findings.figures)?;
+    registered.together(bench, ours, &mut findings.figures)?;
+    // Gone before the driver's own memory is taken: host memory for one kind at a time.
+    drop(registered);
+    let pinned = Lanes::new(bench, "cuMemHostAlloc", HostMemory::pinned)?;
+    let theirs = pinned.measure(bench, &mut findings.figures)?;
+    let slower = |way: usize| ours[way] < NEARLY * theirs[way];
+    findings.answer = Answer::of(!slower(0) && !slower(1), || {
+        let [(a, b), (c, d)] = [(ours[0], theirs[0]), (ours[1], theirs[1])];
+        format!("registered {a:.1} to device and {c:.1} to host, the driver's {b:.1} and {d:.1} GB/s")
+    });
+    Ok(findings)
+}
+
+/// What a kernel reads of the device's memory, GB/s.
+fn device_memory(bench: &Bench) -> Result<Figure, Error> {
+    let bytes = bench.setup.pick(128_u64, 1024) << 20;
+    let (stream, kernels) = (Stream::new(&bench.context)?, Kernels::load(&bench.context)?);
+    let memory = Buffer::new(&bench.context, bytes)?;
+    stream.fill(memory.at(0), 0, bytes)?;
+    kernels.read(&stream, memory.at(0), bytes)?;
+    let mut samples = Vec::new();
+    for _ in 0..bench.setup.pick(3, 20) {
+        let start = Event::after(&stream)?;
+        kernels.read(&stream, memory.at(0), bytes)?;
+        samples.push(gigabytes(bytes, ends(&stream, &start)?));
+    }
+    Ok(Figure::of(DEVICE, "GB/s", &samples))
+}
+
+/// Nanoseconds from `start` to the end of the stream's work, which is awaited.
+fn ends(stream: &Stream, start: &Event) -> Result<f64, Error> {
+    let end = Event::after(stream)?;
+    end.finish()?;
+    // Half a microsecond is the clock's resolution.
+    Ok(end.since_ns(start)?.max(500.0))
+}
+
+fn gigabytes(bytes: u64, ns: f64) -> f64 {
+    bytes as f64 / ns
+}
+
+/// Memory on both sides for each way, of one kind of host memory.
+struct Lanes {
+    kind: &'static str,
+    lanes: [Lane; 2],
+}
+
+struct Lane {
+    way: Way,
+    host: HostMemory,
+    device: Buffer,
+    stream: Stream,
+}
+
+type Take = fn(&crate::cuda::Context, u64) -> Result<HostMemory, Error>;
+
+impl Lanes {
+    fn new(bench: &Bench, kind: &'static str, take: Take) -> Result<Lanes, Error> {
+        bench.progress(&format!("host memory: {kind}"));
+        let bytes = *sizes(bench).last().expect("there are sizes");
+        let lane = |way| -> Result<Lane, Error> {
+            let (host, device) = (take(&bench.context, bytes)?, Buffer::new(&bench.context, bytes)?);
+            Ok(Lane { way, host, device, stream: Stream::new(&bench.context)? })
+        };
+        Ok(Lanes { kind, lanes: [lane(Way::ToDevice)?, lane(Way::ToHost)?] })
+    }
+
+    /// Each way alone, by size. The peaks, GB/s.
+    fn measure(&self, bench: &Bench, figures: &mut Vec<Figure>) -> Result<[f64; 2], Error> {
+        let mut peaks = [0.0; 2];
+        for (lane, peak) in self.lanes.iter().zip(&mut peaks) {
+            let (way, kind) = (lane.way.words(), self.kind);
+            let mut by_size = Vec::new();
+            for bytes in sizes(bench) {
+                let samples = lane.samples(bench, *bytes)?;
+                by_size.push((*bytes, middle(&samples), samples));
+            }
+            let best = by_size.iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("there are sizes");
+            *peak = best.1;
+            figures.push(Figure::of(format!("{way}, {kind}: peak"), "GB/s", &best.2));
+            let enough = by_size.iter().find(|(_, median, _)| *median >= NEARLY * *peak);
+            let kib = enough.expect("the peak reaches itself").0 >> 10;
+            figures.push(Figure::one(format!("{way}, {kind}: size of 95 %"), "KiB", kib as f64));
+            let of_size = |(bytes, _, samples): &(u64, f64, Vec<f64>)| {
+                Figure::of(format!("{way}, {kind}: {} KiB", bytes >> 10), "GB/s", samples)
+            };
+            figures.extend(by_size.iter().map(of_size));
+            figures.push(Figure::of(format!("{way}, {kind}: one of 64 KiB"), "us", &lane.lone(bench)?));
+        }
+        Ok(peaks)
+    }
+
+    /// Both ways at once, and what that leaves of the peaks.
+    fn together(&self, bench: &Bench, alone: [f64; 2], figures: &mut Vec<Figure>) -> Result<(), Error> {
+        let bytes = bench.setup.pick(16_u64, 64) << 20;
+        let mut samples = [Vec::new(), Vec::new()];
+        for _ in 0..bench.setup.pick(2, 6) {
+            let rates = self.both(bench, bytes)?;
+            samples.iter_mut().zip(rates).for_each(|(of_way, rate)| of_way.push(rate));
+        }
+        for ((way, samples), alone) in Way::BOTH.iter().zip(&samples).zip(alone) {
+            let way = way.words();
+            figures.push(Figure::of(format!("{way}, both ways at once"), "GB/s", samples));
+            let left: Vec<f64> = samples.iter().map(|rate| rate / alone * 1000.0).collect();
+            figures.push(Figure::of(format!("{way}, what the other way leaves"), "permille", &left));
+        }
+        Ok(())
+    }
+
+    /// GB/s of each way while both have work: the middle half of each stream's copies is timed.
+    fn both(&self, bench: &Bench, bytes: u64) -> Result<[f64; 2], Error> {
+        let copies = bench.setup.pick(8, 32);
+        let mut marks = Vec::new();
+        for index in 0..copies {
+            for lane in &self.lanes {
+                lane.copy(bytes)?;
+                if index == copies / 4 || index == copies * 3 / 4 {
+                    marks.push(Event::after(&lane.stream)?);
+                }
+            }
+        }
+        self.lanes.iter().try_for_each(|lane| lane.stream.finish())?;
+        let timed = (copies * 3 / 4 - copies / 4) * bytes;
+        let rate = |way: usize| -> Result<f64, Error> {
+            Ok(gigabytes(timed, marks[2 + way].since_ns(&marks[way])?.max(500.0)))
+        };
+        Ok([rate(0)?, rate(1)?])
+    }
+}
+
+impl Lane {
+    fn copy(&self, bytes: u64) -> Result<(), Error> {
+        match self.way {
+            Way::ToDevice => self.stream.upload(self.device.at(0), &self.host, 0, bytes),
+            Way::ToHost => self.stream.download(&self.host, 0, self.device.at(0), bytes),
+        }
+    }
+
+    /// GB/s of copies of this size that follow each other, by round.
+    fn samples(&self, bench: &Bench, bytes: u64) -> Result<Vec<f64>, Error> {
+        let whole = bench.setup.pick(64_u64, 1024) << 20;
+        let copies = (whole / bytes).clamp(1, bench.setup.pick(32, 128));
+        self.copy(bytes)?;
+        let round = |_| -> Result<f64, Error> {
+            let start = Event::after(&self.stream)?;
+            (0..copies).try_for_each(|_| self.copy(bytes))?;
+            Ok(gigabytes(copies * bytes, ends(&self.stream, &start)?))
+        };
+        (0..bench.setup.pick(3, 7)).map(round).collect()
+    }
+
+    /// Microseconds from asking for one small copy until this thread sees it done: what a copy costs beside its bytes.
+    fn lone(&self, bench: &Bench) -> Result<Vec<f64>, Error> {
+        let mut us = Vec::new();
+        for _ in 0..bench.setup.pick(5, 50) {
+            crate::statistics::timed(&mut us, || self.copy(64 << 10).and_then(|()| self.stream.finish()))?;
+        }
+        Ok(us)
+    }
+}

@@ -1,0 +1,36 @@
+//! Row 8.
+
+use sluice_probe::report::Answer;
+
+use super::World;
+
+#[test]
+fn what_only_trying_shows_is_noted_in_the_driver_s_words() {
+    let row = World::new().yes("limits");
+    for words in [
+        "not so: part of a handle can be mapped: cuMemMap: CUDA_ERROR_",
+        "not so: fabric handles can be made: ",
+    ] {
+        assert!(row.notes.iter().any(|note| note.starts_with(words)), "{words} in {:?}", row.notes);
+    }
+}
+
+#[test]
+fn what_the_design_asks_for_and_is_not_there_answers_no() {
+    let world = World::new()
+        .with("SLUICE_STANDIN_ATTRIBUTES", "102=0")
+        .with("SLUICE_STANDIN_FAULTS", "cuStreamWaitValue64_v2=801");
+    let (row, status) = world.ask("limits");
+    let Answer::No { reason } = &row.answer else { panic!("{row:?}") };
+    assert!(reason.starts_with("no mapping of handles: the driver says so; no 64-bit wait"), "{reason}");
+    assert!(reason.contains("cuStreamWaitValue64_v2: CUDA_ERROR_NOT_SUPPORTED ("), "{reason}");
+    assert_eq!(status, 0);
+}
+
+#[test]
+fn a_write_that_never_arrives_ends_the_wait_for_it() {
+    let world = World::new().with("SLUICE_STANDIN_FAULTS", "cuStreamWriteValue64_v2=drop");
+    let (row, _) = world.ask("limits");
+    let Answer::No { reason } = &row.answer else { panic!("{row:?}") };
+    assert!(reason.contains("work on a stream took more than 2s"), "{reason}");
+}
