@@ -199,6 +199,10 @@ pub struct ListenConfig {
     pub admin: SocketAddr,
     /// Probes and a copy of the metrics.
     pub probes: SocketAddr,
+    /// Whether `GET /drain` on the probes' port drains, for a pod's preStop hooks: whoever reaches that port may then take the
+    /// tenant off the list of those that are ready.
+    #[serde(default)]
+    pub drain_hook: bool,
     /// Mutual TLS on the admin port; `None` = tokens. With it, tokens open nothing.
     #[serde(default)]
     pub admin_tls: Option<AdminTls>,

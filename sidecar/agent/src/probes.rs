@@ -1,29 +1,89 @@
 //! Probes (`:8002`): whether to start the engine, to route, to restart, and a copy of the metrics. Nothing secret, nothing else.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::get;
 
+use crate::gateway::open::OpenRequests;
 use crate::gateway::{readiness, scrape};
 use crate::metrics::Metrics;
 use crate::service::{Service, Status};
 
 type Shared = State<(Service, Arc<Metrics>)>;
 
-/// The routes of `:8002`.
-pub fn router(service: Service, metrics: Arc<Metrics>) -> Router {
+/// How often a drain looks whether requests are open.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// How a pod is drained: it is no longer ready, still serves whoever comes before that is known everywhere, and has
+/// finished when nobody has come for a while.
+#[derive(Clone, Debug)]
+pub struct Hook {
+    open: OpenRequests,
+    limit: Duration,
+    settle: Duration,
+    draining: Arc<AtomicBool>,
+}
+
+impl Hook {
+    /// Requests that no longer come: a Service takes about so long to know that a pod is not ready.
+    pub const SETTLE: Duration = Duration::from_secs(2);
+
+    /// Waits for `open` requests to end, at most `limit`, and until none has been open for `settle`.
+    pub fn new(open: OpenRequests, limit: Duration, settle: Duration) -> Self {
+        Hook { open, limit, settle, draining: Arc::default() }
+    }
+}
+
+/// The routes of `:8002`. `hook` adds `/drain`.
+pub fn router(service: Service, metrics: Arc<Metrics>, hook: Option<Hook>) -> Router {
+    let draining = hook.as_ref().map(|hook| hook.draining.clone()).unwrap_or_default();
+    let hooks = match hook {
+        Some(hook) => Router::new().route("/drain", get(drain)).with_state(hook),
+        None => Router::new(),
+    };
     Router::new()
         .route("/startup", get(startup))
-        .route("/ready", get(|State((service, _)): Shared| async move { readiness(&service) }))
+        .route("/ready", get(async move |State((service, _)): Shared| ready(&service, &draining)))
         .route("/live", get(|| async { (StatusCode::OK, "live\n") }))
         .route(
             "/metrics",
             get(|State((service, metrics)): Shared| async move { scrape(&service, &metrics).await }),
         )
         .with_state((service, metrics))
+        .merge(hooks)
+}
+
+/// Ready = can take or hold requests, and is not about to end.
+fn ready(service: &Service, draining: &AtomicBool) -> (StatusCode, String) {
+    if draining.load(Ordering::Relaxed) {
+        return (StatusCode::SERVICE_UNAVAILABLE, "draining\n".into());
+    }
+    readiness(service)
+}
+
+/// Whoever asks waits until no request is open. The preStop hooks of all containers of a pod ask, before any of them is
+/// told to end: an engine that the kubelet ended first would cut every stream.
+async fn drain(State(hook): State<Hook>) -> String {
+    if !hook.draining.swap(true, Ordering::Relaxed) {
+        tracing::info!("a hook asks to drain: no longer ready");
+    }
+    let start = Instant::now();
+    let mut looks = tokio::time::interval(LOOK);
+    let mut quiet_since = start;
+    while start.elapsed() < hook.limit {
+        looks.tick().await;
+        if hook.open.count() > 0 {
+            quiet_since = Instant::now();
+        } else if quiet_since.elapsed() >= hook.settle {
+            return "drained\n".into();
+        }
+    }
+    format!("{} requests are still open\n", hook.open.count())
 }
 
 /// Started = engines may connect: their socket listens before this one does. Not whether one has come: a pod starts its

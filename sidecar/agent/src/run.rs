@@ -18,6 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 pub use self::failure::Failure;
+use crate::admin;
 use crate::admin::Admin;
 use crate::admin::start::{Credentials, StartError};
 use crate::args::Args;
@@ -26,9 +27,9 @@ use crate::gateway::Gateway;
 use crate::gateway::open::OpenRequests;
 use crate::gateway::serve::{LAST_WORD, Limits, finish, serve};
 use crate::metrics::Metrics;
+use crate::probes::{self, Hook};
 use crate::room::{Among, InjectedFaults, LoadError, Loaded, Loading, load};
 use crate::service::{Inbox, Message, Service, Status};
-use crate::{admin, probes};
 
 fn config_error(error: impl Into<anyhow::Error>) -> Failure {
     Failure::Config(error.into())
@@ -202,7 +203,8 @@ async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>)
     let small = Limits { connections: 64, drain: Duration::from_secs(1) };
     let admin = Admin::new(config, service.clone(), directives, &credentials);
     let admin = tokio::spawn(credentials.serve(sockets.admin, admin, small, stopping.clone()));
-    let probes = probes::router(service, metrics);
+    let hook = config.listen.drain_hook.then(|| Hook::new(gateway.open.clone(), drain, Hook::SETTLE));
+    let probes = probes::router(service, metrics, hook);
     let probes = tokio::spawn(serve(sockets.probes, probes, small, stopping.clone()));
     let serving = tokio::spawn(serve(sockets.serve, gateway.router(), limits, stopping));
     let ended = until_told(failed).await;

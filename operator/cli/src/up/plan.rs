@@ -250,6 +250,7 @@ fn listen(options: &Options, index: u16) -> ListenConfig {
         serve: SocketAddr::new(options.host, port),
         admin: free,
         probes: free,
+        drain_hook: false,
         admin_tls: None,
         neighbour_token_file: None,
     }

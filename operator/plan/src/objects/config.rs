@@ -143,6 +143,7 @@ fn listen(placed: &Placed<'_>) -> ListenConfig {
         serve: everywhere(SERVE_PORT),
         admin: everywhere(ADMIN_PORT),
         probes: everywhere(PROBE_PORT),
+        drain_hook: true,
         admin_tls: Some(AdminTls {
             cert: file("tls.crt"),
             key: file("tls.key"),

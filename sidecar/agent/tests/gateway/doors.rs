@@ -1,15 +1,17 @@
 //! The socket of the probes.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use serde_json::json;
 use sluice_agent::gateway::serve::{Limits, serve};
-use sluice_agent::probes;
+use sluice_agent::probes::{self, Hook};
 use sluice_agent::service::Status;
+use sluice_scheduler::Finish;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use super::client::{Answer, Client};
+use super::client::{Answer, Client, PATIENCE};
 use super::world::{Setup, World};
 
 async fn open(router: axum::Router) -> (SocketAddr, watch::Sender<bool>) {
@@ -30,7 +32,7 @@ async fn get(address: SocketAddr, path: &str) -> Answer {
 async fn probes_tell_when_to_start_the_engine_and_when_to_route_and_nothing_else() {
     let mut world = World::start(Setup { status: Status::Loading, ..Setup::default() }).await;
     world.autopilot("");
-    let (address, _stop) = open(probes::router(world.service.clone(), world.metrics.clone())).await;
+    let (address, _stop) = open(probes::router(world.service.clone(), world.metrics.clone(), None)).await;
     let failed = Status::Failed("bad weights".into());
     for (status, startup, ready) in [
         (Status::Loading, 200, 503),
@@ -46,7 +48,51 @@ async fn probes_tell_when_to_start_the_engine_and_when_to_route_and_nothing_else
     }
     let metrics = get(address, "/metrics").await;
     assert!(metrics.body.contains("vllm:num_requests_running{model_name=\"tiny\"} 0\n"), "{}", metrics.body);
-    for path in ["/", "/v1/state", "/v1/models", "/v1/completions"] {
+    for path in ["/", "/v1/state", "/v1/models", "/v1/completions", "/drain"] {
         assert_eq!(get(address, path).await.head.status, 404, "{path}");
     }
+}
+
+/// A hook that is satisfied as soon as nothing is open.
+fn hook(world: &World, limit: Duration) -> Option<Hook> {
+    Some(Hook::new(world.open.clone(), limit, Duration::ZERO))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_ends_readiness_waits_for_open_requests_and_refuses_nobody() {
+    let world = World::start(Setup::default()).await;
+    let hook = hook(&world, Duration::from_secs(60));
+    let (address, _stop) = open(probes::router(world.service.clone(), world.metrics.clone(), hook)).await;
+    let mut early =
+        world.posted("/v1/completions", &json!({"prompt": "a", "stream": true, "max_tokens": 2})).await;
+    let open_stream = world.scheduler.taken().await;
+    assert_eq!(get(address, "/ready").await.head.status, 200);
+    let mut waiting = Client::connect(address).await;
+    waiting.send("GET", "/drain", &[], b"").await;
+    let until = Instant::now() + PATIENCE;
+    while get(address, "/ready").await.head.status == 200 {
+        assert!(Instant::now() < until, "it is still ready");
+    }
+    // Whoever did not know yet is served.
+    let mut late = world.posted("/v1/completions", &json!({"prompt": "b", "max_tokens": 1})).await;
+    let also_open = world.scheduler.taken().await;
+    also_open.finish(Finish::Length);
+    assert_eq!(late.answer().await.head.status, 200);
+    let answered = tokio::time::timeout(Duration::from_millis(300), waiting.answer()).await;
+    assert!(answered.is_err(), "a stream is open");
+    open_stream.finish(Finish::Length);
+    assert_eq!(early.answer().await.head.status, 200);
+    let mut second = Client::connect(address).await;
+    second.send("GET", "/drain", &[], b"").await;
+    assert_eq!(second.answer().await.body, "drained\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_does_not_wait_for_ever() {
+    let world = World::start(Setup::default()).await;
+    let hook = hook(&world, Duration::from_millis(200));
+    let (address, _stop) = open(probes::router(world.service.clone(), world.metrics.clone(), hook)).await;
+    let _stream = world.posted("/v1/completions", &json!({"prompt": "a", "stream": true})).await;
+    let _taken = world.scheduler.taken().await;
+    assert_eq!(get(address, "/drain").await.body, "1 requests are still open\n");
 }

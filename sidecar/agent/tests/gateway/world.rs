@@ -57,6 +57,7 @@ pub struct World {
     pub status: watch::Sender<Status>,
     pub service: Service,
     pub metrics: Arc<Metrics>,
+    pub open: OpenRequests,
     pub stop: watch::Sender<bool>,
     pub serving: JoinHandle<()>,
     _folder: tempfile::TempDir,
@@ -78,13 +79,14 @@ impl World {
         let (status, watched) = watch::channel(setup.status);
         let service = Service::new(inbox, watched);
         let metrics = Arc::new(Metrics::new("tiny", &SloConfig::default()));
+        let open = OpenRequests::new(setup.limits.max_streams, metrics.clone());
         let gateway = Arc::new(Gateway {
             text: Arc::new(tiny::text(folder.path())),
             service: service.clone(),
             names: vec!["tiny".into(), "org/tiny".into()],
             vocab: tiny::VOCAB,
             max_model_tokens: setup.context,
-            open: OpenRequests::new(setup.limits.max_streams, metrics.clone()),
+            open: open.clone(),
             limits: setup.limits,
             stream_pacing: setup.pacing,
             api_keys: setup.keys,
@@ -103,6 +105,7 @@ impl World {
             status,
             service,
             metrics,
+            open,
             stop,
             serving,
             _folder: folder,

@@ -85,6 +85,7 @@ pub fn config(model: &Path, memory_bytes: u64, policy: &str) -> SidecarConfig {
             serve: free,
             admin: free,
             probes: free,
+            drain_hook: false,
             admin_tls: None,
             neighbour_token_file: None,
         },
