@@ -10,6 +10,7 @@ pub mod pie;
 pub mod row;
 pub mod runs;
 pub mod tenants;
+pub mod unified;
 
 pub use row::{Row, Told, Verdict};
 
@@ -71,6 +72,8 @@ pub struct Lab<'a> {
     pub requests: usize,
     /// Of everything that is random.
     pub seed: u64,
+    /// How many seeds experiments take that compare over them.
+    pub seeds: u64,
 }
 
 /// How an experiment is run.
@@ -107,7 +110,7 @@ impl Experiment {
 }
 
 /// All of them.
-pub const ALL: [Experiment; 8] = [
+pub const ALL: [Experiment; 9] = [
     Experiment {
         name: "orbitflow-fig3",
         about: "stalls and memory of three placements of two requests (OrbitFlow Fig. 3)",
@@ -147,6 +150,11 @@ pub const ALL: [Experiment; 8] = [
         name: "orbitflow-ladder",
         about: "tokens in time as OrbitFlow's parts are added, at SLO scale 1 and 2.5, Llama-3-8B on an A5000 (OrbitFlow, ablation)",
         way: Way::Timed(ladder::run),
+    },
+    Experiment {
+        name: unified::NAME,
+        about: "goodput of Unified against every single policy, six scenarios with and without mixes (what we require)",
+        way: Way::Timed(unified::run),
     },
 ];
 

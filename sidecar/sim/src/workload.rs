@@ -71,6 +71,12 @@ impl Source {
         Source { lengths: vec![lengths] }
     }
 
+    /// Lengths without end, drawn by a seed.
+    pub fn drawn(&self, seed: u64) -> impl Iterator<Item = Lengths> + '_ {
+        let mut rng = Rng::new(seed ^ 0x1e95);
+        std::iter::from_fn(move || Some(self.draw(&mut rng)))
+    }
+
     fn draw(&self, rng: &mut Rng) -> Lengths {
         self.lengths[rng.below(self.lengths.len() as u64) as usize]
     }
@@ -120,7 +126,7 @@ pub fn load(arrivals: &Arrivals, lengths: &[Source], limits: &Limits, deal: Deal
 }
 
 /// Answers keep their length as far as the model allows, prompts get what is left.
-fn cut(lengths: Lengths, limits: &Limits, tenant: usize) -> Lengths {
+pub(crate) fn cut(lengths: Lengths, limits: &Limits, tenant: usize) -> Lengths {
     let most = limits.model_tokens[tenant];
     let output = lengths.output.clamp(1, most - 1);
     Lengths { prompt: lengths.prompt.clamp(1, limits.prompt_tokens.min(most - output)), output }

@@ -16,7 +16,7 @@ fn read(_: &str) -> Result<Table, String> {
 fn run(name: &str, requests: usize) -> (Report, Vec<String>) {
     let told = RefCell::new(Vec::new());
     let progress = |name: &str, done: usize, of: usize| told.borrow_mut().push(format!("{done}/{of} {name}"));
-    let lab = Lab { read: &read, progress: &progress, requests, seed: 1 };
+    let lab = Lab { read: &read, progress: &progress, requests, seed: 1, seeds: 2 };
     let report = experiments::named(name).unwrap().run(&lab).unwrap();
     (report, told.into_inner())
 }
@@ -55,8 +55,20 @@ fn the_ladder_has_four_rungs_at_two_scales_and_repeats_itself() {
 #[test]
 fn a_file_that_is_missing_is_named() {
     let missing = |file: &str| Err(format!("no {file}"));
-    let lab = Lab { read: &missing, progress: &|_, _, _| {}, requests: 10, seed: 1 };
+    let lab = Lab { read: &missing, progress: &|_, _, _| {}, requests: 10, seed: 1, seeds: 2 };
     let refused = |name| experiments::named(name).unwrap().run(&lab).unwrap_err();
     assert_eq!(refused("oneiros-c2"), "no azure_llm_2023_code.csv");
     assert_eq!(refused("orbitflow-ladder"), "no sharegpt_lengths.csv");
+}
+
+#[test]
+fn unified_is_compared_with_every_policy_in_every_scenario() {
+    let (report, told) = run("unified", 3);
+    assert_eq!(told.len(), 6 * 7 * 2, "scenarios, policies, seeds");
+    assert_eq!(report.details.len(), 1 + 6 * 7);
+    let count = |what: &str| report.rows.iter().filter(|row| row.what.contains(what)).count();
+    assert_eq!((count("best single policy"), count("dominated"), count("gain on a mix")), (6, 6, 4));
+    assert_eq!(count("layers of the active model"), 2, "where a copy takes long");
+    let decided = |verdict| matches!(verdict, Verdict::Holds | Verdict::Fails);
+    assert!(report.rows.iter().all(|row| decided(row.verdict)));
 }

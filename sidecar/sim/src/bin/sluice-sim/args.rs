@@ -51,6 +51,9 @@ pub struct RunArgs {
     /// Of everything that is random.
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     pub seed: u64,
+    /// How many seeds an experiment takes that compares over them; fewer than 20 prove nothing.
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub seeds: u64,
     /// Also write the comparison as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, anyhow};
 use sluice_policy::params::PolicyName;
+use sluice_sim::experiments::unified::scenarios::{self, Scenario};
 use sluice_sim::experiments::{self, Experiment, Lab, Report, Row, Verdict};
 use sluice_sim::profiles::{hardware, model};
 
@@ -13,6 +14,9 @@ pub fn list() -> bool {
     let rows: Vec<_> = experiments::ALL.iter().map(|e| [e.name.to_owned(), e.about.to_owned()]).collect();
     table::print(["EXPERIMENT", "SHOWS"], &rows);
     println!();
+    let rows: Vec<_> = scenarios::ALL.iter().map(scenario).collect();
+    table::print(["SCENARIO OF UNIFIED", "MIX", "PROFILE", "SHOWS"], &rows);
+    println!();
     let rows: Vec<_> = hardware::ALL.iter().map(machine).collect();
     table::print(["PROFILE", "LINK", "GB/S IN", "GB/S OUT", "GIB", "SOURCE"], &rows);
     println!();
@@ -20,6 +24,11 @@ pub fn list() -> bool {
     table::print(["MODEL", "LAYERS", "WEIGHTS GB", "LAYER MB", "KV KB/TOKEN"], &rows);
     println!("\npolicies: {}", PolicyName::ALL.map(PolicyName::name).join(", "));
     true
+}
+
+fn scenario(scenario: &Scenario) -> [String; 4] {
+    let mix = if scenario.is_mix() { "mix" } else { "" };
+    [scenario.name, mix, scenario.profile, scenario.about].map(str::to_owned)
 }
 
 fn machine(machine: &hardware::Hardware) -> [String; 6] {
@@ -74,6 +83,7 @@ fn run_in_lab(experiment: &Experiment, args: &RunArgs) -> Result<Report> {
         progress: &told,
         requests: args.requests,
         seed: args.seed,
+        seeds: args.seeds,
     };
     let report = experiment.run(&lab).map_err(|problem| anyhow!(problem));
     bar.finish_and_clear();
