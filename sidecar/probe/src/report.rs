@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::fitness::Fitness;
 use crate::machine::Machine;
 use crate::statistics::Figure;
 
@@ -33,6 +34,8 @@ pub struct Report {
     pub machine: Machine,
     /// The answers.
     pub rows: Vec<Row>,
+    /// What they mean for a user.
+    pub fitness: Fitness,
 }
 
 /// What identifies a device.
@@ -129,12 +132,6 @@ impl Report {
     /// Whether every question was answered.
     pub fn complete(&self) -> bool {
         self.rows.iter().all(|row| !matches!(row.answer, Answer::Unknown { .. }))
-    }
-
-    /// The figure `name` of row `row`, if it was measured.
-    pub fn figure(&self, row: &str, name: &str) -> Option<&Figure> {
-        let row = self.rows.iter().find(|asked| asked.name == row)?;
-        row.figures.iter().find(|figure| figure.name == name)
     }
 
     /// As JSON, indented, with a final newline.

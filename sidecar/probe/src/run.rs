@@ -12,6 +12,7 @@ use crate::args::{Args, Part};
 use crate::bench::{Bench, Setup};
 use crate::cuda::Device;
 use crate::driver::Driver;
+use crate::fitness;
 use crate::machine::{self, Machine};
 use crate::peer::{Parent, Peer};
 use crate::report::{Answer, DeviceFacts, Findings, Report, Row, SCHEMA};
@@ -61,27 +62,24 @@ fn list() {
 }
 
 fn probe(args: &Args) -> anyhow::Result<Report> {
-    let device = Device::open(Driver::open()?, args.device)?;
-    let mut report = Report {
+    let (date, setup) = (machine::now(), args.setup());
+    let device = facts(Device::open(Driver::open()?, args.device)?)?;
+    eprintln!("{}, CUDA {}", device.name, device.cuda);
+    let deadline = Instant::now() + setup.pick(QUICK, FULL);
+    let chosen = rows::ALL.iter().filter(|question| args.only.is_empty() || args.only.contains(&question.id));
+    let rows: Vec<Row> = chosen.map(|question| row(setup, question, deadline)).collect();
+    Ok(Report {
         schema: SCHEMA,
-        date: machine::now(),
+        date,
         command: std::env::args().collect(),
         version: env!("CARGO_PKG_VERSION").into(),
         commit: env!("SLUICE_COMMIT").into(),
         quick: args.quick,
-        device: facts(device)?,
+        fitness: fitness::judge(&device, &rows),
+        device,
         machine: Machine::here(),
-        rows: Vec::new(),
-    };
-    eprintln!("{}, CUDA {}", report.device.name, report.device.cuda);
-    let setup = args.setup();
-    let deadline = Instant::now() + setup.pick(QUICK, FULL);
-    for question in
-        rows::ALL.iter().filter(|question| args.only.is_empty() || args.only.contains(&question.id))
-    {
-        report.rows.push(row(setup, question, deadline));
-    }
-    Ok(report)
+        rows,
+    })
 }
 
 fn facts(device: Device) -> Result<DeviceFacts, Error> {

@@ -3,12 +3,13 @@
 use std::fmt;
 
 use super::{Answer, Report, Row};
+use crate::fitness::Fitness;
 use crate::statistics::Figure;
 
 /// Columns of the text.
 const WIDTH: usize = 100;
 /// Columns of a figure's name.
-const NAME: usize = 48;
+const NAME: usize = 47;
 
 impl fmt::Display for Report {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -24,8 +25,34 @@ impl fmt::Display for Report {
         )?;
         paragraph(out, "", &format!("{}, {} CPUs, Linux {}", machine.cpu, machine.cpus, machine.kernel))?;
         writeln!(out, "{}, sluice-gpu-probe {} ({})", self.date, self.version, self.commit)?;
-        self.rows.iter().try_for_each(|row| one(out, row))
+        self.rows.iter().try_for_each(|row| one(out, row))?;
+        expectations(out, &self.fitness)
     }
+}
+
+fn expectations(out: &mut fmt::Formatter<'_>, fitness: &Fitness) -> fmt::Result {
+    writeln!(out)?;
+    if !fitness.models.is_empty() {
+        writeln!(
+            out,
+            "Decoding alone, one layer: T_T copied over the link, T_c read on the device; layers that can go"
+        )?;
+        writeln!(out, "without a stall, with one slot and with two:")?;
+        let [name, weights, copy, compute] = ["", "weights MiB", "T_T us", "T_c us"];
+        writeln!(
+            out,
+            "  {name:14} {weights:>12} {copy:>10} {compute:>10} {:>8} {:>5} {:>5}",
+            "r", "one", "two"
+        )?;
+    }
+    for model in &fitness.models {
+        let (copy, compute, r) = (number(model.copy_us), number(model.compute_us), number(model.r));
+        let (name, weights) = (&model.model, model.weight_bytes >> 20);
+        let (one, two) = (model.alpha_one_slot, model.alpha_two_slots);
+        let room = if model.fits { "" } else { "  does not fit" };
+        writeln!(out, "  {name:14} {weights:>12} {copy:>10} {compute:>10} {r:>8} {one:>5} {two:>5}{room}")?;
+    }
+    paragraph(out, "This machine is ", &fitness.sentence)
 }
 
 fn one(out: &mut fmt::Formatter<'_>, row: &Row) -> fmt::Result {

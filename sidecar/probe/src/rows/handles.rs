@@ -123,7 +123,7 @@ fn from_neighbour(bench: &Bench, figures: &mut Vec<Figure>) -> Result<(), Error>
         unmap_all(&mut range)?;
         drop(got);
     }
-    figures.push(Figure::of("neighbour: 100 x 2 MiB released there, created here", "us", &created));
+    figures.push(Figure::of("neighbour: 100 x 2 MiB released, created here", "us", &created));
     figures.push(Figure::of("neighbour: 100 x 2 MiB handed over as fds", "us", &handed));
     peer.dismiss()
 }

@@ -46,7 +46,7 @@ fn ask(bench: &Bench) -> Result<Findings, Error> {
     for last in [Part::Mapping, Part::Import, Part::Descriptor, Part::Process] {
         match freed_after(bench, last)? {
             Some(us) => {
-                let name = format!("free bytes seen after the last {} went", last.words());
+                let name = format!("free again after the last {} went", last.words());
                 findings.figures.push(Figure::one(name, "us", us));
             }
             None => late.push(last.words()),

@@ -9,7 +9,7 @@ fn a_handle_crosses_to_another_process_and_is_free_when_all_let_go() {
     let row = World::new().yes("share");
     let names: Vec<_> = row.figures.iter().map(|figure| figure.name.as_str()).collect();
     assert!(names.contains(&"importer: set access, 64 MiB"), "{names:?}");
-    assert_eq!(names.iter().filter(|name| name.starts_with("free bytes seen after the last")).count(), 4);
+    assert_eq!(names.iter().filter(|name| name.starts_with("free again after the last")).count(), 4);
 }
 
 #[test]

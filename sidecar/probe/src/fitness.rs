@@ -1,0 +1,273 @@
+//! What the answers mean for a user: whether the machine is fit, and what remapping would do there.
+//!
+//! The figures are the weight-bound estimate: a step of one sequence reads every layer's weights once at the bandwidth that was
+//! measured, and the link copies a layer at its peak. KV reads and larger batches make T_c longer and r smaller, so that more
+//! layers can go without a stall.
+
+use serde::{Deserialize, Serialize};
+use sluice_policy::closed_form::Alike;
+
+use crate::models::{self, Model};
+use crate::report::{Answer, DeviceFacts, Row};
+use crate::rows::link;
+
+/// Whether a machine is fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// It does everything that the design needs.
+    Fit,
+    /// It does not.
+    Unfit,
+    /// A question that decides it has no answer.
+    Unknown,
+}
+
+/// The verdict, why, and what to expect of common models.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fitness {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// The verdict and its reason in one sentence.
+    pub sentence: String,
+    /// Common models; none when the link was not measured.
+    pub models: Vec<Expectation>,
+}
+
+/// What to expect of one model whose layers are remapped while it decodes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Expectation {
+    /// Its name.
+    pub model: String,
+    /// n: layers.
+    pub layers: u16,
+    /// Bytes of all weights.
+    pub weight_bytes: u64,
+    /// Whether the device holds them all.
+    pub fits: bool,
+    /// T_T: copying one layer to the device, microseconds.
+    pub copy_us: f64,
+    /// T_c: reading one layer on the device, microseconds.
+    pub compute_us: f64,
+    /// T_T / T_c.
+    pub r: f64,
+    /// Largest number of layers whose memory can be given away without a stall, one slot.
+    pub alpha_one_slot: u16,
+    /// The same with two slots used in turn.
+    pub alpha_two_slots: u16,
+}
+
+/// The questions that decide.
+const DECIDE: [&str; 3] = ["aliases", "share", "limits"];
+
+/// What these answers of this device say.
+pub fn judge(device: &DeviceFacts, rows: &[Row]) -> Fitness {
+    let models = bandwidths(rows).map(|rates| expect(rates, device.memory_bytes)).unwrap_or_default();
+    let (verdict, reason) = verdict(rows);
+    let sentence = match verdict {
+        Verdict::Fit => format!("fit: {}", remapping(&models)),
+        Verdict::Unfit => format!("not fit, because {reason}"),
+        Verdict::Unknown => format!("not known to be fit, because {reason}"),
+    };
+    Fitness { verdict, sentence, models }
+}
+
+/// Bytes per nanosecond (GB/s): the link to the device, and the device's memory.
+fn bandwidths(rows: &[Row]) -> Option<[f64; 2]> {
+    let asked = rows.iter().find(|row| row.name == link::QUESTION.name)?;
+    let rate = |name| {
+        let figure = asked.figures.iter().find(|figure| figure.name == name)?;
+        Some(figure.median).filter(|rate| *rate > 0.0)
+    };
+    Some([rate(link::TO_DEVICE)?, rate(link::DEVICE)?])
+}
+
+/// Every common model at these bandwidths, GB/s.
+pub fn expect([link, device]: [f64; 2], memory_bytes: u64) -> Vec<Expectation> {
+    models::ALL.iter().map(|model| of_model(model, [link, device], memory_bytes)).collect()
+}
+
+fn of_model(model: &Model, [link, device]: [f64; 2], memory_bytes: u64) -> Expectation {
+    let ns = |rate: f64| (model.layer_bytes as f64 / rate).round().max(1.0);
+    let (transfer, compute) = (ns(link), ns(device));
+    let alike = Alike { layers: model.layers, compute_ns: compute as u64, transfer_ns: transfer as u64 };
+    Expectation {
+        model: model.name.into(),
+        layers: model.layers,
+        weight_bytes: model.bytes(),
+        fits: model.bytes() <= memory_bytes,
+        copy_us: transfer / 1000.0,
+        compute_us: compute / 1000.0,
+        r: transfer / compute,
+        alpha_one_slot: alike.one_slot_largest_alpha(),
+        alpha_two_slots: alike.two_slots_largest_alpha(),
+    }
+}
+
+fn verdict(rows: &[Row]) -> (Verdict, String) {
+    let mut unknown = None;
+    for name in DECIDE {
+        let Some(row) = rows.iter().find(|row| row.name == name) else {
+            unknown.get_or_insert_with(|| format!("'{name}' was not asked"));
+            continue;
+        };
+        match &row.answer {
+            Answer::Yes => {}
+            Answer::No { reason } => return (Verdict::Unfit, format!("'{name}' answered no: {reason}")),
+            Answer::Unknown { reason } => {
+                unknown.get_or_insert_with(|| format!("'{name}' could not be asked: {reason}"));
+            }
+        }
+    }
+    unknown.map_or((Verdict::Fit, String::new()), |reason| (Verdict::Unknown, reason))
+}
+
+/// What remapping of active models would bring.
+fn remapping(models: &[Expectation]) -> String {
+    let Some(first) = models.iter().find(|model| model.fits).or(models.first()) else {
+        return "memory can move between tenants; what remapping costs was not measured".into();
+    };
+    let (r, alpha) = (first.r, first.alpha_one_slot.max(first.alpha_two_slots));
+    match alpha {
+        0 => format!(
+            "memory can move between tenants, but a layer of an active {} takes {r:.0} times as long to copy as to read, so \
+             that only idle models should give layers up",
+            first.model
+        ),
+        alpha => format!(
+            "memory can move between tenants, and an active {} gives up to {alpha} of {} layers without a stall (r = {r:.1})",
+            first.model, first.layers
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// r, and the largest alpha for one slot and for two.
+    type Column = (f64, u16, u16);
+
+    /// The policy's golden table (`sidecar/policy/tests/leaves/golden.rs`), by n; never a whole model.
+    const GOLDEN: [(u16, [Column; 9]); 4] = [
+        (
+            32,
+            [
+                (1.0, 15, 29),
+                (2.0, 9, 14),
+                (3.0, 7, 8),
+                (4.0, 5, 6),
+                (5.0, 4, 4),
+                (6.0, 3, 3),
+                (8.0, 2, 2),
+                (12.0, 1, 0),
+                (16.0, 0, 0),
+            ],
+        ),
+        (
+            40,
+            [
+                (1.0, 19, 37),
+                (2.0, 12, 18),
+                (3.0, 9, 11),
+                (4.0, 7, 8),
+                (5.0, 5, 6),
+                (6.0, 4, 4),
+                (8.0, 3, 3),
+                (12.0, 2, 1),
+                (16.0, 1, 0),
+            ],
+        ),
+        (
+            48,
+            [
+                (1.0, 23, 45),
+                (2.0, 15, 22),
+                (3.0, 11, 14),
+                (4.0, 8, 10),
+                (5.0, 7, 7),
+                (6.0, 5, 6),
+                (8.0, 4, 4),
+                (12.0, 2, 2),
+                (16.0, 1, 1),
+            ],
+        ),
+        (
+            80,
+            [
+                (1.0, 39, 77),
+                (2.0, 25, 38),
+                (3.0, 19, 24),
+                (4.0, 15, 18),
+                (5.0, 12, 14),
+                (6.0, 10, 11),
+                (8.0, 7, 8),
+                (12.0, 5, 4),
+                (16.0, 3, 3),
+            ],
+        ),
+    ];
+
+    #[test]
+    fn alphas_are_those_of_the_golden_table() {
+        for (n, columns) in GOLDEN {
+            for (r, one, two) in columns {
+                for found in expect_exactly(r).into_iter().filter(|found| found.layers == n) {
+                    let alphas = (found.alpha_one_slot, found.alpha_two_slots);
+                    assert_eq!(alphas, (one, two), "{} at r = {r}", found.model);
+                }
+            }
+        }
+    }
+
+    /// Bandwidths at which every layer is read in a millisecond, so that rounding to nanoseconds leaves r as it is.
+    fn expect_exactly(r: f64) -> Vec<Expectation> {
+        models::ALL
+            .map(|model| {
+                of_model(&model, [model.layer_bytes as f64 / 1e6 / r, model.layer_bytes as f64 / 1e6], 0)
+            })
+            .to_vec()
+    }
+
+    #[test]
+    fn what_a_device_cannot_hold_is_said() {
+        let found = expect([55.0, 4000.0], 141 << 30);
+        let fits: Vec<_> = found.iter().map(|model| (model.model.as_str(), model.fits)).collect();
+        assert_eq!(fits[1], ("Llama-3-70B", true));
+        let small = expect([55.0, 4000.0], 80 << 30);
+        assert!(!small[1].fits && small[0].fits);
+        // The weight-bound estimate of an H200 behind PCIe 5.
+        assert!((found[0].r - 72.7).abs() < 0.1, "{}", found[0].r);
+        assert_eq!((found[0].alpha_one_slot, found[0].alpha_two_slots), (0, 0));
+    }
+
+    fn row(name: &str, answer: Answer) -> Row {
+        let (question, figures, notes) = (String::new(), Vec::new(), Vec::new());
+        Row { id: 1, name: name.into(), question, answer, figures, notes, seconds: 0.0 }
+    }
+
+    #[test]
+    fn one_no_is_enough_and_one_unknown_leaves_it_open() {
+        let no = Answer::No { reason: "stale".into() };
+        let open = Answer::Unknown { reason: "cuMemMap: x".into() };
+        let yes = |name| row(name, Answer::Yes);
+        let all = [yes("aliases"), yes("share"), yes("limits")];
+        assert_eq!(verdict(&all), (Verdict::Fit, String::new()));
+        assert_eq!(verdict(&all[..2]), (Verdict::Unknown, "'limits' was not asked".into()));
+        let unfit = [row("aliases", open.clone()), row("share", no), yes("limits")];
+        assert_eq!(verdict(&unfit), (Verdict::Unfit, "'share' answered no: stale".into()));
+        let unknown = [yes("aliases"), row("share", open), yes("limits")];
+        assert_eq!(verdict(&unknown), (Verdict::Unknown, "'share' could not be asked: cuMemMap: x".into()));
+    }
+
+    #[test]
+    fn the_sentence_says_what_remapping_brings() {
+        assert!(remapping(&expect([55.0, 4000.0], 0)).contains("73 times as long to copy"));
+        assert!(
+            remapping(&expect([400.0, 3000.0], 0))
+                .contains("gives up to 2 of 32 layers without a stall (r = 7.5)")
+        );
+    }
+}
