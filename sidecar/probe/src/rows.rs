@@ -11,6 +11,7 @@ mod aliases;
 mod handles;
 mod limits;
 pub mod link;
+mod remap;
 mod share;
 mod signals;
 
@@ -43,6 +44,7 @@ pub const ALL: &[Question] = &[
     handles::QUESTION,
     link::QUESTION,
     signals::QUESTION,
+    remap::QUESTION,
     limits::QUESTION,
 ];
 

@@ -5,6 +5,7 @@ mod aliases;
 mod handles;
 mod limits;
 mod link;
+mod remap;
 mod share;
 mod signals;
 

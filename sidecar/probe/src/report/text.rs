@@ -75,6 +75,11 @@ fn one(out: &mut fmt::Formatter<'_>, row: &Row) -> fmt::Result {
 fn line(out: &mut fmt::Formatter<'_>, figure: &Figure) -> fmt::Result {
     let Figure { name, unit, median, min, max, samples } = figure;
     let (median, min, max) = (number(*median), number(*min), number(*max));
+    let mut name = name.as_str();
+    if name.chars().count() > NAME {
+        writeln!(out, "  {name}")?;
+        name = "";
+    }
     writeln!(out, "  {name:NAME$} {median:>11} {min:>11} {max:>11}  {unit}, {samples}")
 }
 

@@ -1,0 +1,171 @@
+//! Row 7: slots that are filled by copies, layer by layer, under a loop that decodes; measured stalls against the policy's
+//! step model.
+//!
+//! No model is needed. Every resident layer stands on one piece of memory, for a layer is far larger than the caches, and every
+//! fill copies one piece of the host's memory. So a model of 25 GB takes three of its layers.
+
+use std::time::Duration;
+
+use sluice_policy::closed_form::Alike;
+use sluice_policy::remap::uniform;
+use sluice_policy::step_model::{Layout, Times, stall_per_token_ns};
+
+use super::Question;
+use crate::Error;
+use crate::bench::Bench;
+use crate::models::{self, Model};
+use crate::report::{Answer, Findings};
+use crate::statistics::{Figure, middle};
+
+mod decode;
+
+use decode::Decode;
+
+/// Row 7.
+pub const QUESTION: Question = Question {
+    id: 7,
+    name: "remap",
+    text: "Do slots that are filled by copies under a running decode stall it as long as the policy's step model says \
+           (within 10 % of a token)?",
+    mib: 1920,
+    quick_mib: 416,
+    limit: Duration::from_secs(100),
+    ask,
+};
+
+/// r above which the loop also runs with its compute stretched, as a larger batch would, to about [`LOWER_R`].
+const HIGH_R: f64 = 8.0;
+const LOWER_R: f64 = 6.0;
+/// How far a token may be from the model's.
+const TOLERANCE: f64 = 0.1;
+/// Numbers of freed layers that are tried at most.
+const MOST_ALPHAS: u16 = 7;
+
+fn ask(bench: &Bench) -> Result<Findings, Error> {
+    let mut study = Study { findings: Findings::new(Answer::Yes), off: Vec::new() };
+    let models = bench.setup.pick(&[models::LLAMA_3_8B][..], &[models::LLAMA_3_8B, models::OPT_13B]);
+    for model in models {
+        study.model(bench, model)?;
+    }
+    let Study { mut findings, off } = study;
+    findings.answer = Answer::of(off.is_empty(), || off.join("; "));
+    Ok(findings)
+}
+
+struct Study {
+    findings: Findings,
+    /// What differed from the model.
+    off: Vec<String>,
+}
+
+/// Times of one layer, nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Layer {
+    transfer: f64,
+    compute: f64,
+}
+
+impl Study {
+    fn model(&mut self, bench: &Bench, model: &Model) -> Result<(), Error> {
+        let bytes = layer_bytes(bench, model)?;
+        let decode = Decode::new(bench, model.layers, bytes)?;
+        let transfer = middle(&decode.lone_copies()?);
+        self.figure(model, "T_T", &[transfer / 1000.0]);
+        if bytes != model.layer_bytes {
+            self.findings.notes.push(format!(
+                "{}: layers of {} MiB in place of {}",
+                model.name,
+                bytes >> 20,
+                model.layer_bytes >> 20
+            ));
+        }
+        let natural = self.regime(bench, model, &decode, (1, transfer))?;
+        if natural > HIGH_R {
+            let reads = (natural / LOWER_R).round() as u32;
+            self.regime(bench, model, &decode, (reads, transfer))?;
+        }
+        Ok(())
+    }
+
+    /// All layouts, with each layer read `reads` times. The r that there was.
+    fn regime(
+        &mut self,
+        bench: &Bench,
+        model: &Model,
+        decode: &Decode,
+        (reads, transfer): (u32, f64),
+    ) -> Result<f64, Error> {
+        // What the lower r would make of it; a smaller r takes longer, and the device is a fast one then.
+        let about = transfer * f64::from(model.layers) / LOWER_R;
+        let resident = decode.run(&Layout::resident(), reads, about)?;
+        let base = mean(&resident);
+        let layer = Layer { transfer, compute: base / f64::from(model.layers) };
+        let r = transfer / layer.compute;
+        bench.progress(&format!("{}, r = {r:.1}", model.name));
+        self.figure(model, &format!("r {r:.1}, all resident: token"), &microseconds(&resident));
+        for beta in [1, 2] {
+            for alpha in alphas(bench, model, layer, beta) {
+                let layout = Layout { moving: uniform(model.layers, alpha + u16::from(beta)), beta };
+                let expected = expected_ns(model, layer, &layout);
+                let tokens = decode.run(&layout, reads, base + expected)?;
+                let stalls: Vec<f64> = tokens.iter().map(|token| (token - base) / 1000.0).collect();
+                let name = format!("r {r:.1}, alpha {alpha}, slots {beta}");
+                self.figure(model, &format!("{name}: stall"), &stalls);
+                self.figure(model, &format!("{name}: expected"), &[expected / 1000.0]);
+                self.compare(model, &name, mean(&tokens), base + expected);
+            }
+        }
+        Ok(r)
+    }
+
+    fn figure(&mut self, model: &Model, what: &str, us: &[f64]) {
+        self.findings.figures.push(Figure::of(format!("{} {what}", model.name), "us", us));
+    }
+
+    fn compare(&mut self, model: &Model, what: &str, measured: f64, expected: f64) {
+        if (measured - expected).abs() > TOLERANCE * expected {
+            let (name, ours, theirs) = (model.name, measured / 1000.0, expected / 1000.0);
+            self.off.push(format!("{name} {what}: a token took {ours:.0} us in place of {theirs:.0}"));
+        }
+    }
+}
+
+/// The model's layers; smaller ones under `--quick`.
+fn layer_bytes(bench: &Bench, model: &Model) -> Result<u64, Error> {
+    const LEAST: u64 = 2 << 20;
+    let small = (bench.context.memory()?.free / 256).clamp(LEAST, 128 << 20) / LEAST * LEAST;
+    Ok(bench.setup.pick(small.min(model.layer_bytes), model.layer_bytes))
+}
+
+/// Stall of a token by the step model, nanoseconds.
+fn expected_ns(model: &Model, layer: Layer, layout: &Layout) -> f64 {
+    let compute = vec![whole(layer.compute); model.layers.into()];
+    let transfer = vec![whole(layer.transfer); model.layers.into()];
+    stall_per_token_ns(&Times { compute_ns: &compute, transfer_ns: &transfer }, layout) as f64
+}
+
+fn whole(ns: f64) -> u64 {
+    ns.round().max(1.0) as u64
+}
+
+/// Freed layers from 1 to two more than go without a stall; not all of them if they are many, and only the edge under
+/// `--quick`.
+fn alphas(bench: &Bench, model: &Model, layer: Layer, beta: u8) -> Vec<u16> {
+    let (compute_ns, transfer_ns) = (whole(layer.compute), whole(layer.transfer));
+    let alike = Alike { layers: model.layers, compute_ns, transfer_ns };
+    let free = if beta == 1 { alike.one_slot_largest_alpha() } else { alike.two_slots_largest_alpha() };
+    let most = (free + 2).min(model.layers - 1 - u16::from(beta));
+    let first = bench.setup.pick(free.max(1), 1).min(most);
+    let step = ((most - first + 1).div_ceil(MOST_ALPHAS)).max(1);
+    let mut chosen: Vec<u16> = (first..=most).rev().step_by(step.into()).collect();
+    chosen.reverse();
+    chosen
+}
+
+fn mean(ns: &[f64]) -> f64 {
+    ns.iter().sum::<f64>() / ns.len() as f64
+}
+
+fn microseconds(ns: &[f64]) -> Vec<f64> {
+    ns.iter().map(|ns| ns / 1000.0).collect()
+}
