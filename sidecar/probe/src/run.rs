@@ -151,15 +151,15 @@ fn ask(setup: Setup, question: &Question) -> Result<Findings, Error> {
     (question.ask)(&bench)
 }
 
-/// Writes the report where it was asked for.
+/// Writes the report where it was asked for. The text comes first: a file that cannot be written costs no answer.
 fn publish(args: &Args, report: &Report) -> anyhow::Result<ExitCode> {
+    let stdout = Path::new("-");
     match args.json.as_deref() {
-        Some(path) if path == Path::new("-") => std::io::stdout().write_all(report.json().as_bytes())?,
-        Some(path) => {
-            std::fs::write(path, report.json()).with_context(|| path.display().to_string())?;
-            print!("{report}");
-        }
-        None => print!("{report}"),
+        Some(path) if path == stdout => std::io::stdout().write_all(report.json().as_bytes())?,
+        _ => write!(std::io::stdout(), "{report}")?,
+    }
+    if let Some(path) = args.json.as_deref().filter(|path| *path != stdout) {
+        std::fs::write(path, report.json()).with_context(|| path.display().to_string())?;
     }
     Ok(if report.complete() { ExitCode::SUCCESS } else { ExitCode::from(UNANSWERED) })
 }

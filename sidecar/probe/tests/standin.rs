@@ -6,6 +6,7 @@ mod handles;
 mod limits;
 mod link;
 mod remap;
+mod run;
 mod share;
 mod signals;
 
@@ -59,9 +60,13 @@ impl World {
     }
 
     pub fn probe(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("the probe starts")
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-gpu-probe"));
         command.args(arguments).envs(self.variables.iter().cloned());
-        command.output().expect("the probe starts")
+        command
     }
 
     /// The answer to one question, and the exit status.

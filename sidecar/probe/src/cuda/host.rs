@@ -27,8 +27,9 @@ pub struct HostMemory {
 unsafe impl Send for HostMemory {}
 
 impl HostMemory {
-    /// A new memfd of `bytes`, mapped, prefaulted and registered.
+    /// A new memfd of at least `bytes`, in whole pages, mapped, prefaulted and registered.
     pub fn registered(context: &Context, bytes: u64) -> Result<HostMemory, Error> {
+        let bytes = bytes.next_multiple_of(rustix::param::page_size() as u64);
         let file =
             memfd_create("sluice-gpu-probe", MemfdFlags::CLOEXEC).map_err(Error::kernel("memfd_create"))?;
         ftruncate(&file, bytes).map_err(Error::kernel("ftruncate"))?;

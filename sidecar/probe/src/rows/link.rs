@@ -16,7 +16,7 @@ pub const QUESTION: Question = Question {
     text: "Do registered pages of a memfd copy as fast as the driver's own memory (95 %), each way? What are the peaks, \
            which size reaches 95 % of them, and how much do the directions slow each other?",
     mib: 2064,
-    quick_mib: 160,
+    quick_mib: 288,
     limit: Duration::from_secs(90),
     ask,
 };
@@ -75,7 +75,7 @@ fn ask(bench: &Bench) -> Result<Findings, Error> {
 
 /// What a kernel reads of the device's memory, GB/s.
 fn device_memory(bench: &Bench) -> Result<Figure, Error> {
-    let bytes = bench.setup.pick(128_u64, 1024) << 20;
+    let bytes = bench.setup.pick(256_u64, 1024) << 20;
     let (stream, kernels) = (Stream::new(&bench.context)?, Kernels::load(&bench.context)?);
     let memory = Buffer::new(&bench.context, bytes)?;
     stream.fill(memory.at(0), 0, bytes)?;

@@ -1,6 +1,6 @@
 //! Row 2: a handle that crosses to another process as a file descriptor.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::Question;
@@ -32,6 +32,8 @@ pub const QUESTION: Question = Question {
 const SHOWN_WITHIN: Duration = Duration::from_secs(3);
 
 fn ask(bench: &Bench) -> Result<Findings, Error> {
+    // Without the other process, whose context takes memory too.
+    let alone = bench.context.memory()?.free;
     let mut peer = Peer::start(bench.setup, importer::ROLE.0)?;
     let mut wrong = 0;
     let chunk = granularity(bench.device)?;
@@ -41,17 +43,7 @@ fn ask(bench: &Bench) -> Result<Findings, Error> {
     let mut findings = Findings::new(Answer::Yes);
     findings.figures.push(Figure::one("wrong words seen through an import", "words", wrong as f64));
     costs(bench, &mut peer, &mut findings.figures)?;
-    peer.dismiss()?;
-    let mut late = Vec::new();
-    for last in [Part::Mapping, Part::Import, Part::Descriptor, Part::Process] {
-        match freed_after(bench, last)? {
-            Some(us) => {
-                let name = format!("free again after the last {} went", last.words());
-                findings.figures.push(Figure::one(name, "us", us));
-            }
-            None => late.push(last.words()),
-        }
-    }
+    let late = when_free(bench, &mut peer, alone, &mut findings.figures)?;
     findings.answer = answer(wrong, &late);
     Ok(findings)
 }
@@ -128,36 +120,56 @@ fn costs(bench: &Bench, peer: &mut Peer, figures: &mut Vec<Figure>) -> Result<()
     Ok(())
 }
 
-/// Another process takes everything that a handle is held by, this one lets go, and then that process lets go, `last` at the
+/// How soon bytes are free after the last of what held them went, by what that was; where they never were. The other process
+/// is killed at the end.
+fn when_free(
+    bench: &Bench,
+    peer: &mut Peer,
+    alone: u64,
+    figures: &mut Vec<Figure>,
+) -> Result<Vec<&'static str>, Error> {
+    let mut late = Vec::new();
+    for last in [Part::Mapping, Part::Import, Part::Descriptor, Part::Process] {
+        match freed_after(bench, peer, last, alone)? {
+            Some(us) => {
+                let name = format!("free again after the last {} went", last.words());
+                figures.push(Figure::one(name, "us", us));
+            }
+            None => late.push(last.words()),
+        }
+    }
+    Ok(late)
+}
+
+/// The other process takes everything that a handle is held by, this one lets go, and then that process lets go, `last` at the
 /// end. Microseconds from then until this process sees the bytes free; none if it never does.
-fn freed_after(bench: &Bench, last: Part) -> Result<Option<f64>, Error> {
+fn freed_after(bench: &Bench, peer: &mut Peer, last: Part, alone: u64) -> Result<Option<f64>, Error> {
     let bytes = bench.setup.pick(64_u64, 256) << 20;
-    // A process of its own, because one part ends it.
-    let mut peer = Peer::start(bench.setup, importer::ROLE.0)?;
     let handle = Handle::create(&bench.context, bytes)?;
-    peer.tell(&Order::Hold { bytes }, &[handle.export()?.as_fd()])?;
-    peer.hear::<Heard>()?.0.done()?;
+    tell(peer, Order::Hold { bytes }, &[handle.export()?.as_fd()])?;
     handle.release()?;
-    let held = bench.context.memory()?.free;
+    // Half the bytes: other processes may take a little. A process that is killed frees its context as well.
+    let enough = match last {
+        Part::Process => alone - bytes / 2,
+        _ => bench.context.memory()?.free + bytes / 2,
+    };
     for part in Part::BUT_PROCESS.into_iter().filter(|part| *part != last && last != Part::Process) {
-        peer.tell(&Order::Drop(part), &[])?;
-        peer.hear::<Heard>()?.0.done()?;
+        tell(peer, Order::Drop(part), &[])?;
     }
     let start = Instant::now();
-    if last == Part::Process {
-        peer.kill();
-    } else {
-        peer.tell(&Order::Drop(last), &[])?;
-        peer.hear::<Heard>()?.0.done()?;
+    match last {
+        Part::Process => peer.kill(),
+        last => tell(peer, Order::Drop(last), &[])?,
     }
-    let mut shown = None;
-    while shown.is_none() && start.elapsed() < SHOWN_WITHIN {
-        // Half: the context of a process that was killed frees more, and other processes may take a little.
-        let free = bench.context.memory()?.free >= held + bytes / 2;
-        shown = free.then(|| start.elapsed().as_secs_f64() * 1e6);
+    while start.elapsed() < SHOWN_WITHIN {
+        if bench.context.memory()?.free >= enough {
+            return Ok(Some(start.elapsed().as_secs_f64() * 1e6));
+        }
     }
-    if last != Part::Process {
-        peer.dismiss()?;
-    }
-    Ok(shown)
+    Ok(None)
+}
+
+fn tell(peer: &mut Peer, order: Order, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+    peer.tell(&order, fds)?;
+    peer.hear::<Heard>()?.0.done()
 }

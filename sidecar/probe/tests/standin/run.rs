@@ -1,0 +1,61 @@
+//! A whole run: what a broken row costs, and where the report goes.
+
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use sluice_probe::report::{Answer, Report};
+
+use super::World;
+
+/// The process that asks, once there is one.
+fn asking(probe: &Child) -> Pid {
+    let (pid, deadline) = (probe.id(), Instant::now() + Duration::from_secs(20));
+    while Instant::now() < deadline {
+        let children =
+            std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        let child = children.split_whitespace().next().and_then(|child| child.parse().ok());
+        if let Some(child) = child.and_then(Pid::from_raw) {
+            return child;
+        }
+        std::thread::yield_now();
+    }
+    panic!("the probe asks in a process of its own");
+}
+
+#[test]
+fn a_row_whose_process_dies_is_unknown_and_the_next_one_is_asked() {
+    // Work on streams never ends, so that the process is there to be killed.
+    let world = World::new().with("SLUICE_STANDIN_FAULTS", "cuStreamQuery=600");
+    let mut command = world.command(&["--quick", "--only", "aliases,limits", "--json", "-"]);
+    let probe = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the probe starts");
+    kill_process(asking(&probe), Signal::KILL).expect("the process is there");
+    let output = probe.wait_with_output().expect("the probe ends");
+    let report: Report = serde_json::from_slice(&output.stdout).expect("a report");
+    let Answer::Unknown { reason } = &report.rows[0].answer else { panic!("{report:?}") };
+    assert_eq!(reason, "the process 'row/1' ended with signal: 9 (SIGKILL)");
+    assert!(matches!(report.rows[1].answer, Answer::No { .. }), "{report:?}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn the_report_goes_to_a_file_as_json_and_to_stdout_as_text() {
+    let world = World::new();
+    let file = world.folder.path().join("report.json");
+    let output = world.probe(&["--quick", "--only", "limits", "--json", &file.display().to_string()]);
+    assert_eq!(output.status.code(), Some(0));
+    let report: Report = serde_json::from_slice(&std::fs::read(file).expect("the file")).expect("a report");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), report.to_string());
+    assert_eq!((report.device.name.as_str(), report.quick), ("Sluice stand-in", true));
+    assert_eq!(report.command[1..4], ["--quick", "--only", "limits"]);
+}
+
+#[test]
+fn a_file_that_cannot_be_written_costs_no_answer() {
+    let output = World::new().probe(&["--quick", "--only", "limits", "--json", "/proc/no/such"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("-> yes"));
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("sluice-gpu-probe: /proc/no/such: No such file")
+    );
+}
