@@ -13,6 +13,7 @@ mod limits;
 pub mod link;
 mod remap;
 mod share;
+mod sharing;
 mod signals;
 
 /// Number of a question.
@@ -43,6 +44,7 @@ pub const ALL: &[Question] = &[
     share::QUESTION,
     handles::QUESTION,
     link::QUESTION,
+    sharing::QUESTION,
     signals::QUESTION,
     remap::QUESTION,
     limits::QUESTION,
@@ -53,7 +55,7 @@ pub type Role = fn(Setup, &Parent) -> Result<(), Error>;
 
 /// Roles of such processes, by name.
 pub const ROLES: &[(&str, Role)] =
-    &[share::importer::ROLE, handles::neighbour::ROLE, handles::context::ROLE, signals::ROLE];
+    &[share::importer::ROLE, handles::neighbour::ROLE, handles::context::ROLE, sharing::ROLE, signals::ROLE];
 
 /// The question of this number.
 ///

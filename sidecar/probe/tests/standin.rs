@@ -8,6 +8,7 @@ mod link;
 mod remap;
 mod run;
 mod share;
+mod sharing;
 mod signals;
 
 use std::path::{Path, PathBuf};
@@ -57,6 +58,11 @@ impl World {
         std::fs::remove_file(&place).expect("a link of ours");
         std::fs::write(&place, bytes).expect("the folder is ours");
         self
+    }
+
+    /// A path in a folder that is removed with this.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
     }
 
     pub fn probe(&self, arguments: &[&str]) -> Output {

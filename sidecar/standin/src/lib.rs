@@ -11,7 +11,7 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `SLUICE_STANDIN_POOL` | the folder of the device's memory, shared by processes; without it there is no device |
-//! | `SLUICE_STANDIN_BYTES` | device memory in bytes (2 GiB) |
+//! | `SLUICE_STANDIN_BYTES` | device memory in bytes (4 GiB) |
 //! | `SLUICE_STANDIN_FAULTS` | `CALL=CODE`, comma-separated: that call always fails so; `CALL=drop`: it succeeds and does nothing |
 //! | `SLUICE_STANDIN_ATTRIBUTES` | `NUMBER=VALUE`, comma-separated: device attributes that differ |
 //! | `SLUICE_STANDIN_REPORT` | a file: at its exit each process appends one line of JSON with what it still held |

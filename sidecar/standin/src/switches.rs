@@ -35,7 +35,7 @@ impl Switches {
         let pairs = |name: &str| pairs(&variable(name).unwrap_or_default());
         Self {
             pool: variable("SLUICE_STANDIN_POOL").map(PathBuf::from),
-            bytes: variable("SLUICE_STANDIN_BYTES").and_then(|text| text.parse().ok()).unwrap_or(2 << 30),
+            bytes: variable("SLUICE_STANDIN_BYTES").and_then(|text| text.parse().ok()).unwrap_or(4 << 30),
             faults: pairs("SLUICE_STANDIN_FAULTS")
                 .into_iter()
                 .map(|(call, what)| (call, fault(&what)))
@@ -79,6 +79,6 @@ mod tests {
         assert_eq!(switches.faults["cuMemCreate"], Fault::Code(801));
         assert_eq!(switches.faults["cuStreamWriteValue64_v2"], Fault::Drop);
         assert_eq!(switches.attributes[&102], 0);
-        assert_eq!((switches.pool, switches.bytes), (None, 2 << 30));
+        assert_eq!((switches.pool, switches.bytes), (None, 4 << 30));
     }
 }

@@ -156,7 +156,12 @@ impl Event {
 
     /// Waits until it was reached, at most [`PATIENCE`].
     pub fn finish(&self) -> Result<(), Error> {
-        until(PATIENCE, "an event", || self.reached())
+        self.finish_within(PATIENCE)
+    }
+
+    /// Waits until it was reached, at most `limit`.
+    pub fn finish_within(&self, limit: Duration) -> Result<(), Error> {
+        until(limit, "an event", || self.reached())
     }
 
     /// Nanoseconds from `start` to this event, by the device's clock (resolution about half a microsecond). Both were reached.

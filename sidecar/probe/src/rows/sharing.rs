@@ -1,0 +1,198 @@
+//! Row 5: processes that use one device at the same time, without MPS and with it.
+
+use std::time::Duration;
+
+use super::{Question, Role};
+use crate::Error;
+use crate::bench::Bench;
+use crate::peer::Peer;
+use crate::report::{Answer, Findings};
+use crate::statistics::{Figure, middle};
+
+mod faults;
+mod mps;
+mod work;
+mod worker;
+
+use mps::Mps;
+use work::{Load, Track, now_ns};
+use worker::{Order, Reply};
+
+/// Row 5.
+pub const QUESTION: Question = Question {
+    id: 5,
+    name: "sharing",
+    text: "Does one process copy to the device while another computes there, without MPS, and each keeps at least \
+           85 % of its rate alone?",
+    mib: 1024,
+    quick_mib: 256,
+    limit: Duration::from_secs(150),
+    ask,
+};
+
+/// The process beside the asking one: an engine that computes, or a sidecar that copies.
+pub const ROLE: (&str, Role) = (WORKER, worker::part);
+
+const WORKER: &str = "worker";
+/// What each side has to keep of its rate alone, percent.
+const KEEP: f64 = 85.0;
+/// Between an order to start and the start: every process has read it by then.
+const LEAD: Duration = Duration::from_millis(30);
+
+/// Variables of a process, for [`Peer::start_with`].
+type Environment<'a> = &'a [(&'a str, &'a str)];
+
+fn ask(bench: &Bench) -> Result<Findings, Error> {
+    let mut study = Study { bench, findings: Findings::new(Answer::Yes), alone: Vec::new() };
+    let kept = study.without_mps()?;
+    study.faults("without MPS", &[])?;
+    study.findings.notes.extend(mps::of_this_machine());
+    if let Err(error) = study.with_mps() {
+        study.findings.notes.push(format!("MPS: {error}"));
+    }
+    let mut findings = study.findings;
+    findings.answer = conclude(&kept);
+    Ok(findings)
+}
+
+/// Yes if everybody keeps enough; otherwise who does not.
+fn conclude(kept: &[(String, f64)]) -> Answer {
+    let short: Vec<String> = kept
+        .iter()
+        .filter(|(_, percent)| *percent < KEEP)
+        .map(|(who, percent)| format!("{who} keeps {percent:.0} %"))
+        .collect();
+    Answer::of(short.is_empty(), || short.join(", "))
+}
+
+struct Study<'a> {
+    bench: &'a Bench,
+    findings: Findings,
+    /// Rates with nothing beside them.
+    alone: Vec<(Load, f64)>,
+}
+
+impl Study<'_> {
+    /// Everything that needs no MPS; what each side of two processes keeps, percent.
+    fn without_mps(&mut self) -> Result<Vec<(String, f64)>, Error> {
+        let (mut copier, mut computer) = self.pair(&[], &[])?;
+        for load in [Load::Copy, Load::Read, Load::Product] {
+            let peer = if load == Load::Copy { &mut copier } else { &mut computer };
+            let track = self.run(&mut [(peer, &[load])])?.remove(0);
+            self.alone.push((load, middle(&track.rates)));
+            self.findings.figures.push(Figure::of(
+                format!("alone: {}", load.name()),
+                load.unit(),
+                &track.rates,
+            ));
+        }
+        let kept = self.beside("two processes", &mut copier, &mut computer)?;
+        copier.dismiss()?;
+        computer.dismiss()?;
+        let mut both = self.worker(&Load::ALL, &[])?;
+        for load in [Load::Read, Load::Product] {
+            let tracks = self.run(&mut [(&mut both, &[Load::Copy, load])])?;
+            self.note("one process", load, &tracks);
+        }
+        both.dismiss()?;
+        Ok(kept)
+    }
+
+    /// The same with MPS, where it can be started.
+    fn with_mps(&mut self) -> Result<(), Error> {
+        let mps = Mps::start()?;
+        self.bench.progress("MPS was started");
+        let inside = mps.environment();
+        let inside: Vec<_> = inside.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        for (name, copier) in [("both in MPS", inside.as_slice()), ("copy outside MPS", &[])] {
+            let (mut copier, mut computer) = self.pair(copier, &inside)?;
+            self.beside(name, &mut copier, &mut computer)?;
+            copier.dismiss()?;
+            computer.dismiss()?;
+        }
+        self.faults("in MPS", &inside)?;
+        mps.end()
+    }
+
+    /// What is left after one of two engines has died, with a sidecar that owns the memory and never uses MPS.
+    fn faults(&mut self, name: &str, engines: Environment<'_>) -> Result<(), Error> {
+        self.bench.progress(&format!("deaths {name}"));
+        let notes = faults::study(self.bench, engines)?;
+        self.findings.notes.extend(notes.into_iter().map(|note| format!("{name}, {note}")));
+        Ok(())
+    }
+
+    /// One process that copies, one that computes.
+    fn pair(&self, copier: Environment<'_>, computer: Environment<'_>) -> Result<(Peer, Peer), Error> {
+        Ok((self.worker(&[Load::Copy], copier)?, self.worker(&[Load::Read, Load::Product], computer)?))
+    }
+
+    fn worker(&self, loads: &[Load], environment: Environment<'_>) -> Result<Peer, Error> {
+        let mut peer = Peer::start_with(self.bench.setup, WORKER, environment)?;
+        worker::order(&mut peer, &Order::Prepare(loads.to_vec()), &[])?;
+        Ok(peer)
+    }
+
+    /// Copies beside each kind of compute; what each side keeps.
+    fn beside(
+        &mut self,
+        name: &str,
+        copier: &mut Peer,
+        computer: &mut Peer,
+    ) -> Result<Vec<(String, f64)>, Error> {
+        let mut kept = Vec::new();
+        for load in [Load::Read, Load::Product] {
+            self.bench.progress(&format!("{name}: copy beside {}", load.name()));
+            let tracks = self.run(&mut [(copier, &[Load::Copy]), (computer, &[load])])?;
+            kept.extend(self.note(name, load, &tracks));
+        }
+        Ok(kept)
+    }
+
+    /// Lets processes work at the same time; one track for each load, in order.
+    fn run(&self, peers: &mut [(&mut Peer, &[Load])]) -> Result<Vec<Track>, Error> {
+        let start_ns = now_ns() + LEAD.as_nanos() as u64;
+        let window_ns = self.bench.setup.pick(200, 1500) * 1_000_000;
+        for (peer, loads) in peers.iter() {
+            peer.tell(&Order::Run { loads: loads.to_vec(), start_ns, window_ns }, &[])?;
+        }
+        let mut tracks = Vec::new();
+        for (peer, _) in peers.iter_mut() {
+            match worker::heard(peer)? {
+                Reply::Ran(ran) => tracks.extend(ran),
+                Reply::Done => return Err(worker::gone("answered another question")),
+            }
+        }
+        Ok(tracks)
+    }
+
+    /// Figures of a copy and of what was beside it; what each keeps.
+    fn note(&mut self, name: &str, load: Load, tracks: &[Track]) -> Vec<(String, f64)> {
+        let sides = [(Load::Copy, load), (load, Load::Copy)];
+        let mut kept = Vec::new();
+        for ((this, other), track) in sides.into_iter().zip(tracks) {
+            let who = format!("{name}: {} beside {}", this.name(), other.name());
+            let alone =
+                self.alone.iter().find(|(known, _)| *known == this).map_or(f64::NAN, |(_, rate)| *rate);
+            let percent = 100.0 * middle(&track.rates) / alone;
+            let figures = &mut self.findings.figures;
+            figures.push(Figure::of(&who, this.unit(), &track.rates));
+            figures.push(Figure::one(format!("{who}, keeps"), "%", percent));
+            figures.push(Figure::of(format!("{who}, between pieces"), "ms", &track.gaps_ms));
+            kept.push((who, percent));
+        }
+        kept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_keeps_too_little_is_named() {
+        let kept = |copy, read| [("copy".to_owned(), copy), ("read".to_owned(), read)];
+        assert_eq!(conclude(&kept(85.0, 100.0)), Answer::Yes);
+        assert_eq!(conclude(&kept(51.2, 97.0)), Answer::No { reason: "copy keeps 51 %".into() });
+    }
+}

@@ -1,0 +1,152 @@
+//! NVIDIA's MPS daemon, started for the probe alone in folders of its own and ended after it.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
+
+use crate::Error;
+
+const PROGRAM: &str = "nvidia-cuda-mps-control";
+/// Longest that it may take to start, to answer, and to end.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// The daemon. Dropping it ends it.
+#[derive(Debug)]
+pub struct Mps {
+    daemon: Child,
+    folder: PathBuf,
+}
+
+/// What is to be known of a daemon that runs on this machine anyway.
+pub fn of_this_machine() -> Option<String> {
+    let pipes = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").map_or("/tmp/nvidia-mps".into(), PathBuf::from);
+    pipes.join("control").exists().then(|| {
+        format!(
+            "{} exists: an MPS daemon of this machine may serve the processes \"without MPS\"",
+            pipes.display()
+        )
+    })
+}
+
+impl Mps {
+    /// Starts it and waits until it answers.
+    pub fn start() -> Result<Mps, Error> {
+        let folder = std::env::temp_dir().join(format!("sluice-gpu-probe-mps-{}", std::process::id()));
+        for name in ["pipe", "log"] {
+            fs::create_dir_all(folder.join(name)).map_err(|error| said(format!("has no folder: {error}")))?;
+        }
+        let mut command = Command::new(PROGRAM);
+        command.arg("-f").envs(variables(&folder)).process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        // SAFETY: between fork and exec, one system call and no memory is taken.
+        unsafe { command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?)) };
+        let daemon = command.spawn().map_err(|error| {
+            let _ = fs::remove_dir_all(&folder);
+            match error.kind() {
+                io::ErrorKind::NotFound => said("is not installed".into()),
+                _ => said(format!("did not start: {error}")),
+            }
+        })?;
+        let mut mps = Mps { daemon, folder };
+        mps.wait_for_start()?;
+        Ok(mps)
+    }
+
+    /// What processes need to be its clients.
+    pub fn environment(&self) -> [(&'static str, String); 2] {
+        variables(&self.folder)
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// It had to be killed.
+    pub fn end(mut self) -> Result<(), Error> {
+        self.quit()
+    }
+
+    fn wait_for_start(&mut self) -> Result<(), Error> {
+        let start = Instant::now();
+        while let Err(error) = self.tell("get_server_list") {
+            if let Ok(Some(status)) = self.daemon.try_wait() {
+                return Err(said(format!("ended with {status}")));
+            }
+            if start.elapsed() > LIMIT {
+                return Err(error);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Gives the daemon a command, through another process of the same program.
+    fn tell(&self, words: &str) -> Result<(), Error> {
+        let mut command = Command::new(PROGRAM);
+        command.envs(variables(&self.folder)).stdin(Stdio::piped());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = command.spawn().map_err(|error| said(format!("did not start: {error}")))?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // One that has ended already says so by its status.
+            let _ = writeln!(stdin, "{words}");
+        }
+        match within(&mut child, LIMIT) {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => Err(said(format!("answered {words} with {status}"))),
+            None => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(said(format!("did not answer {words} within {LIMIT:?}")))
+            }
+        }
+    }
+
+    /// Ends the daemon and its server, kindly first.
+    fn quit(&mut self) -> Result<(), Error> {
+        if matches!(self.daemon.try_wait(), Ok(Some(_))) {
+            return Ok(());
+        }
+        let told = self.tell("quit");
+        if told.is_ok() && within(&mut self.daemon, LIMIT).is_some() {
+            return Ok(());
+        }
+        if let Ok(group) = i32::try_from(self.daemon.id()) {
+            // Fails only when all of the group are gone.
+            let _ = Pid::from_raw(group).map(|group| kill_process_group(group, Signal::KILL));
+        }
+        let _ = self.daemon.wait();
+        told.and(Err(said(format!("did not end within {LIMIT:?} and was killed"))))
+    }
+}
+
+impl Drop for Mps {
+    fn drop(&mut self) {
+        let _ = self.quit();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn variables(folder: &Path) -> [(&'static str, String); 2] {
+    let path = |name| folder.join(name).display().to_string();
+    [("CUDA_MPS_PIPE_DIRECTORY", path("pipe")), ("CUDA_MPS_LOG_DIRECTORY", path("log"))]
+}
+
+/// Waits for a process to end, at most `limit`.
+fn within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let start = Instant::now();
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if start.elapsed() < limit => std::thread::sleep(Duration::from_millis(5)),
+            _ => return None,
+        }
+    }
+}
+
+fn said(what: String) -> Error {
+    Error::Peer { role: PROGRAM.into(), what }
+}

@@ -1,0 +1,132 @@
+//! Row 5.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use sluice_probe::report::{Answer, Row};
+
+use super::World;
+
+/// Stands for the daemon and for its control program, as far as the probe uses them.
+const DAEMON: &str = r#"#!/bin/sh
+pipe="$CUDA_MPS_PIPE_DIRECTORY/control"
+if [ "$1" = -f ]; then
+    echo "$$" >> "$DAEMON_LOG"
+    mkfifo "$pipe"
+    while :; do
+        read -r line < "$pipe" || continue
+        echo "$line" >> "$DAEMON_LOG"
+        [ "$line" = quit ] && exit 0
+    done
+fi
+[ -p "$pipe" ] || exit 1
+cat > "$pipe"
+"#;
+
+/// One that starts and never answers.
+const DEAF: &str = r#"#!/bin/sh
+echo "$$" >> "$DAEMON_LOG"
+exec sleep 300
+"#;
+
+/// A machine whose MPS daemon is this script.
+fn with_daemon(script: &str) -> World {
+    let world = World::new();
+    let (program, temporary) = (world.path("bin/nvidia-cuda-mps-control"), world.path("tmp"));
+    fs::create_dir(world.path("bin")).expect("the folder is ours");
+    fs::create_dir(&temporary).expect("the folder is ours");
+    fs::write(&program, script).expect("the folder is ours");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("the file is ours");
+    let path = format!("{}:{}", world.path("bin").display(), std::env::var("PATH").unwrap_or_default());
+    let (log, temporary) = (world.path("daemon").display().to_string(), temporary.display().to_string());
+    world.with("PATH", &path).with("DAEMON_LOG", &log).with("TMPDIR", &temporary)
+}
+
+/// What the daemon wrote: its process id, then the orders that it got.
+fn log(world: &World) -> Vec<String> {
+    let text = fs::read_to_string(world.path("daemon")).expect("the daemon was started");
+    text.lines().map(str::to_owned).collect()
+}
+
+/// The answer depends on how busy this machine is: it is one of the two that there are.
+fn answered(row: &Row) {
+    assert!(!matches!(row.answer, Answer::Unknown { .. }), "{row:?}");
+}
+
+fn has(row: &Row, name: &str) -> bool {
+    row.figures.iter().any(|figure| figure.name == name)
+}
+
+fn notes<'a>(row: &'a Row, start: &str) -> Vec<&'a String> {
+    row.notes.iter().filter(|note| note.starts_with(start)).collect()
+}
+
+const ALL_GO_ON: &str =
+    "the other engine goes on; the owner of the memory goes on; a new engine that maps it goes on";
+
+#[test]
+fn copies_and_computing_are_measured_beside_each_other_and_deaths_are_survived() {
+    // Here a daemon of the machine that runs this test must not be found.
+    let world = World::new().with("PATH", "/nowhere");
+    let (row, status) = world.ask("sharing");
+    answered(&row);
+    assert_eq!(status, 0);
+    for place in ["two processes", "one process"] {
+        for load in ["read", "product"] {
+            assert!(has(&row, &format!("{place}: copy beside {load}, keeps")), "{place}, {load}");
+            assert!(has(&row, &format!("{place}: {load} beside copy, keeps")), "{place}, {load}");
+        }
+    }
+    let deaths = notes(&row, "without MPS, after");
+    assert_eq!(deaths.len(), 2, "{:?}", row.notes);
+    assert!(deaths.iter().all(|note| note.ends_with(ALL_GO_ON)), "{deaths:?}");
+    assert!(deaths[1].contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{deaths:?}");
+    assert_eq!(notes(&row, "MPS: "), ["MPS: the process 'nvidia-cuda-mps-control' is not installed"]);
+    world.nothing_is_held();
+}
+
+#[test]
+fn mps_is_started_used_and_ended() {
+    let world = with_daemon(DAEMON);
+    let (row, _) = world.ask("sharing");
+    answered(&row);
+    assert!(has(&row, "both in MPS: copy beside read"), "{:?}", row.notes);
+    assert!(has(&row, "copy outside MPS: product beside copy, keeps"), "{:?}", row.notes);
+    assert_eq!(notes(&row, "in MPS, after").len(), 2, "{:?}", row.notes);
+    assert_eq!(notes(&row, "MPS: "), [""; 0]);
+    assert_eq!(log(&world)[1..], ["get_server_list", "quit"]);
+    assert_eq!(fs::read_dir(world.path("tmp")).expect("a folder").count(), 0, "its folders are gone");
+}
+
+#[test]
+fn an_mps_daemon_that_never_answers_is_ended() {
+    let world = with_daemon(DEAF);
+    let (row, _) = world.ask("sharing");
+    answered(&row);
+    let said = notes(&row, "MPS: ");
+    assert_eq!(said.len(), 1, "{:?}", row.notes);
+    assert!(said[0].ends_with("did not answer get_server_list within 5s"), "{said:?}");
+    for pid in log(&world) {
+        let process = Path::new("/proc").join(&pid);
+        assert!(!process.exists(), "{} still runs", process.display());
+    }
+}
+
+#[test]
+fn memory_that_is_not_there_is_said_politely() {
+    let bytes = (128_u64 << 20).to_string();
+    let world = World::new().with("SLUICE_STANDIN_BYTES", &bytes);
+    let (row, status) = world.ask("sharing");
+    let reason = "needs 256 MiB of device memory, 96 MiB are free".to_owned();
+    assert_eq!((row.answer, status), (Answer::Unknown { reason }, 1));
+    world.nothing_is_held();
+}
+
+#[test]
+fn memory_that_runs_out_under_way_is_said_in_the_driver_s_words() {
+    let (row, status) = World::new().with("SLUICE_STANDIN_FAULTS", "cuMemCreate=2").ask("sharing");
+    let Answer::Unknown { reason } = &row.answer else { panic!("{row:?}") };
+    assert!(reason.ends_with("cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (out of memory)"), "{reason}");
+    assert_eq!(status, 1);
+}
