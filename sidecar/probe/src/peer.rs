@@ -34,6 +34,9 @@ impl Peer {
         let mut command = Command::new("/proc/self/exe");
         command.args(["child", role, "--device", &setup.ordinal.to_string()]);
         command.args(setup.quick.then_some("--quick")).envs(environment.iter().copied());
+        // Otherwise a kernel's first launch loads it, for which the driver may wait for all streams, also for one that waits
+        // for a word that is written only after the launch.
+        command.env("CUDA_MODULE_LOADING", "EAGER");
         let child = command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn();
         let child = child.map_err(|error| gone(role, format!("did not start: {error}")))?;
         Ok(Peer { role: role.into(), child, channel })

@@ -1,0 +1,60 @@
+//! All questions in one run.
+
+use sluice_probe::report::{Answer, Report, SCHEMA};
+use sluice_probe::rows;
+
+use super::World;
+
+/// What a machine that is very busy may make of a row: it takes too long. Everything else is an answer.
+const TOO_LONG: [&str; 2] = ["the questions before it took more than", "said nothing for"];
+
+fn report(world: &World) -> (Report, i32) {
+    let output = world.probe(&["--quick", "--json", "-"]);
+    let report = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+    (report, output.status.code().expect("the probe exits"))
+}
+
+#[test]
+fn every_question_is_answered_and_no_process_leaves_anything() {
+    let world = World::new();
+    let (report, status) = report(&world);
+    assert_eq!((report.schema, report.quick), (SCHEMA, true));
+    assert_eq!(report.device.name, "Sluice stand-in");
+    let asked: Vec<u8> = report.rows.iter().map(|row| row.id).collect();
+    assert_eq!(asked, rows::ALL.iter().map(|question| question.id).collect::<Vec<_>>());
+    assert_eq!(asked, [1, 2, 3, 4, 5, 6, 7, 8]);
+    let mut open = 0;
+    for row in &report.rows {
+        if let Answer::Unknown { reason } = &row.answer {
+            assert!(TOO_LONG.iter().any(|words| reason.contains(words)), "{}: {reason}", row.name);
+            eprintln!("this machine is too busy for {}: {reason}", row.name);
+            open += 1;
+        } else {
+            assert!(!row.figures.is_empty(), "{} has figures", row.name);
+        }
+    }
+    assert_eq!(status, i32::from(open > 0));
+    world.nothing_is_held();
+}
+
+#[test]
+fn a_device_that_maps_nothing_leaves_what_needs_mapping_open_in_the_driver_s_words() {
+    let world = World::new()
+        .with("SLUICE_STANDIN_ATTRIBUTES", "102=0")
+        .with("SLUICE_STANDIN_FAULTS", "cuMemCreate=801,cuMemAddressReserve=801");
+    let (report, status) = report(&world);
+    assert_eq!(status, 1);
+    for row in &report.rows {
+        match &row.answer {
+            Answer::No { reason } => {
+                assert_eq!(row.name, "limits");
+                assert!(reason.starts_with("no mapping of handles: the driver says so"), "{reason}");
+            }
+            Answer::Unknown { reason } => {
+                assert!(reason.contains("CUDA_ERROR_NOT_SUPPORTED (operation not supported)"), "{reason}");
+            }
+            Answer::Yes => panic!("{} needs memory that is mapped", row.name),
+        }
+    }
+}
