@@ -7,6 +7,8 @@ use std::sync::LazyLock;
 use sluice_link::frame::LINK_VERSION;
 use tracing_subscriber::EnvFilter;
 
+use crate::fetch::From;
+
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("SLUICE_COMMIT"));
     let wire = sluice_wire::state::VERSION;
@@ -18,7 +20,7 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
 /// Exit status: 0 after a clean end, 78 when the configuration or the model folder is wrong (trying again will not help),
 /// 1 otherwise.
 #[derive(Clone, Debug, clap::Parser)]
-#[command(name = "sluice-sidecar", version = VERSION.as_str())]
+#[command(name = "sluice-sidecar", version = VERSION.as_str(), subcommand_negates_reqs = true)]
 pub struct Args {
     /// Configuration, JSON; `sluice up` and the operator write it.
     #[arg(long, value_name = "FILE", required_unless_present = "replay")]
@@ -27,11 +29,27 @@ pub struct Args {
     #[arg(long, value_name = "JOURNAL", conflicts_with = "config")]
     pub replay: Option<PathBuf>,
     /// Logs: `text` or `json`.
-    #[arg(long, default_value = "text", env = "SLUICE_LOG_FORMAT")]
+    #[arg(long, default_value = "text", env = "SLUICE_LOG_FORMAT", global = true)]
     pub log_format: LogFormat,
     /// What is logged, such as `info` or `sluice_agent=debug`.
-    #[arg(long, default_value = "info", env = "SLUICE_LOG")]
+    #[arg(long, default_value = "info", env = "SLUICE_LOG", global = true)]
     pub log: String,
+    /// Instead of serving.
+    #[command(subcommand)]
+    pub task: Option<Task>,
+}
+
+/// What a sidecar's program does beside serving.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum Task {
+    /// Download a model, as a pod does before its sidecar starts.
+    ///
+    /// What is there already is used, half a file too; every file is held to the length and the digest that its source tells.
+    Fetch {
+        /// Where it comes from.
+        #[command(subcommand)]
+        from: From,
+    },
 }
 
 /// Form of the logs.

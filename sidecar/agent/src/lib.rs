@@ -5,6 +5,7 @@ pub mod args;
 pub mod clock;
 pub mod directive;
 pub mod engine_child;
+pub mod fetch;
 pub mod gateway;
 pub mod metrics;
 pub mod model;

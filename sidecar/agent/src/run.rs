@@ -18,10 +18,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 pub use self::failure::Failure;
-use crate::admin;
 use crate::admin::Admin;
 use crate::admin::start::{Credentials, StartError};
-use crate::args::Args;
+use crate::args::{Args, Task};
 use crate::engine_child::EngineChild;
 use crate::gateway::Gateway;
 use crate::gateway::open::OpenRequests;
@@ -30,6 +29,7 @@ use crate::metrics::Metrics;
 use crate::probes::{self, Hook};
 use crate::room::{Among, InjectedFaults, LoadError, Loaded, Loading, load};
 use crate::service::{Inbox, Message, Service, Status};
+use crate::{admin, fetch};
 
 fn config_error(error: impl Into<anyhow::Error>) -> Failure {
     Failure::Config(error.into())
@@ -52,6 +52,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 /// # Errors
 /// Why it could not go on.
 pub fn run_with(args: &Args, faults: InjectedFaults) -> Result<(), Failure> {
+    if let Some(Task::Fetch { from }) = &args.task {
+        return fetch::run(from);
+    }
     if let Some(journal) = &args.replay {
         return replay(journal).map_err(other);
     }

@@ -14,6 +14,11 @@ mod admin {
     pub mod world;
 }
 
+mod fetch {
+    mod downloads;
+    mod server;
+}
+
 mod neighbours {
     mod clock;
     mod desk;

@@ -1,0 +1,294 @@
+//! `sluice-sidecar fetch`: the model comes into a folder before the sidecar starts.
+//!
+//! Whatever is in the folder already, whole or in part, is used; every file is held to the size and the digest that its
+//! source told before it gets its name. A part ends in `.part`.
+
+pub mod bucket;
+mod digest;
+mod error;
+pub mod hub;
+mod part;
+mod progress;
+mod source;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use reqwest::{Client, StatusCode, header};
+
+pub use self::bucket::Bucket;
+pub use self::digest::Expected;
+pub use self::error::FetchError;
+pub use self::hub::Hub;
+use self::part::Part;
+use self::progress::Progress;
+pub use self::source::{Item, Source};
+use crate::run::Failure;
+
+/// Files that come at the same time: one connection seldom fills a link.
+const AT_ONCE: usize = 4;
+/// A connection has to stand, and bytes to come, within so long.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// How often, and how fast, a failure is tried again.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// Tries without a byte in between.
+    pub tries: u32,
+    /// Wait before the second try; doubled before each further one.
+    pub first: Duration,
+    /// Longest wait.
+    pub longest: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Patience { tries: 8, first: Duration::from_millis(500), longest: Duration::from_secs(30) }
+    }
+}
+
+/// Where the model comes from, on the command line.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum From {
+    /// A repository of a Hugging Face hub. The variable HF_TOKEN holds a token, if one is needed.
+    HuggingFace {
+        /// The repository, as OWNER/NAME.
+        #[arg(long)]
+        repo: String,
+        /// Branch, tag or commit.
+        #[arg(long, default_value = "main")]
+        revision: String,
+        /// Address of the hub.
+        #[arg(long, default_value = "https://huggingface.co")]
+        endpoint: String,
+        /// Folder for the files; made if absent.
+        #[arg(long, value_name = "FOLDER")]
+        to: PathBuf,
+    },
+    /// Objects of a bucket. The variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY hold credentials, if they are needed.
+    S3 {
+        /// The bucket.
+        #[arg(long)]
+        bucket: String,
+        /// Prefix of the model's objects.
+        #[arg(long, default_value = "")]
+        prefix: String,
+        /// Its region.
+        #[arg(long, default_value = "us-east-1")]
+        region: String,
+        /// Address of the service; without it, AWS in the region.
+        #[arg(long)]
+        endpoint: Option<String>,
+        /// Folder for the files; made if absent.
+        #[arg(long, value_name = "FOLDER")]
+        to: PathBuf,
+    },
+}
+
+impl From {
+    fn source(&self) -> Result<(Source, &Path), FetchError> {
+        match self {
+            From::HuggingFace { repo, revision, endpoint, to } => {
+                let token = std::env::var("HF_TOKEN").ok().filter(|token| !token.is_empty());
+                Ok((Source::Hub(Hub::new(endpoint, repo, revision, token)?), to))
+            }
+            From::S3 { bucket, prefix, region, endpoint, to } => {
+                let credentials = rusty_s3::Credentials::from_env();
+                let bucket = Bucket::new(endpoint.as_deref(), region, bucket, prefix, credentials)?;
+                Ok((Source::Bucket(bucket), to))
+            }
+        }
+    }
+}
+
+/// The subcommand: until all is there, or cannot be had.
+///
+/// # Errors
+/// What could not be had; as a configuration that no restart can help, where trying again cannot.
+pub fn run(from: &From) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
+    let fetched = from.source().and_then(|(source, to)| {
+        tracing::info!(%source, to = %to.display(), "fetching a model");
+        runtime.block_on(fetch(&source, to, Patience::default()))
+    });
+    fetched.map_err(|error| match error.is_final() {
+        true => Failure::Config(error.into()),
+        false => Failure::Other(error.into()),
+    })
+}
+
+/// Brings all files of `source` into `to`.
+///
+/// # Errors
+/// The first file that could not be had, or why nobody can say what the files are.
+pub async fn fetch(source: &Source, to: &Path, patience: Patience) -> Result<(), FetchError> {
+    let client = client()?;
+    let source = &again(patience, async || source.resolved(&client).await).await?;
+    let items = again(patience, async || source.list(&client).await).await?;
+    complete(source, &items)?;
+    std::fs::create_dir_all(to).map_err(FetchError::file(to))?;
+    let progress = Progress::new(items.iter().map(|item| item.bytes).sum());
+    let files = stream::iter(&items).map(|item| {
+        let job = Job { client: &client, source, item, path: to.join(&item.name), progress: &progress };
+        async move { job.bring(patience).await }
+    });
+    let all = files.buffer_unordered(AT_ONCE).try_collect::<Vec<()>>();
+    tokio::select! {
+        brought = all => brought.map(|_| ()),
+        () = progress.tell() => unreachable!("progress is told for ever"),
+    }
+}
+
+fn client() -> Result<Client, FetchError> {
+    // Fails only when there is one already, which is as good.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let agent = concat!("sluice/", env!("CARGO_PKG_VERSION"));
+    let client = Client::builder().user_agent(agent).connect_timeout(SILENCE).read_timeout(SILENCE);
+    client.build().map_err(FetchError::Client)
+}
+
+/// A model without weights or configuration is a mistake in the source's name, told before anything is downloaded.
+fn complete(source: &Source, items: &[Item]) -> Result<(), FetchError> {
+    let has = |wanted: &dyn Fn(&str) -> bool| items.iter().any(|item| wanted(&item.name));
+    let lacks = if !has(&|name| name == "config.json") {
+        "config.json"
+    } else if !has(&|name| name.ends_with(".safetensors")) {
+        "a file that ends in .safetensors"
+    } else {
+        return Ok(());
+    };
+    Err(FetchError::NoModel { place: source.to_string(), lacks })
+}
+
+/// Tries again what may succeed later.
+async fn again<T>(
+    patience: Patience,
+    mut attempt: impl AsyncFnMut() -> Result<T, FetchError>,
+) -> Result<T, FetchError> {
+    let mut waits = Waits::new(patience);
+    loop {
+        match attempt().await {
+            Err(error) if !error.is_final() => waits.after(error).await?,
+            done => return done,
+        }
+    }
+}
+
+/// Waits between tries.
+struct Waits {
+    patience: Patience,
+    tries: u32,
+    wait: Duration,
+}
+
+impl Waits {
+    fn new(patience: Patience) -> Self {
+        Waits { patience, tries: 0, wait: patience.first }
+    }
+
+    /// Waits after a failure, or gives up with it.
+    async fn after(&mut self, error: FetchError) -> Result<(), FetchError> {
+        self.tries += 1;
+        if self.tries >= self.patience.tries {
+            return Err(error);
+        }
+        tracing::warn!(%error, again_in = ?self.wait, "trying again");
+        tokio::time::sleep(self.wait).await;
+        self.wait = (self.wait * 2).min(self.patience.longest);
+        Ok(())
+    }
+}
+
+/// One file on its way.
+struct Job<'a> {
+    client: &'a Client,
+    source: &'a Source,
+    item: &'a Item,
+    path: PathBuf,
+    progress: &'a Progress,
+}
+
+impl Job<'_> {
+    async fn bring(&self, patience: Patience) -> Result<(), FetchError> {
+        if self.is_there()? {
+            tracing::info!(file = %self.item.name, "is there already");
+            self.progress.add(self.item.bytes);
+            return Ok(());
+        }
+        let mut part = Part::open(&self.path)?;
+        self.progress.add(part.bytes());
+        let mut waits = Waits::new(patience);
+        loop {
+            let before = part.bytes();
+            match self.attempt(&mut part).await {
+                Ok(()) => break,
+                Err(error) if error.is_final() => return Err(error),
+                Err(error) => {
+                    if part.bytes() > before {
+                        waits = Waits::new(patience);
+                    }
+                    waits.after(error).await?;
+                }
+            }
+        }
+        tracing::info!(file = %self.item.name, bytes = part.bytes(), "has come");
+        part.settle()
+    }
+
+    /// Whether the file is there under its name, and is what it should be. One that is not is downloaded anew.
+    fn is_there(&self) -> Result<bool, FetchError> {
+        let found = Part::read(&self.path)?;
+        Ok(found.is_some_and(|digest| digest.check(self.item).is_ok()))
+    }
+
+    /// Asks for what is missing and takes what comes; then the whole has to be right. Of a digest that is wrong the rest of an
+    /// earlier start may be the reason, so it is asked for once more from the beginning; then it is the source's.
+    async fn attempt(&self, part: &mut Part) -> Result<(), FetchError> {
+        let resumed = part.bytes() > 0;
+        match self.take(part).await {
+            Err(FetchError::Digest { .. }) if resumed => self.take(part).await,
+            taken => taken,
+        }
+    }
+
+    async fn take(&self, part: &mut Part) -> Result<(), FetchError> {
+        if part.bytes() < self.item.bytes {
+            self.download(part).await?;
+        }
+        let checked = part.digest().check(self.item);
+        if checked.is_err() && part.bytes() >= self.item.bytes {
+            // What is wrong stays wrong.
+            self.forget(part)?;
+        }
+        checked
+    }
+
+    fn forget(&self, part: &mut Part) -> Result<(), FetchError> {
+        self.progress.take(part.bytes());
+        part.restart()
+    }
+
+    async fn download(&self, part: &mut Part) -> Result<(), FetchError> {
+        let (url, mut request) = self.source.get(self.client, self.item);
+        if part.bytes() > 0 {
+            request = request.header(header::RANGE, format!("bytes={}-", part.bytes()));
+        }
+        let mut response = request.send().await.map_err(FetchError::http(&url))?;
+        match response.status() {
+            StatusCode::PARTIAL_CONTENT => {}
+            // A server that knows no ranges sends all of it.
+            StatusCode::OK => self.forget(part)?,
+            // What is here is longer than the file.
+            StatusCode::RANGE_NOT_SATISFIABLE => return self.forget(part),
+            status => return Err(FetchError::status(&url, status)),
+        }
+        while let Some(bytes) = response.chunk().await.map_err(FetchError::http(&url))? {
+            // Blocks this thread, which has nothing else to do.
+            part.write(&bytes)?;
+            self.progress.add(bytes.len() as u64);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,105 @@
+//! Objects of a bucket, over the protocol of S3.
+
+use std::fmt;
+use std::time::Duration;
+
+use reqwest::{Client, RequestBuilder, Url, header};
+use rusty_s3::actions::{ListObjectsV2, ListObjectsV2Response};
+use rusty_s3::{Credentials, S3Action, UrlStyle};
+
+use super::source::{text, wanted};
+use super::{Expected, FetchError, Item};
+
+/// A signature is good for so long: it is made anew for each request.
+const SIGNED_FOR: Duration = Duration::from_secs(3600);
+
+/// The objects of a bucket under a prefix.
+#[derive(Clone)]
+pub struct Bucket {
+    bucket: rusty_s3::Bucket,
+    prefix: String,
+    credentials: Option<Credentials>,
+}
+
+impl Bucket {
+    /// Objects under `prefix`. Without an endpoint the service is AWS in that region; without credentials it is asked
+    /// anonymously.
+    ///
+    /// # Errors
+    /// The endpoint is no address, or the bucket's name none of a bucket.
+    pub fn new(
+        endpoint: Option<&str>,
+        region: &str,
+        name: &str,
+        prefix: &str,
+        credentials: Option<Credentials>,
+    ) -> Result<Bucket, FetchError> {
+        let aws = format!("https://s3.{region}.amazonaws.com");
+        // Who runs a service of their own seldom has a name for each bucket.
+        let style = if endpoint.is_some() { UrlStyle::Path } else { UrlStyle::VirtualHost };
+        let endpoint = endpoint.unwrap_or(&aws);
+        let refuse = |problem: String| FetchError::Endpoint { endpoint: endpoint.to_owned(), problem };
+        let url = Url::parse(endpoint).map_err(|error| refuse(error.to_string()))?;
+        let bucket = rusty_s3::Bucket::new(url, style, name.to_owned(), region.to_owned());
+        let bucket = bucket.map_err(|error| refuse(error.to_string()))?;
+        let slash = if prefix.is_empty() || prefix.ends_with('/') { "" } else { "/" };
+        Ok(Bucket { bucket, prefix: format!("{prefix}{slash}"), credentials })
+    }
+
+    pub(super) async fn list(&self, client: &Client) -> Result<Vec<Item>, FetchError> {
+        let (mut items, mut token) = (Vec::new(), None::<String>);
+        loop {
+            let page = self.page(client, token.as_deref()).await?;
+            let objects = page.contents.into_iter();
+            items.extend(objects.filter_map(|object| self.item(&object.key, object.size, object.etag)));
+            token = page.next_continuation_token;
+            if token.is_none() {
+                return Ok(items);
+            }
+        }
+    }
+
+    async fn page(&self, client: &Client, token: Option<&str>) -> Result<ListObjectsV2Response, FetchError> {
+        let mut list = ListObjectsV2::new(&self.bucket, self.credentials.as_ref());
+        list.with_prefix(self.prefix.as_str());
+        if let Some(token) = token {
+            list.with_continuation_token(token);
+        }
+        let url = self.to_string();
+        let answer = text(client.get(list.sign(SIGNED_FOR)), &url).await?;
+        let read = ListObjectsV2::parse_response(&answer);
+        read.map_err(|error| FetchError::Answer { url, problem: error.to_string() })
+    }
+
+    /// An object that a sidecar reads. S3 tells no digest of it in a list, but a tag that changes with it.
+    fn item(&self, key: &str, size: Option<u64>, tag: Option<String>) -> Option<Item> {
+        let name = key.strip_prefix(&self.prefix)?.to_owned();
+        let bytes = size?;
+        wanted(&name).then_some(Item { name, bytes, expected: Expected::Length, tag })
+    }
+
+    pub(super) fn get(&self, client: &Client, item: &Item) -> (String, RequestBuilder) {
+        let key = format!("{}{}", self.prefix, item.name);
+        let url = self.bucket.get_object(self.credentials.as_ref(), &key).sign(SIGNED_FOR);
+        let request = client.get(url);
+        // Parts of two versions never become one file.
+        let request = match &item.tag {
+            Some(tag) => request.header(header::IF_MATCH, tag),
+            None => request,
+        };
+        (format!("{self}{}", item.name), request)
+    }
+}
+
+impl fmt::Display for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "s3://{}/{}", self.bucket.name(), self.prefix)
+    }
+}
+
+impl fmt::Debug for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Not the credentials.
+        write!(f, "Bucket({self})")
+    }
+}

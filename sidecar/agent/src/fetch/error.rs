@@ -1,0 +1,131 @@
+//! Why a model could not be had.
+
+use std::path::{Path, PathBuf};
+
+use reqwest::StatusCode;
+
+/// Why a model could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    /// No client could be made.
+    #[error("no HTTP client: {0}")]
+    Client(#[source] reqwest::Error),
+    /// The address of the service is none.
+    #[error("`{endpoint}` is no address of a service: {problem}")]
+    Endpoint {
+        /// As written.
+        endpoint: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The connection failed or broke.
+    #[error("{url}: {error}")]
+    Http {
+        /// What was asked for, without signatures.
+        url: String,
+        /// What failed.
+        #[source]
+        error: reqwest::Error,
+    },
+    /// The service wants other credentials.
+    #[error("{url}: {status}: the credential is missing, wrong, or not allowed to read this")]
+    Refused {
+        /// What was asked for.
+        url: String,
+        /// What it answered.
+        status: StatusCode,
+    },
+    /// There is no such thing.
+    #[error("{url}: {status}: no such model, revision, bucket or file")]
+    NotFound {
+        /// What was asked for.
+        url: String,
+        /// What it answered.
+        status: StatusCode,
+    },
+    /// Any other answer that is no success.
+    #[error("{url}: {status}")]
+    Status {
+        /// What was asked for.
+        url: String,
+        /// What it answered.
+        status: StatusCode,
+    },
+    /// An answer that cannot be read.
+    #[error("{url}: the answer cannot be read: {problem}")]
+    Answer {
+        /// What was asked for.
+        url: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The source has no model.
+    #[error("{place} holds no model: it lacks {lacks}")]
+    NoModel {
+        /// The source.
+        place: String,
+        /// What is missing.
+        lacks: &'static str,
+    },
+    /// A file is not as long as its source said.
+    #[error("{file}: {bytes} bytes came of {expected}")]
+    Size {
+        /// The file.
+        file: String,
+        /// What came.
+        bytes: u64,
+        /// What was told.
+        expected: u64,
+    },
+    /// A file's bytes are not those that its source told.
+    #[error("{file}: its digest is {digest}, and {expected} was told")]
+    Digest {
+        /// The file.
+        file: String,
+        /// Of what came.
+        digest: String,
+        /// As told.
+        expected: String,
+    },
+    /// A file on this machine.
+    #[error("{}: {error}", .path.display())]
+    File {
+        /// Its path.
+        path: PathBuf,
+        /// What failed.
+        #[source]
+        error: std::io::Error,
+    },
+}
+
+impl FetchError {
+    /// Whether trying again cannot help before somebody changes something.
+    pub fn is_final(&self) -> bool {
+        match self {
+            FetchError::Http { .. } | FetchError::Size { .. } => false,
+            FetchError::Status { status, .. } => {
+                !(status.is_server_error()
+                    || matches!(*status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT))
+            }
+            _ => true,
+        }
+    }
+
+    pub(super) fn http(url: &str) -> impl FnOnce(reqwest::Error) -> FetchError + '_ {
+        // Without the address that was asked: it may carry a signature.
+        move |error| FetchError::Http { url: url.to_owned(), error: error.without_url() }
+    }
+
+    pub(super) fn file(path: &Path) -> impl FnOnce(std::io::Error) -> FetchError + '_ {
+        move |error| FetchError::File { path: path.to_owned(), error }
+    }
+
+    pub(super) fn status(url: &str, status: StatusCode) -> FetchError {
+        let url = url.to_owned();
+        match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => FetchError::Refused { url, status },
+            StatusCode::NOT_FOUND => FetchError::NotFound { url, status },
+            status => FetchError::Status { url, status },
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! A small server with a model in it, which speaks both protocols and can be told to misbehave.
+// Helpers outside test functions unwrap too.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::{StreamExt, stream};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+/// What the server does, and what it saw.
+#[derive(Debug, Default)]
+pub struct Behaviour {
+    /// Files, by name.
+    pub files: BTreeMap<String, Vec<u8>>,
+    /// Digests that are told in place of the true ones.
+    pub told: BTreeMap<String, String>,
+    /// So many answers break off half way.
+    pub breaks: u32,
+    /// So many requests are answered 503 first.
+    pub unavailable: u32,
+    /// Ranges are ignored.
+    pub no_ranges: bool,
+    /// Only with this token, or this access key.
+    pub wants: Option<String>,
+    /// Objects of one page of a list.
+    pub page: Option<usize>,
+    /// Every request: its path and its range.
+    pub seen: Vec<(String, Option<String>)>,
+}
+
+type Shared = Arc<Mutex<Behaviour>>;
+
+pub struct Server {
+    pub address: SocketAddr,
+    pub behaviour: Shared,
+}
+
+/// By `sha256sum` on what [`model`] holds as weights.
+pub const WEIGHTS_SHA256: &str = "cd2df694e424bc7968cc37f47751019e5ca0cd1bdf2e479ea537c3a1c32ee1aa";
+/// By `git hash-object` on the `config.json` of [`model`].
+pub const CONFIG_BLOB: &str = "56ba9283acfa5b9d205a78bef5e1cc2b1b00c022";
+pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// 100,000 bytes of weights, a configuration, and what no sidecar reads.
+pub fn model() -> BTreeMap<String, Vec<u8>> {
+    let weights: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
+    let files: [(&str, &[u8]); 6] = [
+        ("config.json", b"{\"layers\": 2}"),
+        ("model.safetensors", &weights),
+        ("tokenizer.json", b"{}"),
+        ("pytorch_model.bin", b"the same in another format"),
+        ("onnx/model.json", b"in a folder"),
+        ("README.md", b"# A model"),
+    ];
+    files.map(|(name, bytes)| (name.to_owned(), bytes.to_vec())).into()
+}
+
+impl Server {
+    pub async fn start(behaviour: Behaviour) -> Server {
+        let behaviour: Shared = Arc::new(Mutex::new(behaviour));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let router = Router::new().fallback(answer).with_state(behaviour.clone());
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        Server { address, behaviour }
+    }
+
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Ranges that were asked of the weights, in order.
+    pub fn ranges(&self) -> Vec<Option<String>> {
+        let behaviour = self.behaviour.lock().unwrap();
+        let weights = behaviour.seen.iter().filter(|(path, _)| path.ends_with(".safetensors"));
+        weights.map(|(_, range)| range.clone()).collect()
+    }
+}
+
+async fn answer(State(shared): State<Shared>, request: Request) -> Response {
+    let (path, query) = (request.uri().path().to_owned(), request.uri().query().unwrap_or("").to_owned());
+    let mut behaviour = shared.lock().unwrap();
+    let range = request.headers().get(header::RANGE).map(|range| range.to_str().unwrap().to_owned());
+    behaviour.seen.push((path.clone(), range.clone()));
+    if !allowed(&behaviour, request.headers(), &query) {
+        return StatusCode::UNAUTHORIZED.into_response();
+    }
+    if behaviour.unavailable > 0 {
+        behaviour.unavailable -= 1;
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    }
+    if path.starts_with("/api/models/org/tiny/revision/") {
+        return axum::Json(revision(&behaviour)).into_response();
+    }
+    if path == "/bucket/" {
+        return list(&behaviour, &query).into_response();
+    }
+    let under = [format!("/org/tiny/resolve/{COMMIT}/"), "/bucket/models/tiny/".to_owned()];
+    let name = under.iter().find_map(|under| path.strip_prefix(under.as_str()));
+    match name.and_then(|name| behaviour.files.get(name).cloned()) {
+        Some(file) => send(&mut behaviour, file, range.as_deref(), request.headers()),
+        None => StatusCode::NOT_FOUND.into_response(),
+    }
+}
+
+fn allowed(behaviour: &Behaviour, headers: &HeaderMap, query: &str) -> bool {
+    let Some(wanted) = &behaviour.wants else { return true };
+    let bearer = headers.get(header::AUTHORIZATION).is_some_and(|shown| shown == &format!("Bearer {wanted}"));
+    let signed =
+        query.contains(&format!("X-Amz-Credential={wanted}%2F")) && query.contains("X-Amz-Signature=");
+    bearer || signed
+}
+
+fn revision(behaviour: &Behaviour) -> Value {
+    let file = |(name, bytes): (&String, &Vec<u8>)| {
+        let told = |truth: &str| behaviour.told.get(name).cloned().unwrap_or_else(|| truth.to_owned());
+        let mut file = json!({"rfilename": name, "size": bytes.len()});
+        match name.as_str() {
+            "model.safetensors" => file["lfs"] = json!({"sha256": told(WEIGHTS_SHA256), "size": bytes.len()}),
+            "config.json" => file["blobId"] = json!(told(CONFIG_BLOB)),
+            _ => {}
+        }
+        file
+    };
+    json!({"sha": COMMIT, "siblings": behaviour.files.iter().map(file).collect::<Vec<_>>()})
+}
+
+/// A page of the list of objects, as S3 answers it.
+fn list(behaviour: &Behaviour, query: &str) -> String {
+    let from: usize = query
+        .split('&')
+        .find_map(|pair| pair.strip_prefix("continuation-token="))
+        .map_or(0, |token| token.parse().unwrap());
+    let page = behaviour.page.unwrap_or(1000);
+    let object = |(name, bytes): (&String, &Vec<u8>)| {
+        let (size, tag) = (bytes.len(), tag(bytes));
+        format!(
+            "<Contents><Key>models/tiny/{name}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>\
+             <ETag>{tag}</ETag><Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+        )
+    };
+    let objects: String = behaviour.files.iter().skip(from).take(page).map(object).collect();
+    let rest = from + page < behaviour.files.len();
+    let next = if rest {
+        format!("<NextContinuationToken>{}</NextContinuationToken>", from + page)
+    } else {
+        String::new()
+    };
+    format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\
+         <ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Name>bucket</Name>\
+         <Prefix>models/tiny/</Prefix><MaxKeys>{page}</MaxKeys><IsTruncated>{rest}</IsTruncated>{next}{objects}\
+         </ListBucketResult>"
+    )
+}
+
+fn tag(bytes: &[u8]) -> String {
+    format!("&quot;{}-{}&quot;", bytes.len(), bytes.first().copied().unwrap_or(0))
+}
+
+fn send(behaviour: &mut Behaviour, file: Vec<u8>, range: Option<&str>, headers: &HeaderMap) -> Response {
+    let wanted = headers.get(header::IF_MATCH).map(|tag| tag.to_str().unwrap().replace('"', "&quot;"));
+    if wanted.is_some_and(|wanted| wanted != tag(&file)) {
+        return StatusCode::PRECONDITION_FAILED.into_response();
+    }
+    let from = range.filter(|_| !behaviour.no_ranges).map(|range| {
+        range
+            .strip_prefix("bytes=")
+            .and_then(|range| range.strip_suffix('-'))
+            .unwrap()
+            .parse::<usize>()
+            .unwrap()
+    });
+    if from.is_some_and(|from| from >= file.len()) {
+        return StatusCode::RANGE_NOT_SATISFIABLE.into_response();
+    }
+    let status = if from.is_some() { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
+    let rest = file[from.unwrap_or(0)..].to_vec();
+    let length = [(header::CONTENT_LENGTH, rest.len())];
+    if behaviour.breaks > 0 && rest.len() > 1000 {
+        behaviour.breaks -= 1;
+        let half = rest[..rest.len() / 2].to_vec();
+        // The half is on its way before the line is cut: a body that waits is flushed.
+        let cut = async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            Err(std::io::Error::other("the line is cut"))
+        };
+        let broken = stream::once(async { Ok(half) }).chain(stream::once(cut));
+        return (status, length, Body::from_stream(broken)).into_response();
+    }
+    (status, length, rest).into_response()
+}
