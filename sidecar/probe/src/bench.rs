@@ -1,5 +1,7 @@
 //! What every row starts from: a device and a context on it.
 
+use std::time::{Duration, Instant};
+
 use crate::Error;
 use crate::cuda::{Context, Device};
 use crate::driver::Driver;
@@ -43,6 +45,15 @@ impl Bench {
     pub fn need(&self, mib: u64) -> Result<(), Error> {
         let free = self.context.memory()?.free >> 20;
         if free >= mib { Ok(()) } else { Err(Error::Memory { needed: mib, free }) }
+    }
+
+    /// Has the device do this work over and over for a moment: clocks and the link are slow after a rest.
+    pub fn warm_up(&self, mut work: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
+        let (start, moment) = (Instant::now(), Duration::from_millis(self.setup.pick(50, 400)));
+        while start.elapsed() < moment {
+            work()?;
+        }
+        Ok(())
     }
 
     /// Tells whoever waits what is going on.

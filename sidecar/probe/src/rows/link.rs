@@ -79,7 +79,7 @@ fn device_memory(bench: &Bench) -> Result<Figure, Error> {
     let (stream, kernels) = (Stream::new(&bench.context)?, Kernels::load(&bench.context)?);
     let memory = Buffer::new(&bench.context, bytes)?;
     stream.fill(memory.at(0), 0, bytes)?;
-    kernels.read(&stream, memory.at(0), bytes)?;
+    bench.warm_up(|| kernels.read(&stream, memory.at(0), bytes).and_then(|()| stream.finish()))?;
     let mut samples = Vec::new();
     for _ in 0..bench.setup.pick(3, 20) {
         let start = Event::after(&stream)?;
@@ -132,6 +132,7 @@ impl Lanes {
         let mut peaks = [0.0; 2];
         for (lane, peak) in self.lanes.iter().zip(&mut peaks) {
             let (way, kind) = (lane.way.words(), self.kind);
+            bench.warm_up(|| lane.copy(lane.host.bytes()).and_then(|()| lane.stream.finish()))?;
             let mut by_size = Vec::new();
             for bytes in sizes(bench) {
                 let samples = lane.samples(bench, *bytes)?;
