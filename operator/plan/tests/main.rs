@@ -8,4 +8,5 @@ mod objects;
 mod place;
 mod place_random;
 mod seat;
+mod status;
 mod world;

@@ -1,0 +1,93 @@
+//! Whether a tenant can be served at all, whatever room there is.
+
+use sluice_types::conditions::Reason;
+use sluice_types::pool::GpuGroup;
+use sluice_types::tenant::{EngineKind, SourceType};
+use sluice_types::{GpuPool, ModelTenant};
+
+use crate::place::Unplaced;
+use crate::status::{Finding, Truth};
+
+/// What the cluster can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cluster {
+    /// Volumes can be made of images (Kubernetes 1.36).
+    pub image_volumes: bool,
+}
+
+/// The condition `Accepted` of a tenant whose pool is `pool`.
+pub fn accepted(tenant: &ModelTenant, pool: Option<&GpuPool>, cluster: Cluster) -> Finding {
+    let refused =
+        local_only(tenant).or_else(|| unsupported(tenant, cluster)).or_else(|| pool_lacks(tenant, pool));
+    refused.unwrap_or_else(|| Finding::as_expected(Truth::True))
+}
+
+/// What only `sluice up` takes.
+fn local_only(tenant: &ModelTenant) -> Option<Finding> {
+    let spec = &tenant.spec;
+    let field = if spec.model.source.kind == SourceType::File {
+        "spec.model.source.file"
+    } else if spec.access.api_keys_file.is_some() {
+        "spec.access.apiKeysFile"
+    } else {
+        return None;
+    };
+    Some(Finding::no(Reason::LocalOnly, format!("{field} is for local processes (sluice up) alone")))
+}
+
+fn unsupported(tenant: &ModelTenant, cluster: Cluster) -> Option<Finding> {
+    let image = tenant.spec.model.source.kind == SourceType::Image;
+    let message =
+        "spec.model.source.image needs image volumes, which this cluster does not have (Kubernetes 1.36)";
+    (image && !cluster.image_volumes).then(|| Finding::no(Reason::ImageVolumesUnsupported, message))
+}
+
+fn pool_lacks(tenant: &ModelTenant, pool: Option<&GpuPool>) -> Option<Finding> {
+    let spec = &tenant.spec;
+    let Some(pool) = pool else {
+        let message = format!("spec.poolRef: no GpuPool `{}` in this namespace", spec.pool_ref.name);
+        return Some(Finding::no(Reason::PoolNotFound, message));
+    };
+    let usable = |group: &&GpuGroup| spec.gpu_group.as_ref().is_none_or(|name| *name == group.name);
+    if pool.spec.gpus.iter().any(|group| usable(&group)) {
+        return None;
+    }
+    let known: Vec<&str> = pool.spec.gpus.iter().map(|group| group.name.as_str()).collect();
+    let name = spec.gpu_group.as_deref().unwrap_or_default();
+    let message = format!("spec.gpuGroup: the pool has no group `{name}`, it has {}", known.join(", "));
+    Some(Finding::no(Reason::GroupNotFound, message))
+}
+
+/// Whether a tenant's engine shares its GPU with nobody: the memory of a proxied one is not ours to move. An instance of
+/// hardware is its own anyway.
+pub fn alone(tenant: &ModelTenant) -> bool {
+    tenant.spec.engine.kind == EngineKind::Vllm
+}
+
+/// The conditions `Accepted` and `Placed` that follow from where a tenant's slots are: what no GPU could ever hold is a
+/// mistake in the tenant, what none holds now is a matter of room.
+pub fn placed<'a>(
+    slots: impl Iterator<Item = (u32, Result<&'a str, &'a Unplaced>)>,
+) -> (Option<Finding>, Finding) {
+    let (mut all, mut missing) = (0, Vec::new());
+    for (index, slot) in slots {
+        all += 1;
+        if let Err(why) = slot {
+            missing.push((index, why));
+        }
+    }
+    let Some((_, first)) = missing.first() else {
+        return (None, Finding::as_expected(Truth::True));
+    };
+    let said: Vec<String> = missing.iter().map(|(index, why)| format!("slot {index}: {why}")).collect();
+    let message = format!("{} of {all} slots have no GPU: {}", missing.len(), said.join("; "));
+    match first {
+        Unplaced::ModelNotInspected => (None, Finding::unknown(Reason::ModelNotInspected, message)),
+        Unplaced::ModelLargerThanGpu { .. } => {
+            let refused = Finding::no(Reason::ModelLargerThanGpu, first.to_string());
+            (Some(refused), Finding::no(Reason::ModelLargerThanGpu, message))
+        }
+        Unplaced::GroupNotFound { .. } => (None, Finding::no(Reason::GroupNotFound, message)),
+        Unplaced::NoRoom { .. } => (None, Finding::no(Reason::NoRoom, message)),
+    }
+}

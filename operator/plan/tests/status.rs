@@ -1,0 +1,158 @@
+//! What is told of a tenant.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use serde_json::json;
+use sluice_plan::accept::{Cluster, accepted, placed};
+use sluice_plan::place::{Misfit, Unplaced};
+use sluice_plan::status::{Finding, Findings, Truth, conditions, summary};
+use sluice_types::conditions::{ConditionType, Reason};
+
+use super::world::{host_pool, tenant};
+
+const NEW: Cluster = Cluster { image_volumes: true };
+
+fn at(moment: &str) -> Time {
+    serde_json::from_value(json!(moment)).unwrap()
+}
+
+fn morning() -> Time {
+    at("2026-01-01T08:00:00Z")
+}
+
+fn evening() -> Time {
+    at("2026-01-01T20:00:00Z")
+}
+
+fn all_well() -> Findings {
+    let kinds = ConditionType::ALL.iter().filter(|kind| **kind != ConditionType::Ready);
+    let truth =
+        |kind: ConditionType| if kind == ConditionType::Degraded { Truth::False } else { Truth::True };
+    kinds.map(|kind| (*kind, Finding::as_expected(truth(*kind)))).collect()
+}
+
+fn of<'a>(conditions: &'a [Condition], kind: &str) -> &'a Condition {
+    conditions.iter().find(|condition| condition.type_ == kind).unwrap()
+}
+
+#[test]
+fn at_first_sight_all_conditions_are_there_and_unknown() {
+    let first = conditions(&[], &Findings::new(), 4, &morning());
+    let kinds: Vec<_> = first.iter().map(|condition| condition.type_.as_str()).collect();
+    let documented =
+        ["Accepted", "Placed", "DevicesAllocated", "WeightsLoaded", "Serving", "Degraded", "Ready"];
+    assert_eq!(kinds, documented);
+    for condition in &first {
+        assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("Unknown", "NotObserved"));
+        assert_eq!(condition.observed_generation, Some(4));
+    }
+}
+
+#[test]
+fn ready_is_the_first_step_that_does_not_hold() {
+    assert_eq!(summary(&all_well()).truth, Truth::True);
+    let mut findings = all_well();
+    findings.insert(ConditionType::Serving, Finding::no(Reason::WaitingForMemory, "late"));
+    findings.insert(ConditionType::Placed, Finding::no(Reason::NoRoom, "no GPU"));
+    let ready = summary(&findings);
+    assert_eq!(
+        (ready.truth, ready.reason, ready.message.as_str()),
+        (Truth::False, Reason::NoRoom, "Placed: no GPU")
+    );
+}
+
+#[test]
+fn what_is_degraded_may_be_ready() {
+    let mut findings = all_well();
+    let fault = Finding { truth: Truth::True, reason: Reason::MpsFault, message: String::new() };
+    findings.insert(ConditionType::Degraded, fault);
+    assert_eq!(summary(&findings).truth, Truth::True);
+}
+
+#[test]
+fn a_condition_keeps_its_time_until_its_truth_changes() {
+    let before = conditions(&[], &all_well(), 1, &morning());
+    let mut findings = all_well();
+    findings.insert(ConditionType::Serving, Finding::no(Reason::WaitingForMemory, ""));
+    let after = conditions(&before, &findings, 2, &evening());
+    assert_eq!(of(&after, "Placed").last_transition_time, morning());
+    assert_eq!(of(&after, "Serving").last_transition_time, evening());
+    assert_eq!(of(&after, "Ready").last_transition_time, evening());
+    assert_eq!(of(&after, "Placed").observed_generation, Some(2));
+    // Another reason alone is no transition.
+    findings.insert(ConditionType::Serving, Finding::no(Reason::DriverRefused, ""));
+    let later = conditions(&after, &findings, 2, &at("2026-01-02T08:00:00Z"));
+    assert_eq!(of(&later, "Serving").last_transition_time, evening());
+    assert_eq!(of(&later, "Serving").reason, "DriverRefused");
+}
+
+#[test]
+fn nothing_that_changes_nothing_is_written() {
+    let before = conditions(&[], &all_well(), 1, &morning());
+    assert_eq!(conditions(&before, &all_well(), 1, &evening()), before);
+}
+
+#[test]
+fn a_message_fits_what_the_api_server_takes() {
+    let long = [(ConditionType::Placed, Finding::no(Reason::NoRoom, "ä".repeat(40_000)))];
+    let told = conditions(&[], &Findings::from(long), 1, &morning());
+    assert!(told.iter().all(|condition| condition.message.len() <= 32_768));
+}
+
+#[test]
+fn each_reason_not_to_accept_a_tenant_names_its_field() {
+    let pool = host_pool();
+    let file = json!({"model": {"source": {
+        "type": "File", "persistentVolumeClaim": null, "file": {"path": "."}}}});
+    let image = json!({"model": {"source": {
+        "type": "Image", "persistentVolumeClaim": null, "image": {"reference": "r"}}}});
+    let cases = [
+        (json!({}), None, NEW, Reason::PoolNotFound, "spec.poolRef: no GpuPool `p`"),
+        (json!({"gpuGroup": "x"}), Some(&pool), NEW, Reason::GroupNotFound, "no group `x`, it has chat"),
+        (file, Some(&pool), NEW, Reason::LocalOnly, "spec.model.source.file"),
+        (
+            json!({"access": {"apiKeysFile": "k"}}),
+            Some(&pool),
+            NEW,
+            Reason::LocalOnly,
+            "spec.access.apiKeysFile",
+        ),
+        (
+            image.clone(),
+            Some(&pool),
+            Cluster { image_volumes: false },
+            Reason::ImageVolumesUnsupported,
+            "1.36",
+        ),
+    ];
+    for (spec, pool, cluster, reason, said) in cases {
+        let found = accepted(&tenant("t", spec), pool, cluster);
+        assert_eq!((found.truth, found.reason), (Truth::False, reason));
+        assert!(found.message.contains(said), "{}", found.message);
+    }
+    assert_eq!(accepted(&tenant("t", json!({})), Some(&pool), NEW).truth, Truth::True);
+    assert_eq!(accepted(&tenant("t", image), Some(&pool), NEW).truth, Truth::True);
+}
+
+#[test]
+fn a_tenant_is_placed_when_all_of_its_slots_are() {
+    let found = |slots: &[(u32, Result<&'static str, &'static Unplaced>)]| placed(slots.iter().copied());
+    assert_eq!(found(&[(0, Ok("a")), (1, Ok("b"))]).1.truth, Truth::True);
+    assert_eq!(found(&[]).1.truth, Truth::True);
+    static WAITS: Unplaced = Unplaced::ModelNotInspected;
+    let (refused, waits) = found(&[(0, Err(&WAITS))]);
+    assert_eq!((refused, waits.truth, waits.reason), (None, Truth::Unknown, Reason::ModelNotInspected));
+    let full = Unplaced::NoRoom { tried: 3, gpu: "p-chat-1".into(), misfit: Misfit::Full };
+    let full: &'static Unplaced = Box::leak(Box::new(full));
+    let (refused, full) = found(&[(0, Ok("a")), (1, Err(full))]);
+    assert_eq!((refused, full.truth, full.reason), (None, Truth::False, Reason::NoRoom));
+    assert!(
+        full.message.starts_with("1 of 2 slots have no GPU: slot 1: no room on 3 GPUs"),
+        "{}",
+        full.message
+    );
+    static LARGE: Unplaced = Unplaced::ModelLargerThanGpu { floor_bytes: 101, capacity_bytes: 100 };
+    let (refused, _) = found(&[(0, Err(&LARGE))]);
+    let refused = refused.expect("no pool change but a larger GPU helps");
+    assert_eq!(refused.reason, Reason::ModelLargerThanGpu);
+    assert!(refused.message.contains("101 bytes") && refused.message.contains("100 bytes"));
+}
