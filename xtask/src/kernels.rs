@@ -25,7 +25,23 @@ const MACHINE: [(&str, i32); 3] = [("sm_80", 80), ("sm_90a", 90), ("sm_100", 100
 /// Compiles every source; `check` compares the committed PTX instead of writing it. `false` if one differs or does
 /// not compile.
 pub fn run(root: &Utf8Path, check: bool) -> Result<bool> {
-    let (found, nvrtc) = load()?;
+    with(root, check, &find::find()?)
+}
+
+/// The check as a stage of `cargo xtask test`: where there is no NVRTC it says so and passes.
+pub fn stage(root: &Utf8Path) -> Result<bool> {
+    match find::find() {
+        Ok(found) => with(root, true, &found),
+        Err(error) => {
+            println!("skipped: no NVRTC, so no CUDA source was compiled: {error:#}");
+            println!("  (pip downloads it for python3, or SLUICE_NVRTC names the folder of libnvrtc.so)");
+            Ok(true)
+        }
+    }
+}
+
+fn with(root: &Utf8Path, check: bool, found: &Found) -> Result<bool> {
+    let nvrtc = Nvrtc::load(&found.folder)?;
     let (major, minor) = nvrtc.version()?;
     println!("NVRTC {major}.{minor} in {}", found.folder);
     let mut passed = true;
@@ -45,24 +61,6 @@ pub fn run(root: &Utf8Path, check: bool) -> Result<bool> {
         }
     }
     Ok(passed)
-}
-
-/// The check as a stage of `cargo xtask test`: where there is no NVRTC it says so and passes.
-pub fn stage(root: &Utf8Path) -> Result<bool> {
-    match load() {
-        Ok(_) => run(root, true),
-        Err(error) => {
-            println!("skipped: no NVRTC, so no CUDA source was compiled: {error:#}");
-            println!("  (pip downloads it for python3, or SLUICE_NVRTC names the folder of libnvrtc.so)");
-            Ok(true)
-        }
-    }
-}
-
-fn load() -> Result<(Found, Nvrtc)> {
-    let found = find::find()?;
-    let nvrtc = Nvrtc::load(&found.folder)?;
-    Ok((found, nvrtc))
 }
 
 /// Compiles one source for all architectures that this NVRTC knows and hands its PTX and the PTX's path to `settle`.

@@ -14,6 +14,7 @@
 //! | `SLUICE_STANDIN_BYTES` | device memory in bytes (4 GiB) |
 //! | `SLUICE_STANDIN_FAULTS` | `CALL=CODE`, comma-separated: that call always fails so; `CALL=drop`: it succeeds and does nothing |
 //! | `SLUICE_STANDIN_ATTRIBUTES` | `NUMBER=VALUE`, comma-separated: device attributes that differ |
+//! | `CUDA_MODULE_LOADING` | as the driver's: unless `EAGER`, a kernel's first launch waits for all streams |
 //! | `SLUICE_STANDIN_REPORT` | a file: at its exit each process appends one line of JSON with what it still held |
 
 #![allow(non_snake_case, reason = "the driver's functions have their names")]

@@ -1,5 +1,6 @@
 //! Everything that the driver hands out as an opaque pointer: a number that is never used again.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -25,10 +26,21 @@ pub struct Objects {
     streams: BTreeMap<usize, (usize, Arc<Stream>)>,
     pub events: BTreeMap<usize, Arc<Event>>,
     pub modules: BTreeMap<usize, String>,
-    pub functions: BTreeMap<usize, (usize, Kernel)>,
+    pub functions: BTreeMap<usize, Function>,
     pub handles: BTreeMap<u64, Arc<File>>,
     pub graphs: BTreeMap<usize, Graph>,
     pub ready_graphs: BTreeMap<usize, Graph>,
+}
+
+/// A kernel of a module.
+#[derive(Clone, Copy)]
+pub struct Function {
+    /// Its module.
+    pub module: usize,
+    /// Which.
+    pub kernel: Kernel,
+    /// Whether its code is on the device: a first launch brings it there.
+    pub loaded: bool,
 }
 
 struct Context {
@@ -44,9 +56,42 @@ static OBJECTS: LazyLock<Mutex<Objects>> = LazyLock::new(Mutex::default);
 pub static POOL: LazyLock<Option<Pool>> =
     LazyLock::new(|| SWITCHES.pool.as_deref().map(|folder| Pool::open(folder, SWITCHES.bytes)));
 
-/// Locks the objects. The lock is not reentrant: a function locks them once per statement.
-pub fn objects() -> MutexGuard<'static, Objects> {
-    OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
+/// The locked objects.
+pub struct Guard(MutexGuard<'static, Objects>);
+
+thread_local! {
+    static LOCKED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Locks the objects.
+///
+/// # Panics
+/// If this thread has locked them already, where it would stand still for ever: a guard lives to the end of its statement,
+/// and in the head of a `match` to the end of that.
+pub fn objects() -> Guard {
+    assert!(!LOCKED.get(), "the objects are locked twice");
+    let guard = OBJECTS.lock().unwrap_or_else(PoisonError::into_inner);
+    LOCKED.set(true);
+    Guard(guard)
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        LOCKED.set(false);
+    }
+}
+
+impl std::ops::Deref for Guard {
+    type Target = Objects;
+    fn deref(&self) -> &Objects {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Guard {
+    fn deref_mut(&mut self) -> &mut Objects {
+        &mut self.0
+    }
 }
 
 /// The device's memory.

@@ -14,6 +14,8 @@ pub struct Switches {
     pub faults: BTreeMap<String, Fault>,
     /// Device attributes that differ from the usual ones.
     pub attributes: BTreeMap<i32, i32>,
+    /// Whether kernels are loaded with their module (`CUDA_MODULE_LOADING`), not at their first launch.
+    pub eager: bool,
     /// Where a process writes at its exit what it still held.
     pub report: Option<PathBuf>,
 }
@@ -44,6 +46,7 @@ impl Switches {
                 .into_iter()
                 .map(|(number, value)| (parsed(&number), parsed(&value)))
                 .collect(),
+            eager: variable("CUDA_MODULE_LOADING").as_deref() == Some("EAGER"),
             report: variable("SLUICE_STANDIN_REPORT").map(PathBuf::from),
         }
     }

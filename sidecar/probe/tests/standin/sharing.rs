@@ -3,6 +3,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use sluice_probe::report::{Answer, Row};
 
@@ -97,6 +99,36 @@ fn mps_is_started_used_and_ended() {
     assert_eq!(notes(&row, "MPS: "), [""; 0]);
     assert_eq!(log(&world)[1..], ["get_server_list", "quit"]);
     assert_eq!(fs::read_dir(world.path("tmp")).expect("a folder").count(), 0, "its folders are gone");
+}
+
+#[test]
+fn an_mps_daemon_does_not_outlive_a_probe_that_is_killed() {
+    let world = with_daemon(DAEMON);
+    let mut probe = world
+        .command(&["--quick", "--only", "sharing"])
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the probe starts");
+    let started = until(|| fs::read_to_string(world.path("daemon")).is_ok_and(|log| log.ends_with("list\n")));
+    probe.kill().expect("it runs");
+    probe.wait().expect("it is ours");
+    assert!(started, "the daemon was started");
+    let status = Path::new("/proc").join(&log(&world)[0]).join("stat");
+    // Whoever reaps orphans here may not have come yet: one that only waits for that has ended.
+    let ended = || fs::read_to_string(&status).map_or(true, |stat| stat.contains(") Z "));
+    assert!(until(ended), "{} still runs", status.display());
+}
+
+/// Asks again and again, at most 40 s: nobody tells another process's child.
+fn until(done: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(40) {
+        if done() {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    false
 }
 
 #[test]

@@ -3,10 +3,11 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use crate::abi::{In, Out, code};
-use crate::entry::calls;
+use crate::entry::{calls, current};
 use crate::kernels::{Kernel, Launch};
-use crate::objects::objects;
+use crate::objects::{Function, objects};
 use crate::operation::Operation;
+use crate::switches::SWITCHES;
 
 calls! {
     Context fn cuModuleLoadData(module: Out<usize>, image: *const c_char) {
@@ -26,7 +27,7 @@ calls! {
 
     Start fn cuModuleUnload(module: usize) {
         let mut objects = objects();
-        objects.functions.retain(|_, (owner, _)| *owner != module);
+        objects.functions.retain(|_, function| function.module != module);
         objects.modules.remove(&module).map(drop).ok_or(code::INVALID_HANDLE)
     }
 
@@ -41,7 +42,8 @@ calls! {
         let declared = image.contains(&format!(".entry {name}("));
         let kernel = Kernel::named(name).filter(|_| declared).ok_or(code::NOT_FOUND)?;
         let number = objects.number();
-        objects.functions.insert(number, (module, kernel));
+        let loaded = SWITCHES.eager;
+        objects.functions.insert(number, Function { module, kernel, loaded });
         function.set(number)
     }
 
@@ -68,7 +70,7 @@ pub fn launch(
     parameters: &In<In<u64>>,
     plain: bool,
 ) -> Result<Operation, u32> {
-    let (_, kernel) = *objects().functions.get(&function).ok_or(code::INVALID_HANDLE)?;
+    let kernel = loaded(function)?;
     if !plain || grid.contains(&0) {
         return Err(code::INVALID_VALUE);
     }
@@ -76,4 +78,16 @@ pub fn launch(
         (0..kernel.arguments()).map(|index| parameters.at(index)?.get()).collect();
     let threads = grid.iter().map(|count| u64::from(*count)).product();
     Ok(Operation::Kernel(Launch { kernel, arguments: arguments?, threads }))
+}
+
+/// The kernel of a function. The first time, without eager loading, every stream of the context is waited for, as the driver
+/// may do: who launches a kernel for the first time behind a wait that only later work ends, stands still.
+fn loaded(function: usize) -> Result<Kernel, u32> {
+    let known = *objects().functions.get(&function).ok_or(code::INVALID_HANDLE)?;
+    if !known.loaded {
+        let streams = objects().streams_of(current());
+        streams.iter().for_each(|stream| stream.drain());
+        objects().functions.insert(function, Function { loaded: true, ..known });
+    }
+    Ok(known.kernel)
 }
