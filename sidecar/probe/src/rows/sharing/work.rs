@@ -52,6 +52,8 @@ pub struct Work {
     bytes: u64,
     /// Rows of a matrix.
     side: u64,
+    /// What ends within this time is not counted: clocks and the link are slow after a rest, nanoseconds.
+    warm_up_ns: u64,
 }
 
 impl Load {
@@ -98,6 +100,7 @@ impl Work {
             device: Buffer::new(context, device)?,
             bytes,
             side,
+            warm_up_ns: setup.pick(20, 300) * 1_000_000,
         };
         // 1.0 everywhere: an ordinary number, for products take their time over others.
         work.stream.fill(work.device.at(0), 0x3f80_0000, device)?;
@@ -106,20 +109,23 @@ impl Work {
         Ok(work)
     }
 
-    /// Works from `start_ns` (of the monotonic clock) on, for `window_ns`.
+    /// Works from `start_ns` (of the monotonic clock) on, for a moment to warm up and then for `window_ns`.
     pub fn run(&self, start_ns: u64, window_ns: u64) -> Result<Track, Error> {
         while now_ns() < start_ns {
             std::hint::spin_loop();
         }
         let (mut flying, mut ends) = (VecDeque::new(), Vec::new());
-        while now_ns() < start_ns + window_ns || ends.len() < LEAST {
+        let warm_ns = start_ns + self.warm_up_ns;
+        while now_ns() < warm_ns + window_ns || ends.len() < LEAST {
             while flying.len() < DEPTH {
                 self.piece()?;
                 flying.push_back(Event::after(&self.stream)?);
             }
             let first = flying.pop_front().expect("pieces are in flight");
             first.finish_within(LIMIT)?;
-            ends.push(now_ns());
+            if now_ns() >= warm_ns {
+                ends.push(now_ns());
+            }
         }
         self.stream.finish_within(LIMIT)?;
         Ok(Track { rates: rates(&ends, self.size(), SLICE_NS), gaps_ms: gaps_ms(&ends) })
