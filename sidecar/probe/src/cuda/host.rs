@@ -29,15 +29,16 @@ unsafe impl Send for HostMemory {}
 impl HostMemory {
     /// A new memfd of at least `bytes`, in whole pages, mapped, prefaulted and registered.
     pub fn registered(context: &Context, bytes: u64) -> Result<HostMemory, Error> {
-        let bytes = bytes.next_multiple_of(rustix::param::page_size() as u64);
+        let bytes = pages(bytes);
         let file =
             memfd_create("sluice-gpu-probe", MemfdFlags::CLOEXEC).map_err(Error::kernel("memfd_create"))?;
         ftruncate(&file, bytes).map_err(Error::kernel("ftruncate"))?;
         HostMemory::of(context, file, bytes)
     }
 
-    /// The first `bytes` of a memfd of this or another process, mapped, prefaulted and registered.
+    /// The first `bytes`, in whole pages, of a memfd that this or another process registered; mapped, prefaulted and registered.
     pub fn of(context: &Context, file: OwnedFd, bytes: u64) -> Result<HostMemory, Error> {
+        let bytes = pages(bytes);
         let start = mapped(file.as_fd(), bytes)?;
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
         // SAFETY: the pages are mapped, and stay so until `drop` has unregistered them.
@@ -93,6 +94,11 @@ impl HostMemory {
         assert!(end <= self.bytes, "{from}..{end} lies in {} bytes", self.bytes);
         self.start.wrapping_byte_add(from as usize)
     }
+}
+
+/// At least `bytes`, in whole pages.
+fn pages(bytes: u64) -> u64 {
+    bytes.next_multiple_of(rustix::param::page_size() as u64)
 }
 
 fn mapped(file: BorrowedFd<'_>, bytes: u64) -> Result<*mut c_void, Error> {

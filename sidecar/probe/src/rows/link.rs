@@ -25,6 +25,8 @@ pub const QUESTION: Question = Question {
 pub const TO_DEVICE: &str = "to device, registered: peak";
 /// The figure that fitness takes as the bandwidth of the device's memory, GB/s.
 pub const DEVICE: &str = "device memory, read by a kernel";
+/// The size, of [`sizes`], by which the coupling of the two ways is told.
+const COUPLED: u64 = 64 << 20;
 /// What counts as the peak.
 const NEARLY: f64 = 0.95;
 
@@ -153,26 +155,30 @@ impl Lanes {
         Ok(peaks)
     }
 
-    /// Both ways at once, and what that leaves of the peaks.
+    /// Both ways at once, by size, and what that leaves of the peaks.
     fn together(&self, bench: &Bench, alone: [f64; 2], figures: &mut Vec<Figure>) -> Result<(), Error> {
-        let bytes = bench.setup.pick(16_u64, 64) << 20;
-        let mut samples = [Vec::new(), Vec::new()];
-        for _ in 0..bench.setup.pick(2, 6) {
-            let rates = self.both(bench, bytes)?;
-            samples.iter_mut().zip(rates).for_each(|(of_way, rate)| of_way.push(rate));
-        }
-        for ((way, samples), alone) in Way::BOTH.iter().zip(&samples).zip(alone) {
-            let way = way.words();
-            figures.push(Figure::of(format!("{way}, both ways at once"), "GB/s", samples));
-            let left: Vec<f64> = samples.iter().map(|rate| rate / alone * 1000.0).collect();
-            figures.push(Figure::of(format!("{way}, what the other way leaves"), "permille", &left));
+        for bytes in sizes(bench) {
+            let mut samples = [Vec::new(), Vec::new()];
+            for _ in 0..bench.setup.pick(2, 5) {
+                let rates = self.both(bench, *bytes)?;
+                samples.iter_mut().zip(rates).for_each(|(of_way, rate)| of_way.push(rate));
+            }
+            for ((way, samples), alone) in Way::BOTH.iter().zip(&samples).zip(alone) {
+                let way = way.words();
+                figures.push(Figure::of(format!("{way}, both ways: {} KiB", bytes >> 10), "GB/s", samples));
+                if *bytes == COUPLED {
+                    let left: Vec<f64> = samples.iter().map(|rate| rate / alone * 1000.0).collect();
+                    figures.push(Figure::of(format!("{way}, what the other way leaves"), "permille", &left));
+                }
+            }
         }
         Ok(())
     }
 
     /// GB/s of each way while both have work: the middle half of each stream's copies is timed.
     fn both(&self, bench: &Bench, bytes: u64) -> Result<[f64; 2], Error> {
-        let copies = bench.setup.pick(8, 32);
+        let whole = bench.setup.pick(256_u64, 2048) << 20;
+        let copies = (whole / bytes).clamp(4, 64);
         let mut marks = Vec::new();
         for index in 0..copies {
             for lane in &self.lanes {
