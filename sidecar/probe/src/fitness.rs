@@ -60,7 +60,7 @@ pub struct Expectation {
 }
 
 /// The questions that decide.
-const DECIDE: [&str; 3] = ["aliases", "share", "limits"];
+pub const DECIDE: [&str; 3] = ["aliases", "share", "limits"];
 
 /// What these answers of this device say.
 pub fn judge(device: &DeviceFacts, rows: &[Row]) -> Fitness {

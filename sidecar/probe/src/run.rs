@@ -66,8 +66,9 @@ fn probe(args: &Args) -> anyhow::Result<Report> {
     let device = facts(Device::open(Driver::open()?, args.device)?)?;
     eprintln!("{}, CUDA {}", device.name, device.cuda);
     let deadline = Instant::now() + setup.pick(QUICK, FULL);
-    let chosen = rows::ALL.iter().filter(|question| args.only.is_empty() || args.only.contains(&question.id));
-    let rows: Vec<Row> = chosen.map(|question| row(setup, question, deadline)).collect();
+    let mut rows: Vec<Row> =
+        chosen(args).into_iter().map(|question| row(setup, question, deadline)).collect();
+    rows.sort_by_key(|row| row.id);
     Ok(Report {
         schema: SCHEMA,
         date,
@@ -80,6 +81,14 @@ fn probe(args: &Args) -> anyhow::Result<Report> {
         machine: Machine::here(),
         rows,
     })
+}
+
+/// What is asked, what decides about fitness first: a slow device may run out of time.
+fn chosen(args: &Args) -> Vec<&'static Question> {
+    let wanted = |question: &&Question| args.only.is_empty() || args.only.contains(&question.id);
+    let mut chosen: Vec<_> = rows::ALL.iter().filter(wanted).collect();
+    chosen.sort_by_key(|question| (!fitness::DECIDE.contains(&question.name), question.id));
+    chosen
 }
 
 fn facts(device: Device) -> Result<DeviceFacts, Error> {

@@ -4,7 +4,7 @@
 //! No model is needed. Every resident layer stands on one piece of memory, for a layer is far larger than the caches, and every
 //! fill copies one piece of the host's memory. So a model of 25 GB takes three of its layers.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sluice_policy::closed_form::Alike;
 use sluice_policy::remap::uniform;
@@ -34,20 +34,24 @@ pub const QUESTION: Question = Question {
 };
 
 /// r above which the loop also runs with its compute stretched, as a larger batch would, to about [`LOWER_R`].
-const HIGH_R: f64 = 8.0;
+const HIGH_R: f64 = 9.0;
 const LOWER_R: f64 = 6.0;
 /// How far a token may be from the model's.
 const TOLERANCE: f64 = 0.1;
+/// How long layouts are tried: what was found by then is worth more than the rest.
+const QUICK: Duration = Duration::from_secs(12);
+const FULL: Duration = Duration::from_secs(80);
 /// Numbers of freed layers that are tried at most.
 const MOST_ALPHAS: u16 = 7;
 
 fn ask(bench: &Bench) -> Result<Findings, Error> {
-    let mut study = Study { findings: Findings::new(Answer::Yes), off: Vec::new() };
+    let until = Instant::now() + bench.setup.pick(QUICK, FULL);
+    let mut study = Study { findings: Findings::new(Answer::Yes), off: Vec::new(), until };
     let models = bench.setup.pick(&[models::LLAMA_3_8B][..], &[models::LLAMA_3_8B, models::OPT_13B]);
     for model in models {
         study.model(bench, model)?;
     }
-    let Study { mut findings, off } = study;
+    let Study { mut findings, off, .. } = study;
     findings.answer = Answer::of(off.is_empty(), || off.join("; "));
     Ok(findings)
 }
@@ -56,6 +60,8 @@ struct Study {
     findings: Findings,
     /// What differed from the model.
     off: Vec<String>,
+    /// When no further layout is tried.
+    until: Instant,
 }
 
 /// Times of one layer, nanoseconds.
@@ -98,24 +104,33 @@ impl Study {
         // What the lower r would make of it; a smaller r takes longer, and the device is a fast one then.
         let about = transfer * f64::from(model.layers) / LOWER_R;
         let resident = decode.run(&Layout::resident(), reads, about)?;
-        let base = mean(&resident);
-        let layer = Layer { transfer, compute: base / f64::from(model.layers) };
+        let layer = Layer { transfer, compute: mean(&resident) / f64::from(model.layers) };
         let r = transfer / layer.compute;
         bench.progress(&format!("{}, r = {r:.1}", model.name));
         self.figure(model, &format!("r {r:.1}, all resident: token"), &microseconds(&resident));
-        for beta in [1, 2] {
-            for alpha in alphas(bench, model, layer, beta) {
-                let layout = Layout { moving: uniform(model.layers, alpha + u16::from(beta)), beta };
-                let expected = expected_ns(model, layer, &layout);
-                let tokens = decode.run(&layout, reads, base + expected)?;
-                let stalls: Vec<f64> = tokens.iter().map(|token| (token - base) / 1000.0).collect();
-                let name = format!("r {r:.1}, alpha {alpha}, slots {beta}");
-                self.figure(model, &format!("{name}: stall"), &stalls);
-                self.figure(model, &format!("{name}: expected"), &[expected / 1000.0]);
-                self.compare(model, &name, mean(&tokens), base + expected);
+        let of_slots = |beta| alphas(bench, model, layer, beta).into_iter().map(move |alpha| (alpha, beta));
+        for (alpha, beta) in [1, 2].into_iter().flat_map(of_slots) {
+            let name = format!("r {r:.1}, alpha {alpha}, slots {beta}");
+            if Instant::now() > self.until {
+                self.findings
+                    .notes
+                    .push(format!("{} {name}, and what follows: no time was left", model.name));
+                break;
             }
+            let layout = Layout { moving: uniform(model.layers, alpha + u16::from(beta)), beta };
+            let expected = expected_ns(model, layer, &layout);
+            let tokens = decode.run(&layout, reads, mean(&resident) + expected)?;
+            self.beside(model, &name, &tokens, (mean(&resident), expected));
         }
         Ok(r)
+    }
+
+    /// What was measured beside what the model expects: tokens, of `base` nanoseconds with all layers resident.
+    fn beside(&mut self, model: &Model, name: &str, tokens: &[f64], (base, expected): (f64, f64)) {
+        let stalls: Vec<f64> = tokens.iter().map(|token| (token - base) / 1000.0).collect();
+        self.figure(model, &format!("{name}: stall"), &stalls);
+        self.figure(model, &format!("{name}: expected"), &[expected / 1000.0]);
+        self.compare(model, name, mean(tokens), base + expected);
     }
 
     fn figure(&mut self, model: &Model, what: &str, us: &[f64]) {
