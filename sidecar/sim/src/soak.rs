@@ -178,8 +178,16 @@ impl Soak {
         Ok(())
     }
 
+    /// What began to go to the host while the way was slow is on its way until so long after, nanoseconds.
+    fn slow_ns(&self) -> u64 {
+        let slow = self.options.troubles.iter().any(|(_, trouble)| *trouble == Trouble::SlowOut);
+        // One copy in many takes ten times as long besides.
+        let bytes = self.options.host_kv_bytes * self.options.tenants as u64 * 10;
+        if slow { bytes * SECOND_NS / troubles::SLOW_BYTES_PER_SECOND } else { 0 }
+    }
+
     fn wait_for(&mut self, what: &str, so: impl Fn(&Gpu) -> bool) -> Result<(), String> {
-        let limit = self.gpu.now().plus(CALM_NS);
+        let limit = self.gpu.now().plus(CALM_NS + self.slow_ns());
         while !so(&self.gpu) {
             if !self.gpu.tick(limit) {
                 let (state, baseline, options) = (check::state(&self.gpu), &self.baseline, &self.options);

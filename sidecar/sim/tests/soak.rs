@@ -11,7 +11,8 @@ fn broken_by(plant: Plant, seeds: u64) -> Option<soak::Broken> {
 
 #[test]
 fn seeds_hold_and_much_happens_in_them() {
-    let sum = (0..32).fold(Tally::default(), |sum, seed| {
+    // Among them one (1390) where a tenant owed a chunk in which buffers lay that found no other place.
+    let sum = (1376..1408).fold(Tally::default(), |sum, seed| {
         sum.plus(soak::run(seed, None).unwrap_or_else(|broken| panic!("{broken}")))
     });
     assert_eq!(sum.seeds, 32);

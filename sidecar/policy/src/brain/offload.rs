@@ -150,7 +150,13 @@ impl Brain {
         if self.kv.fetches() > 0 {
             return Some(false);
         }
-        (!self.kv.move_buffers()).then_some(false)
+        while !self.kv.move_buffers() {
+            if !self.kv.evict() {
+                return Some(false);
+            }
+            self.count(Reason::PrefixEvicted);
+        }
+        None
     }
 
     fn write_back(&mut self, out: &mut Vec<Action>) {

@@ -67,7 +67,13 @@ impl Brain {
         self.drain(from_kv);
         match self.free_buffers() {
             Some(true) => return Progressed::Ordered,
-            Some(false) => return self.abandon(),
+            Some(false) => {
+                // What is fetched into them ends by itself; for want of room a request has to go.
+                if self.kv.fetches() == 0 {
+                    self.no_room(goal.reason);
+                }
+                return self.abandon();
+            }
             None => {}
         }
         let (drain, evicted) = self.kv.make_room();

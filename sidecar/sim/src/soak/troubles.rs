@@ -1,6 +1,7 @@
 //! What goes wrong, and bugs that may be planted.
 
 use sluice_policy::ids::RequestId;
+use sluice_policy::params::PolicyName;
 use sluice_scheduler::{Event, Sleep};
 
 use super::Options;
@@ -10,6 +11,9 @@ use crate::gpu::mail::Roads;
 use crate::rng::Rng;
 
 const MS: u64 = 1_000_000;
+
+/// What is left of a way to the host that is slow.
+pub(super) const SLOW_BYTES_PER_SECOND: u64 = 1 << 10;
 
 /// Something that happens at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +32,10 @@ pub enum Trouble {
     Cancel(usize, RequestId),
     /// A tenant is told to sleep, or to wake.
     Sleep(usize, Sleep),
+    /// A directive puts a tenant under another policy.
+    Policy(usize, PolicyName),
+    /// The way to the host carries 1 KiB/s from now on, of all tenants.
+    SlowOut,
 }
 
 /// A bug in the body: the checks must find it.
@@ -69,13 +77,15 @@ pub(super) fn draw(rng: &mut Rng, tenants: usize, span_ns: u64) -> Vec<(u64, Tro
 
 fn one(rng: &mut Rng, tenants: usize) -> Trouble {
     let at = rng.below(tenants as u64) as usize;
-    match rng.below(12) {
+    match rng.below(15) {
         0..=2 => Trouble::KillEngine(at),
         3 => Trouble::KillTenant(at),
         4 | 5 => Trouble::Stop(at, rng.between(1, 400) * MS),
         6 => Trouble::ClockJump(rng.between(1, 15_000) * MS),
         7 => Trouble::Drift(rng.between(20, 1500)),
         8 | 9 => Trouble::Cancel(at, RequestId(rng.between(1, 12))),
+        10 | 11 => Trouble::Policy(at, PolicyName::ALL[rng.below(PolicyName::ALL.len() as u64) as usize]),
+        12 => Trouble::SlowOut,
         _ => {
             let orders = [Sleep::Idle, Sleep::Ordered, Sleep::Discard, Sleep::WakeUp];
             Trouble::Sleep(at, orders[rng.below(4) as usize])
@@ -93,6 +103,8 @@ pub(super) fn happen(gpu: &mut Gpu, trouble: &Trouble) {
         Trouble::Drift(permille) => drift(gpu, permille),
         Trouble::Cancel(at, request) => gpu.cancel(at, request),
         Trouble::Sleep(at, order) => gpu.push(at, Event::Sleep(order)),
+        Trouble::Policy(at, policy) => gpu.push(at, Event::Policy(policy)),
+        Trouble::SlowOut => slow_out(gpu),
     }
 }
 
@@ -104,6 +116,12 @@ fn drift(gpu: &mut Gpu, permille: u64) {
             profile.link_bytes_per_second = (rate * permille / 1000).max(1);
             profile.out_bytes_per_second = profile.link_bytes_per_second;
         }
+    }
+}
+
+fn slow_out(gpu: &mut Gpu) {
+    for life in gpu.seats.iter().filter_map(|seat| seat.life.as_ref()) {
+        life.device.borrow_mut().profile.out_bytes_per_second = SLOW_BYTES_PER_SECOND;
     }
 }
 
