@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType, recvmsg, sendmsg, shutdown,
     socketpair,
 };
@@ -44,10 +44,16 @@ impl Channel {
 
     /// Sends `message` and copies of `fds`.
     ///
+    /// # Errors
+    /// [`Error::TooLong`] for more than 128 KiB, or the kernel's.
+    ///
     /// # Panics
     /// If they are more than [`MOST_FDS`].
     pub fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let bytes = serde_json::to_vec(message)?;
+        if bytes.len() > LONGEST {
+            return Err(Error::TooLong { limit: LONGEST });
+        }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let fits = fds.is_empty() || ancillary.push(SendAncillaryMessage::ScmRights(fds));
@@ -72,8 +78,13 @@ impl Channel {
         let flags = RecvFlags::CMSG_CLOEXEC;
         let got = match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
             Err(Errno::CONNRESET) => return Ok(None),
-            got => got.map_err(Error::kernel("recvmsg"))?.bytes,
+            got => got.map_err(Error::kernel("recvmsg"))?,
         };
+        // What did not fit is gone: the rest is not what was said, also when it is JSON.
+        if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            return Err(Error::TooLong { limit: LONGEST });
+        }
+        let got = got.bytes;
         let fds = ancillary.drain().filter_map(rights).flatten().collect();
         if got == 0 { Ok(None) } else { Ok(Some((serde_json::from_slice(&bytes[..got])?, fds))) }
     }
@@ -103,5 +114,27 @@ fn rights(message: RecvAncillaryMessage<'_>) -> Option<Vec<OwnedFd>> {
     match message {
         RecvAncillaryMessage::ScmRights(fds) => Some(fds.collect()),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(5);
+
+    #[test]
+    fn what_is_too_long_is_refused_by_both_ends() {
+        let (ours, theirs) = Channel::pair().expect("a socket");
+        let long = "x".repeat(LONGEST - 2);
+        ours.send(&long, &[]).expect("two quotes more are just not too long");
+        let theirs = Channel::of(theirs);
+        let (heard, _) = theirs.hear::<String>(SOON).expect("it was sent").expect("it is there");
+        assert_eq!(heard, long);
+        assert!(matches!(ours.send(&(long + "x"), &[]), Err(Error::TooLong { .. })));
+        // Another program may send more; the first part of it would be good JSON.
+        let more = format!("1{}", " ".repeat(LONGEST));
+        rustix::net::send(&ours.socket, more.as_bytes(), SendFlags::empty()).expect("the socket takes it");
+        assert!(matches!(theirs.hear::<u64>(SOON), Err(Error::TooLong { .. })));
     }
 }

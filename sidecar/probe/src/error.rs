@@ -68,6 +68,15 @@ pub enum Error {
         /// MiB that the driver says are free.
         free: u64,
     },
+    /// The device did something else than it was told to: an answer, and no obstacle to one.
+    #[error("the device {0}")]
+    Otherwise(String),
+    /// A message between the probe's processes is too long to be read whole.
+    #[error("a message of more than {limit} bytes")]
+    TooLong {
+        /// The most.
+        limit: usize,
+    },
     /// A message is not what its reader expects.
     #[error("a message of the wrong form: {0}")]
     Message(#[from] serde_json::Error),

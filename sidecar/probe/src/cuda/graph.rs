@@ -28,6 +28,16 @@ const NEED: [&str; 8] = [
     "cuGraphLaunch",
 ];
 
+/// Those of a graph that is captured.
+const CAPTURE: [&str; 6] = [
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+    "cuStreamBeginCapture_v2",
+    "cuStreamEndCapture",
+];
+
 /// What a node does with one word of memory.
 #[derive(Clone, Copy, Debug)]
 pub enum Word {
@@ -74,9 +84,7 @@ impl Chain {
     /// A graph of what `work` puts on the stream, which does not run.
     pub fn capture(stream: &Stream, work: impl FnOnce(&Stream) -> Result<(), Error>) -> Result<Chain, Error> {
         let driver = stream.context().device().driver();
-        ["cuStreamBeginCapture_v2", "cuStreamEndCapture"]
-            .iter()
-            .try_for_each(|name| driver.optional(name))?;
+        CAPTURE.iter().try_for_each(|name| driver.optional(name))?;
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is ours.
         unsafe { call!(cuStreamBeginCapture_v2(stream.raw(), mode)) }?;
@@ -84,8 +92,10 @@ impl Chain {
         let mut raw = ptr::null_mut();
         // SAFETY: writes one pointer. The capture has to end also when the work could not be put on the stream.
         let ended = unsafe { call!(cuStreamEndCapture(stream.raw(), &mut raw)) };
+        // A capture that failed may still have left a graph, which is destroyed with this.
+        let chain = (!raw.is_null()).then(|| Chain { raw, last: None, context: stream.context().clone() });
         done.and(ended)?;
-        Ok(Chain { raw, last: None, context: stream.context().clone() })
+        Ok(chain.expect("a capture that succeeds makes a graph"))
     }
 
     /// Adds a node that does these things with words, in order.

@@ -11,6 +11,7 @@ use crate::statistics::{Figure, middle};
 
 mod faults;
 mod mps;
+mod spread;
 mod work;
 mod worker;
 
@@ -178,7 +179,7 @@ impl Study<'_> {
             let figures = &mut self.findings.figures;
             figures.push(Figure::of(&who, this.unit(), &track.rates));
             figures.push(Figure::one(format!("{who}, keeps"), "%", percent));
-            figures.push(Figure::of(format!("{who}, between pieces"), "ms", &track.gaps_ms));
+            figures.extend(track.gaps_ms.figures(&format!("{who}, between pieces"), "ms"));
             kept.push((who, percent));
         }
         kept

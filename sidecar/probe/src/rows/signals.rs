@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 use super::{Question, Role};
 use crate::Error;
 use crate::bench::Bench;
-use crate::cuda::{Buffer, Chain, Event, HostMemory, Kernels, Stream};
+use crate::cuda::{Chain, Kernels, Stream};
 use crate::peer::Peer;
 use crate::report::{Answer, Findings};
 use crate::statistics::Figure;
 
+mod death;
 mod page;
 mod waiter;
 mod way;
@@ -36,8 +37,6 @@ pub const ROLE: (&str, Role) = (WAITER, waiter::part);
 const WAITER: &str = "waiter";
 /// Longest that a word is waited for.
 const LIMIT: Duration = Duration::from_secs(2);
-/// Far above every value of the rest.
-const FAR: u64 = 1 << 40;
 
 fn ask(bench: &Bench) -> Result<Findings, Error> {
     let mut findings = Findings::new(Answer::Yes);
@@ -52,7 +51,7 @@ fn ask(bench: &Bench) -> Result<Findings, Error> {
         Ok(()) => "a stream's wait for a word can be captured into a graph".into(),
         Err(error) => format!("a stream's wait for a word cannot be captured into a graph: {error}"),
     });
-    held.push(("the death of the other process", death(bench, &mut findings)));
+    held.push(("the death of the other process", death::study(bench, &mut findings)));
     findings.answer = conclude(&held, &mut findings.notes);
     Ok(findings)
 }
@@ -70,6 +69,9 @@ fn conclude(held: &[(&str, Result<(), Error>)], notes: &mut Vec<String>) -> Answ
         (Some(Ok(())), true, Some(Ok(()))) => Answer::Yes,
         (Some(Err(Error::Timeout { .. })), ..) => {
             Answer::No { reason: "a stream that waits did not see the write of the other process".into() }
+        }
+        (Some(Err(error @ Error::Otherwise(_))), ..) | (.., Some(Err(error @ Error::Otherwise(_)))) => {
+            Answer::No { reason: error.to_string() }
         }
         (Some(Err(error)), ..) | (.., Some(Err(error))) => Answer::unknown(error),
         _ => Answer::No { reason: "a stream waits, and no graph does".into() },
@@ -114,7 +116,7 @@ fn signals(bench: &Bench, way: Way, findings: &mut Findings) -> Result<(), Error
         pair.page.set(SEEN, 0);
         pair.order(&Order::Arm { way, value })?;
         if pair.page.get(SEEN) != 0 {
-            return Err(Error::Peer { role: WAITER.into(), what: "did not wait".into() });
+            return Err(Error::Otherwise("did not wait for the word".into()));
         }
         let by_stream = value >= stream_limit;
         let start = Instant::now();
@@ -170,57 +172,10 @@ fn captured(bench: &Bench) -> Result<(), Error> {
     let ready = chain.ready()?;
     ready.launch(&stream)?;
     if stream.finish_within(Duration::from_millis(5)).is_ok() {
-        return Err(Error::Peer { role: "device".into(), what: "did not wait in the captured graph".into() });
+        return Err(Error::Otherwise("did not wait in the captured graph".into()));
     }
     page.set(STARTED, 1);
     stream.finish_within(LIMIT)
-}
-
-/// A copy here waits for a process that is killed: what is usable how soon.
-fn death(bench: &Bench, findings: &mut Findings) -> Result<(), Error> {
-    bench.progress("a copy that waits for a process that dies");
-    let context = &bench.context;
-    let bytes = 2 << 20;
-    let (host, device) = (HostMemory::registered(context, bytes)?, Buffer::new(context, bytes)?);
-    let (mut reaped, mut fresh, mut freed) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..bench.setup.pick(2, 5) {
-        let mut pair = Pair::start(bench)?;
-        let stream = Stream::new(context)?;
-        stream.wait_value(pair.page.address(STARTED), FAR)?;
-        stream.upload(device.at(0), &host, 0, bytes)?;
-        let copied = Event::after(&stream)?;
-        // It waits as well, for a word that nobody writes: a process dies with work on the device.
-        pair.order(&Order::Arm { way: Way::Stream, value: FAR })?;
-        let start = Instant::now();
-        pair.peer.kill();
-        reaped.push(milliseconds(start));
-        let start = Instant::now();
-        let other = Stream::new(context)?;
-        other.upload(device.at(0), &host, 0, bytes)?;
-        other.finish_within(LIMIT)?;
-        fresh.push(milliseconds(start));
-        if copied.reached()? {
-            return Err(Error::Peer {
-                role: "device".into(),
-                what: "copied before the word was there".into(),
-            });
-        }
-        let start = Instant::now();
-        pair.page.set(STARTED, FAR);
-        stream.finish_within(LIMIT)?;
-        freed.push(milliseconds(start));
-    }
-    let figures = [
-        ("death of a process whose stream waits", reaped),
-        ("another stream's copy after it, 2 MiB", fresh),
-        ("the waiting copy, once its word is written", freed),
-    ];
-    findings.figures.extend(figures.map(|(name, times)| Figure::of(name, "ms", &times)));
-    Ok(())
-}
-
-fn milliseconds(start: Instant) -> f64 {
-    start.elapsed().as_secs_f64() * 1e3
 }
 
 #[cfg(test)]

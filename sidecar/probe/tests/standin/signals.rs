@@ -40,8 +40,10 @@ fn a_word_that_never_comes_ends_the_wait_and_not_the_probe() {
 #[test]
 fn a_wait_that_does_not_wait_is_found() {
     let (row, _) = World::new().with("SLUICE_STANDIN_FAULTS", "cuStreamWaitValue64_v2=drop").ask("signals");
-    assert_ne!(row.answer, Answer::Yes);
-    assert!(row.notes.iter().any(|note| note.contains("did not wait")), "{:?}", row.notes);
+    // Without a wait, either the kernel is seen too early or the copy is.
+    let Answer::No { reason } = &row.answer else { panic!("{row:?}") };
+    let words = ["the device did not wait for the word", "the device copied before the word was there"];
+    assert!(words.contains(&reason.as_str()), "{reason}");
 }
 
 #[test]

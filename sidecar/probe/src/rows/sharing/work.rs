@@ -6,6 +6,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
+use super::spread::Spread;
 use crate::Error;
 use crate::bench::Setup;
 use crate::cuda::{Buffer, Context, Event, HostMemory, Kernels, Stream};
@@ -27,7 +28,7 @@ pub struct Track {
     /// Rates, one for each slice of time.
     pub rates: Vec<f64>,
     /// Between the ends of two pieces of work, milliseconds.
-    pub gaps_ms: Vec<f64>,
+    pub gaps_ms: Spread,
 }
 
 /// Pieces in flight: the device always has a next one.
@@ -128,7 +129,7 @@ impl Work {
             }
         }
         self.stream.finish_within(LIMIT)?;
-        Ok(Track { rates: rates(&ends, self.size(), SLICE_NS), gaps_ms: gaps_ms(&ends) })
+        Ok(Track { rates: rates(&ends, self.size(), SLICE_NS), gaps_ms: Spread::of(&gaps_ms(&ends)) })
     }
 
     /// Puts one piece of work on the stream.
@@ -185,5 +186,15 @@ mod tests {
         let ends = [0, 1, 10, 11, 20, 21, 30];
         assert_eq!(rates(&ends, 50.0, 10), [10.0, 10.0, 10.0]);
         assert_eq!(rates(&[0, 4, 8], 50.0, 10), [12.5], "less than a slice is one slice");
+    }
+
+    #[test]
+    fn a_track_of_any_length_is_a_short_message() {
+        // 1.5 s of pieces that take a microsecond each, with gaps that need all their digits.
+        let ends: Vec<u64> = (0..1_500_000).map(|piece| piece * 1000 + piece % 7).collect();
+        let track = Track { rates: rates(&ends, 1.0, SLICE_NS), gaps_ms: Spread::of(&gaps_ms(&ends)) };
+        let said = serde_json::to_string(&track).expect("a track is plain data");
+        assert!(said.len() < 4096, "{} bytes", said.len());
+        assert!(track.rates.len() > 70, "{} slices", track.rates.len());
     }
 }

@@ -23,8 +23,10 @@ pub const SEEN: u64 = 2 * LINE;
 pub const ARMED: u64 = 3 * LINE;
 /// For a process alone.
 pub const STARTED: u64 = 4 * LINE;
+/// Opens the way for work that is timed.
+pub const GATE: u64 = 5 * LINE;
 /// One word for each layer of a graph.
-pub const LAYER: u64 = 5 * LINE;
+pub const LAYER: u64 = 6 * LINE;
 
 /// At least every value that anybody waits for, also on a circle.
 const RELEASE: u64 = 1 << 62;

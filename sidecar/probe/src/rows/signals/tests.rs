@@ -33,6 +33,12 @@ fn no_graph_is_a_no_and_a_stream_that_cannot_be_asked_is_unknown() {
     assert!(matches!(conclude(&held, &mut notes), Answer::No { .. }));
     let held = [("a stream", Err(Error::Absent("x"))), (Way::Counter.name(), Ok(())), (DEATH, Ok(()))];
     assert!(matches!(conclude(&held, &mut notes), Answer::Unknown { .. }));
+    let otherwise = || Error::Otherwise("did not wait for the word".into());
+    let no = Answer::No { reason: "the device did not wait for the word".into() };
+    let held = [("a stream", Err(otherwise())), (Way::Counter.name(), Ok(())), (DEATH, Ok(()))];
+    assert_eq!(conclude(&held, &mut notes), no);
+    let held = [("a stream", Ok(())), (Way::Counter.name(), Ok(())), (DEATH, Err(otherwise()))];
+    assert_eq!(conclude(&held, &mut notes), no);
     let held = [("a stream", Ok(())), (Way::Counter.name(), Ok(())), (DEATH, Err(late()))];
     assert!(matches!(conclude(&held, &mut notes), Answer::Unknown { .. }));
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::page::{ARMED, FLAG, GO, LAYER, Page, SEEN};
+use super::page::{ARMED, FLAG, GATE, GO, LAYER, Page, SEEN};
 use super::way::Way;
 use crate::Error;
 use crate::bench::{Bench, Setup};
@@ -82,7 +82,7 @@ struct Waiter<'a> {
     graph: Option<Graph>,
     kernels: Kernels,
     page: Page,
-    /// Words: counter, how often a kernel gave up, and one that the layers write.
+    /// Words: counter, how often a kernel gave up, one that the layers write, and the counter of the gate.
     words: Buffer,
 }
 
@@ -128,32 +128,42 @@ impl<'a> Waiter<'a> {
         let bare = self.graph(None, LAYERS, LAYER, LAYER, None)?;
         let graph = self.graph(Some(way), LAYERS, LAYER, LAYER, None)?;
         self.kernels.mark(&self.stream, self.counter(), 1)?;
+        self.kernels.mark(&self.stream, self.gate(), 1)?;
         let (mut host_us, mut device_us, mut bare_us) = (Vec::new(), Vec::new(), Vec::new());
         // The first step is not counted: it finds code that is not loaded.
         for step in 0..=steps {
-            let bare = self.timed(|| bare.ready.launch(&self.stream))?;
+            let (_, bare) = self.timed(2 * step + 1, || bare.ready.launch(&self.stream))?;
             (0..LAYERS).for_each(|layer| self.page.set(LAYER + layer, step + 1));
-            let (host, device) = self.timed(|| {
+            let (host, device) = self.timed(2 * step + 2, || {
                 self.prepare(way, &graph, LAYER, step + 1)?;
                 graph.ready.launch(&self.stream)
             })?;
             if step > 0 {
                 host_us.push(host);
                 device_us.push(device);
-                bare_us.push(bare.1);
+                bare_us.push(bare);
             }
         }
         self.nobody_gave_up()?;
         Ok(Costs { host_us, device_us, bare_us })
     }
 
-    /// Microseconds of the CPU in `launch`, and of the device for what it launches.
-    fn timed(&self, launch: impl FnOnce() -> Result<(), Error>) -> Result<(f64, f64), Error> {
+    /// Microseconds of the CPU in `launch`, and of the device for what it launches. The device stands at a gate, a kernel that
+    /// waits for the `turn`-th time, until all of it is queued: otherwise its time would be the CPU's.
+    fn timed(&self, turn: u64, launch: impl FnOnce() -> Result<(), Error>) -> Result<(f64, f64), Error> {
+        // What a first launch loads may wait for all streams: nothing stands at the gate then.
+        if turn <= 2 {
+            self.page.set(GATE, turn);
+        }
+        let gate = Await { counter: self.gate(), bump: 1, ..self.wait(self.page.address(GATE), true) };
+        self.kernels.await_flag(&self.stream, gate)?;
         let before = Event::after(&self.stream)?;
         let start = Instant::now();
-        launch()?;
+        let launched = launch();
         let host = start.elapsed().as_secs_f64() * 1e6;
-        let after = Event::after(&self.stream)?;
+        let after = launched.and_then(|()| Event::after(&self.stream));
+        self.page.set(GATE, turn);
+        let after = after?;
         self.stream.finish_within(LIMIT)?;
         Ok((host, after.since_ns(&before)? / 1e3))
     }
@@ -210,6 +220,11 @@ impl<'a> Waiter<'a> {
 
     fn counter(&self) -> Address {
         self.words.at(0)
+    }
+
+    /// How often the gate was opened, plus one.
+    fn gate(&self) -> Address {
+        self.words.at(24)
     }
 
     fn nobody_gave_up(&self) -> Result<(), Error> {
