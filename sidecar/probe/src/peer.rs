@@ -28,15 +28,18 @@ impl Peer {
         Peer::start_with(setup, role, &[])
     }
 
-    /// As [`Peer::start`], with these variables in its environment.
+    /// As [`Peer::start`], with these variables in its environment, before those that every process gets.
     pub fn start_with(setup: Setup, role: &str, environment: &[(&str, &str)]) -> Result<Peer, Error> {
         let (channel, theirs) = Channel::pair()?;
         let mut command = Command::new("/proc/self/exe");
         command.args(["child", role, "--device", &setup.ordinal.to_string()]);
-        command.args(setup.quick.then_some("--quick")).envs(environment.iter().copied());
+        command.args(setup.quick.then_some("--quick"));
         // Otherwise a kernel's first launch loads it, for which the driver may wait for all streams, also for one that waits
         // for a word that is written only after the launch.
         command.env("CUDA_MODULE_LOADING", "EAGER");
+        // Where no daemon is: one that this machine has anyway would serve also what is asked without MPS.
+        command.env("CUDA_MPS_PIPE_DIRECTORY", std::env::temp_dir().join("sluice-gpu-probe-without-mps"));
+        command.envs(environment.iter().copied());
         let child = command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn();
         let child = child.map_err(|error| gone(role, format!("did not start: {error}")))?;
         Ok(Peer { role: role.into(), child, channel })

@@ -64,8 +64,8 @@ fn notes<'a>(row: &'a Row, start: &str) -> Vec<&'a String> {
     row.notes.iter().filter(|note| note.starts_with(start)).collect()
 }
 
-const ALL_GO_ON: &str =
-    "the other engine goes on; the owner of the memory goes on; a new engine that maps it goes on";
+const ALL_GO_ON: &str = "the other engine goes on; the owner of the memory goes on; a new engine beside them goes on; \
+                         one after both have gone goes on ";
 
 #[test]
 fn copies_and_computing_are_measured_beside_each_other_and_deaths_are_survived() {
@@ -82,7 +82,10 @@ fn copies_and_computing_are_measured_beside_each_other_and_deaths_are_survived()
     }
     let deaths = notes(&row, "without MPS, after");
     assert_eq!(deaths.len(), 2, "{:?}", row.notes);
-    assert!(deaths.iter().all(|note| note.ends_with(ALL_GO_ON)), "{deaths:?}");
+    assert!(
+        deaths.iter().all(|note| note.contains(ALL_GO_ON) && note.ends_with(" ms after its start")),
+        "{deaths:?}"
+    );
     assert!(deaths[1].contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{deaths:?}");
     assert_eq!(notes(&row, "MPS: "), ["MPS: the process 'nvidia-cuda-mps-control' is not installed"]);
     world.nothing_is_held();

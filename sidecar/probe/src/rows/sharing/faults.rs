@@ -1,6 +1,7 @@
 //! Who goes on when one of two engines dies: the other one, the owner of the memory, a new engine.
 
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 use super::worker::{self, Order, Reply};
 use super::{Environment, WORKER};
@@ -8,10 +9,19 @@ use crate::Error;
 use crate::bench::Bench;
 use crate::cuda::memory::granularity;
 use crate::cuda::{Handle, Kernels, Range, Stream};
-use crate::peer::Peer;
+use crate::peer::{PATIENCE, Peer};
 
 /// What is written into the memory before the deaths.
 const VALUE: u64 = 0x5111_ce00_0000_0000;
+/// How long the victim's kernel would run: it is killed while it does.
+const LONG: Duration = Duration::from_secs(10);
+/// How long the other engine's kernel runs: the victim dies meanwhile.
+const SHORT: Duration = Duration::from_millis(200);
+/// How long an engine that starts beside those that a death left is waited for: a server of MPS may let it wait until they
+/// have gone.
+const BESIDE: Duration = Duration::from_secs(4);
+/// What the errors of MPS begin with: of a server that recovers among them, which takes new clients later.
+const OF_MPS: &str = "CUDA_ERROR_MPS_";
 
 /// How an engine dies.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +33,35 @@ enum Death {
 /// One note for each kind of death. The asking process owns memory; the engines map it.
 pub fn study(bench: &Bench, engines: Environment<'_>) -> Result<Vec<String>, Error> {
     let owner = Owner::new(bench)?;
-    [Death::Killed, Death::Fault].into_iter().map(|death| owner.note(engines, death)).collect()
+    let note = |death: Death| {
+        owner.note(engines, death).unwrap_or_else(|error| format!("{}: not known: {error}", death.name()))
+    };
+    Ok([Death::Killed, Death::Fault].map(note).to_vec())
+}
+
+impl Death {
+    fn name(self) -> &'static str {
+        match self {
+            Death::Killed => "after SIGKILL of an engine in a kernel",
+            Death::Fault => "after an illegal access of an engine",
+        }
+    }
+
+    /// Lets an engine die so; what there is to say about that.
+    fn of(self, victim: &mut Peer) -> Result<String, Error> {
+        let name = self.name();
+        match self {
+            Death::Killed => {
+                worker::order(victim, &Order::Spin { ns: nanoseconds(LONG) }, &[])?;
+                victim.kill();
+                Ok(name.into())
+            }
+            Death::Fault => Ok(match worker::order(victim, &Order::Fault, &[]) {
+                Err(error) => format!("{name} ({error})"),
+                Ok(_) => format!("{name} that nobody noticed"),
+            }),
+        }
+    }
 }
 
 struct Owner<'a> {
@@ -45,43 +83,94 @@ impl<'a> Owner<'a> {
         Ok(Owner { bench, range, handle })
     }
 
-    /// Lets one of two engines die and says who goes on.
+    /// Lets one of two engines die while the other has a kernel in flight, and says who goes on.
     fn note(&self, engines: Environment<'_>, death: Death) -> Result<String, Error> {
-        let (mut victim, mut other) = (self.engine(engines)?, self.engine(engines)?);
-        let how = match death {
-            Death::Killed => {
-                victim.kill();
-                "after SIGKILL of an engine".to_owned()
-            }
-            Death::Fault => match worker::order(&mut victim, &Order::Fault, &[]) {
-                Err(error) => format!("after an illegal access of an engine ({error})"),
-                Ok(_) => "after an illegal access that nobody noticed".to_owned(),
-            },
-        };
-        let other = worker::order(&mut other, &Order::Check { value: VALUE }, &[]);
+        let (mut victim, mut other) = (self.engine(engines, PATIENCE)?, self.engine(engines, PATIENCE)?);
+        worker::order(&mut other, &Order::Spin { ns: nanoseconds(SHORT) }, &[])?;
+        let how = death.of(&mut victim)?;
+        let goes_on = worker::order(&mut other, &Order::Check { value: VALUE }, &[]);
         let bytes = self.handle.bytes();
         let owner = worker::check(&self.bench.context, self.range.at(0), bytes, VALUE);
-        let newcomer = self.engine(engines);
+        let beside = self.engine(engines, BESIDE);
+        // A server of MPS takes no new client while one is there that a fault has hit.
+        drop((victim, other));
+        let later = self.newcomer(engines);
         let said = [
-            ("the other engine", other.map(|_| ())),
-            ("the owner of the memory", owner),
-            ("a new engine that maps it", newcomer.map(|_| ())),
+            ("the other engine", goes_on.map(|_| String::new())),
+            ("the owner of the memory", owner.map(|()| String::new())),
+            ("a new engine beside them", beside.map(|_| String::new())),
+            ("one after both have gone", later.map(|ms| format!(" {ms:.0} ms after its start"))),
         ];
         let said = said.map(|(who, result)| match result {
-            Ok(()) => format!("{who} goes on"),
+            Ok(when) => format!("{who} goes on{when}"),
             Err(error) => format!("{who} fails ({error})"),
         });
         Ok(format!("{how}: {}", said.join("; ")))
     }
 
-    /// An engine that has mapped the memory and seen what is in it.
-    fn engine(&self, environment: Environment<'_>) -> Result<Peer, Error> {
+    /// Milliseconds until an engine that starts now has seen the memory.
+    fn newcomer(&self, engines: Environment<'_>) -> Result<f64, Error> {
+        let start = Instant::now();
+        while_recovering(PATIENCE, |left| self.engine(engines, left))?;
+        Ok(start.elapsed().as_secs_f64() * 1e3)
+    }
+
+    /// An engine that has mapped the memory and seen what is in it, each within `limit`.
+    fn engine(&self, environment: Environment<'_>, limit: Duration) -> Result<Peer, Error> {
         let mut peer = Peer::start_with(self.bench.setup, WORKER, environment)?;
         let (fd, bytes) = (self.handle.export()?, self.handle.bytes());
-        worker::order(&mut peer, &Order::Import { bytes }, &[fd.as_fd()])?;
-        match worker::order(&mut peer, &Order::Check { value: VALUE }, &[])? {
+        worker::order_within(&mut peer, limit, &Order::Import { bytes }, &[fd.as_fd()])?;
+        match worker::order_within(&mut peer, limit, &Order::Check { value: VALUE }, &[])? {
             Reply::Done => Ok(peer),
             Reply::Ran(_) => Err(worker::gone("answered another question")),
         }
+    }
+}
+
+/// Starts something, again and again while MPS recovers, at most `limit`.
+fn while_recovering<T>(
+    limit: Duration,
+    mut start: impl FnMut(Duration) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let first = Instant::now();
+    loop {
+        let left = limit.saturating_sub(first.elapsed());
+        match start(left) {
+            // Nobody tells when a server takes clients again.
+            Err(error) if !left.is_zero() && error.to_string().contains(OF_MPS) => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            done => return done,
+        }
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).expect("a kernel runs for seconds")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tries until the outcomes are used up; how many there were, and the last one's.
+    fn tried(limit: Duration, outcomes: &[Result<(), &str>]) -> (usize, Result<(), String>) {
+        let mut tries = 0;
+        let done = while_recovering(limit, |_| {
+            tries += 1;
+            outcomes[(tries - 1).min(outcomes.len() - 1)].map_err(worker::gone)
+        });
+        (tries, done.map_err(|error| error.to_string()))
+    }
+
+    #[test]
+    fn a_server_that_recovers_is_asked_again_and_every_other_error_is_final() {
+        let recovering = Err("says: cuInit: CUDA_ERROR_MPS_SERVER_NOT_READY (not ready)");
+        let minute = Duration::from_secs(60);
+        assert_eq!(tried(minute, &[recovering, recovering, Ok(())]), (3, Ok(())));
+        let (tries, done) = tried(minute, &[recovering, Err("ended"), Ok(())]);
+        assert_eq!((tries, done.is_err()), (2, true), "{done:?}");
+        let (tries, done) = tried(Duration::ZERO, &[recovering]);
+        assert_eq!((tries, done.is_err()), (1, true), "{done:?}");
     }
 }

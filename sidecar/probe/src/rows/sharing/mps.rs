@@ -22,15 +22,11 @@ pub struct Mps {
     folder: PathBuf,
 }
 
-/// What is to be known of a daemon that runs on this machine anyway.
+/// What is to be known of a daemon that runs on this machine anyway, where it is by default.
 pub fn of_this_machine() -> Option<String> {
-    let pipes = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").map_or("/tmp/nvidia-mps".into(), PathBuf::from);
-    pipes.join("control").exists().then(|| {
-        format!(
-            "{} exists: an MPS daemon of this machine may serve the processes \"without MPS\"",
-            pipes.display()
-        )
-    })
+    let place = Path::new("/tmp/nvidia-mps/control");
+    let note = "exists: an MPS daemon of this machine, which no process of the probe uses";
+    place.exists().then(|| format!("{} {note}", place.display()))
 }
 
 impl Mps {
@@ -43,6 +39,10 @@ impl Mps {
         let mut command = Command::new(PROGRAM);
         command.arg("-f").envs(variables(&folder)).process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        if std::env::var("CUDA_VISIBLE_DEVICES").is_ok_and(|devices| are_numbers(&devices)) {
+            // A daemon numbers its devices anew; clients have the variable as well and would choose among the new numbers.
+            command.env_remove("CUDA_VISIBLE_DEVICES");
+        }
         // SAFETY: between fork and exec, one system call and no memory is taken.
         unsafe { command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?)) };
         let daemon = command.spawn().map_err(|error| {
@@ -130,6 +130,11 @@ impl Drop for Mps {
     }
 }
 
+/// Whether devices are chosen by their places in a list, which change with it, and not by their UUIDs.
+fn are_numbers(devices: &str) -> bool {
+    devices.split(',').all(|device| device.trim().parse::<u32>().is_ok())
+}
+
 fn variables(folder: &Path) -> [(&'static str, String); 2] {
     let path = |name| folder.join(name).display().to_string();
     [("CUDA_MPS_PIPE_DIRECTORY", path("pipe")), ("CUDA_MPS_LOG_DIRECTORY", path("log"))]
@@ -149,4 +154,15 @@ fn within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
 
 fn said(what: String) -> Error {
     Error::Peer { role: PROGRAM.into(), what }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::are_numbers;
+
+    #[test]
+    fn devices_are_numbers_or_uuids() {
+        assert!(are_numbers("3") && are_numbers("0, 2"));
+        assert!(!are_numbers("GPU-8932f937") && !are_numbers("MIG-1/2/3") && !are_numbers(""));
+    }
 }

@@ -3,14 +3,15 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::work::{Load, Track, Work};
 use crate::Error;
 use crate::bench::{Bench, Setup};
-use crate::cuda::{Buffer, Context, Handle, HostMemory, Kernels, Range, Stream};
-use crate::peer::{Parent, Peer};
+use crate::cuda::{Buffer, Context, Event, Handle, HostMemory, Kernels, Range, Stream};
+use crate::peer::{PATIENCE, Parent, Peer};
 
 /// What it is told to do.
 #[derive(Debug, Serialize, Deserialize)]
@@ -23,6 +24,8 @@ pub enum Order {
     Import { bytes: u64 },
     /// Compare that memory with what its owner wrote.
     Check { value: u64 },
+    /// Let a kernel run for so long, and answer when it has begun. What comes after it waits for it.
+    Spin { ns: u64 },
     /// Let a kernel write where nothing is.
     Fault,
 }
@@ -43,20 +46,35 @@ pub fn gone(what: &str) -> Error {
 
 /// Gives an order and waits for the answer.
 pub fn order(peer: &mut Peer, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<Reply, Error> {
+    order_within(peer, PATIENCE, order, fds)
+}
+
+/// As [`order`], with an answer within `limit`.
+pub fn order_within(
+    peer: &mut Peer,
+    limit: Duration,
+    order: &Order,
+    fds: &[BorrowedFd<'_>],
+) -> Result<Reply, Error> {
     peer.tell(order, fds)?;
-    heard(peer)
+    heard_within(peer, limit)
 }
 
 /// The next answer; the other's own error is one of the peer.
 pub fn heard(peer: &mut Peer) -> Result<Reply, Error> {
-    let (reply, _) = peer.hear::<Result<Reply, String>>()?;
+    heard_within(peer, PATIENCE)
+}
+
+fn heard_within(peer: &mut Peer, limit: Duration) -> Result<Reply, Error> {
+    let (reply, _) = peer.hear_within::<Result<Reply, String>>(limit)?;
     reply.map_err(|what| gone(&format!("says: {what}")))
 }
 
 /// The whole process.
 pub fn part(setup: Setup, parent: &Parent) -> Result<(), Error> {
     // What goes wrong at the start is the answer to the first order.
-    let mut worker = Bench::open(setup).map(|bench| Worker { import: None, crew: Vec::new(), bench });
+    let mut worker =
+        Bench::open(setup).map(|bench| Worker { import: None, spin: None, crew: Vec::new(), bench });
     while let Some((order, fds)) = parent.hear_or_end::<Order>()? {
         let reply = match &mut worker {
             Ok(worker) => worker.carry_out(order, fds).map_err(|error| error.to_string()),
@@ -69,6 +87,7 @@ pub fn part(setup: Setup, parent: &Parent) -> Result<(), Error> {
 
 struct Worker {
     import: Option<Import>,
+    spin: Option<Spin>,
     crew: Vec<Hand>,
     bench: Bench,
 }
@@ -87,7 +106,9 @@ impl Worker {
                 let fd = fds.into_iter().next().ok_or_else(|| gone("was sent no memory"))?;
                 self.import = Some(Import::new(&self.bench.context, fd, bytes)?);
             }
+            Order::Spin { ns } => self.spin = Some(Spin::start(&self.bench.context, ns)?),
             Order::Check { value } => {
+                self.spin.take().map_or(Ok(()), |spin| spin.stream.finish())?;
                 let import = self.import.as_ref().ok_or_else(|| gone("has no memory to check"))?;
                 check(&self.bench.context, import.range.at(0), import.range.bytes(), value)?;
             }
@@ -139,6 +160,25 @@ impl Import {
         let mut range = Range::reserve(context, bytes)?;
         range.back(0, &handle)?;
         Ok(Import { range, _handle: handle })
+    }
+}
+
+/// A kernel that runs for a while.
+struct Spin {
+    stream: Stream,
+    // Not unloaded while its kernel runs.
+    _kernels: Kernels,
+}
+
+impl Spin {
+    fn start(context: &Context, ns: u64) -> Result<Spin, Error> {
+        let (kernels, stream) = (Kernels::load(context)?, Stream::new(context)?);
+        // The first one loads it; the second one is next when the event is reached.
+        kernels.spin(&stream, 1)?;
+        let begun = Event::after(&stream)?;
+        kernels.spin(&stream, ns)?;
+        begun.finish()?;
+        Ok(Spin { stream, _kernels: kernels })
     }
 }
 
