@@ -31,15 +31,7 @@ impl Peer {
     /// As [`Peer::start`], with these variables in its environment, before those that every process gets.
     pub fn start_with(setup: Setup, role: &str, environment: &[(&str, &str)]) -> Result<Peer, Error> {
         let (channel, theirs) = Channel::pair()?;
-        let mut command = Command::new("/proc/self/exe");
-        command.args(["child", role, "--device", &setup.ordinal.to_string()]);
-        command.args(setup.quick.then_some("--quick"));
-        // Otherwise a kernel's first launch loads it, for which the driver may wait for all streams, also for one that waits
-        // for a word that is written only after the launch.
-        command.env("CUDA_MODULE_LOADING", "EAGER");
-        // Where no daemon is: one that this machine has anyway would serve also what is asked without MPS.
-        command.env("CUDA_MPS_PIPE_DIRECTORY", std::env::temp_dir().join("sluice-gpu-probe-without-mps"));
-        command.envs(environment.iter().copied());
+        let mut command = command(setup, role, environment);
         let child = command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn();
         let child = child.map_err(|error| gone(role, format!("did not start: {error}")))?;
         Ok(Peer { role: role.into(), child, channel })
@@ -101,6 +93,20 @@ impl Peer {
     }
 }
 
+/// This program as `role`; of a variable that is given twice, what the caller gives holds.
+fn command(setup: Setup, role: &str, environment: &[(&str, &str)]) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["child", role, "--device", &setup.ordinal.to_string()]);
+    command.args(setup.quick.then_some("--quick"));
+    // Otherwise a kernel's first launch loads it, for which the driver may wait for all streams, also for one that waits
+    // for a word that is written only after the launch.
+    command.env("CUDA_MODULE_LOADING", "EAGER");
+    // Where no daemon is: one that this machine has anyway would serve also what is asked without MPS.
+    command.env("CUDA_MPS_PIPE_DIRECTORY", std::env::temp_dir().join("sluice-gpu-probe-without-mps"));
+    command.envs(environment.iter().copied());
+    command
+}
+
 impl Drop for Peer {
     fn drop(&mut self) {
         self.kill();
@@ -146,5 +152,22 @@ impl Parent {
     /// As [`Parent::hear`]; none when it wants nothing more.
     pub fn hear_or_end<T: DeserializeOwned>(&self) -> Result<Option<(T, Vec<OwnedFd>)>, Error> {
         self.channel.hear(PATIENCE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_process_is_given_comes_before_what_every_process_gets() {
+        let value = |environment: &[(&str, &str)]| {
+            let command = command(Setup { ordinal: 0, quick: true }, "context", environment);
+            let mut all = command.get_envs();
+            let found = all.find(|(name, _)| *name == "CUDA_MODULE_LOADING").and_then(|(_, value)| value);
+            found.map(|value| value.to_string_lossy().into_owned())
+        };
+        assert_eq!(value(&[]).as_deref(), Some("EAGER"));
+        assert_eq!(value(&[("CUDA_MODULE_LOADING", "LAZY")]).as_deref(), Some("LAZY"));
     }
 }

@@ -27,25 +27,44 @@ enum Stage {
     NoCublas(String),
 }
 
+/// What the driver is told about loading code, and how figures say so. Code that is loaded when it is first used is the
+/// driver's default; the probe's other processes load all of theirs at once, so that no first launch stands still.
+const LOADING: [(&str, &str); 2] = [("LAZY", ""), ("EAGER", ", all code loaded at once")];
+/// What is weighed, in order.
+const WEIGHED: [&str; 3] = [
+    "device memory of a process with a context",
+    "the same, with the probe's kernels",
+    "the same, with cuBLASLt after one product",
+];
+
 /// Weighs, from this process, what another one takes.
 pub fn cost(bench: &Bench, findings: &mut Findings) -> Result<(), Error> {
+    for (loading, suffix) in bench.setup.pick(&LOADING[..1], &LOADING) {
+        let (mut mib, mut lacks) = ([const { Vec::new() }; 3], None);
+        for _ in 0..bench.setup.pick(1, 3) {
+            lacks = weigh(bench, loading, &mut mib)?;
+        }
+        let weighed = WEIGHED.iter().zip(&mib).filter(|(_, mib)| !mib.is_empty());
+        findings.figures.extend(weighed.map(|(name, mib)| Figure::of(format!("{name}{suffix}"), "MiB", mib)));
+        findings.notes.extend(lacks.map(|reason| format!("cuBLASLt was not weighed{suffix}: {reason}")));
+    }
+    Ok(())
+}
+
+/// One process, stage by stage; why it could not use cuBLASLt, if so.
+fn weigh(bench: &Bench, loading: &str, mib: &mut [Vec<f64>; 3]) -> Result<Option<String>, Error> {
     let before = bench.context.memory()?.free;
-    let mut peer = Peer::start(bench.setup, ROLE.0)?;
-    let mut weigh = |name: &str, peer: &mut Peer| -> Result<Stage, Error> {
+    let mut peer = Peer::start_with(bench.setup, ROLE.0, &[("CUDA_MODULE_LOADING", loading)])?;
+    for samples in mib {
         let (stage, _) = peer.hear()?;
         let taken = before.saturating_sub(bench.context.memory()?.free);
-        if !matches!(stage, Stage::NoCublas(_)) {
-            findings.figures.push(Figure::one(name, "MiB", taken as f64 / f64::from(1 << 20)));
-        }
         peer.tell(&(), &[])?;
-        Ok(stage)
-    };
-    weigh("device memory of a process with a context", &mut peer)?;
-    weigh("the same, with the probe's kernels", &mut peer)?;
-    if let Stage::NoCublas(reason) = weigh("the same, with cuBLASLt after one product", &mut peer)? {
-        findings.notes.push(format!("cuBLASLt was not weighed: {reason}"));
+        if let Stage::NoCublas(reason) = stage {
+            return peer.dismiss().map(|()| Some(reason));
+        }
+        samples.push(taken as f64 / f64::from(1 << 20));
     }
-    peer.dismiss()
+    peer.dismiss().map(|()| None)
 }
 
 fn run(setup: Setup, parent: &Parent) -> Result<(), Error> {
