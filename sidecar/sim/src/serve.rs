@@ -16,8 +16,8 @@ use crate::profiles::model::Model;
 use crate::workload::{Coming, request};
 pub use measure::{Served, Slo};
 
-/// A hundred days of virtual time: no load lasts so long.
-const LIMIT: Nanos = Nanos(8_640_000_000_000_000);
+/// Ten days of virtual time: no load lasts so long.
+const LIMIT: Nanos = Nanos(864_000_000_000_000);
 
 /// A model and the memory that is its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
