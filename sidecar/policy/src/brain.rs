@@ -13,6 +13,7 @@ mod hibernate;
 mod hunger;
 mod lend;
 mod lendable;
+mod losses;
 mod measure;
 mod offload;
 mod place;

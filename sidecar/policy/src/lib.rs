@@ -22,6 +22,7 @@ pub mod geometry;
 pub mod ids;
 pub mod kv;
 pub mod ledger;
+pub mod loss;
 pub mod neighbours;
 pub mod params;
 pub mod pending;

@@ -80,6 +80,12 @@ impl PolicyName {
         }
     }
 
+    /// Of remedies that cost something the one with the least predicted loss per byte is taken; the others keep their paper's
+    /// order.
+    pub const fn weighs(self) -> bool {
+        matches!(self, PolicyName::Unified)
+    }
+
     /// Requests that are one too many keep their KV and wait (OrbitFlow), instead of being computed again.
     pub const fn pauses(self) -> bool {
         matches!(self, PolicyName::OrbitFlow | PolicyName::Unified)
@@ -93,6 +99,15 @@ pub struct ForcedRemap {
     pub alpha: u16,
     /// Slots, 1 or 2.
     pub beta: u8,
+}
+
+/// Objectives of a tenant. Default none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Slo {
+    /// Until the first token, nanoseconds; 0 = none.
+    pub ttft_ns: u64,
+    /// Between two tokens, nanoseconds; 0 = none.
+    pub tbt_ns: u64,
 }
 
 /// Tunables.
@@ -140,6 +155,11 @@ pub struct Params {
     /// All pauses of one request together take at most this, nanoseconds; 0 = nobody is paused. Default 10 s
     /// ([`crate::planner::pausing::DEFAULT_BOUND_NS`]).
     pub pause_bound_ns: u64,
+    /// What a good answer is: by it losses are predicted, and eLLM's buffer is sized.
+    pub slo: Slo,
+    /// Steps over which the predicted losses of remedies are compared. Default 64, as long as reversion waits: what was taken
+    /// does not come back sooner.
+    pub loss_window_steps: u32,
     /// Bytes of live blocks that compaction may move at one step boundary. Default 8 MiB.
     pub compact_budget_bytes: u64,
     /// Automatic prefix caching. Default on.
@@ -173,6 +193,8 @@ impl Default for Params {
             replan: crate::planner::replan::Tunables::default(),
             plan_expansions: crate::planner::search::DEFAULT_EXPANSIONS,
             pause_bound_ns: crate::planner::pausing::DEFAULT_BOUND_NS,
+            slo: Slo::default(),
+            loss_window_steps: 64,
             compact_budget_bytes: 8 << 20,
             prefix_caching: true,
             link_bytes_per_second: 16 << 30,

@@ -34,6 +34,11 @@ impl Hysteresis {
 
     /// Looks at a boundary: the number of layers to bring back now, usually 0. After a positive answer the count starts anew.
     pub fn observe(&mut self, pressure: &Pressure) -> u16 {
+        self.observe_within(self.patience_steps, pressure)
+    }
+
+    /// The same with another patience from now on.
+    pub fn observe_within(&mut self, patience_steps: u32, pressure: &Pressure) -> u16 {
         let fitting = self.fitting_now(pressure);
         if fitting == 0 {
             self.reset();
@@ -41,7 +46,7 @@ impl Hysteresis {
         }
         self.calm_steps += 1;
         self.fitting = self.fitting.min(fitting);
-        if self.calm_steps < self.patience_steps {
+        if self.calm_steps < patience_steps {
             return 0;
         }
         let layers = self.fitting;

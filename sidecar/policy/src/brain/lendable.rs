@@ -64,7 +64,20 @@ impl Brain {
     }
 
     fn lendable_weights(&self) -> u32 {
-        self.lendable_layers().map(|layer| self.sizes.slabs[layer.index()]).sum()
+        let layers = self.lendable_layers().take(self.layers_that_hide());
+        layers.map(|layer| self.sizes.slabs[layer.index()]).sum()
+    }
+
+    /// Layers that a tenant can lend and have back at the price of a step or less, T_T * N <= T_compute with those that are
+    /// away already: who has work and waits for its turn needs them in that turn. All, where nobody waits for them.
+    fn layers_that_hide(&self) -> usize {
+        let compute_ns = self.measures.token_compute_ns();
+        if !self.trade.busy || compute_ns == 0 {
+            return usize::MAX;
+        }
+        let transfer_ns = self.measures.transfer_ns().into_iter().max().unwrap_or(0);
+        let hidden = compute_ns.checked_div(u128::from(transfer_ns)).unwrap_or(u128::MAX);
+        (hidden.min(u128::from(u16::MAX)) as usize).saturating_sub(usize::from(self.absent_layers()))
     }
 
     /// Layers that an inactive tenant can lend, the last one first: it wakes front first. With those that move and those
@@ -90,7 +103,8 @@ impl Brain {
     /// layers; for a debt also KV in use, and own layers that move.
     pub(super) fn room_for(&self, missing: u32, claim: Claim) -> Option<Target> {
         let idle = self.idle_frames().min(missing);
-        if let Some(layers) = self.layers_for(missing - idle) {
+        let cheap = |layers: &u16| usize::from(*layers) <= self.layers_that_hide();
+        if let Some(layers) = self.layers_for(missing - idle).filter(cheap) {
             return Some(Target::Vacate { frames: idle, layers });
         }
         if claim == Claim::Loan {

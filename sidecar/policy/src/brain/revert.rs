@@ -80,7 +80,8 @@ impl Brain {
             return None;
         }
         let pressure = self.pressure(alpha - self.base.alpha());
-        let layers = self.hysteresis.observe(&pressure);
+        let patience = self.patience();
+        let layers = self.hysteresis.observe_within(patience, &pressure);
         if layers == 0 {
             return None;
         }
@@ -91,6 +92,19 @@ impl Brain {
         // Fewer layers move than now, whatever the stall: the allowance is for taking, not for giving back.
         let layout = self.choose(&self.slots.layout().clone(), wanted, u64::MAX).layout;
         (layout.alpha() < alpha).then_some(layout)
+    }
+
+    /// Boundaries for which KV has to be calm. Where moving layers stall, no more than what the stall of so many steps takes
+    /// to pay for the copies: whoever waits longer loses more than a layer that is taken again would cost.
+    fn patience(&self) -> u32 {
+        let stall_ns = self.stall_of(self.slots.layout());
+        let copies_ns: u64 = self.measures.transfer_ns().iter().max().copied().unwrap_or(0);
+        match copies_ns.checked_div(stall_ns / u64::from(self.slots.layout().alpha().max(1))) {
+            Some(steps) if stall_ns > self.allowance_ns() => {
+                self.params.revert_patience_steps.min(steps.min(u64::from(u32::MAX)) as u32)
+            }
+            _ => self.params.revert_patience_steps,
+        }
     }
 
     /// Memory that was taken for a step is not given back before one has run: until its columns are allocated it looks

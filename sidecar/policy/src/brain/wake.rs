@@ -32,16 +32,35 @@ impl Brain {
             return;
         }
         let home = self.weights_held() + self.ledger.count(Owner::Free);
-        let fits = |layout: &Layout, frames: u32| self.sizes.weights(layout) <= home + frames;
-        let current = self.slots.layout();
-        let candidates = || core::iter::once(current.clone()).chain(self.wider_remaps());
-        let layout = [self.idle_frames(), self.frames_above_guarantee()]
-            .into_iter()
-            .find_map(|frames| candidates().find(|layout| fits(layout, frames)));
-        match layout {
+        match self.cheapest_way_back(home) {
             Some(layout) => self.goal = Some(Goal { target: Target::Layout(layout), reason: Reason::Wake }),
             None => self.trade.stuck = true,
         }
+    }
+
+    /// Of the layouts that fit what is here: the one whose stall, together with the KV that has to go for it, loses least. As
+    /// long as layers hide they move before KV goes. Oneiros has no more of them move (T_T * N <= T_compute), unless nothing
+    /// else fits; a policy that weighs losses takes a stall where requests would lose more.
+    fn cheapest_way_back(&self, home: u32) -> Option<Layout> {
+        let (idle, most) = (self.idle_frames(), self.frames_above_guarantee());
+        let (outlook, weighs) = (self.outlook(), self.params.policy.weighs());
+        let mut best: Option<((u64, u64), Layout)> = None;
+        for layout in core::iter::once(self.slots.layout().clone()).chain(self.wider_remaps()) {
+            let frames = self.sizes.weights(&layout).saturating_sub(home);
+            if frames > most {
+                continue;
+            }
+            let dropped = self.dropping(&outlook, frames.saturating_sub(idle));
+            let loss = (self.stall_loss(&outlook, &layout), dropped);
+            let loss = if weighs { (0, loss.0.saturating_add(loss.1)) } else { loss };
+            if best.as_ref().is_none_or(|(least, _)| loss < *least) {
+                best = Some((loss, layout));
+            }
+            if dropped == 0 {
+                break; // more layers only stall longer
+            }
+        }
+        best.map(|(_, layout)| layout)
     }
 
     /// Layers that were lent come back: what there is of their memory is here.

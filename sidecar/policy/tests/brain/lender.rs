@@ -185,6 +185,22 @@ fn a_tenant_whose_layers_may_not_go_any_more_is_at_its_cap() {
     assert_eq!(ask(&mut world, 3, 1), Err(Refusal::AtCap));
 }
 
+/// Slabs of 253 bytes take 2.5 steps of six milliseconds: a neighbour that has them for a turn costs the next one more.
+#[test]
+fn a_tenant_that_waits_for_its_turn_lends_no_layers_that_do_not_come_back_within_a_step() {
+    for (slab_ns, hidden) in [(15 * MS, false), (MS, true)] {
+        let mut world = fresh(|_| (), terms());
+        world.device.fill_ns_per_byte = slab_ns / 253;
+        assert!(world.load());
+        fill_kv(&mut world);
+        let waits = world.brain.lendable_chunks();
+        world.brain.set_busy(false);
+        let layers = |chunks: u32| chunks >= 4;
+        assert_eq!(layers(waits), hidden, "a slab takes {slab_ns} ns");
+        assert!(layers(world.brain.lendable_chunks()), "without work nobody waits for them");
+    }
+}
+
 #[test]
 fn a_tenant_that_wakes_is_busy_until_its_layers_are_back() {
     let mut world = lender();

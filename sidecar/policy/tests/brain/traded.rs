@@ -318,6 +318,55 @@ fn a_lender_whose_loans_do_not_come_back_serves_with_moving_layers() {
     assert_eq!(lender.brain.budget_chunks(), pair.shares[1] - most, "and takes nothing that is not its own");
 }
 
+/// A tenant whose requests hold all KV lends what it can and comes back without it: how many layers give up their memory, and
+/// how many requests lost theirs.
+fn back_without(policy: PolicyName, slab_ns: u64) -> (u16, u32) {
+    let mut pair = Pair::new(&[4; 8], 12, 9, 0);
+    let world = &mut pair.worlds[1];
+    world.brain.set_policy(policy).expect("it fits under either");
+    world.device.fill_ns_per_byte = slab_ns / 253;
+    assert!(world.load());
+    world.active = true;
+    (0..4).for_each(|id| world.submit(id, id, vec![id as u32; 30], 30));
+    while world.running.len() < 4 || world.steps < 4 || world.in_step() {
+        world.tick();
+    }
+    pair.turn(0);
+    // Seven layers of four chunks could go, and idle KV.
+    let two_layers = pair.worlds[1].brain.lendable_chunks() - 20;
+    let earmark = pair.earmark(0);
+    let world = &mut pair.worlds[1];
+    world.brain.give(earmark, two_layers, Claim::Loan);
+    (0..2_000).for_each(|_| world.tick());
+    assert_eq!(world.brain.absent_layers(), 2);
+    let before = world.preemptions + world.pauses;
+    world.active = true;
+    world.brain.set_active(true);
+    world.brain.set_patient(false);
+    while !world.brain.is_whole() {
+        world.tick();
+    }
+    let found = (world.brain.layout().alpha(), world.preemptions + world.pauses - before);
+    world.run();
+    assert_eq!(world.finished.len(), 4);
+    found
+}
+
+#[test]
+fn layers_that_hide_move_before_requests_lose_their_memory_and_others_do_not() {
+    let (moved, lost) = back_without(PolicyName::Oneiros, 253);
+    assert!(moved > 0 && lost == 0, "copies that hide: {moved} layers, {lost} requests");
+    let (moved, lost) = back_without(PolicyName::Oneiros, 40_000_000);
+    assert!(lost > 0, "copies of five steps: {moved} layers, {lost} requests");
+}
+
+/// Copies of two and a half layers' compute stall four of eight layers by a fifth, and a request is a quarter of the batch.
+#[test]
+fn unified_takes_a_stall_where_requests_would_lose_more() {
+    let moved = |policy| back_without(policy, 2_500_000).0;
+    assert_eq!((moved(PolicyName::Oneiros), moved(PolicyName::Unified)), (1, 2));
+}
+
 /// A loaded tenant with two chunks of its neighbour, whose KV is never calm for long enough to give any back.
 fn borrower() -> World {
     let (params, _) = tenant(PolicyName::Oneiros, &[4; 8], 0, MODEL_TOKENS);

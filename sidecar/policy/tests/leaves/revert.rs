@@ -54,6 +54,14 @@ fn a_load_that_swings_faster_than_the_patience_reverts_nothing() {
 }
 
 #[test]
+fn a_shorter_patience_counts_the_boundaries_that_were() {
+    let mut hysteresis = Hysteresis::new(64, 125);
+    assert_eq!(run(&mut hysteresis, &[ROOMY; 3]), [0; 3]);
+    assert_eq!(hysteresis.observe_within(4, &ROOMY), 3);
+    assert_eq!(hysteresis.observe_within(0, &ROOMY), 3, "the boundary itself");
+}
+
+#[test]
 fn a_reset_forgets_the_calm_boundaries() {
     let mut hysteresis = Hysteresis::new(3, 125);
     assert_eq!(run(&mut hysteresis, &[ROOMY; 2]), [0, 0]);

@@ -1,7 +1,7 @@
 //! The header: everything that a replay must know beside the events.
 
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
-use sluice_policy::params::{ForcedRemap, Params, PolicyName};
+use sluice_policy::params::{ForcedRemap, Params, PolicyName, Slo};
 use sluice_policy::pie::expansion;
 use sluice_policy::planner::replan;
 
@@ -82,6 +82,8 @@ fn put_offload(words: &mut Words, params: &Params) {
     words.put(expansion.probe_after_trials).put(expansion.stall_permille);
     words.put(replan.window).put(replan.mismatch_permille).put(replan.mismatches);
     words.put(params.pause_bound_ns);
+    let Params { slo, loss_window_steps, .. } = params;
+    words.put(slo.ttft_ns).put(slo.tbt_ns).put(*loss_window_steps);
 }
 
 /// Reads what [`params_words`] wrote.
@@ -119,6 +121,8 @@ pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
         },
         replan: replan::Tunables { window: r.int()?, mismatch_permille: r.int()?, mismatches: r.int()? },
         pause_bound_ns: r.u64()?,
+        slo: Slo { ttft_ns: r.u64()?, tbt_ns: r.u64()? },
+        loss_window_steps: r.int()?,
     })
 }
 

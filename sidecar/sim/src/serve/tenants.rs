@@ -1,8 +1,8 @@
 //! Published models as tenants of the production scheduler and policy.
 
 use sluice_policy::geometry::{Geometry, StepShape};
-use sluice_policy::params::Params;
 use sluice_policy::planner::pausing::DEFAULT_BOUND_NS;
+use sluice_policy::params::{self, Params};
 use sluice_policy::trader::Terms;
 use sluice_scheduler::Config;
 
@@ -82,6 +82,7 @@ fn params(case: &Case, place: &Place) -> Params {
         max_step: shape(STEP_TOKENS),
         min_step: shape(16),
         prefix_caching: case.prefix_caching,
+        slo: params::Slo { ttft_ns: case.slo.ttft_ns, tbt_ns: case.slo.tbt_ns },
         link_bytes_per_second: case.hardware.link.in_bytes_per_s,
         ..Params::default()
     }
