@@ -228,6 +228,7 @@ impl Core {
             u64::from(self.told_to_sleep.is_some()) << 32
                 | self.queue.iter().filter(|s| s.kept).count() as u64,
         );
+        words.push(self.pauses.word());
         words.push(self.trader.as_ref().map_or(0, Trader::digest));
         words
             .into_iter()

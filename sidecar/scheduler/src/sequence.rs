@@ -24,6 +24,8 @@ pub struct Sequence {
     pub served: u64,
     /// When it came.
     pub arrived: Nanos,
+    /// When its first token was made.
+    pub first_token: Option<Nanos>,
     /// It has been admitted at least once.
     pub started: bool,
     /// Its row has not been written yet.
@@ -47,6 +49,7 @@ impl Sequence {
             admission: None,
             served: 0,
             arrived,
+            first_token: None,
             started: false,
             fresh: false,
             cancelled: false,
@@ -88,6 +91,13 @@ impl Sequence {
     pub fn admission_columns(&self) -> u32 {
         let last = self.request.prompt.len() as u32 + self.request.max_tokens;
         Geometry::columns_for((self.len() + sluice_policy::geometry::BLOCK_TOKENS).min(last))
+    }
+
+    /// Tokens that a client which reads one every `tbt_ns` has not been given yet (Token-Deposit); 0 without an objective. What
+    /// is written at once, as answers that are not streamed, counts alike: a pause would delay it no less.
+    pub fn deposit(&self, now: Nanos, tbt_ns: u64) -> u32 {
+        let read = self.first_token.and_then(|first| now.since(first).checked_div(tbt_ns));
+        read.map_or(0, |read| u64::from(self.generated()).saturating_sub(read.saturating_add(1)) as u32)
     }
 
     /// Takes a sampled token; says how the request ends with it, if it does.

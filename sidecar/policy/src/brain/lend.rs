@@ -102,6 +102,11 @@ impl Brain {
         self.trade.stuck
     }
 
+    /// It is stuck, and there is nobody to preempt.
+    pub fn cram(&mut self) {
+        self.trade.cramped = true;
+    }
+
     /// A debt has not been paid: no step begins before it is, unless the backend keeps failing.
     pub fn owes(&self) -> bool {
         self.trade.partings.iter().any(|parting| parting.claim == Claim::Debt)
@@ -189,7 +194,10 @@ impl Brain {
         if self.waking() {
             self.refuse_loans_beyond(vacant);
         }
-        let Some(parting) = self.trade.partings.front().copied() else { return self.come_back() };
+        let Some(parting) = self.trade.partings.front().copied() else {
+            self.trade.cramped = false;
+            return self.come_back();
+        };
         if vacant >= parting.chunks {
             self.trade.partings.pop_front();
             return self.order_lend(parting, out);

@@ -103,7 +103,7 @@ impl Brain {
     /// layers; for a debt also KV in use, and own layers that move.
     pub(super) fn room_for(&self, missing: u32, claim: Claim) -> Option<Target> {
         let idle = self.idle_frames().min(missing);
-        let cheap = |layers: &u16| usize::from(*layers) <= self.layers_that_hide();
+        let cheap = |layers: &u16| self.trade.cramped || usize::from(*layers) <= self.layers_that_hide();
         if let Some(layers) = self.layers_for(missing - idle).filter(cheap) {
             return Some(Target::Vacate { frames: idle, layers });
         }

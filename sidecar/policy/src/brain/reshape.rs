@@ -335,7 +335,8 @@ impl Brain {
         self.holdings = next;
         if let Some(layout) = layout {
             self.take_layout(layout, &carried);
-            self.remapped_at_step = (reason == Reason::RemapOwn).then_some(self.steps);
+            let taken = matches!(reason, Reason::RemapOwn | Reason::Wake);
+            self.remapped_at_step = taken.then_some(self.steps);
             self.fill_reason = reason;
         }
         self.risen();

@@ -95,13 +95,15 @@ impl Brain {
     }
 
     /// Boundaries for which KV has to be calm. Where moving layers stall, no more than what the stall of so many steps takes
-    /// to pay for the copies: whoever waits longer loses more than a layer that is taken again would cost.
+    /// to pay for the copies: whoever waits longer loses more than a layer that is taken again would cost. An eighth of the
+    /// patience at least, since what KV gives up and wants back at once costs more than copies.
     fn patience(&self) -> u32 {
         let stall_ns = self.stall_of(self.slots.layout());
         let copies_ns: u64 = self.measures.transfer_ns().iter().max().copied().unwrap_or(0);
         match copies_ns.checked_div(stall_ns / u64::from(self.slots.layout().alpha().max(1))) {
             Some(steps) if stall_ns > self.allowance_ns() => {
-                self.params.revert_patience_steps.min(steps.min(u64::from(u32::MAX)) as u32)
+                let most = self.params.revert_patience_steps;
+                (steps.min(u64::from(most)) as u32).max(most / 8)
             }
             _ => self.params.revert_patience_steps,
         }

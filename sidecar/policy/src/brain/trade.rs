@@ -102,6 +102,8 @@ pub(super) struct Trade {
     pub awaits_floor: bool,
     /// What must go has no room: a request has to be preempted.
     pub stuck: bool,
+    /// It has no room, and no request is left to be preempted: layers go for it, whatever their way back costs.
+    pub cramped: bool,
     /// Neighbours can be asked.
     pub traded: bool,
     /// Chunks that neighbours may have and with which ever more of a step's requests fit, in the order of their admission:
@@ -132,6 +134,7 @@ impl Trade {
             regrow_at: 0,
             awaits_floor: false,
             stuck: false,
+            cramped: false,
             traded: false,
             hungry: Vec::new(),
             denied: false,
@@ -143,7 +146,8 @@ impl Trade {
 
     /// A number that differs when anything here does, but for what was told.
     pub fn word(&self) -> u64 {
-        let flags = u64::from(self.awaits_floor) << 3
+        let flags = u64::from(self.cramped) << 4
+            | u64::from(self.awaits_floor) << 3
             | u64::from(self.active) << 2
             | u64::from(self.patient) << 1
             | u64::from(self.stuck);

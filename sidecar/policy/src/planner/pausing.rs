@@ -11,6 +11,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 
+use crate::digest::mix;
 use crate::ids::{Nanos, RequestId};
 
 /// Bytes of one token in a deposit (OrbitFlow 4.4).
@@ -77,6 +78,16 @@ impl Pauses {
             .collect();
         victims.sort_by_key(|candidate| Reverse((candidate.bytes(), candidate.id)));
         victims.into_iter().map(|candidate| candidate.id).collect()
+    }
+
+    /// A number that differs when anything here does.
+    pub fn word(&self) -> u64 {
+        let paused = self
+            .paused
+            .iter()
+            .flat_map(|(id, pause)| [id.0, pause.since.0, u64::from(pause.completed_since)]);
+        let spent = self.spent_ns.iter().flat_map(|(id, ns)| [id.0, *ns]);
+        paused.chain(spent).fold(self.bound_ns, |word, next| mix(word ^ next))
     }
 
     /// Whether this request is paused now.

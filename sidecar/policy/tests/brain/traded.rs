@@ -364,7 +364,8 @@ fn layers_that_hide_move_before_requests_lose_their_memory_and_others_do_not() {
 #[test]
 fn unified_takes_a_stall_where_requests_would_lose_more() {
     let moved = |policy| back_without(policy, 2_500_000).0;
-    assert_eq!((moved(PolicyName::Oneiros), moved(PolicyName::Unified)), (1, 2));
+    let (strict, weighed) = (moved(PolicyName::Oneiros), moved(PolicyName::Unified));
+    assert!(weighed > strict, "{weighed} layers against {strict}");
 }
 
 /// A loaded tenant with two chunks of its neighbour, whose KV is never calm for long enough to give any back.

@@ -142,7 +142,7 @@ impl Core {
                 self.admission_hold = self.next_step + ADMISSION_HOLD_STEPS;
             }
             None if self.brain.params().policy.pauses() && self.pause_largest(now) => {}
-            None => self.preempt_youngest(),
+            None => self.preempt_youngest(now),
         }
         true
     }
@@ -159,11 +159,13 @@ impl Core {
         self.queue.push(sequence);
     }
 
-    /// Victim: lowest priority, then the latest admission. It waits and is recomputed; its tokens stay the same.
-    pub(super) fn preempt_youngest(&mut self) {
-        let candidates = self.running.iter().skip(1);
-        let victim = candidates.min_by_key(|(place, s)| (s.request.priority, core::cmp::Reverse(**place)));
-        let Some(id) = victim.map(|(_, s)| s.id()) else { return };
+    /// Victim: lowest priority, then the latest admission; requests that were paused for as long as one may be come last. It
+    /// waits and is recomputed; its tokens stay the same.
+    pub(super) fn preempt_youngest(&mut self, now: Nanos) {
+        let key = |(place, s): &(&u64, &Sequence)| {
+            (self.is_immune(now, s.id()), s.request.priority, core::cmp::Reverse(**place))
+        };
+        let Some(id) = self.running.iter().skip(1).min_by_key(key).map(|(_, s)| s.id()) else { return };
         if let Some(sequence) = self.remove_running(id) {
             self.begin_anew(sequence);
         }

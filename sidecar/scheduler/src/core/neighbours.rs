@@ -175,7 +175,12 @@ impl Core {
         }
         self.commands.extend(trader.take_letters().into_iter().map(Command::Letter));
         while self.brain.stuck() && self.running.len() > 1 {
-            self.preempt_youngest();
+            self.preempt_youngest(now);
+            self.brain.boundary(now, &mut self.actions);
+        }
+        if self.brain.stuck() {
+            // KV that is left is of the oldest, or of requests that wait with theirs.
+            self.brain.cram();
             self.brain.boundary(now, &mut self.actions);
         }
     }

@@ -11,16 +11,22 @@ impl Core {
     /// whether there was one.
     pub(super) fn pause_largest(&mut self, now: Nanos) -> bool {
         let oldest = self.running.values().next().map(Sequence::id);
+        let tbt_ns = self.brain.params().slo.tbt_ns;
         let column_bytes = self.brain.geometry().column_bytes();
         let candidate = |sequence: &Sequence| Candidate {
             id: sequence.id(),
             kv_bytes: u64::from(self.brain.columns(sequence.id())) * column_bytes,
-            deposit: 0,
+            deposit: sequence.deposit(now, tbt_ns),
         };
         let candidates: Vec<_> = self.running.values().map(candidate).collect();
         let victims = self.pauses.victims(now, &candidates);
         let victim = victims.into_iter().find(|id| Some(*id) != oldest);
         victim.is_some_and(|id| self.pause(now, id))
+    }
+
+    /// Under a policy that pauses: it was paused for as long as a request may be.
+    pub(super) fn is_immune(&self, now: Nanos, id: RequestId) -> bool {
+        self.brain.params().policy.pauses() && self.pauses.immune(id, now)
     }
 
     fn pause(&mut self, now: Nanos, id: RequestId) -> bool {

@@ -42,7 +42,7 @@ impl Core {
         let StepDone { sampled, layer_ns, stall_ns, kv_stall_ns, total_ns, .. } = done;
         let times = StepTimes { shape, decode_only, layer_ns, stall_ns, kv_stall_ns, total_ns };
         self.brain.finish(now, &times, &mut self.actions);
-        sampled.into_iter().for_each(|token| self.deliver(token));
+        sampled.into_iter().for_each(|token| self.deliver(now, token));
         failed
             .into_iter()
             .for_each(|(request, one)| self.end(request, Finish::Failed(one.failure.to_string())));
@@ -98,11 +98,12 @@ impl Core {
     }
 
     /// Hands a sampled token to its request. A row that is nobody's belongs to a request that has ended.
-    fn deliver(&mut self, sampled: Sampled) {
+    fn deliver(&mut self, now: Nanos, sampled: Sampled) {
         let Some(sequence) = self.by_row(sampled.row) else { return };
         if sequence.cancelled {
             return;
         }
+        sequence.first_token.get_or_insert(now);
         let (request, finish) = (sequence.id(), sequence.accept(sampled.token));
         self.notices.push(Notice::Token { request, token: sampled.token, logprobs: sampled.logprobs });
         if let Some(finish) = finish {

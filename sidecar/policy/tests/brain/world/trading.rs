@@ -103,6 +103,12 @@ impl World {
             self.preempt();
             self.tell(|brain, out| brain.boundary(now, out));
         }
+        if self.brain.stuck() {
+            self.tell(|brain, out| {
+                brain.cram();
+                brain.boundary(now, out);
+            });
+        }
     }
 
     /// Neighbours have said no, so that another remedy is due at once.
