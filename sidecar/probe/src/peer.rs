@@ -1,8 +1,8 @@
 //! Other processes of the probe: it starts itself with the hidden subcommand `child ROLE`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -68,9 +68,22 @@ impl Peer {
 
     /// Kills it (SIGKILL) and waits until it is gone.
     pub fn kill(&mut self) {
-        // Both fail only when it has ended and was waited for.
+        // Both fail only when it has ended and was waited for, or when the driver holds it in the kernel.
         let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.reap();
+    }
+
+    /// Waits until it is gone, at most [`PATIENCE`]: a call of the driver may hold even a killed process in the kernel.
+    fn reap(&mut self) -> Result<ExitStatus, Error> {
+        let start = Instant::now();
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return Ok(status),
+                Ok(None) if start.elapsed() < PATIENCE => std::thread::yield_now(),
+                Ok(None) => return Err(gone(&self.role, format!("did not end within {PATIENCE:?}"))),
+                Err(error) => return Err(gone(&self.role, format!("cannot be waited for: {error}"))),
+            }
+        }
     }
 
     /// Tells it that nothing more comes, and waits until it has ended by itself, at most [`PATIENCE`].
@@ -80,15 +93,14 @@ impl Peer {
             None => Ok(()),
             Some((heard, _)) => Err(gone(&self.role, format!("said {heard} when it was dismissed"))),
         }?;
-        let status = self.child.wait();
-        status.map(|_| ()).map_err(|error| gone(&self.role, format!("cannot be waited for: {error}")))
+        self.reap().map(drop)
     }
 
     /// How it ended: it closed its end, so it is ending.
     fn ended(&mut self) -> Error {
-        match self.child.wait() {
+        match self.reap() {
             Ok(status) => gone(&self.role, format!("ended with {status}")),
-            Err(error) => gone(&self.role, format!("cannot be waited for: {error}")),
+            Err(error) => error,
         }
     }
 }

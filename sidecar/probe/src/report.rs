@@ -110,24 +110,6 @@ impl Answer {
     }
 }
 
-/// What a row found, before it is put beside its question.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Findings {
-    /// The answer.
-    pub answer: Answer,
-    /// What was measured.
-    pub figures: Vec<Figure>,
-    /// What else there is to say.
-    pub notes: Vec<String>,
-}
-
-impl Findings {
-    /// An answer with nothing measured yet.
-    pub fn new(answer: Answer) -> Findings {
-        Findings { answer, figures: Vec::new(), notes: Vec::new() }
-    }
-}
-
 impl Report {
     /// Whether every question was answered.
     pub fn complete(&self) -> bool {

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use crate::Error;
 use crate::bench::{Bench, Setup};
+use crate::findings::Findings;
 use crate::peer::Parent;
-use crate::report::Findings;
+use crate::report::Answer;
 
 mod aliases;
 mod handles;
@@ -34,8 +35,8 @@ pub struct Question {
     pub quick_mib: u64,
     /// Longest that it may take; then it is killed.
     pub limit: Duration,
-    /// Asks it.
-    pub ask: fn(&Bench) -> Result<Findings, Error>,
+    /// Asks it. What it finds on the way is told at once, and stays when it fails.
+    pub ask: fn(&Bench, &mut Findings<'_>) -> Result<Answer, Error>,
 }
 
 /// All questions, by number.

@@ -12,10 +12,11 @@ use crate::args::{Args, Part};
 use crate::bench::{Bench, Setup};
 use crate::cuda::Device;
 use crate::driver::Driver;
+use crate::findings::{Findings, Said};
 use crate::fitness;
 use crate::machine::{self, Machine};
 use crate::peer::{Parent, Peer};
-use crate::report::{Answer, DeviceFacts, Findings, Report, Row, SCHEMA};
+use crate::report::{Answer, DeviceFacts, Report, Row, SCHEMA};
 use crate::rows::{self, Question};
 
 /// A question could not be answered.
@@ -72,7 +73,7 @@ fn probe(args: &Args) -> anyhow::Result<Report> {
     Ok(Report {
         schema: SCHEMA,
         date,
-        command: std::env::args().collect(),
+        command: file_names(std::env::args()),
         version: env!("CARGO_PKG_VERSION").into(),
         commit: env!("SLUICE_COMMIT").into(),
         quick: args.quick,
@@ -81,6 +82,18 @@ fn probe(args: &Args) -> anyhow::Result<Report> {
         machine: Machine::here(),
         rows,
     })
+}
+
+/// The command line, with file names in place of whole paths: where things lie on a machine is nobody else's business.
+fn file_names(arguments: impl Iterator<Item = String>) -> Vec<String> {
+    let short = |word: &str| Path::new(word).file_name().map(|name| name.to_string_lossy().into_owned());
+    let named = |word: String| match word.split_once('=') {
+        Some((option, path)) if option.starts_with("--") => {
+            format!("{option}={}", short(path).unwrap_or_else(|| path.into()))
+        }
+        _ => short(&word).unwrap_or(word),
+    };
+    arguments.map(named).collect()
 }
 
 /// What is asked, what decides about fitness first: a slow device may run out of time.
@@ -109,33 +122,53 @@ fn row(setup: Setup, question: &Question, deadline: Instant) -> Row {
     let start = Instant::now();
     eprintln!("{} {}: {}", question.id, question.name, question.text);
     let limit = question.limit.min(deadline.saturating_duration_since(start));
-    let findings = ask_apart(setup, question, limit);
-    let findings = findings.unwrap_or_else(|error| Findings::new(Answer::unknown(&error)));
-    Row {
+    let mut row = Row {
         id: question.id,
         name: question.name.into(),
         question: question.text.into(),
-        answer: findings.answer,
-        figures: findings.figures,
-        notes: findings.notes,
-        seconds: start.elapsed().as_secs_f64(),
-    }
+        answer: Answer::Yes,
+        figures: Vec::new(),
+        notes: Vec::new(),
+        seconds: 0.0,
+    };
+    let answer = ask_apart(setup, limit, &mut row);
+    row.answer = answer.unwrap_or_else(|error| Answer::unknown(&error));
+    row.seconds = start.elapsed().as_secs_f64();
+    row
 }
 
-fn ask_apart(setup: Setup, question: &Question, limit: Duration) -> Result<Findings, Error> {
+/// The answer; what was found on the way goes to `row` as it comes, and is there when the process is gone.
+fn ask_apart(setup: Setup, limit: Duration, row: &mut Row) -> Result<Answer, Error> {
     if limit.is_zero() {
         return Err(Error::Timeout {
             what: "the questions before it".into(),
             limit: setup.pick(QUICK, FULL),
         });
     }
-    let mut peer = Peer::start(setup, &format!("{ASKS}{}", question.id))?;
-    let (findings, _) = peer.hear_within(limit)?;
+    let until = Instant::now() + limit;
+    let mut peer = Peer::start(setup, &format!("{ASKS}{}", row.id))?;
+    let answer = loop {
+        match next(&mut peer, until).map_err(|error| in_time(error, until, limit))? {
+            Said::Figure(figure) => row.figures.push(figure),
+            Said::Note(note) => row.notes.push(note),
+            Said::Answer(answer) => break answer,
+        }
+    };
     // Its memory is gone before the next question counts what is free. How it ends changes nothing that it has said.
     if let Err(error) = peer.dismiss() {
         eprintln!("  {error}");
     }
-    Ok(findings)
+    Ok(answer)
+}
+
+fn next(peer: &mut Peer, until: Instant) -> Result<Said, Error> {
+    peer.hear_within(until.saturating_duration_since(Instant::now())).map(|(said, _)| said)
+}
+
+/// The limit is the question's, however long its last silence was.
+fn in_time(error: Error, until: Instant, limit: Duration) -> Error {
+    let late = Instant::now() >= until;
+    if late { Error::Timeout { what: "the question".into(), limit } } else { error }
 }
 
 /// A process that the probe started.
@@ -143,10 +176,7 @@ fn child(role: &str, setup: Setup) -> Result<ExitCode, Error> {
     let parent = Parent::take()?;
     let asks = role.strip_prefix(ASKS).and_then(|id| rows::named(id).ok());
     if let Some(id) = asks {
-        let findings = ask(setup, rows::numbered(id));
-        let findings = findings.unwrap_or_else(|error| Findings::new(Answer::unknown(&error)));
-        parent.tell(&findings, &[])?;
-        return Ok(ExitCode::SUCCESS);
+        return ask(setup, rows::numbered(id), &parent).map(|()| ExitCode::SUCCESS);
     }
     let known = rows::ROLES.iter().find(|(name, _)| *name == role);
     let (_, part) = known.unwrap_or_else(|| panic!("the probe starts itself in known roles, not as {role}"));
@@ -154,10 +184,15 @@ fn child(role: &str, setup: Setup) -> Result<ExitCode, Error> {
     done.inspect_err(|error| parent.fail(error)).map(|()| ExitCode::SUCCESS)
 }
 
-fn ask(setup: Setup, question: &Question) -> Result<Findings, Error> {
-    let bench = Bench::open(setup)?;
-    bench.need(setup.pick(question.quick_mib, question.mib))?;
-    (question.ask)(&bench)
+/// Tells the answer before the context goes: that may hang where the device has failed.
+fn ask(setup: Setup, question: &Question, parent: &Parent) -> Result<(), Error> {
+    let bench = Bench::open(setup);
+    let answer = bench.as_ref().map_err(Answer::unknown).and_then(|bench| {
+        let needed = bench.need(setup.pick(question.quick_mib, question.mib));
+        let asked = needed.and_then(|()| (question.ask)(bench, &mut Findings::new(parent)));
+        asked.map_err(|error| Answer::unknown(&error))
+    });
+    parent.tell(&Said::Answer(answer.unwrap_or_else(|unknown| unknown)), &[])
 }
 
 /// Writes the report where it was asked for. The text comes first: a file that cannot be written costs no answer.
@@ -171,4 +206,17 @@ fn publish(args: &Args, report: &Report) -> anyhow::Result<ExitCode> {
         std::fs::write(path, report.json()).with_context(|| path.display().to_string())?;
     }
     Ok(if report.complete() { ExitCode::SUCCESS } else { ExitCode::from(UNANSWERED) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_names_files_and_no_folders() {
+        let given =
+            ["/opt/bin/sluice-gpu-probe", "--only", "1,2", "--json", "out/a.json", "--json=/x/b.json"];
+        let kept = ["sluice-gpu-probe", "--only", "1,2", "--json", "a.json", "--json=b.json"];
+        assert_eq!(file_names(given.map(str::to_owned).into_iter()), kept);
+    }
 }

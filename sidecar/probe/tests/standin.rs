@@ -82,10 +82,13 @@ impl World {
     /// The answer to one question, and the exit status.
     pub fn ask(&self, name: &str) -> (Row, i32) {
         let output = self.probe(&["--quick", "--only", name, "--json", "-"]);
-        let report: Report = serde_json::from_slice(&output.stdout)
-            .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
-        let [row] = <[Row; 1]>::try_from(report.rows).expect("one question was asked");
+        let [row] = <[Row; 1]>::try_from(read(&output).rows).expect("one question was asked");
         (row, output.status.code().expect("the probe exits"))
+    }
+
+    /// The report of a run with these arguments.
+    pub fn report(&self, arguments: &[&str]) -> Report {
+        read(&self.probe(&[arguments, &["--json", "-"]].concat()))
     }
 
     /// The answer to one question that is yes, with nothing left behind by any process.
@@ -106,6 +109,11 @@ impl World {
             assert!(left.is_empty(), "a process ended with {left:?}");
         }
     }
+}
+
+fn read(output: &Output) -> Report {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
 }
 
 /// Where cargo put the stand-in: beside this test, whose dependency it is.

@@ -7,7 +7,8 @@ use crate::Error;
 use crate::bench::Bench;
 use crate::cuda::memory::granularity;
 use crate::cuda::{Address, Buffer, Event, Handle, HostMemory, Kernels, Range, Stream};
-use crate::report::{Answer, Findings};
+use crate::findings::Findings;
+use crate::report::Answer;
 use crate::statistics::Figure;
 
 /// Row 1.
@@ -43,7 +44,7 @@ impl Tally {
     }
 }
 
-fn ask(bench: &Bench) -> Result<Findings, Error> {
+fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let context = &bench.context;
     let chunk = granularity(bench.device)?;
     let handle = Handle::create(context, chunk)?;
@@ -59,7 +60,7 @@ fn ask(bench: &Bench) -> Result<Findings, Error> {
         world.by_event(&one, &other, round, &mut tally)?;
         world.by_kernels(&one, &other, round, &mut tally)?;
     }
-    Ok(found(&tally))
+    Ok(found(&tally, findings))
 }
 
 struct World {
@@ -137,13 +138,12 @@ fn twice(word: u32) -> u64 {
     u64::from(word) << 32 | u64::from(word)
 }
 
-fn found(tally: &Tally) -> Findings {
+fn found(tally: &Tally, findings: &mut Findings<'_>) -> Answer {
     let reason = || format!("{} of {} reads were stale; first {:?}", tally.stale, tally.reads, tally.first);
-    let mut findings = Findings::new(Answer::of(tally.stale == 0, reason));
-    findings.figures = vec![
+    findings.figures.extend([
         Figure::one("addresses of one handle", "addresses", ADDRESSES as f64),
         Figure::one("reads through another address", "reads", tally.reads as f64),
         Figure::one("stale reads", "reads", tally.stale as f64),
-    ];
-    findings
+    ]);
+    Answer::of(tally.stale == 0, reason)
 }

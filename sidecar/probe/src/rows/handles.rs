@@ -7,8 +7,9 @@ use super::Question;
 use crate::Error;
 use crate::bench::Bench;
 use crate::cuda::{Handle, Range};
+use crate::findings::{Findings, Told};
 use crate::peer::Peer;
-use crate::report::{Answer, Findings};
+use crate::report::Answer;
 use crate::statistics::{Figure, timed};
 
 pub mod context;
@@ -34,16 +35,14 @@ const CHUNKS: u64 = 100;
 /// The budget for that, microseconds (DESIGN 12).
 const BUDGET_US: f64 = 10_000.0;
 
-fn ask(bench: &Bench) -> Result<Findings, Error> {
-    let mut findings = Findings::new(Answer::Yes);
+fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     for mib in bench.setup.pick(&[2_u64, 64][..], &[2, 16, 64, 256]) {
         findings.figures.extend(one_size(bench, *mib)?);
     }
     let grown = grow(bench, &mut findings.figures)?;
-    findings.answer = Answer::of(grown <= BUDGET_US, || format!("it takes {:.1} ms", grown / 1000.0));
     from_neighbour(bench, &mut findings.figures)?;
-    context::cost(bench, &mut findings)?;
-    Ok(findings)
+    context::cost(bench, findings)?;
+    Ok(Answer::of(grown <= BUDGET_US, || format!("it takes {:.1} ms", grown / 1000.0)))
 }
 
 /// Each call on a handle of this size.
@@ -66,7 +65,7 @@ fn one_size(bench: &Bench, mib: u64) -> Result<Vec<Figure>, Error> {
 }
 
 /// Maps 100 handles of a pool; the median when access is set once for all, microseconds.
-fn grow(bench: &Bench, figures: &mut Vec<Figure>) -> Result<f64, Error> {
+fn grow(bench: &Bench, figures: &mut Told<'_, Figure>) -> Result<f64, Error> {
     let pool = handles(bench)?;
     let mut range = Range::reserve(&bench.context, CHUNKS * CHUNK)?;
     let (mut once, mut each, mut shrink) = (Vec::new(), Vec::new(), Vec::new());
@@ -100,7 +99,7 @@ fn unmap_all(range: &mut Range) -> Result<(), Error> {
 }
 
 /// The same 100 chunks from a neighbour: released there and created here, against handed over as descriptors.
-fn from_neighbour(bench: &Bench, figures: &mut Vec<Figure>) -> Result<(), Error> {
+fn from_neighbour(bench: &Bench, figures: &mut Told<'_, Figure>) -> Result<(), Error> {
     let mut peer = Peer::start(bench.setup, neighbour::ROLE.0)?;
     let mut range = Range::reserve(&bench.context, CHUNKS * CHUNK)?;
     let (mut created, mut handed) = (Vec::new(), Vec::new());

@@ -10,7 +10,8 @@ use crate::Error;
 use crate::bench::Bench;
 use crate::cuda::memory::granularity;
 use crate::cuda::{Handle, HostMemory, Range, Stream};
-use crate::report::{Answer, Findings};
+use crate::findings::Findings;
+use crate::report::Answer;
 use crate::statistics::Figure;
 
 /// Row 8.
@@ -55,8 +56,7 @@ const WELCOME: [Flag; 11] = [
     (CU_DEVICE_ATTRIBUTE_INTEGRATED, "memory shared with the host (integrated)"),
 ];
 
-fn ask(bench: &Bench) -> Result<Findings, Error> {
-    let mut findings = Findings::new(Answer::Yes);
+fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let mut lacks: Vec<String> = ASKED.iter().filter_map(|flag| lack(bench, flag)).collect();
     let page = HostMemory::registered(&bench.context, 4096);
     for (what, outcome) in [
@@ -68,13 +68,12 @@ fn ask(bench: &Bench) -> Result<Findings, Error> {
     ] {
         lacks.extend(outcome.err().map(|error| format!("{what}: {error}")));
     }
-    findings.notes =
-        WELCOME.iter().filter_map(|flag| lack(bench, flag)).map(|lack| format!("no {lack}")).collect();
+    let unwelcome = WELCOME.iter().filter_map(|flag| lack(bench, flag));
+    findings.notes.extend(unwelcome.map(|lack| format!("no {lack}")));
     findings.notes.extend(tries(bench)?);
     findings.notes.extend(partitions(&bench.device.name()?));
-    findings.figures = counts(bench)?;
-    findings.answer = Answer::of(lacks.is_empty(), || format!("no {}", lacks.join("; no ")));
-    Ok(findings)
+    findings.figures.extend(counts(bench)?);
+    Ok(Answer::of(lacks.is_empty(), || format!("no {}", lacks.join("; no "))))
 }
 
 /// What the device lacks, with the driver's reason if that is more than "no".

@@ -6,7 +6,8 @@ use super::Question;
 use crate::Error;
 use crate::bench::Bench;
 use crate::cuda::{Buffer, Event, HostMemory, Kernels, Stream};
-use crate::report::{Answer, Findings};
+use crate::findings::{Findings, Told};
+use crate::report::Answer;
 use crate::statistics::{Figure, middle};
 
 /// Row 4.
@@ -57,8 +58,7 @@ fn sizes(bench: &Bench) -> &'static [u64] {
     )
 }
 
-fn ask(bench: &Bench) -> Result<Findings, Error> {
-    let mut findings = Findings::new(Answer::Yes);
+fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     findings.figures.push(device_memory(bench)?);
     let registered = Lanes::new(bench, "registered", HostMemory::registered)?;
     let ours = registered.measure(bench, &mut findings.figures)?;
@@ -68,11 +68,10 @@ fn ask(bench: &Bench) -> Result<Findings, Error> {
     let pinned = Lanes::new(bench, "cuMemHostAlloc", HostMemory::pinned)?;
     let theirs = pinned.measure(bench, &mut findings.figures)?;
     let slower = |way: usize| ours[way] < NEARLY * theirs[way];
-    findings.answer = Answer::of(!slower(0) && !slower(1), || {
+    Ok(Answer::of(!slower(0) && !slower(1), || {
         let [(a, b), (c, d)] = [(ours[0], theirs[0]), (ours[1], theirs[1])];
         format!("registered {a:.1} to device and {c:.1} to host, the driver's {b:.1} and {d:.1} GB/s")
-    });
-    Ok(findings)
+    }))
 }
 
 /// What a kernel reads of the device's memory, GB/s.
@@ -130,7 +129,7 @@ impl Lanes {
     }
 
     /// Each way alone, by size. The peaks, GB/s.
-    fn measure(&self, bench: &Bench, figures: &mut Vec<Figure>) -> Result<[f64; 2], Error> {
+    fn measure(&self, bench: &Bench, figures: &mut Told<'_, Figure>) -> Result<[f64; 2], Error> {
         let mut peaks = [0.0; 2];
         for (lane, peak) in self.lanes.iter().zip(&mut peaks) {
             let (way, kind) = (lane.way.words(), self.kind);
@@ -156,7 +155,7 @@ impl Lanes {
     }
 
     /// Both ways at once, by size, and what that leaves of the peaks.
-    fn together(&self, bench: &Bench, alone: [f64; 2], figures: &mut Vec<Figure>) -> Result<(), Error> {
+    fn together(&self, bench: &Bench, alone: [f64; 2], figures: &mut Told<'_, Figure>) -> Result<(), Error> {
         for bytes in sizes(bench) {
             let mut samples = [Vec::new(), Vec::new()];
             for _ in 0..bench.setup.pick(2, 5) {

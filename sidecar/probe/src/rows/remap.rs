@@ -13,8 +13,9 @@ use sluice_policy::step_model::{Layout, Times, stall_per_token_ns};
 use super::Question;
 use crate::Error;
 use crate::bench::Bench;
+use crate::findings::Findings;
 use crate::models::{self, Model};
-use crate::report::{Answer, Findings};
+use crate::report::Answer;
 use crate::statistics::{Figure, middle};
 
 mod decode;
@@ -44,20 +45,18 @@ const FULL: Duration = Duration::from_secs(80);
 /// Numbers of freed layers that are tried at most.
 const MOST_ALPHAS: u16 = 7;
 
-fn ask(bench: &Bench) -> Result<Findings, Error> {
+fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let until = Instant::now() + bench.setup.pick(QUICK, FULL);
-    let mut study = Study { findings: Findings::new(Answer::Yes), off: Vec::new(), until };
+    let mut study = Study { findings, off: Vec::new(), until };
     let models = bench.setup.pick(&[models::LLAMA_3_8B][..], &[models::LLAMA_3_8B, models::OPT_13B]);
     for model in models {
         study.model(bench, model)?;
     }
-    let Study { mut findings, off, .. } = study;
-    findings.answer = Answer::of(off.is_empty(), || off.join("; "));
-    Ok(findings)
+    Ok(Answer::of(study.off.is_empty(), || study.off.join("; ")))
 }
 
-struct Study {
-    findings: Findings,
+struct Study<'a, 'b> {
+    findings: &'a mut Findings<'b>,
     /// What differed from the model.
     off: Vec<String>,
     /// When no further layout is tried.
@@ -71,7 +70,7 @@ struct Layer {
     compute: f64,
 }
 
-impl Study {
+impl Study<'_, '_> {
     fn model(&mut self, bench: &Bench, model: &Model) -> Result<(), Error> {
         let bytes = layer_bytes(bench, model)?;
         let decode = Decode::new(bench, model.layers, bytes)?;

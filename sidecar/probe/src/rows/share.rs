@@ -8,8 +8,9 @@ use crate::Error;
 use crate::bench::Bench;
 use crate::cuda::memory::granularity;
 use crate::cuda::{Buffer, Handle, HostMemory, Kernels, Range, Stream};
+use crate::findings::{Findings, Told};
 use crate::peer::Peer;
-use crate::report::{Answer, Findings};
+use crate::report::Answer;
 use crate::statistics::Figure;
 
 pub mod importer;
@@ -31,7 +32,7 @@ pub const QUESTION: Question = Question {
 /// How long freed bytes may take to show.
 const SHOWN_WITHIN: Duration = Duration::from_secs(3);
 
-fn ask(bench: &Bench) -> Result<Findings, Error> {
+fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     // Without the other process, whose context takes memory too.
     let alone = bench.context.memory()?.free;
     let mut peer = Peer::start(bench.setup, importer::ROLE.0)?;
@@ -40,12 +41,10 @@ fn ask(bench: &Bench) -> Result<Findings, Error> {
     for bytes in [chunk, 32 * chunk] {
         wrong += same_bytes(bench, &mut peer, bytes)?;
     }
-    let mut findings = Findings::new(Answer::Yes);
     findings.figures.push(Figure::one("wrong words seen through an import", "words", wrong as f64));
     costs(bench, &mut peer, &mut findings.figures)?;
     let late = when_free(bench, &mut peer, alone, &mut findings.figures)?;
-    findings.answer = answer(wrong, &late);
-    Ok(findings)
+    Ok(answer(wrong, &late))
 }
 
 fn answer(wrong: u64, late: &[&str]) -> Answer {
@@ -98,7 +97,7 @@ pub(super) fn wrong_words(
 }
 
 /// What the importing process pays, by size.
-fn costs(bench: &Bench, peer: &mut Peer, figures: &mut Vec<Figure>) -> Result<(), Error> {
+fn costs(bench: &Bench, peer: &mut Peer, figures: &mut Told<'_, Figure>) -> Result<(), Error> {
     let rounds = bench.setup.pick(5, 30);
     for mib in [2_u64, 64] {
         let handle = Handle::create(&bench.context, mib << 20)?;
@@ -126,7 +125,7 @@ fn when_free(
     bench: &Bench,
     peer: &mut Peer,
     alone: u64,
-    figures: &mut Vec<Figure>,
+    figures: &mut Told<'_, Figure>,
 ) -> Result<Vec<&'static str>, Error> {
     let mut late = Vec::new();
     for last in [Part::Mapping, Part::Import, Part::Descriptor, Part::Process] {

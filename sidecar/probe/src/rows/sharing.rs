@@ -5,8 +5,9 @@ use std::time::Duration;
 use super::{Question, Role};
 use crate::Error;
 use crate::bench::Bench;
+use crate::findings::Findings;
 use crate::peer::Peer;
-use crate::report::{Answer, Findings};
+use crate::report::Answer;
 use crate::statistics::{Figure, middle};
 
 mod faults;
@@ -43,17 +44,18 @@ const LEAD: Duration = Duration::from_millis(30);
 /// Variables of a process, for [`Peer::start_with`].
 type Environment<'a> = &'a [(&'a str, &'a str)];
 
-fn ask(bench: &Bench) -> Result<Findings, Error> {
-    let mut study = Study { bench, findings: Findings::new(Answer::Yes), alone: Vec::new() };
+fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
+    let mut study = Study { bench, findings, alone: Vec::new() };
     let kept = study.without_mps()?;
-    study.faults("without MPS", &[])?;
+    // What a death leaves is told in notes and does not change what was measured before.
+    if let Err(error) = study.faults("without MPS", &[]) {
+        study.findings.notes.push(format!("without MPS, deaths: {error}"));
+    }
     study.findings.notes.extend(mps::of_this_machine());
     if let Err(error) = study.with_mps() {
         study.findings.notes.push(format!("MPS: {error}"));
     }
-    let mut findings = study.findings;
-    findings.answer = conclude(&kept);
-    Ok(findings)
+    Ok(conclude(&kept))
 }
 
 /// Yes if everybody keeps enough; otherwise who does not.
@@ -66,14 +68,14 @@ fn conclude(kept: &[(String, f64)]) -> Answer {
     Answer::of(short.is_empty(), || short.join(", "))
 }
 
-struct Study<'a> {
+struct Study<'a, 'b> {
     bench: &'a Bench,
-    findings: Findings,
+    findings: &'a mut Findings<'b>,
     /// Rates with nothing beside them.
     alone: Vec<(Load, f64)>,
 }
 
-impl Study<'_> {
+impl Study<'_, '_> {
     /// Everything that needs no MPS; what each side of two processes keeps, percent.
     fn without_mps(&mut self) -> Result<Vec<(String, f64)>, Error> {
         let (mut copier, mut computer) = self.pair(&[], &[])?;

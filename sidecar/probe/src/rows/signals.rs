@@ -6,8 +6,9 @@ use super::{Question, Role};
 use crate::Error;
 use crate::bench::Bench;
 use crate::cuda::{Chain, Kernels, Stream};
+use crate::findings::Findings;
 use crate::peer::Peer;
-use crate::report::{Answer, Findings};
+use crate::report::Answer;
 use crate::statistics::Figure;
 
 mod death;
@@ -38,12 +39,11 @@ const WAITER: &str = "waiter";
 /// Longest that a word is waited for.
 const LIMIT: Duration = Duration::from_secs(2);
 
-fn ask(bench: &Bench) -> Result<Findings, Error> {
-    let mut findings = Findings::new(Answer::Yes);
+fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     findings.figures.push(launches(bench)?);
-    let mut held = vec![("a stream", signals(bench, Way::Stream, &mut findings))];
+    let mut held = vec![("a stream", signals(bench, Way::Stream, findings))];
     for way in Way::GRAPHS {
-        let result = signals(bench, way, &mut findings).and_then(|()| costs(bench, way, &mut findings));
+        let result = signals(bench, way, findings).and_then(|()| costs(bench, way, findings));
         held.push((way.name(), result));
     }
     let captured = captured(bench);
@@ -51,16 +51,15 @@ fn ask(bench: &Bench) -> Result<Findings, Error> {
         Ok(()) => "a stream's wait for a word can be captured into a graph".into(),
         Err(error) => format!("a stream's wait for a word cannot be captured into a graph: {error}"),
     });
-    held.push(("the death of the other process", death::study(bench, &mut findings)));
-    findings.answer = conclude(&held, &mut findings.notes);
-    Ok(findings)
+    held.push(("the death of the other process", death::study(bench, findings)));
+    Ok(conclude(&held, &mut findings.notes))
 }
 
 /// Yes if a stream waits, a graph waits in some way, and a death is survived; what did not goes to the notes.
-fn conclude(held: &[(&str, Result<(), Error>)], notes: &mut Vec<String>) -> Answer {
+fn conclude(held: &[(&str, Result<(), Error>)], notes: &mut impl Extend<String>) -> Answer {
     for (what, result) in held {
         if let Err(error) = result {
-            notes.push(format!("{what}: {error}"));
+            notes.extend([format!("{what}: {error}")]);
         }
     }
     let result = |name: &str| held.iter().find(|(known, _)| *known == name).map(|(_, result)| result);
@@ -104,7 +103,7 @@ impl Pair {
 }
 
 /// Latency from the write here to the first write of the kernel that waited there, written by the CPU and by a stream.
-fn signals(bench: &Bench, way: Way, findings: &mut Findings) -> Result<(), Error> {
+fn signals(bench: &Bench, way: Way, findings: &mut Findings<'_>) -> Result<(), Error> {
     bench.progress(&format!("signals by {}", way.name()));
     let mut pair = Pair::start(bench)?;
     let samples = bench.setup.pick(10, 200);
@@ -136,7 +135,7 @@ fn signals(bench: &Bench, way: Way, findings: &mut Findings) -> Result<(), Error
 }
 
 /// What waits in a graph of so many layers cost when all words are there.
-fn costs(bench: &Bench, way: Way, findings: &mut Findings) -> Result<(), Error> {
+fn costs(bench: &Bench, way: Way, findings: &mut Findings<'_>) -> Result<(), Error> {
     let mut pair = Pair::start(bench)?;
     let reply = pair.order(&Order::Cost { way, steps: bench.setup.pick(5, 100) })?;
     let Reply::Costs(Costs { host_us, device_us, bare_us }) = reply else {

@@ -23,6 +23,17 @@ fn every_way_and_size_is_measured_and_everything_given_back() {
 }
 
 #[test]
+fn what_was_measured_before_a_refusal_is_kept_and_says_what_to_expect() {
+    let world = World::new().with("SLUICE_STANDIN_FAULTS", "cuMemHostAlloc=2");
+    let report = world.report(&["--quick", "--only", "link"]);
+    let row = &report.rows[0];
+    let Answer::Unknown { reason } = &row.answer else { panic!("{row:?}") };
+    assert!(reason.starts_with("cuMemHostAlloc: CUDA_ERROR_OUT_OF_MEMORY ("), "{reason}");
+    assert!(row.figures.iter().any(|figure| figure.name == "to host, registered: peak"), "{row:?}");
+    assert!(!report.fitness.models.is_empty(), "{report:?}");
+}
+
+#[test]
 fn pages_that_cannot_be_registered_are_named() {
     let world = World::new().with("SLUICE_STANDIN_FAULTS", "cuMemHostRegister_v2=801");
     let (row, _) = world.ask("link");

@@ -1,5 +1,6 @@
 //! A whole run: what a broken row costs, and where the report goes.
 
+use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,22 @@ fn a_row_whose_process_dies_is_unknown_and_the_next_one_is_asked() {
     assert_eq!(reason, "the process 'row/1' ended with signal: 9 (SIGKILL)");
     assert!(matches!(report.rows[1].answer, Answer::No { .. }), "{report:?}");
     assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn a_row_whose_process_dies_keeps_what_it_has_told() {
+    let world = World::new();
+    let mut command = world.command(&["--quick", "--only", "link", "--json", "-"]);
+    let mut probe = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the probe starts");
+    let mut progress = BufReader::new(probe.stderr.take().expect("piped")).lines();
+    let later = progress.any(|line| line.expect("text").ends_with("host memory: cuMemHostAlloc"));
+    assert!(later, "the row comes to its second part");
+    kill_process(asking(&probe), Signal::KILL).expect("the process is there");
+    let output = probe.wait_with_output().expect("the probe ends");
+    let report: Report = serde_json::from_slice(&output.stdout).expect("a report");
+    assert!(matches!(report.rows[0].answer, Answer::Unknown { .. }), "{report:?}");
+    let kept = report.rows[0].figures.iter().any(|figure| figure.name == "to device, registered: peak");
+    assert!(kept, "{report:?}");
 }
 
 #[test]

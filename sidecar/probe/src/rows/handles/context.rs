@@ -6,8 +6,8 @@ use super::cublas;
 use crate::Error;
 use crate::bench::{Bench, Setup};
 use crate::cuda::Kernels;
+use crate::findings::Findings;
 use crate::peer::{Parent, Peer};
-use crate::report::Findings;
 use crate::rows::Role;
 use crate::statistics::Figure;
 
@@ -38,7 +38,7 @@ const WEIGHED: [&str; 3] = [
 ];
 
 /// Weighs, from this process, what another one takes.
-pub fn cost(bench: &Bench, findings: &mut Findings) -> Result<(), Error> {
+pub fn cost(bench: &Bench, findings: &mut Findings<'_>) -> Result<(), Error> {
     for (loading, suffix) in bench.setup.pick(&LOADING[..1], &LOADING) {
         let (mut mib, mut lacks) = ([const { Vec::new() }; 3], None);
         for _ in 0..bench.setup.pick(1, 3) {

@@ -9,7 +9,7 @@ use super::{LIMIT, Pair};
 use crate::Error;
 use crate::bench::Bench;
 use crate::cuda::{Buffer, Event, HostMemory, Stream};
-use crate::report::Findings;
+use crate::findings::Findings;
 use crate::statistics::Figure;
 
 /// Far above every value of the rest.
@@ -26,7 +26,7 @@ struct Times {
 }
 
 /// Asks it a few times. What was measured is told also when something stood still.
-pub fn study(bench: &Bench, findings: &mut Findings) -> Result<(), Error> {
+pub fn study(bench: &Bench, findings: &mut Findings<'_>) -> Result<(), Error> {
     bench.progress("a copy that waits for a process that dies");
     let memory = (HostMemory::registered(&bench.context, BYTES)?, Buffer::new(&bench.context, BYTES)?);
     let mut times = Times::default();

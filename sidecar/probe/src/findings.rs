@@ -1,0 +1,55 @@
+//! What a row finds, told to the process that started it as it comes: a row that is killed keeps what it had.
+
+use serde::{Deserialize, Serialize};
+
+use crate::peer::Parent;
+use crate::report::Answer;
+use crate::statistics::Figure;
+
+/// One message of a row.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Said {
+    /// Something was measured.
+    Figure(Figure),
+    /// Something without a number.
+    Note(String),
+    /// The answer; nothing follows it.
+    Answer(Answer),
+}
+
+/// Where a row's figures and notes go.
+#[derive(Debug)]
+pub struct Findings<'a> {
+    /// What was measured.
+    pub figures: Told<'a, Figure>,
+    /// What else there is to say.
+    pub notes: Told<'a, String>,
+}
+
+impl<'a> Findings<'a> {
+    /// They go to this process.
+    pub fn new(parent: &'a Parent) -> Findings<'a> {
+        Findings { figures: Told { parent, said: Said::Figure }, notes: Told { parent, said: Said::Note } }
+    }
+}
+
+/// A list of which every item is sent at once and none is kept here.
+#[derive(Debug)]
+pub struct Told<'a, T> {
+    parent: &'a Parent,
+    said: fn(T) -> Said,
+}
+
+impl<T> Told<'_, T> {
+    /// Tells one item.
+    pub fn push(&mut self, item: T) {
+        // Fails only when the parent is gone, and this process with it.
+        let _ = self.parent.tell(&(self.said)(item), &[]);
+    }
+}
+
+impl<T> Extend<T> for Told<'_, T> {
+    fn extend<I: IntoIterator<Item = T>>(&mut self, items: I) {
+        items.into_iter().for_each(|item| self.push(item));
+    }
+}
