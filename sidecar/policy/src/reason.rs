@@ -118,6 +118,11 @@ impl Reason {
         )
     }
 
+    /// Own layers give their memory for a step, or come back with less than they had.
+    pub const fn takes_layers(self) -> bool {
+        matches!(self, Reason::RemapOwn | Reason::Wake)
+    }
+
     /// No request may stand in its way: memory that is somebody else's, or without which no step can run.
     pub const fn must_happen(self) -> bool {
         matches!(self, Reason::Repay | Reason::Wake)

@@ -335,8 +335,7 @@ impl Brain {
         self.holdings = next;
         if let Some(layout) = layout {
             self.take_layout(layout, &carried);
-            let taken = matches!(reason, Reason::RemapOwn | Reason::Wake);
-            self.remapped_at_step = taken.then_some(self.steps);
+            self.remapped_at_step = reason.takes_layers().then_some(self.steps);
             self.fill_reason = reason;
         }
         self.risen();
