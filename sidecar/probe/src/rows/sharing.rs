@@ -10,8 +10,10 @@ use crate::peer::Peer;
 use crate::report::Answer;
 use crate::statistics::{Figure, middle};
 
+pub mod busy;
 mod faults;
 mod mps;
+mod signalled;
 mod spread;
 mod work;
 mod worker;
@@ -40,6 +42,18 @@ const WORKER: &str = "worker";
 const KEEP: f64 = 85.0;
 /// Between an order to start and the start: every process has read it by then.
 const LEAD: Duration = Duration::from_millis(30);
+
+/// What copies beside what, where signalled copies can be made.
+const BESIDE: [(Load, Load); 4] = [
+    (Load::Copy, Load::Read),
+    (Load::Copy, Load::Product),
+    (Load::Signalled, Load::Read),
+    (Load::Signalled, Load::Product),
+];
+/// Kinds of copies.
+const COPIES: &[Load] = &[Load::Copy, Load::Signalled];
+/// Kinds of computing.
+const COMPUTES: &[Load] = &[Load::Read, Load::Product];
 
 /// Variables of a process, for [`Peer::start_with`].
 type Environment<'a> = &'a [(&'a str, &'a str)];
@@ -75,29 +89,40 @@ struct Study<'a, 'b> {
     alone: Vec<(Load, f64)>,
 }
 
+/// A process that copies.
+struct Copier {
+    peer: Peer,
+    /// In these ways.
+    copies: &'static [Load],
+}
+
 impl Study<'_, '_> {
     /// Everything that needs no MPS; what each side of two processes keeps, percent.
     fn without_mps(&mut self) -> Result<Vec<(String, f64)>, Error> {
-        let (mut copier, mut computer) = self.pair(&[], &[])?;
-        for load in [Load::Copy, Load::Read, Load::Product] {
-            let peer = if load == Load::Copy { &mut copier } else { &mut computer };
+        let mut copier = self.copier("two processes", &[], &[])?;
+        let mut computer = self.worker(COMPUTES, &[])?;
+        for load in Load::ALL {
+            let computes = COMPUTES.contains(&load);
+            if !computes && !copier.copies.contains(&load) {
+                continue;
+            }
+            let peer = if computes { &mut computer } else { &mut copier.peer };
             let track = self.run(&mut [(peer, &[load])])?.remove(0);
+            let name = format!("alone: {}", load.name());
             self.alone.push((load, middle(&track.rates)));
-            self.findings.figures.push(Figure::of(
-                format!("alone: {}", load.name()),
-                load.unit(),
-                &track.rates,
-            ));
+            self.findings.figures.push(Figure::of(&name, load.unit(), &track.rates));
+            let times = track.times_ms.figures(&format!("{name}, {}", load.times()), "ms");
+            self.findings.figures.extend(times);
         }
         let kept = self.beside("two processes", &mut copier, &mut computer)?;
-        copier.dismiss()?;
+        copier.peer.dismiss()?;
         computer.dismiss()?;
-        let mut both = self.worker(&Load::ALL, &[])?;
-        for load in [Load::Read, Load::Product] {
-            let tracks = self.run(&mut [(&mut both, &[Load::Copy, load])])?;
-            self.note("one process", load, &tracks);
+        let mut both = self.copier("one process", COMPUTES, &[])?;
+        for (copy, load) in self.pairs(&both) {
+            let tracks = self.run(&mut [(&mut both.peer, &[copy, load])])?;
+            self.note("one process", (copy, load), &tracks);
         }
-        both.dismiss()?;
+        both.peer.dismiss()?;
         Ok(kept)
     }
 
@@ -108,9 +133,10 @@ impl Study<'_, '_> {
         let inside = mps.environment();
         let inside: Vec<_> = inside.iter().map(|(name, value)| (*name, value.as_str())).collect();
         for (name, copier) in [("both in MPS", inside.as_slice()), ("copy outside MPS", &[])] {
-            let (mut copier, mut computer) = self.pair(copier, &inside)?;
+            let (mut copier, mut computer) =
+                (self.copier(name, &[], copier)?, self.worker(COMPUTES, &inside)?);
             self.beside(name, &mut copier, &mut computer)?;
-            copier.dismiss()?;
+            copier.peer.dismiss()?;
             computer.dismiss()?;
         }
         self.faults("in MPS", &inside)?;
@@ -125,9 +151,28 @@ impl Study<'_, '_> {
         Ok(())
     }
 
-    /// One process that copies, one that computes.
-    fn pair(&self, copier: Environment<'_>, computer: Environment<'_>) -> Result<(Peer, Peer), Error> {
-        Ok((self.worker(&[Load::Copy], copier)?, self.worker(&[Load::Read, Load::Product], computer)?))
+    /// A process that copies, in each way that it can, and does `besides`.
+    fn copier(
+        &mut self,
+        name: &str,
+        besides: &[Load],
+        environment: Environment<'_>,
+    ) -> Result<Copier, Error> {
+        let mut peer = Peer::start_with(self.bench.setup, WORKER, environment)?;
+        let prepare = |copies: &[Load]| Order::Prepare([copies, besides].concat());
+        let mut copies = COPIES;
+        if let Err(error) = worker::order(&mut peer, &prepare(copies), &[]) {
+            self.findings.notes.push(format!("{name}: no signalled copies: {error}"));
+            copies = &[Load::Copy];
+            worker::order(&mut peer, &prepare(copies), &[])?;
+        }
+        Ok(Copier { peer, copies })
+    }
+
+    /// What it copies beside what: under `--quick`, signalled copies beside one kind of computing alone.
+    fn pairs(&self, copier: &Copier) -> Vec<(Load, Load)> {
+        let pairs = self.bench.setup.pick(&BESIDE[..3], &BESIDE[..]);
+        pairs.iter().copied().filter(|(copy, _)| copier.copies.contains(copy)).collect()
     }
 
     fn worker(&self, loads: &[Load], environment: Environment<'_>) -> Result<Peer, Error> {
@@ -140,14 +185,14 @@ impl Study<'_, '_> {
     fn beside(
         &mut self,
         name: &str,
-        copier: &mut Peer,
+        copier: &mut Copier,
         computer: &mut Peer,
     ) -> Result<Vec<(String, f64)>, Error> {
         let mut kept = Vec::new();
-        for load in [Load::Read, Load::Product] {
-            self.bench.progress(&format!("{name}: copy beside {}", load.name()));
-            let tracks = self.run(&mut [(copier, &[Load::Copy]), (computer, &[load])])?;
-            kept.extend(self.note(name, load, &tracks));
+        for (copy, load) in self.pairs(copier) {
+            self.bench.progress(&format!("{name}: {} beside {}", copy.name(), load.name()));
+            let tracks = self.run(&mut [(&mut copier.peer, &[copy]), (computer, &[load])])?;
+            kept.extend(self.note(name, (copy, load), &tracks));
         }
         Ok(kept)
     }
@@ -170,8 +215,8 @@ impl Study<'_, '_> {
     }
 
     /// Figures of a copy and of what was beside it; what each keeps.
-    fn note(&mut self, name: &str, load: Load, tracks: &[Track]) -> Vec<(String, f64)> {
-        let sides = [(Load::Copy, load), (load, Load::Copy)];
+    fn note(&mut self, name: &str, (copy, load): (Load, Load), tracks: &[Track]) -> Vec<(String, f64)> {
+        let sides = [(copy, load), (load, copy)];
         let mut kept = Vec::new();
         for ((this, other), track) in sides.into_iter().zip(tracks) {
             let who = format!("{name}: {} beside {}", this.name(), other.name());
@@ -181,7 +226,7 @@ impl Study<'_, '_> {
             let figures = &mut self.findings.figures;
             figures.push(Figure::of(&who, this.unit(), &track.rates));
             figures.push(Figure::one(format!("{who}, keeps"), "%", percent));
-            figures.extend(track.gaps_ms.figures(&format!("{who}, between pieces"), "ms"));
+            figures.extend(track.times_ms.figures(&format!("{who}, {}", this.times()), "ms"));
             kept.push((who, percent));
         }
         kept

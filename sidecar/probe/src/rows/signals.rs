@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::sharing::busy::Busy;
 use super::{Question, Role};
 use crate::Error;
 use crate::bench::Bench;
@@ -26,9 +27,9 @@ pub const QUESTION: Question = Question {
     name: "signals",
     text: "Do a stream and a graph wait for a word that another process writes, with no CPU between, and is a stream \
            that waits for a dead process usable again?",
-    mib: 64,
-    quick_mib: 64,
-    limit: Duration::from_secs(60),
+    mib: 640,
+    quick_mib: 160,
+    limit: Duration::from_secs(75),
     ask,
 };
 
@@ -41,10 +42,16 @@ const LIMIT: Duration = Duration::from_secs(2);
 
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     findings.figures.push(launches(bench)?);
-    let mut held = vec![("a stream", signals(bench, Way::Stream, findings))];
+    let mut held = vec![("a stream", signals(bench, Way::Stream, None, findings))];
     for way in Way::GRAPHS {
-        let result = signals(bench, way, findings).and_then(|()| costs(bench, way, findings));
+        let result = signals(bench, way, None, findings).and_then(|()| costs(bench, way, findings));
         held.push((way.name(), result));
+    }
+    let waits = |name: &str| held.iter().any(|(known, held)| *known == name && held.is_ok());
+    let ways = [("a stream", Way::Stream), (Way::Counter.name(), Way::Counter)];
+    let ways: Vec<Way> = ways.into_iter().filter(|(name, _)| waits(name)).map(|(_, way)| way).collect();
+    if let Err(error) = beside_computing(bench, &ways, findings) {
+        findings.notes.push(format!("beside a process that computes: {error}"));
     }
     let captured = captured(bench);
     findings.notes.push(match captured {
@@ -102,36 +109,51 @@ impl Pair {
     }
 }
 
-/// Latency from the write here to the first write of the kernel that waited there, written by the CPU and by a stream.
-fn signals(bench: &Bench, way: Way, findings: &mut Findings<'_>) -> Result<(), Error> {
-    bench.progress(&format!("signals by {}", way.name()));
+/// Latency from the write here to the first write of the kernel that waited there, written by the CPU and by a stream; beside
+/// a third process that computes, if there is one.
+fn signals(bench: &Bench, way: Way, busy: Option<&Busy>, findings: &mut Findings<'_>) -> Result<(), Error> {
+    let beside = busy.map_or("", |_| ", beside a process that computes");
+    bench.progress(&format!("signals by {}{beside}", way.name()));
     let mut pair = Pair::start(bench)?;
-    let samples = bench.setup.pick(10, 200);
+    let samples = if busy.is_some() { bench.setup.pick(5, 100) } else { bench.setup.pick(10, 200) };
     let stream = Stream::new(&bench.context)?;
     let stream_limit = samples + 1;
     let mut times = [Vec::new(), Vec::new()];
     for value in 1..2 * stream_limit {
-        let (word, wanted) = way.target(value);
-        pair.page.set(SEEN, 0);
-        pair.order(&Order::Arm { way, value })?;
-        if pair.page.get(SEEN) != 0 {
-            return Err(Error::Otherwise("did not wait for the word".into()));
-        }
         let by_stream = value >= stream_limit;
-        let start = Instant::now();
-        match by_stream {
-            true => stream.write_value(pair.page.address(word), wanted)?,
-            false => pair.page.set(word, wanted),
-        }
-        pair.page.reaches(SEEN, 1, LIMIT)?;
-        times[usize::from(by_stream)].push(start.elapsed().as_secs_f64() * 1e6);
+        let time = signal(&mut pair, way, value, by_stream.then_some(&stream))?;
+        times[usize::from(by_stream)].push(time);
+        busy.map_or(Ok(()), Busy::computes)?;
     }
     for (writer, times) in ["the CPU", "a stream"].iter().zip(&times) {
         // The first ones find cold caches and code that is not loaded.
-        let name = format!("{}: write by {writer} to kernel", way.name());
+        let name = format!("{}{beside}: write by {writer} to kernel", way.name());
         findings.figures.push(Figure::of(name, "us", &times[1..]));
     }
     pair.end()
+}
+
+/// One of them: microseconds from the write of the word, by a stream or else by the CPU.
+fn signal(pair: &mut Pair, way: Way, value: u64, stream: Option<&Stream>) -> Result<f64, Error> {
+    let (word, wanted) = way.target(value);
+    pair.page.set(SEEN, 0);
+    pair.order(&Order::Arm { way, value })?;
+    if pair.page.get(SEEN) != 0 {
+        return Err(Error::Otherwise("did not wait for the word".into()));
+    }
+    let start = Instant::now();
+    match stream {
+        Some(stream) => stream.write_value(pair.page.address(word), wanted)?,
+        None => pair.page.set(word, wanted),
+    }
+    pair.page.reaches(SEEN, 1, LIMIT)?;
+    Ok(start.elapsed().as_secs_f64() * 1e6)
+}
+
+/// The latency again, of waits that work, while a third process has the device busy.
+fn beside_computing(bench: &Bench, ways: &[Way], findings: &mut Findings<'_>) -> Result<(), Error> {
+    let busy = Busy::start(bench)?;
+    ways.iter().try_for_each(|way| signals(bench, *way, Some(&busy), findings))
 }
 
 /// What waits in a graph of so many layers cost when all words are there.

@@ -79,6 +79,10 @@ fn copies_and_computing_are_measured_beside_each_other_and_deaths_are_survived()
             assert!(has(&row, &format!("{place}: copy beside {load}, keeps")), "{place}, {load}");
             assert!(has(&row, &format!("{place}: {load} beside copy, keeps")), "{place}, {load}");
         }
+        let signalled = format!("{place}: signalled copy beside read");
+        for what in ["keeps", "from word to word", "from word to word, 99 % within"] {
+            assert!(has(&row, &format!("{signalled}, {what}")), "{signalled}, {what}");
+        }
     }
     let deaths = notes(&row, "without MPS, after");
     assert_eq!(deaths.len(), 2, "{:?}", row.notes);
@@ -97,6 +101,7 @@ fn mps_is_started_used_and_ended() {
     let (row, _) = world.ask("sharing");
     answered(&row);
     assert!(has(&row, "both in MPS: copy beside read"), "{:?}", row.notes);
+    assert!(has(&row, "both in MPS: signalled copy beside read, from word to word"), "{:?}", row.notes);
     assert!(has(&row, "copy outside MPS: product beside copy, keeps"), "{:?}", row.notes);
     assert_eq!(notes(&row, "in MPS, after").len(), 2, "{:?}", row.notes);
     assert_eq!(notes(&row, "MPS: "), [""; 0]);
@@ -164,4 +169,25 @@ fn memory_that_runs_out_under_way_is_said_in_the_driver_s_words() {
     let Answer::Unknown { reason } = &row.answer else { panic!("{row:?}") };
     assert!(reason.ends_with("cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (out of memory)"), "{reason}");
     assert_eq!(status, 1);
+}
+
+#[test]
+fn a_device_without_waits_for_words_is_asked_for_plain_copies() {
+    let world = World::new().without("cuStreamWaitValue64_v2").with("PATH", "/nowhere");
+    let (row, _) = world.ask("sharing");
+    answered(&row);
+    assert!(has(&row, "two processes: copy beside read, keeps"), "{row:?}");
+    let said = notes(&row, "two processes: no signalled copies: ");
+    assert_eq!(said.len(), 1, "{:?}", row.notes);
+    assert!(said[0].ends_with("this CUDA driver has no cuStreamWaitValue64_v2"), "{said:?}");
+    assert!(!row.figures.iter().any(|figure| figure.name.contains("signalled")), "{row:?}");
+}
+
+#[test]
+fn a_signalled_copy_that_does_not_wait_is_found() {
+    let world =
+        World::new().with("SLUICE_STANDIN_FAULTS", "cuStreamWaitValue64_v2=drop").with("PATH", "/nowhere");
+    let (row, _) = world.ask("sharing");
+    let said = notes(&row, "two processes: no signalled copies: ");
+    assert!(said.iter().any(|note| note.ends_with("the device copied before the word was there")), "{row:?}");
 }

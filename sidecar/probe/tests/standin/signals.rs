@@ -10,7 +10,9 @@ use super::World;
 fn a_stream_and_every_kind_of_graph_wait_for_the_other_process_and_a_death_is_survived() {
     let row = World::new().yes("signals");
     assert_eq!(row.notes, ["a stream's wait for a word can be captured into a graph"]);
-    for way in ["stream", "graph by parameters", "graph by counter", "graph by flags"] {
+    let beside = ["stream", "graph by counter"].map(|way| format!("{way}, beside a process that computes"));
+    let ways = ["stream", "graph by parameters", "graph by counter", "graph by flags"].map(str::to_owned);
+    for way in ways.iter().chain(&beside) {
         for writer in ["the CPU", "a stream"] {
             let name = format!("{way}: write by {writer} to kernel");
             assert!(row.figures.iter().any(|figure| figure.name == name), "{name}");

@@ -6,6 +6,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
+use super::signalled::{self, Signalled, WORDS};
 use super::spread::Spread;
 use crate::Error;
 use crate::bench::Setup;
@@ -16,6 +17,8 @@ use crate::cuda::{Buffer, Context, Event, HostMemory, Kernels, Stream};
 pub enum Load {
     /// Copies from registered host memory.
     Copy,
+    /// Copies of 16 MiB, one at a time, each of which waits for a word and writes one.
+    Signalled,
     /// A kernel that reads device memory.
     Read,
     /// A matrix product.
@@ -27,8 +30,8 @@ pub enum Load {
 pub struct Track {
     /// Rates, one for each slice of time.
     pub rates: Vec<f64>,
-    /// Between the ends of two pieces of work, milliseconds.
-    pub gaps_ms: Spread,
+    /// Milliseconds between the ends of two pieces of work; of signalled copies, from word to word.
+    pub times_ms: Spread,
 }
 
 /// Pieces in flight: the device always has a next one.
@@ -59,12 +62,13 @@ pub struct Work {
 
 impl Load {
     /// All kinds.
-    pub const ALL: [Load; 3] = [Load::Copy, Load::Read, Load::Product];
+    pub const ALL: [Load; 4] = [Load::Copy, Load::Signalled, Load::Read, Load::Product];
 
     /// For people.
     pub fn name(self) -> &'static str {
         match self {
             Load::Copy => "copy",
+            Load::Signalled => "signalled copy",
             Load::Read => "read",
             Load::Product => "product",
         }
@@ -73,8 +77,16 @@ impl Load {
     /// The unit of its rate.
     pub fn unit(self) -> &'static str {
         match self {
-            Load::Copy | Load::Read => "GB/s",
+            Load::Copy | Load::Signalled | Load::Read => "GB/s",
             Load::Product => "GFLOP/s",
+        }
+    }
+
+    /// What the times of its [`Track`] are.
+    pub fn times(self) -> &'static str {
+        match self {
+            Load::Signalled => "from word to word",
+            Load::Copy | Load::Read | Load::Product => "between pieces",
         }
     }
 }
@@ -85,11 +97,13 @@ impl Work {
         let side = setup.pick(512, 4096);
         let bytes = match load {
             Load::Copy => setup.pick(16, 64) << 20,
+            Load::Signalled => setup.pick(4, 16) << 20,
             Load::Read => setup.pick(64, 512) << 20,
             Load::Product => side * side * 4,
         };
         let (host, device) = match load {
             Load::Copy => (bytes, bytes),
+            Load::Signalled => (bytes + WORDS, bytes),
             Load::Read => (4096, bytes),
             Load::Product => (4096, 3 * bytes),
         };
@@ -115,8 +129,29 @@ impl Work {
         while now_ns() < start_ns {
             std::hint::spin_loop();
         }
-        let (mut flying, mut ends) = (VecDeque::new(), Vec::new());
         let warm_ns = start_ns + self.warm_up_ns;
+        match self.load {
+            Load::Signalled => self.one_by_one(warm_ns, window_ns),
+            Load::Copy | Load::Read | Load::Product => self.back_to_back(warm_ns, window_ns),
+        }
+    }
+
+    /// The time of each piece.
+    fn one_by_one(&self, warm_ns: u64, window_ns: u64) -> Result<Track, Error> {
+        let mut times = Vec::new();
+        while now_ns() < warm_ns + window_ns || times.len() < LEAST {
+            let time = self.signalled().once()?;
+            if now_ns() >= warm_ns {
+                times.push(time);
+            }
+        }
+        let ms: Vec<f64> = times.iter().map(|ns| *ns as f64 / 1e6).collect();
+        Ok(Track { rates: signalled::rates(&times, self.bytes), times_ms: Spread::of(&ms) })
+    }
+
+    /// Pieces with no pause between, as far as the device makes none.
+    fn back_to_back(&self, warm_ns: u64, window_ns: u64) -> Result<Track, Error> {
+        let (mut flying, mut ends) = (VecDeque::new(), Vec::new());
         while now_ns() < warm_ns + window_ns || ends.len() < LEAST {
             while flying.len() < DEPTH {
                 self.piece()?;
@@ -129,7 +164,7 @@ impl Work {
             }
         }
         self.stream.finish_within(LIMIT)?;
-        Ok(Track { rates: rates(&ends, self.size(), SLICE_NS), gaps_ms: Spread::of(&gaps_ms(&ends)) })
+        Ok(Track { rates: rates(&ends, self.size(), SLICE_NS), times_ms: Spread::of(&gaps_ms(&ends)) })
     }
 
     /// Puts one piece of work on the stream.
@@ -137,15 +172,21 @@ impl Work {
         let at = |number: u64| self.device.at(number * self.bytes);
         match self.load {
             Load::Copy => self.stream.upload(at(0), &self.host, 0, self.bytes),
+            Load::Signalled => self.signalled().once().map(drop),
             Load::Read => self.kernels.read(&self.stream, at(0), self.bytes),
             Load::Product => self.kernels.product(&self.stream, [at(0), at(1), at(2)], self.side),
         }
     }
 
+    fn signalled(&self) -> Signalled<'_> {
+        let (stream, host) = (&self.stream, &self.host);
+        Signalled { stream, host, to: self.device.at(0), bytes: self.bytes, limit: LIMIT }
+    }
+
     /// Bytes or floating-point operations of one piece.
     fn size(&self) -> f64 {
         match self.load {
-            Load::Copy | Load::Read => self.bytes as f64,
+            Load::Copy | Load::Signalled | Load::Read => self.bytes as f64,
             Load::Product => 2.0 * (self.side as f64).powi(3),
         }
     }
@@ -192,7 +233,7 @@ mod tests {
     fn a_track_of_any_length_is_a_short_message() {
         // 1.5 s of pieces that take a microsecond each, with gaps that need all their digits.
         let ends: Vec<u64> = (0..1_500_000).map(|piece| piece * 1000 + piece % 7).collect();
-        let track = Track { rates: rates(&ends, 1.0, SLICE_NS), gaps_ms: Spread::of(&gaps_ms(&ends)) };
+        let track = Track { rates: rates(&ends, 1.0, SLICE_NS), times_ms: Spread::of(&gaps_ms(&ends)) };
         let said = serde_json::to_string(&track).expect("a track is plain data");
         assert!(said.len() < 4096, "{} bytes", said.len());
         assert!(track.rates.len() > 70, "{} slices", track.rates.len());
