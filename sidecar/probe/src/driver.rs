@@ -9,7 +9,7 @@ use cudarc::driver::sys::{self, CUresult};
 use crate::Error;
 
 /// What every question needs: a driver without one of these is refused.
-pub const NEED: [&str; 48] = [
+pub const NEED: [&str; 47] = [
     "cuCtxCreate_v2",
     "cuCtxDestroy_v2",
     "cuCtxSetCurrent",
@@ -56,7 +56,6 @@ pub const NEED: [&str; 48] = [
     "cuStreamCreate",
     "cuStreamDestroy_v2",
     "cuStreamQuery",
-    "cuStreamSynchronize",
     "cuStreamWaitEvent",
 ];
 

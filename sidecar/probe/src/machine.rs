@@ -16,6 +16,9 @@ pub struct Machine {
     pub kernel: String,
     /// Its architecture.
     pub architecture: String,
+    /// What stands between the probe and the kernel, as far as that shows; none where nothing does.
+    #[serde(default)]
+    pub sandbox: Option<String>,
 }
 
 impl Machine {
@@ -27,6 +30,7 @@ impl Machine {
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             kernel: system.release().to_string_lossy().into_owned(),
             architecture: system.machine().to_string_lossy().into_owned(),
+            sandbox: sandbox(&system.release().to_string_lossy()),
         }
     }
 }
@@ -41,11 +45,27 @@ fn cpu() -> Option<String> {
     named("model name").or_else(|| named("CPU part").map(|part| format!("CPU part {part}")))
 }
 
-/// Version of the kernel's NVIDIA driver, such as "580.65.06".
+/// gVisor names this release of the kernel, whatever the host's is. Its calls are not the host's: times include them.
+fn sandbox(release: &str) -> Option<String> {
+    (release == "4.4.0").then(|| "gVisor, by the kernel's release".into())
+}
+
+/// Version of the NVIDIA driver, such as "580.65.06": the kernel's; where that is not shown, as in some sandboxes, the one in
+/// the file name of the library that is loaded. Asked when the driver is open.
 pub fn driver_version() -> Option<String> {
-    let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
-    let line = text.lines().next()?;
-    line.split_whitespace().find(|word| is_version(word)).map(str::to_owned)
+    let read = |path| std::fs::read_to_string(path).ok();
+    let kernel = read("/proc/driver/nvidia/version").and_then(|text| of_kernel(&text));
+    kernel.or_else(|| read("/proc/self/maps").and_then(|maps| of_library(&maps)))
+}
+
+fn of_kernel(text: &str) -> Option<String> {
+    text.lines().next()?.split_whitespace().find(|word| is_version(word)).map(str::to_owned)
+}
+
+fn of_library(maps: &str) -> Option<String> {
+    let versions =
+        maps.lines().filter_map(|line| line.rsplit_once("/libcuda.so.").map(|(_, version)| version));
+    versions.filter(|version| is_version(version)).map(str::to_owned).next()
 }
 
 fn is_version(word: &str) -> bool {
@@ -82,6 +102,23 @@ mod tests {
         assert_eq!(date(951_827_696), "2000-02-29T12:34:56Z");
         assert_eq!(date(1_767_225_599), "2025-12-31T23:59:59Z");
         assert_eq!(date(1_772_323_200), "2026-03-01T00:00:00Z");
+    }
+
+    #[test]
+    fn a_driver_s_version_is_that_of_its_library_where_the_kernel_says_nothing() {
+        let maps = "7f00-7f01 r--p 00000000 08:01 7 /usr/lib/libcudart.so.12.8\n\
+                    7f02-7f03 r-xp 00000000 08:01 9 /usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06\n";
+        assert_eq!(of_library(maps).as_deref(), Some("580.65.06"));
+        assert_eq!(of_library("7f02-7f03 r-xp 0 08:01 9 /tmp/libcuda.so.1\n"), None);
+        let kernel =
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:23:03 UTC 2025\n";
+        assert_eq!(of_kernel(kernel).as_deref(), Some("580.65.06"));
+    }
+
+    #[test]
+    fn gvisor_is_known_by_its_release() {
+        assert!(sandbox("4.4.0").is_some());
+        assert!(sandbox("4.4.0-210-generic").is_none() && sandbox("6.8.0-1013-nvidia-64k").is_none());
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub struct DeviceFacts {
     pub multiprocessors: u32,
     /// Bytes of its memory.
     pub memory_bytes: u64,
-    /// Version of the kernel's driver, such as "580.65.06"; none where the kernel does not say.
+    /// Version of the driver, such as "580.65.06"; none where neither the kernel nor the library's file name says.
     pub driver: Option<String>,
     /// Version of CUDA that the driver speaks.
     pub cuda: String,

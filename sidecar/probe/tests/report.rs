@@ -34,6 +34,7 @@ fn sample() -> Report {
             cpus: 72,
             kernel: "6.8.0-1013-nvidia-64k".into(),
             architecture: "aarch64".into(),
+            sandbox: None,
         },
         rows,
     }

@@ -60,7 +60,8 @@ impl Device {
         unsafe { call!(cuDeviceGetUuid_v2(&mut uuid, self.raw)) }?;
         let digits: String = uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
         let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
-        Ok(format!("GPU-{}", parts.join("-")))
+        let kind = if self.name()?.contains("MIG") { "MIG" } else { "GPU" };
+        Ok(format!("{kind}-{}", parts.join("-")))
     }
 
     /// Its place on the bus.

@@ -60,8 +60,6 @@ pub enum Argument {
     Address(Address),
     /// `unsigned long long`.
     U64(u64),
-    /// `unsigned`.
-    U32(u32),
 }
 
 impl Module {
@@ -124,7 +122,6 @@ impl Argument {
     pub(crate) fn bits(self) -> u64 {
         match self {
             Argument::Address(value) | Argument::U64(value) => value,
-            Argument::U32(value) => value.into(),
         }
     }
 }

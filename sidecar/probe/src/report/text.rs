@@ -23,7 +23,9 @@ impl fmt::Display for Report {
             device.compute_capability,
             device.memory_bytes >> 20
         )?;
-        paragraph(out, "", &format!("{}, {} CPUs, Linux {}", machine.cpu, machine.cpus, machine.kernel))?;
+        let sandbox = machine.sandbox.as_ref().map(|what| format!(", in {what}")).unwrap_or_default();
+        let place = format!("{}, {} CPUs, Linux {}{sandbox}", machine.cpu, machine.cpus, machine.kernel);
+        paragraph(out, "", &place)?;
         writeln!(out, "{}, sluice-gpu-probe {} ({})", self.date, self.version, self.commit)?;
         self.rows.iter().try_for_each(|row| one(out, row))?;
         expectations(out, &self.fitness)

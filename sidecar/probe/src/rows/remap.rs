@@ -1,19 +1,20 @@
 //! Row 7: slots that are filled by copies, layer by layer, under a loop that decodes; measured stalls against the policy's
-//! step model.
+//! step model, with the closed form beside them.
 //!
 //! No model is needed. Every resident layer stands on one piece of memory, for a layer is far larger than the caches, and every
-//! fill copies one piece of the host's memory. So a model of 25 GB takes three of its layers.
+//! fill copies one piece of the host's memory, a page further on for each layer. So a model of 25 GB takes three of its layers.
+//! A slot is mapped at the addresses of all layers that share it, and that each finds its own bytes there is checked.
 
 use std::time::{Duration, Instant};
 
 use sluice_policy::closed_form::Alike;
-use sluice_policy::remap::uniform;
-use sluice_policy::step_model::{Layout, Times, stall_per_token_ns};
+use sluice_policy::step_model::Layout;
 
 use super::Question;
 use crate::Error;
 use crate::bench::Bench;
 use crate::findings::Findings;
+use crate::layouts;
 use crate::models::{self, Model};
 use crate::report::Answer;
 use crate::statistics::{Figure, middle};
@@ -73,9 +74,10 @@ struct Layer {
 impl Study<'_, '_> {
     fn model(&mut self, bench: &Bench, model: &Model) -> Result<(), Error> {
         let bytes = layer_bytes(bench, model)?;
-        let decode = Decode::new(bench, model.layers, bytes)?;
-        let transfer = middle(&decode.lone_copies()?);
-        self.figure(model, "T_T", &[transfer / 1000.0]);
+        let mut decode = Decode::new(bench, model.layers, bytes)?;
+        let copies = decode.lone_copies()?;
+        let transfer = middle(&copies);
+        self.figure(model, "T_T", &microseconds(&copies));
         if bytes != model.layer_bytes {
             self.findings.notes.push(format!(
                 "{}: layers of {} MiB in place of {}",
@@ -84,10 +86,10 @@ impl Study<'_, '_> {
                 model.layer_bytes >> 20
             ));
         }
-        let natural = self.regime(bench, model, &decode, (1, transfer))?;
+        let natural = self.regime(bench, model, &mut decode, (1, transfer))?;
         if natural > HIGH_R {
-            let reads = (natural / LOWER_R).round() as u32;
-            self.regime(bench, model, &decode, (reads, transfer))?;
+            let reads = (natural / LOWER_R).ceil() as u32;
+            self.regime(bench, model, &mut decode, (reads, transfer))?;
         }
         Ok(())
     }
@@ -97,7 +99,7 @@ impl Study<'_, '_> {
         &mut self,
         bench: &Bench,
         model: &Model,
-        decode: &Decode,
+        decode: &mut Decode,
         (reads, transfer): (u32, f64),
     ) -> Result<f64, Error> {
         // What the lower r would make of it; a smaller r takes longer, and the device is a fast one then.
@@ -107,7 +109,9 @@ impl Study<'_, '_> {
         let r = transfer / layer.compute;
         bench.progress(&format!("{}, r = {r:.1}", model.name));
         self.figure(model, &format!("r {r:.1}, all resident: token"), &microseconds(&resident));
-        let of_slots = |beta| alphas(bench, model, layer, beta).into_iter().map(move |alpha| (alpha, beta));
+        let (compute_ns, transfer_ns) = (whole(layer.compute), whole(layer.transfer));
+        let alike = Alike { layers: model.layers, compute_ns, transfer_ns };
+        let of_slots = |beta| alphas(bench, alike, beta).into_iter().map(move |alpha| (alpha, beta));
         for (alpha, beta) in [1, 2].into_iter().flat_map(of_slots) {
             let name = format!("r {r:.1}, alpha {alpha}, slots {beta}");
             if Instant::now() > self.until {
@@ -116,10 +120,13 @@ impl Study<'_, '_> {
                     .push(format!("{} {name}, and what follows: no time was left", model.name));
                 break;
             }
-            let layout = Layout { moving: uniform(model.layers, alpha + u16::from(beta)), beta };
-            let expected = expected_ns(model, layer, &layout);
+            let (layout, expected) = layouts::best(alike, alpha, beta);
+            let expected = expected as f64;
             let tokens = decode.run(&layout, reads, mean(&resident) + expected)?;
             self.beside(model, &name, &tokens, (mean(&resident), expected));
+            let (form, stall) = closed_form(alike, alpha, beta);
+            self.figure(model, &format!("{name}: {form}"), &[stall / 1000.0]);
+            self.verified(model, &name, decode.verify(&layout)?);
         }
         Ok(r)
     }
@@ -136,8 +143,14 @@ impl Study<'_, '_> {
         self.findings.figures.push(Figure::of(format!("{} {what}", model.name), "us", us));
     }
 
+    fn verified(&mut self, model: &Model, name: &str, wrong: u64) {
+        if wrong > 0 {
+            self.off.push(format!("{} {name}: {wrong} tags were not those of the layer", model.name));
+        }
+    }
+
     fn compare(&mut self, model: &Model, what: &str, measured: f64, expected: f64) {
-        if (measured - expected).abs() > TOLERANCE * expected {
+        if differs(measured, expected) {
             let (name, ours, theirs) = (model.name, measured / 1000.0, expected / 1000.0);
             self.off.push(format!("{name} {what}: a token took {ours:.0} us in place of {theirs:.0}"));
         }
@@ -151,29 +164,33 @@ fn layer_bytes(bench: &Bench, model: &Model) -> Result<u64, Error> {
     Ok(bench.setup.pick(small.min(model.layer_bytes), model.layer_bytes))
 }
 
-/// Stall of a token by the step model, nanoseconds.
-fn expected_ns(model: &Model, layer: Layer, layout: &Layout) -> f64 {
-    let compute = vec![whole(layer.compute); model.layers.into()];
-    let transfer = vec![whole(layer.transfer); model.layers.into()];
-    stall_per_token_ns(&Times { compute_ns: &compute, transfer_ns: &transfer }, layout) as f64
-}
-
 fn whole(ns: f64) -> u64 {
     ns.round().max(1.0) as u64
 }
 
 /// Freed layers from 1 to two more than go without a stall; not all of them if they are many, and only the edge under
 /// `--quick`.
-fn alphas(bench: &Bench, model: &Model, layer: Layer, beta: u8) -> Vec<u16> {
-    let (compute_ns, transfer_ns) = (whole(layer.compute), whole(layer.transfer));
-    let alike = Alike { layers: model.layers, compute_ns, transfer_ns };
-    let free = if beta == 1 { alike.one_slot_largest_alpha() } else { alike.two_slots_largest_alpha() };
-    let most = (free + 2).min(model.layers - 1 - u16::from(beta));
+fn alphas(bench: &Bench, alike: Alike, beta: u8) -> Vec<u16> {
+    let free = layouts::largest_alpha(alike, beta);
+    let most = (free + 2).min(alike.layers - 1 - u16::from(beta));
     let first = bench.setup.pick(free.max(1), 1).min(most);
     let step = ((most - first + 1).div_ceil(MOST_ALPHAS)).max(1);
     let mut chosen: Vec<u16> = (first..=most).rev().step_by(step.into()).collect();
     chosen.reverse();
     chosen
+}
+
+/// What the closed form says, nanoseconds: exact for one slot, at least for two.
+fn closed_form(alike: Alike, alpha: u16, beta: u8) -> (&'static str, f64) {
+    match beta {
+        1 => ("closed form", alike.one_slot_ns(alpha) as f64),
+        _ => ("closed form, at least", alike.two_slots_at_least_ns(alpha) as f64),
+    }
+}
+
+/// Whether a token took another time than expected.
+fn differs(measured: f64, expected: f64) -> bool {
+    (measured - expected).abs() > TOLERANCE * expected
 }
 
 fn mean(ns: &[f64]) -> f64 {
@@ -182,4 +199,25 @@ fn mean(ns: &[f64]) -> f64 {
 
 fn microseconds(ns: &[f64]) -> Vec<f64> {
     ns.iter().map(|ns| ns / 1000.0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_may_be_a_tenth_from_the_model_s() {
+        assert!(!differs(1099.0, 1000.0) && !differs(901.0, 1000.0));
+        assert!(differs(1101.0, 1000.0) && differs(899.0, 1000.0));
+    }
+
+    #[test]
+    fn the_closed_form_of_one_slot_is_the_step_model_s_stall_and_that_of_two_below_it() {
+        for (r, alpha) in [(3, 1), (6, 4), (9, 3), (9, 10), (72, 5)] {
+            let alike = Alike { layers: 32, compute_ns: 1000, transfer_ns: r * 1000 };
+            let stall = |beta| layouts::best(alike, alpha, beta).1 as f64;
+            assert_eq!(closed_form(alike, alpha, 1), ("closed form", stall(1)));
+            assert!(closed_form(alike, alpha, 2).1 <= stall(2));
+        }
+    }
 }

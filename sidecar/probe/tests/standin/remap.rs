@@ -15,10 +15,24 @@ fn stalls_are_measured_beside_what_the_step_model_expects() {
     for slots in ["slots 1", "slots 2"] {
         let measured = names.iter().filter(|name| name.ends_with(&format!("{slots}: stall"))).count();
         let expected = names.iter().filter(|name| name.ends_with(&format!("{slots}: expected"))).count();
-        assert!(measured > 0 && measured == expected, "{names:?}");
+        let closed = names.iter().filter(|name| name.contains(&format!("{slots}: closed form"))).count();
+        assert!(measured > 0 && measured == expected && measured == closed, "{names:?}");
     }
     assert!(
         row.notes.iter().any(|note| note.starts_with("Llama-3-8B: layers of 2 MiB in place of ")),
         "{row:?}"
     );
+    if let Answer::No { reason } = &row.answer {
+        assert!(!reason.contains("tags"), "every layer finds its own bytes: {reason}");
+    }
+}
+
+#[test]
+fn a_fill_that_is_lost_is_found() {
+    let world = World::new()
+        .with("SLUICE_STANDIN_BYTES", "536870912")
+        .with("SLUICE_STANDIN_FAULTS", "cuMemcpyHtoDAsync_v2=drop");
+    let (row, _) = world.ask("remap");
+    let Answer::No { reason } = &row.answer else { panic!("{row:?}") };
+    assert!(reason.contains("tags were not those of the layer"), "{reason}");
 }
