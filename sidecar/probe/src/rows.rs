@@ -58,6 +58,11 @@ pub type Role = fn(Setup, &Parent) -> Result<(), Error>;
 pub const ROLES: &[(&str, Role)] =
     &[share::importer::ROLE, handles::neighbour::ROLE, handles::context::ROLE, sharing::ROLE, signals::ROLE];
 
+/// Ends what a process that asked a question, and has ended, may have left behind on this machine.
+pub fn clean_up(asking: u32) {
+    sharing::clean_up(asking);
+}
+
 /// The question of this number.
 ///
 /// # Panics

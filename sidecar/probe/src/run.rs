@@ -146,7 +146,15 @@ fn ask_apart(setup: Setup, limit: Duration, row: &mut Row) -> Result<Answer, Err
         });
     }
     let until = Instant::now() + limit;
-    let mut peer = Peer::start(setup, &format!("{ASKS}{}", row.id))?;
+    let peer = Peer::start(setup, &format!("{ASKS}{}", row.id))?;
+    let pid = peer.pid();
+    let answer = told(peer, (until, limit), row);
+    rows::clean_up(pid);
+    answer
+}
+
+/// What the process says until it has answered; it has ended then.
+fn told(mut peer: Peer, (until, limit): (Instant, Duration), row: &mut Row) -> Result<Answer, Error> {
     let answer = loop {
         match next(&mut peer, until).map_err(|error| in_time(error, until, limit))? {
             Said::Figure(figure) => row.figures.push(figure),

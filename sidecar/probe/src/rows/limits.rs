@@ -71,9 +71,24 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let unwelcome = WELCOME.iter().filter_map(|flag| lack(bench, flag));
     findings.notes.extend(unwelcome.map(|lack| format!("no {lack}")));
     findings.notes.extend(tries(bench)?);
+    findings.notes.extend(exclusive(bench.device.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_MODE)?));
     findings.notes.extend(partitions(&bench.device.name()?));
     findings.figures.extend(counts(bench)?);
     Ok(Answer::of(lacks.is_empty(), || format!("no {}", lacks.join("; no "))))
+}
+
+/// What a compute mode other than the usual one forbids.
+fn exclusive(mode: i32) -> Option<String> {
+    match mode {
+        0 => None,
+        2 => Some("compute mode: prohibited, no process can use the device".into()),
+        3 => Some(
+            "compute mode: exclusive, so that one process at a time can use the device without MPS: questions 2, 3, 5 and 6 \
+             need two"
+                .into(),
+        ),
+        mode => Some(format!("compute mode: {mode}")),
+    }
 }
 
 /// What the device lacks, with the driver's reason if that is more than "no".

@@ -18,6 +18,8 @@ mod spread;
 mod work;
 mod worker;
 
+pub use mps::clean_up;
+
 use mps::Mps;
 use work::{Load, Track, now_ns};
 use worker::{Order, Reply};

@@ -34,3 +34,11 @@ fn a_write_that_never_arrives_ends_the_wait_for_it() {
     let Answer::No { reason } = &row.answer else { panic!("{row:?}") };
     assert!(reason.contains("work on a stream took more than 2s"), "{reason}");
 }
+
+#[test]
+fn a_device_for_one_process_at_a_time_is_noted() {
+    let (row, _) = World::new().with("SLUICE_STANDIN_ATTRIBUTES", "20=3").ask("limits");
+    assert!(row.notes.iter().any(|note| note.starts_with("compute mode: exclusive")), "{:?}", row.notes);
+    let (row, _) = World::new().ask("limits");
+    assert!(!row.notes.iter().any(|note| note.starts_with("compute mode")), "{:?}", row.notes);
+}

@@ -10,7 +10,7 @@ use sluice_probe::report::{Answer, Report};
 use super::World;
 
 /// The process that asks, once there is one.
-fn asking(probe: &Child) -> Pid {
+pub fn asking(probe: &Child) -> Pid {
     let (pid, deadline) = (probe.id(), Instant::now() + Duration::from_secs(20));
     while Instant::now() < deadline {
         let children =

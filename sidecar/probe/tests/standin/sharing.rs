@@ -6,9 +6,11 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Signal, kill_process};
 use sluice_probe::report::{Answer, Row};
 
 use super::World;
+use super::run::asking;
 
 /// Stands for the daemon and for its control program, as far as the probe uses them.
 const DAEMON: &str = r#"#!/bin/sh
@@ -121,10 +123,46 @@ fn an_mps_daemon_does_not_outlive_a_probe_that_is_killed() {
     probe.kill().expect("it runs");
     probe.wait().expect("it is ours");
     assert!(started, "the daemon was started");
-    let status = Path::new("/proc").join(&log(&world)[0]).join("stat");
-    // Whoever reaps orphans here may not have come yet: one that only waits for that has ended.
-    let ended = || fs::read_to_string(&status).map_or(true, |stat| stat.contains(") Z "));
-    assert!(until(ended), "{} still runs", status.display());
+    let daemon = log(&world)[0].clone();
+    assert!(until(|| ended(&daemon)), "{daemon} still runs");
+}
+
+/// One with a server, as the real one has.
+const SERVING: &str = r#"#!/bin/sh
+pipe="$CUDA_MPS_PIPE_DIRECTORY/control"
+if [ "$1" = -f ]; then
+    echo "$$" >> "$DAEMON_LOG"
+    sleep 300 &
+    echo "$!" >> "$DAEMON_LOG"
+    mkfifo "$pipe"
+    while :; do
+        read -r line < "$pipe" || continue
+        echo "$line" >> "$DAEMON_LOG"
+    done
+fi
+[ -p "$pipe" ] || exit 1
+cat > "$pipe"
+"#;
+
+#[test]
+fn a_row_that_is_killed_leaves_neither_its_mps_server_nor_its_folder() {
+    let world = with_daemon(SERVING);
+    let mut command = world.command(&["--quick", "--only", "sharing"]);
+    let mut probe = command.stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("the probe starts");
+    let started = until(|| fs::read_to_string(world.path("daemon")).is_ok_and(|log| log.ends_with("list\n")));
+    kill_process(asking(&probe), Signal::KILL).expect("the row runs");
+    probe.wait().expect("it is ours");
+    assert!(started, "the daemon was started");
+    for pid in &log(&world)[..2] {
+        assert!(until(|| ended(pid)), "{pid} still runs");
+    }
+    assert_eq!(fs::read_dir(world.path("tmp")).expect("a folder").count(), 0, "its folders are gone");
+}
+
+/// Whether a process has ended. Whoever reaps orphans here may not have come yet: one that only waits for that has ended.
+fn ended(pid: &str) -> bool {
+    let status = fs::read_to_string(Path::new("/proc").join(pid).join("stat"));
+    status.map_or(true, |status| status.contains(") Z "))
 }
 
 /// Asks again and again, at most 40 s: nobody tells another process's child.

@@ -7,13 +7,40 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
+use rustix::process::{
+    Pid, Signal, kill_process_group, set_parent_process_death_signal, test_kill_process_group,
+};
 
 use crate::Error;
 
 const PROGRAM: &str = "nvidia-cuda-mps-control";
 /// Longest that it may take to start, to answer, and to end.
 const LIMIT: Duration = Duration::from_secs(5);
+
+/// The file with the daemon's process id, in its folder.
+const DAEMON: &str = "daemon";
+
+/// Ends what a process `asking`, which has ended, may have left of its daemon: the server, which does not get the signal of its
+/// parent's death, and the folder.
+pub fn clean_up(asking: u32) {
+    let folder = folder_of(asking);
+    let daemon = fs::read_to_string(folder.join(DAEMON)).ok().and_then(|pid| pid.parse().ok());
+    if let Some(group) = daemon.and_then(Pid::from_raw) {
+        // The daemon itself was told to end when its parent did, and may take its server along.
+        let start = Instant::now();
+        while test_kill_process_group(group).is_ok() && start.elapsed() < LIMIT / 5 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Fails only when all of the group are gone.
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+    // Fails only when there is no such folder.
+    let _ = fs::remove_dir_all(&folder);
+}
+
+fn folder_of(asking: u32) -> PathBuf {
+    std::env::temp_dir().join(format!("sluice-gpu-probe-mps-{asking}"))
+}
 
 /// The daemon. Dropping it ends it.
 #[derive(Debug)]
@@ -32,7 +59,7 @@ pub fn of_this_machine() -> Option<String> {
 impl Mps {
     /// Starts it and waits until it answers.
     pub fn start() -> Result<Mps, Error> {
-        let folder = std::env::temp_dir().join(format!("sluice-gpu-probe-mps-{}", std::process::id()));
+        let folder = folder_of(std::process::id());
         for name in ["pipe", "log"] {
             fs::create_dir_all(folder.join(name)).map_err(|error| said(format!("has no folder: {error}")))?;
         }
@@ -53,6 +80,8 @@ impl Mps {
             }
         })?;
         let mut mps = Mps { daemon, folder };
+        let pid = mps.daemon.id().to_string();
+        fs::write(mps.folder.join(DAEMON), pid).map_err(|error| said(format!("has no folder: {error}")))?;
         mps.wait_for_start()?;
         Ok(mps)
     }
