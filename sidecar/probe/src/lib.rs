@@ -16,6 +16,7 @@ pub mod layouts;
 pub mod machine;
 pub mod models;
 pub mod peer;
+pub mod place;
 pub mod report;
 pub mod rows;
 pub mod run;

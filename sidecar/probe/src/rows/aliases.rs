@@ -51,7 +51,7 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let mut range = Range::reserve(context, chunk * ADDRESSES)?;
     (0..ADDRESSES).try_for_each(|place| range.back(place * chunk, &handle))?;
     let (host, kernels) = (HostMemory::registered(context, 4096)?, Kernels::load(context)?);
-    let world = World { chunk, range, host, kernels, wrong: Buffer::new(context, 8)? };
+    let world = World { chunk, range, host, kernels, wrong: Buffer::new(context, 16)? };
     let mut tally = Tally::default();
     let rounds = bench.setup.pick(1, 8);
     let (one, other) = (Stream::new(context)?, Stream::new(context)?);
@@ -114,6 +114,9 @@ impl World {
             let reader = (writer + 1 + round) % ADDRESSES;
             let (to, from) = (self.range.at(writer * self.chunk), self.range.at(reader * self.chunk));
             let reading = if writer % 2 == 0 { one } else { other };
+            // The reader's lines are in the caches before the write: a stale one would show. What it finds now is nothing.
+            self.kernels.compare(reading, from, (words, value), self.wrong.at(8))?;
+            one.wait(&Event::after(reading)?)?;
             one.fill(self.wrong.at(0), 0, 8)?;
             self.kernels.write(one, to, words, value)?;
             reading.wait(&Event::after(one)?)?;

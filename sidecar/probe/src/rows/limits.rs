@@ -44,8 +44,11 @@ const ASKED: [Flag; 5] = [
 /// What it could use if it were there.
 const WELCOME: [Flag; 11] = [
     (CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, "64-bit wait values (attribute)"),
-    (CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, "coherent access to pageable host memory"),
-    (CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES, "use of the host's page tables"),
+    (CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, "access to pageable host memory (also by page faults)"),
+    (
+        CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+        "coherent access to host memory (by the host's page tables)",
+    ),
     (CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED, "native atomics on host memory"),
     (CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, "access of the host to managed device memory"),
     (CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED, "preemption of kernels"),

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
+
 use super::Question;
 use crate::Error;
 use crate::bench::Bench;
 use crate::cuda::{Buffer, Event, HostMemory, Kernels, Stream};
 use crate::findings::{Findings, Told};
+use crate::place;
 use crate::report::Answer;
 use crate::statistics::{Figure, middle};
 
@@ -59,6 +62,11 @@ fn sizes(bench: &Bench) -> &'static [u64] {
 }
 
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
+    place::settle(bench, findings)?;
+    if bench.device.attribute(CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)? != 0 {
+        let words = "registering locks no pages here: the device reads host memory by the host's page tables";
+        findings.notes.push(words.into());
+    }
     findings.figures.push(device_memory(bench)?);
     let registered = Lanes::new(bench, "registered", HostMemory::registered)?;
     let ours = registered.measure(bench, &mut findings.figures)?;
@@ -174,26 +182,38 @@ impl Lanes {
         Ok(())
     }
 
-    /// GB/s of each way while both have work: the middle half of each stream's copies is timed.
+    /// GB/s of each way while both have work.
     fn both(&self, bench: &Bench, bytes: u64) -> Result<[f64; 2], Error> {
         let whole = bench.setup.pick(256_u64, 2048) << 20;
         let copies = (whole / bytes).clamp(4, 64);
-        let mut marks = Vec::new();
-        for index in 0..copies {
-            for lane in &self.lanes {
-                lane.copy(bytes)?;
-                if index == copies / 4 || index == copies * 3 / 4 {
-                    marks.push(Event::after(&lane.stream)?);
-                }
+        let mut marks = [Vec::new(), Vec::new()];
+        // Not each of many small copies: an event costs as much as one.
+        let stride = copies.div_ceil(16);
+        for _ in 0..copies / stride {
+            for (lane, marks) in self.lanes.iter().zip(&mut marks) {
+                (0..stride).try_for_each(|_| lane.copy(bytes))?;
+                marks.push(Event::after(&lane.stream)?);
             }
         }
         self.lanes.iter().try_for_each(|lane| lane.stream.finish())?;
-        let timed = (copies * 3 / 4 - copies / 4) * bytes;
-        let rate = |way: usize| -> Result<f64, Error> {
-            Ok(gigabytes(timed, marks[2 + way].since_ns(&marks[way])?.max(500.0)))
-        };
-        Ok([rate(0)?, rate(1)?])
+        let base = &marks[0][0];
+        let ends =
+            |way: usize| marks[way].iter().map(|mark| mark.since_ns(base)).collect::<Result<Vec<_>, _>>();
+        Ok(overlapping(&[ends(0)?, ends(1)?]).map(|ns| gigabytes(stride * bytes, ns)))
     }
+}
+
+/// Nanoseconds from one mark to the next each way, from when both had reached their first until one of them had reached its
+/// last: what a way does alone, because it is slower, does not count.
+fn overlapping(ends: &[Vec<f64>; 2]) -> [f64; 2] {
+    let ([one, other], last) = (ends, |ends: &Vec<f64>| *ends.last().expect("there are copies"));
+    let (from, to) = (one[0].max(other[0]), last(one).min(last(other)));
+    [one, other].map(|ends| {
+        let inside: Vec<f64> = ends.iter().copied().filter(|end| (from..=to).contains(end)).collect();
+        // One way is so slow that the other ends between two of its marks: then all of its own count.
+        let counted = if inside.len() > 1 { &inside } else { ends };
+        ((last(counted) - counted[0]) / (counted.len() - 1) as f64).max(1.0)
+    })
 }
 
 impl Lane {
@@ -224,5 +244,21 @@ impl Lane {
             crate::statistics::timed(&mut us, || self.copy(64 << 10).and_then(|()| self.stream.finish()))?;
         }
         Ok(us)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_count_while_both_have_work() {
+        let even = [vec![0.0, 10.0, 20.0, 30.0], vec![5.0, 15.0, 25.0, 35.0]];
+        assert_eq!(overlapping(&even), [10.0, 10.0]);
+        // The second way is slowed until the first has ended, and then goes on twice as fast.
+        let uneven = [vec![0.0, 10.0, 20.0, 30.0], vec![0.0, 15.0, 30.0, 37.5]];
+        assert_eq!(overlapping(&uneven), [10.0, 15.0]);
+        let apart = [vec![0.0, 1.0, 2.0], vec![100.0, 200.0, 300.0]];
+        assert_eq!(overlapping(&apart), [1.0, 100.0]);
     }
 }

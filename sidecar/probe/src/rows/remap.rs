@@ -16,6 +16,7 @@ use crate::bench::Bench;
 use crate::findings::Findings;
 use crate::layouts;
 use crate::models::{self, Model};
+use crate::place;
 use crate::report::Answer;
 use crate::statistics::{Figure, middle};
 
@@ -48,6 +49,7 @@ const MOST_ALPHAS: u16 = 7;
 
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let until = Instant::now() + bench.setup.pick(QUICK, FULL);
+    place::settle(bench, findings)?;
     let mut study = Study { findings, off: Vec::new(), until };
     let models = bench.setup.pick(&[models::LLAMA_3_8B][..], &[models::LLAMA_3_8B, models::OPT_13B]);
     for model in models {
