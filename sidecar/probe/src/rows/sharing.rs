@@ -63,6 +63,9 @@ type Environment<'a> = &'a [(&'a str, &'a str)];
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let mut study = Study { bench, findings, alone: Vec::new() };
     let kept = study.without_mps()?;
+    if let Err(error) = study.in_one_process() {
+        study.findings.notes.push(format!("one process: {error}"));
+    }
     // What a death leaves is told in notes and does not change what was measured before.
     if let Err(error) = study.faults("without MPS", &[]) {
         study.findings.notes.push(format!("without MPS, deaths: {error}"));
@@ -99,7 +102,7 @@ struct Copier {
 }
 
 impl Study<'_, '_> {
-    /// Everything that needs no MPS; what each side of two processes keeps, percent.
+    /// Two processes that need no MPS; what each side of two processes keeps, percent.
     fn without_mps(&mut self) -> Result<Vec<(String, f64)>, Error> {
         let mut copier = self.copier("two processes", &[], &[])?;
         let mut computer = self.worker(COMPUTES, &[])?;
@@ -119,13 +122,17 @@ impl Study<'_, '_> {
         let kept = self.beside("two processes", &mut copier, &mut computer)?;
         copier.peer.dismiss()?;
         computer.dismiss()?;
+        Ok(kept)
+    }
+
+    /// The same in one process on two streams.
+    fn in_one_process(&mut self) -> Result<(), Error> {
         let mut both = self.copier("one process", COMPUTES, &[])?;
         for (copy, load) in self.pairs(&both) {
             let tracks = self.run(&mut [(&mut both.peer, &[copy, load])])?;
             self.note("one process", (copy, load), &tracks);
         }
-        both.peer.dismiss()?;
-        Ok(kept)
+        both.peer.dismiss()
     }
 
     /// The same with MPS, where it can be started.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::cublas;
 use crate::Error;
 use crate::bench::{Bench, Setup};
-use crate::cuda::Kernels;
+use crate::cuda::{Buffer, Kernels, Stream};
 use crate::findings::Findings;
 use crate::peer::{Parent, Peer};
 use crate::rows::Role;
@@ -19,7 +19,7 @@ pub const ROLE: (&str, Role) = ("context", run);
 enum Stage {
     /// Made a context.
     Context,
-    /// Loaded the probe's kernels.
+    /// Loaded the probe's kernels and used some.
     Kernels,
     /// Multiplied two matrices by cuBLASLt.
     Cublas,
@@ -74,7 +74,12 @@ fn run(setup: Setup, parent: &Parent) -> Result<(), Error> {
     };
     let bench = Bench::open(setup)?;
     say(Stage::Context)?;
-    let _kernels = Kernels::load(&bench.context)?;
+    let (kernels, stream) = (Kernels::load(&bench.context)?, Stream::new(&bench.context)?);
+    let words = Buffer::new(&bench.context, 4096)?;
+    // Code may be loaded only when it is used.
+    kernels.write(&stream, words.at(0), 512, 1)?;
+    kernels.read(&stream, words.at(0), 4096)?;
+    stream.finish()?;
     say(Stage::Kernels)?;
     match cublas::Cublas::multiply(&bench.context) {
         Ok(_alive) => say(Stage::Cublas),
