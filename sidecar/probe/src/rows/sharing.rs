@@ -231,12 +231,12 @@ impl Study<'_, '_> {
             let who = format!("{name}: {} beside {}", this.name(), other.name());
             let alone =
                 self.alone.iter().find(|(known, _)| *known == this).map_or(f64::NAN, |(_, rate)| *rate);
-            let percent = 100.0 * middle(&track.rates) / alone;
+            let percent: Vec<f64> = track.rates.iter().map(|rate| 100.0 * rate / alone).collect();
             let figures = &mut self.findings.figures;
             figures.push(Figure::of(&who, this.unit(), &track.rates));
-            figures.push(Figure::one(format!("{who}, keeps"), "%", percent));
+            figures.push(Figure::of(format!("{who}, keeps"), "%", &percent));
             figures.extend(track.times_ms.figures(&format!("{who}, {}", this.times()), "ms"));
-            kept.push((who, percent));
+            kept.push((who, middle(&percent)));
         }
         kept
     }
