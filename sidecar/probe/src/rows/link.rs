@@ -75,11 +75,16 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     drop(registered);
     let pinned = Lanes::new(bench, "cuMemHostAlloc", HostMemory::pinned)?;
     let theirs = pinned.measure(bench, &mut findings.figures)?;
+    Ok(verdict(ours, theirs))
+}
+
+/// Whether registered memory copies as fast as the driver's own, by the peaks to device and to host, GB/s.
+fn verdict(ours: [f64; 2], theirs: [f64; 2]) -> Answer {
     let slower = |way: usize| ours[way] < NEARLY * theirs[way];
-    Ok(Answer::of(!slower(0) && !slower(1), || {
+    Answer::of(!slower(0) && !slower(1), || {
         let [(a, b), (c, d)] = [(ours[0], theirs[0]), (ours[1], theirs[1])];
         format!("registered {a:.1} to device and {c:.1} to host, the driver's {b:.1} and {d:.1} GB/s")
-    }))
+    })
 }
 
 /// What a kernel reads of the device's memory, GB/s.
@@ -250,6 +255,14 @@ impl Lane {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn registered_memory_has_to_reach_95_percent_each_way() {
+        assert_eq!(verdict([53.0, 54.0], [55.0, 55.0]), Answer::Yes);
+        let reason = "registered 53.0 to device and 40.0 to host, the driver's 55.0 and 55.0 GB/s".to_owned();
+        assert_eq!(verdict([53.0, 40.0], [55.0, 55.0]), Answer::No { reason });
+        assert!(matches!(verdict([40.0, 54.0], [55.0, 55.0]), Answer::No { .. }));
+    }
 
     #[test]
     fn both_ways_count_while_both_have_work() {
