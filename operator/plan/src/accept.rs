@@ -2,7 +2,7 @@
 
 use sluice_types::conditions::Reason;
 use sluice_types::pool::GpuGroup;
-use sluice_types::tenant::{EngineKind, SourceType};
+use sluice_types::tenant::SourceType;
 use sluice_types::{GpuPool, ModelTenant};
 
 use crate::place::Unplaced;
@@ -56,12 +56,6 @@ fn pool_lacks(tenant: &ModelTenant, pool: Option<&GpuPool>) -> Option<Finding> {
     let name = spec.gpu_group.as_deref().unwrap_or_default();
     let message = format!("spec.gpuGroup: the pool has no group `{name}`, it has {}", known.join(", "));
     Some(Finding::no(Reason::GroupNotFound, message))
-}
-
-/// Whether a tenant's engine shares its GPU with nobody: the memory of a proxied one is not ours to move. An instance of
-/// hardware is its own anyway.
-pub fn alone(tenant: &ModelTenant) -> bool {
-    tenant.spec.engine.kind == EngineKind::Vllm
 }
 
 /// The conditions `Accepted` and `Placed` that follow from where a tenant's slots are: what no GPU could ever hold is a

@@ -14,3 +14,4 @@ pub mod objects;
 pub mod place;
 pub mod seat;
 pub mod status;
+pub mod written;

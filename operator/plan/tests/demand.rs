@@ -1,20 +1,10 @@
 //! What a slot takes. Expected values are worked out by hand from DESIGN 1 and DESIGN-kubernetes 2.
 
-use sluice_plan::demand::{Demand, Geometry, Terms, demand};
+use sluice_plan::demand::{Demand, Terms, demand};
 use sluice_types::{ModelTenantSpec, Quantity};
 
-const MIB: u64 = 1 << 20;
+use super::world::{MIB, MODEL};
 
-/// Ten layers of 3 MiB, 5 MiB of other weights, 1 KiB of KV a token.
-const MODEL: Geometry = Geometry {
-    global_bytes: 5 * MIB,
-    layer_bytes: 3 * MIB,
-    layers: 10,
-    kv_bytes_per_token: 1 << 10,
-    max_model_len: 4096,
-    activation_bytes: MIB,
-    staging_bytes: 0,
-};
 const TERMS: Terms = Terms { chunk_bytes: MIB, context_bytes: 0 };
 
 fn spec() -> ModelTenantSpec {

@@ -10,6 +10,7 @@ use sluice_types::{GpuPool, ModelTenant};
 
 pub const MIB: u64 = 1 << 20;
 
+/// Ten layers of 3 MiB, 5 MiB of other weights, 1 KiB of KV a token.
 pub const MODEL: Geometry = Geometry {
     global_bytes: 5 * MIB,
     layer_bytes: 3 * MIB,

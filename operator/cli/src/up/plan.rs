@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use sluice_plan::written::{self, unsigned};
 use sluice_types::load::{LoadError, Located, Object, Path as FieldPath};
 use sluice_types::pool::HostDevice;
 use sluice_types::tenant::WeightType;
 use sluice_types::{GpuPool, ModelTenant, Quantity};
-use sluice_wire::config::{
-    DebugConfig, EngineConfig, GpuConfig, LimitsConfig, ListenConfig, MemoryConfig, SidecarConfig, SloConfig,
-};
+use sluice_wire::config::{DebugConfig, EngineConfig, GpuConfig, ListenConfig, SidecarConfig};
 
 use super::built::{self, Findings};
 use super::place::{Place, Places};
@@ -175,21 +174,11 @@ fn configure(
         // Of a GPU that is shared: once all tenants have their places.
         neighbourhood: None,
         policy: format!("{:?}", pool.spec.policy),
-        memory: MemoryConfig {
-            guaranteed_kv_bytes: spec.memory.guaranteed_kv.as_ref().map(Quantity::bytes),
-            kv_limit_bytes: spec.memory.kv_limit.as_ref().map(Quantity::bytes),
-            host_kv_bytes: spec.memory.host_kv.bytes(),
-            max_remapped_percent: unsigned(spec.memory.max_remapped_percent),
-        },
-        slo: SloConfig {
-            ttft_milliseconds: unsigned(spec.slo.ttft_milliseconds),
-            tbt_milliseconds: unsigned(spec.slo.tbt_milliseconds),
-            allowed_miss_permille: unsigned(spec.slo.allowed_miss_permille),
-            window_seconds: unsigned(spec.slo.window_seconds),
-        },
+        memory: written::memory(spec),
+        slo: written::slo(spec),
         order: format!("{:?}", spec.scheduling.order),
         pacing: format!("{:?}", spec.pacing.mode),
-        limits: limits(tenant),
+        limits: written::limits(spec),
         api_keys_file: spec.access.api_keys_file.as_deref().map(|path| resolve(&placed.folder, path)),
         listen: listen(options, index),
         // Claimed by the caller once all tenants are known to be well.
@@ -208,11 +197,6 @@ fn configure(
     }
 }
 
-/// Counts of the CRD are signed by Kubernetes' convention and bounded below by the schema.
-pub fn unsigned(value: i32) -> u32 {
-    u32::try_from(value).unwrap_or(0)
-}
-
 fn resolve(folder: &Path, path: &str) -> PathBuf {
     let joined = folder.join(path);
     std::path::absolute(&joined).unwrap_or(joined)
@@ -228,18 +212,6 @@ fn gpu_config(name: String, pool: &GpuPool) -> GpuConfig {
         link_bytes_per_second: host.and_then(|h| h.link_bytes_per_second.as_ref()).map(Quantity::bytes),
         link_to_host_bytes_per_second: None,
         host_memory_bytes: Some(pool.spec.host_memory_per_gpu.bytes()),
-    }
-}
-
-fn limits(tenant: &ModelTenant) -> LimitsConfig {
-    let limits = &tenant.spec.limits;
-    LimitsConfig {
-        max_queued_requests: unsigned(limits.max_queued_requests),
-        max_streams: unsigned(limits.max_streams),
-        max_prompt_tokens: limits.max_prompt_tokens.map(unsigned),
-        hold_seconds: unsigned(limits.hold_seconds),
-        max_body_bytes: limits.max_body_bytes.bytes(),
-        ..LimitsConfig::default()
     }
 }
 

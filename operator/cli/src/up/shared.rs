@@ -1,13 +1,12 @@
 //! A GPU with more than one tenant: what each may hold, and what each is told about the others. Pure.
 
-use sluice_types::pool::{
-    Sharing as Written, SharingMode, Temporal, TurnOrder as WrittenOrder, VictimRule as WrittenVictim,
-};
+use sluice_plan::written::{sharing, unsigned};
+use sluice_types::pool::VictimRule as WrittenVictim;
 use sluice_types::{GpuPool, ModelTenant};
 use sluice_wire::config::{NeighbourhoodConfig, SidecarConfig, SidecarRecord};
-use sluice_wire::directive::{self, Directive, Fence, Neighbour, Sharing, TenantRule, TurnOrder, VictimRule};
+use sluice_wire::directive::{self, Directive, Fence, Neighbour, Sharing, TenantRule, VictimRule};
 
-use super::plan::{Seated, unsigned};
+use super::plan::Seated;
 use super::shares::shares;
 
 /// A GPU that its tenants share.
@@ -95,25 +94,6 @@ fn rule(tenant: &ModelTenant) -> TenantRule {
         max_remapped_percent: unsigned(spec.memory.max_remapped_percent),
         hibernate_after_seconds: Some(unsigned(spec.idle.hibernate_after_seconds)),
         idle_after_seconds: unsigned(spec.idle.after_seconds),
-    }
-}
-
-fn sharing(written: &Written) -> Sharing {
-    match written.mode {
-        SharingMode::Spatial => Sharing::Spatial,
-        SharingMode::Isolated => Sharing::Isolated,
-        SharingMode::Temporal => turns(&written.temporal.clone().unwrap_or_default()),
-    }
-}
-
-fn turns(written: &Temporal) -> Sharing {
-    Sharing::Temporal {
-        order: match written.order {
-            WrittenOrder::RoundRobin => TurnOrder::RoundRobin,
-            WrittenOrder::Priority => TurnOrder::Priority,
-        },
-        min_quantum_ms: unsigned(written.min_quantum_milliseconds),
-        max_quantum_ms: unsigned(written.max_quantum_milliseconds),
     }
 }
 

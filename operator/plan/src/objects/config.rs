@@ -5,17 +5,16 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use sluice_types::pool::{HostDevice, Sharing as Written, SharingMode, TurnOrder as WrittenOrder};
+use sluice_types::Quantity;
+use sluice_types::pool::HostDevice;
 use sluice_types::tenant::{ModelTenant, WeightType};
-use sluice_types::{ModelTenantSpec, Quantity};
 use sluice_wire::config::{
-    AdminTls, DebugConfig, EngineConfig, GpuConfig, LimitsConfig, ListenConfig, MemoryConfig,
-    NeighbourhoodConfig, SidecarConfig, SloConfig,
+    AdminTls, DebugConfig, EngineConfig, GpuConfig, ListenConfig, NeighbourhoodConfig, SidecarConfig,
 };
-use sluice_wire::directive::{Sharing, TurnOrder};
 
 use super::volumes::{CONFIG, KEYS, NEIGHBOURHOOD, RUN, TLS, model_folder};
 use super::{ADMIN_PORT, PROBE_PORT, Placed, SERVE_PORT, claim, meta, name};
+use crate::written::{limits, memory, sharing, slo, unsigned};
 
 /// Key of the configuration in its ConfigMap, and its file's name in the pod.
 pub const FILE: &str = "sidecar.json";
@@ -91,51 +90,6 @@ fn neighbourhood(placed: &Placed<'_>) -> NeighbourhoodConfig {
     }
 }
 
-fn sharing(written: &Written) -> Sharing {
-    let turns = written.temporal.clone().unwrap_or_default();
-    match written.mode {
-        SharingMode::Spatial => Sharing::Spatial,
-        SharingMode::Isolated => Sharing::Isolated,
-        SharingMode::Temporal => Sharing::Temporal {
-            order: match turns.order {
-                WrittenOrder::RoundRobin => TurnOrder::RoundRobin,
-                WrittenOrder::Priority => TurnOrder::Priority,
-            },
-            min_quantum_ms: unsigned(turns.min_quantum_milliseconds),
-            max_quantum_ms: unsigned(turns.max_quantum_milliseconds),
-        },
-    }
-}
-
-fn memory(spec: &ModelTenantSpec) -> MemoryConfig {
-    MemoryConfig {
-        guaranteed_kv_bytes: spec.memory.guaranteed_kv.as_ref().map(Quantity::bytes),
-        kv_limit_bytes: spec.memory.kv_limit.as_ref().map(Quantity::bytes),
-        host_kv_bytes: spec.memory.host_kv.bytes(),
-        max_remapped_percent: unsigned(spec.memory.max_remapped_percent),
-    }
-}
-
-fn slo(spec: &ModelTenantSpec) -> SloConfig {
-    SloConfig {
-        ttft_milliseconds: unsigned(spec.slo.ttft_milliseconds),
-        tbt_milliseconds: unsigned(spec.slo.tbt_milliseconds),
-        allowed_miss_permille: unsigned(spec.slo.allowed_miss_permille),
-        window_seconds: unsigned(spec.slo.window_seconds),
-    }
-}
-
-fn limits(spec: &ModelTenantSpec) -> LimitsConfig {
-    LimitsConfig {
-        max_queued_requests: unsigned(spec.limits.max_queued_requests),
-        max_streams: unsigned(spec.limits.max_streams),
-        max_prompt_tokens: spec.limits.max_prompt_tokens.map(unsigned),
-        hold_seconds: unsigned(spec.limits.hold_seconds),
-        max_body_bytes: spec.limits.max_body_bytes.bytes(),
-        ..LimitsConfig::default()
-    }
-}
-
 fn listen(placed: &Placed<'_>) -> ListenConfig {
     let everywhere = |port: i32| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port as u16));
     let file = |name: &str| PathBuf::from(TLS).join(name);
@@ -152,11 +106,6 @@ fn listen(placed: &Placed<'_>) -> ListenConfig {
         }),
         neighbour_token_file: None,
     }
-}
-
-/// Counts of the CRD are signed by Kubernetes' convention and bounded below by the schema.
-fn unsigned(value: i32) -> u32 {
-    u32::try_from(value).unwrap_or(0)
 }
 
 /// Folder of the configuration in the pod.

@@ -1,0 +1,60 @@
+//! What a manifest says, as a sidecar reads it: the same in a pod and for a local process.
+
+use sluice_types::pool::{Sharing as Written, SharingMode, TurnOrder as WrittenOrder};
+use sluice_types::{ModelTenantSpec, Quantity};
+use sluice_wire::config::{LimitsConfig, MemoryConfig, SloConfig};
+use sluice_wire::directive::{Sharing, TurnOrder};
+
+/// How tenants share a GPU.
+pub fn sharing(written: &Written) -> Sharing {
+    let turns = written.temporal.clone().unwrap_or_default();
+    match written.mode {
+        SharingMode::Spatial => Sharing::Spatial,
+        SharingMode::Isolated => Sharing::Isolated,
+        SharingMode::Temporal => Sharing::Temporal {
+            order: match turns.order {
+                WrittenOrder::RoundRobin => TurnOrder::RoundRobin,
+                WrittenOrder::Priority => TurnOrder::Priority,
+            },
+            min_quantum_ms: unsigned(turns.min_quantum_milliseconds),
+            max_quantum_ms: unsigned(turns.max_quantum_milliseconds),
+        },
+    }
+}
+
+/// Bounds on a tenant's memory.
+pub fn memory(spec: &ModelTenantSpec) -> MemoryConfig {
+    MemoryConfig {
+        guaranteed_kv_bytes: spec.memory.guaranteed_kv.as_ref().map(Quantity::bytes),
+        kv_limit_bytes: spec.memory.kv_limit.as_ref().map(Quantity::bytes),
+        host_kv_bytes: spec.memory.host_kv.bytes(),
+        max_remapped_percent: unsigned(spec.memory.max_remapped_percent),
+    }
+}
+
+/// A tenant's objectives.
+pub fn slo(spec: &ModelTenantSpec) -> SloConfig {
+    SloConfig {
+        ttft_milliseconds: unsigned(spec.slo.ttft_milliseconds),
+        tbt_milliseconds: unsigned(spec.slo.tbt_milliseconds),
+        allowed_miss_permille: unsigned(spec.slo.allowed_miss_permille),
+        window_seconds: unsigned(spec.slo.window_seconds),
+    }
+}
+
+/// Limits on a tenant's clients.
+pub fn limits(spec: &ModelTenantSpec) -> LimitsConfig {
+    LimitsConfig {
+        max_queued_requests: unsigned(spec.limits.max_queued_requests),
+        max_streams: unsigned(spec.limits.max_streams),
+        max_prompt_tokens: spec.limits.max_prompt_tokens.map(unsigned),
+        hold_seconds: unsigned(spec.limits.hold_seconds),
+        max_body_bytes: spec.limits.max_body_bytes.bytes(),
+        ..LimitsConfig::default()
+    }
+}
+
+/// Counts of the CRD are signed by Kubernetes' convention and bounded below by the schema.
+pub fn unsigned(value: i32) -> u32 {
+    u32::try_from(value).unwrap_or(0)
+}
