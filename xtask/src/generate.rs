@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use cargo_metadata::camino::Utf8Path;
 
 use crate::finding::Finding;
+use crate::reference;
 use crate::workspace::Workspace;
 
 /// A source of committed files.
@@ -19,8 +20,10 @@ pub struct Generator {
 }
 
 /// All generators.
-pub const GENERATORS: [Generator; 1] =
-    [Generator { folder: "crds/generated", files: sluice_types::crd_yaml }];
+pub const GENERATORS: [Generator; 2] = [
+    Generator { folder: "crds/generated", files: sluice_types::crd_yaml },
+    Generator { folder: "docs/reference", files: reference::pages },
+];
 
 /// Writes what differs and removes what is stale.
 pub fn write_all(root: &Utf8Path) -> Result<()> {

@@ -13,6 +13,7 @@ mod generate;
 mod kernels;
 mod neighbours;
 mod process;
+mod reference;
 mod rules;
 mod run;
 mod rust_text;
