@@ -8,9 +8,11 @@ pub mod config;
 pub mod directive;
 pub mod grants;
 pub mod message;
+pub mod overview;
 pub mod refusal;
 pub mod restart;
 pub mod state;
 
 pub use directive::Directive;
+pub use overview::Overview;
 pub use state::State;

@@ -4,6 +4,7 @@ mod messages {
     mod directive;
     mod golden;
     mod grants;
+    mod overview;
     mod restart;
     mod state;
 }
