@@ -35,7 +35,30 @@ names! {
         Degraded,
         /// The only summary.
         Ready,
+        /// Only of a pool that is being deleted: what it waits for.
+        Terminating,
     }
+}
+
+impl ConditionType {
+    /// Those of a tenant, in the order in which they are written.
+    pub const OF_TENANT: &'static [ConditionType] = &[
+        ConditionType::Accepted,
+        ConditionType::Placed,
+        ConditionType::DevicesAllocated,
+        ConditionType::WeightsLoaded,
+        ConditionType::Serving,
+        ConditionType::Degraded,
+        ConditionType::Ready,
+    ];
+    /// Those of a pool.
+    pub const OF_POOL: &'static [ConditionType] = &[
+        ConditionType::Accepted,
+        ConditionType::Placed,
+        ConditionType::DevicesAllocated,
+        ConditionType::Degraded,
+        ConditionType::Ready,
+    ];
 }
 
 names! {
@@ -59,12 +82,30 @@ names! {
         LocalOnly,
         /// `Placed`: the model's geometry is not known yet.
         ModelNotInspected,
+        /// `Placed`: the model could not be inspected.
+        InspectionFailed,
         /// `Placed`: no GPU has room.
         NoRoom,
+        /// `DevicesAllocated`: no node with such a device takes the pod yet.
+        NotAllocated,
         /// `DevicesAllocated`: the driver refused to prepare the claim.
         DriverRefused,
         /// `WeightsLoaded`: the floor is taken; the sidecar waits.
         WaitingForMemory,
+        /// `WeightsLoaded`, `Serving`: the pod is starting.
+        PodNotReady,
+        /// `WeightsLoaded`, `Serving`, `Degraded`: containers of a pod do not start, or end again and again.
+        PodFailing,
+        /// `Serving`: `suspend` is set.
+        Suspended,
+        /// `Serving`: `replicas` is 0.
+        ScaledToZero,
+        /// `Degraded`: an object that is not the operator's has a name that one of its own needs.
+        NameTaken,
+        /// `Degraded`: the API server refused an object.
+        ApplyFailed,
+        /// `Degraded`, of a pool: a change waits until no tenant is on the GPU.
+        UpdateWaits,
         /// `Degraded`: a fatal fault of one MPS client ended all of the GPU.
         MpsFault,
         /// `Terminating`: tenants still refer to the pool.

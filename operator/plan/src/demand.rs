@@ -1,7 +1,7 @@
 //! What a slot takes of a GPU and of its host, before anybody has started it.
 
 use sluice_types::ModelTenantSpec;
-use sluice_types::tenant::TenantMemory;
+use sluice_types::tenant::{ModelStatus, TenantMemory};
 
 /// Host memory of a sidecar beside weights and KV, bytes (DESIGN 12).
 const SIDECAR_BYTES: u64 = 64 << 20;
@@ -31,6 +31,39 @@ impl Geometry {
     /// All weights: the master copy on the host.
     pub fn weights_bytes(&self) -> u64 {
         self.global_bytes + self.layer_bytes * u64::from(self.layers)
+    }
+}
+
+impl Geometry {
+    /// What `status.model` keeps of an inspection; `None` = it keeps none.
+    pub fn of_status(status: &ModelStatus) -> Option<Geometry> {
+        let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
+        let count = |value: i32| u32::try_from(value).unwrap_or(0);
+        (status.layers > 0).then(|| Geometry {
+            global_bytes: bytes(status.global_bytes),
+            layer_bytes: bytes(status.layer_bytes),
+            layers: count(status.layers),
+            kv_bytes_per_token: bytes(status.kv_bytes_per_token),
+            max_model_len: count(status.max_model_len),
+            activation_bytes: bytes(status.activation_bytes),
+            staging_bytes: bytes(status.staging_bytes),
+        })
+    }
+
+    /// As it is kept in `status.model`.
+    pub fn to_status(&self) -> ModelStatus {
+        let bytes = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        let count = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
+        ModelStatus {
+            weights_bytes: bytes(self.weights_bytes()),
+            layers: count(self.layers),
+            kv_bytes_per_token: bytes(self.kv_bytes_per_token),
+            global_bytes: bytes(self.global_bytes),
+            layer_bytes: bytes(self.layer_bytes),
+            max_model_len: count(self.max_model_len),
+            activation_bytes: bytes(self.activation_bytes),
+            staging_bytes: bytes(self.staging_bytes),
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is told of a tenant: one finding for each condition, the summary, and conditions that change only when they do.
+//! What is told of a tenant or a pool: one finding for each condition, the summary, and conditions that change only when they do.
 
 use std::collections::BTreeMap;
 
@@ -69,9 +69,9 @@ const STEPS: [ConditionType; 5] = [
     ConditionType::Serving,
 ];
 
-/// The summary: ready, or the first step that does not hold, with its reason.
-pub fn summary(findings: &Findings) -> Finding {
-    for step in STEPS {
+/// The summary of an object that has the conditions `kinds`: ready, or the first step that does not hold, with its reason.
+pub fn summary(kinds: &[ConditionType], findings: &Findings) -> Finding {
+    for step in STEPS.into_iter().filter(|step| kinds.contains(step)) {
         let found = finding(findings, step);
         if found.truth != Truth::True {
             let message = match found.message.as_str() {
@@ -89,14 +89,20 @@ fn finding(findings: &Findings, kind: ConditionType) -> Finding {
     findings.get(&kind).cloned().unwrap_or_else(nothing)
 }
 
-/// All conditions of a tenant of `generation`, the summary among them. `before` are those that it has: one whose truth stays
-/// keeps the time at which it last changed.
-pub fn conditions(before: &[Condition], findings: &Findings, generation: i64, now: &Time) -> Vec<Condition> {
+/// The conditions `kinds` of an object of `generation`, the summary among them. `before` are those that it has: one whose
+/// truth stays keeps the time at which it last changed.
+pub fn conditions(
+    kinds: &[ConditionType],
+    before: &[Condition],
+    findings: &Findings,
+    generation: i64,
+    now: &Time,
+) -> Vec<Condition> {
     let found = |kind: ConditionType| match kind {
-        ConditionType::Ready => summary(findings),
+        ConditionType::Ready => summary(kinds, findings),
         kind => finding(findings, kind),
     };
-    ConditionType::ALL.iter().map(|kind| condition(before, *kind, found(*kind), generation, now)).collect()
+    kinds.iter().map(|kind| condition(before, *kind, found(*kind), generation, now)).collect()
 }
 
 fn condition(

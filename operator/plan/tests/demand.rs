@@ -1,6 +1,7 @@
 //! What a slot takes. Expected values are worked out by hand from DESIGN 1 and DESIGN-kubernetes 2.
 
-use sluice_plan::demand::{Demand, Terms, demand};
+use sluice_plan::demand::{Demand, Geometry, Terms, demand};
+use sluice_types::tenant::ModelStatus;
 use sluice_types::{ModelTenantSpec, Quantity};
 
 use super::world::{MIB, MODEL};
@@ -63,4 +64,11 @@ fn the_host_keeps_the_master_copy_the_tier_and_the_sidecar() {
     let Demand { host_bytes, .. } = demand(&spec, &MODEL, &TERMS);
     // 35 + 65 + 64 + 32 MiB, and a twentieth of it.
     assert_eq!(host_bytes, 196 * MIB + (196 * MIB).div_ceil(20));
+}
+
+#[test]
+fn a_geometry_survives_in_the_status() {
+    assert_eq!(Geometry::of_status(&MODEL.to_status()), Some(MODEL));
+    assert_eq!(MODEL.to_status().weights_bytes, i64::try_from(35 * MIB).unwrap());
+    assert_eq!(Geometry::of_status(&ModelStatus::default()), None);
 }

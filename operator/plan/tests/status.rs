@@ -9,6 +9,7 @@ use sluice_types::conditions::{ConditionType, Reason};
 
 use super::world::{host_pool, tenant};
 
+const TENANT: &[ConditionType] = ConditionType::OF_TENANT;
 const NEW: Cluster = Cluster { image_volumes: true };
 
 fn at(moment: &str) -> Time {
@@ -24,7 +25,7 @@ fn evening() -> Time {
 }
 
 fn all_well() -> Findings {
-    let kinds = ConditionType::ALL.iter().filter(|kind| **kind != ConditionType::Ready);
+    let kinds = TENANT.iter().filter(|kind| **kind != ConditionType::Ready);
     let truth =
         |kind: ConditionType| if kind == ConditionType::Degraded { Truth::False } else { Truth::True };
     kinds.map(|kind| (*kind, Finding::as_expected(truth(*kind)))).collect()
@@ -36,7 +37,7 @@ fn of<'a>(conditions: &'a [Condition], kind: &str) -> &'a Condition {
 
 #[test]
 fn at_first_sight_all_conditions_are_there_and_unknown() {
-    let first = conditions(&[], &Findings::new(), 4, &morning());
+    let first = conditions(TENANT, &[], &Findings::new(), 4, &morning());
     let kinds: Vec<_> = first.iter().map(|condition| condition.type_.as_str()).collect();
     let documented =
         ["Accepted", "Placed", "DevicesAllocated", "WeightsLoaded", "Serving", "Degraded", "Ready"];
@@ -49,11 +50,11 @@ fn at_first_sight_all_conditions_are_there_and_unknown() {
 
 #[test]
 fn ready_is_the_first_step_that_does_not_hold() {
-    assert_eq!(summary(&all_well()).truth, Truth::True);
+    assert_eq!(summary(TENANT, &all_well()).truth, Truth::True);
     let mut findings = all_well();
     findings.insert(ConditionType::Serving, Finding::no(Reason::WaitingForMemory, "late"));
     findings.insert(ConditionType::Placed, Finding::no(Reason::NoRoom, "no GPU"));
-    let ready = summary(&findings);
+    let ready = summary(TENANT, &findings);
     assert_eq!(
         (ready.truth, ready.reason, ready.message.as_str()),
         (Truth::False, Reason::NoRoom, "Placed: no GPU")
@@ -65,36 +66,36 @@ fn what_is_degraded_may_be_ready() {
     let mut findings = all_well();
     let fault = Finding { truth: Truth::True, reason: Reason::MpsFault, message: String::new() };
     findings.insert(ConditionType::Degraded, fault);
-    assert_eq!(summary(&findings).truth, Truth::True);
+    assert_eq!(summary(TENANT, &findings).truth, Truth::True);
 }
 
 #[test]
 fn a_condition_keeps_its_time_until_its_truth_changes() {
-    let before = conditions(&[], &all_well(), 1, &morning());
+    let before = conditions(TENANT, &[], &all_well(), 1, &morning());
     let mut findings = all_well();
     findings.insert(ConditionType::Serving, Finding::no(Reason::WaitingForMemory, ""));
-    let after = conditions(&before, &findings, 2, &evening());
+    let after = conditions(TENANT, &before, &findings, 2, &evening());
     assert_eq!(of(&after, "Placed").last_transition_time, morning());
     assert_eq!(of(&after, "Serving").last_transition_time, evening());
     assert_eq!(of(&after, "Ready").last_transition_time, evening());
     assert_eq!(of(&after, "Placed").observed_generation, Some(2));
     // Another reason alone is no transition.
     findings.insert(ConditionType::Serving, Finding::no(Reason::DriverRefused, ""));
-    let later = conditions(&after, &findings, 2, &at("2026-01-02T08:00:00Z"));
+    let later = conditions(TENANT, &after, &findings, 2, &at("2026-01-02T08:00:00Z"));
     assert_eq!(of(&later, "Serving").last_transition_time, evening());
     assert_eq!(of(&later, "Serving").reason, "DriverRefused");
 }
 
 #[test]
 fn nothing_that_changes_nothing_is_written() {
-    let before = conditions(&[], &all_well(), 1, &morning());
-    assert_eq!(conditions(&before, &all_well(), 1, &evening()), before);
+    let before = conditions(TENANT, &[], &all_well(), 1, &morning());
+    assert_eq!(conditions(TENANT, &before, &all_well(), 1, &evening()), before);
 }
 
 #[test]
 fn a_message_fits_what_the_api_server_takes() {
     let long = [(ConditionType::Placed, Finding::no(Reason::NoRoom, "ä".repeat(40_000)))];
-    let told = conditions(&[], &Findings::from(long), 1, &morning());
+    let told = conditions(TENANT, &[], &Findings::from(long), 1, &morning());
     assert!(told.iter().all(|condition| condition.message.len() <= 32_768));
 }
 

@@ -63,6 +63,16 @@ pub struct ModelStatus {
     pub layers: i32,
     /// KV of one token over all layers, bytes.
     pub kv_bytes_per_token: i64,
+    /// Weights that belong to no layer (embeddings, head, norms), bytes.
+    pub global_bytes: i64,
+    /// Weights of the largest layer, bytes.
+    pub layer_bytes: i64,
+    /// Longest sequence that the model was made for, tokens.
+    pub max_model_len: i32,
+    /// Activations of the smallest step, bytes.
+    pub activation_bytes: i64,
+    /// Staging buffers, bytes.
+    pub staging_bytes: i64,
 }
 
 /// One slot.
