@@ -168,9 +168,10 @@ pub const TABLE: [Row; 18] = [
         ],
         ..BLANK
     },
+    // rustix: it starts the components of a cluster and ends them.
     Row {
         name: "sluice-e2e",
-        may: &["sluice-types", "sluice-wire", "k8s-openapi", "kube", "reqwest", "tokio"],
+        may: &["sluice-types", "sluice-wire", "k8s-openapi", "kube", "reqwest", "tokio", "rustix"],
         never: &[
             "sluice-plan",
             "sluice-operator",

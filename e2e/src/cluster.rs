@@ -1,0 +1,123 @@
+//! A Kubernetes for tests: an API server with its etcd, shared by all tests of a binary.
+//!
+//! Every test takes a namespace of its own ([`Api::namespace`]); whatever has no namespace, a test names after it.
+
+pub mod audit;
+mod binaries;
+mod certificates;
+mod child;
+mod control_plane;
+mod crds;
+mod kubeconfig;
+mod last_words;
+mod wait;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::{ObjectMeta, PostParams};
+use kube::{Client, Config};
+use tokio::sync::OnceCell;
+
+pub use self::binaries::{Binaries, skipped};
+use self::control_plane::ControlPlane;
+pub use self::wait::{PATIENCE, eventually, within};
+
+/// An API server with the CRDs of this tree established.
+pub struct Api {
+    kubeconfig: PathBuf,
+    kubectl: Option<PathBuf>,
+    /// `None`: a cluster that somebody else runs (`SLUICE_KUBECONFIG`).
+    own: Option<ControlPlane>,
+}
+
+/// The API server of this test binary, started at the first call and ended with the process; `None`, with a line that
+/// says why, where there are no binaries to start it from.
+///
+/// With `SLUICE_KUBECONFIG` it is the cluster of that file, whose CRDs are replaced by those of this tree.
+///
+/// # Panics
+/// If it does not start.
+pub async fn api() -> Option<&'static Api> {
+    static SHARED: OnceCell<Option<Api>> = OnceCell::const_new();
+    SHARED.get_or_init(start).await.as_ref()
+}
+
+async fn start() -> Option<Api> {
+    let api = match std::env::var_os("SLUICE_KUBECONFIG").filter(|path| !path.is_empty()) {
+        Some(path) => {
+            Api { kubeconfig: path.into(), kubectl: Binaries::find().map(|all| all.kubectl()), own: None }
+        }
+        None => {
+            let binaries = Binaries::find()?;
+            let own = ControlPlane::start(&binaries).await;
+            Api { kubeconfig: own.admin(), kubectl: Some(binaries.kubectl()), own: Some(own) }
+        }
+    };
+    crds::establish(&api.client().await).await;
+    Some(api)
+}
+
+impl Api {
+    /// A kubeconfig of a user who may do everything.
+    pub fn kubeconfig_path(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// A client of a user who may do everything. One per test: a client lives on the runtime that made it.
+    pub async fn client(&self) -> Client {
+        client_of(&self.kubeconfig).await
+    }
+
+    /// A kubeconfig of `user`, who is in `group` and may do what RBAC says.
+    ///
+    /// # Panics
+    /// On a cluster that somebody else runs: only ours gives out certificates.
+    pub fn kubeconfig_of(&self, user: &str, group: Option<&str>) -> PathBuf {
+        self.own.as_ref().expect("users are made on our own API server alone").user(user, group)
+    }
+
+    /// A client of `user`, who is in `group` and may do what RBAC says. See [`Api::kubeconfig_of`].
+    pub async fn client_of(&self, user: &str, group: Option<&str>) -> Client {
+        client_of(&self.kubeconfig_of(user, group)).await
+    }
+
+    /// Every request so far, by whom and how it was answered; `None` on a cluster that somebody else runs.
+    pub fn audit_log(&self) -> Option<Vec<audit::Record>> {
+        self.own.as_ref().map(|own| audit::read(&own.audit_log()))
+    }
+
+    /// kubectl of the same version, as the user who may do everything.
+    pub fn kubectl(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.kubectl.as_deref().unwrap_or(Path::new("kubectl")));
+        command.arg("--kubeconfig").arg(&self.kubeconfig).args(arguments);
+        command
+    }
+
+    /// Makes a namespace that no other test has: `name` and a number.
+    ///
+    /// # Panics
+    /// If the API server refuses it.
+    pub async fn namespace(&self, name: &str) -> String {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{name}-{}-{number}", std::process::id());
+        let metadata = ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() };
+        let namespace = Namespace { metadata, ..Namespace::default() };
+        let all = kube::Api::<Namespace>::all(self.client().await);
+        all.create(&PostParams::default(), &namespace)
+            .await
+            .unwrap_or_else(|e| panic!("namespace {name}: {e}"));
+        name
+    }
+}
+
+async fn client_of(kubeconfig: &Path) -> Client {
+    let shown = kubeconfig.display();
+    let read = kube::config::Kubeconfig::read_from(kubeconfig).unwrap_or_else(|e| panic!("{shown}: {e}"));
+    let config = Config::from_custom_kubeconfig(read, &kube::config::KubeConfigOptions::default()).await;
+    let config = config.unwrap_or_else(|e| panic!("{shown}: {e}"));
+    Client::try_from(config).unwrap_or_else(|e| panic!("{shown}: {e}"))
+}

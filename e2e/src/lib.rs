@@ -1,0 +1,7 @@
+//! What tests against Kubernetes share: real components of a pinned version, started from a folder of binaries.
+//!
+//! A black box: it knows the CRDs and nothing else of the product. See docs/testing-cluster.md.
+//!
+//! Failing to start what a test needs is a failed test, so this panics with a message instead of returning errors.
+
+pub mod cluster;

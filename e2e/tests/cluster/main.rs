@@ -1,0 +1,5 @@
+//! The CRDs on a real API server.
+// Helpers outside test functions unwrap too.
+#![allow(clippy::unwrap_used)]
+
+mod server;
