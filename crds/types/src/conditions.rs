@@ -80,6 +80,10 @@ names! {
         GroupNotFound,
         /// `Accepted`: `File` sources and key files exist only for local processes.
         LocalOnly,
+        /// `Accepted`: the model's files cannot be had, or not with this credential.
+        ModelUnreadable,
+        /// `Accepted`: the model's files are no model that is served.
+        ModelUnsupported,
         /// `Placed`: the model's geometry is not known yet.
         ModelNotInspected,
         /// `Placed`: the model could not be inspected.

@@ -2,6 +2,7 @@
 
 mod messages {
     mod directive;
+    mod geometry;
     mod golden;
     mod grants;
     mod overview;

@@ -9,6 +9,7 @@
 
 pub mod accept;
 pub mod demand;
+pub mod geometry;
 pub mod gpu;
 pub mod objects;
 pub mod place;

@@ -28,7 +28,8 @@ pub use self::config::{config_map, sidecar_config};
 pub use self::network::{clients_policy, neighbours_policy};
 pub use self::pod::deployment;
 pub use self::service::{budget, service};
-use crate::demand::{Demand, Geometry};
+use crate::demand::Demand;
+use crate::geometry::Geometry;
 use crate::gpu::Gpu;
 
 /// Label of everything that belongs to a tenant: its name.

@@ -1,12 +1,12 @@
 //! What a slot takes. Expected values are worked out by hand from DESIGN 1 and DESIGN-kubernetes 2.
 
-use sluice_plan::demand::{Demand, Geometry, Terms, demand};
-use sluice_types::tenant::ModelStatus;
+use sluice_plan::demand::{Demand, Terms, demand};
+use sluice_types::pool::Policy;
 use sluice_types::{ModelTenantSpec, Quantity};
 
 use super::world::{MIB, MODEL};
 
-const TERMS: Terms = Terms { chunk_bytes: MIB, context_bytes: 0 };
+const TERMS: Terms = Terms { chunk_bytes: MIB, context_bytes: 0, policy: Policy::Unified };
 
 fn spec() -> ModelTenantSpec {
     let written = r#"{
@@ -36,22 +36,35 @@ fn a_cap_that_frees_nothing_keeps_all_layers() {
 }
 
 #[test]
-fn guaranteed_kv_is_what_is_asked_for_or_one_sequence_less_the_host_tier() {
+fn guaranteed_kv_is_what_is_asked_for_and_at_least_one_sequence() {
     let with = |change: &dyn Fn(&mut ModelTenantSpec)| {
         let mut spec = spec();
         change(&mut spec);
         floor(&spec) - 21
     };
+    // A block is 1.6 KiB, so one chunk of a MiB holds 640 and a sequence of 4,096 tokens has 2,560.
+    assert_eq!(with(&|_| ()), 4);
     assert_eq!(with(&|s| s.memory.guaranteed_kv = Some(Quantity::from_bytes(9 * MIB))), 9);
+    assert_eq!(with(&|s| s.memory.guaranteed_kv = Some(Quantity::from_bytes(3 * MIB))), 4);
     assert_eq!(with(&|s| s.model.max_model_len = Some(2048)), 2);
-    assert_eq!(with(&|s| s.memory.host_kv = Quantity::from_bytes(3 * MIB)), 1);
-    assert_eq!(with(&|s| s.memory.host_kv = Quantity::from_bytes(30 * MIB)), 0);
-    assert_eq!(with(&|s| s.memory.kv_limit = Some(Quantity::from_bytes(2 * MIB))), 2);
+    let limited = |s: &mut ModelTenantSpec| {
+        s.memory.guaranteed_kv = Some(Quantity::from_bytes(9 * MIB));
+        s.memory.kv_limit = Some(Quantity::from_bytes(6 * MIB));
+    };
+    assert_eq!(with(&limited), 6);
+}
+
+#[test]
+fn a_policy_that_moves_no_layers_and_lends_no_activations_has_a_higher_floor() {
+    let floor = |policy| demand(&spec(), &MODEL, &Terms { policy, ..TERMS }).floor_bytes / MIB;
+    // The largest step takes a MiB more than the smallest; all ten layers stay.
+    assert_eq!([Policy::Unified, Policy::Oneiros].map(floor), [25, 26]);
+    assert_eq!([Policy::Ellm, Policy::Recompute, Policy::OrbitFlow].map(floor), [40, 41, 41]);
 }
 
 #[test]
 fn everything_is_whole_chunks_and_contexts_are_paid() {
-    let terms = Terms { chunk_bytes: 2 * MIB, context_bytes: 7 };
+    let terms = Terms { chunk_bytes: 2 * MIB, context_bytes: 7, ..TERMS };
     // Of two MiB each: 3 for the globals, 2 for each of five layers, 2 for KV, 1 for activations.
     assert_eq!(demand(&spec(), &MODEL, &terms).floor_bytes, 2 * (3 + 10 + 2 + 1) * MIB + 7);
 }
@@ -64,11 +77,4 @@ fn the_host_keeps_the_master_copy_the_tier_and_the_sidecar() {
     let Demand { host_bytes, .. } = demand(&spec, &MODEL, &TERMS);
     // 35 + 65 + 64 + 32 MiB, and a twentieth of it.
     assert_eq!(host_bytes, 196 * MIB + (196 * MIB).div_ceil(20));
-}
-
-#[test]
-fn a_geometry_survives_in_the_status() {
-    assert_eq!(Geometry::of_status(&MODEL.to_status()), Some(MODEL));
-    assert_eq!(MODEL.to_status().weights_bytes, i64::try_from(35 * MIB).unwrap());
-    assert_eq!(Geometry::of_status(&ModelStatus::default()), None);
 }

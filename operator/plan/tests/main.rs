@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod demand;
+mod floor;
 mod flows;
+mod geometry;
 mod objects;
 mod place;
 mod place_random;

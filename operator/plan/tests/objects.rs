@@ -162,12 +162,16 @@ fn what_a_directive_carries_restarts_nobody() {
         template["metadata"]["annotations"]["sluice.dev/config-digest"].as_str().unwrap().to_owned()
     };
     let before = digest(&host_pool(), json!({}), 1);
-    let carried =
-        json!({"priority": 3, "memory": {"maxRemappedPercent": 5}, "idle": {"hibernateAfterSeconds": 900}});
+    let carried = json!({"priority": 3, "idle": {"hibernateAfterSeconds": 900}});
     let mut other = host_pool();
     other.spec.policy = sluice_types::pool::Policy::Oneiros;
     assert_eq!(digest(&other, carried, 2), before);
-    assert_ne!(digest(&host_pool(), json!({"memory": {"hostKv": "1Gi"}}), 1), before);
+    for fixed in [json!({"hostKv": "1Gi"}), json!({"maxRemappedPercent": 5})] {
+        assert_ne!(digest(&host_pool(), json!({"memory": fixed}), 1), before, "{fixed}");
+    }
+    let mut other = host_pool();
+    other.spec.gpus[0].sharing.mode = sluice_types::pool::SharingMode::Spatial;
+    assert_ne!(digest(&other, json!({}), 1), before);
 }
 
 #[test]

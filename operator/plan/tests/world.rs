@@ -18,6 +18,7 @@ pub const MODEL: Geometry = Geometry {
     kv_bytes_per_token: 1 << 10,
     max_model_len: 4096,
     activation_bytes: MIB,
+    step_activation_bytes: 2 * MIB,
     staging_bytes: 0,
 };
 

@@ -63,15 +63,26 @@ pub struct ModelStatus {
     pub layers: i32,
     /// KV of one token over all layers, bytes.
     pub kv_bytes_per_token: i64,
-    /// Weights that belong to no layer (embeddings, head, norms), bytes.
+    /// Weights that belong to no layer, bytes.
+    #[serde(default)]
     pub global_bytes: i64,
     /// Weights of the largest layer, bytes.
+    #[serde(default)]
     pub layer_bytes: i64,
-    /// Longest sequence that the model was made for, tokens.
+    /// Tokens that the model was made for.
+    #[serde(default)]
     pub max_model_len: i32,
-    /// Activations of the smallest step, bytes.
+    /// Activations of the smallest step, without what each thread of the engine needs, bytes.
+    #[serde(default)]
     pub activation_bytes: i64,
+    /// Activations of the largest step, without what each thread of the engine needs, bytes.
+    #[serde(default)]
+    pub step_activation_bytes: i64,
+    /// Activations more for each thread of the engine, bytes.
+    #[serde(default)]
+    pub thread_bytes: i64,
     /// Staging buffers, bytes.
+    #[serde(default)]
     pub staging_bytes: i64,
 }
 

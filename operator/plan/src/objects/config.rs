@@ -14,6 +14,7 @@ use sluice_wire::config::{
 
 use super::volumes::{CONFIG, KEYS, NEIGHBOURHOOD, RUN, TLS, model_folder};
 use super::{ADMIN_PORT, PROBE_PORT, Placed, SERVE_PORT, claim, meta, name};
+use crate::geometry::threads;
 use crate::written::{limits, memory, sharing, slo, unsigned};
 
 /// Key of the configuration in its ConfigMap, and its file's name in the pod.
@@ -53,7 +54,7 @@ pub fn sidecar_config(placed: &Placed<'_>) -> SidecarConfig {
         api_keys_file: keys_file(placed.tenant),
         listen: listen(placed),
         runtime_dir: RUN.into(),
-        engine: EngineConfig { spawn: None, threads: 0 },
+        engine: EngineConfig { spawn: None, threads: threads(spec) },
         hibernate_after_seconds: Some(unsigned(spec.idle.hibernate_after_seconds)),
         drain_seconds: unsigned(spec.drain_seconds),
         journal: None,

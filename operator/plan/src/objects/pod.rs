@@ -131,15 +131,14 @@ fn toleration(written: &Written) -> Toleration {
     }
 }
 
-/// What a directive carries is taken up by a running sidecar, so it does not count: a neighbour that comes or goes, another
-/// priority or policy restarts nobody.
+/// What a directive changes in a running sidecar does not count: a neighbour that comes or goes, another priority or policy
+/// restarts nobody. How the GPU is shared and how much may be remapped follow from the start: a sidecar refuses a directive
+/// that says otherwise.
 fn digest(mut config: SidecarConfig) -> String {
     config.policy = String::new();
-    config.memory.max_remapped_percent = 0;
     config.hibernate_after_seconds = None;
     if let Some(place) = &mut config.neighbourhood {
         (place.share_bytes, place.priority) = (0, 0);
-        place.sharing = sluice_wire::directive::Sharing::Isolated;
     }
     let text = serde_json::to_string(&config).expect("a configuration serialises");
     format!("{:016x}", fnv1a(&text))

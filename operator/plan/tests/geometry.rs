@@ -1,0 +1,47 @@
+//! What is remembered of an inspection.
+
+use sluice_plan::geometry::{Geometry, status, threads};
+use sluice_types::tenant::ModelStatus;
+use sluice_wire::geometry::Geometry as Told;
+
+use super::world::tenant;
+
+const TOLD: Told = Told {
+    global_bytes: 5,
+    layer_bytes: 30,
+    layers: 10,
+    kv_bytes_per_token: 7,
+    max_model_len: 4096,
+    activation_bytes: 100,
+    step_activation_bytes: 200,
+    thread_bytes: 11,
+    staging_bytes: 3,
+};
+
+#[test]
+fn a_status_keeps_all_of_an_inspection_and_threads_are_paid_for() {
+    let kept = status(&TOLD);
+    assert_eq!((kept.weights_bytes, kept.layers, kept.kv_bytes_per_token), (305, 10, 7));
+    let model = Geometry::of_status(&kept, 4).expect("an inspected model");
+    assert_eq!((model.activation_bytes, model.step_activation_bytes), (144, 244));
+    assert_eq!((model.weights_bytes(), model.max_model_len, model.staging_bytes), (305, 4096, 3));
+}
+
+#[test]
+fn a_status_of_an_operator_that_knew_less_is_no_geometry() {
+    let old = ModelStatus { weights_bytes: 305, layers: 10, kv_bytes_per_token: 7, ..ModelStatus::default() };
+    assert_eq!(Geometry::of_status(&old, 1), None);
+    let negative = ModelStatus { thread_bytes: -1, ..status(&TOLD) };
+    assert_eq!(Geometry::of_status(&negative, 1), None);
+}
+
+#[test]
+fn an_engine_has_the_threads_of_its_cpus() {
+    let with =
+        |resources| threads(&tenant("a", serde_json::json!({"engine": {"resources": resources}})).spec);
+    let null = serde_json::Value::Null;
+    assert_eq!(with(null), 1);
+    assert_eq!(with(serde_json::json!({"requests": {"cpu": "3"}})), 3);
+    assert_eq!(with(serde_json::json!({"requests": {"cpu": "3"}, "limits": {"cpu": "5500m"}})), 5);
+    assert_eq!(with(serde_json::json!({"limits": {"cpu": "500m"}})), 1);
+}
