@@ -10,6 +10,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::bench::{self, BenchArgs};
+use crate::explain::{self, ExplainArgs};
 use crate::top::{self, TopArgs};
 use crate::up::{self, UpArgs};
 use crate::{EX_CONFIG, Misconfigured, siblings};
@@ -18,6 +19,9 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
     let (api, wire) = (sluice_types::API_VERSION, sluice_wire::state::VERSION);
     format!("{} (commit {}, API {api}, wire {wire})", env!("CARGO_PKG_VERSION"), env!("SLUICE_COMMIT"))
 });
+
+/// Name under which kubectl's plugin runs.
+pub const KUBECTL: &str = "kubectl sluice";
 
 /// Run LLM tenants whose device memory flows to whoever needs it, watch them, measure them.
 #[derive(Debug, Parser)]
@@ -36,6 +40,8 @@ enum Command {
     Up(UpArgs),
     /// Show where the memory of running tenants is, and their figures.
     Top(TopArgs),
+    /// Say why a tenant does not run, is slow, or has lent its memory.
+    Explain(ExplainArgs),
     /// Drive any OpenAI-compatible endpoint and report what its clients felt.
     Bench(BenchArgs),
     /// Say what the GPUs of this machine can do (starts sluice-gpu-probe).
@@ -57,6 +63,17 @@ enum Command {
     },
 }
 
+impl Command {
+    /// As a plugin of kubectl, commands are about a cluster.
+    fn look_into(&mut self, cluster: bool) {
+        match self {
+            Command::Top(args) => args.cluster.cluster |= cluster,
+            Command::Explain(args) => args.cluster.cluster |= cluster,
+            _ => {}
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum CompletionShell {
     Bash,
@@ -69,7 +86,8 @@ pub fn main(name: &'static str) -> ExitCode {
     let installed = rustls::crypto::ring::default_provider().install_default();
     assert!(installed.is_ok(), "nobody installs a TLS provider before main");
     let cli = Cli::from_arg_matches(&Cli::command().bin_name(name).get_matches());
-    let cli = cli.unwrap_or_else(|error| error.exit());
+    let mut cli = cli.unwrap_or_else(|error| error.exit());
+    cli.command.look_into(name == KUBECTL);
     log_to_stderr();
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
@@ -93,6 +111,7 @@ fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Up(args) => block_on(up::run(args)),
         Command::Top(args) => block_on(top::run(args)),
+        Command::Explain(args) => block_on(explain::run(args)),
         Command::Bench(args) => block_on(bench::run(args)),
         Command::GpuProbe { args } => gpu_probe(&args),
         Command::Completion { shell } => {

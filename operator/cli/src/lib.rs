@@ -1,14 +1,20 @@
-//! `sluice`, also `kubectl-sluice`: run tenants, watch them, measure them.
+//! `sluice`, also `kubectl-sluice`: run tenants, watch them, say why they are as they are, measure them.
 //!
 //! What it does not do: link the sidecar or the engine. It starts them as processes and reads what they write.
 
 mod admin;
 pub mod bench;
+pub mod cluster;
 pub mod command;
+pub mod explain;
 pub mod runtime;
 pub mod siblings;
 pub mod top;
 pub mod up;
+
+use std::fmt::Display;
+use std::io::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A configuration that cannot be used: trying again will not help. Ends the process with [`EX_CONFIG`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,3 +23,15 @@ pub struct Misconfigured(pub String);
 
 /// Exit status of [`Misconfigured`] (sysexits.h), also between a sidecar and `sluice up`.
 pub const EX_CONFIG: u8 = 78;
+
+/// A line on stdout.
+fn print(line: impl Display) {
+    // A reader that has gone, such as `head`, wants no more lines.
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+/// Now, milliseconds since the Unix epoch.
+fn now_unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

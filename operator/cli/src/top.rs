@@ -1,6 +1,7 @@
 //! `sluice top`: where the memory of running tenants is, and their figures.
 //!
-//! Sidecars are found in the runtime folder and asked over their admin ports. What is shown is built as lines of text
+//! Sidecars of this machine are found in the runtime folder and asked over their admin ports; in a cluster the operator's
+//! leader tells what it read of them last. What is shown is built as lines of text
 //! ([`view`]), the same for the live screen and for `--once`.
 
 pub mod figures;
@@ -9,16 +10,18 @@ mod poll;
 mod screen;
 pub mod view;
 
-use std::fmt::Display;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::bail;
 
+use crate::admin::Admin;
+use crate::cluster::{ClusterArgs, Leader};
 use crate::runtime::RuntimeFolder;
-use poll::Poller;
+use crate::{now_unix_ms, print};
 pub use poll::Sighting;
+use poll::{Poller, Source};
 use view::View;
 
 /// Between two looks at the sidecars.
@@ -39,6 +42,9 @@ pub struct TopArgs {
     /// Runtime folder instead of the user's own.
     #[arg(long, env = "SLUICE_RUNTIME_DIR")]
     pub runtime_dir: Option<PathBuf>,
+    /// Where the tenants are.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
 }
 
 /// Shows the tenants, live or once.
@@ -46,7 +52,11 @@ pub struct TopArgs {
 /// # Errors
 /// The runtime folder cannot be read, or the live screen is asked for without a terminal.
 pub async fn run(args: TopArgs) -> anyhow::Result<()> {
-    let poller = Poller::new(RuntimeFolder::open(args.runtime_dir.as_deref())?)?;
+    let source = match args.cluster.meant() {
+        true => Source::Cluster(Box::new(Leader::of(args.cluster.connect().await?))),
+        false => Source::Here(RuntimeFolder::open(args.runtime_dir.as_deref())?, Admin::new()?),
+    };
+    let poller = Poller::new(source);
     let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     match (args.once, args.json) {
         (true, true) => once_json(poller).await,
@@ -80,22 +90,16 @@ async fn once_text(mut poller: Poller) -> anyhow::Result<()> {
     poller.poll().await?;
     tokio::time::sleep(REFRESH).await;
     let sightings = poller.poll().await?;
-    let view =
-        View { sightings: &sightings, selected: usize::MAX, colour: false, now_unix_ms: now_unix_ms() };
+    let view = View {
+        sightings: &sightings,
+        selected: usize::MAX,
+        colour: false,
+        now_unix_ms: now_unix_ms(),
+        nobody: poller.nobody(),
+    };
     for line in view::text(&view, ONCE_COLUMNS) {
         // What others wrote must not steer the terminal. The live screen leaves such characters out by itself.
         print(line.to_string().replace(char::is_control, " ").trim_end());
     }
     Ok(())
-}
-
-/// A line on stdout.
-fn print(line: impl Display) {
-    // A reader that has gone, such as `head`, wants no more lines.
-    let _ = writeln!(std::io::stdout(), "{line}");
-}
-
-fn now_unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -4,6 +4,7 @@
 
 mod bench;
 mod command;
+mod explain;
 mod neighbours;
 mod support;
 mod top;

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use futures_util::future::join_all;
-use sluice_wire::State;
+use sluice_wire::state::TenantReport;
+use sluice_wire::{Overview, State};
 
 use crate::admin::Admin;
+use crate::cluster::Leader;
 use crate::runtime::{Running, RuntimeFolder};
 
 /// What was seen of one sidecar.
@@ -19,11 +21,67 @@ pub struct Sighting {
     pub tokens_per_s: Option<f64>,
 }
 
+/// Where sidecars are found.
+#[derive(Debug)]
+pub enum Source {
+    /// On this machine.
+    Here(RuntimeFolder, Admin),
+    /// In a cluster.
+    Cluster(Box<Leader>),
+}
+
+/// A sidecar and its state, or why that cannot be had.
+type Seen = (String, Result<State, String>);
+
+impl Source {
+    /// All sidecars, in order of their titles.
+    async fn look(&mut self) -> anyhow::Result<Vec<Seen>> {
+        match self {
+            Source::Here(runtime, admin) => {
+                let running = runtime.running()?;
+                Ok(join_all(running.into_iter().map(|sidecar| ask(admin, sidecar))).await)
+            }
+            Source::Cluster(leader) => Ok(seen(leader.overview().await?)),
+        }
+    }
+}
+
+/// What an overview tells, in order of titles; a tenant that is on several GPUs is told apart by them.
+fn seen(overview: Overview) -> Vec<Seen> {
+    let mut all: Vec<(String, String, Result<State, String>)> = Vec::new();
+    for gpu in overview.gpus {
+        if let Some(problem) = gpu.problem {
+            let title = format!("{}/{}", gpu.namespace, gpu.name);
+            all.push((title, String::new(), Err(format!("the GPU's sidecars were not read: {problem}"))));
+        }
+        for report in gpu.tenants {
+            let (title, state) = reported(report);
+            all.push((title, gpu.name.clone(), state));
+        }
+    }
+    all.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
+    let shown = |at: usize| {
+        let (title, gpu, _) = &all[at];
+        let twice = all.iter().filter(|other| other.0 == *title).count() > 1;
+        if twice { format!("{title}@{gpu}") } else { title.clone() }
+    };
+    let titles: Vec<String> = (0..all.len()).map(shown).collect();
+    titles.into_iter().zip(all).map(|(title, (_, _, state))| (title, state)).collect()
+}
+
+fn reported(report: TenantReport) -> Seen {
+    match report {
+        TenantReport::State(state) => {
+            (format!("{}/{}", state.tenant.namespace, state.tenant.name), Ok(*state))
+        }
+        TenantReport::Unreachable { namespace, name, reason } => (format!("{namespace}/{name}"), Err(reason)),
+    }
+}
+
 /// Looks at all sidecars and remembers what a rate needs.
 #[derive(Debug)]
 pub struct Poller {
-    runtime: RuntimeFolder,
-    admin: Admin,
+    source: Source,
     before: BTreeMap<String, Count>,
 }
 
@@ -36,25 +94,29 @@ struct Count {
 
 impl Poller {
     /// A poller that has seen nothing.
-    ///
-    /// # Errors
-    /// No HTTP client can be made.
-    pub fn new(runtime: RuntimeFolder) -> anyhow::Result<Self> {
-        Ok(Poller { runtime, admin: Admin::new()?, before: BTreeMap::new() })
+    pub fn new(source: Source) -> Self {
+        Poller { source, before: BTreeMap::new() }
+    }
+
+    /// What to say when there is nobody.
+    pub const fn nobody(&self) -> &'static str {
+        match self.source {
+            Source::Here(..) => "no sidecar runs; start one with sluice up -f FILE",
+            Source::Cluster(_) => "no tenant has a GPU; kubectl get modeltenants -A says why",
+        }
     }
 
     /// One look at all, in order of their titles.
     ///
     /// # Errors
-    /// The runtime folder cannot be read.
+    /// The runtime folder cannot be read, or the operator's leader does not answer.
     pub async fn poll(&mut self) -> anyhow::Result<Vec<Sighting>> {
-        let running = self.runtime.running()?;
-        let states = join_all(running.into_iter().map(|sidecar| ask(&self.admin, sidecar))).await;
+        let states = self.source.look().await?;
         let counts: BTreeMap<_, _> =
             states.iter().filter_map(|(title, s)| Some((title.clone(), count(s.as_ref().ok()?)))).collect();
         let sightings = states.into_iter().map(|(title, state)| Sighting {
             tokens_per_s: counts.get(&title).and_then(|now| rate(*self.before.get(&title)?, *now)),
-            state: state.map_err(|error| format!("{error:#}")),
+            state,
             title,
         });
         let sightings = sightings.collect();
@@ -74,16 +136,18 @@ fn rate(before: Count, now: Count) -> Option<f64> {
     Some(tokens as f64 * 1e3 / ms as f64)
 }
 
-async fn ask(admin: &Admin, sidecar: Running) -> (String, anyhow::Result<State>) {
+async fn ask(admin: &Admin, sidecar: Running) -> Seen {
     let state = match sidecar.record {
         Ok(record) => admin.state(&record).await,
         Err(error) => Err(error),
     };
-    (sidecar.title, state)
+    (sidecar.title, state.map_err(|error| format!("{error:#}")))
 }
 
 #[cfg(test)]
 mod tests {
+    use sluice_wire::overview::GpuOverview;
+
     use super::*;
 
     const fn at(at_unix_ms: u64, tokens: u64) -> Count {
@@ -100,5 +164,29 @@ mod tests {
         assert_eq!(rate(at(1000, 10), at(1500, 4)), None);
         assert_eq!(rate(at(1000, 10), at(1000, 10)), None);
         assert_eq!(rate(at(1000, 10), at(900, 20)), None);
+    }
+
+    #[test]
+    fn a_tenant_on_two_gpus_is_told_apart_by_them_and_a_gpu_that_was_not_read_is_a_finding() {
+        let silent = |name: &str| TenantReport::Unreachable {
+            namespace: "team".into(),
+            name: name.into(),
+            reason: "gone".into(),
+        };
+        let gpu = |name: &str, tenants: Vec<TenantReport>, problem: Option<&str>| GpuOverview {
+            namespace: "team".into(),
+            name: name.into(),
+            problem: problem.map(Into::into),
+            tenants,
+            ..GpuOverview::default()
+        };
+        let gpus = vec![
+            gpu("p-b-1", vec![silent("chat")], None),
+            gpu("p-b-0", vec![silent("chat"), silent("code")], None),
+            gpu("p-b-2", Vec::new(), Some("no sidecar is ready")),
+        ];
+        let titles: Vec<_> =
+            seen(Overview { gpus, ..Overview::default() }).into_iter().map(|s| s.0).collect();
+        assert_eq!(titles, ["team/chat@p-b-0", "team/chat@p-b-1", "team/code", "team/p-b-2"]);
     }
 }

@@ -9,7 +9,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::view::{self, View};
-use super::{Poller, REFRESH, Sighting, now_unix_ms};
+use super::{Poller, REFRESH, Sighting};
+use crate::now_unix_ms;
 
 /// Shows the screen and gives the terminal back as it was.
 pub async fn live(poller: Poller, colour: bool) -> anyhow::Result<()> {
@@ -23,12 +24,13 @@ pub async fn live(poller: Poller, colour: bool) -> anyhow::Result<()> {
 async fn watch(terminal: &mut DefaultTerminal, poller: Poller, colour: bool) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut keys = keys();
+    let nobody = poller.nobody();
     let mut looks = looks(poller);
     let mut screen = Screen::default();
     loop {
         terminal.draw(|frame| {
             let (sightings, selected) = (&screen.sightings, screen.index());
-            let view = View { sightings, selected, colour, now_unix_ms: now_unix_ms() };
+            let view = View { sightings, selected, colour, now_unix_ms: now_unix_ms(), nobody };
             let (width, height) = (frame.area().width.into(), frame.area().height.into());
             frame.render_widget(Paragraph::new(view::screen(&view, width, height)), frame.area());
         })?;

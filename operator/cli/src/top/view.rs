@@ -26,6 +26,8 @@ pub struct View<'a> {
     pub colour: bool,
     /// The time, milliseconds since the Unix epoch.
     pub now_unix_ms: u64,
+    /// What to say when there is nobody.
+    pub nobody: &'static str,
 }
 
 /// Most rows of one map.
@@ -131,7 +133,7 @@ fn header(view: &View, keys: &'static str) -> Line<'static> {
     let silent = all - view.answered().count();
     let mut text = format!("   {all} tenant{}", if all == 1 { "" } else { "s" });
     if all == 0 {
-        text = "   no sidecar runs; start one with sluice up -f FILE".into();
+        text = format!("   {}", view.nobody);
     }
     if silent > 0 {
         text += &format!(", {silent} without an answer");

@@ -122,7 +122,7 @@ fn silent(name: &str) -> Sighting {
 }
 
 fn draw(sightings: &[Sighting], selected: usize, colour: bool, (width, height): (u16, u16)) -> Buffer {
-    let view = View { sightings, selected, colour, now_unix_ms: NOW };
+    let view = View { sightings, selected, colour, now_unix_ms: NOW, nobody: "nobody" };
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     let lines = screen(&view, width.into(), height.into());
     assert!(lines.len() <= usize::from(height), "{} lines on {height}", lines.len());
@@ -185,7 +185,8 @@ fn no_detail_is_cut_at_80_columns() {
 
 #[test]
 fn a_cell_stands_for_as_few_chunks_as_fit() {
-    let view = View { sightings: &[answered("a")], selected: 0, colour: false, now_unix_ms: NOW };
+    let view =
+        View { sightings: &[answered("a")], selected: 0, colour: false, now_unix_ms: NOW, nobody: "nobody" };
     let cells = |width, rows| {
         let lines = map(&view, &Gpu::all(&view)[0], "t", &state("a"), width, rows);
         lines[1..].iter().map(|l| l.to_string().len()).sum::<usize>()
@@ -214,9 +215,9 @@ fn the_selected_tenant_is_in_view_among_many() {
 }
 
 #[test]
-fn nothing_running_says_how_to_start() {
+fn nobody_is_told_in_the_words_of_the_source() {
     let shown = rows(&draw(&[], 0, false, (80, 24)));
-    let expected = "sluice top   no sidecar runs; start one with sluice up -f FILE   q ends";
+    let expected = "sluice top   nobody   q ends";
     assert_eq!(shown.join("\n").trim_end(), expected);
 }
 
@@ -226,7 +227,8 @@ fn any_size_of_terminal_is_drawn() {
     let sightings = [answered("story"), silent("gone"), chat, answered("summary"), code, mail];
     for size in [(1, 1), (20, 5), (40, 12), (80, 24), (200, 60)] {
         for selected in 0..sightings.len() {
-            let view = View { sightings: &sightings, selected, colour: true, now_unix_ms: NOW };
+            let view =
+                View { sightings: &sightings, selected, colour: true, now_unix_ms: NOW, nobody: "nobody" };
             let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
             let lines = screen(&view, size.0.into(), size.1.into());
             terminal.draw(|frame| frame.render_widget(Paragraph::new(lines), frame.area())).unwrap();
@@ -247,7 +249,13 @@ fn colours_are_used_only_when_allowed() {
 #[test]
 fn the_text_has_every_column_and_every_sidecar() {
     let sightings = [answered("story"), silent("gone")];
-    let view = View { sightings: &sightings, selected: usize::MAX, colour: false, now_unix_ms: NOW };
+    let view = View {
+        sightings: &sightings,
+        selected: usize::MAX,
+        colour: false,
+        now_unix_ms: NOW,
+        nobody: "nobody",
+    };
     let lines: Vec<_> = text(&view, 110).iter().map(|l| l.to_string().trim_end().to_owned()).collect();
     assert_eq!(lines.join("\n"), TEXT);
 }

@@ -113,7 +113,7 @@ fn gpus_are_told_apart_by_namespace_and_name() {
     stranger.title = "other/chat".into();
     stranger.state.as_mut().unwrap().tenant.namespace = "other".into();
     sightings.push(stranger);
-    let view = View { sightings: &sightings, selected: 0, colour: false, now_unix_ms: NOW };
+    let view = View { sightings: &sightings, selected: 0, colour: false, now_unix_ms: NOW, nobody: "nobody" };
     let gpus = Gpu::all(&view);
     let titles =
         |gpu: &Gpu| gpu.tenants.iter().map(|(title, _)| (*title).to_owned()).collect::<Vec<_>>().join(" ");
@@ -132,7 +132,7 @@ fn nothing_about_neighbours_is_cut_at_80_columns_and_nobody_may_have_the_turn() 
         own.turn.as_mut().unwrap().holds = false;
     }
     sightings[0].title = format!("default/{long}");
-    let view = View { sightings: &sightings, selected: 0, colour: false, now_unix_ms: NOW };
+    let view = View { sightings: &sightings, selected: 0, colour: false, now_unix_ms: NOW, nobody: "nobody" };
     let lines: Vec<_> = text(&view, 80).iter().map(ToString::to_string).collect();
     assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
     let words = lines.join(" ").split_whitespace().collect::<Vec<_>>().join(" ");

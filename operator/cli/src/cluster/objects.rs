@@ -1,0 +1,71 @@
+//! What the API server says of a tenant.
+
+use anyhow::{Context, bail};
+use k8s_openapi::api::events::v1::Event;
+use kube::Api;
+use kube::api::ListParams;
+use sluice_types::ModelTenant;
+
+use super::Cluster;
+
+/// A tenant and what happened to it.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The tenant.
+    pub tenant: ModelTenant,
+    /// What was told of it, oldest first; or why that cannot be read.
+    pub events: Result<Vec<Happened>, String>,
+}
+
+/// An Event, as far as people read it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Happened {
+    /// When it was told last, seconds since the Unix epoch.
+    pub at_unix_s: i64,
+    /// Whether it warns.
+    pub warns: bool,
+    /// How often it was told.
+    pub times: i32,
+    /// Why, for programs.
+    pub reason: String,
+    /// What, for people.
+    pub note: String,
+}
+
+/// The tenant `name`.
+///
+/// # Errors
+/// There is none, or the API server does not say.
+pub async fn find(cluster: &Cluster, name: &str) -> anyhow::Result<Found> {
+    let namespace = &cluster.namespace;
+    let tenants: Api<ModelTenant> = Api::namespaced(cluster.client.clone(), namespace);
+    let read = tenants.get_opt(name).await;
+    let read = read.with_context(|| format!("reading ModelTenant {namespace}/{name}"))?;
+    let Some(tenant) = read else {
+        bail!("no ModelTenant `{name}` in namespace `{namespace}` (-n names another)")
+    };
+    let events = events(cluster, name).await.map_err(|error| error.to_string());
+    Ok(Found { tenant, events })
+}
+
+async fn events(cluster: &Cluster, name: &str) -> Result<Vec<Happened>, kube::Error> {
+    let events: Api<Event> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+    let about = format!("regarding.kind=ModelTenant,regarding.name={name}");
+    let mut told: Vec<_> =
+        events.list(&ListParams::default().fields(&about)).await?.items.iter().map(happened).collect();
+    told.sort_by_key(|event| event.at_unix_s);
+    Ok(told)
+}
+
+fn happened(event: &Event) -> Happened {
+    let series = event.series.as_ref();
+    let last = series.map(|series| series.last_observed_time.0);
+    let at = last.or_else(|| event.event_time.as_ref().map(|time| time.0));
+    Happened {
+        at_unix_s: at.map_or(0, |at| at.as_second()),
+        warns: event.type_.as_deref() == Some("Warning"),
+        times: series.map_or(1, |series| series.count),
+        reason: event.reason.clone().unwrap_or_default(),
+        note: event.note.clone().unwrap_or_default(),
+    }
+}

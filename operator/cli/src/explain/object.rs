@@ -1,0 +1,223 @@
+//! What a ModelTenant and its Events say, for people.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use sluice_types::ModelTenant;
+use sluice_types::conditions::{ConditionType, Reason};
+use sluice_types::tenant::SlotStatus;
+
+use crate::cluster::Happened;
+use crate::top::figures::age;
+
+/// Most events that are told.
+const EVENTS: usize = 10;
+
+/// Whether the tenant is ready, each condition, what would help, and its slots.
+pub fn summary(tenant: &ModelTenant, now_unix_ms: u64) -> Vec<String> {
+    let conditions = tenant.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let mut lines = vec![headline(tenant, conditions)];
+    lines.extend(late(tenant));
+    lines.extend(conditions.iter().map(|condition| row(condition, now_unix_ms)));
+    lines.extend(advice(conditions).map(|advice| format!("To mend it: {advice}.")));
+    let slots = tenant.status.as_ref().map_or(&[][..], |status| &status.slots);
+    lines.extend(slots.iter().map(slot));
+    lines
+}
+
+fn headline(tenant: &ModelTenant, conditions: &[Condition]) -> String {
+    let metadata = &tenant.metadata;
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    let title = format!("{}/{}", text(&metadata.namespace), text(&metadata.name));
+    if metadata.deletion_timestamp.is_some() {
+        return format!("{title} is being deleted.");
+    }
+    if tenant.spec.suspend {
+        return format!("{title} is suspended (spec.suspend): it has no pods and refuses requests.");
+    }
+    if tenant.spec.replicas == 0 {
+        return format!("{title} has no slots (spec.replicas is 0): it refuses requests.");
+    }
+    match find(conditions, ConditionType::Ready) {
+        None => format!("{title}: no operator has looked at it yet. Does one run and watch this namespace?"),
+        Some(ready) if ready.status == "True" => format!("{title} is ready."),
+        Some(ready) => format!("{title} is not ready: {}", said(ready)),
+    }
+}
+
+/// A word where the status is about an older spec.
+fn late(tenant: &ModelTenant) -> Option<String> {
+    let seen = tenant.status.as_ref()?.observed_generation?;
+    let written = tenant.metadata.generation?;
+    (seen < written).then(|| {
+        format!(
+            "The operator has not looked at the last change yet (generation {written}, it has seen {seen})."
+        )
+    })
+}
+
+fn row(condition: &Condition, now_unix_ms: u64) -> String {
+    let since = u64::try_from(condition.last_transition_time.0.as_millisecond()).unwrap_or(0);
+    let since = age(now_unix_ms.saturating_sub(since));
+    let why = match said(condition) {
+        nothing if nothing == Reason::AsExpected.as_str() => String::new(),
+        why => format!("  {why}"),
+    };
+    format!("  {:<17} {:<8} for {since}{why}", condition.type_, condition.status)
+}
+
+fn said(condition: &Condition) -> String {
+    match condition.message.as_str() {
+        "" => condition.reason.clone(),
+        message => format!("{}: {message}", condition.reason),
+    }
+}
+
+fn find(conditions: &[Condition], kind: ConditionType) -> Option<&Condition> {
+    conditions.iter().find(|condition| condition.type_ == kind.as_str())
+}
+
+/// What a person can do about the reason of the summary; `None` = nothing is wrong, or the message says it all.
+fn advice(conditions: &[Condition]) -> Option<&'static str> {
+    let ready = find(conditions, ConditionType::Ready).filter(|ready| ready.status != "True")?;
+    let reason = Reason::ALL.iter().find(|reason| reason.as_str() == ready.reason)?;
+    help(*reason)
+}
+
+const fn help(reason: Reason) -> Option<&'static str> {
+    match reason {
+        Reason::NoRoom => Some(
+            "add GPUs to the pool, lower memory.guaranteedKv or raise memory.maxRemappedPercent of tenants there, or give \
+             this one a higher priority before others are placed",
+        ),
+        Reason::ModelLargerThanGpu => Some(
+            "lower memory.guaranteedKv or model.maxModelLen, raise memory.maxRemappedPercent, or use a larger GPU",
+        ),
+        Reason::ContextDoesNotFit => {
+            Some("lower model.maxModelLen, or raise memory.guaranteedKv or memory.hostKv")
+        }
+        Reason::PoolNotFound => Some("apply the pool in the same namespace; poolRef cannot be changed"),
+        Reason::GroupNotFound => Some("name a group of the pool in spec.gpuGroup"),
+        Reason::LocalOnly => Some("take another source than File, and a Secret for the keys"),
+        Reason::ImageVolumesUnsupported => Some("use a PersistentVolumeClaim, HuggingFace or S3 source"),
+        Reason::ModelNotInspected => Some("look at the Job that reads the model's headers, if this lasts"),
+        Reason::DriverRefused => Some("look at the claim's Events and at the log of the driver on its node"),
+        Reason::WaitingForMemory => {
+            Some("wait: a neighbour gives back what this tenant owns; top shows who has it")
+        }
+        _ => None,
+    }
+}
+
+fn slot(slot: &SlotStatus) -> String {
+    let or = |text: &Option<String>, none: &str| text.clone().unwrap_or_else(|| none.to_owned());
+    let state = slot.state.map_or("not started".to_owned(), |state| format!("{state:?}"));
+    let (gpu, node, pod) =
+        (or(&slot.gpu, "no GPU"), or(&slot.node, "no node yet"), or(&slot.pod, "no pod yet"));
+    format!("  slot {}: {state} on {gpu}, {node}, {pod}", slot.name)
+}
+
+/// The last events, oldest first.
+pub fn events(told: &Result<Vec<Happened>, String>, now_unix_ms: u64) -> Vec<String> {
+    match told {
+        Err(problem) => vec![String::new(), format!("Its Events cannot be read: {problem}")],
+        Ok(told) if told.is_empty() => Vec::new(),
+        Ok(told) => {
+            let last = &told[told.len().saturating_sub(EVENTS)..];
+            let lines = last.iter().map(|event| happened(event, now_unix_ms));
+            [String::new(), "Events:".to_owned()].into_iter().chain(lines).collect()
+        }
+    }
+}
+
+fn happened(event: &Happened, now_unix_ms: u64) -> String {
+    let at = u64::try_from(event.at_unix_s).unwrap_or(0) * 1000;
+    let ago = age(now_unix_ms.saturating_sub(at));
+    let kind = if event.warns { "warning " } else { "" };
+    let times = if event.times > 1 { format!(" ({} times)", event.times) } else { String::new() };
+    format!("  {ago} ago: {kind}{}{times}: {}", event.reason, event.note)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const NOW: u64 = 1_700_000_100_000;
+
+    fn tenant(spec: serde_json::Value, status: serde_json::Value) -> ModelTenant {
+        let mut object = json!({
+            "apiVersion": "sluice.dev/v1alpha1", "kind": "ModelTenant",
+            "metadata": {"name": "chat", "namespace": "team", "generation": 3},
+            "spec": {"poolRef": {"name": "p"},
+                     "model": {"source": {"type": "HuggingFace", "huggingFace": {"repo": "a/b"}}}},
+            "status": status,
+        });
+        object["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn condition(kind: &str, status: &str, reason: &str, message: &str) -> serde_json::Value {
+        json!({"type": kind, "status": status, "reason": reason, "message": message,
+               "lastTransitionTime": "2023-11-14T22:13:20Z"})
+    }
+
+    #[test]
+    fn a_tenant_without_room_is_told_why_and_what_would_help() {
+        let conditions = [
+            condition("Placed", "False", "NoRoom", "1 of 1 slots have no GPU"),
+            condition("Ready", "False", "NoRoom", "Placed: 1 of 1 slots have no GPU"),
+        ];
+        let said =
+            summary(&tenant(json!({}), json!({"conditions": conditions, "observedGeneration": 2})), NOW);
+        assert_eq!(said[0], "team/chat is not ready: NoRoom: Placed: 1 of 1 slots have no GPU");
+        assert!(said[1].contains("has not looked at the last change"), "{said:?}");
+        assert_eq!(said[2], "  Placed            False    for 100s  NoRoom: 1 of 1 slots have no GPU");
+        assert!(said[4].starts_with("To mend it: add GPUs"), "{said:?}");
+    }
+
+    #[test]
+    fn who_was_told_to_have_no_pods_is_not_called_broken() {
+        let conditions = json!({"conditions": [condition("Ready", "False", "NotObserved", "")]});
+        let suspended = summary(&tenant(json!({"suspend": true}), conditions.clone()), NOW);
+        assert!(suspended[0].contains("is suspended"), "{suspended:?}");
+        let none = summary(&tenant(json!({"replicas": 0}), conditions), NOW);
+        assert!(none[0].contains("spec.replicas is 0"), "{none:?}");
+    }
+
+    #[test]
+    fn a_tenant_that_nobody_looked_at_says_so() {
+        let said = summary(&tenant(json!({}), json!({})), NOW);
+        assert_eq!(
+            said,
+            ["team/chat: no operator has looked at it yet. Does one run and watch this namespace?"]
+        );
+    }
+
+    #[test]
+    fn a_ready_tenant_shows_its_slots() {
+        let status = json!({
+            "conditions": [condition("Ready", "True", "AsExpected", "")],
+            "slots": [{"name": "chat-0", "gpu": "p-a-0", "node": "n1", "pod": "chat-0-x", "state": "Idle"}],
+        });
+        let said = summary(&tenant(json!({}), status), NOW);
+        assert_eq!(said[0], "team/chat is ready.");
+        assert_eq!(said[1], "  Ready             True     for 100s");
+        assert_eq!(said[2], "  slot chat-0: Idle on p-a-0, n1, chat-0-x");
+    }
+
+    #[test]
+    fn only_the_last_events_are_told() {
+        let event = |n: i64| Happened {
+            at_unix_s: 1_700_000_000 + n,
+            warns: n == 11,
+            times: 2,
+            reason: "Placed".into(),
+            note: format!("n {n}"),
+        };
+        let said = events(&Ok((0..12).map(event).collect()), NOW);
+        assert_eq!(said.len(), 2 + EVENTS);
+        assert_eq!(said[11], "  89s ago: warning Placed (2 times): n 11");
+        assert!(events(&Ok(Vec::new()), NOW).is_empty());
+        assert!(events(&Err("forbidden".into()), NOW)[1].contains("forbidden"));
+    }
+}

@@ -1,0 +1,257 @@
+//! What a sidecar's state says about a tenant, for people: what it does, whether its objectives are met, and what of its
+//! memory has gone where.
+
+use sluice_wire::State;
+use sluice_wire::state::{Direction, Neighbourhood, Phase};
+
+use crate::top::figures::{age, bytes, milliseconds, percent};
+
+/// Most moves that are told.
+const MOVES: usize = 5;
+
+/// Everything that explains the state, the most important first.
+pub fn explain(state: &State, now_unix_ms: u64) -> Vec<String> {
+    let mut lines = vec![headline(state, now_unix_ms)];
+    let rest =
+        [waiting(state), pace(state), layers(state), neighbours(state), requests(state), engine(state)];
+    lines.extend(rest.into_iter().flatten().map(|line| format!("  {line}")));
+    lines.extend(moves(state, now_unix_ms));
+    lines
+}
+
+fn headline(state: &State, now_unix_ms: u64) -> String {
+    let tenant = &state.tenant;
+    let since = age(now_unix_ms.saturating_sub(state.phase_since_unix_ms));
+    let doing = match state.phase {
+        Phase::Loading => "is loading its weights, or waits for its engine".to_owned(),
+        Phase::Active => "serves requests".to_owned(),
+        Phase::Idle => "has no requests; its layers may be lent to neighbours".to_owned(),
+        Phase::Hibernated => "is hibernated: it holds no device memory; the next request wakes it".to_owned(),
+        Phase::Waking => "wakes: it takes its memory back and fills it".to_owned(),
+        Phase::EngineLost => "has lost its engine; requests are held until another has attached".to_owned(),
+        Phase::Draining => "ends its open streams and takes no new request".to_owned(),
+        Phase::Failed => {
+            format!("cannot serve: {}", state.engine.failure.as_deref().unwrap_or("it does not say why"))
+        }
+    };
+    format!(
+        "{}/{} on {} {doing}; since {since}. Policy {}.",
+        tenant.namespace, tenant.name, tenant.gpu, state.policy
+    )
+}
+
+fn waiting(state: &State) -> Vec<String> {
+    let what = state.neighbourhood.as_ref().and_then(|own| own.waits_for.as_ref());
+    what.map(|what| format!("It waits for {what}.")).into_iter().collect()
+}
+
+/// Whether tokens come in time, by the objective that is missed.
+fn pace(state: &State) -> Vec<String> {
+    let (slo, figures) = (&state.slo, &state.figures);
+    let promised = 1000_u32.saturating_sub(slo.allowed_miss_permille);
+    let of = |what: &str, attained: Option<u32>, target_ns: u64, p99_ns: u64| {
+        let attained = attained?;
+        let verdict = if attained < promised { "MISSED" } else { "met" };
+        Some(format!(
+            "{what}: {verdict}, {} within {} ms ({} promised), P99 {} ms.",
+            percent(Some(attained)),
+            milliseconds(target_ns),
+            percent(Some(promised)),
+            milliseconds(p99_ns),
+        ))
+    };
+    let first = of("First token", slo.ttft_attained_permille, slo.ttft_target_ns, figures.ttft.p99_ns);
+    let next =
+        of("Time between tokens", slo.tbt_attained_permille, slo.tbt_target_ns, figures.delivered_tbt.p99_ns);
+    first.into_iter().chain(next).collect()
+}
+
+fn layers(state: &State) -> Vec<String> {
+    let remap = &state.remap;
+    if remap.alpha == 0 {
+        return Vec::new();
+    }
+    let mut text = format!(
+        "{} of {} layers gave their memory away (at most {}); {} stream in through {} slot{} for every step",
+        remap.alpha,
+        state.layers.len(),
+        remap.cap_layers,
+        remap.moving_layers.len(),
+        remap.beta,
+        if remap.beta == 1 { "" } else { "s" },
+    );
+    if let (Some(copy), Some(compute)) = (state.figures.t_transfer_ns, state.figures.t_compute_ns) {
+        text += &format!(
+            ": a layer takes {} ms to come and {} ms to compute",
+            milliseconds(copy),
+            milliseconds(compute)
+        );
+    }
+    vec![text + "."]
+}
+
+fn neighbours(state: &State) -> Vec<String> {
+    let Some(own) = &state.neighbourhood else { return Vec::new() };
+    let mut lines = Vec::new();
+    if own.lent_bytes > 0 {
+        lines.push(format!("Lent: {} to {}.", bytes(own.lent_bytes), partners(own, Direction::Given)));
+    }
+    if own.borrowed_bytes > 0 {
+        lines.push(format!(
+            "Borrowed: {} from {}.",
+            bytes(own.borrowed_bytes),
+            partners(own, Direction::Taken)
+        ));
+    }
+    let (share, floor) = (bytes(own.share_bytes), bytes(own.floor_bytes));
+    lines
+        .push(format!("Its share of the GPU is {share}, of which {floor} never leave it while it is awake."));
+    lines
+}
+
+fn partners(own: &Neighbourhood, direction: Direction) -> String {
+    let mut names: Vec<&str> = own
+        .grants
+        .iter()
+        .filter(|grant| grant.direction == direction)
+        .map(|grant| grant.name.as_str())
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    names.join(", ")
+}
+
+fn requests(state: &State) -> Vec<String> {
+    let (queue, kv) = (&state.queue, &state.kv);
+    let mut lines = Vec::new();
+    if queue.waiting > 0 {
+        let (waiting, running) = (queue.waiting, queue.running);
+        let full = percent(Some(kv.utilisation_permille));
+        lines.push(format!("{waiting} requests wait, {running} run; {full} of the KV cache is used."));
+    }
+    if state.figures.preemptions_total > 0 {
+        lines.push(format!(
+            "KV ran short {} times since the start: {} tokens were computed again.",
+            state.figures.preemptions_total, state.figures.recomputed_tokens_total
+        ));
+    }
+    lines
+}
+
+fn engine(state: &State) -> Vec<String> {
+    let lost = state.engine.restarts;
+    let times = if lost == 1 { "time" } else { "times" };
+    (lost > 0).then(|| format!("The engine was lost {lost} {times} since the start.")).into_iter().collect()
+}
+
+fn moves(state: &State, now_unix_ms: u64) -> Vec<String> {
+    let last = &state.moves[state.moves.len().saturating_sub(MOVES)..];
+    if last.is_empty() {
+        return Vec::new();
+    }
+    let told = last.iter().map(|moved| {
+        let ago = age(now_unix_ms.saturating_sub(moved.at_unix_ms));
+        format!("    {ago} ago: {} {}, {}", moved.reason, moved.detail, bytes(moved.bytes))
+    });
+    std::iter::once("  What moved last:".to_owned()).chain(told).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_wire::state::{GrantState, Move, Percentiles, Residency};
+
+    use super::*;
+
+    const NOW: u64 = 1_700_000_100_000;
+
+    fn state() -> State {
+        let mut state = State { phase: Phase::Active, phase_since_unix_ms: NOW - 5_000, ..State::default() };
+        state.tenant.namespace = "team".into();
+        state.tenant.name = "chat".into();
+        state.tenant.gpu = "p-a-0".into();
+        state.policy = "Oneiros".into();
+        state
+    }
+
+    #[test]
+    fn a_tenant_that_has_nothing_to_explain_takes_one_line() {
+        assert_eq!(
+            explain(&state(), NOW),
+            ["team/chat on p-a-0 serves requests; since 5.0s. Policy Oneiros."]
+        );
+    }
+
+    #[test]
+    fn a_missed_objective_is_told_with_what_was_promised() {
+        let mut state = state();
+        state.slo.tbt_target_ns = 50_000_000;
+        state.slo.allowed_miss_permille = 10;
+        state.slo.tbt_attained_permille = Some(921);
+        state.slo.ttft_attained_permille = Some(995);
+        state.figures.delivered_tbt = Percentiles { samples: 9, p50_ns: 1, p99_ns: 80_000_000 };
+        let said = explain(&state, NOW).join("\n");
+        assert!(
+            said.contains("Time between tokens: MISSED, 92.1 % within 50 ms (99.0 % promised), P99 80 ms."),
+            "{said}"
+        );
+        assert!(said.contains("First token: met, 99.5 %"), "{said}");
+    }
+
+    #[test]
+    fn layers_that_are_away_are_told_with_who_has_their_memory() {
+        let mut state = state();
+        state.layers = vec![Residency::Resident; 12];
+        state.remap.alpha = 3;
+        state.remap.beta = 1;
+        state.remap.moving_layers = vec![0, 3, 6, 9];
+        state.remap.cap_layers = 7;
+        let lent = |name: &str| GrantState {
+            namespace: "team".into(),
+            name: name.into(),
+            direction: Direction::Given,
+            nonce: 1,
+            bytes: 4 << 20,
+            expires_in_ms: 900,
+        };
+        state.neighbourhood = Some(Neighbourhood {
+            lent_bytes: 12 << 20,
+            grants: vec![lent("code"), lent("code"), lent("art")],
+            ..Neighbourhood::default()
+        });
+        let said = explain(&state, NOW).join("\n");
+        assert!(
+            said.contains(
+                "3 of 12 layers gave their memory away (at most 7); 4 stream in through 1 slot for"
+            ),
+            "{said}"
+        );
+        assert!(said.contains("Lent: 12.0M to art, code."), "{said}");
+    }
+
+    #[test]
+    fn a_failure_and_a_lost_engine_are_told() {
+        let mut state = state();
+        state.phase = Phase::Failed;
+        state.engine.failure = Some("no such model".into());
+        state.engine.restarts = 2;
+        let said = explain(&state, NOW);
+        assert!(said[0].contains("cannot serve: no such model"), "{said:?}");
+        assert_eq!(said[1], "  The engine was lost 2 times since the start.");
+    }
+
+    #[test]
+    fn only_the_last_moves_are_told() {
+        let mut state = state();
+        let moved = |n: u64| Move {
+            at_unix_ms: NOW - 1000 * (10 - n),
+            reason: "remap_own".into(),
+            detail: format!("n {n}"),
+            bytes: 1 << 20,
+            ..Move::default()
+        };
+        state.moves = (0..7).map(moved).collect();
+        let said = explain(&state, NOW);
+        assert_eq!(said.len(), 2 + MOVES);
+        assert_eq!(said[6], "    4.0s ago: remap_own n 6, 1.0M");
+    }
+}
