@@ -7,7 +7,7 @@ mod binaries;
 mod certificates;
 mod child;
 mod control_plane;
-mod crds;
+pub mod crds;
 mod kubeconfig;
 mod last_words;
 mod wait;
@@ -69,6 +69,15 @@ impl Api {
     /// A client of a user who may do everything. One per test: a client lives on the runtime that made it.
     pub async fn client(&self) -> Client {
         client_of(&self.kubeconfig).await
+    }
+
+    /// Whether this process started the server, so that it has an audit log and users of its own. On a cluster that
+    /// somebody else runs `false`, and a line that says what is skipped.
+    pub fn is_ours(&self) -> bool {
+        if self.own.is_none() {
+            skipped("a cluster that somebody else runs has no users of ours and shows no audit log");
+        }
+        self.own.is_some()
     }
 
     /// A kubeconfig of `user`, who is in `group` and may do what RBAC says.

@@ -1,7 +1,8 @@
 //! The folder of Kubernetes binaries that `cargo xtask kube` provides.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Once;
+use std::sync::{Mutex, PoisonError};
 
 /// A folder with `etcd`, `kube-apiserver`, `kubectl` and so on.
 #[derive(Clone, Debug)]
@@ -13,7 +14,7 @@ impl Binaries {
         let folder = std::env::var_os("SLUICE_KUBE_BIN").filter(|folder| !folder.is_empty());
         if folder.is_none() {
             skipped(
-                "SLUICE_KUBE_BIN is not set; `cargo xtask kube --print` gets the binaries and names their folder",
+                "no Kubernetes: SLUICE_KUBE_BIN is not set; `cargo xtask kube --print` gets the binaries and names their folder",
             );
         }
         folder.map(|folder| Binaries(folder.into()))
@@ -41,12 +42,11 @@ impl Binaries {
     }
 }
 
-/// Says once that tests against a cluster are skipped, and why, past the capture of the test harness.
+/// Says that something is skipped, and why, past the capture of the test harness; each reason once.
 pub fn skipped(why: &str) {
-    static SAID: Once = Once::new();
-    // The harness shows what a passed test prints to nobody, and a skip must not be silent.
-    SAID.call_once(|| {
-        let _ =
-            std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("SKIPPED, no cluster: {why}\n"));
-    });
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(why.to_owned()) {
+        // The harness shows what a passed test prints to nobody, and a skip must not be silent.
+        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("SKIPPED: {why}\n"));
+    }
 }
