@@ -1,0 +1,133 @@
+//! The command line.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use clap::Parser;
+use sluice_types::Quantity;
+
+use crate::DRIVER;
+use crate::devices::{MOST, Offer};
+use crate::store::Places;
+
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    format!("{} (commit {}, driver {DRIVER})", env!("CARGO_PKG_VERSION"), env!("SLUICE_COMMIT"))
+});
+
+/// Offer neighbourhoods and host-backed GPUs of this node to Kubernetes.
+///
+/// A DRA driver (Kubernetes 1.34 or newer) that the chart runs on each node. It needs a container runtime that reads
+/// CDI specifications of version 0.7.0: containerd 2.0 or CRI-O 1.31.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "sluice-devices", version = VERSION.as_str())]
+pub struct Args {
+    /// Name of this node.
+    #[arg(long, env = "NODE_NAME")]
+    pub node_name: String,
+    /// Folder of the kubelet (`--root-dir`), under the same path as on the node.
+    #[arg(long, default_value = "/var/lib/kubelet", value_name = "FOLDER")]
+    pub kubelet_folder: PathBuf,
+    /// Folder where the container runtime looks for CDI specifications.
+    #[arg(long, default_value = "/var/run/cdi", value_name = "FOLDER")]
+    pub cdi_folder: PathBuf,
+    /// Claims that can have a neighbourhood at the same time.
+    #[arg(long, default_value_t = 64, value_name = "COUNT")]
+    pub neighbourhoods: u32,
+    /// GPUs made of host memory.
+    #[arg(long, default_value_t = 0, value_name = "COUNT")]
+    pub host_gpus: u32,
+    /// Device memory of each host-backed GPU, at most: a claim says how much it uses.
+    #[arg(long, default_value = "1Gi", value_name = "BYTES")]
+    pub host_memory: Quantity,
+    /// Group that the neighbourhoods belong to; containers of a claim join it.
+    #[arg(long, default_value_t = 65_500, value_name = "GID")]
+    pub group: u32,
+    /// Address of probes and metrics.
+    #[arg(long, default_value = "0.0.0.0:8080", value_name = "ADDRESS")]
+    pub http: SocketAddr,
+    /// Claims that vanished while nobody told the driver are looked for so often, seconds.
+    #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub sweep_seconds: u64,
+}
+
+/// More devices than a ResourceSlice holds.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "--neighbourhoods {neighbourhoods} and --host-gpus {host_gpus} are more than {MOST} devices together"
+)]
+pub struct TooMany {
+    neighbourhoods: u32,
+    host_gpus: u32,
+}
+
+impl Args {
+    /// What the node offers.
+    ///
+    /// # Errors
+    /// More than one ResourceSlice can say.
+    pub fn offer(&self) -> Result<Offer, TooMany> {
+        let (neighbourhoods, host_gpus) = (self.neighbourhoods, self.host_gpus);
+        if neighbourhoods.saturating_add(host_gpus) > MOST {
+            return Err(TooMany { neighbourhoods, host_gpus });
+        }
+        let host_memory = self.host_memory.clone();
+        Ok(Offer { node: self.node_name.clone(), neighbourhoods, host_gpus, host_memory })
+    }
+
+    /// Where everything is kept.
+    pub fn places(&self) -> Places {
+        Places { own: self.own_folder(), cdi: self.cdi_folder.clone(), group: self.group }
+    }
+
+    /// Socket by which the kubelet prepares claims.
+    pub fn dra_socket(&self) -> PathBuf {
+        self.own_folder().join("dra.sock")
+    }
+
+    /// Socket by which the kubelet finds the driver.
+    pub fn registration_socket(&self) -> PathBuf {
+        self.kubelet_folder.join("plugins_registry").join(format!("{DRIVER}-reg.sock"))
+    }
+
+    /// Time between two looks for claims that vanished.
+    pub fn sweep_every(&self) -> Duration {
+        Duration::from_secs(self.sweep_seconds)
+    }
+
+    fn own_folder(&self) -> PathBuf {
+        self.kubelet_folder.join("plugins").join(DRIVER)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::Args;
+
+    fn args(rest: &[&str]) -> Args {
+        Args::parse_from(["sluice-devices", "--node-name", "one"].iter().chain(rest))
+    }
+
+    #[test]
+    fn a_node_without_trial_gpus_offers_neighbourhoods_alone() {
+        let offer = args(&[]).offer().unwrap();
+        assert_eq!((offer.neighbourhoods, offer.host_gpus), (64, 0));
+    }
+
+    #[test]
+    fn more_devices_than_a_slice_holds_are_refused() {
+        assert!(args(&["--host-gpus", "64"]).offer().is_ok());
+        let said = args(&["--host-gpus", "65"]).offer().unwrap_err().to_string();
+        assert_eq!(said, "--neighbourhoods 64 and --host-gpus 65 are more than 128 devices together");
+    }
+
+    #[test]
+    fn sockets_are_where_the_kubelet_looks() {
+        let args = args(&["--kubelet-folder", "/k"]);
+        assert_eq!(args.registration_socket().to_str(), Some("/k/plugins_registry/sluice.dev-reg.sock"));
+        assert_eq!(args.dra_socket().to_str(), Some("/k/plugins/sluice.dev/dra.sock"));
+    }
+}

@@ -1,0 +1,147 @@
+//! What a claim says about its host-backed GPU: parsed strictly, with words for whoever wrote it.
+
+use serde::Deserialize;
+use serde_json::Value;
+use sluice_types::{API_VERSION, Quantity};
+
+/// Kind of the configuration in a claim.
+const KIND: &str = "HostGpuConfig";
+/// Smallest and largest unit in which device memory changes hands, bytes; all powers of two between are allowed.
+const CHUNKS: (u64, u64) = (64 << 10, 2 << 20);
+
+/// A host-backed GPU, as `spec.devices.config[].opaque.parameters` of a claim has it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct HostGpuConfig {
+    api_version: String,
+    kind: String,
+    memory: Quantity,
+    chunk_bytes: Quantity,
+    link_bytes_per_second: Option<Quantity>,
+}
+
+/// Why a configuration is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// It has another shape.
+    #[error("the configuration of the host-backed GPU cannot be read: {0}")]
+    Shape(String),
+    /// It is another kind of object.
+    #[error("the configuration is {found}, not {API_VERSION}, kind {KIND}")]
+    Kind {
+        /// What it is.
+        found: String,
+    },
+    /// The chunk has a size in which nothing is traded.
+    #[error("chunkBytes is {0}, not 64Ki, 128Ki, 256Ki, 512Ki, 1Mi or 2Mi")]
+    Chunk(String),
+    /// The memory holds not even one chunk.
+    #[error("memory {memory} does not hold one chunk of {chunk}")]
+    Small {
+        /// The memory.
+        memory: String,
+        /// The chunk.
+        chunk: String,
+    },
+    /// The device has less.
+    #[error(
+        "memory {memory} is more than device {device} has ({capacity}); the driver's --host-memory sets it"
+    )]
+    Large {
+        /// The memory.
+        memory: String,
+        /// The device.
+        device: String,
+        /// What it has.
+        capacity: String,
+    },
+    /// No byte would ever arrive.
+    #[error("linkBytesPerSecond is 0; leave it out for a link as fast as memory")]
+    Link,
+}
+
+/// Reads `parameters` and checks them against the device, which has `capacity` of memory.
+///
+/// # Errors
+/// The configuration cannot be used; the message is meant for an event.
+pub fn check(parameters: &Value, device: &str, capacity: &Quantity) -> Result<HostGpuConfig, ConfigError> {
+    check_kind(parameters)?;
+    let config: HostGpuConfig =
+        serde_json::from_value(parameters.clone()).map_err(|error| ConfigError::Shape(error.to_string()))?;
+    let chunk = config.chunk_bytes.bytes();
+    if !chunk.is_power_of_two() || !(CHUNKS.0..=CHUNKS.1).contains(&chunk) {
+        return Err(ConfigError::Chunk(config.chunk_bytes.as_str().into()));
+    }
+    if config.link_bytes_per_second.as_ref().is_some_and(|link| link.bytes() == 0) {
+        return Err(ConfigError::Link);
+    }
+    check_memory(&config, device, capacity)?;
+    Ok(config)
+}
+
+/// First of all, so that a foreign object is called what it is instead of its first unknown field.
+fn check_kind(parameters: &Value) -> Result<(), ConfigError> {
+    let text = |key: &str| parameters.get(key).and_then(Value::as_str).unwrap_or("nothing");
+    let (version, kind) = (text("apiVersion"), text("kind"));
+    if (version, kind) == (API_VERSION, KIND) {
+        return Ok(());
+    }
+    Err(ConfigError::Kind { found: format!("{version}, kind {kind}") })
+}
+
+fn check_memory(config: &HostGpuConfig, device: &str, capacity: &Quantity) -> Result<(), ConfigError> {
+    let memory = config.memory.as_str().to_owned();
+    if config.memory.bytes() < config.chunk_bytes.bytes() {
+        return Err(ConfigError::Small { memory, chunk: config.chunk_bytes.as_str().into() });
+    }
+    if config.memory.bytes() > capacity.bytes() {
+        let (device, capacity) = (device.into(), capacity.as_str().into());
+        return Err(ConfigError::Large { memory, device, capacity });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use sluice_types::Quantity;
+
+    use super::check;
+
+    fn said(change: impl FnOnce(&mut Value)) -> String {
+        let mut config = json!({
+            "apiVersion": "sluice.dev/v1alpha1", "kind": "HostGpuConfig", "memory": "96Mi", "chunkBytes": "64Ki",
+        });
+        change(&mut config);
+        let checked = check(&config, "gpu-0", &Quantity::from_bytes(96 << 20));
+        checked.map_or_else(|error| error.to_string(), |_| "good".into())
+    }
+
+    #[test]
+    fn a_configuration_that_fits_the_device_is_good() {
+        assert_eq!(said(|_| ()), "good");
+        assert_eq!(said(|config| config["linkBytesPerSecond"] = json!("8Gi")), "good");
+        assert_eq!(said(|config| config["chunkBytes"] = json!("2Mi")), "good");
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_words_that_name_the_field() {
+        let cases = [
+            ("memory", json!("97Mi"), "memory 97Mi is more than device gpu-0 has (96Mi)"),
+            ("memory", json!("63Ki"), "memory 63Ki does not hold one chunk of 64Ki"),
+            ("memory", json!("many"), "`many` is no size"),
+            ("chunkBytes", json!("96Ki"), "chunkBytes is 96Ki, not 64Ki"),
+            ("chunkBytes", json!("4Mi"), "chunkBytes is 4Mi, not 64Ki"),
+            ("linkBytesPerSecond", json!("0"), "linkBytesPerSecond is 0; leave it out"),
+            ("speed", json!(1), "unknown field `speed`"),
+            ("kind", json!("GpuConfig"), "the configuration is sluice.dev/v1alpha1, kind GpuConfig, not"),
+            ("apiVersion", json!("v2"), "the configuration is v2, kind HostGpuConfig, not"),
+        ];
+        for (field, value, words) in cases {
+            let said = said(|config| config[field] = value.clone());
+            assert!(said.contains(words), "{field}: {value}: {said}");
+        }
+        let missing = said(|config| drop(config.as_object_mut().unwrap().remove("memory")));
+        assert!(missing.contains("missing field `memory`"), "{missing}");
+    }
+}

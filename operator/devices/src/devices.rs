@@ -1,0 +1,158 @@
+//! Which devices a node offers, and the ResourceSlice that says so. Pure.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::resource::v1::{
+    Device, DeviceAttribute, DeviceCapacity, ResourcePool, ResourceSlice, ResourceSliceSpec,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use sluice_types::Quantity;
+
+use crate::DRIVER;
+
+/// Devices that fit in one ResourceSlice.
+pub const MOST: u32 = 128;
+
+/// Start of the name of a neighbourhood device.
+const NEIGHBOURHOOD: &str = "neighbourhood-";
+/// Start of the name of a host-backed GPU.
+const GPU: &str = "gpu-";
+
+/// Value of the attribute `type`, by which device classes select.
+pub const TYPE_NEIGHBOURHOOD: &str = "neighbourhood";
+/// As above, for host-backed GPUs.
+pub const TYPE_HOST_GPU: &str = "host-gpu";
+
+/// What a node offers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Name of the node, which is the name of the pool too.
+    pub node: String,
+    /// Claims that can have a neighbourhood at the same time.
+    pub neighbourhoods: u32,
+    /// Host-backed GPUs.
+    pub host_gpus: u32,
+    /// Device memory of each, at most.
+    pub host_memory: Quantity,
+}
+
+/// Kind of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A folder that the claim's pods share.
+    Neighbourhood,
+    /// A GPU of host memory.
+    HostGpu,
+}
+
+impl Kind {
+    /// The kind of the device called `name`; `None` if no device of ours is called so.
+    pub fn of(name: &str) -> Option<Kind> {
+        let numbered = |start| name.strip_prefix(start).is_some_and(|rest| rest.parse::<u32>().is_ok());
+        if numbered(NEIGHBOURHOOD) {
+            Some(Kind::Neighbourhood)
+        } else {
+            numbered(GPU).then_some(Kind::HostGpu)
+        }
+    }
+}
+
+/// All devices of the node.
+pub fn devices(offer: &Offer) -> Vec<Device> {
+    let gpus = (0..offer.host_gpus).map(|index| gpu(offer, index));
+    let folders = (0..offer.neighbourhoods)
+        .map(|index| device(format!("{NEIGHBOURHOOD}{index}"), TYPE_NEIGHBOURHOOD, index));
+    gpus.chain(folders).collect()
+}
+
+fn gpu(offer: &Offer, index: u32) -> Device {
+    let memory = DeviceCapacity { request_policy: None, value: Text(offer.host_memory.as_str().into()) };
+    Device {
+        capacity: Some(BTreeMap::from([("memory".to_owned(), memory)])),
+        ..device(format!("{GPU}{index}"), TYPE_HOST_GPU, index)
+    }
+}
+
+fn device(name: String, kind: &str, index: u32) -> Device {
+    let kind = DeviceAttribute { string: Some(kind.into()), ..DeviceAttribute::default() };
+    let index = DeviceAttribute { int: Some(i64::from(index)), ..DeviceAttribute::default() };
+    let version =
+        DeviceAttribute { version: Some(env!("CARGO_PKG_VERSION").into()), ..DeviceAttribute::default() };
+    let attributes = [("type", kind), ("index", index), ("driverVersion", version)];
+    Device {
+        name,
+        attributes: Some(attributes.map(|(name, value)| (name.to_owned(), value)).into()),
+        ..Device::default()
+    }
+}
+
+/// Name of the node's slice.
+pub fn slice_name(node: &str) -> String {
+    format!("{DRIVER}-{node}")
+}
+
+/// The node's slice, owned by the node, so that it goes with it. `generation` counts changes of the pool.
+pub fn slice(offer: &Offer, node_uid: &str, generation: i64) -> ResourceSlice {
+    let owner = OwnerReference {
+        api_version: "v1".into(),
+        kind: "Node".into(),
+        name: offer.node.clone(),
+        uid: node_uid.into(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    };
+    ResourceSlice {
+        metadata: ObjectMeta {
+            name: Some(slice_name(&offer.node)),
+            owner_references: Some(vec![owner]),
+            ..ObjectMeta::default()
+        },
+        spec: ResourceSliceSpec {
+            driver: DRIVER.into(),
+            node_name: Some(offer.node.clone()),
+            pool: ResourcePool { name: offer.node.clone(), generation, resource_slice_count: 1 },
+            devices: Some(devices(offer)),
+            ..ResourceSliceSpec::default()
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_types::Quantity;
+
+    use super::{Kind, Offer, devices, slice};
+
+    fn offer() -> Offer {
+        let host_memory = Quantity::from_bytes(96 << 20);
+        Offer { node: "one".into(), neighbourhoods: 2, host_gpus: 1, host_memory }
+    }
+
+    #[test]
+    fn a_node_offers_its_gpus_and_then_its_neighbourhoods() {
+        let devices = devices(&offer());
+        let names: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
+        assert_eq!(names, ["gpu-0", "neighbourhood-0", "neighbourhood-1"]);
+        let kinds: Vec<_> = names.iter().map(|name| Kind::of(name)).collect();
+        assert_eq!(kinds, [Some(Kind::HostGpu), Some(Kind::Neighbourhood), Some(Kind::Neighbourhood)]);
+        assert_eq!(devices[0].capacity.as_ref().unwrap()["memory"].value.0, "96Mi");
+        assert_eq!(devices[1].capacity, None);
+    }
+
+    #[test]
+    fn a_name_that_no_device_has_is_of_no_kind() {
+        for name in ["", "gpu-", "gpu-x", "gpu", "neighbourhood", "fpga-0", "gpu-0x", "gpu--1"] {
+            assert_eq!(Kind::of(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_slice_belongs_to_its_node_and_is_the_whole_pool() {
+        let slice = slice(&offer(), "uid-of-node", 3);
+        let owner = &slice.metadata.owner_references.as_ref().unwrap()[0];
+        assert_eq!((owner.kind.as_str(), owner.uid.as_str()), ("Node", "uid-of-node"));
+        assert_eq!(slice.spec.node_name.as_deref(), Some("one"));
+        assert_eq!((slice.spec.pool.generation, slice.spec.pool.resource_slice_count), (3, 1));
+    }
+}

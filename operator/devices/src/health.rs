@@ -1,0 +1,120 @@
+//! Probes and metrics over HTTP.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::get;
+use axum::{Router, http::header};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use tokio::sync::watch;
+
+use crate::proto::Claims;
+use crate::rpc::Caller;
+
+/// A socket that does not answer in this time is dead.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// What Prometheus expects of this text.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Call {
+    call: &'static str,
+    result: &'static str,
+}
+
+/// What the driver counts.
+pub struct Metrics {
+    registry: Mutex<Registry>,
+    calls: Family<Call, Counter>,
+    claims: Gauge,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let (calls, claims) = (Family::default(), Gauge::default());
+        let mut registry = Registry::with_prefix("sluice_devices");
+        registry.register("calls", "Claims that the kubelet asked for, by call and result", calls.clone());
+        registry.register("claims", "Claims prepared on this node", claims.clone());
+        Metrics { registry: Mutex::new(registry), calls, claims }
+    }
+}
+
+impl Metrics {
+    /// A claim was to be prepared.
+    pub fn prepared(&self, well: bool) {
+        self.call("prepare", well);
+    }
+
+    /// A claim is not needed any more.
+    pub fn unprepared(&self, well: bool) {
+        self.call("unprepare", well);
+    }
+
+    fn call(&self, call: &'static str, well: bool) {
+        let result = if well { "ok" } else { "error" };
+        self.calls.get_or_create(&Call { call, result }).inc();
+    }
+
+    /// So many claims are prepared.
+    pub fn claims(&self, count: usize) {
+        self.claims.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    fn text(&self) -> String {
+        let registry = self.registry.lock().expect("nobody panics with the registry in hand");
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).expect("writing to a string");
+        text
+    }
+}
+
+/// What the probes look at.
+#[derive(Clone)]
+pub struct Health {
+    /// Both sockets: that of the registration and that of the claims.
+    pub sockets: [PathBuf; 2],
+    /// Whether the kubelet took the driver, and whether the slice is published.
+    pub ready: [watch::Receiver<bool>; 2],
+    /// What `/metrics` shows.
+    pub metrics: std::sync::Arc<Metrics>,
+}
+
+/// Routes `/live`, `/ready` and `/metrics`.
+pub fn router(health: Health) -> Router {
+    let routes = Router::new().route("/live", get(live)).route("/ready", get(ready));
+    routes.route("/metrics", get(metrics)).with_state(health)
+}
+
+async fn live(State(health): State<Health>) -> (StatusCode, String) {
+    match tokio::time::timeout(PATIENCE, answer(&health.sockets)).await {
+        Ok(Ok(())) => (StatusCode::OK, "live\n".into()),
+        Ok(Err(error)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error:#}\n")),
+        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the sockets do not answer\n".into()),
+    }
+}
+
+/// Asks both services, as the kubelet would.
+async fn answer(sockets: &[PathBuf; 2]) -> anyhow::Result<()> {
+    Caller::connect(&sockets[0]).await?.info().await?;
+    Caller::connect(&sockets[1]).await?.prepare(Claims::default()).await?;
+    Ok(())
+}
+
+async fn ready(State(health): State<Health>) -> (StatusCode, &'static str) {
+    match health.ready.each_ref().map(|state| *state.borrow()) {
+        [true, true] => (StatusCode::OK, "ready\n"),
+        [false, _] => (StatusCode::SERVICE_UNAVAILABLE, "not registered with the kubelet\n"),
+        [true, false] => (StatusCode::SERVICE_UNAVAILABLE, "the ResourceSlice is not published\n"),
+    }
+}
+
+async fn metrics(State(health): State<Health>) -> ([(header::HeaderName, &'static str); 1], String) {
+    ([(header::CONTENT_TYPE, OPEN_METRICS)], health.metrics.text())
+}

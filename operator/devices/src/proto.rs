@@ -1,0 +1,175 @@
+//! The kubelet's messages, by hand: few and stable, so that nobody needs a compiler of protocol buffers.
+//!
+//! Field numbers and names of services are those of `k8s.io/kubelet/pkg/apis/dra/v1/api.proto` and
+//! `k8s.io/kubelet/pkg/apis/pluginregistration/v1/api.proto`, which Kubernetes 1.34 to 1.36 share; a field that
+//! neither side of this driver uses (`Device.share_id`) is left out, as protocol buffers allow.
+
+use std::collections::HashMap;
+
+/// What the kubelet looks for in [`PluginInfo::supported_versions`].
+pub const DRA_VERSION: &str = "v1.DRAPlugin";
+/// [`PluginInfo::type`] of a DRA driver.
+pub const DRA_TYPE: &str = "DRAPlugin";
+
+/// Full name of the service that prepares claims.
+pub const DRA_SERVICE: &str = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin";
+/// Full name of the service by which a plugin makes itself known.
+pub const REGISTRATION_SERVICE: &str = "pluginregistration.Registration";
+
+/// A ResourceClaim.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Claim {
+    /// Its namespace.
+    #[prost(string, tag = "1")]
+    pub namespace: String,
+    /// Its UID.
+    #[prost(string, tag = "2")]
+    pub uid: String,
+    /// Its name.
+    #[prost(string, tag = "3")]
+    pub name: String,
+}
+
+/// Asks to prepare claims, or to take that back.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Claims {
+    /// The claims.
+    #[prost(message, repeated, tag = "1")]
+    pub claims: Vec<Claim>,
+}
+
+/// A device that a container gets.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Device {
+    /// Requests of the claim that it answers.
+    #[prost(string, repeated, tag = "1")]
+    pub request_names: Vec<String>,
+    /// Pool of the device.
+    #[prost(string, tag = "2")]
+    pub pool_name: String,
+    /// The device.
+    #[prost(string, tag = "3")]
+    pub device_name: String,
+    /// What the container runtime looks up.
+    #[prost(string, repeated, tag = "4")]
+    pub cdi_device_ids: Vec<String>,
+}
+
+/// What became of one claim that was to be prepared.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Prepared {
+    /// Its devices.
+    #[prost(message, repeated, tag = "1")]
+    pub devices: Vec<Device>,
+    /// Not empty: why it is not prepared.
+    #[prost(string, tag = "2")]
+    pub error: String,
+}
+
+/// Answers `NodePrepareResources`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PrepareAnswer {
+    /// By the claim's UID.
+    #[prost(map = "string, message", tag = "1")]
+    pub claims: HashMap<String, Prepared>,
+}
+
+/// What became of one claim that is not needed any more.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Unprepared {
+    /// Not empty: why it is still there.
+    #[prost(string, tag = "1")]
+    pub error: String,
+}
+
+/// Answers `NodeUnprepareResources`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct UnprepareAnswer {
+    /// By the claim's UID.
+    #[prost(map = "string, message", tag = "1")]
+    pub claims: HashMap<String, Unprepared>,
+}
+
+/// Asks who the plugin is.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct InfoRequest {}
+
+/// Who the plugin is.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct PluginInfo {
+    /// Kind of plugin.
+    #[prost(string, tag = "1")]
+    pub r#type: String,
+    /// Name of the driver.
+    #[prost(string, tag = "2")]
+    pub name: String,
+    /// Path of the socket that prepares claims.
+    #[prost(string, tag = "3")]
+    pub endpoint: String,
+    /// Services behind that socket.
+    #[prost(string, repeated, tag = "4")]
+    pub supported_versions: Vec<String>,
+}
+
+/// How the registration went.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct RegistrationStatus {
+    /// Whether the kubelet took the plugin.
+    #[prost(bool, tag = "1")]
+    pub plugin_registered: bool,
+    /// Why not.
+    #[prost(string, tag = "2")]
+    pub error: String,
+}
+
+/// Answers [`RegistrationStatus`].
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct RegistrationAnswer {}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+
+    use super::{Claim, Claims, Device, PluginInfo, PrepareAnswer, Prepared, RegistrationStatus};
+
+    /// A string field of protocol buffers, from the wire format's definition: key, length, bytes.
+    fn field(tag: u8, bytes: &[u8]) -> Vec<u8> {
+        [&[tag << 3 | 2, bytes.len() as u8], bytes].concat()
+    }
+
+    #[test]
+    fn messages_have_the_bytes_that_the_field_numbers_of_the_kubelet_give() {
+        let claim = Claim { namespace: "ns".into(), uid: "u".into(), name: "c".into() };
+        let bytes = [field(1, b"ns"), field(2, b"u"), field(3, b"c")].concat();
+        assert_eq!(Claims { claims: vec![claim] }.encode_to_vec(), field(1, &bytes));
+
+        let device = Device {
+            request_names: vec!["gpu".into()],
+            pool_name: "node".into(),
+            device_name: "gpu-0".into(),
+            cdi_device_ids: vec!["a".into(), "b".into()],
+        };
+        let inner = [field(1, b"gpu"), field(2, b"node"), field(3, b"gpu-0"), field(4, b"a"), field(4, b"b")];
+        let prepared = Prepared { devices: vec![device], error: "no".into() };
+        let value = [field(1, &inner.concat()), field(2, b"no")].concat();
+        let entry = [field(1, b"u"), field(2, &value)].concat();
+        let answer = PrepareAnswer { claims: [("u".to_owned(), prepared)].into() };
+        assert_eq!(answer.encode_to_vec(), field(1, &entry));
+    }
+
+    #[test]
+    fn registration_has_the_bytes_that_the_field_numbers_of_the_kubelet_give() {
+        let info = PluginInfo {
+            r#type: "DRAPlugin".into(),
+            name: "sluice.dev".into(),
+            endpoint: "/s".into(),
+            supported_versions: vec!["v1.DRAPlugin".into()],
+        };
+        let bytes =
+            [field(1, b"DRAPlugin"), field(2, b"sluice.dev"), field(3, b"/s"), field(4, b"v1.DRAPlugin")];
+        assert_eq!(info.encode_to_vec(), bytes.concat());
+        let refused = [&[1 << 3, 1], field(2, b"why").as_slice()].concat();
+        let status = RegistrationStatus { plugin_registered: true, error: "why".into() };
+        assert_eq!(RegistrationStatus::decode(refused.as_slice()).unwrap(), status);
+    }
+}

@@ -1,0 +1,101 @@
+//! Wires the driver up and runs it until it is told to end.
+
+use std::future::Future;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use kube::Client;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::watch;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+
+use crate::args::Args;
+use crate::driver::{Driver, Introduction};
+use crate::health::{self, Health, Metrics};
+use crate::rpc::{DraService, RegistrationService};
+use crate::slice::Publisher;
+use crate::store::Store;
+
+/// Time for calls under way when the driver ends.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Runs the driver until `ended`.
+///
+/// # Errors
+/// It cannot start: a folder, a socket or an address is not to be had.
+pub async fn serve(args: &Args, client: Client, ended: impl Future<Output = ()>) -> anyhow::Result<()> {
+    let offer = args.offer()?;
+    let metrics = Arc::new(Metrics::default());
+    let store = Store::open(args.places())?;
+    let driver = Arc::new(Driver::new(client.clone(), offer.clone(), store, Arc::clone(&metrics)));
+    let introduction = Arc::new(Introduction::new(args.dra_socket()));
+    let publisher = Publisher::new(client, offer);
+    let health = Health {
+        sockets: [args.registration_socket(), args.dra_socket()],
+        ready: [introduction.subscribe(), publisher.subscribe()],
+        metrics,
+    };
+    let (stop, stopped) = watch::channel(false);
+    // The kubelet calls as soon as it finds the registration, which therefore comes last and goes first.
+    let dra = Server::builder().add_service(DraService::new(Arc::clone(&driver)));
+    let dra = listen(&args.dra_socket(), dra, stopped.clone())?;
+    let registration = Server::builder().add_service(RegistrationService::new(introduction));
+    let registration = listen(&args.registration_socket(), registration, stopped.clone())?;
+    let http = TcpListener::bind(args.http).await.with_context(|| args.http.to_string())?;
+    tracing::info!(node = args.node_name, http = %http.local_addr()?, "started");
+    let work = async {
+        tokio::join!(publisher.run(), sweep(&driver, args), async {
+            axum::serve(http, health::router(health)).await
+        })
+    };
+    tokio::select! {
+        biased;
+        () = ended => {}
+        _ = work => unreachable!("each part of the work goes on for ever"),
+    }
+    remove(&args.registration_socket())?;
+    stop.send_replace(true);
+    // Calls under way end; a caller that keeps its connection open is not waited for.
+    let _ = tokio::time::timeout(PATIENCE, async { (registration.await, dra.await) }).await;
+    remove(&args.dra_socket())?;
+    Ok(())
+}
+
+async fn sweep(driver: &Driver, args: &Args) {
+    let mut every = tokio::time::interval(args.sweep_every());
+    loop {
+        every.tick().await;
+        driver.sweep().await;
+    }
+}
+
+type Serving = tokio::task::JoinHandle<Result<(), tonic::transport::Error>>;
+
+fn listen(
+    path: &Path,
+    router: tonic::transport::server::Router,
+    mut stopped: watch::Receiver<bool>,
+) -> anyhow::Result<Serving> {
+    let shown = || path.display().to_string();
+    let folder = path.parent().expect("a socket has a folder");
+    std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    // Of a driver that was killed: nobody listens there.
+    remove(path).with_context(shown)?;
+    let incoming = UnixListenerStream::new(UnixListener::bind(path).with_context(shown)?);
+    let ended = async move {
+        // An error means that the sender is gone, which ends the service too.
+        let _ = stopped.wait_for(|stopped| *stopped).await;
+    };
+    Ok(tokio::spawn(router.serve_with_incoming_shutdown(incoming, ended)))
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}

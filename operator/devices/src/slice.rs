@@ -1,0 +1,106 @@
+//! Keeps the node's ResourceSlice what the node offers.
+//!
+//! The kubelet deletes a node's slices when a driver has been away for 30 seconds, so a driver that ends leaves its
+//! slice alone, as upstream's helper does: an update of the DaemonSet takes no device away. A slice that is deleted or
+//! changed comes back by the watch.
+
+use std::time::Duration;
+
+use futures_util::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client};
+use tokio::sync::watch;
+
+use crate::DRIVER;
+use crate::devices::{Offer, slice, slice_name};
+
+/// Time until a write that failed is tried again.
+const AGAIN: Duration = Duration::from_secs(2);
+
+/// Publishes a node's devices.
+pub struct Publisher {
+    slices: Api<ResourceSlice>,
+    nodes: Api<Node>,
+    offer: Offer,
+    published: watch::Sender<bool>,
+}
+
+impl Publisher {
+    /// Publishes `offer`.
+    pub fn new(client: Client, offer: Offer) -> Publisher {
+        let (slices, nodes) = (Api::all(client.clone()), Api::all(client));
+        Publisher { slices, nodes, offer, published: watch::Sender::new(false) }
+    }
+
+    /// Whether the slice is what it should be.
+    pub fn subscribe(&self) -> watch::Receiver<bool> {
+        self.published.subscribe()
+    }
+
+    /// Publishes at every start of the watch and after every change; never ends.
+    pub async fn run(&self) {
+        let ours = watcher::Config::default().fields(&self.fields());
+        let mut changes = watcher(self.slices.clone(), ours).default_backoff().boxed();
+        loop {
+            match changes.try_next().await {
+                Ok(Some(watcher::Event::Init | watcher::Event::InitApply(_))) => {}
+                Ok(Some(_)) => self.insist().await,
+                Ok(None) => unreachable!("a watcher starts again by itself"),
+                Err(error) => tracing::warn!(%error, "watching the slice"),
+            }
+        }
+    }
+
+    fn fields(&self) -> String {
+        format!("spec.driver={DRIVER},spec.nodeName={}", self.offer.node)
+    }
+
+    async fn insist(&self) {
+        while let Err(error) = self.publish().await {
+            self.published.send_replace(false);
+            tracing::warn!(%error, "publishing the slice");
+            tokio::time::sleep(AGAIN).await;
+        }
+        self.published.send_replace(true);
+    }
+
+    /// Makes the node's slices what they should be.
+    ///
+    /// # Errors
+    /// The API server refused or did not answer.
+    pub async fn publish(&self) -> Result<(), kube::Error> {
+        let name = slice_name(&self.offer.node);
+        let found = self.slices.list(&ListParams::default().fields(&self.fields())).await?.items;
+        for foreign in found.iter().filter_map(|slice| slice.metadata.name.as_deref()).filter(|n| *n != name)
+        {
+            self.slices.delete(foreign, &DeleteParams::default()).await?;
+        }
+        let ours = found.into_iter().find(|slice| slice.metadata.name.as_deref() == Some(&name));
+        let uid = self.nodes.get_metadata(&self.offer.node).await?.metadata.uid.unwrap_or_default();
+        match ours {
+            None => self.create(&slice(&self.offer, &uid, 1)).await,
+            Some(old) => self.renew(&old, &uid).await,
+        }
+    }
+
+    async fn create(&self, slice: &ResourceSlice) -> Result<(), kube::Error> {
+        tracing::info!(devices = slice.spec.devices.as_ref().map_or(0, Vec::len), "slice created");
+        self.slices.create(&PostParams::default(), slice).await.map(drop)
+    }
+
+    async fn renew(&self, old: &ResourceSlice, node_uid: &str) -> Result<(), kube::Error> {
+        let generation = old.spec.pool.generation;
+        let mut new = slice(&self.offer, node_uid, generation);
+        if old.spec == new.spec && old.metadata.owner_references == new.metadata.owner_references {
+            return Ok(());
+        }
+        new.spec.pool.generation = generation + 1;
+        new.metadata.resource_version.clone_from(&old.metadata.resource_version);
+        tracing::info!(generation = generation + 1, "slice changed");
+        let name = slice_name(&self.offer.node);
+        self.slices.replace(&name, &PostParams::default(), &new).await.map(drop)
+    }
+}

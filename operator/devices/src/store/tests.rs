@@ -1,0 +1,156 @@
+//! What is on disk after which call, and after a crash between any two.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::{Places, Store};
+use crate::claim::{Given, Granted};
+
+struct Node {
+    folder: TempDir,
+    group: u32,
+}
+
+impl Node {
+    fn new() -> Node {
+        let folder = tempfile::tempdir().unwrap();
+        // One's own group, which everybody may give.
+        let group = fs::metadata(folder.path()).unwrap().gid();
+        Node { folder, group }
+    }
+
+    fn open(&self) -> Store {
+        let (own, cdi) = (self.path("own"), self.path("cdi"));
+        Store::open(Places { own, cdi, group: self.group }).unwrap()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn spec(&self, uid: &str) -> PathBuf {
+        self.path("cdi").join(format!("sluice.dev-claim-{uid}.json"))
+    }
+
+    fn neighbourhood(&self, uid: &str) -> PathBuf {
+        self.path("own/neighbourhoods").join(uid)
+    }
+
+    fn files(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut folders = vec![self.folder.path().to_owned()];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(&folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() && !folder.ends_with("neighbourhoods") {
+                    folders.push(path);
+                } else {
+                    found.push(path.strip_prefix(self.folder.path()).unwrap().display().to_string());
+                }
+            }
+        }
+        found.sort();
+        found
+    }
+}
+
+fn granted(uid: &str) -> Granted {
+    let given = |request: &str, device: &str| Given {
+        request: request.into(),
+        pool: "one".into(),
+        device: device.into(),
+    };
+    Granted {
+        namespace: "team".into(),
+        name: "chat-0-e1".into(),
+        uid: uid.into(),
+        devices: vec![given("gpu", "gpu-0"), given("neighbourhood", "neighbourhood-1")],
+    }
+}
+
+#[test]
+fn the_specification_of_a_claim_is_what_the_runtime_expects() {
+    let node = Node::new();
+    node.open().add(&granted("u-1")).unwrap();
+    let spec: Value = serde_json::from_slice(&fs::read(node.spec("u-1")).unwrap()).unwrap();
+    let mount = json!({
+        "hostPath": node.neighbourhood("u-1"), "containerPath": "/run/sluice-neighbourhood", "type": "bind",
+        "options": ["rw", "rbind", "nosuid", "nodev", "noexec"],
+    });
+    let devices = json!([
+        {"name": "u-1-gpu-0", "containerEdits": {"env": ["SLUICE_DEVICE=gpu-0"]}},
+        {"name": "u-1-neighbourhood-1",
+         "containerEdits": {"mounts": [mount], "additionalGids": [node.group]}},
+    ]);
+    assert_eq!(spec, json!({"cdiVersion": "0.7.0", "kind": "sluice.dev/claim", "devices": devices}));
+}
+
+#[test]
+fn a_neighbourhood_is_for_its_group_alone() {
+    let node = Node::new();
+    node.open().add(&granted("u-1")).unwrap();
+    let metadata = fs::metadata(node.neighbourhood("u-1")).unwrap();
+    assert_eq!((metadata.permissions().mode() & 0o7777, metadata.gid()), (0o2770, node.group));
+}
+
+#[test]
+fn preparing_twice_keeps_what_the_claim_has_written() {
+    let node = Node::new();
+    let store = node.open();
+    store.add(&granted("u-1")).unwrap();
+    fs::write(node.neighbourhood("u-1").join("ledger"), "kept").unwrap();
+    let before = fs::metadata(node.spec("u-1")).unwrap().ino();
+    store.add(&granted("u-1")).unwrap();
+    assert_eq!(fs::read_to_string(node.neighbourhood("u-1").join("ledger")).unwrap(), "kept");
+    assert_eq!(fs::metadata(node.spec("u-1")).unwrap().ino(), before, "written again for nothing");
+}
+
+#[test]
+fn removing_leaves_nothing_and_may_be_repeated() {
+    let node = Node::new();
+    let store = node.open();
+    store.add(&granted("u-1")).unwrap();
+    fs::write(node.neighbourhood("u-1").join("ledger"), "").unwrap();
+    store.add(&granted("u-2")).unwrap();
+    store.remove("u-1").unwrap();
+    store.remove("u-1").unwrap();
+    store.remove("../cdi").unwrap();
+    let kept =
+        ["cdi/sluice.dev-claim-u-2.json", "own/claims/u-2.json", "own/neighbourhoods/u-2"].map(str::to_owned);
+    assert_eq!(node.files(), kept);
+}
+
+#[test]
+fn a_start_after_a_reboot_writes_what_the_reboot_took() {
+    let node = Node::new();
+    node.open().add(&granted("u-1")).unwrap();
+    let before = fs::read(node.spec("u-1")).unwrap();
+    fs::remove_dir_all(node.path("cdi")).unwrap();
+    assert_eq!(node.open().claims().unwrap(), [granted("u-1")]);
+    assert_eq!(fs::read(node.spec("u-1")).unwrap(), before);
+}
+
+#[test]
+fn a_start_sweeps_what_has_no_record_and_leaves_foreign_files() {
+    let node = Node::new();
+    node.open().add(&granted("u-1")).unwrap();
+    fs::remove_file(node.path("own/claims/u-1.json")).unwrap();
+    fs::write(node.spec("u-2"), "{}").unwrap();
+    fs::write(node.path("cdi/nvidia.yaml"), "").unwrap();
+    node.open();
+    assert_eq!(node.files(), ["cdi/nvidia.yaml"]);
+}
+
+#[test]
+fn a_record_of_another_claim_stops_the_start() {
+    let node = Node::new();
+    node.open().add(&granted("u-1")).unwrap();
+    fs::rename(node.path("own/claims/u-1.json"), node.path("own/claims/u-2.json")).unwrap();
+    let (own, cdi) = (node.path("own"), node.path("cdi"));
+    let said = Store::open(Places { own, cdi, group: node.group }).unwrap_err().to_string();
+    assert!(said.ends_with("u-2.json: the record is of another claim"), "{said}");
+}

@@ -1,0 +1,170 @@
+//! A node: the folders of a kubelet, and the driver as a process that may be ended and started again.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+use sluice_devices::proto::{Claim, Claims, PrepareAnswer, Prepared};
+use sluice_devices::rpc::Caller;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::server::Server;
+
+/// Folders that outlive the driver.
+pub struct Node {
+    folder: TempDir,
+    server: Server,
+}
+
+impl Node {
+    /// A node that `server` knows as `one`.
+    pub fn new(server: &Server) -> Node {
+        let folder = tempfile::tempdir().unwrap();
+        let config = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+             contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n\
+             clusters: [{{name: c, cluster: {{server: \"{}\"}}}}]\nusers: [{{name: u, user: {{}}}}]\n",
+            server.url
+        );
+        fs::write(folder.path().join("kubeconfig"), config).unwrap();
+        Node { folder, server: server.clone() }
+    }
+
+    /// The server that it asks.
+    pub fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// A path below the node's folder.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The CDI specification of a claim.
+    pub fn spec(&self, uid: &str) -> PathBuf {
+        self.path(&format!("cdi/sluice.dev-claim-{uid}.json"))
+    }
+
+    /// Socket of the registration.
+    pub fn registration(&self) -> PathBuf {
+        self.path("kubelet/plugins_registry/sluice.dev-reg.sock")
+    }
+
+    /// Socket of the claims.
+    pub fn dra(&self) -> PathBuf {
+        self.path("kubelet/plugins/sluice.dev/dra.sock")
+    }
+
+    /// Starts the driver and waits until it listens.
+    pub fn start(&self, args: &[&str]) -> Running {
+        let group = fs::metadata(self.folder.path()).unwrap().gid().to_string();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-devices"));
+        command.args(["--node-name", "one", "--http", "127.0.0.1:0", "--group", &group]);
+        command.arg("--kubelet-folder").arg(self.path("kubelet"));
+        command.arg("--cdi-folder").arg(self.path("cdi")).args(args);
+        command.env("KUBECONFIG", self.path("kubeconfig")).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let http = http_address(lines);
+        Running { child, http, registration: self.registration(), dra: self.dra() }
+    }
+}
+
+/// The address in the line that says that the driver has started. All other lines go to the test's own output.
+fn http_address(mut lines: impl Iterator<Item = std::io::Result<String>> + Send + 'static) -> String {
+    let mut said = Vec::new();
+    let address = lines.by_ref().map_while(Result::ok).find_map(|line| {
+        let event: Value = serde_json::from_str(&line).unwrap_or_default();
+        said.push(line);
+        Some(event["fields"]["http"].as_str()?.to_owned())
+    });
+    std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| eprintln!("{line}")));
+    address.unwrap_or_else(|| panic!("the driver does not start: {said:#?}"))
+}
+
+/// A driver that runs; killed when it goes out of scope.
+pub struct Running {
+    child: Child,
+    http: String,
+    registration: PathBuf,
+    dra: PathBuf,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Running {
+    /// Asks the driver to end, and waits.
+    pub fn stop(mut self) -> std::process::ExitStatus {
+        let pid = i32::try_from(self.child.id()).unwrap();
+        rustix::process::kill_process(
+            rustix::process::Pid::from_raw(pid).unwrap(),
+            rustix::process::Signal::TERM,
+        )
+        .unwrap();
+        self.child.wait().unwrap()
+    }
+
+    /// The registration service.
+    pub async fn registrar(&self) -> Caller {
+        caller(&self.registration).await
+    }
+
+    /// Prepares claims as (name, UID) of namespace `team`.
+    pub async fn prepare(&self, claims: &[(&str, &str)]) -> PrepareAnswer {
+        caller(&self.dra).await.prepare(asked(claims)).await.unwrap()
+    }
+
+    /// Prepares one claim.
+    pub async fn prepare_one(&self, name: &str, uid: &str) -> Prepared {
+        self.prepare(&[(name, uid)]).await.claims.remove(uid).expect("an answer for the claim")
+    }
+
+    /// Takes one claim back; the error, empty if there was none.
+    pub async fn unprepare(&self, name: &str, uid: &str) -> String {
+        let mut answer = caller(&self.dra).await.unprepare(asked(&[(name, uid)])).await.unwrap();
+        answer.claims.remove(uid).expect("an answer for the claim").error
+    }
+
+    /// Status and text of a page.
+    pub async fn get(&self, path: &str) -> (u16, String) {
+        let mut stream = tokio::net::TcpStream::connect(&self.http).await.unwrap();
+        stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, text) = answer.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), text.to_owned())
+    }
+}
+
+async fn caller(path: &Path) -> Caller {
+    Caller::connect(path).await.unwrap()
+}
+
+fn asked(claims: &[(&str, &str)]) -> Claims {
+    let claim = |(name, uid): &(&str, &str)| Claim {
+        namespace: "team".into(),
+        uid: (*uid).into(),
+        name: (*name).into(),
+    };
+    Claims { claims: claims.iter().map(claim).collect() }
+}
+
+/// Looks again and again until `what` holds.
+pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let looks = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), looks).await.unwrap_or_else(|_| panic!("never: {what}"));
+}
