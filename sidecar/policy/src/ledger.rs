@@ -56,6 +56,8 @@ pub struct Ledger {
     owners: Vec<Option<Owner>>,
     counts: BTreeMap<Owner, u32>,
     free: BTreeSet<ChunkId>,
+    /// Chunks that do not exist.
+    vacant: BTreeSet<ChunkId>,
     draining: BTreeSet<ChunkId>,
     /// Contents of holders of weights; one state for all chunks of a slab, because a slab is copied as a whole.
     contents: BTreeMap<Owner, State>,
@@ -71,6 +73,7 @@ impl Ledger {
             owners: vec![None; capacity_chunks as usize],
             counts: BTreeMap::new(),
             free: BTreeSet::new(),
+            vacant: (0..capacity_chunks).map(ChunkId).collect(),
             draining: BTreeSet::new(),
             contents: BTreeMap::new(),
             created: 0,
@@ -107,6 +110,7 @@ impl Ledger {
 
     fn set(&mut self, chunk: ChunkId, to: Option<Owner>) {
         let from = core::mem::replace(&mut self.owners[chunk.index()], to);
+        let _ = if to.is_none() { self.vacant.insert(chunk) } else { self.vacant.remove(&chunk) };
         for (owner, step) in [(from, -1), (to, 1)] {
             let Some(owner) = owner else { continue };
             self.digest ^= entry(chunk, owner);
@@ -167,8 +171,7 @@ impl Ledger {
 
     /// Chunks that do not exist, in order.
     pub fn uncreated(&self) -> impl Iterator<Item = ChunkId> + '_ {
-        let vacant = self.owners.iter().enumerate().filter(|(_, owner)| owner.is_none());
-        vacant.map(|(i, _)| ChunkId(i as u32))
+        self.vacant.iter().copied()
     }
 
     /// Chunks that exist.
@@ -211,6 +214,8 @@ impl Ledger {
         let sum: u32 = counts.values().sum();
         assert_eq!(sum, self.created, "created chunks = the sum over owners");
         assert!(self.created <= self.capacity(), "created chunks fit the capacity");
+        let vacant = (0..self.capacity()).map(ChunkId).filter(|chunk| self.owner(*chunk).is_none());
+        assert!(vacant.eq(self.uncreated()), "the set of chunks that do not exist follows the table");
         assert_eq!(self.free.len() as u32, self.count(Owner::Free), "the free set names existing chunks");
         assert!(self.draining.iter().all(|c| self.owner(*c) == Some(Owner::Kv)), "only KV drains");
         assert_eq!(digest, self.digest, "the digest follows the table");

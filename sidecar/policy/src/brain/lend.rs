@@ -3,6 +3,7 @@
 //! Nobody is promised a chunk before it is free: what is to be given is vacated first, between two steps, then released
 //! and earmarked in one action. A loan is refused when there is no room for it. A debt is not: requests make room.
 
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use super::reshape::Goal;
@@ -176,7 +177,8 @@ impl Brain {
 
     /// Chunks that neither exist nor are about to.
     pub(super) fn fresh_chunks(&self, count: u32) -> Vec<ChunkId> {
-        let taken: Vec<_> = self.pending.iter().flat_map(|(_, effect)| effect.arriving()).copied().collect();
+        let taken: BTreeSet<_> =
+            self.pending.iter().flat_map(|(_, effect)| effect.arriving()).copied().collect();
         let fresh = self.ledger.uncreated().filter(|chunk| !taken.contains(chunk));
         fresh.take(count as usize).collect()
     }

@@ -1,6 +1,7 @@
 //! Who holds which chunks, in address order. The address table (address -> chunk) follows from it, and a transaction is
 //! the difference between two of them.
 
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -8,6 +9,9 @@ use super::Owner;
 use crate::action::{Address, Reback, Transaction};
 use crate::geometry::Geometry;
 use crate::ids::{ChunkId, FrameId, LayerId, SlotId};
+
+/// Before and after, of a chunk that nobody holds.
+const NOBODY: (Owner, Owner) = (Owner::Free, Owner::Free);
 
 /// Chunks by holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,21 +120,42 @@ impl Holdings {
         }
         diff.range(&self.activation, &next.activation, Address::Activation);
         diff.range(&self.staging, &next.staging, Address::Staging);
+        let kept: BTreeSet<ChunkId> = kept.iter().copied().collect();
         let handed_over = self.changes(next).into_iter().map(|(chunk, _, _)| chunk);
         let handed_over = handed_over.filter(|chunk| !kept.contains(chunk)).collect();
         diff.unmaps.append(&mut diff.maps);
         Transaction { ops: diff.unmaps, handed_over }
     }
 
-    /// Chunks whose owner differs in `next`: (chunk, from, to).
+    /// Chunks whose owner differs in `next`, in order: (chunk, from, to). Its time goes with the parts that differ, not with
+    /// the size of the device.
     pub fn changes(&self, next: &Holdings) -> Vec<(ChunkId, Owner, Owner)> {
-        let mut owners: Vec<(Owner, Owner)> = Vec::new();
-        let known = self.owners().chain(next.owners()).map(|(chunk, _)| chunk.index() + 1).max();
-        owners.resize(known.unwrap_or(0), (Owner::Free, Owner::Free));
-        self.owners().for_each(|(chunk, owner)| owners[chunk.index()].0 = owner);
-        next.owners().for_each(|(chunk, owner)| owners[chunk.index()].1 = owner);
-        let changed = owners.into_iter().enumerate().filter(|(_, (from, to))| from != to);
-        changed.map(|(chunk, (from, to))| (ChunkId(chunk as u32), from, to)).collect()
+        let mut owners: BTreeMap<ChunkId, (Owner, Owner)> = BTreeMap::new();
+        self.unlike(next, |chunk, owner| owners.entry(chunk).or_insert(NOBODY).0 = owner);
+        next.unlike(self, |chunk, owner| owners.entry(chunk).or_insert(NOBODY).1 = owner);
+        let changed = owners.into_iter().filter(|(_, (from, to))| from != to);
+        changed.map(|(chunk, (from, to))| (chunk, from, to)).collect()
+    }
+
+    /// Tells the chunks, with their owner, of every holder that holds others in `other`. Frames are compared one by one:
+    /// they all have the same owner.
+    fn unlike(&self, other: &Holdings, mut tell: impl FnMut(ChunkId, Owner)) {
+        let mut part = |own: &[ChunkId], others: &[ChunkId], owner: Owner| {
+            if own != others {
+                own.iter().for_each(|chunk| tell(*chunk, owner));
+            }
+        };
+        part(&self.global, &other.global, Owner::WeightsGlobal);
+        for (l, (own, others)) in self.layers.iter().zip(&other.layers).enumerate() {
+            part(own, others, Owner::WeightsLayer(LayerId(l as u16)));
+        }
+        for (s, own) in self.slots.iter().enumerate() {
+            part(own, other.slots.get(s).map_or(&[], Vec::as_slice), Owner::Slot(SlotId(s as u8)));
+        }
+        part(&self.activation, &other.activation, Owner::Activation);
+        part(&self.staging, &other.staging, Owner::Staging);
+        let frames = self.frames.iter().zip(&other.frames).filter(|(own, others)| own != others);
+        frames.filter_map(|(own, _)| *own).for_each(|chunk| tell(chunk, Owner::Kv));
     }
 }
 
