@@ -9,7 +9,6 @@
 //! **Batch invariance** (DESIGN 7). The bits of a sequence's logits and KV depend on its tokens and weights alone:
 //! never on the other sequences, the chunking, the block ids or the number of threads.
 
-mod activation;
 mod batch;
 mod check;
 mod chunk;
@@ -28,13 +27,13 @@ pub use sluice_link::vocabulary::{ActivationCost, StepShape};
 use std::ops::ControlFlow;
 
 use half::{bf16, f16};
+use sluice_link::activation::{self, Layout};
 use sluice_link::model::{Dtype, ModelSpec};
 use sluice_link::slab::{SlabLayout, slab_layout};
 
 use crate::ops::team::Team;
 use crate::rope;
 use crate::simd::Isa;
-use activation::Layout;
 use step::Step;
 
 /// Tokens in a layer-block.

@@ -3,10 +3,10 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
+use sluice_link::activation::Layout;
 use sluice_link::model::Family;
 use sluice_link::slab::{Slab, Tensor};
 
-use super::activation::Layout;
 use super::chunk::{Chunk, chunks};
 use super::pass::Pass;
 use super::{Batch, ForwardError, LayerHooks, Model, RangeParts, Sequence};

@@ -3,7 +3,7 @@
 use super::Kernel;
 
 /// Lanes of every vector, on every instruction set.
-pub const LANES: usize = 16;
+pub use sluice_link::activation::LANES;
 
 /// A vector of [`LANES`] f32.
 ///

@@ -10,11 +10,11 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+pub use sluice_link::activation::{PANEL_ROWS, scratch_words};
+
 use super::tile::{Carry, Tile};
 use super::{Element, Kernel, LANES, Lanes, math};
 
-/// Rows of a panel.
-pub const PANEL_ROWS: usize = 32;
 /// Bytes of activations that a block of tokens may take: half of a common second-level cache.
 const TOKEN_BLOCK_BYTES: usize = 512 << 10;
 /// Words of a tile's tokens between two breaks of `k`: half of a common first-level cache. The other half is for the
@@ -28,11 +28,6 @@ const WIDEN_FROM_TOKENS: usize = 12;
 /// Accumulators of a panel's rows and a tile's tokens that wait for their next columns.
 #[repr(C, align(64))]
 struct Carried([f32; PANEL_ROWS * MOST_TOKENS * LANES]);
-
-/// f32 words of scratch that a product over `k` columns needs, for each thread.
-pub const fn scratch_words(k: usize) -> usize {
-    PANEL_ROWS * k.next_multiple_of(LANES)
-}
 
 /// What happens to a sum (bias included).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

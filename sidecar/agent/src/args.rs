@@ -8,6 +8,7 @@ use sluice_link::frame::LINK_VERSION;
 use tracing_subscriber::EnvFilter;
 
 use crate::fetch::From;
+use crate::inspect::Inspect;
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("SLUICE_COMMIT"));
@@ -50,6 +51,10 @@ pub enum Task {
         #[command(subcommand)]
         from: From,
     },
+    /// Tell the sizes of a model from its config.json and the headers of its weights, as the operator needs them to place it.
+    ///
+    /// Standard output gets one line of JSON: the sizes, or the reason why there are none.
+    Inspect(Inspect),
 }
 
 /// Form of the logs.

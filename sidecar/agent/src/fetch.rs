@@ -48,56 +48,89 @@ impl Default for Patience {
     }
 }
 
-/// Where the model comes from, on the command line.
+/// Where the model comes from, and where it goes, on the command line.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum From {
     /// A repository of a Hugging Face hub. The variable HF_TOKEN holds a token, if one is needed.
     HuggingFace {
-        /// The repository, as OWNER/NAME.
-        #[arg(long)]
-        repo: String,
-        /// Branch, tag or commit.
-        #[arg(long, default_value = "main")]
-        revision: String,
-        /// Address of the hub.
-        #[arg(long, default_value = "https://huggingface.co")]
-        endpoint: String,
+        /// The repository.
+        #[command(flatten)]
+        hub: HubArgs,
         /// Folder for the files; made if absent.
         #[arg(long, value_name = "FOLDER")]
         to: PathBuf,
     },
     /// Objects of a bucket. The variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY hold credentials, if they are needed.
     S3 {
-        /// The bucket.
-        #[arg(long)]
-        bucket: String,
-        /// Prefix of the model's objects.
-        #[arg(long, default_value = "")]
-        prefix: String,
-        /// Its region.
-        #[arg(long, default_value = "us-east-1")]
-        region: String,
-        /// Address of the service; without it, AWS in the region.
-        #[arg(long)]
-        endpoint: Option<String>,
+        /// The objects.
+        #[command(flatten)]
+        objects: BucketArgs,
         /// Folder for the files; made if absent.
         #[arg(long, value_name = "FOLDER")]
         to: PathBuf,
     },
 }
 
+/// A repository, on the command line.
+#[derive(Clone, Debug, clap::Args)]
+pub struct HubArgs {
+    /// The repository, as OWNER/NAME.
+    #[arg(long)]
+    repo: String,
+    /// Branch, tag or commit.
+    #[arg(long, default_value = "main")]
+    revision: String,
+    /// Address of the hub.
+    #[arg(long, default_value = "https://huggingface.co")]
+    endpoint: String,
+}
+
+impl HubArgs {
+    /// The repository, with the token of this process's environment.
+    ///
+    /// # Errors
+    /// The endpoint is no address.
+    pub fn source(&self) -> Result<Source, FetchError> {
+        let token = std::env::var("HF_TOKEN").ok().filter(|token| !token.is_empty());
+        Ok(Source::Hub(Hub::new(&self.endpoint, &self.repo, &self.revision, token)?))
+    }
+}
+
+/// Objects of a bucket, on the command line.
+#[derive(Clone, Debug, clap::Args)]
+pub struct BucketArgs {
+    /// The bucket.
+    #[arg(long)]
+    bucket: String,
+    /// Prefix of the model's objects.
+    #[arg(long, default_value = "")]
+    prefix: String,
+    /// Its region.
+    #[arg(long, default_value = "us-east-1")]
+    region: String,
+    /// Address of the service; without it, AWS in the region.
+    #[arg(long)]
+    endpoint: Option<String>,
+}
+
+impl BucketArgs {
+    /// The objects, with the credentials of this process's environment.
+    ///
+    /// # Errors
+    /// The endpoint is no address, or the bucket's name none of a bucket.
+    pub fn source(&self) -> Result<Source, FetchError> {
+        let credentials = rusty_s3::Credentials::from_env();
+        let endpoint = self.endpoint.as_deref();
+        let bucket = Bucket::new(endpoint, &self.region, &self.bucket, &self.prefix, credentials)?;
+        Ok(Source::Bucket(bucket))
+    }
+}
+
 impl From {
     fn source(&self) -> Result<(Source, &Path), FetchError> {
         match self {
-            From::HuggingFace { repo, revision, endpoint, to } => {
-                let token = std::env::var("HF_TOKEN").ok().filter(|token| !token.is_empty());
-                Ok((Source::Hub(Hub::new(endpoint, repo, revision, token)?), to))
-            }
-            From::S3 { bucket, prefix, region, endpoint, to } => {
-                let credentials = rusty_s3::Credentials::from_env();
-                let bucket = Bucket::new(endpoint.as_deref(), region, bucket, prefix, credentials)?;
-                Ok((Source::Bucket(bucket), to))
-            }
+            From::HuggingFace { hub, to } => Ok((hub.source()?, to)),
+            From::S3 { objects, to } => Ok((objects.source()?, to)),
         }
     }
 }
@@ -141,7 +174,7 @@ pub async fn fetch(source: &Source, to: &Path, patience: Patience) -> Result<(),
     }
 }
 
-fn client() -> Result<Client, FetchError> {
+pub(crate) fn client() -> Result<Client, FetchError> {
     // Fails only when there is one already, which is as good.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let agent = concat!("sluice/", env!("CARGO_PKG_VERSION"));
@@ -150,7 +183,7 @@ fn client() -> Result<Client, FetchError> {
 }
 
 /// A model without weights or configuration is a mistake in the source's name, told before anything is downloaded.
-fn complete(source: &Source, items: &[Item]) -> Result<(), FetchError> {
+pub(crate) fn complete(source: &Source, items: &[Item]) -> Result<(), FetchError> {
     let has = |wanted: &dyn Fn(&str) -> bool| items.iter().any(|item| wanted(&item.name));
     let lacks = if !has(&|name| name == "config.json") {
         "config.json"
@@ -163,7 +196,7 @@ fn complete(source: &Source, items: &[Item]) -> Result<(), FetchError> {
 }
 
 /// Tries again what may succeed later.
-async fn again<T>(
+pub(crate) async fn again<T>(
     patience: Patience,
     mut attempt: impl AsyncFnMut() -> Result<T, FetchError>,
 ) -> Result<T, FetchError> {

@@ -7,6 +7,7 @@ pub mod directive;
 pub mod engine_child;
 pub mod fetch;
 pub mod gateway;
+pub mod inspect;
 pub mod metrics;
 pub mod model;
 pub mod neighbours;

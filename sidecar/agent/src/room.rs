@@ -31,7 +31,7 @@ use crate::service::{Message, Status, Update};
 use bed::Bed;
 use body::LinkCompute;
 use door::News;
-pub use load::{InjectedFaults, LoadError, Loaded, Loading, load, policy_of};
+pub use load::{InjectedFaults, LoadError, Loaded, Loading, chunk_tokens, load, policy_of, steps};
 pub use neighbours::Among;
 use state::Diary;
 

@@ -29,7 +29,7 @@ use crate::metrics::Metrics;
 use crate::probes::{self, Hook};
 use crate::room::{Among, InjectedFaults, LoadError, Loaded, Loading, load};
 use crate::service::{Inbox, Message, Service, Status};
-use crate::{admin, fetch};
+use crate::{admin, fetch, inspect};
 
 fn config_error(error: impl Into<anyhow::Error>) -> Failure {
     Failure::Config(error.into())
@@ -52,8 +52,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 /// # Errors
 /// Why it could not go on.
 pub fn run_with(args: &Args, faults: InjectedFaults) -> Result<(), Failure> {
-    if let Some(Task::Fetch { from }) = &args.task {
-        return fetch::run(from);
+    match &args.task {
+        Some(Task::Fetch { from }) => return fetch::run(from),
+        Some(Task::Inspect(asked)) => return inspect::run(asked),
+        None => {}
     }
     if let Some(journal) = &args.replay {
         return replay(journal).map_err(other);

@@ -16,7 +16,11 @@ mod admin {
 
 mod fetch {
     mod downloads;
-    mod server;
+    pub mod server;
+}
+
+mod inspect {
+    mod sources;
 }
 
 mod neighbours {

@@ -28,6 +28,8 @@ mod processes;
 mod random;
 #[path = "system/refusals.rs"]
 mod refusals;
+#[path = "system/sizes.rs"]
+mod sizes;
 #[path = "system/slow_link.rs"]
 mod slow_link;
 #[path = "system/support.rs"]

@@ -4,6 +4,7 @@
 //! [`control`] page carries what is too fast for messages, and sealed shared memory carries block tables and token
 //! histories ([`tables`]) (DESIGN 5). [`server`] is the sidecar's end, [`client`] the engine's.
 
+pub mod activation;
 mod answers;
 pub mod client;
 pub mod control;

@@ -111,16 +111,16 @@ impl FetchError {
         }
     }
 
-    pub(super) fn http(url: &str) -> impl FnOnce(reqwest::Error) -> FetchError + '_ {
+    pub(crate) fn http(url: &str) -> impl FnOnce(reqwest::Error) -> FetchError + '_ {
         // Without the address that was asked: it may carry a signature.
         move |error| FetchError::Http { url: url.to_owned(), error: error.without_url() }
     }
 
-    pub(super) fn file(path: &Path) -> impl FnOnce(std::io::Error) -> FetchError + '_ {
+    pub(crate) fn file(path: &Path) -> impl FnOnce(std::io::Error) -> FetchError + '_ {
         move |error| FetchError::File { path: path.to_owned(), error }
     }
 
-    pub(super) fn status(url: &str, status: StatusCode) -> FetchError {
+    pub(crate) fn status(url: &str, status: StatusCode) -> FetchError {
         let url = url.to_owned();
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => FetchError::Refused { url, status },

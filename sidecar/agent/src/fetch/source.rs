@@ -37,7 +37,7 @@ impl std::fmt::Display for Source {
 
 impl Source {
     /// The source as it is now: a later change of a branch changes nothing.
-    pub(super) async fn resolved(&self, client: &Client) -> Result<Source, FetchError> {
+    pub(crate) async fn resolved(&self, client: &Client) -> Result<Source, FetchError> {
         match self {
             Source::Hub(hub) => hub.resolved(client).await.map(Source::Hub),
             Source::Bucket(bucket) => Ok(Source::Bucket(bucket.clone())),
@@ -45,7 +45,7 @@ impl Source {
     }
 
     /// The files that a sidecar reads.
-    pub(super) async fn list(&self, client: &Client) -> Result<Vec<Item>, FetchError> {
+    pub(crate) async fn list(&self, client: &Client) -> Result<Vec<Item>, FetchError> {
         match self {
             Source::Hub(hub) => hub.list(client).await,
             Source::Bucket(bucket) => bucket.list(client).await,
@@ -53,7 +53,7 @@ impl Source {
     }
 
     /// A request for a file, and its address for people.
-    pub(super) fn get(&self, client: &Client, item: &Item) -> (String, RequestBuilder) {
+    pub(crate) fn get(&self, client: &Client, item: &Item) -> (String, RequestBuilder) {
         match self {
             Source::Hub(hub) => hub.get(client, item),
             Source::Bucket(bucket) => bucket.get(client, item),

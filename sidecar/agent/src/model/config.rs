@@ -19,8 +19,15 @@ struct Fields<'a> {
 /// The file, the field and what is wrong with it.
 pub fn read_spec(folder: &Path, dtype: Option<&str>) -> Result<ModelSpec, ModelError> {
     let path = folder.join("config.json");
-    let map = read_json(&path)?;
-    let fields = Fields { path: &path, map };
+    spec_of(&path, read_json(&path)?, dtype)
+}
+
+/// As [`read_spec`], of what the `config.json` called `path` holds.
+///
+/// # Errors
+/// The field and what is wrong with it.
+pub fn spec_of(path: &Path, map: Map<String, Value>, dtype: Option<&str>) -> Result<ModelSpec, ModelError> {
+    let fields = Fields { path, map };
     let spec = match fields.text("model_type")?.unwrap_or_default() {
         "llama" => fields.llama(dtype)?,
         "opt" => fields.opt(dtype)?,

@@ -1,6 +1,6 @@
 //! Safetensors to slabs: each tensor is found by its Hugging Face name and copied to its place in the master copy.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use memmap2::Mmap;
 use safetensors::{Dtype as Stored, SafeTensors};
 use sluice_link::model::{Dtype, Family, ModelSpec};
-use sluice_link::slab::{Place, Slab, SlabLayout, Tensor};
+use sluice_link::slab::{Place, Slab, SlabLayout, Tensor, slab_layout};
 
 use super::error::{ModelError, read_json};
 
@@ -100,15 +100,8 @@ impl Weights {
         let file = parse(path, map)?;
         let wrong = |problem: String| ModelError::tensor(path, &name, problem);
         let view = file.tensor(&name).map_err(|e| wrong(e.to_string()))?;
-        let wanted: &[usize] = &match place.rows {
-            1 => vec![place.columns as usize],
-            rows => vec![rows as usize, place.columns as usize],
-        };
-        if view.shape() != wanted {
-            return Err(wrong(format!("shape {:?}, the configuration says {wanted:?}", view.shape())));
-        }
-        convert(view.dtype(), spec.dtype, view.data(), out)
-            .ok_or_else(|| wrong(format!("format {:?} is not supported (F32, F16, BF16)", view.dtype())))
+        fits(place, view.shape(), view.dtype()).map_err(wrong)?;
+        convert(view.dtype(), spec.dtype, view.data(), out).ok_or_else(|| wrong(unsupported(view.dtype())))
     }
 
     fn find(
@@ -117,26 +110,104 @@ impl Weights {
         tensor: Tensor,
         layer: Option<u16>,
     ) -> Result<(String, usize), ModelError> {
-        let names = names(family, tensor, layer);
-        let found = names.iter().find_map(|name| self.index.get(name).map(|at| (name.clone(), *at)));
-        found.ok_or_else(|| ModelError::tensor(&self.folder, &names[0], "is in none of the weight files"))
+        let of = |name: &str| self.index.get(name).copied();
+        found(&self.folder, names(family, tensor, layer), of)
     }
 }
 
-/// `model.safetensors`, or the shards of the index.
+/// The first of `names` that `of` knows, and what it knows.
+fn found<T>(
+    folder: &Path,
+    names: Vec<String>,
+    of: impl Fn(&str) -> Option<T>,
+) -> Result<(String, T), ModelError> {
+    let found = names.iter().find_map(|name| of(name).map(|known| (name.clone(), known)));
+    found.ok_or_else(|| ModelError::tensor(folder, &names[0], "is in none of the weight files"))
+}
+
+/// Whether a stored tensor is what the configuration says, in a format that is read.
+fn fits(place: &Place, shape: &[usize], dtype: Stored) -> Result<(), String> {
+    let wanted: &[usize] = &match place.rows {
+        1 => vec![place.columns as usize],
+        rows => vec![rows as usize, place.columns as usize],
+    };
+    if shape != wanted {
+        return Err(format!("shape {shape:?}, the configuration says {wanted:?}"));
+    }
+    let read = matches!(dtype, Stored::F32 | Stored::F16 | Stored::BF16);
+    if read { Ok(()) } else { Err(unsupported(dtype)) }
+}
+
+fn unsupported(dtype: Stored) -> String {
+    format!("format {dtype:?} is not supported (F32, F16, BF16)")
+}
+
+/// A tensor as the header of a weights file tells it.
+#[derive(Clone, Debug)]
+pub struct Header {
+    /// The file.
+    pub path: PathBuf,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its format.
+    pub dtype: Stored,
+}
+
+/// Whether the weights of which the headers tell are those of `spec`, without a look at one of them. `folder` names them all
+/// together.
+///
+/// # Errors
+/// The tensor that is missing or has another shape or format.
+pub fn check_headers(
+    folder: &Path,
+    spec: &ModelSpec,
+    headers: &BTreeMap<String, Header>,
+) -> Result<(), ModelError> {
+    let layout = slab_layout(spec);
+    let global = layout.global.places.iter().map(|place| (None, place));
+    let layers =
+        (0..spec.layers).flat_map(|layer| layout.layer.places.iter().map(move |place| (Some(layer), place)));
+    for (layer, place) in global.chain(layers) {
+        let known = |name: &str| headers.get(name);
+        let (name, header) = found(folder, names(spec.family, place.tensor, layer), known)?;
+        fits(place, &header.shape, header.dtype)
+            .map_err(|problem| ModelError::tensor(&header.path, &name, problem))?;
+    }
+    Ok(())
+}
+
+/// Name of the file that says which weights are in which file.
+pub const INDEX: &str = "model.safetensors.index.json";
+/// Name of the weights where there is no [`INDEX`].
+pub const SINGLE: &str = "model.safetensors";
+
+/// What [`INDEX`] holds.
+#[derive(Debug, serde::Deserialize)]
+pub struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Index {
+    /// Names of the files, each once. `path` is that of the index.
+    ///
+    /// # Errors
+    /// A file that is not in the model's folder.
+    pub fn shards(self, path: &Path) -> Result<BTreeSet<String>, ModelError> {
+        let names: BTreeSet<_> = self.weight_map.into_values().collect();
+        match names.iter().find(|name| name.contains('/') || name.as_str() == "..") {
+            Some(bad) => Err(ModelError::field(path, "weight_map", format!("`{bad}` leaves the folder"))),
+            None => Ok(names),
+        }
+    }
+}
+
+/// [`SINGLE`], or the shards of the index.
 fn shard_paths(folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
-    #[derive(serde::Deserialize)]
-    struct Index {
-        weight_map: BTreeMap<String, String>,
-    }
-    let index = folder.join("model.safetensors.index.json");
+    let index = folder.join(INDEX);
     if !index.exists() {
-        return Ok(vec![folder.join("model.safetensors")]);
+        return Ok(vec![folder.join(SINGLE)]);
     }
-    let names: std::collections::BTreeSet<_> = read_json::<Index>(&index)?.weight_map.into_values().collect();
-    if let Some(bad) = names.iter().find(|name| name.contains('/') || name.as_str() == "..") {
-        return Err(ModelError::field(&index, "weight_map", format!("`{bad}` leaves the folder")));
-    }
+    let names = read_json::<Index>(&index)?.shards(&index)?;
     Ok(names.into_iter().map(|name| folder.join(name)).collect())
 }
 
@@ -147,6 +218,9 @@ fn parse<'a>(path: &Path, map: &'a Mmap) -> Result<SafeTensors<'a>, ModelError> 
 
 /// Names under which a tensor may stand, the usual one first.
 fn names(family: Family, tensor: Tensor, layer: Option<u16>) -> Vec<String> {
+    if tensor == Tensor::Head {
+        return vec!["lm_head.weight".into()];
+    }
     let stem = match family {
         Family::Llama => llama_name(tensor),
         Family::Opt => opt_name(tensor),
@@ -159,7 +233,6 @@ fn names(family: Family, tensor: Tensor, layer: Option<u16>) -> Vec<String> {
         Some(layer) => {
             vec![format!("{root}.layers.{layer}.{stem}"), format!("decoder.layers.{layer}.{stem}")]
         }
-        None if tensor == Tensor::Head => vec!["lm_head.weight".into()],
         None => vec![format!("{root}.{stem}"), format!("decoder.{stem}")],
     }
 }

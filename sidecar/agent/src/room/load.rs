@@ -30,7 +30,7 @@ use sluice_wire::state::Tenant;
 use tokio::sync::watch;
 
 pub use error::LoadError;
-pub use sizes::policy_of;
+pub use sizes::{chunk_tokens, policy_of, steps};
 
 use error::wrong;
 use sizes::{geometry, master_bytes, params, ranges, scheduler_config, setup};

@@ -172,19 +172,13 @@ fn send(behaviour: &mut Behaviour, file: Vec<u8>, range: Option<&str>, headers: 
     if wanted.is_some_and(|wanted| wanted != tag(&file)) {
         return StatusCode::PRECONDITION_FAILED.into_response();
     }
-    let from = range.filter(|_| !behaviour.no_ranges).map(|range| {
-        range
-            .strip_prefix("bytes=")
-            .and_then(|range| range.strip_suffix('-'))
-            .unwrap()
-            .parse::<usize>()
-            .unwrap()
-    });
-    if from.is_some_and(|from| from >= file.len()) {
+    let asked = range.filter(|_| !behaviour.no_ranges).map(bounds);
+    if asked.is_some_and(|(from, _)| from >= file.len()) {
         return StatusCode::RANGE_NOT_SATISFIABLE.into_response();
     }
-    let status = if from.is_some() { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
-    let rest = file[from.unwrap_or(0)..].to_vec();
+    let status = if asked.is_some() { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
+    let (from, end) = asked.unwrap_or((0, usize::MAX));
+    let rest = file[from..end.min(file.len())].to_vec();
     let length = [(header::CONTENT_LENGTH, rest.len())];
     if behaviour.breaks > 0 && rest.len() > 1000 {
         behaviour.breaks -= 1;
@@ -198,4 +192,10 @@ fn send(behaviour: &mut Behaviour, file: Vec<u8>, range: Option<&str>, headers: 
         return (status, length, Body::from_stream(broken)).into_response();
     }
     (status, length, rest).into_response()
+}
+
+/// First byte and the one behind the last of `bytes=A-` or `bytes=A-B`.
+fn bounds(range: &str) -> (usize, usize) {
+    let (from, last) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
+    (from.parse().unwrap(), last.parse().map_or(usize::MAX, |last: usize| last + 1))
 }

@@ -6,7 +6,7 @@ use sluice_memory::RangeSizes;
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::params::{ForcedRemap, Params, PolicyName};
 use sluice_scheduler::{Config, Order};
-use sluice_wire::config::SidecarConfig;
+use sluice_wire::config::{LimitsConfig, SidecarConfig};
 
 use super::error::wrong;
 use super::{LoadError, Loaded};
@@ -33,7 +33,7 @@ pub(super) fn setup(loaded: &Loaded) -> EngineSetup {
         max_rows: config.limits.max_sequences,
         max_columns: Geometry::columns_for(loaded.max_model_tokens) + 1,
         max_history: loaded.max_model_tokens,
-        chunk_tokens: config.limits.max_step_tokens.max(1),
+        chunk_tokens: chunk_tokens(&config.limits),
         threads: u16::try_from(config.engine.threads).unwrap_or(u16::MAX),
         faults: loaded.faults.engine,
     }
@@ -69,9 +69,7 @@ pub(super) fn geometry(loaded: &Loaded, layout: &SlabLayout, activation: Activat
 pub(super) fn params(loaded: &Loaded) -> Result<Params, LoadError> {
     let config = &loaded.config;
     let limits = &config.limits;
-    let sequences = limits.max_sequences.min(limits.max_step_tokens).max(1);
-    let max_step = StepShape { tokens: limits.max_step_tokens, sequences, logit_rows: sequences };
-    let least = SMALLEST_STEP.min(sequences);
+    let (min_step, max_step) = steps(limits);
     let debug = &config.debug;
     Ok(Params {
         policy: policy_of(&config.policy)?,
@@ -83,7 +81,7 @@ pub(super) fn params(loaded: &Loaded) -> Result<Params, LoadError> {
         kv_limit_bytes: config.memory.kv_limit_bytes.unwrap_or(u64::MAX),
         host_kv_bytes: config.memory.host_kv_bytes,
         max_step,
-        min_step: StepShape { tokens: least, sequences: least, logit_rows: least },
+        min_step,
         prefix_caching: !debug.no_prefix_cache,
         link_bytes_per_second: config
             .gpu
@@ -91,6 +89,19 @@ pub(super) fn params(loaded: &Loaded) -> Result<Params, LoadError> {
             .unwrap_or(Params::default().link_bytes_per_second),
         ..Params::default()
     })
+}
+
+/// The smallest step that is always possible, and the largest.
+pub fn steps(limits: &LimitsConfig) -> (StepShape, StepShape) {
+    let sequences = limits.max_sequences.min(limits.max_step_tokens).max(1);
+    let least = SMALLEST_STEP.min(sequences);
+    let smallest = StepShape { tokens: least, sequences: least, logit_rows: least };
+    (smallest, StepShape { tokens: limits.max_step_tokens, sequences, logit_rows: sequences })
+}
+
+/// Tokens that the engine takes through a layer together at most.
+pub fn chunk_tokens(limits: &LimitsConfig) -> u32 {
+    limits.max_step_tokens.max(1)
 }
 
 /// What the tenant may hold without asking a neighbour.

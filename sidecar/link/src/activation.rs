@@ -1,22 +1,34 @@
-//! Where each intermediate value of a step lies in the activation arena, and what that costs.
+//! Where each intermediate value of a step lies in the native engine's activation arena, and what that costs.
+//!
+//! The engine lays out its arena by it and states the cost in `Ready`; an inspection of a model that nobody has loaded yet
+//! asks for the same cost. An engine of another kind states another one.
 //!
 //! One function lays it out; the cost is read off its layouts, and every row is padded to 64 bytes, so that the cost is
 //! exact. What one layer hands to the next is there for every token of the step, everything else for the tokens of one
 //! chunk. Values that never live at the same time share their place: Q, K, V and the attention's result with the MLP's.
 
-use sluice_link::model::ModelSpec;
-use sluice_link::vocabulary::{ActivationCost, StepShape};
+use sluice_policy::geometry::{ActivationCost, StepShape};
 
-use crate::simd::{LANES, matmul};
+use crate::model::ModelSpec;
+
+/// f32 words of a vector register: rows are whole vectors.
+pub const LANES: usize = 16;
+/// Rows of weights that are widened together.
+pub const PANEL_ROWS: usize = 32;
 
 /// Words of a row: whole vectors, so that every row is aligned.
-pub(crate) const fn padded(words: u32) -> usize {
+pub const fn padded(words: u32) -> usize {
     (words as usize).next_multiple_of(LANES)
+}
+
+/// f32 words of scratch that a product over `k` columns needs, for each thread.
+pub const fn scratch_words(k: usize) -> usize {
+    PANEL_ROWS * k.next_multiple_of(LANES)
 }
 
 /// f32 words from the arena's start, and words of a row, of each value of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub struct Layout {
     /// One widened panel of weights for each thread; the second number is words of one.
     pub scratch: (usize, usize),
     /// Residual stream `[tokens]`.
@@ -47,7 +59,7 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// A step of `shape` that goes through the layers in chunks of `chunk_tokens` at most.
-    pub(crate) fn new(spec: &ModelSpec, threads: usize, chunk_tokens: u32, shape: StepShape) -> Layout {
+    pub fn new(spec: &ModelSpec, threads: usize, chunk_tokens: u32, shape: StepShape) -> Layout {
         let mut words = 0;
         let mut take = |rows: usize, row: usize| {
             let at = words;
@@ -59,7 +71,7 @@ impl Layout {
         let (hidden, head) = (padded(spec.hidden), padded(spec.heads * spec.head_dim));
         let (kv, inner) = (padded(spec.kv_heads * spec.head_dim), padded(spec.intermediate));
         let longest = spec.hidden.max(spec.heads * spec.head_dim).max(spec.intermediate);
-        let scratch = take(threads, matmul::scratch_words(longest as usize));
+        let scratch = take(threads, scratch_words(longest as usize));
         let stream = take(tokens, hidden);
         let angles = take(tokens, padded(spec.head_dim));
         let normed = take(chunk, hidden);
@@ -88,13 +100,17 @@ impl Layout {
         Layout { words, ..layout }
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
+    /// Bytes of it all.
+    pub fn bytes(&self) -> u64 {
         4 * self.words as u64
     }
 }
 
 /// What [`Layout::new`] takes, as a function of the shape: linear up to one chunk, and from there on less steep.
-pub(crate) fn cost(spec: &ModelSpec, threads: usize, chunk_tokens: u32) -> ActivationCost {
+///
+/// Activations by step shape of an engine of `threads` threads, whose steps go through each layer in chunks of at most
+/// `chunk_tokens` tokens.
+pub fn cost(spec: &ModelSpec, threads: usize, chunk_tokens: u32) -> ActivationCost {
     let bytes = |chunk_tokens, tokens, logit_rows| {
         let shape = StepShape { tokens, sequences: 1, logit_rows };
         Layout::new(spec, threads, chunk_tokens, shape).bytes()

@@ -1,0 +1,173 @@
+//! `sluice-sidecar inspect`: sizes of a model that nobody has loaded, from `config.json` and the headers of its weights.
+//!
+//! What it says is what a sidecar would take: it reads the configuration by the same rules, lays the slabs out by the same
+//! function and holds every tensor to the same shapes and formats. Activations are those of the native engine; an engine of
+//! another kind states its own when it attaches.
+
+mod files;
+mod headers;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use sluice_link::activation;
+use sluice_link::model::ModelSpec;
+use sluice_link::slab::slab_layout;
+use sluice_link::vocabulary::BLOCK_TOKENS;
+use sluice_wire::config::LimitsConfig;
+use sluice_wire::geometry::{Geometry, Obstacle, Refusal, Report};
+
+pub use self::files::Files;
+use self::headers::headers;
+use crate::fetch::{BucketArgs, FetchError, HubArgs, Patience};
+use crate::model::ModelError;
+use crate::model::config::spec_of;
+use crate::model::weights::check_headers;
+use crate::room::{chunk_tokens, steps};
+use crate::run::Failure;
+
+/// Longest file of JSON that is read whole, bytes.
+const MOST_JSON: u64 = 64 << 20;
+
+/// What is inspected, and who is told.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Inspect {
+    /// Number format in memory: Auto (as stored), Float32, Float16 or BFloat16.
+    #[arg(long, default_value = "Auto", global = true)]
+    dtype: String,
+    /// File that gets the line as well, such as a container's termination message.
+    #[arg(long, value_name = "FILE", global = true)]
+    report: Option<PathBuf>,
+    /// Where the model is.
+    #[command(subcommand)]
+    at: At,
+}
+
+/// Where the model is, on the command line.
+#[derive(Clone, Debug, clap::Subcommand)]
+enum At {
+    /// A folder of this machine.
+    Folder {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// A repository of a Hugging Face hub. The variable HF_TOKEN holds a token, if one is needed.
+    HuggingFace {
+        /// The repository.
+        #[command(flatten)]
+        hub: HubArgs,
+    },
+    /// Objects of a bucket. The variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY hold credentials, if they are needed.
+    S3 {
+        /// The objects.
+        #[command(flatten)]
+        objects: BucketArgs,
+    },
+}
+
+/// Why a model has no geometry.
+#[derive(Debug, thiserror::Error)]
+pub enum InspectError {
+    /// Its files cannot be had.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// They are no model that is served.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A file that is read whole is too long for it.
+    #[error("{file}: {bytes} bytes are more than the {most} that are read of it")]
+    TooLong {
+        /// The file.
+        file: String,
+        /// Its length.
+        bytes: u64,
+        /// Most of it.
+        most: u64,
+    },
+}
+
+impl InspectError {
+    fn obstacle(&self) -> Obstacle {
+        match self {
+            InspectError::Fetch(error) if error.is_final() => Obstacle::Unreadable,
+            InspectError::Fetch(_) => Obstacle::Unavailable,
+            InspectError::Model(ModelError::Io { .. }) => Obstacle::Unreadable,
+            InspectError::Model(_) | InspectError::TooLong { .. } => Obstacle::Unsupported,
+        }
+    }
+
+    fn refusal(&self) -> Refusal {
+        Refusal { reason: self.obstacle(), message: self.to_string() }
+    }
+}
+
+/// The subcommand: tells the sizes, or the reason why there are none.
+///
+/// # Errors
+/// That reason; as a configuration that no restart can help, where trying again cannot.
+pub fn run(asked: &Inspect) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
+    let found = runtime.block_on(async {
+        let files = asked.at.files().await?;
+        inspect(&files, Some(asked.dtype.as_str())).await
+    });
+    let report = Report::new(found.as_ref().copied().map_err(InspectError::refusal));
+    tell(&report.to_json(), asked.report.as_deref()).map_err(|error| Failure::Other(error.into()))?;
+    found.map(drop).map_err(|error| match error.obstacle() {
+        Obstacle::Unavailable => Failure::Other(error.into()),
+        Obstacle::Unreadable | Obstacle::Unsupported => Failure::Config(error.into()),
+    })
+}
+
+fn tell(line: &str, report: Option<&Path>) -> std::io::Result<()> {
+    if let Some(file) = report {
+        std::fs::write(file, line)?;
+    }
+    writeln!(std::io::stdout(), "{line}")
+}
+
+impl At {
+    async fn files(&self) -> Result<Files, FetchError> {
+        let source = match self {
+            At::Folder { path } => return Ok(Files::folder(path)),
+            At::HuggingFace { hub } => hub.source()?,
+            At::S3 { objects } => objects.source()?,
+        };
+        tracing::info!(%source, "inspecting a model");
+        Files::remote(source, Patience::default()).await
+    }
+}
+
+/// Sizes of the model in `files`, in memory as `dtype` (`Auto`, or none, as stored).
+///
+/// # Errors
+/// Its files cannot be had, or are no model that is served.
+pub async fn inspect(files: &Files, dtype: Option<&str>) -> Result<Geometry, InspectError> {
+    let config = files.path("config.json");
+    let map = files.json("config.json", MOST_JSON).await?;
+    let spec = spec_of(&config, map, dtype)?;
+    let headers = headers(files, MOST_JSON).await?;
+    check_headers(files.place(), &spec, &headers)?;
+    Ok(geometry(&spec))
+}
+
+/// Sizes of a model under the limits that every tenant of a cluster has.
+fn geometry(spec: &ModelSpec) -> Geometry {
+    let layout = slab_layout(spec);
+    let limits = LimitsConfig::default();
+    let (smallest, largest) = steps(&limits);
+    let cost = |threads| activation::cost(spec, threads, chunk_tokens(&limits));
+    Geometry {
+        global_bytes: layout.global.bytes,
+        layer_bytes: layout.layer.bytes,
+        layers: u32::from(spec.layers),
+        kv_bytes_per_token: spec.block_bytes() / u64::from(BLOCK_TOKENS) * u64::from(spec.layers),
+        max_model_len: spec.max_positions,
+        activation_bytes: cost(0).bytes(smallest),
+        step_activation_bytes: cost(0).bytes(largest),
+        thread_bytes: cost(1).fixed_bytes - cost(0).fixed_bytes,
+        // The sidecar copies from its master copy, which is staging enough.
+        staging_bytes: 0,
+    }
+}

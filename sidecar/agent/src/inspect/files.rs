@@ -1,0 +1,168 @@
+//! Files of a model, in a folder or behind a network, of which only beginnings are read.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use reqwest::{Client, StatusCode, header};
+use serde::de::DeserializeOwned;
+
+use super::InspectError;
+use crate::fetch::{FetchError, Item, Patience, Source, again, client, complete};
+use crate::model::ModelError;
+
+/// Files of a model.
+#[derive(Debug)]
+pub enum Files {
+    /// In a folder.
+    Folder(PathBuf),
+    /// Behind a network.
+    Remote(Box<Remote>),
+}
+
+/// Files of a source, as they were when they were listed.
+#[derive(Debug)]
+pub struct Remote {
+    client: Client,
+    source: Source,
+    place: PathBuf,
+    items: Vec<Item>,
+    patience: Patience,
+}
+
+impl Files {
+    /// Those of a folder.
+    pub fn folder(path: &Path) -> Files {
+        Files::Folder(path.to_owned())
+    }
+
+    /// Those of a source.
+    ///
+    /// # Errors
+    /// Nobody can say what the files are, or they are no model.
+    pub async fn remote(source: Source, patience: Patience) -> Result<Files, FetchError> {
+        let client = client()?;
+        let source = again(patience, async || source.resolved(&client).await).await?;
+        let items = again(patience, async || source.list(&client).await).await?;
+        complete(&source, &items)?;
+        let place = PathBuf::from(source.to_string());
+        Ok(Files::Remote(Box::new(Remote { client, source, place, items, patience })))
+    }
+
+    /// All of them together, for people.
+    pub fn place(&self) -> &Path {
+        match self {
+            Files::Folder(folder) => folder,
+            Files::Remote(remote) => &remote.place,
+        }
+    }
+
+    /// One of them, for people.
+    pub fn path(&self, name: &str) -> PathBuf {
+        match self {
+            Files::Folder(folder) => folder.join(name),
+            // The source may be long, and is no folder.
+            Files::Remote(_) => name.into(),
+        }
+    }
+
+    /// Whether there is one of this name.
+    pub fn has(&self, name: &str) -> bool {
+        match self {
+            Files::Folder(folder) => folder.join(name).exists(),
+            Files::Remote(remote) => remote.item(name).is_some(),
+        }
+    }
+
+    /// Its length, bytes.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn bytes(&self, name: &str) -> Result<u64, InspectError> {
+        match self {
+            Files::Folder(folder) => {
+                let path = folder.join(name);
+                let file = std::fs::metadata(&path);
+                Ok(file.map_err(|source| ModelError::Io { path, source })?.len())
+            }
+            Files::Remote(remote) => Ok(remote.find(name)?.bytes),
+        }
+    }
+
+    /// `count` bytes of a file from `from` on. They must be there.
+    ///
+    /// # Errors
+    /// They cannot be had.
+    pub async fn range(&self, name: &str, from: u64, count: u64) -> Result<Vec<u8>, InspectError> {
+        match self {
+            Files::Folder(folder) => Ok(range_of(&folder.join(name), from, count)?),
+            Files::Remote(remote) => {
+                let item = remote.find(name)?;
+                Ok(again(remote.patience, async || remote.range(item, from, count).await).await?)
+            }
+        }
+    }
+
+    /// A whole file of JSON.
+    ///
+    /// # Errors
+    /// It cannot be had, is longer than `most` bytes, or no such JSON.
+    pub async fn json<T: DeserializeOwned>(&self, name: &str, most: u64) -> Result<T, InspectError> {
+        let bytes = self.bytes(name)?;
+        if bytes > most {
+            return Err(InspectError::TooLong { file: name.to_owned(), bytes, most });
+        }
+        let text = self.range(name, 0, bytes).await?;
+        let read = serde_json::from_slice(&text);
+        Ok(read.map_err(|source| ModelError::Json { path: self.path(name), source })?)
+    }
+}
+
+fn range_of(path: &Path, from: u64, count: u64) -> Result<Vec<u8>, ModelError> {
+    let mut bytes = vec![0; usize::try_from(count).unwrap_or(usize::MAX)];
+    let read = File::open(path).and_then(|file| file.read_exact_at(&mut bytes, from));
+    read.map_err(|source| ModelError::Io { path: path.to_owned(), source })?;
+    Ok(bytes)
+}
+
+impl Remote {
+    fn item(&self, name: &str) -> Option<&Item> {
+        self.items.iter().find(|item| item.name == name)
+    }
+
+    fn find(&self, name: &str) -> Result<&Item, FetchError> {
+        self.item(name).ok_or_else(|| FetchError::NotFound {
+            url: format!("{}: {name}", self.source),
+            status: StatusCode::NOT_FOUND,
+        })
+    }
+
+    async fn range(&self, item: &Item, from: u64, count: u64) -> Result<Vec<u8>, FetchError> {
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let (url, request) = self.source.get(&self.client, item);
+        let end = from + count;
+        let request = request.header(header::RANGE, format!("bytes={from}-{}", end - 1));
+        let mut response = request.send().await.map_err(FetchError::http(&url))?;
+        let skipped = match response.status() {
+            StatusCode::PARTIAL_CONTENT => 0,
+            // A server that knows no ranges sends all of it, and is left once there is enough.
+            StatusCode::OK => from,
+            status => return Err(FetchError::status(&url, status)),
+        };
+        let (mut bytes, wanted) = (Vec::new(), skipped + count);
+        while (bytes.len() as u64) < wanted {
+            match response.chunk().await.map_err(FetchError::http(&url))? {
+                Some(more) => bytes.extend_from_slice(&more),
+                None => {
+                    let (file, came) = (item.name.clone(), from - skipped + bytes.len() as u64);
+                    return Err(FetchError::Size { file, bytes: came, expected: end });
+                }
+            }
+        }
+        bytes.truncate(usize::try_from(wanted).unwrap_or(usize::MAX));
+        bytes.drain(..usize::try_from(skipped).unwrap_or(usize::MAX));
+        Ok(bytes)
+    }
+}

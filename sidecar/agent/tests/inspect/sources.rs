@@ -1,0 +1,264 @@
+//! Sizes of a model, from a folder and from small servers that speak the real protocols.
+// Helpers outside test functions unwrap too.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, HashMap};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use rusty_s3::Credentials;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use sluice_agent::fetch::{Bucket, Hub, Patience, Source};
+use sluice_agent::inspect::{Files, InspectError, inspect};
+use sluice_wire::geometry::{Geometry, MAX_BYTES, Obstacle, Refusal, Report};
+
+use crate::fetch::server::{Behaviour, Server};
+
+/// Impatient: tests wait for nobody.
+const PATIENCE: Patience =
+    Patience { tries: 2, first: Duration::from_millis(1), longest: Duration::from_millis(1) };
+const CONFIG: &str = r#"{"model_type":"llama","hidden_size":8,"intermediate_size":16,"num_hidden_layers":2,
+    "num_attention_heads":2,"num_key_value_heads":1,"vocab_size":32,"max_position_embeddings":128,"torch_dtype":"bfloat16"}"#;
+
+/// Worked out by hand: two bytes a weight, every tensor at a multiple of 64 bytes.
+const GLOBAL: u64 = 512 + 64 + 512;
+const LAYER: u64 = 64 + 128 + 64 + 64 + 128 + 64 + 256 + 256 + 256;
+
+fn shapes() -> Vec<(String, Vec<usize>)> {
+    let mut all = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![32, 8]),
+        ("model.norm.weight".to_owned(), vec![8]),
+        ("lm_head.weight".to_owned(), vec![32, 8]),
+    ];
+    let layer: [(&str, &[usize]); 9] = [
+        ("input_layernorm", &[8]),
+        ("self_attn.q_proj", &[8, 8]),
+        ("self_attn.k_proj", &[4, 8]),
+        ("self_attn.v_proj", &[4, 8]),
+        ("self_attn.o_proj", &[8, 8]),
+        ("post_attention_layernorm", &[8]),
+        ("mlp.gate_proj", &[16, 8]),
+        ("mlp.up_proj", &[16, 8]),
+        ("mlp.down_proj", &[8, 16]),
+    ];
+    for index in 0..2 {
+        all.extend(
+            layer.map(|(name, shape)| (format!("model.layers.{index}.{name}.weight"), shape.to_vec())),
+        );
+    }
+    all
+}
+
+fn weights(shapes: &[(String, Vec<usize>)], dtype: Dtype) -> Vec<u8> {
+    let zeros = vec![0_u8; 4096];
+    let view = |shape: &Vec<usize>| {
+        let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
+        TensorView::new(dtype, shape.clone(), &zeros[..bytes]).unwrap()
+    };
+    let views: HashMap<_, _> = shapes.iter().map(|(name, shape)| (name.clone(), view(shape))).collect();
+    safetensors::serialize(views, None).unwrap()
+}
+
+/// The model in two files and an index.
+fn sharded() -> BTreeMap<String, Vec<u8>> {
+    let all = shapes();
+    let (first, second) = all.split_at(9);
+    let names = |part: &[(String, Vec<usize>)], file: &str| -> Vec<String> {
+        part.iter().map(|(name, _)| format!("\"{name}\":\"{file}\"")).collect()
+    };
+    let map = [names(first, "a.safetensors"), names(second, "b.safetensors")].concat().join(",");
+    let files = [
+        ("config.json", CONFIG.as_bytes().to_vec()),
+        ("a.safetensors", weights(first, Dtype::BF16)),
+        ("b.safetensors", weights(second, Dtype::F32)),
+        ("model.safetensors.index.json", format!("{{\"weight_map\":{{{map}}}}}").into_bytes()),
+    ];
+    files.map(|(name, bytes)| (name.to_owned(), bytes)).into()
+}
+
+fn single() -> BTreeMap<String, Vec<u8>> {
+    let weights = weights(&shapes(), Dtype::F32);
+    [("config.json", CONFIG.as_bytes().to_vec()), ("model.safetensors", weights)]
+        .map(|(name, bytes)| (name.to_owned(), bytes))
+        .into()
+}
+
+fn behaviour(files: BTreeMap<String, Vec<u8>>) -> Behaviour {
+    Behaviour { files, ..Behaviour::default() }
+}
+
+fn hub(server: &Server) -> Source {
+    Source::Hub(Hub::new(&server.endpoint(), "org/tiny", "main", Some("secret".into())).unwrap())
+}
+
+fn bucket(server: &Server) -> Source {
+    let credentials = Some(Credentials::new("secret", "key"));
+    let bucket = Bucket::new(Some(&server.endpoint()), "eu-west-1", "bucket", "models/tiny", credentials);
+    Source::Bucket(bucket.unwrap())
+}
+
+async fn sizes(source: Source) -> Result<Geometry, InspectError> {
+    let files = Files::remote(source, PATIENCE).await?;
+    inspect(&files, None).await
+}
+
+#[tokio::test]
+async fn both_kinds_of_source_tell_the_same_sizes_by_ranges_alone() {
+    for files in [single(), sharded()] {
+        let server = Server::start(Behaviour { wants: Some("secret".into()), ..behaviour(files) }).await;
+        for source in [hub(&server), bucket(&server)] {
+            let told = sizes(source).await.unwrap();
+            assert_eq!((told.global_bytes, told.layer_bytes, told.layers), (GLOBAL, LAYER, 2));
+            // Keys and values of one head of four, two bytes each, in two layers.
+            assert_eq!((told.kv_bytes_per_token, told.max_model_len), (32, 128));
+            assert!(told.step_activation_bytes > told.activation_bytes && told.thread_bytes > 0, "{told:?}");
+        }
+        for range in server.ranges() {
+            let range = range.expect("weights are never asked for whole");
+            assert!(range == "bytes=0-7" || range.starts_with("bytes=8-"), "{range}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_knows_no_ranges_is_left_when_there_is_enough() {
+    let server = Server::start(Behaviour { no_ranges: true, wants: None, ..behaviour(single()) }).await;
+    assert_eq!(sizes(hub(&server)).await.unwrap().global_bytes, GLOBAL);
+}
+
+#[tokio::test]
+async fn a_folder_tells_the_same_and_another_number_format_changes_it() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes) in sharded() {
+        std::fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    let files = Files::folder(folder.path());
+    let stored = inspect(&files, Some("Auto")).await.unwrap();
+    let wide = inspect(&files, Some("Float32")).await.unwrap();
+    assert_eq!((stored.global_bytes, stored.kv_bytes_per_token), (GLOBAL, 32));
+    assert_eq!((wide.global_bytes, wide.kv_bytes_per_token), (1024 + 64 + 1024, 64));
+    assert_eq!(
+        wide.activation_bytes, stored.activation_bytes,
+        "activations are f32 whatever the weights are"
+    );
+}
+
+/// Runs the program against a server with the files, and checks that both its outputs say the same.
+async fn program(behaviour: Behaviour) -> (Output, Result<Geometry, Refusal>) {
+    let server = Server::start(behaviour).await;
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().join("report");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-sidecar"));
+    command.args([
+        "inspect",
+        "hugging-face",
+        "--repo",
+        "org/tiny",
+        "--endpoint",
+        &server.endpoint(),
+        "--report",
+    ]);
+    command.arg(&report).env_remove("HF_TOKEN");
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    let line = std::fs::read(&report).unwrap();
+    assert!(line.len() <= MAX_BYTES);
+    assert_eq!(output.stdout.trim_ascii_end(), line);
+    (output, Report::from_json(&line).unwrap())
+}
+
+#[tokio::test]
+async fn the_program_tells_the_sizes_on_standard_output_and_in_the_report() {
+    let (output, told) = program(behaviour(sharded())).await;
+    assert_eq!((output.status.code(), told.unwrap().layer_bytes), (Some(0), LAYER));
+}
+
+fn without(name: &str) -> BTreeMap<String, Vec<u8>> {
+    let mut files = single();
+    files.remove(name);
+    files
+}
+
+fn with(name: &str, change: impl Fn(Vec<u8>) -> Vec<u8>) -> BTreeMap<String, Vec<u8>> {
+    let mut files = single();
+    let changed = change(files.remove(name).unwrap());
+    files.insert(name.to_owned(), changed);
+    files
+}
+
+#[tokio::test]
+async fn what_no_other_try_can_help_ends_with_78_and_its_reason() {
+    let text = |find: &'static str, put: &'static str| {
+        with("config.json", move |bytes| String::from_utf8(bytes).unwrap().replace(find, put).into_bytes())
+    };
+    let refused = Behaviour { wants: Some("secret".into()), ..behaviour(single()) };
+    let cases = [
+        (refused, Obstacle::Unreadable, "401"),
+        (behaviour(without("config.json")), Obstacle::Unreadable, "lacks config.json"),
+        (
+            behaviour(without("model.safetensors")),
+            Obstacle::Unreadable,
+            "lacks a file that ends in .safetensors",
+        ),
+        (behaviour(text("llama", "gpt2")), Obstacle::Unsupported, "model_type: `gpt2`"),
+        (behaviour(text("\"vocab_size\":32", "\"vocab_size\":33")), Obstacle::Unsupported, "embed_tokens"),
+        (
+            behaviour(with("model.safetensors", |mut bytes| {
+                bytes.truncate(300);
+                bytes
+            })),
+            Obstacle::Unsupported,
+            "a header of",
+        ),
+        (
+            behaviour(with("model.safetensors", |mut bytes| {
+                bytes.pop();
+                bytes
+            })),
+            Obstacle::Unsupported,
+            "its header tells of",
+        ),
+        (
+            behaviour(with("model.safetensors", |_| vec![1, 2, 3])),
+            Obstacle::Unsupported,
+            "3 bytes are too few",
+        ),
+        (
+            behaviour(with("model.safetensors", |_| weights(&shapes(), Dtype::I32))),
+            Obstacle::Unsupported,
+            "format I32",
+        ),
+        (
+            behaviour(with("model.safetensors", |_| weights(&shapes()[1..], Dtype::F32))),
+            Obstacle::Unsupported,
+            "is in none of the weight files",
+        ),
+    ];
+    for (behaviour, reason, words) in cases {
+        let (output, told) = program(behaviour).await;
+        let refusal = told.unwrap_err();
+        assert_eq!((output.status.code(), refusal.reason), (Some(78), reason), "{refusal:?}");
+        assert!(refusal.message.contains(words), "{refusal:?}");
+        assert!(String::from_utf8(output.stderr).unwrap().contains(words));
+    }
+}
+
+#[tokio::test]
+async fn a_service_that_is_away_may_be_asked_again() {
+    let server = Server::start(Behaviour { unavailable: 9, ..behaviour(single()) }).await;
+    let error = sizes(hub(&server)).await.unwrap_err();
+    assert!(matches!(&error, InspectError::Fetch(error) if !error.is_final()), "{error}");
+    assert!(error.to_string().contains("503"), "{error}");
+}
+
+#[test]
+fn a_folder_without_a_model_is_unreadable_and_leaves_no_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-sidecar"));
+    let output = command.args(["inspect", "folder"]).arg(folder.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(78));
+    let Err(refusal) = Report::from_json(output.stdout.trim_ascii_end()).unwrap() else { panic!() };
+    assert_eq!(refusal.reason, Obstacle::Unreadable);
+    assert!(refusal.message.contains("config.json"), "{refusal:?}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}

@@ -1,0 +1,71 @@
+//! What an inspection says of a model is what a sidecar with a real engine says that it needs.
+
+use std::path::Path;
+
+use sluice_agent::inspect::{Files, inspect};
+use sluice_agent::room::LoadError;
+use sluice_policy::refused::Refused;
+use sluice_wire::config::{LimitsConfig, SidecarConfig};
+use sluice_wire::geometry::Geometry;
+
+use crate::models::{Shape, generate};
+use crate::support::{CHUNK, Tenant, config, poisoned, shared};
+
+const THREADS: u32 = 3;
+
+fn inspected(model: &Path, dtype: Option<&str>) -> Geometry {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(inspect(&Files::folder(model), dtype)).unwrap()
+}
+
+/// The floor that a sidecar names when it refuses a GPU that is too small. The engine has told it what activations cost.
+fn refused(config: SidecarConfig) -> u64 {
+    let config = SidecarConfig {
+        gpu: sluice_wire::config::GpuConfig { memory_bytes: CHUNK * 4, ..config.gpu },
+        ..config
+    };
+    match Tenant::begin(config, poisoned()) {
+        Err(LoadError::Refused(Refused::FloorExceedsCapacity { floor_bytes, .. })) => floor_bytes,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("four chunks are enough"),
+    }
+}
+
+fn floor(model: &Geometry, activations: u64, tokens: u32) -> u64 {
+    let layers = u64::from(model.layers);
+    let chunks = |bytes: u64| bytes.div_ceil(CHUNK);
+    let blocks = u64::from(tokens.div_ceil(16)) * layers;
+    let block = model.kv_bytes_per_token * 16 / layers;
+    let weights = chunks(model.global_bytes) + layers * chunks(model.layer_bytes);
+    let activations = chunks(activations + u64::from(THREADS) * model.thread_bytes);
+    (weights + activations + blocks.div_ceil(CHUNK / block)) * CHUNK
+}
+
+fn assert_equal(model: &Path, dtype: Option<&str>) {
+    let told = inspected(model, dtype);
+    // Whole layers, the smallest step's activations; whole layers, the largest step's.
+    for (policy, activations) in [("Ellm", told.activation_bytes), ("Recompute", told.step_activation_bytes)]
+    {
+        let mut config = config(model, 0, policy);
+        config.limits = LimitsConfig::default();
+        config.dtype = dtype.map(str::to_owned);
+        config.engine.threads = THREADS;
+        assert_eq!(refused(config), floor(&told, activations, told.max_model_len), "{policy}, {dtype:?}");
+    }
+}
+
+#[test]
+fn an_inspection_of_a_generated_model_equals_what_its_sidecar_needs() {
+    for (family, dtype) in [("llama", "bf16"), ("opt", "f32")] {
+        let model = generate(&Shape { family, dtype, layers: 6, hidden: 96, vocab: 512 });
+        assert_equal(model.path(), None);
+        assert_equal(model.path(), Some("Float32"));
+    }
+}
+
+#[test]
+fn an_inspection_of_a_trained_model_equals_what_its_sidecar_needs() {
+    let Some(model) = shared("models/stories260k") else { return };
+    assert_equal(&model, None);
+    assert_equal(&model, Some("Float16"));
+}
