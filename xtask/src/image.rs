@@ -1,0 +1,129 @@
+//! `cargo xtask image`: OCI archives of the product's binaries, without a container builder.
+//!
+//! Each image has two layers: what the binary needs of a system (the libraries that it is linked with, a user, roots of
+//! trust), and the binary. The same binaries on the same system give the same bytes.
+
+mod archive;
+mod layer;
+mod system;
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
+use clap::Args;
+
+use crate::process;
+use crate::run::Scratch;
+use crate::workspace::Workspace;
+
+/// One image: its name, and the binary that it starts.
+struct Image {
+    name: &'static str,
+    binary: &'static str,
+}
+
+/// All of them; one each, so that a pod has nothing that it does not run.
+const IMAGES: [Image; 4] = [
+    Image { name: "sidecar", binary: "sluice-sidecar" },
+    Image { name: "engine", binary: "sluice-engine" },
+    Image { name: "operator", binary: "sluice-operator" },
+    Image { name: "devices", binary: "sluice-devices" },
+];
+
+/// Whoever runs in an image, where the pod names nobody.
+const USER: u32 = 65_532;
+
+/// Options of `cargo xtask image`.
+#[derive(Args)]
+pub struct ImageArgs {
+    /// Images to make: sidecar, engine, operator, devices. Default: all.
+    names: Vec<String>,
+    /// Folder of the binaries. Default: build them with `cargo build --release`.
+    #[arg(long, value_name = "FOLDER")]
+    from: Option<Utf8PathBuf>,
+    /// Folder for the archives. Default: `images` in the target folder.
+    #[arg(long, value_name = "FOLDER")]
+    to: Option<Utf8PathBuf>,
+    /// What the names of the images begin with.
+    #[arg(long, default_value = "sluice.dev")]
+    repository: String,
+    /// Tag of the images. Default: the version of the workspace.
+    #[arg(long, default_value = env!("CARGO_PKG_VERSION"))]
+    tag: String,
+}
+
+/// Makes the archives and says where they are.
+pub fn run(workspace: &Workspace, args: &ImageArgs) -> Result<()> {
+    let images = chosen(&args.names)?;
+    let from = match &args.from {
+        Some(folder) => folder.clone(),
+        None => build(workspace)?,
+    };
+    let to = args.to.clone().unwrap_or_else(|| workspace.target.join("images"));
+    fs::create_dir_all(&to).with_context(|| format!("creating {to}"))?;
+    for image in images {
+        let binary = from.join(image.binary);
+        if args.names.is_empty() && !binary.is_file() {
+            println!("skipped: {}, there is no {binary}", image.name);
+            continue;
+        }
+        let name = format!("{}/{}:{}", args.repository, image.name, args.tag);
+        let packed = pack(&name, image.binary, &binary)?;
+        let path = to.join(format!("{}-{}.tar", image.name, args.tag));
+        fs::write(&path, &packed.bytes).with_context(|| format!("writing {path}"))?;
+        println!(
+            "{name}  {}  {:.1} MiB  {path}",
+            packed.digest,
+            packed.bytes.len() as f64 / f64::from(1 << 20)
+        );
+    }
+    Ok(())
+}
+
+fn chosen(names: &[String]) -> Result<Vec<&'static Image>> {
+    if names.is_empty() {
+        return Ok(IMAGES.iter().collect());
+    }
+    let known = |name: &String| {
+        let all = IMAGES.map(|image| image.name).join(", ");
+        IMAGES
+            .iter()
+            .find(|image| image.name == name)
+            .with_context(|| format!("no image `{name}`, but {all}"))
+    };
+    names.iter().map(known).collect()
+}
+
+/// Builds the release binaries; the folder that they are in.
+fn build(workspace: &Workspace) -> Result<Utf8PathBuf> {
+    let arguments = ["build", "--release", "--workspace", "--bins", "--locked"];
+    ensure!(process::passes(process::cargo(&workspace.root, &arguments))?, "the build failed");
+    let cross = std::env::var("CARGO_BUILD_TARGET").ok();
+    Ok(workspace.target.join(cross.as_deref().unwrap_or("")).join("release"))
+}
+
+/// The archive of the image `name` that starts `binary`, which is called `command` there.
+fn pack(name: &str, command: &str, binary: &Utf8Path) -> Result<archive::Archive> {
+    let system = system::layer(binary).with_context(|| format!("what {binary} needs"))?;
+    let mut own = layer::Layer::default();
+    own.file(&format!("usr/bin/{command}"), 0o755, stripped(binary)?);
+    archive::archive(name, &format!("/usr/bin/{command}"), &[system.pack()?, own.pack()?])
+}
+
+/// The binary without what only a debugger reads, most of its bytes.
+fn stripped(binary: &Utf8Path) -> Result<Vec<u8>> {
+    let scratch = Scratch::new()?;
+    let to = scratch.path().join("stripped");
+    let mut command = Command::new("strip");
+    command.args(["--strip-debug", "-o"]).arg(&to).arg(binary).stdin(Stdio::null());
+    let output = command.output().context("strip does not start: it comes with the linker, in binutils")?;
+    if !output.status.success() {
+        bail!("strip: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    fs::read(&to).with_context(|| format!("reading {}", to.display()))
+}
+
+#[cfg(test)]
+mod tests;
