@@ -3,7 +3,7 @@
 //! | for each | objects |
 //! |---|---|
 //! | GPU with a slot | a ResourceClaim of this epoch, a NetworkPolicy for the admin ports of its slots |
-//! | tenant | a Service, a PodDisruptionBudget, a NetworkPolicy for its clients |
+//! | tenant | a Service, a PodDisruptionBudget, a NetworkPolicy for its clients, a Job that inspects its model |
 //! | placed slot | a ConfigMap with its sidecar's configuration, a Deployment of exactly one pod |
 //!
 //! Each object is complete: it is sent by server-side apply, and a field that is left out is one that the operator does not
@@ -12,6 +12,7 @@
 mod claim;
 mod config;
 mod containers;
+pub mod inspect;
 mod network;
 mod pod;
 mod service;
@@ -34,6 +35,8 @@ use crate::gpu::Gpu;
 
 /// Label of everything that belongs to a tenant: its name.
 pub const TENANT: &str = "sluice.dev/tenant";
+/// Label of a tenant's pods: whether it is a slot or an inspection.
+pub const COMPONENT: &str = "app.kubernetes.io/component";
 /// Label of a slot's objects: its index.
 pub const SLOT: &str = "sluice.dev/slot";
 /// Label of a pool's objects: its name.

@@ -6,6 +6,7 @@ mod demand;
 mod floor;
 mod flows;
 mod geometry;
+mod inspect;
 mod objects;
 mod place;
 mod place_random;

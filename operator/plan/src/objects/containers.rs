@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use sluice_types::HOST_DEVICE_CLASS;
 use sluice_types::pool::SharingMode;
 use sluice_types::shared::{ResourceList, Resources};
-use sluice_types::tenant::{HuggingFaceSource, S3Source};
+use sluice_types::tenant::{HuggingFaceSource, S3Source, Source};
 
 use super::volumes::{MODEL, RUN, engine_mounts, fetch_mounts, sidecar_mounts};
 use super::{ADMIN_PORT, PROBE_PORT, Placed, Release, SERVE_PORT, config, quantity};
@@ -19,7 +19,7 @@ use super::{ADMIN_PORT, PROBE_PORT, Placed, Release, SERVE_PORT, config, quantit
 /// Name of the pod's claim on its GPU.
 pub const CLAIM: &str = "gpu";
 /// Host memory of a process of ours that keeps no weights: an engine over host memory, a download. Bytes.
-const SMALL_BYTES: u64 = 256 << 20;
+pub(super) const SMALL_BYTES: u64 = 256 << 20;
 /// Host memory of an engine with a CUDA context and its libraries, bytes.
 const CUDA_BYTES: u64 = 4 << 30;
 /// Seconds that a probe waits for an answer.
@@ -98,16 +98,12 @@ fn share_of_threads(placed: &Placed<'_>) -> Option<EnvVar> {
 
 /// The download, where the model comes over the network: the only container that sees a credential for it.
 pub fn fetch(placed: &Placed<'_>, release: &Release) -> Option<Container> {
-    let source = &placed.tenant.spec.model.source;
-    let (args, env) = match (&source.hugging_face, &source.s3) {
-        (Some(hub), _) => hugging_face(hub),
-        (None, Some(bucket)) => s3(bucket),
-        (None, None) => return None,
-    };
+    let (from, env) = source(&placed.tenant.spec.model.source)?;
+    let args = ["fetch".to_owned()].into_iter().chain(from).chain(["--to".to_owned(), MODEL.to_owned()]);
     Some(Container {
         name: "fetch".into(),
         image: Some(release.sidecar_image.clone()),
-        args: Some(args),
+        args: Some(args.collect()),
         env: Some(env),
         resources: Some(resources(None, ("100m", SMALL_BYTES), &[])),
         volume_mounts: Some(fetch_mounts()),
@@ -116,18 +112,26 @@ pub fn fetch(placed: &Placed<'_>, release: &Release) -> Option<Container> {
     })
 }
 
+/// Where a model comes from over the network, as arguments, and the credential for it; `None` = it lies on a volume.
+pub(super) fn source(source: &Source) -> Option<(Vec<String>, Vec<EnvVar>)> {
+    match (&source.hugging_face, &source.s3) {
+        (Some(hub), _) => Some(hugging_face(hub)),
+        (None, Some(bucket)) => Some(s3(bucket)),
+        (None, None) => None,
+    }
+}
+
 fn hugging_face(hub: &HuggingFaceSource) -> (Vec<String>, Vec<EnvVar>) {
-    let args = ["fetch", "hugging-face", "--repo", &hub.repo, "--revision", &hub.revision];
-    let rest = ["--endpoint", &hub.endpoint, "--to", MODEL];
+    let args = ["hugging-face", "--repo", &hub.repo, "--revision", &hub.revision];
+    let rest = ["--endpoint", &hub.endpoint];
     let token = hub.token_secret_ref.iter().map(|token| from_secret("HF_TOKEN", &token.name, &token.key));
     (args.into_iter().chain(rest).map(str::to_owned).collect(), token.collect())
 }
 
 fn s3(bucket: &S3Source) -> (Vec<String>, Vec<EnvVar>) {
-    let args =
-        ["fetch", "s3", "--bucket", &bucket.bucket, "--prefix", &bucket.prefix, "--region", &bucket.region];
+    let args = ["s3", "--bucket", &bucket.bucket, "--prefix", &bucket.prefix, "--region", &bucket.region];
     let endpoint = bucket.endpoint.iter().flat_map(|endpoint| ["--endpoint", endpoint.as_str()]);
-    let args = args.into_iter().chain(endpoint).chain(["--to", MODEL]).map(str::to_owned).collect();
+    let args = args.into_iter().chain(endpoint).map(str::to_owned).collect();
     let keys = [("AWS_ACCESS_KEY_ID", "accessKeyId"), ("AWS_SECRET_ACCESS_KEY", "secretAccessKey")];
     let secret = bucket.credentials_secret_ref.iter();
     (args, secret.flat_map(|secret| keys.map(|(name, key)| from_secret(name, &secret.name, key))).collect())
@@ -164,7 +168,11 @@ fn probe(path: &str, period_seconds: i32, failures: i32) -> Probe {
 }
 
 /// What a tenant asks for, else what was computed. Memory that may be used is memory that is set aside.
-fn resources(written: Option<&Resources>, computed: (&str, u64), claims: &[&str]) -> ResourceRequirements {
+pub(super) fn resources(
+    written: Option<&Resources>,
+    computed: (&str, u64),
+    claims: &[&str],
+) -> ResourceRequirements {
     let (cpu, memory) = computed;
     let requests = written.and_then(|written| written.requests.as_ref());
     let limits = written.and_then(|written| written.limits.as_ref());
@@ -188,7 +196,7 @@ fn resources(written: Option<&Resources>, computed: (&str, u64), claims: &[&str]
 }
 
 /// Pod Security's level `restricted`, and a root that nobody writes to.
-fn restricted() -> SecurityContext {
+pub(super) fn restricted() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),
         read_only_root_filesystem: Some(true),

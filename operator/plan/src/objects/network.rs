@@ -13,7 +13,9 @@ use sluice_types::tenant::AccessPeer;
 use sluice_types::{GpuPool, ModelTenant};
 
 use super::service::selector;
-use super::{ADMIN_PORT, FETCHING, GPU, Release, SERVE_PORT, gpu_labels, label, meta, name, tenant_labels};
+use super::{
+    ADMIN_PORT, FETCHING, GPU, Release, SERVE_PORT, TENANT, gpu_labels, label, meta, name, tenant_labels,
+};
 use crate::gpu::Gpu;
 
 /// Label that every namespace has: its name.
@@ -59,10 +61,11 @@ pub fn clients_policy(tenant: &ModelTenant) -> Vec<NetworkPolicy> {
         }]),
         egress: None,
     };
-    let mut fetching = selector(tenant);
-    fetching.insert(FETCHING.into(), "true".into());
+    // A slot that downloads, and an inspection.
+    let fetching =
+        [(TENANT, name(tenant)), (FETCHING, "true")].map(|(key, value)| (key.to_owned(), value.to_owned()));
     let downloads = NetworkPolicySpec {
-        pod_selector: Some(labels(fetching)),
+        pod_selector: Some(labels(fetching.into())),
         policy_types: Some(vec!["Egress".into()]),
         ingress: None,
         egress: Some(vec![NetworkPolicyEgressRule { to: None, ports: None }]),

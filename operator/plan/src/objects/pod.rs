@@ -9,13 +9,16 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use sluice_types::GpuPoolSpec;
 use sluice_types::shared::Toleration as Written;
 use sluice_types::tenant::ModelTenantSpec;
 use sluice_wire::config::SidecarConfig;
 
 use super::containers::{CLAIM, engine, fetch, sidecar};
 use super::volumes::{fetches, volumes};
-use super::{FETCHING, GPU, Placed, Release, SLOT, claim, fnv1a, label, meta, service, sidecar_config};
+use super::{
+    COMPONENT, FETCHING, GPU, Placed, Release, SLOT, claim, fnv1a, label, meta, service, sidecar_config,
+};
 
 /// Annotation of a pod: digest of the part of its configuration that only a new pod takes up.
 const DIGEST: &str = "sluice.dev/config-digest";
@@ -69,6 +72,7 @@ fn template(placed: &Placed<'_>, release: &Release) -> PodTemplateSpec {
 fn pod_labels(placed: &Placed<'_>) -> BTreeMap<String, String> {
     let mut labels = placed.labels();
     labels.insert(GPU.into(), label(&placed.gpu.name));
+    labels.insert(COMPONENT.into(), service::SLOT_COMPONENT.into());
     if fetches(&placed.tenant.spec) {
         // Taken off once the model is there.
         labels.insert(FETCHING.into(), "true".into());
@@ -83,7 +87,6 @@ fn pod(placed: &Placed<'_>, release: &Release) -> PodSpec {
         resource_claim_name: Some(claim::claim_name(placed.gpu, placed.epoch)),
         resource_claim_template_name: None,
     };
-    let node_selector = pool.node_selector.iter().map(|(key, value)| (key.clone(), value.0.clone()));
     PodSpec {
         init_containers: Some(fetch(placed, release).into_iter().chain([sidecar(placed, release)]).collect()),
         containers: vec![engine(placed, release)],
@@ -96,15 +99,14 @@ fn pod(placed: &Placed<'_>, release: &Release) -> PodSpec {
         service_account_name: spec.service_account_name.clone(),
         priority_class_name: spec.pod_priority_class_name.clone(),
         image_pull_secrets: pull_secrets(spec),
-        node_selector: Some(node_selector.collect()).filter(|labels: &BTreeMap<_, _>| !labels.is_empty()),
-        tolerations: Some(pool.tolerations.iter().map(toleration).collect())
-            .filter(|tolerations: &Vec<_>| !tolerations.is_empty()),
+        node_selector: node_selector(pool),
+        tolerations: tolerations(pool),
         runtime_class_name: pool.runtime_class_name.clone(),
         ..PodSpec::default()
     }
 }
 
-fn nobody() -> PodSecurityContext {
+pub(super) fn nobody() -> PodSecurityContext {
     PodSecurityContext {
         run_as_non_root: Some(true),
         run_as_user: Some(USER),
@@ -115,10 +117,20 @@ fn nobody() -> PodSecurityContext {
     }
 }
 
-fn pull_secrets(spec: &ModelTenantSpec) -> Option<Vec<LocalObjectReference>> {
+pub(super) fn pull_secrets(spec: &ModelTenantSpec) -> Option<Vec<LocalObjectReference>> {
     let secrets =
         spec.image_pull_secrets.iter().map(|secret| LocalObjectReference { name: secret.name.clone() });
     Some(secrets.collect()).filter(|secrets: &Vec<_>| !secrets.is_empty())
+}
+
+pub(super) fn node_selector(pool: &GpuPoolSpec) -> Option<BTreeMap<String, String>> {
+    let labels = pool.node_selector.iter().map(|(key, value)| (key.clone(), value.0.clone()));
+    Some(labels.collect()).filter(|labels: &BTreeMap<_, _>| !labels.is_empty())
+}
+
+pub(super) fn tolerations(pool: &GpuPoolSpec) -> Option<Vec<Toleration>> {
+    let tolerations = pool.tolerations.iter().map(toleration).collect();
+    Some(tolerations).filter(|tolerations: &Vec<_>| !tolerations.is_empty())
 }
 
 fn toleration(written: &Written) -> Toleration {

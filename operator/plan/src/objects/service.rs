@@ -8,11 +8,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use sluice_types::ModelTenant;
 
-use super::{SERVE_PORT, TENANT, meta, name, tenant_labels};
+use super::{COMPONENT, SERVE_PORT, TENANT, meta, name, tenant_labels};
 
-/// What every pod of a tenant has and no other.
+/// What every slot's pod of any tenant is.
+pub(super) const SLOT_COMPONENT: &str = "slot";
+
+/// What every slot's pod of a tenant has and no other.
 pub(super) fn selector(tenant: &ModelTenant) -> BTreeMap<String, String> {
-    BTreeMap::from([(TENANT.to_owned(), name(tenant).to_owned())])
+    let component = (COMPONENT.to_owned(), SLOT_COMPONENT.to_owned());
+    BTreeMap::from([(TENANT.to_owned(), name(tenant).to_owned()), component])
 }
 
 /// The Service of a tenant. A hibernated pod is ready: it holds requests while it wakes.

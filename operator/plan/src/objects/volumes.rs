@@ -10,6 +10,7 @@ use sluice_types::ModelTenantSpec;
 use sluice_types::tenant::SourceType;
 
 use super::{Placed, quantity};
+use crate::geometry::Geometry;
 
 /// The sidecar's configuration.
 pub const CONFIG: &str = "/etc/sluice";
@@ -56,7 +57,7 @@ pub fn volumes(placed: &Placed<'_>) -> Vec<Volume> {
         Volume { name: "config".into(), config_map: Some(config), ..Volume::default() },
         Volume { name: "tls".into(), secret: Some(secret(&placed.name())), ..Volume::default() },
         Volume { name: RUN_VOLUME.into(), empty_dir: Some(scratch(RUN_BYTES)), ..Volume::default() },
-        model(placed),
+        model_volume(spec, Some(&placed.model)),
     ];
     all.into_iter().chain(keys).collect()
 }
@@ -76,8 +77,9 @@ fn scratch(bytes: u64) -> EmptyDirVolumeSource {
     EmptyDirVolumeSource { medium: None, size_limit: Some(quantity(bytes)) }
 }
 
-fn model(placed: &Placed<'_>) -> Volume {
-    let source = &placed.tenant.spec.model.source;
+/// The volume with the model; room for the download of one whose sizes are known.
+pub fn model_volume(spec: &ModelTenantSpec, downloaded: Option<&Geometry>) -> Volume {
+    let source = &spec.model.source;
     let claim = source.persistent_volume_claim.as_ref();
     let claim = claim.map(|claim| PersistentVolumeClaimVolumeSource {
         claim_name: claim.claim_name.clone(),
@@ -88,8 +90,8 @@ fn model(placed: &Placed<'_>) -> Volume {
         pull_policy: Some("IfNotPresent".into()),
     });
     // Files, a partial download beside them, tokenizer and configuration.
-    let download = placed.model.weights_bytes() + placed.model.weights_bytes() / 10 + (64 << 20);
-    let empty_dir = fetches(&placed.tenant.spec).then(|| scratch(download));
+    let room = |model: &Geometry| model.weights_bytes() + model.weights_bytes() / 10 + (64 << 20);
+    let empty_dir = downloaded.filter(|_| fetches(spec)).map(|model| scratch(room(model)));
     Volume {
         name: MODEL_VOLUME.into(),
         persistent_volume_claim: claim,
@@ -102,8 +104,7 @@ fn model(placed: &Placed<'_>) -> Volume {
 /// What the sidecar sees.
 pub fn sidecar_mounts(spec: &ModelTenantSpec) -> Vec<VolumeMount> {
     let keys = spec.access.api_keys_secret_ref.as_ref().map(|_| mount("keys", KEYS, true));
-    let all =
-        [mount("config", CONFIG, true), mount("tls", TLS, true), run(), mount(MODEL_VOLUME, MODEL, true)];
+    let all = [mount("config", CONFIG, true), mount("tls", TLS, true), run(), model_mount(true)];
     all.into_iter().chain(keys).collect()
 }
 
@@ -114,7 +115,12 @@ pub fn engine_mounts() -> Vec<VolumeMount> {
 
 /// What the download sees: the model's folder, and nothing secret.
 pub fn fetch_mounts() -> Vec<VolumeMount> {
-    vec![mount(MODEL_VOLUME, MODEL, false)]
+    vec![model_mount(false)]
+}
+
+/// The model's folder.
+pub fn model_mount(read_only: bool) -> VolumeMount {
+    mount(MODEL_VOLUME, MODEL, read_only)
 }
 
 fn run() -> VolumeMount {

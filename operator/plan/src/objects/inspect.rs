@@ -1,0 +1,165 @@
+//! The Job that tells a tenant's sizes before it is placed, and what its pods said.
+//!
+//! Its pod has the volumes of a slot's pod where the model lies on one, and the download's credential where it comes over a
+//! network, of which it reads headers only. It never sees a GPU.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::batch::v1::{
+    Job, JobSpec, PodFailurePolicy, PodFailurePolicyOnExitCodesRequirement, PodFailurePolicyRule,
+};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodTemplateSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use sluice_types::conditions::Reason;
+use sluice_types::tenant::{ModelTenant, WeightType};
+use sluice_wire::geometry::{Geometry, Obstacle, Refusal, Report};
+
+use super::containers::{SMALL_BYTES, resources, restricted, source};
+use super::pod::{nobody, node_selector, pull_secrets, tolerations};
+use super::volumes::{fetches, model_folder, model_mount, model_volume};
+use super::{COMPONENT, FETCHING, Release, meta, name, tenant_labels};
+use crate::status::Finding;
+
+/// Name of the only container.
+const CONTAINER: &str = "inspect";
+/// Where the kubelet reads what a container leaves behind.
+const TERMINATION_LOG: &str = "/dev/termination-log";
+/// Exit status of a sidecar that no other try can help.
+const EXIT_CONFIG: i32 = 78;
+/// Pods that may fail before the Job does.
+const TRIES: i32 = 4;
+/// Seconds that all of them may take.
+const DEADLINE_SECONDS: i64 = 600;
+/// Seconds after which the Job goes when it has ended: time for its report to be read, and no longer.
+const KEPT_SECONDS: i32 = 600;
+
+/// Name of the Job of a tenant. Names of tenants have 40 characters at most.
+pub fn job_name(tenant: &ModelTenant) -> String {
+    format!("{}-inspect", name(tenant))
+}
+
+/// The Job that inspects the model of `tenant`, on nodes of its pool: who mounts the model there can mount it in a slot.
+pub fn job(pool: &sluice_types::GpuPool, tenant: &ModelTenant, release: &Release) -> Job {
+    let mut labels = tenant_labels(tenant);
+    // Clients' traffic and the budget are for slots.
+    labels.insert(COMPONENT.into(), "inspect".into());
+    Job {
+        metadata: meta(tenant, job_name(tenant), labels.clone()),
+        spec: Some(JobSpec {
+            backoff_limit: Some(TRIES - 1),
+            active_deadline_seconds: Some(DEADLINE_SECONDS),
+            ttl_seconds_after_finished: Some(KEPT_SECONDS),
+            pod_failure_policy: Some(final_refusals()),
+            template: PodTemplateSpec {
+                metadata: Some(ObjectMeta {
+                    labels: Some(pod_labels(tenant, labels)),
+                    ..ObjectMeta::default()
+                }),
+                spec: Some(pod(pool, tenant, release)),
+            },
+            ..JobSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// The labels of a Job, and the one that lets a download out.
+fn pod_labels(tenant: &ModelTenant, mut labels: BTreeMap<String, String>) -> BTreeMap<String, String> {
+    if fetches(&tenant.spec) {
+        labels.insert(FETCHING.into(), "true".into());
+    }
+    labels
+}
+
+fn final_refusals() -> PodFailurePolicy {
+    let status = PodFailurePolicyOnExitCodesRequirement {
+        container_name: Some(CONTAINER.into()),
+        operator: "In".into(),
+        values: vec![EXIT_CONFIG],
+    };
+    PodFailurePolicy {
+        rules: vec![PodFailurePolicyRule {
+            action: "FailJob".into(),
+            on_exit_codes: Some(status),
+            on_pod_conditions: None,
+        }],
+    }
+}
+
+fn pod(pool: &sluice_types::GpuPool, tenant: &ModelTenant, release: &Release) -> PodSpec {
+    let mounted = !fetches(&tenant.spec);
+    PodSpec {
+        containers: vec![container(tenant, release)],
+        restart_policy: Some("Never".into()),
+        volumes: mounted.then(|| vec![model_volume(&tenant.spec, None)]),
+        security_context: Some(nobody()),
+        automount_service_account_token: Some(false),
+        enable_service_links: Some(false),
+        service_account_name: tenant.spec.service_account_name.clone(),
+        image_pull_secrets: pull_secrets(&tenant.spec),
+        node_selector: node_selector(&pool.spec),
+        tolerations: tolerations(&pool.spec),
+        ..PodSpec::default()
+    }
+}
+
+fn container(tenant: &ModelTenant, release: &Release) -> Container {
+    let spec = &tenant.spec;
+    let (at, env) = match source(&spec.model.source) {
+        Some((at, env)) => (at, Some(env)),
+        None => (vec!["folder".to_owned(), model_folder(spec).display().to_string()], None),
+    };
+    let dtype = match spec.model.dtype {
+        WeightType::Auto => "Auto".to_owned(),
+        written => format!("{written:?}"),
+    };
+    let options = ["inspect", "--dtype", &dtype, "--report", TERMINATION_LOG].map(str::to_owned);
+    Container {
+        name: CONTAINER.into(),
+        image: Some(release.sidecar_image.clone()),
+        args: Some(options.into_iter().chain(at).collect()),
+        env,
+        resources: Some(resources(None, ("50m", SMALL_BYTES), &[])),
+        termination_message_path: Some(TERMINATION_LOG.into()),
+        // Without a report the kubelet says why the container ended.
+        termination_message_policy: Some("FallbackToLogsOnError".into()),
+        volume_mounts: (!fetches(spec)).then(|| vec![model_mount(true)]),
+        security_context: Some(restricted()),
+        ..Container::default()
+    }
+}
+
+/// What a Job's pod said, once its container has ended; `None` = it has not.
+pub fn report(pod: &Pod) -> Option<Result<Geometry, Refusal>> {
+    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+    let ended =
+        statuses.iter().find(|status| status.name == CONTAINER)?.state.as_ref()?.terminated.as_ref()?;
+    let message = ended.message.as_deref().unwrap_or_default();
+    Some(said(message, ended.exit_code, ended.reason.as_deref().unwrap_or_default()))
+}
+
+/// What a termination message says; one that is no report (the kernel took its memory, another image) is no last word.
+fn said(message: &str, exit_code: i32, reason: &str) -> Result<Geometry, Refusal> {
+    Report::from_json(message.trim().as_bytes()).unwrap_or_else(|error| {
+        let message = match message.trim() {
+            "" => format!("the inspection ended with status {exit_code} ({reason}) and said nothing"),
+            said => format!("the inspection ended with status {exit_code} ({reason}): {said:.400} ({error})"),
+        };
+        Err(Refusal { reason: Obstacle::Unavailable, message })
+    })
+}
+
+/// What a refusal means to the tenant: whether it is to be accepted (`None` = that stays as it is), and whether it is
+/// placed.
+pub fn refused(refusal: &Refusal) -> (Option<Finding>, Finding) {
+    let message = &refusal.message;
+    let last_word = |reason| {
+        let accepted = Finding::no(reason, format!("spec.model: {message}"));
+        (Some(accepted), Finding::no(Reason::InspectionFailed, message.clone()))
+    };
+    match refusal.reason {
+        Obstacle::Unreadable => last_word(Reason::ModelUnreadable),
+        Obstacle::Unsupported => last_word(Reason::ModelUnsupported),
+        Obstacle::Unavailable => (None, Finding::unknown(Reason::InspectionFailed, message.clone())),
+    }
+}
