@@ -1,6 +1,6 @@
 //! Generated files: who writes them, and whether what is committed is what they would write.
 //!
-//! To add a generator, add a row to [`GENERATORS`]. Each owns one folder: a file there that it does not write is stale.
+//! To add a generator, add a row to [`GENERATORS`]. Most own one folder: a file there that they do not write is stale.
 
 use std::fs;
 
@@ -8,32 +8,40 @@ use anyhow::{Context, Result};
 use cargo_metadata::camino::Utf8Path;
 
 use crate::finding::Finding;
-use crate::reference;
 use crate::workspace::Workspace;
+use crate::{chart, reference};
 
 /// A source of committed files.
 pub struct Generator {
-    /// The folder that it owns, relative to the workspace root.
+    /// The folder of its files, relative to the workspace root.
     pub folder: &'static str,
+    /// Whether every file of the folder is its own.
+    pub owns_folder: bool,
     /// Names, relative to the folder, and contents of all files in it.
     pub files: fn() -> Vec<(&'static str, String)>,
 }
 
 /// All generators.
-pub const GENERATORS: [Generator; 2] = [
-    Generator { folder: "crds/generated", files: sluice_types::crd_yaml },
-    Generator { folder: "docs/reference", files: reference::pages },
+pub const GENERATORS: [Generator; 4] = [
+    Generator { folder: "crds/generated", owns_folder: true, files: sluice_types::crd_yaml },
+    Generator { folder: "docs/reference", owns_folder: true, files: reference::pages },
+    Generator { folder: "charts/sluice", owns_folder: false, files: chart::values },
+    Generator { folder: "charts/sluice/templates/generated", owns_folder: true, files: chart::templates },
 ];
 
 /// Writes what differs and removes what is stale.
 pub fn write_all(root: &Utf8Path) -> Result<()> {
     for generator in &GENERATORS {
-        write_folder(&root.join(generator.folder), &(generator.files)())?;
+        let (folder, files) = (root.join(generator.folder), (generator.files)());
+        write_files(&folder, &files)?;
+        if generator.owns_folder {
+            remove_others(&folder, &files)?;
+        }
     }
     Ok(())
 }
 
-fn write_folder(folder: &Utf8Path, files: &[(&str, String)]) -> Result<()> {
+fn write_files(folder: &Utf8Path, files: &[(&str, String)]) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("creating {folder}"))?;
     for (name, content) in files {
         let path = folder.join(name);
@@ -42,6 +50,10 @@ fn write_folder(folder: &Utf8Path, files: &[(&str, String)]) -> Result<()> {
             println!("wrote {path}");
         }
     }
+    Ok(())
+}
+
+fn remove_others(folder: &Utf8Path, files: &[(&str, String)]) -> Result<()> {
     for entry in folder.read_dir_utf8()? {
         let entry = entry?;
         if !files.iter().any(|(name, _)| *name == entry.file_name()) {
@@ -60,7 +72,10 @@ pub fn check(workspace: &Workspace) -> Vec<Finding> {
             .files
             .iter()
             .filter_map(|file| file.strip_prefix(&prefix).map(|name| (name, workspace.text(file))));
-        drift(generator.folder, &committed.collect::<Vec<_>>(), &(generator.files)())
+        let files = (generator.files)();
+        let own =
+            |(name, _): &(&str, &str)| generator.owns_folder || files.iter().any(|(file, _)| file == name);
+        drift(generator.folder, &committed.filter(own).collect::<Vec<_>>(), &files)
     });
     drift.collect()
 }

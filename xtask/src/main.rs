@@ -5,6 +5,7 @@
 
 mod bench;
 mod cache;
+mod chart;
 mod check;
 mod client;
 mod contest;

@@ -1,9 +1,10 @@
-//! The CRDs and the admission policy on a real API server.
+//! The CRDs, the admission policies and the chart on a real API server.
 // Helpers outside test functions unwrap too.
 #![allow(clippy::unwrap_used)]
 
 mod apply;
 mod bounds;
+mod chart;
 mod fixture;
 mod kubectl;
 mod left_behind;

@@ -15,6 +15,7 @@ pub mod config;
 pub mod devices;
 pub mod driver;
 pub mod health;
+pub mod hooks;
 pub mod proto;
 pub mod rpc;
 pub mod serve;

@@ -1,0 +1,99 @@
+//! The chart's Jobs, with the rights that the chart gives them.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::process::Command;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+use sluice_e2e::cluster;
+
+use super::server::apply;
+use super::{Helm, named, said, title};
+use crate::fixture::{api_of, create, pool, with};
+
+/// A built binary of the product; without a folder of them `None`, and a line that says so.
+pub fn product(name: &str) -> Option<Command> {
+    let folder = std::env::var_os("SLUICE_BIN_DIR").filter(|folder| !folder.is_empty());
+    if folder.is_none() {
+        cluster::skipped(
+            "no binaries of the product: SLUICE_BIN_DIR is not set; `cargo xtask test` builds them",
+        );
+    }
+    Some(Command::new(std::path::Path::new(&folder?).join(name)))
+}
+
+#[tokio::test]
+async fn the_operator_is_stopped_and_its_finalizers_are_taken_off() {
+    let Some(helm) = Helm::find() else { return };
+    let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
+    let Some(mut hook) = product("sluice-hooks") else { return };
+    let (client, namespace) = (server.client().await, server.namespace("hook").await);
+    let objects = helm.template(&namespace, &[]).unwrap();
+    let needed = |object: &&Value| {
+        let title = title(object);
+        title.contains("Role") && title.ends_with("/sluice-uninstall")
+            || title == "Deployment/sluice-operator"
+    };
+    let needed: Vec<_> = objects.iter().filter(needed).cloned().collect();
+    assert_eq!(needed.len(), 5);
+    apply(server, &needed, &[]).unwrap();
+    let pools = api_of(client.clone(), "GpuPool", &namespace);
+    let finalizers = json!(["sluice.dev/pool", "example.com/other"]);
+    create(&pools, &with(&pool(), "/metadata/finalizers", finalizers)).await;
+
+    let user = format!("system:serviceaccount:{namespace}:sluice-uninstall");
+    hook.env("KUBECONFIG", server.kubeconfig_of(&user, None));
+    // What the Job says, from the chart itself.
+    let job = named(&objects, "Job/sluice-uninstall");
+    let words = job["spec"]["template"]["spec"]["containers"][0]["command"].as_array().unwrap();
+    hook.args(words[1..].iter().map(|word| word.as_str().unwrap()));
+    let said = said(hook.output().unwrap()).unwrap();
+    assert!(said.starts_with("finalizers taken off "), "{said}");
+
+    let left = pools.get("one").await.unwrap().metadata.finalizers;
+    assert_eq!(left, Some(vec!["example.com/other".to_owned()]));
+    let deployments: Api<Deployment> = Api::namespaced(client, &namespace);
+    assert_eq!(deployments.get("sluice-operator").await.unwrap().spec.unwrap().replicas, Some(0));
+    let free = json!({"metadata": {"finalizers": null}});
+    pools.patch("one", &PatchParams::default(), &Patch::Merge(free)).await.unwrap();
+}
+
+/// An operator that answers one request.
+fn operator(status: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut asked = [0; 64];
+        let count = stream.read(&mut asked).unwrap();
+        assert!(asked[..count].starts_with(b"GET /readyz "));
+        write!(stream, "HTTP/1.0 {status}\r\n\r\n").unwrap();
+    });
+    address
+}
+
+#[tokio::test]
+async fn the_test_of_a_release_says_what_does_not_work() {
+    let Some(helm) = Helm::find() else { return };
+    let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
+    let namespace = server.namespace("check").await;
+    let objects = helm.template(&namespace, &[]).unwrap();
+    let rights = objects
+        .iter()
+        .filter(|object| title(object).contains("Role") && title(object).ends_with("/sluice-test"));
+    apply(server, &rights.cloned().collect::<Vec<_>>(), &[]).unwrap();
+    let config = server.kubeconfig_of(&format!("system:serviceaccount:{namespace}:sluice-test"), None);
+    let check = |operator: &str| {
+        let mut check = product("sluice-hooks")?;
+        Some(said(check.args(["check", "--operator", operator]).env("KUBECONFIG", &config).output().unwrap()))
+    };
+    let Some(well) = check(&operator("200 OK")) else { return };
+    assert_eq!(well, Ok("all well\n".to_owned()));
+    let waits = check(&operator("503 Service Unavailable")).unwrap().unwrap_err();
+    assert!(waits.contains("/readyz answers 503, not 200"), "{waits}");
+    let pod = &named(&objects, "Pod/sluice-test")["spec"]["containers"][0]["command"];
+    assert_eq!(pod[2], format!("--operator=sluice-operator.{namespace}.svc:8080"));
+}

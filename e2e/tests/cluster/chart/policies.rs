@@ -1,0 +1,73 @@
+//! The chart's own admission policies: which Secrets the operator writes.
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use sluice_e2e::cluster::{self, eventually};
+
+use super::server::apply;
+use super::{Helm, title};
+use crate::fixture::words;
+
+/// The operator of an installation in a namespace of its own.
+async fn operator(server: &cluster::Api, helm: &Helm, namespace: &str) -> Client {
+    let objects = helm.template(namespace, &[]).unwrap();
+    let needed = |object: &&Value| {
+        let title = title(object);
+        title.contains("Role") && title.ends_with("/sluice-operator")
+            || title.ends_with("/sluice-operator-secrets")
+    };
+    // Names of its own: other tests have an installation too.
+    let named = objects.iter().filter(needed).map(|object| {
+        let text = object.to_string().replace("\"sluice-operator\"", &format!("\"{namespace}\""));
+        let text = text.replace("\"sluice-operator-secrets\"", &format!("\"{namespace}\""));
+        let mut object: Value = serde_json::from_str(&text).unwrap();
+        if object["kind"] == "ClusterRoleBinding" {
+            object["subjects"][0]["name"] = json!("sluice-operator");
+        }
+        object
+    });
+    apply(server, &named.collect::<Vec<_>>(), &[]).unwrap();
+    server.client_of(&format!("system:serviceaccount:{namespace}:sluice-operator"), None).await
+}
+
+fn secret(name: &str, labels: Value) -> Secret {
+    serde_json::from_value(json!({"metadata": {"name": name, "labels": labels}, "stringData": {"a": "b"}}))
+        .unwrap()
+}
+
+#[tokio::test]
+async fn the_operator_writes_its_own_secrets_and_no_others() {
+    let Some(helm) = Helm::find() else { return };
+    let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
+    let namespace = server.namespace("secrets").await;
+    let everybody: Api<Secret> = Api::namespaced(server.client().await, &namespace);
+    everybody.create(&PostParams::default(), &secret("foreign", json!({}))).await.unwrap();
+    let operator: Api<Secret> = Api::namespaced(operator(server, &helm, &namespace).await, &namespace);
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    // The policy takes effect a moment after it is stored, and so do the rights.
+    let probe = secret("other", json!({}));
+    eventually("the policy holds", async || {
+        let refused = operator.create(&dry, &probe).await.err().map(words)?;
+        refused.contains("writes only Secrets").then_some(())
+    })
+    .await;
+
+    let ours = json!({"app.kubernetes.io/managed-by": "sluice-operator"});
+    operator.create(&PostParams::default(), &secret("sluice-ca", json!({}))).await.unwrap();
+    operator.create(&PostParams::default(), &secret("chat-0", ours.clone())).await.unwrap();
+    operator.delete("chat-0", &DeleteParams::default()).await.unwrap();
+    let refused = |said: Result<String, String>| said.is_err_and(|said| said.contains("writes only Secrets"));
+    let label = json!({"metadata": {"labels": ours}});
+    let taken = operator.patch("foreign", &PatchParams::default(), &Patch::Merge(label)).await;
+    assert!(refused(taken.map(|_| String::new()).map_err(words)), "took a foreign secret by a label");
+    let deleted = operator.delete("foreign", &DeleteParams::default()).await;
+    assert!(refused(deleted.map(|_| String::new()).map_err(words)), "deleted a foreign secret");
+    let listed = operator.list(&kube::api::ListParams::default()).await.map_err(words).unwrap_err();
+    assert!(listed.contains("cannot list resource \"secrets\""), "{listed}");
+    everybody
+        .patch("foreign", &PatchParams::default(), &Patch::Merge(json!({"stringData": {"a": "c"}})))
+        .await
+        .unwrap();
+}

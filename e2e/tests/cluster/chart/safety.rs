@@ -1,0 +1,120 @@
+//! What no values may bring about: a right too many, a container that may do more than it must.
+
+use serde_json::{Value, json};
+
+use super::{Helm, named, title};
+
+const ALL: &str = "trial.enabled=true,monitoring.podMonitors=true,monitoring.serviceMonitor=true";
+
+fn pod(object: &Value) -> Option<&Value> {
+    match object["kind"].as_str()? {
+        "Pod" => Some(&object["spec"]),
+        "Deployment" | "DaemonSet" | "Job" => Some(&object["spec"]["template"]["spec"]),
+        _ => None,
+    }
+}
+
+#[test]
+fn every_pod_is_restricted_but_the_driver_which_is_root_with_three_capabilities() {
+    let Some(helm) = Helm::find() else { return };
+    let objects = helm.render(&["--set", ALL]);
+    let pods: Vec<_> = objects.iter().filter_map(|object| Some((title(object), pod(object)?))).collect();
+    assert_eq!(pods.len(), 4);
+    for (title, pod) in pods {
+        for forbidden in ["hostNetwork", "hostPID", "hostIPC"] {
+            assert!(pod[forbidden].is_null(), "{title} {forbidden}");
+        }
+        assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault", "{title}");
+        for container in pod["containers"].as_array().unwrap() {
+            let context = &container["securityContext"];
+            assert_eq!(context["allowPrivilegeEscalation"], false, "{title}");
+            assert_eq!(context["readOnlyRootFilesystem"], true, "{title}");
+            assert_eq!(context["capabilities"]["drop"], json!(["ALL"]), "{title}");
+            assert!(context["privileged"].is_null(), "{title}");
+            assert!(container["resources"]["limits"]["memory"].is_string(), "{title}");
+            if title == "DaemonSet/sluice-devices" {
+                assert_eq!(context["capabilities"]["add"], json!(["CHOWN", "DAC_OVERRIDE", "FSETID"]));
+            } else {
+                assert!(context["capabilities"]["add"].is_null(), "{title}");
+                assert_eq!(pod["securityContext"]["runAsNonRoot"], true, "{title}");
+                assert!(pod["volumes"].is_null(), "{title}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_driver_has_three_folders_of_the_node_under_their_own_paths() {
+    let Some(helm) = Helm::find() else { return };
+    let objects = helm.render(&["--set", "devices.kubeletFolder=/k,devices.cdiFolder=/etc/cdi"]);
+    let pod = pod(named(&objects, "DaemonSet/sluice-devices")).unwrap();
+    let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
+    let volumes = pod["volumes"].as_array().unwrap();
+    for (mount, volume) in mounts.iter().zip(volumes) {
+        assert_eq!(mount["name"], volume["name"]);
+        assert_eq!(mount["mountPath"], volume["hostPath"]["path"]);
+    }
+    let paths: Vec<_> = mounts.iter().map(|mount| mount["mountPath"].as_str().unwrap()).collect();
+    assert_eq!(paths, ["/k/plugins_registry", "/k/plugins/sluice.dev", "/etc/cdi"]);
+}
+
+fn rules<'a>(objects: &'a [Value]) -> Vec<(String, &'a Value)> {
+    let roles =
+        objects.iter().filter(|object| matches!(object["kind"].as_str(), Some("Role" | "ClusterRole")));
+    let rules =
+        |role: &'a Value| role["rules"].as_array().unwrap().iter().map(move |rule| (title(role), rule));
+    roles.flat_map(rules).collect()
+}
+
+fn has(rule: &Value, key: &str, wanted: &str) -> bool {
+    rule[key].as_array().unwrap().iter().any(|one| one == wanted)
+}
+
+#[test]
+fn no_right_is_for_everything_and_nobody_lists_secrets_or_enters_pods() {
+    let Some(helm) = Helm::find() else { return };
+    for values in [ALL, "operator.namespaces={a,b}"] {
+        let objects = helm.render(&["--set", values]);
+        for (role, rule) in rules(&objects) {
+            for key in ["apiGroups", "resources", "verbs"] {
+                assert!(!has(rule, key, "*"), "{role}: {rule}");
+            }
+            for resource in ["pods/exec", "pods/attach", "pods/portforward", "serviceaccounts/token"] {
+                assert!(!has(rule, "resources", resource), "{role}: {rule}");
+            }
+            for verb in ["escalate", "bind", "impersonate"] {
+                assert!(!has(rule, "verbs", verb), "{role}: {rule}");
+            }
+            if has(rule, "resources", "secrets") {
+                assert!(
+                    ["list", "watch", "update"].iter().all(|verb| !has(rule, "verbs", verb)),
+                    "{role}: {rule}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn an_operator_of_some_namespaces_has_rights_there_and_sees_nodes() {
+    let Some(helm) = Helm::find() else { return };
+    let objects = helm.render(&["--set", "operator.namespaces={a,b}"]);
+    let everywhere = &named(&objects, "ClusterRole/sluice-operator")["rules"];
+    assert_eq!(
+        everywhere,
+        &json!([{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}])
+    );
+    let roles = objects.iter().filter(|object| title(object) == "Role/sluice-operator");
+    let namespaces: Vec<_> = roles.map(|role| role["metadata"]["namespace"].as_str().unwrap()).collect();
+    assert_eq!(namespaces, ["a", "b"]);
+}
+
+#[test]
+fn the_job_before_uninstalling_ends_within_a_minute() {
+    let Some(helm) = Helm::find() else { return };
+    let objects = helm.render(&[]);
+    let job = named(&objects, "Job/sluice-uninstall");
+    assert_eq!(job["metadata"]["annotations"]["helm.sh/hook"], "pre-delete");
+    assert_eq!(job["spec"]["activeDeadlineSeconds"], 60);
+    assert!(helm.template(super::NAMESPACE, &["--set", "hooks.timeoutSeconds=61"]).is_err());
+}

@@ -1,0 +1,53 @@
+//! Every rendered object, as a real API server sees it.
+
+use std::io::Write;
+use std::process::Stdio;
+
+use serde_json::Value;
+use sluice_e2e::cluster::{self, Api};
+
+use super::{Helm, said, title};
+
+/// Applies objects on the server's side; what kubectl says, or its complaint.
+pub fn apply(server: &Api, objects: &[Value], further: &[&str]) -> Result<String, String> {
+    let arguments = [&["apply", "--server-side", "--force-conflicts", "-f", "-"], further].concat();
+    let mut command = server.kubectl(&arguments);
+    let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = piped.spawn().unwrap();
+    let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects});
+    child.stdin.take().unwrap().write_all(list.to_string().as_bytes()).unwrap();
+    said(child.wait_with_output().unwrap())
+}
+
+#[tokio::test]
+async fn every_rendered_object_is_accepted() {
+    let Some(helm) = Helm::find() else { return };
+    let Some(server) = cluster::api().await else { return };
+    let namespace = server.namespace("chart").await;
+    let namespaced = format!("operator.namespaces={{{namespace}}}");
+    for values in [
+        "operator.priorityClassName=".to_owned(),
+        "trial.enabled=true,operator.replicas=1,images.pullSecrets={registry}".into(),
+        "operator.affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution=null".into(),
+        namespaced,
+    ] {
+        let objects = helm.template(&namespace, &["--set", &values]).unwrap();
+        let answer = apply(server, &objects, &["--dry-run=server", "--validate=strict", "-o", "name"]);
+        let answer = answer.unwrap_or_else(|error| panic!("{values}: {error}"));
+        assert_eq!(answer.lines().count(), objects.len(), "{values}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn the_examples_are_accepted() {
+    let Some(server) = cluster::api().await else { return };
+    let namespace = server.namespace("examples").await;
+    for file in ["trial.yaml", "hpa.yaml"] {
+        let text = std::fs::read_to_string(format!("{}/examples/{file}", super::chart())).unwrap();
+        let objects = super::documents(&text);
+        assert!(!objects.is_empty());
+        let answer = apply(server, &objects, &["--dry-run=server", "--validate=strict", "-n", &namespace]);
+        answer.unwrap_or_else(|error| panic!("{file}: {error}"));
+        assert!(objects.iter().all(|object| !title(object).ends_with('/')));
+    }
+}

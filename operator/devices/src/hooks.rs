@@ -1,0 +1,152 @@
+//! What the chart does at its own events: before it is uninstalled, and when it is tested.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
+use kube::core::{ApiResource, GroupVersionKind, PartialObjectMeta};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde_json::json;
+use sluice_types::{GROUP, GpuPool, ModelTenant, VERSION};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::Instant;
+
+use crate::DRIVER;
+
+/// The operator's Deployment, and the label of its pods.
+const OPERATOR: &str = "sluice-operator";
+const OPERATOR_PODS: &str = "app.kubernetes.io/name=sluice-operator";
+/// Start of the names of all finalizers of ours.
+const FINALIZERS: &str = "sluice.dev/";
+/// Time between two looks at something that somebody else brings about.
+const AGAIN: Duration = Duration::from_millis(500);
+/// Time for the operator's answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Stops the operator in `namespace`, then takes its finalizers off all pools and tenants: nothing that stays behind
+/// waits for somebody who is gone. Waits for the operator's end for half of `limit`, and goes on without it.
+///
+/// # Errors
+/// The API server does not answer, or refuses.
+pub async fn uninstall(client: &Client, namespace: &str, limit: Duration) -> anyhow::Result<usize> {
+    tokio::time::timeout(limit, async {
+        stop_operator(client, namespace, Instant::now() + limit / 2).await?;
+        let pools = release::<GpuPool>(client).await.context("GpuPools")?;
+        let tenants = release::<ModelTenant>(client).await.context("ModelTenants")?;
+        Ok(pools + tenants)
+    })
+    .await
+    .with_context(|| format!("not done in {} seconds", limit.as_secs()))?
+}
+
+/// An operator that runs would put its finalizers back.
+async fn stop_operator(client: &Client, namespace: &str, until: Instant) -> anyhow::Result<()> {
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
+    let none = Patch::Merge(json!({"spec": {"replicas": 0}}));
+    match deployments.patch_scale(OPERATOR, &PatchParams::default(), &none).await {
+        Ok(_) => {}
+        Err(error) if absent(&error) => return Ok(()),
+        Err(error) => return Err(error).context("scaling the operator down"),
+    }
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let ours = ListParams::default().labels(OPERATOR_PODS);
+    while !pods.list_metadata(&ours).await.context("the operator's pods")?.items.is_empty() {
+        if Instant::now() >= until {
+            tracing::warn!("the operator's pods are still there: going on without waiting for them");
+            break;
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+    Ok(())
+}
+
+fn absent(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404)
+}
+
+/// Takes our finalizers off all objects of a kind; says off how many. Kinds that are not there have none.
+async fn release<K>(client: &Client) -> anyhow::Result<usize>
+where
+    K: Resource<DynamicType = ()>,
+{
+    let kind = GroupVersionKind::gvk(GROUP, VERSION, &K::kind(&()));
+    let resource = ApiResource::from_gvk_with_plural(&kind, &K::plural(&()));
+    let all: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+    let objects = match all.list_metadata(&ListParams::default()).await {
+        Ok(list) => list.items,
+        Err(error) if absent(&error) => return Ok(0),
+        Err(error) => return Err(error.into()),
+    };
+    let mut released = 0;
+    for object in objects.iter().filter(|object| object.finalizers().iter().any(|name| ours(name))) {
+        released += usize::from(release_one(client, &resource, object).await?);
+    }
+    Ok(released)
+}
+
+fn ours(finalizer: &str) -> bool {
+    finalizer.starts_with(FINALIZERS)
+}
+
+/// Foreign finalizers stay. `false` if the object is gone meanwhile.
+async fn release_one(
+    client: &Client,
+    resource: &ApiResource,
+    object: &PartialObjectMeta<DynamicObject>,
+) -> anyhow::Result<bool> {
+    let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, resource);
+    let kept: Vec<_> = object.finalizers().iter().filter(|name| !ours(name)).collect();
+    // With the version, so that a finalizer that somebody adds meanwhile is not lost.
+    let patch = json!({"metadata": {"finalizers": kept, "resourceVersion": object.resource_version()}});
+    match api.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
+        Ok(_) => {
+            tracing::info!(kind = resource.kind, namespace, name, "finalizer taken off");
+            Ok(true)
+        }
+        Err(error) if absent(&error) => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("{} {namespace}/{name}", resource.kind)),
+    }
+}
+
+/// Whether an installation works: the API server serves both kinds, the operator at `operator` (HOST:PORT) is ready, and,
+/// with `devices`, some node offers devices.
+///
+/// # Errors
+/// The first thing that does not work.
+pub async fn check(client: &Client, operator: &str, devices: bool) -> anyhow::Result<()> {
+    let one = ListParams::default().limit(1);
+    Api::<GpuPool>::all(client.clone()).list_metadata(&one).await.context("GpuPools cannot be listed")?;
+    let tenants = Api::<ModelTenant>::all(client.clone()).list_metadata(&one).await;
+    tenants.context("ModelTenants cannot be listed")?;
+    let answer = tokio::time::timeout(PATIENCE, ready(operator)).await;
+    answer.context("the operator does not answer")?.context(operator.to_owned())?;
+    if devices {
+        let slices = Api::<ResourceSlice>::all(client.clone());
+        let ours =
+            slices.list_metadata(&ListParams::default().fields(&format!("spec.driver={DRIVER}"))).await?;
+        ensure!(
+            !ours.items.is_empty(),
+            "no node offers devices of {DRIVER}: see the DaemonSet sluice-devices"
+        );
+    }
+    Ok(())
+}
+
+async fn ready(operator: &str) -> anyhow::Result<()> {
+    let address: SocketAddr =
+        tokio::net::lookup_host(operator).await?.next().context("the name has no address")?;
+    let mut stream = tokio::net::TcpStream::connect(address).await?;
+    stream.write_all(b"GET /readyz HTTP/1.0\r\n\r\n").await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    let status = answer.split(' ').nth(1).unwrap_or_default();
+    if status != "200" {
+        bail!("/readyz answers {status}, not 200");
+    }
+    Ok(())
+}
