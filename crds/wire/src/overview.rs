@@ -1,4 +1,5 @@
-//! The answer of `GET /v1/overview` on the operator's read API: what its leader knows of every GPU.
+//! The answer of `GET /v1/overview` on the operator's read API: what its leader knows of every GPU, or with
+//! `?namespace=NAME` of those of one namespace, and with `&tenant=NAME` of those that have a slot of one tenant.
 //!
 //! The API listens on the loopback address of the leader's pod alone, so that whoever may forward a port there may read.
 //! Versions are those of [`state`](crate::state): within a major, fields are only added.
@@ -10,6 +11,8 @@ use crate::state::TenantReport;
 
 /// Major of the message.
 pub const VERSION: u32 = 1;
+/// Path of the message.
+pub const PATH: &str = "/v1/overview";
 /// Port of the read API, on the loopback address of the leader's pod.
 pub const PORT: u16 = 8003;
 

@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
-pub use self::leader::Leader;
+pub use self::leader::{Leader, Scope};
 pub use self::objects::{Found, Happened, find};
 
 /// Which cluster, and where in it.
@@ -32,12 +32,12 @@ pub struct ClusterArgs {
     /// Namespace of the tenants. Default: that of the context.
     #[arg(long, short, value_name = "NAME")]
     pub namespace: Option<String>,
-    /// Namespace of the operator.
-    #[arg(long, value_name = "NAME", default_value = DEFAULT_OPERATOR_NAMESPACE)]
-    pub operator_namespace: String,
-    /// Name of the Lease that the operator's leader holds.
-    #[arg(long, value_name = "NAME", default_value = DEFAULT_LEASE)]
-    pub operator_lease: String,
+    /// Namespace of the operator. Default: sluice-system.
+    #[arg(long, value_name = "NAME")]
+    pub operator_namespace: Option<String>,
+    /// Name of the Lease that the operator's leader holds. Default: sluice-operator.
+    #[arg(long, value_name = "NAME")]
+    pub operator_lease: Option<String>,
 }
 
 const DEFAULT_OPERATOR_NAMESPACE: &str = "sluice-system";
@@ -46,7 +46,8 @@ const DEFAULT_LEASE: &str = "sluice-operator";
 impl ClusterArgs {
     /// Whether a cluster is meant.
     pub fn meant(&self) -> bool {
-        self.cluster || self.kubeconfig.is_some() || self.context.is_some() || self.namespace.is_some()
+        let given = [&self.context, &self.namespace, &self.operator_namespace, &self.operator_lease];
+        self.cluster || self.kubeconfig.is_some() || given.iter().any(|option| option.is_some())
     }
 
     /// A way into the cluster.
@@ -57,8 +58,9 @@ impl ClusterArgs {
         let config = self.config().await?;
         let namespace = self.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let client = Client::try_from(config).context("the configuration of the cluster cannot be used")?;
-        let lease = self.operator_lease.clone();
-        Ok(Cluster { client, namespace, operator_namespace: self.operator_namespace.clone(), lease })
+        let or = |given: &Option<String>, default: &str| given.clone().unwrap_or_else(|| default.to_owned());
+        let operator_namespace = or(&self.operator_namespace, DEFAULT_OPERATOR_NAMESPACE);
+        Ok(Cluster { client, namespace, operator_namespace, lease: or(&self.operator_lease, DEFAULT_LEASE) })
     }
 
     async fn config(&self) -> anyhow::Result<Config> {
@@ -70,7 +72,7 @@ impl ClusterArgs {
                 config.with_context(|| file.display().to_string())
             }
             None if self.context.is_some() => {
-                Config::from_kubeconfig(&options).await.context("the kubeconfig has no such context")
+                Config::from_kubeconfig(&options).await.context("the kubeconfig, or this context of it")
             }
             None => Config::infer().await.context(
                 "no cluster is configured; name one with --kubeconfig, or leave the cluster's options out to look at \
@@ -99,15 +101,18 @@ impl std::fmt::Debug for Cluster {
     }
 }
 
-/// The name in `tenant/NAME`, `modeltenant/NAME`, `mt/NAME` or `NAME`.
+/// Namespace and name in `NAME`, `NAMESPACE/NAME`, or `tenant/NAME` (also `modeltenant/` and `mt/`, as kubectl has them).
 ///
 /// # Errors
-/// Another kind, or no name.
-pub fn tenant_name(target: &str) -> anyhow::Result<&str> {
+/// No name.
+pub fn named(target: &str) -> anyhow::Result<(Option<&str>, &str)> {
     match target.split_once('/') {
-        Some(("tenant" | "modeltenant" | "modeltenants" | "mt", name)) if !name.is_empty() => Ok(name),
-        None if !target.is_empty() => Ok(target),
-        _ => bail!("`{target}` names no tenant; say NAME or tenant/NAME"),
+        Some(("tenant" | "modeltenant" | "modeltenants" | "mt", name)) if !name.is_empty() => {
+            Ok((None, name))
+        }
+        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => Ok((Some(namespace), name)),
+        None if !target.is_empty() => Ok((None, target)),
+        _ => bail!("`{target}` names no tenant; say NAME, NAMESPACE/NAME or tenant/NAME"),
     }
 }
 
@@ -118,10 +123,11 @@ mod tests {
     #[test]
     fn a_tenant_is_named_alone_or_with_its_kind() {
         for target in ["chat", "tenant/chat", "modeltenant/chat", "mt/chat"] {
-            assert_eq!(tenant_name(target).unwrap(), "chat");
+            assert_eq!(named(target).unwrap(), (None, "chat"));
         }
-        for target in ["", "tenant/", "pod/chat"] {
-            assert!(tenant_name(target).unwrap_err().to_string().contains("names no tenant"), "{target}");
+        assert_eq!(named("team/chat").unwrap(), (Some("team"), "chat"));
+        for target in ["", "tenant/", "/chat", "team/"] {
+            assert!(named(target).unwrap_err().to_string().contains("names no tenant"), "{target}");
         }
     }
 }

@@ -14,14 +14,14 @@ use sluice_wire::State;
 use sluice_wire::state::TenantReport;
 
 use crate::admin::Admin;
-use crate::cluster::{ClusterArgs, Leader, find, tenant_name};
+use crate::cluster::{ClusterArgs, Leader, Scope, find, named};
 use crate::runtime::RuntimeFolder;
 use crate::{now_unix_ms, print};
 
 /// Options of `sluice explain`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ExplainArgs {
-    /// The tenant: NAME or tenant/NAME; for processes of this machine also NAMESPACE/NAME.
+    /// The tenant: NAME, NAMESPACE/NAME or tenant/NAME.
     pub target: String,
     /// Runtime folder instead of the user's own, for processes of this machine.
     #[arg(long, env = "SLUICE_RUNTIME_DIR")]
@@ -45,13 +45,17 @@ pub async fn run(args: ExplainArgs) -> anyhow::Result<()> {
 }
 
 async fn in_cluster(args: &ExplainArgs) -> anyhow::Result<Vec<String>> {
-    let name = tenant_name(&args.target)?;
-    let cluster = args.cluster.connect().await?;
+    let (namespace, name) = named(&args.target)?;
+    let mut cluster = args.cluster.connect().await?;
+    if let Some(namespace) = namespace {
+        namespace.clone_into(&mut cluster.namespace);
+    }
     let found = find(&cluster, name).await?;
     let now = now_unix_ms();
     let mut lines = object::summary(&found.tenant, now);
     let namespace = cluster.namespace.clone();
-    match Leader::of(cluster).overview().await {
+    let scope = Scope { namespace: Some(namespace.clone()), tenant: Some(name.to_owned()) };
+    match Leader::of(cluster).overview(&scope).await {
         Ok(overview) => {
             let reports = overview.gpus.into_iter().flat_map(|gpu| gpu.tenants);
             let own = reports.filter(|report| is(report, &namespace, name));
@@ -82,33 +86,36 @@ fn reported(report: &TenantReport, now_unix_ms: u64) -> Vec<String> {
 }
 
 async fn here(args: &ExplainArgs) -> anyhow::Result<Vec<String>> {
-    let wanted = args.target.strip_prefix("tenant/").unwrap_or(&args.target);
+    let (namespace, name) = named(&args.target)?;
     let running = RuntimeFolder::open(args.runtime_dir.as_deref())?.running()?;
     let known: Vec<_> = running.iter().map(|sidecar| sidecar.title.clone()).collect();
-    let found = running.into_iter().find(|sidecar| named(&sidecar.title, wanted));
+    let found = running.into_iter().find(|sidecar| is_titled(&sidecar.title, namespace, name));
     let Some(sidecar) = found else {
         let known =
             if known.is_empty() { "none runs".to_owned() } else { format!("these do: {}", known.join(", ")) };
         bail!(
-            "no tenant `{wanted}` runs on this machine ({known}); in a cluster: kubectl sluice explain, or --cluster"
+            "no tenant `{name}` runs on this machine ({known}); in a cluster: kubectl sluice explain, or --cluster"
         );
     };
     let state: State = Admin::new()?.state(&sidecar.record?).await?;
     Ok(state::explain(&state, now_unix_ms()))
 }
 
-/// Whether `title`, NAMESPACE/NAME, is what `wanted` names.
-fn named(title: &str, wanted: &str) -> bool {
-    title == wanted || title.split_once('/').is_some_and(|(_, name)| name == wanted)
+/// Whether `title`, NAMESPACE/NAME, is that of the tenant; of the first of that name where no namespace is given.
+fn is_titled(title: &str, namespace: Option<&str>, name: &str) -> bool {
+    let own = title.split_once('/');
+    own.is_some_and(|(its, own)| own == name && namespace.is_none_or(|namespace| namespace == its))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::named;
+    use super::is_titled;
 
     #[test]
     fn a_tenant_is_named_with_or_without_its_namespace() {
-        assert!(named("default/chat", "chat") && named("default/chat", "default/chat"));
-        assert!(!named("default/chat", "other/chat") && !named("default/chat", "cha"));
+        assert!(
+            is_titled("default/chat", None, "chat") && is_titled("default/chat", Some("default"), "chat")
+        );
+        assert!(!is_titled("default/chat", Some("other"), "chat") && !is_titled("default/chat", None, "cha"));
     }
 }

@@ -17,15 +17,17 @@ use std::time::Duration;
 use anyhow::bail;
 
 use crate::admin::Admin;
-use crate::cluster::{ClusterArgs, Leader};
+use crate::cluster::{ClusterArgs, Leader, Scope};
 use crate::runtime::RuntimeFolder;
 use crate::{now_unix_ms, print};
 pub use poll::Sighting;
 use poll::{Poller, Source};
 use view::View;
 
-/// Between two looks at the sidecars.
+/// Between two looks at the sidecars of this machine.
 const REFRESH: Duration = Duration::from_millis(500);
+/// Between two looks at a cluster, whose operator reads its sidecars twice a minute.
+const REFRESH_CLUSTER: Duration = Duration::from_secs(5);
 /// Width of `--once`, columns: enough for every column of the table.
 const ONCE_COLUMNS: usize = 110;
 
@@ -45,6 +47,9 @@ pub struct TopArgs {
     /// Where the tenants are.
     #[command(flatten)]
     pub cluster: ClusterArgs,
+    /// In a cluster: of all namespaces.
+    #[arg(long, short = 'A', help_heading = "Cluster")]
+    pub all_namespaces: bool,
 }
 
 /// Shows the tenants, live or once.
@@ -52,8 +57,8 @@ pub struct TopArgs {
 /// # Errors
 /// The runtime folder cannot be read, or the live screen is asked for without a terminal.
 pub async fn run(args: TopArgs) -> anyhow::Result<()> {
-    let source = match args.cluster.meant() {
-        true => Source::Cluster(Box::new(Leader::of(args.cluster.connect().await?))),
+    let source = match args.cluster.meant() || args.all_namespaces {
+        true => in_cluster(&args).await?,
         false => Source::Here(RuntimeFolder::open(args.runtime_dir.as_deref())?, Admin::new()?),
     };
     let poller = Poller::new(source);
@@ -64,6 +69,12 @@ pub async fn run(args: TopArgs) -> anyhow::Result<()> {
         (false, _) if std::io::stdout().is_terminal() => screen::live(poller, colour).await,
         (false, _) => bail!("the live screen needs a terminal; use --once"),
     }
+}
+
+async fn in_cluster(args: &TopArgs) -> anyhow::Result<Source> {
+    let cluster = args.cluster.connect().await?;
+    let namespace = (!args.all_namespaces).then(|| cluster.namespace.clone());
+    Ok(Source::Cluster(Box::new(Leader::of(cluster)), Scope { namespace, tenant: None }))
 }
 
 async fn once_json(mut poller: Poller) -> anyhow::Result<()> {
@@ -86,10 +97,12 @@ async fn once_json(mut poller: Poller) -> anyhow::Result<()> {
 }
 
 async fn once_text(mut poller: Poller) -> anyhow::Result<()> {
-    // A rate takes two looks.
-    poller.poll().await?;
-    tokio::time::sleep(REFRESH).await;
-    let sightings = poller.poll().await?;
+    let mut sightings = poller.poll().await?;
+    if !poller.is_of_cluster() {
+        // A rate takes two looks, and those of a cluster are too far apart to wait for.
+        tokio::time::sleep(poller.refresh()).await;
+        sightings = poller.poll().await?;
+    }
     let view = View {
         sightings: &sightings,
         selected: usize::MAX,

@@ -16,7 +16,7 @@ fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
 fn tenant() -> Value {
     json!({
         "apiVersion": "sluice.dev/v1alpha1", "kind": "ModelTenant",
-        "metadata": {"name": "chat", "namespace": "team", "generation": 1},
+        "metadata": {"name": "chat", "namespace": "team", "uid": "u-1", "generation": 1},
         "spec": {"poolRef": {"name": "p"},
                  "model": {"source": {"type": "HuggingFace", "huggingFace": {"repo": "a/b"}}}},
         "status": {"observedGeneration": 1, "conditions": [
@@ -25,7 +25,7 @@ fn tenant() -> Value {
 }
 
 fn events(about: &str) -> Value {
-    assert_eq!(about, "regarding.kind=ModelTenant,regarding.name=chat");
+    assert_eq!(about, "regarding.kind=ModelTenant,regarding.uid=u-1");
     json!({"kind": "EventList", "apiVersion": "events.k8s.io/v1", "metadata": {}, "items": [{
         "metadata": {"name": "e"}, "eventTime": "2023-11-14T22:13:20.000000Z", "type": "Warning",
         "reason": "NoRoom", "note": "no GPU has room", "action": "Place",

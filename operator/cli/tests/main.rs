@@ -5,6 +5,7 @@
 mod bench;
 mod command;
 mod explain;
+mod leader;
 mod neighbours;
 mod support;
 mod top;

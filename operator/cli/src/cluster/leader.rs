@@ -3,21 +3,45 @@
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use http_body_util::{BodyExt, Empty};
+use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
-use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use sluice_wire::Overview;
-use sluice_wire::overview::PORT;
+use sluice_wire::overview::{PATH, PORT};
 
 use super::Cluster;
 
 /// How long an answer may take, with finding the leader.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Largest answer, bytes: some ten thousand tenants.
+const LARGEST: usize = 256 << 20;
+
+/// Which tenants are asked about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// Those of a namespace; `None` = of all.
+    pub namespace: Option<String>,
+    /// Those that share a GPU with this one, which is among them; `None` = all.
+    pub tenant: Option<String>,
+}
+
+impl Scope {
+    /// Path and query. Names of Kubernetes need no escape.
+    fn path(&self) -> String {
+        let pairs = [("namespace", &self.namespace), ("tenant", &self.tenant)];
+        let given = pairs.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_ref()?)));
+        match given.collect::<Vec<_>>().join("&") {
+            query if query.is_empty() => PATH.to_owned(),
+            query => format!("{PATH}?{query}"),
+        }
+    }
+}
 
 /// The leader, over one connection that is made when it is needed and anew after it broke.
 #[derive(Debug)]
@@ -36,8 +60,8 @@ impl Leader {
     ///
     /// # Errors
     /// There is no leader, it cannot be reached, or it does not answer with an overview.
-    pub async fn overview(&mut self) -> anyhow::Result<Overview> {
-        let asked = tokio::time::timeout(PATIENCE, self.ask()).await;
+    pub async fn overview(&mut self, scope: &Scope) -> anyhow::Result<Overview> {
+        let asked = tokio::time::timeout(PATIENCE, self.ask(scope)).await;
         let answer = asked.unwrap_or_else(|_| Err(anyhow!("no answer within {PATIENCE:?}")));
         if answer.is_err() {
             self.connection = None;
@@ -45,19 +69,20 @@ impl Leader {
         answer
     }
 
-    async fn ask(&mut self) -> anyhow::Result<Overview> {
+    async fn ask(&mut self, scope: &Scope) -> anyhow::Result<Overview> {
         let connection = match self.connection.take().filter(|connection| !connection.is_closed()) {
             Some(connection) => connection,
             None => self.connect().await?,
         };
         let connection = self.connection.insert(connection);
         connection.ready().await?;
-        let request = Request::get("/v1/overview").header("host", "localhost").body(Empty::new())?;
+        let request = Request::get(scope.path()).header("host", "localhost").body(Empty::new())?;
         let answer = connection.send_request(request).await?;
         let status = answer.status();
-        let body = answer.into_body().collect().await?.to_bytes();
+        let body = Limited::new(answer.into_body(), LARGEST).collect().await;
+        let body = body.map_err(|error| anyhow!("GET {PATH}: {error}"))?.to_bytes();
         if status != StatusCode::OK {
-            bail!("GET /v1/overview: {status}: {}", String::from_utf8_lossy(&body).trim());
+            bail!("GET {PATH}: {status}: {}", String::from_utf8_lossy(&body).trim());
         }
         Ok(Overview::from_json(&body)?)
     }
@@ -78,15 +103,59 @@ impl Leader {
         Ok(sender)
     }
 
-    /// The pod that holds the Lease.
+    /// The pod that holds the Lease: a replica of the operator holds it by the name of its pod.
     async fn pod(&self) -> anyhow::Result<String> {
         let (namespace, name) = (&self.cluster.operator_namespace, &self.cluster.lease);
         let leases: Api<Lease> = Api::namespaced(self.cluster.client.clone(), namespace);
         let lease =
             leases.get_opt(name).await.with_context(|| format!("reading Lease {namespace}/{name}"))?;
-        let holder = lease.and_then(|lease| lease.spec?.holder_identity).filter(|holder| !holder.is_empty());
-        holder.with_context(|| {
-            format!("no operator leads: Lease {namespace}/{name} has no holder; is it installed there? (--operator-namespace)")
-        })
+        let spec = lease.and_then(|lease| lease.spec).unwrap_or_default();
+        let Some(holder) = spec.holder_identity.clone().filter(|holder| !holder.is_empty()) else {
+            bail!(
+                "no operator leads: Lease {namespace}/{name} has no holder; is it installed there? (--operator-namespace)"
+            );
+        };
+        match silent_seconds(&spec, Timestamp::now().as_second()) {
+            None => Ok(holder),
+            Some(seconds) => {
+                bail!("no operator leads: the last leader, {holder}, has been silent for {seconds} s")
+            }
+        }
+    }
+}
+
+/// For how long the holder has not renewed a Lease that has run out; `None` = it is in force, or has no end.
+fn silent_seconds(lease: &LeaseSpec, now_unix_s: i64) -> Option<i64> {
+    let silent = now_unix_s - lease.renew_time.as_ref()?.0.as_second();
+    (silent > i64::from(lease.lease_duration_seconds?)).then_some(silent)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+
+    use super::*;
+
+    #[test]
+    fn a_scope_is_a_query() {
+        let scope = |namespace: Option<&str>, tenant: Option<&str>| Scope {
+            namespace: namespace.map(Into::into),
+            tenant: tenant.map(Into::into),
+        };
+        assert_eq!(scope(None, None).path(), "/v1/overview");
+        assert_eq!(scope(Some("a"), None).path(), "/v1/overview?namespace=a");
+        assert_eq!(scope(Some("a"), Some("b")).path(), "/v1/overview?namespace=a&tenant=b");
+    }
+
+    #[test]
+    fn a_lease_that_ran_out_has_no_leader() {
+        let lease = |renewed: i64| LeaseSpec {
+            renew_time: Some(MicroTime(Timestamp::from_second(renewed).unwrap())),
+            lease_duration_seconds: Some(15),
+            ..LeaseSpec::default()
+        };
+        assert_eq!(silent_seconds(&lease(1000), 1015), None);
+        assert_eq!(silent_seconds(&lease(1000), 1016), Some(16));
+        assert_eq!(silent_seconds(&LeaseSpec::default(), 1016), None);
     }
 }

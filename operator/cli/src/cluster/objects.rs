@@ -44,13 +44,15 @@ pub async fn find(cluster: &Cluster, name: &str) -> anyhow::Result<Found> {
     let Some(tenant) = read else {
         bail!("no ModelTenant `{name}` in namespace `{namespace}` (-n names another)")
     };
-    let events = events(cluster, name).await.map_err(|error| error.to_string());
+    let events = events(cluster, &tenant).await.map_err(|error| error.to_string());
     Ok(Found { tenant, events })
 }
 
-async fn events(cluster: &Cluster, name: &str) -> Result<Vec<Happened>, kube::Error> {
+async fn events(cluster: &Cluster, tenant: &ModelTenant) -> Result<Vec<Happened>, kube::Error> {
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
-    let about = format!("regarding.kind=ModelTenant,regarding.name={name}");
+    // By uid: those of an earlier tenant of the same name are not this one's.
+    let uid = tenant.metadata.uid.as_deref().unwrap_or_default();
+    let about = format!("regarding.kind=ModelTenant,regarding.uid={uid}");
     let mut told: Vec<_> =
         events.list(&ListParams::default().fields(&about)).await?.items.iter().map(happened).collect();
     told.sort_by_key(|event| event.at_unix_s);
@@ -60,11 +62,15 @@ async fn events(cluster: &Cluster, name: &str) -> Result<Vec<Happened>, kube::Er
 fn happened(event: &Event) -> Happened {
     let series = event.series.as_ref();
     let last = series.map(|series| series.last_observed_time.0);
-    let at = last.or_else(|| event.event_time.as_ref().map(|time| time.0));
+    // Writers of the older API leave the newer fields out.
+    let at = last
+        .or_else(|| event.event_time.as_ref().map(|time| time.0))
+        .or_else(|| event.deprecated_last_timestamp.as_ref().map(|time| time.0))
+        .or_else(|| event.metadata.creation_timestamp.as_ref().map(|time| time.0));
     Happened {
         at_unix_s: at.map_or(0, |at| at.as_second()),
         warns: event.type_.as_deref() == Some("Warning"),
-        times: series.map_or(1, |series| series.count),
+        times: series.map(|series| series.count).or(event.deprecated_count).unwrap_or(1),
         reason: event.reason.clone().unwrap_or_default(),
         note: event.note.clone().unwrap_or_default(),
     }

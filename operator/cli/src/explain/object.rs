@@ -82,29 +82,49 @@ fn advice(conditions: &[Condition]) -> Option<&'static str> {
     help(*reason)
 }
 
+/// Exhaustive, so that a new reason is not forgotten.
 const fn help(reason: Reason) -> Option<&'static str> {
-    match reason {
-        Reason::NoRoom => Some(
-            "add GPUs to the pool, lower memory.guaranteedKv or raise memory.maxRemappedPercent of tenants there, or give \
-             this one a higher priority before others are placed",
-        ),
-        Reason::ModelLargerThanGpu => Some(
-            "lower memory.guaranteedKv or model.maxModelLen, raise memory.maxRemappedPercent, or use a larger GPU",
-        ),
-        Reason::ContextDoesNotFit => {
-            Some("lower model.maxModelLen, or raise memory.guaranteedKv or memory.hostKv")
+    Some(match reason {
+        Reason::AsExpected | Reason::NotObserved | Reason::TenantsRemain | Reason::MpsFault => return None,
+        Reason::NoRoom => {
+            "add GPUs to the pool, lower model.maxModelLen or memory.guaranteedKv or raise memory.maxRemappedPercent of \
+             tenants there, or give this one a higher priority before others are placed"
         }
-        Reason::PoolNotFound => Some("apply the pool in the same namespace; poolRef cannot be changed"),
-        Reason::GroupNotFound => Some("name a group of the pool in spec.gpuGroup"),
-        Reason::LocalOnly => Some("take another source than File, and a Secret for the keys"),
-        Reason::ImageVolumesUnsupported => Some("use a PersistentVolumeClaim, HuggingFace or S3 source"),
-        Reason::ModelNotInspected => Some("look at the Job that reads the model's headers, if this lasts"),
-        Reason::DriverRefused => Some("look at the claim's Events and at the log of the driver on its node"),
+        Reason::ModelLargerThanGpu => {
+            "lower model.maxModelLen or memory.guaranteedKv, raise memory.maxRemappedPercent, or use a larger GPU"
+        }
+        Reason::ContextDoesNotFit => "lower model.maxModelLen, or raise memory.kvLimit",
+        Reason::PoolNotFound => "apply the pool in the same namespace; poolRef cannot be changed",
+        Reason::GroupNotFound => "name a group of the pool in spec.gpuGroup",
+        Reason::LocalOnly => "take another source than File, and a Secret for the keys",
+        Reason::ImageVolumesUnsupported => "use a PersistentVolumeClaim, HuggingFace or S3 source",
+        Reason::ModelUnreadable => {
+            "look at repository, revision, bucket or path of the source, and at its credential"
+        }
+        Reason::ModelUnsupported => "serve a Llama or OPT model, or use an engine of kind Vllm",
+        Reason::ModelNotInspected => "wait; if this lasts, look at the Job that reads the model's headers",
+        Reason::InspectionFailed => {
+            "look at the Job that reads the model's headers, and at the log of its pod"
+        }
+        Reason::NotAllocated => {
+            "look at the Events of the pod: no node has a free device of the class, or enough CPU and memory beside it"
+        }
+        Reason::DriverRefused => "look at the claim's Events and at the log of the driver on its node",
         Reason::WaitingForMemory => {
-            Some("wait: a neighbour gives back what this tenant owns; top shows who has it")
+            "wait: a neighbour gives back what this tenant owns; top shows who has it"
         }
-        _ => None,
-    }
+        Reason::PodNotReady => "wait; if this lasts, look at the Events of its pod",
+        Reason::PodFailing => "look at the logs of its pod's containers (kubectl logs POD -c sidecar)",
+        Reason::Suspended => "set spec.suspend to false",
+        Reason::ScaledToZero => "set spec.replicas to 1 or more",
+        Reason::NameTaken => "rename or delete the object that has the name",
+        Reason::ApplyFailed => {
+            "look at the message: a quota, a policy or a webhook of the cluster refuses the object"
+        }
+        Reason::UpdateWaits => {
+            "wait until no tenant is on the GPU, or set the pool's updatePolicy to Disruptive"
+        }
+    })
 }
 
 fn slot(slot: &SlotStatus) -> String {

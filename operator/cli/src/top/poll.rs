@@ -1,13 +1,15 @@
 //! Finds sidecars and asks each for its state. One that does not answer is a finding like any other.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use sluice_wire::state::TenantReport;
 use sluice_wire::{Overview, State};
 
+use super::{REFRESH, REFRESH_CLUSTER};
 use crate::admin::Admin;
-use crate::cluster::Leader;
+use crate::cluster::{Leader, Scope};
 use crate::runtime::{Running, RuntimeFolder};
 
 /// What was seen of one sidecar.
@@ -27,7 +29,7 @@ pub enum Source {
     /// On this machine.
     Here(RuntimeFolder, Admin),
     /// In a cluster.
-    Cluster(Box<Leader>),
+    Cluster(Box<Leader>, Scope),
 }
 
 /// A sidecar and its state, or why that cannot be had.
@@ -41,7 +43,7 @@ impl Source {
                 let running = runtime.running()?;
                 Ok(join_all(running.into_iter().map(|sidecar| ask(admin, sidecar))).await)
             }
-            Source::Cluster(leader) => Ok(seen(leader.overview().await?)),
+            Source::Cluster(leader, scope) => Ok(seen(leader.overview(scope).await?)),
         }
     }
 }
@@ -102,8 +104,20 @@ impl Poller {
     pub const fn nobody(&self) -> &'static str {
         match self.source {
             Source::Here(..) => "no sidecar runs; start one with sluice up -f FILE",
-            Source::Cluster(_) => "no tenant has a GPU; kubectl get modeltenants -A says why",
+            Source::Cluster(..) => {
+                "no tenant has a GPU here; kubectl get modeltenants says why, -A looks everywhere"
+            }
         }
+    }
+
+    /// Whether it looks into a cluster.
+    pub const fn is_of_cluster(&self) -> bool {
+        matches!(self.source, Source::Cluster(..))
+    }
+
+    /// Time between two looks.
+    pub const fn refresh(&self) -> Duration {
+        if self.is_of_cluster() { REFRESH_CLUSTER } else { REFRESH }
     }
 
     /// One look at all, in order of their titles.

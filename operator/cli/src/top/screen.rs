@@ -9,7 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::view::{self, View};
-use super::{Poller, REFRESH, Sighting};
+use super::{Poller, Sighting};
 use crate::now_unix_ms;
 
 /// Shows the screen and gives the terminal back as it was.
@@ -79,7 +79,7 @@ impl Screen {
 fn looks(mut poller: Poller) -> mpsc::Receiver<anyhow::Result<Vec<Sighting>>> {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
-        let mut tick = tokio::time::interval(REFRESH);
+        let mut tick = tokio::time::interval(poller.refresh());
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tick.tick().await;
