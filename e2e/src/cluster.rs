@@ -8,8 +8,10 @@ mod certificates;
 mod child;
 mod control_plane;
 pub mod crds;
+mod keeper;
 mod kubeconfig;
 mod last_words;
+mod node;
 mod wait;
 
 use std::path::{Path, PathBuf};
@@ -23,6 +25,7 @@ use tokio::sync::OnceCell;
 
 pub use self::binaries::{Binaries, skipped};
 use self::control_plane::ControlPlane;
+pub use self::node::{Node, on_node};
 pub use self::wait::{PATIENCE, eventually, within};
 
 /// An API server with the CRDs of this tree established.
@@ -60,6 +63,11 @@ async fn start() -> Option<Api> {
     Some(api)
 }
 
+/// The kubeconfig of a cluster that somebody else runs.
+fn given_kubeconfig() -> Option<PathBuf> {
+    std::env::var_os("SLUICE_KUBECONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
 impl Api {
     /// A kubeconfig of a user who may do everything.
     pub fn kubeconfig_path(&self) -> &Path {
@@ -75,7 +83,9 @@ impl Api {
     /// somebody else runs `false`, and a line that says what is skipped.
     pub fn is_ours(&self) -> bool {
         if self.own.is_none() {
-            skipped("a cluster that somebody else runs has no users of ours and shows no audit log");
+            skipped(
+                "a cluster that somebody else runs has no users of ours, no audit log and a network that we are not in",
+            );
         }
         self.own.is_some()
     }

@@ -32,6 +32,9 @@ const IMAGES: [Image; 4] = [
     Image { name: "devices", binary: "sluice-devices" },
 ];
 
+/// What the names of the images begin with.
+const REPOSITORY: &str = "sluice.dev";
+
 /// Whoever runs in an image, where the pod names nobody.
 const USER: u32 = 65_532;
 
@@ -47,7 +50,7 @@ pub struct ImageArgs {
     #[arg(long, value_name = "FOLDER")]
     to: Option<Utf8PathBuf>,
     /// What the names of the images begin with.
-    #[arg(long, default_value = "sluice.dev")]
+    #[arg(long, default_value = REPOSITORY)]
     repository: String,
     /// Tag of the images. Default: the version of the workspace.
     #[arg(long, default_value = env!("CARGO_PKG_VERSION"))]
@@ -62,7 +65,6 @@ pub fn run(workspace: &Workspace, args: &ImageArgs) -> Result<()> {
         None => build(workspace)?,
     };
     let to = args.to.clone().unwrap_or_else(|| workspace.target.join("images"));
-    fs::create_dir_all(&to).with_context(|| format!("creating {to}"))?;
     for image in images {
         let binary = from.join(image.binary);
         if args.names.is_empty() && !binary.is_file() {
@@ -70,15 +72,31 @@ pub fn run(workspace: &Workspace, args: &ImageArgs) -> Result<()> {
             continue;
         }
         let name = format!("{}/{}:{}", args.repository, image.name, args.tag);
-        let packed = pack(&name, image.binary, &binary)?;
-        let path = to.join(format!("{}-{}.tar", image.name, args.tag));
-        fs::write(&path, &packed.bytes).with_context(|| format!("writing {path}"))?;
-        println!(
-            "{name}  {}  {:.1} MiB  {path}",
-            packed.digest,
-            packed.bytes.len() as f64 / f64::from(1 << 20)
-        );
+        make(&name, &to.join(format!("{}-{}.tar", image.name, args.tag)), image, &binary)?;
     }
+    Ok(())
+}
+
+/// The folder with images of the binaries in `from`, as tests load them; under the names of a release.
+pub fn of_tests(from: &Utf8Path) -> Result<Utf8PathBuf> {
+    let to = from.join("images");
+    for image in &IMAGES {
+        let (binary, version) = (from.join(image.binary), env!("CARGO_PKG_VERSION"));
+        if binary.is_file() {
+            let name = format!("{REPOSITORY}/{}:{version}", image.name);
+            make(&name, &to.join(format!("{}-{version}.tar", image.name)), image, &binary)?;
+        }
+    }
+    Ok(to)
+}
+
+fn make(name: &str, path: &Utf8Path, image: &Image, binary: &Utf8Path) -> Result<()> {
+    let packed = pack(name, &[image.binary], binary)?;
+    let folder = path.parent().context("an archive lies in a folder")?;
+    fs::create_dir_all(folder).with_context(|| format!("creating {folder}"))?;
+    fs::write(path, &packed.bytes).with_context(|| format!("writing {path}"))?;
+    let mebibytes = packed.bytes.len() as f64 / f64::from(1 << 20);
+    println!("{name}  {}  {mebibytes:.1} MiB  {path}", packed.digest);
     Ok(())
 }
 
@@ -104,12 +122,15 @@ fn build(workspace: &Workspace) -> Result<Utf8PathBuf> {
     Ok(workspace.target.join(cross.as_deref().unwrap_or("")).join("release"))
 }
 
-/// The archive of the image `name` that starts `binary`, which is called `command` there.
-fn pack(name: &str, command: &str, binary: &Utf8Path) -> Result<archive::Archive> {
+/// The archive of the image `name` that starts `binary`, by a command whose first word is its name there.
+pub fn pack(name: &str, command: &[&str], binary: &Utf8Path) -> Result<archive::Archive> {
     let system = system::layer(binary).with_context(|| format!("what {binary} needs"))?;
     let mut own = layer::Layer::default();
-    own.file(&format!("usr/bin/{command}"), 0o755, stripped(binary)?);
-    archive::archive(name, &format!("/usr/bin/{command}"), &[system.pack()?, own.pack()?])
+    let path = format!("usr/bin/{}", command[0]);
+    own.file(&path, 0o755, stripped(binary)?);
+    let path = format!("/{path}");
+    let entrypoint: Vec<&str> = [path.as_str()].into_iter().chain(command[1..].iter().copied()).collect();
+    archive::archive(name, &entrypoint, &[system.pack()?, own.pack()?])
 }
 
 /// The binary without what only a debugger reads, most of its bytes.

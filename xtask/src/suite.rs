@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 
 use crate::workspace::Workspace;
-use crate::{check, kernels, kube, process};
+use crate::{check, image, kernels, kube, process};
 
 /// Runs check, build and tests until one fails; `true` if all passed.
 pub fn run(workspace: &Workspace, quick: bool) -> Result<bool> {
@@ -15,16 +15,28 @@ pub fn run(workspace: &Workspace, quick: bool) -> Result<bool> {
     let shared = shared_folder(root, std::env::var("SLUICE_SHARED").ok().as_deref())?;
     announce(shared.as_deref());
     let build = || process::passes(process::cargo(root, &["build", "--workspace", "--bins", "--locked"]));
-    let mut binaries = None;
-    let kubernetes = || {
-        binaries = kube::stage(root, kube::Tier::Api)?;
+    let cross = std::env::var("CARGO_BUILD_TARGET").ok();
+    let (mut kubernetes, mut images) = (None, None);
+    let get_kubernetes = || {
+        kubernetes = kube::stage(root)?;
         Ok(true)
     };
     Ok(stage("check", || check::check(workspace, false, quick))?
         && stage("kernels", || kernels::stage(root))?
-        && stage("kubernetes", kubernetes)?
+        && stage("kubernetes", get_kubernetes)?
         && stage("build", build)?
-        && stage("tests", || process::passes(tests(workspace, shared.as_deref(), binaries.as_deref())))?)
+        && stage("images", || {
+            images = Some(image::of_tests(&binaries(&workspace.target, cross.as_deref()))?);
+            Ok(true)
+        })?
+        && stage("tests", || {
+            let given = Given {
+                shared: shared.as_deref(),
+                kubernetes: kubernetes.as_deref(),
+                images: images.as_deref(),
+            };
+            process::passes(tests(workspace, &given))
+        })?)
 }
 
 /// The folder with models and data that are not in the repository: `given`, or `../shared` where there is one.
@@ -49,11 +61,20 @@ fn announce(shared: Option<&Utf8Path>) {
     }
 }
 
-fn tests(workspace: &Workspace, shared: Option<&Utf8Path>, kubernetes: Option<&Utf8Path>) -> Command {
+/// Folders that tests find through the environment, if they are there.
+struct Given<'a> {
+    shared: Option<&'a Utf8Path>,
+    kubernetes: Option<&'a Utf8Path>,
+    images: Option<&'a Utf8Path>,
+}
+
+fn tests(workspace: &Workspace, given: &Given<'_>) -> Command {
     let mut command = process::cargo(&workspace.root, &["test", "--workspace", "--locked"]);
     let cross = std::env::var("CARGO_BUILD_TARGET").ok();
     command.env("SLUICE_BIN_DIR", binaries(&workspace.target, cross.as_deref()));
-    for (name, folder) in [("SLUICE_SHARED", shared), (kube::FOLDER, kubernetes)] {
+    let folders =
+        [("SLUICE_SHARED", given.shared), (kube::FOLDER, given.kubernetes), ("SLUICE_IMAGES", given.images)];
+    for (name, folder) in folders {
         match folder {
             Some(folder) => command.env(name, folder),
             None => command.env_remove(name),

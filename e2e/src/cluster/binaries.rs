@@ -30,6 +30,11 @@ impl Binaries {
         path
     }
 
+    /// Whether the binary `name` is there.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.join(name).is_file()
+    }
+
     /// kubectl, of this folder or else of the PATH.
     pub fn kubectl(&self) -> PathBuf {
         let own = self.0.join("kubectl");

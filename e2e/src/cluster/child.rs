@@ -1,13 +1,12 @@
 //! A component as a child process: its log goes to a file, and it dies with us.
 
 use std::fs::File;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
-use std::thread;
 
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::keeper::Keeper;
 
 /// A running component.
 pub struct Component {
@@ -17,16 +16,20 @@ pub struct Component {
 }
 
 impl Component {
-    /// Starts `command`; what it prints goes to `NAME.log` in `folder`.
+    /// Starts `command`; what it prints goes to the end of `NAME.log` in `folder`.
     ///
     /// # Panics
     /// If it does not start.
-    pub fn start(name: &str, mut command: Command, folder: &Path) -> Component {
+    pub fn start(keeper: &Keeper, name: &str, mut command: Command, folder: &Path) -> Component {
         let log = folder.join(format!("{name}.log"));
-        let out = File::create(&log).unwrap_or_else(|e| panic!("{}: {e}", log.display()));
+        let out = File::options()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .unwrap_or_else(|e| panic!("{}: {e}", log.display()));
         let err = out.try_clone().unwrap_or_else(|e| panic!("{}: {e}", log.display()));
         command.stdin(Stdio::null()).stdout(out).stderr(err);
-        let child = keeper(command).unwrap_or_else(|e| panic!("{name} does not start: {e}"));
+        let child = keeper.spawn(command).unwrap_or_else(|e| panic!("{name} does not start: {e}"));
         Component { name: name.to_owned(), child, log }
     }
 
@@ -53,6 +56,18 @@ impl Component {
         lines[lines.len().saturating_sub(25)..].join("\n")
     }
 
+    /// Its process, as this process sees it.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id().cast_signed()).expect("a child has a number");
+        // Not reaped yet, so the number is still its own; it may have ended.
+        let _ = kill_process(pid, signal);
+    }
+
     /// Kills it.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
@@ -64,29 +79,4 @@ impl Drop for Component {
     fn drop(&mut self) {
         self.kill();
     }
-}
-
-/// Starts a process from a thread that never ends: the kernel sends the parent-death signal when the *thread* ends that
-/// started the child, and threads of tests do.
-fn keeper(mut command: Command) -> std::io::Result<Child> {
-    type Order = (Command, mpsc::Sender<std::io::Result<Child>>);
-    static KEEPER: std::sync::OnceLock<mpsc::Sender<Order>> = std::sync::OnceLock::new();
-    let orders = KEEPER.get_or_init(|| {
-        let (sender, orders) = mpsc::channel::<Order>();
-        thread::spawn(move || {
-            for (mut command, answer) in orders {
-                let _ = answer.send(command.spawn());
-            }
-        });
-        sender
-    });
-    // A group of its own: Ctrl-C reaches the tests, and they end their components.
-    command.process_group(0);
-    // SAFETY: prctl is async-signal-safe, and nothing else happens between fork and exec.
-    unsafe {
-        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
-    }
-    let (sender, answer) = mpsc::channel();
-    orders.send((command, sender)).expect("the keeper thread lives as long as the process");
-    answer.recv().expect("the keeper thread answers every order")
 }

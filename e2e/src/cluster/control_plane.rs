@@ -1,4 +1,4 @@
-//! etcd and kube-apiserver in a folder of their own, on the loopback interface.
+//! etcd and kube-apiserver in a folder of their own: on the loopback interface, or on a node's.
 
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -10,16 +10,32 @@ use tempfile::TempDir;
 use super::binaries::Binaries;
 use super::certificates::{self, Authority};
 use super::child::Component;
+use super::keeper::Keeper;
 use super::wait::{PATIENCE, within};
 use super::{audit, client_of, kubeconfig, last_words};
 
-/// First address of the range of Services, under which pods reach the API server.
+/// Range of Services, and its first address, under which pods reach the API server.
 const SERVICES: &str = "10.96.0.0/16";
 const SERVICE_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1));
-/// What the API server names as its own: no loopback address is taken. Of a range for examples: nobody asks it.
-const ADVERTISED: &str = "192.0.2.1";
+/// What an API server on the loopback interface names as its own: no loopback address is taken. Of a range for examples:
+/// nobody asks it.
+const ADVERTISED: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 /// Somebody else may take a port between our look and the server's.
 const ATTEMPTS: usize = 3;
+/// Where a node's API server listens: nobody else is in its network.
+const NODE_PORT: u16 = 6443;
+
+/// What is needed to start both.
+pub struct Start<'a> {
+    /// The binaries.
+    pub binaries: &'a Binaries,
+    /// Who starts them.
+    pub keeper: &'a Keeper,
+    /// For their data, logs and keys.
+    pub folder: &'a Path,
+    /// Address of the node; `None` on the loopback interface.
+    pub node: Option<IpAddr>,
+}
 
 /// A running API server with its etcd.
 pub struct ControlPlane {
@@ -30,19 +46,16 @@ pub struct ControlPlane {
 
 /// What ends with the process, in the order of its end.
 struct Running {
-    apiserver: Component,
-    etcd: Component,
+    both: [Component; 2],
     folder: Option<TempDir>,
 }
 
 impl ControlPlane {
-    /// Starts both and waits until the API server is ready. They end, and their folder goes, when this process exits.
+    /// Starts both on the loopback interface and waits until the API server is ready. They end, and their folder goes,
+    /// when this process exits.
     pub async fn start(binaries: &Binaries) -> ControlPlane {
-        let temporary =
-            tempfile::Builder::new().prefix("sluice-kube-").tempdir().expect("a temporary folder");
+        let temporary = scratch();
         let folder = temporary.path().to_owned();
-        let authority = Authority::new(&folder);
-        let mut etcd = Component::start("etcd", etcd(binaries, &folder), &folder);
         let running = Arc::new(Mutex::new(None::<Running>));
         let for_exit = Arc::clone(&running);
         last_words::at_exit(move || {
@@ -50,10 +63,20 @@ impl ControlPlane {
                 running.end();
             }
         });
-        let (apiserver, port) = first_that_lives(binaries, &folder, &authority, &mut etcd).await;
-        let all = Running { apiserver, etcd, folder: Some(temporary) };
-        *running.lock().unwrap_or_else(PoisonError::into_inner) = Some(all);
-        ControlPlane { folder, authority, server: format!("https://127.0.0.1:{port}") }
+        let start = Start { binaries, keeper: Keeper::plain(), folder: &folder, node: None };
+        let (plane, both) = ControlPlane::start_as(&start).await;
+        *running.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(Running { both, folder: Some(temporary) });
+        plane
+    }
+
+    /// Starts both and waits until the API server is ready: API server, etcd.
+    pub async fn start_as(start: &Start<'_>) -> (ControlPlane, [Component; 2]) {
+        let folder = start.folder.to_owned();
+        let authority = Authority::new(&folder);
+        let mut etcd = Component::start(start.keeper, "etcd", etcd(start), &folder);
+        let (apiserver, server) = first_that_lives(start, &authority, &mut etcd).await;
+        (ControlPlane { folder, authority, server }, [apiserver, etcd])
     }
 
     /// The kubeconfig of a user who may do everything.
@@ -68,25 +91,35 @@ impl ControlPlane {
         path
     }
 
+    /// Who signs this cluster's certificates.
+    pub fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
     /// Where the audit log lies.
     pub fn audit_log(&self) -> PathBuf {
         self.folder.join("audit.log")
     }
 }
 
+/// A folder for one cluster. Its path is short: sockets lie in it.
+pub fn scratch() -> TempDir {
+    tempfile::Builder::new().prefix("sluice-kube-").tempdir().expect("a temporary folder")
+}
+
 impl Running {
     /// Nobody needs their data any more: killed, so that the end of a test run takes no grace period.
     fn end(mut self) {
-        self.apiserver.kill();
-        self.etcd.kill();
+        self.both.iter_mut().for_each(Component::kill);
         if let Some(Err(error)) = self.folder.take().map(TempDir::close) {
             eprintln!("a folder of the API server stays behind: {error}");
         }
     }
 }
 
-fn etcd(binaries: &Binaries, folder: &Path) -> Command {
-    let mut command = Command::new(binaries.path("etcd"));
+fn etcd(start: &Start<'_>) -> Command {
+    let folder = start.folder;
+    let mut command = Command::new(start.binaries.path("etcd"));
     let clients = format!("unix://{}", folder.join("etcd.sock").display());
     command
         // What it advertises must be a host and a port; clients that are told the socket never ask.
@@ -99,22 +132,25 @@ fn etcd(binaries: &Binaries, folder: &Path) -> Command {
     command
 }
 
+/// The API server and its address.
 async fn first_that_lives(
-    binaries: &Binaries,
-    folder: &Path,
+    start: &Start<'_>,
     authority: &Authority,
     etcd: &mut Component,
-) -> (Component, u16) {
+) -> (Component, String) {
     let mut last = String::new();
     for _ in 0..ATTEMPTS {
-        let port = free_port();
-        let server = format!("https://127.0.0.1:{port}");
-        let admin = folder.join("admin.kubeconfig");
+        let (address, port) = match start.node {
+            Some(address) => (address, NODE_PORT),
+            None => (Ipv4Addr::LOCALHOST.into(), free_port()),
+        };
+        let server = format!("https://{address}:{port}");
+        let admin = start.folder.join("admin.kubeconfig");
         kubeconfig::write(&admin, &server, authority, &authority.user("admin", Some("system:masters")));
-        let mut apiserver =
-            Component::start("kube-apiserver", apiserver(binaries, folder, authority, port), folder);
+        let command = apiserver(start, authority, port);
+        let mut apiserver = Component::start(start.keeper, "kube-apiserver", command, start.folder);
         if ready(&mut apiserver, &admin).await {
-            return (apiserver, port);
+            return (apiserver, server);
         }
         etcd.assert_alive();
         last = apiserver.tail();
@@ -141,14 +177,17 @@ fn free_port() -> u16 {
     listener.local_addr().expect("a bound socket has an address").port()
 }
 
-fn apiserver(binaries: &Binaries, folder: &Path, authority: &Authority, port: u16) -> Command {
+fn apiserver(start: &Start<'_>, authority: &Authority, port: u16) -> Command {
+    let folder = start.folder;
+    let advertised = start.node.unwrap_or(ADVERTISED);
     let names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
-    let server = authority.server("kube-apiserver", &names, &[Ipv4Addr::LOCALHOST.into(), SERVICE_ADDRESS]);
+    let addresses = [Ipv4Addr::LOCALHOST.into(), SERVICE_ADDRESS, advertised];
+    let server = authority.server("kube-apiserver", &names, &addresses);
     let (certificate, key) = server.write(folder, "kube-apiserver");
     let (private, public) = certificates::token_keys(folder);
     let policy = folder.join("audit-policy.json");
     std::fs::write(&policy, audit::POLICY).expect("the folder takes a file");
-    let mut command = Command::new(binaries.path("kube-apiserver"));
+    let mut command = Command::new(start.binaries.path("kube-apiserver"));
     for (flag, path) in [
         ("tls-cert-file", certificate),
         ("tls-private-key-file", key),
@@ -165,10 +204,25 @@ fn apiserver(binaries: &Binaries, folder: &Path, authority: &Authority, port: u1
         .arg(format!("--etcd-servers=unix://{}", folder.join("etcd.sock").display()))
         .arg(format!("--secure-port={port}"))
         .arg(format!("--service-cluster-ip-range={SERVICES}"))
-        .arg(format!("--advertise-address={ADVERTISED}"))
-        .args(["--bind-address=127.0.0.1", "--authorization-mode=Node,RBAC", "--allow-privileged=true"])
+        .arg(format!("--advertise-address={advertised}"))
+        .args(["--authorization-mode=Node,RBAC", "--allow-privileged=true"])
         .arg("--service-account-issuer=https://kubernetes.default.svc.cluster.local")
+        .arg("--enable-admission-plugins=NodeRestriction");
+    match start.node {
+        Some(_) => to_kubelets(&mut command, folder, authority),
         // Nothing makes the service account `default` in a namespace without a controller manager.
-        .args(["--enable-admission-plugins=NodeRestriction", "--disable-admission-plugins=ServiceAccount"]);
+        None => command.args(["--bind-address=127.0.0.1", "--disable-admission-plugins=ServiceAccount"]),
+    };
     command
+}
+
+/// How the API server shows itself to kubelets, and by whom they are vouched for: for logs and exec.
+fn to_kubelets<'a>(command: &'a mut Command, folder: &Path, authority: &Authority) -> &'a mut Command {
+    let user = authority.user("kube-apiserver-kubelet-client", Some("system:masters"));
+    let (certificate, key) = user.write(folder, "kubelet-client");
+    command
+        .arg(format!("--kubelet-client-certificate={}", certificate.display()))
+        .arg(format!("--kubelet-client-key={}", key.display()))
+        .arg(format!("--kubelet-certificate-authority={}", authority.certificate_path().display()))
+        .arg("--kubelet-preferred-address-types=InternalIP")
 }

@@ -21,8 +21,8 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
-/// The image `name` that starts `entrypoint` as nobody.
-pub fn archive(name: &str, entrypoint: &str, layers: &[Packed]) -> Result<Archive> {
+/// The image `name` that runs the command `entrypoint` as nobody.
+pub fn archive(name: &str, entrypoint: &[&str], layers: &[Packed]) -> Result<Archive> {
     let mut blobs = Blobs::default();
     let config = blobs.add(CONFIG, config(entrypoint, layers).to_string().into_bytes());
     let packed: Vec<Value> = layers.iter().map(|layer| blobs.add(LAYER, layer.bytes.clone())).collect();
@@ -40,18 +40,18 @@ pub fn archive(name: &str, entrypoint: &str, layers: &[Packed]) -> Result<Archiv
     Ok(Archive { bytes: pack(&files)?, digest })
 }
 
-fn config(entrypoint: &str, layers: &[Packed]) -> Value {
+fn config(entrypoint: &[&str], layers: &[Packed]) -> Value {
     let diff_ids: Vec<&str> = layers.iter().map(|layer| layer.diff_id.as_str()).collect();
     json!({
         "architecture": crate::kube::arch(),
         "os": "linux",
         "config": {
             "User": format!("{USER}:{USER}"),
-            "Entrypoint": [entrypoint],
+            "Entrypoint": entrypoint,
             "Env": ["PATH=/usr/bin"],
             "WorkingDir": "/",
             "Labels": {
-                "org.opencontainers.image.title": entrypoint.rsplit('/').next(),
+                "org.opencontainers.image.title": entrypoint[0].rsplit('/').next(),
                 "org.opencontainers.image.version": env!("CARGO_PKG_VERSION"),
                 "org.opencontainers.image.licenses": "Apache-2.0",
             },

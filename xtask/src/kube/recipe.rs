@@ -42,6 +42,8 @@ pub enum Source {
     Wheel(&'static str),
     /// A build from Go modules.
     Go(Package),
+    /// An image of this system's `sleep`.
+    Pause,
 }
 
 /// A download, and the digest that the project publishes beside it. `{arch}` stands for `amd64` or `arm64`.
@@ -72,6 +74,7 @@ impl Display for Source {
             Source::Official(official) => write!(f, "official download {}", official.url),
             Source::Wheel(_) => write!(f, "wheel {WHEEL}"),
             Source::Go(package) => write!(f, "Go modules, {}", package.path),
+            Source::Pause => f.write_str("an image of this system's sleep"),
         }
     }
 }
@@ -126,7 +129,7 @@ macro_rules! component {
 }
 
 /// All of them.
-pub const BINARIES: [Binary; 12] = [
+pub const BINARIES: [Binary; 13] = [
     Binary {
         name: "kubectl",
         tier: Tier::Api,
@@ -186,6 +189,7 @@ pub const BINARIES: [Binary; 12] = [
             }),
         ],
     },
+    Binary { name: "pause.tar", tier: Tier::Node, sources: &[Source::Pause] },
 ];
 
 /// Name of the folder in the cache: another one for other versions or another processor.

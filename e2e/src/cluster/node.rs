@@ -1,0 +1,321 @@
+//! A whole node: control plane, containerd, kubelet, kube-proxy and CoreDNS, in namespaces of its own.
+//!
+//! It has a network, processes and mounts that nobody else sees: no port collides, and when its process 1 ends, everything
+//! ends. Tests run on threads that have entered its network ([`on_node`]).
+
+mod cgroup;
+mod components;
+mod init;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node as NodeObject;
+use rustix::process::Signal;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tempfile::TempDir;
+
+use self::cgroup::Cgroup;
+use super::binaries::{Binaries, skipped};
+use super::child::Component;
+use super::control_plane::{ControlPlane, Start, scratch};
+use super::keeper::Keeper;
+use super::wait::{eventually, within};
+use super::{Api, crds, last_words};
+
+/// The node's address, that of its bridge.
+const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1));
+/// The node's name.
+pub const NAME: &str = "node-0";
+/// From the start of its components to Ready; 4 s on two idle cores.
+const READY: Duration = Duration::from_secs(120);
+
+/// A node and its cluster.
+pub struct Node {
+    api: Api,
+    /// `None`: of a cluster that somebody else runs.
+    own: Option<Own>,
+}
+
+/// A node of ours.
+struct Own {
+    binaries: Binaries,
+    keeper: Keeper,
+    folder: PathBuf,
+    network: File,
+    running: Arc<Mutex<Running>>,
+}
+
+/// What ends with the process.
+#[derive(Default)]
+struct Running {
+    components: BTreeMap<&'static str, Component>,
+    cgroup: Option<Cgroup>,
+    folder: Option<TempDir>,
+}
+
+/// Runs a test with the node of this test binary, on a thread in the node's network: clients, and commands that the test
+/// starts, reach pods and Services. The node starts at the first call and ends with the process.
+///
+/// Without root or binaries the test is skipped, with a line that says why. With `SLUICE_KUBECONFIG` it is the cluster of
+/// that file.
+///
+/// # Panics
+/// If the node does not start, and with what the test panics with.
+pub fn on_node(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
+    static SHARED: OnceLock<Option<Node>> = OnceLock::new();
+    let Some(node) = SHARED.get_or_init(start).as_ref() else { return };
+    let in_network = thread::spawn(move || {
+        node.enter();
+        runtime().block_on(test(node));
+    });
+    if let Err(panic) = in_network.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+fn start() -> Option<Node> {
+    if super::given_kubeconfig().is_some() {
+        return runtime().block_on(super::start()).map(|api| Node { api, own: None });
+    }
+    let binaries = Binaries::find()?;
+    if !rustix::process::geteuid().is_root() {
+        skipped("a node needs root: namespaces, mounts, cgroups");
+        return None;
+    }
+    if !binaries.has("kubelet") {
+        skipped("SLUICE_KUBE_BIN has no kubelet: `cargo xtask kube --tier node`");
+        return None;
+    }
+    match Keeper::apart() {
+        Ok(keeper) => Some(Own::start(binaries, keeper)),
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            skipped("a node needs namespaces of its own, which this root may not make");
+            None
+        }
+        Err(error) => panic!("namespaces for a node: {error}"),
+    }
+}
+
+impl Own {
+    /// Starts everything in the namespaces of `keeper`.
+    fn start(binaries: Binaries, keeper: Keeper) -> Node {
+        let temporary = scratch();
+        let folder = temporary.path().to_owned();
+        init::assert_visible(&[&folder, binaries.folder()]);
+        let running = Arc::new(Mutex::new(Running::default()));
+        let for_exit = Arc::clone(&running);
+        last_words::at_exit(move || lock(&for_exit).end());
+        let cgroup = Cgroup::make();
+        let init = init::start(&keeper, &folder);
+        let network = format!("/proc/{}/ns/net", init.pid());
+        let network = File::open(&network).unwrap_or_else(|e| panic!("{network}: {e}"));
+        {
+            let mut running = lock(&running);
+            running.components.insert("init", init);
+            running.cgroup = Some(cgroup);
+            running.folder = Some(temporary);
+        }
+        let own = Own { binaries, keeper, folder, network, running };
+        // On a thread of its own: this one stays in its network.
+        thread::scope(|scope| {
+            let started = scope.spawn(|| {
+                own.enter();
+                runtime().block_on(own.start_components())
+            });
+            started.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+        .into_node(own)
+    }
+
+    fn enter(&self) {
+        let network = Some(LinkNameSpaceType::Network);
+        move_into_link_name_space(self.network.as_fd(), network)
+            .expect("root may enter a network of its own");
+    }
+
+    async fn start_components(&self) -> Started {
+        self.add("containerd", components::containerd(self));
+        let start = Start {
+            binaries: &self.binaries,
+            keeper: &self.keeper,
+            folder: &self.folder,
+            node: Some(ADDRESS),
+        };
+        let (plane, [apiserver, etcd]) = ControlPlane::start_as(&start).await;
+        {
+            let mut running = lock(&self.running);
+            running.components.insert("kube-apiserver", apiserver);
+            running.components.insert("etcd", etcd);
+        }
+        for (name, command) in components::of_control_plane(self, &plane) {
+            self.add(name, command);
+        }
+        eventually("containerd", async || {
+            self.ctr(&["version"]).output().ok()?.status.success().then_some(())
+        })
+        .await;
+        self.import(&self.binaries.path("pause.tar"));
+        let cgroup = lock(&self.running).cgroup.as_ref().expect("it was made first").name().to_owned();
+        for (name, command) in components::of_node(self, &plane, &cgroup) {
+            self.add(name, command);
+        }
+        Started { plane }
+    }
+
+    fn add(&self, name: &'static str, command: Command) {
+        let component = Component::start(&self.keeper, name, command, &self.folder);
+        lock(&self.running).components.insert(name, component);
+    }
+
+    /// `ctr`, in the node's mounts.
+    fn ctr(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.binaries.path("ctr"));
+        let socket = self.folder.join("run/containerd/containerd.sock");
+        command.arg("-a").arg(socket).args(["-n", "k8s.io"]).args(arguments);
+        command
+    }
+
+    fn import(&self, archive: &Path) {
+        let path = archive.to_str().expect("a UTF-8 path");
+        let output = self.ctr(&["images", "import", path]).output().expect("ctr starts");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{path} is not imported: {said}");
+    }
+}
+
+/// What starting the components gives.
+struct Started {
+    plane: ControlPlane,
+}
+
+impl Started {
+    fn into_node(self, own: Own) -> Node {
+        let api = Api {
+            kubeconfig: self.plane.admin(),
+            kubectl: Some(own.binaries.kubectl()),
+            own: Some(self.plane),
+        };
+        let node = Node { api, own: Some(own) };
+        thread::scope(|scope| {
+            let ready = scope.spawn(|| {
+                node.enter();
+                runtime().block_on(node.ready());
+            });
+            ready.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        });
+        node
+    }
+}
+
+impl Node {
+    /// The cluster's API server.
+    pub fn api(&self) -> &Api {
+        &self.api
+    }
+
+    /// Moves this thread, and what it starts from now on, into the node's network.
+    pub fn enter(&self) {
+        if let Some(own) = &self.own {
+            own.enter();
+        }
+    }
+
+    /// The image `name` of the product (`sidecar`, `engine`, ...), loaded from the archives of `cargo xtask image` in the
+    /// folder that `SLUICE_IMAGES` names; `None`, with a line that says so, without that folder. A cluster that somebody
+    /// else runs has it already.
+    ///
+    /// # Panics
+    /// If the archive is missing or containerd does not take it.
+    pub fn image(&self, name: &str) -> Option<String> {
+        let version = env!("CARGO_PKG_VERSION");
+        if self.own.is_some() {
+            let Some(folder) = std::env::var_os("SLUICE_IMAGES").filter(|folder| !folder.is_empty()) else {
+                skipped("SLUICE_IMAGES is not set: `cargo xtask image` makes images");
+                return None;
+            };
+            self.import(&PathBuf::from(folder).join(format!("{name}-{version}.tar")));
+        }
+        Some(format!("sluice.dev/{name}:{version}"))
+    }
+
+    /// Loads an image from an OCI archive. On a cluster that somebody else runs, nothing: they have loaded it.
+    ///
+    /// # Panics
+    /// If containerd does not take it.
+    pub fn import(&self, archive: &Path) {
+        if let Some(own) = &self.own {
+            own.import(archive);
+        }
+    }
+
+    /// Sends a signal to a component: `etcd`, `kube-apiserver`, `kube-controller-manager`, `kube-scheduler`, `containerd`,
+    /// `kubelet`, `kube-proxy`, `coredns`.
+    ///
+    /// # Panics
+    /// If there is none of that name.
+    pub fn signal(&self, component: &str, signal: Signal) {
+        let own = self.own.as_ref().expect("components of our own node alone get signals");
+        let running = lock(&own.running);
+        running
+            .components
+            .get(component)
+            .unwrap_or_else(|| panic!("no component {component}"))
+            .signal(signal);
+    }
+
+    /// The last lines of a component's log; empty on a cluster that somebody else runs.
+    pub fn log(&self, component: &str) -> String {
+        let Some(own) = &self.own else { return String::new() };
+        lock(&own.running).components.get(component).map(Component::tail).unwrap_or_default()
+    }
+
+    /// Waits until the node is Ready and the CRDs are established.
+    async fn ready(&self) {
+        let client = self.api.client().await;
+        crds::establish(&client).await;
+        let nodes = kube::Api::<NodeObject>::all(client);
+        within(READY, "a node that is Ready", async || {
+            self.assert_alive();
+            let node = nodes.get_opt(NAME).await.ok()??;
+            let conditions = node.status?.conditions?;
+            conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True").then_some(())
+        })
+        .await;
+    }
+
+    fn assert_alive(&self) {
+        let own = self.own.as_ref().expect("called for our own");
+        lock(&own.running).components.values_mut().for_each(Component::assert_alive);
+    }
+}
+
+impl Running {
+    /// Process 1 takes everything of the node with it, pods too; what is left are a folder and empty cgroups.
+    fn end(&mut self) {
+        let init = self.components.remove("init");
+        init.iter().for_each(|init| init.signal(Signal::KILL));
+        // Process 1 is gone when all others are, and those that we started wait for us to notice.
+        self.components.clear();
+        drop(init);
+        drop(self.cgroup.take());
+        if let Some(Err(error)) = self.folder.take().map(TempDir::close) {
+            eprintln!("a folder of the node stays behind: {error}");
+        }
+    }
+}
+
+fn lock(running: &Mutex<Running>) -> MutexGuard<'_, Running> {
+    running.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,154 @@
+//! The commands of a node's components, and the files that they read.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use super::super::control_plane::ControlPlane;
+use super::{ADDRESS, NAME, Own};
+
+/// The container runtime, with the plugins of Debian's packages or of upstream's usual folder.
+pub fn containerd(own: &Own) -> Command {
+    let network = json!({
+        "cniVersion": "1.0.0", "name": "sluice",
+        "plugins": [{
+            "type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
+            "ipam": {
+                "type": "host-local",
+                "ranges": [[{"subnet": "10.244.0.0/24", "rangeStart": "10.244.0.10"}]],
+                "routes": [{"dst": "0.0.0.0/0"}],
+            },
+        }],
+    });
+    write(own, "cni/10-sluice.conflist", &network.to_string());
+    let config = CONTAINERD.replace("{folder}", &own.folder.display().to_string());
+    let config = write(own, "containerd.toml", &config);
+    let mut command = Command::new(own.binaries.path("containerd"));
+    // The shim lies beside it.
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths(
+        [own.binaries.folder().to_owned()]
+            .into_iter()
+            .chain(std::env::split_paths(&path))
+            .chain(["/usr/sbin".into()]),
+    );
+    command.arg("--config").arg(config).env("PATH", path.expect("a path of folders"));
+    command
+}
+
+/// Whoever cannot lower `oom_score_adj`, as in many containers, must not try.
+const CONTAINERD: &str = r#"
+version = 3
+root = '/var/lib/containerd'
+state = '/run/containerd'
+[grpc]
+address = '/run/containerd/containerd.sock'
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+sandbox = 'registry.k8s.io/pause:3.10.1'
+[plugins.'io.containerd.cri.v1.runtime']
+enable_cdi = true
+cdi_spec_dirs = ['/etc/cdi', '/run/cdi']
+restrict_oom_score_adj = true
+[plugins.'io.containerd.cri.v1.runtime'.cni]
+bin_dirs = ['/usr/lib/cni', '/opt/cni/bin']
+conf_dir = '{folder}/cni'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+runtime_type = 'io.containerd.runc.v2'
+"#;
+
+/// What runs beside the API server.
+pub fn of_control_plane(own: &Own, plane: &ControlPlane) -> Vec<(&'static str, Command)> {
+    let [manager, scheduler] = ["kube-controller-manager", "kube-scheduler"].map(|name| {
+        let mut command = Command::new(own.binaries.path(name));
+        let kubeconfig = plane.user(&format!("system:{name}"), None);
+        command
+            .arg(format!("--kubeconfig={}", kubeconfig.display()))
+            .args(["--leader-elect=false", "--bind-address=127.0.0.1"]);
+        command
+    });
+    let mut manager = manager;
+    let key = own.folder.join("service-account.key");
+    manager
+        .arg(format!("--service-account-private-key-file={}", key.display()))
+        .arg(format!("--root-ca-file={}", plane.authority().certificate_path().display()))
+        .arg("--use-service-account-credentials=true");
+    vec![("kube-controller-manager", manager), ("kube-scheduler", scheduler)]
+}
+
+/// What runs on the node itself.
+pub fn of_node(own: &Own, plane: &ControlPlane, cgroup: &str) -> Vec<(&'static str, Command)> {
+    vec![
+        ("kubelet", kubelet(own, plane, cgroup)),
+        ("kube-proxy", kube_proxy(own, plane)),
+        ("coredns", coredns(own, plane)),
+    ]
+}
+
+fn kubelet(own: &Own, plane: &ControlPlane, cgroup: &str) -> Command {
+    let server = plane.authority().server(NAME, &[NAME], &[ADDRESS]);
+    let (certificate, key) = server.write(&own.folder, "kubelet-server");
+    let config = json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+        "authentication": {
+            "anonymous": {"enabled": false}, "webhook": {"enabled": true},
+            "x509": {"clientCAFile": plane.authority().certificate_path()},
+        },
+        "authorization": {"mode": "Webhook"},
+        "tlsCertFile": certificate, "tlsPrivateKeyFile": key,
+        "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+        "cgroupDriver": "cgroupfs", "cgroupRoot": format!("/{cgroup}"), "failCgroupV1": false,
+        "failSwapOn": false,
+        "clusterDNS": [ADDRESS.to_string()], "clusterDomain": "cluster.local", "resolvConf": "",
+        // A host with a full disk or little memory still runs tests.
+        "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+    });
+    let config = write(own, "kubelet.json", &config.to_string());
+    let kubeconfig = plane.user(&format!("system:node:{NAME}"), Some("system:nodes"));
+    let mut command = Command::new(own.binaries.path("kubelet"));
+    command
+        .arg(format!("--config={}", config.display()))
+        .arg(format!("--kubeconfig={}", kubeconfig.display()))
+        .arg(format!("--hostname-override={NAME}"))
+        .arg(format!("--node-ip={ADDRESS}"));
+    command
+}
+
+fn kube_proxy(own: &Own, plane: &ControlPlane) -> Command {
+    let kubeconfig = plane.user("system:kube-proxy", None);
+    let config: Value = json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
+        "mode": "nftables", "clusterCIDR": "10.244.0.0/16", "hostnameOverride": NAME,
+        "clientConnection": {"kubeconfig": kubeconfig},
+        "conntrack": {"maxPerCore": 0, "min": 0},
+        "healthzBindAddress": "127.0.0.1:10256", "metricsBindAddress": "127.0.0.1:10249",
+    });
+    let config = write(own, "kube-proxy.json", &config.to_string());
+    let mut command = Command::new(own.binaries.path("kube-proxy"));
+    command.arg(format!("--config={}", config.display()));
+    command
+}
+
+/// DNS of the cluster, beside the API server: no pod of its own is needed.
+fn coredns(own: &Own, plane: &ControlPlane) -> Command {
+    let kubeconfig = plane.user("coredns", Some("system:masters"));
+    let config = format!(
+        ".:53 {{\n  bind {ADDRESS}\n  errors\n  kubernetes cluster.local in-addr.arpa {{\n    kubeconfig {}\n    \
+         pods insecure\n  }}\n}}\n",
+        kubeconfig.display()
+    );
+    let config = write(own, "Corefile", &config);
+    let mut command = Command::new(own.binaries.path("coredns"));
+    command.arg("-conf").arg(config);
+    command
+}
+
+fn write(own: &Own, name: &str, text: &str) -> PathBuf {
+    let path = own.folder.join(name);
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    std::fs::create_dir_all(parent).unwrap_or_else(|e| panic!("{}: {e}", parent.display()));
+    std::fs::write(&path, text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    path
+}

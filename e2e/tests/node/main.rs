@@ -1,0 +1,5 @@
+//! Pods on a real node.
+// Helpers outside test functions unwrap too.
+#![allow(clippy::unwrap_used)]
+
+mod pods;
