@@ -12,6 +12,7 @@ mod keeper;
 mod kubeconfig;
 mod last_words;
 mod node;
+pub mod traces;
 mod wait;
 
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ use tokio::sync::OnceCell;
 
 pub use self::binaries::{Binaries, skipped};
 use self::control_plane::ControlPlane;
-pub use self::node::{Node, on_node};
+pub use self::node::{Node, on_node, on_node_alone};
 pub use self::wait::{PATIENCE, eventually, within};
 
 /// An API server with the CRDs of this tree established.

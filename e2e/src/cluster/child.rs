@@ -1,5 +1,6 @@
 //! A component as a child process: its log goes to a file, and it dies with us.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,6 +14,32 @@ pub struct Component {
     name: String,
     child: Child,
     log: PathBuf,
+    again: Again,
+}
+
+/// What a command was, since one that was started cannot be copied.
+struct Again {
+    program: OsString,
+    arguments: Vec<OsString>,
+    environment: Vec<(OsString, Option<OsString>)>,
+}
+
+impl Again {
+    fn of(command: &Command) -> Again {
+        let owned = |(name, value): (&OsStr, Option<&OsStr>)| (name.to_owned(), value.map(OsStr::to_owned));
+        Again {
+            program: command.get_program().to_owned(),
+            arguments: command.get_args().map(OsStr::to_owned).collect(),
+            environment: command.get_envs().map(owned).collect(),
+        }
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments);
+        command.envs(self.environment.iter().filter_map(|(name, value)| Some((name, value.as_ref()?))));
+        command
+    }
 }
 
 impl Component {
@@ -20,17 +47,17 @@ impl Component {
     ///
     /// # Panics
     /// If it does not start.
-    pub fn start(keeper: &Keeper, name: &str, mut command: Command, folder: &Path) -> Component {
+    pub fn start(keeper: &Keeper, name: &str, command: Command, folder: &Path) -> Component {
         let log = folder.join(format!("{name}.log"));
-        let out = File::options()
-            .create(true)
-            .append(true)
-            .open(&log)
-            .unwrap_or_else(|e| panic!("{}: {e}", log.display()));
-        let err = out.try_clone().unwrap_or_else(|e| panic!("{}: {e}", log.display()));
-        command.stdin(Stdio::null()).stdout(out).stderr(err);
-        let child = keeper.spawn(command).unwrap_or_else(|e| panic!("{name} does not start: {e}"));
-        Component { name: name.to_owned(), child, log }
+        let again = Again::of(&command);
+        let child = spawn(keeper, name, command, &log);
+        Component { name: name.to_owned(), child, log, again }
+    }
+
+    /// Kills it and starts it again, with the same arguments.
+    pub fn restart(&mut self, keeper: &Keeper) {
+        self.kill();
+        self.child = spawn(keeper, &self.name, self.again.command(), &self.log);
     }
 
     /// Looks whether it lives.
@@ -79,4 +106,12 @@ impl Drop for Component {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+fn spawn(keeper: &Keeper, name: &str, mut command: Command, log: &Path) -> Child {
+    let file = || File::options().create(true).append(true).open(log);
+    let out = file().unwrap_or_else(|e| panic!("{}: {e}", log.display()));
+    let err = file().unwrap_or_else(|e| panic!("{}: {e}", log.display()));
+    command.stdin(Stdio::null()).stdout(out).stderr(err);
+    keeper.spawn(command).unwrap_or_else(|e| panic!("{name} does not start: {e}"))
 }

@@ -13,7 +13,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread;
 use std::time::Duration;
 
@@ -70,6 +70,23 @@ struct Running {
 /// # Panics
 /// If the node does not start, and with what the test panics with.
 pub fn on_node(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
+    let _beside = TURNS.read().unwrap_or_else(PoisonError::into_inner);
+    run(test);
+}
+
+/// As [`on_node`], but no other test of the binary runs meanwhile: for tests that make trouble.
+///
+/// # Panics
+/// As [`on_node`].
+pub fn on_node_alone(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
+    let _alone = TURNS.write().unwrap_or_else(PoisonError::into_inner);
+    run(test);
+}
+
+/// Who may use the node now.
+static TURNS: RwLock<()> = RwLock::new(());
+
+fn run(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
     static SHARED: OnceLock<Option<Node>> = OnceLock::new();
     let Some(node) = SHARED.get_or_init(start).as_ref() else { return };
     let in_network = thread::spawn(move || {
@@ -273,6 +290,17 @@ impl Node {
             .get(component)
             .unwrap_or_else(|| panic!("no component {component}"))
             .signal(signal);
+    }
+
+    /// Kills a component and starts it again, as whoever supervises it would.
+    ///
+    /// # Panics
+    /// If there is none of that name, or it does not start.
+    pub fn restart(&self, component: &str) {
+        let own = self.own.as_ref().expect("components of our own node alone are restarted");
+        let mut running = lock(&own.running);
+        let running = running.components.get_mut(component);
+        running.unwrap_or_else(|| panic!("no component {component}")).restart(&own.keeper);
     }
 
     /// The last lines of a component's log; empty on a cluster that somebody else runs.

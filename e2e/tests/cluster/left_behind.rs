@@ -3,6 +3,9 @@
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::ListParams;
+use sluice_e2e::cluster::traces::of_folder;
 use sluice_e2e::cluster::{self, eventually};
 
 const INNER: &str = "server::a_user_may_do_what_rbac_says_and_the_audit_log_knows_who_asked";
@@ -12,20 +15,6 @@ fn inner(folder: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", INNER]).env("TMPDIR", folder).stdout(Stdio::null()).stderr(Stdio::null());
     command
-}
-
-/// Processes of that binary, by the folder in their environment.
-fn of_folder(folder: &Path) -> Vec<u32> {
-    let mark = format!("TMPDIR={}\0", folder.display());
-    let all = std::fs::read_dir("/proc")
-        .unwrap()
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    let marked = |pid: &u32| {
-        // Gone meanwhile, of another user, or ended: none of these runs.
-        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.windows(mark.len()).any(|window| window == mark.as_bytes())
-    };
-    all.filter(marked).collect()
 }
 
 fn entries(folder: &Path) -> usize {
@@ -48,6 +37,29 @@ async fn a_run_that_ends_leaves_no_process_and_no_file() {
     let mut child = running(folder.path()).await;
     assert!(child.wait().unwrap().success());
     assert_eq!((of_folder(folder.path()), entries(folder.path())), (vec![], 0));
+}
+
+#[tokio::test]
+async fn a_cluster_that_somebody_else_runs_is_used_and_none_is_started() {
+    let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "apply::two_managers_of_one_pool_own_each_their_groups", INNER, "--nocapture"])
+        .env("TMPDIR", folder.path())
+        .env("SLUICE_KUBECONFIG", server.kubeconfig_path());
+    let output = command.output().unwrap();
+    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(
+        said.contains("2 passed") && errors.contains("SKIPPED: a cluster that somebody else runs"),
+        "{said}{errors}"
+    );
+    assert_eq!(entries(folder.path()), 0, "nothing was started there");
+    let all = kube::Api::<Namespace>::all(server.client().await).list(&ListParams::default()).await.unwrap();
+    let mine = format!("managers-{}-", std::process::id());
+    let theirs = all.items.into_iter().filter_map(|namespace| namespace.metadata.name);
+    let theirs = theirs.filter(|name| name.starts_with("managers-") && !name.starts_with(&mine)).count();
+    assert_eq!(theirs, 1, "the other process worked on this server");
 }
 
 #[tokio::test]

@@ -2,4 +2,6 @@
 // Helpers outside test functions unwrap too.
 #![allow(clippy::unwrap_used)]
 
+mod left_behind;
 mod pods;
+mod trouble;

@@ -1,0 +1,56 @@
+//! What a node leaves behind when its test binary ends, and when that is killed in the middle: nothing that runs, and what
+//! the killed one could not remove, the next one does.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use sluice_e2e::cluster::traces::{cgroups, of_folder, of_pods};
+use sluice_e2e::cluster::{eventually, on_node};
+
+const INNER: &str = "pods::a_command_in_a_pod_is_reached_through_the_api_server";
+
+/// This test binary with a test whose pod runs on, in a folder for temporary files of its own.
+fn inner(folder: &Path) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", INNER]).env("TMPDIR", folder).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().unwrap()
+}
+
+fn mounts() -> usize {
+    std::fs::read_to_string("/proc/self/mounts").unwrap().lines().count()
+}
+
+fn entries(folder: &Path) -> usize {
+    std::fs::read_dir(folder).unwrap().count()
+}
+
+#[test]
+fn a_node_leaves_nothing_and_one_that_is_killed_nothing_that_runs() {
+    on_node(async |node| {
+        if !node.api().is_ours() || node.image("engine").is_none() {
+            return;
+        }
+        let (killed_in, ended_in, before) =
+            (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), mounts());
+        let mut killed = inner(killed_in.path());
+        eventually("a pod", async || (of_pods(killed.id()).len() >= 2).then_some(())).await;
+        assert!(
+            of_folder(killed_in.path()).len() >= 9 && !cgroups(killed.id()).is_empty(),
+            "the check can fail"
+        );
+        killed.kill().unwrap();
+        killed.wait().unwrap();
+        eventually("the end of all", async || {
+            (of_pods(killed.id()).is_empty() && of_folder(killed_in.path()).is_empty()).then_some(())
+        })
+        .await;
+        let mut ended = inner(ended_in.path());
+        assert!(ended.wait().unwrap().success());
+        assert_eq!(
+            (of_pods(ended.id()), of_folder(ended_in.path()), entries(ended_in.path())),
+            (vec![], vec![], 0)
+        );
+        assert_eq!((cgroups(ended.id()), cgroups(killed.id())), (vec![], vec![]));
+        assert_eq!(mounts(), before);
+    });
+}
