@@ -11,7 +11,6 @@ mod place;
 mod plan;
 mod process;
 mod shared;
-mod shares;
 mod speak;
 mod weights;
 

@@ -1,7 +1,7 @@
 //! The GPUs of a pool, and what each offers to slots.
 
 use sluice_types::GpuPool;
-use sluice_types::pool::{GpuGroup, SharingMode};
+use sluice_types::pool::{GpuGroup, Sharing, SharingMode};
 
 /// Most slots that share a GPU by turns: each has one record in the neighbourhood's ledger.
 const MOST_BY_TURNS: usize = 64;
@@ -9,14 +9,14 @@ const MOST_BY_TURNS: usize = 64;
 const MOST_AT_ONCE: usize = 20;
 
 /// A GPU of a pool; of an `Isolated` group, one hardware instance.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Gpu {
     /// Its name: pool, group and index.
     pub name: String,
     /// Its group.
     pub group: String,
-    /// How its slots share it.
-    pub mode: SharingMode,
+    /// How its slots share it: as the group says, or as before for as long as a change waits.
+    pub sharing: Sharing,
     /// Device memory, bytes; `None` = not known before a claim is allocated: nothing is refused for its size.
     pub capacity_bytes: Option<u64>,
     /// Host memory for its slots, bytes.
@@ -26,7 +26,7 @@ pub struct Gpu {
 impl Gpu {
     /// Most slots that it takes.
     pub fn most_slots(&self) -> usize {
-        match self.mode {
+        match self.sharing.mode {
             SharingMode::Temporal => MOST_BY_TURNS,
             SharingMode::Spatial => MOST_AT_ONCE,
             SharingMode::Isolated => 1,
@@ -41,6 +41,8 @@ pub struct Known {
     pub capacity_bytes: Option<u64>,
     /// Memory of its node that pods may take and other pods did not, bytes.
     pub node_bytes: Option<u64>,
+    /// How its claim has it shared; `None` = it has no claim.
+    pub mode: Option<SharingMode>,
 }
 
 /// All GPUs of `pool`, in the order of its groups. `known` tells what the cluster says of one, by its name.
@@ -57,8 +59,16 @@ fn gpu(pool: &GpuPool, group: &GpuGroup, known: Known, name: String) -> Gpu {
     Gpu {
         name,
         group: group.name.clone(),
-        mode: group.sharing.mode,
+        sharing: effective(&group.sharing, known.mode),
         capacity_bytes: host.map(|host| host.memory.bytes()).or(known.capacity_bytes),
         host_bytes: known.node_bytes.map_or(declared, |node| node.min(declared)),
+    }
+}
+
+/// What is in force: the group's own terms, or the defaults of the mode that its claim still has.
+fn effective(written: &Sharing, mode: Option<SharingMode>) -> Sharing {
+    match mode {
+        Some(mode) if mode != written.mode => Sharing { mode, ..Sharing::default() },
+        _ => written.clone(),
     }
 }

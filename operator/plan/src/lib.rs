@@ -9,10 +9,15 @@
 
 pub mod accept;
 pub mod demand;
+pub mod epoch;
 pub mod geometry;
 pub mod gpu;
 pub mod objects;
 pub mod place;
+pub mod report;
 pub mod seat;
+pub mod seen;
+pub mod shares;
 pub mod status;
+pub mod unit;
 pub mod written;

@@ -9,6 +9,7 @@
 //! Each object is complete: it is sent by server-side apply, and a field that is left out is one that the operator does not
 //! own.
 
+mod child;
 mod claim;
 mod config;
 mod containers;
@@ -24,7 +25,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use sluice_types::{API_VERSION, GpuPool, ModelTenant};
 
-pub use self::claim::claim;
+pub use self::child::{Child, Kind, digest, of_gpu, of_slot, of_tenant};
+pub use self::claim::{GPU_REQUEST, claim, claim_digest, claim_name, of_claim_name};
 pub use self::config::{config_map, sidecar_config};
 pub use self::network::{clients_policy, neighbours_policy};
 pub use self::pod::deployment;
@@ -39,13 +41,23 @@ pub const TENANT: &str = "sluice.dev/tenant";
 pub const COMPONENT: &str = "app.kubernetes.io/component";
 /// Label of a slot's objects: its index.
 pub const SLOT: &str = "sluice.dev/slot";
-/// Label of a pool's objects: its name.
+/// Label of everything of a pool and of its tenants: the pool's name.
 pub const POOL: &str = "sluice.dev/pool";
 /// Label of pods on one GPU: its name, shortened by [`label`].
 pub const GPU: &str = "sluice.dev/gpu";
 /// Label of pods that download their model, until they have it.
 pub const FETCHING: &str = "sluice.dev/fetching";
-/// Value of `app.kubernetes.io/managed-by`.
+/// Annotation of a Deployment: the claim, and so the GPU and its epoch, that its slot is placed on.
+pub const CLAIM_NAME: &str = "sluice.dev/claim";
+/// Annotation of a claim: digest of what it asks for.
+pub const CLAIM_DIGEST: &str = "sluice.dev/claim-digest";
+/// Annotation of a claim: how its GPU is shared.
+pub const SHARING_MODE: &str = "sluice.dev/sharing-mode";
+/// Annotation of every object of ours: digest of what was applied.
+pub const DIGEST: &str = "sluice.dev/digest";
+/// Label of every object of ours.
+pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// Value of [`MANAGED_BY`], and the field manager.
 pub const MANAGER: &str = "sluice-operator";
 
 /// OpenAI API.
@@ -104,11 +116,12 @@ impl Placed<'_> {
 
 /// Labels of everything of a tenant.
 fn tenant_labels(tenant: &ModelTenant) -> BTreeMap<String, String> {
-    let tenant = name(tenant);
+    let (pool, tenant) = (tenant.spec.pool_ref.name.as_str(), name(tenant));
     let pairs = [
         ("app.kubernetes.io/name", "sluice"),
         ("app.kubernetes.io/instance", tenant),
-        ("app.kubernetes.io/managed-by", MANAGER),
+        (MANAGED_BY, MANAGER),
+        (POOL, pool),
         (TENANT, tenant),
     ];
     pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
@@ -117,17 +130,12 @@ fn tenant_labels(tenant: &ModelTenant) -> BTreeMap<String, String> {
 /// Labels of everything of a GPU.
 fn gpu_labels(pool: &GpuPool, gpu: &Gpu) -> BTreeMap<String, String> {
     let (pool, gpu) = (name(pool), label(&gpu.name));
-    let pairs = [
-        ("app.kubernetes.io/name", "sluice"),
-        ("app.kubernetes.io/managed-by", MANAGER),
-        (POOL, pool),
-        (GPU, &gpu),
-    ];
+    let pairs = [("app.kubernetes.io/name", "sluice"), (MANAGED_BY, MANAGER), (POOL, pool), (GPU, &gpu)];
     pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
 }
 
 /// One of our kinds: what others belong to.
-trait Owner {
+pub(crate) trait Owner {
     const KIND: &'static str;
 
     fn metadata(&self) -> &ObjectMeta;
@@ -150,7 +158,7 @@ impl Owner for ModelTenant {
 }
 
 /// The name of an object that the API server has.
-fn name<K: Owner>(object: &K) -> &str {
+pub(crate) fn name<K: Owner>(object: &K) -> &str {
     object.metadata().name.as_deref().unwrap_or_default()
 }
 
@@ -193,7 +201,7 @@ pub fn label(text: &str) -> String {
 }
 
 /// FNV-1a of 64 bits: the same in every release, which the standard library's hash is not.
-fn fnv1a(text: &str) -> u64 {
+pub fn fnv1a(text: &str) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
     text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }

@@ -4,10 +4,11 @@ use sluice_plan::demand::Demand;
 use sluice_plan::gpu::{Gpu, Known, gpus};
 use sluice_plan::place::{Slot, Unplaced, place};
 use sluice_types::GpuPool;
-use sluice_types::pool::SharingMode;
+use sluice_types::pool::{Sharing, SharingMode};
 
 pub fn gpu(name: &str, group: &str, mode: SharingMode) -> Gpu {
-    Gpu { name: name.into(), group: group.into(), mode, capacity_bytes: Some(100), host_bytes: 1000 }
+    let sharing = Sharing { mode, ..Sharing::default() };
+    Gpu { name: name.into(), group: group.into(), sharing, capacity_bytes: Some(100), host_bytes: 1000 }
 }
 
 fn turns(name: &str) -> Gpu {
@@ -148,7 +149,11 @@ fn a_pool_offers_its_groups_and_knows_what_host_memory_makes() {
     }"#,
     )
     .unwrap();
-    let small = |name: &str| Known { node_bytes: (name == "p-chat-1").then_some(7), capacity_bytes: Some(1) };
+    let small = |name: &str| Known {
+        node_bytes: (name == "p-chat-1").then_some(7),
+        capacity_bytes: Some(1),
+        mode: None,
+    };
     let all = gpus(&pool, &small);
     let names: Vec<_> = all.iter().map(|gpu| gpu.name.as_str()).collect();
     assert_eq!(names, ["p-chat-0", "p-chat-1", "p-agents-0"]);

@@ -70,7 +70,7 @@ pub fn release() -> Release {
 
 /// The first GPU of a pool.
 pub fn first(pool: &GpuPool) -> Gpu {
-    gpus(pool, &|_| Known { capacity_bytes: Some(96 * MIB), node_bytes: None }).remove(0)
+    gpus(pool, &|_| Known { capacity_bytes: Some(96 * MIB), ..Known::default() }).remove(0)
 }
 
 pub fn placed<'a>(pool: &'a GpuPool, tenant: &'a ModelTenant, gpu: &'a Gpu) -> Placed<'a> {

@@ -34,8 +34,8 @@ pub struct GpuPoolStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuStatus {
-    /// Name of the GPU in the pool: group and index.
-    #[schemars(length(max = 63))]
+    /// Name of the GPU: pool, group and index.
+    #[schemars(length(max = 96))]
     pub name: String,
     /// ResourceClaim that holds it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

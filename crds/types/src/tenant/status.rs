@@ -93,9 +93,9 @@ pub struct SlotStatus {
     /// Name of the slot: tenant and index.
     #[schemars(length(max = 63))]
     pub name: String,
-    /// GPU of the pool that it is placed on.
+    /// GPU that it is placed on: pool, group and index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 63))]
+    #[schemars(length(max = 96))]
     pub gpu: Option<String>,
     /// Node of its pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]

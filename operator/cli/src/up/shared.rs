@@ -7,7 +7,7 @@ use sluice_wire::config::{NeighbourhoodConfig, SidecarConfig, SidecarRecord};
 use sluice_wire::directive::{self, Directive, Fence, Neighbour, Sharing, TenantRule, VictimRule};
 
 use super::plan::Seated;
-use super::shares::shares;
+use sluice_plan::shares::shares;
 
 /// A GPU that its tenants share.
 #[derive(Clone, Debug, PartialEq, Eq)]

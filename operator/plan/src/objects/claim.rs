@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use sluice_types::pool::{HostDevice, SharingMode};
 use sluice_types::{API_VERSION, GpuPool, HOST_DEVICE_CLASS};
 
-use super::{gpu_labels, meta, name};
+use super::{CLAIM_DIGEST, SHARING_MODE, fnv1a, gpu_labels, meta, name};
 use crate::gpu::Gpu;
 
 /// Name of the request for the GPU.
-const GPU_REQUEST: &str = "gpu";
+pub const GPU_REQUEST: &str = "gpu";
 /// Name of the request for the folder that the GPU's tenants share, and its device class.
 const FOLDER_REQUEST: &str = "neighbourhood";
 const FOLDER_CLASS: &str = "neighbourhood.sluice.dev";
@@ -30,19 +30,38 @@ pub fn claim_name(gpu: &Gpu, epoch: u32) -> String {
     format!("{}-e{epoch}", gpu.name)
 }
 
+/// The GPU and the epoch that a claim of ours is named after.
+pub fn of_claim_name(name: &str) -> Option<(&str, u32)> {
+    let (gpu, epoch) = name.rsplit_once("-e")?;
+    Some((gpu, epoch.parse().ok()?))
+}
+
 /// The claim of `gpu` in `epoch`.
 pub fn claim(pool: &GpuPool, gpu: &Gpu, epoch: u32) -> ResourceClaim {
-    ResourceClaim {
-        metadata: meta(pool, claim_name(gpu, epoch), gpu_labels(pool, gpu)),
-        spec: ResourceClaimSpec {
-            devices: Some(DeviceClaim {
-                requests: Some(vec![gpu_request(pool, gpu), request(FOLDER_REQUEST, FOLDER_CLASS, None)]),
-                config: Some(configs(pool, gpu)).filter(|configs| !configs.is_empty()),
-                constraints: None,
-            }),
-        },
-        status: None,
-    }
+    let spec = claim_spec(pool, gpu);
+    let mut metadata = meta(pool, claim_name(gpu, epoch), gpu_labels(pool, gpu));
+    let pairs = [(CLAIM_DIGEST, digest_of(&spec)), (SHARING_MODE, format!("{:?}", gpu.sharing.mode))];
+    metadata.annotations = Some(pairs.map(|(key, value)| (key.to_owned(), value)).into());
+    ResourceClaim { metadata, spec, status: None }
+}
+
+/// Digest of what the claim of `gpu` asks for: another one needs another claim.
+pub fn claim_digest(pool: &GpuPool, gpu: &Gpu) -> String {
+    digest_of(&claim_spec(pool, gpu))
+}
+
+fn digest_of(spec: &ResourceClaimSpec) -> String {
+    let text = serde_json::to_string(spec).expect("a claim serialises");
+    format!("{:016x}", fnv1a(&text))
+}
+
+fn claim_spec(pool: &GpuPool, gpu: &Gpu) -> ResourceClaimSpec {
+    let claim = DeviceClaim {
+        requests: Some(vec![gpu_request(pool, gpu), request(FOLDER_REQUEST, FOLDER_CLASS, None)]),
+        config: Some(configs(pool, gpu)).filter(|configs| !configs.is_empty()),
+        constraints: None,
+    };
+    ResourceClaimSpec { devices: Some(claim) }
 }
 
 fn gpu_request(pool: &GpuPool, gpu: &Gpu) -> DeviceRequest {
@@ -55,12 +74,11 @@ fn gpu_request(pool: &GpuPool, gpu: &Gpu) -> DeviceRequest {
 }
 
 /// The MIG profile of an instance; a host-backed one is a whole GPU.
-fn profile<'a>(pool: &'a GpuPool, gpu: &Gpu) -> Option<&'a str> {
+fn profile<'a>(pool: &GpuPool, gpu: &'a Gpu) -> Option<&'a str> {
     if pool.spec.device_class_name == HOST_DEVICE_CLASS {
         return None;
     }
-    let group = pool.spec.gpus.iter().find(|group| group.name == gpu.group)?;
-    group.sharing.isolated.as_ref().map(|isolated| isolated.profile.as_str())
+    gpu.sharing.isolated.as_ref().map(|isolated| isolated.profile.as_str())
 }
 
 fn selector(expression: String) -> DeviceSelector {
@@ -77,7 +95,7 @@ fn request(name: &str, class: &str, selectors: Option<Vec<DeviceSelector>>) -> D
 fn configs(pool: &GpuPool, gpu: &Gpu) -> Vec<DeviceClaimConfiguration> {
     let host = pool.spec.device.as_ref().and_then(|device| device.host.as_ref());
     let ours = host.map(|host| opaque(OUR_DRIVER, host_config(host)));
-    let shared = host.is_none() && gpu.mode == SharingMode::Spatial;
+    let shared = host.is_none() && gpu.sharing.mode == SharingMode::Spatial;
     let mps = shared.then(|| opaque(NVIDIA_DRIVER, mps_config()));
     ours.into_iter().chain(mps).collect()
 }

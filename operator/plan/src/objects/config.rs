@@ -81,13 +81,12 @@ fn gpu(placed: &Placed<'_>) -> GpuConfig {
 }
 
 fn neighbourhood(placed: &Placed<'_>) -> NeighbourhoodConfig {
-    let group = placed.pool.spec.gpus.iter().find(|group| group.name == placed.gpu.group);
     NeighbourhoodConfig {
         folder: NEIGHBOURHOOD.into(),
         claim: claim::title(placed.pool, placed.gpu, placed.epoch),
         share_bytes: placed.share_bytes,
         priority: placed.tenant.spec.priority,
-        sharing: sharing(&group.map(|group| group.sharing.clone()).unwrap_or_default()),
+        sharing: sharing(&placed.gpu.sharing),
     }
 }
 

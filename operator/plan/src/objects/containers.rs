@@ -14,7 +14,7 @@ use sluice_types::shared::{ResourceList, Resources};
 use sluice_types::tenant::{HuggingFaceSource, S3Source, Source};
 
 use super::volumes::{MODEL, RUN, engine_mounts, fetch_mounts, sidecar_mounts};
-use super::{ADMIN_PORT, PROBE_PORT, Placed, Release, SERVE_PORT, config, quantity};
+use super::{ADMIN_PORT, GPU_REQUEST, PROBE_PORT, Placed, Release, SERVE_PORT, config, quantity};
 
 /// Name of the pod's claim on its GPU.
 pub const CLAIM: &str = "gpu";
@@ -45,7 +45,7 @@ pub fn sidecar(placed: &Placed<'_>, release: &Release) -> Container {
         resources: Some(resources(
             placed.tenant.spec.sidecar.resources.as_ref(),
             ("500m", sidecar_bytes(placed)),
-            &[CLAIM_GPU, CLAIM_FOLDER],
+            Some(Uses::Everything),
         )),
         startup_probe: Some(probe("/startup", 1, START_SECONDS)),
         readiness_probe: Some(probe("/ready", 2, 1)),
@@ -57,9 +57,14 @@ pub fn sidecar(placed: &Placed<'_>, release: &Release) -> Container {
     }
 }
 
-/// Requests of the claim that a container uses.
-const CLAIM_GPU: &str = "gpu";
-const CLAIM_FOLDER: &str = "neighbourhood";
+/// What a container uses of the pod's claim. A container names a claim once, so it is one request or all of them.
+#[derive(Clone, Copy)]
+pub(super) enum Uses {
+    /// The GPU and the folder that its tenants share.
+    Everything,
+    /// The GPU alone.
+    Gpu,
+}
 
 /// Master copy, host tier and all that; chunks of a host-backed GPU are the sidecar's charge too, up to the whole GPU.
 fn sidecar_bytes(placed: &Placed<'_>) -> u64 {
@@ -80,7 +85,7 @@ pub fn engine(placed: &Placed<'_>, release: &Release) -> Container {
         image: Some(engine.image.clone().unwrap_or_else(|| release.engine_image.clone())),
         args: Some(own.into_iter().chain(engine.args.iter().cloned()).collect()),
         env: Some(env).filter(|env| !env.is_empty()),
-        resources: Some(resources(engine.resources.as_ref(), ("1", bytes), &[CLAIM_GPU])),
+        resources: Some(resources(engine.resources.as_ref(), ("1", bytes), Some(Uses::Gpu))),
         lifecycle: Some(drain()),
         volume_mounts: Some(engine_mounts()),
         security_context: Some(restricted()),
@@ -90,9 +95,9 @@ pub fn engine(placed: &Placed<'_>, release: &Release) -> Container {
 
 /// A tenant's share of a GPU that all use at once, as MPS takes it.
 fn share_of_threads(placed: &Placed<'_>) -> Option<EnvVar> {
-    let group = placed.pool.spec.gpus.iter().find(|group| group.name == placed.gpu.group)?;
-    let percent = group.sharing.spatial.clone().unwrap_or_default().default_active_thread_percent;
-    let shared = placed.gpu.mode == SharingMode::Spatial;
+    let sharing = &placed.gpu.sharing;
+    let percent = sharing.spatial.clone().unwrap_or_default().default_active_thread_percent;
+    let shared = sharing.mode == SharingMode::Spatial;
     shared.then(|| variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", &percent.to_string()))
 }
 
@@ -105,7 +110,7 @@ pub fn fetch(placed: &Placed<'_>, release: &Release) -> Option<Container> {
         image: Some(release.sidecar_image.clone()),
         args: Some(args.collect()),
         env: Some(env),
-        resources: Some(resources(None, ("100m", SMALL_BYTES), &[])),
+        resources: Some(resources(None, ("100m", SMALL_BYTES), None)),
         volume_mounts: Some(fetch_mounts()),
         security_context: Some(restricted()),
         ..Container::default()
@@ -171,7 +176,7 @@ fn probe(path: &str, period_seconds: i32, failures: i32) -> Probe {
 pub(super) fn resources(
     written: Option<&Resources>,
     computed: (&str, u64),
-    claims: &[&str],
+    uses: Option<Uses>,
 ) -> ResourceRequirements {
     let (cpu, memory) = computed;
     let requests = written.and_then(|written| written.requests.as_ref());
@@ -187,11 +192,17 @@ pub(super) fn resources(
         let memory = ("memory".to_owned(), quantity(memory));
         BTreeMap::from_iter([memory].into_iter().chain(cpu.map(|cpu| ("cpu".to_owned(), Quantity(cpu)))))
     };
-    let claim = |request: &&str| ResourceClaim { name: CLAIM.into(), request: Some((*request).into()) };
+    let claim = |uses: Uses| ResourceClaim {
+        name: CLAIM.into(),
+        request: match uses {
+            Uses::Everything => None,
+            Uses::Gpu => Some(GPU_REQUEST.into()),
+        },
+    };
     ResourceRequirements {
         requests: Some(list(request, Some(asked))),
         limits: Some(list(limit, cpu_of(limits))),
-        claims: Some(claims.iter().map(claim).collect()).filter(|claims: &Vec<_>| !claims.is_empty()),
+        claims: uses.map(|uses| vec![claim(uses)]),
     }
 }
 

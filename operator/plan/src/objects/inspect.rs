@@ -119,7 +119,7 @@ fn container(tenant: &ModelTenant, release: &Release) -> Container {
         image: Some(release.sidecar_image.clone()),
         args: Some(options.into_iter().chain(at).collect()),
         env,
-        resources: Some(resources(None, ("50m", SMALL_BYTES), &[])),
+        resources: Some(resources(None, ("50m", SMALL_BYTES), None)),
         termination_message_path: Some(TERMINATION_LOG.into()),
         // Without a report the kubelet says why the container ended.
         termination_message_policy: Some("FallbackToLogsOnError".into()),

@@ -17,7 +17,8 @@ use sluice_wire::config::SidecarConfig;
 use super::containers::{CLAIM, engine, fetch, sidecar};
 use super::volumes::{fetches, volumes};
 use super::{
-    COMPONENT, FETCHING, GPU, Placed, Release, SLOT, claim, fnv1a, label, meta, service, sidecar_config,
+    CLAIM_NAME, COMPONENT, FETCHING, GPU, Placed, Release, SLOT, claim, fnv1a, label, meta, service,
+    sidecar_config,
 };
 
 /// Annotation of a pod: digest of the part of its configuration that only a new pod takes up.
@@ -36,8 +37,11 @@ pub fn deployment(placed: &Placed<'_>, release: &Release) -> Deployment {
         max_surge: Some(IntOrString::Int(0)),
         max_unavailable: Some(IntOrString::Int(1)),
     };
+    let mut metadata = meta(placed.tenant, placed.name(), placed.labels());
+    let on = claim::claim_name(placed.gpu, placed.epoch);
+    metadata.annotations = Some(BTreeMap::from([(CLAIM_NAME.to_owned(), on)]));
     Deployment {
-        metadata: meta(placed.tenant, placed.name(), placed.labels()),
+        metadata,
         spec: Some(DeploymentSpec {
             replicas: Some(1),
             selector: LabelSelector { match_labels: Some(selector), match_expressions: None },
@@ -148,6 +152,8 @@ fn toleration(written: &Written) -> Toleration {
 /// that says otherwise.
 fn digest(mut config: SidecarConfig) -> String {
     config.policy = String::new();
+    // Known only once the claim has a device, and never the reason for another pod.
+    config.gpu.memory_bytes = 0;
     config.hibernate_after_seconds = None;
     if let Some(place) = &mut config.neighbourhood {
         (place.share_bytes, place.priority) = (0, 0);

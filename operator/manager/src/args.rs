@@ -1,0 +1,84 @@
+//! The command line. Every flag has an environment variable, so that a chart sets either.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+
+/// Sluice's operator: places tenants on GPUs and keeps their objects as they should be.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "sluice-operator", version)]
+pub struct Args {
+    /// Namespaces to look after, separated by commas. Default: all.
+    #[arg(long, env = "SLUICE_NAMESPACES", value_delimiter = ',')]
+    pub namespaces: Vec<String>,
+    /// Namespace of the operator itself: of its Lease and its certificate authority.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "sluice-system")]
+    pub own_namespace: String,
+    /// Name of this replica among the others. Default: the host's name, which in a pod is the pod's.
+    #[arg(long, env = "POD_NAME")]
+    pub identity: Option<String>,
+    /// Labels of the operator's pods, as KEY=VALUE: who may reach every admin port.
+    #[arg(
+        long,
+        env = "SLUICE_OPERATOR_LABELS",
+        value_delimiter = ',',
+        value_parser = pair,
+        default_value = "app.kubernetes.io/name=sluice-operator"
+    )]
+    pub own_labels: Vec<(String, String)>,
+    /// Image of `sluice-sidecar`.
+    #[arg(long, env = "SLUICE_SIDECAR_IMAGE")]
+    pub sidecar_image: String,
+    /// Image of `sluice-engine`.
+    #[arg(long, env = "SLUICE_ENGINE_IMAGE")]
+    pub engine_image: String,
+    /// Name of the Lease that makes one replica the leader.
+    #[arg(long, env = "SLUICE_LEASE_NAME", default_value = "sluice-operator")]
+    pub lease_name: String,
+    /// Time after which a leader that does not renew its Lease is replaced, seconds.
+    #[arg(long, env = "SLUICE_LEASE_SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u32).range(3..=300))]
+    pub lease_seconds: u32,
+    /// Time after which a node that is not ready is given up, seconds.
+    #[arg(long, env = "SLUICE_NODE_GRACE_SECONDS", default_value_t = 60, value_parser = clap::value_parser!(i64).range(0..=3600))]
+    pub node_grace_seconds: i64,
+    /// Shortest time between two writes of one object's status while none of its conditions changes, seconds.
+    #[arg(long, env = "SLUICE_STATUS_SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub status_seconds: u64,
+    /// Address of /healthz, /readyz and /metrics.
+    #[arg(long, env = "SLUICE_LISTEN", default_value = "0.0.0.0:8080")]
+    pub listen: SocketAddr,
+    /// How log lines are written.
+    #[arg(long, env = "SLUICE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+    /// Which log lines are written, in the syntax of `RUST_LOG`.
+    #[arg(long, env = "SLUICE_LOG", default_value = "info,kube=warn,kube_client::client::builder=off")]
+    pub log: String,
+}
+
+/// Formats of log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl Args {
+    /// The name of this replica.
+    pub fn identity(&self) -> String {
+        let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        self.identity.clone().unwrap_or_else(|| host().trim().to_owned())
+    }
+
+    /// See [`Args::status_seconds`].
+    pub const fn status_every(&self) -> Duration {
+        Duration::from_secs(self.status_seconds)
+    }
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or_else(|| format!("`{text}` is no KEY=VALUE"))?;
+    Ok((key.to_owned(), value.to_owned()))
+}

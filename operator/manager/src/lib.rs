@@ -1,0 +1,25 @@
+//! The operator: watches pools and tenants, and makes the cluster what `sluice-plan` says it is to be.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`world`] | mirrors what is watched, pruned to what decisions need |
+//! | [`queue`] | which pools are to be looked at, and when |
+//! | [`reconcile`] | one pool with its tenants, in five steps: dereference, validate, build, apply, status |
+//! | [`lease`] | one of the replicas leads |
+//! | [`server`] | health and metrics |
+//!
+//! All decisions are in `sluice-plan`; here is what talks to the API server.
+#![forbid(unsafe_code)]
+
+mod args;
+mod lease;
+mod log;
+mod metrics;
+mod queue;
+mod reconcile;
+mod run;
+mod server;
+mod world;
+
+pub use args::Args;
+pub use run::run;

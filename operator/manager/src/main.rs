@@ -1,0 +1,9 @@
+//! `sluice-operator`: places tenants, applies their objects, tells what became of them.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+fn main() -> ExitCode {
+    sluice_operator::run(sluice_operator::Args::parse())
+}

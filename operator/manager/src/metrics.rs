@@ -1,0 +1,120 @@
+//! Figures of the operator, as Prometheus reads them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::queue::Queue;
+use crate::world::World;
+
+/// What is counted. Clones share their values.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    reconciles: Family<Outcome, Counter>,
+    seconds: Histogram,
+    writes: Family<Write, Counter>,
+    leader: Gauge,
+    queued: Gauge,
+    objects: Family<Kind, Gauge>,
+    observed: Gauge<f64, AtomicU64>,
+    registry: Arc<Registry>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Write {
+    kind: &'static str,
+    verb: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Kind {
+    kind: &'static str,
+}
+
+/// Bounds of the buckets of reconciliations, seconds.
+const BUCKETS: [f64; 9] = [0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 5.0, 15.0, 60.0];
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut metrics = Metrics {
+            reconciles: Family::default(),
+            seconds: Histogram::new(BUCKETS),
+            writes: Family::default(),
+            leader: Gauge::<i64, AtomicI64>::default(),
+            queued: Gauge::default(),
+            objects: Family::default(),
+            observed: Gauge::default(),
+            registry: Arc::default(),
+        };
+        metrics.registry = Arc::new(metrics.register());
+        metrics
+    }
+}
+
+impl Metrics {
+    fn register(&self) -> Registry {
+        let mut registry = Registry::with_prefix("sluice_operator");
+        registry.register("reconciles", "Pools looked at, by result", self.reconciles.clone());
+        registry.register("reconcile_seconds", "Time that a look at a pool takes", self.seconds.clone());
+        registry.register(
+            "writes",
+            "Requests that may change something, by kind and verb",
+            self.writes.clone(),
+        );
+        registry.register("leader", "1 = this replica leads", self.leader.clone());
+        registry.register("queue_depth", "Pools that wait to be looked at", self.queued.clone());
+        registry.register("objects", "Objects that are watched, by kind", self.objects.clone());
+        registry.register(
+            "observed_seconds",
+            "Time from the start until every pool had been looked at once; 0 = not yet",
+            self.observed.clone(),
+        );
+        registry
+    }
+
+    /// A look at a pool is over.
+    pub fn reconciled(&self, took: Duration, fine: bool) {
+        let result = if fine { "ok" } else { "failed" };
+        self.reconciles.get_or_create(&Outcome { result }).inc();
+        self.seconds.observe(took.as_secs_f64());
+    }
+
+    /// A request that may change something is sent.
+    pub fn wrote(&self, kind: &'static str, verb: &'static str) {
+        self.writes.get_or_create(&Write { kind, verb }).inc();
+    }
+
+    /// This replica leads, or does not.
+    pub fn leads(&self, leads: bool) {
+        self.leader.set(i64::from(leads));
+    }
+
+    /// Everything has been looked at once.
+    pub fn observed(&self, since_start: Duration) {
+        self.observed.set(since_start.as_secs_f64());
+    }
+
+    /// All figures, as text.
+    pub fn text(&self, world: &World, queue: &Queue) -> String {
+        self.queued.set(i64::try_from(queue.len()).unwrap_or(i64::MAX));
+        for (kind, count) in world.counts() {
+            self.objects.get_or_create(&Kind { kind }).set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+        let mut text = String::new();
+        encode(&mut text, &self.registry).expect("a string takes every text");
+        text
+    }
+}

@@ -1,0 +1,200 @@
+//! One pool with its tenants, in five steps.
+//!
+//! 1. **dereference**: gathers from the mirrors all that is seen of it; nothing is asked of the API server.
+//! 2. **validate** and 3. **build**: `sluice-plan` says what is to be.
+//! 4. **apply**: sends what is missing, changed or drifted, and deletes what is not to be there any more.
+//! 5. **status**: tells what became of it.
+
+mod apply;
+mod dereference;
+mod finalizer;
+mod status;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use kube::runtime::events::Recorder;
+use sluice_plan::accept::Cluster;
+use sluice_plan::objects::{Kind, Release};
+use sluice_plan::seen::Trouble;
+use sluice_plan::unit::{Given, plan};
+use tokio::sync::Notify;
+
+use crate::metrics::Metrics;
+use crate::queue::Queue;
+use crate::world::{Name, Unit, World};
+
+/// Everything that a reconciliation works with.
+pub struct Operator {
+    /// Access to the API server.
+    pub client: Client,
+    /// What is there.
+    pub world: Arc<World>,
+    /// What is to be looked at.
+    pub queue: Arc<Queue>,
+    /// What goes into every pod.
+    pub release: Release,
+    /// What the cluster can do.
+    pub cluster: Cluster,
+    /// A node that is not ready for so long is lost, seconds.
+    pub grace_seconds: i64,
+    /// Shortest time between two writes of a status whose conditions do not change.
+    pub status_every: Duration,
+    /// Figures.
+    pub metrics: Metrics,
+    /// Events.
+    pub recorder: Recorder,
+    /// What this leader keeps in mind. Nothing of it is needed for a right decision: it only saves requests.
+    pub memory: Memory,
+}
+
+/// See [`Operator::memory`].
+#[derive(Debug, Default)]
+pub struct Memory {
+    /// When each object's status was written last.
+    written: Mutex<HashMap<(Kind2, Name), Instant>>,
+    /// Who had set which fields of a child after it was applied last.
+    answered: Mutex<HashMap<(Kind, Name), u64>>,
+    /// What went wrong at the last attempt, by tenant.
+    troubles: Mutex<HashMap<Unit, BTreeMap<String, Trouble>>>,
+    /// Units of the start that have not been looked at yet.
+    unseen: Mutex<HashSet<Unit>>,
+    /// Told when there is none left.
+    all_seen: Notify,
+}
+
+/// One of our own kinds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kind2 {
+    Pool,
+    Tenant,
+}
+
+/// Why a reconciliation has to be repeated.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The API server refused something, or did not answer.
+    #[error("{what}: {error}")]
+    Api {
+        /// What was attempted.
+        what: String,
+        /// What it said.
+        error: Box<kube::Error>,
+    },
+    /// Objects of tenants could not be applied; each tenant's status says why.
+    #[error("{count} tenants have objects that could not be applied; the first: {first}")]
+    Troubles {
+        /// So many tenants.
+        count: usize,
+        /// What the first of them lacks.
+        first: String,
+    },
+}
+
+impl Failure {
+    fn api(what: impl Into<String>, error: kube::Error) -> Failure {
+        Failure::Api { what: what.into(), error: Box::new(error) }
+    }
+}
+
+impl Operator {
+    /// Waits until each of `units` has been looked at once, whatever came of it.
+    pub async fn all_seen(&self, units: impl IntoIterator<Item = Unit>) {
+        let all_seen = self.memory.all_seen.notified();
+        {
+            let mut unseen = lock(&self.memory.unseen);
+            unseen.extend(units);
+            if unseen.is_empty() {
+                return;
+            }
+        }
+        all_seen.await;
+    }
+
+    fn saw(&self, unit: &Unit) {
+        let mut unseen = lock(&self.memory.unseen);
+        if unseen.remove(unit) && unseen.is_empty() {
+            self.memory.all_seen.notify_waiters();
+        }
+    }
+
+    /// Looks at one unit after the other, for ever.
+    pub async fn work(&self) {
+        loop {
+            let unit = self.queue.next().await;
+            let began = Instant::now();
+            let result = self.reconcile(&unit).await;
+            let took = began.elapsed();
+            self.metrics.reconciled(took, result.is_ok());
+            match &result {
+                Ok(()) => tracing::debug!(namespace = unit.namespace, pool = unit.pool, ?took, "reconciled"),
+                Err(error) => {
+                    tracing::warn!(namespace = unit.namespace, pool = unit.pool, %error, "to be repeated");
+                }
+            }
+            self.queue.done(&unit, took, result.is_err());
+            self.saw(&unit);
+        }
+    }
+
+    /// Makes one unit what it is to be.
+    ///
+    /// # Errors
+    /// Something could not be carried out; what could has been.
+    async fn reconcile(&self, unit: &Unit) -> Result<(), Failure> {
+        let scene = self.dereference(unit);
+        if scene.pool.is_none() && scene.tenants.is_empty() {
+            self.forget(unit);
+            return Ok(());
+        }
+        if let Some(pool) = &scene.pool {
+            self.hold_pool(pool, !scene.all_tenants_gone).await?;
+        }
+        let tenants: Vec<_> = scene.tenants.iter().map(AsRef::as_ref).collect();
+        let now = Timestamp::now().as_second();
+        let pool = scene.pool.as_deref();
+        let given = Given {
+            pool,
+            tenants: &tenants,
+            seen: &scene.seen,
+            cluster: self.cluster,
+            grace_seconds: self.grace_seconds,
+            now,
+        };
+        let plan = plan(&given);
+        let troubles = match pool {
+            Some(pool) => self.apply(unit, pool, &plan).await,
+            None => BTreeMap::new(),
+        };
+        let failed = troubles
+            .values()
+            .next()
+            .map(|first| Failure::Troubles { count: troubles.len(), first: first.message.clone() });
+        // Told with this attempt's troubles, not with those of the last one.
+        let seen = sluice_plan::seen::Seen { troubles: troubles.clone(), ..scene.seen.clone() };
+        lock(&self.memory.troubles).insert(unit.clone(), troubles);
+        let given = Given { seen: &seen, ..given };
+        self.tell(unit, &given, &plan).await?;
+        if let Some(seconds) = plan.look_again() {
+            self.queue.add_after(unit, Duration::from_secs(u64::try_from(seconds).unwrap_or(0) + 1));
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Drops what was kept in mind of a unit that is gone.
+    fn forget(&self, unit: &Unit) {
+        lock(&self.memory.troubles).remove(unit);
+        self.queue.forget(unit);
+        let gone = |at: &Name| self.world.tenants.get(at).is_none() && self.world.pools.get(at).is_none();
+        lock(&self.memory.written).retain(|(_, at), _| at.namespace != unit.namespace || !gone(at));
+        lock(&self.memory.answered)
+            .retain(|(kind, at), _| at.namespace != unit.namespace || self.world.child(*kind, at).is_some());
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,269 @@
+//! Step 4: what is missing, changed or drifted is sent; what is not to be there any more is deleted.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures_util::{StreamExt, stream};
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, Preconditions,
+};
+use kube::core::ObjectMeta;
+use serde_json::json;
+use sluice_plan::objects::{Child, FETCHING, Kind, MANAGER, Placed, of_gpu, of_slot, of_tenant};
+use sluice_plan::seen::Trouble;
+use sluice_plan::unit::{Plan, TenantPlan};
+use sluice_types::GpuPool;
+
+use super::{Operator, lock};
+use crate::world::{ChildSeen, ClaimEntry, Name, Unit};
+
+/// Requests that one unit has under way at a time.
+const AT_ONCE: usize = 16;
+
+/// Why a child was not applied.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    #[error("{kind} {name} exists and is not the operator's: rename one of them")]
+    NameTaken { kind: &'static str, name: String },
+    #[error("{kind} {name}: {error}")]
+    Api { kind: &'static str, name: String, error: Box<kube::Error> },
+}
+
+impl Refused {
+    fn api(kind: Kind, name: &str, error: kube::Error) -> Refused {
+        Refused::Api { kind: kind.as_str(), name: name.to_owned(), error: Box::new(error) }
+    }
+
+    fn trouble(&self) -> Trouble {
+        Trouble { name_taken: matches!(self, Refused::NameTaken { .. }), message: self.to_string() }
+    }
+}
+
+/// Kinds and names of children.
+type Names = BTreeSet<(Kind, String)>;
+
+impl Operator {
+    /// Applies a plan. Answers what went wrong, by tenant; what a GPU lacks all of its tenants lack.
+    pub(super) async fn apply(
+        &self,
+        unit: &Unit,
+        pool: &GpuPool,
+        plan: &Plan<'_>,
+    ) -> BTreeMap<String, Trouble> {
+        let mut kept = Names::new();
+        let mut troubles = BTreeMap::new();
+        // Claims first: a pod that comes before its claim waits for it.
+        let gpus: Vec<usize> = (0..plan.gpus.len()).filter(|gpu| plan.gpus[*gpu].epoch.is_some()).collect();
+        let mut done =
+            stream::iter(gpus).map(|gpu| self.apply_gpu(unit, pool, plan, gpu)).buffer_unordered(AT_ONCE);
+        while let Some((gpu, names, result)) = done.next().await {
+            kept.extend(names);
+            if let Err(refused) = result {
+                let tenants = plan.on(gpu).map(|(tenant, _)| name_of(tenant));
+                troubles.extend(tenants.map(|tenant| (tenant, refused.trouble())));
+            }
+        }
+        let mut done = stream::iter(0..plan.tenants.len())
+            .map(|tenant| self.apply_tenant(unit, pool, plan, tenant))
+            .buffer_unordered(AT_ONCE);
+        while let Some((tenant, names, result)) = done.next().await {
+            kept.extend(names);
+            if let Err(refused) = result {
+                troubles.insert(tenant, refused.trouble());
+            }
+        }
+        // Whatever should have moved to another claim but could not keeps the one that it has.
+        if troubles.is_empty() {
+            self.prune(unit, plan, &kept).await;
+        }
+        self.unlabel(unit).await;
+        troubles
+    }
+
+    async fn apply_gpu(
+        &self,
+        unit: &Unit,
+        pool: &GpuPool,
+        plan: &Plan<'_>,
+        gpu: usize,
+    ) -> (usize, Names, Result<(), Refused>) {
+        let planned = &plan.gpus[gpu];
+        let Some(epoch) = planned.epoch else { return (gpu, Names::new(), Ok(())) };
+        let owner = pool.metadata.uid.as_deref().unwrap_or_default();
+        let children = of_gpu(pool, &planned.gpu, epoch.number, epoch.waits, &self.release);
+        let mut names: Names = children.iter().map(named).collect();
+        names.insert((Kind::ResourceClaim, sluice_plan::objects::claim_name(&planned.gpu, epoch.number)));
+        (gpu, names, self.apply_all(unit, owner, &children).await)
+    }
+
+    async fn apply_tenant(
+        &self,
+        unit: &Unit,
+        pool: &GpuPool,
+        plan: &Plan<'_>,
+        tenant: usize,
+    ) -> (String, Names, Result<(), Refused>) {
+        let tenant = &plan.tenants[tenant];
+        let owner = tenant.tenant.metadata.uid.as_deref().unwrap_or_default();
+        let mut names = Names::new();
+        let mut result = Ok(());
+        let mut own = vec![of_tenant(tenant.tenant)];
+        let placed = tenant.slots.iter().filter_map(|slot| plan.placed(pool, tenant, slot));
+        own.extend(placed.map(|placed: Placed<'_>| of_slot(&placed, &self.release).into()));
+        for children in own {
+            names.extend(children.iter().map(named));
+            // The other slots are served even if one cannot be.
+            let applied = self.apply_all(unit, owner, &children).await;
+            result = result.and(applied);
+        }
+        // A slot that has a GPU, and whose model nobody knows any more, stays as it is.
+        for slot in tenant.slots.iter().filter(|slot| slot.on.is_ok() && tenant.model.is_none()) {
+            let name = format!("{}-{}", name_of(tenant), slot.index);
+            names.extend([(Kind::ConfigMap, name.clone()), (Kind::Deployment, name)]);
+        }
+        (name_of(tenant), names, result)
+    }
+
+    async fn apply_all(&self, unit: &Unit, owner: &str, children: &[Child]) -> Result<(), Refused> {
+        for child in children {
+            self.apply_one(unit, owner, child).await?;
+        }
+        Ok(())
+    }
+
+    /// Sends a child, unless it is as it should be.
+    async fn apply_one(&self, unit: &Unit, owner: &str, child: &Child) -> Result<(), Refused> {
+        let at = Name::new(unit.namespace.clone(), child.name.clone());
+        let seen = self.world.child(child.kind, &at);
+        if seen.as_ref().is_some_and(|seen| self.is_applied(child, &at, seen)) {
+            return Ok(());
+        }
+        let failed = |error| Refused::api(child.kind, &child.name, error);
+        let api = self.api(child.kind, &unit.namespace);
+        if seen.is_none_or(|seen| seen.owner != owner) {
+            self.not_anothers(&api, owner, child).await?;
+        }
+        self.metrics.wrote(child.kind.as_str(), "apply");
+        let params = PatchParams::apply(MANAGER).force();
+        let applied = api.patch_metadata(&child.name, &params, &Patch::Apply(&child.body)).await;
+        let applied = applied.map_err(failed)?;
+        self.learn(child.kind, &at, unit, &applied.metadata);
+        Ok(())
+    }
+
+    /// Whether what is there is what was asked for, and nobody has changed it since.
+    fn is_applied(&self, child: &Child, at: &Name, seen: &ChildSeen) -> bool {
+        let answered = || lock(&self.memory.answered).get(&(child.kind, at.clone())) == Some(&seen.fields);
+        seen.digest == Some(child.digest) && !seen.deleting && (!seen.drifted || answered())
+    }
+
+    /// Nothing of anybody else is taken over.
+    async fn not_anothers(
+        &self,
+        api: &Api<DynamicObject>,
+        owner: &str,
+        child: &Child,
+    ) -> Result<(), Refused> {
+        let found = api.get_metadata_opt(&child.name).await;
+        let found = found.map_err(|error| Refused::api(child.kind, &child.name, error))?;
+        let Some(found) = found else { return Ok(()) };
+        match ChildSeen::of(&found.metadata, None).owner == owner {
+            true => Ok(()),
+            false => Err(Refused::NameTaken { kind: child.kind.as_str(), name: child.name.clone() }),
+        }
+    }
+
+    /// What the answer to a write tells need not wait for the watch.
+    fn learn(&self, kind: Kind, at: &Name, unit: &Unit, metadata: &ObjectMeta) {
+        let fields = match kind {
+            Kind::ResourceClaim => {
+                let before = self.world.claims.get(at);
+                let entry = ClaimEntry::of_metadata(metadata, before.as_ref());
+                let fields = entry.child.fields;
+                self.world.claims.put(at.clone(), unit.clone(), entry);
+                fields
+            }
+            kind => {
+                let mirror = self.world.children(kind);
+                let child = ChildSeen::of(metadata, mirror.get(at).as_ref());
+                let fields = child.fields;
+                mirror.put(at.clone(), unit.clone(), child);
+                fields
+            }
+        };
+        lock(&self.memory.answered).insert((kind, at.clone()), fields);
+    }
+
+    /// Deletes children that the plan does not have. Those of a tenant that is gone go by their owner reference.
+    async fn prune(&self, unit: &Unit, plan: &Plan<'_>, kept: &Names) {
+        let tenants: BTreeSet<String> = plan.tenants.iter().map(name_of).collect();
+        let stays = |child: &ChildSeen| child.tenant.as_ref().is_some_and(|tenant| !tenants.contains(tenant));
+        let kinds = Kind::ALL.into_iter().filter(|kind| *kind != Kind::Job);
+        let all = kinds.flat_map(|kind| {
+            self.world.children_of(kind, unit).into_iter().map(move |(name, child)| (kind, name, child))
+        });
+        let gone: Vec<_> = all
+            .filter(|(kind, name, child)| {
+                !child.deleting && !stays(child) && !kept.contains(&(*kind, name.clone()))
+            })
+            .collect();
+        stream::iter(gone)
+            .for_each_concurrent(AT_ONCE, |(kind, name, child)| async move {
+                self.delete(kind, unit, &name, &child).await;
+            })
+            .await;
+    }
+
+    /// Deletes exactly the object that was seen. A failure is seen at the next look: the object is still there.
+    async fn delete(&self, kind: Kind, unit: &Unit, name: &str, child: &ChildSeen) {
+        let only = Preconditions { uid: Some(child.uid.clone()), resource_version: None };
+        let params = DeleteParams { preconditions: Some(only), ..DeleteParams::background() };
+        self.metrics.wrote(kind.as_str(), "delete");
+        match self.api(kind, &unit.namespace).delete(name, &params).await {
+            Ok(_) => tracing::info!(namespace = unit.namespace, kind = kind.as_str(), name, "deleted"),
+            Err(kube::Error::Api(error)) if error.code == 404 || error.code == 409 => {}
+            Err(error) => {
+                tracing::warn!(namespace = unit.namespace, kind = kind.as_str(), name, %error, "not deleted");
+                self.queue.add_after(unit, std::time::Duration::from_secs(5));
+            }
+        }
+    }
+
+    /// A pod that has its model reaches nobody outside any more.
+    async fn unlabel(&self, unit: &Unit) {
+        let api: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(self.client.clone(), &unit.namespace);
+        let fetched = self.world.pods.of(unit).into_iter().filter(|(_, pod)| pod.fetched && !pod.deleting);
+        for (name, pod) in fetched {
+            let patch = json!({"metadata": {"uid": pod.uid, "labels": {FETCHING: null}}});
+            let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+            self.metrics.wrote("Pod", "patch");
+            if let Err(error) = api.patch_metadata(&name, &params, &Patch::Merge(patch)).await {
+                tracing::warn!(namespace = unit.namespace, pod = name, %error, "its label was not taken off");
+            }
+        }
+    }
+
+    fn api(&self, kind: Kind, namespace: &str) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), namespace, &resource(kind))
+    }
+}
+
+fn named(child: &Child) -> (Kind, String) {
+    (child.kind, child.name.clone())
+}
+
+fn name_of(tenant: &TenantPlan<'_>) -> String {
+    tenant.tenant.metadata.name.clone().unwrap_or_default()
+}
+
+fn resource(kind: Kind) -> ApiResource {
+    let (group, version, plural) = match kind {
+        Kind::ConfigMap => ("", "v1", "configmaps"),
+        Kind::Deployment => ("apps", "v1", "deployments"),
+        Kind::Job => ("batch", "v1", "jobs"),
+        Kind::NetworkPolicy => ("networking.k8s.io", "v1", "networkpolicies"),
+        Kind::PodDisruptionBudget => ("policy", "v1", "poddisruptionbudgets"),
+        Kind::ResourceClaim => ("resource.k8s.io", "v1", "resourceclaims"),
+        Kind::Service => ("", "v1", "services"),
+    };
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind.as_str()), plural)
+}

@@ -1,0 +1,87 @@
+//! Step 1: all that is seen of a unit.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use sluice_plan::seen::{ClaimSeen, NodeSeen, PodSeen, Seen};
+use sluice_types::{GpuPool, ModelTenant};
+
+use super::Operator;
+use crate::world::{ClaimEntry, DeviceId, Name, Unit};
+
+/// A unit as it is seen.
+pub struct Scene {
+    /// The pool, if there is one.
+    pub pool: Option<Arc<GpuPool>>,
+    /// Its tenants, those that are being deleted aside.
+    pub tenants: Vec<Arc<ModelTenant>>,
+    /// No tenant refers to the pool, not even one that is being deleted.
+    pub all_tenants_gone: bool,
+    /// The rest.
+    pub seen: Seen,
+}
+
+impl Operator {
+    pub(super) fn dereference(&self, unit: &Unit) -> Scene {
+        let world = &self.world;
+        let tenants = world.tenants.of(unit);
+        let all_tenants_gone = tenants.is_empty();
+        let staying = |tenant: &Arc<ModelTenant>| tenant.metadata.deletion_timestamp.is_none();
+        let claims = world.claims.of(unit);
+        let nodes = claims.iter().filter_map(|(_, entry)| self.node(entry)).collect();
+        Scene {
+            pool: world.pools.get(&Name::new(unit.namespace.clone(), unit.pool.clone())),
+            tenants: tenants.into_iter().map(|(_, tenant)| tenant).filter(staying).collect(),
+            all_tenants_gone,
+            seen: Seen {
+                claims: self.with_devices(claims),
+                slots: world.slots(unit),
+                pods: world.pods.of(unit).into_iter().map(|(_, pod)| self.with_refusal(unit, pod)).collect(),
+                nodes,
+                reports: BTreeMap::new(),
+                troubles: BTreeMap::new(),
+            },
+        }
+    }
+
+    fn node(&self, entry: &ClaimEntry) -> Option<(String, NodeSeen)> {
+        let name = entry.claim.device.as_ref()?.node.clone()?;
+        Some((name.clone(), self.world.nodes.get(&Name::new("", name))?))
+    }
+
+    /// A driver's word counts until the pod runs.
+    fn with_refusal(&self, unit: &Unit, mut pod: PodSeen) -> PodSeen {
+        let refusal = self.world.refusals.get(&Name::new(unit.namespace.clone(), pod.name.clone()));
+        let own = refusal.filter(|refusal| refusal.pod_uid == pod.uid && !pod.ready);
+        pod.refused = own.map(|refusal| refusal.message);
+        pod
+    }
+
+    /// Adds what slices say of each claim's device.
+    fn with_devices(&self, claims: Vec<(String, ClaimEntry)>) -> Vec<ClaimSeen> {
+        let wanted: BTreeMap<DeviceId, usize> = claims
+            .iter()
+            .enumerate()
+            .filter_map(|(at, (_, entry))| Some((entry.device.clone()?, at)))
+            .collect();
+        let mut claims: Vec<ClaimSeen> = claims.into_iter().map(|(_, entry)| entry.claim).collect();
+        let found = self.world.slices.all(|_, _, slice| {
+            let of = |name: &String| DeviceId {
+                driver: slice.driver.clone(),
+                pool: slice.pool.clone(),
+                name: name.clone(),
+            };
+            let own = slice
+                .devices
+                .iter()
+                .filter_map(|(name, known)| Some((*wanted.get(&of(name))?, known.clone())));
+            Some(own.collect::<Vec<_>>())
+        });
+        for (at, (bytes, uuid)) in found.into_iter().flatten() {
+            if let Some(device) = &mut claims[at].device {
+                (device.capacity_bytes, device.uuid) = (Some(bytes), uuid);
+            }
+        }
+        claims
+    }
+}

@@ -1,0 +1,168 @@
+//! Step 5: what became of it is told, in statuses and in events.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::{StreamExt, stream};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::api::{Api, Patch, PatchParams};
+use kube::runtime::events::{Event, EventType};
+use kube::{Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use sluice_plan::objects::MANAGER;
+use sluice_plan::report::{Change, change, pool_change, pool_status, tenant_status};
+use sluice_plan::unit::{Given, Plan};
+use sluice_types::conditions::ConditionType;
+use sluice_types::{API_VERSION, GpuPool};
+
+use super::{Failure, Kind2, Operator, lock};
+use crate::world::{Name, Unit};
+
+/// Statuses that are written at a time.
+const AT_ONCE: usize = 16;
+
+impl Operator {
+    pub(super) async fn tell(&self, unit: &Unit, given: &Given<'_>, plan: &Plan<'_>) -> Result<(), Failure> {
+        let mut told = stream::iter(0..plan.tenants.len())
+            .map(|tenant| self.tell_tenant(unit, given, plan, tenant))
+            .buffer_unordered(AT_ONCE);
+        let mut result = Ok(());
+        while let Some(one) = told.next().await {
+            result = result.and(one);
+        }
+        drop(told);
+        let pool = match given.pool {
+            Some(pool) => self.tell_pool(unit, given, plan, pool).await,
+            None => Ok(()),
+        };
+        result.and(pool)
+    }
+
+    async fn tell_tenant(
+        &self,
+        unit: &Unit,
+        given: &Given<'_>,
+        plan: &Plan<'_>,
+        tenant: usize,
+    ) -> Result<(), Failure> {
+        let planned = &plan.tenants[tenant];
+        let tenant = planned.tenant;
+        let after = tenant_status(given, plan, planned);
+        let at = Name::new(unit.namespace.clone(), tenant.name_any());
+        let change = change(tenant.status.as_ref(), &after);
+        if !self.may_write(unit, (Kind2::Tenant, at.clone()), change) {
+            return Ok(());
+        }
+        if let Some(written) = self.write(tenant, "ModelTenant", &after).await? {
+            self.world.tenants.put(at, unit.clone(), Arc::new(written));
+        }
+        let before = tenant.status.as_ref().map(|status| status.conditions.as_slice());
+        self.announce(tenant, before.unwrap_or_default(), &after.conditions).await;
+        Ok(())
+    }
+
+    async fn tell_pool(
+        &self,
+        unit: &Unit,
+        given: &Given<'_>,
+        plan: &Plan<'_>,
+        pool: &GpuPool,
+    ) -> Result<(), Failure> {
+        let after = pool_status(given, plan, pool);
+        let at = Name::new(unit.namespace.clone(), pool.name_any());
+        let change = pool_change(pool.status.as_ref(), &after);
+        if !self.may_write(unit, (Kind2::Pool, at.clone()), change) {
+            return Ok(());
+        }
+        if let Some(written) = self.write(pool, "GpuPool", &after).await? {
+            self.world.pools.put(at, unit.clone(), Arc::new(written));
+        }
+        let before = pool.status.as_ref().map(|status| status.conditions.as_slice());
+        self.announce(pool, before.unwrap_or_default(), &after.conditions).await;
+        Ok(())
+    }
+
+    /// Conditions are written at once, figures when the last write is long enough ago; else another look is asked for.
+    fn may_write(&self, unit: &Unit, key: (Kind2, Name), change: Change) -> bool {
+        let now = Instant::now();
+        let mut written = lock(&self.memory.written);
+        let due = match change {
+            Change::None => return false,
+            Change::Conditions => now,
+            // A new leader does not know when its predecessor wrote, and waits as if that were now.
+            Change::Figures => *written.entry(key.clone()).or_insert(now) + self.status_every,
+        };
+        if due > now {
+            self.queue.add_after(unit, due - now + Duration::from_millis(10));
+            return false;
+        }
+        written.insert(key, now);
+        true
+    }
+
+    /// Writes a status. `None` = its object is gone.
+    async fn write<K, S>(&self, object: &K, kind: &'static str, status: &S) -> Result<Option<K>, Failure>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+        S: Serialize,
+    {
+        let (name, namespace) = (object.name_any(), object.namespace().unwrap_or_default());
+        let body = json!({
+            "apiVersion": API_VERSION,
+            "kind": kind,
+            "metadata": {"name": name, "uid": object.uid()},
+            "status": status,
+        });
+        let api: Api<K> = Api::namespaced(self.client.clone(), &namespace);
+        let params = PatchParams::apply(MANAGER).force();
+        self.metrics.wrote(kind, "status");
+        match api.patch_status(&name, &params, &Patch::Apply(body)).await {
+            Ok(mut written) => {
+                written.managed_fields_mut().clear();
+                Ok(Some(written))
+            }
+            Err(kube::Error::Api(error)) if error.code == 404 || error.code == 409 => Ok(None),
+            Err(error) => Err(Failure::api(format!("status of {kind} {namespace}/{name}"), error)),
+        }
+    }
+
+    /// An event for every condition whose truth has changed. None is worth a failure.
+    async fn announce<K: Resource<DynamicType = ()>>(
+        &self,
+        object: &K,
+        before: &[Condition],
+        after: &[Condition],
+    ) {
+        for condition in after {
+            let old = before.iter().find(|old| old.type_ == condition.type_);
+            let changed = old.map_or(condition.status != "Unknown", |old| old.status != condition.status);
+            if !changed {
+                continue;
+            }
+            if let Err(error) = self.recorder.publish(&event(condition), &object.object_ref(&())).await {
+                tracing::debug!(%error, "an event was not written");
+            }
+        }
+    }
+}
+
+fn event(condition: &Condition) -> Event {
+    let good = if condition.type_ == ConditionType::Degraded.as_str() { "False" } else { "True" };
+    let bad = condition.status != good && condition.status != "Unknown";
+    let colon = if condition.message.is_empty() { "" } else { ": " };
+    let mut note = format!("{}={}{colon}{}", condition.type_, condition.status, condition.message);
+    while note.len() > 1024 {
+        note.pop();
+    }
+    Event {
+        type_: if bad { EventType::Warning } else { EventType::Normal },
+        reason: condition.reason.clone(),
+        note: Some(note),
+        action: condition.type_.clone(),
+        secondary: None,
+    }
+}

@@ -1,0 +1,122 @@
+//! What the cluster looks like, as far as it matters here: mirrors that watches keep up to date.
+
+mod child;
+mod claim;
+mod device;
+mod mirror;
+mod node;
+mod pod;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use sluice_plan::objects::Kind;
+use sluice_types::{GpuPool, ModelTenant};
+
+pub use self::child::ChildSeen;
+pub use self::claim::ClaimEntry;
+pub use self::device::DeviceId;
+pub use self::mirror::{Mirror, Name};
+pub use self::pod::Refusal;
+pub use self::watch::{Feed, watch_all};
+use sluice_plan::seen::{NodeSeen, PodSeen, SlotSeen};
+
+/// What is reconciled as one: a pool and the tenants that refer to it, whether or not the pool is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Unit {
+    /// Namespace of all of them.
+    pub namespace: String,
+    /// Name of the pool.
+    pub pool: String,
+}
+
+/// All mirrors.
+#[derive(Debug)]
+pub struct World {
+    /// Pools.
+    pub pools: Mirror<Arc<GpuPool>>,
+    /// Tenants.
+    pub tenants: Mirror<Arc<ModelTenant>>,
+    /// Claims of ours.
+    pub claims: Mirror<ClaimEntry>,
+    /// Pods of ours.
+    pub pods: Mirror<PodSeen>,
+    /// Why claims of pods could not be prepared, by the name of the pod.
+    pub refusals: Mirror<Refusal>,
+    /// Nodes. Their unit is empty.
+    pub nodes: Mirror<NodeSeen>,
+    /// Devices of ResourceSlices, by the name of their slice. Their unit is empty.
+    pub slices: Mirror<device::Slice>,
+    /// All other objects of ours, by kind.
+    children: BTreeMap<Kind, Mirror<ChildSeen>>,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        let children = Kind::ALL.into_iter().filter(|kind| *kind != Kind::ResourceClaim);
+        World {
+            pools: Mirror::new(|a, b| a == b),
+            tenants: Mirror::new(|a, b| a == b),
+            claims: Mirror::new(ClaimEntry::same),
+            pods: Mirror::new(|a, b| a == b),
+            refusals: Mirror::new(|a, b| a == b),
+            nodes: Mirror::new(|a, b| a == b),
+            slices: Mirror::new(|a, b| a == b),
+            children: children.map(|kind| (kind, Mirror::new(ChildSeen::same))).collect(),
+        }
+    }
+}
+
+impl World {
+    /// The mirror of a kind of children, claims aside.
+    pub fn children(&self, kind: Kind) -> &Mirror<ChildSeen> {
+        self.children.get(&kind).expect("claims have a mirror of their own")
+    }
+
+    /// A child by its name.
+    pub fn child(&self, kind: Kind, at: &Name) -> Option<ChildSeen> {
+        match kind {
+            Kind::ResourceClaim => self.claims.get(at).map(|entry| entry.child),
+            kind => self.children(kind).get(at),
+        }
+    }
+
+    /// Names of a unit's children of one kind, and what is known of each.
+    pub fn children_of(&self, kind: Kind, unit: &Unit) -> Vec<(String, ChildSeen)> {
+        match kind {
+            Kind::ResourceClaim => {
+                self.claims.of(unit).into_iter().map(|(name, entry)| (name, entry.child)).collect()
+            }
+            kind => self.children(kind).of(unit),
+        }
+    }
+
+    /// The slots of a unit that have a Deployment.
+    pub fn slots(&self, unit: &Unit) -> Vec<SlotSeen> {
+        let slot = |child: ChildSeen| {
+            let claim = child.claim.filter(|_| !child.deleting)?;
+            Some(SlotSeen { tenant: child.tenant?, index: child.slot?, claim })
+        };
+        self.children(Kind::Deployment).of(unit).into_iter().filter_map(|(_, child)| slot(child)).collect()
+    }
+
+    /// How many objects each mirror has, by what it mirrors.
+    pub fn counts(&self) -> Vec<(&'static str, usize)> {
+        let children = self.children.iter().map(|(kind, mirror)| (kind.as_str(), mirror.len()));
+        let own = [
+            ("GpuPool", self.pools.len()),
+            ("ModelTenant", self.tenants.len()),
+            (Kind::ResourceClaim.as_str(), self.claims.len()),
+            ("Pod", self.pods.len()),
+            ("Node", self.nodes.len()),
+            ("ResourceSlice", self.slices.len()),
+        ];
+        children.chain(own).collect()
+    }
+
+    /// All units that there is anything of.
+    pub fn units(&self) -> std::collections::BTreeSet<Unit> {
+        self.pools.units().into_iter().chain(self.tenants.units()).collect()
+    }
+}

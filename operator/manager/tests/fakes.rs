@@ -1,0 +1,129 @@
+//! What others than the operator do in a cluster: an inspection, the scheduler, the Deployment controller, a kubelet.
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use sluice_e2e::cluster::eventually;
+use sluice_types::ModelTenant;
+
+use super::stage::Stage;
+
+impl Stage {
+    /// An inspection has found a model of `layers` layers of 1 MiB.
+    pub async fn inspected(&self, tenant: &str, layers: i32) {
+        let mib = 1 << 20;
+        let model = json!({"weightsBytes": i64::from(layers) * mib + mib, "layers": layers, "kvBytesPerToken": 1024,
+            "globalBytes": mib, "layerBytes": mib, "maxModelLen": 1024, "activationBytes": 65536,
+            "stepActivationBytes": 65536, "threadBytes": 0, "stagingBytes": 0});
+        self.set_status::<ModelTenant>(tenant, json!({"model": model})).await;
+    }
+
+    /// A node that is ready.
+    pub async fn node(&self, name: &str) -> String {
+        let name = format!("{}-{name}", self.namespace);
+        let node = json!({"metadata": {"name": name}});
+        let node: Node = serde_json::from_value(node).unwrap();
+        self.nodes().create(&PostParams::default(), &node).await.unwrap();
+        self.node_is(&name, "True").await;
+        name
+    }
+
+    fn nodes(&self) -> Api<Node> {
+        Api::all(self.client.clone())
+    }
+
+    pub async fn node_is(&self, name: &str, ready: &str) {
+        let ready = json!({"type": "Ready", "status": ready, "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let status = json!({"conditions": [ready], "allocatable": {"memory": "8Gi"}});
+        let patch = Patch::Merge(json!({"status": status}));
+        self.nodes().patch_status(name, &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    pub async fn cordon(&self, name: &str) {
+        let patch = Patch::Merge(json!({"spec": {"unschedulable": true}}));
+        self.nodes().patch(name, &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    pub async fn drop_node(&self, name: &str) {
+        self.nodes().delete(name, &DeleteParams::default()).await.unwrap();
+    }
+
+    /// The scheduler has found a device for a claim.
+    pub async fn allocate(&self, claim: &str, node: &str) {
+        let result = |request: &str| json!({"request": request, "driver": "sluice.dev", "pool": node, "device": request});
+        let terms = json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]);
+        let allocation = json!({"devices": {"results": [result("gpu"), result("neighbourhood")]},
+            "nodeSelector": {"nodeSelectorTerms": terms}});
+        self.set_status::<ResourceClaim>(claim, json!({"allocation": allocation})).await;
+    }
+
+    /// The Deployment controller has made a pod of a slot's Deployment, as it is now.
+    pub async fn pod(&self, slot: &str, name: &str) -> Pod {
+        let deployment = self.api::<Deployment>().get(slot).await.unwrap();
+        let template = deployment.spec.unwrap().template;
+        let mut pod = json!({"metadata": template.metadata, "spec": template.spec});
+        pod["metadata"]["name"] = json!(name);
+        self.create(&serde_json::from_value(pod).unwrap()).await
+    }
+
+    /// A kubelet has started it, and it is ready.
+    pub async fn run(&self, pod: &str, node: &str) {
+        let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": {"kind": "Node", "name": node}});
+        let pods = self.api::<Pod>();
+        let bound: Result<Value, _> =
+            pods.create_subresource("binding", pod, &PostParams::default(), &binding).await;
+        bound.unwrap();
+        self.pod_is(pod, "True").await;
+    }
+
+    pub async fn pod_is(&self, pod: &str, ready: &str) {
+        let conditions =
+            json!([{"type": "Ready", "status": ready}, {"type": "PodScheduled", "status": "True"}]);
+        self.set_status::<Pod>(
+            pod,
+            json!({"phase": "Running", "podIP": "10.0.0.9", "conditions": conditions}),
+        )
+        .await;
+    }
+
+    /// The scheduler has found no node.
+    pub async fn unschedulable(&self, pod: &str, message: &str) {
+        let scheduled = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]);
+        self.set_status::<Pod>(pod, json!({"conditions": scheduled})).await;
+    }
+
+    /// A kubelet has ended a pod for good.
+    pub async fn gone(&self, pod: &str) {
+        let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+        self.api::<Pod>().delete(pod, &now).await.unwrap();
+    }
+
+    /// Brings a tenant of one slot to where it serves.
+    pub async fn serve(&self, tenant: &str, node: &str) {
+        self.inspected(tenant, 8).await;
+        let slot = format!("{tenant}-0");
+        let api = self.api::<Deployment>();
+        let deployment = eventually(&slot, async || api.get_opt(&slot).await.unwrap()).await;
+        let claim = deployment.annotations()["sluice.dev/claim"].clone();
+        self.allocate(&claim, node).await;
+        self.pod(&slot, &format!("{slot}-pod")).await;
+        self.run(&format!("{slot}-pod"), node).await;
+        self.condition(tenant, "Ready", "True", "AsExpected").await;
+    }
+
+    /// Waits until no operator has written anything for a while: nothing is left to do.
+    pub async fn calm(&self) -> usize {
+        let (mut count, mut since) = (self.writes().len(), std::time::Instant::now());
+        eventually("calm", async || {
+            let now = self.writes().len();
+            if now != count {
+                (count, since) = (now, std::time::Instant::now());
+            }
+            (since.elapsed().as_millis() >= 1500).then_some(count)
+        })
+        .await
+    }
+}

@@ -1,0 +1,56 @@
+//! Two replicas: one leads, and the other takes over.
+
+use serde_json::json;
+use sluice_e2e::cluster::eventually;
+
+use super::stage::Stage;
+
+#[tokio::test]
+async fn only_the_leader_writes_and_the_other_takes_over_when_it_dies() {
+    let Some(stage) = Stage::set("failover").await else { return };
+    let (a, b) = (stage.operator("a", &[]), stage.operator("b", &[]));
+    let leader = eventually("a leader", async || stage.leader().await).await;
+    let (leads, waits) = if leader == "a" { (a, b) } else { (b, a) };
+    stage.pool(json!({})).await;
+    stage.tenant("t", json!({})).await;
+    stage.inspected("t", 8).await;
+    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
+    let led = |figure: Option<String>| figure.as_deref() == Some("1");
+    assert!(led(leads.figure("sluice_operator_leader").await));
+    assert!(!led(waits.figure("sluice_operator_leader").await));
+    assert_eq!(waits.figure("sluice_operator_writes_total").await, None, "{}", waits.log());
+    let ready = reqwest::get(format!("http://{}/readyz", waits.address().await)).await.unwrap();
+    assert!(ready.status().is_success(), "who waits could take over at any time");
+
+    leads.kill();
+    let next = waits.identity().to_owned();
+    eventually("the other leads", async || (stage.leader().await? == next).then_some(())).await;
+    stage.tenant("u", json!({})).await;
+    stage.inspected("u", 8).await;
+    stage.deployments(&[("t-0", "p-chat-0-e1"), ("u-0", "p-chat-1-e1")]).await;
+}
+
+#[tokio::test]
+async fn whoever_is_told_to_end_gives_the_lease_back() {
+    let Some(stage) = Stage::set("release").await else { return };
+    let operator = stage.operator("a", &["--lease-seconds", "60"]);
+    eventually("a leader", async || stage.leader().await).await;
+    assert!(operator.end());
+    assert_eq!(stage.leader().await, None);
+    // The next one need not wait for a minute.
+    let _next = stage.operator("b", &[]);
+    eventually("the next leader", async || (stage.leader().await? == "b").then_some(())).await;
+}
+
+#[tokio::test]
+async fn whoever_loses_the_lease_ends() {
+    let Some(stage) = Stage::set("robbed").await else { return };
+    let mut operator = stage.operator("a", &[]);
+    eventually("a leader", async || stage.leader().await).await;
+    let thief = json!({"spec": {"holderIdentity": "somebody"}});
+    let patch = kube::api::Patch::Merge(thief);
+    let leases = stage.api::<k8s_openapi::api::coordination::v1::Lease>();
+    leases.patch("sluice-operator", &kube::api::PatchParams::default(), &patch).await.unwrap();
+    eventually("its end", async || operator.has_ended().then_some(())).await;
+    assert!(operator.log().contains("is held by somebody"), "{}", operator.log());
+}

@@ -1,0 +1,10 @@
+//! `sluice-operator` as a process against a real API server, under exactly the rights of `rbac.yaml`. What controllers, the
+//! scheduler, kubelets and drivers do is written by the tests.
+// Helpers outside test functions unwrap too.
+#![allow(clippy::unwrap_used)]
+
+mod fakes;
+mod leading;
+mod placing;
+mod serving;
+mod stage;

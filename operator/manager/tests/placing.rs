@@ -1,0 +1,175 @@
+//! Slots come, go and move.
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Service;
+use serde_json::json;
+use sluice_types::{GpuPool, ModelTenant};
+
+use super::stage::Stage;
+
+#[tokio::test]
+async fn a_tenant_is_scaled_up_down_and_away() {
+    let Some(stage) = Stage::set("scale").await else { return };
+    let operator = stage.operator("one", &[]);
+    stage.pool(json!({})).await;
+    stage.tenant("t", json!({})).await;
+    stage.inspected("t", 8).await;
+    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
+    stage.change::<ModelTenant>("t", json!({"replicas": 2})).await;
+    stage.deployments(&[("t-0", "p-chat-0-e1"), ("t-1", "p-chat-1-e1")]).await;
+    // Two slots of a tenant never share a GPU.
+    stage.change::<ModelTenant>("t", json!({"replicas": 3})).await;
+    let lacking = stage.condition("t", "Placed", "False", "NoRoom").await;
+    assert!(lacking.message.starts_with("1 of 3 slots have no GPU: slot 2:"), "{}", lacking.message);
+    stage.change::<ModelTenant>("t", json!({"replicas": 1})).await;
+    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
+    stage.claims(&["p-chat-0-e1"]).await;
+    stage.condition("t", "Placed", "True", "AsExpected").await;
+
+    stage.change::<ModelTenant>("t", json!({"suspend": true})).await;
+    stage.deployments(&[]).await;
+    stage.claims(&[]).await;
+    stage.condition("t", "Serving", "False", "Suspended").await;
+    stage.condition("t", "Ready", "False", "Suspended").await;
+    assert_eq!(stage.config_maps().await, [""; 0]);
+    stage.api::<Service>().get("t").await.unwrap();
+    stage.change::<ModelTenant>("t", json!({"suspend": false, "replicas": 0})).await;
+    stage.condition("t", "Serving", "False", "ScaledToZero").await;
+    stage.change::<ModelTenant>("t", json!({"replicas": 1})).await;
+    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+}
+
+#[tokio::test]
+async fn a_placement_survives_the_operator_and_neighbours_that_come_and_go() {
+    let Some(stage) = Stage::set("survive").await else { return };
+    let operator = stage.operator("one", &[]);
+    stage.pool(json!({})).await;
+    for tenant in ["a", "b", "c"] {
+        stage.tenant(tenant, json!({})).await;
+        stage.inspected(tenant, 8).await;
+    }
+    // The GPU with the most memory left is taken, so the third is with one of the first two.
+    let placed = async || {
+        use kube::ResourceExt;
+        let all = stage.api::<Deployment>().list(&kube::api::ListParams::default()).await.unwrap().items;
+        all.iter()
+            .map(|one| (one.name_any(), one.annotations()["sluice.dev/claim"].clone()))
+            .collect::<Vec<_>>()
+    };
+    let before = sluice_e2e::cluster::eventually("three slots", async || {
+        let placed = placed().await;
+        (placed.len() == 3).then_some(placed)
+    })
+    .await;
+    operator.kill();
+    stage.delete::<ModelTenant>("a").await;
+    stage.delete::<Deployment>("a-0").await;
+    let _again = stage.operator("one", &[]);
+    stage.tenant("d", json!({"priority": 1000})).await;
+    stage.inspected("d", 8).await;
+    stage.condition("d", "Placed", "True", "AsExpected").await;
+    let after = sluice_e2e::cluster::eventually("the fourth slot", async || {
+        let placed = placed().await;
+        (placed.len() == 3).then_some(placed)
+    })
+    .await;
+    assert_eq!(after[..2], before[1..], "b and c stay where they are");
+    assert_eq!(after[2].0, "d-0");
+}
+
+#[tokio::test]
+async fn a_lost_node_moves_all_slots_of_its_gpu_to_another_claim() {
+    let Some(stage) = Stage::set("lost").await else { return };
+    let operator = stage.operator("one", &[]);
+    stage.pool(json!({"gpus": [{"name": "chat", "count": 1}]})).await;
+    let node = stage.node("a").await;
+    for tenant in ["t", "u"] {
+        stage.tenant(tenant, json!({})).await;
+        stage.serve(tenant, &node).await;
+    }
+    stage.node_is(&node, "Unknown").await;
+    stage.deployments(&[("t-0", "p-chat-0-e2"), ("u-0", "p-chat-0-e2")]).await;
+    stage.claims(&["p-chat-0-e2"]).await;
+    let other = stage.node("b").await;
+    stage.allocate("p-chat-0-e2", &other).await;
+    // A node that is gone altogether is lost too, whatever it said last.
+    stage.condition("t", "DevicesAllocated", "True", "AsExpected").await;
+    stage.drop_node(&other).await;
+    stage.deployments(&[("t-0", "p-chat-0-e3"), ("u-0", "p-chat-0-e3")]).await;
+    stage.claims(&["p-chat-0-e3"]).await;
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+}
+
+#[tokio::test]
+async fn a_cordon_moves_nobody_and_a_drain_everybody() {
+    let Some(stage) = Stage::set("drain").await else { return };
+    let _operator = stage.operator("one", &[]);
+    stage.pool(json!({})).await;
+    let node = stage.node("a").await;
+    stage.tenant("t", json!({})).await;
+    stage.serve("t", &node).await;
+    stage.cordon(&node).await;
+    stage.calm().await;
+    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
+    // Evicted, made anew, and its claim keeps it from every other node.
+    stage.gone("t-0-pod").await;
+    stage.pod("t-0", "t-0-next").await;
+    stage.unschedulable("t-0-next", "0/2 nodes are available: cannot allocate all claims").await;
+    stage.deployments(&[("t-0", "p-chat-0-e2")]).await;
+    stage.claims(&["p-chat-0-e2"]).await;
+}
+
+#[tokio::test]
+async fn another_mode_waits_until_the_gpu_is_empty_or_moves_everybody() {
+    let Some(stage) = Stage::set("mode").await else { return };
+    let _operator = stage.operator("one", &[]);
+    stage.pool(json!({"gpus": [{"name": "chat", "count": 1}]})).await;
+    stage.tenant("t", json!({})).await;
+    stage.inspected("t", 8).await;
+    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
+    let other = json!({"host": {"memory": "128Mi"}});
+    stage.change::<GpuPool>("p", json!({"device": other})).await;
+    let pool = async |kind: &str, status: &str| {
+        let api = stage.api::<GpuPool>();
+        sluice_e2e::cluster::eventually(&format!("{kind}={status}"), async || {
+            let conditions = api.get("p").await.unwrap().status?.conditions;
+            conditions.into_iter().find(|one| one.type_ == kind && one.status == status)
+        })
+        .await
+    };
+    assert_eq!(pool("Degraded", "True").await.reason, "UpdateWaits");
+    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
+    stage.change::<GpuPool>("p", json!({"updatePolicy": "Disruptive"})).await;
+    stage.deployments(&[("t-0", "p-chat-0-e2")]).await;
+    stage.claims(&["p-chat-0-e2"]).await;
+    pool("Degraded", "False").await;
+    // And when it is empty it is changed without anybody noticing.
+    stage
+        .change::<GpuPool>("p", json!({"updatePolicy": "WhenEmpty", "device": {"host": {"memory": "96Mi"}}}))
+        .await;
+    pool("Degraded", "True").await;
+    stage.change::<ModelTenant>("t", json!({"suspend": true})).await;
+    stage.claims(&[]).await;
+    stage.change::<ModelTenant>("t", json!({"suspend": false})).await;
+    stage.claims(&["p-chat-0-e1"]).await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_served_is_told_with_the_field() {
+    let Some(stage) = Stage::set("refused").await else { return };
+    let _operator = stage.operator("one", &[]);
+    stage.pool(json!({})).await;
+    stage.tenant("group", json!({"gpuGroup": "none"})).await;
+    let group = stage.condition("group", "Accepted", "False", "GroupNotFound").await;
+    assert_eq!(group.message, "spec.gpuGroup: the pool has no group `none`, it has chat");
+    let file = json!({"type": "File", "persistentVolumeClaim": null, "file": {"path": "/m"}});
+    stage.tenant("file", json!({"model": {"source": file}})).await;
+    stage.condition("file", "Accepted", "False", "LocalOnly").await;
+    stage.tenant("large", json!({})).await;
+    stage.inspected("large", 400).await;
+    let large = stage.condition("large", "Accepted", "False", "ModelLargerThanGpu").await;
+    assert!(large.message.contains("of 100663296 bytes"), "{}", large.message);
+    stage.condition("large", "Ready", "False", "ModelLargerThanGpu").await;
+    stage.deployments(&[]).await;
+}

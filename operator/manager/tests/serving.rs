@@ -1,0 +1,189 @@
+//! A tenant, from its first sight until it serves and after.
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Service;
+use kube::ResourceExt;
+use kube::api::{ListParams, Patch, PatchParams};
+use serde_json::json;
+use sluice_e2e::cluster::eventually;
+use sluice_types::{GpuPool, ModelTenant};
+
+use super::stage::Stage;
+
+#[tokio::test]
+async fn a_tenant_comes_up_step_by_step_and_each_step_is_told() {
+    let Some(stage) = Stage::set("steps").await else { return };
+    let operator = stage.operator("one", &[]);
+    let tenant = stage.tenant("t", json!({})).await;
+    let refused = stage.condition("t", "Accepted", "False", "PoolNotFound").await;
+    assert_eq!(refused.message, "spec.poolRef: no GpuPool `p` in this namespace");
+    // All conditions are there at first sight.
+    let status = stage.api::<ModelTenant>().get("t").await.unwrap().status.unwrap();
+    let kinds: Vec<_> = status.conditions.iter().map(|condition| condition.type_.as_str()).collect();
+    let all = ["Accepted", "Placed", "DevicesAllocated", "WeightsLoaded", "Serving", "Degraded", "Ready"];
+    assert_eq!(kinds, all);
+    assert!(status.conditions.iter().all(|condition| condition.observed_generation == Some(1)));
+
+    let pool = stage.pool(json!({})).await;
+    stage.condition("t", "Accepted", "True", "AsExpected").await;
+    stage.condition("t", "Placed", "Unknown", "ModelNotInspected").await;
+    stage.inspected("t", 8).await;
+    stage.condition("t", "Placed", "True", "AsExpected").await;
+    stage.condition("t", "DevicesAllocated", "Unknown", "NotAllocated").await;
+    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
+
+    let node = stage.node("a").await;
+    stage.allocate("p-chat-0-e1", &node).await;
+    stage.condition("t", "DevicesAllocated", "True", "AsExpected").await;
+    stage.pod("t-0", "t-0-pod").await;
+    stage.condition("t", "WeightsLoaded", "Unknown", "PodNotReady").await;
+    stage.run("t-0-pod", &node).await;
+    stage.condition("t", "Serving", "True", "AsExpected").await;
+    stage.condition("t", "Ready", "True", "AsExpected").await;
+
+    let status = stage.api::<ModelTenant>().get("t").await.unwrap().status.unwrap();
+    assert_eq!(status.url.as_deref(), Some(format!("http://t.{}.svc:8000", stage.namespace).as_str()));
+    assert_eq!((status.replicas, status.selector.as_deref()), (1, Some("sluice.dev/tenant=t")));
+    let slot = &status.slots[0];
+    let told = (slot.gpu.as_deref(), slot.node.as_deref(), slot.pod.as_deref());
+    assert_eq!(told, (Some("p-chat-0"), Some(node.as_str()), Some("t-0-pod")));
+
+    // Children belong to whom they serve, and go with it.
+    let owner = |references: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference]| {
+        (references[0].uid.clone(), references[0].controller)
+    };
+    let deployment = stage.api::<Deployment>().get("t-0").await.unwrap();
+    assert_eq!(owner(deployment.owner_references()), (tenant.uid().unwrap(), Some(true)));
+    let claim =
+        stage.api::<k8s_openapi::api::resource::v1::ResourceClaim>().get("p-chat-0-e1").await.unwrap();
+    assert_eq!(owner(claim.owner_references()), (pool.uid().unwrap(), Some(true)));
+
+    let pool = eventually("the pool's status", async || {
+        let status = stage.api::<GpuPool>().get("p").await.unwrap().status?;
+        status.conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True").then_some(status)
+    })
+    .await;
+    let told = (pool.gpus[0].claim_name.as_deref(), pool.gpus[0].node.as_deref(), &pool.gpus[0].tenants);
+    assert_eq!(told, (Some("p-chat-0-e1"), Some(node.as_str()), &vec!["t".to_owned()]));
+    assert_eq!(pool.gpus[1].claim_name, None);
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+}
+
+#[tokio::test]
+async fn at_rest_and_after_a_crash_nothing_is_written() {
+    let Some(stage) = Stage::set("rest").await else { return };
+    let operator = stage.operator("one", &[]);
+    stage.pool(json!({})).await;
+    stage.tenant("t", json!({})).await;
+    let node = stage.node("a").await;
+    stage.serve("t", &node).await;
+    let before = stage.calm().await;
+    // The same once more, as `kubectl apply` sends it.
+    stage.change::<ModelTenant>("t", json!({"replicas": 1})).await;
+    operator.kill();
+    let again = stage.operator("one", &[]);
+    eventually("the second life has looked at everything", async || {
+        let seconds: f64 = again.figure("sluice_operator_observed_seconds").await?.parse().ok()?;
+        (seconds > 0.0).then_some(())
+    })
+    .await;
+    let after = stage.calm().await;
+    assert_eq!(stage.writes()[before..after], [""; 0], "{}", again.log());
+}
+
+#[tokio::test]
+async fn what_somebody_changes_or_takes_away_is_put_back() {
+    let Some(stage) = Stage::set("drift").await else { return };
+    let operator = stage.operator("one", &[]);
+    stage.pool(json!({})).await;
+    stage.tenant("t", json!({})).await;
+    stage.inspected("t", 8).await;
+    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
+    stage.calm().await;
+
+    let deployments = stage.api::<Deployment>();
+    let edit = PatchParams { field_manager: Some("kubectl-edit".into()), ..PatchParams::default() };
+    deployments.patch("t-0", &edit, &Patch::Merge(json!({"spec": {"replicas": 3}}))).await.unwrap();
+    let replicas = async || deployments.get("t-0").await.unwrap().spec?.replicas;
+    eventually("one pod again", async || (replicas().await == Some(1)).then_some(())).await;
+
+    let services = stage.api::<Service>();
+    let taken = json!({"spec": {"selector": {"sluice.dev/tenant": null}}});
+    services.patch("t", &edit, &Patch::Merge(taken)).await.unwrap();
+    let selector =
+        async || services.get("t").await.unwrap().spec?.selector?.get("sluice.dev/tenant").cloned();
+    eventually("the selector again", async || (selector().await? == "t").then_some(())).await;
+
+    stage.delete::<Service>("t").await;
+    eventually("the Service again", async || services.get_opt("t").await.unwrap()).await;
+    // What is none of ours stays, and is no reason to write for ever.
+    let mine = json!({"metadata": {"annotations": {"example.org/mine": "1"}}});
+    services.patch("t", &edit, &Patch::Merge(mine)).await.unwrap();
+    let before = stage.calm().await;
+    assert_eq!(services.get("t").await.unwrap().annotations()["example.org/mine"], "1");
+    assert!(stage.calm().await <= before + 1, "{:?}", stage.writes());
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+}
+
+#[tokio::test]
+async fn nothing_of_anybody_else_is_taken_over() {
+    let Some(stage) = Stage::set("foreign").await else { return };
+    let _operator = stage.operator("one", &[]);
+    let foreign = json!({"metadata": {"name": "t"}, "spec": {"ports": [{"port": 80}]}});
+    stage.create::<Service>(&serde_json::from_value(foreign).unwrap()).await;
+    stage.pool(json!({})).await;
+    stage.tenant("t", json!({})).await;
+    stage.inspected("t", 8).await;
+    let degraded = stage.condition("t", "Degraded", "True", "NameTaken").await;
+    assert!(
+        degraded.message.starts_with("Service t exists and is not the operator's"),
+        "{}",
+        degraded.message
+    );
+    let kept = stage.api::<Service>().get("t").await.unwrap();
+    assert_eq!((kept.owner_references().len(), kept.spec.unwrap().ports.unwrap()[0].port), (0, 80));
+    stage.delete::<Service>("t").await;
+    stage.condition("t", "Degraded", "False", "AsExpected").await;
+}
+
+#[tokio::test]
+async fn a_pool_stays_for_as_long_as_it_has_tenants() {
+    let Some(stage) = Stage::set("finalizer").await else { return };
+    let _operator = stage.operator("one", &[]);
+    stage.pool(json!({})).await;
+    stage.tenant("t", json!({})).await;
+    stage.condition("t", "Placed", "Unknown", "ModelNotInspected").await;
+    stage.delete::<GpuPool>("p").await;
+    let pools = stage.api::<GpuPool>();
+    eventually("Terminating", async || {
+        let conditions = pools.get("p").await.unwrap().status?.conditions;
+        conditions.into_iter().find(|one| one.type_ == "Terminating" && one.reason == "TenantsRemain")
+    })
+    .await;
+    stage.delete::<ModelTenant>("t").await;
+    eventually("the pool is gone", async || pools.get_opt("p").await.unwrap().is_none().then_some(())).await;
+}
+
+#[tokio::test]
+async fn every_transition_is_an_event() {
+    let Some(stage) = Stage::set("events").await else { return };
+    let _operator = stage.operator("one", &[]);
+    stage.tenant("t", json!({})).await;
+    stage.condition("t", "Accepted", "False", "PoolNotFound").await;
+    stage.pool(json!({})).await;
+    stage.condition("t", "Accepted", "True", "AsExpected").await;
+    let events = stage.api::<k8s_openapi::api::events::v1::Event>();
+    let told = eventually("both events", async || {
+        let all = events.list(&ListParams::default()).await.unwrap().items;
+        let of = |reason: &str| {
+            all.iter().find(|event| {
+                event.reason.as_deref() == Some(reason) && event.action.as_deref() == Some("Accepted")
+            })
+        };
+        Some((of("PoolNotFound")?.clone(), of("AsExpected")?.clone()))
+    })
+    .await;
+    assert_eq!((told.0.type_.as_deref(), told.1.type_.as_deref()), (Some("Warning"), Some("Normal")));
+    assert!(told.0.note.unwrap().starts_with("Accepted=False: spec.poolRef"));
+    assert_eq!(told.0.regarding.unwrap().name.as_deref(), Some("t"));
+}

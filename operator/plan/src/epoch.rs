@@ -1,0 +1,74 @@
+//! Which claim a GPU has: its epoch, and when another one is due.
+//!
+//! A claim's spec is immutable, and it stays on its node until its last pod is gone. So a node that is lost or drained, or a
+//! claim that would have to ask for something else, means another epoch: all slots of the GPU are repointed together, and
+//! the old claim is deleted.
+
+use sluice_types::pool::UpdatePolicy;
+
+use crate::seen::{ClaimSeen, NodeSeen, OfGpu, PodSeen, Seen};
+
+/// What a GPU's claim is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Epoch {
+    /// Its number, from 1.
+    pub number: u32,
+    /// The claim that is there asks for something else, and stays until no tenant is on the GPU.
+    pub waits: bool,
+    /// Seconds after which to look again, because a node has not been lost for long enough.
+    pub look_again: Option<i64>,
+}
+
+/// By which rule claims are replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// When a change that stops pods is carried out.
+    pub update: UpdatePolicy,
+    /// A node that is not ready for so long is lost, seconds.
+    pub grace_seconds: i64,
+    /// Seconds since 1970.
+    pub now: i64,
+}
+
+/// The epoch of the GPU of which `own` is seen, and whose claim is to have the digest `wanted`.
+pub(crate) fn epoch(own: Option<&OfGpu<'_>>, wanted: &str, seen: &Seen, rule: Rule) -> Epoch {
+    let Some(own) = own else { return fixed(1) };
+    let all = own.claims.iter().map(|(epoch, _)| *epoch).chain(own.slots.iter().copied());
+    let Some(highest) = all.max() else { return fixed(1) };
+    let Some((_, current)) = own.claims.iter().find(|(epoch, _)| *epoch == highest) else {
+        // Somebody deleted it, and its last pod is gone: the same name is free again.
+        return fixed(highest);
+    };
+    let (lost, look_again) = unusable(current, seen, rule);
+    let another = current.digest != wanted;
+    let waits = another && !own.slots.is_empty() && rule.update == UpdatePolicy::WhenEmpty;
+    match current.deleting || lost || (another && !waits) {
+        true => fixed(highest + 1),
+        false => Epoch { number: highest, waits, look_again },
+    }
+}
+
+const fn fixed(number: u32) -> Epoch {
+    Epoch { number, waits: false, look_again: None }
+}
+
+/// Whether the claim's node is of no use any more; else when to look again.
+fn unusable(claim: &ClaimSeen, seen: &Seen, rule: Rule) -> (bool, Option<i64>) {
+    let Some(node) = claim.device.as_ref().and_then(|device| device.node.as_ref()) else {
+        return (false, None);
+    };
+    let Some(node) = seen.nodes.get(node) else { return (true, None) };
+    let left = node.lost_since.map(|since| since + rule.grace_seconds - rule.now);
+    match left {
+        Some(left) if left <= 0 => (true, None),
+        left => (drained(claim, node, &seen.pods), left),
+    }
+}
+
+/// Whether the claim keeps a pod from another node: a cordon alone takes nobody away.
+fn drained(claim: &ClaimSeen, node: &NodeSeen, pods: &[PodSeen]) -> bool {
+    let stuck = |pod: &PodSeen| {
+        pod.claim == claim.name && !pod.deleting && pod.node.is_none() && pod.unscheduled.is_some()
+    };
+    node.cordoned && pods.iter().any(stuck)
+}

@@ -1,0 +1,263 @@
+//! What is told of a tenant: which of its conditions hold, and where its slots are.
+
+mod pool;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
+use sluice_types::Quantity;
+use sluice_types::conditions::{ConditionType, Reason};
+use sluice_types::tenant::{Elasticity, ModelTenantStatus, SlotState, SlotStatus, TenantMemoryStatus};
+
+pub use self::pool::{pool_change, pool_status};
+use crate::accept::placed;
+use crate::objects::{SERVE_PORT, TENANT, claim_name, name};
+use crate::seen::{ClaimSeen, PodSeen, Report, Seen};
+use crate::status::{Finding, Findings, Truth, conditions};
+use crate::unit::{Given, Plan, SlotPlan, TenantPlan};
+
+/// A slot that has a GPU, and all that is seen of it.
+struct View<'a> {
+    name: String,
+    gpu: &'a str,
+    claim: Option<&'a ClaimSeen>,
+    pod: Option<&'a PodSeen>,
+    report: Option<&'a Report>,
+}
+
+/// The status of one of the plan's tenants. What only sidecars tell stays as it was while they have told nothing.
+pub fn tenant_status(given: &Given<'_>, plan: &Plan<'_>, planned: &TenantPlan<'_>) -> ModelTenantStatus {
+    let tenant = planned.tenant;
+    let before = tenant.status.clone().unwrap_or_default();
+    let views: Vec<View<'_>> =
+        planned.slots.iter().filter_map(|slot| view(given.seen, plan, planned, slot)).collect();
+    let generation = tenant.metadata.generation.unwrap_or_default();
+    let findings = findings(given, plan, planned, &views);
+    let told: Vec<&Report> = views.iter().filter_map(|view| view.report).collect();
+    let silent = told.is_empty() && !views.is_empty();
+    ModelTenantStatus {
+        conditions: conditions(
+            ConditionType::OF_TENANT,
+            &before.conditions,
+            &findings,
+            generation,
+            &time(given.now),
+        ),
+        observed_generation: Some(generation),
+        url: Some(url(planned)),
+        replicas: i32::try_from(views.len()).unwrap_or(i32::MAX),
+        selector: Some(format!("{TENANT}={}", name(tenant))),
+        slots: planned.slots.iter().map(|slot| slot_status(planned, slot, &views, &before)).collect(),
+        memory: if silent { before.memory } else { memory(&told) },
+        idle_since: if silent { before.idle_since } else { idle_since(&told) },
+        last_remap_time: told
+            .iter()
+            .filter_map(|report| report.last_remap)
+            .max()
+            .map(time)
+            .or(before.last_remap_time),
+        model: before.model,
+    }
+}
+
+fn url(planned: &TenantPlan<'_>) -> String {
+    let namespace = planned.tenant.metadata.namespace.as_deref().unwrap_or_default();
+    format!("http://{}.{namespace}.svc:{SERVE_PORT}", name(planned.tenant))
+}
+
+pub(crate) fn time(seconds: i64) -> Time {
+    Time(Timestamp::from_second(seconds).unwrap_or(Timestamp::UNIX_EPOCH))
+}
+
+fn view<'a>(
+    seen: &'a Seen,
+    plan: &'a Plan<'_>,
+    planned: &TenantPlan<'_>,
+    slot: &SlotPlan,
+) -> Option<View<'a>> {
+    let on = &plan.gpus[*slot.on.as_ref().ok()?];
+    let (tenant, claim) = (name(planned.tenant), claim_name(&on.gpu, on.epoch?.number));
+    let own = |pod: &&PodSeen| pod.tenant == tenant && pod.index == slot.index && !pod.deleting;
+    Some(View {
+        name: format!("{tenant}-{}", slot.index),
+        gpu: &on.gpu.name,
+        pod: seen.pods.iter().find(|pod| own(pod) && pod.claim == claim),
+        claim: seen.claims.iter().find(|seen| seen.name == claim),
+        report: seen.reports.get(&(tenant.to_owned(), on.gpu.name.clone())),
+    })
+}
+
+fn slot_status(
+    planned: &TenantPlan<'_>,
+    slot: &SlotPlan,
+    views: &[View<'_>],
+    before: &ModelTenantStatus,
+) -> SlotStatus {
+    let own = format!("{}-{}", name(planned.tenant), slot.index);
+    let view = views.iter().find(|view| view.name == own);
+    let pod = view.and_then(|view| view.pod);
+    let report = view.and_then(|view| view.report);
+    let before = before.slots.iter().find(|known| known.name == own);
+    // What a sidecar said of the same pod holds until it says something else.
+    let before = before.filter(|before| before.pod.as_deref() == pod.map(|pod| pod.name.as_str()));
+    let loading = pod.filter(|pod| !pod.ready).map(|_| SlotState::Loading);
+    SlotStatus {
+        gpu: view.map(|view| view.gpu.to_owned()),
+        node: pod.and_then(|pod| pod.node.clone()),
+        pod: pod.map(|pod| pod.name.clone()),
+        state: report.map(|report| report.state).or(loading).or(before.and_then(|before| before.state)),
+        elasticity: pod.map(|_| Elasticity::Layers),
+        name: own,
+    }
+}
+
+fn findings(given: &Given<'_>, plan: &Plan<'_>, planned: &TenantPlan<'_>, views: &[View<'_>]) -> Findings {
+    let slots = planned.slots.iter().map(|slot| {
+        let on = slot.on.as_ref().map(|gpu| plan.gpus[*gpu].gpu.name.as_str());
+        (slot.index, on)
+    });
+    let (refused, found) = placed(slots);
+    let accepted = refused.unwrap_or_else(|| planned.accepted.clone());
+    let degraded = degraded(given.seen, planned, views);
+    let mut all = Findings::from([(ConditionType::Accepted, accepted), (ConditionType::Degraded, degraded)]);
+    if planned.accepted.truth != Truth::True {
+        return all;
+    }
+    all.insert(ConditionType::Placed, found);
+    if !planned.slots.is_empty() && views.is_empty() {
+        return all;
+    }
+    all.insert(ConditionType::DevicesAllocated, worst(views, devices));
+    all.insert(ConditionType::WeightsLoaded, worst(views, weights));
+    all.insert(ConditionType::Serving, serving(planned, views));
+    all
+}
+
+/// What is worst among the slots: something that does not hold, then what nobody knows.
+fn worst(views: &[View<'_>], find: impl Fn(&View<'_>) -> Finding) -> Finding {
+    let rank = |finding: &Finding| match finding.truth {
+        Truth::False => 0,
+        Truth::Unknown => 1,
+        Truth::True => 2,
+    };
+    let found = views.iter().map(|view| (view, find(view))).min_by_key(|(_, finding)| rank(finding));
+    match found {
+        Some((view, found)) if found.truth != Truth::True => {
+            Finding { message: format!("slot {}: {}", view.name, found.message), ..found }
+        }
+        _ => Finding::as_expected(Truth::True),
+    }
+}
+
+fn devices(view: &View<'_>) -> Finding {
+    if let Some(refused) = view.pod.and_then(|pod| pod.refused.as_ref()) {
+        return Finding::no(Reason::DriverRefused, refused);
+    }
+    let allocated = view.claim.is_some_and(|claim| claim.device.is_some());
+    match view.pod.and_then(|pod| pod.unscheduled.as_ref()) {
+        Some(why) => Finding::no(Reason::NotAllocated, why),
+        None if allocated => Finding::as_expected(Truth::True),
+        None => {
+            Finding::unknown(Reason::NotAllocated, format!("the claim of {} has no device yet", view.gpu))
+        }
+    }
+}
+
+fn weights(view: &View<'_>) -> Finding {
+    if let Some(waits) = view.report.and_then(|report| report.waits.as_ref()) {
+        return Finding::no(Reason::WaitingForMemory, waits);
+    }
+    match view.pod {
+        Some(pod) if pod.ready => Finding::as_expected(Truth::True),
+        pod => not_ready(pod),
+    }
+}
+
+fn not_ready(pod: Option<&PodSeen>) -> Finding {
+    match (pod, pod.and_then(|pod| pod.failing.as_ref())) {
+        (None, _) => Finding::unknown(Reason::PodNotReady, "there is no pod yet"),
+        (Some(_), Some(failing)) => Finding::no(Reason::PodFailing, failing),
+        (Some(pod), None) => Finding::unknown(Reason::PodNotReady, format!("pod {} is starting", pod.name)),
+    }
+}
+
+fn serving(planned: &TenantPlan<'_>, views: &[View<'_>]) -> Finding {
+    let spec = &planned.tenant.spec;
+    if spec.suspend {
+        return Finding::no(Reason::Suspended, "spec.suspend is set");
+    }
+    if spec.replicas == 0 {
+        return Finding::no(Reason::ScaledToZero, "spec.replicas is 0");
+    }
+    let serves = |view: &View<'_>| {
+        view.pod.is_some_and(|pod| pod.ready) && view.report.is_none_or(|report| report.failure.is_none())
+    };
+    if views.iter().any(serves) {
+        return Finding::as_expected(Truth::True);
+    }
+    let failure = views.iter().find_map(|view| view.report?.failure.clone());
+    match failure {
+        Some(failure) => Finding::no(Reason::PodFailing, failure),
+        None => worst(views, |view| Finding { truth: Truth::False, ..not_ready(view.pod) }),
+    }
+}
+
+fn degraded(seen: &Seen, planned: &TenantPlan<'_>, views: &[View<'_>]) -> Finding {
+    let yes = |reason, message: &str| Finding { truth: Truth::True, reason, message: message.to_owned() };
+    if let Some(trouble) = seen.troubles.get(name(planned.tenant)) {
+        let reason = if trouble.name_taken { Reason::NameTaken } else { Reason::ApplyFailed };
+        return yes(reason, &trouble.message);
+    }
+    let failing = views.iter().find_map(|view| view.pod?.failing.as_ref());
+    failing.map_or(Finding::as_expected(Truth::False), |why| yes(Reason::PodFailing, why))
+}
+
+fn memory(told: &[&Report]) -> Option<TenantMemoryStatus> {
+    let sum = |part: fn(&TenantMemoryStatus) -> &Quantity| {
+        Quantity::from_bytes(told.iter().map(|report| part(&report.memory).bytes()).sum())
+    };
+    (!told.is_empty()).then(|| TenantMemoryStatus {
+        weights: sum(|memory| &memory.weights),
+        kv: sum(|memory| &memory.kv),
+        host_kv: sum(|memory| &memory.host_kv),
+        remapped_layers: told.iter().map(|report| report.memory.remapped_layers).sum(),
+    })
+}
+
+/// Since when all slots are idle.
+fn idle_since(told: &[&Report]) -> Option<Time> {
+    let all: Option<Vec<i64>> = told.iter().map(|report| report.idle_since).collect();
+    all?.into_iter().max().map(time)
+}
+
+/// How much a status that is to be written differs from the one that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Change {
+    /// Not at all.
+    None,
+    /// In figures and wording, which may wait.
+    Figures,
+    /// In what holds, and where slots are.
+    Conditions,
+}
+
+/// How `after` differs from `before`.
+pub fn change(before: Option<&ModelTenantStatus>, after: &ModelTenantStatus) -> Change {
+    let Some(before) = before else { return Change::Conditions };
+    if before == after {
+        return Change::None;
+    }
+    let core = |status: &ModelTenantStatus| {
+        let slots: Vec<_> =
+            status.slots.iter().map(|slot| (slot.name.clone(), slot.gpu.clone(), slot.pod.clone())).collect();
+        (slots, status.observed_generation, status.replicas, status.model.clone())
+    };
+    let same = core(before) == core(after) && alike(&before.conditions, &after.conditions);
+    if same { Change::Figures } else { Change::Conditions }
+}
+
+pub(crate) fn alike(before: &[Condition], after: &[Condition]) -> bool {
+    before.len() == after.len()
+        && before.iter().zip(after).all(|(before, after)| {
+            (&before.type_, &before.status, &before.reason) == (&after.type_, &after.status, &after.reason)
+        })
+}

@@ -1,0 +1,132 @@
+//! What is told of a pool: its conditions, and its GPUs.
+
+use std::collections::BTreeMap;
+
+use sluice_types::conditions::{ConditionType, Reason};
+use sluice_types::pool::{GpuPoolStatus, GpuStatus};
+use sluice_types::{GpuPool, Quantity};
+
+use super::{Change, alike, time};
+use crate::objects::{claim_name, name};
+use crate::place::Unplaced;
+use crate::seen::ClaimSeen;
+use crate::status::{Finding, Findings, Truth, conditions};
+use crate::unit::{Given, Plan};
+
+/// The status of the plan's pool.
+pub fn pool_status(given: &Given<'_>, plan: &Plan<'_>, pool: &GpuPool) -> GpuPoolStatus {
+    let before = pool.status.clone().unwrap_or_default();
+    let generation = pool.metadata.generation.unwrap_or_default();
+    let deleting = pool.metadata.deletion_timestamp.is_some();
+    let mut kinds = ConditionType::OF_POOL.to_vec();
+    kinds.extend(deleting.then_some(ConditionType::Terminating));
+    let findings = findings(given, plan);
+    GpuPoolStatus {
+        conditions: conditions(&kinds, &before.conditions, &findings, generation, &time(given.now)),
+        observed_generation: Some(generation),
+        gpus: (0..plan.gpus.len()).map(|gpu| gpu_status(given, plan, gpu, &before)).collect(),
+    }
+}
+
+/// How `after` differs from `before`.
+pub fn pool_change(before: Option<&GpuPoolStatus>, after: &GpuPoolStatus) -> Change {
+    let Some(before) = before else { return Change::Conditions };
+    if before == after {
+        return Change::None;
+    }
+    let core = |status: &GpuPoolStatus| {
+        let gpu = |gpu: &GpuStatus| {
+            (gpu.name.clone(), gpu.claim_name.clone(), gpu.node.clone(), gpu.tenants.clone())
+        };
+        (status.gpus.iter().map(gpu).collect::<Vec<_>>(), status.observed_generation)
+    };
+    let same = core(before) == core(after) && alike(&before.conditions, &after.conditions);
+    if same { Change::Figures } else { Change::Conditions }
+}
+
+fn findings(given: &Given<'_>, plan: &Plan<'_>) -> Findings {
+    let remain = given.tenants.len();
+    let message = format!("{remain} tenants still refer to the pool");
+    let terminating = Finding { truth: Truth::True, reason: Reason::TenantsRemain, message };
+    Findings::from([
+        (ConditionType::Accepted, Finding::as_expected(Truth::True)),
+        (ConditionType::Placed, placed(plan)),
+        (ConditionType::DevicesAllocated, allocated(given, plan)),
+        (ConditionType::Degraded, waiting(plan)),
+        (ConditionType::Terminating, terminating),
+    ])
+}
+
+fn placed(plan: &Plan<'_>) -> Finding {
+    let no_room = |tenant: &&crate::unit::TenantPlan<'_>| {
+        tenant.slots.iter().any(|slot| matches!(slot.on, Err(Unplaced::NoRoom { .. })))
+    };
+    let homeless: Vec<&str> = plan.tenants.iter().filter(no_room).map(|tenant| name(tenant.tenant)).collect();
+    match homeless.len() {
+        0 => Finding::as_expected(Truth::True),
+        count => {
+            Finding::no(Reason::NoRoom, format!("{count} tenants lack a GPU, {} among them", homeless[0]))
+        }
+    }
+}
+
+fn allocated(given: &Given<'_>, plan: &Plan<'_>) -> Finding {
+    let have: BTreeMap<&str, &ClaimSeen> =
+        given.seen.claims.iter().map(|claim| (claim.name.as_str(), claim)).collect();
+    let wanted = plan.gpus.iter().filter_map(|gpu| Some(claim_name(&gpu.gpu, gpu.epoch?.number)));
+    let lacks = |claim: &String| have.get(claim.as_str()).is_none_or(|claim| claim.device.is_none());
+    let lacking: Vec<String> = wanted.filter(lacks).collect();
+    match lacking.first() {
+        None => Finding::as_expected(Truth::True),
+        Some(first) => {
+            let message = format!("{} claims have no device, {first} among them", lacking.len());
+            Finding::no(Reason::NotAllocated, message)
+        }
+    }
+}
+
+fn waiting(plan: &Plan<'_>) -> Finding {
+    let waits = plan.gpus.iter().filter(|gpu| gpu.epoch.is_some_and(|epoch| epoch.waits));
+    let names: Vec<&str> = waits.map(|gpu| gpu.gpu.name.as_str()).collect();
+    match names.first() {
+        None => Finding::as_expected(Truth::False),
+        Some(first) => Finding {
+            truth: Truth::True,
+            reason: Reason::UpdateWaits,
+            message: format!(
+                "a change waits until no tenant is on {} GPUs, {first} among them (spec.updatePolicy)",
+                names.len()
+            ),
+        },
+    }
+}
+
+fn gpu_status(given: &Given<'_>, plan: &Plan<'_>, index: usize, before: &GpuPoolStatus) -> GpuStatus {
+    let planned = &plan.gpus[index];
+    let before = before.gpus.iter().find(|gpu| gpu.name == planned.gpu.name);
+    let claim = planned.epoch.map(|epoch| claim_name(&planned.gpu, epoch.number));
+    let seen = given.seen.claims.iter().find(|seen| Some(&seen.name) == claim.as_ref());
+    let device = seen.and_then(|claim| claim.device.as_ref());
+    let mut tenants: Vec<String> = plan.on(index).map(|(tenant, _)| name(tenant.tenant).to_owned()).collect();
+    tenants.sort_unstable();
+    GpuStatus {
+        name: planned.gpu.name.clone(),
+        node: device.and_then(|device| device.node.clone()),
+        device: device.map(|device| device.name.clone()),
+        uuid: device.and_then(|device| device.uuid.clone()),
+        effective_mode: claim.as_ref().map(|_| planned.gpu.sharing.mode),
+        capacity: planned.gpu.capacity_bytes.map(Quantity::from_bytes),
+        used: used(given, &planned.gpu.name, &tenants).or(before.and_then(|before| before.used.clone())),
+        victim_order: Vec::new(),
+        claim_name: claim,
+        tenants,
+    }
+}
+
+/// What the GPU's tenants hold, as their sidecars told it; `None` = nobody has.
+fn used(given: &Given<'_>, gpu: &str, tenants: &[String]) -> Option<Quantity> {
+    let told = tenants.iter().filter_map(|tenant| given.seen.reports.get(&(tenant.clone(), gpu.to_owned())));
+    let held: Vec<u64> =
+        told.map(|report| report.memory.weights.bytes() + report.memory.kv.bytes()).collect();
+    (!held.is_empty()).then(|| Quantity::from_bytes(held.iter().sum()))
+}

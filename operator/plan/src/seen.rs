@@ -1,0 +1,185 @@
+//! What is seen of a cluster, as little of it as decisions need.
+
+use std::collections::BTreeMap;
+
+use sluice_types::pool::SharingMode;
+use sluice_types::tenant::{SlotState, TenantMemoryStatus};
+
+use crate::objects::of_claim_name;
+
+/// All that is seen of a pool and of its tenants, but for these objects themselves.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Seen {
+    /// Claims of the pool, in any order.
+    pub claims: Vec<ClaimSeen>,
+    /// Slots that have a Deployment.
+    pub slots: Vec<SlotSeen>,
+    /// Pods of its slots.
+    pub pods: Vec<PodSeen>,
+    /// Nodes, by name: at least those that a claim is on.
+    pub nodes: BTreeMap<String, NodeSeen>,
+    /// What slots' sidecars told last, by tenant and GPU.
+    pub reports: BTreeMap<(String, String), Report>,
+    /// What went wrong at the last attempt to apply a tenant's objects, by tenant.
+    pub troubles: BTreeMap<String, Trouble>,
+}
+
+/// A claim.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClaimSeen {
+    /// Its name: its GPU and its epoch.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+    /// Digest of what it asks for.
+    pub digest: String,
+    /// How its GPU is shared.
+    pub mode: Option<SharingMode>,
+    /// It goes once nobody uses it any more.
+    pub deleting: bool,
+    /// What it got.
+    pub device: Option<DeviceSeen>,
+}
+
+/// A device that a claim got.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceSeen {
+    /// Node that it is on; `None` = reachable from everywhere.
+    pub node: Option<String>,
+    /// Its name in its driver's pool of devices.
+    pub name: String,
+    /// Its memory, bytes.
+    pub capacity_bytes: Option<u64>,
+    /// UUID of the GPU.
+    pub uuid: Option<String>,
+}
+
+/// A slot that has a Deployment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SlotSeen {
+    /// Its tenant.
+    pub tenant: String,
+    /// Its index.
+    pub index: u32,
+    /// Claim that its Deployment names.
+    pub claim: String,
+}
+
+/// A pod of a slot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodSeen {
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+    /// Its tenant.
+    pub tenant: String,
+    /// Index of its slot.
+    pub index: u32,
+    /// Claim that it names.
+    pub claim: String,
+    /// Node that it is on.
+    pub node: Option<String>,
+    /// Its address.
+    pub ip: Option<String>,
+    /// It is on its way out.
+    pub deleting: bool,
+    /// It is ready: requests are answered or held.
+    pub ready: bool,
+    /// Why no node takes it.
+    pub unscheduled: Option<String>,
+    /// Why its claim could not be prepared.
+    pub refused: Option<String>,
+    /// Why a container does not start, or ends again and again.
+    pub failing: Option<String>,
+    /// Its download is over, and its label still says that it is not.
+    pub fetched: bool,
+}
+
+/// A node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeSeen {
+    /// Since when it is not ready, seconds since 1970.
+    pub lost_since: Option<i64>,
+    /// No new pod is placed on it.
+    pub cordoned: bool,
+    /// Memory that pods may take, bytes.
+    pub allocatable_bytes: u64,
+}
+
+/// What a slot's sidecar told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// What the slot does.
+    pub state: SlotState,
+    /// Why its weights are not in memory; `None` = they are, or are on their way.
+    pub waits: Option<String>,
+    /// Why it cannot serve.
+    pub failure: Option<String>,
+    /// Since when no request has come, seconds since 1970.
+    pub idle_since: Option<i64>,
+    /// When layers were last remapped or came back, seconds since 1970.
+    pub last_remap: Option<i64>,
+    /// Memory.
+    pub memory: TenantMemoryStatus,
+}
+
+/// What went wrong when a tenant's objects were applied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// An object that is not ours has the name.
+    pub name_taken: bool,
+    /// Kind, name and what the API server said.
+    pub message: String,
+}
+
+/// What is seen, by GPU and by tenant.
+#[derive(Debug, Default)]
+pub(crate) struct Index<'a> {
+    gpus: BTreeMap<&'a str, OfGpu<'a>>,
+    tenants: BTreeMap<&'a str, Vec<(u32, &'a str)>>,
+}
+
+/// What is seen of a GPU.
+#[derive(Debug, Default)]
+pub(crate) struct OfGpu<'a> {
+    /// Its claims.
+    pub claims: Vec<(u32, &'a ClaimSeen)>,
+    /// Epochs that Deployments on it name.
+    pub slots: Vec<u32>,
+}
+
+impl<'a> Index<'a> {
+    pub fn new(seen: &'a Seen) -> Self {
+        let mut index = Index::default();
+        for claim in &seen.claims {
+            if let Some((gpu, epoch)) = of_claim_name(&claim.name) {
+                index.gpus.entry(gpu).or_default().claims.push((epoch, claim));
+            }
+        }
+        for slot in &seen.slots {
+            if let Some((gpu, epoch)) = of_claim_name(&slot.claim) {
+                index.gpus.entry(gpu).or_default().slots.push(epoch);
+                index.tenants.entry(&slot.tenant).or_default().push((slot.index, gpu));
+            }
+        }
+        index
+    }
+
+    pub fn gpu(&self, name: &str) -> Option<&OfGpu<'a>> {
+        self.gpus.get(name)
+    }
+
+    /// Indices and GPUs of a tenant's slots that have a Deployment.
+    pub fn slots(&self, tenant: &str) -> &[(u32, &'a str)] {
+        self.tenants.get(tenant).map_or(&[], Vec::as_slice)
+    }
+}
+
+impl<'a> OfGpu<'a> {
+    /// The newest claim that is to stay.
+    pub fn claim(&self) -> Option<&'a ClaimSeen> {
+        let staying = self.claims.iter().filter(|(_, claim)| !claim.deleting);
+        staying.max_by_key(|(epoch, _)| epoch).map(|(_, claim)| *claim)
+    }
+}

@@ -1,0 +1,262 @@
+//! A pool with its tenants: what is to be, given what is.
+//!
+//! Nothing is remembered between two plans but what the cluster itself keeps: a Deployment says which claim its slot is on,
+//! and a claim's name says its GPU and its epoch.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sluice_types::tenant::EngineKind;
+use sluice_types::{GpuPool, ModelTenant};
+
+use crate::accept::{Cluster, accepted};
+use crate::demand::{Demand, Geometry, Terms, demand};
+use crate::epoch::{Epoch, Rule, epoch};
+use crate::geometry::threads;
+use crate::gpu::{Gpu, Known, gpus};
+use crate::objects::{Placed, claim_digest, claim_name, name};
+use crate::place::{Placement, Slot, Unplaced, place};
+use crate::seat::{Seat, seats};
+use crate::seen::{Index, Seen};
+use crate::shares::shares;
+use crate::status::{Finding, Truth};
+
+/// Device memory of the contexts of a slot's two processes on a CUDA device, bytes, until a probe's measurement is known.
+const CUDA_CONTEXT_BYTES: u64 = 1 << 30;
+/// Unit in which memory of a CUDA device changes hands, bytes.
+const CUDA_CHUNK_BYTES: u64 = 2 << 20;
+
+/// What is there.
+#[derive(Clone, Copy, Debug)]
+pub struct Given<'a> {
+    /// The pool; `None` = there is none of that name.
+    pub pool: Option<&'a GpuPool>,
+    /// The tenants that refer to it, those that are being deleted aside.
+    pub tenants: &'a [&'a ModelTenant],
+    /// What is seen of them.
+    pub seen: &'a Seen,
+    /// What the cluster can do.
+    pub cluster: Cluster,
+    /// A node that is not ready for so long is lost, seconds.
+    pub grace_seconds: i64,
+    /// Seconds since 1970.
+    pub now: i64,
+}
+
+/// What is to be.
+#[derive(Clone, Debug, Default)]
+pub struct Plan<'a> {
+    /// GPUs of the pool, those without a slot among them.
+    pub gpus: Vec<GpuPlan>,
+    /// Its tenants, in the order given.
+    pub tenants: Vec<TenantPlan<'a>>,
+}
+
+/// A GPU.
+#[derive(Clone, Debug)]
+pub struct GpuPlan {
+    /// What it is.
+    pub gpu: Gpu,
+    /// The claim that it has or is to have; `None` = it has no slot, and so no claim.
+    pub epoch: Option<Epoch>,
+}
+
+/// A tenant.
+#[derive(Clone, Debug)]
+pub struct TenantPlan<'a> {
+    /// What was asked.
+    pub tenant: &'a ModelTenant,
+    /// Whether it can be served at all.
+    pub accepted: Finding,
+    /// Sizes of its model; `None` = to be inspected.
+    pub model: Option<Geometry>,
+    /// Its slots.
+    pub slots: Vec<SlotPlan>,
+}
+
+/// A slot.
+#[derive(Clone, Debug)]
+pub struct SlotPlan {
+    /// Its index in the tenant.
+    pub index: u32,
+    /// Its GPU as an index into [`Plan::gpus`], or why it has none.
+    pub on: Result<usize, Unplaced>,
+    /// What it takes.
+    pub demand: Demand,
+    /// What it may hold without asking anybody, bytes.
+    pub share_bytes: u64,
+}
+
+impl<'a> Plan<'a> {
+    /// What `slot` of `tenant` is rendered from; `None` = it has no GPU, or nobody knows its model.
+    pub fn placed(
+        &'a self,
+        pool: &'a GpuPool,
+        tenant: &TenantPlan<'a>,
+        slot: &SlotPlan,
+    ) -> Option<Placed<'a>> {
+        let on = &self.gpus[*slot.on.as_ref().ok()?];
+        Some(Placed {
+            pool,
+            tenant: tenant.tenant,
+            index: slot.index,
+            gpu: &on.gpu,
+            epoch: on.epoch?.number,
+            model: tenant.model?,
+            demand: slot.demand,
+            share_bytes: slot.share_bytes,
+        })
+    }
+
+    /// Slots on a GPU, with their tenants.
+    pub fn on(&self, gpu: usize) -> impl Iterator<Item = (&TenantPlan<'a>, &SlotPlan)> {
+        let all = self.tenants.iter().flat_map(|tenant| tenant.slots.iter().map(move |slot| (tenant, slot)));
+        all.filter(move |(_, slot)| slot.on.as_ref().is_ok_and(|on| *on == gpu))
+    }
+
+    /// Seconds after which to plan again though nothing may have happened.
+    pub fn look_again(&self) -> Option<i64> {
+        self.gpus.iter().filter_map(|gpu| gpu.epoch?.look_again).min()
+    }
+}
+
+/// Plans a pool and its tenants. Without a pool nothing is placed, and nothing of what is there is to go.
+pub fn plan<'a>(given: &Given<'a>) -> Plan<'a> {
+    let mut tenants: Vec<TenantPlan<'a>> =
+        given.tenants.iter().map(|tenant| admitted(given, tenant)).collect();
+    let Some(pool) = given.pool else { return Plan { gpus: Vec::new(), tenants } };
+    let index = Index::new(given.seen);
+    let gpus = gpus(pool, &|name| known(&index, given.seen, name));
+    let wanted: Vec<Vec<Slot>> =
+        tenants.iter().map(|tenant| wanted(pool, tenant, &index, given.seen)).collect();
+    let mut placement = place(&gpus, &wanted.concat());
+    let by_name: BTreeMap<&str, usize> =
+        gpus.iter().enumerate().map(|(index, gpu)| (gpu.name.as_str(), index)).collect();
+    for (tenant, slots) in tenants.iter_mut().zip(wanted) {
+        tenant.slots = slots.into_iter().map(|slot| planned(slot, &mut placement, &by_name)).collect();
+    }
+    let gpus = gpus.into_iter().map(|gpu| GpuPlan { gpu, epoch: None }).collect();
+    let mut plan = Plan { gpus, tenants };
+    share_out(&mut plan, pool);
+    date(&mut plan, pool, &index, given);
+    plan
+}
+
+fn planned(slot: Slot, placement: &mut Placement, gpus: &BTreeMap<&str, usize>) -> SlotPlan {
+    let Slot { tenant, index, demand, .. } = slot;
+    let on = placement.remove(&(tenant, index)).expect("every slot is placed or not");
+    let on = on.map(|gpu| gpus[gpu.as_str()]);
+    SlotPlan { index, on, demand: demand.unwrap_or_default(), share_bytes: 0 }
+}
+
+fn admitted<'a>(given: &Given<'a>, tenant: &'a ModelTenant) -> TenantPlan<'a> {
+    let kept = tenant.status.as_ref().and_then(|status| status.model.as_ref());
+    let model = kept.and_then(|kept| Geometry::of_status(kept, threads(&tenant.spec)));
+    TenantPlan { tenant, accepted: accepted(tenant, given.pool, given.cluster), model, slots: Vec::new() }
+}
+
+/// What its claim tells of a GPU.
+fn known(index: &Index<'_>, seen: &Seen, gpu: &str) -> Known {
+    let Some(own) = index.gpu(gpu) else { return Known::default() };
+    let Some(claim) = own.claim() else { return Known::default() };
+    let device = claim.device.as_ref();
+    let node = device.and_then(|device| seen.nodes.get(device.node.as_ref()?));
+    Known {
+        capacity_bytes: device.and_then(|device| device.capacity_bytes),
+        node_bytes: node.map(|node| node.allocatable_bytes),
+        mode: claim.mode.filter(|_| !own.slots.is_empty()),
+    }
+}
+
+/// The slots that a tenant is to have: as many as it asks for, the ones that exist first.
+fn wanted(pool: &GpuPool, planned: &TenantPlan<'_>, index: &Index<'_>, seen: &Seen) -> Vec<Slot> {
+    let (tenant, spec) = (name(planned.tenant), &planned.tenant.spec);
+    let served = planned.accepted.truth == Truth::True && !spec.suspend;
+    let replicas = if served { usize::try_from(spec.replicas).unwrap_or(0) } else { 0 };
+    let there = index.slots(tenant);
+    let seat = |(index, gpu): &(u32, &str)| Seat {
+        index: *index,
+        placed: true,
+        idle_seconds: idle_seconds(tenant, gpu, seen),
+    };
+    let demand = planned.model.map(|model| demand(spec, &model, &terms(pool)));
+    let slot = |index: u32| Slot {
+        tenant: tenant.to_owned(),
+        index,
+        group: spec.gpu_group.clone(),
+        priority: spec.priority,
+        created: created(planned.tenant),
+        demand,
+        alone: spec.engine.kind != EngineKind::Native,
+        on: there.iter().find(|(at, _)| *at == index).map(|(_, gpu)| (*gpu).to_owned()),
+    };
+    let seated: Vec<Seat> = there.iter().map(seat).collect();
+    seats(&seated, replicas).into_iter().map(slot).collect()
+}
+
+/// The earlier a slot fell idle the larger; only the order counts.
+fn idle_seconds(tenant: &str, gpu: &str, seen: &Seen) -> u64 {
+    let report = seen.reports.get(&(tenant.to_owned(), gpu.to_owned()));
+    let since = report.and_then(|report| report.idle_since);
+    since.map_or(0, |since| u64::try_from(i64::MAX.saturating_sub(since)).unwrap_or(0))
+}
+
+fn created(tenant: &ModelTenant) -> i64 {
+    tenant.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
+}
+
+fn terms(pool: &GpuPool) -> Terms {
+    let policy = pool.spec.policy;
+    match pool.spec.device.as_ref().and_then(|device| device.host.as_ref()) {
+        Some(host) => Terms { chunk_bytes: host.chunk_bytes.bytes().max(1), context_bytes: 0, policy },
+        None => Terms { chunk_bytes: CUDA_CHUNK_BYTES, context_bytes: CUDA_CONTEXT_BYTES, policy },
+    }
+}
+
+/// Deals out the memory of each GPU; of one whose size nobody knows yet each slot has its floor.
+fn share_out(plan: &mut Plan<'_>, pool: &GpuPool) {
+    let chunk = terms(pool).chunk_bytes;
+    let mut weights: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
+    for (tenant, slot) in all(plan) {
+        let own = tenant.model.map_or(0, |model| model.weights_bytes());
+        if let Ok(gpu) = slot.on {
+            weights.entry(gpu).or_default().push(own);
+        }
+    }
+    let mut dealt: BTreeMap<usize, std::vec::IntoIter<u64>> = BTreeMap::new();
+    for (gpu, weights) in weights {
+        if let Some(capacity) = plan.gpus[gpu].gpu.capacity_bytes {
+            dealt.insert(gpu, shares(capacity, chunk, &weights).into_iter());
+        }
+    }
+    for slot in plan.tenants.iter_mut().flat_map(|tenant| &mut tenant.slots) {
+        let own = slot.on.as_ref().ok().and_then(|gpu| dealt.get_mut(gpu)?.next());
+        slot.share_bytes = own.unwrap_or(slot.demand.floor_bytes);
+    }
+}
+
+fn all<'p>(plan: &'p Plan<'_>) -> impl Iterator<Item = (&'p TenantPlan<'p>, &'p SlotPlan)> {
+    plan.tenants.iter().flat_map(|tenant| tenant.slots.iter().map(move |slot| (tenant, slot)))
+}
+
+/// Gives every GPU with a slot its epoch.
+fn date(plan: &mut Plan<'_>, pool: &GpuPool, index: &Index<'_>, given: &Given<'_>) {
+    let taken: BTreeSet<usize> = all(plan).filter_map(|(_, slot)| slot.on.as_ref().ok().copied()).collect();
+    let rule = Rule { update: pool.spec.update_policy, grace_seconds: given.grace_seconds, now: given.now };
+    // What the groups say now, whatever is in force.
+    let written = gpus(pool, &|_| Known::default());
+    for (at, (planned, written)) in plan.gpus.iter_mut().zip(written).enumerate() {
+        if taken.contains(&at) {
+            let own = index.gpu(&planned.gpu.name);
+            let epoch = epoch(own, &claim_digest(pool, &written), given.seen, rule);
+            planned.epoch = Some(epoch);
+            if !epoch.waits {
+                planned.gpu.sharing = written.sharing;
+            }
+        }
+    }
+}
+
+/// Names of the claims that are to be there.
+pub fn claims(plan: &Plan<'_>) -> BTreeSet<String> {
+    plan.gpus.iter().filter_map(|planned| Some(claim_name(&planned.gpu, planned.epoch?.number))).collect()
+}
