@@ -2,26 +2,17 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::LazyLock;
 use std::time::Duration;
 
-use clap::Parser;
 use sluice_types::Quantity;
 
 use crate::DRIVER;
+use crate::config::SMALLEST_CHUNK;
 use crate::devices::{MOST, Offer};
 use crate::store::Places;
 
-static VERSION: LazyLock<String> = LazyLock::new(|| {
-    format!("{} (commit {}, driver {DRIVER})", env!("CARGO_PKG_VERSION"), env!("SLUICE_COMMIT"))
-});
-
-/// Offer neighbourhoods and host-backed GPUs of this node to Kubernetes.
-///
-/// A DRA driver (Kubernetes 1.34 or newer) that the chart runs on each node. It needs a container runtime that reads
-/// CDI specifications of version 0.7.0: containerd 2.0 or CRI-O 1.31.
-#[derive(Clone, Debug, Parser)]
-#[command(name = "sluice-devices", version = VERSION.as_str())]
+/// Options of the driver.
+#[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Name of this node.
     #[arg(long, env = "NODE_NAME")]
@@ -42,24 +33,36 @@ pub struct Args {
     #[arg(long, default_value = "1Gi", value_name = "BYTES")]
     pub host_memory: Quantity,
     /// Group that the neighbourhoods belong to; containers of a claim join it.
-    #[arg(long, default_value_t = 65_500, value_name = "GID")]
+    #[arg(long, default_value_t = 65_500, value_name = "GID", value_parser = clap::value_parser!(u32).range(0..=2_147_483_647))]
     pub group: u32,
     /// Address of probes and metrics.
     #[arg(long, default_value = "0.0.0.0:8080", value_name = "ADDRESS")]
     pub http: SocketAddr,
-    /// Claims that vanished while nobody told the driver are looked for so often, seconds.
+    /// Claims that vanished while nobody told the driver are looked for so often, seconds; what is not there at two looks
+    /// is swept.
     #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub sweep_seconds: u64,
 }
 
-/// More devices than a ResourceSlice holds.
+/// What no node can offer.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "--neighbourhoods {neighbourhoods} and --host-gpus {host_gpus} are more than {MOST} devices together"
-)]
-pub struct TooMany {
-    neighbourhoods: u32,
-    host_gpus: u32,
+pub enum OfferError {
+    /// More than a ResourceSlice holds.
+    #[error(
+        "--neighbourhoods {neighbourhoods} and --host-gpus {host_gpus} are more than {MOST} devices together"
+    )]
+    TooMany {
+        /// As written.
+        neighbourhoods: u32,
+        /// As written.
+        host_gpus: u32,
+    },
+    /// Nothing at all.
+    #[error("--neighbourhoods and --host-gpus are both 0: there is nothing to offer")]
+    Nothing,
+    /// Not one chunk.
+    #[error("--host-memory {0} does not hold one chunk of 64Ki")]
+    Small(String),
 }
 
 impl Args {
@@ -67,12 +70,20 @@ impl Args {
     ///
     /// # Errors
     /// More than one ResourceSlice can say.
-    pub fn offer(&self) -> Result<Offer, TooMany> {
+    pub fn offer(&self) -> Result<Offer, OfferError> {
         let (neighbourhoods, host_gpus) = (self.neighbourhoods, self.host_gpus);
         if neighbourhoods.saturating_add(host_gpus) > MOST {
-            return Err(TooMany { neighbourhoods, host_gpus });
+            return Err(OfferError::TooMany { neighbourhoods, host_gpus });
         }
-        let host_memory = self.host_memory.clone();
+        if neighbourhoods == 0 && host_gpus == 0 {
+            return Err(OfferError::Nothing);
+        }
+        // Whole chunks of the smallest size. The API server writes such a quantity as we do.
+        let bytes = self.host_memory.bytes() & !(SMALLEST_CHUNK - 1);
+        if bytes == 0 {
+            return Err(OfferError::Small(self.host_memory.as_str().into()));
+        }
+        let host_memory = Quantity::from_bytes(bytes);
         Ok(Offer { node: self.node_name.clone(), neighbourhoods, host_gpus, host_memory })
     }
 
@@ -106,9 +117,27 @@ mod tests {
     use clap::Parser;
 
     use super::Args;
+    use crate::cli::Cli;
 
     fn args(rest: &[&str]) -> Args {
-        Args::parse_from(["sluice-devices", "--node-name", "one"].iter().chain(rest))
+        Cli::parse_from(["sluice-devices", "--node-name", "one"].iter().chain(rest)).driver.unwrap()
+    }
+
+    #[test]
+    fn memory_is_offered_in_whole_chunks_and_as_the_api_server_writes_it() {
+        let offered =
+            |text| args(&["--host-memory", text]).offer().map(|offer| offer.host_memory.as_str().to_owned());
+        for (text, written) in [("1024Mi", "1Gi"), ("1.5Gi", "1536Mi"), ("1000k", "960Ki"), ("64Ki", "64Ki")]
+        {
+            assert_eq!(offered(text).unwrap(), written);
+        }
+        assert!(offered("65535").unwrap_err().to_string().contains("does not hold one chunk"));
+    }
+
+    #[test]
+    fn an_offer_of_nothing_is_refused() {
+        assert!(args(&["--neighbourhoods", "0"]).offer().is_err());
+        assert!(args(&["--neighbourhoods", "0", "--host-gpus", "1"]).offer().is_ok());
     }
 
     #[test]

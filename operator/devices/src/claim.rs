@@ -10,10 +10,16 @@ use crate::config::{self, ConfigError};
 use crate::devices::{Kind, Offer};
 use crate::proto;
 
+/// Version of [`Granted`] on disk. Fields that a reader does not know it ignores, so that an older driver can read what a
+/// newer one wrote; another version means that it cannot.
+pub const RECORD_VERSION: u32 = 1;
+
 /// A claim that is prepared, as it is kept on disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Granted {
+    /// [`RECORD_VERSION`].
+    pub version: u32,
     /// Namespace of the claim.
     pub namespace: String,
     /// Name of the claim.
@@ -26,9 +32,9 @@ pub struct Granted {
 
 /// A device of a claim.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Given {
-    /// Request of the claim.
+    /// Request of the claim; of one with alternatives the main one, by which containers name it.
     pub request: String,
     /// Pool of the device.
     pub pool: String,
@@ -95,6 +101,7 @@ pub fn granted(claim: &ResourceClaim, asked: &proto::Claim, offer: &Offer) -> Re
     }
     let devices = results.into_iter().map(|result| given(allocation, result, offer, &title));
     Ok(Granted {
+        version: RECORD_VERSION,
         namespace: asked.namespace.clone(),
         name: asked.name.clone(),
         uid: asked.uid.clone(),
@@ -131,31 +138,63 @@ fn given(
     if !crate::devices::devices(offer).iter().any(offered) {
         return Err(absent());
     }
-    if kind == Kind::HostGpu
-        && let Some(parameters) = parameters(allocation, &result.request)
-    {
-        config::check(parameters, &result.device, &offer.host_memory).map_err(|source| Refusal::Config {
-            claim: title.into(),
-            request: result.request.clone(),
-            source,
-        })?;
+    check_config(kind, allocation, result, offer).map_err(|source| Refusal::Config {
+        claim: title.into(),
+        request: result.request.clone(),
+        source,
+    })?;
+    Ok(as_given(result))
+}
+
+fn as_given(result: &DeviceRequestAllocationResult) -> Given {
+    let (request, pool) = (main_request(&result.request).to_owned(), result.pool.clone());
+    Given { request, pool, device: result.device.clone() }
+}
+
+fn main_request(request: &str) -> &str {
+    request.split('/').next().unwrap_or(request)
+}
+
+/// Devices of `claim` that a driver of the node `node` has in hand, good or not; none if it is not allocated there.
+pub fn allocated(claim: &ResourceClaim, node: &str) -> Vec<Given> {
+    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let results = allocation.and_then(|allocation| allocation.devices.as_ref()?.results.as_ref());
+    let ours = results.into_iter().flatten().filter(|result| result.driver == DRIVER && result.pool == node);
+    ours.map(as_given).collect()
+}
+
+fn check_config(
+    kind: Kind,
+    allocation: &DeviceAllocationResult,
+    result: &DeviceRequestAllocationResult,
+    offer: &Offer,
+) -> Result<(), ConfigError> {
+    let Some((config, parameters)) = parameters(allocation, &result.request) else { return Ok(()) };
+    match kind {
+        Kind::HostGpu => config::check(parameters, &result.device, &offer.host_memory).map(drop),
+        // One for all requests is meant for the GPU.
+        Kind::Neighbourhood if config.requests.as_ref().is_none_or(Vec::is_empty) => Ok(()),
+        Kind::Neighbourhood => Err(ConfigError::Neighbourhood(result.device.clone())),
     }
-    let (request, pool) = (result.request.clone(), result.pool.clone());
-    Ok(Given { request, pool, device: result.device.clone() })
 }
 
 /// The configuration that counts for `request`: the last one, as those of a class come before those of the claim.
-fn parameters<'a>(allocation: &'a DeviceAllocationResult, request: &str) -> Option<&'a serde_json::Value> {
+fn parameters<'a>(
+    allocation: &'a DeviceAllocationResult,
+    request: &str,
+) -> Option<(&'a DeviceAllocationConfiguration, &'a serde_json::Value)> {
     let configs = allocation.config.iter().flatten().filter(|config| applies(config, request));
-    let mut opaque = configs.filter_map(|config| config.opaque.as_ref());
-    opaque.rfind(|opaque| opaque.driver == DRIVER).map(|opaque| &opaque.parameters.0)
+    let mut ours = configs.filter_map(|config| {
+        let opaque = config.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER)?;
+        Some((config, &opaque.parameters.0))
+    });
+    ours.next_back()
 }
 
 /// A configuration without requests is for all; one for `gpu` is also for its alternative `gpu/large`.
 fn applies(config: &DeviceAllocationConfiguration, request: &str) -> bool {
     let requests = config.requests.as_deref().unwrap_or_default();
-    let main = request.split('/').next().unwrap_or(request);
-    requests.is_empty() || requests.iter().any(|named| named == request || named == main)
+    requests.is_empty() || requests.iter().any(|named| named == request || named == main_request(request))
 }
 
 #[cfg(test)]

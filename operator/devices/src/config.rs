@@ -6,8 +6,10 @@ use sluice_types::{API_VERSION, Quantity};
 
 /// Kind of the configuration in a claim.
 const KIND: &str = "HostGpuConfig";
-/// Smallest and largest unit in which device memory changes hands, bytes; all powers of two between are allowed.
-const CHUNKS: (u64, u64) = (64 << 10, 2 << 20);
+/// Smallest unit in which device memory changes hands, bytes.
+pub const SMALLEST_CHUNK: u64 = 64 << 10;
+/// Largest such unit, bytes; all powers of two between are allowed.
+const LARGEST_CHUNK: u64 = 2 << 20;
 
 /// A host-backed GPU, as `spec.devices.config[].opaque.parameters` of a claim has it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -55,6 +57,9 @@ pub enum ConfigError {
         /// What it has.
         capacity: String,
     },
+    /// A folder has nothing to configure.
+    #[error("device {0} is a neighbourhood, which takes no configuration")]
+    Neighbourhood(String),
     /// No byte would ever arrive.
     #[error("linkBytesPerSecond is 0; leave it out for a link as fast as memory")]
     Link,
@@ -69,7 +74,7 @@ pub fn check(parameters: &Value, device: &str, capacity: &Quantity) -> Result<Ho
     let config: HostGpuConfig =
         serde_json::from_value(parameters.clone()).map_err(|error| ConfigError::Shape(error.to_string()))?;
     let chunk = config.chunk_bytes.bytes();
-    if !chunk.is_power_of_two() || !(CHUNKS.0..=CHUNKS.1).contains(&chunk) {
+    if !chunk.is_power_of_two() || !(SMALLEST_CHUNK..=LARGEST_CHUNK).contains(&chunk) {
         return Err(ConfigError::Chunk(config.chunk_bytes.as_str().into()));
     }
     if config.link_bytes_per_second.as_ref().is_some_and(|link| link.bytes() == 0) {

@@ -1,16 +1,18 @@
 //! The driver: asks the API server what a claim was given, and keeps the store.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::{Api, Client};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::DRIVER;
 use crate::cdi;
-use crate::claim::{Granted, Refusal, granted};
+use crate::claim::{Granted, Refusal, allocated, granted, is_uid};
 use crate::devices::Offer;
 use crate::health::Metrics;
 use crate::proto::{
@@ -20,12 +22,21 @@ use crate::proto::{
 use crate::rpc::{Plugin, Registrar};
 use crate::store::{Store, StoreError};
 
+/// Time for the API server to tell about a claim: the kubelet waits 45 seconds for all of a call.
+const PATIENCE: Duration = Duration::from_secs(20);
+
 /// Prepares claims on one node.
 pub struct Driver {
     client: Client,
     offer: Offer,
     store: Mutex<Store>,
     metrics: Arc<Metrics>,
+    /// One call after the other, as the helper of upstream's drivers has it: what is taken back while it is prepared
+    /// would stay.
+    turn: tokio::sync::Mutex<()>,
+    /// Claims that were gone at the last look.
+    suspects: Mutex<HashSet<String>>,
+    thrown_away: Notify,
 }
 
 /// Why a claim is not prepared.
@@ -42,6 +53,9 @@ pub enum PrepareError {
         /// Why.
         source: Box<kube::Error>,
     },
+    /// The API server took too long.
+    #[error("claim {0} cannot be read: no answer in {seconds} seconds", seconds = PATIENCE.as_secs())]
+    Silence(String),
     /// The node's disk.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -50,7 +64,15 @@ pub enum PrepareError {
 impl Driver {
     /// A driver that offers `offer` and keeps `store`.
     pub fn new(client: Client, offer: Offer, store: Store, metrics: Arc<Metrics>) -> Driver {
-        let driver = Driver { client, offer, store: Mutex::new(store), metrics };
+        let driver = Driver {
+            client,
+            offer,
+            store: Mutex::new(store),
+            metrics,
+            turn: tokio::sync::Mutex::default(),
+            suspects: Mutex::default(),
+            thrown_away: Notify::new(),
+        };
         driver.count();
         driver
     }
@@ -60,19 +82,34 @@ impl Driver {
     }
 
     fn count(&self) {
-        if let Ok(claims) = self.store().claims() {
-            self.metrics.claims(claims.len());
+        let store = self.store();
+        if let (Ok(claims), Ok(bad)) = (store.claims(), store.bad_records()) {
+            self.metrics.records(claims.len(), bad);
         }
     }
 
     async fn prepare_one(&self, asked: &Claim) -> Result<Vec<Device>, PrepareError> {
-        let claim = self.get(asked).await.map_err(|source| PrepareError::Read {
-            claim: format!("{}/{}", asked.namespace, asked.name),
-            source: Box::new(source),
-        })?;
-        let granted = granted(&claim, asked, &self.offer)?;
+        let title = || format!("{}/{}", asked.namespace, asked.name);
+        let claim = tokio::time::timeout(PATIENCE, self.get(asked)).await;
+        let claim = claim.map_err(|_| PrepareError::Silence(title()))?;
+        let claim =
+            claim.map_err(|source| PrepareError::Read { claim: title(), source: Box::new(source) })?;
+        let granted = match self.held(&claim, asked)? {
+            Some(held) => held,
+            None => granted(&claim, asked, &self.offer)?,
+        };
         self.store().add(&granted)?;
         Ok(devices(&granted))
+    }
+
+    /// The claim if it is prepared already, with the devices that it is allocated: it keeps them, even if the node offers
+    /// less now.
+    fn held(&self, claim: &ResourceClaim, asked: &Claim) -> Result<Option<Granted>, StoreError> {
+        if !is_uid(&asked.uid) || claim.metadata.uid.as_ref() != Some(&asked.uid) {
+            return Ok(None);
+        }
+        let held = self.store().find(&asked.uid)?;
+        Ok(held.filter(|held| held.devices == allocated(claim, &self.offer.node)))
     }
 
     async fn get(&self, claim: &Claim) -> Result<ResourceClaim, kube::Error> {
@@ -94,34 +131,66 @@ impl Driver {
 
     fn unprepared(&self, claim: Claim) -> (String, Unprepared) {
         let error = self.store().remove(&claim.uid).err();
+        self.thrown_away.notify_one();
         self.metrics.unprepared(error.is_none());
         let error = error.map(|error| error.to_string()).unwrap_or_default();
         (claim.uid, Unprepared { error })
     }
 
-    /// Removes what was prepared for claims that are no more: their pods were deleted by force while this driver was away.
+    /// Removes what was prepared for claims that were gone at the last look already: their pods were deleted by force
+    /// while this driver was away. The kubelet, which knows better whether a container still runs, has had the time
+    /// between two looks to say so itself.
     pub async fn sweep(&self) {
         let claims = self.store().claims();
         let claims = claims.inspect_err(|error| tracing::error!(%error, "records")).unwrap_or_default();
+        let before = std::mem::take(&mut *self.suspects());
         for granted in claims {
-            if self.vanished(&granted).await {
-                tracing::info!(namespace = granted.namespace, name = granted.name, "claim vanished: swept");
-                let removed = self.store().remove(&granted.uid);
-                removed.unwrap_or_else(|error| tracing::error!(%error, "sweeping"));
+            let _turn = self.turn.lock().await;
+            if !self.vanished(&granted).await {
+                continue;
             }
+            if !before.contains(&granted.uid) {
+                self.suspects().insert(granted.uid);
+                continue;
+            }
+            tracing::info!(namespace = granted.namespace, name = granted.name, "claim vanished: swept");
+            let removed = self.store().remove(&granted.uid);
+            removed.unwrap_or_else(|error| tracing::error!(%error, "sweeping"));
+            self.thrown_away.notify_one();
         }
         self.count();
     }
 
-    /// Only an API server that answers knows that a claim is gone.
+    fn suspects(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.suspects.lock().expect("nobody panics with the suspects in hand")
+    }
+
+    /// Whether the claim is no more, or has other devices. Only an API server that answers knows.
     async fn vanished(&self, granted: &Granted) -> bool {
         let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &granted.namespace);
-        match claims.get_opt(&granted.name).await {
-            Ok(found) => found.and_then(|claim| claim.metadata.uid).as_ref() != Some(&granted.uid),
-            Err(error) => {
+        match tokio::time::timeout(PATIENCE, claims.get_opt(&granted.name)).await {
+            Ok(Ok(found)) => found.is_none_or(|claim| {
+                let allocated = allocated(&claim, &self.offer.node);
+                let other = claim.metadata.uid.as_ref() != Some(&granted.uid);
+                other || !granted.devices.iter().any(|device| allocated.contains(device))
+            }),
+            Ok(Err(error)) => {
                 tracing::warn!(%error, "a claim cannot be read: kept");
                 false
             }
+            Err(_) => false,
+        }
+    }
+
+    /// Empties the rubbish at the start and whenever there is some; never ends.
+    pub async fn tidy(&self) {
+        loop {
+            let rubbish = self.store().rubbish();
+            let emptied = tokio::task::spawn_blocking(move || rubbish.empty()).await;
+            if let Err(error) = emptied.expect("removing files does not panic") {
+                tracing::error!(%error, "emptying the rubbish");
+            }
+            self.thrown_away.notified().await;
         }
     }
 }
@@ -138,12 +207,18 @@ fn devices(granted: &Granted) -> Vec<Device> {
 
 impl Plugin for Driver {
     async fn prepare(&self, claims: Claims) -> PrepareAnswer {
+        if claims.claims.is_empty() {
+            // A probe, which must not wait for anybody.
+            return PrepareAnswer::default();
+        }
+        let _turn = self.turn.lock().await;
         let answers = join_all(claims.claims.into_iter().map(|claim| self.prepared(claim))).await;
         self.count();
         PrepareAnswer { claims: answers.into_iter().collect() }
     }
 
     async fn unprepare(&self, claims: Claims) -> UnprepareAnswer {
+        let _turn = self.turn.lock().await;
         let answers = claims.claims.into_iter().map(|claim| self.unprepared(claim)).collect();
         self.count();
         UnprepareAnswer { claims: answers }

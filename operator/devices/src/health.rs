@@ -34,15 +34,18 @@ pub struct Metrics {
     registry: Mutex<Registry>,
     calls: Family<Call, Counter>,
     claims: Gauge,
+    bad_records: Gauge,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
-        let (calls, claims) = (Family::default(), Gauge::default());
+        let (calls, claims, bad_records) = (Family::default(), Gauge::default(), Gauge::default());
         let mut registry = Registry::with_prefix("sluice_devices");
         registry.register("calls", "Claims that the kubelet asked for, by call and result", calls.clone());
         registry.register("claims", "Claims prepared on this node", claims.clone());
-        Metrics { registry: Mutex::new(registry), calls, claims }
+        let help = "Records of claims that this driver could not understand and put aside";
+        registry.register("bad_records", help, bad_records.clone());
+        Metrics { registry: Mutex::new(registry), calls, claims, bad_records }
     }
 }
 
@@ -62,9 +65,10 @@ impl Metrics {
         self.calls.get_or_create(&Call { call, result }).inc();
     }
 
-    /// So many claims are prepared.
-    pub fn claims(&self, count: usize) {
-        self.claims.set(i64::try_from(count).unwrap_or(i64::MAX));
+    /// So many claims are prepared, and so many records were put aside.
+    pub fn records(&self, claims: usize, bad: usize) {
+        self.claims.set(i64::try_from(claims).unwrap_or(i64::MAX));
+        self.bad_records.set(i64::try_from(bad).unwrap_or(i64::MAX));
     }
 
     fn text(&self) -> String {

@@ -11,6 +11,7 @@
 pub mod args;
 pub mod cdi;
 pub mod claim;
+pub mod cli;
 pub mod config;
 pub mod devices;
 pub mod driver;

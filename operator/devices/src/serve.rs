@@ -2,7 +2,8 @@
 
 use std::future::Future;
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use anyhow::Context;
 use kube::Client;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
@@ -42,13 +44,13 @@ pub async fn serve(args: &Args, client: Client, ended: impl Future<Output = ()>)
     let (stop, stopped) = watch::channel(false);
     // The kubelet calls as soon as it finds the registration, which therefore comes last and goes first.
     let dra = Server::builder().add_service(DraService::new(Arc::clone(&driver)));
-    let dra = listen(&args.dra_socket(), dra, stopped.clone())?;
+    let (dra, dra_socket) = listen(&args.dra_socket(), dra, stopped.clone())?;
     let registration = Server::builder().add_service(RegistrationService::new(introduction));
-    let registration = listen(&args.registration_socket(), registration, stopped.clone())?;
+    let (registration, registration_socket) = listen(&args.registration_socket(), registration, stopped)?;
     let http = TcpListener::bind(args.http).await.with_context(|| args.http.to_string())?;
     tracing::info!(node = args.node_name, http = %http.local_addr()?, "started");
     let work = async {
-        tokio::join!(publisher.run(), sweep(&driver, args), async {
+        tokio::join!(publisher.run(), driver.tidy(), sweep(&driver, args), async {
             axum::serve(http, health::router(health)).await
         })
     };
@@ -57,16 +59,17 @@ pub async fn serve(args: &Args, client: Client, ended: impl Future<Output = ()>)
         () = ended => {}
         _ = work => unreachable!("each part of the work goes on for ever"),
     }
-    remove(&args.registration_socket())?;
+    registration_socket.remove()?;
     stop.send_replace(true);
     // Calls under way end; a caller that keeps its connection open is not waited for.
     let _ = tokio::time::timeout(PATIENCE, async { (registration.await, dra.await) }).await;
-    remove(&args.dra_socket())?;
+    dra_socket.remove()?;
     Ok(())
 }
 
 async fn sweep(driver: &Driver, args: &Args) {
-    let mut every = tokio::time::interval(args.sweep_every());
+    // Not at once: after a reboot the kubelet sorts its pods out first.
+    let mut every = tokio::time::interval_at(Instant::now() + args.sweep_every(), args.sweep_every());
     loop {
         every.tick().await;
         driver.sweep().await;
@@ -75,22 +78,40 @@ async fn sweep(driver: &Driver, args: &Args) {
 
 type Serving = tokio::task::JoinHandle<Result<(), tonic::transport::Error>>;
 
+/// A socket of ours. Another driver may have put its own in its place: the next of a DaemonSet, while this one ends.
+struct Socket {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl Socket {
+    /// Removes the socket unless it is another's by now.
+    fn remove(&self) -> io::Result<()> {
+        match std::fs::metadata(&self.path) {
+            Ok(found) if found.ino() == self.inode => remove(&self.path),
+            _ => Ok(()),
+        }
+    }
+}
+
 fn listen(
     path: &Path,
     router: tonic::transport::server::Router,
     mut stopped: watch::Receiver<bool>,
-) -> anyhow::Result<Serving> {
+) -> anyhow::Result<(Serving, Socket)> {
     let shown = || path.display().to_string();
     let folder = path.parent().expect("a socket has a folder");
     std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-    // Of a driver that was killed: nobody listens there.
+    // Of a driver that was killed, or of one that ends: this one takes over.
     remove(path).with_context(shown)?;
     let incoming = UnixListenerStream::new(UnixListener::bind(path).with_context(shown)?);
+    let inode = std::fs::metadata(path).with_context(shown)?.ino();
     let ended = async move {
         // An error means that the sender is gone, which ends the service too.
         let _ = stopped.wait_for(|stopped| *stopped).await;
     };
-    Ok(tokio::spawn(router.serve_with_incoming_shutdown(incoming, ended)))
+    let serving = tokio::spawn(router.serve_with_incoming_shutdown(incoming, ended));
+    Ok((serving, Socket { path: path.to_owned(), inode }))
 }
 
 fn remove(path: &Path) -> io::Result<()> {

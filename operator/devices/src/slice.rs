@@ -17,7 +17,8 @@ use tokio::sync::watch;
 use crate::DRIVER;
 use crate::devices::{Offer, slice, slice_name};
 
-/// Time until a write that failed is tried again.
+/// Time until a write that failed is tried again, and until one that did not may be followed by another: whatever somebody
+/// does to the slice, the API server is not flooded.
 const AGAIN: Duration = Duration::from_secs(2);
 
 /// Publishes a node's devices.
@@ -59,19 +60,23 @@ impl Publisher {
     }
 
     async fn insist(&self) {
-        while let Err(error) = self.publish().await {
-            self.published.send_replace(false);
-            tracing::warn!(%error, "publishing the slice");
+        loop {
+            let written = self.publish().await;
+            self.published.send_replace(written.is_ok());
+            match written {
+                Ok(false) => return,
+                Ok(true) => {}
+                Err(error) => tracing::warn!(%error, "publishing the slice"),
+            }
             tokio::time::sleep(AGAIN).await;
         }
-        self.published.send_replace(true);
     }
 
-    /// Makes the node's slices what they should be.
+    /// Makes the node's slices what they should be; whether anything had to be written.
     ///
     /// # Errors
     /// The API server refused or did not answer.
-    pub async fn publish(&self) -> Result<(), kube::Error> {
+    pub async fn publish(&self) -> Result<bool, kube::Error> {
         let name = slice_name(&self.offer.node);
         let found = self.slices.list(&ListParams::default().fields(&self.fields())).await?.items;
         for foreign in found.iter().filter_map(|slice| slice.metadata.name.as_deref()).filter(|n| *n != name)
@@ -86,21 +91,21 @@ impl Publisher {
         }
     }
 
-    async fn create(&self, slice: &ResourceSlice) -> Result<(), kube::Error> {
+    async fn create(&self, slice: &ResourceSlice) -> Result<bool, kube::Error> {
         tracing::info!(devices = slice.spec.devices.as_ref().map_or(0, Vec::len), "slice created");
-        self.slices.create(&PostParams::default(), slice).await.map(drop)
+        self.slices.create(&PostParams::default(), slice).await.map(|_| true)
     }
 
-    async fn renew(&self, old: &ResourceSlice, node_uid: &str) -> Result<(), kube::Error> {
+    async fn renew(&self, old: &ResourceSlice, node_uid: &str) -> Result<bool, kube::Error> {
         let generation = old.spec.pool.generation;
         let mut new = slice(&self.offer, node_uid, generation);
         if old.spec == new.spec && old.metadata.owner_references == new.metadata.owner_references {
-            return Ok(());
+            return Ok(false);
         }
         new.spec.pool.generation = generation + 1;
         new.metadata.resource_version.clone_from(&old.metadata.resource_version);
         tracing::info!(generation = generation + 1, "slice changed");
         let name = slice_name(&self.offer.node);
-        self.slices.replace(&name, &PostParams::default(), &new).await.map(drop)
+        self.slices.replace(&name, &PostParams::default(), &new).await.map(|_| true)
     }
 }

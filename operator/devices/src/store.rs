@@ -1,8 +1,11 @@
 //! What this driver keeps on the node: a record, a folder and a CDI specification for each prepared claim.
 //!
 //! The record comes before the specification and goes after it, so that a crash in between leaves something that the
-//! next start completes or sweeps away. After a reboot the kubelet takes claims for prepared that it prepared before,
-//! while `/var/run/cdi` is empty: opening the store writes every specification anew.
+//! next start completes or sweeps away. A container that starts again in a pod that lives needs its specification, even
+//! if somebody has emptied the folder meanwhile: opening the store writes every one anew.
+//!
+//! What a tenant has put into a neighbourhood may be a lot: removing it means moving it to the rubbish, which somebody
+//! empties who holds nobody up.
 
 use std::fs::{self, Permissions};
 use std::io::{self, Write};
@@ -10,10 +13,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::cdi;
-use crate::claim::{Granted, is_uid};
+use crate::claim::{Given, Granted, RECORD_VERSION, is_uid};
+use crate::devices::Kind;
 
 /// Permissions of a neighbourhood: all for the group, which its files inherit; nothing for others.
 const FOLDER_MODE: u32 = 0o2770;
+/// Ends of the names of records, and of those that nobody understands.
+const RECORD: &str = ".json";
+const BAD_RECORD: &str = ".json.bad";
+/// Start of the names of files that are being written.
+const UNFINISHED: &str = ".sluice-";
 
 /// Where everything is.
 #[derive(Clone, Debug)]
@@ -35,8 +44,16 @@ impl Places {
         self.own.join("neighbourhoods")
     }
 
+    fn rubbish(&self) -> PathBuf {
+        self.own.join("rubbish")
+    }
+
+    fn bad_record(&self, uid: &str) -> PathBuf {
+        self.records().join(format!("{uid}{BAD_RECORD}"))
+    }
+
     fn record(&self, uid: &str) -> PathBuf {
-        self.records().join(format!("{uid}.json"))
+        self.records().join(format!("{uid}{RECORD}"))
     }
 
     fn folder(&self, uid: &str) -> PathBuf {
@@ -70,9 +87,9 @@ impl Store {
     /// Opens the store: completes what is recorded, removes what is not.
     ///
     /// # Errors
-    /// A folder or file cannot be read or written, or a record is not what this driver wrote.
+    /// A folder or file cannot be read or written.
     pub fn open(places: Places) -> Result<Store, StoreError> {
-        for folder in [places.records(), places.folders(), places.cdi.clone()] {
+        for folder in [places.records(), places.folders(), places.rubbish(), places.cdi.clone()] {
             at(&folder, fs::create_dir_all(&folder))?;
         }
         let store = Store { places };
@@ -82,23 +99,42 @@ impl Store {
         Ok(store)
     }
 
-    /// All prepared claims.
+    /// All prepared claims. A record that this driver cannot understand is put aside: it must not keep it from the others.
     ///
     /// # Errors
-    /// A record cannot be read.
+    /// The folder of the records or one of them cannot be read.
     pub fn claims(&self) -> Result<Vec<Granted>, StoreError> {
         let records = names(&self.places.records())?;
-        let uids = records.iter().filter_map(|name| name.strip_suffix(".json"));
-        uids.map(|uid| self.read(uid)).collect()
+        let uids = records.iter().filter_map(|name| name.strip_suffix(RECORD));
+        uids.filter_map(|uid| self.find(uid).transpose()).collect()
     }
 
-    fn read(&self, uid: &str) -> Result<Granted, StoreError> {
+    /// The claim as it is prepared; `None` if it is not.
+    ///
+    /// # Errors
+    /// Its record cannot be read, or not be put aside.
+    pub fn find(&self, uid: &str) -> Result<Option<Granted>, StoreError> {
         let path = self.places.record(uid);
-        let bytes = at(&path, fs::read(&path))?;
-        let granted: Granted = at(&path, serde_json::from_slice(&bytes).map_err(io::Error::other))?;
-        let same = granted.uid == uid && is_uid(uid);
-        at(&path, same.then_some(()).ok_or_else(|| io::Error::other("the record is of another claim")))?;
-        Ok(granted)
+        let bytes = match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => at(&path, other)?,
+        };
+        let understood = |granted: &Granted| granted.version == RECORD_VERSION && granted.uid == uid;
+        if let Some(granted) = serde_json::from_slice(&bytes).ok().filter(understood).filter(|_| is_uid(uid))
+        {
+            return Ok(Some(granted));
+        }
+        tracing::error!(path = %path.display(), "a record that this driver cannot understand is put aside");
+        at(&path, fs::rename(&path, self.places.bad_record(uid)))?;
+        Ok(None)
+    }
+
+    /// Records that were put aside.
+    ///
+    /// # Errors
+    /// The folder of the records cannot be read.
+    pub fn bad_records(&self) -> Result<usize, StoreError> {
+        Ok(names(&self.places.records())?.iter().filter(|name| name.ends_with(BAD_RECORD)).count())
     }
 
     /// Prepares a claim; does nothing where it is prepared already.
@@ -107,21 +143,23 @@ impl Store {
     /// A file cannot be written.
     pub fn add(&self, granted: &Granted) -> Result<(), StoreError> {
         let record = serde_json::to_vec(granted).expect("a record serialises");
-        self.folder(&granted.uid)?;
         write(&self.places.record(&granted.uid), &record)?;
         self.provide(granted)
     }
 
     /// The folder and the specification of a recorded claim.
     fn provide(&self, granted: &Granted) -> Result<(), StoreError> {
-        let folder = self.folder(&granted.uid)?;
-        let spec = cdi::spec(granted, &folder, self.places.group);
+        let shared = |given: &Given| Kind::of(&given.device) == Some(Kind::Neighbourhood);
+        if granted.devices.iter().any(shared) {
+            self.folder(&granted.uid)?;
+        }
+        let spec = cdi::spec(granted, &self.places.folder(&granted.uid), self.places.group);
         let text = serde_json::to_vec_pretty(&spec).expect("a specification serialises");
         write(&self.places.spec(&granted.uid), &text)
     }
 
     /// The claim's folder. What is in it is the claim's, so one that is there stays as it is.
-    fn folder(&self, uid: &str) -> Result<PathBuf, StoreError> {
+    fn folder(&self, uid: &str) -> Result<(), StoreError> {
         let path = self.places.folder(uid);
         match fs::create_dir(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -129,11 +167,11 @@ impl Store {
         }
         // Changing the group clears the bit by which files inherit it, so the mode comes second.
         at(&path, std::os::unix::fs::chown(&path, None, Some(self.places.group)))?;
-        at(&path, fs::set_permissions(&path, Permissions::from_mode(FOLDER_MODE)))?;
-        Ok(path)
+        at(&path, fs::set_permissions(&path, Permissions::from_mode(FOLDER_MODE)))
     }
 
-    /// Takes back what was prepared for a claim; does nothing where that is gone already.
+    /// Takes back what was prepared for a claim; does nothing where that is gone already. The folder is in the rubbish
+    /// then, see [`Store::rubbish`].
     ///
     /// # Errors
     /// A file cannot be removed.
@@ -141,22 +179,65 @@ impl Store {
         if !is_uid(uid) {
             return Ok(());
         }
-        let (spec, folder, record) =
-            (self.places.spec(uid), self.places.folder(uid), self.places.record(uid));
+        let spec = self.places.spec(uid);
         at(&spec, gone(fs::remove_file(&spec)))?;
-        at(&folder, gone(fs::remove_dir_all(&folder)))?;
-        at(&record, gone(fs::remove_file(&record)))
+        self.throw_away(&self.places.folder(uid))?;
+        for record in [self.places.record(uid), self.places.bad_record(uid)] {
+            at(&record, gone(fs::remove_file(&record)))?;
+        }
+        Ok(())
     }
 
-    /// Folders and specifications without a record are what a crash left.
+    /// A claim of the same UID may come back while its old folder is still there, so each has a place of its own.
+    fn throw_away(&self, folder: &Path) -> Result<(), StoreError> {
+        if !folder.exists() {
+            return Ok(());
+        }
+        let rubbish = self.places.rubbish();
+        let place = at(&rubbish, tempfile::tempdir_in(&rubbish))?.keep();
+        at(folder, fs::rename(folder, place.join("neighbourhood")))
+    }
+
+    /// What is to be removed, at leisure.
+    pub fn rubbish(&self) -> Rubbish {
+        Rubbish(self.places.rubbish())
+    }
+
+    /// Folders and specifications without a record are what a crash left, as are files that were being written.
     fn sweep(&self, claims: &[Granted]) -> Result<(), StoreError> {
-        let known = |uid: &str| claims.iter().any(|claim| claim.uid == uid);
+        let known =
+            |uid: &str| claims.iter().any(|claim| claim.uid == uid) || self.places.bad_record(uid).exists();
         for uid in names(&self.places.folders())?.iter().filter(|uid| !known(uid)) {
             self.remove(uid)?;
         }
         let specs = names(&self.places.cdi)?;
-        let uids = specs.iter().filter_map(|name| name.strip_prefix(cdi::FILE_PREFIX)?.strip_suffix(".json"));
-        uids.filter(|uid| !known(uid)).try_for_each(|uid| self.remove(uid))
+        let uids = specs.iter().filter_map(|name| name.strip_prefix(cdi::FILE_PREFIX)?.strip_suffix(RECORD));
+        uids.filter(|uid| !known(uid)).try_for_each(|uid| self.remove(uid))?;
+        for folder in [&self.places.records(), &self.places.cdi] {
+            for name in names(folder)?.iter().filter(|name| name.starts_with(UNFINISHED)) {
+                let path = folder.join(name);
+                at(&path, gone(fs::remove_file(&path)))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Folders of claims that are no more.
+#[derive(Clone, Debug)]
+pub struct Rubbish(PathBuf);
+
+impl Rubbish {
+    /// Removes what is there. Takes as long as it takes; nobody else may do it at the same time.
+    ///
+    /// # Errors
+    /// Something cannot be removed.
+    pub fn empty(&self) -> Result<(), StoreError> {
+        for name in names(&self.0)? {
+            let path = self.0.join(name);
+            at(&path, gone(fs::remove_dir_all(&path)))?;
+        }
+        Ok(())
     }
 }
 
@@ -185,7 +266,7 @@ fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let folder = path.parent().expect("a file has a folder");
     // The container runtime looks only at *.json and *.yaml.
     let mut file = tempfile::Builder::new()
-        .prefix(".sluice-")
+        .prefix(UNFINISHED)
         .suffix(".new")
         .permissions(Permissions::from_mode(0o644))
         .tempfile_in(folder)?;

@@ -110,20 +110,39 @@ async fn a_claim_survives_the_driver_and_the_folder_of_specifications() {
 }
 
 #[tokio::test]
-async fn a_claim_that_vanished_while_the_driver_was_away_is_swept() {
+async fn claims_that_vanished_or_went_elsewhere_are_swept_at_the_second_look() {
     let node = node().await;
-    for (name, uid) in [("gone", "u-1"), ("anew", "u-2"), ("kept", "u-3")] {
-        node.server().allocate(name, uid, &[("neighbourhood", "neighbourhood-0")], json!([]));
+    const FOLDER: &[(&str, &str)] = &[("neighbourhood", "neighbourhood-0")];
+    let all = [("gone", "u-1"), ("anew", "u-2"), ("elsewhere", "u-3"), ("kept", "u-4")];
+    for (name, uid) in all {
+        node.server().allocate(name, uid, FOLDER, json!([]));
     }
     let driver = node.start(&[]);
-    driver.prepare(&[("gone", "u-1"), ("anew", "u-2"), ("kept", "u-3")]).await;
+    driver.prepare(&all).await;
     drop(driver);
     node.server().forget("gone");
-    node.server().allocate("anew", "u-9", &[("neighbourhood", "neighbourhood-0")], json!([]));
-    let driver = node.start(&["--sweep-seconds", "1"]);
-    until("both are swept", async || !node.spec("u-1").exists() && !node.spec("u-2").exists()).await;
-    assert!(node.spec("u-3").exists());
+    node.server().allocate("anew", "u-9", FOLDER, json!([]));
+    node.server().allocate("elsewhere", "u-3", &[], json!([]));
+    let _driver = node.start(&["--sweep-seconds", "1"]);
+    node.server().read("kept", 1).await;
+    assert!(node.spec("u-1").exists(), "swept at the first look");
+    let swept = async || ["u-1", "u-2", "u-3"].iter().all(|uid| !node.spec(uid).exists());
+    until("three are swept", swept).await;
+    assert!(node.spec("u-4").exists());
+}
+
+#[tokio::test]
+async fn a_prepared_claim_keeps_its_devices_when_the_node_offers_less() {
+    let node = node().await;
+    node.server().allocate("a", "u-1", &[("gpu", "gpu-1")], config("96Mi"));
+    let driver = node.start(TRIAL);
+    let before = driver.prepare_one("a", "u-1").await;
     drop(driver);
+    let driver = node.start(&["--host-gpus", "1", "--host-memory", "64Mi"]);
+    assert_eq!(driver.prepare_one("a", "u-1").await, before);
+    node.server().allocate("a", "u-1", &[("gpu", "gpu-0")], config("96Mi"));
+    let anew = driver.prepare_one("a", "u-1").await.error;
+    assert!(anew.contains("memory 96Mi is more than device gpu-0 has (64Mi)"), "{anew}");
 }
 
 #[tokio::test]
@@ -138,6 +157,7 @@ async fn calls_and_claims_are_counted() {
         "sluice_devices_calls_total{call=\"prepare\",result=\"ok\"} 1",
         "sluice_devices_calls_total{call=\"prepare\",result=\"error\"} 1",
         "sluice_devices_claims 1",
+        "sluice_devices_bad_records 0",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
     }

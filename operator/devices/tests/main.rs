@@ -5,6 +5,7 @@
 
 mod claims;
 mod node;
+mod rights;
 mod server;
 mod slices;
 mod start;

@@ -15,6 +15,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::server::Server;
 
+/// The driver's binary.
+pub const DRIVER: &str = env!("CARGO_BIN_EXE_sluice-devices");
+
 /// Folders that outlive the driver.
 pub struct Node {
     folder: TempDir,
@@ -62,9 +65,13 @@ impl Node {
 
     /// Starts the driver and waits until it listens.
     pub fn start(&self, args: &[&str]) -> Running {
-        let group = fs::metadata(self.folder.path()).unwrap().gid().to_string();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-devices"));
-        command.args(["--node-name", "one", "--http", "127.0.0.1:0", "--group", &group]);
+        let group = fs::metadata(self.folder.path()).unwrap().gid();
+        self.start_by(Command::new(DRIVER), group, args)
+    }
+
+    /// As [`Node::start`], by a command that starts the driver with the arguments that it is given, and with that group.
+    pub fn start_by(&self, mut command: Command, group: u32, args: &[&str]) -> Running {
+        command.args(["--node-name", "one", "--http", "127.0.0.1:0", "--group", &group.to_string()]);
         command.arg("--kubelet-folder").arg(self.path("kubelet"));
         command.arg("--cdi-folder").arg(self.path("cdi")).args(args);
         command.env("KUBECONFIG", self.path("kubeconfig")).stderr(Stdio::piped());

@@ -24,6 +24,8 @@ pub struct Server {
 
 struct World {
     claims: Mutex<BTreeMap<String, Value>>,
+    /// Names of claims, in the order in which they were read.
+    reads: watch::Sender<Vec<String>>,
     slices: watch::Sender<BTreeMap<String, Value>>,
     /// All that ever happened to slices: its length is the resource version.
     log: Mutex<Vec<Value>>,
@@ -35,6 +37,7 @@ impl Server {
     pub async fn start() -> Server {
         let state = Arc::new(World {
             claims: Mutex::default(),
+            reads: watch::Sender::default(),
             slices: watch::Sender::default(),
             log: Mutex::default(),
             events: broadcast::Sender::new(64),
@@ -69,6 +72,18 @@ impl Server {
         self.state.claims.lock().unwrap().remove(name).expect("a claim of that name");
     }
 
+    /// Waits until the claim has been read so many times more.
+    pub async fn read(&self, name: &str, times: usize) {
+        let mut reads = self.state.reads.subscribe();
+        let count = |reads: &[String]| reads.iter().filter(|one| *one == name).count();
+        let before = count(&reads.borrow());
+        let found = reads.wait_for(|reads| count(reads) >= before + times);
+        tokio::time::timeout(std::time::Duration::from_secs(20), found)
+            .await
+            .expect("nobody reads it")
+            .unwrap();
+    }
+
     /// Waits until the slices are as `wanted`, and returns them.
     pub async fn slices(
         &self,
@@ -88,6 +103,11 @@ impl Server {
 impl World {
     fn put(&self, name: &str, slice: Option<Value>) {
         let mut log = self.log.lock().unwrap();
+        let version = json!((log.len() + 1).to_string());
+        let slice = slice.map(|mut slice| {
+            slice["metadata"]["resourceVersion"] = version.clone();
+            slice
+        });
         let mut event = json!({"type": "MODIFIED", "object": slice});
         self.slices.send_modify(|slices| {
             let old = match slice {
@@ -100,7 +120,7 @@ impl World {
                 _ => {}
             }
         });
-        event["object"]["metadata"]["resourceVersion"] = json!((log.len() + 1).to_string());
+        event["object"]["metadata"]["resourceVersion"] = version;
         log.push(event.clone());
         // Nobody may be watching.
         let _ = self.events.send(event);
@@ -135,6 +155,7 @@ fn absent() -> Response {
 
 async fn claim(State(world): State<Arc<World>>, Path((_, name)): Path<(String, String)>) -> Response {
     let claim = world.claims.lock().unwrap().get(&name).cloned();
+    world.reads.send_modify(|reads| reads.push(name));
     claim.map_or_else(absent, |claim| Json(claim).into_response())
 }
 
@@ -167,7 +188,6 @@ async fn all_slices(
 fn write(world: &World, mut slice: Value) -> Response {
     slice["apiVersion"] = json!("resource.k8s.io/v1");
     slice["kind"] = json!("ResourceSlice");
-    slice["metadata"]["resourceVersion"] = json!("7");
     let name = slice["metadata"]["name"].as_str().unwrap().to_owned();
     world.put(&name, Some(slice.clone()));
     Json(slice).into_response()
@@ -188,5 +208,14 @@ async fn one_slice(
             .into_response();
     }
     assert_eq!(method, Method::PUT, "{name}");
-    write(&world, serde_json::from_slice(&body).unwrap())
+    let slice: Value = serde_json::from_slice(&body).unwrap();
+    let version = world.slices.borrow()[&name]["metadata"]["resourceVersion"].clone();
+    if slice["metadata"]["resourceVersion"] != version {
+        let status = json!({
+            "apiVersion": "v1", "kind": "Status", "status": "Failure", "code": 409, "reason": "Conflict",
+            "message": "the object has been modified", "metadata": {},
+        });
+        return (StatusCode::CONFLICT, Json(status)).into_response();
+    }
+    write(&world, slice)
 }

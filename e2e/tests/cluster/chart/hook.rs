@@ -29,7 +29,7 @@ pub fn product(name: &str) -> Option<Command> {
 async fn the_operator_is_stopped_and_its_finalizers_are_taken_off() {
     let Some(helm) = Helm::find() else { return };
     let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
-    let Some(mut hook) = product("sluice-hooks") else { return };
+    let Some(mut hook) = product("sluice-devices") else { return };
     let (client, namespace) = (server.client().await, server.namespace("hook").await);
     let objects = helm.template(&namespace, &[]).unwrap();
     let needed = |object: &&Value| {
@@ -87,7 +87,7 @@ async fn the_test_of_a_release_says_what_does_not_work() {
     apply(server, &rights.cloned().collect::<Vec<_>>(), &[]).unwrap();
     let config = server.kubeconfig_of(&format!("system:serviceaccount:{namespace}:sluice-test"), None);
     let check = |operator: &str| {
-        let mut check = product("sluice-hooks")?;
+        let mut check = product("sluice-devices")?;
         Some(said(check.args(["check", "--operator", operator]).env("KUBECONFIG", &config).output().unwrap()))
     };
     let Some(well) = check(&operator("200 OK")) else { return };

@@ -15,7 +15,7 @@ fn pod(object: &Value) -> Option<&Value> {
 }
 
 #[test]
-fn every_pod_is_restricted_but_the_driver_which_is_root_with_three_capabilities() {
+fn every_pod_is_restricted_but_the_driver_which_is_root_with_four_capabilities() {
     let Some(helm) = Helm::find() else { return };
     let objects = helm.render(&["--set", ALL]);
     let pods: Vec<_> = objects.iter().filter_map(|object| Some((title(object), pod(object)?))).collect();
@@ -33,7 +33,10 @@ fn every_pod_is_restricted_but_the_driver_which_is_root_with_three_capabilities(
             assert!(context["privileged"].is_null(), "{title}");
             assert!(container["resources"]["limits"]["memory"].is_string(), "{title}");
             if title == "DaemonSet/sluice-devices" {
-                assert_eq!(context["capabilities"]["add"], json!(["CHOWN", "DAC_OVERRIDE", "FSETID"]));
+                assert_eq!(
+                    context["capabilities"]["add"],
+                    json!(["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID"])
+                );
             } else {
                 assert!(context["capabilities"]["add"].is_null(), "{title}");
                 assert_eq!(pod["securityContext"]["runAsNonRoot"], true, "{title}");

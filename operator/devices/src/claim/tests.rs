@@ -79,7 +79,11 @@ fn the_configuration_of_a_request_counts_and_the_last_one_wins() {
     assert!(!passes(json!([large(json!(["gpu"]))])));
     assert!(!passes(json!([large(json!([]))])), "for all requests");
     assert!(!passes(json!([large(Value::Null)])), "for all requests");
-    assert!(passes(json!([large(json!(["neighbourhood"]))])), "for another request");
+    let folder = said(gpu(), json!([large(json!(["neighbourhood"]))]));
+    assert!(
+        folder.ends_with("device neighbourhood-0 is a neighbourhood, which takes no configuration"),
+        "{folder}"
+    );
     assert!(passes(json!([config(json!(["gpu"]), "other.dev", "1Gi")])), "for another driver");
     assert!(passes(json!([large(json!(["gpu"])), small()])));
     assert!(!passes(json!([small(), large(json!(["gpu"]))])));
@@ -88,9 +92,11 @@ fn the_configuration_of_a_request_counts_and_the_last_one_wins() {
 }
 
 #[test]
-fn an_alternative_of_a_request_has_the_configuration_of_the_request() {
-    let results = json!([result("gpu/large", "gpu-0")]);
-    assert!(said(results, json!([config(json!(["gpu"]), "sluice.dev", "1Gi")])).contains("gpu/large"));
+fn an_alternative_has_the_configuration_of_its_request_and_is_called_by_the_containers_name_for_it() {
+    let results = || json!([result("gpu/large", "gpu-0")]);
+    assert!(said(results(), json!([config(json!(["gpu"]), "sluice.dev", "1Gi")])).contains("gpu/large"));
+    let granted = granted(&claim(results(), json!([])), &asked(), &offer()).unwrap();
+    assert_eq!(granted.devices[0].request, "gpu");
 }
 
 #[test]

@@ -65,6 +65,7 @@ fn granted(uid: &str) -> Granted {
         device: device.into(),
     };
     Granted {
+        version: 1,
         namespace: "team".into(),
         name: "chat-0-e1".into(),
         uid: uid.into(),
@@ -119,6 +120,7 @@ fn removing_leaves_nothing_and_may_be_repeated() {
     store.remove("u-1").unwrap();
     store.remove("u-1").unwrap();
     store.remove("../cdi").unwrap();
+    store.rubbish().empty().unwrap();
     let kept =
         ["cdi/sluice.dev-claim-u-2.json", "own/claims/u-2.json", "own/neighbourhoods/u-2"].map(str::to_owned);
     assert_eq!(node.files(), kept);
@@ -141,16 +143,68 @@ fn a_start_sweeps_what_has_no_record_and_leaves_foreign_files() {
     fs::remove_file(node.path("own/claims/u-1.json")).unwrap();
     fs::write(node.spec("u-2"), "{}").unwrap();
     fs::write(node.path("cdi/nvidia.yaml"), "").unwrap();
-    node.open();
+    node.open().rubbish().empty().unwrap();
     assert_eq!(node.files(), ["cdi/nvidia.yaml"]);
 }
 
 #[test]
-fn a_record_of_another_claim_stops_the_start() {
+fn a_record_that_nobody_understands_is_put_aside_and_keeps_nobody_from_the_others() {
     let node = Node::new();
-    node.open().add(&granted("u-1")).unwrap();
-    fs::rename(node.path("own/claims/u-1.json"), node.path("own/claims/u-2.json")).unwrap();
-    let (own, cdi) = (node.path("own"), node.path("cdi"));
-    let said = Store::open(Places { own, cdi, group: node.group }).unwrap_err().to_string();
-    assert!(said.ends_with("u-2.json: the record is of another claim"), "{said}");
+    let store = node.open();
+    for uid in ["u-1", "u-2", "u-3", "u-4"] {
+        store.add(&granted(uid)).unwrap();
+    }
+    let record = |uid: &str| node.path("own/claims").join(format!("{uid}.json"));
+    fs::write(record("u-1"), "{\"uid\":").unwrap();
+    fs::write(
+        record("u-2"),
+        fs::read_to_string(record("u-2")).unwrap().replace("\"version\":1", "\"version\":2"),
+    )
+    .unwrap();
+    fs::copy(record("u-4"), record("u-3")).unwrap();
+    let newer = fs::read_to_string(record("u-4")).unwrap().replacen('{', "{\"colour\": \"red\", ", 1);
+    fs::write(record("u-4"), newer).unwrap();
+    let store = node.open();
+    assert_eq!(store.claims().unwrap(), [granted("u-4")], "a field that is not known is ignored");
+    assert_eq!(store.bad_records().unwrap(), 3);
+    assert!(node.spec("u-1").exists(), "its containers may still start");
+    store.remove("u-1").unwrap();
+    assert_eq!(store.bad_records().unwrap(), 2);
+    assert!(!node.spec("u-1").exists());
+}
+
+#[test]
+fn what_a_tenant_has_written_is_moved_away_at_once_and_removed_later() {
+    let node = Node::new();
+    let store = node.open();
+    store.add(&granted("u-1")).unwrap();
+    let sticky = node.neighbourhood("u-1").join("sticky");
+    fs::create_dir(&sticky).unwrap();
+    fs::set_permissions(&sticky, fs::Permissions::from_mode(0o1777)).unwrap();
+    fs::write(sticky.join("file"), "").unwrap();
+    store.remove("u-1").unwrap();
+    assert!(!node.neighbourhood("u-1").exists());
+    assert_eq!(fs::read_dir(node.path("own/rubbish")).unwrap().count(), 1);
+    store.rubbish().empty().unwrap();
+    assert_eq!(fs::read_dir(node.path("own/rubbish")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_claim_without_a_neighbourhood_has_no_folder() {
+    let node = Node::new();
+    let mut gpu_alone = granted("u-1");
+    gpu_alone.devices.truncate(1);
+    node.open().add(&gpu_alone).unwrap();
+    assert!(node.spec("u-1").exists() && !node.neighbourhood("u-1").exists());
+}
+
+#[test]
+fn files_that_a_killed_driver_was_writing_are_removed() {
+    let node = Node::new();
+    drop(node.open());
+    for folder in ["cdi", "own/claims"] {
+        fs::write(node.path(folder).join(".sluice-abc.new"), "").unwrap();
+    }
+    node.open();
+    assert_eq!(node.files(), [""; 0]);
 }
