@@ -5,7 +5,7 @@ FROM rust:1.95-bookworm AS build
 WORKDIR /source
 COPY . .
 RUN cargo build --release --workspace --bins --locked \
-    && for binary in sluice-sidecar sluice-engine sluice-operator sluice-devices sluice-hooks; do \
+    && for binary in sluice-sidecar sluice-engine sluice-operator sluice-devices; do \
            strip --strip-debug "target/release/$binary"; \
        done
 
@@ -27,5 +27,5 @@ COPY --from=build /source/target/release/sluice-operator /usr/bin/
 ENTRYPOINT ["/usr/bin/sluice-operator"]
 
 FROM runtime AS devices
-COPY --from=build /source/target/release/sluice-devices /source/target/release/sluice-hooks /usr/bin/
+COPY --from=build /source/target/release/sluice-devices /usr/bin/
 ENTRYPOINT ["/usr/bin/sluice-devices"]

@@ -18,20 +18,18 @@ use crate::process;
 use crate::run::Scratch;
 use crate::workspace::Workspace;
 
-/// One image: its name, the binary that it starts, and what else pods run of it.
+/// One image: its name, and the binary that it starts.
 struct Image {
     name: &'static str,
     binary: &'static str,
-    beside: &'static [&'static str],
 }
 
-/// All of them; one for each kind of pod, so that it has little that it does not run. The chart's hooks run of an image
-/// that is on the nodes already.
+/// All of them; one each, so that a pod has nothing that it does not run.
 const IMAGES: [Image; 4] = [
-    Image { name: "sidecar", binary: "sluice-sidecar", beside: &[] },
-    Image { name: "engine", binary: "sluice-engine", beside: &[] },
-    Image { name: "operator", binary: "sluice-operator", beside: &[] },
-    Image { name: "devices", binary: "sluice-devices", beside: &["sluice-hooks"] },
+    Image { name: "sidecar", binary: "sluice-sidecar" },
+    Image { name: "engine", binary: "sluice-engine" },
+    Image { name: "operator", binary: "sluice-operator" },
+    Image { name: "devices", binary: "sluice-devices" },
 ];
 
 /// What the names of the images begin with.
@@ -93,8 +91,7 @@ pub fn of_tests(from: &Utf8Path) -> Result<Utf8PathBuf> {
 }
 
 fn make(name: &str, path: &Utf8Path, image: &Image, binary: &Utf8Path) -> Result<()> {
-    let beside: Vec<Utf8PathBuf> = image.beside.iter().map(|other| binary.with_file_name(other)).collect();
-    let packed = pack(name, &[image.binary], binary, &beside)?;
+    let packed = pack(name, &[image.binary], binary)?;
     let folder = path.parent().context("an archive lies in a folder")?;
     fs::create_dir_all(folder).with_context(|| format!("creating {folder}"))?;
     fs::write(path, &packed.bytes).with_context(|| format!("writing {path}"))?;
@@ -125,23 +122,12 @@ fn build(workspace: &Workspace) -> Result<Utf8PathBuf> {
     Ok(workspace.target.join(cross.as_deref().unwrap_or("")).join("release"))
 }
 
-/// The archive of the image `name` that starts `binary`, by a command whose first word is its name there, and has the
-/// binaries `beside` it.
-pub fn pack(
-    name: &str,
-    command: &[&str],
-    binary: &Utf8Path,
-    beside: &[Utf8PathBuf],
-) -> Result<archive::Archive> {
-    let mut system = system::layer(binary).with_context(|| format!("what {binary} needs"))?;
+/// The archive of the image `name` that starts `binary`, by a command whose first word is its name there.
+pub fn pack(name: &str, command: &[&str], binary: &Utf8Path) -> Result<archive::Archive> {
+    let system = system::layer(binary).with_context(|| format!("what {binary} needs"))?;
     let mut own = layer::Layer::default();
     let path = format!("usr/bin/{}", command[0]);
     own.file(&path, 0o755, stripped(binary)?);
-    for other in beside {
-        system::add_libraries(&mut system, other).with_context(|| format!("what {other} needs"))?;
-        let name = other.file_name().context("a binary has a name")?;
-        own.file(&format!("usr/bin/{name}"), 0o755, stripped(other)?);
-    }
     let path = format!("/{path}");
     let entrypoint: Vec<&str> = [path.as_str()].into_iter().chain(command[1..].iter().copied()).collect();
     archive::archive(name, &entrypoint, &[system.pack()?, own.pack()?])

@@ -16,22 +16,16 @@ const ROOTS: [&str; 3] =
 /// The layer below the binary's.
 pub fn layer(binary: &Utf8Path) -> Result<Layer> {
     let mut layer = Layer::default();
-    add_libraries(&mut layer, binary)?;
+    for library in libraries(binary)? {
+        let content = fs::read(&library).with_context(|| format!("reading {library}"))?;
+        layer.file(library.trim_start_matches('/'), 0o755, content);
+    }
     layer.file("etc/passwd", 0o644, format!("nonroot:x:{USER}:{USER}::/:/sbin/nologin\n").into_bytes());
     layer.file("etc/group", 0o644, format!("nonroot:x:{USER}:\n").into_bytes());
     layer.file("etc/nsswitch.conf", 0o644, b"hosts: files dns\n".to_vec());
     layer.file("etc/ssl/certs/ca-certificates.crt", 0o644, roots()?);
     layer.folder("tmp", 0o1777);
     Ok(layer)
-}
-
-/// Adds the libraries of a binary to a layer.
-pub fn add_libraries(layer: &mut Layer, binary: &Utf8Path) -> Result<()> {
-    for library in libraries(binary)? {
-        let content = fs::read(&library).with_context(|| format!("reading {library}"))?;
-        layer.file(library.trim_start_matches('/'), 0o755, content);
-    }
-    Ok(())
 }
 
 /// The libraries that the loader would load, and the loader, at the paths where it finds them.

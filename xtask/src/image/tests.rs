@@ -16,7 +16,7 @@ fn myself() -> Utf8PathBuf {
 }
 
 fn image() -> Archive {
-    pack("sluice.dev/test:1", &["program"], &myself(), &[]).unwrap()
+    pack("sluice.dev/test:1", &["program"], &myself()).unwrap()
 }
 
 fn files(tar: &[u8]) -> BTreeMap<String, (tar::Header, Vec<u8>)> {
@@ -114,16 +114,6 @@ fn an_image_runs_where_nothing_else_is() {
 }
 
 #[test]
-fn binaries_beside_the_first_one_are_there_with_what_they_need() {
-    let (alone, sleep) = (image(), Utf8PathBuf::from("/usr/bin/sleep"));
-    let both = pack("sluice.dev/test:1", &["sleep"], &sleep, &[myself()]).unwrap();
-    let (names, needs) = (files(&opened(&both).1[1]), files(&opened(&both).1[0]));
-    let myself = format!("usr/bin/{}", myself().file_name().unwrap());
-    assert!(names.contains_key("usr/bin/sleep") && names.contains_key(&myself), "{:?}", names.keys());
-    assert_eq!(needs.keys().collect::<Vec<_>>(), files(&opened(&alone).1[0]).keys().collect::<Vec<_>>());
-}
-
-#[test]
 fn what_ldd_says_is_read() {
     let said = "\tlinux-vdso.so.1 (0x00007f27)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f27)\n\
                 \t/lib64/ld-linux-x86-64.so.2 (0x00007f27)\n";
@@ -144,9 +134,6 @@ fn the_dockerfile_has_the_same_images() {
     for image in &IMAGES {
         let entrypoint = format!("ENTRYPOINT [\"/usr/bin/{}\"]", image.binary);
         assert!(text.contains(&entrypoint), "{entrypoint}");
-        for binary in image.beside.iter().chain([&image.binary]) {
-            assert!(text.contains(&format!("/source/target/release/{binary} ")), "{binary}");
-        }
     }
     assert_eq!(text.matches(&format!("USER {USER}:{USER}")).count(), 1);
 }
