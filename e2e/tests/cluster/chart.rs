@@ -37,6 +37,8 @@ impl Helm {
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.binary);
         command.args(arguments).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        // Without a home it keeps its cache in the current folder.
+        command.env("HOME", self.home.path());
         for kind in ["CACHE", "CONFIG", "DATA"] {
             command.env(format!("HELM_{kind}_HOME"), self.home.path().join(kind));
         }
