@@ -9,6 +9,7 @@
 
 pub mod accept;
 pub mod demand;
+pub mod direct;
 pub mod epoch;
 pub mod geometry;
 pub mod gpu;

@@ -102,9 +102,14 @@ pub struct Placed<'a> {
 }
 
 impl Placed<'_> {
-    /// Name of its Deployment, its ConfigMap and its Secret: tenant and index.
+    /// Name of its Deployment and its ConfigMap: tenant and index.
     pub fn name(&self) -> String {
         format!("{}-{}", name(self.tenant), self.index)
+    }
+
+    /// Name of the Secret with its certificate. An admission policy keeps the operator to Secrets of such names.
+    pub fn secret(&self) -> String {
+        format!("sluice-{}", self.name())
     }
 
     fn labels(&self) -> BTreeMap<String, String> {

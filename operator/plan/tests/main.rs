@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod demand;
+mod direct;
 mod floor;
 mod flows;
 mod geometry;

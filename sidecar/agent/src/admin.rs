@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router, middleware};
@@ -84,6 +85,7 @@ struct Scope {
 async fn state(
     State(admin): State<Admin>,
     query: Result<Query<Scope>, QueryRejection>,
+    headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     let Query(Scope { scope }) = query.map_err(|error| ApiError::bad_request(error.body_text()))?;
     match scope.as_deref() {
@@ -92,7 +94,7 @@ async fn state(
             let state = state.ok_or_else(|| ApiError::unavailable("the scheduler has gone", 5))?;
             Ok(Json(state).into_response())
         }
-        Some("gpu") => Ok(Json(gpu::gather(&admin).await).into_response()),
+        Some("gpu") => Ok(gpu::answer(&gpu::gather(&admin).await, &headers)),
         Some(other) => Err(ApiError::param("scope", format!("`{other:.80}` is no scope (gpu)")).into()),
     }
 }

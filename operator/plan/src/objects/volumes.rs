@@ -55,7 +55,7 @@ pub fn volumes(placed: &Placed<'_>) -> Vec<Volume> {
     });
     let all = [
         Volume { name: "config".into(), config_map: Some(config), ..Volume::default() },
-        Volume { name: "tls".into(), secret: Some(secret(&placed.name())), ..Volume::default() },
+        Volume { name: "tls".into(), secret: Some(secret(&placed.secret())), ..Volume::default() },
         Volume { name: RUN_VOLUME.into(), empty_dir: Some(scratch(RUN_BYTES)), ..Volume::default() },
         model_volume(spec, Some(&placed.model)),
     ];

@@ -110,6 +110,33 @@ async fn a_scheduler_that_is_busy_is_unreachable_like_a_neighbour() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn whoever_has_the_states_is_told_that_they_are_the_same() {
+    let folders: Vec<_> = (0..2).map(|_| tempfile::tempdir().unwrap()).collect();
+    let port = Port::quiet(folders[0].path(), "story").await;
+    let mut peer = port.operator().await;
+    let path = "/v1/state?scope=gpu";
+    let first = peer.get(path).await;
+    let tag = first.head.header("etag").unwrap().to_owned();
+    assert!(tag.starts_with("W/\""), "{tag}");
+    for known in [tag.clone(), format!("W/\"0\", {tag}")] {
+        let mut other = port.operator().await;
+        other.send("GET", path, &[("if-none-match", &known), ("connection", "close")], b"").await;
+        let again = String::from_utf8(other.client.rest().await).unwrap();
+        assert!(
+            again.starts_with("HTTP/1.1 304 ") && again.contains(&tag) && again.ends_with("\r\n\r\n"),
+            "{again}"
+        );
+    }
+    // A directive with a neighbour changes who is told of.
+    let code = Port::quiet(folders[1].path(), "code").await;
+    assert_eq!(peer.put(&directive(1, 1, &[("code", code.address)])).await.head.status, 200);
+    peer.send("GET", path, &[("if-none-match", &tag)], b"").await;
+    let other = peer.client.answer().await;
+    assert_eq!(other.head.status, 200);
+    assert_ne!(other.head.header("etag"), Some(tag.as_str()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_scope_that_is_not_known_is_400() {
     let folder = tempfile::tempdir().unwrap();
     let port = Port::quiet(folder.path(), "story").await;

@@ -1,0 +1,162 @@
+//! Directives: what each slot of a GPU is told about the others.
+//!
+//! A directive follows from the specs, the placement and the addresses of pods. Only [`Directive::fallback_order`] follows from
+//! what sidecars report, and it may change no more often than every [`ORDER_SECONDS`]: [`settled`] sees to that.
+
+use std::net::{IpAddr, SocketAddr};
+
+use sluice_types::pool::VictimRule as Written;
+use sluice_types::{GpuPool, ModelTenant};
+use sluice_wire::directive::{self, Directive, MAX_NEIGHBOURS, Neighbour, Sharing, TenantRule, VictimRule};
+use sluice_wire::state::Activity;
+
+use crate::objects::{ADMIN_PORT, name};
+use crate::written::unsigned;
+
+/// Least time between two changes of the order alone, seconds.
+pub const ORDER_SECONDS: i64 = 30;
+
+/// A slot of a GPU.
+#[derive(Clone, Debug)]
+pub struct Member<'a> {
+    /// Its tenant.
+    pub tenant: &'a ModelTenant,
+    /// What it may hold without asking anybody, bytes.
+    pub share_bytes: u64,
+    /// What it can never lend while it is awake, bytes.
+    pub floor_bytes: u64,
+    /// Uid of its pod.
+    pub pod_uid: String,
+    /// Address of its pod.
+    pub address: IpAddr,
+    /// When it was last of use, as it reported; `None` = it has not.
+    pub activity: Option<Activity>,
+}
+
+impl Member<'_> {
+    fn namespace(&self) -> &str {
+        self.tenant.metadata.namespace.as_deref().unwrap_or_default()
+    }
+
+    /// Where its sidecar is told, and asked.
+    pub fn admin(&self) -> SocketAddr {
+        (self.address, ADMIN_PORT.unsigned_abs() as u16).into()
+    }
+}
+
+/// A GPU and those of its slots that have a pod with an address.
+#[derive(Clone, Debug)]
+pub struct Shared<'a> {
+    /// Its pool.
+    pub pool: &'a GpuPool,
+    /// How it is shared now.
+    pub sharing: Sharing,
+    /// Uid of its claim, once it is there.
+    pub claim_uid: Option<&'a str>,
+    /// Its slots.
+    pub members: Vec<Member<'a>>,
+}
+
+impl Shared<'_> {
+    /// What `self.members[member]` is told. Epoch and sequence are 0: whoever sends it gives it both.
+    pub fn directive(&self, member: usize) -> Directive {
+        let others = self.members.iter().enumerate().filter(|(index, _)| *index != member);
+        let mut others: Vec<&Member<'_>> = others.map(|(_, other)| other).collect();
+        // By name: the order that `FixedOrder` promises.
+        others.sort_by_key(|other| name(other.tenant));
+        others.truncate(MAX_NEIGHBOURS);
+        let neighbours = others.iter().map(|other| self.neighbour(other)).collect();
+        let remap = &self.pool.spec.remap;
+        let victim = victim(remap.victim);
+        order(&mut others, victim);
+        Directive {
+            version: directive::VERSION,
+            epoch: 0,
+            sequence: 0,
+            policy: self.pool.spec.policy.as_str().to_owned(),
+            tenant: rule(self.members[member].tenant),
+            sharing: self.sharing,
+            victim,
+            min_residence_ms: unsigned(remap.min_residence_milliseconds),
+            revoke_bound_ms: unsigned(remap.revoke_bound_milliseconds),
+            neighbours,
+            fallback_order: others.iter().map(|other| name(other.tenant).to_owned()).collect(),
+        }
+    }
+
+    fn neighbour(&self, other: &Member<'_>) -> Neighbour {
+        Neighbour {
+            namespace: other.namespace().to_owned(),
+            name: name(other.tenant).to_owned(),
+            pod_uid: Some(other.pod_uid.clone()),
+            claim_uid: self.claim_uid.map(str::to_owned),
+            admin: other.admin(),
+            priority: other.tenant.spec.priority,
+            share_bytes: other.share_bytes,
+            // A floor above the share is refused; a sidecar that cannot have it says so itself.
+            floor_bytes: other.floor_bytes.min(other.share_bytes),
+        }
+    }
+}
+
+/// What a tenant's own directive says of it.
+pub fn rule(tenant: &ModelTenant) -> TenantRule {
+    let spec = &tenant.spec;
+    TenantRule {
+        priority: spec.priority,
+        max_remapped_percent: unsigned(spec.memory.max_remapped_percent),
+        hibernate_after_seconds: Some(unsigned(spec.idle.hibernate_after_seconds)),
+        idle_after_seconds: unsigned(spec.idle.after_seconds),
+    }
+}
+
+fn victim(written: Written) -> VictimRule {
+    match written {
+        Written::MostRecentlyUsed => VictimRule::MostRecentlyUsed,
+        Written::LeastRecentlyUsed => VictimRule::LeastRecentlyUsed,
+        Written::FixedOrder => VictimRule::FixedOrder,
+    }
+}
+
+/// Inactive ones first, then low priorities, then as the rule says. Who has reported nothing comes last among its equals.
+fn order(others: &mut [&Member<'_>], victim: VictimRule) {
+    let last_used =
+        |other: &Member<'_>| other.activity.as_ref().and_then(|activity| activity.last_used_unix_ms);
+    let active = |other: &Member<'_>| {
+        other.activity.as_ref().is_none_or(|activity| activity.inactive_since_unix_ms.is_none())
+    };
+    let key = |other: &&Member<'_>| {
+        let used = last_used(other);
+        let recency = match (victim, used) {
+            (_, None) => (true, 0),
+            (VictimRule::MostRecentlyUsed, Some(used)) => (false, u64::MAX - used),
+            (VictimRule::LeastRecentlyUsed | VictimRule::FixedOrder, Some(used)) => (false, used),
+        };
+        (active(other), other.tenant.spec.priority, recency)
+    };
+    if victim != VictimRule::FixedOrder {
+        others.sort_by_key(key);
+    }
+}
+
+/// What was told last, and when its order changed last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// The directive, with epoch and sequence 0.
+    pub directive: Directive,
+    /// Seconds since 1970.
+    pub ordered_at: i64,
+}
+
+/// What is to be told now, given what was: `None` = nothing new. Another order alone waits until [`ORDER_SECONDS`] have passed.
+pub fn settled(before: Option<&Told>, wanted: Directive, now: i64) -> Option<Told> {
+    let Some(before) = before else { return Some(Told { directive: wanted, ordered_at: now }) };
+    let same_order = wanted.fallback_order == before.directive.fallback_order;
+    let same_rest = Directive { fallback_order: before.directive.fallback_order.clone(), ..wanted.clone() }
+        == before.directive;
+    if same_rest && (same_order || now < before.ordered_at + ORDER_SECONDS) {
+        return None;
+    }
+    let ordered_at = if same_order { before.ordered_at } else { now };
+    Some(Told { directive: wanted, ordered_at })
+}

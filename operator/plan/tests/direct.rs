@@ -1,0 +1,98 @@
+//! What slots are told about each other.
+
+use serde_json::json;
+use sluice_plan::direct::{Member, ORDER_SECONDS, Shared, settled};
+use sluice_types::ModelTenant;
+use sluice_wire::Directive;
+use sluice_wire::directive::Sharing;
+use sluice_wire::state::Activity;
+
+use super::world::{MIB, host_pool, tenant};
+
+fn member(tenant: &ModelTenant, host: u8) -> Member<'_> {
+    let name = tenant.metadata.name.as_deref().unwrap();
+    Member {
+        tenant,
+        share_bytes: 48 * MIB,
+        floor_bytes: 25 * MIB,
+        pod_uid: format!("pod-of-{name}"),
+        address: [10, 0, 0, host].into(),
+        activity: None,
+    }
+}
+
+fn used(inactive: Option<u64>, last: u64) -> Option<Activity> {
+    let activity = Activity { inactive_since_unix_ms: inactive, ..Activity::default() };
+    Some(Activity { last_used_unix_ms: Some(last), ..activity })
+}
+
+/// What `chat` is told of four others: two idle ones, a busy one and one that has said nothing.
+fn told(victim: &str, change: impl FnOnce(&mut Vec<Member<'_>>)) -> Directive {
+    let mut pool = host_pool();
+    pool.spec.remap =
+        serde_json::from_value(json!({"victim": victim, "minResidenceMilliseconds": 700})).unwrap();
+    let names = ["chat", "silent", "busy", "old", "recent"];
+    let idle = json!({"priority": 3, "idle": {"afterSeconds": 20, "hibernateAfterSeconds": 90}});
+    let tenants: Vec<_> = names.map(|name| tenant(name, idle.clone())).into();
+    let mut members: Vec<_> = tenants.iter().zip(1..).map(|(tenant, host)| member(tenant, host)).collect();
+    members[2].activity = used(None, 90);
+    members[3].activity = used(Some(10), 10);
+    members[4].activity = used(Some(50), 50);
+    change(&mut members);
+    let shared = Shared { pool: &pool, sharing: Sharing::Spatial, claim_uid: Some("claim"), members };
+    shared.directive(0)
+}
+
+#[test]
+fn a_directive_names_the_others_with_their_addresses_and_is_what_a_sidecar_reads() {
+    let directive = told("MostRecentlyUsed", |_| ());
+    let names: Vec<_> = directive.neighbours.iter().map(|neighbour| neighbour.name.as_str()).collect();
+    assert_eq!(names, ["busy", "old", "recent", "silent"], "by name, and never itself");
+    let old = &directive.neighbours[1];
+    assert_eq!((old.pod_uid.as_deref(), old.claim_uid.as_deref()), (Some("pod-of-old"), Some("claim")));
+    assert_eq!((old.admin, old.priority), (([10, 0, 0, 4], 8001).into(), 3));
+    assert_eq!((old.share_bytes, old.floor_bytes), (48 * MIB, 25 * MIB));
+    let rule = &directive.tenant;
+    assert_eq!((rule.priority, rule.max_remapped_percent), (3, 60));
+    assert_eq!((rule.idle_after_seconds, rule.hibernate_after_seconds), (20, Some(90)));
+    assert_eq!((directive.policy.as_str(), directive.min_residence_ms), ("Unified", 700));
+    let text = serde_json::to_vec(&directive).unwrap();
+    assert_eq!(Directive::from_json(&text).unwrap(), directive);
+}
+
+#[test]
+fn idle_ones_are_asked_first_then_as_the_rule_says_and_priorities_count_before_it() {
+    let order = |victim| told(victim, |_| ()).fallback_order;
+    assert_eq!(order("MostRecentlyUsed"), ["recent", "old", "busy", "silent"]);
+    assert_eq!(order("LeastRecentlyUsed"), ["old", "recent", "busy", "silent"]);
+    assert_eq!(order("FixedOrder"), ["busy", "old", "recent", "silent"]);
+    let mut low = tenant("busy", json!({"priority": 1}));
+    low.spec.priority = 1;
+    let told = told("MostRecentlyUsed", |members| {
+        members[2].activity = used(Some(1), 1);
+        members[2].tenant = Box::leak(Box::new(low));
+    });
+    assert_eq!(told.fallback_order, ["busy", "recent", "old", "silent"]);
+}
+
+#[test]
+fn a_floor_above_its_share_is_told_as_the_share() {
+    let told = told("MostRecentlyUsed", |members| members[1].share_bytes = MIB);
+    let silent = told.neighbours.iter().find(|neighbour| neighbour.name == "silent").unwrap();
+    assert_eq!((silent.share_bytes, silent.floor_bytes), (MIB, MIB));
+}
+
+#[test]
+fn the_order_alone_changes_no_more_often_than_every_half_minute() {
+    let first = settled(None, told("MostRecentlyUsed", |_| ()), 1000).unwrap();
+    assert_eq!(settled(Some(&first), first.directive.clone(), 9000), None);
+    let other = told("MostRecentlyUsed", |members| members[3].activity = used(Some(99), 99));
+    assert_ne!(other.fallback_order, first.directive.fallback_order);
+    assert_eq!(settled(Some(&first), other.clone(), 1000 + ORDER_SECONDS - 1), None);
+    let second = settled(Some(&first), other, 1000 + ORDER_SECONDS).unwrap();
+    assert_eq!(second.ordered_at, 1000 + ORDER_SECONDS);
+    // Anything else is told at once, and does not make the order wait longer.
+    let moved = told("MostRecentlyUsed", |members| members[1].address = [10, 0, 0, 99].into());
+    let at_once = settled(Some(&first), moved, 1001).unwrap();
+    assert_eq!(at_once.ordered_at, 1000);
+}
