@@ -59,7 +59,8 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         pending: Arc::new(AtomicUsize::new(0)),
         ready: Arc::new(Notify::new()),
     };
-    let mut watches = watch_all(&client, &args.namespaces, &feed);
+    let namespaces: Vec<String> = args.namespaces.iter().filter(|name| !name.is_empty()).cloned().collect();
+    let mut watches = watch_all(&client, &namespaces, &feed);
     let served = Served {
         metrics: metrics.clone(),
         world: world.clone(),

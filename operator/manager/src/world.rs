@@ -18,7 +18,7 @@ pub use self::child::ChildSeen;
 pub use self::claim::ClaimEntry;
 pub use self::device::DeviceId;
 pub use self::mirror::{Mirror, Name};
-pub use self::pod::Refusal;
+pub use self::pod::{Inspection, Refusal};
 pub use self::watch::{Feed, watch_all};
 use sluice_plan::seen::{NodeSeen, PodSeen, SlotSeen};
 
@@ -42,6 +42,8 @@ pub struct World {
     pub claims: Mirror<ClaimEntry>,
     /// Pods of ours.
     pub pods: Mirror<PodSeen>,
+    /// What pods of inspections said.
+    pub inspections: Mirror<Inspection>,
     /// Why claims of pods could not be prepared, by the name of the pod.
     pub refusals: Mirror<Refusal>,
     /// Nodes. Their unit is empty.
@@ -60,6 +62,7 @@ impl Default for World {
             tenants: Mirror::new(|a, b| a == b),
             claims: Mirror::new(ClaimEntry::same),
             pods: Mirror::new(|a, b| a == b),
+            inspections: Mirror::new(|a, b| a == b),
             refusals: Mirror::new(|a, b| a == b),
             nodes: Mirror::new(|a, b| a == b),
             slices: Mirror::new(|a, b| a == b),

@@ -8,6 +8,7 @@ use serde_json::json;
 use sluice_e2e::cluster::eventually;
 use sluice_types::{GpuPool, ModelTenant};
 
+use super::fakes::sizes;
 use super::stage::Stage;
 
 #[tokio::test]
@@ -27,8 +28,13 @@ async fn a_tenant_comes_up_step_by_step_and_each_step_is_told() {
     let pool = stage.pool(json!({})).await;
     stage.condition("t", "Accepted", "True", "AsExpected").await;
     stage.condition("t", "Placed", "Unknown", "ModelNotInspected").await;
-    stage.inspected("t", 8).await;
+    stage.report("t", &sizes(8)).await;
     stage.condition("t", "Placed", "True", "AsExpected").await;
+    let model = stage.api::<ModelTenant>().get("t").await.unwrap().status.unwrap().model.unwrap();
+    assert_eq!((model.layers, model.weights_bytes), (8, 9 << 20));
+    let jobs = stage.api::<k8s_openapi::api::batch::v1::Job>();
+    eventually("the Job is gone", async || jobs.get_opt("t-inspect").await.unwrap().is_none().then_some(()))
+        .await;
     stage.condition("t", "DevicesAllocated", "Unknown", "NotAllocated").await;
     stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
 
@@ -66,6 +72,26 @@ async fn a_tenant_comes_up_step_by_step_and_each_step_is_told() {
     let told = (pool.gpus[0].claim_name.as_deref(), pool.gpus[0].node.as_deref(), &pool.gpus[0].tenants);
     assert_eq!(told, (Some("p-chat-0-e1"), Some(node.as_str()), &vec!["t".to_owned()]));
     assert_eq!(pool.gpus[1].claim_name, None);
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+}
+
+#[tokio::test]
+async fn a_model_that_cannot_be_read_is_told_and_tried_anew() {
+    let Some(stage) = Stage::set("unread").await else { return };
+    let operator = stage.operator("one", &[]);
+    stage.pool(json!({})).await;
+    stage.tenant("t", json!({})).await;
+    let refusal = json!({"version": 1, "refusal": {"reason": "Unreadable", "message": "no folder /model"}});
+    stage.report("t", &refusal).await;
+    let accepted = stage.condition("t", "Accepted", "False", "ModelUnreadable").await;
+    assert_eq!(accepted.message, "spec.model: no folder /model");
+    stage.condition("t", "Placed", "False", "InspectionFailed").await;
+    // The Job and its pod go after a while; the verdict stays, and another Job looks again.
+    stage.delete::<k8s_openapi::api::batch::v1::Job>("t-inspect").await;
+    stage.gone("t-inspect-pod").await;
+    stage.report("t", &sizes(8)).await;
+    stage.condition("t", "Accepted", "True", "AsExpected").await;
+    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
     assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
 }
 

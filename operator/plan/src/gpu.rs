@@ -3,6 +3,8 @@
 use sluice_types::GpuPool;
 use sluice_types::pool::{GpuGroup, Sharing, SharingMode};
 
+use crate::objects::fnv1a;
+
 /// Most slots that share a GPU by turns: each has one record in the neighbourhood's ledger.
 const MOST_BY_TURNS: usize = 64;
 /// Most clients of an MPS daemon that a pool makes, two processes for each slot (DESIGN-kubernetes 2).
@@ -49,8 +51,19 @@ pub struct Known {
 pub fn gpus(pool: &GpuPool, known: &dyn Fn(&str) -> Known) -> Vec<Gpu> {
     let pool_name = pool.metadata.name.as_deref().unwrap_or_default();
     let indices = pool.spec.gpus.iter().flat_map(|group| (0..group.count).map(move |index| (group, index)));
-    let groups = indices.map(|(group, index)| (group, format!("{pool_name}-{}-{index}", group.name)));
+    let groups = indices.map(|(group, index)| (group, name(pool_name, &group.name, index)));
     groups.map(|(group, name)| gpu(pool, group, known(&name), name)).collect()
+}
+
+/// Pool, group and index. With a dash in the group's name nobody could tell where the pool's name ends, and two pools would
+/// share a GPU's claim: a digest tells them apart, longer than an index.
+fn name(pool: &str, group: &str, index: i32) -> String {
+    let plain = format!("{pool}-{group}-{index}");
+    if !group.contains('-') {
+        return plain;
+    }
+    let digest = fnv1a(&format!("{pool}/{group}")) & 0x00ff_ffff;
+    format!("{plain}-{digest:06x}")
 }
 
 fn gpu(pool: &GpuPool, group: &GpuGroup, known: Known, name: String) -> Gpu {
@@ -70,5 +83,25 @@ fn effective(written: &Sharing, mode: Option<SharingMode>) -> Sharing {
     match mode {
         Some(mode) if mode != written.mode => Sharing { mode, ..Sharing::default() },
         _ => written.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_gpus_never_have_one_name() {
+        assert_eq!(name("gh200", "chat", 3), "gh200-chat-3");
+        let words = ["a", "b", "a-b", "b-a", "a-0", "0", "a-b-0", "b-0-1"];
+        let mut seen = std::collections::BTreeMap::new();
+        for pool in words {
+            for group in words {
+                for index in [0, 1, 10, 1023] {
+                    let other = seen.insert(name(pool, group, index), (pool, group, index));
+                    assert_eq!(other, None, "{pool} {group} {index}");
+                }
+            }
+        }
     }
 }

@@ -39,6 +39,8 @@ use crate::gpu::Gpu;
 pub const TENANT: &str = "sluice.dev/tenant";
 /// Label of a tenant's pods: whether it is a slot or an inspection.
 pub const COMPONENT: &str = "app.kubernetes.io/component";
+/// Label of an inspection's objects: the tenant's uid.
+pub const TENANT_UID: &str = "sluice.dev/tenant-uid";
 /// Label of a slot's objects: its index.
 pub const SLOT: &str = "sluice.dev/slot";
 /// Label of everything of a pool and of its tenants: the pool's name.

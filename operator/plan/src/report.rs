@@ -10,6 +10,7 @@ use sluice_types::tenant::{Elasticity, ModelTenantStatus, SlotState, SlotStatus,
 
 pub use self::pool::{pool_change, pool_status};
 use crate::accept::placed;
+use crate::objects::inspect;
 use crate::objects::{SERVE_PORT, TENANT, claim_name, name};
 use crate::seen::{ClaimSeen, PodSeen, Report, Seen};
 use crate::status::{Finding, Findings, Truth, conditions};
@@ -55,7 +56,7 @@ pub fn tenant_status(given: &Given<'_>, plan: &Plan<'_>, planned: &TenantPlan<'_
             .max()
             .map(time)
             .or(before.last_remap_time),
-        model: before.model,
+        model: planned.inspected.clone(),
     }
 }
 
@@ -119,6 +120,10 @@ fn findings(given: &Given<'_>, plan: &Plan<'_>, planned: &TenantPlan<'_>, views:
     let accepted = refused.unwrap_or_else(|| planned.accepted.clone());
     let degraded = degraded(given.seen, planned, views);
     let mut all = Findings::from([(ConditionType::Accepted, accepted), (ConditionType::Degraded, degraded)]);
+    if let Some(refusal) = &planned.refusal {
+        all.insert(ConditionType::Placed, inspect::refused(refusal).1);
+        return all;
+    }
     if planned.accepted.truth != Truth::True {
         return all;
     }

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use sluice_types::pool::SharingMode;
 use sluice_types::tenant::{SlotState, TenantMemoryStatus};
 
+use sluice_wire::geometry::{Geometry, Refusal};
+
 use crate::objects::of_claim_name;
 
 /// All that is seen of a pool and of its tenants, but for these objects themselves.
@@ -20,6 +22,8 @@ pub struct Seen {
     pub nodes: BTreeMap<String, NodeSeen>,
     /// What slots' sidecars told last, by tenant and GPU.
     pub reports: BTreeMap<(String, String), Report>,
+    /// What pods that inspected a model have said, by tenant.
+    pub inspections: BTreeMap<String, Result<Geometry, Refusal>>,
     /// What went wrong at the last attempt to apply a tenant's objects, by tenant.
     pub troubles: BTreeMap<String, Trouble>,
 }

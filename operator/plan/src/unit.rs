@@ -5,14 +5,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sluice_types::tenant::EngineKind;
+use sluice_types::conditions::{ConditionType, Reason};
+use sluice_types::tenant::{EngineKind, ModelStatus};
 use sluice_types::{GpuPool, ModelTenant};
+use sluice_wire::geometry::Refusal;
 
 use crate::accept::{Cluster, accepted};
 use crate::demand::{Demand, Geometry, Terms, demand};
 use crate::epoch::{Epoch, Rule, epoch};
-use crate::geometry::threads;
+use crate::geometry::{self, threads};
 use crate::gpu::{Gpu, Known, gpus};
+use crate::objects::inspect::refused;
 use crate::objects::{Placed, claim_digest, claim_name, name};
 use crate::place::{Placement, Slot, Unplaced, place};
 use crate::seat::{Seat, seats};
@@ -67,8 +70,12 @@ pub struct TenantPlan<'a> {
     pub tenant: &'a ModelTenant,
     /// Whether it can be served at all.
     pub accepted: Finding,
-    /// Sizes of its model; `None` = to be inspected.
+    /// Sizes of its model; `None` = not known.
     pub model: Option<Geometry>,
+    /// What its status keeps of an inspection.
+    pub inspected: Option<ModelStatus>,
+    /// Why it has no sizes, if somebody has looked.
+    pub refusal: Option<Refusal>,
     /// Its slots.
     pub slots: Vec<SlotPlan>,
 }
@@ -84,6 +91,14 @@ pub struct SlotPlan {
     pub demand: Demand,
     /// What it may hold without asking anybody, bytes.
     pub share_bytes: u64,
+}
+
+impl TenantPlan<'_> {
+    /// Whether its model is to be inspected, be it anew: what could not be read then may be readable now.
+    pub fn to_be_inspected(&self) -> bool {
+        let reasons = [Reason::AsExpected, Reason::ModelUnreadable, Reason::ModelUnsupported];
+        self.model.is_none() && reasons.contains(&self.accepted.reason)
+    }
 }
 
 impl<'a> Plan<'a> {
@@ -149,9 +164,28 @@ fn planned(slot: Slot, placement: &mut Placement, gpus: &BTreeMap<&str, usize>) 
 }
 
 fn admitted<'a>(given: &Given<'a>, tenant: &'a ModelTenant) -> TenantPlan<'a> {
-    let kept = tenant.status.as_ref().and_then(|status| status.model.as_ref());
-    let model = kept.and_then(|kept| Geometry::of_status(kept, threads(&tenant.spec)));
-    TenantPlan { tenant, accepted: accepted(tenant, given.pool, given.cluster), model, slots: Vec::new() }
+    let kept = tenant.status.as_ref().and_then(|status| status.model.clone());
+    let sizes = |kept: &ModelStatus| Geometry::of_status(kept, threads(&tenant.spec));
+    let said = given.seen.inspections.get(name(tenant));
+    let told = said.and_then(|said| said.as_ref().ok()).map(geometry::status);
+    let inspected = kept.filter(|kept| sizes(kept).is_some()).or(told);
+    let mut accepted = accepted(tenant, given.pool, given.cluster);
+    let model = inspected.as_ref().and_then(sizes);
+    let refusal = said.and_then(|said| said.as_ref().err()).filter(|_| model.is_none()).cloned();
+    let verdict = refusal.as_ref().map_or_else(|| last_verdict(tenant), |refusal| refused(refusal).0);
+    if accepted.truth == Truth::True && model.is_none() {
+        accepted = verdict.unwrap_or(accepted);
+    }
+    TenantPlan { tenant, accepted, model, inspected, refusal, slots: Vec::new() }
+}
+
+/// What the last inspection found wrong stays true until another one says otherwise: its pods are gone after a while.
+fn last_verdict(tenant: &ModelTenant) -> Option<Finding> {
+    let conditions = &tenant.status.as_ref()?.conditions;
+    let accepted = conditions.iter().find(|one| one.type_ == ConditionType::Accepted.as_str())?;
+    let reasons = [Reason::ModelUnreadable, Reason::ModelUnsupported];
+    let reason = reasons.into_iter().find(|reason| reason.as_str() == accepted.reason)?;
+    Some(Finding::no(reason, accepted.message.clone()))
 }
 
 /// What its claim tells of a GPU.

@@ -8,6 +8,7 @@ use kube::api::{
 };
 use kube::core::ObjectMeta;
 use serde_json::json;
+use sluice_plan::objects::inspect::job;
 use sluice_plan::objects::{Child, FETCHING, Kind, MANAGER, Placed, of_gpu, of_slot, of_tenant};
 use sluice_plan::seen::Trouble;
 use sluice_plan::unit::{Plan, TenantPlan};
@@ -107,6 +108,9 @@ impl Operator {
         let mut names = Names::new();
         let mut result = Ok(());
         let mut own = vec![of_tenant(tenant.tenant)];
+        if tenant.to_be_inspected() {
+            own.push(vec![Child::new(Kind::Job, &job(pool, tenant.tenant, &self.release))]);
+        }
         let placed = tenant.slots.iter().filter_map(|slot| plan.placed(pool, tenant, slot));
         own.extend(placed.map(|placed: Placed<'_>| of_slot(&placed, &self.release).into()));
         for children in own {
@@ -153,7 +157,9 @@ impl Operator {
     /// Whether what is there is what was asked for, and nobody has changed it since.
     fn is_applied(&self, child: &Child, at: &Name, seen: &ChildSeen) -> bool {
         let answered = || lock(&self.memory.answered).get(&(child.kind, at.clone())) == Some(&seen.fields);
-        seen.digest == Some(child.digest) && !seen.deleting && (!seen.drifted || answered())
+        // A Job's template is immutable, and it runs once: the one that is there does.
+        let same = child.kind == Kind::Job || seen.digest == Some(child.digest);
+        same && !seen.deleting && (!seen.drifted || answered())
     }
 
     /// Nothing of anybody else is taken over.
@@ -197,8 +203,7 @@ impl Operator {
     async fn prune(&self, unit: &Unit, plan: &Plan<'_>, kept: &Names) {
         let tenants: BTreeSet<String> = plan.tenants.iter().map(name_of).collect();
         let stays = |child: &ChildSeen| child.tenant.as_ref().is_some_and(|tenant| !tenants.contains(tenant));
-        let kinds = Kind::ALL.into_iter().filter(|kind| *kind != Kind::Job);
-        let all = kinds.flat_map(|kind| {
+        let all = Kind::ALL.into_iter().flat_map(|kind| {
             self.world.children_of(kind, unit).into_iter().map(move |(name, child)| (kind, name, child))
         });
         let gone: Vec<_> = all

@@ -5,9 +5,13 @@ use std::sync::Arc;
 
 use sluice_plan::seen::{ClaimSeen, NodeSeen, PodSeen, Seen};
 use sluice_types::{GpuPool, ModelTenant};
+use sluice_wire::geometry::{Geometry, Refusal};
 
 use super::Operator;
 use crate::world::{ClaimEntry, DeviceId, Name, Unit};
+
+/// What an inspection said.
+type Said = Result<Geometry, Refusal>;
 
 /// A unit as it is seen.
 pub struct Scene {
@@ -28,20 +32,39 @@ impl Operator {
         let all_tenants_gone = tenants.is_empty();
         let staying = |tenant: &Arc<ModelTenant>| tenant.metadata.deletion_timestamp.is_none();
         let claims = world.claims.of(unit);
+        let tenants: Vec<_> = tenants.into_iter().map(|(_, tenant)| tenant).filter(staying).collect();
         let nodes = claims.iter().filter_map(|(_, entry)| self.node(entry)).collect();
         Scene {
             pool: world.pools.get(&Name::new(unit.namespace.clone(), unit.pool.clone())),
-            tenants: tenants.into_iter().map(|(_, tenant)| tenant).filter(staying).collect(),
             all_tenants_gone,
             seen: Seen {
                 claims: self.with_devices(claims),
                 slots: world.slots(unit),
                 pods: world.pods.of(unit).into_iter().map(|(_, pod)| self.with_refusal(unit, pod)).collect(),
                 nodes,
+                inspections: self.inspections(unit, &tenants),
                 reports: BTreeMap::new(),
                 troubles: BTreeMap::new(),
             },
+            tenants,
         }
+    }
+
+    /// What inspections of these tenants said: sizes, if any of a tenant's pods told them, else why not.
+    fn inspections(&self, unit: &Unit, tenants: &[Arc<ModelTenant>]) -> BTreeMap<String, Said> {
+        let uid = |tenant: &Arc<ModelTenant>| (tenant.metadata.name.clone(), tenant.metadata.uid.clone());
+        let known: BTreeMap<_, _> = tenants.iter().map(uid).collect();
+        let mut all = BTreeMap::new();
+        for (_, inspection) in self.world.inspections.of(unit) {
+            let own = known.get(&Some(inspection.tenant.clone())) == Some(&Some(inspection.tenant_uid));
+            if let Some(said) = inspection.said.filter(|_| own) {
+                match said {
+                    Ok(_) => drop(all.insert(inspection.tenant, said)),
+                    Err(_) => drop(all.entry(inspection.tenant).or_insert(said)),
+                }
+            }
+        }
+        all
     }
 
     fn node(&self, entry: &ClaimEntry) -> Option<(String, NodeSeen)> {

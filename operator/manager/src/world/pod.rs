@@ -1,8 +1,10 @@
 //! Pods of slots, of each what conditions are made of.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Event, Pod, PodStatus};
-use sluice_plan::objects::{FETCHING, SLOT, TENANT};
+use sluice_plan::objects::inspect::report;
+use sluice_plan::objects::{FETCHING, SLOT, TENANT, TENANT_UID};
 use sluice_plan::seen::PodSeen;
+use sluice_wire::geometry::{self as wire, Geometry};
 
 /// Reasons for which a container waits and which do not pass by themselves.
 const FAILURES: [&str; 7] = [
@@ -58,6 +60,24 @@ fn stuck(container: &ContainerStatus) -> Option<String> {
     let last = container.last_state.as_ref().and_then(|last| last.terminated.as_ref());
     let message = last.and_then(|last| last.message.as_deref()).or(waiting.message.as_deref());
     Some(format!("container {}: {reason}: {}", container.name, message.unwrap_or_default()))
+}
+
+/// What a pod of an inspection said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inspection {
+    /// Its tenant.
+    pub tenant: String,
+    /// Uid of that tenant: another one of the same name may have another model.
+    pub tenant_uid: String,
+    /// What it said; `None` = nothing yet.
+    pub said: Option<Result<Geometry, wire::Refusal>>,
+}
+
+/// What is kept of an inspection's pod; `None` = it is none.
+pub fn inspection(pod: &Pod) -> Option<Inspection> {
+    let labels = pod.metadata.labels.as_ref()?;
+    let (tenant, tenant_uid) = (labels.get(TENANT)?.clone(), labels.get(TENANT_UID)?.clone());
+    Some(Inspection { tenant, tenant_uid, said: report(pod) })
 }
 
 /// Why a claim of a pod could not be prepared.

@@ -19,14 +19,14 @@ use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use sluice_plan::objects::{Kind, MANAGED_BY, MANAGER};
+use sluice_plan::objects::{COMPONENT, Kind, MANAGED_BY, MANAGER};
 use sluice_types::{GpuPool, ModelTenant};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use super::child::version;
 use super::device::Slice;
-use super::pod::{REFUSALS, pod, refusal};
+use super::pod::{REFUSALS, inspection, pod, refusal};
 use super::{ChildSeen, ClaimEntry, Mirror, Name, Unit, World, node};
 use crate::queue::Queue;
 
@@ -117,9 +117,12 @@ impl Watch<'_> {
     }
 
     fn pods(&mut self) {
-        let pods = watch(self.api::<Pod>(), ours());
+        let pods = watch(self.api::<Pod>(), component("slot"));
         let prune = |object: &Pod, _: &World| Some((ChildSeen::unit(&object.metadata)?, pod(object)?));
         self.follow(pods, |world| &world.pods, prune);
+        let pods = watch(self.api::<Pod>(), component("inspect"));
+        let prune = |object: &Pod, _: &World| Some((ChildSeen::unit(&object.metadata)?, inspection(object)?));
+        self.follow(pods, |world| &world.inspections, prune);
         // By the name of the pod, whose unit is known by then.
         let events = watch(self.api::<CoreEvent>(), config().fields(REFUSALS));
         let events = events.modify(|event| {
@@ -321,6 +324,11 @@ fn name(object: &impl ResourceExt) -> Name {
 
 fn config() -> watcher::Config {
     watcher::Config::default()
+}
+
+/// Pods of ours that are slots, or inspections.
+fn component(what: &str) -> watcher::Config {
+    config().labels(&format!("{MANAGED_BY}={MANAGER},{COMPONENT}={what}"))
 }
 
 /// Objects of ours.

@@ -17,7 +17,7 @@ use sluice_wire::geometry::{Geometry, Obstacle, Refusal, Report};
 use super::containers::{SMALL_BYTES, resources, restricted, source};
 use super::pod::{nobody, node_selector, pull_secrets, tolerations};
 use super::volumes::{fetches, model_folder, model_mount, model_volume};
-use super::{COMPONENT, FETCHING, Release, meta, name, tenant_labels};
+use super::{COMPONENT, FETCHING, Release, TENANT_UID, meta, name, tenant_labels};
 use crate::status::Finding;
 
 /// Name of the only container.
@@ -41,6 +41,8 @@ pub fn job_name(tenant: &ModelTenant) -> String {
 /// The Job that inspects the model of `tenant`, on nodes of its pool: who mounts the model there can mount it in a slot.
 pub fn job(pool: &sluice_types::GpuPool, tenant: &ModelTenant, release: &Release) -> Job {
     let mut labels = tenant_labels(tenant);
+    // Another tenant of the same name may have another model.
+    labels.insert(TENANT_UID.into(), tenant.metadata.uid.clone().unwrap_or_default());
     // Clients' traffic and the budget are for slots.
     labels.insert(COMPONENT.into(), "inspect".into());
     Job {
