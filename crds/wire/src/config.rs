@@ -253,10 +253,32 @@ pub fn tenant_of_host(host: &str) -> Option<(&str, &str)> {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EngineConfig {
-    /// Start this binary and keep it alive; `None` = another container does.
+    /// Which kind of engine it is. Not written for the first kind, which is all that older sidecars know.
+    #[serde(skip_serializing_if = "EngineKind::is_native")]
+    pub kind: EngineKind,
+    /// Where a [`Vllm`](EngineKind::Vllm) engine listens, `http://ADDRESS:PORT` on this host's loopback.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// Start this binary and keep it alive; `None` = another container does. Only for [`Native`](EngineKind::Native).
     pub spawn: Option<PathBuf>,
     /// Threads; 0 = all cores.
     pub threads: u32,
+}
+
+/// Kind of engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EngineKind {
+    /// `sluice-engine`, driven over the link; the sidecar owns its device memory.
+    #[default]
+    Native,
+    /// A server of OpenAI's API that the sidecar stands in front of and does not drive. Its memory is its own.
+    Vllm,
+}
+
+impl EngineKind {
+    fn is_native(&self) -> bool {
+        *self == EngineKind::Native
+    }
 }
 
 /// Switches for tests and experiments. All off by default.

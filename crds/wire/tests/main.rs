@@ -1,6 +1,7 @@
 //! Messages against their committed forms: names, shapes, versions.
 
 mod messages {
+    mod config;
     mod directive;
     mod geometry;
     mod golden;

@@ -9,6 +9,7 @@ pub mod generate;
 pub mod logprobs;
 pub mod open;
 pub mod params;
+pub mod scrape;
 pub mod serve;
 
 use std::sync::Arc;
@@ -26,8 +27,10 @@ use sluice_policy::deposit::Pacing;
 use sluice_wire::config::LimitsConfig;
 
 use self::answer::Kind;
+use self::body::TakesBodies;
 use self::error::ApiError;
 use self::open::OpenRequests;
+use self::scrape::Scrape;
 use crate::metrics::Metrics;
 use crate::model::text::Text;
 use crate::service::{Service, Status};
@@ -50,8 +53,8 @@ pub struct Gateway {
     pub limits: LimitsConfig,
     /// Pace of streams.
     pub stream_pacing: Pacing,
-    /// Keys; empty = open.
-    pub api_keys: Vec<String>,
+    /// Keys.
+    pub api_keys: Keys,
     /// Requests open now.
     pub open: OpenRequests,
     /// Unix time of the start, seconds.
@@ -70,8 +73,35 @@ impl std::fmt::Debug for Gateway {
     }
 }
 
+/// What opens the API; none = it is open.
+#[derive(Clone)]
+pub struct Keys(pub Vec<String>);
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} keys", self.0.len())
+    }
+}
+
+impl Keys {
+    /// Compares with every key, so that the time does not tell which was nearly right.
+    fn knows(&self, key: &str) -> bool {
+        self.0.iter().fold(false, |known, one| known | same_secret(one, key))
+    }
+}
+
 /// Header prefix that routers in front of us set and clients must not.
 const INTERNAL_HEADERS: &str = "x-llm-d-";
+
+impl TakesBodies for Gateway {
+    fn max_body_bytes(&self) -> u64 {
+        self.limits.max_body_bytes
+    }
+
+    fn open(&self) -> &OpenRequests {
+        &self.open
+    }
+}
 
 impl Gateway {
     /// Pace of an answer: only streams are paced.
@@ -99,18 +129,23 @@ impl Gateway {
             .route("/v1/chat/completions", post(endpoints::chat))
             .route("/v1/models", get(models))
             .route("/v1/models/{*id}", get(model))
-            .route_layer(middleware::from_fn_with_state(self.clone(), authorise));
-        Router::new()
-            .route("/health", get(|| async { StatusCode::OK }))
-            .route("/ready", get(ready))
-            .route("/metrics", get(metrics))
-            .route("/version", get(|| async { Json(json!({"version": env!("CARGO_PKG_VERSION")})) }))
-            .merge(api)
-            .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
-            .fallback(|request: Request| async move { ApiError::no_route(request.uri().path()) })
-            .layer(middleware::from_fn(strip_internal_headers))
-            .with_state(self)
+            .with_state(self.clone());
+        front(api, self.api_keys.clone(), Scrape::own(self.service.clone(), self.metrics.clone()))
     }
+}
+
+/// The routes of `:8000`: `api` for who has a key, and what everybody may ask.
+pub fn front(api: Router, keys: Keys, scrape: Scrape) -> Router {
+    let open = Router::new()
+        .route("/health", get(|| async { StatusCode::OK }))
+        .route("/ready", get(async |State(scrape): State<Scrape>| readiness(&scrape.service)))
+        .route("/metrics", get(async |State(scrape): State<Scrape>| scrape.answer().await))
+        .route("/version", get(|| async { Json(json!({"version": env!("CARGO_PKG_VERSION")})) }))
+        .with_state(scrape);
+    open.merge(api.route_layer(middleware::from_fn_with_state(keys, authorise)))
+        .method_not_allowed_fallback(|| async { ApiError::wrong_method() })
+        .fallback(|request: Request| async move { ApiError::no_route(request.uri().path()) })
+        .layer(middleware::from_fn(strip_internal_headers))
 }
 
 async fn strip_internal_headers(mut request: Request, next: Next) -> Response {
@@ -120,8 +155,8 @@ async fn strip_internal_headers(mut request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-async fn authorise(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
-    if gateway.api_keys.is_empty() || bearer(request.headers()).is_some_and(|key| gateway.knows(key)) {
+async fn authorise(State(keys): State<Keys>, request: Request, next: Next) -> Response {
+    if keys.0.is_empty() || bearer(request.headers()).is_some_and(|key| keys.knows(key)) {
         return next.run(request).await;
     }
     ApiError::unauthorised().into_response()
@@ -138,17 +173,6 @@ pub fn same_secret(a: &str, b: &str) -> bool {
     a.len() == b.len() && std::hint::black_box(differences) == 0
 }
 
-impl Gateway {
-    /// Compares with every key, so that the time does not tell which was nearly right.
-    fn knows(&self, key: &str) -> bool {
-        self.api_keys.iter().fold(false, |known, one| known | same_secret(one, key))
-    }
-}
-
-async fn ready(State(gateway): State<Arc<Gateway>>) -> Response {
-    readiness(&gateway.service).into_response()
-}
-
 /// Ready = can accept or hold a request and answer it in the end.
 pub fn readiness(service: &Service) -> (StatusCode, String) {
     match &*service.status().borrow() {
@@ -156,19 +180,6 @@ pub fn readiness(service: &Service) -> (StatusCode, String) {
         Status::Loading => (StatusCode::SERVICE_UNAVAILABLE, "loading\n".into()),
         Status::Failed(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
     }
-}
-
-async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
-    scrape(&gateway.service, &gateway.metrics).await
-}
-
-/// The metrics, fresh.
-pub async fn scrape(service: &Service, metrics: &Metrics) -> Response {
-    if let Some(state) = service.state().await {
-        metrics.set_state(&state);
-    }
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], metrics.encode()).into_response()
 }
 
 fn model_json(gateway: &Gateway, name: &str) -> serde_json::Value {

@@ -12,6 +12,7 @@ pub mod metrics;
 pub mod model;
 pub mod neighbours;
 pub mod probes;
+pub mod proxy;
 pub mod room;
 pub mod run;
 pub mod service;

@@ -52,6 +52,8 @@ pub struct Metrics {
     pub deposits: Level,
     /// Requests open now, streamed or not.
     pub open_requests: Level,
+    /// Of these, those that are held for a proxied engine.
+    pub held_requests: Level,
     vllm: VllmMetrics,
     own: OwnMetrics,
 }
@@ -72,19 +74,44 @@ struct RecentFigures {
 impl Metrics {
     /// Nothing counted yet; `slo` says what counts as in time and over how long.
     pub fn new(model_name: &str, slo: &SloConfig) -> Self {
+        Metrics::registered(model_name, slo, |metrics, names| {
+            metrics.vllm.register(names);
+            metrics.own.register(names);
+        })
+    }
+
+    /// Those of a tenant whose engine is proxied: what the engine measures it exposes itself, and nothing is added under
+    /// `vllm:`.
+    pub fn proxied(model_name: &str, slo: &SloConfig) -> Self {
+        Metrics::registered(model_name, slo, |metrics, names| {
+            metrics.vllm.register_as_own(names);
+            metrics.own.register_proxied(names);
+            names.add("sluice_held_requests", "Requests held for the engine", metrics.held_requests.gauge());
+        })
+    }
+
+    fn registered(model_name: &str, slo: &SloConfig, register: impl Fn(&Metrics, &mut Names)) -> Self {
         let label = (Cow::from("model_name"), Cow::from(model_name.to_owned()));
+        let window = Duration::from_secs(u64::from(slo.window_seconds));
+        let mut metrics = Metrics {
+            registry: Registry::default(),
+            slo: slo.clone(),
+            recent: Mutex::new(RecentFigures::new(window)),
+            deposits: Level::default(),
+            open_requests: Level::default(),
+            held_requests: Level::default(),
+            vllm: VllmMetrics::default(),
+            own: OwnMetrics::default(),
+        };
         let mut names = Names(Registry::with_labels([label].into_iter()));
-        let (vllm, own) = (VllmMetrics::default(), OwnMetrics::default());
-        let (deposits, open_requests) = (Level::default(), Level::default());
-        vllm.register(&mut names);
-        own.register(&mut names);
-        names.add("sluice_deposit_tokens", "Tokens generated and not yet written", deposits.gauge());
-        names.add("sluice_open_requests", "Requests open now", open_requests.gauge());
+        register(&metrics, &mut names);
+        names.add("sluice_deposit_tokens", "Tokens generated and not yet written", metrics.deposits.gauge());
+        names.add("sluice_open_requests", "Requests open now", metrics.open_requests.gauge());
         for reason in ENDS {
-            let _ = vllm.success.get_or_create(&ByFinish { finished_reason: reason });
+            let _ = metrics.vllm.success.get_or_create(&ByFinish { finished_reason: reason });
         }
-        let recent = Mutex::new(RecentFigures::new(Duration::from_secs(u64::from(slo.window_seconds))));
-        Metrics { registry: names.0, slo: slo.clone(), recent, deposits, open_requests, vllm, own }
+        metrics.registry = names.0;
+        metrics
     }
 
     fn recent(&self) -> std::sync::MutexGuard<'_, RecentFigures> {
@@ -185,6 +212,33 @@ impl Metrics {
     /// How long hand-overs of the turn took, since the start.
     pub fn handovers(&self) -> Percentiles {
         self.recent().waits.handover.percentiles(Instant::now())
+    }
+
+    /// A request was held so long for a proxied engine.
+    pub fn held(&self, time: Duration) {
+        self.own.held.record(time, 1);
+    }
+
+    /// A request was sent to a proxied engine again.
+    pub fn resent(&self) {
+        self.own.resent.inc();
+    }
+
+    /// A token of a proxied engine came, so long after the one before it of the same sequence.
+    pub fn arrived(&self, gap: Duration) {
+        self.own.engine_tbt.record(gap, 1);
+        self.recent().engine_tbt.record(Instant::now(), gap, 1);
+    }
+
+    /// A request to a proxied engine had so many tokens of prompts and of answers.
+    pub fn used(&self, prompt_tokens: u32, tokens: u32) {
+        self.vllm.prompt_tokens.inc_by(u64::from(prompt_tokens));
+        self.vllm.generation_tokens.inc_by(u64::from(tokens));
+    }
+
+    /// Tokens of prompts and of answers so far.
+    pub fn tokens(&self) -> (u64, u64) {
+        (self.vllm.prompt_tokens.get(), self.vllm.generation_tokens.get())
     }
 
     /// An engine died.

@@ -10,11 +10,11 @@ use axum::http::StatusCode;
 use axum::routing::get;
 
 use crate::gateway::open::OpenRequests;
-use crate::gateway::{readiness, scrape};
-use crate::metrics::Metrics;
+use crate::gateway::readiness;
+use crate::gateway::scrape::Scrape;
 use crate::service::{Service, Status};
 
-type Shared = State<(Service, Arc<Metrics>)>;
+type Shared = State<Scrape>;
 
 /// How often a drain looks whether requests are open.
 const LOOK: Duration = Duration::from_millis(50);
@@ -40,7 +40,7 @@ impl Hook {
 }
 
 /// The routes of `:8002`. `hook` adds `/drain`.
-pub fn router(service: Service, metrics: Arc<Metrics>, hook: Option<Hook>) -> Router {
+pub fn router(scrape: Scrape, hook: Option<Hook>) -> Router {
     let draining = hook.as_ref().map(|hook| hook.draining.clone()).unwrap_or_default();
     let hooks = match hook {
         Some(hook) => Router::new().route("/drain", get(drain)).with_state(hook),
@@ -48,13 +48,10 @@ pub fn router(service: Service, metrics: Arc<Metrics>, hook: Option<Hook>) -> Ro
     };
     Router::new()
         .route("/startup", get(startup))
-        .route("/ready", get(async move |State((service, _)): Shared| ready(&service, &draining)))
+        .route("/ready", get(async move |State(scrape): Shared| ready(&scrape.service, &draining)))
         .route("/live", get(|| async { (StatusCode::OK, "live\n") }))
-        .route(
-            "/metrics",
-            get(|State((service, metrics)): Shared| async move { scrape(&service, &metrics).await }),
-        )
-        .with_state((service, metrics))
+        .route("/metrics", get(async |State(scrape): Shared| scrape.answer().await))
+        .with_state(scrape)
         .merge(hooks)
 }
 
@@ -88,8 +85,8 @@ async fn drain(State(hook): State<Hook>) -> String {
 
 /// Started = engines may connect: their socket listens before this one does. Not whether one has come: a pod starts its
 /// engine only after this says yes. A tenant that has failed is not started.
-async fn startup(State((service, _)): Shared) -> (StatusCode, String) {
-    match &*service.status().borrow() {
+async fn startup(State(scrape): Shared) -> (StatusCode, String) {
+    match &*scrape.service.status().borrow() {
         Status::Loading | Status::Serving | Status::EngineLost => (StatusCode::OK, "started\n".into()),
         Status::Failed(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
     }

@@ -1,35 +1,30 @@
 //! The life of a sidecar: read, listen, load, serve, drain.
 
+mod doors;
 mod failure;
 
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use sluice_link::server::Listener;
-use sluice_policy::deposit::Pacing;
 use sluice_scheduler::journal::Ending;
-use sluice_wire::config::{SidecarConfig, SidecarRecord};
-use tokio::net::TcpListener;
+use sluice_wire::config::{EngineKind, SidecarConfig};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+pub(crate) use self::doors::{Behind, Doors, api_keys, model_names, stream_pacing};
 pub use self::failure::Failure;
-use crate::admin::Admin;
-use crate::admin::start::{Credentials, StartError};
 use crate::args::{Args, Task};
 use crate::engine_child::EngineChild;
-use crate::gateway::Gateway;
 use crate::gateway::open::OpenRequests;
-use crate::gateway::serve::{LAST_WORD, Limits, finish, serve};
+use crate::gateway::scrape::Scrape;
+use crate::gateway::{Gateway, Keys};
 use crate::metrics::Metrics;
-use crate::probes::{self, Hook};
 use crate::room::{Among, InjectedFaults, LoadError, Loaded, Loading, load};
 use crate::service::{Inbox, Message, Service, Status};
-use crate::{admin, fetch, inspect};
+use crate::{fetch, inspect, proxy};
 
 fn config_error(error: impl Into<anyhow::Error>) -> Failure {
     Failure::Config(error.into())
@@ -68,6 +63,15 @@ pub fn run_with(args: &Args, faults: InjectedFaults) -> Result<(), Failure> {
 }
 
 fn run_in(folder: &Path, config: SidecarConfig, faults: InjectedFaults) -> Result<(), Failure> {
+    let ended = match config.engine.kind {
+        EngineKind::Native => run_native(folder, config, faults),
+        EngineKind::Vllm => proxy::run(config),
+    };
+    remove_own_files(folder);
+    ended
+}
+
+fn run_native(folder: &Path, config: SidecarConfig, faults: InjectedFaults) -> Result<(), Failure> {
     let mut loaded = load(config).map_err(config_error)?;
     loaded.faults = faults;
     let loaded = Arc::new(loaded);
@@ -80,13 +84,15 @@ fn run_in(folder: &Path, config: SidecarConfig, faults: InjectedFaults) -> Resul
         }
         None => None,
     };
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(other)?;
     let ending = engine.as_ref().map(EngineChild::ending).unwrap_or_default();
-    let ended = runtime.block_on(live(&loaded, listener, ending));
+    let ended = runtime()?.block_on(live(&loaded, listener, ending));
     drop(engine);
-    remove_own_files(folder);
     ended
+}
+
+/// What HTTP is served on.
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(other)
 }
 
 fn replay(path: &Path) -> anyhow::Result<()> {
@@ -131,62 +137,17 @@ fn remove_own_files(folder: &Path) {
     }
 }
 
-/// The sockets of one sidecar.
-struct Sockets {
-    serve: TcpListener,
-    admin: TcpListener,
-    probes: TcpListener,
-}
-
-impl Sockets {
-    async fn bind(config: &SidecarConfig) -> Result<Self, Failure> {
-        let bind = async |field, address: SocketAddr| {
-            let bound = TcpListener::bind(address).await;
-            bound.with_context(|| format!("cannot listen at {address}")).map_err(|e| Failure::Field(field, e))
-        };
-        let listen = &config.listen;
-        Ok(Sockets {
-            serve: bind("listen.serve", listen.serve).await?,
-            admin: bind("listen.admin", listen.admin).await?,
-            probes: bind("listen.probes", listen.probes).await?,
-        })
-    }
-
-    /// Says where it listens: how others find this sidecar.
-    fn record(&self, config: &SidecarConfig, token_file: &Path) -> anyhow::Result<()> {
-        let record = SidecarRecord {
-            namespace: config.namespace.clone(),
-            name: config.name.clone(),
-            pid: std::process::id(),
-            serve: self.serve.local_addr()?,
-            admin: self.admin.local_addr()?,
-            probes: self.probes.local_addr()?,
-            token_file: token_file.to_owned(),
-            gpu: config.gpu.name.clone(),
-        };
-        let (path, part) =
-            (config.runtime_dir.join("sidecar.json"), config.runtime_dir.join("sidecar.json.part"));
-        std::fs::write(&part, serde_json::to_vec_pretty(&record)?)
-            .with_context(|| part.display().to_string())?;
-        std::fs::rename(&part, &path).with_context(|| path.display().to_string())
-    }
-}
-
 async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>) -> Result<(), Failure> {
     let config = &loaded.config;
-    let sockets = Sockets::bind(config).await?;
-    let token_file = config.runtime_dir.join("token");
-    let credentials = Credentials::of(config, &token_file).map_err(admin_failure)?;
-    let directives = admin::start::directives(config);
-    sockets.record(config, &token_file).map_err(other)?;
+    let doors = Doors::open(config).await?;
     let (inbox, messages) = Inbox::new();
     let (status, watched) = watch::channel(Status::Loading);
     let service = Service::new(inbox.clone(), watched);
     let metrics = Arc::new(Metrics::new(&model_names(config)[0], &config.slo));
     let closed = Arc::new(AtomicBool::new(false));
     let among = config.neighbourhood.as_ref().map(|_| Among {
-        directives: directives.clone(),
-        client: credentials.client(),
+        directives: doors.directives.clone(),
+        client: doors.client(),
         runtime: tokio::runtime::Handle::current(),
         metrics: metrics.clone(),
     });
@@ -202,27 +163,16 @@ async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>)
     };
     let (room, failed) = start_room(loading).map_err(other)?;
     let gateway = Arc::new(gateway(loaded, service.clone(), metrics.clone())?);
-    let (stop, stopping) = watch::channel(false);
-    let drain = Duration::from_secs(u64::from(config.drain_seconds));
-    let limits = Limits { connections: config.limits.max_streams as usize + 1024, drain: drain + LAST_WORD };
-    let small = Limits { connections: 64, drain: Duration::from_secs(1) };
-    let admin = Admin::new(config, service.clone(), directives, &credentials);
-    let admin = tokio::spawn(credentials.serve(sockets.admin, admin, small, stopping.clone()));
-    let hook = config.listen.drain_hook.then(|| Hook::new(gateway.open.clone(), drain, Hook::SETTLE));
-    let probes = probes::router(service, metrics, hook);
-    let probes = tokio::spawn(serve(sockets.probes, probes, small, stopping.clone()));
-    let serving = tokio::spawn(serve(sockets.serve, gateway.router(), limits, stopping));
+    let (open, scrape) = (gateway.open.clone(), Scrape::own(service, metrics));
+    let serving = doors.serve(config, Behind { router: gateway.router(), scrape, open });
     let ended = until_told(failed).await;
-    tracing::info!("draining");
-    // The receivers are tasks of this function; they are still there.
-    let _ = stop.send(true);
     let cut = || {
         closed.store(true, Ordering::Relaxed);
         ending.store(true, Ordering::Relaxed);
         // Every request that still runs is told so, and its client by its answer.
         inbox.send(Message::Stop);
     };
-    let _ = tokio::join!(finish(serving, drain, cut), admin, probes);
+    serving.drain(cut).await;
     let joined = tokio::task::spawn_blocking(move || room.join()).await;
     match (ended, joined) {
         (Ok(()), Ok(Err(_)) | Err(_)) => {
@@ -246,13 +196,6 @@ fn start_room(loading: Loading) -> std::io::Result<(RoomThread, RoomEnd)> {
     Ok((thread, failed))
 }
 
-fn admin_failure(error: StartError) -> Failure {
-    match error {
-        StartError::Token { .. } => other(error),
-        _ => config_error(error),
-    }
-}
-
 /// Only what a restart cannot help counts as configuration.
 fn load_failure(error: LoadError) -> Failure {
     match error {
@@ -263,11 +206,8 @@ fn load_failure(error: LoadError) -> Failure {
 
 /// Waits for a signal, or for the scheduler's end.
 async fn until_told(failed: RoomEnd) -> Result<(), Failure> {
-    let mut terminate = signal(SignalKind::terminate()).map_err(other)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(other)?;
     tokio::select! {
-        _ = terminate.recv() => Ok(()),
-        _ = interrupt.recv() => Ok(()),
+        told = until_signalled() => told,
         ended = failed => match ended {
             Ok(Err(failure)) => Err(failure),
             Ok(Ok(())) | Err(_) => Err(other(anyhow!("the scheduler's thread ended"))),
@@ -275,21 +215,18 @@ async fn until_told(failed: RoomEnd) -> Result<(), Failure> {
     }
 }
 
-fn model_names(config: &SidecarConfig) -> Vec<String> {
-    if config.served_names.is_empty() { vec![config.name.clone()] } else { config.served_names.clone() }
+/// Waits for a signal.
+pub(crate) async fn until_signalled() -> Result<(), Failure> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(other)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(other)?;
+    tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    }
 }
 
 fn gateway(loaded: &Loaded, service: Service, metrics: Arc<Metrics>) -> Result<Gateway, Failure> {
     let config = &loaded.config;
-    let interval_ns = u64::from(config.slo.tbt_milliseconds) * 1_000_000;
-    let stream_pacing = match config.pacing.as_str() {
-        "TokenDeposit" => Pacing::Paced { interval_ns },
-        "Immediate" => Pacing::Immediate,
-        other => {
-            let problem = anyhow!("`{other}` is not built (TokenDeposit, Immediate)");
-            return Err(Failure::Field("pacing", problem));
-        }
-    };
     Ok(Gateway {
         text: loaded.text.clone(),
         service,
@@ -297,19 +234,11 @@ fn gateway(loaded: &Loaded, service: Service, metrics: Arc<Metrics>) -> Result<G
         vocab: loaded.spec.vocab,
         max_model_tokens: loaded.max_model_tokens,
         limits: config.limits.clone(),
-        stream_pacing,
-        api_keys: read_keys(config).map_err(|error| Failure::Field("api_keys_file", error))?,
+        stream_pacing: stream_pacing(config)?,
+        api_keys: Keys(api_keys(config)?),
         open: OpenRequests::new(config.limits.max_streams, metrics.clone()),
         metrics,
         started: Gateway::unix_seconds(),
         answers: AtomicU64::new(1),
     })
-}
-
-fn read_keys(config: &SidecarConfig) -> anyhow::Result<Vec<String>> {
-    let Some(path) = &config.api_keys_file else { return Ok(Vec::new()) };
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let keys: Vec<_> = text.lines().map(str::trim).filter(|k| !k.is_empty() && !k.starts_with('#')).collect();
-    anyhow::ensure!(!keys.is_empty(), "{}: holds no key", path.display());
-    Ok(keys.into_iter().map(str::to_owned).collect())
 }

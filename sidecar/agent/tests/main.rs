@@ -46,3 +46,11 @@ mod gateway {
     mod tiny;
     pub mod world;
 }
+
+mod proxy {
+    mod answers;
+    pub mod engine;
+    mod losses;
+    mod rest;
+    mod world;
+}

@@ -183,7 +183,11 @@ fn configure(
         listen: listen(options, index),
         // Claimed by the caller once all tenants are known to be well.
         runtime_dir: PathBuf::new(),
-        engine: EngineConfig { spawn: Some(options.engine.clone()), threads: options.threads },
+        engine: EngineConfig {
+            spawn: Some(options.engine.clone()),
+            threads: options.threads,
+            ..EngineConfig::default()
+        },
         hibernate_after_seconds: Some(unsigned(spec.idle.hibernate_after_seconds)),
         drain_seconds: unsigned(spec.drain_seconds),
         journal: options.journal.as_ref().map(|folder| folder.join(format!("{namespace}.{name}.journal"))),

@@ -54,7 +54,7 @@ pub fn sidecar_config(placed: &Placed<'_>) -> SidecarConfig {
         api_keys_file: keys_file(placed.tenant),
         listen: listen(placed),
         runtime_dir: RUN.into(),
-        engine: EngineConfig { spawn: None, threads: threads(spec) },
+        engine: EngineConfig { threads: threads(spec), ..EngineConfig::default() },
         hibernate_after_seconds: Some(unsigned(spec.idle.hibernate_after_seconds)),
         drain_seconds: unsigned(spec.drain_seconds),
         journal: None,

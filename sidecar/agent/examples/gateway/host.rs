@@ -7,9 +7,9 @@ use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use sluice_agent::gateway::Gateway;
 use sluice_agent::gateway::open::OpenRequests;
 use sluice_agent::gateway::serve::{Limits, serve};
+use sluice_agent::gateway::{Gateway, Keys};
 use sluice_agent::metrics::Metrics;
 use sluice_agent::model::text::Text;
 use sluice_agent::service::{Inbox, Message, Service, Status, Update};
@@ -105,7 +105,7 @@ impl Host {
             open: OpenRequests::new(streams, metrics.clone()),
             limits: LimitsConfig { max_streams: streams, ..LimitsConfig::default() },
             stream_pacing,
-            api_keys: Vec::new(),
+            api_keys: Keys(Vec::new()),
             metrics,
             started: Gateway::unix_seconds(),
             answers: AtomicU64::new(1),

@@ -8,9 +8,8 @@ use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, header};
 use futures_util::StreamExt;
 
-use super::Gateway;
 use super::error::ApiError;
-use super::open::BodyRoom;
+use super::open::{BodyRoom, OpenRequests};
 
 /// Time to send a body.
 const READ_TIME: Duration = Duration::from_secs(30);
@@ -31,12 +30,21 @@ impl JsonBody {
     }
 }
 
-impl FromRequest<Arc<Gateway>> for JsonBody {
+/// Whoever takes bodies, within bounds.
+pub trait TakesBodies {
+    /// Most bytes of one.
+    fn max_body_bytes(&self) -> u64;
+
+    /// Where those that are held are counted.
+    fn open(&self) -> &OpenRequests;
+}
+
+impl<G: TakesBodies + Send + Sync> FromRequest<Arc<G>> for JsonBody {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, gateway: &Arc<Gateway>) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, gateway: &Arc<G>) -> Result<Self, ApiError> {
         let (parts, body) = request.into_parts();
-        let limit = gateway.limits.max_body_bytes;
+        let limit = gateway.max_body_bytes();
         if !is_json(&parts.headers) {
             discard(body.into_data_stream(), &parts.headers).await;
             return Err(ApiError::not_json());
@@ -45,13 +53,17 @@ impl FromRequest<Arc<Gateway>> for JsonBody {
             discard(body.into_data_stream(), &parts.headers).await;
             return Err(ApiError::too_large(limit));
         }
-        let read = read(gateway, body, &parts.headers);
+        let read = read(&**gateway, body, &parts.headers);
         tokio::time::timeout(READ_TIME, read).await.unwrap_or_else(|_| Err(ApiError::slow_body()))
     }
 }
 
-async fn read(gateway: &Gateway, body: Body, headers: &HeaderMap) -> Result<JsonBody, ApiError> {
-    let limit = gateway.limits.max_body_bytes;
+async fn read(
+    gateway: &(impl TakesBodies + Sync),
+    body: Body,
+    headers: &HeaderMap,
+) -> Result<JsonBody, ApiError> {
+    let limit = gateway.max_body_bytes();
     let (mut stream, mut body) = (body.into_data_stream(), JsonBody::default());
     while let Some(chunk) = stream.next().await {
         let chunk =
@@ -61,7 +73,7 @@ async fn read(gateway: &Gateway, body: Body, headers: &HeaderMap) -> Result<Json
             discard(stream, headers).await;
             return Err(ApiError::too_large(limit));
         }
-        gateway.open.make_room(&mut body.room, length)?;
+        gateway.open().make_room(&mut body.room, length)?;
         body.bytes.extend_from_slice(&chunk);
     }
     Ok(body)

@@ -82,6 +82,8 @@ pub(super) struct OwnMetrics {
     pub delivered_tbt: Timing,
     pub write_lateness: Timing,
     pub engine_losses: Counter,
+    pub held: Timing,
+    pub resent: Counter,
     pub waits: Waits<Timing>,
     pub slo: Family<ByObjective, Share>,
 }
@@ -122,7 +124,39 @@ impl VllmMetrics {
     }
 }
 
+impl VllmMetrics {
+    /// What is counted here of a proxied engine's requests, under names of our own: the engine has its.
+    pub(super) fn register_as_own(&self, names: &mut Names) {
+        names.add("sluice_ttft_seconds", "Arrival to first token written, streams", self.ttft.clone());
+        names.add("sluice_request_seconds", "Arrival to end", self.e2e.clone());
+        names.add("sluice_prompt_tokens", "Tokens of prompts", self.prompt_tokens.clone());
+        names.add("sluice_generation_tokens", "Tokens generated", self.generation_tokens.clone());
+        names.add("sluice_requests", "Requests that ended, by how", self.success.clone());
+    }
+}
+
 impl OwnMetrics {
+    /// What there is without device memory of our own.
+    pub(super) fn register_proxied(&self, names: &mut Names) {
+        names.add("sluice_tenant_info", "Joins model_name to tenant and GPU", self.tenant.clone());
+        names.add("sluice_engine_tbt_seconds", "Between tokens as they come", self.engine_tbt.clone());
+        names.add("sluice_delivered_tbt_seconds", "Between tokens as written", self.delivered_tbt.clone());
+        names.add(
+            "sluice_write_lateness_seconds",
+            "Due to written, paced tokens",
+            self.write_lateness.clone(),
+        );
+        names.add("sluice_engine_losses", "Engines that died", self.engine_losses.clone());
+        names.add("sluice_held_seconds", "Requests held for the engine", self.held.clone());
+        names.add("sluice_resent_requests", "Requests sent to the engine again", self.resent.clone());
+        names.add(
+            "sluice_wake_seconds",
+            "Wish for the engine to its being awake",
+            self.waits[Awaited::Wake].clone(),
+        );
+        names.add("sluice_slo_attainment_ratio", "Share of tokens in time, recent", self.slo.clone());
+    }
+
     pub(super) fn register(&self, names: &mut Names) {
         names.add("sluice_tenant_info", "Joins model_name to tenant and GPU", self.tenant.clone());
         names.add("sluice_memory_bytes", "Device memory by owner of its chunks", self.owner_bytes.clone());

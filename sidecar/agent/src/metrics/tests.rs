@@ -99,11 +99,50 @@ const OWN: [(&str, &str); 27] = [
     ("sluice_wake_seconds", "histogram"),
 ];
 
+/// Of a tenant whose engine is proxied, beside what the engine exposes itself.
+const PROXIED: [(&str, &str); 17] = [
+    ("sluice_tenant_info", "gauge"),
+    ("sluice_engine_tbt_seconds", "histogram"),
+    ("sluice_delivered_tbt_seconds", "histogram"),
+    ("sluice_write_lateness_seconds", "histogram"),
+    ("sluice_engine_losses", "counter"),
+    ("sluice_slo_attainment_ratio", "gauge"),
+    ("sluice_deposit_tokens", "gauge"),
+    ("sluice_open_requests", "gauge"),
+    ("sluice_wake_seconds", "histogram"),
+    ("sluice_held_requests", "gauge"),
+    ("sluice_held_seconds", "histogram"),
+    ("sluice_resent_requests", "counter"),
+    ("sluice_requests", "counter"),
+    ("sluice_request_seconds", "histogram"),
+    ("sluice_ttft_seconds", "histogram"),
+    ("sluice_prompt_tokens", "counter"),
+    ("sluice_generation_tokens", "counter"),
+];
+
 #[test]
 fn exactly_these_names_are_exposed() {
-    let (families, samples) = parse(&busy().encode());
+    exposed(&busy(), VLLM.into_iter().chain(OWN).collect());
+    let proxied = Metrics::proxied("tiny", &SloConfig::default());
+    proxied.first_token(Duration::ZERO);
+    proxied.delivered_gap(Duration::ZERO, 1);
+    proxied.set_state(&State::default());
+    exposed(&proxied, PROXIED.into_iter().collect());
+}
+
+#[test]
+fn the_page_about_metrics_has_every_name() {
+    let page = include_str!("../../../../docs/metrics.md");
+    for (name, kind) in VLLM.into_iter().chain(OWN).chain(PROXIED) {
+        let name = if kind == "counter" { format!("{name}_total") } else { name.to_owned() };
+        let told = [format!("`{name}`"), format!("`{name}{{")].iter().any(|text| page.contains(text));
+        assert!(told, "docs/metrics.md says nothing of {name}");
+    }
+}
+
+fn exposed(metrics: &Metrics, wanted: BTreeSet<(&str, &str)>) {
+    let (families, samples) = parse(&metrics.encode());
     let told: BTreeSet<_> = families.iter().map(|(name, kind)| (name.as_str(), kind.as_str())).collect();
-    let wanted: BTreeSet<_> = VLLM.into_iter().chain(OWN).collect();
     assert_eq!(told, wanted);
     for (name, kind) in wanted {
         let suffix = if kind == "counter" {

@@ -32,7 +32,7 @@ async fn get(address: SocketAddr, path: &str) -> Answer {
 async fn probes_tell_when_to_start_the_engine_and_when_to_route_and_nothing_else() {
     let mut world = World::start(Setup { status: Status::Loading, ..Setup::default() }).await;
     world.autopilot("");
-    let (address, _stop) = open(probes::router(world.service.clone(), world.metrics.clone(), None)).await;
+    let (address, _stop) = open(probes::router(world.scrape(), None)).await;
     let failed = Status::Failed("bad weights".into());
     for (status, startup, ready) in [
         (Status::Loading, 200, 503),
@@ -62,7 +62,7 @@ fn hook(world: &World, limit: Duration) -> Option<Hook> {
 async fn a_drain_ends_readiness_waits_for_open_requests_and_refuses_nobody() {
     let world = World::start(Setup::default()).await;
     let hook = hook(&world, Duration::from_secs(60));
-    let (address, _stop) = open(probes::router(world.service.clone(), world.metrics.clone(), hook)).await;
+    let (address, _stop) = open(probes::router(world.scrape(), hook)).await;
     let mut early =
         world.posted("/v1/completions", &json!({"prompt": "a", "stream": true, "max_tokens": 2})).await;
     let open_stream = world.scheduler.taken().await;
@@ -91,7 +91,7 @@ async fn a_drain_ends_readiness_waits_for_open_requests_and_refuses_nobody() {
 async fn a_drain_does_not_wait_for_ever() {
     let world = World::start(Setup::default()).await;
     let hook = hook(&world, Duration::from_millis(200));
-    let (address, _stop) = open(probes::router(world.service.clone(), world.metrics.clone(), hook)).await;
+    let (address, _stop) = open(probes::router(world.scrape(), hook)).await;
     let _stream = world.posted("/v1/completions", &json!({"prompt": "a", "stream": true})).await;
     let _taken = world.scheduler.taken().await;
     assert_eq!(get(address, "/drain").await.body, "1 requests are still open\n");

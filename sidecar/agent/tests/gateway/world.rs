@@ -7,9 +7,10 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use sluice_agent::gateway::Gateway;
 use sluice_agent::gateway::open::OpenRequests;
+use sluice_agent::gateway::scrape::Scrape;
 use sluice_agent::gateway::serve::{Limits, Patience, serve_with};
+use sluice_agent::gateway::{Gateway, Keys};
 use sluice_agent::metrics::Metrics;
 use sluice_agent::service::{Inbox, Message, Service, Status, Update};
 use sluice_policy::deposit::Pacing;
@@ -89,7 +90,7 @@ impl World {
             open: open.clone(),
             limits: setup.limits,
             stream_pacing: setup.pacing,
-            api_keys: setup.keys,
+            api_keys: Keys(setup.keys),
             metrics: metrics.clone(),
             started: Gateway::unix_seconds(),
             answers: AtomicU64::new(1),
@@ -110,6 +111,11 @@ impl World {
             serving,
             _folder: folder,
         }
+    }
+
+    /// What answers `/metrics`.
+    pub fn scrape(&self) -> Scrape {
+        Scrape::own(self.service.clone(), self.metrics.clone())
     }
 
     pub async fn client(&self) -> Client {

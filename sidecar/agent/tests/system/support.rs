@@ -90,7 +90,7 @@ pub fn config(model: &Path, memory_bytes: u64, policy: &str) -> SidecarConfig {
             neighbour_token_file: None,
         },
         runtime_dir: PathBuf::new(),
-        engine: EngineConfig { spawn: None, threads: 2 },
+        engine: EngineConfig { threads: 2, ..EngineConfig::default() },
         hibernate_after_seconds: None,
         drain_seconds: 1,
         journal: None,

@@ -1,0 +1,239 @@
+//! A request for the engine: read as far as limits, pace and figures need it; the engine judges the rest.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use crate::gateway::error::ApiError;
+
+/// Prompts in one completion request.
+const PROMPTS_MAX: usize = 64;
+/// What is written into a request for a stream that says nothing about usage.
+const USAGE_PLEASE: &[u8] = br#""stream_options":{"include_usage":true},"#;
+
+/// What is read of a body. A field that comes twice is refused: the engine might read the other one.
+#[derive(Deserialize)]
+struct Body<'a> {
+    model: Option<String>,
+    stream: Option<bool>,
+    #[serde(borrow)]
+    stream_options: Option<&'a RawValue>,
+    n: Option<u32>,
+    #[serde(borrow)]
+    prompt: Option<&'a RawValue>,
+    #[serde(borrow)]
+    messages: Option<&'a RawValue>,
+}
+
+/// Prompts as they are counted.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Prompt {
+    Text(String),
+    Ids(Vec<u32>),
+    Texts(Vec<String>),
+    ManyIds(Vec<Vec<u32>>),
+}
+
+/// A request that may be sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// What is sent.
+    pub body: Vec<u8>,
+    /// The answer is a stream.
+    pub stream: bool,
+    /// The usage was asked for here and not by the client: it is taken out of the answer.
+    pub usage_is_ours: bool,
+    /// Choices of all prompts: places among the open requests.
+    pub choices: u32,
+}
+
+impl Asked {
+    /// Reads a body for a tenant that answers to `names`.
+    ///
+    /// # Errors
+    /// No JSON object, a field of another type, a model of somebody else.
+    pub fn read(body: &[u8], names: &[String]) -> Result<Asked, ApiError> {
+        let read: Body<'_> = serde_json::from_slice(body)
+            .map_err(|error| ApiError::bad_request(format!("the body cannot be read: {error}")))?;
+        if let Some(name) = read.model.as_ref().filter(|name| !names.contains(name)) {
+            return Err(ApiError::no_model(name));
+        }
+        let stream = read.stream.unwrap_or(false);
+        let usage_is_ours = stream && read.stream_options.is_none() && !names_options(body);
+        let body = if usage_is_ours { with_usage(body) } else { body.to_vec() };
+        let prompts = read.prompt.map_or(Ok(1), |prompt| prompts(prompt).map(|prompts| prompts.count()))?;
+        let choices = read.n.unwrap_or(1).max(1).saturating_mul(prompts);
+        Ok(Asked { body, stream, usage_is_ours, choices })
+    }
+}
+
+/// Whether `stream_options` is there as `null`: an engine that reads a field twice may take either.
+fn names_options(body: &[u8]) -> bool {
+    serde_json::from_slice::<Map<String, Value>>(body).is_ok_and(|body| body.contains_key("stream_options"))
+}
+
+/// The same object with one more field, at its front; all else byte by byte as it was.
+fn with_usage(body: &[u8]) -> Vec<u8> {
+    let open = body.iter().position(|byte| *byte == b'{').expect("an object with a field has a brace");
+    let (front, rest) = body.split_at(open + 1);
+    [front, USAGE_PLEASE, rest].concat()
+}
+
+fn prompts(prompt: &RawValue) -> Result<Prompt, ApiError> {
+    let wrong = |_| ApiError::param("prompt", "`prompt` must be a text, token ids, or a list of either");
+    let read: Prompt = serde_json::from_str(prompt.get()).map_err(wrong)?;
+    if read.count() as usize > PROMPTS_MAX {
+        return Err(ApiError::param("prompt", format!("at most {PROMPTS_MAX} prompts")));
+    }
+    Ok(read)
+}
+
+impl Prompt {
+    fn count(&self) -> u32 {
+        let many = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        match self {
+            Prompt::Text(_) | Prompt::Ids(_) => 1,
+            Prompt::Texts(texts) => many(texts.len()),
+            Prompt::ManyIds(prompts) => many(prompts.len()),
+        }
+    }
+}
+
+/// The prompts of a request, as far as their length is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lengths {
+    /// Tokens of the longest prompt that came as token ids.
+    pub known: usize,
+    /// Questions for the engine (`POST /tokenize`), one a prompt that came as text.
+    pub to_ask: Vec<Vec<u8>>,
+}
+
+/// Fields of a request that shape its prompt.
+const SHAPE: [&str; 9] = [
+    "model",
+    "messages",
+    "add_special_tokens",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "chat_template_kwargs",
+    "tools",
+    "mm_processor_kwargs",
+];
+
+impl Lengths {
+    /// How long the prompts in `body` are, which was read before. Those that cannot have more than `limit` tokens are not
+    /// asked about: a token of text has at least one byte, but for those that a template or the model adds.
+    pub fn of(body: &[u8], limit: u32) -> Result<Lengths, ApiError> {
+        let read: Body<'_> = serde_json::from_slice(body)
+            .map_err(|error| ApiError::bad_request(format!("the body cannot be read: {error}")))?;
+        let mut lengths = Lengths { known: 0, to_ask: Vec::new() };
+        if read.messages.is_some() {
+            lengths.to_ask.push(question(body, None));
+        }
+        let texts = match read.prompt.map(prompts).transpose()? {
+            None => Vec::new(),
+            Some(Prompt::Text(text)) => vec![text],
+            Some(Prompt::Texts(texts)) => texts,
+            Some(Prompt::Ids(ids)) => {
+                lengths.known = ids.len();
+                Vec::new()
+            }
+            Some(Prompt::ManyIds(many)) => {
+                lengths.known = many.iter().map(Vec::len).max().unwrap_or(0);
+                Vec::new()
+            }
+        };
+        let long = texts.into_iter().filter(|text| text.len() >= limit as usize);
+        lengths.to_ask.extend(long.map(|text| question(body, Some(text))));
+        Ok(lengths)
+    }
+}
+
+/// The question how many tokens a prompt has.
+fn question(body: &[u8], prompt: Option<String>) -> Vec<u8> {
+    let all: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
+    let mut asked: Map<String, Value> =
+        all.into_iter().filter(|(name, _)| SHAPE.contains(&name.as_str())).collect();
+    if let Some(prompt) = prompt {
+        asked.remove("messages");
+        asked.insert("prompt".into(), prompt.into());
+    }
+    Value::Object(asked).to_string().into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(body: &str) -> Result<Asked, ApiError> {
+        Asked::read(body.as_bytes(), &["m".to_owned(), "org/m".to_owned()])
+    }
+
+    #[test]
+    fn usage_is_asked_for_where_the_client_says_nothing_and_all_else_stays() {
+        let asked = read(r#" {"prompt":"a" ,"stream":true}"#).unwrap();
+        let wanted = r#" {"stream_options":{"include_usage":true},"prompt":"a" ,"stream":true}"#;
+        assert_eq!((asked.body.as_slice(), asked.usage_is_ours), (wanted.as_bytes(), true));
+        let silent = [
+            r#"{"prompt":"a"}"#,
+            r#"{"prompt":"a","stream":false}"#,
+            r#"{"prompt":"a","stream":true,"stream_options":null}"#,
+            r#"{"prompt":"a","stream":true,"stream_options":{"include_usage":false}}"#,
+            r#"{"prompt":"a","stream":true,"stream_options":{"include_usage":true}}"#,
+        ];
+        for body in silent {
+            let asked = read(body).unwrap();
+            assert_eq!((asked.body.as_slice(), asked.usage_is_ours), (body.as_bytes(), false));
+        }
+    }
+
+    #[test]
+    fn every_choice_takes_a_place() {
+        for (body, choices) in [
+            (r#"{"prompt":"a"}"#, 1),
+            (r#"{"messages":[],"n":3}"#, 3),
+            (r#"{"prompt":["a","b"],"n":3}"#, 6),
+            (r#"{"prompt":[1,2,3]}"#, 1),
+            (r#"{"prompt":[[1],[2]]}"#, 2),
+            (r#"{"prompt":"a","n":4294967295}"#, u32::MAX),
+        ] {
+            assert_eq!(read(body).unwrap().choices, choices, "{body}");
+        }
+    }
+
+    #[test]
+    fn what_the_engine_might_read_otherwise_is_refused() {
+        let bad = [
+            "",
+            "[]",
+            "{",
+            r#"{"model":"m","model":"org/m"}"#,
+            r#"{"stream":false,"stream":true}"#,
+            r#"{"stream":"true"}"#,
+            r#"{"stream":1}"#,
+            r#"{"model":7}"#,
+            r#"{"prompt":{"a":1}}"#,
+            r#"{"n":-1}"#,
+        ];
+        for body in bad {
+            let error = read(body).expect_err(body).body();
+            assert_eq!(error["error"]["type"], "invalid_request_error", "{body}");
+        }
+        assert_eq!(read(r#"{"model":"x"}"#).unwrap_err(), ApiError::no_model("x"));
+        assert!(read(r#"{"model":"org/m"}"#).is_ok());
+    }
+
+    #[test]
+    fn prompts_are_counted_where_they_are_ids_and_asked_about_where_they_may_be_too_long() {
+        let of = |body: &str| Lengths::of(body.as_bytes(), 4).unwrap();
+        assert_eq!(of(r#"{"prompt":[1,2,3]}"#), Lengths { known: 3, to_ask: vec![] });
+        assert_eq!(of(r#"{"prompt":[[1],[2,3]]}"#).known, 2);
+        assert_eq!(of(r#"{"prompt":"abc"}"#).to_ask.len(), 0);
+        let asked = of(r#"{"model":"m","prompt":["abcd","a"],"max_tokens":3}"#).to_ask;
+        assert_eq!(asked, [br#"{"model":"m","prompt":"abcd"}"#]);
+        let asked = of(r#"{"messages":[{"role":"user","content":""}],"stream":true}"#).to_ask;
+        assert_eq!(asked, [br#"{"messages":[{"content":"","role":"user"}]}"#]);
+    }
+}

@@ -1,0 +1,177 @@
+//! What every sidecar opens, whatever engine it has: its sockets, who may come in at the admin port, how it is found, and
+//! the end of all that.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use axum::Router;
+use sluice_policy::deposit::Pacing;
+use sluice_wire::config::{SidecarConfig, SidecarRecord};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::{Failure, config_error, other};
+use crate::admin::start::{Credentials, StartError};
+use crate::admin::{self, Admin};
+use crate::directive::Directives;
+use crate::gateway::open::OpenRequests;
+use crate::gateway::scrape::Scrape;
+use crate::gateway::serve::{LAST_WORD, Limits, finish, serve};
+use crate::neighbours::client::Client;
+use crate::probes::{self, Hook};
+
+/// The sockets of one sidecar.
+struct Sockets {
+    serve: TcpListener,
+    admin: TcpListener,
+    probes: TcpListener,
+}
+
+impl Sockets {
+    async fn bind(config: &SidecarConfig) -> Result<Self, Failure> {
+        let bind = async |field, address: SocketAddr| {
+            let bound = TcpListener::bind(address).await;
+            bound.with_context(|| format!("cannot listen at {address}")).map_err(|e| Failure::Field(field, e))
+        };
+        let listen = &config.listen;
+        Ok(Sockets {
+            serve: bind("listen.serve", listen.serve).await?,
+            admin: bind("listen.admin", listen.admin).await?,
+            probes: bind("listen.probes", listen.probes).await?,
+        })
+    }
+
+    /// Says where it listens: how others find this sidecar.
+    fn record(&self, config: &SidecarConfig, token_file: &Path) -> anyhow::Result<()> {
+        let record = SidecarRecord {
+            namespace: config.namespace.clone(),
+            name: config.name.clone(),
+            pid: std::process::id(),
+            serve: self.serve.local_addr()?,
+            admin: self.admin.local_addr()?,
+            probes: self.probes.local_addr()?,
+            token_file: token_file.to_owned(),
+            gpu: config.gpu.name.clone(),
+        };
+        let (path, part) =
+            (config.runtime_dir.join("sidecar.json"), config.runtime_dir.join("sidecar.json.part"));
+        std::fs::write(&part, serde_json::to_vec_pretty(&record)?)
+            .with_context(|| part.display().to_string())?;
+        std::fs::rename(&part, &path).with_context(|| path.display().to_string())
+    }
+}
+
+/// Sockets that listen, and what the admin port needs.
+pub(crate) struct Doors {
+    sockets: Sockets,
+    credentials: Credentials,
+    /// The directive in force.
+    pub directives: Arc<Directives>,
+}
+
+/// What is behind the doors.
+pub(crate) struct Behind {
+    /// The routes of `:8000`.
+    pub router: Router,
+    /// Whoever has the state and the figures.
+    pub scrape: Scrape,
+    /// Requests open now.
+    pub open: OpenRequests,
+}
+
+impl Doors {
+    /// Listens, and says where.
+    pub async fn open(config: &SidecarConfig) -> Result<Doors, Failure> {
+        let sockets = Sockets::bind(config).await?;
+        let token_file: PathBuf = config.runtime_dir.join("token");
+        let credentials = Credentials::of(config, &token_file).map_err(admin_failure)?;
+        let directives = admin::start::directives(config);
+        sockets.record(config, &token_file).map_err(other)?;
+        Ok(Doors { sockets, credentials, directives })
+    }
+
+    /// The way to the neighbours.
+    pub fn client(&self) -> Arc<Client> {
+        self.credentials.client()
+    }
+
+    /// Lets everybody in.
+    pub fn serve(self, config: &SidecarConfig, behind: Behind) -> Serving {
+        let Doors { sockets, credentials, directives } = self;
+        let Behind { router, scrape, open } = behind;
+        let (stop, stopping) = watch::channel(false);
+        let drain = Duration::from_secs(u64::from(config.drain_seconds));
+        let connections = config.limits.max_streams as usize + 1024;
+        let limits = Limits { connections, drain: drain + LAST_WORD };
+        let small = Limits { connections: 64, drain: Duration::from_secs(1) };
+        let admin = Admin::new(config, scrape.service.clone(), directives, &credentials);
+        let admin = tokio::spawn(credentials.serve(sockets.admin, admin, small, stopping.clone()));
+        let hook = config.listen.drain_hook.then(|| Hook::new(open, drain, Hook::SETTLE));
+        let probes = probes::router(scrape, hook);
+        let probes = tokio::spawn(serve(sockets.probes, probes, small, stopping.clone()));
+        let gateway = tokio::spawn(serve(sockets.serve, router, limits, stopping));
+        Serving { gateway, admin, probes, stop, drain }
+    }
+}
+
+/// Doors that are open.
+pub(crate) struct Serving {
+    gateway: JoinHandle<()>,
+    admin: JoinHandle<()>,
+    probes: JoinHandle<()>,
+    stop: watch::Sender<bool>,
+    drain: Duration,
+}
+
+impl Serving {
+    /// Takes nobody in any more and waits for answers under way; those that take too long are ended by `cut`, which also runs
+    /// when none does.
+    pub async fn drain(self, cut: impl FnOnce()) {
+        tracing::info!("draining");
+        // The receivers are the tasks below; they are still there.
+        let _ = self.stop.send(true);
+        let _ = tokio::join!(finish(self.gateway, self.drain, cut), self.admin, self.probes);
+    }
+}
+
+fn admin_failure(error: StartError) -> Failure {
+    match error {
+        StartError::Token { .. } => other(error),
+        _ => config_error(error),
+    }
+}
+
+/// Names under which clients ask for the model; the first is reported.
+pub(crate) fn model_names(config: &SidecarConfig) -> Vec<String> {
+    if config.served_names.is_empty() { vec![config.name.clone()] } else { config.served_names.clone() }
+}
+
+/// The pace of streams.
+pub(crate) fn stream_pacing(config: &SidecarConfig) -> Result<Pacing, Failure> {
+    let interval_ns = u64::from(config.slo.tbt_milliseconds) * 1_000_000;
+    match config.pacing.as_str() {
+        "TokenDeposit" => Ok(Pacing::Paced { interval_ns }),
+        "Immediate" => Ok(Pacing::Immediate),
+        other => {
+            let problem = anyhow!("`{other}` is not built (TokenDeposit, Immediate)");
+            Err(Failure::Field("pacing", problem))
+        }
+    }
+}
+
+/// The keys that open the API; none = it is open.
+pub(crate) fn api_keys(config: &SidecarConfig) -> Result<Vec<String>, Failure> {
+    read_keys(config).map_err(|error| Failure::Field("api_keys_file", error))
+}
+
+fn read_keys(config: &SidecarConfig) -> anyhow::Result<Vec<String>> {
+    let Some(path) = &config.api_keys_file else { return Ok(Vec::new()) };
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let keys: Vec<_> = text.lines().map(str::trim).filter(|k| !k.is_empty() && !k.starts_with('#')).collect();
+    anyhow::ensure!(!keys.is_empty(), "{}: holds no key", path.display());
+    Ok(keys.into_iter().map(str::to_owned).collect())
+}
