@@ -80,6 +80,8 @@ names! {
         GroupNotFound,
         /// `Accepted`: `File` sources and key files exist only for local processes.
         LocalOnly,
+        /// `Accepted`: a `Vllm` engine has no image; there is no default for it.
+        EngineImageMissing,
         /// `Accepted`: the model's files cannot be had, or not with this credential.
         ModelUnreadable,
         /// `Accepted`: the model's files are no model that is served.

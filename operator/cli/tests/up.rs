@@ -112,7 +112,8 @@ fn what_is_not_built_is_refused_by_file_line_and_field() {
     assert_eq!(
         outcome.stderr,
         "sluice: not built yet\n\
-         local.yaml:18: document 2: spec.engine.kind: only Native is built yet\n\
+         local.yaml:18: document 2: spec.engine.kind: sluice up starts engines of Sluice only; put \
+                   sluice-sidecar before a server that runs already (engine.url in its configuration), or use a cluster\n\
          local.yaml:17: document 2: spec.replicas: more than one is not built yet for local processes\n"
     );
 }

@@ -2,7 +2,7 @@
 
 use sluice_types::conditions::Reason;
 use sluice_types::pool::GpuGroup;
-use sluice_types::tenant::SourceType;
+use sluice_types::tenant::{EngineKind, SourceType};
 use sluice_types::{GpuPool, ModelTenant};
 
 use crate::place::Unplaced;
@@ -17,8 +17,10 @@ pub struct Cluster {
 
 /// The condition `Accepted` of a tenant whose pool is `pool`.
 pub fn accepted(tenant: &ModelTenant, pool: Option<&GpuPool>, cluster: Cluster) -> Finding {
-    let refused =
-        local_only(tenant).or_else(|| unsupported(tenant, cluster)).or_else(|| pool_lacks(tenant, pool));
+    let refused = local_only(tenant)
+        .or_else(|| unsupported(tenant, cluster))
+        .or_else(|| no_image(tenant))
+        .or_else(|| pool_lacks(tenant, pool));
     refused.unwrap_or_else(|| Finding::as_expected(Truth::True))
 }
 
@@ -40,6 +42,14 @@ fn unsupported(tenant: &ModelTenant, cluster: Cluster) -> Option<Finding> {
     let message =
         "spec.model.source.image needs image volumes, which this cluster does not have (Kubernetes 1.36)";
     (image && !cluster.image_volumes).then(|| Finding::no(Reason::ImageVolumesUnsupported, message))
+}
+
+/// There is no image of a proxied engine that the operator could stand for.
+fn no_image(tenant: &ModelTenant) -> Option<Finding> {
+    let engine = &tenant.spec.engine;
+    let message = "spec.engine.image: a Vllm engine needs one, such as vllm/vllm-openai with a version";
+    let lacks = engine.kind == EngineKind::Vllm && engine.image.is_none();
+    lacks.then(|| Finding::no(Reason::EngineImageMissing, message))
 }
 
 fn pool_lacks(tenant: &ModelTenant, pool: Option<&GpuPool>) -> Option<Finding> {

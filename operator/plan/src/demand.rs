@@ -2,7 +2,7 @@
 
 use sluice_types::ModelTenantSpec;
 use sluice_types::pool::Policy;
-use sluice_types::tenant::TenantMemory;
+use sluice_types::tenant::EngineKind;
 
 pub use crate::geometry::Geometry;
 
@@ -10,6 +10,9 @@ pub use crate::geometry::Geometry;
 const SIDECAR_BYTES: u64 = 64 << 20;
 /// Host memory of one open stream, bytes (DESIGN 12).
 const STREAM_BYTES: u64 = 32 << 10;
+
+/// Host memory of a proxied engine beside its weights, bytes.
+const PROXIED_BYTES: u64 = 8 << 30;
 
 /// What every slot of a GPU pays beside its tenant's own sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +44,7 @@ pub fn demand(spec: &ModelTenantSpec, model: &Geometry, terms: &Terms) -> Demand
 /// counts as memory above the floor, there too.
 fn floor_bytes(spec: &ModelTenantSpec, model: &Geometry, terms: &Terms) -> u64 {
     let whole = |bytes: u64| bytes.div_ceil(terms.chunk_bytes) * terms.chunk_bytes;
-    let layers = u64::from(least_layers(&spec.memory, model.layers, terms.policy));
+    let layers = u64::from(least_layers(spec, model.layers, terms.policy));
     whole(model.global_bytes)
         + layers * whole(model.layer_bytes)
         + kv_chunks(spec, model, terms.chunk_bytes) * terms.chunk_bytes
@@ -61,12 +64,13 @@ const fn activation_bytes(model: &Geometry, policy: Policy) -> u64 {
 }
 
 /// Layers' worth of memory that the tenant keeps under its cap: those that stay, and a slot for those that move. At least
-/// one always stays, with fewer than two that move nothing is gained, and most policies move none.
-fn least_layers(memory: &TenantMemory, layers: u32, policy: Policy) -> u32 {
-    let percent = u64::try_from(memory.max_remapped_percent).unwrap_or(0).min(100);
+/// one always stays, with fewer than two that move nothing is gained, and most policies move none; nor does a proxied engine.
+fn least_layers(spec: &ModelTenantSpec, layers: u32, policy: Policy) -> u32 {
+    let percent = u64::try_from(spec.memory.max_remapped_percent).unwrap_or(0).min(100);
     let capped = u64::from(layers) * percent / 100;
     let moving = u32::try_from(capped).unwrap_or(u32::MAX).min(layers.saturating_sub(1));
-    let moves = matches!(policy, Policy::Unified | Policy::Oneiros);
+    let native = spec.engine.kind == EngineKind::Native;
+    let moves = native && matches!(policy, Policy::Unified | Policy::Oneiros);
     if moving < 2 || !moves { layers } else { layers - moving + 1 }
 }
 
@@ -84,10 +88,31 @@ fn kv_chunks(spec: &ModelTenantSpec, model: &Geometry, chunk_bytes: u64) -> u64 
     asked.min(limit).max(sequence)
 }
 
-/// Master copy, host tier, the sidecar itself and its streams, and 5 % more.
+/// Master copy, host tier, the sidecar itself and its streams, and 5 % more. Before a proxied engine the sidecar keeps neither
+/// of the first two, and the engine is in the same pod.
 fn host_bytes(spec: &ModelTenantSpec, model: &Geometry) -> u64 {
-    let streams = u64::try_from(spec.limits.max_streams).unwrap_or(0);
-    let kept = model.weights_bytes() + spec.memory.host_kv.bytes();
-    let all = kept + SIDECAR_BYTES + STREAM_BYTES * streams;
-    all + all.div_ceil(20)
+    match spec.engine.kind {
+        EngineKind::Native => {
+            with_reserve(model.weights_bytes() + spec.memory.host_kv.bytes() + own_bytes(spec))
+        }
+        EngineKind::Vllm => front_bytes(spec) + proxied_bytes(model),
+    }
+}
+
+/// Host memory of a sidecar that keeps neither weights nor KV, bytes.
+pub(crate) fn front_bytes(spec: &ModelTenantSpec) -> u64 {
+    with_reserve(own_bytes(spec))
+}
+
+/// Host memory of a proxied engine, bytes: its interpreter and libraries, and its weights while it sleeps.
+pub(crate) fn proxied_bytes(model: &Geometry) -> u64 {
+    PROXIED_BYTES + with_reserve(model.weights_bytes())
+}
+
+fn own_bytes(spec: &ModelTenantSpec) -> u64 {
+    SIDECAR_BYTES + STREAM_BYTES * u64::try_from(spec.limits.max_streams).unwrap_or(0)
+}
+
+fn with_reserve(bytes: u64) -> u64 {
+    bytes + bytes.div_ceil(20)
 }

@@ -17,6 +17,7 @@ pub mod inspect;
 mod network;
 mod pod;
 mod service;
+mod vllm;
 mod volumes;
 
 use std::collections::BTreeMap;

@@ -4,9 +4,11 @@ mod pool;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
-use sluice_types::Quantity;
 use sluice_types::conditions::{ConditionType, Reason};
-use sluice_types::tenant::{Elasticity, ModelTenantStatus, SlotState, SlotStatus, TenantMemoryStatus};
+use sluice_types::tenant::{
+    Elasticity, EngineKind, ModelTenantStatus, SlotState, SlotStatus, TenantMemoryStatus,
+};
+use sluice_types::{ModelTenant, Quantity};
 
 pub use self::pool::{pool_change, pool_status};
 use crate::accept::placed;
@@ -106,8 +108,16 @@ fn slot_status(
         node: pod.and_then(|pod| pod.node.clone()),
         pod: pod.map(|pod| pod.name.clone()),
         state: report.map(|report| report.state).or(loading).or(before.and_then(|before| before.state)),
-        elasticity: pod.map(|_| Elasticity::Layers),
+        elasticity: pod.map(|_| elasticity(planned.tenant)),
         name: own,
+    }
+}
+
+/// A proxied engine gives up all of its memory, by sleeping, or nothing.
+fn elasticity(tenant: &ModelTenant) -> Elasticity {
+    match tenant.spec.engine.kind {
+        EngineKind::Native => Elasticity::Layers,
+        EngineKind::Vllm => Elasticity::Whole,
     }
 }
 

@@ -78,3 +78,15 @@ fn the_host_keeps_the_master_copy_the_tier_and_the_sidecar() {
     // 35 + 65 + 64 + 32 MiB, and a twentieth of it.
     assert_eq!(host_bytes, 196 * MIB + (196 * MIB).div_ceil(20));
 }
+
+#[test]
+fn a_proxied_engine_moves_no_layers_and_keeps_its_weights_in_its_own_host_memory() {
+    let mut proxied = spec();
+    proxied.engine.kind = sluice_types::tenant::EngineKind::Vllm;
+    // All ten layers stay: 5 + 10 * 3 + 4 + 1.
+    assert_eq!(floor(&proxied), 40);
+    let host = demand(&proxied, &MODEL, &TERMS).host_bytes;
+    // Sidecar and streams, 128 MiB, and weights, 35 MiB, each with a twentieth, and 8 GiB.
+    let twentieth_more = |mib: u64| mib * MIB + (mib * MIB).div_ceil(20);
+    assert_eq!(host, twentieth_more(128) + twentieth_more(35) + 8192 * MIB);
+}

@@ -250,3 +250,55 @@ fn a_long_name_becomes_a_label_of_its_own() {
     assert!(label(&one).len() <= 63 && label(&other).len() <= 63);
     assert_ne!(label(&one), label(&other));
 }
+
+fn proxied(more: Value) -> Value {
+    let mut engine = json!({"kind": "Vllm", "image": "vllm/vllm-openai:v1"});
+    engine.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let model = json!({"servedNames": ["a", "org/a"], "maxModelLen": 4096, "dtype": "BFloat16"});
+    pod(&pool(json!({})), &tenant("t", json!({"engine": engine, "model": model})))
+}
+
+#[test]
+fn a_proxied_engine_listens_on_loopback_whatever_the_tenant_writes() {
+    let args = json!(["--host", "0.0.0.0", "--gpu-memory-utilization=0.8"]);
+    let pod = proxied(json!({"args": args, "env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "0"}]}));
+    let engine = container(&pod, "engine");
+    assert_eq!(engine["command"], json!(["vllm", "serve"]));
+    let wanted = "/model --served-model-name a org/a --enable-sleep-mode --max-model-len 4096 --dtype bfloat16 \
+        --host 0.0.0.0 --gpu-memory-utilization=0.8 --host 127.0.0.1 --port 8010";
+    let args: Vec<_> = engine["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap()).collect();
+    assert_eq!(args.join(" "), wanted);
+    let env = engine["env"].as_array().unwrap();
+    let modes: Vec<_> = env.iter().filter(|env| env["name"] == "VLLM_SERVER_DEV_MODE").collect();
+    assert_eq!(modes, [&json!({"name": "VLLM_SERVER_DEV_MODE", "value": "0"})]);
+    assert!(engine.get("ports").is_none(), "nobody but the sidecar asks there");
+}
+
+#[test]
+fn a_proxied_engine_has_device_and_model_and_its_sidecar_neither() {
+    let pod = proxied(json!({}));
+    let (sidecar, engine) = (container(&pod, "sidecar"), container(&pod, "engine"));
+    let mounts = |one: &Value| -> Vec<String> {
+        let all = one["volumeMounts"].as_array().unwrap().iter();
+        all.map(|mount| mount["mountPath"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(mounts(sidecar), ["/etc/sluice", "/etc/sluice-tls", "/run/sluice"]);
+    assert_eq!(mounts(engine), ["/model", "/tmp"]);
+    assert_eq!(engine["resources"]["claims"], json!([{"name": "gpu", "request": "gpu"}]));
+    assert_eq!(sidecar["resources"].get("claims"), None);
+    // 64 MiB and 2048 streams of 32 KiB, and a twentieth; 8 GiB and 35 MiB of weights, and a twentieth of these.
+    assert_eq!(sidecar["resources"]["limits"]["memory"], "140928615");
+    assert_eq!(engine["resources"]["limits"]["memory"], "8426240Ki");
+    let volumes: Vec<_> = pod["volumes"].as_array().unwrap().iter().map(|volume| &volume["name"]).collect();
+    assert!(volumes.contains(&&json!("scratch")), "{volumes:?}");
+}
+
+#[test]
+fn the_sidecar_of_a_proxied_engine_is_told_where_it_listens_and_has_no_neighbours() {
+    let (pool, tenant) = (pool(json!({})), tenant("t", json!({"engine": {"kind": "Vllm", "image": "v"}})));
+    let gpu = first(&pool);
+    let config = config(&placed(&pool, &tenant, &gpu));
+    assert_eq!(config.engine.kind, sluice_wire::config::EngineKind::Vllm);
+    assert_eq!(config.engine.url.as_deref(), Some("http://127.0.0.1:8010"));
+    assert_eq!(config.neighbourhood, None);
+}

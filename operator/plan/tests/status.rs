@@ -108,6 +108,13 @@ fn each_reason_not_to_accept_a_tenant_names_its_field() {
         "type": "Image", "persistentVolumeClaim": null, "image": {"reference": "r"}}}});
     let cases = [
         (json!({}), None, NEW, Reason::PoolNotFound, "spec.poolRef: no GpuPool `p`"),
+        (
+            json!({"engine": {"kind": "Vllm"}}),
+            Some(&pool),
+            NEW,
+            Reason::EngineImageMissing,
+            "spec.engine.image",
+        ),
         (json!({"gpuGroup": "x"}), Some(&pool), NEW, Reason::GroupNotFound, "no group `x`, it has chat"),
         (file, Some(&pool), NEW, Reason::LocalOnly, "spec.model.source.file"),
         (

@@ -103,7 +103,7 @@ pub struct Engine {
     /// Native (driven over the link, memory moves under it) or Vllm (proxied: pacing, holding, idleness, sleep; no
     /// remapping). Immutable. Default Native.
     pub kind: EngineKind,
-    /// Image of the engine. Default: the operator's for that kind.
+    /// Image of the engine. Default: the operator's for Native; Vllm needs one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub image: Option<String>,

@@ -97,6 +97,7 @@ const fn help(reason: Reason) -> Option<&'static str> {
         Reason::PoolNotFound => "apply the pool in the same namespace; poolRef cannot be changed",
         Reason::GroupNotFound => "name a group of the pool in spec.gpuGroup",
         Reason::LocalOnly => "take another source than File, and a Secret for the keys",
+        Reason::EngineImageMissing => "name an image of vLLM in spec.engine.image",
         Reason::ImageVolumesUnsupported => "use a PersistentVolumeClaim, HuggingFace or S3 source",
         Reason::ModelUnreadable => {
             "look at repository, revision, bucket or path of the source, and at its credential"

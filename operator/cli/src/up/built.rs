@@ -13,6 +13,8 @@ const CLUSTER: &str = "has no effect outside a cluster";
 const NEIGHBOURS: &str = "has no effect while every tenant has a GPU to itself";
 const ALONE: &str = "has no effect while the tenant has a GPU to itself";
 const ON_HOST: &str = "has no effect on a GPU made of host memory";
+const NO_SERVER: &str = "sluice up starts engines of Sluice only; put sluice-sidecar before a server that runs already \
+    (engine.url in its configuration), or use a cluster";
 const PRIORITY_DEFAULT: i32 = 100;
 
 /// What one object asks for in vain.
@@ -98,7 +100,7 @@ impl Findings {
         let source = &spec.model.source;
         let refusals = [
             ("spec.model.source.type", source.kind != SourceType::File, "only File is built yet"),
-            ("spec.engine.kind", engine.kind != EngineKind::Native, "only Native is built yet"),
+            ("spec.engine.kind", engine.kind != EngineKind::Native, NO_SERVER),
             ("spec.engine.args", !engine.args.is_empty(), "has no meaning for local processes"),
             ("spec.engine.env", !engine.env.is_empty(), "is not built yet for local processes"),
             ("spec.replicas", spec.replicas > 1, "more than one is not built yet for local processes"),

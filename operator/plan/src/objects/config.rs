@@ -7,13 +7,14 @@ use std::path::PathBuf;
 use k8s_openapi::api::core::v1::ConfigMap;
 use sluice_types::Quantity;
 use sluice_types::pool::HostDevice;
-use sluice_types::tenant::{ModelTenant, WeightType};
+use sluice_types::tenant::{EngineKind as Kind, ModelTenant, ModelTenantSpec, WeightType};
 use sluice_wire::config::{
-    AdminTls, DebugConfig, EngineConfig, GpuConfig, ListenConfig, NeighbourhoodConfig, SidecarConfig,
+    AdminTls, DebugConfig, EngineConfig, EngineKind, GpuConfig, ListenConfig, NeighbourhoodConfig,
+    SidecarConfig,
 };
 
 use super::volumes::{CONFIG, KEYS, NEIGHBOURHOOD, RUN, TLS, model_folder};
-use super::{ADMIN_PORT, PROBE_PORT, Placed, SERVE_PORT, claim, meta, name};
+use super::{ADMIN_PORT, PROBE_PORT, Placed, SERVE_PORT, claim, meta, name, vllm};
 use crate::geometry::threads;
 use crate::written::{limits, memory, sharing, slo, unsigned};
 
@@ -44,7 +45,8 @@ pub fn sidecar_config(placed: &Placed<'_>) -> SidecarConfig {
         dtype: (spec.model.dtype != WeightType::Auto).then(|| format!("{:?}", spec.model.dtype)),
         max_model_len: spec.model.max_model_len.map(unsigned),
         gpu: gpu(placed),
-        neighbourhood: Some(neighbourhood(placed)),
+        // The memory of a proxied engine is its own: there is nothing to lend.
+        neighbourhood: (spec.engine.kind == Kind::Native).then(|| neighbourhood(placed)),
         policy: pool.spec.policy.as_str().to_owned(),
         memory: memory(spec),
         slo: slo(spec),
@@ -54,11 +56,20 @@ pub fn sidecar_config(placed: &Placed<'_>) -> SidecarConfig {
         api_keys_file: keys_file(placed.tenant),
         listen: listen(placed),
         runtime_dir: RUN.into(),
-        engine: EngineConfig { threads: threads(spec), ..EngineConfig::default() },
+        engine: engine(spec),
         hibernate_after_seconds: Some(unsigned(spec.idle.hibernate_after_seconds)),
         drain_seconds: unsigned(spec.drain_seconds),
         journal: None,
         debug: DebugConfig::default(),
+    }
+}
+
+fn engine(spec: &ModelTenantSpec) -> EngineConfig {
+    match spec.engine.kind {
+        Kind::Native => EngineConfig { threads: threads(spec), ..EngineConfig::default() },
+        Kind::Vllm => {
+            EngineConfig { kind: EngineKind::Vllm, url: Some(vllm::url()), ..EngineConfig::default() }
+        }
     }
 }
 

@@ -11,10 +11,11 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use sluice_types::HOST_DEVICE_CLASS;
 use sluice_types::pool::SharingMode;
 use sluice_types::shared::{ResourceList, Resources};
-use sluice_types::tenant::{HuggingFaceSource, S3Source, Source};
+use sluice_types::tenant::{EngineKind, HuggingFaceSource, S3Source, Source};
 
 use super::volumes::{MODEL, RUN, engine_mounts, fetch_mounts, sidecar_mounts};
-use super::{ADMIN_PORT, GPU_REQUEST, PROBE_PORT, Placed, Release, SERVE_PORT, config, quantity};
+use super::{ADMIN_PORT, GPU_REQUEST, PROBE_PORT, Placed, Release, SERVE_PORT, config, quantity, vllm};
+use crate::demand::front_bytes;
 
 /// Name of the pod's claim on its GPU.
 pub const CLAIM: &str = "gpu";
@@ -45,7 +46,7 @@ pub fn sidecar(placed: &Placed<'_>, release: &Release) -> Container {
         resources: Some(resources(
             placed.tenant.spec.sidecar.resources.as_ref(),
             ("500m", sidecar_bytes(placed)),
-            Some(Uses::Everything),
+            sidecar_uses(placed),
         )),
         startup_probe: Some(probe("/startup", 1, START_SECONDS)),
         readiness_probe: Some(probe("/ready", 2, 1)),
@@ -66,14 +67,32 @@ pub(super) enum Uses {
     Gpu,
 }
 
-/// Master copy, host tier and all that; chunks of a host-backed GPU are the sidecar's charge too, up to the whole GPU.
+/// Before a proxied engine it touches no device and has no neighbours.
+fn sidecar_uses(placed: &Placed<'_>) -> Option<Uses> {
+    match placed.tenant.spec.engine.kind {
+        EngineKind::Native => Some(Uses::Everything),
+        EngineKind::Vllm => None,
+    }
+}
+
+/// Before a proxied engine, what it takes itself. Else master copy, host tier and all that; chunks of a host-backed GPU are the sidecar's charge too, up to the whole GPU.
 fn sidecar_bytes(placed: &Placed<'_>) -> u64 {
+    if placed.tenant.spec.engine.kind == EngineKind::Vllm {
+        return front_bytes(&placed.tenant.spec);
+    }
     let host = placed.pool.spec.device.as_ref().and_then(|device| device.host.as_ref());
     placed.demand.host_bytes + host.map_or(0, |host| host.memory.bytes())
 }
 
 /// The engine. It has no readiness probe: what it lacks the sidecar holds.
 pub fn engine(placed: &Placed<'_>, release: &Release) -> Container {
+    match placed.tenant.spec.engine.kind {
+        EngineKind::Native => native(placed, release),
+        EngineKind::Vllm => vllm::engine(placed),
+    }
+}
+
+fn native(placed: &Placed<'_>, release: &Release) -> Container {
     let engine = &placed.tenant.spec.engine;
     let own = ["--socket".to_owned(), format!("{RUN}/engine.sock")];
     let written = engine.env.iter().map(|env| variable(&env.name, &env.value));
@@ -142,7 +161,7 @@ fn s3(bucket: &S3Source) -> (Vec<String>, Vec<EnvVar>) {
     (args, secret.flat_map(|secret| keys.map(|(name, key)| from_secret(name, &secret.name, key))).collect())
 }
 
-fn variable(name: &str, value: &str) -> EnvVar {
+pub(super) fn variable(name: &str, value: &str) -> EnvVar {
     EnvVar { name: name.into(), value: Some(value.into()), value_from: None }
 }
 
@@ -153,7 +172,7 @@ fn from_secret(name: &str, secret: &str, key: &str) -> EnvVar {
 }
 
 /// Runs for all containers of a pod at once and before any of them is told to end; the kubelet would end the engine first.
-fn drain() -> Lifecycle {
+pub(super) fn drain() -> Lifecycle {
     let handler = LifecycleHandler { http_get: Some(get("/drain")), ..LifecycleHandler::default() };
     Lifecycle { pre_stop: Some(handler), ..Lifecycle::default() }
 }

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{
     SecretVolumeSource, Volume, VolumeMount,
 };
 use sluice_types::ModelTenantSpec;
-use sluice_types::tenant::SourceType;
+use sluice_types::tenant::{EngineKind, SourceType};
 
 use super::{Placed, quantity};
 use crate::geometry::Geometry;
@@ -25,9 +25,13 @@ pub const MODEL: &str = "/model";
 /// What the tenants of the GPU share; `sluice-devices` mounts it.
 pub const NEIGHBOURHOOD: &str = "/run/sluice-neighbourhood";
 
+/// What a proxied engine writes to: compiled kernels, sockets.
+pub const SCRATCH: &str = "/tmp";
+
 /// Names of the volumes.
 const MODEL_VOLUME: &str = "model";
 const RUN_VOLUME: &str = "run";
+const SCRATCH_VOLUME: &str = "scratch";
 
 /// Whether the model is downloaded when the pod starts.
 pub fn fetches(spec: &ModelTenantSpec) -> bool {
@@ -59,9 +63,17 @@ pub fn volumes(placed: &Placed<'_>) -> Vec<Volume> {
         Volume { name: RUN_VOLUME.into(), empty_dir: Some(scratch(RUN_BYTES)), ..Volume::default() },
         model_volume(spec, Some(&placed.model)),
     ];
-    all.into_iter().chain(keys).collect()
+    let proxied = spec.engine.kind == EngineKind::Vllm;
+    let scratch = proxied.then(|| Volume {
+        name: SCRATCH_VOLUME.into(),
+        empty_dir: Some(scratch(SCRATCH_BYTES)),
+        ..Volume::default()
+    });
+    all.into_iter().chain(keys).chain(scratch).collect()
 }
 
+/// Room for what a proxied engine compiles, bytes.
+const SCRATCH_BYTES: u64 = 8 << 30;
 /// Room for a socket, a record and a journal of directives, bytes.
 const RUN_BYTES: u64 = 16 << 20;
 
@@ -101,16 +113,22 @@ pub fn model_volume(spec: &ModelTenantSpec, downloaded: Option<&Geometry>) -> Vo
     }
 }
 
-/// What the sidecar sees.
+/// What the sidecar sees; the model only if it loads it.
 pub fn sidecar_mounts(spec: &ModelTenantSpec) -> Vec<VolumeMount> {
     let keys = spec.access.api_keys_secret_ref.as_ref().map(|_| mount("keys", KEYS, true));
-    let all = [mount("config", CONFIG, true), mount("tls", TLS, true), run(), model_mount(true)];
-    all.into_iter().chain(keys).collect()
+    let model = (spec.engine.kind == EngineKind::Native).then(|| model_mount(true));
+    let all = [mount("config", CONFIG, true), mount("tls", TLS, true), run()];
+    all.into_iter().chain(model).chain(keys).collect()
 }
 
 /// What the engine sees: the socket, and no model.
 pub fn engine_mounts() -> Vec<VolumeMount> {
     vec![run()]
+}
+
+/// What a proxied engine sees: the model, and a folder of its own.
+pub fn proxied_mounts() -> Vec<VolumeMount> {
+    vec![model_mount(true), mount(SCRATCH_VOLUME, SCRATCH, false)]
 }
 
 /// What the download sees: the model's folder, and nothing secret.

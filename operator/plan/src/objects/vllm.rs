@@ -1,0 +1,80 @@
+//! The container of a proxied engine: vLLM on the pod's loopback, where nobody but its sidecar reaches it.
+
+use k8s_openapi::api::core::v1::{Container, EnvVar};
+use sluice_types::tenant::{ModelTenant, WeightType};
+
+use super::containers::{Uses, drain, resources, restricted, variable};
+use super::volumes::{SCRATCH, model_folder, proxied_mounts};
+use super::{Placed, name};
+use crate::demand::proxied_bytes;
+
+/// Its port. Not in the API: nobody else asks there.
+const PORT: u16 = 8010;
+
+/// Where the sidecar finds it.
+pub fn url() -> String {
+    format!("http://127.0.0.1:{PORT}")
+}
+
+/// The engine. Its program is named, so that the image's own entry point does not matter. What is only a default stands
+/// before the tenant's arguments, of which vLLM takes the last; where it listens stands after them.
+pub fn engine(placed: &Placed<'_>) -> Container {
+    let engine = &placed.tenant.spec.engine;
+    let local = ["--host".to_owned(), "127.0.0.1".into(), "--port".into(), PORT.to_string()];
+    let args = defaults(placed.tenant).into_iter().chain(engine.args.iter().cloned()).chain(local);
+    Container {
+        name: "engine".into(),
+        // A tenant without an image is not accepted.
+        image: engine.image.clone(),
+        command: Some(vec!["vllm".into(), "serve".into()]),
+        args: Some(args.collect()),
+        env: Some(env(placed)),
+        resources: Some(resources(
+            engine.resources.as_ref(),
+            ("4", proxied_bytes(&placed.model)),
+            Some(Uses::Gpu),
+        )),
+        lifecycle: Some(drain()),
+        volume_mounts: Some(proxied_mounts()),
+        security_context: Some(restricted()),
+        ..Container::default()
+    }
+}
+
+/// The model, the names by which clients ask for it, and a sleep mode.
+fn defaults(tenant: &ModelTenant) -> Vec<String> {
+    let model = &tenant.spec.model;
+    let own = vec![name(tenant).to_owned()];
+    let names = if model.served_names.is_empty() { own } else { model.served_names.clone() };
+    let mut args = vec![model_folder(&tenant.spec).display().to_string(), "--served-model-name".into()];
+    args.extend(names);
+    args.push("--enable-sleep-mode".into());
+    let length = model.max_model_len.map(|tokens| ["--max-model-len".to_owned(), tokens.to_string()]);
+    args.extend(length.into_iter().flatten());
+    let dtype = match model.dtype {
+        WeightType::Auto => None,
+        WeightType::Float32 => Some("float32"),
+        WeightType::Float16 => Some("float16"),
+        WeightType::BFloat16 => Some("bfloat16"),
+    };
+    args.extend(dtype.into_iter().flat_map(|dtype| ["--dtype".to_owned(), dtype.into()]));
+    args
+}
+
+/// The sleep verbs, and folders to write to under a root that nobody writes to; a variable that the tenant names is the
+/// tenant's.
+fn env(placed: &Placed<'_>) -> Vec<EnvVar> {
+    let written = &placed.tenant.spec.engine.env;
+    let ours = [
+        ("VLLM_SERVER_DEV_MODE", "1"),
+        ("VLLM_NO_USAGE_STATS", "1"),
+        ("HF_HUB_OFFLINE", "1"),
+        // Nobody with this id is in the image's /etc/passwd.
+        ("USER", "sluice"),
+        ("HOME", SCRATCH),
+        ("TMPDIR", SCRATCH),
+    ];
+    let ours = ours.into_iter().filter(|(name, _)| written.iter().all(|env| env.name != *name));
+    let ours = ours.map(|(name, value)| variable(name, value));
+    ours.chain(written.iter().map(|env| variable(&env.name, &env.value))).collect()
+}
