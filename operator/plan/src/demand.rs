@@ -5,6 +5,7 @@ use sluice_types::pool::Policy;
 use sluice_types::tenant::EngineKind;
 
 pub use crate::geometry::Geometry;
+use crate::geometry::stated_memory;
 
 /// Host memory of a sidecar beside weights and KV, bytes (DESIGN 12).
 const SIDECAR_BYTES: u64 = 64 << 20;
@@ -95,7 +96,7 @@ fn host_bytes(spec: &ModelTenantSpec, model: &Geometry) -> u64 {
         EngineKind::Native => {
             with_reserve(model.weights_bytes() + spec.memory.host_kv.bytes() + own_bytes(spec))
         }
-        EngineKind::Vllm => front_bytes(spec) + proxied_bytes(model),
+        EngineKind::Vllm => front_bytes(spec) + stated_memory(spec).unwrap_or(proxied_bytes(model)),
     }
 }
 

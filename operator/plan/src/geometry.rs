@@ -1,6 +1,6 @@
 //! Sizes of a model: as its inspection tells them, as the tenant's status keeps them, as demand is computed from them.
 
-use sluice_types::tenant::{ModelStatus, ModelTenantSpec};
+use sluice_types::tenant::{EngineKind, ModelStatus, ModelTenantSpec};
 use sluice_wire::geometry::Geometry as Told;
 
 /// Sizes of a model on an engine with a known number of threads. Bytes.
@@ -43,6 +43,22 @@ impl Geometry {
         })
     }
 
+    /// What is planned with where only a proxied engine knows its model: nothing is lent, nobody shares the GPU, and the
+    /// memory of its container is stated. `None` = the model has to be inspected.
+    pub fn not_needed(spec: &ModelTenantSpec) -> Option<Geometry> {
+        let proxied = spec.engine.kind == EngineKind::Vllm;
+        (proxied && stated_memory(spec).is_some()).then_some(Geometry {
+            global_bytes: 0,
+            layer_bytes: 0,
+            layers: 1,
+            kv_bytes_per_token: 0,
+            max_model_len: 1,
+            activation_bytes: 0,
+            step_activation_bytes: 0,
+            staging_bytes: 0,
+        })
+    }
+
     /// All weights: the master copy on the host.
     pub fn weights_bytes(&self) -> u64 {
         self.global_bytes + self.layer_bytes * u64::from(self.layers)
@@ -66,6 +82,13 @@ pub fn status(told: &Told) -> ModelStatus {
         thread_bytes: bytes(told.thread_bytes),
         staging_bytes: bytes(told.staging_bytes),
     }
+}
+
+/// Host memory that a tenant states for its engine's container, bytes.
+pub(crate) fn stated_memory(spec: &ModelTenantSpec) -> Option<u64> {
+    let resources = spec.engine.resources.as_ref()?;
+    let lists = [resources.limits.as_ref(), resources.requests.as_ref()];
+    lists.into_iter().flatten().find_map(|list| list.memory.as_ref()).map(|memory| memory.bytes())
 }
 
 /// Threads of a tenant's engine: the whole CPUs that it may use, else those that it asks for, else one. The engine is told, and

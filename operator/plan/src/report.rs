@@ -276,3 +276,22 @@ pub(crate) fn alike(before: &[Condition], after: &[Condition]) -> bool {
             (&before.type_, &before.status, &before.reason) == (&after.type_, &after.status, &after.reason)
         })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_proxied_engine_gives_up_all_of_its_memory_or_nothing() {
+        let of = |kind: &str| {
+            let source = json!({"type": "Image", "image": {"reference": "r"}});
+            let spec =
+                json!({"poolRef": {"name": "p"}, "model": {"source": source}, "engine": {"kind": kind}});
+            let tenant = json!({"apiVersion": "sluice.dev/v1alpha1", "kind": "ModelTenant", "metadata": {}, "spec": spec});
+            elasticity(&serde_json::from_value(tenant).expect("a tenant"))
+        };
+        assert_eq!((of("Native"), of("Vllm")), (Elasticity::Layers, Elasticity::Whole));
+    }
+}

@@ -170,7 +170,7 @@ fn admitted<'a>(given: &Given<'a>, tenant: &'a ModelTenant) -> TenantPlan<'a> {
     let told = said.and_then(|said| said.as_ref().ok()).map(geometry::status);
     let inspected = kept.filter(|kept| sizes(kept).is_some()).or(told);
     let mut accepted = accepted(tenant, given.pool, given.cluster);
-    let model = inspected.as_ref().and_then(sizes);
+    let model = Geometry::not_needed(&tenant.spec).or_else(|| inspected.as_ref().and_then(sizes));
     let refusal = said.and_then(|said| said.as_ref().err()).filter(|_| model.is_none()).cloned();
     let verdict = refusal.as_ref().map_or_else(|| last_verdict(tenant), |refusal| refused(refusal).0);
     if accepted.truth == Truth::True && model.is_none() {

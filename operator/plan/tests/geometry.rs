@@ -1,6 +1,9 @@
 //! What is remembered of an inspection.
 
+use serde_json::{Value, json};
+use sluice_plan::demand::{Terms, demand};
 use sluice_plan::geometry::{Geometry, status, threads};
+use sluice_types::pool::Policy;
 use sluice_types::tenant::ModelStatus;
 use sluice_wire::geometry::Geometry as Told;
 
@@ -37,11 +40,25 @@ fn a_status_of_an_operator_that_knew_less_is_no_geometry() {
 
 #[test]
 fn an_engine_has_the_threads_of_its_cpus() {
-    let with =
-        |resources| threads(&tenant("a", serde_json::json!({"engine": {"resources": resources}})).spec);
-    let null = serde_json::Value::Null;
+    let with = |resources| threads(&tenant("a", json!({"engine": {"resources": resources}})).spec);
+    let null = Value::Null;
     assert_eq!(with(null), 1);
-    assert_eq!(with(serde_json::json!({"requests": {"cpu": "3"}})), 3);
-    assert_eq!(with(serde_json::json!({"requests": {"cpu": "3"}, "limits": {"cpu": "5500m"}})), 5);
-    assert_eq!(with(serde_json::json!({"limits": {"cpu": "500m"}})), 1);
+    assert_eq!(with(json!({"requests": {"cpu": "3"}})), 3);
+    assert_eq!(with(json!({"requests": {"cpu": "3"}, "limits": {"cpu": "5500m"}})), 5);
+    assert_eq!(with(json!({"limits": {"cpu": "500m"}})), 1);
+}
+
+#[test]
+fn a_proxied_engine_whose_memory_is_stated_needs_no_inspection() {
+    let spec = |engine: Value| tenant("t", json!({ "engine": engine })).spec;
+    let stated = json!({"limits": {"memory": "40Gi"}});
+    let proxied = spec(json!({"kind": "Vllm", "resources": stated}));
+    let model = Geometry::not_needed(&proxied).expect("it is placed as it is");
+    assert_eq!(model.weights_bytes(), 0);
+    let terms = Terms { chunk_bytes: 1, context_bytes: 7, policy: Policy::Unified };
+    let demand = demand(&proxied, &model, &terms);
+    // 64 MiB and 2048 streams of 32 KiB, a twentieth, and what was stated.
+    assert_eq!((demand.floor_bytes, demand.host_bytes), (7 + 1, 140_928_615 + (40 << 30)));
+    assert_eq!(Geometry::not_needed(&spec(json!({"kind": "Vllm"}))), None);
+    assert_eq!(Geometry::not_needed(&spec(json!({"resources": stated}))), None);
 }

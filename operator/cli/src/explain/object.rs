@@ -102,7 +102,9 @@ const fn help(reason: Reason) -> Option<&'static str> {
         Reason::ModelUnreadable => {
             "look at repository, revision, bucket or path of the source, and at its credential"
         }
-        Reason::ModelUnsupported => "serve a Llama or OPT model, or use an engine of kind Vllm",
+        Reason::ModelUnsupported => {
+            "serve a Llama or OPT model, or use an engine of kind Vllm with spec.engine.resources.limits.memory"
+        }
         Reason::ModelNotInspected => "wait; if this lasts, look at the Job that reads the model's headers",
         Reason::InspectionFailed => {
             "look at the Job that reads the model's headers, and at the log of its pod"

@@ -101,15 +101,22 @@ pub fn model_volume(spec: &ModelTenantSpec, downloaded: Option<&Geometry>) -> Vo
         reference: Some(image.reference.clone()),
         pull_policy: Some("IfNotPresent".into()),
     });
-    // Files, a partial download beside them, tokenizer and configuration.
-    let room = |model: &Geometry| model.weights_bytes() + model.weights_bytes() / 10 + (64 << 20);
-    let empty_dir = downloaded.filter(|_| fetches(spec)).map(|model| scratch(room(model)));
+    let empty_dir = downloaded.filter(|_| fetches(spec)).map(download);
     Volume {
         name: MODEL_VOLUME.into(),
         persistent_volume_claim: claim,
         image,
         empty_dir,
         ..Volume::default()
+    }
+}
+
+/// Room for the files, a partial download beside them, tokenizer and configuration; of a model whose sizes nobody knows, as
+/// much as the node has.
+fn download(model: &Geometry) -> EmptyDirVolumeSource {
+    match model.weights_bytes() {
+        0 => EmptyDirVolumeSource::default(),
+        weights => scratch(weights + weights / 10 + (64 << 20)),
     }
 }
 
