@@ -8,6 +8,7 @@ mod certificates;
 mod child;
 mod control_plane;
 pub mod crds;
+mod foreign;
 mod keeper;
 mod kubeconfig;
 mod last_words;
@@ -15,10 +16,13 @@ mod node;
 pub mod traces;
 mod wait;
 
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use futures_util::FutureExt as _;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Client, Config};
@@ -26,6 +30,7 @@ use tokio::sync::OnceCell;
 
 pub use self::binaries::{Binaries, skipped};
 use self::control_plane::ControlPlane;
+pub use self::foreign::mark;
 pub use self::node::{Node, on_node, on_node_alone};
 pub use self::wait::{PATIENCE, eventually, within};
 
@@ -40,26 +45,34 @@ pub struct Api {
 /// The API server of this test binary, started at the first call and ended with the process; `None`, with a line that
 /// says why, where there are no binaries to start it from.
 ///
-/// With `SLUICE_KUBECONFIG` it is the cluster of that file, whose CRDs are replaced by those of this tree.
+/// With `SLUICE_KUBECONFIG` it is the cluster of that file.
 ///
 /// # Panics
-/// If it does not start.
+/// If it does not start; every later call panics with the same words, at once.
 pub async fn api() -> Option<&'static Api> {
-    static SHARED: OnceCell<Option<Api>> = OnceCell::const_new();
-    SHARED.get_or_init(start).await.as_ref()
+    static SHARED: OnceCell<Result<Option<Api>, String>> = OnceCell::const_new();
+    // A cell that is empty after a panic would let every test wait for the same failure.
+    let outcome =
+        SHARED.get_or_init(async || AssertUnwindSafe(start()).catch_unwind().await.map_err(words_of));
+    outcome.await.as_ref().unwrap_or_else(|words| panic!("{words}")).as_ref()
+}
+
+/// What somebody panicked with.
+fn words_of(panic: Box<dyn Any + Send>) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no Kubernetes".to_owned())
 }
 
 async fn start() -> Option<Api> {
-    let api = match std::env::var_os("SLUICE_KUBECONFIG").filter(|path| !path.is_empty()) {
-        Some(path) => {
-            Api { kubeconfig: path.into(), kubectl: Binaries::find().map(|all| all.kubectl()), own: None }
-        }
-        None => {
-            let binaries = Binaries::find()?;
-            let own = ControlPlane::start(&binaries).await;
-            Api { kubeconfig: own.admin(), kubectl: Some(binaries.kubectl()), own: Some(own) }
-        }
-    };
+    if let Some(kubeconfig) = given_kubeconfig() {
+        let kubectl = Binaries::find().map(|all| all.kubectl());
+        let api = Api { kubeconfig, kubectl, own: None };
+        foreign::take(&api).await;
+        return Some(api);
+    }
+    let binaries = Binaries::find()?;
+    let own = ControlPlane::start(&binaries).await;
+    let api = Api { kubeconfig: own.admin(), kubectl: Some(binaries.kubectl()), own: Some(own) };
     crds::establish(&api.client().await).await;
     Some(api)
 }
@@ -124,7 +137,8 @@ impl Api {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let name = format!("{name}-{}-{number}", std::process::id());
-        let metadata = ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() };
+        let labels = Some([mark()].into());
+        let metadata = ObjectMeta { name: Some(name.clone()), labels, ..ObjectMeta::default() };
         let namespace = Namespace { metadata, ..Namespace::default() };
         let all = kube::Api::<Namespace>::all(self.client().await);
         all.create(&PostParams::default(), &namespace)

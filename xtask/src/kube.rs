@@ -39,11 +39,14 @@ pub struct KubeArgs {
     /// Print the folder of the binaries, and nothing else, on stdout.
     #[arg(long)]
     print: bool,
+    /// Install what a node needs of the system and lacks (runc, network plugins, nftables, ...) by apt-get.
+    #[arg(long)]
+    install: bool,
 }
 
 /// Gets the binaries and says where they are.
 pub fn run(root: &Utf8Path, args: &KubeArgs) -> Result<()> {
-    let folder = provide(root, args.tier)?;
+    let folder = provide(root, args.tier, args.install)?;
     if args.print {
         println!("{folder}");
     } else {
@@ -53,10 +56,10 @@ pub fn run(root: &Utf8Path, args: &KubeArgs) -> Result<()> {
 }
 
 /// The folder that has every binary of `tier`, getting what is missing, of the system too.
-fn provide(root: &Utf8Path, tier: Tier) -> Result<Utf8PathBuf> {
+fn provide(root: &Utf8Path, tier: Tier, install: bool) -> Result<Utf8PathBuf> {
     let folder = binaries(root, tier)?;
     if tier == Tier::Node {
-        debian::provide()?;
+        debian::provide(install)?;
     }
     Ok(folder)
 }
@@ -82,19 +85,20 @@ fn binaries(root: &Utf8Path, tier: Tier) -> Result<Utf8PathBuf> {
 }
 
 /// The binaries as a stage of `cargo xtask test`: those of a node for root, of an API server for everybody else. Where
-/// they cannot be had it says so, and in CI it fails.
+/// they cannot be had it says so, and in CI (`CI=true`), which may also install packages, it fails.
 pub fn stage(root: &Utf8Path) -> Result<Option<Utf8PathBuf>> {
     let tiers: &[Tier] = match rustix::process::geteuid().is_root() {
         true => &[Tier::Node, Tier::Api],
         false => &[Tier::Api],
     };
+    let ci = variable("CI").as_deref() == Some("true");
     for tier in tiers {
-        match provide(root, *tier) {
+        match provide(root, *tier, ci) {
             Ok(folder) => {
                 println!("Kubernetes {} ({tier:?}) in {folder}", recipe::KUBERNETES);
                 return Ok(Some(folder));
             }
-            Err(error) if variable("CI").as_deref() == Some("true") => return Err(error),
+            Err(error) if ci => return Err(error),
             Err(error) => println!("skipped: tests on Kubernetes ({tier:?}): {error:#}"),
         }
     }

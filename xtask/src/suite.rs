@@ -21,7 +21,7 @@ pub fn run(workspace: &Workspace, quick: bool) -> Result<bool> {
         kubernetes = kube::stage(root)?;
         Ok(true)
     };
-    Ok(stage("check", || check::check(workspace, false, quick))?
+    let passed = stage("check", || check::check(workspace, false, quick))?
         && stage("kernels", || kernels::stage(root))?
         && stage("kubernetes", get_kubernetes)?
         && stage("build", build)?
@@ -36,7 +36,11 @@ pub fn run(workspace: &Workspace, quick: bool) -> Result<bool> {
                 images: images.as_deref(),
             };
             process::passes(tests(workspace, &given))
-        })?)
+        })?;
+    if kubernetes.is_none() {
+        println!("== no Kubernetes: tests on an API server and on a node were skipped");
+    }
+    Ok(passed)
 }
 
 /// The folder with models and data that are not in the repository: `given`, or `../shared` where there is one.

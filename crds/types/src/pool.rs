@@ -38,8 +38,7 @@ use crate::shared::{Label, Toleration};
     printcolumn(
         name = "Reason",
         type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Ready")].reason"#,
-        priority = "1"
+        json_path = r#".status.conditions[?(@.type=="Ready")].reason"#
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]

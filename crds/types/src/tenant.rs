@@ -53,15 +53,14 @@ use crate::shared::{Annotation, Label, NameRef, PoolRef};
         json_path = r#".status.conditions[?(@.type=="Ready")].status"#
     ),
     printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].reason"#
+    ),
+    printcolumn(
         name = "Serving",
         type_ = "string",
         json_path = r#".status.conditions[?(@.type=="Serving")].status"#,
-        priority = "1"
-    ),
-    printcolumn(
-        name = "Reason",
-        type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Ready")].reason"#,
         priority = "1"
     ),
     printcolumn(name = "URL", type_ = "string", json_path = ".status.url", priority = "1"),

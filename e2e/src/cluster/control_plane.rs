@@ -1,5 +1,6 @@
 //! etcd and kube-apiserver in a folder of their own: on the loopback interface, or on a node's.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -42,6 +43,8 @@ pub struct ControlPlane {
     folder: PathBuf,
     authority: Authority,
     server: String,
+    /// Kubeconfigs of users, by name and group.
+    users: Mutex<BTreeMap<(String, String), PathBuf>>,
 }
 
 /// What ends with the process, in the order of its end.
@@ -76,7 +79,7 @@ impl ControlPlane {
         let authority = Authority::new(&folder);
         let mut etcd = Component::start(start.keeper, "etcd", etcd(start), &folder);
         let (apiserver, server) = first_that_lives(start, &authority, &mut etcd).await;
-        (ControlPlane { folder, authority, server }, [apiserver, etcd])
+        (ControlPlane { folder, authority, server, users: Mutex::default() }, [apiserver, etcd])
     }
 
     /// The kubeconfig of a user who may do everything.
@@ -84,11 +87,17 @@ impl ControlPlane {
         self.folder.join("admin.kubeconfig")
     }
 
-    /// A kubeconfig of `user` of `group`.
+    /// A kubeconfig of `user` of `group`, the same at every call.
     pub fn user(&self, user: &str, group: Option<&str>) -> PathBuf {
-        let path = self.folder.join(format!("{}.kubeconfig", user.replace(['/', ':'], "-")));
-        kubeconfig::write(&path, &self.server, &self.authority, &self.authority.user(user, group));
-        path
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = users.len();
+        let entry = users.entry((user.to_owned(), group.unwrap_or_default().to_owned()));
+        let path = entry.or_insert_with(|| {
+            let path = self.folder.join(format!("user-{number}.kubeconfig"));
+            kubeconfig::write(&path, &self.server, &self.authority, &self.authority.user(user, group));
+            path
+        });
+        path.clone()
     }
 
     /// Who signs this cluster's certificates.
@@ -207,6 +216,8 @@ fn apiserver(start: &Start<'_>, authority: &Authority, port: u16) -> Command {
         .arg(format!("--advertise-address={advertised}"))
         .args(["--authorization-mode=Node,RBAC", "--allow-privileged=true"])
         .arg("--service-account-issuer=https://kubernetes.default.svc.cluster.local")
+        // One file, however long a test runs: whoever reads it wants all of it.
+        .arg("--audit-log-maxsize=100000")
         .arg("--enable-admission-plugins=NodeRestriction");
     match start.node {
         Some(_) => to_kubelets(&mut command, folder, authority),

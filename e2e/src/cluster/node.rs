@@ -28,7 +28,7 @@ use super::child::Component;
 use super::control_plane::{ControlPlane, Start, scratch};
 use super::keeper::Keeper;
 use super::wait::{eventually, within};
-use super::{Api, crds, last_words};
+use super::{Api, crds, last_words, words_of};
 
 /// The node's address, that of its bridge.
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1));
@@ -68,7 +68,7 @@ struct Running {
 /// that file.
 ///
 /// # Panics
-/// If the node does not start, and with what the test panics with.
+/// If the node does not start (then every test panics with the same words, at once), and with what the test panics with.
 pub fn on_node(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
     let _beside = TURNS.read().unwrap_or_else(PoisonError::into_inner);
     run(test);
@@ -87,8 +87,9 @@ pub fn on_node_alone(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
 static TURNS: RwLock<()> = RwLock::new(());
 
 fn run(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
-    static SHARED: OnceLock<Option<Node>> = OnceLock::new();
-    let Some(node) = SHARED.get_or_init(start).as_ref() else { return };
+    static SHARED: OnceLock<Result<Option<Node>, String>> = OnceLock::new();
+    let outcome = SHARED.get_or_init(|| thread::spawn(start).join().map_err(words_of));
+    let Some(node) = outcome.as_ref().unwrap_or_else(|words| panic!("{words}")) else { return };
     let in_network = thread::spawn(move || {
         node.enter();
         runtime().block_on(test(node));

@@ -34,7 +34,7 @@ async fn waiting(api: &Api<DynamicObject>) {
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         })
     };
-    let conditions = [condition("Ready", "NoGpuHasRoom"), condition("Serving", "NotPlaced")];
+    let conditions = [condition("Ready", "NoRoom"), condition("Serving", "NotPlaced")];
     let status = json!({"conditions": conditions, "replicas": 1, "selector": "sluice.dev/tenant=one", "url": "http://one"});
     set_status(api, "one", status).await;
 }
@@ -47,13 +47,13 @@ async fn a_list_of_tenants_tells_who_does_not_run_and_why() {
     for name in ["mt", "modeltenant", "modeltenants", "modeltenants.sluice.dev"] {
         let text = said(server, &namespace, &["get", name]);
         let lines = table(&text);
-        assert_eq!(lines[0], ["NAME", "POOL", "PRIORITY", "SLOTS", "READY", "AGE"], "{name}");
-        assert_eq!(lines[1][..5], ["one", "local", "100", "1", "False"], "{name}");
+        assert_eq!(lines[0], ["NAME", "POOL", "PRIORITY", "SLOTS", "READY", "REASON", "AGE"], "{name}");
+        assert_eq!(lines[1][..6], ["one", "local", "100", "1", "False", "NoRoom"], "{name}");
     }
     let text = said(server, &namespace, &["get", "mt", "-o", "wide"]);
     let lines = table(&text);
-    assert_eq!(lines[0][5..8], ["SERVING", "REASON", "URL"]);
-    assert_eq!(lines[1][5..8], ["False", "NoGpuHasRoom", "http://one"]);
+    assert_eq!(lines[0][5..8], ["REASON", "SERVING", "URL"]);
+    assert_eq!(lines[1][5..8], ["NoRoom", "False", "http://one"]);
 }
 
 #[tokio::test]
@@ -66,7 +66,7 @@ async fn one_word_lists_all_kinds_of_the_product() {
     assert_eq!(text.lines().collect::<Vec<_>>(), ["gpupool.sluice.dev/one", "modeltenant.sluice.dev/one"]);
     let text = said(server, &namespace, &["get", "gpool"]);
     let lines = table(&text);
-    assert_eq!(lines[0], ["NAME", "CLASS", "POLICY", "READY", "AGE"]);
+    assert_eq!(lines[0], ["NAME", "CLASS", "POLICY", "READY", "REASON", "AGE"]);
     assert_eq!(lines[1][..3], ["one", "host.sluice.dev", "Unified"]);
 }
 

@@ -48,7 +48,10 @@ async fn a_cluster_that_somebody_else_runs_is_used_and_none_is_started() {
         .args(["--exact", "apply::two_managers_of_one_pool_own_each_their_groups", INNER, "--nocapture"])
         .env("TMPDIR", folder.path())
         .env("SLUICE_KUBECONFIG", server.kubeconfig_path());
-    let output = command.output().unwrap();
+    let unasked = command.output().unwrap();
+    let said = String::from_utf8_lossy(&unasked.stderr).into_owned();
+    assert!(!unasked.status.success() && said.contains("SLUICE_KUBECONFIG_OVERWRITE=1"), "{unasked:?}");
+    let output = command.env("SLUICE_KUBECONFIG_OVERWRITE", "1").output().unwrap();
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(
         said.contains("2 passed") && errors.contains("SKIPPED: a cluster that somebody else runs"),
@@ -57,9 +60,12 @@ async fn a_cluster_that_somebody_else_runs_is_used_and_none_is_started() {
     assert_eq!(entries(folder.path()), 0, "nothing was started there");
     let all = kube::Api::<Namespace>::all(server.client().await).list(&ListParams::default()).await.unwrap();
     let mine = format!("managers-{}-", std::process::id());
-    let theirs = all.items.into_iter().filter_map(|namespace| namespace.metadata.name);
-    let theirs = theirs.filter(|name| name.starts_with("managers-") && !name.starts_with(&mine)).count();
-    assert_eq!(theirs, 1, "the other process worked on this server");
+    let theirs = all.items.into_iter().map(|namespace| namespace.metadata);
+    let theirs = theirs.filter(|one| {
+        one.name.as_ref().is_some_and(|name| name.starts_with("managers-") && !name.starts_with(&mine))
+    });
+    let theirs: Vec<bool> = theirs.map(|one| one.deletion_timestamp.is_some()).collect();
+    assert_eq!(theirs, [true], "the other process worked on this server, and had it deleted at its end");
 }
 
 #[tokio::test]

@@ -166,8 +166,10 @@ fn rules_in(value: &Value, path: &str, pointer: &str, found: &mut Vec<(String, S
     for (name, property) in value["properties"].as_object().into_iter().flatten() {
         rules_in(property, &format!("{path}.{name}"), &format!("{pointer}/properties/{name}"), found);
     }
-    if value["items"].is_object() {
-        rules_in(&value["items"], &format!("{path}[]"), &format!("{pointer}/items"), found);
+    for inner in ["items", "additionalProperties"] {
+        if value[inner].is_object() {
+            rules_in(&value[inner], &format!("{path}[]"), &format!("{pointer}/{inner}"), found);
+        }
     }
 }
 
@@ -215,7 +217,8 @@ fn without_rule(case: &Case, group: &str) -> CustomResourceDefinition {
 /// Moves a CRD to another group, without the names that kinds of several groups cannot share.
 fn in_group(crd: &mut Value, group: &str) {
     let plural = crd["spec"]["names"]["plural"].as_str().unwrap().to_owned();
-    crd["metadata"] = json!({"name": format!("{plural}.{group}")});
+    let (label, value) = cluster::mark();
+    crd["metadata"] = json!({"name": format!("{plural}.{group}"), "labels": {label: value}});
     crd["spec"]["group"] = json!(group);
     let names = crd["spec"]["names"].as_object_mut().unwrap();
     names.remove("shortNames");

@@ -22,15 +22,15 @@ const NEEDS: [Need; 7] = [
     Need { paths: &["/usr/bin/nsenter"], package: "util-linux" },
 ];
 
-/// Installs what is missing, where that is allowed; an error names what to install.
-pub fn provide() -> Result<()> {
+/// Sees to what is missing: installs it if that is `allowed`, else an error names it.
+pub fn provide(allowed: bool) -> Result<()> {
     let packages = missing();
     if packages.is_empty() {
         return Ok(());
     }
     let install = format!("apt-get install --no-install-recommends {}", packages.join(" "));
-    if !rustix::process::geteuid().is_root() {
-        bail!("a node needs {}: as root, {install}", packages.join(", "));
+    if !allowed || !rustix::process::geteuid().is_root() {
+        bail!("a node needs {}: as root, `cargo xtask kube --install`, or {install}", packages.join(", "));
     }
     eprintln!("{install}");
     let options = ["install", "--yes", "--quiet", "--quiet", "--no-install-recommends"];

