@@ -48,6 +48,9 @@ pub struct Args {
     /// Address of /healthz, /readyz and /metrics.
     #[arg(long, env = "SLUICE_LISTEN", default_value = "0.0.0.0:8080")]
     pub listen: SocketAddr,
+    /// OpenTelemetry collector that takes traces by OTLP over HTTP, such as http://collector:4318. Default: no traces.
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
     /// How log lines are written.
     #[arg(long, env = "SLUICE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,

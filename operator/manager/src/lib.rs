@@ -7,18 +7,19 @@
 //! | [`reconcile`] | one pool with its tenants, in five steps: dereference, validate, build, apply, status |
 //! | [`lease`] | one of the replicas leads |
 //! | [`server`] | health and metrics |
+//! | [`telemetry`] | log lines and traces |
 //!
 //! All decisions are in `sluice-plan`; here is what talks to the API server.
 #![forbid(unsafe_code)]
 
 mod args;
 mod lease;
-mod log;
 mod metrics;
 mod queue;
 mod reconcile;
 mod run;
 mod server;
+mod telemetry;
 mod world;
 
 pub use args::Args;

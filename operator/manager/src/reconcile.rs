@@ -22,6 +22,7 @@ use sluice_plan::objects::{Kind, Release};
 use sluice_plan::seen::Trouble;
 use sluice_plan::unit::{Given, plan};
 use tokio::sync::Notify;
+use tracing::Instrument as _;
 
 use crate::metrics::Metrics;
 use crate::queue::Queue;
@@ -126,7 +127,8 @@ impl Operator {
         loop {
             let unit = self.queue.next().await;
             let began = Instant::now();
-            let result = self.reconcile(&unit).await;
+            let span = tracing::info_span!("reconcile", namespace = unit.namespace, pool = unit.pool);
+            let result = self.reconcile(&unit).instrument(span).await;
             let took = began.elapsed();
             self.metrics.reconciled(took, result.is_ok());
             match &result {
@@ -145,7 +147,7 @@ impl Operator {
     /// # Errors
     /// Something could not be carried out; what could has been.
     async fn reconcile(&self, unit: &Unit) -> Result<(), Failure> {
-        let scene = self.dereference(unit);
+        let scene = tracing::info_span!("dereference").in_scope(|| self.dereference(unit));
         if scene.pool.is_none() && scene.tenants.is_empty() {
             self.forget(unit);
             return Ok(());
@@ -164,9 +166,9 @@ impl Operator {
             grace_seconds: self.grace_seconds,
             now,
         };
-        let plan = plan(&given);
+        let plan = tracing::info_span!("build").in_scope(|| plan(&given));
         let troubles = match pool {
-            Some(pool) => self.apply(unit, pool, &plan).await,
+            Some(pool) => self.apply(unit, pool, &plan).instrument(tracing::info_span!("apply")).await,
             None => BTreeMap::new(),
         };
         let failed = troubles
@@ -177,7 +179,7 @@ impl Operator {
         let seen = sluice_plan::seen::Seen { troubles: troubles.clone(), ..scene.seen.clone() };
         lock(&self.memory.troubles).insert(unit.clone(), troubles);
         let given = Given { seen: &seen, ..given };
-        self.tell(unit, &given, &plan).await?;
+        self.tell(unit, &given, &plan).instrument(tracing::info_span!("status")).await?;
         if let Some(seconds) = plan.look_again() {
             self.queue.add_after(unit, Duration::from_secs(u64::try_from(seconds).unwrap_or(0) + 1));
         }

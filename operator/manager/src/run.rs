@@ -18,11 +18,11 @@ use tokio::task::JoinSet;
 
 use crate::args::Args;
 use crate::lease::Holder;
-use crate::log;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
 use crate::reconcile::{Memory, Operator};
 use crate::server::{Served, router};
+use crate::telemetry::Telemetry;
 use crate::world::{Feed, World, watch_all};
 
 /// Pools that are looked at at a time.
@@ -36,8 +36,10 @@ pub fn run(args: Args) -> ExitCode {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let result = runtime.context("no runtime").and_then(|runtime| {
-        log::start(&args)?;
-        runtime.block_on(serve(args))
+        let telemetry = Telemetry::start(&args)?;
+        let served = runtime.block_on(serve(args));
+        telemetry.end();
+        served
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,

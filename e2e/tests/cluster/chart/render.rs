@@ -133,6 +133,28 @@ fn the_operator_is_told_by_which_labels_and_images_it_works() {
 }
 
 #[test]
+fn traces_go_to_the_collector_and_the_network_lets_them() {
+    let Some(helm) = Helm::find() else { return };
+    let rendered = |endpoint: &str| {
+        let objects = helm.render(&["--set", &format!("operator.otlpEndpoint={endpoint}")]);
+        let pod = &named(&objects, "Deployment/sluice-operator")["spec"]["template"]["spec"];
+        let env = pod["containers"][0]["env"].as_array().unwrap();
+        let told = env.iter().find(|one| one["name"] == "OTEL_EXPORTER_OTLP_ENDPOINT");
+        let policy = &named(&objects, "NetworkPolicy/sluice-operator")["spec"]["egress"];
+        let anywhere = policy.as_array().unwrap().iter().filter(|rule| rule.get("to").is_none());
+        let ports = anywhere.map(|rule| rule["ports"][0]["port"].clone()).collect::<Vec<_>>();
+        (told.map(|one| one["value"].clone()), ports)
+    };
+    let (told, without) = rendered("");
+    assert_eq!(told, None);
+    for (endpoint, port) in [("http://c.obs:4318", 4318), ("http://c.obs", 80), ("https://c.obs", 443)] {
+        let (told, ports) = rendered(endpoint);
+        assert_eq!(told, Some(json!(endpoint)));
+        assert_eq!(ports, [without.as_slice(), &[json!(port)]].concat());
+    }
+}
+
+#[test]
 fn monitors_carry_the_labels_by_which_a_prometheus_finds_them() {
     let Some(helm) = Helm::find() else { return };
     let on = "monitoring.podMonitors=true,monitoring.serviceMonitor=true,monitoring.labels.release=prom";

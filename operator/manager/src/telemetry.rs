@@ -1,0 +1,147 @@
+//! Log lines on standard error, and, where an endpoint is given, traces by OTLP over HTTP.
+//!
+//! A trace is one reconciliation: a span `reconcile` with the pool, below it its steps, below them the requests to the API
+//! server. What nobody exports costs nothing: without an endpoint no span is recorded beyond what log lines need.
+
+use opentelemetry::KeyValue;
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_otlp::{SpanExporter, WithExportConfig as _};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer, Registry};
+
+use crate::args::{Args, LogFormat};
+
+/// Name of the service in its traces.
+const SERVICE: &str = "sluice-operator";
+/// Path of OTLP's traces below an endpoint (OpenTelemetry specification, "OTLP exporter").
+const TRACES: &str = "v1/traces";
+
+/// What has been started, to be ended.
+#[derive(Debug)]
+pub struct Telemetry(Option<SdkTracerProvider>);
+
+impl Telemetry {
+    /// Starts logging, and traces where they are asked for. Not within a runtime: the exporter has threads of its own.
+    ///
+    /// # Errors
+    /// The filter or the endpoint cannot be read.
+    pub fn start(args: &Args) -> anyhow::Result<Telemetry> {
+        let provider = args.otlp_endpoint.as_deref().map(|endpoint| exporting(args, endpoint)).transpose()?;
+        let spans = provider.as_ref().map(|provider| spans(provider.tracer(SERVICE)));
+        tracing_subscriber::registry().with(spans).with(lines(args)?).init();
+        Ok(Telemetry(provider))
+    }
+
+    /// Sends what has not been sent. Blocks for the exporter's patience at most; not within a runtime.
+    pub fn end(self) {
+        let ended = self.0.map_or(Ok(()), |provider| provider.shutdown());
+        if let Err(error) = ended {
+            eprintln!("sluice-operator: the last traces were not sent: {error}");
+        }
+    }
+}
+
+type Lines = Box<dyn Layer<Layered> + Send + Sync>;
+type Spans = Box<dyn Layer<Registry> + Send + Sync>;
+type Layered = tracing_subscriber::layer::Layered<Option<Spans>, Registry>;
+
+fn lines(args: &Args) -> anyhow::Result<Lines> {
+    let filter = EnvFilter::try_new(&args.log)?;
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    Ok(match args.log_format {
+        LogFormat::Text => lines.with_ansi(false).with_filter(filter).boxed(),
+        LogFormat::Json => lines.json().with_filter(filter).boxed(),
+    })
+}
+
+/// Our own spans, and kube's of its requests. The exporter's own requests are in neither.
+fn spans(tracer: SdkTracer) -> Spans {
+    let ours = Targets::new().with_target("sluice_operator", LevelFilter::INFO);
+    let all = ours.with_target("kube_client", LevelFilter::DEBUG);
+    tracing_opentelemetry::layer().with_tracer(tracer).with_filter(all).boxed()
+}
+
+fn exporting(args: &Args, endpoint: &str) -> anyhow::Result<SdkTracerProvider> {
+    let address = format!("{}/{TRACES}", endpoint.trim_end_matches('/'));
+    let exporter = SpanExporter::builder().with_http().with_endpoint(address).build()?;
+    Ok(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource(args)).build())
+}
+
+fn resource(args: &Args) -> Resource {
+    let attributes = [
+        KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
+        KeyValue::new("service.instance.id", args.identity()),
+        KeyValue::new("k8s.namespace.name", args.own_namespace.clone()),
+    ];
+    Resource::builder().with_service_name(SERVICE).with_attributes(attributes).build()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+    use std::net::TcpListener;
+
+    use clap::Parser as _;
+
+    use super::*;
+
+    /// Takes one request; gives its path and its body.
+    fn collector() -> (std::net::SocketAddr, std::thread::JoinHandle<(String, Vec<u8>)>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let taken = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let mut reader = BufReader::new(stream);
+            let (mut first, mut length) = (String::new(), 0);
+            reader.read_line(&mut first).unwrap();
+            loop {
+                let mut line = String::new();
+                reader.read_line(&mut line).unwrap();
+                let line = line.trim().to_ascii_lowercase();
+                if let Some(value) = line.strip_prefix("content-length:") {
+                    length = value.trim().parse().unwrap();
+                }
+                if line.is_empty() {
+                    break;
+                }
+            }
+            let mut body = vec![0; length];
+            reader.read_exact(&mut body).unwrap();
+            reader.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
+            (first, body)
+        });
+        (address, taken)
+    }
+
+    fn holds(body: &[u8], text: &str) -> bool {
+        body.windows(text.len()).any(|window| window == text.as_bytes())
+    }
+
+    #[test]
+    fn spans_reach_a_collector_with_who_sent_them_and_foreign_spans_do_not() {
+        // One provider in the tree; another test may have installed it.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let (address, taken) = collector();
+        let endpoint = format!("http://{address}/");
+        let given = ["sluice-operator", "--sidecar-image", "s", "--engine-image", "e", "--identity", "me"];
+        let args = Args::parse_from(given.into_iter().chain(["--otlp-endpoint", &endpoint]));
+        let provider = exporting(&args, &endpoint).unwrap();
+        let subscriber = tracing_subscriber::registry().with(spans(provider.tracer(SERVICE)));
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::info_span!(target: "sluice_operator::x", "reconcile", pool = "gh200").in_scope(|| ());
+            tracing::info_span!(target: "hyper", "stranger").in_scope(|| ());
+        });
+        Telemetry(Some(provider)).end();
+        let (first, body) = taken.join().unwrap();
+        assert!(first.starts_with("POST /v1/traces "), "{first}");
+        for text in ["sluice-operator", "reconcile", "gh200", "service.instance.id", "me"] {
+            assert!(holds(&body, text), "{text}");
+        }
+        assert!(!holds(&body, "stranger"));
+    }
+}
