@@ -5,6 +5,8 @@
 //! | [`world`] | mirrors what is watched, pruned to what decisions need |
 //! | [`queue`] | which pools are to be looked at, and when |
 //! | [`reconcile`] | one pool with its tenants, in five steps: dereference, validate, build, apply, status |
+//! | [`credentials`] | certificates of sidecars and of the operator, kept in Secrets |
+//! | [`sidecars`] | directives go out, states come in |
 //! | [`lease`] | one of the replicas leads |
 //! | [`server`] | health and metrics |
 //! | [`telemetry`] | log lines and traces |
@@ -13,12 +15,14 @@
 #![forbid(unsafe_code)]
 
 mod args;
+pub mod credentials;
 mod lease;
 mod metrics;
 mod queue;
 mod reconcile;
 mod run;
 mod server;
+pub mod sidecars;
 mod telemetry;
 mod world;
 

@@ -20,5 +20,6 @@ pub mod seat;
 pub mod seen;
 pub mod shares;
 pub mod status;
+pub mod told;
 pub mod unit;
 pub mod written;

@@ -13,4 +13,5 @@ mod place;
 mod place_random;
 mod seat;
 mod status;
+mod told;
 mod world;

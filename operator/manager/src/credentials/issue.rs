@@ -1,0 +1,175 @@
+//! Certificates, made by rcgen and read by x509-parser.
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose, SanType, date_time_ymd,
+};
+use sluice_wire::config::admin_host;
+use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
+
+/// Seconds of a day.
+pub const DAY: i64 = 86_400;
+/// Days for which a certificate of a slot or of the operator is good.
+pub const LEAF_DAYS: i64 = 30;
+/// Days for which an authority is good.
+pub const AUTHORITY_DAYS: i64 = 365;
+/// How much a clock of a node may be behind, seconds.
+const BEHIND: i64 = 300;
+/// Beginning of a role's URI, as sidecars read it.
+const ROLE: &str = "spiffe://sluice/role/";
+
+/// Why a certificate could not be made or read.
+#[derive(Debug, thiserror::Error)]
+pub enum IssueError {
+    /// It could not be made.
+    #[error("a certificate could not be made: {0}")]
+    Make(#[from] rcgen::Error),
+    /// It cannot be read.
+    #[error("it is no certificate: {0}")]
+    Read(String),
+}
+
+/// A certificate and its key, PEM.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// The certificate.
+    pub cert: String,
+    /// Its key.
+    pub key: String,
+}
+
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Identity { secret }")
+    }
+}
+
+/// What a certificate must say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Names {
+    /// Its only DNS name; `None` = it is no server's.
+    pub dns: Option<String>,
+    /// Its only URI: the role.
+    pub uri: String,
+}
+
+impl Names {
+    /// Of a slot's sidecar: the host of its tenant, and a neighbour on the GPU of that claim.
+    pub fn slot(namespace: &str, name: &str, claim: &str) -> Names {
+        Names { dns: Some(admin_host(namespace, name)), uri: format!("{ROLE}neighbour/{claim}") }
+    }
+
+    /// Of the operator, which nobody connects to by it.
+    pub fn operator() -> Names {
+        Names { dns: None, uri: format!("{ROLE}operator") }
+    }
+}
+
+/// What a certificate says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Said {
+    /// Whom it names; `None` = not exactly one URI, more than one DNS name, or names of other kinds.
+    pub names: Option<Names>,
+    /// Common name of whoever signed it.
+    pub issuer: String,
+    /// Its own common name.
+    pub subject: String,
+    /// Since when it is good, seconds since 1970.
+    pub not_before: i64,
+    /// Until when it is good, seconds since 1970.
+    pub not_after: i64,
+    /// Its public key, DER.
+    pub public_key: Vec<u8>,
+}
+
+/// Reads the first certificate of a PEM text.
+///
+/// # Errors
+/// It holds none.
+pub fn read(pem: &str) -> Result<Said, IssueError> {
+    let unread = |error: String| IssueError::Read(error);
+    let (_, block) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).map_err(|e| unread(e.to_string()))?;
+    let (_, cert) = X509Certificate::from_der(&block.contents).map_err(|e| unread(e.to_string()))?;
+    let common = |name: &x509_parser::x509::X509Name<'_>| {
+        let first = name.iter_common_name().next().and_then(|name| name.as_str().ok());
+        first.unwrap_or_default().to_owned()
+    };
+    Ok(Said {
+        names: names(&cert),
+        issuer: common(cert.issuer()),
+        subject: common(cert.subject()),
+        not_before: cert.validity().not_before.timestamp(),
+        not_after: cert.validity().not_after.timestamp(),
+        public_key: cert.public_key().raw.to_vec(),
+    })
+}
+
+fn names(cert: &X509Certificate<'_>) -> Option<Names> {
+    let all = &cert.subject_alternative_name().ok()??.value.general_names;
+    let (mut dns, mut uri) = (None, None);
+    for name in all {
+        let (place, value) = match name {
+            GeneralName::DNSName(value) => (&mut dns, value),
+            GeneralName::URI(value) => (&mut uri, value),
+            _ => return None,
+        };
+        if place.replace((*value).to_owned()).is_some() {
+            return None;
+        }
+    }
+    Some(Names { dns, uri: uri? })
+}
+
+/// Whether `key` (PEM) is that of a certificate with this public key.
+pub fn belongs(key: &str, public_key: &[u8]) -> bool {
+    use rcgen::PublicKeyData as _;
+    KeyPair::from_pem(key).is_ok_and(|key| key.subject_public_key_info() == public_key)
+}
+
+/// A new authority. Its name has the time, so that two of them differ.
+///
+/// # Errors
+/// No key could be made.
+pub fn authority(now: i64) -> Result<Identity, IssueError> {
+    let mut params = CertificateParams::new(Vec::new())?;
+    params.distinguished_name = common_name(format!("sluice authority {now}"));
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    good(&mut params, now - BEHIND, now + AUTHORITY_DAYS * DAY);
+    let key = KeyPair::generate()?;
+    let cert = params.self_signed(&key)?;
+    Ok(Identity { cert: cert.pem(), key: key.serialize_pem() })
+}
+
+/// A certificate with a key of its own, signed by `authority`.
+///
+/// # Errors
+/// The authority cannot be read, or no key be made.
+pub fn leaf(authority: &Identity, names: &Names, now: i64) -> Result<Identity, IssueError> {
+    let issuer = Issuer::from_ca_cert_pem(&authority.cert, KeyPair::from_pem(&authority.key)?)?;
+    let mut params = CertificateParams::new(names.dns.iter().cloned().collect::<Vec<_>>())?;
+    params.distinguished_name = common_name("sluice".to_owned());
+    params.subject_alt_names.push(SanType::URI(names.uri.as_str().try_into()?));
+    params.use_authority_key_identifier_extension = true;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    // A sidecar is a server, and a client of its neighbours.
+    params.extended_key_usages.extend(names.dns.as_ref().map(|_| ExtendedKeyUsagePurpose::ServerAuth));
+    good(&mut params, now - BEHIND, now + LEAF_DAYS * DAY);
+    let key = KeyPair::generate()?;
+    let cert = params.signed_by(&key, &issuer)?;
+    Ok(Identity { cert: cert.pem(), key: key.serialize_pem() })
+}
+
+fn common_name(name: String) -> DistinguishedName {
+    let mut all = DistinguishedName::new();
+    all.push(DnType::CommonName, name);
+    all
+}
+
+/// Seconds since 1970, as the library has them.
+fn good(params: &mut CertificateParams, from: i64, until: i64) {
+    let since = |seconds: i64| std::time::Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+    let moment = |seconds: i64| date_time_ymd(1970, 1, 1) + since(seconds);
+    (params.not_before, params.not_after) = (moment(from), moment(until));
+}

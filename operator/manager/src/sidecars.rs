@@ -1,0 +1,17 @@
+//! The way to sidecars: directives go out, states come in.
+//!
+//! | piece | what it does |
+//! |---|---|
+//! | [`tls`] | mutual TLS by the operator's own certificate; a sidecar must have the name of its tenant |
+//! | [`call`] | one request over one connection, which is closed after it; so many at a time |
+//! | [`push`] | gives each sidecar its directive until it has it |
+//! | [`poll`] | asks one sidecar of each GPU for the states of all, with an ETag |
+//! | [`Sidecars`] | which sidecars there are, and what they said last |
+
+pub mod call;
+mod crew;
+pub mod poll;
+pub mod push;
+pub mod tls;
+
+pub use self::crew::{Gpu, GpuKey, News, Reading, Sidecars, Target};

@@ -1,0 +1,217 @@
+//! Which sidecars there are, what they are told and what they said.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sluice_wire::directive::{Directive, Fence};
+use sluice_wire::overview::GpuOverview;
+use sluice_wire::state::TenantReport;
+use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
+
+use super::call::{Address, Way};
+use super::poll::{Came, follow};
+use super::push::{Fared, Fences, deliver};
+
+/// Name of a GPU in the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GpuKey {
+    /// Namespace of its pool.
+    pub namespace: String,
+    /// Its pool.
+    pub pool: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// A GPU and its sidecars.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    /// Which.
+    pub key: GpuKey,
+    /// Node that it is on.
+    pub node: Option<String>,
+    /// Its sidecars; those without an address are not among them.
+    pub targets: Vec<Target>,
+}
+
+/// A sidecar and what it is to be told.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Where it is.
+    pub address: Address,
+    /// Uid of its pod: another pod has to be told anew.
+    pub pod_uid: String,
+    /// What it is told; epoch and sequence are given when it is sent.
+    pub directive: Directive,
+}
+
+/// What one of a GPU's sidecars said last.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reading {
+    /// When, milliseconds since the Unix epoch; `None` = never.
+    pub read_unix_ms: Option<u64>,
+    /// Why the last reading failed; `None` = it did not.
+    pub problem: Option<String>,
+    /// States of all its tenants.
+    pub tenants: Vec<TenantReport>,
+}
+
+/// Something that has happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum News {
+    /// A GPU's reading is another one now.
+    Read(GpuKey),
+    /// A sidecar has its directive (`None`), or cannot be given it, and why. It is tried again.
+    Told(Address, Option<String>),
+    /// A newer leader has told a sidecar: this one should end.
+    Deposed(Fence),
+}
+
+pub(super) type Notices = mpsc::UnboundedSender<News>;
+
+/// Node and reading of each GPU.
+type Readings = BTreeMap<GpuKey, (Option<String>, Reading)>;
+
+/// Readings by GPU.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Board(Arc<Mutex<Readings>>);
+
+impl Board {
+    fn with<T>(&self, of: impl FnOnce(&mut Readings) -> T) -> T {
+        // Whoever panicked has left whole entries.
+        of(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// True = there is something new in it. What comes of a GPU that is gone is nobody's.
+    pub(super) fn take(&self, key: &GpuKey, came: Came, at_unix_ms: u64) -> bool {
+        self.with(|all| all.get_mut(key).is_some_and(|(_, reading)| reading.take(came, at_unix_ms)))
+    }
+}
+
+/// A task that ends when it is dropped.
+#[derive(Debug)]
+struct Task(AbortHandle);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+#[derive(Debug)]
+struct Followed {
+    sidecars: watch::Sender<Vec<Address>>,
+    _task: Task,
+}
+
+#[derive(Debug)]
+struct Told {
+    gpu: GpuKey,
+    directive: Directive,
+    _task: Task,
+}
+
+/// All sidecars of the cluster. Dropped, it lets go of them.
+#[derive(Debug)]
+pub struct Sidecars {
+    way: Way,
+    fences: Arc<Fences>,
+    news: Notices,
+    board: Board,
+    gpus: HashMap<GpuKey, Followed>,
+    told: HashMap<(Address, String), Told>,
+}
+
+impl Sidecars {
+    /// Nobody yet. `epoch` is that of this leader: higher than those of all before it.
+    pub fn new(way: Way, epoch: u64, news: mpsc::UnboundedSender<News>) -> Sidecars {
+        let (board, gpus, told) = (Board::default(), HashMap::new(), HashMap::new());
+        Sidecars { way, fences: Fences::new(epoch), news, board, gpus, told }
+    }
+
+    /// What there is of a pool now: whoever is new is followed and told, whoever has another directive is told, whoever is gone
+    /// is let go. Must be called within a runtime.
+    pub fn set(&mut self, namespace: &str, pool: &str, gpus: Vec<Gpu>) {
+        let of_pool = |key: &GpuKey| key.namespace == namespace && key.pool == pool;
+        let keys: BTreeSet<GpuKey> = gpus.iter().map(|gpu| gpu.key.clone()).collect();
+        self.gpus.retain(|key, _| !of_pool(key) || keys.contains(key));
+        self.board.with(|all| all.retain(|key, _| !of_pool(key) || keys.contains(key)));
+        let there: BTreeSet<(Address, String)> = gpus.iter().flat_map(|gpu| &gpu.targets).map(id).collect();
+        self.told.retain(|id, told| !of_pool(&told.gpu) || there.contains(id));
+        for gpu in gpus {
+            self.follow(&gpu);
+            gpu.targets.into_iter().for_each(|target| self.tell(&gpu.key, target));
+        }
+    }
+
+    fn follow(&mut self, gpu: &Gpu) {
+        let addresses: Vec<Address> = gpu.targets.iter().map(|target| target.address.clone()).collect();
+        self.board.with(|all| all.entry(gpu.key.clone()).or_default().0.clone_from(&gpu.node));
+        if let Some(followed) = self.gpus.get(&gpu.key) {
+            followed.sidecars.send_if_modified(|known| {
+                let other = *known != addresses;
+                *known = addresses;
+                other
+            });
+            return;
+        }
+        let (sidecars, watched) = watch::channel(addresses);
+        let (way, board, news) = (self.way.clone(), self.board.clone(), self.news.clone());
+        let task = tokio::spawn(follow(way, gpu.key.clone(), watched, board, news));
+        self.gpus.insert(gpu.key.clone(), Followed { sidecars, _task: Task(task.abort_handle()) });
+    }
+
+    fn tell(&mut self, gpu: &GpuKey, target: Target) {
+        let id = id(&target);
+        if self.told.get(&id).is_some_and(|told| told.directive == target.directive) {
+            return;
+        }
+        let Target { address, directive, .. } = target;
+        let (way, fences, news) = (self.way.clone(), self.fences.clone(), self.news.clone());
+        let sent = directive.clone();
+        let task = tokio::spawn(async move {
+            let trouble = |problem: Option<&str>| {
+                let _ = news.send(News::Told(address.clone(), problem.map(str::to_owned)));
+            };
+            if let Fared::Deposed(current) = deliver(&way, &address, &sent, &fences, trouble).await {
+                let _ = news.send(News::Deposed(current));
+            }
+        });
+        // What was under way to it ends here: its sequence is lower.
+        self.told.insert(id, Told { gpu: gpu.clone(), directive, _task: Task(task.abort_handle()) });
+    }
+
+    /// What was read of a GPU last.
+    pub fn reading(&self, key: &GpuKey) -> Option<Reading> {
+        self.board.with(|all| all.get(key).map(|(_, reading)| reading.clone()))
+    }
+
+    /// All readings.
+    pub fn overview(&self) -> Vec<GpuOverview> {
+        let one = |(key, (node, reading)): (&GpuKey, &(Option<String>, Reading))| GpuOverview {
+            namespace: key.namespace.clone(),
+            pool: key.pool.clone(),
+            name: key.name.clone(),
+            node: node.clone(),
+            read_unix_ms: reading.read_unix_ms,
+            problem: reading.problem.clone(),
+            tenants: reading.tenants.clone(),
+        };
+        self.board.with(|all| all.iter().map(one).collect())
+    }
+
+    /// GPUs with sidecars that were never read: a new leader has seen all once there are none.
+    pub fn unread(&self) -> usize {
+        let followed = self.gpus.iter().filter(|(_, gpu)| !gpu.sidecars.borrow().is_empty());
+        let followed: Vec<&GpuKey> = followed.map(|(key, _)| key).collect();
+        let unread = |all: &Readings, key: &GpuKey| {
+            all.get(key).is_none_or(|(_, reading)| reading.read_unix_ms.is_none())
+        };
+        self.board.with(|all| followed.iter().filter(|key| unread(all, key)).count())
+    }
+}
+
+fn id(target: &Target) -> (Address, String) {
+    (target.address.clone(), target.pod_uid.clone())
+}

@@ -1,0 +1,166 @@
+//! The states of one GPU's tenants, from one sidecar for all.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use sluice_wire::state::{GpuState, TenantReport};
+use tokio::sync::watch;
+
+use super::call::{Address, Way};
+use super::crew::{Board, GpuKey, News, Notices, Reading};
+
+/// Time between two readings of a GPU, before its jitter.
+pub const EVERY: Duration = Duration::from_secs(30);
+/// How far a reading may be from its time either way, permille of [`EVERY`].
+const JITTER_PERMILLE: u64 = 100;
+/// The first readings of all GPUs are spread over so long.
+const FIRST: Duration = Duration::from_secs(10);
+/// After a failure another sidecar of the GPU is asked so soon.
+const SOON: Duration = Duration::from_secs(2);
+/// Moves that are kept of a state: thousands of states are.
+const MOVES: usize = 8;
+
+/// What a reading came to.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Came {
+    /// New states, and their tag.
+    States(Vec<TenantReport>, Option<HeaderValue>),
+    /// Those of before.
+    Same,
+    /// None, and why.
+    Nothing(String),
+}
+
+/// Asks one sidecar for the states of its GPU. `tag`: of what it said last.
+pub async fn read(way: &Way, address: &Address, tag: Option<&HeaderValue>) -> Came {
+    let tag = tag.map(|tag| (header::IF_NONE_MATCH, tag.clone()));
+    let headers: HeaderMap = tag.into_iter().collect();
+    let answer = match way.call(address, Method::GET, "/v1/state?scope=gpu", headers, Vec::new()).await {
+        Ok(answer) => answer,
+        Err(error) => return Came::Nothing(error.to_string()),
+    };
+    match answer.status {
+        StatusCode::NOT_MODIFIED => Came::Same,
+        StatusCode::OK => match GpuState::from_json(&answer.body) {
+            Ok(read) => Came::States(kept(read.tenants), answer.headers.get(header::ETAG).cloned()),
+            Err(error) => Came::Nothing(format!("{address}: {error}")),
+        },
+        status => Came::Nothing(format!("{address}: {status}: {}", answer.words())),
+    }
+}
+
+fn kept(mut tenants: Vec<TenantReport>) -> Vec<TenantReport> {
+    for report in &mut tenants {
+        if let TenantReport::State(state) = report {
+            let before = state.moves.len().saturating_sub(MOVES);
+            state.moves.drain(..before);
+            state.moves.shrink_to_fit();
+        }
+    }
+    tenants
+}
+
+/// Reads a GPU for ever.
+pub(super) async fn follow(
+    way: Way,
+    key: GpuKey,
+    mut sidecars: watch::Receiver<Vec<Address>>,
+    board: Board,
+    notices: Notices,
+) {
+    let spread = Spread::default();
+    let mut asked = Asked::default();
+    let mut wait = spread.within(FIRST);
+    loop {
+        // Whoever is new is read soon; its first seconds are not the best ones.
+        let news = tokio::time::timeout(wait, sidecars.changed()).await;
+        match news {
+            Ok(Err(_)) => return,
+            Ok(Ok(())) => tokio::time::sleep(SOON.min(wait)).await,
+            Err(_) => {}
+        }
+        let all = sidecars.borrow_and_update().clone();
+        if all.is_empty() {
+            wait = EVERY;
+            continue;
+        }
+        let came = asked.next(&way, &all).await;
+        let failed = matches!(came, Came::Nothing(_));
+        wait = if failed && asked.failures < all.len() { SOON } else { spread.around(EVERY) };
+        if board.take(&key, came, now_ms()) {
+            // Nobody listens once the operator ends.
+            let _ = notices.send(News::Read(key.clone()));
+        }
+    }
+}
+
+/// Which sidecar is asked, and what it said.
+#[derive(Default)]
+struct Asked {
+    turn: usize,
+    failures: usize,
+    last: Option<(Address, HeaderValue)>,
+}
+
+impl Asked {
+    async fn next(&mut self, way: &Way, all: &[Address]) -> Came {
+        let address = &all[self.turn % all.len()];
+        let tag = self.last.as_ref().filter(|(from, _)| from == address).map(|(_, tag)| tag);
+        let came = read(way, address, tag).await;
+        match &came {
+            Came::Nothing(_) => (self.turn, self.failures) = (self.turn.wrapping_add(1), self.failures + 1),
+            Came::Same => self.failures = 0,
+            Came::States(_, tag) => {
+                self.failures = 0;
+                self.last = tag.clone().map(|tag| (address.clone(), tag));
+            }
+        }
+        came
+    }
+}
+
+/// Random times, so that a thousand GPUs are not read at once.
+#[derive(Default)]
+struct Spread(RandomState);
+
+impl Spread {
+    /// Up to `most`.
+    fn within(&self, most: Duration) -> Duration {
+        let permille = self.0.hash_one(tokio::time::Instant::now()) % 1001;
+        most * u32::try_from(permille).unwrap_or(0) / 1000
+    }
+
+    /// `middle`, and up to [`JITTER_PERMILLE`] more or less.
+    fn around(&self, middle: Duration) -> Duration {
+        let jitter = middle * u32::try_from(JITTER_PERMILLE).unwrap_or(0) / 1000;
+        middle - jitter + self.within(2 * jitter)
+    }
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Reading {
+    /// Takes what came; true = there is something new in it.
+    pub(super) fn take(&mut self, came: Came, at_unix_ms: u64) -> bool {
+        match came {
+            Came::States(tenants, _) => {
+                let new = self.tenants != tenants || self.problem.is_some();
+                *self = Reading { read_unix_ms: Some(at_unix_ms), problem: None, tenants };
+                new
+            }
+            Came::Same => {
+                self.read_unix_ms = Some(at_unix_ms);
+                self.problem.take().is_some()
+            }
+            Came::Nothing(problem) => {
+                let new = self.problem.as_ref() != Some(&problem);
+                self.problem = Some(problem);
+                new
+            }
+        }
+    }
+}

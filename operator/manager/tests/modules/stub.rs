@@ -1,0 +1,118 @@
+//! Sidecars' admin ports: real mutual TLS, answers of the test's choice.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::to_bytes;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use sluice_operator::credentials::authorities::Authorities;
+use sluice_operator::credentials::due::{Credentials, renewed};
+use sluice_operator::credentials::issue::Names;
+use sluice_operator::sidecars::call::Address;
+use sluice_operator::sidecars::tls::client_config;
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+/// A moment at which all certificates of a test are good: now.
+pub fn now() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    since.as_secs() as i64
+}
+
+pub fn credentials(authorities: &Authorities, names: &Names) -> Credentials {
+    renewed(None, names, authorities, now()).unwrap().expect("who holds nothing gets something")
+}
+
+pub fn operator(authorities: &Authorities) -> Arc<ClientConfig> {
+    client_config(&credentials(authorities, &Names::operator())).unwrap()
+}
+
+/// As a sidecar does it: a certificate of a known authority is required.
+pub fn server_config(held: &Credentials) -> Arc<ServerConfig> {
+    let mut roots = RootCertStore::empty();
+    for authority in CertificateDer::pem_slice_iter(held.bundle.as_bytes()) {
+        roots.add(authority.unwrap()).unwrap();
+    }
+    let provider = Arc::new(ring::default_provider());
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone()).build().unwrap();
+    let chain = CertificateDer::pem_slice_iter(held.identity.cert.as_bytes()).map(Result::unwrap).collect();
+    let key = PrivateKeyDer::from_pem_slice(held.identity.key.as_bytes()).unwrap();
+    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    Arc::new(config.with_client_cert_verifier(verifier).with_single_cert(chain, key).unwrap())
+}
+
+/// A request that came, and where from.
+#[derive(Clone, Debug)]
+pub struct Came {
+    pub line: String,
+    pub if_none_match: Option<String>,
+    pub body: String,
+}
+
+type Script = Arc<Mutex<Box<dyn FnMut(&Came) -> Response + Send>>>;
+
+/// A sidecar.
+pub struct Stub {
+    pub address: Address,
+    pub seen: Arc<Mutex<VecDeque<Came>>>,
+}
+
+impl Stub {
+    /// The sidecar of `name`, which answers as `script` says.
+    pub async fn start(
+        authorities: &Authorities,
+        name: &str,
+        script: impl FnMut(&Came) -> Response + Send + 'static,
+    ) -> Stub {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let admin = listener.local_addr().unwrap();
+        let tls = server_config(&credentials(authorities, &Names::slot("ns", name, "p-chat-0-e1.p")));
+        let seen: Arc<Mutex<VecDeque<Came>>> = Arc::default();
+        let script: Script = Arc::new(Mutex::new(Box::new(script)));
+        let router = Router::new().fallback(answer).with_state((seen.clone(), script));
+        tokio::spawn(serve(listener, tls, router));
+        Stub { address: Address { namespace: "ns".into(), name: name.into(), admin }, seen }
+    }
+
+    pub fn seen(&self) -> Vec<Came> {
+        self.seen.lock().unwrap().iter().cloned().collect()
+    }
+}
+
+async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, router: Router) {
+    loop {
+        let (socket, _): (_, SocketAddr) = listener.accept().await.unwrap();
+        let (acceptor, service) = (TlsAcceptor::from(tls.clone()), TowerToHyperService::new(router.clone()));
+        tokio::spawn(async move {
+            let Ok(stream) = acceptor.accept(socket).await else { return };
+            let connection =
+                hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+            // A client that has heard enough is gone.
+            let _ = connection.await;
+        });
+    }
+}
+
+async fn answer(
+    State((seen, script)): State<(Arc<Mutex<VecDeque<Came>>>, Script)>,
+    request: Request,
+) -> Response {
+    let (parts, body) = request.into_parts();
+    let body = String::from_utf8(to_bytes(body, 1 << 20).await.unwrap().to_vec()).unwrap();
+    let tag = parts.headers.get("if-none-match").map(|tag| tag.to_str().unwrap().to_owned());
+    let came = Came { line: format!("{} {}", parts.method, parts.uri), if_none_match: tag, body };
+    let answer = script.lock().unwrap()(&came);
+    seen.lock().unwrap().push_back(came);
+    answer.into_response()
+}

@@ -1,0 +1,69 @@
+//! What sidecars tell of themselves, as decisions and statuses need it.
+
+use sluice_types::Quantity;
+use sluice_types::tenant::{SlotState, TenantMemoryStatus};
+use sluice_wire::state::{Phase, State, TenantReport};
+
+use crate::seen::Report;
+
+/// Beginnings of the reasons for which layers leave or come back.
+const REMAPS: [&str; 2] = ["remap", "revert"];
+
+/// What each tenant of a GPU told, by its name. Those that gave no answer are not among them: what they told last holds.
+pub fn reports(tenants: &[TenantReport]) -> impl Iterator<Item = (&str, Report)> {
+    tenants.iter().filter_map(|told| match told {
+        TenantReport::State(state) => Some((state.tenant.name.as_str(), report(state))),
+        TenantReport::Unreachable { .. } => None,
+    })
+}
+
+/// What a slot's sidecar told.
+pub fn report(state: &State) -> Report {
+    Report {
+        state: slot_state(state.phase),
+        waits: waits(state),
+        failure: state.engine.failure.clone(),
+        idle_since: state.idle_since_unix_ms.map(seconds),
+        last_remap: last_remap(state),
+        memory: memory(state),
+    }
+}
+
+fn slot_state(phase: Phase) -> SlotState {
+    match phase {
+        Phase::Loading => SlotState::Loading,
+        Phase::Idle => SlotState::Idle,
+        Phase::Hibernated => SlotState::Hibernated,
+        // It wakes for a request; and whoever holds requests for its engine, ends them or cannot serve has them.
+        Phase::Active | Phase::Waking | Phase::EngineLost | Phase::Draining | Phase::Failed => {
+            SlotState::Active
+        }
+    }
+}
+
+/// What a tenant that is still loading waits for; one that serves may wait for more of its share, and that is no matter.
+fn waits(state: &State) -> Option<String> {
+    let place = state.neighbourhood.as_ref().filter(|_| state.phase == Phase::Loading)?;
+    place.waits_for.clone()
+}
+
+fn last_remap(state: &State) -> Option<i64> {
+    let moves = state.moves.iter().filter(|one| REMAPS.iter().any(|begin| one.reason.starts_with(begin)));
+    moves.map(|one| one.at_unix_ms).max().map(seconds)
+}
+
+fn memory(state: &State) -> TenantMemoryStatus {
+    let owners = &state.memory.owners;
+    let sum = |parts: &[u64]| parts.iter().fold(0_u64, |sum, part| sum.saturating_add(*part));
+    let weights = [owners.weights_global_bytes, owners.weights_layers_bytes, owners.slots_bytes];
+    TenantMemoryStatus {
+        weights: Quantity::from_bytes(sum(&weights)),
+        kv: Quantity::from_bytes(owners.kv_bytes),
+        host_kv: Quantity::from_bytes(state.kv.host_blocks_used.saturating_mul(state.kv.block_bytes)),
+        remapped_layers: i32::from(state.remap.alpha) + i32::from(state.activity.absent_layers),
+    }
+}
+
+fn seconds(unix_ms: u64) -> i64 {
+    i64::try_from(unix_ms / 1000).unwrap_or(i64::MAX)
+}
