@@ -67,10 +67,6 @@ pub fn run(workspace: &Workspace, args: &ImageArgs) -> Result<()> {
     let to = args.to.clone().unwrap_or_else(|| workspace.target.join("images"));
     for image in images {
         let binary = from.join(image.binary);
-        if args.names.is_empty() && !binary.is_file() {
-            println!("skipped: {}, there is no {binary}", image.name);
-            continue;
-        }
         let name = format!("{}/{}:{}", args.repository, image.name, args.tag);
         make(&name, &to.join(format!("{}-{}.tar", image.name, args.tag)), image, &binary)?;
     }
@@ -82,15 +78,14 @@ pub fn of_tests(from: &Utf8Path) -> Result<Utf8PathBuf> {
     let to = from.join("images");
     for image in &IMAGES {
         let (binary, version) = (from.join(image.binary), env!("CARGO_PKG_VERSION"));
-        if binary.is_file() {
-            let name = format!("{REPOSITORY}/{}:{version}", image.name);
-            make(&name, &to.join(format!("{}-{version}.tar", image.name)), image, &binary)?;
-        }
+        let name = format!("{REPOSITORY}/{}:{version}", image.name);
+        make(&name, &to.join(format!("{}-{version}.tar", image.name)), image, &binary)?;
     }
     Ok(to)
 }
 
 fn make(name: &str, path: &Utf8Path, image: &Image, binary: &Utf8Path) -> Result<()> {
+    ensure!(binary.is_file(), "the image {} has no binary {binary}", image.name);
     let packed = pack(name, &[image.binary], binary)?;
     let folder = path.parent().context("an archive lies in a folder")?;
     fs::create_dir_all(folder).with_context(|| format!("creating {folder}"))?;

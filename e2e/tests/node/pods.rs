@@ -62,15 +62,17 @@ async fn phase(api: &Api<Pod>, wanted: &str) {
 }
 
 #[test]
-fn our_image_runs_as_nobody_under_the_restricted_level_and_its_words_are_its_log() {
+fn our_images_run_as_nobody_under_the_restricted_level_and_their_words_are_their_logs() {
     on_node(async |node| {
-        let Some(image) = node.image("sidecar") else { return };
-        let namespace = restricted(node, "version").await;
-        let api = pods(node, &namespace).await;
-        create(&api, pod(&image, &["--version"])).await;
-        phase(&api, "Succeeded").await;
-        let log = api.logs("one", &LogParams::default()).await.unwrap();
-        assert!(log.starts_with(concat!("sluice-sidecar ", env!("CARGO_PKG_VERSION"))), "{log}");
+        for name in ["sidecar", "engine", "operator", "devices"] {
+            let Some(image) = node.image(name) else { return };
+            let namespace = restricted(node, name).await;
+            let api = pods(node, &namespace).await;
+            create(&api, pod(&image, &["--version"])).await;
+            phase(&api, "Succeeded").await;
+            let log = api.logs("one", &LogParams::default()).await.unwrap();
+            assert!(log.starts_with(&format!("sluice-{name} {}", env!("CARGO_PKG_VERSION"))), "{log}");
+        }
     });
 }
 
