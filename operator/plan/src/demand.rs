@@ -12,6 +12,8 @@ const SIDECAR_BYTES: u64 = 64 << 20;
 /// Host memory of one open stream, bytes (DESIGN 12).
 const STREAM_BYTES: u64 = 32 << 10;
 
+/// Host memory of a sidecar for bodies and early tokens that wait before a proxied engine, bytes.
+const HELD_BYTES: u64 = 512 << 20;
 /// Host memory of a proxied engine beside its weights, bytes.
 const PROXIED_BYTES: u64 = 8 << 30;
 
@@ -102,7 +104,7 @@ fn host_bytes(spec: &ModelTenantSpec, model: &Geometry) -> u64 {
 
 /// Host memory of a sidecar that keeps neither weights nor KV, bytes.
 pub(crate) fn front_bytes(spec: &ModelTenantSpec) -> u64 {
-    with_reserve(own_bytes(spec))
+    with_reserve(own_bytes(spec) + HELD_BYTES)
 }
 
 /// Host memory of a proxied engine, bytes: its interpreter and libraries, and its weights while it sleeps.

@@ -57,8 +57,8 @@ fn a_proxied_engine_whose_memory_is_stated_needs_no_inspection() {
     assert_eq!(model.weights_bytes(), 0);
     let terms = Terms { chunk_bytes: 1, context_bytes: 7, policy: Policy::Unified };
     let demand = demand(&proxied, &model, &terms);
-    // 64 MiB and 2048 streams of 32 KiB, a twentieth, and what was stated.
-    assert_eq!((demand.floor_bytes, demand.host_bytes), (7 + 1, 140_928_615 + (40 << 30)));
+    // 64 MiB, 2048 streams of 32 KiB, 512 MiB for what waits, a twentieth, and what was stated.
+    assert_eq!((demand.floor_bytes, demand.host_bytes), (7 + 1, 704_643_072 + (40 << 30)));
     assert_eq!(Geometry::not_needed(&spec(json!({"kind": "Vllm"}))), None);
     assert_eq!(Geometry::not_needed(&spec(json!({"resources": stated}))), None);
 }

@@ -286,8 +286,8 @@ fn a_proxied_engine_has_device_and_model_and_its_sidecar_neither() {
     assert_eq!(mounts(engine), ["/model", "/tmp"]);
     assert_eq!(engine["resources"]["claims"], json!([{"name": "gpu", "request": "gpu"}]));
     assert_eq!(sidecar["resources"].get("claims"), None);
-    // 64 MiB and 2048 streams of 32 KiB, and a twentieth; 8 GiB and 35 MiB of weights, and a twentieth of these.
-    assert_eq!(sidecar["resources"]["limits"]["memory"], "140928615");
+    // 64 MiB, 2048 streams of 32 KiB and 512 MiB for what waits, and a twentieth; 8 GiB and 35 MiB of weights, and a twentieth of these.
+    assert_eq!(sidecar["resources"]["limits"]["memory"], "672Mi");
     assert_eq!(engine["resources"]["limits"]["memory"], "8426240Ki");
     let volumes: Vec<_> = pod["volumes"].as_array().unwrap().iter().map(|volume| &volume["name"]).collect();
     assert!(volumes.contains(&&json!("scratch")), "{volumes:?}");

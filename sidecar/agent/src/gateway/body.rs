@@ -28,6 +28,11 @@ impl JsonBody {
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
+
+    /// The text, and the room that it takes for as long as somebody keeps it.
+    pub fn into_parts(self) -> (Vec<u8>, BodyRoom) {
+        (self.bytes, self.room)
+    }
 }
 
 /// Whoever takes bodies, within bounds.

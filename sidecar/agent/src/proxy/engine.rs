@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use axum::body::Bytes;
 use axum::http::{HeaderMap, StatusCode};
 use reqwest::Response;
 use serde::Deserialize;
@@ -115,7 +116,7 @@ impl Engine {
     ///
     /// # Errors
     /// There was no head of an answer.
-    pub async fn post(&self, path: &str, headers: HeaderMap, body: Vec<u8>) -> Result<Response, Trouble> {
+    pub async fn post(&self, path: &str, headers: HeaderMap, body: Bytes) -> Result<Response, Trouble> {
         Ok(self.client.post(format!("{}{path}", self.base)).headers(headers).body(body).send().await?)
     }
 
@@ -188,7 +189,7 @@ impl Engine {
     pub async fn tokens_of(&self, prompt: Vec<u8>) -> Result<Option<u32>, Trouble> {
         let json = axum::http::HeaderValue::from_static("application/json");
         let headers = HeaderMap::from_iter([(axum::http::header::CONTENT_TYPE, json)]);
-        let response = self.post("/tokenize", headers, prompt).await?;
+        let response = self.post("/tokenize", headers, prompt.into()).await?;
         if response.status() != StatusCode::OK {
             return Ok(None);
         }

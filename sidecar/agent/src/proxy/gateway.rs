@@ -114,7 +114,9 @@ async fn model(State(gateway): Shared, Path(id): Path<String>) -> Result<Json<Va
 struct Sent<'a> {
     path: &'a str,
     headers: HeaderMap,
-    asked: Asked,
+    body: Bytes,
+    /// The event that brings the usage is for us alone.
+    keep_usage: bool,
 }
 
 /// A request without an answer.
@@ -158,11 +160,13 @@ impl Gateway {
         let read =
             || Ok::<_, ApiError>((Asked::read(body.bytes(), &self.names)?, self.questions(body.bytes())?));
         let (asked, questions) = self.open.parse(body.bytes().len(), read).await?;
-        drop(body);
         let open = self.open.enter(asked.choices)?;
         let place = self.lobby.enter(self.limits.max_queued_requests, self.hold())?;
         let account = Box::new(Account::new(place, open, arrived, self.metrics.clone()));
-        let sent = Sent { path, headers: for_engine(headers), asked };
+        // The body may have to be sent again: its bytes count until the answer has begun.
+        let (body, _room) = body.into_parts();
+        let body = asked.sent(body);
+        let sent = Sent { path, headers: for_engine(headers), body, keep_usage: asked.usage_is_ours };
         let mut cut = self.cut.clone();
         tokio::select! {
             answer = self.send(&sent, questions, account) => answer,
@@ -218,7 +222,7 @@ impl Gateway {
         if let Err(why) = self.short_enough(sent.path, questions).await {
             return Err(Missed { account, why });
         }
-        let (headers, body) = (sent.headers.clone(), sent.asked.body.clone());
+        let (headers, body) = (sent.headers.clone(), sent.body.clone());
         let response = match self.engine.post(sent.path, headers, body).await {
             Ok(response) => response,
             Err(trouble) => return Err(Missed::again(account, trouble)),
@@ -229,7 +233,7 @@ impl Gateway {
             return Err(Missed::again(account, Trouble::Status(status.as_u16())));
         }
         if status.is_success() && is_stream(response.headers()) {
-            return self.streamed(sent.asked.usage_is_ours, response, account).await;
+            return self.streamed(sent.keep_usage, response, account).await;
         }
         whole(response, account).await
     }

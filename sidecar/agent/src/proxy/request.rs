@@ -1,5 +1,6 @@
 //! A request for the engine: read as far as limits, pace and figures need it; the engine judges the rest.
 
+use axum::body::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -38,8 +39,6 @@ enum Prompt {
 /// A request that may be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// What is sent.
-    pub body: Vec<u8>,
     /// The answer is a stream.
     pub stream: bool,
     /// The usage was asked for here and not by the client: it is taken out of the answer.
@@ -61,10 +60,16 @@ impl Asked {
         }
         let stream = read.stream.unwrap_or(false);
         let usage_is_ours = stream && read.stream_options.is_none() && !names_options(body);
-        let body = if usage_is_ours { with_usage(body) } else { body.to_vec() };
         let prompts = read.prompt.map_or(Ok(1), |prompt| prompts(prompt).map(|prompts| prompts.count()))?;
         let choices = read.n.unwrap_or(1).max(1).saturating_mul(prompts);
-        Ok(Asked { body, stream, usage_is_ours, choices })
+        Ok(Asked { stream, usage_is_ours, choices })
+    }
+}
+
+impl Asked {
+    /// What is sent for `body`, of which this was read.
+    pub fn sent(&self, body: Vec<u8>) -> Bytes {
+        if self.usage_is_ours { with_usage(&body).into() } else { body.into() }
     }
 }
 
@@ -173,9 +178,10 @@ mod tests {
 
     #[test]
     fn usage_is_asked_for_where_the_client_says_nothing_and_all_else_stays() {
-        let asked = read(r#" {"prompt":"a" ,"stream":true}"#).unwrap();
+        let body = r#" {"prompt":"a" ,"stream":true}"#;
+        let asked = read(body).unwrap();
         let wanted = r#" {"stream_options":{"include_usage":true},"prompt":"a" ,"stream":true}"#;
-        assert_eq!((asked.body.as_slice(), asked.usage_is_ours), (wanted.as_bytes(), true));
+        assert_eq!((&*asked.sent(body.into()), asked.usage_is_ours), (wanted.as_bytes(), true));
         let silent = [
             r#"{"prompt":"a"}"#,
             r#"{"prompt":"a","stream":false}"#,
@@ -185,7 +191,7 @@ mod tests {
         ];
         for body in silent {
             let asked = read(body).unwrap();
-            assert_eq!((asked.body.as_slice(), asked.usage_is_ours), (body.as_bytes(), false));
+            assert_eq!((&*asked.sent(body.into()), asked.usage_is_ours), (body.as_bytes(), false));
         }
     }
 

@@ -63,7 +63,7 @@ async fn early_tokens_wait_and_are_written_at_the_objectives_pace() {
     let slo = json!({"tbt_milliseconds": INTERVAL.as_millis() as u64});
     let world = World::start(json!({"pacing": "TokenDeposit", "slo": slo})).await;
     let sent = Instant::now();
-    let body = json!({"prompt": "a", "stream": true, "tokens": 12, "hold_after": 12});
+    let body = json!({"prompt": "a", "stream": true, "tokens": 100, "hold_after": 100});
     let mut client = world.posted(&body).await;
     client.head().await;
     for token_index in 0..5_u32 {
@@ -71,16 +71,16 @@ async fn early_tokens_wait_and_are_written_at_the_objectives_pace() {
         assert!(sent.elapsed() >= INTERVAL * token_index, "token {token_index} after {:?}", sent.elapsed());
     }
     let waiting = world.state().await["streams"]["deposit_tokens"].as_u64().unwrap();
-    assert!((1..=7).contains(&waiting), "{waiting} of 12 tokens wait");
+    assert!((1..=95).contains(&waiting), "{waiting} of 100 tokens wait");
     // The engine ends: there is no reason to wait any longer.
     world.engine.release();
     let rest = client.events().await;
-    assert_eq!(rest.iter().filter(|(_, event)| token(event)).count(), 7);
+    assert_eq!(rest.iter().filter(|(_, event)| token(event)).count(), 95);
     assert_eq!(rest.last().unwrap().1, "[DONE]");
     until("nothing waits", async || world.state().await["streams"]["deposit_tokens"] == 0).await;
     let state = world.state().await;
-    let p99 = |figure: &str| state["figures"][figure]["p99_ns"].as_u64().unwrap();
-    assert!(p99("delivered_tbt") >= 200_000_000, "{state}");
+    let slowest = state["figures"]["delivered_tbt"]["p99_ns"].as_u64().unwrap();
+    assert!(slowest >= 200_000_000, "{state}");
     let median = state["figures"]["engine_tbt"]["p50_ns"].as_u64().unwrap();
     assert!(median < 200_000_000, "they came in one burst: {state}");
 }
