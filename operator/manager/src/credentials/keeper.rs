@@ -176,6 +176,8 @@ impl Keeper {
             return Ok(until);
         }
         let until = self.see_to(slot, &authorities, now).await?.min(now + LOOK_EVERY);
+        // Whoever comes back only hours later would miss a step of a rotation.
+        let until = until.min(authorities.next_turn()?);
         self.memory(|memory| memory.slots.insert(key, (slot.clone(), bundle, until)));
         Ok(until)
     }

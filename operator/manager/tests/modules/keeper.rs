@@ -82,7 +82,10 @@ async fn a_rotation_reaches_every_secret_and_two_leaders_do_not_turn_it_twice() 
     let first = text(&server, SECRET, "tls.crt");
     let rotate = now() + ROTATE_DAYS * DAY;
     // As an old leaf would be renewed first, look at the bundles of both steps alone.
-    keeper.slot(&slot(), rotate).await.unwrap();
+    let again = keeper.slot(&slot(), rotate - 3600).await.unwrap();
+    assert!(again <= rotate, "somebody comes back when the authority turns");
+    let again = keeper.slot(&slot(), rotate).await.unwrap();
+    assert!(again <= rotate + OVERLAP, "and at its next step");
     let bundle = text(&server, SECRET, "ca.crt");
     assert_eq!(bundle.matches("BEGIN CERTIFICATE").count(), 2, "the next one is announced");
     assert!(bundle.contains(text(&server, AUTHORITY, "next.crt").trim_end()));
