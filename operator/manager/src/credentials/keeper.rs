@@ -122,8 +122,7 @@ impl Keeper {
     /// The Secret could not be read or written, or holds something else.
     pub async fn authorities(&self, now: i64) -> Result<Arc<Authorities>, CredentialError> {
         let known = self.memory(|memory| memory.authorities.clone());
-        if let Some((authorities, until)) = known.filter(|(_, until)| now < *until) {
-            let _ = until;
+        if let Some((authorities, _)) = known.filter(|(_, until)| now < *until) {
             return Ok(authorities);
         }
         let authorities = Arc::new(self.current(now).await?);
