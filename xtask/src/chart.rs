@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 const SCHEMA: &str = include_str!("../../charts/sluice/values.schema.json");
 const README_HEAD: &str = include_str!("../../charts/sluice/README.md.in");
+const RIGHTS: &str = include_str!("../../operator/manager/rbac.yaml");
 const PRIORITY: &str = include_str!("../../crds/admission/tenant-priority.yaml");
 
 /// Files beside the schema.
@@ -25,7 +26,17 @@ pub fn values() -> Vec<(&'static str, String)> {
 pub fn templates() -> Vec<(&'static str, String)> {
     let crds = sluice_types::crd_yaml().into_iter().map(|(name, text)| (name, crd_template(&text)));
     let policy = format!("{{{{- if .Values.admission.enabled }}}}\n{PRIORITY}{{{{- end }}}}\n");
-    crds.chain([("tenant-priority.yaml", policy)]).collect()
+    crds.chain([("_operator-rules.tpl", rules(RIGHTS)), ("tenant-priority.yaml", policy)]).collect()
+}
+
+/// The rules of the operator's two roles, for all namespaces and for its own, as named templates.
+fn rules(rights: &str) -> String {
+    let of_roles = rights.split("\n---\n").filter_map(|role| role.split_once("\nrules:\n"));
+    let named = ["sluice.operatorRules", "sluice.operatorOwnRules"].into_iter().zip(of_roles);
+    let define = |(name, (_, rules)): (&str, (&str, &str))| {
+        format!("{{{{- define \"{name}\" -}}}}\n{}\n{{{{- end }}}}\n", rules.trim_end())
+    };
+    named.map(define).collect()
 }
 
 /// Helm neither upgrades what is in its folder `crds` nor may it remove these: pools and tenants would go with them.
@@ -116,9 +127,19 @@ mod tests {
     #[test]
     fn what_is_copied_holds_nothing_that_helm_would_read_as_a_template() {
         for (name, text) in templates() {
-            assert_eq!(text.matches("{{").count(), 2, "{name}");
+            let ours = if name.ends_with(".tpl") { 4 } else { 2 };
+            assert_eq!(text.matches("{{").count(), ours, "{name}");
         }
         assert_eq!(values().len(), 2);
+    }
+
+    #[test]
+    fn the_rules_of_both_roles_are_taken_and_nothing_around_them() {
+        assert_eq!(
+            super::rules("kind: A\nrules:\n# x\n- a: 1\n---\nkind: B\nrules:\n- b: 2\n"),
+            "{{- define \"sluice.operatorRules\" -}}\n# x\n- a: 1\n{{- end }}\n\
+             {{- define \"sluice.operatorOwnRules\" -}}\n- b: 2\n{{- end }}\n"
+        );
     }
 
     /// Every object of the schema refuses what it does not know, and everything in it is described.

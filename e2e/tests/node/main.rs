@@ -2,6 +2,7 @@
 // Helpers outside test functions unwrap too.
 #![allow(clippy::unwrap_used)]
 
+mod devices;
 mod left_behind;
 mod pods;
 mod trouble;

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod args;
+pub mod authority;
 pub mod cdi;
 pub mod claim;
 pub mod cli;

@@ -12,10 +12,12 @@ use kube::Client;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
 use crate::args::Args;
+use crate::authority::mended;
 use crate::driver::{Driver, Introduction};
 use crate::health::{self, Health, Metrics};
 use crate::rpc::{DraService, RegistrationService};
@@ -36,6 +38,7 @@ pub async fn serve(args: &Args, client: Client, ended: impl Future<Output = ()>)
     let driver = Arc::new(Driver::new(client.clone(), offer.clone(), store, Arc::clone(&metrics)));
     let introduction = Arc::new(Introduction::new(args.dra_socket()));
     let publisher = Publisher::new(client, offer);
+    let registered = introduction.subscribe();
     let health = Health {
         sockets: [args.registration_socket(), args.dra_socket()],
         ready: [introduction.subscribe(), publisher.subscribe()],
@@ -50,7 +53,7 @@ pub async fn serve(args: &Args, client: Client, ended: impl Future<Output = ()>)
     let http = TcpListener::bind(args.http).await.with_context(|| args.http.to_string())?;
     tracing::info!(node = args.node_name, http = %http.local_addr()?, "started");
     let work = async {
-        tokio::join!(publisher.run(), driver.tidy(), sweep(&driver, args), async {
+        tokio::join!(publisher.run(registered), driver.tidy(), sweep(&driver, args), async {
             axum::serve(http, health::router(health)).await
         })
     };
@@ -105,6 +108,7 @@ fn listen(
     // Of a driver that was killed, or of one that ends: this one takes over.
     remove(path).with_context(shown)?;
     let incoming = UnixListenerStream::new(UnixListener::bind(path).with_context(shown)?);
+    let incoming = incoming.map(|socket| socket.map(mended));
     let inode = std::fs::metadata(path).with_context(shown)?.ino();
     let ended = async move {
         // An error means that the sender is gone, which ends the service too.

@@ -21,6 +21,10 @@ use crate::devices::{Offer, slice, slice_name};
 /// does to the slice, the API server is not flooded.
 const AGAIN: Duration = Duration::from_secs(2);
 
+/// A pod that is scheduled before the kubelet knows the driver waits a minute for its next chance, so devices are offered when
+/// the kubelet has the driver, or after this time without it.
+const INTRODUCTION: Duration = Duration::from_secs(10);
+
 /// Publishes a node's devices.
 pub struct Publisher {
     slices: Api<ResourceSlice>,
@@ -41,8 +45,13 @@ impl Publisher {
         self.published.subscribe()
     }
 
-    /// Publishes at every start of the watch and after every change; never ends.
-    pub async fn run(&self) {
+    /// Publishes when the kubelet has taken the driver, and after every change; never ends.
+    pub async fn run(&self, mut registered: watch::Receiver<bool>) {
+        // Not kept: what it borrows would hold up whoever tells about the next registration.
+        let late = tokio::time::timeout(INTRODUCTION, registered.wait_for(|taken| *taken)).await.is_err();
+        if late {
+            tracing::warn!("the kubelet has not registered the driver yet: offering its devices anyway");
+        }
         let ours = watcher::Config::default().fields(&self.fields());
         let mut changes = watcher(self.slices.clone(), ours).default_backoff().boxed();
         loop {

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use sluice_devices::proto::{Claim, Claims, PrepareAnswer, Prepared};
+use sluice_devices::proto::{Claim, Claims, PrepareAnswer, Prepared, RegistrationStatus};
 use sluice_devices::rpc::Caller;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -124,6 +124,12 @@ impl Running {
     /// The registration service.
     pub async fn registrar(&self) -> Caller {
         caller(&self.registration).await
+    }
+
+    /// The kubelet says whether it has taken the driver.
+    pub async fn registered(&self, plugin_registered: bool) {
+        let status = RegistrationStatus { plugin_registered, error: "why not".into() };
+        self.registrar().await.notify(status).await.unwrap();
     }
 
     /// Prepares claims as (name, UID) of namespace `team`.

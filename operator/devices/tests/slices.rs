@@ -11,7 +11,8 @@ const NAME: &str = "sluice.dev-one";
 async fn a_slice_that_is_deleted_or_changed_comes_back() {
     let server = Server::start().await;
     let node = Node::new(&server);
-    let _driver = node.start(&["--neighbourhoods", "3"]);
+    let driver = node.start(&["--neighbourhoods", "3"]);
+    driver.registered(true).await;
     let first = server.slices(|slices| slices.contains_key(NAME)).await[NAME].clone();
     assert_eq!(first["spec"]["devices"].as_array().unwrap().len(), 3);
     assert_eq!(first["spec"]["pool"], json!({"name": "one", "generation": 1, "resourceSliceCount": 1}));
@@ -34,13 +35,15 @@ async fn a_driver_with_other_devices_makes_another_generation_and_removes_foreig
     let node = Node::new(&server);
     drop({
         let driver = node.start(&["--neighbourhoods", "3"]);
+        driver.registered(true).await;
         server.slices(|slices| slices.contains_key(NAME)).await;
         driver
     });
     let mut foreign = server.slices(|_| true).await[NAME].clone();
     foreign["metadata"]["name"] = json!("older-name");
     server.meddle("older-name", Some(foreign));
-    let _driver = node.start(&["--neighbourhoods", "3", "--host-gpus", "1", "--host-memory", "96Mi"]);
+    let driver = node.start(&["--neighbourhoods", "3", "--host-gpus", "1", "--host-memory", "96Mi"]);
+    driver.registered(true).await;
     let slices = server.slices(|slices| {
         slices.len() == 1 && slices.get(NAME).is_some_and(|slice| slice["spec"]["pool"]["generation"] == 2)
     });

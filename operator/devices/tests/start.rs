@@ -1,6 +1,7 @@
 //! How the driver makes itself known, and how it ends.
 
-use sluice_devices::proto::{DRA_VERSION, RegistrationStatus};
+use sluice_devices::proto::DRA_VERSION;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::node::{Node, until};
 use crate::server::Server;
@@ -15,18 +16,61 @@ async fn the_kubelet_learns_who_the_driver_is_and_where_it_listens() {
     assert_eq!(info.supported_versions, [DRA_VERSION]);
 }
 
+/// A frame of HTTP/2.
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
+}
+
+/// A literal header field with an indexed name or a new one (RFC 7541, 6.2.1), without Huffman code.
+fn field(name: Result<u8, &str>, value: &str) -> Vec<u8> {
+    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    let name = name.map_or_else(|name| [vec![0x40], text(name)].concat(), |index| vec![0x40 | index]);
+    [name, text(value)].concat()
+}
+
+/// `GetInfo` as the kubelet sends it: the authority is the path of the socket.
+fn as_the_kubelet() -> Vec<u8> {
+    const POST: u8 = 0x83;
+    const HTTP: u8 = 0x86;
+    let headers = [
+        vec![POST, HTTP],
+        field(Ok(4), "/pluginregistration.Registration/GetInfo"),
+        field(Ok(1), "%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fsluice.dev-reg.sock"),
+        field(Ok(31), "application/grpc"),
+        field(Err("te"), "trailers"),
+    ];
+    let (settings, empty) = (frame(4, 0, 0, &[]), frame(0, 1, 1, &[0; 5]));
+    [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), settings, frame(1, 4, 1, &headers.concat()), empty]
+        .concat()
+}
+
+#[tokio::test]
+async fn the_kubelet_is_answered_although_its_authority_is_none() {
+    let node = Node::new(&Server::start().await);
+    let _driver = node.start(&[]);
+    let mut stream = tokio::net::UnixStream::connect(node.registration()).await.unwrap();
+    stream.write_all(&as_the_kubelet()).await.unwrap();
+    let mut answer = Vec::new();
+    let read = async {
+        while !answer.windows(12).any(|bytes| bytes == b"v1.DRAPlugin") {
+            assert_ne!(stream.read_buf(&mut answer).await.unwrap(), 0, "{answer:x?}");
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(20), read).await.expect("an answer");
+}
+
 #[tokio::test]
 async fn the_driver_is_ready_when_the_kubelet_and_the_api_server_have_it() {
     let server = Server::start().await;
     let node = Node::new(&server);
     let driver = node.start(&[]);
-    server.slices(|slices| slices.len() == 1).await;
     assert_eq!(driver.get("/ready").await, (503, "not registered with the kubelet\n".into()));
-    let registrar = driver.registrar().await;
-    let status = |plugin_registered| RegistrationStatus { plugin_registered, error: "why not".into() };
-    registrar.notify(status(true)).await.unwrap();
+    assert!(server.slices(|_| true).await.is_empty(), "devices of a driver that the kubelet does not have");
+    driver.registered(true).await;
+    server.slices(|slices| slices.len() == 1).await;
     until("the driver is ready", async || driver.get("/ready").await == (200, "ready\n".into())).await;
-    registrar.notify(status(false)).await.unwrap();
+    driver.registered(false).await;
     assert_eq!(driver.get("/ready").await.0, 503);
 }
 
@@ -44,6 +88,7 @@ async fn a_driver_that_ends_takes_its_sockets_with_it_and_leaves_its_slice() {
     let server = Server::start().await;
     let node = Node::new(&server);
     let driver = node.start(&[]);
+    driver.registered(true).await;
     server.slices(|slices| slices.len() == 1).await;
     // As the kubelet does, which must not hold the end up.
     let connection = driver.registrar().await;

@@ -13,23 +13,31 @@ use crate::fixture::words;
 /// The operator of an installation in a namespace of its own.
 async fn operator(server: &cluster::Api, helm: &Helm, namespace: &str) -> Client {
     let objects = helm.template(namespace, &[]).unwrap();
-    let needed = |object: &&Value| {
-        let title = title(object);
-        title.contains("Role") && title.ends_with("/sluice-operator")
-            || title.ends_with("/sluice-operator-secrets")
-    };
     // Names of its own: other tests have an installation too.
-    let named = objects.iter().filter(needed).map(|object| {
-        let text = object.to_string().replace("\"sluice-operator\"", &format!("\"{namespace}\""));
-        let text = text.replace("\"sluice-operator-secrets\"", &format!("\"{namespace}\""));
-        let mut object: Value = serde_json::from_str(&text).unwrap();
-        if object["kind"] == "ClusterRoleBinding" {
-            object["subjects"][0]["name"] = json!("sluice-operator");
-        }
-        object
-    });
-    apply(server, &named.collect::<Vec<_>>(), &[]).unwrap();
+    let policy =
+        objects.iter().filter(|object| title(object).ends_with("/sluice-operator-secrets")).map(|object| {
+            let text = object.to_string().replace("\"sluice-operator-secrets\"", &format!("\"{namespace}\""));
+            serde_json::from_str(&text).unwrap()
+        });
+    let mut needed: Vec<Value> = policy.collect();
+    assert_eq!(needed.len(), 2);
+    needed.extend(rights(namespace));
+    apply(server, &needed, &[]).unwrap();
     server.client_of(&format!("system:serviceaccount:{namespace}:sluice-operator"), None).await
+}
+
+/// More than the chart gives: here the policy alone decides.
+fn rights(namespace: &str) -> [Value; 2] {
+    let (api, metadata) =
+        ("rbac.authorization.k8s.io/v1", json!({"name": "secrets", "namespace": namespace}));
+    let verbs = ["get", "create", "patch", "update", "delete"];
+    let subject = json!({"kind": "ServiceAccount", "name": "sluice-operator", "namespace": namespace});
+    [
+        json!({"apiVersion": api, "kind": "Role", "metadata": metadata,
+               "rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": verbs}]}),
+        json!({"apiVersion": api, "kind": "RoleBinding", "metadata": metadata, "subjects": [subject],
+               "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "secrets"}}),
+    ]
 }
 
 fn secret(name: &str, labels: Value) -> Secret {

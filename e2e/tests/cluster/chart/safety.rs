@@ -102,11 +102,9 @@ fn no_right_is_for_everything_and_nobody_lists_secrets_or_enters_pods() {
 fn an_operator_of_some_namespaces_has_rights_there_and_sees_nodes() {
     let Some(helm) = Helm::find() else { return };
     let objects = helm.render(&["--set", "operator.namespaces={a,b}"]);
-    let everywhere = &named(&objects, "ClusterRole/sluice-operator")["rules"];
-    assert_eq!(
-        everywhere,
-        &json!([{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}])
-    );
+    let everywhere = named(&objects, "ClusterRole/sluice-operator")["rules"].to_string();
+    let read = |group: &str, kind: &str| json!({"apiGroups": [group], "resources": [kind], "verbs": ["list", "watch"]});
+    assert_eq!(everywhere, json!([read("", "nodes"), read("resource.k8s.io", "resourceslices")]).to_string());
     let roles = objects.iter().filter(|object| title(object) == "Role/sluice-operator");
     let namespaces: Vec<_> = roles.map(|role| role["metadata"]["namespace"].as_str().unwrap()).collect();
     assert_eq!(namespaces, ["a", "b"]);
