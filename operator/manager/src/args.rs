@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use sluice_wire::overview;
 
 /// Sluice's operator: places tenants on GPUs and keeps their objects as they should be.
 #[derive(Clone, Debug, Parser)]
@@ -51,6 +52,10 @@ pub struct Args {
     /// OpenTelemetry collector that takes traces by OTLP over HTTP, such as http://collector:4318. Default: no traces.
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
+    /// Address of the read API: whoever reaches it reads the states of all tenants. A right to forward ports to the pod is a
+    /// right to read.
+    #[arg(long, env = "SLUICE_READ_LISTEN", default_value_t = SocketAddr::from(([127, 0, 0, 1], overview::PORT)))]
+    pub read_listen: SocketAddr,
     /// How log lines are written.
     #[arg(long, env = "SLUICE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,

@@ -24,6 +24,7 @@ pub struct Metrics {
     leader: Gauge,
     queued: Gauge,
     objects: Family<Kind, Gauge>,
+    looked: Gauge<f64, AtomicU64>,
     observed: Gauge<f64, AtomicU64>,
     registry: Arc<Registry>,
 }
@@ -56,6 +57,7 @@ impl Default for Metrics {
             leader: Gauge::<i64, AtomicI64>::default(),
             queued: Gauge::default(),
             objects: Family::default(),
+            looked: Gauge::default(),
             observed: Gauge::default(),
             registry: Arc::default(),
         };
@@ -78,8 +80,13 @@ impl Metrics {
         registry.register("queue_depth", "Pools that wait to be looked at", self.queued.clone());
         registry.register("objects", "Objects that are watched, by kind", self.objects.clone());
         registry.register(
-            "observed_seconds",
+            "looked_seconds",
             "Time from the start until every pool had been looked at once; 0 = not yet",
+            self.looked.clone(),
+        );
+        registry.register(
+            "observed_seconds",
+            "Time from the start until every GPU's sidecars had been read once as well; 0 = not yet",
             self.observed.clone(),
         );
         registry
@@ -103,6 +110,11 @@ impl Metrics {
     }
 
     /// Everything has been looked at once.
+    pub fn looked(&self, since_start: Duration) {
+        self.looked.set(since_start.as_secs_f64());
+    }
+
+    /// Everything has been looked at once, and every GPU's sidecars have been read once.
     pub fn observed(&self, since_start: Duration) {
         self.observed.set(since_start.as_secs_f64());
     }

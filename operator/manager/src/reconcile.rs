@@ -3,11 +3,13 @@
 //! 1. **dereference**: gathers from the mirrors all that is seen of it; nothing is asked of the API server.
 //! 2. **validate** and 3. **build**: `sluice-plan` says what is to be.
 //! 4. **apply**: sends what is missing, changed or drifted, and deletes what is not to be there any more.
+//!    Sidecars are told who their neighbours are, and their certificates are kept.
 //! 5. **status**: tells what became of it.
 
 mod apply;
 mod dereference;
 mod finalizer;
+mod neighbours;
 mod status;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -21,11 +23,14 @@ use sluice_plan::accept::Cluster;
 use sluice_plan::objects::{Kind, Release};
 use sluice_plan::seen::Trouble;
 use sluice_plan::unit::{Given, plan};
+use sluice_wire::overview::GpuOverview;
 use tokio::sync::Notify;
 use tracing::Instrument as _;
 
+use crate::credentials::Keeper;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
+use crate::sidecars::{GpuKey, Sidecars};
 use crate::world::{Name, Unit, World};
 
 /// Everything that a reconciliation works with.
@@ -44,6 +49,10 @@ pub struct Operator {
     pub grace_seconds: i64,
     /// Shortest time between two writes of a status whose conditions do not change.
     pub status_every: Duration,
+    /// Certificates.
+    pub keeper: Keeper,
+    /// The way to sidecars.
+    pub sidecars: Mutex<Sidecars>,
     /// Figures.
     pub metrics: Metrics,
     /// Events.
@@ -61,11 +70,16 @@ pub struct Memory {
     answered: Mutex<HashMap<(Kind, Name), u64>>,
     /// What went wrong at the last attempt, by tenant.
     troubles: Mutex<HashMap<Unit, BTreeMap<String, Trouble>>>,
+    /// What each sidecar was told last.
+    told: Mutex<HashMap<Told, sluice_plan::direct::Told>>,
     /// Units of the start that have not been looked at yet.
     unseen: Mutex<HashSet<Unit>>,
     /// Told when there is none left.
     all_seen: Notify,
 }
+
+/// A sidecar: its GPU, its tenant and the uid of its pod.
+type Told = (GpuKey, String, String);
 
 /// One of our own kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -102,6 +116,16 @@ impl Failure {
 }
 
 impl Operator {
+    /// GPUs whose states have never been read.
+    pub fn unread(&self) -> usize {
+        lock(&self.sidecars).unread()
+    }
+
+    /// What is known of all GPUs.
+    pub fn overview(&self) -> Vec<GpuOverview> {
+        lock(&self.sidecars).overview()
+    }
+
     /// Waits until each of `units` has been looked at once, whatever came of it.
     pub async fn all_seen(&self, units: impl IntoIterator<Item = Unit>) {
         let all_seen = self.memory.all_seen.notified();
@@ -149,6 +173,7 @@ impl Operator {
     async fn reconcile(&self, unit: &Unit) -> Result<(), Failure> {
         let scene = tracing::info_span!("dereference").in_scope(|| self.dereference(unit));
         if scene.pool.is_none() && scene.tenants.is_empty() {
+            self.direct(unit, Vec::new());
             self.forget(unit);
             return Ok(());
         }
@@ -168,7 +193,10 @@ impl Operator {
         };
         let plan = tracing::info_span!("build").in_scope(|| plan(&given));
         let troubles = match pool {
-            Some(pool) => self.apply(unit, pool, &plan).instrument(tracing::info_span!("apply")).await,
+            Some(pool) => {
+                self.direct(unit, self.gpus(unit, pool, &plan, &given));
+                self.apply(unit, pool, &plan, now).instrument(tracing::info_span!("apply")).await
+            }
             None => BTreeMap::new(),
         };
         let failed = troubles
@@ -191,6 +219,7 @@ impl Operator {
         lock(&self.memory.troubles).remove(unit);
         self.queue.forget(unit);
         let gone = |at: &Name| self.world.tenants.get(at).is_none() && self.world.pools.get(at).is_none();
+        self.keeper.retain(|namespace, _| namespace != unit.namespace);
         lock(&self.memory.written).retain(|(_, at), _| at.namespace != unit.namespace || !gone(at));
         lock(&self.memory.answered)
             .retain(|(kind, at), _| at.namespace != unit.namespace || self.world.child(*kind, at).is_some());

@@ -1,32 +1,47 @@
 //! From the start to the end of the process.
 
+use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::jiff::Timestamp;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
 use sluice_plan::accept::Cluster;
 use sluice_plan::objects::{MANAGER, Release};
+use sluice_wire::directive::Fence;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::args::Args;
+use crate::credentials::Keeper;
 use crate::lease::Holder;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
 use crate::reconcile::{Memory, Operator};
-use crate::server::{Served, router};
+use crate::server::{Leads, Served, read_router, router};
+use crate::sidecars::call::Way;
+use crate::sidecars::{News, Sidecars};
 use crate::telemetry::Telemetry;
-use crate::world::{Feed, World, watch_all};
+use crate::world::{Feed, Unit, World, watch_all};
 
 /// Pools that are looked at at a time.
 const WORKERS: usize = 4;
+/// Longest time that a sidecar gets to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// States that come in shortly after each other are told together.
+const READ_SETTLE: Duration = Duration::from_secs(1);
+/// Time between two looks at the operator's own certificate, and after a failure.
+const CERTIFICATE_EVERY: Duration = Duration::from_secs(60);
+const CERTIFICATE_RETRY: Duration = Duration::from_secs(5);
+/// Time between two looks at whether every GPU has been read.
+const UNREAD_EVERY: Duration = Duration::from_millis(200);
 /// First minor version of Kubernetes 1 that makes volumes of images by default.
 const IMAGE_VOLUMES: u32 = 36;
 
@@ -54,7 +69,6 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let began = Instant::now();
     let client = Client::try_default().await.context("no way to the API server")?;
     let (world, queue) = (Arc::new(World::default()), Arc::new(Queue::default()));
-    let metrics = Metrics::default();
     let feed = Feed {
         world: world.clone(),
         queue: queue.clone(),
@@ -63,90 +77,151 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     };
     let namespaces: Vec<String> = args.namespaces.iter().filter(|name| !name.is_empty()).cloned().collect();
     let mut watches = watch_all(&client, &namespaces, &feed);
-    let served = Served {
-        metrics: metrics.clone(),
-        world: world.clone(),
-        queue: queue.clone(),
-        pending: feed.pending.clone(),
-    };
-    let listener =
-        TcpListener::bind(args.listen).await.with_context(|| format!("cannot listen at {}", args.listen))?;
-    tracing::info!(address = %listener.local_addr()?, "serves health and metrics");
-    let mut server = tokio::spawn(async move { axum::serve(listener, router(served)).await });
-    let operator = operator(&args, client.clone(), &feed, metrics).await?;
+    let (metrics, leads) = (Metrics::default(), Leads::default());
+    let served = Served { metrics: metrics.clone(), world, queue, pending: feed.pending.clone() };
+    let mut servers = JoinSet::new();
+    listen(args.listen, "serves health and metrics", router(served), &mut servers).await?;
+    listen(args.read_listen, "serves the read API", read_router(leads.clone()), &mut servers).await?;
+    let start = Start { cluster: cluster(&client, &args).await?, args, client, feed, metrics, leads, began };
     let ended = tokio::select! {
-        ended = lead(&args, client, &operator, &feed, began) => ended,
+        ended = lead(&start) => ended,
         _ = watches.join_next() => Err(anyhow::anyhow!("a watch ended")),
-        ended = &mut server => Err(anyhow::anyhow!("the server for health and metrics ended: {ended:?}")),
+        ended = servers.join_next() => Err(anyhow::anyhow!("a server ended: {ended:?}")),
     };
     watches.abort_all();
-    server.abort();
+    servers.abort_all();
     ended
 }
 
-async fn operator(
-    args: &Args,
+async fn listen(
+    address: SocketAddr,
+    what: &str,
+    router: axum::Router,
+    servers: &mut JoinSet<std::io::Result<()>>,
+) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen at {address}"))?;
+    tracing::info!(address = %listener.local_addr()?, "{what}");
+    servers.spawn(async move { axum::serve(listener, router).await });
+    Ok(())
+}
+
+/// What a leader starts from.
+struct Start {
+    args: Args,
     client: Client,
-    feed: &Feed,
+    feed: Feed,
+    cluster: Cluster,
     metrics: Metrics,
-) -> anyhow::Result<Arc<Operator>> {
+    leads: Leads,
+    began: Instant,
+}
+
+async fn cluster(client: &Client, args: &Args) -> anyhow::Result<Cluster> {
     let version = client.apiserver_version().await.context("the API server tells no version")?;
     let minor: u32 = version.minor.trim_end_matches('+').parse().unwrap_or(0);
     tracing::info!(kubernetes = version.git_version, identity = args.identity(), "starts");
-    let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(args.identity()) };
-    Ok(Arc::new(Operator {
-        recorder: Recorder::new(client.clone(), reporter),
-        client,
-        world: feed.world.clone(),
-        queue: feed.queue.clone(),
-        release: Release {
-            sidecar_image: args.sidecar_image.clone(),
-            engine_image: args.engine_image.clone(),
-            operator: args.own_labels.iter().cloned().collect(),
-            operator_namespace: args.own_namespace.clone(),
-        },
-        cluster: Cluster { image_volumes: minor >= IMAGE_VOLUMES },
-        grace_seconds: args.node_grace_seconds,
-        status_every: args.status_every(),
-        metrics,
-        memory: Memory::default(),
-    }))
+    Ok(Cluster { image_volumes: minor >= IMAGE_VOLUMES })
+}
+
+impl Start {
+    fn operator(&self, sidecars: Sidecars) -> Operator {
+        let args = &self.args;
+        let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(args.identity()) };
+        Operator {
+            recorder: Recorder::new(self.client.clone(), reporter),
+            client: self.client.clone(),
+            world: self.feed.world.clone(),
+            queue: self.feed.queue.clone(),
+            release: Release {
+                sidecar_image: args.sidecar_image.clone(),
+                engine_image: args.engine_image.clone(),
+                operator: args.own_labels.iter().cloned().collect(),
+                operator_namespace: args.own_namespace.clone(),
+            },
+            cluster: self.cluster,
+            grace_seconds: args.node_grace_seconds,
+            status_every: args.status_every(),
+            keeper: Keeper::new(self.client.clone(), &args.own_namespace),
+            sidecars: Mutex::new(sidecars),
+            metrics: self.metrics.clone(),
+            memory: Memory::default(),
+        }
+    }
 }
 
 /// Waits for the Lease and works for as long as it is held. Ends well when told to end, and with an error when the Lease is
 /// lost: whoever starts this process again gives it a new chance, with nothing left of the old one.
-async fn lead(
-    args: &Args,
-    client: Client,
-    operator: &Arc<Operator>,
-    feed: &Feed,
-    began: Instant,
-) -> anyhow::Result<()> {
+async fn lead(start: &Start) -> anyhow::Result<()> {
+    let (args, metrics) = (&start.args, &start.metrics);
     let mut terminate = signal(SignalKind::terminate()).context("no handler for SIGTERM")?;
-    let leases: Api<Lease> = Api::namespaced(client, &args.own_namespace);
+    let leases: Api<Lease> = Api::namespaced(start.client.clone(), &args.own_namespace);
     let mut holder = Holder::new(leases, &args.lease_name, &args.identity(), args.lease_seconds);
     let epoch = tokio::select! {
         epoch = holder.acquire() => epoch,
         _ = terminate.recv() => return Ok(()),
     };
     tracing::info!(epoch, "leads");
-    operator.metrics.leads(true);
+    metrics.leads(true);
+    let (certificate, certificates) = watch::channel(None);
+    let (news, heard) = mpsc::unbounded_channel();
+    let operator = start.operator(Sidecars::new(Way::new(certificates, PATIENCE), epoch, news));
+    let operator = Arc::new(operator);
+    let _ = start.leads.set(operator.clone());
     let mut workers = JoinSet::new();
-    let (working, fed) = (operator.clone(), feed.clone());
-    workers.spawn(async move { work(working, fed, began).await });
+    workers.spawn(work(operator.clone(), start.feed.clone(), start.began));
+    workers.spawn(certify(operator.clone(), certificate));
     let ended = tokio::select! {
         lost = holder.keep() => Err(lost.into()),
+        deposed = hear(&operator, heard) => Err(anyhow::anyhow!("sidecars follow a newer leader: {deposed}")),
         ended = workers.join_next() => Err(anyhow::anyhow!("the work ended: {ended:?}")),
         _ = terminate.recv() => Ok(()),
     };
     // Nothing is written any more when the Lease is given back.
     workers.shutdown().await;
-    operator.metrics.leads(false);
+    metrics.leads(false);
     if ended.is_ok() {
         tracing::info!("ends, and gives the Lease back");
         holder.release().await?;
     }
     ended
+}
+
+/// Keeps the certificate that sidecars are called with.
+async fn certify(operator: Arc<Operator>, certificate: watch::Sender<Option<Arc<rustls::ClientConfig>>>) {
+    loop {
+        let wait = match operator.keeper.own(Timestamp::now().as_second()).await {
+            Ok(config) => {
+                certificate.send_if_modified(|known| {
+                    let other = known.as_ref().is_none_or(|known| !Arc::ptr_eq(known, &config));
+                    *known = Some(config.clone());
+                    other
+                });
+                CERTIFICATE_EVERY
+            }
+            Err(error) => {
+                tracing::warn!(%error, "sidecars cannot be called");
+                CERTIFICATE_RETRY
+            }
+        };
+        tokio::time::sleep(wait).await;
+    }
+}
+
+/// Hears what comes from sidecars, until one of them follows a newer leader.
+async fn hear(operator: &Operator, mut heard: mpsc::UnboundedReceiver<News>) -> Fence {
+    loop {
+        match heard.recv().await {
+            Some(News::Read(gpu)) => {
+                let unit = Unit { namespace: gpu.namespace, pool: gpu.pool };
+                operator.queue.add_after(&unit, READ_SETTLE);
+            }
+            Some(News::Told(sidecar, None)) => tracing::debug!(%sidecar, "has its directive"),
+            Some(News::Told(sidecar, Some(problem))) => tracing::warn!(%sidecar, problem, "has no directive"),
+            Some(News::Deposed(fence)) => return fence,
+            // The operator that it speaks of has the other end.
+            None => std::future::pending().await,
+        }
+    }
 }
 
 /// Looks at everything once, and then at whatever changes.
@@ -164,8 +239,13 @@ async fn work(operator: Arc<Operator>, feed: Feed, began: Instant) {
         workers.spawn(async move { operator.work().await });
     }
     seen.await;
-    operator.metrics.observed(began.elapsed());
+    operator.metrics.looked(began.elapsed());
     tracing::info!(took = ?began.elapsed(), "everything has been looked at once");
+    while operator.unread() > 0 {
+        tokio::time::sleep(UNREAD_EVERY).await;
+    }
+    operator.metrics.observed(began.elapsed());
+    tracing::info!(took = ?began.elapsed(), "every GPU has been read once");
     workers.join_all().await;
 }
 

@@ -1,16 +1,23 @@
-//! Health and metrics.
+//! Health and metrics; and, on the loopback address alone, what the leader knows of every GPU.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use axum::Json;
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 
+use k8s_openapi::jiff::Timestamp;
+use serde::Deserialize;
+use sluice_wire::overview::{self, GpuOverview, Overview};
+use sluice_wire::state::TenantReport;
+
 use crate::metrics::Metrics;
 use crate::queue::Queue;
+use crate::reconcile::Operator;
 use crate::world::World;
 
 /// What the answers are made of.
@@ -45,4 +52,45 @@ async fn ready(State(served): State<Served>) -> (StatusCode, String) {
 async fn metrics(State(served): State<Served>) -> impl IntoResponse {
     let text = served.metrics.text(&served.world, &served.queue);
     ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+}
+
+/// The operator, once this replica leads.
+pub type Leads = Arc<OnceLock<Arc<Operator>>>;
+
+/// `GET /v1/overview`: of all GPUs, or of those of a namespace, or those that have a slot of a tenant. Who does not lead knows
+/// nothing, and says so by 503.
+pub fn read_router(leads: Leads) -> Router {
+    Router::new().route(overview::PATH, get(read)).with_state(leads)
+}
+
+/// What is asked for.
+#[derive(Debug, Default, Deserialize)]
+struct Asked {
+    namespace: Option<String>,
+    tenant: Option<String>,
+}
+
+impl Asked {
+    fn wants(&self, gpu: &GpuOverview) -> bool {
+        let here = self.namespace.as_ref().is_none_or(|namespace| *namespace == gpu.namespace);
+        let named = |tenant: &str| gpu.tenants.iter().any(|report| name(report) == tenant);
+        here && self.tenant.as_deref().is_none_or(named)
+    }
+}
+
+fn name(report: &TenantReport) -> &str {
+    match report {
+        TenantReport::State(state) => &state.tenant.name,
+        TenantReport::Unreachable { name, .. } => name,
+    }
+}
+
+async fn read(State(leads): State<Leads>, Query(asked): Query<Asked>) -> axum::response::Response {
+    let Some(operator) = leads.get() else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "this replica does not lead\n").into_response();
+    };
+    let gpus = operator.overview().into_iter().filter(|gpu| asked.wants(gpu)).collect();
+    let at_unix_ms = u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0);
+    let operator = env!("CARGO_PKG_VERSION").to_owned();
+    Json(Overview { at_unix_ms, operator, gpus, ..Overview::default() }).into_response()
 }

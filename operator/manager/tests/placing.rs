@@ -17,6 +17,8 @@ async fn a_tenant_is_scaled_up_down_and_away() {
     stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
     stage.change::<ModelTenant>("t", json!({"replicas": 2})).await;
     stage.deployments(&[("t-0", "p-chat-0-e1"), ("t-1", "p-chat-1-e1")]).await;
+    // Each slot has its certificate before its pod wants it.
+    assert_eq!(stage.secrets().await, ["sluice-authority", "sluice-t-0", "sluice-t-1"]);
     // Two slots of a tenant never share a GPU.
     stage.change::<ModelTenant>("t", json!({"replicas": 3})).await;
     let lacking = stage.condition("t", "Placed", "False", "NoRoom").await;
@@ -32,6 +34,7 @@ async fn a_tenant_is_scaled_up_down_and_away() {
     stage.condition("t", "Serving", "False", "Suspended").await;
     stage.condition("t", "Ready", "False", "Suspended").await;
     assert_eq!(stage.config_maps().await, [""; 0]);
+    assert_eq!(stage.secrets().await, ["sluice-authority"]);
     stage.api::<Service>().get("t").await.unwrap();
     stage.change::<ModelTenant>("t", json!({"suspend": false, "replicas": 0})).await;
     stage.condition("t", "Serving", "False", "ScaledToZero").await;

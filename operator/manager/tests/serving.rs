@@ -109,7 +109,7 @@ async fn at_rest_and_after_a_crash_nothing_is_written() {
     operator.kill();
     let again = stage.operator("one", &[]);
     eventually("the second life has looked at everything", async || {
-        let seconds: f64 = again.figure("sluice_operator_observed_seconds").await?.parse().ok()?;
+        let seconds: f64 = again.figure("sluice_operator_looked_seconds").await?.parse().ok()?;
         (seconds > 0.0).then_some(())
     })
     .await;

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -144,7 +144,16 @@ impl Stage {
             .env_clear()
             .env("KUBECONFIG", self.server.kubeconfig_of(&self.user, None))
             .args(["--namespaces", &self.namespace, "--own-namespace", &self.namespace])
-            .args(["--identity", identity, "--listen", "127.0.0.1:0", "--log-format", "json"])
+            .args([
+                "--identity",
+                identity,
+                "--listen",
+                "127.0.0.1:0",
+                "--read-listen",
+                "127.0.0.1:0",
+                "--log-format",
+                "json",
+            ])
             .args(["--sidecar-image", "example.org/sidecar:1", "--engine-image", "example.org/engine:1"])
             .args([
                 "--node-grace-seconds",
@@ -273,6 +282,11 @@ impl Stage {
 
     pub async fn config_maps(&self) -> Vec<String> {
         let all = self.api::<ConfigMap>().list(&ListParams::default()).await.unwrap().items;
+        all.iter().map(ResourceExt::name_any).collect()
+    }
+
+    pub async fn secrets(&self) -> Vec<String> {
+        let all = self.api::<Secret>().list(&ListParams::default()).await.unwrap().items;
         all.iter().map(ResourceExt::name_any).collect()
     }
 

@@ -115,7 +115,18 @@ impl Placed<'_> {
         format!("sluice-{}", self.name())
     }
 
-    fn labels(&self) -> BTreeMap<String, String> {
+    /// Who takes its objects along.
+    pub fn owner(&self) -> OwnerReference {
+        controller(self.tenant)
+    }
+
+    /// Title of its claim, as its sidecar's configuration and its certificate have it.
+    pub fn title(&self) -> String {
+        claim::title(self.pool, self.gpu, self.epoch)
+    }
+
+    /// Labels of its objects.
+    pub fn labels(&self) -> BTreeMap<String, String> {
         let mut labels = tenant_labels(self.tenant);
         labels.insert(SLOT.into(), self.index.to_string());
         labels

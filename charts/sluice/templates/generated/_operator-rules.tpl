@@ -32,6 +32,10 @@
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
+# Certificates of slots: by name, never a list. An admission policy keeps it to names that begin with `sluice-`.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create, patch, delete]
 # What becomes of it. A pod's label is taken off once it has its model.
 - apiGroups: [""]
   resources: [pods]
@@ -54,4 +58,12 @@
   resources: [leases]
   resourceNames: [sluice-operator]
   verbs: [get, update]
+# Its certificate authorities.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
+- apiGroups: [""]
+  resources: [secrets]
+  resourceNames: [sluice-authority]
+  verbs: [get, patch]
 {{- end }}

@@ -1,6 +1,7 @@
 //! Step 4: what is missing, changed or drifted is sent; what is not to be there any more is deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use kube::api::{
@@ -15,6 +16,7 @@ use sluice_plan::unit::{Plan, TenantPlan};
 use sluice_types::GpuPool;
 
 use super::{Operator, lock};
+use crate::credentials::{self, CredentialError};
 use crate::world::{ChildSeen, ClaimEntry, Name, Unit};
 
 /// Requests that one unit has under way at a time.
@@ -25,6 +27,8 @@ const AT_ONCE: usize = 16;
 enum Refused {
     #[error("{kind} {name} exists and is not the operator's: rename one of them")]
     NameTaken { kind: &'static str, name: String },
+    #[error(transparent)]
+    Credentials(#[from] CredentialError),
     #[error("{kind} {name}: {error}")]
     Api { kind: &'static str, name: String, error: Box<kube::Error> },
 }
@@ -35,7 +39,13 @@ impl Refused {
     }
 
     fn trouble(&self) -> Trouble {
-        Trouble { name_taken: matches!(self, Refused::NameTaken { .. }), message: self.to_string() }
+        Trouble {
+            name_taken: matches!(
+                self,
+                Refused::NameTaken { .. } | Refused::Credentials(CredentialError::Taken { .. })
+            ),
+            message: self.to_string(),
+        }
     }
 }
 
@@ -49,6 +59,7 @@ impl Operator {
         unit: &Unit,
         pool: &GpuPool,
         plan: &Plan<'_>,
+        now: i64,
     ) -> BTreeMap<String, Trouble> {
         let mut kept = Names::new();
         let mut troubles = BTreeMap::new();
@@ -64,7 +75,7 @@ impl Operator {
             }
         }
         let mut done = stream::iter(0..plan.tenants.len())
-            .map(|tenant| self.apply_tenant(unit, pool, plan, tenant))
+            .map(|tenant| self.apply_tenant(unit, pool, plan, (tenant, now)))
             .buffer_unordered(AT_ONCE);
         while let Some((tenant, names, result)) = done.next().await {
             kept.extend(names);
@@ -101,7 +112,7 @@ impl Operator {
         unit: &Unit,
         pool: &GpuPool,
         plan: &Plan<'_>,
-        tenant: usize,
+        (tenant, now): (usize, i64),
     ) -> (String, Names, Result<(), Refused>) {
         let tenant = &plan.tenants[tenant];
         let owner = tenant.tenant.metadata.uid.as_deref().unwrap_or_default();
@@ -111,8 +122,14 @@ impl Operator {
         if tenant.to_be_inspected() {
             own.push(vec![Child::new(Kind::Job, &job(pool, tenant.tenant, &self.release))]);
         }
-        let placed = tenant.slots.iter().filter_map(|slot| plan.placed(pool, tenant, slot));
-        own.extend(placed.map(|placed: Placed<'_>| of_slot(&placed, &self.release).into()));
+        let placed: Vec<Placed<'_>> =
+            tenant.slots.iter().filter_map(|slot| plan.placed(pool, tenant, slot)).collect();
+        own.extend(placed.iter().map(|placed| of_slot(placed, &self.release).into()));
+        for placed in &placed {
+            // Before the pod that mounts it.
+            let certified = self.certify(unit, placed, now).await;
+            result = result.and(certified);
+        }
         for children in own {
             names.extend(children.iter().map(named));
             // The other slots are served even if one cannot be.
@@ -125,6 +142,22 @@ impl Operator {
             names.extend([(Kind::ConfigMap, name.clone()), (Kind::Deployment, name)]);
         }
         (name_of(tenant), names, result)
+    }
+
+    /// Keeps a slot's certificate, and comes back when the next one is due.
+    async fn certify(&self, unit: &Unit, placed: &Placed<'_>, now: i64) -> Result<(), Refused> {
+        let slot = credentials::Slot {
+            namespace: unit.namespace.clone(),
+            secret: placed.secret(),
+            tenant: placed.tenant.metadata.name.clone().unwrap_or_default(),
+            claim: placed.title(),
+            owner: placed.owner(),
+            labels: placed.labels(),
+        };
+        let due = self.keeper.slot(&slot, now).await?;
+        let wait = u64::try_from(due - now).unwrap_or(0).max(1);
+        self.queue.add_after(unit, Duration::from_secs(wait));
+        Ok(())
     }
 
     async fn apply_all(&self, unit: &Unit, owner: &str, children: &[Child]) -> Result<(), Refused> {
@@ -221,6 +254,13 @@ impl Operator {
     /// Deletes exactly the object that was seen. A failure is seen at the next look: the object is still there.
     async fn delete(&self, kind: Kind, unit: &Unit, name: &str, child: &ChildSeen) {
         let only = Preconditions { uid: Some(child.uid.clone()), resource_version: None };
+        // The certificate goes before what tells of it.
+        if kind == Kind::Deployment
+            && let Err(error) = self.keeper.delete(&unit.namespace, &format!("sluice-{name}")).await
+        {
+            tracing::warn!(namespace = unit.namespace, slot = name, %error, "its certificate was not deleted");
+            return self.queue.add_after(unit, Duration::from_secs(5));
+        }
         let params = DeleteParams { preconditions: Some(only), ..DeleteParams::background() };
         self.metrics.wrote(kind.as_str(), "delete");
         match self.api(kind, &unit.namespace).delete(name, &params).await {
@@ -228,7 +268,7 @@ impl Operator {
             Err(kube::Error::Api(error)) if error.code == 404 || error.code == 409 => {}
             Err(error) => {
                 tracing::warn!(namespace = unit.namespace, kind = kind.as_str(), name, %error, "not deleted");
-                self.queue.add_after(unit, std::time::Duration::from_secs(5));
+                self.queue.add_after(unit, Duration::from_secs(5));
             }
         }
     }

@@ -33,17 +33,18 @@ impl Operator {
         let staying = |tenant: &Arc<ModelTenant>| tenant.metadata.deletion_timestamp.is_none();
         let claims = world.claims.of(unit);
         let tenants: Vec<_> = tenants.into_iter().map(|(_, tenant)| tenant).filter(staying).collect();
+        let slots = world.slots(unit);
         let nodes = claims.iter().filter_map(|(_, entry)| self.node(entry)).collect();
         Scene {
             pool: world.pools.get(&Name::new(unit.namespace.clone(), unit.pool.clone())),
             all_tenants_gone,
             seen: Seen {
                 claims: self.with_devices(claims),
-                slots: world.slots(unit),
+                reports: self.reports(unit, &slots),
+                slots,
                 pods: world.pods.of(unit).into_iter().map(|(_, pod)| self.with_refusal(unit, pod)).collect(),
                 nodes,
                 inspections: self.inspections(unit, &tenants),
-                reports: BTreeMap::new(),
                 troubles: BTreeMap::new(),
             },
             tenants,
