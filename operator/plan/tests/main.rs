@@ -14,4 +14,5 @@ mod place_random;
 mod seat;
 mod status;
 mod told;
+mod unit;
 mod world;
