@@ -19,6 +19,17 @@ async fn only_the_leader_writes_and_the_other_takes_over_when_it_dies() {
     assert!(led(leads.figure("sluice_operator_leader").await));
     assert!(!led(waits.figure("sluice_operator_leader").await));
     assert_eq!(waits.figure("sluice_operator_writes_total").await, None, "{}", waits.log());
+    let read = async |one: &super::stage::Operator| {
+        let url =
+            format!("http://{}/v1/overview?namespace={}", one.serves("the read API").await, stage.namespace);
+        let answer = reqwest::get(url).await.unwrap();
+        (answer.status().as_u16(), answer.bytes().await.unwrap())
+    };
+    assert_eq!(read(&waits).await.0, 503);
+    let (status, known) = read(&leads).await;
+    let known = sluice_wire::overview::Overview::from_json(&known).unwrap();
+    let gpus: Vec<_> = known.gpus.iter().map(|gpu| (gpu.pool.as_str(), gpu.name.as_str())).collect();
+    assert_eq!((status, gpus), (200, vec![("p", "p-chat-0")]));
     let ready = reqwest::get(format!("http://{}/readyz", waits.address().await)).await.unwrap();
     assert!(ready.status().is_success(), "who waits could take over at any time");
 

@@ -78,11 +78,17 @@ impl Operator {
 
     /// Address of health and metrics, once it serves them.
     pub async fn address(&self) -> String {
-        eventually("the address in the log", async || {
+        self.serves("health and metrics").await
+    }
+
+    /// Address at which it serves `what`, once it does.
+    pub async fn serves(&self, what: &str) -> String {
+        let said = format!("serves {what}");
+        eventually(&said, async || {
             let log = self.log();
-            let line = log.lines().find(|line| line.contains("serves health and metrics"))?.to_owned();
-            let line: Value = serde_json::from_str(&line).unwrap();
-            Some(line["fields"]["address"].as_str().unwrap().to_owned())
+            let line = log.lines().find(|line| line.contains(&said))?.to_owned();
+            let line: Value = serde_json::from_str(&line).ok()?;
+            Some(line["fields"]["address"].as_str()?.to_owned())
         })
         .await
     }
