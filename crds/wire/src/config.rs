@@ -141,6 +141,8 @@ pub struct SloConfig {
     pub allowed_miss_permille: u32,
     /// Window of the share, seconds.
     pub window_seconds: u32,
+    /// Longest time that one request may be paused in all, seconds; 0 = nobody is paused.
+    pub max_pause_seconds: u32,
 }
 
 impl Default for SloConfig {
@@ -150,6 +152,7 @@ impl Default for SloConfig {
             tbt_milliseconds: 50,
             allowed_miss_permille: 10,
             window_seconds: 60,
+            max_pause_seconds: 10,
         }
     }
 }

@@ -39,6 +39,7 @@ pub fn slo(spec: &ModelTenantSpec) -> SloConfig {
         tbt_milliseconds: unsigned(spec.slo.tbt_milliseconds),
         allowed_miss_permille: unsigned(spec.slo.allowed_miss_permille),
         window_seconds: unsigned(spec.slo.window_seconds),
+        max_pause_seconds: unsigned(spec.slo.max_pause_seconds),
     }
 }
 

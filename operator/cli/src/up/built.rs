@@ -6,7 +6,7 @@
 
 use sluice_types::load::{LoadError, Located, Object, Path};
 use sluice_types::pool::{GpuGroup, Remap, Spatial, UpdatePolicy};
-use sluice_types::tenant::{EngineKind, Idle, Slo, SourceType};
+use sluice_types::tenant::{EngineKind, Idle, SourceType};
 use sluice_types::{GpuPoolSpec, HOST_DEVICE_CLASS, ModelTenantSpec};
 
 const CLUSTER: &str = "has no effect outside a cluster";
@@ -95,7 +95,6 @@ impl Findings {
     }
 
     fn tenant(&mut self, located: &Located, spec: &ModelTenantSpec) {
-        let slo = Slo::default();
         let (engine, access) = (&spec.engine, &spec.access);
         let source = &spec.model.source;
         let refusals = [
@@ -109,11 +108,6 @@ impl Findings {
                 "spec.access.apiKeysSecretRef",
                 access.api_keys_secret_ref.is_some(),
                 "needs a cluster; use apiKeysFile",
-            ),
-            (
-                "spec.slo.maxPauseSeconds",
-                spec.slo.max_pause_seconds != slo.max_pause_seconds,
-                "pausing requests is not built yet",
             ),
         ];
         self.refuse_all(located, &refusals);

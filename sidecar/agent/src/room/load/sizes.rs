@@ -4,7 +4,7 @@ use sluice_link::message::EngineSetup;
 use sluice_link::slab::SlabLayout;
 use sluice_memory::RangeSizes;
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
-use sluice_policy::params::{ForcedRemap, Params, PolicyName};
+use sluice_policy::params::{ForcedRemap, Params, PolicyName, Slo};
 use sluice_scheduler::{Config, Order};
 use sluice_wire::config::{LimitsConfig, SidecarConfig};
 
@@ -83,6 +83,11 @@ pub(super) fn params(loaded: &Loaded) -> Result<Params, LoadError> {
         max_step,
         min_step,
         prefix_caching: !debug.no_prefix_cache,
+        slo: Slo {
+            ttft_ns: u64::from(config.slo.ttft_milliseconds) * 1_000_000,
+            tbt_ns: u64::from(config.slo.tbt_milliseconds) * 1_000_000,
+        },
+        pause_bound_ns: u64::from(config.slo.max_pause_seconds) * 1_000_000_000,
         link_bytes_per_second: config
             .gpu
             .link_bytes_per_second
