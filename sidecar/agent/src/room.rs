@@ -9,6 +9,7 @@ pub mod door;
 mod load;
 mod mappings;
 mod neighbours;
+mod planner;
 mod state;
 
 use std::collections::HashMap;

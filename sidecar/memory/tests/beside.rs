@@ -37,7 +37,7 @@ fn swap(block: u32, host: u32, generation: u64) -> BlockSwap {
 
 fn fetch(layer: LayerId, buffer: u8, generation: u64, blocks: &[BlockSwap]) -> Work {
     let generation = Generation(generation);
-    Work::Fetch(Fetch { layer, buffer, generation, after: None, blocks: blocks.to_vec() })
+    Work::Fetch(Fetch { layer, buffer, generation, after: None, blocks: blocks.to_vec().into() })
 }
 
 fn duration(outcome: Outcome) -> Duration {
@@ -71,7 +71,8 @@ fn the_measured_time_leaves_out_the_wait_for_the_reader() {
     let mut world = world(|_| ());
     let after = Some((B, Generation(1)));
     let (generation, blocks) = (Generation(1), vec![swap(8, 0, 1)]);
-    let order = world.order(Work::Fetch(Fetch { layer: A, buffer: 0, generation, after, blocks }));
+    let order =
+        world.order(Work::Fetch(Fetch { layer: A, buffer: 0, generation, after, blocks: blocks.into() }));
     let wait = Duration::from_secs(1);
     std::thread::sleep(wait);
     world.page.set_kv_done(B, Generation(1));
@@ -86,7 +87,7 @@ fn without_the_wait_for_the_reader_a_buffer_is_overwritten_early() {
     world.succeed(fetch(A, 0, 1, &[swap(8, 0, 1)]));
     let (generation, blocks) = (Generation(2), vec![swap(8, 1, 2)]);
     let after = Some((A, Generation(1)));
-    world.succeed(Work::Fetch(Fetch { layer: B, buffer: 0, generation, after, blocks }));
+    world.succeed(Work::Fetch(Fetch { layer: B, buffer: 0, generation, after, blocks: blocks.into() }));
     assert_eq!(world.block(BlockId(8)), Some(11), "nobody has said that layer 0 was read");
 }
 

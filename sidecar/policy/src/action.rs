@@ -7,6 +7,10 @@ use crate::neighbours::Peer;
 use crate::neighbours::grants::Nonce;
 use crate::reason::Reason;
 
+pub mod seats;
+
+use seats::FetchBlocks;
+
 /// A chunk-sized position in one of the engine's constant virtual ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Address {
@@ -106,7 +110,7 @@ pub struct Fetch {
     pub after: Option<(LayerId, Generation)>,
     /// Host blocks and the blocks of the buffer that receive them. A host block that does not carry its generation
     /// refuses the whole fetch. May be empty: then only the word changes.
-    pub blocks: Vec<BlockSwap>,
+    pub blocks: FetchBlocks,
 }
 
 /// Bytes on their way from one neighbour to another, as the ledger file knows them.

@@ -16,12 +16,14 @@ mod prefix;
 pub mod stream;
 mod swap;
 mod tier;
+mod wanted;
 
 use columns::{Columns, Tokens};
 use frames::Frames;
 use stream::Stream;
 pub use swap::Swap;
 use tier::Tier;
+use wanted::Wanted;
 
 /// KV of one request.
 #[derive(Clone, Debug)]
@@ -80,8 +82,8 @@ pub struct Kv {
     idle: BTreeMap<u64, ColumnId>,
     /// The host tier.
     tier: Tier,
-    /// Columns in the host tier that running requests need on the device.
-    wanted: BTreeSet<ColumnId>,
+    /// What running requests need on the device and is not there.
+    wanted: Wanted,
     /// Columns on their way to or from the host tier.
     moving: Vec<ColumnId>,
     /// What is away while its requests run.
@@ -107,7 +109,7 @@ impl Kv {
             index: BTreeMap::new(),
             idle: BTreeMap::new(),
             tier: Tier::new(host_columns),
-            wanted: BTreeSet::new(),
+            wanted: Wanted::default(),
             moving: Vec::new(),
             stream: Stream::default(),
             sequences: BTreeMap::new(),
@@ -152,7 +154,7 @@ impl Kv {
                 let id = self.columns.add();
                 blocks.clear();
                 self.frames.take(self.layers, id, &mut blocks);
-                self.columns.blocks_mut(id).copy_from_slice(&blocks);
+                self.columns.set_blocks(id, &blocks);
                 self.append(*request, id);
             }
         }
@@ -190,6 +192,8 @@ impl Kv {
     fn discard(&mut self, id: ColumnId) {
         let column = self.columns.get_mut(id);
         column.refs -= 1;
+        self.wanted.doubt(id);
+        let column = self.columns.get(id);
         match (column.refs, &column.content) {
             (0, Some(_)) => self.give_up(id),
             (0, None) => self.free(id),
@@ -204,6 +208,8 @@ impl Kv {
         if column.refs > 0 {
             return;
         }
+        self.wanted.doubt(id);
+        let column = self.columns.get(id);
         let Some(parent) = column.content.as_ref().map(|content| content.parent) else {
             return self.free(id);
         };
@@ -228,8 +234,8 @@ impl Kv {
 
     /// The column has no place in the host tier any more, and no seat.
     fn leave_host(&mut self, id: ColumnId) {
-        let column = self.columns.get_mut(id);
-        let (seat, stowed) = (column.seat.take(), column.stowed.take());
+        let (seat, stowed) = (self.columns.set_seat(id, None), self.columns.get_mut(id).stowed.take());
+        self.wanted.doubt(id);
         self.columns.hosted_mut(id).fill(false);
         if let Some(stowed) = stowed {
             self.part(seat, stowed.place);
@@ -238,7 +244,8 @@ impl Kv {
 
     fn free(&mut self, id: ColumnId) {
         self.leave_host(id);
-        let blocks = self.columns.take_blocks(id);
+        let mut blocks = self.columns.take_blocks(id);
+        blocks.sort_unstable();
         self.frames.give(&blocks);
         self.columns.remove(id);
     }
@@ -282,7 +289,7 @@ impl Kv {
     /// Where steps read a column: each block in its own place, or in a buffer.
     fn table_blocks(&self, id: ColumnId) -> Vec<BlockId> {
         let own = self.columns.blocks(id);
-        let Some(seat) = self.columns.get(id).seat else { return own.to_vec() };
+        let Some(seat) = self.columns.get(id).seat() else { return own.to_vec() };
         let layers = own.iter().enumerate();
         let block = |(layer, own): (usize, &BlockId)| {
             self.stream.told_block(seat, LayerId(layer as u16)).unwrap_or(*own)

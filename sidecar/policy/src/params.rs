@@ -171,6 +171,25 @@ pub struct Params {
     pub layer_compute_ns: u64,
 }
 
+impl Params {
+    /// Where KV of running requests lies. A byte that an own layer frees costs the link a byte in each step, as one that KV frees
+    /// does; but KV has to be written back, and placed anew with each batch. So who weighs and may move both moves layers, and
+    /// where those take too long, KV would too.
+    pub const fn placing(&self) -> Placing {
+        if self.moves_layers_instead() { Placing::Device } else { self.policy.placing() }
+    }
+
+    /// Requests that are one too many keep their KV and wait, instead of being computed again. Where layers move nobody does: a
+    /// pause keeps the others waiting for whoever comes next in line, and its KV passes the link that the layers have.
+    pub const fn pauses(&self) -> bool {
+        self.policy.pauses() && !self.moves_layers_instead()
+    }
+
+    const fn moves_layers_instead(&self) -> bool {
+        self.policy.weighs() && self.remap_cap_permille > 0
+    }
+}
+
 impl Default for Params {
     fn default() -> Self {
         Params {

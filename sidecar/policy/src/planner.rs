@@ -8,8 +8,8 @@
 //!
 //! [`pausing`] keeps who is paused and [`replan`] says when a plan is made anew.
 //!
-//! Nothing here runs within a step: plans are made one step ahead (OrbitFlow 4.3) under a budget of node expansions, and say
-//! how far from the optimum they may be.
+//! Nothing here runs within a step: a plan is a [`request`] that somebody answers beside steps, for a later one (OrbitFlow 4.3),
+//! under a budget of node expansions; it says how far from the optimum it may be.
 //!
 //! Sources: OrbitFlow 4 (Eq. 1, Algorithm 1, pruned distances, violation cap), Oneiros 5.4 and Pie 3 as its special cases.
 
@@ -23,5 +23,6 @@ pub mod placement;
 pub mod problem;
 pub mod relax;
 pub mod replan;
+pub mod request;
 pub mod search;
 pub mod steps;

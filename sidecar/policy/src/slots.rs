@@ -141,8 +141,12 @@ impl Slots {
         for at in 0..self.window.len() {
             let instance = self.window[at];
             if instance.progress == Progress::Due {
-                due.push(Due { instance, after: readers[instance.slot.index()] });
-                self.mark(instance.generation, Progress::Ordered);
+                let after = readers[instance.slot.index()];
+                // A layer alone in its slot stays there: one copy serves all of its steps.
+                if after.is_none_or(|(_, generation)| generation != instance.generation) {
+                    due.push(Due { instance, after });
+                }
+                self.window[at].progress = Progress::Ordered;
             }
             readers[instance.slot.index()] = Some((instance.layer, instance.generation));
         }

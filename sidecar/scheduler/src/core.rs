@@ -135,6 +135,7 @@ impl Core {
             Event::Neighbour(event) => self.neighbour(now, event),
             Event::Sleep(order) => self.sleep(order),
             Event::Policy(policy) => self.set_policy(policy),
+            Event::Plan(answer) => self.brain.planned(answer),
             Event::Tick => self.claim_floor(now),
         }
         self.flush();
@@ -334,5 +335,6 @@ impl Core {
     /// Hands the brain's actions on.
     fn flush(&mut self) {
         self.commands.extend(self.actions.drain(..).map(Command::Memory));
+        self.commands.extend(self.brain.take_plan_request().map(Command::Plan));
     }
 }

@@ -1,13 +1,14 @@
 //! The core joined to a body.
 //!
-//! Everything that can change a decision passes one queue: what comes from outside, what memory and compute report.
+//! Everything that can change a decision passes one queue: what comes from outside, what memory, compute and the planner
+//! report.
 //! Each event is written to the journal, if there is one, before the core sees it.
 
 use std::collections::VecDeque;
 
 use sluice_policy::ids::Nanos;
-use sluice_ports::neighbourhood::{Neighbourhood, Nobody};
-use sluice_ports::{Compute, Memory};
+use sluice_ports::neighbourhood::Neighbourhood;
+use sluice_ports::{Compute, Memory, Planner};
 
 use crate::core::Core;
 use crate::event::{Command, Event, Notice};
@@ -16,13 +17,22 @@ use crate::journal::Recorder;
 /// How long an idle body may sleep while borrowed memory has yet to flow back.
 const IDLE_TICK_NS: u64 = 20_000_000;
 
-/// Core, memory, compute and neighbours.
+/// What there is beside memory and compute.
+#[derive(Debug)]
+pub struct Around {
+    /// The way to the neighbours.
+    pub neighbourhood: Box<dyn Neighbourhood>,
+    /// Who makes plans.
+    pub planner: Box<dyn Planner>,
+}
+
+/// Core, memory, compute, neighbours and planner.
 #[derive(Debug)]
 pub struct Driver<M, C> {
     core: Core,
     memory: M,
     compute: C,
-    neighbourhood: Box<dyn Neighbourhood>,
+    around: Around,
     queue: VecDeque<Event>,
     journal: Option<Recorder>,
     notices: Vec<Notice>,
@@ -30,14 +40,9 @@ pub struct Driver<M, C> {
 }
 
 impl<M: Memory, C: Compute> Driver<M, C> {
-    /// Starts to load a tenant that has no neighbours.
-    pub fn start(now: Nanos, core: Core, memory: M, compute: C, journal: Option<Recorder>) -> Self {
-        Self::start_among(Box::new(Nobody), now, core, memory, compute, journal)
-    }
-
     /// Starts to load the tenant.
-    pub fn start_among(
-        neighbourhood: Box<dyn Neighbourhood>,
+    pub fn start(
+        around: Around,
         now: Nanos,
         mut core: Core,
         memory: M,
@@ -52,7 +57,7 @@ impl<M: Memory, C: Compute> Driver<M, C> {
             core,
             memory,
             compute,
-            neighbourhood,
+            around,
             queue: VecDeque::new(),
             journal,
             notices: Vec::new(),
@@ -79,7 +84,8 @@ impl<M: Memory, C: Compute> Driver<M, C> {
             self.handle(now, Event::Tick);
         }
         let tick = self.core.wants_ticks().then(|| self.ticked.plus(IDLE_TICK_NS));
-        [tick, self.memory.next_due(), self.compute.next_due()].into_iter().flatten().min()
+        let planned = self.around.planner.next_due();
+        [tick, self.memory.next_due(), self.compute.next_due(), planned].into_iter().flatten().min()
     }
 
     /// Notices since the last call, in order.
@@ -114,6 +120,9 @@ impl<M: Memory, C: Compute> Driver<M, C> {
         while let Some(event) = self.compute.poll(now) {
             self.queue.push_back(Event::Compute(event));
         }
+        while let Some(answer) = self.around.planner.poll(now) {
+            self.queue.push_back(Event::Plan(answer));
+        }
     }
 
     fn handle(&mut self, now: Nanos, event: Event) {
@@ -132,8 +141,9 @@ impl<M: Memory, C: Compute> Driver<M, C> {
             match command {
                 Command::Memory(action) => self.memory.submit(now, action),
                 Command::Compute(step) => self.compute.submit(now, step),
-                Command::Letter(letter) => self.neighbourhood.post(now, letter),
-                Command::Turn(call) => self.neighbourhood.turn(now, call),
+                Command::Letter(letter) => self.around.neighbourhood.post(now, letter),
+                Command::Turn(call) => self.around.neighbourhood.turn(now, call),
+                Command::Plan(request) => self.around.planner.ask(now, request),
             }
         }
         self.notices.append(&mut self.core.take_notices());

@@ -5,6 +5,7 @@ use sluice_policy::event::Completion;
 use sluice_policy::ids::RequestId;
 use sluice_policy::neighbours::span::Span;
 use sluice_policy::params::PolicyName;
+use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
 use sluice_policy::refused::Refused;
 use sluice_policy::trader::Letter;
 use sluice_ports::compute::{ComputeEvent, Step};
@@ -45,6 +46,8 @@ pub enum Event {
     Sleep(Sleep),
     /// Another named policy is in force from now on.
     Policy(PolicyName),
+    /// A plan is made.
+    Plan(PlanAnswer),
     /// Time passed with nothing else to report.
     Tick,
 }
@@ -73,6 +76,8 @@ pub enum Command {
     Letter(Letter),
     /// About the turn.
     Turn(TurnCall),
+    /// To the planner.
+    Plan(PlanRequest),
 }
 
 /// Why a request was not taken.

@@ -8,12 +8,17 @@ use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::params::Params;
 use sluice_policy::refused::Refused;
 use sluice_ports::neighbourhood::{Neighbourhood, Nobody};
+use sluice_ports::planner::TimedPlanner;
+use sluice_scheduler::driver::Around;
 use sluice_scheduler::journal::Recorder;
 use sluice_scheduler::{Config, Core, Driver, Event, Finish, Notice, Refusal, Request};
 
 use crate::compute::SimCompute;
 use crate::device::{Device, Profile, Shared};
 use crate::memory::SimMemory;
+
+/// Virtual time that a plan takes, nanoseconds: the most that one of 16 requests and 80 layers may take.
+pub const PLAN_NS: u64 = 1_000_000;
 
 /// What became of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -84,7 +89,8 @@ impl World {
         let memory = SimMemory::new(device.clone());
         let compute = SimCompute::new(device.clone(), setup.vocab);
         let core = Core::new(setup.config, brain);
-        let driver = Driver::start_among(neighbourhood, Nanos(0), core, memory, compute, journal);
+        let around = Around { neighbourhood, planner: Box::new(TimedPlanner::taking(PLAN_NS)) };
+        let driver = Driver::start(around, Nanos(0), core, memory, compute, journal);
         Ok(World { driver, device, outcomes: BTreeMap::new(), checked: true, now: Nanos(0) })
     }
 

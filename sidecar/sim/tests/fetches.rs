@@ -17,7 +17,7 @@ fn fetch(layer: u16, generation: u64, after: Option<(u16, u64)>, host: (u32, u64
         buffer: 0,
         generation: Generation(generation),
         after: after.map(|(layer, generation)| (LayerId(layer), Generation(generation))),
-        blocks: vec![swap_of((6, host.0, host.1))],
+        blocks: vec![swap_of((6, host.0, host.1))].into(),
     })
 }
 

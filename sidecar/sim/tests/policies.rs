@@ -50,10 +50,10 @@ fn tokens_are_the_same_under_every_policy_and_kv_lies_where_it_says() {
         assert!(world.run_until_idle(LIMIT), "every request ends under {policy:?}");
         assert_eq!(tokens(&world), expected, "{policy:?}");
         let core = world.driver.core();
-        let places = policy.placing() != Placing::Device;
+        let places = core.brain().params().placing() != Placing::Device;
         assert_eq!(core.brain().counted(Reason::Fetch) > 0, places, "{policy:?} fetches");
         let pauses = core.snapshot().counters.pauses;
-        assert!(pauses == 0 || policy.pauses(), "{policy:?} paused {pauses} times");
+        assert!(pauses == 0 || core.brain().params().pauses(), "{policy:?} paused {pauses} times");
     }
 }
 

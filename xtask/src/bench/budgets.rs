@@ -38,10 +38,14 @@ pub struct BudgetArgs {
 enum Budget {
     /// Decisions of one step for a model of 80 layers
     PolicySpeed,
+    /// The same with KV partly in the host tier
+    PlacedSpeed,
     /// One decision about remapping for a model of 80 layers
     DecisionSpeed,
     /// A plan for 16 requests of a model of 80 layers
     PlannerSpeed,
+    /// Tokens that the simulator makes in a second
+    SimSpeed,
     /// Round trip of a step over the link, between two processes
     LinkLatency,
     /// Copies into chunks against the machine's own memcpy
@@ -60,8 +64,10 @@ impl Budget {
     fn name(self) -> &'static str {
         match self {
             Budget::PolicySpeed => "policy-speed",
+            Budget::PlacedSpeed => "placed-speed",
             Budget::DecisionSpeed => "decision-speed",
             Budget::PlannerSpeed => "planner-speed",
+            Budget::SimSpeed => "sim-speed",
             Budget::LinkLatency => "link-latency",
             Budget::CopySpeed => "copy-speed",
             Budget::GatewayLatency => "gateway-latency",
@@ -75,8 +81,10 @@ impl Budget {
     fn example(self) -> Option<Example> {
         let (package, name, json) = match self {
             Budget::PolicySpeed => ("sluice-policy", "policy_speed", true),
+            Budget::PlacedSpeed => ("sluice-policy", "placed_speed", true),
             Budget::DecisionSpeed => ("sluice-policy", "decision_speed", true),
             Budget::PlannerSpeed => ("sluice-policy", "planner_speed", true),
+            Budget::SimSpeed => ("sluice-sim", "sim_speed", true),
             Budget::LinkLatency => ("sluice-link", "link_latency", true),
             Budget::CopySpeed => ("sluice-memory", "copy_speed", true),
             Budget::GatewayLatency => ("sluice-agent", "gateway_latency", false),

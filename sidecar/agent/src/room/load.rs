@@ -23,6 +23,7 @@ use sluice_memory::{Alone, HostMemory, HostOptions, Quota};
 use sluice_policy::brain::Brain;
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::Nanos;
+use sluice_scheduler::driver::Around;
 use sluice_scheduler::journal::Recorder;
 use sluice_scheduler::{Core, Driver};
 use sluice_wire::config::SidecarConfig;
@@ -42,6 +43,7 @@ use super::body::{self, LinkCompute, PageGate, Peer};
 use super::door::{Attached, Door, News, SEAT_PATIENCE, Seat};
 use super::mappings;
 use super::neighbours::{self, Among};
+use super::planner::PlannerThread;
 use super::state::Diary;
 use crate::clock::Clock;
 use crate::metrics::Metrics;
@@ -194,7 +196,8 @@ impl Loading {
         let desk = place.as_ref().map(|place| Arc::new(place.desk(config)));
         let at_desk = place.as_ref().zip(desk.as_ref());
         let port = neighbours::port(self.among.as_ref(), at_desk, (&own_inbox, clock), terms)?;
-        let mut driver = Driver::start_among(port, Nanos(0), core, memory, compute, journal);
+        let around = Around { neighbourhood: port, planner: Box::new(planner(own_inbox)?) };
+        let mut driver = Driver::start(around, Nanos(0), core, memory, compute, journal);
         body::attach(&mut driver, first);
         let mut diary = Diary::new(tenant(config), config.policy.clone());
         diary.engine_attached(SystemTime::now());
@@ -215,6 +218,13 @@ impl Loading {
         early.into_iter().for_each(|message| room.take(message));
         Ok(room)
     }
+}
+
+/// The thread that makes plans and wakes the room after each.
+fn planner(inbox: Inbox) -> Result<PlannerThread, LoadError> {
+    // A room that has ended needs no plan.
+    let planner = PlannerThread::start(move || inbox.send(Message::Wake));
+    planner.map_err(|source| LoadError::Io { path: "the planner's thread".into(), source })
 }
 
 fn host_options(

@@ -100,6 +100,10 @@ fn placing(model: &Path, policy: &str) -> SidecarConfig {
     let mut config = base(model, 64, 2);
     config.policy = policy.to_owned();
     config.memory.host_kv_bytes = 16 << 20;
+    if policy == "Unified" {
+        // It places KV only where no own layer may move.
+        config.memory.max_remapped_percent = 0;
+    }
     fitting(&config, SHAPE.kv_bytes(240).next_multiple_of(CHUNK) + 2 * CHUNK)
 }
 

@@ -126,6 +126,7 @@ impl Brain {
             u64::from(self.failed_changes),
             u64::from(self.swap_failures) << 8 | u64::from(self.discard) << 2 | self.rest as u64,
             self.trade.word(),
+            self.offload.plans.word(),
             self.moved_at_step.map_or(u64::MAX, |step| step),
             self.remapped_at_step.map_or(u64::MAX, |step| step),
         ] {

@@ -3,11 +3,12 @@
 
 use alloc::vec::Vec;
 
+use super::plan::Plans;
 use super::{Brain, Failed};
 use crate::action::{Action, BlockSwap, Fetch, Work};
 use crate::event::{Failure, Outcome};
 use crate::ewma::Ewma;
-use crate::ids::{Generation, LayerId, RequestId, SlotId};
+use crate::ids::{BlockId, Generation, LayerId, RequestId, SlotId};
 use crate::kv::stream::{Placement, Written};
 use crate::params::Params;
 use crate::pending::Pending;
@@ -36,13 +37,9 @@ pub(super) struct Offload {
     pub due: Option<Placement>,
     /// How many layers may be away (`Pie`).
     pub expansion: Expansion,
-    /// Watches the plan in force, and the requests that it was made for (`OrbitFlow`).
+    /// Watches the plan in force (`OrbitFlow`).
     pub watch: Option<Watch>,
-    pub planned_for: Vec<RequestId>,
-    /// The plan no longer holds.
-    pub replan: bool,
-    /// No plan is made before this boundary.
-    pub plan_again_at: u64,
+    pub plans: Plans,
     /// Nanoseconds for a block to the host.
     block_out_ns: Ewma,
     fetch_failures: u32,
@@ -58,9 +55,7 @@ impl Offload {
             due: None,
             expansion: Expansion::new(params.expansion, layers, layers.saturating_sub(1)),
             watch: None,
-            planned_for: Vec::new(),
-            replan: false,
-            plan_again_at: 0,
+            plans: Plans::new(layers),
             block_out_ns: Ewma::default(),
             fetch_failures: 0,
             write_failures: 0,
@@ -119,6 +114,7 @@ impl Brain {
     /// Nothing is away any more: what the device lacks is wanted there, or goes to the host tier whole.
     pub(super) fn bring_together(&mut self) {
         self.offload.due = None;
+        self.offload.plans.forget();
         if !self.kv.placement().layout.moving.is_empty() {
             self.kv.place(Placement::default());
         }
@@ -212,7 +208,10 @@ impl Brain {
 
     fn order_fetches(&mut self, due: Vec<Due>, out: &mut Vec<Action>) {
         for due in due {
-            let blocks = self.kv.fetch_blocks(&due, |block| self.chunk_of(block));
+            let (frames, per) = (&self.holdings.frames, self.sizes.blocks_per_chunk);
+            let chunk =
+                |block: BlockId| frames[(block.0 / per) as usize].expect("a buffer lies in a backed frame");
+            let blocks = self.kv.fetch_blocks(&due, chunk);
             let Due { instance, after } = due;
             let (layer, generation) = (instance.layer, instance.generation);
             let fetch = Fetch { layer, buffer: instance.slot.0, generation, after, blocks };

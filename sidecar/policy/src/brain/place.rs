@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `FlexGen` | a fixed share of the layers, of every request | always |
 //! | `Pie` | the same layers of every request, as many as hide and help ([`crate::pie::expansion`]) | KV is short |
-//! | `OrbitFlow`, `Unified` | for each request its own, by the planner | KV is short |
+//! | `OrbitFlow`, `Unified` without leave to move own layers | for each request its own, by the planner | KV is short |
 //!
 //! Positions are fixed while a placement holds, as those of moving weight layers are: a queue of F layers that pass through
 //! two buffers frees F - 2, as Pie's does, and since full blocks never change nothing is written at a swap that was written
@@ -36,7 +36,7 @@ impl Brain {
         let params = Params { policy, ..self.params.clone() };
         let sizes = Sizes::new(&params, &self.geometry)?;
         (self.params, self.sizes) = (params, sizes);
-        self.offload.planned_for.clear();
+        self.offload.plans.forget();
         Ok(())
     }
 
@@ -45,7 +45,7 @@ impl Brain {
         if self.sizes.host_columns == 0 || self.sizes.layers <= LEAST_MOVING {
             return;
         }
-        let layout = match self.params.policy.placing() {
+        let layout = match self.params.placing() {
             Placing::Device => Layout::resident(),
             Placing::Fixed => self.fixed_layout(),
             Placing::Uniform => self.uniform_layout(),
@@ -122,7 +122,7 @@ impl Brain {
         }
         let stall_ns = times.kv_stall_ns.iter().sum();
         self.watch_plan(StepTime { total_ns: times.total_ns, stall_ns });
-        if self.params.policy.placing() != Placing::Uniform {
+        if self.params.placing() != Placing::Uniform {
             return;
         }
         let swaps = self.kv.placement().layout.moving.len() as u32;

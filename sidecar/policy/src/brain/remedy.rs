@@ -101,7 +101,7 @@ impl Brain {
                 return inflated;
             }
         }
-        if policy.pauses() && !self.suspended() && self.evict_paused(missing, out) {
+        if self.params.pauses() && !self.suspended() && self.evict_paused(missing, out) {
             return Prepared::Wait;
         }
         if policy.remaps() && self.forced.is_none() {

@@ -3,6 +3,7 @@
 use alloc::collections::BTreeMap;
 
 use super::Kv;
+use super::columns::Column;
 use crate::ids::ColumnId;
 
 impl Kv {
@@ -14,6 +15,7 @@ impl Kv {
         let mut blocks = reserved + buffers;
         for (id, column) in self.columns.iter() {
             let on_device = self.columns.has_blocks(id);
+            assert_eq!(self.columns.layers_on_device(id, false).count() as u32, self.columns.absent(id));
             for layer in self.columns.layers_on_device(id, false) {
                 assert!(
                     column.stowed.is_some() && self.columns.hosted(id)[layer.index()],
@@ -38,6 +40,9 @@ impl Kv {
         }
         assert_eq!(blocks, self.frames.used_blocks(), "used blocks lie in columns or are reserved");
         self.tier.check(&self.columns);
+        let away = |(id, column): (_, &Column)| column.seat().map_or(0, |_| self.columns.absent(id));
+        assert_eq!(self.columns.iter().map(away).sum::<u32>(), self.columns.away(), "blocks behind seats");
+        self.check_wanted();
         self.check_stream();
         self.check_references();
     }

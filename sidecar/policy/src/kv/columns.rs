@@ -46,9 +46,17 @@ pub struct Column {
     pub stamp: u64,
     /// Its place in the host tier, where copies of some or all of its blocks lie, or will.
     pub stowed: Option<Stowed>,
-    /// Its seat in the buffers: steps read those of its blocks that its set names from there.
-    pub seat: Option<u32>,
+    seat: Option<u32>,
+    /// Blocks on the device.
+    present: u32,
     live: bool,
+}
+
+impl Column {
+    /// Its seat in the buffers: steps read those of its blocks that its set names from there.
+    pub fn seat(&self) -> Option<u32> {
+        self.seat
+    }
 }
 
 /// All columns.
@@ -61,6 +69,8 @@ pub struct Columns {
     /// By block: its copy in the host tier is complete.
     hosted: Vec<bool>,
     vacant: Vec<ColumnId>,
+    /// Blocks of columns with a seat that are not on the device.
+    away: u32,
 }
 
 impl Columns {
@@ -72,10 +82,11 @@ impl Columns {
             blocks: Vec::new(),
             hosted: Vec::new(),
             vacant: Vec::new(),
+            away: 0,
         }
     }
 
-    /// A new column with one reference. Its blocks are set with [`Columns::blocks_mut`].
+    /// A new column with one reference. Its blocks are set with [`Columns::set_blocks`].
     pub fn add(&mut self) -> ColumnId {
         let id = self.vacant.pop().unwrap_or_else(|| {
             self.columns.push(Column::default());
@@ -90,6 +101,7 @@ impl Columns {
     /// The column is gone; its id may name another one.
     pub fn remove(&mut self, id: ColumnId) {
         assert!(self.get(id).refs == 0, "a column goes when nobody uses it");
+        self.set_seat(id, None);
         self.columns[id.index()] = Column::default();
         self.blocks_mut(id).fill(NOWHERE);
         self.hosted_mut(id).fill(false);
@@ -122,12 +134,40 @@ impl Columns {
 
     /// It has blocks on the device.
     pub fn has_blocks(&self, id: ColumnId) -> bool {
-        self.blocks(id).iter().any(|block| *block != NOWHERE)
+        self.get(id).present > 0
     }
 
     /// All of its blocks are on the device.
     pub fn is_whole(&self, id: ColumnId) -> bool {
-        self.blocks(id).iter().all(|block| *block != NOWHERE)
+        self.absent(id) == 0
+    }
+
+    /// Its blocks that are not on the device.
+    pub fn absent(&self, id: ColumnId) -> u32 {
+        self.layers as u32 - self.get(id).present
+    }
+
+    /// Blocks of columns with a seat that are not on the device.
+    pub fn away(&self) -> u32 {
+        self.away
+    }
+
+    /// The column sits there from now on, or nowhere. Returns where it sat before.
+    pub fn set_seat(&mut self, id: ColumnId, seat: Option<u32>) -> Option<u32> {
+        let absent = self.absent(id);
+        let before = core::mem::replace(&mut self.get_mut(id).seat, seat);
+        self.away += if seat.is_some() { absent } else { 0 };
+        self.away -= if before.is_some() { absent } else { 0 };
+        before
+    }
+
+    /// So many more of its blocks are on the device, or fewer.
+    fn count(&mut self, id: ColumnId, change: i32) {
+        let column = &mut self.columns[id.index()];
+        column.present = column.present.strict_add_signed(change);
+        if column.seat.is_some() {
+            self.away = self.away.strict_add_signed(-change);
+        }
     }
 
     /// Layers whose block is on the device (`true`), or is not.
@@ -144,8 +184,9 @@ impl Columns {
 
     /// It has no blocks on the device any more. Returns those that it had.
     pub fn take_blocks(&mut self, id: ColumnId) -> Vec<BlockId> {
-        let blocks = self.blocks(id).iter().copied().filter(|block| *block != NOWHERE).collect();
+        let blocks: Vec<_> = self.blocks(id).iter().copied().filter(|block| *block != NOWHERE).collect();
         self.blocks_mut(id).fill(NOWHERE);
+        self.count(id, -(blocks.len() as i32));
         blocks
     }
 
@@ -153,7 +194,26 @@ impl Columns {
     pub fn take_block(&mut self, id: ColumnId, layer: LayerId) -> Option<BlockId> {
         let block = self.block(id, layer)?;
         self.blocks_mut(id)[layer.index()] = NOWHERE;
+        self.count(id, -1);
         Some(block)
+    }
+
+    /// Its blocks are these, one of each layer; it had none.
+    pub fn set_blocks(&mut self, id: ColumnId, blocks: &[BlockId]) {
+        self.blocks_mut(id).copy_from_slice(blocks);
+        self.count(id, blocks.len() as i32);
+    }
+
+    /// Its block of this layer is on the device; it was not.
+    pub fn set_block(&mut self, id: ColumnId, layer: LayerId, block: BlockId) {
+        self.blocks_mut(id)[layer.index()] = block;
+        self.count(id, 1);
+    }
+
+    /// One of its blocks has moved.
+    pub fn move_block(&mut self, id: ColumnId, from: BlockId, to: BlockId) {
+        let block = self.blocks_mut(id).iter_mut().find(|block| **block == from);
+        *block.expect("a column holds its blocks") = to;
     }
 
     /// Two columns change places, on the device and in the host tier.
@@ -165,6 +225,9 @@ impl Columns {
         }
         let stowed = self.get(one).stowed;
         self.get_mut(one).stowed = core::mem::replace(&mut self.get_mut(other).stowed, stowed);
+        let change = self.get(other).present as i32 - self.get(one).present as i32;
+        self.count(one, change);
+        self.count(other, -change);
     }
 
     /// By layer: its copy in the host tier is complete.
@@ -182,8 +245,7 @@ impl Columns {
         &self.blocks[id.index() * self.layers..][..self.layers]
     }
 
-    /// Blocks of a column, to change.
-    pub fn blocks_mut(&mut self, id: ColumnId) -> &mut [BlockId] {
+    fn blocks_mut(&mut self, id: ColumnId) -> &mut [BlockId] {
         &mut self.blocks[id.index() * self.layers..][..self.layers]
     }
 

@@ -94,8 +94,7 @@ impl Kv {
                 continue;
             };
             self.frames.moved(to, column);
-            let blocks = self.columns.blocks_mut(column);
-            *blocks.iter_mut().find(|b| **b == from).expect("a column holds its blocks") = to;
+            self.columns.move_block(column, from, to);
             self.frames.give(&[from]);
             self.history.word(u64::from(from.0) << 32 | u64::from(to.0));
             moved.insert(column);

@@ -124,12 +124,14 @@ impl Kv {
     fn replace(&mut self, request: RequestId, at: u32, same: ColumnId) {
         self.refer(same);
         let old = self.sequences[&request].columns[at as usize];
-        let away = self.columns.get(same).seat.is_none() && !self.columns.is_whole(same);
+        let away = self.columns.get(same).seat().is_none() && !self.columns.is_whole(same);
         if away && self.stream.writing.contains(&same) {
             self.want(same);
         } else if away {
             // What was just computed is on the device already: it takes the place of the copy in the host tier.
             self.columns.exchange(same, old);
+            self.wanted.doubt(same);
+            self.wanted.doubt(old);
             for id in [same, old] {
                 let layers = self.columns.layers_on_device(id, true);
                 let blocks: Vec<_> = layers.filter_map(|layer| self.columns.block(id, layer)).collect();

@@ -9,6 +9,7 @@
 //! that a step will still read covers its seat, and the tables name the buffer from the first step on whose fetch does.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -18,6 +19,7 @@ mod write_back;
 
 use super::Kv;
 use super::columns::Stowed;
+use crate::action::seats::SeatTable;
 use crate::ids::{BlockId, ColumnId, Generation, LayerId, RequestId};
 use crate::slots::Slots;
 use crate::step_model::Layout;
@@ -65,13 +67,15 @@ pub struct Written {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Stream {
     placement: Placement,
+    /// By set of the placement, then by layer: it is one of the set.
+    members: Vec<Vec<bool>>,
     slots: Slots,
     seats: Vec<Option<Seat>>,
     holes: u32,
     /// For each buffer its blocks, one for each seat at least.
     buffers: Vec<Vec<BlockId>>,
     /// Seats that each fetch covers.
-    covered: BTreeMap<Generation, u32>,
+    covered: Coverage,
     /// By layer: seats that the tables place in the buffer.
     told: Vec<u32>,
     /// By layer: seats whose own blocks have left.
@@ -85,6 +89,48 @@ pub(super) struct Stream {
     pub(super) writing: Vec<ColumnId>,
     /// Columns whose copies are complete, to be seated.
     ready: VecDeque<Seat>,
+    /// The same for whoever carries fetches out, as far as it was told.
+    table: Arc<SeatTable>,
+}
+
+/// By layer: it is one of the set.
+fn members(set: &[LayerId], layers: usize) -> Vec<bool> {
+    let mut members = vec![false; layers];
+    set.iter().for_each(|layer| members[layer.index()] = true);
+    members
+}
+
+/// Seats by the generation of a fetch, the oldest first.
+#[derive(Clone, Debug, Default)]
+struct Coverage(VecDeque<(Generation, u32)>);
+
+impl Coverage {
+    /// The fetch of this generation covers so many seats, unless it is known to cover others.
+    fn note(&mut self, generation: Generation, seats: u32) {
+        if let Err(at) = self.find(generation) {
+            self.0.insert(at, (generation, seats));
+        }
+    }
+
+    fn get(&self, generation: Generation) -> Option<u32> {
+        self.find(generation).ok().map(|at| self.0[at].1)
+    }
+
+    /// Fetches before this one are read by nobody any more.
+    fn forget_before(&mut self, oldest: Option<Generation>) {
+        match oldest {
+            Some(oldest) => drop(self.0.drain(..self.find(oldest).unwrap_or_else(|at| at))),
+            None => self.0.clear(),
+        }
+    }
+
+    fn find(&self, generation: Generation) -> Result<usize, usize> {
+        // Most are the newest so far.
+        match self.0.back() {
+            Some((newest, _)) if *newest < generation => Err(self.0.len()),
+            _ => self.0.binary_search_by_key(&generation, |(known, _)| *known),
+        }
+    }
 }
 
 impl Stream {
@@ -100,7 +146,7 @@ impl Stream {
 
     /// Whether this seat's block of this layer may be away.
     pub fn seats_layer(&self, seat: u32, layer: LayerId) -> bool {
-        self.seats[seat as usize].is_some_and(|seat| self.set(seat.set).binary_search(&layer).is_ok())
+        self.seats[seat as usize].is_some_and(|seat| self.members[usize::from(seat.set)][layer.index()])
     }
 
     fn set(&self, set: u16) -> &[LayerId] {
@@ -110,6 +156,7 @@ impl Stream {
     fn set_index(&mut self, set: Vec<LayerId>) -> u16 {
         let sets = &mut self.placement.sets;
         let at = sets.iter().position(|known| *known == set).unwrap_or_else(|| {
+            self.members.push(members(&set, self.told.len()));
             sets.push(set);
             sets.len() - 1
         });
@@ -118,8 +165,11 @@ impl Stream {
 
     /// Where the tables place this seat's block of this layer.
     pub fn told_block(&self, seat: u32, layer: LayerId) -> Option<BlockId> {
-        let buffer = self.placement.layout.slot_of(layer).filter(|_| self.seats_layer(seat, layer))?;
-        (seat < self.told[layer.index()]).then(|| self.buffers[buffer.index()][seat as usize])
+        if seat >= self.told[layer.index()] || !self.seats_layer(seat, layer) {
+            return None;
+        }
+        let buffer = self.placement.layout.slot_of(layer)?;
+        Some(self.buffers[buffer.index()][seat as usize])
     }
 
     /// Nothing of the request is placed any more.
@@ -130,6 +180,9 @@ impl Stream {
     /// Nobody sits there any more.
     pub fn stand_up(&mut self, seat: u32) {
         self.seats[seat as usize] = None;
+        if (seat as usize) < self.table.seats.len() {
+            Arc::make_mut(&mut self.table).seats[seat as usize] = None;
+        }
         self.holes += 1;
     }
 }
@@ -159,11 +212,13 @@ impl Kv {
         self.release_buffers();
         self.return_parted();
         for seat in old.iter().flatten() {
-            self.columns.get_mut(seat.column).seat = None;
+            self.columns.set_seat(seat.column, None);
+            self.wanted.doubt(seat.column);
         }
         self.stream = Stream {
             slots: Slots::new(placement.layout.clone(), vec![None; beta]),
             buffers: vec![Vec::new(); beta],
+            members: placement.sets.iter().map(|set| members(set, layers)).collect(),
             told: vec![0; layers],
             shed: vec![0; layers],
             newest: self.stream.newest,
@@ -196,7 +251,7 @@ impl Kv {
         stream.slots.check();
         for (at, seat) in stream.seats.iter().enumerate() {
             let Some(seat) = seat else { continue };
-            assert_eq!(self.columns.get(seat.column).seat, Some(at as u32), "a column knows its seat");
+            assert_eq!(self.columns.get(seat.column).seat(), Some(at as u32), "a column knows its seat");
             for layer in stream.set(seat.set) {
                 assert!(stream.placement.layout.slot_of(*layer).is_some(), "{layer:?} of a seat moves");
                 assert!(self.columns.hosted(seat.column)[layer.index()], "what may leave has a copy");

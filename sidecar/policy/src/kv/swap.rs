@@ -23,13 +23,6 @@ pub struct Swap {
 }
 
 impl Kv {
-    /// A request that is admitted uses the column: it has to be on the device.
-    pub(super) fn want(&mut self, id: ColumnId) {
-        if !self.columns.is_whole(id) {
-            self.wanted.insert(id);
-        }
-    }
-
     /// The request, whose KV was kept, is admitted again: all of it has to be on the device, in a row of its own.
     pub fn resume(&mut self, request: RequestId) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
@@ -38,30 +31,6 @@ impl Kv {
             self.dirty.insert((request, at as u32));
             self.want(id);
         }
-    }
-
-    /// Blocks that the columns which are wanted on the device will take there.
-    pub fn wanted_blocks(&mut self) -> u32 {
-        if self.wanted.is_empty() {
-            return 0;
-        }
-        let mut wanted = core::mem::take(&mut self.wanted);
-        let mut blocks = 0;
-        wanted.retain(|id| {
-            let used = self.columns.find(*id).is_some_and(|column| column.refs > 0);
-            let missing = if used { self.missing(*id).count() } else { 0 };
-            blocks += missing as u32;
-            missing > 0
-        });
-        self.wanted = wanted;
-        blocks
-    }
-
-    /// Layers whose block is not on the device and that no buffer stands for.
-    fn missing(&self, id: ColumnId) -> impl Iterator<Item = LayerId> + '_ {
-        let seat = self.columns.get(id).seat;
-        let seated = move |layer: &LayerId| seat.is_some_and(|seat| self.stream.seats_layer(seat, *layer));
-        self.columns.layers_on_device(id, false).filter(move |layer| !seated(layer))
     }
 
     /// Columns that the host tier has room for, its cache given up.
@@ -94,6 +63,7 @@ impl Kv {
                 layers.into_iter().filter_map(|layer| self.columns.take_block(id, layer)).collect();
             self.frames.give(&blocks);
         }
+        self.wanted.doubt_all();
     }
 
     /// The request holds blocks on the device.
@@ -183,6 +153,7 @@ impl Kv {
             let had_place = self.columns.get(swap.column).stowed.is_some();
             if done {
                 self.frames.give(&self.columns.take_blocks(swap.column));
+                self.wanted.doubt(swap.column);
                 self.columns.hosted_mut(swap.column).fill(true);
                 self.columns.get_mut(swap.column).stowed = Some(swap.stowed);
                 self.history.word(swap.stowed.generation.0);
@@ -198,16 +169,14 @@ impl Kv {
     /// # Panics
     /// If there are not [`Kv::wanted_blocks`] free blocks.
     pub fn plan_swap_in(&mut self, most: u32) -> Vec<Swap> {
-        self.wanted_blocks();
-        let wanted: Vec<_> = self.wanted.iter().copied().take(most as usize).collect();
-        self.wanted.retain(|id| !wanted.contains(id));
+        let wanted = self.take_wanted(most);
         let mut blocks = Vec::new();
         let mut plan = |id: ColumnId| {
             blocks.clear();
             let layers: Vec<_> = self.missing(id).collect();
             self.frames.take(layers.len() as u32, id, &mut blocks);
             for (layer, block) in layers.iter().zip(&blocks) {
-                self.columns.blocks_mut(id)[layer.index()] = *block;
+                self.columns.set_block(id, *layer, *block);
             }
             self.refer(id);
             let stowed = self.columns.get(id).stowed.expect("a wanted column lies in the host tier");
@@ -223,7 +192,7 @@ impl Kv {
         self.moving.clear();
         let arrived: BTreeSet<_> = swaps.iter().map(|swap| swap.column).collect();
         for swap in swaps {
-            let idle = self.columns.get(swap.column).seat.is_none() && self.columns.is_whole(swap.column);
+            let idle = self.columns.get(swap.column).seat().is_none() && self.columns.is_whole(swap.column);
             if idle && !self.stream.writing.contains(&swap.column) {
                 self.leave_host(swap.column);
             }

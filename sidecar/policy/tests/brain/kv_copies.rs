@@ -38,7 +38,7 @@ fn swap(block: u32, host: u32, generation: u64) -> BlockSwap {
 
 fn fetch(layer: u16, after: Option<(LayerId, Generation)>, swap: BlockSwap) -> Work {
     let (layer, generation) = (LayerId(layer), Generation(5 + u64::from(layer)));
-    Work::Fetch(Fetch { layer, buffer: 0, generation, after, blocks: vec![swap] })
+    Work::Fetch(Fetch { layer, buffer: 0, generation, after, blocks: vec![swap].into() })
 }
 
 fn order(device: &mut Device, id: u64, work: Work) {

@@ -68,7 +68,10 @@ fn world(case: &Case) -> World {
     let (params, _) = tenant(case.policy, &case.slabs, 0, MODEL_TOKENS);
     let kv = guaranteed_chunks(&params) + case.extra_kv;
     let (_, geometry) = tenant(case.policy, &case.slabs, kv, MODEL_TOKENS);
+    // Who weighs places KV only where no own layer may move.
+    let remap_cap_permille = if case.policy.weighs() { 0 } else { params.remap_cap_permille };
     let params = Params {
+        remap_cap_permille,
         prefix_caching: case.caching,
         host_kv_bytes: case.host_columns * case.slabs.len() as u64 * BLOCK,
         fixed_away_permille: case.away_permille,

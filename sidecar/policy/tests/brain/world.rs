@@ -9,6 +9,7 @@ use sluice_policy::event::Completion;
 use sluice_policy::geometry::{Geometry, StepShape};
 use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos, RequestId};
 use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::planner::request::PlanRequest;
 use sluice_policy::trader::{Letter, Trader};
 
 use super::device::{Device, Faults, Rng, mix};
@@ -77,6 +78,8 @@ pub struct World {
     pub nap_permille: u32,
     /// How often, of a thousand boundaries, another policy is in force.
     pub switch_permille: u32,
+    /// A plan that is being made.
+    planning: Option<PlanRequest>,
     /// Policies that came into force.
     pub switches: u32,
     /// Requests computed again because their KV was lost or had no room in the host tier.
@@ -113,6 +116,7 @@ impl World {
             told: true,
             nap_permille: 0,
             switch_permille: 0,
+            planning: None,
             switches: 0,
             dropped: 0,
         }
@@ -199,6 +203,16 @@ impl World {
         self.step.is_some() || self.lost.is_some()
     }
 
+    /// A plan that was asked for is made, sooner or later.
+    fn answer_plan(&mut self) {
+        self.planning = self.brain.take_plan_request().or(self.planning.take());
+        if let Some(request) =
+            self.planning.take_if(|request| request.id % 2 == 0 || self.steps.is_multiple_of(4))
+        {
+            self.brain.planned(request.solve());
+        }
+    }
+
     fn kill(&mut self) {
         let now = self.now;
         self.lost = self.step.take();
@@ -220,6 +234,7 @@ impl World {
         }
         self.nap();
         self.switch_policy();
+        self.answer_plan();
         let now = self.now;
         self.tell(|brain, out| brain.boundary(now, out));
         self.trade();
@@ -301,7 +316,7 @@ impl World {
         }
         assert!(self.running.len() > 1, "the oldest request always fits alone");
         let mut request = self.running.pop().expect("more than one");
-        if self.brain.params().policy.pauses() {
+        if self.brain.params().pauses() {
             self.brain.suspend(request.id);
             self.brain.check();
             self.pauses += 1;

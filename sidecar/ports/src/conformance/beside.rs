@@ -16,7 +16,13 @@ const B_LAYER: LayerId = LayerId(2);
 type After = Option<(LayerId, Generation)>;
 
 fn fetch(layer: LayerId, buffer: u8, generation: u64, after: After, blocks: &[BlockSwap]) -> Work {
-    Work::Fetch(Fetch { layer, buffer, generation: Generation(generation), after, blocks: blocks.to_vec() })
+    Work::Fetch(Fetch {
+        layer,
+        buffer,
+        generation: Generation(generation),
+        after,
+        blocks: blocks.to_vec().into(),
+    })
 }
 
 fn write_back(swaps: &[BlockSwap]) -> Work {

@@ -141,7 +141,7 @@ impl Core {
                 self.send_back(newest);
                 self.admission_hold = self.next_step + ADMISSION_HOLD_STEPS;
             }
-            None if self.brain.params().policy.pauses() && self.pause_largest(now) => {}
+            None if self.brain.params().pauses() && self.pause_largest(now) => {}
             None => self.preempt_youngest(now),
         }
         true

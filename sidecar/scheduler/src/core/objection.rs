@@ -16,6 +16,9 @@ impl Core {
             Event::Submit(request) if self.knows(request.id) => {
                 Some(format!("request {} arrives a second time", request.id.0))
             }
+            Event::Plan(answer) if !self.brain.expects_plan(answer) => {
+                Some(format!("plan {} was not asked for, or not so", answer.id))
+            }
             _ => None,
         }
     }

@@ -26,7 +26,7 @@ impl Core {
 
     /// Under a policy that pauses: it was paused for as long as a request may be.
     pub(super) fn is_immune(&self, now: Nanos, id: RequestId) -> bool {
-        self.brain.params().policy.pauses() && self.pauses.immune(id, now)
+        self.brain.params().pauses() && self.pauses.immune(id, now)
     }
 
     fn pause(&mut self, now: Nanos, id: RequestId) -> bool {

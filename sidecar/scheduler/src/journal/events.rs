@@ -6,6 +6,7 @@ use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::{ActionId, RequestId, RowId, StepId};
 use sluice_policy::params::PolicyName;
+use sluice_policy::planner::request::{Found, PlanAnswer};
 use sluice_ports::compute::{ComputeEvent, EngineHello, SampleFailure, Sampled, StepDone, Unsampled};
 use sluice_ports::sampling::{Sampling, TokenLogprobs};
 
@@ -47,6 +48,10 @@ pub fn encode(event: &Event) -> (&'static str, Words) {
             words.put(code_of(&PolicyName::ALL, policy));
             "policy"
         }
+        Event::Plan(answer) => {
+            put_plan(&mut words, answer);
+            "plan"
+        }
         Event::Tick => "tick",
     };
     (name, words)
@@ -60,6 +65,7 @@ pub fn decode(name: &str, r: &mut Reader<'_>) -> Result<Event, String> {
         "memory" => Event::Memory(completion(r)?),
         "sleep" => Event::Sleep(by_code(&SLEEPS, r)?),
         "policy" => Event::Policy(by_code(&PolicyName::ALL, r)?),
+        "plan" => Event::Plan(plan(r)?),
         "tick" => Event::Tick,
         "attached" => Event::Compute(ComputeEvent::Attached(hello(r)?)),
         "lost" => Event::Compute(ComputeEvent::Lost),
@@ -72,6 +78,19 @@ pub fn decode(name: &str, r: &mut Reader<'_>) -> Result<Event, String> {
         name if neighbours::NAMES.contains(&name) => Event::Neighbour(neighbours::read(name, r)?),
         other => return Err(format!("`{other}` is no event")),
     })
+}
+
+fn put_plan(words: &mut Words, answer: &PlanAnswer) {
+    words.put(answer.id).put_option(answer.found.as_ref().map(|found| found.step_ns));
+    let chosen = answer.found.as_ref().map_or(&[][..], |found| &found.chosen);
+    words.put_list(chosen, |w, at| {
+        w.put(*at);
+    });
+}
+
+fn plan(r: &mut Reader<'_>) -> Result<PlanAnswer, String> {
+    let (id, step_ns, chosen) = (r.u64()?, r.option()?, r.list(Reader::int)?);
+    Ok(PlanAnswer { id, found: step_ns.map(|step_ns| Found { chosen, step_ns }) })
 }
 
 fn put_text(words: &mut Words, text: &str) {

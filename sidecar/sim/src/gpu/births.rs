@@ -6,6 +6,8 @@ use sluice_policy::brain::Brain;
 use sluice_policy::ids::Nanos;
 use sluice_policy::neighbours::Peer;
 use sluice_policy::refused::Refused;
+use sluice_ports::planner::TimedPlanner;
+use sluice_scheduler::driver::Around;
 use sluice_scheduler::journal::Recorder;
 use sluice_scheduler::{Core, Driver, Membership};
 
@@ -15,6 +17,7 @@ use crate::compute::SimCompute;
 use crate::device::{Detail, Device, Shared};
 use crate::ledger::Quota;
 use crate::memory::SimMemory;
+use crate::world::PLAN_NS;
 
 impl Seat {
     pub(super) fn new(setup: TenantSetup, keeps_tokens: bool) -> Seat {
@@ -48,7 +51,11 @@ impl Gpu {
         let journal = self.setup.recorded.then(Journal::default);
         let recorder = journal.clone().map(|journal| Recorder::new(Box::new(journal)));
         let core = Core::new(self.config(&setup, me), brain);
-        let driver = Driver::start_among(Box::new(mouth.clone()), self.now, core, memory, compute, recorder);
+        let around = Around {
+            neighbourhood: Box::new(mouth.clone()),
+            planner: Box::new(TimedPlanner::taking(PLAN_NS)),
+        };
+        let driver = Driver::start(around, self.now, core, memory, compute, recorder);
         let life = Life {
             me,
             driver,

@@ -1,9 +1,12 @@
 //! The fetches of each step, what they cover, and what the tables say of it.
 
 use alloc::collections::BTreeSet;
+use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
 
-use crate::action::BlockSwap;
+use super::Seat;
+use crate::action::seats::{FetchBlocks, Seated};
 use crate::ids::{BlockId, ChunkId, Generation, HostBlockId, LayerId, SlotId};
 use crate::kv::Kv;
 use crate::slots::{Due, Generations};
@@ -29,7 +32,7 @@ impl Kv {
         let due = self.stream.slots.take_due();
         let seats = self.stream.seats.len() as u32;
         for Due { instance, .. } in &due {
-            self.stream.covered.entry(instance.generation).or_insert(seats);
+            self.stream.covered.note(instance.generation, seats);
             self.stream.fetching.insert(instance.generation);
             self.stream.newest = self.stream.newest.max(instance.generation);
         }
@@ -38,23 +41,26 @@ impl Kv {
 
     fn tell_tables(&mut self) {
         let lease: Vec<_> = self.stream.slots.lease().collect();
-        let mut shared = BTreeSet::new();
+        let mut moved = vec![false; self.stream.seats.len()];
         for (layer, generation) in lease {
-            let covered = self.stream.covered[&generation];
-            let from = self.stream.told[layer.index()];
-            self.stream.told[layer.index()] = covered.max(from);
+            let covered =
+                self.stream.covered.get(generation).expect("a lease names fetches that were ordered");
+            let told = &mut self.stream.told[layer.index()];
+            let from = core::mem::replace(told, covered.max(*told));
             for at in from..covered {
-                let Some(seat) = self.stream.seats[at as usize] else { continue };
-                if !self.stream.seats_layer(at, layer) {
-                    continue;
-                }
-                // Its first user may have gone since.
-                let user = self.sequences.get(&seat.user.0).and_then(|s| s.columns.get(seat.user.1 as usize));
-                if self.columns.get(seat.column).refs == 1 && user == Some(&seat.column) {
-                    self.dirty.insert(seat.user);
-                } else {
-                    shared.insert(seat.column);
-                }
+                moved[at as usize] |= self.stream.seats_layer(at, layer);
+            }
+        }
+        let mut shared = BTreeSet::new();
+        for seat in
+            self.stream.seats.iter().zip(moved).filter(|(_, moved)| *moved).filter_map(|(seat, _)| *seat)
+        {
+            // Its first user may have gone since.
+            let user = self.sequences.get(&seat.user.0).and_then(|s| s.columns.get(seat.user.1 as usize));
+            if self.columns.get(seat.column).refs == 1 && user == Some(&seat.column) {
+                self.dirty.insert(seat.user);
+            } else {
+                shared.insert(seat.column);
             }
         }
         self.touch(&shared);
@@ -65,19 +71,32 @@ impl Kv {
         if self.stream.seats.is_empty() { Vec::new() } else { self.stream.slots.lease().collect() }
     }
 
-    /// What a fetch copies.
-    pub fn fetch_blocks(&self, due: &Due, chunk: impl Fn(BlockId) -> ChunkId) -> Vec<BlockSwap> {
-        let (layer, slot) = (due.instance.layer, due.instance.slot);
-        let covered = self.stream.covered[&due.instance.generation];
-        let seats = (0..covered).filter(|at| self.stream.seats_layer(*at, layer));
-        let swap = |at: u32| {
-            let seat = self.stream.seats[at as usize].expect("a seat with layers is somebody's");
+    /// What a fetch copies. No block of a buffer changes its chunk while the buffer stays where it is.
+    pub fn fetch_blocks(&mut self, due: &Due, chunk: impl Fn(BlockId) -> ChunkId) -> FetchBlocks {
+        let covered = self.stream.covered.get(due.instance.generation).expect("what is due is known");
+        self.tell_seats(chunk);
+        FetchBlocks::of(self.stream.table.clone(), due.instance.layer, due.instance.slot, covered)
+    }
+
+    /// The table has every seat.
+    fn tell_seats(&mut self, chunk: impl Fn(BlockId) -> ChunkId) {
+        let stream = &mut self.stream;
+        let (told, seats) = (stream.table.seats.len(), stream.seats.len());
+        if told == seats {
+            return;
+        }
+        let seated = |seat: Seat| {
             let stowed = self.columns.get(seat.column).stowed.expect("a seated column has a place");
-            let block = self.stream.buffers[slot.index()][at as usize];
-            let host = HostBlockId(stowed.place * self.layers + u32::from(layer.0));
-            BlockSwap { block, chunk: chunk(block), host, generation: stowed.generation }
+            let host = HostBlockId(stowed.place * self.layers);
+            Seated { set: seat.set, host, generation: stowed.generation }
         };
-        seats.map(swap).collect()
+        let table = Arc::make_mut(&mut stream.table);
+        table.seats.extend(stream.seats[told..].iter().map(|seat| seat.map(seated)));
+        table.sets.extend_from_slice(&stream.members[table.sets.len()..]);
+        table.buffers.resize(stream.buffers.len(), Vec::new());
+        for (known, buffer) in table.buffers.iter_mut().zip(&stream.buffers) {
+            known.extend(buffer[told..seats].iter().map(|block| (*block, chunk(*block))));
+        }
     }
 
     /// The step is over.
@@ -91,10 +110,7 @@ impl Kv {
 
     fn forget_coverage(&mut self) {
         let oldest = self.stream.slots.window().map(|instance| instance.generation).min();
-        match oldest {
-            Some(oldest) => self.stream.covered = self.stream.covered.split_off(&oldest),
-            None => self.stream.covered.clear(),
-        }
+        self.stream.covered.forget_before(oldest);
     }
 
     /// A fetch has ended. `leased`: a step is under way or will be repeated.
@@ -124,7 +140,7 @@ impl Kv {
     /// The engine is gone: every fetch is ordered anew.
     pub fn forget_fetches(&mut self) {
         self.stream.slots.forget();
-        self.stream.covered.clear();
+        self.stream.covered.forget_before(None);
     }
 
     pub(super) fn return_parted(&mut self) {

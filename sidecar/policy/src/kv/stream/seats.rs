@@ -1,10 +1,11 @@
 //! Who has a seat, which blocks leave the device for it, and where the buffers are.
 
 use alloc::collections::BTreeSet;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::Seat;
-use crate::ids::{ColumnId, LayerId, RequestId};
+use crate::ids::{BlockId, ColumnId, LayerId, RequestId};
 use crate::kv::Kv;
 
 impl Kv {
@@ -18,14 +19,14 @@ impl Kv {
             })
             .collect();
         for (column, user) in users {
-            if self.columns.is_whole(column) || self.columns.get(column).seat.is_some() {
+            if self.columns.is_whole(column) || self.columns.get(column).seat().is_some() {
                 continue;
             }
             let full = user.1 < self.sequences[&user.0].full;
             if let Some(set) = self.kept_set(column, user.0).filter(|_| full) {
                 self.sit(Seat { column, set, user });
             }
-            self.wanted.insert(column);
+            self.wanted.add(column);
         }
     }
 
@@ -49,7 +50,8 @@ impl Kv {
     pub(super) fn sit(&mut self, seat: Seat) {
         let at = self.stream.seats.len() as u32;
         self.stream.seats.push(Some(seat));
-        self.columns.get_mut(seat.column).seat = Some(at);
+        self.columns.set_seat(seat.column, Some(at));
+        self.wanted.doubt(seat.column);
         for buffer in &mut self.stream.buffers {
             if buffer.len() <= at as usize {
                 buffer.extend(self.frames.take_buffer(1));
@@ -82,7 +84,7 @@ impl Kv {
         while let Some(seat) = self.stream.ready.pop_front() {
             let column = self.columns.find(seat.column);
             let runs = self.sequences.get(&seat.user.0).is_some_and(|user| !user.suspended);
-            let fits = runs && column.is_some_and(|column| column.refs > 0 && column.seat.is_none());
+            let fits = runs && column.is_some_and(|column| column.refs > 0 && column.seat().is_none());
             if !fits
                 || !self.columns.is_whole(seat.column)
                 || !self.unhosted(seat.column, seat.set).is_empty()
@@ -96,26 +98,34 @@ impl Kv {
             }
             self.sit(seat);
         }
-        for layer in self.stream.placement.layout.moving.clone() {
-            self.shed_layer(layer);
+        let mut left = Vec::new();
+        for (at, covered) in self.covered_by_all().into_iter().enumerate() {
+            self.shed_layer(self.stream.placement.layout.moving[at], covered, &mut left);
         }
+        // A column's blocks mostly lie side by side.
+        left.sort_unstable();
+        self.frames.give(&left);
     }
 
-    fn shed_layer(&mut self, layer: LayerId) {
-        let early = self.stream.slots.window().find(|instance| instance.layer == layer);
-        let seats = self.stream.seats.len() as u32;
-        let covered =
-            early.map_or(seats, |i| self.stream.covered.get(&i.generation).copied().unwrap_or(seats));
+    /// By moving layer: the seats that the next fetch of the layer which is ordered already covers; all where none is.
+    fn covered_by_all(&self) -> Vec<u32> {
+        let stream = &self.stream;
+        let mut covered = alloc::vec![stream.seats.len() as u32; stream.placement.layout.moving.len()];
+        // Later steps' fetches cover more.
+        for (at, instance) in stream.slots.window().enumerate().take(covered.len()) {
+            covered[at] = stream.covered.get(instance.generation).unwrap_or(covered[at]);
+        }
+        covered
+    }
+
+    fn shed_layer(&mut self, layer: LayerId, covered: u32, left: &mut Vec<BlockId>) {
         let from = core::mem::replace(&mut self.stream.shed[layer.index()], covered);
-        let mut left = Vec::new();
         for at in from..covered {
             let Some(seat) = self.stream.seats[at as usize] else { continue };
             if self.stream.seats_layer(at, layer) {
                 left.extend(self.columns.take_block(seat.column, layer));
             }
         }
-        left.sort_unstable();
-        self.frames.give(&left);
     }
 
     /// The request does not run for now: what it has in buffers alone has no seat any more.
@@ -129,7 +139,8 @@ impl Kv {
             .collect();
         self.wanted.retain(|id| running.contains(id));
         for id in columns.into_iter().filter(|id| !running.contains(id)) {
-            if let Some(seat) = self.columns.get_mut(id).seat.take() {
+            if let Some(seat) = self.columns.set_seat(id, None) {
+                self.wanted.doubt(id);
                 self.stream.stand_up(seat);
             }
         }
@@ -161,6 +172,7 @@ impl Kv {
         }
         going.sort_unstable();
         self.frames.give(&going);
+        self.stream.table = Arc::default();
         self.forget_fetches();
         let seated: BTreeSet<_> = self.stream.seats.iter().flatten().map(|seat| seat.column).collect();
         self.touch(&seated);
@@ -169,9 +181,7 @@ impl Kv {
 
     /// Blocks of seated columns that are not on the device.
     pub fn away_blocks(&self) -> u32 {
-        let seats = self.stream.seats.iter().flatten();
-        let away = |seat: &Seat| self.columns.layers_on_device(seat.column, false).count() as u32;
-        seats.map(away).sum()
+        self.columns.away()
     }
 
     /// Columns that have a seat, and seats that nobody has.

@@ -47,7 +47,8 @@ impl Kv {
         let sequence = self.sequences.get_mut(&request).filter(|sequence| !sequence.suspended)?;
         let columns = &self.columns;
         let full = &sequence.columns[..sequence.full as usize];
-        let next = full[sequence.written as usize..].iter().position(|id| columns.get(*id).seat.is_none())?;
+        let next =
+            full[sequence.written as usize..].iter().position(|id| columns.get(*id).seat().is_none())?;
         sequence.written += next as u32;
         let id = full[sequence.written as usize];
         // What comes back first, or is being written, comes later.

@@ -1,0 +1,77 @@
+//! Plans are made on a thread of their own: no step waits for one.
+
+use std::io;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::Builder;
+
+use sluice_policy::ids::Nanos;
+use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
+use sluice_ports::Planner;
+
+/// The planner's thread as its room sees it. The thread ends with the room.
+#[derive(Debug)]
+pub struct PlannerThread {
+    questions: Sender<PlanRequest>,
+    answers: Receiver<PlanAnswer>,
+}
+
+impl PlannerThread {
+    /// Starts it; `wake` is called after each answer.
+    ///
+    /// # Errors
+    /// When there is no thread to be had.
+    pub fn start(wake: impl Fn() + Send + 'static) -> io::Result<PlannerThread> {
+        let (questions, asked) = channel::<PlanRequest>();
+        let (answer, answers) = channel();
+        Builder::new().name("planner".into()).spawn(move || {
+            while let Ok(request) = asked.recv() {
+                if answer.send(request.solve()).is_err() {
+                    return;
+                }
+                wake();
+            }
+        })?;
+        Ok(PlannerThread { questions, answers })
+    }
+}
+
+impl Planner for PlannerThread {
+    fn ask(&mut self, _now: Nanos, request: PlanRequest) {
+        self.questions.send(request).expect("the planner's thread lives as long as its room");
+    }
+
+    fn poll(&mut self, _now: Nanos) -> Option<PlanAnswer> {
+        self.answers.try_recv().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use sluice_policy::planner::link::Link;
+
+    use super::*;
+
+    #[test]
+    fn a_plan_is_made_beside_and_wakes_its_room() {
+        let (woken, wakes) = channel();
+        let mut planner = PlannerThread::start(move || drop(woken.send(()))).expect("a thread");
+        let request = PlanRequest {
+            id: 7,
+            layers: 8,
+            block_bytes: 100,
+            columns: vec![4, 4],
+            capacity_bytes: 5_200,
+            compute_ns: vec![1_000; 8],
+            link: Link::fluid(1_000_000_000),
+            window: 4,
+            expansions: 1_000,
+        };
+        planner.ask(Nanos(0), request.clone());
+        wakes.recv_timeout(Duration::from_secs(60)).expect("the room is woken");
+        let answer = planner.poll(Nanos(1)).expect("an answer is there when the room is woken");
+        assert_eq!(answer, request.solve());
+        assert!(answer.found.is_some_and(|found| found.chosen.iter().any(|at| *at > 0)), "something is away");
+    }
+}

@@ -1,0 +1,94 @@
+//! What a fetch copies, said without listing it: a step has one fetch for each moving layer, each of up to a block for every
+//! column that is away, and most of them are the same in every step.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::cell::OnceCell;
+use core::ops::Deref;
+
+use super::BlockSwap;
+use crate::ids::{BlockId, ChunkId, Generation, HostBlockId, LayerId, SlotId};
+
+/// A column in the buffers: where it lies in the host tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seated {
+    /// Which layers of it are away: one of the table's sets.
+    pub set: u16,
+    /// Its first host block, of layer 0.
+    pub host: HostBlockId,
+    /// What its host blocks carry.
+    pub generation: Generation,
+}
+
+/// All columns in the buffers, and the buffers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SeatTable {
+    /// By set, then by layer: that layer is away.
+    pub sets: Vec<Vec<bool>>,
+    /// By seat; none where nobody sits.
+    pub seats: Vec<Option<Seated>>,
+    /// By buffer, then by seat: the block, and its chunk.
+    pub buffers: Vec<Vec<(BlockId, ChunkId)>>,
+}
+
+impl SeatTable {
+    /// The blocks of one layer that come into one buffer, of the first `seats` seats.
+    fn blocks(&self, layer: LayerId, buffer: SlotId, seats: usize) -> impl Iterator<Item = BlockSwap> + '_ {
+        let places = self.seats[..seats].iter().zip(&self.buffers[buffer.index()]);
+        places.filter_map(move |(seated, (block, chunk))| {
+            let Seated { set, host, generation } = (*seated)?;
+            let host = HostBlockId(host.0 + u32::from(layer.0));
+            let away = self.sets[usize::from(set)][layer.index()];
+            away.then_some(BlockSwap { block: *block, chunk: *chunk, host, generation })
+        })
+    }
+}
+
+/// Host blocks and the blocks that receive them: a list that is made when somebody looks at it.
+#[derive(Clone, Debug)]
+pub struct FetchBlocks {
+    table: Arc<SeatTable>,
+    seats: usize,
+    layer: LayerId,
+    buffer: SlotId,
+    list: OnceCell<Vec<BlockSwap>>,
+}
+
+impl FetchBlocks {
+    /// Those of one layer that come into one buffer, of the first `seats` seats of a table.
+    pub fn of(table: Arc<SeatTable>, layer: LayerId, buffer: SlotId, seats: u32) -> FetchBlocks {
+        FetchBlocks { table, seats: seats as usize, layer, buffer, list: OnceCell::new() }
+    }
+}
+
+impl From<Vec<BlockSwap>> for FetchBlocks {
+    fn from(list: Vec<BlockSwap>) -> FetchBlocks {
+        let table = Arc::default();
+        FetchBlocks { table, seats: 0, layer: LayerId(0), buffer: SlotId(0), list: list.into() }
+    }
+}
+
+impl Deref for FetchBlocks {
+    type Target = [BlockSwap];
+
+    fn deref(&self) -> &[BlockSwap] {
+        self.list.get_or_init(|| self.table.blocks(self.layer, self.buffer, self.seats).collect())
+    }
+}
+
+impl PartialEq for FetchBlocks {
+    fn eq(&self, other: &FetchBlocks) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for FetchBlocks {}
+
+impl<'a> IntoIterator for &'a FetchBlocks {
+    type Item = &'a BlockSwap;
+    type IntoIter = core::slice::Iter<'a, BlockSwap>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
