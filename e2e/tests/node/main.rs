@@ -5,4 +5,5 @@
 mod devices;
 mod left_behind;
 mod pods;
+mod product;
 mod trouble;

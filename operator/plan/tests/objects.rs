@@ -66,6 +66,10 @@ fn every_container_is_restricted_and_none_has_a_token() {
         "type": "HuggingFace", "persistentVolumeClaim": null, "huggingFace": {"repo": "a/b"}}}});
     let pod = pod(&host_pool(), &tenant("t", fetched));
     assert_eq!(pod["automountServiceAccountToken"], false);
+    assert_eq!(
+        pod["shareProcessNamespace"], true,
+        "an engine is ended by a pidfd, which works within one namespace"
+    );
     let of_pod = &pod["securityContext"];
     assert_eq!(
         (&of_pod["runAsNonRoot"], &of_pod["seccompProfile"]["type"]),

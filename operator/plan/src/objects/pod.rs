@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use sluice_types::GpuPoolSpec;
 use sluice_types::shared::Toleration as Written;
-use sluice_types::tenant::ModelTenantSpec;
+use sluice_types::tenant::{EngineKind, ModelTenantSpec};
 use sluice_wire::config::SidecarConfig;
 
 use super::containers::{CLAIM, engine, fetch, sidecar};
@@ -99,6 +99,9 @@ fn pod(placed: &Placed<'_>, release: &Release) -> PodSpec {
         security_context: Some(nobody()),
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
+        // The sidecar ends an engine that does not answer, and sees its end, by a pidfd: the kernel takes a signal by one
+        // only within its own process namespace. An engine of somebody else has no link and stays apart.
+        share_process_namespace: (spec.engine.kind == EngineKind::Native).then_some(true),
         termination_grace_period_seconds: Some(i64::from(spec.drain_seconds) + GRACE_SECONDS),
         service_account_name: spec.service_account_name.clone(),
         priority_class_name: spec.pod_priority_class_name.clone(),

@@ -56,7 +56,10 @@ mod tests {
     #[test]
     fn a_plan_is_made_beside_and_wakes_its_room() {
         let (woken, wakes) = channel();
-        let mut planner = PlannerThread::start(move || drop(woken.send(()))).expect("a thread");
+        let mut planner = PlannerThread::start(move || {
+            let _ = woken.send(());
+        })
+        .expect("a thread");
         let request = PlanRequest {
             id: 7,
             layers: 8,

@@ -1,0 +1,94 @@
+//! A hub of models, as far as `sluice-sidecar` asks one: a revision's files, and each of them, whole or a range.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{Path as Matched, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde_json::{Value, json};
+
+/// A running hub. It ends with the process.
+pub struct Hub(String);
+
+/// Files by name.
+type Files = Arc<BTreeMap<String, Bytes>>;
+
+/// A model, and the text that an independent implementation makes of "Once upon a time", if that is known; `None`, with a
+/// line that says so, where there is no model.
+pub fn model() -> Option<(PathBuf, Option<String>)> {
+    let Some(shared) = std::env::var_os("SLUICE_SHARED").map(PathBuf::from) else {
+        eprintln!("SKIPPED: SLUICE_SHARED is not set, so there is no small model");
+        return None;
+    };
+    let folder = shared.join("models/stories260k");
+    let golden = std::fs::read_to_string(folder.join("golden.json")).ok()?;
+    let golden: Value = serde_json::from_str(&golden).unwrap();
+    let of = golden.as_array().unwrap().iter().find(|one| one["prompt"] == "Once upon a time");
+    Some((folder, of.and_then(|one| one["text"].as_str()).map(str::to_owned)))
+}
+
+impl Hub {
+    /// Serves the files of `folder` as the repository `repo` at a free port of `address`, on a thread of its own in the
+    /// network of this one.
+    pub fn start(address: &str, repo: &str, folder: &Path) -> Hub {
+        let listener = std::net::TcpListener::bind((address, 0)).unwrap();
+        let bound: SocketAddr = listener.local_addr().unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let files = Arc::new(read(folder));
+        let router = Router::new()
+            .route(&format!("/api/models/{repo}/revision/{{revision}}"), get(revision))
+            .route(&format!("/{repo}/resolve/{{revision}}/{{*file}}"), get(file))
+            .with_state(files);
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async move {
+                let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+                axum::serve(listener, router).await.unwrap();
+            });
+        });
+        Hub(format!("http://{bound}"))
+    }
+
+    /// Its address.
+    pub fn endpoint(&self) -> &str {
+        &self.0
+    }
+}
+
+fn read(folder: &Path) -> BTreeMap<String, Bytes> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    entries
+        .map(|entry| (entry.file_name().into_string().unwrap(), std::fs::read(entry.path()).unwrap().into()))
+        .collect()
+}
+
+async fn revision(State(files): State<Files>) -> axum::Json<Value> {
+    let siblings: Vec<_> =
+        files.iter().map(|(name, bytes)| json!({"rfilename": name, "size": bytes.len()})).collect();
+    axum::Json(json!({"sha": "0123456789012345678901234567890123456789", "siblings": siblings}))
+}
+
+async fn file(
+    State(files): State<Files>,
+    Matched((_, name)): Matched<(String, String)>,
+    headers: HeaderMap,
+) -> Response {
+    let Some(bytes) = files.get(&name) else { return StatusCode::NOT_FOUND.into_response() };
+    let range = headers.get("range").and_then(|range| range.to_str().ok()?.strip_prefix("bytes="));
+    let Some((from, to)) = range.and_then(|range| range.split_once('-')) else {
+        return bytes.clone().into_response();
+    };
+    let last = bytes.len() - 1;
+    let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse().unwrap_or(last).min(last));
+    if from > to {
+        return StatusCode::RANGE_NOT_SATISFIABLE.into_response();
+    }
+    let told = format!("bytes {from}-{to}/{}", bytes.len());
+    (StatusCode::PARTIAL_CONTENT, [("content-range", told)], bytes.slice(from..=to)).into_response()
+}
