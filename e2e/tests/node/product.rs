@@ -173,8 +173,12 @@ impl<'a> Product<'a> {
 
     /// A completion, whole.
     async fn complete(&self, tenant: &str, tokens: u32) -> String {
-        let answer =
-            self.post(tenant, "/v1/completions", &completion(tenant, tokens, false)).send().await.unwrap();
+        self.answer(tenant, PROMPT, tokens).await
+    }
+
+    async fn answer(&self, tenant: &str, prompt: &str, tokens: u32) -> String {
+        let body = completion(tenant, prompt, tokens, false);
+        let answer = self.post(tenant, "/v1/completions", &body).send().await.unwrap();
         let (status, body) = (answer.status(), answer.text().await.unwrap());
         assert_eq!(status, 200, "{body}");
         let body: Value = serde_json::from_str(&body).unwrap();
@@ -183,8 +187,11 @@ impl<'a> Product<'a> {
 
     /// The same as a stream.
     async fn stream(&self, tenant: &str, tokens: u32) -> String {
-        let answer =
-            self.post(tenant, "/v1/completions", &completion(tenant, tokens, true)).send().await.unwrap();
+        let answer = self
+            .post(tenant, "/v1/completions", &completion(tenant, PROMPT, tokens, true))
+            .send()
+            .await
+            .unwrap();
         let body = answer.text().await.unwrap();
         assert!(body.trim_end().ends_with("data: [DONE]"), "a stream that was cut: {body}");
         let events =
@@ -194,17 +201,17 @@ impl<'a> Product<'a> {
     }
 }
 
-fn completion(tenant: &str, tokens: u32, stream: bool) -> Value {
-    json!({"model": tenant, "prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "stream": stream})
+fn completion(tenant: &str, prompt: &str, tokens: u32, stream: bool) -> Value {
+    json!({"model": tenant, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": stream})
 }
 
-fn pool() -> Value {
+fn pool(gpus: u32) -> Value {
     json!({
         "apiVersion": "sluice.dev/v1alpha1", "kind": "GpuPool", "metadata": {"name": "trial"},
         "spec": {
             "deviceClassName": "host.sluice.dev",
-            "device": {"host": {"memory": "24Mi", "chunkBytes": "64Ki"}},
-            "gpus": [{"name": "shared", "count": 1}],
+            "device": {"host": {"memory": "15Mi", "chunkBytes": "64Ki"}},
+            "gpus": [{"name": "shared", "count": gpus}],
             "hostMemoryPerGPU": "2Gi",
         },
     })
@@ -225,25 +232,124 @@ fn tenant(name: &str, hub: &str) -> Value {
     })
 }
 
-#[test]
-fn from_helm_install_to_answers_of_three_tenants() {
-    on_node_alone(async |node| {
-        let Some((folder, golden)) = hub::model() else { return };
-        let Some(product) = Product::install(node).await else { return };
-        let hub = Hub::start("10.244.0.1", "tests/story", &folder);
-        product.apply(&[pool()]);
-        product.apply(&TENANTS.map(|name| tenant(name, hub.endpoint())));
+impl Product<'_> {
+    /// Three tenants on one GPU, and their answers, whole and as a stream.
+    async fn serves(&self, hub: &Hub, golden: Option<&str>) {
+        self.apply(&[pool(1)]);
+        self.apply(&TENANTS.map(|name| tenant(name, hub.endpoint())));
         for name in TENANTS {
-            product.condition(name, "Ready", "True").await;
-        }
-        for name in TENANTS {
-            product.reached(name).await;
-            let whole = product.complete(name, 32).await;
-            assert_eq!(product.stream(name, 32).await, whole, "{name}");
-            if let Some(golden) = &golden {
+            self.condition(name, "Ready", "True").await;
+            self.reached(name).await;
+            let whole = self.complete(name, 32).await;
+            assert_eq!(self.stream(name, 32).await, whole, "{name}");
+            if let Some(golden) = golden {
                 let said = format!("{PROMPT}{whole}");
                 assert!(golden.starts_with(&said), "{name}: {said:?} is not of {golden:?}");
             }
         }
+    }
+
+    /// One tenant gets more requests than its own memory has KV for, while its neighbours idle.
+    async fn lends(&self) {
+        // All different: equal ones share their KV.
+        let prompts: Vec<_> = (0..40).map(|n| format!("{PROMPT} {n} friends")).collect();
+        let mut alone = Vec::new();
+        for prompt in &prompts {
+            alone.push(self.answer(TENANTS[1], prompt, 200).await);
+        }
+        let many = prompts.iter().map(|prompt| self.answer(TENANTS[0], prompt, 200));
+        assert_eq!(futures_util::future::join_all(many).await, alone, "moving memory changes no token");
+        let metrics = self.metrics(TENANTS[0]).await;
+        let borrowed = value(&metrics, "sluice_moves_total{model_name=\"chat\",reason=\"borrow\"}");
+        assert!(borrowed > 0.0, "nothing was borrowed\n{metrics}");
+        let told = async || {
+            let memory = &self.tenant(TENANTS[0])["status"]["memory"];
+            memory["kv"].as_str().map(str::to_owned)
+        };
+        self.wait("the status tells the memory", told).await;
+    }
+
+    /// The metrics of a tenant's first slot.
+    async fn metrics(&self, tenant: &str) -> String {
+        let selector = format!("sluice.dev/tenant={tenant},app.kubernetes.io/component=slot");
+        let address =
+            self.kubectl(&["get", "pods", "-l", &selector, "-o", "jsonpath={.items[0].status.podIP}"]);
+        let answer = self.http.get(format!("http://{address}:8002/metrics")).send().await.unwrap();
+        answer.text().await.unwrap()
+    }
+
+    /// What people ask of a cluster.
+    fn is_explained(&self) {
+        let folder =
+            PathBuf::from(std::env::var_os("SLUICE_BIN_DIR").expect("images are there, so binaries are"));
+        let ask = |arguments: &[&str]| {
+            let mut command = Command::new(folder.join("kubectl-sluice"));
+            command
+                .args(arguments)
+                .args(["-n", &self.namespace])
+                .env("KUBECONFIG", self.node.api().kubeconfig_path());
+            self.said(command.output().unwrap())
+        };
+        let explained = ask(&["explain", "chat"]);
+        assert!(explained.contains(&format!("{}/chat is ready.", self.namespace)), "{explained}");
+        assert!(explained.contains("Its share of the GPU is"), "the leader was asked: {explained}");
+        let top = ask(&["top", "--once"]);
+        assert!(TENANTS.iter().all(|name| top.contains(&format!("{}/{name}", self.namespace))), "{top}");
+    }
+
+    /// A second slot on a second GPU comes and goes, and no stream is cut.
+    async fn scales(&self) {
+        self.apply(&[pool(2)]);
+        let before = self.complete("chat", 200).await;
+        self.kubectl(&["scale", "modeltenant", "chat", "--replicas", "2"]);
+        let two = async || (self.tenant("chat")["status"]["slots"].as_array()?.len() == 2).then_some(());
+        self.wait("two slots", two).await;
+        self.condition("chat", "Ready", "True").await;
+        let streams = futures_util::future::join_all((0..20).map(|_| self.stream("chat", 200)));
+        let scaled = async {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            self.kubectl(&["scale", "modeltenant", "chat", "--replicas", "1"]);
+        };
+        let (answers, ()) = tokio::join!(streams, scaled);
+        assert!(answers.iter().all(|answer| *answer == before), "a stream was cut: {answers:?}");
+        self.pods_of("chat", 1).await;
+    }
+
+    async fn pods_of(&self, tenant: &str, wanted: usize) {
+        let selector = format!("sluice.dev/tenant={tenant},app.kubernetes.io/component=slot");
+        let left = async || {
+            let names = self.kubectl(&["get", "pods", "-l", &selector, "-o", "name"]);
+            (names.lines().count() == wanted).then_some(())
+        };
+        self.wait(&format!("{wanted} pods of {tenant}"), left).await;
+    }
+
+    /// A tenant that is deleted takes its pods along; the chart leaves those of the others.
+    async fn goes(&self) {
+        self.kubectl(&["delete", "modeltenant", "code"]);
+        self.pods_of("code", 0).await;
+        self.helm(&["uninstall", "sluice", "--namespace", "sluice-system", "--wait", "--timeout", "2m"]);
+        self.complete("summary", 8).await;
+        assert!(!self.kubectl(&["get", "gpupool", "trial", "-o", "name"]).is_empty());
+    }
+}
+
+/// A sample of a text of metrics; 0 where it is not there.
+fn value(metrics: &str, sample: &str) -> f64 {
+    let found = metrics.lines().find_map(|line| line.strip_prefix(sample));
+    found.map_or(0.0, |value| value.trim().parse().unwrap())
+}
+
+#[test]
+fn from_helm_install_to_answers_lent_memory_scaling_and_the_end() {
+    on_node_alone(async |node| {
+        let Some((folder, golden)) = hub::model() else { return };
+        let Some(product) = Product::install(node).await else { return };
+        let hub = Hub::start("10.244.0.1", "tests/story", &folder);
+        product.serves(&hub, golden.as_deref()).await;
+        product.lends().await;
+        product.is_explained();
+        product.scales().await;
+        product.goes().await;
     });
 }
