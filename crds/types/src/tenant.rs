@@ -178,8 +178,8 @@ impl ModelTenantSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct TenantMemory {
-    /// KV that the tenant can always hold on the GPU, bytes as a quantity; part of its floor. Default: what one
-    /// sequence of maxModelLen needs, less hostKv, and at most kvLimit.
+    /// KV that the tenant can always hold on the GPU, bytes as a quantity; part of its floor. It is never less than what one
+    /// sequence of maxModelLen needs. Default: just that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guaranteed_kv: Option<Quantity>,
     /// KV that the tenant may hold on the GPU at most, bytes as a quantity. Default: what the GPU has.

@@ -12,6 +12,16 @@ pub const VERSION: u32 = 1;
 /// Longest report, bytes: as much as the kubelet takes of a container's termination message.
 pub const MAX_BYTES: usize = 4096;
 
+// The report comes from a pod that reads somebody's files. With these bounds no sum or product of a plan overflows.
+/// Most layers.
+pub const MOST_LAYERS: u64 = 4096;
+/// Most tokens of a sequence: that of `maxModelLen` in the CRD.
+pub const MOST_TOKENS: u64 = 16_777_216;
+/// Most KV of a token, bytes.
+pub const MOST_TOKEN_BYTES: u64 = 1 << 30;
+/// Most of anything else, bytes: 16 TiB.
+pub const MOST_BYTES: u64 = 1 << 44;
+
 /// Sizes of a model once it is in memory, in the number format asked for. Bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Geometry {
@@ -120,8 +130,24 @@ impl Geometry {
             ("geometry.layer_bytes", self.layer_bytes),
             ("geometry.kv_bytes_per_token", self.kv_bytes_per_token),
         ];
-        match least.into_iter().find(|(_, value)| *value == 0) {
-            Some((field, _)) => Err(Invalid::new(field, "0 is below the least, 1")),
+        if let Some((field, _)) = least.into_iter().find(|(_, value)| *value == 0) {
+            return Err(Invalid::new(field, "0 is below the least, 1"));
+        }
+        let most = [
+            ("geometry.layers", u64::from(self.layers), MOST_LAYERS),
+            ("geometry.max_model_len", u64::from(self.max_model_len), MOST_TOKENS),
+            ("geometry.kv_bytes_per_token", self.kv_bytes_per_token, MOST_TOKEN_BYTES),
+            ("geometry.global_bytes", self.global_bytes, MOST_BYTES),
+            ("geometry.layer_bytes", self.layer_bytes, MOST_BYTES),
+            ("geometry.activation_bytes", self.activation_bytes, MOST_BYTES),
+            ("geometry.step_activation_bytes", self.step_activation_bytes, MOST_BYTES),
+            ("geometry.thread_bytes", self.thread_bytes, MOST_BYTES),
+            ("geometry.staging_bytes", self.staging_bytes, MOST_BYTES),
+        ];
+        match most.into_iter().find(|(_, value, most)| value > most) {
+            Some((field, value, most)) => {
+                Err(Invalid::new(field, format!("{value} is above the most, {most}")))
+            }
             None => Ok(self),
         }
     }

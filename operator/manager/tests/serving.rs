@@ -49,7 +49,10 @@ async fn a_tenant_comes_up_step_by_step_and_each_step_is_told() {
 
     let status = stage.api::<ModelTenant>().get("t").await.unwrap().status.unwrap();
     assert_eq!(status.url.as_deref(), Some(format!("http://t.{}.svc:8000", stage.namespace).as_str()));
-    assert_eq!((status.replicas, status.selector.as_deref()), (1, Some("sluice.dev/tenant=t")));
+    assert_eq!(
+        (status.replicas, status.selector.as_deref()),
+        (1, Some("app.kubernetes.io/component=slot,sluice.dev/tenant=t"))
+    );
     let slot = &status.slots[0];
     let told = (slot.gpu.as_deref(), slot.node.as_deref(), slot.pod.as_deref());
     assert_eq!(told, (Some("p-chat-0"), Some(node.as_str()), Some("t-0-pod")));

@@ -1,5 +1,7 @@
 //! Whether a tenant can be served at all, whatever room there is.
 
+use std::cmp::Reverse;
+
 use sluice_types::conditions::Reason;
 use sluice_types::pool::GpuGroup;
 use sluice_types::tenant::{EngineKind, SourceType};
@@ -80,18 +82,29 @@ pub fn placed<'a>(
             missing.push((index, why));
         }
     }
-    let Some((_, first)) = missing.first() else {
+    // What no change of the room mends is told before what one might.
+    let Some((_, worst)) = missing.iter().max_by_key(|(index, why)| (gravity(why), Reverse(*index))) else {
         return (None, Finding::as_expected(Truth::True));
     };
     let said: Vec<String> = missing.iter().map(|(index, why)| format!("slot {index}: {why}")).collect();
     let message = format!("{} of {all} slots have no GPU: {}", missing.len(), said.join("; "));
-    match first {
+    match worst {
         Unplaced::ModelNotInspected => (None, Finding::unknown(Reason::ModelNotInspected, message)),
         Unplaced::ModelLargerThanGpu { .. } => {
-            let refused = Finding::no(Reason::ModelLargerThanGpu, first.to_string());
+            let refused = Finding::no(Reason::ModelLargerThanGpu, worst.to_string());
             (Some(refused), Finding::no(Reason::ModelLargerThanGpu, message))
         }
         Unplaced::GroupNotFound { .. } => (None, Finding::no(Reason::GroupNotFound, message)),
         Unplaced::NoRoom { .. } => (None, Finding::no(Reason::NoRoom, message)),
+    }
+}
+
+/// How much has to change until such a slot has a GPU.
+const fn gravity(why: &Unplaced) -> u8 {
+    match why {
+        Unplaced::ModelLargerThanGpu { .. } => 3,
+        Unplaced::GroupNotFound { .. } => 2,
+        Unplaced::NoRoom { .. } => 1,
+        Unplaced::ModelNotInspected => 0,
     }
 }

@@ -31,6 +31,7 @@ pub use self::claim::{GPU_REQUEST, claim, claim_digest, claim_name, of_claim_nam
 pub use self::config::{config_map, sidecar_config};
 pub use self::network::{clients_policy, neighbours_policy};
 pub use self::pod::deployment;
+pub use self::service::selector_text as selector;
 pub use self::service::{budget, service};
 use crate::demand::Demand;
 use crate::geometry::Geometry;

@@ -13,7 +13,7 @@ use sluice_types::{ModelTenant, Quantity};
 pub use self::pool::{pool_change, pool_status};
 use crate::accept::placed;
 use crate::objects::inspect;
-use crate::objects::{SERVE_PORT, TENANT, claim_name, name};
+use crate::objects::{SERVE_PORT, claim_name, name, selector};
 use crate::seen::{ClaimSeen, PodSeen, Report, Seen};
 use crate::status::{Finding, Findings, Truth, conditions};
 use crate::unit::{Given, Plan, SlotPlan, TenantPlan};
@@ -48,7 +48,7 @@ pub fn tenant_status(given: &Given<'_>, plan: &Plan<'_>, planned: &TenantPlan<'_
         observed_generation: Some(generation),
         url: Some(url(planned)),
         replicas: i32::try_from(views.len()).unwrap_or(i32::MAX),
-        selector: Some(format!("{TENANT}={}", name(tenant))),
+        selector: Some(selector(tenant)),
         slots: planned.slots.iter().map(|slot| slot_status(planned, slot, &views, &before)).collect(),
         memory: if silent { before.memory } else { memory(&told) },
         idle_since: if silent { before.idle_since } else { idle_since(&told) },

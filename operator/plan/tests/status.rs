@@ -159,7 +159,7 @@ fn a_tenant_is_placed_when_all_of_its_slots_are() {
         full.message
     );
     static LARGE: Unplaced = Unplaced::ModelLargerThanGpu { floor_bytes: 101, capacity_bytes: 100 };
-    let (refused, _) = found(&[(0, Err(&LARGE))]);
+    let (refused, _) = found(&[(0, Err(&WAITS)), (1, Err(&LARGE))]);
     let refused = refused.expect("no pool change but a larger GPU helps");
     assert_eq!(refused.reason, Reason::ModelLargerThanGpu);
     assert!(refused.message.contains("101 bytes") && refused.message.contains("100 bytes"));

@@ -1,7 +1,10 @@
 //! The report of an inspection.
 
 use serde_json::json;
-use sluice_wire::geometry::{Geometry, MAX_BYTES, Obstacle, Refusal, Report, VERSION};
+use sluice_wire::geometry::{
+    Geometry, MAX_BYTES, MOST_BYTES, MOST_LAYERS, MOST_TOKEN_BYTES, MOST_TOKENS, Obstacle, Refusal, Report,
+    VERSION,
+};
 use sluice_wire::message::ReadError;
 
 use super::golden;
@@ -58,6 +61,21 @@ fn what_is_neither_or_both_or_impossible_is_refused() {
     assert_eq!(field(&both).as_deref(), Some("."));
     let none = golden::with(GOLDEN, "/geometry/layers", json!(0));
     assert_eq!(field(&none).as_deref(), Some("geometry.layers"));
+    for (name, most) in [
+        ("layers", MOST_LAYERS),
+        ("max_model_len", MOST_TOKENS),
+        ("kv_bytes_per_token", MOST_TOKEN_BYTES),
+        ("global_bytes", MOST_BYTES),
+        ("layer_bytes", MOST_BYTES),
+        ("activation_bytes", MOST_BYTES),
+        ("step_activation_bytes", MOST_BYTES),
+        ("thread_bytes", MOST_BYTES),
+        ("staging_bytes", MOST_BYTES),
+    ] {
+        let with = |value: u64| golden::with(GOLDEN, &format!("/geometry/{name}"), json!(value));
+        assert!(Report::from_json(&with(most)).is_ok(), "{name}");
+        assert_eq!(field(&with(most + 1)), Some(format!("geometry.{name}")));
+    }
     let newer = golden::with(GOLDEN, "/version", json!(VERSION + 1));
     assert!(matches!(Report::from_json(&newer), Err(ReadError::NewerVersion { .. })));
     assert_eq!(field(b"Killed"), None);

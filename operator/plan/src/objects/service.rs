@@ -19,6 +19,12 @@ pub(super) fn selector(tenant: &ModelTenant) -> BTreeMap<String, String> {
     BTreeMap::from([(TENANT.to_owned(), name(tenant).to_owned()), component])
 }
 
+/// The same as text, as the scale subresource tells it: whoever scales on the pods' metrics counts slots alone.
+pub fn selector_text(tenant: &ModelTenant) -> String {
+    let pairs: Vec<_> = selector(tenant).into_iter().map(|(key, value)| format!("{key}={value}")).collect();
+    pairs.join(",")
+}
+
 /// The Service of a tenant. A hibernated pod is ready: it holds requests while it wakes.
 pub fn service(tenant: &ModelTenant) -> Service {
     let port = ServicePort {
