@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, stream};
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use kube::api::{Api, Patch, PatchParams};
 use kube::runtime::events::{Event, EventType};
 use kube::{Resource, ResourceExt};
@@ -24,6 +24,16 @@ use crate::world::{Name, Unit};
 
 /// Statuses that are written at a time.
 const AT_ONCE: usize = 16;
+
+/// Whether an object that came back from writing its status is else the one that was looked at. One that somebody changed
+/// meanwhile is left to the watch: put into the mirror here, its change would be no news any more, and nobody would look.
+fn nothing_else_changed(before: &ObjectMeta, after: &ObjectMeta) -> bool {
+    before.generation == after.generation
+        && before.deletion_timestamp == after.deletion_timestamp
+        && before.labels == after.labels
+        && before.annotations == after.annotations
+        && before.finalizers == after.finalizers
+}
 
 impl Operator {
     pub(super) async fn tell(&self, unit: &Unit, given: &Given<'_>, plan: &Plan<'_>) -> Result<(), Failure> {
@@ -58,7 +68,9 @@ impl Operator {
             return Ok(());
         }
         if let Some(written) = self.write(tenant, "ModelTenant", &after).await? {
-            self.world.tenants.put(at, unit.clone(), Arc::new(written));
+            if nothing_else_changed(&tenant.metadata, &written.metadata) {
+                self.world.tenants.put(at, unit.clone(), Arc::new(written));
+            }
         }
         let before = tenant.status.as_ref().map(|status| status.conditions.as_slice());
         self.announce(tenant, before.unwrap_or_default(), &after.conditions).await;
@@ -79,7 +91,9 @@ impl Operator {
             return Ok(());
         }
         if let Some(written) = self.write(pool, "GpuPool", &after).await? {
-            self.world.pools.put(at, unit.clone(), Arc::new(written));
+            if nothing_else_changed(&pool.metadata, &written.metadata) {
+                self.world.pools.put(at, unit.clone(), Arc::new(written));
+            }
         }
         let before = pool.status.as_ref().map(|status| status.conditions.as_slice());
         self.announce(pool, before.unwrap_or_default(), &after.conditions).await;
@@ -164,5 +178,30 @@ fn event(condition: &Condition) -> Event {
         note: Some(note),
         action: condition.type_.clone(),
         secondary: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_of_somebody_else_between_a_look_and_its_status_is_seen() {
+        let meta = |generation: i64, version: &str| ObjectMeta {
+            generation: Some(generation),
+            resource_version: Some(version.into()),
+            ..ObjectMeta::default()
+        };
+        assert!(nothing_else_changed(&meta(1, "7"), &meta(1, "8")), "the status alone");
+        assert!(!nothing_else_changed(&meta(1, "7"), &meta(2, "9")), "a new spec came between");
+        let labelled = ObjectMeta { labels: Some([("a".to_owned(), "b".to_owned())].into()), ..meta(1, "9") };
+        assert!(!nothing_else_changed(&meta(1, "7"), &labelled));
+        let deleted = ObjectMeta {
+            deletion_timestamp: Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+                k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
+            )),
+            ..meta(1, "9")
+        };
+        assert!(!nothing_else_changed(&meta(1, "7"), &deleted));
     }
 }
