@@ -67,10 +67,10 @@ impl Operator {
         if !self.may_write(unit, (Kind2::Tenant, at.clone()), change) {
             return Ok(());
         }
-        if let Some(written) = self.write(tenant, "ModelTenant", &after).await? {
-            if nothing_else_changed(&tenant.metadata, &written.metadata) {
-                self.world.tenants.put(at, unit.clone(), Arc::new(written));
-            }
+        if let Some(written) = self.write(tenant, "ModelTenant", &after).await?
+            && nothing_else_changed(&tenant.metadata, &written.metadata)
+        {
+            self.world.tenants.put(at, unit.clone(), Arc::new(written));
         }
         let before = tenant.status.as_ref().map(|status| status.conditions.as_slice());
         self.announce(tenant, before.unwrap_or_default(), &after.conditions).await;
@@ -90,10 +90,10 @@ impl Operator {
         if !self.may_write(unit, (Kind2::Pool, at.clone()), change) {
             return Ok(());
         }
-        if let Some(written) = self.write(pool, "GpuPool", &after).await? {
-            if nothing_else_changed(&pool.metadata, &written.metadata) {
-                self.world.pools.put(at, unit.clone(), Arc::new(written));
-            }
+        if let Some(written) = self.write(pool, "GpuPool", &after).await?
+            && nothing_else_changed(&pool.metadata, &written.metadata)
+        {
+            self.world.pools.put(at, unit.clone(), Arc::new(written));
         }
         let before = pool.status.as_ref().map(|status| status.conditions.as_slice());
         self.announce(pool, before.unwrap_or_default(), &after.conditions).await;
