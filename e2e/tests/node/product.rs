@@ -271,7 +271,7 @@ impl Product<'_> {
 
     /// The metrics of a tenant's first slot.
     async fn metrics(&self, tenant: &str) -> String {
-        let selector = format!("sluice.dev/tenant={tenant},app.kubernetes.io/component=slot");
+        let selector = slots_of(tenant);
         let address =
             self.kubectl(&["get", "pods", "-l", &selector, "-o", "jsonpath={.items[0].status.podIP}"]);
         let answer = self.http.get(format!("http://{address}:8002/metrics")).send().await.unwrap();
@@ -316,7 +316,7 @@ impl Product<'_> {
     }
 
     async fn pods_of(&self, tenant: &str, wanted: usize) {
-        let selector = format!("sluice.dev/tenant={tenant},app.kubernetes.io/component=slot");
+        let selector = slots_of(tenant);
         let left = async || {
             let names = self.kubectl(&["get", "pods", "-l", &selector, "-o", "name"]);
             (names.lines().count() == wanted).then_some(())
@@ -332,6 +332,11 @@ impl Product<'_> {
         self.complete("summary", 8).await;
         assert!(!self.kubectl(&["get", "gpupool", "trial", "-o", "name"]).is_empty());
     }
+}
+
+/// Selects the pods of a tenant's slots.
+fn slots_of(tenant: &str) -> String {
+    format!("sluice.dev/tenant={tenant},app.kubernetes.io/component=slot")
 }
 
 /// A sample of a text of metrics; 0 where it is not there.

@@ -54,13 +54,7 @@ fn cluster() -> World {
         .route("/apis/events.k8s.io/v1/namespaces/team/events", get(told))
         .fallback(missing);
     let server = serve(api);
-    let world = World::new();
-    let config = format!(
-        "apiVersion: v1\nkind: Config\ncurrent-context: here\nclusters:\n- name: c\n  cluster: {{server: 'http://{server}'}}\n\
-         users:\n- name: u\n  user: {{}}\ncontexts:\n- name: here\n  context: {{cluster: c, user: u, namespace: team}}\n"
-    );
-    world.write("kubeconfig", &config);
-    world
+    World::with_cluster(server)
 }
 
 #[test]

@@ -105,20 +105,10 @@ async fn forward(stream: TcpStream, asked: Asked) {
     socket.close(None).await.unwrap();
 }
 
-fn world(server: SocketAddr) -> World {
-    let world = World::new();
-    let config = format!(
-        "apiVersion: v1\nkind: Config\ncurrent-context: here\nclusters:\n- name: c\n  cluster: {{server: 'http://{server}'}}\n\
-         users:\n- name: u\n  user: {{}}\ncontexts:\n- name: here\n  context: {{cluster: c, user: u, namespace: team}}\n"
-    );
-    world.write("kubeconfig", &config);
-    world
-}
-
 #[test]
 fn top_asks_the_leader_about_the_namespace_or_about_all() {
     let (server, asked) = api_server();
-    let world = world(server);
+    let world = World::with_cluster(server);
     let file = world.path("kubeconfig");
     for (more, query) in [(None, "/v1/overview?namespace=team"), (Some("-A"), "/v1/overview")] {
         let arguments = ["top", "--once", "--kubeconfig", file.to_str().unwrap()];
@@ -136,7 +126,7 @@ async fn a_connection_that_broke_is_made_anew() {
     use sluice_cli::cluster::{ClusterArgs, Leader, Scope};
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (server, asked) = api_server();
-    let world = world(server);
+    let world = World::with_cluster(server);
     let args = ClusterArgs { kubeconfig: Some(world.path("kubeconfig")), ..ClusterArgs::default() };
     let mut leader = Leader::of(args.connect().await.unwrap());
     let scope = Scope { namespace: Some("team".into()), tenant: Some("chat".into()) };

@@ -25,6 +25,17 @@ impl World {
         world
     }
 
+    /// A world with a kubeconfig of an API server without TLS, whose context is in the namespace `team`.
+    pub fn with_cluster(server: SocketAddr) -> World {
+        let world = World::new();
+        let config = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: here\nclusters:\n- name: c\n  cluster: {{server: 'http://{server}'}}\n\
+             users:\n- name: u\n  user: {{}}\ncontexts:\n- name: here\n  context: {{cluster: c, user: u, namespace: team}}\n"
+        );
+        world.write("kubeconfig", &config);
+        world
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }

@@ -110,7 +110,8 @@ pub fn rule(tenant: &ModelTenant) -> TenantRule {
     }
 }
 
-fn victim(written: Written) -> VictimRule {
+/// Whom to ask for memory first, as a pool says it.
+pub fn victim(written: Written) -> VictimRule {
     match written {
         Written::MostRecentlyUsed => VictimRule::MostRecentlyUsed,
         Written::LeastRecentlyUsed => VictimRule::LeastRecentlyUsed,

@@ -1,8 +1,8 @@
 //! A GPU with more than one tenant: what each may hold, and what each is told about the others. Pure.
 
+use sluice_plan::direct::{rule, victim};
 use sluice_plan::written::{sharing, unsigned};
-use sluice_types::pool::VictimRule as WrittenVictim;
-use sluice_types::{GpuPool, ModelTenant};
+use sluice_types::GpuPool;
 use sluice_wire::config::{NeighbourhoodConfig, SidecarConfig, SidecarRecord};
 use sluice_wire::directive::{self, Directive, Fence, Neighbour, Sharing, TenantRule, VictimRule};
 
@@ -85,24 +85,6 @@ fn share_one(
 
 fn member(config: usize, seated: &Seated<'_>, share_bytes: u64) -> Member {
     Member { config, name: seated.config.name.clone(), share_bytes, rule: rule(seated.tenant) }
-}
-
-fn rule(tenant: &ModelTenant) -> TenantRule {
-    let spec = &tenant.spec;
-    TenantRule {
-        priority: spec.priority,
-        max_remapped_percent: unsigned(spec.memory.max_remapped_percent),
-        hibernate_after_seconds: Some(unsigned(spec.idle.hibernate_after_seconds)),
-        idle_after_seconds: unsigned(spec.idle.after_seconds),
-    }
-}
-
-fn victim(written: WrittenVictim) -> VictimRule {
-    match written {
-        WrittenVictim::MostRecentlyUsed => VictimRule::MostRecentlyUsed,
-        WrittenVictim::LeastRecentlyUsed => VictimRule::LeastRecentlyUsed,
-        WrittenVictim::FixedOrder => VictimRule::FixedOrder,
-    }
 }
 
 impl SharedGpu {
