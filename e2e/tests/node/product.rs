@@ -279,22 +279,27 @@ impl Product<'_> {
     }
 
     /// What people ask of a cluster.
-    fn is_explained(&self) {
-        let folder =
-            PathBuf::from(std::env::var_os("SLUICE_BIN_DIR").expect("images are there, so binaries are"));
-        let ask = |arguments: &[&str]| {
-            let mut command = Command::new(folder.join("kubectl-sluice"));
-            command
-                .args(arguments)
-                .args(["-n", &self.namespace])
-                .env("KUBECONFIG", self.node.api().kubeconfig_path());
-            self.said(command.output().unwrap())
-        };
-        let explained = ask(&["explain", "chat"]);
+    async fn is_explained(&self) {
+        let explained = self.sluice(&["explain", "chat"]);
         assert!(explained.contains(&format!("{}/chat is ready.", self.namespace)), "{explained}");
         assert!(explained.contains("Its share of the GPU is"), "the leader was asked: {explained}");
-        let top = ask(&["top", "--once"]);
-        assert!(TENANTS.iter().all(|name| top.contains(&format!("{}/{name}", self.namespace))), "{top}");
+        let all = async || {
+            let top = self.sluice(&["top", "--once"]);
+            TENANTS.iter().all(|name| top.contains(&format!("{}/{name}", self.namespace))).then_some(())
+        };
+        self.wait("top tells of all three", all).await;
+    }
+
+    /// What the CLI says in the cluster.
+    fn sluice(&self, arguments: &[&str]) -> String {
+        let folder =
+            PathBuf::from(std::env::var_os("SLUICE_BIN_DIR").expect("images are there, so binaries are"));
+        let mut command = Command::new(folder.join("kubectl-sluice"));
+        command
+            .args(arguments)
+            .args(["-n", &self.namespace])
+            .env("KUBECONFIG", self.node.api().kubeconfig_path());
+        self.said(command.output().unwrap())
     }
 
     /// A second slot on a second GPU comes and goes, and no stream is cut.
@@ -353,7 +358,7 @@ fn from_helm_install_to_answers_lent_memory_scaling_and_the_end() {
         let hub = Hub::start("10.244.0.1", "tests/story", &folder);
         product.serves(&hub, golden.as_deref()).await;
         product.lends().await;
-        product.is_explained();
+        product.is_explained().await;
         product.scales().await;
         product.goes().await;
     });

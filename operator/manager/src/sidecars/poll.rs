@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use sluice_wire::state::{GpuState, TenantReport};
+use sluice_wire::state::{GpuState, Phase, TenantReport};
 use tokio::sync::watch;
 
 use super::call::{Address, Way};
@@ -86,8 +86,7 @@ pub(super) async fn follow(
             continue;
         }
         let came = asked.next(&way, &all).await;
-        let failed = matches!(came, Came::Nothing(_));
-        wait = if failed && asked.failures < all.len() { SOON } else { spread.around(EVERY) };
+        wait = asked.wait(&came, all.len()).unwrap_or_else(|| spread.around(EVERY));
         if board.take(&key, came, now_ms()) {
             // Nobody listens once the operator ends.
             let _ = notices.send(News::Read(key.clone()));
@@ -101,6 +100,10 @@ struct Asked {
     turn: usize,
     failures: usize,
     last: Option<(Address, HeaderValue)>,
+    /// The last states are on their way to others.
+    passing: bool,
+    /// Readings in a row of such states.
+    passed: u32,
 }
 
 impl Asked {
@@ -111,13 +114,36 @@ impl Asked {
         match &came {
             Came::Nothing(_) => (self.turn, self.failures) = (self.turn.wrapping_add(1), self.failures + 1),
             Came::Same => self.failures = 0,
-            Came::States(_, tag) => {
+            Came::States(tenants, tag) => {
                 self.failures = 0;
+                self.passing = passing(tenants, all.len());
                 self.last = tag.clone().map(|tag| (address.clone(), tag));
             }
         }
         came
     }
+
+    /// How soon to ask again after `came`; `None` = in its time.
+    fn wait(&mut self, came: &Came, sidecars: usize) -> Option<Duration> {
+        if matches!(came, Came::Nothing(_)) {
+            return (self.failures < sidecars).then_some(SOON);
+        }
+        self.passed = if self.passing { self.passed.saturating_add(1) } else { 0 };
+        let wait = SOON * 2_u32.saturating_pow(self.passed.saturating_sub(1));
+        // Who loads for ever is asked no more often than others in the end.
+        (self.passing && wait < EVERY).then_some(wait)
+    }
+}
+
+/// Whether somebody is about to tell something else: what is seen of a start would be told of for half a minute.
+fn passing(tenants: &[TenantReport], sidecars: usize) -> bool {
+    let on_its_way = |report: &TenantReport| match report {
+        TenantReport::State(state) => {
+            matches!(state.phase, Phase::Loading | Phase::Waking | Phase::EngineLost | Phase::Draining)
+        }
+        TenantReport::Unreachable { .. } => true,
+    };
+    tenants.len() < sidecars || tenants.iter().any(on_its_way)
 }
 
 /// Random times, so that a thousand GPUs are not read at once.

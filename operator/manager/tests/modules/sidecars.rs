@@ -13,7 +13,7 @@ use sluice_operator::sidecars::push::{Fared, Fences, deliver};
 use sluice_operator::sidecars::{Gpu, GpuKey, News, Sidecars, Target, poll};
 use sluice_wire::Directive;
 use sluice_wire::directive::Fence;
-use sluice_wire::state::{GpuState, State, TenantReport};
+use sluice_wire::state::{GpuState, Phase, State, TenantReport};
 use tokio::sync::{mpsc, watch};
 
 use super::stub::{Came, Stub, now, operator};
@@ -124,10 +124,11 @@ async fn nobody_else_is_told_and_nobody_is_told_without_a_certificate() {
     assert!(ask(&hasty, &silent).await.is_err());
 }
 
-fn states(names: &[&str]) -> GpuState {
+fn states(names: &[&str], phase: Phase) -> GpuState {
     let report = |name: &&str| {
         let mut state = State::default();
         (state.tenant.namespace, state.tenant.name) = ("ns".into(), (*name).to_owned());
+        state.phase = phase;
         state.moves = vec![sluice_wire::state::Move::default(); 64];
         TenantReport::State(Box::new(state))
     };
@@ -141,7 +142,7 @@ fn told(came: &Came) -> Response {
     if came.if_none_match.as_deref() == Some("W/\"1\"") {
         return StatusCode::NOT_MODIFIED.into_response();
     }
-    ([(header::ETAG, "W/\"1\"")], Json(states(&["story", "code"]))).into_response()
+    ([(header::ETAG, "W/\"1\"")], Json(states(&["story", "code"], Phase::Active))).into_response()
 }
 
 #[tokio::test]
@@ -240,6 +241,26 @@ async fn when_one_does_not_answer_another_is_asked() {
     until(&mut news, |news| *news == News::Read(key())).await;
     let reading = sidecars.reading(&key()).unwrap();
     assert_eq!((reading.problem, reading.tenants.len()), (None, 2));
+}
+
+#[tokio::test]
+async fn a_gpu_on_which_somebody_loads_is_read_again_soon() {
+    let world = world();
+    let mut phases = vec![Phase::Idle, Phase::Loading];
+    let stub = Stub::start(&world.authorities, "story", move |came| match came.line.starts_with("PUT") {
+        true => told(came),
+        false => Json(states(&["story"], phases.pop().unwrap_or(Phase::Idle))).into_response(),
+    });
+    let stub = stub.await;
+    let (sender, mut news) = mpsc::unbounded_channel();
+    let mut sidecars = Sidecars::new(world.way.clone(), 7, sender);
+    sidecars.set("ns", "p", vec![gpu(&[&stub], &directive())]);
+    until(&mut news, |news| *news == News::Read(key())).await;
+    // In its time it would be 27 s at least, more than `until` waits.
+    until(&mut news, |news| *news == News::Read(key())).await;
+    let reading = sidecars.reading(&key()).unwrap();
+    let TenantReport::State(state) = &reading.tenants[0] else { panic!("a state") };
+    assert_eq!(state.phase, Phase::Idle);
 }
 
 #[tokio::test]
