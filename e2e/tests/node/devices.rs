@@ -20,21 +20,18 @@ const WAITS: &str = "registry.k8s.io/pause:3.10.1";
 
 /// Installs the chart; only the driver's image is there.
 fn install(node: &Node, namespace: &str) {
+    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/sluice");
+    let values = ["--set", "trial.enabled=true,trial.memory=96Mi,operator.replicas=1"];
+    let install =
+        ["install", "sluice", chart, "--namespace", namespace, "--take-ownership", "--force-conflicts"];
+    helm(node, &[&install[..], &values].concat());
+}
+
+fn helm(node: &Node, arguments: &[&str]) {
     let home = tempfile::tempdir().unwrap();
     let mut helm = Command::new(Binaries::find().expect("a node has binaries").path("helm"));
     helm.env("HOME", home.path()).env("KUBECONFIG", node.api().kubeconfig_path());
-    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/sluice");
-    helm.args([
-        "install",
-        "sluice",
-        chart,
-        "--namespace",
-        namespace,
-        "--take-ownership",
-        "--force-conflicts",
-    ]);
-    helm.args(["--set", "trial.enabled=true,trial.memory=96Mi,operator.replicas=1"]);
-    let output = helm.output().unwrap();
+    let output = helm.args(arguments).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -124,7 +121,8 @@ fn pods_of_a_claim_share_a_folder_and_what_is_wrong_with_a_claim_is_told() {
     on_node(async |node| {
         let Some(_) = node.image("devices").filter(|_| node.api().is_ours()) else { return };
         let client = node.api().client().await;
-        install(node, &node.api().namespace("system").await);
+        let system = node.api().namespace("system").await;
+        install(node, &system);
         let slice = published(&client).await;
         assert_eq!(slice.spec.devices.unwrap()[0].name, "gpu-0");
 
@@ -160,6 +158,8 @@ fn pods_of_a_claim_share_a_folder_and_what_is_wrong_with_a_claim_is_told() {
         let told = refusal(&client, &namespace, "three").await;
         assert!(told.contains("request gpu: memory 97Mi is more than device gpu-"), "{told}");
         pods.delete("three", &DeleteParams::default()).await.unwrap();
+        // The next test's driver would be a second one of that name. The operator's image, whose hook it is, is not there.
+        helm(node, &["uninstall", "sluice", "--namespace", &system, "--no-hooks", "--wait"]);
     });
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod devices;
+mod installed;
 mod left_behind;
 mod pods;
 mod product;
