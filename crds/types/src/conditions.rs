@@ -72,8 +72,10 @@ names! {
         ModelLargerThanGpu,
         /// `Accepted`: image volumes need Kubernetes 1.36.
         ImageVolumesUnsupported,
-        /// `Accepted`: KV of `maxModelLen` fits neither `guaranteedKv` nor the host tier.
+        /// `Accepted`: KV of one sequence of `maxModelLen` exceeds `kvLimit`.
         ContextDoesNotFit,
+        /// `Accepted`: a block of KV is larger than the pool's chunks.
+        ChunkTooSmall,
         /// `Accepted`: no pool of that name in the namespace.
         PoolNotFound,
         /// `Accepted`: the pool has no group of that name.

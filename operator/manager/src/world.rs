@@ -3,6 +3,7 @@
 mod child;
 mod claim;
 mod device;
+mod load;
 mod mirror;
 mod node;
 mod pod;
@@ -48,6 +49,8 @@ pub struct World {
     pub refusals: Mirror<Refusal>,
     /// Nodes. Their unit is empty.
     pub nodes: Mirror<NodeSeen>,
+    /// What pods of others ask nodes for. Their unit is empty.
+    pub loads: Mirror<load::Load>,
     /// Devices of ResourceSlices, by the name of their slice. Their unit is empty.
     pub slices: Mirror<device::Slice>,
     /// All other objects of ours, by kind.
@@ -65,6 +68,7 @@ impl Default for World {
             inspections: Mirror::new(|a, b| a == b),
             refusals: Mirror::new(|a, b| a == b),
             nodes: Mirror::new(|a, b| a == b),
+            loads: Mirror::new(|a, b| a == b),
             slices: Mirror::new(|a, b| a == b),
             children: children.map(|kind| (kind, Mirror::new(ChildSeen::same))).collect(),
         }
@@ -102,6 +106,24 @@ impl World {
             Some(SlotSeen { tenant: child.tenant?, index: child.slot?, claim })
         };
         self.children(Kind::Deployment).of(unit).into_iter().filter_map(|(_, child)| slot(child)).collect()
+    }
+
+    /// What pods ask of each node, bytes; those that are on their way out do not count.
+    pub fn requested_bytes(&self) -> BTreeMap<String, u64> {
+        let mut nodes = BTreeMap::<String, u64>::new();
+        let mut add = |node: &str, bytes: u64| match nodes.get_mut(node) {
+            Some(sum) => *sum = sum.saturating_add(bytes),
+            None => drop(nodes.insert(node.to_owned(), bytes)),
+        };
+        self.loads.all(|_, _, load| -> Option<()> {
+            add(&load.node, load.bytes);
+            None
+        });
+        self.pods.all(|_, _, pod| -> Option<()> {
+            add(pod.node.as_ref().filter(|_| !pod.deleting)?, pod.memory_bytes);
+            None
+        });
+        nodes
     }
 
     /// How many objects each mirror has, by what it mirrors.

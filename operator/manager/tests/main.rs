@@ -6,5 +6,6 @@
 mod fakes;
 mod leading;
 mod placing;
+mod pods;
 mod serving;
 mod stage;

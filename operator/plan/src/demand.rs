@@ -78,17 +78,85 @@ fn least_layers(spec: &ModelTenantSpec, layers: u32, policy: Policy) -> u32 {
 }
 
 /// Chunks of KV that the tenant can always hold: what it asks for, within its limit, and never less than one sequence of
-/// the longest kind. Blocks of 16 tokens of a layer never straddle two chunks.
+/// the longest kind.
 fn kv_chunks(spec: &ModelTenantSpec, model: &Geometry, chunk_bytes: u64) -> u64 {
-    const BLOCK_TOKENS: u64 = 16;
-    let (memory, layers) = (&spec.memory, u64::from(model.layers.max(1)));
-    let longest = spec.model.max_model_len.and_then(|tokens| u32::try_from(tokens).ok());
-    let block = (BLOCK_TOKENS * model.kv_bytes_per_token / layers).max(1);
-    let blocks = u64::from(longest.unwrap_or(model.max_model_len)).div_ceil(BLOCK_TOKENS) * layers;
-    let sequence = blocks.div_ceil((chunk_bytes / block).max(1));
+    let memory = &spec.memory;
     let limit = memory.kv_limit.as_ref().map_or(u64::MAX, |limit| limit.bytes() / chunk_bytes);
     let asked = memory.guaranteed_kv.as_ref().map_or(0, |asked| asked.bytes().div_ceil(chunk_bytes));
-    asked.min(limit).max(sequence)
+    asked.min(limit).max(Sequence::of(spec, model).chunks(chunk_bytes))
+}
+
+/// KV of the longest sequence that a tenant serves: blocks of 16 tokens of a layer, which never straddle two chunks.
+struct Sequence {
+    tokens: u32,
+    block_bytes: u64,
+    blocks: u64,
+}
+
+impl Sequence {
+    fn of(spec: &ModelTenantSpec, model: &Geometry) -> Sequence {
+        const BLOCK_TOKENS: u64 = 16;
+        let layers = u64::from(model.layers.max(1));
+        let longest = spec.model.max_model_len.and_then(|tokens| u32::try_from(tokens).ok());
+        let tokens = longest.unwrap_or(model.max_model_len);
+        Sequence {
+            tokens,
+            block_bytes: (BLOCK_TOKENS * model.kv_bytes_per_token / layers).max(1),
+            blocks: u64::from(tokens).div_ceil(BLOCK_TOKENS) * layers,
+        }
+    }
+
+    fn chunks(&self, chunk_bytes: u64) -> u64 {
+        self.blocks.div_ceil((chunk_bytes / self.block_bytes).max(1))
+    }
+}
+
+/// Why a tenant's KV could be held nowhere, whatever room there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    /// A block of KV is larger than what memory is handed out in.
+    #[error(
+        "16 tokens' KV of a layer take {block_bytes} bytes and never straddle two chunks, and a chunk of the pool has \
+         {chunk_bytes}; raise device.host.chunkBytes of the pool"
+    )]
+    Block {
+        /// The block, bytes.
+        block_bytes: u64,
+        /// A chunk, bytes.
+        chunk_bytes: u64,
+    },
+    /// One sequence of the longest kind exceeds the tenant's limit.
+    #[error(
+        "spec.memory.kvLimit: KV of one sequence of {tokens} tokens (spec.model.maxModelLen) takes {needed_bytes} bytes, the \
+         limit holds {limit_bytes}; lower the one or raise the other"
+    )]
+    Context {
+        /// Tokens of the sequence.
+        tokens: u32,
+        /// Whole chunks of it, bytes.
+        needed_bytes: u64,
+        /// Whole chunks of the limit, bytes.
+        limit_bytes: u64,
+    },
+}
+
+/// Whether the KV of a tenant's longest sequence can be held at all. A proxied engine's is not ours.
+///
+/// # Errors
+/// [`Unfit`].
+pub fn fits(spec: &ModelTenantSpec, model: &Geometry, terms: &Terms) -> Result<(), Unfit> {
+    let (sequence, chunk_bytes) = (Sequence::of(spec, model), terms.chunk_bytes);
+    if spec.engine.kind != EngineKind::Native {
+        return Ok(());
+    }
+    if sequence.block_bytes > chunk_bytes {
+        return Err(Unfit::Block { block_bytes: sequence.block_bytes, chunk_bytes });
+    }
+    let Some(limit) = &spec.memory.kv_limit else { return Ok(()) };
+    let (needed_bytes, limit_bytes) =
+        (sequence.chunks(chunk_bytes) * chunk_bytes, limit.bytes() / chunk_bytes * chunk_bytes);
+    let unfit = Unfit::Context { tokens: sequence.tokens, needed_bytes, limit_bytes };
+    if needed_bytes > limit_bytes { Err(unfit) } else { Ok(()) }
 }
 
 /// Master copy, host tier, the sidecar itself and its streams, and 5 % more. Before a proxied engine the sidecar keeps neither

@@ -119,25 +119,21 @@ pub fn victim(written: Written) -> VictimRule {
     }
 }
 
-/// Inactive ones first, then low priorities, then as the rule says. Who has reported nothing comes last among its equals.
 fn order(others: &mut [&Member<'_>], victim: VictimRule) {
-    let last_used =
-        |other: &Member<'_>| other.activity.as_ref().and_then(|activity| activity.last_used_unix_ms);
-    let active = |other: &Member<'_>| {
-        other.activity.as_ref().is_none_or(|activity| activity.inactive_since_unix_ms.is_none())
-    };
-    let key = |other: &&Member<'_>| {
-        let used = last_used(other);
-        let recency = match (victim, used) {
-            (_, None) => (true, 0),
-            (VictimRule::MostRecentlyUsed, Some(used)) => (false, u64::MAX - used),
-            (VictimRule::LeastRecentlyUsed | VictimRule::FixedOrder, Some(used)) => (false, used),
-        };
-        (active(other), other.tenant.spec.priority, recency)
-    };
     if victim != VictimRule::FixedOrder {
-        others.sort_by_key(key);
+        others.sort_by_key(|other| turn(other.activity.as_ref(), other.tenant.spec.priority, victim));
     }
+}
+
+/// Place of a tenant among those that are asked for memory, first ones first: inactive ones, then low priorities, then as the
+/// rule says. Who has reported nothing comes last among its equals.
+pub(crate) fn turn(activity: Option<&Activity>, priority: i32, victim: VictimRule) -> impl Ord + use<> {
+    let recency = match (victim, activity.and_then(|activity| activity.last_used_unix_ms)) {
+        (_, None) => (true, 0),
+        (VictimRule::MostRecentlyUsed, Some(used)) => (false, u64::MAX - used),
+        (VictimRule::LeastRecentlyUsed | VictimRule::FixedOrder, Some(used)) => (false, used),
+    };
+    (activity.is_none_or(|activity| activity.inactive_since_unix_ms.is_none()), priority, recency)
 }
 
 /// What was told last, and when its order changed last.

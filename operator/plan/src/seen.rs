@@ -6,6 +6,7 @@ use sluice_types::pool::SharingMode;
 use sluice_types::tenant::{SlotState, TenantMemoryStatus};
 
 use sluice_wire::geometry::{Geometry, Refusal};
+use sluice_wire::state::Activity;
 
 use crate::objects::of_claim_name;
 
@@ -90,6 +91,8 @@ pub struct PodSeen {
     pub deleting: bool,
     /// It is ready: requests are answered or held.
     pub ready: bool,
+    /// Memory that it asks its node for, bytes.
+    pub memory_bytes: u64,
     /// Why no node takes it.
     pub unscheduled: Option<String>,
     /// Why its claim could not be prepared.
@@ -109,6 +112,15 @@ pub struct NodeSeen {
     pub cordoned: bool,
     /// Memory that pods may take, bytes.
     pub allocatable_bytes: u64,
+    /// What its pods ask for, ours among them, bytes. Those that are on their way out do not count.
+    pub requested_bytes: u64,
+}
+
+impl NodeSeen {
+    /// Memory for pods that ask for `own_bytes` now: what no other pod has asked for, bytes.
+    pub(crate) const fn left_bytes(&self, own_bytes: u64) -> u64 {
+        self.allocatable_bytes.saturating_sub(self.requested_bytes.saturating_sub(own_bytes))
+    }
 }
 
 /// What a slot's sidecar told.
@@ -124,6 +136,8 @@ pub struct Report {
     pub idle_since: Option<i64>,
     /// When layers were last remapped or came back, seconds since 1970.
     pub last_remap: Option<i64>,
+    /// Whether it is of use, and when it last was.
+    pub activity: Activity,
     /// Memory.
     pub memory: TenantMemoryStatus,
 }
@@ -151,6 +165,8 @@ pub(crate) struct OfGpu<'a> {
     pub claims: Vec<(u32, &'a ClaimSeen)>,
     /// Epochs that Deployments on it name.
     pub slots: Vec<u32>,
+    /// Pods of its slots, whichever claim they name, that are to stay.
+    pods: Vec<&'a PodSeen>,
 }
 
 impl<'a> Index<'a> {
@@ -165,6 +181,11 @@ impl<'a> Index<'a> {
             if let Some((gpu, epoch)) = of_claim_name(&slot.claim) {
                 index.gpus.entry(gpu).or_default().slots.push(epoch);
                 index.tenants.entry(&slot.tenant).or_default().push((slot.index, gpu));
+            }
+        }
+        for pod in seen.pods.iter().filter(|pod| !pod.deleting) {
+            if let Some((gpu, _)) = of_claim_name(&pod.claim) {
+                index.gpus.entry(gpu).or_default().pods.push(pod);
             }
         }
         index
@@ -185,5 +206,11 @@ impl<'a> OfGpu<'a> {
     pub fn claim(&self) -> Option<&'a ClaimSeen> {
         let staying = self.claims.iter().filter(|(_, claim)| !claim.deleting);
         staying.max_by_key(|(epoch, _)| epoch).map(|(_, claim)| *claim)
+    }
+
+    /// What its pods ask of the node that it is on, bytes.
+    pub fn requested_bytes(&self, device: Option<&DeviceSeen>) -> u64 {
+        let on = device.and_then(|device| device.node.as_ref());
+        self.pods.iter().filter(|pod| pod.node.as_ref() == on).map(|pod| pod.memory_bytes).sum()
     }
 }

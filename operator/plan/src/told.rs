@@ -25,6 +25,7 @@ pub fn report(state: &State) -> Report {
         failure: state.engine.failure.clone(),
         idle_since: state.idle_since_unix_ms.map(seconds),
         last_remap: last_remap(state),
+        activity: state.activity.clone(),
         memory: memory(state),
     }
 }

@@ -11,7 +11,7 @@ use sluice_types::{GpuPool, ModelTenant};
 use sluice_wire::geometry::Refusal;
 
 use crate::accept::{Cluster, accepted};
-use crate::demand::{Demand, Geometry, Terms, demand};
+use crate::demand::{Demand, Geometry, Terms, Unfit, demand, fits};
 use crate::epoch::{Epoch, Rule, epoch};
 use crate::geometry::{self, threads};
 use crate::gpu::{Gpu, Known, gpus};
@@ -176,7 +176,20 @@ fn admitted<'a>(given: &Given<'a>, tenant: &'a ModelTenant) -> TenantPlan<'a> {
     if accepted.truth == Truth::True && model.is_none() {
         accepted = verdict.unwrap_or(accepted);
     }
+    if let (Truth::True, Some(model), Some(pool)) = (accepted.truth, &model, given.pool) {
+        accepted =
+            fits(&tenant.spec, model, &terms(pool)).map_or_else(|unfit| holdless(&unfit), |()| accepted);
+    }
     TenantPlan { tenant, accepted, model, inspected, refusal, slots: Vec::new() }
+}
+
+/// The condition `Accepted` of a tenant whose KV could be held nowhere.
+fn holdless(unfit: &Unfit) -> Finding {
+    let reason = match unfit {
+        Unfit::Block { .. } => Reason::ChunkTooSmall,
+        Unfit::Context { .. } => Reason::ContextDoesNotFit,
+    };
+    Finding::no(reason, unfit.to_string())
 }
 
 /// What the last inspection found wrong stays true until another one says otherwise: its pods are gone after a while.
@@ -196,7 +209,7 @@ fn known(index: &Index<'_>, seen: &Seen, gpu: &str) -> Known {
     let node = device.and_then(|device| seen.nodes.get(device.node.as_ref()?));
     Known {
         capacity_bytes: device.and_then(|device| device.capacity_bytes),
-        node_bytes: node.map(|node| node.allocatable_bytes),
+        node_bytes: node.map(|node| node.left_bytes(own.requested_bytes(device))),
         mode: claim.mode.filter(|_| !own.slots.is_empty()),
     }
 }

@@ -1,6 +1,6 @@
 //! What a slot takes. Expected values are worked out by hand from DESIGN 1 and DESIGN-kubernetes 2.
 
-use sluice_plan::demand::{Demand, Terms, demand};
+use sluice_plan::demand::{Demand, Terms, Unfit, demand, fits};
 use sluice_types::pool::Policy;
 use sluice_types::{ModelTenantSpec, Quantity};
 
@@ -52,6 +52,27 @@ fn guaranteed_kv_is_what_is_asked_for_and_at_least_one_sequence() {
         s.memory.kv_limit = Some(Quantity::from_bytes(6 * MIB));
     };
     assert_eq!(with(&limited), 6);
+}
+
+#[test]
+fn kv_that_nothing_can_hold_is_refused_with_both_numbers() {
+    let fit = |change: &dyn Fn(&mut ModelTenantSpec), chunk_bytes| {
+        let mut spec = spec();
+        change(&mut spec);
+        fits(&spec, &MODEL, &Terms { chunk_bytes, ..TERMS })
+    };
+    let limit = |bytes| move |s: &mut ModelTenantSpec| s.memory.kv_limit = Some(Quantity::from_bytes(bytes));
+    // Of a sequence of 4,096 tokens: four chunks, as above.
+    assert_eq!(fit(&limit(4 * MIB), MIB), Ok(()));
+    let refused = Unfit::Context { tokens: 4096, needed_bytes: 4 * MIB, limit_bytes: 3 * MIB };
+    assert_eq!(fit(&limit(4 * MIB - 1), MIB), Err(refused));
+    let shorter = |s: &mut ModelTenantSpec| (s.model.max_model_len, s.memory.kv_limit) = (Some(64), None);
+    assert_eq!(fit(&shorter, MIB), Ok(()));
+    // 16 tokens of a layer: 16 KiB over ten layers.
+    assert_eq!(fit(&|_| (), 1639), Ok(()));
+    assert_eq!(fit(&|_| (), 1024), Err(Unfit::Block { block_bytes: 1638, chunk_bytes: 1024 }));
+    let proxied = |s: &mut ModelTenantSpec| s.engine.kind = sluice_types::tenant::EngineKind::Vllm;
+    assert_eq!(fit(&proxied, 1024), Ok(()), "its KV is its engine's");
 }
 
 #[test]

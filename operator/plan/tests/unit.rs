@@ -5,9 +5,12 @@ use std::collections::BTreeMap;
 use serde_json::json;
 use sluice_plan::accept::Cluster;
 use sluice_plan::objects::claim_digest;
-use sluice_plan::seen::{ClaimSeen, DeviceSeen, NodeSeen, PodSeen, Seen, SlotSeen};
+use sluice_plan::report::{pool_status, tenant_status};
+use sluice_plan::seen::{ClaimSeen, DeviceSeen, NodeSeen, PodSeen, Report, Seen, SlotSeen};
+use sluice_plan::told::report;
 use sluice_plan::unit::{Given, plan};
 use sluice_types::{GpuPool, ModelTenant};
+use sluice_wire::state::{Activity, State};
 
 use super::world::{first, host_pool, tenant};
 
@@ -46,10 +49,8 @@ fn inspected() -> ModelTenant {
 /// Epoch of the first GPU, whether a change waits, and when to look again.
 fn epoch(pool: &GpuPool, seen: &Seen) -> Option<(u32, bool, Option<i64>)> {
     let tenant = inspected();
-    let cluster = Cluster { image_volumes: true };
-    let given =
-        Given { pool: Some(pool), tenants: &[&tenant], seen, cluster, grace_seconds: GRACE, now: NOW };
-    let plan = plan(&given);
+    let tenants = [&tenant];
+    let plan = plan(&given(pool, &tenants, seen));
     plan.gpus[0].epoch.map(|epoch| (epoch.number, epoch.waits, plan.look_again()))
 }
 
@@ -107,4 +108,99 @@ fn a_change_waits_for_tenants_unless_it_may_disturb_them() {
     assert_eq!(epoch(&pool, &empty), Some((5, false, None)));
     pool.spec.update_policy = sluice_types::pool::UpdatePolicy::Disruptive;
     assert_eq!(epoch(&pool, &seen), Some((5, false, None)));
+}
+
+#[test]
+fn other_pods_of_a_node_take_host_memory_and_those_of_the_gpu_do_not() {
+    let (pool, tenant) = (host_pool(), inspected());
+    let tenants = [&tenant];
+    let needs = {
+        let seen = settled(&pool);
+        let planned = plan(&given(&pool, &tenants, &seen));
+        planned.tenants[0].slots[0].demand.host_bytes
+    };
+    let fits = |requested_bytes: u64, own: &PodSeen| {
+        let mut seen = settled(&pool);
+        let allocatable_bytes = needs + 100;
+        seen.nodes.insert(
+            "a".into(),
+            NodeSeen { allocatable_bytes, requested_bytes, lost_since: None, cordoned: false },
+        );
+        seen.pods = vec![own.clone()];
+        plan(&given(&pool, &tenants, &seen)).tenants[0].slots[0].on.is_ok()
+    };
+    let none = PodSeen::default();
+    assert!(fits(100, &none));
+    assert!(!fits(101, &none), "the node has no room for it");
+    let own = PodSeen {
+        claim: "p-chat-0-e3".into(),
+        node: Some("a".into()),
+        memory_bytes: needs,
+        ..PodSeen::default()
+    };
+    assert!(fits(100 + needs, &own), "its own pod, of whichever epoch, is no other");
+    assert!(
+        !fits(100 + needs, &PodSeen { deleting: true, ..own.clone() }),
+        "what leaves is not in the sum either"
+    );
+    assert!(!fits(100 + needs, &PodSeen { node: Some("b".into()), ..own }));
+}
+
+fn given<'a>(pool: &'a GpuPool, tenants: &'a [&'a ModelTenant], seen: &'a Seen) -> Given<'a> {
+    let cluster = Cluster { image_volumes: true };
+    Given { pool: Some(pool), tenants, seen, cluster, grace_seconds: GRACE, now: NOW }
+}
+
+#[test]
+fn a_pool_tells_whom_it_would_ask_for_memory() {
+    let mut pool = host_pool();
+    let mut seen = settled(&pool);
+    let names = ["busy", "old", "recent", "silent"];
+    let tenants = names.map(|name| {
+        let mut tenant = inspected();
+        tenant.metadata.name = Some(name.into());
+        tenant
+    });
+    seen.slots =
+        names.map(|name| SlotSeen { tenant: name.into(), index: 0, claim: "p-chat-0-e4".into() }).into();
+    let used = |inactive_since_unix_ms, last| Report {
+        activity: Activity { inactive_since_unix_ms, last_used_unix_ms: Some(last), ..Activity::default() },
+        ..report(&State::default())
+    };
+    let told = [("busy", used(None, 90)), ("old", used(Some(1), 10)), ("recent", used(Some(1), 50))];
+    let told = told.map(|(name, report)| ((name.to_owned(), "p-chat-0".to_owned()), report));
+    seen.reports = BTreeMap::from(told);
+    let tenants: Vec<&ModelTenant> = tenants.iter().collect();
+    let order = |pool: &GpuPool| {
+        let given = given(pool, &tenants, &seen);
+        pool_status(&given, &plan(&given), pool).gpus.remove(0).victim_order
+    };
+    assert_eq!(order(&pool), ["recent", "old"], "who is active or has said nothing is no victim yet");
+    pool.spec.remap.victim = sluice_types::pool::VictimRule::FixedOrder;
+    assert_eq!(order(&pool), ["old", "recent"]);
+}
+
+#[test]
+fn a_tenant_whose_kv_fits_nowhere_is_not_accepted() {
+    let reason = |change: &dyn Fn(&mut GpuPool, &mut ModelTenant)| {
+        let (mut pool, mut tenant) = (host_pool(), inspected());
+        change(&mut pool, &mut tenant);
+        let (seen, tenants) = (Seen::default(), [&tenant]);
+        let given = given(&pool, &tenants, &seen);
+        let plan = plan(&given);
+        let status = tenant_status(&given, &plan, &plan.tenants[0]);
+        let accepted = status.conditions.into_iter().find(|one| one.type_ == "Accepted").unwrap();
+        (accepted.reason, accepted.message)
+    };
+    assert_eq!(reason(&|_, _| ()).0, "AsExpected");
+    let (short, message) = reason(&|_, tenant| {
+        tenant.spec.memory.kv_limit = Some(sluice_types::Quantity::from_bytes(1 << 16));
+    });
+    assert_eq!(short, "ContextDoesNotFit");
+    assert!(message.contains("spec.memory.kvLimit") && message.contains("1024 tokens"), "{message}");
+    let (small, _) = reason(&|pool, _| {
+        let host = pool.spec.device.as_mut().unwrap().host.as_mut().unwrap();
+        host.chunk_bytes = sluice_types::Quantity::from_bytes(1 << 10);
+    });
+    assert_eq!(small, "ChunkTooSmall");
 }

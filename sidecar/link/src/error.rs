@@ -40,6 +40,11 @@ pub enum LinkError {
         /// User of the peer.
         theirs: u32,
     },
+    /// A process that this one cannot see connected, so that its death could not be seen either.
+    #[error(
+        "the peer runs in a process namespace that this one does not see; its pod needs shareProcessNamespace"
+    )]
+    PeerUnseen,
     /// The setup cannot be served.
     #[error(transparent)]
     Setup(#[from] crate::message::SetupError),

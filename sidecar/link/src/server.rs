@@ -1,14 +1,15 @@
 //! The sidecar's end: a listener, the handshake, and the two halves of a link to one engine.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::{Mode, chmod};
+use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with, sockopt,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
 };
 use sluice_policy::action::Reback;
 use sluice_policy::ids::{ActionId, StepId};
@@ -59,10 +60,12 @@ impl Listener {
             return Ok(None);
         }
         let socket = accept_with(&self.socket, SocketFlags::CLOEXEC).map_err(kernel("accept4"))?;
-        let theirs = sockopt::socket_peercred(&socket).map_err(kernel("getsockopt(SO_PEERCRED)"))?.uid;
-        let ours = rustix::process::geteuid();
-        if theirs != ours {
-            return Err(LinkError::Peer { ours: ours.as_raw(), theirs: theirs.as_raw() });
+        let (theirs, ours) = (credentials(&socket)?, rustix::process::geteuid().as_raw());
+        if theirs.uid != ours {
+            return Err(LinkError::Peer { ours, theirs: theirs.uid });
+        }
+        if theirs.pid == 0 {
+            return Err(LinkError::PeerUnseen);
         }
         let (sender, receiver) = socket::split(socket, SEND_PATIENCE)?;
         Ok(Some(Connection { sender, receiver }))
@@ -85,6 +88,20 @@ impl Drop for Listener {
         // Nobody can be told; a path left behind is replaced by the next listener.
         let _ = std::fs::remove_file(&self.path);
     }
+}
+
+/// Who connected. `rustix` has no place for the 0 that stands for a process of a namespace that is not seen from here.
+fn credentials(socket: &OwnedFd) -> Result<libc::ucred, LinkError> {
+    let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut bytes = libc::socklen_t::try_from(size_of::<libc::ucred>()).unwrap_or(0);
+    let (to, level, name) = ((&raw mut found).cast(), libc::SOL_SOCKET, libc::SO_PEERCRED);
+    // SAFETY: `to` points to `bytes` writable bytes of a plain struct that outlives the call, and the kernel writes no more.
+    let refused = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, to, &raw mut bytes) } != 0;
+    if refused {
+        let errno = Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL);
+        return Err(kernel("getsockopt(SO_PEERCRED)")(errno));
+    }
+    Ok(found)
 }
 
 fn seqpacket() -> Result<OwnedFd, LinkError> {

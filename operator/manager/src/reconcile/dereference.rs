@@ -34,7 +34,8 @@ impl Operator {
         let claims = world.claims.of(unit);
         let tenants: Vec<_> = tenants.into_iter().map(|(_, tenant)| tenant).filter(staying).collect();
         let slots = world.slots(unit);
-        let nodes = claims.iter().filter_map(|(_, entry)| self.node(entry)).collect();
+        let requested = world.requested_bytes();
+        let nodes = claims.iter().filter_map(|(_, entry)| self.node(entry, &requested)).collect();
         Scene {
             pool: world.pools.get(&Name::new(unit.namespace.clone(), unit.pool.clone())),
             all_tenants_gone,
@@ -68,9 +69,11 @@ impl Operator {
         all
     }
 
-    fn node(&self, entry: &ClaimEntry) -> Option<(String, NodeSeen)> {
+    fn node(&self, entry: &ClaimEntry, requested: &BTreeMap<String, u64>) -> Option<(String, NodeSeen)> {
         let name = entry.claim.device.as_ref()?.node.clone()?;
-        Some((name.clone(), self.world.nodes.get(&Name::new("", name))?))
+        let node = self.world.nodes.get(&Name::new("", name.as_str()))?;
+        let requested_bytes = requested.get(&name).copied().unwrap_or(0);
+        Some((name, NodeSeen { requested_bytes, ..node }))
     }
 
     /// A driver's word counts until the pod runs.

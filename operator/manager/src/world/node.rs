@@ -22,5 +22,6 @@ pub fn node(node: &Node) -> NodeSeen {
         cordoned: node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true),
         // A node that says nothing of its memory limits nobody.
         allocatable_bytes: bytes.unwrap_or(u64::MAX),
+        requested_bytes: 0,
     }
 }

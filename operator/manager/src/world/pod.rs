@@ -6,6 +6,8 @@ use sluice_plan::objects::{FETCHING, SLOT, TENANT, TENANT_UID};
 use sluice_plan::seen::PodSeen;
 use sluice_wire::geometry::{self as wire, Geometry};
 
+use super::load::requested_bytes;
+
 /// Reasons for which a container waits and which do not pass by themselves.
 const FAILURES: [&str; 7] = [
     "CrashLoopBackOff",
@@ -36,6 +38,7 @@ pub fn pod(pod: &Pod) -> Option<PodSeen> {
         ip: status.pod_ip.clone(),
         deleting: pod.metadata.deletion_timestamp.is_some(),
         ready: condition("Ready").is_some_and(|ready| ready.status == "True"),
+        memory_bytes: requested_bytes(pod),
         unscheduled: unscheduled.map(|condition| condition.message.clone().unwrap_or_default()),
         refused: None,
         failing: failing(&status),

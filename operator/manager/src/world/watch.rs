@@ -26,6 +26,7 @@ use tokio::task::JoinSet;
 
 use super::child::version;
 use super::device::Slice;
+use super::load::{ON_NODES, load};
 use super::pod::{REFUSALS, inspection, pod, refusal};
 use super::{ChildSeen, ClaimEntry, Mirror, Name, Unit, World, node};
 use crate::queue::Queue;
@@ -63,6 +64,7 @@ pub fn watch_all(client: &Client, namespaces: &[String], feed: &Feed) -> JoinSet
         watch.child::<Service>(Kind::Service);
     }
     nodes(client, feed, &mut tasks);
+    loads(client, feed, &mut tasks);
     tasks
 }
 
@@ -213,6 +215,14 @@ fn nodes(client: &Client, feed: &Feed, tasks: &mut JoinSet<()>) {
             concerned(feed, on);
         },
     );
+}
+
+/// Pods of others: what they ask for is looked at when something else is.
+fn loads(client: &Client, feed: &Feed, tasks: &mut JoinSet<()>) {
+    let of_others = config().labels(&format!("{MANAGED_BY}!={MANAGER}")).fields(ON_NODES);
+    let pods = watch(Api::<Pod>::all(client.clone()), of_others);
+    let prune = |object: &Pod, _: &World| Some((Unit::default(), load(object)?));
+    follow(Follow { feed, tasks, scope: None }, pods, |world| &world.loads, prune, |_, _, _| ());
 }
 
 fn concerned(feed: &Feed, on: impl Fn(&ClaimEntry) -> bool) {

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 
 use sluice_types::conditions::{ConditionType, Reason};
 use sluice_types::pool::{GpuPoolStatus, GpuStatus};
-use sluice_types::{GpuPool, Quantity};
+use sluice_types::{GpuPool, ModelTenant, Quantity};
+use sluice_wire::directive::VictimRule;
 
 use super::{Change, alike, time};
+use crate::direct::{turn, victim};
 use crate::objects::{claim_name, name};
 use crate::place::Unplaced;
-use crate::seen::ClaimSeen;
+use crate::seen::{ClaimSeen, Report};
 use crate::status::{Finding, Findings, Truth, conditions};
 use crate::unit::{Given, Plan};
 
@@ -24,7 +26,7 @@ pub fn pool_status(given: &Given<'_>, plan: &Plan<'_>, pool: &GpuPool) -> GpuPoo
     GpuPoolStatus {
         conditions: conditions(&kinds, &before.conditions, &findings, generation, &time(given.now)),
         observed_generation: Some(generation),
-        gpus: (0..plan.gpus.len()).map(|gpu| gpu_status(given, plan, gpu, &before)).collect(),
+        gpus: (0..plan.gpus.len()).map(|gpu| gpu_status(given, plan, pool, gpu, &before)).collect(),
     }
 }
 
@@ -101,7 +103,13 @@ fn waiting(plan: &Plan<'_>) -> Finding {
     }
 }
 
-fn gpu_status(given: &Given<'_>, plan: &Plan<'_>, index: usize, before: &GpuPoolStatus) -> GpuStatus {
+fn gpu_status(
+    given: &Given<'_>,
+    plan: &Plan<'_>,
+    pool: &GpuPool,
+    index: usize,
+    before: &GpuPoolStatus,
+) -> GpuStatus {
     let planned = &plan.gpus[index];
     let before = before.gpus.iter().find(|gpu| gpu.name == planned.gpu.name);
     let claim = planned.epoch.map(|epoch| claim_name(&planned.gpu, epoch.number));
@@ -117,10 +125,25 @@ fn gpu_status(given: &Given<'_>, plan: &Plan<'_>, index: usize, before: &GpuPool
         effective_mode: claim.as_ref().map(|_| planned.gpu.sharing.mode),
         capacity: planned.gpu.capacity_bytes.map(Quantity::from_bytes),
         used: used(given, &planned.gpu.name, &tenants).or(before.and_then(|before| before.used.clone())),
-        victim_order: Vec::new(),
+        victim_order: victims(given, plan, pool, index),
         claim_name: claim,
         tenants,
     }
+}
+
+/// Tenants of a GPU that are of no use now, in the order in which they would give memory, by name under `FixedOrder`.
+fn victims(given: &Given<'_>, plan: &Plan<'_>, pool: &GpuPool, index: usize) -> Vec<String> {
+    let (rule, gpu) = (victim(pool.spec.remap.victim), &plan.gpus[index].gpu.name);
+    let inactive = plan.on(index).filter_map(|(planned, _)| {
+        let report = given.seen.reports.get(&(name(planned.tenant).to_owned(), gpu.clone()))?;
+        report.activity.inactive_since_unix_ms.is_some().then_some((planned.tenant, report))
+    });
+    let mut inactive: Vec<(&ModelTenant, &Report)> = inactive.collect();
+    inactive.sort_by_key(|(tenant, _)| name(*tenant));
+    if rule != VictimRule::FixedOrder {
+        inactive.sort_by_key(|(tenant, report)| turn(Some(&report.activity), tenant.spec.priority, rule));
+    }
+    inactive.into_iter().map(|(tenant, _)| name(tenant).to_owned()).collect()
 }
 
 /// What the GPU's tenants hold, as their sidecars told it; `None` = nobody has.

@@ -1,0 +1,95 @@
+//! What becomes of pods: what drivers refuse, downloads that end, what others take of a node.
+
+use k8s_openapi::api::core::v1::{Event, Pod};
+use kube::ResourceExt;
+use serde_json::{Value, json};
+use sluice_e2e::cluster::eventually;
+use sluice_types::ModelTenant;
+
+use super::stage::Stage;
+
+/// A slot whose model is downloaded, as far as its pod.
+async fn downloaded(stage: &Stage) -> Pod {
+    stage.pool(json!({})).await;
+    let source =
+        json!({"type": "HuggingFace", "huggingFace": {"repo": "a/b"}, "persistentVolumeClaim": null});
+    stage.tenant("t", json!({"model": {"source": source}})).await;
+    stage.inspected("t", 8).await;
+    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
+    let node = stage.node("a").await;
+    stage.allocate("p-chat-0-e1", &node).await;
+    let pod = stage.pod("t-0", "t-0-pod").await;
+    stage.condition("t", "DevicesAllocated", "True", "AsExpected").await;
+    pod
+}
+
+#[tokio::test]
+async fn what_a_driver_refuses_is_told_until_the_pod_runs() {
+    let Some(stage) = Stage::set("refused").await else { return };
+    let operator = stage.operator("one", &[]);
+    let pod = downloaded(&stage).await;
+    let said = "host.sluice.dev: memory 96Mi exceeds what the node lends";
+    stage.create(&event(&stage, &pod, "FailedPrepareDynamicResources", said)).await;
+    let refused = stage.condition("t", "DevicesAllocated", "False", "DriverRefused").await;
+    assert!(refused.message.ends_with(said), "{}", refused.message);
+    stage.condition("t", "Ready", "False", "DriverRefused").await;
+    stage.run("t-0-pod", &format!("{}-a", stage.namespace)).await;
+    stage.condition("t", "DevicesAllocated", "True", "AsExpected").await;
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+}
+
+fn event(stage: &Stage, pod: &Pod, reason: &str, message: &str) -> Event {
+    let involved =
+        json!({"kind": "Pod", "namespace": stage.namespace, "name": pod.name_any(), "uid": pod.uid()});
+    let event = json!({"metadata": {"name": "refused.1"}, "involvedObject": involved, "reason": reason,
+        "message": message, "type": "Warning"});
+    serde_json::from_value(event).unwrap()
+}
+
+#[tokio::test]
+async fn a_pod_that_has_its_model_loses_the_label_that_lets_it_out() {
+    let Some(stage) = Stage::set("fetched").await else { return };
+    let operator = stage.operator("one", &[]);
+    let pod = downloaded(&stage).await;
+    assert_eq!(pod.labels()["sluice.dev/fetching"], "true");
+    let fetch = |state: Value| {
+        let status = json!({"name": "fetch", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state});
+        json!({"phase": "Pending", "initContainerStatuses": [status]})
+    };
+    let failed = json!({"terminated": {"exitCode": 1}});
+    stage.set_status::<Pod>("t-0-pod", fetch(failed)).await;
+    stage.calm().await;
+    let label = async || {
+        stage.api::<Pod>().get("t-0-pod").await.unwrap().labels().get("sluice.dev/fetching").cloned()
+    };
+    assert_eq!(label().await.as_deref(), Some("true"), "it is tried again, and needs its way out");
+    stage.set_status::<Pod>("t-0-pod", fetch(json!({"terminated": {"exitCode": 0}}))).await;
+    eventually("the label is off", async || label().await.is_none().then_some(())).await;
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+}
+
+#[tokio::test]
+async fn what_pods_of_others_take_of_a_node_is_not_given_to_slots() {
+    let Some(stage) = Stage::set("loads").await else { return };
+    let operator = stage.operator("one", &[]);
+    stage.pool(json!({"gpus": [{"name": "chat", "count": 1}]})).await;
+    stage.tenant("t", json!({})).await;
+    let node = stage.node("a").await;
+    stage.serve("t", &node).await;
+    // Of the 8 GiB that the node lends.
+    let container = json!({"name": "c", "image": "i", "resources": {"requests": {"memory": "7900Mi"}}});
+    let large = json!({"metadata": {"name": "large"}, "spec": {"containers": [container]}});
+    stage.create::<Pod>(&serde_json::from_value(large).unwrap()).await;
+    stage.run("large", &node).await;
+    stage.calm().await;
+    stage.tenant("u", json!({"memory": {"hostKv": "400Mi"}})).await;
+    stage.inspected("u", 8).await;
+    let lacking = stage.condition("u", "Placed", "False", "NoRoom").await;
+    assert!(lacking.message.contains("too little host memory"), "{}", lacking.message);
+    stage.condition("t", "Placed", "True", "AsExpected").await;
+
+    stage.gone("large").await;
+    stage.change::<ModelTenant>("u", json!({"priority": 7})).await;
+    stage.condition("u", "Placed", "True", "AsExpected").await;
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+}
