@@ -17,11 +17,14 @@ use crate::geometry::{self, threads};
 use crate::gpu::{Gpu, Known, gpus};
 use crate::objects::inspect::refused;
 use crate::objects::{Placed, claim_digest, claim_name, name};
-use crate::place::{Placement, Slot, Unplaced, place};
+use crate::place::{Misfit, Placement, Slot, Unplaced, place};
 use crate::seat::{Seat, seats};
 use crate::seen::{Index, Seen};
 use crate::shares::shares;
 use crate::status::{Finding, Truth};
+
+/// While a slot lacks host memory, which pods of others give back without a word, its pool is looked at so often, seconds.
+const ROOM_SECONDS: i64 = 60;
 
 /// Device memory of the contexts of a slot's two processes on a CUDA device, bytes, until a probe's measurement is known.
 const CUDA_CONTEXT_BYTES: u64 = 1 << 30;
@@ -130,7 +133,12 @@ impl<'a> Plan<'a> {
 
     /// Seconds after which to plan again though nothing may have happened.
     pub fn look_again(&self) -> Option<i64> {
-        self.gpus.iter().filter_map(|gpu| gpu.epoch?.look_again).min()
+        let slots = self.tenants.iter().flat_map(|tenant| &tenant.slots);
+        let lacks_host = |slot: &SlotPlan| {
+            matches!(slot.on, Err(Unplaced::NoRoom { misfit: Misfit::Host(_), .. })).then_some(ROOM_SECONDS)
+        };
+        let epochs = self.gpus.iter().filter_map(|gpu| gpu.epoch?.look_again);
+        epochs.chain(slots.filter_map(lacks_host)).min()
     }
 }
 

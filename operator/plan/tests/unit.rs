@@ -127,7 +127,10 @@ fn other_pods_of_a_node_take_host_memory_and_those_of_the_gpu_do_not() {
             NodeSeen { allocatable_bytes, requested_bytes, lost_since: None, cordoned: false },
         );
         seen.pods = vec![own.clone()];
-        plan(&given(&pool, &tenants, &seen)).tenants[0].slots[0].on.is_ok()
+        let plan = plan(&given(&pool, &tenants, &seen));
+        let fits = plan.tenants[0].slots[0].on.is_ok();
+        assert_eq!(plan.look_again(), (!fits).then_some(60), "what others give back is looked for");
+        fits
     };
     let none = PodSeen::default();
     assert!(fits(100, &none));
