@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use crate::brain::TableChange;
 use crate::digest::Digest;
 use crate::geometry::BLOCK_TOKENS;
-use crate::ids::{BlockId, ColumnId, LayerId, RequestId};
+use crate::ids::{BlockId, ColumnId, RequestId};
 
 mod check;
 pub mod columns;
@@ -244,9 +244,7 @@ impl Kv {
 
     fn free(&mut self, id: ColumnId) {
         self.leave_host(id);
-        let mut blocks = self.columns.take_blocks(id);
-        blocks.sort_unstable();
-        self.frames.give(&blocks);
+        self.frames.give(&self.columns.take_blocks(id));
         self.columns.remove(id);
     }
 
@@ -288,13 +286,10 @@ impl Kv {
 
     /// Where steps read a column: each block in its own place, or in a buffer.
     fn table_blocks(&self, id: ColumnId) -> Vec<BlockId> {
-        let own = self.columns.blocks(id);
-        let Some(seat) = self.columns.get(id).seat() else { return own.to_vec() };
-        let layers = own.iter().enumerate();
-        let block = |(layer, own): (usize, &BlockId)| {
-            self.stream.told_block(seat, LayerId(layer as u16)).unwrap_or(*own)
-        };
-        layers.map(block).collect()
+        let mut blocks = self.columns.blocks(id).to_vec();
+        let told = self.columns.get(id).seat().into_iter().flat_map(|seat| self.stream.told_blocks(seat));
+        told.for_each(|(layer, block)| blocks[layer.index()] = block);
+        blocks
     }
 
     /// Figures.

@@ -1,7 +1,7 @@
 //! Actions that were ordered and have not ended.
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::action::{Action, BlockMove, Earmark, FillTarget, Work};
@@ -86,7 +86,10 @@ pub struct Change {
 #[derive(Clone, Debug, Default)]
 pub struct PendingActions {
     next: u64,
-    actions: BTreeMap<ActionId, Pending>,
+    /// By id, from the oldest that has not ended on; none where one has.
+    actions: VecDeque<Option<Pending>>,
+    /// Those that have not ended.
+    count: u32,
     fills: u32,
     /// Fetches and write-backs, which run beside steps as fills do.
     streams: u32,
@@ -99,7 +102,8 @@ impl PendingActions {
         self.next += 1;
         self.fills += u32::from(matches!(effect, Pending::Fill { .. }));
         self.streams += u32::from(effect.streams());
-        self.actions.insert(id, effect);
+        self.count += 1;
+        self.actions.push_back(Some(effect));
         out.push(Action { id, work, reason });
     }
 
@@ -108,20 +112,36 @@ impl PendingActions {
     /// # Panics
     /// If no such action is pending: a backend completes every action exactly once.
     pub fn take(&mut self, id: ActionId) -> Pending {
-        let effect = self.actions.remove(&id).expect("a completion belongs to a pending action");
+        let at = self.place(id).expect("a completion belongs to a pending action");
+        let effect = self.actions[at].take().expect("a completion belongs to a pending action");
+        while let Some(None) = self.actions.front() {
+            self.actions.pop_front();
+        }
+        self.count -= 1;
         self.fills -= u32::from(matches!(effect, Pending::Fill { .. }));
         self.streams -= u32::from(effect.streams());
         effect
     }
 
+    /// Where the action is kept, if anywhere.
+    fn place(&self, id: ActionId) -> Option<usize> {
+        let oldest = self.next - self.actions.len() as u64;
+        let at = usize::try_from(id.0.checked_sub(oldest)?).ok()?;
+        (at < self.actions.len()).then_some(at)
+    }
+
+    fn effects(&self) -> impl Iterator<Item = &Pending> {
+        self.actions.iter().flatten()
+    }
+
     /// The action was ordered and has not ended.
     pub fn contains(&self, id: ActionId) -> bool {
-        self.actions.contains_key(&id)
+        self.place(id).is_some_and(|at| self.actions[at].is_some())
     }
 
     /// Fetches under way, which [`Work::DropFills`] drops as well.
     pub fn fetches(&self) -> bool {
-        self.streams > 0 && self.actions.values().any(|effect| matches!(effect, Pending::Fetch { .. }))
+        self.streams > 0 && self.effects().any(|effect| matches!(effect, Pending::Fetch { .. }))
     }
 
     /// Fills under way.
@@ -131,12 +151,12 @@ impl PendingActions {
 
     /// Anything under way that a step must not run beside: everything but fills, fetches and write-backs.
     pub fn blocking(&self) -> bool {
-        self.actions.len() > (self.fills + self.streams) as usize
+        self.count > self.fills + self.streams
     }
 
     /// A drop of fills is under way.
     pub fn dropping(&self) -> bool {
-        self.blocking() && self.actions.values().any(|effect| matches!(effect, Pending::Drop))
+        self.blocking() && self.effects().any(|effect| matches!(effect, Pending::Drop))
     }
 
     /// No fill may be ordered now: queued ones are being dropped, or the layout changes.
@@ -146,7 +166,7 @@ impl PendingActions {
             Pending::Reback(change) => change.layout.is_some(),
             _ => false,
         };
-        self.blocking() && self.actions.values().any(holds)
+        self.blocking() && self.effects().any(holds)
     }
 
     /// Actions ordered so far: names the next one.
@@ -156,6 +176,8 @@ impl PendingActions {
 
     /// Everything pending, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = (ActionId, &Pending)> {
-        self.actions.iter().map(|(id, effect)| (*id, effect))
+        let oldest = self.next - self.actions.len() as u64;
+        let actions = self.actions.iter().enumerate();
+        actions.filter_map(move |(at, effect)| Some((ActionId(oldest + at as u64), effect.as_ref()?)))
     }
 }

@@ -136,7 +136,7 @@ impl Slots {
 
     /// Takes the copies that are due, in order. They count as ordered from now on.
     pub fn take_due(&mut self) -> Vec<Due> {
-        let mut due = Vec::new();
+        let mut due = Vec::with_capacity(self.window.len());
         let mut readers: Vec<Option<(LayerId, Generation)>> = vec![None; self.base.len()];
         for at in 0..self.window.len() {
             let instance = self.window[at];

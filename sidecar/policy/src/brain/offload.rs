@@ -166,7 +166,7 @@ impl Brain {
         let blocks = |one: &Written| {
             self.kv.block_swaps((one.column, one.stowed), &one.layers, |block| self.chunk_of(block))
         };
-        let blocks: Vec<BlockSwap> = written.iter().flat_map(blocks).collect();
+        let blocks: Vec<BlockSwap> = written.iter().map(blocks).collect::<Vec<_>>().concat();
         self.order(Work::WriteBack(blocks), Reason::WriteBack, Pending::WriteBack(written), out);
     }
 
@@ -207,6 +207,7 @@ impl Brain {
     }
 
     fn order_fetches(&mut self, due: Vec<Due>, out: &mut Vec<Action>) {
+        out.reserve(due.len());
         for due in due {
             let (frames, per) = (&self.holdings.frames, self.sizes.blocks_per_chunk);
             let chunk =

@@ -190,12 +190,17 @@ impl Columns {
         blocks
     }
 
-    /// It has no block of this layer on the device any more. Returns the one that it had.
-    pub fn take_block(&mut self, id: ColumnId, layer: LayerId) -> Option<BlockId> {
-        let block = self.block(id, layer)?;
-        self.blocks_mut(id)[layer.index()] = NOWHERE;
-        self.count(id, -1);
-        Some(block)
+    /// It has no blocks of these layers on the device any more. Those that it had are told.
+    pub fn take_layers(
+        &mut self,
+        id: ColumnId,
+        layers: impl Iterator<Item = LayerId>,
+        out: &mut Vec<BlockId>,
+    ) {
+        let (blocks, before) = (self.blocks_mut(id), out.len());
+        let taken = layers.map(|layer| core::mem::replace(&mut blocks[layer.index()], NOWHERE));
+        out.extend(taken.filter(|block| *block != NOWHERE));
+        self.count(id, -((out.len() - before) as i32));
     }
 
     /// Its blocks are these, one of each layer; it had none.

@@ -21,6 +21,9 @@ impl Kv {
     /// Makes exactly `count` frames drain, those with the fewest blocks first. Returns those that started or stopped.
     pub fn drain(&mut self, count: u32) -> Vec<FrameId> {
         let draining = self.frames.draining().len() as u32;
+        if count == draining {
+            return Vec::new();
+        }
         let changed: Vec<_> = if count >= draining {
             self.frames.emptiest().into_iter().take((count - draining) as usize).collect()
         } else {

@@ -5,7 +5,10 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 
+mod open;
+
 use crate::ids::{BlockId, ColumnId, FrameId};
+use open::Open;
 
 /// Nobody holds the block.
 const FREE: u32 = u32::MAX;
@@ -29,8 +32,7 @@ pub struct Frames {
     blocks_per_chunk: u32,
     frames: Vec<Frame>,
     holders: Vec<u32>,
-    /// Frames that take blocks, by how full they are; the last is the fullest, the first in the arena on a tie.
-    open: BTreeSet<(u32, Reverse<FrameId>)>,
+    open: Open,
     free_blocks: u32,
     draining: BTreeSet<FrameId>,
     backed: u32,
@@ -43,7 +45,7 @@ impl Frames {
             blocks_per_chunk,
             frames: vec![Frame::default(); frames as usize],
             holders: Vec::new(),
-            open: BTreeSet::new(),
+            open: Open::default(),
             free_blocks: 0,
             draining: BTreeSet::new(),
             backed: 0,
@@ -67,7 +69,7 @@ impl Frames {
         *slot = Frame { backed: true, draining: false, used: 0, bits: vec![0; words] };
         self.backed += 1;
         self.free_blocks += self.blocks_per_chunk;
-        self.open.insert((0, Reverse(frame)));
+        self.open.insert(0, frame);
     }
 
     /// Nothing backs the frame any more. It is empty.
@@ -92,7 +94,9 @@ impl Frames {
         if draining {
             self.free_blocks -= free;
             self.draining.insert(frame);
-            self.open.remove(&(used, Reverse(frame)));
+            if free > 0 {
+                self.open.remove(used, frame);
+            }
         } else {
             self.free_blocks += free;
             self.draining.remove(&frame);
@@ -103,7 +107,7 @@ impl Frames {
     fn reopen(&mut self, frame: FrameId) {
         let slot = &self.frames[frame.index()];
         if slot.used < self.blocks_per_chunk && !slot.draining {
-            self.open.insert((slot.used, Reverse(frame)));
+            self.open.insert(slot.used, frame);
         }
     }
 
@@ -134,30 +138,32 @@ impl Frames {
     fn take_for(&mut self, count: u32, holder: u32, out: &mut Vec<BlockId>) {
         assert!(count <= self.free_blocks, "blocks are taken only when they are there");
         self.free_blocks -= count;
+        out.reserve(count as usize);
         let mut missing = count;
         while missing > 0 {
-            let (_, Reverse(frame)) = self.open.pop_last().expect("free blocks lie in open frames");
+            let frame = self.open.take_fullest().expect("free blocks lie in open frames");
             let first = frame.0 * self.blocks_per_chunk;
             let slot = &mut self.frames[frame.index()];
             let taken = missing.min(self.blocks_per_chunk - slot.used);
             slot.used += taken;
-            for block in slot.take_bits(taken) {
-                self.holders[(first + block) as usize] = holder;
+            let holders = &mut self.holders[first as usize..];
+            slot.take_bits(taken, |block| {
+                holders[block as usize] = holder;
                 out.push(BlockId(first + block));
-            }
+            });
             missing -= taken;
             self.reopen(frame);
         }
     }
 
-    /// Gives blocks back. Runs of one frame cost one update.
+    /// Gives blocks back, in any order. Runs of one frame cost one update.
     pub fn give(&mut self, blocks: &[BlockId]) {
         let per = self.blocks_per_chunk;
         for run in blocks.chunk_by(|a, b| a.0 / per == b.0 / per) {
             let frame = self.frame_of(run[0]);
             let slot = &mut self.frames[frame.index()];
             if slot.used < per && !slot.draining {
-                self.open.remove(&(slot.used, Reverse(frame)));
+                self.open.remove(slot.used, frame);
             }
             slot.used -= run.len() as u32;
             for block in run {
@@ -237,7 +243,7 @@ impl Frames {
 
     /// Frames that take blocks and hold none.
     pub fn empty(&self) -> u32 {
-        self.open.range(..(1, Reverse(FrameId(u32::MAX)))).count() as u32
+        self.open.count(0)
     }
 
     /// Backed frames that do not drain, those with the fewest blocks first, the last in the arena on a tie.
@@ -260,7 +266,7 @@ impl Frames {
             assert_eq!(used, frame.used, "blocks in use of {id:?}");
             backed += 1;
             let open = frame.used < self.blocks_per_chunk && !frame.draining;
-            assert_eq!(self.open.contains(&(frame.used, Reverse(id))), open, "{id:?} takes blocks");
+            assert_eq!(self.open.contains(frame.used, id), open, "{id:?} takes blocks");
             free += if frame.draining { 0 } else { self.blocks_per_chunk - used };
             assert_eq!(self.draining.contains(&id), frame.draining, "{id:?} drains");
             let first = f * self.blocks_per_chunk as usize;
@@ -278,18 +284,16 @@ impl Frames {
 }
 
 impl Frame {
-    /// Sets the `count` lowest clear bits and returns their positions.
-    fn take_bits(&mut self, count: u32) -> impl Iterator<Item = u32> + '_ {
-        let words = self.bits.iter_mut().enumerate();
-        let bits = words.flat_map(|(w, word)| {
-            core::iter::from_fn(move || {
+    /// Sets the `count` lowest clear bits and tells their positions.
+    fn take_bits(&mut self, count: u32, mut tell: impl FnMut(u32)) {
+        let mut left = count;
+        for (w, word) in self.bits.iter_mut().enumerate() {
+            while left > 0 && *word != u64::MAX {
                 let bit = word.trailing_ones();
-                (bit < 64).then(|| {
-                    *word |= 1 << bit;
-                    w as u32 * 64 + bit
-                })
-            })
-        });
-        bits.take(count as usize)
+                *word |= 1 << bit;
+                tell(w as u32 * 64 + bit);
+                left -= 1;
+            }
+        }
     }
 }

@@ -8,7 +8,7 @@
 //! ([`Slots`]). A fetch covers the seats that there were when it was ordered; a block leaves the device when every fetch
 //! that a step will still read covers its seat, and the tables name the buffer from the first step on whose fetch does.
 
-use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -20,7 +20,7 @@ mod write_back;
 use super::Kv;
 use super::columns::Stowed;
 use crate::action::seats::SeatTable;
-use crate::ids::{BlockId, ColumnId, Generation, LayerId, RequestId};
+use crate::ids::{BlockId, ColumnId, Generation, LayerId, RequestId, SlotId};
 use crate::slots::Slots;
 use crate::step_model::Layout;
 
@@ -67,8 +67,8 @@ pub struct Written {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Stream {
     placement: Placement,
-    /// By set of the placement, then by layer: it is one of the set.
-    members: Vec<Vec<bool>>,
+    /// By set of the placement.
+    sets: Vec<Set>,
     slots: Slots,
     seats: Vec<Option<Seat>>,
     holes: u32,
@@ -80,8 +80,8 @@ pub(super) struct Stream {
     told: Vec<u32>,
     /// By layer: seats whose own blocks have left.
     shed: Vec<u32>,
-    /// Fetches under way, and the newest that was ordered.
-    fetching: BTreeSet<Generation>,
+    /// Fetches under way, the oldest first, and the newest that was ordered.
+    fetching: VecDeque<Generation>,
     newest: Generation,
     /// Places in the host tier that a fetch under way may still read, by the newest such fetch.
     parted: Vec<(Generation, u32)>,
@@ -93,11 +93,22 @@ pub(super) struct Stream {
     table: Arc<SeatTable>,
 }
 
-/// By layer: it is one of the set.
-fn members(set: &[LayerId], layers: usize) -> Vec<bool> {
-    let mut members = vec![false; layers];
-    set.iter().for_each(|layer| members[layer.index()] = true);
-    members
+/// A set of the placement, as steps ask for it.
+#[derive(Clone, Debug)]
+struct Set {
+    /// By layer: it is one of the set.
+    members: Vec<bool>,
+    /// Each with the buffer that it uses.
+    places: Vec<(LayerId, SlotId)>,
+}
+
+impl Set {
+    fn of(set: &[LayerId], layout: &Layout, layers: usize) -> Set {
+        let mut members = vec![false; layers];
+        set.iter().for_each(|layer| members[layer.index()] = true);
+        let places = set.iter().filter_map(|layer| Some((*layer, layout.slot_of(*layer)?)));
+        Set { members, places: places.collect() }
+    }
 }
 
 /// Seats by the generation of a fetch, the oldest first.
@@ -114,6 +125,17 @@ impl Coverage {
 
     fn get(&self, generation: Generation) -> Option<u32> {
         self.find(generation).ok().map(|at| self.0[at].1)
+    }
+
+    /// What each of these covers, where that is known. They mostly follow each other.
+    fn walk(&self, generations: impl Iterator<Item = Generation>) -> impl Iterator<Item = Option<u32>> {
+        let mut next = 0;
+        generations.map(move |generation| {
+            let known = |at: &usize| self.0.get(*at).is_some_and(|(known, _)| *known == generation);
+            let at = Some(next).filter(known).or_else(|| self.find(generation).ok())?;
+            next = at + 1;
+            Some(self.0[at].1)
+        })
     }
 
     /// Fetches before this one are read by nobody any more.
@@ -146,7 +168,7 @@ impl Stream {
 
     /// Whether this seat's block of this layer may be away.
     pub fn seats_layer(&self, seat: u32, layer: LayerId) -> bool {
-        self.seats[seat as usize].is_some_and(|seat| self.members[usize::from(seat.set)][layer.index()])
+        self.seats[seat as usize].is_some_and(|seat| self.sets[usize::from(seat.set)].members[layer.index()])
     }
 
     fn set(&self, set: u16) -> &[LayerId] {
@@ -154,22 +176,31 @@ impl Stream {
     }
 
     fn set_index(&mut self, set: Vec<LayerId>) -> u16 {
-        let sets = &mut self.placement.sets;
+        let Placement { sets, layout, .. } = &mut self.placement;
         let at = sets.iter().position(|known| *known == set).unwrap_or_else(|| {
-            self.members.push(members(&set, self.told.len()));
+            self.sets.push(Set::of(&set, layout, self.told.len()));
             sets.push(set);
             sets.len() - 1
         });
         u16::try_from(at).expect("there are no more sets than requests")
     }
 
-    /// Where the tables place this seat's block of this layer.
-    pub fn told_block(&self, seat: u32, layer: LayerId) -> Option<BlockId> {
-        if seat >= self.told[layer.index()] || !self.seats_layer(seat, layer) {
-            return None;
+    /// The fetch is under way.
+    fn note_fetch(&mut self, generation: Generation) {
+        let later = self.fetching.iter().rev().take_while(|known| **known > generation).count();
+        let at = self.fetching.len() - later;
+        if at == 0 || self.fetching[at - 1] != generation {
+            self.fetching.insert(at, generation);
         }
-        let buffer = self.placement.layout.slot_of(layer)?;
-        Some(self.buffers[buffer.index()][seat as usize])
+        self.newest = self.newest.max(generation);
+    }
+
+    /// The blocks of this seat's layers that the tables place in buffers.
+    pub fn told_blocks(&self, seat: u32) -> impl Iterator<Item = (LayerId, BlockId)> + '_ {
+        let set = self.seats[seat as usize].map(|seat| &self.sets[usize::from(seat.set)]);
+        let places = set.into_iter().flat_map(|set| &set.places);
+        let told = places.filter(move |(layer, _)| seat < self.told[layer.index()]);
+        told.map(move |(layer, buffer)| (*layer, self.buffers[buffer.index()][seat as usize]))
     }
 
     /// Nothing of the request is placed any more.
@@ -218,7 +249,7 @@ impl Kv {
         self.stream = Stream {
             slots: Slots::new(placement.layout.clone(), vec![None; beta]),
             buffers: vec![Vec::new(); beta],
-            members: placement.sets.iter().map(|set| members(set, layers)).collect(),
+            sets: placement.sets.iter().map(|set| Set::of(set, &placement.layout, layers)).collect(),
             told: vec![0; layers],
             shed: vec![0; layers],
             newest: self.stream.newest,

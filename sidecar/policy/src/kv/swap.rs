@@ -59,8 +59,8 @@ impl Kv {
             let hosted = self.columns.hosted(id).to_vec();
             let layers: Vec<_> =
                 self.columns.layers_on_device(id, true).filter(|layer| hosted[layer.index()]).collect();
-            let blocks: Vec<_> =
-                layers.into_iter().filter_map(|layer| self.columns.take_block(id, layer)).collect();
+            let mut blocks = Vec::new();
+            self.columns.take_layers(id, layers.into_iter(), &mut blocks);
             self.frames.give(&blocks);
         }
         self.wanted.doubt_all();

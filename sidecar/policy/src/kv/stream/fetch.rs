@@ -33,28 +33,30 @@ impl Kv {
         let seats = self.stream.seats.len() as u32;
         for Due { instance, .. } in &due {
             self.stream.covered.note(instance.generation, seats);
-            self.stream.fetching.insert(instance.generation);
-            self.stream.newest = self.stream.newest.max(instance.generation);
+            self.stream.note_fetch(instance.generation);
         }
         due
     }
 
     fn tell_tables(&mut self) {
-        let lease: Vec<_> = self.stream.slots.lease().collect();
-        let mut moved = vec![false; self.stream.seats.len()];
-        for (layer, generation) in lease {
-            let covered =
-                self.stream.covered.get(generation).expect("a lease names fetches that were ordered");
+        let lease = self.stream.slots.lease().map(|(_, generation)| generation);
+        let covered: Vec<_> = self.stream.covered.walk(lease).collect();
+        let (mut new, mut least) = (vec![0..0; covered.len()], u32::MAX);
+        for (at, covered) in covered.into_iter().enumerate() {
+            let layer = self.stream.placement.layout.moving[at];
+            let covered = covered.expect("a lease names fetches that were ordered");
             let told = &mut self.stream.told[layer.index()];
-            let from = core::mem::replace(told, covered.max(*told));
-            for at in from..covered {
-                moved[at as usize] |= self.stream.seats_layer(at, layer);
-            }
+            new[at] = core::mem::replace(told, covered.max(*told))..covered;
+            least = least.min(if new[at].is_empty() { u32::MAX } else { new[at].start });
         }
+        let moved = |at: u32| {
+            let mut layers = self.stream.placement.layout.moving.iter().zip(&new);
+            layers.any(|(layer, new)| new.contains(&at) && self.stream.seats_layer(at, *layer))
+        };
+        let seats = least..self.stream.seats.len() as u32;
+        let moved: Vec<_> = seats.filter(|at| moved(*at)).collect();
         let mut shared = BTreeSet::new();
-        for seat in
-            self.stream.seats.iter().zip(moved).filter(|(_, moved)| *moved).filter_map(|(seat, _)| *seat)
-        {
+        for seat in moved.into_iter().filter_map(|at| self.stream.seats[at as usize]) {
             // Its first user may have gone since.
             let user = self.sequences.get(&seat.user.0).and_then(|s| s.columns.get(seat.user.1 as usize));
             if self.columns.get(seat.column).refs == 1 && user == Some(&seat.column) {
@@ -92,7 +94,7 @@ impl Kv {
         };
         let table = Arc::make_mut(&mut stream.table);
         table.seats.extend(stream.seats[told..].iter().map(|seat| seat.map(seated)));
-        table.sets.extend_from_slice(&stream.members[table.sets.len()..]);
+        table.sets.extend(stream.sets[table.sets.len()..].iter().map(|set| set.members.clone()));
         table.buffers.resize(stream.buffers.len(), Vec::new());
         for (known, buffer) in table.buffers.iter_mut().zip(&stream.buffers) {
             known.extend(buffer[told..seats].iter().map(|block| (*block, chunk(*block))));
@@ -122,7 +124,7 @@ impl Kv {
         leased: bool,
         generations: &mut Generations,
     ) {
-        self.stream.fetching.remove(&generation);
+        self.stream.fetching.retain(|known| *known != generation);
         let known = slot.0 < self.stream.placement.layout.beta;
         match done {
             Ok(()) if known => self.stream.slots.committed(slot, layer, generation),
@@ -144,7 +146,7 @@ impl Kv {
     }
 
     pub(super) fn return_parted(&mut self) {
-        let oldest = self.stream.fetching.first().copied();
+        let oldest = self.stream.fetching.front().copied();
         let parted = core::mem::take(&mut self.stream.parted);
         let (over, still): (Vec<_>, Vec<_>) =
             parted.into_iter().partition(|(newest, _)| oldest.is_none_or(|oldest| oldest > *newest));

@@ -2,10 +2,11 @@
 
 use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
 
 use super::Seat;
-use crate::ids::{BlockId, ColumnId, LayerId, RequestId};
+use crate::ids::{ColumnId, LayerId, RequestId};
 use crate::kv::Kv;
 
 impl Kv {
@@ -71,8 +72,12 @@ impl Kv {
         if columns.is_empty() {
             return;
         }
+        let last = columns.last().map_or(0, |id| id.index());
+        let mut marked = vec![false; last + 1];
+        columns.iter().for_each(|id| marked[id.index()] = true);
         for (request, sequence) in &self.sequences {
-            let touched = sequence.columns.iter().enumerate().filter(|(_, id)| columns.contains(id));
+            let is_marked = |id: &ColumnId| marked.get(id.index()) == Some(&true);
+            let touched = sequence.columns.iter().enumerate().filter(|(_, id)| is_marked(id));
             self.dirty.extend(touched.map(|(at, _)| (*request, at as u32)));
         }
     }
@@ -98,34 +103,44 @@ impl Kv {
             }
             self.sit(seat);
         }
-        let mut left = Vec::new();
-        for (at, covered) in self.covered_by_all().into_iter().enumerate() {
-            self.shed_layer(self.stream.placement.layout.moving[at], covered, &mut left);
-        }
-        // A column's blocks mostly lie side by side.
-        left.sort_unstable();
-        self.frames.give(&left);
+        self.shed_blocks();
     }
 
     /// By moving layer: the seats that the next fetch of the layer which is ordered already covers; all where none is.
     fn covered_by_all(&self) -> Vec<u32> {
         let stream = &self.stream;
-        let mut covered = alloc::vec![stream.seats.len() as u32; stream.placement.layout.moving.len()];
+        let mut covered = vec![stream.seats.len() as u32; stream.placement.layout.moving.len()];
         // Later steps' fetches cover more.
-        for (at, instance) in stream.slots.window().enumerate().take(covered.len()) {
-            covered[at] = stream.covered.get(instance.generation).unwrap_or(covered[at]);
+        let window = stream.slots.window().map(|instance| instance.generation);
+        for (covered, known) in covered.iter_mut().zip(stream.covered.walk(window)) {
+            *covered = known.unwrap_or(*covered);
         }
         covered
     }
 
-    fn shed_layer(&mut self, layer: LayerId, covered: u32, left: &mut Vec<BlockId>) {
-        let from = core::mem::replace(&mut self.stream.shed[layer.index()], covered);
-        for at in from..covered {
-            let Some(seat) = self.stream.seats[at as usize] else { continue };
-            if self.stream.seats_layer(at, layer) {
-                left.extend(self.columns.take_block(seat.column, layer));
+    /// Seat by seat, as a column's blocks mostly lie side by side.
+    fn shed_blocks(&mut self) {
+        let (covered, stream) = (self.covered_by_all(), &mut self.stream);
+        let mut going = vec![[0; 2]; stream.shed.len()];
+        let mut seats = [u32::MAX, 0];
+        for (layer, covered) in stream.placement.layout.moving.iter().zip(covered) {
+            let from = core::mem::replace(&mut stream.shed[layer.index()], covered);
+            if from < covered {
+                going[layer.index()] = [from, covered];
+                seats = [seats[0].min(from), seats[1].max(covered)];
             }
         }
+        let mut left = Vec::new();
+        for at in seats[0]..seats[1] {
+            let Some(seat) = stream.seats[at as usize] else { continue };
+            let layers = stream.sets[usize::from(seat.set)].places.iter().map(|(layer, _)| *layer);
+            let goes = |layer: &LayerId| {
+                let [from, to] = going[layer.index()];
+                (from..to).contains(&at)
+            };
+            self.columns.take_layers(seat.column, layers.filter(goes), &mut left);
+        }
+        self.frames.give(&left);
     }
 
     /// The request does not run for now: what it has in buffers alone has no seat any more.

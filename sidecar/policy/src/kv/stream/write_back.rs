@@ -58,8 +58,10 @@ impl Kv {
 
     /// Layers of the set whose blocks the host tier lacks.
     pub(super) fn unhosted(&self, column: ColumnId, set: u16) -> Vec<LayerId> {
-        let hosted = self.columns.hosted(column);
-        self.stream.set(set).iter().copied().filter(|layer| !hosted[layer.index()]).collect()
+        let (hosted, set) = (self.columns.hosted(column), self.stream.set(set));
+        let mut layers = Vec::with_capacity(set.len());
+        layers.extend(set.iter().copied().filter(|layer| !hosted[layer.index()]));
+        layers
     }
 
     /// The column has a place in the host tier; cache there gives way.
