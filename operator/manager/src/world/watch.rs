@@ -64,7 +64,6 @@ pub fn watch_all(client: &Client, namespaces: &[String], feed: &Feed) -> JoinSet
         watch.child::<Service>(Kind::Service);
     }
     nodes(client, feed, &mut tasks);
-    loads(client, feed, &mut tasks);
     tasks
 }
 
@@ -125,6 +124,7 @@ impl Watch<'_> {
         let pods = watch(self.api::<Pod>(), component("inspect"));
         let prune = |object: &Pod, _: &World| Some((ChildSeen::unit(&object.metadata)?, inspection(object)?));
         self.follow(pods, |world| &world.inspections, prune);
+        self.loads();
         // By the name of the pod, whose unit is known by then.
         let events = watch(self.api::<CoreEvent>(), config().fields(REFUSALS));
         let events = events.modify(|event| {
@@ -137,6 +137,15 @@ impl Watch<'_> {
             Some((unit.unwrap_or_default(), refusal))
         };
         self.follow(events, |world| &world.refusals, refused);
+    }
+
+    /// Pods of others: what they ask for is looked at when something else is.
+    fn loads(&mut self) {
+        let of_others = config().labels(&format!("{MANAGED_BY}!={MANAGER}")).fields(ON_NODES);
+        let pods = watch(self.api::<Pod>(), of_others);
+        let prune = |object: &Pod, _: &World| Some((Unit::default(), load(object)?));
+        let whom = Follow { feed: self.feed, tasks: self.tasks, scope: self.scope.clone() };
+        follow(whom, pods, |world| &world.loads, prune, |_, _, _| ());
     }
 
     fn claims(&mut self) {
@@ -215,14 +224,6 @@ fn nodes(client: &Client, feed: &Feed, tasks: &mut JoinSet<()>) {
             concerned(feed, on);
         },
     );
-}
-
-/// Pods of others: what they ask for is looked at when something else is.
-fn loads(client: &Client, feed: &Feed, tasks: &mut JoinSet<()>) {
-    let of_others = config().labels(&format!("{MANAGED_BY}!={MANAGER}")).fields(ON_NODES);
-    let pods = watch(Api::<Pod>::all(client.clone()), of_others);
-    let prune = |object: &Pod, _: &World| Some((Unit::default(), load(object)?));
-    follow(Follow { feed, tasks, scope: None }, pods, |world| &world.loads, prune, |_, _, _| ());
 }
 
 fn concerned(feed: &Feed, on: impl Fn(&ClaimEntry) -> bool) {
