@@ -3,6 +3,7 @@
 mod devices;
 mod hook;
 mod life;
+mod monitoring;
 mod policies;
 mod render;
 mod safety;

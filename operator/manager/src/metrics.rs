@@ -12,6 +12,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use sluice_types::ModelTenant;
+
 use crate::queue::Queue;
 use crate::world::World;
 
@@ -24,6 +26,7 @@ pub struct Metrics {
     leader: Gauge,
     queued: Gauge,
     objects: Family<Kind, Gauge>,
+    tenants: Family<Told, Gauge>,
     looked: Gauge<f64, AtomicU64>,
     observed: Gauge<f64, AtomicU64>,
     registry: Arc<Registry>,
@@ -45,6 +48,23 @@ struct Kind {
     kind: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Told {
+    ready: String,
+    reason: String,
+}
+
+impl Told {
+    /// What a tenant's condition `Ready` says; before it has one, what every condition says at first sight.
+    fn of(tenant: &ModelTenant) -> Told {
+        let conditions = tenant.status.as_ref().map(|status| status.conditions.as_slice());
+        let ready = conditions.unwrap_or_default().iter().find(|one| one.type_ == "Ready");
+        let (ready, reason) =
+            ready.map_or(("Unknown", "NotObserved"), |one| (one.status.as_str(), one.reason.as_str()));
+        Told { ready: ready.to_owned(), reason: reason.to_owned() }
+    }
+}
+
 /// Bounds of the buckets of reconciliations, seconds.
 const BUCKETS: [f64; 9] = [0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 5.0, 15.0, 60.0];
 
@@ -57,6 +77,7 @@ impl Default for Metrics {
             leader: Gauge::<i64, AtomicI64>::default(),
             queued: Gauge::default(),
             objects: Family::default(),
+            tenants: Family::default(),
             looked: Gauge::default(),
             observed: Gauge::default(),
             registry: Arc::default(),
@@ -79,6 +100,8 @@ impl Metrics {
         registry.register("leader", "1 = this replica leads", self.leader.clone());
         registry.register("queue_depth", "Pools that wait to be looked at", self.queued.clone());
         registry.register("objects", "Objects that are watched, by kind", self.objects.clone());
+        let help = "Tenants, by what their condition Ready says and its reason";
+        registry.register("tenants", help, self.tenants.clone());
         registry.register(
             "looked_seconds",
             "Time from the start until every pool had been looked at once; 0 = not yet",
@@ -124,6 +147,10 @@ impl Metrics {
         self.queued.set(i64::try_from(queue.len()).unwrap_or(i64::MAX));
         for (kind, count) in world.counts() {
             self.objects.get_or_create(&Kind { kind }).set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+        self.tenants.clear();
+        for told in world.tenants.all(|_, _, tenant| Some(Told::of(tenant))) {
+            self.tenants.get_or_create(&told).inc();
         }
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("a string takes every text");

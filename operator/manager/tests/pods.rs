@@ -87,6 +87,11 @@ async fn what_pods_of_others_take_of_a_node_is_not_given_to_slots() {
     let lacking = stage.condition("u", "Placed", "False", "NoRoom").await;
     assert!(lacking.message.contains("too little host memory"), "{}", lacking.message);
     stage.condition("t", "Placed", "True", "AsExpected").await;
+    let ready = |ready: &str, reason: &str| {
+        format!("sluice_operator_tenants{{ready=\"{ready}\",reason=\"{reason}\"}}")
+    };
+    assert_eq!(operator.figure(&ready("True", "AsExpected")).await.as_deref(), Some("1"));
+    assert_eq!(operator.figure(&ready("False", "NoRoom")).await.as_deref(), Some("1"));
 
     stage.gone("large").await;
     stage.change::<ModelTenant>("u", json!({"priority": 7})).await;
