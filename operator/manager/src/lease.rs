@@ -63,15 +63,21 @@ impl Holder {
         Holder { api, name: name.to_owned(), identity: identity.to_owned(), duration, seen: None }
     }
 
-    /// Waits for the Lease. Answers its number of holders so far: it rises with every leader.
-    pub async fn acquire(&mut self) -> u64 {
+    /// Waits for the Lease. Answers its number of holders so far, which rises with every leader; `None` = `stop` came before.
+    /// An attempt that is under way then ends first: one that was cut off might still get the Lease, and nobody would know.
+    pub async fn acquire(&mut self, stop: impl Future<Output = ()>) -> Option<u64> {
+        let mut stop = std::pin::pin!(stop);
         loop {
-            match self.attempt().await {
-                Ok(Some(epoch)) => return epoch,
-                Ok(None) => {}
-                Err(error) => tracing::warn!(%error, "the Lease cannot be had"),
+            match tokio::time::timeout(self.duration, self.attempt()).await {
+                Ok(Ok(Some(epoch))) => return Some(epoch),
+                Ok(Ok(None)) => {}
+                Ok(Err(error)) => tracing::warn!(%error, "the Lease cannot be had"),
+                Err(_) => tracing::warn!("the API server does not answer"),
             }
-            tokio::time::sleep(self.pause()).await;
+            tokio::select! {
+                () = tokio::time::sleep(self.pause()) => {}
+                () = &mut stop => return None,
+            }
         }
     }
 

@@ -8,7 +8,8 @@
 //! | [`credentials`] | certificates of sidecars and of the operator, kept in Secrets |
 //! | [`sidecars`] | directives go out, states come in |
 //! | [`lease`] | one of the replicas leads |
-//! | [`server`] | health and metrics |
+//! | [`server`] | health, metrics, the read API |
+//! | [`page`] | the live page beside it |
 //! | [`telemetry`] | log lines and traces |
 //!
 //! All decisions are in `sluice-plan`; here is what talks to the API server.
@@ -18,6 +19,7 @@ mod args;
 pub mod credentials;
 mod lease;
 mod metrics;
+mod page;
 mod queue;
 mod reconcile;
 mod run;

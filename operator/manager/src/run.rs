@@ -156,10 +156,8 @@ async fn lead(start: &Start) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("no handler for SIGTERM")?;
     let leases: Api<Lease> = Api::namespaced(start.client.clone(), &args.own_namespace);
     let mut holder = Holder::new(leases, &args.lease_name, &args.identity(), args.lease_seconds);
-    let epoch = tokio::select! {
-        epoch = holder.acquire() => epoch,
-        _ = terminate.recv() => return Ok(()),
-    };
+    let stop = async { drop(terminate.recv().await) };
+    let Some(epoch) = holder.acquire(stop).await else { return Ok(()) };
     tracing::info!(epoch, "leads");
     metrics.leads(true);
     let (certificate, certificates) = watch::channel(None);

@@ -16,6 +16,7 @@ use sluice_wire::overview::{self, GpuOverview, Overview};
 use sluice_wire::state::TenantReport;
 
 use crate::metrics::Metrics;
+use crate::page;
 use crate::queue::Queue;
 use crate::reconcile::Operator;
 use crate::world::World;
@@ -58,9 +59,9 @@ async fn metrics(State(served): State<Served>) -> impl IntoResponse {
 pub type Leads = Arc<OnceLock<Arc<Operator>>>;
 
 /// `GET /v1/overview`: of all GPUs, or of those of a namespace, or those that have a slot of a tenant. Who does not lead knows
-/// nothing, and says so by 503.
+/// nothing, and says so by 503. The live page stands beside it.
 pub fn read_router(leads: Leads) -> Router {
-    Router::new().route(overview::PATH, get(read)).with_state(leads)
+    page::local_only(page::routes().route(overview::PATH, get(read))).with_state(leads)
 }
 
 /// What is asked for.

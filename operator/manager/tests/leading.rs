@@ -30,6 +30,16 @@ async fn only_the_leader_writes_and_the_other_takes_over_when_it_dies() {
     let known = sluice_wire::overview::Overview::from_json(&known).unwrap();
     let gpus: Vec<_> = known.gpus.iter().map(|gpu| (gpu.pool.as_str(), gpu.name.as_str())).collect();
     assert_eq!((status, gpus), (200, vec![("p", "p-chat-0")]));
+    for (file, kind) in [("", "text/html"), ("page.css", "text/css"), ("page.js", "text/javascript")] {
+        let page =
+            reqwest::get(format!("http://{}/{file}", leads.serves("the read API").await)).await.unwrap();
+        let headers = page.headers().clone();
+        assert!(headers["content-type"].to_str().unwrap().starts_with(kind) && page.status() == 200);
+        assert!(headers["content-security-policy"].to_str().unwrap().starts_with("default-src 'none'"));
+    }
+    let asked = reqwest::Client::new().get(format!("http://{}/", leads.serves("the read API").await));
+    let rebound = asked.header("host", "evil.example").send().await.unwrap();
+    assert_eq!(rebound.status(), 403, "a page of somebody else reads nothing");
     let ready = reqwest::get(format!("http://{}/readyz", waits.address().await)).await.unwrap();
     assert!(ready.status().is_success(), "who waits could take over at any time");
 
