@@ -25,7 +25,7 @@ function bytes(count) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let at = 0;
   for (; count >= 1024 && at < units.length - 1; at++) count /= 1024;
-  return `${count.toFixed(at > 0 && count < 100 ? 1 : 0)} ${units[at]}`;
+  return `${count.toFixed(at > 0 && count < 100 ? 1 : 0)}\u00a0${units[at]}`;
 }
 
 function age(now, then) {
@@ -55,7 +55,7 @@ function memoryMap(state, most) {
     cell.title = `layer ${index}: ${kind}`;
     layers.append(cell);
   });
-  return element("div", "", map, layers);
+  return element("div", "memory", map, layers);
 }
 
 function percentiles(p) {
@@ -64,7 +64,7 @@ function percentiles(p) {
 }
 
 function attained(permille) {
-  return permille === null || permille === undefined ? "–" : `${(permille / 10).toFixed(1)} %`;
+  return permille === null || permille === undefined ? "–" : `${(permille / 10).toFixed(1)}\u00a0%`;
 }
 
 function tenantRow(state, now, most) {
@@ -94,7 +94,7 @@ function lostRow(lost) {
 }
 
 const HEADS = ["tenant", "phase", "memory and layers", "holds", "borrowed / lent", "remapped / cap",
-  "running + waiting", "between tokens, ms p50 / p99", "in time"];
+  "running + waiting", "ms between tokens p50 / p99", "in time"];
 
 function moves(states, now) {
   const all = states.flatMap((state) => state.moves.map((move) => [state.tenant.name, move]));
@@ -114,7 +114,7 @@ function gpuSection(gpu, now) {
   const head = element("tr", "", ...HEADS.map((name) => element("th", "", name)));
   const rows = gpu.tenants.map((told) => (told.State ? tenantRow(told.State, now, most) : lostRow(told.Unreachable)));
   const table = element("table", "", element("thead", "", head), element("tbody", "", ...rows));
-  section.append(element("div", "scroll", table), moves(states, now));
+  if (rows.length) section.append(element("div", "scroll", table), moves(states, now));
   return section;
 }
 
