@@ -156,7 +156,9 @@ async fn lead(start: &Start) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("no handler for SIGTERM")?;
     let leases: Api<Lease> = Api::namespaced(start.client.clone(), &args.own_namespace);
     let mut holder = Holder::new(leases, &args.lease_name, &args.identity(), args.lease_seconds);
-    let stop = async { drop(terminate.recv().await) };
+    let stop = async {
+        terminate.recv().await;
+    };
     let Some(epoch) = holder.acquire(stop).await else { return Ok(()) };
     tracing::info!(epoch, "leads");
     metrics.leads(true);
