@@ -183,6 +183,9 @@ impl Room {
                 Notice::PolicyRefused { policy, refused } => {
                     tracing::error!(policy = policy.name(), %refused, "the policy of the directive does not fit: the one before stays");
                 }
+                Notice::BoundsRefused { bounds, refused } => {
+                    tracing::error!(?bounds, %refused, "the share and cap of the directive do not fit: those before stay");
+                }
                 Notice::Preempted { request, dropped_tokens } => {
                     tracing::debug!(
                         request = request.0,

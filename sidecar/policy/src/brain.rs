@@ -23,6 +23,7 @@ mod remedy;
 mod reshape;
 mod revert;
 mod said;
+mod share;
 mod sizes;
 mod start;
 mod trade;
@@ -34,6 +35,7 @@ pub use fills::FILL_RETRIES;
 pub use hibernate::Rest;
 pub use measure::Measures;
 pub use said::{Failed, Prepared, StepLease, StepNeed, StepTimes, TableChange};
+pub use share::fits;
 pub use trade::{Claim, Traded};
 pub use view::Residency;
 
@@ -205,6 +207,7 @@ impl Brain {
                 self.fetched((layer, buffer), generation, done.outcome, out);
             }
             Pending::WriteBack(written) => self.written_back(&written, done.outcome),
+            Pending::Cede(chunks) => self.ceded(&chunks, done.outcome),
             Pending::Drop => self.dropped(out),
         }
     }

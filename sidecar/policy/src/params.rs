@@ -110,6 +110,15 @@ pub struct Slo {
     pub tbt_ns: u64,
 }
 
+/// What whoever places tenants on a GPU lets one have: what may change while it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// [`Params::share_chunks`].
+    pub share_chunks: u32,
+    /// [`Params::remap_cap_permille`].
+    pub remap_cap_permille: u32,
+}
+
 /// Tunables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Params {

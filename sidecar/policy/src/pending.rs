@@ -20,6 +20,8 @@ pub enum Pending {
     Create(Vec<ChunkId>),
     /// These chunks go.
     Release(Vec<ChunkId>),
+    /// These chunks go, and with them a part of the share.
+    Cede(Vec<ChunkId>),
     /// These chunks come to exist again after a borrower's death.
     Regrow(Vec<ChunkId>),
     /// These chunks come to exist on a neighbour's bytes.

@@ -51,6 +51,8 @@ reasons! {
     Borrow = "borrow",
     /// Borrowed memory went back to its lender.
     Repay = "repay",
+    /// The share fell: what is too much goes back to the device.
+    Cede = "cede",
     /// Layers that were lent come back, because the tenant has work.
     Wake = "wake",
     /// The tenant gives up all its memory.
@@ -125,6 +127,6 @@ impl Reason {
 
     /// No request may stand in its way: memory that is somebody else's, or without which no step can run.
     pub const fn must_happen(self) -> bool {
-        matches!(self, Reason::Repay | Reason::Wake)
+        matches!(self, Reason::Repay | Reason::Cede | Reason::Wake)
     }
 }

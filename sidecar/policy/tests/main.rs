@@ -15,6 +15,7 @@ mod brain {
     mod quota;
     mod random;
     mod search;
+    mod shares;
     mod traded;
     mod traders;
     mod whole;

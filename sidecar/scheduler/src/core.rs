@@ -17,7 +17,7 @@ use sluice_policy::action::Action;
 use sluice_policy::brain::{Brain, Rest};
 use sluice_policy::ids::{Nanos, RequestId, RowId};
 use sluice_policy::neighbours::grants::Book;
-use sluice_policy::params::PolicyName;
+use sluice_policy::params::{Bounds, PolicyName};
 use sluice_policy::planner::pausing::Pauses;
 use sluice_policy::trader::Trader;
 use sluice_ports::compute::{ComputeEvent, EngineHello, Step, TableUpdate};
@@ -135,6 +135,7 @@ impl Core {
             Event::Neighbour(event) => self.neighbour(now, event),
             Event::Sleep(order) => self.sleep(order),
             Event::Policy(policy) => self.set_policy(policy),
+            Event::Bounds(bounds) => self.set_bounds(bounds),
             Event::Plan(answer) => self.brain.planned(answer),
             Event::Tick => self.claim_floor(now),
         }
@@ -252,6 +253,12 @@ impl Core {
     fn set_policy(&mut self, policy: PolicyName) {
         if let Err(refused) = self.brain.set_policy(policy) {
             self.notices.push(Notice::PolicyRefused { policy, refused });
+        }
+    }
+
+    fn set_bounds(&mut self, bounds: Bounds) {
+        if let Err(refused) = self.brain.set_bounds(bounds) {
+            self.notices.push(Notice::BoundsRefused { bounds, refused });
         }
     }
 

@@ -4,7 +4,7 @@ use sluice_policy::action::Action;
 use sluice_policy::event::Completion;
 use sluice_policy::ids::RequestId;
 use sluice_policy::neighbours::span::Span;
-use sluice_policy::params::PolicyName;
+use sluice_policy::params::{Bounds, PolicyName};
 use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
 use sluice_policy::refused::Refused;
 use sluice_policy::trader::Letter;
@@ -46,6 +46,8 @@ pub enum Event {
     Sleep(Sleep),
     /// Another named policy is in force from now on.
     Policy(PolicyName),
+    /// Another share, and another cap on what may be remapped, are in force from now on.
+    Bounds(Bounds),
     /// A plan is made.
     Plan(PlanAnswer),
     /// Time passed with nothing else to report.
@@ -177,6 +179,13 @@ pub enum Notice {
     PolicyRefused {
         /// The one that was asked for.
         policy: PolicyName,
+        /// What does not fit.
+        refused: Refused,
+    },
+    /// Another share or cap does not fit the tenant: those before stay in force.
+    BoundsRefused {
+        /// Those that were asked for.
+        bounds: Bounds,
         /// What does not fit.
         refused: Refused,
     },

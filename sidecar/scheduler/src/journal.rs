@@ -5,7 +5,7 @@
 //! so an hour on a real GPU becomes a test for ever.
 //!
 //! ```text
-//! sluice-journal 9
+//! sluice-journal 10
 //! config <words>
 //! params <words>
 //! geometry <words>
@@ -33,7 +33,7 @@ use crate::event::Event;
 use words::Reader;
 
 /// First line of every journal.
-const MAGIC: &str = "sluice-journal 9";
+const MAGIC: &str = "sluice-journal 10";
 
 /// Why a journal could not be replayed.
 #[derive(Debug, thiserror::Error)]

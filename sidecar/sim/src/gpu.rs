@@ -8,6 +8,7 @@ pub mod mail;
 pub mod seat;
 
 mod births;
+mod dealt;
 mod post;
 
 use std::cell::RefCell;
@@ -84,6 +85,7 @@ pub struct Gpu {
     pub checked: bool,
     now: Nanos,
     lives: u64,
+    falls: u64,
     rng: Rng,
 }
 
@@ -109,6 +111,7 @@ impl Gpu {
             checked: setup.detail == Detail::Fingerprints,
             now: Nanos(0),
             lives: 0,
+            falls: 0,
             rng: Rng::new(setup.seed),
             setup,
         };
@@ -176,6 +179,7 @@ impl Gpu {
                 self.step(at);
             }
         }
+        self.follow();
         true
     }
 

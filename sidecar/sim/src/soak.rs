@@ -57,6 +57,8 @@ pub struct Tally {
     pub remapped_layers: u64,
     /// Requests that lost their memory.
     pub preemptions: u64,
+    /// Shares that fell below what was held.
+    pub falls: u64,
     /// Events whose journal was replayed.
     pub replayed: u64,
 }
@@ -74,6 +76,7 @@ impl Tally {
             loans: self.loans + other.loans,
             remapped_layers: self.remapped_layers + other.remapped_layers,
             preemptions: self.preemptions + other.preemptions,
+            falls: self.falls + other.falls,
             replayed: self.replayed + other.replayed,
         }
     }
@@ -120,7 +123,8 @@ struct Soak {
 impl Soak {
     fn new(seed: u64, plant: Option<Plant>, at: Rc<Cell<Nanos>>) -> Result<Soak, String> {
         let mut rng = Rng::new(seed);
-        let options = Options::draw(&mut rng);
+        let mut options = Options::draw(&mut rng);
+        options.add_deals(seed);
         let loads = options.loads(&mut rng);
         let gpu = options.gpu(rng.word()).map_err(|(name, why)| format!("{name} is refused: {why}"))?;
         let tally = Tally { seeds: 1, ..Tally::default() };
@@ -137,6 +141,7 @@ impl Soak {
         let baseline = self.baseline.clone();
         self.wait_for("pools go back to what they were", |gpu| check::is_home(gpu, &baseline))?;
         check::tokens(&self.gpu, &self.options, &self.loads, &mut self.tally)?;
+        self.tally.falls = self.gpu.falls();
         self.tally.replayed = check::journals(&self.gpu)?;
         for seat in &self.gpu.seats {
             self.tally.remapped_layers += seat.tally.remapped_layers;

@@ -161,6 +161,7 @@ impl World {
                 Notice::Preempted { request, .. } => self.outcome(request).preemptions += 1,
                 Notice::Admitted { .. }
                 | Notice::PolicyRefused { .. }
+                | Notice::BoundsRefused { .. }
                 | Notice::Waited(_)
                 | Notice::Step(_) => {}
             }

@@ -23,6 +23,7 @@ fn seeds_hold_and_much_happens_in_them() {
         ("loans", sum.loans),
         ("remapped layers", sum.remapped_layers),
         ("preemptions", sum.preemptions),
+        ("shares that fell", sum.falls),
         ("replayed events", sum.replayed),
     ] {
         assert!(count > 0, "no {what} in {sum:?}");

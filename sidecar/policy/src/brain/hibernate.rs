@@ -124,6 +124,7 @@ impl Brain {
     pub(super) fn doze(&mut self, out: &mut Vec<Action>) {
         // What a dead borrower held need not be created before it is needed.
         (self.trade.regrow, self.trade.regrow_refused) = (0, false);
+        self.cede_unmade();
         if !self.trade.partings.is_empty() {
             self.settle_trade(out);
         } else if self.ledger.created() > 0 && !self.suspended() {
@@ -214,6 +215,8 @@ impl Brain {
                 Claim::Debt => self.settle_trade(out),
             };
         }
+        self.cede_unmade();
+        self.trade.grows = false;
         let existing = self.ledger.created() + self.trade.regrow;
         let spare = self.budget_chunks().min(self.sizes.useful()).saturating_sub(existing);
         self.trade.regrow += spare;

@@ -22,7 +22,8 @@ impl Brain {
         self.trade.budget()
     }
 
-    /// Chunks that the tenant may hold without asking a neighbour.
+    /// Chunks that the tenant may hold without asking a neighbour. While a share that fell is being given up, more than it is to
+    /// be: [`Brain::ceding_chunks`].
     pub fn share_chunks(&self) -> u32 {
         self.trade.share
     }
@@ -41,7 +42,7 @@ impl Brain {
     pub fn moving_chunks(&self) -> u32 {
         let arriving = self.pending.iter().map(|(_, effect)| effect.arriving().len() as u32).sum::<u32>();
         let released = self.pending.iter().map(|(_, effect)| match effect {
-            Pending::Release(chunks) => chunks.len() as u32,
+            Pending::Release(chunks) | Pending::Cede(chunks) => chunks.len() as u32,
             _ => 0,
         });
         arriving + released.sum::<u32>() + self.leaving(|_, _| true)
@@ -110,6 +111,10 @@ impl Brain {
 
     /// A debt has not been paid: no step begins before it is, unless the backend keeps failing.
     pub fn owes(&self) -> bool {
+        self.ceding() > 0 || self.owes_neighbours()
+    }
+
+    fn owes_neighbours(&self) -> bool {
         self.trade.partings.iter().any(|parting| parting.claim == Claim::Debt)
     }
 
@@ -189,8 +194,12 @@ impl Brain {
         if self.suspended() {
             return;
         }
+        self.cede_unmade();
         if self.regrows() && self.regrows_at_once() {
             return self.order_regrowth(u32::MAX, out);
+        }
+        if self.ceding() > 0 && !self.owes_neighbours() {
+            return self.cede(out);
         }
         let vacant = self.vacant_chunks();
         if self.waking() {
@@ -309,6 +318,6 @@ impl Brain {
 
     /// Something is on its way to or from neighbours, or has to come back.
     pub(super) fn trading(&self) -> bool {
-        !self.trade.partings.is_empty() || self.regrows_at_once() || self.waking()
+        !self.trade.partings.is_empty() || self.ceding() > 0 || self.regrows_at_once() || self.waking()
     }
 }

@@ -26,14 +26,15 @@ impl Brain {
             return Err(Refusal::NotTraded);
         }
         let still = matches!(self.rest, Rest::Awake | Rest::Asleep);
-        if !self.loaded() || !still || self.waking() {
+        if !self.loaded() || !still || self.waking() || self.ceding_chunks() > 0 {
             return Err(Refusal::Busy);
         }
         if self.trade.active && self.hungry().is_some() {
             return Err(Refusal::Active);
         }
         let promised = self.promised(Claim::Loan);
-        let above = (self.trade.share - self.trade.lent).saturating_sub(self.unlent_floor_chunks());
+        let unlent = self.trade.share.saturating_sub(self.trade.lent);
+        let above = unlent.saturating_sub(self.unlent_floor_chunks());
         let idle = self.vacant_chunks() + self.idle_frames() + self.lendable_weights();
         match idle.min(above).saturating_sub(promised) {
             0 if above <= promised => Err(Refusal::AtFloor),

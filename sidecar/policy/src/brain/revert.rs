@@ -22,6 +22,7 @@ impl Brain {
             Rest::Asleep => return self.doze(out),
             Rest::Awake => {}
         }
+        self.grow();
         self.place_kv(out);
         let must = self.goal.as_ref().is_some_and(|goal| goal.reason.must_happen());
         if self.goal.is_some() && !must && (self.owes() || self.waking()) {
@@ -56,6 +57,9 @@ impl Brain {
             let layout = self.sizes.forced_layout(forced);
             let differs = layout != *self.slots.layout() && self.boundaries >= self.retry_at;
             return differs.then_some(Goal { target: Target::Layout(layout), reason: Reason::Forced });
+        }
+        if let Some(layout) = self.below_cap() {
+            return Some(Goal { target: Target::Layout(layout), reason: Reason::Revert });
         }
         let reversion =
             self.reversion().map(|layout| Goal { target: Target::Layout(layout), reason: Reason::Revert });
@@ -152,6 +156,8 @@ impl Brain {
         let rests = matches!(self.rest, Rest::Awake | Rest::Asleep);
         home && rests
             && self.surplus() == 0
+            && self.ceding_chunks() == 0
+            && !self.trade.grows
             && self.goal.is_none()
             && !self.trading()
             && self.offload_rests()

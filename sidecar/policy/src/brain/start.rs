@@ -20,7 +20,7 @@ const MAP_TRIES: u32 = 3;
 impl Brain {
     /// Orders chunks: all at once, and after a refusal half as many at a time.
     pub(super) fn create_next(&mut self, out: &mut Vec<Action>) {
-        let missing = self.sizes.useful() - self.ledger.created();
+        let missing = self.sizes.useful().saturating_sub(self.ledger.created());
         let count = self.create_piece.min(missing);
         if count == 0 || self.create_tries >= CREATE_TRIES {
             self.trade.awaits_floor = self.trade.traded && self.missing_floor() > 0;
@@ -83,7 +83,7 @@ impl Brain {
             return;
         };
         // What neighbours still have comes later, and with it the layout that it allows.
-        self.trade.regrow = if self.trade.traded { self.sizes.useful() - created } else { 0 };
+        self.trade.regrow = if self.trade.traded { self.sizes.useful().saturating_sub(created) } else { 0 };
         self.trade.regrow_refused = self.trade.regrow > 0;
         let base = self.start_layout(created + self.trade.regrow).unwrap_or_else(|| layout.clone());
         self.base = if self.forced.is_some() { Layout::resident() } else { base };

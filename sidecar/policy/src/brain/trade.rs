@@ -79,8 +79,10 @@ pub(super) struct Parting {
 /// What a tenant may hold, and what is on its way to or from neighbours.
 #[derive(Clone, Debug)]
 pub(super) struct Trade {
-    /// Chunks that may exist without a neighbour.
+    /// Chunks that may exist without a neighbour. More than the sizes say while a share that fell is being given up.
     pub share: u32,
+    /// The share rose: what it gained is to be created.
+    pub grows: bool,
     pub borrowed: u32,
     pub lent: u32,
     /// Holds the turn, or has work where there are no turns.
@@ -122,6 +124,7 @@ impl Trade {
     pub fn new(share: u32, calm: Hysteresis) -> Trade {
         Trade {
             share,
+            grows: false,
             borrowed: 0,
             lent: 0,
             active: true,
@@ -146,12 +149,13 @@ impl Trade {
 
     /// A number that differs when anything here does, but for what was told.
     pub fn word(&self) -> u64 {
-        let flags = u64::from(self.cramped) << 4
+        let flags = u64::from(self.grows) << 5
+            | u64::from(self.cramped) << 4
             | u64::from(self.awaits_floor) << 3
             | u64::from(self.active) << 2
             | u64::from(self.patient) << 1
             | u64::from(self.stuck);
-        let words = [self.borrowed, self.lent, self.regrow, self.partings.len() as u32];
+        let words = [self.share, self.borrowed, self.lent, self.regrow, self.partings.len() as u32];
         words.into_iter().fold(flags, |word, next| mix(word ^ u64::from(next)))
     }
 

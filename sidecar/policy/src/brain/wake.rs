@@ -14,7 +14,7 @@ impl Brain {
     }
 
     /// Layouts that free more and more layers, beginning with one more than now.
-    fn wider_remaps(&self) -> impl Iterator<Item = Layout> + '_ {
+    pub(super) fn wider_remaps(&self) -> impl Iterator<Item = Layout> + '_ {
         let current = self.slots.layout();
         // Whoever has lent under another policy comes back as one that lends.
         let lends = self.params.policy.remaps() || self.trade.lent > 0;

@@ -203,6 +203,16 @@ impl Book {
         self.taken.iter().filter(|taken| taken.peer.index == index).map(Taken::held).sum()
     }
 
+    /// Changes what it may hold without asking. The floor is no larger, until it is set anew.
+    ///
+    /// # Panics
+    /// If more is lent.
+    pub fn set_share(&mut self, share: u32) {
+        let lent = self.lent_out();
+        assert!(lent <= share, "{lent} chunks that are lent are within the share of {share}");
+        (self.share, self.floor) = (share, self.floor.min(share));
+    }
+
     /// Changes the floor: a hibernated tenant lends it too (0), one that wakes needs it again.
     ///
     /// # Panics

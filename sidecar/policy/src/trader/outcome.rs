@@ -22,6 +22,7 @@ impl Trader {
                 Traded::NotTaken { earmark } => self.not_taken(now, earmark, brain),
             }
         }
+        self.book.set_share(brain.share_chunks());
     }
 
     fn lent(&mut self, earmark: Earmark, chunks: u32, brain: &mut Brain) {

@@ -34,15 +34,29 @@ impl Trader {
             out.into_iter().for_each(|(nonce, chunks)| self.revoke(now, nonce, chunks));
             let bound_ns = self.terms.revoke_bound_ns;
             self.patient = self.recalled.iter().any(|recalled| now.since(recalled.since) < bound_ns);
+        } else {
+            self.recall_overlent(now, brain.overlent_chunks());
         }
         brain.set_patient(self.patient);
+    }
+
+    /// The share fell, or the floor rose, and neighbours have what the tenant needs: the newest loans come back.
+    fn recall_overlent(&mut self, now: Nanos, mut chunks: u32) {
+        let newest_first: Vec<_> = self.book.given().iter().rev().map(|g| (g.nonce, g.chunks)).collect();
+        for (nonce, given) in newest_first {
+            if chunks > 0 {
+                self.revoke(now, nonce, chunks.min(given));
+            }
+            chunks = chunks.saturating_sub(given);
+        }
     }
 
     /// Tells a borrower that it is to give back all of a loan, unless it was told a moment ago. Letters get lost, and so do answers: it is told again within the
     /// bound, and then less and less often.
     fn revoke(&mut self, now: Nanos, nonce: Nonce, chunks: u32) {
+        let told = self.book.given().iter().any(|given| given.nonce == nonce && given.revoked >= chunks);
         let recalled = self.recalled_of(now, nonce);
-        if now < recalled.again_at {
+        if told && now < recalled.again_at {
             return;
         }
         recalled.again_at = now.plus(recalled.pause_ns);

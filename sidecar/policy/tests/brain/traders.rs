@@ -1,6 +1,7 @@
 //! Tenants that trade by letters which are late, lost, told twice and out of order, while some of them die: no byte is
 //! promised twice, no token changes, nobody waits for ever, and everything goes home.
 
+mod deal;
 mod mail;
 mod town;
 
@@ -14,12 +15,15 @@ fn case() -> impl Strategy<Value = Case> {
     let place = (2usize..=4, slabs, 0u32..8, any::<bool>(), any::<u64>());
     let trouble = (0u32..150, 0u32..150, (0u32..40, 0u32..=3), 0u32..10, 0u32..=3);
     let sleep = (prop_oneof![Just(0), 5u32..80], 0u64..4096);
-    (place, trouble, sleep).prop_map(|((tenants, slabs, extra_kv, turns, seed), trouble, sleep)| {
-        let (loss, doubles, (faults, unmade), kills, deaths) = trouble;
-        let (naps, host_kv_bytes) = sleep;
-        let faults = Case { loss, doubles, faults, unmade, kills, deaths, ..calm(turns) };
-        Case { tenants, slabs, extra_kv, seed, naps, host_kv_bytes, ..faults }
-    })
+    let deals = prop_oneof![Just(0), 1u32..40];
+    (place, trouble, sleep, deals).prop_map(
+        |((tenants, slabs, extra_kv, turns, seed), trouble, sleep, deals)| {
+            let (loss, doubles, (faults, unmade), kills, deaths) = trouble;
+            let (naps, host_kv_bytes) = sleep;
+            let faults = Case { loss, doubles, faults, unmade, kills, deaths, ..calm(turns) };
+            Case { tenants, slabs, extra_kv, seed, naps, host_kv_bytes, deals, ..faults }
+        },
+    )
 }
 
 /// How many towns are tried: as many as the environment says, for a hunt, else a few.
@@ -64,6 +68,7 @@ fn calm(turns: bool) -> Case {
         ttl_ms: 300,
         blind: false,
         later_floor: 0,
+        deals: 0,
     }
 }
 
@@ -74,6 +79,21 @@ fn tenants_that_hunger_borrow() {
         town.run();
         town.settle();
         assert!(town.loans > 0, "what is tested happens");
+    }
+}
+
+#[test]
+fn a_gpu_that_is_dealt_out_anew_serves_everybody() {
+    for turns in [false, true] {
+        for deals in [5, 100] {
+            let mut town = Town::new(&Case { deals, ..calm(turns) });
+            town.run();
+            town.settle();
+            assert!(town.ceded > 0, "what is tested happens");
+            for seat in &town.seats {
+                assert_eq!(seat.finished(), &seat.expected, "the tokens of the tenant alone");
+            }
+        }
     }
 }
 

@@ -166,14 +166,7 @@ impl Core {
 
     /// What goes to neighbours and comes from them at a boundary. What must go and has no room costs the youngest request.
     pub(super) fn trade(&mut self, now: Nanos) {
-        let Some(trader) = &mut self.trader else { return };
-        let waited = self.brain.patient();
-        trader.boundary(now, &mut self.brain, &mut self.actions);
-        if waited && !self.brain.patient() && !self.brain.blocked() {
-            // What lent layers waited for is here, or is waited for no longer: they come back now, not with the next event.
-            self.brain.boundary(now, &mut self.actions);
-        }
-        self.commands.extend(trader.take_letters().into_iter().map(Command::Letter));
+        self.trade_on(now);
         while self.brain.stuck() && self.running.len() > 1 {
             self.preempt_youngest(now);
             self.brain.boundary(now, &mut self.actions);
@@ -183,6 +176,24 @@ impl Core {
             self.brain.cram();
             self.brain.boundary(now, &mut self.actions);
         }
+        // Who falls asleep drops them by itself.
+        while self.brain.stuck()
+            && self.brain.rest() == Rest::Awake
+            && self.drop_kept(|brain, id| brain.on_device(id))
+        {
+            self.brain.boundary(now, &mut self.actions);
+        }
+    }
+
+    fn trade_on(&mut self, now: Nanos) {
+        let Some(trader) = &mut self.trader else { return };
+        let waited = self.brain.patient();
+        trader.boundary(now, &mut self.brain, &mut self.actions);
+        if waited && !self.brain.patient() && !self.brain.blocked() {
+            // What lent layers waited for is here, or is waited for no longer: they come back now, not with the next event.
+            self.brain.boundary(now, &mut self.actions);
+        }
+        self.commands.extend(trader.take_letters().into_iter().map(Command::Letter));
     }
 
     /// The floor of a new life is with its neighbours: they are told, and it is tried again.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::{ActionId, RequestId, RowId, StepId};
-use sluice_policy::params::PolicyName;
+use sluice_policy::params::{Bounds, PolicyName};
 use sluice_policy::planner::request::{Found, PlanAnswer};
 use sluice_ports::compute::{ComputeEvent, EngineHello, SampleFailure, Sampled, StepDone, Unsampled};
 use sluice_ports::sampling::{Sampling, TokenLogprobs};
@@ -48,6 +48,10 @@ pub fn encode(event: &Event) -> (&'static str, Words) {
             words.put(code_of(&PolicyName::ALL, policy));
             "policy"
         }
+        Event::Bounds(Bounds { share_chunks, remap_cap_permille }) => {
+            words.put(*share_chunks).put(*remap_cap_permille);
+            "bounds"
+        }
         Event::Plan(answer) => {
             put_plan(&mut words, answer);
             "plan"
@@ -65,6 +69,7 @@ pub fn decode(name: &str, r: &mut Reader<'_>) -> Result<Event, String> {
         "memory" => Event::Memory(completion(r)?),
         "sleep" => Event::Sleep(by_code(&SLEEPS, r)?),
         "policy" => Event::Policy(by_code(&PolicyName::ALL, r)?),
+        "bounds" => Event::Bounds(Bounds { share_chunks: r.int()?, remap_cap_permille: r.int()? }),
         "plan" => Event::Plan(plan(r)?),
         "tick" => Event::Tick,
         "attached" => Event::Compute(ComputeEvent::Attached(hello(r)?)),

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use sluice_policy::brain::Brain;
 use sluice_policy::ids::Nanos;
 use sluice_policy::neighbours::Peer;
+use sluice_policy::params::{Bounds, Params};
 use sluice_policy::refused::Refused;
 use sluice_ports::planner::TimedPlanner;
 use sluice_scheduler::driver::Around;
@@ -21,7 +22,11 @@ use crate::world::PLAN_NS;
 
 impl Seat {
     pub(super) fn new(setup: TenantSetup, keeps_tokens: bool) -> Seat {
+        let Params { share_chunks, remap_cap_permille, .. } = setup.params;
+        let share_chunks = share_chunks.min(setup.geometry.capacity_chunks);
         Seat {
+            dealt: Bounds { share_chunks, remap_cap_permille },
+            told: true,
             setup,
             life: None,
             reborn_at: None,
@@ -42,7 +47,7 @@ impl Gpu {
     pub(super) fn begin_life(&mut self, at: usize) -> Result<(), Refused> {
         self.lives += 1;
         let me = Peer { index: at as u32, instance: self.lives };
-        let setup = self.seats[at].setup.clone();
+        let setup = self.born_with(at);
         let brain = Brain::new(setup.params.clone(), setup.geometry.clone())?;
         let device = self.new_device(&setup, me);
         let memory = SimMemory::new(device.clone());
@@ -70,7 +75,7 @@ impl Gpu {
             away: 0,
             resident_since: None,
         };
-        self.seats[at].life = Some(life);
+        (self.seats[at].life, self.seats[at].told) = (Some(life), false);
         Ok(())
     }
 
@@ -115,6 +120,9 @@ impl Gpu {
     }
 
     pub(super) fn be_reborn(&mut self, at: usize) {
+        if self.seats[at].reborn_at.is_some_and(|at| at <= self.now) && !self.has_room(at) {
+            self.seats[at].reborn_at = Some(self.now.plus(self.setup.rebirth_ns.max(1)));
+        }
         if self.seats[at].reborn_at.take_if(|at| *at <= self.now).is_some() {
             self.begin_life(at).expect("what was accepted once is accepted again");
         }

@@ -8,7 +8,7 @@ use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::span::{Awaited, Span};
 use sluice_policy::neighbours::victim::Live;
-use sluice_policy::params::Params;
+use sluice_policy::params::{Bounds, Params};
 use sluice_policy::trader::{Letter, Terms};
 use sluice_ports::neighbourhood::{Neighbourhood, TurnCall};
 use sluice_scheduler::{Config, Driver, Finish, Notice, Refusal, Request};
@@ -163,6 +163,10 @@ impl Life {
 pub struct Seat {
     /// Options.
     pub setup: TenantSetup,
+    /// What it may hold and give away.
+    pub(super) dealt: Bounds,
+    /// The present life was told so.
+    pub(super) told: bool,
     /// The present life; none between a death and the next beginning.
     pub life: Option<Life>,
     /// The next life begins then.
@@ -260,7 +264,7 @@ impl Seat {
                     self.tally.preemptions += 1;
                 }
                 Notice::Waited(span) => self.tally.waited(span),
-                Notice::Admitted { .. } | Notice::PolicyRefused { .. } => {}
+                Notice::Admitted { .. } | Notice::PolicyRefused { .. } | Notice::BoundsRefused { .. } => {}
             }
         }
     }

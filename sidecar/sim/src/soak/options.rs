@@ -105,6 +105,12 @@ impl Options {
         }
     }
 
+    /// The GPU is dealt out anew from time to time, by a stream of its own: without it a seed is what it was.
+    pub(super) fn add_deals(&mut self, seed: u64) {
+        self.troubles.extend(troubles::draw_deals(seed ^ 0xdea1, self.span_ns));
+        self.troubles.sort_by_key(|(at, _)| *at);
+    }
+
     /// Requests of each tenant, and when they come.
     pub(super) fn loads(&self, rng: &mut Rng) -> Vec<Vec<(u64, Request)>> {
         let load = |count: &u64| {

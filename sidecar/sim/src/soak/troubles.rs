@@ -1,7 +1,8 @@
 //! What goes wrong, and bugs that may be planted.
 
+use sluice_policy::brain::Brain;
 use sluice_policy::ids::RequestId;
-use sluice_policy::params::PolicyName;
+use sluice_policy::params::{Bounds, Params, PolicyName};
 use sluice_scheduler::{Event, Sleep};
 
 use super::Options;
@@ -34,6 +35,8 @@ pub enum Trouble {
     Sleep(usize, Sleep),
     /// A directive puts a tenant under another policy.
     Policy(usize, PolicyName),
+    /// Directives deal the GPU out anew: from this seed, or as it was at first.
+    Deal(Option<u64>),
     /// The way to the host carries 1 KiB/s from now on, of all tenants.
     SlowOut,
 }
@@ -105,6 +108,47 @@ pub(super) fn happen(gpu: &mut Gpu, trouble: &Trouble) {
         Trouble::Sleep(at, order) => gpu.push(at, Event::Sleep(order)),
         Trouble::Policy(at, policy) => gpu.push(at, Event::Policy(policy)),
         Trouble::SlowOut => slow_out(gpu),
+        Trouble::Deal(seed) => deal(gpu, seed),
+    }
+}
+
+/// New deals within the span: in half of the seeds none.
+pub(super) fn draw_deals(seed: u64, span_ns: u64) -> Vec<(u64, Trouble)> {
+    let mut rng = Rng::new(seed);
+    let count = if rng.chance(500) { rng.between(1, 8) } else { 0 };
+    (0..count).map(|_| (rng.below(span_ns), Trouble::Deal(Some(rng.word())))).collect()
+}
+
+fn deal(gpu: &mut Gpu, seed: Option<u64>) {
+    let first = |seat: &crate::gpu::seat::Seat| {
+        let Params { share_chunks, remap_cap_permille, .. } = seat.setup.params;
+        Bounds { share_chunks, remap_cap_permille }
+    };
+    let mut bounds: Vec<_> = gpu.seats.iter().map(first).collect();
+    if let Some(seed) = seed {
+        share_out(&mut bounds, &floors(gpu), &mut Rng::new(seed));
+    }
+    gpu.deal(bounds);
+}
+
+/// What each tenant needs at least, as it was set up.
+fn floors(gpu: &Gpu) -> Vec<u32> {
+    let brain = |seat: &crate::gpu::seat::Seat| {
+        Brain::new(seat.setup.params.clone(), seat.setup.geometry.clone())
+            .expect("what was accepted once is accepted again")
+    };
+    gpu.seats.iter().map(|seat| brain(seat).floor_chunks()).collect()
+}
+
+/// What is above the floors goes to whom the seed says, and more or less of each may be remapped.
+fn share_out(bounds: &mut [Bounds], floors: &[u32], rng: &mut Rng) {
+    let shares: u32 = bounds.iter().map(|bounds| bounds.share_chunks).sum();
+    let mut left = shares - floors.iter().sum::<u32>();
+    for (bounds, floor) in bounds.iter_mut().zip(floors) {
+        let more = rng.below(u64::from(left) + 1) as u32;
+        left -= more;
+        bounds.share_chunks = floor + more;
+        bounds.remap_cap_permille = [0, 300, bounds.remap_cap_permille, 1000][rng.below(4) as usize];
     }
 }
 
@@ -146,6 +190,7 @@ pub(super) fn end(gpu: &mut Gpu, options: &Options) {
     gpu.mail.roads = Roads { lost_permille: 0, twice_permille: 0, ..options.roads };
     set_faults(gpu, faults);
     drift(gpu, 1000);
+    deal(gpu, None);
     for at in 0..gpu.seats.len() {
         let failed = |seat: &crate::gpu::seat::Seat| {
             seat.life.as_ref().is_some_and(|life| life.driver.core().brain().failed().is_some())

@@ -4,13 +4,13 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-use sluice_policy::brain::{Brain, Rest};
+use sluice_policy::brain::{Brain, Rest, fits};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::grants::{Book, Nonce};
 use sluice_policy::neighbours::victim::{Live, Neighbour};
-use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::params::{Bounds, Params, PolicyName};
 use sluice_policy::trader::{Letter, News, Terms, Trader};
 
 use super::super::cases::{guaranteed_chunks, tenant};
@@ -66,6 +66,8 @@ pub struct Case {
     pub blind: bool,
     /// So many chunks more does a later life never lend: its former one had lent them, as those do that are hibernated.
     pub later_floor: u32,
+    /// How often the GPU is dealt out anew while there is work, of ten thousand ticks.
+    pub deals: u32,
 }
 
 impl Case {
@@ -149,17 +151,21 @@ pub struct Town {
     pub asked_meanwhile: u32,
     /// When the borrower of a loan was first told.
     revoked: BTreeMap<Nonce, Nanos>,
-    case: Case,
-    params: Params,
-    geometry: Geometry,
-    share: u32,
+    pub(super) case: Case,
+    pub(super) params: Params,
+    pub(super) geometry: Geometry,
+    pub(super) share: u32,
     ledger: Rc<RefCell<Ledger>>,
     mail: Mail,
     now: Nanos,
     lives: u64,
     holder: usize,
     deaths: u32,
-    rng: Rng,
+    pub(super) rng: Rng,
+    /// The share that each seat is to have, and how much it may remap.
+    pub(super) dealt: Vec<Bounds>,
+    /// Shares that fell while something was held of them.
+    pub ceded: u32,
 }
 
 impl Town {
@@ -171,6 +177,7 @@ impl Town {
         geometry.capacity_chunks = share * case.tenants as u32;
         let params = Params { share_chunks: share, host_kv_bytes: case.host_kv_bytes, ..params };
         let ledger = Rc::new(RefCell::new(Ledger::new(geometry.capacity_chunks)));
+        let bounds = Bounds { share_chunks: share, remap_cap_permille: params.remap_cap_permille };
         let mut town = Town {
             seats: Vec::new(),
             loans: 0,
@@ -189,6 +196,8 @@ impl Town {
             holder: 0,
             deaths: case.deaths,
             rng: Rng(case.seed ^ 0x7044),
+            dealt: vec![bounds; case.tenants],
+            ceded: 0,
         };
         (0..case.tenants).for_each(|_| town.settler());
         town.ledger.borrow_mut().loses = case.loses_earmarks;
@@ -216,9 +225,13 @@ impl Town {
         self.lives += 1;
         let me = Peer { index: at as u32, instance: self.lives };
         self.ledger.borrow_mut().join(me.instance);
-        let mut params = self.params.clone();
+        let Bounds { share_chunks, remap_cap_permille } = self.dealt[at];
+        let mut params = Params { share_chunks, remap_cap_permille, ..self.params.clone() };
         if self.lives > self.case.tenants as u64 {
             params.guaranteed_kv_bytes += u64::from(self.case.later_floor) * self.geometry.chunk_bytes;
+        }
+        if fits(&params, &self.geometry).is_err() {
+            params.remap_cap_permille = self.params.remap_cap_permille;
         }
         let mut world = World::new(params, self.geometry.clone(), self.rng.next(), Faults::default());
         world.device.quota = Some(Quota { ledger: self.ledger.clone(), me });
@@ -265,6 +278,9 @@ impl Town {
                 return;
             }
             self.tick(MS);
+            if self.case.deals > 0 && self.rng.below(10_000) < u64::from(self.case.deals) {
+                self.deal();
+            }
             let tokens = self.seats.iter().map(Seat::tokens).sum();
             still = if std::mem::replace(&mut known, tokens) < tokens { 0 } else { still + 1 };
             if self.deaths > 0 && self.rng.permille(if self.trades() { 5 } else { 1 }) {
@@ -310,6 +326,8 @@ impl Town {
 
     /// Without work everything goes home.
     pub fn settle(&mut self) {
+        let home = Bounds { share_chunks: self.share, remap_cap_permille: self.params.remap_cap_permille };
+        self.dealt.fill(home);
         for _ in 0..20_000 {
             let home = |seat: &Seat| seat.tenant.as_ref().is_some_and(|tenant| tenant.is_home(self.share));
             if self.seats.iter().all(home) && self.ledger.borrow().promised() == 0 {
@@ -338,9 +356,10 @@ impl Town {
         self.pass_turn();
         let at = self.rng.below(self.seats.len() as u64) as usize;
         if self.seats[at].tenant.is_some() {
+            self.follow(at);
             self.with(at, World::tick);
             self.look(at);
-        } else if self.rng.permille(100) {
+        } else if self.rng.permille(100) && self.has_room(at) {
             self.begin_life(at);
         }
         while let Some((to, post)) = self.mail.next(self.now) {
@@ -361,11 +380,11 @@ impl Town {
     }
 
     /// Something happens at a tenant; what it writes is sent, and everything is checked.
-    fn with<T>(&mut self, at: usize, happens: impl FnOnce(&mut World) -> T) {
+    pub(super) fn with<T>(&mut self, at: usize, happens: impl FnOnce(&mut World) -> T) -> T {
         let Tenant { me, world, faults, .. } = self.seats[at].tenant.as_mut().expect("it lives");
         world.now = self.now;
         world.active = if self.case.turns { self.holder == at } else { world.busy() };
-        happens(world);
+        let happened = happens(world);
         if world.brain.loaded()
             && let Some(faults) = faults.take()
         {
@@ -374,6 +393,7 @@ impl Town {
         let (me, letters) = (*me, std::mem::take(&mut world.letters));
         letters.into_iter().for_each(|letter| self.send(me, letter));
         self.audit(at);
+        happened
     }
 
     fn send(&mut self, from: Peer, letter: Letter) {
@@ -492,6 +512,8 @@ impl Town {
         let exists: usize = tenants().map(|tenant| tenant.world.device.chunks.len()).sum();
         let ledger = self.ledger.borrow();
         let total = self.share as usize * self.seats.len();
+        let shares: u32 = tenants().map(|tenant| tenant.world.brain.share_chunks()).sum();
+        assert!(shares as usize <= total, "no more is dealt out than there is");
         assert!(exists + ledger.promised() as usize <= total, "no byte is promised twice");
         for Tenant { me, world, .. } in tenants() {
             assert_eq!(

@@ -1,7 +1,7 @@
 //! The part of the scheduler that trades with neighbours.
 
 use sluice_policy::action::Action;
-use sluice_policy::brain::Brain;
+use sluice_policy::brain::{Brain, Rest};
 use sluice_policy::event::Completion;
 use sluice_policy::trader::{News, Trader};
 
@@ -108,6 +108,12 @@ impl World {
                 brain.cram();
                 brain.boundary(now, out);
             });
+        }
+        while self.brain.stuck()
+            && self.brain.rest() == Rest::Awake
+            && self.drop_kept(|brain, id| brain.on_device(id))
+        {
+            self.tell(|brain, out| brain.boundary(now, out));
         }
     }
 

@@ -43,7 +43,7 @@ fn repro(seed: u64, plant: Option<Plant>) -> String {
 fn print(tally: &Tally, wall_s: f64) {
     println!("{} seeds hold, {:.1} a second", tally.seeds, tally.seeds as f64 / wall_s);
     println!(
-        "{} requests answered, {} cut short, {} failed; {} troubles, {} loans, {} layers remapped, {} preemptions; {} events replayed",
+        "{} requests answered, {} cut short, {} failed; {} troubles, {} loans, {} layers remapped, {} preemptions, {} shares fell; {} events replayed",
         tally.answered,
         tally.cut_short,
         tally.failed,
@@ -51,6 +51,7 @@ fn print(tally: &Tally, wall_s: f64) {
         tally.loans,
         tally.remapped_layers,
         tally.preemptions,
+        tally.falls,
         tally.replayed
     );
 }

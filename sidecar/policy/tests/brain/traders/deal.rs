@@ -1,0 +1,48 @@
+//! The GPU is dealt out anew while its tenants work.
+
+use sluice_policy::brain::Brain;
+use sluice_policy::params::Bounds;
+
+use super::town::Town;
+
+impl Town {
+    /// Other shares and caps for all, within the GPU. Who cannot follow says so and goes on as before.
+    pub(super) fn deal(&mut self) {
+        let floor = self.largest_floor();
+        let mut left = (self.share - floor) * self.seats.len() as u32;
+        for at in 0..self.seats.len() {
+            let more = self.rng.below(u64::from(left) + 1) as u32;
+            left -= more;
+            let caps = [0, 300, self.params.remap_cap_permille, 1000];
+            let remap_cap_permille = caps[self.rng.below(4) as usize];
+            self.dealt[at] = Bounds { share_chunks: floor + more, remap_cap_permille };
+        }
+    }
+
+    /// Whoever is born can have this, whatever was dealt out.
+    fn largest_floor(&self) -> u32 {
+        let brain = Brain::new(self.params.clone(), self.geometry.clone()).expect("a tenant that fits");
+        (brain.floor_chunks() + self.case.later_floor).min(self.share)
+    }
+
+    /// A larger share waits until others have given theirs up: the ledger has room for no more than the GPU.
+    pub(super) fn has_room(&self, at: usize) -> bool {
+        let others = (0..self.seats.len()).filter(|other| *other != at).filter_map(|other| self.brain(other));
+        let taken: u32 = others.map(|brain| brain.share_chunks()).sum();
+        taken + self.dealt[at].share_chunks <= self.share * self.seats.len() as u32
+    }
+
+    /// A tenant does what it was told last, as far as it can.
+    pub(super) fn follow(&mut self, at: usize) {
+        let wanted = self.dealt[at];
+        let brain = self.brain(at).expect("it lives");
+        let larger = wanted.share_chunks > brain.share_chunks();
+        if wanted == brain.bounds() || larger && !self.has_room(at) {
+            return;
+        }
+        let held = brain.ledger().created();
+        // What does not fit changes nothing.
+        let followed = self.with(at, |world| world.brain.set_bounds(wanted).is_ok());
+        self.ceded += u32::from(followed && wanted.share_chunks < held);
+    }
+}
