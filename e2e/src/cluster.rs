@@ -31,7 +31,7 @@ use tokio::sync::OnceCell;
 pub use self::binaries::{Binaries, skipped};
 use self::control_plane::ControlPlane;
 pub use self::foreign::mark;
-pub use self::node::{Node, on_node, on_node_alone};
+pub use self::node::{Node, Second, on_node, on_node_alone, on_two_nodes};
 pub use self::wait::{PATIENCE, eventually, within};
 
 /// An API server with the CRDs of this tree established.

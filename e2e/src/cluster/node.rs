@@ -6,10 +6,11 @@
 mod cgroup;
 mod components;
 mod init;
+mod place;
+mod second;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,6 +24,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tempfile::TempDir;
 
 use self::cgroup::Cgroup;
+use self::place::Place;
+pub use self::second::{Second, on_two_nodes};
 use super::binaries::{Binaries, skipped};
 use super::child::Component;
 use super::control_plane::{ControlPlane, Start, scratch};
@@ -30,10 +33,6 @@ use super::keeper::Keeper;
 use super::wait::{eventually, within};
 use super::{Api, crds, last_words, words_of};
 
-/// The node's address, that of its bridge.
-const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 244, 0, 1));
-/// The node's name.
-pub const NAME: &str = "node-0";
 /// From the start of its components to Ready; 4 s on two idle cores.
 const READY: Duration = Duration::from_secs(120);
 
@@ -46,6 +45,7 @@ pub struct Node {
 
 /// A node of ours.
 struct Own {
+    place: Place,
     binaries: Binaries,
     keeper: Keeper,
     folder: PathBuf,
@@ -86,10 +86,15 @@ pub fn on_node_alone(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
 /// Who may use the node now.
 static TURNS: RwLock<()> = RwLock::new(());
 
-fn run(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
+/// The node of this test binary.
+fn shared() -> Option<&'static Node> {
     static SHARED: OnceLock<Result<Option<Node>, String>> = OnceLock::new();
     let outcome = SHARED.get_or_init(|| thread::spawn(start).join().map_err(words_of));
-    let Some(node) = outcome.as_ref().unwrap_or_else(|words| panic!("{words}")) else { return };
+    outcome.as_ref().unwrap_or_else(|words| panic!("{words}")).as_ref()
+}
+
+fn run(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
+    let Some(node) = shared() else { return };
     let in_network = thread::spawn(move || {
         node.enter();
         runtime().block_on(test(node));
@@ -129,14 +134,20 @@ fn start() -> Option<Node> {
 impl Own {
     /// Starts everything in the namespaces of `keeper`.
     fn start(binaries: Binaries, keeper: Keeper) -> Node {
+        let own = Own::prepare(binaries, keeper, Place::First, Cgroup::make);
+        own.inside(async || own.start_components().await).into_node(own)
+    }
+
+    /// A node's namespaces, folder and cgroup, with nothing in them but their first process.
+    fn prepare(binaries: Binaries, keeper: Keeper, place: Place, cgroup: impl FnOnce() -> Cgroup) -> Own {
         let temporary = scratch();
         let folder = temporary.path().to_owned();
         init::assert_visible(&[&folder, binaries.folder()]);
         let running = Arc::new(Mutex::new(Running::default()));
         let for_exit = Arc::clone(&running);
         last_words::at_exit(move || lock(&for_exit).end());
-        let cgroup = Cgroup::make();
-        let init = init::start(&keeper, &folder);
+        let cgroup = cgroup();
+        let init = init::start(&keeper, &folder, place);
         let network = format!("/proc/{}/ns/net", init.pid());
         let network = File::open(&network).unwrap_or_else(|e| panic!("{network}: {e}"));
         {
@@ -145,16 +156,18 @@ impl Own {
             running.cgroup = Some(cgroup);
             running.folder = Some(temporary);
         }
-        let own = Own { binaries, keeper, folder, network, running };
-        // On a thread of its own: this one stays in its network.
+        Own { place, binaries, keeper, folder, network, running }
+    }
+
+    /// Runs something on a thread of its own in the node's network: this one stays in its own.
+    fn inside<T: Send>(&self, work: impl AsyncFnOnce() -> T + Send) -> T {
         thread::scope(|scope| {
-            let started = scope.spawn(|| {
-                own.enter();
-                runtime().block_on(own.start_components())
+            let inside = scope.spawn(|| {
+                self.enter();
+                runtime().block_on(work())
             });
-            started.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
-        .into_node(own)
     }
 
     fn enter(&self) {
@@ -169,7 +182,7 @@ impl Own {
             binaries: &self.binaries,
             keeper: &self.keeper,
             folder: &self.folder,
-            node: Some(ADDRESS),
+            node: Some(self.place.address()),
         };
         let (plane, [apiserver, etcd]) = ControlPlane::start_as(&start).await;
         {
@@ -180,21 +193,39 @@ impl Own {
         for (name, command) in components::of_control_plane(self, &plane) {
             self.add(name, command);
         }
+        self.start_node(&plane).await;
+        self.add("coredns", components::coredns(self, &plane));
+        Started { plane }
+    }
+
+    /// What runs on every node, once containerd is started.
+    async fn start_node(&self, plane: &ControlPlane) {
         eventually("containerd", async || {
             self.ctr(&["version"]).output().ok()?.status.success().then_some(())
         })
         .await;
         self.import(&self.binaries.path("pause.tar"));
         let cgroup = lock(&self.running).cgroup.as_ref().expect("it was made first").name().to_owned();
-        for (name, command) in components::of_node(self, &plane, &cgroup) {
+        for (name, command) in components::of_node(self, plane, &cgroup) {
             self.add(name, command);
         }
-        Started { plane }
     }
 
     fn add(&self, name: &'static str, command: Command) {
         let component = Component::start(&self.keeper, name, command, &self.folder);
         lock(&self.running).components.insert(name, component);
+    }
+
+    /// Waits until the node is Ready.
+    async fn ready(&self, api: &Api) {
+        let nodes = kube::Api::<NodeObject>::all(api.client().await);
+        within(READY, "a node that is Ready", async || {
+            lock(&self.running).components.values_mut().for_each(Component::assert_alive);
+            let node = nodes.get_opt(self.place.name()).await.ok()??;
+            let conditions = node.status?.conditions?;
+            conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True").then_some(())
+        })
+        .await;
     }
 
     /// `ctr`, in the node's mounts.
@@ -226,12 +257,10 @@ impl Started {
             own: Some(self.plane),
         };
         let node = Node { api, own: Some(own) };
-        thread::scope(|scope| {
-            let ready = scope.spawn(|| {
-                node.enter();
-                runtime().block_on(node.ready());
-            });
-            ready.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let own = node.own.as_ref().expect("just given");
+        own.inside(async || {
+            crds::establish(&node.api.client().await).await;
+            own.ready(&node.api).await;
         });
         node
     }
@@ -259,11 +288,7 @@ impl Node {
     pub fn image(&self, name: &str) -> Option<String> {
         let version = env!("CARGO_PKG_VERSION");
         if self.own.is_some() {
-            let Some(folder) = std::env::var_os("SLUICE_IMAGES").filter(|folder| !folder.is_empty()) else {
-                skipped("SLUICE_IMAGES is not set: `cargo xtask image` makes images");
-                return None;
-            };
-            self.import(&PathBuf::from(folder).join(format!("{name}-{version}.tar")));
+            self.import(&archive(name)?);
         }
         Some(format!("sluice.dev/{name}:{version}"))
     }
@@ -309,25 +334,15 @@ impl Node {
         let Some(own) = &self.own else { return String::new() };
         lock(&own.running).components.get(component).map(Component::tail).unwrap_or_default()
     }
+}
 
-    /// Waits until the node is Ready and the CRDs are established.
-    async fn ready(&self) {
-        let client = self.api.client().await;
-        crds::establish(&client).await;
-        let nodes = kube::Api::<NodeObject>::all(client);
-        within(READY, "a node that is Ready", async || {
-            self.assert_alive();
-            let node = nodes.get_opt(NAME).await.ok()??;
-            let conditions = node.status?.conditions?;
-            conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True").then_some(())
-        })
-        .await;
-    }
-
-    fn assert_alive(&self) {
-        let own = self.own.as_ref().expect("called for our own");
-        lock(&own.running).components.values_mut().for_each(Component::assert_alive);
-    }
+/// The archive of an image of the product; `None`, with a line that says so, without a folder of them.
+fn archive(name: &str) -> Option<PathBuf> {
+    let Some(folder) = std::env::var_os("SLUICE_IMAGES").filter(|folder| !folder.is_empty()) else {
+        skipped("SLUICE_IMAGES is not set: `cargo xtask image` makes images");
+        return None;
+    };
+    Some(PathBuf::from(folder).join(format!("{name}-{}.tar", env!("CARGO_PKG_VERSION"))))
 }
 
 impl Running {

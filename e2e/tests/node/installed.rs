@@ -1,7 +1,11 @@
 //! The product, installed on a node as people install it: by helm, and asked over the addresses of Services.
 
 mod hub;
+mod load;
+pub mod processes;
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -12,11 +16,13 @@ use serde_json::{Value, json};
 use sluice_e2e::cluster::{Binaries, Node, within};
 
 pub use self::hub::{Hub, model};
+pub use self::load::Load;
+use self::load::text_of;
 
 /// Until three pods have been placed, have fetched and loaded their model, and serve, on two busy cores.
 const READY: Duration = Duration::from_secs(240);
 /// Images of the product.
-const IMAGES: [&str; 4] = ["operator", "devices", "sidecar", "engine"];
+pub const IMAGES: [&str; 4] = ["operator", "devices", "sidecar", "engine"];
 /// What is asked.
 pub const PROMPT: &str = "Once upon a time";
 /// The tenants of a test.
@@ -32,11 +38,18 @@ pub struct Product<'a> {
     pub namespace: String,
     /// Asks without a proxy.
     pub http: reqwest::Client,
+    /// Addresses of tenants' Services: they stay as long as the tenant does.
+    urls: RefCell<BTreeMap<String, String>>,
 }
 
 impl<'a> Product<'a> {
     /// Installs the chart; `None`, with a line that says why, where something for it is missing.
     pub async fn install(node: &'a Node) -> Option<Product<'a>> {
+        Product::install_with(node, "").await
+    }
+
+    /// As [`Product::install`], with further values, each after a comma.
+    pub async fn install_with(node: &'a Node, more: &str) -> Option<Product<'a>> {
         let helm = Binaries::find()?.path("helm");
         for image in IMAGES {
             node.image(image)?;
@@ -44,11 +57,19 @@ impl<'a> Product<'a> {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let namespace = node.api().namespace("product").await;
         let http = reqwest::Client::builder().no_proxy().build().unwrap();
-        let product = Product { node, helm, home: tempfile::tempdir().unwrap(), namespace, http };
+        let product = Product {
+            node,
+            helm,
+            home: tempfile::tempdir().unwrap(),
+            namespace,
+            http,
+            urls: RefCell::default(),
+        };
         let chart = format!("{}/../charts/sluice", env!("CARGO_MANIFEST_DIR"));
-        let values = "trial.enabled=true,trial.gpus=2,trial.memory=64Mi,operator.statusSeconds=1";
+        let values =
+            format!("trial.enabled=true,trial.gpus=2,trial.memory=64Mi,operator.statusSeconds=1{more}");
         let release =
-            ["sluice", &chart, "--namespace", "sluice-system", "--create-namespace", "--set", values];
+            ["sluice", &chart, "--namespace", "sluice-system", "--create-namespace", "--set", &values];
         product
             .helm(&[&["install"], &release[..], &["--take-ownership", "--wait", "--timeout", "3m"]].concat());
         Some(product)
@@ -160,8 +181,11 @@ impl<'a> Product<'a> {
 
     /// Address of a tenant's Service.
     pub fn url(&self, tenant: &str) -> String {
-        let service = self.get("service", tenant);
-        format!("http://{}:8000", service["spec"]["clusterIP"].as_str().unwrap())
+        let ask = || {
+            let service = self.get("service", tenant);
+            format!("http://{}:8000", service["spec"]["clusterIP"].as_str().unwrap())
+        };
+        self.urls.borrow_mut().entry(tenant.to_owned()).or_insert_with(ask).clone()
     }
 
     /// Waits until a tenant's Service leads to its pod: that is a moment after the pod is ready.
@@ -200,20 +224,38 @@ impl<'a> Product<'a> {
             .await
             .unwrap();
         let body = answer.text().await.unwrap();
-        assert!(body.trim_end().ends_with("data: [DONE]"), "a stream that was cut: {body}");
-        let events =
-            body.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
-        let events = events.map(|event| serde_json::from_str::<Value>(event).unwrap());
-        events.filter_map(|event| event["choices"][0]["text"].as_str().map(str::to_owned)).collect()
+        text_of(&body)
     }
 
-    /// The metrics of a tenant's first slot.
-    pub async fn metrics(&self, tenant: &str) -> String {
-        let selector = slots_of(tenant);
-        let address =
-            self.kubectl(&["get", "pods", "-l", &selector, "-o", "jsonpath={.items[0].status.podIP}"]);
+    /// The pods of a tenant's slots, those that are ending too.
+    pub fn pods(&self, tenant: &str) -> Vec<Value> {
+        let all = self.kubectl(&["get", "pods", "-l", &slots_of(tenant), "-o", "json"]);
+        let mut all: Value = serde_json::from_str(&all).unwrap();
+        serde_json::from_value(all["items"].take()).unwrap()
+    }
+
+    /// The only pod of a tenant's slots; nothing where there is none, or another one that is ending.
+    pub fn pod(&self, tenant: &str) -> Value {
+        let mut all = self.pods(tenant);
+        if all.len() == 1 { all.remove(0) } else { Value::Null }
+    }
+
+    /// Address of the pod of a tenant's first slot.
+    pub fn address(&self, tenant: &str) -> String {
+        self.pod(tenant)["status"]["podIP"].as_str().unwrap().to_owned()
+    }
+
+    /// The metrics of the pod with this address.
+    pub async fn metrics(&self, address: &str) -> String {
         let answer = self.http.get(format!("http://{address}:8002/metrics")).send().await.unwrap();
         answer.text().await.unwrap()
+    }
+
+    /// Takes the tenants and then the chart away, for the next test.
+    pub fn end(self) {
+        self.kubectl(&["delete", "modeltenants", "--all", "--wait"]);
+        self.kubectl(&["delete", "namespace", &self.namespace, "--wait", "--timeout=2m"]);
+        self.helm(&["uninstall", "sluice", "--namespace", "sluice-system", "--wait", "--timeout", "2m"]);
     }
 
     /// Waits until a tenant has so many pods.

@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 mod devices;
+mod failures;
 mod installed;
 mod left_behind;
 mod pods;
 mod product;
 mod trouble;
+mod two_nodes;

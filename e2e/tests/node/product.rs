@@ -3,11 +3,10 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
 use sluice_e2e::cluster::on_node_alone;
 
-use crate::installed::{Hub, PROMPT, Product, TENANTS, model, pool, tenant, value};
+use crate::installed::{Hub, Load, PROMPT, Product, TENANTS, model, pool, tenant};
 
 impl Product<'_> {
     /// Three tenants on one GPU, and their answers, whole and as a stream.
@@ -28,17 +27,8 @@ impl Product<'_> {
 
     /// One tenant gets more requests than its own memory has KV for, while its neighbours idle.
     async fn lends(&self) {
-        // All different: equal ones share their KV.
-        let prompts: Vec<_> = (0..40).map(|n| format!("{PROMPT} {n} friends")).collect();
-        let mut alone = Vec::new();
-        for prompt in &prompts {
-            alone.push(self.answer(TENANTS[1], prompt, 200).await);
-        }
-        let many = prompts.iter().map(|prompt| self.answer(TENANTS[0], prompt, 200));
-        assert_eq!(futures_util::future::join_all(many).await, alone, "moving memory changes no token");
-        let metrics = self.metrics(TENANTS[0]).await;
-        let borrowed = value(&metrics, "sluice_moves_total{model_name=\"chat\",reason=\"borrow\"}");
-        assert!(borrowed > 0.0, "nothing was borrowed\n{metrics}");
+        let load = Load::new(self, TENANTS[1], 40).await;
+        self.borrows(TENANTS[0], &self.address(TENANTS[0]), &load).await;
         let told = async || {
             let memory = &self.tenant(TENANTS[0])["status"]["memory"];
             memory["kv"].as_str().map(str::to_owned)
@@ -78,13 +68,9 @@ impl Product<'_> {
         let two = async || (self.tenant("chat")["status"]["slots"].as_array()?.len() == 2).then_some(());
         self.wait("two slots", two).await;
         self.condition("chat", "Ready", "True").await;
-        let streams = futures_util::future::join_all((0..20).map(|_| self.stream("chat", 200)));
-        let scaled = async {
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            self.kubectl(&["scale", "modeltenant", "chat", "--replicas", "1"]);
-        };
-        let (answers, ()) = tokio::join!(streams, scaled);
-        assert!(answers.iter().all(|answer| *answer == before), "a stream was cut: {answers:?}");
+        let streams = self.streams("chat", 20, 200).await;
+        self.kubectl(&["scale", "modeltenant", "chat", "--replicas", "1"]);
+        streams.end_with(&before).await;
         self.pods_of("chat", 1).await;
     }
 

@@ -8,6 +8,7 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::get;
+use tokio::sync::watch;
 
 use crate::gateway::open::OpenRequests;
 use crate::gateway::readiness;
@@ -27,6 +28,16 @@ pub struct Hook {
     limit: Duration,
     settle: Duration,
     draining: Arc<AtomicBool>,
+    asking: watch::Sender<Asking>,
+}
+
+/// Hooks that ask.
+#[derive(Clone, Copy, Debug, Default)]
+struct Asking {
+    /// Those that wait.
+    now: usize,
+    /// Whether one has been answered.
+    answered: bool,
 }
 
 impl Hook {
@@ -35,7 +46,20 @@ impl Hook {
 
     /// Waits for `open` requests to end, at most `limit`, and until none has been open for `settle`.
     pub fn new(open: OpenRequests, limit: Duration, settle: Duration) -> Self {
-        Hook { open, limit, settle, draining: Arc::default() }
+        Hook { open, limit, settle, draining: Arc::default(), asking: watch::Sender::default() }
+    }
+
+    /// Waits until hooks have asked and all of them were answered: nobody needs this process any more. An engine ends once
+    /// its sidecar has said good-bye, and the kubelet ends the sidecar only after the engine, so neither can wait for it.
+    pub async fn over(&self) {
+        let over = |asking: &Asking| asking.answered && asking.now == 0;
+        // This holds the sender.
+        let _ = self.asking.subscribe().wait_for(over).await;
+    }
+
+    /// Whether the time for open requests has been given already.
+    pub fn answered(&self) -> bool {
+        self.asking.borrow().answered
     }
 }
 
@@ -69,6 +93,13 @@ async fn drain(State(hook): State<Hook>) -> String {
     if !hook.draining.swap(true, Ordering::Relaxed) {
         tracing::info!("a hook asks to drain: no longer ready");
     }
+    hook.asking.send_modify(|asking| asking.now += 1);
+    let answer = quiet(&hook).await;
+    hook.asking.send_modify(|asking| *asking = Asking { now: asking.now - 1, answered: true });
+    answer
+}
+
+async fn quiet(hook: &Hook) -> String {
     let start = Instant::now();
     let mut looks = tokio::time::interval(LOOK);
     let mut quiet_since = start;

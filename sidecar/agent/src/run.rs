@@ -165,7 +165,10 @@ async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>)
     let gateway = Arc::new(gateway(loaded, service.clone(), metrics.clone())?);
     let (open, scrape) = (gateway.open.clone(), Scrape::own(service, metrics));
     let serving = doors.serve(config, Behind { router: gateway.router(), scrape, open });
-    let ended = until_told(failed).await;
+    let ended = tokio::select! {
+        ended = until_told(failed) => ended,
+        () = serving.drained() => Ok(()),
+    };
     let cut = || {
         closed.store(true, Ordering::Relaxed);
         ending.store(true, Ordering::Relaxed);

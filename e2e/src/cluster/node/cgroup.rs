@@ -20,24 +20,41 @@ impl Cgroup {
     /// Makes it, and removes those of runs that were killed.
     pub fn make() -> Cgroup {
         remove_stale();
-        let name = format!("{PREFIX}{}", std::process::id());
+        Cgroup::named(format!("{PREFIX}{}", std::process::id()))
+    }
+
+    /// Another node's, below the first one's.
+    pub fn below(name: &str) -> Cgroup {
+        Cgroup::named(format!("{PREFIX}{}/{name}", std::process::id()))
+    }
+
+    fn named(name: String) -> Cgroup {
         for hierarchy in hierarchies() {
             let folder = hierarchy.join(&name);
             fs::create_dir_all(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+            let above = folder.parent().expect("it is below the hierarchy's root");
             // A new cpuset is empty, and nothing runs in it until it is told where.
             for file in ["cpuset.cpus", "cpuset.mems"] {
-                if let Ok(all) = fs::read_to_string(hierarchy.join(file)) {
+                if let Ok(all) = fs::read_to_string(above.join(file)) {
                     let _ = fs::write(folder.join(file), all.trim());
                 }
             }
-            // Of cgroup v2: what is below may use what the root has. Where it does already, this changes nothing.
-            if let Ok(controllers) = fs::read_to_string(hierarchy.join("cgroup.controllers")) {
+            // Of cgroup v2: what is below may use what is above. Where it does already, this changes nothing.
+            if let Ok(controllers) = fs::read_to_string(above.join("cgroup.controllers")) {
                 for controller in controllers.split_whitespace() {
-                    let _ = fs::write(hierarchy.join("cgroup.subtree_control"), format!("+{controller}"));
+                    let _ = fs::write(above.join("cgroup.subtree_control"), format!("+{controller}"));
                 }
             }
         }
         Cgroup { name }
+    }
+
+    /// Stops every process in it, or lets them go on.
+    ///
+    /// # Panics
+    /// If there is no freezer.
+    pub fn freeze(&self, frozen: bool) {
+        assert!(freeze(&self.name, frozen), "the cgroup {} cannot be frozen", self.name);
     }
 
     /// As the kubelet is told it, without the slash.
@@ -74,7 +91,19 @@ fn remove_stale() {
     }
 }
 
+/// Whether there is a freezer that did it.
+fn freeze(name: &str, frozen: bool) -> bool {
+    let (first, second) = if frozen { ("1", "FROZEN") } else { ("0", "THAWED") };
+    hierarchies().iter().map(|hierarchy| hierarchy.join(name)).any(|folder| {
+        // Opened, not made: a file of that name in another hierarchy would be an error.
+        let set = |file: &str, value: &str| fs::write(folder.join(file), value).is_ok();
+        set("cgroup.freeze", first) || set("freezer.state", second)
+    })
+}
+
 fn remove(name: &str) {
+    // A frozen process does not even die.
+    freeze(name, false);
     for hierarchy in hierarchies() {
         let (folder, begun) = (hierarchy.join(name), Instant::now());
         while folder.exists() {

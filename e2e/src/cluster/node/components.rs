@@ -6,17 +6,25 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use super::super::control_plane::ControlPlane;
-use super::{ADDRESS, NAME, Own};
+use super::Own;
+use super::place::Place;
+
+/// A node that has said nothing for so long is taken for lost, seconds. Enough for a kubelet on a busy machine, and less than
+/// a test waits.
+const GRACE_SECONDS: u32 = 20;
+/// How long a kubelet's word counts, seconds.
+const LEASE_SECONDS: u32 = 12;
 
 /// The container runtime, with the plugins of Debian's packages or of upstream's usual folder.
 pub fn containerd(own: &Own) -> Command {
+    let prefix = own.place.prefix();
     let network = json!({
         "cniVersion": "1.0.0", "name": "sluice",
         "plugins": [{
             "type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
             "ipam": {
                 "type": "host-local",
-                "ranges": [[{"subnet": "10.244.0.0/24", "rangeStart": "10.244.0.10"}]],
+                "ranges": [[{"subnet": format!("{prefix}.0/24"), "rangeStart": format!("{prefix}.10")}]],
                 "routes": [{"dst": "0.0.0.0/0"}],
             },
         }],
@@ -72,21 +80,20 @@ pub fn of_control_plane(own: &Own, plane: &ControlPlane) -> Vec<(&'static str, C
     manager
         .arg(format!("--service-account-private-key-file={}", key.display()))
         .arg(format!("--root-ca-file={}", plane.authority().certificate_path().display()))
-        .arg("--use-service-account-credentials=true");
+        .arg("--use-service-account-credentials=true")
+        .arg(format!("--node-monitor-grace-period={GRACE_SECONDS}s"))
+        .arg("--node-monitor-period=1s");
     vec![("kube-controller-manager", manager), ("kube-scheduler", scheduler)]
 }
 
-/// What runs on the node itself.
+/// What runs on each node.
 pub fn of_node(own: &Own, plane: &ControlPlane, cgroup: &str) -> Vec<(&'static str, Command)> {
-    vec![
-        ("kubelet", kubelet(own, plane, cgroup)),
-        ("kube-proxy", kube_proxy(own, plane)),
-        ("coredns", coredns(own, plane)),
-    ]
+    vec![("kubelet", kubelet(own, plane, cgroup)), ("kube-proxy", kube_proxy(own, plane))]
 }
 
 fn kubelet(own: &Own, plane: &ControlPlane, cgroup: &str) -> Command {
-    let server = plane.authority().server(NAME, &[NAME], &[ADDRESS]);
+    let (name, address) = (own.place.name(), own.place.address());
+    let server = plane.authority().server(name, &[name], &[address]);
     let (certificate, key) = server.write(&own.folder, "kubelet-server");
     let config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
@@ -99,20 +106,22 @@ fn kubelet(own: &Own, plane: &ControlPlane, cgroup: &str) -> Command {
         "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
         "cgroupDriver": "cgroupfs", "cgroupRoot": format!("/{cgroup}"), "failCgroupV1": false,
         "failSwapOn": false,
-        "clusterDNS": [ADDRESS.to_string()], "clusterDomain": "cluster.local", "resolvConf": "",
+        "clusterDNS": [Place::First.address().to_string()], "clusterDomain": "cluster.local", "resolvConf": "",
         // A host with a full disk or little memory still runs tests.
         "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
+        // It says so often that it lives: every quarter of this.
+        "nodeLeaseDurationSeconds": LEASE_SECONDS,
         "imageGCLowThresholdPercent": 99,
     });
     let config = write(own, "kubelet.json", &config.to_string());
-    let kubeconfig = plane.user(&format!("system:node:{NAME}"), Some("system:nodes"));
+    let kubeconfig = plane.user(&format!("system:node:{name}"), Some("system:nodes"));
     let mut command = Command::new(own.binaries.path("kubelet"));
     command
         .arg(format!("--config={}", config.display()))
         .arg(format!("--kubeconfig={}", kubeconfig.display()))
-        .arg(format!("--hostname-override={NAME}"))
-        .arg(format!("--node-ip={ADDRESS}"));
+        .arg(format!("--hostname-override={name}"))
+        .arg(format!("--node-ip={address}"));
     command
 }
 
@@ -120,7 +129,7 @@ fn kube_proxy(own: &Own, plane: &ControlPlane) -> Command {
     let kubeconfig = plane.user("system:kube-proxy", None);
     let config: Value = json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
-        "mode": "nftables", "clusterCIDR": "10.244.0.0/16", "hostnameOverride": NAME,
+        "mode": "nftables", "clusterCIDR": "10.244.0.0/16", "hostnameOverride": own.place.name(),
         "clientConnection": {"kubeconfig": kubeconfig},
         "conntrack": {"maxPerCore": 0, "min": 0},
         "healthzBindAddress": "127.0.0.1:10256", "metricsBindAddress": "127.0.0.1:10249",
@@ -132,10 +141,11 @@ fn kube_proxy(own: &Own, plane: &ControlPlane) -> Command {
 }
 
 /// DNS of the cluster, beside the API server: no pod of its own is needed.
-fn coredns(own: &Own, plane: &ControlPlane) -> Command {
+pub fn coredns(own: &Own, plane: &ControlPlane) -> Command {
+    let address = own.place.address();
     let kubeconfig = plane.user("coredns", Some("system:masters"));
     let config = format!(
-        ".:53 {{\n  bind {ADDRESS}\n  errors\n  kubernetes cluster.local in-addr.arpa {{\n    kubeconfig {}\n    \
+        ".:53 {{\n  bind {address}\n  errors\n  kubernetes cluster.local in-addr.arpa {{\n    kubeconfig {}\n    \
          pods insecure\n  }}\n}}\n",
         kubeconfig.display()
     );

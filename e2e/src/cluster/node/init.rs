@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::super::child::Component;
 use super::super::keeper::Keeper;
+use super::place::Place;
 
-/// `$1` is the node's folder. The usual places get folders of it, so that everything finds everything where it does on any
+/// `$1` is the node's folder, `$2` its name, `$3` the beginning of its pods' addresses. The usual places get folders of it, so that everything finds everything where it does on any
 /// node. The bridge has an address before anybody listens on it; the default route leads nowhere, but a kubelet wants one.
 const SCRIPT: &str = r#"
 set -e
@@ -18,12 +19,12 @@ mount --bind "$1/run" /run
 mount --bind "$1/lib" /var/lib
 mount --bind "$1/log" /var/log
 mount --make-rshared /
-hostname node-0
+hostname "$2"
 ip link set lo up
 ip link add cni0 type bridge
-ip address add 10.244.0.1/24 dev cni0
+ip address add $3.1/24 dev cni0
 ip link set cni0 up
-ip route add default via 10.244.0.254 dev cni0
+ip route add default via $3.254 dev cni0
 echo 1 >/proc/sys/net/ipv4/ip_forward
 for bridged in /proc/sys/net/bridge/bridge-nf-call-iptables; do [ ! -e $bridged ] || echo 1 >$bridged; done
 : >"$1/mounted"
@@ -48,12 +49,12 @@ pub fn assert_visible(folders: &[&Path]) {
 }
 
 /// Starts it and waits until mounts and network are there.
-pub fn start(keeper: &Keeper, folder: &Path) -> Component {
+pub fn start(keeper: &Keeper, folder: &Path, place: Place) -> Component {
     for name in ["run", "lib", "log", "run/containerd", "run/netns", "lib/kubelet", "lib/cni", "log/pods"] {
         std::fs::create_dir_all(folder.join(name)).unwrap_or_else(|e| panic!("{name} of a node: {e}"));
     }
     let mut command = Command::new("sh");
-    command.args(["-c", SCRIPT, "init"]).arg(folder);
+    command.args(["-c", SCRIPT, "init"]).arg(folder).args([place.name(), place.prefix()]);
     let mut init = Component::start(keeper, "init", command, folder);
     let begun = Instant::now();
     while !folder.join("mounted").exists() {

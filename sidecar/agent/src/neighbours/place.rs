@@ -17,7 +17,7 @@ use sluice_wire::directive::{Sharing as SharingRule, TurnOrder};
 use super::desk::Desk;
 use super::ns;
 
-/// A predecessor's engine ends within a moment of its sidecar; its record is waited for this long.
+/// What passes by itself is waited for this long; a predecessor that lives for as long as it does.
 const JOIN_PATIENCE: Duration = Duration::from_secs(10);
 /// How often it is looked for.
 const JOIN_AGAIN: Duration = Duration::from_millis(20);
@@ -67,13 +67,25 @@ pub fn full_name(namespace: &str, name: &str) -> String {
     format!("{namespace}/{name}")
 }
 
-/// A predecessor that is still ending, a ledger that is made anew, a guard that is held.
-fn passes(error: &JoinError) -> bool {
-    matches!(error, JoinError::NameTaken { .. } | JoinError::Replaced | JoinError::Busy(_))
+impl PlaceError {
+    /// A ledger that is made anew, a guard that is held.
+    fn passes(&self) -> bool {
+        match self {
+            PlaceError::Open { source, .. } => matches!(source, OpenError::Busy { .. }),
+            PlaceError::Join { source, .. } => matches!(source, JoinError::Replaced | JoinError::Busy(_)),
+            PlaceError::Boot(_) | PlaceError::Stopped => false,
+        }
+    }
+
+    /// The tenant's last pod still finishes its streams, and takes as long as it is given: who ended over it would only be
+    /// started again, and later each time.
+    fn drains(&self) -> bool {
+        matches!(self, PlaceError::Join { source: JoinError::NameTaken { .. }, .. })
+    }
 }
 
 impl Place {
-    /// Takes the tenant's record. A predecessor that is still ending is waited for. `faults` are a test's.
+    /// Takes the tenant's record. A predecessor that still lives is waited for. `faults` are a test's.
     ///
     /// # Errors
     /// The ledger is unfit or full, the shares exceed the GPU, or `closed` was raised.
@@ -90,22 +102,18 @@ impl Place {
             chunk_bytes: config.gpu.chunk_bytes,
         };
         let name = full_name(&config.namespace, &config.name);
-        let begun = Instant::now();
+        let (mut begun, mut told) = (Instant::now(), false);
         loop {
-            let folder = place.folder.clone();
-            let patient = begun.elapsed() < JOIN_PATIENCE;
-            let ledger = match Neighbourhood::open_with(&folder, &identity, faults.clone()) {
-                Ok(ledger) => Some(ledger),
-                Err(OpenError::Busy { .. }) if patient => None,
-                Err(source) => return Err(PlaceError::Open { folder, source }),
-            };
-            // The floor is known when the first engine has said what activations cost.
-            match ledger.map(|ledger| ledger.join(&name, 0, place.share_bytes)) {
-                Some(Ok(seat)) => return Ok(Place { seat: Arc::new(seat), config: place.clone() }),
-                Some(Err(source)) if !(patient && passes(&source)) => {
-                    return Err(PlaceError::Join { folder, source });
+            match join(place, &identity, &name, faults) {
+                Ok(seat) => return Ok(Place { seat: Arc::new(seat), config: place.clone() }),
+                Err(error) if error.drains() => {
+                    begun = Instant::now();
+                    if !std::mem::replace(&mut told, true) {
+                        tracing::info!(why = %error, "waiting for the end of the tenant's last pod");
+                    }
                 }
-                Some(Err(_)) | None => {}
+                Err(error) if error.passes() && begun.elapsed() < JOIN_PATIENCE => {}
+                Err(error) => return Err(error),
             }
             if closed.load(Ordering::Relaxed) {
                 return Err(PlaceError::Stopped);
@@ -151,4 +159,18 @@ impl Place {
             SharingRule::Spatial | SharingRule::Isolated => None,
         }
     }
+}
+
+/// Tries once. The floor is known when the first engine has said what activations cost.
+fn join(
+    place: &NeighbourhoodConfig,
+    identity: &Identity,
+    name: &str,
+    faults: &LedgerFaults,
+) -> Result<Seat, PlaceError> {
+    let folder = || place.folder.clone();
+    let ledger = Neighbourhood::open_with(&place.folder, identity, faults.clone());
+    let ledger = ledger.map_err(|source| PlaceError::Open { folder: folder(), source })?;
+    let seat = ledger.join(name, 0, place.share_bytes);
+    seat.map_err(|source| PlaceError::Join { folder: folder(), source })
 }

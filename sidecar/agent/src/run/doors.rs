@@ -111,10 +111,10 @@ impl Doors {
         let admin = Admin::new(config, scrape.service.clone(), directives, &credentials);
         let admin = tokio::spawn(credentials.serve(sockets.admin, admin, small, stopping.clone()));
         let hook = config.listen.drain_hook.then(|| Hook::new(open, drain, Hook::SETTLE));
-        let probes = probes::router(scrape, hook);
+        let probes = probes::router(scrape, hook.clone());
         let probes = tokio::spawn(serve(sockets.probes, probes, small, stopping.clone()));
         let gateway = tokio::spawn(serve(sockets.serve, router, limits, stopping));
-        Serving { gateway, admin, probes, stop, drain }
+        Serving { gateway, admin, probes, stop, drain, hook }
     }
 }
 
@@ -125,16 +125,27 @@ pub(crate) struct Serving {
     probes: JoinHandle<()>,
     stop: watch::Sender<bool>,
     drain: Duration,
+    hook: Option<Hook>,
 }
 
 impl Serving {
-    /// Takes nobody in any more and waits for answers under way; those that take too long are ended by `cut`, which also runs
-    /// when none does.
+    /// Waits until a pod's hooks have drained it; for ever where there are none.
+    pub async fn drained(&self) {
+        match &self.hook {
+            Some(hook) => hook.over().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Takes nobody in any more and waits for answers under way, unless hooks have waited for them; those that take too long
+    /// are ended by `cut`, which also runs when none does.
     pub async fn drain(self, cut: impl FnOnce()) {
         tracing::info!("draining");
         // The receivers are the tasks below; they are still there.
         let _ = self.stop.send(true);
-        let _ = tokio::join!(finish(self.gateway, self.drain, cut), self.admin, self.probes);
+        let waited = self.hook.is_some_and(|hook| hook.answered());
+        let patience = if waited { Duration::ZERO } else { self.drain };
+        let _ = tokio::join!(finish(self.gateway, patience, cut), self.admin, self.probes);
     }
 }
 

@@ -62,7 +62,9 @@ fn hook(world: &World, limit: Duration) -> Option<Hook> {
 async fn a_drain_ends_readiness_waits_for_open_requests_and_refuses_nobody() {
     let world = World::start(Setup::default()).await;
     let hook = hook(&world, Duration::from_secs(60));
-    let (address, _stop) = open(probes::router(world.scrape(), hook)).await;
+    let (address, _stop) = open(probes::router(world.scrape(), hook.clone())).await;
+    let hook = hook.unwrap();
+    let mut over = tokio::spawn(async move { hook.over().await });
     let mut early =
         world.posted("/v1/completions", &json!({"prompt": "a", "stream": true, "max_tokens": 2})).await;
     let open_stream = world.scheduler.taken().await;
@@ -80,11 +82,13 @@ async fn a_drain_ends_readiness_waits_for_open_requests_and_refuses_nobody() {
     assert_eq!(late.answer().await.head.status, 200);
     let answered = tokio::time::timeout(Duration::from_millis(300), waiting.answer()).await;
     assert!(answered.is_err(), "a stream is open");
+    assert!(!over.is_finished(), "and the process is needed");
     open_stream.finish(Finish::Length);
     assert_eq!(early.answer().await.head.status, 200);
     let mut second = Client::connect(address).await;
     second.send("GET", "/drain", &[], b"").await;
     assert_eq!(second.answer().await.body, "drained\n");
+    tokio::time::timeout(PATIENCE, &mut over).await.expect("all hooks are answered").unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

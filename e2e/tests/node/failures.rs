@@ -1,0 +1,238 @@
+//! Rows of the design's failure table on a real node: pods, processes and components are taken away from tenants that serve,
+//! and no token changes.
+
+mod admin;
+
+use std::time::{Duration, Instant};
+
+use reqwest::Method;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use sluice_e2e::cluster::{on_node_alone, within};
+
+use self::admin::{Admin, Credential};
+use crate::installed::processes::{Container, container, kill};
+use crate::installed::{Hub, Load, PROMPT, Product, TENANTS, model, pool, tenant, value};
+
+/// Within which an engine is killed ten times.
+const MINUTE: Duration = Duration::from_secs(60);
+/// Within which a pod that has nothing more to do ends: its grace is three times as long.
+const PROMPTLY: Duration = Duration::from_secs(15);
+/// Namespace of the operator.
+const SYSTEM: &str = "sluice-system";
+const CHAT: &str = TENANTS[0];
+const CODE: &str = TENANTS[1];
+const SUMMARY: &str = TENANTS[2];
+
+/// Three tenants that serve, and what they are to say.
+struct Rows<'a> {
+    product: &'a Product<'a>,
+    /// 200 tokens after the prompt.
+    golden: String,
+    load: Load,
+}
+
+impl<'a> Rows<'a> {
+    async fn start(product: &'a Product<'a>, hub: &Hub, golden: Option<&str>) -> Rows<'a> {
+        product.apply(&[pool(1)]);
+        product.apply(&TENANTS.map(|name| tenant(name, hub.endpoint())));
+        for name in TENANTS {
+            product.condition(name, "Ready", "True").await;
+            product.reached(name).await;
+        }
+        let whole = product.complete(CHAT, 200).await;
+        let said = format!("{PROMPT}{whole}");
+        if let Some(golden) = golden {
+            assert!(said.starts_with(golden) || golden.starts_with(&said), "{said:?} is not of {golden:?}");
+        }
+        let load = Load::new(product, CODE, 40).await;
+        Rows { product, golden: whole, load }
+    }
+
+    /// A pod is deleted under 20 open streams.
+    async fn a_pod_that_is_deleted_finishes_its_streams_and_another_one_serves(&self) {
+        let before = name(&self.product.pod(CHAT));
+        let (streams, engine) = self.product.held_streams(CHAT, 20, 200).await;
+        self.product.kubectl(&["delete", "pod", &before, "--wait=false"]);
+        engine.go_on();
+        streams.end_with(&self.golden).await;
+        let finished = Instant::now();
+        let gone = async || self.product.pods(CHAT).iter().all(|pod| name(pod) != before).then_some(());
+        self.product.wait("the end of the old pod", gone).await;
+        assert!(finished.elapsed() < PROMPTLY, "with nothing to do, it took {:?}", finished.elapsed());
+        self.ready_again(CHAT, &|pod| name(pod) != before).await;
+        let sidecar = container(&self.product.pod(CHAT), "sidecar");
+        assert_eq!(sidecar.restarts, 0, "it waits for the end of the old one");
+        assert_eq!(self.product.complete(CHAT, 200).await, self.golden);
+    }
+
+    /// An engine dies again and again, in the middle of requests.
+    async fn an_engine_that_dies_ten_times_in_a_minute_restarts_no_container_and_costs_no_token(&self) {
+        let pod = self.product.pod(CHAT);
+        let (engine, address) = (container(&pod, "engine"), self.product.address(CHAT));
+        let (load, begun) = (self.load.part(12), Instant::now());
+        for time in 1..=10 {
+            let killed = self.kill_worker(&engine, &address, time);
+            tokio::join!(load.answered(self.product, CHAT), killed);
+        }
+        let took = begun.elapsed();
+        assert!(took < MINUTE, "ten times in a minute: {took:?}");
+        assert_eq!(self.product.complete(CHAT, 200).await, self.golden);
+        let after = self.product.pod(CHAT);
+        assert_eq!(ready_since(&after), ready_since(&pod), "the pod was ready all the time");
+        for name in ["engine", "sidecar"] {
+            assert_eq!(container(&after, name).restarts, 0, "{name}");
+        }
+    }
+
+    /// Kills the engine's worker once it computes, and waits until its sidecar has seen it for the `time`th time.
+    async fn kill_worker(&self, engine: &Container, address: &str, time: u32) {
+        let sample = |metrics: &str, name: &str| value(metrics, &format!("{name}{{model_name=\"{CHAT}\"}}"));
+        let running = async || {
+            let metrics = self.product.metrics(address).await;
+            (sample(&metrics, "vllm:num_requests_running") > 0.0).then_some(())
+        };
+        // Looked for without a pause: they may be short.
+        within(MINUTE, "requests run", running).await;
+        let worker = async || engine.worker();
+        kill(self.product.wait("a worker", worker).await);
+        let noticed = async || {
+            let metrics = self.product.metrics(address).await;
+            (sample(&metrics, "sluice_engine_losses_total") >= f64::from(time)).then_some(())
+        };
+        self.product.wait("its sidecar notices", noticed).await;
+    }
+
+    /// No operator, then no API server either: sidecars restart, and lend by the directive that they have stored.
+    async fn without_operator_and_api_server_a_killed_sidecar_follows_its_stored_directive(&self) {
+        let operator = Credential::of_operator(self.product);
+        self.operators(0).await;
+        self.product.kubectl(&["patch", "modeltenant", CHAT, "--type=merge", "-p", &priority(7)]);
+        let address = self.product.address(CODE);
+        let admin = Admin::of(self.product, CODE, &address);
+        let directive = admin.directive(&operator).await;
+        let sidecar = container(&self.product.pod(CODE), "sidecar");
+        kill(sidecar.first().expect("it runs"));
+        self.ready_again(CODE, &|pod| container(pod, "sidecar").restarts == sidecar.restarts + 1).await;
+        assert_eq!(admin.directive(&operator).await, directive, "it was stored");
+        self.product.borrows(CODE, &address, &self.load).await;
+
+        let address = self.product.address(SUMMARY);
+        let admin = Admin::of(self.product, SUMMARY, &address);
+        let (directive, sidecar) =
+            (admin.directive(&operator).await, container(&self.product.pod(SUMMARY), "sidecar"));
+        self.product.reached(SUMMARY).await;
+        self.product.node.signal("kube-apiserver", Signal::STOP);
+        kill(sidecar.first().expect("it runs"));
+        self.serves_anew(SUMMARY, &address).await;
+        assert_eq!(admin.directive(&operator).await, directive, "it was stored");
+        self.product.borrows(SUMMARY, &address, &self.load).await;
+        self.product.node.signal("kube-apiserver", Signal::CONT);
+
+        let seen =
+            |tenant: &Value| tenant["status"]["observedGeneration"] == tenant["metadata"]["generation"];
+        assert!(!seen(&self.product.tenant(CHAT)), "nobody has seen the change");
+        self.operators(1).await;
+        let written = async || seen(&self.product.tenant(CHAT)).then_some(());
+        self.product.wait("the operator writes the status", written).await;
+        self.product.condition(CHAT, "Ready", "True").await;
+    }
+
+    /// Waits until the sidecar at this address answers again, by nothing but its own port.
+    async fn serves_anew(&self, tenant: &str, address: &str) {
+        let restarts = async || {
+            let metrics = self.product.http.get(format!("http://{address}:8002/ready")).send().await;
+            metrics.is_err().then_some(())
+        };
+        self.product.wait(&format!("{tenant} is away"), restarts).await;
+        let url = format!("http://{address}:8002/ready");
+        let ready = async || {
+            let answer = self.product.http.get(&url).send().await.ok()?;
+            answer.status().is_success().then_some(())
+        };
+        self.product.wait(&format!("{tenant} is back"), ready).await;
+    }
+
+    /// Has so many operators.
+    async fn operators(&self, count: usize) {
+        let replicas = format!("--replicas={count}");
+        self.product.kubectl(&["-n", SYSTEM, "scale", "deployment/sluice-operator", &replicas]);
+        let there = async || {
+            let pods = ["-n", SYSTEM, "get", "pods", "-l", "app.kubernetes.io/name=sluice-operator"];
+            let names = self.product.kubectl(&[&pods[..], &["-o", "name"]].concat());
+            (names.lines().count() == count).then_some(())
+        };
+        self.product.wait(&format!("{count} operators"), there).await;
+    }
+
+    /// Who may tell a sidecar what to do: its operator, and nobody else.
+    async fn a_neighbour_may_look_and_the_operator_alone_may_direct(&self) {
+        let admin = Admin::of(self.product, CHAT, &self.product.address(CHAT));
+        let operator = Credential::of_operator(self.product);
+        let neighbour = Credential::of_slot(self.product, CODE);
+        let directive = admin.directive(&operator).await;
+        let mut stolen = directive.clone();
+        (stolen["sequence"], stolen["policy"]) = (json!(u64::MAX), json!("Recompute"));
+        let put = async |who: &Credential, what: &Value| {
+            admin.ask(who, Method::PUT, "/v1/directive", Some(what)).await
+        };
+        let (status, words) = put(&neighbour, &stolen).await.unwrap();
+        assert_eq!(status, 403, "{words}");
+        assert!(words.contains("the role Neighbour does not open this path"), "{words}");
+        let (status, state) = admin.ask(&neighbour, Method::GET, "/v1/state", None).await.unwrap();
+        assert_eq!(status, 200, "{state}");
+        let nobody = Credential::none(self.product, CHAT);
+        assert!(put(&nobody, &stolen).await.is_err(), "without a certificate there is no connection");
+        let mut older = stolen;
+        older["sequence"] = json!(directive["sequence"].as_u64().unwrap() - 1);
+        let (status, words) = put(&operator, &older).await.unwrap();
+        assert_eq!(status, 409, "the operator is heard, and what is older changes nothing: {words}");
+        assert_eq!(admin.directive(&operator).await, directive);
+    }
+
+    /// Waits until a tenant has one pod, which is ready and as wanted, and its Service leads there.
+    async fn ready_again(&self, tenant: &str, wanted: &dyn Fn(&Value) -> bool) {
+        let ready = async || {
+            let pod = self.product.pod(tenant);
+            (pod.is_object() && is_ready(&pod) && wanted(&pod)).then_some(())
+        };
+        self.product.wait(&format!("{tenant} is ready again"), ready).await;
+        self.product.pods_of(tenant, 1).await;
+        self.product.reached(tenant).await;
+    }
+}
+
+fn name(pod: &Value) -> String {
+    pod["metadata"]["name"].as_str().unwrap().to_owned()
+}
+
+fn readiness(pod: &Value) -> Option<&Value> {
+    pod["status"]["conditions"].as_array()?.iter().find(|one| one["type"] == "Ready")
+}
+
+fn is_ready(pod: &Value) -> bool {
+    readiness(pod).is_some_and(|ready| ready["status"] == "True")
+}
+
+fn ready_since(pod: &Value) -> &Value {
+    &readiness(pod).expect("a pod has that condition")["lastTransitionTime"]
+}
+
+fn priority(value: i32) -> String {
+    json!({"spec": {"priority": value}}).to_string()
+}
+
+#[test]
+fn what_fails_on_a_node_costs_no_token() {
+    on_node_alone(async |node| {
+        let Some((folder, golden)) = model() else { return };
+        let Some(product) = Product::install(node).await.filter(|_| node.api().is_ours()) else { return };
+        let hub = Hub::start("10.244.0.1", "tests/story", &folder);
+        let rows = Rows::start(&product, &hub, golden.as_deref()).await;
+        rows.a_pod_that_is_deleted_finishes_its_streams_and_another_one_serves().await;
+        rows.an_engine_that_dies_ten_times_in_a_minute_restarts_no_container_and_costs_no_token().await;
+        rows.a_neighbour_may_look_and_the_operator_alone_may_direct().await;
+        rows.without_operator_and_api_server_a_killed_sidecar_follows_its_stored_directive().await;
+        product.end();
+    });
+}

@@ -1,0 +1,126 @@
+//! What tenants are loaded with: many requests at once, and open streams.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::Value;
+use sluice_e2e::cluster::eventually;
+use tokio::task::JoinHandle;
+
+use super::processes::{Stopped, container};
+use super::{PROMPT, Product, completion, value};
+
+/// More requests than a tenant's own memory has KV for, and their answers.
+pub struct Load {
+    prompts: Vec<String>,
+    alone: Vec<String>,
+}
+
+impl Load {
+    /// `count` prompts, each answered by a tenant with nothing else to do.
+    pub async fn new(product: &Product<'_>, tenant: &str, count: usize) -> Load {
+        // All different: equal ones share their KV.
+        let prompts: Vec<_> = (0..count).map(|n| format!("{PROMPT} {n} friends")).collect();
+        let mut alone = Vec::new();
+        for prompt in &prompts {
+            alone.push(product.answer(tenant, prompt, 200).await);
+        }
+        Load { prompts, alone }
+    }
+
+    /// The first of them.
+    pub fn part(&self, count: usize) -> Load {
+        Load { prompts: self.prompts[..count].to_vec(), alone: self.alone[..count].to_vec() }
+    }
+
+    /// All at once, to another tenant of the same model.
+    ///
+    /// # Panics
+    /// If one is answered otherwise.
+    pub async fn answered(&self, product: &Product<'_>, tenant: &str) {
+        let many = self.prompts.iter().map(|prompt| product.answer(tenant, prompt, 200));
+        let answers = futures_util::future::join_all(many).await;
+        assert_eq!(answers, self.alone, "what happens to memory and processes changes no token");
+    }
+}
+
+impl Product<'_> {
+    /// Loads a tenant, whose pod has this address, with more than it has room for. Needs no API server.
+    ///
+    /// # Panics
+    /// If it borrowed nothing of its neighbours, or if a token is another one.
+    pub async fn borrows(&self, tenant: &str, address: &str, load: &Load) {
+        let sample = format!("sluice_moves_total{{model_name=\"{tenant}\",reason=\"borrow\"}}");
+        let before = value(&self.metrics(address).await, &sample);
+        load.answered(self, tenant).await;
+        let after = self.metrics(address).await;
+        assert!(value(&after, &sample) > before, "{tenant} borrowed nothing\n{after}");
+    }
+
+    /// Opens streams of `tokens` tokens, and waits until each has said something.
+    pub async fn streams(&self, tenant: &str, count: usize, tokens: u32) -> Streams {
+        let begun = Arc::new(AtomicUsize::new(0));
+        let request = || self.post(tenant, "/v1/completions", &completion(tenant, PROMPT, tokens, true));
+        let tasks: Vec<_> = (0..count).map(|_| tokio::spawn(read(request(), Arc::clone(&begun)))).collect();
+        let all = async || (begun.load(Ordering::Relaxed) == count).then_some(());
+        eventually(&format!("{count} streams of {tenant} speak"), all).await;
+        Streams(tasks)
+    }
+
+    /// As [`Product::streams`] on a node of ours, but in the middle of them the engine is stopped.
+    ///
+    /// # Panics
+    /// If one has ended already.
+    pub async fn held_streams(&self, tenant: &str, count: usize, tokens: u32) -> (Streams, Stopped) {
+        let engine =
+            container(&self.pod(tenant), "engine").worker().expect("a tenant that is ready has an engine");
+        let streams = self.streams(tenant, count, tokens).await;
+        let stopped = Stopped::stop(engine);
+        assert_eq!(streams.ended(), 0, "they are open");
+        (streams, stopped)
+    }
+}
+
+/// Open streams, each read by a task.
+pub struct Streams(Vec<JoinHandle<String>>);
+
+impl Streams {
+    /// How many have ended.
+    pub fn ended(&self) -> usize {
+        self.0.iter().filter(|task| task.is_finished()).count()
+    }
+
+    /// Waits for their ends.
+    ///
+    /// # Panics
+    /// If one was cut, or its text is not `expected`.
+    pub async fn end_with(self, expected: &str) {
+        for task in self.0 {
+            let body = task.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+            assert_eq!(text_of(&body), expected);
+        }
+    }
+}
+
+async fn read(request: reqwest::RequestBuilder, begun: Arc<AtomicUsize>) -> String {
+    let mut answer = request.send().await.unwrap();
+    let (mut body, mut first) = (Vec::new(), true);
+    while let Some(part) = answer.chunk().await.unwrap() {
+        body.extend_from_slice(&part);
+        if std::mem::take(&mut first) {
+            begun.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    String::from_utf8(body).unwrap()
+}
+
+/// The text of a whole stream.
+///
+/// # Panics
+/// If it was cut.
+pub fn text_of(body: &str) -> String {
+    assert!(body.trim_end().ends_with("data: [DONE]"), "a stream that was cut: {body}");
+    let events = body.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
+    let events = events.map(|event| serde_json::from_str::<Value>(event).unwrap());
+    events.filter_map(|event| event["choices"][0]["text"].as_str().map(str::to_owned)).collect()
+}

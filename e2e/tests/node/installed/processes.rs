@@ -1,0 +1,80 @@
+//! Processes of containers, as the host sees them.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// A container of a pod.
+#[derive(Clone, Debug)]
+pub struct Container {
+    /// What the runtime calls it: another one after each restart.
+    pub id: String,
+    /// How often it was restarted.
+    pub restarts: u64,
+}
+
+/// The container `name` of a pod, native sidecars too.
+///
+/// # Panics
+/// If the pod has never started it.
+pub fn container(pod: &Value, name: &str) -> Container {
+    let lists = ["initContainerStatuses", "containerStatuses"].map(|list| pod["status"][list].as_array());
+    let mut all = lists.into_iter().flatten().flatten();
+    let status = all.find(|one| one["name"] == name).unwrap_or_else(|| panic!("no container {name}: {pod}"));
+    let id = status["containerID"].as_str().and_then(|id| id.strip_prefix("containerd://"));
+    let id = id.unwrap_or_else(|| panic!("{name} was never started: {status}")).to_owned();
+    Container { id, restarts: status["restartCount"].as_u64().unwrap() }
+}
+
+impl Container {
+    /// Its first process.
+    pub fn first(&self) -> Option<Pid> {
+        let all = self.processes();
+        all.iter().copied().find(|pid| parent(*pid).is_none_or(|parent| !all.contains(&parent)))
+    }
+
+    /// The process that the first one started: the engine's worker below its supervisor.
+    pub fn worker(&self) -> Option<Pid> {
+        let all = self.processes();
+        all.iter().copied().find(|pid| parent(*pid).is_some_and(|parent| all.contains(&parent)))
+    }
+
+    fn processes(&self) -> Vec<Pid> {
+        let entries = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+            let pid: i32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
+            let groups = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("cgroup")).ok()?;
+            groups.contains(&self.id).then(|| Pid::from_raw(pid)).flatten()
+        });
+        entries.collect()
+    }
+}
+
+/// Ends a process at once, as the kernel does when memory is short.
+pub fn kill(pid: Pid) {
+    kill_process(pid, Signal::KILL).unwrap();
+}
+
+/// A process that stands still.
+pub struct Stopped(Pid);
+
+impl Stopped {
+    /// Stops it.
+    pub fn stop(pid: Pid) -> Stopped {
+        kill_process(pid, Signal::STOP).unwrap();
+        Stopped(pid)
+    }
+
+    /// Lets it go on.
+    pub fn go_on(self) {
+        kill_process(self.0, Signal::CONT).unwrap();
+    }
+}
+
+fn parent(pid: Pid) -> Option<Pid> {
+    let path = format!("/proc/{}/status", pid.as_raw_nonzero());
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    Pid::from_raw(line.trim().parse().ok()?)
+}

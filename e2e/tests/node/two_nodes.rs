@@ -1,0 +1,165 @@
+//! Two nodes: the tenants of a GPU are on one of them, and move to the other together, when theirs is lost or drained.
+
+use serde_json::Value;
+use sluice_e2e::cluster::{Second, on_two_nodes};
+
+use crate::installed::{Hub, IMAGES, Load, PROMPT, Product, TENANTS, model, pool, tenant};
+
+const FIRST: &str = "node-0";
+/// How much is asked at once.
+const REQUESTS: usize = 40;
+
+/// Tenants that move between two nodes.
+struct Movers<'a> {
+    product: &'a Product<'a>,
+    second: &'a Second<'a>,
+    /// 200 tokens after the prompt.
+    golden: String,
+}
+
+impl<'a> Movers<'a> {
+    /// All tenants on the second node: the first one, with operator and control plane, takes none meanwhile.
+    async fn start(
+        product: &'a Product<'a>,
+        second: &'a Second<'a>,
+        hub: &Hub,
+        golden: Option<&str>,
+    ) -> Movers<'a> {
+        product.kubectl(&["uncordon", second.name()]);
+        product.kubectl(&["cordon", FIRST]);
+        product.apply(&[pool(1)]);
+        product.apply(&TENANTS.map(|name| tenant(name, hub.endpoint())));
+        for name in TENANTS {
+            product.condition(name, "Ready", "True").await;
+            product.reached(name).await;
+        }
+        product.kubectl(&["uncordon", FIRST]);
+        let whole = product.complete(TENANTS[0], 200).await;
+        let said = format!("{PROMPT}{whole}");
+        if let Some(golden) = golden {
+            assert!(said.starts_with(golden) || golden.starts_with(&said), "{said:?} is not of {golden:?}");
+        }
+        Movers { product, second, golden: whole }
+    }
+
+    /// Pods of one claim share a node, and its memory.
+    async fn they_are_neighbours_on_one_node(&self) {
+        self.are_on(self.second.name(), 1).await;
+        let load = Load::new(self.product, TENANTS[1], REQUESTS).await;
+        self.product.borrows(TENANTS[0], &self.product.address(TENANTS[0]), &load).await;
+    }
+
+    /// A node that says nothing any more is left, and what it was in the middle of ends when it is back.
+    async fn they_leave_a_node_that_is_lost(&self) {
+        self.second.lose();
+        self.are_on(FIRST, 2).await;
+        self.serve().await;
+        assert_eq!(
+            self.pods().iter().filter(|pod| is_going(pod)).count(),
+            TENANTS.len(),
+            "nobody ended them"
+        );
+        self.second.find();
+        self.product
+            .wait("the old pods end", async || self.pods().iter().all(|pod| !is_going(pod)).then_some(()))
+            .await;
+        self.one_claim(2).await;
+        self.serve().await;
+    }
+
+    /// A drained node is left, and every open stream is finished first.
+    async fn they_leave_a_node_that_is_drained_and_finish_their_streams(&self) {
+        let (streams, engine) = self.product.held_streams(TENANTS[0], 20, 200).await;
+        let drain =
+            ["drain", FIRST, "--pod-selector=sluice.dev/tenant", "--delete-emptydir-data", "--timeout=2m"];
+        let mut drain = self.product.node.api().kubectl(&drain);
+        let drained = tokio::task::spawn_blocking(move || drain.output().unwrap());
+        self.product
+            .wait("they are told to go", async || self.pods().iter().any(is_going).then_some(()))
+            .await;
+        engine.go_on();
+        streams.end_with(&self.golden).await;
+        let drained = drained.await.unwrap();
+        assert!(drained.status.success(), "{}", String::from_utf8_lossy(&drained.stderr));
+        self.are_on(self.second.name(), 3).await;
+        self.product.kubectl(&["uncordon", FIRST]);
+        self.one_claim(3).await;
+        self.serve().await;
+    }
+
+    /// Waits until every tenant has a pod on that node and that epoch of the claim, and its Service leads there.
+    async fn are_on(&self, node: &str, epoch: u32) {
+        let claim = claim(epoch);
+        let there = |pod: &&Value| {
+            let spec = &pod["spec"];
+            spec["nodeName"] == node
+                && spec["resourceClaims"][0]["resourceClaimName"] == claim.as_str()
+                && is_ready(pod)
+        };
+        let all = async || (self.pods().iter().filter(there).count() == TENANTS.len()).then_some(());
+        self.product.wait(&format!("all on {node} with {claim}"), all).await;
+        for name in TENANTS {
+            self.product.condition(name, "Ready", "True").await;
+            self.product.reached(name).await;
+        }
+        let told = async || {
+            let gpu = &self.product.get("gpupool", "trial")["status"]["gpus"][0];
+            (gpu["node"] == node && gpu["claimName"] == claim.as_str()).then_some(())
+        };
+        self.product.wait(&format!("the pool tells {node}"), told).await;
+    }
+
+    /// Every tenant says what it did on the other node.
+    async fn serve(&self) {
+        for name in TENANTS {
+            assert_eq!(self.product.complete(name, 200).await, self.golden, "{name}");
+        }
+    }
+
+    /// Waits until the claims of other epochs are gone.
+    async fn one_claim(&self, epoch: u32) {
+        let only = async || {
+            let names = self.product.kubectl(&["get", "resourceclaims", "-o", "name"]);
+            (names.trim() == format!("resourceclaim.resource.k8s.io/{}", claim(epoch))).then_some(())
+        };
+        self.product.wait("one claim", only).await;
+    }
+
+    fn pods(&self) -> Vec<Value> {
+        TENANTS.iter().flat_map(|name| self.product.pods(name)).collect()
+    }
+}
+
+fn claim(epoch: u32) -> String {
+    format!("trial-shared-0-e{epoch}")
+}
+
+fn is_going(pod: &Value) -> bool {
+    !pod["metadata"]["deletionTimestamp"].is_null()
+}
+
+fn is_ready(pod: &Value) -> bool {
+    let conditions = pod["status"]["conditions"].as_array();
+    let ready = conditions.and_then(|all| all.iter().find(|one| one["type"] == "Ready"));
+    ready.is_some_and(|one| one["status"] == "True") && !is_going(pod)
+}
+
+#[test]
+fn tenants_of_a_gpu_share_a_node_and_leave_a_lost_or_drained_one_together() {
+    on_two_nodes(async |node, second| {
+        let Some((folder, golden)) = model() else { return };
+        if IMAGES.iter().any(|image| second.image(image).is_none()) {
+            return;
+        }
+        // The operator is to be on the node that is not lost.
+        let cordoned = node.api().kubectl(&["cordon", second.name()]).status().unwrap();
+        assert!(cordoned.success());
+        let Some(product) = Product::install_with(node, ",operator.nodeGraceSeconds=1").await else { return };
+        let hub = Hub::start("10.244.0.1", "tests/story", &folder);
+        let movers = Movers::start(&product, second, &hub, golden.as_deref()).await;
+        movers.they_are_neighbours_on_one_node().await;
+        movers.they_leave_a_node_that_is_lost().await;
+        movers.they_leave_a_node_that_is_drained_and_finish_their_streams().await;
+        product.end();
+    });
+}
