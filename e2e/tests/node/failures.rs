@@ -12,14 +12,12 @@ use sluice_e2e::cluster::{on_node_alone, within};
 
 use self::admin::{Admin, Credential};
 use crate::installed::processes::{Container, container, kill};
-use crate::installed::{Hub, Load, PROMPT, Product, TENANTS, model, pool, tenant, value};
+use crate::installed::{Hub, Load, PROMPT, Product, SYSTEM, TENANTS, model, pool, tenant, value};
 
 /// Within which an engine is killed ten times.
 const MINUTE: Duration = Duration::from_secs(60);
 /// Within which a pod that has nothing more to do ends: its grace is three times as long.
 const PROMPTLY: Duration = Duration::from_secs(15);
-/// Namespace of the operator.
-const SYSTEM: &str = "sluice-system";
 const CHAT: &str = TENANTS[0];
 const CODE: &str = TENANTS[1];
 const SUMMARY: &str = TENANTS[2];

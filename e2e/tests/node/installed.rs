@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -23,10 +23,17 @@ use self::load::text_of;
 const READY: Duration = Duration::from_secs(240);
 /// Images of the product.
 pub const IMAGES: [&str; 4] = ["operator", "devices", "sidecar", "engine"];
+/// Namespace of the chart.
+pub const SYSTEM: &str = "sluice-system";
 /// What is asked.
 pub const PROMPT: &str = "Once upon a time";
 /// The tenants of a test.
 pub const TENANTS: [&str; 3] = ["chat", "code", "summary"];
+
+/// The chart of this tree.
+pub fn chart() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/sluice")
+}
 
 /// A node with the product on it.
 pub struct Product<'a> {
@@ -34,6 +41,7 @@ pub struct Product<'a> {
     pub node: &'a Node,
     helm: PathBuf,
     home: tempfile::TempDir,
+    values: String,
     /// Where its tenants are.
     pub namespace: String,
     /// Asks without a proxy.
@@ -50,6 +58,14 @@ impl<'a> Product<'a> {
 
     /// As [`Product::install`], with further values, each after a comma.
     pub async fn install_with(node: &'a Node, more: &str) -> Option<Product<'a>> {
+        let product = Product::prepare(node, more).await?;
+        // The suite has established the CRDs already.
+        product.release("install", &chart(), &["--take-ownership"]);
+        Some(product)
+    }
+
+    /// Everything that is needed to install it; nothing is installed.
+    pub async fn prepare(node: &'a Node, more: &str) -> Option<Product<'a>> {
         let helm = Binaries::find()?.path("helm");
         for image in IMAGES {
             node.image(image)?;
@@ -57,22 +73,24 @@ impl<'a> Product<'a> {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let namespace = node.api().namespace("product").await;
         let http = reqwest::Client::builder().no_proxy().build().unwrap();
-        let product = Product {
-            node,
-            helm,
-            home: tempfile::tempdir().unwrap(),
-            namespace,
-            http,
-            urls: RefCell::default(),
-        };
-        let chart = format!("{}/../charts/sluice", env!("CARGO_MANIFEST_DIR"));
         let values =
             format!("trial.enabled=true,trial.gpus=2,trial.memory=64Mi,operator.statusSeconds=1{more}");
-        let release =
-            ["sluice", &chart, "--namespace", "sluice-system", "--create-namespace", "--set", &values];
-        product
-            .helm(&[&["install"], &release[..], &["--take-ownership", "--wait", "--timeout", "3m"]].concat());
-        Some(product)
+        let home = tempfile::tempdir().unwrap();
+        Some(Product { node, helm, home, values, namespace, http, urls: RefCell::default() })
+    }
+
+    /// `helm install` or `helm upgrade` of a chart, until all of it is ready.
+    pub fn release(&self, verb: &str, chart: &Path, more: &[&str]) {
+        let chart = chart.to_str().unwrap();
+        let release = [verb, "sluice", chart, "--namespace", SYSTEM, "--set", &self.values];
+        let wait = ["--wait", "--timeout", "3m"];
+        let create: &[&str] = if verb == "install" { &["--create-namespace"] } else { &[] };
+        self.helm(&[&release[..], &wait, create, more].concat());
+    }
+
+    /// `helm uninstall`, hooks and all.
+    pub fn uninstall(&self) {
+        self.helm(&["uninstall", "sluice", "--namespace", SYSTEM, "--wait", "--timeout", "2m"]);
     }
 
     /// What helm says.
@@ -255,7 +273,7 @@ impl<'a> Product<'a> {
     pub fn end(self) {
         self.kubectl(&["delete", "modeltenants", "--all", "--wait"]);
         self.kubectl(&["delete", "namespace", &self.namespace, "--wait", "--timeout=2m"]);
-        self.helm(&["uninstall", "sluice", "--namespace", "sluice-system", "--wait", "--timeout", "2m"]);
+        self.uninstall();
     }
 
     /// Waits until a tenant has so many pods.

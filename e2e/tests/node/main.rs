@@ -8,5 +8,6 @@ mod installed;
 mod left_behind;
 mod pods;
 mod product;
+mod releases;
 mod trouble;
 mod two_nodes;

@@ -1,0 +1,158 @@
+//! The chart under tenants that serve: upgraded from another version, uninstalled with its hooks, installed again; then their
+//! namespace is deleted.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+use sluice_e2e::cluster::on_node_alone;
+
+use crate::installed::processes::container;
+use crate::installed::{Hub, Load, Product, SYSTEM, TENANTS, chart, model, pool, tenant};
+
+/// Where the driver remembers what it has prepared.
+const PREPARED: &str = "var/lib/kubelet/plugins/sluice.dev/claims";
+
+/// A chart that could have been the one before: this tree's with an older version, another default, an object that is gone
+/// today, and without two admission policies.
+fn older(folder: &Path) {
+    let copied = Command::new("cp").arg("-r").arg(chart()).arg(folder).status().unwrap();
+    assert!(copied.success());
+    let own = folder.join("sluice");
+    let change = |file: &str, from: &str, to: &str| {
+        let text = std::fs::read_to_string(own.join(file)).unwrap();
+        assert!(text.contains(from), "{file} has no {from:?}");
+        std::fs::write(own.join(file), text.replacen(from, to, 1)).unwrap();
+    };
+    change("Chart.yaml", "\nversion: ", "\nversion: 0.0.1-before.");
+    change("values.yaml", "leaseSeconds: 15", "leaseSeconds: 10");
+    std::fs::remove_file(own.join("templates/admission.yaml")).unwrap();
+    let gone = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: sluice-before\n  namespace: {{ .Release.Namespace }}\n";
+    std::fs::write(own.join("templates/before.yaml"), gone).unwrap();
+}
+
+/// Tenants under a chart that comes and goes.
+struct Lives<'a> {
+    product: &'a Product<'a>,
+    golden: String,
+    pods: Vec<String>,
+}
+
+impl<'a> Lives<'a> {
+    async fn start(product: &'a Product<'a>, hub: &Hub) -> Lives<'a> {
+        product.apply(&[pool(1)]);
+        product.apply(&TENANTS.map(|name| tenant(name, hub.endpoint())));
+        for name in TENANTS {
+            product.condition(name, "Ready", "True").await;
+            product.reached(name).await;
+        }
+        let golden = product.complete(TENANTS[0], 200).await;
+        let mut lives = Lives { product, golden, pods: Vec::new() };
+        lives.pods = lives.pods_now();
+        lives
+    }
+
+    /// Uids of all pods, and how often their containers were restarted.
+    fn pods_now(&self) -> Vec<String> {
+        let told = |pod: Value| {
+            let restarts = ["sidecar", "engine"].map(|name| container(&pod, name).restarts);
+            format!("{} {restarts:?}", pod["metadata"]["uid"])
+        };
+        TENANTS.iter().flat_map(|name| self.product.pods(name)).map(told).collect()
+    }
+
+    async fn an_upgrade_replaces_no_pod_and_cuts_no_stream(&self) {
+        assert!(self.has("configmap", "sluice-before") && !self.has_policy());
+        let (streams, engine) = self.product.held_streams(TENANTS[0], 20, 200).await;
+        self.product.release("upgrade", &chart(), &[]);
+        engine.go_on();
+        streams.end_with(&self.golden).await;
+        assert!(!self.has("configmap", "sluice-before") && self.has_policy());
+        self.are_looked_after().await;
+    }
+
+    async fn without_the_chart_tenants_serve_and_the_next_release_adopts_them(&self) {
+        let (streams, engine) = self.product.held_streams(TENANTS[0], 20, 200).await;
+        self.product.uninstall();
+        let kinds = ["-n", SYSTEM, "get", "deployments,daemonsets,jobs,pods", "-o", "name"];
+        let none = async || self.product.kubectl(&kinds).is_empty().then_some(());
+        self.product.wait("nothing of the chart is left", none).await;
+        assert_eq!(self.finalizers(), Value::Null, "nobody is there to take them off");
+        assert_eq!(self.pods_now(), self.pods);
+        engine.go_on();
+        streams.end_with(&self.golden).await;
+
+        let (streams, engine) = self.product.held_streams(TENANTS[0], 20, 200).await;
+        self.product.release("install", &chart(), &[]);
+        self.are_looked_after().await;
+        engine.go_on();
+        streams.end_with(&self.golden).await;
+        let load = Load::new(self.product, TENANTS[1], 40).await;
+        self.product.borrows(TENANTS[0], &self.product.address(TENANTS[0]), &load).await;
+        assert_eq!(self.pods_now(), self.pods);
+    }
+
+    async fn a_namespace_that_is_deleted_ends_and_leaves_nothing(&self) {
+        let namespace = self.product.namespace.as_str();
+        self.product.kubectl(&["delete", "namespace", namespace, "--wait", "--timeout=2m"]);
+        let kinds = "gpupools,modeltenants,resourceclaims";
+        assert_eq!(self.product.kubectl(&["get", kinds, "-A", "-o", "name"]), "");
+        let released = async || (self.prepared() == 0).then_some(());
+        self.product.wait("the driver has given everything back", released).await;
+    }
+
+    /// Waits until an operator has looked at the tenants: its change of a spec is observed, and no pod is another one.
+    async fn are_looked_after(&self) {
+        let next = self.product.tenant(TENANTS[2])["spec"]["priority"].as_i64().unwrap_or(100) + 1;
+        let patch = format!("{{\"spec\":{{\"priority\":{next}}}}}");
+        self.product.kubectl(&["patch", "modeltenant", TENANTS[2], "--type=merge", "-p", &patch]);
+        let seen = async || {
+            let tenant = self.product.tenant(TENANTS[2]);
+            let seen = tenant["status"]["observedGeneration"] == tenant["metadata"]["generation"];
+            (seen && self.finalizers() == serde_json::json!(["sluice.dev/tenants"])).then_some(())
+        };
+        self.product.wait("an operator looks after them", seen).await;
+        self.product.condition(TENANTS[2], "Ready", "True").await;
+        assert_eq!(self.pods_now(), self.pods, "a pod was replaced");
+    }
+
+    fn finalizers(&self) -> Value {
+        self.product.get("gpupool", "trial")["metadata"]["finalizers"].clone()
+    }
+
+    fn has(&self, kind: &str, name: &str) -> bool {
+        let found = ["-n", SYSTEM, "get", kind, name, "-o", "name", "--ignore-not-found"];
+        !self.product.kubectl(&found).is_empty()
+    }
+
+    fn has_policy(&self) -> bool {
+        let all = self.product.kubectl(&["get", "validatingadmissionpolicies", "-o", "name"]);
+        all.contains("sluice-devices-slices")
+    }
+
+    /// Claims that the driver has prepared.
+    fn prepared(&self) -> usize {
+        let pods = ["-n", SYSTEM, "get", "pods", "-l", "app.kubernetes.io/name=sluice-devices", "-o", "json"];
+        let pods: Value = serde_json::from_str(&self.product.kubectl(&pods)).unwrap();
+        let driver = container(&pods["items"][0], "devices").first().expect("the driver runs");
+        let folder = format!("/proc/{}/root/{PREPARED}", driver.as_raw_nonzero());
+        std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("{folder}: {e}")).count()
+    }
+}
+
+#[test]
+fn tenants_outlive_an_upgrade_and_the_chart_and_go_with_their_namespace() {
+    on_node_alone(async |node| {
+        let Some((folder, _)) = model() else { return };
+        let Some(product) = Product::prepare(node, "").await.filter(|_| node.api().is_ours()) else { return };
+        let before = tempfile::tempdir().unwrap();
+        older(before.path());
+        product.release("install", &before.path().join("sluice"), &["--take-ownership"]);
+        let hub = Hub::start("10.244.0.1", "tests/story", &folder);
+        let lives = Lives::start(&product, &hub).await;
+        lives.an_upgrade_replaces_no_pod_and_cuts_no_stream().await;
+        lives.without_the_chart_tenants_serve_and_the_next_release_adopts_them().await;
+        lives.a_namespace_that_is_deleted_ends_and_leaves_nothing().await;
+        product.uninstall();
+    });
+}
