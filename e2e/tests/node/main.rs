@@ -9,5 +9,6 @@ mod left_behind;
 mod pods;
 mod product;
 mod releases;
+mod sources;
 mod trouble;
 mod two_nodes;

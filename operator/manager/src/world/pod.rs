@@ -61,7 +61,9 @@ fn stuck(container: &ContainerStatus) -> Option<String> {
     let waiting = container.state.as_ref()?.waiting.as_ref()?;
     let reason = waiting.reason.as_deref().filter(|reason| FAILURES.contains(reason))?;
     let last = container.last_state.as_ref().and_then(|last| last.terminated.as_ref());
-    let message = last.and_then(|last| last.message.as_deref()).or(waiting.message.as_deref());
+    // The end of its log: the last line says why it ended.
+    let words = last.and_then(|last| last.message.as_deref()?.trim().lines().next_back());
+    let message = words.or(waiting.message.as_deref());
     Some(format!("container {}: {reason}: {}", container.name, message.unwrap_or_default()))
 }
 

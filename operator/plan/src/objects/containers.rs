@@ -28,6 +28,9 @@ const PROBE_SECONDS: i32 = 2;
 /// Seconds that a sidecar may take until its socket listens: it listens before it loads.
 const START_SECONDS: i32 = 60;
 
+/// What a container of ours prints before it ends badly becomes its status, and so the tenant's condition.
+pub(super) const LAST_WORDS: &str = "FallbackToLogsOnError";
+
 /// The sidecar: a native one, so it starts before the engine and ends after it.
 pub fn sidecar(placed: &Placed<'_>, release: &Release) -> Container {
     let ports = [("serve", SERVE_PORT), ("admin", ADMIN_PORT), ("probes", PROBE_PORT)];
@@ -53,6 +56,7 @@ pub fn sidecar(placed: &Placed<'_>, release: &Release) -> Container {
         liveness_probe: Some(probe("/live", 10, 6)),
         lifecycle: Some(drain()),
         volume_mounts: Some(sidecar_mounts(&placed.tenant.spec)),
+        termination_message_policy: Some(LAST_WORDS.into()),
         security_context: Some(restricted()),
         ..Container::default()
     }
@@ -107,6 +111,7 @@ fn native(placed: &Placed<'_>, release: &Release) -> Container {
         resources: Some(resources(engine.resources.as_ref(), ("1", bytes), Some(Uses::Gpu))),
         lifecycle: Some(drain()),
         volume_mounts: Some(engine_mounts()),
+        termination_message_policy: Some(LAST_WORDS.into()),
         security_context: Some(restricted()),
         ..Container::default()
     }
@@ -131,6 +136,7 @@ pub fn fetch(placed: &Placed<'_>, release: &Release) -> Option<Container> {
         env: Some(env),
         resources: Some(resources(None, ("100m", SMALL_BYTES), None)),
         volume_mounts: Some(fetch_mounts()),
+        termination_message_policy: Some(LAST_WORDS.into()),
         security_context: Some(restricted()),
         ..Container::default()
     })

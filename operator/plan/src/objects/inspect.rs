@@ -14,7 +14,7 @@ use sluice_types::conditions::Reason;
 use sluice_types::tenant::{ModelTenant, WeightType};
 use sluice_wire::geometry::{Geometry, Obstacle, Refusal, Report};
 
-use super::containers::{SMALL_BYTES, resources, restricted, source};
+use super::containers::{LAST_WORDS, SMALL_BYTES, resources, restricted, source};
 use super::pod::{nobody, node_selector, pull_secrets, tolerations};
 use super::volumes::{fetches, model_folder, model_mount, model_volume};
 use super::{COMPONENT, FETCHING, Release, TENANT_UID, meta, name, tenant_labels};
@@ -124,7 +124,7 @@ fn container(tenant: &ModelTenant, release: &Release) -> Container {
         resources: Some(resources(None, ("50m", SMALL_BYTES), None)),
         termination_message_path: Some(TERMINATION_LOG.into()),
         // Without a report the kubelet says why the container ended.
-        termination_message_policy: Some("FallbackToLogsOnError".into()),
+        termination_message_policy: Some(LAST_WORDS.into()),
         volume_mounts: (!fetches(spec)).then(|| vec![model_mount(true)]),
         security_context: Some(restricted()),
         ..Container::default()

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Container, EnvVar};
 use sluice_types::tenant::{ModelTenant, WeightType};
 
-use super::containers::{Uses, drain, resources, restricted, variable};
+use super::containers::{LAST_WORDS, Uses, drain, resources, restricted, variable};
 use super::volumes::{SCRATCH, model_folder, proxied_mounts};
 use super::{Placed, name};
 use crate::demand::proxied_bytes;
@@ -36,6 +36,7 @@ pub fn engine(placed: &Placed<'_>) -> Container {
         )),
         lifecycle: Some(drain()),
         volume_mounts: Some(proxied_mounts()),
+        termination_message_policy: Some(LAST_WORDS.into()),
         security_context: Some(restricted()),
         ..Container::default()
     }
