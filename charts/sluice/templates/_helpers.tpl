@@ -79,6 +79,10 @@ capabilities:
   {{- with .Values.networkPolicy.metricsFrom }}
   from:
     {{- toYaml . | nindent 4 }}
+    # `helm test` asks too.
+    - podSelector:
+        matchLabels:
+          app.kubernetes.io/name: sluice-hooks
   {{- end }}
 {{- end }}
 
@@ -97,6 +101,9 @@ capabilities:
 
 {{/* What cannot be said in the schema. */}}
 {{- define "sluice.validate" -}}
+{{- if and .Values.monitoring.rules (not .Values.monitoring.serviceMonitor) (not .Values.monitoring.scrapedElsewhere) -}}
+{{- fail "monitoring.rules without monitoring.serviceMonitor would tell for ever that no operator leads; if something else scrapes it, set monitoring.scrapedElsewhere=true" -}}
+{{- end -}}
 {{- if and .Values.trial.enabled (not .Values.devices.enabled) -}}
 {{- fail "trial.enabled needs devices.enabled: the driver offers the GPUs of host memory" -}}
 {{- end -}}

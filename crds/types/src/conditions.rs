@@ -84,6 +84,8 @@ names! {
         LocalOnly,
         /// `Accepted`: a `Vllm` engine has no image; there is no default for it.
         EngineImageMissing,
+        /// `Accepted`: the engine does not run on devices of the pool's class.
+        DeviceUnsupported,
         /// `Accepted`: the model's files cannot be had, or not with this credential.
         ModelUnreadable,
         /// `Accepted`: the model's files are no model that is served.

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use sluice_types::conditions::Reason;
 use sluice_types::pool::GpuGroup;
 use sluice_types::tenant::{EngineKind, SourceType};
-use sluice_types::{GpuPool, ModelTenant};
+use sluice_types::{GpuPool, HOST_DEVICE_CLASS, ModelTenant};
 
 use crate::place::Unplaced;
 use crate::status::{Finding, Truth};
@@ -22,7 +22,8 @@ pub fn accepted(tenant: &ModelTenant, pool: Option<&GpuPool>, cluster: Cluster) 
     let refused = local_only(tenant)
         .or_else(|| unsupported(tenant, cluster))
         .or_else(|| no_image(tenant))
-        .or_else(|| pool_lacks(tenant, pool));
+        .or_else(|| pool_lacks(tenant, pool))
+        .or_else(|| no_device(tenant, pool));
     refused.unwrap_or_else(|| Finding::as_expected(Truth::True))
 }
 
@@ -52,6 +53,17 @@ fn no_image(tenant: &ModelTenant) -> Option<Finding> {
     let message = "spec.engine.image: a Vllm engine needs one, such as vllm/vllm-openai with a version";
     let lacks = engine.kind == EngineKind::Vllm && engine.image.is_none();
     lacks.then(|| Finding::no(Reason::EngineImageMissing, message))
+}
+
+/// The native engine computes on the CPU so far: a real GPU would be held for nothing.
+fn no_device(tenant: &ModelTenant, pool: Option<&GpuPool>) -> Option<Finding> {
+    let class = pool?.spec.device_class_name.as_str();
+    let native = tenant.spec.engine.kind == EngineKind::Native;
+    let message = format!(
+        "spec.engine.kind: the Native engine runs on GPUs made of host memory so far ({HOST_DEVICE_CLASS}), and the pool's \
+         are of {class}; a Vllm engine runs there"
+    );
+    (native && class != HOST_DEVICE_CLASS).then(|| Finding::no(Reason::DeviceUnsupported, message))
 }
 
 fn pool_lacks(tenant: &ModelTenant, pool: Option<&GpuPool>) -> Option<Finding> {

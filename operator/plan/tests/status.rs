@@ -164,3 +164,24 @@ fn a_tenant_is_placed_when_all_of_its_slots_are() {
     assert_eq!(refused.reason, Reason::ModelLargerThanGpu);
     assert!(refused.message.contains("101 bytes") && refused.message.contains("100 bytes"));
 }
+
+#[test]
+fn an_engine_that_would_leave_a_real_gpu_unused_is_refused() {
+    let on = |class: &str, spec| {
+        let mut pool = host_pool();
+        pool.spec.device_class_name = class.to_owned();
+        accepted(&tenant("t", spec), Some(&pool), NEW).reason
+    };
+    assert_eq!(on("host.sluice.dev", json!({})), Reason::AsExpected);
+    assert_eq!(on("gpu.nvidia.com", json!({})), Reason::DeviceUnsupported);
+    let proxied = json!({"engine": {"kind": "Vllm", "image": "vllm/vllm-openai:v1"}});
+    assert_eq!(on("gpu.nvidia.com", proxied), Reason::AsExpected);
+}
+
+#[test]
+fn every_reason_has_a_page() {
+    let page = concat!(include_str!("../../../docs/operator.md"), include_str!("../../../docs/runbooks.md"));
+    for reason in Reason::ALL.iter().filter(|reason| **reason != Reason::AsExpected) {
+        assert!(page.contains(&format!("`{}`", reason.as_str())), "{} is on no page", reason.as_str());
+    }
+}

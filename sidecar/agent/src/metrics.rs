@@ -331,8 +331,12 @@ impl Metrics {
         for (objective, attained) in
             [("ttft", slo.ttft_attained_permille), ("tbt", slo.tbt_attained_permille)]
         {
-            if let Some(permille) = attained {
-                self.own.slo.get_or_create(&ByObjective { objective }).set(f64::from(permille) / 1000.0);
+            match attained {
+                Some(permille) => {
+                    self.own.slo.get_or_create(&ByObjective { objective }).set(f64::from(permille) / 1000.0);
+                }
+                // Whose tokens have stopped does not go on meeting its objective.
+                None => drop(self.own.slo.remove(&ByObjective { objective })),
             }
         }
         let mut text = String::new();

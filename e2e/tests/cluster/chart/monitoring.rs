@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{Helm, named};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/");
-const ON: &str = "monitoring.rules=true,monitoring.dashboards=true";
+const ON: &str = "monitoring.rules=true,monitoring.dashboards=true,monitoring.serviceMonitor=true";
 
 fn page(name: &str) -> String {
     std::fs::read_to_string(format!("{FOLDER}{name}")).unwrap()
@@ -119,6 +119,14 @@ fn a_metric_that_nobody_tells_is_noticed() {
     assert!(!documented.contains("sluice_layers_borrowed"));
     let read = metrics("sum(rate(a_total[5m])) / on (pod) b > 0");
     assert_eq!(read, BTreeSet::from(["a_total".to_owned(), "b".to_owned()]));
+}
+
+#[test]
+fn alerts_about_an_operator_that_nobody_scrapes_are_refused() {
+    let Some(helm) = Helm::find() else { return };
+    let refused = helm.template("ns", &["--set", "monitoring.rules=true"]).unwrap_err();
+    assert!(refused.contains("monitoring.scrapedElsewhere=true"), "{refused}");
+    helm.render(&["--set", "monitoring.rules=true,monitoring.scrapedElsewhere=true"]);
 }
 
 #[test]

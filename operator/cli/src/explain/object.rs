@@ -93,6 +93,7 @@ const fn help(reason: Reason) -> Option<&'static str> {
         Reason::ModelLargerThanGpu => {
             "lower model.maxModelLen or memory.guaranteedKv, raise memory.maxRemappedPercent, or use a larger GPU"
         }
+        Reason::DeviceUnsupported => "use a pool of host.sluice.dev, or an engine of kind Vllm",
         Reason::ChunkTooSmall => "raise device.host.chunkBytes of the pool",
         Reason::ContextDoesNotFit => "lower model.maxModelLen, or raise memory.kvLimit",
         Reason::PoolNotFound => "apply the pool in the same namespace; poolRef cannot be changed",
