@@ -88,8 +88,6 @@ fn a_model_comes_from_a_volume_a_bucket_or_an_image() {
         let accepted = status.as_array().unwrap().iter().find(|one| one["type"] == "Accepted").unwrap();
         assert_eq!(accepted["reason"], "ModelUnreadable", "{accepted}");
         assert!(accepted["message"].as_str().unwrap().contains("403"), "{accepted}");
-        product.kubectl(&["delete", "modeltenants", "--all", "--wait"]);
-        product.kubectl(&["delete", "namespace", &product.namespace, "--wait", "--timeout=2m"]);
-        product.helm(&["uninstall", "sluice", "--namespace", "sluice-system", "--wait", "--timeout", "2m"]);
+        product.end();
     });
 }
