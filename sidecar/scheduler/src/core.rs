@@ -140,7 +140,9 @@ impl Core {
             Event::Tick => self.claim_floor(now),
         }
         self.flush();
-        self.compute_again();
+        if self.in_flight.is_none() {
+            self.compute_again();
+        }
         self.leave_idle_turn(now);
         match &self.in_flight {
             None => self.boundary(now),

@@ -74,3 +74,19 @@ fn a_policy_that_changes_under_load_changes_no_token() {
     assert!(changes >= 7, "every policy has been in force");
     assert_eq!(tokens(&world), expected);
 }
+
+#[test]
+fn kv_that_cannot_be_fetched_is_computed_again() {
+    let mut world = world(PolicyName::FlexGen, 60);
+    while world.driver.core().brain().fetched_bytes() == 0 {
+        assert!(world.tick(LIMIT), "KV is fetched");
+    }
+    world.device.borrow_mut().faults.copy_fails_permille = 1000;
+    while world.driver.core().brain().counted(Reason::SwapLost) == 0 {
+        assert!(world.tick(LIMIT), "fetches are given up");
+    }
+    world.device.borrow_mut().faults.copy_fails_permille = 0;
+    assert!(world.run_until_idle(LIMIT), "every request ends");
+    assert_eq!(tokens(&world), roomy());
+    assert!(world.driver.core().snapshot().counters.preemptions > 0, "somebody was computed again");
+}

@@ -87,6 +87,11 @@ impl Brain {
         self.kv.holds_blocks(request)
     }
 
+    /// The KV of this request was lost on its way, and nobody has taken notice yet.
+    pub fn is_lost(&self, request: RequestId) -> bool {
+        self.lost.contains(&request)
+    }
+
     /// Requests whose KV was lost on its way: they have to be closed, and computed again.
     pub fn take_lost(&mut self) -> Vec<RequestId> {
         core::mem::take(&mut self.lost)

@@ -4,7 +4,7 @@
 use alloc::vec::Vec;
 
 use super::plan::Plans;
-use super::{Brain, Failed};
+use super::{Brain, Failed, Prepared, StepNeed};
 use crate::action::{Action, BlockSwap, Fetch, Work};
 use crate::event::{Failure, Outcome};
 use crate::ewma::Ewma;
@@ -27,8 +27,11 @@ const FIRST_PIECE_BLOCKS: u32 = 1;
 /// if the link slows down meanwhile.
 const MOST_PIECE_BYTES: u64 = 16 << 20;
 
-/// Copies in a row that may fail before the tenant counts as failed.
+/// Fetches in a row that may fail before their KV is given up, and as many again before the tenant counts as failed.
 const FETCH_RETRIES: u32 = super::FILL_RETRIES;
+
+/// Steps wait no longer for KV of paused requests to leave the device, nanoseconds: what takes longer is computed again.
+const MOST_WAIT_NS: u64 = 200_000_000;
 
 /// State of the carrying out.
 #[derive(Clone, Debug)]
@@ -47,6 +50,8 @@ pub(super) struct Offload {
     /// No write-back is tried before this boundary.
     write_at: u64,
     fetched_bytes: u64,
+    /// Time that the link took for fetches since the last step ended, nanoseconds.
+    pub fetched_ns: u64,
 }
 
 impl Offload {
@@ -61,6 +66,7 @@ impl Offload {
             write_failures: 0,
             write_at: 0,
             fetched_bytes: 0,
+            fetched_ns: 0,
         }
     }
 }
@@ -88,6 +94,12 @@ impl Brain {
 
     /// Takes the placement one boundary further.
     pub(super) fn place_kv(&mut self, out: &mut Vec<Action>) {
+        if self.kv.gave_up() {
+            if self.kv.fetches() == 0 {
+                self.kv.place(Placement::default());
+            }
+            return;
+        }
         self.wish_placement();
         self.take_placement();
         if !self.kv.placement().layout.moving.is_empty() {
@@ -96,8 +108,8 @@ impl Brain {
                 self.tidy_seats();
             }
             self.kv.shed();
-            self.write_back(out);
         }
+        self.write_back(out);
     }
 
     /// What is due is in force from now on, if nothing is on its way into a buffer.
@@ -159,7 +171,8 @@ impl Brain {
         if self.kv.writes_back() || self.boundaries < self.offload.write_at {
             return;
         }
-        let written = self.kv.plan_write_back(self.write_piece(), &mut self.generations);
+        let (piece, paused) = (self.write_piece(), self.params.pauses());
+        let written = self.kv.plan_write_back(piece, paused, &mut self.generations);
         if written.is_empty() {
             return;
         }
@@ -168,6 +181,50 @@ impl Brain {
         };
         let blocks: Vec<BlockSwap> = written.iter().map(blocks).collect::<Vec<_>>().concat();
         self.order(Work::WriteBack(blocks), Reason::WriteBack, Pending::WriteBack(written), out);
+    }
+
+    /// So many blocks leave the device before steps have waited for long, as far as is known.
+    fn leaves_soon(&self, blocks: u32) -> bool {
+        let block_ns = self.offload.block_out_ns.value().unwrap_or(0);
+        u64::from(blocks).saturating_mul(block_ns) <= MOST_WAIT_NS
+    }
+
+    /// Pausing a request frees memory soon enough for those who go on.
+    pub fn pausing_helps(&self) -> bool {
+        self.params.pauses() && self.leaves_soon(self.kv.layers())
+    }
+
+    /// KV of paused requests leaves the device: what the host tier has as well at once, the rest when it has been written
+    /// there. `None` = there is nothing, or it would take too long.
+    pub(super) fn evict_paused(
+        &mut self,
+        need: &StepNeed,
+        missing: u32,
+        out: &mut Vec<Action>,
+    ) -> Option<Prepared> {
+        if self.kv.shed_paused(missing) > 0 {
+            return Some(self.prepare_step(need, out));
+        }
+        if !self.leaves_soon(missing) {
+            return None;
+        }
+        self.write_back(out);
+        if !self.kv.writes_back() {
+            self.offload.block_out_ns.value()?;
+            let most = missing.div_ceil(self.kv.layers()).min(self.swap_piece()).min(self.kv.host_room());
+            let swaps = self.kv.plan_paused_out(most, &mut self.generations);
+            if swaps.is_empty() {
+                return None;
+            }
+            self.order_swaps_out(swaps, out);
+        }
+        Some(Prepared::Wait)
+    }
+
+    /// A paused request could go on: all of its KV would be on the device, and everybody's next tokens.
+    pub fn resume_fits(&self, request: RequestId) -> bool {
+        let next = (self.kv.runners().count() as u32 + 1) * self.kv.layers();
+        self.kv.absent_blocks(request) + next <= self.spare_blocks()
     }
 
     fn write_piece(&self) -> u32 {
@@ -193,7 +250,7 @@ impl Brain {
 
     /// A step begins: its fetches are ordered.
     pub(super) fn begin_fetches(&mut self, out: &mut Vec<Action>) {
-        let early = self.offload.due.is_none();
+        let early = self.offload.due.is_none() && !self.kv.gave_up();
         let due = self.kv.begin_fetches(early, &mut self.generations);
         self.order_fetches(due, out);
     }
@@ -232,7 +289,11 @@ impl Brain {
             Outcome::Done { bytes, duration_ns } => {
                 self.measures.timed(bytes, duration_ns);
                 self.offload.fetched_bytes += bytes;
-                self.offload.fetch_failures = 0;
+                self.offload.fetched_ns = self.offload.fetched_ns.saturating_add(duration_ns);
+                // One that was given up copies nothing.
+                if bytes > 0 {
+                    self.offload.fetch_failures = 0;
+                }
                 Ok(())
             }
             Outcome::Failed(failure) => Err(failure == Failure::Dropped),
@@ -244,12 +305,25 @@ impl Brain {
         }
         self.count(Reason::BackendFailed);
         self.offload.fetch_failures += 1;
-        if self.offload.fetch_failures > FETCH_RETRIES {
+        if self.offload.fetch_failures == FETCH_RETRIES + 1 {
+            self.give_up_fetches();
+        }
+        if self.offload.fetch_failures > 2 * (FETCH_RETRIES + 1) {
             self.failure = Some(Failed::Fetch { layer: place.0 });
         } else if self.kv.fetches_behind(place.1, generation) {
             self.drop_fills(Reason::BackendFailed, out);
         } else {
             self.order_fetches_again(out);
         }
+    }
+
+    /// The step under way goes on without what cannot be fetched, which its requests do not survive; afterwards nothing is
+    /// away.
+    fn give_up_fetches(&mut self) {
+        let lost = self.kv.give_up_fetches();
+        self.count_many(Reason::SwapLost, lost.len() as u32);
+        self.lost.extend(lost);
+        self.offload.plans.forget();
+        self.offload.due = None;
     }
 }

@@ -114,9 +114,10 @@ impl Brain {
         self.spare_blocks() >= home.saturating_add(2 * self.wanted_spare())
     }
 
-    /// What a step took, for the controllers. `Pie` grows while the link has time to spare: all that the next step needs
-    /// first is there before this one is over.
+    /// What a step took, for the controllers. `Pie` grows while the link has time to spare: as many of its swaps count as
+    /// early as it has time left for.
     pub(super) fn observe_step(&mut self, times: &StepTimes) {
+        let busy_ns = core::mem::take(&mut self.offload.fetched_ns).min(times.total_ns);
         if !times.decode_only {
             return;
         }
@@ -126,12 +127,13 @@ impl Brain {
             return;
         }
         let swaps = self.kv.placement().layout.moving.len() as u32;
-        let idle = self.kv.fetches() == 0;
+        let spare_ns = u128::from(times.total_ns - busy_ns);
+        let early_swaps = u128::from(swaps) * spare_ns / u128::from(times.total_ns.max(1));
         let token = Token {
             total_ns: times.total_ns,
             stall_ns,
             swaps,
-            early_swaps: if idle { swaps } else { 0 },
+            early_swaps: early_swaps as u32,
             sequences: times.shape.sequences,
         };
         if swaps > 0 || self.kv_is_short() {

@@ -83,7 +83,7 @@ impl Brain {
         if let Some(asked) = self.feel_hunger(need, demand.blocks - missing + gainable) {
             return asked;
         }
-        match self.lossy_remedy(demand, missing, out) {
+        match self.lossy_remedy(need, demand, missing, out) {
             // What nobody uses any more is free when it has been written back.
             Prepared::Short { activation: false, .. } if self.kv.parting_blocks() >= missing => {
                 Prepared::Wait
@@ -93,7 +93,13 @@ impl Brain {
     }
 
     /// What the named policy does when all that is free is used up, in its paper's order.
-    fn lossy_remedy(&mut self, demand: Demand, missing: u32, out: &mut Vec<Action>) -> Prepared {
+    fn lossy_remedy(
+        &mut self,
+        need: &StepNeed,
+        demand: Demand,
+        missing: u32,
+        out: &mut Vec<Action>,
+    ) -> Prepared {
         let policy = self.params.policy;
         if policy.inflates() {
             let inflated = self.exchange(demand, missing, out);
@@ -101,25 +107,17 @@ impl Brain {
                 return inflated;
             }
         }
-        if self.params.pauses() && !self.suspended() && self.evict_paused(missing, out) {
-            return Prepared::Wait;
+        if self.params.pauses()
+            && !self.suspended()
+            && let Some(answer) = self.evict_paused(need, missing, out)
+        {
+            return answer;
         }
         if policy.remaps() && self.forced.is_none() {
             self.remap_own(missing, out)
         } else {
             self.short(missing)
         }
-    }
-
-    /// KV of paused requests goes to the host tier, as much as is missing (OrbitFlow: a paused request's KV is removable).
-    fn evict_paused(&mut self, missing: u32, out: &mut Vec<Action>) -> bool {
-        let most = missing.div_ceil(self.kv.layers()).min(self.swap_piece()).min(self.kv.host_room());
-        let swaps = self.kv.plan_suspended_out(most, &mut self.generations);
-        let any = !swaps.is_empty();
-        if any {
-            self.order_swaps_out(swaps, out);
-        }
-        any
     }
 
     /// There are enough free blocks: what lies in the host tier comes back first.

@@ -8,12 +8,13 @@
 //! ([`Slots`]). A fetch covers the seats that there were when it was ordered; a block leaves the device when every fetch
 //! that a step will still read covers its seat, and the tables name the buffer from the first step on whose fetch does.
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
 mod fetch;
+mod paused;
 mod seats;
 mod write_back;
 
@@ -87,6 +88,8 @@ pub(super) struct Stream {
     parted: Vec<(Generation, u32)>,
     /// Columns that are being written back.
     pub(super) writing: Vec<ColumnId>,
+    /// Fetches fail: nothing is fetched any more until another placement is in force.
+    given_up: bool,
     /// Columns whose copies are complete, to be seated.
     ready: VecDeque<Seat>,
     /// The same for whoever carries fetches out, as far as it was told.
@@ -208,6 +211,17 @@ impl Stream {
         self.placement.of.remove(&request);
     }
 
+    /// Nothing is fetched any more, and nobody has a seat who is still there.
+    pub fn gave_up(&self) -> bool {
+        self.given_up
+    }
+
+    /// Nothing is fetched any more. Returns who has a seat.
+    pub fn give_up(&mut self) -> BTreeSet<ColumnId> {
+        self.given_up = true;
+        self.seats.iter().flatten().map(|seat| seat.column).collect()
+    }
+
     /// Nobody sits there any more.
     pub fn stand_up(&mut self, seat: u32) {
         self.seats[seat as usize] = None;
@@ -222,6 +236,11 @@ impl Kv {
     /// What the placement orders now.
     pub fn placement(&self) -> &Placement {
         &self.stream.placement
+    }
+
+    /// Fetches were given up under the placement in force.
+    pub fn gave_up(&self) -> bool {
+        self.stream.gave_up()
     }
 
     /// Blocks of the buffers.

@@ -105,20 +105,6 @@ impl Kv {
         true
     }
 
-    /// Columns that only suspended requests use and that have blocks on the device, up to so many.
-    pub fn suspended_columns(&self, most: u32) -> Vec<ColumnId> {
-        let sequences = self.sequences.values().filter(|sequence| sequence.suspended);
-        let columns = sequences.flat_map(|sequence| sequence.columns.iter().copied());
-        let idle = |id: &ColumnId| self.columns.get(*id).refs == 1 && self.columns.has_blocks(*id);
-        columns.filter(idle).take(most as usize).collect()
-    }
-
-    /// As [`Kv::plan_swap_out`], of columns that only suspended requests use.
-    pub fn plan_suspended_out(&mut self, most: u32, generations: &mut Generations) -> Vec<Swap> {
-        let columns = self.suspended_columns(most);
-        self.swap_out(columns, generations)
-    }
-
     /// Up to `most` columns on the device go to the host tier: those in use, then the others in the order in which they were
     /// let go. Those that are being written back come later.
     ///
@@ -132,7 +118,7 @@ impl Kv {
         self.swap_out(columns, generations)
     }
 
-    fn swap_out(&mut self, columns: Vec<ColumnId>, generations: &mut Generations) -> Vec<Swap> {
+    pub(super) fn swap_out(&mut self, columns: Vec<ColumnId>, generations: &mut Generations) -> Vec<Swap> {
         let plan = |id: &ColumnId| {
             self.refer(*id);
             let fresh = || Stowed { place: self.tier.take(), generation: generations.fresh() };
@@ -206,7 +192,20 @@ impl Kv {
     /// follows them. Returns the requests that need them, which have to be computed again.
     pub fn lose(&mut self, swaps: &[Swap]) -> Vec<RequestId> {
         self.moving.clear();
-        let lost: BTreeSet<_> = swaps.iter().map(|swap| swap.column).collect();
+        let requests = self.spoil(&swaps.iter().map(|swap| swap.column).collect());
+        swaps.iter().for_each(|swap| self.let_go(swap.column));
+        requests
+    }
+
+    /// What is in the buffers cannot be fetched: nothing is any more under this placement, and who needs it is computed again.
+    pub fn give_up_fetches(&mut self) -> Vec<RequestId> {
+        let seated = self.stream.give_up();
+        self.spoil(&seated)
+    }
+
+    /// Nobody knows what these columns hold: nobody finds them any more, nor what follows them. Returns the requests that use
+    /// any of it.
+    fn spoil(&mut self, lost: &BTreeSet<ColumnId>) -> Vec<RequestId> {
         let mut requests = Vec::new();
         let mut spoilt = BTreeSet::new();
         for (request, sequence) in &mut self.sequences {
@@ -216,11 +215,10 @@ impl Kv {
                 sequence.chain = None;
             }
         }
-        for id in spoilt.iter().chain(&lost).copied().collect::<BTreeSet<_>>() {
+        for id in spoilt.iter().chain(lost).copied().collect::<BTreeSet<_>>() {
             let orphans = self.unpublish(id).map(|name| self.tier.take_children(name, &self.columns));
             orphans.into_iter().flatten().for_each(|orphan| self.give_up(orphan));
         }
-        swaps.iter().for_each(|swap| self.let_go(swap.column));
         requests
     }
 

@@ -60,6 +60,8 @@ pub struct Faults {
     pub untaken: u32,
     /// So many copies from the host tier fail.
     pub lost_swaps: u32,
+    /// So many fetches of KV fail.
+    pub lost_fetches: u32,
 }
 
 /// What may happen next.

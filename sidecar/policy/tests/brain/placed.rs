@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use sluice_policy::brain::Failed;
 use sluice_policy::ids::RequestId;
 use sluice_policy::params::{Params, PolicyName};
 use sluice_policy::pie::expansion::Tunables;
@@ -159,4 +160,41 @@ fn a_policy_that_keeps_kv_on_the_device_fetches_none() {
         assert_eq!(world.device.fetched, 0, "{policy:?}");
         assert_eq!(world.brain.counted(Reason::WriteBack), 0, "{policy:?}");
     }
+}
+
+/// A world in which the next fetches fail, once KV is away.
+fn with_lost_fetches(fetches: u32) -> (World, BTreeMap<RequestId, Vec<u32>>) {
+    let mut world = world(&quiet(PolicyName::FlexGen));
+    assert!(world.load());
+    let expected = load(&mut world, &mut Rng(6), 8);
+    while world.brain.fetched_bytes() == 0 {
+        world.tick();
+    }
+    world.device.faults.lost_fetches = fetches;
+    (world, expected)
+}
+
+#[test]
+fn kv_that_cannot_be_fetched_is_computed_again() {
+    for (fetches, given_up) in [(8, false), (9, true)] {
+        let (mut world, expected) = with_lost_fetches(fetches);
+        world.run();
+        assert_eq!(world.finished, expected, "{fetches} failures");
+        assert_eq!(world.brain.counted(Reason::SwapLost) > 0, given_up, "{fetches} failures");
+        assert_eq!(world.brain.kv_counts().used_columns, 0);
+    }
+}
+
+#[test]
+fn a_link_that_fetches_nothing_any_more_fails_the_tenant() {
+    let (mut world, _) = with_lost_fetches(u32::MAX);
+    let ended = (0..1_000_000).any(|_| {
+        world.tick();
+        world.brain.failed().is_some()
+    });
+    assert!(
+        ended && matches!(world.brain.failed(), Some(Failed::Fetch { .. })),
+        "{:?}",
+        world.brain.failed()
+    );
 }

@@ -316,7 +316,7 @@ impl World {
         }
         assert!(self.running.len() > 1, "the oldest request always fits alone");
         let mut request = self.running.pop().expect("more than one");
-        if self.brain.params().pauses() {
+        if self.brain.pausing_helps() {
             self.brain.suspend(request.id);
             self.brain.check();
             self.pauses += 1;
@@ -395,6 +395,9 @@ impl World {
 
     /// Writes the new tokens' KV and reads everybody's before them.
     fn attend(&mut self, layer: LayerId, id: RequestId, tokens: usize) {
+        if self.brain.is_lost(id) {
+            return;
+        }
         let request = self.running.iter().find(|r| r.id == id).expect("running").clone();
         let (start, end) = (request.committed, request.committed + tokens);
         let table = &self.tables[&id];
@@ -412,9 +415,11 @@ impl World {
 
     fn finish(&mut self) {
         let step = self.step.take().expect("a step runs");
+        self.settle_lost();
         let mut decode_only = true;
         for (id, tokens) in &step.parts {
-            let request = self.running.iter_mut().find(|r| r.id == *id).expect("running");
+            // Who was lost on the way is computed again.
+            let Some(request) = self.running.iter_mut().find(|r| r.id == *id) else { continue };
             decode_only &= *tokens == 1;
             let end = request.committed + tokens;
             self.brain.commit(*id, &request.tokens[request.committed..end]);

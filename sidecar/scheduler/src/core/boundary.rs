@@ -141,7 +141,7 @@ impl Core {
                 self.send_back(newest);
                 self.admission_hold = self.next_step + ADMISSION_HOLD_STEPS;
             }
-            None if self.brain.params().pauses() && self.pause_largest(now) => {}
+            None if self.brain.pausing_helps() && self.pause_largest(now) => {}
             None => self.preempt_youngest(now),
         }
         true
@@ -302,6 +302,7 @@ impl Core {
         self.unheard = in_flight.step.updates;
         self.counters.replays += 1;
         self.drop_cancelled();
+        self.compute_again();
     }
 
     /// Starts the step that a lost engine left unfinished once more: same inputs, fresh generations.

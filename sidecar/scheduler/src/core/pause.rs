@@ -52,7 +52,10 @@ impl Core {
     pub(super) fn front_is_paused(&self, now: Nanos) -> bool {
         let idle = self.running.is_empty();
         let front = self.queue.front().map(Sequence::id).filter(|id| self.pauses.is_paused(*id));
-        front.is_some_and(|id| self.pauses.may_resume(id, now, true, idle).is_err())
+        front.is_some_and(|id| {
+            let feasible = idle || self.brain.resume_fits(id);
+            self.pauses.may_resume(id, now, feasible, idle).is_err()
+        })
     }
 
     /// Requests that run again were paused no longer than until now.

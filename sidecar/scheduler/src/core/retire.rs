@@ -27,6 +27,8 @@ impl Core {
             kv_stall_ns,
             ..StepNotice::default()
         };
+        // Whose KV was lost while the step ran is computed again: nothing that the step says of it counts.
+        self.compute_again();
         let failed: Vec<_> =
             done.unsampled.iter().filter_map(|one| Some((self.of_row(one.row)?, *one))).collect();
         for part in &in_flight.batch.parts {

@@ -4,7 +4,7 @@ use sluice_policy::brain::{Brain, Rest};
 use sluice_policy::ids::{Nanos, RequestId};
 
 use super::Core;
-use crate::event::Sleep;
+use crate::event::{Finish, Sleep};
 use crate::sequence::Sequence;
 
 impl Core {
@@ -67,7 +67,9 @@ impl Core {
     /// Requests whose KV was lost between host and device begin anew.
     pub(super) fn compute_again(&mut self) {
         for id in self.brain.take_lost() {
-            if let Some(sequence) = self.remove_running(id) {
+            if self.running.values().any(|sequence| sequence.id() == id && sequence.cancelled) {
+                self.end(id, Finish::Cancelled);
+            } else if let Some(sequence) = self.remove_running(id) {
                 self.begin_anew(sequence);
             } else {
                 self.forget_kept(id);

@@ -76,6 +76,9 @@ impl Kv {
     /// What a fetch copies. No block of a buffer changes its chunk while the buffer stays where it is.
     pub fn fetch_blocks(&mut self, due: &Due, chunk: impl Fn(BlockId) -> ChunkId) -> FetchBlocks {
         let covered = self.stream.covered.get(due.instance.generation).expect("what is due is known");
+        if self.stream.given_up {
+            return Vec::new().into();
+        }
         self.tell_seats(chunk);
         FetchBlocks::of(self.stream.table.clone(), due.instance.layer, due.instance.slot, covered)
     }

@@ -147,7 +147,7 @@ impl Kv {
     pub fn suspend(&mut self, request: RequestId) {
         self.stream.forget_request(request);
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
-        sequence.suspended = true;
+        (sequence.suspended, sequence.written) = (true, 0);
         let columns = sequence.columns.clone();
         let running: BTreeSet<_> = (self.sequences.values().filter(|sequence| !sequence.suspended))
             .flat_map(|sequence| sequence.columns.iter().copied())

@@ -10,11 +10,19 @@ use crate::kv::columns::Stowed;
 use crate::slots::Generations;
 
 impl Kv {
-    /// Up to `most` blocks of full columns that the placement names and that the host tier lacks. They stay where they are
-    /// until [`Kv::finish_write_back`].
-    pub fn plan_write_back(&mut self, most: u32, generations: &mut Generations) -> Vec<Written> {
+    /// Up to `most` blocks that the host tier lacks: of paused requests if `paused`, then of full columns that the placement
+    /// names. They stay where they are until [`Kv::finish_write_back`].
+    pub fn plan_write_back(
+        &mut self,
+        most: u32,
+        paused: bool,
+        generations: &mut Generations,
+    ) -> Vec<Written> {
         let mut written = Vec::new();
         let mut left = most;
+        if paused {
+            self.plan_paused(&mut left, generations, &mut written);
+        }
         let named: Vec<_> = self.stream.placement.of.iter().map(|(r, set)| (*r, *set)).collect();
         for (request, set) in named {
             while left > 0 {
@@ -65,7 +73,7 @@ impl Kv {
     }
 
     /// The column has a place in the host tier; cache there gives way.
-    fn host_place(&mut self, column: ColumnId, generations: &mut Generations) -> Option<Stowed> {
+    pub(super) fn host_place(&mut self, column: ColumnId, generations: &mut Generations) -> Option<Stowed> {
         let stowed = self.columns.get(column).stowed;
         // A place that a fetch may still read is not free at once.
         if stowed.is_none() && self.tier.room() == 0 && !(self.evict_from_host() && self.tier.room() > 0) {

@@ -97,7 +97,9 @@ impl Device {
         let copy = self.kv[at].clone();
         let Some(copied) = &copy.copied else { return self.start_kv(at, &copy) };
         self.kv.remove(at);
-        if self.fails() {
+        let lost = copy.is_fetch() && !copy.swaps().is_empty() && self.faults.lost_fetches > 0;
+        self.faults.lost_fetches -= u32::from(lost);
+        if lost || self.fails() {
             return Some(failed(copy.id, Failure::CopyFailed));
         }
         match &copy.work {

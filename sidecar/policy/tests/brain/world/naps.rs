@@ -29,8 +29,8 @@ impl World {
         }
     }
 
-    /// What has no room in the host tier, or was lost on its way, is computed again.
-    pub(super) fn settle_naps(&mut self) {
+    /// What was lost on its way is computed again.
+    pub(super) fn settle_lost(&mut self) {
         let lost = self.brain.take_lost();
         let (gone, going): (Vec<_>, Vec<_>) = self.running.drain(..).partition(|r| lost.contains(&r.id));
         self.running = going;
@@ -43,6 +43,11 @@ impl World {
             (request.kept, request.committed) = (false, 0);
             self.brain.close(request.id);
         }
+    }
+
+    /// What has no room in the host tier, or was lost on its way, is computed again.
+    pub(super) fn settle_naps(&mut self) {
+        self.settle_lost();
         while self.brain.rest() == Rest::Falling && self.brain.stuck() && !self.brain.blocked() {
             assert!(self.drop_kept(|_, _| true), "only requests stand in the way of sleep");
             let now = self.now;
