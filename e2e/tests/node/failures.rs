@@ -3,6 +3,7 @@
 
 mod admin;
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use reqwest::Method;
@@ -12,8 +13,10 @@ use sluice_e2e::cluster::{on_node_alone, within};
 
 use self::admin::{Admin, Credential};
 use crate::installed::processes::{Container, container, kill};
-use crate::installed::{Hub, Load, PROMPT, Product, SYSTEM, TENANTS, model, pool, tenant, value};
+use crate::installed::{Hub, Load, PROMPT, Product, SYSTEM, TENANTS, model, tenant, value};
 
+/// The file with the model's weights.
+const WEIGHTS: &str = "model.safetensors";
 /// Within which an engine is killed ten times.
 const MINUTE: Duration = Duration::from_secs(60);
 /// Within which a pod that has nothing more to do ends: its grace is three times as long.
@@ -32,18 +35,13 @@ struct Rows<'a> {
 
 impl<'a> Rows<'a> {
     async fn start(product: &'a Product<'a>, hub: &Hub, golden: Option<&str>) -> Rows<'a> {
-        product.apply(&[pool(1)]);
-        product.apply(&TENANTS.map(|name| tenant(name, hub.endpoint())));
-        for name in TENANTS {
-            product.condition(name, "Ready", "True").await;
-            product.reached(name).await;
-        }
+        product.start_tenants(hub).await;
         let whole = product.complete(CHAT, 200).await;
         let said = format!("{PROMPT}{whole}");
         if let Some(golden) = golden {
             assert!(said.starts_with(golden) || golden.starts_with(&said), "{said:?} is not of {golden:?}");
         }
-        let load = Load::new(product, CODE, 40).await;
+        let load = Load::new(product, CODE).await;
         Rows { product, golden: whole, load }
     }
 
@@ -188,6 +186,23 @@ impl<'a> Rows<'a> {
         assert_eq!(admin.directive(&operator).await, directive);
     }
 
+    /// A model whose weights are not what they say is refused before it has a pod, in words that name the file.
+    async fn a_model_that_cannot_be_read_is_told_in_the_status(&self, folder: &Path) {
+        let broken = tempfile::tempdir().unwrap();
+        for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            std::fs::copy(entry.path(), broken.path().join(entry.file_name())).unwrap();
+        }
+        std::fs::write(broken.path().join(WEIGHTS), [0xff; 64]).unwrap();
+        let hub = Hub::start("10.244.0.1", "tests/story", broken.path());
+        self.product.apply(&[tenant("broken", hub.endpoint())]);
+        self.product.condition("broken", "Accepted", "False").await;
+        let tenant = self.product.tenant("broken");
+        let conditions = tenant["status"]["conditions"].as_array().unwrap();
+        let accepted = conditions.iter().find(|one| one["type"] == "Accepted").unwrap();
+        assert!(accepted["message"].as_str().unwrap().contains(WEIGHTS), "{accepted}");
+        self.product.kubectl(&["delete", "modeltenant", "broken"]);
+    }
+
     /// Waits until a tenant has one pod, which is ready and as wanted, and its Service leads there.
     async fn ready_again(&self, tenant: &str, wanted: &dyn Fn(&Value) -> bool) {
         let ready = async || {
@@ -229,6 +244,7 @@ fn what_fails_on_a_node_costs_no_token() {
         let rows = Rows::start(&product, &hub, golden.as_deref()).await;
         rows.a_pod_that_is_deleted_finishes_its_streams_and_another_one_serves().await;
         rows.an_engine_that_dies_ten_times_in_a_minute_restarts_no_container_and_costs_no_token().await;
+        rows.a_model_that_cannot_be_read_is_told_in_the_status(&folder).await;
         rows.a_neighbour_may_look_and_the_operator_alone_may_direct().await;
         rows.without_operator_and_api_server_a_killed_sidecar_follows_its_stored_directive().await;
         product.end();

@@ -269,6 +269,29 @@ impl<'a> Product<'a> {
         answer.text().await.unwrap()
     }
 
+    /// Three tenants on one GPU, until all serve. Nobody starts before all models are known: a GPU is dealt among those who
+    /// are there, and who comes later waits until somebody makes room.
+    pub async fn start_tenants(&self, hub: &Hub) {
+        let all = |suspend: bool| {
+            TENANTS.map(|name| {
+                let mut tenant = tenant(name, hub.endpoint());
+                tenant["spec"]["suspend"] = suspend.into();
+                tenant
+            })
+        };
+        self.apply(&[pool(1)]);
+        self.apply(&all(true));
+        for name in TENANTS {
+            let known = async || (!self.tenant(name)["status"]["model"].is_null()).then_some(());
+            self.wait(&format!("the model of {name} is known"), known).await;
+        }
+        self.apply(&all(false));
+        for name in TENANTS {
+            self.condition(name, "Ready", "True").await;
+            self.reached(name).await;
+        }
+    }
+
     /// Takes the tenants and then the chart away, for the next test.
     pub fn end(self) {
         self.kubectl(&["delete", "modeltenants", "--all", "--wait"]);

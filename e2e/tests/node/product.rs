@@ -6,16 +6,13 @@ use std::process::Command;
 
 use sluice_e2e::cluster::on_node_alone;
 
-use crate::installed::{Hub, Load, PROMPT, Product, TENANTS, model, pool, tenant};
+use crate::installed::{Hub, Load, PROMPT, Product, TENANTS, model, pool};
 
 impl Product<'_> {
     /// Three tenants on one GPU, and their answers, whole and as a stream.
     async fn serves(&self, hub: &Hub, golden: Option<&str>) {
-        self.apply(&[pool(1)]);
-        self.apply(&TENANTS.map(|name| tenant(name, hub.endpoint())));
+        self.start_tenants(hub).await;
         for name in TENANTS {
-            self.condition(name, "Ready", "True").await;
-            self.reached(name).await;
             let whole = self.complete(name, 32).await;
             assert_eq!(self.stream(name, 32).await, whole, "{name}");
             if let Some(golden) = golden {
@@ -27,7 +24,7 @@ impl Product<'_> {
 
     /// One tenant gets more requests than its own memory has KV for, while its neighbours idle.
     async fn lends(&self) {
-        let load = Load::new(self, TENANTS[1], 40).await;
+        let load = Load::new(self, TENANTS[1]).await;
         self.borrows(TENANTS[0], &self.address(TENANTS[0]), &load).await;
         let told = async || {
             let memory = &self.tenant(TENANTS[0])["status"]["memory"];

@@ -8,7 +8,7 @@ use serde_json::Value;
 use sluice_e2e::cluster::on_node_alone;
 
 use crate::installed::processes::container;
-use crate::installed::{Hub, Load, Product, SYSTEM, TENANTS, chart, model, pool, tenant};
+use crate::installed::{Hub, Load, Product, SYSTEM, TENANTS, chart, model};
 
 /// Where the driver remembers what it has prepared.
 const PREPARED: &str = "var/lib/kubelet/plugins/sluice.dev/claims";
@@ -40,12 +40,7 @@ struct Lives<'a> {
 
 impl<'a> Lives<'a> {
     async fn start(product: &'a Product<'a>, hub: &Hub) -> Lives<'a> {
-        product.apply(&[pool(1)]);
-        product.apply(&TENANTS.map(|name| tenant(name, hub.endpoint())));
-        for name in TENANTS {
-            product.condition(name, "Ready", "True").await;
-            product.reached(name).await;
-        }
+        product.start_tenants(hub).await;
         let golden = product.complete(TENANTS[0], 200).await;
         let mut lives = Lives { product, golden, pods: Vec::new() };
         lives.pods = lives.pods_now();
@@ -87,7 +82,7 @@ impl<'a> Lives<'a> {
         self.are_looked_after().await;
         engine.go_on();
         streams.end_with(&self.golden).await;
-        let load = Load::new(self.product, TENANTS[1], 40).await;
+        let load = Load::new(self.product, TENANTS[1]).await;
         self.product.borrows(TENANTS[0], &self.product.address(TENANTS[0]), &load).await;
         assert_eq!(self.pods_now(), self.pods);
     }

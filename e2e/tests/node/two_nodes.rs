@@ -3,11 +3,9 @@
 use serde_json::Value;
 use sluice_e2e::cluster::{Second, on_two_nodes};
 
-use crate::installed::{Hub, IMAGES, Load, PROMPT, Product, TENANTS, model, pool, tenant};
+use crate::installed::{Hub, IMAGES, Load, PROMPT, Product, TENANTS, model};
 
 const FIRST: &str = "node-0";
-/// How much is asked at once.
-const REQUESTS: usize = 40;
 
 /// Tenants that move between two nodes.
 struct Movers<'a> {
@@ -27,12 +25,7 @@ impl<'a> Movers<'a> {
     ) -> Movers<'a> {
         product.kubectl(&["uncordon", second.name()]);
         product.kubectl(&["cordon", FIRST]);
-        product.apply(&[pool(1)]);
-        product.apply(&TENANTS.map(|name| tenant(name, hub.endpoint())));
-        for name in TENANTS {
-            product.condition(name, "Ready", "True").await;
-            product.reached(name).await;
-        }
+        product.start_tenants(hub).await;
         product.kubectl(&["uncordon", FIRST]);
         let whole = product.complete(TENANTS[0], 200).await;
         let said = format!("{PROMPT}{whole}");
@@ -45,7 +38,7 @@ impl<'a> Movers<'a> {
     /// Pods of one claim share a node, and its memory.
     async fn they_are_neighbours_on_one_node(&self) {
         self.are_on(self.second.name(), 1).await;
-        let load = Load::new(self.product, TENANTS[1], REQUESTS).await;
+        let load = Load::new(self.product, TENANTS[1]).await;
         self.product.borrows(TENANTS[0], &self.product.address(TENANTS[0]), &load).await;
     }
 
