@@ -31,6 +31,7 @@ use tokio::sync::OnceCell;
 pub use self::binaries::{Binaries, skipped};
 use self::control_plane::ControlPlane;
 pub use self::foreign::mark;
+pub use self::keeper::Keeper;
 pub use self::node::{Node, Second, on_node, on_node_alone, on_two_nodes};
 pub use self::wait::{PATIENCE, eventually, within};
 
@@ -120,6 +121,11 @@ impl Api {
     /// Every request so far, by whom and how it was answered; `None` on a cluster that somebody else runs.
     pub fn audit_log(&self) -> Option<Vec<audit::Record>> {
         self.own.as_ref().map(|own| audit::read(&own.audit_log()))
+    }
+
+    /// Where the audit log lies, for who reads it bit by bit; `None` on a cluster that somebody else runs.
+    pub fn audit_log_path(&self) -> Option<PathBuf> {
+        self.own.as_ref().map(ControlPlane::audit_log)
     }
 
     /// kubectl of the same version, as the user who may do everything.

@@ -5,6 +5,7 @@
 mod budgets;
 mod machine;
 mod neighbours;
+mod operator;
 mod policies;
 mod report;
 mod statistics;
@@ -33,6 +34,10 @@ enum Commands {
     Policies(policies::PolicyArgs),
     /// Compare rules by which three tenants share a GPU, under skewed and under alternating load.
     Neighbours(neighbours::NeighbourArgs),
+    /// Hold the operator to its budgets: memory, restart and rest with thousands of tenants on a real API server.
+    ///
+    /// Pods, devices and sidecars are made up. The exit status is 1 if a limit was not kept.
+    Operator(operator::OperatorArgs),
     /// Measure the first token of a tenant that was hibernated, against its bound.
     Wake(wake::WakeArgs),
 }
@@ -43,6 +48,7 @@ pub fn run(workspace: &Workspace, args: &BenchArgs) -> Result<bool> {
         Commands::Budgets(args) => budgets::run(workspace, args),
         Commands::Policies(args) => policies::run(workspace, args),
         Commands::Neighbours(args) => neighbours::run(workspace, args),
+        Commands::Operator(args) => operator::run(workspace, args),
         Commands::Wake(args) => wake::run(workspace, args),
     }
 }

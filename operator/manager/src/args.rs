@@ -4,7 +4,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use sluice_plan::objects::ADMIN_PORT;
 use sluice_wire::overview;
+
+use crate::sidecars::poll::EVERY;
 
 /// Sluice's operator: places tenants on GPUs and keeps their objects as they should be.
 #[derive(Clone, Debug, Parser)]
@@ -56,6 +59,15 @@ pub struct Args {
     /// right to read.
     #[arg(long, env = "SLUICE_READ_LISTEN", default_value_t = SocketAddr::from(([127, 0, 0, 1], overview::PORT)))]
     pub read_listen: SocketAddr,
+    /// Time between two readings of a GPU's sidecars, seconds. For measurements that cannot wait.
+    #[arg(long, hide = true, default_value_t = EVERY.as_secs(), value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub poll_seconds: u64,
+    /// No sidecar is read. Budgets are not kept so: for the test that shows it.
+    #[arg(long, hide = true)]
+    pub no_polling: bool,
+    /// Port at which sidecars are called. For measurements that serve all of them by one listener.
+    #[arg(long, hide = true, default_value_t = ADMIN_PORT.unsigned_abs() as u16)]
+    pub sidecar_port: u16,
     /// How log lines are written.
     #[arg(long, env = "SLUICE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
@@ -78,6 +90,11 @@ impl Args {
     pub fn identity(&self) -> String {
         let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         self.identity.clone().unwrap_or_else(|| host().trim().to_owned())
+    }
+
+    /// Time between two readings of a GPU; `None` = none is read.
+    pub fn poll_every(&self) -> Option<Duration> {
+        (!self.no_polling).then(|| Duration::from_secs(self.poll_seconds))
     }
 
     /// See [`Args::status_seconds`].

@@ -149,7 +149,7 @@ impl Metrics {
             self.objects.get_or_create(&Kind { kind }).set(i64::try_from(count).unwrap_or(i64::MAX));
         }
         self.tenants.clear();
-        for told in world.tenants.all(|_, _, tenant| Some(Told::of(tenant))) {
+        for told in world.tenants.all(|_, tenant| Some(Told::of(tenant))) {
             self.tenants.get_or_create(&told).inc();
         }
         let mut text = String::new();

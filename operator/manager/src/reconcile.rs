@@ -8,11 +8,12 @@
 
 mod apply;
 mod dereference;
+mod drawn;
 mod finalizer;
 mod neighbours;
 mod status;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,9 +21,8 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::runtime::events::Recorder;
 use sluice_plan::accept::Cluster;
-use sluice_plan::objects::{Kind, Release};
-use sluice_plan::seen::Trouble;
-use sluice_plan::unit::{Given, plan};
+use sluice_plan::objects::Release;
+use sluice_plan::unit::{Given, Troubles, plan};
 use sluice_wire::overview::GpuOverview;
 use tokio::sync::Notify;
 use tracing::Instrument as _;
@@ -66,10 +66,8 @@ pub struct Operator {
 pub struct Memory {
     /// When each object's status was written last.
     written: Mutex<HashMap<(Kind2, Name), Instant>>,
-    /// Who had set which fields of a child after it was applied last.
-    answered: Mutex<HashMap<(Kind, Name), u64>>,
-    /// What went wrong at the last attempt, by tenant.
-    troubles: Mutex<HashMap<Unit, BTreeMap<String, Trouble>>>,
+    /// What was rendered last, of tenants and of GPUs (under [`Kind2::Pool`]).
+    drawn: Mutex<HashMap<(Kind2, Name), drawn::Drawn>>,
     /// What each sidecar was told last.
     told: Mutex<HashMap<Told, sluice_plan::direct::Told>>,
     /// Units of the start that have not been looked at yet.
@@ -197,17 +195,13 @@ impl Operator {
                 self.direct(unit, self.gpus(unit, pool, &plan, &given));
                 self.apply(unit, pool, &plan, now).instrument(tracing::info_span!("apply")).await
             }
-            None => BTreeMap::new(),
+            None => Troubles::new(),
         };
         let failed = troubles
             .values()
             .next()
             .map(|first| Failure::Troubles { count: troubles.len(), first: first.message.clone() });
-        // Told with this attempt's troubles, not with those of the last one.
-        let seen = sluice_plan::seen::Seen { troubles: troubles.clone(), ..scene.seen.clone() };
-        lock(&self.memory.troubles).insert(unit.clone(), troubles);
-        let given = Given { seen: &seen, ..given };
-        self.tell(unit, &given, &plan).instrument(tracing::info_span!("status")).await?;
+        self.tell(unit, &given, &plan, &troubles).instrument(tracing::info_span!("status")).await?;
         if let Some(seconds) = plan.look_again() {
             self.queue.add_after(unit, Duration::from_secs(u64::try_from(seconds).unwrap_or(0) + 1));
         }
@@ -216,13 +210,11 @@ impl Operator {
 
     /// Drops what was kept in mind of a unit that is gone.
     fn forget(&self, unit: &Unit) {
-        lock(&self.memory.troubles).remove(unit);
         self.queue.forget(unit);
         let gone = |at: &Name| self.world.tenants.get(at).is_none() && self.world.pools.get(at).is_none();
         self.keeper.retain(|namespace, _| namespace != unit.namespace);
         lock(&self.memory.written).retain(|(_, at), _| at.namespace != unit.namespace || !gone(at));
-        lock(&self.memory.answered)
-            .retain(|(kind, at), _| at.namespace != unit.namespace || self.world.child(*kind, at).is_some());
+        lock(&self.memory.drawn).retain(|(_, at), _| at.namespace != unit.namespace);
     }
 }
 

@@ -164,7 +164,8 @@ async fn lead(start: &Start) -> anyhow::Result<()> {
     metrics.leads(true);
     let (certificate, certificates) = watch::channel(None);
     let (news, heard) = mpsc::unbounded_channel();
-    let operator = start.operator(Sidecars::new(Way::new(certificates, PATIENCE), epoch, news));
+    let way = Way::new(certificates, PATIENCE).at_port(args.sidecar_port);
+    let operator = start.operator(Sidecars::new(way, epoch, news).read_every(args.poll_every()));
     let operator = Arc::new(operator);
     let _ = start.leads.set(operator.clone());
     let mut workers = JoinSet::new();

@@ -89,23 +89,31 @@ impl World {
         }
     }
 
-    /// Names of a unit's children of one kind, and what is known of each.
-    pub fn children_of(&self, kind: Kind, unit: &Unit) -> Vec<(String, ChildSeen)> {
+    /// Something of a child, without a copy of it.
+    pub fn with_child<T>(&self, kind: Kind, at: &Name, of: impl FnOnce(&ChildSeen) -> T) -> Option<T> {
         match kind {
-            Kind::ResourceClaim => {
-                self.claims.of(unit).into_iter().map(|(name, entry)| (name, entry.child)).collect()
-            }
-            kind => self.children(kind).of(unit),
+            Kind::ResourceClaim => self.claims.with(at, |entry| of(&entry.child)),
+            kind => self.children(kind).with(at, of),
+        }
+    }
+
+    /// Goes through a unit's children of one kind: names, and what is known of each.
+    pub fn each_child(&self, kind: Kind, unit: &Unit, mut see: impl FnMut(&str, &ChildSeen)) {
+        match kind {
+            Kind::ResourceClaim => self.claims.each_of(unit, |name, entry| see(name, &entry.child)),
+            kind => self.children(kind).each_of(unit, see),
         }
     }
 
     /// The slots of a unit that have a Deployment.
     pub fn slots(&self, unit: &Unit) -> Vec<SlotSeen> {
-        let slot = |child: ChildSeen| {
-            let claim = child.claim.filter(|_| !child.deleting)?;
-            Some(SlotSeen { tenant: child.tenant?, index: child.slot?, claim })
+        let slot = |child: &ChildSeen| {
+            let claim = child.claim.clone().filter(|_| !child.deleting)?;
+            Some(SlotSeen { tenant: child.tenant.clone()?, index: child.slot?, claim })
         };
-        self.children(Kind::Deployment).of(unit).into_iter().filter_map(|(_, child)| slot(child)).collect()
+        let mut all = Vec::new();
+        self.children(Kind::Deployment).each_of(unit, |_, child| all.extend(slot(child)));
+        all
     }
 
     /// What pods ask of each node, bytes; those that are on their way out do not count.
@@ -115,11 +123,11 @@ impl World {
             Some(sum) => *sum = sum.saturating_add(bytes),
             None => drop(nodes.insert(node.to_owned(), bytes)),
         };
-        self.loads.all(|_, _, load| -> Option<()> {
+        self.loads.all(|_, load| -> Option<()> {
             add(&load.node, load.bytes);
             None
         });
-        self.pods.all(|_, _, pod| -> Option<()> {
+        self.pods.all(|_, pod| -> Option<()> {
             add(pod.node.as_ref().filter(|_| !pod.deleting)?, pod.memory_bytes);
             None
         });

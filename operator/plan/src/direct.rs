@@ -4,6 +4,7 @@
 //! what sidecars report, and it may change no more often than every [`ORDER_SECONDS`]: [`settled`] sees to that.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use sluice_types::pool::VictimRule as Written;
 use sluice_types::{GpuPool, ModelTenant};
@@ -139,21 +140,24 @@ pub(crate) fn turn(activity: Option<&Activity>, priority: i32, victim: VictimRul
 /// What was told last, and when its order changed last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
-    /// The directive, with epoch and sequence 0.
-    pub directive: Directive,
+    /// The directive, with epoch and sequence 0; shared with whoever sends it, since there are thousands.
+    pub directive: Arc<Directive>,
     /// Seconds since 1970.
     pub ordered_at: i64,
 }
 
 /// What is to be told now, given what was: `None` = nothing new. Another order alone waits until [`ORDER_SECONDS`] have passed.
 pub fn settled(before: Option<&Told>, wanted: Directive, now: i64) -> Option<Told> {
-    let Some(before) = before else { return Some(Told { directive: wanted, ordered_at: now }) };
+    let Some(before) = before else { return Some(Told { directive: Arc::new(wanted), ordered_at: now }) };
     let same_order = wanted.fallback_order == before.directive.fallback_order;
-    let same_rest = Directive { fallback_order: before.directive.fallback_order.clone(), ..wanted.clone() }
-        == before.directive;
-    if same_rest && (same_order || now < before.ordered_at + ORDER_SECONDS) {
+    let same = same_order && wanted == *before.directive;
+    let same_rest = || {
+        let wanted = Directive { fallback_order: before.directive.fallback_order.clone(), ..wanted.clone() };
+        wanted == *before.directive
+    };
+    if same || (now < before.ordered_at + ORDER_SECONDS && same_rest()) {
         return None;
     }
     let ordered_at = if same_order { before.ordered_at } else { now };
-    Some(Told { directive: wanted, ordered_at })
+    Some(Told { directive: Arc::new(wanted), ordered_at })
 }

@@ -14,7 +14,7 @@ pub use self::pool::{pool_change, pool_status};
 use crate::accept::placed;
 use crate::objects::inspect;
 use crate::objects::{SERVE_PORT, claim_name, name, selector};
-use crate::seen::{ClaimSeen, PodSeen, Report, Seen};
+use crate::seen::{ClaimSeen, PodSeen, Report, Seen, Trouble};
 use crate::status::{Finding, Findings, Truth, conditions};
 use crate::unit::{Given, Plan, SlotPlan, TenantPlan};
 
@@ -27,14 +27,19 @@ struct View<'a> {
     report: Option<&'a Report>,
 }
 
-/// The status of one of the plan's tenants. What only sidecars tell stays as it was while they have told nothing.
-pub fn tenant_status(given: &Given<'_>, plan: &Plan<'_>, planned: &TenantPlan<'_>) -> ModelTenantStatus {
+/// The status of one of the plan's tenants. `trouble` is what went wrong when its objects were applied. What only sidecars tell stays as it was while they have told nothing.
+pub fn tenant_status(
+    given: &Given<'_>,
+    plan: &Plan<'_>,
+    planned: &TenantPlan<'_>,
+    trouble: Option<&Trouble>,
+) -> ModelTenantStatus {
     let tenant = planned.tenant;
     let before = tenant.status.clone().unwrap_or_default();
     let views: Vec<View<'_>> =
         planned.slots.iter().filter_map(|slot| view(given.seen, plan, planned, slot)).collect();
     let generation = tenant.metadata.generation.unwrap_or_default();
-    let findings = findings(given, plan, planned, &views);
+    let findings = findings(plan, planned, &views, trouble);
     let told: Vec<&Report> = views.iter().filter_map(|view| view.report).collect();
     let silent = told.is_empty() && !views.is_empty();
     ModelTenantStatus {
@@ -79,12 +84,11 @@ fn view<'a>(
 ) -> Option<View<'a>> {
     let on = &plan.gpus[*slot.on.as_ref().ok()?];
     let (tenant, claim) = (name(planned.tenant), claim_name(&on.gpu, on.epoch?.number));
-    let own = |pod: &&PodSeen| pod.tenant == tenant && pod.index == slot.index && !pod.deleting;
     Some(View {
         name: format!("{tenant}-{}", slot.index),
         gpu: &on.gpu.name,
-        pod: seen.pods.iter().find(|pod| own(pod) && pod.claim == claim),
-        claim: seen.claims.iter().find(|seen| seen.name == claim),
+        pod: plan.pod(tenant, slot.index, &claim),
+        claim: plan.claim(&claim),
         report: seen.reports.get(&(tenant.to_owned(), on.gpu.name.clone())),
     })
 }
@@ -121,14 +125,19 @@ fn elasticity(tenant: &ModelTenant) -> Elasticity {
     }
 }
 
-fn findings(given: &Given<'_>, plan: &Plan<'_>, planned: &TenantPlan<'_>, views: &[View<'_>]) -> Findings {
+fn findings(
+    plan: &Plan<'_>,
+    planned: &TenantPlan<'_>,
+    views: &[View<'_>],
+    trouble: Option<&Trouble>,
+) -> Findings {
     let slots = planned.slots.iter().map(|slot| {
         let on = slot.on.as_ref().map(|gpu| plan.gpus[*gpu].gpu.name.as_str());
         (slot.index, on)
     });
     let (refused, found) = placed(slots);
     let accepted = refused.unwrap_or_else(|| planned.accepted.clone());
-    let degraded = degraded(given.seen, planned, views);
+    let degraded = degraded(trouble, views);
     let mut all = Findings::from([(ConditionType::Accepted, accepted), (ConditionType::Degraded, degraded)]);
     if let Some(refusal) = &planned.refusal {
         all.insert(ConditionType::Placed, inspect::refused(refusal).1);
@@ -216,9 +225,9 @@ fn serving(planned: &TenantPlan<'_>, views: &[View<'_>]) -> Finding {
     }
 }
 
-fn degraded(seen: &Seen, planned: &TenantPlan<'_>, views: &[View<'_>]) -> Finding {
+fn degraded(trouble: Option<&Trouble>, views: &[View<'_>]) -> Finding {
     let yes = |reason, message: &str| Finding { truth: Truth::True, reason, message: message.to_owned() };
-    if let Some(trouble) = seen.troubles.get(name(planned.tenant)) {
+    if let Some(trouble) = trouble {
         let reason = if trouble.name_taken { Reason::NameTaken } else { Reason::ApplyFailed };
         return yes(reason, &trouble.message);
     }

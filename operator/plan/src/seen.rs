@@ -1,6 +1,6 @@
 //! What is seen of a cluster, as little of it as decisions need.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use sluice_types::pool::SharingMode;
 use sluice_types::tenant::{SlotState, TenantMemoryStatus};
@@ -25,8 +25,6 @@ pub struct Seen {
     pub reports: BTreeMap<(String, String), Report>,
     /// What pods that inspected a model have said, by tenant.
     pub inspections: BTreeMap<String, Result<Geometry, Refusal>>,
-    /// What went wrong at the last attempt to apply a tenant's objects, by tenant.
-    pub troubles: BTreeMap<String, Trouble>,
 }
 
 /// A claim.
@@ -152,14 +150,17 @@ pub struct Trouble {
 }
 
 /// What is seen, by GPU and by tenant.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Index<'a> {
     gpus: BTreeMap<&'a str, OfGpu<'a>>,
     tenants: BTreeMap<&'a str, Vec<(u32, &'a str)>>,
+    claims: HashMap<&'a str, &'a ClaimSeen>,
+    /// Pods that are to stay, by tenant, slot and claim.
+    pods: HashMap<(&'a str, u32, &'a str), &'a PodSeen>,
 }
 
 /// What is seen of a GPU.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct OfGpu<'a> {
     /// Its claims.
     pub claims: Vec<(u32, &'a ClaimSeen)>,
@@ -173,6 +174,7 @@ impl<'a> Index<'a> {
     pub fn new(seen: &'a Seen) -> Self {
         let mut index = Index::default();
         for claim in &seen.claims {
+            index.claims.entry(&claim.name).or_insert(claim);
             if let Some((gpu, epoch)) = of_claim_name(&claim.name) {
                 index.gpus.entry(gpu).or_default().claims.push((epoch, claim));
             }
@@ -187,8 +189,17 @@ impl<'a> Index<'a> {
             if let Some((gpu, _)) = of_claim_name(&pod.claim) {
                 index.gpus.entry(gpu).or_default().pods.push(pod);
             }
+            index.pods.entry((&pod.tenant, pod.index, &pod.claim)).or_insert(pod);
         }
         index
+    }
+
+    pub fn claim(&self, name: &str) -> Option<&'a ClaimSeen> {
+        self.claims.get(name).copied()
+    }
+
+    pub fn pod(&self, tenant: &str, slot: u32, claim: &str) -> Option<&'a PodSeen> {
+        self.pods.get(&(tenant, slot, claim)).copied()
     }
 
     pub fn gpu(&self, name: &str) -> Option<&OfGpu<'a>> {

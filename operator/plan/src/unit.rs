@@ -19,7 +19,7 @@ use crate::objects::inspect::refused;
 use crate::objects::{Placed, claim_digest, claim_name, name};
 use crate::place::{Misfit, Placement, Slot, Unplaced, place};
 use crate::seat::{Seat, seats};
-use crate::seen::{Index, Seen};
+use crate::seen::{ClaimSeen, Index, PodSeen, Seen, Trouble};
 use crate::shares::shares;
 use crate::status::{Finding, Truth};
 
@@ -48,6 +48,9 @@ pub struct Given<'a> {
     pub now: i64,
 }
 
+/// What went wrong when a plan was carried out, by tenant.
+pub type Troubles = BTreeMap<String, Trouble>;
+
 /// What is to be.
 #[derive(Clone, Debug, Default)]
 pub struct Plan<'a> {
@@ -55,6 +58,9 @@ pub struct Plan<'a> {
     pub gpus: Vec<GpuPlan>,
     /// Its tenants, in the order given.
     pub tenants: Vec<TenantPlan<'a>>,
+    /// Slots of each GPU, as indices of a tenant and of its slot.
+    slots: Vec<Vec<(usize, usize)>>,
+    index: Index<'a>,
 }
 
 /// A GPU.
@@ -127,8 +133,21 @@ impl<'a> Plan<'a> {
 
     /// Slots on a GPU, with their tenants.
     pub fn on(&self, gpu: usize) -> impl Iterator<Item = (&TenantPlan<'a>, &SlotPlan)> {
-        let all = self.tenants.iter().flat_map(|tenant| tenant.slots.iter().map(move |slot| (tenant, slot)));
-        all.filter(move |(_, slot)| slot.on.as_ref().is_ok_and(|on| *on == gpu))
+        let of = |&(tenant, slot): &(usize, usize)| {
+            let tenant = &self.tenants[tenant];
+            (tenant, &tenant.slots[slot])
+        };
+        self.slots.get(gpu).into_iter().flatten().map(of)
+    }
+
+    /// What was seen of the claim `name`.
+    pub fn claim(&self, name: &str) -> Option<&'a ClaimSeen> {
+        self.index.claim(name)
+    }
+
+    /// The pod of a slot on that claim which is to stay.
+    pub fn pod(&self, tenant: &str, slot: u32, claim: &str) -> Option<&'a PodSeen> {
+        self.index.pod(tenant, slot, claim)
     }
 
     /// Seconds after which to plan again though nothing may have happened.
@@ -146,7 +165,7 @@ impl<'a> Plan<'a> {
 pub fn plan<'a>(given: &Given<'a>) -> Plan<'a> {
     let mut tenants: Vec<TenantPlan<'a>> =
         given.tenants.iter().map(|tenant| admitted(given, tenant)).collect();
-    let Some(pool) = given.pool else { return Plan { gpus: Vec::new(), tenants } };
+    let Some(pool) = given.pool else { return Plan { tenants, ..Plan::default() } };
     let index = Index::new(given.seen);
     let gpus = gpus(pool, &|name| known(&index, given.seen, name));
     let wanted: Vec<Vec<Slot>> =
@@ -158,10 +177,23 @@ pub fn plan<'a>(given: &Given<'a>) -> Plan<'a> {
         tenant.slots = slots.into_iter().map(|slot| planned(slot, &mut placement, &by_name)).collect();
     }
     let gpus = gpus.into_iter().map(|gpu| GpuPlan { gpu, epoch: None }).collect();
-    let mut plan = Plan { gpus, tenants };
+    let mut plan = Plan { gpus, tenants, ..Plan::default() };
+    plan.slots = by_gpu(&plan);
     share_out(&mut plan, pool);
     date(&mut plan, pool, &index, given);
-    plan
+    Plan { index, ..plan }
+}
+
+fn by_gpu(plan: &Plan<'_>) -> Vec<Vec<(usize, usize)>> {
+    let mut all = vec![Vec::new(); plan.gpus.len()];
+    for (at, tenant) in plan.tenants.iter().enumerate() {
+        for (slot, planned) in tenant.slots.iter().enumerate() {
+            if let Ok(gpu) = planned.on {
+                all[gpu].push((at, slot));
+            }
+        }
+    }
+    all
 }
 
 fn planned(slot: Slot, placement: &mut Placement, gpus: &BTreeMap<&str, usize>) -> SlotPlan {

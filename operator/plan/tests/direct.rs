@@ -85,7 +85,7 @@ fn a_floor_above_its_share_is_told_as_the_share() {
 #[test]
 fn the_order_alone_changes_no_more_often_than_every_half_minute() {
     let first = settled(None, told("MostRecentlyUsed", |_| ()), 1000).unwrap();
-    assert_eq!(settled(Some(&first), first.directive.clone(), 9000), None);
+    assert_eq!(settled(Some(&first), (*first.directive).clone(), 9000), None);
     let other = told("MostRecentlyUsed", |members| members[3].activity = used(Some(99), 99));
     assert_ne!(other.fallback_order, first.directive.fallback_order);
     assert_eq!(settled(Some(&first), other.clone(), 1000 + ORDER_SECONDS - 1), None);

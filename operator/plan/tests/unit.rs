@@ -191,7 +191,7 @@ fn a_tenant_whose_kv_fits_nowhere_is_not_accepted() {
         let (seen, tenants) = (Seen::default(), [&tenant]);
         let given = given(&pool, &tenants, &seen);
         let plan = plan(&given);
-        let status = tenant_status(&given, &plan, &plan.tenants[0]);
+        let status = tenant_status(&given, &plan, &plan.tenants[0], None);
         let accepted = status.conditions.into_iter().find(|one| one.type_ == "Accepted").unwrap();
         (accepted.reason, accepted.message)
     };

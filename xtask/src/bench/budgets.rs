@@ -4,7 +4,7 @@ mod examples;
 mod idle;
 mod resident;
 mod tenant;
-mod verdict;
+pub(super) mod verdict;
 
 use std::path::PathBuf;
 

@@ -1,6 +1,7 @@
 //! Secrets, by name.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use k8s_openapi::ByteString;
@@ -42,6 +43,14 @@ pub struct Slot {
 }
 
 impl Slot {
+    /// Of all that its Secret is made of, with this bundle.
+    fn digest(&self, bundle: &str) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (&self.namespace, &self.secret, &self.tenant, &self.claim, bundle).hash(&mut hasher);
+        (&self.owner.kind, &self.owner.name, &self.owner.uid, &self.labels).hash(&mut hasher);
+        hasher.finish()
+    }
+
     fn names(&self) -> Names {
         Names::slot(&self.namespace, &self.tenant, &self.claim)
     }
@@ -92,8 +101,9 @@ pub enum CredentialError {
 #[derive(Default)]
 struct Memory {
     authorities: Option<(Arc<Authorities>, i64)>,
-    /// Slots that were as they must be: until when, and of what.
-    slots: HashMap<(String, String), (Slot, String, i64)>,
+    /// Slots that were as they must be: a digest of what they are made of, and until when they are good. There are thousands, so
+    /// of what they are made nothing else is kept.
+    slots: HashMap<(String, String), (u64, i64)>,
     own: Option<(Credentials, Arc<ClientConfig>)>,
 }
 
@@ -167,17 +177,16 @@ impl Keeper {
     /// The Secret could not be read or written, or is somebody else's.
     pub async fn slot(&self, slot: &Slot, now: i64) -> Result<i64, CredentialError> {
         let authorities = self.authorities(now).await?;
-        let (key, bundle) = ((slot.namespace.clone(), slot.secret.clone()), authorities.bundle());
-        let known = self.memory(|memory| memory.slots.get(&key).cloned());
-        if let Some((_, _, until)) =
-            known.filter(|(of, with, until)| of == slot && *with == bundle && now < *until)
-        {
+        let key = (slot.namespace.clone(), slot.secret.clone());
+        let digest = slot.digest(&authorities.bundle());
+        let known = self.memory(|memory| memory.slots.get(&key).copied());
+        if let Some((_, until)) = known.filter(|(of, until)| *of == digest && now < *until) {
             return Ok(until);
         }
         let until = self.see_to(slot, &authorities, now).await?.min(now + LOOK_EVERY);
         // Whoever comes back only hours later would miss a step of a rotation.
         let until = until.min(authorities.next_turn()?);
-        self.memory(|memory| memory.slots.insert(key, (slot.clone(), bundle, until)));
+        self.memory(|memory| memory.slots.insert(key, (digest, until)));
         Ok(until)
     }
 

@@ -15,7 +15,7 @@ use sluice_plan::seen::Trouble;
 use sluice_plan::unit::{Plan, TenantPlan};
 use sluice_types::GpuPool;
 
-use super::{Operator, lock};
+use super::{Kind2, Operator, drawn};
 use crate::credentials::{self, CredentialError};
 use crate::world::{ChildSeen, ClaimEntry, Name, Unit};
 
@@ -50,7 +50,9 @@ impl Refused {
 }
 
 /// Kinds and names of children.
-type Names = BTreeSet<(Kind, String)>;
+type Names = Vec<(Kind, String)>;
+/// Names of children, by kind.
+type Kept = BTreeMap<Kind, BTreeSet<String>>;
 
 impl Operator {
     /// Applies a plan. Answers what went wrong, by tenant; what a GPU lacks all of its tenants lack.
@@ -61,14 +63,14 @@ impl Operator {
         plan: &Plan<'_>,
         now: i64,
     ) -> BTreeMap<String, Trouble> {
-        let mut kept = Names::new();
+        let mut kept = Kept::new();
         let mut troubles = BTreeMap::new();
         // Claims first: a pod that comes before its claim waits for it.
         let gpus: Vec<usize> = (0..plan.gpus.len()).filter(|gpu| plan.gpus[*gpu].epoch.is_some()).collect();
         let mut done =
             stream::iter(gpus).map(|gpu| self.apply_gpu(unit, pool, plan, gpu)).buffer_unordered(AT_ONCE);
         while let Some((gpu, names, result)) = done.next().await {
-            kept.extend(names);
+            keep(&mut kept, names);
             if let Err(refused) = result {
                 let tenants = plan.on(gpu).map(|(tenant, _)| name_of(tenant));
                 troubles.extend(tenants.map(|tenant| (tenant, refused.trouble())));
@@ -78,7 +80,7 @@ impl Operator {
             .map(|tenant| self.apply_tenant(unit, pool, plan, (tenant, now)))
             .buffer_unordered(AT_ONCE);
         while let Some((tenant, names, result)) = done.next().await {
-            kept.extend(names);
+            keep(&mut kept, names);
             if let Err(refused) = result {
                 troubles.insert(tenant, refused.trouble());
             }
@@ -100,11 +102,20 @@ impl Operator {
     ) -> (usize, Names, Result<(), Refused>) {
         let planned = &plan.gpus[gpu];
         let Some(epoch) = planned.epoch else { return (gpu, Names::new(), Ok(())) };
+        let claim = (Kind::ResourceClaim, sluice_plan::objects::claim_name(&planned.gpu, epoch.number));
+        let key = (Kind2::Pool, Name::new(unit.namespace.clone(), planned.gpu.name.clone()));
+        let of = drawn::of_gpu(pool, planned);
+        if let Some(mut names) = self.as_drawn(&key, of) {
+            names.push(claim);
+            return (gpu, names, Ok(()));
+        }
         let owner = pool.metadata.uid.as_deref().unwrap_or_default();
         let children = of_gpu(pool, &planned.gpu, epoch.number, epoch.waits, &self.release);
         let mut names: Names = children.iter().map(named).collect();
-        names.insert((Kind::ResourceClaim, sluice_plan::objects::claim_name(&planned.gpu, epoch.number)));
-        (gpu, names, self.apply_all(unit, owner, &children).await)
+        names.push(claim);
+        let result = self.apply_all(unit, owner, &children).await;
+        self.drew(key, of, children.iter());
+        (gpu, names, result)
     }
 
     async fn apply_tenant(
@@ -115,33 +126,62 @@ impl Operator {
         (tenant, now): (usize, i64),
     ) -> (String, Names, Result<(), Refused>) {
         let tenant = &plan.tenants[tenant];
-        let owner = tenant.tenant.metadata.uid.as_deref().unwrap_or_default();
-        let mut names = Names::new();
         let mut result = Ok(());
-        let mut own = vec![of_tenant(tenant.tenant)];
-        if tenant.to_be_inspected() {
-            own.push(vec![Child::new(Kind::Job, &job(pool, tenant.tenant, &self.release))]);
-        }
         let placed: Vec<Placed<'_>> =
             tenant.slots.iter().filter_map(|slot| plan.placed(pool, tenant, slot)).collect();
-        own.extend(placed.iter().map(|placed| of_slot(placed, &self.release).into()));
         for placed in &placed {
             // Before the pod that mounts it.
             let certified = self.certify(unit, placed, now).await;
             result = result.and(certified);
         }
-        for children in own {
-            names.extend(children.iter().map(named));
-            // The other slots are served even if one cannot be.
-            let applied = self.apply_all(unit, owner, &children).await;
-            result = result.and(applied);
-        }
+        let key = (Kind2::Tenant, Name::new(unit.namespace.clone(), name_of(tenant)));
+        let of = drawn::of_tenant(pool, tenant, &placed);
+        // Of whoever has a Job nothing is kept in mind: the Job is not to stay.
+        let settled = !tenant.to_be_inspected();
+        let mut names = match self.as_drawn(&key, of).filter(|_| settled) {
+            Some(names) => names,
+            None => {
+                let own = self.draw(pool, tenant, &placed);
+                let (names, applied) = self.apply_drawn(unit, tenant, &own).await;
+                if settled {
+                    self.drew(key, of, own.iter().flatten());
+                }
+                result = result.and(applied);
+                names
+            }
+        };
         // A slot that has a GPU, and whose model nobody knows any more, stays as it is.
         for slot in tenant.slots.iter().filter(|slot| slot.on.is_ok() && tenant.model.is_none()) {
             let name = format!("{}-{}", name_of(tenant), slot.index);
             names.extend([(Kind::ConfigMap, name.clone()), (Kind::Deployment, name)]);
         }
         (name_of(tenant), names, result)
+    }
+
+    /// What is applied for a tenant: its own, and that of each slot.
+    fn draw(&self, pool: &GpuPool, tenant: &TenantPlan<'_>, placed: &[Placed<'_>]) -> Vec<Vec<Child>> {
+        let mut own = vec![of_tenant(tenant.tenant)];
+        if tenant.to_be_inspected() {
+            own.push(vec![Child::new(Kind::Job, &job(pool, tenant.tenant, &self.release))]);
+        }
+        own.extend(placed.iter().map(|placed| of_slot(placed, &self.release).into()));
+        own
+    }
+
+    async fn apply_drawn(
+        &self,
+        unit: &Unit,
+        tenant: &TenantPlan<'_>,
+        own: &[Vec<Child>],
+    ) -> (Names, Result<(), Refused>) {
+        let owner = tenant.tenant.metadata.uid.as_deref().unwrap_or_default();
+        let mut result = Ok(());
+        for children in own {
+            // The other slots are served even if one cannot be.
+            let applied = self.apply_all(unit, owner, children).await;
+            result = result.and(applied);
+        }
+        (own.iter().flatten().map(named).collect(), result)
     }
 
     /// Keeps a slot's certificate, and comes back when the next one is due.
@@ -170,10 +210,11 @@ impl Operator {
     /// Sends a child, unless it is as it should be.
     async fn apply_one(&self, unit: &Unit, owner: &str, child: &Child) -> Result<(), Refused> {
         let at = Name::new(unit.namespace.clone(), child.name.clone());
-        let seen = self.world.child(child.kind, &at);
-        if seen.as_ref().is_some_and(|seen| self.is_applied(child, &at, seen)) {
+        let what = (child.kind, child.digest);
+        if self.world.with_child(child.kind, &at, |seen| Self::is_applied(what, seen)) == Some(true) {
             return Ok(());
         }
+        let seen = self.world.child(child.kind, &at);
         let failed = |error| Refused::api(child.kind, &child.name, error);
         let api = self.api(child.kind, &unit.namespace);
         if seen.is_none_or(|seen| seen.owner != owner) {
@@ -188,11 +229,10 @@ impl Operator {
     }
 
     /// Whether what is there is what was asked for, and nobody has changed it since.
-    fn is_applied(&self, child: &Child, at: &Name, seen: &ChildSeen) -> bool {
-        let answered = || lock(&self.memory.answered).get(&(child.kind, at.clone())) == Some(&seen.fields);
+    pub(super) fn is_applied((kind, digest): (Kind, u64), seen: &ChildSeen) -> bool {
         // A Job's template is immutable, and it runs once: the one that is there does.
-        let same = child.kind == Kind::Job || seen.digest == Some(child.digest);
-        same && !seen.deleting && (!seen.drifted || answered())
+        let same = kind == Kind::Job || seen.digest == Some(digest);
+        same && !seen.deleting && (!seen.drifted || seen.answered == Some(seen.fields))
     }
 
     /// Nothing of anybody else is taken over.
@@ -213,37 +253,35 @@ impl Operator {
 
     /// What the answer to a write tells need not wait for the watch.
     fn learn(&self, kind: Kind, at: &Name, unit: &Unit, metadata: &ObjectMeta) {
-        let fields = match kind {
+        match kind {
             Kind::ResourceClaim => {
                 let before = self.world.claims.get(at);
-                let entry = ClaimEntry::of_metadata(metadata, before.as_ref());
-                let fields = entry.child.fields;
+                let mut entry = ClaimEntry::of_metadata(metadata, before.as_ref());
+                entry.child.answered = Some(entry.child.fields);
                 self.world.claims.put(at.clone(), unit.clone(), entry);
-                fields
             }
             kind => {
                 let mirror = self.world.children(kind);
-                let child = ChildSeen::of(metadata, mirror.get(at).as_ref());
-                let fields = child.fields;
+                let mut child = ChildSeen::of(metadata, mirror.get(at).as_ref());
+                child.answered = Some(child.fields);
                 mirror.put(at.clone(), unit.clone(), child);
-                fields
             }
-        };
-        lock(&self.memory.answered).insert((kind, at.clone()), fields);
+        }
     }
 
     /// Deletes children that the plan does not have. Those of a tenant that is gone go by their owner reference.
-    async fn prune(&self, unit: &Unit, plan: &Plan<'_>, kept: &Names) {
+    async fn prune(&self, unit: &Unit, plan: &Plan<'_>, kept: &Kept) {
         let tenants: BTreeSet<String> = plan.tenants.iter().map(name_of).collect();
         let stays = |child: &ChildSeen| child.tenant.as_ref().is_some_and(|tenant| !tenants.contains(tenant));
-        let all = Kind::ALL.into_iter().flat_map(|kind| {
-            self.world.children_of(kind, unit).into_iter().map(move |(name, child)| (kind, name, child))
-        });
-        let gone: Vec<_> = all
-            .filter(|(kind, name, child)| {
-                !child.deleting && !stays(child) && !kept.contains(&(*kind, name.clone()))
-            })
-            .collect();
+        let mut gone = Vec::new();
+        for kind in Kind::ALL {
+            let kept = kept.get(&kind);
+            self.world.each_child(kind, unit, |name, child| {
+                if !child.deleting && !stays(child) && !kept.is_some_and(|kept| kept.contains(name)) {
+                    gone.push((kind, name.to_owned(), child.clone()));
+                }
+            });
+        }
         stream::iter(gone)
             .for_each_concurrent(AT_ONCE, |(kind, name, child)| async move {
                 self.delete(kind, unit, &name, &child).await;
@@ -276,9 +314,12 @@ impl Operator {
     /// A pod that has its model reaches nobody outside any more.
     async fn unlabel(&self, unit: &Unit) {
         let api: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(self.client.clone(), &unit.namespace);
-        let fetched = self.world.pods.of(unit).into_iter().filter(|(_, pod)| pod.fetched && !pod.deleting);
-        for (name, pod) in fetched {
-            let patch = json!({"metadata": {"uid": pod.uid, "labels": {FETCHING: null}}});
+        let mut fetched = Vec::new();
+        self.world.pods.each_of(unit, |name, pod| {
+            fetched.extend((pod.fetched && !pod.deleting).then(|| (name.to_owned(), pod.uid.clone())));
+        });
+        for (name, uid) in fetched {
+            let patch = json!({"metadata": {"uid": uid, "labels": {FETCHING: null}}});
             let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
             self.metrics.wrote("Pod", "patch");
             if let Err(error) = api.patch_metadata(&name, &params, &Patch::Merge(patch)).await {
@@ -289,6 +330,12 @@ impl Operator {
 
     fn api(&self, kind: Kind, namespace: &str) -> Api<DynamicObject> {
         Api::namespaced_with(self.client.clone(), namespace, &resource(kind))
+    }
+}
+
+fn keep(kept: &mut Kept, names: Names) {
+    for (kind, name) in names {
+        kept.entry(kind).or_default().insert(name);
     }
 }
 

@@ -41,12 +41,11 @@ impl Operator {
             all_tenants_gone,
             seen: Seen {
                 claims: self.with_devices(claims),
-                reports: self.reports(unit, &slots),
+                reports: self.reports(unit),
                 slots,
                 pods: world.pods.of(unit).into_iter().map(|(_, pod)| self.with_refusal(unit, pod)).collect(),
                 nodes,
                 inspections: self.inspections(unit, &tenants),
-                troubles: BTreeMap::new(),
             },
             tenants,
         }
@@ -92,7 +91,7 @@ impl Operator {
             .filter_map(|(at, (_, entry))| Some((entry.device.clone()?, at)))
             .collect();
         let mut claims: Vec<ClaimSeen> = claims.into_iter().map(|(_, entry)| entry.claim).collect();
-        let found = self.world.slices.all(|_, _, slice| {
+        let found = self.world.slices.all(|_, slice| {
             let of = |name: &String| DeviceId {
                 driver: slice.driver.clone(),
                 pool: slice.pool.clone(),

@@ -1,11 +1,12 @@
 //! Sidecars of one GPU are told about each other, and what they say is heard.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use sluice_plan::direct::{Member, Shared, settled};
-use sluice_plan::objects::{claim_name, of_claim_name};
-use sluice_plan::seen::{PodSeen, Report, Seen, SlotSeen};
+use sluice_plan::objects::claim_name;
+use sluice_plan::seen::Report;
 use sluice_plan::told::reports;
 use sluice_plan::unit::{Given, Plan};
 use sluice_plan::written::sharing;
@@ -19,14 +20,13 @@ use crate::sidecars::{Gpu, GpuKey, Target};
 use crate::world::Unit;
 
 impl Operator {
-    /// What sidecars of these slots said last, by tenant and GPU.
-    pub(super) fn reports(&self, unit: &Unit, slots: &[SlotSeen]) -> BTreeMap<(String, String), Report> {
+    /// What a unit's sidecars said last, by tenant and GPU.
+    pub(super) fn reports(&self, unit: &Unit) -> BTreeMap<(String, String), Report> {
         let mut all = BTreeMap::new();
-        for gpu in slots.iter().filter_map(|slot| Some(of_claim_name(&slot.claim)?.0)) {
-            let reading = lock(&self.sidecars).reading(&key(unit, gpu)).unwrap_or_default();
+        lock(&self.sidecars).each_reading(&unit.namespace, &unit.pool, |gpu, reading| {
             let told = reports(&reading.tenants);
             all.extend(told.map(|(tenant, report)| ((tenant.to_owned(), gpu.to_owned()), report)));
-        }
+        });
         all
     }
 
@@ -40,18 +40,18 @@ impl Operator {
         let planned = &plan.gpus[gpu];
         let key = key(unit, &planned.gpu.name);
         let claim = planned.epoch.map(|epoch| claim_name(&planned.gpu, epoch.number)).unwrap_or_default();
-        let seen = given.seen.claims.iter().find(|seen| seen.name == claim);
-        let reading = lock(&self.sidecars).reading(&key).unwrap_or_default();
+        let seen = plan.claim(&claim);
+        let active = lock(&self.sidecars).of_reading(&key, |reading| activities(&reading.tenants));
         let members = plan.on(gpu).filter_map(|(tenant, slot)| {
             let name = tenant.tenant.metadata.name.as_deref()?;
-            let pod = pod(given.seen, name, slot.index, &claim)?;
+            let pod = plan.pod(name, slot.index, &claim)?;
             Some(Member {
                 tenant: tenant.tenant,
                 share_bytes: slot.share_bytes,
                 floor_bytes: slot.demand.floor_bytes,
                 pod_uid: pod.uid.clone(),
                 address: pod.ip.as_ref()?.parse::<IpAddr>().ok()?,
-                activity: activity(&reading.tenants, name),
+                activity: active.as_ref().and_then(|active| active.get(name).cloned()),
             })
         });
         let shared = Shared {
@@ -76,18 +76,19 @@ impl Operator {
     }
 
     /// What a sidecar is told: what it was told before, until something else counts.
-    fn settle(&self, told: super::Told, wanted: Directive, now: i64) -> Directive {
+    fn settle(&self, told: super::Told, wanted: Directive, now: i64) -> Arc<Directive> {
         let mut all = lock(&self.memory.told);
-        if let Some(newer) = settled(all.get(&told), wanted.clone(), now) {
+        if let Some(newer) = settled(all.get(&told), wanted, now) {
             all.insert(told.clone(), newer);
         }
-        all.get(&told).map_or(wanted, |told| told.directive.clone())
+        all.get(&told).expect("who was told nothing before is told now").directive.clone()
     }
 
     /// Hands a unit's sidecars over; what was kept of those that are gone is dropped.
     pub(super) fn direct(&self, unit: &Unit, gpus: Vec<Gpu>) {
+        let by_name: HashMap<&str, &Gpu> = gpus.iter().map(|gpu| (gpu.key.name.as_str(), gpu)).collect();
         let there = |key: &GpuKey, pod: &str| {
-            let own = gpus.iter().find(|gpu| gpu.key == *key);
+            let own = by_name.get(key.name.as_str());
             own.is_some_and(|gpu| gpu.targets.iter().any(|target| target.pod_uid == pod))
         };
         let of_unit = |key: &GpuKey| key.namespace == unit.namespace && key.pool == unit.pool;
@@ -100,15 +101,11 @@ fn key(unit: &Unit, gpu: &str) -> GpuKey {
     GpuKey { namespace: unit.namespace.clone(), pool: unit.pool.clone(), name: gpu.to_owned() }
 }
 
-fn pod<'a>(seen: &'a Seen, tenant: &str, index: u32, claim: &str) -> Option<&'a PodSeen> {
-    let own = |pod: &&PodSeen| pod.tenant == tenant && pod.index == index && pod.claim == claim;
-    seen.pods.iter().filter(own).find(|pod| !pod.deleting)
-}
-
-/// When a tenant was last of use, as it said.
-fn activity(told: &[TenantReport], tenant: &str) -> Option<Activity> {
-    told.iter().find_map(|report| match report {
-        TenantReport::State(state) if state.tenant.name == tenant => Some(state.activity.clone()),
-        _ => None,
-    })
+/// When tenants were last of use, as they said.
+fn activities(told: &[TenantReport]) -> HashMap<String, Activity> {
+    let own = told.iter().filter_map(|report| match report {
+        TenantReport::State(state) => Some((state.tenant.name.clone(), state.activity.clone())),
+        TenantReport::Unreachable { .. } => None,
+    });
+    own.collect()
 }

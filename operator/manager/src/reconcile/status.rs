@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use sluice_plan::objects::MANAGER;
 use sluice_plan::report::{Change, change, pool_change, pool_status, tenant_status};
-use sluice_plan::unit::{Given, Plan};
+use sluice_plan::unit::{Given, Plan, Troubles};
 use sluice_types::conditions::ConditionType;
 use sluice_types::{API_VERSION, GpuPool};
 
@@ -36,9 +36,15 @@ fn nothing_else_changed(before: &ObjectMeta, after: &ObjectMeta) -> bool {
 }
 
 impl Operator {
-    pub(super) async fn tell(&self, unit: &Unit, given: &Given<'_>, plan: &Plan<'_>) -> Result<(), Failure> {
+    pub(super) async fn tell(
+        &self,
+        unit: &Unit,
+        given: &Given<'_>,
+        plan: &Plan<'_>,
+        troubles: &Troubles,
+    ) -> Result<(), Failure> {
         let mut told = stream::iter(0..plan.tenants.len())
-            .map(|tenant| self.tell_tenant(unit, given, plan, tenant))
+            .map(|tenant| self.tell_tenant(unit, given, plan, (tenant, troubles)))
             .buffer_unordered(AT_ONCE);
         let mut result = Ok(());
         while let Some(one) = told.next().await {
@@ -57,12 +63,13 @@ impl Operator {
         unit: &Unit,
         given: &Given<'_>,
         plan: &Plan<'_>,
-        tenant: usize,
+        (tenant, troubles): (usize, &Troubles),
     ) -> Result<(), Failure> {
         let planned = &plan.tenants[tenant];
         let tenant = planned.tenant;
-        let after = tenant_status(given, plan, planned);
-        let at = Name::new(unit.namespace.clone(), tenant.name_any());
+        let name = tenant.name_any();
+        let after = tenant_status(given, plan, planned, troubles.get(&name));
+        let at = Name::new(unit.namespace.clone(), name);
         let change = change(tenant.status.as_ref(), &after);
         if !self.may_write(unit, (Kind2::Tenant, at.clone()), change) {
             return Ok(());

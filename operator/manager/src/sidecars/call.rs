@@ -99,12 +99,20 @@ pub struct Way {
     credentials: watch::Receiver<Option<Arc<ClientConfig>>>,
     at_once: Arc<Semaphore>,
     patience: Duration,
+    /// Where all sidecars listen; `None` = where their addresses say.
+    port: Option<u16>,
 }
 
 impl Way {
     /// A way by the latest of `credentials`. Each request has `patience` from the moment at which it is its turn.
     pub fn new(credentials: watch::Receiver<Option<Arc<ClientConfig>>>, patience: Duration) -> Way {
-        Way { credentials, at_once: Arc::new(Semaphore::new(AT_ONCE)), patience }
+        Way { credentials, at_once: Arc::new(Semaphore::new(AT_ONCE)), patience, port: None }
+    }
+
+    /// The same to another port than addresses have.
+    #[must_use]
+    pub fn at_port(self, port: u16) -> Way {
+        Way { port: Some(port), ..self }
     }
 
     /// Sends a request and reads the answer.
@@ -121,14 +129,17 @@ impl Way {
     ) -> Result<Answer, CallError> {
         let _turn = self.at_once.acquire().await.expect("nobody closes the semaphore");
         let config = self.credentials.borrow().clone().ok_or(CallError::NoCredentials)?;
-        let whole = exchange(address, config, method, path, extra, body);
+        let mut admin = address.admin;
+        admin.set_port(self.port.unwrap_or(admin.port()));
+        // Boxed: connections are large, and thousands of tasks that only wait would each have room for one.
+        let whole = Box::pin(exchange((address, admin), config, method, path, extra, body));
         let late = |_| CallError::Late { address: address.clone(), patience: self.patience };
         tokio::time::timeout(self.patience, whole).await.map_err(late)?
     }
 }
 
 async fn exchange(
-    address: &Address,
+    (address, admin): (&Address, SocketAddr),
     config: Arc<ClientConfig>,
     method: Method,
     path: &str,
@@ -139,7 +150,7 @@ async fn exchange(
     let name = ServerName::try_from(host.clone()).map_err(|_| CallError::Name(host.clone()))?;
     let connect = |error| CallError::Connect { address: address.clone(), error };
     let broken = |problem: String| CallError::Broken { address: address.clone(), problem };
-    let socket = TcpStream::connect(address.admin).await.map_err(connect)?;
+    let socket = TcpStream::connect(admin).await.map_err(connect)?;
     let stream = TlsConnector::from(config).connect(name, socket).await.map_err(connect)?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
         .await

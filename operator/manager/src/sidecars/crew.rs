@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use sluice_wire::directive::{Directive, Fence};
 use sluice_wire::overview::GpuOverview;
@@ -10,7 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
 use super::call::{Address, Way};
-use super::poll::{Came, follow};
+use super::poll::{Came, EVERY, follow};
 use super::push::{Fared, Fences, deliver};
 
 /// Name of a GPU in the cluster.
@@ -43,7 +44,7 @@ pub struct Target {
     /// Uid of its pod: another pod has to be told anew.
     pub pod_uid: String,
     /// What it is told; epoch and sequence are given when it is sent.
-    pub directive: Directive,
+    pub directive: Arc<Directive>,
 }
 
 /// What one of a GPU's sidecars said last.
@@ -102,13 +103,13 @@ impl Drop for Task {
 #[derive(Debug)]
 struct Followed {
     sidecars: watch::Sender<Vec<Address>>,
-    _task: Task,
+    _task: Option<Task>,
 }
 
 #[derive(Debug)]
 struct Told {
     gpu: GpuKey,
-    directive: Directive,
+    directive: Arc<Directive>,
     _task: Task,
 }
 
@@ -116,6 +117,8 @@ struct Told {
 #[derive(Debug)]
 pub struct Sidecars {
     way: Way,
+    /// Time between two readings of a GPU; `None` = none is read.
+    every: Option<Duration>,
     fences: Arc<Fences>,
     news: Notices,
     board: Board,
@@ -127,7 +130,13 @@ impl Sidecars {
     /// Nobody yet. `epoch` is that of this leader: higher than those of all before it.
     pub fn new(way: Way, epoch: u64, news: mpsc::UnboundedSender<News>) -> Sidecars {
         let (board, gpus, told) = (Board::default(), HashMap::new(), HashMap::new());
-        Sidecars { way, fences: Fences::new(epoch), news, board, gpus, told }
+        Sidecars { way, every: Some(EVERY), fences: Fences::new(epoch), news, board, gpus, told }
+    }
+
+    /// The same with another time between two readings of a GPU; `None` = none is read.
+    #[must_use]
+    pub fn read_every(self, every: Option<Duration>) -> Sidecars {
+        Sidecars { every, ..self }
     }
 
     /// What there is of a pool now: whoever is new is followed and told, whoever has another directive is told, whoever is gone
@@ -157,9 +166,11 @@ impl Sidecars {
             return;
         }
         let (sidecars, watched) = watch::channel(addresses);
-        let (way, board, news) = (self.way.clone(), self.board.clone(), self.news.clone());
-        let task = tokio::spawn(follow(way, gpu.key.clone(), watched, board, news));
-        self.gpus.insert(gpu.key.clone(), Followed { sidecars, _task: Task(task.abort_handle()) });
+        let task = self.every.map(|every| {
+            let (way, board, news) = (self.way.clone(), self.board.clone(), self.news.clone());
+            Task(tokio::spawn(follow(way, gpu.key.clone(), watched, (board, news), every)).abort_handle())
+        });
+        self.gpus.insert(gpu.key.clone(), Followed { sidecars, _task: task });
     }
 
     fn tell(&mut self, gpu: &GpuKey, target: Target) {
@@ -170,14 +181,15 @@ impl Sidecars {
         let Target { address, directive, .. } = target;
         let (way, fences, news) = (self.way.clone(), self.fences.clone(), self.news.clone());
         let sent = directive.clone();
-        let task = tokio::spawn(async move {
+        // Boxed: a task that is over keeps its room for as long as somebody could still end it.
+        let task = tokio::spawn(Box::pin(async move {
             let trouble = |problem: Option<&str>| {
                 let _ = news.send(News::Told(address.clone(), problem.map(str::to_owned)));
             };
             if let Fared::Deposed(current) = deliver(&way, &address, &sent, &fences, trouble).await {
                 let _ = news.send(News::Deposed(current));
             }
-        });
+        }));
         // What was under way to it ends here: its sequence is lower.
         self.told.insert(id, Told { gpu: gpu.clone(), directive, _task: Task(task.abort_handle()) });
     }
@@ -185,6 +197,22 @@ impl Sidecars {
     /// What was read of a GPU last.
     pub fn reading(&self, key: &GpuKey) -> Option<Reading> {
         self.board.with(|all| all.get(key).map(|(_, reading)| reading.clone()))
+    }
+
+    /// Something of what was read of a GPU last.
+    pub fn of_reading<T>(&self, key: &GpuKey, of: impl FnOnce(&Reading) -> T) -> Option<T> {
+        self.board.with(|all| all.get(key).map(|(_, reading)| of(reading)))
+    }
+
+    /// Goes through what was read last of a pool's GPUs, by their names.
+    pub fn each_reading(&self, namespace: &str, pool: &str, mut see: impl FnMut(&str, &Reading)) {
+        let (namespace, pool) = (namespace.to_owned(), pool.to_owned());
+        let first = GpuKey { namespace, pool, name: String::new() };
+        self.board.with(|all| {
+            let own = all.range(&first..);
+            own.take_while(|(key, _)| key.namespace == first.namespace && key.pool == first.pool)
+                .for_each(|(key, (_, reading))| see(&key.name, reading));
+        });
     }
 
     /// All readings.

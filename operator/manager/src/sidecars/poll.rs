@@ -12,7 +12,7 @@ use super::crew::{Board, GpuKey, News, Notices, Reading};
 
 /// Time between two readings of a GPU, before its jitter.
 pub const EVERY: Duration = Duration::from_secs(30);
-/// How far a reading may be from its time either way, permille of [`EVERY`].
+/// How far a reading may be from its time either way, permille of that time.
 const JITTER_PERMILLE: u64 = 100;
 /// The first readings of all GPUs are spread over so long.
 const FIRST: Duration = Duration::from_secs(10);
@@ -66,12 +66,12 @@ pub(super) async fn follow(
     way: Way,
     key: GpuKey,
     mut sidecars: watch::Receiver<Vec<Address>>,
-    board: Board,
-    notices: Notices,
+    (board, notices): (Board, Notices),
+    every: Duration,
 ) {
     let spread = Spread::default();
     let mut asked = Asked::default();
-    let mut wait = spread.within(FIRST);
+    let mut wait = spread.within(FIRST.min(every));
     loop {
         // Whoever is new is read soon; its first seconds are not the best ones.
         let news = tokio::time::timeout(wait, sidecars.changed()).await;
@@ -82,11 +82,11 @@ pub(super) async fn follow(
         }
         let all = sidecars.borrow_and_update().clone();
         if all.is_empty() {
-            wait = EVERY;
+            wait = every;
             continue;
         }
         let came = asked.next(&way, &all).await;
-        wait = asked.wait(&came, all.len()).unwrap_or_else(|| spread.around(EVERY));
+        wait = asked.wait(&came, all.len()).unwrap_or_else(|| spread.around(every));
         if board.take(&key, came, now_ms()) {
             // Nobody listens once the operator ends.
             let _ = notices.send(News::Read(key.clone()));

@@ -20,6 +20,8 @@ pub struct ChildSeen {
     pub digest: Option<u64>,
     /// Digest of who set which of its fields.
     pub fields: u64,
+    /// The same after it was applied last; `None` = this process has not.
+    pub answered: Option<u64>,
     /// Somebody else changed it since it was applied, or may have.
     pub drifted: bool,
     /// It is on its way out.
@@ -35,8 +37,12 @@ pub struct ChildSeen {
 impl ChildSeen {
     /// Whether two views differ in nothing that matters: its status changes its version, and no more.
     pub fn same(&self, other: &ChildSeen) -> bool {
-        let blank = |child: &ChildSeen| ChildSeen { version: 0, ..child.clone() };
-        blank(self) == blank(other)
+        let ours = |child: &'_ ChildSeen| {
+            (child.digest, child.fields, child.answered, child.drifted, child.deleting)
+        };
+        let named = self.uid == other.uid && self.owner == other.owner;
+        let placed = self.tenant == other.tenant && self.slot == other.slot && self.claim == other.claim;
+        named && placed && ours(self) == ours(other)
     }
 
     /// Whether this is a later view of the same object than `other`.
@@ -62,6 +68,9 @@ impl ChildSeen {
             owner: owner.map(|owner| owner.uid.clone()).unwrap_or_default(),
             digest: digest(annotations),
             fields: 0,
+            answered: before
+                .filter(|before| Some(&before.uid) == metadata.uid.as_ref())
+                .and_then(|one| one.answered),
             drifted: false,
             deleting: metadata.deletion_timestamp.is_some(),
             tenant: labels.get(TENANT).cloned(),

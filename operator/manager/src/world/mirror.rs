@@ -1,7 +1,7 @@
 //! A store of pruned objects by name, with an index by unit.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::Unit;
 
@@ -21,7 +21,7 @@ impl Name {
     }
 }
 
-/// A store of `V`.
+/// A store of `V`. There are tens of thousands of objects, so a name is kept once and a unit is shared.
 #[derive(Debug)]
 pub struct Mirror<V> {
     inner: RwLock<Inner<V>>,
@@ -31,8 +31,16 @@ pub struct Mirror<V> {
 
 #[derive(Debug)]
 struct Inner<V> {
-    items: HashMap<Name, (Unit, V)>,
-    units: HashMap<Unit, BTreeSet<String>>,
+    /// By namespace and name: a namespace has a pool or a few, so what is of a unit is found by going through its namespace.
+    items: HashMap<String, BTreeMap<Box<str>, Item<V>>>,
+    /// How many each unit has.
+    units: HashMap<Arc<Unit>, usize>,
+}
+
+#[derive(Debug)]
+struct Item<V> {
+    unit: Arc<Unit>,
+    value: V,
 }
 
 impl<V: Clone> Mirror<V> {
@@ -43,48 +51,71 @@ impl<V: Clone> Mirror<V> {
 
     /// The value of that name.
     pub fn get(&self, at: &Name) -> Option<V> {
-        self.read().items.get(at).map(|(_, value)| value.clone())
+        self.with(at, V::clone)
+    }
+
+    /// Something of the value of that name, without a copy of it.
+    pub fn with<T>(&self, at: &Name, of: impl FnOnce(&V) -> T) -> Option<T> {
+        self.read().item(at).map(|item| of(&item.value))
+    }
+
+    /// The unit of that name.
+    pub fn unit(&self, at: &Name) -> Option<Unit> {
+        self.read().item(at).map(|item| item.unit.as_ref().clone())
     }
 
     /// Names and values of a unit, in the order of their names.
     pub fn of(&self, unit: &Unit) -> Vec<(String, V)> {
+        let mut all = Vec::new();
+        self.each_of(unit, |name, value| all.push((name.to_owned(), value.clone())));
+        all
+    }
+
+    /// Goes through names and values of a unit, in the order of their names.
+    pub fn each_of(&self, unit: &Unit, mut see: impl FnMut(&str, &V)) {
         let inner = self.read();
-        let names = inner.units.get(unit).into_iter().flatten();
-        let value = |name: &String| {
-            let (_, value) = inner.items.get(&Name::new(unit.namespace.clone(), name.clone()))?;
-            Some((name.clone(), value.clone()))
-        };
-        names.filter_map(value).collect()
+        if inner.units.contains_key(unit) {
+            let own = inner.items.get(&unit.namespace).into_iter().flatten();
+            own.filter(|(_, item)| *item.unit == *unit).for_each(|(name, item)| see(name, &item.value));
+        }
     }
 
     /// Everything, in no order.
-    pub fn all<T>(&self, mut pick: impl FnMut(&Name, &Unit, &V) -> Option<T>) -> Vec<T> {
-        self.read().items.iter().filter_map(|(name, (unit, value))| pick(name, unit, value)).collect()
+    pub fn all<T>(&self, mut pick: impl FnMut(&Unit, &V) -> Option<T>) -> Vec<T> {
+        let inner = self.read();
+        inner
+            .items
+            .values()
+            .flat_map(BTreeMap::values)
+            .filter_map(|item| pick(&item.unit, &item.value))
+            .collect()
     }
 
     /// All units that have any.
     pub fn units(&self) -> Vec<Unit> {
-        self.read().units.keys().cloned().collect()
+        self.read().units.keys().map(|unit| unit.as_ref().clone()).collect()
     }
 
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.read().items.len()
+        self.read().items.values().map(BTreeMap::len).sum()
     }
 
     /// Sets a value; says whether that matters to anybody.
     pub fn put(&self, at: Name, unit: Unit, value: V) -> bool {
         let mut inner = self.write();
-        match inner.items.get_mut(&at) {
-            Some((old, known)) if *old == unit => {
-                let changed = !(self.same)(known, &value);
-                *known = value;
+        match inner.item_mut(&at) {
+            Some(item) if *item.unit == unit => {
+                let changed = !(self.same)(&item.value, &value);
+                item.value = value;
                 changed
             }
             _ => {
                 inner.remove(&at);
-                inner.units.entry(unit.clone()).or_default().insert(at.name.clone());
-                inner.items.insert(at, (unit, value));
+                let unit = inner.shared(unit);
+                *inner.units.entry(unit.clone()).or_default() += 1;
+                let names = inner.items.entry(at.namespace).or_default();
+                names.insert(at.name.into_boxed_str(), Item { unit, value });
                 true
             }
         }
@@ -92,16 +123,16 @@ impl<V: Clone> Mirror<V> {
 
     /// Takes a value away; answers its unit.
     pub fn remove(&self, at: &Name) -> Option<Unit> {
-        self.write().remove(at)
+        self.write().remove(at).map(|unit| unit.as_ref().clone())
     }
 
     /// Takes away what is in the namespace `scope` (`None` = anywhere) and not among `kept`; answers the units concerned.
     pub fn retain(&self, scope: Option<&str>, kept: &HashSet<Name>) -> BTreeSet<Unit> {
         let mut inner = self.write();
-        let within = |name: &Name| scope.is_none_or(|scope| name.namespace == scope);
-        let gone: Vec<Name> =
-            inner.items.keys().filter(|name| within(name) && !kept.contains(*name)).cloned().collect();
-        gone.iter().filter_map(|name| inner.remove(name)).collect()
+        let within = |namespace: &&String| scope.is_none_or(|scope| *namespace == scope);
+        let names = inner.items.keys().filter(within).flat_map(|namespace| inner.names(namespace));
+        let gone: Vec<Name> = names.filter(|name| !kept.contains(name)).collect();
+        gone.iter().filter_map(|name| inner.remove(name)).map(|unit| unit.as_ref().clone()).collect()
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Inner<V>> {
@@ -114,11 +145,33 @@ impl<V: Clone> Mirror<V> {
 }
 
 impl<V> Inner<V> {
-    fn remove(&mut self, at: &Name) -> Option<Unit> {
-        let (unit, _) = self.items.remove(at)?;
-        if let Some(names) = self.units.get_mut(&unit) {
-            names.remove(&at.name);
-            if names.is_empty() {
+    fn item(&self, at: &Name) -> Option<&Item<V>> {
+        self.items.get(&at.namespace)?.get(at.name.as_str())
+    }
+
+    fn item_mut(&mut self, at: &Name) -> Option<&mut Item<V>> {
+        self.items.get_mut(&at.namespace)?.get_mut(at.name.as_str())
+    }
+
+    fn names<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = Name> + 'a {
+        let names = self.items.get(namespace).into_iter().flat_map(BTreeMap::keys);
+        names.map(move |name| Name::new(namespace, name.as_ref()))
+    }
+
+    /// `unit`, as the others of it have it.
+    fn shared(&self, unit: Unit) -> Arc<Unit> {
+        self.units.get_key_value(&unit).map_or_else(|| Arc::new(unit), |(known, _)| known.clone())
+    }
+
+    fn remove(&mut self, at: &Name) -> Option<Arc<Unit>> {
+        let names = self.items.get_mut(&at.namespace)?;
+        let Item { unit, .. } = names.remove(at.name.as_str())?;
+        if names.is_empty() {
+            self.items.remove(&at.namespace);
+        }
+        if let Some(count) = self.units.get_mut(&unit) {
+            *count -= 1;
+            if *count == 0 {
                 self.units.remove(&unit);
             }
         }

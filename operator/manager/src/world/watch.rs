@@ -31,6 +31,9 @@ use super::pod::{REFUSALS, inspection, pod, refusal};
 use super::{ChildSeen, ClaimEntry, Mirror, Name, Unit, World, node};
 use crate::queue::Queue;
 
+/// Objects of a page of a list.
+const PAGE: u32 = 100;
+
 /// What all watches share.
 #[derive(Clone)]
 pub struct Feed {
@@ -133,7 +136,7 @@ impl Watch<'_> {
         let refused = |event: &CoreEvent, world: &World| {
             let (pod, refusal) = refusal(event)?;
             let at = Name::new(event.namespace()?, pod);
-            let unit = world.pods.all(|name, unit, _| (*name == at).then(|| unit.clone())).pop();
+            let unit = world.pods.unit(&at);
             Some((unit.unwrap_or_default(), refusal))
         };
         self.follow(events, |world| &world.refusals, refused);
@@ -227,7 +230,7 @@ fn nodes(client: &Client, feed: &Feed, tasks: &mut JoinSet<()>) {
 }
 
 fn concerned(feed: &Feed, on: impl Fn(&ClaimEntry) -> bool) {
-    for unit in feed.world.claims.all(|_, unit, claim| on(claim).then(|| unit.clone())) {
+    for unit in feed.world.claims.all(|unit, claim| on(claim).then(|| unit.clone())) {
         feed.queue.add(&unit);
     }
 }
@@ -333,8 +336,10 @@ fn name(object: &impl ResourceExt) -> Name {
     Name::new(object.namespace().unwrap_or_default(), object.name_any())
 }
 
+/// Pages of a list are small: an object as it comes, with who has set which of its fields, is many times what is kept of it,
+/// and all watches list at once.
 fn config() -> watcher::Config {
-    watcher::Config::default()
+    watcher::Config::default().page_size(PAGE)
 }
 
 /// Pods of ours that are slots, or inspections.

@@ -166,7 +166,7 @@ fn gpu(stubs: &[&Stub], directive: &Directive) -> Gpu {
     let target = |stub: &&Stub| Target {
         address: stub.address.clone(),
         pod_uid: format!("uid-of-{}", stub.address.name),
-        directive: directive.clone(),
+        directive: std::sync::Arc::new(directive.clone()),
     };
     Gpu { key: key(), node: Some("n1".into()), targets: stubs.iter().map(target).collect() }
 }
@@ -271,4 +271,14 @@ async fn a_leader_that_is_none_any_more_is_told() {
     let mut sidecars = Sidecars::new(world.way.clone(), 7, sender);
     sidecars.set("ns", "p", vec![gpu(&[&stub], &directive())]);
     until(&mut news, |news| *news == News::Deposed(Fence { epoch: 9, sequence: 3 })).await;
+}
+
+#[tokio::test]
+async fn who_waits_has_no_room_for_a_connection() {
+    let world = world();
+    let address = Address { namespace: "ns".into(), name: "story".into(), admin: ([127, 0, 0, 1], 1).into() };
+    let call = world.way.call(&address, http::Method::GET, "/", http::HeaderMap::new(), Vec::new());
+    // There is one for each of a thousand GPUs, and a TLS connection takes ten times that.
+    let size = std::mem::size_of_val(&call);
+    assert!(size < 1024, "{size} bytes");
 }

@@ -11,7 +11,7 @@ use super::{Change, alike, time};
 use crate::direct::{turn, victim};
 use crate::objects::{claim_name, name};
 use crate::place::Unplaced;
-use crate::seen::{ClaimSeen, Report};
+use crate::seen::Report;
 use crate::status::{Finding, Findings, Truth, conditions};
 use crate::unit::{Given, Plan};
 
@@ -23,10 +23,11 @@ pub fn pool_status(given: &Given<'_>, plan: &Plan<'_>, pool: &GpuPool) -> GpuPoo
     let mut kinds = ConditionType::OF_POOL.to_vec();
     kinds.extend(deleting.then_some(ConditionType::Terminating));
     let findings = findings(given, plan);
+    let known = before.gpus.iter().map(|gpu| (gpu.name.as_str(), gpu)).collect();
     GpuPoolStatus {
         conditions: conditions(&kinds, &before.conditions, &findings, generation, &time(given.now)),
         observed_generation: Some(generation),
-        gpus: (0..plan.gpus.len()).map(|gpu| gpu_status(given, plan, pool, gpu, &before)).collect(),
+        gpus: (0..plan.gpus.len()).map(|gpu| gpu_status(given, plan, pool, gpu, &known)).collect(),
     }
 }
 
@@ -53,7 +54,7 @@ fn findings(given: &Given<'_>, plan: &Plan<'_>) -> Findings {
     Findings::from([
         (ConditionType::Accepted, Finding::as_expected(Truth::True)),
         (ConditionType::Placed, placed(plan)),
-        (ConditionType::DevicesAllocated, allocated(given, plan)),
+        (ConditionType::DevicesAllocated, allocated(plan)),
         (ConditionType::Degraded, waiting(plan)),
         (ConditionType::Terminating, terminating),
     ])
@@ -72,11 +73,9 @@ fn placed(plan: &Plan<'_>) -> Finding {
     }
 }
 
-fn allocated(given: &Given<'_>, plan: &Plan<'_>) -> Finding {
-    let have: BTreeMap<&str, &ClaimSeen> =
-        given.seen.claims.iter().map(|claim| (claim.name.as_str(), claim)).collect();
+fn allocated(plan: &Plan<'_>) -> Finding {
     let wanted = plan.gpus.iter().filter_map(|gpu| Some(claim_name(&gpu.gpu, gpu.epoch?.number)));
-    let lacks = |claim: &String| have.get(claim.as_str()).is_none_or(|claim| claim.device.is_none());
+    let lacks = |claim: &String| plan.claim(claim).is_none_or(|claim| claim.device.is_none());
     let lacking: Vec<String> = wanted.filter(lacks).collect();
     match lacking.first() {
         None => Finding::as_expected(Truth::True),
@@ -103,20 +102,26 @@ fn waiting(plan: &Plan<'_>) -> Finding {
     }
 }
 
+/// What a status says of its GPUs, by their names.
+type Known<'a> = BTreeMap<&'a str, &'a GpuStatus>;
+
 fn gpu_status(
     given: &Given<'_>,
     plan: &Plan<'_>,
     pool: &GpuPool,
     index: usize,
-    before: &GpuPoolStatus,
+    before: &Known<'_>,
 ) -> GpuStatus {
     let planned = &plan.gpus[index];
-    let before = before.gpus.iter().find(|gpu| gpu.name == planned.gpu.name);
+    let before = before.get(planned.gpu.name.as_str());
     let claim = planned.epoch.map(|epoch| claim_name(&planned.gpu, epoch.number));
-    let seen = given.seen.claims.iter().find(|seen| Some(&seen.name) == claim.as_ref());
+    let seen = claim.as_deref().and_then(|claim| plan.claim(claim));
     let device = seen.and_then(|claim| claim.device.as_ref());
     let mut tenants: Vec<String> = plan.on(index).map(|(tenant, _)| name(tenant.tenant).to_owned()).collect();
     tenants.sort_unstable();
+    let used = used(given, &planned.gpu.name, &tenants);
+    // While nobody has told anything, as after a restart, it is as it was.
+    let silent = before.filter(|before| used.is_none() && before.tenants == tenants);
     GpuStatus {
         name: planned.gpu.name.clone(),
         node: device.and_then(|device| device.node.clone()),
@@ -124,8 +129,9 @@ fn gpu_status(
         uuid: device.and_then(|device| device.uuid.clone()),
         effective_mode: claim.as_ref().map(|_| planned.gpu.sharing.mode),
         capacity: planned.gpu.capacity_bytes.map(Quantity::from_bytes),
-        used: used(given, &planned.gpu.name, &tenants).or(before.and_then(|before| before.used.clone())),
-        victim_order: victims(given, plan, pool, index),
+        used: used.or(before.and_then(|before| before.used.clone())),
+        victim_order: silent
+            .map_or_else(|| victims(given, plan, pool, index), |before| before.victim_order.clone()),
         claim_name: claim,
         tenants,
     }

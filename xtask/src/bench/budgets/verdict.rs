@@ -94,7 +94,8 @@ impl Verdict {
         let number = |key: &str| object[key].as_f64().with_context(|| format!("no `{key}`"));
         Ok(Verdict {
             name: text("name")?,
-            value: Some(number("value")?),
+            // What did not come about is null, and fails.
+            value: if object.get("value") == Some(&Value::Null) { None } else { Some(number("value")?) },
             unit: text("unit")?,
             limit: number("limit")?,
             at_least: object["at_least"].as_bool().unwrap_or(false),
@@ -173,6 +174,8 @@ mod tests {
         let least =
             r#"{"name":"fill","value":950,"unit":"permille","limit":900,"at_least":true,"passed":true}"#;
         assert!(Verdict::read(least).unwrap().unwrap().at_least);
+        let never = r#"{"name":"restart","value":null,"unit":"s","limit":60,"passed":false}"#;
+        assert_eq!(Verdict::read(never).unwrap().unwrap().value, None);
     }
 
     #[test]

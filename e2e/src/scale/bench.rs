@@ -1,0 +1,243 @@
+//! An operator with many tenants on many GPUs: what it costs to make them, to start again and to stand by.
+//!
+//! | piece | what it does |
+//! |---|---|
+//! | [`crowd`] | pools, tenants, and what schedulers, controllers and kubelets would do for them |
+//! | [`stub`] | all sidecars behind one listener, by mutual TLS with the Secrets that the operator wrote |
+//! | [`process`] | the operator as a process under its own rights, and what it costs |
+//! | [`trail`] | what it asked of the API server, from the audit log |
+//! | [`verdict`] | values against limits |
+
+mod crowd;
+mod process;
+mod stub;
+mod trail;
+mod verdict;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sluice_e2e::cluster::{self, within};
+
+use self::crowd::Crowd;
+use self::process::{Cost, Operator};
+use self::stub::Stub;
+use self::trail::Trail;
+pub use self::verdict::Verdict;
+
+/// Longest wait for anything that takes as long as there are tenants.
+const PATIENCE: Duration = Duration::from_secs(3600);
+/// What comes later than a status may wait, by so long, does not come.
+const CALM: Duration = Duration::from_secs(5);
+
+/// Limits of the design.
+const MEMORY_MIB: f64 = 128.0;
+const OBSERVED_SECONDS: f64 = 60.0;
+const CORES: f64 = 0.1;
+/// Share of the readings that a GPU's interval promises, which must be counted: 18 of 20 in ten minutes.
+const READ_PERMILLE: u64 = 900;
+/// Time between two readings of a GPU, as the operator has it, seconds.
+const POLL_SECONDS: u64 = 30;
+
+/// How much there is.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Sizes {
+    /// Tenants, each of one slot.
+    #[arg(long, default_value_t = 60)]
+    pub tenants: usize,
+    /// GPUs that they share.
+    #[arg(long, default_value_t = 12)]
+    pub gpus: usize,
+    /// Pools, each with its tenants in a namespace of its own.
+    #[arg(long, default_value_t = 3)]
+    pub pools: usize,
+    /// How long it is watched at rest, seconds.
+    #[arg(long, default_value_t = 60)]
+    pub rest_seconds: u64,
+    /// Time between two readings of a GPU, seconds. Default: the operator's.
+    #[arg(long)]
+    pub poll_seconds: Option<u64>,
+    /// Shortest time between two writes of a status whose conditions stay, seconds; the operator's own default.
+    #[arg(long, default_value_t = 30)]
+    pub status_seconds: u64,
+    /// How long to wait until a restarted operator has observed everything, seconds.
+    #[arg(long, default_value_t = 120)]
+    pub patience_seconds: u64,
+    /// The operator reads no sidecar: it must fail.
+    #[arg(long)]
+    pub no_polling: bool,
+}
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The operator's binary.
+    pub operator: PathBuf,
+    /// How much of it.
+    pub sizes: Sizes,
+    /// Where its logs go.
+    pub logs: Option<PathBuf>,
+}
+
+/// What was measured.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Values against limits.
+    pub verdicts: Vec<Verdict>,
+    /// What has no limit.
+    pub notes: Value,
+}
+
+impl Outcome {
+    /// Whether every limit was kept.
+    pub fn passed(&self) -> bool {
+        self.verdicts.iter().all(Verdict::passed)
+    }
+}
+
+/// One life of the operator.
+struct Life {
+    peak_mib: f64,
+    writes: Vec<String>,
+}
+
+/// Measures; `None` without an API server of our own.
+///
+/// # Panics
+/// What is to be measured does not come about.
+pub async fn run(options: &Options) -> Option<Outcome> {
+    let server = cluster::api().await?;
+    if !server.is_ours() {
+        return None;
+    }
+    let sizes = &options.sizes;
+    let stub = Arc::new(Stub::start(sizes.gpus).await);
+    let crowd = Crowd::new(server, sizes, stub.clone()).await;
+    let logs = options.logs.clone();
+    let place = process::Place::new(server, &options.operator, logs, stub.port(), sizes).await;
+    let mut trail = Trail::of(server, place.user());
+    // What a reading told may wait that long in a status, after the next reading has come: early and late by its jitter.
+    let still = CALM + Duration::from_secs(sizes.status_seconds + interval(sizes) * 12 / 10);
+
+    let operator = place.start("first").await;
+    let began = Instant::now();
+    crowd.come().await;
+    let (made, first_writes) = calm(&operator, &mut trail, &stub, still).await;
+    crowd.all_ready().await;
+    let created = made.duration_since(began);
+    let first = Life { peak_mib: operator.cost().peak_mib, writes: first_writes };
+    let first_cpu = operator.cost().cpu;
+    eprintln!("made in {created:?} by {} writes, {:?} of CPU", first.writes.len(), first_cpu);
+    operator.end();
+    assert!(trail.refused().is_empty(), "refused: {:?}", trail.refused());
+
+    let _ = trail.writes();
+    let again = place.start("second").await;
+    let (observed, restarted) = observed(&again, Duration::from_secs(sizes.patience_seconds)).await;
+    let (_, writes) = calm(&again, &mut trail, &stub, still).await;
+    eprintln!("observed after {observed:?} s, {restarted:?}");
+    let rest = rest(&again, &mut trail, &stub, Duration::from_secs(sizes.rest_seconds)).await;
+    let second = Life { peak_mib: again.cost().peak_mib, writes };
+    again.end();
+
+    let notes = json!({
+        "first_creation": {"seconds": created.as_secs_f64(), "writes": first.writes.len(),
+            "writes_by_kind": by_kind(&first.writes), "cpu_seconds": first_cpu.as_secs_f64()},
+        "restart": {"cpu_seconds": restarted.cpu.as_secs_f64(), "looked_seconds": restarted.looked},
+        "handshakes": stub.handshakes(), "directives": stub.directives(),
+    });
+    Some(Outcome { verdicts: verdicts(sizes, observed, &first, &second, &rest), notes })
+}
+
+/// What a restart took beside its time.
+#[derive(Debug)]
+struct Restarted {
+    cpu: Duration,
+    looked: Option<f64>,
+}
+
+/// Seconds after which everything was observed, by the operator's own metric; `None` = it was not.
+async fn observed(operator: &Operator, patience: Duration) -> (Option<f64>, Restarted) {
+    let begun = Instant::now();
+    let mut seconds = None;
+    while seconds.is_none() && begun.elapsed() < patience {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        seconds = operator.figure("sluice_operator_observed_seconds").await.filter(|seconds| *seconds > 0.0);
+    }
+    let looked = operator.figure("sluice_operator_looked_seconds").await;
+    (seconds, Restarted { cpu: operator.cost().cpu, looked })
+}
+
+/// Waits until the operator has written nothing and told no sidecar anything for `calm`; when that began, and what it wrote.
+async fn calm(operator: &Operator, trail: &mut Trail, stub: &Stub, calm: Duration) -> (Instant, Vec<String>) {
+    let (mut since, mut all, mut told) = (Instant::now(), Vec::new(), stub.directives());
+    within(PATIENCE, "calm", async || {
+        operator.assert_alive();
+        let new = trail.writes();
+        if !new.is_empty() || stub.directives() != told {
+            (since, told) = (Instant::now(), stub.directives());
+            all.extend(new);
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        (since.elapsed() >= calm).then_some(())
+    })
+    .await;
+    (since, all)
+}
+
+/// What the operator did while nothing happened.
+struct Rest {
+    took: Duration,
+    cost: Cost,
+    least_reads: u64,
+    writes: Vec<String>,
+}
+
+async fn rest(operator: &Operator, trail: &mut Trail, stub: &Stub, time: Duration) -> Rest {
+    let (began, before, reads) = (Instant::now(), operator.cost(), stub.reads());
+    tokio::time::sleep(time).await;
+    let (took, after) = (began.elapsed(), operator.cost());
+    let read = stub.reads().into_iter().zip(reads).map(|(after, before)| after - before);
+    let least_reads = read.min().unwrap_or(0);
+    let cost = Cost { cpu: after.cpu - before.cpu, ..after };
+    Rest { took, cost, least_reads, writes: trail.writes() }
+}
+
+/// Time between two readings of a GPU, seconds.
+fn interval(sizes: &Sizes) -> u64 {
+    sizes.poll_seconds.unwrap_or(POLL_SECONDS)
+}
+
+fn verdicts(sizes: &Sizes, observed: Option<f64>, first: &Life, second: &Life, rest: &Rest) -> Vec<Verdict> {
+    let needed = sizes.rest_seconds * READ_PERMILLE / 1000 / interval(sizes);
+    let cores = rest.cost.cpu.as_secs_f64() / rest.took.as_secs_f64();
+    let peak = first.peak_mib.max(second.peak_mib);
+    let lives = json!({"first_creation_mib": first.peak_mib, "restart_and_rest_mib": second.peak_mib,
+        "resident_at_the_end_mib": rest.cost.resident_mib});
+    let written = |writes: &[String]| json!(writes.iter().take(20).collect::<Vec<_>>());
+    vec![
+        Verdict::at_most("leader's peak memory", peak, "MiB", MEMORY_MIB).with(lives),
+        Verdict::of("restart to all observed", observed, "s", OBSERVED_SECONDS),
+        Verdict::at_most("writes after a restart", count(&second.writes), "writes", 0.0)
+            .with(written(&second.writes)),
+        Verdict::at_most("CPU at rest", cores, "cores", CORES)
+            .with(json!({"cpu_seconds": rest.cost.cpu.as_secs_f64(), "seconds": rest.took.as_secs_f64()})),
+        Verdict::at_least("least reads of a GPU at rest", rest.least_reads as f64, "reads", needed as f64),
+        Verdict::at_most("writes at rest", count(&rest.writes), "writes", 0.0).with(written(&rest.writes)),
+    ]
+}
+
+fn count(writes: &[String]) -> f64 {
+    writes.len() as f64
+}
+
+/// How many writes there were of each verb and kind.
+fn by_kind(writes: &[String]) -> Value {
+    let mut all = std::collections::BTreeMap::<&str, usize>::new();
+    for write in writes {
+        *all.entry(write.split(' ').next().unwrap_or_default()).or_default() += 1;
+    }
+    json!(all)
+}
