@@ -269,24 +269,32 @@ impl<'a> Product<'a> {
         answer.text().await.unwrap()
     }
 
-    /// Three tenants on one GPU, until all serve. Nobody starts before all models are known: a GPU is dealt among those who
-    /// are there, and who comes later waits until somebody makes room.
+    /// Three tenants on one GPU, until all serve.
     pub async fn start_tenants(&self, hub: &Hub) {
+        self.apply(&[pool(1)]);
+        self.start(&TENANTS.map(|name| tenant(name, hub.endpoint()))).await;
+    }
+
+    /// Tenants of one GPU, until all serve. Nobody starts before all models are known: a GPU is dealt among those who are
+    /// there, and who comes later waits until somebody makes room.
+    pub async fn start(&self, tenants: &[Value]) {
         let all = |suspend: bool| {
-            TENANTS.map(|name| {
-                let mut tenant = tenant(name, hub.endpoint());
+            let of = |tenant: &Value| {
+                let mut tenant = tenant.clone();
                 tenant["spec"]["suspend"] = suspend.into();
                 tenant
-            })
+            };
+            tenants.iter().map(of).collect::<Vec<_>>()
         };
-        self.apply(&[pool(1)]);
+        let names: Vec<&str> =
+            tenants.iter().filter_map(|tenant| tenant["metadata"]["name"].as_str()).collect();
         self.apply(&all(true));
-        for name in TENANTS {
+        for name in &names {
             let known = async || (!self.tenant(name)["status"]["model"].is_null()).then_some(());
             self.wait(&format!("the model of {name} is known"), known).await;
         }
         self.apply(&all(false));
-        for name in TENANTS {
+        for name in &names {
             self.condition(name, "Ready", "True").await;
             self.reached(name).await;
         }

@@ -74,10 +74,8 @@ fn a_model_comes_from_a_volume_a_bucket_or_an_image() {
         of_bucket["s3"]["credentialsSecretRef"] = json!({"name": "keys"});
         let of_image = json!({"type": "Image", "image": {"reference": IMAGE, "path": "models/story"}});
         let tenants = [("volume", of_volume), ("bucket", of_bucket), ("image", of_image)];
-        product.apply(&tenants.clone().map(|(name, source)| with_source(name, source)));
+        product.start(&tenants.clone().map(|(name, source)| with_source(name, source))).await;
         for (name, _) in tenants {
-            product.condition(name, "Ready", "True").await;
-            product.reached(name).await;
             let said = format!("{PROMPT}{}", product.complete(name, 32).await);
             if let Some(golden) = &golden {
                 assert!(golden.starts_with(&said), "{name}: {said:?} is not of {golden:?}");
