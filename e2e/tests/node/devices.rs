@@ -27,6 +27,16 @@ fn install(node: &Node, namespace: &str) {
     helm(node, &[&install[..], &values].concat());
 }
 
+/// The chart, until the end of a test, however it ends: the next test's driver would be a second one of that name.
+struct Installed<'a>(&'a Node, &'a str);
+
+impl Drop for Installed<'_> {
+    fn drop(&mut self) {
+        // The operator's image, whose hook it is, is not there.
+        helm(self.0, &["uninstall", "sluice", "--namespace", self.1, "--no-hooks", "--wait"]);
+    }
+}
+
 fn helm(node: &Node, arguments: &[&str]) {
     let home = tempfile::tempdir().unwrap();
     let mut helm = Command::new(Binaries::find().expect("a node has binaries").path("helm"));
@@ -113,7 +123,13 @@ async fn create(pods: &Api<Pod>, pod: &Pod) {
 async fn published(client: &Client) -> ResourceSlice {
     let slices: Api<ResourceSlice> = Api::all(client.clone());
     let ours = ListParams::default().fields("spec.driver=sluice.dev");
-    eventually("a slice", async || slices.list(&ours).await.unwrap().items.pop()).await
+    // That of the driver before, of another test, stays for half a minute.
+    let new = |slice: &ResourceSlice| {
+        let first = slice.spec.devices.iter().flatten().next();
+        let memory = first.and_then(|device| device.capacity.as_ref()?.get("memory"));
+        memory.is_some_and(|memory| memory.value.0 == "96Mi")
+    };
+    eventually("a slice", async || slices.list(&ours).await.unwrap().items.into_iter().find(new)).await
 }
 
 #[test]
@@ -123,6 +139,7 @@ fn pods_of_a_claim_share_a_folder_and_what_is_wrong_with_a_claim_is_told() {
         let client = node.api().client().await;
         let system = node.api().namespace("system").await;
         install(node, &system);
+        let _installed = Installed(node, &system);
         let slice = published(&client).await;
         assert_eq!(slice.spec.devices.unwrap()[0].name, "gpu-0");
 
@@ -158,8 +175,6 @@ fn pods_of_a_claim_share_a_folder_and_what_is_wrong_with_a_claim_is_told() {
         let told = refusal(&client, &namespace, "three").await;
         assert!(told.contains("request gpu: memory 97Mi is more than device gpu-"), "{told}");
         pods.delete("three", &DeleteParams::default()).await.unwrap();
-        // The next test's driver would be a second one of that name. The operator's image, whose hook it is, is not there.
-        helm(node, &["uninstall", "sluice", "--namespace", &system, "--no-hooks", "--wait"]);
     });
 }
 

@@ -76,7 +76,18 @@ impl<'a> Product<'a> {
         let values =
             format!("trial.enabled=true,trial.gpus=2,trial.memory=64Mi,operator.statusSeconds=1{more}");
         let home = tempfile::tempdir().unwrap();
-        Some(Product { node, helm, home, values, namespace, http, urls: RefCell::default() })
+        let product = Product { node, helm, home, values, namespace, http, urls: RefCell::default() };
+        // What a test that failed has left would fail all others.
+        product.helm(&[
+            "uninstall",
+            "sluice",
+            "--namespace",
+            SYSTEM,
+            "--ignore-not-found",
+            "--no-hooks",
+            "--wait",
+        ]);
+        Some(product)
     }
 
     /// `helm install` or `helm upgrade` of a chart, until all of it is ready.
