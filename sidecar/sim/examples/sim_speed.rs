@@ -7,12 +7,10 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use sluice_policy::neighbours::victim::Rule;
 use sluice_policy::params::PolicyName;
 use sluice_sim::gpu::Sharing;
-use sluice_sim::profiles::cost::Launch;
 use sluice_sim::profiles::{hardware, model};
-use sluice_sim::serve::{self, Case, Slo, Tuning};
+use sluice_sim::serve::{self, Case};
 use sluice_sim::workload::{Coming, Lengths};
 
 /// Tokens a second at least.
@@ -24,20 +22,7 @@ const LENGTHS: Lengths = Lengths { prompt: 128, output: 256 };
 fn case(policy: PolicyName) -> Case {
     let machine = *hardware::named("gh200").expect("a machine of the list");
     let model = *model::named("opt-13b").expect("a model of the list");
-    Case {
-        hardware: machine,
-        places: serve::places(&machine, &[model], &[300]),
-        sharing: Sharing::Isolated,
-        policy,
-        launch: Launch::Graph,
-        chunk_bytes: 16 << 20,
-        max_sequences: 64,
-        prefix_caching: false,
-        rule: Rule::default(),
-        slo: Slo::default(),
-        tuning: Tuning::default(),
-        seed: 1,
-    }
+    Case::new(machine, serve::places(&machine, &[model], &[300]), Sharing::Isolated, policy)
 }
 
 /// Tokens made, and how many that is in a second.

@@ -74,6 +74,25 @@ pub const fn round_robin(quantum: sluice_policy::neighbours::turn::Quantum) -> S
 }
 
 impl Case {
+    /// These tenants with everything else as it usually is: captured graphs, chunks of 16 MiB, 64 sequences at once, no shared
+    /// prefixes, seed 1.
+    pub fn new(hardware: Hardware, places: Vec<Place>, sharing: Sharing, policy: PolicyName) -> Case {
+        Case {
+            hardware,
+            places,
+            sharing,
+            policy,
+            launch: Launch::Graph,
+            chunk_bytes: 16 << 20,
+            max_sequences: 64,
+            prefix_caching: false,
+            rule: sluice_policy::neighbours::victim::Rule::default(),
+            slo: Slo::default(),
+            tuning: Tuning::default(),
+            seed: 1,
+        }
+    }
+
     /// Host memory for KV of each tenant, bytes.
     pub fn host_kv_bytes(&self) -> u64 {
         let weights: u64 = self.places.iter().map(|place| place.model.weight_bytes()).sum();

@@ -4,12 +4,11 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use sluice_policy::neighbours::turn::Quantum;
-use sluice_policy::neighbours::victim::Rule;
 use sluice_policy::params::{Placing, PolicyName};
 use sluice_sim::gpu::Sharing;
 use sluice_sim::profiles::cost::Launch;
 use sluice_sim::profiles::{hardware, model};
-use sluice_sim::serve::{self, Case, Served, Slo, Tuning};
+use sluice_sim::serve::{self, Case, Served, Tuning};
 use sluice_sim::workload::arrivals::Arrivals;
 use sluice_sim::workload::table::Table;
 use sluice_sim::workload::{self, Coming, Deal, Lengths, Limits, Source};
@@ -18,20 +17,8 @@ use sluice_sim::workload::{self, Coming, Deal, Lengths, Limits, Source};
 fn case(policy: PolicyName) -> Case {
     let hardware = *hardware::named("gh200").unwrap();
     let models = ["opt-13b", "opt-6.7b"].map(|name| *model::named(name).unwrap());
-    Case {
-        hardware,
-        places: serve::places(&hardware, &models, &[300, 170]),
-        sharing: serve::round_robin(Quantum::new(5_000_000, 50_000_000)),
-        policy,
-        launch: Launch::Graph,
-        chunk_bytes: 16 << 20,
-        max_sequences: 64,
-        prefix_caching: false,
-        rule: Rule::default(),
-        slo: Slo::default(),
-        tuning: Tuning::default(),
-        seed: 1,
-    }
+    let turns = serve::round_robin(Quantum::new(5_000_000, 50_000_000));
+    Case::new(hardware, serve::places(&hardware, &models, &[300, 170]), turns, policy)
 }
 
 /// Bursts for the first tenant, a request now and then for the second.

@@ -8,15 +8,13 @@
 use std::sync::Arc;
 
 use sluice_policy::neighbours::turn::Quantum;
-use sluice_policy::neighbours::victim::Rule;
 use sluice_policy::params::PolicyName;
 
 use super::runs::{self, Job};
 use super::{Figure, Lab, Line, Report, Row, Told};
-use crate::profiles::cost::Launch;
 use crate::profiles::hardware::{self, Hardware, LinkClass};
 use crate::profiles::model;
-use crate::serve::{self, Case, Served, Slo, Tuning};
+use crate::serve::{self, Case, Served};
 use crate::workload::arrivals::Arrivals;
 use crate::workload::{self, Coming, Deal, Limits, Source};
 
@@ -154,20 +152,9 @@ fn model_tokens(scenario: &Scenario) -> Vec<u32> {
 }
 
 fn case(scenario: &Scenario, hardware: Hardware, policy: PolicyName, seed: u64) -> Case {
-    Case {
-        hardware,
-        places: serve::places(&hardware, &models(scenario), scenario.shares_permille),
-        sharing: serve::round_robin(Quantum::new(5 * MS, 50 * MS)),
-        policy,
-        launch: Launch::Graph,
-        chunk_bytes: 16 << 20,
-        max_sequences: 256,
-        prefix_caching: false,
-        rule: Rule::default(),
-        slo: Slo::default(),
-        tuning: Tuning::default(),
-        seed,
-    }
+    let places = serve::places(&hardware, &models(scenario), scenario.shares_permille);
+    let turns = serve::round_robin(Quantum::new(5 * MS, 50 * MS));
+    Case { max_sequences: 256, seed, ..Case::new(hardware, places, turns, policy) }
 }
 
 /// A figure of a run, by what it is called.

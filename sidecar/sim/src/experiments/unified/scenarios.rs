@@ -6,15 +6,13 @@
 use std::collections::BTreeSet;
 
 use sluice_policy::neighbours::turn::Quantum;
-use sluice_policy::neighbours::victim::Rule;
 use sluice_policy::params::PolicyName;
 
 use crate::experiments::Lab;
 use crate::gpu::Sharing;
-use crate::profiles::cost::Launch;
 use crate::profiles::hardware::{self, Hardware};
 use crate::profiles::model;
-use crate::serve::{self, Case, Slo, Tuning};
+use crate::serve::{self, Case};
 use crate::workload::arrivals::Arrivals;
 use crate::workload::{Coming, Limits, Source, cut};
 
@@ -184,20 +182,9 @@ impl Scenario {
     pub fn case(&self, policy: PolicyName, seed: u64) -> Case {
         let shares: Vec<_> = self.tenants.iter().map(|tenant| tenant.share_permille).collect();
         let turns = serve::round_robin(Quantum::new(5 * MS, 50 * MS));
-        Case {
-            hardware: self.hardware(),
-            places: serve::places(&self.hardware(), &self.models(), &shares),
-            sharing: if self.tenants.len() > 1 { turns } else { Sharing::Isolated },
-            policy,
-            launch: Launch::Graph,
-            chunk_bytes: 16 << 20,
-            max_sequences: 64,
-            prefix_caching: false,
-            rule: Rule::default(),
-            slo: Slo::default(),
-            tuning: Tuning::default(),
-            seed,
-        }
+        let sharing = if self.tenants.len() > 1 { turns } else { Sharing::Isolated };
+        let places = serve::places(&self.hardware(), &self.models(), &shares);
+        Case { seed, ..Case::new(self.hardware(), places, sharing, policy) }
     }
 
     /// Its requests by a seed, no more than so many of each tenant in each stretch.
