@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use sluice_e2e::cluster::{Binaries, Node, within};
 
-pub use self::hub::{Hub, model};
+pub use self::hub::{Hub, model, part, read, serve};
 pub use self::load::Load;
 use self::load::text_of;
 

@@ -1,7 +1,6 @@
 //! A hub of models, as far as `sluice-sidecar` asks one: a revision's files, and each of them, whole or a range.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -34,25 +33,14 @@ pub fn model() -> Option<(PathBuf, Option<String>)> {
 }
 
 impl Hub {
-    /// Serves the files of `folder` as the repository `repo` at a free port of `address`, on a thread of its own in the
-    /// network of this one.
+    /// Serves the files of `folder` as the repository `repo` at a free port of `address`.
     pub fn start(address: &str, repo: &str, folder: &Path) -> Hub {
-        let listener = std::net::TcpListener::bind((address, 0)).unwrap();
-        let bound: SocketAddr = listener.local_addr().unwrap();
-        listener.set_nonblocking(true).unwrap();
         let files = Arc::new(read(folder));
         let router = Router::new()
             .route(&format!("/api/models/{repo}/revision/{{revision}}"), get(revision))
             .route(&format!("/{repo}/resolve/{{revision}}/{{*file}}"), get(file))
             .with_state(files);
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async move {
-                let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-                axum::serve(listener, router).await.unwrap();
-            });
-        });
-        Hub(format!("http://{bound}"))
+        Hub(serve(address, router))
     }
 
     /// Its address.
@@ -61,7 +49,23 @@ impl Hub {
     }
 }
 
-fn read(folder: &Path) -> BTreeMap<String, Bytes> {
+/// Serves `router` at a free port of `address`, on a thread of its own in the network of this one, and answers where.
+pub fn serve(address: &str, router: Router) -> String {
+    let listener = std::net::TcpListener::bind((address, 0)).unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    listener.set_nonblocking(true).unwrap();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            axum::serve(listener, router).await.unwrap();
+        });
+    });
+    endpoint
+}
+
+/// The files of a folder, by name.
+pub fn read(folder: &Path) -> BTreeMap<String, Bytes> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
     entries
         .map(|entry| (entry.file_name().into_string().unwrap(), std::fs::read(entry.path()).unwrap().into()))
@@ -79,7 +83,11 @@ async fn file(
     Matched((_, name)): Matched<(String, String)>,
     headers: HeaderMap,
 ) -> Response {
-    let Some(bytes) = files.get(&name) else { return StatusCode::NOT_FOUND.into_response() };
+    files.get(&name).map_or(StatusCode::NOT_FOUND.into_response(), |bytes| part(bytes, &headers))
+}
+
+/// A file whole, or the range of it that is asked for.
+pub fn part(bytes: &Bytes, headers: &HeaderMap) -> Response {
     let range = headers.get("range").and_then(|range| range.to_str().ok()?.strip_prefix("bytes="));
     let Some((from, to)) = range.and_then(|range| range.split_once('-')) else {
         return bytes.clone().into_response();

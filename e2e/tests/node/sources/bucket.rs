@@ -5,38 +5,25 @@ use std::path::Path;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::body::Bytes;
 use axum::extract::{Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+
+use crate::installed::{part, read, serve};
 
 /// Who may read.
 pub const KEY: &str = "AKIDTESTS";
 /// Where the model's objects are.
 pub const PREFIX: &str = "models/story";
 
-type Objects = Arc<BTreeMap<String, Vec<u8>>>;
+type Objects = Arc<BTreeMap<String, Bytes>>;
 
-/// Serves the files of `folder` at a free port of `address`, on a thread of its own in the network of this one. Answers its
-/// endpoint.
+/// Serves the files of `folder` at a free port of `address`. Answers its endpoint.
 pub fn start(address: &str, folder: &Path) -> String {
-    let listener = std::net::TcpListener::bind((address, 0)).unwrap();
-    let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    listener.set_nonblocking(true).unwrap();
-    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
-    let object = |entry: std::fs::DirEntry| {
-        let name = entry.file_name().into_string().unwrap();
-        (format!("{PREFIX}/{name}"), std::fs::read(entry.path()).unwrap())
-    };
-    let objects: Objects = Arc::new(files.map(object).collect());
-    let router = Router::new().fallback(answer).with_state(objects);
-    std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async move {
-            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-            axum::serve(listener, router).await.unwrap();
-        });
-    });
-    endpoint
+    let files = read(folder).into_iter();
+    let objects: Objects = Arc::new(files.map(|(name, bytes)| (format!("{PREFIX}/{name}"), bytes)).collect());
+    serve(address, Router::new().fallback(answer).with_state(objects))
 }
 
 async fn answer(State(objects): State<Objects>, request: Request) -> Response {
@@ -50,21 +37,11 @@ async fn answer(State(objects): State<Objects>, request: Request) -> Response {
         return list(&objects).into_response();
     }
     let object = path.strip_prefix("/bucket/").and_then(|key| objects.get(key));
-    let Some(bytes) = object else { return StatusCode::NOT_FOUND.into_response() };
-    let range = request.headers().get(header::RANGE).and_then(|range| range.to_str().ok());
-    let Some((from, to)) = range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-')) else {
-        return bytes.clone().into_response();
-    };
-    let last = bytes.len() - 1;
-    let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse().unwrap_or(last).min(last));
-    if from > to {
-        return StatusCode::RANGE_NOT_SATISFIABLE.into_response();
-    }
-    (StatusCode::PARTIAL_CONTENT, bytes[from..=to].to_vec()).into_response()
+    object.map_or(StatusCode::NOT_FOUND.into_response(), |bytes| part(bytes, request.headers()))
 }
 
 fn list(objects: &Objects) -> String {
-    let object = |(key, bytes): (&String, &Vec<u8>)| {
+    let object = |(key, bytes): (&String, &Bytes)| {
         format!(
             "<Contents><Key>{key}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>\
              <ETag>&quot;{}&quot;</ETag><Size>{}</Size><StorageClass>STANDARD</StorageClass></Contents>",
