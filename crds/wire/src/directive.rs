@@ -79,6 +79,10 @@ pub struct TenantRule {
     pub priority: i32,
     /// Share of the layers that may be remapped, percent.
     pub max_remapped_percent: u32,
+    /// What it may hold without asking anybody, bytes; `None` = what it was granted last, for whoever writes this does not
+    /// know yet. It has more once others leave room for it, and never less than its floor.
+    #[serde(default)]
+    pub share_bytes: Option<u64>,
     /// Without a request for so long it gives up all device memory by itself, seconds; `None` = never.
     pub hibernate_after_seconds: Option<u32>,
     /// Without a request for so long it counts as idle, seconds.

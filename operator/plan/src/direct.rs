@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use sluice_types::pool::VictimRule as Written;
+use sluice_types::tenant::EngineKind;
 use sluice_types::{GpuPool, ModelTenant};
 use sluice_wire::directive::{self, Directive, MAX_NEIGHBOURS, Neighbour, Sharing, TenantRule, VictimRule};
 use sluice_wire::state::Activity;
@@ -24,6 +25,8 @@ pub struct Member<'a> {
     pub tenant: &'a ModelTenant,
     /// What it may hold without asking anybody, bytes.
     pub share_bytes: u64,
+    /// Whether that was dealt out, or only stands for what nobody can know yet.
+    pub dealt: bool,
     /// What it can never lend while it is awake, bytes.
     pub floor_bytes: u64,
     /// Uid of its pod.
@@ -37,6 +40,12 @@ pub struct Member<'a> {
 impl Member<'_> {
     fn namespace(&self) -> &str {
         self.tenant.metadata.namespace.as_deref().unwrap_or_default()
+    }
+
+    fn rule(&self) -> TenantRule {
+        // The memory of a proxied engine is its own.
+        let native = self.tenant.spec.engine.kind == EngineKind::Native;
+        rule(self.tenant, Some(self.share_bytes).filter(|_| self.dealt && native))
     }
 
     /// Where its sidecar is told, and asked.
@@ -75,7 +84,7 @@ impl Shared<'_> {
             epoch: 0,
             sequence: 0,
             policy: self.pool.spec.policy.as_str().to_owned(),
-            tenant: rule(self.members[member].tenant),
+            tenant: self.members[member].rule(),
             sharing: self.sharing,
             victim,
             min_residence_ms: unsigned(remap.min_residence_milliseconds),
@@ -100,12 +109,13 @@ impl Shared<'_> {
     }
 }
 
-/// What a tenant's own directive says of it.
-pub fn rule(tenant: &ModelTenant) -> TenantRule {
+/// What a tenant's own directive says of it. `share_bytes`: `None` = nobody knows yet.
+pub fn rule(tenant: &ModelTenant, share_bytes: Option<u64>) -> TenantRule {
     let spec = &tenant.spec;
     TenantRule {
         priority: spec.priority,
         max_remapped_percent: unsigned(spec.memory.max_remapped_percent),
+        share_bytes,
         hibernate_after_seconds: Some(unsigned(spec.idle.hibernate_after_seconds)),
         idle_after_seconds: unsigned(spec.idle.after_seconds),
     }

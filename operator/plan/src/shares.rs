@@ -1,19 +1,66 @@
 //! What each tenant of a GPU may hold without asking anybody.
 
-/// Shares of `capacity` bytes, whole chunks, one for each of `weights` (bytes of a tenant's model): its weights and an
-/// equal part of what is left, or a part in proportion to its weights where all weights together do not fit. Sums to at
-/// most `capacity`; what cannot be dealt out in equal parts, less than a chunk for each tenant, is nobody's. A share
-/// depends on its own weights and on all weights together, not on the order of the tenants.
-pub fn shares(capacity: u64, chunk: u64, weights: &[u64]) -> Vec<u64> {
+/// A tenant of the GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    /// Of its model, bytes.
+    pub weights_bytes: u64,
+    /// What it can never lend, bytes; 0 = not known.
+    pub floor_bytes: u64,
+}
+
+impl Part {
+    /// Weights alone.
+    pub const fn of(weights_bytes: u64) -> Part {
+        Part { weights_bytes, floor_bytes: 0 }
+    }
+}
+
+/// Shares of `capacity` bytes, whole chunks, one for each of `parts`: its weights and an equal part of what is left, or a
+/// part in proportion to its weights where all weights together do not fit. Whoever would have less than its floor has its
+/// floor, and the others are dealt the rest in the same way. Sums to at most `capacity`; what cannot be dealt out in equal
+/// parts, less than a chunk for each tenant, is nobody's. A share depends on the sizes, not on the order of the tenants.
+///
+/// Where not even the floors fit, which a placement sees to, they share in proportion.
+pub fn shares(capacity: u64, chunk: u64, parts: &[Part]) -> Vec<u64> {
     let chunk = chunk.max(1);
-    let (room, count) = (capacity / chunk, weights.len().max(1) as u64);
-    let weights: Vec<u64> = weights.iter().map(|bytes| bytes.div_ceil(chunk)).collect();
+    let room = capacity / chunk;
+    let whole = |bytes: u64| bytes.div_ceil(chunk);
+    let chunks = |part: &Part| (whole(part.weights_bytes), whole(part.floor_bytes));
+    let dealt = above_floors(room, &parts.iter().map(chunks).collect::<Vec<_>>());
+    dealt.into_iter().map(|chunks| chunks * chunk).collect()
+}
+
+/// Of `(weights, floor)` in chunks. Each round fixes somebody at its floor, or is the last.
+fn above_floors(room: u64, parts: &[(u64, u64)]) -> Vec<u64> {
+    let floors: u128 = parts.iter().map(|(_, floor)| u128::from(*floor)).sum();
+    if floors > u128::from(room) {
+        return parts.iter().map(|(_, floor)| proportion(room, *floor, floors)).collect();
+    }
+    let mut fixed = vec![false; parts.len()];
+    loop {
+        let free = |at: &usize| !fixed[*at];
+        let taken: u64 = (0..parts.len()).filter(|at| !free(at)).map(|at| parts[at].1).sum();
+        let open: Vec<usize> = (0..parts.len()).filter(free).collect();
+        let dealt = deal(room - taken, &open.iter().map(|at| parts[*at].0).collect::<Vec<_>>());
+        let mut all: Vec<u64> = parts.iter().map(|(_, floor)| *floor).collect();
+        open.iter().zip(dealt).for_each(|(at, chunks)| all[*at] = chunks);
+        let below: Vec<usize> = open.into_iter().filter(|at| all[*at] < parts[*at].1).collect();
+        if below.is_empty() {
+            return all;
+        }
+        below.into_iter().for_each(|at| fixed[at] = true);
+    }
+}
+
+fn deal(room: u64, weights: &[u64]) -> Vec<u64> {
+    let count = weights.len().max(1) as u64;
     let all: u128 = weights.iter().map(|chunks| u128::from(*chunks)).sum();
     let part = |chunks: u64| match u64::try_from(all) {
         Ok(all) if all <= room => chunks + (room - all) / count,
         _ => proportion(room, chunks, all),
     };
-    weights.into_iter().map(|chunks| part(chunks) * chunk).collect()
+    weights.iter().map(|chunks| part(*chunks)).collect()
 }
 
 /// `room * part / whole`, rounded down; `part` is at most `whole`, which is not 0.
@@ -28,71 +75,125 @@ mod tests {
 
     const CHUNK: u64 = 64 << 10;
 
+    fn by_weights(capacity: u64, weights: &[u64]) -> Vec<u64> {
+        shares(capacity, CHUNK, &weights.iter().copied().map(Part::of).collect::<Vec<_>>())
+    }
+
+    /// Chunks, of parts in chunks.
+    fn of(room: u64, parts: &[(u64, u64)]) -> Vec<u64> {
+        let part = |(weights, floor): &(u64, u64)| Part {
+            weights_bytes: weights * CHUNK,
+            floor_bytes: floor * CHUNK,
+        };
+        let dealt = shares(room * CHUNK, CHUNK, &parts.iter().map(part).collect::<Vec<_>>());
+        dealt.into_iter().map(|bytes| bytes / CHUNK).collect()
+    }
+
     #[test]
     fn a_tenant_gets_its_weights_and_an_equal_part_of_the_rest() {
-        assert_eq!(shares(10 * CHUNK, CHUNK, &[CHUNK, 3 * CHUNK]), [4 * CHUNK, 6 * CHUNK]);
-        assert_eq!(shares(10 * CHUNK, CHUNK, &[1, 2 * CHUNK + 1]), [4 * CHUNK, 6 * CHUNK]);
+        assert_eq!(by_weights(10 * CHUNK, &[CHUNK, 3 * CHUNK]), [4 * CHUNK, 6 * CHUNK]);
+        assert_eq!(by_weights(10 * CHUNK, &[1, 2 * CHUNK + 1]), [4 * CHUNK, 6 * CHUNK]);
     }
 
     #[test]
     fn weights_that_do_not_fit_together_share_in_proportion() {
-        assert_eq!(shares(10 * CHUNK, CHUNK, &[8 * CHUNK, 32 * CHUNK]), [2 * CHUNK, 8 * CHUNK]);
+        assert_eq!(by_weights(10 * CHUNK, &[8 * CHUNK, 32 * CHUNK]), [2 * CHUNK, 8 * CHUNK]);
     }
 
     #[test]
     fn whoever_has_no_weights_yet_gets_an_equal_part() {
-        assert_eq!(shares(9 * CHUNK, CHUNK, &[0, 0, 0]), [3 * CHUNK; 3]);
-        assert_eq!(shares(9 * CHUNK, CHUNK, &[]), [0; 0]);
+        assert_eq!(by_weights(9 * CHUNK, &[0, 0, 0]), [3 * CHUNK; 3]);
+        assert_eq!(by_weights(9 * CHUNK, &[]), [0; 0]);
     }
 
-    /// Sizes of all magnitudes from a fixed sequence (Knuth's MMIX generator).
-    fn cases() -> impl Iterator<Item = (u64, u64, Vec<u64>)> {
+    #[test]
+    fn floors_are_dealt_first_and_the_others_share_what_is_left() {
+        // By weights alone 2 and 8; by weights and a rest in equal parts 4 and 6.
+        assert_eq!(of(10, &[(8, 3), (32, 1)]), [3, 7]);
+        assert_eq!(of(10, &[(1, 5), (3, 0)]), [5, 5]);
+        // Fixing one leaves another below its own: 12 in equal parts, then 5 for two, then 3 for one.
+        assert_eq!(of(12, &[(0, 7), (0, 3), (0, 1)]), [7, 3, 2]);
+        assert_eq!(of(10, &[(8, 4), (32, 6)]), [4, 6]);
+        let odd = Part { weights_bytes: 0, floor_bytes: 2 * CHUNK + 1 };
+        assert_eq!(shares(4 * CHUNK, CHUNK, &[odd, Part::of(0)]), [3 * CHUNK, CHUNK], "in whole chunks");
+        assert_eq!(of(10, &[(0, 10), (0, 10)]), [5, 5], "not even the floors fit");
+    }
+
+    /// Sizes of all magnitudes from a fixed sequence (Knuth's MMIX generator). Floors that fit together, but for some.
+    fn cases() -> impl Iterator<Item = (u64, u64, Vec<Part>)> {
         let mut seed = 20_u64;
         let mut next = move || {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (seed >> 8) >> (seed % 50)
         };
-        (0..2000).map(move |_| {
+        (0..4000).map(move |at| {
             let (capacity, chunk, count) = (next(), 1 + next() % (2 << 20), 1 + next() % 7);
-            (capacity, chunk, (0..count).map(|_| next()).collect())
+            let floors = match at % 4 {
+                0 => 1,
+                1 => u64::MAX,
+                _ => (capacity / count).max(1),
+            };
+            let mut part = |_| Part { weights_bytes: next(), floor_bytes: next() % floors };
+            (capacity, chunk, (0..count).map(&mut part).collect())
         })
+    }
+
+    fn chunks(bytes: u64, chunk: u64) -> u128 {
+        u128::from(bytes.div_ceil(chunk))
     }
 
     #[test]
     fn shares_are_whole_chunks_and_never_more_than_the_gpu() {
-        for (capacity, chunk, weights) in cases() {
-            let shares = shares(capacity, chunk, &weights);
+        for (capacity, chunk, parts) in cases() {
+            let shares = shares(capacity, chunk, &parts);
             let sum: u128 = shares.iter().map(|share| u128::from(*share)).sum();
-            assert!(sum <= u128::from(capacity), "{capacity} {chunk} {weights:?}: {shares:?}");
+            assert!(sum <= u128::from(capacity), "{capacity} {chunk} {parts:?}: {shares:?}");
             assert!(
                 shares.iter().all(|share| share % chunk == 0),
-                "{capacity} {chunk} {weights:?}: {shares:?}"
+                "{capacity} {chunk} {parts:?}: {shares:?}"
             );
             let lost = u128::from(capacity) - sum;
-            let most = u128::from(chunk) * (weights.len() as u128 + 1);
-            assert!(lost < most, "{capacity} {chunk} {weights:?}: {shares:?}, {lost} bytes are nobody's");
+            let most = u128::from(chunk) * (parts.len() as u128 + 1);
+            assert!(lost < most, "{capacity} {chunk} {parts:?}: {shares:?}, {lost} bytes are nobody's");
         }
+    }
+
+    #[test]
+    fn nobody_has_less_than_its_floor_where_the_floors_fit() {
+        let mut binding = 0;
+        for (capacity, chunk, parts) in cases() {
+            let floors: u128 = parts.iter().map(|part| chunks(part.floor_bytes, chunk)).sum();
+            if floors > u128::from(capacity / chunk) {
+                continue;
+            }
+            let dealt = shares(capacity, chunk, &parts);
+            let bare: Vec<Part> = parts.iter().map(|part| Part::of(part.weights_bytes)).collect();
+            binding += usize::from(shares(capacity, chunk, &bare) != dealt);
+            for (share, part) in dealt.iter().zip(&parts) {
+                assert!(*share >= part.floor_bytes, "{capacity} {chunk} {parts:?}: {dealt:?}");
+            }
+        }
+        assert!(binding > 100, "floors matter in {binding} cases");
     }
 
     #[test]
     fn the_order_of_the_tenants_does_not_matter() {
-        for (capacity, chunk, mut weights) in cases() {
-            let mut forward = shares(capacity, chunk, &weights);
-            weights.reverse();
+        for (capacity, chunk, mut parts) in cases() {
+            let mut forward = shares(capacity, chunk, &parts);
+            parts.reverse();
             forward.reverse();
-            assert_eq!(shares(capacity, chunk, &weights), forward, "{capacity} {chunk} {weights:?}");
+            assert_eq!(shares(capacity, chunk, &parts), forward, "{capacity} {chunk} {parts:?}");
         }
     }
 
     #[test]
-    fn whatever_fits_has_room_for_its_weights() {
-        for (capacity, chunk, weights) in cases() {
-            let needed: u128 =
-                weights.iter().map(|bytes| u128::from(bytes.div_ceil(chunk)) * u128::from(chunk)).sum();
-            if needed <= u128::from(capacity) {
-                let enough =
-                    shares(capacity, chunk, &weights).iter().zip(&weights).all(|(share, own)| share >= own);
-                assert!(enough, "{capacity} {chunk} {weights:?}");
+    fn whatever_fits_has_room_for_its_weights_where_floors_allow() {
+        for (capacity, chunk, parts) in cases() {
+            let larger = |part: &Part| chunks(part.weights_bytes.max(part.floor_bytes), chunk);
+            if parts.iter().map(larger).sum::<u128>() <= u128::from(capacity / chunk) {
+                let shares = shares(capacity, chunk, &parts);
+                let enough = shares.iter().zip(&parts).all(|(share, part)| *share >= part.weights_bytes);
+                assert!(enough, "{capacity} {chunk} {parts:?}");
             }
         }
     }

@@ -20,7 +20,7 @@ use crate::objects::{Placed, claim_digest, claim_name, name};
 use crate::place::{Misfit, Placement, Slot, Unplaced, place};
 use crate::seat::{Seat, seats};
 use crate::seen::{ClaimSeen, Index, PodSeen, Seen, Trouble};
-use crate::shares::shares;
+use crate::shares::{Part, shares};
 use crate::status::{Finding, Truth};
 
 /// While a slot lacks host memory, which pods of others give back without a word, its pool is looked at so often, seconds.
@@ -100,6 +100,8 @@ pub struct SlotPlan {
     pub demand: Demand,
     /// What it may hold without asking anybody, bytes.
     pub share_bytes: u64,
+    /// Whether that was dealt out: the sizes of its GPU and of its model are known.
+    pub dealt: bool,
 }
 
 impl TenantPlan<'_> {
@@ -200,7 +202,7 @@ fn planned(slot: Slot, placement: &mut Placement, gpus: &BTreeMap<&str, usize>) 
     let Slot { tenant, index, demand, .. } = slot;
     let on = placement.remove(&(tenant, index)).expect("every slot is placed or not");
     let on = on.map(|gpu| gpus[gpu.as_str()]);
-    SlotPlan { index, on, demand: demand.unwrap_or_default(), share_bytes: 0 }
+    SlotPlan { index, on, demand: demand.unwrap_or_default(), share_bytes: 0, dealt: false }
 }
 
 fn admitted<'a>(given: &Given<'a>, tenant: &'a ModelTenant) -> TenantPlan<'a> {
@@ -302,22 +304,26 @@ fn terms(pool: &GpuPool) -> Terms {
 /// Deals out the memory of each GPU; of one whose size nobody knows yet each slot has its floor.
 fn share_out(plan: &mut Plan<'_>, pool: &GpuPool) {
     let chunk = terms(pool).chunk_bytes;
-    let mut weights: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
+    let mut parts: BTreeMap<usize, Vec<Part>> = BTreeMap::new();
     for (tenant, slot) in all(plan) {
-        let own = tenant.model.map_or(0, |model| model.weights_bytes());
+        let weights_bytes = tenant.model.map_or(0, |model| model.weights_bytes());
         if let Ok(gpu) = slot.on {
-            weights.entry(gpu).or_default().push(own);
+            let floor_bytes = slot.demand.floor_bytes;
+            parts.entry(gpu).or_default().push(Part { weights_bytes, floor_bytes });
         }
     }
     let mut dealt: BTreeMap<usize, std::vec::IntoIter<u64>> = BTreeMap::new();
-    for (gpu, weights) in weights {
+    for (gpu, parts) in parts {
         if let Some(capacity) = plan.gpus[gpu].gpu.capacity_bytes {
-            dealt.insert(gpu, shares(capacity, chunk, &weights).into_iter());
+            dealt.insert(gpu, shares(capacity, chunk, &parts).into_iter());
         }
     }
-    for slot in plan.tenants.iter_mut().flat_map(|tenant| &mut tenant.slots) {
-        let own = slot.on.as_ref().ok().and_then(|gpu| dealt.get_mut(gpu)?.next());
-        slot.share_bytes = own.unwrap_or(slot.demand.floor_bytes);
+    for tenant in &mut plan.tenants {
+        for slot in &mut tenant.slots {
+            let own = slot.on.as_ref().ok().and_then(|gpu| dealt.get_mut(gpu)?.next());
+            slot.dealt = own.is_some() && tenant.model.is_some();
+            slot.share_bytes = own.unwrap_or(slot.demand.floor_bytes);
+        }
     }
 }
 

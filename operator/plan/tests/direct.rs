@@ -14,6 +14,7 @@ fn member(tenant: &ModelTenant, host: u8) -> Member<'_> {
     Member {
         tenant,
         share_bytes: 48 * MIB,
+        dealt: true,
         floor_bytes: 25 * MIB,
         pod_uid: format!("pod-of-{name}"),
         address: [10, 0, 0, host].into(),
@@ -53,7 +54,7 @@ fn a_directive_names_the_others_with_their_addresses_and_is_what_a_sidecar_reads
     assert_eq!((old.admin, old.priority), (([10, 0, 0, 4], 8001).into(), 3));
     assert_eq!((old.share_bytes, old.floor_bytes), (48 * MIB, 25 * MIB));
     let rule = &directive.tenant;
-    assert_eq!((rule.priority, rule.max_remapped_percent), (3, 60));
+    assert_eq!((rule.priority, rule.max_remapped_percent, rule.share_bytes), (3, 60, Some(48 * MIB)));
     assert_eq!((rule.idle_after_seconds, rule.hibernate_after_seconds), (20, Some(90)));
     assert_eq!((directive.policy.as_str(), directive.min_residence_ms), ("Unified", 700));
     let text = serde_json::to_vec(&directive).unwrap();
@@ -80,6 +81,27 @@ fn a_floor_above_its_share_is_told_as_the_share() {
     let told = told("MostRecentlyUsed", |members| members[1].share_bytes = MIB);
     let silent = told.neighbours.iter().find(|neighbour| neighbour.name == "silent").unwrap();
     assert_eq!((silent.share_bytes, silent.floor_bytes), (MIB, MIB));
+}
+
+#[test]
+fn a_share_that_nobody_can_know_is_not_told() {
+    let own = |change: &dyn Fn(&mut Member<'_>)| told("FixedOrder", |members| change(&mut members[0])).tenant;
+    assert_eq!(own(&|_| ()).share_bytes, Some(48 * MIB));
+    assert_eq!(own(&|member| member.dealt = false).share_bytes, None);
+    let proxied = tenant("chat", json!({"engine": {"kind": "Vllm"}}));
+    let proxied: &ModelTenant = Box::leak(Box::new(proxied));
+    assert_eq!(own(&|member| member.tenant = proxied).share_bytes, None, "its memory is its own");
+}
+
+#[test]
+fn another_share_or_cap_is_told_at_once() {
+    let first = settled(None, told("FixedOrder", |_| ()), 1000).unwrap();
+    let share = told("FixedOrder", |members| members[0].share_bytes = MIB);
+    assert_eq!(settled(Some(&first), share, 1001).unwrap().directive.tenant.share_bytes, Some(MIB));
+    let capped = tenant("chat", json!({"memory": {"maxRemappedPercent": 0}}));
+    let capped: &ModelTenant = Box::leak(Box::new(capped));
+    let cap = told("FixedOrder", |members| members[0].tenant = capped);
+    assert_eq!(settled(Some(&first), cap, 1001).unwrap().directive.tenant.max_remapped_percent, 0);
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 mod bed;
 mod body;
+mod bounds;
 pub mod door;
 mod load;
 mod mappings;
@@ -31,6 +32,7 @@ use crate::neighbours::place::Place;
 use crate::service::{Message, Status, Update};
 use bed::Bed;
 use body::LinkCompute;
+use bounds::Deal;
 use door::News;
 pub use load::{InjectedFaults, LoadError, Loaded, Loading, chunk_tokens, load, policy_of, steps};
 pub use neighbours::Among;
@@ -59,6 +61,8 @@ pub struct Room {
     /// Where neighbours' questions go; none on a GPU of one's own.
     desk: Option<Arc<Desk>>,
     place: Option<Place>,
+    /// Its share and cap there.
+    deal: Option<Deal>,
     bed: Bed,
 }
 
@@ -70,8 +74,8 @@ impl Room {
     pub fn work(mut self) -> Result<(), DeviceFailed> {
         let mut due = Some(self.now());
         loop {
-            let sleep =
-                due.map_or(IDLE_SLEEP, |due| Duration::from_nanos(due.since(self.now()))).min(IDLE_SLEEP);
+            let sleep = due.map_or(IDLE_SLEEP, |due| Duration::from_nanos(due.since(self.now())));
+            let sleep = sleep.min(IDLE_SLEEP).min(self.deal_rests());
             let mut message = match self.inbox.recv_timeout(sleep) {
                 Ok(message) => Some(message),
                 Err(RecvTimeoutError::Timeout) => None,
@@ -182,9 +186,11 @@ impl Room {
                 }
                 Notice::PolicyRefused { policy, refused } => {
                     tracing::error!(policy = policy.name(), %refused, "the policy of the directive does not fit: the one before stays");
+                    self.deal.iter_mut().for_each(Deal::refused);
                 }
                 Notice::BoundsRefused { bounds, refused } => {
                     tracing::error!(?bounds, %refused, "the share and cap of the directive do not fit: those before stay");
+                    self.deal.iter_mut().for_each(Deal::refused);
                 }
                 Notice::Preempted { request, dropped_tokens } => {
                     tracing::debug!(
@@ -236,13 +242,17 @@ impl Room {
         }
     }
 
-    /// The policy of the directive is in force.
+    /// Policy, share and cap of the directive are in force, as far as neighbours leave room.
     fn follow_directive(&mut self) {
-        let runs = self.driver.core().brain().params().policy;
-        if let Some(policy) = self.bed.told_policy().filter(|policy| *policy != runs) {
-            tracing::info!(policy = policy.name(), "the directive names another policy");
-            self.driver.push(Event::Policy(policy));
-        }
+        let Some(deal) = &mut self.deal else { return };
+        let events = deal.follow(self.driver.core().brain(), Instant::now());
+        events.into_iter().for_each(|event| self.driver.push(event));
+    }
+
+    /// How long the share can be left alone.
+    fn deal_rests(&self) -> Duration {
+        let rests = |deal: &Deal| deal.rests(self.driver.core().brain(), Instant::now());
+        self.deal.as_ref().map_or(Duration::MAX, rests)
     }
 
     fn end_streams(&mut self, outage: &Outage) {
@@ -287,6 +297,7 @@ impl Room {
                 core: self.driver.core(),
                 diary: &self.diary,
                 metrics: &self.metrics,
+                deal: self.deal.as_ref(),
                 now: self.now(),
             };
             seen.fill(&mut state, place);

@@ -18,6 +18,7 @@ mod layout;
 mod locks;
 mod record;
 mod seat;
+mod share;
 mod shrunk;
 mod transfer;
 mod turn;
@@ -40,6 +41,7 @@ pub use faults::{LedgerFaults, WriteTap};
 pub use layout::{RECORDS, TRANSFERS};
 pub use locks::PATIENCE as GUARD_PATIENCE;
 pub use seat::Seat;
+pub use share::Wish;
 pub use sluice_policy::neighbours::Peer;
 pub use sluice_policy::neighbours::turn::TurnOrder;
 pub use transfer::Cleared;
@@ -98,9 +100,14 @@ impl Neighbourhood {
     }
 
     /// Takes a vacant record, or that of a dead participant, for the participant `name`. Its floor and share are
-    /// bytes and count as long as it lives.
+    /// bytes and count as long as it lives. It has all of its share or no record.
     pub fn join(&self, name: &str, floor_bytes: u64, share_bytes: u64) -> Result<Seat, JoinError> {
-        Seat::join(&self.shared, name, floor_bytes, share_bytes)
+        self.join_for(name, Wish { floor_bytes, share_bytes, least_bytes: share_bytes })
+    }
+
+    /// As [`Neighbourhood::join`], with as much of the share as others leave: [`Seat::share_bytes`].
+    pub fn join_for(&self, name: &str, wish: Wish) -> Result<Seat, JoinError> {
+        Seat::join(&self.shared, name, wish)
     }
 
     /// Everybody who has a record, the dead included whose records nobody has taken yet.
@@ -140,7 +147,7 @@ impl<'a> Opening<'a> {
     fn new(folder: &Path, identity: &'a Identity, faults: LedgerFaults) -> Result<Opening<'a>, OpenError> {
         let locks_path = folder.join("locks");
         let guard = locks::describe(&locks_path).map_err(refused("open", &locks_path))?;
-        let taken = locks::patiently(|| locks::try_lock(guard.as_fd(), locks::GUARD));
+        let taken = locks::patiently(GUARD_PATIENCE, || locks::try_lock(guard.as_fd(), locks::GUARD));
         if !taken.map_err(refused("fcntl", &locks_path))? {
             return Err(OpenError::Busy { waited_ms: GUARD_PATIENCE.as_millis() as u64 });
         }

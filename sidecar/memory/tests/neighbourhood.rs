@@ -14,6 +14,7 @@ mod kills;
 mod namespaces;
 mod raw;
 mod seats;
+mod shares;
 mod stage;
 mod turn_kills;
 mod turns;

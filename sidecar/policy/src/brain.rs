@@ -35,7 +35,7 @@ pub use fills::FILL_RETRIES;
 pub use hibernate::Rest;
 pub use measure::Measures;
 pub use said::{Failed, Prepared, StepLease, StepNeed, StepTimes, TableChange};
-pub use share::fits;
+pub use share::{fits, floor};
 pub use trade::{Claim, Traded};
 pub use view::Residency;
 

@@ -11,8 +11,12 @@ use super::Percentiles;
 pub struct Neighbourhood {
     /// Nonce of this life of the tenant in the ledger file; 0 = not in it yet.
     pub instance: u64,
-    /// What it may hold without asking anybody, bytes.
+    /// What it may hold without asking anybody, bytes: what the ledger grants, or, while a smaller share is in force, what of
+    /// it has not gone yet.
     pub share_bytes: u64,
+    /// What it was dealt, or needs at least where that is more, bytes. While `share_bytes` is less, others have not made room
+    /// yet; while it is more, memory is on its way out.
+    pub wanted_share_bytes: u64,
     /// What it can never lend while it is not hibernated, bytes.
     pub floor_bytes: u64,
     /// What it may hold now, bytes.
@@ -26,7 +30,8 @@ pub struct Neighbourhood {
     /// Bytes of its share that are wanted here and that neighbours still hold: lent by a former life of this tenant. A tenant
     /// that lacks its floor is `Loading` until it has it.
     pub awaited_bytes: u64,
-    /// What it waits for, in words; `None` = nothing.
+    /// What it waits for, in words; `None` = nothing. A tenant that is `Loading` and waits for its share, its floor or its
+    /// place loads as soon as it has it.
     pub waits_for: Option<String>,
     /// Lent to neighbours, bytes.
     pub lent_bytes: u64,

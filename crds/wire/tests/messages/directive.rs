@@ -29,6 +29,7 @@ fn directive() -> Directive {
         tenant: TenantRule {
             priority: 100,
             max_remapped_percent: 60,
+            share_bytes: Some(50_331_648),
             hibernate_after_seconds: Some(600),
             idle_after_seconds: 30,
         },
@@ -101,10 +102,10 @@ fn every_field_of_the_first_version_must_be_there_but_those_that_may_be_null() {
     }
     let mut fields = Vec::new();
     walk(&serde_json::from_str(GOLDEN).expect("golden"), "", &mut fields);
-    assert_eq!(fields.len(), 11 + 4 + 4 + 16, "{fields:?}");
+    assert_eq!(fields.len(), 11 + 5 + 4 + 16, "{fields:?}");
     for field in fields {
         let read = Directive::from_json(&golden::without(GOLDEN, &field));
-        if ["_uid", "hibernate_after_seconds"].iter().any(|end| field.ends_with(end)) {
+        if ["_uid", "hibernate_after_seconds", "tenant/share_bytes"].iter().any(|end| field.ends_with(end)) {
             read.expect(&field);
             continue;
         }
@@ -157,6 +158,13 @@ fn a_value_that_cannot_be_is_refused_by_its_path() {
     let mut twice = directive();
     twice.fallback_order.push("chat".into());
     assert_eq!(twice.check().expect_err("twice").field, "fallback_order[1]");
+}
+
+#[test]
+fn a_directive_from_before_shares_were_told_says_none() {
+    let older = Directive::from_json(&golden::without(GOLDEN, "/tenant/share_bytes")).expect("readable");
+    let expected = TenantRule { share_bytes: None, ..directive().tenant };
+    assert_eq!(older, Directive { tenant: expected, ..directive() });
 }
 
 #[test]

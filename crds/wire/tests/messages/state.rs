@@ -138,6 +138,7 @@ fn neighbourhood() -> Neighbourhood {
     Neighbourhood {
         instance: 7_331,
         share_bytes: 100_663_296,
+        wanted_share_bytes: 117_440_512,
         floor_bytes: 33_554_432,
         budget_bytes: 92_274_688,
         lendable_bytes: 4_194_304,

@@ -106,7 +106,22 @@ fn neighbours(state: &State) -> Vec<String> {
     let (share, floor) = (bytes(own.share_bytes), bytes(own.floor_bytes));
     lines
         .push(format!("Its share of the GPU is {share}, of which {floor} never leave it while it is awake."));
+    lines.extend(dealt(own));
     lines
+}
+
+/// What of its share is on its way. A sidecar from before there was such a thing says 0.
+fn dealt(own: &Neighbourhood) -> Option<String> {
+    let (wanted, share) = (own.wanted_share_bytes, own.share_bytes);
+    let missing = wanted.saturating_sub(share);
+    if missing > 0 {
+        let (wanted, missing) = (bytes(wanted), bytes(missing));
+        return Some(format!("It is to have {wanted}: {missing} more, as its neighbours make room."));
+    }
+    let over = share.saturating_sub(wanted);
+    let (wanted_text, over_text) = (bytes(wanted), bytes(over));
+    (wanted > 0 && over > 0)
+        .then(|| format!("It is to have {wanted_text}: it gives up {over_text} for its neighbours."))
 }
 
 fn partners(own: &Neighbourhood, direction: Direction) -> String {
@@ -171,6 +186,17 @@ mod tests {
         state.tenant.gpu = "p-a-0".into();
         state.policy = "Oneiros".into();
         state
+    }
+
+    #[test]
+    fn a_share_that_is_not_what_was_dealt_is_told_both_ways() {
+        let said = |share_bytes, wanted_share_bytes| {
+            let own = Neighbourhood { share_bytes, wanted_share_bytes, ..Neighbourhood::default() };
+            explain(&State { neighbourhood: Some(own), ..state() }, NOW).split_off(2)
+        };
+        assert_eq!(said(1 << 20, 3 << 20), ["  It is to have 3.0M: 2.0M more, as its neighbours make room."]);
+        assert_eq!(said(3 << 20, 1 << 20), ["  It is to have 1.0M: it gives up 2.0M for its neighbours."]);
+        assert_eq!([said(3 << 20, 3 << 20), said(3 << 20, 0)], [[""; 0]; 2], "as dealt, or an older sidecar");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use sluice_wire::config::{NeighbourhoodConfig, SidecarConfig, SidecarRecord};
 use sluice_wire::directive::{self, Directive, Fence, Neighbour, Sharing, TenantRule, VictimRule};
 
 use super::plan::Seated;
-use sluice_plan::shares::shares;
+use sluice_plan::shares::{Part, shares};
 
 /// A GPU that its tenants share.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,10 +60,12 @@ fn share_one(
     let weights: Vec<u64> = tenants.iter().map(|index| weigh(&seated[*index].config)).collect();
     let first = &seated[tenants[0]];
     let (gpu, sharing) = (first.config.gpu.clone(), sharing(&first.place.sharing));
-    let device = shares(gpu.memory_bytes, gpu.chunk_bytes, &weights);
+    // Floors are not known before the first engine has said what activations cost: whoever lacks its own asks for it.
+    let parts: Vec<_> = weights.iter().copied().map(Part::of).collect();
+    let device = shares(gpu.memory_bytes, gpu.chunk_bytes, &parts);
     // Host memory is the GPU's, too: each tenant keeps its weights there, and KV in its sleep.
     let kept = |(index, weights): (&usize, &u64)| weights + seated[*index].config.memory.host_kv_bytes;
-    let kept: Vec<_> = tenants.iter().zip(&weights).map(kept).collect();
+    let kept: Vec<_> = tenants.iter().zip(&weights).map(kept).map(Part::of).collect();
     let host = gpu.host_memory_bytes.map(|bytes| shares(bytes, gpu.chunk_bytes, &kept));
     for (at, index) in tenants.iter().enumerate() {
         let Seated { tenant, config, .. } = &mut seated[*index];
@@ -84,7 +86,12 @@ fn share_one(
 }
 
 fn member(config: usize, seated: &Seated<'_>, share_bytes: u64) -> Member {
-    Member { config, name: seated.config.name.clone(), share_bytes, rule: rule(seated.tenant) }
+    Member {
+        config,
+        name: seated.config.name.clone(),
+        share_bytes,
+        rule: rule(seated.tenant, Some(share_bytes)),
+    }
 }
 
 impl SharedGpu {

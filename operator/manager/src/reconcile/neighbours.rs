@@ -48,6 +48,7 @@ impl Operator {
             Some(Member {
                 tenant: tenant.tenant,
                 share_bytes: slot.share_bytes,
+                dealt: slot.dealt,
                 floor_bytes: slot.demand.floor_bytes,
                 pod_uid: pod.uid.clone(),
                 address: pod.ip.as_ref()?.parse::<IpAddr>().ok()?,

@@ -150,14 +150,15 @@ fn toleration(written: &Written) -> Toleration {
     }
 }
 
-/// What a directive changes in a running sidecar does not count: a neighbour that comes or goes, another priority or policy
-/// restarts nobody. How the GPU is shared and how much may be remapped follow from the start: a sidecar refuses a directive
-/// that says otherwise.
+/// What a directive changes in a running sidecar does not count: a neighbour that comes or goes, another priority, policy,
+/// share or cap restarts nobody. How the GPU is shared follows from the start: a sidecar refuses a directive that says
+/// otherwise.
 fn digest(mut config: SidecarConfig) -> String {
     config.policy = String::new();
     // Known only once the claim has a device, and never the reason for another pod.
     config.gpu.memory_bytes = 0;
     config.hibernate_after_seconds = None;
+    config.memory.max_remapped_percent = 0;
     if let Some(place) = &mut config.neighbourhood {
         (place.share_bytes, place.priority) = (0, 0);
     }

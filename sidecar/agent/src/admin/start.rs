@@ -143,8 +143,8 @@ pub fn directives(config: &SidecarConfig) -> Arc<Directives> {
     Arc::new(Directives::open(config.runtime_dir.join(DIRECTIVE_FILE), Box::new(judge)))
 }
 
-/// Whether the tenant of `config` can follow `directive` as it runs. By the terms of trade it does; what its floor and its
-/// part of the GPU's time follow from was fixed when it started.
+/// Whether the tenant of `config` can follow `directive` as it runs. Terms of trade, share and cap it follows, as far as they
+/// can be had; how the GPU's time is shared was fixed when it started.
 fn judge(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid> {
     match policy_of(&directive.policy) {
         Ok(_) => {}
@@ -157,17 +157,12 @@ fn judge(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid> {
         let problem = format!("{namespace}/{name} is this tenant itself");
         return Err(Invalid::new(format!("neighbours[{index}]"), problem));
     }
-    let percent = config.memory.max_remapped_percent;
-    fixed("tenant.max_remapped_percent", &directive.tenant.max_remapped_percent, &percent)?;
     let Some(place) = &config.neighbourhood else { return Ok(()) };
-    fixed("sharing", &directive.sharing, &place.sharing)
-}
-
-fn fixed<T: PartialEq + std::fmt::Debug>(field: &str, asked: &T, runs: &T) -> Result<(), Invalid> {
+    let (asked, runs) = (&directive.sharing, &place.sharing);
     if asked == runs {
         return Ok(());
     }
     let problem =
         format!("{asked:?} does not take effect while the tenant runs: it was started with {runs:?}");
-    Err(Invalid::new(field, problem))
+    Err(Invalid::new("sharing", problem))
 }

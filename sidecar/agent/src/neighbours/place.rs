@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sluice_memory::neighbourhood::{
-    Identity, JoinError, LedgerFaults, Neighbourhood, OpenError, Seat, TurnOrder as LedgerOrder, this_boot,
+    Identity, JoinError, LedgerFaults, Neighbourhood, OpenError, Seat, TurnOrder as LedgerOrder, Wish,
+    this_boot,
 };
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::turn::Quantum;
@@ -17,10 +17,11 @@ use sluice_wire::directive::{Sharing as SharingRule, TurnOrder};
 use super::desk::Desk;
 use super::ns;
 
-/// What passes by itself is waited for this long; a predecessor that lives for as long as it does.
+/// What passes by itself is waited for this long; what somebody else has to end for as long as that takes.
 const JOIN_PATIENCE: Duration = Duration::from_secs(10);
-/// How often it is looked for.
+/// How often it is looked for at first, and once that has taken long.
 const JOIN_AGAIN: Duration = Duration::from_millis(20);
+const JOIN_SELDOM: Duration = Duration::from_millis(500);
 /// Hand-overs after which who waits goes before higher priorities, for each participant: one full round.
 const AGING_TURNS: u64 = 64;
 
@@ -48,9 +49,6 @@ pub enum PlaceError {
     /// The machine does not say which boot this is.
     #[error("the id of this boot: {0}")]
     Boot(#[from] std::io::Error),
-    /// It was told to end while it waited.
-    #[error("stopped")]
-    Stopped,
 }
 
 /// A tenant's place among its neighbours.
@@ -73,27 +71,82 @@ impl PlaceError {
         match self {
             PlaceError::Open { source, .. } => matches!(source, OpenError::Busy { .. }),
             PlaceError::Join { source, .. } => matches!(source, JoinError::Replaced | JoinError::Busy(_)),
-            PlaceError::Boot(_) | PlaceError::Stopped => false,
+            PlaceError::Boot(_) => false,
         }
     }
 
-    /// The tenant's last pod still finishes its streams, and takes as long as it is given: who ended over it would only be
-    /// started again, and later each time.
-    fn drains(&self) -> bool {
-        matches!(self, PlaceError::Join { source: JoinError::NameTaken { .. }, .. })
+    /// What somebody else has to end, in words. Who ended over it would only be started again, and later each time.
+    fn awaited(&self) -> Option<&'static str> {
+        match self {
+            // It still finishes its streams, and takes as long as it is given.
+            PlaceError::Join { source: JoinError::NameTaken { .. }, .. } => {
+                Some("the end of the tenant's last pod")
+            }
+            PlaceError::Join { source: JoinError::Overcommitted { .. }, .. } => {
+                Some("its share of the GPU, which others have")
+            }
+            _ => None,
+        }
+    }
+}
+
+/// How a tenant waits for its record.
+#[derive(Debug)]
+pub struct Patience {
+    /// Since when what passes by itself has not.
+    begun: Instant,
+    /// What it waits for, and since when.
+    awaits: Option<(&'static str, Instant)>,
+}
+
+impl Patience {
+    /// From now on.
+    pub fn new() -> Patience {
+        Patience { begun: Instant::now(), awaits: None }
+    }
+
+    /// When to try again after this.
+    ///
+    /// # Errors
+    /// The same: it does not pass, or should have passed by now.
+    pub fn after(&mut self, error: PlaceError) -> Result<Duration, PlaceError> {
+        let Some(what) = error.awaited() else {
+            let passes = error.passes() && self.begun.elapsed() < JOIN_PATIENCE;
+            return if passes { Ok(JOIN_AGAIN) } else { Err(error) };
+        };
+        let now = Instant::now();
+        self.begun = now;
+        if self.awaits().is_none_or(|before| before != what) {
+            tracing::info!(why = %error, "waiting for {what}");
+            self.awaits = Some((what, now));
+        }
+        let long = self.awaits.is_some_and(|(_, since)| since.elapsed() >= JOIN_PATIENCE);
+        Ok(if long { JOIN_SELDOM } else { JOIN_AGAIN })
+    }
+
+    /// What it waits for, in words.
+    pub fn awaits(&self) -> Option<&'static str> {
+        self.awaits.map(|(what, _)| what)
+    }
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience::new()
     }
 }
 
 impl Place {
-    /// Takes the tenant's record. A predecessor that still lives is waited for. `faults` are a test's.
+    /// Takes the tenant's record, with as much of `share_bytes` as others leave; all of it or none where nothing is traded.
+    /// Tries once. `faults` are a test's.
     ///
     /// # Errors
-    /// The ledger is unfit or full, the shares exceed the GPU, or `closed` was raised.
+    /// The ledger is unfit or full, a predecessor lives, or the share cannot be had: [`Patience`] tells what to do.
     pub fn take(
         config: &SidecarConfig,
         place: &NeighbourhoodConfig,
         faults: &LedgerFaults,
-        closed: &AtomicBool,
+        share_bytes: u64,
     ) -> Result<Place, PlaceError> {
         let identity = Identity {
             boot_id: this_boot()?,
@@ -102,24 +155,14 @@ impl Place {
             chunk_bytes: config.gpu.chunk_bytes,
         };
         let name = full_name(&config.namespace, &config.name);
-        let (mut begun, mut told) = (Instant::now(), false);
-        loop {
-            match join(place, &identity, &name, faults) {
-                Ok(seat) => return Ok(Place { seat: Arc::new(seat), config: place.clone() }),
-                Err(error) if error.drains() => {
-                    begun = Instant::now();
-                    if !std::mem::replace(&mut told, true) {
-                        tracing::info!(why = %error, "waiting for the end of the tenant's last pod");
-                    }
-                }
-                Err(error) if error.passes() && begun.elapsed() < JOIN_PATIENCE => {}
-                Err(error) => return Err(error),
-            }
-            if closed.load(Ordering::Relaxed) {
-                return Err(PlaceError::Stopped);
-            }
-            std::thread::sleep(JOIN_AGAIN);
-        }
+        let folder = || place.folder.clone();
+        let ledger = Neighbourhood::open_with(&place.folder, &identity, faults.clone());
+        let ledger = ledger.map_err(|source| PlaceError::Open { folder: folder(), source })?;
+        // The floor is known when the first engine has said what activations cost.
+        let least_bytes = if place.sharing == SharingRule::Isolated { share_bytes } else { 0 };
+        let seat = ledger.join_for(&name, Wish { floor_bytes: 0, share_bytes, least_bytes });
+        let seat = seat.map_err(|source| PlaceError::Join { folder: folder(), source })?;
+        Ok(Place { seat: Arc::new(seat), config: place.clone() })
     }
 
     /// Where the tenant's neighbours are answered.
@@ -161,16 +204,34 @@ impl Place {
     }
 }
 
-/// Tries once. The floor is known when the first engine has said what activations cost.
-fn join(
-    place: &NeighbourhoodConfig,
-    identity: &Identity,
-    name: &str,
-    faults: &LedgerFaults,
-) -> Result<Seat, PlaceError> {
-    let folder = || place.folder.clone();
-    let ledger = Neighbourhood::open_with(&place.folder, identity, faults.clone());
-    let ledger = ledger.map_err(|source| PlaceError::Open { folder: folder(), source })?;
-    let seat = ledger.join(name, 0, place.share_bytes);
-    seat.map_err(|source| PlaceError::Join { folder: folder(), source })
+#[cfg(test)]
+mod tests {
+    use sluice_memory::neighbourhood::LedgerError;
+
+    use super::*;
+
+    fn join(source: JoinError) -> PlaceError {
+        PlaceError::Join { folder: "/n".into(), source }
+    }
+
+    #[test]
+    fn what_others_have_to_end_is_waited_for_and_what_no_wait_mends_is_not() {
+        let mut patience = Patience::new();
+        let named = || join(JoinError::NameTaken { name: "n/a".into(), index: 0 });
+        let busy = || join(JoinError::Busy(LedgerError::Busy { holder: String::new(), waited_ms: 1 }));
+        assert_eq!(patience.after(named()).unwrap(), JOIN_AGAIN);
+        assert_eq!(patience.awaits(), Some("the end of the tenant's last pod"));
+        // Its streams took long.
+        let long = JOIN_PATIENCE + JOIN_AGAIN;
+        patience.awaits = patience.awaits.map(|(what, since)| (what, since.checked_sub(long).unwrap()));
+        patience.begun = patience.begun.checked_sub(long).unwrap();
+        assert_eq!(patience.after(named()).unwrap(), JOIN_SELDOM);
+        assert_eq!(patience.after(busy()).unwrap(), JOIN_AGAIN, "that has its own time");
+        let taken = JoinError::Overcommitted { what: "share", taken: 9, asked: 2, capacity: 10 };
+        assert_eq!(patience.after(join(taken)).unwrap(), JOIN_AGAIN);
+        assert_eq!(patience.awaits(), Some("its share of the GPU, which others have"));
+        patience.begun = patience.begun.checked_sub(long).unwrap();
+        assert!(patience.after(busy()).is_err(), "it should have passed by now");
+        assert!(patience.after(join(JoinError::Full { records: 64 })).is_err());
+    }
 }

@@ -7,13 +7,11 @@ use std::time::{Duration, Instant};
 use sluice_memory::HostMemory;
 use sluice_policy::brain::Rest;
 use sluice_policy::ids::RequestId;
-use sluice_policy::params::PolicyName;
 use sluice_scheduler::{Core, Driver, Event, Sleep};
 use sluice_wire::grants::{GrantAnswer, GrantRequest};
 use tokio::sync::oneshot;
 
 use super::body::LinkCompute;
-use super::load::policy_of;
 use crate::directive::Directives;
 use crate::neighbours::call::{Call, SleepLevel, Unable};
 
@@ -24,8 +22,6 @@ pub struct Bed {
     after: Option<Duration>,
     /// Says when, if it says anything.
     directives: Option<Arc<Directives>>,
-    /// The policy that a directive named last.
-    policy: Option<PolicyName>,
     idle_since: Option<Instant>,
     /// Since when requests are held.
     held: BTreeMap<RequestId, Instant>,
@@ -41,7 +37,6 @@ impl Bed {
         Bed {
             after,
             directives,
-            policy: None,
             idle_since: None,
             held: BTreeMap::new(),
             sleeps: Vec::new(),
@@ -53,15 +48,6 @@ impl Bed {
         let in_force = self.directives.as_ref().and_then(|directives| directives.in_force());
         let told = in_force.map(|in_force| in_force.directive.tenant.hibernate_after_seconds);
         told.map_or(self.after, |seconds| seconds.map(|seconds| Duration::from_secs(u64::from(seconds))))
-    }
-
-    /// The policy of the directive in force, if it was not told before.
-    pub fn told_policy(&mut self) -> Option<PolicyName> {
-        let in_force = self.directives.as_ref().and_then(|directives| directives.in_force())?;
-        // A directive that names no policy was refused.
-        let policy = policy_of(&in_force.directive.policy).ok()?;
-        let before = self.policy.replace(policy);
-        (before != Some(policy)).then_some(policy)
     }
 
     /// Without a request for so long the tenant counts as idle; at once where no directive says.

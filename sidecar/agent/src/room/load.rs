@@ -1,5 +1,7 @@
 //! From a configuration to a tenant that is ready to be scheduled: model, memory, link, limits.
 
+mod anteroom;
+mod entry;
 mod error;
 mod recording;
 mod sizes;
@@ -20,7 +22,6 @@ use sluice_link::slab::{SlabLayout, slab_layout};
 use sluice_link::tables::{TableShape, TableWriter};
 use sluice_memory::neighbourhood::LedgerFaults;
 use sluice_memory::{Alone, HostMemory, HostOptions, Quota};
-use sluice_policy::brain::Brain;
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::Nanos;
 use sluice_scheduler::driver::Around;
@@ -33,14 +34,17 @@ use tokio::sync::watch;
 pub use error::LoadError;
 pub use sizes::{chunk_tokens, policy_of, steps};
 
+use anteroom::Anteroom;
+use entry::{Entry, Told};
 use error::wrong;
-use sizes::{geometry, master_bytes, params, ranges, scheduler_config, setup};
+use sizes::{geometry, master_bytes, ranges, scheduler_config, setup};
 use weights::read_weights;
 
 use super::Room;
 use super::bed::Bed;
 use super::body::{self, LinkCompute, PageGate, Peer};
-use super::door::{Attached, Door, News, SEAT_PATIENCE, Seat};
+use super::bounds::{Deal, Grant, Rule};
+use super::door::{Door, SEAT_PATIENCE, Seat};
 use super::mappings;
 use super::neighbours::{self, Among};
 use super::planner::PlannerThread;
@@ -142,20 +146,15 @@ pub struct Loading {
 }
 
 impl Loading {
-    fn place(&self) -> Result<Option<Place>, LoadError> {
-        let (config, faults) = (&self.loaded.config, &self.loaded.faults.ledger);
-        let place = config.neighbourhood.as_ref();
-        place.map(|place| Ok(Place::take(config, place, faults, &self.closed)?)).transpose()
-    }
-
-    /// Loads the weights, waits for the first engine, and opens the room.
+    /// Loads the weights, waits for the first engine and for room for the floor, and opens the room.
     ///
     /// # Errors
     /// What makes it impossible to serve the tenant.
     pub fn finish(self) -> Result<Room, LoadError> {
         let loaded = self.loaded.clone();
         let (config, spec) = (&loaded.config, &loaded.spec);
-        let (params, scheduling) = (params(&loaded)?, scheduler_config(&loaded)?);
+        let scheduling = scheduler_config(&loaded)?;
+        let mut rule = Rule::new(config, self.among.as_ref().map(|among| &*among.directives))?;
         let layout = slab_layout(spec);
         let setup = setup(&loaded);
         setup.check().map_err(LinkError::from)?;
@@ -164,7 +163,10 @@ impl Loading {
         let tables = Arc::new(Mutex::new(tables));
         let master = read_weights(&loaded, &layout, &self.closed)?;
         let wake = self.inbox.clone();
-        let place = self.place()?;
+        let mut anteroom = Anteroom::new(self.messages, tenant(config), &config.policy);
+        let told = Told::default();
+        let mut entry = Entry { loaded: &loaded, rule: &mut rule, anteroom: &mut anteroom, told };
+        let place = entry.place()?;
         let options = host_options(&loaded, &layout, &setup, quota(place.as_ref()));
         let (gate, notify) =
             (Arc::new(PageGate(control.clone())), Arc::new(move || wake.send(Message::Wake)));
@@ -180,14 +182,9 @@ impl Loading {
         let own_inbox = inbox.clone();
         let door = Door { listener, setup, pool, control, tables: tables_of_door, life, inbox, closed, seat };
         spawn_door(door)?;
-        let mut early = Vec::new();
-        let first = first_engine(&self.messages, &mut early)?;
-        let brain = Brain::new(params, geometry(&loaded, &layout, first.hello.activation));
-        // An engine that nobody needs is told, or whoever ends it would have to kill it.
-        let brain = brain.inspect_err(|_| drop(first.sender.bye())).map_err(LoadError::Refused)?;
-        if let Some(place) = &place {
-            place.seat.declare_floor(u64::from(brain.floor_chunks()) * config.gpu.chunk_bytes);
-        }
+        let brain = entry.brain(&layout, place.as_ref())?;
+        let (first, left) = anteroom.leave();
+        let first = first.expect("a brain begins with an engine");
         let terms = neighbours::terms(loaded.faults.loan);
         let core = Core::new(neighbours::scheduling(scheduling, place.as_ref(), &terms), brain);
         let clock = Clock::start();
@@ -203,7 +200,7 @@ impl Loading {
         diary.engine_attached(SystemTime::now());
         let mut room = Room {
             driver,
-            inbox: self.messages,
+            inbox: left.messages,
             status: self.status,
             streams: Default::default(),
             metrics: self.metrics,
@@ -212,10 +209,13 @@ impl Loading {
             hold: Duration::from_secs(u64::from(config.limits.hold_seconds)),
             engine_left: None,
             desk,
+            deal: place
+                .as_ref()
+                .map(|place| Deal::new(rule, Grant::new(place.seat.clone(), config.gpu.chunk_bytes))),
             place,
             bed: Bed::new(config.hibernate_after_seconds, self.among.as_ref().map(Among::directives)),
         };
-        early.into_iter().for_each(|message| room.take(message));
+        left.early.into_iter().for_each(|message| room.take(message));
         Ok(room)
     }
 }
@@ -270,19 +270,4 @@ fn journal(path: &Path) -> Result<Recorder, LoadError> {
 fn spawn_door(door: Door) -> Result<(), LoadError> {
     let spawned = std::thread::Builder::new().name("engine-door".into()).spawn(move || door.keep());
     spawned.map(drop).map_err(|source| LoadError::Io { path: "a thread".into(), source })
-}
-
-/// Waits for the first engine: only it can say what activations cost. Other messages are kept for later.
-fn first_engine(messages: &Receiver<Message>, early: &mut Vec<Message>) -> Result<Attached, LoadError> {
-    loop {
-        match messages.recv() {
-            Err(_) | Ok(Message::Stop) => return Err(LoadError::Stopped),
-            Ok(Message::Engine(news)) => match *news {
-                News::Attached(engine) => return Ok(engine),
-                News::Lost(why) => tracing::warn!(why, "the first engine was lost before it was used"),
-                News::Event(_) => {}
-            },
-            Ok(other) => early.push(other),
-        }
-    }
 }

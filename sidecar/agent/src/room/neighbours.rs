@@ -14,6 +14,7 @@ use sluice_scheduler::{Config, Core, Membership};
 use sluice_wire::state::{Activity, Direction, GrantState, Neighbourhood as PlaceState, State, TurnState};
 use tokio::runtime::Handle;
 
+use super::bounds::Deal;
 use super::load::LoadError;
 use super::state::Diary;
 use crate::clock::Clock;
@@ -125,6 +126,8 @@ pub(super) struct Seen<'a> {
     pub core: &'a Core,
     pub diary: &'a Diary,
     pub metrics: &'a Metrics,
+    /// What becomes of its share.
+    pub deal: Option<&'a Deal>,
     /// On the scheduler's clock.
     pub now: Nanos,
 }
@@ -146,6 +149,7 @@ impl Seen<'_> {
         PlaceState {
             instance: place.seat.instance(),
             share_bytes: self.bytes(brain.share_chunks()),
+            wanted_share_bytes: self.bytes(self.deal.map_or(brain.share_chunks(), Deal::wanted_chunks)),
             floor_bytes: self.bytes(brain.floor_chunks()),
             budget_bytes: self.bytes(brain.budget_chunks()),
             // Nobody is lent anything where nothing is traded.
@@ -175,7 +179,12 @@ impl Seen<'_> {
             return Some(format!("{missing} of the {floor} bytes of its floor, which neighbours hold"));
         }
         let missing = self.bytes(brain.awaited_chunks());
-        (missing > 0).then(|| format!("{missing} bytes of its share, which neighbours hold"))
+        if missing > 0 {
+            return Some(format!("{missing} bytes of its share, which neighbours hold"));
+        }
+        let missing = self.bytes(self.deal.map_or(0, Deal::awaited_chunks));
+        (missing > 0)
+            .then(|| format!("{missing} bytes of its share, which are in the shares of its neighbours"))
     }
 
     fn grants(&self, place: &Place) -> Vec<GrantState> {

@@ -43,7 +43,8 @@ pub struct Diary {
     repeats: u64,
 }
 
-fn unix_ms(at: SystemTime) -> u64 {
+/// Milliseconds since the Unix epoch.
+pub(super) fn unix_ms(at: SystemTime) -> u64 {
     at.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
 }
 

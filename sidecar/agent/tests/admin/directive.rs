@@ -128,9 +128,8 @@ async fn what_cannot_change_while_the_tenant_runs_is_refused_and_said() {
     refused(&refusal, 422, Some("sharing"), Some("invalid_field"));
     assert!(refusal.body.contains("started with Spatial"), "{}", refusal.body);
     good["sharing"] = spatial;
-    let mut other = good.clone();
-    other["tenant"]["max_remapped_percent"] = json!(30);
-    refused(&peer.put(&other).await, 422, Some("tenant.max_remapped_percent"), Some("invalid_field"));
     good["tenant"]["priority"] = json!(7);
-    assert_eq!(peer.put(&good).await.head.status, 200, "terms of trade change");
+    good["tenant"]["max_remapped_percent"] = json!(30);
+    good["tenant"]["share_bytes"] = json!(32 << 20);
+    assert_eq!(peer.put(&good).await.head.status, 200, "terms of trade, share and cap change");
 }

@@ -90,6 +90,7 @@ fn directive(victim: VictimRule, names: &[&str]) -> Vec<u8> {
         tenant: TenantRule {
             priority: 0,
             max_remapped_percent: 60,
+            share_bytes: None,
             hibernate_after_seconds: None,
             idle_after_seconds: 30,
         },

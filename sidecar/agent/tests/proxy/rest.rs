@@ -67,6 +67,11 @@ async fn a_directive_says_when_to_sleep_and_memory_is_not_traded() {
     });
     let taken = world.admin("PUT", "/v1/directive", &directive).await;
     assert_eq!(taken.json(), json!({"current": {"epoch": 3, "sequence": 1}}));
+    // Nothing of its memory is ours: any cap and any share will do.
+    let mut other = directive.clone();
+    other["sequence"] = json!(2);
+    (other["tenant"]["max_remapped_percent"], other["tenant"]["share_bytes"]) = (json!(5), json!(1 << 20));
+    assert_eq!(world.admin("PUT", "/v1/directive", &other).await.head.status, 200);
     world.engine.noted("sleep level=1", 1).await;
     world.phase("Hibernated").await;
     let state = world.state().await;

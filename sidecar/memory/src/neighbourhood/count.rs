@@ -6,6 +6,7 @@ use super::error::LedgerError;
 use super::guard::Shared;
 use super::layout::{header, record as word};
 use super::record::{self, Entry, Record};
+use super::share;
 use super::words::Words;
 
 /// A set of records: one bit each.
@@ -93,6 +94,8 @@ pub struct LedgerAudit {
     pub counted_bytes: u64,
     /// At most so many of these are counted twice: a sidecar died within a transfer and its engine has not ended yet.
     pub unsettled_bytes: u64,
+    /// Shares of all that live.
+    pub shares_bytes: u64,
     /// Counted for each that lives.
     pub participants: Vec<(Peer, u64)>,
 }
@@ -194,6 +197,7 @@ impl Shared {
             capacity_bytes: self.capacity_bytes(),
             counted_bytes: counted(words, living),
             unsettled_bytes: unsettled.fold(0, u64::saturating_add),
+            shares_bytes: share::sum(words, living, word::SHARE),
             participants: living.records(words).map(of).collect(),
         })
     }
@@ -204,6 +208,9 @@ fn balanced(audit: LedgerAudit) -> Result<LedgerAudit, LedgerError> {
         audit;
     if counted.saturating_sub(unsettled) > capacity {
         return Err(LedgerError::Overcounted { counted, unsettled, capacity });
+    }
+    if audit.shares_bytes > capacity {
+        return Err(LedgerError::Overdealt { shares: audit.shares_bytes, capacity });
     }
     Ok(audit)
 }

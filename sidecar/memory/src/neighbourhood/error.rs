@@ -209,6 +209,14 @@ pub enum LedgerError {
         /// Of the GPU.
         capacity: u64,
     },
+    /// More is dealt out in shares than the GPU has: the ledger is wrong.
+    #[error("the shares sum to {shares} bytes, in a capacity of {capacity}")]
+    Overdealt {
+        /// Over all that live.
+        shares: u64,
+        /// Of the GPU.
+        capacity: u64,
+    },
     /// The turn is asked for, waited for or taken without a ticket.
     #[error("there is no ticket")]
     NoTicket,

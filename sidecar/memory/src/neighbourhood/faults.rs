@@ -13,6 +13,8 @@ pub struct LedgerFaults {
     pub before_write: Option<WriteTap>,
     /// `reserve` checks without the lock.
     pub unlocked_reserve: bool,
+    /// `ask_share` checks without the lock.
+    pub unlocked_share: bool,
     /// `earmark` subtracts first and writes the earmark then, and nothing keeps others from seeing the gap.
     pub subtract_first: bool,
     /// `earmark` only subtracts.
@@ -36,6 +38,7 @@ impl fmt::Debug for LedgerFaults {
         to.debug_struct("LedgerFaults")
             .field("before_write", &self.before_write.is_some())
             .field("unlocked_reserve", &self.unlocked_reserve)
+            .field("unlocked_share", &self.unlocked_share)
             .field("subtract_first", &self.subtract_first)
             .field("lose_earmark", &self.lose_earmark)
             .field("unlocked_turn", &self.unlocked_turn)

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
 
 use super::count::Living;
 use super::error::{LedgerError, kernel};
@@ -36,8 +37,13 @@ impl Shared {
 
     /// The guard, for the life `by` (0 = none yet), if it can be had within [`PATIENCE`]: its holder may be frozen.
     pub(super) fn lock(&self, by: u64) -> Result<Guard<'_>, LedgerError> {
+        self.lock_within(PATIENCE, by)
+    }
+
+    /// As [`Shared::lock`], with a patience of its own: with none it is tried once.
+    pub(super) fn lock_within(&self, patience: Duration, by: u64) -> Result<Guard<'_>, LedgerError> {
         let mut thread = None;
-        let taken = locks::patiently(|| {
+        let taken = locks::patiently(patience, || {
             thread = thread.take().or_else(|| self.try_threads());
             Ok(thread.is_some() && locks::try_lock(self.guard.as_fd(), locks::GUARD)?)
         });
@@ -48,7 +54,7 @@ impl Shared {
                 self.words.note(header::GUARDED, by);
                 Ok(guard)
             }
-            _ => Err(LedgerError::Busy { holder: self.holder(), waited_ms: PATIENCE.as_millis() as u64 }),
+            _ => Err(LedgerError::Busy { holder: self.holder(), waited_ms: patience.as_millis() as u64 }),
         }
     }
 

@@ -37,9 +37,12 @@ pub(super) fn describe(path: &Path) -> Result<OwnedFd, Errno> {
     rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP)
 }
 
-/// Tries until it succeeds or [`PATIENCE`] is over: false then.
-pub(super) fn patiently(mut attempt: impl FnMut() -> Result<bool, Errno>) -> Result<bool, Errno> {
-    let (mut nap, mut left) = (FIRST_NAP, PATIENCE);
+/// Tries until it succeeds or `patience` is over: false then.
+pub(super) fn patiently(
+    patience: Duration,
+    mut attempt: impl FnMut() -> Result<bool, Errno>,
+) -> Result<bool, Errno> {
+    let (mut nap, mut left) = (FIRST_NAP, patience);
     while !attempt()? {
         if left.is_zero() {
             return Ok(false);

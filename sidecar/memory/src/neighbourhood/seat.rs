@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use sluice_policy::neighbours::Peer;
 
@@ -12,6 +13,7 @@ use super::guard::{Guard, Shared};
 use super::layout::{RECORDS, header, record as word};
 use super::locks;
 use super::record::{self, Record};
+use super::share::{self, Wish};
 use super::turn::TurnLine;
 
 /// A record that is ours as long as the description lives that [`Seat::liveness`] shows.
@@ -26,6 +28,8 @@ pub struct Seat {
     pub(super) life: OwnedFd,
     /// Bytes that are reserved, by this process's own account: what the file says may be a faulty neighbour's word.
     held: AtomicU64,
+    /// Bytes that are granted as its share, by this process's own account.
+    pub(super) share: AtomicU64,
     /// The epoch of the turn that is held; 0 = none.
     pub(super) turn: AtomicU64,
     /// The last epoch of this participant.
@@ -39,13 +43,9 @@ pub struct Seat {
 }
 
 impl Seat {
-    pub(super) fn join(
-        shared: &Arc<Shared>,
-        name: &str,
-        floor_bytes: u64,
-        share_bytes: u64,
-    ) -> Result<Seat, JoinError> {
+    pub(super) fn join(shared: &Arc<Shared>, name: &str, wish: Wish) -> Result<Seat, JoinError> {
         check_name(name)?;
+        let Wish { floor_bytes, share_bytes, .. } = wish;
         if share_bytes < floor_bytes {
             return Err(JoinError::ShareBelowFloor { floor_bytes, share_bytes });
         }
@@ -55,7 +55,7 @@ impl Seat {
         if !shared.is_current()? {
             return Err(JoinError::Replaced);
         }
-        admit(shared, name, floor_bytes, share_bytes)?;
+        let share_bytes = admit(shared, name, wish)?;
         let record = vacate(shared)?;
         let taken = locks::try_lock(life.as_fd(), locks::life(record.index)).map_err(kernel("fcntl"))?;
         assert!(taken, "records are taken under the guard alone");
@@ -71,6 +71,7 @@ impl Seat {
             peer,
             life,
             held: zero(),
+            share: AtomicU64::new(share_bytes),
             turn: zero(),
             epoch: zero(),
             released: zero(),
@@ -117,7 +118,15 @@ impl Seat {
 
     /// The guard, to count bytes.
     pub(super) fn lock(&self) -> Result<Guard<'_>, LedgerError> {
-        let guard = self.shared.lock(self.instance())?;
+        self.own(self.shared.lock(self.instance())?)
+    }
+
+    /// The guard, if it is free: for who must not wait.
+    pub(super) fn try_lock(&self) -> Result<Guard<'_>, LedgerError> {
+        self.own(self.shared.lock_within(Duration::ZERO, self.instance())?)
+    }
+
+    fn own<'a>(&self, guard: Guard<'a>) -> Result<Guard<'a>, LedgerError> {
         self.shared.words.unspoilt()?;
         if self.record().instance() != self.instance() {
             return Err(self.shared.words.spoilt("the record of this tenant names another life"));
@@ -138,13 +147,6 @@ impl Seat {
             panic!("{bytes} bytes are given back of {held} that are held");
         }
         self.record().hold_less(bytes)
-    }
-
-    /// The floor, which a participant may learn after it has joined. At most its share.
-    pub fn declare_floor(&self, bytes: u64) {
-        let share = self.record().get(word::SHARE);
-        assert!(bytes <= share, "a floor of {bytes} bytes is within the share of {share}");
-        self.record().set(word::FLOOR, bytes);
     }
 
     /// Gives reserved bytes back, after the memory was released. Needs no lock. Panics when less is held. Of a damaged
@@ -206,20 +208,22 @@ fn check_name(name: &str) -> Result<(), JoinError> {
     Ok(())
 }
 
-/// Refuses whom the living leave no room or name for.
-fn admit(shared: &Shared, name: &str, floor: u64, share: u64) -> Result<(), JoinError> {
+/// Refuses whom the living leave no room or name for. Returns what is granted of the share.
+fn admit(shared: &Shared, name: &str, wish: Wish) -> Result<u64, JoinError> {
     let living = shared.living()?;
     if let Some(same) = living.records(&shared.words).find(|record| record.name() == name) {
         return Err(JoinError::NameTaken { name: name.to_owned(), index: same.index });
     }
     let capacity = shared.capacity_bytes();
-    for (what, at, asked) in [("floor", word::FLOOR, floor), ("share", word::SHARE, share)] {
-        let taken = living.records(&shared.words).map(|record| record.get(at)).fold(0, u64::saturating_add);
+    let least = wish.least_bytes.max(wish.floor_bytes).min(wish.share_bytes);
+    for (what, at, asked) in [("floor", word::FLOOR, wish.floor_bytes), ("share", word::SHARE, least)] {
+        let taken = share::sum(&shared.words, living, at);
         if taken.checked_add(asked).is_none_or(|sum| sum > capacity) {
             return Err(JoinError::Overcommitted { what, taken, asked, capacity });
         }
     }
-    Ok(())
+    let left = capacity.saturating_sub(share::sum(&shared.words, living, word::SHARE));
+    Ok(wish.share_bytes.min(left))
 }
 
 /// A record without an owner. Its words are gone before it is locked, so that the dead never count again.

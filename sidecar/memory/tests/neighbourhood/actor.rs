@@ -15,9 +15,9 @@ use rustix::net::{
     SendFlags,
 };
 use rustix::process::Signal;
-use sluice_memory::neighbourhood::{LedgerFaults, Neighbourhood, Peer, Seat, TurnOrder};
+use sluice_memory::neighbourhood::{LedgerFaults, Neighbourhood, Peer, Seat, TurnOrder, Wish};
 
-use super::{hammer, stage, turns};
+use super::{hammer, shares, stage, turns};
 
 /// Where the ledger lies.
 pub const FOLDER_VAR: &str = "SLUICE_TEST_LEDGER";
@@ -84,9 +84,12 @@ impl Acting {
             "bus" => self.read_what_is_gone(),
             "open" => self.open(),
             "join" => self.join(words[0], number(1)),
+            "join_for" => self.join_for(words[0], number(1), number(2)),
             "reserve" => told(self.seat().reserve(number(0))),
             "release" => self.release(number(0)),
-            "floor" => self.declare_floor(number(0)),
+            "floor" => told(self.seat().declare_floor(number(0))),
+            "ask" => told(self.seat().ask_share(number(0))),
+            "cede" => told(self.seat().cede_share(number(0))),
             "earmark" => told(self.seat().earmark(&peer(), number(2), number(3), number(4))),
             "accept" => told(self.seat().accept(&peer(), number(2), number(3))),
             "void" => told(self.seat().void(number(0))),
@@ -99,6 +102,7 @@ impl Acting {
             }
             "spin" => turns::spin(self.seat(), &self.folder, number(0)),
             "hammer" => hammer::pound(self.seat(), &self.folder, number(0), number(1), number(2)),
+            "deal" => shares::pound(self.seat(), &self.folder, number(0), number(1), number(2)),
             "lend" => self.lend(Path::new(words[0])),
             "hold" => self.hold(Path::new(words[0])),
             other => panic!("{other} is no command"),
@@ -131,11 +135,6 @@ impl Acting {
         Ok(String::new())
     }
 
-    fn declare_floor(&self, bytes: u64) -> Answer {
-        self.seat().declare_floor(bytes);
-        Ok(String::new())
-    }
-
     fn seat(&self) -> &Seat {
         self.seat.as_ref().expect("joined before")
     }
@@ -164,9 +163,20 @@ impl Acting {
     fn join(&mut self, name: &str, share: u64) -> Answer {
         let neighbourhood = self.neighbourhood.as_ref().expect("opened before");
         let seat = neighbourhood.join(name, share / 2, share).map_err(|error| format!("{error:?}"))?;
+        Ok(self.sit(seat))
+    }
+
+    fn join_for(&mut self, name: &str, share_bytes: u64, least_bytes: u64) -> Answer {
+        let neighbourhood = self.neighbourhood.as_ref().expect("opened before");
+        let wish = Wish { floor_bytes: 0, share_bytes, least_bytes };
+        let seat = neighbourhood.join_for(name, wish).map_err(|error| format!("{error:?}"))?;
+        Ok(self.sit(seat))
+    }
+
+    fn sit(&mut self, seat: Seat) -> String {
         let text = format!("{} {}", seat.index(), seat.instance());
         self.seat = Some(seat);
-        Ok(text)
+        text
     }
 
     /// Sends the liveness description to whoever listens at `path`.

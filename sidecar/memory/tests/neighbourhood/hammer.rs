@@ -29,18 +29,18 @@ impl Dice {
 }
 
 /// What one process really has, for the parent to see.
-struct Has {
+pub struct Has {
     file: File,
     at: u64,
-    bytes: u64,
+    pub bytes: u64,
 }
 
 impl Has {
-    fn new(folder: &Path, at: u64) -> Has {
+    pub fn new(folder: &Path, at: u64) -> Has {
         Has { file: OpenOptions::new().write(true).open(folder.join("truth")).unwrap(), at, bytes: 0 }
     }
 
-    fn set(&mut self, bytes: u64) {
+    pub fn set(&mut self, bytes: u64) {
         self.bytes = bytes;
         self.file.write_all_at(&bytes.to_ne_bytes(), self.at * 8).unwrap();
     }

@@ -9,6 +9,7 @@ const PAGE_WORDS: usize = 512;
 #[derive(Debug)]
 pub struct RawRecord {
     pub instance: u64,
+    pub share: u64,
     pub held: u64,
     pub unsettled: u64,
     /// Nonce, borrower, bytes.
@@ -30,6 +31,7 @@ fn record(words: &[u64]) -> RawRecord {
     let entries = |from: usize, each: usize| words[from..from + 64 * each].chunks_exact(each);
     RawRecord {
         instance: words[0],
+        share: words[2],
         held: words[3],
         unsettled: words[4],
         earmarks: entries(48, 3).map(|e| [e[0], e[1], e[2]]).filter(|e| e[0] != 0).collect(),

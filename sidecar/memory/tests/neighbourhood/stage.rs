@@ -136,7 +136,12 @@ impl Actor {
     }
 
     pub fn join(&mut self, name: &str, share: u64) {
-        let text = self.ok(&format!("join {name} {share}"));
+        self.sit(&format!("join {name} {share}"));
+    }
+
+    /// By a command that joins.
+    pub fn sit(&mut self, command: &str) {
+        let text = self.ok(command);
         let (index, instance) = text.split_once(' ').unwrap();
         self.peer = Peer { index: index.parse().unwrap(), instance: instance.parse().unwrap() };
     }

@@ -39,6 +39,15 @@ pub fn fits(params: &Params, geometry: &Geometry) -> Result<(), Refused> {
     Sizes::new(params, geometry).map(drop)
 }
 
+/// Chunks that a tenant with these parameters never lends, whatever its share.
+///
+/// # Errors
+/// Why it cannot be served even with the whole GPU.
+pub fn floor(params: &Params, geometry: &Geometry) -> Result<u32, Refused> {
+    let params = Params { share_chunks: u32::MAX, ..params.clone() };
+    Ok(Sizes::new(&params, geometry)?.floor(&params))
+}
+
 impl Brain {
     /// Another share and another cap are in force. A larger share may be held at once, a smaller one is reached as memory goes
     /// ([`Brain::share_chunks`]). Layers that are away beyond a lower cap come back as memory allows.

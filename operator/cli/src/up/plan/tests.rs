@@ -193,6 +193,8 @@ fn a_directive_says_the_rules_of_the_yaml_and_who_the_others_are() {
     assert_eq!(others.collect::<Vec<_>>(), [("a", 2, 200), ("b", 3, 1)], "by name, itself left out");
     let own = plan.configs[1].neighbourhood.as_ref().unwrap();
     assert_eq!((told.neighbours[0].share_bytes, told.neighbours[0].floor_bytes), (own.share_bytes, 0));
+    let started = plan.configs[0].neighbourhood.as_ref().unwrap();
+    assert_eq!(told.tenant.share_bytes, Some(started.share_bytes), "as it was started");
     assert_eq!(told.fallback_order, ["b", "a"], "the lowest priority first");
     for member in 0..3 {
         let told = plan.shared[0].directive(member, &records, Fence { epoch: 5, sequence: 9 });

@@ -10,6 +10,7 @@ use sluice_wire::config::{LimitsConfig, SidecarConfig};
 
 use super::error::wrong;
 use super::{LoadError, Loaded};
+use crate::room::bounds::Terms;
 
 /// Sequences whose decode step is always possible.
 const SMALLEST_STEP: u32 = 16;
@@ -49,7 +50,7 @@ pub(super) fn ranges(setup: &EngineSetup) -> RangeSizes {
     }
 }
 
-fn capacity_chunks(config: &SidecarConfig) -> u32 {
+pub(super) fn capacity_chunks(config: &SidecarConfig) -> u32 {
     u32::try_from(config.gpu.memory_bytes / config.gpu.chunk_bytes.max(1)).unwrap_or(u32::MAX)
 }
 
@@ -66,15 +67,16 @@ pub(super) fn geometry(loaded: &Loaded, layout: &SlabLayout, activation: Activat
     }
 }
 
-pub(super) fn params(loaded: &Loaded) -> Result<Params, LoadError> {
+/// Of a tenant on these terms.
+pub(super) fn params(loaded: &Loaded, terms: Terms) -> Params {
     let config = &loaded.config;
     let limits = &config.limits;
     let (min_step, max_step) = steps(limits);
     let debug = &config.debug;
-    Ok(Params {
-        policy: policy_of(&config.policy)?,
-        share_chunks: share_chunks(config),
-        remap_cap_permille: config.memory.max_remapped_percent.min(100) * 10,
+    Params {
+        policy: terms.policy,
+        share_chunks: terms.share_chunks,
+        remap_cap_permille: terms.remap_cap_permille,
         forced: debug.force_remap.map(|(alpha, beta)| ForcedRemap { alpha, beta }),
         max_model_tokens: loaded.max_model_tokens,
         guaranteed_kv_bytes: config.memory.guaranteed_kv_bytes.unwrap_or_else(|| one_sequence_bytes(loaded)),
@@ -93,7 +95,7 @@ pub(super) fn params(loaded: &Loaded) -> Result<Params, LoadError> {
             .link_bytes_per_second
             .unwrap_or(Params::default().link_bytes_per_second),
         ..Params::default()
-    })
+    }
 }
 
 /// The smallest step that is always possible, and the largest.
@@ -107,12 +109,6 @@ pub fn steps(limits: &LimitsConfig) -> (StepShape, StepShape) {
 /// Tokens that the engine takes through a layer together at most.
 pub fn chunk_tokens(limits: &LimitsConfig) -> u32 {
     limits.max_step_tokens.max(1)
-}
-
-/// What the tenant may hold without asking a neighbour.
-fn share_chunks(config: &SidecarConfig) -> u32 {
-    let share = config.neighbourhood.as_ref().map(|place| place.share_bytes / config.gpu.chunk_bytes);
-    share.map_or(u32::MAX, |chunks| u32::try_from(chunks).unwrap_or(u32::MAX))
 }
 
 /// The policy of that name.
