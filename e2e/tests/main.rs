@@ -18,6 +18,7 @@ mod link_peer;
 mod namespaces;
 mod neighbours;
 mod no_room;
+mod shares;
 mod sidecar_faults;
 mod soak;
 mod support;

@@ -1,6 +1,7 @@
 //! What all tests share: a world for the tenants of one test, clients, models, and a look into `/proc`.
 
 pub mod answer;
+pub mod dealer;
 pub mod http;
 pub mod model;
 pub mod pressure;

@@ -1,7 +1,7 @@
 //! Rows of the design's failure table on a real node: pods, processes and components are taken away from tenants that serve,
 //! and no token changes.
 
-mod admin;
+pub mod admin;
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,0 +1,100 @@
+//! A tenant that comes to a GPU which is dealt out already, and a cap that changes: those that run make room and follow, no pod
+//! is replaced, and nobody is started again.
+
+use reqwest::Method;
+use serde_json::Value;
+use sluice_e2e::cluster::on_node_alone;
+
+use crate::failures::admin::{Admin, Credential};
+use crate::installed::{Hub, Product, TENANTS, model, pool, tenant};
+
+const CHAT: &str = TENANTS[0];
+const SUMMARY: &str = TENANTS[2];
+const CHUNK: u64 = 64 << 10;
+
+impl Product<'_> {
+    /// The state that a tenant's sidecar tells.
+    async fn told(&self, tenant: &str, who: &Credential) -> Value {
+        let admin = Admin::of(self, tenant, &self.address(tenant));
+        let (status, body) = admin.ask(who, Method::GET, "/v1/state", None).await.unwrap();
+        assert_eq!(status, 200, "{body}");
+        serde_json::from_str(&body).unwrap()
+    }
+
+    /// What these have as their shares, once that is what they were dealt.
+    async fn shares(&self, tenants: &[&str], who: &Credential) -> Vec<u64> {
+        let mut shares = Vec::new();
+        for name in tenants {
+            let dealt = async || {
+                let admin = Admin::of(self, name, &self.address(name));
+                let dealt = admin.directive(who).await["tenant"]["share_bytes"].as_u64()?;
+                let place = self.told(name, who).await["neighbourhood"].take();
+                (place["share_bytes"] == dealt && place["wanted_share_bytes"] == dealt).then_some(dealt)
+            };
+            shares.push(self.wait(&format!("{name} has what it was dealt"), dealt).await);
+        }
+        shares
+    }
+
+    /// Uids of the pods of these, whose containers have all been started once.
+    fn first_lives(&self, tenants: &[&str]) -> Vec<String> {
+        let uid = |tenant: &&str| {
+            let pod = self.pod(tenant);
+            let lists = ["initContainerStatuses", "containerStatuses"];
+            let all = lists.iter().filter_map(|list| pod["status"][list].as_array()).flatten();
+            let restarts: Vec<_> = all.map(|one| one["restartCount"].as_u64().unwrap()).collect();
+            assert!(
+                restarts.len() >= 2 && restarts.iter().all(|count| *count == 0),
+                "{tenant}: {restarts:?}"
+            );
+            pod["metadata"]["uid"].as_str().unwrap().to_owned()
+        };
+        tenants.iter().map(uid).collect()
+    }
+}
+
+#[test]
+fn a_tenant_comes_to_a_gpu_that_is_dealt_out_and_a_cap_changes_and_every_pod_stays() {
+    on_node_alone(async |node| {
+        let Some((folder, _)) = model() else { return };
+        let Some(product) = Product::install(node).await else { return };
+        let hub = Hub::start("10.244.0.1", "tests/story", &folder);
+        product.apply(&[pool(1)]);
+        let there = &TENANTS[..2];
+        product.start(&[there[0], there[1]].map(|name| tenant(name, hub.endpoint()))).await;
+        let operator = Credential::of_operator(&product);
+        let all: u64 = product.shares(there, &operator).await.iter().sum();
+        assert!(all > (15 << 20) - 2 * CHUNK, "two have the GPU between them: {all}");
+        let (lives, said) = (product.first_lives(there), product.complete(CHAT, 64).await);
+
+        product.apply(&[tenant(SUMMARY, hub.endpoint())]);
+        product.condition(SUMMARY, "Ready", "True").await;
+        product.reached(SUMMARY).await;
+        assert_eq!(product.complete(SUMMARY, 64).await, said, "of the same model");
+        let shares = product.shares(&TENANTS, &operator).await;
+        assert!(
+            shares.iter().sum::<u64>() <= 15 << 20 && shares.iter().all(|share| *share < all / 2),
+            "{shares:?}"
+        );
+        let mut lives = lives;
+        lives.extend(product.first_lives(&[SUMMARY]));
+        assert_eq!(product.first_lives(&TENANTS), lives, "those that ran made room as they ran");
+
+        let before = product.told(CHAT, &operator).await;
+        assert!(before["remap"]["cap_layers"].as_u64() > Some(0), "{before}");
+        product.kubectl(&[
+            "patch",
+            "modeltenant",
+            CHAT,
+            "--type=merge",
+            "-p",
+            r#"{"spec":{"memory":{"maxRemappedPercent":0}}}"#,
+        ]);
+        let capped = async || (product.told(CHAT, &operator).await["remap"]["cap_layers"] == 0).then_some(());
+        product.wait("the cap is in force", capped).await;
+        assert_eq!(product.complete(CHAT, 64).await, said);
+        product.condition(CHAT, "Ready", "True").await;
+        assert_eq!(product.first_lives(&TENANTS), lives, "a cap is told, not started with");
+        product.end();
+    });
+}
