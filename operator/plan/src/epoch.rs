@@ -1,19 +1,20 @@
 //! Which claim a GPU has: its epoch, and when another one is due.
 //!
 //! A claim's spec is immutable, and it stays on its node until its last pod is gone. So a node that is lost or drained, or a
-//! claim that would have to ask for something else, means another epoch: all slots of the GPU are repointed together, and
-//! the old claim is deleted.
+//! claim whose pool says something else about it or about its pods, means another epoch: all slots of the GPU are repointed
+//! together, and the old claim is deleted.
 
 use sluice_types::pool::UpdatePolicy;
 
 use crate::seen::{ClaimSeen, NodeSeen, OfGpu, PodSeen, Seen};
+use crate::settings::Settings;
 
 /// What a GPU's claim is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Epoch {
     /// Its number, from 1.
     pub number: u32,
-    /// The claim that is there asks for something else, and stays until no tenant is on the GPU.
+    /// The claim that is there is made of something else, and stays until no tenant is on the GPU.
     pub waits: bool,
     /// Seconds after which to look again, because a node has not been lost for long enough.
     pub look_again: Option<i64>,
@@ -30,8 +31,24 @@ pub struct Rule {
     pub now: i64,
 }
 
-/// The epoch of the GPU of which `own` is seen, and whose claim is to have the digest `wanted`.
-pub(crate) fn epoch(own: Option<&OfGpu<'_>>, wanted: &str, seen: &Seen, rule: Rule) -> Epoch {
+/// What a claim is to ask for, and what its pods are to be made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    /// Digest of what it asks for.
+    pub digest: &'a str,
+    /// What its pods are made of.
+    pub settings: &'a Settings,
+}
+
+impl Wanted<'_> {
+    /// A claim that does not say what its pods are made of has theirs as they are now.
+    fn differs(&self, from: &ClaimSeen) -> bool {
+        from.digest != self.digest || from.settings.as_ref().is_some_and(|made| made != self.settings)
+    }
+}
+
+/// The epoch of the GPU of which `own` is seen, and whose claim is to be as `wanted`.
+pub(crate) fn epoch(own: Option<&OfGpu<'_>>, wanted: Wanted<'_>, seen: &Seen, rule: Rule) -> Epoch {
     let Some(own) = own else { return fixed(1) };
     let all = own.claims.iter().map(|(epoch, _)| *epoch).chain(own.slots.iter().copied());
     let Some(highest) = all.max() else { return fixed(1) };
@@ -40,7 +57,7 @@ pub(crate) fn epoch(own: Option<&OfGpu<'_>>, wanted: &str, seen: &Seen, rule: Ru
         return fixed(highest);
     };
     let (lost, look_again) = unusable(current, seen, rule);
-    let another = current.digest != wanted;
+    let another = wanted.differs(current);
     let waits = another && !own.slots.is_empty() && rule.update == UpdatePolicy::WhenEmpty;
     match current.deleting || lost || (another && !waits) {
         true => fixed(highest + 1),

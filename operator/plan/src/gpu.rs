@@ -1,9 +1,10 @@
 //! The GPUs of a pool, and what each offers to slots.
 
 use sluice_types::GpuPool;
-use sluice_types::pool::{GpuGroup, Sharing, SharingMode};
+use sluice_types::pool::{GpuGroup, SharingMode};
 
 use crate::objects::fnv1a;
+use crate::settings::Settings;
 
 /// Most slots that share a GPU by turns: each has one record in the neighbourhood's ledger.
 const MOST_BY_TURNS: usize = 64;
@@ -17,8 +18,8 @@ pub struct Gpu {
     pub name: String,
     /// Its group.
     pub group: String,
-    /// How its slots share it: as the group says, or as before for as long as a change waits.
-    pub sharing: Sharing,
+    /// What its pods are made of: as the pool says, or as before for as long as a change waits.
+    pub settings: Settings,
     /// Device memory, bytes; `None` = not known before a claim is allocated: nothing is refused for its size.
     pub capacity_bytes: Option<u64>,
     /// Host memory for its slots, bytes.
@@ -28,11 +29,16 @@ pub struct Gpu {
 impl Gpu {
     /// Most slots that it takes.
     pub fn most_slots(&self) -> usize {
-        match self.sharing.mode {
+        match self.settings.sharing.mode {
             SharingMode::Temporal => MOST_BY_TURNS,
             SharingMode::Spatial => MOST_AT_ONCE,
             SharingMode::Isolated => 1,
         }
+    }
+
+    /// The same GPU, of which other settings are in force.
+    pub(crate) fn with(self, settings: Settings, known: Known) -> Gpu {
+        Gpu { capacity_bytes: settings.device_bytes().or(known.capacity_bytes), settings, ..self }
     }
 }
 
@@ -43,11 +49,9 @@ pub struct Known {
     pub capacity_bytes: Option<u64>,
     /// Memory of its node that pods may take and other pods did not, bytes.
     pub node_bytes: Option<u64>,
-    /// How its claim has it shared; `None` = it has no claim.
-    pub mode: Option<SharingMode>,
 }
 
-/// All GPUs of `pool`, in the order of its groups. `known` tells what the cluster says of one, by its name.
+/// All GPUs of `pool` as it says them, in the order of its groups. `known` tells what the cluster says of one, by its name.
 pub fn gpus(pool: &GpuPool, known: &dyn Fn(&str) -> Known) -> Vec<Gpu> {
     let pool_name = pool.metadata.name.as_deref().unwrap_or_default();
     let indices = pool.spec.gpus.iter().flat_map(|group| (0..group.count).map(move |index| (group, index)));
@@ -68,21 +72,13 @@ fn name(pool: &str, group: &str, index: i32) -> String {
 
 fn gpu(pool: &GpuPool, group: &GpuGroup, known: Known, name: String) -> Gpu {
     let declared = pool.spec.host_memory_per_gpu.bytes();
-    let host = pool.spec.device.as_ref().and_then(|device| device.host.as_ref());
+    let settings = Settings::of(&pool.spec, group);
     Gpu {
         name,
         group: group.name.clone(),
-        sharing: effective(&group.sharing, known.mode),
-        capacity_bytes: host.map(|host| host.memory.bytes()).or(known.capacity_bytes),
+        capacity_bytes: settings.device_bytes().or(known.capacity_bytes),
+        settings,
         host_bytes: known.node_bytes.map_or(declared, |node| node.min(declared)),
-    }
-}
-
-/// What is in force: the group's own terms, or the defaults of the mode that its claim still has.
-fn effective(written: &Sharing, mode: Option<SharingMode>) -> Sharing {
-    match mode {
-        Some(mode) if mode != written.mode => Sharing { mode, ..Sharing::default() },
-        _ => written.clone(),
     }
 }
 

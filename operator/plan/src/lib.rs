@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod accept;
+mod dated;
 pub mod demand;
 pub mod direct;
 pub mod epoch;
@@ -18,6 +19,7 @@ pub mod place;
 pub mod report;
 pub mod seat;
 pub mod seen;
+pub mod settings;
 pub mod shares;
 pub mod status;
 pub mod told;

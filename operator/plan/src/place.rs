@@ -28,10 +28,22 @@ pub struct Slot {
     pub created: i64,
     /// What it takes; `None` = the model has not been inspected.
     pub demand: Option<Demand>,
+    /// What it takes of GPUs that are made of something else, by name, while a change waits there; `None` = it cannot run on it.
+    pub elsewhere: BTreeMap<String, Option<Demand>>,
     /// Its engine's memory is not ours (a proxied engine): nobody shares a GPU with it.
     pub alone: bool,
     /// The GPU that it has.
     pub on: Option<String>,
+}
+
+impl Slot {
+    /// What it takes of `gpu`; `None` = it cannot run on it.
+    pub fn demand_on(&self, gpu: &Gpu) -> Option<Demand> {
+        match self.elsewhere.get(&gpu.name) {
+            Some(other) if self.demand.is_some() => *other,
+            _ => Some(self.demand.unwrap_or_default()),
+        }
+    }
 }
 
 /// Why a slot has no GPU.
@@ -77,6 +89,11 @@ pub enum Misfit {
     /// Another slot of the tenant is there.
     #[error("it has another slot of the same tenant, and two slots of a tenant never share a GPU")]
     SameTenant,
+    /// What it is made of until a change is carried out does not do for the slot.
+    #[error(
+        "a change waits there (spec.updatePolicy), and what it is made of until then has too small chunks"
+    )]
+    Waits,
     /// A proxied engine has or needs it for itself.
     #[error("a proxied engine's memory cannot be shared")]
     Alone,
@@ -146,9 +163,12 @@ fn group_exists(rooms: &[Room<'_>], slot: &Slot) -> Result<(), Unplaced> {
 }
 
 fn larger_than_all(rooms: &[Room<'_>], slot: &Slot, demand: Demand) -> Result<(), Unplaced> {
-    let usable = rooms.iter().filter(|room| room.may_use(slot));
-    let largest = usable.map(|room| room.gpu.capacity_bytes.unwrap_or(u64::MAX)).max().unwrap_or(0);
-    if demand.floor_bytes <= largest {
+    let bytes = |room: &Room<'_>| room.gpu.capacity_bytes.unwrap_or(u64::MAX);
+    let holds = |room: &Room<'_>| slot.demand_on(room.gpu).is_some_and(|own| own.floor_bytes <= bytes(room));
+    let usable = || rooms.iter().filter(|room| room.may_use(slot));
+    let largest = usable().map(bytes).max().unwrap_or(0);
+    // One that it cannot run on for another reason may hold it once a change is carried out.
+    if demand.floor_bytes <= largest || usable().any(holds) {
         return Ok(());
     }
     Err(Unplaced::ModelLargerThanGpu { floor_bytes: demand.floor_bytes, capacity_bytes: largest })

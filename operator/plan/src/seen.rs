@@ -9,6 +9,7 @@ use sluice_wire::geometry::{Geometry, Refusal};
 use sluice_wire::state::Activity;
 
 use crate::objects::of_claim_name;
+use crate::settings::Settings;
 
 /// All that is seen of a pool and of its tenants, but for these objects themselves.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -28,7 +29,7 @@ pub struct Seen {
 }
 
 /// A claim.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClaimSeen {
     /// Its name: its GPU and its epoch.
     pub name: String,
@@ -38,6 +39,8 @@ pub struct ClaimSeen {
     pub digest: String,
     /// How its GPU is shared.
     pub mode: Option<SharingMode>,
+    /// What it was made of; `None` = it does not say.
+    pub settings: Option<Settings>,
     /// It goes once nobody uses it any more.
     pub deleting: bool,
     /// What it got.

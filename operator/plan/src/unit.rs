@@ -11,25 +11,22 @@ use sluice_types::{GpuPool, ModelTenant};
 use sluice_wire::geometry::Refusal;
 
 use crate::accept::{Cluster, accepted};
+use crate::dated::dated;
 use crate::demand::{Demand, Geometry, Terms, Unfit, demand, fits};
-use crate::epoch::{Epoch, Rule, epoch};
+use crate::epoch::Epoch;
 use crate::geometry::{self, threads};
-use crate::gpu::{Gpu, Known, gpus};
+use crate::gpu::Gpu;
 use crate::objects::inspect::refused;
-use crate::objects::{Placed, claim_digest, claim_name, name};
+use crate::objects::{Placed, claim_name, name};
 use crate::place::{Misfit, Placement, Slot, Unplaced, place};
 use crate::seat::{Seat, seats};
 use crate::seen::{ClaimSeen, Index, PodSeen, Seen, Trouble};
+use crate::settings::Settings;
 use crate::shares::{Part, shares};
 use crate::status::{Finding, Truth};
 
 /// While a slot lacks host memory, which pods of others give back without a word, its pool is looked at so often, seconds.
 const ROOM_SECONDS: i64 = 60;
-
-/// Device memory of the contexts of a slot's two processes on a CUDA device, bytes, until a probe's measurement is known.
-const CUDA_CONTEXT_BYTES: u64 = 1 << 30;
-/// Unit in which memory of a CUDA device changes hands, bytes.
-const CUDA_CHUNK_BYTES: u64 = 2 << 20;
 
 /// What is there.
 #[derive(Clone, Copy, Debug)]
@@ -169,20 +166,24 @@ pub fn plan<'a>(given: &Given<'a>) -> Plan<'a> {
         given.tenants.iter().map(|tenant| admitted(given, tenant)).collect();
     let Some(pool) = given.pool else { return Plan { tenants, ..Plan::default() } };
     let index = Index::new(given.seen);
-    let gpus = gpus(pool, &|name| known(&index, given.seen, name));
+    let (gpus, epochs): (Vec<Gpu>, Vec<Epoch>) =
+        dated(pool, &index, given).into_iter().map(|dated| (dated.gpu, dated.epoch)).unzip();
+    let terms = PoolTerms::new(pool, &gpus);
+    tenants.iter_mut().for_each(|tenant| fit(tenant, &terms, &index));
     let wanted: Vec<Vec<Slot>> =
-        tenants.iter().map(|tenant| wanted(pool, tenant, &index, given.seen)).collect();
+        tenants.iter().map(|tenant| wanted(&terms, tenant, &index, given.seen)).collect();
     let mut placement = place(&gpus, &wanted.concat());
     let by_name: BTreeMap<&str, usize> =
         gpus.iter().enumerate().map(|(index, gpu)| (gpu.name.as_str(), index)).collect();
     for (tenant, slots) in tenants.iter_mut().zip(wanted) {
-        tenant.slots = slots.into_iter().map(|slot| planned(slot, &mut placement, &by_name)).collect();
+        let on = |name: String| by_name[name.as_str()];
+        tenant.slots = slots.iter().map(|slot| planned(slot, &mut placement, &gpus, &on)).collect();
     }
     let gpus = gpus.into_iter().map(|gpu| GpuPlan { gpu, epoch: None }).collect();
     let mut plan = Plan { gpus, tenants, ..Plan::default() };
     plan.slots = by_gpu(&plan);
-    share_out(&mut plan, pool);
-    date(&mut plan, pool, &index, given);
+    share_out(&mut plan);
+    date(&mut plan, &epochs);
     Plan { index, ..plan }
 }
 
@@ -198,11 +199,12 @@ fn by_gpu(plan: &Plan<'_>) -> Vec<Vec<(usize, usize)>> {
     all
 }
 
-fn planned(slot: Slot, placement: &mut Placement, gpus: &BTreeMap<&str, usize>) -> SlotPlan {
-    let Slot { tenant, index, demand, .. } = slot;
-    let on = placement.remove(&(tenant, index)).expect("every slot is placed or not");
-    let on = on.map(|gpu| gpus[gpu.as_str()]);
-    SlotPlan { index, on, demand: demand.unwrap_or_default(), share_bytes: 0, dealt: false }
+fn planned(slot: &Slot, placement: &mut Placement, gpus: &[Gpu], at: &impl Fn(String) -> usize) -> SlotPlan {
+    let on =
+        placement.remove(&(slot.tenant.clone(), slot.index)).expect("every slot is placed or not").map(at);
+    let there = on.as_ref().ok().and_then(|gpu| slot.demand_on(&gpus[*gpu]));
+    let demand = there.or(slot.demand).unwrap_or_default();
+    SlotPlan { index: slot.index, on, demand, share_bytes: 0, dealt: false }
 }
 
 fn admitted<'a>(given: &Given<'a>, tenant: &'a ModelTenant) -> TenantPlan<'a> {
@@ -218,11 +220,18 @@ fn admitted<'a>(given: &Given<'a>, tenant: &'a ModelTenant) -> TenantPlan<'a> {
     if accepted.truth == Truth::True && model.is_none() {
         accepted = verdict.unwrap_or(accepted);
     }
-    if let (Truth::True, Some(model), Some(pool)) = (accepted.truth, &model, given.pool) {
-        accepted =
-            fits(&tenant.spec, model, &terms(pool)).map_or_else(|unfit| holdless(&unfit), |()| accepted);
-    }
     TenantPlan { tenant, accepted, model, inspected, refusal, slots: Vec::new() }
+}
+
+/// Refuses a tenant whose KV could be held nowhere. One that serves on a GPU where a change waits is judged by what is in force.
+fn fit(planned: &mut TenantPlan<'_>, terms: &PoolTerms<'_>, index: &Index<'_>) {
+    let (Truth::True, Some(model)) = (planned.accepted.truth, &planned.model) else { return };
+    let spec = &planned.tenant.spec;
+    let there = index.slots(name(planned.tenant)).iter().filter_map(|(_, gpu)| terms.elsewhere.get(gpu));
+    let Err(unfit) = fits(spec, model, &terms.written) else { return };
+    if !there.into_iter().any(|terms| fits(spec, model, terms).is_ok()) {
+        planned.accepted = holdless(&unfit);
+    }
 }
 
 /// The condition `Accepted` of a tenant whose KV could be held nowhere.
@@ -243,43 +252,53 @@ fn last_verdict(tenant: &ModelTenant) -> Option<Finding> {
     Some(Finding::no(reason, accepted.message.clone()))
 }
 
-/// What its claim tells of a GPU.
-fn known(index: &Index<'_>, seen: &Seen, gpu: &str) -> Known {
-    let Some(own) = index.gpu(gpu) else { return Known::default() };
-    let Some(claim) = own.claim() else { return Known::default() };
-    let device = claim.device.as_ref();
-    let node = device.and_then(|device| seen.nodes.get(device.node.as_ref()?));
-    Known {
-        capacity_bytes: device.and_then(|device| device.capacity_bytes),
-        node_bytes: node.map(|node| node.left_bytes(own.requested_bytes(device))),
-        mode: claim.mode.filter(|_| !own.slots.is_empty()),
+/// What every slot pays, as the pool says it, and on GPUs that are made of something else.
+struct PoolTerms<'a> {
+    written: Terms,
+    elsewhere: BTreeMap<&'a str, Terms>,
+}
+
+impl<'a> PoolTerms<'a> {
+    fn new(pool: &GpuPool, gpus: &'a [Gpu]) -> Self {
+        // Terms are the same in all groups.
+        let policy = pool.spec.policy;
+        let written = Settings::of(&pool.spec, &pool.spec.gpus[0]).terms(policy);
+        let others = gpus.iter().map(|gpu| (gpu.name.as_str(), gpu.settings.terms(policy)));
+        PoolTerms { written, elsewhere: others.filter(|(_, terms)| *terms != written).collect() }
     }
 }
 
 /// The slots that a tenant is to have: as many as it asks for, the ones that exist first.
-fn wanted(pool: &GpuPool, planned: &TenantPlan<'_>, index: &Index<'_>, seen: &Seen) -> Vec<Slot> {
+fn wanted(terms: &PoolTerms<'_>, planned: &TenantPlan<'_>, index: &Index<'_>, seen: &Seen) -> Vec<Slot> {
     let (tenant, spec) = (name(planned.tenant), &planned.tenant.spec);
     let served = planned.accepted.truth == Truth::True && !spec.suspend;
     let replicas = if served { usize::try_from(spec.replicas).unwrap_or(0) } else { 0 };
-    let there = index.slots(tenant);
+    let seated = index.slots(tenant);
     let seat = |(index, gpu): &(u32, &str)| Seat {
         index: *index,
         placed: true,
         idle_seconds: idle_seconds(tenant, gpu, seen),
     };
-    let demand = planned.model.map(|model| demand(spec, &model, &terms(pool)));
+    let own = planned.model.map(|model| demand(spec, &model, &terms.written));
+    let there = |terms: &Terms| {
+        let model = planned.model.filter(|model| fits(spec, model, terms).is_ok())?;
+        Some(demand(spec, &model, terms))
+    };
+    let elsewhere: BTreeMap<String, Option<Demand>> =
+        terms.elsewhere.iter().map(|(gpu, terms)| ((*gpu).to_owned(), there(terms))).collect();
     let slot = |index: u32| Slot {
         tenant: tenant.to_owned(),
         index,
         group: spec.gpu_group.clone(),
         priority: spec.priority,
         created: created(planned.tenant),
-        demand,
+        demand: own,
+        elsewhere: elsewhere.clone(),
         alone: spec.engine.kind != EngineKind::Native,
-        on: there.iter().find(|(at, _)| *at == index).map(|(_, gpu)| (*gpu).to_owned()),
+        on: seated.iter().find(|(at, _)| *at == index).map(|(_, gpu)| (*gpu).to_owned()),
     };
-    let seated: Vec<Seat> = there.iter().map(seat).collect();
-    seats(&seated, replicas).into_iter().map(slot).collect()
+    let seats_now: Vec<Seat> = seated.iter().map(seat).collect();
+    seats(&seats_now, replicas).into_iter().map(slot).collect()
 }
 
 /// The earlier a slot fell idle the larger; only the order counts.
@@ -293,17 +312,8 @@ fn created(tenant: &ModelTenant) -> i64 {
     tenant.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
 
-fn terms(pool: &GpuPool) -> Terms {
-    let policy = pool.spec.policy;
-    match pool.spec.device.as_ref().and_then(|device| device.host.as_ref()) {
-        Some(host) => Terms { chunk_bytes: host.chunk_bytes.bytes().max(1), context_bytes: 0, policy },
-        None => Terms { chunk_bytes: CUDA_CHUNK_BYTES, context_bytes: CUDA_CONTEXT_BYTES, policy },
-    }
-}
-
 /// Deals out the memory of each GPU; of one whose size nobody knows yet each slot has its floor.
-fn share_out(plan: &mut Plan<'_>, pool: &GpuPool) {
-    let chunk = terms(pool).chunk_bytes;
+fn share_out(plan: &mut Plan<'_>) {
     let mut parts: BTreeMap<usize, Vec<Part>> = BTreeMap::new();
     for (tenant, slot) in all(plan) {
         let weights_bytes = tenant.model.map_or(0, |model| model.weights_bytes());
@@ -314,8 +324,9 @@ fn share_out(plan: &mut Plan<'_>, pool: &GpuPool) {
     }
     let mut dealt: BTreeMap<usize, std::vec::IntoIter<u64>> = BTreeMap::new();
     for (gpu, parts) in parts {
-        if let Some(capacity) = plan.gpus[gpu].gpu.capacity_bytes {
-            dealt.insert(gpu, shares(capacity, chunk, &parts).into_iter());
+        let on = &plan.gpus[gpu].gpu;
+        if let Some(capacity) = on.capacity_bytes {
+            dealt.insert(gpu, shares(capacity, on.settings.chunk_bytes(), &parts).into_iter());
         }
     }
     for tenant in &mut plan.tenants {
@@ -332,20 +343,10 @@ fn all<'p>(plan: &'p Plan<'_>) -> impl Iterator<Item = (&'p TenantPlan<'p>, &'p 
 }
 
 /// Gives every GPU with a slot its epoch.
-fn date(plan: &mut Plan<'_>, pool: &GpuPool, index: &Index<'_>, given: &Given<'_>) {
+fn date(plan: &mut Plan<'_>, epochs: &[Epoch]) {
     let taken: BTreeSet<usize> = all(plan).filter_map(|(_, slot)| slot.on.as_ref().ok().copied()).collect();
-    let rule = Rule { update: pool.spec.update_policy, grace_seconds: given.grace_seconds, now: given.now };
-    // What the groups say now, whatever is in force.
-    let written = gpus(pool, &|_| Known::default());
-    for (at, (planned, written)) in plan.gpus.iter_mut().zip(written).enumerate() {
-        if taken.contains(&at) {
-            let own = index.gpu(&planned.gpu.name);
-            let epoch = epoch(own, &claim_digest(pool, &written), given.seen, rule);
-            planned.epoch = Some(epoch);
-            if !epoch.waits {
-                planned.gpu.sharing = written.sharing;
-            }
-        }
+    for (at, (planned, epoch)) in plan.gpus.iter_mut().zip(epochs).enumerate() {
+        planned.epoch = Some(*epoch).filter(|_| taken.contains(&at));
     }
 }
 

@@ -15,4 +15,5 @@ mod seat;
 mod status;
 mod told;
 mod unit;
+mod waiting;
 mod world;

@@ -1,14 +1,20 @@
 //! Placement, case by case.
 
+use std::collections::BTreeMap;
+
 use sluice_plan::demand::Demand;
 use sluice_plan::gpu::{Gpu, Known, gpus};
 use sluice_plan::place::{Slot, Unplaced, place};
+use sluice_plan::settings::Settings;
 use sluice_types::GpuPool;
 use sluice_types::pool::{Sharing, SharingMode};
 
+use super::world::{first, host_pool};
+
 pub fn gpu(name: &str, group: &str, mode: SharingMode) -> Gpu {
     let sharing = Sharing { mode, ..Sharing::default() };
-    Gpu { name: name.into(), group: group.into(), sharing, capacity_bytes: Some(100), host_bytes: 1000 }
+    let settings = Settings { sharing, ..first(&host_pool()).settings };
+    Gpu { name: name.into(), group: group.into(), settings, capacity_bytes: Some(100), host_bytes: 1000 }
 }
 
 fn turns(name: &str) -> Gpu {
@@ -23,6 +29,7 @@ pub fn slot(tenant: &str, floor_bytes: u64) -> Slot {
         priority: 100,
         created: 0,
         demand: Some(Demand { floor_bytes, host_bytes: 100 }),
+        elsewhere: BTreeMap::new(),
         alone: false,
         on: None,
     }
@@ -137,6 +144,23 @@ fn whoever_was_not_inspected_waits_and_is_not_joined() {
 }
 
 #[test]
+fn a_gpu_that_is_made_of_something_else_for_now_takes_what_fits_it_as_it_is() {
+    let gpus = [turns("a"), Gpu { capacity_bytes: Some(50), ..turns("b") }];
+    let there = |floor_bytes| Some(Demand { floor_bytes, host_bytes: 100 });
+    let with = |floor_bytes: u64, on: &str, demand| Slot {
+        elsewhere: BTreeMap::from([(on.to_owned(), demand)]),
+        ..slot("x", floor_bytes)
+    };
+    let one = |slot: Slot| of(&place(&gpus, &[slot]), "x").map(str::to_owned).map_err(ToString::to_string);
+    assert_eq!(one(with(120, "b", there(40))), Ok("b".to_owned()));
+    assert_eq!(one(with(120, "a", there(100))), Ok("a".to_owned()));
+    assert_eq!(one(with(60, "b", there(40))), Ok("a".to_owned()), "the other has more left");
+    let nowhere = one(with(60, "a", None)).unwrap_err();
+    assert!(nowhere.starts_with("no room on 2 GPUs"), "{nowhere}");
+    assert!(one(with(120, "a", there(101))).unwrap_err().contains("exceeds the largest GPU"));
+}
+
+#[test]
 fn a_pool_offers_its_groups_and_knows_what_host_memory_makes() {
     let pool: GpuPool = serde_json::from_str(
         r#"{
@@ -149,11 +173,7 @@ fn a_pool_offers_its_groups_and_knows_what_host_memory_makes() {
     }"#,
     )
     .unwrap();
-    let small = |name: &str| Known {
-        node_bytes: (name == "p-chat-1").then_some(7),
-        capacity_bytes: Some(1),
-        mode: None,
-    };
+    let small = |name: &str| Known { node_bytes: (name == "p-chat-1").then_some(7), capacity_bytes: Some(1) };
     let all = gpus(&pool, &small);
     let names: Vec<_> = all.iter().map(|gpu| gpu.name.as_str()).collect();
     assert_eq!(names, ["p-chat-0", "p-chat-1", "p-agents-0"]);

@@ -74,7 +74,7 @@ fn holds(gpu: &Gpu, slots: &[&Slot]) -> bool {
         && host <= gpu.host_bytes
         && tenants.len() == slots.len()
         && (slots.len() == 1 || slots.iter().all(|slot| !slot.alone && slot.demand.is_some()))
-        && (gpu.sharing.mode != SharingMode::Isolated || slots.len() == 1)
+        && (gpu.settings.sharing.mode != SharingMode::Isolated || slots.len() == 1)
         && slots.iter().all(|slot| slot.group.as_ref().is_none_or(|group| *group == gpu.group))
 }
 

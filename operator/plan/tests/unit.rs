@@ -18,7 +18,7 @@ const GRACE: i64 = 60;
 const NOW: i64 = 1_000_000;
 
 /// A tenant that serves on `p-chat-0-e4`, on the node `a`.
-fn settled(pool: &GpuPool) -> Seen {
+pub fn settled(pool: &GpuPool) -> Seen {
     let device = DeviceSeen { node: Some("a".into()), name: "gpu-0".into(), ..DeviceSeen::default() };
     let claim = ClaimSeen {
         name: "p-chat-0-e4".into(),
@@ -37,7 +37,7 @@ fn settled(pool: &GpuPool) -> Seen {
     }
 }
 
-fn inspected() -> ModelTenant {
+pub fn inspected() -> ModelTenant {
     let mut tenant = tenant("t", json!({}));
     let model = json!({"weightsBytes": 9, "layers": 8, "kvBytesPerToken": 1024, "globalBytes": 1 << 20,
         "layerBytes": 1 << 20, "maxModelLen": 1024, "activationBytes": 65536, "stepActivationBytes": 65536,
@@ -149,7 +149,7 @@ fn other_pods_of_a_node_take_host_memory_and_those_of_the_gpu_do_not() {
     assert!(!fits(100 + needs, &PodSeen { node: Some("b".into()), ..own }));
 }
 
-fn given<'a>(pool: &'a GpuPool, tenants: &'a [&'a ModelTenant], seen: &'a Seen) -> Given<'a> {
+pub fn given<'a>(pool: &'a GpuPool, tenants: &'a [&'a ModelTenant], seen: &'a Seen) -> Given<'a> {
     let cluster = Cluster { image_volumes: true };
     Given { pool: Some(pool), tenants, seen, cluster, grace_seconds: GRACE, now: NOW }
 }

@@ -57,7 +57,7 @@ impl Operator {
         });
         let shared = Shared {
             pool,
-            sharing: sharing(&planned.gpu.sharing),
+            sharing: sharing(&planned.gpu.settings.sharing),
             claim_uid: seen.map(|claim| claim.uid.as_str()),
             members: members.collect(),
         };

@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::NodeSelector;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use sluice_plan::objects::{CLAIM_DIGEST, GPU_REQUEST, SHARING_MODE};
+use sluice_plan::objects::{CLAIM_DIGEST, GPU_REQUEST, SETTINGS, SHARING_MODE};
 use sluice_plan::seen::{ClaimSeen, DeviceSeen};
+use sluice_plan::settings::Settings;
 use sluice_types::pool::SharingMode;
 
 use super::{ChildSeen, DeviceId};
 
 /// A claim of ours.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClaimEntry {
     /// As any child.
     pub child: ChildSeen,
@@ -49,6 +50,7 @@ impl ClaimEntry {
             uid: child.uid.clone(),
             digest: annotations.get(CLAIM_DIGEST).cloned().unwrap_or_default(),
             mode: annotations.get(SHARING_MODE).and_then(|mode| sharing(mode)),
+            settings: annotations.get(SETTINGS).and_then(|text| Settings::read(text)),
             deleting: child.deleting,
             device: same.and_then(|before| before.claim.device.clone()),
         };

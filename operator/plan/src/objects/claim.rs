@@ -7,9 +7,9 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use serde_json::{Value, json};
 use sluice_types::pool::{HostDevice, SharingMode};
-use sluice_types::{API_VERSION, GpuPool, HOST_DEVICE_CLASS};
+use sluice_types::{API_VERSION, GpuPool};
 
-use super::{CLAIM_DIGEST, SHARING_MODE, fnv1a, gpu_labels, meta, name};
+use super::{CLAIM_DIGEST, SETTINGS, SHARING_MODE, fnv1a, gpu_labels, meta, name};
 use crate::gpu::Gpu;
 
 /// Name of the request for the GPU.
@@ -40,7 +40,8 @@ pub fn of_claim_name(name: &str) -> Option<(&str, u32)> {
 pub fn claim(pool: &GpuPool, gpu: &Gpu, epoch: u32) -> ResourceClaim {
     let spec = claim_spec(pool, gpu);
     let mut metadata = meta(pool, claim_name(gpu, epoch), gpu_labels(pool, gpu));
-    let pairs = [(CLAIM_DIGEST, digest_of(&spec)), (SHARING_MODE, format!("{:?}", gpu.sharing.mode))];
+    let mode = format!("{:?}", gpu.settings.sharing.mode);
+    let pairs = [(CLAIM_DIGEST, digest_of(&spec)), (SHARING_MODE, mode), (SETTINGS, gpu.settings.text())];
     metadata.annotations = Some(pairs.map(|(key, value)| (key.to_owned(), value)).into());
     ResourceClaim { metadata, spec, status: None }
 }
@@ -58,7 +59,7 @@ fn digest_of(spec: &ResourceClaimSpec) -> String {
 fn claim_spec(pool: &GpuPool, gpu: &Gpu) -> ResourceClaimSpec {
     let claim = DeviceClaim {
         requests: Some(vec![gpu_request(pool, gpu), request(FOLDER_REQUEST, FOLDER_CLASS, None)]),
-        config: Some(configs(pool, gpu)).filter(|configs| !configs.is_empty()),
+        config: Some(configs(gpu)).filter(|configs| !configs.is_empty()),
         constraints: None,
     };
     ResourceClaimSpec { devices: Some(claim) }
@@ -66,19 +67,19 @@ fn claim_spec(pool: &GpuPool, gpu: &Gpu) -> ResourceClaimSpec {
 
 fn gpu_request(pool: &GpuPool, gpu: &Gpu) -> DeviceRequest {
     let selectors = pool.spec.device.iter().flat_map(|device| &device.selectors).cloned();
-    let profile = profile(pool, gpu)
-        .map(|profile| format!("device.attributes['{NVIDIA_DRIVER}'].profile == '{profile}'"));
-    let class = if profile.is_some() { MIG_CLASS } else { pool.spec.device_class_name.as_str() };
+    let profile =
+        profile(gpu).map(|profile| format!("device.attributes['{NVIDIA_DRIVER}'].profile == '{profile}'"));
+    let class = if profile.is_some() { MIG_CLASS } else { gpu.settings.device_class_name.as_str() };
     let selectors: Vec<_> = selectors.chain(profile).map(selector).collect();
     request(GPU_REQUEST, class, Some(selectors).filter(|selectors| !selectors.is_empty()))
 }
 
 /// The MIG profile of an instance; a host-backed one is a whole GPU.
-fn profile<'a>(pool: &GpuPool, gpu: &'a Gpu) -> Option<&'a str> {
-    if pool.spec.device_class_name == HOST_DEVICE_CLASS {
+fn profile(gpu: &Gpu) -> Option<&str> {
+    if gpu.settings.on_host() {
         return None;
     }
-    gpu.sharing.isolated.as_ref().map(|isolated| isolated.profile.as_str())
+    gpu.settings.sharing.isolated.as_ref().map(|isolated| isolated.profile.as_str())
 }
 
 fn selector(expression: String) -> DeviceSelector {
@@ -92,10 +93,10 @@ fn request(name: &str, class: &str, selectors: Option<Vec<DeviceSelector>>) -> D
 }
 
 /// What drivers are told: what a host-backed GPU is made of, and that MPS runs on one that all use at once.
-fn configs(pool: &GpuPool, gpu: &Gpu) -> Vec<DeviceClaimConfiguration> {
-    let host = pool.spec.device.as_ref().and_then(|device| device.host.as_ref());
+fn configs(gpu: &Gpu) -> Vec<DeviceClaimConfiguration> {
+    let host = gpu.settings.host.as_ref();
     let ours = host.map(|host| opaque(OUR_DRIVER, host_config(host)));
-    let shared = host.is_none() && gpu.sharing.mode == SharingMode::Spatial;
+    let shared = host.is_none() && gpu.settings.sharing.mode == SharingMode::Spatial;
     let mps = shared.then(|| opaque(NVIDIA_DRIVER, mps_config()));
     ours.into_iter().chain(mps).collect()
 }

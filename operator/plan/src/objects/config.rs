@@ -6,7 +6,6 @@ use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use sluice_types::Quantity;
-use sluice_types::pool::HostDevice;
 use sluice_types::tenant::{EngineKind as Kind, ModelTenant, ModelTenantSpec, WeightType};
 use sluice_wire::config::{
     AdminTls, DebugConfig, EngineConfig, EngineKind, GpuConfig, ListenConfig, NeighbourhoodConfig,
@@ -20,8 +19,6 @@ use crate::written::{limits, memory, sharing, slo, unsigned};
 
 /// Key of the configuration in its ConfigMap, and its file's name in the pod.
 pub const FILE: &str = "sidecar.json";
-/// Host-backed GPUs aside, the unit in which device memory changes hands, bytes.
-const CUDA_CHUNK: u64 = 2 << 20;
 
 /// The ConfigMap of a slot.
 pub fn config_map(placed: &Placed<'_>) -> ConfigMap {
@@ -78,13 +75,13 @@ fn keys_file(tenant: &ModelTenant) -> Option<PathBuf> {
 }
 
 fn gpu(placed: &Placed<'_>) -> GpuConfig {
-    let host = placed.pool.spec.device.as_ref().and_then(|device| device.host.as_ref());
-    let chunk = |host: &HostDevice| host.chunk_bytes.bytes();
+    let settings = &placed.gpu.settings;
+    let link = settings.host.as_ref().and_then(|host| host.link_bytes_per_second.as_ref());
     GpuConfig {
         name: placed.gpu.name.clone(),
         memory_bytes: placed.gpu.capacity_bytes.unwrap_or(0),
-        chunk_bytes: host.map_or(CUDA_CHUNK, chunk),
-        link_bytes_per_second: host.and_then(|h| h.link_bytes_per_second.as_ref()).map(Quantity::bytes),
+        chunk_bytes: settings.chunk_bytes(),
+        link_bytes_per_second: link.map(Quantity::bytes),
         link_to_host_bytes_per_second: None,
         // What its pod was given: a limit that it meets before the kernel kills it.
         host_memory_bytes: Some(placed.demand.host_bytes),
@@ -97,7 +94,7 @@ fn neighbourhood(placed: &Placed<'_>) -> NeighbourhoodConfig {
         claim: claim::title(placed.pool, placed.gpu, placed.epoch),
         share_bytes: placed.share_bytes,
         priority: placed.tenant.spec.priority,
-        sharing: sharing(&placed.gpu.sharing),
+        sharing: sharing(&placed.gpu.settings.sharing),
     }
 }
 

@@ -8,7 +8,6 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use sluice_types::HOST_DEVICE_CLASS;
 use sluice_types::pool::SharingMode;
 use sluice_types::shared::{ResourceList, Resources};
 use sluice_types::tenant::{EngineKind, HuggingFaceSource, S3Source, Source};
@@ -84,8 +83,7 @@ fn sidecar_bytes(placed: &Placed<'_>) -> u64 {
     if placed.tenant.spec.engine.kind == EngineKind::Vllm {
         return front_bytes(&placed.tenant.spec);
     }
-    let host = placed.pool.spec.device.as_ref().and_then(|device| device.host.as_ref());
-    placed.demand.host_bytes + host.map_or(0, |host| host.memory.bytes())
+    placed.demand.host_bytes + placed.gpu.settings.device_bytes().unwrap_or(0)
 }
 
 /// The engine. It has no readiness probe: what it lacks the sidecar holds.
@@ -101,8 +99,7 @@ fn native(placed: &Placed<'_>, release: &Release) -> Container {
     let own = ["--socket".to_owned(), format!("{RUN}/engine.sock")];
     let written = engine.env.iter().map(|env| variable(&env.name, &env.value));
     let env: Vec<EnvVar> = share_of_threads(placed).into_iter().chain(written).collect();
-    let on_host = placed.pool.spec.device_class_name == HOST_DEVICE_CLASS;
-    let bytes = if on_host { SMALL_BYTES } else { CUDA_BYTES };
+    let bytes = if placed.gpu.settings.on_host() { SMALL_BYTES } else { CUDA_BYTES };
     Container {
         name: "engine".into(),
         image: Some(engine.image.clone().unwrap_or_else(|| release.engine_image.clone())),
@@ -119,7 +116,7 @@ fn native(placed: &Placed<'_>, release: &Release) -> Container {
 
 /// A tenant's share of a GPU that all use at once, as MPS takes it.
 fn share_of_threads(placed: &Placed<'_>) -> Option<EnvVar> {
-    let sharing = &placed.gpu.sharing;
+    let sharing = &placed.gpu.settings.sharing;
     let percent = sharing.spatial.clone().unwrap_or_default().default_active_thread_percent;
     let shared = sharing.mode == SharingMode::Spatial;
     shared.then(|| variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", &percent.to_string()))

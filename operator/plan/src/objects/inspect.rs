@@ -99,8 +99,8 @@ fn pod(pool: &sluice_types::GpuPool, tenant: &ModelTenant, release: &Release) ->
         enable_service_links: Some(false),
         service_account_name: tenant.spec.service_account_name.clone(),
         image_pull_secrets: pull_secrets(&tenant.spec),
-        node_selector: node_selector(&pool.spec),
-        tolerations: tolerations(&pool.spec),
+        node_selector: node_selector(&pool.spec.node_selector),
+        tolerations: tolerations(&pool.spec.tolerations),
         ..PodSpec::default()
     }
 }

@@ -9,8 +9,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use sluice_types::GpuPoolSpec;
-use sluice_types::shared::Toleration as Written;
+use sluice_types::shared::{Label, Toleration as Written};
 use sluice_types::tenant::{EngineKind, ModelTenantSpec};
 use sluice_wire::config::SidecarConfig;
 
@@ -85,7 +84,7 @@ fn pod_labels(placed: &Placed<'_>) -> BTreeMap<String, String> {
 }
 
 fn pod(placed: &Placed<'_>, release: &Release) -> PodSpec {
-    let (spec, pool) = (&placed.tenant.spec, &placed.pool.spec);
+    let (spec, settings) = (&placed.tenant.spec, &placed.gpu.settings);
     let claim = PodResourceClaim {
         name: CLAIM.into(),
         resource_claim_name: Some(claim::claim_name(placed.gpu, placed.epoch)),
@@ -106,9 +105,9 @@ fn pod(placed: &Placed<'_>, release: &Release) -> PodSpec {
         service_account_name: spec.service_account_name.clone(),
         priority_class_name: spec.pod_priority_class_name.clone(),
         image_pull_secrets: pull_secrets(spec),
-        node_selector: node_selector(pool),
-        tolerations: tolerations(pool),
-        runtime_class_name: pool.runtime_class_name.clone(),
+        node_selector: node_selector(&settings.node_selector),
+        tolerations: tolerations(&settings.tolerations),
+        runtime_class_name: settings.runtime_class_name.clone(),
         ..PodSpec::default()
     }
 }
@@ -130,13 +129,13 @@ pub(super) fn pull_secrets(spec: &ModelTenantSpec) -> Option<Vec<LocalObjectRefe
     Some(secrets.collect()).filter(|secrets: &Vec<_>| !secrets.is_empty())
 }
 
-pub(super) fn node_selector(pool: &GpuPoolSpec) -> Option<BTreeMap<String, String>> {
-    let labels = pool.node_selector.iter().map(|(key, value)| (key.clone(), value.0.clone()));
+pub(super) fn node_selector(written: &BTreeMap<String, Label>) -> Option<BTreeMap<String, String>> {
+    let labels = written.iter().map(|(key, value)| (key.clone(), value.0.clone()));
     Some(labels.collect()).filter(|labels: &BTreeMap<_, _>| !labels.is_empty())
 }
 
-pub(super) fn tolerations(pool: &GpuPoolSpec) -> Option<Vec<Toleration>> {
-    let tolerations = pool.tolerations.iter().map(toleration).collect();
+pub(super) fn tolerations(written: &[Written]) -> Option<Vec<Toleration>> {
+    let tolerations = written.iter().map(toleration).collect();
     Some(tolerations).filter(|tolerations: &Vec<_>| !tolerations.is_empty())
 }
 

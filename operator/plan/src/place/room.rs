@@ -35,7 +35,7 @@ impl<'a> Room<'a> {
 
     /// What is missing for the slot here; `None` = it fits.
     pub fn misfit(&self, slot: &Slot) -> Option<Misfit> {
-        let demand = slot.demand.unwrap_or_default();
+        let Some(demand) = slot.demand_on(self.gpu) else { return Some(Misfit::Waits) };
         let missing =
             |wanted: u64, left: u64| wanted.checked_sub(left).filter(|bytes| *bytes > 0).map(Reverse);
         if self.tenants.contains(&slot.tenant.as_str()) {
@@ -58,7 +58,7 @@ impl<'a> Room<'a> {
     }
 
     pub fn take(&mut self, slot: &'a Slot) {
-        let demand = slot.demand.unwrap_or_default();
+        let demand = slot.demand_on(self.gpu).unwrap_or_default();
         self.tenants.push(&slot.tenant);
         self.alone |= slot.alone;
         self.uninspected |= slot.demand.is_none();

@@ -127,7 +127,7 @@ fn gpu_status(
         node: device.and_then(|device| device.node.clone()),
         device: device.map(|device| device.name.clone()),
         uuid: device.and_then(|device| device.uuid.clone()),
-        effective_mode: claim.as_ref().map(|_| planned.gpu.sharing.mode),
+        effective_mode: claim.as_ref().map(|_| planned.gpu.settings.sharing.mode),
         capacity: planned.gpu.capacity_bytes.map(Quantity::from_bytes),
         used: used.or(before.and_then(|before| before.used.clone())),
         victim_order: silent

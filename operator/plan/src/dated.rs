@@ -1,0 +1,54 @@
+//! The GPUs of a pool as they are in force, each with the claim that it has or would have.
+
+use sluice_types::GpuPool;
+
+use crate::epoch::{Epoch, Rule, Wanted, epoch};
+use crate::gpu::{Gpu, Known, gpus};
+use crate::objects::claim_digest;
+use crate::seen::{ClaimSeen, Index, Seen};
+use crate::settings::Settings;
+use crate::unit::Given;
+
+/// A GPU, and the epoch of its claim.
+pub(crate) struct Dated {
+    /// As it is in force: while a change waits, its claim says of what.
+    pub gpu: Gpu,
+    /// Of the claim that it has, or would have with a slot.
+    pub epoch: Epoch,
+}
+
+/// All GPUs of `pool`, in the order of its groups.
+pub(crate) fn dated(pool: &GpuPool, index: &Index<'_>, given: &Given<'_>) -> Vec<Dated> {
+    let rule = Rule { update: pool.spec.update_policy, grace_seconds: given.grace_seconds, now: given.now };
+    let date = |gpu: Gpu| {
+        let own = index.gpu(&gpu.name);
+        let digest = claim_digest(pool, &gpu);
+        let wanted = Wanted { digest: &digest, settings: &gpu.settings };
+        let epoch = epoch(own, wanted, given.seen, rule);
+        let standing = own.and_then(|own| own.claim()).filter(|_| epoch.waits);
+        let gpu = match standing.map(|claim| in_force(claim, &gpu.settings)) {
+            Some(settings) => Gpu::with(gpu.clone(), settings, known(index, given.seen, &gpu.name)),
+            None => gpu,
+        };
+        Dated { gpu, epoch }
+    };
+    gpus(pool, &|name| known(index, given.seen, name)).into_iter().map(date).collect()
+}
+
+/// What a claim was made of. One from before claims kept it tells the mode alone.
+fn in_force(claim: &ClaimSeen, written: &Settings) -> Settings {
+    let mode = || claim.mode.map_or_else(|| written.clone(), |mode| written.clone().in_mode(mode));
+    claim.settings.clone().unwrap_or_else(mode)
+}
+
+/// What its claim tells of a GPU.
+fn known(index: &Index<'_>, seen: &Seen, gpu: &str) -> Known {
+    let Some(own) = index.gpu(gpu) else { return Known::default() };
+    let Some(claim) = own.claim() else { return Known::default() };
+    let device = claim.device.as_ref();
+    let node = device.and_then(|device| seen.nodes.get(device.node.as_ref()?));
+    Known {
+        capacity_bytes: device.and_then(|device| device.capacity_bytes),
+        node_bytes: node.map(|node| node.left_bytes(own.requested_bytes(device))),
+    }
+}

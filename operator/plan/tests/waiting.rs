@@ -1,0 +1,160 @@
+//! A change of the pool that waits until no tenant is on a GPU restarts nobody before.
+
+use serde_json::{Value, json};
+use sluice_plan::objects::{SETTINGS, claim, of_slot};
+use sluice_plan::report::pool_status;
+use sluice_plan::seen::Seen;
+use sluice_plan::settings::Settings;
+use sluice_plan::unit::{Plan, plan};
+use sluice_types::pool::UpdatePolicy;
+use sluice_types::{GpuPool, ModelTenant};
+
+use super::unit::{given, inspected, settled};
+use super::world::{first, host_pool, pool, release};
+
+/// What the pool of the tests has at first, and changes of it that pods cannot follow as they run.
+const CHANGES: [&str; 9] = [
+    r#"{"device": {"host": {"memory": "128Mi"}}}"#,
+    r#"{"device": {"host": {"chunkBytes": "128Ki"}}}"#,
+    r#"{"device": {"host": {"linkBytesPerSecond": "1Gi"}}}"#,
+    r#"{"gpus": [{"name": "chat", "sharing": {"mode": "Spatial"}}]}"#,
+    r#"{"gpus": [{"name": "chat", "sharing": {"temporal": {"maxQuantumMilliseconds": 70}}}]}"#,
+    r#"{"gpus": [{"name": "chat", "sharing": {"temporal": {"order": "Priority"}}}]}"#,
+    r#"{"nodeSelector": {"disk": "fast"}}"#,
+    r#"{"tolerations": [{"key": "gpu", "operator": "Exists"}]}"#,
+    r#"{"runtimeClassName": "nvidia"}"#,
+];
+
+fn of(text: &str) -> Value {
+    serde_json::from_str(text).expect("JSON")
+}
+
+/// A pool of host memory with a change.
+fn changed(change: Value, update: UpdatePolicy) -> GpuPool {
+    let host = json!({"memory": "96Mi"});
+    let mut spec = json!({"deviceClassName": "host.sluice.dev", "device": {"host": host}});
+    for (key, value) in change.as_object().expect("an object") {
+        match spec[key]["host"].as_object_mut().zip(value["host"].as_object()) {
+            Some((host, more)) => host.extend(more.clone()),
+            None => spec[key] = value.clone(),
+        }
+    }
+    let mut pool = pool(spec);
+    pool.spec.update_policy = update;
+    pool
+}
+
+/// A tenant that serves on a claim which was made of `pool`.
+fn serving(pool: &GpuPool) -> Seen {
+    let mut seen = settled(pool);
+    let made = claim(pool, &first(pool), 4);
+    let kept = made.metadata.annotations.expect("annotations");
+    seen.claims[0].settings = Settings::read(&kept[SETTINGS]);
+    seen.claims[0].mode = Some(first(pool).settings.sharing.mode);
+    seen
+}
+
+/// Configuration and Deployment of every slot.
+fn rendered(pool: &GpuPool, seen: &Seen) -> Vec<Value> {
+    let tenant = inspected();
+    let tenants = [&tenant];
+    let plan = plan(&given(pool, &tenants, seen));
+    slots(&plan, pool)
+}
+
+fn slots(plan: &Plan<'_>, pool: &GpuPool) -> Vec<Value> {
+    let all = plan.tenants.iter().flat_map(|tenant| tenant.slots.iter().map(move |slot| (tenant, slot)));
+    let placed = all.map(|(tenant, slot)| plan.placed(pool, tenant, slot).expect("a placed slot"));
+    placed.flat_map(|placed| of_slot(&placed, &release())).map(|child| child.body).collect()
+}
+
+#[test]
+fn pods_stay_as_they_are_until_the_change_is_carried_out() {
+    let before = host_pool();
+    let seen = serving(&before);
+    let now = rendered(&before, &seen);
+    assert_eq!(now.len(), 2);
+    for change in CHANGES {
+        let later = changed(of(change), UpdatePolicy::WhenEmpty);
+        assert_eq!(rendered(&later, &seen), now, "{change}");
+        let at_once = changed(of(change), UpdatePolicy::Disruptive);
+        let other = rendered(&at_once, &seen);
+        assert_eq!(other[1]["metadata"]["annotations"]["sluice.dev/claim"], "p-chat-0-e5", "{change}");
+        // On a GPU that nobody was on it is the same, claim aside.
+        let fresh = rendered(&at_once, &Seen::default());
+        let pod = |all: &[Value]| {
+            let mut pod = all[1]["spec"]["template"]["spec"].clone();
+            pod["resourceClaims"] = Value::Null;
+            pod
+        };
+        assert_eq!(pod(&other), pod(&fresh), "{change}");
+    }
+}
+
+#[test]
+fn a_pool_says_that_a_change_waits_and_is_done_with_it_once_nobody_is_there() {
+    let seen = serving(&host_pool());
+    let empty = Seen { slots: Vec::new(), ..seen.clone() };
+    let tenant = inspected();
+    let tenants = [&tenant];
+    let degraded = |pool: &GpuPool, seen: &Seen| {
+        let given = given(pool, &tenants, seen);
+        let plan = plan(&given);
+        let status = pool_status(&given, &plan, pool);
+        let found = status.conditions.into_iter().find(|one| one.type_ == "Degraded").expect("Degraded");
+        (found.reason, plan.gpus[0].epoch.expect("an epoch").number)
+    };
+    assert_eq!(degraded(&host_pool(), &seen), ("AsExpected".to_owned(), 4));
+    for change in CHANGES {
+        let pool = changed(of(change), UpdatePolicy::WhenEmpty);
+        assert_eq!(degraded(&pool, &seen), ("UpdateWaits".to_owned(), 4), "{change}");
+        assert_eq!(degraded(&pool, &empty), ("AsExpected".to_owned(), 5), "{change}");
+    }
+}
+
+#[test]
+fn a_default_that_is_written_out_is_no_change() {
+    let seen = serving(&host_pool());
+    let same = r#"{"gpus": [{"name": "chat", "sharing": {"mode": "Temporal", "temporal": {"minQuantumMilliseconds": 5}}}]}"#;
+    for update in [UpdatePolicy::WhenEmpty, UpdatePolicy::Disruptive] {
+        let pool = changed(of(same), update);
+        let tenant = inspected();
+        let tenants = [&tenant];
+        let plan = plan(&given(&pool, &tenants, &seen));
+        let epoch = plan.gpus[0].epoch.expect("an epoch");
+        assert_eq!((epoch.number, epoch.waits), (4, false));
+    }
+}
+
+#[test]
+fn a_claim_that_does_not_say_what_it_was_made_of_is_taken_as_it_is_asked_for_now() {
+    let mut seen = serving(&host_pool());
+    seen.claims[0].settings = None;
+    let pool = changed(of(r#"{"runtimeClassName": "nvidia"}"#), UpdatePolicy::Disruptive);
+    let deployment = &rendered(&pool, &seen)[1];
+    assert_eq!(deployment["metadata"]["annotations"]["sluice.dev/claim"], "p-chat-0-e4");
+    assert_eq!(deployment["spec"]["template"]["spec"]["runtimeClassName"], "nvidia");
+}
+
+/// Whether the tenant that serves there, and one that comes, have the GPU, and the size of a chunk in their configuration.
+fn with_small_chunks_to_come(update: UpdatePolicy) -> (Vec<bool>, Vec<Value>) {
+    let seen = serving(&host_pool());
+    let mut new = inspected();
+    new.metadata.name = Some("u".into());
+    let (old, pool) = (inspected(), changed(of(r#"{"device": {"host": {"chunkBytes": "1Ki"}}}"#), update));
+    let tenants: [&ModelTenant; 2] = [&old, &new];
+    let plan = plan(&given(&pool, &tenants, &seen));
+    let has = |tenant: &sluice_plan::unit::TenantPlan<'_>| tenant.slots.iter().any(|slot| slot.on.is_ok());
+    let text = |body: &Value| of(body["data"]["sidecar.json"].as_str().expect("a configuration"));
+    let configs = slots(&plan, &pool).into_iter().filter(|body| body["kind"] == "ConfigMap");
+    let chunks = configs.map(|body| text(&body)["gpu"]["chunk_bytes"].clone()).collect();
+    (plan.tenants.iter().map(has).collect(), chunks)
+}
+
+#[test]
+fn a_tenant_is_judged_by_what_its_gpu_is_made_of_now() {
+    // A block of 16 tokens takes 2 KiB: it does not fit into a chunk to come.
+    let (placed, chunks) = with_small_chunks_to_come(UpdatePolicy::WhenEmpty);
+    assert_eq!((placed, chunks), (vec![true, false], vec![json!(64 << 10)]));
+    assert_eq!(with_small_chunks_to_come(UpdatePolicy::Disruptive).0, [false, false]);
+}
