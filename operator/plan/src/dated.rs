@@ -1,6 +1,9 @@
 //! The GPUs of a pool as they are in force, each with the claim that it has or would have.
 
+use std::collections::BTreeMap;
+
 use sluice_types::GpuPool;
+use sluice_types::pool::GpuPoolStatus;
 
 use crate::epoch::{Epoch, Rule, Wanted, epoch};
 use crate::gpu::{Gpu, Known, gpus};
@@ -32,7 +35,16 @@ pub(crate) fn dated(pool: &GpuPool, index: &Index<'_>, given: &Given<'_>) -> Vec
         };
         Dated { gpu, epoch }
     };
-    gpus(pool, &|name| known(index, given.seen, name)).into_iter().map(date).collect()
+    let last = last_bytes(pool);
+    let known = |name: &str| Known { last_bytes: last.get(name).copied(), ..known(index, given.seen, name) };
+    gpus(pool, &known).into_iter().map(date).collect()
+}
+
+/// Device memory of GPUs as the pool's status tells it. Of another spec it tells nothing: that one may name other devices.
+fn last_bytes(pool: &GpuPool) -> BTreeMap<&str, u64> {
+    let of_spec = |status: &&GpuPoolStatus| status.observed_generation == pool.metadata.generation;
+    let gpus = pool.status.as_ref().filter(of_spec).into_iter().flat_map(|status| &status.gpus);
+    gpus.filter_map(|gpu| Some((gpu.name.as_str(), gpu.capacity.as_ref()?.bytes()))).collect()
 }
 
 /// What a claim was made of. One from before claims kept it tells the mode alone.
@@ -49,6 +61,7 @@ fn known(index: &Index<'_>, seen: &Seen, gpu: &str) -> Known {
     let node = device.and_then(|device| seen.nodes.get(device.node.as_ref()?));
     Known {
         capacity_bytes: device.and_then(|device| device.capacity_bytes),
+        last_bytes: None,
         node_bytes: node.map(|node| node.left_bytes(own.requested_bytes(device))),
     }
 }

@@ -20,8 +20,11 @@ pub struct Gpu {
     pub group: String,
     /// What its pods are made of: as the pool says, or as before for as long as a change waits.
     pub settings: Settings,
-    /// Device memory, bytes; `None` = not known before a claim is allocated: nothing is refused for its size.
+    /// Device memory, bytes; `None` = not known before a claim is allocated.
     pub capacity_bytes: Option<u64>,
+    /// Device memory when it last had a claim, bytes: what does not fit there is not tried again. `None` = it had none under
+    /// this spec of its pool: nothing is refused for its size.
+    pub last_bytes: Option<u64>,
     /// Host memory for its slots, bytes.
     pub host_bytes: u64,
 }
@@ -36,6 +39,11 @@ impl Gpu {
         }
     }
 
+    /// Device memory that slots are placed by, bytes.
+    pub fn expected_bytes(&self) -> Option<u64> {
+        self.capacity_bytes.or(self.last_bytes)
+    }
+
     /// The same GPU, of which other settings are in force.
     pub(crate) fn with(self, settings: Settings, known: Known) -> Gpu {
         Gpu { capacity_bytes: settings.device_bytes().or(known.capacity_bytes), settings, ..self }
@@ -47,6 +55,8 @@ impl Gpu {
 pub struct Known {
     /// Device memory as its ResourceSlice or its sidecars tell it, bytes.
     pub capacity_bytes: Option<u64>,
+    /// The same when it last had a claim, as the status of its pool keeps it, bytes.
+    pub last_bytes: Option<u64>,
     /// Memory of its node that pods may take and other pods did not, bytes.
     pub node_bytes: Option<u64>,
 }
@@ -77,6 +87,7 @@ fn gpu(pool: &GpuPool, group: &GpuGroup, known: Known, name: String) -> Gpu {
         name,
         group: group.name.clone(),
         capacity_bytes: settings.device_bytes().or(known.capacity_bytes),
+        last_bytes: known.last_bytes,
         settings,
         host_bytes: known.node_bytes.map_or(declared, |node| node.min(declared)),
     }

@@ -163,7 +163,7 @@ fn group_exists(rooms: &[Room<'_>], slot: &Slot) -> Result<(), Unplaced> {
 }
 
 fn larger_than_all(rooms: &[Room<'_>], slot: &Slot, demand: Demand) -> Result<(), Unplaced> {
-    let bytes = |room: &Room<'_>| room.gpu.capacity_bytes.unwrap_or(u64::MAX);
+    let bytes = |room: &Room<'_>| room.gpu.expected_bytes().unwrap_or(u64::MAX);
     let holds = |room: &Room<'_>| slot.demand_on(room.gpu).is_some_and(|own| own.floor_bytes <= bytes(room));
     let usable = || rooms.iter().filter(|room| room.may_use(slot));
     let largest = usable().map(bytes).max().unwrap_or(0);

@@ -14,7 +14,14 @@ use super::world::{first, host_pool};
 pub fn gpu(name: &str, group: &str, mode: SharingMode) -> Gpu {
     let sharing = Sharing { mode, ..Sharing::default() };
     let settings = Settings { sharing, ..first(&host_pool()).settings };
-    Gpu { name: name.into(), group: group.into(), settings, capacity_bytes: Some(100), host_bytes: 1000 }
+    Gpu {
+        name: name.into(),
+        group: group.into(),
+        settings,
+        capacity_bytes: Some(100),
+        last_bytes: None,
+        host_bytes: 1000,
+    }
 }
 
 fn turns(name: &str) -> Gpu {
@@ -173,7 +180,11 @@ fn a_pool_offers_its_groups_and_knows_what_host_memory_makes() {
     }"#,
     )
     .unwrap();
-    let small = |name: &str| Known { node_bytes: (name == "p-chat-1").then_some(7), capacity_bytes: Some(1) };
+    let small = |name: &str| Known {
+        node_bytes: (name == "p-chat-1").then_some(7),
+        capacity_bytes: Some(1),
+        last_bytes: None,
+    };
     let all = gpus(&pool, &small);
     let names: Vec<_> = all.iter().map(|gpu| gpu.name.as_str()).collect();
     assert_eq!(names, ["p-chat-0", "p-chat-1", "p-agents-0"]);

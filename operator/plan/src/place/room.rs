@@ -30,7 +30,7 @@ impl<'a> Room<'a> {
 
     /// Device memory above all floors, bytes.
     pub fn left_bytes(&self) -> u64 {
-        self.gpu.capacity_bytes.unwrap_or(u64::MAX).saturating_sub(self.floors_bytes)
+        self.gpu.expected_bytes().unwrap_or(u64::MAX).saturating_sub(self.floors_bytes)
     }
 
     /// What is missing for the slot here; `None` = it fits.

@@ -128,7 +128,7 @@ fn gpu_status(
         device: device.map(|device| device.name.clone()),
         uuid: device.and_then(|device| device.uuid.clone()),
         effective_mode: claim.as_ref().map(|_| planned.gpu.settings.sharing.mode),
-        capacity: planned.gpu.capacity_bytes.map(Quantity::from_bytes),
+        capacity: planned.gpu.expected_bytes().map(Quantity::from_bytes),
         used: used.or(before.and_then(|before| before.used.clone())),
         victim_order: silent
             .map_or_else(|| victims(given, plan, pool, index), |before| before.victim_order.clone()),
