@@ -119,6 +119,24 @@ impl Holder {
         Ok(())
     }
 
+    /// Sees to it that the next leader's epoch is higher than this one, which sidecars have in store: the Lease does not know of
+    /// it where it was deleted and made anew, or where another installation led before. Whoever does not hold the Lease leaves
+    /// it alone: a newer leader is what they follow then. Answers whether it was held.
+    ///
+    /// # Errors
+    /// The Lease could not be read or written.
+    pub async fn outdo(&self, epoch: u64) -> Result<bool, LeaseError> {
+        let Some(mut lease) = self.get().await? else { return Ok(false) };
+        if holder(&lease) != Some(&self.identity) {
+            return Ok(false);
+        }
+        let spec = lease.spec.get_or_insert_default();
+        // The next leader adds one.
+        let epoch = i32::try_from(epoch).unwrap_or(i32::MAX).min(i32::MAX - 1);
+        spec.lease_transitions = spec.lease_transitions.max(Some(epoch));
+        self.replace(&lease).await.map(|()| true)
+    }
+
     fn pause(&self) -> Duration {
         self.duration / 8
     }

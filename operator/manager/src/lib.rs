@@ -17,7 +17,7 @@
 
 mod args;
 pub mod credentials;
-mod lease;
+pub mod lease;
 mod metrics;
 mod page;
 mod queue;

@@ -171,15 +171,24 @@ async fn lead(start: &Start) -> anyhow::Result<()> {
     let mut workers = JoinSet::new();
     workers.spawn(work(operator.clone(), start.feed.clone(), start.began));
     workers.spawn(certify(operator.clone(), certificate));
+    let mut deposed = None;
     let ended = tokio::select! {
         lost = holder.keep() => Err(lost.into()),
-        deposed = hear(&operator, heard) => Err(anyhow::anyhow!("sidecars follow a newer leader: {deposed}")),
+        fence = hear(&operator, heard) => {
+            deposed = Some(fence);
+            Err(anyhow::anyhow!("sidecars follow a newer leader: {fence}"))
+        }
         ended = workers.join_next() => Err(anyhow::anyhow!("the work ended: {ended:?}")),
         _ = terminate.recv() => Ok(()),
     };
     // Nothing is written any more when the Lease is given back.
     workers.shutdown().await;
     metrics.leads(false);
+    if let Some(Fence { epoch, .. }) = deposed
+        && holder.outdo(epoch).await?
+    {
+        tracing::warn!(epoch, "the Lease is this replica's: its next leader comes after what sidecars follow");
+    }
     if ended.is_ok() {
         tracing::info!("ends, and gives the Lease back");
         holder.release().await?;

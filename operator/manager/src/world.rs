@@ -47,6 +47,8 @@ pub struct World {
     pub inspections: Mirror<Inspection>,
     /// Why claims of pods could not be prepared, by the name of the pod.
     pub refusals: Mirror<Refusal>,
+    /// Why volumes of pods could not be mounted, by the name of the pod.
+    pub unmounted: Mirror<Refusal>,
     /// Nodes. Their unit is empty.
     pub nodes: Mirror<NodeSeen>,
     /// What pods of others ask nodes for. Their unit is empty.
@@ -67,6 +69,7 @@ impl Default for World {
             pods: Mirror::new(|a, b| a == b),
             inspections: Mirror::new(|a, b| a == b),
             refusals: Mirror::new(|a, b| a == b),
+            unmounted: Mirror::new(|a, b| a == b),
             nodes: Mirror::new(|a, b| a == b),
             loads: Mirror::new(|a, b| a == b),
             slices: Mirror::new(|a, b| a == b),

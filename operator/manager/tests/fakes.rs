@@ -21,19 +21,24 @@ pub fn sizes(layers: u32) -> Value {
 }
 
 impl Stage {
-    /// The Job controller has made a pod for a tenant's inspection, and it has ended with these last words.
-    pub async fn report(&self, tenant: &str, report: &Value) {
+    /// The Job controller has made a pod for a tenant's inspection.
+    pub async fn inspects(&self, tenant: &str) -> Pod {
         let (name, api) = (format!("{tenant}-inspect"), self.api::<Job>());
         let job = eventually(&name, async || api.get_opt(&name).await.unwrap()).await;
         let template = job.spec.unwrap().template;
         let mut pod = json!({"metadata": template.metadata, "spec": template.spec});
         pod["metadata"]["name"] = json!(format!("{name}-pod"));
-        self.create::<Pod>(&serde_json::from_value(pod).unwrap()).await;
+        self.create::<Pod>(&serde_json::from_value(pod).unwrap()).await
+    }
+
+    /// A tenant's inspection has ended with these last words.
+    pub async fn report(&self, tenant: &str, report: &Value) {
+        let pod = self.inspects(tenant).await;
         let ended = json!({"exitCode": 0, "reason": "Completed", "message": report.to_string()});
         let container = json!({"name": "inspect", "image": "i", "imageID": "i", "ready": false, "restartCount": 0,
             "state": {"terminated": ended}});
         let status = json!({"phase": "Succeeded", "containerStatuses": [container]});
-        self.set_status::<Pod>(&format!("{name}-pod"), status).await;
+        self.set_status::<Pod>(&pod.name_any(), status).await;
     }
 
     /// An inspection has found a model of `layers` layers of 1 MiB.

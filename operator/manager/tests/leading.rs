@@ -1,7 +1,9 @@
 //! Two replicas: one leads, and the other takes over.
 
+use k8s_openapi::api::coordination::v1::Lease;
 use serde_json::json;
 use sluice_e2e::cluster::eventually;
+use sluice_operator::lease::Holder;
 
 use super::stage::Stage;
 
@@ -70,8 +72,23 @@ async fn whoever_loses_the_lease_ends() {
     eventually("a leader", async || stage.leader().await).await;
     let thief = json!({"spec": {"holderIdentity": "somebody"}});
     let patch = kube::api::Patch::Merge(thief);
-    let leases = stage.api::<k8s_openapi::api::coordination::v1::Lease>();
+    let leases = stage.api::<Lease>();
     leases.patch("sluice-operator", &kube::api::PatchParams::default(), &patch).await.unwrap();
     eventually("its end", async || operator.has_ended().then_some(())).await;
     assert!(operator.log().contains("is held by somebody"), "{}", operator.log());
+}
+
+#[tokio::test]
+async fn a_lease_that_was_made_anew_catches_up_with_what_sidecars_follow() {
+    let Some(stage) = Stage::set("anew").await else { return };
+    let never = std::future::pending;
+    let holder = |identity| Holder::new(stage.api::<Lease>(), "anew", identity, 2);
+    let mut one = holder("one");
+    assert_eq!(one.acquire(never()).await, Some(1));
+    stage.delete::<Lease>("anew").await;
+    assert_eq!(one.acquire(never()).await, Some(1), "nobody knows of an earlier one");
+    assert!(!holder("two").outdo(9).await.unwrap(), "it is not its own");
+    assert!(one.outdo(9).await.unwrap());
+    assert!(one.outdo(3).await.unwrap(), "which is lower, and changes nothing");
+    assert_eq!(one.acquire(never()).await, Some(10));
 }

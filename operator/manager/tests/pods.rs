@@ -47,6 +47,42 @@ fn event(stage: &Stage, pod: &Pod, reason: &str, message: &str) -> Event {
 }
 
 #[tokio::test]
+async fn what_keeps_an_inspection_or_a_slot_from_beginning_is_told() {
+    let Some(stage) = Stage::set("hindered").await else { return };
+    let operator = stage.operator("one", &[]);
+    stage.pool(json!({})).await;
+    stage.tenant("t", json!({})).await;
+    let inspects = stage.inspects("t").await;
+    let missing = "MountVolume.SetUp failed: secret \"gone\" not found";
+    stage.create(&event(&stage, &inspects, "FailedMount", missing)).await;
+    let told = stage.condition("t", "Placed", "Unknown", "InspectionFailed").await;
+    assert_eq!(told.message, format!("the inspection does not begin: {missing}"));
+    let waiting = json!({"reason": "CreateContainerConfigError", "message": "secret \"token\" not found"});
+    let status = json!({"name": "inspect", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+        "state": {"waiting": waiting}});
+    stage.set_status::<Pod>(&inspects.name_any(), json!({"phase": "Pending", "containerStatuses": [status]})).await;
+    let token = async || {
+        let told = stage.condition("t", "Placed", "Unknown", "InspectionFailed").await;
+        told.message.ends_with("CreateContainerConfigError: secret \"token\" not found").then_some(())
+    };
+    eventually("the container's own word", token).await;
+
+    stage.inspected("t", 8).await;
+    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
+    let node = stage.node("a").await;
+    stage.allocate("p-chat-0-e1", &node).await;
+    let pod = stage.pod("t-0", "t-0-pod").await;
+    let mut mount = event(&stage, &pod, "FailedMount", missing);
+    mount.metadata.name = Some("unmounted.2".into());
+    stage.create(&mount).await;
+    let told = stage.condition("t", "Ready", "False", "PodFailing").await;
+    assert!(told.message.contains(missing), "{}", told.message);
+    stage.run("t-0-pod", &node).await;
+    stage.condition("t", "Degraded", "False", "AsExpected").await;
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+}
+
+#[tokio::test]
 async fn a_pod_that_has_its_model_loses_the_label_that_lets_it_out() {
     let Some(stage) = Stage::set("fetched").await else { return };
     let operator = stage.operator("one", &[]);

@@ -1,7 +1,7 @@
 //! A tenant, from its first sight until it serves and after.
 
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Secret, Service};
 use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;
@@ -173,6 +173,43 @@ async fn nothing_of_anybody_else_is_taken_over() {
     assert_eq!((kept.owner_references().len(), kept.spec.unwrap().ports.unwrap()[0].port), (0, 80));
     stage.delete::<Service>("t").await;
     stage.condition("t", "Degraded", "False", "AsExpected").await;
+}
+
+#[tokio::test]
+async fn one_tenants_trouble_keeps_nobody_elses_objects() {
+    let Some(stage) = Stage::set("troubled").await else { return };
+    let operator = stage.operator("one", &[]);
+    let foreign = json!({"metadata": {"name": "t"}, "spec": {"ports": [{"port": 80}]}});
+    stage.create::<Service>(&serde_json::from_value(foreign).unwrap()).await;
+    stage.pool(json!({"gpus": [{"name": "chat", "count": 2}]})).await;
+    for name in ["t", "u"] {
+        stage.tenant(name, json!({})).await;
+        stage.inspected(name, 8).await;
+    }
+    stage.condition("t", "Degraded", "True", "NameTaken").await;
+    stage.deployments(&[("t-0", "p-chat-0-e1"), ("u-0", "p-chat-1-e1")]).await;
+    stage.change::<ModelTenant>("u", json!({"suspend": true})).await;
+    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
+    stage.claims(&["p-chat-0-e1"]).await;
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+}
+
+#[tokio::test]
+async fn a_secret_of_a_user_is_neither_mounted_nor_deleted() {
+    let Some(stage) = Stage::set("secret").await else { return };
+    let operator = stage.operator("one", &[]);
+    let own: Secret = serde_json::from_value(json!({"metadata": {"name": "sluice-t-0"}})).unwrap();
+    stage.create(&own).await;
+    stage.pool(json!({})).await;
+    stage.tenant("t", json!({})).await;
+    stage.inspected("t", 8).await;
+    let degraded = stage.condition("t", "Degraded", "True", "NameTaken").await;
+    assert!(degraded.message.contains("sluice-t-0 is not the operator's"), "{}", degraded.message);
+    stage.deployments(&[]).await;
+    stage.change::<ModelTenant>("t", json!({"suspend": true})).await;
+    stage.calm().await;
+    assert!(stage.secrets().await.contains(&"sluice-t-0".to_owned()));
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
 }
 
 #[tokio::test]

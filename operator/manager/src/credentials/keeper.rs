@@ -8,7 +8,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Client;
-use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use rustls::ClientConfig;
 use serde_json::json;
 use sluice_plan::objects::MANAGER;
@@ -198,7 +198,7 @@ impl Keeper {
             error: Box::new(error),
         };
         let found = api.get_opt(&slot.secret).await.map_err(failed)?;
-        if found.as_ref().is_some_and(|secret| !is_of(secret, &slot.owner)) {
+        if found.as_ref().is_some_and(|secret| !is_of(&secret.metadata, &slot.owner.uid)) {
             return Err(CredentialError::Taken {
                 namespace: slot.namespace.clone(),
                 name: slot.secret.clone(),
@@ -220,20 +220,27 @@ impl Keeper {
         self.memory(|memory| memory.slots.retain(|(namespace, secret), _| is_there(namespace, secret)));
     }
 
-    /// Deletes the Secret of a slot that is gone while its tenant stays; one that is not there is gone already.
+    /// Deletes the Secret of a slot that is gone while its tenant, of uid `owner`, stays. One that is not there is gone
+    /// already, and one that is somebody else's is left alone.
     ///
     /// # Errors
     /// The API server said no, or nothing.
-    pub async fn delete(&self, namespace: &str, secret: &str) -> Result<(), CredentialError> {
+    pub async fn delete(&self, namespace: &str, secret: &str, owner: &str) -> Result<(), CredentialError> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
         self.memory(|memory| memory.slots.remove(&(namespace.to_owned(), secret.to_owned())));
-        match api.delete(secret, &kube::api::DeleteParams::default()).await {
+        let failed = |error| {
+            let (namespace, name) = (namespace.to_owned(), secret.to_owned());
+            CredentialError::Api { namespace, name, error: Box::new(error) }
+        };
+        let found = api.get_metadata_opt(secret).await.map_err(failed)?;
+        let Some(found) = found.filter(|found| is_of(&found.metadata, owner)) else { return Ok(()) };
+        let only = Preconditions { uid: found.metadata.uid, resource_version: None };
+        let params = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
+        match api.delete(secret, &params).await {
             Ok(_) => Ok(()),
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            Err(error) => {
-                let (namespace, name) = (namespace.to_owned(), secret.to_owned());
-                Err(CredentialError::Api { namespace, name, error: Box::new(error) })
-            }
+            // Another one has its name by now.
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+            Err(error) => Err(failed(error)),
         }
     }
 
@@ -275,8 +282,8 @@ fn until(held: Option<&Credentials>, names: &Names, authorities: &Authorities, n
     }
 }
 
-fn is_of(secret: &Secret, owner: &OwnerReference) -> bool {
-    secret.metadata.owner_references.iter().flatten().any(|one| one.uid == owner.uid)
+fn is_of(secret: &ObjectMeta, owner: &str) -> bool {
+    secret.owner_references.iter().flatten().any(|one| one.uid == owner)
 }
 
 fn data(secret: &Secret) -> BTreeMap<String, Vec<u8>> {

@@ -85,10 +85,7 @@ impl Operator {
                 troubles.insert(tenant, refused.trouble());
             }
         }
-        // Whatever should have moved to another claim but could not keeps the one that it has.
-        if troubles.is_empty() {
-            self.prune(unit, plan, &kept).await;
-        }
+        self.prune(unit, plan, (&kept, &troubles)).await;
         self.unlabel(unit).await;
         troubles
     }
@@ -127,12 +124,13 @@ impl Operator {
     ) -> (String, Names, Result<(), Refused>) {
         let tenant = &plan.tenants[tenant];
         let mut result = Ok(());
-        let placed: Vec<Placed<'_>> =
-            tenant.slots.iter().filter_map(|slot| plan.placed(pool, tenant, slot)).collect();
-        for placed in &placed {
-            // Before the pod that mounts it.
-            let certified = self.certify(unit, placed, now).await;
-            result = result.and(certified);
+        let mut placed: Vec<Placed<'_>> = Vec::new();
+        for slot in tenant.slots.iter().filter_map(|slot| plan.placed(pool, tenant, slot)) {
+            // Before the pod that mounts it: a slot whose Secret is not as it must be stays as it is.
+            match self.certify(unit, &slot, now).await {
+                Ok(()) => placed.push(slot),
+                Err(refused) => result = result.and(Err(refused)),
+            }
         }
         let key = (Kind2::Tenant, Name::new(unit.namespace.clone(), name_of(tenant)));
         let of = drawn::of_tenant(pool, tenant, &placed);
@@ -269,15 +267,27 @@ impl Operator {
         }
     }
 
-    /// Deletes children that the plan does not have. Those of a tenant that is gone go by their owner reference.
-    async fn prune(&self, unit: &Unit, plan: &Plan<'_>, kept: &Kept) {
+    /// Deletes children that the plan does not have. Those of a tenant that is gone go by their owner reference. What could
+    /// not be applied for one tenant keeps what that tenant has, and nothing of anybody else.
+    async fn prune(
+        &self,
+        unit: &Unit,
+        plan: &Plan<'_>,
+        (kept, troubles): (&Kept, &BTreeMap<String, Trouble>),
+    ) {
         let tenants: BTreeSet<String> = plan.tenants.iter().map(name_of).collect();
-        let stays = |child: &ChildSeen| child.tenant.as_ref().is_some_and(|tenant| !tenants.contains(tenant));
+        let in_use = self.claims_of(unit, troubles);
+        let stays = |kind: Kind, name: &str, child: &ChildSeen| match &child.tenant {
+            Some(tenant) => !tenants.contains(tenant) || troubles.contains_key(tenant),
+            None if kind == Kind::ResourceClaim => in_use.contains(name),
+            None => !troubles.is_empty(),
+        };
         let mut gone = Vec::new();
         for kind in Kind::ALL {
             let kept = kept.get(&kind);
             self.world.each_child(kind, unit, |name, child| {
-                if !child.deleting && !stays(child) && !kept.is_some_and(|kept| kept.contains(name)) {
+                let planned = kept.is_some_and(|kept| kept.contains(name));
+                if !child.deleting && !planned && !stays(kind, name, child) {
                     gone.push((kind, name.to_owned(), child.clone()));
                 }
             });
@@ -289,12 +299,23 @@ impl Operator {
             .await;
     }
 
+    /// Claims that pods of these tenants have: who should have moved to another one, but could not, keeps its own.
+    fn claims_of(&self, unit: &Unit, troubles: &BTreeMap<String, Trouble>) -> BTreeSet<String> {
+        let mut claims = BTreeSet::new();
+        self.world.children(Kind::Deployment).each_of(unit, |_, child| {
+            let troubled = child.tenant.as_ref().is_some_and(|tenant| troubles.contains_key(tenant));
+            claims.extend(child.claim.clone().filter(|_| troubled));
+        });
+        claims
+    }
+
     /// Deletes exactly the object that was seen. A failure is seen at the next look: the object is still there.
     async fn delete(&self, kind: Kind, unit: &Unit, name: &str, child: &ChildSeen) {
         let only = Preconditions { uid: Some(child.uid.clone()), resource_version: None };
         // The certificate goes before what tells of it.
         if kind == Kind::Deployment
-            && let Err(error) = self.keeper.delete(&unit.namespace, &format!("sluice-{name}")).await
+            && let Err(error) =
+                self.keeper.delete(&unit.namespace, &format!("sluice-{name}"), &child.owner).await
         {
             tracing::warn!(namespace = unit.namespace, slot = name, %error, "its certificate was not deleted");
             return self.queue.add_after(unit, Duration::from_secs(5));

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use sluice_plan::objects::inspect::hindered;
 use sluice_plan::seen::{ClaimSeen, NodeSeen, PodSeen, Seen};
 use sluice_types::{GpuPool, ModelTenant};
 use sluice_wire::geometry::{Geometry, Refusal};
@@ -56,9 +57,10 @@ impl Operator {
         let uid = |tenant: &Arc<ModelTenant>| (tenant.metadata.name.clone(), tenant.metadata.uid.clone());
         let known: BTreeMap<_, _> = tenants.iter().map(uid).collect();
         let mut all = BTreeMap::new();
-        for (_, inspection) in self.world.inspections.of(unit) {
+        for (pod, inspection) in self.world.inspections.of(unit) {
             let own = known.get(&Some(inspection.tenant.clone())) == Some(&Some(inspection.tenant_uid));
-            if let Some(said) = inspection.said.filter(|_| own) {
+            let unmounted = || Some(Err(hindered(self.unmounted(unit, &pod, &inspection.pod_uid)?)));
+            if let Some(said) = inspection.said.or_else(unmounted).filter(|_| own) {
                 match said {
                     Ok(_) => drop(all.insert(inspection.tenant, said)),
                     Err(_) => drop(all.entry(inspection.tenant).or_insert(said)),
@@ -75,12 +77,21 @@ impl Operator {
         Some((name, NodeSeen { requested_bytes, ..node }))
     }
 
-    /// A driver's word counts until the pod runs.
+    /// A driver's word counts until the pod has an address: by then its devices are there.
     fn with_refusal(&self, unit: &Unit, mut pod: PodSeen) -> PodSeen {
         let refusal = self.world.refusals.get(&Name::new(unit.namespace.clone(), pod.name.clone()));
-        let own = refusal.filter(|refusal| refusal.pod_uid == pod.uid && !pod.ready);
+        let own = refusal.filter(|refusal| refusal.pod_uid == pod.uid && pod.ip.is_none());
         pod.refused = own.map(|refusal| refusal.message);
+        if pod.ip.is_none() {
+            pod.failing = pod.failing.or_else(|| self.unmounted(unit, &pod.name, &pod.uid));
+        }
         pod
+    }
+
+    /// Which volume a pod waits for, if the kubelet said so.
+    fn unmounted(&self, unit: &Unit, pod: &str, uid: &str) -> Option<String> {
+        let said = self.world.unmounted.get(&Name::new(unit.namespace.clone(), pod))?;
+        (said.pod_uid == uid).then_some(said.message)
     }
 
     /// Adds what slices say of each claim's device.

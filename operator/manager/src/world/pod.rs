@@ -1,7 +1,7 @@
 //! Pods of slots, of each what conditions are made of.
 
-use k8s_openapi::api::core::v1::{ContainerStatus, Event, Pod, PodStatus};
-use sluice_plan::objects::inspect::report;
+use k8s_openapi::api::core::v1::{ContainerStatus, Event, Pod, PodCondition, PodStatus};
+use sluice_plan::objects::inspect::{hindered, report};
 use sluice_plan::objects::{FETCHING, SLOT, TENANT, TENANT_UID};
 use sluice_plan::seen::PodSeen;
 use sluice_wire::geometry::{self as wire, Geometry};
@@ -25,8 +25,6 @@ pub fn pod(pod: &Pod) -> Option<PodSeen> {
     let spec = pod.spec.as_ref()?;
     let claim = spec.resource_claims.iter().flatten().find_map(|claim| claim.resource_claim_name.clone());
     let status = pod.status.clone().unwrap_or_default();
-    let condition = |kind: &str| status.conditions.iter().flatten().find(|condition| condition.type_ == kind);
-    let unscheduled = condition("PodScheduled").filter(|scheduled| scheduled.status == "False");
     let fetched = labels.contains_key(FETCHING) && has_fetched(&status);
     Some(PodSeen {
         name: pod.metadata.name.clone().unwrap_or_default(),
@@ -37,13 +35,23 @@ pub fn pod(pod: &Pod) -> Option<PodSeen> {
         node: spec.node_name.clone().filter(|node| !node.is_empty()),
         ip: status.pod_ip.clone(),
         deleting: pod.metadata.deletion_timestamp.is_some(),
-        ready: condition("Ready").is_some_and(|ready| ready.status == "True"),
+        ready: condition(&status, "Ready").is_some_and(|ready| ready.status == "True"),
         memory_bytes: requested_bytes(pod),
-        unscheduled: unscheduled.map(|condition| condition.message.clone().unwrap_or_default()),
+        unscheduled: unscheduled(&status),
         refused: None,
         failing: failing(&status),
         fetched,
     })
+}
+
+fn condition<'a>(status: &'a PodStatus, kind: &str) -> Option<&'a PodCondition> {
+    status.conditions.iter().flatten().find(|condition| condition.type_ == kind)
+}
+
+/// Why no node has taken it.
+fn unscheduled(status: &PodStatus) -> Option<String> {
+    let condition = condition(status, "PodScheduled").filter(|scheduled| scheduled.status == "False")?;
+    Some(condition.message.clone().unwrap_or_default())
 }
 
 fn has_fetched(status: &PodStatus) -> bool {
@@ -74,7 +82,9 @@ pub struct Inspection {
     pub tenant: String,
     /// Uid of that tenant: another one of the same name may have another model.
     pub tenant_uid: String,
-    /// What it said; `None` = nothing yet.
+    /// Its own uid.
+    pub pod_uid: String,
+    /// What it said, or why it says nothing; `None` = it is on its way.
     pub said: Option<Result<Geometry, wire::Refusal>>,
 }
 
@@ -82,20 +92,29 @@ pub struct Inspection {
 pub fn inspection(pod: &Pod) -> Option<Inspection> {
     let labels = pod.metadata.labels.as_ref()?;
     let (tenant, tenant_uid) = (labels.get(TENANT)?.clone(), labels.get(TENANT_UID)?.clone());
-    Some(Inspection { tenant, tenant_uid, said: report(pod) })
+    let said = report(pod).or_else(|| pod.status.as_ref().and_then(waits));
+    Some(Inspection { tenant, tenant_uid, pod_uid: pod.metadata.uid.clone().unwrap_or_default(), said })
 }
 
-/// Why a claim of a pod could not be prepared.
+/// What an inspection that has not begun waits for, where that does not pass by itself.
+fn waits(status: &PodStatus) -> Option<Result<Geometry, wire::Refusal>> {
+    let why = failing(status).or_else(|| unscheduled(status).map(|why| format!("no node takes it: {why}")))?;
+    Some(Err(hindered(why)))
+}
+
+/// What a node could not do for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// Uid of the pod.
     pub pod_uid: String,
-    /// What the driver said.
+    /// What the driver, or the kubelet, said.
     pub message: String,
 }
 
-/// Events that tell so.
+/// Events that tell of a claim that could not be prepared.
 pub const REFUSALS: &str = "reason=FailedPrepareDynamicResources,involvedObject.kind=Pod";
+/// Events that tell of a volume that could not be mounted: a Secret or a claim that is not there, for one.
+pub const UNMOUNTED: &str = "reason=FailedMount,involvedObject.kind=Pod";
 
 /// Name of the pod, and why.
 pub fn refusal(event: &Event) -> Option<(String, Refusal)> {

@@ -27,7 +27,7 @@ use tokio::task::JoinSet;
 use super::child::version;
 use super::device::Slice;
 use super::load::{ON_NODES, load};
-use super::pod::{REFUSALS, inspection, pod, refusal};
+use super::pod::{REFUSALS, Refusal, UNMOUNTED, inspection, pod, refusal};
 use super::{ChildSeen, ClaimEntry, Mirror, Name, Unit, World, node};
 use crate::queue::Queue;
 
@@ -128,18 +128,23 @@ impl Watch<'_> {
         let prune = |object: &Pod, _: &World| Some((ChildSeen::unit(&object.metadata)?, inspection(object)?));
         self.follow(pods, |world| &world.inspections, prune);
         self.loads();
-        // By the name of the pod, whose unit is known by then.
-        let events = watch(self.api::<CoreEvent>(), config().fields(REFUSALS));
+        self.troubles(REFUSALS, |world| &world.refusals);
+        self.troubles(UNMOUNTED, |world| &world.unmounted);
+    }
+
+    /// Events of pods, by the name of the pod, whose unit is known by then.
+    fn troubles(&mut self, fields: &str, mirror: fn(&World) -> &Mirror<Refusal>) {
+        let events = watch(self.api::<CoreEvent>(), config().fields(fields));
         let events = events.modify(|event| {
             event.metadata.name = event.involved_object.name.clone();
         });
-        let refused = |event: &CoreEvent, world: &World| {
+        let refused = move |event: &CoreEvent, world: &World| {
             let (pod, refusal) = refusal(event)?;
             let at = Name::new(event.namespace()?, pod);
-            let unit = world.pods.unit(&at);
+            let unit = world.pods.unit(&at).or_else(|| world.inspections.unit(&at));
             Some((unit.unwrap_or_default(), refusal))
         };
-        self.follow(events, |world| &world.refusals, refused);
+        self.follow(events, mirror, refused);
     }
 
     /// Pods of others: what they ask for is looked at when something else is.

@@ -131,6 +131,11 @@ fn container(tenant: &ModelTenant, release: &Release) -> Container {
     }
 }
 
+/// What a Job's pod cannot begin for, as a word that is not the last: it is told until the pod has said something itself.
+pub fn hindered(message: String) -> Refusal {
+    Refusal { reason: Obstacle::Unavailable, message: format!("the inspection does not begin: {message}") }
+}
+
 /// What a Job's pod said, once its container has ended; `None` = it has not.
 pub fn report(pod: &Pod) -> Option<Result<Geometry, Refusal>> {
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;

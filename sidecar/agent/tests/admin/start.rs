@@ -37,7 +37,7 @@ fn neighbours_tokens_that_can_be_guessed_or_are_absent_are_refused_by_their_fiel
         &"é".repeat(40),
         &format!("{good} story"),
         &format!("{good} default/story/1"),
-        &format!("{good} default/story x"),
+        &format!("{good} default/story stranger"),
         &format!("{good} default/story\nshort default/code"),
         &format!("{good} default/story\n{good} default/code"),
         &format!("{good} default/code"),
