@@ -1,7 +1,7 @@
 //! `sluice-sidecar fetch`: the model comes into a folder before the sidecar starts.
 //!
 //! Whatever is in the folder already, whole or in part, is used; every file is held to the size and the digest that its
-//! source told before it gets its name. A part ends in `.part`.
+//! source told before it gets its name. A part ends in `.part`. A folder that is whole is left as it is, and nobody is asked.
 
 pub mod bucket;
 mod digest;
@@ -9,6 +9,7 @@ mod error;
 pub mod hub;
 mod part;
 mod progress;
+mod receipt;
 mod source;
 
 use std::path::{Path, PathBuf};
@@ -152,12 +153,17 @@ pub fn run(from: &From) -> Result<(), Failure> {
     })
 }
 
-/// Brings all files of `source` into `to`.
+/// Brings all files of `source` into `to`. Where they came before and are as they were then, nobody is asked: a branch that has
+/// moved since changes nothing.
 ///
 /// # Errors
 /// The first file that could not be had, or why nobody can say what the files are.
 pub async fn fetch(source: &Source, to: &Path, patience: Patience) -> Result<(), FetchError> {
-    let client = client()?;
+    if receipt::is_whole(to, source)? {
+        tracing::info!(%source, "is there already");
+        return Ok(());
+    }
+    let (client, asked) = (client()?, source);
     let source = &again(patience, async || source.resolved(&client).await).await?;
     let items = again(patience, async || source.list(&client).await).await?;
     complete(source, &items)?;
@@ -169,9 +175,10 @@ pub async fn fetch(source: &Source, to: &Path, patience: Patience) -> Result<(),
     });
     let all = files.buffer_unordered(AT_ONCE).try_collect::<Vec<()>>();
     tokio::select! {
-        brought = all => brought.map(|_| ()),
+        brought = all => brought.map(drop)?,
         () = progress.tell() => unreachable!("progress is told for ever"),
     }
+    receipt::write(to, asked, &items)
 }
 
 pub(crate) fn client() -> Result<Client, FetchError> {

@@ -91,6 +91,13 @@ impl Bucket {
     }
 }
 
+impl Bucket {
+    /// Two services may have a bucket of one name.
+    pub(super) fn identity(&self) -> String {
+        format!("{self} of {}", self.bucket.base_url())
+    }
+}
+
 impl fmt::Display for Bucket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "s3://{}/{}", self.bucket.name(), self.prefix)

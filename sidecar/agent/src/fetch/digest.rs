@@ -1,11 +1,12 @@
 //! What a file's bytes have to be.
 
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
+use serde::{Deserialize, Serialize};
 
 use super::{FetchError, Item};
 
 /// What a source tells of a file's bytes, in hexadecimal digits.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Expected {
     /// SHA-256 of them.
     Sha256(String),

@@ -1,11 +1,12 @@
 //! Where models come from.
 
 use reqwest::{Client, RequestBuilder};
+use serde::{Deserialize, Serialize};
 
 use super::{Bucket, Expected, FetchError, Hub};
 
 /// A file of a model.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Item {
     /// Its name in the model's folder.
     pub name: String,
@@ -36,6 +37,14 @@ impl std::fmt::Display for Source {
 }
 
 impl Source {
+    /// Names the source among all others, without its credentials.
+    pub(crate) fn identity(&self) -> String {
+        match self {
+            Source::Hub(hub) => hub.to_string(),
+            Source::Bucket(bucket) => bucket.identity(),
+        }
+    }
+
     /// The source as it is now: a later change of a branch changes nothing.
     pub(crate) async fn resolved(&self, client: &Client) -> Result<Source, FetchError> {
         match self {

@@ -33,11 +33,12 @@ async fn brought(source: &Source, to: &Path) -> Result<(), FetchError> {
     fetch(source, to, PATIENCE).await
 }
 
-/// The folder holds what a sidecar reads of the model, and nothing else.
+/// The folder holds what a sidecar reads of the model, and nothing else, the receipt aside.
 fn assert_whole(folder: &Path) {
     let mut names: Vec<_> = std::fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name != ".sluice-fetched.json")
         .collect();
     names.sort();
     assert_eq!(names, ["config.json", "model.safetensors", "tokenizer.json"]);
@@ -91,6 +92,30 @@ async fn another_start_goes_on_with_what_is_there_and_asks_for_nothing_twice() {
     assert_eq!(server.ranges(), [Some("bytes=1234-".to_owned())]);
     brought(&hub(&server, None), folder.path()).await.unwrap();
     assert_eq!(server.ranges().len(), 1, "all was there");
+}
+
+#[tokio::test]
+async fn a_folder_that_is_whole_needs_nobody() {
+    for over_s3 in [false, true] {
+        let server = Server::start(with_model()).await;
+        let source = if over_s3 { bucket(&server, None) } else { hub(&server, None) };
+        let folder = tempfile::tempdir().unwrap();
+        brought(&source, folder.path()).await.unwrap();
+        let asked = || server.behaviour.lock().unwrap().seen.len();
+        let before = asked();
+        brought(&source, folder.path()).await.unwrap();
+        assert_eq!(asked(), before, "a pod that starts again in place reaches nobody");
+        let other = Source::Hub(Hub::new(&server.endpoint(), "org/tiny", "main", None).unwrap());
+        brought(&other, folder.path()).await.unwrap();
+        assert!(asked() > before, "another revision is another model");
+
+        brought(&source, folder.path()).await.unwrap();
+        let before = asked();
+        std::fs::write(folder.path().join("config.json"), b"{}").unwrap();
+        brought(&source, folder.path()).await.unwrap();
+        assert!(asked() > before, "a spoilt file is brought anew");
+        assert_whole(folder.path());
+    }
 }
 
 #[tokio::test]

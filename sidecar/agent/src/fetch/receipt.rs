@@ -1,0 +1,59 @@
+//! What a complete folder says of itself, so that nobody need ask its source about it again.
+//!
+//! A pod's init containers run anew after a reboot of its node, and by then the pod may reach nobody outside any more.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::part::Part;
+use super::{FetchError, Item, Source};
+
+/// Name of the file; the sidecar reads no file that begins with a dot.
+const NAME: &str = ".sluice-fetched.json";
+/// Of the file's layout.
+const VERSION: u32 = 1;
+
+/// What came, and from where.
+#[derive(Debug, Serialize, Deserialize)]
+struct Receipt {
+    version: u32,
+    /// The source as it was asked for: a branch, not the commit that it was at the time.
+    source: String,
+    items: Vec<Item>,
+}
+
+/// Notes that all `items` of `source` are in `folder`.
+pub fn write(folder: &Path, source: &Source, items: &[Item]) -> Result<(), FetchError> {
+    let receipt = Receipt { version: VERSION, source: source.identity(), items: items.to_vec() };
+    let text = serde_json::to_vec_pretty(&receipt).expect("a receipt serialises");
+    let mut part = Part::open(&folder.join(NAME))?;
+    part.restart()?;
+    part.write(&text)?;
+    part.settle()
+}
+
+/// Whether all that came from `source` is still in `folder`, byte by byte as its source told it then.
+pub fn is_whole(folder: &Path, source: &Source) -> Result<bool, FetchError> {
+    let Some(receipt) = read(folder)?.filter(|receipt| receipt.source == source.identity()) else {
+        return Ok(false);
+    };
+    for item in &receipt.items {
+        let found = Part::read(&folder.join(&item.name))?;
+        if found.is_none_or(|digest| digest.check(item).is_err()) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// One that cannot be read, or is of another version, says nothing.
+fn read(folder: &Path) -> Result<Option<Receipt>, FetchError> {
+    let path = folder.join(NAME);
+    let text = match std::fs::read(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        read => read.map_err(FetchError::file(&path))?,
+    };
+    let receipt: Option<Receipt> = serde_json::from_slice(&text).ok();
+    Ok(receipt.filter(|receipt| receipt.version == VERSION))
+}
