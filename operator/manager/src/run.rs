@@ -187,7 +187,10 @@ async fn lead(start: &Start) -> anyhow::Result<()> {
     if let Some(Fence { epoch, .. }) = deposed
         && holder.outdo(epoch).await?
     {
-        tracing::warn!(epoch, "the Lease is this replica's: its next leader comes after what sidecars follow");
+        tracing::warn!(
+            epoch,
+            "the Lease is this replica's: its next leader comes after what sidecars follow"
+        );
     }
     if ended.is_ok() {
         tracing::info!("ends, and gives the Lease back");

@@ -60,7 +60,9 @@ async fn what_keeps_an_inspection_or_a_slot_from_beginning_is_told() {
     let waiting = json!({"reason": "CreateContainerConfigError", "message": "secret \"token\" not found"});
     let status = json!({"name": "inspect", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
         "state": {"waiting": waiting}});
-    stage.set_status::<Pod>(&inspects.name_any(), json!({"phase": "Pending", "containerStatuses": [status]})).await;
+    stage
+        .set_status::<Pod>(&inspects.name_any(), json!({"phase": "Pending", "containerStatuses": [status]}))
+        .await;
     let token = async || {
         let told = stage.condition("t", "Placed", "Unknown", "InspectionFailed").await;
         told.message.ends_with("CreateContainerConfigError: secret \"token\" not found").then_some(())

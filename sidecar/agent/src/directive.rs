@@ -1,7 +1,7 @@
 //! The directive in force: taken only if newer, stored before anybody acts on it, read again at start.
 //!
 //! The file holds the directive as it was received, so that a later version of the sidecar reads in it what this one
-//! does not know. Whoever acts watches [`Directives::watch`].
+//! does not know; a share that it does not name is that of the one before. Whoever acts watches [`Directives::watch`].
 
 mod file;
 
@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use self::file::Step;
+use serde_json::Value;
 use sluice_wire::directive::{Directive, Fence};
 use sluice_wire::message::{Invalid, ReadError};
 use tokio::sync::watch;
@@ -24,7 +25,7 @@ pub type Witness = Box<dyn Fn(Step) -> std::io::Result<()> + Send + Sync>;
 pub struct InForce {
     /// What it says.
     pub directive: Arc<Directive>,
-    /// As it was received.
+    /// As it was received, with the share that was kept where it named none.
     pub text: Arc<[u8]>,
 }
 
@@ -120,16 +121,28 @@ impl Directives {
         (self.judge)(&directive).map_err(ReadError::from)?;
         // A writer that panicked has changed nothing that is seen.
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(old) = self.in_force().filter(|old| old.directive.fence() >= directive.fence()) {
+        let before = self.in_force();
+        let (directive, text) = carried(before.as_ref(), directive, text);
+        if let Some(old) = before.filter(|old| old.directive.fence() >= directive.fence()) {
             return repeated(&old.directive, &directive);
         }
-        file::replace(&self.path, text, &self.witness)
+        file::replace(&self.path, &text, &self.witness)
             .map_err(|error| NotTaken::Store { path: self.path.clone(), error })?;
         let fence = directive.fence();
-        self.in_force.send_replace(Some(InForce { directive: Arc::new(directive), text: text.into() }));
+        self.in_force.send_replace(Some(InForce { directive: Arc::new(directive), text }));
         tracing::info!(%fence, "directive taken");
         Ok(Taken::New(fence))
     }
+}
+
+/// With the share of the directive before, where it names none: after a restart the tenant would go back to that of its start.
+fn carried(before: Option<&InForce>, mut directive: Directive, text: &[u8]) -> (Directive, Arc<[u8]>) {
+    let share = before.and_then(|before| before.directive.tenant.share_bytes);
+    let (None, Some(share)) = (directive.tenant.share_bytes, share) else { return (directive, text.into()) };
+    directive.tenant.share_bytes = Some(share);
+    let mut value: Value = serde_json::from_slice(text).expect("a directive was read from it");
+    value["tenant"]["share_bytes"] = share.into();
+    (directive, value.to_string().into_bytes().into())
 }
 
 /// The same directive again is no error: its sender did not hear the first answer.

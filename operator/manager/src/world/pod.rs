@@ -98,7 +98,8 @@ pub fn inspection(pod: &Pod) -> Option<Inspection> {
 
 /// What an inspection that has not begun waits for, where that does not pass by itself.
 fn waits(status: &PodStatus) -> Option<Result<Geometry, wire::Refusal>> {
-    let why = failing(status).or_else(|| unscheduled(status).map(|why| format!("no node takes it: {why}")))?;
+    let why =
+        failing(status).or_else(|| unscheduled(status).map(|why| format!("no node takes it: {why}")))?;
     Some(Err(hindered(why)))
 }
 

@@ -183,7 +183,8 @@ impl Seen<'_> {
             return Some(format!("{missing} bytes of its share, which neighbours hold"));
         }
         let missing = self.bytes(self.deal.map_or(0, Deal::awaited_chunks));
-        (missing > 0)
+        // Who still loads has its floor, and does not wait for this.
+        (missing > 0 && brain.loaded())
             .then(|| format!("{missing} bytes of its share, which are in the shares of its neighbours"))
     }
 

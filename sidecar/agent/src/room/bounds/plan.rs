@@ -44,11 +44,11 @@ pub fn step(terms: Terms, has: Has, want: u32, floor: impl Fn(PolicyName, u32) -
     let Bounds { share_chunks, remap_cap_permille } = has.bounds;
     let other = terms.policy != has.policy && fits(terms.policy, remap_cap_permille, share_chunks);
     let policy = if other { terms.policy } else { has.policy };
-    let share = want.min(has.granted);
-    let follows = fits(policy, terms.remap_cap_permille, share);
+    // Judged by all that is granted: the share falls afterwards, and to no less than the floor that is in force then. A cap
+    // that waited for a policy which waits for the cap would wait for ever.
+    let follows = fits(policy, terms.remap_cap_permille, has.granted);
     let cap = if follows { terms.remap_cap_permille } else { remap_cap_permille };
-    // What is in force fits what is granted: no share falls below a floor that stays for now.
-    let share = share.max(floor(policy, cap).unwrap_or(0)).min(has.granted);
+    let share = want.max(floor(policy, cap).unwrap_or(0)).min(has.granted);
     let bounds = Bounds { share_chunks: share, remap_cap_permille: cap };
     Step {
         policy: other.then_some(policy),

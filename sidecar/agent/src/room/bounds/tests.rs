@@ -8,18 +8,24 @@ use sluice_wire::config::SidecarConfig;
 
 use super::plan::{Has, Step, step, want};
 use super::rule::{Rule, Terms};
-use crate::directive::Directives;
+use crate::directive::{Directives, Taken};
 
 const CAPACITY: u32 = 120;
 const LAYERS: u32 = 10;
 const KEPT: u32 = 4;
 const REMAPS: PolicyName = PolicyName::Oneiros;
 const FIXED: PolicyName = PolicyName::Recompute;
+/// Whose small activations cost less than the layers that it keeps.
+const SMALL: PolicyName = PolicyName::Ellm;
 
-/// Ten layers of a chunk, of which the cap keeps some at home under one policy and none under the other. No GPU is large
+/// Ten layers of a chunk, of which the cap keeps some at home under one policy and all under the others. No GPU is large
 /// enough for an eighth of the caps.
 fn floor(policy: PolicyName, cap: u32) -> Option<u32> {
-    let moving = if policy == REMAPS { LAYERS * cap / 1000 } else { 0 };
+    let moving = match policy {
+        REMAPS => LAYERS * cap / 1000,
+        SMALL => KEPT - 1,
+        _ => 0,
+    };
     (cap % 8 != 1).then_some(KEPT + LAYERS - moving)
 }
 
@@ -104,7 +110,7 @@ fn rounds(tenants: &mut [Tenant], count: usize, cede: u32) {
 }
 
 fn terms() -> impl Strategy<Value = (PolicyName, u32, u32)> {
-    (prop_oneof![Just(REMAPS), Just(FIXED)], 0..=1000_u32, 0..60_u32)
+    (prop_oneof![Just(REMAPS), Just(FIXED), Just(SMALL)], 0..=1000_u32, 0..60_u32)
 }
 
 /// Deals of a GPU: whoever has less than its floor has its floor, and what then is too much goes off the largest.
@@ -220,6 +226,20 @@ fn a_policy_that_needs_more_waits_for_it_and_one_that_needs_less_comes_before_th
     assert_eq!(fallen.bounds, Some(Bounds { share_chunks: 9, remap_cap_permille: 600 }));
 }
 
+#[test]
+fn a_policy_that_waits_for_a_cap_and_a_cap_for_a_share_do_not_wait_for_each_other() {
+    // 11 chunks under the one, 14 and then 8 under the other.
+    let bounds = Bounds { share_chunks: 12, remap_cap_permille: 0 };
+    let has = Has { policy: SMALL, bounds, share: 12, granted: 12 };
+    assert_eq!(want(on(9, 600), has, floor, CAPACITY), 9);
+    let cap = step(on(9, 600), has, 9, floor);
+    let bounds = Bounds { share_chunks: 11, remap_cap_permille: 600 };
+    assert_eq!((cap.policy, cap.bounds), (None, Some(bounds)));
+    let then = step(on(9, 600), Has { bounds, share: 11, granted: 11, ..has }, 9, floor);
+    assert_eq!(then.policy, Some(REMAPS));
+    assert_eq!(then.bounds, Some(Bounds { share_chunks: 9, remap_cap_permille: 600 }));
+}
+
 /// A directive of this sequence.
 fn directive(sequence: u64, share_bytes: Option<u64>, percent: u32, policy: &str) -> Vec<u8> {
     let golden = include_str!("../../../../../crds/wire/tests/golden/directive-v1.json");
@@ -252,6 +272,9 @@ fn a_directive_counts_before_the_configuration_also_after_a_restart_and_keeps_a_
     directives.put(&directive(2, None, 5, "Unified")).unwrap();
     assert!(!rule.look(), "it says nothing else");
     assert_eq!(rule.terms(), terms(PolicyName::Unified, 30, 50));
+    let again = Rule::new(&config, Some(&open())).unwrap();
+    assert_eq!(again.terms(), terms(PolicyName::Unified, 30, 50), "which share it kept is stored, too");
+    assert!(matches!(directives.put(&directive(2, None, 5, "Unified")), Ok(Taken::Same(_))));
     directives.put(&directive(3, Some(20 << 16), 100, "Recompute")).unwrap();
     assert_eq!(rule.configured(), terms(PolicyName::Oneiros, 40, 600));
     let again = Rule::new(&config, Some(&open())).unwrap();

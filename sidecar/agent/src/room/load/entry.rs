@@ -67,12 +67,16 @@ impl Entry<'_> {
         let mut pause = SHORTEST;
         loop {
             let before = grant.as_ref().map(Grant::chunks);
+            let changed = self.rule.look();
+            if changed {
+                self.told = Told::default();
+            }
             let brain = self.begin(layout, place.zip(grant.as_mut()));
             if let Some(brain) = brain.inspect_err(|_| self.anteroom.dismiss())? {
                 return Ok(brain);
             }
             let more = grant.as_ref().map(Grant::chunks) > before;
-            pause = if more { SHORTEST } else { (pause * 2).min(LONGEST) };
+            pause = if more || changed { SHORTEST } else { (pause * 2).min(LONGEST) };
             self.anteroom.wait(pause).inspect_err(|_| self.anteroom.dismiss())?;
         }
     }
@@ -83,8 +87,9 @@ impl Entry<'_> {
         layout: &SlabLayout,
         place: Option<(&Place, &mut Grant)>,
     ) -> Result<Option<Brain>, LoadError> {
-        if self.rule.look() {
-            self.told = Told::default();
+        if let Some(trouble) = place.as_ref().and_then(|(place, _)| place.seat.trouble()) {
+            // Nothing is granted by it any more; another start makes a new one.
+            return Err(LoadError::Ledger(trouble));
         }
         let share = self.rule.terms().share_chunks;
         let Some(activation) = self.anteroom.engine().map(|engine| engine.activation) else {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use sluice_link::error::LinkError;
+use sluice_memory::neighbourhood::LedgerError;
 use sluice_memory::{HostError, MasterError};
 use sluice_policy::refused::Refused;
 
@@ -38,6 +39,9 @@ pub enum LoadError {
     /// The GPU that it shares.
     #[error("the neighbourhood: {0}")]
     Place(#[from] PlaceError),
+    /// The ledger of that GPU, which grants nothing any more.
+    #[error("the neighbourhood: {0}")]
+    Ledger(LedgerError),
     /// A file.
     #[error("{}: {source}", path.display())]
     Io {
