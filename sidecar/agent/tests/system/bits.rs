@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use sluice_ports::sampling::Sampling;
+use sluice_wire::State;
 use sluice_wire::config::SidecarConfig;
 
 use crate::models::{Shape, generate};
@@ -145,10 +146,17 @@ fn the_objectives_say_whether_requests_may_be_paused() {
         config.gpu.link_to_host_bytes_per_second = Some(1 << 20);
         config.slo.max_pause_seconds = seconds;
         let tenant = Tenant::start(config);
-        scattered(&tenant, &wanted, &mut rng);
-        let state = tenant.state();
-        assert_eq!(times(&state, "pause") > 0, may, "{seconds} s: {state:#?}");
-        assert!(may || state.figures.preemptions_total > 0, "nobody was one too many: {state:#?}");
+        // On a busy machine the link keeps up with slow steps, and for a while nobody is one too many.
+        let short = |state: &State| match may {
+            true => times(state, "pause") > 0,
+            false => state.figures.preemptions_total > 0,
+        };
+        let once = |_| {
+            scattered(&tenant, &wanted, &mut rng);
+            tenant.state()
+        };
+        let state = (0..20).map(once).find(short).expect("somebody is one too many in twenty rounds");
+        assert!(may || times(&state, "pause") == 0, "nobody may be paused: {state:#?}");
     }
 }
 
