@@ -123,11 +123,26 @@ impl Reign {
         directive.revoke_bound_ms = decree.revoke_bound_ms;
         directive.tenant.priority = decree.priorities[tenant];
         directive.tenant.hibernate_after_seconds = decree.hibernate_after[tenant];
+        directive.tenant.max_remapped_percent = decree.caps[tenant];
+        directive.tenant.share_bytes = Some(self.share(tenant));
         for neighbour in &mut directive.neighbours {
             let index = self.records.iter().position(|record| record.name == neighbour.name).unwrap();
             (neighbour.admin, neighbour.priority) = (self.records[index].admin, decree.priorities[index]);
         }
         directive
+    }
+
+    /// What a tenant is dealt: shares move from one to another and sum to what they were.
+    fn share(&self, tenant: usize) -> u64 {
+        let base = |tenant: usize| self.base[tenant].tenant.share_bytes.expect("it was dealt a share");
+        let (from, to, permille) = self.decree.moved;
+        let moved = base(from) * permille / 1000;
+        match tenant {
+            own if from == to => base(own),
+            own if own == from => base(own) - moved,
+            own if own == to => base(own) + moved,
+            own => base(own),
+        }
     }
 
     /// Tells a tenant what it must refuse, and sees that what was in force is.

@@ -24,6 +24,10 @@ pub struct Decree {
     pub priorities: Vec<i32>,
     /// Each hibernates after so many seconds; `None` = never.
     pub hibernate_after: Vec<Option<u32>>,
+    /// So much of the share of the first, permille, is the second's.
+    pub moved: (usize, usize, u64),
+    /// Percent of the layers that each may have remapped; no less than at the start, so that floors stay within shares.
+    pub caps: Vec<u32>,
     /// Before it, somebody is told what must be refused.
     pub wrong: Option<(usize, Wrong)>,
 }
@@ -66,6 +70,8 @@ impl Decree {
             revoke_bound_ms: dice.pick(&[20, 200, 1_000]),
             priorities: (0..tenants).map(|_| dice.between(0, 3) as i32).collect(),
             hibernate_after: (0..tenants).map(|_| dice.pick(&[None, Some(2), Some(3)])).collect(),
+            moved: (whom, dice.between(0, tenants as u64) as usize, dice.between(0, 200)),
+            caps: (0..tenants).map(|_| dice.pick(&[60, 100])).collect(),
             wrong: Some((whom, wrong)),
         }
     }
