@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// Longest that anything may take on a busy machine with debug builds.
-pub const PATIENCE: Duration = Duration::from_secs(40);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 const PAUSE: Duration = Duration::from_millis(5);
 
