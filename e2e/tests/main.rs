@@ -11,6 +11,7 @@ mod doors;
 mod drain;
 mod engine_faults;
 mod examples;
+mod floors;
 mod gpu_probe;
 mod hibernate;
 mod hostile;

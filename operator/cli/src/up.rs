@@ -30,7 +30,7 @@ use blame::Blame;
 use herald::{Announcer, Herald};
 use plan::Options;
 use process::{Order, Tenant};
-use shared::SharedGpu;
+use shared::{Member, SharedGpu};
 use speak::note;
 
 /// Options of `sluice up`.
@@ -85,7 +85,7 @@ pub async fn run(args: UpArgs) -> anyhow::Result<()> {
     if plan.configs.is_empty() {
         return Err(nothing_to_run(&objects).into());
     }
-    let mut shared = Shared::claim(&runtime, plan.shared, &mut plan.configs)?;
+    let mut shared = Shared::claim(&runtime, plan.shared, &mut plan.configs, &objects)?;
     let mut tenants = Vec::new();
     for (index, mut config) in plan.configs.into_iter().enumerate() {
         let folder = runtime.claim(&config.namespace, &config.name)?;
@@ -111,13 +111,16 @@ impl Shared {
         runtime: &RuntimeFolder,
         gpus: Vec<SharedGpu>,
         configs: &mut [SidecarConfig],
+        objects: &[plan::Placed],
     ) -> anyhow::Result<Self> {
         let mut shared = Shared { heralds: Vec::new(), announcers: BTreeMap::new(), _folders: Vec::new() };
         let (admin, epoch) = (Admin::new()?, herald::epoch());
         for gpu in gpus {
             shared._folders.push(neighbourhood::claim(runtime, &gpu, configs)?);
             let members: Vec<_> = gpu.members.iter().map(|member| member.config).collect();
-            let (herald, announcers) = Herald::new(gpu, admin.clone(), epoch);
+            let blame = |member: &Member| Blame::of(objects, &gpu.namespace, &member.name);
+            let blames = gpu.members.iter().map(blame).collect();
+            let (herald, announcers) = Herald::new(gpu, blames, admin.clone(), epoch);
             shared.heralds.push(herald);
             shared.announcers.extend(members.into_iter().zip(announcers));
         }
@@ -222,6 +225,7 @@ async fn supervise(tenants: Vec<Tenant>, heralds: Vec<Herald>) -> anyhow::Result
             note(format_args!("{which}; open streams may finish; a second signal ends at once"));
         }
         ended = running.join_next() => failure = ended,
+        ended = fails(&mut telling) => failure = Some(ended),
     }
     // Everyone who is still there hears it; a closed channel would mean the same.
     let _ = order.send(Order::Drain);
@@ -243,6 +247,16 @@ async fn supervise(tenants: Vec<Tenant>, heralds: Vec<Herald>) -> anyhow::Result
         Some(Ok(Err(error))) => Err(error),
         Some(Err(panic)) => bail!("a tenant's supervisor failed: {panic}"),
     }
+}
+
+/// Waits until one of them does not end well.
+async fn fails(telling: &mut JoinSet<anyhow::Result<()>>) -> Ended {
+    while let Some(ended) = telling.join_next().await {
+        if !matches!(ended, Ok(Ok(()))) {
+            return ended;
+        }
+    }
+    std::future::pending().await
 }
 
 /// Waits until every tenant has ended; the first that did not end well.

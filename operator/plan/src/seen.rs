@@ -141,6 +141,8 @@ pub struct Report {
     pub activity: Activity,
     /// Memory.
     pub memory: TenantMemoryStatus,
+    /// What it can never lend, as it has found itself, bytes; 0 = it does not know yet.
+    pub floor_bytes: u64,
 }
 
 /// What went wrong when a tenant's objects were applied.

@@ -21,7 +21,8 @@ impl Part {
 /// floor, and the others are dealt the rest in the same way. Sums to at most `capacity`; what cannot be dealt out in equal
 /// parts, less than a chunk for each tenant, is nobody's. A share depends on the sizes, not on the order of the tenants.
 ///
-/// Where not even the floors fit, which a placement sees to, they share in proportion.
+/// Where not even the floors fit, they share in proportion: a placement goes by what it foresees, and floors turn out larger.
+/// Then whoever has its floor keeps it, and the others wait for theirs.
 pub fn shares(capacity: u64, chunk: u64, parts: &[Part]) -> Vec<u64> {
     let chunk = chunk.max(1);
     let room = capacity / chunk;

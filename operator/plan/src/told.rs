@@ -27,6 +27,7 @@ pub fn report(state: &State) -> Report {
         last_remap: last_remap(state),
         activity: state.activity.clone(),
         memory: memory(state),
+        floor_bytes: state.neighbourhood.as_ref().map_or(0, |place| place.floor_bytes),
     }
 }
 

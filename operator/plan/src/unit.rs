@@ -20,7 +20,7 @@ use crate::objects::inspect::refused;
 use crate::objects::{Placed, claim_name, name};
 use crate::place::{Misfit, Placement, Slot, Unplaced, place};
 use crate::seat::{Seat, seats};
-use crate::seen::{ClaimSeen, Index, PodSeen, Seen, Trouble};
+use crate::seen::{ClaimSeen, Index, PodSeen, Report, Seen, Trouble};
 use crate::settings::Settings;
 use crate::shares::{Part, shares};
 use crate::status::{Finding, Truth};
@@ -182,7 +182,7 @@ pub fn plan<'a>(given: &Given<'a>) -> Plan<'a> {
     let gpus = gpus.into_iter().map(|gpu| GpuPlan { gpu, epoch: None }).collect();
     let mut plan = Plan { gpus, tenants, ..Plan::default() };
     plan.slots = by_gpu(&plan);
-    share_out(&mut plan);
+    share_out(&mut plan, given.seen);
     date(&mut plan, &epochs);
     Plan { index, ..plan }
 }
@@ -303,22 +303,28 @@ fn wanted(terms: &PoolTerms<'_>, planned: &TenantPlan<'_>, index: &Index<'_>, se
 
 /// The earlier a slot fell idle the larger; only the order counts.
 fn idle_seconds(tenant: &str, gpu: &str, seen: &Seen) -> u64 {
-    let report = seen.reports.get(&(tenant.to_owned(), gpu.to_owned()));
-    let since = report.and_then(|report| report.idle_since);
+    let since = reported(tenant, gpu, seen).and_then(|report| report.idle_since);
     since.map_or(0, |since| u64::try_from(i64::MAX.saturating_sub(since)).unwrap_or(0))
+}
+
+fn reported<'s>(tenant: &str, gpu: &str, seen: &'s Seen) -> Option<&'s Report> {
+    seen.reports.get(&(tenant.to_owned(), gpu.to_owned()))
 }
 
 fn created(tenant: &ModelTenant) -> i64 {
     tenant.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
 
-/// Deals out the memory of each GPU; of one whose size nobody knows yet each slot has its floor.
-fn share_out(plan: &mut Plan<'_>) {
+/// Deals out the memory of each GPU; of one whose size nobody knows yet each slot has its floor. What a sidecar has found to be
+/// its floor counts where that is more than was foreseen: nobody else would ever leave it the rest.
+fn share_out(plan: &mut Plan<'_>, seen: &Seen) {
     let mut parts: BTreeMap<usize, Vec<Part>> = BTreeMap::new();
     for (tenant, slot) in all(plan) {
         let weights_bytes = tenant.model.map_or(0, |model| model.weights_bytes());
         if let Ok(gpu) = slot.on {
-            let floor_bytes = slot.demand.floor_bytes;
+            let told = reported(name(tenant.tenant), &plan.gpus[gpu].gpu.name, seen);
+            let told = told.map_or(0, |report| report.floor_bytes);
+            let floor_bytes = slot.demand.floor_bytes.max(told);
             parts.entry(gpu).or_default().push(Part { weights_bytes, floor_bytes });
         }
     }

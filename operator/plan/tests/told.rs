@@ -43,6 +43,15 @@ fn only_who_is_loading_waits_for_memory() {
 }
 
 #[test]
+fn a_floor_is_told_by_who_waits_and_by_who_serves() {
+    let place = Some(Neighbourhood { floor_bytes: 12, ..Neighbourhood::default() });
+    for phase in [Phase::Loading, Phase::Active] {
+        assert_eq!(report(&State { phase, neighbourhood: place.clone(), ..state() }).floor_bytes, 12);
+        assert_eq!(report(&State { phase, neighbourhood: None, ..state() }).floor_bytes, 0);
+    }
+}
+
+#[test]
 fn who_gave_no_answer_tells_nothing() {
     let gone =
         TenantReport::Unreachable { namespace: "ns".into(), name: "gone".into(), reason: "late".into() };

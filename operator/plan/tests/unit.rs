@@ -12,7 +12,7 @@ use sluice_plan::unit::{Given, plan};
 use sluice_types::{GpuPool, ModelTenant};
 use sluice_wire::state::{Activity, State};
 
-use super::world::{first, host_pool, tenant};
+use super::world::{MIB, first, host_pool, tenant};
 
 const GRACE: i64 = 60;
 const NOW: i64 = 1_000_000;
@@ -252,4 +252,35 @@ fn a_model_that_its_gpu_turned_out_too_small_for_is_not_tried_again() {
     let (large, pool) = told(&pool, &seen);
     let gpu = &pool.status.unwrap().gpus[0];
     assert_eq!((large.as_str(), gpu.capacity.as_ref().unwrap().bytes()), ("AsExpected", 16 << 30));
+}
+
+/// Shares of two tenants alike, MiB, on a GPU of 96 MiB, where their sidecars tell these floors, in whichever order.
+fn dealt_by(floors: [u64; 2]) -> [u64; 2] {
+    let pool = host_pool();
+    let mut seen = settled(&pool);
+    seen.claims[0].device.as_mut().unwrap().capacity_bytes = Some(96 * MIB);
+    let tenants = ["early", "late"].map(|name| {
+        let mut tenant = inspected();
+        tenant.metadata.name = Some(name.into());
+        tenant
+    });
+    let slot = |name: &str| SlotSeen { tenant: name.into(), index: 0, claim: "p-chat-0-e4".into() };
+    seen.slots = vec![slot("early"), slot("late")];
+    let tells = |(name, floor): (&str, u64)| {
+        let report = Report { floor_bytes: floor * MIB, ..report(&State::default()) };
+        ((name.to_owned(), "p-chat-0".to_owned()), report)
+    };
+    seen.reports = ["early", "late"].into_iter().zip(floors).map(tells).collect();
+    let tenants: Vec<&ModelTenant> = tenants.iter().collect();
+    let plan = plan(&given(&pool, &tenants, &seen));
+    assert!(plan.tenants.iter().all(|tenant| tenant.slots[0].dealt), "{:?}", plan.tenants);
+    [0, 1].map(|tenant| plan.tenants[tenant].slots[0].share_bytes / MIB)
+}
+
+#[test]
+fn what_sidecars_find_to_be_their_floors_is_dealt_to_them() {
+    assert_eq!(dealt_by([0, 0]), [48, 48], "what was foreseen is less");
+    assert_eq!((dealt_by([60, 20]), dealt_by([20, 60])), ([60, 36], [36, 60]));
+    assert_eq!(dealt_by([90, 90]), [48, 48], "as far as it goes");
+    assert_eq!(dealt_by([96, 48]), [64, 32], "as far as it goes");
 }

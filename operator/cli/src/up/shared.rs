@@ -18,6 +18,9 @@ pub struct SharedGpu {
     pub name: String,
     /// Its tenants, in the order of the files.
     pub members: Vec<Member>,
+    /// Its memory, bytes.
+    pub memory_bytes: u64,
+    chunk_bytes: u64,
     policy: String,
     sharing: Sharing,
     victim: VictimRule,
@@ -34,6 +37,9 @@ pub struct Member {
     pub name: String,
     /// What it may hold without asking anybody, bytes.
     pub share_bytes: u64,
+    /// What it can never lend, as its sidecar has found, bytes; 0 = nobody knows yet.
+    pub floor_bytes: u64,
+    weights_bytes: u64,
     rule: TenantRule,
 }
 
@@ -60,7 +66,7 @@ fn share_one(
     let weights: Vec<u64> = tenants.iter().map(|index| weigh(&seated[*index].config)).collect();
     let first = &seated[tenants[0]];
     let (gpu, sharing) = (first.config.gpu.clone(), sharing(&first.place.sharing));
-    // Floors are not known before the first engine has said what activations cost: whoever lacks its own asks for it.
+    // Floors are not known before the first engine has said what activations cost: then the herald deals again.
     let parts: Vec<_> = weights.iter().copied().map(Part::of).collect();
     let device = shares(gpu.memory_bytes, gpu.chunk_bytes, &parts);
     // Host memory is the GPU's, too: each tenant keeps its weights there, and KV in its sleep.
@@ -79,17 +85,21 @@ fn share_one(
             sharing,
         });
     }
-    let members = tenants.iter().zip(device);
-    let members = members.map(|(index, share_bytes)| member(*index, &seated[*index], share_bytes)).collect();
+    let members = tenants.iter().zip(weights).zip(device);
+    let member =
+        |((index, weights), share): ((&usize, u64), u64)| member(*index, &seated[*index], weights, share);
+    let members = members.map(member).collect();
     let Seated { pool, config, .. } = &seated[tenants[0]];
     SharedGpu::new(config, pool, sharing, members)
 }
 
-fn member(config: usize, seated: &Seated<'_>, share_bytes: u64) -> Member {
+fn member(config: usize, seated: &Seated<'_>, weights_bytes: u64, share_bytes: u64) -> Member {
     Member {
         config,
         name: seated.config.name.clone(),
         share_bytes,
+        floor_bytes: 0,
+        weights_bytes,
         rule: rule(seated.tenant, Some(share_bytes)),
     }
 }
@@ -101,12 +111,38 @@ impl SharedGpu {
             namespace: config.namespace.clone(),
             name: config.gpu.name.clone(),
             members,
+            memory_bytes: config.gpu.memory_bytes,
+            chunk_bytes: config.gpu.chunk_bytes,
             policy: config.policy.clone(),
             sharing,
             victim: victim(remap.victim),
             min_residence_ms: unsigned(remap.min_residence_milliseconds),
             revoke_bound_ms: unsigned(remap.revoke_bound_milliseconds),
         }
+    }
+
+    /// Deals its memory out again, by the floors that are known; true = somebody's share is another one now.
+    pub fn deal(&mut self) -> bool {
+        let part = |one: &Member| Part { weights_bytes: one.weights_bytes, floor_bytes: one.floor_bytes };
+        let parts: Vec<_> = self.members.iter().map(part).collect();
+        let mut changed = false;
+        for (one, share) in self.members.iter_mut().zip(shares(self.memory_bytes, self.chunk_bytes, &parts)) {
+            changed |= one.share_bytes != share;
+            (one.share_bytes, one.rule.share_bytes) = (share, Some(share));
+        }
+        changed
+    }
+
+    /// Why its tenants cannot all be served, as far as their floors are known.
+    pub fn too_small(&self) -> Option<String> {
+        let told = || (0..self.members.len()).filter(|member| self.members[*member].floor_bytes > 0);
+        let floors: u64 = told().map(|member| self.members[member].floor_bytes).sum();
+        let each = |member| format!("{} {}", self.title(member), self.members[member].floor_bytes);
+        let each: Vec<_> = told().map(each).collect();
+        (floors > self.memory_bytes).then(|| {
+            let (name, memory, each) = (&self.name, self.memory_bytes, each.join(", "));
+            format!("the tenants of the GPU {name} need at least {floors} bytes ({each}) and it has {memory} bytes")
+        })
     }
 
     /// `NAMESPACE/NAME` of a member.

@@ -203,6 +203,30 @@ fn a_directive_says_the_rules_of_the_yaml_and_who_the_others_are() {
 }
 
 #[test]
+fn a_gpu_is_dealt_out_again_by_the_floors_that_are_told() {
+    let mut plan = whole(&format!("{POOL}{}", tenants(&["a", "b"]))).unwrap();
+    let gpu = &mut plan.shared[0];
+    let told = |gpu: &SharedGpu, member| {
+        let fence = Fence { epoch: 5, sequence: 9 };
+        let told = gpu.directive(member, &[record(1), record(2)], fence);
+        (told.tenant.share_bytes.unwrap() >> 20, told.neighbours[0].share_bytes >> 20)
+    };
+    assert!(!gpu.deal(), "by nothing that is new");
+    assert_eq!((told(gpu, 0), gpu.too_small()), ((48, 48), None));
+    gpu.members[0].floor_bytes = 48 << 20;
+    assert!(!gpu.deal(), "it has that");
+    gpu.members[0].floor_bytes = 60 << 20;
+    assert!(gpu.deal() && !gpu.deal());
+    assert_eq!((told(gpu, 0), told(gpu, 1)), ((60, 36), (36, 60)));
+    gpu.members[1].floor_bytes = 36 << 20;
+    assert_eq!((gpu.deal(), gpu.too_small()), (false, None));
+    gpu.members[1].floor_bytes += 1;
+    let words = "the tenants of the GPU laptop-chat-0 need at least 100663297 bytes (default/a 62914560, default/b \
+        37748737) and it has 100663296 bytes";
+    assert_eq!(gpu.too_small().as_deref(), Some(words));
+}
+
+#[test]
 fn what_counts_between_neighbours_is_a_warning_where_there_are_none() {
     let pool = format!("{POOL}  remap: {{victim: FixedOrder}}\n");
     let important = format!("{}  priority: 7\n", tenant("one"));
