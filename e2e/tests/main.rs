@@ -19,6 +19,7 @@ mod link_peer;
 mod namespaces;
 mod neighbours;
 mod no_room;
+mod policies;
 mod shares;
 mod sidecar_faults;
 mod soak;

@@ -6,6 +6,7 @@ pub mod http;
 pub mod model;
 pub mod pressure;
 pub mod processes;
+pub mod sidecar;
 pub mod slow;
 pub mod soak;
 pub mod tenant;
@@ -16,6 +17,7 @@ pub mod yaml;
 
 pub use self::answer::Answer;
 pub use self::http::Stream;
+pub use self::sidecar::Sidecar;
 pub use self::tenant::Tenant;
 pub use self::wait::{PATIENCE, eventually};
 pub use self::world::{Outcome, Up, World};

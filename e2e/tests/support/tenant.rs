@@ -24,10 +24,16 @@ pub struct Tenant {
 impl Tenant {
     /// The tenant of `folder` at `address`.
     pub fn new(address: &str, folder: &Path) -> Tenant {
-        let record = std::fs::read(folder.join("sidecar.json")).unwrap();
-        let record: SidecarRecord = serde_json::from_slice(&record).unwrap();
-        assert_eq!(record.serve.to_string(), address, "the ready line and the record agree");
-        Tenant { address: address.into(), record, folder: folder.to_owned() }
+        let tenant = Tenant::find(folder).unwrap();
+        assert_eq!(tenant.address, address, "the ready line and the record agree");
+        tenant
+    }
+
+    /// The tenant of `folder`; `None` = it has no record yet.
+    pub fn find(folder: &Path) -> Option<Tenant> {
+        let record: SidecarRecord =
+            serde_json::from_slice(&std::fs::read(folder.join("sidecar.json")).ok()?).unwrap();
+        Some(Tenant { address: record.serve.to_string(), record, folder: folder.to_owned() })
     }
 
     /// URL of a path of the API.

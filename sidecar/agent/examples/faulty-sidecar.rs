@@ -1,5 +1,5 @@
-//! A sidecar that breaks one promise to its neighbours, for tests which show that they would notice; or one whose loans
-//! are short, for tests that have no time.
+//! A sidecar that breaks one promise to its neighbours or to its requests, for tests which show that they would notice; or
+//! one whose loans are short, for tests that have no time.
 //!
 //! `sluice-sidecar` itself has no faults and no way to switch one on.
 
@@ -12,6 +12,9 @@ use sluice_agent::room::InjectedFaults;
 
 /// How long a lender keeps what it has lent already: long enough to be met from outside.
 const EARLY: Duration = Duration::from_millis(300);
+
+/// Which block is spoilt: one of the first that come.
+const SPOILT: u64 = 20;
 
 /// The arguments of `sluice-sidecar`, and what goes wrong.
 #[derive(clap::Parser)]
@@ -32,6 +35,8 @@ enum Fault {
     LostEarmark,
     /// A lender promises chunks that it still has mapped.
     EarlyEarmark,
+    /// One block of KV that comes from the host tier is not what went there.
+    SpoiltBlock,
 }
 
 impl Faulty {
@@ -42,6 +47,7 @@ impl Faulty {
             None => {}
             Some(Fault::LostEarmark) => faults.ledger.lose_earmark = true,
             Some(Fault::EarlyEarmark) => faults.memory.early_earmark = EARLY,
+            Some(Fault::SpoiltBlock) => faults.memory.spoil_block = Some(SPOILT),
         }
         faults
     }

@@ -61,8 +61,8 @@ pub struct Room {
     /// Where neighbours' questions go; none on a GPU of one's own.
     desk: Option<Arc<Desk>>,
     place: Option<Place>,
-    /// Its share and cap there.
-    deal: Option<Deal>,
+    /// Its policy, share and cap.
+    deal: Deal,
     bed: Bed,
 }
 
@@ -186,11 +186,11 @@ impl Room {
                 }
                 Notice::PolicyRefused { policy, refused } => {
                     tracing::error!(policy = policy.name(), %refused, "the policy of the directive does not fit: the one before stays");
-                    self.deal.iter_mut().for_each(Deal::refused);
+                    self.deal.refused();
                 }
                 Notice::BoundsRefused { bounds, refused } => {
                     tracing::error!(?bounds, %refused, "the share and cap of the directive do not fit: those before stay");
-                    self.deal.iter_mut().for_each(Deal::refused);
+                    self.deal.refused();
                 }
                 Notice::Preempted { request, dropped_tokens } => {
                     tracing::debug!(
@@ -244,15 +244,13 @@ impl Room {
 
     /// Policy, share and cap of the directive are in force, as far as neighbours leave room.
     fn follow_directive(&mut self) {
-        let Some(deal) = &mut self.deal else { return };
-        let events = deal.follow(self.driver.core().brain(), Instant::now());
+        let events = self.deal.follow(self.driver.core().brain(), Instant::now());
         events.into_iter().for_each(|event| self.driver.push(event));
     }
 
     /// How long the share can be left alone.
     fn deal_rests(&self) -> Duration {
-        let rests = |deal: &Deal| deal.rests(self.driver.core().brain(), Instant::now());
-        self.deal.as_ref().map_or(Duration::MAX, rests)
+        self.deal.rests(self.driver.core().brain(), Instant::now())
     }
 
     fn end_streams(&mut self, outage: &Outage) {
@@ -297,7 +295,7 @@ impl Room {
                 core: self.driver.core(),
                 diary: &self.diary,
                 metrics: &self.metrics,
-                deal: self.deal.as_ref(),
+                deal: &self.deal,
                 now: self.now(),
             };
             seen.fill(&mut state, place);

@@ -154,6 +154,7 @@ async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>)
     let loading = Loading {
         loaded: loaded.clone(),
         among,
+        directives: Some(doors.directives.clone()),
         inbox: inbox.clone(),
         messages,
         status,

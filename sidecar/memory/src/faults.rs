@@ -12,6 +12,8 @@ pub struct Faults {
     pub slow_chunk: Duration,
     /// A byte of every slot is flipped after its copy.
     pub flip_slot_byte: bool,
+    /// In the block that comes from the host tier with this number from now on (1 = the next) every byte is inverted.
+    pub spoil_block: Option<u64>,
     /// Copies do not wait for the reader that they name.
     pub skip_after_wait: bool,
     /// So many further `Create` actions find no memory.
@@ -40,6 +42,15 @@ impl SharedFaults {
         let left = faults.fail_copy.map(|left| left.saturating_sub(1));
         faults.fail_copy = left.filter(|left| *left > 0);
         left == Some(0)
+    }
+
+    /// Counts blocks that came from the host tier; which of these is the one to spoil.
+    pub(crate) fn spoilt_of(&self, blocks: usize) -> Option<usize> {
+        let mut faults = self.lock();
+        let number = faults.spoil_block.filter(|number| *number > 0)?;
+        let past = number.saturating_sub(blocks as u64);
+        faults.spoil_block = Some(past).filter(|past| *past > 0);
+        (past == 0).then_some(number as usize - 1)
     }
 
     /// Waits as long as a chunk or block is to take longer.

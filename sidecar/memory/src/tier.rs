@@ -152,11 +152,23 @@ impl Tier {
             let bytes = unsafe { self.bytes(copy.host, &piece) };
             pool.write(chunk, offset + piece.start as u64, bytes)
         });
+        if let Some(at) = self.faults.spoilt_of(copies.len()) {
+            self.spoil(pool, copies[at].device);
+        }
         let mut blocks = self.lock();
         copies.iter().for_each(|copy| blocks[copy.host.index()].readers -= 1);
         drop(blocks);
         self.left.notify_all();
         outcome
+    }
+
+    /// A fault: inverts what was copied.
+    fn spoil(&self, pool: &Pool, (chunk, offset): (ChunkId, u64)) {
+        let mut bytes = vec![0; self.block_bytes];
+        let read = pool.read(chunk, offset, &mut bytes);
+        bytes.iter_mut().for_each(|byte| *byte = !*byte);
+        let written = read.and_then(|()| pool.write(chunk, offset, &bytes));
+        written.expect("what was just copied is there");
     }
 
     fn enter(&self, copies: &[TierCopy]) -> bool {

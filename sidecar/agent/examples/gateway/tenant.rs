@@ -63,6 +63,7 @@ impl Tenant {
         let metrics = Arc::new(Metrics::new("tiny", &SloConfig::default()));
         let loading = Loading {
             among: None,
+            directives: None,
             loaded: loaded.clone(),
             inbox: inbox.clone(),
             messages,

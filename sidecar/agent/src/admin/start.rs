@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sluice_wire::config::SidecarConfig;
+use sluice_wire::config::{EngineKind, SidecarConfig};
 use sluice_wire::directive::Directive;
 use sluice_wire::message::Invalid;
 use tokio::net::TcpListener;
@@ -157,7 +157,7 @@ fn judge(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid> {
         let problem = format!("{namespace}/{name} is this tenant itself");
         return Err(Invalid::new(format!("neighbours[{index}]"), problem));
     }
-    let Some(place) = &config.neighbourhood else { return Ok(()) };
+    let Some(place) = &config.neighbourhood else { return judge_alone(config, directive) };
     let (asked, runs) = (&directive.sharing, &place.sharing);
     if asked == runs {
         return Ok(());
@@ -165,4 +165,13 @@ fn judge(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid> {
     let problem =
         format!("{asked:?} does not take effect while the tenant runs: it was started with {runs:?}");
     Err(Invalid::new("sharing", problem))
+}
+
+/// A tenant with an engine of ours on a GPU of its own follows policy, cap and share; nobody comes to it.
+fn judge_alone(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid> {
+    if config.engine.kind != EngineKind::Native || directive.neighbours.is_empty() {
+        return Ok(());
+    }
+    let problem = "the tenant was started on a GPU of its own and can neither lend nor borrow";
+    Err(Invalid::new("neighbours", problem))
 }

@@ -9,7 +9,8 @@
 //! so a share rises in the ledger first and then in the brain, and falls in the brain, chunk by chunk as memory really goes,
 //! before it falls in the ledger. All of it happens on the room's thread between two looks at its inbox: what the brain was told
 //! in one round it has taken or refused by the next. Nobody waits for the ledger's guard here; what cannot be had now
-//! is asked for again after [`SHORTEST`] to [`LONGEST`], and at once when a directive comes.
+//! is asked for again after [`SHORTEST`] to [`LONGEST`], and at once when a directive comes. On a GPU of its own a tenant is granted
+//! all of it, and follows its directive at once.
 
 mod plan;
 mod rule;
@@ -32,42 +33,46 @@ pub use rule::{Rule, Terms};
 pub(super) const SHORTEST: Duration = Duration::from_millis(100);
 pub(super) const LONGEST: Duration = Duration::from_secs(1);
 
-/// A tenant's record in the ledger, in chunks.
+/// What a tenant may hold of its GPU, in chunks: as its record in the ledger says, or all where there are no neighbours.
 #[derive(Debug)]
 pub(super) struct Grant {
-    seat: Arc<Seat>,
+    seat: Option<Arc<Seat>>,
+    whole: u32,
     chunk_bytes: u64,
     trouble: Option<LedgerError>,
 }
 
 impl Grant {
-    pub fn new(seat: Arc<Seat>, chunk_bytes: u64) -> Grant {
-        Grant { seat, chunk_bytes: chunk_bytes.max(1), trouble: None }
+    /// Of a GPU of `whole` chunks. `seat`: the record there; `None` = the GPU is the tenant's own.
+    pub fn new(seat: Option<Arc<Seat>>, whole: u32, chunk_bytes: u64) -> Grant {
+        Grant { seat, whole, chunk_bytes: chunk_bytes.max(1), trouble: None }
     }
 
-    /// What the ledger grants.
+    /// What is granted.
     pub fn chunks(&self) -> u32 {
-        u32::try_from(self.seat.share_bytes() / self.chunk_bytes).unwrap_or(u32::MAX)
+        let Some(seat) = &self.seat else { return self.whole };
+        u32::try_from(seat.share_bytes() / self.chunk_bytes).unwrap_or(u32::MAX)
     }
 
     /// Has it rise to `want` chunks, as far as others leave room. False if it could not be asked for.
     pub fn rise(&mut self, want: u32) -> bool {
-        let asked =
-            if want > self.chunks() { self.seat.ask_share(self.bytes(want)).map(drop) } else { Ok(()) };
-        self.went(asked)
+        let (more, bytes) = (want > self.chunks(), self.bytes(want));
+        let asked = self.seat.as_ref().filter(|_| more).map(|seat| seat.ask_share(bytes).map(drop));
+        self.went(asked.unwrap_or(Ok(())))
     }
 
     /// Leaves others all but `keep` chunks. False if that could not be written.
     pub fn fall(&mut self, keep: u32) -> bool {
-        let ceded =
-            if keep < self.chunks() { self.seat.cede_share(self.bytes(keep)).map(drop) } else { Ok(()) };
-        self.went(ceded)
+        let (less, bytes) = (keep < self.chunks(), self.bytes(keep));
+        let ceded = self.seat.as_ref().filter(|_| less).map(|seat| seat.cede_share(bytes).map(drop));
+        self.went(ceded.unwrap_or(Ok(())))
     }
 
     /// Tells the floor, which is within what is granted. False if that could not be written.
     pub fn declare(&mut self, floor: u32) -> bool {
-        let declared = self.seat.declare_floor(self.bytes(floor));
-        self.went(declared)
+        let bytes = self.bytes(floor);
+        let declared = self.seat.as_ref().map(|seat| seat.declare_floor(bytes));
+        self.went(declared.unwrap_or(Ok(())))
     }
 
     fn bytes(&self, chunks: u32) -> u64 {

@@ -50,6 +50,7 @@ use super::neighbours::{self, Among};
 use super::planner::PlannerThread;
 use super::state::Diary;
 use crate::clock::Clock;
+use crate::directive::Directives;
 use crate::metrics::Metrics;
 use crate::model::config::read_spec;
 use crate::model::text::Text;
@@ -135,6 +136,8 @@ pub struct Loading {
     pub messages: Receiver<Message>,
     /// The way to neighbours; `None` = the GPU is the tenant's own.
     pub among: Option<Among>,
+    /// What may change by order: policy, cap and share, when it sleeps. `None` = nothing.
+    pub directives: Option<Arc<Directives>>,
     /// Where the status is shown.
     pub status: watch::Sender<Status>,
     /// Figures.
@@ -154,7 +157,7 @@ impl Loading {
         let loaded = self.loaded.clone();
         let (config, spec) = (&loaded.config, &loaded.spec);
         let scheduling = scheduler_config(&loaded)?;
-        let mut rule = Rule::new(config, self.among.as_ref().map(|among| &*among.directives))?;
+        let mut rule = Rule::new(config, self.directives.as_deref())?;
         let layout = slab_layout(spec);
         let setup = setup(&loaded);
         setup.check().map_err(LinkError::from)?;
@@ -209,11 +212,9 @@ impl Loading {
             hold: Duration::from_secs(u64::from(config.limits.hold_seconds)),
             engine_left: None,
             desk,
-            deal: place
-                .as_ref()
-                .map(|place| Deal::new(rule, Grant::new(place.seat.clone(), config.gpu.chunk_bytes))),
+            deal: Deal::new(rule, grant(config, place.as_ref())),
             place,
-            bed: Bed::new(config.hibernate_after_seconds, self.among.as_ref().map(Among::directives)),
+            bed: Bed::new(config.hibernate_after_seconds, self.directives),
         };
         left.early.into_iter().for_each(|message| room.take(message));
         Ok(room)
@@ -244,6 +245,12 @@ fn host_options(
         host_kv_bytes: loaded.config.memory.host_kv_bytes,
         quota,
     }
+}
+
+/// What the tenant may hold.
+fn grant(config: &SidecarConfig, place: Option<&Place>) -> Grant {
+    let seat = place.map(|place| place.seat.clone());
+    Grant::new(seat, sizes::capacity_chunks(config), config.gpu.chunk_bytes)
 }
 
 /// Who counts the tenant's bytes.

@@ -43,11 +43,6 @@ pub struct Among {
 }
 
 impl Among {
-    /// Who the neighbours are, and by which rule.
-    pub(super) fn directives(&self) -> Arc<Directives> {
-        self.directives.clone()
-    }
-
     /// Opens the scheduler's port to its neighbours: the office, the watch, the thread of turns.
     pub(super) fn open(
         &self,
@@ -127,7 +122,7 @@ pub(super) struct Seen<'a> {
     pub diary: &'a Diary,
     pub metrics: &'a Metrics,
     /// What becomes of its share.
-    pub deal: Option<&'a Deal>,
+    pub deal: &'a Deal,
     /// On the scheduler's clock.
     pub now: Nanos,
 }
@@ -149,7 +144,7 @@ impl Seen<'_> {
         PlaceState {
             instance: place.seat.instance(),
             share_bytes: self.bytes(brain.share_chunks()),
-            wanted_share_bytes: self.bytes(self.deal.map_or(brain.share_chunks(), Deal::wanted_chunks)),
+            wanted_share_bytes: self.bytes(self.deal.wanted_chunks()),
             floor_bytes: self.bytes(brain.floor_chunks()),
             budget_bytes: self.bytes(brain.budget_chunks()),
             // Nobody is lent anything where nothing is traded.
@@ -182,7 +177,7 @@ impl Seen<'_> {
         if missing > 0 {
             return Some(format!("{missing} bytes of its share, which neighbours hold"));
         }
-        let missing = self.bytes(self.deal.map_or(0, Deal::awaited_chunks));
+        let missing = self.bytes(self.deal.awaited_chunks());
         // Who still loads has its floor, and does not wait for this.
         (missing > 0 && brain.loaded())
             .then(|| format!("{missing} bytes of its share, which are in the shares of its neighbours"))

@@ -133,3 +133,17 @@ async fn what_cannot_change_while_the_tenant_runs_is_refused_and_said() {
     good["tenant"]["share_bytes"] = json!(32 << 20);
     assert_eq!(peer.put(&good).await.head.status, 200, "terms of trade, share and cap change");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn on_a_gpu_of_its_own_neighbours_are_refused_and_the_rest_is_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path(), "story");
+    config.neighbourhood = None;
+    let port = Port::start(&config, quiet("story")).await;
+    let mut peer = port.operator().await;
+    let refusal = peer.put(&directive(1, 1, &[("code", port.address)])).await;
+    refused(&refusal, 422, Some("neighbours"), Some("invalid_field"));
+    let mut good = directive(1, 1, &[]);
+    good["tenant"]["max_remapped_percent"] = json!(5);
+    assert_eq!(peer.put(&good).await.head.status, 200);
+}

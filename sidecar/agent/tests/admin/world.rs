@@ -50,13 +50,19 @@ pub struct Port {
     pub serving: JoinHandle<()>,
 }
 
-/// The configuration of a sidecar called `name` whose files are in `folder`.
+/// As directives of the tests say.
+pub fn turns() -> Value {
+    json!({"Temporal": {"order": "RoundRobin", "min_quantum_ms": 5, "max_quantum_ms": 50}})
+}
+
+/// The configuration of a sidecar called `name` on a shared GPU, whose files are in `folder`.
 pub fn config(folder: &Path, name: &str) -> SidecarConfig {
     let any = "127.0.0.1:0";
     let text = json!({
         "namespace": "default", "name": name, "model_path": "/nowhere", "policy": "Oneiros", "memory": {},
         "gpu": {"name": "gpu", "memory_bytes": 96 << 20, "chunk_bytes": CHUNK},
         "listen": {"serve": any, "admin": any, "probes": any, "neighbour_token_file": folder.join("neighbour")},
+        "neighbourhood": {"folder": folder, "claim": "claim", "share_bytes": 48 << 20, "sharing": turns()},
         "runtime_dir": folder,
     });
     std::fs::write(folder.join("neighbour"), format!("{NEIGHBOUR_TOKEN}\n")).expect("a file");
@@ -90,7 +96,7 @@ pub fn directive(epoch: u64, sequence: u64, neighbours: &[(&str, SocketAddr)]) -
     json!({
         "version": 1, "epoch": epoch, "sequence": sequence, "policy": "Oneiros",
         "tenant": {"priority": 1, "max_remapped_percent": 60, "hibernate_after_seconds": 600, "idle_after_seconds": 30},
-        "sharing": {"Temporal": {"order": "RoundRobin", "min_quantum_ms": 5, "max_quantum_ms": 50}},
+        "sharing": turns(),
         "victim": "MostRecentlyUsed", "min_residence_ms": 500, "revoke_bound_ms": 200,
         "neighbours": neighbours.iter().map(neighbour).collect::<Vec<_>>(), "fallback_order": [],
     })

@@ -197,6 +197,7 @@ impl Tenant {
         let closed = Arc::new(AtomicBool::new(false));
         let loading = Loading {
             among: None,
+            directives: None,
             loaded: Arc::new(loaded),
             inbox: inbox.clone(),
             messages,

@@ -63,7 +63,7 @@ impl Entry<'_> {
     /// The tenant cannot be served, or was told to stop.
     pub fn brain(&mut self, layout: &SlabLayout, place: Option<&Place>) -> Result<Brain, LoadError> {
         let chunk_bytes = self.loaded.config.gpu.chunk_bytes;
-        let mut grant = place.map(|place| Grant::new(place.seat.clone(), chunk_bytes));
+        let mut grant = place.map(|place| Grant::new(Some(place.seat.clone()), 0, chunk_bytes));
         let mut pause = SHORTEST;
         loop {
             let before = grant.as_ref().map(Grant::chunks);
@@ -102,8 +102,10 @@ impl Entry<'_> {
         };
         let geometry = geometry(self.loaded, layout, activation);
         let (params, floor) = self.possible(&geometry)?;
-        let Some((place, grant)) = place else { return brain(params, geometry) };
         let want = share.max(floor).min(geometry.capacity_chunks);
+        let Some((place, grant)) = place else {
+            return brain(Params { share_chunks: want, ..params }, geometry);
+        };
         grant.rise(want);
         grant.fall(want);
         let granted = grant.chunks();

@@ -1,0 +1,277 @@
+//! Every named policy on a real sidecar and a real engine, with KV far too short: each does what it is named for, and no
+//! token changes, whichever is in force, while one follows another, and behind a link to the host that hardly moves.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use sluice_wire::State;
+use sluice_wire::config::SidecarConfig;
+
+use crate::support::model::Golden;
+use crate::support::model::Stories;
+use crate::support::pressure::Seen;
+use crate::support::sidecar::{CHUNK, Metrics, config};
+use crate::support::tenant::greedy;
+use crate::support::{Answer, Sidecar, Tenant, World};
+
+/// KV on the device: two requests of the load have no more.
+const KV_BYTES: u64 = 8 * CHUNK;
+/// A tenant whose copies and steps were timed on a busy machine may rightly decline: so many are tried.
+const MOST_TENANTS: usize = 6;
+/// And each of them with so many loads.
+const MOST_LOADS: usize = 4;
+/// Steps that each policy has under load before the next one.
+const STEPS: u64 = 40;
+/// Longest time that a load may take behind a link to the host that hardly moves. Without one it takes some seconds.
+const SLOW: Duration = Duration::from_secs(60);
+/// Such a link, bytes per second: a block takes four seconds.
+const HARDLY: u64 = 1 << 10;
+
+/// What a policy does, by what the sidecar tells Prometheus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mechanism {
+    /// Requests are computed again.
+    Preempts,
+    /// KV lies in the host tier while its request runs.
+    MovesKv,
+    /// Own layers become KV.
+    MovesLayers,
+    /// Idle activations become KV.
+    LendsActivations,
+}
+use Mechanism::{LendsActivations, MovesKv, MovesLayers, Preempts};
+
+impl Mechanism {
+    const ALL: [Mechanism; 4] = [Preempts, MovesKv, MovesLayers, LendsActivations];
+
+    fn is_seen(self, metrics: &Metrics) -> bool {
+        let moves = |reason| metrics.sum("sluice_moves_total", &format!("reason=\"{reason}\""));
+        let total = |name| metrics.sum(name, "model_name");
+        match self {
+            Preempts => total("vllm:num_preemptions_total") > 0.0,
+            MovesKv => {
+                total("sluice_kv_writeback_bytes_total") > 0.0 && total("sluice_kv_fetch_bytes_total") > 0.0
+            }
+            MovesLayers => moves("remap_own") > 0.0,
+            LendsActivations => moves("inflate") > 0.0,
+        }
+    }
+}
+
+/// A policy, the share of layers that may be remapped, and what it must do. What is not here it must not do, but preempt.
+type Case = (&'static str, u32, &'static [Mechanism]);
+
+const CASES: [Case; 8] = [
+    ("Recompute", 60, &[Preempts]),
+    ("Oneiros", 60, &[MovesLayers]),
+    ("Ellm", 60, &[LendsActivations]),
+    ("FlexGen", 60, &[MovesKv]),
+    ("Pie", 60, &[MovesKv]),
+    ("OrbitFlow", 60, &[MovesKv]),
+    ("Unified", 60, &[LendsActivations, MovesLayers]),
+    // Where no layer may move, KV does.
+    ("Unified", 0, &[LendsActivations, MovesKv]),
+];
+
+/// A tenant of the reference model with host memory for all KV, and device memory for little of it.
+async fn short(world: &World, stories: &Stories) -> SidecarConfig {
+    let mut config = config(world, &stories.folder, "Recompute");
+    config.max_model_len = Some(192);
+    config.memory.host_kv_bytes = 16 << 20;
+    Sidecar::fitting(world, &config, KV_BYTES).await
+}
+
+fn of_case(short: &SidecarConfig, (policy, percent, _): Case) -> SidecarConfig {
+    let mut config = short.clone();
+    (config.policy, config.memory.max_remapped_percent) = (policy.into(), percent);
+    config
+}
+
+async fn ask(tenant: &Tenant, golden: &Golden) -> Answer {
+    tenant.complete(&greedy(&golden.prompt_ids, golden.greedy_ids.len())).await.unwrap()
+}
+
+/// Every golden request twice, all at once: more than three times the KV that there is. Whether each had its tokens.
+async fn load(tenant: &Tenant, stories: &Stories) -> bool {
+    let twice = stories.golden.iter().chain(&stories.golden).cloned();
+    let asked: Vec<_> = twice
+        .map(|golden| {
+            let tenant = tenant.clone();
+            tokio::spawn(async move { (ask(&tenant, &golden).await, golden) })
+        })
+        .collect();
+    let mut right = true;
+    for one in asked {
+        let (answer, golden) = one.await.unwrap();
+        right &= answer.names() == stories.shown(&golden.greedy_ids);
+    }
+    right
+}
+
+/// Everybody's memory is free again, and the books balance.
+async fn nothing_is_left(tenant: &Tenant) {
+    let ended = |state: &State| (state.kv.blocks_used, state.queue.running, state.queue.waiting) == (0, 0, 0);
+    Seen::default().check(&tenant.until("all ends", ended).await);
+}
+
+/// Loads one tenant until it has done all that it must; `false` if it has not.
+async fn does(world: &World, stories: &Stories, config: &SidecarConfig, case: Case) -> bool {
+    let (policy, _, must) = case;
+    let sidecar = Sidecar::start(world, config).await;
+    let mut done = false;
+    for _ in 0..MOST_LOADS {
+        assert!(load(&sidecar.tenant, stories).await, "{case:?}: other tokens");
+        let metrics = sidecar.metrics().await;
+        let seen: Vec<_> = Mechanism::ALL.into_iter().filter(|it| it.is_seen(&metrics)).collect();
+        let wrong = seen.iter().find(|it| **it != Preempts && !must.contains(it));
+        assert_eq!(wrong, None, "{policy} does what is another policy's");
+        done = must.iter().all(|it| seen.contains(it));
+        if done {
+            break;
+        }
+    }
+    nothing_is_left(&sidecar.tenant).await;
+    sidecar.end_cleanly().await;
+    done
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_policy_does_what_it_is_named_for_and_no_token_changes() {
+    let Some(stories) = Stories::find("each_policy_does_what_it_is_named_for_and_no_token_changes") else {
+        return;
+    };
+    let world = World::new();
+    let short = short(&world, &stories).await;
+    for case in CASES {
+        let (config, mut done) = (of_case(&short, case), false);
+        for _ in 0..MOST_TENANTS {
+            done = done || does(&world, &stories, &config, case).await;
+        }
+        assert!(done, "{case:?}: {MOST_TENANTS} tenants did not");
+    }
+}
+
+/// Golden requests one after the other, as streams, while `on`; how many.
+async fn stream_while(tenant: &Tenant, stories: &Stories, on: &AtomicBool, first: usize) -> usize {
+    let mut asked = 0;
+    while on.load(Ordering::Relaxed) {
+        let golden = &stories.golden[(first + asked) % stories.golden.len()];
+        let stream = tenant.stream(&greedy(&golden.prompt_ids, golden.greedy_ids.len())).await;
+        let answer = stream.finish().await.unwrap();
+        assert_eq!(answer.names(), stories.shown(&golden.greedy_ids), "stream {first}, request {asked}");
+        asked += 1;
+    }
+    asked
+}
+
+/// Puts every policy in force while streams are open, there and back, each for some steps of theirs.
+async fn switch_under_load(sidecar: &Sidecar<'_>, stories: &Stories, percent: u32) {
+    let (tenant, on) = (&sidecar.tenant, AtomicBool::new(true));
+    let names: Vec<_> = CASES[..7].iter().map(|(policy, ..)| *policy).collect();
+    let there_and_back = names.iter().chain(names.iter().rev().skip(1)).chain(&names[2..5]);
+    let switch = async {
+        let mut seen = Seen::default();
+        for (number, policy) in (1..).zip(there_and_back) {
+            let before = tenant.state().await.figures.steps_total;
+            sidecar.order(number, policy, percent).await;
+            let in_force =
+                |state: &State| state.policy == *policy && state.figures.steps_total >= before + STEPS;
+            seen.check(&tenant.until(&format!("{policy} is in force"), in_force).await);
+        }
+        assert!(seen.most_running > 1, "there was a load: {seen:?}");
+        on.store(false, Ordering::Relaxed);
+    };
+    let streams =
+        futures_util::future::join_all((0..12).map(|first| stream_while(tenant, stories, &on, first)));
+    let ((), asked) = tokio::join!(switch, streams);
+    eprintln!("streams while policies changed: {asked:?}");
+    nothing_is_left(tenant).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn policies_follow_each_other_under_load_and_no_token_changes() {
+    let Some(stories) = Stories::find("policies_follow_each_other_under_load_and_no_token_changes") else {
+        return;
+    };
+    let world = World::new();
+    let config = short(&world, &stories).await;
+    let sidecar = Sidecar::start(&world, &config).await;
+    switch_under_load(&sidecar, &stories, config.memory.max_remapped_percent).await;
+    let metrics = sidecar.metrics().await;
+    for mechanism in [Preempts, MovesKv, LendsActivations] {
+        assert!(mechanism.is_seen(&metrics), "{mechanism:?}: {metrics:#?}");
+    }
+    sidecar.end_cleanly().await;
+}
+
+/// Loads until layers have given their memory away.
+async fn until_layers_are_away(sidecar: &Sidecar<'_>, stories: &Stories) {
+    for _ in 0..MOST_TENANTS * MOST_LOADS {
+        assert!(load(&sidecar.tenant, stories).await, "other tokens");
+        if MovesLayers.is_seen(&sidecar.metrics().await) {
+            return;
+        }
+    }
+    panic!("no layer has gone");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn on_a_gpu_of_its_own_a_tenant_follows_the_cap_of_a_directive() {
+    let Some(stories) = Stories::find("on_a_gpu_of_its_own_a_tenant_follows_the_cap_of_a_directive") else {
+        return;
+    };
+    let world = World::new();
+    let config = of_case(&short(&world, &stories).await, ("Oneiros", 0, &[]));
+    assert_eq!(config.neighbourhood, None);
+    let sidecar = Sidecar::start(&world, &config).await;
+    let tenant = &sidecar.tenant;
+    assert!(load(tenant, &stories).await, "other tokens");
+    assert!(!MovesLayers.is_seen(&sidecar.metrics().await), "the configuration allows none");
+    sidecar.order(1, "Oneiros", 60).await;
+    tenant.until("it may move layers", |state: &State| state.remap.cap_layers > 0).await;
+    until_layers_are_away(&sidecar, &stories).await;
+    sidecar.order(2, "Oneiros", 0).await;
+    let home = |state: &State| (state.remap.cap_layers, state.remap.alpha) == (0, 0);
+    tenant.until("all layers are at home for good", home).await;
+    assert!(load(tenant, &stories).await, "other tokens");
+    let state = tenant.state().await;
+    assert!(home(&state), "{:?}", state.remap);
+    nothing_is_left(tenant).await;
+    sidecar.end_cleanly().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_a_link_to_the_host_that_hardly_moves_all_ends_in_time_with_the_same_tokens() {
+    let name = "behind_a_link_to_the_host_that_hardly_moves_all_ends_in_time_with_the_same_tokens";
+    let Some(stories) = Stories::find(name) else { return };
+    let world = World::new();
+    let mut short = short(&world, &stories).await;
+    short.gpu.link_to_host_bytes_per_second = Some(HARDLY);
+    for case in CASES.into_iter().filter(|(_, _, must)| must.contains(&MovesKv)) {
+        let sidecar = Sidecar::start(&world, &of_case(&short, case)).await;
+        let begun = Instant::now();
+        assert!(load(&sidecar.tenant, &stories).await, "{case:?}: other tokens");
+        assert!(begun.elapsed() < SLOW, "{case:?} took {:?}", begun.elapsed());
+        let tries = sidecar.metrics().await.sum("sluice_moves_total", "reason=\"write_back\"");
+        assert!(tries > 0.0, "{case:?}: nothing was on its way to the host");
+        nothing_is_left(&sidecar.tenant).await;
+        sidecar.end_cleanly().await;
+    }
+    let sidecar = Sidecar::start(&world, &short).await;
+    let begun = Instant::now();
+    switch_under_load(&sidecar, &stories, short.memory.max_remapped_percent).await;
+    assert!(begun.elapsed() < SLOW, "switching took {:?}", begun.elapsed());
+    sidecar.end_cleanly().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_spoilt_block_that_moved_changes_tokens() {
+    let Some(stories) = Stories::find("one_spoilt_block_that_moved_changes_tokens") else { return };
+    let world = World::new();
+    let config = of_case(&short(&world, &stories).await, ("FlexGen", 60, &[MovesKv]));
+    let (program, fault) = ("examples/faulty-sidecar", ["--fault", "spoilt-block"]);
+    let sidecar = Sidecar::start_as(&world, &config, program, &fault).await;
+    assert!(!load(&sidecar.tenant, &stories).await, "it went unnoticed");
+    nothing_is_left(&sidecar.tenant).await;
+    sidecar.end_cleanly().await;
+}

@@ -1,0 +1,147 @@
+//! One sidecar with its engine, started from a configuration of its own, as the operator starts it: for what `sluice up`
+//! has no field for.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use reqwest::StatusCode;
+use rustix::process::Signal;
+use serde_json::json;
+use sluice_wire::config::SidecarConfig;
+
+use super::http::CLIENT;
+use super::tenant::Tenant;
+use super::wait::eventually;
+use super::{World, model};
+
+/// Unit of memory.
+pub const CHUNK: u64 = 64 << 10;
+/// Device memory in which nothing is ever short.
+const ROOMY: u64 = 64 << 20;
+
+/// A tenant over `model` that paces nothing; everything that is handed over is poisoned.
+pub fn config(world: &World, model: &Path, policy: &str) -> SidecarConfig {
+    let free = "127.0.0.1:0";
+    let value = json!({
+        "namespace": "default", "name": "tenant", "model_path": model, "policy": policy,
+        "gpu": {"name": "gpu", "memory_bytes": ROOMY, "chunk_bytes": CHUNK},
+        "memory": {}, "limits": {"max_sequences": 8}, "pacing": "Immediate",
+        "listen": {"serve": free, "admin": free, "probes": free},
+        "runtime_dir": world.path("run").join("default.tenant"),
+        "engine": {"spawn": model::binary("sluice-engine"), "threads": 1},
+        "drain_seconds": 1, "debug": {"poison": true},
+    });
+    serde_json::from_value(value).unwrap()
+}
+
+/// A sidecar that serves.
+#[derive(Debug)]
+pub struct Sidecar<'a> {
+    child: Child,
+    world: &'a World,
+    /// Whom it serves.
+    pub tenant: Tenant,
+}
+
+impl<'a> Sidecar<'a> {
+    /// Starts it and waits until it is ready.
+    pub async fn start(world: &'a World, config: &SidecarConfig) -> Sidecar<'a> {
+        Sidecar::start_as(world, config, "sluice-sidecar", &[]).await
+    }
+
+    /// As [`Sidecar::start`], by another program of the build, with more arguments.
+    pub async fn start_as(
+        world: &'a World,
+        config: &SidecarConfig,
+        program: &str,
+        arguments: &[&str],
+    ) -> Sidecar<'a> {
+        let text = serde_json::to_vec_pretty(config).unwrap();
+        let log = std::fs::File::create(world.path("stderr")).unwrap();
+        let mut child = Command::new(model::binary(program))
+            .args(arguments)
+            .arg("--config")
+            .arg(world.write("config.json", text))
+            .env("SLUICE_RUNTIME_DIR", world.path("run"))
+            .env("TMPDIR", world.path("tmp"))
+            .env("SLUICE_LOG", "info")
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let tenant = eventually("the sidecar is ready", async || {
+            if let Some(status) = child.try_wait().unwrap() {
+                panic!("the sidecar ended ({status}) before it was ready");
+            }
+            let tenant = Tenant::find(&config.runtime_dir)?;
+            (tenant.readiness().await == Some(200)).then_some(tenant)
+        });
+        let tenant = tenant.await;
+        Sidecar { child, world, tenant }
+    }
+
+    /// `config` with device memory for all of the model, its activations and `kv_bytes` of KV, as a roomy one finds out.
+    pub async fn fitting(world: &World, config: &SidecarConfig, kv_bytes: u64) -> SidecarConfig {
+        let mut roomy = config.clone();
+        (roomy.gpu.memory_bytes, roomy.policy) = (ROOMY, "Recompute".into());
+        let sidecar = Sidecar::start(world, &roomy).await;
+        let owners = sidecar.tenant.state().await.memory.owners;
+        sidecar.end_cleanly().await;
+        let fixed = owners.weights_global_bytes + owners.weights_layers_bytes + owners.activation_bytes;
+        let mut config = config.clone();
+        config.gpu.memory_bytes = fixed + kv_bytes;
+        config
+    }
+
+    /// What it says of itself to Prometheus.
+    pub async fn metrics(&self) -> Metrics {
+        let response = CLIENT.get(self.tenant.url("/metrics")).send().await.unwrap();
+        Metrics(response.text().await.unwrap())
+    }
+
+    /// Puts another policy in force; `number` rises with every order.
+    pub async fn order(&self, number: u64, policy: &str, most_remapped_percent: u32) {
+        let directive = json!({
+            "version": 1, "epoch": 1, "sequence": number, "policy": policy,
+            "tenant": {
+                "priority": 100, "max_remapped_percent": most_remapped_percent,
+                "hibernate_after_seconds": null, "idle_after_seconds": 30,
+            },
+            "sharing": "Spatial", "victim": "MostRecentlyUsed", "min_residence_ms": 0, "revoke_bound_ms": 200,
+            "neighbours": [], "fallback_order": [],
+        });
+        let token = std::fs::read_to_string(&self.tenant.record.token_file).unwrap();
+        let url = format!("http://{}/v1/directive", self.tenant.record.admin);
+        let answer = CLIENT.put(url).bearer_auth(token).json(&directive).send().await.unwrap();
+        let (status, text) = (answer.status(), answer.text().await.unwrap());
+        assert_eq!(status, StatusCode::OK, "{policy}: {text}");
+    }
+
+    /// Asks it to end with SIGTERM; it must do so with status 0 and leave nothing but what it was told.
+    pub async fn end_cleanly(mut self) {
+        super::processes::signal(self.child.id(), Signal::TERM);
+        let status = eventually("the sidecar ends", async || self.child.try_wait().unwrap()).await;
+        assert_eq!(status.code(), Some(0), "{}", self.world.stderr());
+        // Whoever makes the folder removes it; here that is this test.
+        let folder: PathBuf = self.world.path("run").join("default.tenant");
+        std::fs::remove_dir_all(folder).unwrap();
+        self.world.nothing_is_left().await;
+    }
+}
+
+/// An answer of `/metrics`.
+#[derive(Debug)]
+pub struct Metrics(String);
+
+impl Metrics {
+    /// Sum over the series of `name` whose labels hold `label`, such as `reason="fetch"`; 0 when there is none.
+    pub fn sum(&self, name: &str, label: &str) -> f64 {
+        let series = self.0.lines().filter_map(|line| {
+            let (labels, value) = line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once("} ")?;
+            labels.contains(label).then(|| value.split(' ').next().unwrap().parse::<f64>().unwrap())
+        });
+        series.sum()
+    }
+}
