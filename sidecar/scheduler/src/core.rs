@@ -150,6 +150,7 @@ impl Core {
             Some(_) => {}
         }
         self.flush();
+        self.pauses.asleep(self.brain.rest() != Rest::Awake, now);
         self.note_waits(now);
     }
 
@@ -171,6 +172,11 @@ impl Core {
     /// The brain, to look at.
     pub fn brain(&self) -> &Brain {
         &self.brain
+    }
+
+    /// Who is paused, to look at.
+    pub fn pauses(&self) -> &Pauses {
+        &self.pauses
     }
 
     /// The trader, to look at; none without neighbours.
@@ -283,7 +289,8 @@ impl Core {
             if sequence.kept {
                 self.brain.close(id);
             }
-            self.finish_notice(id, Finish::Cancelled);
+            self.pauses.gone(id);
+            self.notices.push(Notice::Finished { request: id, finish: Finish::Cancelled });
             return;
         }
         let Some(place) = self.places.get(&id).copied() else { return };
@@ -320,7 +327,8 @@ impl Core {
     fn end(&mut self, id: RequestId, finish: Finish) {
         self.remove_running(id);
         self.admission_hold = 0;
-        self.finish_notice(id, finish);
+        self.pauses.completed(id);
+        self.notices.push(Notice::Finished { request: id, finish });
     }
 
     fn remove_running(&mut self, id: RequestId) -> Option<Sequence> {
@@ -334,11 +342,6 @@ impl Core {
         let mut sequence = self.running.remove(&self.places.remove(&id)?)?;
         self.free_rows.extend(sequence.row.take());
         Some(sequence)
-    }
-
-    fn finish_notice(&mut self, request: RequestId, finish: Finish) {
-        self.pauses.completed(request);
-        self.notices.push(Notice::Finished { request, finish });
     }
 
     /// Hands the brain's actions on.

@@ -10,6 +10,8 @@ use crate::sequence::Sequence;
 /// The key by which waiting requests are ordered: smallest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
+    /// Who has waited for as long as it may goes before everybody.
+    at_ease: bool,
     /// Higher priorities first.
     priority: std::cmp::Reverse<i32>,
     /// 0 under first come.
@@ -36,7 +38,12 @@ impl Queue {
             Order::FirstCome => 0,
             Order::ShortestRemaining => sequence.remaining(),
         };
-        Key { priority: std::cmp::Reverse(sequence.request.priority), remaining, id: sequence.id() }
+        Key {
+            at_ease: !sequence.overdue,
+            priority: std::cmp::Reverse(sequence.request.priority),
+            remaining,
+            id: sequence.id(),
+        }
     }
 
     /// Requests waiting.
@@ -68,6 +75,14 @@ impl Queue {
     pub fn remove(&mut self, id: RequestId) -> Option<Sequence> {
         let key = *self.waiting.iter().find(|(_, s)| s.id() == id)?.0;
         self.waiting.remove(&key)
+    }
+
+    /// Puts `id` before everybody else.
+    pub fn hurry(&mut self, id: RequestId) {
+        if let Some(mut sequence) = self.remove(id) {
+            sequence.overdue = true;
+            self.push(sequence);
+        }
     }
 
     /// Everyone waiting, in order.

@@ -34,6 +34,8 @@ pub struct Sequence {
     pub cancelled: bool,
     /// It waits with the KV of its committed tokens.
     pub kept: bool,
+    /// It was paused for as long as a request may be, and goes on next.
+    pub overdue: bool,
 }
 
 impl Sequence {
@@ -54,6 +56,7 @@ impl Sequence {
             fresh: false,
             cancelled: false,
             kept: false,
+            overdue: false,
         }
     }
 

@@ -11,6 +11,7 @@ mod faults;
 mod fetches;
 mod gpu;
 mod journal;
+mod pauses;
 mod policies;
 mod profiles;
 mod scheduling;

@@ -153,7 +153,9 @@ impl Brain {
             Some(found) => (found.chosen.clone(), Reason::Plan),
             None => (alloc::vec![most; members.len()], Reason::NoPlan),
         };
-        self.offload.watch = answer.found.as_ref().map(|found| Watch::new(self.params.replan, found.step_ns));
+        let (replan, found) = (self.params.replan, answer.found.as_ref());
+        self.offload.watch =
+            Some(found.map_or(Watch::in_vain(replan), |found| Watch::new(replan, found.step_ns)));
         self.count(reason);
         let placement = self.placement_of(&members, &chosen);
         self.offload.plans.made_for = members;

@@ -3,7 +3,8 @@
 //! The victim is the request with most bytes, its KV and the tokens of its deposit together, since the deposit is what its
 //! client reads meanwhile. The oldest admitted request never is one, so that something always ends (DESIGN 7). A pause ends
 //! only after some running request has completed and a plan with the paused one is feasible. All pauses of a request together
-//! are bounded; from then on it is immune.
+//! are bounded; from then on it is immune: it is overdue, and goes on before all others, who make room for it. Only the oldest
+//! does not. While the tenant sleeps nobody is paused by another, and no time counts.
 //!
 //! Source: OrbitFlow 4.2; the bound and immunity are ours: the paper allows any number of pauses.
 
@@ -60,6 +61,8 @@ pub struct Pauses {
     paused: BTreeMap<RequestId, Pause>,
     /// Of ended pauses, nanoseconds.
     spent_ns: BTreeMap<RequestId, u64>,
+    /// Since when the tenant sleeps.
+    asleep: Option<Nanos>,
 }
 
 impl Pauses {
@@ -87,7 +90,10 @@ impl Pauses {
             .iter()
             .flat_map(|(id, pause)| [id.0, pause.since.0, u64::from(pause.completed_since)]);
         let spent = self.spent_ns.iter().flat_map(|(id, ns)| [id.0, *ns]);
-        paused.chain(spent).fold(self.bound_ns, |word, next| mix(word ^ next))
+        paused
+            .chain(spent)
+            .chain(self.asleep.map(|since| since.0))
+            .fold(self.bound_ns, |word, next| mix(word ^ next))
     }
 
     /// Whether this request is paused now.
@@ -103,7 +109,8 @@ impl Pauses {
     /// The time this request has been paused in all, nanoseconds.
     pub fn total_ns(&self, id: RequestId, now: Nanos) -> u64 {
         let ended_ns = self.spent_ns.get(&id).copied().unwrap_or(0);
-        let running_ns = self.paused.get(&id).map_or(0, |pause| now.since(pause.since));
+        let until = self.asleep.unwrap_or(now);
+        let running_ns = self.paused.get(&id).map_or(0, |pause| until.since(pause.since));
         ended_ns.saturating_add(running_ns)
     }
 
@@ -118,16 +125,33 @@ impl Pauses {
 
     /// A running request has completed or was ended.
     pub fn completed(&mut self, id: RequestId) {
-        self.paused.remove(&id);
-        self.spent_ns.remove(&id);
+        self.gone(id);
         self.paused.values_mut().for_each(|pause| pause.completed_since = true);
     }
 
-    /// The paused requests that may go on, those first that must: immune ones, then the oldest.
-    pub fn waiting(&self, now: Nanos) -> Vec<RequestId> {
-        let mut waiting: Vec<RequestId> = self.paused.keys().copied().collect();
-        waiting.sort_by_key(|&id| (!self.immune(id, now), id));
-        waiting
+    /// A request that waited was given up: what it held nobody misses.
+    pub fn gone(&mut self, id: RequestId) {
+        self.paused.remove(&id);
+        self.spent_ns.remove(&id);
+    }
+
+    /// Whether the tenant sleeps. Said whenever that may have changed.
+    pub fn asleep(&mut self, asleep: bool, now: Nanos) {
+        match (self.asleep, asleep) {
+            (None, true) => self.asleep = Some(now),
+            (Some(since), false) => {
+                self.asleep = None;
+                let nap =
+                    |pause: &mut Pause| pause.since = pause.since.plus(now.since(since.max(pause.since)));
+                self.paused.values_mut().for_each(nap);
+            }
+            _ => {}
+        }
+    }
+
+    /// The paused request that must go on before all others, if one must: the oldest of those that are immune.
+    pub fn overdue(&self, now: Nanos) -> Option<RequestId> {
+        self.paused.keys().copied().find(|id| self.immune(*id, now))
     }
 
     /// Whether this paused request may go on, if a plan with it is `feasible`. An immune one waits for no completion. When
@@ -151,7 +175,8 @@ impl Pauses {
     /// # Panics
     /// If it was not paused.
     pub fn resume(&mut self, id: RequestId, now: Nanos) {
-        let pause = self.paused.remove(&id).expect("only a paused request goes on");
-        *self.spent_ns.entry(id).or_default() += now.since(pause.since);
+        let total_ns = self.total_ns(id, now);
+        self.paused.remove(&id).expect("only a paused request goes on");
+        self.spent_ns.insert(id, total_ns);
     }
 }

@@ -37,7 +37,8 @@ pub enum Trigger {
 #[derive(Clone, Copy, Debug)]
 pub struct Watch {
     tunables: Tunables,
-    predicted_ns: u64,
+    /// `None` = no plan was found, and its window alone counts.
+    predicted_ns: Option<u64>,
     steps: u16,
     differing: u16,
     batch_changed: bool,
@@ -46,7 +47,12 @@ pub struct Watch {
 impl Watch {
     /// A plan whose steps should take `predicted_ns`.
     pub const fn new(tunables: Tunables, predicted_ns: u64) -> Watch {
-        Watch { tunables, predicted_ns, steps: 0, differing: 0, batch_changed: false }
+        Watch { tunables, predicted_ns: Some(predicted_ns), steps: 0, differing: 0, batch_changed: false }
+    }
+
+    /// No plan was found: one is looked for again when the window is over. Memory may have come, or KV may have gone.
+    pub const fn in_vain(tunables: Tunables) -> Watch {
+        Watch { tunables, predicted_ns: None, steps: 0, differing: 0, batch_changed: false }
     }
 
     /// The batch is not the one that the plan was made for.
@@ -68,7 +74,9 @@ impl Watch {
     }
 
     fn differs(&self, seen_ns: u64) -> bool {
-        let difference_ns = u128::from(seen_ns.abs_diff(self.predicted_ns));
-        difference_ns * 1000 > u128::from(self.predicted_ns) * u128::from(self.tunables.mismatch_permille)
+        self.predicted_ns.is_some_and(|predicted_ns| {
+            let difference_ns = u128::from(seen_ns.abs_diff(predicted_ns));
+            difference_ns * 1000 > u128::from(predicted_ns) * u128::from(self.tunables.mismatch_permille)
+        })
     }
 }

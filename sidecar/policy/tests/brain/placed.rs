@@ -8,6 +8,7 @@ use sluice_policy::brain::Failed;
 use sluice_policy::ids::RequestId;
 use sluice_policy::params::{Params, PolicyName};
 use sluice_policy::pie::expansion::Tunables;
+use sluice_policy::planner::replan;
 use sluice_policy::reason::Reason;
 
 use super::cases::{BLOCK, guaranteed_chunks, tenant};
@@ -31,6 +32,8 @@ struct Case {
     slow_writes: u32,
     caching: bool,
     naps: u32,
+    /// Steps that a plan holds for.
+    window: u16,
 }
 
 fn case() -> impl Strategy<Value = Case> {
@@ -62,6 +65,7 @@ fn quiet(policy: PolicyName) -> Case {
         slow_writes: 0,
         caching: true,
         naps: 0,
+        window: 32,
     }
 }
 
@@ -77,6 +81,7 @@ fn world(case: &Case) -> World {
         host_kv_bytes: case.host_columns * case.slabs.len() as u64 * BLOCK,
         fixed_away_permille: case.away_permille,
         expansion: Tunables { trial_tokens: 2, ..Tunables::default() },
+        replan: replan::Tunables { window: case.window, ..Default::default() },
         ..params
     };
     let faults = Faults { permille: case.faults, left: 6, ..Faults::default() };
@@ -160,6 +165,27 @@ fn a_policy_that_keeps_kv_on_the_device_fetches_none() {
         assert_eq!(world.device.fetched, 0, "{policy:?}");
         assert_eq!(world.brain.counted(Reason::WriteBack), 0, "{policy:?}");
     }
+}
+
+#[test]
+fn a_plan_that_was_not_found_is_asked_for_again_while_the_batch_stays() {
+    let mut world = world(&Case { window: 4, ..quiet(PolicyName::OrbitFlow) });
+    world.no_plans = true;
+    assert!(world.load());
+    let expected = load(&mut world, &mut Rng(6), 8);
+    let (mut batch, mut most) = ((Vec::new(), 0), 0);
+    while world.finished.len() < expected.len() {
+        world.tick();
+        let runners: Vec<_> = world.running.iter().map(|request| request.id).collect();
+        let vain = world.brain.counted(Reason::NoPlan);
+        if runners != batch.0 {
+            batch = (runners, vain);
+        }
+        most = most.max(vain - batch.1);
+    }
+    assert_eq!(world.finished, expected);
+    // The answer to what was asked before the batch changed may come after.
+    assert!(most > 2, "{most} times");
 }
 
 /// A world in which the next fetches fail, once KV is away.

@@ -9,7 +9,7 @@ use sluice_policy::event::Completion;
 use sluice_policy::geometry::{Geometry, StepShape};
 use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos, RequestId};
 use sluice_policy::params::{Params, PolicyName};
-use sluice_policy::planner::request::PlanRequest;
+use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
 use sluice_policy::trader::{Letter, Trader};
 
 use super::device::{Device, Faults, Rng, mix};
@@ -80,6 +80,8 @@ pub struct World {
     pub switch_permille: u32,
     /// A plan that is being made.
     planning: Option<PlanRequest>,
+    /// Nobody ever finds a plan.
+    pub no_plans: bool,
     /// Policies that came into force.
     pub switches: u32,
     /// Requests computed again because their KV was lost or had no room in the host tier.
@@ -117,6 +119,7 @@ impl World {
             nap_permille: 0,
             switch_permille: 0,
             planning: None,
+            no_plans: false,
             switches: 0,
             dropped: 0,
         }
@@ -209,7 +212,8 @@ impl World {
         if let Some(request) =
             self.planning.take_if(|request| request.id % 2 == 0 || self.steps.is_multiple_of(4))
         {
-            self.brain.planned(request.solve());
+            let none = PlanAnswer { id: request.id, found: None };
+            self.brain.planned(if self.no_plans { none } else { request.solve() });
         }
     }
 

@@ -70,7 +70,10 @@ fn pauses_add_up_to_the_bound_and_then_the_request_is_immune() {
     );
     pauses.pause(RequestId(3), NOW);
     pauses.pause(RequestId(9), NOW.plus(530));
-    assert_eq!(pauses.waiting(NOW.plus(540)), ids(&[3, 7, 9]), "immune ones first, then by age");
+    assert_eq!(pauses.overdue(NOW.plus(539)), Some(RequestId(3)), "the oldest of those who must");
+    pauses.gone(RequestId(3));
+    assert_eq!(pauses.overdue(NOW.plus(539)), None);
+    assert_eq!(pauses.overdue(NOW.plus(540)), Some(id));
     pauses.resume(id, NOW.plus(545));
     let running = [candidate(1, 1, 0), candidate(7, 900, 0), candidate(8, 5, 0)];
     assert_eq!(pauses.victims(NOW.plus(600), &running), ids(&[8]));
@@ -82,7 +85,31 @@ fn what_ended_is_forgotten() {
     pauses.pause(RequestId(4), NOW);
     pauses.completed(RequestId(4));
     assert_eq!(pauses.total_ns(RequestId(4), NOW.plus(1_000)), 0);
-    assert!(pauses.waiting(NOW).is_empty());
+    assert!(!pauses.is_paused(RequestId(4)));
+}
+
+#[test]
+fn who_waited_and_was_given_up_ends_nobodys_pause() {
+    let mut pauses = Pauses::new(BOUND_NS);
+    pauses.pause(RequestId(2), NOW);
+    pauses.gone(RequestId(5));
+    assert_eq!(pauses.may_resume(RequestId(2), NOW, true, false), Err(Stays::NothingCompleted));
+}
+
+#[test]
+fn no_pause_goes_on_in_the_tenants_sleep() {
+    let mut pauses = Pauses::new(BOUND_NS);
+    let (before, within) = (RequestId(2), RequestId(3));
+    pauses.pause(before, NOW);
+    pauses.asleep(true, NOW.plus(30));
+    pauses.asleep(true, NOW.plus(40));
+    pauses.pause(within, NOW.plus(50));
+    let totals = |pauses: &Pauses, now| [before, within].map(|id| pauses.total_ns(id, now));
+    assert_eq!(totals(&pauses, NOW.plus(5_000)), [30, 0]);
+    pauses.asleep(false, NOW.plus(5_000));
+    assert_eq!(totals(&pauses, NOW.plus(5_010)), [40, 10]);
+    pauses.resume(before, NOW.plus(5_020));
+    assert_eq!(totals(&pauses, NOW.plus(9_000)), [50, 4_000]);
 }
 
 fn step(total_ns: u64) -> StepTime {
@@ -94,6 +121,13 @@ fn a_plan_holds_for_its_window() {
     let mut watch = Watch::new(Tunables { window: 4, ..Tunables::default() }, 1_000);
     let triggers: Vec<_> = (0..5).map(|_| watch.step(step(1_100))).collect();
     assert_eq!(triggers, [None, None, None, Some(Trigger::WindowOver), Some(Trigger::WindowOver)]);
+}
+
+#[test]
+fn a_plan_that_was_not_found_is_looked_for_again_after_its_window() {
+    let mut watch = Watch::in_vain(Tunables { window: 4, ..Tunables::default() });
+    let triggers: Vec<_> = [1, 1_000, 1, 9_000].map(|ns| watch.step(step(ns))).into();
+    assert_eq!(triggers, [None, None, None, Some(Trigger::WindowOver)]);
 }
 
 #[test]

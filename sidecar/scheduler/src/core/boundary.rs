@@ -55,6 +55,7 @@ impl Core {
         if self.next_step < self.admission_hold && !self.running.is_empty() {
             return admitted;
         }
+        self.hurry_overdue(now);
         let running_tokens = self.running.values().map(Sequence::pending).fold(0, u32::saturating_add);
         let step_tokens =
             if self.brain.arriving() { self.config.max_model_tokens } else { self.config.max_step_tokens };
@@ -136,15 +137,20 @@ impl Core {
         if self.running.len() <= 1 {
             return self.drop_kept(|brain, id| brain.on_device(id));
         }
-        match admitted.pop() {
-            Some(newest) => {
-                self.send_back(newest);
-                self.admission_hold = self.next_step + ADMISSION_HOLD_STEPS;
-            }
-            None if self.brain.pausing_helps() && self.pause_largest(now) => {}
-            None => self.preempt_youngest(now),
+        match admitted.iter().rposition(|id| !self.is_overdue(now, *id)) {
+            Some(at) => self.refuse_for_now(admitted.remove(at)),
+            None if self.take_one_out(now) => {}
+            None => match admitted.pop() {
+                Some(overdue) => self.refuse_for_now(overdue),
+                None => self.preempt_youngest(now),
+            },
         }
         true
+    }
+
+    fn refuse_for_now(&mut self, id: RequestId) {
+        self.send_back(id);
+        self.admission_hold = self.next_step + ADMISSION_HOLD_STEPS;
     }
 
     /// Puts a request back that was to be admitted in this very boundary.

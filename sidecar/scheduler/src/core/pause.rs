@@ -29,6 +29,35 @@ impl Core {
         self.brain.params().pauses() && self.pauses.immune(id, now)
     }
 
+    /// It is paused, and should not be any more.
+    pub(super) fn is_overdue(&self, now: Nanos, id: RequestId) -> bool {
+        self.pauses.is_paused(id) && self.is_immune(now, id)
+    }
+
+    /// Who was paused for as long as a request may be is the next to go on, and has a row for it.
+    pub(super) fn hurry_overdue(&mut self, now: Nanos) {
+        let Some(id) = self.pauses.overdue(now).filter(|id| self.is_immune(now, *id)) else { return };
+        if self.queue.front().is_some_and(|front| front.id() != id && !front.overdue) {
+            self.queue.hurry(id);
+        }
+        if self.free_rows.is_empty() {
+            self.take_one_out(now);
+        }
+    }
+
+    /// Takes one of the running requests out of the way of others: paused, or else computed again. Neither the oldest nor one
+    /// that may not be paused any more. `false` = there is none.
+    pub(super) fn take_one_out(&mut self, now: Nanos) -> bool {
+        if self.brain.pausing_helps() && self.pause_largest(now) {
+            return true;
+        }
+        let spared = self.running.values().skip(1).all(|sequence| self.is_immune(now, sequence.id()));
+        if !spared {
+            self.preempt_youngest(now);
+        }
+        !spared
+    }
+
     fn pause(&mut self, now: Nanos, id: RequestId) -> bool {
         let parked = self.park(id);
         if parked {
@@ -53,7 +82,7 @@ impl Core {
         let idle = self.running.is_empty();
         let front = self.queue.front().map(Sequence::id).filter(|id| self.pauses.is_paused(*id));
         front.is_some_and(|id| {
-            let feasible = idle || self.brain.resume_fits(id);
+            let feasible = idle || self.is_overdue(now, id) || self.brain.resume_fits(id);
             self.pauses.may_resume(id, now, feasible, idle).is_err()
         })
     }
@@ -62,6 +91,9 @@ impl Core {
     pub(super) fn note_resumed(&mut self, now: Nanos, admitted: &[RequestId]) {
         for id in admitted.iter().filter(|id| self.pauses.is_paused(**id)).copied().collect::<Vec<_>>() {
             self.pauses.resume(id, now);
+            if let Some(sequence) = self.places.get(&id).and_then(|place| self.running.get_mut(place)) {
+                sequence.overdue = false;
+            }
         }
     }
 }

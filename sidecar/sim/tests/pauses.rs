@@ -1,0 +1,101 @@
+//! Pause-Resume under a scheduler: no pause outlasts its bound by much, and what is no pause ends none and counts for none.
+
+use std::sync::Arc;
+
+use sluice_policy::ids::RequestId;
+use sluice_policy::params::PolicyName;
+use sluice_policy::planner::pausing::Stays;
+use sluice_ports::sampling::Sampling;
+use sluice_scheduler::config::Order;
+use sluice_scheduler::{Event, Request, Sleep};
+use sluice_sim::World;
+
+use crate::support::{LIMIT, setup};
+
+const LAYERS: u16 = 8;
+/// All pauses of a request together take at most this: some fifty steps.
+const BOUND_NS: u64 = 100_000_000;
+
+fn request(id: u64, prompt: u32, max_tokens: u32) -> Request {
+    let sampling = Arc::new(Sampling::default());
+    let prompt = (0..prompt).collect();
+    Request { id: RequestId(id), prompt, max_tokens, sampling, priority: 0, salt: id }
+}
+
+/// A tenant whose KV is too small for the requests that it has at once.
+fn world(order: Order) -> World {
+    let mut setup = setup(PolicyName::OrbitFlow, LAYERS, 24, 5);
+    setup.params.host_kv_bytes = 400 * u64::from(LAYERS) * setup.geometry.block_bytes;
+    setup.params.pause_bound_ns = BOUND_NS;
+    setup.config.order = order;
+    World::new(setup, None).unwrap()
+}
+
+fn paused(world: &World) -> Option<RequestId> {
+    (1..1000).map(RequestId).find(|id| world.driver.core().pauses().is_paused(*id))
+}
+
+fn until_one_is_paused(world: &mut World) -> RequestId {
+    loop {
+        assert!(world.tick(LIMIT), "nobody was paused");
+        if let Some(id) = paused(world) {
+            return id;
+        }
+    }
+}
+
+fn paused_ns(world: &World, id: RequestId) -> u64 {
+    world.driver.core().pauses().total_ns(id, world.now())
+}
+
+/// Some long requests, and short ones that always go before them.
+#[test]
+fn a_pause_ends_soon_after_its_bound_whoever_else_wants_the_memory() {
+    let mut world = world(Order::ShortestRemaining);
+    (1..=6).for_each(|id| world.submit(request(id, 40, 100)));
+    let (mut next, mut longest, mut pauses) = (7, 0, 0);
+    while next < 300 {
+        let waiting = world.driver.core().snapshot().waiting;
+        for _ in waiting..3 {
+            world.submit(request(next, 30, 20));
+            next += 1;
+        }
+        assert!(world.tick(LIMIT), "something goes on");
+        let each = (1..next).map(|id| paused_ns(&world, RequestId(id)));
+        longest = each.max().unwrap_or(0).max(longest);
+        pauses = world.driver.core().snapshot().counters.pauses;
+    }
+    eprintln!("{pauses} pauses, the longest {longest} ns");
+    assert!(pauses > 5 && longest > BOUND_NS, "what is tested happens: {pauses} pauses, {longest} ns");
+    assert!(longest < BOUND_NS * 3 / 2, "{longest} ns");
+    assert!(world.run_until_idle(LIMIT), "every request ends");
+}
+
+#[test]
+fn a_client_that_gives_up_in_the_queue_ends_no_pause() {
+    let mut world = world(Order::FirstCome);
+    (1..=8).for_each(|id| world.submit(request(id, 40, 100)));
+    let id = until_one_is_paused(&mut world);
+    world.submit(request(99, 40, 100));
+    world.tick(LIMIT);
+    world.cancel(RequestId(99));
+    world.tick(LIMIT);
+    assert!(world.outcomes[&RequestId(99)].finish.is_some(), "it was given up");
+    let core = world.driver.core();
+    assert_eq!(core.pauses().may_resume(id, world.now(), true, false), Err(Stays::NothingCompleted));
+}
+
+#[test]
+fn the_tenants_sleep_is_nobodys_pause() {
+    let mut world = world(Order::FirstCome);
+    (1..=8).for_each(|id| world.submit(request(id, 40, 100)));
+    let id = until_one_is_paused(&mut world);
+    world.driver.push(Event::Sleep(Sleep::Ordered));
+    let asleep = world.now();
+    world.run_until(asleep.plus(100 * BOUND_NS));
+    assert!(paused_ns(&world, id) < BOUND_NS, "{} ns", paused_ns(&world, id));
+    world.driver.push(Event::Sleep(Sleep::WakeUp));
+    world.tick(LIMIT);
+    assert!(paused_ns(&world, id) < BOUND_NS, "{} ns", paused_ns(&world, id));
+    assert!(world.run_until_idle(LIMIT), "every request ends");
+}
