@@ -29,10 +29,16 @@ impl CelRule {
     }
 }
 
-/// On the object: its name.
+/// On a pool: its name.
 pub const OBJECT_NAME: CelRule = CelRule {
     cel: "self.metadata.name.size() <= 40 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
     message: "metadata.name must be a DNS-1123 label (lower case letters, digits, '-') of at most 40 characters",
+};
+/// On a tenant: its name, which is also that of its Service, and Services are called stricter.
+pub const TENANT_NAME: CelRule = CelRule {
+    cel: "self.metadata.name.size() <= 40 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+    message: "metadata.name must be a DNS-1035 label (lower case letters, digits, '-', a letter first) of at most 40 \
+              characters: the tenant's Service is called so",
 };
 /// On the pool's spec: host memory is described exactly when the GPUs are made of it.
 pub const HOST_DEVICE: CelRule = CelRule {
@@ -157,6 +163,11 @@ impl Union {
 pub fn is_dns_label(text: &str) -> bool {
     let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     !text.is_empty() && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
+}
+
+/// Whether `text` is a DNS-1035 label, without regard to its length: what a Service may be called.
+pub fn is_service_name(text: &str) -> bool {
+    is_dns_label(text) && text.starts_with(|first: char| first.is_ascii_lowercase())
 }
 
 /// Whether `text` is a MIG profile: `3g.71gb`, `1g.18gb.me`.

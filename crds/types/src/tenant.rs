@@ -37,7 +37,7 @@ use crate::shared::{Annotation, Label, NameRef, PoolRef};
     status = "ModelTenantStatus",
     derive = "PartialEq",
     doc = "One model served on GPUs of a GpuPool of the same namespace, with its own priority, SLOs and memory bounds.",
-    validation = crate::rules::OBJECT_NAME.rule(),
+    validation = crate::rules::TENANT_NAME.rule(),
     scale(
         spec_replicas_path = ".spec.replicas",
         status_replicas_path = ".status.replicas",
@@ -46,6 +46,7 @@ use crate::shared::{Annotation, Label, NameRef, PoolRef};
     selectable = ".spec.poolRef.name",
     printcolumn(name = "Pool", type_ = "string", json_path = ".spec.poolRef.name"),
     printcolumn(name = "Priority", type_ = "integer", json_path = ".spec.priority"),
+    printcolumn(name = "Wanted", type_ = "integer", json_path = ".spec.replicas"),
     printcolumn(name = "Slots", type_ = "integer", json_path = ".status.replicas"),
     printcolumn(
         name = "Ready",
@@ -64,6 +65,12 @@ use crate::shared::{Annotation, Label, NameRef, PoolRef};
         priority = "1"
     ),
     printcolumn(name = "URL", type_ = "string", json_path = ".status.url", priority = "1"),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].message"#,
+        priority = "1"
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

@@ -40,6 +40,7 @@ pub fn agrees(object: &Object, native: &[&str]) {
 fn messages() -> Vec<&'static str> {
     vec![
         rules::OBJECT_NAME.message,
+        rules::TENANT_NAME.message,
         rules::HOST_DEVICE.message,
         rules::HOST_CHUNK.message,
         rules::HOST_MEMORY.message,

@@ -258,6 +258,7 @@ fn every_declared_rule_is_in_a_crd() {
     let present = cel_rules();
     let declared = [
         &rules::OBJECT_NAME,
+        &rules::TENANT_NAME,
         &rules::HOST_DEVICE,
         &rules::HOST_CHUNK,
         &rules::HOST_MEMORY,

@@ -135,6 +135,14 @@ fn names_are_labels_of_at_most_forty_characters() {
     for bad in [&*"a".repeat(41), "Local", "a.b", "-a", "a-", "a_b"] {
         expect_one(&named(bad), "metadata.name", rules::OBJECT_NAME.message);
     }
+    for good in ["0a", "4-gpus"] {
+        assert_eq!(violations(&named(good)), [], "{good}");
+    }
+    let tenant = |name: &str| both().replace("name: story", &format!("name: {name}"));
+    assert_eq!(violations(&tenant("a-1")), []);
+    for bad in [&*"a".repeat(41), "1a", "-a", "A"] {
+        expect_one(&tenant(bad), "metadata.name", rules::TENANT_NAME.message);
+    }
     let group = |name: &str| POOL.replace("name: chat", &format!("name: {name}"));
     assert_eq!(violations(&group(&"a".repeat(40))), []);
     expect_one(&group(&"a".repeat(41)), "spec.gpus[0].name", "has 41 characters, at most 40 are allowed");

@@ -30,7 +30,7 @@ async fn waiting(api: &Api<DynamicObject>) {
     create(api, &tenant()).await;
     let condition = |kind: &str, reason: &str| {
         json!({
-            "type": kind, "status": "False", "reason": reason, "message": "",
+            "type": kind, "status": "False", "reason": reason, "message": format!("{reason} it is"),
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         })
     };
@@ -47,13 +47,17 @@ async fn a_list_of_tenants_tells_who_does_not_run_and_why() {
     for name in ["mt", "modeltenant", "modeltenants", "modeltenants.sluice.dev"] {
         let text = said(server, &namespace, &["get", name]);
         let lines = table(&text);
-        assert_eq!(lines[0], ["NAME", "POOL", "PRIORITY", "SLOTS", "READY", "REASON", "AGE"], "{name}");
-        assert_eq!(lines[1][..6], ["one", "local", "100", "1", "False", "NoRoom"], "{name}");
+        assert_eq!(
+            lines[0],
+            ["NAME", "POOL", "PRIORITY", "WANTED", "SLOTS", "READY", "REASON", "AGE"],
+            "{name}"
+        );
+        assert_eq!(lines[1][..7], ["one", "local", "100", "1", "1", "False", "NoRoom"], "{name}");
     }
     let text = said(server, &namespace, &["get", "mt", "-o", "wide"]);
     let lines = table(&text);
-    assert_eq!(lines[0][5..8], ["REASON", "SERVING", "URL"]);
-    assert_eq!(lines[1][5..8], ["NoRoom", "False", "http://one"]);
+    assert_eq!(lines[0][6..10], ["REASON", "SERVING", "URL", "MESSAGE"]);
+    assert_eq!(lines[1][6..12], ["NoRoom", "False", "http://one", "NoRoom", "it", "is"]);
 }
 
 #[tokio::test]

@@ -40,6 +40,9 @@ fn change(rule: &'static str, message: &'static str, good: Value, field: &'stati
 const NAME: &str =
     "metadata.name must be a DNS-1123 label (lower case letters, digits, '-') of at most 40 characters";
 
+const TENANT_NAME: &str = "metadata.name must be a DNS-1035 label (lower case letters, digits, '-', a letter first) of at most \
+                           40 characters: the tenant's Service is called so";
+
 fn pool_cases() -> Vec<Case> {
     let host = |field: &str, value: Value| with(&pool(), &format!("/spec/device/host/{field}"), value);
     let sharing = with(&pool(), "/spec/gpus/0/sharing", json!({"mode": "Spatial", "spatial": {}}));
@@ -106,10 +109,10 @@ fn tenant_cases() -> Vec<Case> {
     vec![
         case(
             "ModelTenant",
-            NAME,
-            with(&tenant(), "/metadata/name", "a".repeat(40).into()),
+            TENANT_NAME,
+            with(&tenant(), "/metadata/name", "l3".into()),
             "/metadata/name",
-            "a".repeat(41).into(),
+            "3l".into(),
         ),
         case(
             "ModelTenant.spec.model.source",

@@ -142,7 +142,7 @@ impl<'a> Lives<'a> {
 fn tenants_outlive_an_upgrade_and_the_chart_and_go_with_their_namespace() {
     on_node_alone(async |node| {
         let Some((folder, _)) = model() else { return };
-        let Some(product) = Product::prepare(node, "").await.filter(|_| node.api().is_ours()) else { return };
+        let Some(product) = Product::prepare(node, ",hooks.keepTenants=true").await.filter(|_| node.api().is_ours()) else { return };
         let before = tempfile::tempdir().unwrap();
         older(before.path());
         product.release("install", &before.path().join("sluice"), &["--take-ownership"]);

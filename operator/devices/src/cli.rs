@@ -36,6 +36,9 @@ pub enum Job {
         /// Namespace of the operator.
         #[arg(long)]
         namespace: String,
+        /// Go on though there are tenants: their pods serve on, and cannot end before a driver is there again.
+        #[arg(long)]
+        keep_tenants: bool,
         /// Give up after this time, seconds.
         #[arg(long, default_value = "60", value_parser = seconds)]
         timeout_seconds: Duration,
@@ -48,7 +51,18 @@ pub enum Job {
         /// Some node must offer devices.
         #[arg(long)]
         devices: bool,
+        /// Look again and again for this time, seconds; 0 = once.
+        #[arg(long, default_value = "0", value_parser = seconds_or_none)]
+        timeout_seconds: Duration,
     },
+}
+
+/// At most two minutes, or none.
+fn seconds_or_none(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(seconds @ 0..=120) => Ok(Duration::from_secs(seconds)),
+        _ => Err("expected 0 to 120".into()),
+    }
 }
 
 /// At most a minute.
@@ -73,7 +87,10 @@ mod tests {
     #[test]
     fn a_job_needs_no_node_and_the_driver_does() {
         let job = Cli::parse_from(["sluice-devices", "check", "--operator", "a:1"]);
-        assert!(matches!(job.job, Some(Job::Check { devices: false, .. })));
+        assert!(matches!(
+            job.job,
+            Some(Job::Check { devices: false, timeout_seconds: std::time::Duration::ZERO, .. })
+        ));
         let driver = Cli::parse_from(["sluice-devices", "--node-name", "one"]);
         assert_eq!(driver.driver.unwrap().node_name, "one");
         let nothing = Cli::try_parse_from(["sluice-devices"]).unwrap_err().to_string();

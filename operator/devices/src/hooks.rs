@@ -27,6 +27,33 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// Time for the operator's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Tenants that are there: without the driver their pods could not end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{count} ModelTenants are there, {first} among them. Their pods would go on serving, and without the driver none of them \
+     could end. Delete the tenants first, or keep them: helm upgrade with hooks.keepTenants=true, then uninstall"
+)]
+pub struct TenantsRemain {
+    count: usize,
+    first: String,
+}
+
+/// Sees that there are no tenants, but for those that are being deleted.
+///
+/// # Errors
+/// [`TenantsRemain`], or the API server does not answer.
+pub async fn no_tenants(client: &Client) -> anyhow::Result<()> {
+    let all: Api<ModelTenant> = Api::all(client.clone());
+    let found = match all.list_metadata(&ListParams::default()).await {
+        Err(error) if absent(&error) => return Ok(()),
+        found => found.context("ModelTenants")?.items,
+    };
+    let mut staying = found.iter().filter(|one| one.metadata.deletion_timestamp.is_none());
+    let Some(first) = staying.next() else { return Ok(()) };
+    let first = format!("{}/{}", first.namespace().unwrap_or_default(), first.name_any());
+    Err(TenantsRemain { count: 1 + staying.count(), first }.into())
+}
+
 /// Stops the operator in `namespace`, then takes its finalizers off all pools and tenants: nothing that stays behind
 /// waits for somebody who is gone. Waits for the operator's end for half of `limit`, and goes on without it.
 ///
@@ -114,11 +141,23 @@ async fn release_one(
 }
 
 /// Whether an installation works: the API server serves both kinds, the operator at `operator` (HOST:PORT) is ready, and,
-/// with `devices`, some node offers devices.
+/// with `devices`, some node offers devices. Looks again until `limit` is over: right after installing, pods and devices are
+/// on their way.
 ///
 /// # Errors
-/// The first thing that does not work.
-pub async fn check(client: &Client, operator: &str, devices: bool) -> anyhow::Result<()> {
+/// The first thing that does not work at the last look.
+pub async fn check(client: &Client, operator: &str, devices: bool, limit: Duration) -> anyhow::Result<()> {
+    let until = Instant::now() + limit;
+    loop {
+        match look(client, operator, devices).await {
+            Err(error) if Instant::now() + AGAIN < until => tracing::info!("not yet: {error:#}"),
+            last => return last,
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+async fn look(client: &Client, operator: &str, devices: bool) -> anyhow::Result<()> {
     let one = ListParams::default().limit(1);
     Api::<GpuPool>::all(client.clone()).list_metadata(&one).await.context("GpuPools cannot be listed")?;
     let tenants = Api::<ModelTenant>::all(client.clone()).list_metadata(&one).await;

@@ -1,5 +1,7 @@
 //! `sluice-devices`: the DRA driver of one node.
 
+use std::process::ExitCode;
+
 use clap::Parser;
 use kube::Client;
 use sluice_devices::cli::{Cli, Job};
@@ -8,8 +10,11 @@ use sluice_devices::serve::serve;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
+/// Exit status of a Job that refuses (`EX_CONFIG` of sysexits.h).
+const REFUSED: u8 = 78;
+
 #[tokio::main]
-async fn main() -> anyhow::Result<()> {
+async fn main() -> anyhow::Result<ExitCode> {
     let cli = Cli::parse();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(std::io::stderr).init();
@@ -21,21 +26,38 @@ async fn main() -> anyhow::Result<()> {
     let client = Client::try_default().await?;
     match (cli.job, cli.driver) {
         (Some(job), _) => tokio::select! {
-            done = run(&client, &job) => done,
+            done = run(&client, &job) => status(done),
             () = ended => anyhow::bail!("told to end"),
         },
-        (None, driver) => serve(&driver.expect("required without a job"), client, ended).await,
+        (None, driver) => {
+            serve(&driver.expect("required without a job"), client, ended).await?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// A refusal has a status of its own, by which the Job knows that another try does not help.
+fn status(done: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
+    match done {
+        Err(error) if error.is::<hooks::TenantsRemain>() => {
+            eprintln!("not uninstalled: {error}");
+            Ok(ExitCode::from(REFUSED))
+        }
+        done => done.map(|()| ExitCode::SUCCESS),
     }
 }
 
 async fn run(client: &Client, job: &Job) -> anyhow::Result<()> {
     match job {
-        Job::Uninstall { namespace, timeout_seconds } => {
+        Job::Uninstall { namespace, keep_tenants, timeout_seconds } => {
+            if !keep_tenants {
+                hooks::no_tenants(client).await?;
+            }
             let released = hooks::uninstall(client, namespace, *timeout_seconds).await?;
             println!("finalizers taken off {released} objects");
         }
-        Job::Check { operator, devices } => {
-            hooks::check(client, operator, *devices).await?;
+        Job::Check { operator, devices, timeout_seconds } => {
+            hooks::check(client, operator, *devices, *timeout_seconds).await?;
             println!("all well");
         }
     }

@@ -37,6 +37,9 @@ pub struct Args {
     /// Image of `sluice-engine`.
     #[arg(long, env = "SLUICE_ENGINE_IMAGE")]
     pub engine_image: String,
+    /// Secrets with which all pods of tenants pull their images, separated by commas: of these names, in each namespace.
+    #[arg(long, env = "SLUICE_IMAGE_PULL_SECRETS", value_delimiter = ',')]
+    pub image_pull_secrets: Vec<String>,
     /// Name of the Lease that makes one replica the leader.
     #[arg(long, env = "SLUICE_LEASE_NAME", default_value = "sluice-operator")]
     pub lease_name: String,

@@ -135,6 +135,7 @@ impl Start {
             release: Release {
                 sidecar_image: args.sidecar_image.clone(),
                 engine_image: args.engine_image.clone(),
+                pull_secrets: args.image_pull_secrets.clone(),
                 operator: args.own_labels.iter().cloned().collect(),
                 operator_namespace: args.own_namespace.clone(),
             },

@@ -80,6 +80,9 @@ pub struct Release {
     pub sidecar_image: String,
     /// Image of `sluice-engine`.
     pub engine_image: String,
+    /// Secrets with which every pod pulls its images, beside those that its tenant names. Where a namespace has none of such a
+    /// name, the kubelet does without.
+    pub pull_secrets: Vec<String>,
     /// Labels of the operator's own pods, and the namespace that they run in: who may reach every admin port.
     pub operator: BTreeMap<String, String>,
     /// Namespace of the operator.

@@ -1,7 +1,8 @@
 //! What is applied, against what DESIGN-kubernetes 2 to 4 asks of it.
 
 use serde_json::{Value, json};
-use sluice_plan::objects::{Placed, budget, claim, config_map, deployment, label, service};
+use sluice_plan::objects::inspect::job;
+use sluice_plan::objects::{Placed, Release, budget, claim, config_map, deployment, label, service};
 use sluice_types::{GpuPool, ModelTenant};
 use sluice_wire::config::SidecarConfig;
 
@@ -42,6 +43,23 @@ fn a_slot_is_one_pod_that_is_replaced_and_never_doubled() {
     for (key, value) in whole["spec"]["selector"]["matchLabels"].as_object().unwrap() {
         assert_eq!(labels[key], *value);
     }
+}
+
+#[test]
+fn images_are_pulled_with_the_secrets_of_the_tenant_and_of_the_release_each_once() {
+    let (pool, tenant) =
+        (host_pool(), tenant("t", json!({"imagePullSecrets": [{"name": "own"}, {"name": "all"}]})));
+    let gpu = first(&pool);
+    let pulled = |release: &Release| {
+        let slot = json_of(deployment(&placed(&pool, &tenant, &gpu), release));
+        let job = json_of(job(&pool, &tenant, release));
+        let of = |whole: &Value| whole["spec"]["template"]["spec"]["imagePullSecrets"].clone();
+        assert_eq!(of(&slot), of(&job), "both need the sidecar's image");
+        of(&slot)
+    };
+    assert_eq!(pulled(&release()), json!([{"name": "own"}, {"name": "all"}]));
+    let release = Release { pull_secrets: vec!["all".into(), "registry".into()], ..release() };
+    assert_eq!(pulled(&release), json!([{"name": "own"}, {"name": "all"}, {"name": "registry"}]));
 }
 
 #[test]

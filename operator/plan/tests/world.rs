@@ -61,6 +61,7 @@ fn merge(into: &mut Value, from: Value) {
 
 pub fn release() -> Release {
     Release {
+        pull_secrets: Vec::new(),
         sidecar_image: "example.org/sluice-sidecar:1".into(),
         engine_image: "example.org/sluice-engine:1".into(),
         operator: BTreeMap::from([("app".to_owned(), "sluice-operator".to_owned())]),

@@ -74,7 +74,12 @@ fn require_union(union: &Union, value: &Value, path: Path, broken: &mut Broken) 
 
 fn check_name(object: &Object, broken: &mut Broken) {
     let good = |name: &str, most: usize| name.len() <= most && rules::is_dns_label(name);
-    require(good(object.name(), rules::MAX_NAME_LENGTH), "metadata.name", &rules::OBJECT_NAME, broken);
+    let named = good(object.name(), rules::MAX_NAME_LENGTH);
+    let (named, rule) = match object {
+        Object::Pool(_) => (named, &rules::OBJECT_NAME),
+        Object::Tenant(_) => (named && rules::is_service_name(object.name()), &rules::TENANT_NAME),
+    };
+    require(named, "metadata.name", rule, broken);
     if !good(object.namespace(), 63) {
         let message = "metadata.namespace must be a DNS-1123 label of at most 63 characters";
         broken.push((Path::of_keys("metadata.namespace"), message.to_owned()));

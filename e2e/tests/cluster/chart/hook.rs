@@ -12,7 +12,7 @@ use sluice_e2e::cluster;
 
 use super::server::apply;
 use super::{Helm, named, said, title};
-use crate::fixture::{api_of, create, pool, with};
+use crate::fixture::{api_of, create, pool, tenant, with};
 
 /// A built binary of the product; without a folder of them `None`, and a line that says so.
 pub fn product(name: &str) -> Option<Command> {
@@ -50,7 +50,15 @@ async fn the_operator_is_stopped_and_its_finalizers_are_taken_off() {
     let job = named(&objects, "Job/sluice-uninstall");
     let words = job["spec"]["template"]["spec"]["containers"][0]["command"].as_array().unwrap();
     hook.args(words[1..].iter().map(|word| word.as_str().unwrap()));
-    let said = said(hook.output().unwrap()).unwrap();
+    create(&api_of(client.clone(), "ModelTenant", &namespace), &tenant()).await;
+    let refused = hook.output().unwrap();
+    let failed_for_good = &job["spec"]["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"];
+    assert_eq!(*failed_for_good, json!([refused.status.code()]));
+    let words = String::from_utf8(refused.stderr).unwrap();
+    assert!(words.contains("ModelTenants are there") && words.contains("hooks.keepTenants=true"), "{words}");
+    let left = pools.get("one").await.unwrap().metadata.finalizers.unwrap();
+    assert_eq!(left.len(), 2, "nothing is done");
+    let said = said(hook.arg("--keep-tenants").output().unwrap()).unwrap();
     assert!(said.starts_with("finalizers taken off "), "{said}");
 
     let left = pools.get("one").await.unwrap().metadata.finalizers;
@@ -61,16 +69,21 @@ async fn the_operator_is_stopped_and_its_finalizers_are_taken_off() {
     pools.patch("one", &PatchParams::default(), &Patch::Merge(free)).await.unwrap();
 }
 
-/// An operator that answers one request.
-fn operator(status: &'static str) -> String {
+const READY: &str = "200 OK";
+const WAITS: &str = "503 Service Unavailable";
+
+/// An operator that gives these answers, one after another.
+fn operator(answers: &'static [&'static str]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        let mut asked = [0; 64];
-        let count = stream.read(&mut asked).unwrap();
-        assert!(asked[..count].starts_with(b"GET /readyz "));
-        write!(stream, "HTTP/1.0 {status}\r\n\r\n").unwrap();
+        for status in answers {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut asked = [0; 64];
+            let count = stream.read(&mut asked).unwrap();
+            assert!(asked[..count].starts_with(b"GET /readyz "));
+            write!(stream, "HTTP/1.0 {status}\r\n\r\n").unwrap();
+        }
     });
     address
 }
@@ -86,14 +99,18 @@ async fn the_test_of_a_release_says_what_does_not_work() {
         .filter(|object| title(object).contains("Role") && title(object).ends_with("/sluice-test"));
     apply(server, &rights.cloned().collect::<Vec<_>>(), &[]).unwrap();
     let config = server.kubeconfig_of(&format!("system:serviceaccount:{namespace}:sluice-test"), None);
-    let check = |operator: &str| {
+    let check = |answers, seconds: &str| {
         let mut check = product("sluice-devices")?;
-        Some(said(check.args(["check", "--operator", operator]).env("KUBECONFIG", &config).output().unwrap()))
+        check.args(["check", "--operator", &operator(answers), "--timeout-seconds", seconds]);
+        Some(said(check.env("KUBECONFIG", &config).output().unwrap()))
     };
-    let Some(well) = check(&operator("200 OK")) else { return };
-    assert_eq!(well, Ok("all well\n".to_owned()));
-    let waits = check(&operator("503 Service Unavailable")).unwrap().unwrap_err();
+    let well = Ok("all well\n".to_owned());
+    let Some(at_once) = check(&[READY], "0") else { return };
+    assert_eq!(at_once, well);
+    let waits = check(&[WAITS, READY], "0").unwrap().unwrap_err();
     assert!(waits.contains("/readyz answers 503, not 200"), "{waits}");
+    assert_eq!(check(&[WAITS, WAITS, READY], "60").unwrap(), well, "it looks again");
     let pod = &named(&objects, "Pod/sluice-test")["spec"]["containers"][0]["command"];
     assert_eq!(pod[2], format!("--operator=sluice-operator.{namespace}.svc:8080"));
+    assert_eq!(pod[3], "--timeout-seconds=60");
 }

@@ -25,7 +25,7 @@ fn a_plain_installation_is_these_objects() {
         CustomResourceDefinition/gpupools.sluice.dev CustomResourceDefinition/modeltenants.sluice.dev \
         DaemonSet/sluice-devices Deployment/sluice-operator DeviceClass/neighbourhood.sluice.dev Job/sluice-uninstall \
         NetworkPolicy/sluice-devices NetworkPolicy/sluice-operator Pod/sluice-test PodDisruptionBudget/sluice-operator \
-        Role/sluice-operator-own Role/sluice-uninstall RoleBinding/sluice-operator-own RoleBinding/sluice-uninstall \
+        Role/sluice-cli Role/sluice-operator-own Role/sluice-uninstall RoleBinding/sluice-operator-own RoleBinding/sluice-uninstall \
         Service/sluice-operator ServiceAccount/sluice-devices ServiceAccount/sluice-operator ServiceAccount/sluice-test \
         ServiceAccount/sluice-uninstall ValidatingAdmissionPolicy/sluice-devices-slices \
         ValidatingAdmissionPolicy/sluice-operator-secrets ValidatingAdmissionPolicy/sluice-tenant-priority \
@@ -90,6 +90,36 @@ fn a_digest_wins_over_a_tag_and_the_version_stands_in_for_both() {
     let digest = format!("sha256:{}", "0a".repeat(32));
     let both = format!("images.operator.tag=next,images.operator.digest={digest}");
     assert_eq!(image(&["--set", &both]), format!("sluice.dev/operator@{digest}"));
+}
+
+#[test]
+fn a_secret_for_the_registry_reaches_the_chart_s_pods_and_by_the_operator_those_of_tenants() {
+    let Some(helm) = Helm::find() else { return };
+    let objects = helm.render(&["--set", "images.pullSecrets={one,two}"]);
+    for workload in ["Deployment/sluice-operator", "DaemonSet/sluice-devices", "Job/sluice-uninstall"] {
+        let pod = &named(&objects, workload)["spec"]["template"]["spec"];
+        assert_eq!(pod["imagePullSecrets"], json!([{"name": "one"}, {"name": "two"}]), "{workload}");
+    }
+    let told = |objects: &[Value]| {
+        let pod = &named(objects, "Deployment/sluice-operator")["spec"]["template"]["spec"];
+        let env = pod["containers"][0]["env"].as_array().unwrap();
+        env.iter().find(|one| one["name"] == "SLUICE_IMAGE_PULL_SECRETS").map(|one| one["value"].clone())
+    };
+    assert_eq!(told(&objects), Some(json!("one,two")));
+    assert_eq!(told(&helm.render(&[])), None);
+}
+
+#[test]
+fn who_may_use_the_cli_is_bound_to_its_role() {
+    let Some(helm) = Helm::find() else { return };
+    let someone = r#"people.cli=[{"kind":"Group","name":"helpers","apiGroup":"rbac.authorization.k8s.io"}]"#;
+    let objects = helm.render(&["--set-json", someone]);
+    let binding = named(&objects, "RoleBinding/sluice-cli");
+    assert_eq!(
+        (&binding["subjects"][0]["name"], &binding["roleRef"]["name"]),
+        (&json!("helpers"), &json!("sluice-cli"))
+    );
+    assert!(helm.render(&[]).iter().all(|object| title(object) != "RoleBinding/sluice-cli"));
 }
 
 #[test]

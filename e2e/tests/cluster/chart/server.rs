@@ -42,8 +42,13 @@ async fn every_rendered_object_is_accepted() {
 async fn the_examples_are_accepted() {
     let Some(server) = cluster::api().await else { return };
     let namespace = server.namespace("examples").await;
-    for file in ["trial.yaml", "hpa.yaml"] {
-        let text = std::fs::read_to_string(format!("{}/examples/{file}", super::chart())).unwrap();
+    let files =
+        std::fs::read_dir(format!("{}/examples", super::chart())).unwrap().map(|file| file.unwrap().path());
+    let files: Vec<_> = files.collect();
+    assert!(files.len() >= 3);
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let file = file.display();
         let objects = super::documents(&text);
         assert!(!objects.is_empty());
         let answer = apply(server, &objects, &["--dry-run=server", "--validate=strict", "-n", &namespace]);

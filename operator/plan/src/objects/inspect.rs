@@ -98,7 +98,7 @@ fn pod(pool: &sluice_types::GpuPool, tenant: &ModelTenant, release: &Release) ->
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
         service_account_name: tenant.spec.service_account_name.clone(),
-        image_pull_secrets: pull_secrets(&tenant.spec),
+        image_pull_secrets: pull_secrets(&tenant.spec, release),
         node_selector: node_selector(&pool.spec.node_selector),
         tolerations: tolerations(&pool.spec.tolerations),
         ..PodSpec::default()

@@ -104,7 +104,7 @@ fn pod(placed: &Placed<'_>, release: &Release) -> PodSpec {
         termination_grace_period_seconds: Some(i64::from(spec.drain_seconds) + GRACE_SECONDS),
         service_account_name: spec.service_account_name.clone(),
         priority_class_name: spec.pod_priority_class_name.clone(),
-        image_pull_secrets: pull_secrets(spec),
+        image_pull_secrets: pull_secrets(spec, release),
         node_selector: node_selector(&settings.node_selector),
         tolerations: tolerations(&settings.tolerations),
         runtime_class_name: settings.runtime_class_name.clone(),
@@ -123,10 +123,16 @@ pub(super) fn nobody() -> PodSecurityContext {
     }
 }
 
-pub(super) fn pull_secrets(spec: &ModelTenantSpec) -> Option<Vec<LocalObjectReference>> {
-    let secrets =
-        spec.image_pull_secrets.iter().map(|secret| LocalObjectReference { name: secret.name.clone() });
-    Some(secrets.collect()).filter(|secrets: &Vec<_>| !secrets.is_empty())
+/// Those of the tenant, then those of the release: each once, or the API server refuses the list.
+pub(super) fn pull_secrets(spec: &ModelTenantSpec, release: &Release) -> Option<Vec<LocalObjectReference>> {
+    let mut names: Vec<&String> = spec.image_pull_secrets.iter().map(|secret| &secret.name).collect();
+    for name in &release.pull_secrets {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let secrets: Vec<_> = names.into_iter().map(|name| LocalObjectReference { name: name.clone() }).collect();
+    Some(secrets).filter(|secrets| !secrets.is_empty())
 }
 
 pub(super) fn node_selector(written: &BTreeMap<String, Label>) -> Option<BTreeMap<String, String>> {
