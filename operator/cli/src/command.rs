@@ -11,6 +11,7 @@ use clap_complete::Shell;
 
 use crate::bench::{self, BenchArgs};
 use crate::explain::{self, ExplainArgs};
+use crate::plan::{self, PlanArgs};
 use crate::top::{self, TopArgs};
 use crate::up::{self, UpArgs};
 use crate::{EX_CONFIG, Misconfigured, siblings};
@@ -38,6 +39,11 @@ enum Command {
     /// Prints one line `ready NAMESPACE/NAME URL` on stdout when a tenant serves. Everything else goes to stderr. Exit
     /// status 78 says that the configuration cannot be used.
     Up(UpArgs),
+    /// Say what the operator would decide about the tenants of YAML files, before they are applied.
+    ///
+    /// Which GPU each slot would get, what it would hold there, and what does not fit and why; with --before or a cluster also
+    /// whose pods the change would replace. Exit status 1 says that a slot would not be served.
+    Plan(PlanArgs),
     /// Show where the memory of running tenants is, and their figures.
     Top(TopArgs),
     /// Say why a tenant does not run, is slow, or has lent its memory.
@@ -69,6 +75,7 @@ impl Command {
         match self {
             Command::Top(args) => args.cluster.cluster |= cluster,
             Command::Explain(args) => args.cluster.cluster |= cluster,
+            Command::Plan(args) => args.cluster.cluster |= cluster,
             _ => {}
         }
     }
@@ -110,6 +117,7 @@ fn log_to_stderr() {
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Up(args) => block_on(up::run(args)),
+        Command::Plan(args) => block_on(plan::run(args)),
         Command::Top(args) => block_on(top::run(args)),
         Command::Explain(args) => block_on(explain::run(args)),
         Command::Bench(args) => block_on(bench::run(args)),

@@ -149,7 +149,7 @@ fn read(files: &[PathBuf]) -> Result<Vec<plan::Placed>, Misconfigured> {
 }
 
 /// A line for each error below `title`.
-fn refused(title: &str, errors: &[LoadError]) -> Misconfigured {
+pub(crate) fn refused(title: &str, errors: &[LoadError]) -> Misconfigured {
     let lines: Vec<_> = errors.iter().map(|error| format!("\n{error}")).collect();
     Misconfigured(format!("{title}{}", lines.concat()))
 }

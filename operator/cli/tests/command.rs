@@ -6,7 +6,7 @@ use crate::support::{World, finish};
 fn help_names_every_command() {
     let outcome = finish(World::new().sluice(&["--help"]));
     assert_eq!(outcome.code, Some(0));
-    for command in ["up", "top", "explain", "bench", "gpu-probe", "completion"] {
+    for command in ["up", "plan", "top", "explain", "bench", "gpu-probe", "completion"] {
         assert!(outcome.stdout.contains(&format!("\n  {command} ")), "{command}: {}", outcome.stdout);
     }
     assert!(outcome.stdout.contains("Usage: sluice <COMMAND>"), "{}", outcome.stdout);

@@ -7,6 +7,7 @@ mod command;
 mod explain;
 mod leader;
 mod neighbours;
+mod plan;
 mod support;
 mod top;
 mod up;

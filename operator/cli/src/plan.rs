@@ -1,0 +1,132 @@
+//! `sluice plan`: what the operator would decide about the objects of files, before anybody applies them.
+//!
+//! The decisions are the operator's own ([`sluice_plan`]). What it learns from a cluster comes from elsewhere: sizes of models
+//! from local folders ([`sizes`]), or everything from the statuses of a cluster that is looked at. With something to compare
+//! to, an earlier version of the files or that cluster, it also tells whose pods a change replaces.
+
+mod change;
+mod scene;
+mod sizes;
+mod told;
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use sluice_plan::accept::Cluster as Abilities;
+use sluice_plan::seen::Seen;
+use sluice_plan::unit::{Given, Plan, plan};
+
+use self::change::{seen_after, templates};
+use self::scene::{Pool, Scene};
+use self::told::Told;
+use crate::cluster::ClusterArgs;
+use crate::{now_unix_ms, print};
+
+/// Options of `sluice plan`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct PlanArgs {
+    /// YAML file with GpuPools and ModelTenants; may be given more than once.
+    #[arg(short, long = "file", required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// The files as they are now: tells whose pods the change replaces. May be given more than once.
+    #[arg(long, value_name = "FILE")]
+    pub before: Vec<PathBuf>,
+    /// Folder with the model of a tenant, from which its sizes are read, as they are from `File` sources. May be given more
+    /// than once.
+    #[arg(long = "model", value_name = "TENANT=FOLDER", value_parser = parse_model)]
+    pub models: Vec<(String, PathBuf)>,
+    /// Where else objects and sizes are.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+fn parse_model(text: &str) -> Result<(String, PathBuf), String> {
+    let parsed = text.split_once('=').filter(|(tenant, folder)| !tenant.is_empty() && !folder.is_empty());
+    parsed
+        .map(|(tenant, folder)| (tenant.to_owned(), folder.into()))
+        .ok_or_else(|| format!("`{text}` is not TENANT=FOLDER, such as chat=./models/chat"))
+}
+
+/// Prints the plan.
+///
+/// # Errors
+/// A file that cannot be read or is wrong, a cluster that does not answer, or a slot that would have no GPU.
+pub async fn run(args: PlanArgs) -> anyhow::Result<()> {
+    if args.cluster.meant() && !args.before.is_empty() {
+        bail!(
+            "--before and a cluster are two things to compare to: give one of them (outside kubectl: sluice plan)"
+        );
+    }
+    let connected = match args.cluster.meant() {
+        true => Some(args.cluster.connect().await?),
+        false => None,
+    };
+    let namespace = connected.as_ref().map(|cluster| cluster.namespace.as_str());
+    let mut after = Scene::of_files(&args.files, namespace)?;
+    let mut before = match &connected {
+        Some(cluster) => Some(Scene::of_cluster(cluster, &after.namespaces()).await?),
+        None if args.before.is_empty() => None,
+        None => Some(Scene::of_files(&args.before, None)?),
+    };
+    if connected.is_some()
+        && let Some(there) = &before
+    {
+        after = there.clone().overlaid(after);
+    }
+    sizes::read(&mut after, &args.models).await;
+    if let Some(before) = &mut before {
+        before.sizes_of(&after);
+        // Of tenants that the change takes away.
+        sizes::read(before, &args.models).await;
+    }
+    finish(&mut |line| print(line), &after, before.as_ref())
+}
+
+/// Prints what becomes of each pool, and of tenants without one.
+fn finish(print: &mut dyn FnMut(String), after: &Scene, before: Option<&Scene>) -> anyhow::Result<()> {
+    let (mut slots, mut homeless) = (0, 0);
+    for key in after.pools() {
+        let pool = after.pool(&key);
+        let there = before.map(|before| before.pool(&key));
+        let told = look(&pool, there.as_ref());
+        told.lines.into_iter().for_each(&mut *print);
+        (slots, homeless) = (slots + told.slots, homeless + told.homeless);
+    }
+    match homeless {
+        0 => Ok(()),
+        1 => bail!("1 of {slots} slots would not be served"),
+        _ => bail!("{homeless} of {slots} slots would not be served"),
+    }
+}
+
+/// What becomes of a pool, beside what it was.
+fn look(pool: &Pool<'_>, before: Option<&Pool<'_>>) -> Told {
+    let Some(before) = before else {
+        let seen = pool.seen();
+        let given = given(pool, &seen);
+        return told::told(pool, &plan(&given), None);
+    };
+    let there = before.seen();
+    let given_before = given(before, &there);
+    let planned_before = plan(&given_before);
+    let earlier = templates(before, &planned_before);
+    let seen = Seen { inspections: pool.seen().inspections, ..seen_after(before, &planned_before) };
+    let given_after = given(pool, &seen);
+    let planned: Plan<'_> = plan(&given_after);
+    told::told(pool, &planned, Some(&earlier))
+}
+
+fn given<'a>(pool: &'a Pool<'a>, seen: &'a Seen) -> Given<'a> {
+    Given {
+        pool: pool.pool,
+        tenants: &pool.tenants,
+        seen,
+        // Whether a cluster has them is its own matter.
+        cluster: Abilities { image_volumes: true },
+        grace_seconds: i64::MAX,
+        now: i64::try_from(now_unix_ms() / 1000).unwrap_or(i64::MAX),
+    }
+}
+
+#[cfg(test)]
+mod tests;

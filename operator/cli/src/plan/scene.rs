@@ -1,0 +1,266 @@
+//! The objects that are planned: those of files, those of a cluster, or those of a cluster with files laid over them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use kube::api::ListParams;
+use kube::{Api, ResourceExt};
+use sluice_plan::gpu::{Known, gpus};
+use sluice_plan::objects::claim_digest;
+use sluice_plan::seen::{ClaimSeen, DeviceSeen, Seen, SlotSeen};
+use sluice_types::load::{self, LoadError, Object};
+use sluice_types::pool::GpuStatus;
+use sluice_types::tenant::{PvcSource, SourceType};
+use sluice_types::{DEFAULT_NAMESPACE, GpuPool, ModelTenant};
+use sluice_wire::geometry::{Geometry, Refusal};
+
+use crate::Misconfigured;
+use crate::cluster::Cluster;
+use crate::up::refused;
+
+/// Namespace and name.
+pub type Key = (String, String);
+
+/// Objects of both kinds.
+#[derive(Clone, Debug, Default)]
+pub struct Scene {
+    pools: BTreeMap<Key, GpuPool>,
+    tenants: BTreeMap<Key, ModelTenant>,
+    /// Local folders with the models of tenants.
+    pub folders: BTreeMap<Key, PathBuf>,
+    /// What was read there.
+    pub inspections: BTreeMap<Key, Result<Geometry, Refusal>>,
+}
+
+/// A pool and the tenants that refer to it.
+#[derive(Debug)]
+pub struct Pool<'a> {
+    /// Namespace and name.
+    pub key: Key,
+    /// The pool; `None` = there is none.
+    pub pool: Option<&'a GpuPool>,
+    /// Its tenants.
+    pub tenants: Vec<&'a ModelTenant>,
+    scene: &'a Scene,
+}
+
+impl Scene {
+    /// Objects of files; those that name no namespace are in `namespace`.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is wrong, or an object for the second time.
+    pub fn of_files(files: &[PathBuf], namespace: Option<&str>) -> Result<Scene, Misconfigured> {
+        let mut scene = Scene::default();
+        for file in files {
+            let folder = file.parent().unwrap_or(Path::new("."));
+            for object in read(file)? {
+                scene.add(object, folder, namespace.unwrap_or(DEFAULT_NAMESPACE))?;
+            }
+        }
+        Ok(scene)
+    }
+
+    fn add(&mut self, object: Object, folder: &Path, namespace: &str) -> Result<(), Misconfigured> {
+        let kind = object.kind();
+        let (key, twice) = match object {
+            Object::Pool(mut pool) => {
+                let key = settle(&mut pool.metadata, namespace);
+                (key.clone(), self.pools.insert(key, pool).is_some())
+            }
+            Object::Tenant(mut tenant) => {
+                let key = settle(&mut tenant.metadata, namespace);
+                if let Some(model) = local_model(&mut tenant, folder) {
+                    self.folders.insert(key.clone(), model);
+                }
+                (key.clone(), self.tenants.insert(key, tenant).is_some())
+            }
+        };
+        let (namespace, name) = key;
+        match twice {
+            true => Err(Misconfigured(format!("{kind} {namespace}/{name} is in the files twice"))),
+            false => Ok(()),
+        }
+    }
+
+    /// All objects of these namespaces of a cluster.
+    ///
+    /// # Errors
+    /// The API server does not say.
+    pub async fn of_cluster(cluster: &Cluster, namespaces: &BTreeSet<String>) -> anyhow::Result<Scene> {
+        let mut scene = Scene::default();
+        let key = |namespace: &str, name: String| (namespace.to_owned(), name);
+        for namespace in namespaces {
+            let pools: Api<GpuPool> = Api::namespaced(cluster.client.clone(), namespace);
+            let found = pools.list(&ListParams::default()).await;
+            let found = found.with_context(|| format!("reading the GpuPools of {namespace}"))?;
+            scene.pools.extend(found.into_iter().map(|pool| (key(namespace, pool.name_any()), pool)));
+            let tenants: Api<ModelTenant> = Api::namespaced(cluster.client.clone(), namespace);
+            let found = tenants.list(&ListParams::default()).await;
+            let found = found.with_context(|| format!("reading the ModelTenants of {namespace}"))?;
+            let staying = found.into_iter().filter(|tenant| tenant.metadata.deletion_timestamp.is_none());
+            scene.tenants.extend(staying.map(|tenant| (key(namespace, tenant.name_any()), tenant)));
+        }
+        Ok(scene)
+    }
+
+    /// This with the objects of files in place of its own, as if they had been applied: what the cluster knows of them stays.
+    pub fn overlaid(mut self, files: Scene) -> Scene {
+        for (key, mut pool) in files.pools {
+            if let Some(there) = self.pools.get(&key) {
+                (pool.status, pool.metadata) = (there.status.clone(), there.metadata.clone());
+            }
+            self.pools.insert(key, pool);
+        }
+        for (key, mut tenant) in files.tenants {
+            if let Some(there) = self.tenants.get(&key) {
+                (tenant.status, tenant.metadata) = (there.status.clone(), there.metadata.clone());
+            }
+            self.tenants.insert(key, tenant);
+        }
+        self.folders.extend(files.folders);
+        self
+    }
+
+    /// Takes over what was read of models: a model cannot be changed.
+    pub fn sizes_of(&mut self, other: &Scene) {
+        let known = |key: &Key| self.tenants.contains_key(key);
+        self.inspections = other
+            .inspections
+            .iter()
+            .filter(|(key, _)| known(key))
+            .map(|(key, said)| (key.clone(), said.clone()))
+            .collect();
+    }
+
+    /// Namespaces of the objects.
+    pub fn namespaces(&self) -> BTreeSet<String> {
+        self.pools.keys().chain(self.tenants.keys()).map(|(namespace, _)| namespace.clone()).collect()
+    }
+
+    /// Pools that there are, and those that tenants refer to.
+    pub fn pools(&self) -> BTreeSet<Key> {
+        let wanted = self
+            .tenants
+            .iter()
+            .map(|((namespace, _), tenant)| (namespace.clone(), tenant.spec.pool_ref.name.clone()));
+        self.pools.keys().cloned().chain(wanted).collect()
+    }
+
+    /// A pool and its tenants.
+    pub fn pool(&self, key: &Key) -> Pool<'_> {
+        let of = |((namespace, _), tenant): &(&Key, &ModelTenant)| {
+            *namespace == key.0 && tenant.spec.pool_ref.name == key.1
+        };
+        let tenants = self.tenants.iter().filter(of).map(|(_, tenant)| tenant).collect();
+        Pool { key: key.clone(), pool: self.pools.get(key), tenants, scene: self }
+    }
+
+    /// Keys of the tenants of whose sizes nothing has been told.
+    pub fn unknown(&self) -> Vec<Key> {
+        let told = |tenant: &ModelTenant| tenant.status.as_ref().is_some_and(|status| status.model.is_some());
+        let unknown =
+            self.tenants.iter().filter(|(key, tenant)| !told(tenant) && !self.inspections.contains_key(*key));
+        unknown.map(|(key, _)| key.clone()).collect()
+    }
+
+    /// A tenant.
+    pub fn tenant(&self, key: &Key) -> Option<&ModelTenant> {
+        self.tenants.get(key)
+    }
+}
+
+/// The objects of a file, read as `sluice up` reads them. That a pool or a group is not in the same file is no mistake here: the
+/// plan tells it where it is nowhere.
+fn read(file: &Path) -> Result<Vec<Object>, Misconfigured> {
+    let name = file.display().to_string();
+    let text = std::fs::read_to_string(file).map_err(|error| Misconfigured(format!("{name}: {error}")))?;
+    let elsewhere =
+        |error: &LoadError| ["spec.poolRef.name", "spec.gpuGroup"].contains(&error.path.to_string().as_str());
+    let title = format!("{name} is refused");
+    match load::load_located_str(&text, &name) {
+        Ok(located) => Ok(located.into_iter().map(|located| located.object).collect()),
+        Err(errors) if errors.iter().all(elsewhere) => {
+            load::load_str(&text, &name).map_err(|error| refused(&title, &[error]))
+        }
+        Err(errors) => {
+            let own: Vec<LoadError> = errors.into_iter().filter(|error| !elsewhere(error)).collect();
+            Err(refused(&title, &own))
+        }
+    }
+}
+
+/// Gives an object its namespace; its key.
+fn settle(metadata: &mut kube::core::ObjectMeta, namespace: &str) -> Key {
+    let namespace = metadata.namespace.get_or_insert_with(|| namespace.to_owned()).clone();
+    (namespace, metadata.name.clone().unwrap_or_default())
+}
+
+/// The folder of a `File` source. In a cluster the model would lie on a volume, and so the tenant is planned; the same goes for
+/// a file of keys.
+fn local_model(tenant: &mut ModelTenant, folder: &Path) -> Option<PathBuf> {
+    tenant.spec.access.api_keys_file = None;
+    let source = &mut tenant.spec.model.source;
+    let path = source.file.take()?.path;
+    source.kind = SourceType::PersistentVolumeClaim;
+    source.persistent_volume_claim = Some(PvcSource { claim_name: "models".into(), path: None });
+    Some(folder.join(path))
+}
+
+impl Pool<'_> {
+    /// What is known of the pool's GPUs and slots from statuses, and of models from folders.
+    pub fn seen(&self) -> Seen {
+        let inspections =
+            self.scene.inspections.iter().filter(|((namespace, _), _)| *namespace == self.key.0);
+        Seen {
+            claims: self.pool.map(claims).unwrap_or_default(),
+            slots: self.tenants.iter().flat_map(|tenant| slots(tenant)).collect(),
+            inspections: inspections.map(|((_, name), said)| (name.clone(), said.clone())).collect(),
+            ..Seen::default()
+        }
+    }
+}
+
+/// The claims that the status of a pool names.
+fn claims(pool: &GpuPool) -> Vec<ClaimSeen> {
+    let told: BTreeMap<&str, &GpuStatus> =
+        pool.status.iter().flat_map(|status| &status.gpus).map(|gpu| (gpu.name.as_str(), gpu)).collect();
+    let mode = |name: &str| told.get(name).and_then(|gpu| gpu.effective_mode);
+    let in_force = gpus(pool, &|name| Known { mode: mode(name), ..Known::default() });
+    let claim = |gpu: &sluice_plan::gpu::Gpu| {
+        let status = told.get(gpu.name.as_str())?;
+        let capacity_bytes = status.capacity.as_ref().map(sluice_types::Quantity::bytes);
+        Some(ClaimSeen {
+            name: status.claim_name.clone()?,
+            digest: claim_digest(pool, gpu),
+            mode: status.effective_mode,
+            device: Some(DeviceSeen { capacity_bytes, ..DeviceSeen::default() }),
+            ..ClaimSeen::default()
+        })
+    };
+    in_force.iter().filter_map(claim).collect()
+}
+
+/// The slots that the status of a tenant names with their GPUs. The epoch of the claim is of no matter to where they are.
+fn slots(tenant: &ModelTenant) -> Vec<SlotSeen> {
+    let slot = |slot: &sluice_types::tenant::SlotStatus| {
+        let (_, index) = slot.name.rsplit_once('-')?;
+        Some(SlotSeen {
+            tenant: tenant.name_any(),
+            index: index.parse().ok()?,
+            claim: format!("{}-e1", slot.gpu.as_ref()?),
+        })
+    };
+    tenant.status.iter().flat_map(|status| &status.slots).filter_map(slot).collect()
+}
+
+#[cfg(test)]
+impl Scene {
+    /// Gives a tenant of the namespace `default` a generation, as an API server does.
+    pub fn mark(&mut self, tenant: &str, generation: i64) {
+        let key = (DEFAULT_NAMESPACE.to_owned(), tenant.to_owned());
+        if let Some(tenant) = self.tenants.get_mut(&key) {
+            tenant.metadata.generation = Some(generation);
+        }
+    }
+}

@@ -1,0 +1,211 @@
+use std::path::PathBuf;
+
+use sluice_wire::geometry::Geometry;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+/// Eight layers of 1 MiB, 1 MiB of other weights, 8 KiB of KV for a token, 1 MiB of activations in every step.
+const MODEL: Geometry = Geometry {
+    global_bytes: MIB,
+    layer_bytes: MIB,
+    layers: 8,
+    kv_bytes_per_token: 8 << 10,
+    max_model_len: 256,
+    activation_bytes: MIB,
+    step_activation_bytes: MIB,
+    thread_bytes: 0,
+    staging_bytes: 0,
+};
+
+/// A pool of so many GPUs of 40 MiB, with further lines of its group and of itself.
+fn pool(count: u32, of_group: &str, of_spec: &str) -> String {
+    format!(
+        "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: local}}\nspec:\n  deviceClassName: host.sluice.dev\n  \
+         device: {{host: {{memory: 40Mi, chunkBytes: 64Ki}}}}\n  hostMemoryPerGPU: 1Gi\n{of_spec}  gpus:\n  - name: chat\n    \
+         count: {count}\n{of_group}---\n"
+    )
+}
+
+fn tenant(name: &str, of_spec: &str) -> String {
+    format!(
+        "apiVersion: sluice.dev/v1alpha1\nkind: ModelTenant\nmetadata: {{name: {name}}}\nspec:\n  poolRef: {{name: local}}\n  \
+         model:\n    source: {{type: File, file: {{path: models/{name}}}}}\n{of_spec}---\n"
+    )
+}
+
+/// The scene of a file; every model in it is [`MODEL`].
+fn scene(text: &str) -> Scene {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tenants.yaml");
+    std::fs::write(&file, text).unwrap();
+    let mut scene = Scene::of_files(&[file], None).unwrap();
+    for key in scene.unknown() {
+        scene.inspections.insert(key, Ok(MODEL));
+    }
+    scene
+}
+
+/// What is printed, and the error at the end.
+fn said(after: &Scene, before: Option<&Scene>) -> (Vec<String>, Option<String>) {
+    let mut lines = Vec::new();
+    let outcome = finish(&mut |line| lines.push(line), after, before);
+    (lines, outcome.err().map(|error| error.to_string()))
+}
+
+/// What becomes of the slots of `after` where `before` is what there is.
+fn changes(before: &str, after: &str) -> Vec<String> {
+    said(&scene(after), Some(&scene(before))).0
+}
+
+fn assert_line(lines: &[String], wanted: &str) {
+    let found =
+        lines.iter().any(|line| line.split_whitespace().collect::<Vec<_>>().join(" ").contains(wanted));
+    assert!(found, "no {wanted:?} in\n{}", lines.join("\n"));
+}
+
+#[test]
+fn each_slot_has_a_gpu_a_floor_and_a_share() {
+    let (lines, error) = said(&scene(&(pool(1, "", "") + &tenant("chat", "") + &tenant("code", ""))), None);
+    assert_eq!(error, None);
+    // Five layers and a global part of 1 MiB each stay, KV of 256 tokens takes 2 MiB and activations 1 MiB; beside its
+    // weights each has half of the 22 MiB that are left. 9 MiB of weights, 64 MiB for 2048 streams and as much for the
+    // sidecar, and 5 %.
+    assert_eq!(
+        lines,
+        [
+            "GpuPool default/local: 1 GPUs of host.sluice.dev, policy Unified",
+            "  local-chat-0  Temporal  floors 18.0M of 40.0M, 22.0M to lend  host memory 288M of 1.0G",
+            "    chat  slot 0  floor 9.0M  share 20.0M  host memory 144M",
+            "    code  slot 0  floor 9.0M  share 20.0M  host memory 144M",
+            "  One slot only: chat, code. Whatever replaces its pod (a drained node, another image, another way to share) is \
+             downtime; a second slot needs a second GPU.",
+        ]
+    );
+}
+
+#[test]
+fn what_does_not_fit_is_told_with_what_is_missing_and_is_an_error() {
+    let many: String = ["a", "b", "c", "d", "e"].map(|name| tenant(name, "")).concat();
+    let (lines, error) = said(&scene(&(pool(1, "", "") + &many)), None);
+    // Four floors take 36 of 40 MiB.
+    assert_line(
+        &lines,
+        "e slot 0 no GPU: no room on 1 GPUs; the nearest is local-chat-0: its floors leave too little device memory, 5242880 bytes are missing",
+    );
+    assert_eq!(error.as_deref(), Some("1 of 5 slots would not be served"));
+    let two = tenant("chat", "  replicas: 2\n");
+    let (lines, _) = said(&scene(&(pool(1, "", "") + &two)), None);
+    assert_line(
+        &lines,
+        "chat slot 1 no GPU: no room on 1 GPUs; the nearest is local-chat-0: it has another slot of the same tenant",
+    );
+    let (lines, error) = said(&scene(&(pool(1, "", "") + &tenant("lost", "  gpuGroup: agents\n"))), None);
+    assert_line(
+        &lines,
+        "lost refused (GroupNotFound): spec.gpuGroup: the pool has no group `agents`, it has chat",
+    );
+    assert_eq!(error.as_deref(), Some("1 of 1 slots would not be served"));
+    let (lines, error) = said(&scene(&tenant("orphan", "")), None);
+    assert_line(&lines, "GpuPool default/local: there is none");
+    assert_line(&lines, "orphan refused (PoolNotFound)");
+    assert!(error.is_some());
+}
+
+#[test]
+fn sizes_that_nobody_knows_are_no_error_and_say_how_to_know_them() {
+    let mut scene = scene(&(pool(1, "", "") + &tenant("chat", "")));
+    scene.inspections.clear();
+    let (lines, error) = said(&scene, None);
+    assert_line(
+        &lines,
+        "chat not placed, its sizes are not known: in a cluster a Job reads its model; here --model chat=FOLDER does",
+    );
+    assert_line(&lines, "local-chat-0 Temporal no tenant");
+    assert_eq!(error, None);
+}
+
+#[test]
+fn what_a_directive_tells_replaces_no_pod_and_what_a_pod_is_made_of_does() {
+    let before = pool(2, "", "") + &tenant("chat", "") + &tenant("code", "");
+    let hot = pool(2, "", "  policy: Oneiros\n")
+        + &tenant("chat", "  priority: 7\n  idle: {hibernateAfterSeconds: 50}\n")
+        + &tenant("code", "");
+    let lines = changes(&before, &hot);
+    for name in ["chat", "code"] {
+        assert!(lines.iter().any(|line| line.contains(name) && line.ends_with("  stays")), "{lines:#?}");
+    }
+    let cold = pool(2, "", "") + &tenant("chat", "  drainSeconds: 40\n") + &tenant("code", "");
+    let lines = changes(&before, &cold);
+    assert!(
+        lines.iter().any(|line| line.contains("chat  slot 0") && line.ends_with("its pod is replaced")),
+        "{lines:#?}"
+    );
+    assert!(lines.iter().any(|line| line.contains("code  slot 0") && line.ends_with("stays")), "{lines:#?}");
+    assert_line(&lines, "The change takes chat down until their pods have loaded again.");
+}
+
+#[test]
+fn slots_that_exist_stay_where_they_are_and_others_come_and_go() {
+    let before = pool(1, "", "") + &tenant("chat", "") + &tenant("code", "");
+    let after = pool(2, "", "") + &tenant("chat", "  replicas: 2\n") + &tenant("mail", "");
+    let lines = changes(&before, &after);
+    let at = |wanted: &str| {
+        lines.iter().position(|line| line.contains(wanted)).unwrap_or_else(|| panic!("{wanted}: {lines:#?}"))
+    };
+    assert!(
+        at("local-chat-0  ") < at("chat  slot 0") && at("chat  slot 0") < at("local-chat-1  "),
+        "{lines:#?}"
+    );
+    assert!(
+        lines[at("chat  slot 0")].ends_with("stays") && lines[at("chat  slot 1")].ends_with("new"),
+        "{lines:#?}"
+    );
+    assert_line(&lines, "mail slot 0");
+    assert_line(&lines, "code slot 0 goes from local-chat-0");
+    assert!(!lines.iter().any(|line| line.contains("takes")), "nobody is away: {lines:#?}");
+}
+
+#[test]
+fn another_way_to_share_waits_or_takes_all_tenants_of_the_gpu_down() {
+    let tenants = tenant("chat", "") + &tenant("code", "");
+    let before = pool(1, "", "") + &tenants;
+    let spatial = "    sharing: {mode: Spatial}\n";
+    let lines = changes(&before, &(pool(1, spatial, "") + &tenants));
+    assert_line(&lines, "local-chat-0 Temporal");
+    assert_line(&lines, "a change of the pool waits here until no tenant is left (updatePolicy: WhenEmpty)");
+    assert_line(&lines, "host memory 144M stays");
+    let lines = changes(&before, &(pool(1, spatial, "  updatePolicy: Disruptive\n") + &tenants));
+    assert_line(&lines, "local-chat-0 Spatial");
+    assert_line(&lines, "The change takes chat, code down until their pods have loaded again.");
+}
+
+#[test]
+fn an_object_that_is_there_twice_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let files: Vec<PathBuf> = ["one.yaml", "two.yaml"].map(|name| folder.path().join(name)).into();
+    for file in &files {
+        std::fs::write(file, pool(1, "", "")).unwrap();
+    }
+    let refused = Scene::of_files(&files, Some("team")).unwrap_err();
+    assert_eq!(refused.to_string(), "GpuPool team/local is in the files twice");
+}
+
+#[test]
+fn what_a_cluster_knows_stays_when_files_are_laid_over_it() {
+    let mut there = scene(&(pool(1, "", "") + &tenant("chat", "") + &tenant("code", "")));
+    there.mark("chat", 3);
+    let laid = there.overlaid(scene(&tenant("chat", "  priority: 7\n")));
+    let key = ("default".to_owned(), "chat".to_owned());
+    let chat = laid.tenant(&key).unwrap();
+    assert_eq!((chat.spec.priority, chat.metadata.generation), (7, Some(3)));
+    assert_eq!(laid.pool(&("default".into(), "local".into())).tenants.len(), 2);
+}
+
+#[test]
+fn a_model_is_named_with_its_tenant() {
+    assert_eq!(parse_model("chat=./a=b").unwrap(), ("chat".to_owned(), PathBuf::from("./a=b")));
+    for wrong in ["chat", "=x", "chat="] {
+        assert!(parse_model(wrong).unwrap_err().contains("is not TENANT=FOLDER"), "{wrong}");
+    }
+}

@@ -1,0 +1,94 @@
+//! `sluice plan` as a user calls it.
+
+use crate::support::{World, finish};
+
+const REPORT: &str = r#"{"version":1,"geometry":{"global_bytes":1048576,"layer_bytes":1048576,"layers":8,"kv_bytes_per_token":8192,"max_model_len":256,"activation_bytes":1048576,"step_activation_bytes":1048576,"thread_bytes":0,"staging_bytes":0}}"#;
+
+const POOL: &str = "apiVersion: sluice.dev/v1alpha1
+kind: GpuPool
+metadata: {name: local}
+spec:
+  deviceClassName: host.sluice.dev
+  device: {host: {memory: 40Mi, chunkBytes: 64Ki}}
+  hostMemoryPerGPU: 1Gi
+  gpus:
+  - name: chat
+";
+
+fn tenant(name: &str, source: &str, more: &str) -> String {
+    format!(
+        "apiVersion: sluice.dev/v1alpha1\nkind: ModelTenant\nmetadata: {{name: {name}}}\nspec:\n  poolRef: {{name: local}}\n  \
+         model: {{source: {source}}}\n{more}"
+    )
+}
+
+const FILE: &str = "{type: File, file: {path: models/here}}";
+const HUB: &str = "{type: HuggingFace, huggingFace: {repo: a/b}}";
+
+/// A world whose sidecar tells the sizes of what it is asked for, and writes down what that was.
+fn world() -> World {
+    let world = World::new();
+    world.script("sluice-sidecar", &format!("echo \"$*\" >> asked\necho '{REPORT}'\n"));
+    world
+}
+
+#[test]
+fn sizes_come_from_the_folders_that_files_or_options_name() {
+    let world = world();
+    world.write("pool.yaml", POOL);
+    world.write("tenants.yaml", &format!("{}---\n{}", tenant("chat", FILE, ""), tenant("code", HUB, "")));
+    let files = ["plan", "-f", "pool.yaml", "-f", "tenants.yaml"];
+    let outcome = finish(world.sluice(&files));
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    assert!(outcome.stdout.contains("chat  slot 0  floor 9.0M  share 40.0M"), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("code  not placed, its sizes are not known"), "{}", outcome.stdout);
+    let outcome = finish(world.sluice(&[&files[..], &["--model", "code=elsewhere"]].concat()));
+    assert!(outcome.stdout.contains("code  slot 0  floor 9.0M  share 20.0M"), "{}", outcome.stdout);
+    let asked = std::fs::read_to_string(world.path("asked")).unwrap();
+    let asked: Vec<&str> = asked.lines().collect();
+    let here = "inspect --dtype Auto folder models/here";
+    assert_eq!(asked, [here, here, "inspect --dtype Auto folder elsewhere"]);
+}
+
+#[test]
+fn what_does_not_fit_ends_with_1_and_what_is_wrong_with_78() {
+    let world = world();
+    let large = tenant("chat", FILE, "  memory: {guaranteedKv: 60Mi}\n");
+    world.write("all.yaml", &format!("{POOL}---\n{large}"));
+    let outcome = finish(world.sluice(&["plan", "-f", "all.yaml"]));
+    assert_eq!(outcome.code, Some(1), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("no GPU: "), "{}", outcome.stdout);
+    assert!(outcome.stderr.contains("1 of 1 slots would not be served"), "{}", outcome.stderr);
+    world.write("wrong.yaml", &POOL.replace("gpus", "gpu"));
+    let outcome = finish(world.sluice(&["plan", "-f", "wrong.yaml"]));
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(78), ""));
+    assert!(outcome.stderr.contains("wrong.yaml:8: spec.gpu: unknown field"), "{}", outcome.stderr);
+}
+
+#[test]
+fn a_change_is_told_beside_what_was() {
+    let world = world();
+    let file =
+        |name: &str, more: &str| world.write(name, &format!("{POOL}---\n{}", tenant("chat", FILE, more)));
+    file("before.yaml", "");
+    file("after.yaml", "  drainSeconds: 40\n");
+    let outcome = finish(world.sluice(&["plan", "-f", "after.yaml", "--before", "before.yaml"]));
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    assert!(outcome.stdout.contains("The change takes chat down"), "{}", outcome.stdout);
+    let both = ["plan", "-f", "after.yaml", "--before", "before.yaml", "--cluster"];
+    let outcome = finish(world.sluice(&both));
+    assert_eq!(outcome.code, Some(1));
+    assert!(outcome.stderr.contains("two things to compare to"), "{}", outcome.stderr);
+}
+
+#[test]
+fn the_example_of_two_h200_fits() {
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../charts/sluice/examples/h200.yaml");
+    let outcome = finish(World::new().sluice(&["plan", "-f", example]));
+    assert_eq!(outcome.code, Some(0), "{}{}", outcome.stdout, outcome.stderr);
+    for placed in
+        ["large  slot 0  the whole GPU", "chat   slot 0  the whole GPU", "code   slot 0  the whole GPU"]
+    {
+        assert!(outcome.stdout.contains(placed), "{placed}: {}", outcome.stdout);
+    }
+}
