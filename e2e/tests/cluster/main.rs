@@ -8,6 +8,7 @@ mod chart;
 mod fixture;
 mod kubectl;
 mod left_behind;
+mod mistakes;
 mod priority;
 mod rules;
 mod server;
