@@ -1,5 +1,6 @@
 //! The API server's audit log: who asked for what, and how it was answered.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -28,6 +29,20 @@ pub struct Record {
     /// The answer.
     #[serde(rename = "responseStatus")]
     pub answer: Answer,
+    /// Among others what was decided on it, and by which right.
+    pub annotations: BTreeMap<String, String>,
+}
+
+impl Record {
+    /// Whether whoever asked may do this; an answer of 403 can have other reasons.
+    pub fn is_allowed(&self) -> bool {
+        self.annotations.get("authorization.k8s.io/decision").is_some_and(|decision| decision == "allow")
+    }
+
+    /// The right by which this was allowed, in words.
+    pub fn right(&self) -> &str {
+        self.annotations.get("authorization.k8s.io/reason").map_or("", String::as_str)
+    }
 }
 
 /// Who asked.

@@ -1,19 +1,18 @@
 //! Rows of the design's failure table on a real node: pods, processes and components are taken away from tenants that serve,
 //! and no token changes.
 
-pub mod admin;
-
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use sluice_e2e::cluster::{on_node_alone, within};
+use sluice_e2e::cluster::{on_node_alone, skipped, within};
 
-use self::admin::{Admin, Credential};
+use crate::installed::admin::{Admin, Credential};
 use crate::installed::processes::{Container, container, kill};
 use crate::installed::{Hub, Load, PROMPT, Product, SYSTEM, TENANTS, model, tenant, value};
+use crate::rights::{self, Run};
 
 /// The file with the model's weights.
 const WEIGHTS: &str = "model.safetensors";
@@ -103,7 +102,7 @@ impl<'a> Rows<'a> {
     async fn without_operator_and_api_server_a_killed_sidecar_follows_its_stored_directive(&self) {
         let operator = Credential::of_operator(self.product);
         self.operators(0).await;
-        self.product.kubectl(&["patch", "modeltenant", CHAT, "--type=merge", "-p", &priority(7)]);
+        self.product.change("modeltenant", CHAT, &json!({"priority": 7}));
         let address = self.product.address(CODE);
         let admin = Admin::of(self.product, CODE, &address);
         let directive = admin.directive(&operator).await;
@@ -231,15 +230,14 @@ fn ready_since(pod: &Value) -> &Value {
     &readiness(pod).expect("a pod has that condition")["lastTransitionTime"]
 }
 
-fn priority(value: i32) -> String {
-    json!({"spec": {"priority": value}}).to_string()
-}
-
 #[test]
 fn what_fails_on_a_node_costs_no_token() {
     on_node_alone(async |node| {
-        let Some((folder, golden)) = model() else { return };
-        let Some(product) = Product::install(node).await.filter(|_| node.api().is_ours()) else { return };
+        if !node.api().is_ours() {
+            return skipped("processes of somebody else's node are not killed");
+        }
+        let Some(product) = Product::install(node).await else { return };
+        let (folder, golden) = model();
         let hub = Hub::start("10.244.0.1", "tests/story", &folder);
         let rows = Rows::start(&product, &hub, golden.as_deref()).await;
         rows.a_pod_that_is_deleted_finishes_its_streams_and_another_one_serves().await;
@@ -247,6 +245,7 @@ fn what_fails_on_a_node_costs_no_token() {
         rows.a_model_that_cannot_be_read_is_told_in_the_status(&folder).await;
         rows.a_neighbour_may_look_and_the_operator_alone_may_direct().await;
         rows.without_operator_and_api_server_a_killed_sidecar_follows_its_stored_directive().await;
+        rights::end_of(Run::Failures, &product);
         product.end();
     });
 }

@@ -1,5 +1,6 @@
 //! The product, installed on a node as people install it: by helm, and asked over the addresses of Services.
 
+pub mod admin;
 mod hub;
 mod load;
 pub mod processes;
@@ -18,6 +19,7 @@ use sluice_e2e::cluster::{Binaries, Node, within};
 pub use self::hub::{Hub, model, part, read, serve};
 pub use self::load::Load;
 use self::load::text_of;
+use self::processes::container;
 
 /// Until three pods have been placed, have fetched and loaded their model, and serve, on two busy cores.
 const READY: Duration = Duration::from_secs(240);
@@ -77,8 +79,18 @@ impl<'a> Product<'a> {
             format!("trial.enabled=true,trial.gpus=2,trial.memory=64Mi,operator.statusSeconds=1{more}");
         let home = tempfile::tempdir().unwrap();
         let product = Product { node, helm, home, values, namespace, http, urls: RefCell::default() };
-        // What a test that failed has left would fail all others.
-        product.helm(&[
+        product.clear();
+        Some(product)
+    }
+
+    /// Takes away what a test that failed has left, which would fail all others: tenants first, while there is a driver.
+    fn clear(&self) {
+        if self.node.api().is_ours() {
+            let limit = "--timeout=2m";
+            self.kubectl(&["delete", "modeltenants,gpupools", "--all", "-A", "--wait=false"]);
+            self.kubectl(&["wait", "--for=delete", "pods", "-l", "sluice.dev/tenant", "-A", limit]);
+        }
+        self.helm(&[
             "uninstall",
             "sluice",
             "--namespace",
@@ -87,7 +99,6 @@ impl<'a> Product<'a> {
             "--no-hooks",
             "--wait",
         ]);
-        Some(product)
     }
 
     /// `helm install` or `helm upgrade` of a chart, until all of it is ready.
@@ -104,12 +115,31 @@ impl<'a> Product<'a> {
         self.helm(&["uninstall", "sluice", "--namespace", SYSTEM, "--wait", "--timeout", "2m"]);
     }
 
+    /// The values of the release.
+    pub fn values(&self) -> &str {
+        &self.values
+    }
+
+    /// What helm says to people who uninstall while there are tenants.
+    ///
+    /// # Panics
+    /// If it uninstalls.
+    pub fn refused_uninstall(&self) -> String {
+        let output = self.call_helm(&["uninstall", "sluice", "--namespace", SYSTEM, "--timeout", "2m"]);
+        assert!(!output.status.success(), "it was uninstalled under its tenants");
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    }
+
     /// What helm says.
     pub fn helm(&self, arguments: &[&str]) -> String {
+        self.said(self.call_helm(arguments))
+    }
+
+    fn call_helm(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(&self.helm);
         command.args(arguments).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.env("HOME", self.home.path()).arg("--kubeconfig").arg(self.node.api().kubeconfig_path());
-        self.said(command.output().unwrap())
+        command.output().unwrap()
     }
 
     /// What kubectl says, in the tenants' namespace.
@@ -267,6 +297,21 @@ impl<'a> Product<'a> {
     pub fn pod(&self, tenant: &str) -> Value {
         let mut all = self.pods(tenant);
         if all.len() == 1 { all.remove(0) } else { Value::Null }
+    }
+
+    /// Uids of all pods of [`TENANTS`], and how often their containers were restarted.
+    pub fn lives(&self) -> Vec<String> {
+        let told = |pod: Value| {
+            let restarts = ["sidecar", "engine"].map(|name| container(&pod, name).restarts);
+            format!("{} {restarts:?}", pod["metadata"]["uid"])
+        };
+        TENANTS.iter().flat_map(|name| self.pods(name)).map(told).collect()
+    }
+
+    /// Changes fields of an object's spec, as `kubectl patch` does.
+    pub fn change(&self, kind: &str, name: &str, spec: &Value) {
+        let patch = json!({"spec": spec}).to_string();
+        self.kubectl(&["patch", kind, name, "--type=merge", "-p", &patch]);
     }
 
     /// Address of the pod of a tenant's first slot.

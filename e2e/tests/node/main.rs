@@ -9,6 +9,7 @@ mod left_behind;
 mod pods;
 mod product;
 mod releases;
+mod rights;
 mod shares;
 mod sources;
 mod trouble;

@@ -71,7 +71,8 @@ fn our_images_run_as_nobody_under_the_restricted_level_and_their_words_are_their
             create(&api, pod(&image, &["--version"])).await;
             phase(&api, "Succeeded").await;
             let log = api.logs("one", &LogParams::default()).await.unwrap();
-            assert!(log.starts_with(&format!("sluice-{name} {}", env!("CARGO_PKG_VERSION"))), "{log}");
+            let version = format!("sluice-{name} {} (commit ", env!("CARGO_PKG_VERSION"));
+            assert!(log.starts_with(&version), "{log}");
         }
     });
 }

@@ -1,12 +1,19 @@
 //! The way its users meet the product: `helm install`, `kubectl apply`, and an answer from a pod; then one idles and another
 //! is loaded, and it all goes again.
 
+mod changes;
+
 use std::path::PathBuf;
 use std::process::Command;
 
+use serde_json::json;
 use sluice_e2e::cluster::on_node_alone;
 
-use crate::installed::{Hub, Load, PROMPT, Product, TENANTS, model, pool};
+use crate::installed::{Hub, Load, PROMPT, Product, SYSTEM, TENANTS, model};
+use crate::rights::{self, Run};
+
+/// Somebody without rights but to look.
+const VIEWER: &str = "viewer";
 
 impl Product<'_> {
     /// Three tenants on one GPU, and their answers, whole and as a stream.
@@ -20,6 +27,12 @@ impl Product<'_> {
                 assert!(golden.starts_with(&said), "{name}: {said:?} is not of {golden:?}");
             }
         }
+    }
+
+    /// What the chart itself looks at.
+    fn is_well(&self) {
+        let told = self.helm(&["test", "sluice", "--namespace", SYSTEM]);
+        assert!(told.contains("Succeeded"), "{told}");
     }
 
     /// One tenant gets more requests than its own memory has KV for, while its neighbours idle.
@@ -38,6 +51,7 @@ impl Product<'_> {
         let explained = self.sluice(&["explain", "chat"]);
         assert!(explained.contains(&format!("{}/chat is ready.", self.namespace)), "{explained}");
         assert!(explained.contains("Its share of the GPU is"), "the leader was asked: {explained}");
+        assert!(explained.contains("Events") && !explained.contains("cannot be read"), "{explained}");
         let all = async || {
             let top = self.sluice(&["top", "--once"]);
             TENANTS.iter().all(|name| top.contains(&format!("{}/{name}", self.namespace))).then_some(())
@@ -45,21 +59,32 @@ impl Product<'_> {
         self.wait("top tells of all three", all).await;
     }
 
+    /// The kubeconfig of somebody who may view the namespace and use the CLI, and nothing else.
+    fn viewer(&self) -> PathBuf {
+        if !self.node.api().is_ours() {
+            return self.node.api().kubeconfig_path().to_owned();
+        }
+        let user = format!("--user={VIEWER}");
+        let bound = ["create", "rolebinding", "viewer", "--clusterrole=view", &user];
+        if self.kubectl(&["get", "rolebinding", "viewer", "--ignore-not-found", "-o", "name"]).is_empty() {
+            self.kubectl(&bound);
+        }
+        self.node.api().kubeconfig_of(VIEWER, None)
+    }
+
     /// What the CLI says in the cluster.
     fn sluice(&self, arguments: &[&str]) -> String {
         let folder =
             PathBuf::from(std::env::var_os("SLUICE_BIN_DIR").expect("images are there, so binaries are"));
         let mut command = Command::new(folder.join("kubectl-sluice"));
-        command
-            .args(arguments)
-            .args(["-n", &self.namespace])
-            .env("KUBECONFIG", self.node.api().kubeconfig_path());
+        command.args(arguments).args(["-n", &self.namespace]).env("KUBECONFIG", self.viewer());
         self.said(command.output().unwrap())
     }
 
     /// A second slot on a second GPU comes and goes, and no stream is cut.
     async fn scales(&self) {
-        self.apply(&[pool(2)]);
+        let two = json!([{"name": "shared", "count": 2, "sharing": {"mode": "Spatial"}}]);
+        self.change("gpupool", "trial", &json!({"gpus": two}));
         let before = self.complete("chat", 200).await;
         self.kubectl(&["scale", "modeltenant", "chat", "--replicas", "2"]);
         let two = async || (self.tenant("chat")["status"]["slots"].as_array()?.len() == 2).then_some(());
@@ -69,6 +94,15 @@ impl Product<'_> {
         self.kubectl(&["scale", "modeltenant", "chat", "--replicas", "1"]);
         streams.end_with(&before).await;
         self.pods_of("chat", 1).await;
+    }
+
+    /// Who has tenants is not left without the driver that ends their pods.
+    async fn stays(&self) {
+        let told = self.refused_uninstall();
+        assert!(told.contains("ModelTenants are there"), "{told}");
+        let kinds = ["-n", SYSTEM, "get", "deployments,daemonsets", "-o", "name"];
+        assert_eq!(self.kubectl(&kinds).lines().count(), 2, "the operator and the driver");
+        self.complete("summary", 8).await;
     }
 
     /// A tenant that is deleted takes its pods along.
@@ -82,14 +116,21 @@ impl Product<'_> {
 #[test]
 fn from_helm_install_to_answers_lent_memory_scaling_and_the_end() {
     on_node_alone(async |node| {
-        let Some((folder, golden)) = model() else { return };
-        let Some(product) = Product::install(node).await else { return };
+        let viewer = format!(
+            ",people.cli[0].kind=User,people.cli[0].name={VIEWER},people.cli[0].apiGroup=rbac.authorization.k8s.io"
+        );
+        let Some(product) = Product::install_with(node, &viewer).await else { return };
+        let (folder, golden) = model();
         let hub = Hub::start("10.244.0.1", "tests/story", &folder);
         product.serves(&hub, golden.as_deref()).await;
+        product.is_well();
         product.lends().await;
         product.is_explained().await;
+        product.changes().await;
         product.scales().await;
+        product.stays().await;
         product.goes().await;
+        rights::end_of(Run::Product, &product);
         product.end();
     });
 }

@@ -5,7 +5,7 @@ use reqwest::Method;
 use serde_json::Value;
 use sluice_e2e::cluster::on_node_alone;
 
-use crate::failures::admin::{Admin, Credential};
+use crate::installed::admin::{Admin, Credential};
 use crate::installed::{Hub, Product, TENANTS, model, pool, tenant};
 
 const CHAT: &str = TENANTS[0];
@@ -56,8 +56,8 @@ impl Product<'_> {
 #[test]
 fn a_tenant_comes_to_a_gpu_that_is_dealt_out_and_a_cap_changes_and_every_pod_stays() {
     on_node_alone(async |node| {
-        let Some((folder, _)) = model() else { return };
         let Some(product) = Product::install(node).await else { return };
+        let (folder, _) = model();
         let hub = Hub::start("10.244.0.1", "tests/story", &folder);
         product.apply(&[pool(1)]);
         let there = &TENANTS[..2];

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use sluice_e2e::cluster::on_node_alone;
 
 use crate::installed::{PROMPT, Product, model, pool, tenant};
+use crate::rights::{self, Run};
 
 /// Name of the image with the model.
 const IMAGE: &str = "models.example/story:1";
@@ -51,8 +52,8 @@ fn copy(model: &Path, to: &Path) {
 #[test]
 fn a_model_comes_from_a_volume_a_bucket_or_an_image() {
     on_node_alone(async |node| {
-        let Some((folder, golden)) = model() else { return };
         let Some(product) = Product::install(node).await else { return };
+        let (folder, golden) = model();
         let home = tempfile::tempdir().unwrap();
         copy(&folder, &home.path().join("story"));
         image::write(&home.path().join("image.tar"), IMAGE, &folder, "models/story");
@@ -86,6 +87,7 @@ fn a_model_comes_from_a_volume_a_bucket_or_an_image() {
         let accepted = status.as_array().unwrap().iter().find(|one| one["type"] == "Accepted").unwrap();
         assert_eq!(accepted["reason"], "ModelUnreadable", "{accepted}");
         assert!(accepted["message"].as_str().unwrap().contains("403"), "{accepted}");
+        rights::end_of(Run::Sources, &product);
         product.end();
     });
 }

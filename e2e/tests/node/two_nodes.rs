@@ -4,6 +4,7 @@ use serde_json::Value;
 use sluice_e2e::cluster::{Second, on_two_nodes};
 
 use crate::installed::{Hub, IMAGES, Load, PROMPT, Product, TENANTS, model};
+use crate::rights::{self, Run};
 
 const FIRST: &str = "node-0";
 
@@ -140,7 +141,6 @@ fn is_ready(pod: &Value) -> bool {
 #[test]
 fn tenants_of_a_gpu_share_a_node_and_leave_a_lost_or_drained_one_together() {
     on_two_nodes(async |node, second| {
-        let Some((folder, golden)) = model() else { return };
         if IMAGES.iter().any(|image| second.image(image).is_none()) {
             return;
         }
@@ -148,11 +148,13 @@ fn tenants_of_a_gpu_share_a_node_and_leave_a_lost_or_drained_one_together() {
         let cordoned = node.api().kubectl(&["cordon", second.name()]).status().unwrap();
         assert!(cordoned.success());
         let Some(product) = Product::install_with(node, ",operator.nodeGraceSeconds=1").await else { return };
+        let (folder, golden) = model();
         let hub = Hub::start("10.244.0.1", "tests/story", &folder);
         let movers = Movers::start(&product, second, &hub, golden.as_deref()).await;
         movers.they_are_neighbours_on_one_node().await;
         movers.they_leave_a_node_that_is_lost().await;
         movers.they_leave_a_node_that_is_drained_and_finish_their_streams().await;
+        rights::end_of(Run::TwoNodes, &product);
         product.end();
     });
 }

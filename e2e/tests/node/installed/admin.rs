@@ -102,7 +102,16 @@ impl Admin {
 
     /// The directive in force.
     pub async fn directive(&self, operator: &Credential) -> Value {
-        let (status, body) = self.ask(operator, Method::GET, "/v1/directive", None).await.unwrap();
+        self.get(operator, "/v1/directive").await
+    }
+
+    /// What it knows of its tenant.
+    pub async fn state(&self, operator: &Credential) -> Value {
+        self.get(operator, "/v1/state").await
+    }
+
+    async fn get(&self, operator: &Credential, path: &str) -> Value {
+        let (status, body) = self.ask(operator, Method::GET, path, None).await.unwrap();
         assert_eq!(status, 200, "{body}");
         serde_json::from_str(&body).unwrap()
     }

@@ -1,0 +1,192 @@
+//! What people change of a product that runs: no pod goes that need not, no stream is cut, and no token is another one.
+
+use serde_json::{Value, json};
+
+use crate::installed::admin::{Admin, Credential};
+use crate::installed::processes::{container, kill};
+use crate::installed::{Product, TENANTS};
+
+const CHAT: &str = TENANTS[0];
+const CODE: &str = TENANTS[1];
+const SUMMARY: &str = TENANTS[2];
+/// The only GPU of the pool.
+const GPU: &str = "trial-shared-0";
+
+/// Three tenants that serve on one GPU, and what they are to say.
+struct Changes<'a> {
+    product: &'a Product<'a>,
+    operator: Credential,
+    /// 200 tokens after the prompt.
+    golden: String,
+    /// The pods as they were.
+    lives: Vec<String>,
+}
+
+impl Product<'_> {
+    /// All changes, one after another.
+    pub async fn changes(&self) {
+        // Of no use a second after its last request: then it may be a victim.
+        for name in TENANTS {
+            self.change("modeltenant", name, &json!({"idle": {"afterSeconds": 1}}));
+        }
+        let golden = self.complete(CHAT, 200).await;
+        let changes =
+            Changes { product: self, operator: Credential::of_operator(self), golden, lives: self.lives() };
+        for policy in ["Oneiros", "Recompute", "Unified"] {
+            changes.another_policy_holds_from_the_next_step_on(policy).await;
+        }
+        changes.another_priority_is_told_to_all_and_turns_the_order_of_victims().await;
+        changes.another_way_to_share_is_a_new_epoch_to_which_all_go_together().await;
+        changes.engines_that_die_together_are_told_as_one_fault().await;
+        changes.a_tenant_that_idles_for_long_sleeps_and_a_request_wakes_it().await;
+    }
+}
+
+impl Changes<'_> {
+    /// Under open streams, in the middle of which the engine stands still.
+    async fn another_policy_holds_from_the_next_step_on(&self, policy: &str) {
+        let (streams, engine) = self.product.held_streams(CHAT, 10, 200).await;
+        self.product.change("gpupool", "trial", &json!({"policy": policy}));
+        for name in TENANTS {
+            self.directed(name, &format!("policy {policy}"), |told| told["policy"] == policy).await;
+        }
+        engine.go_on();
+        streams.end_with(&self.golden).await;
+        for name in TENANTS {
+            let admin = self.admin(name);
+            let held = async || (admin.state(&self.operator).await["policy"] == policy).then_some(());
+            self.product.wait(&format!("{name}: {policy} is in force"), held).await;
+            assert_eq!(self.product.complete(name, 200).await, self.golden, "{name} under {policy}");
+        }
+        assert_eq!(self.product.lives(), self.lives, "{policy} replaced a pod");
+    }
+
+    async fn another_priority_is_told_to_all_and_turns_the_order_of_victims(&self) {
+        let (streams, engine) = self.product.held_streams(CHAT, 10, 200).await;
+        self.ranked(CODE, SUMMARY).await;
+        engine.go_on();
+        streams.end_with(&self.golden).await;
+        self.gives_before(CODE, SUMMARY).await;
+        self.ranked(SUMMARY, CODE).await;
+        self.gives_before(SUMMARY, CODE).await;
+        assert_eq!(self.product.lives(), self.lives, "a priority replaced a pod");
+    }
+
+    /// Gives two tenants other priorities, and waits until they and their neighbour have been told.
+    async fn ranked(&self, low: &str, high: &str) {
+        for (name, priority) in [(low, 10), (high, 20)] {
+            self.product.change("modeltenant", name, &json!({"priority": priority}));
+            self.directed(name, "its own priority", |told| told["tenant"]["priority"] == priority).await;
+            let of = |told: &Value| {
+                let others = told["neighbours"].as_array().unwrap();
+                others.iter().any(|one| one["name"] == name && one["priority"] == priority)
+            };
+            self.directed(CHAT, &format!("the priority of {name}"), of).await;
+        }
+    }
+
+    /// Waits until the pool's status has both as victims, in this order.
+    async fn gives_before(&self, first: &str, second: &str) {
+        let order = async || {
+            let told = &self.gpu()["victimOrder"];
+            let place = |name: &str| told.as_array()?.iter().position(|one| one == name);
+            (place(first)? < place(second)?).then_some(())
+        };
+        self.product.wait(&format!("{first} is to give before {second}"), order).await;
+    }
+
+    async fn another_way_to_share_is_a_new_epoch_to_which_all_go_together(&self) {
+        assert_eq!(self.gpu()["effectiveMode"], "Temporal");
+        let before: Vec<Value> = TENANTS.iter().flat_map(|name| self.product.pods(name)).collect();
+        let (streams, engine) = self.product.held_streams(CHAT, 20, 200).await;
+        let spatial = json!([{"name": "shared", "count": 1, "sharing": {"mode": "Spatial"}}]);
+        self.product.change("gpupool", "trial", &json!({"updatePolicy": "Disruptive", "gpus": spatial}));
+        let told = async || self.product.pods(CHAT).iter().any(is_going).then_some(());
+        self.product.wait("the old pod is told to go", told).await;
+        engine.go_on();
+        streams.end_with(&self.golden).await;
+        let claim = format!("{GPU}-e2");
+        for name in TENANTS {
+            let moved = async || {
+                let pod = self.product.pod(name);
+                let uses = &pod["spec"]["resourceClaims"][0]["resourceClaimName"];
+                (uses == claim.as_str() && !before.iter().any(|old| uid(old) == uid(&pod))).then_some(())
+            };
+            self.product.wait(&format!("{name} is on {claim}"), moved).await;
+            self.product.condition(name, "Ready", "True").await;
+            self.product.reached(name).await;
+            assert_eq!(self.product.complete(name, 200).await, self.golden, "{name}, all at once");
+        }
+        let alone = async || {
+            let claims = self.product.kubectl(&["get", "resourceclaims", "-o", "name"]);
+            let gpu = self.gpu();
+            let spatial = gpu["effectiveMode"] == "Spatial" && gpu["claimName"] == claim.as_str();
+            (spatial && claims.trim() == format!("resourceclaim.resource.k8s.io/{claim}")).then_some(())
+        };
+        self.product.wait("the old claim is gone, and the pool tells the new one", alone).await;
+        self.directed(CHAT, "the way to share", |told| told["sharing"] == "Spatial").await;
+    }
+
+    /// As a fault of one MPS client ends all: here by one signal each.
+    async fn engines_that_die_together_are_told_as_one_fault(&self) {
+        let lives = self.product.lives();
+        let one = container(&self.product.pod(CHAT), "engine");
+        kill(one.worker().unwrap());
+        assert_eq!(self.product.complete(CHAT, 200).await, self.golden, "the engine of one");
+        self.product.condition(CHAT, "Degraded", "False").await;
+        let engines = TENANTS.map(|name| container(&self.product.pod(name), "engine").worker().unwrap());
+        engines.into_iter().for_each(kill);
+        for name in TENANTS {
+            let told = async || {
+                let all = self.product.tenant(name)["status"]["conditions"].clone();
+                let degraded = all.as_array()?.iter().find(|one| one["type"] == "Degraded")?.clone();
+                (degraded["status"] == "True" && degraded["reason"] == "MpsFault").then_some(())
+            };
+            self.product.wait(&format!("{name} tells of the fault"), told).await;
+            self.product.condition(name, "Ready", "True").await;
+            assert_eq!(self.product.complete(name, 200).await, self.golden, "{name} after the fault");
+        }
+        assert_eq!(self.product.lives(), lives, "a fault replaced a pod");
+    }
+
+    async fn a_tenant_that_idles_for_long_sleeps_and_a_request_wakes_it(&self) {
+        let (lives, admin) = (self.product.lives(), self.admin(SUMMARY));
+        let quick = json!({"idle": {"afterSeconds": 1, "hibernateAfterSeconds": 2}});
+        self.product.change("modeltenant", SUMMARY, &quick);
+        let state = async || self.product.tenant(SUMMARY)["status"]["slots"][0]["state"].clone();
+        let sleeps = async || (state().await == "Hibernated").then_some(());
+        self.product.wait("the status says that it sleeps", sleeps).await;
+        let asleep = admin.state(&self.operator).await;
+        assert_eq!(asleep["phase"], "Hibernated");
+        let pod = self.product.pod(SUMMARY);
+        let conditions = pod["status"]["conditions"].as_array().unwrap();
+        let ready = conditions.iter().find(|one| one["type"] == "Ready").unwrap();
+        assert_eq!(ready["status"], "True", "who sleeps takes requests");
+        assert_eq!(self.product.complete(SUMMARY, 200).await, self.golden, "after its sleep");
+        assert_eq!(self.product.lives(), lives, "sleep replaced a pod");
+    }
+
+    /// Waits until a tenant's directive is as wanted.
+    async fn directed(&self, tenant: &str, what: &str, wanted: impl Fn(&Value) -> bool) {
+        let admin = self.admin(tenant);
+        let told = async || wanted(&admin.directive(&self.operator).await).then_some(());
+        self.product.wait(&format!("{tenant} is told {what}"), told).await;
+    }
+
+    fn admin(&self, tenant: &str) -> Admin {
+        Admin::of(self.product, tenant, &self.product.address(tenant))
+    }
+
+    /// The status of the only GPU.
+    fn gpu(&self) -> Value {
+        self.product.get("gpupool", "trial")["status"]["gpus"][0].clone()
+    }
+}
+
+fn uid(pod: &Value) -> &Value {
+    &pod["metadata"]["uid"]
+}
+
+fn is_going(pod: &Value) -> bool {
+    !pod["metadata"]["deletionTimestamp"].is_null()
+}

@@ -1,0 +1,132 @@
+//! Rights of the product's service accounts: what the chart grants is what the API server saw used, and nothing else.
+//!
+//! All tests with an installed product share one API server and its audit log. The last of them to end compares, whichever
+//! that is; where only some of them run, there is nothing to compare.
+
+mod granted;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use sluice_e2e::cluster::{audit, skipped};
+
+use crate::installed::Product;
+
+/// Service accounts of the product.
+const ACCOUNTS: [&str; 4] = ["sluice-operator", "sluice-devices", "sluice-uninstall", "sluice-test"];
+
+/// Tests with an installed product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Run {
+    /// `product`.
+    Product,
+    /// `failures`.
+    Failures,
+    /// `releases`.
+    Releases,
+    /// `sources`.
+    Sources,
+    /// `two_nodes`.
+    TwoNodes,
+}
+
+/// How many there are.
+const RUNS: usize = 5;
+
+/// A verb on a resource, of an account.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Right {
+    account: String,
+    verb: String,
+    /// `GROUP/RESOURCE`, with `/SUBRESOURCE` where there is one; the core group is empty.
+    resource: String,
+}
+
+impl Right {
+    fn new(account: &str, verb: &str, resource: &str) -> Right {
+        Right { account: account.into(), verb: verb.into(), resource: resource.into() }
+    }
+}
+
+impl fmt::Display for Right {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} {}", self.account, self.verb, self.resource)
+    }
+}
+
+/// What is granted and not used by any test: account, verb, resource, and why it is granted all the same.
+const EXCEPTIONS: [(&str, &str, &str, &str); 0] = [];
+
+/// Tells that a test with an installed product has come to its end; the last one compares rights.
+///
+/// # Panics
+/// If the chart grants what nobody used, apart from the exceptions; if an exception was used, or is not granted; and if
+/// somebody used what is not granted.
+pub fn end_of(run: Run, product: &Product<'_>) {
+    static ENDED: Mutex<BTreeSet<Run>> = Mutex::new(BTreeSet::new());
+    let mut ended = ENDED.lock().unwrap_or_else(PoisonError::into_inner);
+    ended.insert(run);
+    if ended.len() < RUNS {
+        return;
+    }
+    let Some(log) = product.node.api().audit_log() else {
+        skipped("rights are compared by an audit log of ours");
+        return;
+    };
+    let faults = compare(&granted::by_chart(product), &used(&log), &EXCEPTIONS);
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// What accounts of the product did by a right that the chart gave them.
+fn used(log: &[audit::Record]) -> BTreeSet<Right> {
+    // Some rights everybody has: the API server gives them to groups.
+    let own =
+        log.iter().filter(|record| record.is_allowed() && record.right().contains(" to ServiceAccount "));
+    own.filter_map(right_of).collect()
+}
+
+fn right_of(record: &audit::Record) -> Option<Right> {
+    let (_, account) = record.user.username.strip_prefix("system:serviceaccount:")?.split_once(':')?;
+    let (account, object) = (ACCOUNTS.iter().find(|one| **one == account)?, record.object.as_ref()?);
+    let mut resource = format!("{}/{}", object.api_group, object.resource);
+    if !object.subresource.is_empty() {
+        resource = format!("{resource}/{}", object.subresource);
+    }
+    Some(Right::new(account, &record.verb, &resource))
+}
+
+/// What does not agree, a line for each.
+fn compare(
+    granted: &BTreeSet<Right>,
+    used: &BTreeSet<Right>,
+    exceptions: &[(&str, &str, &str, &str)],
+) -> Vec<String> {
+    let exceptions: BTreeMap<Right, &str> = exceptions
+        .iter()
+        .map(|(account, verb, resource, why)| (Right::new(account, verb, resource), *why))
+        .collect();
+    let unused = granted.difference(used).filter(|right| !exceptions.contains_key(right));
+    let unused = unused.map(|right| format!("granted and never used: {right}"));
+    let beyond = used.difference(granted).map(|right| format!("used and not granted: {right}"));
+    let told = exceptions.iter().filter_map(|(right, why)| match () {
+        () if used.contains(right) => Some(format!("an exception that is used: {right} ({why})")),
+        () if !granted.contains(right) => Some(format!("an exception that is not granted: {right} ({why})")),
+        () => None,
+    });
+    unused.chain(beyond).chain(told).collect()
+}
+
+#[test]
+fn each_way_in_which_rights_can_differ_is_told() {
+    let rights =
+        |verbs: &[&str]| verbs.iter().map(|verb| Right::new("a", verb, "/pods")).collect::<BTreeSet<_>>();
+    let told = |granted: &[&str], used: &[&str], exception: &str| {
+        compare(&rights(granted), &rights(used), &[("a", exception, "/pods", "why")])
+    };
+    assert_eq!(told(&["get", "list"], &["get"], "list"), [""; 0]);
+    assert_eq!(told(&["get", "list", "watch"], &["get"], "list"), ["granted and never used: a: watch /pods"]);
+    assert_eq!(told(&["list"], &["get"], "list"), ["used and not granted: a: get /pods"]);
+    assert_eq!(told(&["list"], &["list"], "list"), ["an exception that is used: a: list /pods (why)"]);
+    assert_eq!(told(&[], &[], "list"), ["an exception that is not granted: a: list /pods (why)"]);
+}
