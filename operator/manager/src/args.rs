@@ -1,6 +1,7 @@
 //! The command line. Every flag has an environment variable, so that a chart sets either.
 
 use std::net::SocketAddr;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
@@ -9,9 +10,14 @@ use sluice_wire::overview;
 
 use crate::sidecars::poll::EVERY;
 
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let (api, wire) = (sluice_types::API_VERSION, sluice_wire::state::VERSION);
+    format!("{} (commit {}, API {api}, wire {wire})", env!("CARGO_PKG_VERSION"), env!("SLUICE_COMMIT"))
+});
+
 /// Sluice's operator: places tenants on GPUs and keeps their objects as they should be.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "sluice-operator", version)]
+#[command(name = "sluice-operator", version = VERSION.as_str())]
 pub struct Args {
     /// Namespaces to look after, separated by commas. Default: all.
     #[arg(long, env = "SLUICE_NAMESPACES", value_delimiter = ',')]

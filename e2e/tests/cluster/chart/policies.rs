@@ -45,6 +45,13 @@ fn secret(name: &str, labels: Value) -> Secret {
         .unwrap()
 }
 
+/// Filled by Kubernetes with the token of an account.
+fn token(name: &str) -> Secret {
+    let account = json!({"kubernetes.io/service-account.name": "default"});
+    let token = json!({"metadata": {"name": name, "annotations": account}, "type": "kubernetes.io/service-account-token"});
+    serde_json::from_value(token).unwrap()
+}
+
 #[tokio::test]
 async fn the_operator_writes_its_own_secrets_and_no_others() {
     let Some(helm) = Helm::find() else { return };
@@ -63,10 +70,13 @@ async fn the_operator_writes_its_own_secrets_and_no_others() {
     .await;
 
     let ours = json!({"app.kubernetes.io/managed-by": "sluice-operator"});
-    operator.create(&PostParams::default(), &secret("sluice-ca", json!({}))).await.unwrap();
-    operator.create(&PostParams::default(), &secret("chat-0", ours.clone())).await.unwrap();
-    operator.delete("chat-0", &DeleteParams::default()).await.unwrap();
+    operator.create(&PostParams::default(), &secret("sluice-ca", ours.clone())).await.unwrap();
+    operator.delete("sluice-ca", &DeleteParams::default()).await.unwrap();
     let refused = |said: Result<String, String>| said.is_err_and(|said| said.contains("writes only Secrets"));
+    let labelled = operator.create(&dry, &secret("chat-0", ours.clone())).await;
+    assert!(refused(labelled.map(|_| String::new()).map_err(words)), "made another Secret with its label");
+    let token = operator.create(&dry, &token("sluice-token")).await;
+    assert!(refused(token.map(|_| String::new()).map_err(words)), "took a service account's token");
     let label = json!({"metadata": {"labels": ours}});
     let taken = operator.patch("foreign", &PatchParams::default(), &Patch::Merge(label)).await;
     assert!(refused(taken.map(|_| String::new()).map_err(words)), "took a foreign secret by a label");
