@@ -220,6 +220,8 @@ pub struct EngineState {
     pub attempt: u64,
     /// When the engine attached, milliseconds since the Unix epoch; `None` = none attached.
     pub up_since_unix_ms: Option<u64>,
+    /// When the last one was lost, milliseconds since the Unix epoch; `None` = none was since the sidecar started.
+    pub lost_unix_ms: Option<u64>,
     /// Why the tenant cannot serve, while it cannot.
     pub failure: Option<String>,
 }

@@ -149,7 +149,7 @@ pub async fn inspect(files: &Files, dtype: Option<&str>) -> Result<Geometry, Ins
     let spec = spec_of(&config, map, dtype)?;
     let headers = headers(files, MOST_JSON).await?;
     check_headers(files.place(), &spec, &headers)?;
-    Ok(geometry(&spec))
+    Ok(Geometry { download_bytes: files.download_bytes(), ..geometry(&spec) })
 }
 
 /// Sizes of a model under the limits that every tenant of a cluster has.
@@ -169,5 +169,6 @@ fn geometry(spec: &ModelSpec) -> Geometry {
         thread_bytes: cost(1).fixed_bytes - cost(0).fixed_bytes,
         // The sidecar copies from its master copy, which is staging enough.
         staging_bytes: 0,
+        download_bytes: None,
     }
 }

@@ -163,7 +163,7 @@ impl Room {
             News::Event(event) => body::event(&mut self.driver, event),
             News::Lost(why) => {
                 tracing::warn!(%why, "engine lost; requests are held until its successor attaches");
-                self.diary.engine_lost();
+                self.diary.engine_lost(SystemTime::now());
                 self.engine_left = Some(Instant::now());
                 self.metrics.engine_lost();
                 body::lost(&mut self.driver);

@@ -107,6 +107,7 @@ fn state() -> State {
             restarts: 1,
             attempt: 2,
             up_since_unix_ms: Some(1_764_000_000_500),
+            lost_unix_ms: Some(1_764_000_000_400),
             failure: None,
         },
         moves: vec![Move {
@@ -186,7 +187,8 @@ fn the_message_is_written_as_committed() {
 #[test]
 fn a_message_of_an_older_writer_is_read_with_defaults_for_what_it_lacks() {
     let kv = KvState { host_blocks_used: 0, host_blocks_limit: 0, ..state().kv };
-    let older = State { kv, neighbourhood: None, activity: Activity::default(), ..state() };
+    let engine = EngineState { lost_unix_ms: None, ..state().engine };
+    let older = State { kv, engine, neighbourhood: None, activity: Activity::default(), ..state() };
     assert_eq!(State::from_json(FIRST.as_bytes()).expect("still readable"), older);
 }
 

@@ -89,6 +89,16 @@ impl Files {
         }
     }
 
+    /// Length of all that a download of them brings, bytes; `None` = they are here.
+    pub fn download_bytes(&self) -> Option<u64> {
+        match self {
+            Files::Folder(_) => None,
+            Files::Remote(remote) => {
+                Some(remote.items.iter().fold(0, |sum: u64, item| sum.saturating_add(item.bytes)))
+            }
+        }
+    }
+
     /// `count` bytes of a file from `from` on. They must be there.
     ///
     /// # Errors

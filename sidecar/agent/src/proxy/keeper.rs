@@ -45,6 +45,8 @@ pub struct Lives {
     pub found: u64,
     /// Engines that were lost.
     pub lost: u64,
+    /// When the last one was lost.
+    pub lost_at: Option<SystemTime>,
     /// Since when the present one is there.
     pub since: Option<SystemTime>,
     /// Since when it is awake, or when it was last.
@@ -167,7 +169,9 @@ impl Keeper {
         if self.lobby.phase() != Phase::Lost {
             tracing::warn!(%trouble, "the engine is lost; requests are held");
             self.metrics.engine_lost();
-            self.lives.send_modify(|lives| (lives.lost, lives.since) = (lives.lost + 1, None));
+            self.lives.send_modify(|lives| {
+                (lives.lost, lives.lost_at, lives.since) = (lives.lost + 1, Some(SystemTime::now()), None);
+            });
             self.status.send_replace(Status::EngineLost);
         }
         self.lobby.looked(Phase::Lost, Some(0));

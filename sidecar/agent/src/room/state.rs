@@ -30,6 +30,7 @@ pub struct Diary {
     /// Without a request for so long the tenant counts as idle.
     idle_after: Duration,
     engine_since: Option<SystemTime>,
+    engine_lost: Option<SystemTime>,
     inactive_since: Option<SystemTime>,
     last_used: Option<SystemTime>,
     resident_since: Option<SystemTime>,
@@ -71,6 +72,7 @@ impl Diary {
             last_used: None,
             resident_since: None,
             steps: 0,
+            engine_lost: None,
             engine_restarts: 0,
             moving: Vec::new(),
             kv_bytes: 0,
@@ -112,8 +114,8 @@ impl Diary {
     }
 
     /// It has gone.
-    pub fn engine_lost(&mut self) {
-        self.engine_since = None;
+    pub fn engine_lost(&mut self, at: SystemTime) {
+        (self.engine_since, self.engine_lost) = (None, Some(at));
         self.engine_restarts += 1;
     }
 
@@ -339,6 +341,7 @@ fn engine(brain: &Brain, snapshot: &Snapshot, diary: &Diary) -> EngineState {
         restarts: diary.engine_restarts,
         attempt: diary.engine_restarts + u64::from(snapshot.engine_attached),
         up_since_unix_ms: diary.engine_since.map(unix_ms),
+        lost_unix_ms: diary.engine_lost.map(unix_ms),
         failure: brain.failed().map(|failure| failure.to_string()),
     }
 }

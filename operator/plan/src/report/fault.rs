@@ -1,0 +1,73 @@
+//! Whether engines of one GPU ended together, as they do under MPS when one of them has a fatal fault.
+
+use sluice_types::pool::SharingMode;
+
+use crate::seen::{Report, Seen};
+
+/// Engines that are lost within so many milliseconds of each other were lost together: a fault reaches all at once, and a sidecar
+/// sees the end of its engine's socket.
+const TOGETHER_MS: i64 = 5_000;
+/// So long after it a fault is told, milliseconds.
+const TOLD_MS: i64 = 600_000;
+
+/// Why all engines of the GPU `gpu` are thought to have been ended by one fault; `None` = there was none that is worth telling,
+/// at `now`, seconds since 1970.
+///
+/// MPS says nothing of itself to a cluster. What can be seen is that on a GPU of mode `Spatial` all sidecars, two at least, lost
+/// their engines at one time.
+pub fn of(gpu: &str, mode: SharingMode, seen: &Seen, now: i64) -> Option<String> {
+    if mode != SharingMode::Spatial {
+        return None;
+    }
+    let told: Vec<&Report> =
+        seen.reports.iter().filter(|((_, on), _)| on == gpu).map(|(_, told)| told).collect();
+    let lost: Vec<i64> = told.iter().map(|told| told.engine_lost_ms).collect::<Option<_>>()?;
+    let (first, last) = (*lost.iter().min()?, *lost.iter().max()?);
+    let fault = lost.len() > 1 && last - first <= TOGETHER_MS && now * 1_000 - last < TOLD_MS;
+    fault.then(|| {
+        let engines = lost.len();
+        format!(
+            "all {engines} engines on {gpu} were lost within {} ms: under MPS a fatal fault of one ends all; they are \
+             started again",
+            last - first
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_wire::state::State;
+
+    use super::*;
+    use crate::told::report;
+
+    const NOW: i64 = 10_000;
+
+    /// Whether a fault is told of GPU `a`, where each of `lost` is a GPU and how many milliseconds ago a slot there lost its engine.
+    fn told(mode: SharingMode, lost: &[(&str, Option<i64>)]) -> bool {
+        let of_slot = |(index, (gpu, ago)): (usize, &(&str, Option<i64>))| {
+            let engine_lost_ms = ago.map(|ago| NOW * 1_000 - ago);
+            let report = Report { engine_lost_ms, ..report(&State::default()) };
+            ((index.to_string(), (*gpu).to_owned()), report)
+        };
+        let reports = lost.iter().enumerate().map(of_slot).collect();
+        of("a", mode, &Seen { reports, ..Seen::default() }, NOW).is_some()
+    }
+
+    #[test]
+    fn engines_that_are_lost_together_under_mps_had_one_fault() {
+        let (early, late, later) = (("a", Some(9_000)), ("a", Some(4_000)), ("a", Some(3_999)));
+        assert!(told(SharingMode::Spatial, &[early, late, ("b", None)]));
+        assert!(!told(SharingMode::Temporal, &[early, late]), "each has a context of its own");
+        assert!(!told(SharingMode::Spatial, &[early, later]), "one after the other");
+        assert!(!told(SharingMode::Spatial, &[early, late, ("a", None)]), "one goes on");
+        assert!(!told(SharingMode::Spatial, &[early, ("b", Some(9_000))]), "its only one");
+        assert!(!told(SharingMode::Spatial, &[]));
+    }
+
+    #[test]
+    fn a_fault_is_told_for_a_while() {
+        let ago = |ms| told(SharingMode::Spatial, &[("a", Some(ms)), ("a", Some(ms))]);
+        assert!(ago(TOLD_MS - 1) && !ago(TOLD_MS));
+    }
+}
