@@ -78,6 +78,8 @@ names! {
         ChunkTooSmall,
         /// `Accepted`: no pool of that name in the namespace.
         PoolNotFound,
+        /// `Accepted`: the pool is being deleted, and takes nobody new.
+        PoolTerminating,
         /// `Accepted`: the pool has no group of that name.
         GroupNotFound,
         /// `Accepted`: `File` sources and key files exist only for local processes.
@@ -116,6 +118,8 @@ names! {
         ApplyFailed,
         /// `Degraded`, of a pool: a change waits until no tenant is on the GPU.
         UpdateWaits,
+        /// `Degraded`, of a pool: so many nodes are not ready at once that no GPU leaves its own.
+        NodesNotReady,
         /// `Degraded`: a fatal fault of one MPS client ended all of the GPU.
         MpsFault,
         /// `Terminating`: tenants still refer to the pool.

@@ -43,6 +43,9 @@ pub struct Geometry {
     pub thread_bytes: u64,
     /// Staging buffers.
     pub staging_bytes: u64,
+    /// Files of the model as they are stored, all that a download brings; `None` = nothing is downloaded, or nobody has looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub download_bytes: Option<u64>,
 }
 
 /// Why a model has no geometry.
@@ -143,6 +146,7 @@ impl Geometry {
             ("geometry.step_activation_bytes", self.step_activation_bytes, MOST_BYTES),
             ("geometry.thread_bytes", self.thread_bytes, MOST_BYTES),
             ("geometry.staging_bytes", self.staging_bytes, MOST_BYTES),
+            ("geometry.download_bytes", self.download_bytes.unwrap_or(0), MOST_BYTES),
         ];
         match most.into_iter().find(|(_, value, most)| value > most) {
             Some((field, value, most)) => {

@@ -13,6 +13,7 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use sluice_plan::accept::Cluster as Abilities;
+use sluice_plan::outage::Outage;
 use sluice_plan::seen::Seen;
 use sluice_plan::unit::{Given, Plan, plan};
 
@@ -123,6 +124,7 @@ fn given<'a>(pool: &'a Pool<'a>, seen: &'a Seen) -> Given<'a> {
         seen,
         // Whether a cluster has them is its own matter.
         cluster: Abilities { image_volumes: true },
+        outage: Outage::default(),
         grace_seconds: i64::MAX,
         now: i64::try_from(now_unix_ms() / 1000).unwrap_or(i64::MAX),
     }

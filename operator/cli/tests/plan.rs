@@ -2,7 +2,10 @@
 
 use crate::support::{World, finish};
 
-const REPORT: &str = r#"{"version":1,"geometry":{"global_bytes":1048576,"layer_bytes":1048576,"layers":8,"kv_bytes_per_token":8192,"max_model_len":256,"activation_bytes":1048576,"step_activation_bytes":1048576,"thread_bytes":0,"staging_bytes":0}}"#;
+const REPORT: &str = concat!(
+    r#"{"version":1,"geometry":{"global_bytes":1048576,"layer_bytes":1048576,"layers":8,"kv_bytes_per_token":8192,"#,
+    r#""max_model_len":256,"activation_bytes":1048576,"step_activation_bytes":1048576,"thread_bytes":0,"staging_bytes":0}}"#
+);
 
 const POOL: &str = "apiVersion: sluice.dev/v1alpha1
 kind: GpuPool

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -27,6 +28,8 @@ pub struct Metrics {
     queued: Gauge,
     objects: Family<Kind, Gauge>,
     tenants: Family<Told, Gauge>,
+    not_ready: Gauge,
+    held: Gauge,
     looked: Gauge<f64, AtomicU64>,
     observed: Gauge<f64, AtomicU64>,
     registry: Arc<Registry>,
@@ -78,6 +81,8 @@ impl Default for Metrics {
             queued: Gauge::default(),
             objects: Family::default(),
             tenants: Family::default(),
+            not_ready: Gauge::default(),
+            held: Gauge::default(),
             looked: Gauge::default(),
             observed: Gauge::default(),
             registry: Arc::default(),
@@ -102,6 +107,10 @@ impl Metrics {
         registry.register("objects", "Objects that are watched, by kind", self.objects.clone());
         let help = "Tenants, by what their condition Ready says and its reason";
         registry.register("tenants", help, self.tenants.clone());
+        let help = "Nodes that hold claims and are not ready";
+        registry.register("nodes_not_ready", help, self.not_ready.clone());
+        let help = "1 = so many nodes are not ready at once that no GPU leaves its own";
+        registry.register("claims_held", help, self.held.clone());
         registry.register(
             "looked_seconds",
             "Time from the start until every pool had been looked at once; 0 = not yet",
@@ -148,6 +157,9 @@ impl Metrics {
         for (kind, count) in world.counts() {
             self.objects.get_or_create(&Kind { kind }).set(i64::try_from(count).unwrap_or(i64::MAX));
         }
+        let outage = world.outage(Timestamp::now().as_second());
+        self.not_ready.set(i64::try_from(outage.not_ready).unwrap_or(i64::MAX));
+        self.held.set(i64::from(outage.is_on()));
         self.tenants.clear();
         for told in world.tenants.all(|_, tenant| Some(Told::of(tenant))) {
             self.tenants.get_or_create(&told).inc();

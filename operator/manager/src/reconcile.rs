@@ -169,7 +169,8 @@ impl Operator {
     /// # Errors
     /// Something could not be carried out; what could has been.
     async fn reconcile(&self, unit: &Unit) -> Result<(), Failure> {
-        let scene = tracing::info_span!("dereference").in_scope(|| self.dereference(unit));
+        let now = Timestamp::now().as_second();
+        let scene = tracing::info_span!("dereference").in_scope(|| self.dereference(unit, now));
         if scene.pool.is_none() && scene.tenants.is_empty() {
             self.direct(unit, Vec::new());
             self.forget(unit);
@@ -179,7 +180,6 @@ impl Operator {
             self.hold_pool(pool, !scene.all_tenants_gone).await?;
         }
         let tenants: Vec<_> = scene.tenants.iter().map(AsRef::as_ref).collect();
-        let now = Timestamp::now().as_second();
         let pool = scene.pool.as_deref();
         let given = Given {
             pool,
@@ -187,6 +187,7 @@ impl Operator {
             seen: &scene.seen,
             cluster: self.cluster,
             grace_seconds: self.grace_seconds,
+            outage: self.world.outage(now),
             now,
         };
         let plan = tracing::info_span!("build").in_scope(|| plan(&given));

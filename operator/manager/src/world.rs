@@ -6,6 +6,7 @@ mod device;
 mod load;
 mod mirror;
 mod node;
+mod outage;
 mod pod;
 mod watch;
 
@@ -51,6 +52,8 @@ pub struct World {
     pub unmounted: Mirror<Refusal>,
     /// Nodes. Their unit is empty.
     pub nodes: Mirror<NodeSeen>,
+    /// What is known of nodes that are not there.
+    pub absence: outage::Absence,
     /// What pods of others ask nodes for. Their unit is empty.
     pub loads: Mirror<load::Load>,
     /// Devices of ResourceSlices, by the name of their slice. Their unit is empty.
@@ -71,6 +74,7 @@ impl Default for World {
             refusals: Mirror::new(|a, b| a == b),
             unmounted: Mirror::new(|a, b| a == b),
             nodes: Mirror::new(|a, b| a == b),
+            absence: outage::Absence::default(),
             loads: Mirror::new(|a, b| a == b),
             slices: Mirror::new(|a, b| a == b),
             children: children.map(|kind| (kind, Mirror::new(ChildSeen::same))).collect(),

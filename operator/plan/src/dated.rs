@@ -22,7 +22,12 @@ pub(crate) struct Dated {
 
 /// All GPUs of `pool`, in the order of its groups.
 pub(crate) fn dated(pool: &GpuPool, index: &Index<'_>, given: &Given<'_>) -> Vec<Dated> {
-    let rule = Rule { update: pool.spec.update_policy, grace_seconds: given.grace_seconds, now: given.now };
+    let rule = Rule {
+        update: pool.spec.update_policy,
+        grace_seconds: given.grace_seconds,
+        outage: given.outage,
+        now: given.now,
+    };
     let date = |gpu: Gpu| {
         let own = index.gpu(&gpu.name);
         let digest = claim_digest(pool, &gpu);

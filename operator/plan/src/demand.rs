@@ -2,10 +2,12 @@
 
 use sluice_types::ModelTenantSpec;
 use sluice_types::pool::Policy;
+use sluice_types::shared::Resources;
 use sluice_types::tenant::EngineKind;
 
 pub use crate::geometry::Geometry;
-use crate::geometry::stated_memory;
+use crate::geometry::stated_bytes;
+use crate::objects::fetches;
 
 /// Host memory of a sidecar beside weights and KV, bytes (DESIGN 12).
 const SIDECAR_BYTES: u64 = 64 << 20;
@@ -16,6 +18,10 @@ const STREAM_BYTES: u64 = 32 << 10;
 const HELD_BYTES: u64 = 512 << 20;
 /// Host memory of a proxied engine beside its weights, bytes.
 const PROXIED_BYTES: u64 = 8 << 30;
+/// Host memory of a process of ours that keeps no weights: an engine over host memory, a download, an inspection. Bytes.
+pub(crate) const SMALL_BYTES: u64 = 256 << 20;
+/// Host memory of an engine with a CUDA context and its libraries, bytes.
+const CUDA_ENGINE_BYTES: u64 = 4 << 30;
 
 /// What every slot of a GPU pays beside its tenant's own sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +30,8 @@ pub struct Terms {
     pub chunk_bytes: u64,
     /// Device memory of the contexts of its two processes, bytes, as the GPU probe measured it; 0 on host-backed GPUs.
     pub context_bytes: u64,
+    /// Memory of a host-backed GPU, bytes; `None` = it is a CUDA device.
+    pub host_gpu_bytes: Option<u64>,
     /// Policy of its pool: what can be lent depends on it.
     pub policy: Policy,
 }
@@ -33,13 +41,60 @@ pub struct Terms {
 pub struct Demand {
     /// Device memory that it can never lend while it is awake, bytes.
     pub floor_bytes: u64,
-    /// Host memory, bytes: the request and the limit of its pod, without what a host-backed GPU adds.
+    /// Host memory that counts against the pool's `hostMemoryPerGPU`, bytes.
     pub host_bytes: u64,
+    /// Host memory that its pod asks its node for.
+    pub pod: PodMemory,
+}
+
+/// Host memory of a pod's containers, bytes: request and limit of each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PodMemory {
+    /// The sidecar's.
+    pub sidecar_bytes: u64,
+    /// The engine's.
+    pub engine_bytes: u64,
+    /// The download's, which ends before the others begin; 0 = there is none.
+    pub fetch_bytes: u64,
+}
+
+impl PodMemory {
+    /// What the pod asks its node for, as the scheduler counts it, bytes.
+    pub fn bytes(&self) -> u64 {
+        self.sidecar_bytes.saturating_add(self.engine_bytes).max(self.fetch_bytes)
+    }
 }
 
 /// What one slot of the tenant takes.
 pub fn demand(spec: &ModelTenantSpec, model: &Geometry, terms: &Terms) -> Demand {
-    Demand { floor_bytes: floor_bytes(spec, model, terms), host_bytes: host_bytes(spec, model) }
+    let sidecar_bytes = sidecar_bytes(spec, model);
+    let pod = pod_memory(spec, model, terms, sidecar_bytes);
+    let host_bytes = match spec.engine.kind {
+        EngineKind::Native => sidecar_bytes,
+        // Its weights sleep in its own memory.
+        EngineKind::Vllm => sidecar_bytes.saturating_add(pod.engine_bytes),
+    };
+    Demand { floor_bytes: floor_bytes(spec, model, terms), host_bytes, pod }
+}
+
+/// What the containers of a slot are given, whose sidecar takes `sidecar_bytes` beside the GPU: what the tenant writes, else what
+/// is computed. Chunks of a host-backed GPU are the sidecar's charge, up to the whole GPU.
+pub fn pod_memory(spec: &ModelTenantSpec, model: &Geometry, terms: &Terms, sidecar_bytes: u64) -> PodMemory {
+    let (chunks, engine) = match (spec.engine.kind, terms.host_gpu_bytes) {
+        (EngineKind::Native, Some(gpu)) => (gpu, SMALL_BYTES),
+        (EngineKind::Native, None) => (0, CUDA_ENGINE_BYTES),
+        (EngineKind::Vllm, _) => (0, proxied_bytes(model)),
+    };
+    PodMemory {
+        sidecar_bytes: given_bytes(spec.sidecar.resources.as_ref(), sidecar_bytes.saturating_add(chunks)),
+        engine_bytes: given_bytes(spec.engine.resources.as_ref(), engine),
+        fetch_bytes: if fetches(spec) { SMALL_BYTES } else { 0 },
+    }
+}
+
+/// Memory that a container is given, bytes: the limit that is written, else the request, else what is computed.
+pub(crate) fn given_bytes(written: Option<&Resources>, computed: u64) -> u64 {
+    stated_bytes(written).unwrap_or(computed)
 }
 
 /// DESIGN 1, "floor": WeightsGlobal, the layers that the cap keeps at home and one slot for all others, KV, activations,
@@ -160,23 +215,18 @@ pub fn fits(spec: &ModelTenantSpec, model: &Geometry, terms: &Terms) -> Result<(
 }
 
 /// Master copy, host tier, the sidecar itself and its streams, and 5 % more. Before a proxied engine the sidecar keeps neither
-/// of the first two, and the engine is in the same pod.
-fn host_bytes(spec: &ModelTenantSpec, model: &Geometry) -> u64 {
+/// of the first two, but bodies and early tokens that wait.
+fn sidecar_bytes(spec: &ModelTenantSpec, model: &Geometry) -> u64 {
     match spec.engine.kind {
         EngineKind::Native => {
             with_reserve(model.weights_bytes() + spec.memory.host_kv.bytes() + own_bytes(spec))
         }
-        EngineKind::Vllm => front_bytes(spec) + stated_memory(spec).unwrap_or(proxied_bytes(model)),
+        EngineKind::Vllm => with_reserve(own_bytes(spec) + HELD_BYTES),
     }
 }
 
-/// Host memory of a sidecar that keeps neither weights nor KV, bytes.
-pub(crate) fn front_bytes(spec: &ModelTenantSpec) -> u64 {
-    with_reserve(own_bytes(spec) + HELD_BYTES)
-}
-
 /// Host memory of a proxied engine, bytes: its interpreter and libraries, and its weights while it sleeps.
-pub(crate) fn proxied_bytes(model: &Geometry) -> u64 {
+fn proxied_bytes(model: &Geometry) -> u64 {
     PROXIED_BYTES + with_reserve(model.weights_bytes())
 }
 

@@ -6,6 +6,7 @@
 
 use sluice_types::pool::UpdatePolicy;
 
+use crate::outage::Outage;
 use crate::seen::{ClaimSeen, NodeSeen, OfGpu, PodSeen, Seen};
 use crate::settings::Settings;
 
@@ -16,6 +17,8 @@ pub struct Epoch {
     pub number: u32,
     /// The claim that is there is made of something else, and stays until no tenant is on the GPU.
     pub waits: bool,
+    /// Its node is not ready, and too many others are not at once: it stays.
+    pub held: bool,
     /// Seconds after which to look again, because a node has not been lost for long enough.
     pub look_again: Option<i64>,
 }
@@ -27,6 +30,8 @@ pub struct Rule {
     pub update: UpdatePolicy,
     /// A node that is not ready for so long is lost, seconds.
     pub grace_seconds: i64,
+    /// Whether too many are not ready at once.
+    pub outage: Outage,
     /// Seconds since 1970.
     pub now: i64,
 }
@@ -56,29 +61,49 @@ pub(crate) fn epoch(own: Option<&OfGpu<'_>>, wanted: Wanted<'_>, seen: &Seen, ru
         // Somebody deleted it, and its last pod is gone: the same name is free again.
         return fixed(highest);
     };
-    let (lost, look_again) = unusable(current, seen, rule);
+    let node = standing(current, seen, rule);
     let another = wanted.differs(current);
     let waits = another && !own.slots.is_empty() && rule.update == UpdatePolicy::WhenEmpty;
-    match current.deleting || lost || (another && !waits) {
+    match current.deleting || node.lost || (another && !waits) {
         true => fixed(highest + 1),
-        false => Epoch { number: highest, waits, look_again },
+        false => Epoch { number: highest, waits, held: node.held, look_again: node.look_again },
     }
 }
 
 const fn fixed(number: u32) -> Epoch {
-    Epoch { number, waits: false, look_again: None }
+    Epoch { number, waits: false, held: false, look_again: None }
 }
 
-/// Whether the claim's node is of no use any more; else when to look again.
-fn unusable(claim: &ClaimSeen, seen: &Seen, rule: Rule) -> (bool, Option<i64>) {
-    let Some(node) = claim.device.as_ref().and_then(|device| device.node.as_ref()) else {
-        return (false, None);
+/// How a claim's node stands.
+#[derive(Clone, Copy, Debug, Default)]
+struct Standing {
+    /// It is of no use any more.
+    lost: bool,
+    /// See [`Epoch::held`].
+    held: bool,
+    /// Seconds after which to look again.
+    look_again: Option<i64>,
+}
+
+fn standing(claim: &ClaimSeen, seen: &Seen, rule: Rule) -> Standing {
+    let Some(name) = claim.device.as_ref().and_then(|device| device.node.as_ref()) else {
+        return Standing::default();
     };
-    let Some(node) = seen.nodes.get(node) else { return (true, None) };
-    let left = node.lost_since.map(|since| since + rule.grace_seconds - rule.now);
-    match left {
-        Some(left) if left <= 0 => (true, None),
-        left => (drained(claim, node, &seen.pods), left),
+    let left = |since: i64| since + rule.grace_seconds - rule.now;
+    match (seen.nodes.get(name), seen.missing.get(name)) {
+        (Some(node), _) => {
+            let left = node.lost_since.map(|since| left(rule.outage.counts_from(since, rule.now)));
+            let lost = left.is_some_and(|left| left <= 0) || drained(claim, node, &seen.pods);
+            let held = node.lost_since.is_some() && rule.outage.is_on();
+            Standing { lost, held, look_again: left.filter(|_| !lost) }
+        }
+        // Somebody has deleted it, which is no outage.
+        (None, Some(since)) => {
+            let left = left(*since);
+            Standing { lost: left <= 0, held: false, look_again: Some(left) }
+        }
+        // Nobody knows: its watch will tell.
+        (None, None) => Standing { look_again: Some(rule.grace_seconds), ..Standing::default() },
     }
 }
 

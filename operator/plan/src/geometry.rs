@@ -1,5 +1,6 @@
 //! Sizes of a model: as its inspection tells them, as the tenant's status keeps them, as demand is computed from them.
 
+use sluice_types::shared::Resources;
 use sluice_types::tenant::{EngineKind, ModelStatus, ModelTenantSpec};
 use sluice_wire::geometry::Geometry as Told;
 
@@ -22,6 +23,8 @@ pub struct Geometry {
     pub step_activation_bytes: u64,
     /// Staging buffers.
     pub staging_bytes: u64,
+    /// Files that a download brings, as they are stored; `None` = nobody has looked.
+    pub download_bytes: Option<u64>,
 }
 
 impl Geometry {
@@ -40,6 +43,7 @@ impl Geometry {
             activation_bytes: bytes(model.activation_bytes)? + of_threads,
             step_activation_bytes: bytes(model.step_activation_bytes)? + of_threads,
             staging_bytes: bytes(model.staging_bytes)?,
+            download_bytes: model.download_bytes.and_then(bytes),
         })
     }
 
@@ -47,7 +51,7 @@ impl Geometry {
     /// memory of its container is stated. `None` = the model has to be inspected.
     pub fn not_needed(spec: &ModelTenantSpec) -> Option<Geometry> {
         let proxied = spec.engine.kind == EngineKind::Vllm;
-        (proxied && stated_memory(spec).is_some()).then_some(Geometry {
+        (proxied && stated_bytes(spec.engine.resources.as_ref()).is_some()).then_some(Geometry {
             global_bytes: 0,
             layer_bytes: 0,
             layers: 1,
@@ -56,6 +60,7 @@ impl Geometry {
             activation_bytes: 0,
             step_activation_bytes: 0,
             staging_bytes: 0,
+            download_bytes: None,
         })
     }
 
@@ -81,13 +86,14 @@ pub fn status(told: &Told) -> ModelStatus {
         step_activation_bytes: bytes(told.step_activation_bytes),
         thread_bytes: bytes(told.thread_bytes),
         staging_bytes: bytes(told.staging_bytes),
+        download_bytes: told.download_bytes.map(bytes),
     }
 }
 
-/// Host memory that a tenant states for its engine's container, bytes.
-pub(crate) fn stated_memory(spec: &ModelTenantSpec) -> Option<u64> {
-    let resources = spec.engine.resources.as_ref()?;
-    let lists = [resources.limits.as_ref(), resources.requests.as_ref()];
+/// Memory that somebody states for a container, bytes: its limit, else its request.
+pub(crate) fn stated_bytes(written: Option<&Resources>) -> Option<u64> {
+    let written = written?;
+    let lists = [written.limits.as_ref(), written.requests.as_ref()];
     lists.into_iter().flatten().find_map(|list| list.memory.as_ref()).map(|memory| memory.bytes())
 }
 

@@ -25,8 +25,10 @@ pub struct Gpu {
     /// Device memory when it last had a claim, bytes: what does not fit there is not tried again. `None` = it had none under
     /// this spec of its pool: nothing is refused for its size.
     pub last_bytes: Option<u64>,
-    /// Host memory for its slots, bytes.
+    /// Host memory for its slots, as the pool says, bytes.
     pub host_bytes: u64,
+    /// Memory of its node for its slots' pods, bytes; `None` = it has no node yet.
+    pub node_bytes: Option<u64>,
 }
 
 impl Gpu {
@@ -81,7 +83,6 @@ fn name(pool: &str, group: &str, index: i32) -> String {
 }
 
 fn gpu(pool: &GpuPool, group: &GpuGroup, known: Known, name: String) -> Gpu {
-    let declared = pool.spec.host_memory_per_gpu.bytes();
     let settings = Settings::of(&pool.spec, group);
     Gpu {
         name,
@@ -89,7 +90,8 @@ fn gpu(pool: &GpuPool, group: &GpuGroup, known: Known, name: String) -> Gpu {
         capacity_bytes: settings.device_bytes().or(known.capacity_bytes),
         last_bytes: known.last_bytes,
         settings,
-        host_bytes: known.node_bytes.map_or(declared, |node| node.min(declared)),
+        host_bytes: pool.spec.host_memory_per_gpu.bytes(),
+        node_bytes: known.node_bytes,
     }
 }
 

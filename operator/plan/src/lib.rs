@@ -15,6 +15,7 @@ pub mod epoch;
 pub mod geometry;
 pub mod gpu;
 pub mod objects;
+pub mod outage;
 pub mod place;
 pub mod report;
 pub mod seat;

@@ -33,6 +33,7 @@ pub use self::network::{clients_policy, neighbours_policy};
 pub use self::pod::deployment;
 pub use self::service::selector_text as selector;
 pub use self::service::{budget, service};
+pub(crate) use self::volumes::fetches;
 use crate::demand::Demand;
 use crate::geometry::Geometry;
 use crate::gpu::Gpu;

@@ -34,6 +34,8 @@ pub struct Slot {
     pub alone: bool,
     /// The GPU that it has.
     pub on: Option<String>,
+    /// Its pod is on that GPU's node, which took it with all that it asks for: what others ask for since turns it away no more.
+    pub admitted: bool,
 }
 
 impl Slot {

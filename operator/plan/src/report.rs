@@ -1,5 +1,6 @@
 //! What is told of a tenant: which of its conditions hold, and where its slots are.
 
+mod fault;
 mod pool;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -14,7 +15,7 @@ pub use self::pool::{pool_change, pool_status};
 use crate::accept::placed;
 use crate::objects::inspect;
 use crate::objects::{SERVE_PORT, claim_name, name, selector};
-use crate::seen::{ClaimSeen, PodSeen, Report, Seen, Trouble};
+use crate::seen::{ClaimSeen, PodSeen, Report, Trouble};
 use crate::status::{Finding, Findings, Truth, conditions};
 use crate::unit::{Given, Plan, SlotPlan, TenantPlan};
 
@@ -25,6 +26,8 @@ struct View<'a> {
     claim: Option<&'a ClaimSeen>,
     pod: Option<&'a PodSeen>,
     report: Option<&'a Report>,
+    /// What ended the engines of all on its GPU.
+    fault: Option<String>,
 }
 
 /// The status of one of the plan's tenants. `trouble` is what went wrong when its objects were applied. What only sidecars tell stays as it was while they have told nothing.
@@ -37,7 +40,7 @@ pub fn tenant_status(
     let tenant = planned.tenant;
     let before = tenant.status.clone().unwrap_or_default();
     let views: Vec<View<'_>> =
-        planned.slots.iter().filter_map(|slot| view(given.seen, plan, planned, slot)).collect();
+        planned.slots.iter().filter_map(|slot| view(given, plan, planned, slot)).collect();
     let generation = tenant.metadata.generation.unwrap_or_default();
     let findings = findings(plan, planned, &views, trouble);
     let told: Vec<&Report> = views.iter().filter_map(|view| view.report).collect();
@@ -77,17 +80,19 @@ pub(crate) fn time(seconds: i64) -> Time {
 }
 
 fn view<'a>(
-    seen: &'a Seen,
+    given: &Given<'a>,
     plan: &'a Plan<'_>,
     planned: &TenantPlan<'_>,
     slot: &SlotPlan,
 ) -> Option<View<'a>> {
     let on = &plan.gpus[*slot.on.as_ref().ok()?];
     let (tenant, claim) = (name(planned.tenant), claim_name(&on.gpu, on.epoch?.number));
+    let (seen, pod) = (given.seen, plan.pod(tenant, slot.index, &claim));
     Some(View {
         name: format!("{tenant}-{}", slot.index),
         gpu: &on.gpu.name,
-        pod: plan.pod(tenant, slot.index, &claim),
+        pod,
+        fault: fault::of(&on.gpu.name, on.gpu.settings.sharing.mode, seen, given.now),
         claim: plan.claim(&claim),
         report: seen.reports.get(&(tenant.to_owned(), on.gpu.name.clone())),
     })
@@ -230,6 +235,9 @@ fn degraded(trouble: Option<&Trouble>, views: &[View<'_>]) -> Finding {
     if let Some(trouble) = trouble {
         let reason = if trouble.name_taken { Reason::NameTaken } else { Reason::ApplyFailed };
         return yes(reason, &trouble.message);
+    }
+    if let Some(fault) = views.iter().find_map(|view| view.fault.as_ref()) {
+        return yes(Reason::MpsFault, fault);
     }
     let failing = views.iter().find_map(|view| view.pod?.failing.as_ref());
     failing.map_or(Finding::as_expected(Truth::False), |why| yes(Reason::PodFailing, why))

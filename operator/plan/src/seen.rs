@@ -22,6 +22,9 @@ pub struct Seen {
     pub pods: Vec<PodSeen>,
     /// Nodes, by name: at least those that a claim is on.
     pub nodes: BTreeMap<String, NodeSeen>,
+    /// Nodes that a claim is on and that are not there, by name: since when that is known, seconds since 1970. Of one that is in
+    /// neither map nothing was heard yet.
+    pub missing: BTreeMap<String, i64>,
     /// What slots' sidecars told last, by tenant and GPU.
     pub reports: BTreeMap<(String, String), Report>,
     /// What pods that inspected a model have said, by tenant.
@@ -133,6 +136,8 @@ pub struct Report {
     pub waits: Option<String>,
     /// Why it cannot serve.
     pub failure: Option<String>,
+    /// When its last engine was lost, milliseconds since 1970.
+    pub engine_lost_ms: Option<i64>,
     /// Since when no request has come, seconds since 1970.
     pub idle_since: Option<i64>,
     /// When layers were last remapped or came back, seconds since 1970.

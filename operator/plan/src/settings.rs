@@ -86,8 +86,9 @@ impl Settings {
 
     /// What every slot of the GPU pays.
     pub fn terms(&self, policy: Policy) -> Terms {
-        let context_bytes = if self.host.is_some() { 0 } else { CUDA_CONTEXT_BYTES };
-        Terms { chunk_bytes: self.chunk_bytes(), context_bytes, policy }
+        let host_gpu_bytes = self.device_bytes();
+        let context_bytes = if host_gpu_bytes.is_some() { 0 } else { CUDA_CONTEXT_BYTES };
+        Terms { chunk_bytes: self.chunk_bytes(), context_bytes, host_gpu_bytes, policy }
     }
 }
 

@@ -23,6 +23,7 @@ pub fn report(state: &State) -> Report {
         state: slot_state(state.phase),
         waits: waits(state),
         failure: state.engine.failure.clone(),
+        engine_lost_ms: state.engine.lost_unix_ms.and_then(|at| i64::try_from(at).ok()),
         idle_since: state.idle_since_unix_ms.map(seconds),
         last_remap: last_remap(state),
         activity: state.activity.clone(),

@@ -18,6 +18,7 @@ use crate::geometry::{self, threads};
 use crate::gpu::Gpu;
 use crate::objects::inspect::refused;
 use crate::objects::{Placed, claim_name, name};
+use crate::outage::Outage;
 use crate::place::{Misfit, Placement, Slot, Unplaced, place};
 use crate::seat::{Seat, seats};
 use crate::seen::{ClaimSeen, Index, PodSeen, Report, Seen, Trouble};
@@ -41,6 +42,8 @@ pub struct Given<'a> {
     pub cluster: Cluster,
     /// A node that is not ready for so long is lost, seconds.
     pub grace_seconds: i64,
+    /// Whether too many nodes are not ready at once.
+    pub outage: Outage,
     /// Seconds since 1970.
     pub now: i64,
 }
@@ -169,7 +172,10 @@ pub fn plan<'a>(given: &Given<'a>) -> Plan<'a> {
     let (gpus, epochs): (Vec<Gpu>, Vec<Epoch>) =
         dated(pool, &index, given).into_iter().map(|dated| (dated.gpu, dated.epoch)).unzip();
     let terms = PoolTerms::new(pool, &gpus);
-    tenants.iter_mut().for_each(|tenant| fit(tenant, &terms, &index));
+    for tenant in &mut tenants {
+        fit(tenant, &terms, &index);
+        turn_away(tenant, pool, &index);
+    }
     let wanted: Vec<Vec<Slot>> =
         tenants.iter().map(|tenant| wanted(&terms, tenant, &index, given.seen)).collect();
     let mut placement = place(&gpus, &wanted.concat());
@@ -234,6 +240,15 @@ fn fit(planned: &mut TenantPlan<'_>, terms: &PoolTerms<'_>, index: &Index<'_>) {
     }
 }
 
+/// A pool that goes takes nobody who has no slot on it: it waits for its tenants to go.
+fn turn_away(planned: &mut TenantPlan<'_>, pool: &GpuPool, index: &Index<'_>) {
+    let goes = pool.metadata.deletion_timestamp.is_some();
+    if goes && planned.accepted.truth == Truth::True && index.slots(name(planned.tenant)).is_empty() {
+        let message = format!("spec.poolRef: GpuPool `{}` is being deleted", name(pool));
+        planned.accepted = Finding::no(Reason::PoolTerminating, message);
+    }
+}
+
 /// The condition `Accepted` of a tenant whose KV could be held nowhere.
 fn holdless(unfit: &Unfit) -> Finding {
     let reason = match unfit {
@@ -286,16 +301,20 @@ fn wanted(terms: &PoolTerms<'_>, planned: &TenantPlan<'_>, index: &Index<'_>, se
     };
     let elsewhere: BTreeMap<String, Option<Demand>> =
         terms.elsewhere.iter().map(|(gpu, terms)| ((*gpu).to_owned(), there(terms))).collect();
-    let slot = |index: u32| Slot {
+    let gpu_of = |at: u32| seated.iter().find(|(index, _)| *index == at).map(|(_, gpu)| *gpu);
+    let admitted =
+        |at: u32| Some(index.pod(tenant, at, &index.gpu(gpu_of(at)?)?.claim()?.name)?.node.is_some());
+    let slot = |at: u32| Slot {
         tenant: tenant.to_owned(),
-        index,
+        index: at,
         group: spec.gpu_group.clone(),
         priority: spec.priority,
         created: created(planned.tenant),
         demand: own,
         elsewhere: elsewhere.clone(),
         alone: spec.engine.kind != EngineKind::Native,
-        on: seated.iter().find(|(at, _)| *at == index).map(|(_, gpu)| (*gpu).to_owned()),
+        on: gpu_of(at).map(str::to_owned),
+        admitted: admitted(at).unwrap_or(false),
     };
     let seats_now: Vec<Seat> = seated.iter().map(seat).collect();
     seats(&seats_now, replicas).into_iter().map(slot).collect()

@@ -6,7 +6,8 @@ use sluice_types::{ModelTenantSpec, Quantity};
 
 use super::world::{MIB, MODEL};
 
-const TERMS: Terms = Terms { chunk_bytes: MIB, context_bytes: 0, policy: Policy::Unified };
+const TERMS: Terms =
+    Terms { chunk_bytes: MIB, context_bytes: 0, host_gpu_bytes: None, policy: Policy::Unified };
 
 fn spec() -> ModelTenantSpec {
     let written = r#"{

@@ -57,6 +57,7 @@ fn cases() -> impl Strategy<Value = Case> {
             activation_bytes: step.0,
             step_activation_bytes: step.0 + step.1,
             staging_bytes: 0,
+            download_bytes: None,
         };
         let (asks, limits, asked, limit, length) = kv;
         let (guaranteed, limit) = (asks.then_some(asked), limits.then_some(limit));
@@ -112,7 +113,7 @@ fn declared(case: &Case) -> Option<u64> {
 proptest! {
     #[test]
     fn a_tenant_is_placed_by_the_floor_that_its_sidecar_declares(case in cases()) {
-        let terms = Terms { chunk_bytes: case.chunk, context_bytes: 0, policy: case.policy };
+        let terms = Terms { chunk_bytes: case.chunk, context_bytes: 0, host_gpu_bytes: None, policy: case.policy };
         let planned = demand(&spec(&case), &case.model, &terms).floor_bytes;
         let declared = declared(&case);
         prop_assume!(declared.is_some());

@@ -19,6 +19,7 @@ const TOLD: Told = Told {
     step_activation_bytes: 200,
     thread_bytes: 11,
     staging_bytes: 3,
+    download_bytes: Some(610),
 };
 
 #[test]
@@ -28,6 +29,9 @@ fn a_status_keeps_all_of_an_inspection_and_threads_are_paid_for() {
     let model = Geometry::of_status(&kept, 4).expect("an inspected model");
     assert_eq!((model.activation_bytes, model.step_activation_bytes), (144, 244));
     assert_eq!((model.weights_bytes(), model.max_model_len, model.staging_bytes), (305, 4096, 3));
+    assert_eq!(model.download_bytes, Some(610));
+    let before = ModelStatus { download_bytes: None, ..kept };
+    assert_eq!(Geometry::of_status(&before, 4).expect("inspected all the same").download_bytes, None);
 }
 
 #[test]
@@ -55,7 +59,7 @@ fn a_proxied_engine_whose_memory_is_stated_needs_no_inspection() {
     let proxied = spec(json!({"kind": "Vllm", "resources": stated}));
     let model = Geometry::not_needed(&proxied).expect("it is placed as it is");
     assert_eq!(model.weights_bytes(), 0);
-    let terms = Terms { chunk_bytes: 1, context_bytes: 7, policy: Policy::Unified };
+    let terms = Terms { chunk_bytes: 1, context_bytes: 7, host_gpu_bytes: None, policy: Policy::Unified };
     let demand = demand(&proxied, &model, &terms);
     // 64 MiB, 2048 streams of 32 KiB, 512 MiB for what waits, a twentieth, and what was stated.
     assert_eq!((demand.floor_bytes, demand.host_bytes), (7 + 1, 704_643_072 + (40 << 30)));

@@ -8,6 +8,7 @@ mod floor;
 mod flows;
 mod geometry;
 mod inspect;
+mod memory;
 mod objects;
 mod place;
 mod place_random;

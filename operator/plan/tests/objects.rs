@@ -124,6 +124,51 @@ fn what_a_tenant_asks_for_replaces_what_was_computed() {
     let resources = &container(&pod, "engine")["resources"];
     assert_eq!(resources["limits"], json!({"memory": "1Gi", "cpu": "2"}));
     assert_eq!(resources["requests"]["memory"], "1Gi");
+    // Memory that may be used is set aside: a smaller request is no request.
+    let asked =
+        json!({"engine": {"resources": {"limits": {"memory": "1Gi"}, "requests": {"memory": "1Mi"}}}});
+    let pod = self::pod(&host_pool(), &tenant("t", asked));
+    let resources = &container(&pod, "engine")["resources"];
+    assert_eq!(
+        (&resources["limits"]["memory"], &resources["requests"]["memory"]),
+        (&json!("1Gi"), &json!("1Gi"))
+    );
+}
+
+#[test]
+fn a_tenants_own_share_of_threads_is_the_only_one() {
+    const SHARE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+    let mut pool = host_pool();
+    pool.spec.gpus[0].sharing.mode = sluice_types::pool::SharingMode::Spatial;
+    let shares = |written: Value| -> Vec<String> {
+        let pod = pod(&pool, &tenant("t", json!({"engine": {"env": written}})));
+        let env = container(&pod, "engine")["env"].as_array().cloned().unwrap_or_default();
+        let own = env.iter().filter(|one| one["name"] == SHARE);
+        own.map(|one| one["value"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(shares(json!([])), ["50"]);
+    assert_eq!(shares(json!([{"name": SHARE, "value": "7"}])), ["7"]);
+}
+
+#[test]
+fn a_download_has_room_for_its_files_as_they_are_stored() {
+    let (pool, hub) = (host_pool(), json!({"repo": "a/b"}));
+    let room = |dtype: &str, stored: Option<u64>| {
+        let source = json!({"type": "HuggingFace", "persistentVolumeClaim": null, "huggingFace": hub});
+        let tenant = tenant("t", json!({"model": {"dtype": dtype, "source": source}}));
+        let gpu = first(&pool);
+        let mut placed = placed(&pool, &tenant, &gpu);
+        placed.model.download_bytes = stored;
+        let whole = json_of(deployment(&placed, &release()));
+        let volumes = whole["spec"]["template"]["spec"]["volumes"].as_array().unwrap().clone();
+        let own = volumes.into_iter().find(|one| one["name"] == "model").unwrap();
+        own["emptyDir"]["sizeLimit"].as_str().unwrap().parse::<sluice_types::Quantity>().unwrap().bytes()
+    };
+    // 35 MiB of weights in memory, from files of 70; a tenth and 64 MiB more.
+    assert_eq!(room("BFloat16", Some(70 * MIB)), 141 * MIB);
+    assert_eq!(room("Auto", Some(35 * MIB)), 205 * MIB / 2);
+    assert_eq!(room("BFloat16", None), 141 * MIB, "nobody has measured them: at the most twice as much");
+    assert_eq!(room("Auto", None), room("Auto", Some(35 * MIB)));
 }
 
 #[test]

@@ -21,11 +21,16 @@ pub fn gpu(name: &str, group: &str, mode: SharingMode) -> Gpu {
         capacity_bytes: Some(100),
         last_bytes: None,
         host_bytes: 1000,
+        node_bytes: None,
     }
 }
 
 fn turns(name: &str) -> Gpu {
     gpu(name, "chat", SharingMode::Temporal)
+}
+
+pub fn takes(floor_bytes: u64, host_bytes: u64) -> Demand {
+    Demand { floor_bytes, host_bytes, ..Demand::default() }
 }
 
 pub fn slot(tenant: &str, floor_bytes: u64) -> Slot {
@@ -35,9 +40,10 @@ pub fn slot(tenant: &str, floor_bytes: u64) -> Slot {
         group: None,
         priority: 100,
         created: 0,
-        demand: Some(Demand { floor_bytes, host_bytes: 100 }),
+        demand: Some(takes(floor_bytes, 100)),
         elsewhere: BTreeMap::new(),
         alone: false,
+        admitted: false,
         on: None,
     }
 }
@@ -131,7 +137,7 @@ fn refusals_carry_the_numbers() {
         full,
         "no room on 2 GPUs; the nearest is b: its floors leave too little device memory, 10 bytes are missing"
     );
-    let host = Slot { demand: Some(Demand { floor_bytes: 1, host_bytes: 1001 }), ..slot("z", 1) };
+    let host = Slot { demand: Some(takes(1, 1001)), ..slot("z", 1) };
     let host = refused(&[turns("a")], &[host]);
     assert!(host.contains("too little host memory, 1 bytes are missing"), "{host}");
     let group = refused(&[turns("a")], &[Slot { group: Some("agents".into()), ..slot("z", 1) }]);
@@ -153,7 +159,7 @@ fn whoever_was_not_inspected_waits_and_is_not_joined() {
 #[test]
 fn a_gpu_that_is_made_of_something_else_for_now_takes_what_fits_it_as_it_is() {
     let gpus = [turns("a"), Gpu { capacity_bytes: Some(50), ..turns("b") }];
-    let there = |floor_bytes| Some(Demand { floor_bytes, host_bytes: 100 });
+    let there = |floor_bytes| Some(takes(floor_bytes, 100));
     let with = |floor_bytes: u64, on: &str, demand| Slot {
         elsewhere: BTreeMap::from([(on.to_owned(), demand)]),
         ..slot("x", floor_bytes)
@@ -189,6 +195,20 @@ fn a_pool_offers_its_groups_and_knows_what_host_memory_makes() {
     let names: Vec<_> = all.iter().map(|gpu| gpu.name.as_str()).collect();
     assert_eq!(names, ["p-chat-0", "p-chat-1", "p-agents-0"]);
     assert!(all.iter().all(|gpu| gpu.capacity_bytes == Some(96 << 20)));
-    assert_eq!(all.iter().map(|gpu| gpu.host_bytes).collect::<Vec<_>>(), [2 << 30, 7, 2 << 30]);
+    assert!(all.iter().all(|gpu| gpu.host_bytes == 2 << 30));
+    assert_eq!(all.iter().map(|gpu| gpu.node_bytes).collect::<Vec<_>>(), [None, Some(7), None]);
     assert_eq!(all[2].most_slots(), 20);
+}
+
+#[test]
+fn who_is_on_a_node_is_not_turned_away_by_what_others_ask_of_it() {
+    let gpu = Gpu { node_bytes: Some(90), ..turns("a") };
+    let mut demand = takes(10, 50);
+    demand.pod.sidecar_bytes = 100;
+    let slot = |admitted| Slot { demand: Some(demand), admitted, ..on("a", slot("t", 10)) };
+    assert_eq!(of(&place(std::slice::from_ref(&gpu), &[slot(true)]), "t"), Ok("a"));
+    let refused = place(std::slice::from_ref(&gpu), &[slot(false)]);
+    assert!(matches!(of(&refused, "t"), Err(Unplaced::NoRoom { .. })), "{refused:?}");
+    let elsewhere = place(&[Gpu { name: "b".into(), ..gpu }], &[slot(true)]);
+    assert!(of(&elsewhere, "t").is_err(), "it was taken by another node");
 }

@@ -3,45 +3,55 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use sluice_plan::demand::Demand;
+use sluice_plan::demand::{Demand, PodMemory};
 use sluice_plan::gpu::Gpu;
 use sluice_plan::place::{Placement, Slot, place};
 use sluice_types::pool::SharingMode;
 
-use super::place::{gpu, slot};
+use super::place::{gpu, slot, takes};
 
 const GROUPS: [&str; 2] = ["chat", "agents"];
 
 fn machines() -> impl Strategy<Value = Vec<Gpu>> {
     let mode =
         prop_oneof![Just(SharingMode::Temporal), Just(SharingMode::Spatial), Just(SharingMode::Isolated)];
-    let one = (0..2_usize, mode, 50..200_u64, 100..600_u64);
+    let one = (0..2_usize, mode, 50..200_u64, 100..600_u64, 100..900_u64);
     prop::collection::vec(one, 1..5).prop_map(|drawn| {
-        let each = drawn.into_iter().enumerate().map(|(index, (group, mode, device, host))| Gpu {
+        let each = drawn.into_iter().enumerate().map(|(index, (group, mode, device, host, node))| Gpu {
             capacity_bytes: (device % 7 != 0).then_some(device),
             host_bytes: host,
+            node_bytes: (node % 5 != 0).then_some(node),
             ..gpu(&format!("g{index}"), GROUPS[group], mode)
         });
         each.collect()
     })
 }
 
+fn pod(sidecar_bytes: u64) -> PodMemory {
+    PodMemory { sidecar_bytes, ..PodMemory::default() }
+}
+
 fn tenants() -> impl Strategy<Value = Vec<Slot>> {
     let group = prop_oneof![Just(None), (0..2_usize).prop_map(|group| Some(GROUPS[group].to_owned()))];
-    let one = (group, 0..3_i32, 0..3_i64, 5..120_u64, 10..200_u64, 0..12_u8, 1..3_u32);
+    let host = (10..200_u64, 10..300_u64);
+    let one = (group, 0..3_i32, 0..3_i64, 5..120_u64, host, 0..12_u8, 1..3_u32);
     prop::collection::vec(one, 0..14).prop_map(|drawn| {
         let each = drawn.into_iter().enumerate();
-        each.flat_map(|(number, (group, priority, created, floor_bytes, host_bytes, odd, slots))| {
-            (0..slots).map(move |index| Slot {
-                index,
-                group: group.clone(),
-                priority,
-                created,
-                demand: (odd != 1).then_some(Demand { floor_bytes, host_bytes }),
-                alone: odd == 0,
-                ..slot(&format!("t{number}"), 0)
-            })
-        })
+        each.flat_map(
+            |(number, (group, priority, created, floor_bytes, (host_bytes, pod_bytes), odd, slots))| {
+                (0..slots).map(move |index| Slot {
+                    index,
+                    group: group.clone(),
+                    priority,
+                    created,
+                    demand: (odd != 1)
+                        .then_some(Demand { pod: pod(pod_bytes), ..takes(floor_bytes, host_bytes) }),
+                    alone: odd == 0,
+                    admitted: false,
+                    ..slot(&format!("t{number}"), 0)
+                })
+            },
+        )
         .collect()
     })
 }
@@ -67,11 +77,13 @@ fn holds(gpu: &Gpu, slots: &[&Slot]) -> bool {
     let demand = |slot: &&&Slot| slot.demand.unwrap_or_default();
     let device: u64 = slots.iter().map(|slot| demand(&slot).floor_bytes).sum();
     let host: u64 = slots.iter().map(|slot| demand(&slot).host_bytes).sum();
+    let pods: u64 = slots.iter().map(|slot| demand(&slot).pod.sidecar_bytes).sum();
     let mut tenants: Vec<_> = slots.iter().map(|slot| &slot.tenant).collect();
     tenants.sort();
     tenants.dedup();
     gpu.capacity_bytes.is_none_or(|capacity| device <= capacity)
         && host <= gpu.host_bytes
+        && gpu.node_bytes.is_none_or(|node| pods <= node)
         && tenants.len() == slots.len()
         && (slots.len() == 1 || slots.iter().all(|slot| !slot.alone && slot.demand.is_some()))
         && (gpu.settings.sharing.mode != SharingMode::Isolated || slots.len() == 1)

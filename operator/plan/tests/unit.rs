@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::json;
 use sluice_plan::accept::Cluster;
 use sluice_plan::objects::claim_digest;
+use sluice_plan::outage::Outage;
 use sluice_plan::report::{pool_status, tenant_status};
 use sluice_plan::seen::{ClaimSeen, DeviceSeen, NodeSeen, PodSeen, Report, Seen, SlotSeen};
 use sluice_plan::told::report;
@@ -66,8 +67,45 @@ fn a_claim_stays_for_as_long_as_its_node_may_come_back() {
     assert_eq!(epoch(&pool, &settled(&pool)), Some((4, false, None)));
     assert_eq!(epoch(&pool, &lost_for(GRACE - 1)), Some((4, false, Some(1))));
     assert_eq!(epoch(&pool, &lost_for(GRACE)), Some((5, false, None)));
-    let gone = Seen { nodes: BTreeMap::new(), ..settled(&pool) };
-    assert_eq!(epoch(&pool, &gone), Some((5, false, None)));
+}
+
+#[test]
+fn a_node_that_is_not_there_is_lost_after_the_grace_and_one_that_nobody_has_heard_of_is_not() {
+    let pool = host_pool();
+    let gone = |seconds: i64| Seen {
+        nodes: BTreeMap::new(),
+        missing: BTreeMap::from([("a".to_owned(), NOW - seconds)]),
+        ..settled(&pool)
+    };
+    assert_eq!(epoch(&pool, &gone(GRACE - 1)), Some((4, false, Some(1))));
+    assert_eq!(epoch(&pool, &gone(GRACE)), Some((5, false, None)));
+    let unheard = Seen { nodes: BTreeMap::new(), ..settled(&pool) };
+    assert_eq!(epoch(&pool, &unheard), Some((4, false, Some(GRACE))));
+}
+
+#[test]
+fn no_claim_leaves_its_node_while_most_nodes_are_lost_at_once() {
+    let (pool, tenant) = (host_pool(), inspected());
+    let tenants = [&tenant];
+    let with = |seen: &Seen, outage: Outage| {
+        let given = Given { outage, ..given(&pool, &tenants, seen) };
+        let plan = plan(&given);
+        let status = pool_status(&given, &plan, &pool);
+        let degraded = status.conditions.into_iter().find(|one| one.type_ == "Degraded").unwrap();
+        (plan.gpus[0].epoch.unwrap().number, plan.look_again(), degraded.reason)
+    };
+    let lost = lost_for(10 * GRACE);
+    let outage = Outage { nodes: 9, holding: 5, not_ready: 3, last: NOW };
+    assert_eq!(with(&lost, outage), (4, Some(GRACE), "NodesNotReady".to_owned()));
+    assert_eq!(with(&settled(&pool), outage), (4, None, "AsExpected".to_owned()), "its own node is fine");
+    // It is over: the grace begins anew.
+    let over = |last: i64| Outage { not_ready: 2, last, ..outage };
+    assert_eq!(with(&lost, over(NOW - GRACE + 1)), (4, Some(1), "AsExpected".to_owned()));
+    assert_eq!(with(&lost, over(NOW - GRACE)), (5, None, "AsExpected".to_owned()));
+    // A node that was deleted is no part of it.
+    let missing = BTreeMap::from([("a".to_owned(), 0)]);
+    let deleted = Seen { nodes: BTreeMap::new(), missing, ..settled(&pool) };
+    assert_eq!(with(&deleted, outage).0, 5);
 }
 
 #[test]
@@ -117,7 +155,7 @@ fn other_pods_of_a_node_take_host_memory_and_those_of_the_gpu_do_not() {
     let needs = {
         let seen = settled(&pool);
         let planned = plan(&given(&pool, &tenants, &seen));
-        planned.tenants[0].slots[0].demand.host_bytes
+        planned.tenants[0].slots[0].demand.pod.bytes()
     };
     let fits = |requested_bytes: u64, own: &PodSeen| {
         let mut seen = settled(&pool);
@@ -151,7 +189,8 @@ fn other_pods_of_a_node_take_host_memory_and_those_of_the_gpu_do_not() {
 
 pub fn given<'a>(pool: &'a GpuPool, tenants: &'a [&'a ModelTenant], seen: &'a Seen) -> Given<'a> {
     let cluster = Cluster { image_volumes: true };
-    Given { pool: Some(pool), tenants, seen, cluster, grace_seconds: GRACE, now: NOW }
+    let outage = Outage::default();
+    Given { pool: Some(pool), tenants, seen, cluster, grace_seconds: GRACE, outage, now: NOW }
 }
 
 #[test]
@@ -283,4 +322,22 @@ fn what_sidecars_find_to_be_their_floors_is_dealt_to_them() {
     assert_eq!((dealt_by([60, 20]), dealt_by([20, 60])), ([60, 36], [36, 60]));
     assert_eq!(dealt_by([90, 90]), [48, 48], "as far as it goes");
     assert_eq!(dealt_by([96, 48]), [64, 32], "as far as it goes");
+}
+
+#[test]
+fn a_pool_that_is_being_deleted_takes_nobody_new() {
+    let mut pool = host_pool();
+    let reason = |pool: &GpuPool, seen: &Seen| {
+        let tenant = inspected();
+        let tenants = [&tenant];
+        let given = given(pool, &tenants, seen);
+        let plan = plan(&given);
+        let conditions = tenant_status(&given, &plan, &plan.tenants[0], None).conditions;
+        let accepted = conditions.into_iter().find(|one| one.type_ == "Accepted").unwrap();
+        (accepted.reason, plan.tenants[0].slots.len())
+    };
+    assert_eq!(reason(&pool, &Seen::default()), ("AsExpected".to_owned(), 1));
+    pool.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+    assert_eq!(reason(&pool, &Seen::default()), ("PoolTerminating".to_owned(), 0));
+    assert_eq!(reason(&pool, &settled(&pool)), ("AsExpected".to_owned(), 1), "who is there stays");
 }

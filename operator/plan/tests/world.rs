@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
-use sluice_plan::demand::{Demand, Geometry};
+use sluice_plan::demand::{Demand, Geometry, demand, pod_memory};
 use sluice_plan::gpu::{Gpu, Known, gpus};
 use sluice_plan::objects::{Placed, Release};
+use sluice_types::tenant::EngineKind;
 use sluice_types::{GpuPool, ModelTenant};
 
 pub const MIB: u64 = 1 << 20;
@@ -20,6 +21,7 @@ pub const MODEL: Geometry = Geometry {
     activation_bytes: MIB,
     step_activation_bytes: 2 * MIB,
     staging_bytes: 0,
+    download_bytes: None,
 };
 
 pub fn pool(spec: Value) -> GpuPool {
@@ -75,6 +77,11 @@ pub fn first(pool: &GpuPool) -> Gpu {
 }
 
 pub fn placed<'a>(pool: &'a GpuPool, tenant: &'a ModelTenant, gpu: &'a Gpu) -> Placed<'a> {
-    let demand = Demand { floor_bytes: 25 * MIB, host_bytes: 200 * MIB };
+    let terms = gpu.settings.terms(pool.spec.policy);
+    let pod = match tenant.spec.engine.kind {
+        EngineKind::Native => pod_memory(&tenant.spec, &MODEL, &terms, 200 * MIB),
+        EngineKind::Vllm => demand(&tenant.spec, &MODEL, &terms).pod,
+    };
+    let demand = Demand { floor_bytes: 25 * MIB, host_bytes: 200 * MIB, pod };
     Placed { pool, tenant, index: 1, gpu, epoch: 3, model: MODEL, demand, share_bytes: 48 * MIB }
 }

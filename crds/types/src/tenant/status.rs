@@ -84,6 +84,9 @@ pub struct ModelStatus {
     /// Staging buffers, bytes.
     #[serde(default)]
     pub staging_bytes: i64,
+    /// Files that a download brings, as they are stored, bytes. Not there if nothing is downloaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub download_bytes: Option<i64>,
 }
 
 /// One slot.

@@ -22,6 +22,7 @@ fn geometry() -> Geometry {
         step_activation_bytes: 67_108_864,
         thread_bytes: 1_835_008,
         staging_bytes: 0,
+        download_bytes: Some(16_060_556_376),
     }
 }
 
@@ -33,6 +34,14 @@ fn refusal(message: &str) -> Refusal {
 fn a_geometry_is_written_and_read_as_committed() {
     golden::written_as(&Report::new(Ok(geometry())), GOLDEN);
     assert_eq!(Report::from_json(GOLDEN.as_bytes()).expect("golden"), Ok(geometry()));
+}
+
+#[test]
+fn a_report_from_before_downloads_were_measured_is_read() {
+    let mut old: serde_json::Value = serde_json::from_str(GOLDEN).expect("JSON");
+    old["geometry"].as_object_mut().expect("an object").remove("download_bytes").expect("the field");
+    let read = Report::from_json(old.to_string().as_bytes()).expect("a report");
+    assert_eq!(read, Ok(Geometry { download_bytes: None, ..geometry() }));
 }
 
 #[test]
@@ -71,6 +80,7 @@ fn what_is_neither_or_both_or_impossible_is_refused() {
         ("step_activation_bytes", MOST_BYTES),
         ("thread_bytes", MOST_BYTES),
         ("staging_bytes", MOST_BYTES),
+        ("download_bytes", MOST_BYTES),
     ] {
         let with = |value: u64| golden::with(GOLDEN, &format!("/geometry/{name}"), json!(value));
         assert!(Report::from_json(&with(most)).is_ok(), "{name}");

@@ -97,6 +97,9 @@ const fn help(reason: Reason) -> Option<&'static str> {
         Reason::ChunkTooSmall => "raise device.host.chunkBytes of the pool",
         Reason::ContextDoesNotFit => "lower model.maxModelLen, or raise memory.kvLimit",
         Reason::PoolNotFound => "apply the pool in the same namespace; poolRef cannot be changed",
+        Reason::PoolTerminating => {
+            "apply a pool of that name again once it is gone; poolRef cannot be changed"
+        }
         Reason::GroupNotFound => "name a group of the pool in spec.gpuGroup",
         Reason::LocalOnly => "take another source than File, and a Secret for the keys",
         Reason::EngineImageMissing => "name an image of vLLM in spec.engine.image",
@@ -125,6 +128,9 @@ const fn help(reason: Reason) -> Option<&'static str> {
         Reason::NameTaken => "rename or delete the object that has the name",
         Reason::ApplyFailed => {
             "look at the message: a quota, a policy or a webhook of the cluster refuses the object"
+        }
+        Reason::NodesNotReady => {
+            "look at the nodes and at their way to the control plane (kubectl get nodes); tenants serve on meanwhile"
         }
         Reason::UpdateWaits => {
             "wait until no tenant is on the GPU, or set the pool's updatePolicy to Disruptive"

@@ -84,7 +84,8 @@ pub fn seen_after(pool: &Pool<'_>, plan: &Plan<'_>) -> Seen {
         seen.claims.push(ClaimSeen {
             name,
             digest: claim_digest(pool, &planned.gpu),
-            mode: Some(planned.gpu.sharing.mode),
+            mode: Some(planned.gpu.settings.sharing.mode),
+            settings: Some(planned.gpu.settings.clone()),
             device: Some(DeviceSeen { capacity_bytes: planned.gpu.capacity_bytes, ..DeviceSeen::default() }),
             ..ClaimSeen::default()
         });

@@ -225,8 +225,6 @@ impl Pool<'_> {
 fn claims(pool: &GpuPool) -> Vec<ClaimSeen> {
     let told: BTreeMap<&str, &GpuStatus> =
         pool.status.iter().flat_map(|status| &status.gpus).map(|gpu| (gpu.name.as_str(), gpu)).collect();
-    let mode = |name: &str| told.get(name).and_then(|gpu| gpu.effective_mode);
-    let in_force = gpus(pool, &|name| Known { mode: mode(name), ..Known::default() });
     let claim = |gpu: &sluice_plan::gpu::Gpu| {
         let status = told.get(gpu.name.as_str())?;
         let capacity_bytes = status.capacity.as_ref().map(sluice_types::Quantity::bytes);
@@ -238,7 +236,7 @@ fn claims(pool: &GpuPool) -> Vec<ClaimSeen> {
             ..ClaimSeen::default()
         })
     };
-    in_force.iter().filter_map(claim).collect()
+    gpus(pool, &|_| Known::default()).iter().filter_map(claim).collect()
 }
 
 /// The slots that the status of a tenant names with their GPUs. The epoch of the claim is of no matter to where they are.

@@ -7,6 +7,7 @@ use super::*;
 const MIB: u64 = 1 << 20;
 /// Eight layers of 1 MiB, 1 MiB of other weights, 8 KiB of KV for a token, 1 MiB of activations in every step.
 const MODEL: Geometry = Geometry {
+    download_bytes: None,
     global_bytes: MIB,
     layer_bytes: MIB,
     layers: 8,

@@ -87,7 +87,7 @@ impl Page<'_> {
             }
             None => format!("floors {}, its size is known once it is claimed", bytes(floors)),
         };
-        let mode = gpu.sharing.mode;
+        let mode = gpu.settings.sharing.mode;
         match demands().next() {
             None => format!("{mode:?}  no tenant"),
             Some(_) => {

@@ -27,7 +27,7 @@ pub struct Scene {
 }
 
 impl Operator {
-    pub(super) fn dereference(&self, unit: &Unit) -> Scene {
+    pub(super) fn dereference(&self, unit: &Unit, now: i64) -> Scene {
         let world = &self.world;
         let tenants = world.tenants.of(unit);
         let all_tenants_gone = tenants.is_empty();
@@ -37,6 +37,8 @@ impl Operator {
         let slots = world.slots(unit);
         let requested = world.requested_bytes();
         let nodes = claims.iter().filter_map(|(_, entry)| self.node(entry, &requested)).collect();
+        let on = claims.iter().filter_map(|(_, entry)| entry.claim.device.as_ref()?.node.clone());
+        let missing = world.missing(&on.collect(), now);
         Scene {
             pool: world.pools.get(&Name::new(unit.namespace.clone(), unit.pool.clone())),
             all_tenants_gone,
@@ -46,6 +48,7 @@ impl Operator {
                 slots,
                 pods: world.pods.of(unit).into_iter().map(|(_, pod)| self.with_refusal(unit, pod)).collect(),
                 nodes,
+                missing,
                 inspections: self.inspections(unit, &tenants),
             },
             tenants,

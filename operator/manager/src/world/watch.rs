@@ -202,7 +202,12 @@ const fn mirror_of(kind: Kind) -> fn(&World) -> &Mirror<ChildSeen> {
 
 /// Nodes and devices: whoever has a claim on one is concerned.
 fn nodes(client: &Client, feed: &Feed, tasks: &mut JoinSet<()>) {
-    let nodes = watch(Api::<Node>::all(client.clone()), config());
+    let world = feed.world.clone();
+    let nodes = watch(Api::<Node>::all(client.clone()), config()).inspect(move |told| match told {
+        // A list that is under way is no view yet.
+        Ok(Event::Init | Event::InitApply(_)) => {}
+        told => world.absence.heard(told.is_ok()),
+    });
     let prune = |object: &Node, _: &World| Some((Unit::default(), node::node(object)));
     follow(
         Follow { feed, tasks: &mut *tasks, scope: None },

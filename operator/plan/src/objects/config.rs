@@ -83,9 +83,15 @@ fn gpu(placed: &Placed<'_>) -> GpuConfig {
         chunk_bytes: settings.chunk_bytes(),
         link_bytes_per_second: link.map(Quantity::bytes),
         link_to_host_bytes_per_second: None,
-        // What its pod was given: a limit that it meets before the kernel kills it.
-        host_memory_bytes: Some(placed.demand.host_bytes),
+        host_memory_bytes: Some(host_memory_bytes(placed)),
     }
+}
+
+/// What its container was given beside the GPU: a limit that it meets before the kernel kills it.
+fn host_memory_bytes(placed: &Placed<'_>) -> u64 {
+    let native = placed.tenant.spec.engine.kind == Kind::Native;
+    let chunks = placed.gpu.settings.device_bytes().filter(|_| native).unwrap_or(0);
+    placed.demand.pod.sidecar_bytes.saturating_sub(chunks)
 }
 
 fn neighbourhood(placed: &Placed<'_>) -> NeighbourhoodConfig {

@@ -14,14 +14,10 @@ use sluice_types::tenant::{EngineKind, HuggingFaceSource, S3Source, Source};
 
 use super::volumes::{MODEL, RUN, engine_mounts, fetch_mounts, sidecar_mounts};
 use super::{ADMIN_PORT, GPU_REQUEST, PROBE_PORT, Placed, Release, SERVE_PORT, config, quantity, vllm};
-use crate::demand::front_bytes;
+use crate::demand::given_bytes;
 
 /// Name of the pod's claim on its GPU.
 pub const CLAIM: &str = "gpu";
-/// Host memory of a process of ours that keeps no weights: an engine over host memory, a download. Bytes.
-pub(super) const SMALL_BYTES: u64 = 256 << 20;
-/// Host memory of an engine with a CUDA context and its libraries, bytes.
-const CUDA_BYTES: u64 = 4 << 30;
 /// Seconds that a probe waits for an answer.
 const PROBE_SECONDS: i32 = 2;
 /// Seconds that a sidecar may take until its socket listens: it listens before it loads.
@@ -47,7 +43,7 @@ pub fn sidecar(placed: &Placed<'_>, release: &Release) -> Container {
         ports: Some(ports.map(port).into()),
         resources: Some(resources(
             placed.tenant.spec.sidecar.resources.as_ref(),
-            ("500m", sidecar_bytes(placed)),
+            ("500m", placed.demand.pod.sidecar_bytes),
             sidecar_uses(placed),
         )),
         startup_probe: Some(probe("/startup", 1, START_SECONDS)),
@@ -78,14 +74,6 @@ fn sidecar_uses(placed: &Placed<'_>) -> Option<Uses> {
     }
 }
 
-/// Before a proxied engine, what it takes itself. Else master copy, host tier and all that; chunks of a host-backed GPU are the sidecar's charge too, up to the whole GPU.
-fn sidecar_bytes(placed: &Placed<'_>) -> u64 {
-    if placed.tenant.spec.engine.kind == EngineKind::Vllm {
-        return front_bytes(&placed.tenant.spec);
-    }
-    placed.demand.host_bytes + placed.gpu.settings.device_bytes().unwrap_or(0)
-}
-
 /// The engine. It has no readiness probe: what it lacks the sidecar holds.
 pub fn engine(placed: &Placed<'_>, release: &Release) -> Container {
     match placed.tenant.spec.engine.kind {
@@ -98,14 +86,19 @@ fn native(placed: &Placed<'_>, release: &Release) -> Container {
     let engine = &placed.tenant.spec.engine;
     let own = ["--socket".to_owned(), format!("{RUN}/engine.sock")];
     let written = engine.env.iter().map(|env| variable(&env.name, &env.value));
-    let env: Vec<EnvVar> = share_of_threads(placed).into_iter().chain(written).collect();
-    let bytes = if placed.gpu.settings.on_host() { SMALL_BYTES } else { CUDA_BYTES };
+    // A variable that the tenant names is the tenant's; a list has each name once.
+    let share = share_of_threads(placed).filter(|share| engine.env.iter().all(|env| env.name != share.name));
+    let env: Vec<EnvVar> = share.into_iter().chain(written).collect();
     Container {
         name: "engine".into(),
         image: Some(engine.image.clone().unwrap_or_else(|| release.engine_image.clone())),
         args: Some(own.into_iter().chain(engine.args.iter().cloned()).collect()),
         env: Some(env).filter(|env| !env.is_empty()),
-        resources: Some(resources(engine.resources.as_ref(), ("1", bytes), Some(Uses::Gpu))),
+        resources: Some(resources(
+            engine.resources.as_ref(),
+            ("1", placed.demand.pod.engine_bytes),
+            Some(Uses::Gpu),
+        )),
         lifecycle: Some(drain()),
         volume_mounts: Some(engine_mounts()),
         termination_message_policy: Some(LAST_WORDS.into()),
@@ -131,7 +124,7 @@ pub fn fetch(placed: &Placed<'_>, release: &Release) -> Option<Container> {
         image: Some(release.sidecar_image.clone()),
         args: Some(args.collect()),
         env: Some(env),
-        resources: Some(resources(None, ("100m", SMALL_BYTES), None)),
+        resources: Some(resources(None, ("100m", placed.demand.pod.fetch_bytes), None)),
         volume_mounts: Some(fetch_mounts()),
         termination_message_policy: Some(LAST_WORDS.into()),
         security_context: Some(restricted()),
@@ -194,23 +187,19 @@ fn probe(path: &str, period_seconds: i32, failures: i32) -> Probe {
     }
 }
 
-/// What a tenant asks for, else what was computed. Memory that may be used is memory that is set aside.
+/// What a tenant asks for, else what was computed. Memory that may be used is memory that is set aside: request and limit are one.
 pub(super) fn resources(
     written: Option<&Resources>,
     computed: (&str, u64),
     uses: Option<Uses>,
 ) -> ResourceRequirements {
-    let (cpu, memory) = computed;
+    let (cpu, memory) = (computed.0, given_bytes(written, computed.1));
     let requests = written.and_then(|written| written.requests.as_ref());
     let limits = written.and_then(|written| written.limits.as_ref());
-    let memory_of =
-        |list: Option<&ResourceList>| list.and_then(|list| list.memory.as_ref()).map(|m| m.bytes());
     let cpu_of =
         |list: Option<&ResourceList>| list.and_then(|list| list.cpu.as_ref()).map(|cpu| cpu.to_string());
-    let limit = memory_of(limits).or(memory_of(requests)).unwrap_or(memory);
-    let request = memory_of(requests).unwrap_or(limit).min(limit);
     let asked = cpu_of(requests).unwrap_or_else(|| cpu.to_owned());
-    let list = |memory: u64, cpu: Option<String>| {
+    let list = |cpu: Option<String>| {
         let memory = ("memory".to_owned(), quantity(memory));
         BTreeMap::from_iter([memory].into_iter().chain(cpu.map(|cpu| ("cpu".to_owned(), Quantity(cpu)))))
     };
@@ -222,8 +211,8 @@ pub(super) fn resources(
         },
     };
     ResourceRequirements {
-        requests: Some(list(request, Some(asked))),
-        limits: Some(list(limit, cpu_of(limits))),
+        requests: Some(list(Some(asked))),
+        limits: Some(list(cpu_of(limits))),
         claims: uses.map(|uses| vec![claim(uses)]),
     }
 }

@@ -6,7 +6,6 @@ use sluice_types::tenant::{ModelTenant, WeightType};
 use super::containers::{LAST_WORDS, Uses, drain, resources, restricted, variable};
 use super::volumes::{SCRATCH, model_folder, proxied_mounts};
 use super::{Placed, name};
-use crate::demand::proxied_bytes;
 
 /// Its port. Not in the API: nobody else asks there.
 const PORT: u16 = 8010;
@@ -31,7 +30,7 @@ pub fn engine(placed: &Placed<'_>) -> Container {
         env: Some(env(placed)),
         resources: Some(resources(
             engine.resources.as_ref(),
-            ("4", proxied_bytes(&placed.model)),
+            ("4", placed.demand.pod.engine_bytes),
             Some(Uses::Gpu),
         )),
         lifecycle: Some(drain()),

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{
     SecretVolumeSource, Volume, VolumeMount,
 };
 use sluice_types::ModelTenantSpec;
-use sluice_types::tenant::{EngineKind, SourceType};
+use sluice_types::tenant::{EngineKind, SourceType, WeightType};
 
 use super::{Placed, quantity};
 use crate::geometry::Geometry;
@@ -101,7 +101,7 @@ pub fn model_volume(spec: &ModelTenantSpec, downloaded: Option<&Geometry>) -> Vo
         reference: Some(image.reference.clone()),
         pull_policy: Some("IfNotPresent".into()),
     });
-    let empty_dir = downloaded.filter(|_| fetches(spec)).map(download);
+    let empty_dir = downloaded.filter(|_| fetches(spec)).map(|model| download(model, spec.model.dtype));
     Volume {
         name: MODEL_VOLUME.into(),
         persistent_volume_claim: claim,
@@ -113,10 +113,15 @@ pub fn model_volume(spec: &ModelTenantSpec, downloaded: Option<&Geometry>) -> Vo
 
 /// Room for the files, a partial download beside them, tokenizer and configuration; of a model whose sizes nobody knows, as
 /// much as the node has.
-fn download(model: &Geometry) -> EmptyDirVolumeSource {
-    match model.weights_bytes() {
+fn download(model: &Geometry, dtype: WeightType) -> EmptyDirVolumeSource {
+    // What an inspection before this one did not tell: stored in twice as many bits at the most.
+    let widest = match dtype {
+        WeightType::Float16 | WeightType::BFloat16 => 2,
+        WeightType::Auto | WeightType::Float32 => 1,
+    };
+    match model.download_bytes.unwrap_or(model.weights_bytes().saturating_mul(widest)) {
         0 => EmptyDirVolumeSource::default(),
-        weights => scratch(weights + weights / 10 + (64 << 20)),
+        stored => scratch(stored.saturating_add(stored / 10 + (64 << 20))),
     }
 }
 

@@ -16,11 +16,20 @@ pub struct Room<'a> {
     uninspected: bool,
     floors_bytes: u64,
     host_bytes: u64,
+    pods_bytes: u64,
 }
 
 impl<'a> Room<'a> {
     pub fn new(gpu: &'a Gpu) -> Self {
-        Room { gpu, tenants: Vec::new(), alone: false, uninspected: false, floors_bytes: 0, host_bytes: 0 }
+        Room {
+            gpu,
+            tenants: Vec::new(),
+            alone: false,
+            uninspected: false,
+            floors_bytes: 0,
+            host_bytes: 0,
+            pods_bytes: 0,
+        }
     }
 
     /// Whether the GPU is of the group that the tenant names.
@@ -54,7 +63,11 @@ impl<'a> Room<'a> {
             return Some(Misfit::Device(bytes));
         }
         let host = self.gpu.host_bytes.saturating_sub(self.host_bytes);
-        missing(demand.host_bytes, host).map(Misfit::Host)
+        let taken = slot.admitted && slot.on.as_ref() == Some(&self.gpu.name);
+        let node = self.gpu.node_bytes.filter(|_| !taken);
+        let node = node.map_or(u64::MAX, |node| node.saturating_sub(self.pods_bytes));
+        let lacking = [missing(demand.host_bytes, host), missing(demand.pod.bytes(), node)];
+        lacking.into_iter().flatten().min().map(Misfit::Host)
     }
 
     pub fn take(&mut self, slot: &'a Slot) {
@@ -63,6 +76,7 @@ impl<'a> Room<'a> {
         self.alone |= slot.alone;
         self.uninspected |= slot.demand.is_none();
         self.floors_bytes += demand.floor_bytes;
-        self.host_bytes += demand.host_bytes;
+        self.host_bytes = self.host_bytes.saturating_add(demand.host_bytes);
+        self.pods_bytes = self.pods_bytes.saturating_add(demand.pod.bytes());
     }
 }

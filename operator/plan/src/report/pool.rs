@@ -9,7 +9,9 @@ use sluice_wire::directive::VictimRule;
 
 use super::{Change, alike, time};
 use crate::direct::{turn, victim};
+use crate::epoch::Epoch;
 use crate::objects::{claim_name, name};
+use crate::outage::Outage;
 use crate::place::Unplaced;
 use crate::seen::Report;
 use crate::status::{Finding, Findings, Truth, conditions};
@@ -55,7 +57,7 @@ fn findings(given: &Given<'_>, plan: &Plan<'_>) -> Findings {
         (ConditionType::Accepted, Finding::as_expected(Truth::True)),
         (ConditionType::Placed, placed(plan)),
         (ConditionType::DevicesAllocated, allocated(plan)),
-        (ConditionType::Degraded, waiting(plan)),
+        (ConditionType::Degraded, held(given, plan).unwrap_or_else(|| waiting(plan))),
         (ConditionType::Terminating, terminating),
     ])
 }
@@ -86,9 +88,26 @@ fn allocated(plan: &Plan<'_>) -> Finding {
     }
 }
 
+/// Names of the GPUs whose epoch is one that `is` so.
+fn those<'p>(plan: &'p Plan<'_>, is: impl Fn(&Epoch) -> bool) -> Vec<&'p str> {
+    let those = plan.gpus.iter().filter(|gpu| gpu.epoch.as_ref().is_some_and(&is));
+    those.map(|gpu| gpu.gpu.name.as_str()).collect()
+}
+
+fn held(given: &Given<'_>, plan: &Plan<'_>) -> Option<Finding> {
+    let names = those(plan, |epoch| epoch.held);
+    let Outage { holding, not_ready, .. } = given.outage;
+    let message = format!(
+        "{not_ready} of {holding} nodes that hold claims are not ready at once, which is hardly the nodes' own fault: {} GPUs \
+         stay on theirs until fewer are, {} among them",
+        names.len(),
+        names.first()?
+    );
+    Some(Finding { truth: Truth::True, reason: Reason::NodesNotReady, message })
+}
+
 fn waiting(plan: &Plan<'_>) -> Finding {
-    let waits = plan.gpus.iter().filter(|gpu| gpu.epoch.is_some_and(|epoch| epoch.waits));
-    let names: Vec<&str> = waits.map(|gpu| gpu.gpu.name.as_str()).collect();
+    let names = those(plan, |epoch| epoch.waits);
     match names.first() {
         None => Finding::as_expected(Truth::False),
         Some(first) => Finding {

@@ -106,12 +106,14 @@ async fn sizes(source: Source) -> Result<Geometry, InspectError> {
 #[tokio::test]
 async fn both_kinds_of_source_tell_the_same_sizes_by_ranges_alone() {
     for files in [single(), sharded()] {
+        let stored: usize = files.values().map(Vec::len).sum();
         let server = Server::start(Behaviour { wants: Some("secret".into()), ..behaviour(files) }).await;
         for source in [hub(&server), bucket(&server)] {
             let told = sizes(source).await.unwrap();
             assert_eq!((told.global_bytes, told.layer_bytes, told.layers), (GLOBAL, LAYER, 2));
             // Keys and values of one head of four, two bytes each, in two layers.
             assert_eq!((told.kv_bytes_per_token, told.max_model_len), (32, 128));
+            assert_eq!(told.download_bytes, Some(stored as u64), "as stored, whatever it is in memory");
             assert!(told.step_activation_bytes > told.activation_bytes && told.thread_bytes > 0, "{told:?}");
         }
         for range in server.ranges() {
@@ -137,6 +139,7 @@ async fn a_folder_tells_the_same_and_another_number_format_changes_it() {
     let stored = inspect(&files, Some("Auto")).await.unwrap();
     let wide = inspect(&files, Some("Float32")).await.unwrap();
     assert_eq!((stored.global_bytes, stored.kv_bytes_per_token), (GLOBAL, 32));
+    assert_eq!(stored.download_bytes, None, "nothing is to be downloaded");
     assert_eq!((wide.global_bytes, wide.kv_bytes_per_token), (1024 + 64 + 1024, 64));
     assert_eq!(
         wide.activation_bytes, stored.activation_bytes,
