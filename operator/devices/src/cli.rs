@@ -31,7 +31,7 @@ pub struct Cli {
 /// A Job of the chart.
 #[derive(Debug, Subcommand)]
 pub enum Job {
-    /// Before uninstalling: stop the operator and take its finalizers off pools and tenants.
+    /// Before uninstalling: stop the operator and take its finalizers off pools.
     Uninstall {
         /// Namespace of the operator.
         #[arg(long)]
