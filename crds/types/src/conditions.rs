@@ -120,6 +120,8 @@ names! {
         UpdateWaits,
         /// `Degraded`, of a pool: so many nodes are not ready at once that no GPU leaves its own.
         NodesNotReady,
+        /// `Degraded`: a sidecar cannot be reached or refuses what it is told, and follows what it was told last.
+        DirectiveNotTaken,
         /// `Degraded`: a fatal fault of one MPS client ended all of the GPU.
         MpsFault,
         /// `Terminating`: tenants still refer to the pool.

@@ -30,6 +30,7 @@ pub struct Metrics {
     tenants: Family<Told, Gauge>,
     not_ready: Gauge,
     held: Gauge,
+    untold: Gauge,
     looked: Gauge<f64, AtomicU64>,
     observed: Gauge<f64, AtomicU64>,
     registry: Arc<Registry>,
@@ -83,6 +84,7 @@ impl Default for Metrics {
             tenants: Family::default(),
             not_ready: Gauge::default(),
             held: Gauge::default(),
+            untold: Gauge::default(),
             looked: Gauge::default(),
             observed: Gauge::default(),
             registry: Arc::default(),
@@ -111,6 +113,8 @@ impl Metrics {
         registry.register("nodes_not_ready", help, self.not_ready.clone());
         let help = "1 = so many nodes are not ready at once that no GPU leaves its own";
         registry.register("claims_held", help, self.held.clone());
+        let help = "Sidecars that have been without their directive for a while: they follow what they were told last";
+        registry.register("directives_not_taken", help, self.untold.clone());
         registry.register(
             "looked_seconds",
             "Time from the start until every pool had been looked at once; 0 = not yet",
@@ -139,6 +143,11 @@ impl Metrics {
     /// This replica leads, or does not.
     pub fn leads(&self, leads: bool) {
         self.leader.set(i64::from(leads));
+    }
+
+    /// So many sidecars have been without their directive for a while.
+    pub fn untold(&self, sidecars: usize) {
+        self.untold.set(i64::try_from(sidecars).unwrap_or(i64::MAX));
     }
 
     /// Everything has been looked at once.

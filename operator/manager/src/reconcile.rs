@@ -119,6 +119,11 @@ impl Operator {
         lock(&self.sidecars).unread()
     }
 
+    /// Sidecars that have been without their directive for a while.
+    pub fn untold_count(&self) -> usize {
+        lock(&self.sidecars).untold_count()
+    }
+
     /// What is known of all GPUs.
     pub fn overview(&self) -> Vec<GpuOverview> {
         lock(&self.sidecars).overview()

@@ -231,6 +231,11 @@ async fn hear(operator: &Operator, mut heard: mpsc::UnboundedReceiver<News>) -> 
             }
             Some(News::Told(sidecar, None)) => tracing::debug!(%sidecar, "has its directive"),
             Some(News::Told(sidecar, Some(problem))) => tracing::warn!(%sidecar, problem, "has no directive"),
+            Some(News::Stuck(gpu)) => {
+                let unit = Unit { namespace: gpu.namespace, pool: gpu.pool };
+                operator.metrics.untold(operator.untold_count());
+                operator.queue.add_after(&unit, READ_SETTLE);
+            }
             Some(News::Deposed(fence)) => return fence,
             // The operator that it speaks of has the other end.
             None => std::future::pending().await,

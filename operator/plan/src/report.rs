@@ -28,6 +28,8 @@ struct View<'a> {
     report: Option<&'a Report>,
     /// What ended the engines of all on its GPU.
     fault: Option<String>,
+    /// Why its sidecar does not take its directive.
+    untold: Option<&'a String>,
 }
 
 /// The status of one of the plan's tenants. `trouble` is what went wrong when its objects were applied. What only sidecars tell stays as it was while they have told nothing.
@@ -88,13 +90,15 @@ fn view<'a>(
     let on = &plan.gpus[*slot.on.as_ref().ok()?];
     let (tenant, claim) = (name(planned.tenant), claim_name(&on.gpu, on.epoch?.number));
     let (seen, pod) = (given.seen, plan.pod(tenant, slot.index, &claim));
+    let (own, slot) = (format!("{tenant}-{}", slot.index), (tenant.to_owned(), on.gpu.name.clone()));
     Some(View {
-        name: format!("{tenant}-{}", slot.index),
+        name: own,
         gpu: &on.gpu.name,
         pod,
         fault: fault::of(&on.gpu.name, on.gpu.settings.sharing.mode, seen, given.now),
         claim: plan.claim(&claim),
-        report: seen.reports.get(&(tenant.to_owned(), on.gpu.name.clone())),
+        report: seen.reports.get(&slot),
+        untold: seen.untold.get(&slot),
     })
 }
 
@@ -239,8 +243,13 @@ fn degraded(trouble: Option<&Trouble>, views: &[View<'_>]) -> Finding {
     if let Some(fault) = views.iter().find_map(|view| view.fault.as_ref()) {
         return yes(Reason::MpsFault, fault);
     }
-    let failing = views.iter().find_map(|view| view.pod?.failing.as_ref());
-    failing.map_or(Finding::as_expected(Truth::False), |why| yes(Reason::PodFailing, why))
+    if let Some(why) = views.iter().find_map(|view| view.pod?.failing.as_ref()) {
+        return yes(Reason::PodFailing, why);
+    }
+    // Who is starting has not been told yet.
+    let untold =
+        views.iter().filter(|view| view.pod.is_some_and(|pod| pod.ready)).find_map(|view| view.untold);
+    untold.map_or(Finding::as_expected(Truth::False), |why| yes(Reason::DirectiveNotTaken, why))
 }
 
 fn memory(told: &[&Report]) -> Option<TenantMemoryStatus> {

@@ -27,6 +27,8 @@ pub struct Seen {
     pub missing: BTreeMap<String, i64>,
     /// What slots' sidecars told last, by tenant and GPU.
     pub reports: BTreeMap<(String, String), Report>,
+    /// Sidecars that have not taken their directive for a while, by tenant and GPU: why not.
+    pub untold: BTreeMap<(String, String), String>,
     /// What pods that inspected a model have said, by tenant.
     pub inspections: BTreeMap<String, Result<Geometry, Refusal>>,
 }

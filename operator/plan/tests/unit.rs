@@ -341,3 +341,25 @@ fn a_pool_that_is_being_deleted_takes_nobody_new() {
     assert_eq!(reason(&pool, &Seen::default()), ("PoolTerminating".to_owned(), 0));
     assert_eq!(reason(&pool, &settled(&pool)), ("AsExpected".to_owned(), 1), "who is there stays");
 }
+
+#[test]
+fn a_ready_slot_that_takes_no_directive_is_degraded() {
+    let pool = host_pool();
+    let tenant = inspected();
+    let mut seen = settled(&pool);
+    seen.slots = vec![SlotSeen { tenant: "t".into(), index: 0, claim: "p-chat-0-e4".into() }];
+    seen.untold = BTreeMap::from([(("t".into(), "p-chat-0".into()), "no answer".into())]);
+    let mut degraded = |ready| {
+        let pod = PodSeen { tenant: "t".into(), claim: "p-chat-0-e4".into(), ready, ..PodSeen::default() };
+        seen.pods = vec![pod];
+        let tenants = [&tenant];
+        let given = given(&pool, &tenants, &seen);
+        let plan = plan(&given);
+        let conditions = tenant_status(&given, &plan, &plan.tenants[0], None).conditions;
+        let found = conditions.into_iter().find(|one| one.type_ == "Degraded").unwrap();
+        (found.status, found.reason, found.message)
+    };
+    let told = ("True".to_owned(), "DirectiveNotTaken".to_owned(), "no answer".to_owned());
+    assert_eq!(degraded(true), told);
+    assert_eq!(degraded(false).0, "False", "who starts was not told yet");
+}

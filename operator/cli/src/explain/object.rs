@@ -85,7 +85,13 @@ fn advice(conditions: &[Condition]) -> Option<&'static str> {
 /// Exhaustive, so that a new reason is not forgotten.
 const fn help(reason: Reason) -> Option<&'static str> {
     Some(match reason {
-        Reason::AsExpected | Reason::NotObserved | Reason::TenantsRemain | Reason::MpsFault => return None,
+        Reason::AsExpected
+        | Reason::NotObserved
+        | Reason::TenantsRemain
+        | Reason::MpsFault
+        | Reason::DirectiveNotTaken => {
+            return None;
+        }
         Reason::NoRoom => {
             "add GPUs to the pool, lower model.maxModelLen or memory.guaranteedKv or raise memory.maxRemappedPercent of \
              tenants there, or give this one a higher priority before others are placed"

@@ -45,6 +45,7 @@ impl Operator {
             seen: Seen {
                 claims: self.with_devices(claims),
                 reports: self.reports(unit),
+                untold: self.untold(unit),
                 slots,
                 pods: world.pods.of(unit).into_iter().map(|(_, pod)| self.with_refusal(unit, pod)).collect(),
                 nodes,

@@ -30,6 +30,11 @@ impl Operator {
         all
     }
 
+    /// Which of a unit's sidecars have not taken their directive, by tenant and GPU.
+    pub(super) fn untold(&self, unit: &Unit) -> BTreeMap<(String, String), String> {
+        lock(&self.sidecars).untold(&unit.namespace, &unit.pool)
+    }
+
     /// The GPUs of a plan, with the sidecars that have an address and what each is to be told.
     pub(super) fn gpus(&self, unit: &Unit, pool: &GpuPool, plan: &Plan<'_>, given: &Given<'_>) -> Vec<Gpu> {
         let with_slots = (0..plan.gpus.len()).filter(|gpu| plan.gpus[*gpu].epoch.is_some());

@@ -65,6 +65,8 @@ pub enum News {
     Read(GpuKey),
     /// A sidecar has its directive (`None`), or cannot be given it, and why. It is tried again.
     Told(Address, Option<String>),
+    /// A sidecar of a GPU has been without its directive for a while, or has it at last.
+    Stuck(GpuKey),
     /// A newer leader has told a sidecar: this one should end.
     Deposed(Fence),
 }
@@ -106,10 +108,18 @@ struct Followed {
     _task: Option<Task>,
 }
 
+/// Failures in a row after which it is told that a sidecar has no directive: it took seconds.
+const PATIENT: usize = 4;
+
+/// Why a sidecar has no directive, once that is worth telling.
+type Trouble = Arc<Mutex<Option<String>>>;
+
 #[derive(Debug)]
 struct Told {
     gpu: GpuKey,
+    tenant: String,
     directive: Arc<Directive>,
+    trouble: Trouble,
     _task: Task,
 }
 
@@ -147,7 +157,14 @@ impl Sidecars {
         self.gpus.retain(|key, _| !of_pool(key) || keys.contains(key));
         self.board.with(|all| all.retain(|key, _| !of_pool(key) || keys.contains(key)));
         let there: BTreeSet<(Address, String)> = gpus.iter().flat_map(|gpu| &gpu.targets).map(id).collect();
-        self.told.retain(|id, told| !of_pool(&told.gpu) || there.contains(id));
+        let news = self.news.clone();
+        self.told.retain(|id, told| {
+            let stays = !of_pool(&told.gpu) || there.contains(id);
+            if !stays && read(&told.trouble).is_some() {
+                let _ = news.send(News::Stuck(told.gpu.clone()));
+            }
+            stays
+        });
         for gpu in gpus {
             self.follow(&gpu);
             gpu.targets.into_iter().for_each(|target| self.tell(&gpu.key, target));
@@ -179,19 +196,42 @@ impl Sidecars {
             return;
         }
         let Target { address, directive, .. } = target;
+        // What another directive could not be told it cannot be told this one either, until it is.
+        let trouble = self.told.get(&id).map(|told| told.trouble.clone()).unwrap_or_default();
+        let (kept, key, tenant) = (trouble.clone(), gpu.clone(), address.name.clone());
         let (way, fences, news) = (self.way.clone(), self.fences.clone(), self.news.clone());
         let sent = directive.clone();
         // Boxed: a task that is over keeps its room for as long as somebody could still end it.
         let task = tokio::spawn(Box::pin(async move {
+            let mut failures = 0;
             let trouble = |problem: Option<&str>| {
                 let _ = news.send(News::Told(address.clone(), problem.map(str::to_owned)));
+                failures += 1;
+                if note(&trouble, problem, failures) {
+                    let _ = news.send(News::Stuck(key.clone()));
+                }
             };
             if let Fared::Deposed(current) = deliver(&way, &address, &sent, &fences, trouble).await {
                 let _ = news.send(News::Deposed(current));
             }
         }));
         // What was under way to it ends here: its sequence is lower.
-        self.told.insert(id, Told { gpu: gpu.clone(), directive, _task: Task(task.abort_handle()) });
+        self.told.insert(
+            id,
+            Told { gpu: gpu.clone(), tenant, directive, trouble: kept, _task: Task(task.abort_handle()) },
+        );
+    }
+
+    /// Sidecars of a pool that have been without their directive for a while, by tenant and GPU: why.
+    pub fn untold(&self, namespace: &str, pool: &str) -> BTreeMap<(String, String), String> {
+        let of_pool = |told: &&Told| told.gpu.namespace == namespace && told.gpu.pool == pool;
+        let why = |told: &Told| Some(((told.tenant.clone(), told.gpu.name.clone()), read(&told.trouble)?));
+        self.told.values().filter(of_pool).filter_map(why).collect()
+    }
+
+    /// How many of all sidecars have been without their directive for a while.
+    pub fn untold_count(&self) -> usize {
+        self.told.values().filter(|told| read(&told.trouble).is_some()).count()
     }
 
     /// What was read of a GPU last.
@@ -238,6 +278,22 @@ impl Sidecars {
         };
         self.board.with(|all| followed.iter().filter(|key| unread(all, key)).count())
     }
+}
+
+fn read(trouble: &Trouble) -> Option<String> {
+    trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+/// Keeps why a sidecar has no directive, after so many failures in a row; true = it was none before, or is none any more.
+fn note(trouble: &Trouble, problem: Option<&str>, failures: usize) -> bool {
+    let mut kept = trouble.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = kept.is_some();
+    match problem {
+        None => *kept = None,
+        Some(problem) if before || failures >= PATIENT => *kept = Some(problem.to_owned()),
+        Some(_) => {}
+    }
+    before != kept.is_some()
 }
 
 fn id(target: &Target) -> (Address, String) {

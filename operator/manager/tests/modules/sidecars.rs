@@ -1,6 +1,7 @@
 //! Directives and readings, against sidecars over real TLS.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Json;
@@ -281,4 +282,42 @@ async fn who_waits_has_no_room_for_a_connection() {
     // There is one for each of a thousand GPUs, and a TLS connection takes ten times that.
     let size = std::mem::size_of_val(&call);
     assert!(size < 1024, "{size} bytes");
+}
+
+/// Waits for the next word that a GPU's sidecar is without its directive, or has it, and answers who is and why.
+async fn stuck(news: &mut mpsc::UnboundedReceiver<News>, sidecars: &Sidecars) -> Vec<(String, String)> {
+    until(news, |news| *news == News::Stuck(key())).await;
+    let untold = sidecars.untold("ns", "p");
+    assert_eq!(untold.len(), sidecars.untold_count());
+    assert!(sidecars.untold("ns", "other").is_empty());
+    untold.into_iter().map(|((tenant, _), why)| (tenant, why)).collect()
+}
+
+#[tokio::test]
+async fn who_has_no_directive_for_a_while_is_told_until_it_has_it_or_goes() {
+    let world = world();
+    let refusals = Arc::new(AtomicUsize::new(4));
+    let left = refusals.clone();
+    let stub = Stub::start(&world.authorities, "story", move |came| match came.line.starts_with("PUT") {
+        true if left.load(Ordering::SeqCst) > 0 => {
+            left.fetch_sub(1, Ordering::SeqCst);
+            StatusCode::UNPROCESSABLE_ENTITY.into_response()
+        }
+        _ => told(came),
+    });
+    let stub = stub.await;
+    let (sender, mut news) = mpsc::unbounded_channel();
+    let mut sidecars = Sidecars::new(world.way.clone(), 7, sender);
+    sidecars.set("ns", "p", vec![gpu(&[&stub], &directive())]);
+    let [(tenant, why)] = &stuck(&mut news, &sidecars).await[..] else { panic!("one") };
+    assert!(tenant == "story" && why.contains("422"), "{why}");
+    assert_eq!(refusals.load(Ordering::SeqCst), 0, "at the fourth failure, not before");
+    assert!(stuck(&mut news, &sidecars).await.is_empty(), "it took the fifth");
+
+    refusals.store(usize::MAX, Ordering::SeqCst);
+    let other = Directive { policy: "Recompute".into(), ..directive() };
+    sidecars.set("ns", "p", vec![gpu(&[&stub], &other)]);
+    assert_eq!(stuck(&mut news, &sidecars).await.len(), 1);
+    sidecars.set("ns", "p", Vec::new());
+    assert!(stuck(&mut news, &sidecars).await.is_empty(), "it is gone");
 }
