@@ -13,11 +13,7 @@ use crate::step_model::{Layout, MAX_BETA, Times, stall_per_token_ns};
 mod bounds;
 mod sets;
 
-pub use sets::{nested, uniform, uniform_widened};
-
-/// Extra layers tried in the gap over the end of the token, for an odd number of moving layers in two slots: the last and
-/// the first of them share a slot there.
-const WIDENED: [u16; 2] = [1, 2];
+pub use sets::{even, nested, uniform, uniform_widened};
 
 /// What is asked of [`choose`].
 #[derive(Clone, Copy, Debug)]
@@ -128,10 +124,7 @@ impl<'a> Search<'a> {
     fn sets(&self, m: u16, beta: u8) -> impl Iterator<Item = Vec<LayerId>> {
         let nested = (!self.question.current.moving.is_empty())
             .then(|| nested(self.layers, &self.question.current.moving, m));
-        let odd = beta == 2 && m % 2 == 1;
-        let widened = WIDENED.into_iter().filter(move |extra| odd && m + extra <= self.layers);
-        let widened = widened.map(move |extra| uniform_widened(self.layers, m, extra));
-        nested.into_iter().chain(core::iter::once_with(move || uniform(self.layers, m))).chain(widened)
+        nested.into_iter().chain(even(self.layers, m, beta))
     }
 
     fn evaluate(&self, layout: Layout) -> Option<Choice> {

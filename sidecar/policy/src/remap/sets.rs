@@ -24,6 +24,22 @@ pub fn uniform_widened(layers: u16, m: u16, extra: u16) -> Vec<LayerId> {
     (0..u32::from(m)).map(|i| LayerId((i * span / u32::from(m)) as u16)).collect()
 }
 
+/// Extra layers tried in the gap over the end of the token, for an odd number of moving layers in two slots: the last and
+/// the first of them share a slot there.
+const WIDENED: [u16; 2] = [1, 2];
+
+/// Sets of `m` moving layers over `beta` slots that are worth comparing when any layers may move, the preferred one on a tie
+/// first.
+///
+/// # Panics
+/// If `m > layers`.
+pub fn even(layers: u16, m: u16, beta: u8) -> impl Iterator<Item = Vec<LayerId>> {
+    let odd = beta == 2 && m % 2 == 1;
+    let widened = WIDENED.into_iter().filter(move |extra| odd && m + extra <= layers);
+    let widened = widened.map(move |extra| uniform_widened(layers, m, extra));
+    core::iter::once_with(move || uniform(layers, m)).chain(widened)
+}
+
 /// `m` moving layers that contain `current` or are contained in it: layers are added in the middle of the largest gap, or
 /// taken out where that leaves the smallest gap. No layer that moves now becomes resident unless the set must shrink.
 ///

@@ -247,14 +247,15 @@ fn an_allowance_of_a_tenth_of_a_token_buys_the_fourth_layer_at_r_7_5() {
 
 #[test]
 fn an_odd_number_of_layers_in_two_slots_gets_a_wider_gap_over_the_end() {
-    // alpha = 11: one slot stalls, the uniform 13 stall at the end of the token, 13 with a wider end do not.
-    let (compute, transfer) = ([10; 40], [30; 40]);
+    // alpha = 9: one slot stalls, the uniform 11 stall at the end of the token, 11 with a wider end do not.
+    let (compute, transfer) = ([10; 40], [35; 40]);
     let times = Times { compute_ns: &compute, transfer_ns: &transfer };
-    assert!(stall_per_token_ns(&times, &Layout { moving: uniform(40, 12), beta: 1 }) > 0);
-    let choice = plain(40, 30, 11);
+    assert!(stall_per_token_ns(&times, &Layout { moving: uniform(40, 10), beta: 1 }) > 0);
+    assert!(stall_per_token_ns(&times, &Layout { moving: uniform(40, 11), beta: 2 }) > 0);
+    let choice = plain(40, 35, 9);
     assert_eq!(
         (choice.layout.beta, choice.layout.alpha(), choice.stall_ns, choice.declined),
-        (2, 11, 0, None)
+        (2, 9, 0, None)
     );
     assert!(gaps(40, &choice.layout.moving).last() > gaps(40, &choice.layout.moving).first());
 }

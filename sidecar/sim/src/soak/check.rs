@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 
 use sluice_policy::action::Address;
 use sluice_policy::brain::{Brain, Rest};
-use sluice_policy::ids::{ChunkId, Nanos};
+use sluice_policy::ids::{ChunkId, Nanos, RequestId};
 use sluice_policy::ledger::Owner;
 use sluice_policy::params::{Params, PolicyName};
 use sluice_scheduler::{Finish, Request, Sharing, journal};
 
 use super::options::{VOCAB, config};
-use super::{Options, Tally};
-use crate::device::Device;
+use super::{Options, Tally, Trouble};
+use crate::device::{Device, Faults};
 use crate::gpu::Gpu;
 use crate::gpu::seat::{Fate, Life};
 use crate::world::{Setup, World};
@@ -143,7 +143,8 @@ pub(super) fn is_home(gpu: &Gpu, baseline: &[u32]) -> bool {
     all && gpu.ledger.borrow().promised() == 0 && back
 }
 
-/// Every request ended as it does when its tenant is alone, or was cut short, and then what it got is the beginning of it.
+/// Every request ended as it does when its tenant is alone, or was cut short for a reason that the seed has, and then what it got
+/// is the beginning of it.
 pub(super) fn tokens(
     gpu: &Gpu,
     options: &Options,
@@ -155,19 +156,42 @@ pub(super) fn tokens(
         for (_, request) in load {
             let fate = seat.fates.get(&request.id).ok_or(format!("request {} never came", request.id.0))?;
             let expected = alone.outcomes.remove(&request.id).unwrap_or_default().tokens;
-            compare(fate, &expected, tally)
+            compare(fate, &expected, Excuses::of(options, at, request.id), tally)
                 .map_err(|what| format!("request {} of tenant {at}: {what}", request.id.0))?;
         }
     }
     Ok(())
 }
 
-fn compare(fate: &Fate, expected: &[u32], tally: &mut Tally) -> Result<(), String> {
+/// Why a request may have got less than its tokens.
+#[derive(Clone, Copy, Debug)]
+struct Excuses {
+    /// Its client went away.
+    cancelled: bool,
+    /// The device did not always do as it was told.
+    faults: bool,
+}
+
+impl Excuses {
+    fn of(options: &Options, tenant: usize, request: RequestId) -> Excuses {
+        let cancel = Trouble::Cancel(tenant, request);
+        Excuses {
+            cancelled: options.troubles.iter().any(|(_, trouble)| *trouble == cancel),
+            faults: options.faults != Faults::default(),
+        }
+    }
+}
+
+fn compare(fate: &Fate, expected: &[u32], excuses: Excuses, tally: &mut Tally) -> Result<(), String> {
     match (&fate.finish, &fate.refusal) {
         (Some(Finish::Length), _) if fate.tokens == expected => tally.answered += 1,
-        (Some(Finish::Cancelled), _) if expected.starts_with(&fate.tokens) => tally.cut_short += 1,
+        (Some(Finish::Cancelled), _) if excuses.cancelled && expected.starts_with(&fate.tokens) => {
+            tally.cut_short += 1
+        }
         (None, None) if fate.broken && expected.starts_with(&fate.tokens) => tally.cut_short += 1,
-        (Some(Finish::Failed(_)), _) if expected.starts_with(&fate.tokens) => tally.failed += 1,
+        (Some(Finish::Failed(_)), _) if excuses.faults && expected.starts_with(&fate.tokens) => {
+            tally.failed += 1
+        }
         (finish, refusal) => {
             return Err(format!("{finish:?} {refusal:?} with {:?} instead of {expected:?}", fate.tokens));
         }
@@ -225,4 +249,35 @@ pub(super) fn state(gpu: &Gpu) -> String {
     };
     let tenants: Vec<_> = lives(gpu).map(tenant).collect();
     format!("{} promised; {}", gpu.ledger.borrow().promised(), tenants.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(finish: Finish, excuses: Excuses) -> (bool, Tally) {
+        let fate = Fate { tokens: vec![1, 2], finish: Some(finish), ..Fate::default() };
+        let mut tally = Tally::default();
+        (compare(&fate, &[1, 2, 3], excuses, &mut tally).is_ok(), tally)
+    }
+
+    #[test]
+    fn who_failed_or_was_cancelled_without_a_reason_breaks_the_seed() {
+        let (none, all) =
+            (Excuses { cancelled: false, faults: false }, Excuses { cancelled: true, faults: true });
+        let failed = || Finish::Failed("no memory".into());
+        for (finish, excuses, holds) in [
+            (Finish::Cancelled, none, false),
+            (Finish::Cancelled, Excuses { cancelled: false, ..all }, false),
+            (Finish::Cancelled, all, true),
+            (failed(), none, false),
+            (failed(), Excuses { faults: false, ..all }, false),
+            (failed(), all, true),
+            (Finish::Length, all, false),
+        ] {
+            let told = format!("{finish:?} {excuses:?}");
+            let (held, tally) = judged(finish, excuses);
+            assert_eq!((held, tally.cut_short + tally.failed), (holds, u64::from(holds)), "{told}");
+        }
+    }
 }
