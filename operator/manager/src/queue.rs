@@ -81,6 +81,8 @@ impl Queue {
         }
         inner.due.remove(&unit);
         inner.running.insert(unit.clone());
+        let now = Instant::now();
+        inner.not_before.retain(|_, at| now < *at);
         drop(inner);
         // Others may be due as well, and one permit wakes one worker.
         self.wake.notify_one();
@@ -109,7 +111,6 @@ impl Queue {
     /// Forgets what is kept of a unit that is gone.
     pub fn forget(&self, unit: &Unit) {
         let mut inner = self.lock();
-        inner.not_before.remove(unit);
         inner.failures.remove(unit);
     }
 
@@ -185,5 +186,22 @@ mod tests {
         let began = Instant::now();
         queue.next().await;
         assert_eq!(began.elapsed().as_secs(), 6);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_kept_of_a_unit_that_is_gone() {
+        let queue = Queue::default();
+        queue.add(&unit("a"));
+        let gone = queue.next().await;
+        queue.forget(&gone);
+        queue.done(&gone, Duration::from_secs(1), false);
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        queue.add(&unit("b"));
+        queue.next().await;
+        let inner = queue.lock();
+        assert!(
+            inner.due.is_empty() && inner.not_before.is_empty() && inner.failures.is_empty(),
+            "{inner:?}"
+        );
     }
 }

@@ -24,6 +24,7 @@ use sluice_plan::accept::Cluster;
 use sluice_plan::objects::Release;
 use sluice_plan::unit::{Given, Troubles, plan};
 use sluice_wire::overview::GpuOverview;
+use sluice_wire::state::TenantReport;
 use tokio::sync::Notify;
 use tracing::Instrument as _;
 
@@ -124,22 +125,33 @@ impl Operator {
         lock(&self.sidecars).untold_count()
     }
 
-    /// What is known of all GPUs.
-    pub fn overview(&self) -> Vec<GpuOverview> {
-        lock(&self.sidecars).overview()
+    /// What is known of the GPUs that are wanted, by namespace and what their sidecars said.
+    pub fn overview(&self, wanted: impl Fn(&str, &[TenantReport]) -> bool) -> Vec<GpuOverview> {
+        lock(&self.sidecars).overview(wanted)
     }
 
-    /// Waits until each of `units` has been looked at once, whatever came of it.
-    pub async fn all_seen(&self, units: impl IntoIterator<Item = Unit>) {
-        let all_seen = self.memory.all_seen.notified();
-        {
-            let mut unseen = lock(&self.memory.unseen);
-            unseen.extend(units);
-            if unseen.is_empty() {
+    /// Each of `units` is to be looked at once: [`Operator::all_seen`] waits for that.
+    pub fn expect(&self, units: impl IntoIterator<Item = Unit>) {
+        lock(&self.memory.unseen).extend(units);
+    }
+
+    /// Waits until all that was expected has been looked at once, whatever came of it.
+    pub async fn all_seen(&self) {
+        loop {
+            // It hears what comes from here on, before it is asked for.
+            let all_seen = self.memory.all_seen.notified();
+            if lock(&self.memory.unseen).is_empty() {
                 return;
             }
+            all_seen.await;
         }
-        all_seen.await;
+    }
+
+    fn is_there(&self, kind: Kind2, at: &Name) -> bool {
+        match kind {
+            Kind2::Pool => self.world.pools.get(at).is_some(),
+            Kind2::Tenant => self.world.tenants.get(at).is_some(),
+        }
     }
 
     fn saw(&self, unit: &Unit) {
@@ -217,9 +229,9 @@ impl Operator {
     /// Drops what was kept in mind of a unit that is gone.
     fn forget(&self, unit: &Unit) {
         self.queue.forget(unit);
-        let gone = |at: &Name| self.world.tenants.get(at).is_none() && self.world.pools.get(at).is_none();
         self.keeper.retain(|namespace, _| namespace != unit.namespace);
-        lock(&self.memory.written).retain(|(_, at), _| at.namespace != unit.namespace || !gone(at));
+        lock(&self.memory.written)
+            .retain(|(kind, at), _| at.namespace != unit.namespace || self.is_there(*kind, at));
         lock(&self.memory.drawn).retain(|(_, at), _| at.namespace != unit.namespace);
     }
 }

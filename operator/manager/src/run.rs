@@ -42,6 +42,8 @@ const CERTIFICATE_EVERY: Duration = Duration::from_secs(60);
 const CERTIFICATE_RETRY: Duration = Duration::from_secs(5);
 /// Time between two looks at whether every GPU has been read.
 const UNREAD_EVERY: Duration = Duration::from_millis(200);
+/// Longest time between two such looks: one GPU whose sidecars never answer is waited for as long as it is there.
+const UNREAD_AT_MOST: Duration = Duration::from_secs(10);
 /// First minor version of Kubernetes 1 that makes volumes of images by default.
 const IMAGE_VOLUMES: u32 = 36;
 
@@ -251,21 +253,27 @@ async fn work(operator: Arc<Operator>, feed: Feed, began: Instant) {
     for unit in &units {
         operator.queue.add_after(unit, Duration::ZERO);
     }
-    let seen = operator.all_seen(units);
+    operator.expect(units);
     let mut workers = JoinSet::new();
     for _ in 0..WORKERS {
         let operator = operator.clone();
         workers.spawn(async move { operator.work().await });
     }
-    seen.await;
+    tokio::join!(tell_start(&operator, began), workers.join_all());
+}
+
+/// Tells when everything has been looked at once, and when every GPU has been read once.
+async fn tell_start(operator: &Operator, began: Instant) {
+    operator.all_seen().await;
     operator.metrics.looked(began.elapsed());
     tracing::info!(took = ?began.elapsed(), "everything has been looked at once");
+    let mut wait = UNREAD_EVERY;
     while operator.unread() > 0 {
-        tokio::time::sleep(UNREAD_EVERY).await;
+        tokio::time::sleep(wait).await;
+        wait = (wait * 6 / 5).min(UNREAD_AT_MOST);
     }
     operator.metrics.observed(began.elapsed());
     tracing::info!(took = ?began.elapsed(), "every GPU has been read once");
-    workers.join_all().await;
 }
 
 /// Waits until every watch has listed everything: half a view would be half a plan.

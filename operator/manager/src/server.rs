@@ -12,7 +12,7 @@ use axum::routing::get;
 
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
-use sluice_wire::overview::{self, GpuOverview, Overview};
+use sluice_wire::overview::{self, Overview};
 use sluice_wire::state::TenantReport;
 
 use crate::metrics::Metrics;
@@ -72,9 +72,9 @@ struct Asked {
 }
 
 impl Asked {
-    fn wants(&self, gpu: &GpuOverview) -> bool {
-        let here = self.namespace.as_ref().is_none_or(|namespace| *namespace == gpu.namespace);
-        let named = |tenant: &str| gpu.tenants.iter().any(|report| name(report) == tenant);
+    fn wants(&self, namespace: &str, tenants: &[TenantReport]) -> bool {
+        let here = self.namespace.as_ref().is_none_or(|wanted| wanted == namespace);
+        let named = |tenant: &str| tenants.iter().any(|report| name(report) == tenant);
         here && self.tenant.as_deref().is_none_or(named)
     }
 }
@@ -90,7 +90,7 @@ async fn read(State(leads): State<Leads>, Query(asked): Query<Asked>) -> axum::r
     let Some(operator) = leads.get() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "this replica does not lead\n").into_response();
     };
-    let gpus = operator.overview().into_iter().filter(|gpu| asked.wants(gpu)).collect();
+    let gpus = operator.overview(|namespace, tenants| asked.wants(namespace, tenants));
     let at_unix_ms = u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0);
     let operator = env!("CARGO_PKG_VERSION").to_owned();
     Json(Overview { at_unix_ms, operator, gpus, ..Overview::default() }).into_response()

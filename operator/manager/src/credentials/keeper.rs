@@ -107,6 +107,16 @@ struct Memory {
     own: Option<(Credentials, Arc<ClientConfig>)>,
 }
 
+impl Memory {
+    /// Keeps what is known of a slot. Of tenants that go nobody tells: now and then what is known no more is dropped.
+    fn keep(&mut self, key: (String, String), known: (u64, i64), now: i64) {
+        if self.slots.len() == self.slots.capacity() {
+            self.slots.retain(|_, (_, until)| now < *until);
+        }
+        self.slots.insert(key, known);
+    }
+}
+
 /// Keeps all credentials. Only the leader does.
 pub struct Keeper {
     client: Client,
@@ -186,7 +196,7 @@ impl Keeper {
         let until = self.see_to(slot, &authorities, now).await?.min(now + LOOK_EVERY);
         // Whoever comes back only hours later would miss a step of a rotation.
         let until = until.min(authorities.next_turn()?);
-        self.memory(|memory| memory.slots.insert(key, (digest, until)));
+        self.memory(|memory| memory.keep(key, (digest, until), now));
         Ok(until)
     }
 

@@ -121,6 +121,10 @@ impl Operator {
             self.queue.add_after(unit, due - now + Duration::from_millis(10));
             return false;
         }
+        if written.len() == written.capacity() {
+            // Of who is deleted while its pool stays nobody tells.
+            written.retain(|(kind, at), _| self.is_there(*kind, at));
+        }
         written.insert(key, now);
         true
     }

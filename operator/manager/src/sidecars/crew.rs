@@ -255,8 +255,8 @@ impl Sidecars {
         });
     }
 
-    /// All readings.
-    pub fn overview(&self) -> Vec<GpuOverview> {
+    /// The readings that are wanted, by namespace and what was said; the others are not copied.
+    pub fn overview(&self, wanted: impl Fn(&str, &[TenantReport]) -> bool) -> Vec<GpuOverview> {
         let one = |(key, (node, reading)): (&GpuKey, &(Option<String>, Reading))| GpuOverview {
             namespace: key.namespace.clone(),
             pool: key.pool.clone(),
@@ -266,7 +266,10 @@ impl Sidecars {
             problem: reading.problem.clone(),
             tenants: reading.tenants.clone(),
         };
-        self.board.with(|all| all.iter().map(one).collect())
+        let wants = |(key, (_, reading)): &(&GpuKey, &(Option<String>, Reading))| {
+            wanted(&key.namespace, &reading.tenants)
+        };
+        self.board.with(|all| all.iter().filter(wants).map(one).collect())
     }
 
     /// GPUs with sidecars that were never read: a new leader has seen all once there are none.

@@ -189,7 +189,7 @@ async fn each_is_told_once_and_one_of_a_gpu_is_read_for_all() {
     assert_eq!(sidecars.unread(), 1);
     until(&mut news, |news| *news == News::Read(key())).await;
     assert_eq!(sidecars.unread(), 0);
-    let overview = sidecars.overview();
+    let overview = sidecars.overview(|_, _| true);
     assert_eq!((overview.len(), overview[0].tenants.len(), overview[0].node.as_deref()), (1, 2, Some("n1")));
     assert!(overview[0].read_unix_ms.is_some() && overview[0].problem.is_none());
 
@@ -219,9 +219,9 @@ async fn each_is_told_once_and_one_of_a_gpu_is_read_for_all() {
     assert_eq!((reads(&story), reads(&code)), (1, 0), "one is asked for all");
 
     sidecars.set("ns", "other", Vec::new());
-    assert_eq!(sidecars.overview().len(), 1, "another pool's");
+    assert_eq!(sidecars.overview(|_, _| true).len(), 1, "another pool's");
     sidecars.set("ns", "p", Vec::new());
-    assert_eq!((sidecars.overview().len(), sidecars.unread()), (0, 0));
+    assert_eq!((sidecars.overview(|_, _| true).len(), sidecars.unread()), (0, 0));
 }
 
 fn stub_has(stub: &Stub, policy: &str) -> bool {
