@@ -23,15 +23,15 @@ const PAGE_WORDS: usize = 512;
 /// A tenant that would not wait shows it within this time.
 const WHILE: Duration = Duration::from_secs(2);
 
-/// Shares of these lives, as the ledger file has them at one moment.
-fn shares(world: &World, lives: &[u64]) -> Vec<u64> {
+/// Shares of all lives, as the ledger file has them at one moment.
+fn shares(world: &World) -> Vec<(u64, u64)> {
     let file = world.path("run/gpu.default.box-one-0/ledger");
     let read = || {
         let bytes = std::fs::read(&file).unwrap();
         let words: Vec<u64> =
             bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap())).collect();
         let records = words.chunks_exact(PAGE_WORDS).skip(1);
-        records.filter(|record| lives.contains(&record[0])).map(|record| record[2]).collect::<Vec<_>>()
+        records.map(|record| (record[0], record[2])).collect::<Vec<_>>()
     };
     // It may change while it is read: what two reads in a row say was so between them.
     let mut before = read();
@@ -48,17 +48,30 @@ fn life(state: &State) -> u64 {
     place(state).instance
 }
 
-/// Looks at the ledger while `on`: shares sum to no more than the GPU. Returns how often they changed.
-async fn audited(world: &World, lives: &[u64], on: &AtomicBool) -> u32 {
-    let (mut changes, mut before) = (0, Vec::new());
+/// Looks at the ledger while `on`: shares of these lives sum to no more than the GPU. Returns how often they changed while
+/// requests were `open`.
+async fn audited(world: &World, lives: &[u64], on: &AtomicBool, open: impl Fn() -> bool) -> u32 {
+    let (mut changes, mut before) = (0, None);
     while on.load(Ordering::Relaxed) {
-        let now = shares(world, lives);
+        let all = shares(world).into_iter().filter(|(life, _)| lives.contains(life));
+        let now: Vec<u64> = all.map(|(_, share)| share).collect();
         assert!(now.iter().sum::<u64>() <= GPU, "{now:?} are dealt out of {GPU}");
-        changes += u32::from(now != before);
-        before = now;
+        changes += u32::from(before.is_some_and(|before| before != now) && open());
+        before = Some(now);
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     changes
+}
+
+/// Looks at the ledger while `on`: the most that anybody else than these lives is granted at once.
+async fn most_of_others(world: &World, lives: &[u64], on: &AtomicBool) -> u64 {
+    let mut most = 0;
+    while on.load(Ordering::Relaxed) {
+        let others = shares(world).into_iter().filter(|(life, _)| !lives.contains(life));
+        most = others.map(|(_, share)| share).max().unwrap_or(0).max(most);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    most
 }
 
 /// The tenant of `folder` as of another process than `before`, whether or not it serves.
@@ -91,7 +104,6 @@ async fn who_comes_to_a_full_gpu_waits_until_the_others_make_room_and_no_token_c
     let mut dealer = Dealer::of(&trio.tenants).await;
     third_leaves(&trio, &mut dealer).await;
     let [alpha, beta, gone] = trio.tenants.clone();
-    let loads = [&alpha, &beta].map(trio::begin);
     trio.up.signal(Signal::CONT);
     let late = next_life(&gone.folder, gone.record.pid).await;
     let waits = |state: &State| {
@@ -108,6 +120,8 @@ async fn who_comes_to_a_full_gpu_waits_until_the_others_make_room_and_no_token_c
     assert!(waits(&still) && still.engine.pid == waiting.engine.pid, "nobody has made room: {still:?}");
 
     let lives = [life(&alpha.state().await), life(&beta.state().await), life(&still)];
+    let loads = [&alpha, &beta].map(trio::begin);
+    let open = || loads.iter().flatten().any(|request| !request.is_finished());
     let on = AtomicBool::new(true);
     let comes = async {
         trio.tenants[2] = late;
@@ -118,8 +132,8 @@ async fn who_comes_to_a_full_gpu_waits_until_the_others_make_room_and_no_token_c
         }
         on.store(false, Ordering::Relaxed);
     };
-    let ((), changes) = tokio::join!(comes, audited(&world, &lives, &on));
-    assert!(changes > 2, "shares fell and rose: {changes}");
+    let ((), changes) = tokio::join!(comes, audited(&world, &lives, &on, open));
+    assert!(changes > 2, "shares fell and rose under load: {changes}");
     for (index, load) in loads.into_iter().enumerate() {
         same(index, trio::ended(load).await, &alone[index].0);
     }
@@ -180,7 +194,14 @@ async fn a_killed_sidecar_comes_back_with_the_share_of_its_directive() {
     dealer.deal(&trio.tenants, &[share(DEALT), share(HALF), share(0)]).await;
     trio.tenants[0].until("it gives up a part", |state| place(state).share_bytes == DEALT).await;
     processes::signal(trio.tenants[0].record.pid, Signal::KILL);
-    trio.tenants[0] = trio.up.ready_again("alpha", 2).await;
+    let others = [life(&trio.tenants[1].state().await), life(&trio.tenants[2].state().await)];
+    let on = AtomicBool::new(true);
+    let comes = async {
+        trio.tenants[0] = trio.up.ready_again("alpha", 2).await;
+        on.store(false, Ordering::Relaxed);
+    };
+    let ((), most) = tokio::join!(comes, most_of_others(&world, &others, &on));
+    assert_eq!(most, DEALT, "from its first moment, not what it was configured with");
     let again = trio.tenants[0].state().await;
     assert_eq!((place(&again).share_bytes, place(&again).wanted_share_bytes), (DEALT, DEALT), "{again:?}");
     trio.up.end_cleanly().await;
