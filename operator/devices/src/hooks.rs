@@ -22,6 +22,8 @@ const OPERATOR: &str = "sluice-operator";
 const OPERATOR_PODS: &str = "app.kubernetes.io/name=sluice-operator";
 /// Start of the names of all finalizers of ours.
 const FINALIZERS: &str = "sluice.dev/";
+/// Label of tenants' pods.
+const TENANT_LABEL: &str = "sluice.dev/tenant";
 /// Time between two looks at something that somebody else brings about.
 const AGAIN: Duration = Duration::from_millis(500);
 /// Time for the operator's answer.
@@ -38,6 +40,17 @@ pub struct TenantsRemain {
     first: String,
 }
 
+/// Pods of tenants that are gone end by themselves, and need the driver for it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{count} pods of tenants are still ending, {first} among them, and without the driver they could not. Uninstall again when \
+     they have gone (kubectl get pods -A -l {TENANT_LABEL}), or leave them: helm upgrade with hooks.keepTenants=true, then uninstall"
+)]
+pub struct PodsRemain {
+    count: usize,
+    first: String,
+}
+
 /// Sees that there are no tenants, but for those that are being deleted.
 ///
 /// # Errors
@@ -48,10 +61,32 @@ pub async fn no_tenants(client: &Client) -> anyhow::Result<()> {
         Err(error) if absent(&error) => return Ok(()),
         found => found.context("ModelTenants")?.items,
     };
-    let mut staying = found.iter().filter(|one| one.metadata.deletion_timestamp.is_none());
-    let Some(first) = staying.next() else { return Ok(()) };
-    let first = format!("{}/{}", first.namespace().unwrap_or_default(), first.name_any());
-    Err(TenantsRemain { count: 1 + staying.count(), first }.into())
+    let staying: Vec<_> = found.iter().filter(|one| one.metadata.deletion_timestamp.is_none()).collect();
+    match staying.first() {
+        Some(first) => Err(TenantsRemain { count: staying.len(), first: title(*first) }.into()),
+        None => Ok(()),
+    }
+}
+
+/// Waits for the pods of tenants that are gone, at most for `limit`.
+///
+/// # Errors
+/// [`PodsRemain`], or the API server does not answer.
+pub async fn no_pods(client: &Client, limit: Duration) -> anyhow::Result<()> {
+    let (all, until) = (Api::<Pod>::all(client.clone()), Instant::now() + limit);
+    let of_tenants = ListParams::default().labels(TENANT_LABEL);
+    loop {
+        let found = all.list_metadata(&of_tenants).await.context("pods of tenants")?.items;
+        let Some(first) = found.first() else { return Ok(()) };
+        if Instant::now() >= until {
+            return Err(PodsRemain { count: found.len(), first: title(first) }.into());
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+fn title<K: ResourceExt>(object: &K) -> String {
+    format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any())
 }
 
 /// Stops the operator in `namespace`, then takes its finalizers off all pools (tenants have none): nothing that stays behind

@@ -1,6 +1,7 @@
 //! `sluice-devices`: the DRA driver of one node.
 
 use std::process::ExitCode;
+use std::time::Instant;
 
 use clap::Parser;
 use kube::Client;
@@ -50,10 +51,13 @@ fn status(done: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
 async fn run(client: &Client, job: &Job) -> anyhow::Result<()> {
     match job {
         Job::Uninstall { namespace, keep_tenants, timeout_seconds } => {
+            let began = Instant::now();
             if !keep_tenants {
                 hooks::no_tenants(client).await?;
+                hooks::no_pods(client, *timeout_seconds / 2).await?;
             }
-            let released = hooks::uninstall(client, namespace, *timeout_seconds).await?;
+            let rest = timeout_seconds.saturating_sub(began.elapsed());
+            let released = hooks::uninstall(client, namespace, rest).await?;
             println!("finalizers taken off {released} objects");
         }
         Job::Check { operator, devices, timeout_seconds } => {

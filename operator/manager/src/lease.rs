@@ -131,8 +131,8 @@ impl Holder {
             return Ok(false);
         }
         let spec = lease.spec.get_or_insert_default();
-        // The next leader adds one.
-        let epoch = i32::try_from(epoch).unwrap_or(i32::MAX).min(i32::MAX - 1);
+        // Leaders to come add one each.
+        let epoch = i32::try_from(epoch).unwrap_or(i32::MAX).min(i32::MAX / 2);
         spec.lease_transitions = spec.lease_transitions.max(Some(epoch));
         self.replace(&lease).await.map(|()| true)
     }
@@ -154,9 +154,10 @@ impl Holder {
             return Ok(None);
         }
         let before = lease.spec.as_ref().and_then(|spec| spec.lease_transitions).unwrap_or(0);
-        lease.spec = Some(self.spec(before + 1, Some(now())));
+        let epoch = before.saturating_add(1);
+        lease.spec = Some(self.spec(epoch, Some(now())));
         self.replace(&lease).await?;
-        Ok(Some(u64::try_from(before + 1).unwrap_or(0)))
+        Ok(Some(u64::try_from(epoch).unwrap_or(0)))
     }
 
     /// Whether nobody holds the Lease, or who does has not renewed it for as long as it promised to.

@@ -159,6 +159,26 @@ async fn another_mode_waits_until_the_gpu_is_empty_or_moves_everybody() {
 }
 
 #[tokio::test]
+async fn who_is_to_move_to_a_claim_that_cannot_be_made_stays_on_its_own() {
+    let Some(stage) = Stage::set("typo").await else { return };
+    let _operator = stage.operator("one", &[]);
+    stage.pool(json!({"gpus": [{"name": "chat", "count": 1}], "updatePolicy": "Disruptive"})).await;
+    stage.tenant("t", json!({})).await;
+    stage.inspected("t", 8).await;
+    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
+    let device = |selectors: &[&str]| json!({"device": {"host": {"memory": "96Mi"}, "selectors": selectors}});
+    stage.change::<GpuPool>("p", device(&["device.attributes[", "true"])).await;
+    let degraded = stage.condition("t", "Degraded", "True", "ApplyFailed").await;
+    assert!(degraded.message.contains("p-chat-0-e2"), "{}", degraded.message);
+    stage.calm().await;
+    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
+    stage.claims(&["p-chat-0-e1"]).await;
+    stage.change::<GpuPool>("p", device(&["true"])).await;
+    stage.deployments(&[("t-0", "p-chat-0-e2")]).await;
+    stage.claims(&["p-chat-0-e2"]).await;
+}
+
+#[tokio::test]
 async fn what_cannot_be_served_is_told_with_the_field() {
     let Some(stage) = Stage::set("refused").await else { return };
     let _operator = stage.operator("one", &[]);

@@ -191,6 +191,9 @@ async fn one_tenants_trouble_keeps_nobody_elses_objects() {
     stage.change::<ModelTenant>("u", json!({"suspend": true})).await;
     stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
     stage.claims(&["p-chat-0-e1"]).await;
+    stage.change::<ModelTenant>("t", json!({"suspend": true})).await;
+    stage.deployments(&[]).await;
+    stage.condition("t", "Degraded", "True", "NameTaken").await;
     assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
 }
 

@@ -240,11 +240,11 @@ fn degraded(trouble: Option<&Trouble>, views: &[View<'_>]) -> Finding {
         let reason = if trouble.name_taken { Reason::NameTaken } else { Reason::ApplyFailed };
         return yes(reason, &trouble.message);
     }
-    if let Some(fault) = views.iter().find_map(|view| view.fault.as_ref()) {
-        return yes(Reason::MpsFault, fault);
-    }
     if let Some(why) = views.iter().find_map(|view| view.pod?.failing.as_ref()) {
         return yes(Reason::PodFailing, why);
+    }
+    if let Some(fault) = views.iter().find_map(|view| view.fault.as_ref()) {
+        return yes(Reason::MpsFault, fault);
     }
     // Who is starting has not been told yet.
     let untold =

@@ -27,6 +27,8 @@ pub struct Seen {
     pub missing: BTreeMap<String, i64>,
     /// What slots' sidecars told last, by tenant and GPU.
     pub reports: BTreeMap<(String, String), Report>,
+    /// What each slot's sidecar has found to be its floor, bytes, by tenant and GPU: what it told last, even if it is silent now.
+    pub floors: BTreeMap<(String, String), u64>,
     /// Sidecars that have not taken their directive for a while, by tenant and GPU: why not.
     pub untold: BTreeMap<(String, String), String>,
     /// What pods that inspected a model have said, by tenant.
@@ -148,8 +150,6 @@ pub struct Report {
     pub activity: Activity,
     /// Memory.
     pub memory: TenantMemoryStatus,
-    /// What it can never lend, as it has found itself, bytes; 0 = it does not know yet.
-    pub floor_bytes: u64,
 }
 
 /// What went wrong when a tenant's objects were applied.

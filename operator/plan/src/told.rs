@@ -17,6 +17,11 @@ pub fn reports(tenants: &[TenantReport]) -> impl Iterator<Item = (&str, Report)>
     })
 }
 
+/// What a tenant has found that it can never lend, bytes; `None` = it does not know yet.
+pub fn floor_bytes(state: &State) -> Option<u64> {
+    state.neighbourhood.as_ref().map(|place| place.floor_bytes).filter(|bytes| *bytes > 0)
+}
+
 /// What a slot's sidecar told.
 pub fn report(state: &State) -> Report {
     Report {
@@ -28,7 +33,6 @@ pub fn report(state: &State) -> Report {
         last_remap: last_remap(state),
         activity: state.activity.clone(),
         memory: memory(state),
-        floor_bytes: state.neighbourhood.as_ref().map_or(0, |place| place.floor_bytes),
     }
 }
 

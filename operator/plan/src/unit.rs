@@ -341,8 +341,8 @@ fn share_out(plan: &mut Plan<'_>, seen: &Seen) {
     for (tenant, slot) in all(plan) {
         let weights_bytes = tenant.model.map_or(0, |model| model.weights_bytes());
         if let Ok(gpu) = slot.on {
-            let told = reported(name(tenant.tenant), &plan.gpus[gpu].gpu.name, seen);
-            let told = told.map_or(0, |report| report.floor_bytes);
+            let own = (name(tenant.tenant).to_owned(), plan.gpus[gpu].gpu.name.clone());
+            let told = seen.floors.get(&own).copied().unwrap_or(0);
             let floor_bytes = slot.demand.floor_bytes.max(told);
             parts.entry(gpu).or_default().push(Part { weights_bytes, floor_bytes });
         }

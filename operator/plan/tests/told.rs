@@ -1,6 +1,6 @@
 //! What sidecars tell, as statuses need it.
 
-use sluice_plan::told::{report, reports};
+use sluice_plan::told::{floor_bytes, report, reports};
 use sluice_types::tenant::SlotState;
 use sluice_wire::State;
 use sluice_wire::state::{Neighbourhood, Phase, TenantReport};
@@ -46,8 +46,8 @@ fn only_who_is_loading_waits_for_memory() {
 fn a_floor_is_told_by_who_waits_and_by_who_serves() {
     let place = Some(Neighbourhood { floor_bytes: 12, ..Neighbourhood::default() });
     for phase in [Phase::Loading, Phase::Active] {
-        assert_eq!(report(&State { phase, neighbourhood: place.clone(), ..state() }).floor_bytes, 12);
-        assert_eq!(report(&State { phase, neighbourhood: None, ..state() }).floor_bytes, 0);
+        assert_eq!(floor_bytes(&State { phase, neighbourhood: place.clone(), ..state() }), Some(12));
+        assert_eq!(floor_bytes(&State { phase, neighbourhood: None, ..state() }), None);
     }
 }
 

@@ -305,11 +305,8 @@ fn dealt_by(floors: [u64; 2]) -> [u64; 2] {
     });
     let slot = |name: &str| SlotSeen { tenant: name.into(), index: 0, claim: "p-chat-0-e4".into() };
     seen.slots = vec![slot("early"), slot("late")];
-    let tells = |(name, floor): (&str, u64)| {
-        let report = Report { floor_bytes: floor * MIB, ..report(&State::default()) };
-        ((name.to_owned(), "p-chat-0".to_owned()), report)
-    };
-    seen.reports = ["early", "late"].into_iter().zip(floors).map(tells).collect();
+    let tells = |(name, floor): (&str, u64)| ((name.to_owned(), "p-chat-0".to_owned()), floor * MIB);
+    seen.floors = ["early", "late"].into_iter().zip(floors).map(tells).collect();
     let tenants: Vec<&ModelTenant> = tenants.iter().collect();
     let plan = plan(&given(&pool, &tenants, &seen));
     assert!(plan.tenants.iter().all(|tenant| tenant.slots[0].dealt), "{:?}", plan.tenants);

@@ -12,7 +12,7 @@ use serde_json::json;
 use sluice_plan::objects::inspect::job;
 use sluice_plan::objects::{Child, FETCHING, Kind, MANAGER, Placed, of_gpu, of_slot, of_tenant};
 use sluice_plan::seen::Trouble;
-use sluice_plan::unit::{Plan, TenantPlan};
+use sluice_plan::unit::{Plan, SlotPlan, TenantPlan};
 use sluice_types::GpuPool;
 
 use super::{Kind2, Operator, drawn};
@@ -64,7 +64,7 @@ impl Operator {
         now: i64,
     ) -> BTreeMap<String, Trouble> {
         let mut kept = Kept::new();
-        let mut troubles = BTreeMap::new();
+        let (mut troubles, mut lacking) = (BTreeMap::new(), BTreeSet::new());
         // Claims first: a pod that comes before its claim waits for it.
         let gpus: Vec<usize> = (0..plan.gpus.len()).filter(|gpu| plan.gpus[*gpu].epoch.is_some()).collect();
         let mut done =
@@ -72,12 +72,13 @@ impl Operator {
         while let Some((gpu, names, result)) = done.next().await {
             keep(&mut kept, names);
             if let Err(refused) = result {
+                lacking.insert(gpu);
                 let tenants = plan.on(gpu).map(|(tenant, _)| name_of(tenant));
                 troubles.extend(tenants.map(|tenant| (tenant, refused.trouble())));
             }
         }
         let mut done = stream::iter(0..plan.tenants.len())
-            .map(|tenant| self.apply_tenant(unit, pool, plan, (tenant, now)))
+            .map(|tenant| self.apply_tenant(unit, pool, plan, (tenant, now), &lacking))
             .buffer_unordered(AT_ONCE);
         while let Some((tenant, names, result)) = done.next().await {
             keep(&mut kept, names);
@@ -121,11 +122,15 @@ impl Operator {
         pool: &GpuPool,
         plan: &Plan<'_>,
         (tenant, now): (usize, i64),
+        lacking: &BTreeSet<usize>,
     ) -> (String, Names, Result<(), Refused>) {
         let tenant = &plan.tenants[tenant];
         let mut result = Ok(());
         let mut placed: Vec<Placed<'_>> = Vec::new();
-        for slot in tenant.slots.iter().filter_map(|slot| plan.placed(pool, tenant, slot)) {
+        // Whose claim could not be made stays on the one that it has.
+        let has_claim = |slot: &&SlotPlan| slot.on.as_ref().is_ok_and(|gpu| !lacking.contains(gpu));
+        let on = tenant.slots.iter().filter(has_claim);
+        for slot in on.filter_map(|slot| plan.placed(pool, tenant, slot)) {
             // Before the pod that mounts it: a slot whose Secret is not as it must be stays as it is.
             match self.certify(unit, &slot, now).await {
                 Ok(()) => placed.push(slot),
@@ -148,8 +153,8 @@ impl Operator {
                 names
             }
         };
-        // A slot that has a GPU, and whose model nobody knows any more, stays as it is.
-        for slot in tenant.slots.iter().filter(|slot| slot.on.is_ok() && tenant.model.is_none()) {
+        // A slot that has a GPU stays as it is where its model is not known any more, its claim or its Secret could not be made.
+        for slot in tenant.slots.iter().filter(|slot| slot.on.is_ok()) {
             let name = format!("{}-{}", name_of(tenant), slot.index);
             names.extend([(Kind::ConfigMap, name.clone()), (Kind::Deployment, name)]);
         }
@@ -278,7 +283,7 @@ impl Operator {
         let tenants: BTreeSet<String> = plan.tenants.iter().map(name_of).collect();
         let in_use = self.claims_of(unit, troubles);
         let stays = |kind: Kind, name: &str, child: &ChildSeen| match &child.tenant {
-            Some(tenant) => !tenants.contains(tenant) || troubles.contains_key(tenant),
+            Some(tenant) => !tenants.contains(tenant),
             None if kind == Kind::ResourceClaim => in_use.contains(name),
             None => !troubles.is_empty(),
         };

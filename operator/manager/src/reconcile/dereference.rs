@@ -45,6 +45,7 @@ impl Operator {
             seen: Seen {
                 claims: self.with_devices(claims),
                 reports: self.reports(unit),
+                floors: self.floors(unit),
                 untold: self.untold(unit),
                 slots,
                 pods: world.pods.of(unit).into_iter().map(|(_, pod)| self.with_refusal(unit, pod)).collect(),
@@ -63,7 +64,8 @@ impl Operator {
         let mut all = BTreeMap::new();
         for (pod, inspection) in self.world.inspections.of(unit) {
             let own = known.get(&Some(inspection.tenant.clone())) == Some(&Some(inspection.tenant_uid));
-            let unmounted = || Some(Err(hindered(self.unmounted(unit, &pod, &inspection.pod_uid)?)));
+            let waits = || self.unmounted(unit, &pod, &inspection.pod_uid).filter(|_| !inspection.begun);
+            let unmounted = || Some(Err(hindered(waits()?)));
             if let Some(said) = inspection.said.or_else(unmounted).filter(|_| own) {
                 match said {
                     Ok(_) => drop(all.insert(inspection.tenant, said)),

@@ -30,6 +30,16 @@ impl Operator {
         all
     }
 
+    /// The floors that a unit's sidecars told last, bytes, by tenant and GPU.
+    pub(super) fn floors(&self, unit: &Unit) -> BTreeMap<(String, String), u64> {
+        let mut all = BTreeMap::new();
+        lock(&self.sidecars).each_reading(&unit.namespace, &unit.pool, |gpu, reading| {
+            let told = reading.floors.iter();
+            all.extend(told.map(|(tenant, bytes)| ((tenant.clone(), gpu.to_owned()), *bytes)));
+        });
+        all
+    }
+
     /// Which of a unit's sidecars have not taken their directive, by tenant and GPU.
     pub(super) fn untold(&self, unit: &Unit) -> BTreeMap<(String, String), String> {
         lock(&self.sidecars).untold(&unit.namespace, &unit.pool)

@@ -16,12 +16,14 @@ use serde_json::json;
 use sluice_plan::objects::MANAGER;
 use sluice_plan::report::{Change, change, pool_change, pool_status, tenant_status};
 use sluice_plan::unit::{Given, Plan, Troubles};
-use sluice_types::conditions::ConditionType;
+use sluice_types::conditions::{ConditionType, Reason};
 use sluice_types::{API_VERSION, GpuPool};
 
 use super::{Failure, Kind2, Operator, lock};
 use crate::world::{Name, Unit};
 
+/// Time between two looks at a unit that has had a fault.
+const FAULT_EVERY: Duration = Duration::from_secs(60);
 /// Statuses that are written at a time.
 const AT_ONCE: usize = 16;
 
@@ -69,6 +71,10 @@ impl Operator {
         let tenant = planned.tenant;
         let name = tenant.name_any();
         let after = tenant_status(given, plan, planned, troubles.get(&name));
+        if after.conditions.iter().any(|one| one.reason == Reason::MpsFault.as_str()) {
+            // It is told for a while, and nothing else may happen until it is over.
+            self.queue.add_after(unit, FAULT_EVERY);
+        }
         let at = Name::new(unit.namespace.clone(), name);
         let change = change(tenant.status.as_ref(), &after);
         if !self.may_write(unit, (Kind2::Tenant, at.clone()), change) {

@@ -56,6 +56,8 @@ pub struct Reading {
     pub problem: Option<String>,
     /// States of all its tenants.
     pub tenants: Vec<TenantReport>,
+    /// The floors that its tenants told last, bytes, of those that are silent now too.
+    pub floors: BTreeMap<String, u64>,
 }
 
 /// Something that has happened.

@@ -1,9 +1,11 @@
 //! The states of one GPU's tenants, from one sidecar for all.
 
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use sluice_plan::told::floor_bytes;
 use sluice_wire::state::{GpuState, Phase, TenantReport};
 use tokio::sync::watch;
 
@@ -146,6 +148,18 @@ fn passing(tenants: &[TenantReport], sidecars: usize) -> bool {
     tenants.len() < sidecars || tenants.iter().any(on_its_way)
 }
 
+/// The floors of these tenants. Who does not answer, or has not found its own since it was started again, has that of before.
+fn floors(tenants: &[TenantReport], before: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    let floor = |report: &TenantReport| {
+        let (name, told) = match report {
+            TenantReport::State(state) => (&state.tenant.name, floor_bytes(state)),
+            TenantReport::Unreachable { name, .. } => (name, None),
+        };
+        Some((name.clone(), told.or(before.get(name).copied())?))
+    };
+    tenants.iter().filter_map(floor).collect()
+}
+
 /// Random times, so that a thousand GPUs are not read at once.
 #[derive(Default)]
 struct Spread(RandomState);
@@ -175,7 +189,8 @@ impl Reading {
         match came {
             Came::States(tenants, _) => {
                 let new = self.tenants != tenants || self.problem.is_some();
-                *self = Reading { read_unix_ms: Some(at_unix_ms), problem: None, tenants };
+                let floors = floors(&tenants, &self.floors);
+                *self = Reading { read_unix_ms: Some(at_unix_ms), problem: None, tenants, floors };
                 new
             }
             Came::Same => {

@@ -11,6 +11,8 @@ use super::call::{Address, Way};
 
 /// First wait after a failure; doubled up to [`LONGEST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_millis(500);
+/// No leader has ever had a higher epoch, which is a number of leaders: a sidecar that tells of one is not believed.
+const MOST_EPOCH: u64 = 1 << 30;
 /// Longest wait between two tries.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
@@ -100,6 +102,9 @@ async fn attempt(way: &Way, address: &Address, directive: &Directive) -> Tried {
 fn judged(status: StatusCode, body: &[u8], fence: Fence, words: impl Fn() -> String) -> Tried {
     match (status, serde_json::from_slice::<Current>(body)) {
         (StatusCode::OK, _) => Tried::Over(Fared::Taken(fence)),
+        (StatusCode::CONFLICT, Ok(Current { current })) if current.epoch > MOST_EPOCH.max(fence.epoch) => {
+            Tried::Again(format!("it tells of a leader of epoch {}, which cannot be", current.epoch))
+        }
         (StatusCode::CONFLICT, Ok(Current { current })) if current.epoch > fence.epoch => {
             Tried::Over(Fared::Deposed(current))
         }

@@ -20,9 +20,11 @@ pub struct Absence {
 }
 
 impl Absence {
-    /// The watch of nodes has told something, or it broke.
-    pub fn heard(&self, anything: bool) {
+    /// The watch of nodes has told something at `now`, seconds since 1970, or it broke. Whoever has begun to listen just now does
+    /// not know what was before: to it that was an outage, and every node has its grace anew.
+    pub fn heard(&self, anything: bool, now: i64) {
         self.heard.store(anything, Ordering::SeqCst);
+        let _ = self.last_outage.compare_exchange(0, now, Ordering::SeqCst, Ordering::SeqCst);
     }
 
     fn since(&self) -> MutexGuard<'_, BTreeMap<String, i64>> {
@@ -86,12 +88,12 @@ mod tests {
     fn a_node_that_is_not_there_is_missing_only_while_the_watch_tells() {
         let world = World::default();
         assert_eq!(world.missing(&only("a"), 10), BTreeMap::new(), "nothing was heard yet");
-        world.absence.heard(true);
+        world.absence.heard(true, 1);
         let since = |at| BTreeMap::from([("a".to_owned(), at)]);
         assert_eq!(world.missing(&only("a"), 10), since(10));
-        world.absence.heard(false);
+        world.absence.heard(false, 1);
         assert_eq!(world.missing(&only("a"), 20), BTreeMap::new(), "the watch broke");
-        world.absence.heard(true);
+        world.absence.heard(true, 1);
         assert_eq!(world.missing(&only("a"), 30), since(10));
         node(&world, "a", None);
         assert_eq!(world.missing(&only("a"), 40), BTreeMap::new());

@@ -84,6 +84,8 @@ pub struct Inspection {
     pub tenant_uid: String,
     /// Its own uid.
     pub pod_uid: String,
+    /// It has an address: nothing hinders it from the outside any more.
+    pub begun: bool,
     /// What it said, or why it says nothing; `None` = it is on its way.
     pub said: Option<Result<Geometry, wire::Refusal>>,
 }
@@ -93,7 +95,9 @@ pub fn inspection(pod: &Pod) -> Option<Inspection> {
     let labels = pod.metadata.labels.as_ref()?;
     let (tenant, tenant_uid) = (labels.get(TENANT)?.clone(), labels.get(TENANT_UID)?.clone());
     let said = report(pod).or_else(|| pod.status.as_ref().and_then(waits));
-    Some(Inspection { tenant, tenant_uid, pod_uid: pod.metadata.uid.clone().unwrap_or_default(), said })
+    let begun = pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some());
+    let pod_uid = pod.metadata.uid.clone().unwrap_or_default();
+    Some(Inspection { tenant, tenant_uid, pod_uid, begun, said })
 }
 
 /// What an inspection that has not begun waits for, where that does not pass by itself.

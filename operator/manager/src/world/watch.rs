@@ -14,6 +14,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
@@ -128,12 +129,13 @@ impl Watch<'_> {
         let prune = |object: &Pod, _: &World| Some((ChildSeen::unit(&object.metadata)?, inspection(object)?));
         self.follow(pods, |world| &world.inspections, prune);
         self.loads();
-        self.troubles(REFUSALS, |world| &world.refusals);
-        self.troubles(UNMOUNTED, |world| &world.unmounted);
+        self.troubles(REFUSALS, |world| &world.refusals, Some(Unit::default()));
+        // Every pod of the cluster may have these. Those of pods that are not known yet come again.
+        self.troubles(UNMOUNTED, |world| &world.unmounted, None);
     }
 
-    /// Events of pods, by the name of the pod, whose unit is known by then.
-    fn troubles(&mut self, fields: &str, mirror: fn(&World) -> &Mirror<Refusal>) {
+    /// Events of pods, by the name of the pod, whose unit is known by then, or else is `unknown`; `None` = it does not matter.
+    fn troubles(&mut self, fields: &str, mirror: fn(&World) -> &Mirror<Refusal>, unknown: Option<Unit>) {
         let events = watch(self.api::<CoreEvent>(), config().fields(fields));
         let events = events.modify(|event| {
             event.metadata.name = event.involved_object.name.clone();
@@ -142,7 +144,7 @@ impl Watch<'_> {
             let (pod, refusal) = refusal(event)?;
             let at = Name::new(event.namespace()?, pod);
             let unit = world.pods.unit(&at).or_else(|| world.inspections.unit(&at));
-            Some((unit.unwrap_or_default(), refusal))
+            Some((unit.or_else(|| unknown.clone())?, refusal))
         };
         self.follow(events, mirror, refused);
     }
@@ -206,7 +208,12 @@ fn nodes(client: &Client, feed: &Feed, tasks: &mut JoinSet<()>) {
     let nodes = watch(Api::<Node>::all(client.clone()), config()).inspect(move |told| match told {
         // A list that is under way is no view yet.
         Ok(Event::Init | Event::InitApply(_)) => {}
-        told => world.absence.heard(told.is_ok()),
+        told => {
+            let now = Timestamp::now().as_second();
+            world.absence.heard(told.is_ok(), now);
+            // What is told may end an outage: it lasted until now.
+            world.outage(now);
+        }
     });
     let prune = |object: &Node, _: &World| Some((Unit::default(), node::node(object)));
     follow(

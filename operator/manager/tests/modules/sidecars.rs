@@ -89,6 +89,19 @@ async fn one_that_was_put_by_hand_is_gone_past_and_a_newer_leader_is_obeyed() {
 }
 
 #[tokio::test]
+async fn a_sidecar_that_tells_of_a_leader_who_cannot_be_is_not_believed() {
+    let world = world();
+    let mut lies = vec![u64::MAX, 1 << 31];
+    let stub = Stub::start(&world.authorities, "story", move |came| match lies.pop() {
+        Some(epoch) => current(StatusCode::CONFLICT, epoch, 1),
+        None => current(StatusCode::OK, fence(came).epoch, fence(came).sequence),
+    });
+    let (stub, mut troubles) = (stub.await, Vec::new());
+    assert_eq!(pushed(&world, &stub, &mut troubles).await, Fared::Taken(Fence { epoch: 7, sequence: 1 }));
+    assert!(troubles.len() == 2 && troubles.iter().all(|one| one.contains("cannot be")), "{troubles:?}");
+}
+
+#[tokio::test]
 async fn what_fails_is_tried_again_with_the_same_pair() {
     let world = world();
     let mut answers = vec![StatusCode::UNPROCESSABLE_ENTITY, StatusCode::SERVICE_UNAVAILABLE];

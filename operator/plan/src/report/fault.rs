@@ -1,6 +1,7 @@
 //! Whether engines of one GPU ended together, as they do under MPS when one of them has a fatal fault.
 
 use sluice_types::pool::SharingMode;
+use sluice_types::tenant::SlotState;
 
 use crate::seen::{Report, Seen};
 
@@ -19,8 +20,9 @@ pub fn of(gpu: &str, mode: SharingMode, seen: &Seen, now: i64) -> Option<String>
     if mode != SharingMode::Spatial {
         return None;
     }
-    let told: Vec<&Report> =
-        seen.reports.iter().filter(|((_, on), _)| on == gpu).map(|(_, told)| told).collect();
+    // Who is loading has had no engine to lose.
+    let of_gpu = seen.reports.iter().filter(|((_, on), told)| on == gpu && told.state != SlotState::Loading);
+    let told: Vec<&Report> = of_gpu.map(|(_, told)| told).collect();
     let lost: Vec<i64> = told.iter().map(|told| told.engine_lost_ms).collect::<Option<_>>()?;
     let (first, last) = (*lost.iter().min()?, *lost.iter().max()?);
     let fault = lost.len() > 1 && last - first <= TOGETHER_MS && now * 1_000 - last < TOLD_MS;
@@ -36,7 +38,7 @@ pub fn of(gpu: &str, mode: SharingMode, seen: &Seen, now: i64) -> Option<String>
 
 #[cfg(test)]
 mod tests {
-    use sluice_wire::state::State;
+    use sluice_wire::state::{Phase, State};
 
     use super::*;
     use crate::told::report;
@@ -47,7 +49,8 @@ mod tests {
     fn told(mode: SharingMode, lost: &[(&str, Option<i64>)]) -> bool {
         let of_slot = |(index, (gpu, ago)): (usize, &(&str, Option<i64>))| {
             let engine_lost_ms = ago.map(|ago| NOW * 1_000 - ago);
-            let report = Report { engine_lost_ms, ..report(&State::default()) };
+            let state = State { phase: Phase::Idle, ..State::default() };
+            let report = Report { engine_lost_ms, ..report(&state) };
             ((index.to_string(), (*gpu).to_owned()), report)
         };
         let reports = lost.iter().enumerate().map(of_slot).collect();
