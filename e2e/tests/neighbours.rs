@@ -15,9 +15,7 @@ use crate::support::{Tenant, World, processes};
 /// Within this time after the last request all loans have come home.
 const HOME: Duration = Duration::from_secs(20);
 /// An engine is killed as often as it comes for so long: the wait before its successor grows to its most, five seconds.
-const TROUBLE: Duration = Duration::from_secs(15);
-/// Its neighbours are never silent for as long as that wait.
-const SILENCE: Duration = Duration::from_secs(3);
+const TROUBLE: Duration = Duration::from_secs(25);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn three_tenants_trade_and_no_token_changes() {
@@ -110,27 +108,33 @@ async fn neighbours_of_an_engine_that_dies_again_and_again_go_on_and_loans_come_
         on.store(false, Ordering::Relaxed);
         kills
     };
-    let (kills, one, other) = tokio::join!(trouble, longest_silence(one, &on), longest_silence(other, &on));
+    let ((kills, absence), one, other) =
+        tokio::join!(trouble, longest_silence(one, &on), longest_silence(other, &on));
     assert!(kills > 6, "{kills} engines killed");
-    eprintln!("{kills} engines killed; the longest silences beside them: {one:?}, {other:?}");
-    assert!(one.max(other) < SILENCE, "{one:?}, {other:?}, {:#?}", told(&trio.states().await));
+    eprintln!(
+        "{kills} engines killed, away for {absence:?}; the longest silences beside it: {one:?}, {other:?}"
+    );
+    // Whoever waits for the engine that is away is silent for as long. Both are longer on a busy machine.
+    assert!(one.max(other) < absence, "{one:?}, {other:?}, {absence:?}, {:#?}", told(&trio.states().await));
     trio::ended(held).await.into_iter().for_each(|answer| drop(answer.unwrap()));
     trio.all_home(HOME_AFTER_DEATHS).await;
     trio.up.end_cleanly().await;
 }
 
-/// Kills every engine of the tenant as soon as it serves. Returns how many.
-async fn kill_engines(tenant: &Tenant) -> u32 {
+/// Kills every engine of the tenant as soon as it serves. Returns how many, and the longest time without one.
+async fn kill_engines(tenant: &Tenant) -> (u32, Duration) {
     let (begun, mut last, mut kills) = (Instant::now(), None, 0);
+    let (mut since, mut longest) = (Instant::now(), Duration::ZERO);
     while begun.elapsed() < TROUBLE {
         let pid = tenant.state().await.engine.pid;
         if let Some(running) = pid.filter(|_| pid != last) {
+            longest = longest.max(since.elapsed());
             processes::signal(running, Signal::KILL);
-            (last, kills) = (pid, kills + 1);
+            (last, kills, since) = (pid, kills + 1, Instant::now());
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    kills
+    (kills, longest)
 }
 
 /// Asks the tenant one request after the other while `on`. Returns the longest time between two tokens.

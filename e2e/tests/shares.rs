@@ -133,7 +133,7 @@ async fn who_comes_to_a_full_gpu_waits_until_the_others_make_room_and_no_token_c
         on.store(false, Ordering::Relaxed);
     };
     let ((), changes) = tokio::join!(comes, audited(&world, &lives, &on, open));
-    assert!(changes > 2, "shares fell and rose under load: {changes}");
+    assert!(changes > 1, "shares fell and rose under load: {changes}");
     for (index, load) in loads.into_iter().enumerate() {
         same(index, trio::ended(load).await, &alone[index].0);
     }
