@@ -1,8 +1,10 @@
 //! Who may come in, and how many: API keys and the limits of the YAML.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
-use crate::support::http::{self, CLIENT, Failure};
+use crate::support::http::{self, CLIENT, Failure, Raw};
 use crate::support::tenant::{greedy, prompt};
 use crate::support::{Tenant, World, Yaml, slow};
 
@@ -112,5 +114,21 @@ async fn a_full_queue_is_429_and_those_inside_are_answered() {
         }
     }
     assert!(served >= 1 && refused >= 1, "{served} served, {refused} refused");
+    up.end_cleanly().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_between_two_requests_is_kept_for_its_client() {
+    let world = World::new();
+    let model = world.model("model", MODEL);
+    let mut up = world.up(&Yaml::pool("16Mi").tenant("a", &model, "", ""), &[]);
+    let tenant = up.ready("a").await;
+    let mut kept = Raw::connect(&tenant.address).await;
+    let body = greedy(&prompt(1, 4), 2).to_string();
+    kept.post(body.as_bytes()).await;
+    assert_eq!(kept.status().await, Some(200));
+    // Longer than the head of a request may take at the other doors.
+    assert!(!kept.closes_within(Duration::from_secs(12)).await, "a load balancer would lose a request");
+    drop(kept);
     up.end_cleanly().await;
 }

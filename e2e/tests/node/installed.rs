@@ -74,7 +74,8 @@ impl<'a> Product<'a> {
         }
         let _ = rustls::crypto::ring::default_provider().install_default();
         let namespace = node.api().namespace("product").await;
-        let http = reqwest::Client::builder().no_proxy().build().unwrap();
+        // helm and kubectl block this thread for longer than a server keeps an idle connection: none is kept here.
+        let http = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build().unwrap();
         let values =
             format!("trial.enabled=true,trial.gpus=2,trial.memory=64Mi,operator.statusSeconds=1{more}");
         let home = tempfile::tempdir().unwrap();
@@ -86,9 +87,10 @@ impl<'a> Product<'a> {
     /// Takes away what a test that failed has left, which would fail all others: tenants first, while there is a driver.
     fn clear(&self) {
         if self.node.api().is_ours() {
-            let limit = "--timeout=2m";
-            self.kubectl(&["delete", "modeltenants,gpupools", "--all", "-A", "--wait=false"]);
-            self.kubectl(&["wait", "--for=delete", "pods", "-l", "sluice.dev/tenant", "-A", limit]);
+            let anywhere =
+                |arguments: &[&str]| self.said(self.node.api().kubectl(arguments).output().unwrap());
+            anywhere(&["delete", "modeltenants,gpupools", "--all", "-A", "--wait=false"]);
+            anywhere(&["wait", "--for=delete", "pods", "-l", "sluice.dev/tenant", "-A", "--timeout=2m"]);
         }
         self.helm(&[
             "uninstall",

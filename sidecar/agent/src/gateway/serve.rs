@@ -48,9 +48,17 @@ pub struct Patience {
     pub write: Duration,
 }
 
+impl Patience {
+    /// For tenants' clients. Load balancers keep idle connections for up to 600 s; if we were the first to close, a POST could
+    /// meet the end of its connection, and nobody may send it again.
+    pub const CLIENTS: Patience = Patience { head: Duration::from_secs(620), write: WRITE };
+}
+
+const WRITE: Duration = Duration::from_secs(60);
+
 impl Default for Patience {
     fn default() -> Self {
-        Patience { head: Duration::from_secs(10), write: Duration::from_secs(60) }
+        Patience { head: Duration::from_secs(10), write: WRITE }
     }
 }
 

@@ -20,7 +20,7 @@ use crate::admin::{self, Admin};
 use crate::directive::Directives;
 use crate::gateway::open::OpenRequests;
 use crate::gateway::scrape::Scrape;
-use crate::gateway::serve::{LAST_WORD, Limits, finish, serve};
+use crate::gateway::serve::{LAST_WORD, Limits, Patience, finish, serve, serve_with};
 use crate::neighbours::client::Client;
 use crate::probes::{self, Hook};
 
@@ -113,7 +113,7 @@ impl Doors {
         let hook = config.listen.drain_hook.then(|| Hook::new(open, drain, Hook::SETTLE));
         let probes = probes::router(scrape, hook.clone());
         let probes = tokio::spawn(serve(sockets.probes, probes, small, stopping.clone()));
-        let gateway = tokio::spawn(serve(sockets.serve, router, limits, stopping));
+        let gateway = tokio::spawn(serve_with(sockets.serve, router, limits, Patience::CLIENTS, stopping));
         Serving { gateway, admin, probes, stop, drain, hook }
     }
 }
