@@ -22,8 +22,9 @@ const MOST_TENANTS: usize = 6;
 const MOST_LOADS: usize = 4;
 /// Steps that each policy has under load before the next one.
 const STEPS: u64 = 40;
-/// Longest time that a load may take behind a link to the host that hardly moves. Without one it takes some seconds.
-const SLOW: Duration = Duration::from_secs(60);
+/// Longest time that a load may take behind a link to the host that hardly moves. Without one it takes some seconds, on two busy
+/// cores some ten; a tenant that waits for its blocks takes for ever.
+const SLOW: Duration = Duration::from_secs(120);
 /// Such a link, bytes per second: a block takes four seconds.
 const HARDLY: u64 = 1 << 10;
 
@@ -271,7 +272,12 @@ async fn one_spoilt_block_that_moved_changes_tokens() {
     let config = of_case(&short(&world, &stories).await, ("FlexGen", 60, &[MovesKv]));
     let (program, fault) = ("examples/faulty-sidecar", ["--fault", "spoilt-block"]);
     let sidecar = Sidecar::start_as(&world, &config, program, &fault).await;
-    assert!(!load(&sidecar.tenant, &stories).await, "it went unnoticed");
+    let mut loads = 0;
+    // Which block is spoilt depends on the order in which they come; one may be of no matter.
+    while load(&sidecar.tenant, &stories).await {
+        loads += 1;
+        assert!(loads < MOST_LOADS, "it went unnoticed");
+    }
     nothing_is_left(&sidecar.tenant).await;
     sidecar.end_cleanly().await;
 }

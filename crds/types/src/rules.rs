@@ -81,6 +81,13 @@ pub const ONE_KEY_SOURCE: CelRule = CelRule {
     cel: "!has(self.apiKeysSecretRef) || !has(self.apiKeysFile)",
     message: "apiKeysSecretRef and apiKeysFile must not both be set",
 };
+/// On the tenant's spec: a folder that several pods read, some of them for months, must never be about to change. A branch
+/// moves, and the objects of a bucket are replaced.
+pub const CACHE: CelRule = CelRule {
+    cel: "!has(self.cache) || (has(self.model.source.huggingFace) && \
+          self.model.source.huggingFace.revision.matches('^[0-9a-f]{40}$'))",
+    message: "cache needs a source of type HuggingFace whose revision is a commit (40 hexadecimal digits)",
+};
 /// On the tenant's `poolRef`.
 pub const POOL_REF_IMMUTABLE: CelRule = CelRule { cel: "self == oldSelf", message: "poolRef is immutable" };
 /// On the tenant's `model`.

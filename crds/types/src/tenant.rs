@@ -14,7 +14,8 @@ pub use self::serving::{
     Access, AccessPeer, Engine, EngineKind, Idle, Limits, Order, Pacing, PacingMode, Scheduling, Sidecar, Slo,
 };
 pub use self::source::{
-    FileSource, HuggingFaceSource, ImageSource, Model, PvcSource, S3Source, Source, SourceType, WeightType,
+    Cache, FileSource, HuggingFaceSource, ImageSource, Model, PvcSource, S3Source, Source, SourceType,
+    WeightType,
 };
 pub use self::status::{
     Elasticity, ModelStatus, ModelTenantStatus, SlotState, SlotStatus, TenantMemoryStatus,
@@ -74,7 +75,7 @@ use crate::shared::{Annotation, Label, NameRef, PoolRef};
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[x_kube(validation = rules::ENGINE_KIND_IMMUTABLE.rule())]
+#[x_kube(validation = rules::ENGINE_KIND_IMMUTABLE.rule(), validation = rules::CACHE.rule())]
 pub struct ModelTenantSpec {
     /// The pool that serves the tenant. Required, immutable.
     #[x_kube(validation = rules::POOL_REF_IMMUTABLE.rule())]
@@ -86,6 +87,10 @@ pub struct ModelTenantSpec {
     /// What is served. Required, immutable.
     #[x_kube(validation = rules::MODEL_IMMUTABLE.rule())]
     pub model: Model,
+    /// Volume that keeps the downloaded model, for a source of type HuggingFace whose revision is a commit. Default: none, each
+    /// pod downloads into a folder of its own on its node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<Cache>,
     /// Priority among tenants of the GPU, higher is more important; the lowest gives memory first. Default 100.
     #[serde(default = "default_priority")]
     #[schemars(range(min = 0, max = 1000))]

@@ -49,6 +49,7 @@ fn messages() -> Vec<&'static str> {
         rules::KV_WITHIN_LIMIT.message,
         rules::HIBERNATE_AFTER_IDLE.message,
         rules::ONE_KEY_SOURCE.message,
+        rules::CACHE.message,
         rules::SHARING.message,
         rules::SOURCE.message,
     ]

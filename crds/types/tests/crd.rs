@@ -267,6 +267,7 @@ fn every_declared_rule_is_in_a_crd() {
         &rules::KV_WITHIN_LIMIT,
         &rules::HIBERNATE_AFTER_IDLE,
         &rules::ONE_KEY_SOURCE,
+        &rules::CACHE,
         &rules::POOL_REF_IMMUTABLE,
         &rules::MODEL_IMMUTABLE,
         &rules::ENGINE_KIND_IMMUTABLE,

@@ -75,6 +75,23 @@ fn the_source_has_the_member_named_like_its_type() {
 }
 
 #[test]
+fn a_cache_is_for_what_does_not_change() {
+    let file = "source:\n      type: File\n      file:\n        path: models/story";
+    let cached = |source: &str| {
+        let text = both().replace(file, source);
+        text.replace("  model:\n", "  cache: {claimName: models}\n  model:\n")
+    };
+    let hub = |revision: &str| {
+        cached(&format!("source: {{type: HuggingFace, huggingFace: {{repo: a/b, revision: {revision}}}}}"))
+    };
+    assert_ne!(cached(file), both());
+    expect_one(&cached(file), "spec.cache", rules::CACHE.message);
+    expect_one(&hub("main"), "spec.cache", rules::CACHE.message);
+    expect_one(&hub(&"C0ffee".repeat(7)[..40]), "spec.cache", rules::CACHE.message);
+    assert_eq!(violations(&hub(&"c0ffee".repeat(7)[..40])), []);
+}
+
+#[test]
 fn sharing_has_only_the_member_named_like_its_mode() {
     for (sharing, good) in [
         ("{mode: Temporal}", true),

@@ -3,6 +3,7 @@
 //! It has a network, processes and mounts that nobody else sees: no port collides, and when its process 1 ends, everything
 //! ends. Tests run on threads that have entered its network ([`on_node`]).
 
+mod address;
 mod cgroup;
 mod components;
 mod init;

@@ -81,6 +81,8 @@ fn tenants() -> Vec<Value> {
     ];
     let mut all = sources.map(|source| with(&full, "/spec/model/source", source)).to_vec();
     all.push(with(&all[0], "/spec/access", json!({"apiKeysFile": "keys"})));
+    let commit = with(&all[0], "/spec/model/source/huggingFace/revision", "0".repeat(40).into());
+    all.push(with(&commit, "/spec/cache", json!({"claimName": "a"})));
     all
 }
 

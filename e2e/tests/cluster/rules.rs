@@ -106,6 +106,12 @@ fn tenant_cases() -> Vec<Case> {
     let kv = with(&tenant(), "/spec/memory", json!({"guaranteedKv": "1Gi", "kvLimit": "1024Mi"}));
     let idle = with(&tenant(), "/spec/idle", json!({"afterSeconds": 59, "hibernateAfterSeconds": 60}));
     let key = json!({"name": "keys", "key": "all"});
+    let cached = with(
+        &tenant(),
+        "/spec/model/source",
+        json!({"type": "HuggingFace", "huggingFace": {"repo": "a/b", "revision": "c0ffeec0ffeec0ffeec0ffeec0ffeec0ffeec0ff"}}),
+    );
+    let cached = with(&cached, "/spec/cache", json!({"claimName": "models"}));
     vec![
         case(
             "ModelTenant",
@@ -141,6 +147,13 @@ fn tenant_cases() -> Vec<Case> {
             with(&tenant(), "/spec/access", json!({"apiKeysSecretRef": key})),
             "/spec/access/apiKeysFile",
             json!("keys"),
+        ),
+        case(
+            "ModelTenant.spec",
+            "cache needs a source of type HuggingFace whose revision is a commit (40 hexadecimal digits)",
+            cached,
+            "/spec/model/source/huggingFace/revision",
+            json!("main"),
         ),
         change(
             "ModelTenant.spec.poolRef",

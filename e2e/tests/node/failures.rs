@@ -192,7 +192,7 @@ impl<'a> Rows<'a> {
             std::fs::copy(entry.path(), broken.path().join(entry.file_name())).unwrap();
         }
         std::fs::write(broken.path().join(WEIGHTS), [0xff; 64]).unwrap();
-        let hub = Hub::start("10.244.0.1", "tests/story", broken.path());
+        let hub = Hub::start(&self.product.node.address_for_pods().await, "tests/story", broken.path());
         self.product.apply(&[tenant("broken", hub.endpoint())]);
         self.product.condition("broken", "Accepted", "False").await;
         let tenant = self.product.tenant("broken");
@@ -238,7 +238,7 @@ fn what_fails_on_a_node_costs_no_token() {
         }
         let Some(product) = Product::install(node).await else { return };
         let (folder, golden) = model();
-        let hub = Hub::start("10.244.0.1", "tests/story", &folder);
+        let hub = Hub::start(&node.address_for_pods().await, "tests/story", &folder);
         let rows = Rows::start(&product, &hub, golden.as_deref()).await;
         rows.a_pod_that_is_deleted_finishes_its_streams_and_another_one_serves().await;
         rows.an_engine_that_dies_ten_times_in_a_minute_restarts_no_container_and_costs_no_token().await;

@@ -1,6 +1,7 @@
 //! The product, installed on a node as people install it: by helm, and asked over the addresses of Services.
 
 pub mod admin;
+mod ask;
 mod hub;
 mod load;
 pub mod processes;
@@ -16,9 +17,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use sluice_e2e::cluster::{Binaries, Node, within};
 
-pub use self::hub::{Hub, model, part, read, serve};
+pub use self::hub::{COMMIT, Hub, model, part, read, serve};
 pub use self::load::Load;
-use self::load::text_of;
 use self::processes::container;
 
 /// Until three pods have been placed, have fetched and loaded their model, and serve, on two busy cores.
@@ -85,13 +85,21 @@ impl<'a> Product<'a> {
     }
 
     /// Takes away what a test that failed has left, which would fail all others: tenants first, while there is a driver.
+    /// On a cluster that somebody else runs, nothing: a release there may be in use.
     fn clear(&self) {
-        if self.node.api().is_ours() {
-            let anywhere =
-                |arguments: &[&str]| self.said(self.node.api().kubectl(arguments).output().unwrap());
-            anywhere(&["delete", "modeltenants,gpupools", "--all", "-A", "--wait=false"]);
-            anywhere(&["wait", "--for=delete", "pods", "-l", "sluice.dev/tenant", "-A", "--timeout=2m"]);
+        if !self.node.api().is_ours() {
+            return;
         }
+        self.kubectl_anywhere(&["delete", "modeltenants,gpupools", "--all", "-A", "--wait=false"]);
+        self.kubectl_anywhere(&[
+            "wait",
+            "--for=delete",
+            "pods",
+            "-l",
+            "sluice.dev/tenant",
+            "-A",
+            "--timeout=2m",
+        ]);
         self.helm(&[
             "uninstall",
             "sluice",
@@ -147,6 +155,11 @@ impl<'a> Product<'a> {
     /// What kubectl says, in the tenants' namespace.
     pub fn kubectl(&self, arguments: &[&str]) -> String {
         self.said(self.node.api().kubectl(&[&["-n", &self.namespace], arguments].concat()).output().unwrap())
+    }
+
+    /// What kubectl says, in the namespace that its arguments name.
+    pub fn kubectl_anywhere(&self, arguments: &[&str]) -> String {
+        self.said(self.node.api().kubectl(arguments).output().unwrap())
     }
 
     /// What a program printed.
@@ -256,38 +269,6 @@ impl<'a> Product<'a> {
             .await;
     }
 
-    /// A request to a tenant, not sent yet.
-    pub fn post(&self, tenant: &str, path: &str, body: &Value) -> reqwest::RequestBuilder {
-        let request = self.http.post(format!("{}{path}", self.url(tenant)));
-        request.header("content-type", "application/json").body(body.to_string())
-    }
-
-    /// A completion, whole.
-    pub async fn complete(&self, tenant: &str, tokens: u32) -> String {
-        self.answer(tenant, PROMPT, tokens).await
-    }
-
-    /// A completion of `prompt`, whole.
-    pub async fn answer(&self, tenant: &str, prompt: &str, tokens: u32) -> String {
-        let body = completion(tenant, prompt, tokens, false);
-        let answer = self.post(tenant, "/v1/completions", &body).send().await.unwrap();
-        let (status, body) = (answer.status(), answer.text().await.unwrap());
-        assert_eq!(status, 200, "{body}");
-        let body: Value = serde_json::from_str(&body).unwrap();
-        body["choices"][0]["text"].as_str().unwrap().to_owned()
-    }
-
-    /// The same as a stream.
-    pub async fn stream(&self, tenant: &str, tokens: u32) -> String {
-        let answer = self
-            .post(tenant, "/v1/completions", &completion(tenant, PROMPT, tokens, true))
-            .send()
-            .await
-            .unwrap();
-        let body = answer.text().await.unwrap();
-        text_of(&body)
-    }
-
     /// The pods of a tenant's slots, those that are ending too.
     pub fn pods(&self, tenant: &str) -> Vec<Value> {
         let all = self.kubectl(&["get", "pods", "-l", &slots_of(tenant), "-o", "json"]);
@@ -374,10 +355,6 @@ impl<'a> Product<'a> {
         };
         self.wait(&format!("{wanted} pods of {tenant}"), left).await;
     }
-}
-
-fn completion(tenant: &str, prompt: &str, tokens: u32, stream: bool) -> Value {
-    json!({"model": tenant, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": stream})
 }
 
 /// A pool of host-backed GPUs.

@@ -2,6 +2,7 @@
 // Helpers outside test functions unwrap too.
 #![allow(clippy::unwrap_used)]
 
+mod any_kubeconfig;
 mod devices;
 mod failures;
 mod installed;

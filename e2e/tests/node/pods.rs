@@ -2,7 +2,7 @@
 //! commands come back.
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -99,14 +99,15 @@ fn the_restricted_level_is_in_force() {
 }
 
 /// A Service `hub` that leads to a port of the node itself.
-async fn service_to(node: &Node, namespace: &str, port: u16) {
+async fn service_to(node: &Node, namespace: &str, at: SocketAddr) {
     let client = node.api().client().await;
-    let service = json!({"metadata": {"name": "hub"}, "spec": {"ports": [{"port": 80, "targetPort": port}]}});
+    let service =
+        json!({"metadata": {"name": "hub"}, "spec": {"ports": [{"port": 80, "targetPort": at.port()}]}});
     let service: Service = serde_json::from_value(service).unwrap();
     Api::namespaced(client.clone(), namespace).create(&PostParams::default(), &service).await.unwrap();
     let slice = json!({
         "metadata": {"name": "hub", "labels": {"kubernetes.io/service-name": "hub"}},
-        "addressType": "IPv4", "endpoints": [{"addresses": ["10.244.0.1"]}], "ports": [{"port": port}],
+        "addressType": "IPv4", "endpoints": [{"addresses": [at.ip()]}], "ports": [{"port": at.port()}],
     });
     let slice: EndpointSlice = serde_json::from_value(slice).unwrap();
     Api::namespaced(client, namespace).create(&PostParams::default(), &slice).await.unwrap();
@@ -124,8 +125,8 @@ fn a_pod_of_ours_finds_a_service_by_its_name() {
     on_node(async |node| {
         let Some(image) = node.image("sidecar").filter(|_| node.api().is_ours()) else { return };
         let namespace = restricted(node, "names").await;
-        let listener = TcpListener::bind("10.244.0.1:0").unwrap();
-        service_to(node, &namespace, listener.local_addr().unwrap().port()).await;
+        let listener = TcpListener::bind((node.address_for_pods().await, 0)).unwrap();
+        service_to(node, &namespace, listener.local_addr().unwrap()).await;
         let host = format!("hub.{namespace}.svc.cluster.local");
         let endpoint = format!("http://{host}");
         let fetch = ["fetch", "hugging-face", "--repo", "a/b", "--endpoint", &endpoint, "--to", "/tmp/model"];

@@ -58,7 +58,7 @@ fn a_tenant_comes_to_a_gpu_that_is_dealt_out_and_a_cap_changes_and_every_pod_sta
     on_node_alone(async |node| {
         let Some(product) = Product::install(node).await else { return };
         let (folder, _) = model();
-        let hub = Hub::start("10.244.0.1", "tests/story", &folder);
+        let hub = Hub::start(&node.address_for_pods().await, "tests/story", &folder);
         product.apply(&[pool(1)]);
         let there = &TENANTS[..2];
         product.start(&[there[0], there[1]].map(|name| tenant(name, hub.endpoint()))).await;

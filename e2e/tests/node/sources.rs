@@ -1,4 +1,4 @@
-//! Models from where clusters keep them: a volume, a bucket that wants a key, an image. A hub is the product's own test.
+//! Models from where clusters keep them: a volume, a bucket that wants a key, an image, or a cache of what a hub has.
 
 mod bucket;
 mod image;
@@ -9,9 +9,11 @@ use std::path::Path;
 use serde_json::{Value, json};
 use sluice_e2e::cluster::on_node_alone;
 
-use crate::installed::{PROMPT, Product, model, pool, tenant};
+use crate::installed::{COMMIT, Hub, PROMPT, Product, model, pool, tenant};
 use crate::rights::{self, Run};
 
+/// The tenant whose model stays on a volume.
+const CACHED: &str = "cached";
 /// Name of the image with the model.
 const IMAGE: &str = "models.example/story:1";
 
@@ -21,19 +23,42 @@ fn with_source(name: &str, source: Value) -> Value {
     tenant
 }
 
-/// A volume of this node with the files of `folder`, and a claim on it.
-fn volume(namespace: &str, folder: &Path) -> [Value; 2] {
+/// A volume of this node, which is `folder`, and the claim `name` on it.
+fn volume(namespace: &str, name: &str, mode: &str, folder: &Path) -> [Value; 2] {
     let size = json!({"storage": "1Gi"});
-    let metadata = json!({"name": format!("models-{namespace}")});
-    let claim = json!({"namespace": namespace, "name": "models"});
-    let spec = json!({"capacity": size, "accessModes": ["ReadOnlyMany"], "storageClassName": "",
+    let metadata = json!({"name": format!("{name}-{namespace}")});
+    let claim = json!({"namespace": namespace, "name": name});
+    let spec = json!({"capacity": size, "accessModes": [mode], "storageClassName": "",
         "persistentVolumeReclaimPolicy": "Retain", "hostPath": {"path": folder}, "claimRef": claim});
-    let wanted =
-        json!({"accessModes": ["ReadOnlyMany"], "storageClassName": "", "resources": {"requests": size}});
+    let wanted = json!({"accessModes": [mode], "storageClassName": "", "resources": {"requests": size}});
     [
         json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": spec}),
-        json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "models"}, "spec": wanted}),
+        json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": wanted}),
     ]
+}
+
+/// A folder that every user may write to.
+fn open_folder(path: &Path) {
+    std::fs::create_dir(path).unwrap();
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();
+}
+
+impl Product<'_> {
+    /// The pod of a tenant's slot goes, and the next one finds in the cache what that one has downloaded.
+    async fn starts_again_without_a_download(&self, tenant: &str, hub: &Hub) {
+        assert_eq!(hub.downloads(), 1, "the first pod downloads");
+        let (said, before) = (self.complete(tenant, 32).await, self.pod(tenant));
+        self.kubectl(&["delete", "pod", before["metadata"]["name"].as_str().unwrap(), "--wait"]);
+        let another = async || {
+            let pod = self.pod(tenant);
+            (pod.is_object() && pod["metadata"]["uid"] != before["metadata"]["uid"]).then_some(())
+        };
+        self.wait(&format!("another pod of {tenant}"), another).await;
+        self.condition(tenant, "Ready", "True").await;
+        self.reached(tenant).await;
+        assert_eq!(self.complete(tenant, 32).await, said);
+        assert_eq!(hub.downloads(), 1, "it is in the cache");
+    }
 }
 
 /// A copy of a model that every user may read.
@@ -52,20 +77,27 @@ fn copy(model: &Path, to: &Path) {
 #[test]
 fn a_model_comes_from_a_volume_a_bucket_or_an_image() {
     on_node_alone(async |node| {
+        // The volume and the image are of this machine.
+        if !node.api().is_ours() {
+            return;
+        }
         let Some(product) = Product::install(node).await else { return };
         let (folder, golden) = model();
         let home = tempfile::tempdir().unwrap();
         copy(&folder, &home.path().join("story"));
         image::write(&home.path().join("image.tar"), IMAGE, &folder, "models/story");
         node.import(&home.path().join("image.tar"));
-        let endpoint = bucket::start("10.244.0.1", &folder);
+        open_folder(&home.path().join("cache"));
+        let here = node.address_for_pods().await;
+        let (endpoint, hub) = (bucket::start(&here, &folder), Hub::start(&here, "tests/story", &folder));
 
-        product.apply(&volume(&product.namespace, home.path()));
+        product.apply(&volume(&product.namespace, "models", "ReadOnlyMany", home.path()));
+        product.apply(&volume(&product.namespace, "cache", "ReadWriteOnce", &home.path().join("cache")));
         let keys = json!({"accessKeyId": bucket::KEY, "secretAccessKey": "of no matter here"});
         product.apply(&[
             json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": keys}),
         ]);
-        product.apply(&[pool(1)]);
+        product.apply(&[pool(2)]);
         let of_volume = json!({"type": "PersistentVolumeClaim",
             "persistentVolumeClaim": {"claimName": "models", "path": "story"}});
         let mut of_bucket = json!({"type": "S3",
@@ -74,14 +106,21 @@ fn a_model_comes_from_a_volume_a_bucket_or_an_image() {
         product.apply(&[with_source("refused", of_bucket.clone())]);
         of_bucket["s3"]["credentialsSecretRef"] = json!({"name": "keys"});
         let of_image = json!({"type": "Image", "image": {"reference": IMAGE, "path": "models/story"}});
-        let tenants = [("volume", of_volume), ("bucket", of_bucket), ("image", of_image)];
-        product.start(&tenants.clone().map(|(name, source)| with_source(name, source))).await;
-        for (name, _) in tenants {
+        let mut cached = tenant(CACHED, hub.endpoint());
+        cached["spec"]["model"]["source"]["huggingFace"]["revision"] = COMMIT.into();
+        cached["spec"]["cache"] = json!({"claimName": "cache"});
+        let of_others = [("volume", of_volume), ("bucket", of_bucket), ("image", of_image)];
+        let [volume, bucket, image] = of_others.map(|(name, source)| with_source(name, source));
+        let tenants = [volume, bucket, image, cached];
+        product.start(&tenants).await;
+        for tenant in tenants {
+            let name = tenant["metadata"]["name"].as_str().unwrap();
             let said = format!("{PROMPT}{}", product.complete(name, 32).await);
             if let Some(golden) = &golden {
                 assert!(golden.starts_with(&said), "{name}: {said:?} is not of {golden:?}");
             }
         }
+        product.starts_again_without_a_download(CACHED, &hub).await;
         product.condition("refused", "Accepted", "False").await;
         let status = product.tenant("refused")["status"]["conditions"].clone();
         let accepted = status.as_array().unwrap().iter().find(|one| one["type"] == "Accepted").unwrap();

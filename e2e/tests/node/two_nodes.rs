@@ -149,7 +149,7 @@ fn tenants_of_a_gpu_share_a_node_and_leave_a_lost_or_drained_one_together() {
         assert!(cordoned.success());
         let Some(product) = Product::install_with(node, ",operator.nodeGraceSeconds=1").await else { return };
         let (folder, golden) = model();
-        let hub = Hub::start("10.244.0.1", "tests/story", &folder);
+        let hub = Hub::start(&node.address_for_pods().await, "tests/story", &folder);
         let movers = Movers::start(&product, second, &hub, golden.as_deref()).await;
         movers.they_are_neighbours_on_one_node().await;
         movers.they_leave_a_node_that_is_lost().await;

@@ -50,6 +50,8 @@ pub struct World {
     pub refusals: Mirror<Refusal>,
     /// Why volumes of pods could not be mounted, by the name of the pod.
     pub unmounted: Mirror<Refusal>,
+    /// Volumes that could not be brought to a pod's node, by pod.
+    pub unattached: Mirror<Refusal>,
     /// Nodes. Their unit is empty.
     pub nodes: Mirror<NodeSeen>,
     /// What is known of nodes that are not there.
@@ -73,6 +75,7 @@ impl Default for World {
             inspections: Mirror::new(|a, b| a == b),
             refusals: Mirror::new(|a, b| a == b),
             unmounted: Mirror::new(|a, b| a == b),
+            unattached: Mirror::new(|a, b| a == b),
             nodes: Mirror::new(|a, b| a == b),
             absence: outage::Absence::default(),
             loads: Mirror::new(|a, b| a == b),

@@ -5,6 +5,7 @@
 
 mod fakes;
 mod leading;
+mod page;
 mod placing;
 mod pods;
 mod serving;

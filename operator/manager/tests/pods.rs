@@ -79,6 +79,15 @@ async fn what_keeps_an_inspection_or_a_slot_from_beginning_is_told() {
     stage.create(&mount).await;
     let told = stage.condition("t", "Ready", "False", "PodFailing").await;
     assert!(told.message.contains(missing), "{}", told.message);
+    let elsewhere = "Multi-Attach error for volume \"models\"";
+    let mut attach = event(&stage, &pod, "FailedAttachVolume", elsewhere);
+    attach.metadata.name = Some("unattached.1".into());
+    stage.create(&attach).await;
+    let told = async || {
+        let told = stage.condition("t", "Ready", "False", "PodFailing").await;
+        told.message.contains(elsewhere).then_some(())
+    };
+    eventually("the volume is on another node", told).await;
     stage.run("t-0-pod", &node).await;
     stage.condition("t", "Degraded", "False", "AsExpected").await;
     assert_eq!(stage.refused(), [""; 0], "{}", operator.log());

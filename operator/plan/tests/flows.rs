@@ -35,12 +35,20 @@ fn is_peer(peer: &NetworkPolicyPeer, home: &str, pod: &Pod) -> bool {
     namespace && peer.pod_selector.as_ref().is_none_or(|selector| chosen(selector, &pod.labels))
 }
 
-fn on_port(ports: Option<&Vec<NetworkPolicyPort>>, number: i32) -> bool {
-    ports.is_none_or(|ports| ports.iter().any(|port| port.port == Some(IntOrString::Int(number))))
+/// A port, and the protocol that is spoken there.
+type Door = (&'static str, i32);
+
+fn on_port(ports: Option<&Vec<NetworkPolicyPort>>, (protocol, number): Door) -> bool {
+    let opens = |port: &NetworkPolicyPort| {
+        let one = matches!(port.port, Some(IntOrString::Int(_))) && port.end_port.is_none();
+        assert!(one, "the evaluator knows neither names nor ranges: {port:?}");
+        port.protocol.as_deref().unwrap_or("TCP") == protocol && port.port == Some(IntOrString::Int(number))
+    };
+    ports.is_none_or(|ports| ports.iter().any(opens))
 }
 
-/// Whether the policies of `pod` that are about `direction` let `other` at `number`.
-fn lets(policies: &[NetworkPolicy], direction: &str, pod: &Pod, other: &Pod, number: i32) -> bool {
+/// Whether the policies of `pod` that are about `direction` let `other` at `door`.
+fn lets(policies: &[NetworkPolicy], direction: &str, pod: &Pod, other: &Pod, door: Door) -> bool {
     let specs = policies
         .iter()
         .filter_map(|policy| Some((policy.metadata.namespace.as_deref()?, policy.spec.as_ref()?)));
@@ -59,12 +67,9 @@ fn lets(policies: &[NetworkPolicy], direction: &str, pod: &Pod, other: &Pod, num
                 spec.ingress
                     .iter()
                     .flatten()
-                    .any(|rule| on_port(rule.ports.as_ref(), number) && peers(&rule.from))
+                    .any(|rule| on_port(rule.ports.as_ref(), door) && peers(&rule.from))
             } else {
-                spec.egress
-                    .iter()
-                    .flatten()
-                    .any(|rule| on_port(rule.ports.as_ref(), number) && peers(&rule.to))
+                spec.egress.iter().flatten().any(|rule| on_port(rule.ports.as_ref(), door) && peers(&rule.to))
             }
         })
 }
@@ -105,8 +110,8 @@ impl World {
     }
 
     fn flows(&self, from: &str, to: &str, port: i32) -> bool {
-        let (from, to) = (&self.pods[from], &self.pods[to]);
-        lets(&self.policies, "Egress", from, to, port) && lets(&self.policies, "Ingress", to, from, port)
+        let (from, to, door) = (&self.pods[from], &self.pods[to], ("TCP", port));
+        lets(&self.policies, "Egress", from, to, door) && lets(&self.policies, "Ingress", to, from, door)
     }
 }
 
@@ -149,8 +154,14 @@ fn pods_reach_only_neighbours_unless_they_download() {
     let mut arrived = World::new(json!({}));
     arrived.pods.get_mut("c").unwrap().labels.remove("sluice.dev/fetching");
     assert!(!arrived.flows("c", "stranger", 443));
-    let dns = |pod: &str| lets(&world.policies, "Egress", &world.pods[pod], &world.pods["stranger"], 53);
-    assert!(dns("a") && dns("c"));
+    for protocol in ["UDP", "TCP"] {
+        let asks = |pod: &str, port| {
+            lets(&world.policies, "Egress", &world.pods[pod], &world.pods["stranger"], (protocol, port))
+        };
+        assert!(asks("a", 53) && asks("c", 53), "names, by {protocol}");
+        assert!(!asks("a", 54), "{protocol}");
+    }
+    assert!(!lets(&world.policies, "Ingress", &world.pods["a"], &world.pods["b"], ("UDP", 8001)));
 }
 
 #[test]

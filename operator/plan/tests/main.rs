@@ -16,5 +16,6 @@ mod seat;
 mod status;
 mod told;
 mod unit;
+mod volumes;
 mod waiting;
 mod world;

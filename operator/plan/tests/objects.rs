@@ -8,7 +8,7 @@ use sluice_wire::config::SidecarConfig;
 
 use super::world::{MIB, first, host_pool, placed, pool, release, tenant};
 
-fn json_of(object: impl serde::Serialize) -> Value {
+pub fn json_of(object: impl serde::Serialize) -> Value {
     serde_json::to_value(object).expect("an object serialises")
 }
 
@@ -17,7 +17,7 @@ fn rendered(pool: &GpuPool, tenant: &ModelTenant) -> Value {
     json_of(deployment(&placed(pool, tenant, &gpu), &release()))
 }
 
-fn pod(pool: &GpuPool, tenant: &ModelTenant) -> Value {
+pub fn pod(pool: &GpuPool, tenant: &ModelTenant) -> Value {
     rendered(pool, tenant)["spec"]["template"]["spec"].take()
 }
 
@@ -27,7 +27,7 @@ fn containers(pod: &Value) -> Vec<(&str, &Value)> {
     all.map(|container| (container["name"].as_str().unwrap(), container)).collect()
 }
 
-fn container<'a>(pod: &'a Value, name: &str) -> &'a Value {
+pub fn container<'a>(pod: &'a Value, name: &str) -> &'a Value {
     let all = containers(pod);
     all.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("{name} in {all:?}")).1
 }
@@ -148,27 +148,6 @@ fn a_tenants_own_share_of_threads_is_the_only_one() {
     };
     assert_eq!(shares(json!([])), ["50"]);
     assert_eq!(shares(json!([{"name": SHARE, "value": "7"}])), ["7"]);
-}
-
-#[test]
-fn a_download_has_room_for_its_files_as_they_are_stored() {
-    let (pool, hub) = (host_pool(), json!({"repo": "a/b"}));
-    let room = |dtype: &str, stored: Option<u64>| {
-        let source = json!({"type": "HuggingFace", "persistentVolumeClaim": null, "huggingFace": hub});
-        let tenant = tenant("t", json!({"model": {"dtype": dtype, "source": source}}));
-        let gpu = first(&pool);
-        let mut placed = placed(&pool, &tenant, &gpu);
-        placed.model.download_bytes = stored;
-        let whole = json_of(deployment(&placed, &release()));
-        let volumes = whole["spec"]["template"]["spec"]["volumes"].as_array().unwrap().clone();
-        let own = volumes.into_iter().find(|one| one["name"] == "model").unwrap();
-        own["emptyDir"]["sizeLimit"].as_str().unwrap().parse::<sluice_types::Quantity>().unwrap().bytes()
-    };
-    // 35 MiB of weights in memory, from files of 70; a tenth and 64 MiB more.
-    assert_eq!(room("BFloat16", Some(70 * MIB)), 141 * MIB);
-    assert_eq!(room("Auto", Some(35 * MIB)), 205 * MIB / 2);
-    assert_eq!(room("BFloat16", None), 141 * MIB, "nobody has measured them: at the most twice as much");
-    assert_eq!(room("Auto", None), room("Auto", Some(35 * MIB)));
 }
 
 #[test]

@@ -2,11 +2,13 @@
 //!
 //! Whatever is in the folder already, whole or in part, is used; every file is held to the size and the digest that its
 //! source told before it gets its name. A part ends in `.part`. A folder that is whole is left as it is, and nobody is asked.
+//! Of several that download into one folder, one does.
 
 pub mod bucket;
 mod digest;
 mod error;
 pub mod hub;
+mod lock;
 mod part;
 mod progress;
 mod receipt;
@@ -22,6 +24,7 @@ pub use self::bucket::Bucket;
 pub use self::digest::Expected;
 pub use self::error::FetchError;
 pub use self::hub::Hub;
+use self::lock::Lock;
 use self::part::Part;
 use self::progress::Progress;
 pub use self::source::{Item, Source};
@@ -159,15 +162,19 @@ pub fn run(from: &From) -> Result<(), Failure> {
 /// # Errors
 /// The first file that could not be had, or why nobody can say what the files are.
 pub async fn fetch(source: &Source, to: &Path, patience: Patience) -> Result<(), FetchError> {
-    if receipt::is_whole(to, source)? {
-        tracing::info!(%source, "is there already");
+    // First without the lock: those who find it whole need not check it one after another.
+    if is_there(source, to)? {
+        return Ok(());
+    }
+    std::fs::create_dir_all(to).map_err(FetchError::file(to))?;
+    let _alone = Lock::take(to).await?;
+    if is_there(source, to)? {
         return Ok(());
     }
     let (client, asked) = (client()?, source);
     let source = &again(patience, async || source.resolved(&client).await).await?;
     let items = again(patience, async || source.list(&client).await).await?;
     complete(source, &items)?;
-    std::fs::create_dir_all(to).map_err(FetchError::file(to))?;
     let progress = Progress::new(items.iter().map(|item| item.bytes).sum());
     let files = stream::iter(&items).map(|item| {
         let job = Job { client: &client, source, item, path: to.join(&item.name), progress: &progress };
@@ -179,6 +186,14 @@ pub async fn fetch(source: &Source, to: &Path, patience: Patience) -> Result<(),
         () = progress.tell() => unreachable!("progress is told for ever"),
     }
     receipt::write(to, asked, &items)
+}
+
+fn is_there(source: &Source, to: &Path) -> Result<bool, FetchError> {
+    let whole = receipt::is_whole(to, source)?;
+    if whole {
+        tracing::info!(%source, "is there already");
+    }
+    Ok(whole)
 }
 
 pub(crate) fn client() -> Result<Client, FetchError> {

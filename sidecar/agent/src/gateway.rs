@@ -6,6 +6,7 @@ pub mod detok;
 pub mod endpoints;
 pub mod error;
 pub mod generate;
+mod impatient;
 pub mod logprobs;
 pub mod open;
 pub mod params;

@@ -130,6 +130,9 @@ fn check_tenant(spec: &ModelTenantSpec, broken: &mut Broken) {
     bounds::broken(schema, &value, &Path::of_keys("spec"), broken);
     let source = Path::of_keys("spec.model.source");
     require_union(&rules::SOURCE, &value["model"]["source"], source, broken);
+    let hub = spec.model.source.hugging_face.as_ref();
+    let fixed = hub.is_some_and(|hub| is_commit(&hub.revision));
+    require(spec.cache.is_none() || fixed, "spec.cache", &rules::CACHE, broken);
     let within = match (&spec.memory.guaranteed_kv, &spec.memory.kv_limit) {
         (Some(guaranteed), Some(limit)) => guaranteed.bytes() <= limit.bytes(),
         _ => true,
@@ -139,6 +142,10 @@ fn check_tenant(spec: &ModelTenantSpec, broken: &mut Broken) {
     require(later, "spec.idle.hibernateAfterSeconds", &rules::HIBERNATE_AFTER_IDLE, broken);
     let one_source = spec.access.api_keys_secret_ref.is_none() || spec.access.api_keys_file.is_none();
     require(one_source, "spec.access", &rules::ONE_KEY_SOURCE, broken);
+}
+
+fn is_commit(revision: &str) -> bool {
+    revision.len() == 40 && revision.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 fn check_references(namespace: &str, spec: &ModelTenantSpec, objects: &[Object], broken: &mut Broken) {

@@ -1,8 +1,10 @@
 //! A hub of models, as far as `sluice-sidecar` asks one: a revision's files, and each of them, whole or a range.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use axum::Router;
@@ -13,11 +15,23 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde_json::{Value, json};
 
-/// A running hub. It ends with the process.
-pub struct Hub(String);
+/// The prompt as [`Product::complete`](super::Product::complete) asks it, so that the answers are the same.
+const PLAIN: &str = "<s>{{ messages[0]['content'] }}";
 
-/// Files by name.
-type Files = Arc<BTreeMap<String, Bytes>>;
+/// A running hub. It ends with the process.
+pub struct Hub {
+    endpoint: String,
+    inside: Arc<Inside>,
+}
+
+struct Inside {
+    /// By name.
+    files: BTreeMap<String, Bytes>,
+    whole_weights: AtomicUsize,
+}
+
+/// The only commit of its repositories.
+pub const COMMIT: &str = "0123456789012345678901234567890123456789";
 
 /// Of the small model's shape, with random weights; of these seeds one whose answers are long.
 const GENERATED: &str =
@@ -54,26 +68,38 @@ fn generated() -> &'static Path {
 }
 
 impl Hub {
-    /// Serves the files of `folder` as the repository `repo` at a free port of `address`.
+    /// Serves the files of `folder` as the repository `repo`, for those who find this machine at `address`. The chat template
+    /// is one that says what its user says.
     pub fn start(address: &str, repo: &str, folder: &Path) -> Hub {
-        let files = Arc::new(read(folder));
+        let mut files = read(folder);
+        files.insert("chat_template.jinja".to_owned(), PLAIN.into());
+        let inside = Arc::new(Inside { files, whole_weights: AtomicUsize::new(0) });
         let router = Router::new()
             .route(&format!("/api/models/{repo}/revision/{{revision}}"), get(revision))
             .route(&format!("/{repo}/resolve/{{revision}}/{{*file}}"), get(file))
-            .with_state(files);
-        Hub(serve(address, router))
+            .with_state(Arc::clone(&inside));
+        Hub { endpoint: serve(address, router), inside }
     }
 
     /// Its address.
     pub fn endpoint(&self) -> &str {
-        &self.0
+        &self.endpoint
+    }
+
+    /// How often weights were asked for as a whole; inspections ask for their heads.
+    pub fn downloads(&self) -> usize {
+        self.inside.whole_weights.load(Ordering::Relaxed)
     }
 }
 
-/// Serves `router` at a free port of `address`, on a thread of its own in the network of this one, and answers where.
+/// Serves `router` at a free port, on a thread of its own in the network of this one, and answers where those find it who find
+/// this machine at `address`; which may be none of its own.
 pub fn serve(address: &str, router: Router) -> String {
-    let listener = std::net::TcpListener::bind((address, 0)).unwrap();
-    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let address: IpAddr = address.parse().unwrap();
+    let any: IpAddr =
+        if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let listener = std::net::TcpListener::bind((any, 0)).unwrap();
+    let endpoint = format!("http://{}", SocketAddr::new(address, listener.local_addr().unwrap().port()));
     listener.set_nonblocking(true).unwrap();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -93,18 +119,21 @@ pub fn read(folder: &Path) -> BTreeMap<String, Bytes> {
         .collect()
 }
 
-async fn revision(State(files): State<Files>) -> axum::Json<Value> {
+async fn revision(State(inside): State<Arc<Inside>>) -> axum::Json<Value> {
     let siblings: Vec<_> =
-        files.iter().map(|(name, bytes)| json!({"rfilename": name, "size": bytes.len()})).collect();
-    axum::Json(json!({"sha": "0123456789012345678901234567890123456789", "siblings": siblings}))
+        inside.files.iter().map(|(name, bytes)| json!({"rfilename": name, "size": bytes.len()})).collect();
+    axum::Json(json!({"sha": COMMIT, "siblings": siblings}))
 }
 
 async fn file(
-    State(files): State<Files>,
+    State(inside): State<Arc<Inside>>,
     Matched((_, name)): Matched<(String, String)>,
     headers: HeaderMap,
 ) -> Response {
-    files.get(&name).map_or(StatusCode::NOT_FOUND.into_response(), |bytes| part(bytes, &headers))
+    if name.ends_with(".safetensors") && !headers.contains_key("range") {
+        inside.whole_weights.fetch_add(1, Ordering::Relaxed);
+    }
+    inside.files.get(&name).map_or(StatusCode::NOT_FOUND.into_response(), |bytes| part(bytes, &headers))
 }
 
 /// A file whole, or the range of it that is asked for.

@@ -7,8 +7,9 @@ use serde_json::Value;
 use sluice_e2e::cluster::eventually;
 use tokio::task::JoinHandle;
 
+use super::ask::{COMPLETIONS, completion, text_of};
 use super::processes::{Stopped, container};
-use super::{PROMPT, Product, completion, value};
+use super::{PROMPT, Product, value};
 
 /// More requests than a tenant's own memory has KV for, and their answers.
 pub struct Load {
@@ -68,7 +69,7 @@ impl Product<'_> {
     /// Opens streams of `tokens` tokens, and waits until each has said something.
     pub async fn streams(&self, tenant: &str, count: usize, tokens: u32) -> Streams {
         let begun = Arc::new(AtomicUsize::new(0));
-        let request = || self.post(tenant, "/v1/completions", &completion(tenant, PROMPT, tokens, true));
+        let request = || self.post(tenant, COMPLETIONS, &completion(tenant, PROMPT, tokens, true));
         let tasks: Vec<_> = (0..count).map(|_| tokio::spawn(read(request(), Arc::clone(&begun)))).collect();
         let all = async || (begun.load(Ordering::Relaxed) == count).then_some(());
         eventually(&format!("{count} streams of {tenant} speak"), all).await;
@@ -80,10 +81,22 @@ impl Product<'_> {
     /// # Panics
     /// If one has ended already.
     pub async fn held_streams(&self, tenant: &str, count: usize, tokens: u32) -> (Streams, Stopped) {
-        let engine =
-            container(&self.pod(tenant), "engine").worker().expect("a tenant that is ready has an engine");
+        let (streams, mut engines) = self.held_streams_of_all(tenant, count, tokens).await;
+        assert_eq!(engines.len(), 1, "pods of {tenant}");
+        (streams, engines.remove(0))
+    }
+
+    /// As [`Product::held_streams`] for a tenant of several slots: all engines are stopped.
+    pub async fn held_streams_of_all(
+        &self,
+        tenant: &str,
+        count: usize,
+        tokens: u32,
+    ) -> (Streams, Vec<Stopped>) {
+        let worker = |pod: &Value| container(pod, "engine").worker().expect("who is ready has an engine");
+        let engines: Vec<_> = self.pods(tenant).iter().map(worker).collect();
         let streams = self.streams(tenant, count, tokens).await;
-        let stopped = Stopped::stop(engine);
+        let stopped = engines.into_iter().map(Stopped::stop).collect();
         assert_eq!(streams.ended(), 0, "they are open");
         (streams, stopped)
     }
@@ -120,15 +133,4 @@ async fn read(request: reqwest::RequestBuilder, begun: Arc<AtomicUsize>) -> Stri
         }
     }
     String::from_utf8(body).unwrap()
-}
-
-/// The text of a whole stream.
-///
-/// # Panics
-/// If it was cut.
-pub fn text_of(body: &str) -> String {
-    assert!(body.trim_end().ends_with("data: [DONE]"), "a stream that was cut: {body}");
-    let events = body.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
-    let events = events.map(|event| serde_json::from_str::<Value>(event).unwrap());
-    events.filter_map(|event| event["choices"][0]["text"].as_str().map(str::to_owned)).collect()
 }

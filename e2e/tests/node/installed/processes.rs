@@ -3,8 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
+use sluice_e2e::cluster::skipped;
+
+use super::{Product, TENANTS};
 
 /// A container of a pod.
 #[derive(Clone, Debug)]
@@ -20,12 +23,27 @@ pub struct Container {
 /// # Panics
 /// If the pod has never started it.
 pub fn container(pod: &Value, name: &str) -> Container {
+    find(pod, name).unwrap_or_else(|| panic!("{name} was never started by containerd: {pod}"))
+}
+
+fn find(pod: &Value, name: &str) -> Option<Container> {
     let lists = ["initContainerStatuses", "containerStatuses"].map(|list| pod["status"][list].as_array());
-    let mut all = lists.into_iter().flatten().flatten();
-    let status = all.find(|one| one["name"] == name).unwrap_or_else(|| panic!("no container {name}: {pod}"));
-    let id = status["containerID"].as_str().and_then(|id| id.strip_prefix("containerd://"));
-    let id = id.unwrap_or_else(|| panic!("{name} was never started: {status}")).to_owned();
-    Container { id, restarts: status["restartCount"].as_u64().unwrap() }
+    let status = lists.into_iter().flatten().flatten().find(|one| one["name"] == name)?;
+    let id = status["containerID"].as_str()?.strip_prefix("containerd://")?.to_owned();
+    Some(Container { id, restarts: status["restartCount"].as_u64()? })
+}
+
+impl Product<'_> {
+    /// Whether processes of pods can be stopped and killed from here; where not, a line says what is skipped.
+    pub fn may_stop_engines(&self) -> bool {
+        let pod = self.pod(TENANTS[0]);
+        let known = find(&pod, "engine").and_then(|one| one.worker());
+        let may = known.is_some_and(|engine| test_kill_process(engine).is_ok());
+        if !may {
+            skipped("engines are stopped by root, by who shares their kernel, and of containerd alone");
+        }
+        may
+    }
 }
 
 impl Container {
@@ -56,7 +74,7 @@ pub fn kill(pid: Pid) {
     kill_process(pid, Signal::KILL).unwrap();
 }
 
-/// A process that stands still.
+/// A process that stands still until this is dropped.
 pub struct Stopped(Pid);
 
 impl Stopped {
@@ -68,7 +86,14 @@ impl Stopped {
 
     /// Lets it go on.
     pub fn go_on(self) {
-        kill_process(self.0, Signal::CONT).unwrap();
+        drop(self);
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // One that was killed meanwhile is no more.
+        let _ = kill_process(self.0, Signal::CONT);
     }
 }
 

@@ -123,6 +123,10 @@ function wanted(gpu, filter) {
   return [gpu.name, gpu.pool, gpu.namespace, gpu.node ?? "", ...names].some((word) => word.includes(filter));
 }
 
+function counted(gpus, rest) {
+  return `${gpus} ${gpus === 1 ? "GPU" : "GPUs"} ${rest}`.trim();
+}
+
 let last = null;
 
 function draw() {
@@ -130,7 +134,7 @@ function draw() {
   const filter = document.getElementById("filter").value.trim();
   const gpus = last.gpus.filter((gpu) => wanted(gpu, filter));
   document.getElementById("gpus").replaceChildren(...gpus.map((gpu) => gpuSection(gpu, last.at_unix_ms)));
-  const shown = gpus.length === last.gpus.length ? `${gpus.length} GPUs with tenants` : `${gpus.length} of ${last.gpus.length} GPUs`;
+  const shown = gpus.length === last.gpus.length ? counted(gpus.length, "with tenants") : `${gpus.length} of ${counted(last.gpus.length, "")}`;
   const time = new Date(last.at_unix_ms).toLocaleTimeString();
   document.getElementById("now").textContent = `${shown}, ${time}, operator ${last.operator}`;
 }

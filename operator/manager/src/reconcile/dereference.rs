@@ -96,8 +96,9 @@ impl Operator {
 
     /// Which volume a pod waits for, if the kubelet said so.
     fn unmounted(&self, unit: &Unit, pod: &str, uid: &str) -> Option<String> {
-        let said = self.world.unmounted.get(&Name::new(unit.namespace.clone(), pod))?;
-        (said.pod_uid == uid).then_some(said.message)
+        let at = Name::new(unit.namespace.clone(), pod);
+        let said = [&self.world.unattached, &self.world.unmounted].map(|told| told.get(&at));
+        said.into_iter().flatten().find(|said| said.pod_uid == uid).map(|said| said.message)
     }
 
     /// Adds what slices say of each claim's device.

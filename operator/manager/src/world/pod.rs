@@ -120,6 +120,8 @@ pub struct Refusal {
 pub const REFUSALS: &str = "reason=FailedPrepareDynamicResources,involvedObject.kind=Pod";
 /// Events that tell of a volume that could not be mounted: a Secret or a claim that is not there, for one.
 pub const UNMOUNTED: &str = "reason=FailedMount,involvedObject.kind=Pod";
+/// Events that tell of a volume that another node has, or that could not be brought to this one.
+pub const UNATTACHED: &str = "reason=FailedAttachVolume,involvedObject.kind=Pod";
 
 /// Name of the pod, and why.
 pub fn refusal(event: &Event) -> Option<(String, Refusal)> {

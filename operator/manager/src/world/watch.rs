@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 use super::child::version;
 use super::device::Slice;
 use super::load::{ON_NODES, load};
-use super::pod::{REFUSALS, Refusal, UNMOUNTED, inspection, pod, refusal};
+use super::pod::{REFUSALS, Refusal, UNATTACHED, UNMOUNTED, inspection, pod, refusal};
 use super::{ChildSeen, ClaimEntry, Mirror, Name, Unit, World, node};
 use crate::queue::Queue;
 
@@ -132,6 +132,7 @@ impl Watch<'_> {
         self.troubles(REFUSALS, |world| &world.refusals, Some(Unit::default()));
         // Every pod of the cluster may have these. Those of pods that are not known yet come again.
         self.troubles(UNMOUNTED, |world| &world.unmounted, None);
+        self.troubles(UNATTACHED, |world| &world.unattached, None);
     }
 
     /// Events of pods, by the name of the pod, whose unit is known by then, or else is `unknown`; `None` = it does not matter.

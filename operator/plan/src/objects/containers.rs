@@ -12,7 +12,7 @@ use sluice_types::pool::SharingMode;
 use sluice_types::shared::{ResourceList, Resources};
 use sluice_types::tenant::{EngineKind, HuggingFaceSource, S3Source, Source};
 
-use super::volumes::{MODEL, RUN, engine_mounts, fetch_mounts, sidecar_mounts};
+use super::volumes::{RUN, engine_mounts, fetch_folder, fetch_mounts, sidecar_mounts};
 use super::{ADMIN_PORT, GPU_REQUEST, PROBE_PORT, Placed, Release, SERVE_PORT, config, quantity, vllm};
 use crate::demand::given_bytes;
 
@@ -118,7 +118,8 @@ fn share_of_threads(placed: &Placed<'_>) -> Option<EnvVar> {
 /// The download, where the model comes over the network: the only container that sees a credential for it.
 pub fn fetch(placed: &Placed<'_>, release: &Release) -> Option<Container> {
     let (from, env) = source(&placed.tenant.spec.model.source)?;
-    let args = ["fetch".to_owned()].into_iter().chain(from).chain(["--to".to_owned(), MODEL.to_owned()]);
+    let to = fetch_folder(&placed.tenant.spec).display().to_string();
+    let args = ["fetch".to_owned()].into_iter().chain(from).chain(["--to".to_owned(), to]);
     Some(Container {
         name: "fetch".into(),
         image: Some(release.sidecar_image.clone()),

@@ -34,7 +34,7 @@ pub fn engine(placed: &Placed<'_>) -> Container {
             Some(Uses::Gpu),
         )),
         lifecycle: Some(drain()),
-        volume_mounts: Some(proxied_mounts()),
+        volume_mounts: Some(proxied_mounts(&placed.tenant.spec)),
         termination_message_policy: Some(LAST_WORDS.into()),
         security_context: Some(restricted()),
         ..Container::default()

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 use sluice_types::ModelTenantSpec;
 use sluice_types::tenant::{EngineKind, SourceType, WeightType};
 
-use super::{Placed, quantity};
+use super::{Placed, fnv1a, quantity};
 use crate::geometry::Geometry;
 
 /// The sidecar's configuration.
@@ -46,6 +46,23 @@ pub fn model_folder(spec: &ModelTenantSpec) -> PathBuf {
     // A leading slash means the root of the volume, not of the pod.
     let inside = claim.or(image).unwrap_or_default().trim_start_matches('/');
     if inside.is_empty() { MODEL.into() } else { Path::new(MODEL).join(inside) }
+}
+
+/// Folder of the model in the volume of a cache: for people its name, then a digest of all that tells it from others.
+fn cached(spec: &ModelTenantSpec) -> Option<String> {
+    let hub = spec.model.source.hugging_face.as_ref().filter(|_| spec.cache.is_some())?;
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "._".contains(c) { c } else { '-' };
+    let name: String = hub.repo.chars().map(plain).take(CACHED_NAME).collect();
+    let all = format!("{}\n{}\n{}", hub.endpoint, hub.repo, hub.revision);
+    Some(format!("{}-{:016x}", name.trim_start_matches('.'), fnv1a(&all)))
+}
+
+/// Characters of a model's name in a cache: file systems take 255.
+const CACHED_NAME: usize = 200;
+
+/// Where the download puts the model, of all of its volume that it sees.
+pub fn fetch_folder(spec: &ModelTenantSpec) -> PathBuf {
+    cached(spec).map_or(MODEL.into(), |folder| Path::new(MODEL).join(folder))
 }
 
 /// All volumes of a slot's pod.
@@ -89,19 +106,21 @@ fn scratch(bytes: u64) -> EmptyDirVolumeSource {
     EmptyDirVolumeSource { medium: None, size_limit: Some(quantity(bytes)) }
 }
 
-/// The volume with the model; room for the download of one whose sizes are known.
+/// The volume with the model, or for it; room for the download of one whose sizes are known, where no cache takes it.
 pub fn model_volume(spec: &ModelTenantSpec, downloaded: Option<&Geometry>) -> Volume {
     let source = &spec.model.source;
-    let claim = source.persistent_volume_claim.as_ref();
-    let claim = claim.map(|claim| PersistentVolumeClaimVolumeSource {
-        claim_name: claim.claim_name.clone(),
-        read_only: Some(true),
+    let there = source.persistent_volume_claim.as_ref().map(|claim| (&claim.claim_name, true));
+    let cache = spec.cache.as_ref().map(|cache| (&cache.claim_name, false));
+    let claim = there.or(cache).map(|(claim_name, read_only)| PersistentVolumeClaimVolumeSource {
+        claim_name: claim_name.clone(),
+        read_only: read_only.then_some(true),
     });
     let image = source.image.as_ref().map(|image| ImageVolumeSource {
         reference: Some(image.reference.clone()),
         pull_policy: Some("IfNotPresent".into()),
     });
-    let empty_dir = downloaded.filter(|_| fetches(spec)).map(|model| download(model, spec.model.dtype));
+    let downloaded = downloaded.filter(|_| fetches(spec) && claim.is_none());
+    let empty_dir = downloaded.map(|model| download(model, spec.model.dtype));
     Volume {
         name: MODEL_VOLUME.into(),
         persistent_volume_claim: claim,
@@ -128,7 +147,7 @@ fn download(model: &Geometry, dtype: WeightType) -> EmptyDirVolumeSource {
 /// What the sidecar sees; the model only if it loads it.
 pub fn sidecar_mounts(spec: &ModelTenantSpec) -> Vec<VolumeMount> {
     let keys = spec.access.api_keys_secret_ref.as_ref().map(|_| mount("keys", KEYS, true));
-    let model = (spec.engine.kind == EngineKind::Native).then(|| model_mount(true));
+    let model = (spec.engine.kind == EngineKind::Native).then(|| loaded(spec));
     let all = [mount("config", CONFIG, true), mount("tls", TLS, true), run()];
     all.into_iter().chain(model).chain(keys).collect()
 }
@@ -139,8 +158,14 @@ pub fn engine_mounts() -> Vec<VolumeMount> {
 }
 
 /// What a proxied engine sees: the model, and a folder of its own.
-pub fn proxied_mounts() -> Vec<VolumeMount> {
-    vec![model_mount(true), mount(SCRATCH_VOLUME, SCRATCH, false)]
+pub fn proxied_mounts(spec: &ModelTenantSpec) -> Vec<VolumeMount> {
+    vec![loaded(spec), mount(SCRATCH_VOLUME, SCRATCH, false)]
+}
+
+/// What loads the model sees; of a cache its own folder alone, for others may be models that this tenant's credential does not
+/// open.
+fn loaded(spec: &ModelTenantSpec) -> VolumeMount {
+    VolumeMount { sub_path: cached(spec), ..model_mount(true) }
 }
 
 /// What the download sees: the model's folder, and nothing secret.

@@ -87,6 +87,15 @@ pub enum FetchError {
         /// As told.
         expected: String,
     },
+    /// Of those who download into a folder one does, and nobody can say who.
+    #[error("{}: its file system has no locks (flock), which a folder for several downloads needs: {error}", .path.display())]
+    NoLocks {
+        /// The file that would be locked.
+        path: PathBuf,
+        /// What failed.
+        #[source]
+        error: std::io::Error,
+    },
     /// A file on this machine.
     #[error("{}: {error}", .path.display())]
     File {

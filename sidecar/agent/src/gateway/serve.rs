@@ -1,10 +1,8 @@
 //! Connections: accepted up to a limit, cut when they stall, drained at the end.
 
 use std::convert::Infallible;
-use std::io;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
@@ -15,12 +13,13 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::json;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::Sleep;
 use tower::ServiceExt;
+
+use super::impatient::{Impatient, Turns};
 
 /// Bytes of a request's head, and of an answer that may wait in user space for a slow reader.
 const BUFFER_BYTES: usize = 32 << 10;
@@ -42,8 +41,10 @@ pub struct Limits {
 /// How long a connection may stall.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// For the head of a request, also between two requests.
+    /// For the head of a request, from its first byte; for the first one, from the beginning of the connection.
     pub head: Duration,
+    /// Between the end of an answer and the next request; at least as long as for a head.
+    pub idle: Duration,
     /// While not one byte of an answer can be written.
     pub write: Duration,
 }
@@ -51,14 +52,15 @@ pub struct Patience {
 impl Patience {
     /// For tenants' clients. Load balancers keep idle connections for up to 600 s; if we were the first to close, a POST could
     /// meet the end of its connection, and nobody may send it again.
-    pub const CLIENTS: Patience = Patience { head: Duration::from_secs(620), write: WRITE };
+    pub fn of_clients() -> Patience {
+        Patience { idle: Duration::from_secs(620), ..Patience::default() }
+    }
 }
-
-const WRITE: Duration = Duration::from_secs(60);
 
 impl Default for Patience {
     fn default() -> Self {
-        Patience { head: Duration::from_secs(10), write: WRITE }
+        let head = Duration::from_secs(10);
+        Patience { head, idle: head, write: Duration::from_secs(60) }
     }
 }
 
@@ -148,13 +150,14 @@ pub(crate) async fn connection<S>(socket: S, router: Router, patience: Patience,
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
+    let turns = Turns::default();
+    let io = TokioIo::new(Impatient::new(socket, patience, turns.clone()));
     let service = service_fn(move |request: Request<Incoming>| {
-        let router = router.clone();
-        async move { Ok::<_, Infallible>(answer(router, request).await) }
+        let (router, turn) = (router.clone(), turns.begin());
+        async move { Ok::<_, Infallible>(answer(router, request).await.map(|body| turn.until_end_of(body))) }
     });
-    let io = TokioIo::new(Impatient { socket, patience: patience.write, stalled: None });
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(patience.head).max_buf_size(BUFFER_BYTES);
+    builder.timer(TokioTimer::new()).header_read_timeout(patience.idle).max_buf_size(BUFFER_BYTES);
     let mut connection = pin!(builder.serve_connection(io, service));
     let ended = tokio::select! {
         ended = &mut connection => ended,
@@ -182,64 +185,4 @@ fn refuse(socket: &TcpStream) {
     let body = error.to_string();
     let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close";
     let _ = socket.try_write(format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).as_bytes());
-}
-
-/// A socket that fails once nothing could be written for too long.
-#[derive(Debug)]
-struct Impatient<S> {
-    socket: S,
-    patience: Duration,
-    stalled: Option<Pin<Box<Sleep>>>,
-}
-
-impl<S> Impatient<S> {
-    /// Passes on what a write gave; starts, ends or reads the clock.
-    fn judge<T>(&mut self, written: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
-        if written.is_ready() {
-            self.stalled = None;
-            return written;
-        }
-        let patience = self.patience;
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
-        ready!(stalled.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client reads nothing")))
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_read(cx, buffer)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.socket).poll_write(cx, bytes);
-        self.judge(written, cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.socket).poll_write_vectored(cx, bytes);
-        self.judge(written, cx)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(cx)
-    }
 }

@@ -67,6 +67,7 @@ pub(super) struct OwnMetrics {
     pub owner_bytes: Family<ByOwner, Gauge>,
     pub capacity_bytes: Gauge,
     pub layers_remapped: Gauge,
+    pub layers_lent: Gauge,
     pub moves: Family<ByReason, Counter>,
     pub moved_bytes: Family<ByReason, Counter>,
     pub copied_bytes: Counter,
@@ -169,6 +170,11 @@ impl OwnMetrics {
             "sluice_layers_remapped",
             "Layers whose memory was given away",
             self.layers_remapped.clone(),
+        );
+        names.add(
+            "sluice_layers_lent",
+            "Layers that are not here, for neighbours have their memory",
+            self.layers_lent.clone(),
         );
         names.add("sluice_moves", "Memory events by reason", self.moves.clone());
         names.add("sluice_moved_bytes", "Bytes that changed owner, by reason", self.moved_bytes.clone());

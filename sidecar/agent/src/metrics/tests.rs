@@ -49,6 +49,7 @@ fn busy() -> Metrics {
     state.kv.utilisation_permille = 250;
     state.figures.copied_bytes_total = 77;
     state.memory.owners.kv_bytes = 12_345;
+    (state.remap.alpha, state.activity.absent_layers) = (1, 3);
     metrics.set_state(&state);
     metrics
 }
@@ -69,11 +70,12 @@ const VLLM: [(&str, &str); 13] = [
     ("vllm:prefix_cache_hits", "counter"),
 ];
 
-const OWN: [(&str, &str); 27] = [
+const OWN: [(&str, &str); 28] = [
     ("sluice_tenant_info", "gauge"),
     ("sluice_memory_bytes", "gauge"),
     ("sluice_memory_capacity_bytes", "gauge"),
     ("sluice_layers_remapped", "gauge"),
+    ("sluice_layers_lent", "gauge"),
     ("sluice_moves", "counter"),
     ("sluice_moved_bytes", "counter"),
     ("sluice_copied_bytes", "counter"),
@@ -190,6 +192,7 @@ fn samples_hold_what_was_counted() {
     assert_eq!(value("sluice_kv_fetch_bytes_total"), 30.0);
     assert_eq!(value("sluice_kv_writeback_bytes_total"), 40.0);
     assert_eq!(value("sluice_memory_bytes{owner=\"kv\"}"), 12_345.0);
+    assert_eq!((value("sluice_layers_remapped"), value("sluice_layers_lent")), (1.0, 3.0));
     assert_eq!(value("sluice_copied_bytes_total"), 77.0);
     assert_eq!(value("sluice_moves_total{reason=\"remap\"}"), 2.0);
     assert_eq!(value("sluice_moved_bytes_total{reason=\"remap\"}"), 4096.0);

@@ -38,7 +38,8 @@ impl Weights {
         let io = |source| ModelError::Io { path: path.clone(), source };
         let file = File::open(&path).map_err(io)?;
         // SAFETY: the map is read-only and lives as long as `self`. A file that shrinks under us would raise SIGBUS; the
-        // folder is a model that nobody writes while it is loaded, and `Weights` is dropped once the slabs are filled.
+        // folder is a model whose files nobody writes in place (a download gives them their names when they are whole), and
+        // `Weights` is dropped once the slabs are filled.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         let names = parse(&path, &map)?.names().into_iter().map(str::to_owned).collect::<Vec<_>>();
         let at = self.files.len();

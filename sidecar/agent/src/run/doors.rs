@@ -113,7 +113,8 @@ impl Doors {
         let hook = config.listen.drain_hook.then(|| Hook::new(open, drain, Hook::SETTLE));
         let probes = probes::router(scrape, hook.clone());
         let probes = tokio::spawn(serve(sockets.probes, probes, small, stopping.clone()));
-        let gateway = tokio::spawn(serve_with(sockets.serve, router, limits, Patience::CLIENTS, stopping));
+        let gateway =
+            tokio::spawn(serve_with(sockets.serve, router, limits, Patience::of_clients(), stopping));
         Serving { gateway, admin, probes, stop, drain, hook }
     }
 }

@@ -33,12 +33,12 @@ async fn brought(source: &Source, to: &Path) -> Result<(), FetchError> {
     fetch(source, to, PATIENCE).await
 }
 
-/// The folder holds what a sidecar reads of the model, and nothing else, the receipt aside.
+/// The folder holds what a sidecar reads of the model, and nothing else, receipt and lock aside.
 fn assert_whole(folder: &Path) {
     let mut names: Vec<_> = std::fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .filter(|name| name != ".sluice-fetched.json")
+        .filter(|name| !name.starts_with(".sluice-"))
         .collect();
     names.sort();
     assert_eq!(names, ["config.json", "model.safetensors", "tokenizer.json"]);
@@ -55,6 +55,20 @@ async fn both_kinds_of_source_bring_the_files_that_a_sidecar_reads() {
         brought(&source, folder.path()).await.unwrap();
         assert_whole(folder.path());
     }
+}
+
+#[tokio::test]
+async fn of_those_who_download_into_one_folder_one_does() {
+    let server = Server::start(with_model()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let source = hub(&server, None);
+    let both = tokio::join!(brought(&source, folder.path()), brought(&source, folder.path()));
+    both.0.unwrap();
+    both.1.unwrap();
+    assert_whole(folder.path());
+    let seen = server.behaviour.lock().unwrap().seen.clone();
+    let weights = seen.iter().filter(|request| request.0.ends_with("model.safetensors"));
+    assert_eq!(weights.count(), 1, "{seen:?}");
 }
 
 #[tokio::test]

@@ -109,6 +109,41 @@ async fn a_head_that_comes_too_slowly_is_cut() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn between_two_requests_a_connection_may_idle_for_longer_than_a_head_may_take() {
+    let (head, idle) = (Duration::from_millis(300), Duration::from_secs(60));
+    let world =
+        World::start(Setup { patience: Patience { head, idle, ..Patience::default() }, ..Setup::default() });
+    let world = world.await;
+    let mut client = world.client().await;
+    for _ in 0..2 {
+        client.send("GET", "/health", &[], b"").await;
+        assert_eq!(client.answer().await.head.status, 200);
+        tokio::time::sleep(head * 2).await;
+    }
+    client.raw(b"GET /health HT").await.unwrap();
+    assert!(
+        client.closes_within(Duration::from_secs(5)).await,
+        "of a later head, too, the first byte counts"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_may_take_longer_than_a_head() {
+    let patience = Patience { head: Duration::from_millis(300), ..Patience::default() };
+    let world = World::start(Setup { patience, ..Setup::default() }).await;
+    let mut client = world.client().await;
+    let body = json!({"prompt": "p"}).to_string();
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
+    client.raw(format!("{head}content-length: {}\r\n\r\n", body.len()).as_bytes()).await.unwrap();
+    for byte in body.as_bytes() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        client.raw(&[*byte]).await.unwrap();
+    }
+    world.scheduler.taken().await.finish(Finish::Length);
+    assert_eq!(client.answer().await.head.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn one_connection_too_many_is_503_and_closed_and_places_come_back() {
     let world = World::start(Setup { connections: 2, ..Setup::default() }).await;
     let (mut one, _two) = (world.client().await, world.client().await);

@@ -1,0 +1,86 @@
+//! What is asked of tenants: completions and chats, whole and as streams.
+
+use serde_json::{Value, json};
+
+use super::{PROMPT, Product};
+
+impl Product<'_> {
+    /// A request to a tenant, not sent yet.
+    pub fn post(&self, tenant: &str, path: &str, body: &Value) -> reqwest::RequestBuilder {
+        let request = self.http.post(format!("{}{path}", self.url(tenant)));
+        request.header("content-type", "application/json").body(body.to_string())
+    }
+
+    /// A completion, whole.
+    pub async fn complete(&self, tenant: &str, tokens: u32) -> String {
+        self.answer(tenant, PROMPT, tokens).await
+    }
+
+    /// A completion of `prompt`, whole.
+    pub async fn answer(&self, tenant: &str, prompt: &str, tokens: u32) -> String {
+        let body = self.asked(tenant, COMPLETIONS, &completion(tenant, prompt, tokens, false)).await;
+        one(&body)["text"].as_str().unwrap().to_owned()
+    }
+
+    /// The same as a stream.
+    pub async fn stream(&self, tenant: &str, tokens: u32) -> String {
+        text_of(&self.asked(tenant, COMPLETIONS, &completion(tenant, PROMPT, tokens, true)).await)
+    }
+
+    /// What an assistant answers to [`PROMPT`], whole.
+    pub async fn chat(&self, tenant: &str, tokens: u32) -> String {
+        let body = self.asked(tenant, CHATS, &chat(tenant, tokens, false)).await;
+        one(&body)["message"]["content"].as_str().unwrap().to_owned()
+    }
+
+    /// The same as a stream.
+    pub async fn chat_stream(&self, tenant: &str, tokens: u32) -> String {
+        text_of(&self.asked(tenant, CHATS, &chat(tenant, tokens, true)).await)
+    }
+
+    /// The body of an answer.
+    ///
+    /// # Panics
+    /// If it is a refusal.
+    async fn asked(&self, tenant: &str, path: &str, body: &Value) -> String {
+        let answer = self.post(tenant, path, body).send().await.unwrap();
+        let (status, body) = (answer.status(), answer.text().await.unwrap());
+        assert_eq!(status, 200, "{body}");
+        body
+    }
+}
+
+/// Where prompts are completed.
+pub const COMPLETIONS: &str = "/v1/completions";
+const CHATS: &str = "/v1/chat/completions";
+
+/// The only choice of an answer.
+fn one(body: &str) -> Value {
+    serde_json::from_str::<Value>(body).unwrap()["choices"][0].take()
+}
+
+fn chat(tenant: &str, tokens: u32, stream: bool) -> Value {
+    let messages = json!([{"role": "user", "content": PROMPT}]);
+    json!({"model": tenant, "messages": messages, "max_tokens": tokens, "temperature": 0, "stream": stream})
+}
+
+/// The body of a completion request.
+pub fn completion(tenant: &str, prompt: &str, tokens: u32, stream: bool) -> Value {
+    json!({"model": tenant, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": stream})
+}
+
+/// The text of a whole stream, of a completion or a chat.
+///
+/// # Panics
+/// If it was cut.
+pub fn text_of(body: &str) -> String {
+    assert!(body.trim_end().ends_with("data: [DONE]"), "a stream that was cut: {body}");
+    let events = body.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
+    let events = events.map(|event| serde_json::from_str::<Value>(event).unwrap());
+    let part = |event: Value| {
+        let choice = &event["choices"][0];
+        let part = choice["text"].as_str().or_else(|| choice["delta"]["content"].as_str());
+        part.map(str::to_owned)
+    };
+    events.filter_map(part).collect()
+}

@@ -1,0 +1,141 @@
+//! The live page's script, run: what it makes of an overview that the wire's own types wrote.
+
+use rquickjs::{Context, Runtime};
+use sluice_wire::overview::{GpuOverview, Overview};
+use sluice_wire::state::{
+    Move, Neighbourhood, OwnerBytes, Percentiles, Phase, Residency, State, TenantReport,
+};
+
+const DOM: &str = include_str!("page/dom.js");
+const INDEX: &str = include_str!("../src/page/index.html");
+const SCRIPT: &str = include_str!("../src/page/page.js");
+
+const NOW: u64 = 1_790_000_000_000;
+const MIB: u64 = 1 << 20;
+
+/// The page as a browser has it after its first look.
+struct Page {
+    context: Context,
+    _runtime: Runtime,
+}
+
+impl Page {
+    /// Of a leader that answers with `overview`, or refuses in these words.
+    fn of(overview: &Overview, refused: &str) -> Page {
+        let runtime = Runtime::new().unwrap();
+        let context = Context::full(&runtime).unwrap();
+        let ids: Vec<&str> =
+            INDEX.split(" id=\"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
+        context.with(|js| {
+            let globals = js.globals();
+            globals.set("IDS", ids).unwrap();
+            globals.set("OVERVIEW", serde_json::to_string(overview).unwrap()).unwrap();
+            globals.set("REFUSED", refused).unwrap();
+        });
+        let page = Page { context, _runtime: runtime };
+        page.run::<()>(DOM);
+        page.run::<()>(SCRIPT);
+        while page._runtime.execute_pending_job().unwrap() {}
+        page
+    }
+
+    /// What an expression is.
+    fn run<T: for<'js> rquickjs::FromJs<'js>>(&self, source: &str) -> T {
+        use rquickjs::CatchResultExt as _;
+        self.context.with(|js| js.eval(source).catch(&js).unwrap_or_else(|thrown| panic!("{thrown}")))
+    }
+
+    fn text(&self, id: &str) -> String {
+        self.run(&format!("document.getElementById('{id}').textContent"))
+    }
+
+    fn titles(&self) -> Vec<String> {
+        self.run("document.getElementById('gpus').titles")
+    }
+}
+
+fn state() -> State {
+    let mut state = State { phase: Phase::Idle, policy: "Unified".into(), ..State::default() };
+    state.tenant.name = "<b>chat".into();
+    state.idle_since_unix_ms = Some(NOW - 30_000);
+    state.layers =
+        vec![Residency::Resident, Residency::Moving { slot: 0 }, Residency::Loading, Residency::Resident];
+    state.activity.absent_layers = 1;
+    (state.remap.alpha, state.remap.cap_layers) = (1, 2);
+    (state.queue.running, state.queue.waiting) = (3, 4);
+    state.memory.capacity_bytes = 10 * MIB;
+    state.memory.owners =
+        OwnerBytes { weights_layers_bytes: 6 * MIB, kv_bytes: 4 * MIB, ..OwnerBytes::default() };
+    state.figures.delivered_tbt = Percentiles { samples: 9, p50_ns: 12_300_000, p99_ns: 45_600_000 };
+    state.slo.tbt_attained_permille = Some(987);
+    state.neighbourhood =
+        Some(Neighbourhood { borrowed_bytes: 3 * MIB, lent_bytes: 2048, ..Neighbourhood::default() });
+    let moved = |at_unix_ms, detail: &str| {
+        let (reason, detail) = ("neighbour_lends".to_owned(), detail.to_owned());
+        Move { at_unix_ms, reason, detail, bytes: 512, ..Move::default() }
+    };
+    state.moves = vec![moved(NOW - 300_000, "older"), moved(NOW - 5_000, "newer")];
+    state
+}
+
+fn overview() -> Overview {
+    let lost = TenantReport::Unreachable {
+        namespace: "team".into(),
+        name: "code".into(),
+        reason: "no answer in 2 s".into(),
+    };
+    let gpu = GpuOverview {
+        namespace: "team".into(),
+        pool: "trial".into(),
+        name: "trial-shared-0".into(),
+        node: Some("node-7".into()),
+        read_unix_ms: Some(NOW - 2_000),
+        problem: Some("one is silent".into()),
+        tenants: vec![TenantReport::State(Box::new(state())), lost],
+    };
+    Overview { at_unix_ms: NOW, operator: "1.2.3".into(), gpus: vec![gpu], ..Overview::default() }
+}
+
+#[test]
+fn a_gpu_is_drawn_with_every_figure_and_names_stay_text() {
+    let page = Page::of(&overview(), "");
+    let text = page.text("gpus").replace('\u{a0}', " ");
+    let head =
+        "trial-shared-0| |pool trial, namespace team, node node-7, read 2 s ago|one is silent|tenant|phase|";
+    assert!(text.starts_with(head), "{text}");
+    let row = "<b>chat|Unified|Idle|idle for 30 s|10.0 MiB|3.0 MiB / 2.0 KiB|1 / 2|3 + 4|12.3 / 45.6|98.7 %|code|no answer: no answer in 2 s|";
+    assert!(text.contains(row), "{text}");
+    let moves =
+        "5 s ago  <b>chat: neighbour lends, newer (512 B)|5 min ago  <b>chat: neighbour lends, older (512 B)";
+    assert!(text.ends_with(moves), "{text}");
+    let titles: Vec<String> = page.titles().into_iter().map(|title| title.replace('\u{a0}', " ")).collect();
+    let expected = [
+        "weights 6291456 0 0 resident layers: 6.0 MiB",
+        "kv 4194304 0 0 KV: 4.0 MiB",
+        "weights  layer 0: resident",
+        "slots  layer 1: moving",
+        "activations  layer 2: loading",
+        "absent  layer 3: lent away",
+    ];
+    assert_eq!(titles, expected);
+    assert!(page.text("legend").contains("promised to a neighbour"));
+}
+
+#[test]
+fn the_filter_takes_names_of_pools_nodes_and_tenants() {
+    let page = Page::of(&overview(), "");
+    for (filter, shown) in [("node-7", 1), ("code", 1), ("tria", 1), ("somebody else", 0), ("", 1)] {
+        page.run::<()>(&format!("filterFor('{filter}')"));
+        assert_eq!(page.text("gpus").contains("trial-shared-0"), shown == 1, "{filter}");
+        let of = if shown == 1 { "1 GPU with tenants, " } else { "0 of 1 GPU, " };
+        assert!(page.text("now").starts_with(of), "{filter}: {}", page.text("now"));
+        assert!(page.text("now").ends_with(", operator 1.2.3"));
+    }
+}
+
+#[test]
+fn a_leader_that_does_not_answer_is_told() {
+    let page = Page::of(&overview(), "not the leader");
+    assert_eq!(page.text("now"), "The leader does not answer: not the leader");
+    assert_eq!(page.text("gpus"), "");
+}
