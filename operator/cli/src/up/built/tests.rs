@@ -104,6 +104,7 @@ const SERVED: &[&str] = &[
     "spec.poolRef",
     "spec.gpuGroup",
     "spec.model",
+    "spec.cache",
     "spec.slo.ttftMilliseconds",
     "spec.slo.tbtMilliseconds",
     "spec.slo.allowedMissPermille",
