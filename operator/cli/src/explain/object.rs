@@ -86,35 +86,38 @@ fn advice(conditions: &[Condition]) -> Option<&'static str> {
 const fn help(reason: Reason) -> Option<&'static str> {
     Some(match reason {
         Reason::AsExpected
-        | Reason::NotObserved
         | Reason::TenantsRemain
         | Reason::MpsFault
         | Reason::DirectiveNotTaken => {
             return None;
         }
+        Reason::NotObserved => "look at the operator: it has not seen this yet",
         Reason::NoRoom => {
-            "add GPUs to the pool, lower model.maxModelLen or memory.guaranteedKv or raise memory.maxRemappedPercent of \
+            "add GPUs to the pool, lower memory.guaranteedKv or raise memory.maxRemappedPercent of \
              tenants there, or give this one a higher priority before others are placed"
         }
         Reason::ModelLargerThanGpu => {
-            "lower model.maxModelLen or memory.guaranteedKv, raise memory.maxRemappedPercent, or use a larger GPU"
+            "lower memory.guaranteedKv, raise memory.maxRemappedPercent, use a larger GPU, or make the tenant anew with a lower \
+             model.maxModelLen"
         }
-        Reason::DeviceUnsupported => "use a pool of host.sluice.dev, or an engine of kind Vllm",
+        Reason::DeviceUnsupported => "make the tenant anew, in a pool of host.sluice.dev or with an engine of kind Vllm",
         Reason::ChunkTooSmall => "raise device.host.chunkBytes of the pool",
-        Reason::ContextDoesNotFit => "lower model.maxModelLen, or raise memory.kvLimit",
+        Reason::ContextDoesNotFit => "raise memory.kvLimit, or make the tenant anew with a lower model.maxModelLen",
         Reason::PoolNotFound => "apply the pool in the same namespace; poolRef cannot be changed",
         Reason::PoolTerminating => {
             "apply a pool of that name again once it is gone; poolRef cannot be changed"
         }
         Reason::GroupNotFound => "name a group of the pool in spec.gpuGroup",
-        Reason::LocalOnly => "take another source than File, and a Secret for the keys",
+        Reason::LocalOnly => "make the tenant anew with another source than File, and take a Secret for the keys",
         Reason::EngineImageMissing => "name an image of vLLM in spec.engine.image",
-        Reason::ImageVolumesUnsupported => "use a PersistentVolumeClaim, HuggingFace or S3 source",
+        Reason::ImageVolumesUnsupported => "make the tenant anew with a PersistentVolumeClaim, HuggingFace or S3 source",
         Reason::ModelUnreadable => {
-            "look at repository, revision, bucket or path of the source, and at its credential"
+            "look at the source's credential; for another repository, revision, bucket or path make the tenant anew, for model \
+             cannot be changed"
         }
         Reason::ModelUnsupported => {
-            "serve a Llama or OPT model, or use an engine of kind Vllm with spec.engine.resources.limits.memory"
+            "make the tenant anew, with a Llama or OPT model or an engine of kind Vllm and \
+             spec.engine.resources.limits.memory"
         }
         Reason::ModelNotInspected => "wait; if this lasts, look at the Job that reads the model's headers",
         Reason::InspectionFailed => {
