@@ -85,10 +85,7 @@ fn advice(conditions: &[Condition]) -> Option<&'static str> {
 /// Exhaustive, so that a new reason is not forgotten.
 const fn help(reason: Reason) -> Option<&'static str> {
     Some(match reason {
-        Reason::AsExpected
-        | Reason::TenantsRemain
-        | Reason::MpsFault
-        | Reason::DirectiveNotTaken => {
+        Reason::AsExpected | Reason::TenantsRemain | Reason::MpsFault | Reason::DirectiveNotTaken => {
             return None;
         }
         Reason::NotObserved => "look at the operator: it has not seen this yet",
@@ -100,17 +97,25 @@ const fn help(reason: Reason) -> Option<&'static str> {
             "lower memory.guaranteedKv, raise memory.maxRemappedPercent, use a larger GPU, or make the tenant anew with a lower \
              model.maxModelLen"
         }
-        Reason::DeviceUnsupported => "make the tenant anew, in a pool of host.sluice.dev or with an engine of kind Vllm",
+        Reason::DeviceUnsupported => {
+            "make the tenant anew, in a pool of host.sluice.dev or with an engine of kind Vllm"
+        }
         Reason::ChunkTooSmall => "raise device.host.chunkBytes of the pool",
-        Reason::ContextDoesNotFit => "raise memory.kvLimit, or make the tenant anew with a lower model.maxModelLen",
+        Reason::ContextDoesNotFit => {
+            "raise memory.kvLimit, or make the tenant anew with a lower model.maxModelLen"
+        }
         Reason::PoolNotFound => "apply the pool in the same namespace; poolRef cannot be changed",
         Reason::PoolTerminating => {
             "apply a pool of that name again once it is gone; poolRef cannot be changed"
         }
         Reason::GroupNotFound => "name a group of the pool in spec.gpuGroup",
-        Reason::LocalOnly => "make the tenant anew with another source than File, and take a Secret for the keys",
+        Reason::LocalOnly => {
+            "make the tenant anew with another source than File, and take a Secret for the keys"
+        }
         Reason::EngineImageMissing => "name an image of vLLM in spec.engine.image",
-        Reason::ImageVolumesUnsupported => "make the tenant anew with a PersistentVolumeClaim, HuggingFace or S3 source",
+        Reason::ImageVolumesUnsupported => {
+            "make the tenant anew with a PersistentVolumeClaim, HuggingFace or S3 source"
+        }
         Reason::ModelUnreadable => {
             "look at the source's credential; for another repository, revision, bucket or path make the tenant anew, for model \
              cannot be changed"
