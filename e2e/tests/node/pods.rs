@@ -132,7 +132,9 @@ fn a_pod_of_ours_finds_a_service_by_its_name() {
         let fetch = ["fetch", "hugging-face", "--repo", "a/b", "--endpoint", &endpoint, "--to", "/tmp/model"];
         let api = pods(node, &namespace).await;
         create(&api, pod(&image, &fetch)).await;
-        let asked = tokio::task::spawn_blocking(move || first_request(&listener));
+        // A thread that nobody waits for: none may ever ask.
+        let (tell, asked) = tokio::sync::oneshot::channel();
+        std::thread::spawn(move || tell.send(first_request(&listener)));
         let asked = tokio::time::timeout(PATIENCE, asked).await.expect("a request in time").unwrap();
         assert!(asked.contains("a/b") && asked.to_lowercase().contains(&format!("host: {host}")), "{asked}");
     });

@@ -166,15 +166,15 @@ pub async fn fetch(source: &Source, to: &Path, patience: Patience) -> Result<(),
     if is_there(source, to)? {
         return Ok(());
     }
-    std::fs::create_dir_all(to).map_err(FetchError::file(to))?;
-    let _alone = Lock::take(to).await?;
-    if is_there(source, to)? {
-        return Ok(());
-    }
     let (client, asked) = (client()?, source);
     let source = &again(patience, async || source.resolved(&client).await).await?;
     let items = again(patience, async || source.list(&client).await).await?;
     complete(source, &items)?;
+    std::fs::create_dir_all(to).map_err(FetchError::file(to))?;
+    let _alone = Lock::take(to).await?;
+    if is_there(asked, to)? {
+        return Ok(());
+    }
     let progress = Progress::new(items.iter().map(|item| item.bytes).sum());
     let files = stream::iter(&items).map(|item| {
         let job = Job { client: &client, source, item, path: to.join(&item.name), progress: &progress };
