@@ -57,6 +57,7 @@ pub struct GpuPoolSpec {
     pub device_class_name: String,
     /// Which devices of the class, and what a host-backed GPU is made of. Default: any device of the class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = rules::HOST_CONTEXTS.rule())]
     pub device: Option<Device>,
     /// Groups of GPUs; a tenant may name one. Required, 1 to 16 groups.
     #[schemars(
@@ -119,6 +120,10 @@ pub struct Device {
         validation = rules::HOST_LINK.rule()
     )]
     pub host: Option<HostDevice>,
+    /// Device memory that the CUDA contexts of one tenant's two processes take, bytes as a quantity, as `sluice gpu-probe`
+    /// measures it on such a GPU (question `handles`, contexts). Refused with `host`, where there are none. Default 1Gi.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_reserve: Option<Quantity>,
 }
 
 /// A GPU made of host memory.

@@ -60,6 +60,11 @@ pub const HOST_LINK: CelRule = CelRule {
     cel: "!has(self.linkBytesPerSecond) || quantity(string(self.linkBytesPerSecond)).isGreaterThan(quantity('0'))",
     message: "linkBytesPerSecond must be larger than 0; leave it out for a link as fast as memory",
 };
+/// On `device`: contexts are of CUDA.
+pub const HOST_CONTEXTS: CelRule = CelRule {
+    cel: "!(has(self.host) && has(self.contextReserve))",
+    message: "contextReserve is for CUDA devices; a host-backed GPU has no contexts: leave it out",
+};
 /// On `sharing.temporal`.
 pub const QUANTUM_ORDER: CelRule = CelRule {
     cel: "self.minQuantumMilliseconds <= self.maxQuantumMilliseconds",

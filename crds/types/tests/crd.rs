@@ -263,6 +263,7 @@ fn every_declared_rule_is_in_a_crd() {
         &rules::HOST_CHUNK,
         &rules::HOST_MEMORY,
         &rules::HOST_LINK,
+        &rules::HOST_CONTEXTS,
         &rules::QUANTUM_ORDER,
         &rules::KV_WITHIN_LIMIT,
         &rules::HIBERNATE_AFTER_IDLE,

@@ -125,6 +125,10 @@ fn host_memory_is_described_exactly_for_host_backed_gpus() {
     let bare = POOL.replace("  device:\n    host:\n      memory: 96Mi\n", "");
     expect_one(&bare, "spec.device", rules::HOST_DEVICE.message);
     assert_eq!(violations(&bare.replace("host.sluice.dev", "gpu.nvidia.com")), []);
+    let reserve = "device:\n    contextReserve: 700Mi\n";
+    expect_one(&POOL.replace("device:\n", reserve), "spec.device", rules::HOST_CONTEXTS.message);
+    let real = POOL.replace("device:\n    host:\n      memory: 96Mi\n", reserve);
+    assert_eq!(violations(&real.replace("host.sluice.dev", "gpu.nvidia.com")), []);
 }
 
 #[test]

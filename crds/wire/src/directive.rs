@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::check::name;
-pub use self::check::{MAX_NAME_LENGTH, MAX_NEIGHBOURS};
+pub use self::check::{MAX_NAME_LENGTH, MAX_NEIGHBOURS, MAX_UUID_LENGTH};
 use crate::message::{self, ReadError};
 
 /// Major of the message.
@@ -34,6 +34,9 @@ pub struct Directive {
     pub policy: String,
     /// About the tenant that this is for.
     pub tenant: TenantRule,
+    /// UUID of the GPU, as its driver publishes it, for metrics; `None` = not known.
+    #[serde(default)]
+    pub gpu_uuid: Option<String>,
     /// How the GPU is shared.
     pub sharing: Sharing,
     /// Whom to ask for memory first, among equals in activity and priority.

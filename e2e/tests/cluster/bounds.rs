@@ -32,7 +32,9 @@ fn pools() -> Vec<Value> {
     let spatial = json!({"mode": "Spatial", "spatial": {"defaultActiveThreadPercent": 50}});
     let isolated = json!({"mode": "Isolated", "isolated": {"profile": "3g.71gb"}});
     let [spatial, isolated] = [spatial, isolated].map(|sharing| with(&full, "/spec/gpus/0/sharing", sharing));
-    vec![full, spatial, isolated]
+    let real = with(&full, "/spec/device", json!({"contextReserve": "700Mi"}));
+    let real = with(&real, "/spec/deviceClassName", json!("gpu.nvidia.com"));
+    vec![full, spatial, isolated, real]
 }
 
 /// Tenants that together have every field of the schema.

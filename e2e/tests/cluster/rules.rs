@@ -86,6 +86,13 @@ fn pool_cases() -> Vec<Case> {
             json!(0),
         ),
         case(
+            "GpuPool.spec.device",
+            "contextReserve is for CUDA devices; a host-backed GPU has no contexts: leave it out",
+            pool(),
+            "/spec/device/contextReserve",
+            json!("700Mi"),
+        ),
+        case(
             "GpuPool.spec.gpus[].sharing",
             "only the member named like mode may be set, and Isolated needs its member isolated",
             sharing,

@@ -1,7 +1,11 @@
 //! Rows of the design's failure table on a real node: pods, processes and components are taken away from tenants that serve,
 //! and no token changes.
 
+mod hostile;
+
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use reqwest::Method;
@@ -10,6 +14,7 @@ use serde_json::{Value, json};
 use sluice_e2e::cluster::{on_node_alone, skipped, within};
 
 use crate::installed::admin::{Admin, Credential};
+use crate::installed::pod::{name, ready_since};
 use crate::installed::processes::{Container, container, kill};
 use crate::installed::{Hub, Load, PROMPT, Product, SYSTEM, TENANTS, model, tenant, value};
 use crate::rights::{self, Run};
@@ -55,7 +60,7 @@ impl<'a> Rows<'a> {
         let gone = async || self.product.pods(CHAT).iter().all(|pod| name(pod) != before).then_some(());
         self.product.wait("the end of the old pod", gone).await;
         assert!(finished.elapsed() < PROMPTLY, "with nothing to do, it took {:?}", finished.elapsed());
-        self.ready_again(CHAT, &|pod| name(pod) != before).await;
+        self.product.ready_again(CHAT, &|pod| name(pod) != before).await;
         let sidecar = container(&self.product.pod(CHAT), "sidecar");
         assert_eq!(sidecar.restarts, 0, "it waits for the end of the old one");
         assert_eq!(self.product.complete(CHAT, 200).await, self.golden);
@@ -108,7 +113,9 @@ impl<'a> Rows<'a> {
         let directive = admin.directive(&operator).await;
         let sidecar = container(&self.product.pod(CODE), "sidecar");
         kill(sidecar.first().expect("it runs"));
-        self.ready_again(CODE, &|pod| container(pod, "sidecar").restarts == sidecar.restarts + 1).await;
+        self.product
+            .ready_again(CODE, &|pod| container(pod, "sidecar").restarts == sidecar.restarts + 1)
+            .await;
         assert_eq!(admin.directive(&operator).await, directive, "it was stored");
         self.product.borrows(CODE, &address, &self.load).await;
 
@@ -185,6 +192,21 @@ impl<'a> Rows<'a> {
         assert_eq!(admin.directive(&operator).await, directive);
     }
 
+    /// An engine of somebody's image is the same user as its sidecar, and sees its processes; it does not see its files.
+    fn an_engine_cannot_read_its_sidecars_keys(&self) {
+        let pod = self.product.pod(CHAT);
+        let lists = |name: &str, path: &str| {
+            let process = container(&pod, name).first().expect("it runs").as_raw_nonzero();
+            let mut list = Command::new("ls");
+            // Of the images; without a capability, as there.
+            list.arg(format!("/proc/{process}/root{path}")).uid(65532).gid(65532);
+            String::from_utf8(list.output().unwrap().stdout).unwrap()
+        };
+        assert!(lists("engine", "/").contains("etc"), "one process of a user may look at another one");
+        assert_eq!(lists("sidecar", "/etc/sluice-tls"), "");
+        assert_eq!(lists("sidecar", "/"), "");
+    }
+
     /// A model whose weights are not what they say is refused before it has a pod, in words that name the file.
     async fn a_model_that_cannot_be_read_is_told_in_the_status(&self, folder: &Path) {
         let broken = tempfile::tempdir().unwrap();
@@ -192,7 +214,7 @@ impl<'a> Rows<'a> {
             std::fs::copy(entry.path(), broken.path().join(entry.file_name())).unwrap();
         }
         std::fs::write(broken.path().join(WEIGHTS), [0xff; 64]).unwrap();
-        let hub = Hub::start(&self.product.node.address_for_pods().await, "tests/story", broken.path());
+        let hub = self.product.hub(broken.path()).await;
         self.product.apply(&[tenant("broken", hub.endpoint())]);
         self.product.condition("broken", "Accepted", "False").await;
         let tenant = self.product.tenant("broken");
@@ -201,33 +223,6 @@ impl<'a> Rows<'a> {
         assert!(accepted["message"].as_str().unwrap().contains(WEIGHTS), "{accepted}");
         self.product.kubectl(&["delete", "modeltenant", "broken"]);
     }
-
-    /// Waits until a tenant has one pod, which is ready and as wanted, and its Service leads there.
-    async fn ready_again(&self, tenant: &str, wanted: &dyn Fn(&Value) -> bool) {
-        let ready = async || {
-            let pod = self.product.pod(tenant);
-            (pod.is_object() && is_ready(&pod) && wanted(&pod)).then_some(())
-        };
-        self.product.wait(&format!("{tenant} is ready again"), ready).await;
-        self.product.pods_of(tenant, 1).await;
-        self.product.reached(tenant).await;
-    }
-}
-
-fn name(pod: &Value) -> String {
-    pod["metadata"]["name"].as_str().unwrap().to_owned()
-}
-
-fn readiness(pod: &Value) -> Option<&Value> {
-    pod["status"]["conditions"].as_array()?.iter().find(|one| one["type"] == "Ready")
-}
-
-fn is_ready(pod: &Value) -> bool {
-    readiness(pod).is_some_and(|ready| ready["status"] == "True")
-}
-
-fn ready_since(pod: &Value) -> &Value {
-    &readiness(pod).expect("a pod has that condition")["lastTransitionTime"]
 }
 
 #[test]
@@ -238,12 +233,14 @@ fn what_fails_on_a_node_costs_no_token() {
         }
         let Some(product) = Product::install(node).await else { return };
         let (folder, golden) = model();
-        let hub = Hub::start(&node.address_for_pods().await, "tests/story", &folder);
+        let hub = product.hub(&folder).await;
         let rows = Rows::start(&product, &hub, golden.as_deref()).await;
         rows.a_pod_that_is_deleted_finishes_its_streams_and_another_one_serves().await;
         rows.an_engine_that_dies_ten_times_in_a_minute_restarts_no_container_and_costs_no_token().await;
         rows.a_model_that_cannot_be_read_is_told_in_the_status(&folder).await;
         rows.a_neighbour_may_look_and_the_operator_alone_may_direct().await;
+        rows.an_engine_cannot_read_its_sidecars_keys();
+        rows.hostile_clients_are_refused_and_cost_nobody_a_token().await;
         rows.without_operator_and_api_server_a_killed_sidecar_follows_its_stored_directive().await;
         rights::end_of(Run::Failures, &product);
         product.end();

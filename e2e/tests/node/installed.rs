@@ -4,6 +4,7 @@ pub mod admin;
 mod ask;
 mod hub;
 mod load;
+pub mod pod;
 pub mod processes;
 
 use std::cell::RefCell;
@@ -17,9 +18,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use sluice_e2e::cluster::{Binaries, Node, within};
 
+pub use self::ask::{COMPLETIONS, completion};
 pub use self::hub::{COMMIT, Hub, model, part, read, serve};
 pub use self::load::Load;
-use self::processes::container;
 
 /// Until three pods have been placed, have fetched and loaded their model, and serve, on two busy cores.
 const READY: Duration = Duration::from_secs(240);
@@ -35,6 +36,11 @@ pub const TENANTS: [&str; 3] = ["chat", "code", "summary"];
 /// The chart of this tree.
 pub fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/sluice")
+}
+
+/// A binary of the product.
+pub fn binary(name: &str) -> PathBuf {
+    PathBuf::from(std::env::var_os("SLUICE_BIN_DIR").expect("images are there, so binaries are")).join(name)
 }
 
 /// A node with the product on it.
@@ -269,37 +275,10 @@ impl<'a> Product<'a> {
             .await;
     }
 
-    /// The pods of a tenant's slots, those that are ending too.
-    pub fn pods(&self, tenant: &str) -> Vec<Value> {
-        let all = self.kubectl(&["get", "pods", "-l", &slots_of(tenant), "-o", "json"]);
-        let mut all: Value = serde_json::from_str(&all).unwrap();
-        serde_json::from_value(all["items"].take()).unwrap()
-    }
-
-    /// The only pod of a tenant's slots; nothing where there is none, or another one that is ending.
-    pub fn pod(&self, tenant: &str) -> Value {
-        let mut all = self.pods(tenant);
-        if all.len() == 1 { all.remove(0) } else { Value::Null }
-    }
-
-    /// Uids of all pods of [`TENANTS`], and how often their containers were restarted.
-    pub fn lives(&self) -> Vec<String> {
-        let told = |pod: Value| {
-            let restarts = ["sidecar", "engine"].map(|name| container(&pod, name).restarts);
-            format!("{} {restarts:?}", pod["metadata"]["uid"])
-        };
-        TENANTS.iter().flat_map(|name| self.pods(name)).map(told).collect()
-    }
-
     /// Changes fields of an object's spec, as `kubectl patch` does.
     pub fn change(&self, kind: &str, name: &str, spec: &Value) {
         let patch = json!({"spec": spec}).to_string();
         self.kubectl(&["patch", kind, name, "--type=merge", "-p", &patch]);
-    }
-
-    /// Address of the pod of a tenant's first slot.
-    pub fn address(&self, tenant: &str) -> String {
-        self.pod(tenant)["status"]["podIP"].as_str().unwrap().to_owned()
     }
 
     /// The metrics of the pod with this address.
@@ -345,16 +324,6 @@ impl<'a> Product<'a> {
         self.kubectl(&["delete", "namespace", &self.namespace, "--wait", "--timeout=2m"]);
         self.uninstall();
     }
-
-    /// Waits until a tenant has so many pods.
-    pub async fn pods_of(&self, tenant: &str, wanted: usize) {
-        let selector = slots_of(tenant);
-        let left = async || {
-            let names = self.kubectl(&["get", "pods", "-l", &selector, "-o", "name"]);
-            (names.lines().count() == wanted).then_some(())
-        };
-        self.wait(&format!("{wanted} pods of {tenant}"), left).await;
-    }
 }
 
 /// A pool of host-backed GPUs.
@@ -384,11 +353,6 @@ pub fn tenant(name: &str, hub: &str) -> Value {
             "engine": {"resources": little}, "sidecar": {"resources": little},
         },
     })
-}
-
-/// Selects the pods of a tenant's slots.
-pub fn slots_of(tenant: &str) -> String {
-    format!("sluice.dev/tenant={tenant},app.kubernetes.io/component=slot")
 }
 
 /// A sample of a text of metrics; 0 where it is not there.

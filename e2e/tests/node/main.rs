@@ -9,6 +9,7 @@ mod installed;
 mod left_behind;
 mod pods;
 mod product;
+mod proxied;
 mod releases;
 mod rights;
 mod shares;

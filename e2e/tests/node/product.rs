@@ -11,8 +11,9 @@ use std::process::Command;
 use serde_json::json;
 use sluice_e2e::cluster::on_node_alone;
 
+use crate::installed::pod::is_going;
 use crate::installed::processes::Stopped;
-use crate::installed::{Hub, PROMPT, Product, SYSTEM, TENANTS, model, value};
+use crate::installed::{Hub, PROMPT, Product, SYSTEM, TENANTS, binary, model, value};
 use crate::rights::{self, Run};
 
 /// Somebody without rights but to look.
@@ -70,9 +71,7 @@ impl Product<'_> {
 
     /// What the CLI says in the cluster.
     fn sluice(&self, arguments: &[&str]) -> String {
-        let folder =
-            PathBuf::from(std::env::var_os("SLUICE_BIN_DIR").expect("images are there, so binaries are"));
-        let mut command = Command::new(folder.join("kubectl-sluice"));
+        let mut command = Command::new(binary("kubectl-sluice"));
         command.args(arguments).args(["-n", &self.namespace]).env("KUBECONFIG", self.viewer());
         self.said(command.output().unwrap())
     }
@@ -94,7 +93,7 @@ impl Product<'_> {
         self.kubectl(&["scale", "modeltenant", "chat", "--replicas", "1"]);
         let going = async || {
             let mut pods = self.pods("chat").into_iter();
-            let going = pods.find(|pod| !pod["metadata"]["deletionTimestamp"].is_null())?;
+            let going = pods.find(is_going)?;
             going["status"]["podIP"].as_str().map(str::to_owned)
         };
         let address = self.wait("one pod is told to go", going).await;
@@ -130,12 +129,13 @@ fn from_helm_install_to_answers_lent_memory_scaling_and_the_end() {
         );
         let Some(product) = Product::install_with(node, &viewer).await else { return };
         let (folder, golden) = model();
-        let hub = Hub::start(&node.address_for_pods().await, "tests/story", &folder);
+        let hub = product.hub(&folder).await;
         product.serves(&hub, golden.as_deref()).await;
         product.is_well();
         let may_stop_engines = product.may_stop_engines();
         if may_stop_engines {
             product.lends().await;
+            product.takes_back().await;
         }
         product.is_explained().await;
         if may_stop_engines {

@@ -138,7 +138,7 @@ fn tenants_outlive_an_upgrade_and_the_chart_and_go_with_their_namespace() {
         let before = tempfile::tempdir().unwrap();
         older(before.path());
         product.release("install", &before.path().join("sluice"), &["--take-ownership"]);
-        let hub = Hub::start(&node.address_for_pods().await, "tests/story", &folder);
+        let hub = product.hub(&folder).await;
         let lives = Lives::start(&product, &hub).await;
         lives.an_upgrade_replaces_no_pod_and_cuts_no_stream().await;
         lives.without_the_chart_tenants_serve_and_the_next_release_adopts_them().await;

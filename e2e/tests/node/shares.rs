@@ -6,7 +6,7 @@ use serde_json::Value;
 use sluice_e2e::cluster::on_node_alone;
 
 use crate::installed::admin::{Admin, Credential};
-use crate::installed::{Hub, Product, TENANTS, model, pool, tenant};
+use crate::installed::{Product, TENANTS, model, pool, tenant};
 
 const CHAT: &str = TENANTS[0];
 const SUMMARY: &str = TENANTS[2];
@@ -58,7 +58,7 @@ fn a_tenant_comes_to_a_gpu_that_is_dealt_out_and_a_cap_changes_and_every_pod_sta
     on_node_alone(async |node| {
         let Some(product) = Product::install(node).await else { return };
         let (folder, _) = model();
-        let hub = Hub::start(&node.address_for_pods().await, "tests/story", &folder);
+        let hub = product.hub(&folder).await;
         product.apply(&[pool(1)]);
         let there = &TENANTS[..2];
         product.start(&[there[0], there[1]].map(|name| tenant(name, hub.endpoint()))).await;

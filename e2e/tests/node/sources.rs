@@ -1,7 +1,7 @@
 //! Models from where clusters keep them: a volume, a bucket that wants a key, an image, or a cache of what a hub has.
 
 mod bucket;
-mod image;
+pub mod image;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -9,6 +9,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use sluice_e2e::cluster::on_node_alone;
 
+use crate::installed::pod::{name, uid};
 use crate::installed::{COMMIT, Hub, PROMPT, Product, model, pool, tenant};
 use crate::rights::{self, Run};
 
@@ -37,10 +38,14 @@ fn volume(namespace: &str, name: &str, mode: &str, folder: &Path) -> [Value; 2] 
     ]
 }
 
-/// A folder that every user may write to.
-fn open_folder(path: &Path) {
+fn open(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+}
+
+/// A new folder with this mode, whatever the umask is.
+fn folder(path: &Path, mode: u32) {
     std::fs::create_dir(path).unwrap();
-    std::fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();
+    open(path, mode);
 }
 
 impl Product<'_> {
@@ -48,14 +53,8 @@ impl Product<'_> {
     async fn starts_again_without_a_download(&self, tenant: &str, hub: &Hub) {
         assert_eq!(hub.downloads(), 1, "the first pod downloads");
         let (said, before) = (self.complete(tenant, 32).await, self.pod(tenant));
-        self.kubectl(&["delete", "pod", before["metadata"]["name"].as_str().unwrap(), "--wait"]);
-        let another = async || {
-            let pod = self.pod(tenant);
-            (pod.is_object() && pod["metadata"]["uid"] != before["metadata"]["uid"]).then_some(())
-        };
-        self.wait(&format!("another pod of {tenant}"), another).await;
-        self.condition(tenant, "Ready", "True").await;
-        self.reached(tenant).await;
+        self.kubectl(&["delete", "pod", &name(&before), "--wait"]);
+        self.ready_again(tenant, &|pod| uid(pod) != uid(&before)).await;
         assert_eq!(self.complete(tenant, 32).await, said);
         assert_eq!(hub.downloads(), 1, "it is in the cache");
     }
@@ -63,10 +62,8 @@ impl Product<'_> {
 
 /// A copy of a model that every user may read.
 fn copy(model: &Path, to: &Path) {
-    let open = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     open(to.parent().unwrap(), 0o755);
-    std::fs::create_dir(to).unwrap();
-    open(to, 0o755);
+    folder(to, 0o755);
     for entry in std::fs::read_dir(model).unwrap().map(|entry| entry.unwrap()) {
         let file = to.join(entry.file_name());
         std::fs::copy(entry.path(), &file).unwrap();
@@ -82,14 +79,14 @@ fn a_model_comes_from_a_volume_a_bucket_or_an_image() {
             return;
         }
         let Some(product) = Product::install(node).await else { return };
-        let (folder, golden) = model();
+        let (story, golden) = model();
         let home = tempfile::tempdir().unwrap();
-        copy(&folder, &home.path().join("story"));
-        image::write(&home.path().join("image.tar"), IMAGE, &folder, "models/story");
+        copy(&story, &home.path().join("story"));
+        image::write(&home.path().join("image.tar"), IMAGE, &story, "models/story");
         node.import(&home.path().join("image.tar"));
-        open_folder(&home.path().join("cache"));
-        let here = node.address_for_pods().await;
-        let (endpoint, hub) = (bucket::start(&here, &folder), Hub::start(&here, "tests/story", &folder));
+        folder(&home.path().join("cache"), 0o777);
+        let endpoint = bucket::start(&node.address_for_pods().await, &story);
+        let hub = product.hub(&story).await;
 
         product.apply(&volume(&product.namespace, "models", "ReadOnlyMany", home.path()));
         product.apply(&volume(&product.namespace, "cache", "ReadWriteOnce", &home.path().join("cache")));

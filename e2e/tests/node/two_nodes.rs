@@ -3,6 +3,7 @@
 use serde_json::Value;
 use sluice_e2e::cluster::{Second, on_two_nodes};
 
+use crate::installed::pod::{is_going, is_ready};
 use crate::installed::{Hub, IMAGES, Load, PROMPT, Product, TENANTS, model};
 use crate::rights::{self, Run};
 
@@ -89,6 +90,7 @@ impl<'a> Movers<'a> {
             spec["nodeName"] == node
                 && spec["resourceClaims"][0]["resourceClaimName"] == claim.as_str()
                 && is_ready(pod)
+                && !is_going(pod)
         };
         let all = async || (self.pods().iter().filter(there).count() == TENANTS.len()).then_some(());
         self.product.wait(&format!("all on {node} with {claim}"), all).await;
@@ -128,16 +130,6 @@ fn claim(epoch: u32) -> String {
     format!("trial-shared-0-e{epoch}")
 }
 
-fn is_going(pod: &Value) -> bool {
-    !pod["metadata"]["deletionTimestamp"].is_null()
-}
-
-fn is_ready(pod: &Value) -> bool {
-    let conditions = pod["status"]["conditions"].as_array();
-    let ready = conditions.and_then(|all| all.iter().find(|one| one["type"] == "Ready"));
-    ready.is_some_and(|one| one["status"] == "True") && !is_going(pod)
-}
-
 #[test]
 fn tenants_of_a_gpu_share_a_node_and_leave_a_lost_or_drained_one_together() {
     on_two_nodes(async |node, second| {
@@ -149,7 +141,7 @@ fn tenants_of_a_gpu_share_a_node_and_leave_a_lost_or_drained_one_together() {
         assert!(cordoned.success());
         let Some(product) = Product::install_with(node, ",operator.nodeGraceSeconds=1").await else { return };
         let (folder, golden) = model();
-        let hub = Hub::start(&node.address_for_pods().await, "tests/story", &folder);
+        let hub = product.hub(&folder).await;
         let movers = Movers::start(&product, second, &hub, golden.as_deref()).await;
         movers.they_are_neighbours_on_one_node().await;
         movers.they_leave_a_node_that_is_lost().await;

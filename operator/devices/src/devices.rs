@@ -58,7 +58,7 @@ impl Kind {
     }
 }
 
-/// All devices of the node.
+/// All devices of the node, without what is known once it has them.
 pub fn devices(offer: &Offer) -> Vec<Device> {
     let gpus = (0..offer.host_gpus).map(|index| gpu(offer, index));
     let folders = (0..offer.neighbourhoods)
@@ -87,6 +87,17 @@ fn device(name: String, kind: &str, index: u32) -> Device {
     }
 }
 
+/// The same, each GPU with its UUID: as a real one's, it is nobody else's, and stays for as long as the node does.
+fn known(offer: &Offer, node_uid: &str) -> Vec<Device> {
+    let mut all = devices(offer);
+    for (index, gpu) in (0..offer.host_gpus).zip(&mut all) {
+        let uuid = format!("HOST-{node_uid}-{index}");
+        let uuid = DeviceAttribute { string: Some(uuid), ..DeviceAttribute::default() };
+        gpu.attributes.get_or_insert_default().insert("uuid".to_owned(), uuid);
+    }
+    all
+}
+
 /// Name of the node's slice.
 pub fn slice_name(node: &str) -> String {
     format!("{DRIVER}-{node}")
@@ -112,7 +123,7 @@ pub fn slice(offer: &Offer, node_uid: &str, generation: i64) -> ResourceSlice {
             driver: DRIVER.into(),
             node_name: Some(offer.node.clone()),
             pool: ResourcePool { name: offer.node.clone(), generation, resource_slice_count: 1 },
-            devices: Some(devices(offer)),
+            devices: Some(known(offer, node_uid)),
             ..ResourceSliceSpec::default()
         },
     }
@@ -154,5 +165,8 @@ mod tests {
         assert_eq!((owner.kind.as_str(), owner.uid.as_str()), ("Node", "uid-of-node"));
         assert_eq!(slice.spec.node_name.as_deref(), Some("one"));
         assert_eq!((slice.spec.pool.generation, slice.spec.pool.resource_slice_count), (3, 1));
+        let devices = slice.spec.devices.unwrap();
+        let uuid = |at: usize| devices[at].attributes.as_ref()?.get("uuid")?.string.as_deref();
+        assert_eq!([0, 1].map(uuid), [Some("HOST-uid-of-node-0"), None], "of GPUs alone");
     }
 }

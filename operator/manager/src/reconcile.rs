@@ -6,6 +6,7 @@
 //!    Sidecars are told who their neighbours are, and their certificates are kept.
 //! 5. **status**: tells what became of it.
 
+mod announce;
 mod apply;
 mod dereference;
 mod drawn;
@@ -19,7 +20,6 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
-use kube::runtime::events::Recorder;
 use sluice_plan::accept::Cluster;
 use sluice_plan::objects::Release;
 use sluice_plan::unit::{Given, Troubles, plan};
@@ -28,6 +28,7 @@ use sluice_wire::state::TenantReport;
 use tokio::sync::Notify;
 use tracing::Instrument as _;
 
+pub use self::announce::Announcer;
 use crate::credentials::Keeper;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
@@ -57,7 +58,7 @@ pub struct Operator {
     /// Figures.
     pub metrics: Metrics,
     /// Events.
-    pub recorder: Recorder,
+    pub announcer: Announcer,
     /// What this leader keeps in mind. Nothing of it is needed for a right decision: it only saves requests.
     pub memory: Memory,
 }

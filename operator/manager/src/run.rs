@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::Timestamp;
-use kube::runtime::events::{Recorder, Reporter};
+use kube::runtime::events::Reporter;
 use kube::{Api, Client};
 use sluice_plan::accept::Cluster;
 use sluice_plan::objects::{MANAGER, Release};
@@ -24,7 +24,7 @@ use crate::credentials::Keeper;
 use crate::lease::Holder;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
-use crate::reconcile::{Memory, Operator};
+use crate::reconcile::{Announcer, Memory, Operator};
 use crate::server::{Leads, Served, read_router, router};
 use crate::sidecars::call::Way;
 use crate::sidecars::{News, Sidecars};
@@ -130,7 +130,7 @@ impl Start {
         let args = &self.args;
         let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(args.identity()) };
         Operator {
-            recorder: Recorder::new(self.client.clone(), reporter),
+            announcer: Announcer::new(self.client.clone(), reporter),
             client: self.client.clone(),
             world: self.feed.world.clone(),
             queue: self.feed.queue.clone(),

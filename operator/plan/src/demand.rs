@@ -28,7 +28,7 @@ const CUDA_ENGINE_BYTES: u64 = 4 << 30;
 pub struct Terms {
     /// Unit in which device memory is handed out, bytes; at least 1.
     pub chunk_bytes: u64,
-    /// Device memory of the contexts of its two processes, bytes, as the GPU probe measured it; 0 on host-backed GPUs.
+    /// Device memory of the contexts of its two processes, bytes, as the GPU probe measures it; 0 on host-backed GPUs.
     pub context_bytes: u64,
     /// Memory of a host-backed GPU, bytes; `None` = it is a CUDA device.
     pub host_gpu_bytes: Option<u64>,
@@ -41,6 +41,8 @@ pub struct Terms {
 pub struct Demand {
     /// Device memory that it can never lend while it is awake, bytes.
     pub floor_bytes: u64,
+    /// The part of it that is its contexts', bytes: no chunk of the GPU is made of that.
+    pub context_bytes: u64,
     /// Host memory that counts against the pool's `hostMemoryPerGPU`, bytes.
     pub host_bytes: u64,
     /// Host memory that its pod asks its node for.
@@ -56,6 +58,13 @@ pub struct PodMemory {
     pub engine_bytes: u64,
     /// The download's, which ends before the others begin; 0 = there is none.
     pub fetch_bytes: u64,
+}
+
+impl Demand {
+    /// The part of the floor that is held in chunks, as its sidecar counts it, bytes.
+    pub const fn chunks_bytes(&self) -> u64 {
+        self.floor_bytes.saturating_sub(self.context_bytes)
+    }
 }
 
 impl PodMemory {
@@ -74,7 +83,8 @@ pub fn demand(spec: &ModelTenantSpec, model: &Geometry, terms: &Terms) -> Demand
         // Its weights sleep in its own memory.
         EngineKind::Vllm => sidecar_bytes.saturating_add(pod.engine_bytes),
     };
-    Demand { floor_bytes: floor_bytes(spec, model, terms), host_bytes, pod }
+    let floor_bytes = floor_bytes(spec, model, terms);
+    Demand { floor_bytes, context_bytes: terms.context_bytes, host_bytes, pod }
 }
 
 /// What the containers of a slot are given, whose sidecar takes `sidecar_bytes` beside the GPU: what the tenant writes, else what

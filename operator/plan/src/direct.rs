@@ -63,6 +63,8 @@ pub struct Shared<'a> {
     pub sharing: Sharing,
     /// Uid of its claim, once it is there.
     pub claim_uid: Option<&'a str>,
+    /// Its UUID, where its driver publishes one.
+    pub gpu_uuid: Option<&'a str>,
     /// Its slots.
     pub members: Vec<Member<'a>>,
 }
@@ -85,6 +87,7 @@ impl Shared<'_> {
             sequence: 0,
             policy: self.pool.spec.policy.as_str().to_owned(),
             tenant: self.members[member].rule(),
+            gpu_uuid: self.gpu_uuid.map(str::to_owned),
             sharing: self.sharing,
             victim,
             min_residence_ms: unsigned(remap.min_residence_milliseconds),

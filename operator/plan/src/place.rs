@@ -2,7 +2,8 @@
 //!
 //! A slot that has a GPU keeps it for as long as it fits there: nothing is ever moved to make room or for balance. Slots
 //! without one are placed in the order of priority, then of age; each takes the GPU that has the most memory left above
-//! all floors, so that there is much to lend. Nobody takes room that a slot before it could have used.
+//! all floors, so that there is much to lend. Nobody takes room that a slot before it could have used. Whoever comes finds
+//! the floors that sidecars have told, where these are larger than foreseen.
 
 mod room;
 
@@ -34,6 +35,9 @@ pub struct Slot {
     pub alone: bool,
     /// The GPU that it has.
     pub on: Option<String>,
+    /// What its sidecar there has found to be its floor, bytes; 0 = it has told nothing. It stays by what is foreseen, which is
+    /// the same wherever it would go; others come by this, where it is more.
+    pub told_floor_bytes: u64,
     /// Its pod is on that GPU's node, which took it with all that it asks for: what others ask for since turns it away no more.
     pub admitted: bool,
 }

@@ -5,13 +5,13 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use sluice_types::pool::{GpuGroup, HostDevice, Policy, Sharing, SharingMode};
+use sluice_types::pool::{GpuGroup, HostDevice, Sharing, SharingMode};
 use sluice_types::shared::{Label, Toleration};
-use sluice_types::{GpuPoolSpec, HOST_DEVICE_CLASS};
+use sluice_types::{GpuPoolSpec, HOST_DEVICE_CLASS, Quantity};
 
 use crate::demand::Terms;
 
-/// Device memory of the contexts of a slot's two processes on a CUDA device, bytes, until a probe's measurement is known.
+/// Device memory of the contexts of a slot's two processes on a CUDA device, bytes, where the pool does not say it.
 const CUDA_CONTEXT_BYTES: u64 = 1 << 30;
 /// Unit in which memory of a CUDA device changes hands, bytes.
 const CUDA_CHUNK_BYTES: u64 = 2 << 20;
@@ -84,11 +84,16 @@ impl Settings {
         self.host.as_ref().map(|host| host.memory.bytes())
     }
 
-    /// What every slot of the GPU pays.
-    pub fn terms(&self, policy: Policy) -> Terms {
-        let host_gpu_bytes = self.device_bytes();
-        let context_bytes = if host_gpu_bytes.is_some() { 0 } else { CUDA_CONTEXT_BYTES };
-        Terms { chunk_bytes: self.chunk_bytes(), context_bytes, host_gpu_bytes, policy }
+    /// What every slot of the GPU pays. What the pool says of contexts is a measurement, and holds at once.
+    pub fn terms(&self, pool: &GpuPoolSpec) -> Terms {
+        let told = pool.device.as_ref().and_then(|device| device.context_reserve.as_ref());
+        let context_bytes = if self.on_host() { 0 } else { told.map_or(CUDA_CONTEXT_BYTES, Quantity::bytes) };
+        Terms {
+            chunk_bytes: self.chunk_bytes(),
+            context_bytes,
+            host_gpu_bytes: self.device_bytes(),
+            policy: pool.policy,
+        }
     }
 }
 

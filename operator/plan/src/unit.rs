@@ -98,6 +98,8 @@ pub struct SlotPlan {
     pub on: Result<usize, Unplaced>,
     /// What it takes.
     pub demand: Demand,
+    /// What it can never lend while it is awake, bytes: as its sidecar there has told, where that is more than was foreseen.
+    pub floor_bytes: u64,
     /// What it may hold without asking anybody, bytes.
     pub share_bytes: u64,
     /// Whether that was dealt out: the sizes of its GPU and of its model are known.
@@ -210,7 +212,7 @@ fn planned(slot: &Slot, placement: &mut Placement, gpus: &[Gpu], at: &impl Fn(St
         placement.remove(&(slot.tenant.clone(), slot.index)).expect("every slot is placed or not").map(at);
     let there = on.as_ref().ok().and_then(|gpu| slot.demand_on(&gpus[*gpu]));
     let demand = there.or(slot.demand).unwrap_or_default();
-    SlotPlan { index: slot.index, on, demand, share_bytes: 0, dealt: false }
+    SlotPlan { index: slot.index, on, demand, floor_bytes: demand.floor_bytes, share_bytes: 0, dealt: false }
 }
 
 fn admitted<'a>(given: &Given<'a>, tenant: &'a ModelTenant) -> TenantPlan<'a> {
@@ -276,9 +278,8 @@ struct PoolTerms<'a> {
 impl<'a> PoolTerms<'a> {
     fn new(pool: &GpuPool, gpus: &'a [Gpu]) -> Self {
         // Terms are the same in all groups.
-        let policy = pool.spec.policy;
-        let written = Settings::of(&pool.spec, &pool.spec.gpus[0]).terms(policy);
-        let others = gpus.iter().map(|gpu| (gpu.name.as_str(), gpu.settings.terms(policy)));
+        let written = Settings::of(&pool.spec, &pool.spec.gpus[0]).terms(&pool.spec);
+        let others = gpus.iter().map(|gpu| (gpu.name.as_str(), gpu.settings.terms(&pool.spec)));
         PoolTerms { written, elsewhere: others.filter(|(_, terms)| *terms != written).collect() }
     }
 }
@@ -314,6 +315,7 @@ fn wanted(terms: &PoolTerms<'_>, planned: &TenantPlan<'_>, index: &Index<'_>, se
         elsewhere: elsewhere.clone(),
         alone: spec.engine.kind != EngineKind::Native,
         on: gpu_of(at).map(str::to_owned),
+        told_floor_bytes: gpu_of(at).map_or(0, |gpu| told_floor(tenant, gpu, seen)),
         admitted: admitted(at).unwrap_or(false),
     };
     let seats_now: Vec<Seat> = seated.iter().map(seat).collect();
@@ -330,6 +332,11 @@ fn reported<'s>(tenant: &str, gpu: &str, seen: &'s Seen) -> Option<&'s Report> {
     seen.reports.get(&(tenant.to_owned(), gpu.to_owned()))
 }
 
+/// What a tenant's sidecar on that GPU has found to be its floor, bytes; 0 = it has told nothing.
+fn told_floor(tenant: &str, gpu: &str, seen: &Seen) -> u64 {
+    seen.floors.get(&(tenant.to_owned(), gpu.to_owned())).copied().unwrap_or(0)
+}
+
 fn created(tenant: &ModelTenant) -> i64 {
     tenant.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
@@ -338,27 +345,31 @@ fn created(tenant: &ModelTenant) -> i64 {
 /// its floor counts where that is more than was foreseen: nobody else would ever leave it the rest.
 fn share_out(plan: &mut Plan<'_>, seen: &Seen) {
     let mut parts: BTreeMap<usize, Vec<Part>> = BTreeMap::new();
-    for (tenant, slot) in all(plan) {
+    // The driver's: nobody holds a chunk of it.
+    let mut contexts: BTreeMap<usize, u64> = BTreeMap::new();
+    for tenant in &mut plan.tenants {
         let weights_bytes = tenant.model.map_or(0, |model| model.weights_bytes());
-        if let Ok(gpu) = slot.on {
-            let own = (name(tenant.tenant).to_owned(), plan.gpus[gpu].gpu.name.clone());
-            let told = seen.floors.get(&own).copied().unwrap_or(0);
-            let floor_bytes = slot.demand.floor_bytes.max(told);
-            parts.entry(gpu).or_default().push(Part { weights_bytes, floor_bytes });
+        for slot in &mut tenant.slots {
+            let Ok(gpu) = slot.on else { continue };
+            let told = told_floor(name(tenant.tenant), &plan.gpus[gpu].gpu.name, seen);
+            slot.floor_bytes = slot.demand.chunks_bytes().max(told);
+            parts.entry(gpu).or_default().push(Part { weights_bytes, floor_bytes: slot.floor_bytes });
+            *contexts.entry(gpu).or_default() += slot.demand.context_bytes;
         }
     }
     let mut dealt: BTreeMap<usize, std::vec::IntoIter<u64>> = BTreeMap::new();
     for (gpu, parts) in parts {
         let on = &plan.gpus[gpu].gpu;
         if let Some(capacity) = on.capacity_bytes {
-            dealt.insert(gpu, shares(capacity, on.settings.chunk_bytes(), &parts).into_iter());
+            let chunks = capacity.saturating_sub(contexts.get(&gpu).copied().unwrap_or(0));
+            dealt.insert(gpu, shares(chunks, on.settings.chunk_bytes(), &parts).into_iter());
         }
     }
     for tenant in &mut plan.tenants {
         for slot in &mut tenant.slots {
             let own = slot.on.as_ref().ok().and_then(|gpu| dealt.get_mut(gpu)?.next());
             slot.dealt = own.is_some() && tenant.model.is_some();
-            slot.share_bytes = own.unwrap_or(slot.demand.floor_bytes);
+            slot.share_bytes = own.unwrap_or(slot.floor_bytes);
         }
     }
 }

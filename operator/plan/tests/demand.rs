@@ -88,7 +88,9 @@ fn a_policy_that_moves_no_layers_and_lends_no_activations_has_a_higher_floor() {
 fn everything_is_whole_chunks_and_contexts_are_paid() {
     let terms = Terms { chunk_bytes: 2 * MIB, context_bytes: 7, ..TERMS };
     // Of two MiB each: 3 for the globals, 2 for each of five layers, 2 for KV, 1 for activations.
-    assert_eq!(demand(&spec(), &MODEL, &terms).floor_bytes, 2 * (3 + 10 + 2 + 1) * MIB + 7);
+    let demand = demand(&spec(), &MODEL, &terms);
+    assert_eq!(demand.floor_bytes, 2 * (3 + 10 + 2 + 1) * MIB + 7);
+    assert_eq!(demand.chunks_bytes(), 2 * (3 + 10 + 2 + 1) * MIB, "contexts are no chunks");
 }
 
 #[test]

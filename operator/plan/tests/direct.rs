@@ -40,8 +40,8 @@ fn told(victim: &str, change: impl FnOnce(&mut Vec<Member<'_>>)) -> Directive {
     members[3].activity = used(Some(10), 10);
     members[4].activity = used(Some(50), 50);
     change(&mut members);
-    let shared = Shared { pool: &pool, sharing: Sharing::Spatial, claim_uid: Some("claim"), members };
-    shared.directive(0)
+    let (sharing, claim_uid, gpu_uuid) = (Sharing::Spatial, Some("claim"), Some("GPU-1"));
+    Shared { pool: &pool, sharing, claim_uid, gpu_uuid, members }.directive(0)
 }
 
 #[test]
@@ -57,6 +57,7 @@ fn a_directive_names_the_others_with_their_addresses_and_is_what_a_sidecar_reads
     assert_eq!((rule.priority, rule.max_remapped_percent, rule.share_bytes), (3, 60, Some(48 * MIB)));
     assert_eq!((rule.idle_after_seconds, rule.hibernate_after_seconds), (20, Some(90)));
     assert_eq!((directive.policy.as_str(), directive.min_residence_ms), ("Unified", 700));
+    assert_eq!(directive.gpu_uuid.as_deref(), Some("GPU-1"));
     let text = serde_json::to_vec(&directive).unwrap();
     assert_eq!(Directive::from_json(&text).unwrap(), directive);
 }

@@ -10,7 +10,7 @@ use super::world::{MIB, MODEL, first, host_pool, placed, pool, release, tenant};
 /// What `then` finds of a slot that takes what was computed for it.
 fn with<T>(pool: &GpuPool, tenant: &ModelTenant, then: impl FnOnce(&Placed<'_>) -> T) -> T {
     let gpu = first(pool);
-    let demand = demand(&tenant.spec, &MODEL, &gpu.settings.terms(pool.spec.policy));
+    let demand = demand(&tenant.spec, &MODEL, &gpu.settings.terms(&pool.spec));
     then(&Placed { demand, ..placed(pool, tenant, &gpu) })
 }
 

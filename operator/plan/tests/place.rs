@@ -44,6 +44,7 @@ pub fn slot(tenant: &str, floor_bytes: u64) -> Slot {
         elsewhere: BTreeMap::new(),
         alone: false,
         admitted: false,
+        told_floor_bytes: 0,
         on: None,
     }
 }
@@ -77,6 +78,22 @@ fn a_slot_moves_when_its_gpu_is_gone_or_too_small() {
     let placement = place(&[turns("a"), turns("b")], &slots);
     assert_eq!(of(&placement, "x"), Ok("a"));
     assert_eq!(of(&placement, "y"), Ok("b"));
+    assert_eq!(of(&placement, "z"), Ok("b"));
+}
+
+#[test]
+fn who_comes_finds_the_floors_that_were_told_and_who_is_there_stays() {
+    let told = |told_floor_bytes, floor| Slot { told_floor_bytes, ..on("a", slot("x", floor)) };
+    let gpus = [turns("a"), turns("b")];
+    let beside = |floor| Slot { priority: 1, ..slot("new", floor) };
+    let of_new = |x: Slot, new| of(&place(&gpus[..1], &[x, beside(new)]), "new").map(str::to_owned).ok();
+    assert_eq!(of_new(told(0, 30), 70), Some("a".into()));
+    assert_eq!(of_new(told(31, 30), 70), None, "it would never have the rest");
+    assert_eq!(of_new(told(31, 30), 69), Some("a".into()));
+    assert_eq!(of_new(told(20, 30), 71), None, "what was foreseen counts where it is more");
+    let slots = [told(90, 30), on("a", slot("y", 60)), slot("z", 10)];
+    let placement = place(&gpus, &slots);
+    assert_eq!(["x", "y"].map(|name| of(&placement, name)), [Ok("a"), Ok("a")], "elsewhere it is no smaller");
     assert_eq!(of(&placement, "z"), Ok("b"));
 }
 

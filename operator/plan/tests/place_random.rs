@@ -48,6 +48,7 @@ fn tenants() -> impl Strategy<Value = Vec<Slot>> {
                         .then_some(Demand { pod: pod(pod_bytes), ..takes(floor_bytes, host_bytes) }),
                     alone: odd == 0,
                     admitted: false,
+                    told_floor_bytes: 0,
                     ..slot(&format!("t{number}"), 0)
                 })
             },

@@ -13,7 +13,7 @@ use sluice_plan::unit::{Given, plan};
 use sluice_types::{GpuPool, ModelTenant};
 use sluice_wire::state::{Activity, State};
 
-use super::world::{MIB, first, host_pool, tenant};
+use super::world::{self, MIB, first, host_pool, tenant};
 
 const GRACE: i64 = 60;
 const NOW: i64 = 1_000_000;
@@ -295,8 +295,11 @@ fn a_model_that_its_gpu_turned_out_too_small_for_is_not_tried_again() {
 
 /// Shares of two tenants alike, MiB, on a GPU of 96 MiB, where their sidecars tell these floors, in whichever order.
 fn dealt_by(floors: [u64; 2]) -> [u64; 2] {
-    let pool = host_pool();
-    let mut seen = settled(&pool);
+    dealt_on(&host_pool(), floors)
+}
+
+fn dealt_on(pool: &GpuPool, floors: [u64; 2]) -> [u64; 2] {
+    let mut seen = settled(pool);
     seen.claims[0].device.as_mut().unwrap().capacity_bytes = Some(96 * MIB);
     let tenants = ["early", "late"].map(|name| {
         let mut tenant = inspected();
@@ -308,9 +311,29 @@ fn dealt_by(floors: [u64; 2]) -> [u64; 2] {
     let tells = |(name, floor): (&str, u64)| ((name.to_owned(), "p-chat-0".to_owned()), floor * MIB);
     seen.floors = ["early", "late"].into_iter().zip(floors).map(tells).collect();
     let tenants: Vec<&ModelTenant> = tenants.iter().collect();
-    let plan = plan(&given(&pool, &tenants, &seen));
+    let plan = plan(&given(pool, &tenants, &seen));
     assert!(plan.tenants.iter().all(|tenant| tenant.slots[0].dealt), "{:?}", plan.tenants);
     [0, 1].map(|tenant| plan.tenants[tenant].slots[0].share_bytes / MIB)
+}
+
+#[test]
+fn memory_of_contexts_is_dealt_to_nobody() {
+    let pool = world::pool(json!({"deviceClassName": "gpu.nvidia.com", "device": {"contextReserve": "8Mi"}}));
+    assert_eq!(dealt_on(&pool, [0, 0]), [40, 40], "eight for each, of 96");
+    assert_eq!(dealt_on(&pool, [56, 24]), [56, 24], "what sidecars tell is chunks");
+}
+
+#[test]
+fn neighbours_hear_of_floors_as_they_were_told() {
+    let pool = host_pool();
+    let mut seen = settled(&pool);
+    let tenant = inspected();
+    let floor = |seen: &Seen| plan(&given(&pool, &[&tenant], seen)).tenants[0].slots[0].floor_bytes;
+    let foreseen = floor(&seen);
+    seen.floors.insert(("t".to_owned(), "p-chat-0".to_owned()), foreseen + 1);
+    assert_eq!(floor(&seen), foreseen + 1);
+    seen.floors.insert(("t".to_owned(), "p-chat-0".to_owned()), 1);
+    assert_eq!(floor(&seen), foreseen);
 }
 
 #[test]

@@ -77,11 +77,11 @@ pub fn first(pool: &GpuPool) -> Gpu {
 }
 
 pub fn placed<'a>(pool: &'a GpuPool, tenant: &'a ModelTenant, gpu: &'a Gpu) -> Placed<'a> {
-    let terms = gpu.settings.terms(pool.spec.policy);
+    let terms = gpu.settings.terms(&pool.spec);
     let pod = match tenant.spec.engine.kind {
         EngineKind::Native => pod_memory(&tenant.spec, &MODEL, &terms, 200 * MIB),
         EngineKind::Vllm => demand(&tenant.spec, &MODEL, &terms).pod,
     };
-    let demand = Demand { floor_bytes: 25 * MIB, host_bytes: 200 * MIB, pod };
+    let demand = Demand { floor_bytes: 25 * MIB, host_bytes: 200 * MIB, pod, ..Demand::default() };
     Placed { pool, tenant, index: 1, gpu, epoch: 3, model: MODEL, demand, share_bytes: 48 * MIB }
 }

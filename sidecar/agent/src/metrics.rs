@@ -25,6 +25,9 @@ use sluice_scheduler::event::StepNotice;
 use sluice_wire::State;
 use sluice_wire::config::SloConfig;
 use sluice_wire::state::{Percentiles, SloState, Streams};
+use tokio::sync::watch;
+
+use crate::directive::{Directives, InForce};
 
 pub use self::level::Level;
 use self::recent::Recent;
@@ -56,6 +59,8 @@ pub struct Metrics {
     pub held_requests: Level,
     vllm: VllmMetrics,
     own: OwnMetrics,
+    /// Says which GPU it is.
+    directive: Option<watch::Receiver<Option<InForce>>>,
 }
 
 /// What the state message tells of recent times.
@@ -90,6 +95,12 @@ impl Metrics {
         })
     }
 
+    /// The same, with the GPU's UUID as directives tell it.
+    #[must_use]
+    pub fn told_by(self, directives: &Directives) -> Metrics {
+        Metrics { directive: Some(directives.watch()), ..self }
+    }
+
     fn registered(model_name: &str, slo: &SloConfig, register: impl Fn(&Metrics, &mut Names)) -> Self {
         let label = (Cow::from("model_name"), Cow::from(model_name.to_owned()));
         let window = Duration::from_secs(u64::from(slo.window_seconds));
@@ -102,6 +113,7 @@ impl Metrics {
             held_requests: Level::default(),
             vllm: VllmMetrics::default(),
             own: OwnMetrics::default(),
+            directive: None,
         };
         let mut names = Names(Registry::with_labels([label].into_iter()));
         register(&metrics, &mut names);
@@ -322,8 +334,20 @@ impl Metrics {
         level(&self.own.link_bandwidth, state.figures.link_bytes_per_second.unwrap_or(0));
         self.own.copied_bytes.inner().fetch_max(state.figures.copied_bytes_total, Ordering::Relaxed);
         let tenant = &state.tenant;
-        let (namespace, gpu) = (tenant.namespace.clone(), tenant.gpu.clone());
-        self.own.tenant.get_or_create(&TenantLabels { namespace, tenant: tenant.name.clone(), gpu }).set(1);
+        let (namespace, gpu, uuid) = (tenant.namespace.clone(), tenant.gpu.clone(), self.gpu_uuid());
+        let labels = TenantLabels { namespace, tenant: tenant.name.clone(), gpu, uuid };
+        if self.own.tenant.get(&labels).is_none() {
+            // Whoever joins by it wants one only.
+            self.own.tenant.clear();
+        }
+        self.own.tenant.get_or_create(&labels).set(1);
+    }
+
+    /// Empty until a directive tells it.
+    fn gpu_uuid(&self) -> String {
+        let told =
+            self.directive.as_ref().and_then(|told| told.borrow().as_ref()?.directive.gpu_uuid.clone());
+        told.unwrap_or_default()
     }
 
     /// The text that Prometheus reads (OpenMetrics 1.0).

@@ -74,7 +74,7 @@ async fn live(config: &SidecarConfig, engine: Engine) -> Result<(), Failure> {
     let (pacing, keys) = (stream_pacing(config)?, Keys(api_keys(config)?));
     let doors = Doors::open(config).await?;
     let names = model_names(config);
-    let metrics = Arc::new(Metrics::proxied(&names[0], &config.slo));
+    let metrics = Arc::new(Metrics::proxied(&names[0], &config.slo).told_by(&doors.directives));
     let lobby = Lobby::new(metrics.clone());
     let service = keep(config, &engine, &lobby, &doors, &metrics)?;
     let open = OpenRequests::new(config.limits.max_streams, metrics.clone());

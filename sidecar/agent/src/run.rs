@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Context, anyhow};
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use sluice_link::server::Listener;
 use sluice_scheduler::journal::Ending;
 use sluice_wire::config::{EngineKind, SidecarConfig};
@@ -57,6 +58,7 @@ pub fn run_with(args: &Args, faults: InjectedFaults) -> Result<(), Failure> {
     }
     let file = args.config.as_deref().ok_or_else(|| config_error(anyhow!("--config is required")))?;
     let config = read_config(file).map_err(config_error)?;
+    keep_secrets(&config).map_err(other)?;
     let folder = config.runtime_dir.clone();
     make_folder(&folder).map_err(other)?;
     run_in(&folder, config, faults).inspect_err(|failure| failure.leave_word(&folder))
@@ -124,6 +126,15 @@ fn read_config(path: &Path) -> anyhow::Result<SidecarConfig> {
     serde_json::from_slice(&bytes).with_context(|| path.display().to_string())
 }
 
+/// Who has keys shares a user, and in a pod the list of processes, with an engine that may be anybody's image: without this its
+/// files and its memory would be open to it through `/proc`.
+fn keep_secrets(config: &SidecarConfig) -> anyhow::Result<()> {
+    if config.listen.admin_tls.is_none() && config.api_keys_file.is_none() {
+        return Ok(());
+    }
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).context("prctl(PR_SET_DUMPABLE)")
+}
+
 fn make_folder(folder: &Path) -> anyhow::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
@@ -143,7 +154,7 @@ async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>)
     let (inbox, messages) = Inbox::new();
     let (status, watched) = watch::channel(Status::Loading);
     let service = Service::new(inbox.clone(), watched);
-    let metrics = Arc::new(Metrics::new(&model_names(config)[0], &config.slo));
+    let metrics = Arc::new(Metrics::new(&model_names(config)[0], &config.slo).told_by(&doors.directives));
     let closed = Arc::new(AtomicBool::new(false));
     let among = config.neighbourhood.as_ref().map(|_| Among {
         directives: doors.directives.clone(),

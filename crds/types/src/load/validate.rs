@@ -115,6 +115,8 @@ fn check_device(spec: &GpuPoolSpec, broken: &mut Broken) {
     let host_class = spec.device_class_name == HOST_DEVICE_CLASS;
     require(host_class == host.is_some(), "spec.device", &rules::HOST_DEVICE, broken);
     let Some(host) = host else { return };
+    let reserve = spec.device.as_ref().and_then(|device| device.context_reserve.as_ref());
+    require(reserve.is_none(), "spec.device", &rules::HOST_CONTEXTS, broken);
     let chunk = host.chunk_bytes.bytes();
     let tradable = (16..=21).any(|shift| chunk == 1 << shift);
     require(tradable, "spec.device.host.chunkBytes", &rules::HOST_CHUNK, broken);

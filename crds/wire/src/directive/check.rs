@@ -10,6 +10,8 @@ use crate::message::Invalid;
 pub const MAX_NEIGHBOURS: usize = 64;
 /// Longest name, namespace, uid, or name of a policy, bytes.
 pub const MAX_NAME_LENGTH: usize = 63;
+/// Longest UUID of a GPU, bytes: that of a string attribute of a device.
+pub const MAX_UUID_LENGTH: usize = 64;
 
 const PERCENT: RangeInclusive<u32> = 0..=100;
 const IDLE_SECONDS: RangeInclusive<u32> = 1..=86_400;
@@ -26,11 +28,20 @@ impl Directive {
     pub fn check(&self) -> Result<(), Invalid> {
         name("policy", &self.policy)?;
         self.tenant.check()?;
+        self.check_uuid()?;
         self.sharing.check()?;
         within("min_residence_ms", self.min_residence_ms, RESIDENCE_MS)?;
         within("revoke_bound_ms", self.revoke_bound_ms, REVOKE_MS)?;
         self.check_neighbours()?;
         self.check_fallback()
+    }
+
+    fn check_uuid(&self) -> Result<(), Invalid> {
+        let length = self.gpu_uuid.as_ref().map_or(0, String::len);
+        if length <= MAX_UUID_LENGTH {
+            return Ok(());
+        }
+        Err(Invalid::new("gpu_uuid", format!("{length} bytes are more than {MAX_UUID_LENGTH}")))
     }
 
     fn check_neighbours(&self) -> Result<(), Invalid> {

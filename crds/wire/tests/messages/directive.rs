@@ -33,6 +33,7 @@ fn directive() -> Directive {
             hibernate_after_seconds: Some(600),
             idle_after_seconds: 30,
         },
+        gpu_uuid: Some("GPU-5c2f6a1e-8a53-4b6e-9d0f-2f1d9b11e2a4".into()),
         sharing: Sharing::Temporal { order: TurnOrder::RoundRobin, min_quantum_ms: 5, max_quantum_ms: 50 },
         victim: VictimRule::MostRecentlyUsed,
         min_residence_ms: 500,
@@ -150,6 +151,7 @@ fn a_value_that_cannot_be_is_refused_by_its_path() {
         ("/neighbours/1/admin", json!("localhost:8001"), "neighbours[1].admin"),
         ("/neighbours/0/share_bytes", json!(33_554_431), "neighbours[0].share_bytes"),
         ("/fallback_order/0", json!("nobody"), "fallback_order[0]"),
+        ("/gpu_uuid", json!("u".repeat(65)), "gpu_uuid"),
     ] {
         let error = Directive::from_json(&golden::with(GOLDEN, pointer, value.clone())).expect_err(pointer);
         assert!(matches!(&error, ReadError::Invalid(_)), "{pointer} = {value}: {error}");
@@ -165,6 +167,12 @@ fn a_directive_from_before_shares_were_told_says_none() {
     let older = Directive::from_json(&golden::without(GOLDEN, "/tenant/share_bytes")).expect("readable");
     let expected = TenantRule { share_bytes: None, ..directive().tenant };
     assert_eq!(older, Directive { tenant: expected, ..directive() });
+}
+
+#[test]
+fn a_directive_from_before_gpus_were_told_says_none() {
+    let older = Directive::from_json(&golden::without(GOLDEN, "/gpu_uuid")).expect("readable");
+    assert_eq!(older, Directive { gpu_uuid: None, ..directive() });
 }
 
 #[test]

@@ -15,6 +15,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde_json::{Value, json};
 
+use super::{Product, binary};
+
 /// The prompt as [`Product::complete`](super::Product::complete) asks it, so that the answers are the same.
 const PLAIN: &str = "<s>{{ messages[0]['content'] }}";
 
@@ -58,19 +60,24 @@ fn generated() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("node-model");
-        let binaries =
-            PathBuf::from(std::env::var_os("SLUICE_BIN_DIR").expect("images are there, so binaries are"));
-        let mut generator = Command::new(binaries.join("sluice-model-gen"));
+        let mut generator = Command::new(binary("sluice-model-gen"));
         let output = generator.arg("--out").arg(&folder).args(GENERATED.split_whitespace()).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         folder
     })
 }
 
+impl Product<'_> {
+    /// A hub that pods find and that has this model.
+    pub async fn hub(&self, folder: &Path) -> Hub {
+        Hub::start(&self.node.address_for_pods().await, "tests/story", folder)
+    }
+}
+
 impl Hub {
     /// Serves the files of `folder` as the repository `repo`, for those who find this machine at `address`. The chat template
     /// is one that says what its user says.
-    pub fn start(address: &str, repo: &str, folder: &Path) -> Hub {
+    fn start(address: &str, repo: &str, folder: &Path) -> Hub {
         let mut files = read(folder);
         files.insert("chat_template.jinja".to_owned(), PLAIN.into());
         let inside = Arc::new(Inside { files, whole_weights: AtomicUsize::new(0) });

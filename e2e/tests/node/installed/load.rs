@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
 use sluice_e2e::cluster::eventually;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 use super::ask::{COMPLETIONS, completion, text_of};
 use super::processes::{Stopped, container};
@@ -37,9 +37,21 @@ impl Load {
         Load { prompts, alone: ALONE.get().expect("just answered").clone() }
     }
 
+    /// How many requests it is.
+    pub fn len(&self) -> usize {
+        self.prompts.len()
+    }
+
     /// The first of them.
     pub fn part(&self, count: usize) -> Load {
         Load { prompts: self.prompts[..count].to_vec(), alone: self.alone[..count].to_vec() }
+    }
+
+    /// All at once, whatever becomes of them; the answers that came whole.
+    pub fn sent(&self, product: &Product<'_>, tenant: &str) -> JoinSet<Option<String>> {
+        let body = |prompt: &String| completion(tenant, prompt, 200, false);
+        let requests = self.prompts.iter().map(|prompt| product.post(tenant, COMPLETIONS, &body(prompt)));
+        requests.map(|request| async { request.send().await.ok()?.text().await.ok() }).collect()
     }
 
     /// All at once, to another tenant of the same model.

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::installed::admin::{Admin, Credential};
+use crate::installed::pod::{is_going, is_ready, uid};
 use crate::installed::processes::{container, kill};
 use crate::installed::{Product, TENANTS};
 
@@ -158,10 +159,7 @@ impl Changes<'_> {
         self.product.wait("the status says that it sleeps", sleeps).await;
         let asleep = admin.state(&self.operator).await;
         assert_eq!(asleep["phase"], "Hibernated");
-        let pod = self.product.pod(SUMMARY);
-        let conditions = pod["status"]["conditions"].as_array().unwrap();
-        let ready = conditions.iter().find(|one| one["type"] == "Ready").unwrap();
-        assert_eq!(ready["status"], "True", "who sleeps takes requests");
+        assert!(is_ready(&self.product.pod(SUMMARY)), "who sleeps takes requests");
         assert_eq!(self.product.complete(SUMMARY, 200).await, self.golden, "after its sleep");
         assert_eq!(self.product.lives(), lives, "sleep replaced a pod");
     }
@@ -181,12 +179,4 @@ impl Changes<'_> {
     fn gpu(&self) -> Value {
         self.product.get("gpupool", "trial")["status"]["gpus"][0].clone()
     }
-}
-
-fn uid(pod: &Value) -> &Value {
-    &pod["metadata"]["uid"]
-}
-
-fn is_going(pod: &Value) -> bool {
-    !pod["metadata"]["deletionTimestamp"].is_null()
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sluice_e2e::cluster::within;
 use sluice_types::Quantity;
 
-use crate::installed::processes::{Stopped, container};
+use crate::installed::processes::{Stopped, container, kill};
 use crate::installed::{Load, Product, TENANTS, value};
 
 const CHAT: &str = TENANTS[0];
@@ -57,6 +57,35 @@ impl Product<'_> {
         }
         let home = |now: &[Memory; 3]| at_home(now) && (0..3).all(|of| now[of].weights == before[of].weights);
         all.alike("all weights are at home again", home).await;
+    }
+}
+
+impl Product<'_> {
+    /// The sidecar of a tenant that has borrowed is killed: its requests end, its neighbours get back what it had, and it begins
+    /// anew.
+    pub async fn takes_back(&self) {
+        let all = Neighbours { product: self, addresses: TENANTS.map(|name| self.address(name)) };
+        let load = Load::new(self, CODE).await;
+        let golden = self.complete(CHAT, 64).await;
+        let at_home = |now: &[Memory; 3]| now.iter().all(|one| one.layers_away == 0);
+        let before = all.alike("all weights are at home", at_home).await;
+        let sidecar = container(&self.pod(CHAT), "sidecar");
+        let requests = load.sent(self, CHAT);
+        let lent = async || {
+            let now = all.measured().await;
+            (1..3).any(|of| now[of].has_given_weights(before[of])).then_some(())
+        };
+        within(PATIENCE, "it borrows", lent).await;
+        kill(sidecar.first().expect("it runs"));
+        let whole = requests.join_all().await.into_iter().flatten();
+        assert!(whole.count() < load.len(), "it was killed in the middle of them");
+        self.ready_again(CHAT, &|pod| container(pod, "sidecar").restarts == sidecar.restarts + 1).await;
+        let home = |now: &[Memory; 3]| at_home(now) && (0..3).all(|of| now[of].weights == before[of].weights);
+        for name in TENANTS {
+            assert_eq!(self.complete(name, 64).await, golden, "{name}");
+        }
+        all.alike("all weights are at home again", home).await;
+        self.borrows(CHAT, &all.addresses[0], &load).await;
     }
 }
 

@@ -10,7 +10,7 @@ use tar::{Builder, Header};
 pub fn write(archive: &Path, name: &str, folder: &Path, inside: &str) {
     let layer = layer(folder, inside);
     let (architecture, diff) = (if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" }, sha(&layer));
-    let config = json!({"architecture": architecture, "os": "linux", "config": {},
+    let config = json!({"architecture": architecture, "os": "linux", "config": {"Env": ["PATH=/usr/bin"]},
         "rootfs": {"type": "layers", "diff_ids": [diff]}});
     let config = config.to_string().into_bytes();
     let manifest = json!({"schemaVersion": 2, "mediaType": MANIFEST,
@@ -44,7 +44,8 @@ fn layer(folder: &Path, inside: &str) -> Vec<u8> {
 fn append<W: std::io::Write>(tar: &mut Builder<W>, name: &str, bytes: &[u8]) {
     let mut header = Header::new_ustar();
     header.set_size(bytes.len() as u64);
-    header.set_mode(0o644);
+    // Some are programs.
+    header.set_mode(0o755);
     tar.append_data(&mut header, name, bytes).unwrap();
 }
 

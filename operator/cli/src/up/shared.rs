@@ -165,6 +165,8 @@ impl SharedGpu {
             sequence: fence.sequence,
             policy: self.policy.clone(),
             tenant: self.members[member].rule.clone(),
+            // Only a driver gives a GPU one.
+            gpu_uuid: None,
             sharing: self.sharing,
             victim: self.victim,
             min_residence_ms: self.min_residence_ms,

@@ -220,7 +220,7 @@ impl Operator {
         let seen = self.world.child(child.kind, &at);
         let failed = |error| Refused::api(child.kind, &child.name, error);
         let api = self.api(child.kind, &unit.namespace);
-        if seen.is_none_or(|seen| seen.owner != owner) {
+        if seen.is_none_or(|seen| !seen.is_of(owner)) {
             self.not_anothers(&api, owner, child).await?;
         }
         self.metrics.wrote(child.kind.as_str(), "apply");
@@ -248,7 +248,7 @@ impl Operator {
         let found = api.get_metadata_opt(&child.name).await;
         let found = found.map_err(|error| Refused::api(child.kind, &child.name, error))?;
         let Some(found) = found else { return Ok(()) };
-        match ChildSeen::of(&found.metadata, None).owner == owner {
+        match ChildSeen::of(&found.metadata, None).is_of(owner) {
             true => Ok(()),
             false => Err(Refused::NameTaken { kind: child.kind.as_str(), name: child.name.clone() }),
         }

@@ -16,32 +16,35 @@ use sluice_wire::state::{Activity, TenantReport};
 
 use super::{Operator, lock};
 use crate::sidecars::call::Address;
-use crate::sidecars::{Gpu, GpuKey, Target};
+use crate::sidecars::{Gpu, GpuKey, Reading, Target};
 use crate::world::Unit;
+
+/// By tenant and GPU.
+type ByTenant<T> = BTreeMap<(String, String), T>;
 
 impl Operator {
     /// What a unit's sidecars said last, by tenant and GPU.
-    pub(super) fn reports(&self, unit: &Unit) -> BTreeMap<(String, String), Report> {
-        let mut all = BTreeMap::new();
-        lock(&self.sidecars).each_reading(&unit.namespace, &unit.pool, |gpu, reading| {
-            let told = reports(&reading.tenants);
-            all.extend(told.map(|(tenant, report)| ((tenant.to_owned(), gpu.to_owned()), report)));
-        });
-        all
+    pub(super) fn reports(&self, unit: &Unit) -> ByTenant<Report> {
+        self.told(unit, |read| reports(&read.tenants).map(|(tenant, one)| (tenant.to_owned(), one)).collect())
     }
 
     /// The floors that a unit's sidecars told last, bytes, by tenant and GPU.
-    pub(super) fn floors(&self, unit: &Unit) -> BTreeMap<(String, String), u64> {
+    pub(super) fn floors(&self, unit: &Unit) -> ByTenant<u64> {
+        self.told(unit, |read| read.floors.clone().into_iter().collect())
+    }
+
+    /// Something of what was read last of a unit's GPUs, of each tenant.
+    fn told<T>(&self, unit: &Unit, of: impl Fn(&Reading) -> Vec<(String, T)>) -> ByTenant<T> {
         let mut all = BTreeMap::new();
         lock(&self.sidecars).each_reading(&unit.namespace, &unit.pool, |gpu, reading| {
-            let told = reading.floors.iter();
-            all.extend(told.map(|(tenant, bytes)| ((tenant.clone(), gpu.to_owned()), *bytes)));
+            let of_gpu = of(reading).into_iter();
+            all.extend(of_gpu.map(|(tenant, one)| ((tenant, gpu.to_owned()), one)));
         });
         all
     }
 
     /// Which of a unit's sidecars have not taken their directive, by tenant and GPU.
-    pub(super) fn untold(&self, unit: &Unit) -> BTreeMap<(String, String), String> {
+    pub(super) fn untold(&self, unit: &Unit) -> ByTenant<String> {
         lock(&self.sidecars).untold(&unit.namespace, &unit.pool)
     }
 
@@ -64,7 +67,7 @@ impl Operator {
                 tenant: tenant.tenant,
                 share_bytes: slot.share_bytes,
                 dealt: slot.dealt,
-                floor_bytes: slot.demand.floor_bytes,
+                floor_bytes: slot.floor_bytes,
                 pod_uid: pod.uid.clone(),
                 address: pod.ip.as_ref()?.parse::<IpAddr>().ok()?,
                 activity: active.as_ref().and_then(|active| active.get(name).cloned()),
@@ -74,6 +77,7 @@ impl Operator {
             pool,
             sharing: sharing(&planned.gpu.settings.sharing),
             claim_uid: seen.map(|claim| claim.uid.as_str()),
+            gpu_uuid: seen.and_then(|claim| claim.device.as_ref()?.uuid.as_deref()),
             members: members.collect(),
         };
         let targets =

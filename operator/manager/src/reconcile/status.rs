@@ -174,9 +174,7 @@ impl Operator {
             if !changed {
                 continue;
             }
-            if let Err(error) = self.recorder.publish(&event(condition), &object.object_ref(&())).await {
-                tracing::debug!(%error, "an event was not written");
-            }
+            self.announcer.tell(object, &event(condition)).await;
         }
     }
 }

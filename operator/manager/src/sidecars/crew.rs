@@ -9,9 +9,10 @@ use sluice_wire::overview::GpuOverview;
 use sluice_wire::state::TenantReport;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
 use super::call::{Address, Way};
-use super::poll::{Came, EVERY, follow};
+use super::poll::{Came, EVERY, FIRST, follow};
 use super::push::{Fared, Fences, deliver};
 
 /// Name of a GPU in the cluster.
@@ -136,13 +137,16 @@ pub struct Sidecars {
     board: Board,
     gpus: HashMap<GpuKey, Followed>,
     told: HashMap<(Address, String), Told>,
+    /// Since when.
+    begun: Instant,
 }
 
 impl Sidecars {
     /// Nobody yet. `epoch` is that of this leader: higher than those of all before it.
     pub fn new(way: Way, epoch: u64, news: mpsc::UnboundedSender<News>) -> Sidecars {
         let (board, gpus, told) = (Board::default(), HashMap::new(), HashMap::new());
-        Sidecars { way, every: Some(EVERY), fences: Fences::new(epoch), news, board, gpus, told }
+        let begun = Instant::now();
+        Sidecars { way, every: Some(EVERY), fences: Fences::new(epoch), news, board, gpus, told, begun }
     }
 
     /// The same with another time between two readings of a GPU; `None` = none is read.
@@ -169,8 +173,17 @@ impl Sidecars {
         });
         for gpu in gpus {
             self.follow(&gpu);
-            gpu.targets.into_iter().for_each(|target| self.tell(&gpu.key, target));
+            if self.listened_to(&gpu.key) {
+                gpu.targets.into_iter().for_each(|target| self.tell(&gpu.key, target));
+            }
         }
+    }
+
+    /// Whether a GPU may be told something: a leader that has just begun deals out memory by what sidecars have found, as the
+    /// one before it did, so it asks first. The answer, or that there is none, is news, after which it is told.
+    fn listened_to(&self, gpu: &GpuKey) -> bool {
+        let asked = |reading: &Reading| reading.read_unix_ms.is_some() || reading.problem.is_some();
+        self.every.is_none() || self.begun.elapsed() > 2 * FIRST || self.of_reading(gpu, asked) == Some(true)
     }
 
     fn follow(&mut self, gpu: &Gpu) {

@@ -17,7 +17,7 @@ pub const EVERY: Duration = Duration::from_secs(30);
 /// How far a reading may be from its time either way, permille of that time.
 const JITTER_PERMILLE: u64 = 100;
 /// The first readings of all GPUs are spread over so long.
-const FIRST: Duration = Duration::from_secs(10);
+pub(super) const FIRST: Duration = Duration::from_secs(10);
 /// After a failure another sidecar of the GPU is asked so soon.
 const SOON: Duration = Duration::from_secs(2);
 /// Moves that are kept of a state: thousands of states are.
@@ -45,11 +45,16 @@ pub async fn read(way: &Way, address: &Address, tag: Option<&HeaderValue>) -> Ca
     match answer.status {
         StatusCode::NOT_MODIFIED => Came::Same,
         StatusCode::OK => match GpuState::from_json(&answer.body) {
-            Ok(read) => Came::States(kept(read.tenants), answer.headers.get(header::ETAG).cloned()),
+            Ok(read) => Came::States(kept(read.tenants), answer.headers.get(header::ETAG).and_then(copied)),
             Err(error) => Came::Nothing(format!("{address}: {error}")),
         },
         status => Came::Nothing(format!("{address}: {status}: {}", answer.words())),
     }
+}
+
+/// A value that keeps no more than itself: as it came it is a part of all that was read with it.
+fn copied(value: &HeaderValue) -> Option<HeaderValue> {
+    HeaderValue::from_bytes(value.as_bytes()).ok()
 }
 
 fn kept(mut tenants: Vec<TenantReport>) -> Vec<TenantReport> {

@@ -14,8 +14,8 @@ pub struct ChildSeen {
     pub uid: String,
     /// Its version: of two views the higher is the later.
     pub version: u64,
-    /// Uid of its owner.
-    pub owner: String,
+    /// Digest of its owner's uid, of which there are as many copies as children; 0 = it has none.
+    pub owner: u64,
     /// Digest of what was applied.
     pub digest: Option<u64>,
     /// Digest of who set which of its fields.
@@ -45,6 +45,11 @@ impl ChildSeen {
         named && placed && ours(self) == ours(other)
     }
 
+    /// Whether its owner is the one with this uid.
+    pub fn is_of(&self, owner: &str) -> bool {
+        self.owner == fnv1a(owner)
+    }
+
     /// Whether this is a later view of the same object than `other`.
     pub fn later_than(&self, other: &ChildSeen) -> bool {
         self.uid == other.uid && self.version > other.version
@@ -65,7 +70,7 @@ impl ChildSeen {
         let mut child = ChildSeen {
             uid: metadata.uid.clone().unwrap_or_default(),
             version: version(metadata),
-            owner: owner.map(|owner| owner.uid.clone()).unwrap_or_default(),
+            owner: owner.map_or(0, |owner| fnv1a(&owner.uid)),
             digest: digest(annotations),
             fields: 0,
             answered: before

@@ -32,7 +32,8 @@ pub struct Mirror<V> {
 #[derive(Debug)]
 struct Inner<V> {
     /// By namespace and name: a namespace has a pool or a few, so what is of a unit is found by going through its namespace.
-    items: HashMap<String, BTreeMap<Box<str>, Item<V>>>,
+    /// Boxed: names come in their order, and half of a tree that is filled so is room for more.
+    items: HashMap<String, BTreeMap<Box<str>, Box<Item<V>>>>,
     /// How many each unit has.
     units: HashMap<Arc<Unit>, usize>,
 }
@@ -115,7 +116,7 @@ impl<V: Clone> Mirror<V> {
                 let unit = inner.shared(unit);
                 *inner.units.entry(unit.clone()).or_default() += 1;
                 let names = inner.items.entry(at.namespace).or_default();
-                names.insert(at.name.into_boxed_str(), Item { unit, value });
+                names.insert(at.name.into_boxed_str(), Box::new(Item { unit, value }));
                 true
             }
         }
@@ -146,11 +147,11 @@ impl<V: Clone> Mirror<V> {
 
 impl<V> Inner<V> {
     fn item(&self, at: &Name) -> Option<&Item<V>> {
-        self.items.get(&at.namespace)?.get(at.name.as_str())
+        self.items.get(&at.namespace)?.get(at.name.as_str()).map(Box::as_ref)
     }
 
     fn item_mut(&mut self, at: &Name) -> Option<&mut Item<V>> {
-        self.items.get_mut(&at.namespace)?.get_mut(at.name.as_str())
+        self.items.get_mut(&at.namespace)?.get_mut(at.name.as_str()).map(Box::as_mut)
     }
 
     fn names<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = Name> + 'a {
@@ -165,7 +166,7 @@ impl<V> Inner<V> {
 
     fn remove(&mut self, at: &Name) -> Option<Arc<Unit>> {
         let names = self.items.get_mut(&at.namespace)?;
-        let Item { unit, .. } = names.remove(at.name.as_str())?;
+        let Item { unit, .. } = *names.remove(at.name.as_str())?;
         if names.is_empty() {
             self.items.remove(&at.namespace);
         }

@@ -14,7 +14,10 @@ pub struct Room<'a> {
     alone: bool,
     /// Nobody knows what one of them takes, so nobody joins it.
     uninspected: bool,
+    /// As foreseen.
     floors_bytes: u64,
+    /// What slots have told beyond that.
+    beyond_bytes: u64,
     host_bytes: u64,
     pods_bytes: u64,
 }
@@ -27,6 +30,7 @@ impl<'a> Room<'a> {
             alone: false,
             uninspected: false,
             floors_bytes: 0,
+            beyond_bytes: 0,
             host_bytes: 0,
             pods_bytes: 0,
         }
@@ -39,6 +43,11 @@ impl<'a> Room<'a> {
 
     /// Device memory above all floors, bytes.
     pub fn left_bytes(&self) -> u64 {
+        self.foreseen_bytes().saturating_sub(self.beyond_bytes)
+    }
+
+    /// Device memory above all floors as they were foreseen, bytes.
+    fn foreseen_bytes(&self) -> u64 {
         self.gpu.expected_bytes().unwrap_or(u64::MAX).saturating_sub(self.floors_bytes)
     }
 
@@ -59,12 +68,13 @@ impl<'a> Room<'a> {
         if self.tenants.len() >= self.gpu.most_slots() {
             return Some(Misfit::Full);
         }
-        if let Some(bytes) = missing(demand.floor_bytes, self.left_bytes()) {
+        let stays = slot.on.as_ref() == Some(&self.gpu.name);
+        let left = if stays { self.foreseen_bytes() } else { self.left_bytes() };
+        if let Some(bytes) = missing(demand.floor_bytes, left) {
             return Some(Misfit::Device(bytes));
         }
         let host = self.gpu.host_bytes.saturating_sub(self.host_bytes);
-        let taken = slot.admitted && slot.on.as_ref() == Some(&self.gpu.name);
-        let node = self.gpu.node_bytes.filter(|_| !taken);
+        let node = self.gpu.node_bytes.filter(|_| !(stays && slot.admitted));
         let node = node.map_or(u64::MAX, |node| node.saturating_sub(self.pods_bytes));
         let lacking = [missing(demand.host_bytes, host), missing(demand.pod.bytes(), node)];
         lacking.into_iter().flatten().min().map(Misfit::Host)
@@ -76,6 +86,10 @@ impl<'a> Room<'a> {
         self.alone |= slot.alone;
         self.uninspected |= slot.demand.is_none();
         self.floors_bytes += demand.floor_bytes;
+        if slot.on.as_ref() == Some(&self.gpu.name) {
+            let beyond = slot.told_floor_bytes.saturating_sub(demand.chunks_bytes());
+            self.beyond_bytes = self.beyond_bytes.saturating_add(beyond);
+        }
         self.host_bytes = self.host_bytes.saturating_add(demand.host_bytes);
         self.pods_bytes = self.pods_bytes.saturating_add(demand.pod.bytes());
     }

@@ -100,7 +100,7 @@ impl<S> Impatient<S> {
         let patience = self.patience.write;
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
         ready!(stalled.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client reads nothing")))
+        late("the client reads nothing")
     }
 
     /// Begins with the first byte of a head, ends with the request; true = it took too long.
@@ -116,6 +116,10 @@ impl<S> Impatient<S> {
     }
 }
 
+fn late<T>(what: &'static str) -> Poll<io::Result<T>> {
+    Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, what)))
+}
+
 impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -125,10 +129,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.socket).poll_read(cx, buffer);
         if self.head_is_late(buffer.filled().len() > before, cx) {
-            return Poll::Ready(Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                "the head of a request is late",
-            )));
+            return late("the head of a request is late");
         }
         read
     }

@@ -40,6 +40,7 @@ pub(super) struct TenantLabels {
     pub namespace: String,
     pub tenant: String,
     pub gpu: String,
+    pub uuid: String,
 }
 
 /// Under vLLM's names.

@@ -54,6 +54,8 @@ fn busy() -> Metrics {
     metrics
 }
 
+const DIRECTIVE: &str = include_str!("../../../../crds/wire/tests/golden/directive-v1.json");
+
 const VLLM: [(&str, &str); 13] = [
     ("vllm:num_requests_running", "gauge"),
     ("vllm:num_requests_waiting", "gauge"),
@@ -220,6 +222,26 @@ fn the_state_messages_percentiles_tell_engine_and_delivery_apart() {
     assert_eq!(metrics.delivered_tbt().samples, 4);
     assert!(metrics.delivered_tbt().p99_ns >= 56_000_000);
     assert_eq!(metrics.ttft().samples, 1);
+}
+
+#[test]
+fn the_gpu_has_one_uuid_once_a_directive_has_told_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let directives = Directives::open(folder.path().join("directive.json"), Box::new(|_| Ok(())));
+    let metrics = Metrics::new("tiny", &SloConfig::default()).told_by(&directives);
+    let uuids = || {
+        metrics.set_state(&State::default());
+        let text = metrics.encode();
+        let infos = text.lines().filter_map(|line| line.strip_prefix("sluice_tenant_info{"));
+        infos
+            .map(|rest| {
+                rest.split("uuid=\"").nth(1).and_then(|rest| rest.split('"').next()).map(str::to_owned)
+            })
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(uuids(), [Some(String::new())]);
+    directives.put(DIRECTIVE.as_bytes()).expect("newer than none");
+    assert_eq!(uuids(), [Some("GPU-5c2f6a1e-8a53-4b6e-9d0f-2f1d9b11e2a4".to_owned())]);
 }
 
 #[test]

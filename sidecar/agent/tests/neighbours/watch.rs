@@ -94,6 +94,7 @@ fn directive(victim: VictimRule, names: &[&str]) -> Vec<u8> {
             hibernate_after_seconds: None,
             idle_after_seconds: 30,
         },
+        gpu_uuid: None,
         sharing: Sharing::Spatial,
         victim,
         min_residence_ms: 0,

@@ -96,6 +96,7 @@ const SERVED: &[&str] = &[
     "spec.deviceClassName",
     "spec.policy",
     "spec.device.host",
+    "spec.device.contextReserve",
     "spec.gpus.name",
     "spec.gpus.count",
     "spec.gpus.sharing.mode",

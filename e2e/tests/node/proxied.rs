@@ -1,0 +1,127 @@
+//! A tenant whose engine is a server of OpenAI's API that is not ours, on a GPU of its own beside one that others share.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sluice_e2e::cluster::on_node_alone;
+
+use crate::installed::pod::{name, uid};
+use crate::installed::processes::{container, kill};
+use crate::installed::{Product, TENANTS, model, pool, tenant};
+use crate::sources::image;
+
+/// Name of the image with the engine.
+const IMAGE: &str = "engines.example/vllm:1";
+const CHAT: &str = TENANTS[0];
+const PROXIED: &str = "proxied";
+
+/// What the engine says to everybody.
+fn words(count: u32) -> String {
+    (0..count).map(|at| format!(" w{at}")).collect()
+}
+
+/// An image with the engine as `vllm`, which is on its path.
+fn engine(archive: &Path) {
+    let folder = tempfile::tempdir().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/node/proxied/vllm.rs");
+    let mut compiler = Command::new("rustc");
+    compiler.args(["--edition", "2024", "-O", "-C", "target-feature=+crt-static", "-o"]);
+    let output = compiler.arg(folder.path().join("vllm")).arg(source).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    image::write(archive, IMAGE, folder.path(), "usr/bin");
+}
+
+fn pools() -> Value {
+    let mut pool = pool(1);
+    pool["spec"]["gpus"] = json!([{"name": "shared", "count": 1}, {"name": "own", "count": 1}]);
+    pool
+}
+
+fn proxied(hub: &str) -> Value {
+    let mut tenant = tenant(PROXIED, hub);
+    tenant["spec"]["gpuGroup"] = "own".into();
+    // Its memory is stated, so nobody inspects the model.
+    let resources = json!({"requests": {"cpu": "20m"}, "limits": {"cpu": "1", "memory": "128Mi"}});
+    tenant["spec"]["engine"] = json!({"kind": "Vllm", "image": IMAGE, "resources": resources});
+    tenant["spec"]["slo"] = json!({"tbtMilliseconds": 30});
+    tenant
+}
+
+impl Product<'_> {
+    /// As a tenant with an engine of ours, whole and as a stream.
+    async fn proxies(&self) {
+        assert_eq!(self.complete(PROXIED, 8).await, words(8));
+        assert_eq!(self.stream(PROXIED, 8).await, words(8));
+        assert_eq!(self.chat(PROXIED, 8).await, words(8));
+        assert_eq!(self.chat_stream(PROXIED, 8).await, words(8));
+        assert!(!self.complete(CHAT, 8).await.is_empty(), "a neighbour in the pool, on another GPU");
+        let gpu = &self.tenant(PROXIED)["status"]["slots"][0]["gpu"];
+        assert_eq!(gpu, "trial-own-0");
+    }
+
+    /// It idles, is put to sleep, and a request wakes it.
+    async fn proxied_engine_sleeps(&self) {
+        let quick = json!({"idle": {"afterSeconds": 1, "hibernateAfterSeconds": 2}});
+        self.change("modeltenant", PROXIED, &quick);
+        let state = async || self.tenant(PROXIED)["status"]["slots"][0]["state"].clone();
+        self.wait("it sleeps", async || (state().await == "Hibernated").then_some(())).await;
+        assert_eq!(self.complete(PROXIED, 8).await, words(8), "it is woken first");
+        let usual = json!({"idle": {"afterSeconds": 30, "hibernateAfterSeconds": 600}});
+        self.change("modeltenant", PROXIED, &usual);
+    }
+
+    /// Its engine dies in the middle of a request, which is held until the next one is there.
+    async fn proxied_engine_dies(&self) {
+        let pod = self.pod(PROXIED);
+        let dies = async {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            kill(container(&pod, "engine").first().expect("it runs"));
+        };
+        // Two seconds of words.
+        let (said, ()) = tokio::join!(self.complete(PROXIED, 100), dies);
+        assert_eq!(said, words(100), "said again by the next engine");
+        self.ready_again(PROXIED, &|pod| container(pod, "engine").restarts == 1).await;
+        let after = self.pod(PROXIED);
+        assert_eq!((uid(&after), container(&after, "sidecar").restarts), (uid(&pod), 0));
+    }
+
+    /// Its pod is deleted under streams, which are finished first.
+    async fn proxied_streams_are_finished(&self) {
+        let before = self.pod(PROXIED);
+        let streams = self.streams(PROXIED, 5, 150).await;
+        self.kubectl(&["delete", "pod", &name(&before), "--wait=false"]);
+        assert_eq!(streams.ended(), 0, "they are open");
+        streams.end_with(&words(150)).await;
+        self.ready_again(PROXIED, &|pod| uid(pod) != uid(&before)).await;
+        assert_eq!(self.complete(PROXIED, 8).await, words(8));
+    }
+}
+
+#[test]
+fn a_server_of_openais_api_is_a_tenant_beside_others() {
+    on_node_alone(async |node| {
+        // The image is of this machine, and its process is killed.
+        if !node.api().is_ours() {
+            return;
+        }
+        let Some(product) = Product::install(node).await else { return };
+        let archive = tempfile::tempdir().unwrap();
+        engine(&archive.path().join("engine.tar"));
+        node.import(&archive.path().join("engine.tar"));
+        let hub = product.hub(&model().0).await;
+        let mut chat = tenant(CHAT, hub.endpoint());
+        chat["spec"]["gpuGroup"] = "shared".into();
+        product.apply(&[pools(), chat, proxied(hub.endpoint())]);
+        for name in [CHAT, PROXIED] {
+            product.condition(name, "Ready", "True").await;
+            product.reached(name).await;
+        }
+        product.proxies().await;
+        product.proxied_engine_sleeps().await;
+        product.proxied_engine_dies().await;
+        product.proxied_streams_are_finished().await;
+        product.end();
+    });
+}

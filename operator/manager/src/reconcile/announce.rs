@@ -1,0 +1,45 @@
+//! Events: what changed, for whoever asks `kubectl describe`.
+
+use std::sync::Mutex;
+
+use kube::Client;
+use kube::core::Resource;
+use kube::runtime::events::{Event, Recorder, Reporter};
+
+use super::lock;
+
+/// A recorder keeps each event for minutes, so that one that is told again becomes a series; of thousands of tenants that start
+/// at a time that is most of an operator's memory. After so many it is replaced, with what it keeps.
+const KEPT: usize = 256;
+
+/// Writes events.
+pub struct Announcer {
+    client: Client,
+    reporter: Reporter,
+    /// And how many it has been given.
+    current: Mutex<(Recorder, usize)>,
+}
+
+impl Announcer {
+    /// One who writes in the name of `reporter`.
+    pub fn new(client: Client, reporter: Reporter) -> Announcer {
+        let current = Mutex::new((Recorder::new(client.clone(), reporter.clone()), 0));
+        Announcer { client, reporter, current }
+    }
+
+    /// Writes an event about an object. None is worth a failure.
+    pub async fn tell<K: Resource<DynamicType = ()>>(&self, object: &K, event: &Event) {
+        if let Err(error) = self.recorder().publish(event, &object.object_ref(&())).await {
+            tracing::debug!(%error, "an event was not written");
+        }
+    }
+
+    fn recorder(&self) -> Recorder {
+        let mut current = lock(&self.current);
+        if current.1 == KEPT {
+            *current = (Recorder::new(self.client.clone(), self.reporter.clone()), 0);
+        }
+        current.1 += 1;
+        current.0.clone()
+    }
+}
