@@ -93,6 +93,21 @@ pub const CACHE: CelRule = CelRule {
           self.model.source.huggingFace.revision.matches('^[0-9a-f]{40}$'))",
     message: "cache needs a source of type HuggingFace whose revision is a commit (40 hexadecimal digits)",
 };
+/// Beginnings of the keys of labels by which policies, Services and the operator itself know its pods.
+const OWN_LABELS: [&str; 2] = [OWN_ANNOTATIONS, "app.kubernetes.io/"];
+/// Beginning of the keys of annotations that the operator writes and reads.
+const OWN_ANNOTATIONS: &str = "sluice.dev/";
+/// On the tenant's `podLabels`: a label of ours on a pod opens what a policy closes.
+pub const POD_LABELS: CelRule = CelRule {
+    cel: "!self.exists(key, key.startsWith('sluice.dev/') || key.startsWith('app.kubernetes.io/'))",
+    message: "podLabels must have no key that begins with sluice.dev/ or app.kubernetes.io/: those are the operator's, by which \
+              network policies and Services select pods",
+};
+/// On the tenant's `podAnnotations`.
+pub const POD_ANNOTATIONS: CelRule = CelRule {
+    cel: "!self.exists(key, key.startsWith('sluice.dev/'))",
+    message: "podAnnotations must have no key that begins with sluice.dev/: those are the operator's",
+};
 /// On the tenant's `poolRef`.
 pub const POOL_REF_IMMUTABLE: CelRule = CelRule { cel: "self == oldSelf", message: "poolRef is immutable" };
 /// On the tenant's `model`.
@@ -180,6 +195,16 @@ pub fn is_dns_label(text: &str) -> bool {
 /// Whether `text` is a DNS-1035 label, without regard to its length: what a Service may be called.
 pub fn is_service_name(text: &str) -> bool {
     is_dns_label(text) && text.starts_with(|first: char| first.is_ascii_lowercase())
+}
+
+/// Whether a pod's label `key` is one that only the operator sets.
+pub fn is_own_label(key: &str) -> bool {
+    OWN_LABELS.iter().any(|begin| key.starts_with(begin))
+}
+
+/// Whether a pod's annotation `key` is one that only the operator sets.
+pub fn is_own_annotation(key: &str) -> bool {
+    key.starts_with(OWN_ANNOTATIONS)
 }
 
 /// Whether `text` is a MIG profile: `3g.71gb`, `1g.18gb.me`.

@@ -151,12 +151,14 @@ pub struct ModelTenantSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub service_account_name: Option<String>,
-    /// Labels added to the pods. Default: none; at most 32.
+    /// Labels added to the pods, none of them of `sluice.dev/` or `app.kubernetes.io/`. Default: none; at most 32.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[x_kube(validation = rules::POD_LABELS.rule())]
     #[schemars(extend("maxProperties" = 32))]
     pub pod_labels: BTreeMap<String, Label>,
-    /// Annotations added to the pods. Default: none; at most 32.
+    /// Annotations added to the pods, none of them of `sluice.dev/`. Default: none; at most 32.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[x_kube(validation = rules::POD_ANNOTATIONS.rule())]
     #[schemars(extend("maxProperties" = 32))]
     pub pod_annotations: BTreeMap<String, Annotation>,
 }

@@ -51,6 +51,8 @@ fn messages() -> Vec<&'static str> {
         rules::HIBERNATE_AFTER_IDLE.message,
         rules::ONE_KEY_SOURCE.message,
         rules::CACHE.message,
+        rules::POD_LABELS.message,
+        rules::POD_ANNOTATIONS.message,
         rules::SHARING.message,
         rules::SOURCE.message,
     ]

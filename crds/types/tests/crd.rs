@@ -269,6 +269,8 @@ fn every_declared_rule_is_in_a_crd() {
         &rules::HIBERNATE_AFTER_IDLE,
         &rules::ONE_KEY_SOURCE,
         &rules::CACHE,
+        &rules::POD_LABELS,
+        &rules::POD_ANNOTATIONS,
         &rules::POOL_REF_IMMUTABLE,
         &rules::MODEL_IMMUTABLE,
         &rules::ENGINE_KIND_IMMUTABLE,

@@ -65,6 +65,20 @@ fn one_source_of_api_keys() {
 }
 
 #[test]
+fn labels_and_annotations_of_the_operator_are_its_own() {
+    let labels = |key: &str| tenant_with(&format!("  podLabels: {{team: a, {key}: b}}"));
+    for own in ["sluice.dev/fetching", "sluice.dev/x", "app.kubernetes.io/name"] {
+        expect_one(&labels(own), "spec.podLabels", rules::POD_LABELS.message);
+    }
+    let notes = |key: &str| tenant_with(&format!("  podAnnotations: {{team: a, {key}: b}}"));
+    expect_one(&notes("sluice.dev/config-digest"), "spec.podAnnotations", rules::POD_ANNOTATIONS.message);
+    for free in ["sluice.device/x", "x.sluice.dev/y", "sluice", "kubernetes.io/x"] {
+        assert_eq!((violations(&labels(free)), violations(&notes(free))), (vec![], vec![]), "{free}");
+    }
+    assert_eq!(violations(&notes("app.kubernetes.io/name")), []);
+}
+
+#[test]
 fn the_source_has_the_member_named_like_its_type() {
     let wrong = both().replace("type: File", "type: S3");
     expect_one(&wrong, "spec.model.source", rules::SOURCE.message);

@@ -162,6 +162,21 @@ fn tenant_cases() -> Vec<Case> {
             "/spec/model/source/huggingFace/revision",
             json!("main"),
         ),
+        case(
+            "ModelTenant.spec.podLabels",
+            "podLabels must have no key that begins with sluice.dev/ or app.kubernetes.io/: those are the operator's, by which \
+             network policies and Services select pods",
+            with(&tenant(), "/spec/podLabels", json!({"team": "a"})),
+            "/spec/podLabels",
+            json!({"team": "a", "sluice.dev/fetching": "true"}),
+        ),
+        case(
+            "ModelTenant.spec.podAnnotations",
+            "podAnnotations must have no key that begins with sluice.dev/: those are the operator's",
+            with(&tenant(), "/spec/podAnnotations", json!({"team": "a"})),
+            "/spec/podAnnotations",
+            json!({"team": "a", "sluice.dev/config-digest": "0"}),
+        ),
         change(
             "ModelTenant.spec.poolRef",
             "poolRef is immutable",

@@ -82,12 +82,17 @@ struct World {
 impl World {
     /// Tenants a and b on one GPU, c on another; the operator; a client, a stranger.
     fn new(access: Value) -> World {
+        World::where_a(json!({"access": access}))
+    }
+
+    /// The same, where that is in the spec of tenant a.
+    fn where_a(spec: Value) -> World {
         let pool = pool(json!({"gpus": [{"name": "chat", "count": 2}], "deviceClassName": "host.sluice.dev",
             "device": {"host": {"memory": "96Mi"}}}));
         let gpus = sluice_plan::gpu::gpus(&pool, &|_| sluice_plan::gpu::Known::default());
         let hub = json!({"model": {"source": {
             "type": "HuggingFace", "persistentVolumeClaim": null, "huggingFace": {"repo": "a/b"}}}});
-        let tenants = [tenant("a", json!({"access": access})), tenant("b", json!({})), tenant("c", hub)];
+        let tenants = [tenant("a", spec), tenant("b", json!({})), tenant("c", hub)];
         let on = [&gpus[0], &gpus[0], &gpus[1]];
         let mut world = World { policies: Vec::new(), pods: BTreeMap::new() };
         world.policies.extend(gpus.iter().map(|gpu| neighbours_policy(&pool, gpu, &release())));
@@ -162,6 +167,17 @@ fn pods_reach_only_neighbours_unless_they_download() {
         assert!(!asks("a", 54), "{protocol}");
     }
     assert!(!lets(&world.policies, "Ingress", &world.pods["a"], &world.pods["b"], ("UDP", 8001)));
+}
+
+#[test]
+fn labels_of_a_tenant_open_nothing() {
+    // Written before the API server refused such keys.
+    let labels = json!({"sluice.dev/fetching": "true", "sluice.dev/gpu": "p-chat-1", "sluice.dev/x": "y", "team": "a"});
+    let world = World::where_a(json!({"podLabels": labels}));
+    assert!(!world.flows("a", "stranger", 443));
+    assert!(!world.flows("a", "c", 8001), "it is on another GPU");
+    let of_a = &world.pods["a"].labels;
+    assert_eq!((of_a.get("team").map(String::as_str), of_a.get("sluice.dev/x")), (Some("a"), None));
 }
 
 #[test]

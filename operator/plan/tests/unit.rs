@@ -295,11 +295,8 @@ fn a_model_that_its_gpu_turned_out_too_small_for_is_not_tried_again() {
 
 /// Shares of two tenants alike, MiB, on a GPU of 96 MiB, where their sidecars tell these floors, in whichever order.
 fn dealt_by(floors: [u64; 2]) -> [u64; 2] {
-    dealt_on(&host_pool(), floors)
-}
-
-fn dealt_on(pool: &GpuPool, floors: [u64; 2]) -> [u64; 2] {
-    let mut seen = settled(pool);
+    let pool = host_pool();
+    let mut seen = settled(&pool);
     seen.claims[0].device.as_mut().unwrap().capacity_bytes = Some(96 * MIB);
     let tenants = ["early", "late"].map(|name| {
         let mut tenant = inspected();
@@ -311,16 +308,29 @@ fn dealt_on(pool: &GpuPool, floors: [u64; 2]) -> [u64; 2] {
     let tells = |(name, floor): (&str, u64)| ((name.to_owned(), "p-chat-0".to_owned()), floor * MIB);
     seen.floors = ["early", "late"].into_iter().zip(floors).map(tells).collect();
     let tenants: Vec<&ModelTenant> = tenants.iter().collect();
-    let plan = plan(&given(pool, &tenants, &seen));
+    let plan = plan(&given(&pool, &tenants, &seen));
     assert!(plan.tenants.iter().all(|tenant| tenant.slots[0].dealt), "{:?}", plan.tenants);
     [0, 1].map(|tenant| plan.tenants[tenant].slots[0].share_bytes / MIB)
 }
 
 #[test]
 fn memory_of_contexts_is_dealt_to_nobody() {
-    let pool = world::pool(json!({"deviceClassName": "gpu.nvidia.com", "device": {"contextReserve": "8Mi"}}));
-    assert_eq!(dealt_on(&pool, [0, 0]), [40, 40], "eight for each, of 96");
-    assert_eq!(dealt_on(&pool, [56, 24]), [56, 24], "what sidecars tell is chunks");
+    let mut tenant = inspected();
+    tenant.spec.engine =
+        serde_json::from_value(json!({"kind": "Vllm", "image": "example.org/vllm:1"})).unwrap();
+    let dealt = |reserve: &str| {
+        let device = json!({"contextReserve": reserve});
+        let spec = json!({"deviceClassName": "gpu.nvidia.com", "device": device, "hostMemoryPerGPU": "64Gi"});
+        let pool = world::pool(spec);
+        let mut seen = settled(&pool);
+        seen.claims[0].device.as_mut().unwrap().capacity_bytes = Some(96 * MIB);
+        let tenants = [&tenant];
+        let plan = plan(&given(&pool, &tenants, &seen));
+        let slot = &plan.tenants[0].slots[0];
+        assert!(slot.dealt, "{slot:?}");
+        slot.share_bytes / MIB
+    };
+    assert_eq!((dealt("8Mi"), dealt("16Mi")), (88, 80), "of 96");
 }
 
 #[test]

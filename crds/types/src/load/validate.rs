@@ -144,6 +144,10 @@ fn check_tenant(spec: &ModelTenantSpec, broken: &mut Broken) {
     require(later, "spec.idle.hibernateAfterSeconds", &rules::HIBERNATE_AFTER_IDLE, broken);
     let one_source = spec.access.api_keys_secret_ref.is_none() || spec.access.api_keys_file.is_none();
     require(one_source, "spec.access", &rules::ONE_KEY_SOURCE, broken);
+    let own_label = spec.pod_labels.keys().any(|key| rules::is_own_label(key));
+    require(!own_label, "spec.podLabels", &rules::POD_LABELS, broken);
+    let own_annotation = spec.pod_annotations.keys().any(|key| rules::is_own_annotation(key));
+    require(!own_annotation, "spec.podAnnotations", &rules::POD_ANNOTATIONS, broken);
 }
 
 fn is_commit(revision: &str) -> bool {

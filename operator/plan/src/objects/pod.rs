@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use sluice_types::rules::{is_own_annotation, is_own_label};
 use sluice_types::shared::{Label, Toleration as Written};
 use sluice_types::tenant::{EngineKind, ModelTenantSpec};
 use sluice_wire::config::SidecarConfig;
@@ -57,10 +58,12 @@ pub fn deployment(placed: &Placed<'_>, release: &Release) -> Deployment {
 
 fn template(placed: &Placed<'_>, release: &Release) -> PodTemplateSpec {
     let spec = &placed.tenant.spec;
-    let written = spec.pod_labels.iter().map(|(key, value)| (key.clone(), value.0.clone()));
-    // Ours last: they are what policies and the Service select.
+    // Policies and the Service select by ours. A tenant from before the CRD refused such keys may have some.
+    let written = spec.pod_labels.iter().filter(|(key, _)| !is_own_label(key));
+    let written = written.map(|(key, value)| (key.clone(), value.0.clone()));
     let labels: BTreeMap<_, _> = written.chain(pod_labels(placed)).collect();
-    let written = spec.pod_annotations.iter().map(|(key, value)| (key.clone(), value.0.clone()));
+    let written = spec.pod_annotations.iter().filter(|(key, _)| !is_own_annotation(key));
+    let written = written.map(|(key, value)| (key.clone(), value.0.clone()));
     let digest = (DIGEST.to_owned(), digest(sidecar_config(placed)));
     PodTemplateSpec {
         metadata: Some(ObjectMeta {
