@@ -195,8 +195,35 @@ fn a_sidecar_is_told_its_gpu_its_share_and_its_certificate() {
     assert_eq!((place.share_bytes, place.priority), (48 * MIB, 7));
     assert_eq!(config.memory.max_remapped_percent, 60, "what it starts with");
     let tls = config.listen.admin_tls.unwrap();
-    assert_eq!(tls.claim, place.claim);
+    assert_eq!((tls.claim.as_str(), tls.claim == place.claim), ("p-chat-0-e3.uid-of-p", true));
     assert!(config.engine.spawn.is_none(), "another container is the engine");
+}
+
+#[test]
+fn slots_of_two_pools_are_never_neighbours() {
+    let title = |pool: &GpuPool, uid: &str| {
+        let mut pool = pool.clone();
+        pool.metadata.uid = Some(uid.into());
+        let (tenant, gpu) = (tenant("t", json!({})), first(&pool));
+        let placed = placed(&pool, &tenant, &gpu);
+        let tls = config(&placed).listen.admin_tls.unwrap();
+        assert_eq!(tls.claim, placed.title(), "what its certificate says");
+        tls.claim
+    };
+    let uids = ["c9a646d3-9c61-4cb7-bfcd-ee2522c8f633", "17f1bbcd-29e2-4ad3-9e3e-b2d01f2c0f5a"];
+    let named = |uid: &str| title(&host_pool(), uid);
+    assert_ne!(
+        named(uids[0]),
+        named(uids[1]),
+        "two pools of one name, in two namespaces or one after the other"
+    );
+    let mut long = host_pool();
+    long.metadata.name = Some("p".repeat(40));
+    long.spec.gpus[0].name = format!("{}-g", "g".repeat(38));
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    for title in [title(&long, uids[0]), named(uids[0])] {
+        assert!(title.len() <= 128 && title.bytes().all(plain), "a ledger and a URI take it: {title}");
+    }
 }
 
 #[test]
@@ -282,10 +309,16 @@ fn a_service_and_a_budget_select_every_pod_of_the_tenant() {
 }
 
 #[test]
-fn labels_of_users_do_not_replace_ours() {
-    let spec = json!({"podLabels": {"team": "a", "sluice.dev/tenant": "another"}});
-    let labels = rendered(&host_pool(), &tenant("t", spec))["spec"]["template"]["metadata"]["labels"].take();
-    assert_eq!((&labels["team"], &labels["sluice.dev/tenant"]), (&json!("a"), &json!("t")));
+fn labels_of_users_are_beside_ours() {
+    let own = json!({"team": "a", "sluice.dev/tenant": "another", "sluice.dev/x": "", "app.kubernetes.io/part-of": "x"});
+    let spec = json!({"podLabels": own, "podAnnotations": own});
+    let metadata = rendered(&host_pool(), &tenant("t", spec))["spec"]["template"]["metadata"].take();
+    let (labels, notes) = (&metadata["labels"], &metadata["annotations"]);
+    assert_eq!((&labels["team"], &notes["team"]), (&json!("a"), &json!("a")));
+    assert_eq!((&labels["sluice.dev/tenant"], &notes["sluice.dev/tenant"]), (&json!("t"), &Value::Null));
+    assert_eq!((&labels["sluice.dev/x"], &notes["sluice.dev/x"]), (&Value::Null, &Value::Null));
+    let part = "app.kubernetes.io/part-of";
+    assert_eq!((&labels[part], &notes[part]), (&Value::Null, &json!("x")));
 }
 
 #[test]

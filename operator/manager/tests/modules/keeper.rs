@@ -18,7 +18,7 @@ fn slot() -> Slot {
         namespace: "ns".into(),
         secret: "sluice-story-0".into(),
         tenant: "story".into(),
-        claim: "p-chat-0-e1.p".into(),
+        claim: "p-chat-0-e1.uid-of-p".into(),
         owner: OwnerReference { uid: "uid-of-story".into(), ..OwnerReference::default() },
         labels: [("sluice.dev/tenant".to_owned(), "story".to_owned())].into(),
     }
@@ -58,10 +58,10 @@ async fn a_slot_gets_a_secret_once_and_nothing_is_asked_again() {
     let other = Keeper::new(server.client(), "sluice-system");
     assert_eq!(other.slot(&slot(), now()).await.unwrap(), until);
     assert!(server.asked().iter().all(|(method, _)| method == Method::GET));
-    let moved = Slot { claim: "p-chat-1-e1.p".into(), ..slot() };
+    let moved = Slot { claim: "p-chat-1-e1.uid-of-p".into(), ..slot() };
     other.slot(&moved, now()).await.unwrap();
     let said = read(&text(&server, SECRET, "tls.crt")).unwrap();
-    assert!(said.names.unwrap().uri.ends_with("/p-chat-1-e1.p"));
+    assert!(said.names.unwrap().uri.ends_with("/p-chat-1-e1.uid-of-p"));
 }
 
 #[tokio::test]

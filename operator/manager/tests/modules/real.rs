@@ -24,7 +24,7 @@ use tokio::sync::watch;
 use super::stub::{credentials, now, operator};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-const CLAIM: &str = "p-chat-0-e1.p";
+const CLAIM: &str = "p-chat-0-e1.uid-of-p";
 
 fn binary(name: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap();
@@ -124,7 +124,11 @@ async fn the_operator_tells_a_sidecar_what_a_neighbour_cannot_and_reads_its_stat
     };
     let newest = Directive { epoch: u64::MAX, ..directive() };
     assert_eq!(put(&neighbour(CLAIM), &address, &newest).await, 403, "a neighbour gives no directives");
-    assert_eq!(put(&neighbour("p-chat-1-e1.p"), &address, &newest).await, 403, "nor does one of another GPU");
+    assert_eq!(
+        put(&neighbour("p-chat-1-e1.uid-of-p"), &address, &newest).await,
+        403,
+        "nor does one of another GPU"
+    );
 
     let fared = deliver(&own, &address, &directive(), &Fences::new(7), |_| ()).await;
     assert_eq!(fared, Fared::Taken(Fence { epoch: 7, sequence: 1 }));

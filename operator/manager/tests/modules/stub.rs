@@ -77,7 +77,7 @@ impl Stub {
     ) -> Stub {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let admin = listener.local_addr().unwrap();
-        let tls = server_config(&credentials(authorities, &Names::slot("ns", name, "p-chat-0-e1.p")));
+        let tls = server_config(&credentials(authorities, &Names::slot("ns", name, "p-chat-0-e1.uid-of-p")));
         let seen: Arc<Mutex<VecDeque<Came>>> = Arc::default();
         let script: Script = Arc::new(Mutex::new(Box::new(script)));
         let router = Router::new().fallback(answer).with_state((seen.clone(), script));

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use sluice_types::pool::{HostDevice, SharingMode};
 use sluice_types::{API_VERSION, GpuPool};
 
-use super::{CLAIM_DIGEST, SETTINGS, SHARING_MODE, fnv1a, gpu_labels, meta, name};
+use super::{CLAIM_DIGEST, SETTINGS, SHARING_MODE, fnv1a, gpu_labels, label, meta};
 use crate::gpu::Gpu;
 
 /// Name of the request for the GPU.
@@ -128,7 +128,11 @@ fn opaque(driver: &str, parameters: Value) -> DeviceClaimConfiguration {
     DeviceClaimConfiguration { opaque: Some(opaque), requests: Some(vec![GPU_REQUEST.into()]) }
 }
 
-/// Name of the pool's claim on behalf of which a slot is told apart from an older life of the GPU.
+/// What the slots of a GPU call its claim among themselves: a role of their certificates, and the name of their ledger. The pool's
+/// uid is in it, so that it is that of no other pool, be it of the same name in another namespace, or made anew. Epochs are
+/// counted from 1 again once a GPU has had no slot: then it is as in an older life, among tenants of the same pool.
 pub(super) fn title(pool: &GpuPool, gpu: &Gpu, epoch: u32) -> String {
-    format!("{}.{}", claim_name(gpu, epoch), name(pool))
+    let uid = pool.metadata.uid.as_deref().unwrap_or_default();
+    // Within the 128 characters that a ledger has for it.
+    format!("{}.{uid}", label(&claim_name(gpu, epoch)))
 }

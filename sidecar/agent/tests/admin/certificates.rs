@@ -14,7 +14,7 @@ use rustls::{ClientConfig, RootCertStore};
 use sluice_wire::config::AdminTls;
 
 /// The claim of the GPU in these tests.
-pub const CLAIM: &str = "0d0a5a0e-7a52";
+pub const CLAIM: &str = "p-chat-0-e1.c9a646d3-9c61-4cb7-bfcd-ee2522c8f633";
 
 /// An authority.
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);

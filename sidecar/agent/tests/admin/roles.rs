@@ -88,6 +88,8 @@ async fn a_certificate_without_exactly_one_role_on_this_gpu_opens_nothing() {
         vec![uri("neighbour")],
         vec![uri("neighbour/")],
         vec![uri("neighbour/another-claim")],
+        // A pool of the same name in another namespace.
+        vec![uri("neighbour/p-chat-0-e1.17f1bbcd-29e2-4ad3-9e3e-b2d01f2c0f5a")],
         vec![uri(&format!("neighbour/{CLAIM}/x"))],
         vec![uri("reader"), uri("operator")],
         vec![uri("operator"), uri("operator")],
