@@ -1,9 +1,10 @@
 //! Which GPU each slot gets.
 //!
-//! A slot that has a GPU keeps it for as long as it fits there: nothing is ever moved to make room or for balance. Slots
-//! without one are placed in the order of priority, then of age; each takes the GPU that has the most memory left above
-//! all floors, so that there is much to lend. Nobody takes room that a slot before it could have used. Whoever comes finds
-//! the floors that sidecars have told, where these are larger than foreseen.
+//! A slot that has a GPU keeps it for as long as it fits there: nothing is ever moved to make room or for balance. One that
+//! serves there fits for as long as the GPU alone is large enough for it: floors of slots that fitted together may grow, and
+//! nobody loses its GPU because another has grown. Slots without one are placed in the order of priority, then of age; each
+//! takes the GPU that has the most memory left above all floors, so that there is much to lend. Nobody takes room that a slot
+//! before it could have used. Whoever comes finds the floors that sidecars have told, where these are larger than foreseen.
 
 mod room;
 
@@ -38,8 +39,11 @@ pub struct Slot {
     /// What its sidecar there has found to be its floor, bytes; 0 = it has told nothing. It stays by what is foreseen, which is
     /// the same wherever it would go; others come by this, where it is more.
     pub told_floor_bytes: u64,
-    /// Its pod is on that GPU's node, which took it with all that it asks for: what others ask for since turns it away no more.
+    /// Its pod is on that GPU's node, which took it with all that it asks for: what others ask for since turns it away no more,
+    /// nor does less host memory for the GPU.
     pub admitted: bool,
+    /// Its pod is ready there: it has its floor, and goes only if the GPU is another one or too small for it alone.
+    pub serves: bool,
 }
 
 impl Slot {
@@ -121,26 +125,53 @@ pub enum Misfit {
 pub type Placement = BTreeMap<(String, u32), Result<String, Unplaced>>;
 
 /// Places every one of `slots` on one of `gpus`. Neither order matters.
-pub fn place(gpus: &[Gpu], slots: &[Slot]) -> Placement {
-    let mut rooms: Vec<Room<'_>> = gpus.iter().map(Room::new).collect();
+pub fn place<'a>(gpus: &'a [Gpu], slots: &'a [Slot]) -> Placement {
+    let mut rooms: Vec<Room<'a>> = gpus.iter().map(Room::new).collect();
     rooms.sort_by_key(|room| &room.gpu.name);
     let mut order: Vec<&Slot> = slots.iter().collect();
     order.sort_by_key(|slot| (Reverse(slot.priority), slot.created, &slot.tenant, slot.index));
-    let (placed, homeless) = order.into_iter().partition::<Vec<&Slot>, _>(|slot| stays(&mut rooms, slot));
-    let kept = placed.into_iter().filter_map(|slot| Some((slot, Ok(slot.on.clone()?))));
-    let found = homeless.into_iter().map(|slot| (slot, find(&mut rooms, slot)));
-    kept.chain(found).map(|(slot, gpu)| ((slot.tenant.clone(), slot.index), gpu)).collect()
+    let mut placement = Placement::new();
+    // Who serves comes first, since its floor is taken; who comes anew finds what all others have left.
+    seat(&mut order, &mut placement, |slot| if slot.serves { stays(&mut rooms, slot) } else { None });
+    seat(&mut order, &mut placement, |slot| stays(&mut rooms, slot));
+    seat(&mut order, &mut placement, |slot| makes_way(&mut rooms, slot));
+    placement.extend(order.into_iter().map(|slot| (key(slot), find(&mut rooms, slot))));
+    placement
+}
+
+fn key(slot: &Slot) -> (String, u32) {
+    (slot.tenant.clone(), slot.index)
+}
+
+/// Takes those out of `order` to whom `step` gives a GPU.
+fn seat<'a>(
+    order: &mut Vec<&'a Slot>,
+    placement: &mut Placement,
+    mut step: impl FnMut(&'a Slot) -> Option<String>,
+) {
+    order.retain(|slot| {
+        let on = step(slot);
+        let homeless = on.is_none();
+        placement.extend(on.map(|gpu| (key(slot), Ok(gpu))));
+        homeless
+    });
+}
+
+/// The GPU that the slot has, if it may use it.
+fn own<'r, 'a>(rooms: &'r mut [Room<'a>], slot: &Slot) -> Option<&'r mut Room<'a>> {
+    rooms.iter_mut().find(|room| Some(&room.gpu.name) == slot.on.as_ref() && room.may_use(slot))
 }
 
 /// Leaves a slot where it is, if it fits there.
-fn stays<'a>(rooms: &mut [Room<'a>], slot: &'a Slot) -> bool {
-    let at = rooms.iter_mut().find(|room| Some(&room.gpu.name) == slot.on.as_ref() && room.may_use(slot));
-    let Some(room) = at else { return false };
-    let fits = room.misfit(slot).is_none();
-    if fits {
-        room.take(slot);
-    }
-    fits
+fn stays<'a>(rooms: &mut [Room<'a>], slot: &'a Slot) -> Option<String> {
+    let room = own(rooms, slot).filter(|room| room.misfit(slot).is_none())?;
+    Some(room.take(slot))
+}
+
+/// Gives a slot that others have outgrown another GPU. If none has room it stays, and waits for its memory: they may shrink or go.
+fn makes_way<'a>(rooms: &mut [Room<'a>], slot: &'a Slot) -> Option<String> {
+    own(rooms, slot).filter(|room| room.outgrown(slot))?;
+    find(rooms, slot).ok().or_else(|| Some(own(rooms, slot)?.take(slot)))
 }
 
 /// Gives a slot the GPU with the most memory left, the first by name among equals.
@@ -150,10 +181,7 @@ fn find<'a>(rooms: &mut [Room<'a>], slot: &'a Slot) -> Result<String, Unplaced> 
     larger_than_all(rooms, slot, demand)?;
     let fits = |room: &&mut Room<'_>| room.may_use(slot) && room.misfit(slot).is_none();
     match rooms.iter_mut().filter(fits).min_by_key(|room| Reverse(room.left_bytes())) {
-        Some(room) => {
-            room.take(slot);
-            Ok(room.gpu.name.clone())
-        }
+        Some(room) => Ok(room.take(slot)),
         None => Err(no_room(rooms, slot)),
     }
 }

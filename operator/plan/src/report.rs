@@ -155,7 +155,8 @@ fn findings(
     if planned.accepted.truth != Truth::True {
         return all;
     }
-    all.insert(ConditionType::Placed, found);
+    let message = if found.truth == Truth::True { crowded(plan, planned) } else { None };
+    all.insert(ConditionType::Placed, Finding { message: message.unwrap_or(found.message), ..found });
     if !planned.slots.is_empty() && views.is_empty() {
         return all;
     }
@@ -163,6 +164,21 @@ fn findings(
     all.insert(ConditionType::WeightsLoaded, worst(views, weights));
     all.insert(ConditionType::Serving, serving(planned, views));
     all
+}
+
+/// What is told of a tenant on a GPU that the floors of its slots exceed: some have grown since all of them were placed there.
+fn crowded(plan: &Plan<'_>, planned: &TenantPlan<'_>) -> Option<String> {
+    let own = planned.slots.iter().filter_map(|slot| slot.on.as_ref().ok());
+    let beyond = |gpu: &usize| {
+        let floors: u64 = plan.on(*gpu).map(|(_, slot)| slot.demand.floor_bytes).sum();
+        let bytes = floors.checked_sub(plan.gpus[*gpu].gpu.expected_bytes()?).filter(|bytes| *bytes > 0)?;
+        Some((&plan.gpus[*gpu].gpu.name, bytes))
+    };
+    let (gpu, bytes) = own.into_iter().find_map(beyond)?;
+    Some(format!(
+        "floors on {gpu} have grown {bytes} bytes beyond it: who serves there stays, nobody comes, and whoever starts again may \
+         wait for memory; lower memory.guaranteedKv or raise memory.maxRemappedPercent of a tenant there"
+    ))
 }
 
 /// What is worst among the slots: something that does not hold, then what nobody knows.

@@ -174,12 +174,17 @@ pub fn plan<'a>(given: &Given<'a>) -> Plan<'a> {
     let (gpus, epochs): (Vec<Gpu>, Vec<Epoch>) =
         dated(pool, &index, given).into_iter().map(|dated| (dated.gpu, dated.epoch)).unzip();
     let terms = PoolTerms::new(pool, &gpus);
+    let claims: Claims<'_> = gpus
+        .iter()
+        .zip(&epochs)
+        .map(|(gpu, epoch)| (gpu.name.as_str(), claim_name(gpu, epoch.number)))
+        .collect();
     for tenant in &mut tenants {
         fit(tenant, &terms, &index);
         turn_away(tenant, pool, &index);
     }
     let wanted: Vec<Vec<Slot>> =
-        tenants.iter().map(|tenant| wanted(&terms, tenant, &index, given.seen)).collect();
+        tenants.iter().map(|tenant| wanted(&terms, tenant, (&index, &claims), given.seen)).collect();
     let mut placement = place(&gpus, &wanted.concat());
     let by_name: BTreeMap<&str, usize> =
         gpus.iter().enumerate().map(|(index, gpu)| (gpu.name.as_str(), index)).collect();
@@ -284,8 +289,16 @@ impl<'a> PoolTerms<'a> {
     }
 }
 
+/// Names of the claims that GPUs have or would have, by the GPUs' names.
+type Claims<'a> = BTreeMap<&'a str, String>;
+
 /// The slots that a tenant is to have: as many as it asks for, the ones that exist first.
-fn wanted(terms: &PoolTerms<'_>, planned: &TenantPlan<'_>, index: &Index<'_>, seen: &Seen) -> Vec<Slot> {
+fn wanted(
+    terms: &PoolTerms<'_>,
+    planned: &TenantPlan<'_>,
+    (index, claims): (&Index<'_>, &Claims<'_>),
+    seen: &Seen,
+) -> Vec<Slot> {
     let (tenant, spec) = (name(planned.tenant), &planned.tenant.spec);
     let served = planned.accepted.truth == Truth::True && !spec.suspend;
     let replicas = if served { usize::try_from(spec.replicas).unwrap_or(0) } else { 0 };
@@ -305,6 +318,8 @@ fn wanted(terms: &PoolTerms<'_>, planned: &TenantPlan<'_>, index: &Index<'_>, se
     let gpu_of = |at: u32| seated.iter().find(|(index, _)| *index == at).map(|(_, gpu)| *gpu);
     let admitted =
         |at: u32| Some(index.pod(tenant, at, &index.gpu(gpu_of(at)?)?.claim()?.name)?.node.is_some());
+    // A pod on a claim that is to go makes room for another.
+    let serves = |at: u32| Some(index.pod(tenant, at, claims.get(gpu_of(at)?)?)?.ready);
     let slot = |at: u32| Slot {
         tenant: tenant.to_owned(),
         index: at,
@@ -317,6 +332,7 @@ fn wanted(terms: &PoolTerms<'_>, planned: &TenantPlan<'_>, index: &Index<'_>, se
         on: gpu_of(at).map(str::to_owned),
         told_floor_bytes: gpu_of(at).map_or(0, |gpu| told_floor(tenant, gpu, seen)),
         admitted: admitted(at).unwrap_or(false),
+        serves: serves(at).unwrap_or(false),
     };
     let seats_now: Vec<Seat> = seated.iter().map(seat).collect();
     seats(&seats_now, replicas).into_iter().map(slot).collect()

@@ -44,6 +44,7 @@ pub fn slot(tenant: &str, floor_bytes: u64) -> Slot {
         elsewhere: BTreeMap::new(),
         alone: false,
         admitted: false,
+        serves: false,
         told_floor_bytes: 0,
         on: None,
     }
@@ -228,4 +229,65 @@ fn who_is_on_a_node_is_not_turned_away_by_what_others_ask_of_it() {
     assert!(matches!(of(&refused, "t"), Err(Unplaced::NoRoom { .. })), "{refused:?}");
     let elsewhere = place(&[Gpu { name: "b".into(), ..gpu }], &[slot(true)]);
     assert!(of(&elsewhere, "t").is_err(), "it was taken by another node");
+}
+
+fn serving(gpu: &str, slot: Slot) -> Slot {
+    Slot { serves: true, admitted: true, ..on(gpu, slot) }
+}
+
+#[test]
+fn nobody_who_serves_leaves_because_another_has_grown() {
+    let gpus = [turns("a"), turns("b")];
+    let grown = Slot { priority: 900, ..serving("a", slot("x", 90)) };
+    let slots = [grown, serving("a", slot("y", 40)), Slot { priority: 999, ..slot("z", 10) }];
+    let placement = place(&gpus[..1], &slots);
+    assert_eq!(["x", "y"].map(|name| of(&placement, name)), [Ok("a"), Ok("a")]);
+    assert!(matches!(of(&placement, "z"), Err(Unplaced::NoRoom { .. })), "nobody new, however important");
+    assert_eq!(of(&place(&gpus, &slots), "z"), Ok("b"));
+    // What it needs alone is what the GPU has to have.
+    let slots = [serving("a", slot("x", 101)), serving("a", slot("y", 40))];
+    let placement = place(&gpus, &slots);
+    assert!(matches!(of(&placement, "x"), Err(Unplaced::ModelLargerThanGpu { .. })));
+    assert_eq!(of(&placement, "y"), Ok("a"));
+    // Nor does one stay on a GPU that it may not use.
+    let elsewhere = Slot { group: Some("agents".into()), ..serving("a", slot("x", 10)) };
+    assert!(of(&place(&gpus, &[elsewhere]), "x").is_err());
+    let isolated = [gpu("a", "chat", SharingMode::Isolated)];
+    let placement = place(&isolated, &[serving("a", slot("x", 1)), serving("a", slot("y", 1))]);
+    assert_eq!(placement.values().filter(|gpu| gpu.is_ok()).count(), 1);
+}
+
+#[test]
+fn who_starts_beside_one_that_has_grown_goes_where_it_fits_and_else_waits() {
+    let gpus = [turns("a"), turns("b")];
+    let grown = Slot { priority: 1, ..serving("a", slot("x", 90)) };
+    let starts = on("a", slot("y", 40));
+    let all = [grown.clone(), starts.clone()];
+    let placement = place(&gpus, &all);
+    assert_eq!(["x", "y"].map(|name| of(&placement, name)), [Ok("a"), Ok("b")]);
+    let placement = place(&gpus[..1], &all);
+    assert_eq!(["x", "y"].map(|name| of(&placement, name)), [Ok("a"), Ok("a")]);
+    // Where nobody serves the GPU has turned out too small, and the more important one has it.
+    let nobody = [Slot { serves: false, ..grown }, starts.clone()];
+    let placement = place(&gpus[..1], &nobody);
+    assert_eq!((of(&placement, "x").is_ok(), of(&placement, "y")), (false, Ok("a")));
+    let large = [serving("a", slot("x", 10)), Slot { demand: Some(takes(101, 1)), ..starts }];
+    assert!(of(&place(&gpus[..1], &large), "y").is_err(), "it would not have room even alone");
+}
+
+#[test]
+fn who_was_admitted_is_not_turned_away_by_less_host_memory() {
+    let gpu = Gpu { host_bytes: 150, ..turns("a") };
+    let there = |admitted| [on("a", slot("x", 10)), Slot { admitted, ..on("a", slot("y", 10)) }];
+    let has = |slots: &[Slot]| of(&place(std::slice::from_ref(&gpu), slots), "y").is_ok();
+    assert_eq!((has(&there(true)), has(&there(false))), (true, false));
+    assert!(!has(&[on("a", slot("x", 10)), Slot { admitted: true, ..slot("y", 10) }]), "it is not there");
+}
+
+#[test]
+fn who_serves_stays_though_a_neighbour_is_to_be_inspected_anew() {
+    let unknown = |name: &str| Slot { demand: None, ..serving("a", slot(name, 0)) };
+    let placement = place(&[turns("a")], &[unknown("x"), unknown("y"), slot("z", 1)]);
+    assert_eq!(["x", "y"].map(|name| of(&placement, name)), [Ok("a"), Ok("a")]);
+    assert!(of(&placement, "z").is_err());
 }

@@ -48,6 +48,7 @@ fn tenants() -> impl Strategy<Value = Vec<Slot>> {
                         .then_some(Demand { pod: pod(pod_bytes), ..takes(floor_bytes, host_bytes) }),
                     alone: odd == 0,
                     admitted: false,
+                    serves: false,
                     told_floor_bytes: 0,
                     ..slot(&format!("t{number}"), 0)
                 })
@@ -162,5 +163,45 @@ proptest! {
             prop_assert!(then.on.is_none() || then.on == slot.on, "{then:?} became {slot:?}");
         }
         check(&gpus, &after);
+    }
+
+    /// Floors and host memory of slots that were placed, some of which serve, grow, and GPUs are given less host memory.
+    #[test]
+    fn nobody_who_serves_moves_when_others_grow(
+        gpus in machines(), slots in tenants(), more in tenants(),
+        grow in prop::collection::vec((any::<bool>(), 0..80_u64, 0..80_u64), 30), less in 0..100_u64,
+    ) {
+        let before = settled(&slots, &place(&gpus, &slots));
+        let grown = before.iter().zip(grow.iter().cycle()).map(|(slot, (serves, device, host))| {
+            let demand = slot.demand.map(|demand| takes(demand.floor_bytes + device, demand.host_bytes + host));
+            let serves = *serves && slot.on.is_some();
+            Slot { demand, serves, admitted: serves, ..slot.clone() }
+        });
+        let mut grown: Vec<Slot> = grown.collect();
+        let gpus: Vec<Gpu> = gpus.into_iter().map(|gpu| Gpu { host_bytes: gpu.host_bytes - less, ..gpu }).collect();
+        let new = more.into_iter().map(|slot| Slot { tenant: format!("n{}", slot.tenant), priority: 9, ..slot });
+        grown.extend(new);
+        let placement = place(&gpus, &grown);
+        let mut reversed = grown.clone();
+        reversed.reverse();
+        prop_assert_eq!(&placement, &place(&gpus, &reversed));
+        let after = settled(&grown, &placement);
+        let capacity = |name: &str| gpus.iter().find(|gpu| gpu.name == name).and_then(|gpu| gpu.capacity_bytes);
+        let floor = |slot: &Slot| slot.demand.map_or(0, |demand| demand.floor_bytes);
+        for (then, now) in grown.iter().zip(&after).filter(|(then, _)| then.serves) {
+            let alone = capacity(then.on.as_ref().unwrap()).is_none_or(|all| floor(then) <= all);
+            prop_assert!(!alone || then.on == now.on, "{then:?} became {now:?}");
+        }
+        let rooms = by_gpu(&after);
+        for (then, now) in grown.iter().zip(&after).filter(|(then, now)| now.on.is_some() && then.on != now.on) {
+            let gpu = now.on.as_ref().unwrap();
+            let sum: u64 = rooms[gpu.as_str()].iter().map(|slot| floor(slot)).sum();
+            prop_assert!(capacity(gpu).is_none_or(|all| sum <= all), "{then:?} came to {gpu}, which has no room");
+        }
+        // Where nobody serves it is as if all had come anew.
+        for gpu in gpus.iter().filter(|gpu| !grown.iter().any(|slot| slot.serves && slot.on.as_ref() == Some(&gpu.name))) {
+            let here = rooms.get(gpu.name.as_str()).cloned().unwrap_or_default();
+            prop_assert!(here.is_empty() || holds(gpu, &here), "{gpu:?} has {here:?}");
+        }
     }
 }

@@ -10,6 +10,7 @@ use sluice_plan::report::{pool_status, tenant_status};
 use sluice_plan::seen::{ClaimSeen, DeviceSeen, NodeSeen, PodSeen, Report, Seen, SlotSeen};
 use sluice_plan::told::report;
 use sluice_plan::unit::{Given, plan};
+use sluice_types::pool::Policy;
 use sluice_types::{GpuPool, ModelTenant};
 use sluice_wire::state::{Activity, State};
 
@@ -331,6 +332,55 @@ fn memory_of_contexts_is_dealt_to_nobody() {
         slot.share_bytes / MIB
     };
     assert_eq!((dealt("8Mi"), dealt("16Mi")), (88, 80), "of 96");
+}
+
+/// GPUs of two tenants, of whom the first is more important, and what is said of where the second one is.
+fn after(edit: impl Fn(&mut GpuPool, &mut ModelTenant), ready: bool) -> ([bool; 2], String) {
+    let mut pool = host_pool();
+    let mut seen = settled(&pool);
+    let slot = |name: &str| SlotSeen { tenant: name.into(), index: 0, claim: "p-chat-0-e4".into() };
+    let pod = |name: &str| PodSeen {
+        tenant: name.into(),
+        claim: "p-chat-0-e4".into(),
+        node: Some("a".into()),
+        ready,
+        ..PodSeen::default()
+    };
+    let names = ["first", "second"];
+    (seen.slots, seen.pods) = (names.map(slot).into(), names.map(pod).into());
+    let mut tenants = names.map(|name| {
+        let mut tenant = inspected();
+        tenant.metadata.name = Some(name.into());
+        tenant.spec.memory.guaranteed_kv = Some(sluice_types::Quantity::from_bytes(41 * MIB));
+        tenant
+    });
+    tenants[0].spec.priority = 500;
+    edit(&mut pool, &mut tenants[0]);
+    let tenants: Vec<&ModelTenant> = tenants.iter().collect();
+    let given = given(&pool, &tenants, &seen);
+    let plan = plan(&given);
+    let status = tenant_status(&given, &plan, &plan.tenants[1], None);
+    let placed = status.conditions.into_iter().find(|one| one.type_ == "Placed").unwrap();
+    ([0, 1].map(|tenant| plan.tenants[tenant].slots[0].on.is_ok()), placed.message)
+}
+
+#[test]
+fn an_edit_that_takes_effect_at_once_takes_no_gpu_from_who_serves() {
+    let policy = |pool: &mut GpuPool, _: &mut ModelTenant| pool.spec.policy = Policy::Recompute;
+    let cap = |_: &mut GpuPool, tenant: &mut ModelTenant| tenant.spec.memory.max_remapped_percent = 0;
+    let host = |pool: &mut GpuPool, _: &mut ModelTenant| {
+        pool.spec.host_memory_per_gpu = sluice_types::Quantity::from_bytes(200 * MIB);
+    };
+    assert_eq!(after(|_, _| (), true), ([true, true], String::new()));
+    for edit in [&policy as &dyn Fn(&mut GpuPool, &mut ModelTenant), &cap] {
+        let (on, said) = after(edit, true);
+        assert_eq!(on, [true, true]);
+        assert!(said.contains("floors on p-chat-0 have grown") && said.contains("beyond it"), "{said}");
+        assert_eq!(after(edit, false).0, [true, false], "nobody has started there");
+    }
+    for ready in [true, false] {
+        assert_eq!(after(host, ready), ([true, true], String::new()), "they were admitted");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use sluice_plan::objects::{Release, claim_digest, claim_name, deployment};
-use sluice_plan::seen::{ClaimSeen, DeviceSeen, Seen, SlotSeen};
+use sluice_plan::seen::{ClaimSeen, DeviceSeen, PodSeen, Seen, SlotSeen};
 use sluice_plan::unit::Plan;
 
 use super::scene::Pool;
@@ -70,17 +70,18 @@ pub fn change(before: &Templates, key: &SlotKey, now: &Standing) -> Change {
     }
 }
 
-/// What would be seen once `plan` is carried out.
+/// What would be seen once `plan` is carried out and everybody serves.
 pub fn seen_after(pool: &Pool<'_>, plan: &Plan<'_>) -> Seen {
     let mut seen = Seen::default();
     for (at, planned) in plan.gpus.iter().enumerate() {
         let (Some(epoch), Some(pool)) = (planned.epoch, pool.pool) else { continue };
         let name = claim_name(&planned.gpu, epoch.number);
-        seen.slots.extend(plan.on(at).map(|(tenant, slot)| SlotSeen {
-            tenant: tenant.tenant.metadata.name.clone().unwrap_or_default(),
-            index: slot.index,
-            claim: name.clone(),
-        }));
+        for (tenant, slot) in plan.on(at) {
+            let tenant = tenant.tenant.metadata.name.clone().unwrap_or_default();
+            let (index, claim) = (slot.index, name.clone());
+            seen.slots.push(SlotSeen { tenant: tenant.clone(), index, claim: claim.clone() });
+            seen.pods.push(PodSeen { tenant, index, claim, ready: true, ..PodSeen::default() });
+        }
         seen.claims.push(ClaimSeen {
             name,
             digest: claim_digest(pool, &planned.gpu),

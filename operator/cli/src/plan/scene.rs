@@ -8,10 +8,10 @@ use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use sluice_plan::gpu::{Known, gpus};
 use sluice_plan::objects::claim_digest;
-use sluice_plan::seen::{ClaimSeen, DeviceSeen, Seen, SlotSeen};
+use sluice_plan::seen::{ClaimSeen, DeviceSeen, PodSeen, Seen, SlotSeen};
 use sluice_types::load::{self, LoadError, Object};
 use sluice_types::pool::GpuStatus;
-use sluice_types::tenant::{PvcSource, SourceType};
+use sluice_types::tenant::{PvcSource, SlotState, SlotStatus, SourceType};
 use sluice_types::{DEFAULT_NAMESPACE, GpuPool, ModelTenant};
 use sluice_wire::geometry::{Geometry, Refusal};
 
@@ -215,10 +215,37 @@ impl Pool<'_> {
         Seen {
             claims: self.pool.map(claims).unwrap_or_default(),
             slots: self.tenants.iter().flat_map(|tenant| slots(tenant)).collect(),
+            pods: self.tenants.iter().flat_map(|tenant| self.pods(tenant)).collect(),
             inspections: inspections.map(|((_, name), said)| (name.clone(), said.clone())).collect(),
             ..Seen::default()
         }
     }
+}
+
+impl Pool<'_> {
+    /// The pods that the status of a tenant names, on the claims that the pool's names.
+    fn pods(&self, tenant: &ModelTenant) -> Vec<PodSeen> {
+        let gpus =
+            || self.pool.and_then(|pool| pool.status.as_ref()).into_iter().flat_map(|status| &status.gpus);
+        let pod = |slot: &SlotStatus| {
+            let on = gpus().find(|gpu| Some(&gpu.name) == slot.gpu.as_ref())?;
+            Some(PodSeen {
+                name: slot.pod.clone()?,
+                tenant: tenant.name_any(),
+                index: index(slot)?,
+                claim: on.claim_name.clone()?,
+                node: slot.node.clone(),
+                ready: slot.state.is_some_and(|state| state != SlotState::Loading),
+                ..PodSeen::default()
+            })
+        };
+        tenant.status.iter().flat_map(|status| &status.slots).filter_map(pod).collect()
+    }
+}
+
+/// Index of a slot in its tenant.
+fn index(slot: &SlotStatus) -> Option<u32> {
+    slot.name.rsplit_once('-')?.1.parse().ok()
 }
 
 /// The claims that the status of a pool names.
@@ -241,13 +268,9 @@ fn claims(pool: &GpuPool) -> Vec<ClaimSeen> {
 
 /// The slots that the status of a tenant names with their GPUs. The epoch of the claim is of no matter to where they are.
 fn slots(tenant: &ModelTenant) -> Vec<SlotSeen> {
-    let slot = |slot: &sluice_types::tenant::SlotStatus| {
-        let (_, index) = slot.name.rsplit_once('-')?;
-        Some(SlotSeen {
-            tenant: tenant.name_any(),
-            index: index.parse().ok()?,
-            claim: format!("{}-e1", slot.gpu.as_ref()?),
-        })
+    let slot = |slot: &SlotStatus| {
+        let claim = format!("{}-e1", slot.gpu.as_ref()?);
+        Some(SlotSeen { tenant: tenant.name_any(), index: index(slot)?, claim })
     };
     tenant.status.iter().flat_map(|status| &status.slots).filter_map(slot).collect()
 }

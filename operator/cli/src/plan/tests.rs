@@ -147,6 +147,22 @@ fn what_a_directive_tells_replaces_no_pod_and_what_a_pod_is_made_of_does() {
 }
 
 #[test]
+fn floors_that_grow_take_no_gpu_from_who_serves() {
+    let tenants = |cap: u32| {
+        let memory = format!("  memory: {{guaranteedKv: 13Mi, maxRemappedPercent: {cap}}}\n");
+        tenant("chat", &memory) + &tenant("code", "  memory: {guaranteedKv: 13Mi}\n")
+    };
+    let before = pool(1, "", "") + &tenants(60);
+    let fixed = pool(1, "", "  policy: Recompute\n") + &tenants(60);
+    for after in [fixed, pool(1, "", "") + &tenants(0)] {
+        let lines = changes(&before, &after);
+        let stay = lines.iter().filter(|line| line.contains("slot 0") && line.ends_with("stays"));
+        assert_eq!(stay.count(), 2, "{lines:#?}");
+        assert_line(&lines, "0B to lend");
+    }
+}
+
+#[test]
 fn slots_that_exist_stay_where_they_are_and_others_come_and_go() {
     let before = pool(1, "", "") + &tenant("chat", "") + &tenant("code", "");
     let after = pool(2, "", "") + &tenant("chat", "  replicas: 2\n") + &tenant("mail", "");

@@ -14,6 +14,8 @@ pub struct Room<'a> {
     alone: bool,
     /// Nobody knows what one of them takes, so nobody joins it.
     uninspected: bool,
+    /// One of them serves.
+    serves: bool,
     /// As foreseen.
     floors_bytes: u64,
     /// What slots have told beyond that.
@@ -29,6 +31,7 @@ impl<'a> Room<'a> {
             tenants: Vec::new(),
             alone: false,
             uninspected: false,
+            serves: false,
             floors_bytes: 0,
             beyond_bytes: 0,
             host_bytes: 0,
@@ -62,29 +65,46 @@ impl<'a> Room<'a> {
         if self.alone || (slot.alone && !self.tenants.is_empty()) {
             return Some(Misfit::Alone);
         }
-        if self.uninspected {
+        let stays = slot.on.as_ref() == Some(&self.gpu.name);
+        let serves = stays && slot.serves;
+        if self.uninspected && !serves {
             return Some(Misfit::Uninspected);
         }
         if self.tenants.len() >= self.gpu.most_slots() {
             return Some(Misfit::Full);
         }
-        let stays = slot.on.as_ref() == Some(&self.gpu.name);
-        let left = if stays { self.foreseen_bytes() } else { self.left_bytes() };
+        let left = match stays {
+            _ if serves => self.gpu.expected_bytes().unwrap_or(u64::MAX),
+            true => self.foreseen_bytes(),
+            false => self.left_bytes(),
+        };
         if let Some(bytes) = missing(demand.floor_bytes, left) {
             return Some(Misfit::Device(bytes));
         }
+        if serves || (stays && slot.admitted) {
+            return None;
+        }
         let host = self.gpu.host_bytes.saturating_sub(self.host_bytes);
-        let node = self.gpu.node_bytes.filter(|_| !(stays && slot.admitted));
-        let node = node.map_or(u64::MAX, |node| node.saturating_sub(self.pods_bytes));
+        let node = self.gpu.node_bytes.map_or(u64::MAX, |node| node.saturating_sub(self.pods_bytes));
         let lacking = [missing(demand.host_bytes, host), missing(demand.pod.bytes(), node)];
         lacking.into_iter().flatten().min().map(Misfit::Host)
     }
 
-    pub fn take(&mut self, slot: &'a Slot) {
+    /// Whether the slot, which is here, would fit but for the floors of others, of whom somebody serves. Where nobody does the GPU
+    /// has turned out too small for those who came to it.
+    pub fn outgrown(&self, slot: &Slot) -> bool {
+        let own = slot.demand_on(self.gpu).map_or(u64::MAX, |demand| demand.floor_bytes);
+        let alone = self.gpu.expected_bytes().is_none_or(|all| own <= all);
+        self.serves && alone && matches!(self.misfit(slot), Some(Misfit::Device(_)))
+    }
+
+    /// Gives the slot room here. Answers the GPU's name.
+    pub fn take(&mut self, slot: &'a Slot) -> String {
         let demand = slot.demand_on(self.gpu).unwrap_or_default();
         self.tenants.push(&slot.tenant);
         self.alone |= slot.alone;
         self.uninspected |= slot.demand.is_none();
+        self.serves |= slot.serves && slot.on.as_ref() == Some(&self.gpu.name);
         self.floors_bytes += demand.floor_bytes;
         if slot.on.as_ref() == Some(&self.gpu.name) {
             let beyond = slot.told_floor_bytes.saturating_sub(demand.chunks_bytes());
@@ -92,5 +112,6 @@ impl<'a> Room<'a> {
         }
         self.host_bytes = self.host_bytes.saturating_add(demand.host_bytes);
         self.pods_bytes = self.pods_bytes.saturating_add(demand.pod.bytes());
+        self.gpu.name.clone()
     }
 }
