@@ -76,8 +76,8 @@ pub struct GpuPoolSpec {
     /// Whose layers are remapped, and when. Default as in its fields.
     #[serde(default)]
     pub remap: Remap,
-    /// When a change that stops pods (of device, sharing, nodeSelector, tolerations or runtimeClassName) is carried out:
-    /// WhenEmpty (on each GPU once no tenant is on it; until then its pods stay as they are) or Disruptive (at once).
+    /// When a change that stops pods (of device, sharing, nodeSelector, tolerations or runtimeClassName, or fewer gpus) is
+    /// carried out: WhenEmpty (on each GPU once no tenant is on it; until then its pods stay as they are) or Disruptive (at once).
     /// Default WhenEmpty.
     #[serde(default)]
     pub update_policy: UpdatePolicy,

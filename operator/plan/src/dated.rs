@@ -1,14 +1,14 @@
 //! The GPUs of a pool as they are in force, each with the claim that it has or would have.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sluice_types::GpuPool;
-use sluice_types::pool::GpuPoolStatus;
+use sluice_types::pool::{GpuPoolStatus, UpdatePolicy};
 
 use crate::epoch::{Epoch, Rule, Wanted, epoch};
-use crate::gpu::{Gpu, Known, gpus};
-use crate::objects::claim_digest;
-use crate::seen::{ClaimSeen, Index, Seen};
+use crate::gpu::{Gpu, Known, gone, gpus, group_of};
+use crate::objects::{claim_digest, name, of_claim_name};
+use crate::seen::{ClaimSeen, Index, OfGpu, Seen};
 use crate::settings::Settings;
 use crate::unit::Given;
 
@@ -20,7 +20,7 @@ pub(crate) struct Dated {
     pub epoch: Epoch,
 }
 
-/// All GPUs of `pool`, in the order of its groups.
+/// All GPUs of `pool`, in the order of its groups, and those that it has no more and whose slots are not to be disturbed.
 pub(crate) fn dated(pool: &GpuPool, index: &Index<'_>, given: &Given<'_>) -> Vec<Dated> {
     let rule = Rule {
         update: pool.spec.update_policy,
@@ -42,7 +42,32 @@ pub(crate) fn dated(pool: &GpuPool, index: &Index<'_>, given: &Given<'_>) -> Vec
     };
     let last = last_bytes(pool);
     let known = |name: &str| Known { last_bytes: last.get(name).copied(), ..known(index, given.seen, name) };
-    gpus(pool, &known).into_iter().map(date).collect()
+    let mut all: Vec<Dated> = gpus(pool, &known).into_iter().map(date).collect();
+    if rule.update == UpdatePolicy::WhenEmpty {
+        let pool_name = name(pool);
+        let there: BTreeSet<String> = all.iter().map(|dated| dated.gpu.name.clone()).collect();
+        let others = index.taken().filter(|(gpu, _)| !there.contains(*gpu));
+        let going = others.filter_map(|(gpu, own)| {
+            let gone = gone(pool, group_of(pool_name, gpu)?, known(gpu), gpu);
+            Some(going(gone, own, known(gpu), given.seen, rule))
+        });
+        all.extend(going);
+    }
+    all
+}
+
+/// One that the pool has no more. It is made of what its claim was made of, whatever the pool says.
+fn going(gpu: Gpu, own: &OfGpu<'_>, known: Known, seen: &Seen, rule: Rule) -> Dated {
+    let Some(claim) = own.claim() else {
+        let wanted = Wanted { digest: "", settings: &gpu.settings };
+        return Dated { epoch: epoch(Some(own), wanted, seen, rule), gpu };
+    };
+    let settings = in_force(claim, &gpu.settings);
+    let gpu = gpu.with(settings, known);
+    let wanted = Wanted { digest: &claim.digest, settings: &gpu.settings };
+    let epoch = epoch(Some(own), wanted, seen, rule);
+    let waits = of_claim_name(&claim.name).is_some_and(|(_, number)| number == epoch.number);
+    Dated { epoch: Epoch { waits, ..epoch }, gpu }
 }
 
 /// Device memory of GPUs as the pool's status tells it. Of another spec it tells nothing: that one may name other devices.

@@ -1,7 +1,7 @@
 //! The GPUs of a pool, and what each offers to slots.
 
 use sluice_types::GpuPool;
-use sluice_types::pool::{GpuGroup, SharingMode};
+use sluice_types::pool::{GpuGroup, Sharing, SharingMode};
 
 use crate::objects::fnv1a;
 use crate::settings::Settings;
@@ -29,6 +29,8 @@ pub struct Gpu {
     pub host_bytes: u64,
     /// Memory of its node for its slots' pods, bytes; `None` = it has no node yet.
     pub node_bytes: Option<u64>,
+    /// The pool has it no more: it stays for the slots that are on it, and takes nobody else.
+    pub going: bool,
 }
 
 impl Gpu {
@@ -63,6 +65,24 @@ pub struct Known {
     pub node_bytes: Option<u64>,
 }
 
+/// The group of the GPU `gpu` of `pool`, by their names; `None` = it is of another pool.
+pub(crate) fn group_of<'n>(pool: &str, gpu: &'n str) -> Option<&'n str> {
+    let rest = gpu.strip_prefix(pool)?.strip_prefix('-')?;
+    let group = |text: &'n str| {
+        let (group, index) = text.rsplit_once('-')?;
+        (name(pool, group, index.parse().ok()?) == gpu).then_some(group)
+    };
+    group(rest).or_else(|| group(rest.rsplit_once('-')?.0))
+}
+
+/// A GPU that `pool` has no more, in what was its group.
+pub(crate) fn gone(pool: &GpuPool, group: &str, known: Known, name: &str) -> Gpu {
+    let named = pool.spec.gpus.iter().find(|known| known.name == group).cloned();
+    let group =
+        named.unwrap_or_else(|| GpuGroup { name: group.to_owned(), count: 0, sharing: Sharing::default() });
+    Gpu { going: true, ..gpu(pool, &group, known, name.to_owned()) }
+}
+
 /// All GPUs of `pool` as it says them, in the order of its groups. `known` tells what the cluster says of one, by its name.
 pub fn gpus(pool: &GpuPool, known: &dyn Fn(&str) -> Known) -> Vec<Gpu> {
     let pool_name = pool.metadata.name.as_deref().unwrap_or_default();
@@ -92,12 +112,20 @@ fn gpu(pool: &GpuPool, group: &GpuGroup, known: Known, name: String) -> Gpu {
         settings,
         host_bytes: pool.spec.host_memory_per_gpu.bytes(),
         node_bytes: known.node_bytes,
+        going: false,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_that_no_gpu_of_the_pool_has_is_of_no_group() {
+        for gpu in ["p-chat", "q-chat-0", "p-chat-x", "p-chat-00", "pchat-0", "p-a-b-0", "p-a-b-0-000000"] {
+            assert_eq!(group_of("p", gpu), None, "{gpu}");
+        }
+    }
 
     #[test]
     fn two_gpus_never_have_one_name() {
@@ -109,6 +137,7 @@ mod tests {
                 for index in [0, 1, 10, 1023] {
                     let other = seen.insert(name(pool, group, index), (pool, group, index));
                     assert_eq!(other, None, "{pool} {group} {index}");
+                    assert_eq!(group_of(pool, &name(pool, group, index)), Some(group));
                 }
             }
         }

@@ -190,7 +190,8 @@ fn group_exists(rooms: &[Room<'_>], slot: &Slot) -> Result<(), Unplaced> {
     if rooms.iter().any(|room| room.may_use(slot)) {
         return Ok(());
     }
-    let mut known: Vec<&str> = rooms.iter().map(|room| room.gpu.group.as_str()).collect();
+    let staying = rooms.iter().filter(|room| !room.gpu.going);
+    let mut known: Vec<&str> = staying.map(|room| room.gpu.group.as_str()).collect();
     known.dedup();
     let group = slot.group.clone().unwrap_or_default();
     Err(Unplaced::GroupNotFound { group, known: known.join(", ") })

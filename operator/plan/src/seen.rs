@@ -214,6 +214,11 @@ impl<'a> Index<'a> {
         self.pods.get(&(tenant, slot, claim)).copied()
     }
 
+    /// GPUs that slots are on, by name.
+    pub fn taken(&self) -> impl Iterator<Item = (&'a str, &OfGpu<'a>)> {
+        self.gpus.iter().filter(|(_, own)| !own.slots.is_empty()).map(|(name, own)| (*name, own))
+    }
+
     pub fn gpu(&self, name: &str) -> Option<&OfGpu<'a>> {
         self.gpus.get(name)
     }

@@ -167,12 +167,16 @@ impl<'a> Plan<'a> {
 
 /// Plans a pool and its tenants. Without a pool nothing is placed, and nothing of what is there is to go.
 pub fn plan<'a>(given: &Given<'a>) -> Plan<'a> {
-    let mut tenants: Vec<TenantPlan<'a>> =
-        given.tenants.iter().map(|tenant| admitted(given, tenant)).collect();
-    let Some(pool) = given.pool else { return Plan { tenants, ..Plan::default() } };
+    let Some(pool) = given.pool else {
+        let tenants = given.tenants.iter().map(|tenant| admitted(given, tenant, false)).collect();
+        return Plan { tenants, ..Plan::default() };
+    };
     let index = Index::new(given.seen);
     let (gpus, epochs): (Vec<Gpu>, Vec<Epoch>) =
         dated(pool, &index, given).into_iter().map(|dated| (dated.gpu, dated.epoch)).unzip();
+    let keeps = |tenant: &&ModelTenant| keeps_group(tenant, &gpus, &index);
+    let mut tenants: Vec<TenantPlan<'a>> =
+        given.tenants.iter().map(|tenant| admitted(given, tenant, keeps(tenant))).collect();
     let terms = PoolTerms::new(pool, &gpus);
     let claims: Claims<'_> = gpus
         .iter()
@@ -220,13 +224,22 @@ fn planned(slot: &Slot, placement: &mut Placement, gpus: &[Gpu], at: &impl Fn(St
     SlotPlan { index: slot.index, on, demand, floor_bytes: demand.floor_bytes, share_bytes: 0, dealt: false }
 }
 
-fn admitted<'a>(given: &Given<'a>, tenant: &'a ModelTenant) -> TenantPlan<'a> {
+/// Whether the tenant is on a GPU of the group that it names, which the pool may have no more.
+fn keeps_group(tenant: &ModelTenant, gpus: &[Gpu], index: &Index<'_>) -> bool {
+    let on = |gpu: &Gpu| index.slots(name(tenant)).iter().any(|(_, there)| *there == gpu.name);
+    gpus.iter().any(|gpu| gpu.going && Some(&gpu.group) == tenant.spec.gpu_group.as_ref() && on(gpu))
+}
+
+fn admitted<'a>(given: &Given<'a>, tenant: &'a ModelTenant, keeps_group: bool) -> TenantPlan<'a> {
     let kept = tenant.status.as_ref().and_then(|status| status.model.clone());
     let sizes = |kept: &ModelStatus| Geometry::of_status(kept, threads(&tenant.spec));
     let said = given.seen.inspections.get(name(tenant));
     let told = said.and_then(|said| said.as_ref().ok()).map(geometry::status);
     let inspected = kept.filter(|kept| sizes(kept).is_some()).or(told);
     let mut accepted = accepted(tenant, given.pool, given.cluster);
+    if keeps_group && accepted.reason == Reason::GroupNotFound {
+        accepted = Finding::as_expected(Truth::True);
+    }
     let model = Geometry::not_needed(&tenant.spec).or_else(|| inspected.as_ref().and_then(sizes));
     let refusal = said.and_then(|said| said.as_ref().err()).filter(|_| model.is_none()).cloned();
     let verdict = refusal.as_ref().map_or_else(|| last_verdict(tenant), |refusal| refused(refusal).0);

@@ -22,6 +22,7 @@ pub fn gpu(name: &str, group: &str, mode: SharingMode) -> Gpu {
         last_bytes: None,
         host_bytes: 1000,
         node_bytes: None,
+        going: false,
     }
 }
 

@@ -6,6 +6,7 @@ use sluice_plan::report::pool_status;
 use sluice_plan::seen::Seen;
 use sluice_plan::settings::Settings;
 use sluice_plan::unit::{Plan, plan};
+use sluice_types::conditions::Reason;
 use sluice_types::pool::UpdatePolicy;
 use sluice_types::{GpuPool, ModelTenant};
 
@@ -157,4 +158,90 @@ fn a_tenant_is_judged_by_what_its_gpu_is_made_of_now() {
     let (placed, chunks) = with_small_chunks_to_come(UpdatePolicy::WhenEmpty);
     assert_eq!((placed, chunks), (vec![true, false], vec![json!(64 << 10)]));
     assert_eq!(with_small_chunks_to_come(UpdatePolicy::Disruptive).0, [false, false]);
+}
+
+/// A pool of two GPUs of `chat`, on the second of which a tenant that may name the group serves.
+fn two(named: bool) -> (ModelTenant, Seen) {
+    let pool = changed(of(r#"{"gpus": [{"name": "chat", "count": 2}]}"#), UpdatePolicy::WhenEmpty);
+    let mut seen = serving(&pool);
+    seen.claims[0].name = "p-chat-1-e4".into();
+    seen.slots[0].claim = "p-chat-1-e4".into();
+    let mut tenant = inspected();
+    tenant.spec.gpu_group = named.then(|| "chat".to_owned());
+    (tenant, seen)
+}
+
+/// Changes of that pool after which it has no second GPU of `chat`.
+const SMALLER: [&str; 3] = [
+    r#"{"gpus": [{"name": "chat"}]}"#,
+    r#"{"gpus": [{"name": "other"}]}"#,
+    r#"{"gpus": [{"name": "chat", "sharing": {"mode": "Spatial"}}], "runtimeClassName": "nvidia"}"#,
+];
+
+#[test]
+fn a_gpu_that_the_pool_has_no_more_stays_until_nobody_is_on_it() {
+    for named in [false, true] {
+        let (tenant, seen) = two(named);
+        let tenants = [&tenant];
+        let before = changed(of(r#"{"gpus": [{"name": "chat", "count": 2}]}"#), UpdatePolicy::WhenEmpty);
+        let now = slots(&plan(&given(&before, &tenants, &seen)), &before);
+        assert_eq!(now.len(), 2);
+        for change in SMALLER {
+            let later = changed(of(change), UpdatePolicy::WhenEmpty);
+            let given = given(&later, &tenants, &seen);
+            let plan = plan(&given);
+            assert_eq!(slots(&plan, &later), now, "{change}");
+            let status = pool_status(&given, &plan, &later);
+            let degraded = status.conditions.iter().find(|one| one.type_ == "Degraded").expect("Degraded");
+            assert_eq!(degraded.reason, "UpdateWaits", "{change}");
+            let told = status.gpus.last().expect("a GPU");
+            assert_eq!((told.name.as_str(), told.tenants.len()), ("p-chat-1", 1));
+        }
+    }
+}
+
+#[test]
+fn a_gpu_that_the_pool_has_no_more_takes_nobody_and_goes_with_its_last_slot() {
+    let names = |pool: &GpuPool, seen: &Seen, tenants: &[&ModelTenant]| -> Vec<String> {
+        let plan = plan(&given(pool, tenants, seen));
+        let on = plan.tenants.iter().flat_map(|tenant| tenant.slots.iter().map(|slot| slot.on.as_ref().ok()));
+        on.map(|at| at.map(|at| plan.gpus[*at].gpu.name.clone()).unwrap_or_default()).collect()
+    };
+    let (tenant, seen) = two(false);
+    let mut new = tenant.clone();
+    new.metadata.name = Some("u".into());
+    new.spec.replicas = 2;
+    let smaller = changed(of(SMALLER[1]), UpdatePolicy::WhenEmpty);
+    assert_eq!(names(&smaller, &seen, &[&tenant, &new]), ["p-chat-1", "p-other-0", ""]);
+    let empty = Seen { slots: Vec::new(), ..seen.clone() };
+    assert_eq!(names(&smaller, &empty, &[&tenant, &new]), ["p-other-0", "p-other-0", ""]);
+    let at_once = changed(of(SMALLER[1]), UpdatePolicy::Disruptive);
+    assert_eq!(names(&at_once, &seen, &[&tenant, &new]), ["p-other-0", "p-other-0", ""]);
+    let (named, _) = two(true);
+    let mut late = named.clone();
+    late.metadata.name = Some("u".into());
+    let found = plan(&given(&smaller, &[&named, &late], &seen))
+        .tenants
+        .iter()
+        .map(|one| one.accepted.reason)
+        .collect::<Vec<_>>();
+    assert_eq!(found, [Reason::AsExpected, Reason::GroupNotFound], "who is not there has no such group");
+    assert!(names(&at_once, &seen, &[&named]).is_empty());
+}
+
+#[test]
+fn a_gpu_that_the_pool_has_no_more_leaves_a_lost_node_for_a_claim_of_the_same() {
+    let (tenant, mut seen) = two(true);
+    seen.nodes.get_mut("a").expect("its node").lost_since = Some(0);
+    let pool = changed(of(SMALLER[2]), UpdatePolicy::WhenEmpty);
+    let tenants = [&tenant];
+    let plan = plan(&given(&pool, &tenants, &seen));
+    let planned = plan.gpus.last().expect("a GPU");
+    let epoch = planned.epoch.expect("an epoch");
+    assert_eq!(
+        (planned.gpu.name.as_str(), epoch.number, epoch.waits),
+        ("p-chat-1", 5, false),
+        "it is to be made"
+    );
+    assert_eq!(planned.gpu.settings.runtime_class_name, None);
 }

@@ -250,20 +250,22 @@ fn index(slot: &SlotStatus) -> Option<u32> {
 
 /// The claims that the status of a pool names.
 fn claims(pool: &GpuPool) -> Vec<ClaimSeen> {
-    let told: BTreeMap<&str, &GpuStatus> =
-        pool.status.iter().flat_map(|status| &status.gpus).map(|gpu| (gpu.name.as_str(), gpu)).collect();
-    let claim = |gpu: &sluice_plan::gpu::Gpu| {
-        let status = told.get(gpu.name.as_str())?;
+    let digests: BTreeMap<String, String> = gpus(pool, &|_| Known::default())
+        .into_iter()
+        .map(|gpu| (gpu.name.clone(), claim_digest(pool, &gpu)))
+        .collect();
+    let claim = |status: &GpuStatus| {
         let capacity_bytes = status.capacity.as_ref().map(sluice_types::Quantity::bytes);
         Some(ClaimSeen {
             name: status.claim_name.clone()?,
-            digest: claim_digest(pool, gpu),
+            // Of one that the pool has no more it is of no matter.
+            digest: digests.get(&status.name).cloned().unwrap_or_default(),
             mode: status.effective_mode,
             device: Some(DeviceSeen { capacity_bytes, ..DeviceSeen::default() }),
             ..ClaimSeen::default()
         })
     };
-    gpus(pool, &|_| Known::default()).iter().filter_map(claim).collect()
+    pool.status.iter().flat_map(|status| &status.gpus).filter_map(claim).collect()
 }
 
 /// The slots that the status of a tenant names with their GPUs. The epoch of the claim is of no matter to where they are.

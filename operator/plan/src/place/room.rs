@@ -39,9 +39,10 @@ impl<'a> Room<'a> {
         }
     }
 
-    /// Whether the GPU is of the group that the tenant names.
+    /// Whether the GPU is of the group that the tenant names, and takes it.
     pub fn may_use(&self, slot: &Slot) -> bool {
-        slot.group.as_ref().is_none_or(|group| *group == self.gpu.group)
+        let takes = !self.gpu.going || slot.on.as_ref() == Some(&self.gpu.name);
+        takes && slot.group.as_ref().is_none_or(|group| *group == self.gpu.group)
     }
 
     /// Device memory above all floors, bytes.
