@@ -2,6 +2,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | [`api`] | the way to the API server |
 //! | [`world`] | mirrors what is watched, pruned to what decisions need |
 //! | [`queue`] | which pools are to be looked at, and when |
 //! | [`reconcile`] | one pool with its tenants, in five steps: dereference, validate, build, apply, status |
@@ -15,6 +16,7 @@
 //! All decisions are in `sluice-plan`; here is what talks to the API server.
 #![forbid(unsafe_code)]
 
+mod api;
 mod args;
 pub mod credentials;
 pub mod lease;

@@ -10,7 +10,7 @@ use anyhow::Context;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::events::Reporter;
-use kube::{Api, Client};
+use kube::{Api, Client, Config};
 use sluice_plan::accept::Cluster;
 use sluice_plan::objects::{MANAGER, Release};
 use sluice_wire::directive::Fence;
@@ -19,6 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
+use crate::api;
 use crate::args::Args;
 use crate::credentials::Keeper;
 use crate::lease::Holder;
@@ -69,7 +70,8 @@ pub fn run(args: Args) -> ExitCode {
 
 async fn serve(args: Args) -> anyhow::Result<()> {
     let began = Instant::now();
-    let client = Client::try_default().await.context("no way to the API server")?;
+    let config = Config::infer().await.context("no way to the API server")?;
+    let client = api::client(config, api::LIMIT).context("no way to the API server")?;
     let (world, queue) = (Arc::new(World::default()), Arc::new(Queue::default()));
     let feed = Feed {
         world: world.clone(),

@@ -1,0 +1,166 @@
+//! The way to the API server: no request waits for ever.
+//!
+//! A server that goes without a word, with a request in its hands, leaves a connection that nothing ever comes from. kube sets
+//! no limit to that, and one such connection would stop a worker for good.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::BoxError;
+use axum::body::{Body, Bytes, HttpBody, to_bytes};
+use http::{Request, Response, Uri};
+use kube::client::{Body as Sent, ClientBuilder};
+use kube::{Client, Config};
+use tower::Service;
+use tower::layer::layer_fn;
+
+/// Longest time of a request with its answer and kube's own repetitions; of a watch until it begins. Three times what a
+/// webhook of it gets by default, and half of what the API server itself gives a request.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// Nothing came in time.
+#[derive(Debug, thiserror::Error)]
+#[error("the API server gave no answer within {} s", .0.as_secs_f32())]
+struct Silent(Duration);
+
+/// A client of the API server that `config` names.
+///
+/// # Errors
+/// The configuration cannot be followed.
+pub fn client(config: Config, limit: Duration) -> kube::Result<Client> {
+    let layer = layer_fn(|inner| Timed { inner, limit });
+    Ok(ClientBuilder::try_from(config)?.with_layer(&layer).build())
+}
+
+/// Gives each request its time.
+#[derive(Clone, Debug)]
+struct Timed<S> {
+    inner: S,
+    limit: Duration,
+}
+
+impl<S, B> Service<Request<Sent>> for Timed<S>
+where
+    S: Service<Request<Sent>, Response = Response<B>>,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError>,
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<Body>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(context).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Request<Sent>) -> Self::Future {
+        let (limit, watches) = (self.limit, watches(request.uri()));
+        // Not within the future: the request's span belongs below the span of whoever asks now.
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let late = |_| Silent(limit);
+            tokio::time::timeout(limit, whole(answer, watches)).await.map_err(late)?
+        })
+    }
+}
+
+/// The answer with all of its body, but of a watch, whose body ends when it likes: kube gives up one that is idle.
+async fn whole<B, E>(
+    answer: impl Future<Output = Result<Response<B>, E>>,
+    watches: bool,
+) -> Result<Response<Body>, BoxError>
+where
+    E: Into<BoxError>,
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let (head, body) = answer.await.map_err(Into::into)?.into_parts();
+    let body = match Body::new(body) {
+        endless if watches => endless,
+        body => Body::from(to_bytes(body, usize::MAX).await?),
+    };
+    Ok(Response::from_parts(head, body))
+}
+
+fn watches(uri: &Uri) -> bool {
+    let pairs = uri.query().unwrap_or_default().split('&');
+    pairs.filter_map(|pair| pair.strip_prefix("watch=")).any(|value| value != "false" && value != "0")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use futures_util::{StreamExt as _, stream};
+    use k8s_openapi::api::core::v1::Secret;
+    use kube::Api;
+    use kube::api::{Patch, PatchParams, WatchEvent, WatchParams};
+    use tokio::net::TcpListener;
+    use tokio::time::sleep;
+    use tower::Layer as _;
+
+    use super::*;
+
+    /// Far beyond every limit.
+    const LONG: Duration = Duration::from_secs(200);
+
+    async fn patched(client: Client) -> kube::Result<Secret> {
+        let api: Api<Secret> = Api::namespaced(client, "ns");
+        api.patch("s", &PatchParams::default(), &Patch::Merge(serde_json::json!({}))).await
+    }
+
+    #[tokio::test]
+    async fn a_server_that_takes_a_request_and_is_gone_is_not_waited_for() {
+        // One provider in the tree; another test may have installed it.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tokio::spawn(async move {
+            let mut taken = Vec::new();
+            loop {
+                taken.push(listener.accept().await.unwrap());
+            }
+        });
+        let config = Config::new(format!("http://{address}").parse().unwrap());
+        let client = client(config, Duration::from_millis(100)).unwrap();
+        let answer =
+            tokio::time::timeout(Duration::from_secs(20), patched(client)).await.expect("not for ever");
+        assert!(format!("{:?}", answer.unwrap_err()).contains("Silent"));
+        server.abort();
+    }
+
+    /// A server whose answers begin at once and have these frames, each after its time.
+    fn telling<const N: usize>(frames: [(Duration, &'static str); N]) -> Client {
+        let service = tower::service_fn(move |_: Request<Sent>| async move {
+            let body = stream::iter(frames).then(|(after, frame)| async move {
+                sleep(after).await;
+                Ok::<_, Infallible>(frame)
+            });
+            Ok::<_, Infallible>(Response::new(Body::from_stream(body)))
+        });
+        Client::new(layer_fn(|inner| Timed { inner, limit: LIMIT }).layer(service), "default")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_stops_half_way_is_not_waited_for() {
+        let whole = telling([(Duration::ZERO, r#"{"metadata": {"#), (LIMIT / 2, r#""name": "s"}}"#)]);
+        assert_eq!(patched(whole).await.unwrap().metadata.name.as_deref(), Some("s"));
+        let began = tokio::time::Instant::now();
+        let half = telling([(Duration::ZERO, r#"{"metadata": {"#), (LONG, "")]);
+        let error = patched(half).await.unwrap_err();
+        assert!(error.to_string().contains("no answer within 30 s"), "{error}");
+        assert_eq!(began.elapsed(), LIMIT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_tells_for_longer_than_a_request_may_take() {
+        let added = r#"{"type": "ADDED", "object": {"metadata": {"name": "s"}}}"#;
+        let client = telling([(Duration::ZERO, added), (LONG, "\n"), (LONG, added)]);
+        let api: Api<Secret> = Api::namespaced(client, "ns");
+        let told = api.watch(&WatchParams::default(), "0").await.unwrap().collect::<Vec<_>>().await;
+        assert!(matches!(&told[..], [Ok(WatchEvent::Added(_)), Ok(WatchEvent::Added(_))]), "{told:?}");
+    }
+}
