@@ -110,6 +110,10 @@ fn pool_cases() -> Vec<Case> {
 }
 
 fn tenant_cases() -> Vec<Case> {
+    content_cases().into_iter().chain(key_cases()).chain(change_cases()).collect()
+}
+
+fn content_cases() -> Vec<Case> {
     let kv = with(&tenant(), "/spec/memory", json!({"guaranteedKv": "1Gi", "kvLimit": "1024Mi"}));
     let idle = with(&tenant(), "/spec/idle", json!({"afterSeconds": 59, "hibernateAfterSeconds": 60}));
     let key = json!({"name": "keys", "key": "all"});
@@ -162,6 +166,11 @@ fn tenant_cases() -> Vec<Case> {
             "/spec/model/source/huggingFace/revision",
             json!("main"),
         ),
+    ]
+}
+
+fn key_cases() -> Vec<Case> {
+    vec![
         case(
             "ModelTenant.spec.podLabels",
             "podLabels must have no key that begins with sluice.dev/ or app.kubernetes.io/: those are the operator's, by which \
@@ -177,6 +186,11 @@ fn tenant_cases() -> Vec<Case> {
             "/spec/podAnnotations",
             json!({"team": "a", "sluice.dev/config-digest": "0"}),
         ),
+    ]
+}
+
+fn change_cases() -> Vec<Case> {
+    vec![
         change(
             "ModelTenant.spec.poolRef",
             "poolRef is immutable",

@@ -1,5 +1,8 @@
 //! A tenant whose engine is a server of OpenAI's API that is not ours, on a GPU of its own beside one that others share.
 
+#[expect(dead_code, reason = "it runs as a program of its own")]
+mod vllm;
+
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;

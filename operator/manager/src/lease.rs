@@ -82,7 +82,7 @@ impl Holder {
     }
 
     /// Renews the Lease for as long as that goes.
-    pub async fn keep(&mut self) -> LeaseError {
+    pub async fn keep(&self) -> LeaseError {
         let mut renewed = Instant::now();
         // A third of the time is left to whoever is still writing when this gives up.
         let deadline = self.duration * 2 / 3;
@@ -109,7 +109,7 @@ impl Holder {
     }
 
     /// Gives the Lease back, so that another need not wait until it runs out.
-    pub async fn release(&mut self) -> Result<(), LeaseError> {
+    pub async fn release(&self) -> Result<(), LeaseError> {
         let mut lease = self.get().await?.unwrap_or_default();
         if holder(&lease) == Some(&self.identity) {
             let spec = lease.spec.get_or_insert_default();
@@ -119,9 +119,8 @@ impl Holder {
         Ok(())
     }
 
-    /// Sees to it that the next leader's epoch is higher than this one, which sidecars have in store: the Lease does not know of
-    /// it where it was deleted and made anew, or where another installation led before. Whoever does not hold the Lease leaves
-    /// it alone: a newer leader is what they follow then. Answers whether it was held.
+    /// Sees to it that the next leader's epoch is higher than this one. Whoever does not hold the Lease leaves it alone. Answers
+    /// whether it was held.
     ///
     /// # Errors
     /// The Lease could not be read or written.
@@ -131,8 +130,7 @@ impl Holder {
             return Ok(false);
         }
         let spec = lease.spec.get_or_insert_default();
-        // Leaders to come add one each.
-        let epoch = i32::try_from(epoch).unwrap_or(i32::MAX).min(i32::MAX / 2);
+        let epoch = i32::try_from(epoch).unwrap_or(i32::MAX);
         spec.lease_transitions = spec.lease_transitions.max(Some(epoch));
         self.replace(&lease).await.map(|()| true)
     }

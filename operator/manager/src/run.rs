@@ -27,7 +27,8 @@ use crate::metrics::Metrics;
 use crate::queue::Queue;
 use crate::reconcile::{Announcer, Memory, Operator};
 use crate::server::{Leads, Served, read_router, router};
-use crate::sidecars::call::Way;
+use crate::sidecars::call::{Address, Way};
+use crate::sidecars::contest::{Contest, Verdict};
 use crate::sidecars::{News, Sidecars};
 use crate::telemetry::Telemetry;
 use crate::world::{Feed, Unit, World, watch_all};
@@ -170,17 +171,16 @@ async fn lead(start: &Start) -> anyhow::Result<()> {
     let (certificate, certificates) = watch::channel(None);
     let (news, heard) = mpsc::unbounded_channel();
     let way = Way::new(certificates, PATIENCE).at_port(args.sidecar_port);
-    let operator = start.operator(Sidecars::new(way, epoch, news).read_every(args.poll_every()));
-    let operator = Arc::new(operator);
+    let sidecars = Sidecars::new(way, epoch, news).read_every(args.poll_every());
+    let contest = Contest::new(&holder, sidecars.fences());
+    let operator = Arc::new(start.operator(sidecars));
     let _ = start.leads.set(operator.clone());
     let mut workers = JoinSet::new();
     workers.spawn(work(operator.clone(), start.feed.clone(), start.began));
     workers.spawn(certify(operator.clone(), certificate));
-    let mut deposed = None;
     let ended = tokio::select! {
         lost = holder.keep() => Err(lost.into()),
-        fence = hear(&operator, heard) => {
-            deposed = Some(fence);
+        fence = hear(&operator, heard, contest) => {
             Err(anyhow::anyhow!("sidecars follow a newer leader: {fence}"))
         }
         ended = workers.join_next() => Err(anyhow::anyhow!("the work ended: {ended:?}")),
@@ -189,14 +189,6 @@ async fn lead(start: &Start) -> anyhow::Result<()> {
     // Nothing is written any more when the Lease is given back.
     workers.shutdown().await;
     metrics.leads(false);
-    if let Some(Fence { epoch, .. }) = deposed
-        && holder.outdo(epoch).await?
-    {
-        tracing::warn!(
-            epoch,
-            "the Lease is this replica's: its next leader comes after what sidecars follow"
-        );
-    }
     if ended.is_ok() {
         tracing::info!("ends, and gives the Lease back");
         holder.release().await?;
@@ -226,7 +218,11 @@ async fn certify(operator: Arc<Operator>, certificate: watch::Sender<Option<Arc<
 }
 
 /// Hears what comes from sidecars, until one of them follows a newer leader.
-async fn hear(operator: &Operator, mut heard: mpsc::UnboundedReceiver<News>) -> Fence {
+async fn hear(
+    operator: &Operator,
+    mut heard: mpsc::UnboundedReceiver<News>,
+    mut contest: Contest<'_>,
+) -> Fence {
     loop {
         match heard.recv().await {
             Some(News::Read(gpu)) => {
@@ -240,11 +236,28 @@ async fn hear(operator: &Operator, mut heard: mpsc::UnboundedReceiver<News>) -> 
                 operator.metrics.untold(operator.untold_count());
                 operator.queue.add_after(&unit, READ_SETTLE);
             }
-            Some(News::Deposed(fence)) => return fence,
+            Some(News::Deposed(sidecar, fence)) => {
+                if is_deposed(&mut contest, &sidecar, fence).await {
+                    return fence;
+                }
+            }
             // The operator that it speaks of has the other end.
             None => std::future::pending().await,
         }
     }
+}
+
+/// Whether a sidecar follows a newer leader that there is. What cannot be found out is asked again: the sidecar tells again.
+async fn is_deposed(contest: &mut Contest<'_>, sidecar: &Address, fence: Fence) -> bool {
+    let epoch = fence.epoch;
+    match tokio::time::timeout(PATIENCE, contest.hear(sidecar, fence)).await {
+        Ok(Ok(Verdict::Deposed)) => return true,
+        Ok(Ok(Verdict::Beyond)) => {}
+        Ok(Ok(Verdict::TooOften)) => tracing::debug!(%sidecar, epoch, "is not believed so soon again"),
+        Ok(Err(error)) => tracing::warn!(%sidecar, %error, "whom it follows is not known"),
+        Err(_) => tracing::warn!(%sidecar, "whom it follows is not known: the API server does not answer"),
+    }
+    false
 }
 
 /// Looks at everything once, and then at whatever changes.

@@ -5,10 +5,12 @@
 //! | [`tls`] | mutual TLS by the operator's own certificate; a sidecar must have the name of its tenant |
 //! | [`call`] | one request over one connection, which is closed after it; so many at a time |
 //! | [`push`] | gives each sidecar its directive until it has it |
+//! | [`contest`] | goes beyond a leader that a sidecar follows and the Lease does not know of |
 //! | [`poll`] | asks one sidecar of each GPU for the states of all, with an ETag |
 //! | [`Sidecars`] | which sidecars there are, and what they said last |
 
 pub mod call;
+pub mod contest;
 mod crew;
 pub mod poll;
 pub mod push;

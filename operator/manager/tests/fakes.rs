@@ -100,22 +100,29 @@ impl Stage {
 
     /// A kubelet has started it, and it is ready.
     pub async fn run(&self, pod: &str, node: &str) {
+        self.bind(pod, node).await;
+        self.pod_is(pod, "True").await;
+    }
+
+    /// The scheduler has given it a node.
+    pub async fn bind(&self, pod: &str, node: &str) {
         let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": {"kind": "Node", "name": node}});
         let pods = self.api::<Pod>();
         let bound: Result<Value, _> =
             pods.create_subresource("binding", pod, &PostParams::default(), &binding).await;
         bound.unwrap();
-        self.pod_is(pod, "True").await;
     }
 
     pub async fn pod_is(&self, pod: &str, ready: &str) {
+        self.pod_at(pod, "10.0.0.9", ready).await;
+    }
+
+    /// It has this address.
+    pub async fn pod_at(&self, pod: &str, address: &str, ready: &str) {
         let conditions =
             json!([{"type": "Ready", "status": ready}, {"type": "PodScheduled", "status": "True"}]);
-        self.set_status::<Pod>(
-            pod,
-            json!({"phase": "Running", "podIP": "10.0.0.9", "conditions": conditions}),
-        )
-        .await;
+        self.set_status::<Pod>(pod, json!({"phase": "Running", "podIP": address, "conditions": conditions}))
+            .await;
     }
 
     /// The scheduler has found no node.

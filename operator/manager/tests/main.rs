@@ -4,9 +4,14 @@
 #![allow(clippy::unwrap_used)]
 
 mod fakes;
+mod following;
 mod leading;
 mod page;
 mod placing;
 mod pods;
 mod serving;
 mod stage;
+// Sidecars over real TLS; not everything of them is needed here.
+#[allow(dead_code)]
+#[path = "modules/stub.rs"]
+mod stub;

@@ -22,7 +22,8 @@ fn main() {
     };
     assert_eq!(args[1], "serve");
     assert!(std::fs::read_dir(&args[2]).is_ok_and(|mut files| files.next().is_some()), "a model in {args:?}");
-    let listener = TcpListener::bind(format!("{}:{}", after("--host"), after("--port"))).expect("its port is free");
+    let listener =
+        TcpListener::bind(format!("{}:{}", after("--host"), after("--port"))).expect("its port is free");
     let model = after("--served-model-name");
     for socket in listener.incoming().flatten() {
         let model = model.clone();
@@ -56,10 +57,14 @@ fn route(socket: &TcpStream, path: &str, body: &str, model: &str) -> Option<()> 
             say(socket, 200, "text/plain", "")
         }
         "/is_sleeping" => say(socket, 200, JSON, &format!("{{\"is_sleeping\": {asleep}}}")),
-        "/v1/models" => say(socket, 200, JSON, &format!("{{\"object\": \"list\", \"data\": [{{\"id\": \"{model}\"}}]}}")),
+        "/v1/models" => {
+            say(socket, 200, JSON, &format!("{{\"object\": \"list\", \"data\": [{{\"id\": \"{model}\"}}]}}"))
+        }
         "/metrics" => say(socket, 200, "text/plain", "vllm:num_requests_waiting{engine=\"0\"} 0.0\n"),
         "/health" => say(socket, 200, "text/plain", ""),
-        "/v1/completions" | "/v1/chat/completions" if asleep => say(socket, 500, JSON, "{\"error\": \"asleep\"}"),
+        "/v1/completions" | "/v1/chat/completions" if asleep => {
+            say(socket, 500, JSON, "{\"error\": \"asleep\"}")
+        }
         "/v1/completions" | "/v1/chat/completions" => speak(socket, body, path.contains("chat")),
         _ => say(socket, 404, "text/plain", ""),
     }
@@ -80,7 +85,10 @@ fn speak(mut socket: &TcpStream, body: &str, chat: bool) -> Option<()> {
     let count = plain.split("\"max_tokens\":").nth(1)?;
     let count: u32 = count.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()?;
     let word = |at: u32| format!(" w{at}");
-    let usage = format!("\"usage\": {{\"prompt_tokens\": 4, \"completion_tokens\": {count}, \"total_tokens\": {}}}", count + 4);
+    let usage = format!(
+        "\"usage\": {{\"prompt_tokens\": 4, \"completion_tokens\": {count}, \"total_tokens\": {}}}",
+        count + 4
+    );
     if !plain.contains("\"stream\":true") {
         let text: String = (0..count).map(word).collect();
         thread::sleep(PACE * count);
@@ -91,7 +99,9 @@ fn speak(mut socket: &TcpStream, body: &str, chat: bool) -> Option<()> {
         let choice = format!("{{\"index\": 0, {said}, \"finish_reason\": \"length\"}}");
         return say(socket, 200, JSON, &format!("{{\"id\": \"a\", \"choices\": [{choice}], {usage}}}"));
     }
-    socket.write_all(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n").ok()?;
+    socket
+        .write_all(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+        .ok()?;
     for at in 0..count {
         thread::sleep(PACE);
         let said = match chat {

@@ -208,7 +208,7 @@ impl Keeper {
             error: Box::new(error),
         };
         let found = api.get_opt(&slot.secret).await.map_err(failed)?;
-        if found.as_ref().is_some_and(|secret| !is_of(&secret.metadata, &slot.owner.uid)) {
+        if found.as_ref().is_some_and(|secret| !is_of(&secret.metadata, |uid| uid == slot.owner.uid)) {
             return Err(CredentialError::Taken {
                 namespace: slot.namespace.clone(),
                 name: slot.secret.clone(),
@@ -230,12 +230,17 @@ impl Keeper {
         self.memory(|memory| memory.slots.retain(|(namespace, secret), _| is_there(namespace, secret)));
     }
 
-    /// Deletes the Secret of a slot that is gone while its tenant, of uid `owner`, stays. One that is not there is gone
+    /// Deletes the Secret of a slot that is gone while its tenant stays, whose uid `is_owner` knows. One that is not there is gone
     /// already, and one that is somebody else's is left alone.
     ///
     /// # Errors
     /// The API server said no, or nothing.
-    pub async fn delete(&self, namespace: &str, secret: &str, owner: &str) -> Result<(), CredentialError> {
+    pub async fn delete(
+        &self,
+        namespace: &str,
+        secret: &str,
+        is_owner: impl Fn(&str) -> bool,
+    ) -> Result<(), CredentialError> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
         self.memory(|memory| memory.slots.remove(&(namespace.to_owned(), secret.to_owned())));
         let failed = |error| {
@@ -243,7 +248,7 @@ impl Keeper {
             CredentialError::Api { namespace, name, error: Box::new(error) }
         };
         let found = api.get_metadata_opt(secret).await.map_err(failed)?;
-        let Some(found) = found.filter(|found| is_of(&found.metadata, owner)) else { return Ok(()) };
+        let Some(found) = found.filter(|found| is_of(&found.metadata, is_owner)) else { return Ok(()) };
         let only = Preconditions { uid: found.metadata.uid, resource_version: None };
         let params = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
         match api.delete(secret, &params).await {
@@ -292,8 +297,8 @@ fn until(held: Option<&Credentials>, names: &Names, authorities: &Authorities, n
     }
 }
 
-fn is_of(secret: &ObjectMeta, owner: &str) -> bool {
-    secret.owner_references.iter().flatten().any(|one| one.uid == owner)
+fn is_of(secret: &ObjectMeta, is_owner: impl Fn(&str) -> bool) -> bool {
+    secret.owner_references.iter().flatten().any(|one| is_owner(&one.uid))
 }
 
 fn data(secret: &Secret) -> BTreeMap<String, Vec<u8>> {

@@ -320,7 +320,7 @@ impl Operator {
         // The certificate goes before what tells of it.
         if kind == Kind::Deployment
             && let Err(error) =
-                self.keeper.delete(&unit.namespace, &format!("sluice-{name}"), &child.owner).await
+                self.keeper.delete(&unit.namespace, &format!("sluice-{name}"), |uid| child.is_of(uid)).await
         {
             tracing::warn!(namespace = unit.namespace, slot = name, %error, "its certificate was not deleted");
             return self.queue.add_after(unit, Duration::from_secs(5));

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::call::{Address, Way};
 use super::poll::{Came, EVERY, FIRST, follow};
-use super::push::{Fared, Fences, deliver};
+use super::push::{Fences, insist};
 
 /// Name of a GPU in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,8 +70,8 @@ pub enum News {
     Told(Address, Option<String>),
     /// A sidecar of a GPU has been without its directive for a while, or has it at last.
     Stuck(GpuKey),
-    /// A newer leader has told a sidecar: this one should end.
-    Deposed(Fence),
+    /// A sidecar follows a newer leader, as it says. It is told again until it takes what it is told.
+    Deposed(Address, Fence),
 }
 
 pub(super) type Notices = mpsc::UnboundedSender<News>;
@@ -155,6 +155,11 @@ impl Sidecars {
         Sidecars { every, ..self }
     }
 
+    /// What directives go out with.
+    pub fn fences(&self) -> Arc<Fences> {
+        self.fences.clone()
+    }
+
     /// What there is of a pool now: whoever is new is followed and told, whoever has another directive is told, whoever is gone
     /// is let go. Must be called within a runtime.
     pub fn set(&mut self, namespace: &str, pool: &str, gpus: Vec<Gpu>) {
@@ -226,9 +231,10 @@ impl Sidecars {
                     let _ = news.send(News::Stuck(key.clone()));
                 }
             };
-            if let Fared::Deposed(current) = deliver(&way, &address, &sent, &fences, trouble).await {
-                let _ = news.send(News::Deposed(current));
-            }
+            let deposed = |current| {
+                let _ = news.send(News::Deposed(address.clone(), current));
+            };
+            insist(&way, &address, &sent, &fences, deposed, trouble).await;
         }));
         // What was under way to it ends here: its sequence is lower.
         self.told.insert(

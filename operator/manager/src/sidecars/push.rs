@@ -1,7 +1,6 @@
 //! A directive on its way to one sidecar.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::{HeaderMap, Method, StatusCode, header};
@@ -12,31 +11,49 @@ use super::call::{Address, Way};
 /// First wait after a failure; doubled up to [`LONGEST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_millis(500);
 /// No leader has ever had a higher epoch, which is a number of leaders: a sidecar that tells of one is not believed.
-const MOST_EPOCH: u64 = 1 << 30;
+pub const MOST_EPOCH: u64 = 1 << 30;
+/// Nor has one ever sent so many directives.
+const MOST_SEQUENCE: u64 = 1 << 62;
 /// Longest wait between two tries.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// Sequences of one leader.
+/// What one leader's directives are sent with.
 #[derive(Debug)]
-pub struct Fences {
-    epoch: u64,
-    last: AtomicU64,
-}
+pub struct Fences(Mutex<Fence>);
 
 impl Fences {
     /// Those of the leader of `epoch`.
     pub fn new(epoch: u64) -> Arc<Fences> {
-        Arc::new(Fences { epoch, last: AtomicU64::new(0) })
+        Arc::new(Fences(Mutex::new(Fence { epoch, sequence: 0 })))
     }
 
     /// One higher than any before.
     pub fn next(&self) -> Fence {
-        Fence { epoch: self.epoch, sequence: self.last.fetch_add(1, Ordering::Relaxed) + 1 }
+        let mut last = self.last();
+        last.sequence += 1;
+        *last
+    }
+
+    /// The leader's epoch.
+    pub fn epoch(&self) -> u64 {
+        self.last().epoch
+    }
+
+    /// The leader has at least this epoch from now on.
+    pub fn raise(&self, epoch: u64) {
+        let mut last = self.last();
+        last.epoch = last.epoch.max(epoch);
     }
 
     /// Sequences from now on are beyond this one.
     fn beyond(&self, sequence: u64) {
-        self.last.fetch_max(sequence, Ordering::Relaxed);
+        let mut last = self.last();
+        last.sequence = last.sequence.max(sequence);
+    }
+
+    fn last(&self) -> MutexGuard<'_, Fence> {
+        // Whoever panicked has left a whole pair.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -45,7 +62,7 @@ impl Fences {
 pub enum Fared {
     /// It is in force.
     Taken(Fence),
-    /// A newer leader has told the sidecar already: this one is none any more.
+    /// A newer leader has told the sidecar already, as it says.
     Deposed(Fence),
 }
 
@@ -60,6 +77,30 @@ pub enum Tried {
     Again(String),
 }
 
+/// Tries until the sidecar has the directive. `deposed` hears of a newer leader that it follows: whoever sees to it that this
+/// one is beyond that raises `fences`, and with that it is tried again, as after every failure. `trouble` hears of all
+/// failures, and of the end of them.
+pub async fn insist(
+    way: &Way,
+    address: &Address,
+    directive: &Directive,
+    fences: &Fences,
+    mut deposed: impl FnMut(Fence),
+    mut trouble: impl FnMut(Option<&str>),
+) {
+    let mut wait = FIRST_WAIT;
+    while let Fared::Deposed(current) = deliver(way, address, directive, fences, &mut trouble).await {
+        // Another sidecar's word came first.
+        if fences.epoch() > current.epoch {
+            continue;
+        }
+        deposed(current);
+        trouble(Some(&format!("409: it follows a newer leader, of epoch {}", current.epoch)));
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(LONGEST_WAIT);
+    }
+}
+
 /// Tries until the sidecar has the directive or another leader. `trouble` hears of every failure, and of the end of them.
 pub async fn deliver(
     way: &Way,
@@ -68,24 +109,30 @@ pub async fn deliver(
     fences: &Fences,
     mut trouble: impl FnMut(Option<&str>),
 ) -> Fared {
-    let (mut wait, mut fence) = (FIRST_WAIT, fences.next());
+    let (mut wait, mut fence, mut past) = (FIRST_WAIT, fences.next(), false);
     loop {
         let fenced = Directive { epoch: fence.epoch, sequence: fence.sequence, ..directive.clone() };
-        match attempt(way, address, &fenced).await {
+        let problem = match attempt(way, address, &fenced).await {
             Tried::Over(fared) => {
-                trouble(None);
+                if let Fared::Taken(_) = fared {
+                    trouble(None);
+                }
                 return fared;
             }
             Tried::Past(current) => {
                 fences.beyond(current.sequence);
                 fence = fences.next();
+                // Whoever is always ahead is asked no more often than who always fails.
+                if !std::mem::replace(&mut past, true) {
+                    continue;
+                }
+                format!("409: it has a directive of sequence {} in store", current.sequence)
             }
-            Tried::Again(problem) => {
-                trouble(Some(&problem));
-                tokio::time::sleep(wait).await;
-                wait = (wait * 2).min(LONGEST_WAIT);
-            }
-        }
+            Tried::Again(problem) => problem,
+        };
+        trouble(Some(&problem));
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(LONGEST_WAIT);
     }
 }
 
@@ -107,6 +154,11 @@ fn judged(status: StatusCode, body: &[u8], fence: Fence, words: impl Fn() -> Str
         }
         (StatusCode::CONFLICT, Ok(Current { current })) if current.epoch > fence.epoch => {
             Tried::Over(Fared::Deposed(current))
+        }
+        (StatusCode::CONFLICT, Ok(Current { current }))
+            if current.sequence > MOST_SEQUENCE.max(fence.sequence) =>
+        {
+            Tried::Again(format!("it tells of {} directives, which cannot be", current.sequence))
         }
         (StatusCode::CONFLICT, Ok(Current { current })) => Tried::Past(current),
         (status, _) => Tried::Again(format!("{status}: {}", words())),

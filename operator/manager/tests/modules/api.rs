@@ -73,6 +73,12 @@ impl Kept {
                 }
                 (StatusCode::CREATED, self.keep(&path, sent))
             }
+            ("PUT", Some(object)) => {
+                if sent["metadata"]["resourceVersion"] != object["metadata"]["resourceVersion"] {
+                    return status(StatusCode::CONFLICT, "Conflict");
+                }
+                (StatusCode::OK, self.keep(path, sent))
+            }
             ("PATCH", _) if apply => (StatusCode::OK, self.keep(path, sent)),
             ("PATCH", Some(mut object)) => {
                 if sent["metadata"]["resourceVersion"] != object["metadata"]["resourceVersion"] {

@@ -72,7 +72,7 @@ async fn a_secret_of_somebody_else_is_left_alone() {
     let error = keeper.slot(&slot(), now()).await.unwrap_err();
     assert!(matches!(&error, CredentialError::Taken { name, .. } if name == "sluice-story-0"), "{error}");
     assert_eq!(server.object(SECRET)["data"]["password"], "c2VjcmV0");
-    keeper.delete("ns", "sluice-story-0", &slot().owner.uid).await.unwrap();
+    keeper.delete("ns", "sluice-story-0", |uid| uid == slot().owner.uid).await.unwrap();
     assert_eq!(server.object(SECRET)["data"]["password"], "c2VjcmV0", "nor is it deleted with the slot");
 }
 
@@ -129,7 +129,7 @@ async fn a_slot_that_is_gone_takes_its_secret_along() {
     let keeper = Keeper::new(server.client(), "sluice-system");
     keeper.slot(&slot(), now()).await.unwrap();
     for _ in 0..2 {
-        keeper.delete("ns", "sluice-story-0", &slot().owner.uid).await.unwrap();
+        keeper.delete("ns", "sluice-story-0", |uid| uid == slot().owner.uid).await.unwrap();
     }
     assert_eq!(server.0.lock().unwrap().objects.keys().collect::<Vec<_>>(), [AUTHORITY]);
 }

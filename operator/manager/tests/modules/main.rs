@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod api;
+mod contest;
 mod credentials;
 mod keeper;
 mod real;

@@ -19,32 +19,32 @@ use tokio::sync::{mpsc, watch};
 
 use super::stub::{Came, Stub, now, operator};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 const GOLDEN: &str = include_str!("../../../../crds/wire/tests/golden/directive-v1.json");
 
-fn directive() -> Directive {
+pub fn directive() -> Directive {
     let directive = Directive::from_json(GOLDEN.as_bytes()).unwrap();
     Directive { epoch: 0, sequence: 0, ..directive }
 }
 
-struct World {
-    authorities: Authorities,
-    way: Way,
+pub struct World {
+    pub authorities: Authorities,
+    pub way: Way,
     _credentials: watch::Sender<Option<Arc<rustls::ClientConfig>>>,
 }
 
-fn world() -> World {
+pub fn world() -> World {
     let authorities = Authorities::first(now()).unwrap();
     let (sender, credentials) = watch::channel(Some(operator(&authorities)));
     World { authorities, way: Way::new(credentials, Duration::from_secs(5)), _credentials: sender }
 }
 
-fn current(status: StatusCode, epoch: u64, sequence: u64) -> Response {
+pub fn current(status: StatusCode, epoch: u64, sequence: u64) -> Response {
     let current = json!({"epoch": epoch, "sequence": sequence});
     (status, Json(json!({"error": {"message": "not newer"}, "current": current}))).into_response()
 }
 
-fn fence(came: &Came) -> Fence {
+pub fn fence(came: &Came) -> Fence {
     let sent: Value = serde_json::from_str(&came.body).unwrap();
     Fence { epoch: sent["epoch"].as_u64().unwrap(), sequence: sent["sequence"].as_u64().unwrap() }
 }
@@ -91,14 +91,34 @@ async fn one_that_was_put_by_hand_is_gone_past_and_a_newer_leader_is_obeyed() {
 #[tokio::test]
 async fn a_sidecar_that_tells_of_a_leader_who_cannot_be_is_not_believed() {
     let world = world();
-    let mut lies = vec![u64::MAX, 1 << 31];
+    let mut lies = vec![(7, u64::MAX), (u64::MAX, 1), (1 << 31, 1)];
     let stub = Stub::start(&world.authorities, "story", move |came| match lies.pop() {
-        Some(epoch) => current(StatusCode::CONFLICT, epoch, 1),
+        Some((epoch, sequence)) => current(StatusCode::CONFLICT, epoch, sequence),
         None => current(StatusCode::OK, fence(came).epoch, fence(came).sequence),
     });
     let (stub, mut troubles) = (stub.await, Vec::new());
     assert_eq!(pushed(&world, &stub, &mut troubles).await, Fared::Taken(Fence { epoch: 7, sequence: 1 }));
-    assert!(troubles.len() == 2 && troubles.iter().all(|one| one.contains("cannot be")), "{troubles:?}");
+    assert!(troubles.len() == 3 && troubles.iter().all(|one| one.contains("cannot be")), "{troubles:?}");
+}
+
+#[tokio::test]
+async fn who_is_always_ahead_is_asked_no_more_often_than_who_always_fails() {
+    let world = world();
+    let mut ahead = 5;
+    let stub = Stub::start(&world.authorities, "story", move |came| {
+        let Fence { epoch, sequence } = fence(came);
+        ahead -= 1;
+        current(
+            if ahead > 0 { StatusCode::CONFLICT } else { StatusCode::OK },
+            epoch,
+            sequence + u64::from(ahead > 0),
+        )
+    });
+    let (stub, mut troubles) = (stub.await, Vec::new());
+    let began = tokio::time::Instant::now();
+    assert_eq!(pushed(&world, &stub, &mut troubles).await, Fared::Taken(Fence { epoch: 7, sequence: 9 }));
+    assert_eq!(troubles.len(), 3, "the first one may have been put by hand: {troubles:?}");
+    assert!(began.elapsed() >= Duration::from_millis(500 + 1000 + 2000));
 }
 
 #[tokio::test]
@@ -149,7 +169,7 @@ fn states(names: &[&str], phase: Phase) -> GpuState {
     GpuState { tenants: names.iter().map(report).collect(), ..GpuState::default() }
 }
 
-fn told(came: &Came) -> Response {
+pub fn told(came: &Came) -> Response {
     if came.line.starts_with("PUT") {
         return current(StatusCode::OK, fence(came).epoch, fence(came).sequence);
     }
@@ -176,7 +196,7 @@ fn key() -> GpuKey {
     GpuKey { namespace: "ns".into(), pool: "p".into(), name: "p-chat-0".into() }
 }
 
-fn gpu(stubs: &[&Stub], directive: &Directive) -> Gpu {
+pub fn gpu(stubs: &[&Stub], directive: &Directive) -> Gpu {
     let target = |stub: &&Stub| Target {
         address: stub.address.clone(),
         pod_uid: format!("uid-of-{}", stub.address.name),
@@ -278,13 +298,14 @@ async fn a_gpu_on_which_somebody_loads_is_read_again_soon() {
 }
 
 #[tokio::test]
-async fn a_leader_that_is_none_any_more_is_told() {
+async fn a_leader_is_told_of_a_newer_one_that_a_sidecar_follows() {
     let world = world();
     let stub = Stub::start(&world.authorities, "story", |_| current(StatusCode::CONFLICT, 9, 3)).await;
     let (sender, mut news) = mpsc::unbounded_channel();
-    let mut sidecars = Sidecars::new(world.way.clone(), 7, sender);
+    let mut sidecars = Sidecars::new(world.way.clone(), 7, sender).read_every(None);
     sidecars.set("ns", "p", vec![gpu(&[&stub], &directive())]);
-    until(&mut news, |news| *news == News::Deposed(Fence { epoch: 9, sequence: 3 })).await;
+    until(&mut news, |news| *news == News::Deposed(stub.address.clone(), Fence { epoch: 9, sequence: 3 }))
+        .await;
 }
 
 #[tokio::test]
@@ -320,7 +341,7 @@ async fn who_has_no_directive_for_a_while_is_told_until_it_has_it_or_goes() {
     });
     let stub = stub.await;
     let (sender, mut news) = mpsc::unbounded_channel();
-    let mut sidecars = Sidecars::new(world.way.clone(), 7, sender);
+    let mut sidecars = Sidecars::new(world.way.clone(), 7, sender).read_every(None);
     sidecars.set("ns", "p", vec![gpu(&[&stub], &directive())]);
     let [(tenant, why)] = &stuck(&mut news, &sidecars).await[..] else { panic!("one") };
     assert!(tenant == "story" && why.contains("422"), "{why}");

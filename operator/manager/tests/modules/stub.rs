@@ -69,20 +69,31 @@ pub struct Stub {
 }
 
 impl Stub {
-    /// The sidecar of `name`, which answers as `script` says.
+    /// The sidecar of `ns/name`, which answers as `script` says.
     pub async fn start(
         authorities: &Authorities,
         name: &str,
         script: impl FnMut(&Came) -> Response + Send + 'static,
     ) -> Stub {
+        Stub::of(authorities, "ns", name, script).await
+    }
+
+    /// The sidecar of `namespace/name`, which answers as `script` says.
+    pub async fn of(
+        authorities: &Authorities,
+        namespace: &str,
+        name: &str,
+        script: impl FnMut(&Came) -> Response + Send + 'static,
+    ) -> Stub {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let admin = listener.local_addr().unwrap();
-        let tls = server_config(&credentials(authorities, &Names::slot("ns", name, "p-chat-0-e1.uid-of-p")));
+        let tls =
+            server_config(&credentials(authorities, &Names::slot(namespace, name, "p-chat-0-e1.uid-of-p")));
         let seen: Arc<Mutex<VecDeque<Came>>> = Arc::default();
         let script: Script = Arc::new(Mutex::new(Box::new(script)));
         let router = Router::new().fallback(answer).with_state((seen.clone(), script));
         tokio::spawn(serve(listener, tls, router));
-        Stub { address: Address { namespace: "ns".into(), name: name.into(), admin }, seen }
+        Stub { address: Address { namespace: namespace.into(), name: name.into(), admin }, seen }
     }
 
     pub fn seen(&self) -> Vec<Came> {

@@ -1,0 +1,70 @@
+//! What a leader does about a sidecar that follows a newer one.
+//!
+//! Sidecars keep the epoch that they follow, and the Lease does not know of it where it was deleted and made anew, or where
+//! another installation led before. So whoever holds the Lease nevertheless goes on, with an epoch beyond that one. A sidecar
+//! that tells of ever higher epochs gets so far once in a while, and is without its directive in between: its word alone ends
+//! no leader.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sluice_wire::directive::Fence;
+use tokio::time::Instant;
+
+use super::call::Address;
+use super::push::Fences;
+use crate::lease::{Holder, LeaseError};
+
+/// Time between two epochs that are given up for the word of one sidecar.
+pub const EVERY: Duration = Duration::from_secs(60);
+
+/// What came of a sidecar's word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// This leader's epoch is beyond the one that the sidecar follows.
+    Beyond,
+    /// The same sidecar was outdone only just: it is not believed.
+    TooOften,
+    /// Somebody else holds the Lease: this one leads no more.
+    Deposed,
+}
+
+/// The words of sidecars, and the Lease that they are held against.
+#[derive(Debug)]
+pub struct Contest<'a> {
+    holder: &'a Holder,
+    fences: Arc<Fences>,
+    outdone: HashMap<Address, Instant>,
+}
+
+impl<'a> Contest<'a> {
+    /// No word yet. `fences` are those that directives go out with.
+    pub fn new(holder: &'a Holder, fences: Arc<Fences>) -> Contest<'a> {
+        Contest { holder, fences, outdone: HashMap::new() }
+    }
+
+    /// Hears that `sidecar` follows the leader of `follows`.
+    ///
+    /// # Errors
+    /// The Lease could not be read or written: nothing is known, and nothing has changed.
+    pub async fn hear(&mut self, sidecar: &Address, follows: Fence) -> Result<Verdict, LeaseError> {
+        // Thousands tell of the same leader at once.
+        if self.fences.epoch() > follows.epoch {
+            return Ok(Verdict::Beyond);
+        }
+        self.outdone.retain(|_, at| at.elapsed() < EVERY);
+        if self.outdone.contains_key(sidecar) {
+            return Ok(Verdict::TooOften);
+        }
+        let epoch = follows.epoch.saturating_add(1);
+        // The Lease first: the next leader must be beyond whatever this one has sent.
+        if !self.holder.outdo(epoch).await? {
+            return Ok(Verdict::Deposed);
+        }
+        tracing::warn!(%sidecar, epoch, "the Lease is this replica's: it goes beyond what the sidecar follows");
+        self.fences.raise(epoch);
+        self.outdone.insert(sidecar.clone(), Instant::now());
+        Ok(Verdict::Beyond)
+    }
+}

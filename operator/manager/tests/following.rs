@@ -1,0 +1,105 @@
+//! The leader and a sidecar that follows somebody else, as it says.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Secret;
+use serde_json::{Value, json};
+use sluice_e2e::cluster::eventually;
+use sluice_operator::credentials::authorities::Authorities;
+
+use super::stage::{Operator, Stage};
+use super::stub::{Stub, now};
+
+/// Epoch and sequence.
+type Pair = (u64, u64);
+/// Pairs that came, in their order.
+type Came = Arc<Mutex<Vec<Pair>>>;
+
+/// An operator whose only sidecar answers a directive as `judge` says: true = it takes this pair, or the one that it has.
+async fn directed(
+    stage: &Stage,
+    mut judge: impl FnMut(Pair) -> (bool, Pair) + Send + 'static,
+) -> (Operator, Came) {
+    let authorities = Authorities::first(now()).unwrap();
+    let data: BTreeMap<_, _> =
+        authorities.to_secret().into_iter().filter_map(|(key, text)| Some((key.to_owned(), text?))).collect();
+    let metadata = json!({"name": "sluice-authority"});
+    let secret: Secret = serde_json::from_value(json!({"metadata": metadata, "stringData": data})).unwrap();
+    stage.create(&secret).await;
+    let came = Came::default();
+    let kept = came.clone();
+    let stub = Stub::of(&authorities, &stage.namespace, "t", move |request| {
+        if !request.line.starts_with("PUT") {
+            return StatusCode::SERVICE_UNAVAILABLE.into_response();
+        }
+        let sent: Value = serde_json::from_str(&request.body).unwrap();
+        let pair = (sent["epoch"].as_u64().unwrap(), sent["sequence"].as_u64().unwrap());
+        kept.lock().unwrap().push(pair);
+        answer(judge(pair))
+    });
+    let port = stub.await.address.admin.port().to_string();
+    let operator = stage.operator("one", &["--sidecar-port", &port, "--poll-seconds", "1"]);
+    stage.pool(json!({})).await;
+    stage.tenant("t", json!({})).await;
+    stage.inspected("t", 8).await;
+    let node = stage.node("a").await;
+    let deployments = stage.api::<Deployment>();
+    eventually("a Deployment", async || deployments.get_opt("t-0").await.unwrap()).await;
+    stage.allocate("p-chat-0-e1", &node).await;
+    stage.pod("t-0", "t-0-pod").await;
+    stage.bind("t-0-pod", &node).await;
+    stage.pod_at("t-0-pod", "127.0.0.1", "True").await;
+    (operator, came)
+}
+
+fn answer((takes, (epoch, sequence)): (bool, Pair)) -> Response {
+    let status = if takes { StatusCode::OK } else { StatusCode::CONFLICT };
+    (status, Json(json!({"current": {"epoch": epoch, "sequence": sequence}}))).into_response()
+}
+
+async fn transitions(stage: &Stage) -> Option<i32> {
+    stage.api::<Lease>().get("sluice-operator").await.unwrap().spec?.lease_transitions
+}
+
+#[tokio::test]
+async fn a_sidecar_that_always_follows_a_newer_leader_ends_no_operator() {
+    let Some(stage) = Stage::set("liar").await else { return };
+    let (mut operator, came) = directed(&stage, |(epoch, _)| (false, (epoch + 1, 1))).await;
+    let told = stage.condition("t", "Degraded", "True", "DirectiveNotTaken").await;
+    assert!(told.message.contains("it follows a newer leader"), "{}", told.message);
+    assert!(!operator.has_ended());
+    let epochs: Vec<u64> = came.lock().unwrap().iter().map(|(epoch, _)| *epoch).collect();
+    assert!(epochs.len() >= 4 && epochs[0] == 1 && epochs[1..].iter().all(|epoch| *epoch == 3), "{epochs:?}");
+    assert_eq!(transitions(&stage).await, Some(3));
+    assert_eq!(operator.figure("sluice_operator_leader").await.as_deref(), Some("1"));
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+}
+
+#[tokio::test]
+async fn a_sidecar_that_knows_a_leader_from_before_the_lease_was_made_is_told_by_this_one() {
+    let Some(stage) = Stage::set("known").await else { return };
+    let mut has = (37, 5);
+    let (mut operator, came) = directed(&stage, move |pair| {
+        let newer = pair > has;
+        has = if newer { pair } else { has };
+        (newer, has)
+    })
+    .await;
+    eventually("it is told", async || {
+        came.lock().unwrap().last().is_some_and(|pair| pair.0 == 38).then_some(())
+    })
+    .await;
+    assert_eq!(transitions(&stage).await, Some(38));
+    stage.condition("t", "Degraded", "False", "AsExpected").await;
+    assert!(!operator.has_ended());
+    operator.kill();
+    let _next = stage.operator("two", &[]);
+    eventually("the next leader", async || (stage.leader().await? == "two").then_some(())).await;
+    assert_eq!(transitions(&stage).await, Some(39));
+}
