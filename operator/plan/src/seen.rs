@@ -29,6 +29,8 @@ pub struct Seen {
     pub reports: BTreeMap<(String, String), Report>,
     /// What each slot's sidecar has found to be its floor, bytes, by tenant and GPU: what it told last, even if it is silent now.
     pub floors: BTreeMap<(String, String), u64>,
+    /// Device memory that each slot's tenant owns, bytes, by tenant and GPU: what it told last, even if it is silent now.
+    pub owned: BTreeMap<(String, String), u64>,
     /// Sidecars that have not taken their directive for a while, by tenant and GPU: why not.
     pub untold: BTreeMap<(String, String), String>,
     /// What pods that inspected a model have said, by tenant.

@@ -22,6 +22,12 @@ pub fn floor_bytes(state: &State) -> Option<u64> {
     state.neighbourhood.as_ref().map(|place| place.floor_bytes).filter(|bytes| *bytes > 0)
 }
 
+/// Device memory that a tenant owns, bytes: all that is not free.
+pub fn owned_bytes(state: &State) -> u64 {
+    let owners = &state.memory.owners;
+    owners.total().unwrap_or(u64::MAX).saturating_sub(owners.free_bytes)
+}
+
 /// What a slot's sidecar told.
 pub fn report(state: &State) -> Report {
     Report {

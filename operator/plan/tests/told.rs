@@ -1,6 +1,6 @@
 //! What sidecars tell, as statuses need it.
 
-use sluice_plan::told::{floor_bytes, report, reports};
+use sluice_plan::told::{floor_bytes, owned_bytes, report, reports};
 use sluice_types::tenant::SlotState;
 use sluice_wire::State;
 use sluice_wire::state::{Neighbourhood, Phase, TenantReport};
@@ -49,6 +49,19 @@ fn a_floor_is_told_by_who_waits_and_by_who_serves() {
         assert_eq!(floor_bytes(&State { phase, neighbourhood: place.clone(), ..state() }), Some(12));
         assert_eq!(floor_bytes(&State { phase, neighbourhood: None, ..state() }), None);
     }
+}
+
+#[test]
+fn all_memory_that_is_not_free_is_owned() {
+    let owners = &state().memory.owners;
+    assert_eq!(
+        owned_bytes(&state()),
+        state().memory.capacity_bytes - state().memory.overhead_bytes - owners.free_bytes
+    );
+    assert!(
+        owners.free_bytes > 0 && owners.activation_bytes + owners.staging_bytes > 0,
+        "the golden state tells them"
+    );
 }
 
 #[test]

@@ -224,6 +224,36 @@ fn a_pool_tells_whom_it_would_ask_for_memory() {
 }
 
 #[test]
+fn what_a_gpus_tenants_own_is_told_and_does_not_fall_because_one_is_silent() {
+    let mut pool = host_pool();
+    let mut seen = settled(&pool);
+    let names = ["a", "b"];
+    seen.slots =
+        names.map(|name| SlotSeen { tenant: name.into(), index: 0, claim: "p-chat-0-e4".into() }).into();
+    let tenants = names.map(|name| {
+        let mut tenant = inspected();
+        tenant.metadata.name = Some(name.into());
+        tenant
+    });
+    let tenants: Vec<&ModelTenant> = tenants.iter().collect();
+    let mut used = |owned: &[(&str, u64)]| {
+        let owned = owned.iter().map(|(name, bytes)| (((*name).to_owned(), "p-chat-0".to_owned()), *bytes));
+        seen.owned = owned.collect();
+        let given = given(&pool, &tenants, &seen);
+        let status = pool_status(&given, &plan(&given), &pool);
+        pool.status = Some(status.clone());
+        status.gpus[0].used.as_ref().map(sluice_types::Quantity::bytes)
+    };
+    assert_eq!(used(&[]), None);
+    assert_eq!(used(&[("a", 10)]), Some(10));
+    assert_eq!(used(&[("a", 10), ("b", 30)]), Some(40));
+    assert_eq!(used(&[("a", 10), ("b", 5)]), Some(15), "it gave some back");
+    assert_eq!(used(&[]), Some(15), "nobody has told anything to a new leader");
+    assert_eq!(used(&[("b", 5)]), Some(15), "nor has a yet");
+    assert_eq!(used(&[("a", 1), ("b", 5)]), Some(6));
+}
+
+#[test]
 fn a_tenant_whose_kv_fits_nowhere_is_not_accepted() {
     let reason = |change: &dyn Fn(&mut GpuPool, &mut ModelTenant)| {
         let (mut pool, mut tenant) = (host_pool(), inspected());

@@ -46,6 +46,7 @@ impl Operator {
                 claims: self.with_devices(claims),
                 reports: self.reports(unit),
                 floors: self.floors(unit),
+                owned: self.owned(unit),
                 untold: self.untold(unit),
                 slots,
                 pods: world.pods.of(unit).into_iter().map(|(_, pod)| self.with_refusal(unit, pod)).collect(),

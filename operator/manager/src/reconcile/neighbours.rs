@@ -33,6 +33,11 @@ impl Operator {
         self.told(unit, |read| read.floors.clone().into_iter().collect())
     }
 
+    /// Device memory that a unit's tenants own, bytes, as their sidecars told it last, by tenant and GPU.
+    pub(super) fn owned(&self, unit: &Unit) -> ByTenant<u64> {
+        self.told(unit, |read| read.owned.clone().into_iter().collect())
+    }
+
     /// Something of what was read last of a unit's GPUs, of each tenant.
     fn told<T>(&self, unit: &Unit, of: impl Fn(&Reading) -> Vec<(String, T)>) -> ByTenant<T> {
         let mut all = BTreeMap::new();

@@ -59,6 +59,8 @@ pub struct Reading {
     pub tenants: Vec<TenantReport>,
     /// The floors that its tenants told last, bytes, of those that are silent now too.
     pub floors: BTreeMap<String, u64>,
+    /// Device memory that its tenants own, bytes, as they told it last, those that are silent now too.
+    pub owned: BTreeMap<String, u64>,
 }
 
 /// Something that has happened.

@@ -5,8 +5,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use sluice_plan::told::floor_bytes;
-use sluice_wire::state::{GpuState, Phase, TenantReport};
+use sluice_plan::told::{floor_bytes, owned_bytes};
+use sluice_wire::state::{GpuState, Phase, State, TenantReport};
 use tokio::sync::watch;
 
 use super::call::{Address, Way};
@@ -153,16 +153,20 @@ fn passing(tenants: &[TenantReport], sidecars: usize) -> bool {
     tenants.len() < sidecars || tenants.iter().any(on_its_way)
 }
 
-/// The floors of these tenants. Who does not answer, or has not found its own since it was started again, has that of before.
-fn floors(tenants: &[TenantReport], before: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
-    let floor = |report: &TenantReport| {
+/// What these tenants tell. Who does not answer, or cannot tell since it was started again, has told that of before.
+fn last(
+    tenants: &[TenantReport],
+    before: &BTreeMap<String, u64>,
+    tells: impl Fn(&State) -> Option<u64>,
+) -> BTreeMap<String, u64> {
+    let of = |report: &TenantReport| {
         let (name, told) = match report {
-            TenantReport::State(state) => (&state.tenant.name, floor_bytes(state)),
+            TenantReport::State(state) => (&state.tenant.name, tells(state)),
             TenantReport::Unreachable { name, .. } => (name, None),
         };
         Some((name.clone(), told.or(before.get(name).copied())?))
     };
-    tenants.iter().filter_map(floor).collect()
+    tenants.iter().filter_map(of).collect()
 }
 
 /// Random times, so that a thousand GPUs are not read at once.
@@ -194,8 +198,9 @@ impl Reading {
         match came {
             Came::States(tenants, _) => {
                 let new = self.tenants != tenants || self.problem.is_some();
-                let floors = floors(&tenants, &self.floors);
-                *self = Reading { read_unix_ms: Some(at_unix_ms), problem: None, tenants, floors };
+                let floors = last(&tenants, &self.floors, floor_bytes);
+                let owned = last(&tenants, &self.owned, |state| Some(owned_bytes(state)));
+                *self = Reading { read_unix_ms: Some(at_unix_ms), problem: None, tenants, floors, owned };
                 new
             }
             Came::Same => {
@@ -208,5 +213,35 @@ impl Reading {
                 new
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_silent_tenant_told_last_holds_and_that_of_one_that_is_gone_does_not() {
+        let state = |name: &str, free_bytes| {
+            let mut state = State::default();
+            state.tenant.name = name.into();
+            (state.memory.owners.kv_bytes, state.memory.owners.free_bytes) = (70 - free_bytes, free_bytes);
+            TenantReport::State(Box::new(state))
+        };
+        let silent = |name: &str| TenantReport::Unreachable {
+            namespace: String::new(),
+            name: name.into(),
+            reason: "late".into(),
+        };
+        let mut reading = Reading::default();
+        let mut owned = |tenants: Vec<TenantReport>| {
+            reading.take(Came::States(tenants, None), 0);
+            reading.owned.clone().into_iter().collect::<Vec<_>>()
+        };
+        let of = |name: &str, bytes: u64| (name.to_owned(), bytes);
+        assert_eq!(owned(vec![state("a", 10), silent("b")]), [of("a", 60)]);
+        assert_eq!(owned(vec![state("a", 30), state("b", 0)]), [of("a", 40), of("b", 70)]);
+        assert_eq!(owned(vec![silent("a"), state("b", 5)]), [of("a", 40), of("b", 65)]);
+        assert_eq!(owned(vec![state("b", 5)]), [of("b", 65)]);
     }
 }

@@ -132,15 +132,16 @@ fn gpu_status(
     before: &Known<'_>,
 ) -> GpuStatus {
     let planned = &plan.gpus[index];
-    let before = before.get(planned.gpu.name.as_str());
+    let before = before.get(planned.gpu.name.as_str()).copied();
     let claim = planned.epoch.map(|epoch| claim_name(&planned.gpu, epoch.number));
     let seen = claim.as_deref().and_then(|claim| plan.claim(claim));
     let device = seen.and_then(|claim| claim.device.as_ref());
     let mut tenants: Vec<String> = plan.on(index).map(|(tenant, _)| name(tenant.tenant).to_owned()).collect();
     tenants.sort_unstable();
-    let used = used(given, &planned.gpu.name, &tenants);
+    let tells =
+        |tenant: &String| given.seen.reports.contains_key(&(tenant.clone(), planned.gpu.name.clone()));
     // While nobody has told anything, as after a restart, it is as it was.
-    let silent = before.filter(|before| used.is_none() && before.tenants == tenants);
+    let silent = before.filter(|before| !tenants.iter().any(tells) && before.tenants == tenants);
     GpuStatus {
         name: planned.gpu.name.clone(),
         node: device.and_then(|device| device.node.clone()),
@@ -148,7 +149,7 @@ fn gpu_status(
         uuid: device.and_then(|device| device.uuid.clone()),
         effective_mode: claim.as_ref().map(|_| planned.gpu.settings.sharing.mode),
         capacity: planned.gpu.expected_bytes().map(Quantity::from_bytes),
-        used: used.or(before.and_then(|before| before.used.clone())),
+        used: used(given, &planned.gpu.name, &tenants, before),
         victim_order: silent
             .map_or_else(|| victims(given, plan, pool, index), |before| before.victim_order.clone()),
         claim_name: claim,
@@ -171,10 +172,18 @@ fn victims(given: &Given<'_>, plan: &Plan<'_>, pool: &GpuPool, index: usize) -> 
     inactive.into_iter().map(|(tenant, _)| name(tenant).to_owned()).collect()
 }
 
-/// What the GPU's tenants hold, as their sidecars told it; `None` = nobody has.
-fn used(given: &Given<'_>, gpu: &str, tenants: &[String]) -> Option<Quantity> {
-    let told = tenants.iter().filter_map(|tenant| given.seen.reports.get(&(tenant.clone(), gpu.to_owned())));
-    let held: Vec<u64> =
-        told.map(|report| report.memory.weights.bytes() + report.memory.kv.bytes()).collect();
-    (!held.is_empty()).then(|| Quantity::from_bytes(held.iter().sum()))
+/// What the GPU's tenants own, as their sidecars told it last. Of whoever has told nothing since the operator began nobody knows:
+/// for as long as the same tenants are there it is no less than it was.
+fn used(given: &Given<'_>, gpu: &str, tenants: &[String], before: Option<&GpuStatus>) -> Option<Quantity> {
+    let owned = tenants.iter().map(|tenant| given.seen.owned.get(&(tenant.clone(), gpu.to_owned())));
+    let told: Vec<u64> = owned.flatten().copied().collect();
+    let sum = told.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
+    let kept = before.and_then(|before| before.used.as_ref()).map(Quantity::bytes);
+    let same = before.is_some_and(|before| before.tenants == tenants);
+    match told.len() {
+        0 => kept,
+        all if all == tenants.len() || !same => Some(sum),
+        _ => kept.max(Some(sum)),
+    }
+    .map(Quantity::from_bytes)
 }
