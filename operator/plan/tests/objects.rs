@@ -37,7 +37,7 @@ fn a_slot_is_one_pod_that_is_replaced_and_never_doubled() {
     let whole = rendered(&host_pool(), &tenant("t", json!({"replicas": 3})));
     assert_eq!(whole["metadata"]["name"], "t-1");
     assert_eq!(whole["metadata"]["ownerReferences"][0]["uid"], "uid-of-t");
-    assert_eq!(whole["spec"]["replicas"], 1);
+    assert_eq!((&whole["spec"]["replicas"], &whole["spec"]["revisionHistoryLimit"]), (&json!(1), &json!(1)));
     assert_eq!(whole["spec"]["strategy"]["rollingUpdate"], json!({"maxSurge": 0, "maxUnavailable": 1}));
     let labels = &whole["spec"]["template"]["metadata"]["labels"];
     for (key, value) in whole["spec"]["selector"]["matchLabels"].as_object().unwrap() {

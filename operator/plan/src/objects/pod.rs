@@ -44,6 +44,8 @@ pub fn deployment(placed: &Placed<'_>, release: &Release) -> Deployment {
         metadata,
         spec: Some(DeploymentSpec {
             replicas: Some(1),
+            // A ReplicaSet for each template of before is of no use: what a slot was made of follows from the specs.
+            revision_history_limit: Some(1),
             selector: LabelSelector { match_labels: Some(selector), match_expressions: None },
             strategy: Some(DeploymentStrategy {
                 type_: Some("RollingUpdate".into()),
