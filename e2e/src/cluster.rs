@@ -8,6 +8,7 @@ mod certificates;
 mod child;
 mod control_plane;
 pub mod crds;
+pub mod flows;
 mod foreign;
 mod keeper;
 mod kubeconfig;

@@ -1,6 +1,7 @@
 //! The Helm chart: what it renders, what it refuses, and what a real API server makes of it.
 
 mod devices;
+mod flows;
 mod hook;
 mod life;
 mod monitoring;
