@@ -79,8 +79,8 @@ fn each_slot_has_a_gpu_a_floor_and_a_share() {
             "  local-chat-0  Temporal  floors 18.0M of 40.0M, 22.0M to lend  host memory 288M of 1.0G",
             "    chat  slot 0  floor 9.0M  share 20.0M  host memory 144M",
             "    code  slot 0  floor 9.0M  share 20.0M  host memory 144M",
-            "  One slot only: chat, code. Whatever replaces its pod (a drained node, another image, another way to share) is \
-             downtime; a second slot needs a second GPU.",
+            "  One slot only: chat, code. Whatever replaces its pod is downtime. A second slot, which needs a second GPU, helps \
+             against a drained or lost node; an edit or an upgrade replaces the pods of all slots at once.",
         ]
     );
 }

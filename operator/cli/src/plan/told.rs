@@ -192,8 +192,8 @@ impl Page<'_> {
         });
         let lone = (!lone.is_empty()).then(|| {
             format!(
-                "  One slot only: {}. Whatever replaces its pod (a drained node, another image, another way to share) is \
-                 downtime; a second slot needs a second GPU.",
+                "  One slot only: {}. Whatever replaces its pod is downtime. A second slot, which needs a second GPU, helps \
+                 against a drained or lost node; an edit or an upgrade replaces the pods of all slots at once.",
                 lone.join(", ")
             )
         });
