@@ -22,6 +22,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use sluice_plan::accept::Cluster;
 use sluice_plan::objects::Release;
+use sluice_plan::seen::PodSeen;
 use sluice_plan::unit::{Given, Troubles, plan};
 use sluice_wire::overview::GpuOverview;
 use sluice_wire::state::TenantReport;
@@ -211,6 +212,7 @@ impl Operator {
         let plan = tracing::info_span!("build").in_scope(|| plan(&given));
         let troubles = match pool {
             Some(pool) => {
+                self.doubt(unit, &scene.seen.pods);
                 self.direct(unit, self.gpus(unit, pool, &plan, &given));
                 self.apply(unit, pool, &plan, now).instrument(tracing::info_span!("apply")).await
             }
@@ -225,6 +227,13 @@ impl Operator {
             self.queue.add_after(unit, Duration::from_secs(u64::try_from(seconds).unwrap_or(0) + 1));
         }
         failed.map_or(Ok(()), Err)
+    }
+
+    /// What keeps a pod from starting may be its Secret.
+    fn doubt(&self, unit: &Unit, pods: &[PodSeen]) {
+        for pod in pods.iter().filter(|pod| pod.failing.is_some() && !pod.deleting) {
+            self.keeper.doubt(&unit.namespace, &format!("sluice-{}-{}", pod.tenant, pod.index));
+        }
     }
 
     /// Drops what was kept in mind of a unit that is gone.

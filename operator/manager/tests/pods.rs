@@ -1,6 +1,6 @@
 //! What becomes of pods: what drivers refuse, downloads that end, what others take of a node.
 
-use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::api::core::v1::{Event, Pod, Secret};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use sluice_e2e::cluster::eventually;
@@ -90,6 +90,25 @@ async fn what_keeps_an_inspection_or_a_slot_from_beginning_is_told() {
     eventually("the volume is on another node", told).await;
     stage.run("t-0-pod", &node).await;
     stage.condition("t", "Degraded", "False", "AsExpected").await;
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+}
+
+#[tokio::test]
+async fn the_secret_of_a_slot_that_is_gone_comes_back_when_a_pod_waits_for_it() {
+    let Some(stage) = Stage::set("secret").await else { return };
+    let operator = stage.operator("one", &[]);
+    stage.pool(json!({})).await;
+    stage.tenant("t", json!({})).await;
+    let node = stage.node("a").await;
+    stage.serve("t", &node).await;
+    stage.gone("t-0-pod").await;
+    stage.calm().await;
+    let secrets = stage.api::<Secret>();
+    stage.delete::<Secret>("sluice-t-0").await;
+    let pod = stage.pod("t-0", "t-0-next").await;
+    let missing = "MountVolume.SetUp failed for volume \"tls\": secret \"sluice-t-0\" not found";
+    stage.create(&event(&stage, &pod, "FailedMount", missing)).await;
+    eventually("the Secret is back", async || secrets.get_opt("sluice-t-0").await.unwrap()).await;
     assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
 }
 

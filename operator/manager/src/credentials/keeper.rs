@@ -24,6 +24,8 @@ pub const AUTHORITY: &str = "sluice-authority";
 const READ_FOR: i64 = 300;
 /// Longest time between two looks at a Secret that nothing is due for, seconds: somebody may have changed it.
 const LOOK_EVERY: i64 = 6 * 3600;
+/// The same, for the Secret of a slot whose pod does not start, seconds.
+const DOUBTED_EVERY: i64 = 30;
 
 /// A slot's Secret.
 #[derive(Clone, Debug, PartialEq)]
@@ -101,17 +103,26 @@ pub enum CredentialError {
 #[derive(Default)]
 struct Memory {
     authorities: Option<(Arc<Authorities>, i64)>,
-    /// Slots that were as they must be: a digest of what they are made of, and until when they are good. There are thousands, so
-    /// of what they are made nothing else is kept.
-    slots: HashMap<(String, String), (u64, i64)>,
+    slots: HashMap<(String, String), Known>,
     own: Option<(Credentials, Arc<ClientConfig>)>,
+}
+
+/// A slot whose Secret was as it must be. There are thousands, so nothing else is kept of them.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// Digest of what it is made of.
+    of: u64,
+    /// When it was looked at.
+    at: i64,
+    /// Until when it is good.
+    until: i64,
 }
 
 impl Memory {
     /// Keeps what is known of a slot. Of tenants that go nobody tells: now and then what is known no more is dropped.
-    fn keep(&mut self, key: (String, String), known: (u64, i64), now: i64) {
+    fn keep(&mut self, key: (String, String), known: Known) {
         if self.slots.len() == self.slots.capacity() {
-            self.slots.retain(|_, (_, until)| now < *until);
+            self.slots.retain(|_, other| known.at < other.until);
         }
         self.slots.insert(key, known);
     }
@@ -190,14 +201,24 @@ impl Keeper {
         let key = (slot.namespace.clone(), slot.secret.clone());
         let digest = slot.digest(&authorities.bundle());
         let known = self.memory(|memory| memory.slots.get(&key).copied());
-        if let Some((_, until)) = known.filter(|(of, until)| *of == digest && now < *until) {
-            return Ok(until);
+        if let Some(known) = known.filter(|known| known.of == digest && now < known.until) {
+            return Ok(known.until);
         }
         let until = self.see_to(slot, &authorities, now).await?.min(now + LOOK_EVERY);
         // Whoever comes back only hours later would miss a step of a rotation.
         let until = until.min(authorities.next_turn()?);
-        self.memory(|memory| memory.keep(key, (digest, until), now));
+        self.memory(|memory| memory.keep(key, Known { of: digest, at: now, until }));
         Ok(until)
+    }
+
+    /// A slot's pod does not start: its Secret, which nothing watches, may be gone or spoilt, and is looked at again.
+    pub fn doubt(&self, namespace: &str, secret: &str) {
+        let key = (namespace.to_owned(), secret.to_owned());
+        self.memory(|memory| {
+            if let Some(known) = memory.slots.get_mut(&key) {
+                known.until = known.until.min(known.at + DOUBTED_EVERY);
+            }
+        });
     }
 
     async fn see_to(&self, slot: &Slot, authorities: &Authorities, now: i64) -> Result<i64, CredentialError> {

@@ -77,6 +77,33 @@ async fn a_secret_of_somebody_else_is_left_alone() {
 }
 
 #[tokio::test]
+async fn a_secret_that_is_gone_or_spoilt_comes_back_when_its_pod_does_not_start() {
+    let server = Server::default();
+    let keeper = Keeper::new(server.client(), "sluice-system");
+    let since = now();
+    let until = keeper.slot(&slot(), since).await.unwrap();
+    server.0.lock().unwrap().objects.remove(SECRET);
+    let asked = || server.asked().into_iter().filter(|(_, path)| path == SECRET).count();
+    asked();
+    assert_eq!(keeper.slot(&slot(), since + 3600).await.unwrap(), until);
+    assert_eq!(asked(), 0, "nobody doubts it");
+
+    keeper.doubt("ns", "sluice-story-0");
+    keeper.slot(&slot(), since + 3600).await.unwrap();
+    assert_eq!(text(&server, SECRET, "ca.crt").matches("BEGIN CERTIFICATE").count(), 1);
+    let mut spoilt = server.object(SECRET);
+    spoilt["data"]["tls.key"] = json!("c2VjcmV0");
+    server.put(SECRET, spoilt);
+    asked();
+
+    keeper.doubt("ns", "sluice-story-0");
+    let again = keeper.slot(&slot(), since + 3610).await.unwrap();
+    assert_eq!((again, asked()), (since + 3630, 0), "it was looked at just now, and soon is again");
+    keeper.slot(&slot(), again).await.unwrap();
+    assert!(text(&server, SECRET, "tls.key").contains("PRIVATE KEY"));
+}
+
+#[tokio::test]
 async fn a_rotation_reaches_every_secret_and_two_leaders_do_not_turn_it_twice() {
     let server = Server::default();
     let keeper = Keeper::new(server.client(), "sluice-system");
