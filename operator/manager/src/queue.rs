@@ -13,6 +13,7 @@ use crate::world::Unit;
 const SETTLE: Duration = Duration::from_millis(100);
 /// First delay after a failure, doubled with every further one up to [`LONGEST`].
 const FIRST: Duration = Duration::from_millis(500);
+/// Longest delay, after failures and after a look that took long: most of that time it may have waited for the API server.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// The queue.
@@ -93,7 +94,7 @@ impl Queue {
     pub fn done(&self, unit: &Unit, took: Duration, failed: bool) {
         let mut inner = self.lock();
         inner.running.remove(unit);
-        inner.not_before.insert(unit.clone(), Instant::now() + took * 2);
+        inner.not_before.insert(unit.clone(), Instant::now() + took.saturating_mul(2).min(LONGEST));
         if failed {
             let failures = inner.failures.entry(unit.clone()).or_insert(0);
             let delay = FIRST.saturating_mul(1 << (*failures).min(10)).min(LONGEST);
@@ -177,15 +178,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_long_look_is_not_followed_by_the_next_at_once() {
+    async fn a_long_look_is_not_followed_by_the_next_at_once_but_within_a_minute() {
         let queue = Queue::default();
         queue.add(&unit("a"));
         let a = queue.next().await;
-        queue.done(&a, Duration::from_secs(3), false);
-        queue.add(&a);
-        let began = Instant::now();
-        queue.next().await;
-        assert_eq!(began.elapsed().as_secs(), 6);
+        for (took, pause) in [(3, 6), (3600, 60)] {
+            queue.done(&a, Duration::from_secs(took), false);
+            queue.add(&a);
+            let began = Instant::now();
+            queue.next().await;
+            assert_eq!(began.elapsed().as_secs(), pause);
+        }
     }
 
     #[tokio::test(start_paused = true)]

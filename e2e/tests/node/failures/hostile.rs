@@ -24,12 +24,10 @@ impl Rows<'_> {
             ("content-length: 16", b"{\"prompt\": \"\xff\xf0\"}", 400),
             ("content-length: 0", b"", 400),
         ] {
-            let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\n{head}\r\n\r\n");
-            assert_eq!(self.status(&head, body).await, Some(status), "{head}");
+            assert_eq!(self.status(&asking(head), body).await, Some(status), "{head}");
         }
         let asked = completion(CHAT, PROMPT, 200, true).to_string();
-        let head =
-            format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", asked.len());
+        let head = asking(&format!("content-length: {}", asked.len()));
         let deaf = self.say_to_many(DEAF, &head, asked.as_bytes()).await;
         engine.go_on();
         streams.end_with(&self.golden).await;
@@ -64,4 +62,9 @@ impl Rows<'_> {
         socket.read_exact(&mut begin).await.ok()?;
         std::str::from_utf8(&begin).ok()?.strip_prefix("HTTP/1.1 ")?.parse().ok()
     }
+}
+
+/// The head of a request.
+fn asking(length: &str) -> String {
+    format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{length}\r\n\r\n")
 }
