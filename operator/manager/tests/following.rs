@@ -1,4 +1,4 @@
-//! The leader and a sidecar that follows somebody else, as it says.
+//! The leader and the words of a sidecar: whom it follows, and how it is.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::Secret;
 use serde_json::{Value, json};
 use sluice_e2e::cluster::eventually;
 use sluice_operator::credentials::authorities::Authorities;
+use sluice_wire::state::{GpuState, Phase, State, TenantReport};
 
 use super::stage::{Operator, Stage};
 use super::stub::{Stub, now};
@@ -21,9 +22,11 @@ type Pair = (u64, u64);
 /// Pairs that came, in their order.
 type Came = Arc<Mutex<Vec<Pair>>>;
 
-/// An operator whose only sidecar answers a directive as `judge` says: true = it takes this pair, or the one that it has.
+/// An operator whose only sidecar answers a directive as `judge` says: true = it takes this pair, or the one that it has. Its
+/// states are those that it has `said`; `None` = none.
 async fn directed(
     stage: &Stage,
+    said: Option<GpuState>,
     mut judge: impl FnMut(Pair) -> (bool, Pair) + Send + 'static,
 ) -> (Operator, Came) {
     let authorities = Authorities::first(now()).unwrap();
@@ -36,7 +39,8 @@ async fn directed(
     let kept = came.clone();
     let stub = Stub::of(&authorities, &stage.namespace, "t", move |request| {
         if !request.line.starts_with("PUT") {
-            return StatusCode::SERVICE_UNAVAILABLE.into_response();
+            let unknown = || StatusCode::SERVICE_UNAVAILABLE.into_response();
+            return said.clone().map_or_else(unknown, |said| Json(said).into_response());
         }
         let sent: Value = serde_json::from_str(&request.body).unwrap();
         let pair = (sent["epoch"].as_u64().unwrap(), sent["sequence"].as_u64().unwrap());
@@ -70,7 +74,7 @@ async fn transitions(stage: &Stage) -> Option<i32> {
 #[tokio::test]
 async fn a_sidecar_that_always_follows_a_newer_leader_ends_no_operator() {
     let Some(stage) = Stage::set("liar").await else { return };
-    let (mut operator, came) = directed(&stage, |(epoch, _)| (false, (epoch + 1, 1))).await;
+    let (mut operator, came) = directed(&stage, None, |(epoch, _)| (false, (epoch + 1, 1))).await;
     let told = stage.condition("t", "Degraded", "True", "DirectiveNotTaken").await;
     assert!(told.message.contains("it follows a newer leader"), "{}", told.message);
     assert!(!operator.has_ended());
@@ -85,7 +89,7 @@ async fn a_sidecar_that_always_follows_a_newer_leader_ends_no_operator() {
 async fn a_sidecar_that_knows_a_leader_from_before_the_lease_was_made_is_told_by_this_one() {
     let Some(stage) = Stage::set("known").await else { return };
     let mut has = (37, 5);
-    let (mut operator, came) = directed(&stage, move |pair| {
+    let (mut operator, came) = directed(&stage, None, move |pair| {
         let newer = pair > has;
         has = if newer { pair } else { has };
         (newer, has)
@@ -102,4 +106,25 @@ async fn a_sidecar_that_knows_a_leader_from_before_the_lease_was_made_is_told_by
     let _next = stage.operator("two", &[]);
     eventually("the next leader", async || (stage.leader().await? == "two").then_some(())).await;
     assert_eq!(transitions(&stage).await, Some(39));
+}
+
+#[tokio::test]
+async fn what_a_pod_said_of_itself_is_not_told_of_its_successor() {
+    let Some(stage) = Stage::set("successor").await else { return };
+    let mut state = State { phase: Phase::Failed, ..State::default() };
+    (state.tenant.namespace, state.tenant.name) = (stage.namespace.clone(), "t".to_owned());
+    state.engine.failure = Some("it has lost nine engines".into());
+    let said = GpuState { tenants: vec![TenantReport::State(Box::new(state))], ..GpuState::default() };
+    let (operator, _) = directed(&stage, Some(said), |pair| (true, pair)).await;
+    let told = stage.condition("t", "Serving", "False", "PodFailing").await;
+    assert!(told.message.contains("it has lost nine engines"), "{}", told.message);
+
+    stage.gone("t-0-pod").await;
+    stage.condition("t", "Serving", "False", "PodNotReady").await;
+    stage.pod("t-0", "t-0-next").await;
+    stage.bind("t-0-next", &format!("{}-a", stage.namespace)).await;
+    // Where nobody answers.
+    stage.pod_at("t-0-next", "127.0.0.2", "True").await;
+    stage.condition("t", "Serving", "True", "AsExpected").await;
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
 }

@@ -39,17 +39,19 @@ impl Operator {
         let nodes = claims.iter().filter_map(|(_, entry)| self.node(entry, &requested)).collect();
         let on = claims.iter().filter_map(|(_, entry)| entry.claim.device.as_ref()?.node.clone());
         let missing = world.missing(&on.collect(), now);
+        let pods = world.pods.of(unit).into_iter().map(|(_, pod)| self.with_refusal(unit, pod));
+        let pods: Vec<PodSeen> = pods.collect();
         Scene {
             pool: world.pools.get(&Name::new(unit.namespace.clone(), unit.pool.clone())),
             all_tenants_gone,
             seen: Seen {
                 claims: self.with_devices(claims),
-                reports: self.reports(unit),
+                reports: self.reports(unit, &pods),
                 floors: self.floors(unit),
                 owned: self.owned(unit),
                 untold: self.untold(unit),
                 slots,
-                pods: world.pods.of(unit).into_iter().map(|(_, pod)| self.with_refusal(unit, pod)).collect(),
+                pods,
                 nodes,
                 missing,
                 inspections: self.inspections(unit, &tenants),

@@ -1,12 +1,12 @@
 //! Sidecars of one GPU are told about each other, and what they say is heard.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use sluice_plan::direct::{Member, Shared, settled};
-use sluice_plan::objects::claim_name;
-use sluice_plan::seen::Report;
+use sluice_plan::objects::{claim_name, of_claim_name};
+use sluice_plan::seen::{PodSeen, Report};
 use sluice_plan::told::reports;
 use sluice_plan::unit::{Given, Plan};
 use sluice_plan::written::sharing;
@@ -23,14 +23,21 @@ use crate::world::Unit;
 type ByTenant<T> = BTreeMap<(String, String), T>;
 
 impl Operator {
-    /// What a unit's sidecars said last, by tenant and GPU.
-    pub(super) fn reports(&self, unit: &Unit) -> ByTenant<Report> {
-        self.told(unit, |read| reports(&read.tenants).map(|(tenant, one)| (tenant.to_owned(), one)).collect())
+    /// What a unit's sidecars said last, by tenant and GPU. What a pod said is not held against its successor.
+    pub(super) fn reports(&self, unit: &Unit, pods: &[PodSeen]) -> ByTenant<Report> {
+        let present = Present::of(pods);
+        self.told(unit, |gpu, read| {
+            let own = reports(&read.tenants).filter(|(tenant, _)| {
+                let pod = read.pods.get(*tenant).map(String::as_str);
+                present.is_of(tenant, gpu, pod)
+            });
+            own.map(|(tenant, one)| (tenant.to_owned(), one)).collect()
+        })
     }
 
     /// The floors that a unit's sidecars told last, bytes, by tenant and GPU.
     pub(super) fn floors(&self, unit: &Unit) -> ByTenant<u64> {
-        self.told(unit, |read| read.floors.clone().into_iter().collect())
+        self.told(unit, |_, read| read.floors.clone().into_iter().collect())
     }
 
     /// Device memory that a unit's tenants own, bytes, as their sidecars told it last, by tenant and GPU.
@@ -39,10 +46,10 @@ impl Operator {
     }
 
     /// Something of what was read last of a unit's GPUs, of each tenant.
-    fn told<T>(&self, unit: &Unit, of: impl Fn(&Reading) -> Vec<(String, T)>) -> ByTenant<T> {
+    fn told<T>(&self, unit: &Unit, of: impl Fn(&str, &Reading) -> Vec<(String, T)>) -> ByTenant<T> {
         let mut all = BTreeMap::new();
         lock(&self.sidecars).each_reading(&unit.namespace, &unit.pool, |gpu, reading| {
-            let of_gpu = of(reading).into_iter();
+            let of_gpu = of(gpu, reading).into_iter();
             all.extend(of_gpu.map(|(tenant, one)| ((tenant, gpu.to_owned()), one)));
         });
         all
@@ -122,6 +129,32 @@ impl Operator {
     }
 }
 
+/// Pods that are there.
+struct Present<'a> {
+    all: HashSet<&'a str>,
+    /// Those that are to stay, by tenant and GPU.
+    staying: HashMap<(&'a str, &'a str), &'a str>,
+}
+
+impl<'a> Present<'a> {
+    fn of(pods: &'a [PodSeen]) -> Present<'a> {
+        let staying = pods.iter().filter(|pod| !pod.deleting).filter_map(|pod| {
+            let (gpu, _) = of_claim_name(&pod.claim)?;
+            Some(((pod.tenant.as_str(), gpu), pod.uid.as_str()))
+        });
+        Present { all: pods.iter().map(|pod| pod.uid.as_str()).collect(), staying: staying.collect() }
+    }
+
+    /// Whether what was said by this pod, if it was known, is of the one that a tenant has on a GPU now.
+    fn is_of(&self, tenant: &str, gpu: &str, pod: Option<&str>) -> bool {
+        match self.staying.get(&(tenant, gpu)) {
+            Some(staying) => pod == Some(*staying),
+            // It is on its way out, and is nobody's predecessor yet.
+            None => pod.is_none_or(|pod| self.all.contains(pod)),
+        }
+    }
+}
+
 fn key(unit: &Unit, gpu: &str) -> GpuKey {
     GpuKey { namespace: unit.namespace.clone(), pool: unit.pool.clone(), name: gpu.to_owned() }
 }
@@ -133,4 +166,27 @@ fn activities(told: &[TenantReport]) -> HashMap<String, Activity> {
         TenantReport::Unreachable { .. } => None,
     });
     own.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(uid: &str, claim: &str, deleting: bool) -> PodSeen {
+        let (tenant, claim) = ("t".to_owned(), claim.to_owned());
+        PodSeen { uid: uid.to_owned(), tenant, claim, deleting, ..PodSeen::default() }
+    }
+
+    #[test]
+    fn what_a_pod_said_is_not_held_against_the_one_that_follows_it() {
+        let pods = [pod("old", "g-0-e1", true), pod("new", "g-0-e2", false), pod("far", "g-1-e1", true)];
+        let present = Present::of(&pods);
+        assert!(present.is_of("t", "g-0", Some("new")));
+        assert!(!present.is_of("t", "g-0", Some("old")), "though it is there for a while");
+        assert!(!present.is_of("t", "g-0", None), "whoever it was, the new one had no address yet");
+        assert!(!present.is_of("t", "g-0", Some("far")));
+        assert!(present.is_of("t", "g-1", Some("far")), "it drains, and nobody has followed it");
+        assert!(!present.is_of("t", "g-1", Some("gone")));
+        assert!(!present.is_of("u", "g-0", Some("gone")));
+    }
 }

@@ -57,6 +57,8 @@ pub struct Reading {
     pub problem: Option<String>,
     /// States of all its tenants.
     pub tenants: Vec<TenantReport>,
+    /// Whose states they are: uids of pods, by tenant, as they were known when it was asked.
+    pub pods: BTreeMap<String, String>,
     /// The floors that its tenants told last, bytes, of those that are silent now too.
     pub floors: BTreeMap<String, u64>,
     /// Device memory that its tenants own, bytes, as they told it last, those that are silent now too.
@@ -78,6 +80,9 @@ pub enum News {
 
 pub(super) type Notices = mpsc::UnboundedSender<News>;
 
+/// A sidecar and the uid of its pod.
+pub(super) type Sidecar = (Address, String);
+
 /// Node and reading of each GPU.
 type Readings = BTreeMap<GpuKey, (Option<String>, Reading)>;
 
@@ -92,8 +97,9 @@ impl Board {
     }
 
     /// True = there is something new in it. What comes of a GPU that is gone is nobody's.
-    pub(super) fn take(&self, key: &GpuKey, came: Came, at_unix_ms: u64) -> bool {
-        self.with(|all| all.get_mut(key).is_some_and(|(_, reading)| reading.take(came, at_unix_ms)))
+    pub(super) fn take(&self, key: &GpuKey, came: Came, asked: &[Sidecar], at_unix_ms: u64) -> bool {
+        let pods = asked.iter().map(|(address, pod)| (address.name.clone(), pod.clone())).collect();
+        self.with(|all| all.get_mut(key).is_some_and(|(_, reading)| reading.take(came, pods, at_unix_ms)))
     }
 }
 
@@ -109,7 +115,7 @@ impl Drop for Task {
 
 #[derive(Debug)]
 struct Followed {
-    sidecars: watch::Sender<Vec<Address>>,
+    sidecars: watch::Sender<Vec<Sidecar>>,
     _task: Option<Task>,
 }
 
@@ -138,7 +144,7 @@ pub struct Sidecars {
     news: Notices,
     board: Board,
     gpus: HashMap<GpuKey, Followed>,
-    told: HashMap<(Address, String), Told>,
+    told: HashMap<Sidecar, Told>,
     /// Since when.
     begun: Instant,
 }
@@ -169,7 +175,7 @@ impl Sidecars {
         let keys: BTreeSet<GpuKey> = gpus.iter().map(|gpu| gpu.key.clone()).collect();
         self.gpus.retain(|key, _| !of_pool(key) || keys.contains(key));
         self.board.with(|all| all.retain(|key, _| !of_pool(key) || keys.contains(key)));
-        let there: BTreeSet<(Address, String)> = gpus.iter().flat_map(|gpu| &gpu.targets).map(id).collect();
+        let there: BTreeSet<Sidecar> = gpus.iter().flat_map(|gpu| &gpu.targets).map(id).collect();
         let news = self.news.clone();
         self.told.retain(|id, told| {
             let stays = !of_pool(&told.gpu) || there.contains(id);
@@ -194,17 +200,17 @@ impl Sidecars {
     }
 
     fn follow(&mut self, gpu: &Gpu) {
-        let addresses: Vec<Address> = gpu.targets.iter().map(|target| target.address.clone()).collect();
+        let there: Vec<Sidecar> = gpu.targets.iter().map(id).collect();
         self.board.with(|all| all.entry(gpu.key.clone()).or_default().0.clone_from(&gpu.node));
         if let Some(followed) = self.gpus.get(&gpu.key) {
             followed.sidecars.send_if_modified(|known| {
-                let other = *known != addresses;
-                *known = addresses;
+                let other = *known != there;
+                *known = there;
                 other
             });
             return;
         }
-        let (sidecars, watched) = watch::channel(addresses);
+        let (sidecars, watched) = watch::channel(there);
         let task = self.every.map(|every| {
             let (way, board, news) = (self.way.clone(), self.board.clone(), self.news.clone());
             Task(tokio::spawn(follow(way, gpu.key.clone(), watched, (board, news), every)).abort_handle())
@@ -322,6 +328,6 @@ fn note(trouble: &Trouble, problem: Option<&str>, failures: usize) -> bool {
     before != kept.is_some()
 }
 
-fn id(target: &Target) -> (Address, String) {
+fn id(target: &Target) -> Sidecar {
     (target.address.clone(), target.pod_uid.clone())
 }

@@ -10,7 +10,7 @@ use sluice_wire::state::{GpuState, Phase, State, TenantReport};
 use tokio::sync::watch;
 
 use super::call::{Address, Way};
-use super::crew::{Board, GpuKey, News, Notices, Reading};
+use super::crew::{Board, GpuKey, News, Notices, Reading, Sidecar};
 
 /// Time between two readings of a GPU, before its jitter.
 pub const EVERY: Duration = Duration::from_secs(30);
@@ -72,7 +72,7 @@ fn kept(mut tenants: Vec<TenantReport>) -> Vec<TenantReport> {
 pub(super) async fn follow(
     way: Way,
     key: GpuKey,
-    mut sidecars: watch::Receiver<Vec<Address>>,
+    mut sidecars: watch::Receiver<Vec<Sidecar>>,
     (board, notices): (Board, Notices),
     every: Duration,
 ) {
@@ -94,7 +94,7 @@ pub(super) async fn follow(
         }
         let came = asked.next(&way, &all).await;
         wait = asked.wait(&came, all.len()).unwrap_or_else(|| spread.around(every));
-        if board.take(&key, came, now_ms()) {
+        if board.take(&key, came, &all, now_ms()) {
             // Nobody listens once the operator ends.
             let _ = notices.send(News::Read(key.clone()));
         }
@@ -114,8 +114,8 @@ struct Asked {
 }
 
 impl Asked {
-    async fn next(&mut self, way: &Way, all: &[Address]) -> Came {
-        let address = &all[self.turn % all.len()];
+    async fn next(&mut self, way: &Way, all: &[Sidecar]) -> Came {
+        let (address, _) = &all[self.turn % all.len()];
         let tag = self.last.as_ref().filter(|(from, _)| from == address).map(|(_, tag)| tag);
         let came = read(way, address, tag).await;
         match &came {
@@ -193,19 +193,21 @@ fn now_ms() -> u64 {
 }
 
 impl Reading {
-    /// Takes what came; true = there is something new in it.
-    pub(super) fn take(&mut self, came: Came, at_unix_ms: u64) -> bool {
+    /// Takes what came of these pods; true = there is something new in it.
+    pub(super) fn take(&mut self, came: Came, pods: BTreeMap<String, String>, at_unix_ms: u64) -> bool {
         match came {
             Came::States(tenants, _) => {
-                let new = self.tenants != tenants || self.problem.is_some();
+                let new = self.tenants != tenants || self.pods != pods || self.problem.is_some();
                 let floors = last(&tenants, &self.floors, floor_bytes);
                 let owned = last(&tenants, &self.owned, |state| Some(owned_bytes(state)));
-                *self = Reading { read_unix_ms: Some(at_unix_ms), problem: None, tenants, floors, owned };
+                let read_unix_ms = Some(at_unix_ms);
+                *self = Reading { read_unix_ms, problem: None, tenants, pods, floors, owned };
                 new
             }
             Came::Same => {
                 self.read_unix_ms = Some(at_unix_ms);
-                self.problem.take().is_some()
+                let others = std::mem::replace(&mut self.pods, pods) != self.pods;
+                self.problem.take().is_some() || others
             }
             Came::Nothing(problem) => {
                 let new = self.problem.as_ref() != Some(&problem);
@@ -235,7 +237,7 @@ mod tests {
         };
         let mut reading = Reading::default();
         let mut owned = |tenants: Vec<TenantReport>| {
-            reading.take(Came::States(tenants, None), 0);
+            reading.take(Came::States(tenants, None), BTreeMap::new(), 0);
             reading.owned.clone().into_iter().collect::<Vec<_>>()
         };
         let of = |name: &str, bytes: u64| (name.to_owned(), bytes);
