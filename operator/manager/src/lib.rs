@@ -2,6 +2,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | [`abilities`] | what the cluster can do |
 //! | [`api`] | the way to the API server |
 //! | [`world`] | mirrors what is watched, pruned to what decisions need |
 //! | [`queue`] | which pools are to be looked at, and when |
@@ -16,6 +17,7 @@
 //! All decisions are in `sluice-plan`; here is what talks to the API server.
 #![forbid(unsafe_code)]
 
+mod abilities;
 mod api;
 mod args;
 pub mod credentials;

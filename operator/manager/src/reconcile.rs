@@ -20,7 +20,6 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
-use sluice_plan::accept::Cluster;
 use sluice_plan::objects::Release;
 use sluice_plan::seen::PodSeen;
 use sluice_plan::unit::{Given, Troubles, plan};
@@ -30,6 +29,7 @@ use tokio::sync::Notify;
 use tracing::Instrument as _;
 
 pub use self::announce::Announcer;
+use crate::abilities::Abilities;
 use crate::credentials::Keeper;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
@@ -47,7 +47,7 @@ pub struct Operator {
     /// What goes into every pod.
     pub release: Release,
     /// What the cluster can do.
-    pub cluster: Cluster,
+    pub abilities: Arc<Abilities>,
     /// A node that is not ready for so long is lost, seconds.
     pub grace_seconds: i64,
     /// Shortest time between two writes of a status whose conditions do not change.
@@ -204,7 +204,7 @@ impl Operator {
             pool,
             tenants: &tenants,
             seen: &scene.seen,
-            cluster: self.cluster,
+            cluster: self.abilities.now(),
             grace_seconds: self.grace_seconds,
             outage: self.world.outage(now),
             now,

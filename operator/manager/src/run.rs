@@ -11,7 +11,6 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::events::Reporter;
 use kube::{Api, Client, Config};
-use sluice_plan::accept::Cluster;
 use sluice_plan::objects::{MANAGER, Release};
 use sluice_wire::directive::Fence;
 use tokio::net::TcpListener;
@@ -19,6 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
+use crate::abilities::Abilities;
 use crate::api;
 use crate::args::Args;
 use crate::credentials::Keeper;
@@ -46,9 +46,6 @@ const CERTIFICATE_RETRY: Duration = Duration::from_secs(5);
 const UNREAD_EVERY: Duration = Duration::from_millis(200);
 /// Longest time between two such looks: one GPU whose sidecars never answer is waited for as long as it is there.
 const UNREAD_AT_MOST: Duration = Duration::from_secs(10);
-/// First minor version of Kubernetes 1 that makes volumes of images by default.
-const IMAGE_VOLUMES: u32 = 36;
-
 /// Runs the operator until it is told to end, or can no longer lead.
 pub fn run(args: Args) -> ExitCode {
     // One provider in the tree: without it the first TLS connection panics.
@@ -87,7 +84,9 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let mut servers = JoinSet::new();
     listen(args.listen, "serves health and metrics", router(served), &mut servers).await?;
     listen(args.read_listen, "serves the read API", read_router(leads.clone()), &mut servers).await?;
-    let start = Start { cluster: cluster(&client, &args).await?, args, client, feed, metrics, leads, began };
+    tracing::info!(identity = args.identity(), "starts");
+    let abilities = Abilities::ask(&client).await.context("the API server tells no version")?;
+    let start = Start { abilities: Arc::new(abilities), args, client, feed, metrics, leads, began };
     let ended = tokio::select! {
         ended = lead(&start) => ended,
         _ = watches.join_next() => Err(anyhow::anyhow!("a watch ended")),
@@ -115,17 +114,10 @@ struct Start {
     args: Args,
     client: Client,
     feed: Feed,
-    cluster: Cluster,
+    abilities: Arc<Abilities>,
     metrics: Metrics,
     leads: Leads,
     began: Instant,
-}
-
-async fn cluster(client: &Client, args: &Args) -> anyhow::Result<Cluster> {
-    let version = client.apiserver_version().await.context("the API server tells no version")?;
-    let minor: u32 = version.minor.trim_end_matches('+').parse().unwrap_or(0);
-    tracing::info!(kubernetes = version.git_version, identity = args.identity(), "starts");
-    Ok(Cluster { image_volumes: minor >= IMAGE_VOLUMES })
 }
 
 impl Start {
@@ -144,7 +136,7 @@ impl Start {
                 operator: args.own_labels.iter().cloned().collect(),
                 operator_namespace: args.own_namespace.clone(),
             },
-            cluster: self.cluster,
+            abilities: self.abilities.clone(),
             grace_seconds: args.node_grace_seconds,
             status_every: args.status_every(),
             keeper: Keeper::new(self.client.clone(), &args.own_namespace),
@@ -178,6 +170,7 @@ async fn lead(start: &Start) -> anyhow::Result<()> {
     let mut workers = JoinSet::new();
     workers.spawn(work(operator.clone(), start.feed.clone(), start.began));
     workers.spawn(certify(operator.clone(), certificate));
+    workers.spawn(upgrades(operator.clone()));
     let ended = tokio::select! {
         lost = holder.keep() => Err(lost.into()),
         fence = hear(&operator, heard, contest) => {
@@ -194,6 +187,12 @@ async fn lead(start: &Start) -> anyhow::Result<()> {
         holder.release().await?;
     }
     ended
+}
+
+/// Sees what an upgrade of the cluster brings.
+async fn upgrades(operator: Arc<Operator>) {
+    operator.abilities.follow(&operator.client, &operator.world, &operator.queue).await;
+    std::future::pending().await
 }
 
 /// Keeps the certificate that sidecars are called with.
