@@ -1,4 +1,4 @@
-//! The way to the API server: no request waits for ever.
+//! The way to the API server: no request waits for ever, and those that may change something are counted.
 //!
 //! A server that goes without a word, with a request in its hands, leaves a connection that nothing ever comes from. kube sets
 //! no limit to that, and one such connection would stop a worker for good.
@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use axum::BoxError;
 use axum::body::{Body, Bytes, HttpBody, to_bytes};
-use http::{Request, Response, Uri};
+use http::{Method, Request, Response, Uri, header};
 use kube::client::{Body as Sent, ClientBuilder};
 use kube::{Client, Config};
 use tower::Service;
+
+use crate::metrics::Metrics;
 use tower::layer::layer_fn;
 
 /// Longest time of a request with its answer and kube's own repetitions; of a watch until it begins. Three times what a
@@ -28,19 +30,20 @@ struct Silent(Duration);
 ///
 /// # Errors
 /// The configuration cannot be followed.
-pub fn client(config: Config, limit: Duration) -> kube::Result<Client> {
-    let layer = layer_fn(|inner| Timed { inner, limit });
+pub fn client(config: Config, limit: Duration, metrics: &Metrics) -> kube::Result<Client> {
+    let layer = layer_fn(|inner| Tended { inner, limit, metrics: metrics.clone() });
     Ok(ClientBuilder::try_from(config)?.with_layer(&layer).build())
 }
 
-/// Gives each request its time.
+/// Gives each request its time, and counts it.
 #[derive(Clone, Debug)]
-struct Timed<S> {
+struct Tended<S> {
     inner: S,
     limit: Duration,
+    metrics: Metrics,
 }
 
-impl<S, B> Service<Request<Sent>> for Timed<S>
+impl<S, B> Service<Request<Sent>> for Tended<S>
 where
     S: Service<Request<Sent>, Response = Response<B>>,
     S::Future: Send + 'static,
@@ -58,6 +61,9 @@ where
 
     fn call(&mut self, request: Request<Sent>) -> Self::Future {
         let (limit, watches) = (self.limit, watches(request.uri()));
+        if let Some((kind, verb)) = write(&request) {
+            self.metrics.wrote(kind, verb);
+        }
         // Not within the future: the request's span belongs below the span of whoever asks now.
         let answer = self.inner.call(request);
         Box::pin(async move {
@@ -88,6 +94,47 @@ where
 fn watches(uri: &Uri) -> bool {
     let pairs = uri.query().unwrap_or_default().split('&');
     pairs.filter_map(|pair| pair.strip_prefix("watch=")).any(|value| value != "false" && value != "0")
+}
+
+/// Kinds that the operator writes, by their names in paths. Whoever holds the Lease, or wants it, writes it all the time: it
+/// counts for nothing.
+const KINDS: [(&str, &str); 13] = [
+    ("configmaps", "ConfigMap"),
+    ("deployments", "Deployment"),
+    ("events", "Event"),
+    ("gpupools", "GpuPool"),
+    ("jobs", "Job"),
+    ("modeltenants", "ModelTenant"),
+    ("networkpolicies", "NetworkPolicy"),
+    ("poddisruptionbudgets", "PodDisruptionBudget"),
+    ("pods", "Pod"),
+    ("resourceclaims", "ResourceClaim"),
+    ("secrets", "Secret"),
+    ("services", "Service"),
+    ("leases", LEASE),
+];
+const LEASE: &str = "Lease";
+
+/// Kind and verb of a request that may change something, the Lease aside.
+fn write<B>(request: &Request<B>) -> Option<(&'static str, &'static str)> {
+    let mut path = request.uri().path().split('/').skip_while(|part| *part != "namespaces").skip(2);
+    let (plural, sub) = (path.next().unwrap_or_default(), path.nth(1));
+    let kind = KINDS.iter().find(|(known, _)| *known == plural).map_or("other", |(_, kind)| kind);
+    let verb = match (request.method(), sub) {
+        (&Method::GET | &Method::HEAD | &Method::OPTIONS, _) => return None,
+        (_, Some("status")) => "status",
+        (&Method::POST, _) => "create",
+        (&Method::PUT, _) => "update",
+        (&Method::DELETE, _) => "delete",
+        _ if applies(request) => "apply",
+        _ => "patch",
+    };
+    (kind != LEASE).then_some((kind, verb))
+}
+
+fn applies<B>(request: &Request<B>) -> bool {
+    let sent = request.headers().get(header::CONTENT_TYPE);
+    sent.is_some_and(|sent| sent.as_bytes().starts_with(b"application/apply-patch"))
 }
 
 #[cfg(test)]
@@ -125,7 +172,7 @@ mod tests {
             }
         });
         let config = Config::new(format!("http://{address}").parse().unwrap());
-        let client = client(config, Duration::from_millis(100)).unwrap();
+        let client = client(config, Duration::from_millis(100), &Metrics::default()).unwrap();
         let answer =
             tokio::time::timeout(Duration::from_secs(20), patched(client)).await.expect("not for ever");
         assert!(format!("{:?}", answer.unwrap_err()).contains("Silent"));
@@ -141,7 +188,8 @@ mod tests {
             });
             Ok::<_, Infallible>(Response::new(Body::from_stream(body)))
         });
-        Client::new(layer_fn(|inner| Timed { inner, limit: LIMIT }).layer(service), "default")
+        let tended = |inner| Tended { inner, limit: LIMIT, metrics: Metrics::default() };
+        Client::new(layer_fn(tended).layer(service), "default")
     }
 
     #[tokio::test(start_paused = true)]
@@ -162,5 +210,34 @@ mod tests {
         let api: Api<Secret> = Api::namespaced(client, "ns");
         let told = api.watch(&WatchParams::default(), "0").await.unwrap().collect::<Vec<_>>().await;
         assert!(matches!(&told[..], [Ok(WatchEvent::Added(_)), Ok(WatchEvent::Added(_))]), "{told:?}");
+    }
+
+    fn counted(method: Method, path: &str, kind: &str) -> Option<(&'static str, &'static str)> {
+        let request = Request::builder().method(method).uri(path).header(header::CONTENT_TYPE, kind);
+        write(&request.body(()).unwrap())
+    }
+
+    #[test]
+    fn what_may_change_something_is_counted_by_kind_and_verb() {
+        let (core, json) = ("/api/v1/namespaces/ns", "application/json");
+        let apply = "application/apply-patch+yaml";
+        let of = |method, path: &str, kind| counted(method, &format!("{core}/{path}"), kind);
+        assert_eq!(of(Method::PATCH, "secrets/s?force=true", apply), Some(("Secret", "apply")));
+        assert_eq!(of(Method::PATCH, "pods/p", "application/merge-patch+json"), Some(("Pod", "patch")));
+        assert_eq!(of(Method::POST, "secrets?", json), Some(("Secret", "create")));
+        assert_eq!(of(Method::DELETE, "services/s", json), Some(("Service", "delete")));
+        let pool = "/apis/sluice.dev/v1alpha1/namespaces/ns/gpupools/p";
+        assert_eq!(counted(Method::PATCH, &format!("{pool}/status"), apply), Some(("GpuPool", "status")));
+        assert_eq!(counted(Method::PUT, pool, json), Some(("GpuPool", "update")));
+        let event = "/apis/events.k8s.io/v1/namespaces/ns/events";
+        assert_eq!(counted(Method::POST, event, json), Some(("Event", "create")));
+        assert_eq!(counted(Method::POST, "/apis/x/v1/others", json), Some(("other", "create")));
+        assert_eq!(counted(Method::GET, pool, json), None);
+        let lease = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/sluice-operator";
+        assert_eq!(
+            counted(Method::PUT, lease, json),
+            None,
+            "it would hide whether a replica that waits writes"
+        );
     }
 }

@@ -101,7 +101,7 @@ impl Metrics {
         registry.register("reconcile_seconds", "Time that a look at a pool takes", self.seconds.clone());
         registry.register(
             "writes",
-            "Requests that may change something, by kind and verb",
+            "Requests that may change something, by kind and verb; those for the Lease are not counted",
             self.writes.clone(),
         );
         registry.register("leader", "1 = this replica leads", self.leader.clone());

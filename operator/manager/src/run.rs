@@ -68,8 +68,9 @@ pub fn run(args: Args) -> ExitCode {
 
 async fn serve(args: Args) -> anyhow::Result<()> {
     let began = Instant::now();
+    let (metrics, leads) = (Metrics::default(), Leads::default());
     let config = Config::infer().await.context("no way to the API server")?;
-    let client = api::client(config, api::LIMIT).context("no way to the API server")?;
+    let client = api::client(config, api::LIMIT, &metrics).context("no way to the API server")?;
     let (world, queue) = (Arc::new(World::default()), Arc::new(Queue::default()));
     let feed = Feed {
         world: world.clone(),
@@ -79,7 +80,6 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     };
     let namespaces: Vec<String> = args.namespaces.iter().filter(|name| !name.is_empty()).cloned().collect();
     let mut watches = watch_all(&client, &namespaces, &feed);
-    let (metrics, leads) = (Metrics::default(), Leads::default());
     let served = Served { metrics: metrics.clone(), world, queue, pending: feed.pending.clone() };
     let mut servers = JoinSet::new();
     listen(args.listen, "serves health and metrics", router(served), &mut servers).await?;

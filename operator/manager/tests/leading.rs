@@ -21,6 +21,14 @@ async fn only_the_leader_writes_and_the_other_takes_over_when_it_dies() {
     assert!(led(leads.figure("sluice_operator_leader").await));
     assert!(!led(waits.figure("sluice_operator_leader").await));
     assert_eq!(waits.figure("sluice_operator_writes_total").await, None, "{}", waits.log());
+    stage.calm().await;
+    let all =
+        async || (leads.sum("sluice_operator_writes_total").await == stage.writes().len()).then_some(());
+    eventually("all that the API server was asked to write is counted", all).await;
+    for written in ["Secret\",verb=\"apply", "Secret\",verb=\"create", "Event\",verb=\"create"] {
+        let figure = format!("sluice_operator_writes_total{{kind=\"{written}\"}}");
+        assert!(leads.figure(&figure).await.is_some(), "{figure}");
+    }
     let read = async |one: &super::stage::Operator| {
         let url =
             format!("http://{}/v1/overview?namespace={}", one.serves("the read API").await, stage.namespace);

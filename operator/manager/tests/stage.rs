@@ -93,6 +93,14 @@ impl Operator {
         .await
     }
 
+    /// The sum of a figure over all of its labels.
+    pub async fn sum(&self, name: &str) -> usize {
+        let url = format!("http://{}/metrics", self.address().await);
+        let text = reqwest::get(url).await.unwrap().text().await.unwrap();
+        let own = text.lines().filter(|line| line.starts_with(name));
+        own.map(|line| line.rsplit(' ').next().unwrap().parse::<usize>().unwrap()).sum()
+    }
+
     /// A figure of its metrics, as it is written; `None` = it has none of that name.
     pub async fn figure(&self, name: &str) -> Option<String> {
         let url = format!("http://{}/metrics", self.address().await);

@@ -223,7 +223,6 @@ impl Operator {
         if seen.is_none_or(|seen| !seen.is_of(owner)) {
             self.not_anothers(&api, owner, child).await?;
         }
-        self.metrics.wrote(child.kind.as_str(), "apply");
         let params = PatchParams::apply(MANAGER).force();
         let applied = api.patch_metadata(&child.name, &params, &Patch::Apply(&child.body)).await;
         let applied = applied.map_err(failed)?;
@@ -326,7 +325,6 @@ impl Operator {
             return self.queue.add_after(unit, Duration::from_secs(5));
         }
         let params = DeleteParams { preconditions: Some(only), ..DeleteParams::background() };
-        self.metrics.wrote(kind.as_str(), "delete");
         match self.api(kind, &unit.namespace).delete(name, &params).await {
             Ok(_) => tracing::info!(namespace = unit.namespace, kind = kind.as_str(), name, "deleted"),
             Err(kube::Error::Api(error)) if error.code == 404 || error.code == 409 => {}
@@ -347,7 +345,6 @@ impl Operator {
         for (name, uid) in fetched {
             let patch = json!({"metadata": {"uid": uid, "labels": {FETCHING: null}}});
             let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
-            self.metrics.wrote("Pod", "patch");
             if let Err(error) = api.patch_metadata(&name, &params, &Patch::Merge(patch)).await {
                 tracing::warn!(namespace = unit.namespace, pod = name, %error, "its label was not taken off");
             }

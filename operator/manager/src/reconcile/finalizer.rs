@@ -37,7 +37,6 @@ impl Operator {
         let patch = json!({"metadata": {
             "resourceVersion": pool.metadata.resource_version, "finalizers": finalizers}});
         let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
-        self.metrics.wrote("GpuPool", "patch");
         match api.patch_metadata(name, &params, &Patch::Merge(patch)).await {
             Ok(_) => Ok(()),
             // Gone, or changed meanwhile: the watch tells, and this is tried anew.

@@ -42,7 +42,7 @@ impl Operator {
 
     /// Device memory that a unit's tenants own, bytes, as their sidecars told it last, by tenant and GPU.
     pub(super) fn owned(&self, unit: &Unit) -> ByTenant<u64> {
-        self.told(unit, |read| read.owned.clone().into_iter().collect())
+        self.told(unit, |_, read| read.owned.clone().into_iter().collect())
     }
 
     /// Something of what was read last of a unit's GPUs, of each tenant.

@@ -150,7 +150,6 @@ impl Operator {
         });
         let api: Api<K> = Api::namespaced(self.client.clone(), &namespace);
         let params = PatchParams::apply(MANAGER).force();
-        self.metrics.wrote(kind, "status");
         match api.patch_status(&name, &params, &Patch::Apply(body)).await {
             Ok(mut written) => {
                 written.managed_fields_mut().clear();
