@@ -1,9 +1,11 @@
 # The images, for those who have a container builder; `cargo xtask image` makes the same without one.
 #
-#   docker build --target sidecar -t sluice.dev/sidecar:0.1.0 .
+#   docker build --target sidecar --build-arg SLUICE_COMMIT=$(git rev-parse --short=12 HEAD) -t sluice.dev/sidecar:0.1.0 .
 FROM rust:1.95-bookworm AS build
 WORKDIR /source
 COPY . .
+# What `--version` tells; the context has no repository to ask.
+ARG SLUICE_COMMIT
 RUN cargo build --release --workspace --bins --locked \
     && for binary in sluice-sidecar sluice-engine sluice-operator sluice-devices; do \
            strip --strip-debug "target/release/$binary"; \

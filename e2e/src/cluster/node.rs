@@ -304,6 +304,16 @@ impl Node {
         }
     }
 
+    /// Gives an image that is there another name as well.
+    ///
+    /// # Panics
+    /// On a node that is not ours, or if it is not there.
+    pub fn tag(&self, image: &str, name: &str) {
+        let own = self.own.as_ref().expect("images of our own node alone get names");
+        let status = own.ctr(&["images", "tag", "--force", image, name]).status().expect("ctr starts");
+        assert!(status.success(), "{image} is not called {name}");
+    }
+
     /// Sends a signal to a component: `etcd`, `kube-apiserver`, `kube-controller-manager`, `kube-scheduler`, `containerd`,
     /// `kubelet`, `kube-proxy`, `coredns`.
     ///

@@ -7,10 +7,13 @@ use std::process::Command;
 use serde_json::Value;
 use sluice_e2e::cluster::{on_node_alone, skipped};
 
+use crate::installed::pod::{is_going, uid};
 use crate::installed::processes::container;
-use crate::installed::{Hub, Load, Product, SYSTEM, TENANTS, chart, model};
+use crate::installed::{Hub, IMAGES, Load, Product, SYSTEM, TENANTS, chart, model};
 use crate::rights::{self, Run};
 
+/// What the same images are called as if they were of another version.
+const NEXT: &str = "next";
 /// Where the driver remembers what it has prepared.
 const PREPARED: &str = "var/lib/kubelet/plugins/sluice.dev/claims";
 
@@ -54,6 +57,36 @@ impl<'a> Lives<'a> {
         streams.end_with(&self.golden).await;
         assert!(!self.has("configmap", "sluice-before") && self.has_policy());
         self.are_looked_after().await;
+    }
+
+    /// Images of another version: all pods are replaced at once, each when its streams have ended; and the same on the way back.
+    async fn other_images_replace_every_pod_and_cut_no_stream(&mut self) {
+        let tags = IMAGES.map(|image| format!("images.{image}.tag={NEXT}"));
+        self.replaced_by(NEXT, || self.product.release("upgrade", &chart(), &["--set", &tags.join(",")]))
+            .await;
+        let back = ["rollback", "sluice", "--namespace", SYSTEM, "--wait", "--timeout", "3m"];
+        self.replaced_by(env!("CARGO_PKG_VERSION"), || drop(self.product.helm(&back))).await;
+        self.pods = self.product.lives();
+    }
+
+    async fn replaced_by(&self, version: &str, change: impl FnOnce()) {
+        let before: Vec<Value> = TENANTS.iter().flat_map(|name| self.product.pods(name)).collect();
+        let (streams, engine) = self.product.held_streams(TENANTS[0], 20, 200).await;
+        change();
+        let told = async || self.product.pods(TENANTS[0]).iter().any(is_going).then_some(());
+        self.product.wait("the old pod is told to go", told).await;
+        engine.go_on();
+        streams.end_with(&self.golden).await;
+        for name in TENANTS {
+            let is_new = |pod: &Value| !before.iter().any(|old| uid(old) == uid(pod));
+            self.product.ready_again(name, &is_new).await;
+            let spec = self.product.pod(name)["spec"].take();
+            let images = [&spec["initContainers"], &spec["containers"]];
+            let images = images.into_iter().filter_map(Value::as_array).flatten();
+            let of_version = |one: &Value| one["image"].as_str().unwrap().ends_with(&format!(":{version}"));
+            assert!(images.into_iter().all(of_version), "{name} is of {version}: {spec}");
+            assert_eq!(self.product.complete(name, 200).await, self.golden, "{name} of {version}");
+        }
     }
 
     async fn without_the_chart_tenants_serve_and_the_next_release_adopts_them(&self) {
@@ -139,8 +172,12 @@ fn tenants_outlive_an_upgrade_and_the_chart_and_go_with_their_namespace() {
         older(before.path());
         product.release("install", &before.path().join("sluice"), &["--take-ownership"]);
         let hub = product.hub(&folder).await;
-        let lives = Lives::start(&product, &hub).await;
+        let mut lives = Lives::start(&product, &hub).await;
         lives.an_upgrade_replaces_no_pod_and_cuts_no_stream().await;
+        for image in IMAGES {
+            node.tag(&node.image(image).unwrap(), &format!("sluice.dev/{image}:{NEXT}"));
+        }
+        lives.other_images_replace_every_pod_and_cut_no_stream().await;
         lives.without_the_chart_tenants_serve_and_the_next_release_adopts_them().await;
         lives.a_namespace_that_is_deleted_ends_and_leaves_nothing().await;
         product.uninstall();

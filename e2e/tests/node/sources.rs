@@ -2,6 +2,7 @@
 
 mod bucket;
 pub mod image;
+mod signature;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -15,6 +16,8 @@ use crate::rights::{self, Run};
 
 /// The tenant whose model stays on a volume.
 const CACHED: &str = "cached";
+/// What a private repository wants to see.
+const TOKEN: &str = "hf_of_tests";
 /// Name of the image with the model.
 const IMAGE: &str = "models.example/story:1";
 
@@ -58,6 +61,27 @@ impl Product<'_> {
         assert_eq!(self.complete(tenant, 32).await, said);
         assert_eq!(hub.downloads(), 1, "it is in the cache");
     }
+
+    /// The status of a tenant says with which status its source refused it.
+    async fn is_refused(&self, tenant: &str, status: &str) {
+        self.condition(tenant, "Accepted", "False").await;
+        let conditions = self.tenant(tenant)["status"]["conditions"].take();
+        let accepted = conditions.as_array().unwrap().iter().find(|one| one["type"] == "Accepted").unwrap();
+        assert_eq!(accepted["reason"], "ModelUnreadable", "{accepted}");
+        assert!(accepted["message"].as_str().unwrap().contains(status), "{accepted}");
+    }
+}
+
+/// A Secret with these values.
+fn secret(name: &str, values: &Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": values})
+}
+
+/// The same tenant under another name.
+fn renamed(tenant: &Value, name: &str) -> Value {
+    let mut tenant = tenant.clone();
+    tenant["metadata"]["name"] = name.into();
+    tenant
 }
 
 /// A copy of a model that every user may read.
@@ -90,25 +114,38 @@ fn a_model_comes_from_a_volume_a_bucket_or_an_image() {
 
         product.apply(&volume(&product.namespace, "models", "ReadOnlyMany", home.path()));
         product.apply(&volume(&product.namespace, "cache", "ReadWriteOnce", &home.path().join("cache")));
-        let keys = json!({"accessKeyId": bucket::KEY, "secretAccessKey": "of no matter here"});
+        let keys = |secret: &str| json!({"accessKeyId": bucket::READER.key, "secretAccessKey": secret});
         product.apply(&[
-            json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": keys}),
+            secret("keys", &keys(bucket::READER.secret)),
+            secret("wrong-keys", &keys("another one")),
+            secret("token", &json!({"token": TOKEN})),
+            secret("wrong-token", &json!({"token": "hf_another"})),
         ]);
         product.apply(&[pool(2)]);
         let of_volume = json!({"type": "PersistentVolumeClaim",
             "persistentVolumeClaim": {"claimName": "models", "path": "story"}});
         let mut of_bucket = json!({"type": "S3",
             "s3": {"bucket": "bucket", "prefix": bucket::PREFIX, "endpoint": endpoint}});
-        // Without the key nothing can be read, and the tenant says so.
-        product.apply(&[with_source("refused", of_bucket.clone())]);
+        let private = product.private_hub(&story, TOKEN).await;
+        let mut of_private = tenant("private", private.endpoint());
+        let token = |name: &str| json!({"name": name, "key": "token"});
+        // Without the right key nothing can be read, and each says so.
+        let mut refused = vec![(with_source("unsigned", of_bucket.clone()), "403")];
+        of_bucket["s3"]["credentialsSecretRef"] = json!({"name": "wrong-keys"});
+        refused.push((with_source("missigned", of_bucket.clone()), "403"));
         of_bucket["s3"]["credentialsSecretRef"] = json!({"name": "keys"});
+        refused.push((renamed(&of_private, "unknown"), "401"));
+        of_private["spec"]["model"]["source"]["huggingFace"]["tokenSecretRef"] = token("wrong-token");
+        refused.push((renamed(&of_private, "mistaken"), "401"));
+        of_private["spec"]["model"]["source"]["huggingFace"]["tokenSecretRef"] = token("token");
+        product.apply(&refused.iter().map(|(tenant, _)| tenant.clone()).collect::<Vec<_>>());
         let of_image = json!({"type": "Image", "image": {"reference": IMAGE, "path": "models/story"}});
         let mut cached = tenant(CACHED, hub.endpoint());
         cached["spec"]["model"]["source"]["huggingFace"]["revision"] = COMMIT.into();
         cached["spec"]["cache"] = json!({"claimName": "cache"});
         let of_others = [("volume", of_volume), ("bucket", of_bucket), ("image", of_image)];
         let [volume, bucket, image] = of_others.map(|(name, source)| with_source(name, source));
-        let tenants = [volume, bucket, image, cached];
+        let tenants = [volume, bucket, image, cached, of_private];
         product.start(&tenants).await;
         for tenant in tenants {
             let name = tenant["metadata"]["name"].as_str().unwrap();
@@ -118,11 +155,9 @@ fn a_model_comes_from_a_volume_a_bucket_or_an_image() {
             }
         }
         product.starts_again_without_a_download(CACHED, &hub).await;
-        product.condition("refused", "Accepted", "False").await;
-        let status = product.tenant("refused")["status"]["conditions"].clone();
-        let accepted = status.as_array().unwrap().iter().find(|one| one["type"] == "Accepted").unwrap();
-        assert_eq!(accepted["reason"], "ModelUnreadable", "{accepted}");
-        assert!(accepted["message"].as_str().unwrap().contains("403"), "{accepted}");
+        for (tenant, status) in refused {
+            product.is_refused(tenant["metadata"]["name"].as_str().unwrap(), status).await;
+        }
         rights::end_of(Run::Sources, &product);
         product.end();
     });

@@ -9,8 +9,9 @@ use std::sync::{Arc, OnceLock};
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{Path as Matched, State};
+use axum::extract::{Path as Matched, Request, State};
 use axum::http::{HeaderMap, StatusCode};
+use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde_json::{Value, json};
@@ -70,21 +71,33 @@ fn generated() -> &'static Path {
 impl Product<'_> {
     /// A hub that pods find and that has this model.
     pub async fn hub(&self, folder: &Path) -> Hub {
-        Hub::start(&self.node.address_for_pods().await, "tests/story", folder)
+        Hub::start(&self.node.address_for_pods().await, "tests/story", folder, None)
+    }
+
+    /// The same for who shows this token.
+    pub async fn private_hub(&self, folder: &Path, token: &'static str) -> Hub {
+        Hub::start(&self.node.address_for_pods().await, "tests/story", folder, Some(token))
     }
 }
 
 impl Hub {
     /// Serves the files of `folder` as the repository `repo`, for those who find this machine at `address`. The chat template
     /// is one that says what its user says.
-    fn start(address: &str, repo: &str, folder: &Path) -> Hub {
+    fn start(address: &str, repo: &str, folder: &Path, token: Option<&'static str>) -> Hub {
         let mut files = read(folder);
         files.insert("chat_template.jinja".to_owned(), PLAIN.into());
         let inside = Arc::new(Inside { files, whole_weights: AtomicUsize::new(0) });
         let router = Router::new()
             .route(&format!("/api/models/{repo}/revision/{{revision}}"), get(revision))
             .route(&format!("/{repo}/resolve/{{revision}}/{{*file}}"), get(file))
-            .with_state(Arc::clone(&inside));
+            .with_state(Arc::clone(&inside))
+            .layer(from_fn(move |request: Request, next: Next| async move {
+                let shown = request.headers().get("authorization").and_then(|shown| shown.to_str().ok());
+                match token.is_none_or(|token| shown == Some(&format!("Bearer {token}"))) {
+                    true => next.run(request).await,
+                    false => StatusCode::UNAUTHORIZED.into_response(),
+                }
+            }));
         Hub { endpoint: serve(address, router), inside }
     }
 
