@@ -96,8 +96,8 @@ fn watches(uri: &Uri) -> bool {
     pairs.filter_map(|pair| pair.strip_prefix("watch=")).any(|value| value != "false" && value != "0")
 }
 
-/// Kinds that the operator writes, by their names in paths. Whoever holds the Lease, or wants it, writes it all the time: it
-/// counts for nothing.
+/// Kinds that the operator writes, by their names in paths. The Lease is written all the time, by whoever leads and by whoever
+/// tries to: it tells nothing of the work.
 const KINDS: [(&str, &str); 13] = [
     ("configmaps", "ConfigMap"),
     ("deployments", "Deployment"),

@@ -15,3 +15,4 @@ mod stage;
 #[allow(dead_code)]
 #[path = "modules/stub.rs"]
 mod stub;
+mod traces;

@@ -1,0 +1,90 @@
+//! Traces of a running operator, as a collector gets them.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::routing::post;
+use prost::Message;
+use serde_json::json;
+use sluice_e2e::cluster::eventually;
+
+use super::stage::Stage;
+
+/// OTLP's `ExportTraceServiceRequest`, as much of it as is looked at (opentelemetry-proto, trace/v1).
+#[derive(Clone, PartialEq, Message)]
+struct Export {
+    #[prost(message, repeated, tag = "1")]
+    resources: Vec<Resource>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Resource {
+    #[prost(message, repeated, tag = "2")]
+    scopes: Vec<Scope>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Scope {
+    #[prost(message, repeated, tag = "2")]
+    spans: Vec<Span>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Span {
+    #[prost(bytes, tag = "1")]
+    trace: Vec<u8>,
+    #[prost(bytes, tag = "2")]
+    id: Vec<u8>,
+    #[prost(bytes, tag = "4")]
+    parent: Vec<u8>,
+    #[prost(string, tag = "5")]
+    name: String,
+}
+
+type Spans = Arc<Mutex<Vec<Span>>>;
+
+/// A collector: its address, and what it has got.
+async fn collector() -> (String, Spans) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let spans = Spans::default();
+    let got = spans.clone();
+    let take = async move |body: Bytes| {
+        let resources = Export::decode(body).unwrap().resources.into_iter();
+        let all = resources.flat_map(|resource| resource.scopes).flat_map(|scope| scope.spans);
+        got.lock().unwrap().extend(all);
+    };
+    tokio::spawn(async move { axum::serve(listener, Router::new().route("/v1/traces", post(take))).await });
+    (format!("http://{address}"), spans)
+}
+
+fn below<'a>(spans: &'a [Span], parent: &Span) -> BTreeSet<&'a str> {
+    let own = spans.iter().filter(|span| span.parent == parent.id && span.trace == parent.trace);
+    own.map(|span| span.name.as_str()).collect()
+}
+
+#[tokio::test]
+async fn a_look_at_a_pool_is_a_trace_with_its_steps_and_their_requests() {
+    let Some(stage) = Stage::set("traces").await else { return };
+    let (endpoint, spans) = collector().await;
+    let operator = stage.operator("one", &["--otlp-endpoint", &endpoint]);
+    stage.pool(json!({})).await;
+    stage.tenant("t", json!({})).await;
+    stage.inspected("t", 8).await;
+    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
+    let steps = BTreeSet::from(["dereference", "build", "apply", "status"]);
+    eventually("a look with all of its steps, and requests below two of them", async || {
+        let spans = spans.lock().unwrap();
+        let looks = spans.iter().filter(|span| span.name == "reconcile" && span.parent.is_empty());
+        let whole = looks.filter(|look| steps.is_subset(&below(&spans, look)));
+        let asks = |look: &Span, step: &str| {
+            let of = spans.iter().find(|span| span.parent == look.id && span.name == step);
+            of.is_some_and(|step| !below(&spans, step).is_empty())
+        };
+        whole.into_iter().any(|look| asks(look, "apply") && asks(look, "status")).then_some(())
+    })
+    .await;
+    assert!(operator.end(), "what is left is sent, and it ends well");
+}
