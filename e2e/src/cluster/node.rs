@@ -310,8 +310,9 @@ impl Node {
     /// On a node that is not ours, or if it is not there.
     pub fn tag(&self, image: &str, name: &str) {
         let own = self.own.as_ref().expect("images of our own node alone get names");
-        let status = own.ctr(&["images", "tag", "--force", image, name]).status().expect("ctr starts");
-        assert!(status.success(), "{image} is not called {name}");
+        let output = own.ctr(&["images", "tag", "--force", image, name]).output().expect("ctr starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{image} is not called {name}: {said}");
     }
 
     /// Sends a signal to a component: `etcd`, `kube-apiserver`, `kube-controller-manager`, `kube-scheduler`, `containerd`,
