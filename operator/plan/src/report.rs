@@ -170,7 +170,8 @@ fn findings(
 fn crowded(plan: &Plan<'_>, planned: &TenantPlan<'_>) -> Option<String> {
     let own = planned.slots.iter().filter_map(|slot| slot.on.as_ref().ok());
     let beyond = |gpu: &usize| {
-        let floors: u64 = plan.on(*gpu).map(|(_, slot)| slot.demand.floor_bytes).sum();
+        let floor = |slot: &SlotPlan| slot.floor_bytes.saturating_add(slot.demand.context_bytes);
+        let floors = plan.on(*gpu).fold(0_u64, |sum, (_, slot)| sum.saturating_add(floor(slot)));
         let bytes = floors.checked_sub(plan.gpus[*gpu].gpu.expected_bytes()?).filter(|bytes| *bytes > 0)?;
         Some((&plan.gpus[*gpu].gpu.name, bytes))
     };

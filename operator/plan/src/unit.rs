@@ -332,7 +332,12 @@ fn wanted(
     let admitted =
         |at: u32| Some(index.pod(tenant, at, &index.gpu(gpu_of(at)?)?.claim()?.name)?.node.is_some());
     // A pod on a claim that is to go makes room for another.
-    let serves = |at: u32| Some(index.pod(tenant, at, claims.get(gpu_of(at)?)?)?.ready);
+    let serves = |at: u32| {
+        let pod = index.pod(tenant, at, claims.get(gpu_of(at)?)?)?;
+        let node = pod.node.as_ref().and_then(|node| seen.nodes.get(node));
+        // Who is on a node that says nothing is called not ready, and may serve on: until it counts as lost it stays.
+        Some(pod.ready || node.is_some_and(|node| node.lost_since.is_some()))
+    };
     let slot = |at: u32| Slot {
         tenant: tenant.to_owned(),
         index: at,

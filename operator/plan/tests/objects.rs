@@ -195,7 +195,7 @@ fn a_sidecar_is_told_its_gpu_its_share_and_its_certificate() {
     assert_eq!((place.share_bytes, place.priority), (48 * MIB, 7));
     assert_eq!(config.memory.max_remapped_percent, 60, "what it starts with");
     let tls = config.listen.admin_tls.unwrap();
-    assert_eq!((tls.claim.as_str(), tls.claim == place.claim), ("p-chat-0-e3.uid-of-p", true));
+    assert_eq!((tls.claim.as_str(), place.claim.as_str()), ("p-chat-0-e3.uid-of-p", "p-chat-0-e3.p"));
     assert!(config.engine.spawn.is_none(), "another container is the engine");
 }
 

@@ -366,8 +366,15 @@ fn memory_of_contexts_is_dealt_to_nobody() {
 
 /// GPUs of two tenants, of whom the first is more important, and what is said of where the second one is.
 fn after(edit: impl Fn(&mut GpuPool, &mut ModelTenant), ready: bool) -> ([bool; 2], String) {
+    after_in(edit, ready, settled(&host_pool()))
+}
+
+fn after_in(
+    edit: impl Fn(&mut GpuPool, &mut ModelTenant),
+    ready: bool,
+    mut seen: Seen,
+) -> ([bool; 2], String) {
     let mut pool = host_pool();
-    let mut seen = settled(&pool);
     let slot = |name: &str| SlotSeen { tenant: name.into(), index: 0, claim: "p-chat-0-e4".into() };
     let pod = |name: &str| PodSeen {
         tenant: name.into(),
@@ -407,6 +414,8 @@ fn an_edit_that_takes_effect_at_once_takes_no_gpu_from_who_serves() {
         assert_eq!(on, [true, true]);
         assert!(said.contains("floors on p-chat-0 have grown") && said.contains("beyond it"), "{said}");
         assert_eq!(after(edit, false).0, [true, false], "nobody has started there");
+        let silent = after_in(edit, false, lost_for(GRACE - 1)).0;
+        assert_eq!(silent, [true, true], "who is on a node that says nothing may serve on");
     }
     for ready in [true, false] {
         assert_eq!(after(host, ready), ([true, true], String::new()), "they were admitted");

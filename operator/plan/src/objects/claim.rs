@@ -128,7 +128,13 @@ fn opaque(driver: &str, parameters: Value) -> DeviceClaimConfiguration {
     DeviceClaimConfiguration { opaque: Some(opaque), requests: Some(vec![GPU_REQUEST.into()]) }
 }
 
-/// What the slots of a GPU call its claim among themselves: a role of their certificates, and the name of their ledger. The pool's
+/// What the slots of a GPU call the ledger in its folder, which is of their claim alone. It stays as it was in releases before:
+/// pods of both share the folder while one takes the other's place.
+pub(super) fn ledger(pool: &GpuPool, gpu: &Gpu, epoch: u32) -> String {
+    format!("{}.{}", claim_name(gpu, epoch), super::name(pool))
+}
+
+/// What the slots of a GPU call its claim among themselves: a role of their certificates. The pool's
 /// uid is in it, so that it is that of no other pool, be it of the same name in another namespace, or made anew. Epochs are
 /// counted from 1 again once a GPU has had no slot: then it is as in an older life, among tenants of the same pool.
 pub(super) fn title(pool: &GpuPool, gpu: &Gpu, epoch: u32) -> String {

@@ -97,7 +97,7 @@ fn host_memory_bytes(placed: &Placed<'_>) -> u64 {
 fn neighbourhood(placed: &Placed<'_>) -> NeighbourhoodConfig {
     NeighbourhoodConfig {
         folder: NEIGHBOURHOOD.into(),
-        claim: claim::title(placed.pool, placed.gpu, placed.epoch),
+        claim: claim::ledger(placed.pool, placed.gpu, placed.epoch),
         share_bytes: placed.share_bytes,
         priority: placed.tenant.spec.priority,
         sharing: sharing(&placed.gpu.settings.sharing),
