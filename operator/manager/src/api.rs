@@ -13,9 +13,9 @@ use http::{Method, Request, Response, Uri, header};
 use kube::client::{Body as Sent, ClientBuilder};
 use kube::{Client, Config};
 use tower::Service;
+use tower::layer::layer_fn;
 
 use crate::metrics::Metrics;
-use tower::layer::layer_fn;
 
 /// Longest time of a request with its answer and kube's own repetitions; of a watch until it begins. Three times what a
 /// webhook of it gets by default, and half of what the API server itself gives a request.

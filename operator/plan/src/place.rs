@@ -159,7 +159,7 @@ fn seat<'a>(
 
 /// The GPU that the slot has, if it may use it.
 fn own<'r, 'a>(rooms: &'r mut [Room<'a>], slot: &Slot) -> Option<&'r mut Room<'a>> {
-    rooms.iter_mut().find(|room| Some(&room.gpu.name) == slot.on.as_ref() && room.may_use(slot))
+    rooms.iter_mut().find(|room| room.has(slot) && room.may_use(slot))
 }
 
 /// Leaves a slot where it is, if it fits there.

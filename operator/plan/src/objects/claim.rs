@@ -134,11 +134,11 @@ pub(super) fn ledger(pool: &GpuPool, gpu: &Gpu, epoch: u32) -> String {
     format!("{}.{}", claim_name(gpu, epoch), super::name(pool))
 }
 
-/// What the slots of a GPU call its claim among themselves: a role of their certificates. The pool's
-/// uid is in it, so that it is that of no other pool, be it of the same name in another namespace, or made anew. Epochs are
-/// counted from 1 again once a GPU has had no slot: then it is as in an older life, among tenants of the same pool.
+/// What the slots of a GPU call its claim among themselves: a role of their certificates. The pool's uid is in it, so that it is
+/// that of no other pool, be it of the same name in another namespace, or made anew. Epochs are counted from 1 again once a GPU
+/// has had no slot: then it is as in an older life, among tenants of the same pool.
 pub(super) fn title(pool: &GpuPool, gpu: &Gpu, epoch: u32) -> String {
     let uid = pool.metadata.uid.as_deref().unwrap_or_default();
-    // Within the 128 characters that a ledger has for it.
+    // Within 128 characters, as names of claims among sidecars are.
     format!("{}.{uid}", label(&claim_name(gpu, epoch)))
 }

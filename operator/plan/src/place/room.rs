@@ -39,9 +39,14 @@ impl<'a> Room<'a> {
         }
     }
 
+    /// Whether this is the GPU that the slot has.
+    pub fn has(&self, slot: &Slot) -> bool {
+        slot.on.as_ref() == Some(&self.gpu.name)
+    }
+
     /// Whether the GPU is of the group that the tenant names, and takes it.
     pub fn may_use(&self, slot: &Slot) -> bool {
-        let takes = !self.gpu.going || slot.on.as_ref() == Some(&self.gpu.name);
+        let takes = !self.gpu.going || self.has(slot);
         takes && slot.group.as_ref().is_none_or(|group| *group == self.gpu.group)
     }
 
@@ -66,7 +71,7 @@ impl<'a> Room<'a> {
         if self.alone || (slot.alone && !self.tenants.is_empty()) {
             return Some(Misfit::Alone);
         }
-        let stays = slot.on.as_ref() == Some(&self.gpu.name);
+        let stays = self.has(slot);
         let serves = stays && slot.serves;
         if self.uninspected && !serves {
             return Some(Misfit::Uninspected);
@@ -105,9 +110,9 @@ impl<'a> Room<'a> {
         self.tenants.push(&slot.tenant);
         self.alone |= slot.alone;
         self.uninspected |= slot.demand.is_none();
-        self.serves |= slot.serves && slot.on.as_ref() == Some(&self.gpu.name);
+        self.serves |= slot.serves && self.has(slot);
         self.floors_bytes += demand.floor_bytes;
-        if slot.on.as_ref() == Some(&self.gpu.name) {
+        if self.has(slot) {
             let beyond = slot.told_floor_bytes.saturating_sub(demand.chunks_bytes());
             self.beyond_bytes = self.beyond_bytes.saturating_add(beyond);
         }
