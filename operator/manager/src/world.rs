@@ -115,6 +115,11 @@ impl World {
         }
     }
 
+    /// The unit of a pod of ours, a slot's or an inspection's.
+    pub fn unit_of_pod(&self, at: &Name) -> Option<Unit> {
+        self.pods.unit(at).or_else(|| self.inspections.unit(at))
+    }
+
     /// The slots of a unit that have a Deployment.
     pub fn slots(&self, unit: &Unit) -> Vec<SlotSeen> {
         let slot = |child: &ChildSeen| {

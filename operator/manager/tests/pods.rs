@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1::{Event, Pod, Secret};
 use kube::ResourceExt;
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use sluice_e2e::cluster::eventually;
 use sluice_types::ModelTenant;
@@ -49,7 +50,7 @@ fn event(stage: &Stage, pod: &Pod, reason: &str, message: &str) -> Event {
 #[tokio::test]
 async fn what_keeps_an_inspection_or_a_slot_from_beginning_is_told() {
     let Some(stage) = Stage::set("hindered").await else { return };
-    let operator = stage.operator("one", &[]);
+    let operator = stage.operator("one", &["--status-seconds", "1"]);
     stage.pool(json!({})).await;
     stage.tenant("t", json!({})).await;
     let inspects = stage.inspects("t").await;
@@ -90,6 +91,30 @@ async fn what_keeps_an_inspection_or_a_slot_from_beginning_is_told() {
     eventually("the volume is on another node", told).await;
     stage.run("t-0-pod", &node).await;
     stage.condition("t", "Degraded", "False", "AsExpected").await;
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+}
+
+#[tokio::test]
+async fn an_event_that_is_told_before_its_pod_waits_for_it() {
+    let Some(stage) = Stage::set("early").await else { return };
+    let operator = stage.operator("one", &[]);
+    stage.pool(json!({})).await;
+    stage.tenant("t", json!({})).await;
+    // Nobody knows a pod that carries no labels.
+    let (pods, nothing) = (stage.api::<Pod>(), PatchParams::default());
+    let inspects = stage.inspects("t").await;
+    let name = inspects.name_any();
+    stage.delete::<Pod>(&name).await;
+    let mut bare = json!({"metadata": {"name": name}, "spec": inspects.spec});
+    bare["spec"].as_object_mut().unwrap().remove("nodeName");
+    let bare = stage.create::<Pod>(&serde_json::from_value(bare).unwrap()).await;
+    let missing = "MountVolume.SetUp failed: secret \"gone\" not found";
+    stage.create(&event(&stage, &bare, "FailedMount", missing)).await;
+    stage.calm().await;
+    let labels = json!({"metadata": {"labels": inspects.labels()}});
+    pods.patch(&name, &nothing, &Patch::Merge(labels)).await.unwrap();
+    let told = stage.condition("t", "Placed", "Unknown", "InspectionFailed").await;
+    assert_eq!(told.message, format!("the inspection does not begin: {missing}"));
     assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
 }
 

@@ -35,6 +35,9 @@ use crate::queue::Queue;
 /// Objects of a page of a list.
 const PAGE: u32 = 100;
 
+/// Events of pods that are kept before any of a pod that nobody knows is left out.
+const STRANGERS: usize = 1000;
+
 /// What all watches share.
 #[derive(Clone)]
 pub struct Feed {
@@ -129,14 +132,15 @@ impl Watch<'_> {
         let prune = |object: &Pod, _: &World| Some((ChildSeen::unit(&object.metadata)?, inspection(object)?));
         self.follow(pods, |world| &world.inspections, prune);
         self.loads();
-        self.troubles(REFUSALS, |world| &world.refusals, Some(Unit::default()));
-        // Every pod of the cluster may have these. Those of pods that are not known yet come again.
-        self.troubles(UNMOUNTED, |world| &world.unmounted, None);
-        self.troubles(UNATTACHED, |world| &world.unattached, None);
+        self.troubles(REFUSALS, |world| &world.refusals);
+        self.troubles(UNMOUNTED, |world| &world.unmounted);
+        self.troubles(UNATTACHED, |world| &world.unattached);
     }
 
-    /// Events of pods, by the name of the pod, whose unit is known by then, or else is `unknown`; `None` = it does not matter.
-    fn troubles(&mut self, fields: &str, mirror: fn(&World) -> &Mirror<Refusal>, unknown: Option<Unit>) {
+    /// Events of pods, by the name of the pod. One may be told before its pod is, or with it in two lists: it is kept, under
+    /// no pool, and whoever looks at the pod finds it by its name. Every pod of the cluster may have such events, so of those
+    /// that are nobody's only [`STRANGERS`] are kept; the kubelet says the others again.
+    fn troubles(&mut self, fields: &str, mirror: fn(&World) -> &Mirror<Refusal>) {
         let events = watch(self.api::<CoreEvent>(), config().fields(fields));
         let events = events.modify(|event| {
             event.metadata.name = event.involved_object.name.clone();
@@ -144,10 +148,19 @@ impl Watch<'_> {
         let refused = move |event: &CoreEvent, world: &World| {
             let (pod, refusal) = refusal(event)?;
             let at = Name::new(event.namespace()?, pod);
-            let unit = world.pods.unit(&at).or_else(|| world.inspections.unit(&at));
-            Some((unit.or_else(|| unknown.clone())?, refusal))
+            let known = world.unit_of_pod(&at);
+            let room = mirror(world).len() < STRANGERS;
+            let nobodys = || room.then(|| Unit { namespace: at.namespace.clone(), pool: String::new() });
+            Some((known.or_else(nobodys)?, refusal))
         };
-        self.follow(events, mirror, refused);
+        let whom = Follow { feed: self.feed, tasks: self.tasks, scope: self.scope.clone() };
+        // Asked again: the pod may have come while its event was put away.
+        follow(whom, events, mirror, refused, |feed, unit, pod| {
+            let at = Name::new(unit.namespace.clone(), pod);
+            if let Some(unit) = feed.world.unit_of_pod(&at) {
+                feed.queue.add(&unit);
+            }
+        });
     }
 
     /// Pods of others: what they ask for is looked at when something else is.
