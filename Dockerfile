@@ -16,8 +16,9 @@ FROM gcr.io/distroless/cc-debian12 AS runtime
 USER 65532:65532
 WORKDIR /
 
+# Whoever may not read a program cannot look into it while it runs: it has keys, and an engine beside it.
 FROM runtime AS sidecar
-COPY --from=build /source/target/release/sluice-sidecar /usr/bin/
+COPY --chmod=711 --from=build /source/target/release/sluice-sidecar /usr/bin/
 ENTRYPOINT ["/usr/bin/sluice-sidecar"]
 
 FROM runtime AS engine

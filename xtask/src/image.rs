@@ -22,14 +22,21 @@ use crate::workspace::Workspace;
 struct Image {
     name: &'static str,
     binary: &'static str,
+    mode: u32,
 }
+
+/// Anybody may read a program that keeps nothing to itself.
+pub const READABLE: u32 = 0o755;
+/// The kernel lets nobody look into a process whose program its user may not read, from the first instruction on: a sidecar has
+/// keys, and shares its pod and its uid with an engine that may be anybody's. The program is root's, who runs nothing here.
+const SHUT: u32 = 0o711;
 
 /// All of them; one each, so that a pod has nothing that it does not run.
 const IMAGES: [Image; 4] = [
-    Image { name: "sidecar", binary: "sluice-sidecar" },
-    Image { name: "engine", binary: "sluice-engine" },
-    Image { name: "operator", binary: "sluice-operator" },
-    Image { name: "devices", binary: "sluice-devices" },
+    Image { name: "sidecar", binary: "sluice-sidecar", mode: SHUT },
+    Image { name: "engine", binary: "sluice-engine", mode: READABLE },
+    Image { name: "operator", binary: "sluice-operator", mode: READABLE },
+    Image { name: "devices", binary: "sluice-devices", mode: READABLE },
 ];
 
 /// What the names of the images begin with.
@@ -86,7 +93,7 @@ pub fn of_tests(from: &Utf8Path) -> Result<Utf8PathBuf> {
 
 fn make(name: &str, path: &Utf8Path, image: &Image, binary: &Utf8Path) -> Result<()> {
     ensure!(binary.is_file(), "the image {} has no binary {binary}", image.name);
-    let packed = pack(name, &[image.binary], binary)?;
+    let packed = pack(name, &[image.binary], binary, image.mode)?;
     let folder = path.parent().context("an archive lies in a folder")?;
     fs::create_dir_all(folder).with_context(|| format!("creating {folder}"))?;
     fs::write(path, &packed.bytes).with_context(|| format!("writing {path}"))?;
@@ -118,11 +125,11 @@ fn build(workspace: &Workspace) -> Result<Utf8PathBuf> {
 }
 
 /// The archive of the image `name` that starts `binary`, by a command whose first word is its name there.
-pub fn pack(name: &str, command: &[&str], binary: &Utf8Path) -> Result<archive::Archive> {
+pub fn pack(name: &str, command: &[&str], binary: &Utf8Path, mode: u32) -> Result<archive::Archive> {
     let system = system::layer(binary).with_context(|| format!("what {binary} needs"))?;
     let mut own = layer::Layer::default();
     let path = format!("usr/bin/{}", command[0]);
-    own.file(&path, 0o755, stripped(binary)?);
+    own.file(&path, mode, stripped(binary)?);
     let path = format!("/{path}");
     let entrypoint: Vec<&str> = [path.as_str()].into_iter().chain(command[1..].iter().copied()).collect();
     archive::archive(name, &entrypoint, &[system.pack()?, own.pack()?])

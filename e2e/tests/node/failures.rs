@@ -3,6 +3,7 @@
 
 mod hostile;
 
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -203,6 +204,10 @@ impl<'a> Rows<'a> {
             String::from_utf8(list.output().unwrap().stdout).unwrap()
         };
         assert!(lists("engine", "/").contains("etc"), "one process of a user may look at another one");
+        let sidecar = container(&pod, "sidecar").first().expect("it runs").as_raw_nonzero();
+        let program = std::fs::metadata(format!("/proc/{sidecar}/root/usr/bin/sluice-sidecar")).unwrap();
+        let from_its_start = (program.uid(), program.mode() & 0o777);
+        assert_eq!(from_its_start, (0, 0o711), "who may not read a program cannot look into it");
         assert_eq!(lists("sidecar", "/etc/sluice-tls"), "");
         assert_eq!(lists("sidecar", "/"), "");
     }

@@ -125,6 +125,14 @@ impl Holder {
     /// # Errors
     /// The Lease could not be read or written.
     pub async fn outdo(&self, epoch: u64) -> Result<bool, LeaseError> {
+        // Its own renewal may come in between, once in a while.
+        match self.try_outdo(epoch).await {
+            Err(LeaseError::Api { error, .. }) if conflicts(&error) => self.try_outdo(epoch).await,
+            done => done,
+        }
+    }
+
+    async fn try_outdo(&self, epoch: u64) -> Result<bool, LeaseError> {
         let Some(mut lease) = self.get().await? else { return Ok(false) };
         if holder(&lease) != Some(&self.identity) {
             return Ok(false);
@@ -213,6 +221,10 @@ impl Holder {
     fn failed(&self, error: kube::Error) -> LeaseError {
         LeaseError::Api { name: self.name.clone(), error: Box::new(error) }
     }
+}
+
+fn conflicts(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.is_conflict())
 }
 
 fn holder(lease: &Lease) -> Option<&String> {

@@ -251,7 +251,7 @@ async fn is_deposed(contest: &mut Contest<'_>, sidecar: &Address, fence: Fence) 
     let epoch = fence.epoch;
     match tokio::time::timeout(PATIENCE, contest.hear(sidecar, fence)).await {
         Ok(Ok(Verdict::Deposed)) => return true,
-        Ok(Ok(Verdict::Beyond)) => {}
+        Ok(Ok(Verdict::Beyond | Verdict::Nearer)) => {}
         Ok(Ok(Verdict::TooOften)) => tracing::debug!(%sidecar, epoch, "is not believed so soon again"),
         Ok(Err(error)) => tracing::warn!(%sidecar, %error, "whom it follows is not known"),
         Err(_) => tracing::warn!(%sidecar, "whom it follows is not known: the API server does not answer"),

@@ -49,25 +49,23 @@ pub(crate) fn dated(pool: &GpuPool, index: &Index<'_>, given: &Given<'_>) -> Vec
         let others = index.taken().filter(|(gpu, _)| !there.contains(*gpu));
         let going = others.filter_map(|(gpu, own)| {
             let gone = gone(pool, group_of(pool_name, gpu)?, known(gpu), gpu);
-            Some(going(gone, own, known(gpu), given.seen, rule))
+            going(gone, own, known(gpu), given.seen, rule)
         });
         all.extend(going);
     }
     all
 }
 
-/// One that the pool has no more. It is made of what its claim was made of, whatever the pool says.
-fn going(gpu: Gpu, own: &OfGpu<'_>, known: Known, seen: &Seen, rule: Rule) -> Dated {
-    let Some(claim) = own.claim() else {
-        let wanted = Wanted { digest: "", settings: &gpu.settings };
-        return Dated { epoch: epoch(Some(own), wanted, seen, rule), gpu };
-    };
+/// One that the pool has no more. It is made of what its claim was made of, whatever the pool says, and is there for as long as
+/// that claim holds: it is made nowhere anew, so whoever is on it goes elsewhere once its node is lost or drained.
+fn going(gpu: Gpu, own: &OfGpu<'_>, known: Known, seen: &Seen, rule: Rule) -> Option<Dated> {
+    let claim = own.claim()?;
     let settings = in_force(claim, &gpu.settings);
     let gpu = gpu.with(settings, known);
     let wanted = Wanted { digest: &claim.digest, settings: &gpu.settings };
     let epoch = epoch(Some(own), wanted, seen, rule);
-    let waits = of_claim_name(&claim.name).is_some_and(|(_, number)| number == epoch.number);
-    Dated { epoch: Epoch { waits, ..epoch }, gpu }
+    let (_, number) = of_claim_name(&claim.name)?;
+    (number == epoch.number).then_some(Dated { epoch: Epoch { waits: true, ..epoch }, gpu })
 }
 
 /// Device memory of GPUs as the pool's status tells it. Of another spec it tells nothing: that one may name other devices.

@@ -39,6 +39,8 @@ pub struct Slot {
     /// What its sidecar there has found to be its floor, bytes; 0 = it has told nothing. It stays by what is foreseen, which is
     /// the same wherever it would go; others come by this, where it is more.
     pub told_floor_bytes: u64,
+    /// A leader that has just begun has not asked its sidecar there yet: nobody joins it meanwhile.
+    pub unheard: bool,
     /// Its pod is on that GPU's node, which took it with all that it asks for: what others ask for since turns it away no more,
     /// nor does less host memory for the GPU.
     pub admitted: bool,
@@ -110,6 +112,9 @@ pub enum Misfit {
     /// Nobody knows what one of its slots takes.
     #[error("a tenant on it has not been inspected")]
     Uninspected,
+    /// What its sidecars have found to be their floors is not known yet.
+    #[error("the operator has just started, and has not heard yet which floors are in force there")]
+    Unheard,
     /// It has as many slots as it takes.
     #[error("it has as many tenants as it takes")]
     Full,

@@ -1,6 +1,6 @@
 //! What is seen of a cluster, as little of it as decisions need.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use sluice_types::pool::SharingMode;
 use sluice_types::tenant::{SlotState, TenantMemoryStatus};
@@ -33,6 +33,8 @@ pub struct Seen {
     pub owned: BTreeMap<(String, String), u64>,
     /// Sidecars that have not taken their directive for a while, by tenant and GPU: why not.
     pub untold: BTreeMap<(String, String), String>,
+    /// GPUs whose sidecars a leader that has just begun has not asked yet: their floors may be larger than foreseen.
+    pub unheard: BTreeSet<String>,
     /// What pods that inspected a model have said, by tenant.
     pub inspections: BTreeMap<String, Result<Geometry, Refusal>>,
 }

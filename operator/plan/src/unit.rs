@@ -349,6 +349,7 @@ fn wanted(
         alone: spec.engine.kind != EngineKind::Native,
         on: gpu_of(at).map(str::to_owned),
         told_floor_bytes: gpu_of(at).map_or(0, |gpu| told_floor(tenant, gpu, seen)),
+        unheard: gpu_of(at).is_some_and(|gpu| seen.unheard.contains(gpu)),
         admitted: admitted(at).unwrap_or(false),
         serves: serves(at).unwrap_or(false),
     };
@@ -375,37 +376,40 @@ fn created(tenant: &ModelTenant) -> i64 {
     tenant.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
 
-/// Deals out the memory of each GPU; of one whose size nobody knows yet each slot has its floor. What a sidecar has found to be
-/// its floor counts where that is more than was foreseen: nobody else would ever leave it the rest.
+/// Deals out the memory of each GPU; of one whose size nobody knows yet each slot has its floor.
 fn share_out(plan: &mut Plan<'_>, seen: &Seen) {
-    let mut parts: BTreeMap<usize, Vec<Part>> = BTreeMap::new();
-    // The driver's: nobody holds a chunk of it.
-    let mut contexts: BTreeMap<usize, u64> = BTreeMap::new();
-    for tenant in &mut plan.tenants {
-        let weights_bytes = tenant.model.map_or(0, |model| model.weights_bytes());
-        for slot in &mut tenant.slots {
-            let Ok(gpu) = slot.on else { continue };
-            let told = told_floor(name(tenant.tenant), &plan.gpus[gpu].gpu.name, seen);
-            slot.floor_bytes = slot.demand.chunks_bytes().max(told);
-            parts.entry(gpu).or_default().push(Part { weights_bytes, floor_bytes: slot.floor_bytes });
-            *contexts.entry(gpu).or_default() += slot.demand.context_bytes;
-        }
-    }
-    let mut dealt: BTreeMap<usize, std::vec::IntoIter<u64>> = BTreeMap::new();
-    for (gpu, parts) in parts {
+    for gpu in 0..plan.gpus.len() {
         let on = &plan.gpus[gpu].gpu;
-        if let Some(capacity) = on.capacity_bytes {
-            let chunks = capacity.saturating_sub(contexts.get(&gpu).copied().unwrap_or(0));
-            dealt.insert(gpu, shares(chunks, on.settings.chunk_bytes(), &parts).into_iter());
+        let demands = plan.on(gpu).map(|(_, slot)| slot.demand);
+        // The driver's: nobody holds a chunk of it.
+        let contexts: u64 = demands.map(|demand| demand.context_bytes).sum();
+        let capacity = on.capacity_bytes.map(|capacity| capacity.saturating_sub(contexts));
+        let parts = parts(plan, gpu, capacity.unwrap_or(u64::MAX), seen);
+        let dealt = capacity.map(|capacity| shares(capacity, on.settings.chunk_bytes(), &parts));
+        for (at, (tenant, slot)) in plan.slots[gpu].iter().enumerate() {
+            let TenantPlan { model, slots, .. } = &mut plan.tenants[*tenant];
+            let slot = &mut slots[*slot];
+            slot.floor_bytes = parts[at].floor_bytes;
+            slot.dealt = dealt.is_some() && model.is_some();
+            slot.share_bytes = dealt.as_ref().map_or(slot.floor_bytes, |dealt| dealt[at]);
         }
     }
-    for tenant in &mut plan.tenants {
-        for slot in &mut tenant.slots {
-            let own = slot.on.as_ref().ok().and_then(|gpu| dealt.get_mut(gpu)?.next());
-            slot.dealt = own.is_some() && tenant.model.is_some();
-            slot.share_bytes = own.unwrap_or(slot.floor_bytes);
-        }
-    }
+}
+
+/// What each slot of a GPU of `capacity` bytes brings. What its sidecar has found to be its floor counts where that is more than
+/// was foreseen: nobody else would ever leave it the rest. It counts as far as the others keep what was foreseen of theirs,
+/// whatever it says.
+fn parts(plan: &Plan<'_>, gpu: usize, capacity: u64, seen: &Seen) -> Vec<Part> {
+    let on = &plan.gpus[gpu].gpu.name;
+    let foreseen: u64 = plan.on(gpu).map(|(_, slot)| slot.demand.chunks_bytes()).sum();
+    let part = |(tenant, slot): (&TenantPlan<'_>, &SlotPlan)| {
+        let own = slot.demand.chunks_bytes();
+        let most = capacity.saturating_sub(foreseen - own);
+        let told = told_floor(name(tenant.tenant), on, seen).min(most);
+        let weights_bytes = tenant.model.map_or(0, |model| model.weights_bytes());
+        Part { weights_bytes, floor_bytes: own.max(told) }
+    };
+    plan.on(gpu).map(part).collect()
 }
 
 fn all<'p>(plan: &'p Plan<'_>) -> impl Iterator<Item = (&'p TenantPlan<'p>, &'p SlotPlan)> {

@@ -47,6 +47,7 @@ pub fn slot(tenant: &str, floor_bytes: u64) -> Slot {
         admitted: false,
         serves: false,
         told_floor_bytes: 0,
+        unheard: false,
         on: None,
     }
 }
@@ -97,6 +98,21 @@ fn who_comes_finds_the_floors_that_were_told_and_who_is_there_stays() {
     let placement = place(&gpus, &slots);
     assert_eq!(["x", "y"].map(|name| of(&placement, name)), [Ok("a"), Ok("a")], "elsewhere it is no smaller");
     assert_eq!(of(&placement, "z"), Ok("b"));
+}
+
+#[test]
+fn nobody_joins_a_gpu_whose_floors_are_not_known_yet() {
+    let gpus = [turns("a"), turns("b")];
+    let there = |unheard| Slot { unheard, ..on("a", slot("x", 30)) };
+    let placed = |there: Slot, count: usize| {
+        let placement = place(&gpus[..count], &[there, slot("new", 10)]);
+        assert_eq!(of(&placement, "x"), Ok("a"), "who is there stays");
+        placement[&("new".to_owned(), 0)].clone().map_err(|why| why.to_string())
+    };
+    assert_eq!(placed(there(false), 1), Ok("a".into()));
+    let why = placed(there(true), 1).unwrap_err();
+    assert!(why.contains("has not heard yet"), "{why}");
+    assert_eq!(placed(there(true), 2), Ok("b".into()), "another GPU is not concerned");
 }
 
 #[test]

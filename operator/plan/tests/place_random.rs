@@ -50,6 +50,7 @@ fn tenants() -> impl Strategy<Value = Vec<Slot>> {
                     admitted: false,
                     serves: false,
                     told_floor_bytes: 0,
+                    unheard: false,
                     ..slot(&format!("t{number}"), 0)
                 })
             },

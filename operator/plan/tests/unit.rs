@@ -440,7 +440,10 @@ fn what_sidecars_find_to_be_their_floors_is_dealt_to_them() {
     assert_eq!(dealt_by([0, 0]), [48, 48], "what was foreseen is less");
     assert_eq!((dealt_by([60, 20]), dealt_by([20, 60])), ([60, 36], [36, 60]));
     assert_eq!(dealt_by([90, 90]), [48, 48], "as far as it goes");
-    assert_eq!(dealt_by([96, 48]), [64, 32], "as far as it goes");
+    let [most, least] = dealt_by([1 << 30, 0]);
+    assert!(least > 0 && most + least <= 96, "whatever it says, the other keeps what was foreseen");
+    assert_eq!(dealt_by([96, 0]), [most, least]);
+    assert_eq!(dealt_by([0, 1 << 30]), [least, most]);
 }
 
 #[test]

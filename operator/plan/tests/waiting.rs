@@ -230,18 +230,23 @@ fn a_gpu_that_the_pool_has_no_more_takes_nobody_and_goes_with_its_last_slot() {
 }
 
 #[test]
-fn a_gpu_that_the_pool_has_no_more_leaves_a_lost_node_for_a_claim_of_the_same() {
-    let (tenant, mut seen) = two(true);
-    seen.nodes.get_mut("a").expect("its node").lost_since = Some(0);
-    let pool = changed(of(SMALLER[2]), UpdatePolicy::WhenEmpty);
-    let tenants = [&tenant];
-    let plan = plan(&given(&pool, &tenants, &seen));
-    let planned = plan.gpus.last().expect("a GPU");
-    let epoch = planned.epoch.expect("an epoch");
-    assert_eq!(
-        (planned.gpu.name.as_str(), epoch.number, epoch.waits),
-        ("p-chat-1", 5, false),
-        "it is to be made"
-    );
-    assert_eq!(planned.gpu.settings.runtime_class_name, None);
+fn a_gpu_that_the_pool_has_no_more_is_made_nowhere_anew() {
+    let lost = |seen: &mut Seen| seen.nodes.get_mut("a").expect("its node").lost_since = Some(0);
+    let deleted = |seen: &mut Seen| seen.claims.clear();
+    for gone in [&lost as &dyn Fn(&mut Seen), &deleted] {
+        let (tenant, mut seen) = two(true);
+        gone(&mut seen);
+        let tenants = [&tenant];
+        for (change, goes) in [(SMALLER[0], Some("p-chat-0")), (SMALLER[1], None)] {
+            let pool = changed(of(change), UpdatePolicy::WhenEmpty);
+            let plan = plan(&given(&pool, &tenants, &seen));
+            let on = plan.tenants[0].slots.iter().filter_map(|slot| slot.on.as_ref().ok());
+            let on: Vec<&str> = on.map(|at| plan.gpus[*at].gpu.name.as_str()).collect();
+            assert_eq!(on, Vec::from_iter(goes), "{change}");
+            assert!(plan.gpus.iter().all(|planned| planned.gpu.name != "p-chat-1"), "{change}");
+            let reason = plan.tenants[0].accepted.reason;
+            let expected = if goes.is_some() { Reason::AsExpected } else { Reason::GroupNotFound };
+            assert_eq!(reason, expected, "{change}");
+        }
+    }
 }

@@ -16,7 +16,7 @@ fn myself() -> Utf8PathBuf {
 }
 
 fn image() -> Archive {
-    pack("sluice.dev/test:1", &["program"], &myself()).unwrap()
+    pack("sluice.dev/test:1", &["program"], &myself(), super::READABLE).unwrap()
 }
 
 fn files(tar: &[u8]) -> BTreeMap<String, (tar::Header, Vec<u8>)> {

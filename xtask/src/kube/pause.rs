@@ -17,7 +17,7 @@ const SLEEP: [&str; 2] = ["/usr/bin/sleep", "/bin/sleep"];
 pub fn get(place: &Place, name: &str) -> Result<()> {
     let sleep =
         SLEEP.map(Utf8Path::new).into_iter().find(|path| path.is_file()).context("there is no sleep")?;
-    let image = image::pack(NAME, &["sleep", "infinity"], sleep)?;
+    let image = image::pack(NAME, &["sleep", "infinity"], sleep, image::READABLE)?;
     let draft = install::draft(&place.folder, name)?;
     fs::write(&draft, &image.bytes).with_context(|| format!("writing {draft}"))?;
     install::install(&draft, &place.folder, name)

@@ -50,6 +50,7 @@ impl Operator {
                 floors: self.floors(unit),
                 owned: self.owned(unit),
                 untold: self.untold(unit),
+                unheard: self.unheard(unit, &pods),
                 slots,
                 pods,
                 nodes,

@@ -1,6 +1,6 @@
 //! Sidecars of one GPU are told about each other, and what they say is heard.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use sluice_wire::state::{Activity, TenantReport};
 
 use super::{Operator, lock};
 use crate::sidecars::call::Address;
-use crate::sidecars::{Gpu, GpuKey, Reading, Target};
+use crate::sidecars::{Gpu, GpuKey, LISTENS, Reading, Target};
 use crate::world::Unit;
 
 /// By tenant and GPU.
@@ -58,6 +58,19 @@ impl Operator {
     /// Which of a unit's sidecars have not taken their directive, by tenant and GPU.
     pub(super) fn untold(&self, unit: &Unit) -> ByTenant<String> {
         lock(&self.sidecars).untold(&unit.namespace, &unit.pool)
+    }
+
+    /// GPUs on which pods have an address and were not asked yet what they have found. They are soon: then it is looked again.
+    pub(super) fn unheard(&self, unit: &Unit, pods: &[PodSeen]) -> BTreeSet<String> {
+        let sidecars = lock(&self.sidecars);
+        let reached = pods.iter().filter(|pod| pod.ip.is_some() && !pod.deleting);
+        let on = reached.filter_map(|pod| Some(of_claim_name(&pod.claim)?.0));
+        let unheard: BTreeSet<String> =
+            on.filter(|gpu| !sidecars.heard(&key(unit, gpu))).map(str::to_owned).collect();
+        if !unheard.is_empty() {
+            self.queue.add_after(unit, LISTENS);
+        }
+        unheard
     }
 
     /// The GPUs of a plan, with the sidecars that have an address and what each is to be told.

@@ -115,6 +115,12 @@ impl Way {
         Way { port: Some(port), ..self }
     }
 
+    /// Waits until there is a certificate to ask with.
+    pub async fn armed(&self) {
+        // Whoever made certificates is gone only where all ends.
+        let _ = self.credentials.clone().wait_for(Option::is_some).await;
+    }
+
     /// Sends a request and reads the answer.
     ///
     /// # Errors

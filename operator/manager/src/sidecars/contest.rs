@@ -3,7 +3,8 @@
 //! Sidecars keep the epoch that they follow, and the Lease does not know of it where it was deleted and made anew, or where
 //! another installation led before. So whoever holds the Lease nevertheless goes on, with an epoch beyond that one. A sidecar
 //! that tells of ever higher epochs gets so far once in a while, and is without its directive in between: its word alone ends
-//! no leader.
+//! no leader. Nor does it get far: epochs count leaders, and a word moves this one's by [`STEP`] at most, so it takes weeks of lies
+//! until a Lease can count no further.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,12 +19,17 @@ use crate::lease::{Holder, LeaseError};
 
 /// Time between two epochs that are given up for the word of one sidecar.
 pub const EVERY: Duration = Duration::from_secs(60);
+/// How far beyond its own epoch one word takes a leader: more leaders than a Lease sees in its life. Whoever is really further
+/// is reached in some such steps.
+pub const STEP: u64 = 1 << 16;
 
 /// What came of a sidecar's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// This leader's epoch is beyond the one that the sidecar follows.
     Beyond,
+    /// It is a [`STEP`] nearer to that.
+    Nearer,
     /// The same sidecar was outdone only just: it is not believed.
     TooOften,
     /// Somebody else holds the Lease: this one leads no more.
@@ -57,14 +63,14 @@ impl<'a> Contest<'a> {
         if self.outdone.contains_key(sidecar) {
             return Ok(Verdict::TooOften);
         }
-        let epoch = follows.epoch.saturating_add(1);
+        let epoch = follows.epoch.min(self.fences.epoch().saturating_add(STEP)).saturating_add(1);
         // The Lease first: the next leader must be beyond whatever this one has sent.
         if !self.holder.outdo(epoch).await? {
             return Ok(Verdict::Deposed);
         }
-        tracing::warn!(%sidecar, epoch, "the Lease is this replica's: it goes beyond what the sidecar follows");
+        tracing::warn!(%sidecar, epoch, "the Lease is this replica's: its epoch is raised for what the sidecar follows");
         self.fences.raise(epoch);
         self.outdone.insert(sidecar.clone(), Instant::now());
-        Ok(Verdict::Beyond)
+        Ok(if epoch > follows.epoch { Verdict::Beyond } else { Verdict::Nearer })
     }
 }

@@ -55,6 +55,8 @@ pub struct Reading {
     pub read_unix_ms: Option<u64>,
     /// Why the last reading failed; `None` = it did not.
     pub problem: Option<String>,
+    /// All sidecars were asked, and none has answered since.
+    pub silent: bool,
     /// States of all its tenants.
     pub tenants: Vec<TenantReport>,
     /// Whose states they are: uids of pods, by tenant, as they were known when it was asked.
@@ -118,6 +120,9 @@ struct Followed {
     sidecars: watch::Sender<Vec<Sidecar>>,
     _task: Option<Task>,
 }
+
+/// A new leader waits no longer than this for what sidecars have to tell.
+pub const LISTENS: Duration = Duration::from_secs(2 * FIRST.as_secs());
 
 /// Failures in a row after which it is told that a sidecar has no directive: it took seconds.
 const PATIENT: usize = 4;
@@ -186,17 +191,18 @@ impl Sidecars {
         });
         for gpu in gpus {
             self.follow(&gpu);
-            if self.listened_to(&gpu.key) {
+            if self.heard(&gpu.key) {
                 gpu.targets.into_iter().for_each(|target| self.tell(&gpu.key, target));
             }
         }
     }
 
-    /// Whether a GPU may be told something: a leader that has just begun deals out memory by what sidecars have found, as the
-    /// one before it did, so it asks first. The answer, or that there is none, is news, after which it is told.
-    fn listened_to(&self, gpu: &GpuKey) -> bool {
-        let asked = |reading: &Reading| reading.read_unix_ms.is_some() || reading.problem.is_some();
-        self.every.is_none() || self.begun.elapsed() > 2 * FIRST || self.of_reading(gpu, asked) == Some(true)
+    /// Whether all that a GPU's sidecars can tell has been heard. A leader that has just begun deals out memory by what they have
+    /// found, as the one before it did, so it asks first. All of them are asked before nobody's word counts as an answer, and
+    /// none is waited for longer than [`LISTENS`].
+    pub fn heard(&self, gpu: &GpuKey) -> bool {
+        let answered = |reading: &Reading| reading.read_unix_ms.is_some() || reading.silent;
+        self.every.is_none() || self.begun.elapsed() > LISTENS || self.of_reading(gpu, answered) == Some(true)
     }
 
     fn follow(&mut self, gpu: &Gpu) {

@@ -32,6 +32,8 @@ pub enum Came {
     Same,
     /// None, and why.
     Nothing(String),
+    /// None from any of the GPU's sidecars, one after the other, and why from the last.
+    Silence(String),
 }
 
 /// Asks one sidecar for the states of its GPU. `tag`: of what it said last.
@@ -76,6 +78,7 @@ pub(super) async fn follow(
     (board, notices): (Board, Notices),
     every: Duration,
 ) {
+    way.armed().await;
     let spread = Spread::default();
     let mut asked = Asked::default();
     let mut wait = spread.within(FIRST.min(every));
@@ -93,7 +96,7 @@ pub(super) async fn follow(
             continue;
         }
         let came = asked.next(&way, &all).await;
-        wait = asked.wait(&came, all.len()).unwrap_or_else(|| spread.around(every));
+        wait = asked.wait(&came).unwrap_or_else(|| spread.around(every));
         if board.take(&key, came, &all, now_ms()) {
             // Nobody listens once the operator ends.
             let _ = notices.send(News::Read(key.clone()));
@@ -119,7 +122,12 @@ impl Asked {
         let tag = self.last.as_ref().filter(|(from, _)| from == address).map(|(_, tag)| tag);
         let came = read(way, address, tag).await;
         match &came {
-            Came::Nothing(_) => (self.turn, self.failures) = (self.turn.wrapping_add(1), self.failures + 1),
+            Came::Nothing(problem) | Came::Silence(problem) => {
+                (self.turn, self.failures) = (self.turn.wrapping_add(1), self.failures + 1);
+                if self.failures >= all.len() {
+                    return Came::Silence(problem.clone());
+                }
+            }
             Came::Same => self.failures = 0,
             Came::States(tenants, tag) => {
                 self.failures = 0;
@@ -131,9 +139,11 @@ impl Asked {
     }
 
     /// How soon to ask again after `came`; `None` = in its time.
-    fn wait(&mut self, came: &Came, sidecars: usize) -> Option<Duration> {
-        if matches!(came, Came::Nothing(_)) {
-            return (self.failures < sidecars).then_some(SOON);
+    fn wait(&mut self, came: &Came) -> Option<Duration> {
+        match came {
+            Came::Nothing(_) => return Some(SOON),
+            Came::Silence(_) => return None,
+            Came::States(..) | Came::Same => {}
         }
         self.passed = if self.passing { self.passed.saturating_add(1) } else { 0 };
         let wait = SOON * 2_u32.saturating_pow(self.passed.saturating_sub(1));
@@ -153,12 +163,15 @@ fn passing(tenants: &[TenantReport], sidecars: usize) -> bool {
     tenants.len() < sidecars || tenants.iter().any(on_its_way)
 }
 
-/// What these tenants tell. Who does not answer, or cannot tell since it was started again, has told that of before.
+/// What these tenants tell. Who does not answer, or cannot tell since it was started again, has told that of before, and so has
+/// one with a pod there that the sidecar that was asked knows nothing of yet.
 fn last(
     tenants: &[TenantReport],
-    before: &BTreeMap<String, u64>,
+    (before, pods): (&BTreeMap<String, u64>, &BTreeMap<String, String>),
     tells: impl Fn(&State) -> Option<u64>,
 ) -> BTreeMap<String, u64> {
+    let mut all = before.clone();
+    all.retain(|name, _| pods.contains_key(name));
     let of = |report: &TenantReport| {
         let (name, told) = match report {
             TenantReport::State(state) => (&state.tenant.name, tells(state)),
@@ -166,7 +179,8 @@ fn last(
         };
         Some((name.clone(), told.or(before.get(name).copied())?))
     };
-    tenants.iter().filter_map(of).collect()
+    all.extend(tenants.iter().filter_map(of));
+    all
 }
 
 /// Random times, so that a thousand GPUs are not read at once.
@@ -198,23 +212,32 @@ impl Reading {
         match came {
             Came::States(tenants, _) => {
                 let new = self.tenants != tenants || self.pods != pods || self.problem.is_some();
-                let floors = last(&tenants, &self.floors, floor_bytes);
-                let owned = last(&tenants, &self.owned, |state| Some(owned_bytes(state)));
-                let read_unix_ms = Some(at_unix_ms);
-                *self = Reading { read_unix_ms, problem: None, tenants, pods, floors, owned };
+                let floors = last(&tenants, (&self.floors, &pods), floor_bytes);
+                let owned = last(&tenants, (&self.owned, &pods), |state| Some(owned_bytes(state)));
+                let (read_unix_ms, problem) = (Some(at_unix_ms), None);
+                *self = Reading { read_unix_ms, problem, silent: false, tenants, pods, floors, owned };
                 new
             }
             Came::Same => {
-                self.read_unix_ms = Some(at_unix_ms);
+                (self.read_unix_ms, self.silent) = (Some(at_unix_ms), false);
                 let others = std::mem::replace(&mut self.pods, pods) != self.pods;
                 self.problem.take().is_some() || others
             }
-            Came::Nothing(problem) => {
-                let new = self.problem.as_ref() != Some(&problem);
-                self.problem = Some(problem);
-                new
+            Came::Nothing(problem) => self.fails(problem),
+            Came::Silence(problem) => {
+                let first = !std::mem::replace(&mut self.silent, true);
+                self.fails(problem) || first
             }
         }
+    }
+}
+
+impl Reading {
+    /// True = nobody knew.
+    fn fails(&mut self, problem: String) -> bool {
+        let new = self.problem.as_ref() != Some(&problem);
+        self.problem = Some(problem);
+        new
     }
 }
 
@@ -236,14 +259,16 @@ mod tests {
             reason: "late".into(),
         };
         let mut reading = Reading::default();
-        let mut owned = |tenants: Vec<TenantReport>| {
-            reading.take(Came::States(tenants, None), BTreeMap::new(), 0);
+        let mut owned = |tenants: Vec<TenantReport>, pods: &[&str]| {
+            let pods = pods.iter().map(|name| ((*name).to_owned(), "uid".to_owned())).collect();
+            reading.take(Came::States(tenants, None), pods, 0);
             reading.owned.clone().into_iter().collect::<Vec<_>>()
         };
         let of = |name: &str, bytes: u64| (name.to_owned(), bytes);
-        assert_eq!(owned(vec![state("a", 10), silent("b")]), [of("a", 60)]);
-        assert_eq!(owned(vec![state("a", 30), state("b", 0)]), [of("a", 40), of("b", 70)]);
-        assert_eq!(owned(vec![silent("a"), state("b", 5)]), [of("a", 40), of("b", 65)]);
-        assert_eq!(owned(vec![state("b", 5)]), [of("b", 65)]);
+        assert_eq!(owned(vec![state("a", 10), silent("b")], &[]), [of("a", 60)]);
+        assert_eq!(owned(vec![state("a", 30), state("b", 0)], &[]), [of("a", 40), of("b", 70)]);
+        assert_eq!(owned(vec![silent("a"), state("b", 5)], &[]), [of("a", 40), of("b", 65)]);
+        assert_eq!(owned(vec![state("b", 6)], &["a", "b"]), [of("a", 40), of("b", 64)], "not told of it yet");
+        assert_eq!(owned(vec![state("b", 5)], &["b"]), [of("b", 65)]);
     }
 }

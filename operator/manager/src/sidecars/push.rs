@@ -10,8 +10,8 @@ use super::call::{Address, Way};
 
 /// First wait after a failure; doubled up to [`LONGEST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_millis(500);
-/// No leader has ever had a higher epoch, which is a number of leaders: a sidecar that tells of one is not believed.
-pub const MOST_EPOCH: u64 = 1 << 30;
+/// No leader can have a higher epoch: a Lease counts no further. A sidecar that tells of one is not believed.
+pub const MOST_EPOCH: u64 = i32::MAX as u64;
 /// Nor has one ever sent so many directives.
 const MOST_SEQUENCE: u64 = 1 << 62;
 /// Longest wait between two tries.
@@ -149,7 +149,7 @@ async fn attempt(way: &Way, address: &Address, directive: &Directive) -> Tried {
 fn judged(status: StatusCode, body: &[u8], fence: Fence, words: impl Fn() -> String) -> Tried {
     match (status, serde_json::from_slice::<Current>(body)) {
         (StatusCode::OK, _) => Tried::Over(Fared::Taken(fence)),
-        (StatusCode::CONFLICT, Ok(Current { current })) if current.epoch > MOST_EPOCH.max(fence.epoch) => {
+        (StatusCode::CONFLICT, Ok(Current { current })) if current.epoch > MOST_EPOCH => {
             Tried::Again(format!("it tells of a leader of epoch {}, which cannot be", current.epoch))
         }
         (StatusCode::CONFLICT, Ok(Current { current })) if current.epoch > fence.epoch => {

@@ -8,7 +8,7 @@ use kube::Api;
 use serde_json::json;
 use sluice_operator::lease::Holder;
 use sluice_operator::sidecars::call::Address;
-use sluice_operator::sidecars::contest::{Contest, EVERY, Verdict};
+use sluice_operator::sidecars::contest::{Contest, EVERY, STEP, Verdict};
 use sluice_operator::sidecars::push::{Fences, MOST_EPOCH};
 use sluice_operator::sidecars::{News, Sidecars};
 use sluice_wire::Directive;
@@ -58,10 +58,24 @@ async fn whoever_holds_the_lease_goes_beyond_what_sidecars_follow_and_so_does_th
     }
     assert_eq!(server.asked(), [], "all follow the same one: that is known");
     assert_eq!(contest.hear(&at(2), of(50)).await.unwrap(), Verdict::Beyond);
-    assert_eq!(contest.hear(&at(3), of(MOST_EPOCH)).await.unwrap(), Verdict::Beyond);
-    assert_eq!(fences.next().epoch, MOST_EPOCH + 1);
     one.release().await.unwrap();
-    assert_eq!(holder(&server, "two").acquire(std::future::pending()).await, Some(MOST_EPOCH + 2));
+    assert_eq!(holder(&server, "two").acquire(std::future::pending()).await, Some(52));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_word_takes_a_leader_not_far_and_whoever_is_further_is_reached_in_steps() {
+    let server = Server::default();
+    let (one, fences) = (leader(&server).await, Fences::new(1));
+    let mut contest = Contest::new(&one, fences.clone());
+    assert_eq!(contest.hear(&at(1), of(MOST_EPOCH)).await.unwrap(), Verdict::Nearer);
+    assert_eq!((fences.epoch(), transitions(&server)), (2 + STEP, 2 + i64::try_from(STEP).unwrap()));
+    assert_eq!(contest.hear(&at(1), of(MOST_EPOCH)).await.unwrap(), Verdict::TooOften);
+    let (followed, mut minutes) = (of(5 * STEP), 0);
+    while contest.hear(&at(2), followed).await.unwrap() != Verdict::Beyond {
+        tokio::time::advance(EVERY).await;
+        minutes += 1;
+    }
+    assert_eq!((minutes, fences.epoch()), (3, 5 * STEP + 1), "though its Lease had been lost");
 }
 
 #[tokio::test(start_paused = true)]

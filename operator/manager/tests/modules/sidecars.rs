@@ -272,9 +272,36 @@ async fn when_one_does_not_answer_another_is_asked() {
     sidecars.set("ns", "p", vec![gpu(&[&gone, &code], &directive())]);
     until(&mut news, |news| *news == News::Read(key())).await;
     assert!(sidecars.reading(&key()).unwrap().problem.is_some_and(|problem| problem.contains("503")));
+    assert!(!sidecars.heard(&key()), "the other one may answer");
     until(&mut news, |news| *news == News::Read(key())).await;
     let reading = sidecars.reading(&key()).unwrap();
     assert_eq!((reading.problem, reading.tenants.len()), (None, 2));
+    assert!(sidecars.heard(&key()));
+}
+
+#[tokio::test]
+async fn when_none_answers_that_is_an_answer_and_all_are_told() {
+    let world = world();
+    let silent = |came: &Came| match came.line.starts_with("PUT") {
+        true => told(came),
+        false => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+    };
+    let story = Stub::start(&world.authorities, "story", silent).await;
+    let code = Stub::start(&world.authorities, "code", silent).await;
+    let (sender, mut news) = mpsc::unbounded_channel();
+    let mut sidecars = Sidecars::new(world.way.clone(), 7, sender);
+    let both = || vec![gpu(&[&story, &code], &directive())];
+    sidecars.set("ns", "p", both());
+    for heard in [false, true] {
+        until(&mut news, |news| *news == News::Read(key())).await;
+        assert_eq!(sidecars.heard(&key()), heard);
+        sidecars.set("ns", "p", both());
+        let puts = |stub: &Stub| stub.seen().iter().filter(|came| came.line.starts_with("PUT")).count();
+        assert!(heard || puts(&story) + puts(&code) == 0, "nobody is told before all were asked");
+    }
+    let is_told = |news: &News| matches!(news, News::Told(_, None));
+    until(&mut news, is_told).await;
+    until(&mut news, is_told).await;
 }
 
 #[tokio::test]

@@ -14,6 +14,8 @@ pub struct Room<'a> {
     alone: bool,
     /// Nobody knows what one of them takes, so nobody joins it.
     uninspected: bool,
+    /// Nobody knows yet what one of them has found to be its floor, so nobody joins it.
+    unheard: bool,
     /// One of them serves.
     serves: bool,
     /// As foreseen.
@@ -31,6 +33,7 @@ impl<'a> Room<'a> {
             tenants: Vec::new(),
             alone: false,
             uninspected: false,
+            unheard: false,
             serves: false,
             floors_bytes: 0,
             beyond_bytes: 0,
@@ -76,6 +79,9 @@ impl<'a> Room<'a> {
         if self.uninspected && !serves {
             return Some(Misfit::Uninspected);
         }
+        if self.unheard && !stays {
+            return Some(Misfit::Unheard);
+        }
         if self.tenants.len() >= self.gpu.most_slots() {
             return Some(Misfit::Full);
         }
@@ -113,6 +119,7 @@ impl<'a> Room<'a> {
         self.serves |= slot.serves && self.has(slot);
         self.floors_bytes += demand.floor_bytes;
         if self.has(slot) {
+            self.unheard |= slot.unheard;
             let beyond = slot.told_floor_bytes.saturating_sub(demand.chunks_bytes());
             self.beyond_bytes = self.beyond_bytes.saturating_add(beyond);
         }
