@@ -139,7 +139,11 @@ pub fn place<'a>(gpus: &'a [Gpu], slots: &'a [Slot]) -> Placement {
     // Who serves comes first, since its floor is taken; who comes anew finds what all others have left.
     seat(&mut order, &mut placement, |slot| if slot.serves { stays(&mut rooms, slot) } else { None });
     seat(&mut order, &mut placement, |slot| stays(&mut rooms, slot));
-    seat(&mut order, &mut placement, |slot| makes_way(&mut rooms, slot));
+    // Nobody makes way for one who is to make way as well: until then each has its room where it is.
+    let outgrown: Vec<&Slot> = order.iter().copied().filter(|slot| outgrown(&mut rooms, slot)).collect();
+    outgrown.iter().for_each(|slot| drop(own(&mut rooms, slot).map(|room| room.take(slot))));
+    let makes_way = |slot: &'a Slot| outgrown.contains(&slot).then(|| makes_way(&mut rooms, slot))?;
+    seat(&mut order, &mut placement, makes_way);
     placement.extend(order.into_iter().map(|slot| (key(slot), find(&mut rooms, slot))));
     placement
 }
@@ -173,10 +177,17 @@ fn stays<'a>(rooms: &mut [Room<'a>], slot: &'a Slot) -> Option<String> {
     Some(room.take(slot))
 }
 
-/// Gives a slot that others have outgrown another GPU. If none has room it stays, and waits for its memory: they may shrink or go.
+/// Whether others have outgrown a slot on the GPU that it has.
+fn outgrown(rooms: &mut [Room<'_>], slot: &Slot) -> bool {
+    own(rooms, slot).is_some_and(|room| room.outgrown(slot))
+}
+
+/// Gives a slot that others have outgrown another GPU, unless they have gone since. If none has room it stays, and waits for its
+/// memory: they may shrink or go.
 fn makes_way<'a>(rooms: &mut [Room<'a>], slot: &'a Slot) -> Option<String> {
-    own(rooms, slot).filter(|room| room.outgrown(slot))?;
-    find(rooms, slot).ok().or_else(|| Some(own(rooms, slot)?.take(slot)))
+    own(rooms, slot)?.leave(slot);
+    let goes = stays(rooms, slot).or_else(|| find(rooms, slot).ok());
+    goes.or_else(|| Some(own(rooms, slot)?.take(slot)))
 }
 
 /// Gives a slot the GPU with the most memory left, the first by name among equals.

@@ -308,3 +308,15 @@ fn who_serves_stays_though_a_neighbour_is_to_be_inspected_anew() {
     assert_eq!(["x", "y"].map(|name| of(&placement, name)), [Ok("a"), Ok("a")]);
     assert!(of(&placement, "z").is_err());
 }
+
+#[test]
+fn who_is_outgrown_takes_no_room_of_another_one_who_is() {
+    let serves = |gpu, name, floor| Slot { serves: true, ..on(gpu, slot(name, floor)) };
+    let gpus = [turns("a"), turns("b")];
+    let important = Slot { priority: 1, ..on("a", slot("x", 40)) };
+    let slots = [serves("a", "s", 70), serves("b", "t", 55), important, on("b", slot("y", 50))];
+    let placement = place(&gpus, &slots);
+    assert_eq!(["x", "y"].map(|name| of(&placement, name)), [Ok("a"), Ok("b")], "45 of b are spoken for");
+    let fewer = [slots[0].clone(), slots[1].clone(), slots[2].clone()];
+    assert_eq!(of(&place(&gpus, &fewer), "x"), Ok("b"));
+}

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 
 use super::{Misfit, Slot};
+use crate::demand::Demand;
 use crate::gpu::Gpu;
 
 /// A GPU, and what its slots have taken.
@@ -110,6 +111,16 @@ impl<'a> Room<'a> {
         self.serves && alone && matches!(self.misfit(slot), Some(Misfit::Device(_)))
     }
 
+    /// Takes back the room of a slot that others have outgrown: it shares, was inspected and does not serve.
+    pub fn leave(&mut self, slot: &Slot) {
+        let demand = slot.demand_on(self.gpu).unwrap_or_default();
+        self.tenants.retain(|tenant| *tenant != slot.tenant);
+        self.floors_bytes = self.floors_bytes.saturating_sub(demand.floor_bytes);
+        self.beyond_bytes = self.beyond_bytes.saturating_sub(beyond(slot, &demand));
+        self.host_bytes = self.host_bytes.saturating_sub(demand.host_bytes);
+        self.pods_bytes = self.pods_bytes.saturating_sub(demand.pod.bytes());
+    }
+
     /// Gives the slot room here. Answers the GPU's name.
     pub fn take(&mut self, slot: &'a Slot) -> String {
         let demand = slot.demand_on(self.gpu).unwrap_or_default();
@@ -120,11 +131,15 @@ impl<'a> Room<'a> {
         self.floors_bytes += demand.floor_bytes;
         if self.has(slot) {
             self.unheard |= slot.unheard;
-            let beyond = slot.told_floor_bytes.saturating_sub(demand.chunks_bytes());
-            self.beyond_bytes = self.beyond_bytes.saturating_add(beyond);
+            self.beyond_bytes = self.beyond_bytes.saturating_add(beyond(slot, &demand));
         }
         self.host_bytes = self.host_bytes.saturating_add(demand.host_bytes);
         self.pods_bytes = self.pods_bytes.saturating_add(demand.pod.bytes());
         self.gpu.name.clone()
     }
+}
+
+/// What a slot has told beyond what was foreseen, bytes.
+fn beyond(slot: &Slot, demand: &Demand) -> u64 {
+    slot.told_floor_bytes.saturating_sub(demand.chunks_bytes())
 }
