@@ -12,7 +12,7 @@ pub mod runs;
 pub mod tenants;
 pub mod unified;
 
-pub use row::{Row, Told, Verdict};
+pub use row::{Reason, Row, Told, Verdict};
 
 use crate::workload::table::Table;
 

@@ -11,7 +11,7 @@ use sluice_policy::neighbours::victim::Rule;
 use sluice_policy::params::PolicyName;
 
 use super::runs::{self, Job};
-use super::{Figure, Lab, Line, Report, Row, Told};
+use super::{Figure, Lab, Line, Reason, Report, Row, Told};
 use crate::gpu::Sharing;
 use crate::profiles::cost::{Batch, Launch, step_ns};
 use crate::profiles::hardware::{self, Hardware};
@@ -71,6 +71,12 @@ const DEPOSIT_AT_LARGE: f64 = 5.0;
 
 const LEVEL: &str = "here a request is admitted once the KV of its prompt fits the device, so that batches hold about two, and the \
      paper's hold four; step times and lengths are not the paper's either, which are not published";
+
+/// Batches of two where the paper's hold four: half as many requests that may be late, so half as much to be gained.
+const BATCH_PART: f64 = 0.5;
+
+/// Points around a level of the paper's that count as the same.
+const LEVEL_POINTS: f64 = 10.0;
 
 /// The ladder.
 ///
@@ -184,13 +190,21 @@ fn level(link: &'static str, scale: f64, rung: &Rung, met: f64) -> Row {
     if scale != 1.0 {
         return Row::untold(link, what, format!("{met:+.1} %"));
     }
-    let (paper, range) = (rung.paper, (rung.paper - 10.0, rung.paper + 10.0));
-    Row::change(link, what, &Told { unit: "%", paper, range, outside: Some(LEVEL), worse: None }, met)
+    Row::change(link, what, &attains(rung.paper), met)
 }
 
-/// As much as the paper's rung, give or take half.
+/// The paper's level. Smaller batches explain fewer late tokens, down to [`BATCH_PART`] of the paper's, and no more than it has.
+fn attains(paper: f64) -> Told {
+    let range = (paper - LEVEL_POINTS, paper + LEVEL_POINTS);
+    let reason = Reason { why: LEVEL, from: paper, to: 100.0 - (100.0 - paper) * BATCH_PART };
+    Told { unit: "%", paper, range, reason: Some(reason) }
+}
+
+/// As much as the paper's rung, give or take half. Smaller batches explain [`BATCH_PART`] of the least of that.
 fn added(paper: f64) -> Told {
-    Told { unit: "points", paper, range: (paper / 2.0, paper * 1.5), outside: Some(LEVEL), worse: None }
+    let range = (paper / 2.0, paper * 1.5);
+    let reason = Reason { why: LEVEL, from: range.0 * BATCH_PART, to: range.0 };
+    Told { unit: "points", paper, range, reason: Some(reason) }
 }
 
 fn details(served: &[Served]) -> Vec<Vec<String>> {
@@ -223,4 +237,29 @@ fn details(served: &[Served]) -> Vec<Vec<String>> {
     };
     let heading = heading.map(str::to_owned).to_vec();
     std::iter::once(heading).chain(served.iter().enumerate().map(line)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Verdict::{self, Differs, Reasoned, Same};
+    use super::*;
+
+    fn verdicts(ours: [f64; 4]) -> Vec<Verdict> {
+        rows(1.0, &ours).iter().map(|row| row.verdict).collect()
+    }
+
+    #[test]
+    fn levels_and_gains_are_the_papers_explained_by_half_a_batch_or_differ() {
+        let paper = RUNGS.map(|rung| rung.paper);
+        assert_eq!(verdicts(paper), [Same; 7]);
+        // Half as many late tokens at each level, and somewhat more.
+        let half = paper.map(|level| 99.5 - (100.0 - level) / 2.0);
+        assert_eq!(verdicts(half)[..4], [Reasoned, Reasoned, Reasoned, Same]);
+        // Hardly any late token at all, and hardly anything gained: no batch of two explains that.
+        assert_eq!(verdicts([98.0, 98.0, 99.0, 99.0])[..3], [Differs; 3]);
+        assert_eq!(verdicts([98.0, 98.0, 99.0, 99.0])[4..], [Differs; 3]);
+        // A quarter of the third rung's gain, 4.1 points, is the least that half a batch explains.
+        assert_eq!(verdicts([50.0, 50.0, 54.2, 70.0])[5], Reasoned);
+        assert_eq!(verdicts([50.0, 50.0, 54.0, 70.0])[5], Differs);
+    }
 }

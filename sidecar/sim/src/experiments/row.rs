@@ -53,9 +53,21 @@ pub struct Row {
     pub ours: String,
     /// What that comes to.
     pub verdict: Verdict,
-    /// Why they need not agree: what the paper measured is another thing than what was simulated.
+    /// Why they need not agree: what the paper measured is another thing than what was simulated. With how far that reaches,
+    /// where the verdict rests on it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<&'static str>,
+    pub reason: Option<String>,
+}
+
+/// Why ours may be another figure than the paper's, and which it may be for this reason.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reason {
+    /// In words.
+    pub why: &'static str,
+    /// What it explains. Beyond, ours differs whatever the words say.
+    pub from: f64,
+    /// To, inclusive.
+    pub to: f64,
 }
 
 /// A change as a paper tells it.
@@ -65,12 +77,16 @@ pub struct Told {
     pub unit: &'static str,
     /// In the experiment that is reproduced. Its sign says which way is a gain.
     pub paper: f64,
-    /// Over all experiments of the paper.
+    /// What the paper has in experiments of this kind.
     pub range: (f64, f64),
-    /// Why a gain may be outside of the range.
-    pub outside: Option<&'static str>,
-    /// Why there may be a loss where the paper gains.
-    pub worse: Option<&'static str>,
+    /// Why ours may be outside of the range.
+    pub reason: Option<Reason>,
+}
+
+impl Reason {
+    fn words(&self, unit: &str) -> String {
+        format!("{} (explains {:+.1} to {:+.1} {unit})", self.why, self.from, self.to)
+    }
 }
 
 impl Told {
@@ -90,17 +106,15 @@ impl Row {
         Row::new(what, paper.to_string(), ours.to_string(), verdict)
     }
 
-    /// A change against what a paper tells of it: within its range, outside for a stated reason, or not.
+    /// A change against what a paper tells of it: within its range, outside as far as a stated reason explains, or not.
     pub fn change(link: &'static str, what: impl Into<String>, told: &Told, ours: f64) -> Row {
-        let gains = ours * told.paper > 0.0;
-        let reason = if gains { told.outside } else { told.worse };
-        let verdict = match reason {
-            _ if (told.range.0..=told.range.1).contains(&ours) => Verdict::Same,
-            Some(_) => Verdict::Reasoned,
-            None => Verdict::Differs,
+        let explains = |reason: &Reason| (reason.from..=reason.to).contains(&ours);
+        let (verdict, reason) = match told.reason.filter(explains) {
+            _ if (told.range.0..=told.range.1).contains(&ours) => (Verdict::Same, None),
+            Some(reason) => (Verdict::Reasoned, Some(reason.words(told.unit))),
+            None => (Verdict::Differs, None),
         };
         let paper = told.words();
-        let reason = reason.filter(|_| verdict == Verdict::Reasoned);
         Row { link, reason, ..Row::new(what, paper, format!("{ours:+.1} {}", told.unit), verdict) }
     }
 
@@ -131,23 +145,26 @@ impl Row {
 mod tests {
     use super::*;
 
-    const TOLD: Told =
-        Told { unit: "%", paper: -50.0, range: (-80.0, -20.0), outside: Some("because"), worse: None };
+    const TOLD: Told = Told {
+        unit: "%",
+        paper: -50.0,
+        range: (-80.0, -20.0),
+        reason: Some(Reason { why: "because", from: -90.0, to: -10.0 }),
+    };
 
     #[test]
-    fn a_loss_where_the_paper_gains_differs_unless_a_reason_is_stated_for_just_that() {
+    fn a_reason_explains_as_much_as_it_says_and_beyond_that_ours_differs() {
         let verdict = |told: &Told, ours| Row::change("", "what", told, ours).verdict;
-        assert_eq!(verdict(&TOLD, -50.0), Verdict::Same);
-        assert_eq!(verdict(&TOLD, -90.0), Verdict::Reasoned);
-        assert_eq!(verdict(&TOLD, -1.0), Verdict::Reasoned);
-        assert_eq!(verdict(&TOLD, 1.0), Verdict::Differs);
-        assert_eq!(verdict(&Told { worse: Some("that"), ..TOLD }, 1.0), Verdict::Reasoned);
-        assert_eq!(verdict(&Told { outside: None, ..TOLD }, -1.0), Verdict::Differs);
+        let seen = [-91.0, -90.0, -80.0, -20.0, -10.0, -9.0, 1.0].map(|ours| verdict(&TOLD, ours));
+        use Verdict::{Differs, Reasoned, Same};
+        assert_eq!(seen, [Differs, Reasoned, Same, Same, Reasoned, Differs, Differs]);
+        assert_eq!(verdict(&Told { reason: None, ..TOLD }, -10.0), Differs);
     }
 
     #[test]
-    fn a_reason_stands_only_where_it_is_needed() {
+    fn a_reason_stands_only_where_it_is_needed_with_its_bounds() {
         let reason = |ours| Row::change("", "what", &TOLD, ours).reason;
-        assert_eq!((reason(-50.0), reason(-1.0), reason(1.0)), (None, Some("because"), None));
+        let words = "because (explains -90.0 to -10.0 %)".to_owned();
+        assert_eq!((reason(-50.0), reason(-15.0), reason(1.0)), (None, Some(words), None));
     }
 }

@@ -108,7 +108,7 @@ fn print(experiment: &Experiment, report: &Report) {
         let rows: Vec<_> = rows.into_iter().map(|[_, rest @ ..]| rest).collect();
         table::print(["", "PAPER", "OURS", "VERDICT"], &rows);
     }
-    for (row, reason) in report.rows.iter().filter_map(|row| Some((row, row.reason?))) {
+    for (row, reason) in report.rows.iter().filter_map(|row| Some((row, row.reason.as_ref()?))) {
         println!("\n{} {}: {reason}", row.link, row.what);
     }
     if let Some((heading, lines)) = report.details.split_first() {
