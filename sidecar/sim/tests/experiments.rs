@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use sluice_sim::experiments::{self, Lab, Report, Verdict};
+use sluice_sim::experiments::{self, Lab, Report, Row, Verdict};
 use sluice_sim::workload::table::Table;
 
 /// Arrivals in bursts, lengths of some hundred tokens.
@@ -36,8 +36,41 @@ fn oneiros_is_compared_with_what_the_paper_compares_and_link_classes_stand_apart
     assert!(links.is_sorted() && links[0] == "C2C" && *links.last().unwrap() == "PCIe 5", "{links:?}");
     assert!(report.rows.iter().filter(|row| row.link == "PCIe 5").all(|row| row.verdict == Verdict::Untold));
     assert_eq!(report.figures.len(), 3, "throughput, first token, tokens");
-    let reasoned = report.rows.iter().filter(|row| row.verdict == Verdict::Reasoned);
-    assert!(reasoned.into_iter().all(|row| row.reason.is_some()));
+    for row in report.rows.iter().filter(|row| row.what.ends_with("against Recompute") && row.link == "C2C") {
+        assert_change(row, runs);
+    }
+}
+
+/// Mean change of a column over the loads of the paper's link, percent.
+fn change(runs: &[Vec<String>], column: usize) -> f64 {
+    let figure = |run: &[String]| run[column].parse::<f64>().unwrap();
+    let loads = runs.chunks(3).filter(|load| load[0][0] == "C2C");
+    let changes: Vec<_> = loads.map(|load| 100.0 * (figure(&load[2]) / figure(&load[0]) - 1.0)).collect();
+    changes.iter().sum::<f64>() / changes.len() as f64
+}
+
+/// What a row says of Oneiros is what its runs show, and its verdict is the one that the paper's range and a third of it ask for.
+fn assert_change(row: &Row, runs: &[Vec<String>]) {
+    let told = [
+        ("tokens per second, Oneiros", 4, 39.9, 86.7),
+        ("P99 of the first token, Oneiros", 6, -74.8, -99.3),
+        ("P99 between tokens, Oneiros", 7, -44.8, -82.5),
+    ];
+    let Some((_, column, least, most)) = told.into_iter().find(|(what, ..)| row.what.starts_with(what))
+    else {
+        return assert_eq!(row.verdict, Verdict::Untold, "{}: of Pie the paper tells nothing", row.what);
+    };
+    let ours: f64 = row.ours.split(' ').next().unwrap().parse().unwrap();
+    // Runs are printed rounded, to a token per second and a millisecond.
+    assert!((ours - change(runs, column)).abs() < 3.0, "{}: {ours} and {}", row.what, change(runs, column));
+    let share = ours / least;
+    let expected = match share {
+        _ if share >= 1.0 && share <= most / least => Verdict::Same,
+        _ if (1.0 / 3.0..1.0).contains(&share) => Verdict::Reasoned,
+        _ => Verdict::Differs,
+    };
+    assert_eq!(row.verdict, expected, "{}: {ours}", row.what);
+    assert_eq!(row.reason.is_some(), expected == Verdict::Reasoned, "{}", row.what);
 }
 
 #[test]
@@ -69,6 +102,19 @@ fn unified_is_compared_with_every_policy_in_every_scenario() {
     let count = |what: &str| report.rows.iter().filter(|row| row.what.contains(what)).count();
     assert_eq!((count("best single policy"), count("dominated"), count("gain on a mix")), (6, 6, 4));
     assert_eq!(count("layers of the active model"), 2, "where a copy takes long");
-    let decided = |verdict| matches!(verdict, Verdict::Holds | Verdict::Fails);
-    assert!(report.rows.iter().all(|row| decided(row.verdict)));
+    report.rows.iter().for_each(assert_required);
+}
+
+/// A verdict is the one that the printed figure asks for.
+fn assert_required(row: &Row) {
+    let number = |text: &str| text.trim_start_matches(|c: char| !c.is_ascii_digit()).parse::<f64>().unwrap();
+    let lowest = || number(row.ours.split(['(', ' ']).nth(2).unwrap());
+    let holds = match &row.what {
+        what if what.contains("best single policy") => lowest() >= number(&row.paper),
+        what if what.contains("gain on a mix") => lowest() > number(&row.paper),
+        what if what.contains("dominated") => row.ours == "nobody",
+        _ => row.ours == "0",
+    };
+    let expected = if holds { Verdict::Holds } else { Verdict::Fails };
+    assert_eq!(row.verdict, expected, "{}: {} where {} is asked", row.what, row.ours, row.paper);
 }
