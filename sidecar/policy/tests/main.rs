@@ -30,6 +30,7 @@ mod leaves {
     mod ewma;
     mod geometry;
     mod golden;
+    mod holdings;
     mod remap;
     mod revert;
     mod step_model;

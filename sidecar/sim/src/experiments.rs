@@ -123,7 +123,7 @@ pub const ALL: [Experiment; 9] = [
     },
     Experiment {
         name: "pie-fig4",
-        about: "first swaps, stay and longest queues without a stall (Pie 3.3, Fig. 4)",
+        about: "first swaps, stay, stalls and longest queues without one (Pie 3.3, Fig. 4)",
         way: Way::Worked(pie::fig4),
     },
     Experiment {
@@ -133,7 +133,7 @@ pub const ALL: [Experiment; 9] = [
     },
     Experiment {
         name: "ellm-algorithms",
-        about: "admission, inflation and the elastic buffer, case by case (eLLM Algorithms 1 and 2)",
+        about: "admission, inflation, the elastic buffer and changes of owner, case by case (eLLM Algorithms 1 and 2)",
         way: Way::Worked(ellm::algorithms),
     },
     Experiment {

@@ -1,11 +1,12 @@
 //! Memory that flows: draining, compaction, reversion, the prefix cache as the first to go.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sluice_policy::action::Work;
 use sluice_policy::brain::{Prepared, StepNeed, StepTimes};
 use sluice_policy::geometry::StepShape;
 use sluice_policy::ids::{BlockId, Generation, Nanos, RequestId};
+use sluice_policy::ledger::Owner;
 use sluice_policy::params::{ForcedRemap, PolicyName};
 use sluice_policy::reason::Reason;
 
@@ -181,6 +182,30 @@ fn activations_swell_and_shrink_with_the_step() {
     world.run();
     assert!(world.brain.counted(Reason::Deflate) > 0);
     assert_eq!(world.most_alpha, 0);
+}
+
+#[test]
+fn an_inflation_is_a_change_of_labels_and_copies_not_a_byte() {
+    let mut world = world(PolicyName::Ellm, 2);
+    assert!(world.load());
+    let holders = |world: &World| {
+        let of =
+            |owner| world.brain.ledger().owners().filter(move |(_, o)| *o == owner).map(|(chunk, _)| chunk);
+        [Owner::Activation, Owner::Kv].map(|owner| of(owner).collect::<BTreeSet<_>>())
+    };
+    let [activation, kv] = holders(&world);
+    let (created, filled) = (world.brain.ledger().created(), world.device.bytes_filled);
+    (0..8).for_each(|id| world.submit(id, id, (0..40).collect(), 50));
+    // Counted when the goal is set; the labels change when the device has done it.
+    while holders(&world)[1] == kv {
+        world.tick();
+    }
+    let [left, grown] = holders(&world);
+    let moved: BTreeSet<_> = activation.difference(&left).copied().collect();
+    assert!(!moved.is_empty() && world.brain.counted(Reason::Inflate) > 0, "{left:?}");
+    assert_eq!(grown.difference(&kv).copied().collect::<BTreeSet<_>>(), moved, "the same chunks");
+    assert_eq!(world.brain.ledger().created(), created, "none was made");
+    assert_eq!((world.device.bytes_filled, world.device.moves), (filled, 0), "nothing was copied");
 }
 
 #[test]

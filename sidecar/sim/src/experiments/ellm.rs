@@ -1,6 +1,10 @@
-//! eLLM's two algorithms, case by case.
+//! eLLM's two algorithms and its change of owners, case by case.
 
+use sluice_policy::action::{Address, Reback};
 use sluice_policy::ellm::{BufferController, Need, Phase, Supply, Violations, admit, balloon, premap_chunks};
+use sluice_policy::geometry::{ActivationCost, Geometry};
+use sluice_policy::ids::{ChunkId, FrameId};
+use sluice_policy::ledger::{Holdings, Ledger, Owner};
 
 use super::{Figure, Line, Report, Row};
 
@@ -69,13 +73,78 @@ fn buffers() -> Vec<Row> {
     ]
 }
 
-/// Algorithms 1 and 2.
+const ONE_ADDRESS: &str = "a change of mappings lies between two steps and no step runs beside it, so mapping first would hide nothing; \
+     unmapped first, a chunk backs addresses of one owner at every moment, which every check of the ledger asks for";
+
+/// Four activation chunks, and the ledger that says so.
+fn tenant() -> (Holdings, Ledger) {
+    let activation = ActivationCost {
+        fixed_bytes: 0,
+        stream_per_token_bytes: 0,
+        chunk_per_token_bytes: 0,
+        chunk_tokens: 1,
+        per_sequence_bytes: 0,
+        per_logit_row_bytes: 0,
+    };
+    let geometry = Geometry {
+        chunk_bytes: CHUNK_BYTES,
+        capacity_chunks: 4,
+        global_bytes: 0,
+        slab_bytes: vec![CHUNK_BYTES],
+        block_bytes: CHUNK_BYTES,
+        activation,
+        staging_chunks: 0,
+    };
+    let (mut holdings, mut ledger) = (Holdings::new(&geometry, 1), Ledger::new(4, CHUNK_BYTES));
+    for chunk in (0..4).map(ChunkId) {
+        ledger.create(chunk);
+        ledger.hand_over(chunk, Owner::Free, Owner::Activation);
+        holdings.activation.push(chunk);
+    }
+    (holdings, ledger)
+}
+
+/// The last activation chunk becomes KV.
+fn owners() -> Vec<Row> {
+    let (before, mut ledger) = tenant();
+    let mut after = before.clone();
+    after.frames[0] = after.activation.pop();
+    for (chunk, from, to) in before.changes(&after) {
+        ledger.hand_over(chunk, from, to);
+    }
+    let behind = |at| after.addresses().find(|(address, _)| *address == at).map(|(_, chunk)| chunk);
+    let told = |kv: Option<ChunkId>, held: [u32; 3]| format!("{kv:?}, {held:?}");
+    let held = [ledger.count(Owner::Activation), ledger.count(Owner::Kv), ledger.created()];
+    let ours = told(behind(Address::Kv(FrameId(0))), held);
+    let order = before.transaction(&after, &[]).ops;
+    vec![
+        Row::equal(
+            "zero-copy owner change: the chunk behind KV, chunks of activations, of KV, in all",
+            &told(Some(ChunkId(3)), [3, 1, 4]),
+            &ours,
+        ),
+        Row {
+            reason: Some(ONE_ADDRESS.to_owned()),
+            ..Row::equal("its mappings", &"map new, unmap old".to_owned(), &in_words(&order))
+        },
+    ]
+}
+
+fn in_words(ops: &[Reback]) -> String {
+    let word = |op: &Reback| match op {
+        Reback::Map(..) => "map new",
+        Reback::Unmap(..) => "unmap old",
+    };
+    ops.iter().map(word).collect::<Vec<_>>().join(", ")
+}
+
+/// Algorithms 1 and 2, and what a change of owner is.
 pub fn algorithms() -> Report {
     let mut controller = BufferController::new(16);
     let seen = (0..60).map(|iteration| if iteration < 30 { TTFT } else { TPOT });
     let points = (0..).zip(seen).map(|(i, seen)| (f64::from(i), controller.iteration(seen) as f64)).collect();
     Report::new(
-        [admissions(), balloons(), buffers()].concat(),
+        [admissions(), balloons(), owners(), buffers()].concat(),
         Figure {
             title: "eLLM Algorithm 2: the buffer under TTFT, then TPOT violations".to_owned(),
             x: "scheduling iteration".to_owned(),

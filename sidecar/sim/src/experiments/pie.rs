@@ -1,34 +1,125 @@
 //! Pie's worked example, and the longest queues without a stall.
 
+use std::collections::BTreeSet;
+
 use sluice_policy::closed_form::pie::{
     device_slots, expansion_permille, longest_queue, longest_queue_at_layer_starts,
 };
-use sluice_policy::pie::mapping::{Mapping, Side};
+use sluice_policy::pie::mapping::{Mapping, Side, Swap};
 use sluice_policy::pie::swapping::due;
 
-use super::{Figure, Line, Report, Row};
+use super::{Figure, Line, Reason, Report, Row, Told};
 
 /// Layers, r in tenths, the longest queue when swaps are issued as soon as possible and at layer starts.
 const LONGEST: [(u16, u64, u16, u16); 6] =
     [(9, 20, 4, 4), (40, 20, 19, 19), (40, 25, 15, 13), (48, 17, 27, 23), (48, 25, 18, 15), (32, 65, 4, 4)];
 
-/// The first swaps of Fig. 4: 9 layers, a swap takes two layer times, a queue of four.
-fn first_swaps() -> String {
-    const LAYERS: u16 = 9;
-    const SWAP: u16 = 2;
-    let mut mapping = Mapping::new(LAYERS, device_slots(LAYERS, 4), 4);
-    let (mut running, mut told) = (Vec::new(), Vec::new());
-    for layer in 0..4 {
-        let (ended, still): (Vec<_>, Vec<_>) = running.into_iter().partition(|(ends, _)| *ends <= layer);
-        ended.into_iter().for_each(|(_, swap)| mapping.commit(swap));
-        running = still;
-        for swap in due(&mut mapping, layer) {
-            let way = if swap.to == Side::Host { "out" } else { "in" };
-            told.push(format!("layer {}: {way} {}", layer + 1, swap.layer + 1));
-            running.push((layer + SWAP, swap));
+/// Layers of Fig. 4, and layer times of a swap.
+const LAYERS: u16 = 9;
+const SWAP: u64 = 2;
+
+/// Fig. 4's machine in layer times: swaps are issued when a layer's compute starts, or is waited for.
+struct Machine {
+    mapping: Mapping,
+    now: u64,
+    running: Vec<(u64, Swap)>,
+    /// What was swapped while which layer was at hand: layers count from 1, as in the figure.
+    told: Vec<String>,
+    left_at: [u64; LAYERS as usize],
+    /// From the beginning of each layer's way out to the end of its way in.
+    stays: BTreeSet<u64>,
+}
+
+impl Machine {
+    fn new(queue: u16) -> Machine {
+        Machine {
+            mapping: Mapping::new(LAYERS, device_slots(LAYERS, queue), queue),
+            now: 0,
+            running: Vec::new(),
+            told: Vec::new(),
+            left_at: [0; LAYERS as usize],
+            stays: BTreeSet::new(),
         }
     }
-    told.join(", ")
+
+    /// Layer times that one token waits.
+    fn token(&mut self) -> u64 {
+        let begun = self.now;
+        (0..LAYERS).for_each(|layer| self.layer(layer));
+        self.now - begun - u64::from(LAYERS)
+    }
+
+    fn layer(&mut self, layer: u16) {
+        self.swap(layer);
+        while !self.mapping.computable(layer) {
+            self.now += 1;
+            self.swap(layer);
+        }
+        self.mapping.begin_compute(layer);
+        self.now += 1;
+        self.mapping.end_compute(layer);
+    }
+
+    fn swap(&mut self, at: u16) {
+        let now = self.now;
+        for (_, swap) in self.running.extract_if(.., |(ends, _)| *ends <= now) {
+            self.mapping.commit(swap);
+            if swap.to == Side::Device && self.left_at[usize::from(swap.layer)] > 0 {
+                self.stays.insert(now - self.left_at[usize::from(swap.layer)]);
+            }
+        }
+        for swap in due(&mut self.mapping, at) {
+            let way = if swap.to == Side::Host { "out" } else { "in" };
+            self.told.push(format!("layer {}: {way} {}", at + 1, swap.layer + 1));
+            if swap.to == Side::Host {
+                self.left_at[usize::from(swap.layer)] = now;
+            }
+            self.running.push((now + SWAP, swap));
+        }
+    }
+}
+
+/// Tokens after which the beginning is over, and those that are looked at then.
+const BEGINNING: u32 = 10;
+const LOOKED_AT: u32 = 80;
+
+/// A machine whose beginning is over, and the layer times that its next tokens wait.
+fn settled(queue: u16) -> (Machine, u64) {
+    let mut machine = Machine::new(queue);
+    for _ in 0..BEGINNING {
+        machine.token();
+    }
+    machine.stays.clear();
+    let waits = (0..LOOKED_AT).map(|_| machine.token()).sum();
+    (machine, waits)
+}
+
+fn first_swaps() -> String {
+    let mut machine = Machine::new(4);
+    machine.token();
+    machine.told[..3].join(", ")
+}
+
+const PHASE: &str = "the closed form F r + 1 - n is what three of four tokens wait; the fourth waits for one more, for 5.5 swaps in a token \
+     shift the queue against it";
+
+/// What the queue does in the long run: a layer's stay, and what tokens wait for with one layer too many.
+fn long_run() -> Vec<Row> {
+    let (fits, none) = settled(4);
+    let stays: Vec<_> = fits.stays.iter().map(u64::to_string).collect();
+    let (_, waits) = settled(5);
+    let closed = Told {
+        unit: "layer times",
+        paper: 2.0,
+        range: (2.0, 2.0),
+        reason: Some(Reason { why: PHASE, from: 2.0, to: 3.0 }),
+    };
+    let mean = waits as f64 / f64::from(LOOKED_AT);
+    vec![
+        Row::equal("a queue of four: layer times of a stay", &"8".to_owned(), &stays.join(", ")),
+        Row::equal("a queue of four: layer times that tokens wait", &0, &none),
+        Row::change("", "a queue of five: layer times that a token waits", &closed, mean),
+    ]
 }
 
 /// Fig. 4 and the formula behind it.
@@ -39,6 +130,7 @@ pub fn fig4() -> Report {
         Row::equal("expansion, permille", &1285, &expansion_permille(9, 4)),
         Row::equal("expansion of 40 layers at r 2, permille", &1739, &expansion_permille(40, 19)),
     ];
+    rows.extend(long_run());
     for (layers, r_tenths, soon, starts) in LONGEST {
         let r = format!("{}.{}", r_tenths / 10, r_tenths % 10);
         let ours =
