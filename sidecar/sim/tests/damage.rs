@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use sluice_policy::params::PolicyName;
 use sluice_scheduler::journal::{JournalError, Report, replay};
 
-use crate::journal::{HEADER_LINES, record_load};
+use crate::gpu::record_neighbours;
+use crate::journal::{HEADER_LINES, record_directed, record_load};
 
 /// Damages that may decide nothing, and each does so at least once. All others are found, always.
 const WITHOUT_EFFECT: &[(&str, &str)] = &[
@@ -29,10 +30,53 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     // A second answer is ignored.
     ("doubled", "attached"),
     ("doubled", "done"),
+    // A plan that is not wanted any more is dropped.
+    ("changed", "plan: choice"),
+    ("changed", "plan: found"),
+    ("changed", "plan: step time"),
+    ("doubled", "plan"),
+    ("removed", "plan"),
     // A tick may do nothing.
     ("doubled", "tick"),
     ("removed", "tick"),
 ];
+
+/// The same of directives and plans.
+const DIRECTED_WITHOUT_EFFECT: &[(&str, &str)] = &[
+    // Nothing was to be lent or moved.
+    ("changed", "bounds: cap"),
+    // A plan that is not wanted any more is dropped, whatever it says.
+    ("changed", "plan: choice"),
+    ("changed", "plan: found"),
+    ("changed", "plan: id"),
+    ("changed", "plan: step time"),
+    ("removed", "plan"),
+    // What is so already.
+    ("doubled", "bounds"),
+    ("doubled", "plan"),
+    ("doubled", "policy"),
+    ("doubled", "sleep"),
+];
+
+/// The same of a tenant among others.
+const NEIGHBOURS_WITHOUT_EFFECT: &[(&str, &str)] = &[
+    // What is said of neighbours and of terms counts when somebody is asked, and times when they are over.
+    ("changed", "letter: a word"),
+    ("changed", "survey: a word"),
+    ("changed", "terms: a word"),
+    // Nobody gives way while it has nothing to give way to.
+    ("changed", "sought: a word"),
+    ("doubled", "sought"),
+    ("removed", "sought"),
+    // Letters and turns are heard once; what is known already changes nothing.
+    ("doubled", "letter"),
+    ("doubled", "survey"),
+    ("doubled", "terms"),
+    ("doubled", "turn"),
+];
+
+/// Events that neighbours make.
+const NEIGHBOURS: [&str; 5] = ["turn", "sought", "survey", "terms", "letter"];
 
 /// A line in pieces: time, name, the event's words, `=`, digest.
 fn words(line: &str) -> Vec<&str> {
@@ -50,7 +94,15 @@ fn role(line: &str, at: usize) -> String {
     }
     let (name, at) = (all[1], at - 2);
     let number = |at: usize| all[at + 2].parse::<usize>().unwrap_or(0);
+    if NEIGHBOURS.contains(&name) {
+        return format!("{name}: a word");
+    }
     let fixed: &[&str] = match name {
+        "policy" => &["policy"],
+        "sleep" => &["order"],
+        "bounds" => &["share", "cap"],
+        "plan" if all[3] == "0" => &["id", "found", "number of choices"],
+        "plan" => &["id", "found", "step time", "number of choices"],
         "memory" => &["action", "outcome", "bytes", "duration"],
         "submit" => &["id", "most tokens", "priority", "salt"],
         "attached" => &["pid"],
@@ -62,6 +114,9 @@ fn role(line: &str, at: usize) -> String {
     }
     if let Some(role) = fixed.get(at) {
         return format!("{name}: {role}");
+    }
+    if name == "plan" {
+        return "plan: choice".into();
     }
     let lists: &[(&str, usize)] = match name {
         "submit" => &[("prompt", 1)],
@@ -124,26 +179,68 @@ fn named(result: Result<Report, JournalError>) -> Option<usize> {
     }
 }
 
-#[test]
-fn a_journal_with_any_line_damaged_is_an_error_that_names_a_line_unless_the_damage_decides_nothing() {
-    let mut without_effect = BTreeSet::new();
-    for policy in [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm] {
-        let journal = record_load(policy, 6, true, 8);
-        let lines: Vec<_> = journal.lines().collect();
-        for at in HEADER_LINES..lines.len() - 1 {
-            for (what, which, text) in damages(&lines, at) {
-                match named(replay(text.as_bytes())) {
-                    Some(line) => {
-                        assert!(line > at, "{policy:?}: line {}, {what}, {which}: found at {line}", at + 1)
-                    }
-                    None => drop(without_effect.insert((what, which))),
-                }
+/// Damages to events of some names: those that no replay finds, and those that one does. Panics where one is found before it.
+fn damaged(what: &str, journal: &str, of: impl Fn(&str) -> bool) -> [Damages; 2] {
+    let [mut unseen, mut seen] = [Damages::new(), Damages::new()];
+    let lines: Vec<_> = journal.lines().collect();
+    for at in (HEADER_LINES..lines.len() - 1).filter(|at| of(words(lines[*at])[1])) {
+        for (how, which, text) in damages(&lines, at) {
+            let found = named(replay(text.as_bytes()));
+            if let Some(line) = found {
+                assert!(line > at, "{what}: line {}, {how}, {which}: found at {line}", at + 1);
             }
+            let side = if found.is_some() { &mut seen } else { &mut unseen };
+            side.insert((how, which));
         }
     }
-    let allowed: BTreeSet<_> = WITHOUT_EFFECT.iter().map(|(what, at)| (*what, (*at).to_owned())).collect();
-    let hidden: Vec<_> = without_effect.difference(&allowed).collect();
+    [unseen, seen]
+}
+
+type Damages = BTreeSet<(&'static str, String)>;
+
+fn assert_allowed(unseen: &Damages, allowed: &[(&'static str, &str)]) {
+    let allowed: Damages = allowed.iter().map(|(what, at)| (*what, (*at).to_owned())).collect();
+    let hidden: Vec<_> = unseen.difference(&allowed).collect();
     assert!(hidden.is_empty(), "found by nobody: {hidden:?}");
-    let stale: Vec<_> = allowed.difference(&without_effect).collect();
+    let stale: Vec<_> = allowed.difference(unseen).collect();
     assert!(stale.is_empty(), "are always found today, and need not be allowed: {stale:?}");
+}
+
+/// Where a damage decides something, it is found.
+fn assert_seen(seen: &Damages, expected: &[(&'static str, &str)]) {
+    let never: Vec<_> =
+        expected.iter().filter(|(how, at)| !seen.contains(&(*how, (*at).to_owned()))).collect();
+    assert!(never.is_empty(), "are never found: {never:?}");
+}
+
+#[test]
+fn a_journal_with_any_line_damaged_is_an_error_that_names_a_line_unless_the_damage_decides_nothing() {
+    let mut unseen = Damages::new();
+    for policy in PolicyName::ALL {
+        unseen.extend(damaged(policy.name(), &record_load(policy, 6, true, 8), |_| true)[0].clone());
+    }
+    assert_allowed(&unseen, WITHOUT_EFFECT);
+}
+
+#[test]
+fn the_same_holds_of_directives_and_plans() {
+    let of = |event: &str| ["policy", "bounds", "sleep", "plan"].contains(&event);
+    let [unseen, seen] = damaged("directed", &record_directed(6, 12), of);
+    assert_allowed(&unseen, DIRECTED_WITHOUT_EFFECT);
+    let removed = ["policy", "bounds", "sleep"].map(|event| ("removed", event));
+    assert_seen(&seen, &[&removed[..], &[("changed", "plan: choice"), ("changed", "plan: id")]].concat());
+}
+
+#[test]
+fn the_same_holds_of_what_neighbours_say() {
+    let [mut unseen, mut seen] = [Damages::new(), Damages::new()];
+    for journal in record_neighbours(24) {
+        let [none, some] = damaged("neighbours", &journal, |event| NEIGHBOURS.contains(&event));
+        unseen.extend(none);
+        seen.extend(some);
+    }
+    assert_allowed(&unseen, NEIGHBOURS_WITHOUT_EFFECT);
+    let removed = ["turn", "survey", "terms", "letter"].map(|event| ("removed", event));
+    let changed = ["turn: a word", "survey: a word", "letter: a word"].map(|word| ("changed", word));
+    assert_seen(&seen, &[&removed[..], &changed].concat());
 }

@@ -3,8 +3,9 @@
 use sluice_policy::ids::Nanos;
 use sluice_policy::neighbours::turn::{Quantum, TurnOrder};
 use sluice_policy::params::PolicyName;
-use sluice_policy::trader::Terms;
-use sluice_scheduler::Request;
+use sluice_policy::trader::{News, Terms};
+use sluice_ports::neighbourhood::NeighbourEvent;
+use sluice_scheduler::{Event, Request};
 use sluice_sim::Detail;
 use sluice_sim::gpu::mail::Roads;
 use sluice_sim::gpu::seat::TenantSetup;
@@ -41,6 +42,25 @@ fn tenants(policy: PolicyName, count: u32, kv_columns: u32) -> (u32, Vec<TenantS
 }
 
 fn gpu(sharing: Sharing, policy: PolicyName, count: u32, kv_columns: u32) -> Gpu {
+    recording(false, sharing, policy, count, kv_columns)
+}
+
+/// The journals of two tenants that take turns and lend each other memory.
+pub fn record_neighbours(requests: u64) -> Vec<String> {
+    let mut gpu = recording(true, temporal(), PolicyName::Oneiros, 2, 14);
+    for (at, requests) in [requests, requests / 4].into_iter().enumerate() {
+        let load = load(requests, 3 + at as u64);
+        load.into_iter().for_each(|(when, request)| gpu.arrives(at, Nanos(50 * MS + when), request));
+    }
+    gpu.run_until(Nanos(60 * MS));
+    let terms = NeighbourEvent::News(News::Terms(Terms { retry_ns: 10 * MS, ..Terms::default() }));
+    gpu.seats[0].life.as_mut().unwrap().driver.push(Event::Neighbour(terms));
+    assert!(gpu.run_until_done(LIMIT), "everybody is served");
+    let lives = gpu.seats.iter().map(|seat| seat.life.as_ref().unwrap().recorded().unwrap());
+    lives.map(|text| String::from_utf8(text).unwrap()).collect()
+}
+
+fn recording(recorded: bool, sharing: Sharing, policy: PolicyName, count: u32, kv_columns: u32) -> Gpu {
     let (capacity_chunks, tenants) = tenants(policy, count, kv_columns);
     let setup = GpuSetup {
         sharing,
@@ -48,7 +68,7 @@ fn gpu(sharing: Sharing, policy: PolicyName, count: u32, kv_columns: u32) -> Gpu
         roads: Roads::default(),
         detail: Detail::Fingerprints,
         rebirth_ns: 50 * MS,
-        recorded: false,
+        recorded,
         seed: 7,
     };
     Gpu::new(setup, tenants).unwrap_or_else(|(name, why)| panic!("{name}: {why}"))

@@ -4,11 +4,13 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::params::PolicyName;
+use sluice_policy::params::{Bounds, PolicyName};
 use sluice_scheduler::journal::{JournalError, Recorder, replay};
+use sluice_scheduler::{Event, Sleep};
 use sluice_sim::World;
+use sluice_sim::world::Setup;
 
-use crate::support::{LIMIT, load, setup};
+use crate::support::{LIMIT, load, setup, with_tier};
 
 /// Journals that once were recorded and must replay for ever.
 const KEPT: &[(&str, &str)] =
@@ -36,14 +38,37 @@ fn record(policy: PolicyName, seed: u64, kills: bool) -> String {
 
 /// The journal of a run of `requests` requests; with `kills`, the engine is killed before every fifth.
 pub fn record_load(policy: PolicyName, seed: u64, kills: bool, requests: u64) -> String {
-    let buffer = Buffer::default();
-    let mut world =
-        World::new(setup(policy, 4, 14, seed), Some(Recorder::new(Box::new(buffer.clone())))).unwrap();
-    for (at, request) in load(requests, seed) {
-        world.run_until(Nanos(at));
-        if kills && request.id.0.is_multiple_of(5) {
+    record_with(with_tier(setup(policy, 4, 14, seed)), requests, |world, request| {
+        if kills && request.is_multiple_of(5) {
             world.kill_engine();
         }
+    })
+}
+
+/// The journal of a run under every kind of directive: policies, bounds, orders to sleep and to wake.
+pub fn record_directed(seed: u64, requests: u64) -> String {
+    let setup = with_tier(setup(PolicyName::OrbitFlow, 4, 14, seed));
+    let share_chunks = setup.geometry.capacity_chunks;
+    record_with(setup, requests, |world, request| {
+        let event = match request {
+            2 => Event::Policy(PolicyName::FlexGen),
+            3 => Event::Bounds(Bounds { share_chunks: share_chunks - 1, remap_cap_permille: 300 }),
+            4 => Event::Sleep(Sleep::Ordered),
+            5 => Event::Sleep(Sleep::WakeUp),
+            6 => Event::Policy(PolicyName::OrbitFlow),
+            _ => return,
+        };
+        world.driver.push(event);
+    })
+}
+
+fn record_with(setup: Setup, requests: u64, mut before: impl FnMut(&mut World, u64)) -> String {
+    let buffer = Buffer::default();
+    let seed = setup.seed;
+    let mut world = World::new(setup, Some(Recorder::new(Box::new(buffer.clone())))).unwrap();
+    for (at, request) in load(requests, seed) {
+        world.run_until(Nanos(at));
+        before(&mut world, request.id.0);
         world.submit(request);
     }
     assert!(world.run_until_idle(LIMIT));
@@ -54,7 +79,7 @@ pub fn record_load(policy: PolicyName, seed: u64, kills: bool, requests: u64) ->
 
 #[test]
 fn a_recorded_run_replays_to_the_same_digests_under_every_policy() {
-    for policy in [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm] {
+    for policy in PolicyName::ALL {
         let journal = record(policy, 3, true);
         let report = replay(journal.as_bytes()).unwrap_or_else(|error| panic!("{policy:?}: {error}"));
         assert_eq!(

@@ -53,7 +53,21 @@ fn tokens_are_the_same_under_every_policy_and_kv_lies_where_it_says() {
         let places = core.brain().params().placing() != Placing::Device;
         assert_eq!(core.brain().counted(Reason::Fetch) > 0, places, "{policy:?} fetches");
         let pauses = core.snapshot().counters.pauses;
-        assert!(pauses == 0 || core.brain().params().pauses(), "{policy:?} paused {pauses} times");
+        assert!(core.brain().params().pauses() || pauses == 0, "{policy:?} paused {pauses} times");
+    }
+}
+
+#[test]
+fn who_may_pause_does_where_not_even_plans_make_room_and_nobody_else() {
+    let expected = roomy();
+    for policy in PolicyName::ALL {
+        let mut world = world(policy, 24);
+        assert!(world.run_until_idle(LIMIT), "every request ends under {policy:?}");
+        assert_eq!(tokens(&world), expected, "{policy:?}");
+        let core = world.driver.core();
+        let (pauses, preemptions) = (core.snapshot().counters.pauses, core.snapshot().counters.preemptions);
+        assert_eq!(pauses > 0, core.brain().params().pauses(), "{policy:?} paused {pauses} times");
+        assert!(pauses + preemptions > 0, "{policy:?}: somebody is one too many");
     }
 }
 

@@ -4,15 +4,15 @@ use sluice_policy::params::PolicyName;
 use sluice_policy::reason::Reason;
 use sluice_ports::Memory;
 
-use crate::support::{assert_same, expected, forced, load, run, setup};
+use crate::support::{assert_same, expected, forced, load, run, setup, with_tier};
 
 #[test]
 fn tokens_are_the_same_under_every_policy_when_memory_is_short() {
     for seed in 0..6 {
         let load = load(30, seed);
         let expected = expected(&load, 6);
-        for policy in [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm] {
-            let mut world = run(setup(policy, 6, 18, seed), &load, |_, _| {});
+        for policy in PolicyName::ALL {
+            let mut world = run(with_tier(setup(policy, 6, 18, seed)), &load, |_, _| {});
             assert_same(&world, &expected, &format!("{policy:?}, seed {seed}"));
             assert_eq!(world.driver.compute().wrong_reads(), 0);
         }
@@ -48,8 +48,8 @@ fn memory_short_means_preemption_under_recompute_and_remapping_under_oneiros() {
 
 #[test]
 fn memory_returns_to_its_baseline_when_the_load_ends() {
-    for policy in [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm] {
-        let mut world = run(setup(policy, 6, 18, 5), &load(30, 5), |_, _| {});
+    for policy in PolicyName::ALL {
+        let mut world = run(with_tier(setup(policy, 6, 18, 5)), &load(30, 5), |_, _| {});
         let brain = world.driver.core().brain();
         assert_eq!(brain.kv_counts().used_columns, 0);
         assert!(brain.layout().moving.is_empty(), "{policy:?}: all layers are resident again");

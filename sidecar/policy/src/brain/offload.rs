@@ -288,7 +288,7 @@ impl Brain {
         let end = match outcome {
             Outcome::Done { bytes, duration_ns } => {
                 self.measures.timed(bytes, duration_ns);
-                self.offload.fetched_bytes += bytes;
+                self.offload.fetched_bytes = self.offload.fetched_bytes.saturating_add(bytes);
                 self.offload.fetched_ns = self.offload.fetched_ns.saturating_add(duration_ns);
                 // One that was given up copies nothing.
                 if bytes > 0 {

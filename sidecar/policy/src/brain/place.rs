@@ -121,7 +121,7 @@ impl Brain {
         if !times.decode_only {
             return;
         }
-        let stall_ns = times.kv_stall_ns.iter().sum();
+        let stall_ns = times.kv_stall_ns.iter().fold(0, |all: u64, one| all.saturating_add(*one));
         self.watch_plan(StepTime { total_ns: times.total_ns, stall_ns });
         if self.params.placing() != Placing::Uniform {
             return;

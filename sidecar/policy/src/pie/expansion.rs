@@ -202,8 +202,8 @@ impl Trial {
     fn add(&mut self, token: &Token) {
         self.tokens += 1;
         self.made += u64::from(token.sequences);
-        self.total_ns += token.total_ns;
-        self.stall_ns += token.stall_ns;
+        self.total_ns = self.total_ns.saturating_add(token.total_ns);
+        self.stall_ns = self.stall_ns.saturating_add(token.stall_ns);
         self.swaps += u64::from(token.swaps);
         self.early_swaps += u64::from(token.early_swaps);
     }
