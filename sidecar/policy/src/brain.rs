@@ -58,6 +58,21 @@ use reshape::Goal;
 use sizes::Sizes;
 use trade::Trade;
 
+/// Constants by which decisions are made and that nobody sets, with their names: for whoever has to say which ones a run had.
+pub const CONSTANTS: [(&str, u64); 11] = [
+    ("decline_memory_steps", remedy::DECLINE_MEMORY_STEPS),
+    ("write_piece_ns", offload::WRITE_PIECE_NS),
+    ("most_piece_bytes", offload::MOST_PIECE_BYTES),
+    ("most_wait_ns", offload::MOST_WAIT_NS),
+    ("retry_boundaries", revert::RETRY_BOUNDARIES),
+    ("regrow_boundaries", regrow::REGROW_BOUNDARIES),
+    ("regrow_piece_bytes", regrow::REGROW_PIECE_BYTES),
+    ("idle_boundaries", hunger::IDLE_BOUNDARIES as u64),
+    ("waited_permille", measure::WAITED_PERMILLE),
+    ("least_moving", place::LEAST_MOVING as u64),
+    ("swap_piece_bytes", hibernate::SWAP_PIECE_BYTES),
+];
+
 /// Every decision about one tenant's memory on one GPU.
 #[derive(Clone, Debug)]
 pub struct Brain {

@@ -74,6 +74,14 @@ const OVERDUE_AGAIN_NS: u64 = 1_000_000_000;
 /// How often a share that is missing is claimed, nanoseconds.
 const CLAIM_AGAIN_NS: u64 = 500_000_000;
 
+/// Constants of trade that nobody sets, with their names, as [`crate::brain::CONSTANTS`].
+pub const CONSTANTS: [(&str, u64); 4] = [
+    ("pause_max_ns", recall::PAUSE_MAX_NS),
+    ("silence_max_ns", search::SILENCE_MAX_NS),
+    ("overdue_again_ns", OVERDUE_AGAIN_NS),
+    ("claim_again_ns", CLAIM_AGAIN_NS),
+];
+
 /// A tenant among its neighbours.
 #[derive(Clone, Debug)]
 pub struct Trader {

@@ -31,6 +31,12 @@ use crate::snapshot::{Counters, Snapshot};
 use neighbours::Turn;
 use waits::Waits;
 
+/// Constants by which decisions are made and that nobody sets, with their names.
+pub const CONSTANTS: [(&str, u64); 2] = [
+    ("admission_hold_steps", boundary::ADMISSION_HOLD_STEPS),
+    ("starved_boundaries_max", boundary::STARVED_BOUNDARIES_MAX as u64),
+];
+
 /// A step that was submitted and not answered.
 #[derive(Debug)]
 struct InFlight {

@@ -26,6 +26,7 @@ use std::io::{BufRead, Write};
 
 use sluice_policy::brain::Brain;
 use sluice_policy::ids::Nanos;
+use sluice_policy::params::Params;
 
 use crate::config::Config;
 use crate::core::Core;
@@ -34,6 +35,12 @@ use words::Reader;
 
 /// First line of every journal.
 const MAGIC: &str = "sluice-journal 10";
+
+/// Everything that may be set about a tenant's scheduler and policy, as a journal's header holds it: whatever a replay has to
+/// know, and no size of a model.
+pub fn settings(config: &Config, params: &Params) -> String {
+    format!("{} {}", setup::config_words(config), setup::params_words(params))
+}
 
 /// Why a journal could not be replayed.
 #[derive(Debug, thiserror::Error)]

@@ -17,7 +17,7 @@ pub mod sequence;
 pub mod snapshot;
 
 pub use config::{Config, Membership, Order, Sharing};
-pub use core::Core;
+pub use core::{CONSTANTS, Core};
 pub use driver::Driver;
 pub use event::{Command, Event, Finish, Notice, Outage, Refusal, Request, Sleep};
 pub use snapshot::Snapshot;

@@ -19,6 +19,7 @@ pub mod profiles;
 pub mod rng;
 pub mod serve;
 pub mod soak;
+pub mod tunables;
 pub mod workload;
 pub mod world;
 

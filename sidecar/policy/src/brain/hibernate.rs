@@ -25,7 +25,7 @@ use crate::step_model::Layout;
 const SWAP_TRIES: u32 = 3;
 
 /// Bytes of KV that one order copies to or from the host tier.
-const SWAP_PIECE_BYTES: u64 = 32 << 20;
+pub(super) const SWAP_PIECE_BYTES: u64 = 32 << 20;
 
 /// Whether a tenant holds memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

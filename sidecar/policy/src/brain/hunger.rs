@@ -11,7 +11,7 @@ use crate::reason::Reason;
 use crate::revert::Pressure;
 
 /// Boundaries in a row without a request after which a borrower gives back all that it has, cache or not.
-const IDLE_BOUNDARIES: u32 = 8;
+pub(super) const IDLE_BOUNDARIES: u32 = 8;
 
 impl Brain {
     /// Neighbours can be asked from now on, or no longer.

@@ -10,7 +10,7 @@ use crate::params::Params;
 const MIB: u64 = 1 << 20;
 /// A wait of more than this share of a layer's compute leaves caches and threads cold: what follows is no sample of T_c.
 /// Taken as one, each stall would raise T_c, a larger T_c hide more copies, and those stall more.
-const WAITED_PERMILLE: u64 = 50;
+pub(super) const WAITED_PERMILLE: u64 = 50;
 
 /// Averages of measured times; the configured estimates until there are any.
 #[derive(Clone, Debug)]

@@ -18,20 +18,20 @@ use crate::reason::Reason;
 use crate::slots::Due;
 
 /// Time that one order of write-backs takes, by the measured link, nanoseconds: who needs its blocks waits no longer.
-const WRITE_PIECE_NS: u64 = 20_000_000;
+pub(super) const WRITE_PIECE_NS: u64 = 20_000_000;
 
 /// Blocks of the first write-back, before the link to the host was measured: it may be of any slowness.
 const FIRST_PIECE_BLOCKS: u32 = 1;
 
 /// Bytes of one write-back at most: smaller copies do not reach a link's bandwidth, and who waits for a larger one waits long
 /// if the link slows down meanwhile.
-const MOST_PIECE_BYTES: u64 = 16 << 20;
+pub(super) const MOST_PIECE_BYTES: u64 = 16 << 20;
 
 /// Fetches in a row that may fail before their KV is given up, and as many again before the tenant counts as failed.
 const FETCH_RETRIES: u32 = super::FILL_RETRIES;
 
 /// Steps wait no longer for KV of paused requests to leave the device, nanoseconds: what takes longer is computed again.
-const MOST_WAIT_NS: u64 = 200_000_000;
+pub(super) const MOST_WAIT_NS: u64 = 200_000_000;
 
 /// State of the carrying out.
 #[derive(Clone, Debug)]

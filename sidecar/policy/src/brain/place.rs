@@ -24,7 +24,7 @@ use crate::refused::Refused;
 use crate::step_model::{Layout, MAX_BETA};
 
 /// Fewest layers that can be away: two that share a buffer.
-const LEAST_MOVING: u16 = 2;
+pub(super) const LEAST_MOVING: u16 = 2;
 
 impl Brain {
     /// Another named policy is in force from the next boundary on. What the former one moved goes back as it would without

@@ -11,10 +11,10 @@ use crate::pending::Pending;
 use crate::reason::Reason;
 
 /// Boundaries after which chunks that neighbours still had are tried again.
-const REGROW_BOUNDARIES: u64 = 16;
+pub(super) const REGROW_BOUNDARIES: u64 = 16;
 
 /// Bytes that are created at least when a step needs some.
-const REGROW_PIECE_BYTES: u64 = 16 << 20;
+pub(super) const REGROW_PIECE_BYTES: u64 = 16 << 20;
 
 impl Brain {
     /// A borrower is dead, and what it held is the device's: chunks that were lent may be created again.

@@ -14,7 +14,7 @@ use crate::remap::{Choice, Question, choose};
 use crate::step_model::{Layout, Times};
 
 /// Steps for which a declined remapping is not thought through again.
-const DECLINE_MEMORY_STEPS: u64 = 16;
+pub(super) const DECLINE_MEMORY_STEPS: u64 = 16;
 
 /// A step's need in the ledger's units.
 #[derive(Clone, Copy, Debug)]

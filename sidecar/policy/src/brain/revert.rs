@@ -11,7 +11,7 @@ use crate::revert::Pressure;
 use crate::step_model::Layout;
 
 /// Boundaries after which a change that did not work out is tried again; doubled for each failure of the backend.
-const RETRY_BOUNDARIES: u64 = 16;
+pub(super) const RETRY_BOUNDARIES: u64 = 16;
 
 impl Brain {
     /// Decides what shall change at this boundary and takes it one action further.

@@ -76,7 +76,7 @@ enum Phase {
 }
 
 /// A length is compared with one that is shorter by this part of the layers: a single layer of many admits no whole sequence.
-const COMPARED_PART: u16 = 8;
+pub const COMPARED_PART: u16 = 8;
 
 /// The controller.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use crate::ids::Nanos;
 use crate::neighbours::grants::Nonce;
 
 /// A borrower is told again at the latest after so long, nanoseconds.
-const PAUSE_MAX_NS: u64 = 5_000_000_000;
+pub(super) const PAUSE_MAX_NS: u64 = 5_000_000_000;
 
 /// A loan that is wanted back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use crate::neighbours::victim::{self, Asker, Neighbour, Victim};
 use crate::reason::Reason;
 
 /// A neighbour that did not answer is asked again after so long at the latest, nanoseconds.
-const SILENCE_MAX_NS: u64 = 5_000_000_000;
+pub(super) const SILENCE_MAX_NS: u64 = 5_000_000_000;
 
 /// How far the search for memory is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

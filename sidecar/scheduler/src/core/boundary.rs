@@ -10,11 +10,11 @@ use crate::event::{Command, Finish, Notice};
 use crate::sequence::Sequence;
 
 /// Steps for which no admission is tried after memory refused one, unless something ends before.
-const ADMISSION_HOLD_STEPS: u64 = 16;
+pub(super) const ADMISSION_HOLD_STEPS: u64 = 16;
 
 /// Boundaries at which the oldest request alone may be refused memory before it is failed. Its floor is guaranteed, so
 /// this is reached only when a backend keeps failing.
-const STARVED_BOUNDARIES_MAX: u32 = 4096;
+pub(super) const STARVED_BOUNDARIES_MAX: u32 = 4096;
 
 /// Engines that may die over one step before its requests are failed: a step that kills every engine must end.
 const REPLAYS_MAX: u32 = 16;

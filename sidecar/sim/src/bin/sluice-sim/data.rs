@@ -2,11 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use sluice_sim::tunables;
 use sluice_sim::workload::table::Table;
 
-/// Reads the part of a file that may be read, or the part that is held back.
+/// Reads the part of a file that may be read, or, for tunables that were committed before, the part that is held back.
 pub fn read(file: &str, data: &Path, held_back: bool) -> Result<Table> {
+    let may = !held_back || tunables::digest() == tunables::COMMITTED;
+    ensure!(may, "what is held back is read for committed tunables only: these are {}", tunables::told());
     let path = find(file, data)?;
     let name = path.display().to_string();
     let text = std::fs::read_to_string(&path).with_context(|| name.clone())?;

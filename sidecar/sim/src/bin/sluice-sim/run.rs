@@ -5,6 +5,7 @@ use sluice_policy::params::PolicyName;
 use sluice_sim::experiments::unified::scenarios::{self, Scenario};
 use sluice_sim::experiments::{self, Experiment, Lab, Report, Row, Verdict};
 use sluice_sim::profiles::{hardware, model};
+use sluice_sim::tunables;
 
 use crate::args::RunArgs;
 use crate::{data, figure, progress, table};
@@ -116,6 +117,7 @@ fn print(experiment: &Experiment, report: &Report) {
         table::print_lines(heading, lines);
     }
     println!("\n{}", summary(report));
+    println!("tunables {}", tunables::told());
 }
 
 fn summary(report: &Report) -> String {
@@ -134,6 +136,7 @@ fn json(experiment: &Experiment, report: &Report) -> serde_json::Value {
     serde_json::json!({
         "experiment": experiment.name,
         "about": experiment.about,
+        "tunables": format!("{:016x}", tunables::digest()),
         "well": report.is_well(),
         "rows": report.rows,
         "figures": report.figures,

@@ -1,0 +1,88 @@
+//! A fingerprint of everything by which decisions are made and that could be tuned to a load: the defaults of scheduler,
+//! policy and trade, and the constants that nobody sets.
+//!
+//! The last third of every trace is held back, and read only by runs whose tunables were committed before: [`COMMITTED`].
+
+use sluice_policy::digest::Digest;
+use sluice_policy::neighbours::Peer;
+use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::trader::Terms;
+use sluice_policy::{brain, ellm, ewma, pie, trader};
+use sluice_scheduler::{Config, Membership, journal};
+
+/// The digest of the tunables as they were before anything that is held back was read. Whoever changes one changes it too, and
+/// what was measured of held-back loads before holds no longer.
+pub const COMMITTED: u64 = 0x379e_d37a_2993_56de;
+
+/// All of them in words, one line for each policy and one for each group of constants.
+pub fn lines() -> Vec<String> {
+    let terms = Membership { me: Peer::default(), terms: Terms::default() };
+    let config = Config { neighbours: Some(terms), ..Config::default() };
+    let of = |policy: PolicyName| {
+        let params = Params { policy, ..Params::default() };
+        format!("{} {}", policy.name(), journal::settings(&config, &params))
+    };
+    let constants = [&brain::CONSTANTS[..], &trader::CONSTANTS, &sluice_scheduler::CONSTANTS, &OF_PAPERS];
+    let told = |(name, value): &(&str, u64)| format!("{name} {value}");
+    let group = |constants: &[(&str, u64)]| constants.iter().map(told).collect::<Vec<_>>().join(" ");
+    PolicyName::ALL.into_iter().map(of).chain(constants.into_iter().map(group)).collect()
+}
+
+/// Constants of the papers' mechanisms.
+const OF_PAPERS: [(&str, u64); 6] = [
+    ("ewma_weight_permille", ewma::DEFAULT_WEIGHT_PERMILLE as u64),
+    ("ellm_window", ellm::buffer::WINDOW as u64),
+    ("ellm_violations", ellm::buffer::VIOLATIONS as u64),
+    ("ellm_factor", ellm::buffer::FACTOR),
+    ("ellm_premap_bytes", ellm::PREMAP_LIMIT_BYTES),
+    ("pie_compared_part", pie::expansion::COMPARED_PART as u64),
+];
+
+/// Their digest.
+pub fn digest() -> u64 {
+    of(&lines())
+}
+
+fn of(lines: &[String]) -> u64 {
+    let mut digest = Digest::new(0);
+    lines.iter().flat_map(|line| line.bytes().chain([b'\n'])).for_each(|byte| digest.word(byte.into()));
+    digest.value()
+}
+
+/// The digest as it is printed, and whether it is the one that was committed.
+pub fn told() -> String {
+    let committed = if digest() == COMMITTED { "as committed" } else { "NOT those that were committed" };
+    format!("{:016x}, {committed}", digest())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tunables_are_those_that_were_committed() {
+        assert_eq!(
+            format!("{:016x}", digest()),
+            format!("{COMMITTED:016x}"),
+            "a tunable has changed: COMMITTED is of others, and so is every figure of held-back loads\n{}",
+            lines().join("\n")
+        );
+    }
+
+    #[test]
+    fn every_policy_and_every_constant_counts() {
+        let lines = lines();
+        assert_eq!(lines.len(), PolicyName::ALL.len() + 4);
+        for at in 0..lines.len() {
+            let mut other = lines.clone();
+            // Another last word.
+            let last = other[at].pop().expect("every line has words");
+            other[at].push(if last == '9' { '8' } else { '9' });
+            assert_ne!(of(&other), digest(), "{}", lines[at]);
+        }
+        assert!(
+            lines[0].starts_with("Recompute ") && lines[7].contains("most_wait_ns 200000000"),
+            "{lines:?}"
+        );
+    }
+}
