@@ -112,15 +112,17 @@ fn owners() -> Vec<Row> {
     for (chunk, from, to) in before.changes(&after) {
         ledger.hand_over(chunk, from, to);
     }
-    let behind = |at| after.addresses().find(|(address, _)| *address == at).map(|(_, chunk)| chunk);
-    let told = |kv: Option<ChunkId>, held: [u32; 3]| format!("{kv:?}, {held:?}");
-    let held = [ledger.count(Owner::Activation), ledger.count(Owner::Kv), ledger.created()];
-    let ours = told(behind(Address::Kv(FrameId(0))), held);
+    let behind = after.addresses().find(|(address, _)| *address == Address::Kv(FrameId(0)));
+    let [activations, kv, all] = [ledger.count(Owner::Activation), ledger.count(Owner::Kv), ledger.created()];
+    let told = |chunk: u32, activations: u32, kv: u32, all: u32| {
+        format!("chunk {chunk}; {activations} and {kv} of {all}")
+    };
+    let ours = behind.map_or("none".to_owned(), |(_, chunk)| told(chunk.0, activations, kv, all));
     let order = before.transaction(&after, &[]).ops;
     vec![
         Row::equal(
-            "zero-copy owner change: the chunk behind KV, chunks of activations, of KV, in all",
-            &told(Some(ChunkId(3)), [3, 1, 4]),
+            "zero-copy owner change: what is behind KV, chunks of activations and of KV",
+            &told(3, 3, 1, 4),
             &ours,
         ),
         Row {
