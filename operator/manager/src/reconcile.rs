@@ -117,6 +117,11 @@ impl Failure {
 }
 
 impl Operator {
+    /// Everything has been looked at once.
+    pub fn started(&self) {
+        lock(&self.sidecars).started();
+    }
+
     /// GPUs whose states have never been read.
     pub fn unread(&self) -> usize {
         lock(&self.sidecars).unread()

@@ -182,12 +182,10 @@ fn outgrown(rooms: &mut [Room<'_>], slot: &Slot) -> bool {
     own(rooms, slot).is_some_and(|room| room.outgrown(slot))
 }
 
-/// Gives a slot that others have outgrown another GPU, unless they have gone since. If none has room it stays, and waits for its
-/// memory: they may shrink or go.
+/// Gives a slot that others have outgrown another GPU. If none has room it stays, and waits for its memory: they may shrink or go.
 fn makes_way<'a>(rooms: &mut [Room<'a>], slot: &'a Slot) -> Option<String> {
     own(rooms, slot)?.leave(slot);
-    let goes = stays(rooms, slot).or_else(|| find(rooms, slot).ok());
-    goes.or_else(|| Some(own(rooms, slot)?.take(slot)))
+    find(rooms, slot).ok().or_else(|| Some(own(rooms, slot)?.take(slot)))
 }
 
 /// Gives a slot the GPU with the most memory left, the first by name among equals.

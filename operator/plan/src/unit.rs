@@ -397,19 +397,37 @@ fn share_out(plan: &mut Plan<'_>, seen: &Seen) {
 }
 
 /// What each slot of a GPU of `capacity` bytes brings. What its sidecar has found to be its floor counts where that is more than
-/// was foreseen: nobody else would ever leave it the rest. It counts as far as the others keep what was foreseen of theirs,
-/// whatever it says.
+/// was foreseen: nobody else would ever leave it the rest. It counts as far as all others keep what was foreseen of theirs,
+/// whatever is told.
 fn parts(plan: &Plan<'_>, gpu: usize, capacity: u64, seen: &Seen) -> Vec<Part> {
-    let on = &plan.gpus[gpu].gpu.name;
-    let foreseen: u64 = plan.on(gpu).map(|(_, slot)| slot.demand.chunks_bytes()).sum();
-    let part = |(tenant, slot): (&TenantPlan<'_>, &SlotPlan)| {
-        let own = slot.demand.chunks_bytes();
-        let most = capacity.saturating_sub(foreseen - own);
-        let told = told_floor(name(tenant.tenant), on, seen).min(most);
-        let weights_bytes = tenant.model.map_or(0, |model| model.weights_bytes());
-        Part { weights_bytes, floor_bytes: own.max(told) }
+    let on = &plan.gpus[gpu].gpu;
+    let chunk = on.settings.chunk_bytes().max(1);
+    let chunks = |bytes: u64| bytes.div_ceil(chunk);
+    let foreseen: Vec<u64> = plan.on(gpu).map(|(_, slot)| slot.demand.chunks_bytes()).collect();
+    let beyond = |((tenant, _), own): ((&TenantPlan<'_>, &SlotPlan), &u64)| {
+        chunks(told_floor(name(tenant.tenant), &on.name, seen)).saturating_sub(chunks(*own))
     };
-    plan.on(gpu).map(part).collect()
+    let beyond: Vec<u64> = plan.on(gpu).zip(&foreseen).map(beyond).collect();
+    let room = (capacity / chunk).saturating_sub(foreseen.iter().map(|own| chunks(*own)).sum());
+    let granted = within(room, &beyond);
+    let part = |(at, (tenant, _)): (usize, (&TenantPlan<'_>, &SlotPlan))| Part {
+        weights_bytes: tenant.model.map_or(0, |model| model.weights_bytes()),
+        floor_bytes: match granted[at] {
+            0 => foreseen[at],
+            more => (chunks(foreseen[at]) + more) * chunk,
+        },
+    };
+    plan.on(gpu).enumerate().map(part).collect()
+}
+
+/// As many of `wanted` as there is room for: all, or parts in proportion, rounded down.
+fn within(room: u64, wanted: &[u64]) -> Vec<u64> {
+    let all: u128 = wanted.iter().map(|one| u128::from(*one)).sum();
+    let part = |one: &u64| match u64::try_from(all) {
+        Ok(all) if all <= room => *one,
+        _ => u64::try_from(u128::from(room) * u128::from(*one) / all).expect("a part of the room"),
+    };
+    wanted.iter().map(part).collect()
 }
 
 fn all<'p>(plan: &'p Plan<'_>) -> impl Iterator<Item = (&'p TenantPlan<'p>, &'p SlotPlan)> {

@@ -67,6 +67,19 @@ pub struct Reading {
     pub owned: BTreeMap<String, u64>,
 }
 
+impl Reading {
+    /// Whether all of its sidecars have told what they can, or none does.
+    fn is_whole(&self) -> bool {
+        let states = self.tenants.iter().filter_map(|report| match report {
+            TenantReport::State(state) => Some(state.tenant.name.as_str()),
+            TenantReport::Unreachable { .. } => None,
+        });
+        let told: BTreeSet<&str> = states.collect();
+        let all = self.pods.keys().all(|name| told.contains(name.as_str()));
+        self.silent || (self.read_unix_ms.is_some() && all)
+    }
+}
+
 /// Something that has happened.
 #[derive(Clone, Debug, PartialEq)]
 pub enum News {
@@ -118,6 +131,8 @@ impl Drop for Task {
 #[derive(Debug)]
 struct Followed {
     sidecars: watch::Sender<Vec<Sidecar>>,
+    /// When a leader that was starting found it; `None` = it came later, and has nothing to tell from before.
+    found: Option<Instant>,
     _task: Option<Task>,
 }
 
@@ -150,16 +165,16 @@ pub struct Sidecars {
     board: Board,
     gpus: HashMap<GpuKey, Followed>,
     told: HashMap<Sidecar, Told>,
-    /// Since when.
-    begun: Instant,
+    /// This leader has not looked at everything once: what it follows now was there before it.
+    starting: bool,
 }
 
 impl Sidecars {
     /// Nobody yet. `epoch` is that of this leader: higher than those of all before it.
     pub fn new(way: Way, epoch: u64, news: mpsc::UnboundedSender<News>) -> Sidecars {
         let (board, gpus, told) = (Board::default(), HashMap::new(), HashMap::new());
-        let begun = Instant::now();
-        Sidecars { way, every: Some(EVERY), fences: Fences::new(epoch), news, board, gpus, told, begun }
+        let (fences, starting) = (Fences::new(epoch), true);
+        Sidecars { way, every: Some(EVERY), fences, news, board, gpus, told, starting }
     }
 
     /// The same with another time between two readings of a GPU; `None` = none is read.
@@ -197,12 +212,18 @@ impl Sidecars {
         }
     }
 
+    /// This leader has looked at everything once: whoever comes now was placed by itself.
+    pub fn started(&mut self) {
+        self.starting = false;
+    }
+
     /// Whether all that a GPU's sidecars can tell has been heard. A leader that has just begun deals out memory by what they have
-    /// found, as the one before it did, so it asks first. All of them are asked before nobody's word counts as an answer, and
-    /// none is waited for longer than [`LISTENS`].
+    /// found, as the one before it did, so it asks first. It waits for the word of each of them, or until none has answered, and
+    /// no longer than [`LISTENS`].
     pub fn heard(&self, gpu: &GpuKey) -> bool {
-        let answered = |reading: &Reading| reading.read_unix_ms.is_some() || reading.silent;
-        self.every.is_none() || self.begun.elapsed() > LISTENS || self.of_reading(gpu, answered) == Some(true)
+        let Some(followed) = self.gpus.get(gpu) else { return self.every.is_none() || !self.starting };
+        let waits = followed.found.is_some_and(|found| found.elapsed() <= LISTENS);
+        self.every.is_none() || !waits || self.of_reading(gpu, Reading::is_whole) == Some(true)
     }
 
     fn follow(&mut self, gpu: &Gpu) {
@@ -221,7 +242,8 @@ impl Sidecars {
             let (way, board, news) = (self.way.clone(), self.board.clone(), self.news.clone());
             Task(tokio::spawn(follow(way, gpu.key.clone(), watched, (board, news), every)).abort_handle())
         });
-        self.gpus.insert(gpu.key.clone(), Followed { sidecars, _task: task });
+        let found = self.starting.then(Instant::now);
+        self.gpus.insert(gpu.key.clone(), Followed { sidecars, found, _task: task });
     }
 
     fn tell(&mut self, gpu: &GpuKey, target: Target) {

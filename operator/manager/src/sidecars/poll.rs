@@ -78,7 +78,8 @@ pub(super) async fn follow(
     (board, notices): (Board, Notices),
     every: Duration,
 ) {
-    way.armed().await;
+    // Without a certificate it is said, after a while, that there is none.
+    let _ = tokio::time::timeout(FIRST, way.armed()).await;
     let spread = Spread::default();
     let mut asked = Asked::default();
     let mut wait = spread.within(FIRST.min(every));
@@ -163,8 +164,8 @@ fn passing(tenants: &[TenantReport], sidecars: usize) -> bool {
     tenants.len() < sidecars || tenants.iter().any(on_its_way)
 }
 
-/// What these tenants tell. Who does not answer, or cannot tell since it was started again, has told that of before, and so has
-/// one with a pod there that the sidecar that was asked knows nothing of yet.
+/// What these tenants tell. Who does not answer, or cannot tell since it was started again, has told that of before, in the same
+/// pod, and so has one with a pod there that the sidecar that was asked knows nothing of yet.
 fn last(
     tenants: &[TenantReport],
     (before, pods): (&BTreeMap<String, u64>, &BTreeMap<String, String>),
@@ -212,6 +213,9 @@ impl Reading {
         match came {
             Came::States(tenants, _) => {
                 let new = self.tenants != tenants || self.pods != pods || self.problem.is_some();
+                let same = |name: &str| self.pods.get(name) == pods.get(name);
+                self.floors.retain(|name, _| same(name));
+                self.owned.retain(|name, _| same(name));
                 let floors = last(&tenants, (&self.floors, &pods), floor_bytes);
                 let owned = last(&tenants, (&self.owned, &pods), |state| Some(owned_bytes(state)));
                 let (read_unix_ms, problem) = (Some(at_unix_ms), None);
@@ -260,15 +264,16 @@ mod tests {
         };
         let mut reading = Reading::default();
         let mut owned = |tenants: Vec<TenantReport>, pods: &[&str]| {
-            let pods = pods.iter().map(|name| ((*name).to_owned(), "uid".to_owned())).collect();
+            let pods = pods.iter().map(|pod| ((*pod)[..1].to_owned(), (*pod).to_owned())).collect();
             reading.take(Came::States(tenants, None), pods, 0);
             reading.owned.clone().into_iter().collect::<Vec<_>>()
         };
         let of = |name: &str, bytes: u64| (name.to_owned(), bytes);
-        assert_eq!(owned(vec![state("a", 10), silent("b")], &[]), [of("a", 60)]);
-        assert_eq!(owned(vec![state("a", 30), state("b", 0)], &[]), [of("a", 40), of("b", 70)]);
-        assert_eq!(owned(vec![silent("a"), state("b", 5)], &[]), [of("a", 40), of("b", 65)]);
+        assert_eq!(owned(vec![state("a", 10), silent("b")], &["a", "b"]), [of("a", 60)]);
+        assert_eq!(owned(vec![state("a", 30), state("b", 0)], &["a", "b"]), [of("a", 40), of("b", 70)]);
+        assert_eq!(owned(vec![silent("a"), state("b", 5)], &["a", "b"]), [of("a", 40), of("b", 65)]);
         assert_eq!(owned(vec![state("b", 6)], &["a", "b"]), [of("a", 40), of("b", 64)], "not told of it yet");
+        assert_eq!(owned(vec![silent("a"), silent("b")], &["a2", "b"]), [of("b", 64)], "another pod of it");
         assert_eq!(owned(vec![state("b", 5)], &["b"]), [of("b", 65)]);
     }
 }

@@ -149,7 +149,7 @@ async fn attempt(way: &Way, address: &Address, directive: &Directive) -> Tried {
 fn judged(status: StatusCode, body: &[u8], fence: Fence, words: impl Fn() -> String) -> Tried {
     match (status, serde_json::from_slice::<Current>(body)) {
         (StatusCode::OK, _) => Tried::Over(Fared::Taken(fence)),
-        (StatusCode::CONFLICT, Ok(Current { current })) if current.epoch > MOST_EPOCH => {
+        (StatusCode::CONFLICT, Ok(Current { current })) if current.epoch >= MOST_EPOCH => {
             Tried::Again(format!("it tells of a leader of epoch {}, which cannot be", current.epoch))
         }
         (StatusCode::CONFLICT, Ok(Current { current })) if current.epoch > fence.epoch => {

@@ -102,6 +102,11 @@ impl<V: Clone> Mirror<V> {
         self.read().items.values().map(BTreeMap::len).sum()
     }
 
+    /// How many are of such units.
+    pub fn count(&self, of: impl Fn(&Unit) -> bool) -> usize {
+        self.read().units.iter().filter(|(unit, _)| of(unit)).map(|(_, count)| count).sum()
+    }
+
     /// Sets a value; says whether that matters to anybody.
     pub fn put(&self, at: Name, unit: Unit, value: V) -> bool {
         let mut inner = self.write();

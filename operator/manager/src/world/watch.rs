@@ -35,7 +35,7 @@ use crate::queue::Queue;
 /// Objects of a page of a list.
 const PAGE: u32 = 100;
 
-/// Events of pods that are kept before any of a pod that nobody knows is left out.
+/// Events of one kind that are kept of pods that nobody knows.
 const STRANGERS: usize = 1000;
 
 /// What all watches share.
@@ -149,17 +149,16 @@ impl Watch<'_> {
             let (pod, refusal) = refusal(event)?;
             let at = Name::new(event.namespace()?, pod);
             let known = world.unit_of_pod(&at);
-            let room = mirror(world).len() < STRANGERS;
+            let room = mirror(world).count(|unit| unit.pool.is_empty()) < STRANGERS;
             let nobodys = || room.then(|| Unit { namespace: at.namespace.clone(), pool: String::new() });
             Some((known.or_else(nobodys)?, refusal))
         };
         let whom = Follow { feed: self.feed, tasks: self.tasks, scope: self.scope.clone() };
         // Asked again: the pod may have come while its event was put away.
         follow(whom, events, mirror, refused, |feed, unit, pod| {
-            let at = Name::new(unit.namespace.clone(), pod);
-            if let Some(unit) = feed.world.unit_of_pod(&at) {
-                feed.queue.add(&unit);
-            }
+            let known = feed.world.unit_of_pod(&Name::new(unit.namespace.clone(), pod));
+            let own = || Some(unit.clone()).filter(|unit| !unit.pool.is_empty());
+            known.or_else(own).iter().for_each(|unit| feed.queue.add(unit));
         });
     }
 

@@ -276,7 +276,17 @@ async fn when_one_does_not_answer_another_is_asked() {
     until(&mut news, |news| *news == News::Read(key())).await;
     let reading = sidecars.reading(&key()).unwrap();
     assert_eq!((reading.problem, reading.tenants.len()), (None, 2));
+    assert!(!sidecars.heard(&key()), "of `gone` nothing was told");
+    sidecars.set("ns", "p", vec![gpu(&[&code], &directive())]);
+    until(&mut news, |news| *news == News::Read(key())).await;
     assert!(sidecars.heard(&key()));
+
+    let (sender, _news) = mpsc::unbounded_channel();
+    let mut later = Sidecars::new(world.way.clone(), 7, sender);
+    assert!(!later.heard(&key()), "it was there before");
+    later.started();
+    later.set("ns", "p", vec![gpu(&[&gone], &directive())]);
+    assert!(later.heard(&key()), "it was placed by this leader");
 }
 
 #[tokio::test]
