@@ -4,9 +4,11 @@
 use std::path::Path;
 use std::process::Command;
 
+use reqwest::Method;
 use serde_json::Value;
 use sluice_e2e::cluster::{on_node_alone, skipped};
 
+use crate::installed::admin::{Admin, Credential};
 use crate::installed::pod::{is_going, uid};
 use crate::installed::processes::container;
 use crate::installed::{Hub, IMAGES, Load, Product, SYSTEM, TENANTS, chart, model};
@@ -90,6 +92,7 @@ impl<'a> Lives<'a> {
     }
 
     async fn without_the_chart_tenants_serve_and_the_next_release_adopts_them(&self) {
+        let before = self.fences().await;
         let (streams, engine) = self.product.held_streams(TENANTS[0], 20, 200).await;
         self.product.uninstall();
         let kinds = ["-n", SYSTEM, "get", "deployments,daemonsets,jobs,pods", "-o", "name"];
@@ -106,8 +109,28 @@ impl<'a> Lives<'a> {
         engine.go_on();
         streams.end_with(&self.golden).await;
         let load = Load::new(self.product, TENANTS[1]).await;
+        // The Lease went with the chart: its next leader has to come past what the last one of before told.
+        let told = async || {
+            let now = self.fences().await;
+            now.iter().zip(&before).all(|(now, before)| now > before).then_some(())
+        };
+        self.product.wait("all follow the new leader", told).await;
         self.product.borrows(TENANTS[0], &self.product.address(TENANTS[0]), &load).await;
         assert_eq!(self.product.lives(), self.pods);
+    }
+
+    /// Epoch and sequence of each tenant's directive; `None` = it was told nothing yet.
+    async fn fences(&self) -> Vec<Option<(u64, u64)>> {
+        let operator = Credential::of_operator(self.product);
+        let mut all = Vec::new();
+        for name in TENANTS {
+            let admin = Admin::of(self.product, name, &self.product.address(name));
+            let (status, body) = admin.ask(&operator, Method::GET, "/v1/directive", None).await.unwrap();
+            let directive: Value = serde_json::from_str(&body).unwrap();
+            let part = |name: &str| directive[name].as_u64().expect("a directive has a place");
+            all.push(status.is_success().then(|| (part("epoch"), part("sequence"))));
+        }
+        all
     }
 
     async fn a_namespace_that_is_deleted_ends_and_leaves_nothing(&self) {

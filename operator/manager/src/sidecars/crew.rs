@@ -12,7 +12,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::call::{Address, Way};
-use super::poll::{Came, EVERY, FIRST, follow};
+use super::poll::{Came, EVERY, FIRST, first, follow};
 use super::push::{Fences, insist};
 
 /// Name of a GPU in the cluster.
@@ -238,9 +238,11 @@ impl Sidecars {
             return;
         }
         let (sidecars, watched) = watch::channel(there);
+        let first = first(self.gpus.len() + 1);
         let task = self.every.map(|every| {
             let (way, board, news) = (self.way.clone(), self.board.clone(), self.news.clone());
-            Task(tokio::spawn(follow(way, gpu.key.clone(), watched, (board, news), every)).abort_handle())
+            let task = follow(way, gpu.key.clone(), watched, (board, news), (first, every));
+            Task(tokio::spawn(task).abort_handle())
         });
         let found = self.starting.then(Instant::now);
         self.gpus.insert(gpu.key.clone(), Followed { sidecars, found, _task: task });

@@ -16,8 +16,10 @@ use super::crew::{Board, GpuKey, News, Notices, Reading, Sidecar};
 pub const EVERY: Duration = Duration::from_secs(30);
 /// How far a reading may be from its time either way, permille of that time.
 const JITTER_PERMILLE: u64 = 100;
-/// The first readings of all GPUs are spread over so long.
+/// The first readings of all GPUs are spread over so long at most.
 pub(super) const FIRST: Duration = Duration::from_secs(10);
+/// What each GPU adds to that: a leader of few hears them all at once, and until it has, it tells nobody anything.
+const FIRST_EACH: Duration = Duration::from_millis(10);
 /// After a failure another sidecar of the GPU is asked so soon.
 const SOON: Duration = Duration::from_secs(2);
 /// Moves that are kept of a state: thousands of states are.
@@ -70,19 +72,24 @@ fn kept(mut tenants: Vec<TenantReport>) -> Vec<TenantReport> {
     tenants
 }
 
-/// Reads a GPU for ever.
+/// Over how long the first readings are spread that there are with this many GPUs.
+pub(super) fn first(gpus: usize) -> Duration {
+    FIRST.min(FIRST_EACH * u32::try_from(gpus).unwrap_or(u32::MAX))
+}
+
+/// Reads a GPU for ever, for the first time within `first`.
 pub(super) async fn follow(
     way: Way,
     key: GpuKey,
     mut sidecars: watch::Receiver<Vec<Sidecar>>,
     (board, notices): (Board, Notices),
-    every: Duration,
+    (first, every): (Duration, Duration),
 ) {
     // Without a certificate it is said, after a while, that there is none.
     let _ = tokio::time::timeout(FIRST, way.armed()).await;
     let spread = Spread::default();
     let mut asked = Asked::default();
-    let mut wait = spread.within(FIRST.min(every));
+    let mut wait = spread.within(first.min(every));
     loop {
         // Whoever is new is read soon; its first seconds are not the best ones.
         let news = tokio::time::timeout(wait, sidecars.changed()).await;
@@ -248,6 +255,11 @@ impl Reading {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn few_gpus_are_read_at_once_and_thousands_within_ten_seconds() {
+        assert_eq!([1, 100, 1_000, 5_000].map(|gpus| first(gpus).as_millis()), [10, 1_000, 10_000, 10_000]);
+    }
 
     #[test]
     fn what_a_silent_tenant_told_last_holds_and_that_of_one_that_is_gone_does_not() {
