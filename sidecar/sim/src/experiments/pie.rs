@@ -112,7 +112,7 @@ fn long_run() -> Vec<Row> {
         unit: "layer times",
         paper: 2.0,
         range: (2.0, 2.0),
-        reason: Some(Reason { why: PHASE, from: 2.0, to: 3.0 }),
+        reason: Some(Reason { why: PHASE, from: 2.0, to: 2.25 }),
     };
     let mean = waits as f64 / f64::from(LOOKED_AT);
     vec![
