@@ -1,11 +1,14 @@
 //! `cargo xtask test`: everything that a change must pass, in stages.
 
+mod programs;
+
 use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 
+use self::programs::all_pass;
 use crate::workspace::Workspace;
 use crate::{check, image, kernels, kube, process};
 
@@ -35,7 +38,7 @@ pub fn run(workspace: &Workspace, quick: bool) -> Result<bool> {
                 kubernetes: kubernetes.as_deref(),
                 images: images.as_deref(),
             };
-            process::passes(tests(workspace, &given))
+            all_pass(|| tests(workspace, &given))
         })?;
     if kubernetes.is_none() {
         println!("== no Kubernetes: tests on an API server and on a node were skipped");

@@ -59,7 +59,8 @@ pub struct GpuPoolSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = rules::HOST_CONTEXTS.rule())]
     pub device: Option<Device>,
-    /// Groups of GPUs; a tenant may name one. Required, 1 to 16 groups.
+    /// Groups of GPUs; a tenant may name one. Required, 1 to 16 groups of at most 1024 GPUs together.
+    #[x_kube(validation = rules::POOL_SIZE.rule())]
     #[schemars(
         length(min = 1, max = 16),
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])

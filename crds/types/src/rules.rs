@@ -65,6 +65,13 @@ pub const HOST_CONTEXTS: CelRule = CelRule {
     cel: "!(has(self.host) && has(self.contextReserve))",
     message: "contextReserve is for CUDA devices; a host-backed GPU has no contexts: leave it out",
 };
+/// GPUs that a pool may have, all groups together.
+pub const MOST_GPUS: usize = 1024;
+/// On `gpus`: the status of a pool names them all.
+pub const POOL_SIZE: CelRule = CelRule {
+    cel: "self.map(group, group.count).sum() <= 1024",
+    message: "a pool has at most 1024 GPUs, all groups together: make another pool",
+};
 /// On `sharing.temporal`.
 pub const QUANTUM_ORDER: CelRule = CelRule {
     cel: "self.minQuantumMilliseconds <= self.maxQuantumMilliseconds",

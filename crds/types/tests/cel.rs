@@ -46,6 +46,7 @@ fn messages() -> Vec<&'static str> {
         rules::HOST_MEMORY.message,
         rules::HOST_LINK.message,
         rules::HOST_CONTEXTS.message,
+        rules::POOL_SIZE.message,
         rules::QUANTUM_ORDER.message,
         rules::KV_WITHIN_LIMIT.message,
         rules::HIBERNATE_AFTER_IDLE.message,

@@ -264,6 +264,7 @@ fn every_declared_rule_is_in_a_crd() {
         &rules::HOST_MEMORY,
         &rules::HOST_LINK,
         &rules::HOST_CONTEXTS,
+        &rules::POOL_SIZE,
         &rules::QUANTUM_ORDER,
         &rules::KV_WITHIN_LIMIT,
         &rules::HIBERNATE_AFTER_IDLE,

@@ -126,6 +126,13 @@ fn sharing_has_only_the_member_named_like_its_mode() {
 }
 
 #[test]
+fn a_pool_has_a_thousand_and_twenty_four_gpus_at_most() {
+    let groups = |more: u32| pool_with(&format!("    count: 512\n  - name: other\n    count: {more}"));
+    assert_eq!(violations(&groups(512)), []);
+    expect_one(&groups(513), "spec.gpus", rules::POOL_SIZE.message);
+}
+
+#[test]
 fn quanta_are_in_order() {
     let text = |least| pool_with(&format!("    sharing: {{temporal: {{minQuantumMilliseconds: {least}}}}}"));
     assert_eq!(violations(&text(50)), []);

@@ -34,7 +34,7 @@ async fn waiting(api: &Api<DynamicObject>) {
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         })
     };
-    let conditions = [condition("Ready", "NoRoom"), condition("Serving", "NotPlaced")];
+    let conditions = [condition("Ready", "NoRoom"), condition("Serving", "NoRoom")];
     let status = json!({"conditions": conditions, "replicas": 1, "selector": "sluice.dev/tenant=one", "url": "http://one"});
     set_status(api, "one", status).await;
 }

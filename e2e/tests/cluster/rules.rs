@@ -93,6 +93,13 @@ fn pool_cases() -> Vec<Case> {
             json!("700Mi"),
         ),
         case(
+            "GpuPool.spec.gpus",
+            "a pool has at most 1024 GPUs, all groups together: make another pool",
+            with(&pool(), "/spec/gpus", json!([{"name": "a", "count": 512}, {"name": "b", "count": 512}])),
+            "/spec/gpus/1/count",
+            json!(513),
+        ),
+        case(
             "GpuPool.spec.gpus[].sharing",
             "only the member named like mode may be set, and Isolated needs its member isolated",
             sharing,

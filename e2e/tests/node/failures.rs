@@ -1,7 +1,11 @@
 //! Rows of the design's failure table on a real node: pods, processes and components are taken away from tenants that serve,
 //! and no token changes.
 
+mod cut;
+mod device;
 mod hostile;
+mod ledger;
+mod link;
 
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
@@ -141,6 +145,24 @@ impl<'a> Rows<'a> {
         self.product.condition(CHAT, "Ready", "True").await;
     }
 
+    /// The leader's process is killed under open streams: another one leads, and tells all that it does.
+    async fn a_leader_that_is_killed_is_followed_and_no_stream_notices(&self) {
+        let (lives, operator) = (self.product.lives(), Credential::of_operator(self.product));
+        let admin = Admin::of(self.product, CODE, &self.product.address(CODE));
+        let before = admin.directive(&operator).await["epoch"].as_u64();
+        let (streams, engine) = self.product.held_streams(CHAT, 5, 200).await;
+        let holder = ["get", "lease", "sluice-operator", "-o", "jsonpath={.spec.holderIdentity}"];
+        let leader = self.product.kubectl(&[&["-n", SYSTEM], &holder[..]].concat());
+        let pod = self.product.kubectl(&["-n", SYSTEM, "get", "pod", &leader, "-o", "json"]);
+        let pod: Value = serde_json::from_str(&pod).unwrap();
+        kill(container(&pod, "operator").first().expect("it leads"));
+        let follows = async || (admin.directive(&operator).await["epoch"].as_u64() > before).then_some(());
+        self.product.wait("sidecars follow the next leader", follows).await;
+        engine.go_on();
+        streams.end_with(&self.golden).await;
+        assert_eq!(self.product.lives(), lives, "no pod was replaced, and nothing in one was started again");
+    }
+
     /// Waits until the sidecar at this address answers again, by nothing but its own port.
     async fn serves_anew(&self, tenant: &str, address: &str) {
         let restarts = async || {
@@ -245,7 +267,14 @@ fn what_fails_on_a_node_costs_no_token() {
         rows.a_model_that_cannot_be_read_is_told_in_the_status(&folder).await;
         rows.a_neighbour_may_look_and_the_operator_alone_may_direct().await;
         rows.an_engine_cannot_read_its_sidecars_keys();
+        rows.a_leader_that_is_killed_is_followed_and_no_stream_notices().await;
         rows.hostile_clients_are_refused_and_cost_nobody_a_token().await;
+        rows.strangers_at_the_link_are_refused_and_no_stream_notices().await;
+        rows.sidecars_that_stand_still_half_of_the_time_cost_time_and_no_token().await;
+        rows.weights_that_find_no_pages_come_home_later().await;
+        rows.whoever_is_killed_while_memory_is_lent_the_ledger_balances().await;
+        rows.a_borrower_that_is_cut_off_gives_back_by_itself().await;
+        rows.what_a_frozen_neighbour_holds_comes_home_with_the_end_of_its_last_process().await;
         rows.without_operator_and_api_server_a_killed_sidecar_follows_its_stored_directive().await;
         rights::end_of(Run::Failures, &product);
         product.end();

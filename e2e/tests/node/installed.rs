@@ -72,6 +72,14 @@ impl<'a> Product<'a> {
         Some(product)
     }
 
+    /// As [`Product::install`], with an operator that has rights in the tenants' namespace and looks after nothing else.
+    pub async fn install_for_its_namespace(node: &'a Node) -> Option<Product<'a>> {
+        let mut product = Product::prepare(node, "").await?;
+        let _ = write!(product.values, ",operator.namespaces[0]={}", product.namespace);
+        product.release("install", &chart(), &["--take-ownership"]);
+        Some(product)
+    }
+
     /// Everything that is needed to install it; nothing is installed.
     pub async fn prepare(node: &'a Node, more: &str) -> Option<Product<'a>> {
         let helm = Binaries::find()?.path("helm");
@@ -81,7 +89,8 @@ impl<'a> Product<'a> {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let namespace = node.api().namespace("product").await;
         // helm and kubectl block this thread for longer than a server keeps an idle connection: none is kept here.
-        let http = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build().unwrap();
+        let http = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).timeout(READY);
+        let http = http.build().unwrap();
         let values =
             format!("trial.enabled=true,trial.gpus=2,trial.memory=64Mi,operator.statusSeconds=1{more}");
         let home = tempfile::tempdir().unwrap();
@@ -287,6 +296,13 @@ impl<'a> Product<'a> {
         answer.text().await.unwrap()
     }
 
+    /// Three tenants on one GPU, until all serve, applied with their pool in one go, as people do.
+    pub async fn start_at_once(&self, hub: &Hub) {
+        let tenants = TENANTS.map(|name| tenant(name, hub.endpoint()));
+        self.apply(&[&[pool(1)][..], &tenants].concat());
+        self.serve(&TENANTS).await;
+    }
+
     /// Three tenants on one GPU, until all serve.
     pub async fn start_tenants(&self, hub: &Hub) {
         self.apply(&[pool(1)]);
@@ -312,7 +328,11 @@ impl<'a> Product<'a> {
             self.wait(&format!("the model of {name} is known"), known).await;
         }
         self.apply(&all(false));
-        for name in &names {
+        self.serve(&names).await;
+    }
+
+    async fn serve(&self, tenants: &[&str]) {
+        for name in tenants {
             self.condition(name, "Ready", "True").await;
             self.reached(name).await;
         }

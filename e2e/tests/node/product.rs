@@ -22,7 +22,7 @@ const VIEWER: &str = "viewer";
 impl Product<'_> {
     /// Three tenants on one GPU, and their answers, to prompts and to chats, whole and as a stream.
     async fn serves(&self, hub: &Hub, golden: Option<&str>) {
-        self.start_tenants(hub).await;
+        self.start_at_once(hub).await;
         for name in TENANTS {
             let whole = self.complete(name, 32).await;
             assert_eq!(self.stream(name, 32).await, whole, "{name}");

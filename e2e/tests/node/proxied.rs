@@ -5,14 +5,13 @@ mod vllm;
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use sluice_e2e::cluster::on_node_alone;
 
 use crate::installed::pod::{name, uid};
 use crate::installed::processes::{container, kill};
-use crate::installed::{Product, TENANTS, model, pool, tenant};
+use crate::installed::{COMPLETIONS, PROMPT, Product, TENANTS, completion, model, pool, tenant, value};
 use crate::sources::image;
 
 /// Name of the image with the engine.
@@ -78,16 +77,29 @@ impl Product<'_> {
     /// Its engine dies in the middle of a request, which is held until the next one is there.
     async fn proxied_engine_dies(&self) {
         let pod = self.pod(PROXIED);
-        let dies = async {
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            kill(container(&pod, "engine").first().expect("it runs"));
-        };
         // Two seconds of words.
-        let (said, ()) = tokio::join!(self.complete(PROXIED, 100), dies);
+        let mut said = std::pin::pin!(self.complete(PROXIED, 100));
+        tokio::select! {
+            biased;
+            said = &mut said => panic!("it was over before the engine died: {said}"),
+            () = self.engine_is_at_it() => kill(container(&pod, "engine").first().expect("it runs")),
+        }
+        let said = said.await;
         assert_eq!(said, words(100), "said again by the next engine");
         self.ready_again(PROXIED, &|pod| container(pod, "engine").restarts == 1).await;
         let after = self.pod(PROXIED);
         assert_eq!((uid(&after), container(&after, "sidecar").restarts), (uid(&pod), 0));
+    }
+
+    /// Waits until its engine answers a stream that comes after an open request: it has both.
+    async fn engine_is_at_it(&self) {
+        let address = self.address(PROXIED);
+        let open = format!("sluice_open_requests{{model_name=\"{PROXIED}\"}}");
+        let has = async || (value(&self.metrics(&address).await, &open) > 0.0).then_some(());
+        self.wait("the request is there", has).await;
+        let stream = completion(PROXIED, PROMPT, 100, true);
+        let mut answer = self.post(PROXIED, COMPLETIONS, &stream).send().await.unwrap();
+        assert!(answer.chunk().await.unwrap().is_some(), "the stream speaks");
     }
 
     /// Its pod is deleted under streams, which are finished first.

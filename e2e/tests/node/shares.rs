@@ -1,5 +1,5 @@
 //! A tenant that comes to a GPU which is dealt out already, and a cap that changes: those that run make room and follow, no pod
-//! is replaced, and nobody is started again.
+//! is replaced, and nobody is started again. The operator looks after their namespace alone, by Roles.
 
 use reqwest::Method;
 use serde_json::Value;
@@ -36,6 +36,17 @@ impl Product<'_> {
         shares
     }
 
+    /// The operator may look at pods where its tenants are, and nowhere else.
+    fn has_rights_here_alone(&self) {
+        let operator = "--as=system:serviceaccount:sluice-system:sluice-operator";
+        let may = |namespace: &str| {
+            let asked = ["auth", "can-i", "patch", "pods", operator, "-n", namespace];
+            let output = self.node.api().kubectl(&asked).output().unwrap();
+            String::from_utf8(output.stdout).unwrap().trim().to_owned()
+        };
+        assert_eq!([may(&self.namespace), may("default")], ["yes", "no"]);
+    }
+
     /// Uids of the pods of these, whose containers have all been started once.
     fn first_lives(&self, tenants: &[&str]) -> Vec<String> {
         let uid = |tenant: &&str| {
@@ -56,7 +67,7 @@ impl Product<'_> {
 #[test]
 fn a_tenant_comes_to_a_gpu_that_is_dealt_out_and_a_cap_changes_and_every_pod_stays() {
     on_node_alone(async |node| {
-        let Some(product) = Product::install(node).await else { return };
+        let Some(product) = Product::install_for_its_namespace(node).await else { return };
         let (folder, _) = model();
         let hub = product.hub(&folder).await;
         product.apply(&[pool(1)]);
@@ -95,6 +106,9 @@ fn a_tenant_comes_to_a_gpu_that_is_dealt_out_and_a_cap_changes_and_every_pod_sta
         assert_eq!(product.complete(CHAT, 64).await, said);
         product.condition(CHAT, "Ready", "True").await;
         assert_eq!(product.first_lives(&TENANTS), lives, "a cap is told, not started with");
+        product.has_rights_here_alone();
+        // Its rights go with the namespace, perhaps before the pool.
+        product.kubectl(&["delete", "modeltenants,gpupools", "--all", "--wait"]);
         product.end();
     });
 }

@@ -62,6 +62,21 @@ impl Product<'_> {
         assert_eq!(hub.downloads(), 1, "it is in the cache");
     }
 
+    /// Weights that are not what their source says are never served, and the status says so.
+    async fn is_not_served(&self, tenant: &str) {
+        let told = async || {
+            let conditions = self.tenant(tenant)["status"]["conditions"].take();
+            let told = conditions.as_array()?.iter().any(|one| {
+                one["message"]
+                    .as_str()
+                    .is_some_and(|words| words.contains("and 0000000000") && words.contains("was told"))
+            });
+            told.then_some(())
+        };
+        self.wait(&format!("{tenant}: a digest that is not the one that was told"), told).await;
+        self.condition(tenant, "Ready", "False").await;
+    }
+
     /// The status of a tenant says with which status its source refused it.
     async fn is_refused(&self, tenant: &str, status: &str) {
         self.condition(tenant, "Accepted", "False").await;
@@ -128,6 +143,8 @@ fn a_model_comes_from_a_volume_a_bucket_or_an_image() {
             "s3": {"bucket": "bucket", "prefix": bucket::PREFIX, "endpoint": endpoint}});
         let private = product.private_hub(&story, TOKEN).await;
         let mut of_private = tenant("private", private.endpoint());
+        let (cuts, lies) = (product.hub_that_cuts(&story).await, product.hub_that_lies(&story).await);
+        let (resumed, lied_to) = (tenant("resumed", cuts.endpoint()), tenant("lied-to", lies.endpoint()));
         let token = |name: &str| json!({"name": name, "key": "token"});
         // Without the right key nothing can be read, and each says so.
         let mut refused = vec![(with_source("unsigned", of_bucket.clone()), "403")];
@@ -145,7 +162,7 @@ fn a_model_comes_from_a_volume_a_bucket_or_an_image() {
         cached["spec"]["cache"] = json!({"claimName": "cache"});
         let of_others = [("volume", of_volume), ("bucket", of_bucket), ("image", of_image)];
         let [volume, bucket, image] = of_others.map(|(name, source)| with_source(name, source));
-        let tenants = [volume, bucket, image, cached, of_private];
+        let tenants = [volume, bucket, image, cached, of_private, resumed];
         product.start(&tenants).await;
         for tenant in tenants {
             let name = tenant["metadata"]["name"].as_str().unwrap();
@@ -154,6 +171,9 @@ fn a_model_comes_from_a_volume_a_bucket_or_an_image() {
                 assert!(golden.starts_with(&said), "{name}: {said:?} is not of {golden:?}");
             }
         }
+        assert_eq!((cuts.downloads(), cuts.rests()), (1, 1), "the rest alone came after the cut");
+        product.apply(&[lied_to]);
+        product.is_not_served("lied-to").await;
         product.starts_again_without_a_download(CACHED, &hub).await;
         for (tenant, status) in refused {
             product.is_refused(tenant["metadata"]["name"].as_str().unwrap(), status).await;

@@ -51,6 +51,12 @@ pub struct PodsRemain {
     first: String,
 }
 
+/// Whether another try, a few seconds later, would say the same: somebody has to do something first, or to wait. Else a second
+/// try begins when half of the time is over, and could stop the operator and have no time for the rest.
+pub fn is_final(error: &anyhow::Error) -> bool {
+    error.is::<TenantsRemain>() || error.is::<PodsRemain>()
+}
+
 /// Sees that there are no tenants, but for those that are being deleted.
 ///
 /// # Errors
@@ -221,4 +227,17 @@ async fn ready(operator: &str) -> anyhow::Result<()> {
         bail!("/readyz answers {status}, not 200");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_remains_is_no_failure_that_passes_by_itself() {
+        let (count, first) = (1, "a/b".to_owned());
+        assert!(is_final(&TenantsRemain { count, first: first.clone() }.into()));
+        assert!(is_final(&anyhow::Error::from(PodsRemain { count, first })));
+        assert!(!is_final(&anyhow::anyhow!("the API server does not answer")));
+    }
 }

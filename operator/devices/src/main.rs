@@ -40,7 +40,7 @@ async fn main() -> anyhow::Result<ExitCode> {
 /// A refusal has a status of its own, by which the Job knows that another try does not help.
 fn status(done: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
     match done {
-        Err(error) if error.is::<hooks::TenantsRemain>() => {
+        Err(error) if hooks::is_final(&error) => {
             eprintln!("not uninstalled: {error}");
             Ok(ExitCode::from(REFUSED))
         }

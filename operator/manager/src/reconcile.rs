@@ -117,11 +117,6 @@ impl Failure {
 }
 
 impl Operator {
-    /// Everything has been looked at once.
-    pub fn started(&self) {
-        lock(&self.sidecars).started();
-    }
-
     /// GPUs whose states have never been read.
     pub fn unread(&self) -> usize {
         lock(&self.sidecars).unread()
@@ -221,7 +216,10 @@ impl Operator {
                 self.direct(unit, self.gpus(unit, pool, &plan, &given));
                 self.apply(unit, pool, &plan, now).instrument(tracing::info_span!("apply")).await
             }
-            None => Troubles::new(),
+            None => {
+                lock(&self.sidecars).found_no_pool(&unit.namespace, &unit.pool);
+                Troubles::new()
+            }
         };
         let failed = troubles
             .values()
@@ -236,13 +234,14 @@ impl Operator {
 
     /// What keeps a pod from starting may be its Secret.
     fn doubt(&self, unit: &Unit, pods: &[PodSeen]) {
-        for pod in pods.iter().filter(|pod| pod.failing.is_some() && !pod.deleting) {
+        for pod in pods.iter().filter(|pod| pod.failing.is_some() && pod.stays()) {
             self.keeper.doubt(&unit.namespace, &format!("sluice-{}-{}", pod.tenant, pod.index));
         }
     }
 
     /// Drops what was kept in mind of a unit that is gone.
     fn forget(&self, unit: &Unit) {
+        lock(&self.sidecars).forget(&unit.namespace, &unit.pool);
         self.queue.forget(unit);
         self.keeper.retain(|namespace, _| namespace != unit.namespace);
         lock(&self.memory.written)

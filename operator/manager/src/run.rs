@@ -279,7 +279,6 @@ async fn work(operator: Arc<Operator>, feed: Feed, began: Instant) {
 /// Tells when everything has been looked at once, and when every GPU has been read once.
 async fn tell_start(operator: &Operator, began: Instant) {
     operator.all_seen().await;
-    operator.started();
     operator.metrics.looked(began.elapsed());
     tracing::info!(took = ?began.elapsed(), "everything has been looked at once");
     let mut wait = UNREAD_EVERY;

@@ -131,7 +131,7 @@ impl World {
         all
     }
 
-    /// What pods ask of each node, bytes; those that are on their way out do not count.
+    /// What pods ask of each node, bytes; those that are on their way out, or over, do not count.
     pub fn requested_bytes(&self) -> BTreeMap<String, u64> {
         let mut nodes = BTreeMap::<String, u64>::new();
         let mut add = |node: &str, bytes: u64| match nodes.get_mut(node) {
@@ -143,7 +143,7 @@ impl World {
             None
         });
         self.pods.all(|_, pod| -> Option<()> {
-            add(pod.node.as_ref().filter(|_| !pod.deleting)?, pod.memory_bytes);
+            add(pod.node.as_ref().filter(|_| pod.stays())?, pod.memory_bytes);
             None
         });
         nodes

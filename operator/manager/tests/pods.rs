@@ -1,11 +1,12 @@
 //! What becomes of pods: what drivers refuse, downloads that end, what others take of a node.
 
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Pod, Secret};
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use sluice_e2e::cluster::eventually;
-use sluice_types::ModelTenant;
+use sluice_types::{GpuPool, ModelTenant};
 
 use super::stage::Stage;
 
@@ -36,6 +37,38 @@ async fn what_a_driver_refuses_is_told_until_the_pod_runs() {
     stage.condition("t", "Ready", "False", "DriverRefused").await;
     stage.run("t-0-pod", &format!("{}-a", stage.namespace)).await;
     stage.condition("t", "DevicesAllocated", "True", "AsExpected").await;
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+}
+
+#[tokio::test]
+async fn a_pod_that_has_ended_is_nobodys_and_the_one_after_it_tells_why() {
+    let Some(stage) = Stage::set("ended").await else { return };
+    let operator = stage.operator("one", &["--status-seconds", "1"]);
+    stage.pool(json!({})).await;
+    stage.tenant("t", json!({})).await;
+    stage.inspected("t", 8).await;
+    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
+    let node = stage.node("a").await;
+    stage.allocate("p-chat-0-e1", &node).await;
+    // The name of the one that has ended comes first.
+    stage.pod("t-0", "t-0-a").await;
+    stage.run("t-0-a", &node).await;
+    stage.condition("t", "Ready", "True", "AsExpected").await;
+    let why = "Usage of EmptyDir volume \"dev-shm\" exceeds the limit \"1Gi\".";
+    stage.set_status::<Pod>("t-0-a", json!({"phase": "Failed", "reason": "Evicted", "message": why})).await;
+    let gone = stage.condition("t", "Serving", "False", "PodNotReady").await;
+    assert_eq!(gone.message, "slot t-0: there is no pod yet");
+    stage.pod("t-0", "t-0-b").await;
+    let told = async || {
+        let told = stage.condition("t", "Serving", "False", "PodNotReady").await;
+        (told.message == format!("slot t-0: pod t-0-b is starting; an earlier one ended: Evicted: {why}"))
+            .then_some(())
+    };
+    eventually("why its predecessor ended", told).await;
+    stage.run("t-0-b", &node).await;
+    stage.condition("t", "Ready", "True", "AsExpected").await;
+    let tenant = stage.api::<ModelTenant>().get("t").await.unwrap();
+    assert_eq!(tenant.status.unwrap().slots[0].pod.as_deref(), Some("t-0-b"));
     assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
 }
 
@@ -91,6 +124,28 @@ async fn what_keeps_an_inspection_or_a_slot_from_beginning_is_told() {
     eventually("the volume is on another node", told).await;
     stage.run("t-0-pod", &node).await;
     stage.condition("t", "Degraded", "False", "AsExpected").await;
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+}
+
+#[tokio::test]
+async fn an_inspection_that_hangs_is_begun_anew_with_what_has_been_changed() {
+    let Some(stage) = Stage::set("reinspect").await else { return };
+    let operator = stage.operator("one", &[]);
+    stage.pool(json!({})).await;
+    stage.tenant("t", json!({})).await;
+    let jobs = stage.api::<Job>();
+    let first = eventually("the inspection", async || jobs.get_opt("t-inspect").await.unwrap()).await;
+    stage.calm().await;
+    assert_eq!(jobs.get("t-inspect").await.unwrap().uid(), first.uid(), "it stays while nothing changes");
+    let taint = json!([{"key": "gpu", "operator": "Exists"}]);
+    let tolerant = Patch::Merge(json!({"spec": {"tolerations": taint}}));
+    stage.api::<GpuPool>().patch("p", &PatchParams::default(), &tolerant).await.unwrap();
+    let next = eventually("another inspection", async || {
+        jobs.get_opt("t-inspect").await.unwrap().filter(|job| job.uid() != first.uid())
+    })
+    .await;
+    let tolerates = next.spec.unwrap().template.spec.unwrap().tolerations.unwrap_or_default();
+    assert!(tolerates.iter().any(|one| one.key.as_deref() == Some("gpu")), "{tolerates:?}");
     assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
 }
 

@@ -110,7 +110,7 @@ fn standing(claim: &ClaimSeen, seen: &Seen, rule: Rule) -> Standing {
 /// Whether the claim keeps a pod from another node: a cordon alone takes nobody away.
 fn drained(claim: &ClaimSeen, node: &NodeSeen, pods: &[PodSeen]) -> bool {
     let stuck = |pod: &PodSeen| {
-        pod.claim == claim.name && !pod.deleting && pod.node.is_none() && pod.unscheduled.is_some()
+        pod.claim == claim.name && pod.stays() && pod.node.is_none() && pod.unscheduled.is_some()
     };
     node.cordoned && pods.iter().any(stuck)
 }

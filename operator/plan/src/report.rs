@@ -226,7 +226,11 @@ fn not_ready(pod: Option<&PodSeen>) -> Finding {
     match (pod, pod.and_then(|pod| pod.failing.as_ref())) {
         (None, _) => Finding::unknown(Reason::PodNotReady, "there is no pod yet"),
         (Some(_), Some(failing)) => Finding::no(Reason::PodFailing, failing),
-        (Some(pod), None) => Finding::unknown(Reason::PodNotReady, format!("pod {} is starting", pod.name)),
+        (Some(pod), None) => {
+            let before = pod.after.as_ref().map(|why| format!("; an earlier one ended: {why}"));
+            let starts = format!("pod {} is starting{}", pod.name, before.unwrap_or_default());
+            Finding::unknown(Reason::PodNotReady, starts)
+        }
     }
 }
 

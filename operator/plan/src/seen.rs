@@ -101,6 +101,8 @@ pub struct PodSeen {
     pub ip: Option<String>,
     /// It is on its way out.
     pub deleting: bool,
+    /// It has ended for good, evicted for one, and why. Its controller leaves it there and makes another one.
+    pub ended: Option<Ended>,
     /// It is ready: requests are answered or held.
     pub ready: bool,
     /// Memory that it asks its node for, bytes.
@@ -111,8 +113,26 @@ pub struct PodSeen {
     pub refused: Option<String>,
     /// Why a container does not start, or ends again and again.
     pub failing: Option<String>,
+    /// Why an earlier one of its slot has ended, if that is still there.
+    pub after: Option<String>,
     /// Its download is over, and its label still says that it is not.
     pub fetched: bool,
+}
+
+/// A pod that is over.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ended {
+    /// When it was made, seconds since 1970: of several the last one tells.
+    pub made_at: i64,
+    /// Why it has ended.
+    pub why: String,
+}
+
+impl PodSeen {
+    /// Whether it is the one that has its slot's place: neither on its way out nor over.
+    pub fn stays(&self) -> bool {
+        !self.deleting && self.ended.is_none()
+    }
 }
 
 /// A node.
@@ -201,7 +221,7 @@ impl<'a> Index<'a> {
                 index.tenants.entry(&slot.tenant).or_default().push((slot.index, gpu));
             }
         }
-        for pod in seen.pods.iter().filter(|pod| !pod.deleting) {
+        for pod in seen.pods.iter().filter(|pod| pod.stays()) {
             if let Some((gpu, _)) = of_claim_name(&pod.claim) {
                 index.gpus.entry(gpu).or_default().pods.push(pod);
             }

@@ -2,6 +2,8 @@
 // Helpers outside test functions unwrap too.
 #![allow(clippy::unwrap_used)]
 
+mod admission;
+mod dealt;
 mod demand;
 mod direct;
 mod floor;
@@ -14,6 +16,7 @@ mod place;
 mod place_random;
 mod seat;
 mod status;
+mod telling;
 mod told;
 mod unit;
 mod volumes;

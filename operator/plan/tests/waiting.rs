@@ -10,8 +10,8 @@ use sluice_types::conditions::Reason;
 use sluice_types::pool::UpdatePolicy;
 use sluice_types::{GpuPool, ModelTenant};
 
-use super::unit::{given, inspected, settled};
 use super::world::{first, host_pool, pool, release};
+use super::world::{given, inspected, settled};
 
 /// What the pool of the tests has at first, and changes of it that pods cannot follow as they run.
 const CHANGES: [&str; 9] = [

@@ -3,13 +3,20 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
+use sluice_plan::accept::Cluster;
 use sluice_plan::demand::{Demand, Geometry, demand, pod_memory};
 use sluice_plan::gpu::{Gpu, Known, gpus};
-use sluice_plan::objects::{Placed, Release};
+use sluice_plan::objects::{Placed, Release, claim_digest};
+use sluice_plan::outage::Outage;
+use sluice_plan::seen::{ClaimSeen, DeviceSeen, NodeSeen, Seen, SlotSeen};
+use sluice_plan::unit::Given;
 use sluice_types::tenant::EngineKind;
 use sluice_types::{GpuPool, ModelTenant};
 
 pub const MIB: u64 = 1 << 20;
+/// A node that is not ready for so long is lost, seconds.
+pub const GRACE: i64 = 60;
+pub const NOW: i64 = 1_000_000;
 
 /// Ten layers of 3 MiB, 5 MiB of other weights, 1 KiB of KV a token.
 pub const MODEL: Geometry = Geometry {
@@ -84,4 +91,39 @@ pub fn placed<'a>(pool: &'a GpuPool, tenant: &'a ModelTenant, gpu: &'a Gpu) -> P
     };
     let demand = Demand { floor_bytes: 25 * MIB, host_bytes: 200 * MIB, pod, ..Demand::default() };
     Placed { pool, tenant, index: 1, gpu, epoch: 3, model: MODEL, demand, share_bytes: 48 * MIB }
+}
+
+/// A tenant that serves on `p-chat-0-e4`, on the node `a`.
+pub fn settled(pool: &GpuPool) -> Seen {
+    let device = DeviceSeen { node: Some("a".into()), name: "gpu-0".into(), ..DeviceSeen::default() };
+    let claim = ClaimSeen {
+        name: "p-chat-0-e4".into(),
+        digest: claim_digest(pool, &first(pool)),
+        device: Some(device),
+        ..ClaimSeen::default()
+    };
+    Seen {
+        claims: vec![claim],
+        slots: vec![SlotSeen { tenant: "t".into(), index: 0, claim: "p-chat-0-e4".into() }],
+        nodes: BTreeMap::from([(
+            "a".to_owned(),
+            NodeSeen { allocatable_bytes: u64::MAX, ..NodeSeen::default() },
+        )]),
+        ..Seen::default()
+    }
+}
+
+pub fn inspected() -> ModelTenant {
+    let mut tenant = tenant("t", json!({}));
+    let model = json!({"weightsBytes": 9, "layers": 8, "kvBytesPerToken": 1024, "globalBytes": 1 << 20,
+        "layerBytes": 1 << 20, "maxModelLen": 1024, "activationBytes": 65536, "stepActivationBytes": 65536,
+        "threadBytes": 0, "stagingBytes": 0});
+    tenant.status = Some(serde_json::from_value(json!({"model": model})).unwrap());
+    tenant
+}
+
+pub fn given<'a>(pool: &'a GpuPool, tenants: &'a [&'a ModelTenant], seen: &'a Seen) -> Given<'a> {
+    let cluster = Cluster { image_volumes: true };
+    let outage = Outage::default();
+    Given { pool: Some(pool), tenants, seen, cluster, grace_seconds: GRACE, outage, now: NOW }
 }

@@ -203,6 +203,11 @@ impl Metrics {
         self.vllm.preemptions.inc();
     }
 
+    /// A plan has come, with its proven gap.
+    pub fn planned(&self, gap_permille: u32) {
+        self.own.plan_gap.0.observe(f64::from(gap_permille) / 1000.0);
+    }
+
     /// Something of neighbours was waited for.
     pub fn waited(&self, span: &Span) {
         let time = Duration::from_nanos(span.ns());

@@ -202,6 +202,7 @@ impl Room {
                     self.metrics.preempted(dropped_tokens);
                 }
                 Notice::Waited(span) => self.metrics.waited(&span),
+                Notice::Planned { gap_permille } => self.metrics.planned(gap_permille),
                 Notice::Step(step) => self.metrics.step(&step),
             }
         }

@@ -26,6 +26,8 @@ pub struct Submission {
     pub priority: i32,
     /// Prefix cache scope.
     pub salt: u64,
+    /// Tokens that are made early wait until they are due.
+    pub paced: bool,
 }
 
 /// What happens to a request.
@@ -152,10 +154,11 @@ impl Service {
 
     /// Hands a request to the scheduler.
     pub fn submit(&self, submission: Submission) -> Ticket {
-        let Submission { prompt, max_tokens, sampling, priority, salt } = submission;
+        let Submission { prompt, max_tokens, sampling, priority, salt, paced } = submission;
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let (sender, updates) = mpsc::unbounded_channel();
-        let request = Request { id, prompt, max_tokens, sampling: Arc::new(sampling), priority, salt };
+        let sampling = Arc::new(sampling);
+        let request = Request { id, prompt, max_tokens, sampling, priority, salt, paced };
         self.inbox.send(Message::Submit(request, sender));
         Ticket { id, updates, inbox: self.inbox.clone() }
     }

@@ -45,7 +45,7 @@ pub use share::Wish;
 pub use sluice_policy::neighbours::Peer;
 pub use sluice_policy::neighbours::turn::TurnOrder;
 pub use transfer::Cleared;
-pub use turn::{Epoch, TurnLine};
+pub use turn::{Epoch, PASSED_OVER, TurnLine};
 
 use guard::Shared;
 use layout::{FILE_BYTES, MAGIC, VERSION, header, text_at, text_words};

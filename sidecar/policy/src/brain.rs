@@ -8,6 +8,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 mod check;
+mod crowd;
 mod fills;
 mod hibernate;
 mod hunger;
@@ -31,6 +32,7 @@ mod view;
 mod wake;
 mod whole;
 
+pub use crowd::{Crowd, Runner, Waiter};
 pub use fills::FILL_RETRIES;
 pub use hibernate::Rest;
 pub use measure::Measures;

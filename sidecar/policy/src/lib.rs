@@ -32,6 +32,7 @@ pub mod reason;
 pub mod refused;
 pub mod remap;
 pub mod revert;
+pub mod slope;
 pub mod slots;
 pub mod step_model;
 pub mod trader;

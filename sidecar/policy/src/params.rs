@@ -108,6 +108,8 @@ pub struct Slo {
     pub ttft_ns: u64,
     /// Between two tokens, nanoseconds; 0 = none.
     pub tbt_ns: u64,
+    /// Share of the tokens that may come later than that, permille.
+    pub allowed_miss_permille: u32,
 }
 
 /// What whoever places tenants on a GPU lets one have: what may change while it runs.

@@ -3,6 +3,7 @@
 /// Tests of the brain against a device that knows what every chunk holds.
 mod brain {
     mod cases;
+    mod crowds;
     mod device;
     mod elastic;
     mod faults;
@@ -56,6 +57,8 @@ mod pie {
 
 /// Tests of the planner, with oracles.
 mod planner {
+    mod batch;
+    mod many;
     mod oracles;
     mod orbitflow;
     mod pausing;

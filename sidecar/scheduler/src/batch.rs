@@ -1,7 +1,7 @@
 //! One step's batch: which running sequences take part, with how many tokens.
 
 use sluice_policy::brain::StepNeed;
-use sluice_policy::geometry::{Geometry, StepShape};
+use sluice_policy::geometry::StepShape;
 use sluice_policy::ids::RequestId;
 
 use crate::sequence::Sequence;
@@ -77,13 +77,12 @@ impl Batch {
 impl Part {
     fn of(sequence: &Sequence, tokens: u32) -> Part {
         let end = sequence.committed + tokens;
-        // A sequence that computes its known tokens holds room for all of them from its admission on, so that a
-        // prefill is never cut off half way by its own later chunks.
-        let columns = match sequence.pending() {
-            1 => Geometry::columns_for(end),
-            _ => sequence.admission_columns(),
-        };
-        Part { request: sequence.id(), tokens, columns, samples: end == sequence.len() }
+        Part {
+            request: sequence.id(),
+            tokens,
+            columns: sequence.next_columns(),
+            samples: end == sequence.len(),
+        }
     }
 }
 

@@ -19,6 +19,7 @@ use sluice_policy::ids::{Nanos, RequestId, RowId};
 use sluice_policy::neighbours::grants::Book;
 use sluice_policy::params::{Bounds, PolicyName};
 use sluice_policy::planner::pausing::Pauses;
+use sluice_policy::planner::request::{Found, PlanAnswer};
 use sluice_policy::trader::Trader;
 use sluice_ports::compute::{ComputeEvent, EngineHello, Step, TableUpdate};
 
@@ -142,7 +143,7 @@ impl Core {
             Event::Sleep(order) => self.sleep(order),
             Event::Policy(policy) => self.set_policy(policy),
             Event::Bounds(bounds) => self.set_bounds(bounds),
-            Event::Plan(answer) => self.brain.planned(answer),
+            Event::Plan(answer) => self.planned(answer),
             Event::Tick => self.claim_floor(now),
         }
         self.flush();
@@ -158,6 +159,12 @@ impl Core {
         self.flush();
         self.pauses.asleep(self.brain.rest() != Rest::Awake, now);
         self.note_waits(now);
+    }
+
+    fn planned(&mut self, answer: PlanAnswer) {
+        let gap = answer.found.as_ref().map(Found::gap_permille);
+        self.notices.extend(gap.map(|gap_permille| Notice::Planned { gap_permille }));
+        self.brain.planned(answer);
     }
 
     /// Orders since the last call, in order.
@@ -292,6 +299,7 @@ impl Core {
     /// Ends a request whose client has gone: at once, or at the next boundary when a step uses its memory.
     fn cancel(&mut self, id: RequestId) {
         if let Some(sequence) = self.queue.remove(id) {
+            self.brain.gave_up(id);
             if sequence.kept {
                 self.brain.close(id);
             }
@@ -353,6 +361,5 @@ impl Core {
     /// Hands the brain's actions on.
     fn flush(&mut self) {
         self.commands.extend(self.actions.drain(..).map(Command::Memory));
-        self.commands.extend(self.brain.take_plan_request().map(Command::Plan));
     }
 }

@@ -27,6 +27,8 @@ pub struct Request {
     pub priority: i32,
     /// Prefix cache scope: columns are shared only under equal salts.
     pub salt: u64,
+    /// Its client is given a token each `tbt_ns` at most: what was made before is in store for it.
+    pub paced: bool,
 }
 
 /// An input.
@@ -205,6 +207,11 @@ pub enum Notice {
     },
     /// Something that neighbours have or had is here.
     Waited(Span),
+    /// A plan has come, and how much faster than it a step might be, permille of its time: the proven gap.
+    Planned {
+        /// Rounded up.
+        gap_permille: u32,
+    },
     /// A step has ended: engine TBT and its parts.
     Step(StepNotice),
 }

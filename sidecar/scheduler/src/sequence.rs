@@ -96,10 +96,17 @@ impl Sequence {
         Geometry::columns_for((self.len() + sluice_policy::geometry::BLOCK_TOKENS).min(last))
     }
 
-    /// Tokens that a client which reads one every `tbt_ns` has not been given yet (Token-Deposit); 0 without an objective. What
-    /// is written at once, as answers that are not streamed, counts alike: a pause would delay it no less.
+    /// Columns that it holds when its next step begins. One that computes its known tokens holds room for all of them from its
+    /// admission on, so that a prefill is never cut off half way by its own later chunks.
+    pub fn next_columns(&self) -> u32 {
+        if self.pending() > 1 { self.admission_columns() } else { Geometry::columns_for(self.len()) }
+    }
+
+    /// Tokens that a client which reads one every `tbt_ns` has not been given yet (Token-Deposit); 0 without an objective, and
+    /// where tokens are written as they are made.
     pub fn deposit(&self, now: Nanos, tbt_ns: u64) -> u32 {
-        let read = self.first_token.and_then(|first| now.since(first).checked_div(tbt_ns));
+        let first = self.first_token.filter(|_| self.request.paced);
+        let read = first.and_then(|first| now.since(first).checked_div(tbt_ns));
         read.map_or(0, |read| u64::from(self.generated()).saturating_sub(read.saturating_add(1)) as u32)
     }
 
@@ -122,5 +129,29 @@ impl Sequence {
         self.row = None;
         self.kept = false;
         dropped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ten tokens, the first of them at 100 ns.
+    fn made(paced: bool) -> Sequence {
+        let (id, prompt) = (RequestId(1), vec![1; 3]);
+        let sampling = std::sync::Arc::default();
+        let request = Request { id, prompt, max_tokens: 20, sampling, priority: 0, salt: 0, paced };
+        let mut sequence = Sequence::new(request, Nanos(0));
+        sequence.first_token = Some(Nanos(100));
+        (0..10).for_each(|token| assert_eq!(sequence.accept(token), None));
+        sequence
+    }
+
+    #[test]
+    fn what_was_made_and_not_read_is_in_store_where_tokens_are_paced() {
+        let at = |now| made(true).deposit(Nanos(now), 50);
+        assert_eq!([at(100), at(149), at(150), at(500), at(550), at(9999)], [9, 9, 8, 1, 0, 0]);
+        assert_eq!(made(true).deposit(Nanos(100), 0), 0, "without an objective nothing is due");
+        assert_eq!(made(false).deposit(Nanos(100), 50), 0, "each was written as it was made");
     }
 }

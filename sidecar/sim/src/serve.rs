@@ -37,6 +37,8 @@ pub struct Tuning {
     pub host_kv_bytes: Option<u64>,
     /// Nobody waits with its KV: who is one too many is computed again.
     pub never_pauses: bool,
+    /// Tokens are written as they are made: nothing is in store for clients.
+    pub unpaced: bool,
 }
 
 /// What serves a load.
@@ -125,7 +127,7 @@ pub fn serve(case: &Case, load: &[Coming], progress: &mut dyn FnMut(u64)) -> Res
     let loaded_bytes = gpu.machine.borrow().passed_bytes();
     for (id, coming) in (1..).zip(load) {
         let vocab = case.places[coming.tenant].model.vocab as u32;
-        let request = request(id, coming.lengths, vocab, case.seed);
+        let request = request(id, coming.lengths, vocab, case.seed, !case.tuning.unpaced);
         gpu.arrives(coming.tenant, begin.plus(coming.at_ns), request);
     }
     let mut ticks = 0_u64;

@@ -133,11 +133,12 @@ pub(crate) fn cut(lengths: Lengths, limits: &Limits, tenant: usize) -> Lengths {
 }
 
 /// The request as a client sends it: its tokens are drawn, so that no two prompts begin alike.
-pub fn request(id: u64, lengths: Lengths, vocab: u32, seed: u64) -> Request {
+pub fn request(id: u64, lengths: Lengths, vocab: u32, seed: u64, paced: bool) -> Request {
     let mut rng = Rng::new(seed ^ id.wrapping_mul(0x9e37_79b9));
     let prompt = (0..lengths.prompt).map(|_| rng.below(u64::from(vocab)) as u32).collect();
     let sampling = Arc::new(Sampling::default());
-    Request { id: RequestId(id), prompt, max_tokens: lengths.output, sampling, priority: 0, salt: 0 }
+    let (id, max_tokens) = (RequestId(id), lengths.output);
+    Request { id, prompt, max_tokens, sampling, priority: 0, salt: 0, paced }
 }
 
 /// Rows by the part of a file that may be read: the last third is held back.

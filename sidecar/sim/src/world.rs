@@ -1,14 +1,16 @@
 //! A whole tenant in virtual time: brain, scheduler, simulated body, and the loop that moves the clock.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use sluice_policy::brain::Brain;
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::params::Params;
+use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
 use sluice_policy::refused::Refused;
 use sluice_ports::neighbourhood::{Neighbourhood, Nobody};
-use sluice_ports::planner::TimedPlanner;
+use sluice_ports::planner::{Planner, TimedPlanner};
 use sluice_scheduler::driver::Around;
 use sluice_scheduler::journal::Recorder;
 use sluice_scheduler::{Config, Core, Driver, Event, Finish, Notice, Refusal, Request};
@@ -50,6 +52,28 @@ pub struct Setup {
     pub seed: u64,
 }
 
+/// Makes plans, and remembers what it was asked.
+#[derive(Debug)]
+struct Remembering {
+    planner: TimedPlanner,
+    asked: Arc<Mutex<Vec<PlanRequest>>>,
+}
+
+impl Planner for Remembering {
+    fn ask(&mut self, now: Nanos, request: PlanRequest) {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(request.clone());
+        self.planner.ask(now, request);
+    }
+
+    fn poll(&mut self, now: Nanos) -> Option<PlanAnswer> {
+        self.planner.poll(now)
+    }
+
+    fn next_due(&self) -> Option<Nanos> {
+        self.planner.next_due()
+    }
+}
+
 /// A tenant.
 #[derive(Debug)]
 pub struct World {
@@ -61,6 +85,7 @@ pub struct World {
     pub outcomes: BTreeMap<RequestId, Outcome>,
     /// Panics after every event when an invariant is broken.
     pub checked: bool,
+    asked: Arc<Mutex<Vec<PlanRequest>>>,
     now: Nanos,
 }
 
@@ -89,9 +114,16 @@ impl World {
         let memory = SimMemory::new(device.clone());
         let compute = SimCompute::new(device.clone(), setup.vocab);
         let core = Core::new(setup.config, brain);
-        let around = Around { neighbourhood, planner: Box::new(TimedPlanner::taking(PLAN_NS)) };
+        let asked = Arc::default();
+        let planner = Remembering { planner: TimedPlanner::taking(PLAN_NS), asked: Arc::clone(&asked) };
+        let around = Around { neighbourhood, planner: Box::new(planner) };
         let driver = Driver::start(around, Nanos(0), core, memory, compute, journal);
-        Ok(World { driver, device, outcomes: BTreeMap::new(), checked: true, now: Nanos(0) })
+        Ok(World { driver, device, outcomes: BTreeMap::new(), checked: true, asked, now: Nanos(0) })
+    }
+
+    /// All plans that were asked for, the first first.
+    pub fn asked_plans(&self) -> Vec<PlanRequest> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Virtual time.
@@ -163,6 +195,7 @@ impl World {
                 | Notice::PolicyRefused { .. }
                 | Notice::BoundsRefused { .. }
                 | Notice::Waited(_)
+                | Notice::Planned { .. }
                 | Notice::Step(_) => {}
             }
         }

@@ -26,16 +26,18 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("changed", "submit: sampling"),
     // Nobody else was waiting.
     ("changed", "submit: priority"),
+    // Without an objective nothing is in store.
+    ("changed", "submit: pace"),
     ("changed", "time"),
     // A second answer is ignored.
     ("doubled", "attached"),
     ("doubled", "done"),
+    // The gap of a plan is told, and decides nothing.
+    ("changed", "plan: bound"),
     // A plan that is not wanted any more is dropped.
-    ("changed", "plan: choice"),
     ("changed", "plan: found"),
     ("changed", "plan: step time"),
     ("doubled", "plan"),
-    ("removed", "plan"),
     // A tick may do nothing.
     ("doubled", "tick"),
     ("removed", "tick"),
@@ -45,10 +47,10 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
 const DIRECTED_WITHOUT_EFFECT: &[(&str, &str)] = &[
     // Nothing was to be lent or moved.
     ("changed", "bounds: cap"),
+    // The gap of a plan is told, and decides nothing.
+    ("changed", "plan: bound"),
     // A plan that is not wanted any more is dropped, whatever it says.
-    ("changed", "plan: choice"),
     ("changed", "plan: found"),
-    ("changed", "plan: id"),
     ("changed", "plan: step time"),
     ("removed", "plan"),
     // What is so already.
@@ -101,10 +103,10 @@ fn role(line: &str, at: usize) -> String {
         "policy" => &["policy"],
         "sleep" => &["order"],
         "bounds" => &["share", "cap"],
-        "plan" if all[3] == "0" => &["id", "found", "number of choices"],
-        "plan" => &["id", "found", "step time", "number of choices"],
+        "plan" if all[3] == "0" => &["id", "found", "bound", "paused", "admitted", "number of choices"],
+        "plan" => &["id", "found", "step time", "bound", "paused", "admitted", "number of choices"],
         "memory" => &["action", "outcome", "bytes", "duration"],
-        "submit" => &["id", "most tokens", "priority", "salt"],
+        "submit" => &["id", "most tokens", "priority", "salt", "pace"],
         "attached" => &["pid"],
         "done" => &["id", "attempt", "total time"],
         _ => &["no words"],

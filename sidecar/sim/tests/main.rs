@@ -12,6 +12,7 @@ mod fetches;
 mod gpu;
 mod journal;
 mod pauses;
+mod plans;
 mod policies;
 mod profiles;
 mod scheduling;

@@ -19,7 +19,7 @@ const BOUND_NS: u64 = 100_000_000;
 fn request(id: u64, prompt: u32, max_tokens: u32) -> Request {
     let sampling = Arc::new(Sampling::default());
     let prompt = (0..prompt).collect();
-    Request { id: RequestId(id), prompt, max_tokens, sampling, priority: 0, salt: id }
+    Request { id: RequestId(id), prompt, max_tokens, sampling, priority: 0, salt: id, paced: true }
 }
 
 /// A tenant whose KV is too small for the requests that it has at once.

@@ -21,21 +21,33 @@ fn world(policy: PolicyName, kv_chunks: u32) -> World {
     setup.params.host_kv_bytes = 200 * u64::from(LAYERS) * setup.geometry.block_bytes;
     setup.params.expansion = expansion::Tunables { trial_tokens: 2, ..Default::default() };
     let mut world = World::new(setup, None).unwrap();
-    for id in 1..=REQUESTS {
-        let sampling = Arc::new(Sampling::default());
-        let prompt = (0..20 + 5 * id as u32).collect();
-        let request = Request { id: RequestId(id), prompt, max_tokens: 60, sampling, priority: 0, salt: id };
-        world.submit(request);
-    }
+    submit_all(&mut world);
     world
 }
 
-fn tokens(world: &World) -> Vec<Vec<u32>> {
+pub fn submit_all(world: &mut World) {
+    for id in 1..=REQUESTS {
+        let sampling = Arc::new(Sampling::default());
+        let prompt = (0..20 + 5 * id as u32).collect();
+        let request = Request {
+            id: RequestId(id),
+            prompt,
+            max_tokens: 60,
+            sampling,
+            priority: 0,
+            salt: id,
+            paced: true,
+        };
+        world.submit(request);
+    }
+}
+
+pub fn tokens(world: &World) -> Vec<Vec<u32>> {
     world.outcomes.values().map(|outcome| outcome.tokens.clone()).collect()
 }
 
 /// Tokens where there is room for everybody.
-fn roomy() -> Vec<Vec<u32>> {
+pub fn roomy() -> Vec<Vec<u32>> {
     let mut world = world(PolicyName::Recompute, 2000);
     assert!(world.run_until_idle(LIMIT), "every request ends");
     assert_eq!(world.driver.core().snapshot().counters.preemptions, 0, "there is room");

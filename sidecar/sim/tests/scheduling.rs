@@ -20,7 +20,7 @@ fn plenty() -> Setup {
 fn request(id: u64, prompt_tokens: u32, max_tokens: u32) -> Request {
     let prompt = (0..prompt_tokens).map(|i| (id as u32) * 1000 + i).collect();
     let sampling = Arc::new(Sampling::default());
-    Request { id: RequestId(id), prompt, max_tokens, sampling, priority: 0, salt: 0 }
+    Request { id: RequestId(id), prompt, max_tokens, sampling, priority: 0, salt: 0, paced: true }
 }
 
 /// Requests in the order in which they ended.

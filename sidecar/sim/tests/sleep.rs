@@ -26,7 +26,15 @@ fn tenant(host_columns: u64) -> Setup {
 
 fn request(id: u64, prompt: std::ops::Range<u32>, max_tokens: u32) -> Request {
     let sampling = Arc::new(Sampling::default());
-    Request { id: RequestId(id), prompt: prompt.collect(), max_tokens, sampling, priority: 0, salt: 0 }
+    Request {
+        id: RequestId(id),
+        prompt: prompt.collect(),
+        max_tokens,
+        sampling,
+        priority: 0,
+        salt: 0,
+        paced: true,
+    }
 }
 
 fn loaded(host_columns: u64) -> World {

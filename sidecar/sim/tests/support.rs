@@ -86,6 +86,7 @@ pub fn request(id: u64, rng: &mut Rng) -> Request {
         sampling,
         priority: rng.below(2) as i32,
         salt: rng.below(2),
+        paced: id.is_multiple_of(2),
     }
 }
 

@@ -88,6 +88,7 @@ impl Case {
             sampling: Arc::new(Sampling::default()),
             priority: 0,
             salt: 0,
+            paced: false,
         }
     }
 }

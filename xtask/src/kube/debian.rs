@@ -12,13 +12,15 @@ struct Need {
     package: &'static str,
 }
 
-const NEEDS: [Need; 7] = [
+const NEEDS: [Need; 8] = [
     Need { paths: &["/usr/sbin/runc", "/usr/bin/runc"], package: "runc" },
     Need { paths: &["/usr/lib/cni/bridge", "/opt/cni/bin/bridge"], package: "containernetworking-plugins" },
     Need { paths: &["/usr/sbin/nft"], package: "nftables" },
     Need { paths: &["/usr/sbin/iptables"], package: "iptables" },
     Need { paths: &["/usr/sbin/conntrack"], package: "conntrack" },
     Need { paths: &["/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip"], package: "iproute2" },
+    // By it calls of the kernel fail, for the tests of failures.
+    Need { paths: &["/usr/bin/strace"], package: "strace" },
     Need { paths: &["/usr/bin/nsenter"], package: "util-linux" },
 ];
 

@@ -100,6 +100,8 @@ fn check_pool(spec: &GpuPoolSpec, broken: &mut Broken) {
     let value = serde_json::to_value(spec).expect("a spec serialises");
     bounds::broken(schema, &value, &Path::of_keys("spec"), broken);
     check_device(spec, broken);
+    let gpus: i64 = spec.gpus.iter().map(|group| i64::from(group.count)).sum();
+    require(gpus <= rules::MOST_GPUS as i64, "spec.gpus", &rules::POOL_SIZE, broken);
     for (index, group) in spec.gpus.iter().enumerate() {
         let path = Path::of_keys("spec.gpus").index(index).key("sharing");
         require_union(&rules::SHARING, &value["gpus"][index]["sharing"], path.clone(), broken);

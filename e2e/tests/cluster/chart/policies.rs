@@ -1,6 +1,6 @@
-//! The chart's own admission policies: which Secrets the operator writes.
+//! The chart's own admission policies: which Secrets the operator writes, and what it changes of pods.
 
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -10,33 +10,32 @@ use super::server::apply;
 use super::{Helm, title};
 use crate::fixture::words;
 
-/// The operator of an installation in a namespace of its own.
-async fn operator(server: &cluster::Api, helm: &Helm, namespace: &str) -> Client {
+/// The operator of an installation in a namespace of its own, with the policy about `resource`.
+async fn operator(server: &cluster::Api, helm: &Helm, (namespace, resource): (&str, &str)) -> Client {
+    let name = format!("sluice-operator-{resource}");
     let objects = helm.template(namespace, &[]).unwrap();
     // Names of its own: other tests have an installation too.
-    let policy =
-        objects.iter().filter(|object| title(object).ends_with("/sluice-operator-secrets")).map(|object| {
-            let text = object.to_string().replace("\"sluice-operator-secrets\"", &format!("\"{namespace}\""));
-            serde_json::from_str(&text).unwrap()
-        });
+    let policy = objects.iter().filter(|object| title(object).ends_with(&format!("/{name}"))).map(|object| {
+        let text = object.to_string().replace(&format!("\"{name}\""), &format!("\"{namespace}\""));
+        serde_json::from_str(&text).unwrap()
+    });
     let mut needed: Vec<Value> = policy.collect();
     assert_eq!(needed.len(), 2);
-    needed.extend(rights(namespace));
+    needed.extend(rights(namespace, resource));
     apply(server, &needed, &[]).unwrap();
     server.client_of(&format!("system:serviceaccount:{namespace}:sluice-operator"), None).await
 }
 
 /// More than the chart gives: here the policy alone decides.
-fn rights(namespace: &str) -> [Value; 2] {
-    let (api, metadata) =
-        ("rbac.authorization.k8s.io/v1", json!({"name": "secrets", "namespace": namespace}));
+fn rights(namespace: &str, resource: &str) -> [Value; 2] {
+    let (api, metadata) = ("rbac.authorization.k8s.io/v1", json!({"name": resource, "namespace": namespace}));
     let verbs = ["get", "create", "patch", "update", "delete"];
     let subject = json!({"kind": "ServiceAccount", "name": "sluice-operator", "namespace": namespace});
     [
         json!({"apiVersion": api, "kind": "Role", "metadata": metadata,
-               "rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": verbs}]}),
+               "rules": [{"apiGroups": [""], "resources": [resource], "verbs": verbs}]}),
         json!({"apiVersion": api, "kind": "RoleBinding", "metadata": metadata, "subjects": [subject],
-               "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "secrets"}}),
+               "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": resource}}),
     ]
 }
 
@@ -59,7 +58,8 @@ async fn the_operator_writes_its_own_secrets_and_no_others() {
     let namespace = server.namespace("secrets").await;
     let everybody: Api<Secret> = Api::namespaced(server.client().await, &namespace);
     everybody.create(&PostParams::default(), &secret("foreign", json!({}))).await.unwrap();
-    let operator: Api<Secret> = Api::namespaced(operator(server, &helm, &namespace).await, &namespace);
+    let operator: Api<Secret> =
+        Api::namespaced(operator(server, &helm, (&namespace, "secrets")).await, &namespace);
     let dry = PostParams { dry_run: true, ..PostParams::default() };
     // The policy takes effect a moment after it is stored, and so do the rights.
     let probe = secret("other", json!({}));
@@ -88,4 +88,44 @@ async fn the_operator_writes_its_own_secrets_and_no_others() {
         .patch("foreign", &PatchParams::default(), &Patch::Merge(json!({"stringData": {"a": "c"}})))
         .await
         .unwrap();
+}
+
+fn pod() -> Pod {
+    let labels = json!({"sluice.dev/fetching": "true", "sluice.dev/tenant": "chat"});
+    let containers = json!([{"name": "engine", "image": "a"}]);
+    serde_json::from_value(json!({
+        "metadata": {"name": "chat-0", "labels": labels, "annotations": {"a": "b"}},
+        "spec": {"containers": containers, "serviceAccountName": "default"},
+    }))
+    .unwrap()
+}
+
+#[tokio::test]
+async fn the_operator_takes_one_label_off_pods_and_changes_nothing_else_of_them() {
+    let Some(helm) = Helm::find() else { return };
+    let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
+    let namespace = server.namespace("pods").await;
+    let everybody: Api<Pod> = Api::namespaced(server.client().await, &namespace);
+    let create = async || everybody.create(&PostParams::default(), &pod()).await.ok();
+    eventually("the namespace takes pods", create).await;
+    let operator: Api<Pod> = Api::namespaced(operator(server, &helm, (&namespace, "pods")).await, &namespace);
+    let patch = async |patch: Value| {
+        let dry = PatchParams { dry_run: true, ..PatchParams::default() };
+        operator.patch("chat-0", &dry, &Patch::Strategic(patch)).await.map(drop).map_err(words)
+    };
+    let image = json!({"spec": {"containers": [{"name": "engine", "image": "b"}]}});
+    let refused = |said: Result<(), String>| said.is_err_and(|said| said.contains("takes the label"));
+    eventually("the policy holds", async || refused(patch(image.clone()).await).then_some(())).await;
+    for change in [
+        json!({"labels": {"sluice.dev/tenant": "code"}}),
+        json!({"labels": {"sluice.dev/tenant": null}}),
+        json!({"labels": {"more": "1"}}),
+        json!({"labels": {"sluice.dev/fetching": "false"}}),
+        json!({"annotations": {"a": "c"}}),
+        json!({"annotations": null}),
+        json!({"finalizers": ["a.example/b"]}),
+    ] {
+        assert!(refused(patch(json!({"metadata": change})).await), "{change}");
+    }
+    patch(json!({"metadata": {"labels": {"sluice.dev/fetching": null}}})).await.unwrap();
 }

@@ -28,8 +28,8 @@ fn a_plain_installation_is_these_objects() {
         Role/sluice-cli Role/sluice-operator-own Role/sluice-uninstall RoleBinding/sluice-operator-own RoleBinding/sluice-uninstall \
         Service/sluice-operator ServiceAccount/sluice-devices ServiceAccount/sluice-operator ServiceAccount/sluice-test \
         ServiceAccount/sluice-uninstall ValidatingAdmissionPolicy/sluice-devices-slices \
-        ValidatingAdmissionPolicy/sluice-operator-secrets ValidatingAdmissionPolicy/sluice-tenant-priority \
-        ValidatingAdmissionPolicyBinding/sluice-devices-slices ValidatingAdmissionPolicyBinding/sluice-operator-secrets \
+        ValidatingAdmissionPolicy/sluice-operator-pods ValidatingAdmissionPolicy/sluice-operator-secrets ValidatingAdmissionPolicy/sluice-tenant-priority \
+        ValidatingAdmissionPolicyBinding/sluice-devices-slices ValidatingAdmissionPolicyBinding/sluice-operator-pods ValidatingAdmissionPolicyBinding/sluice-operator-secrets \
         ValidatingAdmissionPolicyBinding/sluice-tenant-priority";
     let expected: BTreeSet<_> = expected.split_whitespace().map(str::to_owned).collect();
     assert_eq!(titles, expected);

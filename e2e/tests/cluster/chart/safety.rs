@@ -1,5 +1,7 @@
 //! What no values may bring about: a right too many, a container that may do more than it must.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::{Helm, named, title};
@@ -99,6 +101,26 @@ fn no_right_is_for_everything_and_nobody_lists_secrets_or_enters_pods() {
             }
         }
     }
+}
+
+/// What the programs of the chart read or change in its own namespace is called by its name.
+#[test]
+fn secrets_leases_and_scales_of_the_release_are_named() {
+    let Some(helm) = Helm::find() else { return };
+    let objects = helm.render(&["--set", ALL]);
+    let own = ["Role/sluice-operator-own", "Role/sluice-uninstall", "Role/sluice-cli"];
+    let mut named = BTreeSet::new();
+    for (role, rule) in rules(&objects).into_iter().filter(|(role, _)| own.contains(&role.as_str())) {
+        for resource in ["secrets", "leases", "deployments/scale"] {
+            let touches = ["get", "update", "patch", "delete"].iter().any(|verb| has(rule, "verbs", verb));
+            if has(rule, "resources", resource) && touches {
+                let names = rule["resourceNames"].as_array().map_or(0, Vec::len);
+                assert!(names > 0, "{role} without resourceNames: {rule}");
+                named.insert((role.clone(), resource));
+            }
+        }
+    }
+    assert!(named.len() >= 4, "{named:?}");
 }
 
 #[test]

@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use axum::Router;
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::extract::{Path as Matched, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use futures_util::stream;
 use serde_json::{Value, json};
 
 use super::{Product, binary};
@@ -27,10 +28,23 @@ pub struct Hub {
     inside: Arc<Inside>,
 }
 
+/// How a hub does what it should not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Manners {
+    /// It does as hubs do.
+    Good,
+    /// The first transfer of whole weights ends in its middle.
+    Cuts,
+    /// It tells another digest of weights than theirs.
+    Lies,
+}
+
 struct Inside {
     /// By name.
     files: BTreeMap<String, Bytes>,
+    manners: Manners,
     whole_weights: AtomicUsize,
+    rests: AtomicUsize,
 }
 
 /// The only commit of its repositories.
@@ -71,25 +85,36 @@ fn generated() -> &'static Path {
 impl Product<'_> {
     /// A hub that pods find and that has this model.
     pub async fn hub(&self, folder: &Path) -> Hub {
-        Hub::start(&self.node.address_for_pods().await, "tests/story", folder, None)
+        Hub::start(&self.node.address_for_pods().await, folder, None, Manners::Good)
+    }
+
+    /// The same, and the first download of weights ends in its middle.
+    pub async fn hub_that_cuts(&self, folder: &Path) -> Hub {
+        Hub::start(&self.node.address_for_pods().await, folder, None, Manners::Cuts)
+    }
+
+    /// The same, and weights are not what it says that they are.
+    pub async fn hub_that_lies(&self, folder: &Path) -> Hub {
+        Hub::start(&self.node.address_for_pods().await, folder, None, Manners::Lies)
     }
 
     /// The same for who shows this token.
     pub async fn private_hub(&self, folder: &Path, token: &'static str) -> Hub {
-        Hub::start(&self.node.address_for_pods().await, "tests/story", folder, Some(token))
+        Hub::start(&self.node.address_for_pods().await, folder, Some(token), Manners::Good)
     }
 }
 
 impl Hub {
-    /// Serves the files of `folder` as the repository `repo`, for those who find this machine at `address`. The chat template
-    /// is one that says what its user says.
-    fn start(address: &str, repo: &str, folder: &Path, token: Option<&'static str>) -> Hub {
+    /// Serves the files of `folder` as the repository `tests/story`, for those who find this machine at `address`. The chat
+    /// template is one that says what its user says.
+    fn start(address: &str, folder: &Path, token: Option<&'static str>, manners: Manners) -> Hub {
         let mut files = read(folder);
         files.insert("chat_template.jinja".to_owned(), PLAIN.into());
-        let inside = Arc::new(Inside { files, whole_weights: AtomicUsize::new(0) });
+        let (whole_weights, rests) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let inside = Arc::new(Inside { files, manners, whole_weights, rests });
         let router = Router::new()
-            .route(&format!("/api/models/{repo}/revision/{{revision}}"), get(revision))
-            .route(&format!("/{repo}/resolve/{{revision}}/{{*file}}"), get(file))
+            .route("/api/models/tests/story/revision/{revision}", get(revision))
+            .route("/tests/story/resolve/{revision}/{*file}", get(file))
             .with_state(Arc::clone(&inside))
             .layer(from_fn(move |request: Request, next: Next| async move {
                 let shown = request.headers().get("authorization").and_then(|shown| shown.to_str().ok());
@@ -109,6 +134,11 @@ impl Hub {
     /// How often weights were asked for as a whole; inspections ask for their heads.
     pub fn downloads(&self) -> usize {
         self.inside.whole_weights.load(Ordering::Relaxed)
+    }
+
+    /// How often the second half of weights was asked for, or a part of that.
+    pub fn rests(&self) -> usize {
+        self.inside.rests.load(Ordering::Relaxed)
     }
 }
 
@@ -140,9 +170,22 @@ pub fn read(folder: &Path) -> BTreeMap<String, Bytes> {
 }
 
 async fn revision(State(inside): State<Arc<Inside>>) -> axum::Json<Value> {
-    let siblings: Vec<_> =
-        inside.files.iter().map(|(name, bytes)| json!({"rfilename": name, "size": bytes.len()})).collect();
+    let lies = |name: &str| inside.manners == Manners::Lies && is_weights(name);
+    let sibling = |(name, bytes): (&String, &Bytes)| {
+        let digest = if lies(name) { "0".repeat(64) } else { sha256(bytes) };
+        json!({"rfilename": name, "size": bytes.len(), "lfs": {"sha256": digest, "size": bytes.len()}})
+    };
+    let siblings: Vec<_> = inside.files.iter().map(sibling).collect();
     axum::Json(json!({"sha": COMMIT, "siblings": siblings}))
+}
+
+fn is_weights(name: &str) -> bool {
+    name.ends_with(".safetensors")
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
+    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 async fn file(
@@ -150,10 +193,28 @@ async fn file(
     Matched((_, name)): Matched<(String, String)>,
     headers: HeaderMap,
 ) -> Response {
-    if name.ends_with(".safetensors") && !headers.contains_key("range") {
-        inside.whole_weights.fetch_add(1, Ordering::Relaxed);
+    let Some(bytes) = inside.files.get(&name) else { return StatusCode::NOT_FOUND.into_response() };
+    let range = headers.get("range").and_then(|range| range.to_str().ok()?.strip_prefix("bytes="));
+    match range.and_then(|range| range.split('-').next()?.parse::<usize>().ok()) {
+        None if is_weights(&name) => {
+            let before = inside.whole_weights.fetch_add(1, Ordering::Relaxed);
+            if inside.manners == Manners::Cuts && before == 0 {
+                return cut(bytes);
+            }
+        }
+        Some(from) if is_weights(&name) && from >= bytes.len() / 2 => {
+            inside.rests.fetch_add(1, Ordering::Relaxed);
+        }
+        _ => {}
     }
-    inside.files.get(&name).map_or(StatusCode::NOT_FOUND.into_response(), |bytes| part(bytes, &headers))
+    part(bytes, &headers)
+}
+
+/// The first half of a file that is told to be whole; then the connection ends.
+fn cut(bytes: &Bytes) -> Response {
+    let half = Ok(bytes.slice(..bytes.len() / 2));
+    let parts = stream::iter([half, Err(std::io::Error::other("cut"))]);
+    ([("content-length", bytes.len().to_string())], Body::from_stream(parts)).into_response()
 }
 
 /// A file whole, or the range of it that is asked for.

@@ -84,6 +84,18 @@ impl Stopped {
         Stopped(pid)
     }
 
+    /// Whether all its threads stand still by now: one in the kernel, or without a core, does when it would come back from there.
+    pub fn is_still(&self) -> bool {
+        let Ok(threads) = fs::read_dir(format!("/proc/{}/task", self.0.as_raw_nonzero())) else {
+            return true;
+        };
+        let still = |thread: fs::DirEntry| {
+            let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('T'))
+        };
+        threads.flatten().all(still)
+    }
+
     /// Lets it go on.
     pub fn go_on(self) {
         drop(self);

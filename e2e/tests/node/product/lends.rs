@@ -1,5 +1,6 @@
 //! What is idle becomes the KV of who is loaded; metrics and status tell it alike.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sluice_e2e::cluster::within;
@@ -44,14 +45,22 @@ impl Product<'_> {
         let is_lent = |now: &[Memory; 3]| {
             now[0].kv > before[0].kv && (1..3).any(|of| now[of].has_given_weights(before[of]))
         };
+        let seen = AtomicBool::new(false);
         let looks = async {
             let measured = async || is_lent(&all.measured().await).then_some(());
             within(PATIENCE, "weights of one become KV of another", measured).await;
             let engine = Stopped::stop(engine);
             all.alike("weights have become KV", is_lent).await;
+            seen.store(true, Ordering::Relaxed);
             engine.go_on();
         };
-        tokio::join!(self.borrows(CHAT, &all.addresses[0], &load), looks);
+        // On a busy machine requests come one after the other, and the KV of all of them at once is not needed each time.
+        let loaded = async {
+            while !seen.load(Ordering::Relaxed) {
+                load.answered(self, CHAT).await;
+            }
+        };
+        tokio::join!(loaded, looks);
         for name in TENANTS {
             self.complete(name, 8).await;
         }
@@ -70,15 +79,20 @@ impl Product<'_> {
         let at_home = |now: &[Memory; 3]| now.iter().all(|one| one.layers_away == 0);
         let before = all.alike("all weights are at home", at_home).await;
         let sidecar = container(&self.pod(CHAT), "sidecar");
-        let requests = load.sent(self, CHAT);
+        let mut requests = load.sent(self, CHAT);
         let lent = async || {
             let now = all.measured().await;
+            while requests.try_join_next().is_some() {}
+            if requests.is_empty() {
+                requests = load.sent(self, CHAT);
+            }
             (1..3).any(|of| now[of].has_given_weights(before[of])).then_some(())
         };
         within(PATIENCE, "it borrows", lent).await;
         kill(sidecar.first().expect("it runs"));
+        let open = requests.len();
         let whole = requests.join_all().await.into_iter().flatten();
-        assert!(whole.count() < load.len(), "it was killed in the middle of them");
+        assert!(whole.count() < open, "it was killed in the middle of them");
         self.ready_again(CHAT, &|pod| container(pod, "sidecar").restarts == sidecar.restarts + 1).await;
         let home = |now: &[Memory; 3]| at_home(now) && (0..3).all(|of| now[of].weights == before[of].weights);
         for name in TENANTS {

@@ -213,11 +213,18 @@ impl Operator {
     /// Sends a child, unless it is as it should be.
     async fn apply_one(&self, unit: &Unit, owner: &str, child: &Child) -> Result<(), Refused> {
         let at = Name::new(unit.namespace.clone(), child.name.clone());
-        let what = (child.kind, child.digest);
-        if self.world.with_child(child.kind, &at, |seen| Self::is_applied(what, seen)) == Some(true) {
+        let applied = |seen: &ChildSeen| Self::is_applied(child.digest, seen);
+        if self.world.with_child(child.kind, &at, applied) == Some(true) {
             return Ok(());
         }
         let seen = self.world.child(child.kind, &at);
+        // A Job's template cannot be changed, and it may hang for what has been changed: another one comes once it is gone.
+        let other = |seen: &ChildSeen| seen.digest.is_some_and(|digest| digest != child.digest);
+        let outdated = |seen: &&ChildSeen| seen.is_of(owner) && other(seen);
+        if let Some(seen) = seen.as_ref().filter(outdated).filter(|_| child.kind == Kind::Job) {
+            self.delete(child.kind, unit, &child.name, seen).await;
+            return Ok(());
+        }
         let failed = |error| Refused::api(child.kind, &child.name, error);
         let api = self.api(child.kind, &unit.namespace);
         if seen.is_none_or(|seen| !seen.is_of(owner)) {
@@ -231,10 +238,8 @@ impl Operator {
     }
 
     /// Whether what is there is what was asked for, and nobody has changed it since.
-    pub(super) fn is_applied((kind, digest): (Kind, u64), seen: &ChildSeen) -> bool {
-        // A Job's template is immutable, and it runs once: the one that is there does.
-        let same = kind == Kind::Job || seen.digest == Some(digest);
-        same && !seen.deleting && (!seen.drifted || seen.answered == Some(seen.fields))
+    pub(super) fn is_applied(digest: u64, seen: &ChildSeen) -> bool {
+        seen.digest == Some(digest) && !seen.deleting && (!seen.drifted || seen.answered == Some(seen.fields))
     }
 
     /// Nothing of anybody else is taken over.
@@ -340,7 +345,7 @@ impl Operator {
         let api: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(self.client.clone(), &unit.namespace);
         let mut fetched = Vec::new();
         self.world.pods.each_of(unit, |name, pod| {
-            fetched.extend((pod.fetched && !pod.deleting).then(|| (name.to_owned(), pod.uid.clone())));
+            fetched.extend((pod.fetched && pod.stays()).then(|| (name.to_owned(), pod.uid.clone())));
         });
         for (name, uid) in fetched {
             let patch = json!({"metadata": {"uid": uid, "labels": {FETCHING: null}}});

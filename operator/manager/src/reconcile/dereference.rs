@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use sluice_plan::objects::inspect::hindered;
-use sluice_plan::seen::{ClaimSeen, NodeSeen, PodSeen, Seen};
+use sluice_plan::seen::{ClaimSeen, Ended, NodeSeen, PodSeen, Seen};
 use sluice_types::{GpuPool, ModelTenant};
 use sluice_wire::geometry::{Geometry, Refusal};
 
@@ -40,7 +40,7 @@ impl Operator {
         let on = claims.iter().filter_map(|(_, entry)| entry.claim.device.as_ref()?.node.clone());
         let missing = world.missing(&on.collect(), now);
         let pods = world.pods.of(unit).into_iter().map(|(_, pod)| self.with_refusal(unit, pod));
-        let pods: Vec<PodSeen> = pods.collect();
+        let pods = after_others(pods.collect());
         Scene {
             pool: world.pools.get(&Name::new(unit.namespace.clone(), unit.pool.clone())),
             all_tenants_gone,
@@ -132,4 +132,19 @@ impl Operator {
         }
         claims
     }
+}
+
+/// Adds to those that are not ready yet how an earlier one of each slot ended: a pod that is evicted again and again never tells more.
+fn after_others(mut pods: Vec<PodSeen>) -> Vec<PodSeen> {
+    let mut ended = BTreeMap::<(String, u32), Ended>::new();
+    // One that is told to go ends as it should.
+    for pod in pods.iter().filter(|pod| !pod.deleting) {
+        let Some(own) = &pod.ended else { continue };
+        let last = ended.entry((pod.tenant.clone(), pod.index)).or_default();
+        *last = own.clone().max(last.clone());
+    }
+    for pod in pods.iter_mut().filter(|pod| pod.stays() && !pod.ready) {
+        pod.after = ended.get(&(pod.tenant.clone(), pod.index)).map(|ended| ended.why.clone());
+    }
+    pods
 }

@@ -48,7 +48,7 @@ impl Operator {
         let known = drawn.get(key).filter(|known| known.of == of)?;
         let there = |(kind, name, digest): &(Kind, Box<str>, u64)| {
             let at = Name::new(key.1.namespace.clone(), name.as_ref());
-            self.world.with_child(*kind, &at, |seen| Operator::is_applied((*kind, *digest), seen))
+            self.world.with_child(*kind, &at, |seen| Operator::is_applied(*digest, seen))
         };
         let all = known.children.iter().all(|child| there(child) == Some(true));
         all.then(|| known.children.iter().map(|(kind, name, _)| (*kind, name.as_ref().to_owned())).collect())

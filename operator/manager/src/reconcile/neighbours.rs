@@ -63,7 +63,7 @@ impl Operator {
     /// GPUs on which pods have an address and were not asked yet what they have found. They are soon: then it is looked again.
     pub(super) fn unheard(&self, unit: &Unit, pods: &[PodSeen]) -> BTreeSet<String> {
         let sidecars = lock(&self.sidecars);
-        let reached = pods.iter().filter(|pod| pod.ip.is_some() && !pod.deleting);
+        let reached = pods.iter().filter(|pod| pod.ip.is_some() && pod.stays());
         let on = reached.filter_map(|pod| Some(of_claim_name(&pod.claim)?.0));
         let unheard: BTreeSet<String> =
             on.filter(|gpu| !sidecars.heard(&key(unit, gpu))).map(str::to_owned).collect();
@@ -151,11 +151,18 @@ struct Present<'a> {
 
 impl<'a> Present<'a> {
     fn of(pods: &'a [PodSeen]) -> Present<'a> {
-        let staying = pods.iter().filter(|pod| !pod.deleting).filter_map(|pod| {
+        let staying = pods.iter().filter(|pod| pod.stays()).filter_map(|pod| {
             let (gpu, _) = of_claim_name(&pod.claim)?;
             Some(((pod.tenant.as_str(), gpu), pod.uid.as_str()))
         });
-        Present { all: pods.iter().map(|pod| pod.uid.as_str()).collect(), staying: staying.collect() }
+        // Of several the first, as a plan has it.
+        let staying = staying.fold(HashMap::new(), |mut all, (key, uid)| {
+            all.entry(key).or_insert(uid);
+            all
+        });
+        // Whatever one that is over said last, nobody would say otherwise.
+        let all = pods.iter().filter(|pod| pod.ended.is_none()).map(|pod| pod.uid.as_str());
+        Present { all: all.collect(), staying }
     }
 
     /// Whether what was said by this pod, if it was known, is of the one that a tenant has on a GPU now.
@@ -184,6 +191,7 @@ fn activities(told: &[TenantReport]) -> HashMap<String, Activity> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sluice_plan::seen::Ended;
 
     fn pod(uid: &str, claim: &str, deleting: bool) -> PodSeen {
         let (tenant, claim) = ("t".to_owned(), claim.to_owned());
@@ -201,5 +209,10 @@ mod tests {
         assert!(present.is_of("t", "g-1", Some("far")), "it drains, and nobody has followed it");
         assert!(!present.is_of("t", "g-1", Some("gone")));
         assert!(!present.is_of("u", "g-0", Some("gone")));
+        let mut both = [pod("a", "g-0-e1", false), pod("b", "g-0-e1", false)];
+        assert!(Present::of(&both).is_of("t", "g-0", Some("a")), "as a plan has it");
+        both[0].ended = Some(Ended::default());
+        assert!(Present::of(&both).is_of("t", "g-0", Some("b")));
+        assert!(!Present::of(&both[..1]).is_of("t", "g-0", Some("a")), "it says nothing more");
     }
 }

@@ -1,6 +1,6 @@
 //! Which sidecars there are, what they are told and what they said.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -131,7 +131,8 @@ impl Drop for Task {
 #[derive(Debug)]
 struct Followed {
     sidecars: watch::Sender<Vec<Sidecar>>,
-    /// When a leader that was starting found it; `None` = it came later, and has nothing to tell from before.
+    /// When a leader's first look at the pool found it with somebody on it; `None` = they came later, and have nothing to tell from
+    /// before.
     found: Option<Instant>,
     _task: Option<Task>,
 }
@@ -165,16 +166,17 @@ pub struct Sidecars {
     board: Board,
     gpus: HashMap<GpuKey, Followed>,
     told: HashMap<Sidecar, Told>,
-    /// This leader has not looked at everything once: what it follows now was there before it.
-    starting: bool,
+    /// Namespaces and names of the pools that this leader has looked at: whoever comes to them now was placed by itself. A look
+    /// that failed before anything was said to anybody is none.
+    looked: HashSet<(String, String)>,
 }
 
 impl Sidecars {
     /// Nobody yet. `epoch` is that of this leader: higher than those of all before it.
     pub fn new(way: Way, epoch: u64, news: mpsc::UnboundedSender<News>) -> Sidecars {
         let (board, gpus, told) = (Board::default(), HashMap::new(), HashMap::new());
-        let (fences, starting) = (Fences::new(epoch), true);
-        Sidecars { way, every: Some(EVERY), fences, news, board, gpus, told, starting }
+        let (fences, looked) = (Fences::new(epoch), HashSet::new());
+        Sidecars { way, every: Some(EVERY), fences, news, board, gpus, told, looked }
     }
 
     /// The same with another time between two readings of a GPU; `None` = none is read.
@@ -204,29 +206,38 @@ impl Sidecars {
             }
             stays
         });
+        let first = self.looked.insert((namespace.to_owned(), pool.to_owned()));
         for gpu in gpus {
-            self.follow(&gpu);
+            self.follow(&gpu, first);
             if self.heard(&gpu.key) {
                 gpu.targets.into_iter().for_each(|target| self.tell(&gpu.key, target));
             }
         }
     }
 
-    /// This leader has looked at everything once: whoever comes now was placed by itself.
-    pub fn started(&mut self) {
-        self.starting = false;
+    /// A pool that is gone has been looked at, while tenants name it: nothing is asked of whoever is still there.
+    pub fn found_no_pool(&mut self, namespace: &str, pool: &str) {
+        self.looked.insert((namespace.to_owned(), pool.to_owned()));
+    }
+
+    /// A pool is gone; another one of its name is another one.
+    pub fn forget(&mut self, namespace: &str, pool: &str) {
+        self.set(namespace, pool, Vec::new());
+        self.looked.remove(&(namespace.to_owned(), pool.to_owned()));
     }
 
     /// Whether all that a GPU's sidecars can tell has been heard. A leader that has just begun deals out memory by what they have
     /// found, as the one before it did, so it asks first. It waits for the word of each of them, or until none has answered, and
     /// no longer than [`LISTENS`].
     pub fn heard(&self, gpu: &GpuKey) -> bool {
-        let Some(followed) = self.gpus.get(gpu) else { return self.every.is_none() || !self.starting };
+        let Some(followed) = self.gpus.get(gpu) else {
+            return self.every.is_none() || self.looked.contains(&(gpu.namespace.clone(), gpu.pool.clone()));
+        };
         let waits = followed.found.is_some_and(|found| found.elapsed() <= LISTENS);
         self.every.is_none() || !waits || self.of_reading(gpu, Reading::is_whole) == Some(true)
     }
 
-    fn follow(&mut self, gpu: &Gpu) {
+    fn follow(&mut self, gpu: &Gpu, first_look: bool) {
         let there: Vec<Sidecar> = gpu.targets.iter().map(id).collect();
         self.board.with(|all| all.entry(gpu.key.clone()).or_default().0.clone_from(&gpu.node));
         if let Some(followed) = self.gpus.get(&gpu.key) {
@@ -244,7 +255,7 @@ impl Sidecars {
             let task = follow(way, gpu.key.clone(), watched, (board, news), (first, every));
             Task(tokio::spawn(task).abort_handle())
         });
-        let found = self.starting.then(Instant::now);
+        let found = (first_look && !gpu.targets.is_empty()).then(Instant::now);
         self.gpus.insert(gpu.key.clone(), Followed { sidecars, found, _task: task });
     }
 

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{ContainerStatus, Event, Pod, PodCondition, PodStatus};
 use sluice_plan::objects::inspect::{hindered, report};
 use sluice_plan::objects::{FETCHING, SLOT, TENANT, TENANT_UID};
-use sluice_plan::seen::PodSeen;
+use sluice_plan::seen::{Ended, PodSeen};
 use sluice_wire::geometry::{self as wire, Geometry};
 
 use super::load::requested_bytes;
@@ -35,13 +35,19 @@ pub fn pod(pod: &Pod) -> Option<PodSeen> {
         node: spec.node_name.clone().filter(|node| !node.is_empty()),
         ip: status.pod_ip.clone(),
         deleting: pod.metadata.deletion_timestamp.is_some(),
+        ended: ended(&status).map(|why| Ended { made_at: made_at(pod), why }),
         ready: condition(&status, "Ready").is_some_and(|ready| ready.status == "True"),
         memory_bytes: requested_bytes(pod),
         unscheduled: unscheduled(&status),
         refused: None,
         failing: failing(&status),
+        after: None,
         fetched,
     })
+}
+
+fn made_at(pod: &Pod) -> i64 {
+    pod.metadata.creation_timestamp.as_ref().map_or(0, |at| at.0.as_second())
 }
 
 fn condition<'a>(status: &'a PodStatus, kind: &str) -> Option<&'a PodCondition> {
@@ -52,6 +58,14 @@ fn condition<'a>(status: &'a PodStatus, kind: &str) -> Option<&'a PodCondition> 
 fn unscheduled(status: &PodStatus) -> Option<String> {
     let condition = condition(status, "PodScheduled").filter(|scheduled| scheduled.status == "False")?;
     Some(condition.message.clone().unwrap_or_default())
+}
+
+/// Why it is over, whatever its containers' restart policy: the kubelet has evicted it, its node has shut down.
+fn ended(status: &PodStatus) -> Option<String> {
+    let phase = status.phase.as_deref().filter(|phase| ["Failed", "Succeeded"].contains(phase))?;
+    let words = [&status.reason, &status.message].into_iter().flatten().map(|word| word.trim());
+    let words = words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join(": ");
+    Some(if words.is_empty() { phase.to_owned() } else { words })
 }
 
 fn has_fetched(status: &PodStatus) -> bool {
@@ -95,6 +109,8 @@ pub fn inspection(pod: &Pod) -> Option<Inspection> {
     let labels = pod.metadata.labels.as_ref()?;
     let (tenant, tenant_uid) = (labels.get(TENANT)?.clone(), labels.get(TENANT_UID)?.clone());
     let said = report(pod).or_else(|| pod.status.as_ref().and_then(waits));
+    // One that is told to go fails for that.
+    let said = said.filter(|said| said.is_ok() || pod.metadata.deletion_timestamp.is_none());
     let begun = pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some());
     let pod_uid = pod.metadata.uid.clone().unwrap_or_default();
     Some(Inspection { tenant, tenant_uid, pod_uid, begun, said })

@@ -284,9 +284,21 @@ async fn when_one_does_not_answer_another_is_asked() {
     let (sender, _news) = mpsc::unbounded_channel();
     let mut later = Sidecars::new(world.way.clone(), 7, sender);
     assert!(!later.heard(&key()), "it was there before");
-    later.started();
+    later.set("ns", "p", vec![gpu(&[], &directive())]);
+    assert!(later.heard(&key()), "nobody was on it");
+    later.set("ns", "p", vec![gpu(&[&gone], &directive())]);
+    assert!(later.heard(&key()), "who came then was placed by this leader");
+    later.set("ns", "p", Vec::new());
     later.set("ns", "p", vec![gpu(&[&gone], &directive())]);
     assert!(later.heard(&key()), "it was placed by this leader");
+    later.forget("ns", "p");
+    assert!(!later.heard(&key()), "of another pool of that name nothing is known");
+    later.set("ns", "other", Vec::new());
+    later.set("ns", "p", vec![gpu(&[&gone], &directive())]);
+    assert!(!later.heard(&key()), "only now it was looked at, whatever was looked at before");
+    later.forget("ns", "p");
+    later.found_no_pool("ns", "p");
+    assert!(later.heard(&key()), "nobody can be asked where there is no pool");
 }
 
 #[tokio::test]

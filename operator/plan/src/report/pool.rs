@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use sluice_types::conditions::{ConditionType, Reason};
 use sluice_types::pool::{GpuPoolStatus, GpuStatus};
+use sluice_types::rules::MOST_GPUS;
 use sluice_types::{GpuPool, ModelTenant, Quantity};
 use sluice_wire::directive::VictimRule;
 
@@ -29,7 +30,10 @@ pub fn pool_status(given: &Given<'_>, plan: &Plan<'_>, pool: &GpuPool) -> GpuPoo
     GpuPoolStatus {
         conditions: conditions(&kinds, &before.conditions, &findings, generation, &time(given.now)),
         observed_generation: Some(generation),
-        gpus: (0..plan.gpus.len()).map(|gpu| gpu_status(given, plan, pool, gpu, &known)).collect(),
+        // Those that the pool has no more come last.
+        gpus: (0..plan.gpus.len().min(MOST_GPUS))
+            .map(|gpu| gpu_status(given, plan, pool, gpu, &known))
+            .collect(),
     }
 }
 

@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::Value;
+use sluice_policy::deposit::Pacing;
 use sluice_scheduler::{Outage, Refusal};
 
 use super::Gateway;
@@ -241,6 +242,7 @@ impl Gateway {
     fn submissions(&self, order: &Order) -> Result<Vec<Submission>, ApiError> {
         let (common, choices) = (&order.common, order.common.choices()?);
         let sampling = common.sampling(&self.text, self.vocab, order.logprobs)?;
+        let paced = matches!(self.pacing(common.stream), Pacing::Paced { .. });
         let mut submissions = Vec::new();
         for prompt in &order.prompts {
             let max_tokens = self.max_tokens(order, prompt)?;
@@ -248,7 +250,7 @@ impl Gateway {
                 let mut sampling = sampling.clone();
                 sampling.seed = sampling.seed.wrapping_add(u64::from(choice));
                 let (prompt, priority, salt) = (prompt.clone(), common.priority, common.salt());
-                submissions.push(Submission { prompt, max_tokens, sampling, priority, salt });
+                submissions.push(Submission { prompt, max_tokens, sampling, priority, salt, paced });
             }
         }
         Ok(submissions)

@@ -6,6 +6,7 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 use sluice_policy::neighbours::span::Awaited;
 
@@ -41,6 +42,19 @@ pub(super) struct TenantLabels {
     pub tenant: String,
     pub gpu: String,
     pub uuid: String,
+}
+
+/// Upper bounds of the proven gap of a plan, shares of its time: those that are proven to be the best have their own.
+const GAPS: [f64; 9] = [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0];
+
+/// A histogram of proven gaps.
+#[derive(Clone, Debug)]
+pub(super) struct Gaps(pub Histogram);
+
+impl Default for Gaps {
+    fn default() -> Self {
+        Gaps(Histogram::new(GAPS))
+    }
 }
 
 /// Under vLLM's names.
@@ -84,6 +98,7 @@ pub(super) struct OwnMetrics {
     pub delivered_tbt: Timing,
     pub write_lateness: Timing,
     pub engine_losses: Counter,
+    pub plan_gap: Gaps,
     pub held: Timing,
     pub resent: Counter,
     pub waits: Waits<Timing>,
@@ -202,6 +217,11 @@ impl OwnMetrics {
             self.write_lateness.clone(),
         );
         names.add("sluice_engine_losses", "Engines that died", self.engine_losses.clone());
+        names.add(
+            "sluice_plan_gap_ratio",
+            "How much faster than a plan for KV a step might be at most, as is proven, of the plan's time",
+            self.plan_gap.0.clone(),
+        );
         let waits = &self.waits;
         names.add("sluice_turn_wait_seconds", "Wish for the turn to having it", waits[Awaited::Turn].clone());
         names.add(

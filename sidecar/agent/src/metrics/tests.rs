@@ -42,6 +42,8 @@ fn busy() -> Metrics {
     metrics.admitted(Some(1_000_000), 16);
     metrics.admitted(None, 99);
     metrics.preempted(6);
+    metrics.planned(0);
+    metrics.planned(150);
     metrics.engine_lost();
     metrics.moved("remap", 2, 4096);
     let mut state = State::default();
@@ -72,7 +74,7 @@ const VLLM: [(&str, &str); 13] = [
     ("vllm:prefix_cache_hits", "counter"),
 ];
 
-const OWN: [(&str, &str); 28] = [
+const OWN: [(&str, &str); 29] = [
     ("sluice_tenant_info", "gauge"),
     ("sluice_memory_bytes", "gauge"),
     ("sluice_memory_capacity_bytes", "gauge"),
@@ -101,6 +103,7 @@ const OWN: [(&str, &str); 28] = [
     ("sluice_grant_seconds", "histogram"),
     ("sluice_revoke_seconds", "histogram"),
     ("sluice_wake_seconds", "histogram"),
+    ("sluice_plan_gap_ratio", "histogram"),
 ];
 
 /// Of a tenant whose engine is proxied, beside what the engine exposes itself.
@@ -190,6 +193,10 @@ fn samples_hold_what_was_counted() {
     assert_eq!(value("sluice_delivered_tbt_seconds_count"), 4.0);
     assert_eq!(value("sluice_delivered_tbt_seconds_bucket{le=\"+Inf\"}"), 4.0);
     assert_eq!(value("sluice_stall_seconds_total"), 0.5);
+    assert_eq!(value("sluice_plan_gap_ratio_count"), 2.0);
+    assert_eq!(value("sluice_plan_gap_ratio_bucket{le=\"0.0\"}"), 1.0);
+    assert_eq!(value("sluice_plan_gap_ratio_bucket{le=\"0.1\"}"), 1.0);
+    assert_eq!(value("sluice_plan_gap_ratio_bucket{le=\"0.2\"}"), 2.0);
     assert_eq!(value("sluice_kv_stall_seconds_total"), 0.25);
     assert_eq!(value("sluice_kv_fetch_bytes_total"), 30.0);
     assert_eq!(value("sluice_kv_writeback_bytes_total"), 40.0);

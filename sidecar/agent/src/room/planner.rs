@@ -50,6 +50,7 @@ mod tests {
     use std::time::Duration;
 
     use sluice_policy::planner::link::Link;
+    use sluice_policy::planner::request::Standing;
 
     use super::*;
 
@@ -60,15 +61,21 @@ mod tests {
             let _ = woken.send(());
         })
         .expect("a thread");
+        let one = Standing { full: 4, tails: 1, deposit: 0, immune: true };
         let request = PlanRequest {
             id: 7,
             layers: 8,
             block_bytes: 100,
-            columns: vec![4, 4],
-            capacity_bytes: 5_200,
+            running: vec![one; 2],
+            waiting: Vec::new(),
+            capacity_bytes: 7_200,
             compute_ns: vec![1_000; 8],
+            column_ns: 0,
+            beside_ns: 0,
             link: Link::fluid(1_000_000_000),
             window: 4,
+            tbt_ns: 0,
+            allowed_permille: 0,
             expansions: 1_000,
         };
         planner.ask(Nanos(0), request.clone());

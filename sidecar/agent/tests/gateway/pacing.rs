@@ -51,6 +51,20 @@ async fn a_burst_is_written_one_token_an_interval_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_scheduler_knows_whose_tokens_wait_for_their_client() {
+    for (world, streamed, unstreamed) in
+        [(paced().await, true, false), (World::start(Setup::default()).await, false, false)]
+    {
+        for (stream, paced) in [(true, streamed), (false, unstreamed)] {
+            let _client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": stream})).await;
+            let taken = world.scheduler.taken().await;
+            assert_eq!(taken.request.paced, paced, "stream: {stream}");
+            taken.finish(Finish::Length);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_due_waits_in_the_deposit() {
     let world = paced_by(NEVER).await;
     let mut client = world.posted("/v1/completions", &json!({"prompt": "p", "stream": true})).await;

@@ -251,7 +251,7 @@ impl Tenant {
     /// Hands a request in.
     pub fn submit(&self, wanted: &Wanted) -> Ticket {
         let Wanted { prompt, max_tokens, sampling } = wanted.clone();
-        self.service.submit(Submission { prompt, max_tokens, sampling, priority: 0, salt: 0 })
+        self.service.submit(Submission { prompt, max_tokens, sampling, priority: 0, salt: 0, paced: false })
     }
 
     /// The next update of a request.

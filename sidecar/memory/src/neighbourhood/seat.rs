@@ -38,6 +38,11 @@ pub struct Seat {
     pub(super) released: AtomicU64,
     /// When the last ticket was drawn, nanoseconds of the clock since boot.
     pub(super) asked: AtomicU64,
+    /// The epoch in which the turn was seen to be free and another one's, and since when, nanoseconds of the clock since boot.
+    pub(super) looked_at: AtomicU64,
+    pub(super) looked: AtomicU64,
+    /// The last ticket of those who were passed over.
+    pub(super) passed: AtomicU64,
     /// How long the last hand-over to this participant took, nanoseconds; 0 = nobody handed over.
     pub(super) handover: AtomicU64,
 }
@@ -76,6 +81,9 @@ impl Seat {
             epoch: zero(),
             released: zero(),
             asked: zero(),
+            looked_at: zero(),
+            looked: zero(),
+            passed: zero(),
             handover: zero(),
         })
     }

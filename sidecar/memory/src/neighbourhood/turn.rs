@@ -23,6 +23,13 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// Who has given the turn up leaves it to others for so long while there is no line: they look more often.
 const OUT_OF_LINE: Duration = Duration::from_millis(20);
 
+/// Whoever lets a free turn lie for so long although it is first in line is passed over: its processes live and do not run, as
+/// those of a pod that is frozen.
+pub const PASSED_OVER: Duration = Duration::from_secs(1);
+
+/// No epoch is so high.
+const NEVER: u64 = u64::MAX;
+
 /// Number of a turn: rises with every hand-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u64);
@@ -62,6 +69,7 @@ impl<'a> TurnLine<'a> {
         if fresh {
             let ticket = words.draw(header::NEXT_TICKET);
             self.seat.asked.store(since_boot_ns(), Ordering::Relaxed);
+            self.seat.looked_at.store(NEVER, Ordering::Relaxed);
             record.set(word::ASKED, words.load(header::EPOCH));
             record.set(word::TICKET, ticket);
         }
@@ -100,7 +108,7 @@ impl<'a> TurnLine<'a> {
         if record.get(word::TICKET) == 0 {
             return Err(LedgerError::NoTicket);
         }
-        if !faults.ignore_line && self.next(order)? != Some(self.seat.index()) {
+        if !faults.ignore_line && self.next(order)? != Some(self.seat.index()) && !self.passes_over(order)? {
             return Ok(None);
         }
         let taken = locks::try_lock(self.seat.life.as_fd(), locks::TURN).map_err(kernel("fcntl"))?;
@@ -211,9 +219,46 @@ impl<'a> TurnLine<'a> {
         }
     }
 
-    /// The first of those who wait and live.
+    /// The first of those who wait, live, and were not passed over.
     fn next(&self, order: TurnOrder) -> Result<Option<u32>, LedgerError> {
-        Ok(self.living(order).next().transpose()?.map(|peer| peer.index))
+        let passed = self.seat.passed.load(Ordering::Relaxed);
+        let counts = |peer: &Peer| peer.index == self.seat.index() || self.ticket(peer) > passed;
+        let next = self.living(order).find(|peer| peer.as_ref().map_or(true, counts));
+        Ok(next.transpose()?.map(|peer| peer.index))
+    }
+
+    fn ticket(&self, peer: &Peer) -> u64 {
+        record::of_instance(&self.seat.shared.words, peer.instance)
+            .map_or(0, |record| record.get(word::TICKET))
+    }
+
+    /// Whether the turn has lain free for [`PASSED_OVER`] for each of those who are before this participant in the line, since it
+    /// saw that. They do not count any more until they draw another ticket; they still take the turn when they find it free.
+    fn passes_over(&self, order: TurnOrder) -> Result<bool, LedgerError> {
+        let (words, now) = (&self.seat.shared.words, since_boot_ns());
+        let epoch = words.load(header::EPOCH);
+        if self.seat.looked_at.swap(epoch, Ordering::Relaxed) != epoch {
+            self.seat.looked.store(now, Ordering::Relaxed);
+        }
+        let free_ns = now.saturating_sub(self.seat.looked.load(Ordering::Relaxed));
+        if free_ns <= PASSED_OVER.as_nanos() as u64 {
+            return Ok(false);
+        }
+        let passed = self.seat.passed.load(Ordering::Relaxed);
+        let mut before = Vec::new();
+        for peer in self.living(order) {
+            match peer? {
+                peer if peer.index == self.seat.index() => break,
+                peer => before.push(self.ticket(&peer)),
+            }
+        }
+        before.retain(|ticket| *ticket > passed);
+        let over = u128::from(free_ns) > PASSED_OVER.as_nanos() * before.len() as u128;
+        if over {
+            let last = before.into_iter().max().unwrap_or(passed);
+            self.seat.passed.store(last, Ordering::Relaxed);
+        }
+        Ok(over)
     }
 
     /// Those who wait and live, in order. The kernel is asked about each only when it is reached.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
-use sluice_memory::neighbourhood::{Epoch, LedgerError, Neighbourhood, Seat, TurnOrder};
+use sluice_memory::neighbourhood::{Epoch, LedgerError, Neighbourhood, PASSED_OVER, Seat, TurnOrder};
 
 use super::stage::{Actor, CAPACITY, Stage};
 
@@ -93,6 +93,34 @@ fn the_dead_are_not_waited_for_and_leave_no_ticket_to_their_heirs() {
     let heir = stage.open().join("heir", 0, 0).unwrap();
     assert_eq!((heir.index(), b.turn().waiters()), (dead.peer.index, Ok(0)));
     assert_eq!(heir.turn().try_take(ROUND_ROBIN), Err(LedgerError::NoTicket));
+}
+
+#[test]
+fn who_lets_a_free_turn_lie_is_passed_over_and_takes_it_when_it_wakes() {
+    let (_stage, _, [frozen, one, other]) = seats();
+    for seat in [&frozen, &one, &other] {
+        seat.turn().request(0).unwrap();
+    }
+    let begun = Instant::now();
+    assert_eq!(one.turn().try_take(ROUND_ROBIN).unwrap(), None, "it is not next");
+    let waits = |seat: &Seat| seat.turn().take_within(ROUND_ROBIN, 10 * PASSED_OVER).unwrap();
+    assert!(waits(&one).is_some() && begun.elapsed() >= PASSED_OVER, "after {:?}", begun.elapsed());
+    // Once is enough: it does not have to lie again for those who were passed over.
+    one.turn().release().unwrap();
+    other.turn().request(0).unwrap();
+    assert!(waits(&other).is_some());
+    one.turn().request(0).unwrap();
+    other.turn().release().unwrap();
+    assert!(one.turn().try_take(ROUND_ROBIN).unwrap().is_some(), "at once");
+    one.turn().release().unwrap();
+    one.turn().request(0).unwrap();
+    assert!(frozen.turn().try_take(ROUND_ROBIN).unwrap().is_some(), "it has kept its place");
+    frozen.turn().release().unwrap();
+    frozen.turn().request(0).unwrap();
+    assert!(one.turn().try_take(ROUND_ROBIN).unwrap().is_some(), "it was first");
+    one.turn().release().unwrap();
+    one.turn().request(0).unwrap();
+    assert_eq!(one.turn().try_take(ROUND_ROBIN).unwrap(), None, "its new ticket counts again");
 }
 
 #[test]

@@ -123,6 +123,7 @@ impl Brain {
             self.fill_retries,
             self.measures.link_bytes_per_second(),
             self.measures.prefill_token_ns(),
+            self.measures.column_ns(),
             u64::from(self.failed_changes),
             u64::from(self.swap_failures) << 8 | u64::from(self.discard) << 2 | self.rest as u64,
             self.trade.word(),

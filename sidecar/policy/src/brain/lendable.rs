@@ -101,7 +101,7 @@ impl Brain {
     }
 
     /// What has to change so that `missing` chunks more become free. Cache that nobody uses first, then (inactive) the last
-    /// layers; for a debt also KV in use, and own layers that move.
+    /// layers; for a debt also KV in use, own layers that move, and at last idle activation space.
     pub(super) fn room_for(&self, missing: u32, claim: Claim) -> Option<Target> {
         let idle = self.idle_frames().min(missing);
         let cheap = |layers: &u16| self.trade.cramped || usize::from(*layers) <= self.layers_that_hide();
@@ -114,7 +114,10 @@ impl Brain {
         let frames = self.frames_above_guarantee().min(missing);
         match self.layers_for(missing - frames) {
             Some(layers) => Some(Target::Vacate { frames, layers }),
-            None => self.narrower(missing - frames).map(Target::Layout),
+            None => {
+                let narrower = self.narrower(missing - frames).map(Target::Layout);
+                narrower.or_else(|| self.idle_activations(missing - frames))
+            }
         }
     }
 

@@ -6,6 +6,7 @@ use super::StepTimes;
 use crate::ewma::Ewma;
 use crate::neighbours::turn::largest_prefill_tokens;
 use crate::params::Params;
+use crate::slope::Slope;
 
 const MIB: u64 = 1 << 20;
 /// A wait of more than this share of a layer's compute leaves caches and threads cold: what follows is no sample of T_c.
@@ -23,6 +24,12 @@ pub struct Measures {
     compute: Vec<Ewma>,
     /// What a token adds to a step that prefills, all layers together.
     prefill_token: Ewma,
+    /// Of a decode step, what is neither a layer nor a wait: embeddings, the head, sampling.
+    beside: Ewma,
+    /// Columns of KV that decode steps read.
+    columns: Ewma,
+    /// Compute of a decode step over the columns of KV that it reads, all layers together.
+    kv: Slope,
     estimated_bytes_per_second: u64,
     estimated_compute_ns: u64,
 }
@@ -35,6 +42,9 @@ impl Measures {
             copied_bytes: 0,
             compute: slab_bytes.iter().map(|_| Ewma::default()).collect(),
             prefill_token: Ewma::default(),
+            beside: Ewma::default(),
+            columns: Ewma::default(),
+            kv: Slope::default(),
             estimated_bytes_per_second: params.link_bytes_per_second.max(1),
             estimated_compute_ns: params.layer_compute_ns,
         }
@@ -65,6 +75,7 @@ impl Measures {
                     average.observe(ns);
                 }
             }
+            self.beside.observe(beside_ns(times));
         } else {
             self.prefilled(times);
         }
@@ -78,6 +89,31 @@ impl Measures {
         if let Some(token_ns) = added_ns.checked_div(u128::from(times.shape.tokens)) {
             self.prefill_token.observe(token_ns.clamp(1, u128::from(u64::MAX)) as u64);
         }
+    }
+
+    /// A decode step read so many columns of KV.
+    pub(super) fn read(&mut self, columns: u64) {
+        self.columns.observe(columns);
+    }
+
+    /// It took so long for them.
+    pub(super) fn read_within(&mut self, columns: u64, times: &StepTimes) {
+        self.kv.observe(columns, total(&times.layer_ns));
+    }
+
+    /// Columns of KV behind the averages of compute; none before a step has read any.
+    pub fn read_columns(&self) -> Option<u64> {
+        self.columns.value()
+    }
+
+    /// What a decode step takes beside its layers and what they wait for, nanoseconds; 0 = unknown.
+    pub fn beside_ns(&self) -> u64 {
+        self.beside.value().unwrap_or(0)
+    }
+
+    /// What each column of KV adds to a decode step, nanoseconds; 0 = unknown.
+    pub fn column_ns(&self) -> u64 {
+        self.kv.per_x()
     }
 
     /// What each token adds to a step that prefills, nanoseconds; 0 = unknown.
@@ -147,6 +183,15 @@ impl Measures {
     }
 }
 
+fn beside_ns(times: &StepTimes) -> u64 {
+    let within = [&times.layer_ns, &times.stall_ns, &times.kv_stall_ns].map(|ns| total(ns));
+    times.total_ns.saturating_sub(total(&within))
+}
+
+fn total(times: &[u64]) -> u64 {
+    times.iter().fold(0, |sum, ns| sum.saturating_add(*ns))
+}
+
 #[cfg(test)]
 mod tests {
     use alloc::vec;
@@ -167,6 +212,23 @@ mod tests {
         assert_eq!(measures.compute_ns(), [100_000, 200_000], "one eighth of a new sample");
         measures.stepped(&StepTimes { decode_only: false, ..step(vec![1, 1], vec![]) });
         assert_eq!(measures.compute_ns(), [100_000, 200_000], "a prefill is no sample");
+    }
+
+    #[test]
+    fn what_is_no_layer_and_no_wait_is_beside_them() {
+        let mut measures = Measures::new(&Params::default(), &[1, 1]);
+        let step = |decode_only| StepTimes {
+            decode_only,
+            layer_ns: vec![100, 100],
+            stall_ns: vec![0, 7],
+            kv_stall_ns: vec![3, 0],
+            total_ns: 250,
+            ..Default::default()
+        };
+        measures.stepped(&step(false));
+        assert_eq!(measures.beside_ns(), 0, "a prefill is no sample");
+        measures.stepped(&step(true));
+        assert_eq!(measures.beside_ns(), 40);
     }
 
     #[test]

@@ -93,7 +93,7 @@ impl Brain {
     }
 
     /// Blocks that should be free: what the running requests need next, and the reserve.
-    fn wanted_spare(&self) -> u32 {
+    pub(super) fn wanted_spare(&self) -> u32 {
         self.kv.runners().count() as u32 * self.kv.layers() + self.reserve_blocks()
     }
 
@@ -122,6 +122,7 @@ impl Brain {
             return;
         }
         let stall_ns = times.kv_stall_ns.iter().fold(0, |all: u64, one| all.saturating_add(*one));
+        self.note_kv_read(times);
         self.watch_plan(StepTime { total_ns: times.total_ns, stall_ns });
         if self.params.placing() != Placing::Uniform {
             return;

@@ -1,23 +1,48 @@
 //! A plan for each request's KV (OrbitFlow 4.1 to 4.3): made when KV is short, and anew when the batch has changed, when steps
 //! take other times than predicted, and when its window is over.
 //!
-//! No step waits for a plan. At a boundary it is asked for; whoever drives the brain takes the question
-//! ([`Brain::take_plan_request`]), answers it in its own time and says so ([`Brain::planned`]). The next boundary carries it out.
+//! No step waits for a plan. At a boundary it is due ([`Brain::wants_plan`]); whoever drives the brain asks the question
+//! ([`Brain::ask_plan`]), answers it in its own time and says so ([`Brain::planned`]). The next boundary carries it out.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
-use super::Brain;
 use super::place::moving_layout;
+use super::{Brain, Crowd, Runner};
+use crate::digest::mix;
 use crate::geometry::BLOCK_TOKENS;
 use crate::ids::{LayerId, RequestId};
 use crate::kv::stream::Placement;
 use crate::planner::link::Link;
 use crate::planner::replan::Watch;
-use crate::planner::request::{PlanAnswer, PlanRequest, options};
+use crate::planner::request::{Found, PlanAnswer, PlanRequest, options};
 use crate::planner::steps::StepTime;
 use crate::reason::Reason;
 use crate::step_model::Layout;
+
+/// A plan that is awaited, and who it is for.
+#[derive(Clone, Debug)]
+struct Awaited {
+    id: u64,
+    running: Vec<RequestId>,
+    waiting: Vec<RequestId>,
+}
+
+impl Awaited {
+    /// Those who run by what was found, in the order in which it places them.
+    fn going(&self, found: &Found) -> Vec<RequestId> {
+        let (paused, admitted) = (usize::from(found.paused), usize::from(found.admitted));
+        self.running[paused..].iter().chain(&self.waiting[..admitted]).copied().collect()
+    }
+
+    fn is_answered_by(&self, found: &Found, options: usize) -> bool {
+        let (paused, admitted) = (usize::from(found.paused), usize::from(found.admitted));
+        paused <= self.running.len()
+            && admitted <= self.waiting.len()
+            && found.chosen.len() == self.running.len() - paused + admitted
+            && found.chosen.iter().all(|at| usize::from(*at) < options)
+    }
+}
 
 /// Questions about plans, and what became of them.
 #[derive(Clone, Debug)]
@@ -26,16 +51,21 @@ pub(super) struct Plans {
     options: Vec<Vec<u16>>,
     /// Plans that were asked for so far: the name of the last one.
     asked: u64,
-    /// The one that is awaited, and who it is for.
-    awaited: Option<(u64, Vec<RequestId>)>,
-    /// Nobody has taken it yet.
-    request: Option<PlanRequest>,
+    /// One is due, and nobody has asked for it yet.
+    wanted: bool,
+    awaited: Option<Awaited>,
     answer: Option<PlanAnswer>,
-    /// Requests that the plan in force was made for.
-    made_for: Vec<RequestId>,
+    /// Requests that run by the plan in force, and those of them that it admitted.
+    made_for: BTreeSet<RequestId>,
+    pub admitted: BTreeSet<RequestId>,
+    /// Those whom it pauses, until the scheduler knows.
+    pub pauses: Vec<RequestId>,
+    /// The next in line, who does not come yet, and who it was when the plan in force was asked for.
+    pub held_back: Option<RequestId>,
+    looked_at: Option<RequestId>,
     /// The plan no longer holds.
     stale: bool,
-    /// No plan is asked for before this boundary.
+    /// No plan is asked for before so many steps have been made.
     again_at: u64,
 }
 
@@ -44,10 +74,14 @@ impl Plans {
         Plans {
             options: options(layers),
             asked: 0,
+            wanted: false,
             awaited: None,
-            request: None,
             answer: None,
-            made_for: Vec::new(),
+            made_for: BTreeSet::new(),
+            admitted: BTreeSet::new(),
+            pauses: Vec::new(),
+            held_back: None,
+            looked_at: None,
             stale: false,
             again_at: 0,
         }
@@ -55,47 +89,87 @@ impl Plans {
 
     /// There is no plan any more, and an answer that comes is for nothing.
     pub fn forget(&mut self) {
-        (self.awaited, self.request, self.answer) = (None, None, None);
+        (self.wanted, self.awaited, self.answer, self.looked_at) = (false, None, None, None);
         self.made_for.clear();
+        self.admitted.clear();
+        self.pauses.clear();
     }
 
-    /// A number that differs when another plan is awaited.
+    /// A number that differs when another plan is awaited, or in force.
     pub fn word(&self) -> u64 {
-        self.asked << 2 | u64::from(self.awaited.is_some()) << 1 | u64::from(self.answer.is_some())
+        let flags = [self.wanted, self.awaited.is_some(), self.answer.is_some()];
+        let flags = flags.iter().fold(0, |word, flag| word << 1 | u64::from(*flag));
+        let named = self.admitted.iter().chain(&self.pauses).chain(&self.held_back);
+        named.fold(self.asked << 3 | flags, |word, request| mix(word ^ request.0))
+    }
+
+    /// Whether the plan in force was made for those who run now, and for who is next in line.
+    fn is_for(&self, mut runners: impl Iterator<Item = RequestId>, next: Option<RequestId>) -> bool {
+        let mut known = 0;
+        let all = runners.all(|request| {
+            known += usize::from(self.made_for.contains(&request));
+            self.made_for.contains(&request)
+        });
+        // Those whom it admitted may still be on their way.
+        all && self.made_for.len() - known <= self.admitted.len()
+            && (next.is_none() || next == self.looked_at)
     }
 }
 
 impl Brain {
-    /// What is to be planned; whoever takes it answers with [`Brain::planned`], however long that takes.
+    /// A plan is due: whoever drives the brain asks for it. Not where all fits and whoever waited for a plan has come without.
+    pub fn wants_plan(&self) -> bool {
+        let (placed, next) = (!self.kv.placement().layout.moving.is_empty(), self.offload.plans.held_back);
+        self.offload.plans.wanted && (placed || next.is_some() || self.kv_is_short())
+    }
+
+    /// What is to be planned for these; whoever asks answers with [`Brain::planned`], however long that takes.
+    pub fn ask_plan(&mut self, crowd: &Crowd) -> PlanRequest {
+        let request = self.plan_request(crowd);
+        let plans = &mut self.offload.plans;
+        plans.asked = request.id;
+        (plans.wanted, plans.stale) = (false, false);
+        // A plan costs a change of placement: not at every boundary, whatever comes and goes. It is steps that count, not
+        // boundaries: what a placement wants on the device comes in pieces, and the next plan would send it back before any
+        // step was made.
+        plans.again_at = self.steps + u64::from(self.params.replan.mismatches);
+        plans.looked_at = plans.held_back;
+        plans.awaited = Some(Awaited { id: request.id, running: crowd.runners(), waiting: crowd.waiters() });
+        request
+    }
+
+    /// The same for those who run, none of whom may be paused, if a plan is due.
     pub fn take_plan_request(&mut self) -> Option<PlanRequest> {
-        self.offload.plans.request.take()
+        let columns = |request| self.kv.columns(request);
+        let runner = |request| Runner { request, columns: columns(request), deposit: 0, immune: true };
+        let crowd = Crowd { running: self.kv.runners().map(runner).collect(), waiting: Vec::new() };
+        self.wants_plan().then(|| self.ask_plan(&crowd))
     }
 
     /// Whether this answers something that was asked.
     pub fn expects_plan(&self, answer: &PlanAnswer) -> bool {
         let plans = &self.offload.plans;
-        let known = |at: &u16| usize::from(*at) < plans.options.len();
-        let members =
-            plans.awaited.as_ref().filter(|(id, _)| *id == answer.id).map(|(_, members)| members.len());
-        let fits =
-            answer.found.as_ref().zip(members).is_none_or(|(found, members)| {
-                found.chosen.len() == members && found.chosen.iter().all(known)
-            });
+        let asked = plans.awaited.as_ref().filter(|asked| asked.id == answer.id);
+        let fits = asked
+            .zip(answer.found.as_ref())
+            .is_none_or(|(asked, found)| asked.is_answered_by(found, plans.options.len()));
         (1..=plans.asked).contains(&answer.id) && fits
     }
 
     /// A plan has come. The next boundary carries it out, unless something else is due by then.
     pub fn planned(&mut self, answer: PlanAnswer) {
         let plans = &mut self.offload.plans;
-        if plans.awaited.as_ref().is_some_and(|(id, _)| *id == answer.id) {
+        if plans.awaited.as_ref().is_some_and(|asked| asked.id == answer.id) {
             plans.answer = Some(answer);
         }
     }
 
-    /// A plan is due when KV is short and the one in force no longer holds, or when everything fits the device again.
+    /// A plan is due when KV is short or somebody waits for it, and the one in force no longer holds; or when everything fits
+    /// the device again.
     pub(super) fn wish_plan(&mut self) {
         let placed = !self.kv.placement().layout.moving.is_empty();
-        if !placed && !self.kv_is_short() {
+        let (next, short) = (self.offload.plans.held_back, self.kv_is_short());
+        if !placed && !short && next.is_none() {
             self.offload.plans.forget();
             return;
         }
@@ -107,82 +181,89 @@ impl Brain {
         if let Some(answer) = self.offload.plans.answer.take() {
             return self.adopt(&answer);
         }
+        self.strike_who_came();
         let plans = &self.offload.plans;
-        let waiting = plans.awaited.is_some() || plans.again_at > self.boundaries;
-        if waiting || (placed && !plans.stale && self.kv.runners().eq(plans.made_for.iter().copied())) {
-            return;
+        let waiting = plans.awaited.is_some() || plans.again_at > self.steps;
+        // Also where nothing is away by it: KV of who was paused stays on the device until somebody needs the blocks.
+        let holds = !plans.stale && plans.is_for(self.kv.runners(), next);
+        self.offload.plans.wanted = !waiting && !holds;
+    }
+
+    /// Who was let in and runs now is one of those for whom the plan was made: it holds until one of them is gone.
+    fn strike_who_came(&mut self) {
+        if !self.offload.plans.admitted.is_empty() {
+            let runners: BTreeSet<_> = self.kv.runners().collect();
+            self.offload.plans.admitted.retain(|request| !runners.contains(request));
         }
-        self.ask_plan();
     }
 
-    fn ask_plan(&mut self) {
-        let members: Vec<_> = self.kv.runners().collect();
-        let request = self.plan_request(&members);
-        let plans = &mut self.offload.plans;
-        plans.asked = request.id;
-        plans.stale = false;
-        // A plan costs a change of placement: not at every boundary, whatever comes and goes.
-        plans.again_at = self.boundaries + u64::from(self.params.replan.mismatches);
-        plans.awaited = Some((request.id, members));
-        plans.request = Some(request);
-    }
-
-    fn plan_request(&self, members: &[RequestId]) -> PlanRequest {
+    fn plan_request(&self, crowd: &Crowd) -> PlanRequest {
         // As long as they will be when the plan's window is over.
         let growth = u32::from(self.params.replan.window).div_ceil(BLOCK_TOKENS);
+        let column_ns = self.measures.column_ns() / u64::from(self.sizes.layers);
+        // Compute is an average over steps of this batch and of those before it: what they read is taken off, not what is read now.
+        let read_ns = column_ns * self.measures.read_columns().unwrap_or(0);
+        let mut compute_ns = self.measures.compute_ns();
+        compute_ns.iter_mut().for_each(|ns| *ns = ns.saturating_sub(read_ns));
         PlanRequest {
             id: self.offload.plans.asked + 1,
             layers: self.sizes.layers,
             block_bytes: self.geometry.block_bytes,
-            columns: members.iter().map(|request| self.kv.full_columns(*request) + growth).collect(),
-            capacity_bytes: self.plan_capacity_bytes(members),
-            compute_ns: self.measures.compute_ns(),
+            running: self.standings(&crowd.running, growth),
+            waiting: crowd.waiting.iter().map(|waiter| self.standing_of_waiter(waiter, growth)).collect(),
+            capacity_bytes: self.plan_capacity_bytes(),
+            compute_ns,
+            column_ns,
+            beside_ns: self.measures.beside_ns(),
             link: self.link(),
             window: self.params.replan.window.max(1),
+            tbt_ns: self.params.slo.tbt_ns,
+            allowed_permille: self.params.slo.allowed_miss_permille,
             expansions: self.params.plan_expansions,
         }
     }
 
     /// The plan is due, for those who still run.
     fn adopt(&mut self, answer: &PlanAnswer) {
-        let Some((_, members)) = self.offload.plans.awaited.take() else { return };
+        let Some(asked) = self.offload.plans.awaited.take() else { return };
         // Where none was found somebody is one too many, which shows when a step does not fit. Until then as much is away as
         // may be.
         let most = self.offload.plans.options.len() as u16 - 1;
-        let (chosen, reason) = match &answer.found {
-            Some(found) => (found.chosen.clone(), Reason::Plan),
-            None => (alloc::vec![most; members.len()], Reason::NoPlan),
+        let nobody = || Found {
+            paused: 0,
+            admitted: 0,
+            chosen: alloc::vec![most; asked.running.len()],
+            step_ns: 0,
+            bound_ns: 0,
         };
-        let (replan, found) = (self.params.replan, answer.found.as_ref());
-        self.offload.watch =
-            Some(found.map_or(Watch::in_vain(replan), |found| Watch::new(replan, found.step_ns)));
+        let reason = if answer.found.is_some() { Reason::Plan } else { Reason::NoPlan };
+        let found = answer.found.clone().unwrap_or_else(nobody);
+        let replan = self.params.replan;
+        let watch = answer.found.as_ref().map(|found| Watch::new(replan, found.step_ns));
+        self.offload.watch = Some(watch.unwrap_or(Watch::in_vain(replan)));
         self.count(reason);
-        let placement = self.placement_of(&members, &chosen);
-        self.offload.plans.made_for = members;
+        let going = asked.going(&found);
+        let placement = self.placement_of(&going, &found.chosen);
+        let plans = &mut self.offload.plans;
+        plans.pauses = asked.running[..usize::from(found.paused)].to_vec();
+        plans.admitted = asked.waiting[..usize::from(found.admitted)].iter().copied().collect();
+        plans.made_for = going.into_iter().collect();
         self.offload.due = (placement != *self.kv.placement()).then_some(placement);
     }
 
-    /// What full columns may take: all blocks of KV but the tails and the reserve.
-    fn plan_capacity_bytes(&self, members: &[RequestId]) -> u64 {
-        let per = u64::from(self.sizes.blocks_per_chunk);
-        let free = u64::from(self.free_frames()) * per;
+    /// What KV may take: all of its blocks but those of the reserve.
+    fn plan_capacity_bytes(&self) -> u64 {
+        let free = u64::from(self.free_frames()) * u64::from(self.sizes.blocks_per_chunk);
         let total = u64::from(self.kv.frames().total_blocks()) + free;
-        let tails: u64 = members
-            .iter()
-            .map(|request| {
-                let full = self.kv.full_columns(*request);
-                u64::from(self.kv.columns(*request).saturating_sub(full)) * u64::from(self.kv.layers())
-            })
-            .sum();
-        total.saturating_sub(tails + u64::from(self.reserve_blocks())) * self.geometry.block_bytes
+        total.saturating_sub(u64::from(self.reserve_blocks())) * self.geometry.block_bytes
     }
 
     fn link(&self) -> Link {
         Link::fluid(self.measures.link_bytes_per_second().max(1))
     }
 
-    /// The sets that were chosen as a placement; all that move share buffers.
-    fn placement_of(&self, members: &[RequestId], chosen: &[u16]) -> Placement {
+    /// The sets that were chosen as a placement; all that move share buffers. Who is admitted comes whole.
+    fn placement_of(&self, going: &[RequestId], chosen: &[u16]) -> Placement {
         let options = &self.offload.plans.options;
         let mut away: Vec<u16> =
             chosen.iter().flat_map(|at| options[usize::from(*at)].iter().copied()).collect();
@@ -196,16 +277,17 @@ impl Brain {
         let Layout { beta, .. } = moving_layout(self.sizes.layers, least.map_or(0, |least| least as u16));
         let layout = Layout { moving: away.into_iter().map(LayerId).collect(), beta };
         let mut sets: Vec<Vec<LayerId>> = Vec::new();
-        let mut of = BTreeMap::new();
         let runners: BTreeSet<_> = self.kv.runners().collect();
-        let away = members.iter().zip(chosen).filter(|(request, at)| **at > 0 && runners.contains(request));
-        for (request, at) in away {
+        let mut of = BTreeMap::new();
+        for (request, at) in going.iter().zip(chosen).filter(|(_, at)| **at > 0) {
             let set: Vec<_> = options[usize::from(*at)].iter().copied().map(LayerId).collect();
             let known = sets.iter().position(|other| *other == set).unwrap_or_else(|| {
                 sets.push(set);
                 sets.len() - 1
             });
-            of.insert(*request, known as u16);
+            if runners.contains(request) {
+                of.insert(*request, known as u16);
+            }
         }
         Placement { layout, sets, of }
     }

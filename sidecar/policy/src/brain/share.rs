@@ -166,9 +166,16 @@ impl Brain {
         layout.map(Target::Layout).or_else(|| self.idle_activations(missing))
     }
 
-    fn idle_activations(&self, missing: u32) -> Option<Target> {
+    /// Chunks of activations that are kept in any case: those that the floor counts on. While something is lent they are those of
+    /// the smallest step, for it may have been lent under a policy whose floor counts on these.
+    pub(super) fn least_activations(&self) -> u32 {
+        if self.trade.lent > 0 { self.sizes.activation_least } else { self.sizes.activation_min }
+    }
+
+    /// Fewer activations, as many as are missing.
+    pub(super) fn idle_activations(&self, missing: u32) -> Option<Target> {
         let held = self.holdings.activation.len() as u32;
-        let least = self.sizes.activation_min.max(held.saturating_sub(missing));
+        let least = self.least_activations().max(held.saturating_sub(missing));
         // What the address range of KV has no room for becomes free.
         (least < held).then_some(Target::Activation(least))
     }
@@ -194,10 +201,15 @@ impl Brain {
         found
     }
 
+    /// So many layers move, evenly spaced, through one slot.
+    pub(super) fn evenly(&self, moving: u16) -> Layout {
+        Layout { moving: uniform(self.sizes.layers, moving), beta: 1 }
+    }
+
     /// The layout that the floor counts on.
-    fn narrowest(&self) -> Option<Layout> {
+    pub(super) fn narrowest(&self) -> Option<Layout> {
         let layers = self.sizes.cap_m;
-        let layout = Layout { moving: uniform(self.sizes.layers, layers), beta: 1 };
+        let layout = self.evenly(layers);
         let narrower = || self.sizes.weights(&layout) < self.weights_held();
         (self.params.policy.remaps() && layers >= 2 && narrower()).then_some(layout)
     }

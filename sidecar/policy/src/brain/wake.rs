@@ -1,4 +1,5 @@
-//! Coming back after weight layers were lent: all of them if there is room, else moving through slots.
+//! Coming back after weight layers were lent: all of them if there is room, else moving through slots. What neighbours still
+//! have may leave no more than the floor: then idle activation space makes room, for the floor counts on the least of it.
 
 use super::reshape::{Goal, Target};
 use super::{Brain, Rest};
@@ -10,7 +11,8 @@ impl Brain {
     /// A layout with more moving layers that takes so many chunks fewer, whatever its stall.
     pub(super) fn narrower(&self, chunks: u32) -> Option<Layout> {
         let limit = self.weights_held().checked_sub(chunks)?;
-        self.wider_remaps().find(|layout| self.sizes.weights(layout) <= limit)
+        let fits = |layout: &Layout| self.sizes.weights(layout) <= limit;
+        self.wider_remaps().find(fits).or_else(|| self.narrowest().filter(fits))
     }
 
     /// Layouts that free more and more layers, beginning with one more than now.
@@ -34,8 +36,27 @@ impl Brain {
         let home = self.weights_held() + self.ledger.count(Owner::Free);
         match self.cheapest_way_back(home) {
             Some(layout) => self.goal = Some(Goal { target: Target::Layout(layout), reason: Reason::Wake }),
-            None => self.trade.stuck = true,
+            None => match self.last_way_back(home) {
+                Some(target) => self.goal = Some(Goal { target, reason: Reason::Wake }),
+                None => self.trade.stuck = true,
+            },
         }
+    }
+
+    /// Where no layout fits that is chosen for its stall: the evenly spaced one with the fewest moving layers that fits when all
+    /// idle activation space has made room. Whoever waits for a loan that does not come has no other way, whatever policy and
+    /// cap are in force by now.
+    fn last_way_back(&self, home: u32) -> Option<Target> {
+        let room = home + self.frames_above_guarantee();
+        let idle = self.activation_chunks().saturating_sub(self.least_activations());
+        let most = if self.trade.lent > 0 { self.sizes.layers - 1 } else { self.sizes.cap_m };
+        let layouts = (2..=most).map(|moving| self.evenly(moving));
+        let layout = layouts.into_iter().find(|layout| self.sizes.weights(layout) <= room + idle)?;
+        let missing = self.sizes.weights(&layout).saturating_sub(room);
+        Some(match self.idle_activations(missing).filter(|_| missing > 0) {
+            Some(target) => target,
+            None => Target::Layout(layout),
+        })
     }
 
     /// Of the layouts that fit what is here: the one whose stall, together with the KV that has to go for it, loses least. As

@@ -38,6 +38,17 @@ impl Kv {
         self.tier.room()
     }
 
+    /// Places that the host tier would have, its cache given up.
+    pub fn host_places(&self) -> u32 {
+        self.tier.room() + self.tier.idle()
+    }
+
+    /// Columns of the request that have a place in the host tier.
+    pub fn placed_columns(&self, request: RequestId) -> u32 {
+        let columns = self.sequences.get(&request).into_iter().flat_map(|sequence| &sequence.columns);
+        columns.filter(|id| self.columns.get(**id).stowed.is_some()).count() as u32
+    }
+
     /// Columns without a place in the host tier.
     fn placeless(&self) -> u32 {
         self.columns.live() - (self.tier.used() - self.stream.parted())

@@ -6,6 +6,7 @@
 use alloc::vec::Vec;
 
 use super::order::Order;
+use super::room::Room;
 
 /// Shares that are tried: so many of them are everything.
 const SHARES: u64 = 128;
@@ -26,8 +27,9 @@ pub fn first(order: &Order<'_>) -> Option<Vec<u16>> {
         let chosen = even(order, middle);
         if order.fits(&chosen) { (enough, most) = (middle, chosen) } else { too_little = middle }
     }
-    take_back(order, &mut most);
-    Some(most)
+    let mut room = Room::new(order, &most);
+    (0..most.len()).for_each(|place| room.take_back(place));
+    Some(room.into_chosen())
 }
 
 /// Each object's choice with at least this share of the most work that it can make.
@@ -39,19 +41,6 @@ fn even(order: &Order<'_>, share: u64) -> Vec<u16> {
         ranked[ranked.partition_point(|&index| work_ns(index) < wanted_ns)]
     };
     order.ranked.iter().enumerate().map(choice).collect()
-}
-
-/// Gives every object, one after another, less work for as long as all fits.
-fn take_back(order: &Order<'_>, chosen: &mut [u16]) {
-    for (place, ranked) in order.ranked.iter().enumerate() {
-        for &less in ranked[..order.rank(place, chosen[place])].iter().rev() {
-            let before = core::mem::replace(&mut chosen[place], less);
-            if !order.fits(chosen) {
-                chosen[place] = before;
-                break;
-            }
-        }
-    }
 }
 
 /// Where giving everything does not fit, as all of a layer would be in the prefetch buffer: object by object, whatever makes

@@ -3,12 +3,26 @@
 
 use alloc::vec::Vec;
 
+use super::batch::{Member, Outlook};
 use super::link::Link;
 use super::placement::{by_distance, distances};
-use super::problem::{Object, Problem};
-use super::search::plan;
+use super::search::gap_permille;
+use super::{batch, shared};
 
-/// What is to be planned: the KV of some requests.
+/// A request that runs or waits, as the planner sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Columns that may leave the device, as many as there will be when the plan's window is over.
+    pub full: u32,
+    /// Columns that stay.
+    pub tails: u32,
+    /// Tokens that were made and are not delivered yet.
+    pub deposit: u32,
+    /// It may not be paused.
+    pub immune: bool,
+}
+
+/// What is to be planned: who runs, and where their KV lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanRequest {
     /// Names the answer; rises from 1.
@@ -17,16 +31,26 @@ pub struct PlanRequest {
     pub layers: u16,
     /// Bytes of a layer-block.
     pub block_bytes: u64,
-    /// For each request the columns that count.
-    pub columns: Vec<u32>,
-    /// Bytes on the device for all of them and the prefetch buffer.
+    /// Requests that run, in the order in which they would be paused.
+    pub running: Vec<Standing>,
+    /// Requests that wait, in the order in which they would be admitted: with all of their KV on the device.
+    pub waiting: Vec<Standing>,
+    /// Bytes on the device for all of them.
     pub capacity_bytes: u64,
-    /// Compute of each layer, nanoseconds.
+    /// Compute of each layer without any KV, nanoseconds.
     pub compute_ns: Vec<u64>,
+    /// What a column of KV adds to the compute of each layer, nanoseconds.
+    pub column_ns: u64,
+    /// What a step takes beside its layers and what they wait for, nanoseconds.
+    pub beside_ns: u64,
     /// The link.
     pub link: Link,
     /// Steps that the plan holds for.
     pub window: u16,
+    /// The most time between two delivered tokens, nanoseconds; 0 = none is too long.
+    pub tbt_ns: u64,
+    /// Share of the tokens that may come later than that, permille.
+    pub allowed_permille: u32,
     /// Its budget of node expansions.
     pub expansions: u32,
 }
@@ -40,33 +64,64 @@ pub struct PlanAnswer {
     pub found: Option<Found>,
 }
 
-/// A placement.
+/// A batch and its placement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// For each request one of [`options`].
+    /// So many of the running requests are paused, the first ones.
+    pub paused: u16,
+    /// So many of the waiting ones are admitted, the first ones.
+    pub admitted: u16,
+    /// For each request that then runs, those that go on first, one of [`options`].
     pub chosen: Vec<u16>,
     /// The predicted time of a step, nanoseconds.
     pub step_ns: u64,
+    /// No placement of this batch has shorter steps, as far as is proven, nanoseconds: at most `step_ns`.
+    pub bound_ns: u64,
+}
+
+impl Found {
+    /// How much shorter a step of this batch might be, permille of its time, rounded up: the proven gap.
+    pub fn gap_permille(&self) -> u32 {
+        gap_permille(self.step_ns, self.bound_ns) as u32
+    }
 }
 
 impl PlanRequest {
     /// The best plan that the budget finds.
     pub fn solve(&self) -> PlanAnswer {
+        let found = batch::plan(&self.outlook(), self.expansions, shared::mean_ns).ok();
+        let found = found.map(|best| Found {
+            paused: best.paused as u16,
+            admitted: best.admitted as u16,
+            chosen: best.placement.chosen,
+            step_ns: best.placement.cost.time_ns + self.beside_ns,
+            bound_ns: best.placement.bound_ns + self.beside_ns,
+        });
+        PlanAnswer { id: self.id, found }
+    }
+
+    fn outlook(&self) -> Outlook {
         let options = options(self.layers);
-        let object = |columns: &u32| {
-            Object::kv(&self.link, self.layers, u64::from(*columns) * self.block_bytes, &options)
+        let member = |one: &Standing, sets: &[Vec<u16>]| Member {
+            kv: shared::object(&self.link, self.layers, self.block_bytes, (one.full, one.tails), sets),
+            compute_ns: self.column_ns * u64::from(one.full + one.tails),
+            tbt_ns: self.tbt_ns,
+            deposit: one.deposit,
+            immune: one.immune,
         };
-        let problem = Problem {
+        Outlook {
             capacity_bytes: self.capacity_bytes,
             compute_ns: self.compute_ns.clone(),
+            beside_ns: self.beside_ns,
             link: self.link,
             write_bytes: 0,
             window: self.window,
-            objects: self.columns.iter().map(object).collect(),
-        };
-        let found = plan(&problem, self.expansions).ok();
-        let found = found.map(|plan| Found { chosen: plan.chosen, step_ns: plan.cost.time_ns });
-        PlanAnswer { id: self.id, found }
+            allowed_permille: self.allowed_permille,
+            others: Vec::new(),
+            running: self.running.iter().map(|one| member(one, &options)).collect(),
+            // Who comes needs all of its KV on the device: a prompt is computed there, and what was away is brought back whole.
+            waiting: self.waiting.iter().map(|one| member(one, &options[..1])).collect(),
+        }
     }
 }
 

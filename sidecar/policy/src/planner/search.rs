@@ -1,4 +1,10 @@
-//! The choices with the least time, and among those the fewest link bytes: branch and bound, depth first, one object a level.
+//! The choices with the least time, and among those the fewest link bytes: trades between objects from a plan to begin with,
+//! then branch and bound, depth first, one object a level.
+//!
+//! A path of the tree has as many levels as there are objects, so a budget that is no larger reaches no leaf that differs by
+//! much. What is nearer comes first: one object gives more, and the others take back what then fits, in strides that become
+//! shorter. When no trade is left that helps, the tree has the rest of the budget; with enough of it the answer is the best of
+//! all whatever was traded, and what was traded cuts the tree.
 //!
 //! A node's bound is the larger of the batch's compute and the link work that its placed objects have and the others have at
 //! least ([`super::relax`]): every transfer of a step ends within it. The bound on bytes is of the same kind and breaks ties.
@@ -8,11 +14,13 @@ use alloc::vec::Vec;
 
 use super::begin;
 use super::order::Order;
-use super::problem::{Object, Problem};
+use super::problem::{Choice, Object, Problem};
 use super::relax::Relaxation;
+use super::room::Room;
 use super::steps;
 
-/// Node expansions of a plan: 16 requests with 80 layers stay within a millisecond (`planner_speed`).
+/// Expansions of a plan, each a trade that is tried or a node of the tree: 16 requests with 80 layers stay within a millisecond
+/// (`planner_speed`).
 pub const DEFAULT_EXPANSIONS: u32 = 16;
 
 /// What a search found.
@@ -24,7 +32,7 @@ pub struct Plan {
     pub cost: Cost,
     /// No plan is faster than this, nanoseconds. Equal to the plan's time when it is proven to be the fastest.
     pub bound_ns: u64,
-    /// Nodes that were expanded.
+    /// Trades that were tried and nodes that were expanded.
     pub expansions: u32,
     /// The whole tree was searched or excluded, so that no plan is better in time, then bytes.
     pub optimal: bool,
@@ -33,9 +41,14 @@ pub struct Plan {
 impl Plan {
     /// How much faster another plan might be, permille of this plan's time, rounded up.
     pub fn gap_permille(&self) -> u64 {
-        let slack_ns = self.cost.time_ns - self.bound_ns;
-        (slack_ns * 1000).div_ceil(self.cost.time_ns.max(1))
+        gap_permille(self.cost.time_ns, self.bound_ns)
     }
+}
+
+/// What lies between a time and what it is at least, permille of it, rounded up.
+pub(super) fn gap_permille(time_ns: u64, bound_ns: u64) -> u64 {
+    let slack_ns = u128::from(time_ns.saturating_sub(bound_ns));
+    (slack_ns * 1000).div_ceil(u128::from(time_ns.max(1))) as u64
 }
 
 /// The objectives within one batch, the first first.
@@ -74,16 +87,38 @@ pub fn plan_with(
     budget: u32,
     time_ns: impl Fn(&Problem, &[u16]) -> u64,
 ) -> Result<Plan, Misfit> {
+    spend(problem, &mut { budget }, time_ns)
+}
+
+/// The same of a budget of which the rest is for others.
+///
+/// # Errors
+/// When none was found.
+pub(super) fn spend(
+    problem: &Problem,
+    budget: &mut u32,
+    time_ns: impl Fn(&Problem, &[u16]) -> u64,
+) -> Result<Plan, Misfit> {
     let order = Order::new(problem);
-    let mut search = Search::new(&order, budget, time_ns);
+    let mut search = Search::new(&order, *budget, time_ns);
     search.begin();
+    search.improve();
     search.descend(0);
+    let expansions = *budget - search.left;
+    *budget = search.left;
     let optimal = search.open_ns == u64::MAX;
     let Some((cost, found)) = search.best else {
         return Err(if optimal { Misfit::Proven } else { Misfit::OutOfBudget });
     };
     let bound_ns = search.open_ns.min(cost.time_ns);
-    Ok(Plan { chosen: order.by_index(&found), cost, bound_ns, expansions: budget - search.left, optimal })
+    Ok(Plan { chosen: order.by_index(&found), cost, bound_ns, expansions, optimal })
+}
+
+/// What no placement of these objects beats in `capacity_bytes`, beside so much compute; none when none fits.
+pub(super) fn at_least(objects: &[&Object], compute_ns: u64, capacity_bytes: u64) -> Option<Cost> {
+    let work_ns = Relaxation::new(objects, Choice::work_ns).at_least(0, capacity_bytes)?;
+    let link_bytes = Relaxation::new(objects, |choice| choice.link_bytes).at_least(0, capacity_bytes)?;
+    Some(Cost { time_ns: work_ns.max(compute_ns), link_bytes })
 }
 
 struct Search<'a, T> {
@@ -129,10 +164,51 @@ impl<'a, T: Fn(&Problem, &[u16]) -> u64> Search<'a, T> {
     /// The plan to beat.
     fn begin(&mut self) {
         let Some(chosen) = begin::first(self.order) else { return };
-        let by_index = self.order.by_index(&chosen);
-        let choices = self.order.problem.choices_of(&by_index);
-        let link_bytes = choices.map(|choice| choice.link_bytes).sum();
-        self.best = Some((Cost { time_ns: self.time_of(&chosen), link_bytes }, chosen));
+        self.best = Some((self.cost_of(&chosen), chosen));
+    }
+
+    /// Trades for as long as one helps: those who have most work to give first.
+    fn improve(&mut self) {
+        let Some(bound) = self.bound(0) else { return };
+        let longest = self.order.ranked.iter().map(Vec::len).max().unwrap_or(0);
+        let mut stride = longest / 2;
+        while stride > 0 {
+            let mut helped = false;
+            for place in 0..self.order.objects.len() {
+                helped |= self.trade(bound, place, stride);
+            }
+            stride = if helped { stride } else { stride / 2 };
+        }
+    }
+
+    /// The object at `place` gives so many choices more, and the others, those who give least first, give less for as long as
+    /// all fits. Whether that is better.
+    fn trade(&mut self, bound: Cost, place: usize, stride: usize) -> bool {
+        let Some((best, chosen)) = self.best.as_ref().filter(|(best, _)| *best > bound) else { return false };
+        let ranked = &self.order.ranked[place];
+        let rank = self.order.rank(place, chosen[place]);
+        let more = (rank + stride).min(ranked.len() - 1);
+        if self.left == 0 || more == rank {
+            return false;
+        }
+        self.left -= 1;
+        let mut room = Room::new(self.order, chosen);
+        room.swap(place, ranked[more]);
+        if !room.fits() {
+            return false;
+        }
+        (0..chosen.len()).rev().filter(|other| *other != place).for_each(|other| room.take_back(other));
+        let (best, cost) = (*best, self.cost_of(room.chosen()));
+        if cost < best {
+            self.best = Some((cost, room.into_chosen()));
+        }
+        cost < best
+    }
+
+    fn cost_of(&self, chosen: &[u16]) -> Cost {
+        let choices = self.order.objects.iter().zip(chosen);
+        let link_bytes = choices.map(|(object, &index)| object.choices[usize::from(index)].link_bytes).sum();
+        Cost { time_ns: self.time_of(chosen), link_bytes }
     }
 
     fn time_of(&self, chosen: &[u16]) -> u64 {

@@ -14,6 +14,11 @@ use super::world::World;
 
 pub const MODEL_TOKENS: u32 = 96;
 
+/// A policy whose tenants trade: small seeds, which are of single cases, have Oneiros.
+pub fn trading(seed: u64) -> PolicyName {
+    if seed >> 8 & 1 == 0 { PolicyName::Oneiros } else { PolicyName::Unified }
+}
+
 /// Requests over few tokens and salts, so that prefixes are shared.
 pub fn load(world: &mut World, rng: &mut Rng, requests: u64) -> BTreeMap<RequestId, Vec<u32>> {
     let mut expected = BTreeMap::new();

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use sluice_policy::action::Earmark;
-use sluice_policy::brain::{Claim, Traded};
+use sluice_policy::brain::{Brain, Claim, Traded};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::grants::Nonce;
-use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::params::{Bounds, Params, PolicyName};
 use sluice_policy::reason::Reason;
 
 use super::cases::{guaranteed_chunks, tenant};
 use super::device::{Faults, Rng};
-use super::random::{MODEL_TOKENS, load};
+use super::random::{MODEL_TOKENS, load, trading};
 use super::world::World;
 
 fn peer(index: usize) -> Peer {
@@ -37,9 +37,10 @@ struct Pair {
 
 impl Pair {
     fn new(slabs: &[u64], extra_kv: u32, seed: u64, faults: u32) -> Pair {
-        let (params, _) = tenant(PolicyName::Oneiros, slabs, 0, MODEL_TOKENS);
+        let policy = trading(seed);
+        let (params, _) = tenant(policy, slabs, 0, MODEL_TOKENS);
         let kv = guaranteed_chunks(&params) + extra_kv;
-        let (_, geometry) = tenant(PolicyName::Oneiros, slabs, kv, MODEL_TOKENS);
+        let (_, geometry) = tenant(policy, slabs, kv, MODEL_TOKENS);
         let share = geometry.capacity_chunks;
         let world = |seed| {
             let params = Params { share_chunks: share, ..params.clone() };
@@ -211,16 +212,23 @@ impl Pair {
         );
     }
 
-    /// Everything goes home.
+    /// Everything goes home, also what was promised while there was work and is given only now.
     fn settle(&mut self) {
-        for at in [0, 1, 0, 1] {
-            self.turn(at);
-            self.tick_until(|pair| {
-                pair.revoke(at);
-                let home = pair.worlds[at].brain.absent_layers() == 0 && pair.worlds[at].device.idle();
-                home && pair.loans.values().all(|(by, _)| *by != at) && pair.earmarks.is_empty()
-            });
+        for round in 0..8 {
+            [0, 1].into_iter().for_each(|at| self.settle_one(at));
+            if round > 0 && self.loans.is_empty() && self.earmarks.is_empty() {
+                return;
+            }
         }
+    }
+
+    fn settle_one(&mut self, at: usize) {
+        self.turn(at);
+        self.tick_until(|pair| {
+            pair.revoke(at);
+            let home = pair.worlds[at].brain.absent_layers() == 0 && pair.worlds[at].device.idle();
+            home && pair.loans.values().all(|(by, _)| *by != at) && pair.earmarks.is_empty()
+        });
     }
 
     fn tick_until(&mut self, over: impl Fn(&mut Pair) -> bool) {
@@ -295,10 +303,11 @@ fn an_idle_tenant_lends_its_last_layers_and_wakes_with_all_of_them() {
     );
 }
 
-#[test]
-fn a_lender_whose_loans_do_not_come_back_serves_with_moving_layers() {
-    let mut pair = Pair::new(&[4; 8], 4, 9, 0);
+/// A tenant that has lent all that it can, which is not repaid: it has work, after something has changed, and serves.
+fn served_without(slabs: &[u64], before: impl Fn(&mut Brain), after: impl Fn(&mut Brain)) -> Brain {
+    let mut pair = Pair::new(slabs, 4, 9, 0);
     let mut rng = Rng(9);
+    before(&mut pair.worlds[1].brain);
     pair.worlds.iter_mut().for_each(|world| assert!(world.load()));
     pair.turn(0);
     let most = pair.worlds[1].brain.lendable_chunks();
@@ -308,6 +317,7 @@ fn a_lender_whose_loans_do_not_come_back_serves_with_moving_layers() {
     let expected = load(&mut pair.worlds[1], &mut rng, 6);
     // The borrower is silent: the turn comes, nothing is repaid, and patience is over.
     let lender = &mut pair.worlds[1];
+    after(&mut lender.brain);
     lender.active = true;
     lender.brain.set_active(true);
     assert!(lender.brain.patient(), "its loans are waited for at first");
@@ -316,6 +326,51 @@ fn a_lender_whose_loans_do_not_come_back_serves_with_moving_layers() {
     assert_eq!(lender.finished, expected);
     assert!(lender.brain.layout().alpha() > 0, "it serves in what its floor leaves");
     assert_eq!(lender.brain.budget_chunks(), pair.shares[1] - most, "and takes nothing that is not its own");
+    let [_, lender] = pair.worlds;
+    lender.brain
+}
+
+fn has(policy: PolicyName) -> impl Fn(&mut Brain) {
+    move |brain| brain.set_policy(policy).expect("it fits under either")
+}
+
+fn may_remap(remap_cap_permille: u32) -> impl Fn(&mut Brain) {
+    move |brain| {
+        let bounds = Bounds { remap_cap_permille, ..brain.bounds() };
+        brain.set_bounds(bounds).expect("it fits with either");
+    }
+}
+
+fn as_it_is(_: &mut Brain) {}
+
+#[test]
+fn a_lender_whose_loans_do_not_come_back_serves_with_moving_layers() {
+    served_without(&[4; 8], as_it_is, as_it_is);
+}
+
+/// Its floor counts on the least activation space: what it has beyond that makes room for layers.
+#[test]
+fn a_lender_whose_activations_are_idle_comes_back_into_their_space() {
+    let brain = served_without(&[4; 8], has(PolicyName::Unified), as_it_is);
+    assert!(brain.budget_chunks() < brain.floor_chunks() + 4, "less than a layer above its floor is left");
+}
+
+/// What it lent it lent by another floor than the one that is in force when it comes back.
+#[test]
+fn a_lender_whose_policy_or_cap_has_changed_comes_back_without_what_it_lent() {
+    for policy in [PolicyName::Oneiros, PolicyName::Recompute, PolicyName::Ellm, PolicyName::Pie] {
+        served_without(&[4; 8], has(PolicyName::Unified), has(policy));
+    }
+    for permille in [0, 300] {
+        served_without(&[4; 8], as_it_is, may_remap(permille));
+        served_without(&[4; 8], has(PolicyName::Unified), may_remap(permille));
+    }
+}
+
+/// The layouts whose copies hide best are not those that take least.
+#[test]
+fn a_lender_of_unequal_layers_comes_back_into_the_layout_that_its_floor_counts_on() {
+    served_without(&[4, 1, 4, 1, 4, 1, 4, 4], may_remap(500), as_it_is);
 }
 
 /// A tenant whose requests hold all KV lends what it can and comes back without it: how many layers give up their memory, and

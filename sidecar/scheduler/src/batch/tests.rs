@@ -13,8 +13,15 @@ use crate::sequence::Sequence;
 fn sequence(id: u64, prompt_tokens: usize) -> Sequence {
     let sampling = Arc::new(Sampling::default());
     let prompt = vec![1; prompt_tokens];
-    let request =
-        Request { id: RequestId(id), prompt, max_tokens: u32::MAX / 2, sampling, priority: 0, salt: 0 };
+    let request = Request {
+        id: RequestId(id),
+        prompt,
+        max_tokens: u32::MAX / 2,
+        sampling,
+        priority: 0,
+        salt: 0,
+        paced: true,
+    };
     Sequence::new(request, Nanos(0))
 }
 

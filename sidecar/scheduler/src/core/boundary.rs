@@ -38,7 +38,9 @@ impl Core {
         if self.brain.blocked() || !may_run || self.brain.dormant() {
             return;
         }
+        self.pause_as_planned(now);
         let mut admitted = self.admit(now);
+        self.ask_plan(now);
         match self.fit(now, &mut admitted) {
             Some(batch) => {
                 self.confirm(now, &admitted);
@@ -51,8 +53,8 @@ impl Core {
     /// Moves waiting requests into free rows, up to one step's worth of tokens. Returns those that are new.
     fn admit(&mut self, now: Nanos) -> Vec<RequestId> {
         let mut admitted = Vec::new();
-        // Where nothing runs, nothing can end: whoever was sent back while memory was on its way is tried again.
-        if self.next_step < self.admission_hold && !self.running.is_empty() {
+        self.brain.hold_back(None);
+        if self.admission_on_hold() {
             return admitted;
         }
         self.hurry_overdue(now);
@@ -60,9 +62,15 @@ impl Core {
         let step_tokens =
             if self.brain.arriving() { self.config.max_model_tokens } else { self.config.max_step_tokens };
         let mut budget = step_tokens.max(self.config.max_step_tokens).saturating_sub(running_tokens);
-        while budget > 0 && !self.queue.is_empty() && !self.front_is_paused(now) {
+        let mut coming_blocks = 0;
+        while budget > 0
+            && !self.free_rows.is_empty()
+            && !self.queue.is_empty()
+            && !self.front_stays(now, coming_blocks)
+        {
             let Some(row) = self.free_rows.pop() else { break };
             let Some(mut sequence) = self.queue.pop() else { break };
+            coming_blocks += self.blocks_to_come(now, &sequence);
             if sequence.kept {
                 self.brain.resume(sequence.id());
             } else {
@@ -76,6 +84,12 @@ impl Core {
             self.place(sequence);
         }
         admitted
+    }
+
+    /// Memory refused somebody a moment ago. Where nothing runs, nothing can end: whoever was sent back while memory was on its
+    /// way is tried again.
+    pub(super) fn admission_on_hold(&self) -> bool {
+        self.next_step < self.admission_hold && !self.running.is_empty()
     }
 
     fn place(&mut self, mut sequence: Sequence) {

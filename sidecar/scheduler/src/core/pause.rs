@@ -1,15 +1,27 @@
-//! Pause-Resume (OrbitFlow 4.2): who is one too many waits with its KV instead of being computed again.
+//! Pause-Resume (OrbitFlow 4.2): who is one too many waits with its KV instead of being computed again. And what a plan of the
+//! batch must know of it, and says of it.
 
+use sluice_policy::brain::{Crowd, Runner, Waiter};
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::planner::pausing::Candidate;
 
 use super::Core;
+use crate::event::Command;
 use crate::sequence::Sequence;
+
+/// Requests that wait of which a plan looks at the first ones: more seldom come at once.
+const MOST_WAITING: usize = 4;
 
 impl Core {
     /// Pauses the request with most KV; never the oldest, and nobody who was paused for as long as a request may be. Returns
     /// whether there was one.
     pub(super) fn pause_largest(&mut self, now: Nanos) -> bool {
+        let victim = self.victims(now).first().copied();
+        victim.is_some_and(|id| self.pause(now, id))
+    }
+
+    /// Those who may be paused, in that order.
+    fn victims(&self, now: Nanos) -> Vec<RequestId> {
         let oldest = self.running.values().next().map(Sequence::id);
         let tbt_ns = self.brain.params().slo.tbt_ns;
         let column_bytes = self.brain.geometry().column_bytes();
@@ -20,8 +32,60 @@ impl Core {
         };
         let candidates: Vec<_> = self.running.values().map(candidate).collect();
         let victims = self.pauses.victims(now, &candidates);
-        let victim = victims.into_iter().find(|id| Some(*id) != oldest);
-        victim.is_some_and(|id| self.pause(now, id))
+        victims.into_iter().filter(|id| Some(*id) != oldest).collect()
+    }
+
+    /// A plan is due: it is asked for those who run, and for the next in line.
+    pub(super) fn ask_plan(&mut self, now: Nanos) {
+        if self.brain.wants_plan() {
+            let crowd = self.crowd(now);
+            self.commands.push(Command::Plan(self.brain.ask_plan(&crowd)));
+        }
+    }
+
+    fn crowd(&self, now: Nanos) -> Crowd {
+        let victims = if self.brain.pausing_helps() { self.victims(now) } else { Vec::new() };
+        let others = self.running.values().map(Sequence::id).filter(|id| !victims.contains(id));
+        let tbt_ns = self.brain.params().slo.tbt_ns;
+        let runner = |id: RequestId, immune: bool| {
+            let sequence = &self.running[&self.places[&id]];
+            let deposit = sequence.deposit(now, tbt_ns);
+            Runner { request: id, columns: sequence.next_columns(), deposit, immune }
+        };
+        let running = victims.iter().map(|id| runner(*id, false)).chain(others.map(|id| runner(id, true)));
+        let running = running.collect();
+        Crowd { running, waiting: self.waiters(now, tbt_ns) }
+    }
+
+    /// Those whom a plan may let in: nobody who has no row, or was sent back a moment ago.
+    fn waiters(&self, now: Nanos, tbt_ns: u64) -> Vec<Waiter> {
+        if !self.brain.plans_batches() || self.admission_on_hold() {
+            return Vec::new();
+        }
+        let may_come = |sequence: &&Sequence| {
+            let id = sequence.id();
+            !self.pauses.is_paused(id) || self.pauses.may_resume(id, now, true, false).is_ok()
+        };
+        let first = self.queue.iter().take(MOST_WAITING.min(self.free_rows.len())).take_while(may_come);
+        let mut coming_blocks = 0;
+        let may_be_let_in = |one: &Waiter| {
+            let may = self.brain.may_be_let_in(one, coming_blocks);
+            coming_blocks += self.brain.blocks_to_come(one);
+            may
+        };
+        first.map(|one| waiter(one, now, tbt_ns)).take_while(may_be_let_in).collect()
+    }
+
+    /// Pauses those whom the plan that was just adopted pauses, as far as they may still be.
+    pub(super) fn pause_as_planned(&mut self, now: Nanos) {
+        let planned = self.brain.take_pauses();
+        if planned.is_empty() {
+            return;
+        }
+        let victims = self.victims(now);
+        for id in planned.into_iter().filter(|id| victims.contains(id)) {
+            self.pause(now, id);
+        }
     }
 
     /// Under a policy that pauses: it was paused for as long as a request may be.
@@ -77,14 +141,29 @@ impl Core {
         true
     }
 
-    /// The next in line was paused and does not go on yet: nobody goes past it.
-    pub(super) fn front_is_paused(&self, now: Nanos) -> bool {
-        let idle = self.running.is_empty();
-        let front = self.queue.front().map(Sequence::id).filter(|id| self.pauses.is_paused(*id));
-        front.is_some_and(|id| {
-            let feasible = idle || self.is_overdue(now, id) || self.brain.resume_fits(id);
-            self.pauses.may_resume(id, now, feasible, idle).is_err()
-        })
+    /// The next in line does not come yet: it was paused and does not go on, or no plan lets it in. Nobody goes past it.
+    /// `coming_blocks` are of those who come at this boundary.
+    pub(super) fn front_stays(&mut self, now: Nanos, coming_blocks: u32) -> bool {
+        let Some(front) = self.queue.front() else { return false };
+        let (id, idle) = (front.id(), self.running.is_empty());
+        let planned = self.brain.plans_batches();
+        let waiter = waiter(front, now, self.brain.params().slo.tbt_ns);
+        let paused = self.pauses.is_paused(id);
+        let feasible = idle
+            || self.is_overdue(now, id)
+            || match planned {
+                true => self.brain.admits(&waiter, coming_blocks),
+                false => !paused || self.brain.resume_fits(id),
+            };
+        if planned && !feasible {
+            self.brain.hold_back(Some(id));
+        }
+        if paused { self.pauses.may_resume(id, now, feasible, idle).is_err() } else { !feasible }
+    }
+
+    /// Blocks that a request of the queue will take when it comes.
+    pub(super) fn blocks_to_come(&self, now: Nanos, sequence: &Sequence) -> u32 {
+        self.brain.blocks_to_come(&waiter(sequence, now, 0))
     }
 
     /// Requests that run again were paused no longer than until now.
@@ -96,4 +175,9 @@ impl Core {
             }
         }
     }
+}
+
+fn waiter(sequence: &Sequence, now: Nanos, tbt_ns: u64) -> Waiter {
+    let columns = sequence.admission_columns();
+    Waiter { request: sequence.id(), columns, deposit: sequence.deposit(now, tbt_ns) }
 }

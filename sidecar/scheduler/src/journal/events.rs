@@ -86,16 +86,20 @@ pub fn decode(name: &str, r: &mut Reader<'_>) -> Result<Event, String> {
 }
 
 fn put_plan(words: &mut Words, answer: &PlanAnswer) {
-    words.put(answer.id).put_option(answer.found.as_ref().map(|found| found.step_ns));
-    let chosen = answer.found.as_ref().map_or(&[][..], |found| &found.chosen);
+    let found = answer.found.as_ref();
+    words.put(answer.id).put_option(found.map(|found| found.step_ns));
+    words.put(found.map_or(0, |found| found.bound_ns));
+    words.put(found.map_or(0, |found| found.paused)).put(found.map_or(0, |found| found.admitted));
+    let chosen = found.map_or(&[][..], |found| &found.chosen);
     words.put_list(chosen, |w, at| {
         w.put(*at);
     });
 }
 
 fn plan(r: &mut Reader<'_>) -> Result<PlanAnswer, String> {
-    let (id, step_ns, chosen) = (r.u64()?, r.option()?, r.list(Reader::int)?);
-    Ok(PlanAnswer { id, found: step_ns.map(|step_ns| Found { chosen, step_ns }) })
+    let (id, step_ns, bound_ns) = (r.u64()?, r.option()?, r.u64()?);
+    let (paused, admitted, chosen) = (r.int()?, r.int()?, r.list(Reader::int)?);
+    Ok(PlanAnswer { id, found: step_ns.map(|step_ns| Found { paused, admitted, chosen, step_ns, bound_ns }) })
 }
 
 fn put_text(words: &mut Words, text: &str) {
@@ -125,17 +129,17 @@ fn pairs(r: &mut Reader<'_>) -> Result<Vec<(u32, f32)>, String> {
 }
 
 fn put_request(words: &mut Words, request: &Request) {
-    let Request { id, prompt, max_tokens, sampling, priority, salt } = request;
-    words.put(id.0).put(*max_tokens).put(priority.cast_unsigned()).put(*salt);
+    let Request { id, prompt, max_tokens, sampling, priority, salt, paced } = request;
+    words.put(id.0).put(*max_tokens).put(priority.cast_unsigned()).put(*salt).put(*paced);
     put_tokens(words, prompt);
     put_sampling(words, sampling);
 }
 
 fn request(r: &mut Reader<'_>) -> Result<Request, String> {
     let (id, max_tokens) = (RequestId(r.u64()?), r.int()?);
-    let (priority, salt) = (r.int::<u32>()?.cast_signed(), r.u64()?);
+    let (priority, salt, paced) = (r.int::<u32>()?.cast_signed(), r.u64()?, r.bool()?);
     let prompt = r.list(Reader::int)?;
-    Ok(Request { id, prompt, max_tokens, sampling: Arc::new(sampling(r)?), priority, salt })
+    Ok(Request { id, prompt, max_tokens, sampling: Arc::new(sampling(r)?), priority, salt, paced })
 }
 
 fn put_sampling(words: &mut Words, sampling: &Sampling) {

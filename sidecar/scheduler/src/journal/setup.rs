@@ -83,7 +83,7 @@ fn put_offload(words: &mut Words, params: &Params) {
     words.put(replan.window).put(replan.mismatch_permille).put(replan.mismatches);
     words.put(params.pause_bound_ns);
     let Params { slo, loss_window_steps, .. } = params;
-    words.put(slo.ttft_ns).put(slo.tbt_ns).put(*loss_window_steps);
+    words.put(slo.ttft_ns).put(slo.tbt_ns).put(slo.allowed_miss_permille).put(*loss_window_steps);
 }
 
 /// Reads what [`params_words`] wrote.
@@ -121,7 +121,7 @@ pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
         },
         replan: replan::Tunables { window: r.int()?, mismatch_permille: r.int()?, mismatches: r.int()? },
         pause_bound_ns: r.u64()?,
-        slo: Slo { ttft_ns: r.u64()?, tbt_ns: r.u64()? },
+        slo: Slo { ttft_ns: r.u64()?, tbt_ns: r.u64()?, allowed_miss_permille: r.int()? },
         loss_window_steps: r.int()?,
     })
 }

@@ -131,6 +131,7 @@ fn case(rung: &Rung, scale: f64, seed: u64) -> Case {
             kv_bytes: Some(u64::from(KV_TOKENS) * model.kv_token_bytes()),
             host_kv_bytes: None,
             never_pauses: !rung.pauses,
+            unpaced: !rung.paced,
         },
         seed,
     }
@@ -217,6 +218,8 @@ fn details(served: &[Served]) -> Vec<Vec<String>> {
         "PAUSED",
         "STALL S",
         "GB IN",
+        "PLANS",
+        "GAP % P50/P90/MAX",
     ];
     let line = |(at, one): (usize, &Served)| {
         let (scale, rung) = (SCALES[at / RUNGS.len() % SCALES.len()], &RUNGS[at % RUNGS.len()]);
@@ -231,6 +234,8 @@ fn details(served: &[Served]) -> Vec<Vec<String>> {
             one.pauses.to_string(),
             format!("{:.1}", one.stall_s),
             format!("{:.0}", one.link_gb.0),
+            one.plans.to_string(),
+            one.plan_gaps(),
         ]
     };
     let heading = heading.map(str::to_owned).to_vec();

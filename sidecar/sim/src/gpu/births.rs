@@ -35,6 +35,7 @@ impl Seat {
             open: 0,
             keeps_tokens,
             tally: Tally::default(),
+            plan_gaps: Vec::new(),
         }
     }
 }

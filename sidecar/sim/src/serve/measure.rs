@@ -81,8 +81,21 @@ pub struct Served {
     pub turns: u64,
     /// Decisions of the policies, by their reasons; those that never were are left out.
     pub reasons: BTreeMap<&'static str, u64>,
+    /// Plans that were found.
+    pub plans: usize,
+    /// How much faster than its plan a step might have been, as is proven, permille: of half of the plans, of nine in ten and
+    /// of all at most.
+    pub plan_gap_permille: [u32; 3],
     /// Tokens made by so many seconds, at equal distances.
     pub made: Vec<(f64, f64)>,
+}
+
+impl Served {
+    /// Proven gaps of plans in percent: P50, P90 and the largest.
+    pub fn plan_gaps(&self) -> String {
+        let percent = self.plan_gap_permille.map(|permille| format!("{:.1}", f64::from(permille) / 10.0));
+        if self.plans == 0 { "-".into() } else { percent.join("/") }
+    }
 }
 
 /// Points of [`Served::made`].
@@ -131,6 +144,8 @@ pub(super) fn measure(case: &Case, gpu: &Gpu, begin: Nanos, loaded_bytes: (u64, 
         steps: sum(|tally| tally.steps),
         turns: gpu.turns(),
         reasons: reasons(gpu),
+        plans: plan_gaps(gpu).len(),
+        plan_gap_permille: [500, 900, 1000].map(|permille| percentile(&mut plan_gaps(gpu), permille)),
         made: made(gpu, begin),
     }
 }
@@ -202,14 +217,22 @@ fn late_tokens(token_at: &[Nanos], tbt_ns: u64) -> usize {
     late
 }
 
-/// The smallest value that so many of a thousand do not exceed, milliseconds; 0 of none.
+fn plan_gaps(gpu: &Gpu) -> Vec<u32> {
+    gpu.seats.iter().flat_map(|seat| seat.plan_gaps.iter().copied()).collect()
+}
+
+/// The same of nanoseconds, milliseconds.
 fn percentile_ms(values: &mut [u64], permille: usize) -> f64 {
+    percentile(values, permille) as f64 / 1e6
+}
+
+/// The smallest value that so many of a thousand do not exceed; 0 of none.
+fn percentile<T: Copy + Default + Ord>(values: &mut [T], permille: usize) -> T {
     if values.is_empty() {
-        return 0.0;
+        return T::default();
     }
     let at = (values.len() * permille).div_ceil(1000).max(1) - 1;
-    let (_, value, _) = values.select_nth_unstable(at);
-    *value as f64 / 1e6
+    *values.select_nth_unstable(at).1
 }
 
 #[cfg(test)]
@@ -237,6 +260,13 @@ mod tests {
         assert!(!is_good(&fate(&[5, 16, 27]), slo));
         assert!(!is_good(&fate(&[6, 10, 20]), slo));
         assert!(!is_good(&Fate { finish: None, ..fate(&[5]) }, slo));
+    }
+
+    #[test]
+    fn gaps_of_plans_are_told_by_their_percentiles() {
+        let mut gaps: Vec<u32> = (0..=10).rev().map(|gap| gap * 10).collect();
+        let told = [500, 900, 1000].map(|permille| percentile(&mut gaps, permille));
+        assert_eq!((told, percentile::<u32>(&mut [], 500)), ([50, 90, 100], 0));
     }
 
     #[test]

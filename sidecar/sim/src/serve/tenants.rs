@@ -14,6 +14,9 @@ use crate::gpu::seat::TenantSetup;
 /// Tokens of one step at most.
 pub const STEP_TOKENS: u32 = 2048;
 
+/// As a tenant has it unless told otherwise.
+const ALLOWED_MISS_PERMILLE: u32 = 10;
+
 /// Requests that may wait: nobody is refused.
 const QUEUED: u32 = 1_000_000;
 
@@ -82,7 +85,11 @@ fn params(case: &Case, place: &Place) -> Params {
         max_step: shape(STEP_TOKENS),
         min_step: shape(16),
         prefix_caching: case.prefix_caching,
-        slo: params::Slo { ttft_ns: case.slo.ttft_ns, tbt_ns: case.slo.tbt_ns },
+        slo: params::Slo {
+            ttft_ns: case.slo.ttft_ns,
+            tbt_ns: case.slo.tbt_ns,
+            allowed_miss_permille: ALLOWED_MISS_PERMILLE,
+        },
         link_bytes_per_second: case.hardware.link.in_bytes_per_s,
         ..Params::default()
     }

@@ -246,5 +246,6 @@ fn request(id: u64, rng: &mut Rng) -> Request {
     let prompt: Vec<u32> = prefix.chain((0..own).map(|_| rng.below(u64::from(VOCAB)) as u32)).collect();
     let sampling = Arc::new(Sampling::default());
     let (max_tokens, priority) = (rng.between(1, 36) as u32, rng.below(2) as i32);
-    Request { id: RequestId(id), prompt, max_tokens, sampling, priority, salt: rng.below(2) }
+    let (id, salt, paced) = (RequestId(id), rng.below(2), id.is_multiple_of(2));
+    Request { id, prompt, max_tokens, sampling, priority, salt, paced }
 }

@@ -169,8 +169,8 @@ mod tests {
 
     fn request(id: u64) -> Message {
         let sampling = Arc::new(Sampling::default());
-        let request =
-            Request { id: RequestId(id), prompt: vec![1], max_tokens: 1, sampling, priority: 0, salt: 0 };
+        let (id, prompt) = (RequestId(id), vec![1]);
+        let request = Request { id, prompt, max_tokens: 1, sampling, priority: 0, salt: 0, paced: false };
         Message::Submit(request, mpsc::unbounded_channel().0)
     }
 

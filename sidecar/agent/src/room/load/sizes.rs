@@ -88,6 +88,7 @@ pub(super) fn params(loaded: &Loaded, terms: Terms) -> Params {
         slo: Slo {
             ttft_ns: u64::from(config.slo.ttft_milliseconds) * 1_000_000,
             tbt_ns: u64::from(config.slo.tbt_milliseconds) * 1_000_000,
+            allowed_miss_permille: config.slo.allowed_miss_permille,
         },
         pause_bound_ns: u64::from(config.slo.max_pause_seconds) * 1_000_000_000,
         link_bytes_per_second: config

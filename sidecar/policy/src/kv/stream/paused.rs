@@ -79,6 +79,14 @@ impl Kv {
         freed
     }
 
+    /// Blocks on the device that paused requests beside this one may lose.
+    pub fn others_paused_blocks(&self, request: RequestId) -> u32 {
+        let paused = self.sequences.iter().filter(|(id, sequence)| sequence.suspended && **id != request);
+        let columns = paused.flat_map(|(_, sequence)| &sequence.columns[..sequence.full as usize]);
+        let leaving = columns.filter(|id| self.leaves_with_its_user(**id));
+        leaving.map(|id| self.layers - self.columns.absent(*id)).sum()
+    }
+
     /// As [`Kv::plan_swap_out`], of columns that only paused requests use.
     pub fn plan_paused_out(&mut self, most: u32, generations: &mut Generations) -> Vec<Swap> {
         let paused = self.sequences.values().filter(|sequence| sequence.suspended);

@@ -10,13 +10,13 @@ use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::grants::{Book, Nonce};
 use sluice_policy::neighbours::victim::{Live, Neighbour};
-use sluice_policy::params::{Bounds, Params, PolicyName};
+use sluice_policy::params::{Bounds, Params};
 use sluice_policy::trader::{Letter, News, Terms, Trader};
 
 use super::super::cases::{guaranteed_chunks, tenant};
 use super::super::device::{Faults, Rng};
 use super::super::quota::{Ledger, Quota};
-use super::super::random::{MODEL_TOKENS, load};
+use super::super::random::{MODEL_TOKENS, load, trading};
 use super::super::world::{Request, World};
 use super::balance;
 use super::mail::{Mail, Post};
@@ -170,9 +170,10 @@ pub struct Town {
 
 impl Town {
     pub fn new(case: &Case) -> Town {
-        let (params, _) = tenant(PolicyName::Oneiros, &case.slabs, 0, MODEL_TOKENS);
+        let policy = trading(case.seed);
+        let (params, _) = tenant(policy, &case.slabs, 0, MODEL_TOKENS);
         let kv = guaranteed_chunks(&params) + case.extra_kv;
-        let (_, mut geometry) = tenant(PolicyName::Oneiros, &case.slabs, kv, MODEL_TOKENS);
+        let (_, mut geometry) = tenant(policy, &case.slabs, kv, MODEL_TOKENS);
         let share = geometry.capacity_chunks;
         geometry.capacity_chunks = share * case.tenants as u32;
         let params = Params { share_chunks: share, host_kv_bytes: case.host_kv_bytes, ..params };

@@ -160,12 +160,14 @@ fn print(args: &ServeArgs, all: &[Served]) {
         "REMAPPED",
         "STALL S",
         "LINK GB",
+        "PLANS",
+        "GAP % P50/P90/MAX",
     ];
     let rows: Vec<_> = all.iter().map(row).collect();
     table::print(heading, &rows);
 }
 
-fn row(served: &Served) -> [String; 12] {
+fn row(served: &Served) -> [String; 14] {
     [
         served.policy.clone(),
         format!("{}/{}", served.completed, served.requests),
@@ -179,6 +181,8 @@ fn row(served: &Served) -> [String; 12] {
         served.remapped_layers.to_string(),
         format!("{:.2}", served.stall_s),
         format!("{:.1}+{:.1}", served.link_gb.0, served.link_gb.1),
+        served.plans.to_string(),
+        served.plan_gaps(),
     ]
 }
 

@@ -1,0 +1,138 @@
+//! A machine that is slow, and one that has no pages when weights come home.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{CHAT, CODE, Rows, TENANTS};
+use crate::installed::processes::{Stopped, container};
+use crate::installed::value;
+
+/// For so long a sidecar stands still, and for so long it goes.
+const HALF: Duration = Duration::from_millis(20);
+/// Calls of the kernel that fail, of each thread.
+const REFUSED: u32 = 5;
+/// Times that layers go and come home, until a page is refused.
+const ROUNDS: u32 = 5;
+/// A load may take so many times as long with half of the time: the machine is shared with others.
+const AT_MOST: u32 = 10;
+
+/// Processes that stand still half of the time, until this is dropped.
+struct Halting {
+    on: Arc<AtomicBool>,
+    halts: Option<JoinHandle<u32>>,
+}
+
+impl Halting {
+    fn start(processes: Vec<Pid>) -> Halting {
+        let on = Arc::new(AtomicBool::new(true));
+        let goes_on = on.clone();
+        let halts = std::thread::spawn(move || {
+            let mut times = 0;
+            while goes_on.load(Ordering::Relaxed) {
+                let stopped: Vec<_> = processes.iter().map(|process| Stopped::stop(*process)).collect();
+                std::thread::sleep(HALF);
+                drop(stopped);
+                std::thread::sleep(HALF);
+                times += 1;
+            }
+            times
+        });
+        Halting { on, halts: Some(halts) }
+    }
+
+    /// How often they stood still.
+    fn end(mut self) -> u32 {
+        self.on.store(false, Ordering::Relaxed);
+        self.halts.take().map_or(0, |halts| halts.join().unwrap())
+    }
+}
+
+impl Drop for Halting {
+    fn drop(&mut self) {
+        self.on.store(false, Ordering::Relaxed);
+    }
+}
+
+/// A process that is refused pages a few times: what the kernel says when memory is short. They come with a write to their file
+/// or with advice.
+struct WithoutPages(Child);
+
+impl WithoutPages {
+    fn start(process: Pid) -> WithoutPages {
+        let mut strace = Command::new("strace");
+        strace.args(["--follow-forks", "--trace=pwrite64,madvise", "--output=/dev/null"]);
+        strace.arg(format!("--inject=pwrite64,madvise:error=ENOMEM:when=1..{REFUSED}"));
+        strace.arg(format!("--attach={}", process.as_raw_nonzero())).stderr(Stdio::piped());
+        let mut child = strace.spawn().expect("strace");
+        let mut lines = BufReader::new(child.stderr.take().expect("its words")).lines().map_while(Result::ok);
+        let mut said = String::new();
+        let attached = lines.any(|line| {
+            said.push_str(&line);
+            line.contains("attached")
+        });
+        assert!(attached, "strace says: {said}");
+        // It tells of each new thread, and would end where nobody listens.
+        std::thread::spawn(move || lines.for_each(drop));
+        WithoutPages(child)
+    }
+}
+
+impl Drop for WithoutPages {
+    fn drop(&mut self) {
+        // By this it lets the process go on alone.
+        let _ = kill_process(Pid::from_child(&self.0), Signal::INT);
+        let _ = self.0.wait();
+    }
+}
+
+impl Rows<'_> {
+    /// Sidecars copy, and all three get half of their time only: the same tokens, later.
+    pub async fn sidecars_that_stand_still_half_of_the_time_cost_time_and_no_token(&self) {
+        let address = self.product.address(CHAT);
+        let begun = Instant::now();
+        self.product.borrows(CHAT, &address, &self.load).await;
+        let undisturbed = begun.elapsed();
+        let sidecar = |name: &str| container(&self.product.pod(name), "sidecar").first().expect("it runs");
+        let slow = Halting::start(TENANTS.iter().map(|name| sidecar(name)).collect());
+        let begun = Instant::now();
+        self.product.borrows(CHAT, &address, &self.load).await;
+        let (took, times) = (begun.elapsed(), slow.end());
+        eprintln!("a load takes {undisturbed:?}, with sidecars that stood still {times} times {took:?}");
+        assert!(times > 10, "{times}");
+        assert!(took < undisturbed * AT_MOST, "{took:?}, {undisturbed:?} undisturbed");
+    }
+
+    /// A lender's layers come home to a machine without pages: it tries again, and serves as ever.
+    pub async fn weights_that_find_no_pages_come_home_later(&self) {
+        let (address, pod) = (self.product.address(CODE), self.product.pod(CODE));
+        let failed = async || {
+            let sample = format!("sluice_moves_total{{model_name=\"{CODE}\",reason=\"backend_failed\"}}");
+            value(&self.product.metrics(&address).await, &sample)
+        };
+        let lent = async || {
+            let sample = format!("sluice_layers_lent{{model_name=\"{CODE}\"}}");
+            value(&self.product.metrics(&address).await, &sample)
+        };
+        let before = failed().await;
+        let traced = WithoutPages::start(container(&pod, "sidecar").first().expect("it runs"));
+        // Some layers may come home to pages that are still there.
+        for _ in 0..ROUNDS {
+            self.load.answered(self.product, CHAT).await;
+            assert_eq!(self.product.complete(CODE, 200).await, self.golden, "with what there is");
+            let home = async || (lent().await == 0.0).then_some(());
+            self.product.wait("its layers are home", home).await;
+            if failed().await > before {
+                break;
+            }
+        }
+        assert!(failed().await > before, "the kernel refused nothing");
+        drop(traced);
+        assert_eq!(self.product.complete(CODE, 200).await, self.golden);
+    }
+}

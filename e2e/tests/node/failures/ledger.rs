@@ -1,0 +1,274 @@
+//! The ledger of a GPU, audited from outside of all pods while whoever trades in it is killed or stands still.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use sluice_e2e::cluster::within;
+use sluice_memory::neighbourhood::{Identity, LedgerError, Neighbourhood, Participant, this_boot};
+use sluice_wire::State;
+use sluice_wire::config::SidecarConfig;
+use tokio::task::JoinSet;
+
+use super::{CHAT, CODE, MINUTE, Rows, TENANTS};
+use crate::installed::Product;
+use crate::installed::admin::{Admin, Credential};
+use crate::installed::processes::{Container, Stopped, container, kill};
+
+/// Engines killed while memory is lent.
+const KILLS: u32 = 9;
+/// Until a look at the ledger is repeated.
+const GLANCE: Duration = Duration::from_millis(2);
+/// As long as a process that could end would need to, many times over.
+const A_WHILE: Duration = Duration::from_secs(2);
+
+/// What the tenants of a GPU share, opened by somebody who has no part in it.
+#[derive(Clone)]
+pub struct Ledger(Neighbourhood);
+
+impl Ledger {
+    /// That of the GPU which the tenants of the test have.
+    pub fn of(product: &Product<'_>) -> Ledger {
+        let map = product.get("configmap", &format!("{CHAT}-0"));
+        let texts = map["data"].as_object().unwrap();
+        let config: SidecarConfig =
+            serde_json::from_str(texts.values().next().unwrap().as_str().unwrap()).unwrap();
+        let place = config.neighbourhood.unwrap();
+        let identity = Identity {
+            boot_id: this_boot().unwrap(),
+            claim_id: place.claim,
+            capacity_bytes: config.gpu.memory_bytes,
+            chunk_bytes: config.gpu.chunk_bytes,
+        };
+        let sidecar = container(&product.pod(CHAT), "sidecar").first().expect("it runs");
+        let root = PathBuf::from(format!("/proc/{}/root", sidecar.as_raw_nonzero()));
+        let folder = root.join(place.folder.strip_prefix("/").unwrap());
+        Ledger(Neighbourhood::open(&folder, &identity).unwrap())
+    }
+
+    /// What the living record of a tenant says.
+    pub fn record(&self, product: &Product<'_>, tenant: &str) -> Option<Participant> {
+        let name = format!("{}/{tenant}", product.namespace);
+        self.0.survey().unwrap().into_iter().find(|one| one.live && one.name == name)
+    }
+
+    /// Waits until a tenant holds more than its share, and returns what it holds.
+    pub async fn borrowed(&self, product: &Product<'_>, tenant: &str) -> u64 {
+        let borrows = async || {
+            let held = self.record(product, tenant).filter(|one| one.held_bytes > one.share_bytes);
+            if held.is_none() {
+                tokio::time::sleep(GLANCE).await;
+            }
+            held.map(|one| one.held_bytes)
+        };
+        within(2 * MINUTE, &format!("{tenant} holds what others lent it"), borrows).await
+    }
+}
+
+/// Audits as often as it can until it is ended.
+struct Auditor {
+    on: Arc<AtomicBool>,
+    audits: Option<JoinHandle<Result<u32, LedgerError>>>,
+}
+
+impl Auditor {
+    fn start(ledger: Ledger) -> Auditor {
+        let on = Arc::new(AtomicBool::new(true));
+        let goes_on = on.clone();
+        let audits = std::thread::spawn(move || {
+            let mut count = 0;
+            while goes_on.load(Ordering::Relaxed) {
+                match ledger.0.audit() {
+                    Ok(_) => count += 1,
+                    // Whoever has it may stand in line for a core.
+                    Err(LedgerError::Busy { .. }) => {}
+                    Err(wrong) => return Err(wrong),
+                }
+                std::thread::sleep(GLANCE);
+            }
+            Ok(count)
+        });
+        Auditor { on, audits: Some(audits) }
+    }
+
+    /// How many there were.
+    ///
+    /// # Panics
+    /// If more was counted than there is in one of them.
+    fn end(mut self) -> u32 {
+        self.on.store(false, Ordering::Relaxed);
+        let audits = self.audits.take().expect("it is ended once").join();
+        audits.unwrap().expect("never is a byte promised twice")
+    }
+}
+
+impl Drop for Auditor {
+    fn drop(&mut self) {
+        self.on.store(false, Ordering::Relaxed);
+    }
+}
+
+/// A borrower all of whose processes stand still.
+struct Frozen {
+    processes: Vec<Stopped>,
+    /// What the ledger says that it holds.
+    held: u64,
+    /// What it was asked and cannot answer.
+    requests: JoinSet<Option<String>>,
+}
+
+impl Rows<'_> {
+    /// Engines of lenders and of the borrower die at whatever moment of a loan, and once a lender's sidecar: no byte is promised
+    /// twice at any time, none is lost in the end, and the borrower's answers are what they are.
+    pub async fn whoever_is_killed_while_memory_is_lent_the_ledger_balances(&self) {
+        let ledger = Ledger::of(self.product);
+        self.all_is_home(&ledger).await;
+        let auditor = Auditor::start(ledger.clone());
+        let sidecar = container(&self.product.pod(CODE), "sidecar");
+        let done = AtomicBool::new(false);
+        let kills = async {
+            for time in 0..KILLS {
+                self.kill_while_it_is_lent(&ledger, time).await;
+                if time == KILLS / 2 {
+                    kill(sidecar.first().expect("it runs"));
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+        };
+        let load = async {
+            while !done.load(Ordering::Relaxed) {
+                self.load.answered(self.product, CHAT).await;
+            }
+        };
+        tokio::join!(kills, load);
+        self.product
+            .ready_again(CODE, &|pod| container(pod, "sidecar").restarts == sidecar.restarts + 1)
+            .await;
+        for name in TENANTS {
+            assert_eq!(self.product.complete(name, 200).await, self.golden, "{name}");
+        }
+        self.all_is_home(&ledger).await;
+        let audits = auditor.end();
+        assert!(audits > 100, "it was looked at {audits} times");
+        self.product.borrows(CHAT, &self.product.address(CHAT), &self.load).await;
+    }
+
+    /// Kills the engine of one tenant after the other, a moment after something is lent.
+    async fn kill_while_it_is_lent(&self, ledger: &Ledger, time: u32) {
+        let engine = container(&self.product.pod(TENANTS[time as usize % 3]), "engine");
+        let worker = async || engine.worker();
+        let worker = self.product.wait("an engine", worker).await;
+        ledger.borrowed(self.product, CHAT).await;
+        // Of different moments of what is going on then.
+        tokio::time::sleep(Duration::from_millis(u64::from(time) * 7)).await;
+        kill(worker);
+    }
+
+    /// A borrower stands still with all its processes, as one that nobody can reach: what it holds stays counted until the last
+    /// of them has ended, and those who lent it serve meanwhile.
+    pub async fn what_a_frozen_neighbour_holds_comes_home_with_the_end_of_its_last_process(&self) {
+        let ledger = Ledger::of(self.product);
+        let pod = self.product.pod(CHAT);
+        let (sidecar, engine) = (container(&pod, "sidecar"), container(&pod, "engine"));
+        let Frozen { processes, held, requests } =
+            self.frozen_while_it_borrows(&ledger, &sidecar, &engine).await;
+        let holds = || ledger.record(self.product, CHAT).map(|one| one.held_bytes);
+        for name in [CODE, super::SUMMARY] {
+            assert_eq!(
+                self.product.complete(name, 200).await,
+                self.golden,
+                "{name} serves without what it lent"
+            );
+        }
+        assert_eq!(holds(), Some(held), "a neighbour that is not reached keeps what it has");
+        let [first, worker] =
+            [sidecar.first(), engine.worker()].map(|process| process.expect("it is frozen"));
+        kill(first);
+        tokio::time::sleep(A_WHILE).await;
+        assert_ne!(sidecar.first(), Some(first), "it is gone");
+        assert_eq!(holds(), Some(held), "its engine may still write where it did");
+        kill(worker);
+        let gone = async || (holds() != Some(held)).then_some(());
+        within(A_WHILE, "nothing of it is counted when both are gone", gone).await;
+        drop((processes, requests));
+        self.product
+            .ready_again(CHAT, &|pod| container(pod, "sidecar").restarts == sidecar.restarts + 1)
+            .await;
+        for name in TENANTS {
+            assert_eq!(self.product.complete(name, 200).await, self.golden, "{name}");
+        }
+        self.all_is_home(&ledger).await;
+    }
+
+    /// Stops all processes of a borrower while it has neither the turn nor the guard of the ledger, for which everybody would
+    /// have to wait. A neighbour that is loaded too takes turns with it, and has its answers.
+    async fn frozen_while_it_borrows(
+        &self,
+        ledger: &Ledger,
+        sidecar: &Container,
+        engine: &Container,
+    ) -> Frozen {
+        let (beside, done) = (self.load.part(12), AtomicBool::new(false));
+        let mut requests = JoinSet::new();
+        let frozen = async {
+            let now = async || {
+                while requests.try_join_next().is_some() {}
+                if requests.is_empty() {
+                    requests = self.load.sent(self.product, CHAT);
+                }
+                tokio::time::sleep(GLANCE).await;
+                self.frozen_now(ledger, sidecar, engine).await
+            };
+            let frozen = within(2 * MINUTE, "a borrower that has neither turn nor guard", now).await;
+            done.store(true, Ordering::Relaxed);
+            frozen
+        };
+        let turns = async {
+            while !done.load(Ordering::Relaxed) {
+                beside.answered(self.product, CODE).await;
+            }
+        };
+        let ((processes, held), ()) = tokio::join!(frozen, turns);
+        Frozen { processes, held, requests }
+    }
+
+    async fn frozen_now(
+        &self,
+        ledger: &Ledger,
+        sidecar: &Container,
+        engine: &Container,
+    ) -> Option<(Vec<Stopped>, u64)> {
+        let borrows = |one: &Participant| one.held_bytes > one.share_bytes && one.earmarks.is_empty();
+        ledger.record(self.product, CHAT).filter(borrows)?;
+        let all = [sidecar.first()?, engine.first()?, engine.worker()?];
+        let processes: Vec<Stopped> = all.into_iter().map(Stopped::stop).collect();
+        let still = async || processes.iter().all(Stopped::is_still).then_some(());
+        within(MINUTE, "they stand still", still).await;
+        let record = ledger.record(self.product, CHAT).filter(borrows)?;
+        let free = !record.has_turn && ledger.0.audit().is_ok();
+        free.then_some((processes, record.held_bytes))
+    }
+
+    /// Waits until nobody holds what is another's, and the ledger says of everybody what its sidecar says.
+    pub async fn all_is_home(&self, ledger: &Ledger) {
+        let operator = Credential::of_operator(self.product);
+        let home = async || {
+            let audit = ledger.0.audit().ok()?;
+            for name in TENANTS {
+                let record = ledger.record(self.product, name)?;
+                let admin = Admin::of(self.product, name, &self.product.address(name));
+                let state: State = serde_json::from_value(admin.state(&operator).await).unwrap();
+                let place = state.neighbourhood.as_ref()?;
+                let balanced = state.memory.balances() && place.balances();
+                let nothing_on_its_way = place.in_transit_bytes == 0 && record.earmarks.is_empty();
+                let at_rest = place.lent_bytes == 0 && place.borrowed_bytes == 0 && nothing_on_its_way;
+                (balanced && at_rest && place.held_bytes == record.held_bytes).then_some(())?;
+            }
+            let balanced = audit.unsettled_bytes == 0 && audit.participants.len() == TENANTS.len();
+            balanced.then_some(())
+        };
+        self.product.wait("all loans are home, and the ledger says what sidecars say", home).await;
+    }
+}

@@ -1,0 +1,98 @@
+//! Who can be served at all, and who comes to a pool that goes.
+
+use serde_json::json;
+use sluice_plan::report::{pool_status, tenant_status};
+use sluice_plan::seen::Seen;
+use sluice_plan::unit::plan;
+use sluice_types::{GpuPool, ModelTenant};
+
+use super::world::{given, host_pool, inspected, settled, tenant};
+
+#[test]
+fn a_tenant_whose_kv_fits_nowhere_is_not_accepted() {
+    let reason = |change: &dyn Fn(&mut GpuPool, &mut ModelTenant)| {
+        let (mut pool, mut tenant) = (host_pool(), inspected());
+        change(&mut pool, &mut tenant);
+        let (seen, tenants) = (Seen::default(), [&tenant]);
+        let given = given(&pool, &tenants, &seen);
+        let plan = plan(&given);
+        let status = tenant_status(&given, &plan, &plan.tenants[0], None);
+        let accepted = status.conditions.into_iter().find(|one| one.type_ == "Accepted").unwrap();
+        (accepted.reason, accepted.message)
+    };
+    assert_eq!(reason(&|_, _| ()).0, "AsExpected");
+    let (short, message) = reason(&|_, tenant| {
+        tenant.spec.memory.kv_limit = Some(sluice_types::Quantity::from_bytes(1 << 16));
+    });
+    assert_eq!(short, "ContextDoesNotFit");
+    assert!(message.contains("spec.memory.kvLimit") && message.contains("1024 tokens"), "{message}");
+    let (small, _) = reason(&|pool, _| {
+        let host = pool.spec.device.as_mut().unwrap().host.as_mut().unwrap();
+        host.chunk_bytes = sluice_types::Quantity::from_bytes(1 << 10);
+    });
+    assert_eq!(small, "ChunkTooSmall");
+}
+
+/// A proxied tenant whose weights take 10 GiB and a bit, on a GPU whose size only its claim tells.
+fn large() -> ModelTenant {
+    let spec = json!({"engine": {"kind": "Vllm", "image": "example.org/vllm:1"}});
+    let mut large = tenant("t", spec);
+    let mut status = inspected().status.unwrap();
+    let model = status.model.as_mut().unwrap();
+    (model.layers, model.layer_bytes) = (10, 1 << 30);
+    large.status = Some(status);
+    large
+}
+
+/// What `Accepted` says, and the pool as its status leaves it.
+fn told(pool: &GpuPool, seen: &Seen) -> (String, GpuPool) {
+    let tenant = large();
+    let tenants = [&tenant];
+    let given = given(pool, &tenants, seen);
+    let plan = plan(&given);
+    let conditions = tenant_status(&given, &plan, &plan.tenants[0], None).conditions;
+    let accepted = conditions.into_iter().find(|one| one.type_ == "Accepted").unwrap();
+    (accepted.reason, GpuPool { status: Some(pool_status(&given, &plan, pool)), ..pool.clone() })
+}
+
+#[test]
+fn a_model_that_its_gpu_turned_out_too_small_for_is_not_tried_again() {
+    let mut pool = super::world::pool(json!({"hostMemoryPerGPU": "64Gi"}));
+    pool.metadata.generation = Some(1);
+    let (fits, pool) = told(&pool, &Seen::default());
+    assert_eq!(fits, "AsExpected", "nobody knows the GPU's size");
+    let mut seen = settled(&pool);
+    seen.claims[0].device.as_mut().unwrap().capacity_bytes = Some(8 << 30);
+    let (small, mut pool) = told(&pool, &seen);
+    assert_eq!(small, "ModelLargerThanGpu");
+    // Deployment and claim are gone.
+    for _ in 0..3 {
+        let (still, after) = told(&pool, &Seen::default());
+        assert_eq!(still, "ModelLargerThanGpu");
+        pool = after;
+    }
+    pool.metadata.generation = Some(2);
+    assert_eq!(told(&pool, &Seen::default()).0, "AsExpected", "it may ask for another GPU now");
+    seen.claims[0].device.as_mut().unwrap().capacity_bytes = Some(16 << 30);
+    let (large, pool) = told(&pool, &seen);
+    let gpu = &pool.status.unwrap().gpus[0];
+    assert_eq!((large.as_str(), gpu.capacity.as_ref().unwrap().bytes()), ("AsExpected", 16 << 30));
+}
+
+#[test]
+fn a_pool_that_is_being_deleted_takes_nobody_new() {
+    let mut pool = host_pool();
+    let reason = |pool: &GpuPool, seen: &Seen| {
+        let tenant = inspected();
+        let tenants = [&tenant];
+        let given = given(pool, &tenants, seen);
+        let plan = plan(&given);
+        let conditions = tenant_status(&given, &plan, &plan.tenants[0], None).conditions;
+        let accepted = conditions.into_iter().find(|one| one.type_ == "Accepted").unwrap();
+        (accepted.reason, plan.tenants[0].slots.len())
+    };
+    assert_eq!(reason(&pool, &Seen::default()), ("AsExpected".to_owned(), 1));
+    pool.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+    assert_eq!(reason(&pool, &Seen::default()), ("PoolTerminating".to_owned(), 0));
+    assert_eq!(reason(&pool, &settled(&pool)), ("AsExpected".to_owned(), 1), "who is there stays");
+}

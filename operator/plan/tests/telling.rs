@@ -1,0 +1,106 @@
+//! What statuses tell of what was seen.
+
+use std::collections::BTreeMap;
+
+use sluice_plan::report::{pool_status, tenant_status};
+use sluice_plan::seen::{PodSeen, Report, SlotSeen};
+use sluice_plan::told::report;
+use sluice_plan::unit::plan;
+use sluice_types::{GpuPool, ModelTenant};
+use sluice_wire::state::{Activity, State};
+
+use super::world::{given, host_pool, inspected, settled};
+
+#[test]
+fn a_pool_tells_whom_it_would_ask_for_memory() {
+    let mut pool = host_pool();
+    let mut seen = settled(&pool);
+    let names = ["busy", "old", "recent", "silent"];
+    let tenants = names.map(|name| {
+        let mut tenant = inspected();
+        tenant.metadata.name = Some(name.into());
+        tenant
+    });
+    seen.slots =
+        names.map(|name| SlotSeen { tenant: name.into(), index: 0, claim: "p-chat-0-e4".into() }).into();
+    let used = |inactive_since_unix_ms, last| Report {
+        activity: Activity { inactive_since_unix_ms, last_used_unix_ms: Some(last), ..Activity::default() },
+        ..report(&State::default())
+    };
+    let told = [("busy", used(None, 90)), ("old", used(Some(1), 10)), ("recent", used(Some(1), 50))];
+    let told = told.map(|(name, report)| ((name.to_owned(), "p-chat-0".to_owned()), report));
+    seen.reports = BTreeMap::from(told);
+    let tenants: Vec<&ModelTenant> = tenants.iter().collect();
+    let order = |pool: &GpuPool| {
+        let given = given(pool, &tenants, &seen);
+        pool_status(&given, &plan(&given), pool).gpus.remove(0).victim_order
+    };
+    assert_eq!(order(&pool), ["recent", "old"], "who is active or has said nothing is no victim yet");
+    pool.spec.remap.victim = sluice_types::pool::VictimRule::FixedOrder;
+    assert_eq!(order(&pool), ["old", "recent"]);
+}
+
+#[test]
+fn what_a_gpus_tenants_own_is_told_and_does_not_fall_because_one_is_silent() {
+    let mut pool = host_pool();
+    let mut seen = settled(&pool);
+    let names = ["a", "b"];
+    seen.slots =
+        names.map(|name| SlotSeen { tenant: name.into(), index: 0, claim: "p-chat-0-e4".into() }).into();
+    let tenants = names.map(|name| {
+        let mut tenant = inspected();
+        tenant.metadata.name = Some(name.into());
+        tenant
+    });
+    let tenants: Vec<&ModelTenant> = tenants.iter().collect();
+    let mut used = |owned: &[(&str, u64)]| {
+        let owned = owned.iter().map(|(name, bytes)| (((*name).to_owned(), "p-chat-0".to_owned()), *bytes));
+        seen.owned = owned.collect();
+        let given = given(&pool, &tenants, &seen);
+        let status = pool_status(&given, &plan(&given), &pool);
+        pool.status = Some(status.clone());
+        status.gpus[0].used.as_ref().map(sluice_types::Quantity::bytes)
+    };
+    assert_eq!(used(&[]), None);
+    assert_eq!(used(&[("a", 10)]), Some(10));
+    assert_eq!(used(&[("a", 10), ("b", 30)]), Some(40));
+    assert_eq!(used(&[("a", 10), ("b", 5)]), Some(15), "it gave some back");
+    assert_eq!(used(&[]), Some(15), "nobody has told anything to a new leader");
+    assert_eq!(used(&[("b", 5)]), Some(15), "nor has a yet");
+    assert_eq!(used(&[("a", 1), ("b", 5)]), Some(6));
+}
+
+#[test]
+fn a_ready_slot_that_takes_no_directive_is_degraded() {
+    let pool = host_pool();
+    let tenant = inspected();
+    let mut seen = settled(&pool);
+    seen.slots = vec![SlotSeen { tenant: "t".into(), index: 0, claim: "p-chat-0-e4".into() }];
+    seen.untold = BTreeMap::from([(("t".into(), "p-chat-0".into()), "no answer".into())]);
+    let mut degraded = |ready| {
+        let pod = PodSeen { tenant: "t".into(), claim: "p-chat-0-e4".into(), ready, ..PodSeen::default() };
+        seen.pods = vec![pod];
+        let tenants = [&tenant];
+        let given = given(&pool, &tenants, &seen);
+        let plan = plan(&given);
+        let conditions = tenant_status(&given, &plan, &plan.tenants[0], None).conditions;
+        let found = conditions.into_iter().find(|one| one.type_ == "Degraded").unwrap();
+        (found.status, found.reason, found.message)
+    };
+    let told = ("True".to_owned(), "DirectiveNotTaken".to_owned(), "no answer".to_owned());
+    assert_eq!(degraded(true), told);
+    assert_eq!(degraded(false).0, "False", "who starts was not told yet");
+}
+
+#[test]
+fn a_status_names_no_more_gpus_than_it_may() {
+    let mut pool = host_pool();
+    let seen = settled(&pool);
+    (pool.spec.gpus[0].name, pool.spec.gpus[0].count) = ("a".into(), 1024);
+    let tenant = inspected();
+    let tenants = [&tenant];
+    let given = given(&pool, &tenants, &seen);
+    let plan = plan(&given);
+    assert_eq!(plan.gpus.len(), 1025, "one stays until it is empty");
+    assert_eq!(pool_status(&given, &plan, &pool).gpus.len(), 1024);
+}

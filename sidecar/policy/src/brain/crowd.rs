@@ -1,0 +1,164 @@
+//! Who is there to plan for, and what a plan says of them: who is paused and who is admitted (OrbitFlow 4.2, 4.3).
+//!
+//! The brain knows whose KV lies where; who is next in line, who may be paused and what clients have in store only the
+//! scheduler knows, and says it when a plan is asked for.
+
+use alloc::vec::Vec;
+
+use super::{Brain, StepTimes};
+use crate::ids::RequestId;
+use crate::params::Placing;
+use crate::planner::request::Standing;
+
+/// Decode steps between two looks at what KV adds to one.
+const LOOK_EVERY: u64 = 4;
+
+/// A request that runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Runner {
+    /// Which one.
+    pub request: RequestId,
+    /// Columns that it will hold when the next step begins.
+    pub columns: u32,
+    /// Tokens made and not delivered yet.
+    pub deposit: u32,
+    /// It may not be paused.
+    pub immune: bool,
+}
+
+/// A request that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiter {
+    /// Which one.
+    pub request: RequestId,
+    /// Columns that it will hold once admitted.
+    pub columns: u32,
+    /// Tokens made and not delivered yet.
+    pub deposit: u32,
+}
+
+/// Everybody that a plan is made for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Crowd {
+    /// In the order in which they would be paused; who may not be comes last.
+    pub running: Vec<Runner>,
+    /// In the order in which they would be admitted.
+    pub waiting: Vec<Waiter>,
+}
+
+impl Crowd {
+    pub(super) fn runners(&self) -> Vec<RequestId> {
+        self.running.iter().map(|runner| runner.request).collect()
+    }
+
+    pub(super) fn waiters(&self) -> Vec<RequestId> {
+        self.waiting.iter().map(|waiter| waiter.request).collect()
+    }
+}
+
+impl Brain {
+    /// Plans say who is admitted while KV is short: who comes may make all others late.
+    pub fn plans_batches(&self) -> bool {
+        self.params.placing() == Placing::PerRequest
+            && self.sizes.host_columns > 0
+            && self.params.slo.tbt_ns > 0
+    }
+
+    /// Whether a request that waits may come, after others that take `coming_blocks`: a plan says so, and what the plan takes off
+    /// the device has left; or all of its KV and everybody's fits the device.
+    pub fn admits(&self, waiter: &Waiter, coming_blocks: u32) -> bool {
+        if self.offload.due.is_some() {
+            return false;
+        }
+        if self.offload.plans.admitted.contains(&waiter.request) {
+            let needed = self.blocks_to_come(waiter) + coming_blocks + self.kv.layers();
+            let next = self.wanted_spare() - self.reserve_blocks();
+            let lacking = (needed + next).saturating_sub(self.spare_blocks());
+            return lacking == 0 || lacking <= self.kv.others_paused_blocks(waiter.request);
+        }
+        self.kv.placement().layout.moving.is_empty() && self.has_room(waiter, coming_blocks)
+    }
+
+    /// Whether a plan may let a request in, after others that take `coming_blocks`. Where nobody is paused that cannot be taken
+    /// back, however long all of them grow: no other's KV leaves the device for it.
+    pub fn may_be_let_in(&self, waiter: &Waiter, coming_blocks: u32) -> bool {
+        let may_be_paused = self.params.pause_bound_ns > 0 && self.pausing_helps();
+        may_be_paused || self.has_room(waiter, coming_blocks)
+    }
+
+    fn has_room(&self, waiter: &Waiter, coming_blocks: u32) -> bool {
+        let needed = self.blocks_to_come(waiter) + coming_blocks + self.kv.layers();
+        needed + self.wanted_spare() <= self.spare_blocks()
+    }
+
+    /// Blocks that a request takes on the device when it comes: all of its KV has to be there.
+    pub fn blocks_to_come(&self, waiter: &Waiter) -> u32 {
+        match self.kv.columns(waiter.request) {
+            0 => waiter.columns * self.kv.layers(),
+            _ => self.kv.absent_blocks(waiter.request),
+        }
+    }
+
+    /// This request is the next in line and does not come yet: a plan is to look at it. `None` = there is nobody, for all that is
+    /// known.
+    pub fn hold_back(&mut self, request: Option<RequestId>) {
+        self.offload.plans.held_back = request;
+    }
+
+    /// This request waits no longer.
+    pub fn gave_up(&mut self, request: RequestId) {
+        let held_back = &mut self.offload.plans.held_back;
+        *held_back = held_back.filter(|held| *held != request);
+    }
+
+    /// Those whom the plan that was adopted last pauses.
+    pub fn take_pauses(&mut self) -> Vec<RequestId> {
+        core::mem::take(&mut self.offload.plans.pauses)
+    }
+
+    /// Running requests as the planner sees them, `growth` columns later. What the host tier has no place for stays on the device;
+    /// places go to those first who would be paused first.
+    pub(super) fn standings(&self, running: &[Runner], growth: u32) -> Vec<Standing> {
+        let mut places = self.kv.host_places();
+        let standing = |runner: &Runner| {
+            let (one, placed) = (self.standing(runner, growth), self.kv.placed_columns(runner.request));
+            let leaving = one.full.min(placed + places);
+            places -= leaving.saturating_sub(placed);
+            let staying = one.full - leaving;
+            // Pausing it would free what leaves only.
+            Standing { full: leaving, tails: one.tails + staying, immune: one.immune || staying > 0, ..one }
+        };
+        running.iter().map(standing).collect()
+    }
+
+    fn standing(&self, runner: &Runner, growth: u32) -> Standing {
+        let (held, full) = (self.kv.columns(runner.request), self.kv.full_columns(runner.request));
+        let tails = held.saturating_sub(full).max(1);
+        Standing {
+            // Of who was admitted a moment ago nothing is there yet.
+            full: (held.max(runner.columns) + growth).saturating_sub(tails),
+            tails,
+            deposit: runner.deposit,
+            immune: runner.immune,
+        }
+    }
+
+    /// A waiting request as the planner sees it.
+    pub(super) fn standing_of_waiter(&self, waiter: &Waiter, growth: u32) -> Standing {
+        let columns = self.kv.columns(waiter.request).max(waiter.columns);
+        let full = columns.saturating_sub(1) + growth;
+        Standing { full, tails: 1, deposit: waiter.deposit, immune: false }
+    }
+
+    /// Learns what KV adds to a decode step.
+    pub(super) fn note_kv_read(&mut self, times: &StepTimes) {
+        if !self.plans_batches() {
+            return;
+        }
+        let columns = self.kv.runners().map(|request| u64::from(self.kv.columns(request))).sum();
+        self.measures.read(columns);
+        if self.steps.is_multiple_of(LOOK_EVERY) {
+            self.measures.read_within(columns, times);
+        }
+    }
+}

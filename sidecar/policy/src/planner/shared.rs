@@ -1,0 +1,57 @@
+//! KV that is away as the sidecar carries it out: all requests share one or two buffers, and a layer of everybody's KV is
+//! fetched in one piece.
+//!
+//! OrbitFlow gives every request a prefetch buffer of its own within one range that is as long as the layer that needs most
+//! (Eq. 1). Here a column that is partly away takes a block in each buffer, whatever its layers, and the layers that are
+//! away, of whomever, pass through the buffers one after the other. A plan that reckoned with less memory than that, or with
+//! more fetches under way, would not hold.
+
+use alloc::vec::Vec;
+
+use super::link::Link;
+use super::problem::{Choice, Object, Problem};
+use super::steps::{Fetch, Steps, Stream};
+use crate::step_model::MAX_BETA;
+
+/// Steps that are reckoned: what the first one fetches ahead, the others find.
+const STEPS: u16 = 4;
+
+/// Buffers for layers of which `away` are away: each serves two at least.
+pub fn buffers(away: usize) -> u16 {
+    (away / 2).min(usize::from(MAX_BETA)) as u16
+}
+
+/// A request's KV: `columns` that may leave the device and `tails` that stay, with one choice for each set of layers away.
+pub fn object(link: &Link, layers: u16, block_bytes: u64, columns: (u32, u32), sets: &[Vec<u16>]) -> Object {
+    let (layer_bytes, tail_bytes) = (u64::from(columns.0) * block_bytes, u64::from(columns.1) * block_bytes);
+    let ns = link.in_ns(layer_bytes);
+    let choice = |set: &Vec<u16>| {
+        let (away, buffers) = (set.len() as u64, buffers(set.len()));
+        let kept = u64::from(layers) - away + u64::from(buffers);
+        Choice {
+            resident_bytes: kept * layer_bytes + u64::from(layers) * tail_bytes,
+            buffer_bytes: 0,
+            link_bytes: away * layer_bytes,
+            buffers,
+            fetches: set.iter().map(|&layer| Fetch { layer, ns }).collect(),
+        }
+    };
+    Object { choices: sets.iter().map(choice).collect() }
+}
+
+/// Mean time of a step with these choices, nanoseconds, rounded up: one stream over as many buffers as the smallest set has
+/// use for.
+pub fn mean_ns(problem: &Problem, chosen: &[u16]) -> u64 {
+    let mut by_layer = alloc::vec![0; problem.compute_ns.len()];
+    let mut buffers = MAX_BETA.into();
+    for choice in problem.choices_of(chosen).filter(|choice| !choice.fetches.is_empty()) {
+        choice.fetches.iter().for_each(|fetch| by_layer[usize::from(fetch.layer)] += fetch.ns);
+        buffers = choice.buffers.min(buffers);
+    }
+    let away = by_layer.iter().enumerate().filter(|(_, ns)| **ns > 0);
+    let fetches: Vec<_> = away.map(|(layer, &ns)| Fetch { layer: layer as u16, ns }).collect();
+    let stream = Stream { fetches: &fetches, buffers };
+    let mut steps = Steps::new(&problem.link, &problem.compute_ns, core::iter::once(stream));
+    let total_ns: u64 = (0..STEPS).map(|_| steps.step(problem.write_bytes).total_ns).sum();
+    total_ns.div_ceil(u64::from(STEPS))
+}

@@ -1,0 +1,247 @@
+//! Which batch runs: late tokens first, then tokens per second, with what clients have in store.
+
+use std::cmp::Reverse;
+
+use sluice_policy::planner::batch::{self, BatchPlan, Member, Merit, Outlook};
+use sluice_policy::planner::link::Link;
+use sluice_policy::planner::problem::{Object, Problem};
+use sluice_policy::planner::request::{Found, PlanRequest, Standing, options};
+use sluice_policy::planner::search::Misfit;
+use sluice_policy::planner::shared;
+
+/// With 10 columns of 100 bytes in each of 8 layers a request has 8,000 bytes of KV; with every second layer away over two
+/// buffers it keeps 6,000. A byte takes a nanosecond on the link, a step without stalls 8,000.
+const LAYERS: u16 = 8;
+const STEP_NS: u64 = 8_000;
+
+fn standing(deposit: u32, immune: bool) -> Standing {
+    Standing { full: 10, tails: 0, deposit, immune }
+}
+
+fn request(running: &[Standing], waiting: usize, capacity_bytes: u64, tbt_ns: u64) -> PlanRequest {
+    PlanRequest {
+        id: 1,
+        layers: LAYERS,
+        block_bytes: 100,
+        running: running.to_vec(),
+        waiting: vec![standing(0, false); waiting],
+        capacity_bytes,
+        compute_ns: vec![STEP_NS / u64::from(LAYERS); LAYERS.into()],
+        column_ns: 0,
+        beside_ns: 0,
+        link: Link::fluid(1_000_000_000),
+        window: 32,
+        tbt_ns,
+        allowed_permille: 0,
+        expansions: 1_000,
+    }
+}
+
+fn found(running: &[Standing], waiting: usize, capacity_bytes: u64, tbt_ns: u64) -> Found {
+    request(running, waiting, capacity_bytes, tbt_ns).solve().found.expect("something fits")
+}
+
+#[test]
+fn what_fits_stays_and_takes_its_compute() {
+    let found = found(&[standing(0, false); 2], 0, 16_000, STEP_NS);
+    assert_eq!(
+        found,
+        Found { paused: 0, admitted: 0, chosen: vec![0, 0], step_ns: STEP_NS, bound_ns: STEP_NS }
+    );
+}
+
+#[test]
+fn one_too_many_is_paused_where_that_brings_the_others_in_time() {
+    let two = [standing(0, false); 2];
+    let away = found(&two, 0, 12_000, 0);
+    assert_eq!((away.paused, &away.chosen[..]), (0, &[2, 2][..]), "without an objective nobody is");
+    assert!(away.step_ns > STEP_NS, "and steps wait for KV: {away:?}");
+    assert!((STEP_NS..=away.step_ns).contains(&away.bound_ns), "{away:?}");
+    let proven = away.gap_permille();
+    assert_eq!(u64::from(proven), ((away.step_ns - away.bound_ns) * 1000).div_ceil(away.step_ns));
+    let paused = found(&two, 0, 12_000, STEP_NS);
+    assert_eq!(
+        paused,
+        Found { paused: 1, admitted: 0, chosen: vec![0], step_ns: STEP_NS, bound_ns: STEP_NS }
+    );
+    assert_eq!(found(&two, 0, 12_000, STEP_NS - 1).paused, 0, "where all are late anyway it helps nobody");
+    let immune = [standing(0, true); 2];
+    assert_eq!(found(&immune, 0, 12_000, STEP_NS).paused, 0, "who may not be is not");
+}
+
+#[test]
+fn a_deposit_lets_a_slower_step_run() {
+    let late_ns = found(&[standing(0, false); 2], 0, 12_000, 0).step_ns - STEP_NS;
+    // So many in store last for the window of 32 steps that are late_ns late.
+    let enough = (33 * late_ns).div_ceil(STEP_NS) as u32;
+    assert_eq!(found(&[standing(enough, false); 2], 0, 12_000, STEP_NS).paused, 0);
+    assert_eq!(found(&[standing(0, false); 2], 0, 12_000, STEP_NS).paused, 1);
+}
+
+#[test]
+fn who_waits_comes_if_nobody_is_late_for_it() {
+    let one = [standing(0, true)];
+    assert_eq!(found(&one, 1, 16_000, STEP_NS).admitted, 1);
+    assert_eq!(found(&one, 1, 12_000, STEP_NS).admitted, 0);
+    assert_eq!(found(&one, 1, 14_000, 0).admitted, 1, "a larger batch makes more tokens");
+    assert_eq!(found(&[], 2, 16_000, STEP_NS).admitted, 2);
+    let late = STEP_NS / 2;
+    assert_eq!(found(&one, 1, 16_000, late).admitted, 0, "not either where all are late already");
+}
+
+#[test]
+fn who_comes_has_all_of_its_kv_on_the_device() {
+    let one = [standing(0, true)];
+    let least = found(&one, 1, 14_000, 0);
+    assert_eq!((least.admitted, &least.chosen[..]), (1, &[2, 0][..]), "others make room for all of it");
+    assert_eq!(found(&one, 1, 13_999, 0).admitted, 0);
+}
+
+#[test]
+fn compute_grows_with_the_columns_of_those_who_run() {
+    let two = PlanRequest { column_ns: 10, ..request(&[standing(0, false); 2], 0, 16_000, 0) };
+    let found = two.solve().found.expect("it fits");
+    assert_eq!(found.step_ns, STEP_NS + 20 * 10 * u64::from(LAYERS));
+    let paced = PlanRequest { tbt_ns: STEP_NS + 10 * 10 * u64::from(LAYERS), ..two };
+    assert_eq!(paced.solve().found.map(|found| found.paused), Some(1), "one of them alone is in time");
+}
+
+#[test]
+fn tokens_come_after_what_a_step_takes_beside_its_layers() {
+    let beside = |beside_ns, tbt_ns| {
+        let request = PlanRequest { beside_ns, ..request(&[standing(0, true)], 1, 16_000, tbt_ns) };
+        request.solve().found.expect("it fits")
+    };
+    let (in_time, late) = (beside(500, STEP_NS + 500), beside(501, STEP_NS + 500));
+    assert_eq!((in_time.admitted, in_time.step_ns, in_time.bound_ns), (1, STEP_NS + 500, STEP_NS + 500));
+    assert_eq!((late.admitted, late.step_ns), (0, STEP_NS + 501));
+}
+
+/// All layers' fetches of everybody pass through the same buffers.
+#[test]
+fn alike_requests_take_as_long_as_one_that_is_as_large_as_all() {
+    let link = Link::fluid(1_000_000_000);
+    let object = |full| shared::object(&link, LAYERS, 100, (full, 0), &options(LAYERS));
+    let problem = |objects: Vec<Object>| Problem {
+        capacity_bytes: u64::MAX,
+        compute_ns: vec![1_000; LAYERS.into()],
+        link,
+        write_bytes: 0,
+        window: 1,
+        objects,
+    };
+    let (two, one) = (problem(vec![object(10); 2]), problem(vec![object(20)]));
+    for choice in [0, 1, 2] {
+        assert_eq!(shared::mean_ns(&two, &[choice; 2]), shared::mean_ns(&one, &[choice]));
+    }
+    // Every second layer, 4 fetches of 2,000 in a step: the link is busy all the time once the buffers are full.
+    assert!(shared::mean_ns(&one, &[2]) >= 4 * 2_000);
+    let bytes = |choice| one.bytes_of(&[choice]);
+    assert_eq!(
+        [bytes(0), bytes(1), bytes(2)],
+        [16_000, 14_000, 12_000],
+        "less what is away, and the buffers"
+    );
+}
+
+/// Tokens of a window that come late, by playing it.
+fn late(member: &Member, step_ns: u64, window: u16) -> u64 {
+    let (mut due, mut late) = (0, 0);
+    for token in 1..=u64::from(member.deposit) + u64::from(window) {
+        let made = token.saturating_sub(member.deposit.into()) * step_ns;
+        due += member.tbt_ns;
+        if made > due {
+            (due, late) = (made, late + u64::from(token > u64::from(member.deposit)));
+        }
+    }
+    late
+}
+
+fn merit(outlook: &Outlook, (paused, admitted): (usize, usize), (step_ns, link_bytes): (u64, u64)) -> Merit {
+    let going: Vec<_> = outlook.running[paused..].iter().chain(&outlook.waiting[..admitted]).collect();
+    let window = outlook.window;
+    let late: u64 = going.iter().map(|member| late(member, step_ns, window)).sum();
+    let gaps = outlook.running[..paused]
+        .iter()
+        .filter(|member| u64::from(member.deposit) * member.tbt_ns < step_ns * u64::from(window));
+    let present = outlook.running.len() - paused;
+    let tokens = (present * usize::from(window) + paused).max(1) as u64;
+    let share = ((late + gaps.count() as u64) * 1000).div_ceil(tokens);
+    Merit {
+        late_permille: share.saturating_sub(outlook.allowed_permille.into()),
+        tokens_per_s_milli: Reverse(going.len() as u64 * 1_000_000_000_000 / step_ns),
+        link_bytes,
+    }
+}
+
+/// The best merit of all batches and all their placements.
+fn exhaustive(outlook: &Outlook) -> Option<Merit> {
+    let pausable = outlook.running.iter().take_while(|member| !member.immune).count();
+    let admissions = (0..=outlook.waiting.len()).map(|admitted| (0, admitted));
+    let batches = admissions.chain((1..=pausable).map(|paused| (paused, 0)));
+    let of_batch = |batch: (usize, usize)| {
+        let problem = batch::problem(outlook, batch.0, batch.1);
+        let costs = placements(&problem)
+            .into_iter()
+            .filter(|chosen| problem.bytes_of(chosen) <= problem.capacity_bytes);
+        let cost = |chosen: Vec<u16>| {
+            let bytes = problem.choices_of(&chosen).map(|choice| choice.link_bytes).sum();
+            (shared::mean_ns(&problem, &chosen).max(1), bytes)
+        };
+        let best = costs.map(cost).min();
+        best.map(|(ns, bytes)| merit(outlook, batch, (ns + outlook.beside_ns, bytes)))
+    };
+    batches.filter_map(of_batch).min()
+}
+
+fn placements(problem: &Problem) -> Vec<Vec<u16>> {
+    let mut all = vec![Vec::new()];
+    for object in &problem.objects {
+        let longer = |chosen: &Vec<u16>| {
+            let chosen = chosen.clone();
+            (0..object.choices.len() as u16).map(move |choice| [&chosen[..], &[choice]].concat())
+        };
+        all = all.iter().flat_map(longer).collect();
+    }
+    all
+}
+
+#[test]
+fn no_batch_is_better_than_the_one_that_is_found() {
+    let mut seed = 7_u64;
+    let mut draw = |below: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) % below
+    };
+    let (mut pauses, mut admissions) = (0, 0);
+    for _ in 0..300 {
+        let link = Link::fluid(1_000_000_000);
+        let (tbt_ns, beside_ns) = (STEP_NS + draw(4_000), draw(2) * 1_000);
+        let mut member = |immune| Member {
+            kv: shared::object(&link, LAYERS, 100, (1 + draw(12) as u32, 1), &options(LAYERS)),
+            compute_ns: draw(200),
+            tbt_ns,
+            deposit: draw(8) as u32,
+            immune,
+        };
+        let (running, waiting) = ([member(false), member(false), member(true)].into(), vec![member(false)]);
+        let outlook = Outlook {
+            capacity_bytes: 12_000 + draw(14_000),
+            compute_ns: vec![1_000; LAYERS.into()],
+            beside_ns,
+            link,
+            write_bytes: 0,
+            window: 16,
+            allowed_permille: draw(2) as u32 * 20,
+            others: Vec::new(),
+            running,
+            waiting,
+        };
+        let best = batch::plan(&outlook, 1_000_000, shared::mean_ns);
+        if let Ok(BatchPlan { paused, admitted, .. }) = &best {
+            (pauses, admissions) = (pauses + paused.min(&1), admissions + admitted);
+        }
+        assert_eq!(best.map(|best| best.merit), exhaustive(&outlook).ok_or(Misfit::Proven), "{outlook:?}");
+    }
+    assert!(pauses > 20 && admissions > 20, "{pauses} pauses, {admissions} admissions");
+}

@@ -1,0 +1,97 @@
+//! More objects than a budget has expansions: the search still does something.
+
+use sluice_policy::planner::batch::{self, Member, Outlook};
+use sluice_policy::planner::link::Link;
+use sluice_policy::planner::placement::spread;
+use sluice_policy::planner::problem::{Object, Problem};
+use sluice_policy::planner::search::{DEFAULT_EXPANSIONS, Plan, plan};
+use sluice_policy::planner::steps;
+
+const LAYERS: u16 = 32;
+
+/// One long request and many short ones over a link on which each transfer costs much before its first byte: equal shares pay
+/// that for every short one, and what the long one gives alone is enough.
+fn one_long(requests: u64) -> Problem {
+    let link = Link { setup_ns: 20_000, ..Link::fluid(10_000_000_000) };
+    let sets: Vec<Vec<u16>> = (0..=LAYERS / 2).map(|count| spread(LAYERS, count)).collect();
+    let bytes = (0..requests).map(|request| if request == 0 { 400_000 } else { 4_000 + request * 10 });
+    let objects: Vec<Object> = bytes.map(|bytes| Object::kv(&link, LAYERS, bytes, &sets)).collect();
+    let all: u64 = objects.iter().map(|object| object.choices[0].resident_bytes).sum();
+    Problem {
+        capacity_bytes: all * 85 / 100,
+        compute_ns: vec![20_000; LAYERS.into()],
+        link,
+        write_bytes: 0,
+        window: 1,
+        objects,
+    }
+}
+
+fn found(problem: &Problem, budget: u32) -> Plan {
+    let found = plan(problem, budget).expect("a placement fits");
+    assert!(found.expansions <= budget);
+    assert!(problem.bytes_of(&found.chosen) <= problem.capacity_bytes);
+    assert!(found.bound_ns <= found.cost.time_ns);
+    found
+}
+
+#[test]
+fn with_more_requests_than_expansions_the_answer_is_better_than_equal_shares() {
+    for requests in [17, 24, 40, 64] {
+        let problem = one_long(requests);
+        let (equal, traded) = (found(&problem, 0), found(&problem, DEFAULT_EXPANSIONS));
+        assert!(
+            traded.cost.time_ns * 10 <= equal.cost.time_ns * 9,
+            "{requests} requests: {:?} after {:?}",
+            traded.cost,
+            equal.cost
+        );
+        assert!(traded.gap_permille() < equal.gap_permille(), "{requests} requests");
+    }
+}
+
+#[test]
+fn a_larger_budget_never_finds_a_worse_plan() {
+    let problem = one_long(24);
+    let costs: Vec<_> = [0, 1, 2, 4, 8, 16, 64, 256].map(|budget| found(&problem, budget).cost).into();
+    assert!(costs.is_sorted_by(|less, more| less >= more), "{costs:?}");
+}
+
+/// As [`one_long`], of which nobody may be paused, with 20 short ones that wait: more batches than there are expansions.
+fn crowd(requests: u64) -> Outlook {
+    let Problem { capacity_bytes, compute_ns, link, objects, .. } = one_long(requests);
+    let member = |kv: Object| Member { kv, compute_ns: 0, tbt_ns: 0, deposit: 0, immune: true };
+    let whole = member(Object { choices: objects[1].choices[..1].to_vec() });
+    Outlook {
+        capacity_bytes,
+        compute_ns,
+        beside_ns: 0,
+        link,
+        write_bytes: 0,
+        window: 32,
+        allowed_permille: 0,
+        others: Vec::new(),
+        waiting: vec![whole; 20],
+        running: objects.into_iter().map(member).collect(),
+    }
+}
+
+#[test]
+fn with_more_batches_than_expansions_the_most_promising_one_is_searched() {
+    for requests in [17, 24, 40] {
+        let outlook = crowd(requests);
+        let of = |budget| batch::plan(&outlook, budget, steps::mean_ns).expect("one fits");
+        let best = of(DEFAULT_EXPANSIONS);
+        let alone = plan(&batch::problem(&outlook, best.paused, best.admitted), DEFAULT_EXPANSIONS);
+        assert_eq!(Ok(best.placement), alone, "{requests} requests: as if there were no other batch");
+        assert!(of(0).merit > best.merit);
+    }
+}
+
+#[test]
+fn where_everything_fits_nothing_is_tried() {
+    let problem = Problem { capacity_bytes: u64::MAX, ..one_long(64) };
+    let found = found(&problem, DEFAULT_EXPANSIONS);
+    assert_eq!((found.expansions, found.optimal), (0, true));
+    assert!(found.chosen.iter().all(|choice| *choice == 0));
+}

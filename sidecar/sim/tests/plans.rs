@@ -1,0 +1,104 @@
+//! Plans under a scheduler: who is asked about, who is let in, who is paused, and that no token changes.
+
+use sluice_policy::params::PolicyName;
+use sluice_policy::planner::request::{Found, PlanRequest};
+use sluice_policy::reason::Reason;
+use sluice_sim::World;
+use sluice_sim::world::Setup;
+
+use crate::policies::{roomy, submit_all, tokens};
+use crate::support::{LIMIT, setup};
+
+const LAYERS: u16 = 8;
+/// Chunks of KV for which half of the requests are too many.
+const SHORT: u32 = 24;
+
+/// Of a load on memory that is short.
+struct Served {
+    world: World,
+    /// Requests that ran at once.
+    most_running: u32,
+    asked: Vec<PlanRequest>,
+}
+
+impl Served {
+    fn counted(&self, reason: Reason) -> u64 {
+        self.world.driver.core().brain().counted(reason)
+    }
+
+    fn pauses(&self) -> u64 {
+        self.world.driver.core().snapshot().counters.pauses
+    }
+
+    /// Plans that pause somebody, and those that let somebody in.
+    fn plans(&self) -> (usize, usize) {
+        let found: Vec<_> = self.asked.iter().filter_map(|asked| asked.solve().found).collect();
+        let count = |named: fn(&Found) -> u16| found.iter().filter(|found| named(found) > 0).count();
+        (count(|found| found.paused), count(|found| found.admitted))
+    }
+}
+
+fn paced(tbt_ns: u64, kv_chunks: u32, set: impl Fn(&mut Setup)) -> Served {
+    let mut setup = setup(PolicyName::OrbitFlow, LAYERS, kv_chunks, 5);
+    setup.params.host_kv_bytes = 200 * u64::from(LAYERS) * setup.geometry.block_bytes;
+    setup.params.slo.tbt_ns = tbt_ns;
+    set(&mut setup);
+    let mut world = World::new(setup, None).unwrap();
+    submit_all(&mut world);
+    let mut most_running = 0;
+    while world.tick(LIMIT) {
+        most_running = world.driver.core().snapshot().running.max(most_running);
+    }
+    assert!(world.driver.core().is_idle(), "every request ends");
+    assert_eq!(tokens(&world), roomy(), "no token changes");
+    Served { asked: world.asked_plans(), most_running, world }
+}
+
+#[test]
+fn who_would_make_all_late_is_let_in_by_no_plan() {
+    let (loose, tight) = (paced(u64::MAX, SHORT, |_| {}), paced(1, SHORT, |_| {}));
+    assert!(loose.plans().1 > 0, "what is tested happens");
+    assert!(tight.asked.iter().any(|asked| !asked.waiting.is_empty()), "somebody waits for a plan");
+    assert_eq!(tight.plans().1, 0);
+    for served in [&loose, &tight] {
+        assert!(served.counted(Reason::Plan) > 0 && served.counted(Reason::Fetch) > 0);
+    }
+}
+
+/// Under `Recompute` whoever fits comes.
+#[test]
+fn where_nobody_may_be_paused_either_nobody_comes_without_a_plan_while_memory_is_short() {
+    let never = |setup: &mut Setup| setup.params.pause_bound_ns = 0;
+    let tight = paced(1, SHORT, never);
+    assert_eq!((tight.pauses(), tight.plans()), (0, (0, 0)));
+    let whoever_fits = paced(1, SHORT, |setup| setup.params.policy = PolicyName::Recompute);
+    assert!(tight.most_running < whoever_fits.most_running);
+}
+
+#[test]
+fn whom_a_plan_pauses_waits() {
+    let served = paced(u64::MAX, 32, |_| {});
+    assert!(served.plans().0 > 1, "what is tested happens");
+    assert_eq!(served.pauses(), served.plans().0 as u64);
+}
+
+#[test]
+fn a_plan_looks_at_as_many_as_there_are_rows() {
+    const ROWS: usize = 3;
+    let served = paced(u64::MAX, SHORT, |setup| setup.config.max_sequences = ROWS as u32);
+    let asked = |asked: &PlanRequest| (asked.running.len(), asked.waiting.len());
+    let asked: Vec<_> = served.asked.iter().map(asked).collect();
+    assert!(asked.iter().any(|(_, waiting)| *waiting > 0), "{asked:?}");
+    assert!(asked.iter().all(|(running, waiting)| running + waiting <= ROWS), "{asked:?}");
+}
+
+/// Else plan after plan moves KV to and fro, and no step is ever made.
+#[test]
+fn between_two_plans_steps_are_made() {
+    for world in [paced(u64::MAX, SHORT, |_| {}).world, paced(1, SHORT, |_| {}).world] {
+        let core = world.driver.core();
+        let plans = core.brain().counted(Reason::Plan) + core.brain().counted(Reason::NoPlan);
+        let (steps, apart) = (core.snapshot().counters.steps, core.brain().params().replan.mismatches);
+        assert!(plans > 1 && (plans - 1) * u64::from(apart) <= steps, "{plans} plans, {steps} steps");
+    }
+}
