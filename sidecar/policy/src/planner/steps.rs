@@ -40,10 +40,20 @@ pub struct StepTime {
     pub stall_ns: u64,
 }
 
-/// How far an object's transfers have come, in transfers since the start.
-#[derive(Clone, Copy, Debug, Default)]
-struct Progress {
-    fetched: usize,
+/// An object's absent layers and how far its transfers have come. A search asks for the most urgent one thousands of times in a
+/// plan: positions are kept where one would otherwise divide.
+#[derive(Debug)]
+struct Lane<'a> {
+    fetches: &'a [Fetch],
+    /// Layers that it may have fetched and not used up.
+    most: usize,
+    /// Layers that are fetched and not used up.
+    held: usize,
+    /// When the layer that is fetched next is computed: in which round of its fetches, and which layer it is.
+    due: (u32, u16),
+    /// The position of the layer that is fetched next.
+    next: usize,
+    /// The position of the layer that is used up next.
     used: usize,
     /// Of the transfer under way, nanoseconds of work.
     partial_ns: u64,
@@ -51,12 +61,47 @@ struct Progress {
     arrived_ns: u64,
 }
 
+impl<'a> Lane<'a> {
+    fn new(stream: Stream<'a>) -> Self {
+        assert!(stream.buffers > 0, "what is fetched lies in a buffer");
+        let (fetches, most) = (stream.fetches, usize::from(stream.buffers).min(stream.fetches.len()));
+        let due = (0, fetches[0].layer);
+        Lane { fetches, most, held: 0, due, next: 0, used: 0, partial_ns: 0, arrived_ns: 0 }
+    }
+
+    /// The transfer under way has ended.
+    fn arrived(&mut self, now_ns: u64) {
+        (self.held, self.partial_ns, self.arrived_ns) = (self.held + 1, 0, now_ns);
+        self.next += 1;
+        if self.next == self.fetches.len() {
+            (self.next, self.due.0) = (0, self.due.0 + 1);
+        }
+        self.due.1 = self.fetches[self.next].layer;
+    }
+
+    /// Whether this is the next absent layer that the object computes.
+    fn computes_next(&self, layer: usize) -> bool {
+        usize::from(self.fetches[self.used].layer) == layer
+    }
+
+    fn lacks(&self, layer: usize) -> bool {
+        self.held == 0 && self.computes_next(layer)
+    }
+
+    fn use_up(&mut self, layer: usize) {
+        if self.computes_next(layer) {
+            self.held -= 1;
+            self.used = if self.used + 1 == self.fetches.len() { 0 } else { self.used + 1 };
+        }
+    }
+}
+
 /// Steps of a batch, one after another, from empty buffers on.
 #[derive(Debug)]
 pub struct Steps<'a> {
     link: &'a Link,
     compute_ns: &'a [u64],
-    streams: Vec<(Stream<'a>, Progress)>,
+    lanes: Vec<Lane<'a>>,
     now_ns: u64,
     link_free_ns: u64,
     /// Bytes go out until then.
@@ -69,12 +114,11 @@ impl<'a> Steps<'a> {
     /// # Panics
     /// If an object with absent layers has no buffer.
     pub fn new(link: &'a Link, compute_ns: &'a [u64], streams: impl Iterator<Item = Stream<'a>>) -> Self {
-        let streams = streams.filter(|stream| !stream.fetches.is_empty());
-        let mut streams: Vec<_> = streams.map(|stream| (stream, Progress::default())).collect();
+        let mut streams: Vec<_> = streams.filter(|stream| !stream.fetches.is_empty()).collect();
         // Ties go to what comes first: it must not depend on how a caller numbers its objects.
-        streams.sort_by(|(a, _), (b, _)| (a.fetches, a.buffers).cmp(&(b.fetches, b.buffers)));
-        assert!(streams.iter().all(|(stream, _)| stream.buffers > 0), "what is fetched lies in a buffer");
-        Steps { link, compute_ns, streams, now_ns: 0, link_free_ns: 0, writing_until_ns: 0 }
+        streams.sort_by_key(|stream| (stream.fetches, stream.buffers));
+        let lanes = streams.into_iter().map(Lane::new).collect();
+        Steps { link, compute_ns, lanes, now_ns: 0, link_free_ns: 0, writing_until_ns: 0 }
     }
 
     /// The next step, in which `write_bytes` also go out.
@@ -89,7 +133,7 @@ impl<'a> Steps<'a> {
             let end_ns = self.now_ns + compute_ns;
             self.serve_until(end_ns);
             self.now_ns = end_ns;
-            self.use_up(layer);
+            self.lanes.iter_mut().for_each(|lane| lane.use_up(layer));
         }
         StepTime { total_ns: self.now_ns - start_ns, stall_ns }
     }
@@ -97,16 +141,14 @@ impl<'a> Steps<'a> {
     /// Waits until every object has this layer; how long, nanoseconds.
     fn wait_for(&mut self, layer: usize) -> u64 {
         let start_ns = self.now_ns;
-        while self.streams.iter().any(|(stream, progress)| lacks(stream, progress, layer)) {
+        while self.lanes.iter().any(|lane| lane.lacks(layer)) {
             let next = self.most_urgent().expect("what is lacked can be fetched");
             self.serve(next, None);
             self.now_ns = self.now_ns.max(self.link_free_ns);
         }
         // A piece that could not be interrupted may end after the layer before this one did.
-        let arriving = self.streams.iter().filter(|(stream, progress)| {
-            progress.fetched == progress.used + 1 && is_next(stream, progress, layer)
-        });
-        let arrived_ns = arriving.map(|(_, progress)| progress.arrived_ns).max().unwrap_or(0);
+        let arriving = self.lanes.iter().filter(|lane| lane.held == 1 && lane.computes_next(layer));
+        let arrived_ns = arriving.map(|lane| lane.arrived_ns).max().unwrap_or(0);
         self.now_ns = self.now_ns.max(arrived_ns);
         self.now_ns - start_ns
     }
@@ -121,9 +163,9 @@ impl<'a> Steps<'a> {
     /// Moves the transfer of one object on: to its end, by a quantum, or to `end_ns` when it may be interrupted at any time.
     fn serve(&mut self, next: usize, end_ns: Option<u64>) {
         let from_ns = self.link_free_ns.max(self.now_ns);
-        let (stream, progress) = &mut self.streams[next];
-        let whole_ns = stream.fetches[progress.fetched % stream.fetches.len()].ns;
-        let left_ns = whole_ns - progress.partial_ns;
+        let lane = &mut self.lanes[next];
+        let whole_ns = lane.fetches[lane.next].ns;
+        let left_ns = whole_ns - lane.partial_ns;
         let (until_ns, coupled) = (self.writing_until_ns, self.link.coupled_permille);
         let piece_ns = match (self.link.quantum_ns, end_ns) {
             (0, Some(end_ns)) => left_ns.min(done_within(from_ns, end_ns, until_ns, coupled)),
@@ -135,39 +177,17 @@ impl<'a> Steps<'a> {
             Some(end_ns) if piece_ns == 0 && left_ns > 0 => end_ns,
             _ => ends_at(from_ns, piece_ns, until_ns, coupled),
         };
-        progress.partial_ns += piece_ns;
-        if progress.partial_ns == whole_ns {
-            (progress.fetched, progress.partial_ns) = (progress.fetched + 1, 0);
-            progress.arrived_ns = self.link_free_ns;
+        lane.partial_ns += piece_ns;
+        if lane.partial_ns == whole_ns {
+            lane.arrived(self.link_free_ns);
         }
     }
 
     /// The object whose next transfer is computed soonest, if any may fetch.
     fn most_urgent(&self) -> Option<usize> {
-        let waiting = self.streams.iter().enumerate().filter(|(_, (stream, progress))| {
-            progress.fetched - progress.used < usize::from(stream.buffers).min(stream.fetches.len())
-        });
-        let deadline = |(_, (stream, progress)): &(usize, &(Stream<'_>, Progress))| {
-            let absent = stream.fetches.len();
-            (progress.fetched / absent, stream.fetches[progress.fetched % absent].layer)
-        };
-        waiting.min_by_key(deadline).map(|(index, _)| index)
+        let waiting = self.lanes.iter().enumerate().filter(|(_, lane)| lane.held < lane.most);
+        waiting.min_by_key(|(_, lane)| lane.due).map(|(index, _)| index)
     }
-
-    fn use_up(&mut self, layer: usize) {
-        for (stream, progress) in &mut self.streams {
-            progress.used += usize::from(is_next(stream, progress, layer));
-        }
-    }
-}
-
-/// Whether this is the next absent layer that the object computes.
-fn is_next(stream: &Stream<'_>, progress: &Progress, layer: usize) -> bool {
-    usize::from(stream.fetches[progress.used % stream.fetches.len()].layer) == layer
-}
-
-fn lacks(stream: &Stream<'_>, progress: &Progress, layer: usize) -> bool {
-    progress.fetched == progress.used && is_next(stream, progress, layer)
 }
 
 /// Mean time of a step over the problem's window with these choices, nanoseconds, rounded up.
