@@ -36,3 +36,4 @@ pub mod slope;
 pub mod slots;
 pub mod step_model;
 pub mod trader;
+pub mod tunables;

@@ -36,6 +36,7 @@ mod leaves {
     mod revert;
     mod step_model;
     mod ticks;
+    mod tunables;
 }
 
 /// Tests of what tenants of one GPU decide about each other.

@@ -6,6 +6,7 @@ pub mod tenants;
 use sluice_policy::ids::Nanos;
 use sluice_policy::neighbours::turn::TurnOrder;
 use sluice_policy::params::PolicyName;
+use sluice_policy::tunables::Tuned;
 
 use crate::device::Detail;
 use crate::gpu::mail::Roads;
@@ -66,6 +67,8 @@ pub struct Case {
     pub slo: Slo,
     /// What else is set.
     pub tuning: Tuning,
+    /// Numbers of the policy that are not its defaults.
+    pub tunables: Tuned,
     /// Of letters and prompts.
     pub seed: u64,
 }
@@ -91,6 +94,7 @@ impl Case {
             rule: sluice_policy::neighbours::victim::Rule::default(),
             slo: Slo::default(),
             tuning: Tuning::default(),
+            tunables: Tuned::default(),
             seed: 1,
         }
     }

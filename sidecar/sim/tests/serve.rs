@@ -198,4 +198,38 @@ fn what_the_command_cannot_do_it_says_with_names_and_lines() {
             .contains("no policy is called \"X\": there are Recompute")
     );
     assert!(said(&["--trace", "poisson", "--rate", "0"]).contains("above 0"));
+    let set = |settings: &str| said(&["--trace", "poisson", "--rate", "1", "--set", settings]);
+    assert!(set("loss_window_steps").contains("NAME=VALUE is needed"));
+    assert!(set("loss_window_steps=few").contains("`few` is no whole number"));
+    assert!(set("loss_window_steps=0").contains("--set: loss_window_steps is 0, and must be 1 to 1000000"));
+    assert!(
+        set("replan_mismatches=2,window=3").contains("`window` is no tunable (stall_allowance_permille, ")
+    );
+    let held_back = ["--trace", "poisson", "--rate", "1", "--set", "replan_mismatches=2", "--held-back"];
+    assert!(said(&held_back).contains("cannot be used with"));
+}
+
+#[test]
+fn numbers_of_the_policy_are_listed_and_what_is_set_decides() {
+    let listed = sluice_sim(&["tunables"]);
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let of = |name: &str| listed.lines().find(|line| line.starts_with(name)).map(str::to_owned);
+    let row = of("fixed_away_permille ").unwrap();
+    assert!(row.contains(" 500 ") && row.contains("0 to 1000"), "{row}");
+
+    let json = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("set.json");
+    let fetched = |settings: &[&str]| {
+        let fixed =
+            ["serve-trace", "--trace", "poisson", "--rate", "4", "--requests", "8", "--profile", "gh200"];
+        let rest = ["--model", "opt-6.7b", "--policy", "FlexGen", "--json", json.to_str().unwrap()];
+        let done = sluice_sim(&[&fixed[..], &rest, settings].concat());
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let served: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+        served[0]["link_gb"][0].as_f64().unwrap()
+    };
+    let usual = fetched(&[]);
+    assert_eq!(fetched(&["--set", "fixed_away_permille=500"]), usual);
+    assert!(fetched(&["--set", "fixed_away_permille=250"]) < usual, "fewer layers are away");
+    std::fs::remove_file(json).unwrap();
 }

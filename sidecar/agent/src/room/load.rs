@@ -24,6 +24,7 @@ use sluice_memory::neighbourhood::LedgerFaults;
 use sluice_memory::{Alone, HostMemory, HostOptions, Quota};
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::Nanos;
+use sluice_policy::tunables::Tuned;
 use sluice_scheduler::driver::Around;
 use sluice_scheduler::journal::Recorder;
 use sluice_scheduler::{Core, Driver};
@@ -82,6 +83,8 @@ pub struct Loaded {
     pub text: Arc<Text>,
     /// Longest sequence, tokens.
     pub max_model_tokens: u32,
+    /// Numbers of the policy that are not its defaults.
+    pub tuned: Tuned,
     /// None, unless a test says otherwise.
     pub faults: InjectedFaults,
 }
@@ -91,6 +94,7 @@ pub struct Loaded {
 /// # Errors
 /// What is wrong with the folder or the configuration.
 pub fn load(config: SidecarConfig) -> Result<Loaded, LoadError> {
+    let tuned = tuned(&config)?;
     let spec = read_spec(&config.model_path, config.dtype.as_deref())?;
     let text = Arc::new(Text::open(&config.model_path)?);
     text.check_ids(&config.model_path, spec.vocab)?;
@@ -100,12 +104,19 @@ pub fn load(config: SidecarConfig) -> Result<Loaded, LoadError> {
             format!("{max_model_tokens} is above the {} positions that the model has", spec.max_positions);
         return Err(wrong("max_model_len", problem));
     }
-    let loaded = Loaded { config, spec, text, max_model_tokens, faults: InjectedFaults::default() };
+    let loaded = Loaded { config, spec, text, max_model_tokens, tuned, faults: InjectedFaults::default() };
     check_host_memory(&loaded)?;
     if let Some(warning) = mappings::check(mappings::need(&setup(&loaded)), mappings::limit())? {
         tracing::warn!("{warning}");
     }
     Ok(loaded)
+}
+
+fn tuned(config: &SidecarConfig) -> Result<Tuned, LoadError> {
+    let mut tuned = Tuned::default();
+    let set = config.tunables.iter().try_for_each(|(name, value)| tuned.set(name, *value));
+    set.map_err(|refused| wrong("tunables", refused.to_string()))?;
+    Ok(tuned)
 }
 
 fn check_host_memory(loaded: &Loaded) -> Result<(), LoadError> {

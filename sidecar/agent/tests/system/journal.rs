@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use sluice_agent::room::load;
 use sluice_scheduler::journal::{JournalError, replay};
 
 use crate::golden::{check, reference, requests, short};
@@ -50,4 +51,32 @@ fn a_journal_that_lacks_an_event_diverges_at_the_next_one() {
     let replayed = replay(without.join("\n").as_bytes());
     let line = missing + 1;
     assert!(matches!(replayed, Err(JournalError::Diverged { line: at, .. }) if at == line), "{replayed:?}");
+}
+
+#[test]
+fn numbers_of_the_policy_are_those_of_the_configuration_and_others_are_refused_by_name() {
+    let Some(folder) = reference() else { return };
+    let files = tempfile::tempdir().unwrap();
+    let params = |tunables: &[(&str, u64)]| -> Vec<String> {
+        let path = files.path().join("journal");
+        let mut config = short(&folder, "Oneiros");
+        config.journal = Some(path.clone());
+        config.tunables = tunables.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        drop(Tenant::start(config));
+        let journal = std::fs::read_to_string(path).unwrap();
+        let line = journal.lines().find(|line| line.starts_with("params ")).unwrap();
+        line.split(' ').map(str::to_owned).collect()
+    };
+    let (usual, tuned) = (params(&[]), params(&[("revert_patience_steps", 17), ("plan_expansions", 31)]));
+    let differing: Vec<_> = usual.iter().zip(&tuned).filter(|(usual, tuned)| usual != tuned).collect();
+    assert_eq!(differing, [(&"64".to_owned(), &"17".to_owned()), (&"16".to_owned(), &"31".to_owned())]);
+
+    let refused = |name: &str, value| {
+        let mut config = short(&folder, "Oneiros");
+        config.tunables.insert(name.to_owned(), value);
+        load(config).map(drop).unwrap_err().to_string()
+    };
+    let said = refused("replan_mismatches", 0);
+    assert_eq!(said, "tunables: replan_mismatches is 0, and must be 1 to 10000");
+    assert!(refused("patience", 1).starts_with("tunables: `patience` is no tunable ("));
 }

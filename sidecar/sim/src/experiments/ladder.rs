@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use sluice_policy::neighbours::victim::Rule;
 use sluice_policy::params::PolicyName;
+use sluice_policy::tunables::Tuned;
 
 use super::runs::{self, Job};
 use super::{Figure, Lab, Line, Reason, Report, Row, Told};
@@ -133,6 +134,7 @@ fn case(rung: &Rung, scale: f64, seed: u64) -> Case {
             never_pauses: !rung.pauses,
             unpaced: !rung.paced,
         },
+        tunables: Tuned::default(),
         seed,
     }
 }

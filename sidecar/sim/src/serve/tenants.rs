@@ -74,7 +74,7 @@ fn params(case: &Case, place: &Place) -> Params {
     let guaranteed = u64::from(geometry.kv_chunks_for(context)) * case.chunk_bytes;
     let share = u64::from(capacity_chunks(case)) * u64::from(place.share_permille) / 1000;
     let shape = |tokens| StepShape { tokens, sequences: case.max_sequences, logit_rows: case.max_sequences };
-    Params {
+    case.tunables.of(Params {
         policy: case.policy,
         share_chunks: share as u32,
         max_model_tokens: place.model.context_tokens,
@@ -92,5 +92,5 @@ fn params(case: &Case, place: &Place) -> Params {
         },
         link_bytes_per_second: case.hardware.link.in_bytes_per_s,
         ..Params::default()
-    }
+    })
 }

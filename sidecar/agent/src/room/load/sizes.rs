@@ -73,7 +73,7 @@ pub(super) fn params(loaded: &Loaded, terms: Terms) -> Params {
     let limits = &config.limits;
     let (min_step, max_step) = steps(limits);
     let debug = &config.debug;
-    Params {
+    loaded.tuned.of(Params {
         policy: terms.policy,
         share_chunks: terms.share_chunks,
         remap_cap_permille: terms.remap_cap_permille,
@@ -96,7 +96,7 @@ pub(super) fn params(loaded: &Loaded, terms: Terms) -> Params {
             .link_bytes_per_second
             .unwrap_or(Params::default().link_bytes_per_second),
         ..Params::default()
-    }
+    })
 }
 
 /// The smallest step that is always possible, and the largest.

@@ -22,6 +22,8 @@ pub struct Args {
 pub enum Command {
     /// Names every experiment, machine and model.
     List,
+    /// Names every number of the policy that can be set, with its default.
+    Tunables,
     /// Runs an experiment and compares it with the paper. Exits with 1 if a figure differs and no reason is stated for it.
     Run(RunArgs),
     /// Serves one load under several policies, side by side, by models of published size on a published machine.
@@ -110,6 +112,9 @@ pub struct ServeArgs {
     /// The policies (see `list`); every one when left out.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub policy: Vec<String>,
+    /// Sets a number of the policies (see `tunables`) for all tenants.
+    #[arg(long, value_name = "NAME=VALUE", value_delimiter = ',', value_parser = setting, conflicts_with = "held_back")]
+    pub set: Vec<(String, u64)>,
     /// How tenants share the machine.
     #[arg(long, value_enum, default_value_t = SharingArg::Temporal)]
     pub sharing: SharingArg,
@@ -146,6 +151,12 @@ pub struct ServeArgs {
     /// Also draw tokens over time as SVG.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
+}
+
+fn setting(text: &str) -> Result<(String, u64), String> {
+    let (name, value) = text.split_once('=').ok_or("NAME=VALUE is needed")?;
+    let value = value.parse().map_err(|_| format!("`{value}` is no whole number"))?;
+    Ok((name.to_owned(), value))
 }
 
 fn positive(text: &str) -> Result<f64, String> {

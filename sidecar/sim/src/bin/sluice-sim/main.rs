@@ -20,6 +20,7 @@ use crate::args::{Args, Command};
 fn main() -> ExitCode {
     let done = match Args::parse().command {
         Command::List => Ok(run::list()),
+        Command::Tunables => Ok(run::tunables()),
         Command::Run(args) => run::run(&args),
         Command::ServeTrace(args) => serve::serve(&args),
         Command::Soak(args) => soak::soak(&args),

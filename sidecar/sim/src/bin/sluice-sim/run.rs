@@ -1,7 +1,8 @@
 //! `list` and `run`.
 
 use anyhow::{Context, Result, anyhow};
-use sluice_policy::params::PolicyName;
+use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::tunables::{TUNABLES, Tunable};
 use sluice_sim::experiments::unified::scenarios::{self, Scenario};
 use sluice_sim::experiments::{self, Experiment, Lab, Report, Row, Verdict};
 use sluice_sim::profiles::{hardware, model};
@@ -42,6 +43,21 @@ fn machine(machine: &hardware::Hardware) -> [String; 6] {
         (machine.memory_bytes >> 30).to_string(),
         machine.source.to_owned(),
     ]
+}
+
+/// Prints every number of the policies that can be set.
+pub fn tunables() -> bool {
+    let usual = Params::default();
+    let row = |tunable: &Tunable| {
+        let ((least, most), default) = (tunable.range, tunable.of(&usual).to_string());
+        [tunable.name, &default, &format!("{least} to {most}"), tunable.unit, tunable.meaning]
+            .map(str::to_owned)
+    };
+    table::print(
+        ["NAME", "DEFAULT", "RANGE", "UNIT", "MEANING"],
+        &TUNABLES.iter().map(row).collect::<Vec<_>>(),
+    );
+    true
 }
 
 fn shape(model: &model::Model) -> [String; 5] {

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use sluice_policy::neighbours::turn::Quantum;
 use sluice_policy::neighbours::victim::Rule;
 use sluice_policy::params::PolicyName;
+use sluice_policy::tunables::Tuned;
 use sluice_sim::experiments::{Figure, Line};
 use sluice_sim::gpu::Sharing;
 use sluice_sim::profiles::{hardware, model};
@@ -103,8 +104,15 @@ fn case(args: &ServeArgs) -> Result<Case> {
             host_kv_bytes: args.host_kv_gib.map(|gib| gib << 30),
             ..Tuning::default()
         },
+        tunables: tuned(&args.set)?,
         seed: args.seed,
     })
+}
+
+fn tuned(set: &[(String, u64)]) -> Result<Tuned> {
+    let mut tuned = Tuned::default();
+    set.iter().try_for_each(|(name, value)| tuned.set(name, *value)).context("--set")?;
+    Ok(tuned)
 }
 
 fn load(args: &ServeArgs, case: &Case) -> Result<Vec<Coming>> {

@@ -1,0 +1,201 @@
+//! What can be tuned, by name: as configurations and commands call it. What each mechanism is switched off by, and every
+//! other figure of a tenant, its configuration has fields for.
+
+use alloc::string::{String, ToString as _};
+use alloc::vec::Vec;
+use core::fmt;
+
+use crate::params::Params;
+
+/// One number of [`Params`], which documents it.
+#[derive(Clone, Copy, Debug)]
+pub struct Tunable {
+    /// Its name.
+    pub name: &'static str,
+    /// What it counts.
+    pub unit: &'static str,
+    /// The least and the largest value.
+    pub range: (u64, u64),
+    /// What it says.
+    pub meaning: &'static str,
+    get: fn(&Params) -> u64,
+    set: fn(&mut Params, u64),
+}
+
+impl Tunable {
+    /// Its value.
+    pub fn of(&self, params: &Params) -> u64 {
+        (self.get)(params)
+    }
+}
+
+const PERMILLE: (u64, u64) = (0, 1000);
+const SOME: (u64, u64) = (1, 10_000);
+const STEPS: (u64, u64) = (1, 1_000_000);
+const BYTES: (u64, u64) = (0, 1 << 40);
+
+/// The tunable of one field. A value within its range fits the field.
+macro_rules! tunable {
+    ($name:literal, $($field:ident).+, $unit:literal, $range:expr, $meaning:literal) => {
+        Tunable {
+            name: $name,
+            unit: $unit,
+            range: $range,
+            meaning: $meaning,
+            get: |params| u64::from(params.$($field).+),
+            set: |params, value| params.$($field).+ = value as _,
+        }
+    };
+}
+
+/// All of them.
+pub static TUNABLES: [Tunable; 16] = [
+    tunable!(
+        "stall_allowance_permille",
+        stall_allowance_permille,
+        "permille of a token's compute",
+        PERMILLE,
+        "stall of a token that counts as hidden"
+    ),
+    tunable!(
+        "revert_patience_steps",
+        revert_patience_steps,
+        "steps",
+        STEPS,
+        "calm before a layer comes back"
+    ),
+    tunable!(
+        "revert_reserve_permille",
+        revert_reserve_permille,
+        "permille of KV in use",
+        PERMILLE,
+        "what stays free after a layer came back"
+    ),
+    tunable!(
+        "fixed_away_permille",
+        fixed_away_permille,
+        "permille of the layers",
+        PERMILLE,
+        "`FlexGen`: layers whose KV is away"
+    ),
+    tunable!(
+        "offload_reserve_permille",
+        offload_reserve_permille,
+        "permille of the blocks",
+        PERMILLE,
+        "what is to stay free; below it KV begins to leave"
+    ),
+    tunable!(
+        "expansion_early_permille",
+        expansion.early_permille,
+        "permille of a step",
+        PERMILLE,
+        "`Pie`: how long the link is idle when one more layer may be away"
+    ),
+    tunable!("expansion_trial_tokens", expansion.trial_tokens, "tokens", SOME, "`Pie`: trial of a length"),
+    tunable!(
+        "expansion_gain_permille",
+        expansion.gain_permille,
+        "permille of tokens per second",
+        PERMILLE,
+        "`Pie`: by which a longer queue helps"
+    ),
+    tunable!(
+        "expansion_probe_after_trials",
+        expansion.probe_after_trials,
+        "trials",
+        SOME,
+        "`Pie`: until one more layer is tried again"
+    ),
+    tunable!(
+        "expansion_stall_permille",
+        expansion.stall_permille,
+        "permille of a trial",
+        PERMILLE,
+        "`Pie`: stalls that change nothing"
+    ),
+    tunable!("replan_window_steps", replan.window, "steps", SOME, "how long a plan holds"),
+    tunable!(
+        "replan_mismatch_permille",
+        replan.mismatch_permille,
+        "permille of the predicted time",
+        SOME,
+        "by how much a step differs from its plan"
+    ),
+    tunable!("replan_mismatches", replan.mismatches, "steps", SOME, "such steps in a row make a plan anew"),
+    tunable!("plan_expansions", plan_expansions, "expansions", STEPS, "trades and nodes of one plan"),
+    tunable!("loss_window_steps", loss_window_steps, "steps", STEPS, "over which losses are compared"),
+    tunable!(
+        "compact_budget_bytes",
+        compact_budget_bytes,
+        "bytes",
+        BYTES,
+        "live KV that one boundary moves to empty chunks"
+    ),
+];
+
+/// Values for some of them, the last for each.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tuned(Vec<(usize, u64)>);
+
+impl Tuned {
+    /// The tunable of this name has this value.
+    ///
+    /// # Errors
+    /// There is none of this name, or it cannot have it.
+    pub fn set(&mut self, name: &str, value: u64) -> Result<(), Untunable> {
+        let found = TUNABLES.iter().position(|tunable| tunable.name == name);
+        let index = found.ok_or_else(|| Untunable::Unknown { name: name.to_string() })?;
+        let Tunable { name, range: (least, most), .. } = TUNABLES[index];
+        if !(least..=most).contains(&value) {
+            return Err(Untunable::OutOfRange { name, value, least, most });
+        }
+        self.0.push((index, value));
+        Ok(())
+    }
+
+    /// The same parameters with these values.
+    pub fn of(&self, mut params: Params) -> Params {
+        self.0.iter().for_each(|&(index, value)| (TUNABLES[index].set)(&mut params, value));
+        params
+    }
+}
+
+/// Why something cannot be set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Untunable {
+    /// There is no tunable of that name.
+    Unknown {
+        /// The name.
+        name: String,
+    },
+    /// It takes other values.
+    OutOfRange {
+        /// Which one.
+        name: &'static str,
+        /// What it was to be.
+        value: u64,
+        /// What it is at least.
+        least: u64,
+        /// What it is at most.
+        most: u64,
+    },
+}
+
+impl fmt::Display for Untunable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Untunable::Unknown { name } => {
+                write!(f, "`{name}` is no tunable (")?;
+                let mut names = TUNABLES.iter().map(|tunable| tunable.name).enumerate();
+                names.try_for_each(|(at, name)| write!(f, "{}{name}", if at > 0 { ", " } else { "" }))?;
+                f.write_str(")")
+            }
+            Untunable::OutOfRange { name, value, least, most } => {
+                write!(f, "{name} is {value}, and must be {least} to {most}")
+            }
+        }
+    }
+}
+
+impl core::error::Error for Untunable {}
