@@ -220,9 +220,8 @@ impl Sidecars {
         self.looked.insert((namespace.to_owned(), pool.to_owned()));
     }
 
-    /// A pool is gone; another one of its name is another one.
+    /// A pool without GPUs is gone; another one of its name is another one.
     pub fn forget(&mut self, namespace: &str, pool: &str) {
-        self.set(namespace, pool, Vec::new());
         self.looked.remove(&(namespace.to_owned(), pool.to_owned()));
     }
 

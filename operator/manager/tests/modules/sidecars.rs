@@ -291,11 +291,13 @@ async fn when_one_does_not_answer_another_is_asked() {
     later.set("ns", "p", Vec::new());
     later.set("ns", "p", vec![gpu(&[&gone], &directive())]);
     assert!(later.heard(&key()), "it was placed by this leader");
+    later.set("ns", "p", Vec::new());
     later.forget("ns", "p");
     assert!(!later.heard(&key()), "of another pool of that name nothing is known");
     later.set("ns", "other", Vec::new());
     later.set("ns", "p", vec![gpu(&[&gone], &directive())]);
     assert!(!later.heard(&key()), "only now it was looked at, whatever was looked at before");
+    later.set("ns", "p", Vec::new());
     later.forget("ns", "p");
     later.found_no_pool("ns", "p");
     assert!(later.heard(&key()), "nobody can be asked where there is no pool");

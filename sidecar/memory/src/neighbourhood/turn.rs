@@ -195,7 +195,7 @@ impl<'a> TurnLine<'a> {
 
     /// Those who wait and live, who goes first at the front. Needs no lock.
     pub fn line(&self, order: TurnOrder) -> Result<Vec<Peer>, LedgerError> {
-        self.living(order).collect()
+        self.living(order).map(|waiter| Ok(waiter?.peer)).collect()
     }
 
     /// Sleeps until somebody else waits for the turn that this participant has (`true`), the turn is given up, or `limit` is
@@ -222,14 +222,9 @@ impl<'a> TurnLine<'a> {
     /// The first of those who wait, live, and were not passed over.
     fn next(&self, order: TurnOrder) -> Result<Option<u32>, LedgerError> {
         let passed = self.seat.passed.load(Ordering::Relaxed);
-        let counts = |peer: &Peer| peer.index == self.seat.index() || self.ticket(peer) > passed;
-        let next = self.living(order).find(|peer| peer.as_ref().map_or(true, counts));
-        Ok(next.transpose()?.map(|peer| peer.index))
-    }
-
-    fn ticket(&self, peer: &Peer) -> u64 {
-        record::of_instance(&self.seat.shared.words, peer.instance)
-            .map_or(0, |record| record.get(word::TICKET))
+        let counts = |one: &Waiter| one.peer.index == self.seat.index() || one.ticket > passed;
+        let next = self.living(order).find(|waiter| waiter.as_ref().map_or(true, counts));
+        Ok(next.transpose()?.map(|waiter| waiter.peer.index))
     }
 
     /// Whether the turn has lain free for [`PASSED_OVER`] for each of those who are before this participant in the line, since it
@@ -246,10 +241,10 @@ impl<'a> TurnLine<'a> {
         }
         let passed = self.seat.passed.load(Ordering::Relaxed);
         let mut before = Vec::new();
-        for peer in self.living(order) {
-            match peer? {
-                peer if peer.index == self.seat.index() => break,
-                peer => before.push(self.ticket(&peer)),
+        for waiter in self.living(order) {
+            match waiter? {
+                own if own.peer.index == self.seat.index() => break,
+                other => before.push(other.ticket),
             }
         }
         before.retain(|ticket| *ticket > passed);
@@ -262,18 +257,18 @@ impl<'a> TurnLine<'a> {
     }
 
     /// Those who wait and live, in order. The kernel is asked about each only when it is reached.
-    fn living(&self, order: TurnOrder) -> impl Iterator<Item = Result<Peer, LedgerError>> {
-        let lives = |peer: &Peer| self.seat.shared.lives(peer.index);
+    fn living(&self, order: TurnOrder) -> impl Iterator<Item = Result<Waiter, LedgerError>> {
+        let lives = |waiter: &Waiter| self.seat.shared.lives(waiter.peer.index);
         self.tickets(order)
-            .filter_map(move |peer| lives(&peer).map(|lives| lives.then_some(peer)).transpose())
+            .filter_map(move |waiter| lives(&waiter).map(|lives| lives.then_some(waiter)).transpose())
     }
 
     /// Those who have a ticket, in order; the dead included.
-    fn tickets(&self, order: TurnOrder) -> impl Iterator<Item = Peer> {
+    fn tickets(&self, order: TurnOrder) -> impl Iterator<Item = Waiter> {
         let epoch = self.seat.shared.words.load(header::EPOCH);
         let mut line: Vec<_> = waiting(self.seat).map(|record| waiter(&record)).collect();
         line_up(&mut line, order, epoch);
-        line.into_iter().map(|waiter| waiter.peer)
+        line.into_iter()
     }
 
     /// What taking the turn writes.

@@ -116,12 +116,12 @@ impl Pool {
         Ok(true)
     }
 
-    /// Gives the pages back and hides the chunk.
+    /// Gives the pages back and hides the chunk, in this order: a chunk whose pages the kernel keeps stays one that can be used.
     pub(super) fn unback(&self, chunk: ChunkId) -> Result<(), PoolError> {
-        self.hide(chunk)?;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         rustix::fs::fallocate(self.fd(), flags, self.start(chunk), self.chunk_bytes)
-            .map_err(|source| PoolError::Kernel { call: "fallocate(PUNCH_HOLE)", source })
+            .map_err(|source| PoolError::Kernel { call: "fallocate(PUNCH_HOLE)", source })?;
+        self.hide(chunk)
     }
 
     /// The chunk has gone, and its pages with it.

@@ -112,13 +112,10 @@ impl Brain {
             return None;
         }
         let frames = self.frames_above_guarantee().min(missing);
-        match self.layers_for(missing - frames) {
-            Some(layers) => Some(Target::Vacate { frames, layers }),
-            None => {
-                let narrower = self.narrower(missing - frames).map(Target::Layout);
-                narrower.or_else(|| self.idle_activations(missing - frames))
-            }
-        }
+        let layers = self.layers_for(missing - frames).map(|layers| Target::Vacate { frames, layers });
+        layers
+            .or_else(|| self.narrower(missing - frames).map(Target::Layout))
+            .or_else(|| self.idle_activations(missing - frames))
     }
 
     /// The fewest last layers that hold so many chunks.

@@ -28,7 +28,6 @@ use crate::params::{Bounds, Params};
 use crate::pending::Pending;
 use crate::reason::Reason;
 use crate::refused::Refused;
-use crate::remap::uniform;
 use crate::step_model::Layout;
 
 /// Whether a tenant with these parameters can be served.
@@ -201,15 +200,10 @@ impl Brain {
         found
     }
 
-    /// So many layers move, evenly spaced, through one slot.
-    pub(super) fn evenly(&self, moving: u16) -> Layout {
-        Layout { moving: uniform(self.sizes.layers, moving), beta: 1 }
-    }
-
     /// The layout that the floor counts on.
     pub(super) fn narrowest(&self) -> Option<Layout> {
         let layers = self.sizes.cap_m;
-        let layout = self.evenly(layers);
+        let layout = self.sizes.evenly(layers);
         let narrower = || self.sizes.weights(&layout) < self.weights_held();
         (self.params.policy.remaps() && layers >= 2 && narrower()).then_some(layout)
     }

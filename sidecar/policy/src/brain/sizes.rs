@@ -105,12 +105,16 @@ impl Sizes {
         let least = match params.forced {
             Some(forced) => self.weights(&self.forced_layout(forced)),
             None if params.policy.remaps() && self.cap_m >= 2 => {
-                let capped = Layout { moving: uniform(self.layers, self.cap_m), beta: 1 };
-                self.weights(&capped).min(self.weights(&Layout::resident()))
+                self.weights(&self.evenly(self.cap_m)).min(self.weights(&Layout::resident()))
             }
             None => self.weights(&Layout::resident()),
         };
         self.global + least + self.activation_min + self.staging + self.kv_guaranteed
+    }
+
+    /// So many layers move, evenly spaced, through one slot.
+    pub fn evenly(&self, moving: u16) -> Layout {
+        Layout { moving: uniform(self.layers, moving), beta: 1 }
     }
 
     /// The evenly spaced layout that a configuration orders.

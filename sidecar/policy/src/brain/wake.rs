@@ -34,12 +34,10 @@ impl Brain {
             return;
         }
         let home = self.weights_held() + self.ledger.count(Owner::Free);
-        match self.cheapest_way_back(home) {
-            Some(layout) => self.goal = Some(Goal { target: Target::Layout(layout), reason: Reason::Wake }),
-            None => match self.last_way_back(home) {
-                Some(target) => self.goal = Some(Goal { target, reason: Reason::Wake }),
-                None => self.trade.stuck = true,
-            },
+        let cheapest = self.cheapest_way_back(home).map(Target::Layout);
+        match cheapest.or_else(|| self.last_way_back(home)) {
+            Some(target) => self.goal = Some(Goal { target, reason: Reason::Wake }),
+            None => self.trade.stuck = true,
         }
     }
 
@@ -50,13 +48,10 @@ impl Brain {
         let room = home + self.frames_above_guarantee();
         let idle = self.activation_chunks().saturating_sub(self.least_activations());
         let most = if self.trade.lent > 0 { self.sizes.layers - 1 } else { self.sizes.cap_m };
-        let layouts = (2..=most).map(|moving| self.evenly(moving));
-        let layout = layouts.into_iter().find(|layout| self.sizes.weights(layout) <= room + idle)?;
+        let mut layouts = (2..=most).map(|moving| self.sizes.evenly(moving));
+        let layout = layouts.find(|layout| self.sizes.weights(layout) <= room + idle)?;
         let missing = self.sizes.weights(&layout).saturating_sub(room);
-        Some(match self.idle_activations(missing).filter(|_| missing > 0) {
-            Some(target) => target,
-            None => Target::Layout(layout),
-        })
+        Some(self.idle_activations(missing).unwrap_or(Target::Layout(layout)))
     }
 
     /// Of the layouts that fit what is here: the one whose stall, together with the KV that has to go for it, loses least. As
