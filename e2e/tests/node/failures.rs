@@ -6,6 +6,7 @@ mod device;
 mod hostile;
 mod ledger;
 mod link;
+mod meanwhile;
 
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;

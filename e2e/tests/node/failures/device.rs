@@ -2,13 +2,13 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::ledger::Ledger;
+use super::meanwhile::Meanwhile;
 use super::{CHAT, CODE, Rows, TENANTS};
 use crate::installed::processes::{Stopped, container};
 use crate::installed::value;
@@ -19,44 +19,22 @@ const HALF: Duration = Duration::from_millis(20);
 const REFUSED: u32 = 5;
 /// Times that layers go and come home, until a page is refused.
 const ROUNDS: u32 = 5;
-/// A load may take so many times as long with half of the time: the machine is shared with others.
-const AT_MOST: u32 = 10;
+/// A load may take so many times as long beside another one, with half of the time: the machine is shared with others.
+const AT_MOST: u32 = 20;
 
-/// Processes that stand still half of the time, until this is dropped.
-struct Halting {
-    on: Arc<AtomicBool>,
-    halts: Option<JoinHandle<u32>>,
-}
-
-impl Halting {
-    fn start(processes: Vec<Pid>) -> Halting {
-        let on = Arc::new(AtomicBool::new(true));
-        let goes_on = on.clone();
-        let halts = std::thread::spawn(move || {
-            let mut times = 0;
-            while goes_on.load(Ordering::Relaxed) {
-                let stopped: Vec<_> = processes.iter().map(|process| Stopped::stop(*process)).collect();
-                std::thread::sleep(HALF);
-                drop(stopped);
-                std::thread::sleep(HALF);
-                times += 1;
-            }
-            times
-        });
-        Halting { on, halts: Some(halts) }
-    }
-
-    /// How often they stood still.
-    fn end(mut self) -> u32 {
-        self.on.store(false, Ordering::Relaxed);
-        self.halts.take().map_or(0, |halts| halts.join().unwrap())
-    }
-}
-
-impl Drop for Halting {
-    fn drop(&mut self) {
-        self.on.store(false, Ordering::Relaxed);
-    }
+/// These processes stand still half of the time: how often.
+fn halts(processes: Vec<Pid>) -> Meanwhile<u32> {
+    Meanwhile::start(move |ends| {
+        let mut times = 0;
+        while !ends.load(Ordering::Relaxed) {
+            let stopped: Vec<_> = processes.iter().map(|process| Stopped::stop(*process)).collect();
+            std::thread::sleep(HALF);
+            drop(stopped);
+            std::thread::sleep(HALF);
+            times += 1;
+        }
+        times
+    })
 }
 
 /// A process that is refused pages a few times: what the kernel says when memory is short. They come with a write to their file
@@ -92,18 +70,26 @@ impl Drop for WithoutPages {
 }
 
 impl Rows<'_> {
-    /// Sidecars copy, and all three get half of their time only: the same tokens, later.
+    /// Something is lent when all three sidecars, who copy, begin to get half of their time only: the same tokens, later.
     pub async fn sidecars_that_stand_still_half_of_the_time_cost_time_and_no_token(&self) {
-        let address = self.product.address(CHAT);
         let begun = Instant::now();
-        self.product.borrows(CHAT, &address, &self.load).await;
+        self.load.answered(self.product, CHAT).await;
         let undisturbed = begun.elapsed();
         let sidecar = |name: &str| container(&self.product.pod(name), "sidecar").first().expect("it runs");
-        let slow = Halting::start(TENANTS.iter().map(|name| sidecar(name)).collect());
-        let begun = Instant::now();
-        self.product.borrows(CHAT, &address, &self.load).await;
-        let (took, times) = (begun.elapsed(), slow.end());
-        eprintln!("a load takes {undisturbed:?}, with sidecars that stood still {times} times {took:?}");
+        let (ledger, done) = (Ledger::of(self.product), AtomicBool::new(false));
+        let disturbed = async {
+            ledger.borrowed(self.product, CHAT).await;
+            let slow = halts(TENANTS.iter().map(|name| sidecar(name)).collect());
+            let begun = Instant::now();
+            self.load.answered(self.product, CHAT).await;
+            done.store(true, Ordering::Relaxed);
+            (begun.elapsed(), slow.end())
+        };
+        let ((took, times), ()) =
+            tokio::join!(disturbed, self.load.answered_until(self.product, CHAT, &done));
+        eprintln!(
+            "a load takes {undisturbed:?}, beside another one and with sidecars that stood still {times} times {took:?}"
+        );
         assert!(times > 10, "{times}");
         assert!(took < undisturbed * AT_MOST, "{took:?}, {undisturbed:?} undisturbed");
     }
@@ -111,21 +97,18 @@ impl Rows<'_> {
     /// A lender's layers come home to a machine without pages: it tries again, and serves as ever.
     pub async fn weights_that_find_no_pages_come_home_later(&self) {
         let (address, pod) = (self.product.address(CODE), self.product.pod(CODE));
-        let failed = async || {
-            let sample = format!("sluice_moves_total{{model_name=\"{CODE}\",reason=\"backend_failed\"}}");
+        let sample = async |name: &str, labels: &str| {
+            let sample = format!("{name}{{model_name=\"{CODE}\"{labels}}}");
             value(&self.product.metrics(&address).await, &sample)
         };
-        let lent = async || {
-            let sample = format!("sluice_layers_lent{{model_name=\"{CODE}\"}}");
-            value(&self.product.metrics(&address).await, &sample)
-        };
+        let failed = async || sample("sluice_moves_total", ",reason=\"backend_failed\"").await;
         let before = failed().await;
         let traced = WithoutPages::start(container(&pod, "sidecar").first().expect("it runs"));
         // Some layers may come home to pages that are still there.
         for _ in 0..ROUNDS {
             self.load.answered(self.product, CHAT).await;
             assert_eq!(self.product.complete(CODE, 200).await, self.golden, "with what there is");
-            let home = async || (lent().await == 0.0).then_some(());
+            let home = async || (sample("sluice_layers_lent", "").await == 0.0).then_some(());
             self.product.wait("its layers are home", home).await;
             if failed().await > before {
                 break;

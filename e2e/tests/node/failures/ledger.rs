@@ -1,9 +1,7 @@
 //! The ledger of a GPU, audited from outside of all pods while whoever trades in it is killed or stands still.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use sluice_e2e::cluster::within;
@@ -12,6 +10,7 @@ use sluice_wire::State;
 use sluice_wire::config::SidecarConfig;
 use tokio::task::JoinSet;
 
+use super::meanwhile::Meanwhile;
 use super::{CHAT, CODE, MINUTE, Rows, TENANTS};
 use crate::installed::Product;
 use crate::installed::admin::{Admin, Credential};
@@ -54,60 +53,34 @@ impl Ledger {
         self.0.survey().unwrap().into_iter().find(|one| one.live && one.name == name)
     }
 
-    /// Waits until a tenant holds more than its share, and returns what it holds.
-    pub async fn borrowed(&self, product: &Product<'_>, tenant: &str) -> u64 {
+    /// Waits until a tenant holds more than its share.
+    pub async fn borrowed(&self, product: &Product<'_>, tenant: &str) {
         let borrows = async || {
             let held = self.record(product, tenant).filter(|one| one.held_bytes > one.share_bytes);
             if held.is_none() {
                 tokio::time::sleep(GLANCE).await;
             }
-            held.map(|one| one.held_bytes)
+            held.map(drop)
         };
-        within(2 * MINUTE, &format!("{tenant} holds what others lent it"), borrows).await
+        within(2 * MINUTE, &format!("{tenant} holds what others lent it"), borrows).await;
     }
 }
 
-/// Audits as often as it can until it is ended.
-struct Auditor {
-    on: Arc<AtomicBool>,
-    audits: Option<JoinHandle<Result<u32, LedgerError>>>,
-}
-
-impl Auditor {
-    fn start(ledger: Ledger) -> Auditor {
-        let on = Arc::new(AtomicBool::new(true));
-        let goes_on = on.clone();
-        let audits = std::thread::spawn(move || {
-            let mut count = 0;
-            while goes_on.load(Ordering::Relaxed) {
-                match ledger.0.audit() {
-                    Ok(_) => count += 1,
-                    // Whoever has it may stand in line for a core.
-                    Err(LedgerError::Busy { .. }) => {}
-                    Err(wrong) => return Err(wrong),
-                }
-                std::thread::sleep(GLANCE);
+/// Audits as often as it can, and counts that, until a byte is promised twice.
+fn audits(ledger: Ledger) -> Meanwhile<Result<u32, LedgerError>> {
+    Meanwhile::start(move |ends| {
+        let mut count = 0;
+        while !ends.load(Ordering::Relaxed) {
+            match ledger.0.audit() {
+                Ok(_) => count += 1,
+                // Whoever has it may stand in line for a core.
+                Err(LedgerError::Busy { .. }) => {}
+                Err(wrong) => return Err(wrong),
             }
-            Ok(count)
-        });
-        Auditor { on, audits: Some(audits) }
-    }
-
-    /// How many there were.
-    ///
-    /// # Panics
-    /// If more was counted than there is in one of them.
-    fn end(mut self) -> u32 {
-        self.on.store(false, Ordering::Relaxed);
-        let audits = self.audits.take().expect("it is ended once").join();
-        audits.unwrap().expect("never is a byte promised twice")
-    }
-}
-
-impl Drop for Auditor {
-    fn drop(&mut self) {
-        self.on.store(false, Ordering::Relaxed);
-    }
+            std::thread::sleep(GLANCE);
+        }
+        Ok(count)
+    })
 }
 
 /// A borrower all of whose processes stand still.
@@ -125,7 +98,7 @@ impl Rows<'_> {
     pub async fn whoever_is_killed_while_memory_is_lent_the_ledger_balances(&self) {
         let ledger = Ledger::of(self.product);
         self.all_is_home(&ledger).await;
-        let auditor = Auditor::start(ledger.clone());
+        let audits = audits(ledger.clone());
         let sidecar = container(&self.product.pod(CODE), "sidecar");
         let done = AtomicBool::new(false);
         let kills = async {
@@ -137,12 +110,7 @@ impl Rows<'_> {
             }
             done.store(true, Ordering::Relaxed);
         };
-        let load = async {
-            while !done.load(Ordering::Relaxed) {
-                self.load.answered(self.product, CHAT).await;
-            }
-        };
-        tokio::join!(kills, load);
+        tokio::join!(kills, self.load.answered_until(self.product, CHAT, &done));
         self.product
             .ready_again(CODE, &|pod| container(pod, "sidecar").restarts == sidecar.restarts + 1)
             .await;
@@ -150,7 +118,7 @@ impl Rows<'_> {
             assert_eq!(self.product.complete(name, 200).await, self.golden, "{name}");
         }
         self.all_is_home(&ledger).await;
-        let audits = auditor.end();
+        let audits = audits.end().expect("never is a byte promised twice");
         assert!(audits > 100, "it was looked at {audits} times");
         self.product.borrows(CHAT, &self.product.address(CHAT), &self.load).await;
     }
@@ -214,10 +182,7 @@ impl Rows<'_> {
         let mut requests = JoinSet::new();
         let frozen = async {
             let now = async || {
-                while requests.try_join_next().is_some() {}
-                if requests.is_empty() {
-                    requests = self.load.sent(self.product, CHAT);
-                }
+                self.load.keep_sent(self.product, CHAT, &mut requests);
                 tokio::time::sleep(GLANCE).await;
                 self.frozen_now(ledger, sidecar, engine).await
             };
@@ -225,11 +190,7 @@ impl Rows<'_> {
             done.store(true, Ordering::Relaxed);
             frozen
         };
-        let turns = async {
-            while !done.load(Ordering::Relaxed) {
-                beside.answered(self.product, CODE).await;
-            }
-        };
+        let turns = beside.answered_until(self.product, CODE, &done);
         let ((processes, held), ()) = tokio::join!(frozen, turns);
         Frozen { processes, held, requests }
     }

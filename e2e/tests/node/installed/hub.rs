@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -14,7 +15,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 
 use super::{Product, binary};
@@ -38,6 +39,9 @@ enum Manners {
     /// It tells another digest of weights than theirs.
     Lies,
 }
+
+/// For so long half of some weights is on its way to who asks for them.
+const ON_ITS_WAY: Duration = Duration::from_secs(2);
 
 struct Inside {
     /// By name.
@@ -194,8 +198,7 @@ async fn file(
     headers: HeaderMap,
 ) -> Response {
     let Some(bytes) = inside.files.get(&name) else { return StatusCode::NOT_FOUND.into_response() };
-    let range = headers.get("range").and_then(|range| range.to_str().ok()?.strip_prefix("bytes="));
-    match range.and_then(|range| range.split('-').next()?.parse::<usize>().ok()) {
+    match asked(&headers).and_then(|(from, _)| from.parse::<usize>().ok()) {
         None if is_weights(&name) => {
             let before = inside.whole_weights.fetch_add(1, Ordering::Relaxed);
             if inside.manners == Manners::Cuts && before == 0 {
@@ -210,19 +213,26 @@ async fn file(
     part(bytes, &headers)
 }
 
-/// The first half of a file that is told to be whole; then the connection ends.
+/// The first half of a file that is told to be whole; then, when it has had time to leave, the connection ends.
 fn cut(bytes: &Bytes) -> Response {
-    let half = Ok(bytes.slice(..bytes.len() / 2));
-    let parts = stream::iter([half, Err(std::io::Error::other("cut"))]);
+    let half = bytes.slice(..bytes.len() / 2);
+    let end = async {
+        // A server drops what it has not sent when the next part is an error.
+        tokio::time::sleep(ON_ITS_WAY).await;
+        Err(std::io::Error::other("cut"))
+    };
+    let parts = stream::once(async { Ok(half) }).chain(stream::once(end));
     ([("content-length", bytes.len().to_string())], Body::from_stream(parts)).into_response()
+}
+
+/// The range that is asked for: its first and its last byte, as they are written.
+fn asked(headers: &HeaderMap) -> Option<(&str, &str)> {
+    headers.get("range")?.to_str().ok()?.strip_prefix("bytes=")?.split_once('-')
 }
 
 /// A file whole, or the range of it that is asked for.
 pub fn part(bytes: &Bytes, headers: &HeaderMap) -> Response {
-    let range = headers.get("range").and_then(|range| range.to_str().ok()?.strip_prefix("bytes="));
-    let Some((from, to)) = range.and_then(|range| range.split_once('-')) else {
-        return bytes.clone().into_response();
-    };
+    let Some((from, to)) = asked(headers) else { return bytes.clone().into_response() };
     let last = bytes.len() - 1;
     let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse().unwrap_or(last).min(last));
     if from > to {

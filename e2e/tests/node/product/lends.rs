@@ -55,12 +55,7 @@ impl Product<'_> {
             engine.go_on();
         };
         // On a busy machine requests come one after the other, and the KV of all of them at once is not needed each time.
-        let loaded = async {
-            while !seen.load(Ordering::Relaxed) {
-                load.answered(self, CHAT).await;
-            }
-        };
-        tokio::join!(loaded, looks);
+        tokio::join!(load.answered_until(self, CHAT, &seen), looks);
         for name in TENANTS {
             self.complete(name, 8).await;
         }
@@ -82,10 +77,7 @@ impl Product<'_> {
         let mut requests = load.sent(self, CHAT);
         let lent = async || {
             let now = all.measured().await;
-            while requests.try_join_next().is_some() {}
-            if requests.is_empty() {
-                requests = load.sent(self, CHAT);
-            }
+            load.keep_sent(self, CHAT, &mut requests);
             (1..3).any(|of| now[of].has_given_weights(before[of])).then_some(())
         };
         within(PATIENCE, "it borrows", lent).await;
