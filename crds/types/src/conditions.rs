@@ -102,6 +102,8 @@ names! {
         NotAllocated,
         /// `DevicesAllocated`: the driver refused to prepare the claim.
         DriverRefused,
+        /// `DevicesAllocated`, `WeightsLoaded`, `Serving`: a slot's pod cannot be made.
+        PodsRefused,
         /// `WeightsLoaded`: the floor is taken; the sidecar waits.
         WaitingForMemory,
         /// `WeightsLoaded`, `Serving`: the pod is starting.
@@ -112,9 +114,10 @@ names! {
         Suspended,
         /// `Serving`: `replicas` is 0.
         ScaledToZero,
-        /// `Degraded`: an object that is not the operator's has a name that one of its own needs.
+        /// `Degraded`, and where that leaves a slot without a pod or a tenant without its Service: an object that is not the
+        /// operator's has a name that one of its own needs.
         NameTaken,
-        /// `Degraded`: the API server refused an object.
+        /// `Degraded`, and where that leaves a slot without a pod: the API server refused an object.
         ApplyFailed,
         /// `Degraded`, of a pool: a change waits until no tenant is on the GPU.
         UpdateWaits,

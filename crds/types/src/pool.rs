@@ -88,6 +88,11 @@ pub struct GpuPoolSpec {
     pub node_selector: BTreeMap<String, Label>,
     /// Taints that the pods accept. Default: none; at most 16.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(
+        validation = rules::TOLERATION_KEY.rule(),
+        validation = rules::TOLERATION_VALUE.rule(),
+        validation = rules::TOLERATION_SECONDS.rule()
+    )]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic"))]
     pub tolerations: Vec<Toleration>,
     /// RuntimeClass of the pods. Default: the cluster's.

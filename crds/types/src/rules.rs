@@ -83,6 +83,34 @@ pub const KV_WITHIN_LIMIT: CelRule = CelRule {
           quantity(string(self.guaranteedKv)).compareTo(quantity(string(self.kvLimit))) <= 0",
     message: "guaranteedKv must not exceed kvLimit",
 };
+/// On the tenant's `engine` and `sidecar`: the API server takes no pod that asks for more than it may use. Memory is asked for as it
+/// is limited.
+pub const CPU_WITHIN_LIMIT: CelRule = CelRule {
+    cel: "!has(self.resources) || !has(self.resources.requests) || !has(self.resources.requests.cpu) || \
+          !has(self.resources.limits) || !has(self.resources.limits.cpu) || \
+          quantity(string(self.resources.requests.cpu)).compareTo(quantity(string(self.resources.limits.cpu))) <= 0",
+    message: "resources.requests.cpu must not exceed resources.limits.cpu",
+};
+/// On the tenant's `engine`.
+pub const ENGINE_IMAGE: CelRule = CelRule {
+    cel: "self.kind != 'Vllm' || has(self.image)",
+    message: "image must be set when kind is Vllm: the operator has one of the native engine alone",
+};
+/// On the pool's `tolerations`, as the API server has it of a pod's.
+pub const TOLERATION_KEY: CelRule = CelRule {
+    cel: "self.all(one, one.operator == 'Exists' || (has(one.key) && one.key != ''))",
+    message: "a toleration without key must have operator Exists",
+};
+/// On the pool's `tolerations`.
+pub const TOLERATION_VALUE: CelRule = CelRule {
+    cel: "self.all(one, one.operator != 'Exists' || !has(one.value) || one.value == '')",
+    message: "a toleration with operator Exists must have no value",
+};
+/// On the pool's `tolerations`.
+pub const TOLERATION_SECONDS: CelRule = CelRule {
+    cel: "self.all(one, !has(one.tolerationSeconds) || (has(one.effect) && one.effect == 'NoExecute'))",
+    message: "a toleration with tolerationSeconds must have effect NoExecute",
+};
 /// On the tenant's `idle`.
 pub const HIBERNATE_AFTER_IDLE: CelRule = CelRule {
     cel: "self.hibernateAfterSeconds > self.afterSeconds",

@@ -41,6 +41,14 @@ pub struct Resources {
     pub limits: Option<ResourceList>,
 }
 
+impl Resources {
+    /// Whether what the scheduler is to set aside of CPUs is no more than may be used.
+    pub fn cpu_is_within_its_limit(&self) -> bool {
+        let millis = |list: &Option<ResourceList>| Some(list.as_ref()?.cpu.as_ref()?.millis());
+        millis(&self.requests).zip(millis(&self.limits)).is_none_or(|(asked, most)| asked <= most)
+    }
+}
+
 /// Amounts of CPU and memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]

@@ -49,6 +49,11 @@ fn messages() -> Vec<&'static str> {
         rules::POOL_SIZE.message,
         rules::QUANTUM_ORDER.message,
         rules::KV_WITHIN_LIMIT.message,
+        rules::CPU_WITHIN_LIMIT.message,
+        rules::ENGINE_IMAGE.message,
+        rules::TOLERATION_KEY.message,
+        rules::TOLERATION_VALUE.message,
+        rules::TOLERATION_SECONDS.message,
         rules::HIBERNATE_AFTER_IDLE.message,
         rules::ONE_KEY_SOURCE.message,
         rules::CACHE.message,
@@ -87,7 +92,7 @@ fn immutable_fields_are_refused_in_an_update() {
     assert_eq!(update(&format!("{TENANT}  replicas: 3\n")), Vec::<String>::new());
     assert_eq!(update(&TENANT.replace("name: local", "name: x")), [rules::POOL_REF_IMMUTABLE.message]);
     assert_eq!(update(&TENANT.replace("models/story", "x")), [rules::MODEL_IMMUTABLE.message]);
-    let engine = format!("{TENANT}  engine: {{kind: Vllm}}\n");
+    let engine = format!("{TENANT}  engine: {{kind: Vllm, image: v}}\n");
     assert_eq!(update(&engine), [rules::ENGINE_KIND_IMMUTABLE.message]);
 }
 

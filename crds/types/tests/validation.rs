@@ -58,6 +58,48 @@ fn hibernation_comes_after_idleness() {
 }
 
 #[test]
+fn a_container_asks_for_no_more_cpu_than_it_may_use() {
+    for of in ["engine", "sidecar"] {
+        let text = |asked, most| {
+            tenant_with(&format!(
+                "  {of}: {{resources: {{requests: {{cpu: \"{asked}\"}}, limits: {{cpu: \"{most}\"}}}}}}"
+            ))
+        };
+        assert_eq!((violations(&text("500m", "0.5")), violations(&text("1", "2"))), (vec![], vec![]));
+        let path = format!("spec.{of}");
+        expect_one(&text("501m", "0.5"), &path, rules::CPU_WITHIN_LIMIT.message);
+        let limit = tenant_with(&format!("  {of}: {{resources: {{limits: {{cpu: 1m}}}}}}"));
+        assert_eq!(violations(&limit), [], "what the operator computes gives way");
+    }
+}
+
+#[test]
+fn an_engine_that_is_not_ours_needs_an_image() {
+    expect_one(&tenant_with("  engine: {kind: Vllm}"), "spec.engine", rules::ENGINE_IMAGE.message);
+    assert_eq!(violations(&tenant_with("  engine: {kind: Vllm, image: v}")), []);
+}
+
+#[test]
+fn tolerations_are_what_the_api_server_takes_of_a_pod() {
+    let text = |one: &str| {
+        format!("{}---\n{TENANT}", POOL.replace("spec:\n", &format!("spec:\n  tolerations: [{{{one}}}]\n")))
+    };
+    for good in
+        ["operator: Exists", "key: a", "key: a, value: b", "key: a, effect: NoExecute, tolerationSeconds: 1"]
+    {
+        assert_eq!(violations(&text(good)), [], "{good}");
+    }
+    for (bad, rule) in [
+        ("value: b", &rules::TOLERATION_KEY),
+        ("key: a, operator: Exists, value: b", &rules::TOLERATION_VALUE),
+        ("key: a, tolerationSeconds: 1", &rules::TOLERATION_SECONDS),
+        ("key: a, effect: NoSchedule, tolerationSeconds: 1", &rules::TOLERATION_SECONDS),
+    ] {
+        expect_one(&text(bad), "spec.tolerations", rule.message);
+    }
+}
+
+#[test]
 fn one_source_of_api_keys() {
     let text = "  access: {apiKeysFile: keys, apiKeysSecretRef: {name: a, key: b}}";
     expect_one(&tenant_with(text), "spec.access", rules::ONE_KEY_SOURCE.message);

@@ -2,6 +2,7 @@
 //!
 //! Unknown fields are refused: a sidecar never half-understands its orders.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -67,6 +68,10 @@ pub struct SidecarConfig {
     /// Records the event queue here.
     #[serde(default)]
     pub journal: Option<PathBuf>,
+    /// Numbers of the policy that are not its defaults, by name (`sluice-sim tunables` lists them). Not written when empty:
+    /// older sidecars know none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tunables: BTreeMap<String, u64>,
     /// Tests and experiments.
     #[serde(default)]
     pub debug: DebugConfig,
@@ -202,10 +207,13 @@ pub struct ListenConfig {
     pub admin: SocketAddr,
     /// Probes and a copy of the metrics.
     pub probes: SocketAddr,
-    /// Whether `GET /drain` on the probes' port drains, for a pod's preStop hooks: whoever reaches that port may then take the
-    /// tenant off the list of those that are ready.
+    /// Whether `GET /drain` on the probes' port drains, for a pod's preStop hooks.
     #[serde(default)]
     pub drain_hook: bool,
+    /// What a hook has to show in [`DRAIN_HEADER`]; `None` = whoever reaches the port may end the tenant's process. Not written
+    /// when there is none: older sidecars know none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain_key: Option<String>,
     /// Mutual TLS on the admin port; `None` = tokens. With it, tokens open nothing.
     #[serde(default)]
     pub admin_tls: Option<AdminTls>,
@@ -240,6 +248,9 @@ pub struct AdminTls {
     /// Claim of the GPU, as the neighbours' certificates name it: letters, digits, `-`, `_` and `.`.
     pub claim: String,
 }
+
+/// The header with a hook's key.
+pub const DRAIN_HEADER: &str = "x-sluice-drain";
 
 /// The name by which a tenant's sidecar is known to its peers on the admin port.
 pub fn admin_host(namespace: &str, name: &str) -> String {

@@ -44,6 +44,10 @@ const TENANT_NAME: &str = "metadata.name must be a DNS-1035 label (lower case le
                            40 characters: the tenant's Service is called so";
 
 fn pool_cases() -> Vec<Case> {
+    device_cases().into_iter().chain(toleration_cases()).collect()
+}
+
+fn device_cases() -> Vec<Case> {
     let host = |field: &str, value: Value| with(&pool(), &format!("/spec/device/host/{field}"), value);
     let sharing = with(&pool(), "/spec/gpus/0/sharing", json!({"mode": "Spatial", "spatial": {}}));
     let quanta = json!({"minQuantumMilliseconds": 20, "maxQuantumMilliseconds": 20});
@@ -116,8 +120,35 @@ fn pool_cases() -> Vec<Case> {
     ]
 }
 
+fn toleration_cases() -> Vec<Case> {
+    let toleration = |one: Value| with(&pool(), "/spec/tolerations", json!([one]));
+    vec![
+        case(
+            "GpuPool.spec.tolerations",
+            "a toleration without key must have operator Exists",
+            toleration(json!({"key": "a"})),
+            "/spec/tolerations/0/key",
+            json!(""),
+        ),
+        case(
+            "GpuPool.spec.tolerations",
+            "a toleration with operator Exists must have no value",
+            toleration(json!({"key": "a", "operator": "Exists", "value": ""})),
+            "/spec/tolerations/0/value",
+            json!("b"),
+        ),
+        case(
+            "GpuPool.spec.tolerations",
+            "a toleration with tolerationSeconds must have effect NoExecute",
+            toleration(json!({"key": "a", "effect": "NoExecute", "tolerationSeconds": 1})),
+            "/spec/tolerations/0/effect",
+            json!("NoSchedule"),
+        ),
+    ]
+}
+
 fn tenant_cases() -> Vec<Case> {
-    content_cases().into_iter().chain(key_cases()).chain(change_cases()).collect()
+    content_cases().into_iter().chain(container_cases()).chain(key_cases()).chain(change_cases()).collect()
 }
 
 fn content_cases() -> Vec<Case> {
@@ -176,6 +207,25 @@ fn content_cases() -> Vec<Case> {
     ]
 }
 
+fn container_cases() -> Vec<Case> {
+    let resources = json!({"requests": {"cpu": "500m"}, "limits": {"cpu": "0.5"}});
+    let cpu = |of: &'static str, field: &'static str| {
+        let good = with(&tenant(), field.strip_suffix("/requests/cpu").unwrap(), resources.clone());
+        case(of, "resources.requests.cpu must not exceed resources.limits.cpu", good, field, json!("501m"))
+    };
+    vec![
+        cpu("ModelTenant.spec.engine", "/spec/engine/resources/requests/cpu"),
+        cpu("ModelTenant.spec.sidecar", "/spec/sidecar/resources/requests/cpu"),
+        case(
+            "ModelTenant.spec.engine",
+            "image must be set when kind is Vllm: the operator has one of the native engine alone",
+            with(&tenant(), "/spec/engine", json!({"kind": "Vllm", "image": "v"})),
+            "/spec/engine/image",
+            Value::Null,
+        ),
+    ]
+}
+
 fn key_cases() -> Vec<Case> {
     vec![
         case(
@@ -212,7 +262,13 @@ fn change_cases() -> Vec<Case> {
             "/spec/model/dtype",
             json!("Float16"),
         ),
-        change("ModelTenant.spec", "engine.kind is immutable", tenant(), "/spec/engine/kind", json!("Vllm")),
+        change(
+            "ModelTenant.spec",
+            "engine.kind is immutable",
+            with(&tenant(), "/spec/engine", json!({"image": "v"})),
+            "/spec/engine/kind",
+            json!("Vllm"),
+        ),
     ]
 }
 

@@ -77,6 +77,28 @@ impl Product<'_> {
         self.condition(tenant, "Ready", "False").await;
     }
 
+    /// A namespace without room for pods: the status says so in the words of whoever refuses them.
+    async fn a_quota_is_told(&self, tenant: &Value) {
+        let quota = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"},
+            "spec": {"hard": {"pods": "0"}}});
+        self.apply(&[quota]);
+        let counts = async || (!self.get("resourcequota", "none")["status"]["hard"].is_null()).then_some(());
+        self.wait("the quota counts", counts).await;
+        self.apply(std::slice::from_ref(tenant));
+        let name = tenant["metadata"]["name"].as_str().unwrap();
+        let told = async || {
+            let ready = self.tenant(name)["status"]["conditions"].take();
+            let ready = ready.as_array()?.iter().find(|one| one["type"] == "Ready")?.clone();
+            ready["message"]
+                .as_str()
+                .is_some_and(|words| words.contains("exceeded quota: none"))
+                .then_some(())
+        };
+        self.wait("who refuses its pod is told", told).await;
+        self.kubectl(&["delete", "modeltenant", name, "--wait"]);
+        self.kubectl(&["delete", "resourcequota", "none", "--wait"]);
+    }
+
     /// The status of a tenant says with which status its source refused it.
     async fn is_refused(&self, tenant: &str, status: &str) {
         self.condition(tenant, "Accepted", "False").await;
@@ -139,6 +161,7 @@ fn a_model_comes_from_a_volume_a_bucket_or_an_image() {
         product.apply(&[pool(2)]);
         let of_volume = json!({"type": "PersistentVolumeClaim",
             "persistentVolumeClaim": {"claimName": "models", "path": "story"}});
+        product.a_quota_is_told(&with_source("crowded", of_volume.clone())).await;
         let mut of_bucket = json!({"type": "S3",
             "s3": {"bucket": "bucket", "prefix": bucket::PREFIX, "endpoint": endpoint}});
         let private = product.private_hub(&story, TOKEN).await;

@@ -52,6 +52,10 @@ pub struct World {
     pub unmounted: Mirror<Refusal>,
     /// Volumes that could not be brought to a pod's node, by pod.
     pub unattached: Mirror<Refusal>,
+    /// Why a slot's pod cannot be made, by the name of its Deployment.
+    pub unmade: Mirror<Refusal>,
+    /// Why an inspection's pod cannot be made, by the name of its Job.
+    pub unbegun: Mirror<Refusal>,
     /// Nodes. Their unit is empty.
     pub nodes: Mirror<NodeSeen>,
     /// What is known of nodes that are not there.
@@ -76,6 +80,8 @@ impl Default for World {
             refusals: Mirror::new(|a, b| a == b),
             unmounted: Mirror::new(|a, b| a == b),
             unattached: Mirror::new(|a, b| a == b),
+            unmade: Mirror::new(|a, b| a == b),
+            unbegun: Mirror::new(|a, b| a == b),
             nodes: Mirror::new(|a, b| a == b),
             absence: outage::Absence::default(),
             loads: Mirror::new(|a, b| a == b),

@@ -1,7 +1,9 @@
 //! The leader and the words of a sidecar: whom it follows, and how it is.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -12,6 +14,7 @@ use k8s_openapi::api::core::v1::Secret;
 use serde_json::{Value, json};
 use sluice_e2e::cluster::eventually;
 use sluice_operator::credentials::authorities::Authorities;
+use sluice_types::ModelTenant;
 use sluice_wire::state::{GpuState, Phase, State, TenantReport};
 
 use super::stage::{Operator, Stage};
@@ -23,10 +26,11 @@ type Pair = (u64, u64);
 type Came = Arc<Mutex<Vec<Pair>>>;
 
 /// An operator whose only sidecar answers a directive as `judge` says: true = it takes this pair, or the one that it has. Its
-/// states are those that it has `said`; `None` = none.
+/// states are what it `says`; `None` = none.
 async fn directed(
     stage: &Stage,
-    said: Option<GpuState>,
+    flags: &[&str],
+    mut says: impl FnMut() -> Option<GpuState> + Send + 'static,
     mut judge: impl FnMut(Pair) -> (bool, Pair) + Send + 'static,
 ) -> (Operator, Came) {
     let authorities = Authorities::first(now()).unwrap();
@@ -40,7 +44,7 @@ async fn directed(
     let stub = Stub::of(&authorities, &stage.namespace, "t", move |request| {
         if !request.line.starts_with("PUT") {
             let unknown = || StatusCode::SERVICE_UNAVAILABLE.into_response();
-            return said.clone().map_or_else(unknown, |said| Json(said).into_response());
+            return says().map_or_else(unknown, |said| Json(said).into_response());
         }
         let sent: Value = serde_json::from_str(&request.body).unwrap();
         let pair = (sent["epoch"].as_u64().unwrap(), sent["sequence"].as_u64().unwrap());
@@ -48,7 +52,8 @@ async fn directed(
         answer(judge(pair))
     });
     let port = stub.await.address.admin.port().to_string();
-    let operator = stage.operator("one", &["--sidecar-port", &port, "--poll-seconds", "1"]);
+    let of_sidecars = ["--sidecar-port", &port, "--poll-seconds", "1"];
+    let operator = stage.operator("one", &[&of_sidecars, flags].concat());
     stage.pool(json!({})).await;
     stage.tenant("t", json!({})).await;
     stage.inspected("t", 8).await;
@@ -67,6 +72,18 @@ fn answer((takes, (epoch, sequence)): (bool, Pair)) -> Response {
     (status, Json(json!({"current": {"epoch": epoch, "sequence": sequence}}))).into_response()
 }
 
+/// What the tenant `t` says of itself, as far as anybody asks.
+fn of_tenant(stage: &Stage) -> State {
+    let mut state = State::default();
+    (state.tenant.namespace, state.tenant.name) = (stage.namespace.clone(), "t".to_owned());
+    state
+}
+
+/// The state of a GPU with nobody else on it.
+fn alone(state: &State) -> GpuState {
+    GpuState { tenants: vec![TenantReport::State(Box::new(state.clone()))], ..GpuState::default() }
+}
+
 async fn transitions(stage: &Stage) -> Option<i32> {
     stage.api::<Lease>().get("sluice-operator").await.unwrap().spec?.lease_transitions
 }
@@ -74,7 +91,7 @@ async fn transitions(stage: &Stage) -> Option<i32> {
 #[tokio::test]
 async fn a_sidecar_that_always_follows_a_newer_leader_ends_no_operator() {
     let Some(stage) = Stage::set("liar").await else { return };
-    let (mut operator, came) = directed(&stage, None, |(epoch, _)| (false, (epoch + 1, 1))).await;
+    let (mut operator, came) = directed(&stage, &[], || None, |(epoch, _)| (false, (epoch + 1, 1))).await;
     let told = stage.condition("t", "Degraded", "True", "DirectiveNotTaken").await;
     assert!(told.message.contains("it follows a newer leader"), "{}", told.message);
     assert!(!operator.has_ended());
@@ -89,11 +106,16 @@ async fn a_sidecar_that_always_follows_a_newer_leader_ends_no_operator() {
 async fn a_sidecar_that_knows_a_leader_from_before_the_lease_was_made_is_told_by_this_one() {
     let Some(stage) = Stage::set("known").await else { return };
     let mut has = (37, 5);
-    let (mut operator, came) = directed(&stage, None, move |pair| {
-        let newer = pair > has;
-        has = if newer { pair } else { has };
-        (newer, has)
-    })
+    let (mut operator, came) = directed(
+        &stage,
+        &[],
+        || None,
+        move |pair| {
+            let newer = pair > has;
+            has = if newer { pair } else { has };
+            (newer, has)
+        },
+    )
     .await;
     eventually("it is told", async || {
         came.lock().unwrap().last().is_some_and(|pair| pair.0 == 38).then_some(())
@@ -111,11 +133,10 @@ async fn a_sidecar_that_knows_a_leader_from_before_the_lease_was_made_is_told_by
 #[tokio::test]
 async fn what_a_pod_said_of_itself_is_not_told_of_its_successor() {
     let Some(stage) = Stage::set("successor").await else { return };
-    let mut state = State { phase: Phase::Failed, ..State::default() };
-    (state.tenant.namespace, state.tenant.name) = (stage.namespace.clone(), "t".to_owned());
-    state.engine.failure = Some("it has lost nine engines".into());
-    let said = GpuState { tenants: vec![TenantReport::State(Box::new(state))], ..GpuState::default() };
-    let (operator, _) = directed(&stage, Some(said), |pair| (true, pair)).await;
+    let mut state = of_tenant(&stage);
+    (state.phase, state.engine.failure) = (Phase::Failed, Some("it has lost nine engines".into()));
+    let said = alone(&state);
+    let (operator, _) = directed(&stage, &[], move || Some(said.clone()), |pair| (true, pair)).await;
     let told = stage.condition("t", "Serving", "False", "PodFailing").await;
     assert!(told.message.contains("it has lost nine engines"), "{}", told.message);
 
@@ -127,4 +148,31 @@ async fn what_a_pod_said_of_itself_is_not_told_of_its_successor() {
     stage.pod_at("t-0-next", "127.0.0.2", "True").await;
     stage.condition("t", "Serving", "True", "AsExpected").await;
     assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+}
+
+#[tokio::test]
+async fn figures_that_always_change_are_written_as_often_as_they_may_be() {
+    let Some(stage) = Stage::set("figures").await else { return };
+    let (asked, mut state) = (Arc::new(AtomicU64::new(0)), of_tenant(&stage));
+    let counted = asked.clone();
+    let says = move || {
+        state.memory.owners.kv_bytes = counted.fetch_add(1, Ordering::Relaxed) << 20;
+        Some(alone(&state))
+    };
+    let seldom = ["--status-seconds", "5"];
+    let (operator, _) = directed(&stage, &seldom, says, |pair| (true, pair)).await;
+    stage.condition("t", "Serving", "True", "AsExpected").await;
+    let figures = async || stage.api::<ModelTenant>().get("t").await.unwrap().status?.memory;
+    let known = eventually("figures", &figures).await;
+    eventually("other ones", async || (figures().await? != known).then_some(())).await;
+
+    let writes = || {
+        let all = stage.writes();
+        all.into_iter().filter(|write| write.contains("modeltenants/t/status")).collect::<Vec<_>>()
+    };
+    let (before, readings, begun) = (writes().len(), asked.load(Ordering::Relaxed), Instant::now());
+    let nine = async || (asked.load(Ordering::Relaxed) >= readings + 9).then_some(());
+    eventually("nine more readings", nine).await;
+    let (writes, most) = (writes().split_off(before), begun.elapsed().as_secs() / 5 + 1);
+    assert!((1..=most).contains(&(writes.len() as u64)), "at most {most}: {writes:#?}\n{}", operator.log());
 }

@@ -41,6 +41,49 @@ async fn what_a_driver_refuses_is_told_until_the_pod_runs() {
 }
 
 #[tokio::test]
+async fn why_no_pod_can_be_made_is_told_until_there_is_one() {
+    let Some(stage) = Stage::set("unmade").await else { return };
+    let operator = stage.operator("one", &["--status-seconds", "1"]);
+    stage.pool(json!({})).await;
+    stage.tenant("t", json!({})).await;
+    let jobs = stage.api::<Job>();
+    eventually("the inspection", async || jobs.get_opt("t-inspect").await.unwrap()).await;
+    let quota = "Error creating: pods \"t\" is forbidden: exceeded quota: few";
+    stage.create(&refused_by(&stage, "Job", "t-inspect", quota)).await;
+    let told = stage.condition("t", "Placed", "Unknown", "InspectionFailed").await;
+    assert_eq!(told.message, format!("the inspection does not begin: {quota}"));
+    stage.inspected("t", 8).await;
+    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
+    stage.condition("t", "DevicesAllocated", "Unknown", "NotAllocated").await;
+    // Somebody else's, of a longer name.
+    stage.create(&refused_by(&stage, "ReplicaSet", "t-0-0-7d9c5b", "another one")).await;
+    let class = "Error creating: pods \"t-0-\" is forbidden: no PriorityClass with name high was found";
+    stage.create(&refused_by(&stage, "ReplicaSet", "t-0-7d9c5b", class)).await;
+    for kind in ["DevicesAllocated", "WeightsLoaded", "Serving", "Ready"] {
+        let told = stage.condition("t", kind, "False", "PodsRefused").await;
+        assert!(
+            told.message.ends_with(&format!("slot t-0: no pod can be made: {class}")),
+            "{}",
+            told.message
+        );
+    }
+    let node = stage.node("a").await;
+    stage.allocate("p-chat-0-e1", &node).await;
+    stage.pod("t-0", "t-0-pod").await;
+    stage.run("t-0-pod", &node).await;
+    stage.condition("t", "Ready", "True", "AsExpected").await;
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+}
+
+/// The event with which a controller says that it cannot make a pod.
+fn refused_by(stage: &Stage, kind: &str, name: &str, message: &str) -> Event {
+    let object = json!({"kind": kind, "name": name, "namespace": stage.namespace, "uid": "u"});
+    let event = json!({"metadata": {"name": format!("{name}.1")}, "involvedObject": object, "type": "Warning",
+        "reason": "FailedCreate", "message": message});
+    serde_json::from_value(event).unwrap()
+}
+
+#[tokio::test]
 async fn a_pod_that_has_ended_is_nobodys_and_the_one_after_it_tells_why() {
     let Some(stage) = Stage::set("ended").await else { return };
     let operator = stage.operator("one", &["--status-seconds", "1"]);

@@ -169,6 +169,11 @@ async fn nothing_of_anybody_else_is_taken_over() {
         "{}",
         degraded.message
     );
+    // Whoever asks for it reaches somebody else, whatever its pods do.
+    for kind in ["Serving", "Ready"] {
+        stage.condition("t", kind, "False", "NameTaken").await;
+    }
+    assert_eq!(stage.api::<ModelTenant>().get("t").await.unwrap().status.unwrap().url, None);
     let kept = stage.api::<Service>().get("t").await.unwrap();
     assert_eq!((kept.owner_references().len(), kept.spec.unwrap().ports.unwrap()[0].port), (0, 80));
     stage.delete::<Service>("t").await;
@@ -208,6 +213,8 @@ async fn a_secret_of_a_user_is_neither_mounted_nor_deleted() {
     stage.inspected("t", 8).await;
     let degraded = stage.condition("t", "Degraded", "True", "NameTaken").await;
     assert!(degraded.message.contains("sluice-t-0 is not the operator's"), "{}", degraded.message);
+    let ready = stage.condition("t", "Ready", "False", "NameTaken").await;
+    assert!(ready.message.contains("sluice-t-0 is not the operator's"), "{}", ready.message);
     stage.deployments(&[]).await;
     stage.change::<ModelTenant>("t", json!({"suspend": true})).await;
     stage.calm().await;

@@ -30,6 +30,8 @@ struct View<'a> {
     fault: Option<String>,
     /// Why its sidecar does not take its directive.
     untold: Option<&'a String>,
+    /// Why it has no pod, where that is known.
+    absent: Option<Finding>,
 }
 
 /// The status of one of the plan's tenants. `trouble` is what went wrong when its objects were applied. What only sidecars tell stays as it was while they have told nothing.
@@ -42,7 +44,7 @@ pub fn tenant_status(
     let tenant = planned.tenant;
     let before = tenant.status.clone().unwrap_or_default();
     let views: Vec<View<'_>> =
-        planned.slots.iter().filter_map(|slot| view(given, plan, planned, slot)).collect();
+        planned.slots.iter().filter_map(|slot| view(given, plan, (planned, slot), trouble)).collect();
     let generation = tenant.metadata.generation.unwrap_or_default();
     let findings = findings(plan, planned, &views, trouble);
     let told: Vec<&Report> = views.iter().filter_map(|view| view.report).collect();
@@ -56,7 +58,7 @@ pub fn tenant_status(
             &time(given.now),
         ),
         observed_generation: Some(generation),
-        url: Some(url(planned)),
+        url: Some(url(planned)).filter(|_| !trouble.is_some_and(|trouble| trouble.service_taken)),
         replicas: i32::try_from(views.len()).unwrap_or(i32::MAX),
         selector: Some(selector(tenant)),
         slots: planned.slots.iter().map(|slot| slot_status(planned, slot, &views, &before)).collect(),
@@ -84,12 +86,14 @@ pub(crate) fn time(seconds: i64) -> Time {
 fn view<'a>(
     given: &Given<'a>,
     plan: &'a Plan<'_>,
-    planned: &TenantPlan<'_>,
-    slot: &SlotPlan,
+    (planned, slot): (&TenantPlan<'_>, &SlotPlan),
+    trouble: Option<&Trouble>,
 ) -> Option<View<'a>> {
     let on = &plan.gpus[*slot.on.as_ref().ok()?];
     let (tenant, claim) = (name(planned.tenant), claim_name(&on.gpu, on.epoch?.number));
     let (seen, pod) = (given.seen, plan.pod(tenant, slot.index, &claim));
+    let unmade = seen.unmade.get(&(tenant.to_owned(), slot.index));
+    let absent = if pod.is_none() { absent(trouble, unmade) } else { None };
     let (own, slot) = (format!("{tenant}-{}", slot.index), (tenant.to_owned(), on.gpu.name.clone()));
     Some(View {
         name: own,
@@ -99,7 +103,18 @@ fn view<'a>(
         claim: plan.claim(&claim),
         report: seen.reports.get(&slot),
         untold: seen.untold.get(&slot),
+        absent,
     })
+}
+
+/// Why a slot has no pod: what was to make it could not be applied, or cannot make it.
+fn absent(trouble: Option<&Trouble>, unmade: Option<&String>) -> Option<Finding> {
+    let refused = trouble.map(|trouble| Finding::no(reason_of(trouble), trouble.message.as_str()));
+    refused.or_else(|| Some(Finding::no(Reason::PodsRefused, format!("no pod can be made: {}", unmade?))))
+}
+
+const fn reason_of(trouble: &Trouble) -> Reason {
+    if trouble.name_taken { Reason::NameTaken } else { Reason::ApplyFailed }
 }
 
 fn slot_status(
@@ -162,7 +177,7 @@ fn findings(
     }
     all.insert(ConditionType::DevicesAllocated, worst(views, devices));
     all.insert(ConditionType::WeightsLoaded, worst(views, weights));
-    all.insert(ConditionType::Serving, serving(planned, views));
+    all.insert(ConditionType::Serving, serving(planned, views, trouble));
     all
 }
 
@@ -206,9 +221,9 @@ fn devices(view: &View<'_>) -> Finding {
     match view.pod.and_then(|pod| pod.unscheduled.as_ref()) {
         Some(why) => Finding::no(Reason::NotAllocated, why),
         None if allocated => Finding::as_expected(Truth::True),
-        None => {
+        None => view.absent.clone().unwrap_or_else(|| {
             Finding::unknown(Reason::NotAllocated, format!("the claim of {} has no device yet", view.gpu))
-        }
+        }),
     }
 }
 
@@ -218,13 +233,14 @@ fn weights(view: &View<'_>) -> Finding {
     }
     match view.pod {
         Some(pod) if pod.ready => Finding::as_expected(Truth::True),
-        pod => not_ready(pod),
+        _ => not_ready(view),
     }
 }
 
-fn not_ready(pod: Option<&PodSeen>) -> Finding {
-    match (pod, pod.and_then(|pod| pod.failing.as_ref())) {
-        (None, _) => Finding::unknown(Reason::PodNotReady, "there is no pod yet"),
+fn not_ready(view: &View<'_>) -> Finding {
+    let unknown = || Finding::unknown(Reason::PodNotReady, "there is no pod yet");
+    match (view.pod, view.pod.and_then(|pod| pod.failing.as_ref())) {
+        (None, _) => view.absent.clone().unwrap_or_else(unknown),
         (Some(_), Some(failing)) => Finding::no(Reason::PodFailing, failing),
         (Some(pod), None) => {
             let before = pod.after.as_ref().map(|why| format!("; an earlier one ended: {why}"));
@@ -234,13 +250,16 @@ fn not_ready(pod: Option<&PodSeen>) -> Finding {
     }
 }
 
-fn serving(planned: &TenantPlan<'_>, views: &[View<'_>]) -> Finding {
+fn serving(planned: &TenantPlan<'_>, views: &[View<'_>], trouble: Option<&Trouble>) -> Finding {
     let spec = &planned.tenant.spec;
     if spec.suspend {
         return Finding::no(Reason::Suspended, "spec.suspend is set");
     }
     if spec.replicas == 0 {
         return Finding::no(Reason::ScaledToZero, "spec.replicas is 0");
+    }
+    if let Some(taken) = trouble.filter(|trouble| trouble.service_taken) {
+        return Finding::no(Reason::NameTaken, taken.message.as_str());
     }
     let serves = |view: &View<'_>| {
         view.pod.is_some_and(|pod| pod.ready) && view.report.is_none_or(|report| report.failure.is_none())
@@ -251,15 +270,14 @@ fn serving(planned: &TenantPlan<'_>, views: &[View<'_>]) -> Finding {
     let failure = views.iter().find_map(|view| view.report?.failure.clone());
     match failure {
         Some(failure) => Finding::no(Reason::PodFailing, failure),
-        None => worst(views, |view| Finding { truth: Truth::False, ..not_ready(view.pod) }),
+        None => worst(views, |view| Finding { truth: Truth::False, ..not_ready(view) }),
     }
 }
 
 fn degraded(trouble: Option<&Trouble>, views: &[View<'_>]) -> Finding {
     let yes = |reason, message: &str| Finding { truth: Truth::True, reason, message: message.to_owned() };
     if let Some(trouble) = trouble {
-        let reason = if trouble.name_taken { Reason::NameTaken } else { Reason::ApplyFailed };
-        return yes(reason, &trouble.message);
+        return yes(reason_of(trouble), &trouble.message);
     }
     if let Some(why) = views.iter().find_map(|view| view.pod?.failing.as_ref()) {
         return yes(Reason::PodFailing, why);

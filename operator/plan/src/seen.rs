@@ -35,6 +35,8 @@ pub struct Seen {
     pub untold: BTreeMap<(String, String), String>,
     /// GPUs whose sidecars a leader that has just begun has not asked yet: their floors may be larger than foreseen.
     pub unheard: BTreeSet<String>,
+    /// Why no pod of a slot can be made, by tenant and slot, as was said last. It counts while there is none.
+    pub unmade: BTreeMap<(String, u32), String>,
     /// What pods that inspected a model have said, by tenant.
     pub inspections: BTreeMap<String, Result<Geometry, Refusal>>,
 }
@@ -181,6 +183,8 @@ pub struct Report {
 pub struct Trouble {
     /// An object that is not ours has the name.
     pub name_taken: bool,
+    /// That object is a Service: whoever asks for the tenant reaches somebody else.
+    pub service_taken: bool,
     /// Kind, name and what the API server said.
     pub message: String,
 }

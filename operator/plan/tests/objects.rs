@@ -72,8 +72,10 @@ fn the_sidecar_is_native_starts_first_and_both_drain_before_either_ends() {
     assert_eq!(sidecar["startupProbe"]["httpGet"], json!({"path": "/startup", "port": 8002}));
     assert_eq!(sidecar["readinessProbe"]["httpGet"]["path"], "/ready");
     assert!(engine.get("readinessProbe").is_none());
+    let key = json!([{"name": "x-sluice-drain", "value": "uid-of-t"}]);
     for one in [sidecar, engine] {
-        assert_eq!(one["lifecycle"]["preStop"]["httpGet"], json!({"path": "/drain", "port": 8002}));
+        let hook = json!({"path": "/drain", "port": 8002, "httpHeaders": key});
+        assert_eq!(one["lifecycle"]["preStop"]["httpGet"], hook);
     }
     assert_eq!(pod["terminationGracePeriodSeconds"], 55);
 }
@@ -133,6 +135,20 @@ fn what_a_tenant_asks_for_replaces_what_was_computed() {
         (&resources["limits"]["memory"], &resources["requests"]["memory"]),
         (&json!("1Gi"), &json!("1Gi"))
     );
+}
+
+#[test]
+fn no_container_asks_for_more_cpu_than_it_may_use() {
+    let of = |asked: Value| {
+        let pod = pod(&host_pool(), &tenant("t", json!({"engine": {"resources": asked}})));
+        let resources = container(&pod, "engine")["resources"].clone();
+        (resources["requests"]["cpu"].clone(), resources["limits"]["cpu"].clone())
+    };
+    assert_eq!(of(json!({})), (json!("1"), Value::Null));
+    assert_eq!(of(json!({"limits": {"cpu": "500m"}})), (json!("500m"), json!("500m")));
+    assert_eq!(of(json!({"limits": {"cpu": "1.5"}})), (json!("1"), json!("1.5")));
+    let both = json!({"limits": {"cpu": "500m"}, "requests": {"cpu": "0.1"}});
+    assert_eq!(of(both), (json!("0.1"), json!("500m")));
 }
 
 #[test]

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::routing::get;
+use sluice_wire::config::DRAIN_HEADER;
 use tokio::sync::watch;
 
 use crate::gateway::open::OpenRequests;
@@ -27,6 +28,7 @@ pub struct Hook {
     open: OpenRequests,
     limit: Duration,
     settle: Duration,
+    key: Option<Arc<str>>,
     draining: Arc<AtomicBool>,
     asking: watch::Sender<Asking>,
 }
@@ -44,9 +46,15 @@ impl Hook {
     /// Requests that no longer come: a Service takes about so long to know that a pod is not ready.
     pub const SETTLE: Duration = Duration::from_secs(2);
 
-    /// Waits for `open` requests to end, at most `limit`, and until none has been open for `settle`.
-    pub fn new(open: OpenRequests, limit: Duration, settle: Duration) -> Self {
-        Hook { open, limit, settle, draining: Arc::default(), asking: watch::Sender::default() }
+    /// Waits for `open` requests to end, at most `limit`, and until none has been open for `settle`. Only whoever shows `key`
+    /// may ask, if there is one.
+    pub fn new(open: OpenRequests, limit: Duration, settle: Duration, key: Option<String>) -> Self {
+        let (key, asking) = (key.map(Arc::from), watch::Sender::default());
+        Hook { open, limit, settle, key, draining: Arc::default(), asking }
+    }
+
+    fn opens_to(&self, headers: &HeaderMap) -> bool {
+        self.key.as_ref().is_none_or(|key| headers.get(DRAIN_HEADER).is_some_and(|shown| shown == &**key))
     }
 
     /// Waits until hooks have asked and all of them were answered: nobody needs this process any more. An engine ends once
@@ -89,14 +97,17 @@ fn ready(service: &Service, draining: &AtomicBool) -> (StatusCode, String) {
 
 /// Whoever asks waits until no request is open. The preStop hooks of all containers of a pod ask, before any of them is
 /// told to end: an engine that the kubelet ended first would cut every stream.
-async fn drain(State(hook): State<Hook>) -> String {
+async fn drain(State(hook): State<Hook>, headers: HeaderMap) -> (StatusCode, String) {
+    if !hook.opens_to(&headers) {
+        return (StatusCode::FORBIDDEN, format!("{DRAIN_HEADER} is not that of the pod's hooks\n"));
+    }
     if !hook.draining.swap(true, Ordering::Relaxed) {
         tracing::info!("a hook asks to drain: no longer ready");
     }
     hook.asking.send_modify(|asking| asking.now += 1);
     let answer = quiet(&hook).await;
     hook.asking.send_modify(|asking| *asking = Asking { now: asking.now - 1, answered: true });
-    answer
+    (StatusCode::OK, answer)
 }
 
 async fn quiet(hook: &Hook) -> String {

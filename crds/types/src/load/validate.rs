@@ -8,6 +8,8 @@ use serde_json::Value;
 
 use super::{Object, Path, bounds};
 use crate::rules::{self, CelRule, Union};
+use crate::shared::{Resources, TaintEffect, Toleration, TolerationOperator};
+use crate::tenant::EngineKind;
 use crate::{GpuPool, GpuPoolSpec, HOST_DEVICE_CLASS, ModelTenant, ModelTenantSpec, crd};
 
 /// A rule that an object breaks.
@@ -100,6 +102,7 @@ fn check_pool(spec: &GpuPoolSpec, broken: &mut Broken) {
     let value = serde_json::to_value(spec).expect("a spec serialises");
     bounds::broken(schema, &value, &Path::of_keys("spec"), broken);
     check_device(spec, broken);
+    check_tolerations(spec, broken);
     let gpus: i64 = spec.gpus.iter().map(|group| i64::from(group.count)).sum();
     require(gpus <= rules::MOST_GPUS as i64, "spec.gpus", &rules::POOL_SIZE, broken);
     for (index, group) in spec.gpus.iter().enumerate() {
@@ -150,6 +153,29 @@ fn check_tenant(spec: &ModelTenantSpec, broken: &mut Broken) {
     require(!own_label, "spec.podLabels", &rules::POD_LABELS, broken);
     let own_annotation = spec.pod_annotations.keys().any(|key| rules::is_own_annotation(key));
     require(!own_annotation, "spec.podAnnotations", &rules::POD_ANNOTATIONS, broken);
+    check_containers(spec, broken);
+}
+
+fn check_containers(spec: &ModelTenantSpec, broken: &mut Broken) {
+    let has_image = spec.engine.kind != EngineKind::Vllm || spec.engine.image.is_some();
+    require(has_image, "spec.engine", &rules::ENGINE_IMAGE, broken);
+    let of = [("spec.engine", &spec.engine.resources), ("spec.sidecar", &spec.sidecar.resources)];
+    for (path, resources) in of {
+        let within = resources.as_ref().is_none_or(Resources::cpu_is_within_its_limit);
+        require(within, path, &rules::CPU_WITHIN_LIMIT, broken);
+    }
+}
+
+fn check_tolerations(spec: &GpuPoolSpec, broken: &mut Broken) {
+    let empty = |text: &Option<String>| text.as_ref().is_none_or(String::is_empty);
+    let exists = |one: &Toleration| one.operator == TolerationOperator::Exists;
+    let all = |good: &dyn Fn(&Toleration) -> bool| spec.tolerations.iter().all(good);
+    let path = "spec.tolerations";
+    require(all(&|one| exists(one) || !empty(&one.key)), path, &rules::TOLERATION_KEY, broken);
+    require(all(&|one| !exists(one) || empty(&one.value)), path, &rules::TOLERATION_VALUE, broken);
+    let of_eviction = |one: &Toleration| one.effect == Some(TaintEffect::NoExecute);
+    let bounded = all(&|one| one.toleration_seconds.is_none() || of_eviction(one));
+    require(bounded, path, &rules::TOLERATION_SECONDS, broken);
 }
 
 fn is_commit(revision: &str) -> bool {

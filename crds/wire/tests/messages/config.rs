@@ -1,5 +1,7 @@
 //! The configuration of a sidecar against its committed forms.
 
+use std::collections::BTreeMap;
+
 use sluice_wire::config::{
     DebugConfig, EngineConfig, EngineKind, GpuConfig, LimitsConfig, ListenConfig, MemoryConfig,
     SidecarConfig, SloConfig,
@@ -46,6 +48,7 @@ fn native() -> SidecarConfig {
             admin: at(8001),
             probes: at(8002),
             drain_hook: true,
+            drain_key: None,
             admin_tls: None,
             neighbour_token_file: None,
         },
@@ -54,6 +57,7 @@ fn native() -> SidecarConfig {
         hibernate_after_seconds: Some(600),
         drain_seconds: 30,
         journal: None,
+        tunables: BTreeMap::default(),
         debug: DebugConfig::default(),
     }
 }

@@ -132,6 +132,9 @@ const fn help(reason: Reason) -> Option<&'static str> {
             "look at the Events of the pod: no node has a free device of the class, or enough CPU and memory beside it"
         }
         Reason::DriverRefused => "look at the claim's Events and at the log of the driver on its node",
+        Reason::PodsRefused => {
+            "mend what the message names: a quota, a limit range, an admission policy, a service account or a priority class"
+        }
         Reason::WaitingForMemory => {
             "wait: a neighbour gives back what this tenant owns; top shows who has it"
         }

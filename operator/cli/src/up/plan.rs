@@ -191,6 +191,7 @@ fn configure(
         hibernate_after_seconds: Some(unsigned(spec.idle.hibernate_after_seconds)),
         drain_seconds: unsigned(spec.drain_seconds),
         journal: options.journal.as_ref().map(|folder| folder.join(format!("{namespace}.{name}.journal"))),
+        tunables: BTreeMap::default(),
         debug: DebugConfig {
             force_remap: options.force_remap,
             poison: options.poison,
@@ -227,6 +228,7 @@ fn listen(options: &Options, index: u16) -> ListenConfig {
         admin: free,
         probes: free,
         drain_hook: false,
+        drain_key: None,
         admin_tls: None,
         neighbour_token_file: None,
     }

@@ -40,6 +40,7 @@ impl Refused {
 
     fn trouble(&self) -> Trouble {
         Trouble {
+            service_taken: matches!(self, Refused::NameTaken { kind, .. } if *kind == Kind::Service.as_str()),
             name_taken: matches!(
                 self,
                 Refused::NameTaken { .. } | Refused::Credentials(CredentialError::Taken { .. })

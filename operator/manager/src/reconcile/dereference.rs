@@ -1,10 +1,11 @@
 //! Step 1: all that is seen of a unit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use sluice_plan::objects::inspect::hindered;
-use sluice_plan::seen::{ClaimSeen, Ended, NodeSeen, PodSeen, Seen};
+use kube::ResourceExt;
+use sluice_plan::objects::inspect::{hindered, job_name};
+use sluice_plan::seen::{ClaimSeen, Ended, NodeSeen, PodSeen, Seen, SlotSeen};
 use sluice_types::{GpuPool, ModelTenant};
 use sluice_wire::geometry::{Geometry, Refusal};
 
@@ -41,6 +42,7 @@ impl Operator {
         let missing = world.missing(&on.collect(), now);
         let pods = world.pods.of(unit).into_iter().map(|(_, pod)| self.with_refusal(unit, pod));
         let pods = after_others(pods.collect());
+        let unmade = slots.iter().filter_map(|slot| self.unmade(unit, slot)).collect();
         Scene {
             pool: world.pools.get(&Name::new(unit.namespace.clone(), unit.pool.clone())),
             all_tenants_gone,
@@ -51,6 +53,7 @@ impl Operator {
                 owned: self.owned(unit),
                 untold: self.untold(unit),
                 unheard: self.unheard(unit, &pods),
+                unmade,
                 slots,
                 pods,
                 nodes,
@@ -66,7 +69,9 @@ impl Operator {
         let uid = |tenant: &Arc<ModelTenant>| (tenant.metadata.name.clone(), tenant.metadata.uid.clone());
         let known: BTreeMap<_, _> = tenants.iter().map(uid).collect();
         let mut all = BTreeMap::new();
+        let mut begun = BTreeSet::new();
         for (pod, inspection) in self.world.inspections.of(unit) {
+            begun.insert(inspection.tenant.clone());
             let own = known.get(&Some(inspection.tenant.clone())) == Some(&Some(inspection.tenant_uid));
             let waits = || self.unmounted(unit, &pod, &inspection.pod_uid).filter(|_| !inspection.begun);
             let unmounted = || Some(Err(hindered(waits()?)));
@@ -77,7 +82,20 @@ impl Operator {
                 }
             }
         }
+        for tenant in tenants.iter().filter(|tenant| !begun.contains(&tenant.name_any())) {
+            if let Some(refusal) =
+                self.world.unbegun.get(&Name::new(unit.namespace.clone(), job_name(tenant)))
+            {
+                all.insert(tenant.name_any(), Err(hindered(refusal.message)));
+            }
+        }
         all
+    }
+
+    /// Why a slot's pod cannot be made, where somebody said so.
+    fn unmade(&self, unit: &Unit, slot: &SlotSeen) -> Option<((String, u32), String)> {
+        let at = Name::new(unit.namespace.clone(), format!("{}-{}", slot.tenant, slot.index));
+        Some(((slot.tenant.clone(), slot.index), self.world.unmade.get(&at)?.message))
     }
 
     fn node(&self, entry: &ClaimEntry, requested: &BTreeMap<String, u64>) -> Option<(String, NodeSeen)> {

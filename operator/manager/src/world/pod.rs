@@ -1,6 +1,6 @@
 //! Pods of slots, of each what conditions are made of.
 
-use k8s_openapi::api::core::v1::{ContainerStatus, Event, Pod, PodCondition, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerStatus, Event, ObjectReference, Pod, PodCondition, PodStatus};
 use sluice_plan::objects::inspect::{hindered, report};
 use sluice_plan::objects::{FETCHING, SLOT, TENANT, TENANT_UID};
 use sluice_plan::seen::{Ended, PodSeen};
@@ -123,12 +123,12 @@ fn waits(status: &PodStatus) -> Option<Result<Geometry, wire::Refusal>> {
     Some(Err(hindered(why)))
 }
 
-/// What a node could not do for a pod.
+/// What could not be done for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Uid of the pod.
+    /// Uid of the pod, or of what was to make it.
     pub pod_uid: String,
-    /// What the driver, or the kubelet, said.
+    /// What the driver, the kubelet or a controller said.
     pub message: String,
 }
 
@@ -139,9 +139,21 @@ pub const UNMOUNTED: &str = "reason=FailedMount,involvedObject.kind=Pod";
 /// Events that tell of a volume that another node has, or that could not be brought to this one.
 pub const UNATTACHED: &str = "reason=FailedAttachVolume,involvedObject.kind=Pod";
 
-/// Name of the pod, and why.
+/// Events that tell of pods of a Deployment that cannot be made: a quota, an admission policy, a priority class that is not there.
+pub const UNMADE: &str = "reason=FailedCreate,involvedObject.kind=ReplicaSet";
+/// The same of a Job.
+pub const UNBEGUN: &str = "reason=FailedCreate,involvedObject.kind=Job";
+
+/// Under whose name what an event tells is looked for: that of a pod or a Job is its own, of a ReplicaSet its Deployment's.
+pub fn subject(of: &ObjectReference) -> Option<String> {
+    let name = of.name.as_deref()?;
+    let own = if of.kind.as_deref() == Some("ReplicaSet") { name.rsplit_once('-')?.0 } else { name };
+    Some(own.to_owned())
+}
+
+/// Whom an event is about, and why.
 pub fn refusal(event: &Event) -> Option<(String, Refusal)> {
-    let pod = &event.involved_object;
+    let of = &event.involved_object;
     let message = event.message.clone().unwrap_or_default();
-    Some((pod.name.clone()?, Refusal { pod_uid: pod.uid.clone().unwrap_or_default(), message }))
+    Some((subject(of)?, Refusal { pod_uid: of.uid.clone().unwrap_or_default(), message }))
 }

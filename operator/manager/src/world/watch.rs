@@ -28,7 +28,9 @@ use tokio::task::JoinSet;
 use super::child::version;
 use super::device::Slice;
 use super::load::{ON_NODES, load};
-use super::pod::{REFUSALS, Refusal, UNATTACHED, UNMOUNTED, inspection, pod, refusal};
+use super::pod::{
+    REFUSALS, Refusal, UNATTACHED, UNBEGUN, UNMADE, UNMOUNTED, inspection, pod, refusal, subject,
+};
 use super::{ChildSeen, ClaimEntry, Mirror, Name, Unit, World, node};
 use crate::queue::Queue;
 
@@ -132,31 +134,38 @@ impl Watch<'_> {
         let prune = |object: &Pod, _: &World| Some((ChildSeen::unit(&object.metadata)?, inspection(object)?));
         self.follow(pods, |world| &world.inspections, prune);
         self.loads();
-        self.troubles(REFUSALS, |world| &world.refusals);
-        self.troubles(UNMOUNTED, |world| &world.unmounted);
-        self.troubles(UNATTACHED, |world| &world.unattached);
+        self.troubles(REFUSALS, World::unit_of_pod, |world| &world.refusals);
+        self.troubles(UNMOUNTED, World::unit_of_pod, |world| &world.unmounted);
+        self.troubles(UNATTACHED, World::unit_of_pod, |world| &world.unattached);
+        self.troubles(UNMADE, |world, at| world.children(Kind::Deployment).unit(at), |world| &world.unmade);
+        self.troubles(UNBEGUN, |world, at| world.children(Kind::Job).unit(at), |world| &world.unbegun);
     }
 
-    /// Events of pods, by the name of the pod. One may be told before its pod is, or with it in two lists: it is kept, under
-    /// no pool, and whoever looks at the pod finds it by its name. Every pod of the cluster may have such events, so of those
-    /// that are nobody's only [`STRANGERS`] are kept; the kubelet says the others again.
-    fn troubles(&mut self, fields: &str, mirror: fn(&World) -> &Mirror<Refusal>) {
+    /// Events of pods, or of what makes them, by name. One may be told before its pod is, or with it in two lists: it is kept,
+    /// under no pool, and whoever looks at the pod finds it by its name. Every pod of the cluster may have such events, so of
+    /// those that are nobody's only [`STRANGERS`] are kept; whoever told them says the others again.
+    fn troubles(
+        &mut self,
+        fields: &str,
+        unit_of: fn(&World, &Name) -> Option<Unit>,
+        mirror: fn(&World) -> &Mirror<Refusal>,
+    ) {
         let events = watch(self.api::<CoreEvent>(), config().fields(fields));
         let events = events.modify(|event| {
-            event.metadata.name = event.involved_object.name.clone();
+            event.metadata.name = subject(&event.involved_object);
         });
         let refused = move |event: &CoreEvent, world: &World| {
-            let (pod, refusal) = refusal(event)?;
-            let at = Name::new(event.namespace()?, pod);
-            let known = world.unit_of_pod(&at);
+            let (subject, refusal) = refusal(event)?;
+            let at = Name::new(event.namespace()?, subject);
+            let known = unit_of(world, &at);
             let room = mirror(world).count(|unit| unit.pool.is_empty()) < STRANGERS;
             let nobodys = || room.then(|| Unit { namespace: at.namespace.clone(), pool: String::new() });
             Some((known.or_else(nobodys)?, refusal))
         };
         let whom = Follow { feed: self.feed, tasks: self.tasks, scope: self.scope.clone() };
         // Asked again: the pod may have come while its event was put away.
-        follow(whom, events, mirror, refused, |feed, unit, pod| {
-            let known = feed.world.unit_of_pod(&Name::new(unit.namespace.clone(), pod));
+        follow(whom, events, mirror, refused, move |feed, unit, subject| {
+            let known = unit_of(&feed.world, &Name::new(unit.namespace.clone(), subject));
             let own = || Some(unit.clone()).filter(|unit| !unit.pool.is_empty());
             known.or_else(own).iter().for_each(|unit| feed.queue.add(unit));
         });

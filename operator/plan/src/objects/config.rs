@@ -57,6 +57,7 @@ pub fn sidecar_config(placed: &Placed<'_>) -> SidecarConfig {
         hibernate_after_seconds: Some(unsigned(spec.idle.hibernate_after_seconds)),
         drain_seconds: unsigned(spec.drain_seconds),
         journal: None,
+        tunables: BTreeMap::default(),
         debug: DebugConfig::default(),
     }
 }
@@ -104,6 +105,11 @@ fn neighbourhood(placed: &Placed<'_>) -> NeighbourhoodConfig {
     }
 }
 
+/// What a pod's hooks show: nobody who only reaches the pod can guess it, and it stays as long as the tenant does.
+pub(super) fn drain_key(placed: &Placed<'_>) -> Option<String> {
+    placed.tenant.metadata.uid.clone()
+}
+
 fn listen(placed: &Placed<'_>) -> ListenConfig {
     let everywhere = |port: i32| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port as u16));
     let file = |name: &str| PathBuf::from(TLS).join(name);
@@ -112,6 +118,7 @@ fn listen(placed: &Placed<'_>) -> ListenConfig {
         admin: everywhere(ADMIN_PORT),
         probes: everywhere(PROBE_PORT),
         drain_hook: true,
+        drain_key: drain_key(placed),
         admin_tls: Some(AdminTls {
             cert: file("tls.crt"),
             key: file("tls.key"),

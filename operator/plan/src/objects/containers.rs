@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Capabilities, Container, ContainerPort, EnvVar, EnvVarSource, HTTPGetAction, Lifecycle, LifecycleHandler,
-    Probe, ResourceClaim, ResourceRequirements, SecretKeySelector, SecurityContext,
+    Capabilities, Container, ContainerPort, EnvVar, EnvVarSource, HTTPGetAction, HTTPHeader, Lifecycle,
+    LifecycleHandler, Probe, ResourceClaim, ResourceRequirements, SecretKeySelector, SecurityContext,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use sluice_types::CpuQuantity;
 use sluice_types::pool::SharingMode;
 use sluice_types::shared::{ResourceList, Resources};
 use sluice_types::tenant::{EngineKind, HuggingFaceSource, S3Source, Source};
+use sluice_wire::config::DRAIN_HEADER;
 
 use super::volumes::{RUN, engine_mounts, fetch_folder, fetch_mounts, sidecar_mounts};
 use super::{ADMIN_PORT, GPU_REQUEST, PROBE_PORT, Placed, Release, SERVE_PORT, config, quantity, vllm};
@@ -49,7 +51,7 @@ pub fn sidecar(placed: &Placed<'_>, release: &Release) -> Container {
         startup_probe: Some(probe("/startup", 1, START_SECONDS)),
         readiness_probe: Some(probe("/ready", 2, 1)),
         liveness_probe: Some(probe("/live", 10, 6)),
-        lifecycle: Some(drain()),
+        lifecycle: Some(drain(placed)),
         volume_mounts: Some(sidecar_mounts(&placed.tenant.spec)),
         termination_message_policy: Some(LAST_WORDS.into()),
         security_context: Some(restricted()),
@@ -99,7 +101,7 @@ fn native(placed: &Placed<'_>, release: &Release) -> Container {
             ("1", placed.demand.pod.engine_bytes),
             Some(Uses::Gpu),
         )),
-        lifecycle: Some(drain()),
+        lifecycle: Some(drain(placed)),
         volume_mounts: Some(engine_mounts()),
         termination_message_policy: Some(LAST_WORDS.into()),
         security_context: Some(restricted()),
@@ -169,8 +171,10 @@ fn from_secret(name: &str, secret: &str, key: &str) -> EnvVar {
 }
 
 /// Runs for all containers of a pod at once and before any of them is told to end; the kubelet would end the engine first.
-pub(super) fn drain() -> Lifecycle {
-    let handler = LifecycleHandler { http_get: Some(get("/drain")), ..LifecycleHandler::default() };
+pub(super) fn drain(placed: &Placed<'_>) -> Lifecycle {
+    let key = config::drain_key(placed).map(|value| HTTPHeader { name: DRAIN_HEADER.into(), value });
+    let get = HTTPGetAction { http_headers: key.map(|key| vec![key]), ..get("/drain") };
+    let handler = LifecycleHandler { http_get: Some(get), ..LifecycleHandler::default() };
     Lifecycle { pre_stop: Some(handler), ..Lifecycle::default() }
 }
 
@@ -197,9 +201,11 @@ pub(super) fn resources(
     let (cpu, memory) = (computed.0, given_bytes(written, computed.1));
     let requests = written.and_then(|written| written.requests.as_ref());
     let limits = written.and_then(|written| written.limits.as_ref());
-    let cpu_of =
-        |list: Option<&ResourceList>| list.and_then(|list| list.cpu.as_ref()).map(|cpu| cpu.to_string());
-    let asked = cpu_of(requests).unwrap_or_else(|| cpu.to_owned());
+    let cpu_of = |list: Option<&ResourceList>| list.and_then(|list| list.cpu.clone());
+    let (most, usual) = (cpu_of(limits), cpu.parse::<CpuQuantity>().expect("ours is a quantity"));
+    // No pod may ask for more than it may use.
+    let asked = cpu_of(requests)
+        .unwrap_or_else(|| most.clone().filter(|most| most.millis() < usual.millis()).unwrap_or(usual));
     let list = |cpu: Option<String>| {
         let memory = ("memory".to_owned(), quantity(memory));
         BTreeMap::from_iter([memory].into_iter().chain(cpu.map(|cpu| ("cpu".to_owned(), Quantity(cpu)))))
@@ -212,8 +218,8 @@ pub(super) fn resources(
         },
     };
     ResourceRequirements {
-        requests: Some(list(Some(asked))),
-        limits: Some(list(cpu_of(limits))),
+        requests: Some(list(Some(asked.to_string()))),
+        limits: Some(list(most.map(|most| most.to_string()))),
         claims: uses.map(|uses| vec![claim(uses)]),
     }
 }

@@ -33,7 +33,7 @@ pub fn engine(placed: &Placed<'_>) -> Container {
             ("4", placed.demand.pod.engine_bytes),
             Some(Uses::Gpu),
         )),
-        lifecycle: Some(drain()),
+        lifecycle: Some(drain(placed)),
         volume_mounts: Some(proxied_mounts(&placed.tenant.spec)),
         termination_message_policy: Some(LAST_WORDS.into()),
         security_context: Some(restricted()),

@@ -110,7 +110,8 @@ impl Doors {
         let small = Limits { connections: 64, drain: Duration::from_secs(1) };
         let admin = Admin::new(config, scrape.service.clone(), directives, &credentials);
         let admin = tokio::spawn(credentials.serve(sockets.admin, admin, small, stopping.clone()));
-        let hook = config.listen.drain_hook.then(|| Hook::new(open, drain, Hook::SETTLE));
+        let key = config.listen.drain_key.clone();
+        let hook = config.listen.drain_hook.then(|| Hook::new(open, drain, Hook::SETTLE, key));
         let probes = probes::router(scrape, hook.clone());
         let probes = tokio::spawn(serve(sockets.probes, probes, small, stopping.clone()));
         let gateway =

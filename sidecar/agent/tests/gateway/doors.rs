@@ -55,7 +55,7 @@ async fn probes_tell_when_to_start_the_engine_and_when_to_route_and_nothing_else
 
 /// A hook that is satisfied as soon as nothing is open.
 fn hook(world: &World, limit: Duration) -> Option<Hook> {
-    Some(Hook::new(world.open.clone(), limit, Duration::ZERO))
+    Some(Hook::new(world.open.clone(), limit, Duration::ZERO, None))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -89,6 +89,26 @@ async fn a_drain_ends_readiness_waits_for_open_requests_and_refuses_nobody() {
     second.send("GET", "/drain", &[], b"").await;
     assert_eq!(second.answer().await.body, "drained\n");
     tokio::time::timeout(PATIENCE, &mut over).await.expect("all hooks are answered").unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_is_for_the_hooks_of_the_pod_alone() {
+    let world = World::start(Setup::default()).await;
+    let hook = Hook::new(world.open.clone(), PATIENCE, Duration::ZERO, Some("a key".into()));
+    let (address, _stop) = open(probes::router(world.scrape(), Some(hook))).await;
+    let asked = async |headers: &[(&str, &str)]| {
+        let mut client = Client::connect(address).await;
+        client.send("GET", "/drain", headers, b"").await;
+        client.answer().await
+    };
+    for headers in [&[][..], &[("x-sluice-drain", "another")], &[("x-sluice-drain", "")]] {
+        let refused = asked(headers).await;
+        assert_eq!(refused.head.status, 403, "{headers:?}");
+        assert_eq!(refused.body, "x-sluice-drain is not that of the pod's hooks\n");
+        assert_eq!(get(address, "/ready").await.head.status, 200, "nobody was heard");
+    }
+    assert_eq!(asked(&[("X-Sluice-Drain", "a key")]).await.body, "drained\n");
+    assert_eq!(get(address, "/ready").await.head.status, 503);
 }
 
 #[tokio::test(flavor = "multi_thread")]

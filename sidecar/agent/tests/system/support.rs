@@ -1,5 +1,6 @@
 //! Starts a tenant: this process is the sidecar, the engine is a real one.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -86,6 +87,7 @@ pub fn config(model: &Path, memory_bytes: u64, policy: &str) -> SidecarConfig {
             admin: free,
             probes: free,
             drain_hook: false,
+            drain_key: None,
             admin_tls: None,
             neighbour_token_file: None,
         },
@@ -94,6 +96,7 @@ pub fn config(model: &Path, memory_bytes: u64, policy: &str) -> SidecarConfig {
         hibernate_after_seconds: None,
         drain_seconds: 1,
         journal: None,
+        tunables: BTreeMap::default(),
         debug: DebugConfig { force_remap: None, poison: true, no_prefix_cache: false },
     }
 }
