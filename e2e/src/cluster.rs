@@ -33,6 +33,7 @@ pub use self::binaries::{Binaries, skipped};
 use self::control_plane::ControlPlane;
 pub use self::foreign::mark;
 pub use self::keeper::Keeper;
+pub use self::last_words::must_hold_at_exit;
 pub use self::node::{Node, Second, on_node, on_node_alone, on_two_nodes};
 pub use self::wait::{PATIENCE, eventually, within};
 
@@ -52,11 +53,28 @@ pub struct Api {
 /// # Panics
 /// If it does not start; every later call panics with the same words, at once.
 pub async fn api() -> Option<&'static Api> {
-    static SHARED: OnceCell<Result<Option<Api>, String>> = OnceCell::const_new();
+    static SHARED: OnceCell<Outcome<Api>> = OnceCell::const_new();
     // A cell that is empty after a panic would let every test wait for the same failure.
     let outcome =
         SHARED.get_or_init(async || AssertUnwindSafe(start()).catch_unwind().await.map_err(words_of));
-    outcome.await.as_ref().unwrap_or_else(|words| panic!("{words}")).as_ref()
+    there(outcome.await)
+}
+
+/// What came of a start that all tests share: what was started, why nothing was, or what was said in a panic.
+type Outcome<T> = Result<Result<T, &'static str>, String>;
+
+/// What was started; without it a line for each test that says why.
+///
+/// # Panics
+/// As whoever started it did.
+fn there<T>(outcome: &Outcome<T>) -> Option<&T> {
+    let started = outcome.as_ref().unwrap_or_else(|words| panic!("{words}"));
+    started.as_ref().inspect_err(|why| skipped(why)).ok()
+}
+
+/// Whether this is a run in CI, where what is skipped for want of something fails instead.
+pub fn is_ci() -> bool {
+    std::env::var_os("CI").is_some_and(|set| set == "true")
 }
 
 /// What somebody panicked with.
@@ -65,18 +83,18 @@ fn words_of(panic: Box<dyn Any + Send>) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no Kubernetes".to_owned())
 }
 
-async fn start() -> Option<Api> {
+async fn start() -> Result<Api, &'static str> {
     if let Some(kubeconfig) = given_kubeconfig() {
-        let kubectl = Binaries::find().map(|all| all.kubectl());
+        let kubectl = Binaries::named().ok().map(|all| all.kubectl());
         let api = Api { kubeconfig, kubectl, own: None };
         foreign::take(&api).await;
-        return Some(api);
+        return Ok(api);
     }
-    let binaries = Binaries::find()?;
+    let binaries = Binaries::named()?;
     let own = ControlPlane::start(&binaries).await;
     let api = Api { kubeconfig: own.admin(), kubectl: Some(binaries.kubectl()), own: Some(own) };
     crds::establish(&api.client().await).await;
-    Some(api)
+    Ok(api)
 }
 
 /// The kubeconfig of a cluster that somebody else runs.

@@ -4,6 +4,10 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+/// Why there are no binaries.
+const UNSET: &str = "no Kubernetes: SLUICE_KUBE_BIN is not set; `cargo xtask kube --print` gets the binaries and names their \
+                     folder";
+
 /// A folder with `etcd`, `kube-apiserver`, `kubectl` and so on.
 #[derive(Clone, Debug)]
 pub struct Binaries(PathBuf);
@@ -11,13 +15,16 @@ pub struct Binaries(PathBuf);
 impl Binaries {
     /// The folder that `SLUICE_KUBE_BIN` names; without it `None`, and a line that says so.
     pub fn find() -> Option<Binaries> {
+        Binaries::named().inspect_err(|why| skipped(why)).ok()
+    }
+
+    /// As [`Binaries::find`], with why there are none instead of a line that says so.
+    ///
+    /// # Errors
+    /// `SLUICE_KUBE_BIN` is not set.
+    pub(super) fn named() -> Result<Binaries, &'static str> {
         let folder = std::env::var_os("SLUICE_KUBE_BIN").filter(|folder| !folder.is_empty());
-        if folder.is_none() {
-            skipped(
-                "no Kubernetes: SLUICE_KUBE_BIN is not set; `cargo xtask kube --print` gets the binaries and names their folder",
-            );
-        }
-        folder.map(|folder| Binaries(folder.into()))
+        folder.map(|folder| Binaries(folder.into())).ok_or(UNSET)
     }
 
     /// The binary `name`.
@@ -47,11 +54,17 @@ impl Binaries {
     }
 }
 
-/// Says that something is skipped, and why, past the capture of the test harness; each reason once.
+/// Says in which test something is skipped, and why, past the capture of the test harness; each reason once for each test.
+///
+/// A thread of the harness is called as its test is, and so is one on which a test runs in the network of a node.
 pub fn skipped(why: &str) {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(why.to_owned()) {
+    let line = match std::thread::current().name() {
+        Some(test) => format!("SKIPPED {test}: {why}\n"),
+        None => format!("SKIPPED: {why}\n"),
+    };
+    if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(line.clone()) {
         // The harness shows what a passed test prints to nobody, and a skip must not be silent.
-        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("SKIPPED: {why}\n"));
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
     }
 }

@@ -1,10 +1,15 @@
 //! What is to be done when the process ends: values in statics are never dropped.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 type Act = Box<dyn FnOnce() + Send>;
 
 static ACTS: Mutex<Vec<Act>> = Mutex::new(Vec::new());
+/// Something does not hold that must hold at the end.
+static FAILED: AtomicBool = AtomicBool::new(false);
+/// Status of a test binary of which a test failed.
+const FAILURE: i32 = 101;
 
 /// Calls `act` when this process exits in an orderly way, which is how test harnesses end; later ones first.
 pub fn at_exit(act: impl FnOnce() + Send + 'static) {
@@ -17,7 +22,22 @@ pub fn at_exit(act: impl FnOnce() + Send + 'static) {
     acts.push(Box::new(act));
 }
 
+/// As [`at_exit`], for what no test of a binary can see, since it is about all of them: where it does not hold, its words are
+/// printed, and the process ends as if a test had failed.
+pub fn must_hold_at_exit(check: impl FnOnce() -> Result<(), String> + Send + 'static) {
+    at_exit(move || {
+        if let Err(words) = check() {
+            eprintln!("FAILED: {words}");
+            FAILED.store(true, Ordering::Relaxed);
+        }
+    });
+}
+
 extern "C" fn run() {
     let acts = std::mem::take(&mut *ACTS.lock().unwrap_or_else(PoisonError::into_inner));
     acts.into_iter().rev().for_each(|act| act());
+    if FAILED.load(Ordering::Relaxed) {
+        // SAFETY: it ends the process and does nothing before. `exit` is at work already, and must not be called again.
+        unsafe { libc::_exit(FAILURE) }
+    }
 }

@@ -16,7 +16,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node as NodeObject;
@@ -32,7 +32,7 @@ use super::child::Component;
 use super::control_plane::{ControlPlane, Start, scratch};
 use super::keeper::Keeper;
 use super::wait::{eventually, within};
-use super::{Api, crds, last_words, words_of};
+use super::{Api, Outcome, crds, is_ci, last_words, there, words_of};
 
 /// From the start of its components to Ready; 4 s on two idle cores.
 const READY: Duration = Duration::from_secs(120);
@@ -65,8 +65,8 @@ struct Running {
 /// Runs a test with the node of this test binary, on a thread in the node's network: clients, and commands that the test
 /// starts, reach pods and Services. The node starts at the first call and ends with the process.
 ///
-/// Without root or binaries the test is skipped, with a line that says why. With `SLUICE_KUBECONFIG` it is the cluster of
-/// that file.
+/// Without root or binaries the test is skipped, with a line that says why; without root it fails in CI. With
+/// `SLUICE_KUBECONFIG` the node is the cluster of that file.
 ///
 /// # Panics
 /// If the node does not start (then every test panics with the same words, at once), and with what the test panics with.
@@ -89,14 +89,13 @@ static TURNS: RwLock<()> = RwLock::new(());
 
 /// The node of this test binary.
 fn shared() -> Option<&'static Node> {
-    static SHARED: OnceLock<Result<Option<Node>, String>> = OnceLock::new();
-    let outcome = SHARED.get_or_init(|| thread::spawn(start).join().map_err(words_of));
-    outcome.as_ref().unwrap_or_else(|words| panic!("{words}")).as_ref()
+    static SHARED: OnceLock<Outcome<Node>> = OnceLock::new();
+    there(SHARED.get_or_init(|| thread::spawn(start).join().map_err(words_of)))
 }
 
 fn run(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
     let Some(node) = shared() else { return };
-    let in_network = thread::spawn(move || {
+    let in_network = spawn_alike(move || {
         node.enter();
         runtime().block_on(test(node));
     });
@@ -105,40 +104,43 @@ fn run(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
     }
 }
 
+/// A thread that is called as this one is: by the name of the test, for what is skipped there and for words of panics.
+fn spawn_alike(work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+    let name = thread::current().name().unwrap_or("on a node").to_owned();
+    thread::Builder::new().name(name).spawn(work).expect("a thread starts")
+}
+
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// Says why there is no node.
+/// Why there is no node, or no pod of the product.
 ///
 /// # Panics
 /// In CI: no pod would have run, and nobody would notice.
-fn no_node(why: &str) -> Option<Node> {
-    let ci = std::env::var_os("CI").is_some_and(|set| set == "true");
-    assert!(!ci, "{why}; SLUICE_TIER=api leaves these tests out");
-    skipped(why);
-    None
+fn missing(why: &'static str) -> &'static str {
+    assert!(!is_ci(), "{why}; SLUICE_TIER=api leaves these tests out");
+    why
 }
 
-fn start() -> Option<Node> {
+fn start() -> Result<Node, &'static str> {
     if super::given_kubeconfig().is_some() {
         return runtime().block_on(super::start()).map(|api| Node { api, own: None });
     }
-    let binaries = Binaries::find()?;
+    let binaries = Binaries::named()?;
     if std::env::var_os("SLUICE_TIER").is_some_and(|tier| tier == "api") {
-        skipped("SLUICE_TIER=api: no node");
-        return None;
+        return Err("SLUICE_TIER=api: no node");
     }
     if !rustix::process::geteuid().is_root() {
-        return no_node("a node needs root: namespaces, mounts, cgroups");
+        return Err(missing("a node needs root: namespaces, mounts, cgroups"));
     }
     if !binaries.has("kubelet") {
-        return no_node("SLUICE_KUBE_BIN has no kubelet: `cargo xtask kube --tier node`");
+        return Err(missing("SLUICE_KUBE_BIN has no kubelet: `cargo xtask kube --tier node`"));
     }
     match Keeper::apart() {
-        Ok(keeper) => Some(Own::start(binaries, keeper)),
+        Ok(keeper) => Ok(Own::start(binaries, keeper)),
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            no_node("a node needs namespaces of its own, which this root may not make")
+            Err(missing("a node needs namespaces of its own, which this root may not make"))
         }
         Err(error) => panic!("namespaces for a node: {error}"),
     }
@@ -297,7 +299,7 @@ impl Node {
     /// else runs has it already.
     ///
     /// # Panics
-    /// If the archive is missing or containerd does not take it.
+    /// If the archive is missing or containerd does not take it; in CI without the folder.
     pub fn image(&self, name: &str) -> Option<String> {
         let version = env!("CARGO_PKG_VERSION");
         if self.own.is_some() {
@@ -360,13 +362,19 @@ impl Node {
     }
 }
 
-/// The archive of an image of the product; `None`, with a line that says so, without a folder of them.
+/// The archive of an image of the product; `None`, with a line that says so, without a folder of them. Only a node of ours asks
+/// for it, and with `SLUICE_TIER=api` there is none.
+///
+/// # Panics
+/// If it is missing; in CI without a folder.
 fn archive(name: &str) -> Option<PathBuf> {
     let Some(folder) = std::env::var_os("SLUICE_IMAGES").filter(|folder| !folder.is_empty()) else {
-        skipped("SLUICE_IMAGES is not set: `cargo xtask image` makes images");
+        skipped(missing("SLUICE_IMAGES is not set: `cargo xtask image` makes images"));
         return None;
     };
-    Some(PathBuf::from(folder).join(format!("{name}-{}.tar", env!("CARGO_PKG_VERSION"))))
+    let archive = PathBuf::from(folder).join(format!("{name}-{}.tar", env!("CARGO_PKG_VERSION")));
+    assert!(archive.is_file(), "{} is missing: `cargo xtask image` makes it", archive.display());
+    Some(archive)
 }
 
 impl Running {

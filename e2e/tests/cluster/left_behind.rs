@@ -1,4 +1,5 @@
-//! What a test binary leaves behind when it ends, and when it is killed: nothing, and nothing that runs.
+//! What a test binary leaves behind when it ends, and when it is killed: nothing, and nothing that runs. And with which status
+//! it ends where something does not hold that no test of it can see.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -9,6 +10,11 @@ use sluice_e2e::cluster::traces::of_folder;
 use sluice_e2e::cluster::{self, eventually};
 
 const INNER: &str = "server::a_user_may_do_what_rbac_says_and_the_audit_log_knows_who_asked";
+
+/// A test that runs itself.
+const AGAIN: &str = "left_behind::what_must_hold_at_the_end_and_does_not_fails_a_binary_whose_tests_passed";
+/// Set where that is run by itself.
+const AGAIN_VAR: &str = "SLUICE_E2E_HOLDS_NOT";
 
 /// This test binary with one test, in a folder for temporary files of its own.
 fn inner(folder: &Path) -> Command {
@@ -54,7 +60,8 @@ async fn a_cluster_that_somebody_else_runs_is_used_and_none_is_started() {
     let output = command.env("SLUICE_KUBECONFIG_OVERWRITE", "1").output().unwrap();
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(
-        said.contains("2 passed") && errors.contains("SKIPPED: a cluster that somebody else runs"),
+        said.contains("2 passed")
+            && errors.contains(&format!("SKIPPED {INNER}: a cluster that somebody else runs")),
         "{said}{errors}"
     );
     assert_eq!(entries(folder.path()), 0, "nothing was started there");
@@ -79,4 +86,16 @@ async fn a_run_that_is_killed_leaves_no_process() {
     child.wait().unwrap();
     eventually("the end of all", async || of_folder(folder.path()).is_empty().then_some(())).await;
     assert_eq!(entries(folder.path()), 1, "nobody is there to remove the folder");
+}
+
+#[test]
+fn what_must_hold_at_the_end_and_does_not_fails_a_binary_whose_tests_passed() {
+    if std::env::var_os(AGAIN_VAR).is_some() {
+        return cluster::must_hold_at_exit(|| Err("there is a fault".to_owned()));
+    }
+    let mut again = Command::new(std::env::current_exe().unwrap());
+    let output = again.args(["--exact", AGAIN]).env(AGAIN_VAR, "1").output().unwrap();
+    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("1 passed") && errors.contains("FAILED: there is a fault"), "{said}{errors}");
+    assert_eq!(output.status.code(), Some(101), "as if a test had failed");
 }

@@ -67,7 +67,7 @@ impl<'a> Product<'a> {
     /// As [`Product::install`], with further values, each after a comma.
     pub async fn install_with(node: &'a Node, more: &str) -> Option<Product<'a>> {
         let product = Product::prepare(node, more).await?;
-        // The suite has established the CRDs already.
+        // The suite has established the CRDs already; older ones that a failed test has left are helm's own, and are replaced.
         product.release("install", &chart(), &["--take-ownership"]);
         Some(product)
     }
@@ -190,12 +190,18 @@ impl<'a> Product<'a> {
 
     /// `kubectl apply`.
     pub fn apply(&self, objects: &[Value]) {
+        self.said(self.try_apply(objects, &[]));
+    }
+
+    /// `kubectl apply` with further arguments, whatever comes of it.
+    pub fn try_apply(&self, objects: &[Value], more: &[&str]) -> Output {
         let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-        let mut command = self.node.api().kubectl(&["-n", &self.namespace, "apply", "-f", "-"]);
+        let arguments = [&["-n", &self.namespace, "apply", "-f", "-"], more].concat();
+        let mut command = self.node.api().kubectl(&arguments);
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(list.to_string().as_bytes()).unwrap();
-        self.said(child.wait_with_output().unwrap());
+        child.wait_with_output().unwrap()
     }
 
     /// An object.

@@ -1,6 +1,8 @@
 //! The chart under tenants that serve: upgraded from another version, uninstalled with its hooks, installed again; then their
 //! namespace is deleted.
 
+mod crds;
+
 use std::path::Path;
 use std::process::Command;
 
@@ -20,7 +22,7 @@ const NEXT: &str = "next";
 const PREPARED: &str = "var/lib/kubelet/plugins/sluice.dev/claims";
 
 /// A chart that could have been the one before: this tree's with an older version, another default, an object that is gone
-/// today, and without two admission policies.
+/// today, without two admission policies, and with a CRD that lacks a rule and a field.
 fn older(folder: &Path) {
     let copied = Command::new("cp").arg("-r").arg(chart()).arg(folder).status().unwrap();
     assert!(copied.success());
@@ -33,6 +35,7 @@ fn older(folder: &Path) {
     change("Chart.yaml", "\nversion: ", "\nversion: 0.0.1-before.");
     change("values.yaml", "leaseSeconds: 15", "leaseSeconds: 10");
     std::fs::remove_file(own.join("templates/admission.yaml")).unwrap();
+    crds::make_older(&own);
     let gone = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: sluice-before\n  namespace: {{ .Release.Namespace }}\n";
     std::fs::write(own.join("templates/before.yaml"), gone).unwrap();
 }
@@ -150,13 +153,18 @@ impl<'a> Lives<'a> {
         let next = self.product.tenant(TENANTS[2])["spec"]["priority"].as_i64().unwrap_or(100) + 1;
         self.product.change("modeltenant", TENANTS[2], &serde_json::json!({"priority": next}));
         let seen = async || {
-            let tenant = self.product.tenant(TENANTS[2]);
-            let seen = tenant["status"]["observedGeneration"] == tenant["metadata"]["generation"];
-            (seen && self.finalizers() == serde_json::json!(["sluice.dev/tenants"])).then_some(())
+            let finalizers = serde_json::json!(["sluice.dev/tenants"]);
+            (self.is_observed(TENANTS[2]) && self.finalizers() == finalizers).then_some(())
         };
         self.product.wait("an operator looks after them", seen).await;
         self.product.condition(TENANTS[2], "Ready", "True").await;
         assert_eq!(self.product.lives(), self.pods, "a pod was replaced");
+    }
+
+    /// Whether the status of a tenant is about what is asked of it now.
+    fn is_observed(&self, tenant: &str) -> bool {
+        let tenant = self.product.tenant(tenant);
+        tenant["status"]["observedGeneration"] == tenant["metadata"]["generation"]
     }
 
     fn finalizers(&self) -> Value {
@@ -193,10 +201,14 @@ fn tenants_outlive_an_upgrade_and_the_chart_and_go_with_their_namespace() {
         let (folder, _) = model();
         let before = tempfile::tempdir().unwrap();
         older(before.path());
-        product.release("install", &before.path().join("sluice"), &["--take-ownership"]);
+        // Whoever established the CRDs of today owns what the older one has otherwise; from here on helm alone does.
+        let adopt = ["--take-ownership", "--force-conflicts"];
+        product.release("install", &before.path().join("sluice"), &adopt);
         let hub = product.hub(&folder).await;
         let mut lives = Lives::start(&product, &hub).await;
+        lives.a_tenant_comes_before_the_rule_that_it_breaks();
         lives.an_upgrade_replaces_no_pod_and_cuts_no_stream().await;
+        lives.the_upgrade_brought_the_rule_and_a_field_and_shut_nobody_out().await;
         for image in IMAGES {
             node.tag(&node.image(image).unwrap(), &format!("sluice.dev/{image}:{NEXT}"));
         }

@@ -3,7 +3,6 @@
 
 use std::process::Command;
 use std::sync::PoisonError;
-use std::thread;
 
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::api::DeleteParams;
@@ -11,7 +10,7 @@ use rustix::process::Signal;
 
 use super::cgroup::Cgroup;
 use super::place::Place;
-use super::{Node, Own, TURNS, archive, components, lock, runtime};
+use super::{Node, Own, TURNS, archive, components, lock, runtime, spawn_alike};
 use crate::cluster::keeper::Keeper;
 
 /// A node beside the first one. It ends with this value.
@@ -30,7 +29,7 @@ pub fn on_two_nodes(test: impl AsyncFnOnce(&'static Node, &Second<'_>) + Send + 
     if !first.api().is_ours() {
         return;
     }
-    let outcome = thread::spawn(move || {
+    let outcome = spawn_alike(move || {
         let second = Second::start(first);
         first.enter();
         runtime().block_on(test(first, &second));
