@@ -132,6 +132,47 @@ fn a_quantum_that_holds_no_token_lets_prompts_go_on_token_by_token() {
     assert!(longest <= two_tokens, "{longest} ns");
 }
 
+/// A machine that is so many times as slow, for everything.
+fn slow(world: &World, times: u64) {
+    let profile = &mut world.device.borrow_mut().profile;
+    (profile.layer_ns, profile.layer_token_ns) = (100_000 * times, 5_000 * times);
+}
+
+#[test]
+fn decodes_that_were_slow_once_are_looked_at_again_while_prompts_wait() {
+    let calls = Calls::default();
+    let mut world = tenant(5 * MS, &calls);
+    pass(&mut world, 100);
+    give_turn(&mut world, 1);
+    slow(&world, 20);
+    while !has_ended(&world) {
+        assert!(world.tick(LIMIT) || has_ended(&world), "slowly, but they end");
+    }
+    assert!(
+        world.driver.core().brain().measures().token_compute_ns() > 5 * u128::from(MS),
+        "a decode takes a turn"
+    );
+    slow(&world, 1);
+    for id in 3..=10 {
+        let mut request = request(id, &mut sluice_sim::rng::Rng::new(id));
+        // The first one decodes while the prompts of the others are computed.
+        let (prompt, answer) = if id == 3 { (4, 100) } else { (120, 8) };
+        request.prompt = (0..prompt).map(|token| token + 200 * id as u32).collect();
+        request.max_tokens = answer;
+        world.submit(request);
+    }
+    let before = world.driver.core().snapshot().counters.steps;
+    for epoch in 2..1_000 {
+        pass(&mut world, 1);
+        if calls.take().contains(&TurnCall::Want) {
+            give_turn(&mut world, epoch);
+        }
+    }
+    assert!(has_ended(&world));
+    let steps = world.driver.core().snapshot().counters.steps - before;
+    assert!(steps < 300, "{steps} steps for 840 tokens of prompts");
+}
+
 #[test]
 fn a_turn_that_comes_while_no_engine_serves_goes_on_at_once_and_is_wished_for_again() {
     let calls = Calls::default();

@@ -137,6 +137,11 @@ impl Measures {
         largest_prefill_tokens(self.prefill_token_ns(), left_ns)
     }
 
+    /// The same by what its tokens add alone, whatever a decode takes.
+    pub fn prefill_tokens_adding(&self, max_ns: u64) -> u32 {
+        largest_prefill_tokens(self.prefill_token_ns(), max_ns)
+    }
+
     /// Nanoseconds for 2^20 bytes over the link.
     fn ns_per_mib(&self) -> u64 {
         let estimate = u128::from(MIB) * 1_000_000_000 / u128::from(self.estimated_bytes_per_second);

@@ -111,7 +111,9 @@ impl Core {
         let usual = self.config.max_step_tokens.min(fitting);
         let mut max_tokens = usual.max(self.whole_tokens().min(fitting));
         loop {
-            let batch = Batch::plan(self.running.values(), max_tokens);
+            let alone = self.looks_at_decodes();
+            let taken = self.running.values().filter(|sequence| !alone || sequence.pending() == 1);
+            let batch = Batch::plan(taken, max_tokens);
             if batch.parts.is_empty() {
                 return None;
             }

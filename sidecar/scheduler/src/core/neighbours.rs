@@ -11,6 +11,9 @@ use crate::config::Sharing;
 use crate::event::{Command, Notice};
 use crate::sequence::Sequence;
 
+/// One of so many steps is left to decodes that are thought to take most of a turn.
+const LOOK_EVERY: u64 = 8;
+
 /// The right to run steps, where tenants take turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Turn {
@@ -122,7 +125,23 @@ impl Core {
         let left_ns = if ran && sought { quantum.left_ns(now, since) } else { quantum.max_ns() };
         // A step that waits for moving layers is no shorter for a prompt that was cut.
         let within_ns = left_ns.max(self.brain.streaming_ns());
-        self.decodes().saturating_add(self.brain.measures().prefill_tokens_within(within_ns))
+        match self.decodes() {
+            0 if self.decodes_take_most(quantum) => self.brain.measures().prefill_tokens_adding(within_ns),
+            decodes => decodes.saturating_add(self.brain.measures().prefill_tokens_within(within_ns)),
+        }
+    }
+
+    /// Whether decodes are thought to take half of a turn or more. Prompts beside them go on in crumbs then, one in every step for
+    /// as long as one waits; and only a step without one tells how long decodes take by now.
+    fn decodes_take_most(&self, quantum: Quantum) -> bool {
+        2 * self.brain.measures().token_compute_ns() >= u128::from(quantum.max_ns())
+    }
+
+    /// Whether the next step is left to the decodes, to see how long they take.
+    pub(super) fn looks_at_decodes(&self) -> bool {
+        let Sharing::Temporal(quantum) = self.config.sharing else { return false };
+        let due = self.next_step.is_multiple_of(LOOK_EVERY) && self.decodes_take_most(quantum);
+        due && self.decodes() > 0 && !self.brain.arriving()
     }
 
     /// Running requests that decode.
