@@ -10,11 +10,12 @@ const AGO: Duration = Duration::from_secs(3600);
 /// A repository with three files and the script, and a folder that is built into.
 struct Checkout {
     home: tempfile::TempDir,
+    name: &'static str,
 }
 
 impl Checkout {
     fn new() -> Checkout {
-        let checkout = Checkout { home: tempfile::tempdir().unwrap() };
+        let checkout = Checkout { home: tempfile::tempdir().unwrap(), name: "tree" };
         std::fs::create_dir_all(checkout.file(".ci")).unwrap();
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.ci/keep-times");
         std::fs::copy(script, checkout.file(".ci/keep-times")).unwrap();
@@ -25,7 +26,7 @@ impl Checkout {
     }
 
     fn file(&self, name: &str) -> PathBuf {
-        self.home.path().join("tree").join(name)
+        self.home.path().join(self.name).join(name)
     }
 
     fn write(&self, name: &str, text: &str) {
@@ -49,7 +50,9 @@ impl Checkout {
         let sources = self.home.path().join("built/sources");
         let ago = SystemTime::now() - AGO;
         let time = ago.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs().to_string();
-        let aged = std::fs::read_to_string(&sources).unwrap().lines().fold(String::new(), |aged, line| {
+        let text = std::fs::read_to_string(&sources).unwrap();
+        let (folder, lines) = text.split_once('\n').unwrap();
+        let aged = lines.lines().fold(format!("{folder}\n"), |aged, line| {
             let [content, _, path] = line.splitn(3, '\t').collect::<Vec<_>>().try_into().unwrap();
             aged + &format!("{content}\t{time}\t{path}\n")
         });
@@ -90,6 +93,22 @@ fn a_file_of_the_same_content_is_as_old_as_when_it_was_built_and_all_others_are_
     checkout.git(&["add", "added"]);
     checkout.keep_times();
     assert!(checkout.is_new("added") && !checkout.is_new("same"));
+}
+
+#[test]
+fn in_another_folder_everything_is_new_for_binaries_know_theirs() {
+    let mut checkout = Checkout::new();
+    checkout.keep_times();
+    checkout.age();
+    checkout.keep_times();
+    assert!(!checkout.is_new("same"));
+    std::fs::rename(checkout.file(""), checkout.home.path().join("moved")).unwrap();
+    checkout.name = "moved";
+    checkout.keep_times();
+    assert!(["same", "changed", "with a blank"].iter().all(|name| checkout.is_new(name)));
+    checkout.age();
+    checkout.keep_times();
+    assert!(!checkout.is_new("same"), "it is known from now on");
 }
 
 #[test]
