@@ -107,7 +107,7 @@ fn every_value_out_of_bounds_is_printed_with_its_line() {
 
 #[test]
 fn what_is_not_built_is_refused_by_file_line_and_field() {
-    let asked = "  replicas: 2\n  engine: {kind: Vllm}\n  drainS";
+    let asked = "  replicas: 2\n  engine: {kind: Vllm, image: v}\n  drainS";
     let outcome = refused(&YAML.replace("  drainS", asked));
     assert_eq!(
         outcome.stderr,

@@ -115,9 +115,11 @@ impl Findings {
     }
 
     fn tenant_of_a_cluster(&mut self, located: &Located, spec: &ModelTenantSpec) {
+        // That of another kind is refused with its kind.
+        let image = spec.engine.image.as_ref().filter(|_| spec.engine.kind == EngineKind::Native);
         let warnings = [
             ("spec.podPriorityClassName", spec.pod_priority_class_name.is_some(), CLUSTER),
-            ("spec.engine.image", spec.engine.image.is_some(), CLUSTER),
+            ("spec.engine.image", image.is_some(), CLUSTER),
             ("spec.engine.resources", spec.engine.resources.is_some(), CLUSTER),
             ("spec.sidecar.resources", spec.sidecar.resources.is_some(), CLUSTER),
             ("spec.imagePullSecrets", !spec.image_pull_secrets.is_empty(), CLUSTER),

@@ -68,7 +68,7 @@ const TENANT_FIELDS: &[(&str, &str, Done)] = &[
         "{type: File, file: {path: models/tiny}}=>{type: HuggingFace, huggingFace: {repo: a/b}}",
         Refused,
     ),
-    ("spec.engine.kind", "engine: {kind: Vllm}", Refused),
+    ("spec.engine.kind", "engine: {kind: Vllm, image: v}", Refused),
     ("spec.engine.args", "engine: {args: [-v]}", Refused),
     ("spec.engine.env", "engine: {env: [{name: A}]}", Refused),
     ("spec.engine.image", "engine: {image: a/b}", Warned),
