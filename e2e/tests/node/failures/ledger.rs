@@ -111,13 +111,7 @@ impl Rows<'_> {
             done.store(true, Ordering::Relaxed);
         };
         tokio::join!(kills, self.load.answered_until(self.product, CHAT, &done));
-        self.product
-            .ready_again(CODE, &|pod| container(pod, "sidecar").restarts == sidecar.restarts + 1)
-            .await;
-        for name in TENANTS {
-            assert_eq!(self.product.complete(name, 200).await, self.golden, "{name}");
-        }
-        self.all_is_home(&ledger).await;
+        self.all_serve_again_after(CODE, &sidecar, &ledger).await;
         let audits = audits.end().expect("never is a byte promised twice");
         assert!(audits > 100, "it was looked at {audits} times");
         self.product.borrows(CHAT, &self.product.address(CHAT), &self.load).await;
@@ -161,13 +155,7 @@ impl Rows<'_> {
         let gone = async || (holds() != Some(held)).then_some(());
         within(A_WHILE, "nothing of it is counted when both are gone", gone).await;
         drop((processes, requests));
-        self.product
-            .ready_again(CHAT, &|pod| container(pod, "sidecar").restarts == sidecar.restarts + 1)
-            .await;
-        for name in TENANTS {
-            assert_eq!(self.product.complete(name, 200).await, self.golden, "{name}");
-        }
-        self.all_is_home(&ledger).await;
+        self.all_serve_again_after(CHAT, &sidecar, &ledger).await;
     }
 
     /// Stops all processes of a borrower while it has neither the turn nor the guard of the ledger, for which everybody would
@@ -210,6 +198,17 @@ impl Rows<'_> {
         let record = ledger.record(self.product, CHAT).filter(borrows)?;
         let free = !record.has_turn && ledger.0.audit().is_ok();
         free.then_some((processes, record.held_bytes))
+    }
+
+    /// A tenant's sidecar, which was killed, is started again; all answer as ever, and all loans are home.
+    async fn all_serve_again_after(&self, killed: &str, sidecar: &Container, ledger: &Ledger) {
+        self.product
+            .ready_again(killed, &|pod| container(pod, "sidecar").restarts == sidecar.restarts + 1)
+            .await;
+        for name in TENANTS {
+            assert_eq!(self.product.complete(name, 200).await, self.golden, "{name}");
+        }
+        self.all_is_home(ledger).await;
     }
 
     /// Waits until nobody holds what is another's, and the ledger says of everybody what its sidecar says.
