@@ -4,6 +4,7 @@
 
 mod view;
 
+use std::cmp::Ordering;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -190,17 +191,36 @@ fn reading([fixed, mru, lru]: &[&Outcome; 3]) -> String {
     }
     let verdict = if mru.goodput > fixed.goodput { "won" } else { "did not win" };
     format!(
-        "Oneiros {verdict}: idle neighbours lent up to {} layers to a burst, so {} requests ran at once instead of {}, \
-         with {:.2} times the throughput and {:.2} times the goodput of fixed partitions, and the first token (P99) \
+        "Oneiros {verdict}: idle neighbours lent up to {} layers to a burst, {}, with {:.2} times the throughput and {:.2} times the goodput of fixed partitions, and the first token (P99) \
          after {:.2} s instead of {:.2} s. With the most recently used neighbour asked first the goodput was {:.2} times \
          that with the least recently used one.",
         mru.layers_lent,
-        mru.running,
-        fixed.running,
+        at_once(mru.running, fixed.running),
         mru.throughput / fixed.throughput,
         mru.goodput / fixed.goodput,
         mru.ttft_p99 / 1e3,
         fixed.ttft_p99 / 1e3,
         mru.goodput / lru.goodput,
     )
+}
+
+/// What lending did to the most requests that ran at once.
+fn at_once(lent: u64, fixed: u64) -> String {
+    match lent.cmp(&fixed) {
+        Ordering::Greater => format!("so {lent} requests ran at once instead of {fixed}"),
+        Ordering::Equal => format!("and {lent} requests ran at once, as many as without"),
+        Ordering::Less => format!("and {lent} requests ran at once, fewer than the {fixed} without"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::at_once;
+
+    #[test]
+    fn what_lending_did_to_a_batch_is_told_as_it_was() {
+        assert_eq!(at_once(6, 2), "so 6 requests ran at once instead of 2");
+        assert_eq!(at_once(6, 6), "and 6 requests ran at once, as many as without");
+        assert_eq!(at_once(5, 6), "and 5 requests ran at once, fewer than the 6 without");
+    }
 }
