@@ -30,13 +30,21 @@ pub fn build(workspace: &Workspace, stop: &Stop) -> Result<()> {
     cargo(&workspace.root, &["build", "--release", "--locked", "--bins"], stop)
 }
 
+/// Whether the folder of `--model` can be one at all.
+fn holds_model(folder: &Path) -> Result<()> {
+    let found = folder.join("config.json").is_file();
+    let shown = folder.display();
+    ensure!(found, "--model {shown}: no config.json there; it takes a model folder in Hugging Face layout");
+    Ok(())
+}
+
 impl World {
     /// With the model in `folder`, or one that `sluice-model-gen` makes with the options `shape`.
     pub fn new(workspace: &Workspace, stop: &Stop, folder: Option<&Path>, shape: &[&str]) -> Result<World> {
         World::with_binaries(workspace.target.join("release").as_std_path(), stop, folder, shape)
     }
 
-    /// The same with the binaries in the folder `bins`, else with ones that are built first.
+    /// The same with the binaries in the folder `bins`, else with ones that are built first. `folder` is what `--model` names.
     pub fn prepare(
         workspace: &Workspace,
         stop: &Stop,
@@ -44,6 +52,8 @@ impl World {
         folder: Option<&Path>,
         shape: &[&str],
     ) -> Result<World> {
+        // Before minutes of building.
+        folder.map_or(Ok(()), holds_model)?;
         if let Some(bins) = bins {
             return World::with_binaries(bins, stop, folder, shape);
         }

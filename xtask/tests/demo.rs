@@ -36,6 +36,15 @@ fn the_demo_ends_well_with_identical_tokens_and_leaves_nothing() {
     assert!(files.is_empty(), "{files:?}");
 }
 
+#[test]
+fn a_model_folder_that_is_not_there_is_named_before_anything_is_done() {
+    let folder = tempfile::Builder::new().prefix("demo-").tempdir().unwrap();
+    let (status, stdout, stderr) = demo(folder.path(), &["--model", "/nowhere/model"]);
+    assert_eq!((status.code(), stdout.as_str()), (Some(1), ""));
+    let said = "xtask: --model /nowhere/model: no config.json there; it takes a model folder in Hugging Face layout\n";
+    assert_eq!(stderr, said);
+}
+
 /// Runs the demo over the binaries of this build with `folder/tmp` for temporary files.
 fn demo(folder: &Path, arguments: &[&str]) -> (ExitStatus, String, String) {
     std::fs::create_dir(folder.join("tmp")).unwrap();
