@@ -51,7 +51,8 @@ fn parse_model(text: &str) -> Result<(String, PathBuf), String> {
 /// Prints the plan.
 ///
 /// # Errors
-/// A file that cannot be read or is wrong, a cluster that does not answer, or a slot that would have no GPU.
+/// A file that cannot be read or is wrong, a model of no tenant, a cluster that does not answer, or a slot that would have no
+/// GPU.
 pub async fn run(args: PlanArgs) -> anyhow::Result<()> {
     if args.cluster.meant() && !args.before.is_empty() {
         bail!(
@@ -74,6 +75,7 @@ pub async fn run(args: PlanArgs) -> anyhow::Result<()> {
     {
         after = there.clone().overlaid(after);
     }
+    sizes::known(&args.models, &[Some(&after), before.as_ref()])?;
     sizes::read(&mut after, &args.models).await;
     if let Some(before) = &mut before {
         before.sizes_of(&after);

@@ -54,6 +54,21 @@ fn sizes_come_from_the_folders_that_files_or_options_name() {
 }
 
 #[test]
+fn a_model_of_a_tenant_that_is_in_no_file_is_refused() {
+    let world = world();
+    world.write(
+        "all.yaml",
+        &format!("{POOL}---\n{}---\n{}", tenant("chat", HUB, ""), tenant("code", HUB, "")),
+    );
+    let outcome =
+        finish(world.sluice(&["plan", "-f", "all.yaml", "--model", "chat=here", "--model", "cod=there"]));
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(1), ""));
+    let said = "sluice: --model cod=there: no tenant is called `cod`; the tenants are: chat, code\n";
+    assert_eq!(outcome.stderr, said);
+    assert!(!world.path("asked").exists(), "no model is read for nothing");
+}
+
+#[test]
 fn what_does_not_fit_ends_with_1_and_what_is_wrong_with_78() {
     let world = world();
     let large = tenant("chat", FILE, "  memory: {guaranteedKv: 60Mi}\n");

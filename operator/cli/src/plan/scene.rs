@@ -164,6 +164,11 @@ impl Scene {
         unknown.map(|(key, _)| key.clone()).collect()
     }
 
+    /// Names of all tenants, of every namespace.
+    pub fn tenants(&self) -> impl Iterator<Item = &str> {
+        self.tenants.keys().map(|(_, name)| name.as_str())
+    }
+
     /// A tenant.
     pub fn tenant(&self, key: &Key) -> Option<&ModelTenant> {
         self.tenants.get(key)

@@ -1,12 +1,30 @@
 //! Sizes of models that lie in local folders, as `sluice-sidecar inspect` tells them: what a Job tells in a cluster.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use anyhow::bail;
 use sluice_types::tenant::WeightType;
 use sluice_wire::geometry::{Geometry, Obstacle, Refusal, Report};
 
 use super::scene::Scene;
 use crate::siblings;
+
+/// Whether each of `named` is a tenant of a scene.
+///
+/// # Errors
+/// One is not: its folder would be passed over without a word.
+pub fn known(named: &[(String, PathBuf)], scenes: &[Option<&Scene>]) -> anyhow::Result<()> {
+    let tenants: BTreeSet<&str> = scenes.iter().copied().flatten().flat_map(Scene::tenants).collect();
+    let Some((tenant, folder)) = named.iter().find(|(tenant, _)| !tenants.contains(tenant.as_str())) else {
+        return Ok(());
+    };
+    let there = match tenants.into_iter().collect::<Vec<_>>().join(", ") {
+        none if none.is_empty() => "there is none".to_owned(),
+        names => format!("the tenants are: {names}"),
+    };
+    bail!("--model {tenant}={}: no tenant is called `{tenant}`; {there}", folder.display());
+}
 
 /// Reads the sizes of every tenant with a folder whose sizes nobody has told; `named` are folders of tenants of that name in
 /// every namespace.
