@@ -123,9 +123,9 @@ pub enum Phase {
     /// Weights are on their way, or the first engine is.
     #[default]
     Loading,
-    /// Has requests.
+    /// Has requests, or has not been without them for as long as makes it idle; [`State::idle_since_unix_ms`] tells which.
     Active,
-    /// Has none.
+    /// Has had none for as long as its directive says.
     Idle,
     /// Holds no chunk; KV of held requests and the prefix cache lie in host memory, requests are held.
     Hibernated,

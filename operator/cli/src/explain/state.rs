@@ -2,9 +2,9 @@
 //! memory has gone where.
 
 use sluice_wire::State;
-use sluice_wire::state::{Direction, Neighbourhood, Phase};
+use sluice_wire::state::{Direction, Neighbourhood, Percentiles, Phase, SloState};
 
-use crate::top::figures::{age, bytes, milliseconds, percent};
+use crate::top::figures::{age, bytes, duration, moved_memory, percent};
 
 /// Most moves that are told.
 const MOVES: usize = 5;
@@ -21,9 +21,12 @@ pub fn explain(state: &State, now_unix_ms: u64) -> Vec<String> {
 
 fn headline(state: &State, now_unix_ms: u64) -> String {
     let tenant = &state.tenant;
-    let since = age(now_unix_ms.saturating_sub(state.phase_since_unix_ms));
+    // A tenant counts as active for a while after its last request, and before its first one.
+    let quiet = state.idle_since_unix_ms.filter(|_| state.phase == Phase::Active);
+    let since = age(now_unix_ms.saturating_sub(quiet.unwrap_or(0).max(state.phase_since_unix_ms)));
     let doing = match state.phase {
         Phase::Loading => "is loading its weights, or waits for its engine".to_owned(),
+        Phase::Active if quiet.is_some() => "is ready and has no requests".to_owned(),
         Phase::Active => "serves requests".to_owned(),
         Phase::Idle => "has no requests; its layers may be lent to neighbours".to_owned(),
         Phase::Hibernated => "is hibernated: it holds no device memory; the next request wakes it".to_owned(),
@@ -48,22 +51,32 @@ fn waiting(state: &State) -> Vec<String> {
 /// Whether tokens come in time, by the objective that is missed.
 fn pace(state: &State) -> Vec<String> {
     let (slo, figures) = (&state.slo, &state.figures);
-    let promised = 1000_u32.saturating_sub(slo.allowed_miss_permille);
-    let of = |what: &str, attained: Option<u32>, target_ns: u64, p99_ns: u64| {
-        let attained = attained?;
-        let verdict = if attained < promised { "MISSED" } else { "met" };
-        Some(format!(
-            "{what}: {verdict}, {} within {} ms ({} promised), P99 {} ms.",
-            percent(Some(attained)),
-            milliseconds(target_ns),
-            percent(Some(promised)),
-            milliseconds(p99_ns),
-        ))
-    };
-    let first = of("First token", slo.ttft_attained_permille, slo.ttft_target_ns, figures.ttft.p99_ns);
-    let next =
-        of("Time between tokens", slo.tbt_attained_permille, slo.tbt_target_ns, figures.delivered_tbt.p99_ns);
+    let first = objective("First token", slo, slo.ttft_attained_permille, slo.ttft_target_ns, &figures.ttft);
+    let (attained, target_ns) = (slo.tbt_attained_permille, slo.tbt_target_ns);
+    let next = objective("Time between tokens", slo, attained, target_ns, &figures.delivered_tbt);
     first.into_iter().chain(next).collect()
+}
+
+/// The share is over the window of the objectives, the percentile over another one: each says which.
+fn objective(
+    what: &str,
+    slo: &SloState,
+    attained: Option<u32>,
+    target_ns: u64,
+    recent: &Percentiles,
+) -> Option<String> {
+    let attained = attained?;
+    let promised = 1000_u32.saturating_sub(slo.allowed_miss_permille);
+    let verdict = if attained < promised { "MISSED" } else { "met" };
+    let (share, target, window) = (percent(Some(attained)), duration(target_ns), slo.window_seconds);
+    let p99 = match recent.samples {
+        0 => String::new(),
+        _ => format!("; P99 of the last minute {}", duration(recent.p99_ns)),
+    };
+    Some(format!(
+        "{what}: {verdict}, {share} within {target} over the last {window} s ({} promised){p99}.",
+        percent(Some(promised)),
+    ))
 }
 
 fn layers(state: &State) -> Vec<String> {
@@ -81,11 +94,7 @@ fn layers(state: &State) -> Vec<String> {
         if remap.beta == 1 { "" } else { "s" },
     );
     if let (Some(copy), Some(compute)) = (state.figures.t_transfer_ns, state.figures.t_compute_ns) {
-        text += &format!(
-            ": a layer takes {} ms to come and {} ms to compute",
-            milliseconds(copy),
-            milliseconds(compute)
-        );
+        text += &format!(": a layer takes {} to come and {} to compute", duration(copy), duration(compute));
     }
     vec![text + "."]
 }
@@ -160,11 +169,11 @@ fn engine(state: &State) -> Vec<String> {
 }
 
 fn moves(state: &State, now_unix_ms: u64) -> Vec<String> {
-    let last = &state.moves[state.moves.len().saturating_sub(MOVES)..];
+    let last: Vec<_> = moved_memory(state).rev().take(MOVES).collect();
     if last.is_empty() {
         return Vec::new();
     }
-    let told = last.iter().map(|moved| {
+    let told = last.into_iter().rev().map(|moved| {
         let ago = age(now_unix_ms.saturating_sub(moved.at_unix_ms));
         format!("    {ago} ago: {} {}, {}", moved.reason, moved.detail, bytes(moved.bytes))
     });
@@ -208,19 +217,31 @@ mod tests {
     }
 
     #[test]
+    fn a_tenant_without_a_request_is_ready_and_serves_none() {
+        let said = explain(&State { idle_since_unix_ms: Some(NOW - 2_000), ..state() }, NOW);
+        assert_eq!(said, ["team/chat on p-a-0 is ready and has no requests; since 2.0s. Policy Oneiros."]);
+    }
+
+    #[test]
     fn a_missed_objective_is_told_with_what_was_promised() {
         let mut state = state();
+        state.slo.window_seconds = 300;
+        state.slo.ttft_target_ns = 155_000_000_000;
         state.slo.tbt_target_ns = 50_000_000;
         state.slo.allowed_miss_permille = 10;
         state.slo.tbt_attained_permille = Some(921);
         state.slo.ttft_attained_permille = Some(995);
         state.figures.delivered_tbt = Percentiles { samples: 9, p50_ns: 1, p99_ns: 80_000_000 };
-        let said = explain(&state, NOW).join("\n");
-        assert!(
-            said.contains("Time between tokens: MISSED, 92.1 % within 50 ms (99.0 % promised), P99 80 ms."),
-            "{said}"
+        let said = explain(&state, NOW);
+        assert_eq!(
+            said[1..],
+            [
+                "  First token: met, 99.5 % within 155 s over the last 300 s (99.0 % promised).",
+                "  Time between tokens: MISSED, 92.1 % within 50 ms over the last 300 s (99.0 % promised); P99 of the last \
+                 minute 80 ms.",
+            ],
+            "no first token came in the last minute"
         );
-        assert!(said.contains("First token: met, 99.5 %"), "{said}");
     }
 
     #[test]
@@ -276,8 +297,13 @@ mod tests {
             ..Move::default()
         };
         state.moves = (0..7).map(moved).collect();
+        let decided = (0..9).map(|n| Move { reason: "plan".into(), bytes: 0, ..moved(n) });
+        state.moves.extend(decided);
         let said = explain(&state, NOW);
         assert_eq!(said.len(), 2 + MOVES);
-        assert_eq!(said[6], "    4.0s ago: remap_own n 6, 1.0M");
+        assert_eq!(said[2], "    8.0s ago: remap_own n 2, 1.0M");
+        assert_eq!(said[6], "    4.0s ago: remap_own n 6, 1.0M", "what moved no byte is none of them");
+        state.moves.retain(|moved| moved.bytes == 0);
+        assert_eq!(explain(&state, NOW).len(), 1);
     }
 }

@@ -1,6 +1,7 @@
-//! Quantities as short text for people.
+//! Quantities as short text for people, and which moves they are shown.
 
-use sluice_wire::state::{Percentiles, Phase};
+use sluice_wire::State;
+use sluice_wire::state::{Move, Percentiles, Phase};
 
 /// Bytes in binary units with three digits: `96.0M`.
 pub fn bytes(bytes: u64) -> String {
@@ -26,6 +27,14 @@ pub fn milliseconds(ns: u64) -> String {
     }
 }
 
+/// A duration with its unit: milliseconds, from ten seconds on seconds.
+pub fn duration(ns: u64) -> String {
+    match ns {
+        0..10_000_000_000 => format!("{} ms", milliseconds(ns)),
+        _ => format!("{:.0} s", ns as f64 / 1e9),
+    }
+}
+
 /// Median and 99th percentile in milliseconds; `-` when nothing was measured.
 pub fn percentiles(p: &Percentiles) -> String {
     if p.samples == 0 {
@@ -47,6 +56,12 @@ pub fn age(ms: u64) -> String {
         600_000..36_000_000 => format!("{}m", ms / 60_000),
         _ => format!("{}h", ms / 3_600_000),
     }
+}
+
+/// The moves in which memory changed its owner, oldest first. The others are decisions, such as a plan for each request's KV,
+/// which are so many that they would hide them.
+pub fn moved_memory(state: &State) -> impl DoubleEndedIterator<Item = &Move> {
+    state.moves.iter().filter(|moved| moved.bytes > 0)
 }
 
 /// A phase in at most nine characters.
@@ -80,5 +95,11 @@ mod tests {
         assert_eq!(percentiles(&p), "1.2/12s");
         assert_eq!(percent(None), "-");
         assert_eq!(percent(Some(995)), "99.5 %");
+    }
+
+    #[test]
+    fn a_duration_has_one_unit() {
+        let shown: Vec<_> = [0, 1_200_000, 50_000_000, 9_999_000_000, 155_000_000_000].map(duration).into();
+        assert_eq!(shown, ["0.0 ms", "1.2 ms", "50 ms", "9999 ms", "155 s"]);
     }
 }

@@ -6,7 +6,7 @@ use sluice_wire::State;
 use sluice_wire::state::{Move, Residency};
 
 use super::super::Sighting;
-use super::super::figures::{age, bytes, milliseconds, percent, percentiles};
+use super::super::figures::{age, bytes, duration, moved_memory, percent, percentiles};
 use super::super::map::owners;
 use super::flow::{Phrase, fitting, flow, plain};
 use super::{View, gpu};
@@ -92,13 +92,17 @@ fn cell(view: &View, layer: Residency) -> Span<'static> {
 
 fn kv(state: &State) -> Vec<String> {
     let kv = &state.kv;
-    vec![
+    let mut phrases = vec![
         format!("{} used", kv.blocks_used),
         format!("{} cached", kv.blocks_cached),
         format!("{} free", kv.blocks_free),
         format!("of {} blocks of {}", kv.blocks_total, bytes(kv.block_bytes)),
-        format!("fragmented {}", percent(Some(kv.fragmentation_permille))),
-    ]
+    ];
+    // Of a tenant that rests, the few blocks that are left beside its prefix cache may all count as scattered.
+    if kv.blocks_used > 0 {
+        phrases.push(format!("fragmented {}", percent(Some(kv.fragmentation_permille))));
+    }
+    phrases
 }
 
 fn latency(state: &State) -> Vec<String> {
@@ -122,13 +126,13 @@ fn work(state: &State) -> Vec<String> {
 
 fn link(state: &State) -> Vec<String> {
     let figures = &state.figures;
-    let ms = |ns: Option<u64>| ns.map_or("-".into(), milliseconds);
-    let (copy, compute) = (ms(figures.t_transfer_ns), ms(figures.t_compute_ns));
+    let time = |ns: Option<u64>| ns.map_or("- ms".into(), duration);
+    let (copy, compute) = (time(figures.t_transfer_ns), time(figures.t_compute_ns));
     let r = figures.r_permille.map_or("-".into(), |r| format!("{:.1}", r as f64 / 1e3));
     vec![
         figures.link_bytes_per_second.map_or("-".into(), |rate| format!("{}/s", bytes(rate))),
         format!("{} copied", bytes(figures.copied_bytes_total)),
-        format!("a layer takes {copy} ms to copy, {compute} ms to compute, r {r}"),
+        format!("a layer takes {copy} to copy, {compute} to compute, r {r}"),
     ]
 }
 
@@ -136,10 +140,10 @@ fn link(state: &State) -> Vec<String> {
 pub fn moves(view: &View, sighting: &Sighting, width: usize, height: usize) -> Vec<Line<'static>> {
     let Some(state) = sighting.state.as_ref().ok().filter(|_| height > 1) else { return Vec::new() };
     let mut lines = vec![Line::from(View::bold("moves"))];
-    if state.moves.is_empty() {
+    lines.extend(moved_memory(state).rev().take(height - 1).map(|event| moved(view, event, width)));
+    if lines.len() == 1 {
         lines.push(Line::from("  none yet"));
     }
-    lines.extend(state.moves.iter().rev().take(height - 1).map(|event| moved(view, event, width)));
     lines
 }
 

@@ -278,3 +278,28 @@ fn loading_layers_and_a_failure_are_shown() {
     assert!(shown.contains(&"layers   .R0RR0RR0".to_owned()), "{shown:#?}");
     assert!(shown.contains(&"failure  config.json: num_hidden_layers: missing".to_owned()), "{shown:#?}");
 }
+
+#[test]
+fn a_tenant_that_uses_no_kv_is_not_fragmented() {
+    let mut sighting = answered("story");
+    let state = sighting.state.as_mut().unwrap();
+    (state.kv.blocks_used, state.kv.blocks_cached, state.kv.fragmentation_permille) = (0, 360, 1000);
+    let shown = rows(&draw(&[sighting], 0, false, (80, 24)));
+    assert!(
+        shown.contains(&"kv       0 used  360 cached  40 free  of 400 blocks of 2.0K".to_owned()),
+        "{shown:#?}"
+    );
+}
+
+#[test]
+fn decisions_that_moved_no_byte_do_not_hide_moves() {
+    let mut sighting = answered("story");
+    let state = sighting.state.as_mut().unwrap();
+    let decided = (0..20).map(|at| Move { bytes: 0, ..moved(NOW - 20 + at, "plan", &[]) });
+    state.moves.extend(decided);
+    let shown = rows(&draw(&[sighting.clone()], 0, false, (80, 24)));
+    assert_eq!(shown.join("\n").trim_end(), ONE_TENANT);
+    sighting.state.as_mut().unwrap().moves.retain(|moved| moved.bytes == 0);
+    let shown = rows(&draw(&[sighting], 0, false, (80, 24)));
+    assert!(shown.contains(&"  none yet".to_owned()), "{shown:#?}");
+}
