@@ -4,6 +4,8 @@ mod client;
 mod load;
 mod report;
 
+use std::convert::Infallible;
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,6 +18,9 @@ use tokio::task::JoinSet;
 pub use client::Record;
 pub use load::{Arrivals, Job, Lengths};
 pub use report::Report;
+
+/// Between two lines about a run whose bar nobody sees.
+const TELL_EVERY: Duration = Duration::from_secs(10);
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "a whole number above 0".into())
@@ -133,10 +138,30 @@ pub async fn drive(args: &BenchArgs) -> anyhow::Result<Vec<Record>> {
             (index, record)
         });
     }
-    let mut records = running.join_all().await;
+    let mut records = tokio::select! {
+        records = running.join_all() => records,
+        never = tell(&bar, TELL_EVERY, note) => match never {},
+    };
     bar.finish_and_clear();
     records.sort_by_key(|(index, _)| *index);
     Ok(records.into_iter().map(|(_, record)| record).collect())
+}
+
+/// Says now and then how far it is, where nobody sees a bar. Only the end of the run ends it.
+async fn tell(bar: &ProgressBar, every: Duration, mut say: impl FnMut(String)) -> Infallible {
+    if !bar.is_hidden() {
+        return std::future::pending().await;
+    }
+    loop {
+        tokio::time::sleep(every).await;
+        let (answered, all) = (bar.position(), bar.length().unwrap_or(0));
+        say(format!("{answered} of {all} requests answered after {} s", bar.elapsed().as_secs()));
+    }
+}
+
+/// A line on stderr. Nobody needs to read it.
+fn note(line: String) {
+    let _ = writeln!(std::io::stderr(), "sluice: {line}");
 }
 
 fn progress(total: u64) -> ProgressBar {
@@ -145,4 +170,24 @@ fn progress(total: u64) -> ProgressBar {
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use indicatif::ProgressDrawTarget;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_run_whose_bar_nobody_sees_says_how_far_it_is() {
+        let bar = ProgressBar::with_draw_target(Some(5), ProgressDrawTarget::hidden());
+        bar.inc(2);
+        let (sender, mut said) = tokio::sync::mpsc::unbounded_channel();
+        let telling = tell(&bar, Duration::from_millis(1), |line| drop(sender.send(line)));
+        let first = tokio::select! {
+            line = said.recv() => line,
+            never = telling => match never {},
+        };
+        assert_eq!(first.as_deref(), Some("2 of 5 requests answered after 0 s"));
+    }
 }

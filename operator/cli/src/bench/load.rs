@@ -60,6 +60,10 @@ impl FromStr for Arrivals {
     }
 }
 
+/// What a text is told that is neither.
+const NO_LENGTHS: &str =
+    "expected PROMPT:OUTPUT (such as 64:64 or 16-64:32-128) or a CSV file, and no file is called so";
+
 /// How long prompts and outputs are.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Lengths {
@@ -73,9 +77,10 @@ impl FromStr for Lengths {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let Some((prompt, output)) = text.split_once(':').filter(|_| !Path::new(text).exists()) else {
+        if Path::new(text).exists() {
             return Ok(Lengths::File(text.into()));
-        };
+        }
+        let (prompt, output) = text.split_once(':').ok_or(NO_LENGTHS)?;
         Ok(Lengths::Uniform(range(prompt)?, range(output)?))
     }
 }
@@ -265,6 +270,16 @@ mod tests {
                 variance.sqrt() / mean
             );
         }
+    }
+
+    #[test]
+    fn lengths_are_two_ranges_or_a_file_that_is_there() {
+        assert_eq!("16-64:32".parse(), Ok(Lengths::Uniform((16, 64), (32, 32))));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        assert_eq!(path.parse(), Ok(Lengths::File(path.into())));
+        let refused = "16".parse::<Lengths>().unwrap_err();
+        assert!(refused.contains("PROMPT:OUTPUT") && refused.contains("CSV file"), "{refused}");
     }
 
     #[test]
