@@ -15,6 +15,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
+use crate::print;
 pub use client::Record;
 pub use load::{Arrivals, Job, Lengths};
 pub use report::Report;
@@ -106,10 +107,9 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
         std::fs::write(path, serde_json::to_vec(&texts)?).with_context(|| path.display().to_string())?;
     }
     let report = Report::of(&records, args.slo_ttft, args.slo_tbt);
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        print!("{report}");
+    match args.json {
+        true => print(serde_json::to_string_pretty(&report)?)?,
+        false => print(report.to_string().trim_end())?,
     }
     if report.completed == 0 {
         bail!("no request succeeded; the first error: {}", report.first_error.as_deref().unwrap_or("none"));

@@ -14,7 +14,7 @@ use crate::explain::{self, ExplainArgs};
 use crate::plan::{self, PlanArgs};
 use crate::top::{self, TopArgs};
 use crate::up::{self, UpArgs};
-use crate::{EX_CONFIG, Misconfigured, siblings};
+use crate::{EX_CONFIG, Misconfigured, print, siblings};
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     let (api, wire) = (sluice_types::API_VERSION, sluice_wire::state::VERSION);
@@ -128,8 +128,10 @@ fn run(command: Command) -> anyhow::Result<()> {
                 CompletionShell::Zsh => Shell::Zsh,
                 CompletionShell::Fish => Shell::Fish,
             };
-            clap_complete::generate(shell, &mut Cli::command(), "sluice", &mut std::io::stdout());
-            Ok(())
+            // By way of a buffer: it would panic where it cannot write.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "sluice", &mut script);
+            print(String::from_utf8_lossy(&script).trim_end())
         }
         Command::Man { folder } => {
             std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;

@@ -39,7 +39,7 @@ pub async fn run(args: ExplainArgs) -> anyhow::Result<()> {
     let lines = if args.cluster.meant() { in_cluster(&args).await? } else { here(&args).await? };
     for line in lines {
         // What others wrote must not steer the terminal.
-        print(line.replace(char::is_control, " ").trim_end());
+        print(line.replace(char::is_control, " ").trim_end())?;
     }
     Ok(())
 }

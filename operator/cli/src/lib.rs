@@ -14,8 +14,10 @@ pub mod top;
 pub mod up;
 
 use std::fmt::Display;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
 
 /// A configuration that cannot be used: trying again will not help. Ends the process with [`EX_CONFIG`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,9 +28,14 @@ pub struct Misconfigured(pub String);
 pub const EX_CONFIG: u8 = 78;
 
 /// A line on stdout.
-fn print(line: impl Display) {
-    // A reader that has gone, such as `head`, wants no more lines.
-    let _ = writeln!(std::io::stdout(), "{line}");
+///
+/// # Errors
+/// It cannot be written. A reader that has gone, such as `head`, wants no more lines: that is none.
+fn print(line: impl Display) -> anyhow::Result<()> {
+    match writeln!(std::io::stdout(), "{line}") {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("standard output"),
+    }
 }
 
 /// Now, milliseconds since the Unix epoch.

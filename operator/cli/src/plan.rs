@@ -82,7 +82,15 @@ pub async fn run(args: PlanArgs) -> anyhow::Result<()> {
         // Of tenants that the change takes away.
         sizes::read(before, &args.models).await;
     }
-    finish(&mut |line| print(line), &after, before.as_ref())
+    let mut printed = Ok(());
+    let mut tell = |line: String| {
+        if printed.is_ok() {
+            printed = print(line);
+        }
+    };
+    let outcome = finish(&mut tell, &after, before.as_ref());
+    // A plan that nobody could read is worse than one that does not fit.
+    printed.and(outcome)
 }
 
 /// Prints what becomes of each pool, and of tenants without one.

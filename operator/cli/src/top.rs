@@ -89,7 +89,7 @@ async fn once_json(mut poller: Poller) -> anyhow::Result<()> {
             }
         }
     }
-    print(serde_json::to_string_pretty(&states)?);
+    print(serde_json::to_string_pretty(&states)?)?;
     if silent > 0 {
         bail!("{silent} of {} sidecars did not answer", silent + states.len());
     }
@@ -112,7 +112,7 @@ async fn once_text(mut poller: Poller) -> anyhow::Result<()> {
     };
     for line in view::text(&view, ONCE_COLUMNS) {
         // What others wrote must not steer the terminal. The live screen leaves such characters out by itself.
-        print(line.to_string().replace(char::is_control, " ").trim_end());
+        print(line.to_string().replace(char::is_control, " ").trim_end())?;
     }
     Ok(())
 }

@@ -1,6 +1,18 @@
 //! Help, version, completion, siblings.
 
-use crate::support::{World, finish};
+use std::process::Stdio;
+
+use crate::support::{Outcome, World, finish};
+
+const POOL: &str = "apiVersion: sluice.dev/v1alpha1
+kind: GpuPool
+metadata: {name: local}
+spec:
+  deviceClassName: host.sluice.dev
+  device: {host: {memory: 40Mi}}
+  hostMemoryPerGPU: 1Gi
+  gpus: [{name: one}]
+";
 
 #[test]
 fn help_names_every_command() {
@@ -78,5 +90,39 @@ fn a_benchmark_of_nothing_is_a_wrong_argument_and_does_not_wait_for_ever() {
         let outcome = finish(World::new().sluice(&nothing));
         assert_eq!(outcome.code, Some(2), "{}", outcome.stderr);
         assert!(outcome.stderr.contains("a whole number above 0"), "{}", outcome.stderr);
+    }
+}
+
+/// The commands whose output is their product, as far as they come without anybody who serves.
+const PRODUCTS: [&[&str]; 4] =
+    [&["plan", "-f", "pool.yaml"], &["top", "--once"], &["top", "--once", "--json"], &["completion", "bash"]];
+
+/// Runs `args` with `stdout`.
+fn into(stdout: Stdio, args: &[&str]) -> Outcome {
+    let world = World::new();
+    world.write("pool.yaml", POOL);
+    let mut command = world.sluice(args);
+    let child = command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped()).spawn().unwrap();
+    Outcome::of(child.wait_with_output().unwrap())
+}
+
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    for args in PRODUCTS {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let outcome = into(full.into(), args);
+        assert_eq!(outcome.code, Some(1), "{args:?}: {}", outcome.stderr);
+        let said = "sluice: standard output: No space left on device (os error 28)\n";
+        assert_eq!(outcome.stderr, said, "{args:?}");
+    }
+}
+
+#[test]
+fn a_reader_that_has_gone_is_no_failure() {
+    for args in PRODUCTS {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let outcome = into(writer.into(), args);
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{args:?}");
     }
 }

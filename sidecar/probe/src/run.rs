@@ -1,6 +1,6 @@
 //! A run: every chosen question in a process of its own, then the report.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -37,8 +37,7 @@ pub fn main(args: &Args) -> ExitCode {
         return ending(child(role, Setup { ordinal: *device, quick: *quick }).map_err(Into::into));
     }
     if args.list {
-        list();
-        return ExitCode::SUCCESS;
+        return ending(show(&list()).map(|()| ExitCode::SUCCESS));
     }
     ending(probe(args).and_then(|report| publish(args, &report)))
 }
@@ -55,10 +54,19 @@ fn ending(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     })
 }
 
-fn list() {
-    for question in rows::ALL {
+fn list() -> String {
+    let line = |question: &Question| {
         let Question { id, name, text, mib, quick_mib, .. } = question;
-        println!("{id} {name:10} at most {mib:5} MiB, {quick_mib:4} with --quick  {text}");
+        format!("{id} {name:10} at most {mib:5} MiB, {quick_mib:4} with --quick  {text}\n")
+    };
+    rows::ALL.iter().map(line).collect()
+}
+
+/// Writes `text` to stdout. A reader that has gone, such as `head`, wants no more: that is no failure.
+fn show(text: &str) -> anyhow::Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("standard output"),
     }
 }
 
@@ -207,8 +215,8 @@ fn ask(setup: Setup, question: &Question, parent: &Parent) -> Result<(), Error> 
 fn publish(args: &Args, report: &Report) -> anyhow::Result<ExitCode> {
     let stdout = Path::new("-");
     match args.json.as_deref() {
-        Some(path) if path == stdout => std::io::stdout().write_all(report.json().as_bytes())?,
-        _ => write!(std::io::stdout(), "{report}")?,
+        Some(path) if path == stdout => show(&report.json())?,
+        _ => show(&report.to_string())?,
     }
     if let Some(path) = args.json.as_deref().filter(|path| *path != stdout) {
         std::fs::write(path, report.json()).with_context(|| path.display().to_string())?;

@@ -1,6 +1,6 @@
 //! The binary with no driver, and with wrong arguments.
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn probe(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-gpu-probe"));
@@ -43,6 +43,23 @@ fn questions_are_listed_without_a_driver() {
     let listed = said(&output.stdout);
     assert_eq!(listed.lines().count(), sluice_probe::rows::ALL.len());
     assert!(listed.starts_with("1 aliases"), "{listed}");
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error_and_a_reader_that_has_gone_is_none() {
+    let list = |stdout: Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-gpu-probe"));
+        command.arg("--list").stdout(stdout).output().expect("the probe starts")
+    };
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("every Linux has it");
+    let output = list(full.into());
+    assert_eq!(output.status.code(), Some(1));
+    let line = "sluice-gpu-probe: standard output: No space left on device (os error 28)\n";
+    assert_eq!(said(&output.stderr), line);
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let output = list(writer.into());
+    assert_eq!((output.status.code(), said(&output.stderr).as_str()), (Some(0), ""));
 }
 
 #[test]

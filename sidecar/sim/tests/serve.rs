@@ -1,7 +1,7 @@
 //! Published models under a load: what policies gain, that runs repeat, and the command line around it.
 
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use sluice_policy::neighbours::turn::Quantum;
 use sluice_policy::params::{Placing, PolicyName};
@@ -232,4 +232,21 @@ fn numbers_of_the_policy_are_listed_and_what_is_set_decides() {
     assert_eq!(fetched(&["--set", "fixed_away_permille=500"]), usual);
     assert!(fetched(&["--set", "fixed_away_permille=250"]) < usual, "fewer layers are away");
     std::fs::remove_file(json).unwrap();
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error_and_a_reader_that_has_gone_is_none() {
+    for args in [&["list"][..], &["tunables"], &["estimate", "--json"], &["soak", "--seeds", "1"]] {
+        let run = |stdout: Stdio| {
+            Command::new(env!("CARGO_BIN_EXE_sluice-sim")).args(args).stdout(stdout).output().unwrap()
+        };
+        let full = run(std::fs::File::options().write(true).open("/dev/full").unwrap().into());
+        let said = String::from_utf8_lossy(&full.stderr);
+        assert_eq!(full.status.code(), Some(2), "{args:?}: {said}");
+        assert_eq!(said, "sluice-sim: standard output: No space left on device (os error 28)\n", "{args:?}");
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let left = run(writer.into());
+        assert_eq!((left.status.code(), left.stderr), (Some(0), vec![]), "{args:?}");
+    }
 }

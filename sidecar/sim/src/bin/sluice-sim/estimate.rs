@@ -7,6 +7,7 @@ use sluice_sim::profiles::hardware::{self, Hardware};
 use sluice_sim::profiles::model::{self, Model};
 
 use crate::args::EstimateArgs;
+use crate::out::say;
 use crate::table;
 
 /// One line, or object, for each model on each machine.
@@ -20,15 +21,17 @@ pub fn estimate(args: &EstimateArgs) -> Result<bool> {
         .collect();
     if args.json {
         let found: Vec<_> = found.iter().map(|found| json(found, &batch)).collect();
-        println!("{}", serde_json::to_string_pretty(&found)?);
+        say(&serde_json::to_string_pretty(&found)?)?;
         return Ok(true);
     }
-    println!(
-        "decoding {} sequences of {} tokens; alpha: layers given away without a stall\n",
-        args.batch, args.context
-    );
     let rows: Vec<_> = found.iter().map(|found| row(found, &batch)).collect();
-    table::print(["PROFILE", "LINK", "MODEL", "FITS", "STEP MS", "R", "ALPHA", "OF", "FREED GB"], &rows);
+    let heading = ["PROFILE", "LINK", "MODEL", "FITS", "STEP MS", "R", "ALPHA", "OF", "FREED GB"];
+    say(&format!(
+        "decoding {} sequences of {} tokens; alpha: layers given away without a stall\n\n{}",
+        args.batch,
+        args.context,
+        table::text(heading, &rows)
+    ))?;
     Ok(true)
 }
 

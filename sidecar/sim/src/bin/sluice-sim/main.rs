@@ -4,6 +4,7 @@ mod args;
 mod data;
 mod estimate;
 mod figure;
+mod out;
 mod progress;
 mod replay;
 mod run;
@@ -19,8 +20,8 @@ use crate::args::{Args, Command};
 
 fn main() -> ExitCode {
     let done = match Args::parse().command {
-        Command::List => Ok(run::list()),
-        Command::Tunables => Ok(run::tunables()),
+        Command::List => run::list(),
+        Command::Tunables => run::tunables(),
         Command::Run(args) => run::run(&args),
         Command::ServeTrace(args) => serve::serve(&args),
         Command::Soak(args) => soak::soak(&args),

@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use sluice_scheduler::journal::{self, Ending, JournalError};
 
 use crate::args::ReplayArgs;
+use crate::out::say;
 
 /// Injects a journal's events and compares digests; `false` at the first difference.
 pub fn replay(args: &ReplayArgs) -> Result<bool> {
@@ -11,27 +12,30 @@ pub fn replay(args: &ReplayArgs) -> Result<bool> {
     let file = std::fs::File::open(&args.journal).with_context(|| name.clone())?;
     match journal::replay(std::io::BufReader::new(file)) {
         Ok(report) => {
-            println!(
-                "{name}: {} events, every digest agrees, the last one is {:016x}",
-                report.events, report.digest
-            );
-            match report.ending {
-                Ending::Whole => {}
-                Ending::NoDigest { line } => {
-                    println!("line {line}, the last, was replayed and has no whole digest")
-                }
-                Ending::Cut { line } => println!("line {line}, the last, was cut and not replayed"),
-            }
+            let (events, digest) = (report.events, report.digest);
+            let agree =
+                format!("{name}: {events} events, every digest agrees, the last one is {digest:016x}");
+            say(&(agree + &ending(report.ending)))?;
             Ok(true)
         }
         Err(error @ (JournalError::Diverged { .. } | JournalError::CameDown { .. })) => {
-            println!("{name}: {error}");
+            say(&format!("{name}: {error}"))?;
             if let Some(line) = line_of(&error) {
-                println!("first difference: {}", told(args, line)?);
+                say(&format!("first difference: {}", told(args, line)?))?;
             }
             Ok(false)
         }
         Err(error) => Err(error).context(name),
+    }
+}
+
+fn ending(ending: Ending) -> String {
+    match ending {
+        Ending::Whole => String::new(),
+        Ending::NoDigest { line } => {
+            format!("\nline {line}, the last, was replayed and has no whole digest")
+        }
+        Ending::Cut { line } => format!("\nline {line}, the last, was cut and not replayed"),
     }
 }
 

@@ -9,23 +9,24 @@ use sluice_sim::profiles::{hardware, model};
 use sluice_sim::tunables;
 
 use crate::args::RunArgs;
+use crate::out::say;
 use crate::{data, figure, progress, table};
 
 /// Names all that other commands take.
-pub fn list() -> bool {
-    let rows: Vec<_> = experiments::ALL.iter().map(|e| [e.name.to_owned(), e.about.to_owned()]).collect();
-    table::print(["EXPERIMENT", "SHOWS"], &rows);
-    println!();
-    let rows: Vec<_> = scenarios::ALL.iter().map(scenario).collect();
-    table::print(["SCENARIO OF UNIFIED", "MIX", "PROFILE", "SHOWS"], &rows);
-    println!();
-    let rows: Vec<_> = hardware::ALL.iter().map(machine).collect();
-    table::print(["PROFILE", "LINK", "GB/S IN", "GB/S OUT", "GIB", "SOURCE"], &rows);
-    println!();
-    let rows: Vec<_> = model::ALL.iter().map(shape).collect();
-    table::print(["MODEL", "LAYERS", "WEIGHTS GB", "LAYER MB", "KV KB/TOKEN"], &rows);
-    println!("\npolicies: {}", PolicyName::ALL.map(PolicyName::name).join(", "));
-    true
+pub fn list() -> Result<bool> {
+    let named: Vec<_> = experiments::ALL.iter().map(|e| [e.name.to_owned(), e.about.to_owned()]).collect();
+    let scenarios: Vec<_> = scenarios::ALL.iter().map(scenario).collect();
+    let machines: Vec<_> = hardware::ALL.iter().map(machine).collect();
+    let models: Vec<_> = model::ALL.iter().map(shape).collect();
+    let parts = [
+        table::text(["EXPERIMENT", "SHOWS"], &named),
+        table::text(["SCENARIO OF UNIFIED", "MIX", "PROFILE", "SHOWS"], &scenarios),
+        table::text(["PROFILE", "LINK", "GB/S IN", "GB/S OUT", "GIB", "SOURCE"], &machines),
+        table::text(["MODEL", "LAYERS", "WEIGHTS GB", "LAYER MB", "KV KB/TOKEN"], &models),
+        format!("policies: {}", PolicyName::ALL.map(PolicyName::name).join(", ")),
+    ];
+    say(&parts.join("\n\n"))?;
+    Ok(true)
 }
 
 fn scenario(scenario: &Scenario) -> [String; 4] {
@@ -46,18 +47,16 @@ fn machine(machine: &hardware::Hardware) -> [String; 6] {
 }
 
 /// Prints every number of the policies that can be set.
-pub fn tunables() -> bool {
+pub fn tunables() -> Result<bool> {
     let usual = Params::default();
     let row = |tunable: &Tunable| {
         let ((least, most), default) = (tunable.range, tunable.of(&usual).to_string());
         [tunable.name, &default, &format!("{least} to {most}"), tunable.unit, tunable.meaning]
             .map(str::to_owned)
     };
-    table::print(
-        ["NAME", "DEFAULT", "RANGE", "UNIT", "MEANING"],
-        &TUNABLES.iter().map(row).collect::<Vec<_>>(),
-    );
-    true
+    let rows: Vec<_> = TUNABLES.iter().map(row).collect();
+    say(&table::text(["NAME", "DEFAULT", "RANGE", "UNIT", "MEANING"], &rows))?;
+    Ok(true)
 }
 
 fn shape(model: &model::Model) -> [String; 5] {
@@ -75,7 +74,7 @@ pub fn run(args: &RunArgs) -> Result<bool> {
     let experiment = experiments::named(&args.name)
         .ok_or_else(|| anyhow!("no experiment is called {:?}: {}", args.name, names()))?;
     let report = run_in_lab(experiment, args)?;
-    print(experiment, &report);
+    say(&text(experiment, &report))?;
     if let Some(file) = &args.json {
         let text = serde_json::to_string_pretty(&json(experiment, &report))? + "\n";
         std::fs::write(file, text).with_context(|| file.display().to_string())?;
@@ -112,28 +111,27 @@ fn names() -> String {
     format!("there are {}", names.join(", "))
 }
 
-fn print(experiment: &Experiment, report: &Report) {
-    println!("{}: {}\n", experiment.name, experiment.about);
+fn text(experiment: &Experiment, report: &Report) -> String {
+    let mut parts = vec![format!("{}: {}", experiment.name, experiment.about), figures(report)];
+    let reasons = report.rows.iter().filter_map(|row| Some((row, row.reason.as_ref()?)));
+    parts.extend(reasons.map(|(row, reason)| format!("{} {}: {reason}", row.link, row.what)));
+    let details = report.details.split_first();
+    parts.extend(details.map(|(heading, lines)| table::text_of_lines(heading, lines)));
+    parts.push(format!("{}\ntunables {}", summary(report), tunables::told()));
+    parts.join("\n\n")
+}
+
+fn figures(report: &Report) -> String {
     let cells = |row: &Row| {
         let verdict = row.verdict.word().to_owned();
         [row.link.to_owned(), row.what.clone(), row.paper.clone(), row.ours.clone(), verdict]
     };
     let rows: Vec<_> = report.rows.iter().map(cells).collect();
     if report.rows.iter().any(|row| !row.link.is_empty()) {
-        table::print(["LINK", "", "PAPER", "OURS", "VERDICT"], &rows);
-    } else {
-        let rows: Vec<_> = rows.into_iter().map(|[_, rest @ ..]| rest).collect();
-        table::print(["", "PAPER", "OURS", "VERDICT"], &rows);
+        return table::text(["LINK", "", "PAPER", "OURS", "VERDICT"], &rows);
     }
-    for (row, reason) in report.rows.iter().filter_map(|row| Some((row, row.reason.as_ref()?))) {
-        println!("\n{} {}: {reason}", row.link, row.what);
-    }
-    if let Some((heading, lines)) = report.details.split_first() {
-        println!();
-        table::print_lines(heading, lines);
-    }
-    println!("\n{}", summary(report));
-    println!("tunables {}", tunables::told());
+    let rows: Vec<_> = rows.into_iter().map(|[_, rest @ ..]| rest).collect();
+    table::text(["", "PAPER", "OURS", "VERDICT"], &rows)
 }
 
 fn summary(report: &Report) -> String {

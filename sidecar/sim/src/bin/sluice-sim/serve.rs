@@ -16,6 +16,7 @@ use sluice_sim::workload::{self, Coming, Deal, Limits, Source};
 
 use crate::args::{ServeArgs, SharingArg};
 use crate::estimate::named;
+use crate::out::say;
 use crate::{data, figure, progress, table};
 
 const MS: u64 = 1_000_000;
@@ -28,7 +29,7 @@ pub fn serve(args: &ServeArgs) -> Result<bool> {
     for policy in policies(args)? {
         all.push(serve_under(&Case { policy, ..case.clone() }, &load)?);
     }
-    print(args, &all);
+    say(&text(args, &all))?;
     if let Some(file) = &args.json {
         let text = serde_json::to_string_pretty(&all)? + "\n";
         std::fs::write(file, text).with_context(|| file.display().to_string())?;
@@ -147,14 +148,7 @@ fn arrivals(args: &ServeArgs) -> Result<Arrivals> {
     Ok(Arrivals::Gamma { rate, cv })
 }
 
-fn print(args: &ServeArgs, all: &[Served]) {
-    println!(
-        "{} on {}, {:?}, arrivals of {}\n",
-        args.model.join(", "),
-        args.profile,
-        args.sharing,
-        args.trace
-    );
+fn text(args: &ServeArgs, all: &[Served]) -> String {
     let heading = [
         "POLICY",
         "DONE",
@@ -172,7 +166,14 @@ fn print(args: &ServeArgs, all: &[Served]) {
         "GAP % P50/P90/MAX",
     ];
     let rows: Vec<_> = all.iter().map(row).collect();
-    table::print(heading, &rows);
+    format!(
+        "{} on {}, {:?}, arrivals of {}\n\n{}",
+        args.model.join(", "),
+        args.profile,
+        args.sharing,
+        args.trace,
+        table::text(heading, &rows)
+    )
 }
 
 fn row(served: &Served) -> [String; 14] {

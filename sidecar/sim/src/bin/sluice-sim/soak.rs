@@ -6,6 +6,7 @@ use anyhow::{Result, anyhow};
 use sluice_sim::soak::{self, Plant, Tally};
 
 use crate::args::SoakArgs;
+use crate::out::say;
 use crate::progress;
 
 /// Runs seeds until one breaks; `false` if one does.
@@ -18,14 +19,14 @@ pub fn soak(args: &SoakArgs) -> Result<bool> {
             Ok(one) => tally = tally.plus(one),
             Err(broken) => {
                 bar.finish_and_clear();
-                println!("{broken}\nagain: {}", repro(seed, plant));
+                say(&format!("{broken}\nagain: {}", repro(seed, plant)))?;
                 return Ok(false);
             }
         }
         bar.inc(1);
     }
     bar.finish_and_clear();
-    print(&tally, begin.elapsed().as_secs_f64());
+    say(&text(&tally, begin.elapsed().as_secs_f64()))?;
     Ok(true)
 }
 
@@ -40,10 +41,11 @@ fn repro(seed: u64, plant: Option<Plant>) -> String {
     format!("sluice-sim soak --seeds 1 --from {seed}{plant}")
 }
 
-fn print(tally: &Tally, wall_s: f64) {
-    println!("{} seeds hold, {:.1} a second", tally.seeds, tally.seeds as f64 / wall_s);
-    println!(
-        "{} requests answered, {} cut short, {} failed; {} troubles, {} loans, {} layers remapped, {} preemptions, {} shares fell; {} events replayed",
+fn text(tally: &Tally, wall_s: f64) -> String {
+    format!(
+        "{} seeds hold, {:.1} a second\n{} requests answered, {} cut short, {} failed; {} troubles, {} loans, {} layers remapped, {} preemptions, {} shares fell; {} events replayed",
+        tally.seeds,
+        tally.seeds as f64 / wall_s,
         tally.answered,
         tally.cut_short,
         tally.failed,
@@ -53,5 +55,5 @@ fn print(tally: &Tally, wall_s: f64) {
         tally.preemptions,
         tally.falls,
         tally.replayed
-    );
+    )
 }
