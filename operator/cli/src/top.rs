@@ -37,9 +37,9 @@ pub struct TopArgs {
     /// Print one picture as text and end.
     #[arg(long)]
     pub once: bool,
-    /// With --once: print an array of states (`GET /v1/state`) instead. A sidecar that does not answer is named on stderr,
-    /// left out, and makes the exit status 1.
-    #[arg(long, requires = "once")]
+    /// Print an array of states (`GET /v1/state`) and end, with --once or without. A sidecar that does not answer is named on
+    /// stderr, left out, and makes the exit status 1.
+    #[arg(long)]
     pub json: bool,
     /// Runtime folder instead of the user's own.
     #[arg(long, env = "SLUICE_RUNTIME_DIR")]
@@ -63,11 +63,11 @@ pub async fn run(args: TopArgs) -> anyhow::Result<()> {
     };
     let poller = Poller::new(source);
     let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    match (args.once, args.json) {
-        (true, true) => once_json(poller).await,
-        (true, false) => once_text(poller).await,
-        (false, _) if std::io::stdout().is_terminal() => screen::live(poller, colour).await,
-        (false, _) => bail!("the live screen needs a terminal; use --once"),
+    match (args.json, args.once) {
+        (true, _) => once_json(poller).await,
+        (false, true) => once_text(poller).await,
+        (false, false) if std::io::stdout().is_terminal() => screen::live(poller, colour).await,
+        (false, false) => bail!("the live screen needs a terminal; use --once"),
     }
 }
 
