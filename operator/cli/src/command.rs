@@ -52,7 +52,8 @@ enum Command {
     Bench(BenchArgs),
     /// Say what the GPUs of this machine can do (starts sluice-gpu-probe).
     GpuProbe {
-        /// Passed on.
+        /// Passed on: `--device N` (which GPU), `--only ROW[,ROW]` (only these questions), `--list` (print the questions and
+        /// end), `--quick` (fewer samples and smaller sizes), `--json FILE` (the report as JSON, `-` for stdout).
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARG")]
         args: Vec<String>,
     },

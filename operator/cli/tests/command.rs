@@ -77,6 +77,15 @@ fn the_probe_is_started_with_its_arguments_and_its_status_is_passed_on() {
 }
 
 #[test]
+fn the_arguments_of_the_probe_are_named_where_there_is_none() {
+    let outcome = finish(World::new().lonely_sluice(&["gpu-probe", "--help"]));
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    for argument in ["--device N", "--only ROW[,ROW]", "--list", "--quick", "--json FILE"] {
+        assert!(outcome.stdout.contains(argument), "{argument}: {}", outcome.stdout);
+    }
+}
+
+#[test]
 fn a_missing_probe_is_said() {
     let world = World::new();
     let outcome = finish(world.lonely_sluice(&["gpu-probe"]));
