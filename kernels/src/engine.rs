@@ -4,6 +4,7 @@
 //! and ends itself within 100 ms of its sidecar's death, even inside a step (DESIGN 4, 5).
 
 mod inputs;
+mod logs;
 mod memory;
 mod options;
 mod step;
@@ -11,7 +12,6 @@ mod supervisor;
 mod watcher;
 mod worker;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -29,7 +29,7 @@ const EXIT_TORN: u8 = 70;
 /// The process: parses the arguments and runs supervisor or worker.
 pub fn main() -> ExitCode {
     let options = Options::parse();
-    start_logs();
+    logs::start();
     let ended = match options.role() {
         options::Role::Supervisor => supervisor::run(&options),
         options::Role::Worker => worker::run(&options),
@@ -38,12 +38,4 @@ pub fn main() -> ExitCode {
         tracing::error!("{error:#}");
         ExitCode::FAILURE
     })
-}
-
-/// Logs go to stderr, warnings and worse; `SLUICE_LOG` asks for more.
-fn start_logs() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("SLUICE_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    let format = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
-    format.with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).init();
 }

@@ -176,7 +176,8 @@ fn ready_is_printed_when_the_probe_says_so_and_sigterm_leaves_nothing() {
 
 #[test]
 fn the_sidecar_is_told_its_tenant_and_where_to_live() {
-    let world = world(&format!("cp \"$2\" told.tmp && mv told.tmp told.json\n{STAYS}"));
+    let told = "cp \"$2\" told.tmp && mv told.tmp told.json";
+    let world = world(&format!("echo \"$SLUICE_LOG_NAME: a line\" >&2\n{told}\n{STAYS}"));
     let up = start(&world);
     starts(&world, 1);
     let told = text(&world.path("told.json"));
@@ -190,6 +191,7 @@ fn the_sidecar_is_told_its_tenant_and_where_to_live() {
     let outcome = end(up);
     assert_eq!(outcome.code, Some(0));
     assert!(outcome.stderr.contains("interrupted"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("default/story: a line\n"), "{}", outcome.stderr);
     assert_eq!(world.left_behind(), [] as [std::path::PathBuf; 0]);
 }
 

@@ -2,13 +2,14 @@
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use sluice_link::frame::LINK_VERSION;
 use tracing_subscriber::EnvFilter;
 
 use crate::fetch::From;
 use crate::inspect::Inspect;
+use crate::logs::Lines;
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("SLUICE_COMMIT"));
@@ -35,6 +36,9 @@ pub struct Args {
     /// What is logged, such as `info` or `sluice_agent=debug`.
     #[arg(long, default_value = "info", env = "SLUICE_LOG", global = true)]
     pub log: String,
+    /// What a line of the logs begins with, in JSON its field `tenant`; `sluice up` tells the tenant.
+    #[arg(long, value_name = "NAME", env = "SLUICE_LOG_NAME", global = true)]
+    pub log_name: Option<String>,
     /// Instead of serving.
     #[command(subcommand)]
     pub task: Option<Task>,
@@ -69,7 +73,8 @@ pub enum LogFormat {
 /// Logs go to stderr; stdout stays silent.
 pub fn init_logging(args: &Args) {
     let filter = EnvFilter::try_new(&args.log).unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let lines = Lines { format: args.log_format, name: args.log_name.as_deref().map(Arc::from) };
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || lines.clone());
     match args.log_format {
         LogFormat::Text => builder.with_target(false).with_ansi(std::io::stderr().is_terminal()).init(),
         LogFormat::Json => builder.json().init(),

@@ -8,6 +8,7 @@ pub mod engine_child;
 pub mod fetch;
 pub mod gateway;
 pub mod inspect;
+mod logs;
 pub mod metrics;
 pub mod model;
 pub mod neighbours;

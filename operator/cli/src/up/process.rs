@@ -113,6 +113,8 @@ impl Tenant {
         let mut command = Command::new(&self.sidecar);
         // Its own process group: a Ctrl-C in the terminal reaches this process alone, which then drains in order.
         command.arg("--config").arg(file).process_group(0).kill_on_drop(true);
+        // Its engine inherits it: the lines of all that write to this terminal say whose they are.
+        command.env("SLUICE_LOG_NAME", self.title());
         let parent = rustix::process::getpid();
         // SAFETY: between fork and exec only async-signal-safe system calls are made.
         unsafe {

@@ -11,7 +11,8 @@ fn main() -> ExitCode {
     match sluice_agent::run::run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("sluice-sidecar: {failure:#}");
+            let name = args.log_name.map(|name| format!("{name}: ")).unwrap_or_default();
+            eprintln!("sluice-sidecar: {name}{failure:#}");
             failure.exit_code()
         }
     }
