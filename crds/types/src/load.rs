@@ -24,6 +24,9 @@ pub use self::validate::{Invalid, validate};
 /// Largest file that is read, bytes: as large as the API server takes an object.
 pub const MAX_FILE_BYTES: usize = 3 << 20;
 
+/// Fields that name other objects.
+const REFERENCES: [&str; 2] = ["spec.poolRef.name", "spec.gpuGroup"];
+
 /// Why a file could not be loaded, and where.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadError {
@@ -129,6 +132,20 @@ pub fn load_valid_str(text: &str, file_name: &str) -> Result<Vec<Object>, Vec<Lo
 
 /// [`load_valid_str`], for readers that have to say more about a field: each object knows where it was written.
 pub fn load_located_str(text: &str, file_name: &str) -> Result<Vec<Located>, Vec<LoadError>> {
+    located(text, file_name, |_| true)
+}
+
+/// [`load_located_str`] of one file of several: that a pool or one of its groups is not in this one is no mistake.
+pub fn load_located_part_str(text: &str, file_name: &str) -> Result<Vec<Located>, Vec<LoadError>> {
+    located(text, file_name, |invalid| !REFERENCES.contains(&invalid.path.to_string().as_str()))
+}
+
+/// The objects, unless one of them is invalid in a way that `counts`.
+fn located(
+    text: &str,
+    file_name: &str,
+    counts: impl Fn(&Invalid) -> bool,
+) -> Result<Vec<Located>, Vec<LoadError>> {
     let documents = parse(text, file_name).map_err(|error| vec![error])?;
     let objects: Result<Vec<Object>, LoadError> =
         documents.iter().map(|document| read(document, file_name)).collect();
@@ -138,8 +155,9 @@ pub fn load_located_str(text: &str, file_name: &str) -> Result<Vec<Located>, Vec
     let located: Vec<_> =
         located.map(|(object, document)| Located::new(object, document, file_name)).collect();
     let place = |invalid: Invalid| located[invalid.index].error(invalid.path, invalid.message);
-    validated.map_err(|all| all.into_iter().map(place).collect::<Vec<_>>())?;
-    Ok(located)
+    let invalid = validated.err().into_iter().flatten().filter(counts);
+    let errors: Vec<_> = invalid.map(place).collect();
+    if errors.is_empty() { Ok(located) } else { Err(errors) }
 }
 
 fn parse(text: &str, file_name: &str) -> Result<Vec<Document>, LoadError> {

@@ -15,4 +15,14 @@ pub struct Refusal {
 impl Refusal {
     /// Name of the file.
     pub const FILE: &str = "refusal.json";
+
+    /// The fields that decide how much device memory a tenant needs at least, and how much there is, separated by commas.
+    pub const OF_FLOOR: &str =
+        "gpu.memory_bytes, max_model_len, memory.guaranteed_kv_bytes, memory.max_remapped_percent";
+
+    /// About `fields`, which are separated by commas.
+    pub fn new(fields: &str, problem: impl Into<String>) -> Self {
+        let fields = fields.split(", ").filter(|field| !field.is_empty()).map(str::to_owned).collect();
+        Refusal { fields, problem: problem.into() }
+    }
 }

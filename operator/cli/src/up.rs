@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 use crate::admin::Admin;
 use crate::runtime::{ClaimedFolder, RuntimeFolder};
 use crate::{Misconfigured, siblings};
-use blame::Blame;
+pub(crate) use blame::Blame;
 use herald::{Announcer, Herald};
 use plan::Options;
 use process::{Order, Tenant};

@@ -9,7 +9,7 @@ use kube::{Api, ResourceExt};
 use sluice_plan::gpu::{Known, gpus};
 use sluice_plan::objects::claim_digest;
 use sluice_plan::seen::{ClaimSeen, DeviceSeen, PodSeen, Seen, SlotSeen};
-use sluice_types::load::{self, LoadError, Object};
+use sluice_types::load::{self, Located, Object};
 use sluice_types::pool::GpuStatus;
 use sluice_types::tenant::{PvcSource, SlotState, SlotStatus, SourceType};
 use sluice_types::{DEFAULT_NAMESPACE, GpuPool, ModelTenant};
@@ -17,7 +17,7 @@ use sluice_wire::geometry::{Geometry, Refusal};
 
 use crate::Misconfigured;
 use crate::cluster::Cluster;
-use crate::up::refused;
+use crate::up::{Blame, refused};
 
 /// Namespace and name.
 pub type Key = (String, String);
@@ -31,6 +31,8 @@ pub struct Scene {
     pub folders: BTreeMap<Key, PathBuf>,
     /// What was read there.
     pub inspections: BTreeMap<Key, Result<Geometry, Refusal>>,
+    /// Objects of files as they are written there, by kind and name.
+    written: BTreeMap<(&'static str, Key), Located>,
 }
 
 /// A pool and the tenants that refer to it.
@@ -54,16 +56,16 @@ impl Scene {
         let mut scene = Scene::default();
         for file in files {
             let folder = file.parent().unwrap_or(Path::new("."));
-            for object in read(file)? {
-                scene.add(object, folder, namespace.unwrap_or(DEFAULT_NAMESPACE))?;
+            for located in read(file)? {
+                scene.add(located, folder, namespace.unwrap_or(DEFAULT_NAMESPACE))?;
             }
         }
         Ok(scene)
     }
 
-    fn add(&mut self, object: Object, folder: &Path, namespace: &str) -> Result<(), Misconfigured> {
-        let kind = object.kind();
-        let (key, twice) = match object {
+    fn add(&mut self, located: Located, folder: &Path, namespace: &str) -> Result<(), Misconfigured> {
+        let kind = located.object.kind();
+        let (key, twice) = match located.object.clone() {
             Object::Pool(mut pool) => {
                 let key = settle(&mut pool.metadata, namespace);
                 (key.clone(), self.pools.insert(key, pool).is_some())
@@ -76,10 +78,13 @@ impl Scene {
                 (key.clone(), self.tenants.insert(key, tenant).is_some())
             }
         };
-        let (namespace, name) = key;
+        let (namespace, name) = &key;
         match twice {
             true => Err(Misconfigured(format!("{kind} {namespace}/{name} is in the files twice"))),
-            false => Ok(()),
+            false => {
+                self.written.insert((kind, key), located);
+                Ok(())
+            }
         }
     }
 
@@ -119,6 +124,7 @@ impl Scene {
             self.tenants.insert(key, tenant);
         }
         self.folders.extend(files.folders);
+        self.written.extend(files.written);
         self
     }
 
@@ -177,22 +183,11 @@ impl Scene {
 
 /// The objects of a file, read as `sluice up` reads them. That a pool or a group is not in the same file is no mistake here: the
 /// plan tells it where it is nowhere.
-fn read(file: &Path) -> Result<Vec<Object>, Misconfigured> {
+fn read(file: &Path) -> Result<Vec<Located>, Misconfigured> {
     let name = file.display().to_string();
     let text = std::fs::read_to_string(file).map_err(|error| Misconfigured(format!("{name}: {error}")))?;
-    let elsewhere =
-        |error: &LoadError| ["spec.poolRef.name", "spec.gpuGroup"].contains(&error.path.to_string().as_str());
-    let title = format!("{name} is refused");
-    match load::load_located_str(&text, &name) {
-        Ok(located) => Ok(located.into_iter().map(|located| located.object).collect()),
-        Err(errors) if errors.iter().all(elsewhere) => {
-            load::load_str(&text, &name).map_err(|error| refused(&title, &[error]))
-        }
-        Err(errors) => {
-            let own: Vec<LoadError> = errors.into_iter().filter(|error| !elsewhere(error)).collect();
-            Err(refused(&title, &own))
-        }
-    }
+    load::load_located_part_str(&text, &name)
+        .map_err(|errors| refused(&format!("{name} is refused"), &errors))
 }
 
 /// Gives an object its namespace; its key.
@@ -213,6 +208,14 @@ fn local_model(tenant: &mut ModelTenant, folder: &Path) -> Option<PathBuf> {
 }
 
 impl Pool<'_> {
+    /// Where a tenant and the pool are written; `None` = the tenant is in no file.
+    pub fn blame(&self, tenant: &str) -> Option<Blame> {
+        let written = |kind, name: &str| {
+            self.scene.written.get(&(kind, (self.key.0.clone(), name.to_owned()))).cloned()
+        };
+        Some(Blame::new(written("ModelTenant", tenant)?, written("GpuPool", &self.key.1)))
+    }
+
     /// What is known of the pool's GPUs and slots from statuses, and of models from folders.
     pub fn seen(&self) -> Seen {
         let inspections =

@@ -94,6 +94,11 @@ fn what_does_not_fit_is_told_with_what_is_missing_and_is_an_error() {
         &lines,
         "e slot 0 no GPU: no room on 1 GPUs; the nearest is local-chat-0: its floors leave too little device memory, 5242880 bytes are missing",
     );
+    // The pool takes 11 lines, each tenant 8; what nobody wrote is said of the field around it.
+    assert_line(&lines, "tenants.yaml:6: GpuPool/local spec.device.host.memory: change this");
+    assert_line(&lines, "tenants.yaml:49: ModelTenant/e spec.model.maxModelLen: or this");
+    assert_line(&lines, "tenants.yaml:47: ModelTenant/e spec.memory.maxRemappedPercent: or this");
+    assert!(!lines.iter().any(|line| line.contains("guaranteedKv")), "nobody wrote it: {lines:#?}");
     assert_eq!(error.as_deref(), Some("1 of 5 slots would not be served"));
     let two = tenant("chat", "  replicas: 2\n");
     let (lines, _) = said(&scene(&(pool(1, "", "") + &two)), None);
@@ -106,6 +111,7 @@ fn what_does_not_fit_is_told_with_what_is_missing_and_is_an_error() {
         &lines,
         "lost refused (GroupNotFound): spec.gpuGroup: the pool has no group `agents`, it has chat",
     );
+    assert_line(&lines, "tenants.yaml:19)");
     assert_eq!(error.as_deref(), Some("1 of 1 slots would not be served"));
     let (lines, error) = said(&scene(&tenant("orphan", "")), None);
     assert_line(&lines, "GpuPool default/local: there is none");

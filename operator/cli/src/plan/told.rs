@@ -1,9 +1,10 @@
 //! A plan as lines for people.
 
-use sluice_plan::place::Unplaced;
+use sluice_plan::place::{Misfit, Unplaced};
 use sluice_plan::status::Truth;
 use sluice_plan::unit::{GpuPlan, Plan, SlotPlan, TenantPlan};
 use sluice_types::tenant::EngineKind;
+use sluice_wire::refusal::Refusal;
 
 use super::change::{Change, Templates, change, templates};
 use super::scene::Pool;
@@ -124,7 +125,9 @@ impl Page<'_> {
         let (name, width) = (name(tenant), self.width);
         if tenant.accepted.truth != Truth::True {
             let (reason, message) = (tenant.accepted.reason.as_str(), &tenant.accepted.message);
-            told.lines.push(format!("  {name:width$}  refused ({reason}): {message}"));
+            let place = self.pool.blame(name).map(|blame| format!(" ({})", blame.place_of(message)));
+            let place = place.unwrap_or_default();
+            told.lines.push(format!("  {name:width$}  refused ({reason}): {message}{place}"));
             let asked = usize::try_from(tenant.tenant.spec.replicas).unwrap_or(0).max(1);
             (told.slots, told.homeless) = (told.slots + asked, told.homeless + asked);
             return;
@@ -139,9 +142,24 @@ impl Page<'_> {
                 Err(why) => {
                     told.homeless += 1;
                     told.lines.push(format!("  {name:width$}  slot {}  no GPU: {why}", slot.index));
+                    told.lines.extend(self.changes(name, why));
                 }
             }
         }
+    }
+
+    /// The fields of files a change of which would make room, as `sluice up` names them.
+    fn changes(&self, tenant: &str, why: &Unplaced) -> Vec<String> {
+        let fields = match why {
+            Unplaced::ModelLargerThanGpu { .. } | Unplaced::NoRoom { misfit: Misfit::Device(_), .. } => {
+                Refusal::OF_FLOOR
+            }
+            Unplaced::NoRoom { misfit: Misfit::Host(_), .. } => "gpu.host_memory_bytes",
+            _ => return Vec::new(),
+        };
+        let refusal = Refusal::new(fields, "change this");
+        let lines = self.pool.blame(tenant).map(|blame| blame.lines(&refusal)).unwrap_or_default();
+        lines.into_iter().map(|line| format!("    {line}")).collect()
     }
 
     /// Slots that there are and that are not to be.

@@ -2,6 +2,7 @@
 //! configuration that nobody has seen.
 
 use sluice_types::load::{Located, Object, Path};
+use sluice_types::pool::Policy;
 use sluice_wire::refusal::Refusal;
 
 use super::plan::Placed;
@@ -61,37 +62,91 @@ impl Blame {
             Object::Tenant(object) => find("GpuPool", &object.spec.pool_ref.name),
             Object::Pool(_) => None,
         };
-        Some(Blame { tenant, pool })
+        Some(Blame::new(tenant, pool))
+    }
+
+    /// Of a tenant and its pool; `None` = the pool is in no file.
+    pub fn new(tenant: Located, pool: Option<Located>) -> Blame {
+        Blame { tenant, pool }
     }
 
     /// The refusal, with a line for each field that the user wrote or could write.
     pub fn words(&self, refusal: &Refusal) -> String {
-        let mut text = "cannot be served".to_owned();
-        let mut problem = refusal.problem.as_str();
-        for field in &refusal.fields {
-            let Some(origin) = ORIGINS.iter().find(|(name, _)| name == field).map(|(_, origin)| *origin)
-            else {
-                continue;
-            };
-            match origin {
-                Pool(path) => text.extend(self.pool.as_ref().map(|pool| line(pool, path, problem))),
-                Tenant(path) => text.push_str(&line(&self.tenant, path, problem)),
-                Flag(advice) => return format!("{problem}; {advice}"),
-            }
-            problem = "or this";
+        let flags = refusal.fields.iter().filter_map(|field| origin(field));
+        if let Some(advice) = flags.into_iter().find_map(Origin::advice) {
+            return format!("{}; {advice}", refusal.problem);
         }
-        match problem == refusal.problem {
-            true => format!("{text}: {problem}"),
-            false => text,
+        match self.lines(refusal).as_slice() {
+            [] => format!("cannot be served: {}", refusal.problem),
+            lines => format!("cannot be served\n{}", lines.join("\n")),
+        }
+    }
+
+    /// A line for each field of the YAML that the refusal is about and that a change of could help.
+    pub fn lines(&self, refusal: &Refusal) -> Vec<String> {
+        let helps = refusal.fields.iter().filter(|field| self.helps(field));
+        let written = helps.filter_map(|field| match origin(field)? {
+            Pool(path) => Some((self.pool.as_ref()?, path)),
+            Tenant(path) => Some((&self.tenant, path)),
+            Flag(_) => None,
+        });
+        let problems = std::iter::once(refusal.problem.as_str()).chain(std::iter::repeat("or this"));
+        written.zip(problems).map(|((located, path), problem)| line(located, path, problem)).collect()
+    }
+
+    /// `FILE:LINE` of the tenant's field with whose path `message` begins, else of the tenant.
+    pub fn place_of(&self, message: &str) -> String {
+        let field =
+            message.split_once(": ").map(|(field, _)| field).filter(|field| field.starts_with("spec."));
+        let error = self.tenant.error(field.map(Path::of_keys).unwrap_or_default(), "");
+        format!("{}:{}", error.file, error.line)
+    }
+
+    /// Whether another value of the field would change what the tenant is refused for: it may have none, or no effect.
+    fn helps(&self, field: &str) -> bool {
+        let spec = match &self.tenant.object {
+            Object::Tenant(tenant) => &tenant.spec,
+            Object::Pool(_) => return true,
+        };
+        let pool = self.pool.as_ref().and_then(|pool| match &pool.object {
+            Object::Pool(pool) => Some(&pool.spec),
+            Object::Tenant(_) => None,
+        });
+        match field {
+            "gpu.memory_bytes" => {
+                pool.and_then(|pool| pool.device.as_ref()).is_some_and(|d| d.host.is_some())
+            }
+            "memory.guaranteed_kv_bytes" => spec.memory.guaranteed_kv.is_some(),
+            "memory.max_remapped_percent" => {
+                let remaps =
+                    pool.is_some_and(|pool| matches!(pool.policy, Policy::Unified | Policy::Oneiros));
+                remaps && spec.memory.max_remapped_percent < 100
+            }
+            _ => true,
         }
     }
 }
 
-/// `FILE:LINE: KIND/NAME PATH: PROBLEM` on a new line.
+/// Where a field of a sidecar's configuration comes from; `None` = nobody wrote it.
+fn origin(field: &str) -> Option<Origin> {
+    ORIGINS.iter().find(|(name, _)| *name == field).map(|(_, origin)| *origin)
+}
+
+impl Origin {
+    /// What to do where it is no field of the YAML.
+    fn advice(self) -> Option<&'static str> {
+        match self {
+            Flag(advice) => Some(advice),
+            Pool(_) | Tenant(_) => None,
+        }
+    }
+}
+
+/// `FILE:LINE: KIND/NAME PATH: PROBLEM`.
 fn line(located: &Located, path: &str, problem: &str) -> String {
     let error = located.error(Path::of_keys(path), problem);
     let (kind, name) = (located.object.kind(), located.object.name());
-    format!("\n{}:{}: {kind}/{name} {path}: {}", error.file, error.line, error.problem)
+    format!("{}:{}: {kind}/{name} {path}: {}", error.file, error.line, error.problem)
 }
 
 #[cfg(test)]
@@ -142,8 +197,8 @@ spec:
     apiKeysFile: keys
 ";
 
-    fn blame() -> Blame {
-        let objects = sluice_types::load::load_located_str(YAML, "pool.yaml");
+    fn blame_in(yaml: &str) -> Blame {
+        let objects = sluice_types::load::load_located_str(yaml, "pool.yaml");
         let placed = objects
             .unwrap_or_else(|errors| panic!("{errors:?}"))
             .into_iter()
@@ -153,7 +208,7 @@ spec:
 
     fn words(fields: &[&str]) -> String {
         let fields = fields.iter().map(ToString::to_string).collect();
-        blame().words(&Refusal { fields, problem: "too small".into() })
+        blame_in(YAML).words(&Refusal { fields, problem: "too small".into() })
     }
 
     #[test]
@@ -178,6 +233,22 @@ spec:
             pool.yaml:8: GpuPool/gh200 spec.device.host.memory: too small\n\
             pool.yaml:25: ModelTenant/story spec.model.maxModelLen: or this";
         assert_eq!(words(&["gpu.memory_bytes", "max_model_len"]), expected);
+    }
+
+    #[test]
+    fn what_would_change_nothing_is_no_alternative() {
+        let floor = |yaml: &str| blame_in(yaml).lines(&Refusal::new(Refusal::OF_FLOOR, "too small"));
+        let all = [
+            "pool.yaml:8: GpuPool/gh200 spec.device.host.memory: too small",
+            "pool.yaml:25: ModelTenant/story spec.model.maxModelLen: or this",
+            "pool.yaml:27: ModelTenant/story spec.memory.guaranteedKv: or this",
+            "pool.yaml:30: ModelTenant/story spec.memory.maxRemappedPercent: or this",
+        ];
+        assert_eq!(floor(YAML), all);
+        // Nothing is guaranteed beyond one sequence, and the policy remaps nothing.
+        let plain =
+            YAML.replace("    guaranteedKv: 1Mi\n", "").replace("policy: Oneiros", "policy: Recompute");
+        assert_eq!(floor(&plain), all[..2]);
     }
 
     #[test]

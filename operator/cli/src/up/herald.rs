@@ -129,8 +129,7 @@ impl Herald {
         let Some(problem) = self.gpu.too_small() else { return Ok(()) };
         let largest = (0..self.blames.len()).max_by_key(|member| self.gpu.members[*member].floor_bytes);
         let member = largest.unwrap_or_default();
-        let fields = ["gpu.memory_bytes", "max_model_len"].map(str::to_owned).into();
-        let refusal = Refusal { fields, problem };
+        let refusal = Refusal::new(Refusal::OF_FLOOR, problem);
         let words =
             self.blames[member].as_ref().map_or(refusal.problem.clone(), |blame| blame.words(&refusal));
         Err(Misconfigured(format!("{}: {words}", self.gpu.title(member))))

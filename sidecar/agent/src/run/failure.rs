@@ -48,8 +48,7 @@ impl Failure {
                 error.downcast_ref().and_then(LoadError::about).unwrap_or_else(|| ("", words(error)))
             }
         };
-        let fields = fields.split(", ").filter(|field| !field.is_empty()).map(str::to_owned).collect();
-        Some(Refusal { fields, problem })
+        Some(Refusal::new(fields, problem))
     }
 }
 
@@ -91,7 +90,8 @@ mod tests {
     fn a_refusal_names_the_fields_beside_the_problem() {
         let refused = LoadError::Refused(Refused::FloorExceedsCapacity { floor_bytes: 2, capacity_bytes: 1 });
         let refusal = left(&Failure::Config(refused.into())).unwrap();
-        assert_eq!(refusal.fields, ["gpu.memory_bytes", "max_model_len"]);
+        assert_eq!(refusal.fields[..2], ["gpu.memory_bytes", "max_model_len"]);
+        assert_eq!(refusal.fields[2..], ["memory.guaranteed_kv_bytes", "memory.max_remapped_percent"]);
         assert_eq!(refusal.problem, "the tenant needs at least 2 bytes and may hold 1 bytes");
         let wrong = LoadError::Config { field: "policy", problem: "`X` is not built".into() };
         let refusal = left(&Failure::Config(wrong.into())).unwrap();

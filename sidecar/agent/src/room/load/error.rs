@@ -6,6 +6,7 @@ use sluice_link::error::LinkError;
 use sluice_memory::neighbourhood::LedgerError;
 use sluice_memory::{HostError, MasterError};
 use sluice_policy::refused::Refused;
+use sluice_wire::refusal::Refusal;
 
 use crate::model::ModelError;
 use crate::neighbours::place::PlaceError;
@@ -58,7 +59,7 @@ pub enum LoadError {
 /// The fields of the configuration to look at: the policy knows sizes and not where they come from.
 const fn fields(refused: &Refused) -> &'static str {
     match refused {
-        Refused::FloorExceedsCapacity { .. } => "gpu.memory_bytes, max_model_len",
+        Refused::FloorExceedsCapacity { .. } => Refusal::OF_FLOOR,
         Refused::ContextDoesNotFit { .. } => {
             "memory.guaranteed_kv_bytes, memory.kv_limit_bytes, max_model_len"
         }
