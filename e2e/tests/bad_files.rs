@@ -13,8 +13,17 @@ const TENSOR: &str = "model.layers.1.self_attn.q_proj.weight";
 type Damage = fn(&Path);
 
 /// A damaged folder, and what the message must contain.
-const CASES: [(&str, Damage, &[&str]); 19] = [
-    ("no folder", |f| std::fs::remove_dir_all(f).unwrap(), &["model/config.json", "No such file"]),
+const CASES: [(&str, Damage, &[&str]); 20] = [
+    (
+        "no folder",
+        |f| std::fs::remove_dir_all(f).unwrap(),
+        &["up.yaml:", "spec.model.source.file.path: ", "/model: no such folder; expected is a folder in"],
+    ),
+    (
+        "no config",
+        |f| std::fs::remove_file(f.join("config.json")).unwrap(),
+        &["up.yaml:", "spec.model.source.file.path: ", "/model: has no config.json; expected is"],
+    ),
     ("no weights", |f| std::fs::remove_file(f.join("model.safetensors")).unwrap(), &["model.safetensors"]),
     (
         "no tokenizer",

@@ -18,6 +18,9 @@ struct Fields<'a> {
 /// # Errors
 /// The file, the field and what is wrong with it.
 pub fn read_spec(folder: &Path, dtype: Option<&str>) -> Result<ModelSpec, ModelError> {
+    if let Some(absent) = ModelError::absent(folder) {
+        return Err(absent);
+    }
     let path = folder.join("config.json");
     spec_of(&path, read_json(&path)?, dtype)
 }

@@ -5,6 +5,14 @@ use std::path::{Path, PathBuf};
 /// A model folder that cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
+    /// There is no model.
+    #[error("{}: {what}; expected is a folder in Hugging Face layout: config.json, tokenizer.json, *.safetensors", folder.display())]
+    Absent {
+        /// Where it should be.
+        folder: PathBuf,
+        /// What is not there.
+        what: &'static str,
+    },
     /// A file is absent or unreadable.
     #[error("{}: {source}", path.display())]
     Io {
@@ -70,6 +78,20 @@ impl ModelError {
         ModelError::Tensor { path: path.to_owned(), tensor: tensor.to_owned(), problem: problem.into() }
     }
 
+    /// There is no model in `folder`; `None` = there is one, or nobody can tell.
+    pub fn absent(folder: &Path) -> Option<Self> {
+        let missing = |path: &Path| {
+            std::fs::metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+        };
+        let what = match folder {
+            folder if missing(folder) => "no such folder",
+            folder if folder.is_file() => "is no folder",
+            folder if missing(&folder.join("config.json")) => "has no config.json",
+            _ => return None,
+        };
+        Some(ModelError::Absent { folder: folder.to_owned(), what })
+    }
+
     /// Text handling of `path`.
     pub fn text(path: &Path, problem: impl ToString) -> Self {
         ModelError::Text { path: path.to_owned(), problem: problem.to_string() }
@@ -89,4 +111,24 @@ pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Model
 /// Like [`read_json`]; `None` when the file is absent.
 pub fn read_optional_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>, ModelError> {
     if path.exists() { read_json(path).map(Some) } else { Ok(None) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_that_is_not_there_is_told_by_what_is_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        let said = |path: &Path| ModelError::absent(path).map(|error| error.to_string()).unwrap_or_default();
+        let expected =
+            "expected is a folder in Hugging Face layout: config.json, tokenizer.json, *.safetensors";
+        let of = |path: &Path, what: &str| format!("{}: {what}; {expected}", path.display());
+        assert_eq!(said(&folder.path().join("no")), of(&folder.path().join("no"), "no such folder"));
+        assert_eq!(said(folder.path()), of(folder.path(), "has no config.json"));
+        let file = folder.path().join("config.json");
+        std::fs::write(&file, "{}").unwrap();
+        assert_eq!(said(&file), of(&file, "is no folder"));
+        assert!(ModelError::absent(folder.path()).is_none());
+    }
 }
