@@ -5,3 +5,4 @@
 //! Failing to start what a test needs is a failed test, so this panics with a message instead of returning errors.
 
 pub mod cluster;
+pub mod files;

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use sluice_e2e::files;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpSocket;
 use tokio::task::JoinSet;
@@ -154,36 +155,42 @@ async fn a_reader_that_does_not_read_and_clients_that_leave_cost_the_stream_besi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_two_thousand_streams_at_once_each_is_answered_whole_or_refused_with_429() {
-    const STREAMS: usize = 2000;
+async fn of_ten_thousand_streams_at_once_each_is_answered_whole_or_refused() {
     let world = World::new();
     let scene = Scene::start(&world).await;
     let body = greedy(&prompt(9, 8), 3);
     let expected = scene.tenant.complete(&body).await.unwrap();
+    let streams = files::room_for(10_000);
     let mut clients = JoinSet::new();
-    for _ in 0..STREAMS {
+    for _ in 0..streams {
         let (url, body) = (scene.tenant.url("/v1/completions"), body.clone());
-        clients.spawn(async move { Stream::open(&url, &body).await?.finish().await });
+        clients.spawn(async move { outcome(Stream::open(&url, &body).await).await });
     }
-    let (mut served, mut refused) = (0, 0);
+    let mut served = 0;
     while let Some(client) =
         tokio::time::timeout(PATIENCE, clients.join_next()).await.expect("no stream hangs")
     {
-        match client.unwrap() {
-            Ok(answer) => {
-                assert_eq!(answer, expected);
-                served += 1;
-            }
-            Err(Failure::Status(status, _, retry)) => {
-                assert!(status == 429 && retry.is_some(), "{status}");
-                refused += 1;
-            }
-            Err(other) => panic!("{other:?}"),
+        if let Some(answer) = client.unwrap() {
+            assert_eq!(answer, expected);
+            served += 1;
         }
     }
-    eprintln!("{served} streams served, {refused} refused");
-    assert_eq!(served + refused, STREAMS);
+    eprintln!("of {streams} streams {served} were served, the others refused");
     // As many as may wait are served in any case.
-    assert!(served >= 1024, "{served} served, {refused} refused");
+    assert!((1024..streams).contains(&served), "{served} served");
     scene.end().await;
+}
+
+/// The answer to a stream that was opened, whole; `None` = it was refused in order.
+async fn outcome(opened: Result<Stream, Failure>) -> Option<Answer> {
+    match opened {
+        Ok(stream) => Some(stream.finish().await.expect("who is let in is answered whole")),
+        Err(Failure::Status(status, _, retry)) => {
+            assert!([429, 503].contains(&status.as_u16()) && retry.is_some(), "{status}");
+            None
+        }
+        // Too many connections: the 503 is lost where the request comes after the end of its connection.
+        Err(Failure::Broken(_)) => None,
+        Err(event) => panic!("{event:?}"),
+    }
 }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use sluice_e2e::cluster::{Binaries, Node, within};
 
-pub use self::ask::{COMPLETIONS, completion};
+pub use self::ask::{COMPLETIONS, completion, text_of};
 pub use self::hub::{COMMIT, Hub, model, part, read, serve};
 pub use self::load::Load;
 

@@ -12,6 +12,9 @@ use super::wait::eventually;
 use super::yaml::Yaml;
 use super::{model, processes};
 
+/// As most sessions are: 1,024 files, and more for who asks.
+const FEW_FILES: &str = "ulimit -S -n 1024 && exec \"$0\" \"$@\"";
+
 /// The folder.
 #[derive(Debug)]
 pub struct World {
@@ -62,7 +65,9 @@ impl World {
     pub fn up_of(&self, binaries: &Path, yaml: &str, arguments: &[&str]) -> Up<'_> {
         self.write("up.yaml", yaml);
         let file = |name| std::fs::File::create(self.path(name)).unwrap();
-        let child = Command::new(model::binary("sluice"))
+        let child = Command::new("sh")
+            .args(["-c", FEW_FILES])
+            .arg(model::binary("sluice"))
             .args(["up", "-f", "up.yaml", "--port", "0", "--threads", "1"])
             .args(arguments)
             .current_dir(self.dir.path())

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
@@ -122,6 +123,7 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
 /// # Errors
 /// As [`run`].
 pub async fn drive(args: &BenchArgs) -> anyhow::Result<Vec<Record>> {
+    allow_connections();
     let jobs = load::jobs(args)?;
     let client = Arc::new(client::Client::connect(args).await?);
     let gate = Arc::new(Semaphore::new(args.concurrency.unwrap_or(Semaphore::MAX_PERMITS)));
@@ -162,6 +164,13 @@ async fn tell(bar: &ProgressBar, every: Duration, mut say: impl FnMut(String)) -
 /// A line on stderr. Nobody needs to read it.
 fn note(line: String) {
     let _ = writeln!(std::io::stderr(), "sluice: {line}");
+}
+
+/// Each open request is a connection, and a session lets a process have 1,024 files until it asks for more.
+fn allow_connections() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    // Where it is refused, requests that find no file say so.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 fn progress(total: u64) -> ProgressBar {

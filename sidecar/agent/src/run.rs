@@ -1,5 +1,6 @@
 //! The life of a sidecar: read, listen, load, serve, drain.
 
+mod descriptors;
 mod doors;
 mod failure;
 
@@ -59,6 +60,7 @@ pub fn run_with(args: &Args, faults: InjectedFaults) -> Result<(), Failure> {
     let file = args.config.as_deref().ok_or_else(|| config_error(anyhow!("--config is required")))?;
     let config = read_config(file).map_err(config_error)?;
     keep_secrets(&config).map_err(other)?;
+    descriptors::raise(&config);
     let folder = config.runtime_dir.clone();
     make_folder(&folder).map_err(other)?;
     run_in(&folder, config, faults).inspect_err(|failure| failure.leave_word(&folder))

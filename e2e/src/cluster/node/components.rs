@@ -32,7 +32,9 @@ pub fn containerd(own: &Own) -> Command {
     write(own, "cni/10-sluice.conflist", &network.to_string());
     let config = CONTAINERD.replace("{folder}", &own.folder.display().to_string());
     let config = write(own, "containerd.toml", &config);
-    let mut command = Command::new(own.binaries.path("containerd"));
+    // Containers inherit it: as systemd starts it, a process may have 1,024 files until it asks for more.
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -S -n 1024 && exec \"$0\" \"$@\""]).arg(own.binaries.path("containerd"));
     // The shim lies beside it.
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::join_paths(

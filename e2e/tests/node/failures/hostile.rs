@@ -1,15 +1,20 @@
 //! Clients that mean harm, through a Service, beside some that do not: these must not notice them.
 
+use reqwest::{RequestBuilder, StatusCode};
+use sluice_e2e::files;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 
 use super::{CHAT, Rows};
-use crate::installed::{COMPLETIONS, PROMPT, completion};
+use crate::installed::{COMPLETIONS, PROMPT, completion, text_of};
 
 /// Heads that never end, at once.
 const SLOW: usize = 200;
 /// Clients that ask for streams and read nothing of them.
 const DEAF: usize = 20;
+/// Clients that all ask for a stream at the same time.
+const CROWD: usize = 10_000;
 
 impl Rows<'_> {
     /// The containers have the memory that they were promised and no byte more: what hostile clients cost beyond that would end
@@ -33,6 +38,36 @@ impl Rows<'_> {
         streams.end_with(&self.golden).await;
         assert_eq!(self.product.complete(CHAT, 200).await, self.golden, "beside them");
         drop((slow, deaf));
+        assert_eq!(self.product.complete(CHAT, 200).await, self.golden, "after them");
+        assert_eq!(self.product.lives(), lives, "nothing was restarted");
+    }
+
+    /// More streams at once than a sidecar takes, and more than it may have files open until it asks for more.
+    pub async fn of_ten_thousand_streams_each_is_answered_whole_or_refused(&self) {
+        let lives = self.product.lives();
+        let (streams, engine) = self.product.held_streams(CHAT, 5, 200).await;
+        let asked = completion(CHAT, PROMPT, 8, true);
+        let ask = || self.product.post(CHAT, COMPLETIONS, &asked);
+        let mut crowd: JoinSet<_> = (0..files::room_for(CROWD)).map(|_| outcome(ask())).collect();
+        let count = crowd.len();
+        let first = crowd.join_next().await.expect("a crowd").unwrap();
+        assert_eq!(first, None, "nobody computes: who hears something is refused");
+        engine.go_on();
+        let mut served = 0;
+        while let Some(one) = crowd.join_next().await {
+            if let Some(text) = one.unwrap() {
+                assert!(
+                    !text.is_empty() && self.golden.starts_with(&text),
+                    "{text:?} is not of {:?}",
+                    self.golden
+                );
+                served += 1;
+            }
+        }
+        eprintln!("of {count} streams {served} were served, the others refused");
+        // As many as may wait.
+        assert!((1024..count).contains(&served), "{served} of {count} served");
+        streams.end_with(&self.golden).await;
         assert_eq!(self.product.complete(CHAT, 200).await, self.golden, "after them");
         assert_eq!(self.product.lives(), lives, "nothing was restarted");
     }
@@ -62,6 +97,18 @@ impl Rows<'_> {
         socket.read_exact(&mut begin).await.ok()?;
         std::str::from_utf8(&begin).ok()?.strip_prefix("HTTP/1.1 ")?.parse().ok()
     }
+}
+
+/// What a stream says, whole; `None` = it was refused.
+async fn outcome(request: RequestBuilder) -> Option<String> {
+    // Who finds too many connections hears 503, or nothing where its request comes after the end of its connection.
+    let answer = request.send().await.ok()?;
+    let refusals = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
+    if refusals.contains(&answer.status()) {
+        return None;
+    }
+    assert_eq!(answer.status(), StatusCode::OK);
+    Some(text_of(&answer.text().await.expect("who is let in is answered whole")))
 }
 
 /// The head of a request.

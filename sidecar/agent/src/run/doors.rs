@@ -105,8 +105,7 @@ impl Doors {
         let Behind { router, scrape, open } = behind;
         let (stop, stopping) = watch::channel(false);
         let drain = Duration::from_secs(u64::from(config.drain_seconds));
-        let connections = config.limits.max_streams as usize + 1024;
-        let limits = Limits { connections, drain: drain + LAST_WORD };
+        let limits = Limits { connections: connections(config.limits.max_streams), drain: drain + LAST_WORD };
         let small = Limits { connections: 64, drain: Duration::from_secs(1) };
         let admin = Admin::new(config, scrape.service.clone(), directives, &credentials);
         let admin = tokio::spawn(credentials.serve(sockets.admin, admin, small, stopping.clone()));
@@ -118,6 +117,11 @@ impl Doors {
             tokio::spawn(serve_with(sockets.serve, router, limits, Patience::of_clients(), stopping));
         Serving { gateway, admin, probes, stop, drain, hook }
     }
+}
+
+/// Connections of clients that may be open at once: also of some that are told that there are too many requests.
+pub fn connections(max_streams: u32) -> usize {
+    max_streams as usize + 1024
 }
 
 /// Doors that are open.
