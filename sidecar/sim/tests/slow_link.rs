@@ -1,25 +1,33 @@
 //! The step model's decision: own layers are remapped where copies hide, and not where they would stall.
 
-use sluice_policy::ids::Nanos;
+use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::params::PolicyName;
 use sluice_policy::reason::Reason;
+use sluice_scheduler::Request;
 use sluice_sim::World;
+use sluice_sim::rng::Rng;
+use sluice_sim::world::Setup;
 
-use crate::support::{LIMIT, assert_same, expected, load, setup};
+use crate::support::{LIMIT, VOCAB, assert_same, expected, load, request, setup};
 
 /// With 48 layers, two of which share a slot 24 apart, a copy is hidden up to r = 23: three times away from either r.
 const LAYERS: u16 = 48;
 
-/// A run over a link on which a layer's copy takes `r` times the compute of that layer for one token.
-fn run(r_permille: u64) -> World {
+/// Over a link on which a layer's copy takes `r` times the compute of that layer for one token.
+fn over_link(r_permille: u64) -> Setup {
     let mut setup = setup(PolicyName::Oneiros, LAYERS, 14, 1);
     let compute_ns = setup.profile.layer_ns + setup.profile.layer_token_ns;
     let transfer_ns = u128::from(compute_ns * r_permille / 1000);
     let slab_bytes = u128::from(setup.geometry.slab_bytes[0]);
     setup.profile.copy_start_ns = 0;
     setup.profile.link_bytes_per_second = u64::try_from(slab_bytes * 1_000_000_000 / transfer_ns).unwrap();
+    setup
+}
+
+/// A run over it.
+fn run(r_permille: u64) -> World {
     let load = load(16, 5);
-    let mut world = World::new(setup, None).unwrap();
+    let mut world = World::new(over_link(r_permille), None).unwrap();
     for (at, request) in &load {
         world.run_until(Nanos(*at));
         world.submit(request.clone());
@@ -44,4 +52,57 @@ fn own_layers_are_remapped_at_r_7_5_and_not_at_r_70() {
     assert_eq!(remapped, 0, "the copies would stall");
     assert!(declined > 0, "and it says so");
     assert!(slow.outcomes.values().any(|o| o.preemptions > 0), "then requests are recomputed");
+}
+
+/// The times between tokens of two requests whose KV needs layers once they are long, and of two more when these have ended. At
+/// `change` the link falls to `permille` of its bandwidth.
+fn gaps(change: Nanos, permille: u64) -> [Vec<u64>; 2] {
+    let mut setup = over_link(6_000);
+    setup.geometry.capacity_chunks += setup.geometry.kv_chunks_for(3);
+    let mut world = World::new(setup, None).unwrap();
+    let slow = permille * world.device.borrow().profile.link_bytes_per_second / 1000;
+    [[1, 2], [3, 4]].map(|pair| {
+        pair.into_iter().for_each(|id| world.submit(long_request(id)));
+        let (mut times, mut more) = ([Vec::new(), Vec::new()], true);
+        while more {
+            let now = world.now();
+            if now >= change {
+                world.device.borrow_mut().profile.link_bytes_per_second = slow;
+            }
+            more = world.tick(LIMIT);
+            for (times, id) in times.iter_mut().zip(pair) {
+                times.resize(world.outcomes[&RequestId(id)].tokens.len(), now.0);
+            }
+        }
+        times.iter().flat_map(|times| times.windows(2).map(|pair| pair[1] - pair[0])).collect()
+    })
+}
+
+fn long_request(id: u64) -> Request {
+    let mut rng = Rng::new(id);
+    let prompt = (0..40).map(|_| rng.below(u64::from(VOCAB)) as u32).collect();
+    Request { prompt, max_tokens: 110, priority: 0, ..request(id, &mut rng) }
+}
+
+/// How many are longer than `permille` of the usual one.
+fn longer_than(permille: u64, gaps: &[u64]) -> usize {
+    let mut sorted = gaps.to_vec();
+    sorted.sort_unstable();
+    let usual = sorted[sorted.len() / 2];
+    gaps.iter().filter(|gap| **gap > usual * permille / 1000).count()
+}
+
+#[test]
+fn a_link_that_halves_in_the_middle_makes_tokens_late_by_a_step_at_most_and_then_none() {
+    let (middle, start) = (Nanos(500_000_000), Nanos(0));
+    let [whole, _] = gaps(LIMIT, 1000);
+    let [met, after] = gaps(middle, 500);
+    let [_, expected] = gaps(start, 500);
+    let late = |gaps: &[u64]| longer_than(1050, gaps);
+    assert!(late(&met) > late(&whole) + 10, "layers move when it halves: {} {}", late(&met), late(&whole));
+    // What hid behind a step takes two at most. Where layers leave, tokens wait with any link.
+    assert_eq!(longer_than(2000, &met), longer_than(2000, &whole));
+    assert_eq!(late(&after), late(&expected), "who comes then is served as if it had never been faster");
+    let [quartered, _] = gaps(middle, 250);
+    assert!(longer_than(2000, &quartered) > longer_than(2000, &met), "a fourth is not hidden by two steps");
 }
