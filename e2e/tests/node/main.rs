@@ -7,6 +7,7 @@ mod devices;
 mod failures;
 mod installed;
 mod left_behind;
+mod nvidia;
 mod pods;
 mod product;
 mod proxied;

@@ -1,0 +1,133 @@
+//! What a pool of NVIDIA's GPUs asks of a cluster: a scheduler gives its claims a whole GPU or an instance of one. The devices are
+//! those of a slice that a test writes, so the kubelet, which knows no driver of theirs, has the last word.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+use sluice_e2e::cluster::on_node_alone;
+
+use crate::installed::{Product, pool, tenant};
+
+const DRIVER: &str = "gpu.nvidia.com";
+
+/// Groups of the pool, each with a tenant of its name, and how they share.
+fn groups() -> [(&'static str, Value); 3] {
+    [
+        ("whole", json!({"mode": "Temporal"})),
+        ("spatial", json!({"mode": "Spatial"})),
+        ("part", json!({"mode": "Isolated", "isolated": {"profile": "3g.71gb"}})),
+    ]
+}
+
+/// What NVIDIA's driver offers of a node: two GPUs, and two instances of a third.
+fn slice(node: &str) -> Value {
+    let text = |value: &str| json!({"string": value});
+    let device = |name: &str, attributes: Value, memory: &str| json!({"name": name, "attributes": attributes, "capacity": {"memory": {"value": memory}}});
+    let gpu = |name: &str| device(name, json!({"type": text("gpu"), "uuid": text(name)}), "141Gi");
+    let instance = |name: &str, profile: &str| {
+        device(name, json!({"type": text("mig"), "profile": text(profile), "uuid": text(name)}), "70Gi")
+    };
+    json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "nvidia"}, "spec": {
+        "driver": DRIVER, "nodeName": node, "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+        "devices": [instance("mig-1g", "1g.18gb"), gpu("gpu-0"), gpu("gpu-1"), instance("mig-3g", "3g.71gb")]}})
+}
+
+/// The class of a kind of device, as the driver's chart has it.
+fn class(name: &str, kind: &str) -> Value {
+    let expression = format!("device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{kind}'");
+    json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name},
+        "spec": {"selectors": [{"cel": {"expression": expression}}]}})
+}
+
+/// Objects of the cluster, until this is dropped.
+struct Offered<'a>(&'a Product<'a>);
+
+impl<'a> Offered<'a> {
+    fn new(product: &'a Product<'a>) -> Offered<'a> {
+        let node = product.kubectl_anywhere(&["get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"]);
+        product.apply(&[class(DRIVER, "gpu"), class("mig.nvidia.com", "mig"), slice(&node)]);
+        Offered(product)
+    }
+}
+
+impl Drop for Offered<'_> {
+    fn drop(&mut self) {
+        self.0.kubectl_anywhere(&["delete", "deviceclass", DRIVER, "mig.nvidia.com", "--ignore-not-found"]);
+        self.0.kubectl_anywhere(&["delete", "resourceslice", "nvidia", "--ignore-not-found"]);
+    }
+}
+
+fn nvidias() -> Value {
+    let mut pool = pool(1);
+    let group = |(name, sharing): (&str, Value)| json!({"name": name, "count": 1, "sharing": sharing});
+    pool["spec"]["gpus"] = groups().map(group).into();
+    pool["spec"]["deviceClassName"] = DRIVER.into();
+    pool["spec"].as_object_mut().unwrap().remove("device");
+    pool
+}
+
+/// A tenant of the group of its name. Its memory is stated, so nobody inspects a model.
+fn of_group(name: &str) -> Value {
+    let mut tenant = tenant(name, "http://127.0.0.1:1");
+    tenant["spec"]["gpuGroup"] = name.into();
+    let resources = json!({"requests": {"cpu": "20m"}, "limits": {"cpu": "1", "memory": "128Mi"}});
+    tenant["spec"]["engine"] =
+        json!({"kind": "Vllm", "image": "engines.example/vllm:1", "resources": resources});
+    tenant
+}
+
+impl Product<'_> {
+    /// The device that the scheduler has given to the claim of a group's GPU.
+    async fn given(&self, group: &str) -> String {
+        let allocated = async || {
+            // It may not be there yet.
+            let claims: Value =
+                serde_json::from_str(&self.kubectl(&["get", "resourceclaims", "-o", "json"])).unwrap();
+            let name = format!("trial-{group}-0-e1");
+            let claim =
+                claims["items"].as_array()?.iter().find(|one| one["metadata"]["name"] == name.as_str())?;
+            let results = claim["status"]["allocation"]["devices"]["results"].as_array()?.clone();
+            let gpu = results.into_iter().find(|result| result["request"] == "gpu")?;
+            gpu["device"].as_str().map(str::to_owned)
+        };
+        self.wait(&format!("a device for {group}"), allocated).await
+    }
+
+    /// The kubelet does not know the driver, and the tenant says so.
+    async fn has_no_driver(&self, tenant: &str) {
+        let told = async || {
+            let conditions = self.tenant(tenant)["status"]["conditions"].take();
+            let allocated =
+                conditions.as_array()?.iter().find(|one| one["type"] == "DevicesAllocated")?.clone();
+            let words = allocated["message"].as_str().filter(|_| allocated["reason"] == "DriverRefused")?;
+            words.contains(DRIVER).then_some(())
+        };
+        self.wait(&format!("{tenant}: the node's word"), told).await;
+    }
+}
+
+#[test]
+fn pools_of_nvidias_gpus_are_given_whole_ones_and_instances_by_the_scheduler() {
+    on_node_alone(async |node| {
+        // Classes and slices of that name may be somebody's there.
+        if !node.api().is_ours() {
+            return;
+        }
+        let Some(product) = Product::install(node).await else { return };
+        {
+            let _offered = Offered::new(&product);
+            let tenants = groups().map(|(name, _)| of_group(name));
+            product.apply(&[&[nvidias()], &tenants[..]].concat());
+            let mut given = BTreeMap::new();
+            for (name, _) in groups() {
+                given.insert(name, product.given(name).await);
+                product.has_no_driver(name).await;
+            }
+            assert_eq!(given["part"], "mig-3g", "an instance of the profile that is asked for");
+            let mut whole = [&given["whole"], &given["spatial"]];
+            whole.sort();
+            assert_eq!(whole, ["gpu-0", "gpu-1"], "each its own, and no instance");
+        }
+        product.end();
+    });
+}
