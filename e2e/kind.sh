@@ -30,7 +30,8 @@ SLUICE_KUBE_BIN=$(cargo xtask kube --print --tier api)
 SLUICE_BIN_DIR=$target/debug
 SLUICE_IMAGES=$target/debug/images
 SLUICE_KUBECONFIG=$work/kubeconfig
-export SLUICE_KUBE_BIN SLUICE_BIN_DIR SLUICE_IMAGES SLUICE_KUBECONFIG
+SLUICE_LOAD_IMAGE="kind load image-archive --name $cluster"
+export SLUICE_KUBE_BIN SLUICE_BIN_DIR SLUICE_IMAGES SLUICE_KUBECONFIG SLUICE_LOAD_IMAGE
 cargo build --workspace --bins
 cargo xtask image --from "$SLUICE_BIN_DIR" --to "$SLUICE_IMAGES"
 

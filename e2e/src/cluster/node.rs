@@ -308,14 +308,28 @@ impl Node {
         Some(format!("sluice.dev/{name}:{version}"))
     }
 
-    /// Loads an image from an OCI archive. On a cluster that somebody else runs, nothing: they have loaded it.
+    /// Loads an image from an OCI archive. On a cluster that somebody else runs, by the program that `SLUICE_LOAD_IMAGE` names
+    /// with its arguments, and the archive as one more; `None`, with a line that says so, where it names none.
     ///
     /// # Panics
-    /// If containerd does not take it.
-    pub fn import(&self, archive: &Path) {
-        if let Some(own) = &self.own {
-            own.import(archive);
+    /// If the image is not taken.
+    pub fn import(&self, archive: &Path) -> Option<()> {
+        match &self.own {
+            Some(own) => own.import(archive),
+            None => load_by_command(archive)?,
         }
+        Some(())
+    }
+
+    /// What `SLUICE_LOAD_IMAGE` is to say for this node to another process that knows its kubeconfig.
+    ///
+    /// # Panics
+    /// On a node that is not ours.
+    pub fn load_command(&self) -> String {
+        let own = self.own.as_ref().expect("images of our own node alone are loaded here");
+        let ctr = own.ctr(&["images", "import"]);
+        let words = std::iter::once(ctr.get_program()).chain(ctr.get_args());
+        words.map(|word| word.to_str().expect("UTF-8")).collect::<Vec<_>>().join(" ")
     }
 
     /// Gives an image that is there another name as well.
@@ -360,6 +374,21 @@ impl Node {
         let Some(own) = &self.own else { return String::new() };
         lock(&own.running).components.get(component).map(Component::tail).unwrap_or_default()
     }
+}
+
+/// [`Node::import`] on a cluster that somebody else runs.
+fn load_by_command(archive: &Path) -> Option<()> {
+    let command = std::env::var("SLUICE_LOAD_IMAGE").unwrap_or_default();
+    let mut words = command.split_whitespace();
+    let Some(program) = words.next() else {
+        skipped("SLUICE_LOAD_IMAGE is not set: the test has an image of its own");
+        return None;
+    };
+    let output = Command::new(program).args(words).arg(archive).output();
+    let output = output.unwrap_or_else(|error| panic!("SLUICE_LOAD_IMAGE={command}: {error}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "SLUICE_LOAD_IMAGE={command} {}: {said}", archive.display());
+    Some(())
 }
 
 /// The archive of an image of the product; `None`, with a line that says so, without a folder of them. Only a node of ours asks

@@ -117,14 +117,10 @@ impl Product<'_> {
 #[test]
 fn a_server_of_openais_api_is_a_tenant_beside_others() {
     on_node_alone(async |node| {
-        // The image is of this machine, and its process is killed.
-        if !node.api().is_ours() {
-            return;
-        }
         let Some(product) = Product::install(node).await else { return };
         let archive = tempfile::tempdir().unwrap();
         engine(&archive.path().join("engine.tar"));
-        node.import(&archive.path().join("engine.tar"));
+        let Some(()) = node.import(&archive.path().join("engine.tar")) else { return product.end() };
         let hub = product.hub(&model().0).await;
         let mut chat = tenant(CHAT, hub.endpoint());
         chat["spec"]["gpuGroup"] = "shared".into();
@@ -135,7 +131,9 @@ fn a_server_of_openais_api_is_a_tenant_beside_others() {
         }
         product.proxies().await;
         product.proxied_engine_sleeps().await;
-        product.proxied_engine_dies().await;
+        if product.may_stop_engines() {
+            product.proxied_engine_dies().await;
+        }
         product.proxied_streams_are_finished().await;
         product.end();
     });

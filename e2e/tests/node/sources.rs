@@ -144,7 +144,7 @@ fn a_model_comes_from_a_volume_a_bucket_or_an_image() {
         let home = tempfile::tempdir().unwrap();
         copy(&story, &home.path().join("story"));
         image::write(&home.path().join("image.tar"), IMAGE, &story, "models/story");
-        node.import(&home.path().join("image.tar"));
+        node.import(&home.path().join("image.tar")).expect("the node is ours");
         folder(&home.path().join("cache"), 0o777);
         let endpoint = bucket::start(&node.address_for_pods().await, &story);
         let hub = product.hub(&story).await;
