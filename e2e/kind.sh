@@ -7,7 +7,7 @@
 # KIND_IMAGE: the node's image, Kubernetes 1.34 or newer; without it kind's own.
 set -eu
 cd "$(dirname "$0")/.."
-for program in kind docker cargo sudo nsenter; do
+for program in kind docker cargo rustc sudo nsenter strace ip; do
     command -v "$program" >/dev/null || { echo "e2e/kind.sh: $program is not installed" >&2; exit 1; }
 done
 
@@ -30,7 +30,7 @@ SLUICE_KUBE_BIN=$(cargo xtask kube --print --tier api)
 SLUICE_BIN_DIR=$target/debug
 SLUICE_IMAGES=$target/debug/images
 SLUICE_KUBECONFIG=$work/kubeconfig
-SLUICE_LOAD_IMAGE="kind load image-archive --name $cluster"
+SLUICE_LOAD_IMAGE="$(command -v kind) load image-archive --name $cluster"
 export SLUICE_KUBE_BIN SLUICE_BIN_DIR SLUICE_IMAGES SLUICE_KUBECONFIG SLUICE_LOAD_IMAGE
 cargo build --workspace --bins
 cargo xtask image --from "$SLUICE_BIN_DIR" --to "$SLUICE_IMAGES"
@@ -50,5 +50,6 @@ pid=$(docker inspect -f '{{.State.Pid}}' "$node")
 address=$(docker inspect -f '{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}' "$node")
 kubectl() { "$SLUICE_KUBE_BIN/kubectl" --kubeconfig "$SLUICE_KUBECONFIG" "$@"; }
 kubectl config set-cluster "kind-$cluster" --server "https://$address:6443"
-runner="[\"sudo\", \"--preserve-env\", \"HOME=$work\", \"nsenter\", \"--net\", \"--target\", \"$pid\"]"
+# sudo has a path of its own, on which rustc (for an engine of another kind) may not be.
+runner="[\"sudo\", \"--preserve-env\", \"PATH=$PATH\", \"HOME=$work\", \"nsenter\", \"--net\", \"--target\", \"$pid\"]"
 cargo test -p sluice-e2e --config "target.'cfg(all())'.runner = $runner" --test cluster --test node -- --nocapture "$@"

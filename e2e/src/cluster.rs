@@ -113,15 +113,19 @@ impl Api {
         client_of(&self.kubeconfig).await
     }
 
-    /// Whether this process started the server, so that it has an audit log and users of its own. On a cluster that
-    /// somebody else runs `false`, and a line that says what is skipped.
+    /// Whether this process started the server, so that it has an audit log and users of its own.
+    pub fn is_own(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// As [`Api::is_own`], for a test that is nothing without: a line says that it is skipped.
     pub fn is_ours(&self) -> bool {
-        if self.own.is_none() {
+        if !self.is_own() {
             skipped(
                 "a cluster that somebody else runs has no users of ours, no audit log and a network that we are not in",
             );
         }
-        self.own.is_some()
+        self.is_own()
     }
 
     /// A kubeconfig of `user`, who is in `group` and may do what RBAC says.

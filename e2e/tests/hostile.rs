@@ -156,41 +156,54 @@ async fn a_reader_that_does_not_read_and_clients_that_leave_cost_the_stream_besi
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_ten_thousand_streams_at_once_each_is_answered_whole_or_refused() {
+    const STREAMS: usize = 10_000;
+    let Some(()) = files::room_for(STREAMS) else { return };
     let world = World::new();
     let scene = Scene::start(&world).await;
     let body = greedy(&prompt(9, 8), 3);
     let expected = scene.tenant.complete(&body).await.unwrap();
-    let streams = files::room_for(10_000);
     let mut clients = JoinSet::new();
-    for _ in 0..streams {
+    for _ in 0..STREAMS {
         let (url, body) = (scene.tenant.url("/v1/completions"), body.clone());
         clients.spawn(async move { outcome(Stream::open(&url, &body).await).await });
     }
-    let mut served = 0;
+    let (mut served, mut told, mut shut_out) = (0, 0, 0);
     while let Some(client) =
         tokio::time::timeout(PATIENCE, clients.join_next()).await.expect("no stream hangs")
     {
-        if let Some(answer) = client.unwrap() {
-            assert_eq!(answer, expected);
-            served += 1;
+        match client.unwrap() {
+            Outcome::Served(answer) => {
+                assert_eq!(answer, expected);
+                served += 1;
+            }
+            Outcome::Told => told += 1,
+            Outcome::ShutOut => shut_out += 1,
         }
     }
-    eprintln!("of {streams} streams {served} were served, the others refused");
-    // As many as may wait are served in any case.
-    assert!((1024..streams).contains(&served), "{served} served");
+    eprintln!("{served} streams served, {told} told to come later, {shut_out} without a connection");
+    // As many as may wait are served in any case, and all that have a connection are told.
+    assert!(served >= 1024 && served + told >= 3072, "{served} served, {told} told");
     scene.end().await;
 }
 
-/// The answer to a stream that was opened, whole; `None` = it was refused in order.
-async fn outcome(opened: Result<Stream, Failure>) -> Option<Answer> {
+/// What became of a stream.
+enum Outcome {
+    Served(Answer),
+    /// By 429 or 503, and when to come again.
+    Told,
+    /// More connections than there may be: their 503 is lost where the request comes after the end of its connection.
+    ShutOut,
+}
+
+/// The end of a stream that was or was not opened.
+async fn outcome(opened: Result<Stream, Failure>) -> Outcome {
     match opened {
-        Ok(stream) => Some(stream.finish().await.expect("who is let in is answered whole")),
+        Ok(stream) => Outcome::Served(stream.finish().await.expect("who is let in is answered whole")),
         Err(Failure::Status(status, _, retry)) => {
             assert!([429, 503].contains(&status.as_u16()) && retry.is_some(), "{status}");
-            None
+            Outcome::Told
         }
-        // Too many connections: the 503 is lost where the request comes after the end of its connection.
-        Err(Failure::Broken(_)) => None,
+        Err(Failure::Broken(_)) => Outcome::ShutOut,
         Err(event) => panic!("{event:?}"),
     }
 }

@@ -123,7 +123,7 @@ impl<'a> Rows<'a> {
             .await;
         assert_eq!(admin.directive(&operator).await, directive, "it was stored");
         self.product.borrows(CODE, &address, &self.load).await;
-        if self.product.node.api().is_ours() {
+        if self.product.node.api().is_own() {
             self.without_api_server_either(&operator).await;
         } else {
             skipped("somebody else's API server is not stopped");

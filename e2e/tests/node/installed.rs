@@ -102,7 +102,7 @@ impl<'a> Product<'a> {
     /// Takes away what a test that failed has left, which would fail all others: tenants first, while there is a driver.
     /// On a cluster that somebody else runs, nothing: a release there may be in use.
     fn clear(&self) {
-        if !self.node.api().is_ours() {
+        if !self.node.api().is_own() {
             return;
         }
         self.kubectl_anywhere(&["delete", "modeltenants,gpupools", "--all", "-A", "--wait=false"]);

@@ -1,5 +1,6 @@
 //! What a pool of NVIDIA's GPUs asks of a cluster: a scheduler gives its claims a whole GPU or an instance of one. The devices are
-//! those of a slice that a test writes, so the kubelet, which knows no driver of theirs, has the last word.
+//! those of a slice that a test writes, so the kubelet, which knows no driver of theirs, has the last word. Classes, and names of
+//! attributes and capacity, are those of NVIDIA's driver (github.com/NVIDIA/k8s-dra-driver-gpu, its chart and README).
 
 use std::collections::BTreeMap;
 
@@ -52,8 +53,10 @@ impl<'a> Offered<'a> {
 
 impl Drop for Offered<'_> {
     fn drop(&mut self) {
-        self.0.kubectl_anywhere(&["delete", "deviceclass", DRIVER, "mig.nvidia.com", "--ignore-not-found"]);
-        self.0.kubectl_anywhere(&["delete", "resourceslice", "nvidia", "--ignore-not-found"]);
+        for of in [["deviceclass", DRIVER], ["deviceclass", "mig.nvidia.com"], ["resourceslice", "nvidia"]] {
+            // A test that fails has said why.
+            let _ = self.0.node.api().kubectl(&["delete", of[0], of[1], "--ignore-not-found"]).output();
+        }
     }
 }
 
@@ -123,6 +126,12 @@ fn pools_of_nvidias_gpus_are_given_whole_ones_and_instances_by_the_scheduler() {
                 given.insert(name, product.given(name).await);
                 product.has_no_driver(name).await;
             }
+            let claim = product.get("resourceclaim", "trial-spatial-0-e1");
+            let told = &claim["spec"]["devices"]["config"][0]["opaque"];
+            assert_eq!(
+                (&told["driver"], &told["parameters"]["sharing"]["strategy"]),
+                (&json!(DRIVER), &json!("MPS"))
+            );
             assert_eq!(given["part"], "mig-3g", "an instance of the profile that is asked for");
             let mut whole = [&given["whole"], &given["spatial"]];
             whole.sort();

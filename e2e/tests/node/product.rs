@@ -58,7 +58,7 @@ impl Product<'_> {
 
     /// The kubeconfig of somebody who may view the namespace and use the CLI, and nothing else.
     fn viewer(&self) -> PathBuf {
-        if !self.node.api().is_ours() {
+        if !self.node.api().is_own() {
             return self.node.api().kubeconfig_path().to_owned();
         }
         let user = format!("--user={VIEWER}");

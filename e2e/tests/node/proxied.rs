@@ -1,4 +1,4 @@
-//! A tenant whose engine is a server of OpenAI's API that is not ours, on a GPU of its own beside one that others share.
+//! A tenant whose engine is a server of OpenAI's API that is not ours, on a GPU of its own beside a tenant on an isolated one.
 
 #[expect(dead_code, reason = "it runs as a program of its own")]
 mod vllm;
@@ -37,7 +37,9 @@ fn engine(archive: &Path) {
 
 fn pools() -> Value {
     let mut pool = pool(1);
-    pool["spec"]["gpus"] = json!([{"name": "shared", "count": 1}, {"name": "own", "count": 1}]);
+    let isolated = json!({"mode": "Isolated", "isolated": {"profile": "7g.141gb"}});
+    pool["spec"]["gpus"] =
+        json!([{"name": "isolated", "count": 1, "sharing": isolated}, {"name": "own", "count": 1}]);
     pool
 }
 
@@ -91,6 +93,19 @@ impl Product<'_> {
         assert_eq!((uid(&after), container(&after, "sidecar").restarts), (uid(&pod), 0));
     }
 
+    /// The engine of the tenant that nobody shares a GPU with is killed under streams: the next one goes on with the same memory.
+    async fn isolated_engine_dies(&self) {
+        let (before, whole) = (self.pod(CHAT), self.complete(CHAT, 200).await);
+        let (streams, stopped) = self.held_streams(CHAT, 5, 200).await;
+        kill(container(&before, "engine").worker().expect("it runs"));
+        drop(stopped);
+        streams.end_with(&whole).await;
+        let after = self.pod(CHAT);
+        assert_eq!((uid(&after), container(&after, "engine").restarts), (uid(&before), 0));
+        let metrics = self.metrics(&self.address(CHAT)).await;
+        assert_eq!(value(&metrics, &format!("sluice_engine_losses_total{{model_name=\"{CHAT}\"}}")), 1.0);
+    }
+
     /// Waits until its engine answers a stream that comes after an open request: it has both.
     async fn engine_is_at_it(&self) {
         let address = self.address(PROXIED);
@@ -123,7 +138,7 @@ fn a_server_of_openais_api_is_a_tenant_beside_others() {
         let Some(()) = node.import(&archive.path().join("engine.tar")) else { return product.end() };
         let hub = product.hub(&model().0).await;
         let mut chat = tenant(CHAT, hub.endpoint());
-        chat["spec"]["gpuGroup"] = "shared".into();
+        chat["spec"]["gpuGroup"] = "isolated".into();
         product.apply(&[pools(), chat, proxied(hub.endpoint())]);
         for name in [CHAT, PROXIED] {
             product.condition(name, "Ready", "True").await;
@@ -133,6 +148,7 @@ fn a_server_of_openais_api_is_a_tenant_beside_others() {
         product.proxied_engine_sleeps().await;
         if product.may_stop_engines() {
             product.proxied_engine_dies().await;
+            product.isolated_engine_dies().await;
         }
         product.proxied_streams_are_finished().await;
         product.end();

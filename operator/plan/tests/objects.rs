@@ -296,9 +296,12 @@ fn all_at_once_is_mps_with_the_share_in_the_engines_environment() {
     let gpu = first(&pool);
     let told = &json_of(claim(&pool, &gpu, 1))["spec"]["devices"]["config"][0]["opaque"];
     assert_eq!(told["parameters"]["sharing"]["strategy"], "MPS");
-    let pod = pod(&pool, &tenant("t", json!({})));
-    let env = &container(&pod, "engine")["env"][0];
-    assert_eq!(*env, json!({"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "30"}));
+    let share = json!({"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "30"});
+    for engine in [json!({}), json!({"engine": {"kind": "Vllm", "image": "vllm:1"}})] {
+        let pod = pod(&pool, &tenant("t", engine));
+        let env = container(&pod, "engine")["env"].as_array().unwrap().clone();
+        assert!(env.contains(&share), "{env:?}");
+    }
 }
 
 #[test]

@@ -84,12 +84,11 @@ fn long_request(id: u64) -> Request {
     Request { prompt, max_tokens: 110, priority: 0, ..request(id, &mut rng) }
 }
 
-/// How many are longer than `permille` of the usual one.
-fn longer_than(permille: u64, gaps: &[u64]) -> usize {
+/// The one in the middle.
+fn median(gaps: &[u64]) -> u64 {
     let mut sorted = gaps.to_vec();
     sorted.sort_unstable();
-    let usual = sorted[sorted.len() / 2];
-    gaps.iter().filter(|gap| **gap > usual * permille / 1000).count()
+    sorted[sorted.len() / 2]
 }
 
 #[test]
@@ -98,11 +97,15 @@ fn a_link_that_halves_in_the_middle_makes_tokens_late_by_a_step_at_most_and_then
     let [whole, _] = gaps(LIMIT, 1000);
     let [met, after] = gaps(middle, 500);
     let [_, expected] = gaps(start, 500);
+    let usual = median(&whole);
+    let longer_than =
+        |permille: u64, gaps: &[u64]| gaps.iter().filter(|gap| **gap > usual * permille / 1000).count();
     let late = |gaps: &[u64]| longer_than(1050, gaps);
     assert!(late(&met) > late(&whole) + 10, "layers move when it halves: {} {}", late(&met), late(&whole));
     // What hid behind a step takes two at most. Where layers leave, tokens wait with any link.
     assert_eq!(longer_than(2000, &met), longer_than(2000, &whole));
     assert_eq!(late(&after), late(&expected), "who comes then is served as if it had never been faster");
+    assert_eq!(median(&after), usual, "and hides what it moves");
     let [quartered, _] = gaps(middle, 250);
     assert!(longer_than(2000, &quartered) > longer_than(2000, &met), "a fourth is not hidden by two steps");
 }

@@ -44,29 +44,29 @@ impl Rows<'_> {
 
     /// More streams at once than a sidecar takes, and more than it may have files open until it asks for more.
     pub async fn of_ten_thousand_streams_each_is_answered_whole_or_refused(&self) {
+        let Some(()) = files::room_for(CROWD) else { return };
         let lives = self.product.lives();
         let (streams, engine) = self.product.held_streams(CHAT, 5, 200).await;
         let asked = completion(CHAT, PROMPT, 8, true);
-        let ask = || self.product.post(CHAT, COMPLETIONS, &asked);
-        let mut crowd: JoinSet<_> = (0..files::room_for(CROWD)).map(|_| outcome(ask())).collect();
-        let count = crowd.len();
+        let mut crowd: JoinSet<_> =
+            (0..CROWD).map(|_| outcome(self.product.post(CHAT, COMPLETIONS, &asked))).collect();
         let first = crowd.join_next().await.expect("a crowd").unwrap();
-        assert_eq!(first, None, "nobody computes: who hears something is refused");
+        assert!(!matches!(first, Outcome::Served(_)), "nobody computes: who hears something is refused");
         engine.go_on();
-        let mut served = 0;
+        let (mut served, mut told) = (0, 0);
         while let Some(one) = crowd.join_next().await {
-            if let Some(text) = one.unwrap() {
-                assert!(
-                    !text.is_empty() && self.golden.starts_with(&text),
-                    "{text:?} is not of {:?}",
-                    self.golden
-                );
-                served += 1;
+            match one.unwrap() {
+                Outcome::Served(text) => {
+                    assert!(self.golden.starts_with(&text), "{text:?} is not of {:?}", self.golden);
+                    served += 1;
+                }
+                Outcome::Told => told += 1,
+                Outcome::ShutOut => {}
             }
         }
-        eprintln!("of {count} streams {served} were served, the others refused");
-        // As many as may wait.
-        assert!((1024..count).contains(&served), "{served} of {count} served");
+        eprintln!("of {CROWD} streams {served} were served, {told} told to come later");
+        // As many as may wait are served, and all that have a connection are told.
+        assert!(served >= 1024 && served + told >= 3000, "{served} served, {told} told");
         streams.end_with(&self.golden).await;
         assert_eq!(self.product.complete(CHAT, 200).await, self.golden, "after them");
         assert_eq!(self.product.lives(), lives, "nothing was restarted");
@@ -99,16 +99,31 @@ impl Rows<'_> {
     }
 }
 
-/// What a stream says, whole; `None` = it was refused.
-async fn outcome(request: RequestBuilder) -> Option<String> {
-    // Who finds too many connections hears 503, or nothing where its request comes after the end of its connection.
-    let answer = request.send().await.ok()?;
-    let refusals = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
-    if refusals.contains(&answer.status()) {
-        return None;
+/// What became of a stream.
+enum Outcome {
+    /// It said this, whole.
+    Served(String),
+    /// It was refused by 429 or 503.
+    Told,
+    /// It found too many connections: the 503 of these is lost where the request comes after the end of its connection.
+    ShutOut,
+}
+
+async fn outcome(request: RequestBuilder) -> Outcome {
+    let answer = match request.send().await {
+        Ok(answer) => answer,
+        Err(error) => {
+            assert!(!error.is_timeout(), "nobody is left without a word: {error}");
+            return Outcome::ShutOut;
+        }
+    };
+    if [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&answer.status()) {
+        return Outcome::Told;
     }
     assert_eq!(answer.status(), StatusCode::OK);
-    Some(text_of(&answer.text().await.expect("who is let in is answered whole")))
+    let text = text_of(&answer.text().await.expect("who is let in is answered whole"));
+    assert!(!text.is_empty(), "eight tokens");
+    Outcome::Served(text)
 }
 
 /// The head of a request.

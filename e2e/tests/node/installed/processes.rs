@@ -35,11 +35,15 @@ fn find(pod: &Value, name: &str) -> Option<Container> {
 
 impl Product<'_> {
     /// Whether processes of pods can be stopped and killed from here; where not, a line says what is skipped.
+    ///
+    /// # Panics
+    /// On a node of ours, where they can.
     pub fn may_stop_engines(&self) -> bool {
         let pod = self.pod(TENANTS[0]);
         let known = find(&pod, "engine").and_then(|one| one.worker());
         let may = known.is_some_and(|engine| test_kill_process(engine).is_ok());
         if !may {
+            assert!(!self.node.api().is_own(), "an engine of our own node has no worker: {pod}");
             skipped("engines are stopped by root, by who shares their kernel, and of containerd alone");
         }
         may

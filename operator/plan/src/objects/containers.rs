@@ -110,7 +110,7 @@ fn native(placed: &Placed<'_>, release: &Release) -> Container {
 }
 
 /// A tenant's share of a GPU that all use at once, as MPS takes it.
-fn share_of_threads(placed: &Placed<'_>) -> Option<EnvVar> {
+pub fn share_of_threads(placed: &Placed<'_>) -> Option<EnvVar> {
     let sharing = &placed.gpu.settings.sharing;
     let percent = sharing.spatial.clone().unwrap_or_default().default_active_thread_percent;
     let shared = sharing.mode == SharingMode::Spatial;

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Container, EnvVar};
 use sluice_types::tenant::{ModelTenant, WeightType};
 
-use super::containers::{LAST_WORDS, Uses, drain, resources, restricted, variable};
+use super::containers::{LAST_WORDS, Uses, drain, resources, restricted, share_of_threads, variable};
 use super::volumes::{SCRATCH, model_folder, proxied_mounts};
 use super::{Placed, name};
 
@@ -61,7 +61,7 @@ fn defaults(tenant: &ModelTenant) -> Vec<String> {
     args
 }
 
-/// The sleep verbs, and folders to write to under a root that nobody writes to; a variable that the tenant names is the
+/// The sleep verbs, the share of a GPU that others use as well, and folders to write to under a root that nobody writes to; a variable that the tenant names is the
 /// tenant's.
 fn env(placed: &Placed<'_>) -> Vec<EnvVar> {
     let written = &placed.tenant.spec.engine.env;
@@ -74,7 +74,7 @@ fn env(placed: &Placed<'_>) -> Vec<EnvVar> {
         ("HOME", SCRATCH),
         ("TMPDIR", SCRATCH),
     ];
-    let ours = ours.into_iter().filter(|(name, _)| written.iter().all(|env| env.name != *name));
-    let ours = ours.map(|(name, value)| variable(name, value));
+    let ours = ours.into_iter().map(|(name, value)| variable(name, value)).chain(share_of_threads(placed));
+    let ours = ours.filter(|own| written.iter().all(|env| env.name != own.name));
     ours.chain(written.iter().map(|env| variable(&env.name, &env.value))).collect()
 }
