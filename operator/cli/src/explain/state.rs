@@ -4,7 +4,7 @@
 use sluice_wire::State;
 use sluice_wire::state::{Direction, Neighbourhood, Percentiles, Phase, SloState};
 
-use crate::top::figures::{age, bytes, duration, moved_memory, percent};
+use crate::top::figures::{age, bytes, duration, moved_bytes, moved_memory, percent};
 
 /// Most moves that are told.
 const MOVES: usize = 5;
@@ -175,7 +175,8 @@ fn moves(state: &State, now_unix_ms: u64) -> Vec<String> {
     }
     let told = last.into_iter().rev().map(|moved| {
         let ago = age(now_unix_ms.saturating_sub(moved.at_unix_ms));
-        format!("    {ago} ago: {} {}, {}", moved.reason, moved.detail, bytes(moved.bytes))
+        let told = [moved.detail.clone(), moved_bytes(moved)].into_iter().filter(|part| !part.is_empty());
+        format!("    {ago} ago: {} {}", moved.reason, told.collect::<Vec<_>>().join(", "))
     });
     std::iter::once("  What moved last:".to_owned()).chain(told).collect()
 }
@@ -303,6 +304,10 @@ mod tests {
         assert_eq!(said.len(), 2 + MOVES);
         assert_eq!(said[2], "    8.0s ago: remap_own n 2, 1.0M");
         assert_eq!(said[6], "    4.0s ago: remap_own n 6, 1.0M", "what moved no byte is none of them");
+        state.moves.push(Move { reason: "borrow".into(), detail: "3 x".into(), bytes: 0, ..moved(9) });
+        let last = explain(&state, NOW).pop();
+        assert_eq!(last.as_deref(), Some("    1.0s ago: borrow 3 x"), "a loan is told without a size");
+        state.moves.pop();
         state.moves.retain(|moved| moved.bytes == 0);
         assert_eq!(explain(&state, NOW).len(), 1);
     }

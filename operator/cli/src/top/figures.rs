@@ -58,10 +58,18 @@ pub fn age(ms: u64) -> String {
     }
 }
 
+/// Reasons of memory that passes between tenants, which a sidecar tells without a size.
+const TRADES: [&str; 4] = ["borrow", "lend", "repay", "cede"];
+
 /// The moves in which memory changed its owner, oldest first. The others are decisions, such as a plan for each request's KV,
 /// which are so many that they would hide them.
 pub fn moved_memory(state: &State) -> impl DoubleEndedIterator<Item = &Move> {
-    state.moves.iter().filter(|moved| moved.bytes > 0)
+    state.moves.iter().filter(|moved| moved.bytes > 0 || TRADES.contains(&moved.reason.as_str()))
+}
+
+/// How much was moved; nothing where that was not told.
+pub fn moved_bytes(moved: &Move) -> String {
+    if moved.bytes == 0 { String::new() } else { bytes(moved.bytes) }
 }
 
 /// A phase in at most nine characters.

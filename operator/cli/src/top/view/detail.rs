@@ -6,7 +6,7 @@ use sluice_wire::State;
 use sluice_wire::state::{Move, Residency};
 
 use super::super::Sighting;
-use super::super::figures::{age, bytes, duration, moved_memory, percent, percentiles};
+use super::super::figures::{age, bytes, duration, moved_bytes, moved_memory, percent, percentiles};
 use super::super::map::owners;
 use super::flow::{Phrase, fitting, flow, plain};
 use super::{View, gpu};
@@ -151,7 +151,7 @@ pub fn moves(view: &View, sighting: &Sighting, width: usize, height: usize) -> V
 fn moved(view: &View, event: &Move, width: usize) -> Line<'static> {
     let ago = format!("  {:>5} ago  ", age(view.now_unix_ms.saturating_sub(event.at_unix_ms)));
     let reason = format!("{:<14}", event.reason);
-    let size = format!(" {:>7}", bytes(event.bytes));
+    let size = format!(" {:>7}", moved_bytes(event));
     let each: Vec<_> = event.layers.iter().map(ToString::to_string).collect();
     let (each, count) = match each.len() {
         0 => (String::new(), String::new()),
