@@ -4,6 +4,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::cluster::{is_ci, skipped};
 
+/// Runs a program as most sessions and systemd do: with 1,024 open files, and more for who asks. For `sh -c`, before the program
+/// and its arguments.
+pub const FEW: &str = "ulimit -S -n 1024 && exec \"$0\" \"$@\"";
+
 /// What a test binary has open beside the connections of one test.
 const OTHERS: u64 = 2_000;
 

@@ -30,24 +30,29 @@ fn left_out(said: &str) -> Vec<&str> {
     skipped.filter(|line| !line.contains("an audit log of ours")).collect()
 }
 
-#[test]
-fn a_tenant_that_comes_is_tested_on_any_kubeconfig() {
-    on_node_alone(async |node| {
-        let said = again(
-            node,
-            "shares::a_tenant_comes_to_a_gpu_that_is_dealt_out_and_a_cap_changes_and_every_pod_stays",
-        );
+/// A test passes there, and leaves nothing out.
+fn passes_whole(name: &'static str) {
+    on_node_alone(async move |node| {
+        let said = again(node, name);
         assert_eq!(left_out(&said.unwrap_or_default()), [""; 0]);
     });
 }
 
 #[test]
+fn a_tenant_that_comes_is_tested_on_any_kubeconfig() {
+    passes_whole("shares::a_tenant_comes_to_a_gpu_that_is_dealt_out_and_a_cap_changes_and_every_pod_stays");
+}
+
+#[test]
 #[ignore = "lasts as long as the product's own test; cargo test -p sluice-e2e --test node any_kubeconfig -- --ignored"]
 fn the_product_is_tested_on_any_kubeconfig() {
-    on_node_alone(async |node| {
-        let said = again(node, "product::from_helm_install_to_answers_lent_memory_scaling_and_the_end");
-        assert_eq!(left_out(&said.unwrap_or_default()), [""; 0]);
-    });
+    passes_whole("product::from_helm_install_to_answers_lent_memory_scaling_and_the_end");
+}
+
+#[test]
+#[ignore = "lasts as long as the proxied engine's own test"]
+fn a_proxied_engine_is_tested_on_any_kubeconfig() {
+    passes_whole("proxied::a_server_of_openais_api_is_a_tenant_beside_others");
 }
 
 #[test]
@@ -57,14 +62,5 @@ fn failures_are_tested_on_any_kubeconfig() {
         let Some(said) = again(node, "failures::what_fails_on_a_node_costs_no_token") else { return };
         let [stopped] = left_out(&said)[..] else { panic!("{said}") };
         assert!(stopped.contains("somebody else's API server is not stopped"), "{stopped}");
-    });
-}
-
-#[test]
-#[ignore = "lasts as long as the proxied engine's own test"]
-fn a_proxied_engine_is_tested_on_any_kubeconfig() {
-    on_node_alone(async |node| {
-        let said = again(node, "proxied::a_server_of_openais_api_is_a_tenant_beside_others");
-        assert_eq!(left_out(&said.unwrap_or_default()), [""; 0]);
     });
 }

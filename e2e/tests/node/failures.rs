@@ -258,9 +258,7 @@ impl<'a> Rows<'a> {
         let hub = self.product.hub(broken.path()).await;
         self.product.apply(&[tenant("broken", hub.endpoint())]);
         self.product.condition("broken", "Accepted", "False").await;
-        let tenant = self.product.tenant("broken");
-        let conditions = tenant["status"]["conditions"].as_array().unwrap();
-        let accepted = conditions.iter().find(|one| one["type"] == "Accepted").unwrap();
+        let accepted = self.product.condition_of("broken", "Accepted").unwrap();
         assert!(accepted["message"].as_str().unwrap().contains(WEIGHTS), "{accepted}");
         self.product.kubectl(&["delete", "modeltenant", "broken"]);
     }

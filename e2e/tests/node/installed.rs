@@ -214,13 +214,15 @@ impl<'a> Product<'a> {
         self.get("modeltenant", name)
     }
 
+    /// A tenant's condition of this type; `None` = it has none yet.
+    pub fn condition_of(&self, name: &str, kind: &str) -> Option<Value> {
+        let tenant = self.tenant(name);
+        tenant["status"]["conditions"].as_array()?.iter().find(|one| one["type"] == kind).cloned()
+    }
+
     /// Waits until a tenant's condition is as wanted.
     pub async fn condition(&self, name: &str, kind: &str, status: &str) {
-        let seen = async || {
-            let tenant = self.tenant(name);
-            let conditions = tenant["status"]["conditions"].as_array().cloned().unwrap_or_default();
-            conditions.iter().any(|one| one["type"] == kind && one["status"] == status).then_some(())
-        };
+        let seen = async || self.condition_of(name, kind).filter(|one| one["status"] == status).map(drop);
         self.wait(&format!("{name}: {kind} is {status}"), seen).await;
     }
 

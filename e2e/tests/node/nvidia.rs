@@ -99,9 +99,7 @@ impl Product<'_> {
     /// The kubelet does not know the driver, and the tenant says so.
     async fn has_no_driver(&self, tenant: &str) {
         let told = async || {
-            let conditions = self.tenant(tenant)["status"]["conditions"].take();
-            let allocated =
-                conditions.as_array()?.iter().find(|one| one["type"] == "DevicesAllocated")?.clone();
+            let allocated = self.condition_of(tenant, "DevicesAllocated")?;
             let words = allocated["message"].as_str().filter(|_| allocated["reason"] == "DriverRefused")?;
             words.contains(DRIVER).then_some(())
         };

@@ -87,8 +87,7 @@ impl Product<'_> {
         self.apply(std::slice::from_ref(tenant));
         let name = tenant["metadata"]["name"].as_str().unwrap();
         let told = async || {
-            let ready = self.tenant(name)["status"]["conditions"].take();
-            let ready = ready.as_array()?.iter().find(|one| one["type"] == "Ready")?.clone();
+            let ready = self.condition_of(name, "Ready")?;
             ready["message"]
                 .as_str()
                 .is_some_and(|words| words.contains("exceeded quota: none"))
@@ -120,8 +119,7 @@ impl Product<'_> {
     /// What the status of a tenant says that is refused, for this reason.
     async fn refused_for(&self, tenant: &str, reason: &str) -> String {
         self.condition(tenant, "Accepted", "False").await;
-        let conditions = self.tenant(tenant)["status"]["conditions"].take();
-        let accepted = conditions.as_array().unwrap().iter().find(|one| one["type"] == "Accepted").unwrap();
+        let accepted = self.condition_of(tenant, "Accepted").unwrap();
         assert_eq!(accepted["reason"], reason, "{accepted}");
         accepted["message"].as_str().unwrap().to_owned()
     }

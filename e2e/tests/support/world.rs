@@ -5,15 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use rustix::process::Signal;
+use sluice_e2e::files;
 use tempfile::TempDir;
 
 use super::tenant::Tenant;
 use super::wait::eventually;
 use super::yaml::Yaml;
 use super::{model, processes};
-
-/// As most sessions are: 1,024 files, and more for who asks.
-const FEW_FILES: &str = "ulimit -S -n 1024 && exec \"$0\" \"$@\"";
 
 /// The folder.
 #[derive(Debug)]
@@ -66,7 +64,7 @@ impl World {
         self.write("up.yaml", yaml);
         let file = |name| std::fs::File::create(self.path(name)).unwrap();
         let child = Command::new("sh")
-            .args(["-c", FEW_FILES])
+            .args(["-c", files::FEW])
             .arg(model::binary("sluice"))
             .args(["up", "-f", "up.yaml", "--port", "0", "--threads", "1"])
             .args(arguments)

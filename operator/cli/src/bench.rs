@@ -5,7 +5,6 @@ mod load;
 mod report;
 
 use std::convert::Infallible;
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,6 +16,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::print;
+use crate::up::speak::note;
 pub use client::Record;
 pub use load::{Arrivals, Job, Lengths};
 pub use report::Report;
@@ -159,11 +159,6 @@ async fn tell(bar: &ProgressBar, every: Duration, mut say: impl FnMut(String)) -
         let (answered, all) = (bar.position(), bar.length().unwrap_or(0));
         say(format!("{answered} of {all} requests answered after {} s", bar.elapsed().as_secs()));
     }
-}
-
-/// A line on stderr. Nobody needs to read it.
-fn note(line: String) {
-    let _ = writeln!(std::io::stderr(), "sluice: {line}");
 }
 
 /// Each open request is a connection, and a session lets a process have 1,024 files until it asks for more.

@@ -11,7 +11,7 @@ mod place;
 mod plan;
 mod process;
 mod shared;
-mod speak;
+pub(crate) mod speak;
 mod weights;
 
 use std::collections::BTreeMap;

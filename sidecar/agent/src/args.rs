@@ -2,14 +2,14 @@
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use sluice_link::frame::LINK_VERSION;
 use tracing_subscriber::EnvFilter;
 
 use crate::fetch::From;
 use crate::inspect::Inspect;
-use crate::logs::Lines;
+use crate::logs::lines;
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("SLUICE_COMMIT"));
@@ -73,7 +73,7 @@ pub enum LogFormat {
 /// Logs go to stderr; stdout stays silent.
 pub fn init_logging(args: &Args) {
     let filter = EnvFilter::try_new(&args.log).unwrap_or_else(|_| EnvFilter::new("info"));
-    let lines = Lines { format: args.log_format, name: args.log_name.as_deref().map(Arc::from) };
+    let lines = lines(args.log_format, args.log_name.as_deref());
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || lines.clone());
     match args.log_format {
         LogFormat::Text => builder.with_target(false).with_ansi(std::io::stderr().is_terminal()).init(),

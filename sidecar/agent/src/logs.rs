@@ -1,42 +1,17 @@
-//! Lines of logs that say whose they are: the sidecars of `sluice up` share one terminal.
+//! Whose a line of the logs is: the sidecars of `sluice up` share one terminal.
 
-use std::borrow::Cow;
-use std::io::{self, Write};
-use std::sync::Arc;
+use sluice_link::lines::Lines;
 
 use crate::args::LogFormat;
 
-/// Standard error. Every write is a whole line, as the subscriber makes it.
-#[derive(Clone, Debug)]
-pub struct Lines {
-    /// Form of the lines.
-    pub format: LogFormat,
-    /// Whose they are; `None` = nobody needs to be told.
-    pub name: Option<Arc<str>>,
-}
-
-impl Lines {
-    /// The name before a line of text; in JSON, the field `tenant`.
-    fn named<'l>(&self, line: &'l [u8]) -> Cow<'l, [u8]> {
-        match (&self.name, self.format, line.strip_prefix(b"{")) {
-            (Some(name), LogFormat::Text, _) => [name.as_bytes(), b" ", line].concat().into(),
-            (Some(name), LogFormat::Json, Some(fields)) => {
-                let name = serde_json::Value::from(&**name);
-                [format!("{{\"tenant\":{name},").as_bytes(), fields].concat().into()
-            }
-            _ => line.into(),
+/// Lines with a name before text, in JSON in the field `tenant`; `None` = nobody needs to be told.
+pub fn lines(format: LogFormat, name: Option<&str>) -> Lines {
+    match (format, name) {
+        (LogFormat::Json, Some(name)) => {
+            let name = serde_json::Value::from(name);
+            Lines::with_head(&format!("{{\"tenant\":{name},"), "{")
         }
-    }
-}
-
-impl Write for Lines {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // In one piece, so that lines of others do not come between.
-        io::stderr().write_all(&self.named(line)).map(|()| line.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
+        (_, name) => Lines::of(name),
     }
 }
 
@@ -47,8 +22,7 @@ mod tests {
     use super::*;
 
     fn named(name: Option<&str>, format: LogFormat, line: &str) -> String {
-        let lines = Lines { format, name: name.map(Arc::from) };
-        String::from_utf8(lines.named(line.as_bytes()).into_owned()).unwrap()
+        String::from_utf8(lines(format, name).headed(line.as_bytes()).into_owned()).unwrap()
     }
 
     #[test]

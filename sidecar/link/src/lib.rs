@@ -2,7 +2,8 @@
 //!
 //! A Unix seqpacket socket carries commands and file descriptors ([`frame`], [`message`], [`socket`]), a shared
 //! [`control`] page carries what is too fast for messages, and sealed shared memory carries block tables and token
-//! histories ([`tables`]) (DESIGN 5). [`server`] is the sidecar's end, [`client`] the engine's.
+//! histories ([`tables`]) (DESIGN 5). [`server`] is the sidecar's end, [`client`] the engine's. What both log looks alike
+//! ([`lines`]).
 
 pub mod activation;
 mod answers;
@@ -11,6 +12,7 @@ pub mod control;
 pub mod death;
 pub mod error;
 pub mod frame;
+pub mod lines;
 pub mod message;
 pub mod model;
 pub mod region;

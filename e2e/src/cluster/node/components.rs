@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::super::control_plane::ControlPlane;
 use super::Own;
 use super::place::Place;
+use crate::files;
 
 /// A node that has said nothing for so long is taken for lost, seconds. Enough for a kubelet on a busy machine, and less than
 /// a test waits.
@@ -32,9 +33,9 @@ pub fn containerd(own: &Own) -> Command {
     write(own, "cni/10-sluice.conflist", &network.to_string());
     let config = CONTAINERD.replace("{folder}", &own.folder.display().to_string());
     let config = write(own, "containerd.toml", &config);
-    // Containers inherit it: as systemd starts it, a process may have 1,024 files until it asks for more.
+    // Containers inherit it.
     let mut command = Command::new("sh");
-    command.args(["-c", "ulimit -S -n 1024 && exec \"$0\" \"$@\""]).arg(own.binaries.path("containerd"));
+    command.args(["-c", files::FEW]).arg(own.binaries.path("containerd"));
     // The shim lies beside it.
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::join_paths(
