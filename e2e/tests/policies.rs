@@ -205,6 +205,40 @@ async fn policies_follow_each_other_under_load_and_no_token_changes() {
     sidecar.end_cleanly().await;
 }
 
+/// Every golden request twice as a stream, all at once: each client reads so slowly that most of its tokens are in store.
+async fn streams_in_store(tenant: &Tenant, stories: &Stories) {
+    let twice = stories.golden.iter().chain(&stories.golden);
+    let streams = twice.map(|golden| async move {
+        let stream = tenant.stream(&greedy(&golden.prompt_ids, golden.greedy_ids.len())).await;
+        let answer = stream.finish().await.unwrap();
+        assert_eq!(answer.names(), stories.shown(&golden.greedy_ids));
+    });
+    futures_util::future::join_all(streams).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_with_tokens_in_store_make_room_for_those_that_wait_and_no_token_changes() {
+    let name = "streams_with_tokens_in_store_make_room_for_those_that_wait_and_no_token_changes";
+    let Some(stories) = Stories::find(name) else { return };
+    let world = World::new();
+    // No layer may move as a whole, so that nothing else makes room.
+    let mut config = of_case(&short(&world, &stories).await, ("Unified", 1, &[]));
+    (config.pacing, config.slo.tbt_milliseconds) = ("TokenDeposit".into(), 100);
+    config.slo.ttft_milliseconds = 2000;
+    let sidecar = Sidecar::start(&world, &config).await;
+    let mut paused = 0.0;
+    for _ in 0..MOST_LOADS {
+        streams_in_store(&sidecar.tenant, &stories).await;
+        paused = sidecar.metrics().await.sum("sluice_moves_total", "reason=\"pause\"");
+        if paused > 0.0 {
+            break;
+        }
+    }
+    assert!(paused > 0.0, "nobody made room");
+    nothing_is_left(&sidecar.tenant).await;
+    sidecar.end_cleanly().await;
+}
+
 /// Loads until layers have given their memory away.
 async fn until_layers_are_away(sidecar: &Sidecar<'_>, stories: &Stories) {
     for _ in 0..MOST_TENANTS * MOST_LOADS {

@@ -6,8 +6,6 @@
 //!
 //! Tokens that come too late for the objective count as not made, unless they came too late before.
 
-use core::cmp::Ordering;
-
 /// Thousandths of one.
 const MILLI: u128 = 1000;
 
@@ -68,23 +66,6 @@ fn part(of: u64, share: u64, whole: u64) -> u64 {
     (u128::from(of) * u128::from(share)).checked_div(u128::from(whole)).map_or(of, |part| part as u64)
 }
 
-/// What a remedy gives and what it costs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Price {
-    /// Bytes that it frees. At least 1.
-    pub freed_bytes: u64,
-    /// Predicted loss, thousandths of a token.
-    pub loss: u64,
-}
-
-impl Price {
-    /// The cheaper by loss for each byte first.
-    pub fn by_byte(&self, other: &Price) -> Ordering {
-        let cross = |a: &Price, b: &Price| u128::from(a.loss) * u128::from(b.freed_bytes);
-        cross(self, other).cmp(&cross(other, self))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,13 +98,5 @@ mod tests {
         assert_eq!(BATCH.recomputed(1, 60, 0), 10_000 + 12_000);
         let unknown = Outlook { step_ns: 0, ..BATCH };
         assert_eq!((unknown.recomputed(1, 60, 0), unknown.stalled(1)), (10_000, 40_000));
-    }
-
-    #[test]
-    fn prices_are_compared_by_the_byte() {
-        let price = |freed_bytes, loss| Price { freed_bytes, loss };
-        assert_eq!(price(10, 5).by_byte(&price(20, 11)), Ordering::Less);
-        assert_eq!(price(10, 5).by_byte(&price(20, 10)), Ordering::Equal);
-        assert_eq!(price(u64::MAX, u64::MAX).by_byte(&price(1, 1)), Ordering::Equal);
     }
 }

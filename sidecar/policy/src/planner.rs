@@ -16,7 +16,7 @@
 
 pub mod batch;
 mod begin;
-
+pub mod deadline;
 pub mod link;
 mod order;
 pub mod pausing;

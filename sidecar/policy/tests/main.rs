@@ -59,6 +59,7 @@ mod pie {
 /// Tests of the planner, with oracles.
 mod planner {
     mod batch;
+    mod deadline;
     mod many;
     mod oracles;
     mod orbitflow;

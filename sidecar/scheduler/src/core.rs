@@ -4,6 +4,7 @@
 //! only then the next step starts. At most one step is in flight, and no step is in flight while an address is re-backed.
 
 mod boundary;
+mod deadline;
 mod neighbours;
 mod objection;
 mod pause;

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use sluice_policy::ids::RequestId;
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::params::Slo;
 
 use crate::config::Order;
 use crate::sequence::Sequence;
@@ -16,6 +17,8 @@ struct Key {
     priority: std::cmp::Reverse<i32>,
     /// 0 under first come.
     remaining: u32,
+    /// When its next token is due; 0 where requests have no deadlines.
+    deadline: Nanos,
     /// Order of arrival. A preempted request keeps its place.
     id: RequestId,
 }
@@ -24,13 +27,15 @@ struct Key {
 #[derive(Debug)]
 pub struct Queue {
     order: Order,
+    /// Objectives by which requests have deadlines; none = they have none.
+    objectives: Option<Slo>,
     waiting: BTreeMap<Key, Sequence>,
 }
 
 impl Queue {
     /// An empty line.
     pub fn new(order: Order) -> Self {
-        Queue { order, waiting: BTreeMap::new() }
+        Queue { order, objectives: None, waiting: BTreeMap::new() }
     }
 
     fn key(&self, sequence: &Sequence) -> Key {
@@ -42,6 +47,7 @@ impl Queue {
             at_ease: !sequence.overdue,
             priority: std::cmp::Reverse(sequence.request.priority),
             remaining,
+            deadline: self.objectives.map_or(Nanos(0), |slo| sequence.deadline(&slo)),
             id: sequence.id(),
         }
     }
@@ -82,6 +88,15 @@ impl Queue {
         if let Some(mut sequence) = self.remove(id) {
             sequence.overdue = true;
             self.push(sequence);
+        }
+    }
+
+    /// Requests that are equal otherwise go by their deadlines from now on, earliest first, or without objectives by who came first.
+    pub fn set_objectives(&mut self, objectives: Option<Slo>) {
+        if self.objectives != objectives {
+            self.objectives = objectives;
+            let waiting = std::mem::take(&mut self.waiting);
+            waiting.into_values().for_each(|sequence| self.push(sequence));
         }
     }
 

@@ -2,6 +2,7 @@
 
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Nanos, RequestId, RowId};
+use sluice_policy::params::Slo;
 
 use crate::event::{Finish, Request};
 
@@ -36,6 +37,8 @@ pub struct Sequence {
     pub kept: bool,
     /// It was paused for as long as a request may be, and goes on next.
     pub overdue: bool,
+    /// What was added to the deadline of its first token when that could not be kept; 0 = nothing yet.
+    pub put_off_ns: u64,
 }
 
 impl Sequence {
@@ -57,6 +60,7 @@ impl Sequence {
             cancelled: false,
             kept: false,
             overdue: false,
+            put_off_ns: 0,
         }
     }
 
@@ -108,6 +112,15 @@ impl Sequence {
         let first = self.first_token.filter(|_| self.request.paced);
         let read = first.and_then(|first| now.since(first).checked_div(tbt_ns));
         read.map_or(0, |read| u64::from(self.generated()).saturating_sub(read.saturating_add(1)) as u32)
+    }
+
+    /// When its next token is due: the first one by the objective for it, later ones when a client that reads one every `tbt_ns`
+    /// has read all that were made. An answer that is not paced has nothing in store, and keeps its first deadline.
+    pub fn deadline(&self, slo: &Slo) -> Nanos {
+        match self.first_token.filter(|_| self.request.paced) {
+            Some(first) => first.plus(slo.tbt_ns.saturating_mul(u64::from(self.generated()))),
+            None => self.arrived.plus(slo.ttft_ns.saturating_add(self.put_off_ns)),
+        }
     }
 
     /// Takes a sampled token; says how the request ends with it, if it does.

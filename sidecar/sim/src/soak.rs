@@ -125,6 +125,7 @@ impl Soak {
         let mut rng = Rng::new(seed);
         let mut options = Options::draw(&mut rng);
         options.add_deals(seed);
+        options.add_objectives(seed);
         let loads = options.loads(&mut rng);
         let gpu = options.gpu(rng.word()).map_err(|(name, why)| format!("{name} is refused: {why}"))?;
         let tally = Tally { seeds: 1, ..Tally::default() };

@@ -4,6 +4,7 @@
 mod astray;
 mod conformance;
 mod damage;
+mod deadlines;
 mod deaths;
 mod engineless;
 mod experiments;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use sluice_policy::ids::RequestId;
-use sluice_policy::params::{Placing, PolicyName};
+use sluice_policy::params::{Placing, PolicyName, Slo};
 use sluice_policy::pie::expansion;
 use sluice_policy::reason::Reason;
 use sluice_ports::sampling::Sampling;
@@ -15,9 +15,12 @@ use crate::support::{LIMIT, setup};
 
 const LAYERS: u16 = 8;
 const REQUESTS: u64 = 10;
+/// By which `Unified` lets requests come and go.
+const SLO: Slo = Slo { ttft_ns: 100_000_000, tbt_ns: 20_000_000, allowed_miss_permille: 10 };
 
 fn world(policy: PolicyName, kv_chunks: u32) -> World {
     let mut setup = setup(policy, LAYERS, kv_chunks, 5);
+    setup.params.slo = SLO;
     setup.params.host_kv_bytes = 200 * u64::from(LAYERS) * setup.geometry.block_bytes;
     setup.params.expansion = expansion::Tunables { trial_tokens: 2, ..Default::default() };
     let mut world = World::new(setup, None).unwrap();

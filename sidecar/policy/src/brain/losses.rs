@@ -18,6 +18,12 @@ impl Brain {
         }
     }
 
+    /// Time of the steps over which losses are compared, nanoseconds; 0 = unknown.
+    pub fn loss_window_ns(&self) -> u64 {
+        let step_ns = self.measures.token_compute_ns().min(u128::from(u64::MAX)) as u64;
+        step_ns.saturating_mul(u64::from(self.params.loss_window_steps))
+    }
+
     /// What a token waits for moving layers under this layout, by measured times, nanoseconds.
     pub(super) fn stall_of(&self, layout: &Layout) -> u64 {
         if layout.moving.is_empty() {

@@ -223,8 +223,18 @@ impl Brain {
 
     /// A paused request could go on: all of its KV would be on the device, and everybody's next tokens.
     pub fn resume_fits(&self, request: RequestId) -> bool {
+        self.fits_beside(self.kv.absent_blocks(request))
+    }
+
+    /// So many blocks more fit the device as it is, beside everybody's next tokens.
+    pub fn fits_beside(&self, blocks: u32) -> bool {
         let next = (self.kv.runners().count() as u32 + 1) * self.kv.layers();
-        self.kv.absent_blocks(request) + next <= self.spare_blocks()
+        blocks + next <= self.spare_blocks()
+    }
+
+    /// Columns that paused requests can leave the device with: places in the host tier.
+    pub fn host_places(&self) -> u32 {
+        self.kv.host_places()
     }
 
     fn write_piece(&self) -> u32 {

@@ -54,20 +54,27 @@ impl Core {
     fn admit(&mut self, now: Nanos) -> Vec<RequestId> {
         let mut admitted = Vec::new();
         self.brain.hold_back(None);
-        if self.admission_on_hold() {
+        let by_deadline = self.order_queue();
+        if self.admission_on_hold() && !by_deadline {
             return admitted;
         }
         self.hurry_overdue(now);
+        self.put_off_late(now);
+        self.make_row(now);
         let running_tokens = self.running.values().map(Sequence::pending).fold(0, u32::saturating_add);
         let step_tokens =
             if self.brain.arriving() { self.config.max_model_tokens } else { self.config.max_step_tokens };
         let mut budget = step_tokens.max(self.config.max_step_tokens).saturating_sub(running_tokens);
         let mut coming_blocks = 0;
+        let mut last = false;
         while budget > 0
+            && !last
             && !self.free_rows.is_empty()
             && !self.queue.is_empty()
             && !self.front_stays(now, coming_blocks)
         {
+            // Who does not fit comes last: whatever room is made is made for it.
+            last = by_deadline && !self.front_fits(now, coming_blocks);
             let Some(row) = self.free_rows.pop() else { break };
             let Some(mut sequence) = self.queue.pop() else { break };
             coming_blocks += self.blocks_to_come(now, &sequence);
@@ -127,8 +134,8 @@ impl Core {
                 Prepared::Wait => return None,
                 Prepared::Short { activation: true, .. } if max_tokens > usual => max_tokens = usual,
                 Prepared::Short { activation: true, .. } if max_tokens > 1 => max_tokens /= 2,
-                Prepared::Short { .. } => {
-                    if !self.relieve(now, admitted) {
+                Prepared::Short { missing_columns, .. } => {
+                    if !self.relieve(now, missing_columns, admitted) {
                         self.starve();
                         return None;
                     }
@@ -149,9 +156,12 @@ impl Core {
     }
 
     /// Takes one request out of the batch's way. `false` = only the oldest is left.
-    fn relieve(&mut self, now: Nanos, admitted: &mut Vec<RequestId>) -> bool {
+    fn relieve(&mut self, now: Nanos, missing_columns: u32, admitted: &mut Vec<RequestId>) -> bool {
         if self.running.len() <= 1 {
             return self.drop_kept(|brain, id| brain.on_device(id));
+        }
+        if self.make_room(now, missing_columns, admitted) {
+            return true;
         }
         match admitted.iter().rposition(|id| !self.is_overdue(now, *id)) {
             Some(at) => self.refuse_for_now(admitted.remove(at)),

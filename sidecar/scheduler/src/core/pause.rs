@@ -3,6 +3,7 @@
 
 use sluice_policy::brain::{Crowd, Runner, Waiter};
 use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::params::Slo;
 use sluice_policy::planner::pausing::Candidate;
 
 use super::Core;
@@ -13,15 +14,18 @@ use crate::sequence::Sequence;
 const MOST_WAITING: usize = 4;
 
 impl Core {
-    /// Pauses the request with most KV; never the oldest, and nobody who was paused for as long as a request may be. Returns
+    /// Pauses the request with most KV, or by deadline with most in store; never the oldest, and nobody who was paused for as long as a request may be. Returns
     /// whether there was one.
-    pub(super) fn pause_largest(&mut self, now: Nanos) -> bool {
-        let victim = self.victims(now).first().copied();
+    pub(super) fn pause_one(&mut self, now: Nanos) -> bool {
+        let victim = match self.objectives() {
+            Some(_) => self.latest_due(now),
+            None => self.victims(now).first().copied(),
+        };
         victim.is_some_and(|id| self.pause(now, id))
     }
 
     /// Those who may be paused, in that order.
-    fn victims(&self, now: Nanos) -> Vec<RequestId> {
+    pub(super) fn victims(&self, now: Nanos) -> Vec<RequestId> {
         let oldest = self.running.values().next().map(Sequence::id);
         let tbt_ns = self.brain.params().slo.tbt_ns;
         let column_bytes = self.brain.geometry().column_bytes();
@@ -112,7 +116,7 @@ impl Core {
     /// Takes one of the running requests out of the way of others: paused, or else computed again. Neither the oldest nor one
     /// that may not be paused any more. `false` = there is none.
     pub(super) fn take_one_out(&mut self, now: Nanos) -> bool {
-        if self.brain.pausing_helps() && self.pause_largest(now) {
+        if self.brain.pausing_helps() && self.pause_one(now) {
             return true;
         }
         let spared = self.running.values().skip(1).all(|sequence| self.is_immune(now, sequence.id()));
@@ -122,10 +126,13 @@ impl Core {
         !spared
     }
 
-    fn pause(&mut self, now: Nanos, id: RequestId) -> bool {
+    pub(super) fn pause(&mut self, now: Nanos, id: RequestId) -> bool {
+        let deadline = |slo: &Slo| self.running.get(self.places.get(&id)?).map(|one| one.deadline(slo));
+        // What is in store nobody misses: a pause begins when that is used up.
+        let from = self.objectives().and_then(|slo| deadline(&slo)).map_or(now, |deadline| deadline.max(now));
         let parked = self.park(id);
         if parked {
-            self.pauses.pause(id, now);
+            self.pauses.pause(id, from);
             self.brain.note_pause();
             self.counters.pauses += 1;
         }
@@ -145,6 +152,9 @@ impl Core {
     /// `coming_blocks` are of those who come at this boundary.
     pub(super) fn front_stays(&mut self, now: Nanos, coming_blocks: u32) -> bool {
         let Some(front) = self.queue.front() else { return false };
+        if let Some(slo) = self.objectives() {
+            return self.front_can_wait(now, &slo, coming_blocks);
+        }
         let (id, idle) = (front.id(), self.running.is_empty());
         let planned = self.brain.plans_batches();
         let waiter = waiter(front, now, self.brain.params().slo.tbt_ns);

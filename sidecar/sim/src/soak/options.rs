@@ -6,7 +6,7 @@ use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::ids::RequestId;
 use sluice_policy::neighbours::turn::{Quantum, TurnOrder};
 use sluice_policy::neighbours::victim::Rule;
-use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::params::{Params, PolicyName, Slo};
 use sluice_policy::trader::Terms;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Config, Request};
@@ -36,6 +36,8 @@ pub struct Options {
     pub kv_columns: u32,
     /// Of all tenants.
     pub policy: PolicyName,
+    /// Their objectives, if any.
+    pub slo: Slo,
     /// How they share the GPU.
     pub sharing: Sharing,
     /// Bytes of each tenant's host tier.
@@ -79,6 +81,7 @@ impl Options {
             layers,
             kv_columns: rng.between(8, 24) as u32,
             policy: PolicyName::ALL[rng.below(PolicyName::ALL.len() as u64) as usize],
+            slo: Slo::default(),
             sharing: sharing(rng),
             host_kv_bytes: block_column * sometimes(rng, 40),
             prefix_caching: rng.chance(700),
@@ -109,6 +112,15 @@ impl Options {
     pub(super) fn add_deals(&mut self, seed: u64) {
         self.troubles.extend(troubles::draw_deals(seed ^ 0xdea1, self.span_ns));
         self.troubles.sort_by_key(|(at, _)| *at);
+    }
+
+    /// Half of the seeds have objectives, by a stream of its own too.
+    pub(super) fn add_objectives(&mut self, seed: u64) {
+        let mut rng = Rng::new(seed ^ 0x510);
+        if rng.chance(500) {
+            let (ttft_ns, tbt_ns) = (rng.between(1, 200) * MS, rng.between(1, 40) * MS);
+            self.slo = Slo { ttft_ns, tbt_ns, allowed_miss_permille: rng.below(100) as u32 };
+        }
     }
 
     /// Requests of each tenant, and when they come.
@@ -142,6 +154,7 @@ impl Options {
         let guaranteed = geometry.kv_chunks_for(MODEL_TOKENS.div_ceil(16));
         let params = Params {
             policy: self.policy,
+            slo: self.slo,
             share_chunks: self.share_chunks(),
             max_model_tokens: MODEL_TOKENS,
             guaranteed_kv_bytes: u64::from(guaranteed) * CHUNK_BYTES,

@@ -18,6 +18,10 @@ use crate::workload::{Coming, Limits, Source, cut};
 
 const MS: u64 = 1_000_000;
 
+/// So many times the stretches of a scenario follow each other: the longest answers take half a minute by themselves, and a run
+/// that ends with them measures nothing else.
+const ROUNDS: usize = 4;
+
 /// Standard deviation of gaps over their mean.
 const CV: f64 = 3.0;
 
@@ -62,7 +66,7 @@ pub struct Tenant {
     pub share_permille: u32,
     /// Of its requests.
     pub lengths: Lengths,
-    /// Requests per second in each stretch of the run.
+    /// Requests per second in each stretch of a round.
     pub rates: &'static [f64],
 }
 
@@ -197,7 +201,8 @@ impl Scenario {
         let mut load = Vec::new();
         for (at, tenant) in self.tenants.iter().enumerate() {
             let mut lengths = sources.of(tenant.lengths).drawn(seed ^ at as u64);
-            for (stretch, rate) in tenant.rates.iter().enumerate() {
+            let rates = tenant.rates.repeat(ROUNDS);
+            for (stretch, rate) in rates.iter().enumerate() {
                 let times = self.times(*rate, most, seed ^ ((stretch * 16 + at) as u64) << 8);
                 let begin_ns = (stretch as f64 * self.stretch_s * 1e9) as u64;
                 let coming = |at_ns| Coming {

@@ -1,0 +1,51 @@
+//! Who makes room for whom, by deadline.
+
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::planner::deadline::{Holder, Wanted, make_room};
+use sluice_policy::planner::pausing::Pauses;
+
+const HOLDERS: [Holder; 4] = [holder(1, 100, 10), holder(2, 400, 10), holder(3, 300, 25), holder(4, 400, 5)];
+
+const fn holder(id: u64, deadline: u64, columns: u32) -> Holder {
+    Holder { id: RequestId(id), deadline: Nanos(deadline), columns }
+}
+
+fn going(columns: u32, due_from: u64, host_places: u32) -> Vec<u64> {
+    let wanted = Wanted { columns, due_from: Nanos(due_from), host_places };
+    make_room(&wanted, &HOLDERS).unwrap_or_default().into_iter().map(|id| id.0).collect()
+}
+
+#[test]
+fn who_is_due_last_goes_first_and_no_more_than_are_needed() {
+    assert_eq!(going(5, 0, 100), [4], "of equals the youngest");
+    assert_eq!(going(6, 0, 100), [4, 2]);
+    assert_eq!(going(16, 0, 100), [4, 2, 3]);
+    assert_eq!(going(50, 0, 100), [4, 2, 3, 1]);
+}
+
+#[test]
+fn nobody_goes_in_vain() {
+    assert!(going(51, 0, 100).is_empty(), "all together hold 50");
+    assert!(going(41, 101, 100).is_empty(), "the first is due too soon, and the others hold 40");
+    assert_eq!(going(15, 400, 100), [4, 2], "who is due then counts");
+    assert!(going(0, 0, 100).is_empty(), "nothing is wanted");
+}
+
+#[test]
+fn who_has_no_place_to_leave_its_kv_stays() {
+    assert_eq!(going(15, 0, 20), [4, 2]);
+    assert!(going(16, 0, 20).is_empty());
+    assert_eq!(going(5, 0, 9), [4], "two would leave ten");
+    assert!(going(1, 0, 0).is_empty());
+}
+
+#[test]
+fn what_is_in_store_when_a_pause_begins_is_no_part_of_it() {
+    let mut pauses = Pauses::new(100);
+    let id = RequestId(1);
+    pauses.pause(id, Nanos(5_000));
+    assert_eq!((pauses.total_ns(id, Nanos(4_000)), pauses.immune(id, Nanos(5_099))), (0, false));
+    assert!(pauses.immune(id, Nanos(5_100)), "the bound begins when the store is empty");
+    pauses.resume(id, Nanos(5_030));
+    assert_eq!(pauses.total_ns(id, Nanos(9_000)), 30);
+}

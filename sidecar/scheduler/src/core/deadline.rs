@@ -1,0 +1,106 @@
+//! Requests that come and go as their tokens fall due (`Unified`): [`sluice_policy::planner::deadline`].
+
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::params::Slo;
+use sluice_policy::planner::deadline::{self, Holder, Wanted};
+
+use super::Core;
+use crate::sequence::Sequence;
+
+impl Core {
+    /// Objectives by which requests come and go; none under a policy that does not look at them.
+    pub(super) fn objectives(&self) -> Option<Slo> {
+        let params = self.brain.params();
+        params.serves_by_deadline().then_some(params.slo)
+    }
+
+    /// Those who wait stand as the policy of this moment says. Returns whether that is by deadline.
+    pub(super) fn order_queue(&mut self) -> bool {
+        let objectives = self.objectives();
+        self.queue.set_objectives(objectives);
+        objectives.is_some()
+    }
+
+    /// Whose first token cannot come in time goes behind those whose can, once, by as much as a request may be paused.
+    pub(super) fn put_off_late(&mut self, now: Nanos) {
+        let (Some(slo), by_ns) = (self.objectives(), self.brain.params().pause_bound_ns) else { return };
+        let token_ns = self.brain.measures().prefill_token_ns();
+        let is_late = |one: &&Sequence| {
+            let ready = now.plus(token_ns.saturating_mul(u64::from(one.pending())));
+            one.first_token.is_none() && one.put_off_ns == 0 && ready > one.deadline(&slo)
+        };
+        while by_ns > 0 && self.queue.front().filter(is_late).is_some() {
+            let Some(mut late) = self.queue.pop() else { return };
+            late.put_off_ns = by_ns;
+            self.queue.push(late);
+        }
+    }
+
+    /// The next in line fits beside those who run and those who come at this boundary.
+    pub(super) fn front_fits(&self, now: Nanos, coming_blocks: u32) -> bool {
+        let blocks = |front| self.blocks_to_come(now, front) + coming_blocks;
+        self.queue.front().is_none_or(|front| self.brain.fits_beside(blocks(front)))
+    }
+
+    /// The next in line stays where it is: there is no room for it, and it was paused and has enough in store, or memory has
+    /// refused somebody a moment ago.
+    pub(super) fn front_can_wait(&self, now: Nanos, slo: &Slo, coming_blocks: u32) -> bool {
+        let in_store = |front: &Sequence| front.kept && front.deadline(slo) > self.well_after(now);
+        let in_store = self.queue.front().is_some_and(in_store);
+        (in_store || self.admission_on_hold())
+            && !self.running.is_empty()
+            && !self.front_fits(now, coming_blocks)
+    }
+
+    /// Those who have most in store make room for the request that was admitted last. `false` = nobody does.
+    pub(super) fn make_room(&mut self, now: Nanos, columns: u32, admitted: &[RequestId]) -> bool {
+        let place = admitted.last().and_then(|last| self.places.get(last));
+        let coming = place.and_then(|place| self.running.get(place));
+        let Some((slo, coming)) = self.objectives().zip(coming) else { return false };
+        self.pause_for(now, columns, coming.deadline(&slo), admitted)
+    }
+
+    /// All rows are taken: somebody makes room for the next in line.
+    pub(super) fn make_row(&mut self, now: Nanos) {
+        if let Some((slo, front)) = self.objectives().zip(self.queue.front())
+            && self.free_rows.is_empty()
+        {
+            self.pause_for(now, 1, front.deadline(&slo), &[]);
+        }
+    }
+
+    fn pause_for(&mut self, now: Nanos, columns: u32, deadline: Nanos, admitted: &[RequestId]) -> bool {
+        if !self.brain.pausing_helps() || self.brain.loss_window_ns() == 0 {
+            return false;
+        }
+        let due_from = self.well_after(deadline.max(now));
+        let wanted = Wanted { columns, due_from, host_places: self.brain.host_places() };
+        let mut holders = self.holders(now);
+        holders.retain(|one| !admitted.contains(&one.id));
+        let going = deadline::make_room(&wanted, &holders).unwrap_or_default();
+        going.iter().for_each(|id| {
+            self.pause(now, *id);
+        });
+        !going.is_empty()
+    }
+
+    /// The running request that has most in store, of those who may be paused and have a place for their KV.
+    pub(super) fn latest_due(&self, now: Nanos) -> Option<RequestId> {
+        let wanted = Wanted { columns: 1, due_from: Nanos(0), host_places: self.brain.host_places() };
+        deadline::make_room(&wanted, &self.holders(now))?.first().copied()
+    }
+
+    fn holders(&self, now: Nanos) -> Vec<Holder> {
+        let Some(slo) = self.objectives() else { return Vec::new() };
+        let holder = |id: RequestId| {
+            let sequence = self.places.get(&id).and_then(|place| self.running.get(place))?;
+            Some(Holder { id, deadline: sequence.deadline(&slo), columns: self.brain.columns(id) })
+        };
+        self.victims(now).into_iter().filter_map(holder).collect()
+    }
+
+    /// Later than this by what makes a change of places worth it.
+    fn well_after(&self, at: Nanos) -> Nanos {
+        at.plus(self.brain.loss_window_ns())
+    }
+}

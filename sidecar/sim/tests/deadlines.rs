@@ -1,0 +1,143 @@
+//! `Unified` with objectives: requests share KV as their tokens fall due.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::params::{PolicyName, Slo};
+use sluice_ports::sampling::Sampling;
+use sluice_scheduler::{Event, Request};
+use sluice_sim::World;
+use sluice_sim::rng::Rng;
+
+use crate::support::{self, LIMIT, setup};
+
+const MS: u64 = 1_000_000;
+const LAYERS: u16 = 8;
+/// A step takes about two milliseconds: clients read a tenth of what could be made.
+const SLO: Slo = Slo { ttft_ns: 100 * MS, tbt_ns: 20 * MS, allowed_miss_permille: 10 };
+/// Without an objective for the first token nobody has a deadline.
+const NO_DEADLINE: Slo = Slo { ttft_ns: 0, ..SLO };
+
+fn request(id: u64, paced: bool) -> Request {
+    let sampling = Arc::new(Sampling::default());
+    let prompt = (0..40).collect();
+    Request { id: RequestId(id), prompt, max_tokens: 100, sampling, priority: 0, salt: id, paced }
+}
+
+/// A tenant with room for three such requests at their end, and a host tier for others.
+fn world(slo: Slo, host_columns: u64) -> World {
+    let mut setup = setup(PolicyName::Unified, LAYERS, 24, 5);
+    setup.params.host_kv_bytes = host_columns * u64::from(LAYERS) * setup.geometry.block_bytes;
+    setup.params.slo = slo;
+    setup.params.remap_cap_permille = 1;
+    let mut world = World::new(setup, None).unwrap();
+    assert!(world.run_until_idle(LIMIT), "it loads");
+    world
+}
+
+/// When each request's tokens were made.
+type Times = BTreeMap<RequestId, Vec<Nanos>>;
+
+fn note(world: &World, times: &mut Times) {
+    for (id, outcome) in &world.outcomes {
+        times.entry(*id).or_default().resize(outcome.tokens.len(), world.now());
+    }
+}
+
+fn run(world: &mut World) -> Times {
+    let mut times = Times::new();
+    while !world.driver.core().is_idle() {
+        assert!(world.tick(LIMIT) || world.driver.core().is_idle(), "every request ends");
+        note(world, &mut times);
+    }
+    times
+}
+
+/// Tokens that a client would have read sooner, of all requests.
+fn late(times: &Times) -> usize {
+    let late = |tokens: &Vec<Nanos>| {
+        let due = |at: usize| tokens[0].plus(at as u64 * SLO.tbt_ns);
+        (1..tokens.len()).filter(|at| tokens[*at] > due(*at)).count()
+    };
+    times.values().map(late).sum()
+}
+
+fn slowest_first(times: &Times) -> u64 {
+    times.values().map(|tokens| tokens[0].0).max().unwrap_or(0)
+}
+
+fn served(slo: Slo, host_columns: u64, paced: bool) -> (World, Times) {
+    let mut world = world(slo, host_columns);
+    (1..=8).for_each(|id| world.submit(request(id, paced)));
+    let begun = world.now();
+    let mut times = run(&mut world);
+    times.values_mut().flatten().for_each(|at| *at = Nanos(at.since(begun)));
+    (world, times)
+}
+
+#[test]
+fn who_has_tokens_in_store_makes_room_for_who_waits_and_is_back_before_they_are_read() {
+    let (world, times) = served(SLO, 400, true);
+    let counters = &world.driver.core().snapshot().counters;
+    assert!(counters.pauses > 0, "somebody made room");
+    assert_eq!((late(&times), counters.preemptions), (0, 0), "and nobody noticed");
+    assert!(slowest_first(&times) <= SLO.ttft_ns, "{} ns", slowest_first(&times));
+
+    let (world, times) = served(NO_DEADLINE, 400, true);
+    assert_eq!(world.driver.core().snapshot().counters.pauses, 0);
+    assert!(slowest_first(&times) > SLO.ttft_ns, "there is no room for all at once");
+}
+
+#[test]
+fn nobody_makes_room_whose_client_has_nothing_to_read() {
+    let (_, times) = served(SLO, 400, false);
+    assert!(slowest_first(&times) > SLO.ttft_ns, "{} ns", slowest_first(&times));
+}
+
+#[test]
+fn nobody_waits_with_kv_that_has_no_place_to_go() {
+    let (world, _) = served(SLO, 0, true);
+    let counters = &world.driver.core().snapshot().counters;
+    assert_eq!(counters.pauses, 0);
+    assert!(counters.preemptions > 0, "somebody is one too many");
+}
+
+/// More than can be in time come at once, then one more.
+#[test]
+fn who_is_late_already_waits_for_who_can_still_be_in_time_but_not_for_ever() {
+    let mut world = world(Slo { ttft_ns: 30 * MS, ..SLO }, 400);
+    (1..=30).for_each(|id| world.submit(request(id, true)));
+    let mut times = Times::new();
+    let begun = world.now();
+    while world.now().since(begun) < 60 * MS {
+        assert!(world.tick(LIMIT));
+        note(&world, &mut times);
+    }
+    let came = world.now();
+    world.submit(request(31, true));
+    times.append(&mut run(&mut world));
+    let first = |id: u64| times[&RequestId(id)][0];
+    assert!(first(31).since(came) <= 30 * MS, "{} ns", first(31).since(came));
+    assert!((1..=30).any(|id| first(id) > first(31)), "some of those who were late came after it");
+    let last = (1..=30).map(first).max().unwrap_or_default();
+    assert!(last.since(begun) < 3_000 * MS, "{last:?}: all of them were served");
+}
+
+#[test]
+fn tokens_are_the_same_also_while_the_policy_changes() {
+    for seed in 1..=12 {
+        let load = support::load(24, seed);
+        let expected = support::expected(&load, LAYERS);
+        let mut setup = setup(PolicyName::Unified, LAYERS, 24, seed);
+        setup.params.host_kv_bytes = 60 * u64::from(LAYERS) * setup.geometry.block_bytes;
+        setup.params.slo = SLO;
+        let mut rng = Rng::new(seed);
+        let world = support::run(setup, &load, |world, _| {
+            let other = PolicyName::ALL[rng.below(PolicyName::ALL.len() as u64) as usize];
+            let policy = if rng.chance(500) { PolicyName::Unified } else { other };
+            world.driver.push(Event::Policy(policy));
+        });
+        support::assert_same(&world, &expected, &format!("seed {seed}"));
+    }
+}
