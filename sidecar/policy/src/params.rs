@@ -191,15 +191,15 @@ impl Params {
     }
 
     /// Requests that are one too many keep their KV and wait, instead of being computed again. Where layers move only those do whose
-    /// clients have something to read meanwhile: pauses by a plan keep the others waiting for whoever comes next in line.
+    /// clients have something to read meanwhile: pauses by a plan keep others waiting for whoever comes next in line.
     pub const fn pauses(&self) -> bool {
         self.policy.pauses() && (!self.moves_layers_instead() || self.serves_by_deadline())
     }
 
-    /// Requests come and go by when their next tokens are due ([`crate::planner::deadline`]): who weighs, moves layers, and has
-    /// objectives for the first token and for the others.
+    /// Requests come and go by when their next tokens are due ([`crate::planner::deadline`]): who weighs, and has objectives for the
+    /// first token and for the others. Plans then say where KV lies, and neither who comes nor who is paused.
     pub const fn serves_by_deadline(&self) -> bool {
-        self.moves_layers_instead() && self.slo.ttft_ns > 0 && self.slo.tbt_ns > 0
+        self.policy.weighs() && self.slo.ttft_ns > 0 && self.slo.tbt_ns > 0
     }
 
     const fn moves_layers_instead(&self) -> bool {

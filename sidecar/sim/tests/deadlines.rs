@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::params::{PolicyName, Slo};
+use sluice_policy::reason::Reason;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Event, Request};
 use sluice_sim::World;
@@ -101,6 +102,32 @@ fn nobody_waits_with_kv_that_has_no_place_to_go() {
     let counters = &world.driver.core().snapshot().counters;
     assert_eq!(counters.pauses, 0);
     assert!(counters.preemptions > 0, "somebody is one too many");
+}
+
+/// Where no layer may move, KV of running requests is away as far as that pays, and requests make room all the same.
+#[test]
+fn a_plan_places_kv_only_where_those_who_run_make_more_tokens_by_it() {
+    let placed = |link_bytes_per_second: u64| {
+        let mut setup = setup(PolicyName::Unified, LAYERS, 24, 5);
+        setup.params.host_kv_bytes = 400 * u64::from(LAYERS) * setup.geometry.block_bytes;
+        (setup.params.slo, setup.params.remap_cap_permille) = (SLO, 0);
+        let profile = &mut setup.profile;
+        (profile.link_bytes_per_second, profile.out_bytes_per_second) =
+            (link_bytes_per_second, link_bytes_per_second);
+        let mut world = World::new(setup, None).unwrap();
+        assert!(world.run_until_idle(LIMIT), "it loads");
+        (1..=8).for_each(|id| world.submit(request(id, true)));
+        let times = run(&mut world);
+        assert_eq!(late(&times), 0, "{link_bytes_per_second} bytes per second");
+        let count = |reason| world.driver.core().brain().counted(reason);
+        assert!(count(Reason::Pause) > 0, "{link_bytes_per_second} bytes per second: somebody made room");
+        (world.driver.core().brain().fetched_bytes(), count(Reason::DeclinedStall))
+    };
+    let (fast, slow) = (placed(1 << 34), placed(1 << 28));
+    assert!(
+        fast.0 > 10 * slow.0 && slow.1 > 0,
+        "fetched and declined: {fast:?} by a fast link, {slow:?} by a slow one"
+    );
 }
 
 /// More than can be in time come at once, then one more.

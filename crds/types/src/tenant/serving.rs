@@ -23,7 +23,8 @@ pub struct Slo {
     /// Length of the window, seconds. Default 60.
     #[schemars(range(min = 1, max = 3600))]
     pub window_seconds: i32,
-    /// Longest time a request may be paused in all; then it is immune, seconds. Default 10.
+    /// Longest time a request may be paused in all; then it is immune, seconds. Under Unified without what its client reads
+    /// meanwhile from its deposit. Default 10.
     #[schemars(range(min = 0, max = 3600))]
     pub max_pause_seconds: i32,
 }

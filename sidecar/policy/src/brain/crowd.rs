@@ -60,6 +60,7 @@ impl Brain {
     /// Plans say who is admitted while KV is short: who comes may make all others late.
     pub fn plans_batches(&self) -> bool {
         self.params.placing() == Placing::PerRequest
+            && !self.params.serves_by_deadline()
             && self.sizes.host_columns > 0
             && self.params.slo.tbt_ns > 0
     }

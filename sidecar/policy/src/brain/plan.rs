@@ -226,6 +226,9 @@ impl Brain {
     /// The plan is due, for those who still run.
     fn adopt(&mut self, answer: &PlanAnswer) {
         let Some(asked) = self.offload.plans.awaited.take() else { return };
+        if self.params.serves_by_deadline() && !self.pays(&asked, answer.found.as_ref()) {
+            return self.place_nothing(&asked);
+        }
         // Where none was found somebody is one too many, which shows when a step does not fit. Until then as much is away as
         // may be.
         let most = self.offload.plans.options.len() as u16 - 1;
@@ -249,6 +252,28 @@ impl Brain {
         plans.admitted = asked.waiting[..usize::from(found.admitted)].iter().copied().collect();
         plans.made_for = going.into_iter().collect();
         self.offload.due = (placement != *self.kv.placement()).then_some(placement);
+    }
+
+    /// All that run make more tokens per second by this plan than those of them would for whose KV there is room. Where none was
+    /// found, as much is fetched in each step as there is no room for.
+    fn pays(&self, asked: &Awaited, found: Option<&Found>) -> bool {
+        let columns: u64 = asked.running.iter().map(|request| u64::from(self.kv.columns(*request))).sum();
+        let needed_bytes = columns * u64::from(self.kv.layers()) * self.geometry.block_bytes;
+        let room_bytes = needed_bytes.min(self.plan_capacity_bytes());
+        let alone_ns = self.measures.token_compute_ns() + u128::from(self.measures.beside_ns());
+        let fetched_ns = self.link().in_ns(needed_bytes - room_bytes);
+        let step_ns = u128::from(found.map_or(fetched_ns, |found| found.step_ns)).max(alone_ns);
+        step_ns * u128::from(room_bytes)
+            <= (alone_ns + u128::from(self.allowance_ns())) * u128::from(needed_bytes)
+    }
+
+    /// Requests that fall due later make room at no loss, so no placement is taken that has one.
+    fn place_nothing(&mut self, asked: &Awaited) {
+        self.count(Reason::DeclinedStall);
+        self.offload.watch = Some(Watch::in_vain(self.params.replan));
+        self.offload.plans.made_for = asked.running.iter().copied().collect();
+        let placed = !self.kv.placement().layout.moving.is_empty();
+        self.offload.due = placed.then(Placement::default);
     }
 
     /// What KV may take: all of its blocks but those of the reserve.

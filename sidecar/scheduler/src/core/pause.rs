@@ -48,7 +48,8 @@ impl Core {
     }
 
     fn crowd(&self, now: Nanos) -> Crowd {
-        let victims = if self.brain.pausing_helps() { self.victims(now) } else { Vec::new() };
+        let by_plan = self.brain.pausing_helps() && self.objectives().is_none();
+        let victims = if by_plan { self.victims(now) } else { Vec::new() };
         let others = self.running.values().map(Sequence::id).filter(|id| !victims.contains(id));
         let tbt_ns = self.brain.params().slo.tbt_ns;
         let runner = |id: RequestId, immune: bool| {
