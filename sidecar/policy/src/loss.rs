@@ -2,7 +2,7 @@
 //!
 //! Remedies hurt in different coins. A stall makes every token of the batch later; a pause stops one request; a preemption
 //! stops one and has its tokens computed again. Over a stated window all three are tokens that would have been made and are
-//! not, so they can be compared, also by what each frees (DESIGN 6: the least predicted goodput loss per byte).
+//! not, so they can be compared (DESIGN 6: the least predicted goodput loss).
 //!
 //! Tokens that come too late for the objective count as not made, unless they came too late before.
 

@@ -163,7 +163,8 @@ pub struct Params {
     pub replan: crate::planner::replan::Tunables,
     /// Node expansions of one plan.
     pub plan_expansions: u32,
-    /// All pauses of one request together take at most this, nanoseconds; 0 = nobody is paused. Default 10 s
+    /// All pauses of one request together take at most this, nanoseconds; 0 = nobody is paused. By deadline from when its
+    /// client has read all, and by as much whoever is too late for its first token goes behind others, once. Default 10 s
     /// ([`crate::planner::pausing::DEFAULT_BOUND_NS`]).
     pub pause_bound_ns: u64,
     /// What a good answer is: by it losses are predicted, and eLLM's buffer is sized.
@@ -190,8 +191,8 @@ impl Params {
         if self.moves_layers_instead() { Placing::Device } else { self.policy.placing() }
     }
 
-    /// Requests that are one too many keep their KV and wait, instead of being computed again. Where layers move only those do whose
-    /// clients have something to read meanwhile: pauses by a plan keep others waiting for whoever comes next in line.
+    /// Requests that are one too many keep their KV and wait, instead of being computed again. Where layers move only by
+    /// deadline: pauses by a plan keep others waiting for whoever comes next in line.
     pub const fn pauses(&self) -> bool {
         self.policy.pauses() && (!self.moves_layers_instead() || self.serves_by_deadline())
     }

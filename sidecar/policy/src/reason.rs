@@ -39,7 +39,7 @@ reasons! {
     Stream = "stream",
     /// Live blocks move so that a chunk becomes empty.
     Compact = "compact",
-    /// Remapping was declined: its stall would cost more than it frees.
+    /// Remapping was declined, or a placement of KV: its stall would cost more than it frees.
     DeclinedStall = "declined_stall",
     /// Remapping was declined: no decode step has been measured, so its stall is unknown.
     DeclinedUnmeasured = "declined_unmeasured",

@@ -68,7 +68,8 @@ pub struct Core {
     unheard: Vec<TableUpdate>,
     engine: Option<EngineHello>,
     next_step: u64,
-    /// No admission is tried before this step, unless something ends: memory said no a moment ago.
+    /// No admission is tried before this step, unless something ends: memory said no a moment ago. By deadline none of whoever
+    /// does not fit as it is.
     admission_hold: u64,
     /// Boundaries in a row at which the oldest request alone did not fit.
     starved: u32,
@@ -253,6 +254,12 @@ impl Core {
                 | self.queue.iter().filter(|s| s.kept).count() as u64,
         );
         words.push(self.pauses.word());
+        if self.objectives().is_some() {
+            let sequences = self.running.values().chain(self.queue.iter());
+            words.extend(
+                sequences.flat_map(|one| [one.put_off_ns, one.read_until.map_or(0, |until| until.0)]),
+            );
+        }
         words.push(self.trader.as_ref().map_or(0, Trader::digest));
         words
             .into_iter()

@@ -19,7 +19,7 @@ struct Key {
     remaining: u32,
     /// When its next token is due; 0 where requests have no deadlines.
     deadline: Nanos,
-    /// Order of arrival. A preempted request keeps its place.
+    /// Order of arrival. A preempted request keeps its place among equals.
     id: RequestId,
 }
 

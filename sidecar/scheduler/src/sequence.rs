@@ -27,6 +27,8 @@ pub struct Sequence {
     pub arrived: Nanos,
     /// When its first token was made.
     pub first_token: Option<Nanos>,
+    /// When its client has read all that was made, one token every `tbt_ns`; none before the first, and where it is not paced.
+    pub read_until: Option<Nanos>,
     /// It has been admitted at least once.
     pub started: bool,
     /// Its row has not been written yet.
@@ -55,6 +57,7 @@ impl Sequence {
             served: 0,
             arrived,
             first_token: None,
+            read_until: None,
             started: false,
             fresh: false,
             cancelled: false,
@@ -117,9 +120,20 @@ impl Sequence {
     /// When its next token is due: the first one by the objective for it, later ones when a client that reads one every `tbt_ns`
     /// has read all that were made. An answer that is not paced has nothing in store, and keeps its first deadline.
     pub fn deadline(&self, slo: &Slo) -> Nanos {
-        match self.first_token.filter(|_| self.request.paced) {
-            Some(first) => first.plus(slo.tbt_ns.saturating_mul(u64::from(self.generated()))),
-            None => self.arrived.plus(slo.ttft_ns.saturating_add(self.put_off_ns)),
+        let first = self.arrived.plus(slo.ttft_ns.saturating_add(self.put_off_ns));
+        self.read_until.unwrap_or(first)
+    }
+
+    /// Until when its client has something to read; `now` at the least.
+    pub fn in_store_until(&self, now: Nanos) -> Nanos {
+        self.read_until.map_or(now, |until| until.max(now))
+    }
+
+    /// A token was made. A client that waited for it reads on from now.
+    pub fn note_token(&mut self, now: Nanos, tbt_ns: u64) {
+        self.first_token.get_or_insert(now);
+        if self.request.paced && tbt_ns > 0 {
+            self.read_until = Some(self.in_store_until(now).plus(tbt_ns));
         }
     }
 
@@ -158,6 +172,22 @@ mod tests {
         sequence.first_token = Some(Nanos(100));
         (0..10).for_each(|token| assert_eq!(sequence.accept(token), None));
         sequence
+    }
+
+    #[test]
+    fn the_next_token_is_due_when_all_before_it_are_read_and_a_client_that_waited_reads_on_from_then() {
+        let slo = Slo { ttft_ns: 1000, tbt_ns: 50, allowed_miss_permille: 0 };
+        let mut sequence = Sequence { first_token: None, ..made(true) };
+        assert_eq!((sequence.deadline(&slo), sequence.in_store_until(Nanos(7))), (Nanos(1000), Nanos(7)));
+        sequence.put_off_ns = 500;
+        assert_eq!(sequence.deadline(&slo), Nanos(1500));
+        [100, 110, 120].into_iter().for_each(|at| sequence.note_token(Nanos(at), slo.tbt_ns));
+        assert_eq!(sequence.deadline(&slo), Nanos(250), "three tokens from 100 on");
+        sequence.note_token(Nanos(900), slo.tbt_ns);
+        assert_eq!(sequence.deadline(&slo), Nanos(950), "650 ns late, and no longer behind");
+        let mut at_once = made(false);
+        at_once.note_token(Nanos(100), slo.tbt_ns);
+        assert_eq!((at_once.deadline(&slo), at_once.in_store_until(Nanos(300))), (Nanos(1000), Nanos(300)));
     }
 
     #[test]

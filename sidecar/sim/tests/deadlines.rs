@@ -10,6 +10,7 @@ use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Event, Request};
 use sluice_sim::World;
 use sluice_sim::rng::Rng;
+use sluice_sim::world::Setup;
 
 use crate::support::{self, LIMIT, setup};
 
@@ -26,12 +27,16 @@ fn request(id: u64, paced: bool) -> Request {
     Request { id: RequestId(id), prompt, max_tokens: 100, sampling, priority: 0, salt: id, paced }
 }
 
-/// A tenant with room for three such requests at their end, and a host tier for others.
-fn world(slo: Slo, host_columns: u64) -> World {
+/// A tenant with room for three such requests at their end, and a host tier for others. No layer moves as a whole.
+fn short(slo: Slo, host_columns: u64) -> Setup {
     let mut setup = setup(PolicyName::Unified, LAYERS, 24, 5);
     setup.params.host_kv_bytes = host_columns * u64::from(LAYERS) * setup.geometry.block_bytes;
     setup.params.slo = slo;
     setup.params.remap_cap_permille = 1;
+    setup
+}
+
+fn loaded(setup: Setup) -> World {
     let mut world = World::new(setup, None).unwrap();
     assert!(world.run_until_idle(LIMIT), "it loads");
     world
@@ -69,7 +74,7 @@ fn slowest_first(times: &Times) -> u64 {
 }
 
 fn served(slo: Slo, host_columns: u64, paced: bool) -> (World, Times) {
-    let mut world = world(slo, host_columns);
+    let mut world = loaded(short(slo, host_columns));
     (1..=8).for_each(|id| world.submit(request(id, paced)));
     let begun = world.now();
     let mut times = run(&mut world);
@@ -92,8 +97,10 @@ fn who_has_tokens_in_store_makes_room_for_who_waits_and_is_back_before_they_are_
 
 #[test]
 fn nobody_makes_room_whose_client_has_nothing_to_read() {
-    let (_, times) = served(SLO, 400, false);
+    let (world, times) = served(SLO, 400, false);
     assert!(slowest_first(&times) > SLO.ttft_ns, "{} ns", slowest_first(&times));
+    let pauses = world.driver.core().snapshot().counters.pauses;
+    assert!(pauses < 8, "{pauses}: only where those who run have grown");
 }
 
 #[test]
@@ -108,14 +115,12 @@ fn nobody_waits_with_kv_that_has_no_place_to_go() {
 #[test]
 fn a_plan_places_kv_only_where_those_who_run_make_more_tokens_by_it() {
     let placed = |link_bytes_per_second: u64| {
-        let mut setup = setup(PolicyName::Unified, LAYERS, 24, 5);
-        setup.params.host_kv_bytes = 400 * u64::from(LAYERS) * setup.geometry.block_bytes;
-        (setup.params.slo, setup.params.remap_cap_permille) = (SLO, 0);
+        let mut setup = short(SLO, 400);
+        setup.params.remap_cap_permille = 0;
         let profile = &mut setup.profile;
         (profile.link_bytes_per_second, profile.out_bytes_per_second) =
             (link_bytes_per_second, link_bytes_per_second);
-        let mut world = World::new(setup, None).unwrap();
-        assert!(world.run_until_idle(LIMIT), "it loads");
+        let mut world = loaded(setup);
         (1..=8).for_each(|id| world.submit(request(id, true)));
         let times = run(&mut world);
         assert_eq!(late(&times), 0, "{link_bytes_per_second} bytes per second");
@@ -130,29 +135,63 @@ fn a_plan_places_kv_only_where_those_who_run_make_more_tokens_by_it() {
     );
 }
 
-/// More than can be in time come at once, then one more.
+/// More than can be in time come at once, and then others that can, one after the other.
 #[test]
 fn who_is_late_already_waits_for_who_can_still_be_in_time_but_not_for_ever() {
-    let mut world = world(Slo { ttft_ns: 30 * MS, ..SLO }, 400);
+    const BOUND_NS: u64 = 400 * MS;
+    let slo = Slo { ttft_ns: 30 * MS, ..SLO };
+    let mut setup = short(slo, 400);
+    setup.params.pause_bound_ns = BOUND_NS;
+    let mut world = loaded(setup);
+    let (begun, mut times, mut next) = (world.now(), Times::new(), 31);
     (1..=30).for_each(|id| world.submit(request(id, true)));
-    let mut times = Times::new();
-    let begun = world.now();
-    while world.now().since(begun) < 60 * MS {
+    let has_one = |times: &Times, id: u64| times.get(&RequestId(id)).is_some_and(|made| !made.is_empty());
+    let mut came = BTreeMap::new();
+    while !(1..=30).all(|id| has_one(&times, id)) {
         assert!(world.tick(LIMIT));
         note(&world, &mut times);
+        if world.now().since(begun) > (next - 30) * 40 * MS {
+            came.insert(RequestId(next), world.now());
+            world.submit(Request { max_tokens: 10, ..request(next, true) });
+            next += 1;
+        }
+        assert!(world.now().since(begun) < 20 * BOUND_NS, "somebody waits for ever");
     }
-    let came = world.now();
-    world.submit(request(31, true));
-    times.append(&mut run(&mut world));
-    let first = |id: u64| times[&RequestId(id)][0];
-    assert!(first(31).since(came) <= 30 * MS, "{} ns", first(31).since(came));
-    assert!((1..=30).any(|id| first(id) > first(31)), "some of those who were late came after it");
-    let last = (1..=30).map(first).max().unwrap_or_default();
-    assert!(last.since(begun) < 3_000 * MS, "{last:?}: all of them were served");
+    let first = |id: &RequestId| times.get(id).and_then(|tokens| tokens.first());
+    let waited = |(id, at): (&RequestId, &Nanos)| first(id).map(|token| token.since(*at));
+    let soon = came.iter().take(4).filter_map(waited).filter(|ns| *ns <= slo.ttft_ns).count();
+    assert!(soon >= 3, "{soon} of the first four that came later had their first token in time");
+    let before = (1..=30).filter(|id| times[&RequestId(*id)][0] > *first(&RequestId(31)).unwrap()).count();
+    assert!(before > 0, "some of those who were late came after the first of them");
+}
+
+/// All pauses of a request together leave its client without a token for no longer than the bound, and a little.
+#[test]
+fn a_pause_is_bounded_from_when_the_store_is_empty() {
+    const BOUND_NS: u64 = 30 * MS;
+    let mut setup = short(SLO, 400);
+    setup.params.pause_bound_ns = BOUND_NS;
+    let mut world = loaded(setup);
+    (1..=8).for_each(|id| world.submit(request(id, true)));
+    // What counts, and how long each has stood aside.
+    let (mut counted, mut aside, mut last) = (0, BTreeMap::<u64, u64>::new(), world.now());
+    while !world.driver.core().is_idle() {
+        assert!(world.tick(LIMIT) || world.driver.core().is_idle(), "every request ends");
+        let pauses = world.driver.core().pauses();
+        for id in (1..=8).filter(|id| pauses.is_paused(RequestId(*id))) {
+            *aside.entry(id).or_default() += world.now().since(last);
+            counted = counted.max(pauses.total_ns(RequestId(id), world.now()));
+        }
+        last = world.now();
+    }
+    let aside = aside.values().max().copied().unwrap_or(0);
+    assert!(aside > 2 * BOUND_NS, "{aside} ns: far longer than the bound");
+    assert!(counted < BOUND_NS * 3 / 2, "{counted} ns");
 }
 
 #[test]
 fn tokens_are_the_same_also_while_the_policy_changes() {
+    let mut pauses = 0;
     for seed in 1..=12 {
         let load = support::load(24, seed);
         let expected = support::expected(&load, LAYERS);
@@ -166,5 +205,7 @@ fn tokens_are_the_same_also_while_the_policy_changes() {
             world.driver.push(Event::Policy(policy));
         });
         support::assert_same(&world, &expected, &format!("seed {seed}"));
+        pauses += world.driver.core().snapshot().counters.pauses;
     }
+    assert!(pauses > 0, "somebody made room");
 }

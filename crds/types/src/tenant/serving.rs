@@ -24,7 +24,8 @@ pub struct Slo {
     #[schemars(range(min = 1, max = 3600))]
     pub window_seconds: i32,
     /// Longest time a request may be paused in all; then it is immune, seconds. Under Unified without what its client reads
-    /// meanwhile from its deposit. Default 10.
+    /// meanwhile from its deposit; and a request whose first token is too late already lets others go first for as long, once.
+    /// 0: neither. Default 10.
     #[schemars(range(min = 0, max = 3600))]
     pub max_pause_seconds: i32,
 }

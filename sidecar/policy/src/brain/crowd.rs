@@ -153,7 +153,8 @@ impl Brain {
 
     /// Learns what KV adds to a decode step.
     pub(super) fn note_kv_read(&mut self, times: &StepTimes) {
-        if !self.plans_batches() {
+        let planned = self.params.placing() == Placing::PerRequest && self.sizes.host_columns > 0;
+        if !planned || self.params.slo.tbt_ns == 0 {
             return;
         }
         let columns = self.kv.runners().map(|request| u64::from(self.kv.columns(request))).sum();

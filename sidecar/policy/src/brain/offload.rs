@@ -232,9 +232,20 @@ impl Brain {
         blocks + next <= self.spare_blocks()
     }
 
-    /// Columns that paused requests can leave the device with: places in the host tier.
+    /// Places in the host tier for columns of requests that are paused next.
     pub fn host_places(&self) -> u32 {
-        self.kv.host_places()
+        self.kv.host_places().saturating_sub(self.kv.unplaced_paused())
+    }
+
+    /// Columns that would leave the device if this request were paused.
+    pub fn own_columns(&self, request: RequestId) -> u32 {
+        self.kv.own_columns(request)
+    }
+
+    /// So many columns of requests that are paused leave the device soon enough for whoever waits for them.
+    pub fn pausing_frees(&self, columns: u32) -> bool {
+        let blocks = columns.saturating_mul(self.kv.layers());
+        self.pausing_helps() && !self.suspended() && self.leaves_soon(blocks)
     }
 
     fn write_piece(&self) -> u32 {

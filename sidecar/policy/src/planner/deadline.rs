@@ -20,9 +20,11 @@ use crate::ids::{Nanos, RequestId};
 pub struct Holder {
     /// Which one.
     pub id: RequestId,
-    /// When its next token is due.
-    pub deadline: Nanos,
-    /// Columns of KV that it leaves.
+    /// Until when its client has something to read.
+    pub in_store_until: Nanos,
+    /// By which the more important go first.
+    pub priority: i32,
+    /// Columns of KV that nobody else uses.
     pub columns: u32,
 }
 
@@ -31,17 +33,22 @@ pub struct Holder {
 pub struct Wanted {
     /// Columns.
     pub columns: u32,
-    /// Who makes room is due then at the earliest.
-    pub due_from: Nanos,
+    /// Who makes room has something to read until then at least.
+    pub in_store_until: Nanos,
+    /// And is no more important than this.
+    pub priority: i32,
     /// Columns that the host tier has places for.
     pub host_places: u32,
 }
 
-/// Those who make room, latest deadline first. `None` = they do not hold so much, or have no place to leave it. Of equals the
+/// Those who make room, who has most in store first. `None` = they do not hold so much, or have no place to leave it. Of equals the
 /// youngest goes.
 pub fn make_room(wanted: &Wanted, holders: &[Holder]) -> Option<Vec<RequestId>> {
-    let mut later: Vec<_> = holders.iter().filter(|one| one.deadline >= wanted.due_from).collect();
-    later.sort_by_key(|one| Reverse((one.deadline, one.id)));
+    let can_wait = |one: &&Holder| {
+        one.in_store_until >= wanted.in_store_until && one.priority <= wanted.priority && one.columns > 0
+    };
+    let mut later: Vec<_> = holders.iter().filter(can_wait).collect();
+    later.sort_by_key(|one| Reverse((one.in_store_until, one.id)));
     let (mut room, mut places, mut going) = (0_u32, wanted.host_places, Vec::new());
     for one in later {
         if room >= wanted.columns {

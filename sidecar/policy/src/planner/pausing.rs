@@ -1,8 +1,9 @@
 //! Pause-Resume: who is paused when no placement keeps the batch in time, and who goes on when.
 //!
-//! The victim is the request with most bytes, its KV and the tokens of its deposit together, since the deposit is what its
-//! client reads meanwhile. The oldest admitted request never is one, so that something always ends (DESIGN 7). A pause ends
-//! only after some running request has completed and a plan with the paused one is feasible. All pauses of a request together
+//! Under `OrbitFlow` the victim is the request with most bytes, its KV and the tokens of its deposit together, since the deposit
+//! is what its client reads meanwhile, and a pause ends only after some running request has completed and a plan with the paused
+//! one is feasible; `Unified` has rules of its own for both ([`super::deadline`]). The oldest admitted request never is a victim,
+//! so that something always ends (DESIGN 7). All pauses of a request together
 //! are bounded; from then on it is immune: it is overdue, and goes on before all others, who make room for it. Only the oldest
 //! does not. While the tenant sleeps nobody is paused by another, and no time counts.
 //!

@@ -9,7 +9,8 @@ use crate::batch::{Batch, Part};
 use crate::event::{Command, Finish, Notice};
 use crate::sequence::Sequence;
 
-/// Steps for which no admission is tried after memory refused one, unless something ends before.
+/// Steps for which no admission is tried after memory refused one, unless something ends before; by deadline none that needs more
+/// than is free.
 pub(super) const ADMISSION_HOLD_STEPS: u64 = 16;
 
 /// Boundaries at which the oldest request alone may be refused memory before it is failed. Its floor is guaranteed, so
@@ -58,13 +59,17 @@ impl Core {
         if self.admission_on_hold() && !by_deadline {
             return admitted;
         }
-        self.hurry_overdue(now);
+        if !self.admission_on_hold() {
+            self.hurry_overdue(now);
+        }
         self.put_off_late(now);
-        self.make_row(now);
         let running_tokens = self.running.values().map(Sequence::pending).fold(0, u32::saturating_add);
         let step_tokens =
             if self.brain.arriving() { self.config.max_model_tokens } else { self.config.max_step_tokens };
         let mut budget = step_tokens.max(self.config.max_step_tokens).saturating_sub(running_tokens);
+        if budget > 0 {
+            self.make_row(now);
+        }
         let mut coming_blocks = 0;
         let mut last = false;
         while budget > 0
@@ -117,6 +122,7 @@ impl Core {
         let fitting = self.fitting_tokens(now);
         let usual = self.config.max_step_tokens.min(fitting);
         let mut max_tokens = usual.max(self.whole_tokens().min(fitting));
+        let mut made_room = false;
         loop {
             let alone = self.looks_at_decodes();
             let taken = self.running.values().filter(|sequence| !alone || sequence.pending() == 1);
@@ -134,8 +140,14 @@ impl Core {
                 Prepared::Wait => return None,
                 Prepared::Short { activation: true, .. } if max_tokens > usual => max_tokens = usual,
                 Prepared::Short { activation: true, .. } if max_tokens > 1 => max_tokens /= 2,
-                Prepared::Short { missing_columns, .. } => {
-                    if !self.relieve(now, missing_columns, admitted) {
+                // Once: what has left by then and does not serve will not.
+                Prepared::Short { missing_columns, .. }
+                    if !made_room && self.make_room(now, missing_columns, admitted) =>
+                {
+                    made_room = true;
+                }
+                Prepared::Short { .. } => {
+                    if !self.relieve(now, admitted) {
                         self.starve();
                         return None;
                     }
@@ -156,12 +168,9 @@ impl Core {
     }
 
     /// Takes one request out of the batch's way. `false` = only the oldest is left.
-    fn relieve(&mut self, now: Nanos, missing_columns: u32, admitted: &mut Vec<RequestId>) -> bool {
+    fn relieve(&mut self, now: Nanos, admitted: &mut Vec<RequestId>) -> bool {
         if self.running.len() <= 1 {
             return self.drop_kept(|brain, id| brain.on_device(id));
-        }
-        if self.make_room(now, missing_columns, admitted) {
-            return true;
         }
         match admitted.iter().rposition(|id| !self.is_overdue(now, *id)) {
             Some(at) => self.refuse_for_now(admitted.remove(at)),

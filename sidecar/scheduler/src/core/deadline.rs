@@ -44,8 +44,8 @@ impl Core {
 
     /// The next in line stays where it is: there is no room for it, and it was paused and has enough in store, or memory has
     /// refused somebody a moment ago.
-    pub(super) fn front_can_wait(&self, now: Nanos, slo: &Slo, coming_blocks: u32) -> bool {
-        let in_store = |front: &Sequence| front.kept && front.deadline(slo) > self.well_after(now);
+    pub(super) fn front_can_wait(&self, now: Nanos, coming_blocks: u32) -> bool {
+        let in_store = |front: &Sequence| front.kept && front.in_store_until(now) > self.well_after(now);
         let in_store = self.queue.front().is_some_and(in_store);
         (in_store || self.admission_on_hold())
             && !self.running.is_empty()
@@ -57,24 +57,33 @@ impl Core {
         let place = admitted.last().and_then(|last| self.places.get(last));
         let coming = place.and_then(|place| self.running.get(place));
         let Some((slo, coming)) = self.objectives().zip(coming) else { return false };
-        self.pause_for(now, columns, coming.deadline(&slo), admitted)
+        let (deadline, priority) = (coming.deadline(&slo), coming.request.priority);
+        self.pause_for(now, columns, (deadline, priority), admitted)
     }
 
     /// All rows are taken: somebody makes room for the next in line.
     pub(super) fn make_row(&mut self, now: Nanos) {
         if let Some((slo, front)) = self.objectives().zip(self.queue.front())
             && self.free_rows.is_empty()
+            && !self.admission_on_hold()
         {
-            self.pause_for(now, 1, front.deadline(&slo), &[]);
+            let who = (front.deadline(&slo), front.request.priority);
+            self.pause_for(now, 1, who, &[]);
         }
     }
 
-    fn pause_for(&mut self, now: Nanos, columns: u32, deadline: Nanos, admitted: &[RequestId]) -> bool {
-        if !self.brain.pausing_helps() || self.brain.loss_window_ns() == 0 {
+    fn pause_for(
+        &mut self,
+        now: Nanos,
+        columns: u32,
+        (deadline, priority): (Nanos, i32),
+        admitted: &[RequestId],
+    ) -> bool {
+        if !self.brain.pausing_frees(columns) || self.brain.loss_window_ns() == 0 {
             return false;
         }
-        let due_from = self.well_after(deadline.max(now));
-        let wanted = Wanted { columns, due_from, host_places: self.brain.host_places() };
+        let in_store_until = self.well_after(deadline.max(now));
+        let wanted = Wanted { columns, in_store_until, priority, host_places: self.brain.host_places() };
         let mut holders = self.holders(now);
         holders.retain(|one| !admitted.contains(&one.id));
         let going = deadline::make_room(&wanted, &holders).unwrap_or_default();
@@ -86,15 +95,20 @@ impl Core {
 
     /// The running request that has most in store, of those who may be paused and have a place for their KV.
     pub(super) fn latest_due(&self, now: Nanos) -> Option<RequestId> {
-        let wanted = Wanted { columns: 1, due_from: Nanos(0), host_places: self.brain.host_places() };
+        let host_places = self.brain.host_places();
+        let wanted = Wanted { columns: 1, in_store_until: Nanos(0), priority: i32::MAX, host_places };
         deadline::make_room(&wanted, &self.holders(now))?.first().copied()
     }
 
     fn holders(&self, now: Nanos) -> Vec<Holder> {
-        let Some(slo) = self.objectives() else { return Vec::new() };
         let holder = |id: RequestId| {
             let sequence = self.places.get(&id).and_then(|place| self.running.get(place))?;
-            Some(Holder { id, deadline: sequence.deadline(&slo), columns: self.brain.columns(id) })
+            Some(Holder {
+                id,
+                in_store_until: sequence.in_store_until(now),
+                priority: sequence.request.priority,
+                columns: self.brain.own_columns(id),
+            })
         };
         self.victims(now).into_iter().filter_map(holder).collect()
     }

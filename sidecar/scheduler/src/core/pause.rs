@@ -3,7 +3,6 @@
 
 use sluice_policy::brain::{Crowd, Runner, Waiter};
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::params::Slo;
 use sluice_policy::planner::pausing::Candidate;
 
 use super::Core;
@@ -14,8 +13,8 @@ use crate::sequence::Sequence;
 const MOST_WAITING: usize = 4;
 
 impl Core {
-    /// Pauses the request with most KV, or by deadline with most in store; never the oldest, and nobody who was paused for as long as a request may be. Returns
-    /// whether there was one.
+    /// Pauses the request with most KV, or by deadline with most in store; never the oldest, and nobody who was paused for as
+    /// long as a request may be. Returns whether there was one.
     pub(super) fn pause_one(&mut self, now: Nanos) -> bool {
         let victim = match self.objectives() {
             Some(_) => self.latest_due(now),
@@ -128,9 +127,10 @@ impl Core {
     }
 
     pub(super) fn pause(&mut self, now: Nanos, id: RequestId) -> bool {
-        let deadline = |slo: &Slo| self.running.get(self.places.get(&id)?).map(|one| one.deadline(slo));
         // What is in store nobody misses: a pause begins when that is used up.
-        let from = self.objectives().and_then(|slo| deadline(&slo)).map_or(now, |deadline| deadline.max(now));
+        let sequence = self.places.get(&id).and_then(|place| self.running.get(place));
+        let from =
+            sequence.filter(|_| self.objectives().is_some()).map_or(now, |one| one.in_store_until(now));
         let parked = self.park(id);
         if parked {
             self.pauses.pause(id, from);
@@ -153,8 +153,8 @@ impl Core {
     /// `coming_blocks` are of those who come at this boundary.
     pub(super) fn front_stays(&mut self, now: Nanos, coming_blocks: u32) -> bool {
         let Some(front) = self.queue.front() else { return false };
-        if let Some(slo) = self.objectives() {
-            return self.front_can_wait(now, &slo, coming_blocks);
+        if self.objectives().is_some() {
+            return self.front_can_wait(now, coming_blocks);
         }
         let (id, idle) = (front.id(), self.running.is_empty());
         let planned = self.brain.plans_batches();

@@ -101,11 +101,12 @@ impl Core {
 
     /// Hands a sampled token to its request. A row that is nobody's belongs to a request that has ended.
     fn deliver(&mut self, now: Nanos, sampled: Sampled) {
+        let tbt_ns = self.brain.params().slo.tbt_ns;
         let Some(sequence) = self.by_row(sampled.row) else { return };
         if sequence.cancelled {
             return;
         }
-        sequence.first_token.get_or_insert(now);
+        sequence.note_token(now, tbt_ns);
         let (request, finish) = (sequence.id(), sequence.accept(sampled.token));
         self.notices.push(Notice::Token { request, token: sampled.token, logprobs: sampled.logprobs });
         if let Some(finish) = finish {

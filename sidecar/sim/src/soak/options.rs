@@ -7,6 +7,7 @@ use sluice_policy::ids::RequestId;
 use sluice_policy::neighbours::turn::{Quantum, TurnOrder};
 use sluice_policy::neighbours::victim::Rule;
 use sluice_policy::params::{Params, PolicyName, Slo};
+use sluice_policy::planner::pausing::DEFAULT_BOUND_NS;
 use sluice_policy::trader::Terms;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Config, Request};
@@ -38,6 +39,10 @@ pub struct Options {
     pub policy: PolicyName,
     /// Their objectives, if any.
     pub slo: Slo,
+    /// For how long a request may be paused.
+    pub pause_bound_ns: u64,
+    /// Share of the layers that may be remapped, permille.
+    pub remap_cap_permille: u32,
     /// How they share the GPU.
     pub sharing: Sharing,
     /// Bytes of each tenant's host tier.
@@ -82,6 +87,8 @@ impl Options {
             kv_columns: rng.between(8, 24) as u32,
             policy: PolicyName::ALL[rng.below(PolicyName::ALL.len() as u64) as usize],
             slo: Slo::default(),
+            pause_bound_ns: DEFAULT_BOUND_NS,
+            remap_cap_permille: Params::default().remap_cap_permille,
             sharing: sharing(rng),
             host_kv_bytes: block_column * sometimes(rng, 40),
             prefix_caching: rng.chance(700),
@@ -120,6 +127,8 @@ impl Options {
         if rng.chance(500) {
             let (ttft_ns, tbt_ns) = (rng.between(1, 200) * MS, rng.between(1, 40) * MS);
             self.slo = Slo { ttft_ns, tbt_ns, allowed_miss_permille: rng.below(100) as u32 };
+            self.pause_bound_ns = sometimes(&mut rng, 500) * MS;
+            self.remap_cap_permille *= rng.below(4).min(1) as u32;
         }
     }
 
@@ -155,6 +164,8 @@ impl Options {
         let params = Params {
             policy: self.policy,
             slo: self.slo,
+            pause_bound_ns: self.pause_bound_ns,
+            remap_cap_permille: self.remap_cap_permille,
             share_chunks: self.share_chunks(),
             max_model_tokens: MODEL_TOKENS,
             guaranteed_kv_bytes: u64::from(guaranteed) * CHUNK_BYTES,

@@ -79,6 +79,20 @@ impl Kv {
         freed
     }
 
+    /// Columns that nobody but this request uses: what would leave the device with it.
+    pub fn own_columns(&self, request: RequestId) -> u32 {
+        let columns = self.sequences.get(&request).into_iter().flat_map(|sequence| &sequence.columns);
+        columns.filter(|id| self.columns.get(**id).refs == 1).count() as u32
+    }
+
+    /// Columns of paused requests that are to leave and have no place in the host tier yet.
+    pub fn unplaced_paused(&self) -> u32 {
+        let paused = self.sequences.values().filter(|sequence| sequence.suspended);
+        let columns = paused.flat_map(|sequence| &sequence.columns);
+        let leaving = columns.filter(|id| self.columns.get(**id).refs == 1);
+        leaving.filter(|id| self.columns.get(**id).stowed.is_none()).count() as u32
+    }
+
     /// Blocks on the device that paused requests beside this one may lose.
     pub fn others_paused_blocks(&self, request: RequestId) -> u32 {
         let paused = self.sequences.iter().filter(|(id, sequence)| sequence.suspended && **id != request);
