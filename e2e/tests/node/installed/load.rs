@@ -116,7 +116,8 @@ impl Product<'_> {
         (streams, engines.remove(0))
     }
 
-    /// As [`Product::held_streams`] for a tenant of several slots: all engines are stopped.
+    /// As [`Product::held_streams`] for a tenant of several slots: each has some of the streams, and all engines are stopped. A slot
+    /// that is ready a moment ago may not be known yet to whoever deals connections out.
     pub async fn held_streams_of_all(
         &self,
         tenant: &str,
@@ -128,13 +129,26 @@ impl Product<'_> {
         for _ in 0..TRIES {
             let streams = self.streams(tenant, count, tokens).await;
             let stopped = engines.iter().map(|engine| Stopped::stop(*engine)).collect();
-            if streams.ended() == 0 {
+            if streams.ended() == 0 && self.each_slot_is_asked(tenant).await {
                 return (streams, stopped);
             }
             drop::<Vec<Stopped>>(stopped);
             streams.end().await;
         }
-        panic!("the first of {count} streams of {tenant} has always ended before the last has begun");
+        panic!(
+            "the first of {count} streams of {tenant} has always ended before the last has begun, or some slot had none"
+        );
+    }
+
+    async fn each_slot_is_asked(&self, tenant: &str) -> bool {
+        let sample = format!("sluice_open_requests{{model_name=\"{tenant}\"}}");
+        for pod in self.pods(tenant) {
+            let address = pod["status"]["podIP"].as_str().expect("who is ready has an address");
+            if value(&self.metrics(address).await, &sample) == 0.0 {
+                return false;
+            }
+        }
+        true
     }
 }
 
