@@ -1,7 +1,7 @@
 //! [`HostMemory`]: the body of [`sluice_ports::Memory`] over host memory.
 //!
 //! Everything but copies forms one queue and runs one after the other, a `Reback` until the engine has acknowledged it.
-//! Fills, fetches and write-backs go to their lanes at once, unless an operation that names one of their chunks or host
+//! Fills, fetches, spills and write-backs go to their lanes at once, unless an operation that names one of their chunks or host
 //! blocks is still in that queue.
 
 mod chores;
@@ -96,7 +96,7 @@ pub enum HostError {
 pub struct KvCopied {
     /// Into buffers ([`Work::Fetch`]).
     pub fetched_bytes: u64,
-    /// To the host ([`Work::WriteBack`]).
+    /// To the host ([`Work::WriteBack`], [`Work::Spill`]).
     pub written_back_bytes: u64,
 }
 
@@ -267,7 +267,9 @@ impl HostMemory {
 impl Memory for HostMemory {
     fn submit(&mut self, _now: Nanos, action: Action) {
         match action.work {
-            work @ (Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_)) => self.order_copy(action.id, work),
+            work @ (Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_) | Work::Spill(_)) => {
+                self.order_copy(action.id, work)
+            }
             Work::DropFills => self.drop_fills(action.id),
             work => self.serial.push(action.id, work, action.reason),
         }

@@ -27,13 +27,20 @@ pub(crate) struct TierCopy {
     pub(crate) device: (ChunkId, u64),
 }
 
+/// An order that was given a host block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Promise {
+    /// It copies out of this buffer: fetches into the buffer come after it.
+    buffer: Option<u8>,
+}
+
 /// What is known of a host block.
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
     /// `None` = nothing that anybody may read.
     generation: Option<Generation>,
     /// An order writes it, or will.
-    promised: bool,
+    promised: Option<Promise>,
     /// Copies that read it now.
     readers: u32,
 }
@@ -89,20 +96,29 @@ impl Tier {
         block.index() < self.lock().len()
     }
 
-    /// No order writes one of these blocks or will.
-    pub(crate) fn is_settled(&self, copies: &[TierCopy]) -> bool {
+    /// No order writes one of these blocks or will, but for one that copies out of this buffer.
+    pub(crate) fn is_settled(&self, copies: &[TierCopy], buffer: Option<u8>) -> bool {
         let blocks = self.lock();
-        copies.iter().all(|copy| !blocks[copy.host.index()].promised)
+        let mut promises = copies.iter().filter_map(|copy| blocks[copy.host.index()].promised);
+        promises.all(|promise| promise.buffer.is_some() && promise.buffer == buffer)
     }
 
-    /// Gives all of these blocks to one order, which [`Tier::copy_out`] will carry out; false when another one has one.
-    pub(crate) fn promise(&self, copies: &[TierCopy]) -> bool {
+    /// Gives all of these blocks to one order, which [`Tier::copy_out`] will carry out, perhaps out of a buffer; false when another
+    /// one has one.
+    pub(crate) fn promise(&self, copies: &[TierCopy], buffer: Option<u8>) -> bool {
         let mut blocks = self.lock();
-        let free = copies.iter().all(|copy| !blocks[copy.host.index()].promised);
+        let free = copies.iter().all(|copy| blocks[copy.host.index()].promised.is_none());
         if free {
-            copies.iter().for_each(|copy| blocks[copy.host.index()].promised = true);
+            let promised = Some(Promise { buffer });
+            copies.iter().for_each(|copy| blocks[copy.host.index()].promised = promised);
         }
         free
+    }
+
+    /// The order will not be carried out: the blocks carry what they carried.
+    pub(crate) fn break_promise(&self, copies: &[TierCopy]) {
+        let mut blocks = self.lock();
+        copies.iter().for_each(|copy| blocks[copy.host.index()].promised = None);
     }
 
     /// Copies blocks to the host that were promised to this order. They lose what they carried before the first byte and
@@ -122,7 +138,7 @@ impl Tier {
         let mut blocks = self.lock();
         for copy in copies {
             let block = &mut blocks[copy.host.index()];
-            block.promised = false;
+            block.promised = None;
             if matches!(outcome, Outcome::Done { .. }) {
                 block.generation = Some(copy.generation);
             }

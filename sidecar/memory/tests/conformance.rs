@@ -96,4 +96,8 @@ rules!(
     fetches_into_one_buffer_run_in_the_order_submitted,
     memory_that_kv_is_fetched_to_stays,
     what_is_written_back_is_fetched_under_its_name,
+    a_spill_waits_for_the_step_and_what_enters_the_buffer_waits_for_it,
+    what_was_spilt_is_fetched_from_behind_it,
+    a_spill_that_contradicts_the_table_is_refused_and_its_memory_stays,
+    dropping_fills_drops_spills_and_takes_nothing_away,
 );

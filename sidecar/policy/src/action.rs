@@ -113,6 +113,22 @@ pub struct Fetch {
     pub blocks: FetchBlocks,
 }
 
+/// KV of one layer that a step writes into a buffer goes to the host tier behind the step (eLLM 4.4.2): the blocks of the
+/// buffer are another layer's afterwards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spill {
+    /// The layer.
+    pub layer: LayerId,
+    /// The buffer: fetches and spills of one buffer happen in the order given.
+    pub buffer: u8,
+    /// The step's contents of the buffer: the copy may start only when the engine's KV word `done` of the layer has reached this
+    /// generation.
+    pub after: Generation,
+    /// Blocks of the buffer and the host blocks that receive them. Each carries its generation once the last byte of all is
+    /// there, and none from the first on.
+    pub blocks: Vec<BlockSwap>,
+}
+
 /// Bytes on their way from one neighbour to another, as the ledger file knows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Earmark {
@@ -163,7 +179,9 @@ pub enum Work {
     Fetch(Fetch),
     /// As `SwapOut`, but beside steps: no step writes these blocks, and nothing moves or unmaps them meanwhile.
     WriteBack(Vec<BlockSwap>),
-    /// Drop every queued fill and fetch that has not started. Each dropped one completes as `Dropped`, one that runs
+    /// Copy KV of one layer out of a buffer, behind the step that writes it. Counts as a fetch.
+    Spill(Spill),
+    /// Drop every queued fill, fetch and spill that has not started. Each dropped one completes as `Dropped`, one that runs
     /// completes as usual, and only then does this action complete. Write-backs are left alone.
     DropFills,
 }
@@ -174,6 +192,7 @@ impl Work {
         match self {
             Work::SwapOut(swaps) | Work::SwapIn(swaps) | Work::WriteBack(swaps) => swaps,
             Work::Fetch(fetch) => &fetch.blocks,
+            Work::Spill(spill) => &spill.blocks,
             _ => &[],
         }
     }
@@ -193,7 +212,7 @@ impl Work {
             }
             Work::MoveBlocks(moves) => moves.iter().flat_map(|m| [m.from_chunk, m.to_chunk]).collect(),
             Work::Fill(fill) => fill.chunks.clone(),
-            Work::SwapOut(_) | Work::SwapIn(_) | Work::WriteBack(_) | Work::Fetch(_) => {
+            Work::SwapOut(_) | Work::SwapIn(_) | Work::WriteBack(_) | Work::Fetch(_) | Work::Spill(_) => {
                 self.swaps().iter().map(|swap| swap.chunk).collect()
             }
             Work::DropFills => Vec::new(),

@@ -19,6 +19,7 @@ mod measure;
 mod offload;
 mod place;
 mod plan;
+mod prompts;
 mod regrow;
 mod remedy;
 mod reshape;
@@ -171,7 +172,7 @@ impl Brain {
             rest: Rest::Awake,
             discard: false,
             swap_failures: 0,
-            offload: offload::Offload::new(&params, sizes.layers),
+            offload: offload::Offload::new(&params, sizes.layers, sizes.host_columns),
             lost: Vec::new(),
             fill_reason: Reason::Load,
             base: Layout::resident(),
@@ -224,6 +225,7 @@ impl Brain {
                 self.fetched((layer, buffer), generation, done.outcome, out);
             }
             Pending::WriteBack(written) => self.written_back(&written, done.outcome),
+            Pending::Spill(name) => self.spilled(name, done.outcome),
             Pending::Cede(chunks) => self.ceded(&chunks, done.outcome),
             Pending::Drop => self.dropped(out),
         }
@@ -340,6 +342,7 @@ impl Brain {
         self.boundaries += 1;
         // A boundary means that no step is waiting to be replayed.
         self.unfinished = false;
+        self.forget_step();
         self.trade.denied = false;
         if !self.in_step && !self.blocked() && self.loaded() {
             self.at_boundary(out);

@@ -7,6 +7,7 @@ use crate::brain::TableChange;
 use crate::digest::Digest;
 use crate::geometry::BLOCK_TOKENS;
 use crate::ids::{BlockId, ColumnId, RequestId};
+use crate::slots::Generations;
 
 mod check;
 pub mod columns;
@@ -146,10 +147,15 @@ impl Kv {
         self.idle.len() as u32 * self.layers
     }
 
-    /// Gives every request its new columns. The caller has seen to it that there are enough free blocks.
-    pub fn allocate(&mut self, needs: &[(RequestId, u32)]) {
+    /// Gives every request its new columns. The caller has seen to it that there are enough free blocks, and places in the host
+    /// tier for those that go there.
+    pub fn allocate(&mut self, needs: &[(RequestId, u32)], generations: &mut Generations) {
         let mut blocks = Vec::new();
         for (request, count) in needs {
+            if self.goes_out(*request) {
+                self.allocate_out(*request, *count, generations);
+                continue;
+            }
             for _ in 0..*count {
                 let id = self.columns.add();
                 blocks.clear();

@@ -8,7 +8,8 @@ pub enum PolicyName {
     /// Oneiros: own weight layers become KV before anything is recomputed.
     #[default]
     Oneiros,
-    /// eLLM: idle activation chunks become KV before anything is recomputed.
+    /// eLLM: idle activation chunks become KV before anything is recomputed, and KV of prompts for which there is no room goes to
+    /// the host tier while they are computed.
     Ellm,
     /// FlexGen: a fixed share of the layers' KV lies in the host tier from the start, of every request.
     FlexGen,
@@ -27,6 +28,8 @@ pub enum PolicyName {
 pub enum Placing {
     /// On the device.
     Device,
+    /// On the device, and of prompts that were admitted without room for it in the host tier.
+    Prompts,
     /// A fixed share of its layers in the host tier.
     Fixed,
     /// The same layers of every request in the host tier, as many as hide.
@@ -73,11 +76,17 @@ impl PolicyName {
     /// Where KV of running requests lies.
     pub const fn placing(self) -> Placing {
         match self {
-            PolicyName::Recompute | PolicyName::Oneiros | PolicyName::Ellm => Placing::Device,
+            PolicyName::Recompute | PolicyName::Oneiros => Placing::Device,
+            PolicyName::Ellm => Placing::Prompts,
             PolicyName::FlexGen => Placing::Fixed,
             PolicyName::Pie => Placing::Uniform,
             PolicyName::OrbitFlow | PolicyName::Unified => Placing::PerRequest,
         }
+    }
+
+    /// Prompts for which there is no room are computed all the same, and their KV goes to the host tier (eLLM 4.4.2).
+    pub const fn offloads_prompts(self) -> bool {
+        matches!(self.placing(), Placing::Prompts)
     }
 
     /// Of remedies that cost something the one with the least predicted loss per byte is taken; the others keep their paper's

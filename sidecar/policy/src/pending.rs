@@ -54,6 +54,8 @@ pub enum Pending {
     },
     /// KV arrives in the host tier beside steps.
     WriteBack(Vec<Written>),
+    /// KV of a layer leaves a buffer, under this name.
+    Spill(Generation),
     /// Queued fills are dropped.
     Drop,
 }
@@ -69,7 +71,7 @@ impl Pending {
 
     /// Runs beside steps and moves KV.
     fn streams(&self) -> bool {
-        matches!(self, Pending::Fetch { .. } | Pending::WriteBack(_))
+        matches!(self, Pending::Fetch { .. } | Pending::WriteBack(_) | Pending::Spill(_))
     }
 }
 
@@ -93,7 +95,7 @@ pub struct PendingActions {
     /// Those that have not ended.
     count: u32,
     fills: u32,
-    /// Fetches and write-backs, which run beside steps as fills do.
+    /// Fetches, spills and write-backs, which run beside steps as fills do.
     streams: u32,
 }
 
@@ -141,9 +143,10 @@ impl PendingActions {
         self.place(id).is_some_and(|at| self.actions[at].is_some())
     }
 
-    /// Fetches under way, which [`Work::DropFills`] drops as well.
+    /// Fetches and spills under way, which [`Work::DropFills`] drops as well.
     pub fn fetches(&self) -> bool {
-        self.streams > 0 && self.effects().any(|effect| matches!(effect, Pending::Fetch { .. }))
+        let dropped = |effect: &Pending| matches!(effect, Pending::Fetch { .. } | Pending::Spill(_));
+        self.streams > 0 && self.effects().any(dropped)
     }
 
     /// Fills under way.
@@ -151,7 +154,7 @@ impl PendingActions {
         self.fills
     }
 
-    /// Anything under way that a step must not run beside: everything but fills, fetches and write-backs.
+    /// Anything under way that a step must not run beside: everything but fills, fetches, spills and write-backs.
     pub fn blocking(&self) -> bool {
         self.count > self.fills + self.streams
     }

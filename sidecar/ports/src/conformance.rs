@@ -4,6 +4,7 @@
 mod beside;
 mod copies;
 mod harness;
+mod spills;
 mod table;
 mod tier;
 
@@ -24,6 +25,11 @@ pub use copies::{
     a_fill_puts_each_chunk_of_its_slab_in_order, a_fill_waits_for_the_reader_it_names,
     dropping_fills_drops_those_that_wait, fills_of_one_slot_run_in_the_order_submitted,
     ready_is_published_with_the_completion,
+};
+pub use spills::{
+    a_spill_that_contradicts_the_table_is_refused_and_its_memory_stays,
+    a_spill_waits_for_the_step_and_what_enters_the_buffer_waits_for_it,
+    dropping_fills_drops_spills_and_takes_nothing_away, what_was_spilt_is_fetched_from_behind_it,
 };
 pub use table::{
     a_chunk_backs_many_addresses, a_chunk_that_is_mapped_is_not_released, a_moved_block_keeps_its_contents,
@@ -122,4 +128,8 @@ pub fn run_all<B: Body>() {
     fetches_into_one_buffer_run_in_the_order_submitted::<B>();
     memory_that_kv_is_fetched_to_stays::<B>();
     what_is_written_back_is_fetched_under_its_name::<B>();
+    a_spill_waits_for_the_step_and_what_enters_the_buffer_waits_for_it::<B>();
+    what_was_spilt_is_fetched_from_behind_it::<B>();
+    a_spill_that_contradicts_the_table_is_refused_and_its_memory_stays::<B>();
+    dropping_fills_drops_spills_and_takes_nothing_away::<B>();
 }

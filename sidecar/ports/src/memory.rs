@@ -32,6 +32,10 @@ use sluice_policy::ids::Nanos;
 ///   that a write-back reads is not written, a host block that it writes is named by nobody else, and the chunks are neither
 ///   unmapped, released, filled nor handed over: whoever orders that is `Refused`. A host block that a waiting fetch
 ///   will read may be written; the fetch is refused then;
+/// - a `Spill` names blocks of a buffer that the step of its generation writes. It runs in the order submitted among the fetches
+///   and spills of its buffer, starts only when the KV word `done` of its layer has reached its generation, and names host blocks
+///   as a `WriteBack` does, but that a fetch into the same buffer, which comes after it, may name them too. `DropFills` drops
+///   spills that have not started, and their host blocks carry what they carried;
 /// - swaps, fetches and write-backs need no engine. A completed one reports the bytes that passed the link, and the time they took.
 pub trait Memory {
     /// Orders `action`. Never blocks on a copy.

@@ -40,8 +40,8 @@ impl Batch {
         let mut parts = Vec::new();
         for (place, sequence) in running {
             let budget = if sequence.pending() == 1 { &mut decode_budget } else { &mut prefill_budget };
-            let tokens = sequence.pending().min(*budget);
-            *budget -= tokens;
+            let tokens = if *budget > 0 { sequence.whole_columns(*budget) } else { 0 };
+            *budget = budget.saturating_sub(tokens);
             if tokens > 0 {
                 parts.push((place, Part::of(sequence, tokens)));
             }
@@ -80,7 +80,7 @@ impl Part {
         Part {
             request: sequence.id(),
             tokens,
-            columns: sequence.next_columns(),
+            columns: sequence.columns_for(tokens),
             samples: end == sequence.len(),
         }
     }

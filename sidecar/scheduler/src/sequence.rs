@@ -39,6 +39,10 @@ pub struct Sequence {
     pub kept: bool,
     /// It was paused for as long as a request may be, and goes on next.
     pub overdue: bool,
+    /// Its prompt's KV goes to the host tier while it is computed (eLLM).
+    pub goes_out: bool,
+    /// Its prompt's KV went there, and it waits until there is room for it.
+    pub waits_out: bool,
     /// What was added to the deadline of its first token when that could not be kept; 0 = nothing yet.
     pub put_off_ns: u64,
 }
@@ -63,6 +67,8 @@ impl Sequence {
             cancelled: false,
             kept: false,
             overdue: false,
+            goes_out: false,
+            waits_out: false,
             put_off_ns: 0,
         }
     }
@@ -107,6 +113,22 @@ impl Sequence {
     /// admission on, so that a prefill is never cut off half way by its own later chunks.
     pub fn next_columns(&self) -> u32 {
         if self.pending() > 1 { self.admission_columns() } else { Geometry::columns_for(self.len()) }
+    }
+
+    /// Columns that it holds when a step begins that computes so many of its tokens. Where its KV goes to the host tier, those of
+    /// these tokens and the ones before.
+    pub fn columns_for(&self, tokens: u32) -> u32 {
+        if self.goes_out { Geometry::columns_for(self.committed + tokens) } else { self.next_columns() }
+    }
+
+    /// Of `tokens` that a step has room for those that it computes of this sequence: where its KV goes to the host tier no column is
+    /// left unfinished but the prompt's last one, and one is computed at least.
+    pub fn whole_columns(&self, tokens: u32) -> u32 {
+        if !self.goes_out || tokens >= self.pending() {
+            return tokens.min(self.pending());
+        }
+        let column = sluice_policy::geometry::BLOCK_TOKENS;
+        (tokens - tokens % column).max(column).min(self.pending())
     }
 
     /// Tokens that a client which reads one every `tbt_ns` has not been given yet (Token-Deposit); 0 without an objective, and
@@ -154,7 +176,7 @@ impl Sequence {
         self.computed_before = self.computed_before.max(dropped);
         self.committed = 0;
         self.row = None;
-        self.kept = false;
+        (self.kept, self.goes_out, self.waits_out) = (false, false, false);
         dropped
     }
 }

@@ -23,6 +23,8 @@ pub struct Counters {
     pub preemptions: u64,
     /// Requests that were paused with their KV.
     pub pauses: u64,
+    /// Requests whose prompts were computed with their KV in the host tier.
+    pub prompts_out: u64,
     /// Engines that died.
     pub engine_losses: u64,
     /// Steps run again for a successor.

@@ -203,9 +203,10 @@ pub struct Device {
     pub kv_ready: BTreeMap<LayerId, Generation>,
     /// What its KV word `done` shows.
     pub kv_done: BTreeMap<LayerId, Generation>,
-    /// Copies to the device that wait, in order.
+    /// Copies to the device and out of buffers that wait, in order.
     copies: VecDeque<(ActionId, Copy)>,
     copying: Option<Copying>,
+    spilling: Option<Copying>,
     /// Write-backs that wait, in order.
     write_backs: VecDeque<(ActionId, Vec<BlockSwap>)>,
     writing: Option<Writing>,
@@ -248,6 +249,7 @@ impl Device {
             kv_done: BTreeMap::new(),
             copies: VecDeque::new(),
             copying: None,
+            spilling: None,
             write_backs: VecDeque::new(),
             writing: None,
             completed: VecDeque::new(),
@@ -269,6 +271,8 @@ impl Device {
             self.clock = self.clock.max(due);
             if self.copying.as_ref().is_some_and(|c| c.passage.ends <= due) {
                 self.end_copy();
+            } else if self.spilling.as_ref().is_some_and(|s| s.passage.ends <= due) {
+                self.end_spill();
             } else if self.writing.as_ref().is_some_and(|w| w.passage.ends <= due) {
                 self.end_write_back();
             } else if let Some(mut run) = self.run.take() {
@@ -284,9 +288,10 @@ impl Device {
     /// The next moment at which something ends.
     pub fn next_due(&self) -> Option<Nanos> {
         let copy = self.copying.as_ref().map(|c| c.passage.ends);
+        let spilling = self.spilling.as_ref().map(|s| s.passage.ends);
         let writing = self.writing.as_ref().map(|w| w.passage.ends);
         let layer = self.run.as_ref().and_then(Run::layer_ends);
-        [copy, writing, layer].into_iter().flatten().min()
+        [copy, spilling, writing, layer].into_iter().flatten().min()
     }
 
     /// Starts what can start: the first copy whose slot or buffer is free, the first write-back, the layer that waits if its

@@ -71,7 +71,7 @@ impl Memory for SimMemory {
                 self.parked.drop_fetches(&mut device);
                 device.drop_fills(action.id);
             }
-            work @ (Work::Fetch(_) | Work::WriteBack(_)) => {
+            work @ (Work::Fetch(_) | Work::WriteBack(_) | Work::Spill(_)) => {
                 let behind = self.serial.iter().rev().find(|(_, _, earlier)| parked::meet(earlier, &work));
                 self.parked.submit(action.id, work, behind.map(|(_, id, _)| *id), &mut device);
             }
@@ -148,7 +148,7 @@ impl Device {
             Work::MoveBlocks(moves) => self.move_blocks(&moves)?,
             Work::SwapOut(swaps) => self.swap_out(&swaps)?,
             Work::SwapIn(swaps) => self.swap_in(&swaps)?,
-            Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_) | Work::DropFills => {
+            Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_) | Work::Spill(_) | Work::DropFills => {
                 unreachable!("copies have their own queue")
             }
         }

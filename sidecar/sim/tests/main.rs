@@ -16,6 +16,7 @@ mod pauses;
 mod plans;
 mod policies;
 mod profiles;
+mod prompts;
 mod scheduling;
 mod serve;
 mod sleep;

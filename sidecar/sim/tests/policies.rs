@@ -65,7 +65,7 @@ fn tokens_are_the_same_under_every_policy_and_kv_lies_where_it_says() {
         assert!(world.run_until_idle(LIMIT), "every request ends under {policy:?}");
         assert_eq!(tokens(&world), expected, "{policy:?}");
         let core = world.driver.core();
-        let places = core.brain().params().placing() != Placing::Device;
+        let places = !matches!(core.brain().params().placing(), Placing::Device | Placing::Prompts);
         assert_eq!(core.brain().counted(Reason::Fetch) > 0, places, "{policy:?} fetches");
         let pauses = core.snapshot().counters.pauses;
         assert!(core.brain().params().pauses() || pauses == 0, "{policy:?} paused {pauses} times");

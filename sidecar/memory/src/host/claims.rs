@@ -13,7 +13,7 @@ pub(super) enum Use {
     Read,
     /// Writes it, one order at a time.
     Write,
-    /// Writes it; other fetches may too, and their lanes see to the order.
+    /// Writes or reads a buffer's; other fetches and spills may too, and their lane sees to the order.
     Fetch,
 }
 

@@ -35,7 +35,7 @@ struct Drop {
 }
 
 impl HostMemory {
-    /// A fill, a fetch or a write-back.
+    /// A fill, a fetch, a spill or a write-back.
     pub(super) fn order_copy(&mut self, id: ActionId, work: Work) {
         let named = Named::by(&work);
         self.fills.parked.push(Parked { id, work, named, before: self.serial.next_number() });
@@ -61,6 +61,7 @@ impl HostMemory {
             Work::Fill(fill) => self.fill_order(fill),
             Work::Fetch(fetch) => self.fetch_order(fetch),
             Work::WriteBack(swaps) => self.write_back_order(&swaps),
+            Work::Spill(spill) => self.spill_order(spill),
             other => unreachable!("{other:?} is no copy beside the serial queue"),
         };
         match order {
@@ -102,7 +103,7 @@ impl HostMemory {
     fn let_go(&mut self, order: &Order) {
         match order {
             Order::Fill(fill) => self.table.fill_ends(&fill.chunks),
-            Order::Fetch(_, copies) => self.claims.end(copies, Use::Fetch),
+            Order::Fetch(_, copies) | Order::Spill(_, copies) => self.claims.end(copies, Use::Fetch),
             Order::WriteBack(copies) => self.claims.end(copies, Use::Read),
         }
     }
@@ -112,7 +113,7 @@ impl HostMemory {
         match order {
             Order::Fill(_) => {}
             Order::Fetch(..) => self.kv_copied.fetched_bytes += bytes,
-            Order::WriteBack(_) => self.kv_copied.written_back_bytes += bytes,
+            Order::WriteBack(_) | Order::Spill(..) => self.kv_copied.written_back_bytes += bytes,
         }
     }
 
@@ -125,6 +126,9 @@ impl HostMemory {
     pub(super) fn drop_fills(&mut self, id: ActionId) {
         for (dropped, order) in self.transfers.drop_queued() {
             self.let_go(&order);
+            if let Order::Spill(_, copies) = &order {
+                self.tier.break_promise(copies);
+            }
             self.left_lane(dropped);
             self.fail(dropped, Failure::Dropped);
         }
@@ -155,6 +159,8 @@ fn same_lane(a: &Work, b: &Work) -> bool {
     match (a, b) {
         (Work::Fill(a), Work::Fill(b)) => slot(a.target).is_some() && slot(a.target) == slot(b.target),
         (Work::Fetch(a), Work::Fetch(b)) => a.buffer == b.buffer || a.layer == b.layer,
+        (Work::Fetch(a), Work::Spill(b)) | (Work::Spill(b), Work::Fetch(a)) => a.buffer == b.buffer,
+        (Work::Spill(a), Work::Spill(b)) => a.buffer == b.buffer,
         (Work::WriteBack(_), Work::WriteBack(_)) => true,
         _ => false,
     }

@@ -145,7 +145,7 @@ impl HostMemory {
             Work::MoveBlocks(moves) => self.start_moves(moves),
             Work::SwapOut(swaps) => self.swap_out(swaps).map(|chore| self.chore(chore)),
             Work::SwapIn(swaps) => self.swap_in(swaps).map(|chore| self.chore(chore)),
-            Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_) | Work::DropFills => {
+            Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_) | Work::Spill(_) | Work::DropFills => {
                 unreachable!("copies have their own queues")
             }
         }

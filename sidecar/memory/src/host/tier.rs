@@ -1,6 +1,6 @@
 //! Orders of the host tier against the backend's table: swaps in the serial queue, fetches and write-backs beside it.
 
-use sluice_policy::action::{BlockSwap, Fetch};
+use sluice_policy::action::{BlockSwap, Fetch, Spill};
 use sluice_policy::event::Failure;
 
 use super::HostMemory;
@@ -15,12 +15,12 @@ impl HostMemory {
     /// generation only once the chore has ended well.
     pub(super) fn swap_out(&mut self, swaps: &[BlockSwap]) -> Result<Chore, Failure> {
         let copies = self.tier_copies(swaps, Use::Read)?;
-        if self.tier.promise(&copies) { Ok(Chore::SwapOut(copies)) } else { Err(Failure::Refused) }
+        if self.tier.promise(&copies, None) { Ok(Chore::SwapOut(copies)) } else { Err(Failure::Refused) }
     }
 
     pub(super) fn swap_in(&self, swaps: &[BlockSwap]) -> Result<Chore, Failure> {
         let copies = self.tier_copies(swaps, Use::Write)?;
-        if self.tier.is_settled(&copies) { Ok(Chore::SwapIn(copies)) } else { Err(Failure::Refused) }
+        if self.tier.is_settled(&copies, None) { Ok(Chore::SwapIn(copies)) } else { Err(Failure::Refused) }
     }
 
     /// What the host blocks carry is looked at when the copy starts.
@@ -28,7 +28,9 @@ impl HostMemory {
         let copies = self.tier_copies(&fetch.blocks, Use::Fetch)?;
         let layers = usize::from(self.geometry.layers());
         let named = fetch.after.iter().map(|(layer, _)| *layer).chain([fetch.layer]);
-        if !named.into_iter().all(|layer| layer.index() < layers) || !self.tier.is_settled(&copies) {
+        if !named.into_iter().all(|layer| layer.index() < layers)
+            || !self.tier.is_settled(&copies, Some(fetch.buffer))
+        {
             return Err(Failure::Refused);
         }
         self.claims.begin(&copies, Use::Fetch);
@@ -37,11 +39,21 @@ impl HostMemory {
 
     pub(super) fn write_back_order(&mut self, swaps: &[BlockSwap]) -> Result<Order, Failure> {
         let copies = self.tier_copies(swaps, Use::Read)?;
-        if !self.tier.promise(&copies) {
+        if !self.tier.promise(&copies, None) {
             return Err(Failure::Refused);
         }
         self.claims.begin(&copies, Use::Read);
         Ok(Order::WriteBack(copies))
+    }
+
+    pub(super) fn spill_order(&mut self, spill: Spill) -> Result<Order, Failure> {
+        let copies = self.tier_copies(&spill.blocks, Use::Fetch)?;
+        let layer = spill.layer.index() < usize::from(self.geometry.layers());
+        if !layer || !self.tier.promise(&copies, Some(spill.buffer)) {
+            return Err(Failure::Refused);
+        }
+        self.claims.begin(&copies, Use::Fetch);
+        Ok(Order::Spill(spill, copies))
     }
 
     /// Every block is where the order says and free for it, on both sides, and none is named twice.

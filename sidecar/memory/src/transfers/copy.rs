@@ -22,7 +22,7 @@ impl Shared {
         match order {
             Order::Fill(fill) => self.fill(fill),
             Order::Fetch(fetch, copies) => self.fetch(fetch, copies),
-            Order::WriteBack(copies) => self.tier.copy_out(&self.pool, copies),
+            Order::WriteBack(copies) | Order::Spill(_, copies) => self.tier.copy_out(&self.pool, copies),
         }
     }
 

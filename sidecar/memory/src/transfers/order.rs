@@ -1,6 +1,6 @@
 //! What lanes carry out: slabs from the master copy, KV from the host tier, KV to it.
 
-use sluice_policy::action::{Fetch, Fill, FillTarget};
+use sluice_policy::action::{Fetch, Fill, FillTarget, Spill};
 use sluice_policy::ids::{ChunkId, Generation, LayerId, SlotId};
 
 use crate::tier::TierCopy;
@@ -14,6 +14,8 @@ pub(crate) enum Order {
     Fetch(Fetch, Vec<TierCopy>),
     /// KV to the host, into blocks that were promised to it.
     WriteBack(Vec<TierCopy>),
+    /// The same out of a buffer, behind the engine.
+    Spill(Spill, Vec<TierCopy>),
 }
 
 /// Which lane takes an order.
@@ -23,7 +25,7 @@ pub(super) enum LaneKey {
     Slot(SlotId),
     /// Slabs into chunks of their own.
     Own(usize),
-    /// KV into one buffer.
+    /// KV into one buffer, and out of it.
     Kv(u8),
     /// KV to the host.
     Out,
@@ -63,11 +65,12 @@ impl Order {
                 FillTarget::Resident(layer) => LaneKey::Own(layer.index() % threads),
             },
             Order::Fetch(fetch, _) => LaneKey::Kv(fetch.buffer),
+            Order::Spill(spill, _) => LaneKey::Kv(spill.buffer),
             Order::WriteBack(_) => LaneKey::Out,
         }
     }
 
-    /// What it changes. A write-back changes host blocks only, which no other order has.
+    /// What it changes. A write-back or a spill changes host blocks only, which no other lane's order has.
     pub(super) fn places(&self) -> Vec<Place> {
         match self {
             Order::Fill(fill) => fill.chunks.iter().map(|chunk| Place::Chunk(*chunk)).collect(),
@@ -75,7 +78,7 @@ impl Order {
                 let block = |copy: &TierCopy| Place::Block(copy.device.0, copy.device.1);
                 copies.iter().map(block).chain([Place::KvReady(fetch.layer)]).collect()
             }
-            Order::WriteBack(_) => Vec::new(),
+            Order::WriteBack(_) | Order::Spill(..) => Vec::new(),
         }
     }
 
@@ -84,6 +87,7 @@ impl Order {
         match self {
             Order::Fill(fill) => fill.after.map(|(layer, generation)| Reader::Weights(layer, generation)),
             Order::Fetch(fetch, _) => fetch.after.map(|(layer, generation)| Reader::Kv(layer, generation)),
+            Order::Spill(spill, _) => Some(Reader::Kv(spill.layer, spill.after)),
             Order::WriteBack(_) => None,
         }
     }

@@ -106,6 +106,9 @@ impl Brain {
         if self.goal.is_some() {
             self.abandon();
         }
+        if self.kv.spills() {
+            return;
+        }
         if self.pending.fetches() {
             return self.drop_fills(Reason::Hibernate, out);
         }

@@ -5,12 +5,13 @@ use alloc::vec::Vec;
 
 use super::plan::Plans;
 use super::{Brain, Failed, Prepared, StepNeed};
-use crate::action::{Action, BlockSwap, Fetch, Work};
+use crate::action::{Action, BlockSwap, Fetch, Spill, Work};
+use crate::ellm::BufferController;
 use crate::event::{Failure, Outcome};
 use crate::ewma::Ewma;
 use crate::ids::{BlockId, Generation, LayerId, RequestId, SlotId};
 use crate::kv::stream::{Placement, Written};
-use crate::params::Params;
+use crate::params::{Params, Placing};
 use crate::pending::Pending;
 use crate::pie::expansion::Expansion;
 use crate::planner::replan::Watch;
@@ -43,6 +44,10 @@ pub(super) struct Offload {
     /// Watches the plan in force (`OrbitFlow`).
     pub watch: Option<Watch>,
     pub plans: Plans,
+    /// The link to the host is to be measured.
+    pub probe: bool,
+    /// Sizes the part of the host tier for prompts (eLLM).
+    pub prompts: BufferController,
     /// Nanoseconds for a block to the host.
     block_out_ns: Ewma,
     fetch_failures: u32,
@@ -55,12 +60,14 @@ pub(super) struct Offload {
 }
 
 impl Offload {
-    pub fn new(params: &Params, layers: u16) -> Offload {
+    pub fn new(params: &Params, layers: u16, host_columns: u32) -> Offload {
         Offload {
             due: None,
             expansion: Expansion::new(params.expansion, layers, layers.saturating_sub(1)),
             watch: None,
             plans: Plans::new(layers),
+            probe: false,
+            prompts: BufferController::new(host_columns.into()),
             block_out_ns: Ewma::default(),
             fetch_failures: 0,
             write_failures: 0,
@@ -171,8 +178,12 @@ impl Brain {
         if self.kv.writes_back() || self.boundaries < self.offload.write_at {
             return;
         }
-        let (piece, paused) = (self.write_piece(), self.params.pauses());
-        let written = self.kv.plan_write_back(piece, paused, &mut self.generations);
+        let piece = self.write_piece();
+        let which = (self.params.pauses(), self.params.placing() != Placing::Prompts);
+        let mut written = self.kv.plan_write_back(piece, which, &mut self.generations);
+        if core::mem::take(&mut self.offload.probe) && written.is_empty() {
+            written.extend(self.kv.plan_probe(&mut self.generations));
+        }
         if written.is_empty() {
             return;
         }
@@ -183,8 +194,18 @@ impl Brain {
         self.order(Work::WriteBack(blocks), Reason::WriteBack, Pending::WriteBack(written), out);
     }
 
+    /// Nanoseconds for a block to the host; none before one was measured.
+    pub(super) fn block_out_ns(&self) -> Option<u64> {
+        self.offload.block_out_ns.value()
+    }
+
+    /// No copy to the host has failed a moment ago.
+    pub(super) fn writes_go_well(&self) -> bool {
+        self.boundaries >= self.offload.write_at
+    }
+
     /// So many blocks leave the device before steps have waited for long, as far as is known.
-    fn leaves_soon(&self, blocks: u32) -> bool {
+    pub(super) fn leaves_soon(&self, blocks: u32) -> bool {
         let block_ns = self.offload.block_out_ns.value().unwrap_or(0);
         u64::from(blocks).saturating_mul(block_ns) <= MOST_WAIT_NS
     }
@@ -263,15 +284,15 @@ impl Brain {
             self.offload.write_failures = 0;
         } else {
             self.count(Reason::BackendFailed);
-            self.offload.write_failures += 1;
-            let pause = 1 << self.offload.write_failures.min(10);
-            self.offload.write_at = self.boundaries + pause;
+            self.pause_writes();
         }
     }
 
     /// A step begins: its fetches are ordered.
     pub(super) fn begin_fetches(&mut self, out: &mut Vec<Action>) {
-        let early = self.offload.due.is_none() && !self.kv.gave_up();
+        // A prompt's last step would bring in for nobody what its next one reads.
+        let prompts = self.params.placing() == Placing::Prompts;
+        let early = self.offload.due.is_none() && !self.kv.gave_up() && !prompts;
         let due = self.kv.begin_fetches(early, &mut self.generations);
         self.order_fetches(due, out);
     }
@@ -284,19 +305,66 @@ impl Brain {
         }
     }
 
+    /// What a step reads from a buffer, and what it writes there, in the order in which the buffer is used.
     fn order_fetches(&mut self, due: Vec<Due>, out: &mut Vec<Action>) {
-        out.reserve(due.len());
+        let (frames, per) = (&self.holdings.frames, self.sizes.blocks_per_chunk);
+        let chunk =
+            |block: BlockId| frames[(block.0 / per) as usize].expect("a buffer lies in a backed frame");
+        let mut spills = self.kv.take_due_spills(chunk).into_iter().peekable();
+        out.reserve(due.len() + spills.len());
         for due in due {
-            let (frames, per) = (&self.holdings.frames, self.sizes.blocks_per_chunk);
-            let chunk =
-                |block: BlockId| frames[(block.0 / per) as usize].expect("a buffer lies in a backed frame");
-            let blocks = self.kv.fetch_blocks(&due, chunk);
-            let Due { instance, after } = due;
-            let (layer, generation) = (instance.layer, instance.generation);
-            let fetch = Fetch { layer, buffer: instance.slot.0, generation, after, blocks };
-            let effect = Pending::Fetch { layer, buffer: instance.slot, generation };
-            self.order(Work::Fetch(fetch), Reason::Fetch, effect, out);
+            let layer = due.instance.layer;
+            while let Some(spill) = spills.next_if(|(_, spill)| spill.layer < layer) {
+                self.order_spill(spill, out);
+            }
+            self.order_fetch(due, out);
         }
+        spills.for_each(|spill| self.order_spill(spill, out));
+    }
+
+    fn order_spill(&mut self, (name, spill): (Generation, Spill), out: &mut Vec<Action>) {
+        self.order(Work::Spill(spill), Reason::WriteBack, Pending::Spill(name), out);
+    }
+
+    fn order_fetch(&mut self, due: Due, out: &mut Vec<Action>) {
+        let (frames, per) = (&self.holdings.frames, self.sizes.blocks_per_chunk);
+        let chunk =
+            |block: BlockId| frames[(block.0 / per) as usize].expect("a buffer lies in a backed frame");
+        let blocks = self.kv.fetch_blocks(&due, chunk);
+        let Due { instance, after } = due;
+        let (layer, generation) = (instance.layer, instance.generation);
+        let fetch = Fetch { layer, buffer: instance.slot.0, generation, after, blocks };
+        let effect = Pending::Fetch { layer, buffer: instance.slot, generation };
+        self.order(Work::Fetch(fetch), Reason::Fetch, effect, out);
+    }
+
+    /// A spill has ended.
+    pub(super) fn spilled(&mut self, name: Generation, outcome: Outcome) {
+        let repeated = self.in_step || self.unfinished;
+        let end = match outcome {
+            Outcome::Done { bytes, duration_ns } => {
+                let blocks = bytes / self.geometry.block_bytes.max(1);
+                if let Some(block_ns) = duration_ns.checked_div(blocks) {
+                    self.offload.block_out_ns.observe(block_ns);
+                }
+                Ok(())
+            }
+            Outcome::Failed(failure) => Err(failure == Failure::Dropped),
+        };
+        let lost = self.kv.spilled(name, end, repeated);
+        if end.is_err_and(|dropped| !dropped) {
+            self.count(Reason::BackendFailed);
+            self.pause_writes();
+        }
+        self.count_many(Reason::SwapLost, lost.len() as u32);
+        self.lost.extend(lost);
+    }
+
+    /// Nothing is written to the host for a while.
+    fn pause_writes(&mut self) {
+        self.offload.write_failures += 1;
+        let pause = 1 << self.offload.write_failures.min(10);
+        self.offload.write_at = self.boundaries + pause;
     }
 
     pub(super) fn fetched(

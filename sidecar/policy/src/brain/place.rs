@@ -2,6 +2,7 @@
 //!
 //! | policy | set | when |
 //! |---|---|---|
+//! | `Ellm` | all layers, of prompts that were admitted without room ([`super::prompts`]) | while they are computed |
 //! | `FlexGen` | a fixed share of the layers, of every request | always |
 //! | `Pie` | the same layers of every request, as many as hide and help ([`crate::pie::expansion`]) | KV is short |
 //! | `OrbitFlow`, `Unified` without leave to move own layers | for each request its own, by the planner | KV is short |
@@ -33,6 +34,9 @@ impl Brain {
     /// # Errors
     /// When what the tenant may never lend under it does not fit: nothing has changed then.
     pub fn set_policy(&mut self, policy: PolicyName) -> Result<(), Refused> {
+        if !policy.offloads_prompts() {
+            self.kv.keep_all_in();
+        }
         let params = Params { policy, ..self.params.clone() };
         let sizes = Sizes::new(&params, &self.geometry)?;
         (self.params, self.sizes) = (params, sizes);
@@ -49,6 +53,7 @@ impl Brain {
             Placing::Device => Layout::resident(),
             Placing::Fixed => self.fixed_layout(),
             Placing::Uniform => self.uniform_layout(),
+            Placing::Prompts => return self.wish_prompts(),
             Placing::PerRequest => return self.wish_plan(),
         };
         self.wish_uniform(layout);

@@ -33,7 +33,7 @@ impl Brain {
         if demand.activation > most {
             return Prepared::Short { missing_columns: 0, activation: true };
         }
-        if self.dormant() || (self.owes() && !self.suspended()) {
+        if self.dormant() || (self.owes() && !self.suspended()) || self.kv.spills() {
             return Prepared::Wait;
         }
         let held = self.holdings.activation.len() as u32;
@@ -51,8 +51,8 @@ impl Brain {
 
     /// Blocks that the step adds, and those that come back for it.
     pub(super) fn blocks_of(&mut self, need: &StepNeed) -> u32 {
-        let columns: u32 = need.columns.iter().map(|(_, count)| *count).sum();
-        columns * self.kv.layers() + self.kv.wanted_blocks()
+        let added = need.columns.iter().map(|(request, count)| count * self.kv.column_blocks(*request));
+        added.sum::<u32>() + self.kv.wanted_blocks()
     }
 
     fn remedy(&mut self, need: &StepNeed, demand: Demand, out: &mut Vec<Action>) -> Prepared {
@@ -126,7 +126,11 @@ impl Brain {
             self.order_swap_in(out);
             return Prepared::Wait;
         }
-        self.kv.allocate(&need.columns);
+        let out = need.columns.iter().filter(|(request, _)| self.kv.goes_out(*request));
+        if !self.kv.make_places(out.map(|(_, count)| *count).sum()) {
+            return self.short(self.kv.layers());
+        }
+        self.kv.allocate(&need.columns, &mut self.generations);
         Prepared::Ready
     }
 

@@ -51,10 +51,7 @@ pub fn admit(phase: Phase, supply: Supply, queue: &[Need]) -> Admission {
     for need in queue {
         if batch.leaves_threshold(supply, need.kv, need.activation) {
             batch.add(need.kv, need.activation, false);
-        } else if phase == Phase::Prefill
-            && batch.leaves_threshold(supply, 0, need.activation)
-            && need.kv <= batch.buffer_left
-        {
+        } else if phase == Phase::Prefill && batch.takes_by_offload(supply, *need) {
             batch.buffer_left -= need.kv;
             batch.add(0, need.activation, true);
         } else {
@@ -65,6 +62,12 @@ pub fn admit(phase: Phase, supply: Supply, queue: &[Need]) -> Admission {
 }
 
 impl Admission {
+    /// The second inequality of a prefill: what is left without the request's KV is at least theta, and its KV fits what is left of
+    /// the buffer. The buffer may have a unit of its own, then with `need.kv`.
+    pub fn takes_by_offload(&self, supply: Supply, need: Need) -> bool {
+        self.leaves_threshold(supply, 0, need.activation) && need.kv <= self.buffer_left
+    }
+
     fn leaves_threshold(&self, supply: Supply, kv: u32, activation: u32) -> bool {
         let taken = [self.kv, self.activation, kv, activation, supply.threshold].map(u64::from);
         taken.iter().sum::<u64>() <= u64::from(supply.free)

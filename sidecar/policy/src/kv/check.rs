@@ -17,10 +17,8 @@ impl Kv {
             let on_device = self.columns.has_blocks(id);
             assert_eq!(self.columns.layers_on_device(id, false).count() as u32, self.columns.absent(id));
             for layer in self.columns.layers_on_device(id, false) {
-                assert!(
-                    column.stowed.is_some() && self.columns.hosted(id)[layer.index()],
-                    "{id:?} lies somewhere"
-                );
+                let hosted = self.columns.hosted(id)[layer.index()] || self.is_spilling(id);
+                assert!(column.stowed.is_some() && hosted, "{id:?} lies somewhere");
             }
             for layer in self.columns.layers_on_device(id, true) {
                 let block = &self.columns.blocks(id)[layer.index()];
@@ -49,9 +47,8 @@ impl Kv {
 
     fn check_references(&self) {
         let mut references: BTreeMap<ColumnId, u32> = BTreeMap::new();
-        for id in
-            self.sequences.values().flat_map(|s| &s.columns).chain(&self.moving).chain(&self.stream.writing)
-        {
+        let copied = self.moving.iter().chain(&self.stream.writing).chain(&self.stream.spills.columns);
+        for id in self.sequences.values().flat_map(|s| &s.columns).chain(copied) {
             *references.entry(*id).or_default() += 1;
         }
         for (id, column) in self.columns.iter() {

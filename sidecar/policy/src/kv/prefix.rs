@@ -149,6 +149,7 @@ impl Kv {
 mod tests {
     use super::*;
     use crate::ids::FrameId;
+    use crate::slots::Generations;
     use alloc::vec;
 
     fn kv(hash: Option<fn(u64, &Tokens) -> u64>) -> Kv {
@@ -162,7 +163,7 @@ mod tests {
         let request = RequestId(id);
         let cached = kv.open(request, salt, tokens);
         let columns = tokens.len().div_ceil(16) as u32 - kv.columns(request);
-        kv.allocate(&[(request, columns)]);
+        kv.allocate(&[(request, columns)], &mut Generations::default());
         kv.commit(request, &tokens[cached as usize..]);
         kv.check();
         cached
@@ -200,7 +201,7 @@ mod tests {
         let mut kv = kv(None);
         kv.open(RequestId(1), 0, &prompt(0));
         kv.open(RequestId(2), 0, &prompt(0));
-        kv.allocate(&[(RequestId(1), 3), (RequestId(2), 3)]);
+        kv.allocate(&[(RequestId(1), 3), (RequestId(2), 3)], &mut Generations::default());
         kv.take_table_changes();
         kv.commit(RequestId(1), &prompt(0));
         let used = kv.counts().used_blocks;

@@ -16,6 +16,7 @@ use alloc::vec::Vec;
 mod fetch;
 mod paused;
 mod seats;
+mod spill;
 mod write_back;
 
 use super::Kv;
@@ -24,6 +25,7 @@ use crate::action::seats::SeatTable;
 use crate::ids::{BlockId, ColumnId, Generation, LayerId, RequestId, SlotId};
 use crate::slots::Slots;
 use crate::step_model::Layout;
+pub(super) use spill::Spills;
 
 /// Which layers of whose KV are not on the device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -88,6 +90,8 @@ pub(super) struct Stream {
     parted: Vec<(Generation, u32)>,
     /// Columns that are being written back.
     pub(super) writing: Vec<ColumnId>,
+    /// Prompts that go to the host tier while they are computed.
+    pub(super) spills: Spills,
     /// Fetches fail: nothing is fetched any more until another placement is in force.
     given_up: bool,
     /// Columns whose copies are complete, to be seated.
@@ -209,6 +213,7 @@ impl Stream {
     /// Nothing of the request is placed any more.
     pub fn forget_request(&mut self, request: RequestId) {
         self.placement.of.remove(&request);
+        self.spills.forget(request);
     }
 
     /// Nothing is fetched any more, and nobody has a seat who is still there.
@@ -273,6 +278,7 @@ impl Kv {
             shed: vec![0; layers],
             newest: self.stream.newest,
             writing: core::mem::take(&mut self.stream.writing),
+            spills: core::mem::take(&mut self.stream.spills),
             placement,
             ..Stream::default()
         };
@@ -304,7 +310,8 @@ impl Kv {
             assert_eq!(self.columns.get(seat.column).seat(), Some(at as u32), "a column knows its seat");
             for layer in stream.set(seat.set) {
                 assert!(stream.placement.layout.slot_of(*layer).is_some(), "{layer:?} of a seat moves");
-                assert!(self.columns.hosted(seat.column)[layer.index()], "what may leave has a copy");
+                let hosted = self.columns.hosted(seat.column)[layer.index()];
+                assert!(hosted || self.is_spilling(seat.column), "what may leave has a copy");
             }
         }
         let holes = stream.seats.iter().filter(|seat| seat.is_none()).count() as u32;

@@ -38,6 +38,11 @@ impl Kv {
         self.tier.room()
     }
 
+    /// Places of the host tier that are in use, but for its cache.
+    pub fn host_used(&self) -> u32 {
+        self.tier.used() - self.tier.idle()
+    }
+
     /// Places that the host tier would have, its cache given up.
     pub fn host_places(&self) -> u32 {
         self.tier.room() + self.tier.idle()
@@ -216,7 +221,7 @@ impl Kv {
 
     /// Nobody knows what these columns hold: nobody finds them any more, nor what follows them. Returns the requests that use
     /// any of it.
-    fn spoil(&mut self, lost: &BTreeSet<ColumnId>) -> Vec<RequestId> {
+    pub(super) fn spoil(&mut self, lost: &BTreeSet<ColumnId>) -> Vec<RequestId> {
         let mut requests = Vec::new();
         let mut spoilt = BTreeSet::new();
         for (request, sequence) in &mut self.sequences {

@@ -110,6 +110,8 @@ pub struct Device {
     pub slow_writes_permille: u32,
     /// Fetches that ended well.
     pub fetched: u32,
+    /// Spills that did.
+    pub spilt: u32,
     pub rebacks: u32,
     pub moves: u32,
     pub bytes_filled: u64,
@@ -146,6 +148,7 @@ impl Device {
             refused_fetches: 0,
             slow_writes_permille: 0,
             fetched: 0,
+            spilt: 0,
             rebacks: 0,
             moves: 0,
             bytes_filled: 0,
@@ -171,6 +174,7 @@ impl Device {
             }
             Work::Fetch(fetch) => self.queue_fetch(action.id, fetch),
             Work::WriteBack(swaps) => self.queue_write_back(action.id, swaps),
+            Work::Spill(spill) => self.queue_spill(action.id, spill),
             _ => self.orders.push_back(action),
         }
     }
@@ -190,7 +194,7 @@ impl Device {
         choices.extend(fills.map(Choice::Fill));
         let slow = self.rng.permille(self.slow_writes_permille) && !choices.is_empty();
         let copies = (0..self.kv.len()).filter(|at| self.may_go_on(*at));
-        choices.extend(copies.filter(|at| !slow || self.kv[*at].is_fetch()).map(Choice::Kv));
+        choices.extend(copies.filter(|at| !slow || self.kv[*at].is_of_buffer()).map(Choice::Kv));
         if choices.is_empty() {
             return None;
         }
@@ -324,7 +328,7 @@ impl Device {
             Work::MoveBlocks(moves) => self.move_blocks(&moves),
             Work::SwapOut(swaps) => self.swap_out(&swaps),
             Work::SwapIn(swaps) => self.swap_in(&swaps),
-            Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_) | Work::DropFills => {
+            Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_) | Work::Spill(_) | Work::DropFills => {
                 unreachable!("queued elsewhere")
             }
         }

@@ -167,6 +167,37 @@ fn a_policy_that_keeps_kv_on_the_device_fetches_none() {
     }
 }
 
+/// Prompts are computed in buffers, whatever fails and dies meanwhile, and come back.
+#[test]
+fn prompts_that_go_to_the_host_tier_while_they_are_computed_come_back_as_they_were() {
+    let (mut sent_out, mut spilt, mut lost) = (0, 0, 0);
+    for seed in 0..60 {
+        let case = Case { seed, kill_permille: 20 * (seed as u32 % 3), ..quiet(PolicyName::Ellm) };
+        let mut world = world(&case);
+        assert!(world.load());
+        (world.kill_permille, world.nap_permille) = (case.kill_permille, seed as u32 % 2 * 5);
+        world.send_out_permille = 700;
+        if seed % 4 == 3 {
+            world.device.faults = Faults { permille: 30, left: 12, ..Faults::default() };
+            world.switch_permille = 20;
+        }
+        let expected = load(&mut world, &mut Rng(seed ^ 1), 8);
+        world.run();
+        assert_eq!(world.finished, expected, "seed {seed}");
+        (world.nap_permille, world.switch_permille) = (0, 0);
+        world.rest(3000);
+        let kv = world.brain.kv_counts();
+        assert_eq!(
+            (kv.used_columns, kv.used_blocks),
+            (0, kv.idle_columns * case.slabs.len() as u32),
+            "seed {seed}"
+        );
+        (sent_out, spilt) = (sent_out + world.sent_out, spilt + world.device.spilt);
+        lost += world.brain.counted(Reason::SwapLost);
+    }
+    assert!(sent_out > 100 && spilt > 500 && lost > 0, "{sent_out} prompts, {spilt} spills, {lost} lost");
+}
+
 #[test]
 fn a_plan_that_was_not_found_is_asked_for_again_while_the_batch_stays() {
     let mut world = world(&Case { window: 4, ..quiet(PolicyName::OrbitFlow) });

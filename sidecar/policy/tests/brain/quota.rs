@@ -186,6 +186,7 @@ impl Quota {
             | Work::SwapOut(_)
             | Work::Fetch(_)
             | Work::WriteBack(_)
+            | Work::Spill(_)
             | Work::SwapIn(_)
             | Work::Fill(_)
             | Work::DropFills => true,

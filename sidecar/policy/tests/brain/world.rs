@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use sluice_policy::action::{Action, Address};
 use sluice_policy::brain::{Brain, Prepared, StepLease, StepNeed, StepTimes};
+use sluice_policy::ellm::Violations;
 use sluice_policy::event::Completion;
 use sluice_policy::geometry::{Geometry, StepShape};
 use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos, RequestId};
@@ -78,6 +79,9 @@ pub struct World {
     pub nap_permille: u32,
     /// How often, of a thousand boundaries, another policy is in force.
     pub switch_permille: u32,
+    /// How often, of a thousand admissions, a prompt goes to the host tier, and how many did.
+    pub send_out_permille: u32,
+    pub sent_out: u32,
     /// A plan that is being made.
     planning: Option<PlanRequest>,
     /// Nobody ever finds a plan.
@@ -118,6 +122,8 @@ impl World {
             told: true,
             nap_permille: 0,
             switch_permille: 0,
+            send_out_permille: 0,
+            sent_out: 0,
             planning: None,
             no_plans: false,
             switches: 0,
@@ -246,6 +252,7 @@ impl World {
         if !self.active || self.brain.dormant() {
             return;
         }
+        self.park_prompts();
         let admitted = self.admit();
         if !self.launch() {
             self.send_back(admitted);
@@ -296,8 +303,12 @@ impl World {
     fn plan_within(&self, mut budget: usize, longest: usize) -> (Vec<(RequestId, usize)>, StepNeed) {
         let mut parts = Vec::new();
         for request in &self.running {
-            let tokens = (request.tokens.len() - request.committed).min(longest).min(budget);
-            budget -= tokens;
+            let pending = request.tokens.len() - request.committed;
+            let mut tokens = pending.min(longest).min(budget);
+            if 0 < tokens && tokens < pending && self.brain.goes_out(request.id) {
+                tokens = (tokens - tokens % 16).max(16).min(pending);
+            }
+            budget = budget.saturating_sub(tokens);
             if tokens > 0 {
                 parts.push((request.id, tokens));
             }
@@ -434,6 +445,7 @@ impl World {
             }
         }
         let now = self.now;
+        self.brain.note_violations(Violations { ttft: self.send_out_permille > 0, tpot: false });
         let layers = usize::from(self.device.geometry.layers());
         let layer_ns = vec![self.layer_ns; layers];
         let total_ns = self.layer_ns * layers as u64;

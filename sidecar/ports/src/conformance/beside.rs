@@ -8,14 +8,14 @@ use super::Body;
 use super::harness::{HOST_BLOCKS, LAYERS, Trial, geometry, map, reback, swap, swap_in, swap_out, unmap};
 
 const FRAME: Address = Address::Kv(FrameId(0));
-const OTHER: Address = Address::Kv(FrameId(1));
+pub(super) const OTHER: Address = Address::Kv(FrameId(1));
 const THIRD: Address = Address::Kv(FrameId(2));
-const A: LayerId = LayerId(1);
-const B_LAYER: LayerId = LayerId(2);
+pub(super) const A: LayerId = LayerId(1);
+pub(super) const B_LAYER: LayerId = LayerId(2);
 
-type After = Option<(LayerId, Generation)>;
+pub(super) type After = Option<(LayerId, Generation)>;
 
-fn fetch(layer: LayerId, buffer: u8, generation: u64, after: After, blocks: &[BlockSwap]) -> Work {
+pub(super) fn fetch(layer: LayerId, buffer: u8, generation: u64, after: After, blocks: &[BlockSwap]) -> Work {
     Work::Fetch(Fetch {
         layer,
         buffer,
@@ -25,17 +25,17 @@ fn fetch(layer: LayerId, buffer: u8, generation: u64, after: After, blocks: &[Bl
     })
 }
 
-fn write_back(swaps: &[BlockSwap]) -> Work {
+pub(super) fn write_back(swaps: &[BlockSwap]) -> Work {
     Work::WriteBack(swaps.to_vec())
 }
 
-fn after(layer: LayerId, generation: u64) -> After {
+pub(super) fn after(layer: LayerId, generation: u64) -> After {
     Some((layer, Generation(generation)))
 }
 
 /// Frame 0 on chunk 0, frame 1 on chunk 1. Blocks 1, 2 and 8 hold their numbers, and so do host blocks 1 and 2, under names
 /// 5 and 6.
-fn away<B: Body>(rule: &'static str) -> Trial<B> {
+pub(super) fn away<B: Body>(rule: &'static str) -> Trial<B> {
     let mut trial = Trial::<B>::with_chunks(rule, 3);
     trial.succeed(reback(vec![map(FRAME, 0), map(OTHER, 1)]));
     [1, 2, 8].into_iter().for_each(|block| trial.body.write_block(BlockId(block), block));
@@ -43,11 +43,11 @@ fn away<B: Body>(rule: &'static str) -> Trial<B> {
     trial
 }
 
-fn blocks<B: Body, const N: usize>(trial: &mut Trial<B>, blocks: [u32; N]) -> [Option<u32>; N] {
+pub(super) fn blocks<B: Body, const N: usize>(trial: &mut Trial<B>, blocks: [u32; N]) -> [Option<u32>; N] {
     blocks.map(|block| trial.body.block(BlockId(block)))
 }
 
-fn is_done(outcome: Option<Outcome>) -> bool {
+pub(super) fn is_done(outcome: Option<Outcome>) -> bool {
     matches!(outcome, Some(Outcome::Done { .. }))
 }
 

@@ -1,7 +1,7 @@
 //! The boundary between two steps: admit, ask for memory, start the next step.
 
 use sluice_policy::brain::{Prepared, StepLease};
-use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::ids::{Nanos, RequestId, RowId};
 use sluice_ports::compute::{SampleOrder, SequenceStep, Step, TableUpdate};
 
 use super::{Core, InFlight};
@@ -40,6 +40,7 @@ impl Core {
             return;
         }
         self.pause_as_planned(now);
+        self.park_prompts();
         let mut admitted = self.admit(now);
         self.ask_plan(now);
         match self.fit(now, &mut admitted) {
@@ -88,14 +89,20 @@ impl Core {
             } else {
                 sequence.committed = self.brain.open(sequence.id(), sequence.request.salt, &sequence.tokens);
             }
-            sequence.row = Some(row);
-            sequence.fresh = true;
-            sequence.served = self.next_step;
             budget = budget.saturating_sub(sequence.pending());
             admitted.push(sequence.id());
-            self.place(sequence);
+            self.seat(sequence, row);
         }
+        self.admit_prompts(budget, &mut admitted);
         admitted
+    }
+
+    /// The request runs, in a row of its own.
+    pub(super) fn seat(&mut self, mut sequence: Sequence, row: RowId) {
+        sequence.row = Some(row);
+        sequence.fresh = true;
+        sequence.served = self.next_step;
+        self.place(sequence);
     }
 
     /// Memory refused somebody a moment ago. Where nothing runs, nothing can end: whoever was sent back while memory was on its
@@ -122,10 +129,11 @@ impl Core {
         let fitting = self.fitting_tokens(now);
         let usual = self.config.max_step_tokens.min(fitting);
         let mut max_tokens = usual.max(self.whole_tokens().min(fitting));
-        let mut made_room = false;
+        let (mut made_room, mut prompts_wait) = (false, false);
         loop {
             let alone = self.looks_at_decodes();
             let taken = self.running.values().filter(|sequence| !alone || sequence.pending() == 1);
+            let taken = taken.filter(|sequence| !prompts_wait || !sequence.goes_out);
             let batch = Batch::plan(taken, max_tokens);
             if batch.parts.is_empty() {
                 return None;
@@ -145,6 +153,9 @@ impl Core {
                     if !made_room && self.make_room(now, missing_columns, admitted) =>
                 {
                     made_room = true;
+                }
+                Prepared::Short { .. } if !prompts_wait && self.prompts_can_wait(&batch, admitted) => {
+                    prompts_wait = true;
                 }
                 Prepared::Short { .. } => {
                     if !self.relieve(now, admitted) {
@@ -173,6 +184,7 @@ impl Core {
             return self.drop_kept(|brain, id| brain.on_device(id));
         }
         match admitted.iter().rposition(|id| !self.is_overdue(now, *id)) {
+            Some(at) if self.send_out(admitted[at]) => {}
             Some(at) => self.refuse_for_now(admitted.remove(at)),
             None if self.take_one_out(now) => {}
             None => match admitted.pop() {
@@ -191,6 +203,7 @@ impl Core {
     /// Puts a request back that was to be admitted in this very boundary.
     fn send_back(&mut self, id: RequestId) {
         let Some(mut sequence) = self.take_running(id) else { return };
+        sequence.goes_out = false;
         if sequence.kept {
             self.brain.suspend(id);
         } else {
@@ -240,6 +253,8 @@ impl Core {
             };
             let first = !std::mem::replace(&mut sequence.started, true);
             let queued_ns = first.then(|| now.since(sequence.arrived));
+            sequence.waits_out = false;
+            self.counters.prompts_out += u64::from(sequence.goes_out);
             if !std::mem::take(&mut sequence.kept) {
                 self.counters.cached_tokens += u64::from(sequence.committed);
                 self.counters.queried_tokens += u64::from(sequence.len());
@@ -341,6 +356,7 @@ impl Core {
     fn take_back(&mut self) {
         let Some(in_flight) = self.in_flight.take() else { return };
         self.unheard = in_flight.step.updates;
+        self.brain.forget_step();
         self.counters.replays += 1;
         self.drop_cancelled();
         self.compute_again();

@@ -143,7 +143,7 @@ impl Core {
     /// The request waits, with its KV.
     pub(super) fn park(&mut self, id: RequestId) -> bool {
         let Some(mut sequence) = self.take_running(id) else { return false };
-        sequence.kept = true;
+        (sequence.kept, sequence.goes_out) = (true, false);
         self.brain.suspend(id);
         self.queue.push(sequence);
         true
@@ -164,7 +164,8 @@ impl Core {
             || self.is_overdue(now, id)
             || match planned {
                 true => self.brain.admits(&waiter, coming_blocks),
-                false => !paused || self.brain.resume_fits(id),
+                false if front.waits_out || paused => self.brain.resume_fits(id),
+                false => self.leaves_room_for_prompts(now, coming_blocks),
             };
         if planned && !feasible {
             self.brain.hold_back(Some(id));

@@ -44,6 +44,7 @@ impl Core {
         let StepDone { sampled, layer_ns, stall_ns, kv_stall_ns, total_ns, .. } = done;
         let times = StepTimes { shape, decode_only, layer_ns, stall_ns, kv_stall_ns, total_ns };
         self.brain.finish(now, &times, &mut self.actions);
+        self.note_violations(now, &sampled);
         sampled.into_iter().for_each(|token| self.deliver(now, token));
         failed
             .into_iter()

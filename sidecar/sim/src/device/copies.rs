@@ -1,19 +1,20 @@
-//! Copies to the device: slabs, and KV of the host tier into buffers. The link takes one at a time.
+//! Copies of slabs to the device, and of KV into buffers and out of them. The link takes one at a time in each direction.
 
 use std::collections::BTreeSet;
 
-use sluice_policy::action::{Fetch, Fill, FillTarget};
+use sluice_policy::action::{BlockSwap, Fetch, Fill, FillTarget, Spill};
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::ids::{ActionId, ChunkId, Generation, LayerId};
 
 use super::{Content, Detail, Device, Tokens, done, layer_of};
 use crate::machine::{Passage, Way};
 
-/// A copy to the device.
+/// A copy to the device, or out of a buffer.
 #[derive(Clone, Debug)]
 pub(super) enum Copy {
     Slab(Fill),
     Kv(Fetch),
+    Spill(Spill),
 }
 
 /// One on the link.
@@ -42,8 +43,21 @@ impl Copy {
     fn chunks(&self) -> &[ChunkId] {
         match self {
             Copy::Slab(fill) => &fill.chunks,
-            Copy::Kv(_) => &[],
+            Copy::Kv(_) | Copy::Spill(_) => &[],
         }
+    }
+
+    /// Layer-blocks.
+    pub(super) fn blocks(&self) -> &[BlockSwap] {
+        match self {
+            Copy::Slab(_) => &[],
+            Copy::Kv(fetch) => &fetch.blocks,
+            Copy::Spill(spill) => &spill.blocks,
+        }
+    }
+
+    fn way(&self) -> Way {
+        if matches!(self, Copy::Spill(_)) { Way::Out } else { Way::In }
     }
 
     fn places(&self, blocks_per_chunk: u32) -> Vec<Place> {
@@ -54,6 +68,7 @@ impl Copy {
                 let blocks = blocks.map(|swap| Place::Block(swap.chunk, swap.block.0 % blocks_per_chunk));
                 blocks.chain([Place::Buffer(fetch.buffer), Place::KvReady(fetch.layer)]).collect()
             }
+            Copy::Spill(spill) => vec![Place::Buffer(spill.buffer)],
         }
     }
 
@@ -62,6 +77,9 @@ impl Copy {
         match (self, earlier) {
             (Copy::Slab(this), Copy::Slab(that)) => this.chunks.first() == that.chunks.first(),
             (Copy::Kv(this), Copy::Kv(that)) => this.buffer == that.buffer || this.layer == that.layer,
+            (Copy::Kv(this), Copy::Spill(that)) => this.buffer == that.buffer,
+            (Copy::Spill(this), Copy::Kv(that)) => this.buffer == that.buffer,
+            (Copy::Spill(this), Copy::Spill(that)) => this.buffer == that.buffer,
             _ => false,
         }
     }
@@ -98,20 +116,27 @@ impl Device {
         count == Some(fill.chunks.len()) && fill.chunks.iter().all(free)
     }
 
-    /// Drops every copy to the device that has not started; `id` completes after the one that has.
+    /// Drops every copy that has not started, but for write-backs; `id` completes after those that have.
     pub fn drop_fills(&mut self, id: ActionId) {
         let dropped: Vec<_> = self.copies.drain(..).map(|(dropped, _)| dropped).collect();
         dropped.into_iter().for_each(|dropped| self.fail(dropped, Failure::Dropped));
-        match self.copying {
-            Some(_) => self.drops.push(id),
-            None => self.completed.push_back(done(id, 0, 0)),
+        self.drops.push(id);
+        self.finish_drops();
+    }
+
+    fn finish_drops(&mut self) {
+        if self.running().next().is_none() {
+            self.completed.extend(self.drops.drain(..).map(|id| done(id, 0, 0)));
         }
     }
 
-    /// Copies to the device, under way and waiting.
+    fn running(&self) -> impl Iterator<Item = &Copy> {
+        self.copying.iter().chain(&self.spilling).map(|copying| &copying.copy)
+    }
+
+    /// Copies under way and waiting, but for write-backs.
     pub(super) fn all_copies(&self) -> impl Iterator<Item = &Copy> {
-        let running = self.copying.iter().map(|copying| &copying.copy);
-        running.chain(self.copies.iter().map(|(_, copy)| copy))
+        self.running().chain(self.copies.iter().map(|(_, copy)| copy))
     }
 
     /// Whether a copy of a slab into the chunk waits or runs.
@@ -125,17 +150,21 @@ impl Device {
         filled.chain(self.kv_chunks()).collect()
     }
 
-    /// The first copy whose reader is done and that no earlier copy has to precede.
+    /// The first copy whose reader is done, that no earlier copy has to precede and whose direction of the link is free.
     pub(super) fn startable(&self) -> Option<usize> {
-        if self.copying.is_some() {
+        if self.copying.is_some() && self.spilling.is_some() {
             return None;
         }
         if self.detail == Detail::Times {
             let copy = |at: usize| &self.copies[at].1;
-            let first = |at: usize| (0..at).all(|before| !copy(at).follows(copy(before)));
+            let first = |at: usize| {
+                let earlier = (0..at).map(copy).chain(self.running());
+                !earlier.into_iter().any(|earlier| copy(at).follows(earlier))
+            };
             return (0..self.copies.len()).find(|at| self.may_start(copy(*at)) && first(*at));
         }
-        let (mut claimed, per_chunk) = (BTreeSet::new(), self.geometry.blocks_per_chunk());
+        let per_chunk = self.geometry.blocks_per_chunk();
+        let mut claimed: BTreeSet<_> = self.running().flat_map(|copy| copy.places(per_chunk)).collect();
         let mut may = |copy: &Copy| {
             let first =
                 copy.places(per_chunk).into_iter().filter(|place| !claimed.insert(*place)).count() == 0;
@@ -148,7 +177,12 @@ impl Device {
         let (done, after) = match copy {
             Copy::Slab(fill) => (&self.done, fill.after),
             Copy::Kv(fetch) => (&self.kv_done, fetch.after),
+            Copy::Spill(spill) => (&self.kv_done, Some((spill.layer, spill.after))),
         };
+        let busy = if copy.way() == Way::In { &self.copying } else { &self.spilling };
+        if busy.is_some() {
+            return false;
+        }
         let reached = |(layer, generation)| done.get(&layer).is_some_and(|d| *d >= generation);
         self.faults.ignore_after || after.is_none_or(reached)
     }
@@ -161,9 +195,14 @@ impl Device {
                 Some(tokens) => tokens,
                 None => return self.fail(id, Failure::Refused),
             },
+            Copy::Spill(spill) => self.leaving(&spill.blocks),
         };
-        let passage = self.pass(self.clock, Way::In, self.copy_bytes(&copy));
+        let passage = self.pass(self.clock, copy.way(), self.copy_bytes(&copy));
         let fails = self.rng.chance(self.faults.copy_fails_permille);
+        if matches!(copy, Copy::Spill(_)) {
+            self.spilling = Some(Copying { id, copy, tokens, passage, fails });
+            return;
+        }
         if self.detail == Detail::Fingerprints {
             self.spoil(&copy);
         }
@@ -179,6 +218,7 @@ impl Device {
                 self.chunks.extend(fill.chunks.iter().map(|chunk| (*chunk, Content::Garbage)))
             }
             Copy::Kv(fetch) => self.write_blocks(&fetch.blocks, &vec![Tokens::default(); fetch.blocks.len()]),
+            Copy::Spill(_) => {}
         }
     }
 
@@ -191,12 +231,24 @@ impl Device {
                 match &copy {
                     Copy::Slab(fill) => self.write_slab(fill),
                     Copy::Kv(fetch) => self.write_blocks(&fetch.blocks, &tokens),
+                    Copy::Spill(_) => {}
                 }
             }
             self.publish(&copy);
             self.completed.push_back(done(id, self.copy_bytes(&copy), passage.ns));
         }
-        self.completed.extend(self.drops.drain(..).map(|id| done(id, 0, 0)));
+        self.finish_drops();
+    }
+
+    pub(super) fn end_spill(&mut self) {
+        let Some(Copying { id, copy, tokens, passage, fails }) = self.spilling.take() else { return };
+        if fails {
+            self.fail(id, Failure::CopyFailed);
+        } else {
+            self.has_left(copy.blocks(), tokens);
+            self.completed.push_back(done(id, self.copy_bytes(&copy), passage.ns));
+        }
+        self.finish_drops();
     }
 
     fn write_slab(&mut self, fill: &Fill) {
@@ -212,6 +264,7 @@ impl Device {
     fn publish(&mut self, copy: &Copy) {
         match copy {
             Copy::Kv(fetch) => drop(self.kv_ready.insert(fetch.layer, fetch.generation)),
+            Copy::Spill(_) => {}
             Copy::Slab(fill) => match layer_of(fill.target) {
                 None => self.ready_global = fill.generation,
                 Some(layer) => drop(self.ready.insert(layer, fill.generation)),
@@ -222,7 +275,7 @@ impl Device {
     fn copy_bytes(&self, copy: &Copy) -> u64 {
         match copy {
             Copy::Slab(fill) => self.slab_bytes(fill.target),
-            Copy::Kv(fetch) => fetch.blocks.len() as u64 * self.geometry.block_bytes,
+            Copy::Kv(_) | Copy::Spill(_) => copy.blocks().len() as u64 * self.geometry.block_bytes,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use sluice_policy::action::{BlockSwap, Fetch};
+use sluice_policy::action::{BlockSwap, Fetch, Spill};
 use sluice_policy::event::Failure;
 use sluice_policy::ids::{ActionId, ChunkId, HostBlockId};
 
@@ -37,8 +37,19 @@ impl Device {
     pub(crate) fn queue_fetch(&mut self, id: ActionId, fetch: Fetch) {
         let layers = self.geometry.layers();
         let layer = fetch.after.iter().map(|(layer, _)| *layer).chain([fetch.layer]).all(|l| l.0 < layers);
-        if layer && self.check_swaps(&fetch.blocks, Use::Fetch).is_ok() && self.is_settled(&fetch.blocks) {
+        let settled = self.is_settled_for(&fetch.blocks, Some(fetch.buffer));
+        if layer && self.check_swaps(&fetch.blocks, Use::Fetch).is_ok() && settled {
             self.queue_copy(id, Copy::Kv(fetch));
+        } else {
+            self.fail(id, Failure::Refused);
+        }
+    }
+
+    /// Queues a spill.
+    pub(crate) fn queue_spill(&mut self, id: ActionId, spill: Spill) {
+        let layer = spill.layer.0 < self.geometry.layers();
+        if layer && self.check_swaps(&spill.blocks, Use::Fetch).is_ok() && self.is_settled(&spill.blocks) {
+            self.queue_copy(id, Copy::Spill(spill));
         } else {
             self.fail(id, Failure::Refused);
         }
@@ -54,10 +65,16 @@ impl Device {
         }
     }
 
-    fn fetches(&self) -> impl Iterator<Item = &BlockSwap> {
-        self.all_copies().flat_map(|copy| match copy {
-            Copy::Kv(fetch) => &fetch.blocks[..],
-            Copy::Slab(_) => &[],
+    /// Blocks of buffers that are read or written.
+    fn buffered(&self) -> impl Iterator<Item = &BlockSwap> {
+        self.all_copies().flat_map(Copy::blocks)
+    }
+
+    /// Blocks of other buffers than this one that go to the host.
+    fn spilt(&self, buffer: Option<u8>) -> impl Iterator<Item = &BlockSwap> {
+        self.all_copies().flat_map(move |copy| match copy {
+            Copy::Spill(spill) if Some(spill.buffer) != buffer => &spill.blocks[..],
+            _ => &[],
         })
     }
 
@@ -68,15 +85,21 @@ impl Device {
 
     /// Chunks of which a block is fetched or written back, now or later.
     pub(crate) fn kv_chunks(&self) -> BTreeSet<ChunkId> {
-        self.fetches().chain(self.written_back()).map(|swap| swap.chunk).collect()
+        self.buffered().chain(self.written_back()).map(|swap| swap.chunk).collect()
     }
 
-    /// No write-back that waits or runs names one of these host blocks.
+    /// No write-back or spill that waits or runs names one of these host blocks.
     pub(crate) fn is_settled(&self, swaps: &[BlockSwap]) -> bool {
+        self.is_settled_for(swaps, None)
+    }
+
+    /// The same for an order that comes after all spills out of this buffer.
+    fn is_settled_for(&self, swaps: &[BlockSwap], buffer: Option<u8>) -> bool {
         if self.detail == Detail::Times {
             return true;
         }
-        let promised: BTreeSet<HostBlockId> = self.written_back().map(|swap| swap.host).collect();
+        let promised = self.written_back().chain(self.spilt(buffer)).map(|swap| swap.host);
+        let promised: BTreeSet<HostBlockId> = promised.collect();
         swaps.iter().all(|swap| !promised.contains(&swap.host))
     }
 
@@ -85,9 +108,9 @@ impl Device {
         let per_chunk = self.geometry.blocks_per_chunk();
         let place = |swap: &BlockSwap| (swap.chunk, swap.block.0 % per_chunk);
         match to {
-            Use::Read => self.fetches().map(place).collect(),
+            Use::Read => self.buffered().map(place).collect(),
             Use::Fetch => self.written_back().map(place).collect(),
-            Use::Write => self.fetches().chain(self.written_back()).map(place).collect(),
+            Use::Write => self.buffered().chain(self.written_back()).map(place).collect(),
         }
     }
 
@@ -120,23 +143,33 @@ impl Device {
         let bytes = swaps.len() as u64 * self.geometry.block_bytes;
         let passage = self.pass(self.clock, Way::Out, bytes);
         let fails = self.rng.chance(self.faults.copy_fails_permille);
-        let blocks = if self.detail == Detail::Fingerprints { &swaps[..] } else { &[] };
-        let tokens = blocks.iter().map(|swap| self.tokens(swap)).collect();
-        blocks.iter().for_each(|swap| self.host[swap.host.index()] = HostBlock::default());
+        let tokens = self.leaving(&swaps);
         self.writing = Some(Writing { id, swaps, tokens, passage, fails });
     }
 
-    /// What somebody wrote meanwhile is torn: nobody finds it.
-    pub(super) fn end_write_back(&mut self) {
-        let Some(Writing { id, swaps, tokens, passage, fails }) = self.writing.take() else { return };
-        if fails {
-            return self.fail(id, Failure::CopyFailed);
-        }
+    /// What goes to the host from now on. Its host blocks carry nothing meanwhile.
+    pub(super) fn leaving(&mut self, swaps: &[BlockSwap]) -> Vec<Tokens> {
+        let blocks = if self.detail == Detail::Fingerprints { swaps } else { &[] };
+        let tokens = blocks.iter().map(|swap| self.tokens(swap)).collect();
+        blocks.iter().for_each(|swap| self.host[swap.host.index()] = HostBlock::default());
+        tokens
+    }
+
+    /// It has arrived. What somebody wrote meanwhile is torn: nobody finds it.
+    pub(super) fn has_left(&mut self, swaps: &[BlockSwap], tokens: Vec<Tokens>) {
         for (swap, tokens) in swaps.iter().zip(tokens) {
             let torn = self.tokens(swap) != tokens;
             let tokens = if torn { Tokens::default() } else { tokens };
             self.host[swap.host.index()] = HostBlock { generation: Some(swap.generation), tokens };
         }
+    }
+
+    pub(super) fn end_write_back(&mut self) {
+        let Some(Writing { id, swaps, tokens, passage, fails }) = self.writing.take() else { return };
+        if fails {
+            return self.fail(id, Failure::CopyFailed);
+        }
+        self.has_left(&swaps, tokens);
         let bytes = swaps.len() as u64 * self.geometry.block_bytes;
         self.completed.push_back(done(id, bytes, passage.ns));
     }

@@ -1,4 +1,4 @@
-//! Fetches and write-backs that wait for operations submitted before them.
+//! Fetches, spills and write-backs that wait for operations submitted before them.
 
 use std::collections::VecDeque;
 
@@ -29,15 +29,17 @@ impl Parked {
         while let Some((id, work, _)) = self.0.pop_front_if(|(_, _, behind)| behind.is_none()) {
             match work {
                 Work::Fetch(fetch) => device.queue_fetch(id, fetch),
+                Work::Spill(spill) => device.queue_spill(id, spill),
                 Work::WriteBack(swaps) => device.queue_write_back(id, swaps),
                 other => unreachable!("{other:?} is no copy of KV beside steps"),
             }
         }
     }
 
-    /// Every fetch that waits here ends.
+    /// Every fetch and spill that waits here ends.
     pub(super) fn drop_fetches(&mut self, device: &mut Device) {
-        let (fetches, kept) = self.0.drain(..).partition(|(_, work, _)| matches!(work, Work::Fetch(_)));
+        let dropped = |(_, work, _): &(_, Work, _)| matches!(work, Work::Fetch(_) | Work::Spill(_));
+        let (fetches, kept) = self.0.drain(..).partition(dropped);
         self.0 = kept;
         let fetches: VecDeque<_> = fetches;
         let outcome = Outcome::Failed(Failure::Dropped);

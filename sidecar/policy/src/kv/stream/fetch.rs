@@ -24,13 +24,14 @@ impl Kv {
         }
         let due = self.due_fetches();
         self.tell_tables();
+        self.begin_spills(generations);
         due
     }
 
     /// Fetches that are due, once more those that failed.
     pub fn due_fetches(&mut self) -> Vec<Due> {
         let due = self.stream.slots.take_due();
-        let seats = self.stream.seats.len() as u32;
+        let seats = self.stream.spills.first_seat().unwrap_or(self.stream.seats.len() as u32);
         for Due { instance, .. } in &due {
             self.stream.covered.note(instance.generation, seats);
             self.stream.note_fetch(instance.generation);
@@ -111,6 +112,7 @@ impl Kv {
         }
         self.stream.slots.step_over();
         self.forget_coverage();
+        self.close_spills();
     }
 
     fn forget_coverage(&mut self) {
@@ -137,15 +139,16 @@ impl Kv {
         self.return_parted();
     }
 
-    /// Whether fetches that were ordered later into this buffer wait behind the one of `generation`.
+    /// Whether fetches that were ordered later into this buffer, or spills out of it, wait behind the one of `generation`.
     pub fn fetches_behind(&self, slot: SlotId, generation: Generation) -> bool {
-        self.stream.slots.queued_behind(slot, generation)
+        self.stream.slots.queued_behind(slot, generation) || self.stream.spills.wait_behind(slot, generation)
     }
 
     /// The engine is gone: every fetch is ordered anew.
     pub fn forget_fetches(&mut self) {
         self.stream.slots.forget();
         self.stream.covered.forget_before(None);
+        self.stream.spills.begin_anew();
     }
 
     pub(super) fn return_parted(&mut self) {
@@ -167,7 +170,7 @@ impl Kv {
         }
     }
 
-    /// Fetches under way.
+    /// Fetches and spills under way.
     pub fn fetches(&self) -> u32 {
         self.stream.fetching.len() as u32
     }

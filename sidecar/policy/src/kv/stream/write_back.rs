@@ -11,11 +11,11 @@ use crate::slots::Generations;
 
 impl Kv {
     /// Up to `most` blocks that the host tier lacks: of paused requests if `paused`, then of full columns that the placement
-    /// names. They stay where they are until [`Kv::finish_write_back`].
+    /// names if `placed`. They stay where they are until [`Kv::finish_write_back`].
     pub fn plan_write_back(
         &mut self,
         most: u32,
-        paused: bool,
+        (paused, placed): (bool, bool),
         generations: &mut Generations,
     ) -> Vec<Written> {
         let mut written = Vec::new();
@@ -23,8 +23,8 @@ impl Kv {
         if paused {
             self.plan_paused(&mut left, generations, &mut written);
         }
-        let named: Vec<_> = self.stream.placement.of.iter().map(|(r, set)| (*r, *set)).collect();
-        for (request, set) in named {
+        let named = self.stream.placement.of.iter().filter(|_| placed);
+        for (request, set) in named.map(|(request, set)| (*request, *set)).collect::<Vec<_>>() {
             while left > 0 {
                 let Some((at, column)) = self.next_to_write(request) else { break };
                 let mut layers = self.unhosted(column, set);
@@ -49,6 +49,18 @@ impl Kv {
     pub fn parting_blocks(&self) -> u32 {
         let alone = self.stream.writing.iter().filter(|id| self.columns.get(**id).refs == 1);
         alone.map(|id| self.columns.layers_on_device(*id, true).count() as u32).sum()
+    }
+
+    /// One block of a column that a running request has filled, to see how fast the link is; none where there is no such column, or
+    /// no place for it.
+    pub fn plan_probe(&mut self, generations: &mut Generations) -> Option<Written> {
+        let running = self.sequences.values().filter(|sequence| !sequence.suspended);
+        let mut full = running.flat_map(|sequence| &sequence.columns[..sequence.full as usize]).copied();
+        let column = full.find(|id| self.columns.is_whole(*id) && !self.stream.writing.contains(id))?;
+        let stowed = self.host_place(column, generations)?;
+        self.refer(column);
+        self.stream.writing.push(column);
+        Some(Written { column, stowed, layers: alloc::vec![LayerId(0)] })
     }
 
     fn next_to_write(&mut self, request: RequestId) -> Option<(u32, ColumnId)> {

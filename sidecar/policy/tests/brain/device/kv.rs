@@ -1,6 +1,6 @@
 //! KV that is copied beside steps.
 
-use sluice_policy::action::{BlockSwap, Fetch};
+use sluice_policy::action::{BlockSwap, Fetch, Spill};
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::ids::{ActionId, BlockId, ChunkId, HostBlockId};
 
@@ -10,9 +10,10 @@ use super::{Device, failed};
 enum Work {
     Fetch(Fetch),
     WriteBack(Vec<BlockSwap>),
+    Spill(Spill),
 }
 
-/// A fetch or a write-back, and once it runs what it copies.
+/// A fetch, a write-back or a spill, and once it runs what it copies.
 #[derive(Clone, Debug)]
 pub(super) struct KvCopy {
     id: ActionId,
@@ -25,11 +26,25 @@ impl KvCopy {
         match &self.work {
             Work::Fetch(fetch) => &fetch.blocks,
             Work::WriteBack(swaps) => swaps,
+            Work::Spill(spill) => &spill.blocks,
         }
     }
 
-    pub(super) fn is_fetch(&self) -> bool {
+    fn is_fetch(&self) -> bool {
         matches!(self.work, Work::Fetch(_))
+    }
+
+    /// Fetches and spills, which are dropped with fills.
+    pub(super) fn is_of_buffer(&self) -> bool {
+        self.buffer().is_some()
+    }
+
+    fn buffer(&self) -> Option<u8> {
+        match &self.work {
+            Work::Fetch(fetch) => Some(fetch.buffer),
+            Work::Spill(spill) => Some(spill.buffer),
+            Work::WriteBack(_) => None,
+        }
     }
 
     /// It starts after an earlier one that changes the same.
@@ -44,40 +59,49 @@ impl KvCopy {
                 earlier.copied.is_some() && swaps.iter().any(host)
             }
             (Work::WriteBack(_), Work::WriteBack(_)) => true,
-            (Work::Fetch(_), Work::WriteBack(_)) => false,
+            (Work::Fetch(_) | Work::Spill(_), Work::WriteBack(_)) | (Work::WriteBack(_), Work::Spill(_)) => {
+                false
+            }
+            (Work::Spill(_), _) | (_, Work::Spill(_)) => self.buffer() == earlier.buffer(),
         }
     }
 }
 
 impl Device {
     pub(super) fn queue_fetch(&mut self, id: ActionId, fetch: Fetch) {
-        self.check_swaps(&fetch.blocks);
+        self.check_swaps(&fetch.blocks, Some(fetch.buffer));
         fetch.blocks.iter().for_each(|swap| self.check_unread(swap.block));
         self.kv.push(KvCopy { id, work: Work::Fetch(fetch), copied: None });
     }
 
     pub(super) fn queue_write_back(&mut self, id: ActionId, swaps: Vec<BlockSwap>) {
-        self.check_swaps(&swaps);
+        self.check_swaps(&swaps, None);
         swaps.iter().for_each(|swap| self.check_read(swap.block));
         self.kv.push(KvCopy { id, work: Work::WriteBack(swaps), copied: None });
     }
 
-    /// Every block is where the order says, none is named twice, and nobody writes the host blocks.
-    fn check_swaps(&self, swaps: &[BlockSwap]) {
+    pub(super) fn queue_spill(&mut self, id: ActionId, spill: Spill) {
+        self.check_swaps(&spill.blocks, None);
+        spill.blocks.iter().for_each(|swap| self.check_unread(swap.block));
+        self.kv.push(KvCopy { id, work: Work::Spill(spill), copied: None });
+    }
+
+    /// Every block is where the order says, none is named twice, and nobody writes the host blocks, but spills out of this buffer.
+    fn check_swaps(&self, swaps: &[BlockSwap], buffer: Option<u8>) {
         for (at, swap) in swaps.iter().enumerate() {
             assert_eq!(self.place(swap.block).0, swap.chunk, "a copy of KV names the chunk");
             let twice = |other: &BlockSwap| other.block == swap.block || other.host == swap.host;
             assert!(!swaps[..at].iter().any(twice), "{swap:?} is named once");
-            self.check_settled(swap.host);
+            self.check_written(swap.host, buffer);
         }
     }
 
     pub(super) fn fetches_run(&self) -> bool {
-        self.kv.iter().any(|copy| copy.is_fetch() && copy.copied.is_some())
+        self.kv.iter().any(|copy| copy.is_of_buffer() && copy.copied.is_some())
     }
 
     pub(super) fn drop_fetches(&mut self) {
-        let waits = |copy: &mut KvCopy| copy.is_fetch() && copy.copied.is_none();
+        let waits = |copy: &mut KvCopy| copy.is_of_buffer() && copy.copied.is_none();
         self.dropped.extend(self.kv.extract_if(.., waits).map(|copy| copy.id));
     }
 
@@ -86,6 +110,7 @@ impl Device {
         let copy = &self.kv[at];
         let after = match &copy.work {
             Work::Fetch(fetch) => fetch.after,
+            Work::Spill(spill) => Some((spill.layer, spill.after)),
             Work::WriteBack(_) => None,
         };
         let read = after.is_none_or(|(layer, generation)| self.kv_done[layer.index()] >= generation);
@@ -111,11 +136,12 @@ impl Device {
                 self.kv_ready[fetch.layer.index()] = fetch.generation;
                 self.fetched += 1;
             }
-            Work::WriteBack(swaps) => {
-                for (swap, tags) in swaps.iter().zip(copied) {
-                    assert_eq!(self.tags(swap.block), *tags, "nobody writes what is written back");
+            Work::WriteBack(_) | Work::Spill(_) => {
+                for (swap, tags) in copy.swaps().iter().zip(copied) {
+                    assert_eq!(self.tags(swap.block), *tags, "nobody writes what goes to the host");
                     self.host.insert(swap.host, (swap.generation, *tags));
                 }
+                self.spilt += u32::from(copy.is_of_buffer());
             }
         }
         let bytes = copy.swaps().len() as u64 * self.geometry.block_bytes;
@@ -137,7 +163,7 @@ impl Device {
                 }
                 copied
             }
-            Work::WriteBack(swaps) => {
+            Work::WriteBack(swaps) | Work::Spill(Spill { blocks: swaps, .. }) => {
                 for swap in swaps {
                     self.host.remove(&swap.host);
                 }
@@ -171,12 +197,12 @@ impl Device {
 
     /// No fetch writes the block: it may be read.
     pub(super) fn check_read(&self, block: BlockId) {
-        let mut fetches = self.kv.iter().filter(|copy| copy.is_fetch()).flat_map(KvCopy::swaps);
+        let mut fetches = self.kv.iter().filter(|copy| copy.is_of_buffer()).flat_map(KvCopy::swaps);
         assert!(!fetches.any(|swap| swap.block == block), "{block:?} is read while it is fetched");
     }
 
     fn check_unread(&self, block: BlockId) {
-        let mut others = self.kv.iter().filter(|copy| !copy.is_fetch()).flat_map(KvCopy::swaps);
+        let mut others = self.kv.iter().filter(|copy| !copy.is_of_buffer()).flat_map(KvCopy::swaps);
         assert!(!others.any(|swap| swap.block == block), "{block:?} is written while it is written back");
     }
 
@@ -186,9 +212,15 @@ impl Device {
         self.check_unread(block);
     }
 
-    /// No write-back has the host block.
+    /// No write-back or spill has the host block.
     pub(super) fn check_settled(&self, host: HostBlockId) {
-        let mut others = self.kv.iter().filter(|copy| !copy.is_fetch()).flat_map(KvCopy::swaps);
+        self.check_written(host, None);
+    }
+
+    fn check_written(&self, host: HostBlockId, buffer: Option<u8>) {
+        let behind = |copy: &&KvCopy| buffer.is_some() && copy.buffer() == buffer;
+        let others = self.kv.iter().filter(|copy| !copy.is_fetch() && !behind(copy));
+        let mut others = others.flat_map(KvCopy::swaps);
         assert!(!others.any(|swap| swap.host == host), "{host:?} is named while it is written back to");
     }
 }

@@ -2,7 +2,7 @@
 
 use sluice_policy::ids::RequestId;
 
-use super::World;
+use super::{Request, World};
 
 /// A request that was let in at this boundary, and whether its KV was kept for it.
 #[derive(Clone, Copy, Debug)]
@@ -27,12 +27,36 @@ impl World {
                     "the last token is computed"
                 );
                 request.committed = cached as usize;
+                self.send_out(&request);
             }
             admitted.push(Admitted { id: request.id, kept });
             self.tables.insert(request.id, Vec::new());
             self.running.push(request);
         }
         admitted
+    }
+
+    fn send_out(&mut self, request: &Request) {
+        let columns = request.tokens.len().div_ceil(16) as u32;
+        if self.rng.permille(self.send_out_permille) && self.brain.may_send_out(columns, columns) {
+            self.brain.send_out(request.id, columns);
+            self.sent_out += 1;
+        }
+    }
+
+    /// Whose prompt has gone out waits behind all others.
+    pub(super) fn park_prompts(&mut self) {
+        let computed =
+            |r: &Request| self.brain.goes_out(r.id) && r.tokens.len() - r.committed == 1 && r.committed > 0;
+        let (going, staying): (Vec<_>, Vec<_>) = self.running.drain(..).partition(computed);
+        self.running = staying;
+        for mut request in going {
+            self.brain.suspend(request.id);
+            self.brain.check();
+            self.tables.remove(&request.id);
+            request.kept = true;
+            self.waiting.push_back(request);
+        }
     }
 
     /// No step has begun: those who were to have their first one wait as before, in their order.

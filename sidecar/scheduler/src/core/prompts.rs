@@ -1,0 +1,127 @@
+//! Prompts that are computed without room for their KV (eLLM 4.4.2): [`sluice_policy::brain::Brain::send_out`].
+
+use sluice_policy::ellm::Violations;
+use sluice_policy::geometry::Geometry;
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_ports::compute::Sampled;
+
+use super::Core;
+use crate::batch::Batch;
+use crate::sequence::Sequence;
+
+/// Waiting requests that an iteration looks at for late ones.
+const MOST_LOOKED_AT: usize = 64;
+
+impl Core {
+    /// Prompts that went to the host tier have their first token now: they wait there for room. Those that go nowhere any more are as
+    /// all others.
+    pub(super) fn park_prompts(&mut self) {
+        for sequence in self.running.values_mut().filter(|sequence| sequence.goes_out) {
+            sequence.goes_out = self.brain.goes_out(sequence.id());
+        }
+        let computed = |sequence: &&Sequence| sequence.goes_out && sequence.pending() == 1;
+        for id in self.running.values().filter(computed).map(Sequence::id).collect::<Vec<_>>() {
+            if let Some(sequence) = self.by_id(id) {
+                sequence.waits_out = true;
+            }
+            self.park(id);
+        }
+    }
+
+    fn by_id(&mut self, id: RequestId) -> Option<&mut Sequence> {
+        self.running.get_mut(self.places.get(&id)?)
+    }
+
+    /// Who was admitted at this boundary and does not fit is computed all the same, and its KV goes to the host tier. `false` = it
+    /// may not.
+    pub(super) fn send_out(&mut self, id: RequestId) -> bool {
+        let Some(sequence) = self.places.get(&id).and_then(|place| self.running.get(place)) else {
+            return false;
+        };
+        let fresh = !sequence.kept && !sequence.goes_out && sequence.pending() > 1;
+        let columns = Geometry::columns_for(sequence.len());
+        if !fresh || !self.may_send_out(columns) {
+            return false;
+        }
+        self.begin_out(id, columns);
+        true
+    }
+
+    fn begin_out(&mut self, id: RequestId, columns: u32) {
+        self.brain.send_out(id, columns);
+        if let Some(sequence) = self.by_id(id) {
+            sequence.goes_out = true;
+        }
+    }
+
+    fn may_send_out(&mut self, columns: u32) -> bool {
+        let step = self.step_columns();
+        self.brain.may_send_out(columns, columns.min(step))
+    }
+
+    fn step_columns(&self) -> u32 {
+        Geometry::columns_for(self.config.max_step_tokens)
+    }
+
+    /// The next in line leaves prompts that go out as much room as they are to have.
+    pub(super) fn leaves_room_for_prompts(&self, now: Nanos, coming_blocks: u32) -> bool {
+        let blocks = |front: &Sequence| self.blocks_to_come(now, front) + coming_blocks;
+        !self.brain.keeps_room_for_prompts()
+            || self
+                .queue
+                .front()
+                .is_none_or(|front| self.brain.leaves_room_for_prompts(blocks(front), self.step_columns()))
+    }
+
+    /// When the next in line stays where it is, or waits for room since its prompt went out, others may come whose prompts go out:
+    /// they need next to none.
+    pub(super) fn admit_prompts(&mut self, mut budget: u32, admitted: &mut Vec<RequestId>) {
+        while self.brain.offloads_prompts() && budget > 0 && !self.free_rows.is_empty() {
+            let Some(new) = self.queue.iter().find(|one| !one.kept) else { return };
+            let (id, columns) = (new.id(), Geometry::columns_for(new.len()));
+            if new.len() <= 1 || !self.may_send_out(columns) {
+                return;
+            }
+            let Some((row, mut sequence)) = self.free_rows.pop().zip(self.queue.remove(id)) else { return };
+            sequence.committed = self.brain.open(id, sequence.request.salt, &sequence.tokens);
+            budget = budget.saturating_sub(sequence.pending());
+            admitted.push(id);
+            self.seat(sequence, row);
+            self.begin_out(id, columns);
+        }
+    }
+
+    /// The step does without the prompts that go out, which were begun before: they are computed when there is room for a part of
+    /// them.
+    pub(super) fn prompts_can_wait(&self, batch: &Batch, admitted: &[RequestId]) -> bool {
+        let goes_out = |id: RequestId| self.places.get(&id).is_some_and(|place| self.running[place].goes_out);
+        let begun = |id: RequestId| goes_out(id) && !admitted.contains(&id);
+        admitted.is_empty()
+            && batch.parts.iter().any(|part| begun(part.request))
+            && batch.parts.iter().any(|part| !goes_out(part.request))
+    }
+
+    /// What this step's end tells Algorithm 2: first tokens that came late, or are late by now, and requests that were given fewer
+    /// tokens than they should have been by now.
+    pub(super) fn note_violations(&mut self, now: Nanos, sampled: &[Sampled]) {
+        if !self.brain.offloads_prompts() {
+            return;
+        }
+        let slo = self.brain.params().slo;
+        let late =
+            |from: Nanos, tokens: u32, ns: u64| ns > 0 && now.since(from) > ns.saturating_mul(tokens.into());
+        let ttft = |one: &Sequence| one.first_token.is_none() && late(one.arrived, 1, slo.ttft_ns);
+        let tpot =
+            |one: &Sequence| one.first_token.is_some_and(|first| late(first, one.generated(), slo.tbt_ns));
+        let made: Vec<_> = sampled
+            .iter()
+            .filter_map(|token| self.running.values().find(|one| one.row == Some(token.row)))
+            .collect();
+        let waiting = || self.queue.iter().take(MOST_LOOKED_AT);
+        let out = || waiting().filter(|one| one.waits_out);
+        self.brain.note_violations(Violations {
+            ttft: made.iter().any(|one| ttft(one)) || waiting().any(ttft),
+            tpot: made.iter().any(|one| tpot(one)) || out().any(tpot),
+        });
+    }
+}
