@@ -39,11 +39,13 @@ enum Mechanism {
     MovesLayers,
     /// Idle activations become KV.
     LendsActivations,
+    /// Prompts are computed with their KV in the host tier.
+    OffloadsPrompts,
 }
-use Mechanism::{LendsActivations, MovesKv, MovesLayers, Preempts};
+use Mechanism::{LendsActivations, MovesKv, MovesLayers, OffloadsPrompts, Preempts};
 
 impl Mechanism {
-    const ALL: [Mechanism; 4] = [Preempts, MovesKv, MovesLayers, LendsActivations];
+    const ALL: [Mechanism; 5] = [Preempts, MovesKv, MovesLayers, LendsActivations, OffloadsPrompts];
 
     fn is_seen(self, metrics: &Metrics) -> bool {
         let moves = |reason| metrics.sum("sluice_moves_total", &format!("reason=\"{reason}\""));
@@ -55,6 +57,7 @@ impl Mechanism {
             }
             MovesLayers => moves("remap_own") > 0.0,
             LendsActivations => moves("inflate") > 0.0,
+            OffloadsPrompts => total("sluice_offloaded_prompts_total") > 0.0,
         }
     }
 }
@@ -239,6 +242,55 @@ async fn streams_with_tokens_in_store_make_room_for_those_that_wait_and_no_token
     sidecar.end_cleanly().await;
 }
 
+/// Every golden story four times, all at once, told up to half of what is known of it: long prompts, and the rest as answers.
+async fn halves(tenant: &Tenant, stories: &Stories) -> bool {
+    let asked: Vec<_> = (0..4 * stories.golden.len())
+        .map(|at| {
+            let (tenant, golden) = (tenant.clone(), stories.golden[at % stories.golden.len()].clone());
+            let (told, rest) = golden.greedy_ids.split_at(golden.greedy_ids.len() / 2);
+            let (prompt, rest) = ([&golden.prompt_ids[..], told].concat(), rest.to_vec());
+            tokio::spawn(async move { (tenant.complete(&greedy(&prompt, rest.len())).await.unwrap(), rest) })
+        })
+        .collect();
+    let mut right = true;
+    for one in asked {
+        let (answer, rest) = one.await.unwrap();
+        right &= answer.names() == stories.shown(&rest);
+    }
+    right
+}
+
+/// First tokens that are always late, so that all of the host tier is soon for prompts.
+fn of_impatient(short: &SidecarConfig) -> SidecarConfig {
+    let mut config = of_case(short, ("Ellm", 60, &[]));
+    config.slo.ttft_milliseconds = 1;
+    config.debug.no_prefix_cache = true;
+    config
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prompts_without_room_are_computed_in_the_host_tier_and_no_token_changes() {
+    let name = "prompts_without_room_are_computed_in_the_host_tier_and_no_token_changes";
+    let Some(stories) = Stories::find(name) else { return };
+    let world = World::new();
+    let sidecar = Sidecar::start(&world, &of_impatient(&short(&world, &stories).await)).await;
+    let mut out = false;
+    for _ in 0..MOST_LOADS * MOST_TENANTS {
+        assert!(halves(&sidecar.tenant, &stories).await, "other tokens");
+        out = OffloadsPrompts.is_seen(&sidecar.metrics().await);
+        if out {
+            break;
+        }
+    }
+    let metrics = sidecar.metrics().await;
+    assert!(out, "every prompt waited for room: {metrics:#?}");
+    let written = metrics.sum("sluice_kv_writeback_bytes_total", "model_name");
+    assert!(written > 0.0, "{written} bytes went to the host");
+    assert!(!MovesLayers.is_seen(&metrics), "no layer moved");
+    nothing_is_left(&sidecar.tenant).await;
+    sidecar.end_cleanly().await;
+}
+
 /// Loads until layers have given their memory away.
 async fn until_layers_are_away(sidecar: &Sidecar<'_>, stories: &Stories) {
     for _ in 0..MOST_TENANTS * MOST_LOADS {
@@ -292,6 +344,13 @@ async fn behind_a_link_to_the_host_that_hardly_moves_all_ends_in_time_with_the_s
         nothing_is_left(&sidecar.tenant).await;
         sidecar.end_cleanly().await;
     }
+    let sidecar = Sidecar::start(&world, &of_impatient(&short)).await;
+    let begun = Instant::now();
+    assert!(halves(&sidecar.tenant, &stories).await, "Ellm: other tokens");
+    assert!(begun.elapsed() < SLOW, "Ellm took {:?}", begun.elapsed());
+    assert!(!OffloadsPrompts.is_seen(&sidecar.metrics().await), "a prompt would take minutes to leave");
+    nothing_is_left(&sidecar.tenant).await;
+    sidecar.end_cleanly().await;
     let sidecar = Sidecar::start(&world, &short).await;
     let begun = Instant::now();
     switch_under_load(&sidecar, &stories, short.memory.max_remapped_percent).await;

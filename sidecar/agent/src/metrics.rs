@@ -277,6 +277,12 @@ impl Metrics {
         grow(&self.own.kv_written_back_bytes, total.written_back_bytes);
     }
 
+    /// So many requests had their prompts computed with their KV in the host tier, since the start, and so much of it they may use.
+    pub fn prompts_out(&self, total: u64, buffer_bytes: u64) {
+        self.own.offloaded_prompts.inner().fetch_max(total, Ordering::Relaxed);
+        self.own.prompt_buffer_bytes.set(buffer_bytes.min(i64::MAX as u64) as i64);
+    }
+
     fn bounded_reason(&self, reason: &str) -> ByReason {
         let known = &mut self.recent().move_reasons;
         if known.len() < MOVE_REASONS_MAX {

@@ -208,6 +208,8 @@ impl Room {
         }
         self.diary.idle_after(self.bed.idle_after());
         self.metrics.kv_copied(self.driver.memory().kv_copied());
+        let core = self.driver.core();
+        self.metrics.prompts_out(core.counters().prompts_out, core.brain().prompt_buffer_bytes());
         self.diary.observe(self.driver.core(), &self.metrics);
     }
 

@@ -217,6 +217,11 @@ impl Core {
         self.serving() && self.brain.rest() == Rest::Awake && !self.busy()
     }
 
+    /// Totals since the start.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
     /// Figures for people and scrapers.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {

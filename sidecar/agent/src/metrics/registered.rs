@@ -88,6 +88,8 @@ pub(super) struct OwnMetrics {
     pub copied_bytes: Counter,
     pub kv_fetched_bytes: Counter,
     pub kv_written_back_bytes: Counter,
+    pub offloaded_prompts: Counter,
+    pub prompt_buffer_bytes: Gauge,
     pub link_bandwidth: Gauge,
     pub steps: Counter,
     pub prefill_tokens: Counter,
@@ -248,5 +250,15 @@ impl OwnMetrics {
             self.kv_written_back_bytes.clone(),
         );
         names.add("sluice_kv_stall_seconds", "Steps waiting for KV", self.kv_stall.clone());
+        names.add(
+            "sluice_offloaded_prompts",
+            "Requests whose prompts were computed with their KV in the host tier",
+            self.offloaded_prompts.clone(),
+        );
+        names.add(
+            "sluice_prompt_buffer_bytes",
+            "Host tier that prompts may use (eLLM)",
+            self.prompt_buffer_bytes.clone(),
+        );
     }
 }

@@ -39,6 +39,8 @@ fn busy() -> Metrics {
     metrics.step(&StepNotice { prefill_tokens: 16, recomputed_tokens: 6, kv_stall_ns: 250_000_000, ..step });
     metrics.kv_copied(KvCopied { fetched_bytes: 3, written_back_bytes: 4 });
     metrics.kv_copied(KvCopied { fetched_bytes: 30, written_back_bytes: 40 });
+    metrics.prompts_out(3, 100);
+    metrics.prompts_out(5, 50);
     metrics.admitted(Some(1_000_000), 16);
     metrics.admitted(None, 99);
     metrics.preempted(6);
@@ -74,7 +76,7 @@ const VLLM: [(&str, &str); 13] = [
     ("vllm:prefix_cache_hits", "counter"),
 ];
 
-const OWN: [(&str, &str); 29] = [
+const OWN: [(&str, &str); 31] = [
     ("sluice_tenant_info", "gauge"),
     ("sluice_memory_bytes", "gauge"),
     ("sluice_memory_capacity_bytes", "gauge"),
@@ -91,6 +93,8 @@ const OWN: [(&str, &str); 29] = [
     ("sluice_kv_stall_seconds", "counter"),
     ("sluice_kv_fetch_bytes", "counter"),
     ("sluice_kv_writeback_bytes", "counter"),
+    ("sluice_offloaded_prompts", "counter"),
+    ("sluice_prompt_buffer_bytes", "gauge"),
     ("sluice_engine_tbt_seconds", "histogram"),
     ("sluice_delivered_tbt_seconds", "histogram"),
     ("sluice_write_lateness_seconds", "histogram"),
@@ -200,6 +204,7 @@ fn samples_hold_what_was_counted() {
     assert_eq!(value("sluice_kv_stall_seconds_total"), 0.25);
     assert_eq!(value("sluice_kv_fetch_bytes_total"), 30.0);
     assert_eq!(value("sluice_kv_writeback_bytes_total"), 40.0);
+    assert_eq!((value("sluice_offloaded_prompts_total"), value("sluice_prompt_buffer_bytes")), (5.0, 50.0));
     assert_eq!(value("sluice_memory_bytes{owner=\"kv\"}"), 12_345.0);
     assert_eq!((value("sluice_layers_remapped"), value("sluice_layers_lent")), (1.0, 3.0));
     assert_eq!(value("sluice_copied_bytes_total"), 77.0);

@@ -112,6 +112,12 @@ impl Brain {
         self.offload.prompts.logical()
     }
 
+    /// The same in bytes; 0 under a policy that sends none there.
+    pub fn prompt_buffer_bytes(&self) -> u64 {
+        let columns = if self.offloads_prompts() { self.prompt_buffer_columns() } else { 0 };
+        columns.saturating_mul(self.geometry.column_bytes())
+    }
+
     /// The step that a lost engine left will not be repeated: what it should have written is lost.
     pub fn forget_step(&mut self) {
         if !self.in_step {
