@@ -108,6 +108,8 @@ pub struct Brain {
     offload: offload::Offload,
     /// Requests whose KV was lost on its way.
     lost: Vec<RequestId>,
+    /// Requests that were admitted again at this boundary, with the KV that they have.
+    resumed: Vec<RequestId>,
     /// Layers without memory, counted when the holdings of layers change: every step asks.
     absent: u16,
     /// Why the last layout was taken: the reason of the copies it needs.
@@ -174,6 +176,7 @@ impl Brain {
             swap_failures: 0,
             offload: offload::Offload::new(&params, sizes.layers, sizes.host_columns),
             lost: Vec::new(),
+            resumed: Vec::new(),
             fill_reason: Reason::Load,
             base: Layout::resident(),
             loaded: false,
@@ -220,7 +223,7 @@ impl Brain {
             Pending::Fill { target, generation } => self.filled(target, generation, done.outcome, out),
             Pending::Move(moves) => self.moved(&moves, done.outcome),
             Pending::SwapOut(swaps) => self.swapped_out(&swaps, done.outcome),
-            Pending::SwapIn(swaps) => self.swapped_in(&swaps, done.outcome),
+            Pending::SwapIn(swaps) | Pending::ComeHome(swaps) => self.swapped_in(&swaps, done.outcome),
             Pending::Fetch { layer, buffer, generation } => {
                 self.fetched((layer, buffer), generation, done.outcome, out);
             }
@@ -340,6 +343,7 @@ impl Brain {
     /// A step boundary, also an idle one: reversion, compaction, draining.
     pub fn boundary(&mut self, _now: Nanos, out: &mut Vec<Action>) {
         self.boundaries += 1;
+        self.resumed.clear();
         // A boundary means that no step is waiting to be replayed.
         self.unfinished = false;
         self.forget_step();

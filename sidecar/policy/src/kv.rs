@@ -85,8 +85,10 @@ pub struct Kv {
     tier: Tier,
     /// What running requests need on the device and is not there.
     wanted: Wanted,
-    /// Columns on their way to or from the host tier.
+    /// Columns on their way to or from the host tier between steps.
     moving: Vec<ColumnId>,
+    /// Columns on their way from the host tier beside steps: nobody reads them yet.
+    coming: BTreeSet<ColumnId>,
     /// What is away while its requests run.
     stream: Stream,
     sequences: BTreeMap<RequestId, Sequence>,
@@ -112,6 +114,7 @@ impl Kv {
             tier: Tier::new(host_columns),
             wanted: Wanted::default(),
             moving: Vec::new(),
+            coming: BTreeSet::new(),
             stream: Stream::default(),
             sequences: BTreeMap::new(),
             dirty: BTreeSet::new(),

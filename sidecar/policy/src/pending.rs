@@ -43,6 +43,8 @@ pub enum Pending {
     SwapOut(Vec<Swap>),
     /// KV arrives from the host tier.
     SwapIn(Vec<Swap>),
+    /// The same beside steps.
+    ComeHome(Vec<Swap>),
     /// KV of a layer arrives in a buffer for one step.
     Fetch {
         /// The layer.
@@ -71,7 +73,8 @@ impl Pending {
 
     /// Runs beside steps and moves KV.
     fn streams(&self) -> bool {
-        matches!(self, Pending::Fetch { .. } | Pending::WriteBack(_) | Pending::Spill(_))
+        use Pending::{ComeHome, Fetch, Spill, WriteBack};
+        matches!(self, Fetch { .. } | WriteBack(_) | Spill(_) | ComeHome(_))
     }
 }
 
@@ -95,7 +98,7 @@ pub struct PendingActions {
     /// Those that have not ended.
     count: u32,
     fills: u32,
-    /// Fetches, spills and write-backs, which run beside steps as fills do.
+    /// Other copies of KV that run beside steps, as fills do.
     streams: u32,
 }
 
@@ -154,7 +157,7 @@ impl PendingActions {
         self.fills
     }
 
-    /// Anything under way that a step must not run beside: everything but fills, fetches, spills and write-backs.
+    /// Anything under way that a step must not run beside: everything but fills and copies of KV.
     pub fn blocking(&self) -> bool {
         self.count > self.fills + self.streams
     }

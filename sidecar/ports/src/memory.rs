@@ -36,6 +36,7 @@ use sluice_policy::ids::Nanos;
 ///   and spills of its buffer, starts only when the KV word `done` of its layer has reached its generation, and names host blocks
 ///   as a `WriteBack` does, but that a fetch into the same buffer, which comes after it, may name them too. `DropFills` drops
 ///   spills that have not started, and their host blocks carry what they carried;
+/// - a `SwapIn` may run while a step does that reads none of its blocks;
 /// - swaps, fetches and write-backs need no engine. A completed one reports the bytes that passed the link, and the time they took.
 pub trait Memory {
     /// Orders `action`. Never blocks on a copy.

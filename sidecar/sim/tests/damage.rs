@@ -50,7 +50,11 @@ const DIRECTED_WITHOUT_EFFECT: &[(&str, &str)] = &[
     // The gap of a plan is told, and decides nothing.
     ("changed", "plan: bound"),
     // A plan that is not wanted any more is dropped, whatever it says.
+    ("changed", "plan: admitted"),
+    ("changed", "plan: choice"),
     ("changed", "plan: found"),
+    ("changed", "plan: id"),
+    ("changed", "plan: paused"),
     ("changed", "plan: step time"),
     ("removed", "plan"),
     // What is so already.

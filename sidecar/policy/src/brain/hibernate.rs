@@ -11,7 +11,7 @@
 
 use alloc::vec::Vec;
 
-use super::{Brain, Claim};
+use super::{Brain, Claim, Prepared};
 use crate::action::{Action, BlockSwap, Work};
 use crate::event::Outcome;
 use crate::ids::{BlockId, RequestId};
@@ -79,7 +79,13 @@ impl Brain {
 
     /// A request that was open when the tenant fell asleep, or was sent back, is admitted again with the KV that it has.
     pub fn resume(&mut self, request: RequestId) {
+        self.resumed.push(request);
         self.kv.resume(request);
+    }
+
+    /// KV of this request is on its way from the host tier beside steps: it may be admitted again when it is there.
+    pub fn is_coming(&self, request: RequestId) -> bool {
+        self.kv.is_coming(request)
     }
 
     /// The request holds KV on the device.
@@ -106,7 +112,7 @@ impl Brain {
         if self.goal.is_some() {
             self.abandon();
         }
-        if self.kv.spills() {
+        if self.kv.spills() || self.kv.comes() {
             return;
         }
         if self.pending.fetches() {
@@ -190,6 +196,20 @@ impl Brain {
         let swaps = self.kv.plan_swap_in(self.swap_piece());
         let blocks = self.swapped_blocks(&swaps);
         self.order(Work::SwapIn(blocks), Reason::SwapIn, Pending::SwapIn(swaps), out);
+    }
+
+    /// What is wanted on the device comes: beside steps where nobody needs it who was there before, else between two.
+    pub(super) fn bring_in(&mut self, out: &mut Vec<Action>) -> Prepared {
+        if !self.kv.wanted_only_by(&self.resumed) {
+            self.order_swap_in(out);
+            return Prepared::Wait;
+        }
+        while self.kv.wanted_blocks() > 0 {
+            let swaps = self.kv.plan_coming(self.swap_piece());
+            let blocks = self.swapped_blocks(&swaps);
+            self.order(Work::SwapIn(blocks), Reason::SwapIn, Pending::ComeHome(swaps), out);
+        }
+        Prepared::Coming
     }
 
     pub(super) fn swapped_in(&mut self, swaps: &[Swap], outcome: Outcome) {

@@ -33,7 +33,7 @@ impl Brain {
         if demand.activation > most {
             return Prepared::Short { missing_columns: 0, activation: true };
         }
-        if self.dormant() || (self.owes() && !self.suspended()) || self.kv.spills() {
+        if self.dormant() || (self.owes() && !self.suspended()) || self.kv.spills() || self.kv.outruns() {
             return Prepared::Wait;
         }
         let held = self.holdings.activation.len() as u32;
@@ -123,8 +123,7 @@ impl Brain {
     /// There are enough free blocks: what lies in the host tier comes back first.
     fn supply(&mut self, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
         if self.kv.wanted_blocks() > 0 {
-            self.order_swap_in(out);
-            return Prepared::Wait;
+            return self.bring_in(out);
         }
         let out = need.columns.iter().filter(|(request, _)| self.kv.goes_out(*request));
         if !self.kv.make_places(out.map(|(_, count)| *count).sum()) {

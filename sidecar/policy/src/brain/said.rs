@@ -23,6 +23,11 @@ pub enum Prepared {
     Ready,
     /// Actions were ordered, or are under way, and must complete first; ask again.
     Wait,
+    /// KV of requests that were admitted again at this boundary is on its way, beside steps ([`Brain::is_coming`]): the others need not
+    /// wait for them. The scheduler suspends those and asks again.
+    ///
+    /// [`Brain::is_coming`]: super::Brain::is_coming
+    Coming,
     /// Nothing more can be freed: the scheduler makes the batch smaller or preempts.
     Short {
         /// Columns that are missing.

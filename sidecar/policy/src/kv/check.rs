@@ -47,7 +47,12 @@ impl Kv {
 
     fn check_references(&self) {
         let mut references: BTreeMap<ColumnId, u32> = BTreeMap::new();
-        let copied = self.moving.iter().chain(&self.stream.writing).chain(&self.stream.spills.columns);
+        let copied = self
+            .moving
+            .iter()
+            .chain(&self.coming)
+            .chain(&self.stream.writing)
+            .chain(&self.stream.spills.columns);
         for id in self.sequences.values().flat_map(|s| &s.columns).chain(copied) {
             *references.entry(*id).or_default() += 1;
         }

@@ -4,7 +4,7 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use super::Kv;
-use crate::ids::{BlockId, FrameId};
+use crate::ids::{BlockId, ColumnId, FrameId};
 
 /// What stands between the draining frames and emptiness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,13 +70,13 @@ impl Kv {
     }
 
     /// Up to `limit` moves out of draining frames, those nearest to empty first, targets reserved. Blocks of buffers, and those
-    /// that are being written back, stay.
+    /// that are being written back or are on their way beside steps, stay.
     pub fn plan_moves(&mut self, limit: u32) -> Vec<(BlockId, BlockId)> {
         let mut frames: Vec<_> = self.frames.draining().iter().map(|f| (self.frames.used(*f), *f)).collect();
         frames.sort_unstable();
         let stays = |block: &BlockId| {
-            let writing = self.frames.holder(*block).is_some_and(|id| self.stream.writing.contains(&id));
-            writing || self.frames.is_buffer(*block)
+            let copied = |id: ColumnId| self.stream.writing.contains(&id) || self.coming.contains(&id);
+            self.frames.holder(*block).is_some_and(copied) || self.frames.is_buffer(*block)
         };
         let blocks = frames.iter().flat_map(|(_, frame)| self.frames.blocks(*frame));
         let from: Vec<_> = blocks

@@ -166,11 +166,50 @@ impl Kv {
         }
     }
 
-    /// Up to `most` columns that are wanted on the device get blocks there.
+    /// Up to `most` columns that are wanted on the device get blocks there, and come between two steps.
     ///
     /// # Panics
     /// If there are not [`Kv::wanted_blocks`] free blocks.
     pub fn plan_swap_in(&mut self, most: u32) -> Vec<Swap> {
+        let swaps = self.plan_in(most);
+        self.moving = swaps.iter().map(|swap| swap.column).collect();
+        swaps
+    }
+
+    /// The same beside steps, in which nobody who needs them has a part.
+    ///
+    /// # Panics
+    /// If there are not [`Kv::wanted_blocks`] free blocks.
+    pub fn plan_coming(&mut self, most: u32) -> Vec<Swap> {
+        let swaps = self.plan_in(most);
+        self.coming.extend(swaps.iter().map(|swap| swap.column));
+        swaps
+    }
+
+    /// Nobody but these requests, of those that run, lacks anything on the device.
+    pub fn wanted_only_by(&self, requests: &[RequestId]) -> bool {
+        let others = self.sequences.iter().filter(|(id, one)| !one.suspended && !requests.contains(id));
+        let mut columns = others.flat_map(|(_, sequence)| &sequence.columns);
+        !columns.any(|id| self.wanted.contains(*id))
+    }
+
+    /// Something is on its way from the host tier beside steps.
+    pub fn comes(&self) -> bool {
+        !self.coming.is_empty()
+    }
+
+    /// Some of the request's KV is.
+    pub fn is_coming(&self, request: RequestId) -> bool {
+        let columns = self.sequences.get(&request).filter(|_| self.comes()).map(|one| &one.columns);
+        columns.is_some_and(|columns| columns.iter().any(|id| self.coming.contains(id)))
+    }
+
+    /// A request that runs would read what is still on its way.
+    pub fn outruns(&self) -> bool {
+        self.comes() && self.runners().any(|request| self.is_coming(request))
+    }
+
+    fn plan_in(&mut self, most: u32) -> Vec<Swap> {
         let wanted = self.take_wanted(most);
         let mut blocks = Vec::new();
         let mut plan = |id: ColumnId| {
@@ -184,14 +223,21 @@ impl Kv {
             let stowed = self.columns.get(id).stowed.expect("a wanted column lies in the host tier");
             Swap { column: id, stowed, layers }
         };
-        let swaps: Vec<_> = wanted.iter().copied().map(&mut plan).collect();
-        self.moving = wanted;
-        swaps
+        wanted.into_iter().map(&mut plan).collect()
+    }
+
+    /// They are not on their way any more.
+    fn arrive(&mut self, swaps: &[Swap]) {
+        for swap in swaps {
+            if !self.coming.remove(&swap.column) {
+                self.moving.retain(|id| *id != swap.column);
+            }
+        }
     }
 
     /// The copies to the device have ended well. A column that is whole again leaves the host tier.
     pub fn finish_swap_in(&mut self, swaps: &[Swap]) {
-        self.moving.clear();
+        self.arrive(swaps);
         let arrived: BTreeSet<_> = swaps.iter().map(|swap| swap.column).collect();
         for swap in swaps {
             let idle = self.columns.get(swap.column).seat().is_none() && self.columns.is_whole(swap.column);
@@ -207,7 +253,7 @@ impl Kv {
     /// The copies to the device failed, and nobody knows what lies in the host tier: these columns are lost, with all that
     /// follows them. Returns the requests that need them, which have to be computed again.
     pub fn lose(&mut self, swaps: &[Swap]) -> Vec<RequestId> {
-        self.moving.clear();
+        self.arrive(swaps);
         let requests = self.spoil(&swaps.iter().map(|swap| swap.column).collect());
         swaps.iter().for_each(|swap| self.let_go(swap.column));
         requests

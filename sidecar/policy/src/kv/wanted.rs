@@ -50,6 +50,11 @@ impl Wanted {
         });
     }
 
+    /// The column may be wanted.
+    pub fn contains(&self, id: ColumnId) -> bool {
+        self.columns.contains_key(&id)
+    }
+
     fn set(&mut self, id: ColumnId, blocks: u32) {
         if blocks == 0 {
             return self.remove(id);

@@ -82,6 +82,8 @@ pub struct World {
     /// How often, of a thousand admissions, a prompt goes to the host tier, and how many did.
     pub send_out_permille: u32,
     pub sent_out: u32,
+    /// Requests whose KV came beside steps.
+    pub came: u32,
     /// A plan that is being made.
     planning: Option<PlanRequest>,
     /// Nobody ever finds a plan.
@@ -124,6 +126,7 @@ impl World {
             switch_permille: 0,
             send_out_permille: 0,
             sent_out: 0,
+            came: 0,
             planning: None,
             no_plans: false,
             switches: 0,
@@ -275,6 +278,7 @@ impl World {
                 }
                 Prepared::Wait if self.denied() => {}
                 Prepared::Wait => return false,
+                Prepared::Coming => self.send_back_coming(),
                 Prepared::Short { activation: true, .. } if !usual => {}
                 Prepared::Short { .. } => self.preempt(),
             }

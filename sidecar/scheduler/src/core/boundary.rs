@@ -146,6 +146,7 @@ impl Core {
                 }
                 Prepared::Wait if self.denied(now) => {}
                 Prepared::Wait => return None,
+                Prepared::Coming => self.send_back_coming(admitted),
                 Prepared::Short { activation: true, .. } if max_tokens > usual => max_tokens = usual,
                 Prepared::Short { activation: true, .. } if max_tokens > 1 => max_tokens /= 2,
                 // Once: what has left by then and does not serve will not.
@@ -198,6 +199,13 @@ impl Core {
     fn refuse_for_now(&mut self, id: RequestId) {
         self.send_back(id);
         self.admission_hold = self.next_step + ADMISSION_HOLD_STEPS;
+    }
+
+    /// Those of the admitted whose KV is on its way wait for it; nobody else does.
+    fn send_back_coming(&mut self, admitted: &mut Vec<RequestId>) {
+        for id in admitted.extract_if(.., |id| self.brain.is_coming(*id)).collect::<Vec<_>>() {
+            self.send_back(id);
+        }
     }
 
     /// Puts a request back that was to be admitted in this very boundary.

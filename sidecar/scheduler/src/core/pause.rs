@@ -149,10 +149,13 @@ impl Core {
         true
     }
 
-    /// The next in line does not come yet: it was paused and does not go on, or no plan lets it in. Nobody goes past it.
+    /// The next in line does not come yet: its KV is on its way, it was paused and does not go on, or no plan lets it in. Nobody goes past it.
     /// `coming_blocks` are of those who come at this boundary.
     pub(super) fn front_stays(&mut self, now: Nanos, coming_blocks: u32) -> bool {
         let Some(front) = self.queue.front() else { return false };
+        if self.brain.is_coming(front.id()) {
+            return true;
+        }
         if self.objectives().is_some() {
             return self.front_can_wait(now, coming_blocks);
         }

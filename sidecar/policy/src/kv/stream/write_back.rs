@@ -56,7 +56,8 @@ impl Kv {
     pub fn plan_probe(&mut self, generations: &mut Generations) -> Option<Written> {
         let running = self.sequences.values().filter(|sequence| !sequence.suspended);
         let mut full = running.flat_map(|sequence| &sequence.columns[..sequence.full as usize]).copied();
-        let column = full.find(|id| self.columns.is_whole(*id) && !self.stream.writing.contains(id))?;
+        let here = |id: &ColumnId| !self.stream.writing.contains(id) && !self.coming.contains(id);
+        let column = full.find(|id| self.columns.is_whole(*id) && here(id))?;
         let stowed = self.host_place(column, generations)?;
         self.refer(column);
         self.stream.writing.push(column);
@@ -72,7 +73,7 @@ impl Kv {
         sequence.written += next as u32;
         let id = full[sequence.written as usize];
         // What comes back first, or is being written, comes later.
-        let here = columns.is_whole(id) && !self.stream.writing.contains(&id);
+        let here = columns.is_whole(id) && !self.stream.writing.contains(&id) && !self.coming.contains(&id);
         here.then_some((sequence.written, id))
     }
 

@@ -16,7 +16,8 @@ impl World {
     pub(super) fn admit(&mut self) -> Vec<Admitted> {
         let mut admitted = Vec::new();
         while self.running.len() < self.max_batch {
-            let Some(mut request) = self.waiting.pop_front() else { break };
+            let coming = |request: &mut Request| self.brain.is_coming(request.id);
+            let Some(mut request) = self.waiting.pop_front_if(|request| !coming(request)) else { break };
             let kept = std::mem::take(&mut request.kept);
             if kept {
                 self.brain.resume(request.id);
@@ -41,6 +42,19 @@ impl World {
         if self.rng.permille(self.send_out_permille) && self.brain.may_send_out(columns, columns) {
             self.brain.send_out(request.id, columns);
             self.sent_out += 1;
+        }
+    }
+
+    /// Whose KV is on its way waits for it.
+    pub(super) fn send_back_coming(&mut self) {
+        let coming = |request: &mut Request| self.brain.is_coming(request.id);
+        let sent: Vec<_> = self.running.extract_if(.., coming).collect();
+        assert!(!sent.is_empty(), "somebody's KV is on its way");
+        for request in sent.into_iter().rev() {
+            self.brain.suspend(request.id);
+            self.tables.remove(&request.id);
+            self.waiting.push_front(Request { kept: true, ..request });
+            self.came += 1;
         }
     }
 
