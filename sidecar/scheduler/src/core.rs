@@ -266,10 +266,11 @@ impl Core {
                 sequences.flat_map(|one| [one.put_off_ns, one.read_until.map_or(0, |until| until.0)]),
             );
         }
-        if self.brain.offloads_prompts() {
+        let sequences = || self.running.values().chain(self.queue.iter());
+        if self.brain.offloads_prompts() || sequences().any(|one| one.waits_out || one.goes_out) {
             let sequences = self.running.values().chain(self.queue.iter());
             words.extend(sequences.map(|one| u64::from(one.goes_out) << 1 | u64::from(one.waits_out)));
-            words.push(self.brain.prompt_buffer_columns());
+            words.push(self.brain.prompts_word());
         }
         words.push(self.trader.as_ref().map_or(0, Trader::digest));
         words

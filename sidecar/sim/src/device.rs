@@ -113,7 +113,7 @@ impl Default for Profile {
     }
 }
 
-/// Fault model: what may go wrong, each with its own chance; and four planted bugs for negative controls.
+/// Fault model: what may go wrong, each with its own chance; and five planted bugs for negative controls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Copies and swaps that fail, permille.
@@ -132,6 +132,8 @@ pub struct Faults {
     pub publish_early: bool,
     /// Planted bug: fills and fetches do not wait for the previous reader of the slot or buffer.
     pub ignore_after: bool,
+    /// Planted bug: spills do not wait for the step that writes what they copy.
+    pub spill_early: bool,
     /// Planted bug: the next fill that completes holds a wrong byte.
     pub flip_next_fill: bool,
     /// Planted bug: the first block that comes back from the host is the contents of the host block beside its own.

@@ -118,7 +118,7 @@ fn copies_that_fail_and_engines_that_die_over_a_prompt_change_no_token() {
 fn a_spill_that_does_not_wait_for_its_step_shows() {
     let load = crowd(1);
     let mut world = run(short(EAGER, 100), &load, |world, _| {
-        world.device.borrow_mut().faults = Faults { ignore_after: true, ..Faults::default() };
+        world.device.borrow_mut().faults = Faults { spill_early: true, ..Faults::default() };
     });
     assert!(counters(&world).prompts_out > 0, "prompts go out");
     let differs =
@@ -169,4 +169,39 @@ fn prompts_do_not_go_out_over_a_link_that_makes_steps_wait_for_long() {
     let (fast, slow) = (served(16_000_000_000), served(1 << 10));
     assert!(fast.0 > 0 && slow.0 == 0, "{fast:?} {slow:?}");
     assert!(slow.1 < 2 * fast.1, "nobody waits for the measurement: {} and {} ns", slow.1, fast.1);
+}
+
+/// The step takes all of the prompt but its last token.
+#[test]
+fn a_prompt_one_token_longer_than_a_step_has_its_first_token_too() {
+    let mut world = loaded(short(EAGER, 200));
+    let (first, _) = serve(&mut world, (1..=12).map(|id| request(id, 65, 60)));
+    assert!(counters(&world).prompts_out > 3, "{:?}", counters(&world));
+    let without = serve(&mut loaded(short(EAGER, 0)), (1..=12).map(|id| request(id, 65, 60))).0;
+    assert!(first[11] * 2 < without[11], "the last first token after {} and {} ns", first[11], without[11]);
+}
+
+#[test]
+fn clients_that_leave_while_their_prompts_go_out_leave_nothing_behind() {
+    for seed in 0..6 {
+        let load = crowd(seed);
+        let mut world = run(short(EAGER, 60), &load, |world, id| {
+            if id > 3 && id % 2 == seed % 2 {
+                world.cancel(RequestId(id - 2));
+            }
+            world.driver.core().check();
+        });
+        let kv = world.driver.core().brain().kv_counts();
+        let cache = kv.idle_columns * u32::from(LAYERS);
+        assert_eq!((kv.used_blocks, kv.host_columns), (cache, 0), "seed {seed}");
+        assert_eq!(world.driver.compute().wrong_reads(), 0, "seed {seed}");
+    }
+}
+
+/// Idle activation chunks are room, also when first tokens have been late.
+#[test]
+fn memory_of_idle_activations_is_still_lent_to_those_who_wait() {
+    let mut world = loaded(short(EAGER, 200));
+    serve(&mut world, (1..=10).map(|id| request(id, 100, 40)));
+    assert!(world.driver.core().brain().counted(Reason::Inflate) > 0);
 }

@@ -134,11 +134,11 @@ impl Brain {
     /// Chunks that each request of the step lacks together with those before it, as far as KV may grow. What comes back from
     /// the host tier comes back first.
     fn rungs(&mut self, need: &StepNeed, had_blocks: u32) -> Vec<u32> {
-        let (layers, per) = (self.kv.layers(), self.sizes.blocks_per_chunk);
+        let per = self.sizes.blocks_per_chunk;
         let room = self.sizes.kv_limit - self.kv.frames().backed() - self.free_frames();
         let wanted = self.kv.wanted_blocks();
-        let blocks = need.columns.iter().scan(wanted, |blocks, (_, columns)| {
-            *blocks += columns * layers;
+        let blocks = need.columns.iter().scan(wanted, |blocks, (request, columns)| {
+            *blocks += columns * self.kv.column_blocks(*request);
             Some(*blocks)
         });
         let chunks =

@@ -46,6 +46,8 @@ pub(super) struct Offload {
     pub plans: Plans,
     /// The link to the host is to be measured.
     pub probe: bool,
+    /// Not again before this boundary.
+    pub probe_at: u64,
     /// Sizes the part of the host tier for prompts (eLLM).
     pub prompts: BufferController,
     /// Nanoseconds for a block to the host.
@@ -67,6 +69,7 @@ impl Offload {
             watch: None,
             plans: Plans::new(layers),
             probe: false,
+            probe_at: 0,
             prompts: BufferController::new(host_columns.into()),
             block_out_ns: Ewma::default(),
             fetch_failures: 0,
@@ -182,7 +185,7 @@ impl Brain {
         let which = (self.params.pauses(), self.params.placing() != Placing::Prompts);
         let mut written = self.kv.plan_write_back(piece, which, &mut self.generations);
         if core::mem::take(&mut self.offload.probe) && written.is_empty() {
-            written.extend(self.kv.plan_probe(&mut self.generations));
+            written.extend(self.kv.plan_probe(piece, &mut self.generations));
         }
         if written.is_empty() {
             return;
@@ -197,6 +200,12 @@ impl Brain {
     /// Nanoseconds for a block to the host; none before one was measured.
     pub(super) fn block_out_ns(&self) -> Option<u64> {
         self.offload.block_out_ns.value()
+    }
+
+    /// What decides about writing to the host, for a fingerprint.
+    pub(super) fn write_word(&self) -> u64 {
+        let Offload { write_at, write_failures, probe, probe_at, .. } = &self.offload;
+        write_at ^ u64::from(*write_failures) << 32 ^ u64::from(*probe) << 63 ^ probe_at << 16
     }
 
     /// No copy to the host has failed a moment ago.
@@ -291,7 +300,7 @@ impl Brain {
     /// A step begins: its fetches are ordered.
     pub(super) fn begin_fetches(&mut self, out: &mut Vec<Action>) {
         // A prompt's last step would bring in for nobody what its next one reads.
-        let prompts = self.params.placing() == Placing::Prompts;
+        let prompts = self.params.placing() == Placing::Prompts || self.kv.writes_out();
         let early = self.offload.due.is_none() && !self.kv.gave_up() && !prompts;
         let due = self.kv.begin_fetches(early, &mut self.generations);
         self.order_fetches(due, out);
@@ -346,6 +355,7 @@ impl Brain {
                 let blocks = bytes / self.geometry.block_bytes.max(1);
                 if let Some(block_ns) = duration_ns.checked_div(blocks) {
                     self.offload.block_out_ns.observe(block_ns);
+                    self.offload.write_failures = 0;
                 }
                 Ok(())
             }
@@ -354,10 +364,22 @@ impl Brain {
         let lost = self.kv.spilled(name, end, repeated);
         if end.is_err_and(|dropped| !dropped) {
             self.count(Reason::BackendFailed);
-            self.pause_writes();
+            // Once for all layers of a step.
+            if self.writes_go_well() {
+                self.pause_writes();
+            }
         }
-        self.count_many(Reason::SwapLost, lost.len() as u32);
-        self.lost.extend(lost);
+        self.lose(lost);
+    }
+
+    /// Their KV is gone: once for each, however many copies failed.
+    pub(super) fn lose(&mut self, requests: Vec<RequestId>) {
+        for request in requests {
+            if !self.lost.contains(&request) {
+                self.count(Reason::SwapLost);
+                self.lost.push(request);
+            }
+        }
     }
 
     /// Nothing is written to the host for a while.

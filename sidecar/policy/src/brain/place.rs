@@ -34,12 +34,12 @@ impl Brain {
     /// # Errors
     /// When what the tenant may never lend under it does not fit: nothing has changed then.
     pub fn set_policy(&mut self, policy: PolicyName) -> Result<(), Refused> {
-        if !policy.offloads_prompts() {
-            self.kv.keep_all_in();
-        }
         let params = Params { policy, ..self.params.clone() };
         let sizes = Sizes::new(&params, &self.geometry)?;
         (self.params, self.sizes) = (params, sizes);
+        if !policy.offloads_prompts() {
+            self.kv.keep_all_in();
+        }
         self.offload.plans.forget();
         Ok(())
     }

@@ -4,10 +4,15 @@
 use super::Brain;
 use super::place::LEAST_MOVING;
 use crate::ellm::{Admission, Need, Supply, Violations};
+use crate::geometry::StepShape;
 use crate::ids::{LayerId, RequestId};
 use crate::kv::stream::Placement;
 use crate::params::Placing;
+use crate::reason::Reason;
 use crate::step_model::{Layout, MAX_BETA};
+
+/// Boundaries between two measurements of a link that is too slow for prompts, or was.
+const PROBE_BOUNDARIES: u64 = 1024;
 
 impl Brain {
     /// Prompts for which there is no room may go to the host tier.
@@ -29,12 +34,10 @@ impl Brain {
         let ready = self.offloads_prompts()
             && self.offload.due.is_none()
             && self.kv.fetches() == 0
+            && !self.kv.gave_up()
             && !self.suspended()
             && self.writes_go_well();
-        ready
-            && self.fits_buffer(columns)
-            && self.is_out_known()
-            && self.leaves_soon(step_columns * self.kv.layers())
+        ready && self.leaves_in_time(step_columns) && self.fits_buffer(columns)
     }
 
     fn fits_buffer(&self, columns: u32) -> bool {
@@ -44,7 +47,7 @@ impl Brain {
         let logical = self.offload.prompts.logical().min(u64::from(u32::MAX)) as u32;
         let supply = Supply {
             free: self.spare_blocks(),
-            threshold: self.next_blocks(),
+            threshold: self.next_blocks() + self.kv.columns_to_go_out() * u32::from(layout.beta),
             buffer: logical.saturating_sub(used).min(places),
         };
         let need = Need { kv: columns, activation: columns * u32::from(layout.beta) };
@@ -57,23 +60,86 @@ impl Brain {
         (self.kv.runners().count() as u32 + 1) * self.kv.layers()
     }
 
-    /// First tokens have been late, and prompts use the buffer: who comes with its KV on the device leaves room for `step_columns` of
-    /// them (theta). With room for one column in the buffer, as at the start, all memory is for those who run.
-    pub fn keeps_room_for_prompts(&self) -> bool {
-        self.offloads_prompts() && self.offload.prompts.logical() > 1
+    /// First tokens have been late, and prompts may use the buffer: who comes with its KV on the device leaves room for `step_columns`
+    /// of them (theta). With room for one column in the buffer, as at the start, all memory is for those who run.
+    pub fn keeps_room_for_prompts(&self, step_columns: u32) -> bool {
+        self.offloads_prompts()
+            && self.offload.prompts.logical() > 1
+            && self.writes_go_well()
+            && self.leaves_soon(step_columns * self.kv.layers())
     }
 
-    /// A request that takes so many blocks may come: the rest is theta at least.
-    pub fn leaves_room_for_prompts(&self, blocks: u32, step_columns: u32) -> bool {
-        let theta = self.next_blocks() + step_columns * u32::from(self.layout_of_prompts().beta);
-        blocks + theta <= self.spare_blocks()
+    /// A request that takes so many blocks, and `tokens` of it the next step, may come: the rest is theta at least, of which seats are
+    /// an eighth of KV at most.
+    pub fn leaves_room_for_prompts(&self, blocks: u32, tokens: u32, step_columns: u32) -> bool {
+        let seats = step_columns * u32::from(self.layout_of_prompts().beta);
+        let theta = self.next_blocks() + seats.min(self.kv.frames().total_blocks() / 8);
+        blocks + theta <= self.spare_blocks() + self.inflatable_blocks(tokens)
     }
 
-    /// The rate of the link to the host is known; else it will be.
-    fn is_out_known(&mut self) -> bool {
+    /// A request whose prompt went out may go on, after others that take `coming_blocks` and beside a step of so many tokens: all of its
+    /// KV would be on the device, and everybody's next tokens.
+    pub fn may_come_back(&self, request: RequestId, coming_blocks: u32, tokens: u32) -> bool {
+        let blocks = self.kv.absent_blocks(request) + coming_blocks;
+        blocks + self.next_blocks() <= self.spare_blocks() + self.inflatable_blocks(tokens.saturating_add(1))
+    }
+
+    /// Blocks in idle activation chunks, beside a step of so many tokens (eLLM's inflation).
+    fn inflatable_blocks(&self, tokens: u32) -> u32 {
+        if !self.params.policy.inflates() || self.suspended() {
+            return 0;
+        }
+        let shape =
+            StepShape { tokens: tokens.clamp(1, self.params.max_step.tokens), ..self.params.max_step };
+        let needed =
+            self.geometry.chunks_for(self.geometry.activation.bytes(shape)).max(self.sizes.activation_min);
+        let idle = (self.holdings.activation.len() as u32).saturating_sub(needed);
+        let room = self.sizes.kv_limit.saturating_sub(self.kv.frames().backed() + self.free_frames());
+        idle.min(room) * self.sizes.blocks_per_chunk
+    }
+
+    /// Of a prompt so many columns leave the device in time, by the link that was measured; else it is measured, again from time to
+    /// time.
+    fn leaves_in_time(&mut self, columns: u32) -> bool {
         let known = self.block_out_ns().is_some();
-        self.offload.probe = !known;
-        known
+        let soon = self.leaves_soon(columns * self.kv.layers());
+        if !(known && soon) && self.boundaries >= self.offload.probe_at {
+            self.offload.probe = true;
+            self.offload.probe_at = self.boundaries + PROBE_BOUNDARIES;
+        }
+        known && soon
+    }
+
+    /// So many columns have places in the host tier, if need be those of its cache. `false` = it has not so many, or not yet.
+    pub(super) fn make_places(&mut self, columns: u32) -> bool {
+        while self.kv.host_room() < columns {
+            let room = self.kv.host_room();
+            if !self.kv.evict_from_host() {
+                return false;
+            }
+            self.count(Reason::PrefixEvicted);
+            if self.kv.host_room() == room {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The step that is to begin has no part of prompts that go out, or has one: without, nothing comes into the buffers.
+    pub fn leave_prompts_out(&mut self, out: bool) {
+        self.kv.rest_buffers(out && self.kv.seats_prompts_only());
+    }
+
+    /// What a step wrote is still on its way to the host tier: no step begins.
+    pub fn is_spilling(&self) -> bool {
+        self.kv.spills()
+    }
+
+    /// What decides about prompts that go out, for a fingerprint.
+    pub fn prompts_word(&self) -> u64 {
+        self.offload.prompts.word()
+            ^ self.write_word().rotate_left(7)
+            ^ self.block_out_ns().unwrap_or(0) << 20
     }
 
     /// The KV of this request, which was opened at this boundary and has `columns` in all, goes to the host tier.
@@ -120,9 +186,9 @@ impl Brain {
 
     /// The step that a lost engine left will not be repeated: what it should have written is lost.
     pub fn forget_step(&mut self) {
-        if !self.in_step {
+        if !self.in_step && self.kv.writes_out() {
             let lost = self.kv.abandon_spills();
-            self.lost.extend(lost);
+            self.lose(lost);
         }
     }
 }

@@ -84,8 +84,10 @@ impl Brain {
             return asked;
         }
         match self.lossy_remedy(need, demand, missing, out) {
-            // What nobody uses any more is free when it has been written back.
-            Prepared::Short { activation: false, .. } if self.kv.parting_blocks() >= missing => {
+            // What nobody uses any more is free when it has been written back; how soon that is the first write-back tells.
+            Prepared::Short { activation: false, .. }
+                if self.kv.parting_blocks() >= missing && self.block_out_ns().is_some() =>
+            {
                 Prepared::Wait
             }
             answer => answer,
@@ -126,8 +128,9 @@ impl Brain {
             return self.bring_in(out);
         }
         let out = need.columns.iter().filter(|(request, _)| self.kv.goes_out(*request));
-        if !self.kv.make_places(out.map(|(_, count)| *count).sum()) {
-            return self.short(self.kv.layers());
+        if !self.make_places(out.map(|(_, count)| *count).sum()) {
+            // A place that a fetch may still read is free when that has ended.
+            return if self.kv.fetches() > 0 { Prepared::Wait } else { self.short(self.kv.layers()) };
         }
         self.kv.allocate(&need.columns, &mut self.generations);
         Prepared::Ready

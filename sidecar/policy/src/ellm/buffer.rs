@@ -53,6 +53,11 @@ impl BufferController {
         self.logical
     }
 
+    /// Size and windows, for a fingerprint.
+    pub const fn word(&self) -> u64 {
+        self.logical ^ (self.ttft.0 as u64) << 48 ^ (self.tpot.0 as u64) << 56
+    }
+
     /// The size now.
     pub const fn logical(&self) -> u64 {
         self.logical

@@ -92,6 +92,8 @@ pub(super) struct Stream {
     pub(super) writing: Vec<ColumnId>,
     /// Prompts that go to the host tier while they are computed.
     pub(super) spills: Spills,
+    /// The step under way reads nothing from buffers, nor writes there.
+    rests: bool,
     /// Fetches fail: nothing is fetched any more until another placement is in force.
     given_up: bool,
     /// Columns whose copies are complete, to be seated.
@@ -253,7 +255,8 @@ impl Kv {
         self.stream.buffer_blocks()
     }
 
-    /// Another placement, of running requests, is in force from the next step on. Columns that it keeps in part keep their
+    /// Another placement, of running requests, is in force from the next step on. Where its first set is not all layers, no prompt goes
+    /// to the host tier any more. Columns that it keeps in part keep their
     /// seats as far as there are blocks for the buffers; what has to come back is wanted.
     ///
     /// # Panics
@@ -263,6 +266,9 @@ impl Kv {
         let beta = usize::from(placement.layout.beta);
         assert!(placement.layout.moving.len() >= 2 * beta, "a buffer serves at least two layers");
         let layers = self.layers as usize;
+        if placement.sets.first().is_none_or(|set| set.len() < layers) {
+            self.stream.spills.keep_all_in();
+        }
         let old = core::mem::take(&mut self.stream.seats);
         self.release_buffers();
         self.return_parted();

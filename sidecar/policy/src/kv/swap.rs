@@ -115,7 +115,7 @@ impl Kv {
     }
 
     /// As [`Kv::evict`], of those in the host tier.
-    pub(super) fn evict_from_host(&mut self) -> bool {
+    pub fn evict_from_host(&mut self) -> bool {
         let Some(id) = self.tier.take_oldest(&self.columns) else { return false };
         self.give_up(id);
         true

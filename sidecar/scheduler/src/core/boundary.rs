@@ -36,7 +36,7 @@ impl Core {
             self.brain.deny();
         }
         self.make_host_room(now);
-        if self.brain.blocked() || !may_run || self.brain.dormant() {
+        if self.brain.blocked() || !may_run || self.brain.dormant() || self.brain.is_spilling() {
             return;
         }
         self.pause_as_planned(now);
@@ -64,7 +64,7 @@ impl Core {
             self.hurry_overdue(now);
         }
         self.put_off_late(now);
-        let running_tokens = self.running.values().map(Sequence::pending).fold(0, u32::saturating_add);
+        let running_tokens = self.running_tokens();
         let step_tokens =
             if self.brain.arriving() { self.config.max_model_tokens } else { self.config.max_step_tokens };
         let mut budget = step_tokens.max(self.config.max_step_tokens).saturating_sub(running_tokens);
@@ -95,6 +95,11 @@ impl Core {
         }
         self.admit_prompts(budget, &mut admitted);
         admitted
+    }
+
+    /// Tokens that those who run have to compute.
+    pub(super) fn running_tokens(&self) -> u32 {
+        self.running.values().map(Sequence::pending).fold(0, u32::saturating_add)
     }
 
     /// The request runs, in a row of its own.
@@ -276,6 +281,7 @@ impl Core {
     }
 
     fn launch(&mut self, now: Nanos, batch: Batch) {
+        self.leave_prompts_out(&batch);
         let lease = self.brain.begin(now, &mut self.actions);
         self.use_turn();
         self.flush();

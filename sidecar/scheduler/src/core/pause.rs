@@ -167,7 +167,11 @@ impl Core {
             || self.is_overdue(now, id)
             || match planned {
                 true => self.brain.admits(&waiter, coming_blocks),
-                false if front.waits_out || paused => self.brain.resume_fits(id),
+                false if front.waits_out => {
+                    self.brain.may_come_back(id, coming_blocks, self.running_tokens())
+                        && self.leaves_room_for_prompts(now, coming_blocks)
+                }
+                false if paused => self.brain.resume_fits(id),
                 false => self.leaves_room_for_prompts(now, coming_blocks),
             };
         if planned && !feasible {

@@ -1,7 +1,7 @@
 //! Prompts that are computed without room for their KV (eLLM 4.4.2): [`sluice_policy::brain::Brain::send_out`].
 
 use sluice_policy::ellm::Violations;
-use sluice_policy::geometry::Geometry;
+use sluice_policy::geometry::{BLOCK_TOKENS, Geometry};
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_ports::compute::Sampled;
 
@@ -18,12 +18,10 @@ impl Core {
     pub(super) fn park_prompts(&mut self) {
         for sequence in self.running.values_mut().filter(|sequence| sequence.goes_out) {
             sequence.goes_out = self.brain.goes_out(sequence.id());
+            sequence.waits_out &= sequence.goes_out;
         }
-        let computed = |sequence: &&Sequence| sequence.goes_out && sequence.pending() == 1;
-        for id in self.running.values().filter(computed).map(Sequence::id).collect::<Vec<_>>() {
-            if let Some(sequence) = self.by_id(id) {
-                sequence.waits_out = true;
-            }
+        let computed = self.running.values().filter(|sequence| sequence.waits_out);
+        for id in computed.map(Sequence::id).collect::<Vec<_>>() {
             self.park(id);
         }
     }
@@ -56,7 +54,7 @@ impl Core {
 
     fn may_send_out(&mut self, columns: u32) -> bool {
         let step = self.step_columns();
-        self.brain.may_send_out(columns, columns.min(step))
+        self.config.max_step_tokens >= BLOCK_TOKENS && self.brain.may_send_out(columns, columns.min(step))
     }
 
     fn step_columns(&self) -> u32 {
@@ -65,12 +63,13 @@ impl Core {
 
     /// The next in line leaves prompts that go out as much room as they are to have.
     pub(super) fn leaves_room_for_prompts(&self, now: Nanos, coming_blocks: u32) -> bool {
-        let blocks = |front: &Sequence| self.blocks_to_come(now, front) + coming_blocks;
-        !self.brain.keeps_room_for_prompts()
-            || self
-                .queue
-                .front()
-                .is_none_or(|front| self.brain.leaves_room_for_prompts(blocks(front), self.step_columns()))
+        let step = self.step_columns();
+        let leaves = |front: &Sequence| {
+            let blocks = self.blocks_to_come(now, front) + coming_blocks;
+            let tokens = self.running_tokens().saturating_add(front.pending());
+            self.brain.leaves_room_for_prompts(blocks, tokens, step)
+        };
+        !self.brain.keeps_room_for_prompts(step) || self.queue.front().is_none_or(leaves)
     }
 
     /// When the next in line stays where it is, or waits for room since its prompt went out, others may come whose prompts go out:
@@ -101,13 +100,20 @@ impl Core {
             && batch.parts.iter().any(|part| !goes_out(part.request))
     }
 
+    /// A step without a part of prompts that go out needs nothing of theirs.
+    pub(super) fn leave_prompts_out(&mut self, batch: &Batch) {
+        let goes_out = |id: RequestId| self.places.get(&id).is_some_and(|place| self.running[place].goes_out);
+        let without = !batch.parts.iter().any(|part| goes_out(part.request));
+        self.brain.leave_prompts_out(without);
+    }
+
     /// What this step's end tells Algorithm 2: first tokens that came late, or are late by now, and requests that were given fewer
     /// tokens than they should have been by now.
     pub(super) fn note_violations(&mut self, now: Nanos, sampled: &[Sampled]) {
-        if !self.brain.offloads_prompts() {
+        let slo = self.brain.params().slo;
+        if !self.brain.offloads_prompts() || (slo.ttft_ns == 0 && slo.tbt_ns == 0) {
             return;
         }
-        let slo = self.brain.params().slo;
         let late =
             |from: Nanos, tokens: u32, ns: u64| ns > 0 && now.since(from) > ns.saturating_mul(tokens.into());
         let ttft = |one: &Sequence| one.first_token.is_none() && late(one.arrived, 1, slo.ttft_ns);

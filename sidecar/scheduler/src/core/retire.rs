@@ -90,6 +90,7 @@ impl Core {
             return;
         };
         let (start, end) = (sequence.committed, sequence.committed + part.tokens);
+        sequence.waits_out |= sequence.goes_out && part.samples;
         self.brain.commit(part.request, &sequence.tokens[start as usize..end as usize]);
         sequence.committed = end;
         if part.tokens == 1 && part.samples && sequence.generated() > 0 {

@@ -58,6 +58,9 @@ impl Core {
     }
 
     fn forget_kept(&mut self, id: RequestId) -> bool {
+        if !self.queue.iter().any(|sequence| sequence.id() == id && sequence.kept) {
+            return false;
+        }
         let Some(sequence) = self.queue.remove(id) else { return false };
         self.brain.close(id);
         self.begin_anew(sequence);

@@ -184,7 +184,8 @@ impl Device {
             return false;
         }
         let reached = |(layer, generation)| done.get(&layer).is_some_and(|d| *d >= generation);
-        self.faults.ignore_after || after.is_none_or(reached)
+        let ignored = self.faults.ignore_after || (self.faults.spill_early && copy.way() == Way::Out);
+        ignored || after.is_none_or(reached)
     }
 
     /// What was there is gone from now on. KV that its host blocks do not carry is refused, and nothing happens.

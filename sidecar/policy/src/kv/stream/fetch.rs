@@ -14,7 +14,7 @@ use crate::slots::{Due, Generations};
 impl Kv {
     /// A step begins: its fetches and, if `early`, the first ones of the next. Tables name the buffers where they cover.
     pub fn begin_fetches(&mut self, early: bool, generations: &mut Generations) -> Vec<Due> {
-        if self.stream.seats.is_empty() {
+        if self.stream.seats.is_empty() || self.stream.rests {
             return Vec::new();
         }
         if early {
@@ -26,6 +26,11 @@ impl Kv {
         self.tell_tables();
         self.begin_spills(generations);
         due
+    }
+
+    /// The steps from now on read nothing from buffers, or do so again.
+    pub fn rest_buffers(&mut self, rests: bool) {
+        self.stream.rests = rests;
     }
 
     /// Fetches that are due, once more those that failed.
@@ -71,7 +76,8 @@ impl Kv {
 
     /// Generation that the KV of each moving layer must show in this step, in layer order.
     pub fn fetch_lease(&self) -> Vec<(LayerId, Generation)> {
-        if self.stream.seats.is_empty() { Vec::new() } else { self.stream.slots.lease().collect() }
+        let none = self.stream.seats.is_empty() || self.stream.rests;
+        if none { Vec::new() } else { self.stream.slots.lease().collect() }
     }
 
     /// What a fetch copies. No block of a buffer changes its chunk while the buffer stays where it is.
@@ -107,7 +113,7 @@ impl Kv {
 
     /// The step is over.
     pub fn end_fetches(&mut self) {
-        if self.stream.seats.is_empty() {
+        if self.stream.seats.is_empty() || self.stream.rests {
             return;
         }
         self.stream.slots.step_over();

@@ -39,6 +39,11 @@ struct Copy {
 }
 
 impl Spills {
+    /// No prompt goes to the host tier any more; what is there stays where it is.
+    pub(super) fn keep_all_in(&mut self) {
+        self.prompts.clear();
+    }
+
     /// The request's prompt goes nowhere any more.
     pub(super) fn forget(&mut self, request: RequestId) {
         self.prompts.remove(&request);
@@ -87,7 +92,7 @@ impl Kv {
 
     /// No prompt goes to the host tier any more; what is there stays where it is.
     pub fn keep_all_in(&mut self) {
-        self.stream.spills.prompts.clear();
+        self.stream.spills.keep_all_in();
     }
 
     /// Columns that prompts which go to the host tier have not got yet: each will take a place there.
@@ -101,20 +106,10 @@ impl Kv {
         if self.goes_out(request) { u32::from(self.stream.placement.layout.beta) } else { self.layers }
     }
 
-    /// So many columns have places in the host tier, if need be those of its cache. `false` = it has not so many.
-    pub fn make_places(&mut self, columns: u32) -> bool {
-        while self.host_room() < columns {
-            if !self.evict_from_host() {
-                return false;
-            }
-        }
-        true
-    }
-
     /// Gives a prompt that goes to the host tier its new columns there.
     ///
     /// # Panics
-    /// If it has no place for one: [`Kv::make_places`] comes first.
+    /// If it has no place for one.
     pub(in crate::kv) fn allocate_out(
         &mut self,
         request: RequestId,
@@ -237,6 +232,16 @@ impl Kv {
                 self.let_go(id);
             }
         }
+    }
+
+    /// The step that begins, or the one under way, writes columns in buffers.
+    pub fn writes_out(&self) -> bool {
+        self.stream.spills.from.is_some()
+    }
+
+    /// Nobody but prompts has seats, so that steps without them need nothing in the buffers.
+    pub fn seats_prompts_only(&self) -> bool {
+        !self.stream.spills.prompts.is_empty() && self.stream.placement.of.keys().all(|id| self.goes_out(*id))
     }
 
     /// Columns of a step that is over are still on their way to the host tier.

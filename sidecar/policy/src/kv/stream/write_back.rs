@@ -51,9 +51,9 @@ impl Kv {
         alone.map(|id| self.columns.layers_on_device(*id, true).count() as u32).sum()
     }
 
-    /// One block of a column that a running request has filled, to see how fast the link is; none where there is no such column, or
-    /// no place for it.
-    pub fn plan_probe(&mut self, generations: &mut Generations) -> Option<Written> {
+    /// Up to `most` blocks of a column that a running request has filled, to see how fast the link is; none where there is no such
+    /// column, or no place for it.
+    pub fn plan_probe(&mut self, most: u32, generations: &mut Generations) -> Option<Written> {
         let running = self.sequences.values().filter(|sequence| !sequence.suspended);
         let mut full = running.flat_map(|sequence| &sequence.columns[..sequence.full as usize]).copied();
         let here = |id: &ColumnId| !self.stream.writing.contains(id) && !self.coming.contains(id);
@@ -61,7 +61,8 @@ impl Kv {
         let stowed = self.host_place(column, generations)?;
         self.refer(column);
         self.stream.writing.push(column);
-        Some(Written { column, stowed, layers: alloc::vec![LayerId(0)] })
+        let layers = (0..self.layers.min(most.max(1)) as u16).map(LayerId).collect();
+        Some(Written { column, stowed, layers })
     }
 
     fn next_to_write(&mut self, request: RequestId) -> Option<(u32, ColumnId)> {
