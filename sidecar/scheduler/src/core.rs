@@ -260,16 +260,13 @@ impl Core {
                 | self.queue.iter().filter(|s| s.kept).count() as u64,
         );
         words.push(self.pauses.word());
-        if self.objectives().is_some() {
-            let sequences = self.running.values().chain(self.queue.iter());
-            words.extend(
-                sequences.flat_map(|one| [one.put_off_ns, one.read_until.map_or(0, |until| until.0)]),
-            );
-        }
         let sequences = || self.running.values().chain(self.queue.iter());
+        if self.objectives().is_some() {
+            let deadline = |one: &Sequence| [one.put_off_ns, one.read_until.map_or(0, |until| until.0)];
+            words.extend(sequences().flat_map(deadline));
+        }
         if self.brain.offloads_prompts() || sequences().any(|one| one.waits_out || one.goes_out) {
-            let sequences = self.running.values().chain(self.queue.iter());
-            words.extend(sequences.map(|one| u64::from(one.goes_out) << 1 | u64::from(one.waits_out)));
+            words.extend(sequences().map(|one| u64::from(one.goes_out) << 1 | u64::from(one.waits_out)));
             words.push(self.brain.prompts_word());
         }
         words.push(self.trader.as_ref().map_or(0, Trader::digest));
@@ -363,6 +360,15 @@ impl Core {
         self.admission_hold = 0;
         self.pauses.completed(id);
         self.notices.push(Notice::Finished { request: id, finish });
+    }
+
+    /// A request that runs.
+    fn running_one(&self, id: RequestId) -> Option<&Sequence> {
+        self.running.get(self.places.get(&id)?)
+    }
+
+    fn running_one_mut(&mut self, id: RequestId) -> Option<&mut Sequence> {
+        self.running.get_mut(self.places.get(&id)?)
     }
 
     fn remove_running(&mut self, id: RequestId) -> Option<Sequence> {

@@ -75,14 +75,19 @@ fn crowd(seed: u64) -> Vec<(u64, Request)> {
     load(40, seed).into_iter().map(|(at, request)| (at / 8, request)).collect()
 }
 
+/// Serves a crowd with `each` before every request: it has the tokens that it has with room for everybody.
+fn serve_crowd(seed: u64, each: impl FnMut(&mut World, u64)) -> World {
+    let load = crowd(seed);
+    let world = run(short(EAGER, 100), &load, each);
+    assert_same(&world, &expected(&load, LAYERS), &format!("seed {seed}"));
+    world
+}
+
 #[test]
 fn tokens_are_the_same_wherever_their_prompts_went() {
     let mut out = 0;
     for seed in 0..6 {
-        let load = crowd(seed);
-        let expected = expected(&load, LAYERS);
-        let mut world = run(short(EAGER, 100), &load, |world, _| world.driver.core().check());
-        assert_same(&world, &expected, &format!("seed {seed}"));
+        let mut world = serve_crowd(seed, |world, _| world.driver.core().check());
         out += counters(&world).prompts_out;
         let kv = world.driver.core().brain().kv_counts();
         let cache = kv.idle_columns * u32::from(LAYERS);
@@ -96,17 +101,14 @@ fn tokens_are_the_same_wherever_their_prompts_went() {
 fn copies_that_fail_and_engines_that_die_over_a_prompt_change_no_token() {
     let (mut out, mut lost, mut replays) = (0, 0, 0);
     for seed in 0..8 {
-        let load = crowd(seed);
-        let expected = expected(&load, LAYERS);
         let faults = Faults { copy_fails_permille: 40, copy_slow_permille: 40, ..Faults::default() };
-        let world = run(short(EAGER, 100), &load, |world, id| {
+        let world = serve_crowd(seed, |world, id| {
             world.device.borrow_mut().faults = faults;
             if id % 5 == seed % 5 {
                 world.kill_engine();
             }
             world.driver.core().check();
         });
-        assert_same(&world, &expected, &format!("seed {seed}"));
         out += counters(&world).prompts_out;
         replays += counters(&world).replays;
         lost += world.driver.core().brain().counted(Reason::SwapLost);
@@ -130,14 +132,11 @@ fn a_spill_that_does_not_wait_for_its_step_shows() {
 fn a_policy_that_changes_over_prompts_on_their_way_changes_no_token() {
     let mut out = 0;
     for seed in 0..4 {
-        let load = crowd(seed);
-        let expected = expected(&load, LAYERS);
-        let world = run(short(EAGER, 100), &load, |world, id| {
+        let world = serve_crowd(seed, |world, id| {
             let policy = PolicyName::ALL[(id + seed) as usize / 2 % PolicyName::ALL.len()];
             let policy = if id % 2 == 0 { PolicyName::Ellm } else { policy };
             world.driver.push(Event::Policy(policy));
         });
-        assert_same(&world, &expected, &format!("seed {seed}"));
         out += counters(&world).prompts_out;
     }
     assert!(out > 4, "{out} prompts went out");

@@ -192,24 +192,23 @@ impl Brain {
         }
     }
 
-    pub(super) fn order_swap_in(&mut self, out: &mut Vec<Action>) {
-        let swaps = self.kv.plan_swap_in(self.swap_piece());
-        let blocks = self.swapped_blocks(&swaps);
-        self.order(Work::SwapIn(blocks), Reason::SwapIn, Pending::SwapIn(swaps), out);
-    }
-
     /// What is wanted on the device comes: beside steps where nobody needs it who was there before, else between two.
     pub(super) fn bring_in(&mut self, out: &mut Vec<Action>) -> Prepared {
         if !self.kv.wanted_only_by(&self.resumed) {
-            self.order_swap_in(out);
+            let swaps = self.kv.plan_swap_in(self.swap_piece());
+            self.order_swaps_in(swaps, Pending::SwapIn, out);
             return Prepared::Wait;
         }
         while self.kv.wanted_blocks() > 0 {
             let swaps = self.kv.plan_coming(self.swap_piece());
-            let blocks = self.swapped_blocks(&swaps);
-            self.order(Work::SwapIn(blocks), Reason::SwapIn, Pending::ComeHome(swaps), out);
+            self.order_swaps_in(swaps, Pending::ComeHome, out);
         }
         Prepared::Coming
+    }
+
+    fn order_swaps_in(&mut self, swaps: Vec<Swap>, effect: fn(Vec<Swap>) -> Pending, out: &mut Vec<Action>) {
+        let blocks = self.swapped_blocks(&swaps);
+        self.order(Work::SwapIn(blocks), Reason::SwapIn, effect(swaps), out);
     }
 
     pub(super) fn swapped_in(&mut self, swaps: &[Swap], outcome: Outcome) {
@@ -222,8 +221,7 @@ impl Brain {
     }
 
     pub(super) fn chunk_of(&self, block: BlockId) -> crate::ids::ChunkId {
-        let frame = self.kv.frames().frame_of(block);
-        self.holdings.frames[frame.index()].expect("a block lies in a backed frame")
+        self.holdings.chunk_of(block, self.sizes.blocks_per_chunk)
     }
 
     /// Takes waking one action further.

@@ -9,7 +9,7 @@ use crate::action::{Action, BlockSwap, Fetch, Spill, Work};
 use crate::ellm::BufferController;
 use crate::event::{Failure, Outcome};
 use crate::ewma::Ewma;
-use crate::ids::{BlockId, Generation, LayerId, RequestId, SlotId};
+use crate::ids::{Generation, LayerId, RequestId, SlotId};
 use crate::kv::stream::{Placement, Written};
 use crate::params::{Params, Placing};
 use crate::pending::Pending;
@@ -258,8 +258,7 @@ impl Brain {
 
     /// So many blocks more fit the device as it is, beside everybody's next tokens.
     pub fn fits_beside(&self, blocks: u32) -> bool {
-        let next = (self.kv.runners().count() as u32 + 1) * self.kv.layers();
-        blocks + next <= self.spare_blocks()
+        blocks + self.next_blocks() <= self.spare_blocks()
     }
 
     /// Places in the host tier for columns of requests that are paused next.
@@ -289,8 +288,7 @@ impl Brain {
         self.kv.finish_write_back(written, done);
         if let Outcome::Done { duration_ns, .. } = outcome {
             let blocks = written.iter().map(|one| one.layers.len() as u64).sum::<u64>();
-            self.offload.block_out_ns.observe(duration_ns / blocks.max(1));
-            self.offload.write_failures = 0;
+            self.wrote(blocks, duration_ns);
         } else {
             self.count(Reason::BackendFailed);
             self.pause_writes();
@@ -316,10 +314,9 @@ impl Brain {
 
     /// What a step reads from a buffer, and what it writes there, in the order in which the buffer is used.
     fn order_fetches(&mut self, due: Vec<Due>, out: &mut Vec<Action>) {
-        let (frames, per) = (&self.holdings.frames, self.sizes.blocks_per_chunk);
-        let chunk =
-            |block: BlockId| frames[(block.0 / per) as usize].expect("a buffer lies in a backed frame");
-        let mut spills = self.kv.take_due_spills(chunk).into_iter().peekable();
+        let (holdings, per) = (&self.holdings, self.sizes.blocks_per_chunk);
+        let mut spills =
+            self.kv.take_due_spills(|block| holdings.chunk_of(block, per)).into_iter().peekable();
         out.reserve(due.len() + spills.len());
         for due in due {
             let layer = due.instance.layer;
@@ -336,10 +333,8 @@ impl Brain {
     }
 
     fn order_fetch(&mut self, due: Due, out: &mut Vec<Action>) {
-        let (frames, per) = (&self.holdings.frames, self.sizes.blocks_per_chunk);
-        let chunk =
-            |block: BlockId| frames[(block.0 / per) as usize].expect("a buffer lies in a backed frame");
-        let blocks = self.kv.fetch_blocks(&due, chunk);
+        let (holdings, per) = (&self.holdings, self.sizes.blocks_per_chunk);
+        let blocks = self.kv.fetch_blocks(&due, |block| holdings.chunk_of(block, per));
         let Due { instance, after } = due;
         let (layer, generation) = (instance.layer, instance.generation);
         let fetch = Fetch { layer, buffer: instance.slot.0, generation, after, blocks };
@@ -352,11 +347,7 @@ impl Brain {
         let repeated = self.in_step || self.unfinished;
         let end = match outcome {
             Outcome::Done { bytes, duration_ns } => {
-                let blocks = bytes / self.geometry.block_bytes.max(1);
-                if let Some(block_ns) = duration_ns.checked_div(blocks) {
-                    self.offload.block_out_ns.observe(block_ns);
-                    self.offload.write_failures = 0;
-                }
+                self.wrote(bytes / self.geometry.block_bytes.max(1), duration_ns);
                 Ok(())
             }
             Outcome::Failed(failure) => Err(failure == Failure::Dropped),
@@ -379,6 +370,14 @@ impl Brain {
                 self.count(Reason::SwapLost);
                 self.lost.push(request);
             }
+        }
+    }
+
+    /// So many blocks have come to the host in so long.
+    fn wrote(&mut self, blocks: u64, duration_ns: u64) {
+        if let Some(block_ns) = duration_ns.checked_div(blocks) {
+            self.offload.block_out_ns.observe(block_ns);
+            self.offload.write_failures = 0;
         }
     }
 

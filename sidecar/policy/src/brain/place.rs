@@ -154,6 +154,11 @@ pub(super) fn moving_layout(layers: u16, away: u16) -> Layout {
         return Layout::resident();
     }
     let moving: Vec<_> = spread(layers, away.min(layers - 1)).into_iter().map(LayerId).collect();
-    let beta = (moving.len() / 2).min(usize::from(MAX_BETA)) as u8;
+    let beta = buffers(moving.len());
     Layout { moving, beta }
+}
+
+/// Buffers that so many layers share: as many as there may be, each for two of them at least.
+pub(super) fn buffers(layers: usize) -> u8 {
+    (layers / 2).min(usize::from(MAX_BETA)) as u8
 }

@@ -2,14 +2,14 @@
 //! to go on (eLLM 4.4.2). How much of the tier they may use Algorithm 2 says.
 
 use super::Brain;
-use super::place::LEAST_MOVING;
+use super::place::{LEAST_MOVING, buffers};
 use crate::ellm::{Admission, Need, Supply, Violations};
 use crate::geometry::StepShape;
 use crate::ids::{LayerId, RequestId};
 use crate::kv::stream::Placement;
 use crate::params::Placing;
 use crate::reason::Reason;
-use crate::step_model::{Layout, MAX_BETA};
+use crate::step_model::Layout;
 
 /// Boundaries between two measurements of a link that is too slow for prompts, or was.
 const PROBE_BOUNDARIES: u64 = 1024;
@@ -41,22 +41,22 @@ impl Brain {
     }
 
     fn fits_buffer(&self, columns: u32) -> bool {
-        let layout = self.layout_of_prompts();
-        let used = self.kv.host_used() + self.kv.columns_to_go_out();
-        let places = self.kv.host_places().saturating_sub(self.kv.columns_to_go_out());
+        let (to_go, seat) = (self.kv.columns_to_go_out(), self.seat_blocks());
+        let used = self.kv.host_used() + to_go;
+        let places = self.kv.host_places().saturating_sub(to_go);
         let logical = self.offload.prompts.logical().min(u64::from(u32::MAX)) as u32;
         let supply = Supply {
             free: self.spare_blocks(),
-            threshold: self.next_blocks() + self.kv.columns_to_go_out() * u32::from(layout.beta),
+            threshold: self.next_blocks() + to_go * seat,
             buffer: logical.saturating_sub(used).min(places),
         };
-        let need = Need { kv: columns, activation: columns * u32::from(layout.beta) };
+        let need = Need { kv: columns, activation: columns * seat };
         let batch = Admission { buffer_left: supply.buffer, ..Admission::default() };
         batch.takes_by_offload(supply, need)
     }
 
     /// What the next tokens of those who run and of one more take.
-    fn next_blocks(&self) -> u32 {
+    pub(super) fn next_blocks(&self) -> u32 {
         (self.kv.runners().count() as u32 + 1) * self.kv.layers()
     }
 
@@ -72,7 +72,7 @@ impl Brain {
     /// A request that takes so many blocks, and `tokens` of it the next step, may come: the rest is theta at least, of which seats are
     /// an eighth of KV at most.
     pub fn leaves_room_for_prompts(&self, blocks: u32, tokens: u32, step_columns: u32) -> bool {
-        let seats = step_columns * u32::from(self.layout_of_prompts().beta);
+        let seats = step_columns * self.seat_blocks();
         let theta = self.next_blocks() + seats.min(self.kv.frames().total_blocks() / 8);
         blocks + theta <= self.spare_blocks() + self.inflatable_blocks(tokens)
     }
@@ -156,9 +156,13 @@ impl Brain {
 
     /// All layers, in as many buffers as there may be: none of a prompt's KV stays.
     fn layout_of_prompts(&self) -> Layout {
-        let moving: alloc::vec::Vec<_> = (0..self.sizes.layers).map(LayerId).collect();
-        let beta = (moving.len() / 2).min(usize::from(MAX_BETA)) as u8;
-        Layout { moving, beta }
+        let moving = (0..self.sizes.layers).map(LayerId).collect();
+        Layout { moving, beta: buffers(usize::from(self.sizes.layers)) }
+    }
+
+    /// Blocks that a column of a prompt takes on the device: one in each buffer.
+    fn seat_blocks(&self) -> u32 {
+        buffers(usize::from(self.sizes.layers)).into()
     }
 
     /// Nothing is placed while no prompt goes out.

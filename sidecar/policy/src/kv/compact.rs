@@ -4,7 +4,7 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use super::Kv;
-use crate::ids::{BlockId, ColumnId, FrameId};
+use crate::ids::{BlockId, FrameId};
 
 /// What stands between the draining frames and emptiness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,8 +75,7 @@ impl Kv {
         let mut frames: Vec<_> = self.frames.draining().iter().map(|f| (self.frames.used(*f), *f)).collect();
         frames.sort_unstable();
         let stays = |block: &BlockId| {
-            let copied = |id: ColumnId| self.stream.writing.contains(&id) || self.coming.contains(&id);
-            self.frames.holder(*block).is_some_and(copied) || self.frames.is_buffer(*block)
+            self.frames.holder(*block).is_some_and(|id| self.is_copied(id)) || self.frames.is_buffer(*block)
         };
         let blocks = frames.iter().flat_map(|(_, frame)| self.frames.blocks(*frame));
         let from: Vec<_> = blocks

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use super::Owner;
 use crate::action::{Address, Reback, Transaction};
 use crate::geometry::Geometry;
-use crate::ids::{ChunkId, FrameId, LayerId, SlotId};
+use crate::ids::{BlockId, ChunkId, FrameId, LayerId, SlotId};
 
 /// Before and after, of a chunk that nobody holds.
 const NOBODY: (Owner, Owner) = (Owner::Free, Owner::Free);
@@ -48,6 +48,14 @@ impl Holdings {
             staging: Vec::new(),
             slab_chunks: (0..layers).map(|l| geometry.slab_chunks(l)).collect(),
         }
+    }
+
+    /// The chunk behind a block of KV, of which each chunk holds `blocks_per_chunk`.
+    ///
+    /// # Panics
+    /// If the block lies in no backed frame.
+    pub fn chunk_of(&self, block: BlockId, blocks_per_chunk: u32) -> ChunkId {
+        self.frames[(block.0 / blocks_per_chunk) as usize].expect("a block lies in a backed frame")
     }
 
     /// The chunks behind a layer's addresses: its own, or the front of its slot.

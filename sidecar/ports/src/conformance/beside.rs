@@ -139,10 +139,8 @@ pub fn what_is_written_back_is_fetched_under_its_name<B: Body>() {
     assert_eq!(blocks(&mut trial, [3]), [Some(8)], "{rule}: a name is a name, whoever gave it");
 }
 
-/// Places that do not exist or are others', layers that do not exist, names given twice.
-pub fn a_copy_of_kv_that_contradicts_the_table_is_refused<B: Body>() {
-    let rule = "a copy of KV that contradicts the table is refused";
-    let mut trial = away::<B>(rule);
+/// A block that may be copied, and one beside it that may not: a place that does not exist or is another's, a name given twice.
+pub(super) fn contradictions() -> [[BlockSwap; 2]; 6] {
     let wrong = [
         swap(9, 1, HOST_BLOCKS, 6),
         swap(9, 0, 2, 6),
@@ -151,8 +149,14 @@ pub fn a_copy_of_kv_that_contradicts_the_table_is_refused<B: Body>() {
         swap(9, 1, 1, 5),
         swap(8, 1, 2, 6),
     ];
-    for second in wrong {
-        let swaps = [swap(8, 1, 1, 5), second];
+    wrong.map(|wrong| [swap(8, 1, 1, 5), wrong])
+}
+
+/// Places that do not exist or are others', layers that do not exist, names given twice.
+pub fn a_copy_of_kv_that_contradicts_the_table_is_refused<B: Body>() {
+    let rule = "a copy of KV that contradicts the table is refused";
+    let mut trial = away::<B>(rule);
+    for swaps in contradictions() {
         trial.fail(fetch(A, 0, 4, None, &swaps), Failure::Refused);
         trial.fail(write_back(&swaps), Failure::Refused);
     }

@@ -5,8 +5,8 @@ use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{BlockId, Generation, LayerId};
 
 use super::Body;
-use super::beside::{A, B_LAYER, OTHER, after, away, blocks, fetch, is_done, write_back};
-use super::harness::{HOST_BLOCKS, LAYERS, reback, swap, swap_in, swap_out, unmap};
+use super::beside::{A, B_LAYER, OTHER, after, away, blocks, contradictions, fetch, is_done, write_back};
+use super::harness::{LAYERS, reback, swap, swap_in, swap_out, unmap};
 
 fn spill(layer: LayerId, buffer: u8, after: u64, blocks: &[BlockSwap]) -> Work {
     Work::Spill(Spill { layer, buffer, after: Generation(after), blocks: blocks.to_vec() })
@@ -59,16 +59,8 @@ pub fn what_was_spilt_is_fetched_from_behind_it<B: Body>() {
 pub fn a_spill_that_contradicts_the_table_is_refused_and_its_memory_stays<B: Body>() {
     let rule = "a spill that contradicts the table is refused, and its memory stays";
     let mut trial = away::<B>(rule);
-    let wrong = [
-        swap(9, 1, HOST_BLOCKS, 6),
-        swap(9, 0, 2, 6),
-        swap(9, 9, 2, 6),
-        swap(16, 2, 2, 6),
-        swap(9, 1, 3, 6),
-        swap(8, 1, 2, 6),
-    ];
-    for second in wrong {
-        trial.fail(spill(A, 0, 0, &[swap(8, 1, 3, 7), second]), Failure::Refused);
+    for swaps in contradictions() {
+        trial.fail(spill(A, 0, 0, &swaps), Failure::Refused);
     }
     trial.fail(spill(LayerId(LAYERS), 0, 0, &[swap(8, 1, 3, 7)]), Failure::Refused);
     let waits = trial.order(spill(A, 0, 4, &[swap(8, 1, 3, 7)]));

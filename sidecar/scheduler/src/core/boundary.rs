@@ -328,8 +328,7 @@ impl Core {
             }
         }
         for change in self.brain.take_table_changes() {
-            let place = self.places.get(&change.request);
-            if let Some(row) = place.and_then(|p| self.running.get(p)).and_then(|s| s.row) {
+            if let Some(row) = self.running_one(change.request).and_then(|s| s.row) {
                 updates.push(TableUpdate::Column { row, column: change.column, blocks: change.blocks });
             }
         }
@@ -337,7 +336,7 @@ impl Core {
     }
 
     fn sequence_step(&self, part: &Part) -> Option<SequenceStep> {
-        let sequence = self.running.get(self.places.get(&part.request)?)?;
+        let sequence = self.running_one(part.request)?;
         let (start, end) = (sequence.committed as usize, (sequence.committed + part.tokens) as usize);
         let order = || SampleOrder {
             sampling: sequence.request.sampling.clone(),

@@ -54,8 +54,7 @@ impl Core {
 
     /// Those who have most in store make room for the request that was admitted last. `false` = nobody does.
     pub(super) fn make_room(&mut self, now: Nanos, columns: u32, admitted: &[RequestId]) -> bool {
-        let place = admitted.last().and_then(|last| self.places.get(last));
-        let coming = place.and_then(|place| self.running.get(place));
+        let coming = admitted.last().and_then(|last| self.running_one(*last));
         let Some((slo, coming)) = self.objectives().zip(coming) else { return false };
         let (deadline, priority) = (coming.deadline(&slo), coming.request.priority);
         self.pause_for(now, columns, (deadline, priority), admitted)
@@ -102,7 +101,7 @@ impl Core {
 
     fn holders(&self, now: Nanos) -> Vec<Holder> {
         let holder = |id: RequestId| {
-            let sequence = self.places.get(&id).and_then(|place| self.running.get(place))?;
+            let sequence = self.running_one(id)?;
             Some(Holder {
                 id,
                 in_store_until: sequence.in_store_until(now),

@@ -128,7 +128,7 @@ impl Core {
 
     pub(super) fn pause(&mut self, now: Nanos, id: RequestId) -> bool {
         // What is in store nobody misses: a pause begins when that is used up.
-        let sequence = self.places.get(&id).and_then(|place| self.running.get(place));
+        let sequence = self.running_one(id);
         let from =
             sequence.filter(|_| self.objectives().is_some()).map_or(now, |one| one.in_store_until(now));
         let parked = self.park(id);
@@ -189,7 +189,7 @@ impl Core {
     pub(super) fn note_resumed(&mut self, now: Nanos, admitted: &[RequestId]) {
         for id in admitted.iter().filter(|id| self.pauses.is_paused(**id)).copied().collect::<Vec<_>>() {
             self.pauses.resume(id, now);
-            if let Some(sequence) = self.places.get(&id).and_then(|place| self.running.get_mut(place)) {
+            if let Some(sequence) = self.running_one_mut(id) {
                 sequence.overdue = false;
             }
         }

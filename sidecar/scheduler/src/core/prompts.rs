@@ -26,16 +26,15 @@ impl Core {
         }
     }
 
-    fn by_id(&mut self, id: RequestId) -> Option<&mut Sequence> {
-        self.running.get_mut(self.places.get(&id)?)
+    /// The request runs, and its prompt goes to the host tier.
+    fn goes_out(&self, id: RequestId) -> bool {
+        self.running_one(id).is_some_and(|sequence| sequence.goes_out)
     }
 
     /// Who was admitted at this boundary and does not fit is computed all the same, and its KV goes to the host tier. `false` = it
     /// may not.
     pub(super) fn send_out(&mut self, id: RequestId) -> bool {
-        let Some(sequence) = self.places.get(&id).and_then(|place| self.running.get(place)) else {
-            return false;
-        };
+        let Some(sequence) = self.running_one(id) else { return false };
         let fresh = !sequence.kept && !sequence.goes_out && sequence.pending() > 1;
         let columns = Geometry::columns_for(sequence.len());
         if !fresh || !self.may_send_out(columns) {
@@ -47,7 +46,7 @@ impl Core {
 
     fn begin_out(&mut self, id: RequestId, columns: u32) {
         self.brain.send_out(id, columns);
-        if let Some(sequence) = self.by_id(id) {
+        if let Some(sequence) = self.running_one_mut(id) {
             sequence.goes_out = true;
         }
     }
@@ -93,17 +92,14 @@ impl Core {
     /// The step does without the prompts that go out, which were begun before: they are computed when there is room for a part of
     /// them.
     pub(super) fn prompts_can_wait(&self, batch: &Batch, admitted: &[RequestId]) -> bool {
-        let goes_out = |id: RequestId| self.places.get(&id).is_some_and(|place| self.running[place].goes_out);
-        let begun = |id: RequestId| goes_out(id) && !admitted.contains(&id);
         admitted.is_empty()
-            && batch.parts.iter().any(|part| begun(part.request))
-            && batch.parts.iter().any(|part| !goes_out(part.request))
+            && batch.parts.iter().any(|part| self.goes_out(part.request))
+            && batch.parts.iter().any(|part| !self.goes_out(part.request))
     }
 
     /// A step without a part of prompts that go out needs nothing of theirs.
     pub(super) fn leave_prompts_out(&mut self, batch: &Batch) {
-        let goes_out = |id: RequestId| self.places.get(&id).is_some_and(|place| self.running[place].goes_out);
-        let without = !batch.parts.iter().any(|part| goes_out(part.request));
+        let without = !batch.parts.iter().any(|part| self.goes_out(part.request));
         self.brain.leave_prompts_out(without);
     }
 
@@ -119,10 +115,7 @@ impl Core {
         let ttft = |one: &Sequence| one.first_token.is_none() && late(one.arrived, 1, slo.ttft_ns);
         let tpot =
             |one: &Sequence| one.first_token.is_some_and(|first| late(first, one.generated(), slo.tbt_ns));
-        let made: Vec<_> = sampled
-            .iter()
-            .filter_map(|token| self.running.values().find(|one| one.row == Some(token.row)))
-            .collect();
+        let made: Vec<_> = sampled.iter().filter_map(|token| self.in_row(token.row)).collect();
         let waiting = || self.queue.iter().take(MOST_LOOKED_AT);
         let out = || waiting().filter(|one| one.waits_out);
         self.brain.note_violations(Violations {

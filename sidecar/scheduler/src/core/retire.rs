@@ -7,6 +7,7 @@ use sluice_ports::compute::{Sampled, StepDone};
 use super::{Core, InFlight};
 use crate::batch::Part;
 use crate::event::{Finish, Notice, StepNotice};
+use crate::sequence::Sequence;
 
 impl Core {
     /// Takes the answer to the step in flight. An answer to anything else is old and ignored.
@@ -116,11 +117,15 @@ impl Core {
         }
     }
 
-    fn of_row(&self, row: RowId) -> Option<RequestId> {
-        self.running.values().find(|s| s.row == Some(row)).map(|s| s.id())
+    pub(super) fn in_row(&self, row: RowId) -> Option<&Sequence> {
+        self.running.values().find(|s| s.row == Some(row))
     }
 
-    fn by_row(&mut self, row: RowId) -> Option<&mut crate::sequence::Sequence> {
+    fn of_row(&self, row: RowId) -> Option<RequestId> {
+        self.in_row(row).map(Sequence::id)
+    }
+
+    fn by_row(&mut self, row: RowId) -> Option<&mut Sequence> {
         self.running.values_mut().find(|s| s.row == Some(row))
     }
 

@@ -56,6 +56,15 @@ impl Copy {
         }
     }
 
+    /// The buffer of KV that it fills or empties.
+    fn buffer(&self) -> Option<u8> {
+        match self {
+            Copy::Slab(_) => None,
+            Copy::Kv(fetch) => Some(fetch.buffer),
+            Copy::Spill(spill) => Some(spill.buffer),
+        }
+    }
+
     fn way(&self) -> Way {
         if matches!(self, Copy::Spill(_)) { Way::Out } else { Way::In }
     }
@@ -77,10 +86,7 @@ impl Copy {
         match (self, earlier) {
             (Copy::Slab(this), Copy::Slab(that)) => this.chunks.first() == that.chunks.first(),
             (Copy::Kv(this), Copy::Kv(that)) => this.buffer == that.buffer || this.layer == that.layer,
-            (Copy::Kv(this), Copy::Spill(that)) => this.buffer == that.buffer,
-            (Copy::Spill(this), Copy::Kv(that)) => this.buffer == that.buffer,
-            (Copy::Spill(this), Copy::Spill(that)) => this.buffer == that.buffer,
-            _ => false,
+            _ => self.buffer().is_some() && self.buffer() == earlier.buffer(),
         }
     }
 }

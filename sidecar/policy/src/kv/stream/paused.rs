@@ -28,9 +28,7 @@ impl Kv {
                 let Some(stowed) = self.host_place(column, generations) else { return };
                 let layers: Vec<_> = self.copyless(column).take(*left as usize).collect();
                 *left -= layers.len() as u32;
-                self.refer(column);
-                self.stream.writing.push(column);
-                written.push(Written { column, stowed, layers });
+                written.push(self.begin_write(column, stowed, layers));
             }
         }
     }

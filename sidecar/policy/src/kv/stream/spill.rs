@@ -4,7 +4,7 @@
 //! computes them writes each layer's part into the buffer that stands for the layer, and a *spill* copies it out behind the
 //! engine, before the next fetch into this buffer. Later steps of the same prompt fetch the columns as any others with a seat.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use super::Seat;
@@ -177,21 +177,15 @@ impl Kv {
     /// KV is lost with it.
     pub fn spilled(&mut self, name: Generation, end: Result<(), bool>, repeated: bool) -> Vec<RequestId> {
         self.stream.fetching.retain(|known| *known != name);
-        let mut lost = Vec::new();
+        let (mut lost, again) = (Vec::new(), repeated && end == Err(true));
         // One of an attempt that is over has nothing to say.
-        let copy = self.stream.spills.copies.iter_mut().find(|copy| copy.name == name);
-        if let Some(copy) = copy {
-            copy.progress = match end {
-                Err(true) if repeated => Progress::Due,
-                _ => Progress::Committed,
-            };
+        if let Some(copy) = self.stream.spills.copies.iter_mut().find(|copy| copy.name == name) {
+            copy.progress = if again { Progress::Due } else { Progress::Committed };
             let layer = copy.layer;
-            match end {
-                Ok(()) => self.arrived(layer),
-                Err(true) if repeated => {}
-                Err(_) => {
-                    lost = self.spoil(&self.stream.spills.columns.iter().copied().collect::<BTreeSet<_>>())
-                }
+            if end.is_ok() {
+                self.arrived(layer);
+            } else if !again {
+                lost = self.spoil_spills();
             }
         }
         self.end_spills();
@@ -218,9 +212,13 @@ impl Kv {
         if self.stream.spills.from.is_none() {
             return Vec::new();
         }
-        let lost = self.spoil(&self.stream.spills.columns.iter().copied().collect());
+        let lost = self.spoil_spills();
         self.close_spills();
         lost
+    }
+
+    fn spoil_spills(&mut self) -> Vec<RequestId> {
+        self.spoil(&self.stream.spills.columns.iter().copied().collect())
     }
 
     fn end_spills(&mut self) {

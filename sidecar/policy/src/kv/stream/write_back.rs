@@ -33,9 +33,7 @@ impl Kv {
                     self.stream.ready.push_back(Seat { column, set, user: (request, at) });
                 } else if let Some(stowed) = self.host_place(column, generations) {
                     left = left.saturating_sub(layers.len() as u32);
-                    self.refer(column);
-                    self.stream.writing.push(column);
-                    written.push(Written { column, stowed, layers });
+                    written.push(self.begin_write(column, stowed, layers));
                 } else {
                     return written;
                 }
@@ -56,13 +54,21 @@ impl Kv {
     pub fn plan_probe(&mut self, most: u32, generations: &mut Generations) -> Option<Written> {
         let running = self.sequences.values().filter(|sequence| !sequence.suspended);
         let mut full = running.flat_map(|sequence| &sequence.columns[..sequence.full as usize]).copied();
-        let here = |id: &ColumnId| !self.stream.writing.contains(id) && !self.coming.contains(id);
-        let column = full.find(|id| self.columns.is_whole(*id) && here(id))?;
+        let column = full.find(|id| self.columns.is_whole(*id) && !self.is_copied(*id))?;
         let stowed = self.host_place(column, generations)?;
+        let layers = (0..self.layers.min(most.max(1)) as u16).map(LayerId).collect();
+        Some(self.begin_write(column, stowed, layers))
+    }
+
+    pub(super) fn begin_write(&mut self, column: ColumnId, stowed: Stowed, layers: Vec<LayerId>) -> Written {
         self.refer(column);
         self.stream.writing.push(column);
-        let layers = (0..self.layers.min(most.max(1)) as u16).map(LayerId).collect();
-        Some(Written { column, stowed, layers })
+        Written { column, stowed, layers }
+    }
+
+    /// The column is being written back, or comes from the host tier, beside steps.
+    pub(in crate::kv) fn is_copied(&self, id: ColumnId) -> bool {
+        self.stream.writing.contains(&id) || self.coming.contains(&id)
     }
 
     fn next_to_write(&mut self, request: RequestId) -> Option<(u32, ColumnId)> {
@@ -72,10 +78,10 @@ impl Kv {
         let next =
             full[sequence.written as usize..].iter().position(|id| columns.get(*id).seat().is_none())?;
         sequence.written += next as u32;
-        let id = full[sequence.written as usize];
+        let (at, id) = (sequence.written, full[sequence.written as usize]);
         // What comes back first, or is being written, comes later.
-        let here = columns.is_whole(id) && !self.stream.writing.contains(&id) && !self.coming.contains(&id);
-        here.then_some((sequence.written, id))
+        let here = self.columns.is_whole(id) && !self.is_copied(id);
+        here.then_some((at, id))
     }
 
     /// Layers of the set whose blocks the host tier lacks.
