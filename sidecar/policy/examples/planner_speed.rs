@@ -62,6 +62,8 @@ fn live(seed: u64, room_permille: u64) -> PlanRequest {
         tails: 1,
         deposit: (request % 4) as u32,
         immune: request == 15,
+        placed: true,
+        ..Standing::default()
     };
     let running: Vec<_> = (0..REQUESTS).map(standing).collect();
     let columns: u64 = running.iter().map(|one| u64::from(one.full + one.tails)).sum();
@@ -81,6 +83,7 @@ fn live(seed: u64, room_permille: u64) -> PlanRequest {
         tbt_ns: COMPUTE_NS * u64::from(LAYERS) * [11, 20, 0][seed as usize % 3] / 10,
         allowed_permille: 10,
         expansions: DEFAULT_EXPANSIONS,
+        alike: false,
     }
 }
 

@@ -262,7 +262,9 @@ impl Brain {
     /// Begins a request's KV and references the cached full columns of its prefix. Returns the tokens cached: a
     /// multiple of 16, less than `tokens.len()`.
     pub fn open(&mut self, request: RequestId, salt: u64, tokens: &[u32]) -> u32 {
-        self.kv.open(request, salt, tokens)
+        let cached = self.kv.open(request, salt, tokens);
+        self.join(request);
+        cached
     }
 
     /// The KV of these tokens, which follow those committed before, is written: full columns become shareable.

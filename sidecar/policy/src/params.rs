@@ -172,6 +172,11 @@ pub struct Params {
     pub replan: crate::planner::replan::Tunables,
     /// Node expansions of one plan.
     pub plan_expansions: u32,
+    /// Plans place the same layers of all requests: the batch-uniform rung of OrbitFlow's ablation. Default no.
+    pub plan_alike: bool,
+    /// Plans let in whoever comes first wherever all fit, as OrbitFlow is published; who makes others late is paused afterwards.
+    /// Default no: nobody is let in to be late, or to make others so (DESIGN 6, first objective).
+    pub plan_first_come: bool,
     /// All pauses of one request together take at most this, nanoseconds; 0 = nobody is paused. By deadline from when its
     /// client has read all, and by as much whoever is too late for its first token goes behind others, once. Default 10 s
     /// ([`crate::planner::pausing::DEFAULT_BOUND_NS`]).
@@ -238,6 +243,8 @@ impl Default for Params {
             expansion: crate::pie::expansion::Tunables::default(),
             replan: crate::planner::replan::Tunables::default(),
             plan_expansions: crate::planner::search::DEFAULT_EXPANSIONS,
+            plan_alike: false,
+            plan_first_come: false,
             pause_bound_ns: crate::planner::pausing::DEFAULT_BOUND_NS,
             slo: Slo::default(),
             loss_window_steps: 64,

@@ -71,6 +71,8 @@ reasons! {
     Plan = "plan",
     /// No plan holds all that run: as much as may be is away, and somebody will be paused.
     NoPlan = "no_plan",
+    /// A request came, or went on, with part of its KV in the host tier, as a plan says.
+    Join = "join",
     /// A request is paused; its KV is kept.
     Pause = "pause",
     /// KV in the host tier was lost; requests that need it are recomputed.

@@ -48,8 +48,22 @@ macro_rules! tunable {
     };
 }
 
+/// The tunable of a field that is yes (1) or no (0).
+macro_rules! switch {
+    ($name:literal, $field:ident, $meaning:literal) => {
+        Tunable {
+            name: $name,
+            unit: "0 or 1",
+            range: (0, 1),
+            meaning: $meaning,
+            get: |params| u64::from(params.$field),
+            set: |params, value| params.$field = value > 0,
+        }
+    };
+}
+
 /// All of them.
-pub static TUNABLES: [Tunable; 16] = [
+pub static TUNABLES: [Tunable; 18] = [
     tunable!(
         "stall_allowance_permille",
         stall_allowance_permille,
@@ -124,6 +138,12 @@ pub static TUNABLES: [Tunable; 16] = [
     ),
     tunable!("replan_mismatches", replan.mismatches, "steps", SOME, "such steps in a row make a plan anew"),
     tunable!("plan_expansions", plan_expansions, "expansions", STEPS, "trades and nodes of one plan"),
+    switch!("plan_alike", plan_alike, "`OrbitFlow`: plans place the same layers of all requests"),
+    switch!(
+        "plan_first_come",
+        plan_first_come,
+        "`OrbitFlow`: who comes first is let in wherever all fit, late or not"
+    ),
     tunable!("loss_window_steps", loss_window_steps, "steps", STEPS, "over which losses are compared"),
     tunable!(
         "compact_budget_bytes",

@@ -11,6 +11,7 @@ mod experiments;
 mod faults;
 mod fetches;
 mod gpu;
+mod joining;
 mod journal;
 mod pauses;
 mod plans;

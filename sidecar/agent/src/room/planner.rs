@@ -61,7 +61,7 @@ mod tests {
             let _ = woken.send(());
         })
         .expect("a thread");
-        let one = Standing { full: 4, tails: 1, deposit: 0, immune: true };
+        let one = Standing { full: 4, tails: 1, immune: true, ..Standing::default() };
         let request = PlanRequest {
             id: 7,
             layers: 8,
@@ -77,6 +77,7 @@ mod tests {
             tbt_ns: 0,
             allowed_permille: 0,
             expansions: 1_000,
+            alike: false,
         };
         planner.ask(Nanos(0), request.clone());
         wakes.recv_timeout(Duration::from_secs(60)).expect("the room is woken");

@@ -7,7 +7,7 @@ use crate::ids::{FrameId, LayerId, SlotId};
 use crate::ledger::{Owner, State};
 use crate::slots::Progress;
 
-/// Completions that may be outstanding besides one copy for each layer and slot.
+/// Completions that may be outstanding besides a copy of weights, a fetch and a spill for each layer, and one copy for each slot.
 const OTHER_PENDING: usize = 4;
 
 impl Brain {
@@ -21,7 +21,7 @@ impl Brain {
         if self.slabs.global.is_some() {
             self.check_contents();
         }
-        let most = 2 * usize::from(self.sizes.layers) + 2 + OTHER_PENDING;
+        let most = 3 * usize::from(self.sizes.layers) + 2 + OTHER_PENDING;
         assert!(self.pending.iter().count() <= most, "pending actions are bounded");
     }
 

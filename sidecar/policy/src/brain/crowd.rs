@@ -6,9 +6,10 @@
 use alloc::vec::Vec;
 
 use super::{Brain, StepTimes};
-use crate::ids::RequestId;
+use crate::ids::{LayerId, RequestId};
 use crate::params::Placing;
 use crate::planner::request::Standing;
+use crate::reason::Reason;
 
 /// Decode steps between two looks at what KV adds to one.
 const LOOK_EVERY: u64 = 4;
@@ -35,6 +36,8 @@ pub struct Waiter {
     pub columns: u32,
     /// Tokens made and not delivered yet.
     pub deposit: u32,
+    /// It was not paused: where plans are told to, they let it in late or not.
+    pub fresh: bool,
 }
 
 /// Everybody that a plan is made for.
@@ -71,7 +74,10 @@ impl Brain {
         if self.offload.due.is_some() {
             return false;
         }
-        if self.offload.plans.admitted.contains(&waiter.request) {
+        if let Some(set) = self.offload.plans.admitted.get(&waiter.request) {
+            if !set.is_empty() && self.kv.fetches() > 0 {
+                return false;
+            }
             let needed = self.blocks_to_come(waiter) + coming_blocks + self.kv.layers();
             let next = self.wanted_spare() - self.reserve_blocks();
             let lacking = (needed + next).saturating_sub(self.spare_blocks());
@@ -84,7 +90,7 @@ impl Brain {
     /// back, however long all of them grow: no other's KV leaves the device for it.
     pub fn may_be_let_in(&self, waiter: &Waiter, coming_blocks: u32) -> bool {
         let may_be_paused = self.params.pause_bound_ns > 0 && self.pausing_helps();
-        may_be_paused || self.has_room(waiter, coming_blocks)
+        may_be_paused || self.insists(waiter) || self.has_room(waiter, coming_blocks)
     }
 
     fn has_room(&self, waiter: &Waiter, coming_blocks: u32) -> bool {
@@ -92,11 +98,51 @@ impl Brain {
         needed + self.wanted_spare() <= self.spare_blocks()
     }
 
-    /// Blocks that a request takes on the device when it comes: all of its KV has to be there.
+    /// Blocks that a request takes on the device when it comes: for all of its KV, but for what a plan has away.
     pub fn blocks_to_come(&self, waiter: &Waiter) -> u32 {
+        let set = self.coming_set(waiter.request);
         match self.kv.columns(waiter.request) {
+            0 if self.comes_without_room(waiter) => waiter.columns * self.seat_blocks(),
             0 => waiter.columns * self.kv.layers(),
-            _ => self.kv.absent_blocks(waiter.request),
+            _ => self.kv.blocks_to_join(waiter.request, set),
+        }
+    }
+
+    /// The layers that a plan has away of a request that it lets in.
+    fn coming_set(&self, request: RequestId) -> &[LayerId] {
+        self.offload.plans.admitted.get(&request).map_or(&[], Vec::as_slice)
+    }
+
+    /// The plan lets the request in with some of its KV away, and there is no room for all of it: its prompt is computed with its KV
+    /// in the host tier ([`super::prompts`]), from where it comes as it is planned.
+    pub fn comes_without_room(&self, waiter: &Waiter) -> bool {
+        let planned = !self.coming_set(waiter.request).is_empty() && self.kv.columns(waiter.request) == 0;
+        let quiet = self.kv.fetches() == 0 && self.offload.due.is_none() && !self.kv.gave_up();
+        planned
+            && quiet
+            && !self.fits_beside(waiter.columns * self.kv.layers())
+            && self.prompts_may_leave(waiter.columns)
+    }
+
+    /// Whether plans are to let it in late or not.
+    fn insists(&self, waiter: &Waiter) -> bool {
+        self.params.plan_first_come && waiter.fresh
+    }
+
+    /// Somebody is let in whose KV is away in part: nothing is fetched early until it has come, so that it finds the buffers empty.
+    pub(super) fn expects_placed(&self) -> bool {
+        self.offload.plans.admitted.values().any(|set| !set.is_empty())
+    }
+
+    /// A request that a plan lets in is admitted: its KV lies as the plan says from now on. What is not on the device and need not be
+    /// gets a seat.
+    pub(super) fn join(&mut self, request: RequestId) {
+        let Some(set) = self.offload.plans.admitted.get(&request) else { return };
+        let layout = &self.kv.placement().layout;
+        let moves = set.iter().all(|layer| layout.slot_of(*layer).is_some());
+        let joins = !set.is_empty() && moves && self.kv.fetches() == 0;
+        if joins && self.kv.join(request, set.clone()) {
+            self.count(Reason::Join);
         }
     }
 
@@ -141,6 +187,7 @@ impl Brain {
             tails,
             deposit: runner.deposit,
             immune: runner.immune,
+            ..Standing::default()
         }
     }
 
@@ -148,7 +195,15 @@ impl Brain {
     pub(super) fn standing_of_waiter(&self, waiter: &Waiter, growth: u32) -> Standing {
         let columns = self.kv.columns(waiter.request).max(waiter.columns);
         let full = columns.saturating_sub(1) + growth;
-        Standing { full, tails: 1, deposit: waiter.deposit, immune: false }
+        let prompt = self.kv.columns(waiter.request) == 0;
+        Standing {
+            full,
+            tails: 1,
+            deposit: waiter.deposit,
+            immune: false,
+            placed: !prompt || self.prompts_may_leave(waiter.columns),
+            insists: self.insists(waiter),
+        }
     }
 
     /// Learns what KV adds to a decode step.

@@ -81,6 +81,7 @@ impl Brain {
     pub fn resume(&mut self, request: RequestId) {
         self.resumed.push(request);
         self.kv.resume(request);
+        self.join(request);
     }
 
     /// KV of this request is on its way from the host tier beside steps: it may be admitted again when it is there.

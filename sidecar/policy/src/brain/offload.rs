@@ -298,8 +298,9 @@ impl Brain {
     /// A step begins: its fetches are ordered.
     pub(super) fn begin_fetches(&mut self, out: &mut Vec<Action>) {
         // A prompt's last step would bring in for nobody what its next one reads.
-        let prompts = self.params.placing() == Placing::Prompts || self.kv.writes_out();
-        let early = self.offload.due.is_none() && !self.kv.gave_up() && !prompts;
+        let prompts = self.params.placing() == Placing::Prompts || self.kv.places_prompts();
+        let still = prompts || self.kv.writes_out() || self.expects_placed();
+        let early = self.offload.due.is_none() && !self.kv.gave_up() && !still;
         let due = self.kv.begin_fetches(early, &mut self.generations);
         self.order_fetches(due, out);
     }

@@ -55,9 +55,9 @@ pub(super) struct Plans {
     wanted: bool,
     awaited: Option<Awaited>,
     answer: Option<PlanAnswer>,
-    /// Requests that run by the plan in force, and those of them that it admitted.
+    /// Requests that run by the plan in force, and those of them that it admitted, each with the layers of which its KV is away.
     made_for: BTreeSet<RequestId>,
-    pub admitted: BTreeSet<RequestId>,
+    pub admitted: BTreeMap<RequestId, Vec<LayerId>>,
     /// Those whom it pauses, until the scheduler knows.
     pub pauses: Vec<RequestId>,
     /// The next in line, who does not come yet, and who it was when the plan in force was asked for.
@@ -78,7 +78,7 @@ impl Plans {
             awaited: None,
             answer: None,
             made_for: BTreeSet::new(),
-            admitted: BTreeSet::new(),
+            admitted: BTreeMap::new(),
             pauses: Vec::new(),
             held_back: None,
             looked_at: None,
@@ -99,7 +99,7 @@ impl Plans {
     pub fn word(&self) -> u64 {
         let flags = [self.wanted, self.awaited.is_some(), self.answer.is_some()];
         let flags = flags.iter().fold(0, |word, flag| word << 1 | u64::from(*flag));
-        let named = self.admitted.iter().chain(&self.pauses).chain(&self.held_back);
+        let named = self.admitted.keys().chain(&self.pauses).chain(&self.held_back);
         named.fold(self.asked << 3 | flags, |word, request| mix(word ^ request.0))
     }
 
@@ -169,6 +169,10 @@ impl Brain {
     pub(super) fn wish_plan(&mut self) {
         let placed = !self.kv.placement().layout.moving.is_empty();
         let (next, short) = (self.offload.plans.held_back, self.kv_is_short());
+        if self.kv.going_out().next().is_some() {
+            // Their prompts first: no other placement has their buffers.
+            return;
+        }
         if !placed && !short && next.is_none() {
             self.offload.plans.forget();
             return;
@@ -180,6 +184,11 @@ impl Brain {
         }
         if let Some(answer) = self.offload.plans.answer.take() {
             return self.adopt(&answer);
+        }
+        if self.kv.places_prompts() {
+            let coming: Vec<_> =
+                self.offload.plans.admitted.values().filter(|set| !set.is_empty()).cloned().collect();
+            self.offload.due = Some(self.kv.placement_without_prompts(&coming));
         }
         self.strike_who_came();
         let plans = &self.offload.plans;
@@ -193,7 +202,7 @@ impl Brain {
     fn strike_who_came(&mut self) {
         if !self.offload.plans.admitted.is_empty() {
             let runners: BTreeSet<_> = self.kv.runners().collect();
-            self.offload.plans.admitted.retain(|request| !runners.contains(request));
+            self.offload.plans.admitted.retain(|request, _| !runners.contains(request));
         }
     }
 
@@ -220,6 +229,7 @@ impl Brain {
             tbt_ns: self.params.slo.tbt_ns,
             allowed_permille: self.params.slo.allowed_miss_permille,
             expansions: self.params.plan_expansions,
+            alike: self.params.plan_alike,
         }
     }
 
@@ -247,9 +257,11 @@ impl Brain {
         self.count(reason);
         let going = asked.going(&found);
         let placement = self.placement_of(&going, &found.chosen);
-        let plans = &mut self.offload.plans;
-        plans.pauses = asked.running[..usize::from(found.paused)].to_vec();
-        plans.admitted = asked.waiting[..usize::from(found.admitted)].iter().copied().collect();
+        let (first, plans) = (usize::from(found.paused), &mut self.offload.plans);
+        let set = |at: u16| plans.options[usize::from(at)].iter().copied().map(LayerId).collect();
+        let coming = going.iter().zip(&found.chosen).skip(asked.running.len() - first);
+        plans.admitted = coming.map(|(request, at)| (*request, set(*at))).collect();
+        plans.pauses = asked.running[..first].to_vec();
         plans.made_for = going.into_iter().collect();
         self.offload.due = (placement != *self.kv.placement()).then_some(placement);
     }

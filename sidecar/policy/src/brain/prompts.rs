@@ -4,7 +4,7 @@
 use super::Brain;
 use super::place::{LEAST_MOVING, buffers};
 use crate::ellm::{Admission, Need, Supply, Violations};
-use crate::geometry::StepShape;
+use crate::geometry::{Geometry, StepShape};
 use crate::ids::{LayerId, RequestId};
 use crate::kv::stream::Placement;
 use crate::params::Placing;
@@ -145,13 +145,20 @@ impl Brain {
     /// The KV of this request, which was opened at this boundary and has `columns` in all, goes to the host tier.
     ///
     /// # Panics
-    /// If [`Brain::may_send_out`] has not allowed it.
+    /// If neither [`Brain::may_send_out`] nor [`Brain::comes_without_room`] has allowed it.
     pub fn send_out(&mut self, request: RequestId, columns: u32) {
-        let layout = self.layout_of_prompts();
-        if self.kv.placement().layout != layout {
-            self.kv.place(Placement::uniform(layout, core::iter::once(request)));
+        if !self.kv.places_prompts() {
+            self.kv.place(self.kv.placement_with_prompts(self.layout_of_prompts()));
         }
         self.kv.send_out(request, columns);
+    }
+
+    /// A prompt of so many columns that a plan lets in may be computed with its KV in the host tier: there is a place for all of it, and
+    /// the link is known to carry a step's part of it soon.
+    pub(super) fn prompts_may_leave(&self, columns: u32) -> bool {
+        let step = columns.min(Geometry::columns_for(self.params.max_step.tokens));
+        let soon = self.block_out_ns().is_some() && self.leaves_soon(step * self.kv.layers());
+        soon && self.writes_go_well() && !self.suspended() && self.kv.host_places() >= columns
     }
 
     /// All layers, in as many buffers as there may be: none of a prompt's KV stays.
@@ -161,14 +168,14 @@ impl Brain {
     }
 
     /// Blocks that a column of a prompt takes on the device: one in each buffer.
-    fn seat_blocks(&self) -> u32 {
+    pub(super) fn seat_blocks(&self) -> u32 {
         buffers(usize::from(self.sizes.layers)).into()
     }
 
     /// Nothing is placed while no prompt goes out.
     pub(super) fn wish_prompts(&mut self) {
         let layout = &self.kv.placement().layout;
-        let idle = self.kv.going_out().next().is_none() || *layout != self.layout_of_prompts();
+        let idle = self.kv.going_out().next().is_none() || !self.kv.places_prompts();
         self.offload.due = (idle && !layout.moving.is_empty()).then(Placement::default);
     }
 

@@ -1,7 +1,7 @@
 //! Which batch to run: who is paused, who is admitted, and what that does to objectives.
 //!
 //! Batches differ in two numbers: how many running requests are paused, in the order of the victims, and how many waiting
-//! ones are admitted, in the order of the queue. Of two batches the better has a smaller share of late tokens beyond what is
+//! ones are admitted, in the order of the queue. Of two batches the better leaves fewer out who insist, then has a smaller share of late tokens beyond what is
 //! allowed, then more tokens per second, then fewer link bytes (DESIGN 6).
 //!
 //! Sources: OrbitFlow 4.2 (violation cap, Pause-Resume with the victim by blocks and deposit), 4.4 (Token-Deposit).
@@ -26,6 +26,8 @@ pub struct Member {
     pub deposit: u32,
     /// It may not be paused: it has been for as long as a request may, or nothing would run (progress rule).
     pub immune: bool,
+    /// One that waits is let in wherever all fit, late or not.
+    pub insists: bool,
 }
 
 /// All that can be decided about for the next window.
@@ -51,11 +53,15 @@ pub struct Outlook {
     pub running: Vec<Member>,
     /// Requests that wait, in the order in which they would be admitted.
     pub waiting: Vec<Member>,
+    /// All objects take the same choice, as far as they have it (OrbitFlow's ablation: one placement for the whole batch).
+    pub alike: bool,
 }
 
 /// How good a batch is; smaller is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Merit {
+    /// Requests that are not let in although they insist on it (first come, first served).
+    pub left_out: usize,
     /// Tokens of the window that come late, beyond what is allowed, permille of those that the present batch makes. A share and
     /// not a number: where nothing helps, nobody is paused for making fewer late tokens.
     pub late_permille: u64,
@@ -112,7 +118,12 @@ pub fn plan(
         if best.as_ref().is_some_and(|best| best.merit <= promised) {
             break;
         }
-        match search::spend(&problem(outlook, paused, admitted), &mut left, time_ns) {
+        let problem = problem(outlook, paused, admitted);
+        let found = match outlook.alike {
+            true => search::alike(&problem, time_ns),
+            false => search::spend(&problem, &mut left, time_ns),
+        };
+        match found {
             Ok(placement) => {
                 let merit = merit(outlook, (paused, admitted), placement.cost);
                 if best.as_ref().is_none_or(|best| merit < best.merit) {
@@ -179,7 +190,9 @@ fn merit(outlook: &Outlook, (paused, admitted): (usize, usize), cost: Cost) -> M
     let tokens = ((going - admitted as u64) * window + paused as u64).max(1);
     let late_permille = ((of_batch + gaps) * 1000).div_ceil(tokens);
     let per_s_milli = u128::from(going) * 1_000_000_000_000 / u128::from(step_ns);
+    let insisting = outlook.waiting[admitted..].iter().filter(|member| member.insists);
     Merit {
+        left_out: insisting.count(),
         late_permille: late_permille.saturating_sub(u64::from(outlook.allowed_permille)),
         tokens_per_s_milli: Reverse(u64::try_from(per_s_milli).unwrap_or(u64::MAX)),
         link_bytes: cost.link_bytes,

@@ -10,7 +10,7 @@ use super::search::gap_permille;
 use super::{batch, shared};
 
 /// A request that runs or waits, as the planner sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// Columns that may leave the device, as many as there will be when the plan's window is over.
     pub full: u32,
@@ -20,6 +20,10 @@ pub struct Standing {
     pub deposit: u32,
     /// It may not be paused.
     pub immune: bool,
+    /// Of one that waits: some of its KV may be away from the start.
+    pub placed: bool,
+    /// Of one that waits: it is let in wherever all fit, late or not.
+    pub insists: bool,
 }
 
 /// What is to be planned: who runs, and where their KV lies.
@@ -33,7 +37,7 @@ pub struct PlanRequest {
     pub block_bytes: u64,
     /// Requests that run, in the order in which they would be paused.
     pub running: Vec<Standing>,
-    /// Requests that wait, in the order in which they would be admitted: with all of their KV on the device.
+    /// Requests that wait, in the order in which they would be admitted.
     pub waiting: Vec<Standing>,
     /// Bytes on the device for all of them.
     pub capacity_bytes: u64,
@@ -53,6 +57,8 @@ pub struct PlanRequest {
     pub allowed_permille: u32,
     /// Its budget of node expansions.
     pub expansions: u32,
+    /// The same layers of all requests are away.
+    pub alike: bool,
 }
 
 /// What was found.
@@ -108,7 +114,10 @@ impl PlanRequest {
             tbt_ns: self.tbt_ns,
             deposit: one.deposit,
             immune: one.immune,
+            insists: one.insists,
         };
+        let whole = &options[..1];
+        let coming = |one: &Standing| member(one, if one.placed { &options } else { whole });
         Outlook {
             capacity_bytes: self.capacity_bytes,
             compute_ns: self.compute_ns.clone(),
@@ -119,8 +128,8 @@ impl PlanRequest {
             allowed_permille: self.allowed_permille,
             others: Vec::new(),
             running: self.running.iter().map(|one| member(one, &options)).collect(),
-            // Who comes needs all of its KV on the device: a prompt is computed there, and what was away is brought back whole.
-            waiting: self.waiting.iter().map(|one| member(one, &options[..1])).collect(),
+            waiting: self.waiting.iter().map(coming).collect(),
+            alike: self.alike,
         }
     }
 }

@@ -114,6 +114,25 @@ pub(super) fn spend(
     Ok(Plan { chosen: order.by_index(&found), cost, bound_ns, expansions, optimal })
 }
 
+/// The best of the placements in which all objects take the same choice, those that have nothing to choose aside.
+///
+/// # Errors
+/// When none fits.
+pub(super) fn alike(problem: &Problem, time_ns: impl Fn(&Problem, &[u16]) -> u64) -> Result<Plan, Misfit> {
+    let most = problem.objects.iter().map(|object| object.choices.len()).max().unwrap_or(1);
+    let all = |choice: usize| {
+        let last = problem.objects.iter().map(|object| object.choices.len() - 1);
+        last.map(|last| choice.min(last) as u16).collect::<Vec<_>>()
+    };
+    let fit = (0..most).map(all).filter(|chosen| problem.bytes_of(chosen) <= problem.capacity_bytes);
+    let priced = fit.map(|chosen| {
+        let link_bytes = problem.choices_of(&chosen).map(|choice| choice.link_bytes).sum();
+        (Cost { time_ns: time_ns(problem, &chosen), link_bytes }, chosen)
+    });
+    let (cost, chosen) = priced.min().ok_or(Misfit::Proven)?;
+    Ok(Plan { chosen, cost, bound_ns: cost.time_ns, expansions: most as u32, optimal: true })
+}
+
 /// What no placement of these objects beats in `capacity_bytes`, beside so much compute; none when none fits.
 pub(super) fn at_least(objects: &[&Object], compute_ns: u64, capacity_bytes: u64) -> Option<Cost> {
     let work_ns = Relaxation::new(objects, Choice::work_ns).at_least(0, capacity_bytes)?;

@@ -45,7 +45,7 @@ fn runner(id: u64, columns: u32) -> Runner {
 }
 
 fn waiter(id: u64, columns: u32) -> Waiter {
-    Waiter { request: RequestId(id), columns, deposit: 0 }
+    Waiter { request: RequestId(id), columns, deposit: 0, fresh: true }
 }
 
 /// So many runners, numbered from 1, that have come and hold nothing yet, and one that waits.

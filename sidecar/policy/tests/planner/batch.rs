@@ -15,7 +15,7 @@ const LAYERS: u16 = 8;
 const STEP_NS: u64 = 8_000;
 
 fn standing(deposit: u32, immune: bool) -> Standing {
-    Standing { full: 10, tails: 0, deposit, immune }
+    Standing { full: 10, deposit, immune, ..Standing::default() }
 }
 
 fn request(running: &[Standing], waiting: usize, capacity_bytes: u64, tbt_ns: u64) -> PlanRequest {
@@ -34,6 +34,7 @@ fn request(running: &[Standing], waiting: usize, capacity_bytes: u64, tbt_ns: u6
         tbt_ns,
         allowed_permille: 0,
         expansions: 1_000,
+        alike: false,
     }
 }
 
@@ -168,6 +169,7 @@ fn merit(outlook: &Outlook, (paused, admitted): (usize, usize), (step_ns, link_b
     let tokens = (present * usize::from(window) + paused).max(1) as u64;
     let share = ((late + gaps.count() as u64) * 1000).div_ceil(tokens);
     Merit {
+        left_out: outlook.waiting[admitted..].iter().filter(|member| member.insists).count(),
         late_permille: share.saturating_sub(outlook.allowed_permille.into()),
         tokens_per_s_milli: Reverse(going.len() as u64 * 1_000_000_000_000 / step_ns),
         link_bytes,
@@ -183,6 +185,7 @@ fn exhaustive(outlook: &Outlook) -> Option<Merit> {
         let problem = batch::problem(outlook, batch.0, batch.1);
         let costs = placements(&problem)
             .into_iter()
+            .filter(|chosen| !outlook.alike || chosen.iter().all(|choice| *choice == chosen[0]))
             .filter(|chosen| problem.bytes_of(chosen) <= problem.capacity_bytes);
         let cost = |chosen: Vec<u16>| {
             let bytes = problem.choices_of(&chosen).map(|choice| choice.link_bytes).sum();
@@ -223,6 +226,7 @@ fn no_batch_is_better_than_the_one_that_is_found() {
             tbt_ns,
             deposit: draw(8) as u32,
             immune,
+            insists: draw(4) == 0,
         };
         let (running, waiting) = ([member(false), member(false), member(true)].into(), vec![member(false)]);
         let outlook = Outlook {
@@ -233,6 +237,7 @@ fn no_batch_is_better_than_the_one_that_is_found() {
             write_bytes: 0,
             window: 16,
             allowed_permille: draw(2) as u32 * 20,
+            alike: draw(5) == 0,
             others: Vec::new(),
             running,
             waiting,

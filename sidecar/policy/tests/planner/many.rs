@@ -60,7 +60,8 @@ fn a_larger_budget_never_finds_a_worse_plan() {
 /// As [`one_long`], of which nobody may be paused, with 20 short ones that wait: more batches than there are expansions.
 fn crowd(requests: u64) -> Outlook {
     let Problem { capacity_bytes, compute_ns, link, objects, .. } = one_long(requests);
-    let member = |kv: Object| Member { kv, compute_ns: 0, tbt_ns: 0, deposit: 0, immune: true };
+    let member =
+        |kv: Object| Member { kv, compute_ns: 0, tbt_ns: 0, deposit: 0, immune: true, insists: false };
     let whole = member(Object { choices: objects[1].choices[..1].to_vec() });
     Outlook {
         capacity_bytes,
@@ -72,6 +73,7 @@ fn crowd(requests: u64) -> Outlook {
         allowed_permille: 0,
         others: Vec::new(),
         waiting: vec![whole; 20],
+        alike: false,
         running: objects.into_iter().map(member).collect(),
     }
 }

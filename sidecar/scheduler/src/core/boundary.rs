@@ -84,14 +84,19 @@ impl Core {
             let Some(row) = self.free_rows.pop() else { break };
             let Some(mut sequence) = self.queue.pop() else { break };
             coming_blocks += self.blocks_to_come(now, &sequence);
+            let out = self.comes_out(now, &sequence);
             if sequence.kept {
                 self.brain.resume(sequence.id());
             } else {
                 sequence.committed = self.brain.open(sequence.id(), sequence.request.salt, &sequence.tokens);
             }
             budget = budget.saturating_sub(sequence.pending());
-            admitted.push(sequence.id());
+            let id = sequence.id();
+            admitted.push(id);
             self.seat(sequence, row);
+            if out {
+                self.begin_out(id);
+            }
         }
         self.admit_prompts(budget, &mut admitted);
         admitted

@@ -77,7 +77,7 @@ impl Core {
             coming_blocks += self.brain.blocks_to_come(one);
             may
         };
-        first.map(|one| waiter(one, now, tbt_ns)).take_while(may_be_let_in).collect()
+        first.map(|one| self.waiter(one, now, tbt_ns)).take_while(may_be_let_in).collect()
     }
 
     /// Pauses those whom the plan that was just adopted pauses, as far as they may still be.
@@ -161,7 +161,7 @@ impl Core {
         }
         let (id, idle) = (front.id(), self.running.is_empty());
         let planned = self.brain.plans_batches();
-        let waiter = waiter(front, now, self.brain.params().slo.tbt_ns);
+        let waiter = self.waiter(front, now, self.brain.params().slo.tbt_ns);
         let paused = self.pauses.is_paused(id);
         let feasible = idle
             || self.is_overdue(now, id)
@@ -182,7 +182,7 @@ impl Core {
 
     /// Blocks that a request of the queue will take when it comes.
     pub(super) fn blocks_to_come(&self, now: Nanos, sequence: &Sequence) -> u32 {
-        self.brain.blocks_to_come(&waiter(sequence, now, 0))
+        self.brain.blocks_to_come(&self.waiter(sequence, now, 0))
     }
 
     /// Requests that run again were paused no longer than until now.
@@ -194,9 +194,11 @@ impl Core {
             }
         }
     }
-}
 
-fn waiter(sequence: &Sequence, now: Nanos, tbt_ns: u64) -> Waiter {
-    let columns = sequence.admission_columns();
-    Waiter { request: sequence.id(), columns, deposit: sequence.deposit(now, tbt_ns) }
+    /// A request of the queue as plans see it.
+    pub(super) fn waiter(&self, sequence: &Sequence, now: Nanos, tbt_ns: u64) -> Waiter {
+        let (request, deposit) = (sequence.id(), sequence.deposit(now, tbt_ns));
+        let fresh = !self.pauses.is_paused(request);
+        Waiter { request, columns: sequence.admission_columns(), deposit, fresh }
+    }
 }

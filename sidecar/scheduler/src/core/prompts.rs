@@ -40,11 +40,18 @@ impl Core {
         if !fresh || !self.may_send_out(columns) {
             return false;
         }
-        self.begin_out(id, columns);
+        self.begin_out(id);
         true
     }
 
-    fn begin_out(&mut self, id: RequestId, columns: u32) {
+    /// A plan lets the request in with some of its KV away, and there is no room for its prompt.
+    pub(super) fn comes_out(&self, now: Nanos, sequence: &Sequence) -> bool {
+        let prompt = !sequence.kept && sequence.pending() > 1 && self.config.max_step_tokens >= BLOCK_TOKENS;
+        prompt && self.brain.comes_without_room(&self.waiter(sequence, now, 0))
+    }
+
+    pub(super) fn begin_out(&mut self, id: RequestId) {
+        let columns = self.running_one(id).map_or(0, |one| Geometry::columns_for(one.len()));
         self.brain.send_out(id, columns);
         if let Some(sequence) = self.running_one_mut(id) {
             sequence.goes_out = true;
@@ -85,7 +92,7 @@ impl Core {
             budget = budget.saturating_sub(sequence.pending());
             admitted.push(id);
             self.seat(sequence, row);
-            self.begin_out(id, columns);
+            self.begin_out(id);
         }
     }
 

@@ -43,6 +43,10 @@ pub struct Options {
     pub pause_bound_ns: u64,
     /// Share of the layers that may be remapped, permille.
     pub remap_cap_permille: u32,
+    /// Plans let in whoever comes first, late or not.
+    pub plan_first_come: bool,
+    /// They place the same layers of all requests.
+    pub plan_alike: bool,
     /// How they share the GPU.
     pub sharing: Sharing,
     /// Bytes of each tenant's host tier.
@@ -89,6 +93,8 @@ impl Options {
             slo: Slo::default(),
             pause_bound_ns: DEFAULT_BOUND_NS,
             remap_cap_permille: Params::default().remap_cap_permille,
+            plan_first_come: false,
+            plan_alike: false,
             sharing: sharing(rng),
             host_kv_bytes: block_column * sometimes(rng, 40),
             prefix_caching: rng.chance(700),
@@ -129,6 +135,8 @@ impl Options {
             self.slo = Slo { ttft_ns, tbt_ns, allowed_miss_permille: rng.below(100) as u32 };
             self.pause_bound_ns = sometimes(&mut rng, 500) * MS;
             self.remap_cap_permille *= rng.below(4).min(1) as u32;
+            self.plan_first_come = rng.chance(500);
+            self.plan_alike = rng.chance(250);
         }
     }
 
@@ -166,6 +174,8 @@ impl Options {
             slo: self.slo,
             pause_bound_ns: self.pause_bound_ns,
             remap_cap_permille: self.remap_cap_permille,
+            plan_first_come: self.plan_first_come,
+            plan_alike: self.plan_alike,
             share_chunks: self.share_chunks(),
             max_model_tokens: MODEL_TOKENS,
             guaranteed_kv_bytes: u64::from(guaranteed) * CHUNK_BYTES,

@@ -41,6 +41,46 @@ impl Kv {
         self.gains(kept).then_some(kept)
     }
 
+    /// The request, which is open and runs from now on, has these layers away. Its columns that are not on the device have seats as far
+    /// as the placement in force allows, and there is room. Returns whether there are such columns.
+    ///
+    /// # Panics
+    /// If a fetch is under way, or one of the layers does not move.
+    pub fn join(&mut self, request: RequestId, set: Vec<LayerId>) -> bool {
+        let layout = &self.stream.placement.layout;
+        assert!(set.iter().all(|layer| layout.slot_of(*layer).is_some()), "what is away moves");
+        let set = self.stream.set_index(set);
+        self.enroll(request, set);
+        let some = self.homeless(request).next().is_some();
+        if some {
+            self.place(self.stream.placement.clone());
+        }
+        some
+    }
+
+    /// Columns of the request that are not whole on the device and have no seat.
+    fn homeless(&self, request: RequestId) -> impl Iterator<Item = (usize, ColumnId)> + '_ {
+        let columns = self.sequences.get(&request).into_iter().flat_map(|sequence| &sequence.columns);
+        let homeless = |id: &ColumnId| !self.columns.is_whole(*id) && self.columns.get(*id).seat().is_none();
+        columns.copied().enumerate().filter(move |(_, id)| homeless(id))
+    }
+
+    /// Blocks that the request takes on the device when it goes on with these layers away: those that it lacks, but for full columns
+    /// whose blocks of these layers lie in the host tier, which take a seat instead.
+    pub fn blocks_to_join(&self, request: RequestId, set: &[LayerId]) -> u32 {
+        let (full, buffers) = (self.full_columns(request), u32::from(self.stream.placement.layout.beta));
+        let cost = |(at, id): (usize, ColumnId)| {
+            let hosted = self.columns.hosted(id);
+            let kept = || set.iter().filter(|layer| hosted[layer.index()]);
+            if at as u32 >= full || buffers == 0 || (kept().count() as u32) < 2 * buffers {
+                return self.columns.absent(id);
+            }
+            let stays = kept().filter(|layer| self.columns.block(id, **layer).is_none()).count() as u32;
+            self.columns.absent(id) - stays + buffers
+        };
+        self.homeless(request).map(cost).sum()
+    }
+
     /// A seat with this set takes no more blocks than it frees at once, though the buffers' next fetches may be ordered: they
     /// keep as many blocks as there are buffers, and the buffers take as many. So a request alone always fits.
     pub(super) fn gains(&self, set: u16) -> bool {

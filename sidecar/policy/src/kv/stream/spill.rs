@@ -4,15 +4,16 @@
 //! computes them writes each layer's part into the buffer that stands for the layer, and a *spill* copies it out behind the
 //! engine, before the next fetch into this buffer. Later steps of the same prompt fetch the columns as any others with a seat.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
-use super::Seat;
+use super::{Placement, Seat};
 use crate::action::{BlockSwap, Spill};
 use crate::ids::{BlockId, ChunkId, ColumnId, Generation, HostBlockId, LayerId, RequestId, SlotId};
 use crate::kv::Kv;
 use crate::kv::columns::Stowed;
 use crate::slots::{Generations, Progress};
+use crate::step_model::Layout;
 
 /// Prompts that go to the host tier, and what is on its way there.
 #[derive(Clone, Debug, Default)]
@@ -88,6 +89,34 @@ impl Kv {
     /// Requests whose prompts go to the host tier.
     pub fn going_out(&self) -> impl Iterator<Item = RequestId> + '_ {
         self.stream.spills.prompts.keys().copied()
+    }
+
+    /// The placement in force, and room in it for prompts that go to the host tier: its first set is all layers.
+    pub fn placement_with_prompts(&self, layout: Layout) -> Placement {
+        let now = &self.stream.placement;
+        let beta = if now.layout.moving.is_empty() { layout.beta } else { now.layout.beta };
+        let sets = core::iter::once(layout.moving.clone()).chain(now.sets.iter().cloned()).collect();
+        let of = now.of.iter().map(|(request, set)| (*request, set + 1)).collect();
+        Placement { layout: Layout { beta, ..layout }, sets, of }
+    }
+
+    /// The placement in force without room for such prompts, and with room for requests that have these layers away.
+    pub fn placement_without_prompts(&self, coming: &[Vec<LayerId>]) -> Placement {
+        let now = &self.stream.placement;
+        let others = now.of.iter().filter(|(_, set)| **set > 0);
+        let of: BTreeMap<_, _> = others.map(|(request, set)| (*request, set - 1)).collect();
+        let sets: Vec<_> = now.sets[1..].iter().chain(coming).cloned().collect();
+        let moving: BTreeSet<_> = sets.iter().flatten().copied().collect();
+        let layout = Layout { moving: moving.into_iter().collect(), beta: now.layout.beta };
+        if layout.moving.len() < 2 * usize::from(layout.beta) {
+            return Placement::default();
+        }
+        Placement { layout, sets, of }
+    }
+
+    /// Whether there is room for such prompts.
+    pub fn places_prompts(&self) -> bool {
+        self.stream.placement.sets.first().is_some_and(|set| set.len() == self.layers as usize)
     }
 
     /// No prompt goes to the host tier any more; what is there stays where it is.

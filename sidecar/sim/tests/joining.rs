@@ -1,0 +1,135 @@
+//! Whom a plan lets in with part of its KV away: its prompt is computed with its KV in the host tier where there is no room for it,
+//! and it goes on with the layers on the device that the plan leaves there.
+
+use std::sync::Arc;
+
+use sluice_policy::ids::RequestId;
+use sluice_policy::params::PolicyName;
+use sluice_policy::planner::request::PlanRequest;
+use sluice_policy::reason::Reason;
+use sluice_ports::sampling::Sampling;
+use sluice_scheduler::{Event, Request};
+use sluice_sim::rng::Rng;
+use sluice_sim::world::Setup;
+use sluice_sim::{Faults, World};
+
+use crate::support::{LIMIT, assert_same, expected, run, setup};
+
+const LAYERS: u16 = 16;
+
+/// A tenant with room for two or three requests on the device, whose plans let in whoever comes first.
+fn short() -> Setup {
+    let mut setup = setup(PolicyName::OrbitFlow, LAYERS, 32, 5);
+    setup.params.host_kv_bytes = 200 * u64::from(LAYERS) * setup.geometry.block_bytes;
+    setup.params.slo.tbt_ns = 1_000_000;
+    setup.params.plan_first_come = true;
+    setup
+}
+
+/// Long prompts, for which there is never room enough: when each comes.
+fn crowd(seed: u64) -> Vec<(u64, Request)> {
+    let mut rng = Rng::new(seed);
+    let mut at = 0;
+    let mut next = |id: u64| {
+        at += rng.below(20_000_000);
+        let prompt: Vec<u32> = (0..rng.between(60, 110)).map(|token| token as u32).collect();
+        let (max_tokens, sampling) = (rng.between(10, 50) as u32, Arc::new(Sampling::default()));
+        (at, Request { id: RequestId(id), prompt, max_tokens, sampling, priority: 0, salt: id, paced: true })
+    };
+    (1..=24).map(&mut next).collect()
+}
+
+fn counted(world: &World, reason: Reason) -> u64 {
+    world.driver.core().brain().counted(reason)
+}
+
+fn prompts_out(world: &World) -> u64 {
+    world.driver.core().snapshot().counters.prompts_out
+}
+
+/// Serves a crowd with `each` before every request: it has the tokens that it has with room for everybody.
+fn serve(setup: Setup, seed: u64, each: impl FnMut(&mut World, u64)) -> World {
+    let load = crowd(seed);
+    let world = run(setup, &load, each);
+    assert_same(&world, &expected(&load, LAYERS), &format!("seed {seed}"));
+    world
+}
+
+#[test]
+fn tokens_are_the_same_where_prompts_go_out_and_requests_join_with_kv_away() {
+    let (mut out, mut joined) = (0, 0);
+    for seed in 0..6 {
+        let mut world = serve(short(), seed, |world, _| world.driver.core().check());
+        (out, joined) = (out + prompts_out(&world), joined + counted(&world, Reason::Join));
+        let kv = world.driver.core().brain().kv_counts();
+        let cache = kv.idle_columns * u32::from(LAYERS);
+        assert_eq!((kv.used_blocks, kv.host_columns), (cache, 0), "seed {seed}: everything is given back");
+        assert_eq!(world.driver.compute().wrong_reads(), 0, "seed {seed}");
+    }
+    assert!(out > 10 && joined > 10, "{out} prompts went out, {joined} requests joined");
+}
+
+#[test]
+fn copies_that_fail_engines_that_die_and_other_policies_meanwhile_change_no_token() {
+    let (mut joined, mut lost, mut replays) = (0, 0, 0);
+    for seed in 0..10 {
+        let faults = Faults { copy_fails_permille: 40, copy_slow_permille: 40, ..Faults::default() };
+        let world = serve(short(), seed, |world, id| {
+            world.device.borrow_mut().faults = faults;
+            if id % 5 == seed % 5 {
+                world.kill_engine();
+            }
+            if id % 16 == 7 {
+                let policies =
+                    [PolicyName::Ellm, PolicyName::OrbitFlow, PolicyName::Pie, PolicyName::Unified];
+                world.driver.push(Event::Policy(policies[(id / 16 + seed) as usize % 4]));
+            }
+            if id % 16 == 11 {
+                world.driver.push(Event::Policy(PolicyName::OrbitFlow));
+            }
+            world.driver.core().check();
+        });
+        joined += counted(&world, Reason::Join);
+        replays += world.driver.core().snapshot().counters.replays;
+        lost += counted(&world, Reason::SwapLost);
+    }
+    assert!(joined > 5 && lost > 0 && replays > 0, "{joined} joined, {lost} lost, {replays} replays");
+}
+
+/// Requests that ran at once at most, and the plans that were asked for.
+fn most_running(set: impl Fn(&mut Setup)) -> (u32, Vec<PlanRequest>) {
+    let mut setup = short();
+    set(&mut setup);
+    let load = crowd(3);
+    let mut world = World::new(setup, None).unwrap();
+    load.into_iter().for_each(|(_, request)| world.submit(request));
+    let mut most = 0;
+    while world.tick(LIMIT) {
+        most = world.driver.core().snapshot().running.max(most);
+    }
+    assert!(world.driver.core().is_idle(), "every request ends");
+    (most, world.asked_plans())
+}
+
+#[test]
+fn first_come_is_let_in_late_or_not_and_by_plan_nobody_is_to_be_late() {
+    let late = |setup: &mut Setup| setup.params.slo.tbt_ns = 1;
+    let (first_come, asked) = most_running(late);
+    assert!(asked.iter().flat_map(|asked| &asked.waiting).any(|one| one.insists && one.placed));
+    let (by_plan, asked) = most_running(|setup| {
+        late(setup);
+        setup.params.plan_first_come = false;
+    });
+    assert!(asked.iter().flat_map(|asked| &asked.waiting).all(|one| !one.insists));
+    assert!(first_come > by_plan, "{first_come} and {by_plan} at once");
+}
+
+/// OrbitFlow's ablation.
+#[test]
+fn plans_that_place_all_alike_choose_one_set_for_all() {
+    let (_, asked) = most_running(|setup| setup.params.plan_alike = true);
+    let all_placed = asked.iter().filter(|asked| asked.waiting.iter().all(|one| one.placed));
+    let found: Vec<_> = all_placed.filter_map(|asked| asked.solve().found).collect();
+    assert!(found.iter().any(|found| found.chosen.iter().any(|at| *at > 0)), "something is away");
+    assert!(found.iter().all(|found| found.chosen.windows(2).all(|two| two[0] == two[1])), "{found:?}");
+}
