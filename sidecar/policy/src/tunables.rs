@@ -49,7 +49,7 @@ macro_rules! tunable {
 }
 
 /// All of them.
-pub static TUNABLES: [Tunable; 16] = [
+pub static TUNABLES: [Tunable; 18] = [
     tunable!(
         "stall_allowance_permille",
         stall_allowance_permille,
@@ -132,6 +132,21 @@ pub static TUNABLES: [Tunable; 16] = [
         BYTES,
         "live KV that one boundary moves to empty chunks"
     ),
+    tunable!(
+        "premap_bytes",
+        premap_bytes,
+        "bytes",
+        BYTES,
+        "eLLM: below which an inflation takes memory for the next tokens too"
+    ),
+    Tunable {
+        name: "unmap_later",
+        unit: "0 or 1",
+        range: (0, 1),
+        meaning: "eLLM: whether old mappings of an inflation go when nobody waits for it",
+        get: |params| u64::from(params.unmap_later),
+        set: |params, value| params.unmap_later = value != 0,
+    },
 ];
 
 /// Values for some of them, the last for each.
