@@ -31,7 +31,7 @@ pub(super) enum Unbacked {
     Activations {
         /// The order's claim.
         limit_bytes: u64,
-        /// Backed from the front.
+        /// Backed from the front, by chunks that nothing else is behind.
         backed_bytes: u64,
     },
 }
@@ -96,7 +96,8 @@ impl EngineMemory {
     pub(super) fn apply(&mut self, ops: &[Reback]) -> Result<(), MappingError> {
         let outcome = self.mapping.apply_all(self.pool.as_fd(), ops);
         self.weights = self.find_weights();
-        let chunks = self.mapping.backed_prefix_chunks(Range::Activation);
+        // A chunk that became KV may still be behind its old address: no step may claim it as activations.
+        let chunks = self.mapping.own_prefix_chunks(Range::Activation);
         self.activation_bytes = chunks * self.mapping.chunk_bytes();
         outcome
     }

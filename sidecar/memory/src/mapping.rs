@@ -6,6 +6,8 @@
 pub mod layout;
 pub mod reservation;
 
+use std::collections::BTreeMap;
+
 use rustix::fd::BorrowedFd;
 use sluice_policy::action::{Address, Reback};
 use sluice_policy::ids::ChunkId;
@@ -96,6 +98,8 @@ pub struct Mapping {
     chunk_bytes: u64,
     /// One entry for each chunk of the reservation, guards included.
     table: Vec<Option<ChunkId>>,
+    /// How many positions each mapped chunk backs.
+    uses: BTreeMap<ChunkId, u32>,
 }
 
 impl Mapping {
@@ -112,7 +116,13 @@ impl Mapping {
             .and_then(|bytes| usize::try_from(bytes).ok())
             .ok_or(MappingError::TooLarge { chunks, chunk_bytes })?;
         let reservation = Reservation::new(bytes)?;
-        Ok(Mapping { layout, reservation, chunk_bytes, table: vec![None; chunks as usize] })
+        Ok(Mapping {
+            layout,
+            reservation,
+            chunk_bytes,
+            table: vec![None; chunks as usize],
+            uses: BTreeMap::new(),
+        })
     }
 
     /// Carries out one change. `pool` is the memfd whose chunk `c` starts at byte `c * chunk_bytes`. A change that
@@ -193,6 +203,15 @@ impl Mapping {
         span.iter().take_while(|entry| entry.is_some()).count() as u64
     }
 
+    /// The same as far as these chunks back nothing else. A chunk may stay behind an address that it had before it was somebody
+    /// else's (eLLM 5.1): nobody may touch it there.
+    pub fn own_prefix_chunks(&self, range: Range) -> u64 {
+        let Some((start, chunks)) = self.layout.span(range) else { return 0 };
+        let span = &self.table[start as usize..(start + chunks) as usize];
+        let own = |entry: &&Option<ChunkId>| entry.is_some_and(|chunk| self.uses.get(&chunk) == Some(&1));
+        span.iter().take_while(own).count() as u64
+    }
+
     /// Bytes of a chunk.
     pub fn chunk_bytes(&self) -> u64 {
         self.chunk_bytes
@@ -223,6 +242,7 @@ impl Mapping {
         self.reservation.map(self.offset(start), bytes, pool, u64::from(from.0) * self.chunk_bytes)?;
         for (entry, (_, chunk)) in self.table[start as usize..].iter_mut().zip(run) {
             *entry = Some(*chunk);
+            *self.uses.entry(*chunk).or_insert(0) += 1;
         }
         Ok(())
     }
@@ -235,6 +255,11 @@ impl Mapping {
         }
         self.reservation.unmap(self.offset(index), self.chunk_bytes as usize)?;
         self.table[index as usize] = None;
+        let uses = self.uses.get_mut(&chunk).expect("a chunk behind a position is counted");
+        *uses -= 1;
+        if *uses == 0 {
+            self.uses.remove(&chunk);
+        }
         Ok(())
     }
 }

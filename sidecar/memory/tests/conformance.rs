@@ -73,6 +73,8 @@ rules!(
     what_contradicts_the_table_is_refused,
     a_refused_transaction_changes_nothing,
     a_chunk_backs_many_addresses,
+    a_chunk_is_mapped_anew_before_its_old_address_goes,
+    a_chunk_of_two_owners_is_refused,
     a_chunk_that_is_mapped_is_not_released,
     a_reback_waits_for_the_engine,
     operations_take_effect_in_order,

@@ -33,6 +33,27 @@ fn a_handed_over_chunk_is_poisoned_before_it_is_mapped_when_asked_for() {
 }
 
 #[test]
+fn a_chunk_that_is_mapped_before_its_old_address_goes_is_poisoned_behind_both_once() {
+    let activation = Address::Activation(0);
+    let poisoned = |world: &World, at| world.read(at).map(|bytes| bytes.iter().all(|byte| *byte == 0xFF));
+    for later in [false, true] {
+        let mut world = world(true);
+        world.succeed(reback(vec![Reback::Map(activation, C0)], vec![]));
+        let (map, unmap) = (Reback::Map(FRAME, C0), Reback::Unmap(activation, C0));
+        let ops = if later { vec![map] } else { vec![map, unmap] };
+        world.succeed(reback(ops, vec![C0]));
+        assert_eq!(poisoned(&world, FRAME), Some(true));
+        assert_eq!(poisoned(&world, activation), later.then_some(true));
+        // What its new owner writes stays when the old address goes.
+        world.write_block(BlockId(0), 3);
+        if later {
+            world.succeed(reback(vec![unmap], vec![]));
+        }
+        assert_eq!((world.block(BlockId(0)), poisoned(&world, activation)), (Some(3), None));
+    }
+}
+
+#[test]
 fn a_refused_transaction_poisons_nothing() {
     let mut world = world(true);
     world.succeed(reback(vec![Reback::Map(FRAME, C0)], vec![]));
@@ -80,7 +101,7 @@ fn losing_the_engine_completes_what_it_had_not_acknowledged() {
     let mut world = world(false);
     world.hold_engine(true);
     let first = world.order(reback(vec![Reback::Map(FRAME, C0)], vec![]));
-    let second = world.order(reback(vec![Reback::Map(OTHER, C0)], vec![]));
+    let second = world.order(reback(vec![Reback::Map(OTHER, ChunkId(1))], vec![]));
     world.settle();
     assert_eq!(world.outcome(first), None);
     world.detach_engine();
@@ -89,7 +110,7 @@ fn losing_the_engine_completes_what_it_had_not_acknowledged() {
         assert!(matches!(world.outcome(order), Some(Outcome::Done { .. })), "{order:?}");
     }
     assert!(!world.memory.acknowledge(first, true), "an answer that comes late is nobody's");
-    assert_eq!(world.memory.snapshot(), [Reback::Map(FRAME, C0), Reback::Map(OTHER, C0)]);
+    assert_eq!(world.memory.snapshot(), [Reback::Map(FRAME, C0), Reback::Map(OTHER, ChunkId(1))]);
 }
 
 #[test]

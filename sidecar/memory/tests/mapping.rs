@@ -193,3 +193,22 @@ fn a_chunk_that_is_no_multiple_of_the_page_is_refused() {
     assert!(matches!(Mapping::reserve(0, sizes()), Err(MappingError::ChunkSize { .. })));
     assert!(matches!(Mapping::reserve(1 << 62, sizes()), Err(MappingError::TooLarge { .. })));
 }
+
+#[test]
+fn a_chunk_that_is_behind_another_address_too_is_not_its_range_s_own() {
+    let mut mapping = Mapping::reserve(CHUNK, RangeSizes { activation_chunks: 3, ..sizes() }).unwrap();
+    let pool = pool();
+    let ops: Vec<_> = (0..3).map(|at| Reback::Map(Address::Activation(at), ChunkId(at))).collect();
+    mapping.apply_all(pool.fd(), &ops).unwrap();
+    let prefixes = |mapping: &Mapping| {
+        [mapping.backed_prefix_chunks(Range::Activation), mapping.own_prefix_chunks(Range::Activation)]
+    };
+    assert_eq!(prefixes(&mapping), [3, 3]);
+    // An inflation that leaves the old address for later.
+    mapping.apply(pool.fd(), &Reback::Map(FRAME, ChunkId(2))).unwrap();
+    assert_eq!(prefixes(&mapping), [3, 2]);
+    mapping.apply(pool.fd(), &Reback::Unmap(FRAME, ChunkId(2))).unwrap();
+    assert_eq!(prefixes(&mapping), [3, 3]);
+    mapping.apply(pool.fd(), &Reback::Unmap(Address::Activation(0), ChunkId(0))).unwrap();
+    assert_eq!(prefixes(&mapping), [0, 0], "from the front");
+}

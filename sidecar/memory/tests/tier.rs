@@ -89,12 +89,13 @@ fn swaps_take_the_time_of_the_link_and_only_those_to_the_device_share_it_with_fi
     let mut world = world(&small(), |options| options.link_bytes_per_s = Some(rate));
     let taken = |blocks: u64| Duration::from_secs_f64((blocks * BLOCK) as f64 / rate as f64);
     // A chunk of a slab, which holds the link for two seconds.
-    world.succeed(reback(vec![Reback::Map(Address::Layer(LayerId(0), 0), ChunkId(6))], vec![]));
+    let (frame, layer) = (Address::Kv(FrameId(6)), Address::Layer(LayerId(0), 0));
+    world.succeed(reback(vec![Reback::Map(layer, ChunkId(6)), Reback::Unmap(frame, ChunkId(6))], vec![]));
     let begun = Instant::now();
     let target = FillTarget::Resident(LayerId(0));
     let fill = Fill { target, generation: Generation(1), after: None, chunks: chunks(6..8) };
     let fill = world.order(Work::Fill(fill));
-    while world.contents(Address::Layer(LayerId(0), 0)).is_none() {
+    while world.contents(layer).is_none() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let out = duration(world.run(Work::SwapOut(vec![swap(0, 0, 1)])));

@@ -26,12 +26,26 @@ pub enum Address {
     Staging(u32),
 }
 
+impl Address {
+    /// One chunk may be behind both when a transaction has ended: it is a slot's, which layers use in turn, or it has become KV
+    /// and is still behind the activation address that nobody touches any more. Within a transaction it may be behind any two.
+    pub fn may_share(self, other: Address) -> bool {
+        use Address::{Activation, Kv, Layer};
+        match (self, other) {
+            (Layer(_, part), Layer(_, of_other)) => part == of_other,
+            (Kv(_), Activation(_)) | (Activation(_), Kv(_)) => true,
+            _ => false,
+        }
+    }
+}
+
 /// One change of what backs an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reback {
     /// The chunk stops backing the address, which reads as a fault from then on.
     Unmap(Address, ChunkId),
-    /// The chunk backs the address. A chunk may back several addresses (a slot; a move that maps before it unmaps).
+    /// The chunk backs the address. A chunk may back several addresses ([`Address::may_share`]; a move, which maps before it
+    /// unmaps).
     Map(Address, ChunkId),
 }
 

@@ -17,6 +17,7 @@ mod lendable;
 mod losses;
 mod measure;
 mod offload;
+mod overlap;
 mod place;
 mod plan;
 mod prompts;
@@ -319,6 +320,7 @@ impl Brain {
         for (layer, generation) in &generations {
             self.leased[layer.index()] = *generation;
         }
+        // Stale addresses lie behind them: the engine does not touch what a lease does not reach.
         let chunks = self.holdings.activation.len() as u64;
         StepLease {
             generations,

@@ -14,12 +14,13 @@ pub use admission::{Admission, Need, Phase, Supply, admit};
 pub use balloon::{Balloon, balloon};
 pub use buffer::{BufferController, Violations};
 
-/// What pre-mapping for the next token stays below (eLLM 5.1, "< 50 MB", read as decimal).
+/// What pre-mapping for the next token stays below in the paper (eLLM 5.1, "< 50 MB", read as decimal).
 pub const PREMAP_LIMIT_BYTES: u64 = 50_000_000;
 
-/// Chunks that may be mapped ahead: as many as are wanted, strictly below [`PREMAP_LIMIT_BYTES`]. 23 chunks of 2 MiB.
-pub fn premap_chunks(wanted: u32, chunk_bytes: u64) -> u32 {
+/// Chunks that may be mapped ahead: as many as are wanted, strictly below `limit_bytes`. 23 chunks of 2 MiB below
+/// [`PREMAP_LIMIT_BYTES`].
+pub fn premap_chunks(wanted: u32, limit_bytes: u64, chunk_bytes: u64) -> u32 {
     assert!(chunk_bytes > 0, "a chunk has bytes");
-    let budget = (PREMAP_LIMIT_BYTES - 1) / chunk_bytes;
+    let budget = limit_bytes.saturating_sub(1) / chunk_bytes;
     wanted.min(u32::try_from(budget).unwrap_or(u32::MAX))
 }

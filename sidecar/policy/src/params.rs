@@ -188,6 +188,11 @@ pub struct Params {
     pub loss_window_steps: u32,
     /// Bytes of live blocks that compaction may move at one step boundary. Default 8 MiB.
     pub compact_budget_bytes: u64,
+    /// eLLM: what an inflation takes for everybody's next token, beyond what it lacks, stays below this; 0 = nothing. Default
+    /// 50,000,000, the paper's ([`crate::ellm::PREMAP_LIMIT_BYTES`]).
+    pub premap_bytes: u64,
+    /// eLLM: an inflation only maps; old mappings go with a later transaction, or when nobody waits. Default on.
+    pub unmap_later: bool,
     /// Automatic prefix caching. Default on.
     pub prefix_caching: bool,
     /// Estimate of the host-to-device bandwidth until fills have been measured, bytes per second.
@@ -249,6 +254,8 @@ impl Default for Params {
             slo: Slo::default(),
             loss_window_steps: 64,
             compact_budget_bytes: 8 << 20,
+            premap_bytes: crate::ellm::PREMAP_LIMIT_BYTES,
+            unmap_later: true,
             prefix_caching: true,
             link_bytes_per_second: 16 << 30,
             layer_compute_ns: 0,

@@ -27,6 +27,8 @@ reasons! {
     PrefixEvicted = "prefix_evicted",
     /// Idle activation chunks became KV (eLLM inflation).
     Inflate = "inflate",
+    /// Activation addresses that an inflation left behind were unmapped while nobody waited (eLLM).
+    UnmapLater = "unmap_later",
     /// KV chunks became activations again (eLLM deflation).
     Deflate = "deflate",
     /// Own weight layers became KV (Oneiros).

@@ -63,7 +63,7 @@ macro_rules! switch {
 }
 
 /// All of them.
-pub static TUNABLES: [Tunable; 18] = [
+pub static TUNABLES: [Tunable; 20] = [
     tunable!(
         "stall_allowance_permille",
         stall_allowance_permille,
@@ -151,6 +151,18 @@ pub static TUNABLES: [Tunable; 18] = [
         "bytes",
         BYTES,
         "live KV that one boundary moves to empty chunks"
+    ),
+    tunable!(
+        "premap_bytes",
+        premap_bytes,
+        "bytes",
+        BYTES,
+        "eLLM: below which an inflation takes memory for the next tokens too"
+    ),
+    switch!(
+        "unmap_later",
+        unmap_later,
+        "eLLM: whether old mappings of an inflation go when nobody waits for it"
     ),
 ];
 

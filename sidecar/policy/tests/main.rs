@@ -12,6 +12,7 @@ mod brain {
     mod layouts;
     mod lender;
     mod negative;
+    mod overlap;
     mod placed;
     mod quota;
     mod random;

@@ -32,10 +32,12 @@ pub use spills::{
     dropping_fills_drops_spills_and_takes_nothing_away, what_was_spilt_is_fetched_from_behind_it,
 };
 pub use table::{
-    a_chunk_backs_many_addresses, a_chunk_that_is_mapped_is_not_released, a_moved_block_keeps_its_contents,
-    a_reback_waits_for_the_engine, a_refused_transaction_changes_nothing, created_chunks_come_back,
-    creation_beyond_the_capacity_leaves_nothing, every_action_completes_exactly_once,
-    operations_take_effect_in_order, what_contradicts_the_table_is_refused,
+    a_chunk_backs_many_addresses, a_chunk_is_mapped_anew_before_its_old_address_goes,
+    a_chunk_of_two_owners_is_refused, a_chunk_that_is_mapped_is_not_released,
+    a_moved_block_keeps_its_contents, a_reback_waits_for_the_engine, a_refused_transaction_changes_nothing,
+    created_chunks_come_back, creation_beyond_the_capacity_leaves_nothing,
+    every_action_completes_exactly_once, operations_take_effect_in_order,
+    what_contradicts_the_table_is_refused,
 };
 
 pub use tier::{
@@ -105,6 +107,8 @@ pub fn run_all<B: Body>() {
     what_contradicts_the_table_is_refused::<B>();
     a_refused_transaction_changes_nothing::<B>();
     a_chunk_backs_many_addresses::<B>();
+    a_chunk_is_mapped_anew_before_its_old_address_goes::<B>();
+    a_chunk_of_two_owners_is_refused::<B>();
     a_chunk_that_is_mapped_is_not_released::<B>();
     a_reback_waits_for_the_engine::<B>();
     operations_take_effect_in_order::<B>();

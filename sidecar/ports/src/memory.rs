@@ -11,6 +11,9 @@ use sluice_policy::ids::Nanos;
 /// - `Create` beyond the capacity fails with `OutOfMemory` and leaves nothing behind;
 /// - `Reback`, `MoveBlocks`, `SwapOut`, `SwapIn`, `Create` and `Release` take effect in the order submitted; a `Reback` is
 ///   complete only when the engine, if there is one, has acknowledged it;
+/// - a `Reback` makes its changes in their order: on the way a chunk may be behind its old and its new address, and counts once.
+///   One after which a chunk would be behind addresses of two owners ([`sluice_policy::action::Address::may_share`]) fails with
+///   `Refused` and changes nothing;
 /// - fills run in the order submitted within one slot, start only when their `after` is satisfied, and publish their
 ///   generation after the last byte;
 /// - an operation that contradicts the backend's own table (unmap of what is not mapped there, map over a mapping, a
@@ -30,8 +33,8 @@ use sluice_policy::ids::Nanos;
 /// - both start after all operations submitted before them that name one of their chunks or host blocks. From then on until
 ///   they end, a block that a fetch writes is neither read nor written by another order (but another fetch, in its turn), one
 ///   that a write-back reads is not written, a host block that it writes is named by nobody else, and the chunks are neither
-///   unmapped, released, filled nor handed over: whoever orders that is `Refused`. A host block that a waiting fetch
-///   will read may be written; the fetch is refused then;
+///   unmapped from their frames, released, filled nor handed over: whoever orders that is `Refused`. An activation address
+///   that such a chunk had before may go. A host block that a waiting fetch will read may be written; the fetch is refused then;
 /// - a `Spill` names blocks of a buffer that the step of its generation writes. It runs in the order submitted among the fetches
 ///   and spills of its buffer, starts only when the KV word `done` of its layer has reached its generation, and names host blocks
 ///   as a `WriteBack` does, but that a fetch into the same buffer, which comes after it, may name them too. `DropFills` drops

@@ -268,6 +268,18 @@ fn read_kv(device: &mut Device, table: &Row, layer: LayerId, position: u32) -> (
     (past, missing)
 }
 
+impl Device {
+    /// Activations that a step claims and nothing backs, or a chunk that backs something else.
+    fn activations_astray(&self, limit_bytes: u64) -> u64 {
+        if self.detail == Detail::Times {
+            return 0;
+        }
+        let claimed = (0..(limit_bytes / self.geometry.chunk_bytes) as u32).map(Address::Activation);
+        let behind = claimed.map(|address| self.table.get(&address).and_then(|chunk| self.mapped.get(chunk)));
+        behind.filter(|mapped| mapped.is_none_or(|addresses| addresses.len() != 1)).count() as u64
+    }
+}
+
 /// The compute port of a simulated device.
 #[derive(Debug)]
 pub struct SimCompute {
@@ -358,6 +370,7 @@ impl Compute for SimCompute {
         device.advance(now);
         assert!(device.run.is_none(), "at most one step is in flight");
         device.machine.borrow_mut().begin_step();
+        let wrong_reads = device.activations_astray(step.activation_limit_bytes);
         let first = |s: &SequenceStep| s.tokens.iter().map(|t| join(u64::from(*t), 1)).collect();
         let hidden = match detail {
             Detail::Fingerprints => step.sequences.iter().map(first).collect(),
@@ -377,7 +390,7 @@ impl Compute for SimCompute {
             kv_stall_ns: Vec::new(),
             finished: None,
             vocab: self.vocab,
-            wrong_reads: 0,
+            wrong_reads,
             step,
         });
         device.advance(now);

@@ -113,7 +113,7 @@ impl Default for Profile {
     }
 }
 
-/// Fault model: what may go wrong, each with its own chance; and five planted bugs for negative controls.
+/// Fault model: what may go wrong, each with its own chance; and six planted bugs for negative controls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Copies and swaps that fail, permille.
@@ -136,6 +136,8 @@ pub struct Faults {
     pub spill_early: bool,
     /// Planted bug: the next fill that completes holds a wrong byte.
     pub flip_next_fill: bool,
+    /// Planted bug: addresses that nothing backs after a transaction keep what was behind them, and nobody looks who owns it.
+    pub keep_unmapped: bool,
     /// Planted bug: the first block that comes back from the host is the contents of the host block beside its own.
     pub swap_in_wrong_block: bool,
 }
@@ -185,8 +187,8 @@ pub struct Device {
     pub chunks: BTreeMap<ChunkId, Content>,
     /// What backs each address.
     pub table: BTreeMap<Address, ChunkId>,
-    /// How many addresses each chunk backs; those that back none are not in it.
-    pub(crate) mapped: BTreeMap<ChunkId, u32>,
+    /// The addresses that each chunk backs; those that back none are not in it.
+    pub(crate) mapped: BTreeMap<ChunkId, Vec<Address>>,
     /// The link and the processors, which neighbours use as well.
     pub machine: SharedMachine,
     /// The GPU's bytes, which neighbours hold as well; none where all of the capacity is this device's.

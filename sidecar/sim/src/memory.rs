@@ -218,19 +218,36 @@ impl Device {
             return Err(Failure::Refused);
         }
         let kv = self.kv_chunks();
-        if transaction.ops.iter().any(|op| matches!(op, Reback::Unmap(_, chunk) if kv.contains(chunk))) {
+        // Copies of KV need their frames, and not an address that a chunk had before it was KV.
+        let taken = |op: &Reback| matches!(op, Reback::Unmap(Address::Kv(_), chunk) if kv.contains(chunk));
+        if transaction.ops.iter().any(taken) {
             return Err(Failure::Refused);
         }
-        for (done, op) in transaction.ops.iter().enumerate() {
-            if !self.change(*op) {
-                transaction.ops[..done].iter().rev().for_each(|op| self.change_back(*op));
-                return Err(Failure::Refused);
-            }
+        let ops = self.kept(&transaction.ops);
+        let made = ops.iter().take_while(|op| self.change(**op)).count();
+        let owned = self.faults.keep_unmapped || ops.iter().all(|op| self.has_one_owner(op));
+        if made < ops.len() || !owned {
+            ops[..made].iter().rev().for_each(|op| self.change_back(*op));
+            return Err(Failure::Refused);
         }
         if self.detail == Detail::Fingerprints {
             self.chunks.extend(transaction.handed_over.iter().map(|chunk| (*chunk, Content::Garbage)));
         }
         Ok(())
+    }
+
+    /// What is really done of a transaction: all of it, unless a bug is planted.
+    fn kept(&self, ops: &[Reback]) -> Vec<Reback> {
+        let mapped = |at: &Address| ops.iter().any(|op| matches!(op, Reback::Map(other, _) if other == at));
+        let lost = |op: &Reback| matches!(op, Reback::Unmap(address, _) if !mapped(address));
+        ops.iter().filter(|op| !(self.faults.keep_unmapped && lost(op))).copied().collect()
+    }
+
+    /// On the way a chunk may be behind its old and its new address, at the end of a transaction it has one owner.
+    fn has_one_owner(&self, op: &Reback) -> bool {
+        let Reback::Map(address, chunk) = *op else { return true };
+        let mut others = self.mapped.get(&chunk).into_iter().flatten().filter(|other| **other != address);
+        self.table.get(&address) != Some(&chunk) || others.all(|other| address.may_share(*other))
     }
 
     /// False, and nothing changed, when the operation contradicts the table.
@@ -262,14 +279,14 @@ impl Device {
 
     fn map(&mut self, address: Address, chunk: ChunkId) {
         self.table.insert(address, chunk);
-        *self.mapped.entry(chunk).or_insert(0) += 1;
+        self.mapped.entry(chunk).or_default().push(address);
     }
 
     fn unmap(&mut self, address: Address, chunk: ChunkId) {
         self.table.remove(&address);
-        let count = self.mapped.get_mut(&chunk).expect("a chunk behind an address is mapped");
-        *count -= 1;
-        if *count == 0 {
+        let addresses = self.mapped.get_mut(&chunk).expect("a chunk behind an address is mapped");
+        addresses.retain(|other| *other != address);
+        if addresses.is_empty() {
             self.mapped.remove(&chunk);
         }
     }

@@ -55,6 +55,8 @@ pub struct Tally {
     pub loans: u64,
     /// Layers that gave their memory away.
     pub remapped_layers: u64,
+    /// Activations that became KV, each time.
+    pub inflations: u64,
     /// Requests that lost their memory.
     pub preemptions: u64,
     /// Shares that fell below what was held.
@@ -75,6 +77,7 @@ impl Tally {
             troubles: self.troubles + other.troubles,
             loans: self.loans + other.loans,
             remapped_layers: self.remapped_layers + other.remapped_layers,
+            inflations: self.inflations + other.inflations,
             preemptions: self.preemptions + other.preemptions,
             falls: self.falls + other.falls,
             replayed: self.replayed + other.replayed,
@@ -143,6 +146,7 @@ impl Soak {
         self.wait_for("pools go back to what they were", |gpu| check::is_home(gpu, &baseline))?;
         check::tokens(&self.gpu, &self.options, &self.loads, &mut self.tally)?;
         self.tally.falls = self.gpu.falls();
+        self.tally.inflations = check::inflations(&self.gpu);
         self.tally.replayed = check::journals(&self.gpu)?;
         for seat in &self.gpu.seats {
             self.tally.remapped_layers += seat.tally.remapped_layers;

@@ -1,24 +1,28 @@
 //! The simulated memory keeps the contract that host memory keeps.
 
+use std::panic::catch_unwind;
+
 use sluice_policy::action::Address;
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos};
 use sluice_ports::Memory;
-use sluice_ports::conformance::{Body, SlabPart, run_all};
+use sluice_ports::conformance::{Body, SlabPart, a_chunk_of_two_owners_is_refused, run_all};
 use sluice_sim::device::{Content, Shared};
 use sluice_sim::{Device, Profile, SimMemory};
 
-struct SimBody {
+/// A careless one lets chunks have two owners.
+struct SimBody<const CARELESS: bool> {
     memory: SimMemory,
     device: Shared,
     now: Nanos,
 }
 
-impl Body for SimBody {
+impl<const CARELESS: bool> Body for SimBody<CARELESS> {
     type Memory = SimMemory;
 
     fn start(geometry: &Geometry, host_blocks: u32) -> Self {
         let device = Device::with_host_tier(geometry.clone(), Profile::default(), 1, host_blocks);
+        device.borrow_mut().faults.keep_unmapped = CARELESS;
         SimBody { memory: SimMemory::new(device.clone()), device, now: Nanos(0) }
     }
 
@@ -85,5 +89,12 @@ impl Body for SimBody {
 
 #[test]
 fn simulated_memory_passes_the_suite_that_host_memory_passes() {
-    run_all::<SimBody>();
+    run_all::<SimBody<false>>();
+}
+
+#[test]
+fn a_body_that_lets_a_chunk_have_two_owners_does_not_pass() {
+    let broken = catch_unwind(a_chunk_of_two_owners_is_refused::<SimBody<true>>).expect_err("caught");
+    let said = broken.downcast_ref::<String>().expect("a rule names itself");
+    assert!(said.contains("a chunk of two owners is refused"), "{said}");
 }

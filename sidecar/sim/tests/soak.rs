@@ -22,6 +22,7 @@ fn seeds_hold_and_much_happens_in_them() {
         ("troubles", sum.troubles),
         ("loans", sum.loans),
         ("remapped layers", sum.remapped_layers),
+        ("inflations", sum.inflations),
         ("preemptions", sum.preemptions),
         ("shares that fell", sum.falls),
         ("replayed events", sum.replayed),

@@ -172,10 +172,12 @@ impl HostMemory {
     }
 
     /// Checked as a whole first, then made ready, then sent: a refused transaction changes not one byte. The engine is at a
-    /// step boundary or idle (DESIGN 4, rule b), so nobody reads what is poisoned.
+    /// step boundary or idle (DESIGN 4, rule b), so nobody reads what is poisoned. Copies of KV need their frames, and not an
+    /// address that a chunk had before it was KV.
     fn start_reback(&mut self, transaction: &Transaction) -> Result<Started, Failure> {
         let handed_over = &transaction.handed_over;
-        let taken = |op: &Reback| matches!(op, Reback::Unmap(_, chunk) if self.claims.hold(*chunk));
+        let taken =
+            |op: &Reback| matches!(op, Reback::Unmap(Address::Kv(_), chunk) if self.claims.hold(*chunk));
         if handed_over.iter().any(|c| !self.pool.exists(*c) || self.is_copied(*c))
             || transaction.ops.iter().any(taken)
         {

@@ -9,20 +9,20 @@ use sluice_policy::ids::ChunkId;
 use crate::mapping::RangeSizes;
 use crate::mapping::layout::Layout;
 
-/// Address to chunk, and how many addresses and fills use each chunk.
+/// Address to chunk, and which addresses and how many fills use each chunk.
 #[derive(Debug)]
 pub(super) struct Table {
     layout: Layout,
     backing: BTreeMap<Address, ChunkId>,
-    mapped: Vec<u32>,
+    mapped: Vec<Vec<Address>>,
     filling: Vec<u32>,
 }
 
 impl Table {
     pub(super) fn new(ranges: &RangeSizes, capacity_chunks: u32) -> Table {
-        let none = vec![0; capacity_chunks as usize];
-        let layout = Layout::new(ranges);
-        Table { layout, backing: BTreeMap::new(), mapped: none.clone(), filling: none }
+        let (mapped, filling) =
+            (vec![Vec::new(); capacity_chunks as usize], vec![0; capacity_chunks as usize]);
+        Table { layout: Layout::new(ranges), backing: BTreeMap::new(), mapped, filling }
     }
 
     pub(super) fn backing(&self, address: Address) -> Option<ChunkId> {
@@ -35,7 +35,7 @@ impl Table {
 
     /// Whether anything maps the chunk.
     pub(super) fn is_mapped(&self, chunk: ChunkId) -> bool {
-        self.mapped[chunk.index()] != 0
+        !self.mapped[chunk.index()].is_empty()
     }
 
     /// Whether a fill into the chunk is queued or running.
@@ -51,15 +51,20 @@ impl Table {
         chunks.iter().for_each(|chunk| self.filling[chunk.index()] -= 1);
     }
 
-    /// Makes all changes, or none.
+    /// Makes all changes, or none. On the way a chunk may be behind its old and its new address, at the end it has one owner.
     pub(super) fn apply(&mut self, ops: &[Reback], exists: impl Fn(ChunkId) -> bool) -> Result<(), Failure> {
-        for (at, op) in ops.iter().enumerate() {
-            if !self.apply_one(*op, &exists) {
-                self.revert(&ops[..at]);
-                return Err(Failure::Refused);
-            }
+        let made = ops.iter().take_while(|op| self.apply_one(**op, &exists)).count();
+        if made < ops.len() || !ops.iter().all(|op| self.has_one_owner(op)) {
+            self.revert(&ops[..made]);
+            return Err(Failure::Refused);
         }
         Ok(())
+    }
+
+    fn has_one_owner(&self, op: &Reback) -> bool {
+        let Reback::Map(address, chunk) = *op else { return true };
+        let others = self.mapped[chunk.index()].iter().filter(|other| **other != address);
+        self.backing(address) != Some(chunk) || others.copied().all(|other| address.may_share(other))
     }
 
     /// Takes changes back that were made, the last one first.
@@ -81,14 +86,14 @@ impl Table {
                     return false;
                 }
                 self.backing.insert(address, chunk);
-                self.mapped[chunk.index()] += 1;
+                self.mapped[chunk.index()].push(address);
             }
             Reback::Unmap(address, chunk) => {
                 if self.backing(address) != Some(chunk) {
                     return false;
                 }
                 self.backing.remove(&address);
-                self.mapped[chunk.index()] -= 1;
+                self.mapped[chunk.index()].retain(|other| *other != address);
             }
         }
         true

@@ -2,6 +2,7 @@
 
 use super::Brain;
 use super::fills::slab_state;
+use crate::action::Address;
 use crate::digest::Digest;
 use crate::ids::{FrameId, LayerId, SlotId};
 use crate::ledger::{Owner, State};
@@ -32,6 +33,7 @@ impl Brain {
             assert_eq!(self.ledger.owner(chunk), Some(owner), "owner of {chunk:?} and its place");
             held += 1;
         }
+        self.check_stale();
         let free = self.ledger.count(Owner::Free);
         let parting = self.ledger.counts().filter(|(owner, _)| matches!(owner, Owner::Earmarked(_)));
         let free = free + parting.map(|(_, count)| count).sum::<u32>();
@@ -57,6 +59,15 @@ impl Brain {
             kv >= self.sizes.kv_guaranteed && kv <= self.sizes.kv_limit,
             "KV lies between guarantee and limit"
         );
+    }
+
+    /// What an inflation left behind is KV, and no step's activations reach it.
+    fn check_stale(&self) {
+        for (address, chunk) in &self.holdings.stale {
+            assert_eq!(self.ledger.owner(*chunk), Some(Owner::Kv), "{chunk:?} was left behind {address:?}");
+            let beyond = matches!(address, Address::Activation(at) if *at >= self.activation_chunks());
+            assert!(beyond, "{address:?} is out of every step's reach");
+        }
     }
 
     fn check_frames(&self) {
@@ -135,6 +146,7 @@ impl Brain {
         }
         self.counters.iter().for_each(|count| digest.word(*count));
         self.leased.iter().for_each(|generation| digest.word(generation.0));
+        self.holdings.stale.iter().for_each(|(_, chunk)| digest.word(u64::from(chunk.0)));
         self.measures.compute_ns().into_iter().for_each(|ns| digest.word(ns));
         digest.value()
     }

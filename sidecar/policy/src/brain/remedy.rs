@@ -199,7 +199,8 @@ impl Brain {
                 if chunks > room {
                     return short;
                 }
-                self.pursue(Target::Activation(held - chunks), Reason::Inflate, missing, out)
+                let ahead = self.premapped(demand, activation, chunks);
+                self.pursue(Target::Activation(held - chunks - ahead), Reason::Inflate, missing, out)
             }
             Balloon::Deflate(_) => {
                 match self.pursue(Target::Activation(activation), Reason::Deflate, missing, out) {

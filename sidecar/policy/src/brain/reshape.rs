@@ -174,7 +174,8 @@ impl Brain {
     }
 
     /// Orders the transaction that leads to `change`.
-    pub(super) fn order_change(&mut self, change: Change, kept: &[ChunkId], out: &mut Vec<Action>) {
+    pub(super) fn order_change(&mut self, mut change: Change, kept: &[ChunkId], out: &mut Vec<Action>) {
+        self.settle_stale(&mut change.next, change.reason);
         let transaction = self.holdings.transaction(&change.next, kept);
         let reason = change.reason;
         self.order(Work::Reback(transaction), reason, Pending::Reback(Box::new(change)), out);

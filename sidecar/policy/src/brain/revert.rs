@@ -50,6 +50,7 @@ impl Brain {
         if self.goal.is_some() && (!moved || urgent) {
             self.advance(out);
         }
+        self.unmap_stale(out);
     }
 
     fn wish(&mut self) -> Option<Goal> {
@@ -148,6 +149,11 @@ impl Brain {
 
     /// Nothing would change at the coming boundaries if no request came.
     pub(super) fn settled(&self) -> bool {
+        self.at_home() && self.holdings.stale.is_empty()
+    }
+
+    /// The same of who holds what, whatever addresses are left behind.
+    pub(super) fn at_home(&self) -> bool {
         let layout = self.slots.layout();
         let home = match self.forced {
             Some(forced) => *layout == self.sizes.forced_layout(forced),

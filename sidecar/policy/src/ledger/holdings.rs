@@ -30,6 +30,10 @@ pub struct Holdings {
     pub activation: Vec<ChunkId>,
     /// The staging range.
     pub staging: Vec<ChunkId>,
+    /// Chunks that are KV by now and still behind the activation addresses that they had before (eLLM 5.1, asynchronous
+    /// unmapping). They count once, as KV. No step touches these addresses: they lie behind the last chunk of `activation`, and a
+    /// step is told how far its activations reach (`activation_limit_bytes`).
+    pub stale: Vec<(Address, ChunkId)>,
     /// Chunks of each layer's slab.
     slab_chunks: Vec<u32>,
 }
@@ -46,6 +50,7 @@ impl Holdings {
             frames: vec![None; frames as usize],
             activation: Vec::new(),
             staging: Vec::new(),
+            stale: Vec::new(),
             slab_chunks: (0..layers).map(|l| geometry.slab_chunks(l)).collect(),
         }
     }
@@ -79,7 +84,7 @@ impl Holdings {
         (0..self.layers.len()).filter(|l| self.is_absent(LayerId(*l as u16))).count() as u16
     }
 
-    /// The address table.
+    /// The address table, stale addresses included.
     pub fn addresses(&self) -> impl Iterator<Item = (Address, ChunkId)> + '_ {
         let layers = (0..self.layers.len()).flat_map(|l| {
             let layer = LayerId(l as u16);
@@ -91,6 +96,7 @@ impl Holdings {
             .chain(layers)
             .chain(kv)
             .chain(numbered(&self.activation, Address::Activation))
+            .chain(self.stale.iter().copied())
             .chain(numbered(&self.staging, Address::Staging))
     }
 
@@ -114,10 +120,24 @@ impl Holdings {
         frames.map(|(f, _)| FrameId(f as u32)).take(count as usize).collect()
     }
 
-    /// The changes from `self` to `next`: everything that goes is unmapped before anything is mapped, so no address and,
-    /// but for slots, no chunk is doubly used at any point. `kept` chunks change their owner with their contents.
+    /// Chunks that went from activations to KV since `before` stay behind their old addresses, as those that do already.
+    pub fn leave_stale(&mut self, before: &Holdings) {
+        let inflated = |(chunk, from, to)| ((from, to) == (Owner::Activation, Owner::Kv)).then_some(chunk);
+        let inflated: BTreeSet<_> = before.changes(self).into_iter().filter_map(inflated).collect();
+        let left = numbered(&before.activation, Address::Activation).skip(self.activation.len());
+        self.stale.extend(left.filter(|(_, chunk)| inflated.contains(chunk)));
+        self.stale.sort_unstable();
+    }
+
+    /// The changes from `self` to `next`. What is stale goes first, so that a chunk whose owner changes once more has no older
+    /// address than its last one; then what is replaced, so that no address is doubly backed; then new addresses come, and old
+    /// ones that stay empty go last (eLLM 5.1): a chunk that moves is never nowhere, unless another takes its place.
+    /// `kept` chunks change their owner with their contents.
     pub fn transaction(&self, next: &Holdings, kept: &[ChunkId]) -> Transaction {
+        let late: BTreeSet<(Address, ChunkId)> = next.stale.iter().copied().collect();
         let mut diff = Diff::default();
+        let stale = self.stale.iter().filter(|mapped| !late.contains(mapped));
+        diff.replaced.extend(stale.map(|(address, chunk)| Reback::Unmap(*address, *chunk)));
         diff.range(&self.global, &next.global, Address::Global);
         for l in 0..self.layers.len() {
             let layer = LayerId(l as u16);
@@ -131,8 +151,9 @@ impl Holdings {
         let kept: BTreeSet<ChunkId> = kept.iter().copied().collect();
         let handed_over = self.changes(next).into_iter().map(|(chunk, _, _)| chunk);
         let handed_over = handed_over.filter(|chunk| !kept.contains(chunk)).collect();
-        diff.unmaps.append(&mut diff.maps);
-        Transaction { ops: diff.unmaps, handed_over }
+        let stays = |op: &Reback| matches!(op, Reback::Unmap(at, chunk) if late.contains(&(*at, *chunk)));
+        diff.emptied.retain(|op| !stays(op));
+        Transaction { ops: [diff.replaced, diff.maps, diff.emptied].concat(), handed_over }
     }
 
     /// Chunks whose owner differs in `next`, in order: (chunk, from, to). Its time goes with the parts that differ, not with
@@ -169,8 +190,11 @@ impl Holdings {
 
 #[derive(Default)]
 struct Diff {
-    unmaps: Vec<Reback>,
+    /// Unmaps of addresses that another chunk backs afterwards.
+    replaced: Vec<Reback>,
     maps: Vec<Reback>,
+    /// Unmaps of addresses that nothing backs afterwards.
+    emptied: Vec<Reback>,
 }
 
 impl Diff {
@@ -184,7 +208,8 @@ impl Diff {
         if old == new {
             return;
         }
-        self.unmaps.extend(old.map(|chunk| Reback::Unmap(address, chunk)));
+        let unmaps = if new.is_some() { &mut self.replaced } else { &mut self.emptied };
+        unmaps.extend(old.map(|chunk| Reback::Unmap(address, chunk)));
         self.maps.extend(new.map(|chunk| Reback::Map(address, chunk)));
     }
 }

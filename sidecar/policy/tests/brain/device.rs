@@ -335,13 +335,16 @@ impl Device {
         Some(Completion { id, outcome: DONE })
     }
 
-    /// Change by change, so that a transaction which is infeasible half way is seen.
+    /// Change by change, so that a transaction which is infeasible half way is seen. On the way a chunk may be behind two
+    /// addresses, at the end it has one owner.
     pub fn reback(&mut self, transaction: &Transaction) {
         self.rebacks += 1;
         for op in &transaction.ops {
             match *op {
                 Reback::Unmap(address, chunk) => {
-                    self.check_untouched(chunk);
+                    if let Address::Kv(_) = address {
+                        self.check_untouched(chunk);
+                    }
                     assert_eq!(
                         self.table.remove(&address),
                         Some(chunk),
@@ -350,7 +353,6 @@ impl Device {
                 }
                 Reback::Map(address, chunk) => {
                     assert!(self.chunks.contains(&chunk), "{chunk:?} exists");
-                    self.check_sharing(address, chunk);
                     assert_eq!(self.table.insert(address, chunk), None, "{address:?} is mapped over nothing");
                 }
             }
@@ -359,16 +361,33 @@ impl Device {
             self.cells.insert(*chunk, Cell::Poison);
             self.blocks.retain(|(at, _), _| at != chunk);
         }
+        self.check_sharing();
     }
 
-    /// Only layers may share a chunk, each at the same position.
-    fn check_sharing(&self, address: Address, chunk: ChunkId) {
-        for (other, _) in self.table.iter().filter(|(_, mapped)| **mapped == chunk) {
-            let shared = match (address, other) {
-                (Address::Layer(_, a), Address::Layer(_, b)) => a == *b,
+    /// Only layers share a chunk, each at the same position; and KV may be behind an activation address that it had before.
+    fn check_sharing(&self) {
+        let mut users: BTreeMap<ChunkId, Vec<Address>> = BTreeMap::new();
+        for (address, chunk) in &self.table {
+            users.entry(*chunk).or_default().push(*address);
+        }
+        for (chunk, users) in users.iter().filter(|(_, users)| users.len() > 1) {
+            let shared = match (users[0], users[1]) {
+                (Address::Layer(_, a), _) => {
+                    users.iter().all(|other| matches!(other, Address::Layer(_, b) if *b == a))
+                }
+                (Address::Kv(_), Address::Activation(_)) => users.len() == 2,
                 _ => false,
             };
-            assert!(shared, "{chunk:?} is behind {other:?} and would be behind {address:?}");
+            assert!(shared, "{chunk:?} is behind {users:?}");
+        }
+    }
+
+    /// Every activation that a step may touch is there, and nobody else's.
+    pub fn check_activations(&self, limit_bytes: u64) {
+        for at in (0..limit_bytes / self.geometry.chunk_bytes).map(|at| Address::Activation(at as u32)) {
+            let chunk = self.table.get(&at).unwrap_or_else(|| panic!("{at:?} is backed"));
+            let users = self.table.values().filter(|other| *other == chunk).count();
+            assert_eq!(users, 1, "{chunk:?} is behind {at:?} alone");
         }
     }
 

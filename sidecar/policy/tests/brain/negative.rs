@@ -74,7 +74,20 @@ fn a_lost_unmap_is_caught() {
 #[test]
 fn a_lost_map_is_caught() {
     assert!(caught(|action| {
-        if let Work::Reback(transaction) = &mut action.work {
+        if let Work::Reback(transaction) = &mut action.work
+            && let Some(at) = transaction.ops.iter().rposition(|op| matches!(op, Reback::Map(..)))
+        {
+            transaction.ops.remove(at);
+        }
+    }));
+}
+
+#[test]
+fn a_chunk_that_keeps_its_old_owner_s_address_is_caught() {
+    assert!(caught(|action| {
+        if let Work::Reback(transaction) = &mut action.work
+            && let Some(Reback::Unmap(..)) = transaction.ops.last()
+        {
             transaction.ops.pop();
         }
     }));
@@ -87,9 +100,11 @@ fn a_chunk_mapped_for_two_owners_is_caught() {
             let maps = transaction.ops.iter().position(|op| matches!(op, Reback::Map(..)));
             let Some(first) = maps else { return };
             let Reback::Map(_, chunk) = transaction.ops[first] else { return };
-            if let Some(Reback::Map(_, last)) = transaction.ops.last_mut() {
-                *last = chunk;
-            }
+            let last = transaction.ops.iter_mut().rev().find_map(|op| match op {
+                Reback::Map(_, chunk) => Some(chunk),
+                Reback::Unmap(..) => None,
+            });
+            last.into_iter().for_each(|last| *last = chunk);
         }
     }));
 }

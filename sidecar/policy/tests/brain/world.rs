@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use sluice_policy::action::{Action, Address};
+use sluice_policy::action::Action;
 use sluice_policy::brain::{Brain, Prepared, StepLease, StepNeed, StepTimes};
 use sluice_policy::ellm::Violations;
 use sluice_policy::event::Completion;
@@ -373,11 +373,11 @@ impl World {
         assert!(generations.is_sorted() && kv_generations.is_sorted(), "layers of a lease ascend");
         let needed = self.device.geometry.activation.bytes(shape);
         assert!(activation_limit_bytes >= needed, "activations of a step are backed");
-        let backed =
-            (0..).take_while(|i| self.device.table.contains_key(&Address::Activation(*i))).count() as u64;
+        self.device.check_activations(activation_limit_bytes);
+        let held = u64::from(self.brain.activation_chunks());
         assert_eq!(
             activation_limit_bytes,
-            backed * self.device.geometry.chunk_bytes,
+            held * self.device.geometry.chunk_bytes,
             "as far as the lease says"
         );
         let (lease, kv_lease) = (generations.into_iter().collect(), kv_generations.into_iter().collect());

@@ -1,7 +1,8 @@
 //! eLLM's algorithms case by case.
 
 use sluice_policy::ellm::{
-    Admission, Balloon, BufferController, Need, Phase, Supply, Violations, admit, balloon, premap_chunks,
+    self, Admission, Balloon, BufferController, Need, PREMAP_LIMIT_BYTES, Phase, Supply, Violations, admit,
+    balloon,
 };
 
 const NO_BUFFER: Supply = Supply { free: 100, threshold: 10, buffer: 0 };
@@ -147,8 +148,10 @@ fn the_buffer_never_falls_below_1_nor_rises_above_the_physical_one() {
 
 #[test]
 fn at_most_23_chunks_of_2_mib_are_mapped_ahead() {
+    let premap_chunks = |wanted, chunk_bytes| ellm::premap_chunks(wanted, PREMAP_LIMIT_BYTES, chunk_bytes);
     assert_eq!(premap_chunks(100, 2 << 20), 23);
     assert_eq!(premap_chunks(7, 2 << 20), 7);
     assert_eq!(premap_chunks(100, 10_000_000), 4, "50 MB exactly is not below 50 MB");
     assert_eq!(premap_chunks(100, 60_000_000), 0);
+    assert_eq!([0, 1, 3].map(|limit| ellm::premap_chunks(100, limit, 1)), [0, 0, 2], "0 switches it off");
 }

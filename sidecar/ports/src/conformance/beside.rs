@@ -217,7 +217,11 @@ pub fn a_copy_of_kv_waits_for_operations_before_it<B: Body>() {
 pub fn memory_that_kv_is_fetched_to_stays<B: Body>() {
     let rule = "memory that KV is fetched to stays";
     let mut trial = away::<B>(rule);
+    let activation = Address::Activation(0);
+    trial.succeed(reback(vec![map(activation, 1)]));
     trial.order(fetch(A, 0, 4, after(LayerId(0), 1), &[swap(9, 1, 1, 5)]));
+    // Where the chunk was before it was KV it need not stay.
+    trial.succeed(reback(vec![unmap(activation, 1)]));
     let moved = |from, to| {
         let (from, to) = (BlockId(from), BlockId(to));
         let chunk = |block: BlockId| ChunkId(block.0 / 8);

@@ -1,15 +1,18 @@
 //! Rules of chunks and of what backs an address.
 
-use sluice_policy::action::{Address, BlockMove, Transaction, Work};
+use sluice_policy::action::{Address, BlockMove, FillTarget, Transaction, Work};
 use sluice_policy::event::{Failure, Outcome};
-use sluice_policy::ids::{BlockId, ChunkId, FrameId, LayerId};
+use sluice_policy::ids::{BlockId, ChunkId, FrameId, LayerId, SlotId};
 
-use super::Body;
-use super::harness::{CAPACITY, CHUNK_BYTES, Trial, chunks, map, reback, swap, swap_in, swap_out, unmap};
+use super::harness::{
+    CAPACITY, CHUNK_BYTES, Trial, chunks, fill, map, map_layer, reback, swap, swap_in, swap_out, unmap,
+};
+use super::{Body, SlabPart};
 use crate::Memory;
 
 const FRAME: Address = Address::Kv(FrameId(0));
 const OTHER: Address = Address::Kv(FrameId(1));
+const ACTIVATION: Address = Address::Activation(0);
 
 /// Orders that succeed and orders that fail end once each, empty ones too.
 pub fn every_action_completes_exactly_once<B: Body>() {
@@ -98,24 +101,84 @@ pub fn a_refused_transaction_changes_nothing<B: Body>() {
 /// What is written behind one address is read behind all.
 pub fn a_chunk_backs_many_addresses<B: Body>() {
     let rule = "a chunk backs many addresses";
-    let mut trial = Trial::<B>::with_chunks(rule, 1);
-    let frames = || (0..3).map(|f| Address::Kv(FrameId(f)));
-    trial.succeed(reback(frames().map(|frame| map(frame, 0)).collect()));
+    let mut trial = Trial::<B>::with_chunks(rule, 2);
+    let layers = || (0..3).map(LayerId);
+    trial.succeed(reback(layers().flat_map(|layer| map_layer(layer, 0)).collect()));
+    trial.succeed(fill(FillTarget::Slot(SlotId(0), LayerId(1)), 1, 0, None));
+    let part = |layer, part| Address::Layer(layer, part);
+    let written = |at| Some(SlabPart { layer: Some(LayerId(1)), part: at });
+    for layer in layers() {
+        assert_eq!([0, 1].map(|at| trial.body.contents(part(layer, at))), [0, 1].map(written), "{rule}");
+    }
+    assert_eq!(trial.body.memory().used_bytes(), 2 * CHUNK_BYTES, "{rule}: it counts once");
+    trial.succeed(reback(vec![unmap(part(LayerId(0), 1), 1)]));
+    let read = [0, 1].map(|layer| trial.body.contents(part(LayerId(layer), 1)));
+    assert_eq!(read, [None, written(1)], "{rule}");
+}
+
+/// On its way to another address a chunk is behind both, counts once and keeps what it holds.
+pub fn a_chunk_is_mapped_anew_before_its_old_address_goes<B: Body>() {
+    let rule = "a chunk is mapped anew before its old address goes";
+    let mut trial = Trial::<B>::with_chunks(rule, CAPACITY);
+    trial.succeed(reback(vec![map(FRAME, 0), map(OTHER, 1), map(ACTIVATION, 2)]));
     trial.body.write_block(BlockId(1), 5);
-    assert_eq!([9, 17].map(|b| trial.body.block(BlockId(b))), [Some(5); 2], "{rule}");
-    assert_eq!(trial.body.memory().used_bytes(), CHUNK_BYTES, "{rule}: it counts once");
-    trial.succeed(reback(vec![unmap(FRAME, 0)]));
+    // Frame 1 gets the chunk of frame 0, and its own becomes staging.
+    let last = CAPACITY - 1;
+    let ops = vec![unmap(OTHER, 1), map(OTHER, 0), map(Address::Staging(0), 1), unmap(FRAME, 0)];
+    trial.succeed(reback(ops));
     assert_eq!([1, 9].map(|b| trial.body.block(BlockId(b))), [None, Some(5)], "{rule}");
+    assert_eq!(trial.body.memory().used_bytes(), u64::from(CAPACITY) * CHUNK_BYTES, "{rule}: it counts once");
+    // Half way through nothing is left of a transaction that ends in a contradiction.
+    trial.fail(reback(vec![map(FRAME, 0), unmap(OTHER, 0), unmap(OTHER, last)]), Failure::Refused);
+    assert_eq!([1, 9].map(|b| trial.body.block(BlockId(b))), [None, Some(5)], "{rule}");
+    // An inflation may leave the old address for later, where the chunk is what its new owner writes.
+    trial.succeed(reback(vec![map(FRAME, 2)]));
+    trial.body.write_block(BlockId(3), 7);
+    trial.succeed(reback(vec![unmap(ACTIVATION, 2), map(ACTIVATION, last)]));
+    assert_eq!(trial.body.block(BlockId(3)), Some(7), "{rule}");
+}
+
+/// When a transaction has ended a chunk has one owner: layers that share a slot are one, and KV may still be where it was
+/// activations.
+pub fn a_chunk_of_two_owners_is_refused<B: Body>() {
+    let rule = "a chunk of two owners is refused";
+    let mut trial = Trial::<B>::with_chunks(rule, 2);
+    let layer = |layer, part| Address::Layer(LayerId(layer), part);
+    for (one, other) in [
+        (FRAME, OTHER),
+        (FRAME, layer(0, 0)),
+        (layer(0, 0), layer(1, 1)),
+        (layer(0, 0), layer(0, 1)),
+        (Address::Global(0), layer(0, 0)),
+        (ACTIVATION, Address::Activation(1)),
+        (ACTIVATION, layer(0, 0)),
+        (Address::Staging(0), FRAME),
+        (Address::Staging(0), ACTIVATION),
+    ] {
+        trial.fail(reback(vec![map(one, 0), map(other, 0)]), Failure::Refused);
+        trial.succeed(reback(vec![map(one, 0)]));
+        // The old address of a move is forgotten.
+        trial.fail(reback(vec![map(other, 0)]), Failure::Refused);
+        trial.succeed(reback(vec![map(other, 0), unmap(one, 0)]));
+        trial.succeed(reback(vec![map(one, 1), unmap(other, 0)]));
+        trial.succeed(reback(vec![unmap(one, 1)]));
+    }
+    for (one, other) in [(layer(0, 1), layer(3, 1)), (FRAME, ACTIVATION)] {
+        trial.succeed(reback(vec![map(one, 0), map(other, 0)]));
+        trial.fail(reback(vec![map(OTHER, 0)]), Failure::Refused);
+        trial.succeed(reback(vec![unmap(one, 0), unmap(other, 0)]));
+    }
+    trial.succeed(Work::Release(chunks(0..2)));
 }
 
 /// Release needs the last mapping gone.
 pub fn a_chunk_that_is_mapped_is_not_released<B: Body>() {
     let mut trial = Trial::<B>::with_chunks("a chunk that is mapped is not released", 2);
-    trial.succeed(reback(vec![map(FRAME, 0), map(OTHER, 0)]));
+    trial.succeed(reback(vec![map(FRAME, 0), map(ACTIVATION, 0)]));
     trial.succeed(reback(vec![unmap(FRAME, 0)]));
     trial.fail(Work::Release(chunks(0..2)), Failure::Refused);
     assert_eq!(trial.body.memory().used_bytes(), 2 * CHUNK_BYTES, "a refused release gives nothing back");
-    trial.succeed(reback(vec![unmap(OTHER, 0)]));
+    trial.succeed(reback(vec![unmap(ACTIVATION, 0)]));
     trial.succeed(Work::Release(chunks(0..2)));
 }
 
@@ -141,7 +204,7 @@ pub fn operations_take_effect_in_order<B: Body>() {
         reback(vec![unmap(FRAME, 0)]),
         Work::Release(chunks(0..1)),
         Work::Create(chunks(0..1)),
-        reback(vec![map(FRAME, 0), map(Address::Layer(LayerId(0), 0), 0)]),
+        reback(vec![map(FRAME, 0), map(ACTIVATION, 0)]),
     ];
     let ids = orders.map(|work| trial.order(work));
     trial.settle();

@@ -82,9 +82,10 @@ fn put_offload(words: &mut Words, params: &Params) {
     words.put(expansion.probe_after_trials).put(expansion.stall_permille);
     words.put(replan.window).put(replan.mismatch_permille).put(replan.mismatches);
     words.put(params.pause_bound_ns);
-    let Params { slo, loss_window_steps, .. } = params;
+    let Params { slo, loss_window_steps, premap_bytes, unmap_later, .. } = params;
     words.put(slo.ttft_ns).put(slo.tbt_ns).put(slo.allowed_miss_permille).put(*loss_window_steps);
     words.put(params.plan_alike).put(params.plan_first_come);
+    words.put(*premap_bytes).put(*unmap_later);
 }
 
 /// Reads what [`params_words`] wrote.
@@ -126,6 +127,8 @@ pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
         loss_window_steps: r.int()?,
         plan_alike: r.bool()?,
         plan_first_come: r.bool()?,
+        premap_bytes: r.u64()?,
+        unmap_later: r.bool()?,
     })
 }
 

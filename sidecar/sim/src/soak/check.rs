@@ -8,6 +8,7 @@ use sluice_policy::brain::{Brain, Rest};
 use sluice_policy::ids::{ChunkId, Nanos, RequestId};
 use sluice_policy::ledger::Owner;
 use sluice_policy::params::{Params, PolicyName};
+use sluice_policy::reason::Reason;
 use sluice_scheduler::{Finish, Request, Sharing, journal};
 
 use super::options::{VOCAB, config};
@@ -41,6 +42,11 @@ pub(super) fn chunks(gpu: &Gpu) -> Vec<u32> {
 /// Chunks that are with somebody else than their owner.
 pub(super) fn borrowed(gpu: &Gpu) -> u32 {
     lives(gpu).map(|life| brain(life).borrowed_chunks()).sum()
+}
+
+/// How often activations of those who live became KV.
+pub(super) fn inflations(gpu: &Gpu) -> u64 {
+    lives(gpu).map(|life| brain(life).counted(Reason::Inflate)).sum()
 }
 
 /// No byte is promised twice, what exists is counted, nobody reads what it should not, and the device's mappings show what the
@@ -100,22 +106,36 @@ fn kind_of(owner: Owner) -> Option<Kind> {
     }
 }
 
-/// A chunk backs addresses of one kind, more than one only of layers that share a slot; while nothing is under way there are
-/// as many of each kind as the policy counts.
+/// A chunk backs addresses of one kind, more than one only of layers that share a slot, or one of KV and the activation address
+/// that it was left behind. While nothing is under way no step's activations reach such an address, and there are as many of
+/// them, and of each kind, as the policy counts.
 fn mappings(device: &Device, brain: &Brain) -> Result<(), String> {
     let mut owners: BTreeMap<ChunkId, Kind> = BTreeMap::new();
+    let (still, mut left) = (!brain.blocked() && brain.loaded(), 0);
+    // KV comes before activations in the order of addresses.
     for (address, chunk) in &device.table {
         let kind = kind(*address);
-        let other = owners.insert(*chunk, kind);
-        if other.is_some_and(|other| other != kind || kind != Kind::Weights) {
-            return Err(format!("{chunk:?} backs {address:?} and another address"));
+        let other = owners.get(chunk).copied();
+        let reached = matches!(address, Address::Activation(at) if still && *at < brain.activation_chunks());
+        match other {
+            Some(Kind::Kv) if kind == Kind::Activation && !reached => left += 1,
+            Some(other) if other != kind || kind != Kind::Weights => {
+                return Err(format!("{chunk:?} backs {address:?} and another address"));
+            }
+            _ => drop(owners.insert(*chunk, kind)),
         }
         if !device.chunks.contains_key(chunk) {
             return Err(format!("{chunk:?} backs {address:?} and does not exist"));
         }
     }
-    if brain.blocked() || !brain.loaded() {
+    if !still {
         return Ok(());
+    }
+    if left != brain.stale_addresses() {
+        return Err(format!(
+            "{left} chunks of KV are left behind, the policy counts {}",
+            brain.stale_addresses()
+        ));
     }
     for kind in [Kind::Global, Kind::Weights, Kind::Kv, Kind::Activation, Kind::Staging] {
         let mapped = owners.values().filter(|owner| **owner == kind).count() as u32;
@@ -133,6 +153,7 @@ pub(super) fn is_home(gpu: &Gpu, baseline: &[u32]) -> bool {
     let idle = |life: &Life| {
         let brain = brain(life);
         let even = brain.borrowed_chunks() == 0 && brain.lent_chunks() == 0 && !brain.owes();
+        let even = even && brain.stale_addresses() == 0;
         even && brain.rest() == Rest::Awake && brain.is_whole() && brain.kv_counts().used_columns == 0
     };
     let all = gpu.seats.iter().all(|seat| seat.life.as_ref().is_some_and(idle));

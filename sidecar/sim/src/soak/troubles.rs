@@ -50,14 +50,21 @@ pub enum Plant {
     ReadyTooEarly,
     /// One copy of a slab has a wrong byte.
     FlippedByte,
+    /// What is unmapped for good stays mapped.
+    KeptMapping,
     /// A promise is not written into the ledger although its bytes leave.
     LostEarmark,
 }
 
 impl Plant {
     /// All of them.
-    pub const ALL: [Plant; 4] =
-        [Plant::SlotTooEarly, Plant::ReadyTooEarly, Plant::FlippedByte, Plant::LostEarmark];
+    pub const ALL: [Plant; 5] = [
+        Plant::SlotTooEarly,
+        Plant::ReadyTooEarly,
+        Plant::FlippedByte,
+        Plant::KeptMapping,
+        Plant::LostEarmark,
+    ];
 
     /// As it is called on the command line.
     pub const fn name(self) -> &'static str {
@@ -65,6 +72,7 @@ impl Plant {
             Plant::SlotTooEarly => "slot-too-early",
             Plant::ReadyTooEarly => "ready-too-early",
             Plant::FlippedByte => "flipped-byte",
+            Plant::KeptMapping => "kept-mapping",
             Plant::LostEarmark => "lost-earmark",
         }
     }
@@ -175,6 +183,7 @@ pub(super) fn begin(gpu: &mut Gpu, options: &Options, plant: Option<Plant>) {
         ignore_after: plant == Some(Plant::SlotTooEarly),
         publish_early: plant == Some(Plant::ReadyTooEarly),
         flip_next_fill: plant == Some(Plant::FlippedByte),
+        keep_unmapped: plant == Some(Plant::KeptMapping),
         ..options.faults
     };
     gpu.ledger.borrow_mut().loses_earmarks = u32::from(plant == Some(Plant::LostEarmark));
@@ -184,8 +193,8 @@ pub(super) fn begin(gpu: &mut Gpu, options: &Options, plant: Option<Plant>) {
 
 /// Troubles end; bugs stay.
 pub(super) fn end(gpu: &mut Gpu, options: &Options) {
-    let Faults { ignore_after, publish_early, .. } = gpu.faults;
-    let faults = Faults { ignore_after, publish_early, ..Faults::default() };
+    let Faults { ignore_after, publish_early, keep_unmapped, .. } = gpu.faults;
+    let faults = Faults { ignore_after, publish_early, keep_unmapped, ..Faults::default() };
     gpu.faults = faults;
     gpu.mail.roads = Roads { lost_permille: 0, twice_permille: 0, ..options.roads };
     set_faults(gpu, faults);

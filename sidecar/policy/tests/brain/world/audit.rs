@@ -29,9 +29,16 @@ pub fn audit(brain: &Brain, device: &Device) {
     for (address, chunk) in &device.table {
         users.entry(*chunk).or_default().push(*address);
     }
+    let mut left = 0;
     for (chunk, users) in users.iter().filter(|(_, users)| users.len() > 1) {
+        if let [Address::Kv(_), Address::Activation(at)] = users[..] {
+            assert!(at >= brain.activation_chunks(), "{chunk:?} is KV, and a step could reach it: {users:?}");
+            left += 1;
+            continue;
+        }
         let moving =
             |a: &Address| matches!(a, Address::Layer(layer, _) if brain.layout().moving.contains(layer));
         assert!(users.iter().all(moving), "{chunk:?} is shared by moving layers only: {users:?}");
     }
+    assert_eq!(left, brain.stale_addresses(), "what an inflation left behind is known");
 }

@@ -183,7 +183,7 @@ pub struct SoakArgs {
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub from: u64,
     /// Plant a bug in the simulated body, which the checks have to find: slot-too-early, ready-too-early, flipped-byte,
-    /// lost-earmark.
+    /// kept-mapping, lost-earmark.
     #[arg(long, value_name = "BUG")]
     pub plant: Option<String>,
 }

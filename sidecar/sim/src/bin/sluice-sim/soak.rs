@@ -43,7 +43,7 @@ fn repro(seed: u64, plant: Option<Plant>) -> String {
 
 fn text(tally: &Tally, wall_s: f64) -> String {
     format!(
-        "{} seeds hold, {:.1} a second\n{} requests answered, {} cut short, {} failed; {} troubles, {} loans, {} layers remapped, {} preemptions, {} shares fell; {} events replayed",
+        "{} seeds hold, {:.1} a second\n{} requests answered, {} cut short, {} failed; {} troubles, {} loans, {} layers remapped, {} inflations, {} preemptions, {} shares fell; {} events replayed",
         tally.seeds,
         tally.seeds as f64 / wall_s,
         tally.answered,
@@ -52,6 +52,7 @@ fn text(tally: &Tally, wall_s: f64) -> String {
         tally.troubles,
         tally.loans,
         tally.remapped_layers,
+        tally.inflations,
         tally.preemptions,
         tally.falls,
         tally.replayed
