@@ -1,5 +1,6 @@
 //! One batch whose objects are to be placed.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::link::Link;
@@ -17,7 +18,7 @@ pub struct Choice {
     /// Layers that it may have fetched and not used up: 1 is a prefetch buffer that holds one layer.
     pub buffers: u16,
     /// The absent layers, front first. Empty when all are on the device.
-    pub fetches: Vec<Fetch>,
+    pub fetches: Arc<[Fetch]>,
 }
 
 impl Choice {
