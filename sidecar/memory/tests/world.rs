@@ -354,7 +354,7 @@ impl World {
     fn order_because(&mut self, reason: Reason, work: Work) -> ActionId {
         self.orders += 1;
         let id = ActionId(self.orders);
-        self.memory.submit(Nanos(0), Action { id, work, reason });
+        self.memory.submit(Nanos(0), Action { id, work, reason, due: None });
         id
     }
 

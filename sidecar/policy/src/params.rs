@@ -183,6 +183,8 @@ pub struct Params {
     pub loss_window_steps: u32,
     /// Bytes of live blocks that compaction may move at one step boundary. Default 8 MiB.
     pub compact_budget_bytes: u64,
+    /// Copies go over the link by when they are needed ([`crate::arbiter`]); else in the order in which they come to it. Default on.
+    pub link_by_deadline: bool,
     /// Automatic prefix caching. Default on.
     pub prefix_caching: bool,
     /// Estimate of the host-to-device bandwidth until fills have been measured, bytes per second.
@@ -242,6 +244,7 @@ impl Default for Params {
             slo: Slo::default(),
             loss_window_steps: 64,
             compact_budget_bytes: 8 << 20,
+            link_by_deadline: true,
             prefix_caching: true,
             link_bytes_per_second: 16 << 30,
             layer_compute_ns: 0,

@@ -49,7 +49,7 @@ macro_rules! tunable {
 }
 
 /// All of them.
-pub static TUNABLES: [Tunable; 16] = [
+pub static TUNABLES: [Tunable; 17] = [
     tunable!(
         "stall_allowance_permille",
         stall_allowance_permille,
@@ -132,6 +132,14 @@ pub static TUNABLES: [Tunable; 16] = [
         BYTES,
         "live KV that one boundary moves to empty chunks"
     ),
+    Tunable {
+        name: "link_by_deadline",
+        unit: "0 or 1",
+        range: (0, 1),
+        meaning: "copies go by when they are needed, or as they come",
+        get: |params| params.link_by_deadline.into(),
+        set: |params, value| params.link_by_deadline = value > 0,
+    },
 ];
 
 /// Values for some of them, the last for each.

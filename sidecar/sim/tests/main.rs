@@ -12,6 +12,7 @@ mod faults;
 mod fetches;
 mod gpu;
 mod journal;
+mod link;
 mod pauses;
 mod plans;
 mod policies;

@@ -82,8 +82,9 @@ fn put_offload(words: &mut Words, params: &Params) {
     words.put(expansion.probe_after_trials).put(expansion.stall_permille);
     words.put(replan.window).put(replan.mismatch_permille).put(replan.mismatches);
     words.put(params.pause_bound_ns);
-    let Params { slo, loss_window_steps, .. } = params;
+    let Params { slo, loss_window_steps, link_by_deadline, .. } = params;
     words.put(slo.ttft_ns).put(slo.tbt_ns).put(slo.allowed_miss_permille).put(*loss_window_steps);
+    words.put(*link_by_deadline);
 }
 
 /// Reads what [`params_words`] wrote.
@@ -123,6 +124,7 @@ pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
         pause_bound_ns: r.u64()?,
         slo: Slo { ttft_ns: r.u64()?, tbt_ns: r.u64()?, allowed_miss_permille: r.int()? },
         loss_window_steps: r.int()?,
+        link_by_deadline: r.bool()?,
     })
 }
 
