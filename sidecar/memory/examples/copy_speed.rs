@@ -133,7 +133,7 @@ impl Bench {
 
     fn run(&mut self, work: Work) -> Result<Duration> {
         self.orders += 1;
-        let action = Action { id: ActionId(self.orders), work, reason: Reason::Load };
+        let action = Action { id: ActionId(self.orders), work, reason: Reason::Load, due: None };
         self.memory.submit(Nanos(0), action);
         loop {
             if let Some(completion) = self.memory.poll(Nanos(0)) {

@@ -18,6 +18,7 @@ use std::sync::mpsc::{Receiver, channel};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use sluice_policy::action::{Action, Address, Reback, Work};
+use sluice_policy::arbiter::Rank;
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{ActionId, ChunkId, Nanos};
@@ -131,6 +132,8 @@ pub struct HostMemory {
     faults: SharedFaults,
     events: Receiver<Event>,
     ended: VecDeque<Completion>,
+    /// When it was last spoken to.
+    now: Nanos,
 }
 
 impl HostMemory {
@@ -173,6 +176,7 @@ impl HostMemory {
             faults,
             events,
             ended: VecDeque::new(),
+            now: Nanos(0),
         })
     }
 
@@ -265,18 +269,20 @@ impl HostMemory {
 }
 
 impl Memory for HostMemory {
-    fn submit(&mut self, _now: Nanos, action: Action) {
+    fn submit(&mut self, now: Nanos, action: Action) {
+        self.now = now;
         match action.work {
             work @ (Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_) | Work::Spill(_)) => {
-                self.order_copy(action.id, work)
+                self.order_copy(action.id, Rank::new(action.id, action.due, now), work)
             }
             Work::DropFills => self.drop_fills(action.id),
-            work => self.serial.push(action.id, work, action.reason),
+            _ => self.serial.push(action),
         }
         self.pump();
     }
 
-    fn poll(&mut self, _now: Nanos) -> Option<Completion> {
+    fn poll(&mut self, now: Nanos) -> Option<Completion> {
+        self.now = now;
         if self.ended.is_empty() {
             self.pump();
         }

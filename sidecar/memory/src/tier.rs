@@ -10,6 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
 use rustix::io::Errno;
+use sluice_policy::arbiter::Rank;
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{ChunkId, Generation, HostBlockId};
 
@@ -123,10 +124,10 @@ impl Tier {
 
     /// Copies blocks to the host that were promised to this order. They lose what they carried before the first byte and
     /// carry their generations after the last one of all.
-    pub(crate) fn copy_out(&self, pool: &Pool, copies: &[TierCopy]) -> Outcome {
+    pub(crate) fn copy_out(&self, pool: &Pool, rank: Rank, copies: &[TierCopy]) -> Outcome {
         let may = self.empty(copies);
         let outcome = match may {
-            true => self.carry(&self.links.to_host, copies, |copy, piece| {
+            true => self.carry((&self.links.to_host, rank), copies, |copy, piece| {
                 let (chunk, offset) = copy.device;
                 // SAFETY: the block was promised to this order alone, nobody read it when `empty` returned, and from
                 // then on it carries nothing, so that no reader begins.
@@ -158,11 +159,11 @@ impl Tier {
     }
 
     /// Copies blocks to the device. Refused when one does not carry its generation at this moment.
-    pub(crate) fn copy_in(&self, pool: &Pool, copies: &[TierCopy]) -> Outcome {
+    pub(crate) fn copy_in(&self, pool: &Pool, rank: Rank, copies: &[TierCopy]) -> Outcome {
         if !self.enter(copies) {
             return Outcome::Failed(Failure::Refused);
         }
-        let outcome = self.carry(&self.links.to_device, copies, |copy, piece| {
+        let outcome = self.carry((&self.links.to_device, rank), copies, |copy, piece| {
             let (chunk, offset) = copy.device;
             // SAFETY: this copy is counted as a reader of the block, and a writer waits until it has left.
             let bytes = unsafe { self.bytes(copy.host, &piece) };
@@ -199,14 +200,14 @@ impl Tier {
     /// One transfer over the link, block after block.
     fn carry(
         &self,
-        link: &Link,
+        (link, rank): (&Link, Rank),
         copies: &[TierCopy],
         copy: impl Fn(&TierCopy, Range<usize>) -> Result<(), PoolError>,
     ) -> Outcome {
         let begun = Instant::now();
         let (fails, bytes) = (self.faults.copy_fails(), copies.len() * self.block_bytes);
-        link.begin();
-        let passed = link.carry(bytes, true, |piece| {
+        let mut transfer = link.begin(rank);
+        let passed = transfer.carry(bytes, true, |piece| {
             parts(piece, self.block_bytes).try_for_each(|(at, part)| {
                 if part.start == 0 {
                     self.faults.slow();
@@ -217,7 +218,10 @@ impl Tier {
             })
         });
         match passed {
-            Ok(()) => Outcome::Done { bytes: bytes as u64, duration_ns: begun.elapsed().as_nanos() as u64 },
+            Ok(()) => {
+                let taken = begun.elapsed().saturating_sub(transfer.waited());
+                Outcome::Done { bytes: bytes as u64, duration_ns: taken.as_nanos() as u64 }
+            }
             Err(failure) => Outcome::Failed(failure),
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! Each slot has a lane, a thread that takes its fills in the order submitted and waits for the reader each one names; own
 //! chunks of layers share lanes. How many lanes copy slabs at once is an option. Each buffer of KV has a lane for its
-//! fetches, and one lane takes all write-backs: they share nothing with slabs but the link. An order that changes what an
+//! fetches, and one lane takes all write-backs: they share nothing with slabs but the link, which the most urgent one has
+//! ([`sluice_policy::arbiter`]). An order that changes what an
 //! earlier one in another lane changes waits for that one.
 
 mod copy;
@@ -16,6 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use sluice_policy::arbiter::Rank;
 use sluice_policy::event::Outcome;
 use sluice_policy::ids::{ActionId, Generation, LayerId};
 
@@ -106,6 +108,7 @@ struct State {
 struct Job {
     number: u64,
     id: ActionId,
+    rank: Rank,
     order: Order,
     /// Earlier jobs that change the same.
     needs: Vec<u64>,
@@ -148,11 +151,11 @@ impl Transfers {
     }
 
     /// Queues an order. What it names stays where it is until it has ended.
-    pub(crate) fn submit(&mut self, id: ActionId, order: Order) {
+    pub(crate) fn submit(&mut self, id: ActionId, rank: Rank, order: Order) {
         let key = order.key(self.shared.threads);
         let mut state = self.shared.lock();
         let known = state.lanes.contains_key(&key);
-        let job = state.job(id, order);
+        let job = state.job(id, rank, order);
         state.lanes.entry(key).or_default().push_back(job);
         drop(state);
         self.shared.changed.notify_all();
@@ -201,7 +204,7 @@ impl Shared {
 }
 
 impl State {
-    fn job(&mut self, id: ActionId, order: Order) -> Job {
+    fn job(&mut self, id: ActionId, rank: Rank, order: Order) -> Job {
         self.jobs += 1;
         let number = self.jobs;
         let mut needs = Vec::new();
@@ -214,6 +217,6 @@ impl State {
         needs.sort_unstable();
         needs.dedup();
         self.live.insert(number);
-        Job { number, id, order, needs }
+        Job { number, id, rank, order, needs }
     }
 }

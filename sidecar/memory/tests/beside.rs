@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 use sluice_memory::{Faults, HostOptions, KvCopied};
 use sluice_policy::action::{Address, BlockSwap, Fetch, Fill, FillTarget, Reback, Work};
 use sluice_policy::event::{Failure, Outcome};
-use sluice_policy::ids::{BlockId, ChunkId, FrameId, Generation, HostBlockId, LayerId};
+use sluice_policy::ids::{BlockId, ChunkId, FrameId, Generation, HostBlockId, LayerId, Nanos, SlotId};
 
 use super::world::{World, chunks, geometry, reback};
 
 const CHUNK: u64 = 256 << 10;
 /// Eight blocks in a chunk.
 const BLOCK: u64 = CHUNK / 8;
+/// A slab takes a second, and a block a sixteenth.
+const RATE: u64 = 512 << 10;
 const A: LayerId = LayerId(0);
 const B: LayerId = LayerId(1);
 
@@ -35,6 +37,10 @@ fn swap(block: u32, host: u32, generation: u64) -> BlockSwap {
     BlockSwap { block, chunk, host: HostBlockId(host), generation: Generation(generation) }
 }
 
+fn swap_of((block, host, generation): (u32, u32, u64)) -> BlockSwap {
+    swap(block, host, generation)
+}
+
 fn fetch(layer: LayerId, buffer: u8, generation: u64, blocks: &[BlockSwap]) -> Work {
     let generation = Generation(generation);
     Work::Fetch(Fetch { layer, buffer, generation, after: None, blocks: blocks.to_vec().into() })
@@ -51,19 +57,75 @@ fn fill() -> Work {
     Work::Fill(Fill { target, generation: Generation(1), after: None, chunks: chunks(6..8) })
 }
 
-#[test]
-fn a_fetch_shares_the_link_with_a_slab_evenly_and_does_not_wait_for_its_end() {
+/// A slab of a second, ordered first, and a fetch of two blocks that is needed at `due`: how long the fetch took, and whether it
+/// came before the end of the slab.
+fn fetch_beside_a_slab(due: Option<Nanos>) -> (Duration, bool) {
     let mut world = world(|_| ());
-    let rate = 512 << 10;
-    world.memory.set_link_bandwidth(Some(rate));
-    // A second for the slab alone, and 1/16 s for a block.
+    world.memory.set_link_bandwidth(Some(RATE));
     let slab = world.order(fill());
-    let fetched = duration(world.run(fetch(A, 0, 1, &[swap(8, 0, 1), swap(9, 1, 2)])));
-    let alone = Duration::from_secs_f64(2.0 * BLOCK as f64 / rate as f64);
-    assert!(fetched >= alone, "{fetched:?} for {alone:?}");
-    assert!(fetched < 5 * alone, "{fetched:?} beside a slab, {alone:?} alone");
-    assert!(duration(world.wait(slab)) > fetched);
+    let fetched = world.order_by(due, fetch(A, 0, 1, &[swap(8, 0, 1), swap(9, 1, 2)]));
+    let taken = duration(world.wait(fetched));
+    let ahead = world.outcome(slab).is_none();
+    world.wait(slab);
     assert_eq!([8, 9].map(|block| world.block(BlockId(block))), [Some(10), Some(11)]);
+    (taken, ahead)
+}
+
+#[test]
+fn a_fetch_that_is_needed_passes_a_slab_and_without_deadlines_waits_for_its_end() {
+    let alone = Duration::from_secs_f64(2.0 * BLOCK as f64 / RATE as f64);
+    for (due, passes) in [(Some(Nanos(0)), true), (None, false)] {
+        let (taken, ahead) = fetch_beside_a_slab(due);
+        assert_eq!(ahead, passes, "{due:?}");
+        // The quantum under way is waited for, and no turn counts as the link's slowness.
+        assert!(taken >= alone / 2 && taken < 5 * alone, "{taken:?} beside a slab, {alone:?} alone");
+    }
+}
+
+/// Two pieces of KV come home behind a change of mappings, and one that is needed at `behind` comes after them. The change ends
+/// when a slab that is needed at `needed` was ordered. Whether the slab ends last.
+fn slab_ends_last(needed: Option<Nanos>, behind: Option<Nanos>) -> bool {
+    let mut world = world(|_| ());
+    world.memory.set_link_bandwidth(Some(RATE));
+    world.hold_engine(true);
+    world.order(reback(vec![Reback::Map(Address::Kv(FrameId(6)), ChunkId(5))], vec![]));
+    while world.advance() {}
+    let home = [(8, 0, 1), (9, 1, 2)].map(|one| world.order(Work::SwapIn(vec![swap_of(one)])));
+    world.order_by(behind, reback(vec![], vec![]));
+    let slab = world.order_by(needed, fill());
+    world.hold_engine(false);
+    home.into_iter().chain([slab]).for_each(|order| _ = world.wait(order));
+    let last = world.ended().iter().rev().map(|done| done.id).find(|id| home.contains(id) || *id == slab);
+    last == Some(slab)
+}
+
+#[test]
+fn kv_that_comes_home_gives_way_to_a_slab_unless_somebody_waits_behind_it() {
+    assert!(!slab_ends_last(Some(Nanos(0)), None), "it takes a second and passes the pieces");
+    assert!(slab_ends_last(None, None), "without deadlines they came first");
+    assert!(slab_ends_last(Some(Nanos(1)), Some(Nanos(0))), "a change that is needed sooner waits for them");
+}
+
+/// Slabs of two slots wait for the one thread, which copies another slab. Whether they end in the order in which they were ordered.
+fn slots_end_in_order(needed: [Option<Nanos>; 2]) -> bool {
+    let mut world = world(|_| ());
+    world.memory.set_link_bandwidth(Some(8 * RATE));
+    let slot = |slot: u8, layer, first: u32| {
+        let (target, generation) = (FillTarget::Slot(SlotId(slot), layer), Generation(2));
+        Work::Fill(Fill { target, generation, after: None, chunks: chunks(first..first + 2) })
+    };
+    let first = world.order_by(Some(Nanos(0)), fill());
+    let slots = [world.order_by(needed[0], slot(0, A, 2)), world.order_by(needed[1], slot(1, B, 4))];
+    slots.into_iter().chain([first]).for_each(|order| _ = world.wait(order));
+    let ends: Vec<_> = world.ended().iter().map(|done| done.id).filter(|id| slots.contains(id)).collect();
+    ends == slots
+}
+
+#[test]
+fn the_slab_that_is_needed_first_has_the_next_thread() {
+    assert!(!slots_end_in_order([Some(Nanos(2)), Some(Nanos(1))]));
+    assert!(slots_end_in_order([Some(Nanos(1)), Some(Nanos(2))]));
+    assert!(slots_end_in_order([None, None]), "without deadlines they go as they came");
 }
 
 #[test]

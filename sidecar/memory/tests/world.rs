@@ -351,10 +351,19 @@ impl World {
         self.order_because(Reason::Load, work)
     }
 
+    /// An order that is needed at `due`.
+    pub fn order_by(&mut self, due: Option<Nanos>, work: Work) -> ActionId {
+        self.submit(Reason::Load, due, work)
+    }
+
     fn order_because(&mut self, reason: Reason, work: Work) -> ActionId {
+        self.submit(reason, None, work)
+    }
+
+    fn submit(&mut self, reason: Reason, due: Option<Nanos>, work: Work) -> ActionId {
         self.orders += 1;
         let id = ActionId(self.orders);
-        self.memory.submit(Nanos(0), Action { id, work, reason });
+        self.memory.submit(Nanos(0), Action { id, work, reason, due });
         id
     }
 

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, HostBlockId, LayerId, SlotId};
+use crate::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, HostBlockId, LayerId, Nanos, SlotId};
 use crate::neighbours::Peer;
 use crate::neighbours::grants::Nonce;
 use crate::reason::Reason;
@@ -243,4 +243,6 @@ pub struct Action {
     pub work: Work,
     /// Why: ends in a metric and a log field.
     pub reason: Reason,
+    /// When it is needed: copies over the link go in this order ([`crate::arbiter`]). `None` = nobody waits for it.
+    pub due: Option<Nanos>,
 }

@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 
 mod check;
 mod crowd;
+mod deadlines;
 mod fills;
 mod hibernate;
 mod hunger;
@@ -63,7 +64,7 @@ use sizes::Sizes;
 use trade::Trade;
 
 /// Constants by which decisions are made and that nobody sets, with their names: for whoever has to say which ones a run had.
-pub const CONSTANTS: [(&str, u64); 11] = [
+pub const CONSTANTS: [(&str, u64); 12] = [
     ("decline_memory_steps", remedy::DECLINE_MEMORY_STEPS),
     ("write_piece_ns", offload::WRITE_PIECE_NS),
     ("most_piece_bytes", offload::MOST_PIECE_BYTES),
@@ -75,6 +76,7 @@ pub const CONSTANTS: [(&str, u64); 11] = [
     ("waited_permille", measure::WAITED_PERMILLE),
     ("least_moving", place::LEAST_MOVING as u64),
     ("swap_piece_bytes", hibernate::SWAP_PIECE_BYTES),
+    ("patience_ns", crate::arbiter::PATIENCE_NS),
 ];
 
 /// Every decision about one tenant's memory on one GPU.
@@ -119,6 +121,7 @@ pub struct Brain {
     base: Layout,
     loaded: bool,
     in_step: bool,
+    moments: deadlines::Moments,
     /// The step under way, or the last one, began while weights were on their way.
     behind: bool,
     /// A step lost its engine and will be begun again: nothing that it names may move meanwhile.
@@ -182,6 +185,7 @@ impl Brain {
             base: Layout::resident(),
             loaded: false,
             in_step: false,
+            moments: deadlines::Moments::default(),
             behind: false,
             unfinished: false,
             failure: None,
@@ -205,13 +209,15 @@ impl Brain {
     }
 
     /// Orders everything that serving needs: chunks, mappings, slabs.
-    pub fn start(&mut self, _now: Nanos, out: &mut Vec<Action>) {
+    pub fn start(&mut self, now: Nanos, out: &mut Vec<Action>) {
+        self.moments.now = now;
         assert_eq!(self.pending.ordered(), 0, "a tenant starts once");
         self.create_next(out);
     }
 
     /// An ordered action has ended.
-    pub fn complete(&mut self, _now: Nanos, done: &Completion, out: &mut Vec<Action>) {
+    pub fn complete(&mut self, now: Nanos, done: &Completion, out: &mut Vec<Action>) {
+        self.moments.now = now;
         match self.pending.take(done.id) {
             Pending::Create(chunks) => self.created(&chunks, done.outcome, out),
             Pending::Release(chunks) => self.released(&chunks, done.outcome),
@@ -289,7 +295,8 @@ impl Brain {
     }
 
     /// Asks for a step's memory, all or nothing. Only at a step boundary.
-    pub fn prepare(&mut self, _now: Nanos, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
+    pub fn prepare(&mut self, now: Nanos, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
+        self.moments.now = now;
         if self.in_step || self.blocked() || !self.loaded() {
             return Prepared::Wait;
         }
@@ -301,12 +308,14 @@ impl Brain {
     ///
     /// # Panics
     /// If the brain is blocked or not loaded.
-    pub fn begin(&mut self, _now: Nanos, out: &mut Vec<Action>) -> StepLease {
+    pub fn begin(&mut self, now: Nanos, out: &mut Vec<Action>) -> StepLease {
+        self.moments.now = now;
         assert!(!self.dormant(), "a step begins when every layer has memory");
         assert_eq!(self.kv.wanted_blocks(), 0, "a step begins when its KV is on the device");
         assert!(self.loaded() && (self.in_step || !self.blocked()), "a step begins when nothing is pending");
         if !self.in_step {
             (self.in_step, self.unfinished) = (true, false);
+            self.moments.began = now;
             self.behind = !self.slabs_settled;
             self.slots.extend_step(&mut self.generations);
             self.order_slot_fills(out);
@@ -345,7 +354,8 @@ impl Brain {
     }
 
     /// A step boundary, also an idle one: reversion, compaction, draining.
-    pub fn boundary(&mut self, _now: Nanos, out: &mut Vec<Action>) {
+    pub fn boundary(&mut self, now: Nanos, out: &mut Vec<Action>) {
+        self.moments.now = now;
         self.boundaries += 1;
         self.resumed.clear();
         // A boundary means that no step is waiting to be replayed.
@@ -359,7 +369,8 @@ impl Brain {
 
     /// The engine is dead. Committed KV stays; slots are filled again under new generations; the lease of an unfinished
     /// step is void and [`Brain::begin`] is called again.
-    pub fn engine_lost(&mut self, _now: Nanos, out: &mut Vec<Action>) {
+    pub fn engine_lost(&mut self, now: Nanos, out: &mut Vec<Action>) {
+        self.moments.now = now;
         self.unfinished |= self.in_step;
         self.in_step = false;
         self.count(Reason::Rebuild);
@@ -385,9 +396,9 @@ impl Brain {
         Ok(())
     }
 
+    /// Orders what a step, or a change between two, waits for.
     fn order(&mut self, work: Work, reason: Reason, effect: Pending, out: &mut Vec<Action>) {
-        self.count(reason);
-        self.pending.order(work, reason, effect, out);
+        self.order_by(Some(self.moments.now), work, reason, effect, out);
     }
 
     fn count(&mut self, reason: Reason) {

@@ -11,6 +11,7 @@
 extern crate alloc;
 
 pub mod action;
+pub mod arbiter;
 pub mod brain;
 pub mod closed_form;
 pub mod deposit;

@@ -193,6 +193,8 @@ pub struct Params {
     pub premap_bytes: u64,
     /// eLLM: an inflation only maps; old mappings go with a later transaction, or when nobody waits. Default on.
     pub unmap_later: bool,
+    /// Copies go over the link by when they are needed ([`crate::arbiter`]); else in the order in which they come to it. Default on.
+    pub link_by_deadline: bool,
     /// Automatic prefix caching. Default on.
     pub prefix_caching: bool,
     /// Estimate of the host-to-device bandwidth until fills have been measured, bytes per second.
@@ -256,6 +258,7 @@ impl Default for Params {
             compact_budget_bytes: 8 << 20,
             premap_bytes: crate::ellm::PREMAP_LIMIT_BYTES,
             unmap_later: true,
+            link_by_deadline: true,
             prefix_caching: true,
             link_bytes_per_second: 16 << 30,
             layer_compute_ns: 0,

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use crate::action::{Action, BlockMove, Earmark, FillTarget, Work};
 use crate::brain::Claim;
-use crate::ids::{ActionId, ChunkId, Generation, LayerId, SlotId};
+use crate::ids::{ActionId, ChunkId, Generation, LayerId, Nanos, SlotId};
 use crate::kv::Swap;
 use crate::kv::stream::Written;
 use crate::ledger::Holdings;
@@ -103,15 +103,21 @@ pub struct PendingActions {
 }
 
 impl PendingActions {
-    /// Orders `work`.
-    pub fn order(&mut self, work: Work, reason: Reason, effect: Pending, out: &mut Vec<Action>) {
+    /// Orders `work`, which is needed at `due`, if anybody waits for it.
+    pub fn order(
+        &mut self,
+        work: Work,
+        (reason, due): (Reason, Option<Nanos>),
+        effect: Pending,
+        out: &mut Vec<Action>,
+    ) {
         let id = ActionId(self.next);
         self.next += 1;
         self.fills += u32::from(matches!(effect, Pending::Fill { .. }));
         self.streams += u32::from(effect.streams());
         self.count += 1;
         self.actions.push_back(Some(effect));
-        out.push(Action { id, work, reason });
+        out.push(Action { id, work, reason, due });
     }
 
     /// Takes the action that has ended.

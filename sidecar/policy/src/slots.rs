@@ -58,6 +58,8 @@ pub struct Due {
     pub instance: Instance,
     /// Whose reader it waits for.
     pub after: Option<(LayerId, Generation)>,
+    /// It is for the step after the present one, or after the one that begins next.
+    pub early: bool,
 }
 
 /// The slots under one layout.
@@ -144,7 +146,7 @@ impl Slots {
                 let after = readers[instance.slot.index()];
                 // A layer alone in its slot stays there: one copy serves all of its steps.
                 if after.is_none_or(|(_, generation)| generation != instance.generation) {
-                    due.push(Due { instance, after });
+                    due.push(Due { instance, after, early: at >= self.moving() });
                 }
                 self.window[at].progress = Progress::Ordered;
             }

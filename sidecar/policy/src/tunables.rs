@@ -63,7 +63,7 @@ macro_rules! switch {
 }
 
 /// All of them.
-pub static TUNABLES: [Tunable; 20] = [
+pub static TUNABLES: [Tunable; 21] = [
     tunable!(
         "stall_allowance_permille",
         stall_allowance_permille,
@@ -164,6 +164,7 @@ pub static TUNABLES: [Tunable; 20] = [
         unmap_later,
         "eLLM: whether old mappings of an inflation go when nobody waits for it"
     ),
+    switch!("link_by_deadline", link_by_deadline, "copies go by when they are needed, or as they come"),
 ];
 
 /// Values for some of them, the last for each.

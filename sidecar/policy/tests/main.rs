@@ -4,6 +4,7 @@
 mod brain {
     mod cases;
     mod crowds;
+    mod deadlines;
     mod device;
     mod elastic;
     mod faults;
@@ -26,6 +27,7 @@ mod brain {
 
 /// Tests of the pure functions that the brain calls.
 mod leaves {
+    mod arbiter;
     mod closed_form;
     mod deposit;
     mod ellm;

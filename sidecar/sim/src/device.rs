@@ -1,5 +1,6 @@
 //! The simulated GPU: chunks that hold fingerprints, a link that fills them, layers that read them, one virtual time.
 
+mod arbiter;
 mod copies;
 mod kv;
 
@@ -7,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use sluice_policy::action::{Address, BlockSwap, FillTarget};
+use sluice_policy::action::{Address, FillTarget};
 use sluice_policy::event::{Completion, Outcome};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, LayerId, Nanos};
@@ -19,9 +20,10 @@ use crate::profiles::cost::Launch;
 use crate::profiles::hardware::Hardware;
 use crate::profiles::model::Model;
 use crate::rng::Rng;
-use copies::{Copy, Copying};
+pub(crate) use arbiter::Crossing;
+use copies::{Copying, Waiting};
 pub(crate) use kv::Use;
-use kv::Writing;
+use kv::{ToWrite, Writing};
 
 /// Memory and compute of one GPU share one device.
 pub type Shared = Rc<RefCell<Device>>;
@@ -208,12 +210,14 @@ pub struct Device {
     /// What its KV word `done` shows.
     pub kv_done: BTreeMap<LayerId, Generation>,
     /// Copies to the device and out of buffers that wait, in order.
-    copies: VecDeque<(ActionId, Copy)>,
+    copies: VecDeque<Waiting>,
     copying: Option<Copying>,
     spilling: Option<Copying>,
     /// Write-backs that wait, in order.
-    write_backs: VecDeque<(ActionId, Vec<BlockSwap>)>,
+    write_backs: VecDeque<ToWrite>,
     writing: Option<Writing>,
+    /// The swap between two steps, or of KV that comes home, that wants the link or has it.
+    crossing: Option<Crossing>,
     /// Completions of copies.
     pub completed: VecDeque<Completion>,
     /// `DropFills` that wait for the copy under way.
@@ -256,6 +260,7 @@ impl Device {
             spilling: None,
             write_backs: VecDeque::new(),
             writing: None,
+            crossing: None,
             completed: VecDeque::new(),
             drops: Vec::new(),
             run: None,
@@ -279,7 +284,7 @@ impl Device {
                 self.end_spill();
             } else if self.writing.as_ref().is_some_and(|w| w.passage.ends <= due) {
                 self.end_write_back();
-            } else if let Some(mut run) = self.run.take() {
+            } else if let Some(mut run) = self.run.take_if(|run| run.layer_ends() == Some(due)) {
                 run.end_layer(self, due);
                 self.run = Some(run);
             }
@@ -295,16 +300,13 @@ impl Device {
         let spilling = self.spilling.as_ref().map(|s| s.passage.ends);
         let writing = self.writing.as_ref().map(|w| w.passage.ends);
         let layer = self.run.as_ref().and_then(Run::layer_ends);
-        [copy, spilling, writing, layer].into_iter().flatten().min()
+        [copy, spilling, writing, self.crossing_ends(), layer].into_iter().flatten().min()
     }
 
-    /// Starts what can start: the first copy whose slot or buffer is free, the first write-back, the layer that waits if its
-    /// slab and KV are there.
+    /// Starts what can start: in each direction of the link the most urgent copy, and the layer that waits if its slab and KV are
+    /// there.
     fn kick(&mut self) {
-        while let Some((id, copy)) = self.startable().and_then(|at| self.copies.remove(at)) {
-            self.start_copy(id, copy);
-        }
-        self.start_write_back();
+        self.serve_link();
         if let Some(mut run) = self.run.take() {
             run.start_layer(self);
             self.run = Some(run);

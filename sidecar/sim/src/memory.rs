@@ -10,7 +10,7 @@ use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Nanos};
 use sluice_ports::Memory;
 
-use crate::device::{Content, Detail, Device, Shared, Use, done};
+use crate::device::{Content, Crossing, Detail, Device, Shared, Use, done};
 use crate::machine::{Passage, Way};
 use parked::Parked;
 
@@ -19,40 +19,81 @@ use parked::Parked;
 pub struct SimMemory {
     device: Shared,
     /// Everything but copies beside it: in order, one at a time.
-    serial: VecDeque<(Nanos, ActionId, Work)>,
-    /// How long the first of them takes.
-    first: Option<Passage>,
+    serial: VecDeque<Operation>,
+    first: First,
     /// Fetches and write-backs behind an operation that names something of theirs.
     parked: Parked,
     /// The engine acknowledges no transaction.
     held: bool,
 }
 
+#[derive(Debug)]
+struct Operation {
+    ordered: Nanos,
+    id: ActionId,
+    work: Work,
+    due: Option<Nanos>,
+}
+
+/// How far the first operation is.
+#[derive(Clone, Copy, Debug)]
+enum First {
+    /// There is none.
+    None,
+    /// It takes so long.
+    Takes(Passage),
+    /// It ends when it has crossed the link.
+    Crosses,
+}
+
 impl SimMemory {
     /// Memory of `device`.
     pub fn new(device: Shared) -> Self {
-        SimMemory { device, serial: VecDeque::new(), first: None, parked: Parked::default(), held: false }
+        let (serial, first) = (VecDeque::new(), First::None);
+        SimMemory { device, serial, first, parked: Parked::default(), held: false }
     }
 
     /// While held, the engine acknowledges no transaction, and nothing after it takes effect.
     pub fn hold_engine(&mut self, now: Nanos, held: bool) {
         self.held = held;
-        if let Some(first) = &mut self.first {
+        if let First::Takes(first) = &mut self.first {
             first.ends = now.max(first.ends);
         }
     }
 
-    /// The first operation begins at `from`, or when it was ordered.
+    /// The first operation begins at `from`, or when it was ordered. Whoever waits for a later one waits for it too.
     fn begin_first(&mut self, from: Nanos) {
-        self.first = self.serial.front().map(|(ordered, _, work)| {
-            let mut device = self.device.borrow_mut();
-            let start = from.max(*ordered);
-            device.duration(start, work)
-        });
+        let mut device = self.device.borrow_mut();
+        device.cross(None);
+        let Some(Operation { ordered, id, work, .. }) = self.serial.front() else {
+            self.first = First::None;
+            return;
+        };
+        let since = from.max(*ordered);
+        let way = match work {
+            Work::SwapOut(_) => Way::Out,
+            Work::SwapIn(_) => Way::In,
+            _ => {
+                let ns = device.profile.reback_ns;
+                self.first = First::Takes(Passage { ends: since.plus(ns), ns });
+                return;
+            }
+        };
+        let (bytes, due) = (device.passing_bytes(work), self.serial.iter().filter_map(|one| one.due).min());
+        device.cross(Some(Crossing { id: *id, way, bytes, due, since, passage: None }));
+        self.first = First::Crosses;
+    }
+
+    fn passage(&self) -> Option<Passage> {
+        match self.first {
+            First::None => None,
+            First::Takes(passage) => Some(passage),
+            First::Crosses => self.device.borrow().crossed(),
+        }
     }
 
     fn is_held(&self) -> bool {
-        self.held && self.serial.front().is_some_and(|(_, _, work)| matches!(work, Work::Reback(_)))
+        self.held && self.serial.front().is_some_and(|first| matches!(first.work, Work::Reback(_)))
     }
 
     /// The device.
@@ -66,19 +107,20 @@ impl Memory for SimMemory {
         let mut device = self.device.borrow_mut();
         device.advance(now);
         match action.work {
-            Work::Fill(fill) => device.queue_fill(action.id, fill),
+            Work::Fill(fill) => device.queue_fill((action.id, action.due), fill),
             Work::DropFills => {
                 self.parked.drop_fetches(&mut device);
                 device.drop_fills(action.id);
             }
             work @ (Work::Fetch(_) | Work::WriteBack(_) | Work::Spill(_)) => {
-                let behind = self.serial.iter().rev().find(|(_, _, earlier)| parked::meet(earlier, &work));
-                self.parked.submit(action.id, work, behind.map(|(_, id, _)| *id), &mut device);
+                let behind = self.serial.iter().rev().find(|earlier| parked::meet(&earlier.work, &work));
+                let copy = (action.id, action.due);
+                self.parked.submit(copy, work, behind.map(|earlier| earlier.id), &mut device);
             }
             work => {
                 drop(device);
-                self.serial.push_back((now, action.id, work));
-                if self.first.is_none() {
+                self.serial.push_back(Operation { ordered: now, id: action.id, work, due: action.due });
+                if matches!(self.first, First::None) {
                     self.begin_first(now);
                 }
             }
@@ -86,13 +128,14 @@ impl Memory for SimMemory {
     }
 
     fn poll(&mut self, now: Nanos) -> Option<Completion> {
-        let mut device = self.device.borrow_mut();
-        device.advance(now);
-        if let Some(completion) = device.completed.pop_front() {
-            return Some(completion);
+        self.device.borrow_mut().advance(now);
+        let completed = self.device.borrow_mut().completed.pop_front();
+        if completed.is_some() {
+            return completed;
         }
-        let Passage { ends, ns } = self.first.filter(|first| first.ends <= now && !self.is_held())?;
-        let (_, id, work) = self.serial.pop_front()?;
+        let Passage { ends, ns } = self.passage().filter(|first| first.ends <= now && !self.is_held())?;
+        let Operation { id, work, .. } = self.serial.pop_front()?;
+        let mut device = self.device.borrow_mut();
         let bytes = device.passing_bytes(&work);
         let outcome = device.carry_out(work);
         self.parked.release(id, &mut device);
@@ -105,7 +148,7 @@ impl Memory for SimMemory {
     }
 
     fn next_due(&self) -> Option<Nanos> {
-        let serial = self.first.filter(|_| !self.is_held()).map(|first| first.ends);
+        let serial = self.passage().filter(|_| !self.is_held()).map(|first| first.ends);
         let device = self.device.borrow();
         let completed = (!device.completed.is_empty()).then(|| device.clock());
         [serial, completed, device.next_due()].into_iter().flatten().min()
@@ -123,19 +166,6 @@ impl Device {
         match work {
             Work::SwapOut(swaps) | Work::SwapIn(swaps) => swaps.len() as u64 * self.geometry.block_bytes,
             _ => 0,
-        }
-    }
-
-    /// How long an operation takes that begins at `start`.
-    fn duration(&mut self, start: Nanos, work: &Work) -> Passage {
-        let bytes = self.passing_bytes(work);
-        match work {
-            Work::SwapOut(_) => self.pass(start, Way::Out, bytes),
-            Work::SwapIn(_) => self.pass(start, Way::In, bytes),
-            _ => {
-                let ns = self.profile.reback_ns;
-                Passage { ends: start.plus(ns), ns }
-            }
         }
     }
 

@@ -13,6 +13,7 @@ mod fetches;
 mod gpu;
 mod joining;
 mod journal;
+mod link;
 mod pauses;
 mod plans;
 mod policies;

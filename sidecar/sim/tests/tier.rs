@@ -59,8 +59,13 @@ impl Bench {
     }
 
     pub fn order(&mut self, work: Work) -> ActionId {
+        self.order_by(None, work)
+    }
+
+    /// An order that is needed at `due`.
+    pub fn order_by(&mut self, due: Option<Nanos>, work: Work) -> ActionId {
         self.orders += 1;
-        let action = Action { id: ActionId(self.orders), work, reason: Reason::Load };
+        let action = Action { id: ActionId(self.orders), work, reason: Reason::Load, due };
         self.memory.submit(self.now, action);
         ActionId(self.orders)
     }
@@ -75,6 +80,29 @@ impl Bench {
             }
             self.now = self.memory.next_due().expect("the order ends");
         }
+    }
+
+    /// The next order that ends, and when.
+    pub fn next_end(&mut self) -> (ActionId, Nanos) {
+        loop {
+            if let Some(completion) = self.memory.poll(self.now) {
+                assert!(matches!(completion.outcome, Outcome::Done { .. }), "{completion:?}");
+                return (completion.id, self.now);
+            }
+            self.now = self.memory.next_due().expect("an order ends");
+        }
+    }
+
+    /// The link moves a block in so many nanoseconds, and a layer of one token is computed in so many.
+    pub fn set_pace(&self, block_ns: u64, layer_ns: u64) {
+        let mut device = self.device.borrow_mut();
+        let bytes_per_second = BLOCK * 1_000_000_000 / block_ns;
+        let profile = Profile { copy_start_ns: 0, layer_ns, layer_token_ns: 0, ..device.profile };
+        device.profile = Profile {
+            link_bytes_per_second: bytes_per_second,
+            out_bytes_per_second: bytes_per_second,
+            ..profile
+        };
     }
 
     fn reback(&mut self, ops: Vec<Reback>) {

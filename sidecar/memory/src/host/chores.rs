@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use sluice_policy::action::Earmark;
+use sluice_policy::arbiter::Rank;
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::ChunkId;
 
@@ -24,8 +25,8 @@ pub(super) enum Chore {
     Lend { chunks: Vec<ChunkId>, spare_chunks: u32, earmark: Earmark },
     Ready { backed: Vec<ChunkId>, poisoned: Vec<ChunkId> },
     Move(Vec<BlockCopy>),
-    SwapOut(Vec<TierCopy>),
-    SwapIn(Vec<TierCopy>),
+    SwapOut(Vec<TierCopy>, Rank),
+    SwapIn(Vec<TierCopy>, Rank),
 }
 
 /// Chunks, and whose bytes they are.
@@ -104,8 +105,8 @@ impl Worker {
             }
             Chore::Ready { backed, poisoned } => bank.ready(backed, poisoned),
             Chore::Move(copies) => copy(&bank.pool, copies),
-            Chore::SwapOut(copies) => return tier.copy_out(&bank.pool, copies),
-            Chore::SwapIn(copies) => return tier.copy_in(&bank.pool, copies),
+            Chore::SwapOut(copies, rank) => return tier.copy_out(&bank.pool, *rank, copies),
+            Chore::SwapIn(copies, rank) => return tier.copy_in(&bank.pool, *rank, copies),
         };
         match done {
             Ok(bytes) => Outcome::Done { bytes, duration_ns: begun.elapsed().as_nanos() as u64 },

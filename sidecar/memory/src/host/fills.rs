@@ -2,6 +2,7 @@
 //! theirs.
 
 use sluice_policy::action::{Fill, FillTarget, Work};
+use sluice_policy::arbiter::Rank;
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{ActionId, SlotId};
 
@@ -22,6 +23,7 @@ pub(super) struct Fills {
 #[derive(Debug)]
 struct Parked {
     id: ActionId,
+    rank: Rank,
     work: Work,
     named: Named,
     /// Operations submitted before it have lower numbers.
@@ -36,9 +38,9 @@ struct Drop {
 
 impl HostMemory {
     /// A fill, a fetch, a spill or a write-back.
-    pub(super) fn order_copy(&mut self, id: ActionId, work: Work) {
+    pub(super) fn order_copy(&mut self, id: ActionId, rank: Rank, work: Work) {
         let named = Named::by(&work);
-        self.fills.parked.push(Parked { id, work, named, before: self.serial.next_number() });
+        self.fills.parked.push(Parked { id, rank, work, named, before: self.serial.next_number() });
         self.dispatch_copies();
     }
 
@@ -50,13 +52,13 @@ impl HostMemory {
             if behind || self.serial.names_before(parked.before, &parked.named) {
                 kept.push(parked);
             } else {
-                self.dispatch(parked.id, parked.work);
+                self.dispatch(parked.id, parked.rank, parked.work);
             }
         }
         self.fills.parked = kept;
     }
 
-    fn dispatch(&mut self, id: ActionId, work: Work) {
+    fn dispatch(&mut self, id: ActionId, rank: Rank, work: Work) {
         let order = match work {
             Work::Fill(fill) => self.fill_order(fill),
             Work::Fetch(fetch) => self.fetch_order(fetch),
@@ -69,7 +71,7 @@ impl HostMemory {
                 if !matches!(order, Order::WriteBack(_)) {
                     self.fills.in_lanes.push(id);
                 }
-                self.transfers.submit(id, order);
+                self.transfers.submit(id, rank, order);
             }
             Err(failure) => self.fail(id, failure),
         }

@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use sluice_policy::action::{Address, BlockMove, Reback, Transaction, Work};
+use sluice_policy::action::{Action, Address, BlockMove, Reback, Transaction, Work};
+use sluice_policy::arbiter::Rank;
 use sluice_policy::event::{Failure, Outcome};
-use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, HostBlockId};
+use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, HostBlockId, Nanos};
 use sluice_policy::reason::Reason;
 
 use super::HostMemory;
@@ -27,6 +28,7 @@ struct Operation {
     id: ActionId,
     work: Work,
     reason: Reason,
+    due: Option<Nanos>,
     named: Named,
 }
 
@@ -72,9 +74,9 @@ enum AtHand {
 }
 
 impl Serial {
-    pub(super) fn push(&mut self, id: ActionId, work: Work, reason: Reason) {
+    pub(super) fn push(&mut self, Action { id, work, reason, due }: Action) {
         let named = Named::by(&work);
-        self.queue.push_back(Operation { number: self.pushed, id, work, reason, named });
+        self.queue.push_back(Operation { number: self.pushed, id, work, reason, due, named });
         self.pushed += 1;
     }
 
@@ -87,6 +89,12 @@ impl Serial {
     pub(super) fn names_before(&self, number: u64, named: &Named) -> bool {
         let mut earlier = self.queue.iter().filter(|operation| operation.number < number);
         earlier.any(|operation| operation.named.meets(named))
+    }
+
+    /// The place of the first operation on the link, if it begins now: whoever waits for a later one waits for it too.
+    fn rank(&self, now: Nanos) -> Rank {
+        let first = self.queue.front().expect("an operation is at hand");
+        Rank::new(first.id, self.queue.iter().filter_map(|operation| operation.due).min(), now)
     }
 
     /// The transaction that the engine has and did not acknowledge.
@@ -143,8 +151,14 @@ impl HostMemory {
             }
             Work::Reback(transaction) => self.start_reback(transaction),
             Work::MoveBlocks(moves) => self.start_moves(moves),
-            Work::SwapOut(swaps) => self.swap_out(swaps).map(|chore| self.chore(chore)),
-            Work::SwapIn(swaps) => self.swap_in(swaps).map(|chore| self.chore(chore)),
+            Work::SwapOut(swaps) => {
+                let copies = self.swap_out(swaps)?;
+                Ok(self.chore(Chore::SwapOut(copies, self.serial.rank(self.now))))
+            }
+            Work::SwapIn(swaps) => {
+                let copies = self.swap_in(swaps)?;
+                Ok(self.chore(Chore::SwapIn(copies, self.serial.rank(self.now))))
+            }
             Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_) | Work::Spill(_) | Work::DropFills => {
                 unreachable!("copies have their own queues")
             }

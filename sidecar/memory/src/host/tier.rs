@@ -4,7 +4,6 @@ use sluice_policy::action::{BlockSwap, Fetch, Spill};
 use sluice_policy::event::Failure;
 
 use super::HostMemory;
-use super::chores::Chore;
 use super::claims::Use;
 use super::fills::distinct;
 use crate::tier::TierCopy;
@@ -13,14 +12,14 @@ use crate::transfers::Order;
 impl HostMemory {
     /// Checked as a whole first. The blocks lose what they carried before the first byte is copied, and carry the new
     /// generation only once the chore has ended well.
-    pub(super) fn swap_out(&mut self, swaps: &[BlockSwap]) -> Result<Chore, Failure> {
+    pub(super) fn swap_out(&mut self, swaps: &[BlockSwap]) -> Result<Vec<TierCopy>, Failure> {
         let copies = self.tier_copies(swaps, Use::Read)?;
-        if self.tier.promise(&copies, None) { Ok(Chore::SwapOut(copies)) } else { Err(Failure::Refused) }
+        if self.tier.promise(&copies, None) { Ok(copies) } else { Err(Failure::Refused) }
     }
 
-    pub(super) fn swap_in(&self, swaps: &[BlockSwap]) -> Result<Chore, Failure> {
+    pub(super) fn swap_in(&self, swaps: &[BlockSwap]) -> Result<Vec<TierCopy>, Failure> {
         let copies = self.tier_copies(swaps, Use::Write)?;
-        if self.tier.is_settled(&copies, None) { Ok(Chore::SwapIn(copies)) } else { Err(Failure::Refused) }
+        if self.tier.is_settled(&copies, None) { Ok(copies) } else { Err(Failure::Refused) }
     }
 
     /// What the host blocks carry is looked at when the copy starts.

@@ -3,44 +3,47 @@
 use std::time::Instant;
 
 use sluice_policy::action::{Fetch, Fill, FillTarget};
+use sluice_policy::arbiter::Rank;
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::ChunkId;
 
+use super::link::Transfer;
 use super::{Order, Shared};
 use crate::master::Slab;
 use crate::pool::{Pool, PoolError};
 use crate::tier::TierCopy;
 
-/// Puts bytes into a chunk at an offset.
-type Write = fn(&Pool, ChunkId, u64, &[u8]) -> Result<(), PoolError>;
-
 /// Slabs of at least this size are copied past the cache: well above a core's own caches and its share of the last level.
 const STREAMING_BYTES: usize = 48 << 20;
 
 impl Shared {
-    pub(super) fn carry_out(&self, order: &Order) -> Outcome {
+    pub(super) fn carry_out(&self, order: &Order, rank: Rank) -> Outcome {
         match order {
-            Order::Fill(fill) => self.fill(fill),
-            Order::Fetch(fetch, copies) => self.fetch(fetch, copies),
-            Order::WriteBack(copies) | Order::Spill(_, copies) => self.tier.copy_out(&self.pool, copies),
+            Order::Fill(fill) => self.fill(fill, rank),
+            Order::Fetch(fetch, copies) => self.fetch(fetch, rank, copies),
+            Order::WriteBack(copies) | Order::Spill(_, copies) => {
+                self.tier.copy_out(&self.pool, rank, copies)
+            }
         }
     }
 
-    fn fetch(&self, fetch: &Fetch, copies: &[TierCopy]) -> Outcome {
-        let outcome = self.tier.copy_in(&self.pool, copies);
+    fn fetch(&self, fetch: &Fetch, rank: Rank, copies: &[TierCopy]) -> Outcome {
+        let outcome = self.tier.copy_in(&self.pool, rank, copies);
         if matches!(outcome, Outcome::Done { .. }) {
             self.gate.publish_kv_ready(fetch.layer, fetch.generation);
         }
         outcome
     }
 
-    fn fill(&self, fill: &Fill) -> Outcome {
+    fn fill(&self, fill: &Fill, rank: Rank) -> Outcome {
         // What makes pages, or maps them, is slower than the link: it would be taken for a slow one.
         let measured = fill.chunks.iter().all(|chunk| self.pool.is_shown(*chunk));
         let begun = Instant::now();
-        match self.copy_slab(fill) {
+        let mut transfer = self.link.begin(rank);
+        match self.copy_slab(fill, &mut transfer) {
             Ok(bytes) => {
-                let duration_ns = if measured { begun.elapsed().as_nanos() as u64 } else { 0 };
+                let taken = begun.elapsed().saturating_sub(transfer.waited());
+                let duration_ns = if measured { taken.as_nanos() as u64 } else { 0 };
                 self.gate.publish_ready(layer_of(fill.target), fill.generation);
                 Outcome::Done { bytes, duration_ns }
             }
@@ -48,15 +51,18 @@ impl Shared {
         }
     }
 
-    fn copy_slab(&self, fill: &Fill) -> Result<u64, Failure> {
+    fn copy_slab(&self, fill: &Fill, transfer: &mut Transfer<'_>) -> Result<u64, Failure> {
         let slab = self.master.slab(Slab::of(fill.target)).ok_or(Failure::Refused)?;
         let fails = self.faults.copy_fails();
-        self.link.begin();
         let parts = slab.chunks(self.pool.chunk_bytes() as usize);
         let last = parts.len().saturating_sub(1);
         let write = if slab.len() >= STREAMING_BYTES { Pool::write_streaming } else { Pool::write };
         for (at, (chunk, part)) in fill.chunks.iter().zip(parts).enumerate() {
-            self.copy_chunk(*chunk, part, at == last, write).map_err(|error| failure(&error))?;
+            self.faults.slow();
+            let copied = transfer.carry(part.len(), at == last, |piece| {
+                write(&self.pool, *chunk, piece.start as u64, &part[piece])
+            });
+            copied.map_err(|error| failure(&error))?;
             self.pool.filled(*chunk);
             if fails || self.lock().stopping {
                 return Err(Failure::CopyFailed);
@@ -66,11 +72,6 @@ impl Shared {
             self.flip(&fill.chunks).map_err(|_| Failure::CopyFailed)?;
         }
         Ok(slab.len() as u64)
-    }
-
-    fn copy_chunk(&self, chunk: ChunkId, part: &[u8], last: bool, write: Write) -> Result<(), PoolError> {
-        self.faults.slow();
-        self.link.carry(part.len(), last, |piece| write(&self.pool, chunk, piece.start as u64, &part[piece]))
     }
 
     fn flip(&self, chunks: &[ChunkId]) -> Result<(), PoolError> {

@@ -1,5 +1,6 @@
 //! One lane: takes its orders in order, each after those it builds on and after the reader it names.
 
+use std::collections::VecDeque;
 use std::sync::MutexGuard;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ impl Shared {
         super::link::sleep_precisely();
         while let Some(job) = self.next(key) {
             let (number, id) = (job.number, job.id);
-            let outcome = self.carry_out(&job.order);
+            let outcome = self.carry_out(&job.order, job.rank);
             // Told before the next one may start: completions come in the order of ending.
             self.outbox.send(Event::Copied { id, order: job.order, outcome });
             let mut state = self.lock();
@@ -40,13 +41,32 @@ impl Shared {
                     self.lock()
                 }
                 Hindrance::Other => self.wait(state),
-                _ if key.is_of_slabs() && state.copying >= self.threads => self.wait(state),
+                _ if key.is_of_slabs() && (state.copying >= self.threads || self.gives_way(&state, key)) => {
+                    self.wait(state)
+                }
                 _ => {
                     state.copying += usize::from(key.is_of_slabs());
+                    if key.is_of_slabs() && state.copying < self.threads {
+                        // Who gave way to this one may be next.
+                        self.changed.notify_all();
+                    }
                     return state.lanes.get_mut(&key)?.pop_front();
                 }
             };
         }
+    }
+
+    /// Another lane's first slab is more urgent and can start too: its thread takes it, and its start or end is told.
+    fn gives_way(&self, state: &State, key: LaneKey) -> bool {
+        let starts = |other: LaneKey| match state.hindrance(other) {
+            Hindrance::None => true,
+            Hindrance::Reader(reader) => self.reader_done(reader),
+            Hindrance::Other => false,
+        };
+        let first = |lane: &VecDeque<Job>| lane.front().map(|job| job.rank);
+        let Some(own) = state.lanes.get(&key).and_then(first) else { return false };
+        let mut others = state.lanes.iter().filter(|(other, _)| other.is_of_slabs());
+        others.any(|(other, lane)| first(lane).is_some_and(|rank| rank < own) && starts(*other))
     }
 
     fn reader_done(&self, reader: Reader) -> bool {

@@ -1,12 +1,15 @@
 //! The link that a copy passes: as fast as memory, or paced to a bandwidth, so that a laptop can stand for NVLink-C2C or
 //! PCIe (DESIGN 4).
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// What one transfer takes of the link before another gets its turn.
+use sluice_policy::arbiter::Rank;
+
+/// What one transfer takes of the link before a more urgent one gets its turn.
 const QUANTUM_BYTES: usize = 256 << 10;
 /// Least of it, on a link so slow that a quantum would hold it for longer than a tenth of a second.
 const LEAST_QUANTUM_BYTES: usize = 256;
@@ -38,89 +41,167 @@ impl Links {
     }
 }
 
-/// One direction of the link, shared by its transfers.
+/// One direction of the link, shared by its transfers: of those that want it the most urgent one has it, quantum by quantum.
 #[derive(Debug)]
 pub(crate) struct Link {
-    /// 0 = not limited.
+    /// 0 = not limited: then nobody waits for anybody.
     bytes_per_s: AtomicU64,
-    /// When everything reserved so far has passed.
-    free_at: Mutex<Instant>,
-    closed: Mutex<bool>,
+    state: Mutex<State>,
+    /// Another transfer may have its turn.
+    turns: Condvar,
     closes: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// When everything reserved so far has passed.
+    free_at: Instant,
+    /// Transfers under way.
+    wanted: BTreeSet<Rank>,
+    /// Those of them that wait for their turn.
+    waiting: usize,
+    closed: bool,
+}
+
+/// One transfer: it wants the link until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Transfer<'a> {
+    link: &'a Link,
+    rank: Rank,
+    waited: Duration,
 }
 
 impl Link {
     fn new(bytes_per_s: Option<u64>) -> Link {
+        let (wanted, free_at) = (BTreeSet::new(), Instant::now());
         Link {
             bytes_per_s: AtomicU64::new(bytes_per_s.unwrap_or(0)),
-            free_at: Mutex::new(Instant::now()),
-            closed: Mutex::new(false),
+            state: Mutex::new(State { free_at, wanted, waiting: 0, closed: false }),
+            turns: Condvar::new(),
             closes: Condvar::new(),
         }
     }
 
     /// Changes the bandwidth, for transfers under way too.
     pub(crate) fn set(&self, bytes_per_s: Option<u64>) {
+        let state = self.lock();
         self.bytes_per_s.store(bytes_per_s.unwrap_or(0), Ordering::Relaxed);
+        drop(state);
+        self.turns.notify_all();
     }
 
     fn close(&self) {
-        *self.closed.lock().expect("no holder of the link panics") = true;
+        self.lock().closed = true;
+        self.turns.notify_all();
         self.closes.notify_all();
+    }
+
+    fn rate(&self) -> u64 {
+        self.bytes_per_s.load(Ordering::Relaxed)
     }
 
     /// Bytes that pass at a time; `None` = all.
     fn quantum(&self) -> Option<usize> {
-        let rate = self.bytes_per_s.load(Ordering::Relaxed);
+        let rate = self.rate();
         let tenth = usize::try_from(rate / 10).unwrap_or(QUANTUM_BYTES);
         (rate != 0).then(|| tenth.clamp(LEAST_QUANTUM_BYTES, QUANTUM_BYTES))
     }
 
     /// A transfer begins: time in which the link was idle is not made up for.
-    pub(crate) fn begin(&self) {
-        let mut free_at = self.free_at.lock().expect("no holder of the link panics");
-        *free_at = (*free_at).max(Instant::now());
+    pub(crate) fn begin(&self, rank: Rank) -> Transfer<'_> {
+        let mut state = self.lock();
+        state.free_at = state.free_at.max(Instant::now());
+        let unknown = state.wanted.insert(rank);
+        assert!(unknown, "each order is one transfer");
+        Transfer { link: self, rank, waited: Duration::ZERO }
     }
 
-    /// Part of a transfer: `copy` gets the range `0..bytes` piece by piece, at the pace of the link; `last` = the transfer
-    /// ends with this part, however near the moment is at which it has passed. Stops at the first error.
+    /// Sleeps until `moment`, or not at all when that is very near and more quanta follow, or the link is closed.
+    fn sleep_until(&self, moment: Instant, last: bool) {
+        let mut state = self.lock();
+        loop {
+            let left = moment.saturating_duration_since(Instant::now());
+            if state.closed || left.is_zero() || (left < SHORTEST_SLEEP && !last) {
+                return;
+            }
+            state = self.closes.wait_timeout(state, left).expect("no holder of the link panics").0;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of the link panics")
+    }
+}
+
+impl<'a> Transfer<'a> {
+    /// Part of a transfer: `copy` gets the range `0..bytes` piece by piece, at the pace of the link and while nothing is more
+    /// urgent; `last` = the transfer ends with this part, however near the moment is at which it has passed. Stops at the first
+    /// error.
     pub(crate) fn carry<E>(
-        &self,
+        &mut self,
         bytes: usize,
         last: bool,
         mut copy: impl FnMut(Range<usize>) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut from = 0;
         while from < bytes {
-            let Some(quantum) = self.quantum() else { return copy(from..bytes) };
+            let Some(quantum) = self.link.quantum() else { return copy(from..bytes) };
             let to = bytes.min(from + quantum);
             let passed = self.pass(to - from);
             copy(from..to)?;
-            self.sleep_until(passed, last && to == bytes);
+            self.link.sleep_until(passed, last && to == bytes);
             from = to;
         }
         Ok(())
     }
 
-    /// `bytes` pass, after everything that was reserved before. Returns the moment when they have.
-    fn pass(&self, bytes: usize) -> Instant {
-        let mut free_at = self.free_at.lock().expect("no holder of the link panics");
-        let rate = u128::from(self.bytes_per_s.load(Ordering::Relaxed));
-        if rate != 0 {
-            *free_at += Duration::from_nanos((bytes as u128 * NS_PER_S).div_ceil(rate) as u64);
-        }
-        *free_at
+    /// Time for which more urgent transfers had the link.
+    pub(crate) fn waited(&self) -> Duration {
+        self.waited
     }
 
-    /// Sleeps until `moment`, or not at all when that is very near and more quanta follow, or the link is closed.
-    fn sleep_until(&self, moment: Instant, last: bool) {
-        let mut closed = self.closed.lock().expect("no holder of the link panics");
-        loop {
-            let left = moment.saturating_duration_since(Instant::now());
-            if *closed || left.is_zero() || (left < SHORTEST_SLEEP && !last) {
-                return;
-            }
-            closed = self.closes.wait_timeout(closed, left).expect("no holder of the link panics").0;
+    /// `bytes` pass, after everything that was reserved before. Returns the moment when they have.
+    fn pass(&mut self, bytes: usize) -> Instant {
+        let mut state = self.turn();
+        let rate = u128::from(self.link.rate());
+        if rate != 0 {
+            state.free_at += Duration::from_nanos((bytes as u128 * NS_PER_S).div_ceil(rate) as u64);
+        }
+        state.free_at
+    }
+
+    /// Waits until nothing on the link is more urgent. A rank never changes, so only an end, another bandwidth or the close of
+    /// the link is news.
+    fn turn(&mut self) -> MutexGuard<'a, State> {
+        let (link, rank) = (self.link, self.rank);
+        let mut state = link.lock();
+        let waits = |state: &State| {
+            let passed = state.wanted.first().is_some_and(|most| *most < rank);
+            passed && !state.closed && link.rate() != 0
+        };
+        if waits(&state) {
+            let begun = Instant::now();
+            state.waiting += 1;
+            let woken = link.turns.wait_while(state, |state| waits(state));
+            state = woken.expect("no holder of the link panics");
+            state.waiting -= 1;
+            let now = Instant::now();
+            self.waited += now - begun;
+            state.free_at = state.free_at.max(now);
+        }
+        state
+    }
+}
+
+impl Drop for Transfer<'_> {
+    fn drop(&mut self) {
+        // A holder that panicked took the whole memory with it.
+        let Ok(mut state) = self.link.state.lock() else { return };
+        state.wanted.remove(&self.rank);
+        let others_wait = state.waiting > 0;
+        drop(state);
+        if others_wait {
+            self.link.turns.notify_all();
         }
     }
 }
@@ -129,4 +210,103 @@ impl Link {
 /// default slack stays.
 pub(crate) fn sleep_precisely() {
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1_000));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::thread::scope;
+
+    use sluice_policy::ids::{ActionId, Nanos};
+
+    use super::*;
+
+    const PIECE: usize = QUANTUM_BYTES;
+
+    /// Far from urgent: 40 pieces. It says when its first piece is on the link, and each piece is noted.
+    fn far(link: &Link, log: &Mutex<Vec<u8>>, first: &Sender<()>) {
+        let mut transfer = link.begin(Rank::new(ActionId(1), None, Nanos(0)));
+        let carried: Result<(), ()> = transfer.carry(40 * PIECE, true, |_| {
+            log.lock().unwrap().push(b'f');
+            first.send(()).unwrap();
+            Ok(())
+        });
+        carried.unwrap();
+    }
+
+    /// Four pieces, once the other is under way.
+    fn near(link: &Link, log: &Mutex<Vec<u8>>, due: Option<Nanos>, begun: &Receiver<()>) {
+        begun.recv().unwrap();
+        let mut transfer = link.begin(Rank::new(ActionId(2), due, Nanos(0)));
+        log.lock().unwrap().push(b'|');
+        let carried: Result<(), ()> = transfer.carry(4 * PIECE, true, |_| {
+            log.lock().unwrap().push(b'n');
+            Ok(())
+        });
+        carried.unwrap();
+    }
+
+    /// Which pieces passed, `|` where the nearer one came.
+    fn passed(due: Option<Nanos>) -> String {
+        // A piece takes 5 ms: time in which the second comes before the first has passed.
+        let (link, log) = (Link::new(Some(50 << 20)), Mutex::default());
+        let (first, begun) = channel();
+        scope(|scope| {
+            scope.spawn(|| far(&link, &log, &first));
+            near(&link, &log, due, &begun);
+        });
+        String::from_utf8(log.into_inner().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn an_urgent_transfer_waits_for_the_quantum_under_way_and_the_far_one_still_ends() {
+        let log = passed(Some(Nanos(1)));
+        let (_, after) = log.split_once('|').unwrap();
+        let ahead = after.find("nnnn").expect("nothing comes between its pieces");
+        assert!(ahead <= 1, "at most the piece that had its turn: {log}");
+        assert_eq!(log.matches('f').count(), 40, "{log}");
+    }
+
+    #[test]
+    fn without_deadlines_who_came_first_ends_first() {
+        let log = passed(None);
+        assert!(log.ends_with("fnnnn"), "{log}");
+    }
+
+    #[test]
+    fn nobody_waits_for_a_turn_where_the_link_is_not_limited_or_closed() {
+        for close in [false, true] {
+            let link = Link::new(close.then_some(1));
+            if close {
+                link.close();
+            }
+            let _urgent = link.begin(Rank::new(ActionId(1), Some(Nanos(0)), Nanos(0)));
+            let mut far = link.begin(Rank::new(ActionId(2), None, Nanos(0)));
+            let mut bytes = 0;
+            let carried: Result<(), ()> = far.carry(PIECE, true, |piece| {
+                bytes += piece.len();
+                Ok(())
+            });
+            assert_eq!((carried, bytes, far.waited()), (Ok(()), PIECE, Duration::ZERO));
+        }
+    }
+
+    #[test]
+    fn another_bandwidth_or_the_close_of_the_link_ends_the_wait_for_a_turn() {
+        for news in [(|link: &Link| link.set(None)) as fn(&Link), Link::close] {
+            let link = Link::new(Some(50 << 20));
+            let _urgent = link.begin(Rank::new(ActionId(1), Some(Nanos(0)), Nanos(0)));
+            scope(|scope| {
+                let waits = scope.spawn(|| {
+                    let mut far = link.begin(Rank::new(ActionId(2), None, Nanos(0)));
+                    far.carry(PIECE, true, |_| Ok::<(), ()>(()))
+                });
+                while link.lock().waiting == 0 {
+                    std::thread::yield_now();
+                }
+                news(&link);
+                assert_eq!(waits.join().unwrap(), Ok(()));
+            });
+        }
+    }
 }

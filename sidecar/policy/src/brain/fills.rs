@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use super::{Brain, Failed};
 use crate::action::{Action, Fill, FillTarget, Work};
 use crate::event::{Failure, Outcome};
-use crate::ids::{Generation, LayerId, SlotId};
+use crate::ids::{Generation, LayerId, Nanos, SlotId};
 use crate::ledger::{Owner, State};
 use crate::pending::Pending;
 use crate::reason::Reason;
@@ -75,6 +75,14 @@ impl Slabs {
     }
 }
 
+/// The layer of a slab; none for embeddings, head and final norm.
+fn layer_of(target: FillTarget) -> Option<LayerId> {
+    match target {
+        FillTarget::Global => None,
+        FillTarget::Resident(layer) | FillTarget::Slot(_, layer) => Some(layer),
+    }
+}
+
 /// Who holds what a copy writes.
 pub(super) fn holder(target: FillTarget) -> Owner {
     match target {
@@ -93,8 +101,11 @@ impl Brain {
         let reason = if self.loaded { self.fill_reason } else { Reason::Load };
         if !self.slabs_settled {
             let due: Vec<_> = self.slabs.all().filter(|(_, slab)| slab.progress == Progress::Due).collect();
+            let timetable = self.timetable();
             for (target, slab) in due {
-                self.order_fill(target, slab.generation, None, reason, out);
+                // A step reads embeddings before all layers.
+                let layer = layer_of(target).unwrap_or(LayerId(0));
+                self.order_fill(target, (slab.generation, None), timetable.layer(layer, false), reason, out);
             }
         }
         self.slots.extend_early(&mut self.generations);
@@ -103,17 +114,23 @@ impl Brain {
 
     pub(super) fn order_slot_fills(&mut self, out: &mut Vec<Action>) {
         let reason = if self.loaded { Reason::Stream } else { Reason::Load };
-        for Due { instance, after } in self.slots.take_due() {
+        let due = self.slots.take_due();
+        if due.is_empty() {
+            return;
+        }
+        let timetable = self.timetable();
+        for Due { instance, after, early } in due {
             let target = FillTarget::Slot(instance.slot, instance.layer);
-            self.order_fill(target, instance.generation, after, reason, out);
+            let needed = timetable.layer(instance.layer, early);
+            self.order_fill(target, (instance.generation, after), needed, reason, out);
         }
     }
 
     fn order_fill(
         &mut self,
         target: FillTarget,
-        generation: Generation,
-        after: Option<(LayerId, Generation)>,
+        (generation, after): (Generation, Option<(LayerId, Generation)>),
+        needed: Nanos,
         reason: Reason,
         out: &mut Vec<Action>,
     ) {
@@ -127,7 +144,7 @@ impl Brain {
             slab.progress = Progress::Ordered;
         }
         let work = Work::Fill(Fill { target, generation, after, chunks });
-        self.order(work, reason, Pending::Fill { target, generation }, out);
+        self.order_by(Some(needed), work, reason, Pending::Fill { target, generation }, out);
         self.note_contents(target);
     }
 

@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 use super::{Brain, Claim, Prepared};
 use crate::action::{Action, BlockSwap, Work};
 use crate::event::Outcome;
-use crate::ids::{BlockId, RequestId};
+use crate::ids::{BlockId, Nanos, RequestId};
 use crate::kv::Swap;
 use crate::ledger::Holdings;
 use crate::pending::{Change, Pending};
@@ -197,19 +197,25 @@ impl Brain {
     pub(super) fn bring_in(&mut self, out: &mut Vec<Action>) -> Prepared {
         if !self.kv.wanted_only_by(&self.resumed) {
             let swaps = self.kv.plan_swap_in(self.swap_piece());
-            self.order_swaps_in(swaps, Pending::SwapIn, out);
+            self.order_swaps_in(Some(self.moments.now), swaps, Pending::SwapIn, out);
             return Prepared::Wait;
         }
         while self.kv.wanted_blocks() > 0 {
             let swaps = self.kv.plan_coming(self.swap_piece());
-            self.order_swaps_in(swaps, Pending::ComeHome, out);
+            self.order_swaps_in(None, swaps, Pending::ComeHome, out);
         }
         Prepared::Coming
     }
 
-    fn order_swaps_in(&mut self, swaps: Vec<Swap>, effect: fn(Vec<Swap>) -> Pending, out: &mut Vec<Action>) {
+    fn order_swaps_in(
+        &mut self,
+        due: Option<Nanos>,
+        swaps: Vec<Swap>,
+        effect: fn(Vec<Swap>) -> Pending,
+        out: &mut Vec<Action>,
+    ) {
         let blocks = self.swapped_blocks(&swaps);
-        self.order(Work::SwapIn(blocks), Reason::SwapIn, effect(swaps), out);
+        self.order_by(due, Work::SwapIn(blocks), Reason::SwapIn, effect(swaps), out);
     }
 
     pub(super) fn swapped_in(&mut self, swaps: &[Swap], outcome: Outcome) {

@@ -6,10 +6,11 @@ use alloc::vec::Vec;
 use super::plan::Plans;
 use super::{Brain, Failed, Prepared, StepNeed};
 use crate::action::{Action, BlockSwap, Fetch, Spill, Work};
+use crate::arbiter::Timetable;
 use crate::ellm::BufferController;
 use crate::event::{Failure, Outcome};
 use crate::ewma::Ewma;
-use crate::ids::{Generation, LayerId, RequestId, SlotId};
+use crate::ids::{Generation, LayerId, Nanos, RequestId, SlotId};
 use crate::kv::stream::{Placement, Written};
 use crate::params::{Params, Placing};
 use crate::pending::Pending;
@@ -17,6 +18,7 @@ use crate::pie::expansion::Expansion;
 use crate::planner::replan::Watch;
 use crate::reason::Reason;
 use crate::slots::Due;
+use crate::step_model::Layout;
 
 /// Time that one order of write-backs takes, by the measured link, nanoseconds: who needs its blocks waits no longer.
 pub(super) const WRITE_PIECE_NS: u64 = 20_000_000;
@@ -119,7 +121,7 @@ impl Brain {
             }
             self.kv.shed();
         }
-        self.write_back(out);
+        self.write_back(None, out);
     }
 
     /// What is due is in force from now on, if nothing is on its way into a buffer.
@@ -177,7 +179,8 @@ impl Brain {
         None
     }
 
-    fn write_back(&mut self, out: &mut Vec<Action>) {
+    /// The next piece goes to the host tier, by `due` where somebody waits for its blocks.
+    fn write_back(&mut self, due: Option<Nanos>, out: &mut Vec<Action>) {
         if self.kv.writes_back() || self.boundaries < self.offload.write_at {
             return;
         }
@@ -194,7 +197,7 @@ impl Brain {
             self.kv.block_swaps((one.column, one.stowed), &one.layers, |block| self.chunk_of(block))
         };
         let blocks: Vec<BlockSwap> = written.iter().map(blocks).collect::<Vec<_>>().concat();
-        self.order(Work::WriteBack(blocks), Reason::WriteBack, Pending::WriteBack(written), out);
+        self.order_by(due, Work::WriteBack(blocks), Reason::WriteBack, Pending::WriteBack(written), out);
     }
 
     /// Nanoseconds for a block to the host; none before one was measured.
@@ -238,7 +241,7 @@ impl Brain {
         if !self.leaves_soon(missing) {
             return None;
         }
-        self.write_back(out);
+        self.write_back(Some(self.moments.now), out);
         if !self.kv.writes_back() {
             self.offload.block_out_ns.value()?;
             let most = missing.div_ceil(self.kv.layers()).min(self.swap_piece()).min(self.kv.host_room());
@@ -318,29 +321,44 @@ impl Brain {
         let (holdings, per) = (&self.holdings, self.sizes.blocks_per_chunk);
         let mut spills =
             self.kv.take_due_spills(|block| holdings.chunk_of(block, per)).into_iter().peekable();
+        if due.is_empty() && spills.len() == 0 {
+            return;
+        }
+        let timetable = self.timetable();
         out.reserve(due.len() + spills.len());
         for due in due {
             let layer = due.instance.layer;
             while let Some(spill) = spills.next_if(|(_, spill)| spill.layer < layer) {
-                self.order_spill(spill, out);
+                self.order_spill(spill, &timetable, out);
             }
-            self.order_fetch(due, out);
+            self.order_fetch(due, &timetable, out);
         }
-        spills.for_each(|spill| self.order_spill(spill, out));
+        spills.for_each(|spill| self.order_spill(spill, &timetable, out));
     }
 
-    fn order_spill(&mut self, (name, spill): (Generation, Spill), out: &mut Vec<Action>) {
-        self.order(Work::Spill(spill), Reason::WriteBack, Pending::Spill(name), out);
+    /// The next layer that the step writes into the buffer waits for it.
+    fn order_spill(
+        &mut self,
+        (name, spill): (Generation, Spill),
+        timetable: &Timetable,
+        out: &mut Vec<Action>,
+    ) {
+        let Layout { moving, beta } = &self.kv.placement().layout;
+        let this = moving.binary_search(&spill.layer).unwrap_or_else(|at| at);
+        let next = moving.get(this + usize::from(*beta)).copied().unwrap_or(LayerId(u16::MAX));
+        let due = Some(timetable.layer(next, false));
+        self.order_by(due, Work::Spill(spill), Reason::WriteBack, Pending::Spill(name), out);
     }
 
-    fn order_fetch(&mut self, due: Due, out: &mut Vec<Action>) {
+    fn order_fetch(&mut self, due: Due, timetable: &Timetable, out: &mut Vec<Action>) {
         let (holdings, per) = (&self.holdings, self.sizes.blocks_per_chunk);
         let blocks = self.kv.fetch_blocks(&due, |block| holdings.chunk_of(block, per));
-        let Due { instance, after } = due;
+        let Due { instance, after, early } = due;
         let (layer, generation) = (instance.layer, instance.generation);
         let fetch = Fetch { layer, buffer: instance.slot.0, generation, after, blocks };
         let effect = Pending::Fetch { layer, buffer: instance.slot, generation };
-        self.order(Work::Fetch(fetch), Reason::Fetch, effect, out);
+        let needed = Some(timetable.layer(layer, early));
+        self.order_by(needed, Work::Fetch(fetch), Reason::Fetch, effect, out);
     }
 
     /// A spill has ended.

@@ -42,7 +42,7 @@ fn fetch(layer: u16, after: Option<(LayerId, Generation)>, swap: BlockSwap) -> W
 }
 
 fn order(device: &mut Device, id: u64, work: Work) {
-    device.submit(Action { id: ActionId(id), work, reason: Reason::Load });
+    device.submit(Action { id: ActionId(id), work, reason: Reason::Load, due: None });
 }
 
 /// What ends by itself, in this order.

@@ -58,7 +58,7 @@ impl<B: Body> Trial<B> {
         self.orders += 1;
         let id = ActionId(self.orders);
         let now = self.body.now();
-        self.body.memory().submit(now, Action { id, work, reason: Reason::Load });
+        self.body.memory().submit(now, Action { id, work, reason: Reason::Load, due: None });
         id
     }
 

@@ -86,6 +86,7 @@ fn put_offload(words: &mut Words, params: &Params) {
     words.put(slo.ttft_ns).put(slo.tbt_ns).put(slo.allowed_miss_permille).put(*loss_window_steps);
     words.put(params.plan_alike).put(params.plan_first_come);
     words.put(*premap_bytes).put(*unmap_later);
+    words.put(params.link_by_deadline);
 }
 
 /// Reads what [`params_words`] wrote.
@@ -129,6 +130,7 @@ pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
         plan_first_come: r.bool()?,
         premap_bytes: r.u64()?,
         unmap_later: r.bool()?,
+        link_by_deadline: r.bool()?,
     })
 }
 

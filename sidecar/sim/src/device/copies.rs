@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use sluice_policy::action::{BlockSwap, Fetch, Fill, FillTarget, Spill};
 use sluice_policy::event::{Completion, Failure, Outcome};
-use sluice_policy::ids::{ActionId, ChunkId, Generation, LayerId};
+use sluice_policy::ids::{ActionId, ChunkId, Generation, LayerId, Nanos};
 
 use super::{Content, Detail, Device, Tokens, done, layer_of};
 use crate::machine::{Passage, Way};
@@ -15,6 +15,17 @@ pub(super) enum Copy {
     Slab(Fill),
     Kv(Fetch),
     Spill(Spill),
+}
+
+/// One that waits.
+#[derive(Clone, Debug)]
+pub(super) struct Waiting {
+    pub(super) id: ActionId,
+    pub(super) copy: Copy,
+    /// When it is needed, if anybody waits for it.
+    pub(super) due: Option<Nanos>,
+    /// Since when nothing but the link hinders it.
+    pub(super) since: Option<Nanos>,
 }
 
 /// One on the link.
@@ -65,7 +76,7 @@ impl Copy {
         }
     }
 
-    fn way(&self) -> Way {
+    pub(super) fn way(&self) -> Way {
         if matches!(self, Copy::Spill(_)) { Way::Out } else { Way::In }
     }
 
@@ -92,17 +103,17 @@ impl Copy {
 }
 
 impl Device {
-    /// Queues a copy of a slab.
-    pub fn queue_fill(&mut self, id: ActionId, fill: Fill) {
+    /// Queues a copy of a slab that is needed at `due`.
+    pub fn queue_fill(&mut self, (id, due): (ActionId, Option<Nanos>), fill: Fill) {
         if self.fits(&fill) {
-            self.queue_copy(id, Copy::Slab(fill));
+            self.queue_copy((id, due), Copy::Slab(fill));
         } else {
             self.fail(id, Failure::Refused);
         }
     }
 
-    pub(super) fn queue_copy(&mut self, id: ActionId, copy: Copy) {
-        self.copies.push_back((id, copy));
+    pub(super) fn queue_copy(&mut self, (id, due): (ActionId, Option<Nanos>), copy: Copy) {
+        self.copies.push_back(Waiting { id, copy, due, since: None });
         self.kick();
     }
 
@@ -124,7 +135,7 @@ impl Device {
 
     /// Drops every copy that has not started, but for write-backs; `id` completes after those that have.
     pub fn drop_fills(&mut self, id: ActionId) {
-        let dropped: Vec<_> = self.copies.drain(..).map(|(dropped, _)| dropped).collect();
+        let dropped: Vec<_> = self.copies.drain(..).map(|waiting| waiting.id).collect();
         dropped.into_iter().for_each(|dropped| self.fail(dropped, Failure::Dropped));
         self.drops.push(id);
         self.finish_drops();
@@ -142,7 +153,7 @@ impl Device {
 
     /// Copies under way and waiting, but for write-backs.
     pub(super) fn all_copies(&self) -> impl Iterator<Item = &Copy> {
-        self.running().chain(self.copies.iter().map(|(_, copy)| copy))
+        self.running().chain(self.copies.iter().map(|waiting| &waiting.copy))
     }
 
     /// Whether a copy of a slab into the chunk waits or runs.
@@ -156,39 +167,42 @@ impl Device {
         filled.chain(self.kv_chunks()).collect()
     }
 
-    /// The first copy whose reader is done, that no earlier copy has to precede and whose direction of the link is free.
-    pub(super) fn startable(&self) -> Option<usize> {
-        if self.copying.is_some() && self.spilling.is_some() {
-            return None;
-        }
-        if self.detail == Detail::Times {
-            let copy = |at: usize| &self.copies[at].1;
-            let first = |at: usize| {
-                let earlier = (0..at).map(copy).chain(self.running());
-                !earlier.into_iter().any(|earlier| copy(at).follows(earlier))
-            };
-            return (0..self.copies.len()).find(|at| self.may_start(copy(*at)) && first(*at));
-        }
+    /// Notes from when on nothing but the link hinders copies: their reader is done, and no earlier copy has to precede them.
+    pub(super) fn note_startable(&mut self) {
         let per_chunk = self.geometry.blocks_per_chunk();
-        let mut claimed: BTreeSet<_> = self.running().flat_map(|copy| copy.places(per_chunk)).collect();
-        let mut may = |copy: &Copy| {
-            let first =
-                copy.places(per_chunk).into_iter().filter(|place| !claimed.insert(*place)).count() == 0;
-            first && self.may_start(copy)
+        let mut claimed: BTreeSet<_> = match self.detail {
+            Detail::Times => BTreeSet::new(),
+            Detail::Fingerprints => self.running().flat_map(|copy| copy.places(per_chunk)).collect(),
         };
-        self.copies.iter().position(|(_, copy)| may(copy))
+        for at in 0..self.copies.len() {
+            let Waiting { copy, since, .. } = &self.copies[at];
+            let first = match self.detail {
+                // Whoever is done with has nobody before it: that is asked last.
+                Detail::Times => since.is_some() || self.is_read(copy) && self.is_first(at),
+                Detail::Fingerprints => {
+                    copy.places(per_chunk).into_iter().filter(|place| !claimed.insert(*place)).count() == 0
+                }
+            };
+            if since.is_none() && first && self.is_read(copy) {
+                self.copies[at].since = Some(self.clock);
+            }
+        }
     }
 
-    fn may_start(&self, copy: &Copy) -> bool {
+    /// No copy before this one has to precede it.
+    fn is_first(&self, at: usize) -> bool {
+        let this = &self.copies[at].copy;
+        let mut earlier = self.copies.range(..at).map(|waiting| &waiting.copy).chain(self.running());
+        !earlier.any(|earlier| this.follows(earlier))
+    }
+
+    /// Who reads what it overwrites, or writes what it copies, is done.
+    fn is_read(&self, copy: &Copy) -> bool {
         let (done, after) = match copy {
             Copy::Slab(fill) => (&self.done, fill.after),
             Copy::Kv(fetch) => (&self.kv_done, fetch.after),
             Copy::Spill(spill) => (&self.kv_done, Some((spill.layer, spill.after))),
         };
-        let busy = if copy.way() == Way::In { &self.copying } else { &self.spilling };
-        if busy.is_some() {
-            return false;
-        }
         let reached = |(layer, generation)| done.get(&layer).is_some_and(|d| *d >= generation);
         let ignored = self.faults.ignore_after || (self.faults.spill_early && copy.way() == Way::Out);
         ignored || after.is_none_or(reached)

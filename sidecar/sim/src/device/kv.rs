@@ -4,11 +4,21 @@ use std::collections::BTreeSet;
 
 use sluice_policy::action::{BlockSwap, Fetch, Spill};
 use sluice_policy::event::Failure;
-use sluice_policy::ids::{ActionId, ChunkId, HostBlockId};
+use sluice_policy::ids::{ActionId, ChunkId, HostBlockId, Nanos};
 
 use super::copies::Copy;
 use super::{Detail, Device, HostBlock, Tokens, done};
 use crate::machine::{Passage, Way};
+
+/// KV that is to go to the host.
+#[derive(Clone, Debug)]
+pub(super) struct ToWrite {
+    pub(super) id: ActionId,
+    swaps: Vec<BlockSwap>,
+    /// When its blocks are needed, if anybody waits for them.
+    pub(super) due: Option<Nanos>,
+    pub(super) since: Nanos,
+}
 
 /// KV on its way to the host.
 #[derive(Clone, Debug)]
@@ -34,31 +44,31 @@ pub(crate) enum Use {
 
 impl Device {
     /// Queues a fetch.
-    pub(crate) fn queue_fetch(&mut self, id: ActionId, fetch: Fetch) {
+    pub(crate) fn queue_fetch(&mut self, (id, due): (ActionId, Option<Nanos>), fetch: Fetch) {
         let layers = self.geometry.layers();
         let layer = fetch.after.iter().map(|(layer, _)| *layer).chain([fetch.layer]).all(|l| l.0 < layers);
         let settled = self.is_settled_for(&fetch.blocks, Some(fetch.buffer));
         if layer && self.check_swaps(&fetch.blocks, Use::Fetch).is_ok() && settled {
-            self.queue_copy(id, Copy::Kv(fetch));
+            self.queue_copy((id, due), Copy::Kv(fetch));
         } else {
             self.fail(id, Failure::Refused);
         }
     }
 
     /// Queues a spill.
-    pub(crate) fn queue_spill(&mut self, id: ActionId, spill: Spill) {
+    pub(crate) fn queue_spill(&mut self, (id, due): (ActionId, Option<Nanos>), spill: Spill) {
         let layer = spill.layer.0 < self.geometry.layers();
         if layer && self.check_swaps(&spill.blocks, Use::Fetch).is_ok() && self.is_settled(&spill.blocks) {
-            self.queue_copy(id, Copy::Spill(spill));
+            self.queue_copy((id, due), Copy::Spill(spill));
         } else {
             self.fail(id, Failure::Refused);
         }
     }
 
     /// Queues a write-back.
-    pub(crate) fn queue_write_back(&mut self, id: ActionId, swaps: Vec<BlockSwap>) {
+    pub(crate) fn queue_write_back(&mut self, (id, due): (ActionId, Option<Nanos>), swaps: Vec<BlockSwap>) {
         if self.check_swaps(&swaps, Use::Read).is_ok() && self.is_settled(&swaps) {
-            self.write_backs.push_back((id, swaps));
+            self.write_backs.push_back(ToWrite { id, swaps, due, since: self.clock() });
             self.kick();
         } else {
             self.fail(id, Failure::Refused);
@@ -80,7 +90,7 @@ impl Device {
 
     fn written_back(&self) -> impl Iterator<Item = &BlockSwap> {
         let running = self.writing.iter().flat_map(|writing| &writing.swaps);
-        running.chain(self.write_backs.iter().flat_map(|(_, swaps)| swaps))
+        running.chain(self.write_backs.iter().flat_map(|one| &one.swaps))
     }
 
     /// Chunks of which a block is fetched or written back, now or later.
@@ -134,12 +144,9 @@ impl Device {
         }
     }
 
-    /// The first write-back begins if none is under way. Its host blocks carry nothing from now on.
+    /// The first write-back begins. Its host blocks carry nothing from now on.
     pub(super) fn start_write_back(&mut self) {
-        if self.writing.is_some() {
-            return;
-        }
-        let Some((id, swaps)) = self.write_backs.pop_front() else { return };
+        let Some(ToWrite { id, swaps, .. }) = self.write_backs.pop_front() else { return };
         let bytes = swaps.len() as u64 * self.geometry.block_bytes;
         let passage = self.pass(self.clock, Way::Out, bytes);
         let fails = self.rng.chance(self.faults.copy_fails_permille);

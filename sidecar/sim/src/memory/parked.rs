@@ -4,18 +4,21 @@ use std::collections::VecDeque;
 
 use sluice_policy::action::{BlockSwap, Work};
 use sluice_policy::event::{Completion, Failure, Outcome};
-use sluice_policy::ids::ActionId;
+use sluice_policy::ids::{ActionId, Nanos};
 
 use crate::device::Device;
 
+/// A copy by its name, and when it is needed.
+type Needed = (ActionId, Option<Nanos>);
+
 /// In the order submitted; each with the last operation that names something of its.
 #[derive(Debug, Default)]
-pub(super) struct Parked(VecDeque<(ActionId, Work, Option<ActionId>)>);
+pub(super) struct Parked(VecDeque<(Needed, Work, Option<ActionId>)>);
 
 impl Parked {
     /// Hands a copy to the device, now or after those before it and the operation `behind`.
-    pub(super) fn submit(&mut self, id: ActionId, work: Work, behind: Option<ActionId>, device: &mut Device) {
-        self.0.push_back((id, work, behind));
+    pub(super) fn submit(&mut self, copy: Needed, work: Work, behind: Option<ActionId>, device: &mut Device) {
+        self.0.push_back((copy, work, behind));
         self.hand_on(device);
     }
 
@@ -26,11 +29,11 @@ impl Parked {
     }
 
     fn hand_on(&mut self, device: &mut Device) {
-        while let Some((id, work, _)) = self.0.pop_front_if(|(_, _, behind)| behind.is_none()) {
+        while let Some((copy, work, _)) = self.0.pop_front_if(|(_, _, behind)| behind.is_none()) {
             match work {
-                Work::Fetch(fetch) => device.queue_fetch(id, fetch),
-                Work::Spill(spill) => device.queue_spill(id, spill),
-                Work::WriteBack(swaps) => device.queue_write_back(id, swaps),
+                Work::Fetch(fetch) => device.queue_fetch(copy, fetch),
+                Work::Spill(spill) => device.queue_spill(copy, spill),
+                Work::WriteBack(swaps) => device.queue_write_back(copy, swaps),
                 other => unreachable!("{other:?} is no copy of KV beside steps"),
             }
         }
@@ -38,12 +41,12 @@ impl Parked {
 
     /// Every fetch and spill that waits here ends.
     pub(super) fn drop_fetches(&mut self, device: &mut Device) {
-        let dropped = |(_, work, _): &(_, Work, _)| matches!(work, Work::Fetch(_) | Work::Spill(_));
+        let dropped = |(_, work, _): &(Needed, Work, _)| matches!(work, Work::Fetch(_) | Work::Spill(_));
         let (fetches, kept) = self.0.drain(..).partition(dropped);
         self.0 = kept;
         let fetches: VecDeque<_> = fetches;
         let outcome = Outcome::Failed(Failure::Dropped);
-        device.completed.extend(fetches.into_iter().map(|(id, ..)| Completion { id, outcome }));
+        device.completed.extend(fetches.into_iter().map(|((id, _), ..)| Completion { id, outcome }));
         self.hand_on(device);
     }
 }
