@@ -33,6 +33,7 @@ const PERMILLE: (u64, u64) = (0, 1000);
 const SOME: (u64, u64) = (1, 10_000);
 const STEPS: (u64, u64) = (1, 1_000_000);
 const BYTES: (u64, u64) = (0, 1 << 40);
+const SWITCH: (u64, u64) = (0, 1);
 
 /// The tunable of one field. A value within its range fits the field.
 macro_rules! tunable {
@@ -49,7 +50,7 @@ macro_rules! tunable {
 }
 
 /// All of them.
-pub static TUNABLES: [Tunable; 16] = [
+pub static TUNABLES: [Tunable; 17] = [
     tunable!(
         "stall_allowance_permille",
         stall_allowance_permille,
@@ -125,6 +126,14 @@ pub static TUNABLES: [Tunable; 16] = [
     tunable!("replan_mismatches", replan.mismatches, "steps", SOME, "such steps in a row make a plan anew"),
     tunable!("plan_expansions", plan_expansions, "expansions", STEPS, "trades and nodes of one plan"),
     tunable!("loss_window_steps", loss_window_steps, "steps", STEPS, "over which losses are compared"),
+    Tunable {
+        name: "remedies_by_loss",
+        unit: "0 or 1",
+        range: SWITCH,
+        meaning: "`Unified`: of remedies that cost something the one that loses least for each byte",
+        get: |params| params.remedies_by_loss.into(),
+        set: |params, value| params.remedies_by_loss = value > 0,
+    },
     tunable!(
         "compact_budget_bytes",
         compact_budget_bytes,

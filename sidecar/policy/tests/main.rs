@@ -11,6 +11,7 @@ mod brain {
     mod kv_copies;
     mod layouts;
     mod lender;
+    mod losses;
     mod negative;
     mod placed;
     mod quota;

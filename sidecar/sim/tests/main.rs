@@ -12,6 +12,7 @@ mod faults;
 mod fetches;
 mod gpu;
 mod journal;
+mod losses;
 mod pauses;
 mod plans;
 mod policies;

@@ -84,6 +84,7 @@ fn put_offload(words: &mut Words, params: &Params) {
     words.put(params.pause_bound_ns);
     let Params { slo, loss_window_steps, .. } = params;
     words.put(slo.ttft_ns).put(slo.tbt_ns).put(slo.allowed_miss_permille).put(*loss_window_steps);
+    words.put(params.remedies_by_loss);
 }
 
 /// Reads what [`params_words`] wrote.
@@ -123,6 +124,7 @@ pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
         pause_bound_ns: r.u64()?,
         slo: Slo { ttft_ns: r.u64()?, tbt_ns: r.u64()?, allowed_miss_permille: r.int()? },
         loss_window_steps: r.int()?,
+        remedies_by_loss: r.bool()?,
     })
 }
 
