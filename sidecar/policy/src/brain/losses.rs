@@ -127,6 +127,10 @@ impl Brain {
         let blocks = blocks.min(used);
         let requests = (u64::from(outlook.requests) * blocks).div_ceil(used.max(1)) as u32;
         let tokens = blocks * u64::from(BLOCK_TOKENS) / u64::from(self.kv.layers());
-        outlook.recomputed(requests, tokens, 0)
+        if self.params.compares_losses() {
+            outlook.dropped(requests, tokens)
+        } else {
+            outlook.recomputed(requests, tokens, 0)
+        }
     }
 }

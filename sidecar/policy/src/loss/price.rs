@@ -116,6 +116,13 @@ impl Outlook {
         self.pause(in_store, self.prefill_token_ns.saturating_mul(tokens), clients)
     }
 
+    /// So many requests, whose clients have nothing in store for all that is known, make none for the window, and so many of their
+    /// tokens are computed again.
+    pub fn dropped(&self, requests: u32, tokens: u64) -> u64 {
+        let late = u64::from(requests) * u64::from(self.read_in_window()) * MILLI as u64;
+        late.saturating_add(self.once(self.prefill_token_ns.saturating_mul(tokens)))
+    }
+
     /// Nobody makes a token for so long, once.
     fn halt(&self, ns: u64, clients: &Clients<'_>) -> Loss {
         let unmade = self.once(ns);
@@ -215,6 +222,12 @@ mod tests {
         assert_eq!(PACED.preemption(9, 60, &alone(&[0; 4])), loss(0, 22_000), "400 ns are not too long");
         assert_eq!(PACED.preemption(9, 61, &alone(&[0, 0, 0, 1])), loss(3_000, 10_000 + 12_200));
         assert_eq!(PACED.pause(9, 301, &alone(&[0, 1, 9, 9])).late, 1_000);
+    }
+
+    #[test]
+    fn requests_that_are_dropped_lose_what_their_clients_read_and_the_work() {
+        // 60 tokens take 300 ns: three steps of four requests.
+        assert_eq!((PACED.dropped(2, 60), UNPACED.dropped(2, 60)), (6_000 + 12_000, 20_000 + 12_000));
     }
 
     fn offer(remedy: Remedy, late: u64, unmade: u64, freed_bytes: u64) -> Offer {
