@@ -38,6 +38,7 @@ mod whole;
 pub use crowd::{Crowd, Runner, Waiter};
 pub use fills::FILL_RETRIES;
 pub use hibernate::Rest;
+pub use losses::Stalling;
 pub use measure::Measures;
 pub use said::{Failed, Prepared, StepLease, StepNeed, StepTimes, TableChange};
 pub use share::{fits, floor};
@@ -64,7 +65,8 @@ use sizes::Sizes;
 use trade::Trade;
 
 /// Constants by which decisions are made and that nobody sets, with their names: for whoever has to say which ones a run had.
-pub const CONSTANTS: [(&str, u64); 12] = [
+pub const CONSTANTS: [(&str, u64); 13] = [
+    ("most_stall_permille", losses::MOST_STALL_PERMILLE),
     ("decline_memory_steps", remedy::DECLINE_MEMORY_STEPS),
     ("write_piece_ns", offload::WRITE_PIECE_NS),
     ("most_piece_bytes", offload::MOST_PIECE_BYTES),

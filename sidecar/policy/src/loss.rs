@@ -6,6 +6,8 @@
 //!
 //! Tokens that come too late for the objective count as not made, unless they came too late before.
 
+pub mod price;
+
 /// Thousandths of one.
 const MILLI: u128 = 1000;
 

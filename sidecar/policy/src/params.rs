@@ -186,6 +186,9 @@ pub struct Params {
     /// Steps over which the predicted losses of remedies are compared. Default 64, as long as reversion waits: what was taken
     /// does not come back sooner.
     pub loss_window_steps: u32,
+    /// `Unified` takes of the remedies that cost something the one that loses least for each byte; else own layers as far as they
+    /// hide, then pauses, then preemptions. Default on.
+    pub remedies_by_loss: bool,
     /// Bytes of live blocks that compaction may move at one step boundary. Default 8 MiB.
     pub compact_budget_bytes: u64,
     /// eLLM: what an inflation takes for everybody's next token, beyond what it lacks, stays below this; 0 = nothing. Default
@@ -224,6 +227,11 @@ impl Params {
         self.policy.weighs() && self.slo.ttft_ns > 0 && self.slo.tbt_ns > 0
     }
 
+    /// Remedies that cost something are compared by what they lose ([`crate::loss::price`]).
+    pub const fn compares_losses(&self) -> bool {
+        self.policy.weighs() && self.remedies_by_loss
+    }
+
     const fn moves_layers_instead(&self) -> bool {
         self.policy.weighs() && self.remap_cap_permille > 0
     }
@@ -255,6 +263,7 @@ impl Default for Params {
             pause_bound_ns: crate::planner::pausing::DEFAULT_BOUND_NS,
             slo: Slo::default(),
             loss_window_steps: 64,
+            remedies_by_loss: true,
             compact_budget_bytes: 8 << 20,
             premap_bytes: crate::ellm::PREMAP_LIMIT_BYTES,
             unmap_later: true,

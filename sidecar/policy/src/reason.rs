@@ -33,6 +33,8 @@ reasons! {
     Deflate = "deflate",
     /// Own weight layers became KV (Oneiros).
     RemapOwn = "remap_own",
+    /// Own weight layers became KV although tokens wait for them: everything else would have lost more.
+    RemapStalls = "remap_stalls",
     /// KV became weight layers again (Oneiros, Dynamic Reversion).
     Revert = "revert",
     /// The layout of moving layers changed by order of the configuration.
@@ -126,7 +128,7 @@ impl Reason {
 
     /// Own layers give their memory for a step, or come back with less than they had.
     pub const fn takes_layers(self) -> bool {
-        matches!(self, Reason::RemapOwn | Reason::Wake)
+        matches!(self, Reason::RemapOwn | Reason::RemapStalls | Reason::Wake)
     }
 
     /// No request may stand in its way: memory that is somebody else's, or without which no step can run.

@@ -33,6 +33,7 @@ const PERMILLE: (u64, u64) = (0, 1000);
 const SOME: (u64, u64) = (1, 10_000);
 const STEPS: (u64, u64) = (1, 1_000_000);
 const BYTES: (u64, u64) = (0, 1 << 40);
+const SWITCH: (u64, u64) = (0, 1);
 
 /// The tunable of one field. A value within its range fits the field.
 macro_rules! tunable {
@@ -54,7 +55,7 @@ macro_rules! switch {
         Tunable {
             name: $name,
             unit: "0 or 1",
-            range: (0, 1),
+            range: SWITCH,
             meaning: $meaning,
             get: |params| u64::from(params.$field),
             set: |params, value| params.$field = value > 0,
@@ -63,7 +64,7 @@ macro_rules! switch {
 }
 
 /// All of them.
-pub static TUNABLES: [Tunable; 21] = [
+pub static TUNABLES: [Tunable; 22] = [
     tunable!(
         "stall_allowance_permille",
         stall_allowance_permille,
@@ -145,6 +146,11 @@ pub static TUNABLES: [Tunable; 21] = [
         "`OrbitFlow`: who comes first is let in wherever all fit, late or not"
     ),
     tunable!("loss_window_steps", loss_window_steps, "steps", STEPS, "over which losses are compared"),
+    switch!(
+        "remedies_by_loss",
+        remedies_by_loss,
+        "`Unified`: of remedies that cost something the one that loses least for each byte"
+    ),
     tunable!(
         "compact_budget_bytes",
         compact_budget_bytes,

@@ -12,6 +12,7 @@ mod brain {
     mod kv_copies;
     mod layouts;
     mod lender;
+    mod losses;
     mod negative;
     mod overlap;
     mod placed;

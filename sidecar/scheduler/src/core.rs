@@ -5,6 +5,7 @@
 
 mod boundary;
 mod deadline;
+mod losses;
 mod neighbours;
 mod objection;
 mod pause;

@@ -14,6 +14,7 @@ mod gpu;
 mod joining;
 mod journal;
 mod link;
+mod losses;
 mod pauses;
 mod plans;
 mod policies;

@@ -203,7 +203,8 @@ impl Diary {
         if self.moves.len() == MAX_MOVES {
             self.moves.pop_front();
         }
-        let lays_out = matches!(reason, Reason::RemapOwn | Reason::Revert | Reason::Forced);
+        let lays_out =
+            matches!(reason, Reason::RemapOwn | Reason::RemapStalls | Reason::Revert | Reason::Forced);
         self.repeats = if lays_out { 0 } else { times };
         let layers = layout.moving.iter().map(|layer| layer.0).collect();
         let (reason, detail) = (reason.label().into(), format!("{times} x"));

@@ -1,9 +1,30 @@
 //! Predicted losses of what could be done now ([`crate::loss`]).
 
-use super::Brain;
+use alloc::vec::Vec;
+
+use super::reshape::Target;
+use super::{Brain, Prepared};
+use crate::action::Action;
 use crate::geometry::BLOCK_TOKENS;
+use crate::ids::RequestId;
 use crate::loss::Outlook;
+use crate::loss::price::{Clients, Loss, Price};
+use crate::reason::Reason;
 use crate::step_model::{Layout, Times, stall_per_token_ns};
+
+/// The longest stall that losses are compared for, permille of a token's compute. A layout stays for as long as KV is short, and
+/// whoever comes meanwhile waits for it too: what nobody misses now may be missed then.
+pub(super) const MOST_STALL_PERMILLE: u64 = 1000;
+
+/// Own layers that would give what is missing, although tokens wait for them longer than the allowance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stalling {
+    layout: Layout,
+    missing_blocks: u32,
+    /// What tokens wait for the layers that move now, and for those that would, nanoseconds.
+    stall_ns: [u64; 2],
+    freed_bytes: u64,
+}
 
 impl Brain {
     /// The requests that run, as remedies would hurt them.
@@ -39,6 +60,63 @@ impl Brain {
         if stall_ns <= self.allowance_ns() { 0 } else { outlook.stalled(stall_ns) }
     }
 
+    /// The layout with the fewest moving layers that covers what a step was refused, although it stalls; none where own layers do
+    /// not become KV, or not now, or steps would take more than twice as long.
+    pub fn stalling(&self, missing_columns: u32) -> Option<Stalling> {
+        let remaps = self.params.policy.remaps() && self.forced.is_none() && self.measures.compute_known();
+        let missing_blocks = missing_columns.saturating_mul(self.kv.layers());
+        let chunks = self.chunks_of_layers(missing_blocks).filter(|_| remaps && self.goal.is_none())?;
+        let layout = self.layout_for(chunks, self.share_of_token(MOST_STALL_PERMILLE)).ok()?;
+        let freed = self.sizes.weights(self.slots.layout()).saturating_sub(self.sizes.weights(&layout));
+        let stall_ns = [self.slots.layout(), &layout].map(|layout| self.stall_of(layout));
+        let freed_bytes = u64::from(freed) * self.geometry.chunk_bytes;
+        Some(Stalling { layout, missing_blocks, stall_ns, freed_bytes })
+    }
+
+    /// What these layers cost beyond those that move now.
+    pub fn price_of_layers(&self, stalling: &Stalling, clients: &Clients<'_>) -> Price {
+        let outlook = self.outlook();
+        let [now, then] = stalling.stall_ns.map(|ns| {
+            let hides = ns <= self.allowance_ns();
+            if hides { Loss::default() } else { outlook.stall(ns, clients) }
+        });
+        let loss =
+            Loss { late: then.late.saturating_sub(now.late), unmade: then.unmade.saturating_sub(now.unmade) };
+        Price { loss, freed_bytes: stalling.freed_bytes }
+    }
+
+    /// What a pause of this request costs, which has so many tokens in store.
+    pub fn price_of_pause(&self, request: RequestId, in_store: u32, clients: &Clients<'_>) -> Price {
+        let columns = self.own_columns(request);
+        let unwritten = columns.saturating_sub(self.kv.placed_columns(request));
+        let blocks = u64::from(unwritten) * u64::from(self.kv.layers());
+        let leaving_ns = blocks.saturating_mul(self.block_out_ns().unwrap_or(0));
+        Price {
+            loss: self.outlook().pause(in_store, leaving_ns, clients),
+            freed_bytes: u64::from(columns) * self.geometry.column_bytes(),
+        }
+    }
+
+    /// What it costs to compute so many tokens of this request again.
+    pub fn price_of_preemption(
+        &self,
+        request: RequestId,
+        in_store: u32,
+        tokens: u32,
+        clients: &Clients<'_>,
+    ) -> Price {
+        Price {
+            loss: self.outlook().preemption(in_store, tokens.into(), clients),
+            freed_bytes: u64::from(self.own_columns(request)) * self.geometry.column_bytes(),
+        }
+    }
+
+    /// These layers move from now on: their chunks are KV's. `false` = they do not.
+    pub fn take_stalling(&mut self, stalling: Stalling, out: &mut Vec<Action>) -> bool {
+        let Stalling { layout, missing_blocks, .. } = stalling;
+        self.pursue(Target::Layout(layout), Reason::RemapStalls, missing_blocks, out) == Prepared::Wait
+    }
+
     /// The loss when requests lose so many chunks of KV that they use and compute it again.
     pub(super) fn dropping(&self, outlook: &Outlook, chunks: u32) -> u64 {
         let blocks = u64::from(chunks) * u64::from(self.sizes.blocks_per_chunk);
@@ -49,6 +127,10 @@ impl Brain {
         let blocks = blocks.min(used);
         let requests = (u64::from(outlook.requests) * blocks).div_ceil(used.max(1)) as u32;
         let tokens = blocks * u64::from(BLOCK_TOKENS) / u64::from(self.kv.layers());
-        outlook.recomputed(requests, tokens, 0)
+        if self.params.compares_losses() {
+            outlook.dropped(requests, tokens)
+        } else {
+            outlook.recomputed(requests, tokens, 0)
+        }
     }
 }

@@ -214,28 +214,40 @@ impl Brain {
 
     /// Oneiros: as many layers as cover what is missing, if the step model allows them.
     fn remap_own(&mut self, missing: u32, out: &mut Vec<Action>) -> Prepared {
-        let usable_free = self.free_frames();
-        let chunks = missing.div_ceil(self.sizes.blocks_per_chunk)
-            - usable_free.min(missing / self.sizes.blocks_per_chunk);
-        let room = self.sizes.kv_limit - self.kv.frames().backed();
-        if self.suspended() || chunks + usable_free > room || self.declined(chunks) {
+        let Some(chunks) = self.chunks_of_layers(missing).filter(|chunks| !self.declined(*chunks)) else {
             return self.short(missing);
-        }
+        };
         if !self.measures.compute_known() {
             // Not remembered: the next step may measure it.
             self.count(Reason::DeclinedUnmeasured);
             return self.short(missing);
         }
-        let current = self.slots.layout().clone();
-        let weights = self.sizes.weights(&current);
+        match self.layout_for(chunks, self.allowance_ns()) {
+            Ok(layout) => self.pursue(Target::Layout(layout), Reason::RemapOwn, missing, out),
+            Err(reason) => self.decline(reason, chunks, missing),
+        }
+    }
+
+    /// Chunks that own layers have to give where so many blocks are missing; none when KV may not grow by them, or not now.
+    pub(super) fn chunks_of_layers(&self, missing: u32) -> Option<u32> {
+        let (per, usable_free) = (self.sizes.blocks_per_chunk, self.free_frames());
+        let chunks = missing.div_ceil(per) - usable_free.min(missing / per);
+        let room = self.sizes.kv_limit - self.kv.frames().backed();
+        (!self.suspended() && chunks + usable_free <= room).then_some(chunks)
+    }
+
+    /// The layout with the fewest moving layers that gives so many chunks and stalls no longer than that; else why there is none.
+    pub(super) fn layout_for(&self, chunks: u32, allowance_ns: u64) -> Result<Layout, Reason> {
+        let current = self.slots.layout();
+        let weights = self.sizes.weights(current);
         let mut wanted = current.alpha() + (chunks / self.sizes.largest_slab()).max(1) as u16;
         loop {
-            let choice = self.choose(&current, wanted, self.allowance_ns());
+            let choice = self.choose(current, wanted, allowance_ns);
             if let Some(reason) = choice.declined {
-                return self.decline(reason, chunks, missing);
+                return Err(reason);
             }
             if self.sizes.weights(&choice.layout) + chunks <= weights {
-                return self.pursue(Target::Layout(choice.layout), Reason::RemapOwn, missing, out);
+                return Ok(choice.layout);
             }
             wanted = wanted.max(choice.layout.alpha()) + 1;
         }
@@ -255,8 +267,13 @@ impl Brain {
 
     /// Stall that a step may pay.
     pub(super) fn allowance_ns(&self) -> u64 {
+        self.share_of_token(self.params.stall_allowance_permille.into())
+    }
+
+    /// So much of a token's compute, nanoseconds.
+    pub(super) fn share_of_token(&self, permille: u64) -> u64 {
         let token = self.measures.token_compute_ns();
-        (token * u128::from(self.params.stall_allowance_permille) / 1000).min(u128::from(u64::MAX)) as u64
+        (token * u128::from(permille) / 1000).min(u128::from(u64::MAX)) as u64
     }
 
     /// The layout for `wanted_alpha`, by measured times.

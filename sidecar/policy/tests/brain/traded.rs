@@ -37,11 +37,16 @@ struct Pair {
 
 impl Pair {
     fn new(slabs: &[u64], extra_kv: u32, seed: u64, faults: u32) -> Pair {
+        Pair::with(slabs, extra_kv, seed, faults, |_| {})
+    }
+
+    fn with(slabs: &[u64], extra_kv: u32, seed: u64, faults: u32, change: impl Fn(&mut Params)) -> Pair {
         let policy = trading(seed);
-        let (params, _) = tenant(policy, slabs, 0, MODEL_TOKENS);
+        let (mut params, _) = tenant(policy, slabs, 0, MODEL_TOKENS);
         let kv = guaranteed_chunks(&params) + extra_kv;
         let (_, geometry) = tenant(policy, slabs, kv, MODEL_TOKENS);
         let share = geometry.capacity_chunks;
+        change(&mut params);
         let world = |seed| {
             let params = Params { share_chunks: share, ..params.clone() };
             let mut geometry = geometry.clone();
@@ -376,7 +381,11 @@ fn a_lender_of_unequal_layers_comes_back_into_the_layout_that_its_floor_counts_o
 /// A tenant whose requests hold all KV lends what it can and comes back without it: how many layers give up their memory, and
 /// how many requests lost theirs.
 fn back_without(policy: PolicyName, slab_ns: u64) -> (u16, u32) {
-    let mut pair = Pair::new(&[4; 8], 12, 9, 0);
+    back_without_under(policy, slab_ns, |_| {})
+}
+
+fn back_without_under(policy: PolicyName, slab_ns: u64, change: impl Fn(&mut Params)) -> (u16, u32) {
+    let mut pair = Pair::with(&[4; 8], 12, 9, 0, change);
     let world = &mut pair.worlds[1];
     world.brain.set_policy(policy).expect("it fits under either");
     world.device.fill_ns_per_byte = slab_ns / 253;
@@ -421,6 +430,21 @@ fn unified_takes_a_stall_where_requests_would_lose_more() {
     let moved = |policy| back_without(policy, 2_500_000).0;
     let (strict, weighed) = (moved(PolicyName::Oneiros), moved(PolicyName::Unified));
     assert!(weighed > strict, "{weighed} layers against {strict}");
+}
+
+/// A client that reads a token in twenty-five steps misses three in the window of 64, which is less than a fifth of what
+/// four requests make in it.
+#[test]
+fn with_an_objective_a_request_that_waits_loses_what_its_client_reads_meanwhile() {
+    let moved = |policy, by_loss| {
+        let change = |params: &mut Params| {
+            (params.slo.tbt_ns, params.remedies_by_loss) = (200_000_000, by_loss);
+        };
+        back_without_under(policy, 2_500_000, change).0
+    };
+    let strict = moved(PolicyName::Oneiros, true);
+    assert_eq!(moved(PolicyName::Unified, true), strict);
+    assert!(moved(PolicyName::Unified, false) > strict, "it would lose all that it would have made");
 }
 
 /// A loaded tenant with two chunks of its neighbour, whose KV is never calm for long enough to give any back.

@@ -168,6 +168,11 @@ impl Core {
                 Prepared::Short { .. } if !prompts_wait && self.prompts_can_wait(&batch, admitted) => {
                     prompts_wait = true;
                 }
+                Prepared::Short { missing_columns, activation: false }
+                    if self.take_stalling_layers(now, missing_columns, admitted) =>
+                {
+                    return None;
+                }
                 Prepared::Short { .. } => {
                     if !self.relieve(now, admitted) {
                         self.starve();
@@ -231,14 +236,18 @@ impl Core {
         self.queue.push(sequence);
     }
 
-    /// Victim: lowest priority, then the latest admission; requests that were paused for as long as one may be come last. It
-    /// waits and is recomputed; its tokens stay the same.
-    pub(super) fn preempt_youngest(&mut self, now: Nanos) {
+    /// Who is computed again, if somebody has to be: lowest priority, then the latest admission; requests that were paused for as
+    /// long as one may be come last.
+    pub(super) fn preemption_victim(&self, now: Nanos) -> Option<RequestId> {
         let key = |(place, s): &(&u64, &Sequence)| {
             (self.is_immune(now, s.id()), s.request.priority, core::cmp::Reverse(**place))
         };
-        let Some(id) = self.running.iter().skip(1).min_by_key(key).map(|(_, s)| s.id()) else { return };
-        if let Some(sequence) = self.remove_running(id) {
+        self.running.iter().skip(1).min_by_key(key).map(|(_, s)| s.id())
+    }
+
+    /// It waits and is recomputed; its tokens stay the same.
+    pub(super) fn preempt_youngest(&mut self, now: Nanos) {
+        if let Some(sequence) = self.preemption_victim(now).and_then(|id| self.remove_running(id)) {
             self.begin_anew(sequence);
         }
     }

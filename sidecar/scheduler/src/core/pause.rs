@@ -16,11 +16,15 @@ impl Core {
     /// Pauses the request with most KV, or by deadline with most in store; never the oldest, and nobody who was paused for as
     /// long as a request may be. Returns whether there was one.
     pub(super) fn pause_one(&mut self, now: Nanos) -> bool {
-        let victim = match self.objectives() {
+        self.pause_victim(now).is_some_and(|id| self.pause(now, id))
+    }
+
+    /// Who that would be.
+    pub(super) fn pause_victim(&self, now: Nanos) -> Option<RequestId> {
+        match self.objectives() {
             Some(_) => self.latest_due(now),
             None => self.victims(now).first().copied(),
-        };
-        victim.is_some_and(|id| self.pause(now, id))
+        }
     }
 
     /// Those who may be paused, in that order.
@@ -116,12 +120,12 @@ impl Core {
     /// Takes one of the running requests out of the way of others: paused, or else computed again. Neither the oldest nor one
     /// that may not be paused any more. `false` = there is none.
     pub(super) fn take_one_out(&mut self, now: Nanos) -> bool {
-        if self.brain.pausing_helps() && self.pause_one(now) {
+        if !self.brain.params().compares_losses() && self.brain.pausing_helps() && self.pause_one(now) {
             return true;
         }
         let spared = self.running.values().skip(1).all(|sequence| self.is_immune(now, sequence.id()));
         if !spared {
-            self.preempt_youngest(now);
+            self.take_cheapest_out(now);
         }
         !spared
     }

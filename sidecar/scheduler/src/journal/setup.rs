@@ -87,6 +87,7 @@ fn put_offload(words: &mut Words, params: &Params) {
     words.put(params.plan_alike).put(params.plan_first_come);
     words.put(*premap_bytes).put(*unmap_later);
     words.put(params.link_by_deadline);
+    words.put(params.remedies_by_loss);
 }
 
 /// Reads what [`params_words`] wrote.
@@ -131,6 +132,7 @@ pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
         premap_bytes: r.u64()?,
         unmap_later: r.bool()?,
         link_by_deadline: r.bool()?,
+        remedies_by_loss: r.bool()?,
     })
 }
 

@@ -11,6 +11,7 @@ pub mod scenarios;
 use std::sync::Arc;
 
 use sluice_policy::params::PolicyName;
+use sluice_policy::reason::Reason;
 
 use super::runs::{self, Job};
 use super::{Figure, Lab, Line, Report, Row};
@@ -116,7 +117,11 @@ impl Found {
 
     /// Times that a policy gave away layers of an active model.
     fn remapped(&self, policy: PolicyName) -> u64 {
-        self.runs(policy).iter().filter_map(|served| served.reasons.get("remap_own")).sum()
+        let given = [Reason::RemapOwn, Reason::RemapStalls];
+        let times = |served: &Served| {
+            given.iter().filter_map(|reason| served.reasons.get(reason.label())).sum::<u64>()
+        };
+        self.runs(policy).iter().map(times).sum()
     }
 }
 
