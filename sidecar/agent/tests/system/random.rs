@@ -11,6 +11,9 @@ const SHAPE: Shape = Shape { family: "llama", dtype: "f32", layers: 9, hidden: 6
 const PRECISIONS: [(&str, &str); 6] =
     [("llama", "f32"), ("llama", "f16"), ("llama", "bf16"), ("opt", "f32"), ("opt", "f16"), ("opt", "bf16")];
 
+/// On a busy machine plans come late: so many loads are tried.
+const MOST_LOADS: usize = 10;
+
 fn requests() -> Vec<Wanted> {
     let mut rng = Rng(11);
     let mut wanted = || {
@@ -61,6 +64,38 @@ fn random_models_answer_alike_with_every_layout_of_moving_layers() {
             assert_eq!((state.remap.alpha, u16::from(state.remap.beta)), (alpha, beta));
         }
     }
+}
+
+/// Plans let in whoever comes first wherever all fit, part of somebody's KV away if need be.
+#[test]
+fn whom_a_plan_lets_in_joins_with_part_of_its_kv_away_and_answers_alike() {
+    let shape = Shape { layers: 16, ..SHAPE };
+    let (model, mut rng) = (generate(&shape), Rng(7));
+    let mut wanted = || {
+        let tokens = rng.within(90..120);
+        Wanted::greedy(&rng.prompt(tokens, 512), rng.within(40..70) as u32)
+    };
+    let wanted: Vec<_> = (0..10).map(|_| wanted()).collect();
+    let mut config = base(model.path(), "OrbitFlow");
+    let calm = expected(&config, &wanted);
+    let bare_bytes = fitting(&config, 0).gpu.memory_bytes;
+    config.gpu.memory_bytes = bare_bytes + 2 * shape.kv_bytes(192).next_multiple_of(CHUNK);
+    config.memory.host_kv_bytes = 64 << 20;
+    config.slo.tbt_milliseconds = 1000;
+    config.debug.no_prefix_cache = true;
+    config.tunables = [("plan_first_come".to_owned(), 1)].into();
+    let tenant = Tenant::start(config);
+    let mut joined = 0;
+    for _ in 0..MOST_LOADS {
+        assert_same(&tenant.together(&wanted), &calm, "plans let in whoever comes");
+        joined = times(&tenant.state(), "join");
+        if joined > 0 {
+            break;
+        }
+    }
+    let state = tenant.assert_nothing_leaks("plans let in whoever comes");
+    assert!(joined > 0, "everybody came whole: {:#?}", state.figures);
+    assert!(times(&state, "plan") > 0 && times(&state, "fetch") > 0);
 }
 
 #[test]

@@ -9,7 +9,6 @@ use super::{Brain, StepTimes};
 use crate::ids::{LayerId, RequestId};
 use crate::params::Placing;
 use crate::planner::request::Standing;
-use crate::reason::Reason;
 
 /// Decode steps between two looks at what KV adds to one.
 const LOOK_EVERY: u64 = 4;
@@ -70,18 +69,18 @@ impl Brain {
 
     /// Whether a request that waits may come, after others that take `coming_blocks`: a plan says so, and what the plan takes off
     /// the device has left; or all of its KV and everybody's fits the device.
-    pub fn admits(&self, waiter: &Waiter, coming_blocks: u32) -> bool {
+    pub fn admits(&mut self, waiter: &Waiter, coming_blocks: u32) -> bool {
         if self.offload.due.is_some() {
             return false;
         }
         if let Some(set) = self.offload.plans.admitted.get(&waiter.request) {
-            if !set.is_empty() && self.kv.fetches() > 0 {
-                return false;
-            }
             let needed = self.blocks_to_come(waiter) + coming_blocks + self.kv.layers();
             let next = self.wanted_spare() - self.reserve_blocks();
             let lacking = (needed + next).saturating_sub(self.spare_blocks());
-            return lacking == 0 || lacking <= self.kv.others_paused_blocks(waiter.request);
+            let fits = lacking == 0 || lacking <= self.kv.others_paused_blocks(waiter.request);
+            let buffers_rest = set.is_empty() || self.kv.fetches() == 0;
+            self.offload.plans.quiet = fits && !buffers_rest;
+            return fits && buffers_rest;
         }
         self.kv.placement().layout.moving.is_empty() && self.has_room(waiter, coming_blocks)
     }
@@ -129,11 +128,6 @@ impl Brain {
         self.params.plan_first_come && waiter.fresh
     }
 
-    /// Somebody is let in whose KV is away in part: nothing is fetched early until it has come, so that it finds the buffers empty.
-    pub(super) fn expects_placed(&self) -> bool {
-        self.offload.plans.admitted.values().any(|set| !set.is_empty())
-    }
-
     /// A request that a plan lets in is admitted: its KV lies as the plan says from now on. What is not on the device and need not be
     /// gets a seat.
     pub(super) fn join(&mut self, request: RequestId) {
@@ -142,7 +136,7 @@ impl Brain {
         let moves = set.iter().all(|layer| layout.slot_of(*layer).is_some());
         let joins = !set.is_empty() && moves && self.kv.fetches() == 0;
         if joins && self.kv.join(request, set.clone()) {
-            self.count(Reason::Join);
+            self.offload.plans.joined.insert(request);
         }
     }
 
@@ -150,12 +144,12 @@ impl Brain {
     /// known.
     pub fn hold_back(&mut self, request: Option<RequestId>) {
         self.offload.plans.held_back = request;
+        self.offload.plans.quiet &= request.is_some();
     }
 
     /// This request waits no longer.
     pub fn gave_up(&mut self, request: RequestId) {
-        let held_back = &mut self.offload.plans.held_back;
-        *held_back = held_back.filter(|held| *held != request);
+        self.offload.plans.drop_waiter(request);
     }
 
     /// Those whom the plan that was adopted last pauses.

@@ -244,7 +244,8 @@ impl Brain {
         self.write_back(Some(self.moments.now), out);
         if !self.kv.writes_back() {
             self.offload.block_out_ns.value()?;
-            let most = missing.div_ceil(self.kv.layers()).min(self.swap_piece()).min(self.kv.host_room());
+            let room = self.kv.host_room().saturating_sub(self.kv.columns_to_go_out());
+            let most = missing.div_ceil(self.kv.layers()).min(self.swap_piece()).min(room);
             let swaps = self.kv.plan_paused_out(most, &mut self.generations);
             if swaps.is_empty() {
                 return None;
@@ -302,7 +303,7 @@ impl Brain {
     pub(super) fn begin_fetches(&mut self, out: &mut Vec<Action>) {
         // A prompt's last step would bring in for nobody what its next one reads.
         let prompts = self.params.placing() == Placing::Prompts || self.kv.places_prompts();
-        let still = prompts || self.kv.writes_out() || self.expects_placed();
+        let still = prompts || self.kv.writes_out() || self.offload.plans.quiet;
         let early = self.offload.due.is_none() && !self.kv.gave_up() && !still;
         let due = self.kv.begin_fetches(early, &mut self.generations);
         self.order_fetches(due, out);

@@ -63,6 +63,10 @@ pub(super) struct Plans {
     /// The next in line, who does not come yet, and who it was when the plan in force was asked for.
     pub held_back: Option<RequestId>,
     looked_at: Option<RequestId>,
+    /// Whoever is let in waits for nothing but the end of fetches: none is early at the next step.
+    pub quiet: bool,
+    /// Those of `admitted` who have come with part of their KV away, until they are struck.
+    pub joined: BTreeSet<RequestId>,
     /// The plan no longer holds.
     stale: bool,
     /// No plan is asked for before so many steps have been made.
@@ -82,6 +86,8 @@ impl Plans {
             pauses: Vec::new(),
             held_back: None,
             looked_at: None,
+            quiet: false,
+            joined: BTreeSet::new(),
             stale: false,
             again_at: 0,
         }
@@ -92,7 +98,17 @@ impl Plans {
         (self.wanted, self.awaited, self.answer, self.looked_at) = (false, None, None, None);
         self.made_for.clear();
         self.admitted.clear();
+        self.joined.clear();
         self.pauses.clear();
+        self.quiet = false;
+    }
+
+    /// This request is not let in any more.
+    pub fn drop_waiter(&mut self, request: RequestId) {
+        self.held_back = self.held_back.filter(|held| *held != request);
+        self.admitted.remove(&request);
+        self.made_for.remove(&request);
+        self.joined.remove(&request);
     }
 
     /// A number that differs when another plan is awaited, or in force.
@@ -203,6 +219,9 @@ impl Brain {
         if !self.offload.plans.admitted.is_empty() {
             let runners: BTreeSet<_> = self.kv.runners().collect();
             self.offload.plans.admitted.retain(|request, _| !runners.contains(request));
+            let joined = self.offload.plans.joined.extract_if(.., |request| runners.contains(request));
+            let joined = joined.count() as u32;
+            self.count_many(Reason::Join, joined);
         }
     }
 
@@ -299,7 +318,7 @@ impl Brain {
         Link::fluid(self.measures.link_bytes_per_second().max(1))
     }
 
-    /// The sets that were chosen as a placement; all that move share buffers. Who is admitted comes whole.
+    /// The sets that were chosen as a placement; all that move share buffers. Who is admitted takes its set when it comes.
     fn placement_of(&self, going: &[RequestId], chosen: &[u16]) -> Placement {
         let options = &self.offload.plans.options;
         let mut away: Vec<u16> =

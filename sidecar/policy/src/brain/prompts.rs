@@ -158,13 +158,18 @@ impl Brain {
     pub(super) fn prompts_may_leave(&self, columns: u32) -> bool {
         let step = columns.min(Geometry::columns_for(self.params.max_step.tokens));
         let soon = self.block_out_ns().is_some() && self.leaves_soon(step * self.kv.layers());
-        soon && self.writes_go_well() && !self.suspended() && self.kv.host_places() >= columns
+        soon && self.writes_go_well() && !self.suspended() && self.unpromised_places() >= columns
     }
 
     /// All layers, in as many buffers as there may be: none of a prompt's KV stays.
     fn layout_of_prompts(&self) -> Layout {
         let moving = (0..self.sizes.layers).map(LayerId).collect();
         Layout { moving, beta: buffers(usize::from(self.sizes.layers)) }
+    }
+
+    /// Places in the host tier that neither prompts on their way there nor paused requests will take.
+    fn unpromised_places(&self) -> u32 {
+        self.host_places().saturating_sub(self.kv.columns_to_go_out())
     }
 
     /// Blocks that a column of a prompt takes on the device: one in each buffer.

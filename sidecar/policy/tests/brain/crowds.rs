@@ -107,6 +107,8 @@ fn a_plan_says_who_is_paused_and_who_comes_when_there_is_room() {
     assert!(!brain.admits(&waiter(9, most), 0), "its KV would not fit");
     assert!(!brain.admits(&waiter(9, large), 4 * LAYERS), "nor beside who comes as well");
     assert!(!brain.admits(&waiter(8, large), 0), "another is not let in");
+    brain.gave_up(RequestId(9));
+    assert!(!brain.admits(&waiter(9, large), 0), "its client has gone");
 }
 
 #[test]

@@ -197,7 +197,9 @@ impl Core {
     /// Takes one request out of the batch's way. `false` = only the oldest is left.
     fn relieve(&mut self, now: Nanos, admitted: &mut Vec<RequestId>) -> bool {
         if self.running.len() <= 1 {
-            return self.drop_kept(|brain, id| brain.on_device(id));
+            // A prompt that goes out may lack places in the host tier alone.
+            let goes_out = self.running.values().any(|one| one.goes_out);
+            return self.drop_kept(|brain, id| goes_out || brain.on_device(id));
         }
         match admitted.iter().rposition(|id| !self.is_overdue(now, *id)) {
             Some(at) if self.send_out(admitted[at]) => {}

@@ -45,7 +45,7 @@ impl Core {
     fn offers_of_victims(&self, now: Nanos, clients: &Clients<'_>) -> Vec<Offer> {
         let youngest = self.preemption_victim(now);
         let pausing = self.brain.pausing_helps();
-        let latest = self.pause_victim(now).filter(|_| pausing);
+        let latest = self.pause_victim(now).filter(|id| pausing && self.may_be_paused(now, *id));
         let instead = youngest.filter(|id| pausing && self.may_be_paused(now, *id));
         let pause = |one: &Sequence| self.brain.price_of_pause(one.id(), self.in_store(now, one), clients);
         let again = |one: &Sequence| {

@@ -47,6 +47,8 @@ pub struct Options {
     pub plan_first_come: bool,
     /// They place the same layers of all requests.
     pub plan_alike: bool,
+    /// Without memory for the next tokens, unmapping later, deadlines on the link, and remedies by loss.
+    pub plain: [bool; 4],
     /// How they share the GPU.
     pub sharing: Sharing,
     /// Bytes of each tenant's host tier.
@@ -95,6 +97,7 @@ impl Options {
             remap_cap_permille: Params::default().remap_cap_permille,
             plan_first_come: false,
             plan_alike: false,
+            plain: [false; 4],
             sharing: sharing(rng),
             host_kv_bytes: block_column * sometimes(rng, 40),
             prefix_caching: rng.chance(700),
@@ -137,6 +140,7 @@ impl Options {
             self.remap_cap_permille *= rng.below(4).min(1) as u32;
             self.plan_first_come = rng.chance(500);
             self.plan_alike = rng.chance(250);
+            self.plain = [250; 4].map(|permille| rng.chance(permille));
         }
     }
 
@@ -169,6 +173,7 @@ impl Options {
         let geometry =
             Geometry { capacity_chunks: self.share_chunks() * self.tenants as u32, ..self.geometry() };
         let guaranteed = geometry.kv_chunks_for(MODEL_TOKENS.div_ceil(16));
+        let [no_premap, unmap_at_once, link_as_they_come, fixed_order] = self.plain;
         let params = Params {
             policy: self.policy,
             slo: self.slo,
@@ -176,6 +181,10 @@ impl Options {
             remap_cap_permille: self.remap_cap_permille,
             plan_first_come: self.plan_first_come,
             plan_alike: self.plan_alike,
+            premap_bytes: if no_premap { 0 } else { Params::default().premap_bytes },
+            unmap_later: !unmap_at_once,
+            link_by_deadline: !link_as_they_come,
+            remedies_by_loss: !fixed_order,
             share_chunks: self.share_chunks(),
             max_model_tokens: MODEL_TOKENS,
             guaranteed_kv_bytes: u64::from(guaranteed) * CHUNK_BYTES,

@@ -25,7 +25,7 @@ impl Kv {
         for request in self.paused().collect::<Vec<_>>() {
             while *left > 0 {
                 let Some(column) = self.next_paused(request) else { break };
-                let Some(stowed) = self.host_place(column, generations) else { return };
+                let Some(stowed) = self.spare_place(column, generations) else { return };
                 let layers: Vec<_> = self.copyless(column).take(*left as usize).collect();
                 *left -= layers.len() as u32;
                 written.push(self.begin_write(column, stowed, layers));

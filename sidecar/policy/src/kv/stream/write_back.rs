@@ -31,7 +31,7 @@ impl Kv {
                 layers.truncate(left as usize);
                 if layers.is_empty() {
                     self.stream.ready.push_back(Seat { column, set, user: (request, at) });
-                } else if let Some(stowed) = self.host_place(column, generations) {
+                } else if let Some(stowed) = self.spare_place(column, generations) {
                     left = left.saturating_sub(layers.len() as u32);
                     written.push(self.begin_write(column, stowed, layers));
                 } else {
@@ -90,6 +90,13 @@ impl Kv {
         let mut layers = Vec::with_capacity(set.len());
         layers.extend(set.iter().copied().filter(|layer| !hosted[layer.index()]));
         layers
+    }
+
+    /// The same, as far as prompts that go there leave any.
+    pub(super) fn spare_place(&mut self, column: ColumnId, generations: &mut Generations) -> Option<Stowed> {
+        let promised =
+            self.columns.get(column).stowed.is_none() && self.host_places() <= self.columns_to_go_out();
+        if promised { None } else { self.host_place(column, generations) }
     }
 
     /// The column has a place in the host tier; cache there gives way.
