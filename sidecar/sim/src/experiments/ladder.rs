@@ -68,6 +68,9 @@ const PAUSES: &str = "the paper counts a pause as one violation in each step tha
 const BUFFERS: &str = "the KV of all requests passes through two buffers as one stream, so that it matters how many bytes are away and \
      hardly whose; in the paper each request fetches for itself";
 
+/// Points that a rung adds at the least, whatever the reason.
+const LEAST_POINTS: f64 = 0.5;
+
 /// Points around a level of the paper's that count as the same.
 const LEVEL_POINTS: f64 = 10.0;
 
@@ -195,7 +198,8 @@ fn rows(scale: f64, ours: &[f64]) -> Vec<Row> {
 
 fn level(link: &'static str, scale: f64, rung: &Rung, met: f64) -> Row {
     let what = format!("scale {scale}: {}", rung.name);
-    if scale != 1.0 {
+    if scale != 1.0 || rung.alike {
+        // The load was set by the first rung at scale 1: that it is the paper's shows nothing.
         return Row::untold(link, what, format!("{met:+.1} %"));
     }
     Row::change(link, what, &attains(rung), met)
@@ -215,8 +219,8 @@ fn added(rung: &Rung, paper: f64) -> Told {
     let told = told("points", paper, (0.5, 1.5));
     let reason = match (rung.pauses, rung.paced) {
         (true, false) => Reason { why: PAUSES, from: paper, to: PAUSE_AND_DEPOSIT * 1.5 },
-        (true, true) => Reason { why: PAUSES, from: 0.0, to: paper },
-        _ => Reason { why: BUFFERS, from: 0.0, to: paper },
+        (true, true) => Reason { why: PAUSES, from: LEAST_POINTS, to: paper },
+        _ => Reason { why: BUFFERS, from: LEAST_POINTS, to: paper },
     };
     Told { reason: Some(reason), ..told }
 }
@@ -263,7 +267,7 @@ fn details(served: &[Served]) -> Vec<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Verdict::{self, Differs, Reasoned, Same};
+    use super::super::Verdict::{self, Differs, Reasoned, Same, Untold};
     use super::*;
 
     fn verdicts(ours: [f64; 4]) -> Vec<Verdict> {
@@ -273,13 +277,14 @@ mod tests {
     #[test]
     fn levels_and_gains_are_the_papers_explained_by_how_pauses_count_or_differ() {
         let paper = RUNGS.map(|rung| rung.paper);
-        assert_eq!(verdicts(paper), [Same; 8]);
+        assert_eq!(verdicts(paper), [Untold, Same, Same, Same, Same, Same, Same, Same]);
         // Pauses gain what the deposit gains in the paper, and plans for each request next to nothing.
-        assert_eq!(verdicts([50.0, 51.0, 85.0, 86.0])[..4], [Same, Same, Reasoned, Same]);
+        assert_eq!(verdicts([50.0, 51.0, 85.0, 86.0])[..4], [Untold, Same, Reasoned, Same]);
         assert_eq!(verdicts([50.0, 51.0, 85.0, 86.0])[4..], [Reasoned, Reasoned, Reasoned, Same]);
         // A rung that loses, levels that no reason tells of, and pauses that gain more than all of the paper's rungs.
         assert_eq!(verdicts([54.0, 53.0, 71.0, 70.0])[4..], [Differs, Same, Differs, Same]);
-        assert_eq!(verdicts([70.0, 54.5, 71.0, 97.0])[..4], [Differs, Same, Same, Differs]);
+        assert_eq!(verdicts([70.0, 54.5, 71.0, 97.0])[..4], [Untold, Same, Same, Differs]);
+        assert_eq!(verdicts([50.0, 50.4, 85.0, 85.4])[4..], [Differs, Reasoned, Differs, Same]);
         assert_eq!(verdicts([45.0, 46.0, 95.0, 95.0])[5], Differs);
     }
 }

@@ -73,6 +73,7 @@ impl Kv {
     /// From now on all columns that the request gets go to the host tier, `columns` with those that it has. The placement in force
     /// has a set of all layers, its first one.
     pub fn send_out(&mut self, request: RequestId, columns: u32) {
+        assert!(self.places_prompts(), "the first set of the placement is all layers");
         self.enroll(request, 0);
         let sequence = self.sequences.get_mut(&request).expect("the prompt of an open request goes out");
         // Nobody finds what lies in buffers alone.
