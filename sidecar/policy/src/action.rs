@@ -69,6 +69,16 @@ pub enum FillTarget {
     Slot(SlotId, LayerId),
 }
 
+impl FillTarget {
+    /// The layer whose slab it is; none for embeddings, head and final norm.
+    pub const fn layer(self) -> Option<LayerId> {
+        match self {
+            FillTarget::Global => None,
+            FillTarget::Resident(layer) | FillTarget::Slot(_, layer) => Some(layer),
+        }
+    }
+}
+
 /// A copy of one slab from the host's master copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fill {

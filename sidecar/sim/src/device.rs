@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use sluice_policy::action::{Address, FillTarget};
+use sluice_policy::action::Address;
 use sluice_policy::event::{Completion, Outcome};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, LayerId, Nanos};
@@ -348,12 +348,4 @@ impl Device {
 /// A completion that went well.
 pub const fn done(id: ActionId, bytes: u64, duration_ns: u64) -> Completion {
     Completion { id, outcome: Outcome::Done { bytes, duration_ns } }
-}
-
-/// The layer of a target; `None` = the global slab.
-pub const fn layer_of(target: FillTarget) -> Option<LayerId> {
-    match target {
-        FillTarget::Global => None,
-        FillTarget::Resident(layer) | FillTarget::Slot(_, layer) => Some(layer),
-    }
 }

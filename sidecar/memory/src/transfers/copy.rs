@@ -44,7 +44,7 @@ impl Shared {
             Ok(bytes) => {
                 let taken = begun.elapsed().saturating_sub(transfer.waited());
                 let duration_ns = if measured { taken.as_nanos() as u64 } else { 0 };
-                self.gate.publish_ready(layer_of(fill.target), fill.generation);
+                self.gate.publish_ready(fill.target.layer(), fill.generation);
                 Outcome::Done { bytes, duration_ns }
             }
             Err(failure) => Outcome::Failed(failure),
@@ -87,12 +87,5 @@ fn failure(error: &PoolError) -> Failure {
     match error {
         PoolError::OutOfMemory { .. } => Failure::OutOfMemory,
         _ => Failure::CopyFailed,
-    }
-}
-
-fn layer_of(target: FillTarget) -> Option<sluice_policy::ids::LayerId> {
-    match Slab::of(target) {
-        Slab::Global => None,
-        Slab::Layer(layer) => Some(layer),
     }
 }

@@ -112,13 +112,12 @@ impl Brain {
         self.offload.plans.admitted.get(&request).map_or(&[], Vec::as_slice)
     }
 
-    /// The plan lets the request in with some of its KV away, and there is no room for all of it: its prompt is computed with its KV
-    /// in the host tier ([`super::prompts`]), from where it comes as it is planned.
+    /// The plan lets the request in with some of its KV away, and there is no room for all of it: its prompt is computed with
+    /// its KV in the host tier ([`super::prompts`]), from where it comes as it is planned.
     pub fn comes_without_room(&self, waiter: &Waiter) -> bool {
         let planned = !self.coming_set(waiter.request).is_empty() && self.kv.columns(waiter.request) == 0;
-        let quiet = self.kv.fetches() == 0 && self.offload.due.is_none() && !self.kv.gave_up();
         planned
-            && quiet
+            && self.buffers_rest()
             && !self.fits_beside(waiter.columns * self.kv.layers())
             && self.prompts_may_leave(waiter.columns)
     }
@@ -128,8 +127,8 @@ impl Brain {
         self.params.plan_first_come && waiter.fresh
     }
 
-    /// A request that a plan lets in is admitted: its KV lies as the plan says from now on. What is not on the device and need not be
-    /// gets a seat.
+    /// A request that a plan lets in is admitted: its KV lies as the plan says from now on. What is not on the device and need
+    /// not be gets a seat.
     pub(super) fn join(&mut self, request: RequestId) {
         let Some(set) = self.offload.plans.admitted.get(&request) else { return };
         let layout = &self.kv.placement().layout;

@@ -75,14 +75,6 @@ impl Slabs {
     }
 }
 
-/// The layer of a slab; none for embeddings, head and final norm.
-fn layer_of(target: FillTarget) -> Option<LayerId> {
-    match target {
-        FillTarget::Global => None,
-        FillTarget::Resident(layer) | FillTarget::Slot(_, layer) => Some(layer),
-    }
-}
-
 /// Who holds what a copy writes.
 pub(super) fn holder(target: FillTarget) -> Owner {
     match target {
@@ -104,7 +96,7 @@ impl Brain {
             let timetable = self.timetable();
             for (target, slab) in due {
                 // A step reads embeddings before all layers.
-                let layer = layer_of(target).unwrap_or(LayerId(0));
+                let layer = target.layer().unwrap_or(LayerId(0));
                 self.order_fill(target, (slab.generation, None), timetable.layer(layer, false), reason, out);
             }
         }

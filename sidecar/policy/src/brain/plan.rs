@@ -103,6 +103,11 @@ impl Plans {
         self.quiet = false;
     }
 
+    /// The layers of an option.
+    fn set(&self, option: u16) -> Vec<LayerId> {
+        self.options[usize::from(option)].iter().copied().map(LayerId).collect()
+    }
+
     /// This request is not let in any more.
     pub fn drop_waiter(&mut self, request: RequestId) {
         self.held_back = self.held_back.filter(|held| *held != request);
@@ -277,9 +282,8 @@ impl Brain {
         let going = asked.going(&found);
         let placement = self.placement_of(&going, &found.chosen);
         let (first, plans) = (usize::from(found.paused), &mut self.offload.plans);
-        let set = |at: u16| plans.options[usize::from(at)].iter().copied().map(LayerId).collect();
         let coming = going.iter().zip(&found.chosen).skip(asked.running.len() - first);
-        plans.admitted = coming.map(|(request, at)| (*request, set(*at))).collect();
+        plans.admitted = coming.map(|(request, at)| (*request, plans.set(*at))).collect();
         plans.pauses = asked.running[..first].to_vec();
         plans.made_for = going.into_iter().collect();
         self.offload.due = (placement != *self.kv.placement()).then_some(placement);
@@ -336,7 +340,7 @@ impl Brain {
         let runners: BTreeSet<_> = self.kv.runners().collect();
         let mut of = BTreeMap::new();
         for (request, at) in going.iter().zip(chosen).filter(|(_, at)| **at > 0) {
-            let set: Vec<_> = options[usize::from(*at)].iter().copied().map(LayerId).collect();
+            let set = self.offload.plans.set(*at);
             let known = sets.iter().position(|other| *other == set).unwrap_or_else(|| {
                 sets.push(set);
                 sets.len() - 1

@@ -31,12 +31,8 @@ impl Brain {
     /// step of it takes on the device leaves room for everybody's next token. Not while the link to the host is unknown, or so slow
     /// that a step of `step_columns` would wait for long.
     pub fn may_send_out(&mut self, columns: u32, step_columns: u32) -> bool {
-        let ready = self.offloads_prompts()
-            && self.offload.due.is_none()
-            && self.kv.fetches() == 0
-            && !self.kv.gave_up()
-            && !self.suspended()
-            && self.writes_go_well();
+        let ready =
+            self.offloads_prompts() && self.buffers_rest() && !self.suspended() && self.writes_go_well();
         ready && self.leaves_in_time(step_columns) && self.fits_buffer(columns)
     }
 
@@ -145,7 +141,7 @@ impl Brain {
     /// The KV of this request, which was opened at this boundary and has `columns` in all, goes to the host tier.
     ///
     /// # Panics
-    /// If neither [`Brain::may_send_out`] nor [`Brain::comes_without_room`] has allowed it.
+    /// If something is on its way into a buffer: [`Brain::may_send_out`] or [`Brain::comes_without_room`] is asked before.
     pub fn send_out(&mut self, request: RequestId, columns: u32) {
         if !self.kv.places_prompts() {
             self.kv.place(self.kv.placement_with_prompts(self.layout_of_prompts()));
@@ -153,12 +149,17 @@ impl Brain {
         self.kv.send_out(request, columns);
     }
 
-    /// A prompt of so many columns that a plan lets in may be computed with its KV in the host tier: there is a place for all of it, and
-    /// the link is known to carry a step's part of it soon.
+    /// A prompt of so many columns that a plan lets in may be computed with its KV in the host tier: there is a place for all
+    /// of it, and the link is known to carry a step's part of it soon.
     pub(super) fn prompts_may_leave(&self, columns: u32) -> bool {
         let step = columns.min(Geometry::columns_for(self.params.max_step.tokens));
         let soon = self.block_out_ns().is_some() && self.leaves_soon(step * self.kv.layers());
         soon && self.writes_go_well() && !self.suspended() && self.unpromised_places() >= columns
+    }
+
+    /// Another placement may be in force at once: nothing is on its way into a buffer, nor is another one due.
+    pub(super) fn buffers_rest(&self) -> bool {
+        self.offload.due.is_none() && self.kv.fetches() == 0 && !self.kv.gave_up()
     }
 
     /// All layers, in as many buffers as there may be: none of a prompt's KV stays.

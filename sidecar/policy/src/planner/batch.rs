@@ -1,8 +1,8 @@
 //! Which batch to run: who is paused, who is admitted, and what that does to objectives.
 //!
 //! Batches differ in two numbers: how many running requests are paused, in the order of the victims, and how many waiting
-//! ones are admitted, in the order of the queue. Of two batches the better leaves fewer out who insist, then has a smaller share of late tokens beyond what is
-//! allowed, then more tokens per second, then fewer link bytes (DESIGN 6).
+//! ones are admitted, in the order of the queue. Of two batches the better leaves fewer out who insist, then has a smaller
+//! share of late tokens beyond what is allowed, then more tokens per second, then fewer link bytes (DESIGN 6).
 //!
 //! Sources: OrbitFlow 4.2 (violation cap, Pause-Resume with the victim by blocks and deposit), 4.4 (Token-Deposit).
 

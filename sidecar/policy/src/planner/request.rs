@@ -134,9 +134,10 @@ impl PlanRequest {
     }
 }
 
-/// Sets of layers that a request may have away, none first: one for each count of layers that a distance gives. Each count up to half
-/// of the layers, spread evenly, has shorter steps for a request alone; but sets of different counts share few layers, so that more
-/// layers pass through the buffers of all, and the same budget reaches less far: measured, steps were 1 to 3 % longer.
+/// Sets of layers that a request may have away, none first: one for each count of layers that a distance gives. Each count up
+/// to half of the layers, spread evenly, leaves a request alone more to choose from; but sets of different counts share few layers,
+/// so that more layers pass through the buffers of all, and the same budget reaches less far: measured, steps were 1 to 3 %
+/// longer.
 pub fn options(layers: u16) -> Vec<Vec<u16>> {
     let usable = |set: &Vec<u16>| set.len() >= 2 && set.len() < usize::from(layers);
     let sets = distances(layers).into_iter().map(|distance| by_distance(layers, distance)).filter(usable);

@@ -82,12 +82,11 @@ fn put_offload(words: &mut Words, params: &Params) {
     words.put(expansion.probe_after_trials).put(expansion.stall_permille);
     words.put(replan.window).put(replan.mismatch_permille).put(replan.mismatches);
     words.put(params.pause_bound_ns);
-    let Params { slo, loss_window_steps, premap_bytes, unmap_later, .. } = params;
+    let Params { slo, loss_window_steps, .. } = params;
     words.put(slo.ttft_ns).put(slo.tbt_ns).put(slo.allowed_miss_permille).put(*loss_window_steps);
     words.put(params.plan_alike).put(params.plan_first_come);
-    words.put(*premap_bytes).put(*unmap_later);
-    words.put(params.link_by_deadline);
-    words.put(params.remedies_by_loss);
+    words.put(params.premap_bytes).put(params.unmap_later);
+    words.put(params.link_by_deadline).put(params.remedies_by_loss);
 }
 
 /// Reads what [`params_words`] wrote.

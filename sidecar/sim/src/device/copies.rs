@@ -6,7 +6,7 @@ use sluice_policy::action::{BlockSwap, Fetch, Fill, FillTarget, Spill};
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::ids::{ActionId, ChunkId, Generation, LayerId, Nanos};
 
-use super::{Content, Detail, Device, Tokens, done, layer_of};
+use super::{Content, Detail, Device, Tokens, done};
 use crate::machine::{Passage, Way};
 
 /// A copy to the device, or out of a buffer.
@@ -123,7 +123,7 @@ impl Device {
 
     /// The slab exists, and its chunks do, as many as it has; no KV of theirs is copied.
     fn fits(&self, fill: &Fill) -> bool {
-        let bytes = match layer_of(fill.target) {
+        let bytes = match fill.target.layer() {
             None => Some(self.geometry.global_bytes),
             Some(layer) => self.geometry.slab_bytes.get(layer.index()).copied(),
         };
@@ -273,7 +273,7 @@ impl Device {
     }
 
     fn write_slab(&mut self, fill: &Fill) {
-        let layer = layer_of(fill.target);
+        let layer = fill.target.layer();
         let flip = std::mem::take(&mut self.faults.flip_next_fill);
         for (index, chunk) in fill.chunks.iter().enumerate() {
             let generation = Generation(fill.generation.0 ^ u64::from(flip) << 63);
@@ -286,7 +286,7 @@ impl Device {
         match copy {
             Copy::Kv(fetch) => drop(self.kv_ready.insert(fetch.layer, fetch.generation)),
             Copy::Spill(_) => {}
-            Copy::Slab(fill) => match layer_of(fill.target) {
+            Copy::Slab(fill) => match fill.target.layer() {
                 None => self.ready_global = fill.generation,
                 Some(layer) => drop(self.ready.insert(layer, fill.generation)),
             },
@@ -301,6 +301,6 @@ impl Device {
     }
 
     fn slab_bytes(&self, target: FillTarget) -> u64 {
-        layer_of(target).map_or(self.geometry.global_bytes, |l| self.geometry.slab_bytes[l.index()])
+        target.layer().map_or(self.geometry.global_bytes, |l| self.geometry.slab_bytes[l.index()])
     }
 }

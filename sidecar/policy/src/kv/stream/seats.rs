@@ -41,8 +41,8 @@ impl Kv {
         self.gains(kept).then_some(kept)
     }
 
-    /// The request, which is open and runs from now on, has these layers away. Its columns that are not on the device have seats as far
-    /// as the placement in force allows, and there is room. Returns whether there are such columns.
+    /// The request, which is open and runs from now on, has these layers away. Its columns that are not on the device have seats
+    /// as far as the placement in force allows, and there is room. Returns whether there are such columns.
     ///
     /// # Panics
     /// If a fetch is under way, or one of the layers does not move.
@@ -65,8 +65,8 @@ impl Kv {
         columns.copied().enumerate().filter(move |(_, id)| homeless(id))
     }
 
-    /// Blocks that the request takes on the device when it goes on with these layers away: those that it lacks, but for full columns
-    /// whose blocks of these layers lie in the host tier, which take a seat instead.
+    /// Blocks that the request takes on the device when it goes on with these layers away: those that it lacks, but for full
+    /// columns whose blocks of these layers lie in the host tier, which take a seat instead.
     pub fn blocks_to_join(&self, request: RequestId, set: &[LayerId]) -> u32 {
         let (full, buffers) = (self.full_columns(request), u32::from(self.stream.placement.layout.beta));
         let cost = |(at, id): (usize, ColumnId)| {

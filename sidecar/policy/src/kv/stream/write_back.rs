@@ -92,7 +92,7 @@ impl Kv {
         layers
     }
 
-    /// The same, as far as prompts that go there leave any.
+    /// As [`Kv::host_place`], as far as prompts that go there leave any.
     pub(super) fn spare_place(&mut self, column: ColumnId, generations: &mut Generations) -> Option<Stowed> {
         let promised =
             self.columns.get(column).stowed.is_none() && self.host_places() <= self.columns_to_go_out();
