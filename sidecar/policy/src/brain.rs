@@ -138,8 +138,9 @@ pub struct Brain {
     failed_changes: u32,
     /// No change that can wait is tried before this boundary.
     retry_at: u64,
-    /// Step and chunks of the last declined remapping.
-    declined_at: Option<(u64, u32)>,
+    /// Remappings that hide and were declined, and those that stall.
+    declined: remedy::Declined,
+    declined_stalling: remedy::Declined,
     moved_at_step: Option<u64>,
     /// Steps that had ended when own layers were last taken for KV.
     remapped_at_step: Option<u64>,
@@ -198,7 +199,8 @@ impl Brain {
             fill_retries: 0,
             failed_changes: 0,
             retry_at: 0,
-            declined_at: None,
+            declined: remedy::Declined::default(),
+            declined_stalling: remedy::Declined::default(),
             moved_at_step: None,
             remapped_at_step: None,
             boundaries: 0,

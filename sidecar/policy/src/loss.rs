@@ -27,7 +27,7 @@ pub struct Outlook {
 }
 
 impl Outlook {
-    /// Every step takes so much longer.
+    /// Every step takes so much longer. It is [`Outlook::stall`]'s late tokens where somebody waits and no client has any in store.
     pub fn stalled(&self, added_ns: u64) -> u64 {
         let later_ns = self.step_ns.saturating_add(added_ns);
         if added_ns == 0 {

@@ -11,7 +11,7 @@ use sluice_scheduler::Request;
 use sluice_sim::World;
 use sluice_sim::world::Setup;
 
-use crate::support::{LIMIT, setup};
+use crate::support::{LIMIT, assert_same, expected, setup};
 
 const MS: u64 = 1_000_000;
 const LAYERS: u16 = 8;
@@ -144,8 +144,13 @@ fn a_request_is_computed_again_where_that_takes_less_time_than_a_pause() {
 
 #[test]
 fn tokens_are_the_same_whatever_loses_least() {
-    let tokens = |case: Case| case.run().outcomes.into_values().map(|one| one.tokens).collect::<Vec<_>>();
-    let expected = tokens(Case { by_loss: false, ..CASE });
-    assert_eq!(tokens(CASE), expected);
-    assert_eq!(tokens(Case { host_columns: 400, paced: true, ..CASE }), expected);
+    let expected = expected(&(1..=4).map(|id| (0, request(id, false))).collect::<Vec<_>>(), LAYERS);
+    for (host_columns, paced, by_loss) in
+        [(0, false, true), (0, false, false), (400, true, true), (400, false, false)]
+    {
+        let case = Case { host_columns, paced, by_loss, ..CASE };
+        let what = format!("{host_columns} places, paced {paced}, by loss {by_loss}");
+        assert_ne!(case.done(), Done { layers: false, pauses: false, preemptions: false }, "{what}");
+        assert_same(&case.run(), &expected, &what);
+    }
 }

@@ -42,6 +42,12 @@ impl SeatTable {
             away.then_some(BlockSwap { block: *block, chunk: *chunk, host, generation })
         })
     }
+
+    /// Of how many of the first `seats` seats this layer is away.
+    fn count(&self, layer: LayerId, seats: usize) -> usize {
+        let away = |seated: &&Seated| self.sets[usize::from(seated.set)][layer.index()];
+        self.seats[..seats].iter().flatten().filter(away).count()
+    }
 }
 
 /// Host blocks and the blocks that receive them: a list that is made when somebody looks at it.
@@ -58,6 +64,11 @@ impl FetchBlocks {
     /// Those of one layer that come into one buffer, of the first `seats` seats of a table.
     pub fn of(table: Arc<SeatTable>, layer: LayerId, buffer: SlotId, seats: u32) -> FetchBlocks {
         FetchBlocks { table, seats: seats as usize, layer, buffer, list: OnceCell::new() }
+    }
+
+    /// How many there are; counted where nobody has listed them yet.
+    pub fn count(&self) -> usize {
+        self.list.get().map_or_else(|| self.table.count(self.layer, self.seats), Vec::len)
     }
 }
 

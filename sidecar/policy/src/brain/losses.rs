@@ -62,11 +62,17 @@ impl Brain {
 
     /// The layout with the fewest moving layers that covers what a step was refused, although it stalls; none where own layers do
     /// not become KV, or not now, or steps would take more than twice as long.
-    pub fn stalling(&self, missing_columns: u32) -> Option<Stalling> {
+    pub fn stalling(&mut self, missing_columns: u32) -> Option<Stalling> {
         let remaps = self.params.policy.remaps() && self.forced.is_none() && self.measures.compute_known();
         let missing_blocks = missing_columns.saturating_mul(self.kv.layers());
         let chunks = self.chunks_of_layers(missing_blocks).filter(|_| remaps && self.goal.is_none())?;
-        let layout = self.layout_for(chunks, self.share_of_token(MOST_STALL_PERMILLE)).ok()?;
+        if self.declined_stalling.covers(self.steps, chunks) {
+            return None;
+        }
+        let Ok(layout) = self.layout_for(chunks, self.share_of_token(MOST_STALL_PERMILLE)) else {
+            self.declined_stalling.note(self.steps, chunks);
+            return None;
+        };
         let freed = self.sizes.weights(self.slots.layout()).saturating_sub(self.sizes.weights(&layout));
         let stall_ns = [self.slots.layout(), &layout].map(|layout| self.stall_of(layout));
         let freed_bytes = u64::from(freed) * self.geometry.chunk_bytes;
@@ -87,13 +93,11 @@ impl Brain {
 
     /// What a pause of this request costs, which has so many tokens in store.
     pub fn price_of_pause(&self, request: RequestId, in_store: u32, clients: &Clients<'_>) -> Price {
-        let columns = self.own_columns(request);
-        let unwritten = columns.saturating_sub(self.kv.placed_columns(request));
-        let blocks = u64::from(unwritten) * u64::from(self.kv.layers());
-        let leaving_ns = blocks.saturating_mul(self.block_out_ns().unwrap_or(0));
+        let unwritten = u64::from(self.kv.own_unwritten_blocks(request));
+        let leaving_ns = unwritten.saturating_mul(self.block_out_ns().unwrap_or(0));
         Price {
             loss: self.outlook().pause(in_store, leaving_ns, clients),
-            freed_bytes: u64::from(columns) * self.geometry.column_bytes(),
+            freed_bytes: self.own_bytes(request),
         }
     }
 
@@ -107,8 +111,13 @@ impl Brain {
     ) -> Price {
         Price {
             loss: self.outlook().preemption(in_store, tokens.into(), clients),
-            freed_bytes: u64::from(self.own_columns(request)) * self.geometry.column_bytes(),
+            freed_bytes: self.own_bytes(request),
         }
+    }
+
+    /// What leaves the device with the request: KV that nobody else uses, as far as it is there.
+    fn own_bytes(&self, request: RequestId) -> u64 {
+        u64::from(self.kv.own_blocks(request)) * self.geometry.block_bytes
     }
 
     /// These layers move from now on: their chunks are KV's. `false` = they do not.

@@ -191,7 +191,8 @@ impl Brain {
         let placed = !self.kv.placement().layout.moving.is_empty();
         let (next, short) = (self.offload.plans.held_back, self.kv_is_short());
         if self.kv.going_out().next().is_some() {
-            // Their prompts first: no other placement has their buffers.
+            // Their prompts first: no other placement has their buffers. Nobody else is let in meanwhile, so that they are no more
+            // than one plan lets in.
             return;
         }
         if !placed && !short && next.is_none() {
@@ -286,7 +287,7 @@ impl Brain {
         plans.admitted = coming.map(|(request, at)| (*request, plans.set(*at))).collect();
         plans.pauses = asked.running[..first].to_vec();
         plans.made_for = going.into_iter().collect();
-        self.offload.due = (placement != *self.kv.placement()).then_some(placement);
+        self.offload.due = (!placement.says_the_same(self.kv.placement())).then_some(placement);
     }
 
     /// All that run make more tokens per second by this plan than those of them would for whose KV there is room. Where none was

@@ -16,6 +16,21 @@ use crate::step_model::{Layout, Times};
 /// Steps for which a declined remapping is not thought through again.
 pub(super) const DECLINE_MEMORY_STEPS: u64 = 16;
 
+/// The last remapping that was declined: at which step, and how many chunks it was to give.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Declined(Option<(u64, u32)>);
+
+impl Declined {
+    pub fn note(&mut self, step: u64, chunks: u32) {
+        self.0 = Some((step, chunks));
+    }
+
+    /// Whether as much or less was declined a moment ago.
+    pub fn covers(self, step: u64, chunks: u32) -> bool {
+        self.0.is_some_and(|(at, least)| step < at + DECLINE_MEMORY_STEPS && chunks >= least)
+    }
+}
+
 /// A step's need in the ledger's units.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Demand {
@@ -214,7 +229,8 @@ impl Brain {
 
     /// Oneiros: as many layers as cover what is missing, if the step model allows them.
     fn remap_own(&mut self, missing: u32, out: &mut Vec<Action>) -> Prepared {
-        let Some(chunks) = self.chunks_of_layers(missing).filter(|chunks| !self.declined(*chunks)) else {
+        let declined = |chunks: &u32| self.declined.covers(self.steps, *chunks);
+        let Some(chunks) = self.chunks_of_layers(missing).filter(|chunks| !declined(chunks)) else {
             return self.short(missing);
         };
         if !self.measures.compute_known() {
@@ -253,15 +269,14 @@ impl Brain {
         }
     }
 
-    /// Whether the same or a smaller wish was declined a moment ago.
-    fn declined(&self, chunks: u32) -> bool {
-        self.declined_at
-            .is_some_and(|(step, least)| self.steps < step + DECLINE_MEMORY_STEPS && chunks >= least)
+    /// Memory or shares have changed: what was declined is thought through again.
+    pub(super) fn forget_declined(&mut self) {
+        (self.declined, self.declined_stalling) = Default::default();
     }
 
     fn decline(&mut self, reason: Reason, chunks: u32, missing: u32) -> Prepared {
         self.count(reason);
-        self.declined_at = Some((self.steps, chunks));
+        self.declined.note(self.steps, chunks);
         self.short(missing)
     }
 
@@ -287,5 +302,19 @@ impl Brain {
             allowance_ns,
             horizon_tokens: u64::from(self.params.revert_patience_steps.max(1)),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_declined_is_not_thought_through_again_for_a_while() {
+        let mut declined = Declined::default();
+        assert!(!declined.covers(7, 3), "nothing was");
+        declined.note(7, 3);
+        assert_eq!([2, 3, 4].map(|chunks| declined.covers(7, chunks)), [false, true, true], "less may do");
+        assert_eq!([22, 23].map(|step| declined.covers(step, 3)), [true, false]);
     }
 }

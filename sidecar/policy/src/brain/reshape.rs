@@ -343,7 +343,7 @@ impl Brain {
         self.goal = None;
         self.drain(0);
         self.hysteresis.reset();
-        self.declined_at = None;
+        self.forget_declined();
     }
 
     /// The layout is in force: layers and slots that lost their contents are filled.

@@ -60,7 +60,7 @@ impl Brain {
         (self.params, self.sizes) = (params, sizes);
         self.trade.grows |= self.sizes.share > self.trade.share;
         self.trade.share = self.trade.share.max(self.sizes.share);
-        self.declined_at = None;
+        self.forget_declined();
         if self.loaded && self.forced.is_none() {
             self.base = self.start_layout(self.sizes.useful()).unwrap_or_else(|| self.base.clone());
         }

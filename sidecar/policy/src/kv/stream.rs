@@ -44,6 +44,16 @@ impl Placement {
         let sets = vec![layout.moving.clone()];
         Placement { layout, sets, of: requests.map(|request| (request, 0)).collect() }
     }
+
+    /// Both have the same layers of the same requests away, however their sets are numbered.
+    pub fn says_the_same(&self, other: &Placement) -> bool {
+        self.layout == other.layout && self.away().eq(other.away())
+    }
+
+    /// Who has which layers away.
+    fn away(&self) -> impl Iterator<Item = (RequestId, &[LayerId])> + '_ {
+        self.of.iter().map(|(request, set)| (*request, self.sets[usize::from(*set)].as_slice()))
+    }
 }
 
 /// A column in the buffers.
@@ -326,5 +336,29 @@ impl Kv {
             assert!(buffer.len() >= stream.seats.len(), "each buffer has room for each seat");
             assert!(buffer.iter().all(|block| self.frames.is_buffer(*block)), "buffers hold their blocks");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn placement(sets: &[&[u16]], of: &[(u64, u16)]) -> Placement {
+        let sets: Vec<Vec<_>> = sets.iter().map(|set| set.iter().copied().map(LayerId).collect()).collect();
+        let layout = Layout { moving: (0..4).map(LayerId).collect(), beta: 1 };
+        Placement { layout, sets, of: of.iter().map(|(request, set)| (RequestId(*request), *set)).collect() }
+    }
+
+    #[test]
+    fn placements_say_the_same_whatever_their_sets_are_called() {
+        let one = placement(&[&[0, 1], &[2, 3]], &[(1, 0), (2, 1)]);
+        assert!(one.says_the_same(&placement(&[&[2, 3], &[0, 1, 2], &[0, 1]], &[(1, 2), (2, 0)])));
+        let others = [
+            placement(&[&[0, 1], &[2, 3]], &[(1, 1), (2, 0)]),
+            placement(&[&[0, 1], &[2, 3]], &[(1, 0)]),
+            placement(&[&[0, 1], &[2, 3]], &[(1, 0), (3, 1)]),
+            Placement { layout: Layout::resident(), ..one.clone() },
+        ];
+        others.iter().for_each(|other| assert!(!one.says_the_same(other), "{other:?}"));
     }
 }

@@ -195,6 +195,16 @@ mod tests {
         assert_eq!(PACED.stall(0, &crowded(&[0; 4])), Loss::default());
     }
 
+    /// Layers that come back from neighbours are weighed without knowing clients: somebody waits for a shared GPU.
+    #[test]
+    fn a_stall_without_clients_is_that_of_a_crowd_with_nothing_in_store() {
+        for outlook in [PACED, UNPACED, Outlook { tbt_ns: 50, ..PACED }] {
+            for added_ns in [0, 1, 300, 301, 5000] {
+                assert_eq!(outlook.stalled(added_ns), outlook.stall(added_ns, &crowded(&[0; 4])).late);
+            }
+        }
+    }
+
     #[test]
     fn what_is_in_store_bridges_a_stall_beyond_the_objective_for_a_while() {
         // 500 ns a step: each is 100 ns behind, so a token in store lasts for four steps.

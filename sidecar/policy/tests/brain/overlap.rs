@@ -150,6 +150,11 @@ fn memory_for_the_next_tokens_comes_with_that_for_this_step() {
 
 #[test]
 fn what_is_taken_ahead_stays_below_its_limit() {
-    assert_eq!(served(CHUNK), served(0), "less than a chunk is none");
-    assert!(served(CHUNK + 1).0 <= served(0).0);
+    let (inflations, preemptions, least) = served(0);
+    assert_eq!(served(CHUNK), (inflations, preemptions, least), "less than a chunk is none");
+    assert_eq!(
+        served(CHUNK + 1),
+        (inflations, preemptions, least - 1),
+        "one chunk, which saves no inflation yet"
+    );
 }

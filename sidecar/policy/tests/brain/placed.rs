@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use sluice_policy::brain::Failed;
 use sluice_policy::ids::RequestId;
+use sluice_policy::loss::price::Clients;
 use sluice_policy::params::{Params, PolicyName};
 use sluice_policy::pie::expansion::Tunables;
 use sluice_policy::planner::replan;
@@ -155,6 +156,24 @@ fn each_policy_reads_kv_from_the_host_tier() {
         assert!(used(Reason::Place) && used(Reason::WriteBack) && used(Reason::Fetch), "{policy:?}");
         assert!(world.device.fetched > 0 && world.brain.fetched_bytes() > 0, "{policy:?} fetches");
     }
+}
+
+/// Of all full columns four of eight layers are away; the last column is there.
+#[test]
+fn a_request_whose_kv_is_partly_away_frees_only_the_rest() {
+    let mut world = world(&quiet(PolicyName::FlexGen));
+    assert!(world.load());
+    world.submit(1, 1, (0..90).collect(), 30);
+    let (id, clients) = (RequestId(1), Clients { in_store: &[0], waiting: true });
+    let some_away = (0..100_000).any(|_| {
+        world.tick();
+        let columns = u64::from(world.brain.own_columns(id));
+        let paused = world.brain.price_of_pause(id, 0, &clients).freed_bytes;
+        assert_eq!(world.brain.price_of_preemption(id, 0, 90, &clients).freed_bytes, paused);
+        assert!(paused <= columns * 8 * BLOCK);
+        columns > 5 && paused == (columns * 8 - (columns - 1) * 4) * BLOCK
+    });
+    assert!(some_away);
 }
 
 #[test]

@@ -79,8 +79,22 @@ impl Kv {
 
     /// Columns that nobody but this request uses: what would leave the device with it.
     pub fn own_columns(&self, request: RequestId) -> u32 {
+        self.owned_by(request).count() as u32
+    }
+
+    /// Blocks of them that are on the device.
+    pub fn own_blocks(&self, request: RequestId) -> u32 {
+        self.owned_by(request).map(|id| self.layers - self.columns.absent(id)).sum()
+    }
+
+    /// Blocks of them that the host tier lacks.
+    pub fn own_unwritten_blocks(&self, request: RequestId) -> u32 {
+        self.owned_by(request).map(|id| self.copyless(id).count() as u32).sum()
+    }
+
+    fn owned_by(&self, request: RequestId) -> impl Iterator<Item = ColumnId> + '_ {
         let columns = self.sequences.get(&request).into_iter().flat_map(|sequence| &sequence.columns);
-        columns.filter(|id| self.columns.get(**id).refs == 1).count() as u32
+        columns.copied().filter(|id| self.columns.get(*id).refs == 1)
     }
 
     /// Columns of paused requests that are to leave and have no place in the host tier yet.
