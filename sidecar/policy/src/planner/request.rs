@@ -123,6 +123,7 @@ impl PlanRequest {
             compute_ns: self.compute_ns.clone(),
             beside_ns: self.beside_ns,
             link: self.link,
+            // The rate into the device was measured beside what goes out: it would be counted twice.
             write_bytes: 0,
             window: self.window,
             allowed_permille: self.allowed_permille,
