@@ -13,14 +13,14 @@ use sluice_sim::gpu::{Gpu, GpuSetup, Sharing};
 
 use crate::support::{LIMIT, VOCAB, expected, load, setup};
 
-const MS: u64 = 1_000_000;
-const LAYERS: u16 = 6;
+pub const MS: u64 = 1_000_000;
+pub const LAYERS: u16 = 6;
 
-fn temporal() -> Sharing {
+pub fn temporal() -> Sharing {
     Sharing::Temporal { quantum: Quantum::new(MS, 8 * MS), order: TurnOrder::RoundRobin }
 }
 
-fn tenants(policy: PolicyName, count: u32, kv_columns: u32) -> (u32, Vec<TenantSetup>) {
+pub fn tenants(policy: PolicyName, count: u32, kv_columns: u32) -> (u32, Vec<TenantSetup>) {
     let tenant = |at: u32| {
         let mut alone = setup(policy, LAYERS, kv_columns, u64::from(at));
         let share = alone.geometry.capacity_chunks;
@@ -61,7 +61,11 @@ pub fn record_neighbours(requests: u64) -> Vec<String> {
 }
 
 fn recording(recorded: bool, sharing: Sharing, policy: PolicyName, count: u32, kv_columns: u32) -> Gpu {
-    let (capacity_chunks, tenants) = tenants(policy, count, kv_columns);
+    shared(recorded, sharing, tenants(policy, count, kv_columns))
+}
+
+/// A GPU of so many chunks and these tenants.
+pub fn shared(recorded: bool, sharing: Sharing, (capacity_chunks, tenants): (u32, Vec<TenantSetup>)) -> Gpu {
     let setup = GpuSetup {
         sharing,
         capacity_chunks,
@@ -85,7 +89,7 @@ fn uneven_load(gpu: &mut Gpu, seed: u64) -> Vec<Vec<(u64, Request)>> {
 }
 
 /// Panics when a token differs from the tenant's alone.
-fn assert_same_as_alone(gpu: &Gpu, loads: &[Vec<(u64, Request)>], what: &str) {
+pub fn assert_same_as_alone(gpu: &Gpu, loads: &[Vec<(u64, Request)>], what: &str) {
     for (seat, load) in gpu.seats.iter().zip(loads) {
         for (fate, alone) in seat.fates.values().zip(expected(load, LAYERS)) {
             assert_eq!(fate.tokens, alone.tokens, "{what}: {}", seat.setup.name);

@@ -15,6 +15,7 @@ mod joining;
 mod journal;
 mod link;
 mod losses;
+mod owed;
 mod pauses;
 mod plans;
 mod policies;

@@ -99,12 +99,12 @@ impl Brain {
         self.trade.patient
     }
 
-    /// What must go has no room at a boundary: the scheduler preempts a request and comes to the boundary again.
+    /// What must go has no room at a boundary: the scheduler pauses or preempts a request and comes to the boundary again.
     pub fn stuck(&self) -> bool {
         self.trade.stuck
     }
 
-    /// It is stuck, and there is nobody to preempt.
+    /// It is stuck, and nobody is left to make room.
     pub fn cram(&mut self) {
         self.trade.cramped = true;
     }

@@ -255,6 +255,25 @@ impl Brain {
         Some(Prepared::Wait)
     }
 
+    /// KV of paused requests leaves for what must happen, under a policy that compares what remedies lose: what the host tier has as
+    /// well at once, so many blocks, the rest when it has been written there (0). `None` = nothing does, or it would take too long.
+    pub(super) fn paused_make_way(&mut self, reason: Reason, out: &mut Vec<Action>) -> Option<u32> {
+        let missing = self.kv.overfull_blocks();
+        if !(reason.must_happen() && self.may_make_way() && self.leaves_soon(missing)) {
+            return None;
+        }
+        let shed = self.kv.shed_paused(missing);
+        if shed > 0 {
+            return Some(shed);
+        }
+        self.write_back(Some(self.moments.now), out);
+        self.kv.writes_back().then_some(0)
+    }
+
+    fn may_make_way(&self) -> bool {
+        self.params.compares_losses() && self.params.pauses()
+    }
+
     /// A paused request could go on: all of its KV would be on the device, and everybody's next tokens.
     pub fn resume_fits(&self, request: RequestId) -> bool {
         self.fits_beside(self.kv.absent_blocks(request))

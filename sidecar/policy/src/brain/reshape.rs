@@ -79,10 +79,14 @@ impl Brain {
         let (drain, evicted) = self.kv.make_room();
         self.count_many(Reason::PrefixEvicted, evicted);
         match drain {
-            Drain::NoRoom => {
-                self.no_room(goal.reason);
-                return self.abandon();
-            }
+            Drain::NoRoom => match self.paused_make_way(goal.reason, out) {
+                Some(0) => return self.abandon(),
+                Some(_) => return self.advance(out),
+                None => {
+                    self.no_room(goal.reason);
+                    return self.abandon();
+                }
+            },
             Drain::Movable => return self.order_moves(out),
             Drain::Empty if goal.target.moves_weights() && self.pending.fills() > 0 => {
                 self.drop_fills(goal.reason, out);

@@ -10,7 +10,7 @@
 //! | KV that nobody uses | whoever would have found it in the cache |
 //! | idle activation space (eLLM) | nobody |
 //! | own layers: as many as the smaller share takes in any case, more as long as their way back hides | streams, the stall that the policy allows |
-//! | KV in use | the youngest requests: they are computed again |
+//! | KV in use | the youngest requests: they are computed again; by loss, who loses least, perhaps paused |
 //! | own layers, whatever their way back costs | streams |
 
 use alloc::vec::Vec;

@@ -13,7 +13,7 @@ use crate::revert::Hysteresis;
 pub enum Claim {
     /// The neighbour asks: it gets what can go without hurting a request.
     Loan,
-    /// The memory is the neighbour's: it gets it, and requests are preempted for it if need be.
+    /// The memory is the neighbour's: it gets it, and requests are paused or preempted for it if need be.
     Debt,
 }
 
@@ -102,9 +102,9 @@ pub(super) struct Trade {
     pub regrow_at: u64,
     /// Not even the floor is free at first: neighbours hold it.
     pub awaits_floor: bool,
-    /// What must go has no room: a request has to be preempted.
+    /// What must go has no room: a request has to be paused or preempted.
     pub stuck: bool,
-    /// It has no room, and no request is left to be preempted: layers go for it, whatever their way back costs.
+    /// It has no room, and no request is left to make some: layers go for it, whatever their way back costs.
     pub cramped: bool,
     /// Neighbours can be asked.
     pub traded: bool,

@@ -37,7 +37,7 @@ impl Kv {
     /// remains to do and the columns given up; none is when all of them would not suffice.
     pub fn make_room(&mut self) -> (Drain, u32) {
         let mut evicted = 0;
-        if self.stuck() {
+        if self.overfull_blocks() > 0 {
             return (Drain::NoRoom, 0);
         }
         while self.live_in_draining() > self.frames.free_blocks() && self.evict() {
@@ -52,12 +52,12 @@ impl Kv {
         (drain, evicted)
     }
 
-    /// Without any cached column the blocks in use would still not fit the frames that stay.
-    fn stuck(&self) -> bool {
+    /// Blocks in use that would not fit the frames that stay, though no column were cached any more.
+    pub fn overfull_blocks(&self) -> u32 {
         let draining = self.frames.draining().len() as u32;
         let staying = self.frames.backed() - draining;
         let blocks = self.frames.total_blocks().checked_div(self.frames.backed()).unwrap_or(0);
-        self.frames.used_blocks() > staying * blocks + self.evictable_blocks()
+        self.frames.used_blocks().saturating_sub(staying * blocks + self.evictable_blocks())
     }
 
     fn live_in_draining(&self) -> u32 {

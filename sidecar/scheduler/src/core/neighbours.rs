@@ -183,11 +183,15 @@ impl Core {
         }
     }
 
-    /// What goes to neighbours and comes from them at a boundary. What must go and has no room costs the youngest request.
+    /// What goes to neighbours and comes from them at a boundary. What must go and has no room costs the youngest request, or by
+    /// loss the one that loses least.
     pub(super) fn trade(&mut self, now: Nanos) {
         self.trade_on(now);
         while self.brain.stuck() && self.running.len() > 1 {
-            self.preempt_youngest(now);
+            match self.brain.params().compares_losses() {
+                true => self.take_cheapest_out(now),
+                false => self.preempt_youngest(now),
+            }
             self.brain.boundary(now, &mut self.actions);
         }
         if self.brain.stuck() {
