@@ -73,6 +73,8 @@ pub struct Core {
     /// No admission is tried before this step, unless something ends: memory said no a moment ago. By deadline none of whoever
     /// does not fit as it is.
     admission_hold: u64,
+    /// Until this step no more than one request comes at a boundary that does not fit.
+    crowd_hold: u64,
     /// Boundaries in a row at which the oldest request alone did not fit.
     starved: u32,
     /// The tenant sleeps until it is woken, whatever comes.
@@ -116,6 +118,7 @@ impl Core {
             engine: None,
             next_step: 0,
             admission_hold: 0,
+            crowd_hold: 0,
             starved: 0,
             told_to_sleep: None,
             counters: Counters::default(),
@@ -358,7 +361,7 @@ impl Core {
     /// Takes `id` out of the running ones and gives its memory and row back.
     fn end(&mut self, id: RequestId, finish: Finish) {
         self.remove_running(id);
-        self.admission_hold = 0;
+        (self.admission_hold, self.crowd_hold) = (0, 0);
         self.pauses.completed(id);
         self.notices.push(Notice::Finished { request: id, finish });
     }

@@ -41,9 +41,9 @@ impl Core {
         }
         self.pause_as_planned(now);
         self.park_prompts();
-        let mut admitted = self.admit(now);
+        let (mut admitted, sure) = self.admit(now);
         self.ask_plan(now);
-        match self.fit(now, &mut admitted) {
+        match self.fit(now, &mut admitted, sure) {
             Some(batch) => {
                 self.confirm(now, &admitted);
                 self.launch(now, batch);
@@ -52,13 +52,15 @@ impl Core {
         }
     }
 
-    /// Moves waiting requests into free rows, up to one step's worth of tokens. Returns those that are new.
-    fn admit(&mut self, now: Nanos) -> Vec<RequestId> {
-        let mut admitted = Vec::new();
+    /// Moves waiting requests into free rows, up to one step's worth of tokens. Returns those that are new, and how many of them
+    /// running requests may make room for: by deadline those that fit and one more. The others come only as far as memory is found
+    /// that costs nobody anything, of neighbours or of layers that hide, which come in large pieces.
+    fn admit(&mut self, now: Nanos) -> (Vec<RequestId>, usize) {
+        let (mut admitted, mut sure) = (Vec::new(), usize::MAX);
         self.brain.hold_back(None);
         let by_deadline = self.order_queue();
         if self.admission_on_hold() && !by_deadline {
-            return admitted;
+            return (admitted, sure);
         }
         if !self.admission_on_hold() {
             self.hurry_overdue(now);
@@ -72,15 +74,15 @@ impl Core {
             self.make_row(now);
         }
         let mut coming_blocks = 0;
-        let mut last = false;
         while budget > 0
-            && !last
+            && (sure == usize::MAX || self.next_step >= self.crowd_hold)
             && !self.free_rows.is_empty()
             && !self.queue.is_empty()
             && !self.front_stays(now, coming_blocks)
         {
-            // Who does not fit comes last: whatever room is made is made for it.
-            last = by_deadline && !self.front_fits(now, coming_blocks);
+            if by_deadline && sure == usize::MAX && !self.front_fits(now, coming_blocks) {
+                sure = admitted.len() + 1;
+            }
             let Some(row) = self.free_rows.pop() else { break };
             let Some(mut sequence) = self.queue.pop() else { break };
             coming_blocks += self.blocks_to_come(now, &sequence);
@@ -99,7 +101,7 @@ impl Core {
             }
         }
         self.admit_prompts(budget, &mut admitted);
-        admitted
+        (admitted, sure)
     }
 
     /// Tokens that those who run have to compute.
@@ -135,7 +137,7 @@ impl Core {
     /// prompts behind arriving weights as many as usual), else the newest admissions go back, else the youngest running
     /// request is preempted. The oldest is never a victim.
     /// `None` = memory is on its way, or nothing can run.
-    fn fit(&mut self, now: Nanos, admitted: &mut Vec<RequestId>) -> Option<Batch> {
+    fn fit(&mut self, now: Nanos, admitted: &mut Vec<RequestId>, sure: usize) -> Option<Batch> {
         let fitting = self.fitting_tokens(now);
         let usual = self.config.max_step_tokens.min(fitting);
         let mut max_tokens = usual.max(self.whole_tokens().min(fitting));
@@ -159,6 +161,9 @@ impl Core {
                 Prepared::Coming => self.send_back_coming(admitted),
                 Prepared::Short { activation: true, .. } if max_tokens > usual => max_tokens = usual,
                 Prepared::Short { activation: true, .. } if max_tokens > 1 => max_tokens /= 2,
+                Prepared::Short { activation: false, .. } if admitted.len() > sure => {
+                    self.send_back_half(admitted, sure);
+                }
                 // Once: what has left by then and does not serve will not.
                 Prepared::Short { missing_columns, .. }
                     if !made_room && self.make_room(now, missing_columns, admitted) =>
@@ -216,6 +221,13 @@ impl Core {
     fn refuse_for_now(&mut self, id: RequestId) {
         self.send_back(id);
         self.admission_hold = self.next_step + ADMISSION_HOLD_STEPS;
+    }
+
+    /// Of those beyond the first `sure` ones half go back, the last ones.
+    fn send_back_half(&mut self, admitted: &mut Vec<RequestId>, sure: usize) {
+        let kept = sure + (admitted.len() - sure) / 2;
+        admitted.drain(kept..).rev().for_each(|id| self.send_back(id));
+        self.crowd_hold = self.next_step + ADMISSION_HOLD_STEPS;
     }
 
     /// Those of the admitted whose KV is on its way wait for it; nobody else does.
