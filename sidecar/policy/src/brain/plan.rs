@@ -153,7 +153,7 @@ impl Brain {
         // A plan costs a change of placement: not at every boundary, whatever comes and goes. It is steps that count, not
         // boundaries: what a placement wants on the device comes in pieces, and the next plan would send it back before any
         // step was made.
-        plans.again_at = self.steps + u64::from(self.params.replan.mismatches);
+        plans.again_at = self.steps + u64::from(self.params.replan.least_steps);
         plans.looked_at = plans.held_back;
         plans.awaited = Some(Awaited { id: request.id, running: crowd.runners(), waiting: crowd.waiters() });
         request

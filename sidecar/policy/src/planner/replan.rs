@@ -14,19 +14,19 @@ pub struct Tunables {
     pub mismatch_permille: u16,
     /// Steps in a row that must differ: one slow step is no wrong profile.
     pub mismatches: u16,
+    /// Steps between two plans at least, whatever comes and goes meanwhile: a plan costs a change of placement.
+    pub least_steps: u16,
 }
 
 impl Default for Tunables {
     fn default() -> Tunables {
-        Tunables { window: 32, mismatch_permille: 200, mismatches: 3 }
+        Tunables { window: 32, mismatch_permille: 200, mismatches: 3, least_steps: 3 }
     }
 }
 
-/// Why a plan is made anew.
+/// Why a plan is made anew for those for whom it was made. That the batch is another is seen where plans are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Trigger {
-    /// A request came, ended, was paused or went on.
-    BatchChanged,
     /// Steps take other times than predicted.
     Mismatch,
     /// The plan has held for its window.
@@ -41,32 +41,23 @@ pub struct Watch {
     predicted_ns: Option<u64>,
     steps: u16,
     differing: u16,
-    batch_changed: bool,
 }
 
 impl Watch {
     /// A plan whose steps should take `predicted_ns`.
     pub const fn new(tunables: Tunables, predicted_ns: u64) -> Watch {
-        Watch { tunables, predicted_ns: Some(predicted_ns), steps: 0, differing: 0, batch_changed: false }
+        Watch { tunables, predicted_ns: Some(predicted_ns), steps: 0, differing: 0 }
     }
 
     /// No plan was found: one is looked for again when the window is over. Memory may have come, or KV may have gone.
     pub const fn in_vain(tunables: Tunables) -> Watch {
-        Watch { tunables, predicted_ns: None, steps: 0, differing: 0, batch_changed: false }
-    }
-
-    /// The batch is not the one that the plan was made for.
-    pub const fn batch_changed(&mut self) {
-        self.batch_changed = true;
+        Watch { tunables, predicted_ns: None, steps: 0, differing: 0 }
     }
 
     /// A step ended; whether, and why, a new plan is due. It stays due until there is one.
     pub fn step(&mut self, seen: StepTime) -> Option<Trigger> {
         self.steps = self.steps.saturating_add(1);
         self.differing = if self.differs(seen.total_ns) { self.differing.saturating_add(1) } else { 0 };
-        if self.batch_changed {
-            return Some(Trigger::BatchChanged);
-        }
         if self.differing >= self.tunables.mismatches.max(1) {
             return Some(Trigger::Mismatch);
         }

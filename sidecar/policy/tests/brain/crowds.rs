@@ -30,7 +30,7 @@ fn brain_that_pauses(host_columns: u64, pause_bound_ns: u64) -> Brain {
         slo: Slo { tbt_ns: 1_000_000, ..Slo::default() },
         replan: replan::Tunables {
             window: GROWTH as u16 * BLOCK_TOKENS as u16,
-            mismatches: 0,
+            least_steps: 0,
             ..Default::default()
         },
         ..params

@@ -140,10 +140,3 @@ fn steps_that_differ_in_a_row_are_a_mismatch_and_single_ones_are_not() {
     let mut watch = Watch::new(Tunables::default(), 1_000);
     assert!((0..20).all(|_| watch.step(step(1_200)).is_none()), "a fifth is still within it");
 }
-
-#[test]
-fn a_changed_batch_needs_a_plan_at_once() {
-    let mut watch = Watch::new(Tunables::default(), 1_000);
-    watch.batch_changed();
-    assert_eq!(watch.step(step(1_000)), Some(Trigger::BatchChanged));
-}

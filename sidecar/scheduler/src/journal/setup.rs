@@ -122,7 +122,12 @@ pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
             probe_after_trials: r.int()?,
             stall_permille: r.int()?,
         },
-        replan: replan::Tunables { window: r.int()?, mismatch_permille: r.int()?, mismatches: r.int()? },
+        replan: replan::Tunables {
+            window: r.int()?,
+            mismatch_permille: r.int()?,
+            mismatches: r.int()?,
+            ..Default::default()
+        },
         pause_bound_ns: r.u64()?,
         slo: Slo { ttft_ns: r.u64()?, tbt_ns: r.u64()?, allowed_miss_permille: r.int()? },
         loss_window_steps: r.int()?,
