@@ -141,19 +141,31 @@ fn log_probabilities_are_equal_while_pie_moves_layers() {
     assert!(fetches.is_some(), "no layer moved in twenty rounds: {state:#?}");
 }
 
+/// Tenants of which one must move layers. On a machine that was busy while its first copies were timed, it rightly declines; the
+/// next one times its own.
+const MOST_TENANTS: u32 = 8;
+
 #[test]
 fn log_probabilities_are_equal_while_write_backs_hardly_move() {
     let (model, wanted, mut rng) = (generate(&SHAPE), requests(), Rng(37));
     let calm = expected(&base(model.path(), 512, 1), &wanted);
-    for policy in ["FlexGen", "OrbitFlow", "Unified"] {
+    let mut served = |policy: &str| {
         let mut config = placing(model.path(), policy);
         config.gpu.link_to_host_bytes_per_second = Some(1 << 10);
         config.memory.max_remapped_percent = base(model.path(), 64, 2).memory.max_remapped_percent;
         let tenant = Tenant::start(config);
         assert_same(&scattered(&tenant, &wanted, &mut rng), &calm, policy);
-        // Unified moves layers in place of KV.
-        assert!(times(&tenant.state(), "write_back") > 0 || policy == "Unified", "{policy} tries");
+        tenant.state()
+    };
+    for policy in ["FlexGen", "OrbitFlow"] {
+        assert!(times(&served(policy), "write_back") > 0, "{policy} tries");
     }
+    let moves_layers = |_: u32| {
+        let state = served("Unified");
+        assert_eq!(times(&state, "fetch"), 0, "layers move in place of KV: {state:#?}");
+        times(&state, "remap_own") + times(&state, "remap_stalls") > 0
+    };
+    assert!((0..MOST_TENANTS).any(moves_layers), "{MOST_TENANTS} tenants with too little KV moved no layer");
 }
 
 #[test]

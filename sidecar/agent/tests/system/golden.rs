@@ -52,6 +52,15 @@ pub fn short(folder: &Path, policy: &str) -> SidecarConfig {
     fitting(&config, 8 * CHUNK)
 }
 
+/// The same tenant under `policy`, with host memory for all KV; of its layers so many percent may become KV.
+pub fn tiered(short: &SidecarConfig, policy: &str, most_remapped_percent: u32) -> SidecarConfig {
+    let mut config = short.clone();
+    config.policy = policy.into();
+    config.memory.host_kv_bytes = 16 << 20;
+    config.memory.max_remapped_percent = most_remapped_percent;
+    config
+}
+
 #[test]
 fn greedy_tokens_equal_the_reference_under_every_policy() {
     let Some(folder) = reference() else { return };

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use sluice_wire::State;
 
-use crate::golden::{reference, requests, short};
+use crate::golden::{reference, requests, short, tiered};
 use crate::models::{Shape, generate};
 use crate::random::expected;
 use crate::support::{Answer, Rng, Tenant, Wanted, assert_same, config, slowed, times};
@@ -29,6 +30,40 @@ fn serve_under_fire(tenant: &Tenant, wanted: &[Wanted], kills: u64, rng: &mut Rn
     answers
 }
 
+/// Loads of a tenant until KV has moved under an engine: `Pie` tries for some steps whether it pays, and rests for hundreds.
+const MOST_LOADS: u32 = 12;
+
+/// Kills the engine while `wanted` are served, at most `kills` times: each some steps after the last, when KV was fetched since.
+/// Returns how often.
+fn serve_while_kv_moves(tenant: &Tenant, wanted: &[Wanted], kills: u64, rng: &mut Rng) -> (Vec<Answer>, u64) {
+    let mut before = tenant.state();
+    let (begun, losses) = (before.figures.steps_total, before.engine.restarts);
+    let tickets: Vec<_> = wanted.iter().map(|wanted| tenant.submit(wanted)).collect();
+    let over = |s: &State| s.figures.steps_total > begun && s.queue.running + s.queue.waiting == 0;
+    let mut killed = 0;
+    while killed < kills {
+        let moves = |s: &State| times(s, "fetch") > times(&before, "fetch");
+        let works = |s: &State| {
+            let steps = s.figures.steps_total - before.figures.steps_total;
+            s.engine.pid.is_some() && s.queue.running > 0 && steps > 20
+        };
+        let state = tenant.state_when("KV moves", |s| over(s) || (works(s) && moves(s)));
+        if over(&state) {
+            break;
+        }
+        // At any moment of a step.
+        std::thread::sleep(Duration::from_micros(rng.within(0..3_000)));
+        let pid = state.engine.pid.unwrap();
+        kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
+        killed += 1;
+        before = tenant.state_when("the loss is known", |s| s.engine.restarts == losses + killed);
+    }
+    let answers = tickets.into_iter().map(|ticket| tenant.collect(ticket)).collect();
+    let state = tenant.assert_nothing_leaks("after the kills");
+    assert_eq!(state.engine.restarts, losses + killed, "every kill was a loss, and nothing else was");
+    (answers, killed)
+}
+
 #[test]
 fn streams_survive_an_engine_killed_again_and_again_with_every_layout_of_moving_layers() {
     let Some(folder) = reference() else { return };
@@ -45,15 +80,35 @@ fn streams_survive_an_engine_killed_again_and_again_with_every_layout_of_moving_
 }
 
 #[test]
-fn streams_survive_an_engine_killed_while_memory_moves_under_every_policy() {
+fn streams_survive_an_engine_killed_while_memory_moves_under_every_policy_that_keeps_kv_on_the_device() {
     let Some(folder) = reference() else { return };
     let (wanted, mut rng) = (requests(&folder), Rng(37));
-    for policy in ["Recompute", "Oneiros", "Ellm"] {
+    for policy in ["Recompute", "Oneiros", "Ellm", "Unified"] {
         for _ in 0..2 {
             let tenant = Tenant::start_with(short(&folder, policy), slowed(Duration::from_micros(400)));
             let answers = serve_under_fire(&tenant, &wanted, 4, &mut rng);
             crate::golden::check(&answers, &folder, policy);
         }
+    }
+}
+
+/// Fetches for the step that a dead engine leaves, and write-backs beside it, are ordered or under way when it dies.
+#[test]
+fn streams_survive_an_engine_killed_while_kv_moves_under_every_policy_that_moves_it() {
+    let Some(folder) = reference() else { return };
+    let (short, wanted, mut rng) = (short(&folder, "Recompute"), requests(&folder), Rng(47));
+    // Unified moves KV where no layer may move.
+    for (policy, percent) in [("FlexGen", 60), ("Pie", 60), ("OrbitFlow", 60), ("Unified", 0)] {
+        let config = tiered(&short, policy, percent);
+        let tenant = Tenant::start_with(config, slowed(Duration::from_micros(400)));
+        let moves = |_: u32| {
+            let (answers, killed) = serve_while_kv_moves(&tenant, &wanted, 3, &mut rng);
+            crate::golden::check(&answers, &folder, policy);
+            killed > 0
+        };
+        assert!((0..MOST_LOADS).any(moves), "{policy}: no engine died while KV moved");
+        let written_bytes = tenant.metric("sluice_kv_writeback_bytes_total");
+        assert!(written_bytes > 0.0, "{policy}: only what was written back can be fetched");
     }
 }
 

@@ -8,6 +8,8 @@ use crate::models::{Shape, generate};
 use crate::support::{Answer, CHUNK, Rng, Tenant, Wanted, assert_same, config, fitting, times};
 
 const SHAPE: Shape = Shape { family: "llama", dtype: "f32", layers: 9, hidden: 64, vocab: 512 };
+/// Layers enough for plans to have a choice of which are away.
+pub const DEEP: Shape = Shape { layers: 16, ..SHAPE };
 const PRECISIONS: [(&str, &str); 6] =
     [("llama", "f32"), ("llama", "f16"), ("llama", "bf16"), ("opt", "f32"), ("opt", "f16"), ("opt", "bf16")];
 
@@ -66,24 +68,30 @@ fn random_models_answer_alike_with_every_layout_of_moving_layers() {
     }
 }
 
-/// Plans let in whoever comes first wherever all fit, part of somebody's KV away if need be.
-#[test]
-fn whom_a_plan_lets_in_joins_with_part_of_its_kv_away_and_answers_alike() {
-    let shape = Shape { layers: 16, ..SHAPE };
-    let (model, mut rng) = (generate(&shape), Rng(7));
+/// A tenant of [`DEEP`] with room for two requests, whose plans let in whoever comes first wherever all fit, part of somebody's KV
+/// away if need be; what it is asked, and what it answers where nothing is short.
+pub fn first_come(model: &Path) -> (SidecarConfig, Vec<Wanted>, Vec<Answer>) {
+    let mut rng = Rng(7);
     let mut wanted = || {
         let tokens = rng.within(90..120);
         Wanted::greedy(&rng.prompt(tokens, 512), rng.within(40..70) as u32)
     };
     let wanted: Vec<_> = (0..10).map(|_| wanted()).collect();
-    let mut config = base(model.path(), "OrbitFlow");
+    let mut config = base(model, "OrbitFlow");
     let calm = expected(&config, &wanted);
     let bare_bytes = fitting(&config, 0).gpu.memory_bytes;
-    config.gpu.memory_bytes = bare_bytes + 2 * shape.kv_bytes(192).next_multiple_of(CHUNK);
+    config.gpu.memory_bytes = bare_bytes + 2 * DEEP.kv_bytes(192).next_multiple_of(CHUNK);
     config.memory.host_kv_bytes = 64 << 20;
     config.slo.tbt_milliseconds = 1000;
     config.debug.no_prefix_cache = true;
     config.tunables = [("plan_first_come".to_owned(), 1)].into();
+    (config, wanted, calm)
+}
+
+#[test]
+fn whom_a_plan_lets_in_joins_with_part_of_its_kv_away_and_answers_alike() {
+    let model = generate(&DEEP);
+    let (config, wanted, calm) = first_come(model.path());
     let tenant = Tenant::start(config);
     let mut joined = 0;
     for _ in 0..MOST_LOADS {

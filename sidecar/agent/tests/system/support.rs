@@ -164,6 +164,7 @@ pub fn assert_same(found: &[Answer], expected: &[Answer], what: &str) {
 /// A running tenant; it ends when dropped.
 pub struct Tenant {
     pub service: Service,
+    metrics: Arc<Metrics>,
     inbox: Inbox,
     room: Option<std::thread::JoinHandle<Result<(), DeviceFailed>>>,
     engine: Option<EngineChild>,
@@ -205,7 +206,7 @@ impl Tenant {
             inbox: inbox.clone(),
             messages,
             status,
-            metrics,
+            metrics: metrics.clone(),
             listener,
             closed: closed.clone(),
         };
@@ -224,7 +225,7 @@ impl Tenant {
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let service = Service::new(inbox.clone(), watched);
         let (room, engine) = (Some(room), Some(engine));
-        let tenant = Tenant { service, inbox, room, engine, closed, runtime, _folder: folder };
+        let tenant = Tenant { service, metrics, inbox, room, engine, closed, runtime, _folder: folder };
         let failed = outcome.recv_timeout(PATIENCE).expect("loading ends");
         failed.map_or(Ok(tenant), Err)
     }
@@ -308,6 +309,16 @@ impl Tenant {
     /// Everything that the sidecar knows. In debug builds the room audits its backend for it.
     pub fn state(&self) -> State {
         self.runtime.block_on(self.service.state()).expect("the room is there")
+    }
+
+    /// A figure as Prometheus reads it, over all its series: the state does not tell every one.
+    pub fn metric(&self, name: &str) -> f64 {
+        let text = self.metrics.encode();
+        let value = |line: &str| {
+            let (_, value) = line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once("} ")?;
+            Some(value.parse::<f64>().unwrap())
+        };
+        text.lines().filter_map(value).sum()
     }
 
     /// Polls the state until it is as wanted.
