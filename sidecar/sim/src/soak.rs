@@ -14,6 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
 use sluice_policy::ids::Nanos;
+use sluice_policy::reason::Reason;
 use sluice_scheduler::Request;
 
 use crate::gpu::Gpu;
@@ -61,6 +62,16 @@ pub struct Tally {
     pub preemptions: u64,
     /// Shares that fell below what was held.
     pub falls: u64,
+    /// Requests that waited with their KV.
+    pub pauses: u64,
+    /// Plans that were carried out.
+    pub plans: u64,
+    /// Requests that a plan let in with part of their KV away.
+    pub joins: u64,
+    /// Layers of KV that were fetched for a step.
+    pub fetches: u64,
+    /// Orders of KV to the host tier, those behind a prompt included.
+    pub write_backs: u64,
     /// Events whose journal was replayed.
     pub replayed: u64,
 }
@@ -80,6 +91,11 @@ impl Tally {
             inflations: self.inflations + other.inflations,
             preemptions: self.preemptions + other.preemptions,
             falls: self.falls + other.falls,
+            pauses: self.pauses + other.pauses,
+            plans: self.plans + other.plans,
+            joins: self.joins + other.joins,
+            fetches: self.fetches + other.fetches,
+            write_backs: self.write_backs + other.write_backs,
             replayed: self.replayed + other.replayed,
         }
     }
@@ -129,6 +145,7 @@ impl Soak {
         let mut options = Options::draw(&mut rng);
         options.add_deals(seed);
         options.add_objectives(seed);
+        options.add_crowds(seed);
         let loads = options.loads(&mut rng);
         let gpu = options.gpu(rng.word()).map_err(|(name, why)| format!("{name} is refused: {why}"))?;
         let tally = Tally { seeds: 1, ..Tally::default() };
@@ -146,7 +163,11 @@ impl Soak {
         self.wait_for("pools go back to what they were", |gpu| check::is_home(gpu, &baseline))?;
         check::tokens(&self.gpu, &self.options, &self.loads, &mut self.tally)?;
         self.tally.falls = self.gpu.falls();
-        self.tally.inflations = check::inflations(&self.gpu);
+        let counted = |reason| check::counted(&self.gpu, reason);
+        let tally = &mut self.tally;
+        (tally.inflations, tally.plans) = (counted(Reason::Inflate), counted(Reason::Plan));
+        (tally.pauses, tally.joins) = (counted(Reason::Pause), counted(Reason::Join));
+        (tally.fetches, tally.write_backs) = (counted(Reason::Fetch), counted(Reason::WriteBack));
         self.tally.replayed = check::journals(&self.gpu)?;
         for seat in &self.gpu.seats {
             self.tally.remapped_layers += seat.tally.remapped_layers;

@@ -141,8 +141,23 @@ pub fn request(id: u64, lengths: Lengths, vocab: u32, seed: u64, paced: bool) ->
     Request { id, prompt, max_tokens, sampling, priority: 0, salt: 0, paced }
 }
 
-/// Rows by the part of a file that may be read: the last third is held back.
-pub fn part(rows: Vec<Row>, held_back: bool) -> Vec<Row> {
+/// What is read of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All rows.
+    All,
+    /// All but the last third, which is held back.
+    Shown,
+    /// The last third.
+    HeldBack,
+}
+
+/// These rows of a file's.
+pub fn part(rows: Vec<Row>, which: Part) -> Vec<Row> {
+    if which == Part::All {
+        return rows;
+    }
+    let held_back = which == Part::HeldBack;
     let timed = rows.iter().all(|row| row.at_ns.is_some());
     let (first, last) = (rows.first().and_then(|row| row.at_ns), rows.last().and_then(|row| row.at_ns));
     let (len, span_ns) = (rows.len(), last.unwrap_or(0) - first.unwrap_or(0));

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 
 use sluice_sim::experiments::{self, Lab, Report, Row, Verdict};
+use sluice_sim::workload::Part;
 use sluice_sim::workload::table::Table;
 
 /// Arrivals in bursts, lengths of some hundred tokens.
@@ -10,7 +11,7 @@ fn read(_: &str) -> Result<Table, String> {
     let row = |at: u32| format!("{}.{},{},{}\n", at / 8, at % 8, 150 + at % 50 * 8, 20 + at % 7 * 30);
     let rows: String = (0..600).map(row).collect();
     let text = format!("arrival_s,context_tokens,generated_tokens\n{rows}");
-    Table::parse("made.csv", &text, false).map_err(|error| error.to_string())
+    Table::parse("made.csv", &text, Part::Shown).map_err(|error| error.to_string())
 }
 
 fn run(name: &str, requests: usize) -> (Report, Vec<String>) {
@@ -117,10 +118,10 @@ fn a_file_that_is_missing_is_named() {
 #[test]
 fn unified_is_compared_with_every_policy_in_every_scenario() {
     let (report, told) = run("unified", 3);
-    assert_eq!(told.len(), 6 * 7 * 2, "scenarios, policies, seeds");
-    assert_eq!(report.details.len(), 1 + 6 * 7);
+    assert_eq!(told.len(), 12 * 7 * 2, "scenarios, policies, seeds");
+    assert_eq!(report.details.len(), 1 + 12 * 7);
     let count = |what: &str| report.rows.iter().filter(|row| row.what.contains(what)).count();
-    assert_eq!((count("best single policy"), count("dominated"), count("gain on a mix")), (6, 6, 4));
+    assert_eq!((count("best single policy"), count("dominated"), count("gain on a mix")), (12, 12, 4));
     assert_eq!(count("layers of the active model"), 2, "where a copy takes long");
     report.rows.iter().for_each(assert_required);
 }

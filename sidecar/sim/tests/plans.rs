@@ -98,7 +98,20 @@ fn between_two_plans_steps_are_made() {
     for world in [paced(u64::MAX, SHORT, |_| {}).world, paced(1, SHORT, |_| {}).world] {
         let core = world.driver.core();
         let plans = core.brain().counted(Reason::Plan) + core.brain().counted(Reason::NoPlan);
-        let (steps, apart) = (core.snapshot().counters.steps, core.brain().params().replan.mismatches);
+        let (steps, apart) = (core.snapshot().counters.steps, core.brain().params().replan.least_steps);
         assert!(plans > 1 && (plans - 1) * u64::from(apart) <= steps, "{plans} plans, {steps} steps");
     }
+}
+
+#[test]
+fn steps_that_take_other_times_than_planned_have_a_plan_made_anew() {
+    let plans = |mismatch_permille| {
+        let served = paced(u64::MAX, SHORT, |setup| {
+            let replan = &mut setup.params.replan;
+            (replan.window, replan.mismatch_permille) = (16, mismatch_permille);
+        });
+        served.counted(Reason::Plan)
+    };
+    let (whatever, any) = (plans(u16::MAX), plans(0));
+    assert!(whatever > 0 && 2 * any > 3 * whatever, "{whatever} plans, {any} where any difference counts");
 }

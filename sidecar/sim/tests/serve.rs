@@ -11,7 +11,7 @@ use sluice_sim::profiles::{hardware, model};
 use sluice_sim::serve::{self, Case, Served, Tuning};
 use sluice_sim::workload::arrivals::Arrivals;
 use sluice_sim::workload::table::Table;
-use sluice_sim::workload::{self, Coming, Deal, Lengths, Limits, Source};
+use sluice_sim::workload::{self, Coming, Deal, Lengths, Limits, Part, Source};
 
 /// Two models whose KV is short, taking turns.
 fn case(policy: PolicyName) -> Case {
@@ -121,7 +121,7 @@ fn published_traces_are_read_and_their_last_third_is_held_back() {
     ] {
         let text = std::fs::read_to_string(data.join(file)).unwrap();
         let part = |held_back| Table::parse(file, &text, held_back).unwrap();
-        let (used, held) = (part(false), part(true));
+        let (used, held) = (part(Part::Shown), part(Part::HeldBack));
         // The last line of one of them has no end.
         assert!((rows..=rows + 1).contains(&(used.rows.len() + held.rows.len())), "{file}");
         if let (Some(last), Some(first)) = (used.rows.last().unwrap().at_ns, held.rows[0].at_ns) {
@@ -165,11 +165,11 @@ fn the_command_serves_a_trace_under_several_policies_side_by_side() {
     let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
     assert!(done.status.success(), "{err}");
     assert!(err.contains("tokens of prompts and answers per second of wall time"), "{err}");
-    assert_eq!(out.lines().filter(|line| line.contains("20/20")).count(), 2, "{out}");
+    assert_eq!(out.lines().filter(|line| line.contains("30/30")).count(), 2, "{out}");
     let served: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
     assert_eq!(
         (served[0]["policy"].as_str(), served[1]["completed"].as_u64()),
-        (Some("Recompute"), Some(20))
+        (Some("Recompute"), Some(30))
     );
     assert!(std::fs::read_to_string(&svg).unwrap().contains("<svg"));
     for file in [trace, json, svg] {

@@ -82,7 +82,7 @@ pub fn run(lab: &Lab<'_>) -> Result<Report, String> {
     let source = Source::new(&(lab.read)(LENGTHS)?).times(TIMES_AS_LONG);
     let mut jobs = Vec::new();
     for seed in 0..SEEDS {
-        let load = Arc::new(load(&source, lab, lab.seed + seed));
+        let load = Arc::new(load(&source, lab.requests, lab.seed + seed));
         for (scale, rung) in SCALES.iter().flat_map(|scale| RUNGS.iter().map(move |rung| (*scale, rung))) {
             let name = format!("{} scale {scale} seed {seed}", rung.name);
             jobs.push(Job { name, case: case(rung, scale, lab.seed + seed), load: load.clone() });
@@ -98,11 +98,21 @@ fn machine() -> (Hardware, Model) {
     (hardware, Model { context_tokens: KV_TOKENS, ..model })
 }
 
-fn load(source: &Source, lab: &Lab<'_>, seed: u64) -> Vec<Coming> {
+/// The same load on the same machine, of these lengths.
+pub(super) fn drawn(source: Source, requests: usize, seed: u64) -> Vec<Coming> {
+    load(&source.times(TIMES_AS_LONG), requests, seed)
+}
+
+/// The same under any policy with its tunables as they are.
+pub(super) fn served_by(policy: PolicyName, scale: f64, seed: u64) -> Case {
+    Case { policy, tunables: Tuned::default(), ..case(&RUNGS[RUNGS.len() - 1], scale, seed) }
+}
+
+fn load(source: &Source, requests: usize, seed: u64) -> Vec<Coming> {
     let limits = Limits {
         model_tokens: vec![KV_TOKENS],
         prompt_tokens: KV_TOKENS,
-        requests: (lab.requests * REQUESTS_PERCENT / 100).max(1),
+        requests: (requests * REQUESTS_PERCENT / 100).max(1),
     };
     let arrivals = Arrivals::Gamma { rate: RATE, cv: 1.0 };
     workload::load(&arrivals, std::slice::from_ref(source), &limits, Deal::Lot, seed)
@@ -255,7 +265,7 @@ fn details(served: &[Served]) -> Vec<Vec<String>> {
             format!("{:.1}", one.throughput),
             one.preemptions.to_string(),
             one.pauses.to_string(),
-            format!("{:.1}", one.stall_s),
+            format!("{:.1}", one.stall_s + one.kv_stall_s),
             format!("{:.0}", one.link_gb.0),
             one.plans.to_string(),
             one.plan_gaps(),

@@ -206,7 +206,7 @@ fn detail(scenario: &Scenario, found: &Found, policy: PolicyName) -> Vec<String>
         format!("{:.1}", mean(|served| served.preemptions as f64)),
         format!("{:.1}", mean(|served| served.pauses as f64)),
         format!("{:.1}", mean(|served| served.remapped_layers as f64)),
-        format!("{:.2}", mean(|served| served.stall_s)),
+        format!("{:.2}", mean(|served| served.stall_s + served.kv_stall_s)),
         format!("{:.0}", mean(|served| served.link_gb.0)),
         format!("{:.0}", mean(|served| served.link_gb.1)),
     ]

@@ -191,6 +191,8 @@ pub struct Tally {
     pub steps: u64,
     /// Nanoseconds that steps waited for moving layers.
     pub stall_ns: u64,
+    /// Time that steps waited for KV that is fetched.
+    pub kv_stall_ns: u64,
     /// Nanoseconds that steps waited for weights on their way.
     pub arrival_ns: u64,
     /// Tokens computed again after a preemption.
@@ -242,6 +244,7 @@ impl Seat {
                     life.last_used = now;
                     self.tally.steps += 1;
                     self.tally.stall_ns += step.stall_ns;
+                    self.tally.kv_stall_ns += step.kv_stall_ns;
                     self.tally.arrival_ns += step.arrival_ns;
                     self.tally.recomputed_tokens += u64::from(step.recomputed_tokens);
                     self.tally.prefill_tokens += u64::from(step.prefill_tokens);

@@ -69,6 +69,8 @@ pub struct Served {
     pub most_remapped: u16,
     /// Seconds that steps waited for moving layers.
     pub stall_s: f64,
+    /// Seconds that steps waited for KV that is fetched.
+    pub kv_stall_s: f64,
     /// Seconds that steps waited for weights on their way.
     pub arrival_s: f64,
     /// Seconds waited for neighbours' memory, for own memory that was lent, and then for its layers.
@@ -134,6 +136,7 @@ pub(super) fn measure(case: &Case, gpu: &Gpu, begin: Nanos, loaded_bytes: (u64, 
         remapped_layers: sum(|tally| tally.remapped_layers),
         most_remapped: gpu.seats.iter().map(|seat| seat.tally.most_remapped).max().unwrap_or(0),
         stall_s: sum(|tally| tally.stall_ns) as f64 / 1e9,
+        kv_stall_s: sum(|tally| tally.kv_stall_ns) as f64 / 1e9,
         arrival_s: sum(|tally| tally.arrival_ns) as f64 / 1e9,
         waited_s: (
             sum(|tally| tally.grant_ns) as f64 / 1e9,

@@ -44,9 +44,9 @@ pub(super) fn borrowed(gpu: &Gpu) -> u32 {
     lives(gpu).map(|life| brain(life).borrowed_chunks()).sum()
 }
 
-/// How often activations of those who live became KV.
-pub(super) fn inflations(gpu: &Gpu) -> u64 {
-    lives(gpu).map(|life| brain(life).counted(Reason::Inflate)).sum()
+/// How often those who live did something.
+pub(super) fn counted(gpu: &Gpu, reason: Reason) -> u64 {
+    lives(gpu).map(|life| brain(life).counted(reason)).sum()
 }
 
 /// No byte is promised twice, what exists is counted, nobody reads what it should not, and the device's mappings show what the

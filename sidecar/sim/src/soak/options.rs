@@ -71,6 +71,8 @@ pub struct Options {
     pub span_ns: u64,
     /// Requests of each tenant.
     pub requests: Vec<u64>,
+    /// They come at once: memory is short for as long as they are served.
+    pub crowded: bool,
     /// Journals are recorded and replayed.
     pub recorded: bool,
 }
@@ -120,6 +122,7 @@ impl Options {
             troubles: troubles::draw(rng, tenants, span_ns),
             span_ns,
             requests: (0..tenants).map(|_| rng.between(1, 12)).collect(),
+            crowded: false,
             recorded: rng.chance(125),
         }
     }
@@ -144,10 +147,28 @@ impl Options {
         }
     }
 
+    /// In a quarter of the seeds requests crowd little memory, and there is a host tier for all of them; by a stream of its own too.
+    pub(super) fn add_crowds(&mut self, seed: u64) {
+        let mut rng = Rng::new(seed ^ 0xc60d);
+        if rng.chance(250) {
+            self.crowded = true;
+            self.layers = rng.between(8, 16) as u16;
+            self.kv_columns = rng.between(8, 14) as u32;
+            self.host_kv_bytes = u64::from(self.layers) * BLOCK_BYTES * rng.between(20, 120);
+            self.requests.iter_mut().for_each(|count| *count += rng.between(8, 16));
+            if rng.chance(300) {
+                // Who comes joins with part of its KV away.
+                (self.policy, self.plan_first_come) = (PolicyName::OrbitFlow, true);
+                self.slo.tbt_ns = rng.between(1, 4) * MS;
+            }
+        }
+    }
+
     /// Requests of each tenant, and when they come.
     pub(super) fn loads(&self, rng: &mut Rng) -> Vec<Vec<(u64, Request)>> {
         let load = |count: &u64| {
-            let mut times: Vec<u64> = (0..*count).map(|_| rng.below(self.span_ns * 3 / 4)).collect();
+            let within_ns = if self.crowded { self.span_ns / 16 } else { self.span_ns * 3 / 4 };
+            let mut times: Vec<u64> = (0..*count).map(|_| rng.below(within_ns)).collect();
             times.sort_unstable();
             times.into_iter().zip(1..).map(|(at, id)| (at, request(id, rng))).collect()
         };

@@ -96,6 +96,7 @@ fn gamma(shape: f64, rng: &mut Rng) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::workload::Part;
 
     /// Mean and coefficient of variation of gaps.
     fn moments(rate: f64, cv: f64) -> (f64, f64) {
@@ -122,7 +123,7 @@ mod tests {
     #[test]
     fn a_trace_keeps_its_shape_at_another_rate() {
         let text = "arrival_s,context_tokens,generated_tokens\n10,1,1\n11,1,1\n13,1,1\n100,1,1\n";
-        let table = Table::parse("t.csv", text, false).unwrap();
+        let table = Table::parse("t.csv", text, Part::Shown).unwrap();
         let at = |rate| -> Vec<u64> {
             let arrivals = Arrivals::Trace { table: table.clone(), rate };
             arrivals.times(9, 0).into_iter().map(|(at, _)| at / 1_000_000).collect()

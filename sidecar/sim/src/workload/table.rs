@@ -1,6 +1,6 @@
 //! Trace files: comma-separated columns under a heading, which says what they are.
 
-use super::{Lengths, part};
+use super::{Lengths, Part, part};
 
 /// Columns by what they are called in published traces.
 const TIMES: [&str; 4] = ["TIMESTAMP", "arrival_s", "Timestamp", "arrived_at"];
@@ -63,11 +63,11 @@ impl Columns {
 }
 
 impl Table {
-    /// Reads a file: all of it but the last third, or the last third only, by time where rows have one, else by row.
+    /// Reads a part of a file, by time where rows have one, else by row.
     ///
     /// # Errors
     /// The first line that is not what the heading promises.
-    pub fn parse(file: &str, text: &str, held_back: bool) -> Result<Table, TableError> {
+    pub fn parse(file: &str, text: &str, which: Part) -> Result<Table, TableError> {
         let located = |line: usize| move |problem| TableError { file: file.to_owned(), line, problem };
         let mut lines = text.lines().enumerate();
         let heading = lines.next().map(|(_, heading)| heading).unwrap_or_default();
@@ -83,7 +83,7 @@ impl Table {
         }
         rank_models(&mut rows, &names);
         rows.sort_by_key(|row| row.at_ns);
-        Ok(Table { rows: part(rows, held_back) })
+        Ok(Table { rows: part(rows, which) })
     }
 
     /// Requests per second from the first to the last; of one row, one.
@@ -173,12 +173,12 @@ mod tests {
 
     #[test]
     fn a_trace_is_read_by_its_heading_and_its_last_third_is_held_back_by_time() {
-        let table = Table::parse("azure.csv", AZURE, false).unwrap();
+        let table = Table::parse("azure.csv", AZURE, Part::Shown).unwrap();
         let at: Vec<_> = table.rows.iter().map(|row| row.at_ns.unwrap()).collect();
         assert_eq!(at[1] - at[0], 1_750_000_000);
         assert_eq!(table.rows.len(), 2, "the third second of three");
         assert_eq!(table.rows[0].lengths, Lengths { prompt: 4808, output: 10 });
-        let held = Table::parse("azure.csv", AZURE, true).unwrap();
+        let held = Table::parse("azure.csv", AZURE, Part::HeldBack).unwrap();
         assert_eq!(held.rows.len(), 1);
         assert_eq!(held.rows[0].lengths.output, 1, "nobody asks for nothing");
     }
@@ -191,13 +191,14 @@ mod tests {
             assert!(!table.has_times());
             table.rows.iter().map(|row| row.lengths.prompt).collect()
         };
-        assert_eq!((prompts(false), prompts(true)), (vec![1, 3], vec![5]));
+        assert_eq!((prompts(Part::Shown), prompts(Part::HeldBack)), (vec![1, 3], vec![5]));
+        assert_eq!(prompts(Part::All), [1, 3, 5]);
     }
 
     #[test]
     fn models_are_ranked_by_their_requests() {
         let text = "arrival_s,model,context_tokens,generated_tokens\n0.0,b,1,1\n0.5,a,1,1\n0.7,c,1,1\n0.8,a,1,1\n9,a,1,1\n";
-        let table = Table::parse("prism.csv", text, false).unwrap();
+        let table = Table::parse("prism.csv", text, Part::Shown).unwrap();
         let models: Vec<_> = table.rows.iter().map(|row| row.model.unwrap()).collect();
         assert_eq!(models, [1, 0, 2, 0]);
         assert_eq!(table.rows[1].at_ns, Some(500_000_000));
@@ -207,13 +208,13 @@ mod tests {
     fn burst_gpt_is_read_too() {
         let text =
             "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,x\n";
-        let table = Table::parse("burst.csv", text, true).unwrap_or_default();
+        let table = Table::parse("burst.csv", text, Part::HeldBack).unwrap_or_default();
         assert_eq!(table.rows[0].lengths, Lengths { prompt: 472, output: 18 });
     }
 
     #[test]
     fn an_error_names_file_and_line() {
-        let said = |text: &str| Table::parse("d/t.csv", text, false).unwrap_err().to_string();
+        let said = |text: &str| Table::parse("d/t.csv", text, Part::Shown).unwrap_err().to_string();
         let lines = "context_tokens,generated_tokens\n1,2\n3,x\n";
         assert_eq!(said(lines), "d/t.csv:3: `x` is no number of tokens");
         assert_eq!(said("context_tokens,generated_tokens\n1\n"), "d/t.csv:2: column 2 is missing");

@@ -48,7 +48,7 @@ pub struct RunArgs {
     #[arg(long)]
     pub held_back: bool,
     /// Requests of each run of an experiment over time.
-    #[arg(long, value_name = "N", default_value_t = 900)]
+    #[arg(long, value_name = "N", default_value_t = 900, value_parser = one_or_more)]
     pub requests: usize,
     /// Of everything that is random.
     #[arg(long, value_name = "SEED", default_value_t = 1)]
@@ -91,10 +91,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "CV", default_value_t = 4.0, value_parser = positive)]
     pub cv: f64,
     /// Requests at most.
-    #[arg(long, value_name = "N", default_value_t = 500)]
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = one_or_more)]
     pub requests: usize,
     /// Longer prompts are cut to so many tokens.
-    #[arg(long, value_name = "TOKENS", default_value_t = u32::MAX)]
+    #[arg(long, value_name = "TOKENS", default_value_t = u32::MAX, value_parser = clap::value_parser!(u32).range(1..))]
     pub prompt_cap: u32,
     /// The machine (see `list`).
     #[arg(long, value_name = "NAME")]
@@ -159,6 +159,10 @@ fn setting(text: &str) -> Result<(String, u64), String> {
     Ok((name.to_owned(), value))
 }
 
+fn one_or_more(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "a number from 1 on is needed".to_owned())
+}
+
 fn positive(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0);
     number.ok_or_else(|| "a number above 0 is needed".to_owned())
@@ -177,7 +181,7 @@ pub enum SharingArg {
 #[derive(Debug, clap::Args)]
 pub struct SoakArgs {
     /// How many seeds.
-    #[arg(long, value_name = "N", default_value_t = 100)]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     pub seeds: u64,
     /// The first one.
     #[arg(long, value_name = "SEED", default_value_t = 0)]

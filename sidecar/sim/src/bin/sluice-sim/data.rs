@@ -4,7 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use sluice_sim::tunables;
+use sluice_sim::workload::Part;
 use sluice_sim::workload::table::Table;
+
+/// Published files of which the last third is held back, so that nothing was tuned on it. Other files are read whole.
+const PUBLISHED: [&str; 4] =
+    ["azure_llm_2023_code.csv", "prism_multi_model.csv", "sharegpt_lengths.csv", "alpaca_lengths.csv"];
 
 /// Reads the part of a file that may be read, or, for tunables that were committed before, the part that is held back.
 pub fn read(file: &str, data: &Path, held_back: bool) -> Result<Table> {
@@ -13,17 +18,23 @@ pub fn read(file: &str, data: &Path, held_back: bool) -> Result<Table> {
     let path = find(file, data)?;
     let name = path.display().to_string();
     let text = std::fs::read_to_string(&path).with_context(|| name.clone())?;
-    Ok(Table::parse(&name, &text, held_back)?)
+    let published = path.file_name().is_some_and(|file| PUBLISHED.iter().any(|name| file == *name));
+    let part = match (published, held_back) {
+        (false, _) => Part::All,
+        (true, false) => Part::Shown,
+        (true, true) => Part::HeldBack,
+    };
+    Ok(Table::parse(&name, &text, part)?)
 }
 
 /// As it is given, else in the folder of data.
 fn find(file: &str, data: &Path) -> Result<PathBuf> {
     let places = [PathBuf::from(file), data.join(file), data.join("data").join(file)];
-    match places.iter().find(|place| place.is_file()) {
-        Some(place) => Ok(place.clone()),
-        None => {
-            let tried: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
-            bail!("there is no such file: {}", tried.join(", "))
-        }
+    if let Some(place) = places.iter().find(|place| place.is_file()) {
+        return Ok(place.clone());
     }
+    ensure!(!places[0].is_dir(), "{file} is a folder: a file with a heading and rows is needed");
+    let mut tried: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
+    tried.dedup();
+    bail!("there is no such file: {} (--data names the folder with traces)", tried.join(", "))
 }

@@ -159,6 +159,7 @@ fn text(args: &ServeArgs, all: &[Served]) -> String {
         "TBT P50",
         "P99 MS",
         "PREEMPTED",
+        "PAUSED",
         "REMAPPED",
         "STALL S",
         "LINK GB",
@@ -176,7 +177,7 @@ fn text(args: &ServeArgs, all: &[Served]) -> String {
     )
 }
 
-fn row(served: &Served) -> [String; 14] {
+fn row(served: &Served) -> [String; 15] {
     [
         served.policy.clone(),
         format!("{}/{}", served.completed, served.requests),
@@ -187,8 +188,9 @@ fn row(served: &Served) -> [String; 14] {
         format!("{:.1}", served.tbt_p50),
         format!("{:.1}", served.tbt_p99),
         served.preemptions.to_string(),
+        served.pauses.to_string(),
         served.remapped_layers.to_string(),
-        format!("{:.2}", served.stall_s),
+        format!("{:.2}", served.stall_s + served.kv_stall_s),
         format!("{:.1}+{:.1}", served.link_gb.0, served.link_gb.1),
         served.plans.to_string(),
         served.plan_gaps(),

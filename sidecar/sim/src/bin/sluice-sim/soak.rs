@@ -14,7 +14,11 @@ pub fn soak(args: &SoakArgs) -> Result<bool> {
     let plant = args.plant.as_deref().map(planted).transpose()?;
     let (bar, begin) = (progress::bar("soak", args.seeds), Instant::now());
     let mut tally = Tally::default();
-    for seed in args.from..args.from.saturating_add(args.seeds) {
+    let end = args
+        .from
+        .checked_add(args.seeds)
+        .ok_or_else(|| anyhow!("--from and --seeds go beyond the last seed"))?;
+    for seed in args.from..end {
         match soak::run(seed, plant) {
             Ok(one) => tally = tally.plus(one),
             Err(broken) => {
@@ -43,7 +47,7 @@ fn repro(seed: u64, plant: Option<Plant>) -> String {
 
 fn text(tally: &Tally, wall_s: f64) -> String {
     format!(
-        "{} seeds hold, {:.1} a second\n{} requests answered, {} cut short, {} failed; {} troubles, {} loans, {} layers remapped, {} inflations, {} preemptions, {} shares fell; {} events replayed",
+        "{} seeds hold, {:.1} a second\n{} requests answered, {} cut short, {} failed; {} troubles, {} loans, {} layers remapped, {} inflations, {} preemptions, {} shares fell; KV: {} pauses, {} plans, {} joins, {} layers fetched, {} written back; {} events replayed",
         tally.seeds,
         tally.seeds as f64 / wall_s,
         tally.answered,
@@ -55,6 +59,11 @@ fn text(tally: &Tally, wall_s: f64) -> String {
         tally.inflations,
         tally.preemptions,
         tally.falls,
+        tally.pauses,
+        tally.plans,
+        tally.joins,
+        tally.fetches,
+        tally.write_backs,
         tally.replayed
     )
 }
