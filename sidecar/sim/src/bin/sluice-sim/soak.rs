@@ -47,7 +47,9 @@ fn repro(seed: u64, plant: Option<Plant>) -> String {
 
 fn text(tally: &Tally, wall_s: f64) -> String {
     format!(
-        "{} seeds hold, {:.1} a second\n{} requests answered, {} cut short, {} failed; {} troubles, {} loans, {} layers remapped, {} inflations, {} preemptions, {} shares fell; KV: {} pauses, {} plans, {} joins, {} layers fetched, {} written back; {} events replayed",
+        "{} seeds hold, {:.1} a second\n{} requests answered, {} cut short, {} failed; {} troubles, {} loans, {} layers remapped, \
+         {} inflations, {} preemptions, {} shares fell;\nKV: {} pauses, {} plans, {} joins, {} layers fetched, {} written back; \
+         {} events replayed",
         tally.seeds,
         tally.seeds as f64 / wall_s,
         tally.answered,
