@@ -12,7 +12,10 @@
 //! Nothing here runs within a step: a plan is a [`request`] that somebody answers beside steps, for a later one (OrbitFlow 4.3),
 //! under a budget of node expansions; it says how far from the optimum it may be.
 //!
-//! Sources: OrbitFlow 4 (Eq. 1, Algorithm 1, pruned distances, violation cap), Oneiros 5.4 and Pie 3 as its special cases.
+//! In a sidecar it plans KV: layers of weights move by [`crate::remap`], which sees no KV, and no policy moves both
+//! (`docs/policies.md`). Problems with both are in its tests.
+//!
+//! Sources: OrbitFlow 4 (Eq. 1, Algorithm 1, pruned distances, violation cap).
 
 pub mod batch;
 mod begin;

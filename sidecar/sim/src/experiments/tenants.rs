@@ -52,9 +52,10 @@ const AGAINST_PIE: [f64; 3] = [47.1, -93.6, -35.0];
 
 /// Why a gain may be smaller.
 const SMALLER: [&str; 3] = [
-    "averaged over three loads that begin where memory is short in bursts only, and there tokens per second are those that \
-     were asked for; nobody gains more than memory for all does",
-    "averaged over three loads that begin where memory is short in bursts only, and there little is to be gained",
+    "averaged over three loads, and at the lighter ones tokens per second are near those that were asked for; nobody gains more than \
+     memory for all does",
+    "averaged over three loads: at the lightest little is to be gained, and where more is asked for than the GPU makes first tokens \
+     wait in any case",
     "vLLM 0.7.3 stops decoding for whole prompts, also for those that it computes again, while here both policies cut prompts into \
      chunks; what is left is that more requests are served at once, by more tenants, which lengthens steps and the wait for a turn, \
      with memory for all as well, and that tokens may wait for moving layers as far as the allowance goes",
@@ -62,10 +63,10 @@ const SMALLER: [&str; 3] = [
 
 /// Why a gain over Pie may be a smaller one, beside that.
 const OTHER_SCENARIO: [&str; 3] = [
-    "the paper has it of one model alone; here models take turns, averaged over three loads that begin where memory is short in \
-     bursts only, and nobody gains more than memory for all does",
-    "the paper has it of one model alone; here models take turns, averaged over three loads that begin where memory is short in \
-     bursts only",
+    "the paper has it of one model alone; here models take turns, averaged over three loads, at the lighter of which tokens per second \
+     are near those that were asked for, and nobody gains more than memory for all does",
+    "the paper has it of one model alone; here models take turns, averaged over three loads: at the lightest little is to be gained, \
+     and where more is asked for than the GPU makes first tokens wait in any case",
     "the paper has it of one model alone; here models take turns, and more requests are served at once, by more tenants, which \
      lengthens steps and the wait for a turn, with memory for all as well; and tokens may wait for moving layers as far as the \
      allowance goes",
