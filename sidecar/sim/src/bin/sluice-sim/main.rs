@@ -32,7 +32,7 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("sluice-sim: {error:#}");
+            out::note(&format!("sluice-sim: {error:#}"));
             ExitCode::from(2)
         }
     }

@@ -1,6 +1,8 @@
-//! Standard output: what a command has found.
+//! What a command has found, on standard output and in files, and what it says beside it.
 
+use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
@@ -13,4 +15,34 @@ pub fn say(text: &str) -> Result<()> {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         written => written.context("standard output"),
     }
+}
+
+/// Says something on standard error. Nobody may be left to read it.
+pub fn note(text: &str) {
+    drop(writeln!(std::io::stderr(), "{text}"));
+}
+
+/// Whether these files can be written, before anything long is run for them.
+///
+/// # Errors
+/// Which one cannot.
+pub fn writable(files: [&Option<PathBuf>; 2]) -> Result<()> {
+    files.into_iter().flatten().try_for_each(|file| {
+        OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(file)
+            .with_context(|| file.display().to_string())?;
+        Ok(())
+    })
+}
+
+/// Writes a file and says so.
+///
+/// # Errors
+/// It cannot be written.
+pub fn save(file: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    write(file).with_context(|| file.display().to_string())?;
+    note(&format!("wrote {}", file.display()));
+    Ok(())
 }

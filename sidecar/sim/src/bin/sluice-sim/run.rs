@@ -1,15 +1,16 @@
 //! `list` and `run`.
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use sluice_policy::params::{Params, PolicyName};
 use sluice_policy::tunables::{TUNABLES, Tunable};
+use sluice_sim::experiments::unified;
 use sluice_sim::experiments::unified::scenarios::{self, Scenario};
 use sluice_sim::experiments::{self, Experiment, Lab, Report, Row, Verdict};
 use sluice_sim::profiles::{hardware, model};
 use sluice_sim::tunables;
 
 use crate::args::RunArgs;
-use crate::out::say;
+use crate::out::{note, save, say, writable};
 use crate::{data, figure, progress, table};
 
 /// Names all that other commands take.
@@ -73,16 +74,18 @@ fn shape(model: &model::Model) -> [String; 5] {
 pub fn run(args: &RunArgs) -> Result<bool> {
     let experiment = experiments::named(&args.name)
         .ok_or_else(|| anyhow!("no experiment is called {:?}: {}", args.name, names()))?;
+    writable([&args.json, &args.svg])?;
     let report = run_in_lab(experiment, args)?;
     say(&text(experiment, &report))?;
     if let Some(file) = &args.json {
-        let text = serde_json::to_string_pretty(&json(experiment, &report))? + "\n";
-        std::fs::write(file, text).with_context(|| file.display().to_string())?;
-        eprintln!("wrote {}", file.display());
+        let text = serde_json::to_string_pretty(&json(experiment, &report, args))? + "\n";
+        save(file, |file| Ok(std::fs::write(file, text)?))?;
     }
     if let Some(file) = &args.svg {
-        figure::draw(&report.figures, file).with_context(|| file.display().to_string())?;
-        eprintln!("wrote {}", file.display());
+        save(file, |file| figure::draw(&report.figures, file))?;
+    }
+    if experiment.name == unified::NAME && args.seeds < unified::LEAST_SEEDS {
+        note(&format!("{} seeds prove nothing: at least {} do", args.seeds, unified::LEAST_SEEDS));
     }
     Ok(report.is_well())
 }
@@ -146,10 +149,15 @@ fn summary(report: &Report) -> String {
     format!("of {} figures: {}", report.rows.len(), counted.join(", "))
 }
 
-fn json(experiment: &Experiment, report: &Report) -> serde_json::Value {
+fn json(experiment: &Experiment, report: &Report, args: &RunArgs) -> serde_json::Value {
     serde_json::json!({
         "experiment": experiment.name,
         "about": experiment.about,
+        "commit": env!("SLUICE_COMMIT"),
+        "requests": args.requests,
+        "seed": args.seed,
+        "seeds": args.seeds,
+        "held_back": args.held_back,
         "tunables": format!("{:016x}", tunables::digest()),
         "well": report.is_well(),
         "rows": report.rows,

@@ -16,7 +16,7 @@ use sluice_sim::workload::{self, Coming, Deal, Limits, Source};
 
 use crate::args::{ServeArgs, SharingArg};
 use crate::estimate::named;
-use crate::out::say;
+use crate::out::{note, save, say, writable};
 use crate::{data, figure, progress, table};
 
 const MS: u64 = 1_000_000;
@@ -25,6 +25,7 @@ const MS: u64 = 1_000_000;
 pub fn serve(args: &ServeArgs) -> Result<bool> {
     let case = case(args)?;
     let load = load(args, &case)?;
+    writable([&args.json, &args.svg])?;
     let mut all = Vec::new();
     for policy in policies(args)? {
         all.push(serve_under(&Case { policy, ..case.clone() }, &load)?);
@@ -32,12 +33,10 @@ pub fn serve(args: &ServeArgs) -> Result<bool> {
     say(&text(args, &all))?;
     if let Some(file) = &args.json {
         let text = serde_json::to_string_pretty(&all)? + "\n";
-        std::fs::write(file, text).with_context(|| file.display().to_string())?;
-        eprintln!("wrote {}", file.display());
+        save(file, |file| Ok(std::fs::write(file, text)?))?;
     }
     if let Some(file) = &args.svg {
-        figure::draw(&[drawn(&all)], file).with_context(|| file.display().to_string())?;
-        eprintln!("wrote {}", file.display());
+        save(file, |file| figure::draw(&[drawn(&all)], file))?;
     }
     Ok(true)
 }
@@ -57,10 +56,10 @@ fn serve_under(case: &Case, load: &[Coming]) -> Result<Served> {
     let served = served.map_err(|problem| anyhow!(problem))?;
     let wall_s = begin.elapsed().as_secs_f64();
     let rate = (served.tokens + prompt_tokens(load)) as f64 / wall_s;
-    eprintln!(
+    note(&format!(
         "{}: {:.0} s simulated in {wall_s:.1} s, {rate:.0} tokens of prompts and answers per second of wall time",
         served.policy, served.seconds
-    );
+    ));
     Ok(served)
 }
 
