@@ -75,7 +75,7 @@ impl Core {
         }
         let mut coming_blocks = 0;
         while budget > 0
-            && (sure == usize::MAX || self.next_step >= self.crowd_hold)
+            && (sure == usize::MAX || self.may_crowd())
             && !self.free_rows.is_empty()
             && !self.queue.is_empty()
             && !self.front_stays(now, coming_blocks)
@@ -102,6 +102,12 @@ impl Core {
         }
         self.admit_prompts(budget, &mut admitted);
         (admitted, sure)
+    }
+
+    /// The next in line may be tried although somebody before it did not fit. Not one that was paused: its KV is all that it would
+    /// hold at once, and would go back to where it is.
+    fn may_crowd(&self) -> bool {
+        self.next_step >= self.crowd_hold && self.queue.front().is_some_and(|front| !front.kept)
     }
 
     /// Tokens that those who run have to compute.
