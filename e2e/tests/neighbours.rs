@@ -59,6 +59,30 @@ async fn three_tenants_trade_and_no_token_changes() {
     trio.up.end_cleanly().await;
 }
 
+/// How long a tenant is idle between its requests at least.
+const IDLE: Duration = Duration::from_millis(400);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_tells_when_its_next_request_is_expected() {
+    let world = World::new();
+    let trio = Trio::start(&world, "Unified").await;
+    let expected = |state: &State| state.activity.next_use_in_ms;
+    for used in 0..4 {
+        assert_eq!(trio.states().await.each_ref().map(expected), [None; 3], "after {used} requests");
+        tokio::time::sleep(IDLE).await;
+        trio.tenants[0].complete(&greedy(&prompt(used, 20), 2)).await.unwrap();
+    }
+    trio.tenants[0].until("three requests have found it idle", |state| expected(state).is_some()).await;
+    let [first, second, third] = trio.states().await.each_ref().map(expected);
+    assert_eq!((second, third), (None, None));
+    let first = Duration::from_millis(first.unwrap());
+    assert!((IDLE..IDLE * 20).contains(&first), "{first:?}");
+    tokio::time::sleep(2 * first).await;
+    let later = Duration::from_millis(expected(&trio.states().await[0]).unwrap());
+    assert!(later >= 2 * first, "as long again as it was idle: {later:?} after {first:?}");
+    trio.up.end_cleanly().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_and_a_sidecar_killed_while_memory_is_lent() {
     let world = World::new();

@@ -5,6 +5,7 @@
 //! what came of it. All memory is counted in chunks, whose size is a property of the GPU and so the same for all of them.
 
 pub mod grants;
+pub mod next_use;
 pub mod refusal;
 pub mod span;
 pub mod turn;

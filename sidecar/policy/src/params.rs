@@ -189,6 +189,9 @@ pub struct Params {
     /// `Unified` takes of the remedies that cost something the one that loses least for each byte; else own layers as far as they
     /// hide, then pauses, then preemptions. Default on.
     pub remedies_by_loss: bool,
+    /// `Unified` asks of inactive neighbours the one first whose next use its arrivals put furthest away
+    /// ([`crate::neighbours::next_use`]); else who was used last. Default on.
+    pub next_use_by_arrivals: bool,
     /// Bytes of live blocks that compaction may move at one step boundary. Default 8 MiB.
     pub compact_budget_bytes: u64,
     /// eLLM: what an inflation takes for everybody's next token, beyond what it lacks, stays below this; 0 = nothing. Default
@@ -232,6 +235,11 @@ impl Params {
         self.policy.weighs() && self.remedies_by_loss
     }
 
+    /// Whom to ask for memory is told by what arrivals let expect ([`crate::neighbours::victim::Asker::expects`]).
+    pub const fn expects_next_use(&self) -> bool {
+        self.policy.weighs() && self.next_use_by_arrivals
+    }
+
     const fn moves_layers_instead(&self) -> bool {
         self.policy.weighs() && self.remap_cap_permille > 0
     }
@@ -264,6 +272,7 @@ impl Default for Params {
             slo: Slo::default(),
             loss_window_steps: 64,
             remedies_by_loss: true,
+            next_use_by_arrivals: true,
             compact_budget_bytes: 8 << 20,
             premap_bytes: crate::ellm::PREMAP_LIMIT_BYTES,
             unmap_later: true,

@@ -17,6 +17,7 @@ use crate::brain::{Brain, Claim};
 use crate::ids::Nanos;
 use crate::neighbours::Peer;
 use crate::neighbours::grants::{Book, Given, Taken, TakenState, Vacate};
+use crate::neighbours::next_use;
 use crate::neighbours::victim::Rule;
 
 mod asked;
@@ -75,11 +76,12 @@ const OVERDUE_AGAIN_NS: u64 = 1_000_000_000;
 const CLAIM_AGAIN_NS: u64 = 500_000_000;
 
 /// Constants of trade that nobody sets, with their names, as [`crate::brain::CONSTANTS`].
-pub const CONSTANTS: [(&str, u64); 4] = [
+pub const CONSTANTS: [(&str, u64); 5] = [
     ("pause_max_ns", recall::PAUSE_MAX_NS),
     ("silence_max_ns", search::SILENCE_MAX_NS),
     ("overdue_again_ns", OVERDUE_AGAIN_NS),
     ("claim_again_ns", CLAIM_AGAIN_NS),
+    ("next_use_periods_min", next_use::PERIODS_MIN as u64),
 ];
 
 /// A tenant among its neighbours.

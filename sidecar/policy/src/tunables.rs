@@ -64,7 +64,7 @@ macro_rules! switch {
 }
 
 /// All of them.
-pub static TUNABLES: [Tunable; 22] = [
+pub static TUNABLES: [Tunable; 23] = [
     tunable!(
         "stall_allowance_permille",
         stall_allowance_permille,
@@ -150,6 +150,11 @@ pub static TUNABLES: [Tunable; 22] = [
         "remedies_by_loss",
         remedies_by_loss,
         "`Unified`: of remedies that cost something the one that loses least for each byte"
+    ),
+    switch!(
+        "next_use_by_arrivals",
+        next_use_by_arrivals,
+        "`Unified`: the neighbour asked first is the one expected to be needed last, or who was used last"
     ),
     tunable!(
         "compact_budget_bytes",

@@ -47,6 +47,7 @@ mod leaves {
 mod neighbours {
     mod grants;
     mod grants_random;
+    mod next_use;
     mod turn;
     mod victim;
     mod world;

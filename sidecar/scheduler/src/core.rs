@@ -20,6 +20,7 @@ use sluice_policy::action::Action;
 use sluice_policy::brain::{Brain, Rest};
 use sluice_policy::ids::{Nanos, RequestId, RowId};
 use sluice_policy::neighbours::grants::Book;
+use sluice_policy::neighbours::next_use::NextUse;
 use sluice_policy::params::{Bounds, PolicyName};
 use sluice_policy::planner::pausing::Pauses;
 use sluice_policy::planner::request::{Found, PlanAnswer};
@@ -82,6 +83,7 @@ pub struct Core {
     counters: Counters,
     turn: Turn,
     waits: Waits,
+    next_use: NextUse,
     /// Who is paused (OrbitFlow).
     pauses: Pauses,
     /// The quantum is over and no step has begun: neighbours are waited for no longer.
@@ -124,6 +126,7 @@ impl Core {
             counters: Counters::default(),
             turn: Turn::default(),
             waits: Waits::default(),
+            next_use: NextUse::default(),
             pauses,
             hurried: false,
             trader,
@@ -166,6 +169,7 @@ impl Core {
         self.flush();
         self.pauses.asleep(self.brain.rest() != Rest::Awake, now);
         self.note_waits(now);
+        self.next_use.observe(now, self.busy());
     }
 
     fn planned(&mut self, answer: PlanAnswer) {
@@ -202,6 +206,11 @@ impl Core {
     /// The trader, to look at; none without neighbours.
     pub fn trader(&self) -> Option<&Trader> {
         self.trader.as_ref()
+    }
+
+    /// In how long its next request is expected, nanoseconds; none while it has some, and without data.
+    pub fn next_use_ns(&self, now: Nanos) -> Option<u64> {
+        self.next_use.expected_ns(now)
     }
 
     /// Whether time alone can change something: memory that was borrowed may flow back while nothing runs.

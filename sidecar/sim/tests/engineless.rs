@@ -94,6 +94,7 @@ impl Tenant {
             resident_since: zero,
             lendable_chunks: THEIRS,
             queue_place: None,
+            next_use_ns: None,
         };
         self.news(News::Survey(vec![Neighbour {
             peer: LENDER,

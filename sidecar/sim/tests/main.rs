@@ -15,6 +15,7 @@ mod joining;
 mod journal;
 mod link;
 mod losses;
+mod next_use;
 mod owed;
 mod pauses;
 mod plans;

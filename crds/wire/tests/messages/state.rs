@@ -121,6 +121,7 @@ fn state() -> State {
         activity: Activity {
             inactive_since_unix_ms: Some(1_764_000_058_000),
             last_used_unix_ms: Some(1_764_000_057_990),
+            next_use_in_ms: Some(12_500),
             resident_since_unix_ms: None,
             absent_layers: 3,
         },

@@ -116,6 +116,7 @@ impl Office {
             resident_since: self.moment(activity.resident_since_unix_ms.unwrap_or(0)),
             lendable_chunks: self.desk.chunks(place.lendable_bytes),
             queue_place: None,
+            next_use_ns: activity.next_use_in_ms.map(|ms| ms.saturating_mul(1_000_000)),
         })
     }
 

@@ -170,6 +170,7 @@ impl Desk {
         Activity {
             inactive_since_unix_ms: idle_since,
             last_used_unix_ms: counts.used.map(unix_ms),
+            next_use_in_ms: None,
             resident_since_unix_ms: resident.map(unix_ms),
             absent_layers: 0,
         }

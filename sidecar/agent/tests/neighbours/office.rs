@@ -110,7 +110,9 @@ impl Asker {
 async fn a_neighbour_that_is_slow_to_tell_is_seen_as_it_told_last() {
     let (folder, [me, slow]) = seats(["story", "slow"]);
     let open = Arc::new(AtomicBool::new(false));
-    let address = tells(state("slow", 7), open.clone()).await;
+    let mut state = state("slow", 7);
+    state.activity.next_use_in_ms = Some(1500);
+    let address = tells(state, open.clone()).await;
     let (office, messages) = office(&folder, &me);
     office.directives.put(directive(1, 1, &[("slow", address)]).to_string().as_bytes()).unwrap();
     let mut asker = Asker::new((office, messages));
@@ -118,7 +120,8 @@ async fn a_neighbour_that_is_slow_to_tell_is_seen_as_it_told_last() {
     assert_eq!(asker.survey().await, [unknown], "it lives, so it can be asked");
     open.store(true, Ordering::Relaxed);
     let told = asker.all_tell().await;
-    assert_eq!(told[0].live.map(|live| live.lendable_chunks), Some(7));
+    let live = told[0].live.unwrap();
+    assert_eq!((live.lendable_chunks, live.next_use_ns), (7, Some(1_500_000_000)));
     open.store(false, Ordering::Relaxed);
     assert_eq!(asker.survey().await, told);
 }

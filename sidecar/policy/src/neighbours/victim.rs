@@ -2,7 +2,8 @@
 //! decides again from its own state, so this order may be stale and never wrong.
 //!
 //! Under turns in a circle the one used last is the one needed last, so most recently used is Belady's choice and least
-//! recently used its opposite.
+//! recently used its opposite. Where requests come as they like it is not: there the next use is estimated
+//! ([`super::next_use`]).
 
 use alloc::vec::Vec;
 use core::cmp::Reverse;
@@ -14,7 +15,8 @@ use crate::ids::Nanos;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rule {
     /// Whose next use is furthest away. Who waits for no turn is before who waits, who waits at the end of the line before
-    /// who waits in front; without a line, and among equals, who was used last.
+    /// who waits in front; without a line by what its arrivals let expect, where that is looked at
+    /// ([`Asker::expects`]); among equals, who was used last.
     #[default]
     MostRecentlyUsed,
     /// Who was used longest ago, whatever the line says: Oneiros' comparison.
@@ -36,6 +38,8 @@ pub struct Live {
     pub lendable_chunks: u32,
     /// How many get the turn before it does; none where it does not wait for one.
     pub queue_place: Option<u32>,
+    /// In how long its next request is expected, nanoseconds ([`super::next_use`]); none while it has some, and without data.
+    pub next_use_ns: Option<u64>,
 }
 
 /// A neighbour as the asker sees it.
@@ -64,6 +68,8 @@ pub struct Asker<'a> {
     pub order: &'a [Peer],
     /// A neighbour gives nothing sooner after its weights came back, nanoseconds.
     pub min_residence_ns: u64,
+    /// [`Rule::MostRecentlyUsed`] looks at what arrivals let expect. The paper's does not.
+    pub expects: bool,
 }
 
 /// One neighbour to ask.
@@ -123,17 +129,26 @@ fn feasible(
     })
 }
 
-/// Lowest first: activity, priority, the rule in up to two parts, the number of the record.
-type Rank = (bool, i32, Reverse<u64>, Reverse<u64>, Peer);
+/// Lowest first: activity, priority, the rule in up to three parts, the number of the record.
+type Rank = (bool, i32, Reverse<[u64; 3]>, Peer);
 
 fn rank(neighbour: &Neighbour, live: &Live, asker: &Asker<'_>) -> Rank {
     let used = live.last_used.0;
-    let (first, second) = match asker.rule {
-        Rule::MostRecentlyUsed => (live.queue_place.map_or(u64::MAX, u64::from), used),
-        Rule::LeastRecentlyUsed => (u64::MAX - used, 0),
-        Rule::FixedOrder => (u64::MAX - listed(asker.order, neighbour.peer), 0),
+    let furthest = match asker.rule {
+        Rule::MostRecentlyUsed => {
+            let expected = if asker.expects { expected(live) } else { 0 };
+            [live.queue_place.map_or(u64::MAX, u64::from), expected, used]
+        }
+        Rule::LeastRecentlyUsed => [u64::MAX - used, 0, 0],
+        Rule::FixedOrder => [u64::MAX - listed(asker.order, neighbour.peer), 0, 0],
     };
-    (live.active, neighbour.priority, Reverse(first), Reverse(second), neighbour.peer)
+    (live.active, neighbour.priority, Reverse(furthest), neighbour.peer)
+}
+
+/// How far away the next use is, by powers of two: estimates are not that good, and among those that are alike who was used last
+/// is needed last. Of whom too few requests came to tell, none is expected.
+fn expected(live: &Live) -> u64 {
+    live.next_use_ns.map_or(u64::MAX, |ns| ns.checked_ilog2().map_or(0, u64::from))
 }
 
 /// Place on the list; behind all others for who is not on it.

@@ -101,7 +101,8 @@ impl Trader {
     /// asked before may have said no.
     fn next_victim(&self, left: &[Neighbour], now: Nanos, brain: &mut Brain) -> Option<Victim> {
         let need_chunks = brain.hungry()?;
-        let asker = Asker { need_chunks, ..self.terms.asker() };
+        let expects = brain.params().expects_next_use();
+        let asker = Asker { need_chunks, expects, ..self.terms.asker() };
         let supply = victim::supply(left, &asker, now);
         let covered = supply.more_unknown || supply.chunks >= need_chunks;
         let need_chunks = if covered { need_chunks } else { brain.useful_loan(supply.chunks) };
@@ -158,6 +159,7 @@ impl Terms {
             rule: self.rule,
             order: &self.order,
             min_residence_ns: self.min_residence_ns,
+            expects: false,
         }
     }
 }

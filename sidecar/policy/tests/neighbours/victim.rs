@@ -64,6 +64,25 @@ fn the_end_of_the_line_lends_before_its_front_and_who_does_not_wait_before_both(
 }
 
 #[test]
+fn whose_next_use_is_expected_to_be_furthest_lends_first_where_that_is_looked_at() {
+    let expected = |last_used, next_use_ns| Live { next_use_ns: Some(next_use_ns), ..live(last_used, 5) };
+    let all = [
+        neighbour(1, 0, expected(10, 9000)),
+        neighbour(2, 0, expected(90, 100)),
+        neighbour(3, 0, Live { queue_place: Some(7), ..live(95, 5) }),
+        neighbour(4, 0, live(20, 5)),
+        neighbour(5, 0, live(30, 5)),
+        neighbour(6, -1, expected(40, 1)),
+    ];
+    let by = |rule, expects| peers(&all, &Asker { rule, expects, ..asker(1000) });
+    assert_eq!(by(Rule::MostRecentlyUsed, true), [6, 5, 4, 1, 2, 3], "of who has no data none is expected");
+    assert_eq!(by(Rule::MostRecentlyUsed, false), [6, 2, 5, 4, 1, 3]);
+    assert_eq!(by(Rule::LeastRecentlyUsed, true), by(Rule::LeastRecentlyUsed, false));
+    let alike = [neighbour(1, 0, expected(10, 1023)), neighbour(2, 0, expected(20, 512))];
+    assert_eq!(peers(&alike, &Asker { expects: true, ..asker(1000) }), [2, 1], "within a power of two");
+}
+
+#[test]
 fn each_is_asked_for_what_the_others_leave_open() {
     let all = [neighbour(1, 0, live(30, 5)), neighbour(2, 0, live(20, 5)), neighbour(3, 0, live(10, 5))];
     let expected = [Victim { peer: tenant(1), chunks: 5 }, Victim { peer: tenant(2), chunks: 2 }];
@@ -223,13 +242,21 @@ fn with_five_models_of_which_four_fit_one_turn_in_four_loads() {
 }
 
 fn any_neighbour() -> impl Strategy<Value = Neighbour> {
-    let live = (any::<bool>(), 0_u64..5, 0_u64..1000, 0_u32..6, proptest::option::of(0_u32..3));
-    let live = live.prop_map(|(active, last_used, since, lendable_chunks, queue_place)| Live {
+    let live = (
+        any::<bool>(),
+        0_u64..5,
+        0_u64..1000,
+        0_u32..6,
+        proptest::option::of(0_u32..3),
+        any::<Option<u64>>(),
+    );
+    let live = live.prop_map(|(active, last_used, since, lendable_chunks, queue_place, next_use_ns)| Live {
         active,
         last_used: Nanos(last_used),
         resident_since: Nanos(since),
         lendable_chunks,
         queue_place,
+        next_use_ns,
     });
     let state = (98_i32..103, any::<bool>(), proptest::option::weighted(0.8, live));
     state.prop_map(|(priority, reachable, live)| Neighbour { peer: tenant(0), priority, reachable, live })
@@ -243,11 +270,12 @@ proptest! {
         all in proptest::collection::vec(any_neighbour(), 0..8),
         need in 0_u32..20,
         turn in 0_usize..8,
+        expects in any::<bool>(),
     ) {
         let number = |(at, one)| Neighbour { peer: tenant(at as u32), ..one };
         let all: Vec<Neighbour> = all.into_iter().enumerate().map(number).collect();
         let list: Vec<Peer> = (0..4).map(tenant).collect();
-        let asker = Asker { order: &list, min_residence_ns: 300, ..asker(need) };
+        let asker = Asker { order: &list, min_residence_ns: 300, expects, ..asker(need) };
         let victims = order(&all, &asker, Nanos(1000));
         let names: BTreeSet<Peer> = victims.iter().map(|victim| victim.peer).collect();
         prop_assert_eq!(names.len(), victims.len());

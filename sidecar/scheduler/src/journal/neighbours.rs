@@ -67,9 +67,10 @@ fn put_neighbour(words: &mut Words, neighbour: &Neighbour) {
     let Neighbour { peer, priority, reachable, live } = neighbour;
     put_peer(words, peer);
     words.put(priority.cast_unsigned()).put(*reachable).put(live.is_some());
-    if let Some(Live { active, last_used, resident_since, lendable_chunks, queue_place }) = live {
+    if let Some(Live { active, last_used, resident_since, lendable_chunks, queue_place, next_use_ns }) = live
+    {
         words.put(*active).put(last_used.0).put(resident_since.0).put(*lendable_chunks);
-        words.put_option(queue_place.map(u64::from));
+        words.put_option(queue_place.map(u64::from)).put_option(*next_use_ns);
     }
 }
 
@@ -83,7 +84,8 @@ fn live(r: &mut Reader<'_>) -> Result<Live, String> {
     let (active, last_used, resident_since) = (r.bool()?, Nanos(r.u64()?), Nanos(r.u64()?));
     let lendable_chunks = r.int()?;
     let queue_place = r.option()?.map(u32::try_from).transpose().map_err(|_| "a place is too large")?;
-    Ok(Live { active, last_used, resident_since, lendable_chunks, queue_place })
+    let next_use_ns = r.option()?;
+    Ok(Live { active, last_used, resident_since, lendable_chunks, queue_place, next_use_ns })
 }
 
 /// A code, whom it is about, and up to two figures.

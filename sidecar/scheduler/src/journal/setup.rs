@@ -86,7 +86,7 @@ fn put_offload(words: &mut Words, params: &Params) {
     words.put(slo.ttft_ns).put(slo.tbt_ns).put(slo.allowed_miss_permille).put(*loss_window_steps);
     words.put(params.plan_alike).put(params.plan_first_come);
     words.put(params.premap_bytes).put(params.unmap_later);
-    words.put(params.link_by_deadline).put(params.remedies_by_loss);
+    words.put(params.link_by_deadline).put(params.remedies_by_loss).put(params.next_use_by_arrivals);
 }
 
 /// Reads what [`params_words`] wrote.
@@ -137,6 +137,7 @@ pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
         unmap_later: r.bool()?,
         link_by_deadline: r.bool()?,
         remedies_by_loss: r.bool()?,
+        next_use_by_arrivals: r.bool()?,
     })
 }
 

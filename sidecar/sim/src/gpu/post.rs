@@ -57,7 +57,7 @@ impl Gpu {
         let seen = others.filter_map(|(_, seat)| {
             let life = seat.life.as_ref()?;
             let active = if turns { self.line.has(life.me) } else { seat.open() > 0 };
-            let live = life.live(active, self.line.place(life.me));
+            let live = life.live(self.now, active, self.line.place(life.me));
             let priority = seat.setup.terms.priority;
             Some(Neighbour { peer: life.me, priority, reachable: true, live: Some(live) })
         });

@@ -141,7 +141,7 @@ impl Life {
     }
 
     /// What it says of itself to neighbours that survey.
-    pub(super) fn live(&self, active: bool, queue_place: Option<u32>) -> Live {
+    pub(super) fn live(&self, now: Nanos, active: bool, queue_place: Option<u32>) -> Live {
         let core = self.driver.core();
         Live {
             active,
@@ -149,6 +149,7 @@ impl Life {
             resident_since: self.resident_since.unwrap_or(Nanos(0)),
             lendable_chunks: core.brain().lendable_chunks(),
             queue_place,
+            next_use_ns: core.next_use_ns(now),
         }
     }
 

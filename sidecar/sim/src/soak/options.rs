@@ -47,8 +47,8 @@ pub struct Options {
     pub plan_first_come: bool,
     /// They place the same layers of all requests.
     pub plan_alike: bool,
-    /// Without memory for the next tokens, unmapping later, deadlines on the link, and remedies by loss.
-    pub plain: [bool; 4],
+    /// Without memory for the next tokens, unmapping later, deadlines on the link, remedies by loss, and next uses by arrivals.
+    pub plain: [bool; 5],
     /// How they share the GPU.
     pub sharing: Sharing,
     /// Bytes of each tenant's host tier.
@@ -99,7 +99,7 @@ impl Options {
             remap_cap_permille: Params::default().remap_cap_permille,
             plan_first_come: false,
             plan_alike: false,
-            plain: [false; 4],
+            plain: [false; 5],
             sharing: sharing(rng),
             host_kv_bytes: block_column * sometimes(rng, 40),
             prefix_caching: rng.chance(700),
@@ -143,7 +143,7 @@ impl Options {
             self.remap_cap_permille *= rng.below(4).min(1) as u32;
             self.plan_first_come = rng.chance(500);
             self.plan_alike = rng.chance(250);
-            self.plain = [250; 4].map(|permille| rng.chance(permille));
+            self.plain = [250; 5].map(|permille| rng.chance(permille));
         }
     }
 
@@ -194,7 +194,7 @@ impl Options {
         let geometry =
             Geometry { capacity_chunks: self.share_chunks() * self.tenants as u32, ..self.geometry() };
         let guaranteed = geometry.kv_chunks_for(MODEL_TOKENS.div_ceil(16));
-        let [no_premap, unmap_at_once, link_as_they_come, fixed_order] = self.plain;
+        let [no_premap, unmap_at_once, link_as_they_come, fixed_order, by_last_use] = self.plain;
         let params = Params {
             policy: self.policy,
             slo: self.slo,
@@ -206,6 +206,7 @@ impl Options {
             unmap_later: !unmap_at_once,
             link_by_deadline: !link_as_they_come,
             remedies_by_loss: !fixed_order,
+            next_use_by_arrivals: !by_last_use,
             share_chunks: self.share_chunks(),
             max_model_tokens: MODEL_TOKENS,
             guaranteed_kv_bytes: u64::from(guaranteed) * CHUNK_BYTES,

@@ -1,0 +1,160 @@
+//! What a tenant's arrivals let expect of its next use, and what it is worth in choosing whom to ask.
+
+use std::collections::BTreeMap;
+
+use sluice_policy::ids::Nanos;
+use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::next_use::{NextUse, PERIODS_MIN};
+use sluice_policy::neighbours::victim::{Asker, Live, Neighbour, order};
+
+/// Busy for 10 ns each time, idle for `periods` in between; at the end idle. Returns when it became so.
+fn used(periods: &[u64]) -> (NextUse, Nanos) {
+    let (mut use_of, mut now) = (NextUse::default(), 1000);
+    let mut work = |use_of: &mut NextUse, idle: u64| {
+        now += idle;
+        use_of.observe(Nanos(now), true);
+        now += 10;
+        use_of.observe(Nanos(now), false);
+        Nanos(now)
+    };
+    let first = work(&mut use_of, 5_000_000);
+    let last = periods.iter().map(|idle| work(&mut use_of, *idle)).last();
+    (use_of, last.unwrap_or(first))
+}
+
+#[test]
+fn nothing_is_expected_of_whom_too_few_requests_came_to() {
+    assert_eq!(PERIODS_MIN, 3);
+    assert_eq!(NextUse::default().expected_ns(Nanos(7)), None);
+    for few in [&[][..], &[100], &[100, 100]] {
+        let (use_of, idle) = used(few);
+        assert_eq!(use_of.expected_ns(idle), None, "{few:?}");
+    }
+}
+
+#[test]
+fn the_time_before_the_first_request_is_no_idle_period() {
+    let (use_of, idle) = used(&[100, 100, 100]);
+    assert_eq!(use_of.expected_ns(idle), Some(100), "and not the 5,000,000 since the start");
+}
+
+#[test]
+fn the_average_is_expected_and_from_then_on_as_long_again_as_it_was_idle() {
+    let (use_of, idle) = used(&[100, 100, 180]);
+    assert_eq!(use_of.expected_ns(idle), Some(110), "an eighth of the newest");
+    assert_eq!(use_of.expected_ns(Nanos(idle.0 + 110)), Some(110));
+    assert_eq!(use_of.expected_ns(Nanos(idle.0 + 111)), Some(111));
+    assert_eq!(use_of.expected_ns(Nanos(idle.0 + 10_000)), Some(10_000));
+}
+
+#[test]
+fn who_has_requests_is_in_use_and_those_that_find_it_so_say_nothing() {
+    let (mut use_of, idle) = used(&[100, 100, 100]);
+    let later = |ns| Nanos(idle.0 + ns);
+    use_of.observe(later(100), true);
+    assert_eq!(use_of.expected_ns(later(100)), None);
+    (101..160).for_each(|ns| use_of.observe(later(ns), true));
+    use_of.observe(later(160), false);
+    assert_eq!(use_of.expected_ns(later(160)), Some(100));
+}
+
+/// A tenant whose requests come at random, `mean` apart.
+struct Tenant {
+    mean: u64,
+    next: u64,
+    seen: NextUse,
+    last_used: u64,
+}
+
+/// Tenants of which some fit. Whoever has a request needs its model, and takes the place of the victim.
+struct Gpu {
+    tenants: Vec<Tenant>,
+    fitting: usize,
+    random: u64,
+}
+
+/// How a victim is chosen.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    LastUse,
+    Estimate,
+    /// Belady: who knows the arrivals to come.
+    Oracle,
+}
+
+impl Gpu {
+    fn new(means: &[u64], fitting: usize, seed: u64) -> Gpu {
+        let tenant = |mean: &u64| Tenant { mean: *mean, next: 0, seen: NextUse::default(), last_used: 0 };
+        let mut gpu = Gpu { tenants: means.iter().map(tenant).collect(), fitting, random: seed };
+        (0..means.len()).for_each(|at| gpu.draw(at, 0));
+        gpu
+    }
+
+    /// When the tenant's next request comes: without memory (splitmix64).
+    fn draw(&mut self, at: usize, now: u64) {
+        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let word = (self.random ^ (self.random >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        let uniform = (((word ^ (word >> 31)) >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
+        let tenant = &mut self.tenants[at];
+        tenant.next = now + 1 + (-uniform.ln() * tenant.mean as f64) as u64;
+    }
+
+    fn victim(&self, by: By, now: u64, resident: &BTreeMap<usize, ()>) -> usize {
+        if by == By::Oracle {
+            return *resident.keys().max_by_key(|at| self.tenants[**at].next).expect("somebody is resident");
+        }
+        let seen = |at: &usize| {
+            let (tenant, peer) = (&self.tenants[*at], Peer { index: *at as u32, instance: 1 });
+            let next_use_ns = tenant.seen.expected_ns(Nanos(now));
+            let last_used = Nanos(tenant.last_used);
+            let live = Live { last_used, lendable_chunks: 1, next_use_ns, ..Live::default() };
+            Neighbour { peer, priority: 0, reachable: true, live: Some(live) }
+        };
+        let seen: Vec<Neighbour> = resident.keys().map(seen).collect();
+        let asker = Asker { need_chunks: 1, expects: by == By::Estimate, ..Asker::default() };
+        order(&seen, &asker, Nanos(now))[0].peer.index as usize
+    }
+
+    /// Loads of models that were not there, of so many requests.
+    fn loads(mut self, by: By, requests: u32) -> u32 {
+        let (mut resident, mut loads) = (BTreeMap::new(), 0);
+        for _ in 0..requests {
+            let at = (0..self.tenants.len()).min_by_key(|at| self.tenants[*at].next).expect("there are some");
+            let now = self.tenants[at].next;
+            self.tenants[at].seen.observe(Nanos(now), true);
+            self.draw(at, now);
+            if !resident.contains_key(&at) {
+                loads += 1;
+                if resident.len() == self.fitting {
+                    resident.remove(&self.victim(by, now, &resident));
+                }
+                resident.insert(at, ());
+            }
+            self.tenants[at].seen.observe(Nanos(now), false);
+            self.tenants[at].last_used = now;
+        }
+        loads
+    }
+}
+
+fn loads(means: &[u64], fitting: usize, by: By) -> u32 {
+    (0..8).map(|seed| Gpu::new(means, fitting, seed).loads(by, 4000)).sum()
+}
+
+#[test]
+fn where_some_are_used_seldom_the_estimate_loads_less_and_last_use_takes_whoever_is_used_most() {
+    let means = [1_000_000, 1_000_000, 20_000_000, 20_000_000, 20_000_000];
+    let of = |by| loads(&means, 3, by);
+    let (estimate, last_use, oracle) = (of(By::Estimate), of(By::LastUse), of(By::Oracle));
+    assert!(oracle <= estimate, "{oracle} and {estimate}");
+    assert!(2 * estimate < last_use, "by estimate {estimate}, by last use {last_use}, at best {oracle}");
+}
+
+/// Estimates of those that are alike differ by chance: only powers of two count, so it is nearly the same choice.
+#[test]
+fn where_all_are_used_alike_the_estimate_loads_about_as_much() {
+    let of = |by| loads(&[1_000_000; 5], 3, by);
+    let (estimate, last_use) = (of(By::Estimate), of(By::LastUse));
+    assert!(10 * estimate < 11 * last_use, "by estimate {estimate}, by last use {last_use}");
+}
