@@ -20,6 +20,10 @@ pub struct Figures {
     pub recomputed_tokens_total: u64,
     /// Preemptions.
     pub preemptions_total: u64,
+    /// Requests that were paused with their KV.
+    pub pauses_total: u64,
+    /// Time that steps waited for KV from the host tier, ns.
+    pub kv_stall_ns_total: u64,
     /// Steps that the engine has finished.
     pub steps_total: u64,
     /// Memory events by reason; a reason that has not occurred is left out.

@@ -24,6 +24,8 @@ fn figures() -> Figures {
         decode_tokens_total: 920,
         recomputed_tokens_total: 16,
         preemptions_total: 1,
+        pauses_total: 4,
+        kv_stall_ns_total: 1_250_000,
         steps_total: 610,
         remap_events_total: vec![
             ReasonCount { reason: "remap_own".into(), count: 2 },
@@ -189,7 +191,8 @@ fn the_message_is_written_as_committed() {
 fn a_message_of_an_older_writer_is_read_with_defaults_for_what_it_lacks() {
     let kv = KvState { host_blocks_used: 0, host_blocks_limit: 0, ..state().kv };
     let engine = EngineState { lost_unix_ms: None, ..state().engine };
-    let older = State { kv, engine, neighbourhood: None, activity: Activity::default(), ..state() };
+    let figures = Figures { pauses_total: 0, kv_stall_ns_total: 0, ..figures() };
+    let older = State { kv, engine, figures, neighbourhood: None, activity: Activity::default(), ..state() };
     assert_eq!(State::from_json(FIRST.as_bytes()).expect("still readable"), older);
 }
 

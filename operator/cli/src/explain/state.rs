@@ -79,10 +79,13 @@ fn objective(
     ))
 }
 
+/// The reason of a decision against taking layers: they would be waited for.
+const DECLINED: &str = "declined_stall";
+
 fn layers(state: &State) -> Vec<String> {
     let remap = &state.remap;
     if remap.alpha == 0 {
-        return Vec::new();
+        return declined(state).into_iter().collect();
     }
     let mut text = format!(
         "{} of {} layers gave their memory away (at most {}); {} stream in through {} slot{} for every step",
@@ -97,6 +100,17 @@ fn layers(state: &State) -> Vec<String> {
         text += &format!(": a layer takes {} to come and {} to compute", duration(copy), duration(compute));
     }
     vec![text + "."]
+}
+
+/// Why layers stay although KV is short.
+fn declined(state: &State) -> Option<String> {
+    let figures = &state.figures;
+    let times = figures.remap_events_total.iter().find(|event| event.reason == DECLINED)?.count;
+    let (copy, compute) = (duration(figures.t_transfer_ns?), duration(figures.t_compute_ns?));
+    Some(format!(
+        "Its layers stay: one takes {copy} to come and {compute} to compute, so steps would wait for them \
+         (declined {times} times since the start)."
+    ))
 }
 
 fn neighbours(state: &State) -> Vec<String> {
@@ -159,7 +173,25 @@ fn requests(state: &State) -> Vec<String> {
             state.figures.preemptions_total, state.figures.recomputed_tokens_total
         ));
     }
+    lines.extend(host_tier(state));
     lines
+}
+
+/// What is in the host tier, and what it cost.
+fn host_tier(state: &State) -> Option<String> {
+    let (kv, figures) = (&state.kv, &state.figures);
+    let size = |blocks: u64| bytes(blocks.saturating_mul(kv.block_bytes));
+    let used = figures.pauses_total + figures.kv_stall_ns_total + kv.host_blocks_used > 0;
+    (used && kv.host_blocks_limit > 0).then(|| {
+        format!(
+            "KV in the host tier: {} of {}; since the start {} requests were paused with theirs, and steps waited {} \
+             for KV.",
+            size(kv.host_blocks_used),
+            size(kv.host_blocks_limit),
+            figures.pauses_total,
+            duration(figures.kv_stall_ns_total),
+        )
+    })
 }
 
 fn engine(state: &State) -> Vec<String> {
@@ -183,7 +215,7 @@ fn moves(state: &State, now_unix_ms: u64) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use sluice_wire::state::{GrantState, Move, Percentiles, Residency};
+    use sluice_wire::state::{GrantState, Move, Percentiles, ReasonCount, Residency};
 
     use super::*;
 
@@ -274,6 +306,37 @@ mod tests {
             "{said}"
         );
         assert!(said.contains("Lent: 12.0M to art, code."), "{said}");
+    }
+
+    #[test]
+    fn layers_that_stay_although_kv_is_short_are_told_with_why() {
+        let mut state = state();
+        (state.figures.t_transfer_ns, state.figures.t_compute_ns) = (Some(140_000_000), Some(2_000_000));
+        assert_eq!(explain(&state, NOW).len(), 1);
+        state.figures.remap_events_total = vec![ReasonCount { reason: DECLINED.into(), count: 7 }];
+        assert_eq!(
+            explain(&state, NOW)[1..],
+            [
+                "  Its layers stay: one takes 140 ms to come and 2.0 ms to compute, so steps would wait for them (declined 7 \
+              times since the start)."
+            ]
+        );
+    }
+
+    #[test]
+    fn the_host_tier_is_told_where_there_is_one_and_it_was_used() {
+        let mut state = state();
+        (state.kv.block_bytes, state.kv.host_blocks_limit) = (1 << 20, 64);
+        assert_eq!(explain(&state, NOW).len(), 1);
+        (state.kv.host_blocks_used, state.figures.pauses_total) = (3, 5);
+        state.figures.kv_stall_ns_total = 1_500_000_000;
+        assert_eq!(
+            explain(&state, NOW)[1..],
+            [
+                "  KV in the host tier: 3.0M of 64.0M; since the start 5 requests were paused with theirs, and steps waited \
+              1500 ms for KV."
+            ]
+        );
     }
 
     #[test]

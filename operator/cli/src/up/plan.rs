@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use sluice_plan::written::{self, unsigned};
 use sluice_types::load::{LoadError, Located, Object, Path as FieldPath};
-use sluice_types::pool::HostDevice;
+use sluice_types::pool::{HostDevice, Policy};
 use sluice_types::tenant::WeightType;
 use sluice_types::{GpuPool, ModelTenant, Quantity};
 use sluice_wire::config::{DebugConfig, EngineConfig, GpuConfig, ListenConfig, SidecarConfig};
@@ -105,6 +105,7 @@ pub fn plan(
     let mut seated = seats(objects, options).map_err(|error| vec![error])?;
     let shared = shared::share_out(&mut seated, weigh);
     ineffective.extend(in_vain(objects, &seated));
+    ineffective.extend(without_host_tier(objects, &seated));
     let configs = seated.into_iter().map(|seated| seated.config).collect();
     Ok(Plan { configs, shared, ineffective })
 }
@@ -122,6 +123,27 @@ fn in_vain(objects: &[Placed], seated: &[Seated<'_>]) -> Vec<LoadError> {
     };
     let alone = objects.iter().filter(|placed| !rests(placed) && !shares(placed));
     alone.flat_map(|placed| built::for_neighbours(&placed.located)).collect()
+}
+
+/// Tenants whose policy does what it is named for with KV in the host tier, and that have none.
+fn without_host_tier(objects: &[Placed], seated: &[Seated<'_>]) -> Vec<LoadError> {
+    let moves_kv = |seated: &&Seated<'_>| {
+        let policy = seated.pool.spec.policy;
+        matches!(policy, Policy::FlexGen | Policy::Pie | Policy::OrbitFlow)
+            && seated.config.memory.host_kv_bytes == 0
+    };
+    let told = seated.iter().filter(moves_kv).filter_map(|seated| {
+        let placed = objects.iter().find(|placed| {
+            let (namespace, object) = (placed.namespace(), &placed.located.object);
+            matches!(object, Object::Tenant(_))
+                && (namespace, object.name()) == (&seated.config.namespace, &seated.config.name)
+        })?;
+        let policy = seated.pool.spec.policy.as_str();
+        let problem =
+            format!("{policy} moves KV to host memory, of which this tenant has none: it is as Recompute");
+        Some(placed.refuse("spec.memory.hostKv", &problem))
+    });
+    told.collect()
 }
 
 /// Whether this is a tenant that is not to run.

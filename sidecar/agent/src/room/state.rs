@@ -201,7 +201,9 @@ impl Diary {
             return;
         }
         if self.moves.len() == MAX_MOVES {
-            self.moves.pop_front();
+            // Decisions by which no memory changed hands are told as long as there is room.
+            let empty = self.moves.iter().position(|event| event.bytes == 0);
+            self.moves.remove(empty.unwrap_or(0));
         }
         let lays_out =
             matches!(reason, Reason::RemapOwn | Reason::RemapStalls | Reason::Revert | Reason::Forced);
@@ -323,6 +325,8 @@ fn figures(brain: &Brain, snapshot: &Snapshot, metrics: &Metrics) -> Figures {
         decode_tokens_total: counters.decode_tokens,
         recomputed_tokens_total: counters.recomputed_tokens,
         preemptions_total: counters.preemptions,
+        pauses_total: counters.pauses,
+        kv_stall_ns_total: counters.kv_stall_ns,
         steps_total: counters.steps,
         remap_events_total: events
             .map(|(reason, count)| ReasonCount { reason: reason.into(), count })

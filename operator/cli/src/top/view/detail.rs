@@ -98,6 +98,9 @@ fn kv(state: &State) -> Vec<String> {
         format!("{} free", kv.blocks_free),
         format!("of {} blocks of {}", kv.blocks_total, bytes(kv.block_bytes)),
     ];
+    if kv.host_blocks_limit > 0 {
+        phrases.push(format!("host {} of {}", kv.host_blocks_used, kv.host_blocks_limit));
+    }
     // Of a tenant that rests, the few blocks that are left beside its prefix cache may all count as scattered.
     if kv.blocks_used > 0 {
         phrases.push(format!("fragmented {}", percent(Some(kv.fragmentation_permille))));
@@ -116,12 +119,19 @@ fn latency(state: &State) -> Vec<String> {
 
 fn work(state: &State) -> Vec<String> {
     let (figures, streams) = (&state.figures, &state.streams);
-    vec![
+    let mut phrases = vec![
         format!("{} preempted", figures.preemptions_total),
         format!("{} recomputed", figures.recomputed_tokens_total),
         format!("{} steps", figures.steps_total),
         format!("deposit {} in {} streams", streams.deposit_tokens, streams.open),
-    ]
+    ];
+    if figures.pauses_total > 0 {
+        phrases.insert(1, format!("{} paused", figures.pauses_total));
+    }
+    if figures.kv_stall_ns_total > 0 {
+        phrases.push(format!("waited {} for KV", duration(figures.kv_stall_ns_total)));
+    }
+    phrases
 }
 
 fn link(state: &State) -> Vec<String> {

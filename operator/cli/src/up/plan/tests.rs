@@ -239,6 +239,28 @@ fn what_counts_between_neighbours_is_a_warning_where_there_are_none() {
 }
 
 #[test]
+fn a_policy_that_moves_kv_to_a_host_tier_that_is_not_there_is_a_warning() {
+    let warned = |policy: &str, memory: &str| {
+        let yaml = POOL.replace("Oneiros", policy) + &tenant("one") + memory;
+        whole(&yaml).unwrap().ineffective.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    for policy in ["FlexGen", "Pie", "OrbitFlow"] {
+        let warnings = warned(policy, "  memory: {hostKv: 0}\n");
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(
+            warnings[0].starts_with("up.yaml:17: document 2: spec.memory.hostKv: ")
+                && warnings[0].contains(policy),
+            "{warnings:?}"
+        );
+        assert_eq!(warned(policy, "").len(), 1, "none is the default");
+        assert_eq!(warned(policy, "  memory: {hostKv: 8Mi}\n"), [""; 0]);
+    }
+    for policy in ["Recompute", "Oneiros", "Ellm", "Unified"] {
+        assert_eq!(warned(policy, ""), [""; 0], "{policy} does without");
+    }
+}
+
+#[test]
 fn a_tenant_that_is_suspended_or_has_no_replicas_is_not_started() {
     for rest in ["suspend: true", "replicas: 0", "suspend: true\n  replicas: 2"] {
         let yaml = format!("{POOL}{}  {rest}\n", tenant("one"));
