@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use sluice_policy::reason::Reason;
+
 use super::*;
 
 /// Reads OpenMetrics strictly enough to notice a broken line: samples by family.
@@ -148,6 +150,15 @@ fn the_page_about_metrics_has_every_name() {
         let name = if kind == "counter" { format!("{name}_total") } else { name.to_owned() };
         let told = [format!("`{name}`"), format!("`{name}{{")].iter().any(|text| page.contains(text));
         assert!(told, "docs/metrics.md says nothing of {name}");
+    }
+}
+
+#[test]
+fn the_page_about_metrics_has_every_reason() {
+    let page = include_str!("../../../../docs/metrics.md");
+    for reason in Reason::ALL.iter().filter(|reason| **reason != Reason::Stream) {
+        let label = reason.label();
+        assert!(page.contains(&format!("\n| `{label}` | ")), "docs/metrics.md says nothing of {label}");
     }
 }
 
