@@ -153,7 +153,7 @@ pub const ALL: [Experiment; 9] = [
     },
     Experiment {
         name: unified::NAME,
-        about: "goodput of Unified against every single policy, six scenarios with and without mixes (what we require)",
+        about: "goodput of Unified against every single policy, in twelve scenarios with and without mixes (what we require)",
         way: Way::Timed(unified::run),
     },
 ];

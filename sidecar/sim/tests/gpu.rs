@@ -210,3 +210,29 @@ fn a_tenant_that_dies_gives_its_memory_and_turn_back_and_lives_again() {
         assert!(alone.tokens.starts_with(&fate.tokens) && (fate.broken || fate.tokens == alone.tokens));
     }
 }
+
+/// A tenant is stopped before it has looked at the ledger once, and its neighbour asks it for memory and dies meanwhile.
+#[test]
+fn what_is_lent_to_a_neighbour_that_died_before_any_look_comes_back() {
+    let mut gpu = gpu(Sharing::Spatial, PolicyName::Oneiros, 2, 14);
+    let brain =
+        |gpu: &Gpu, at: usize| gpu.seats[at].life.as_ref().map(|life| life.driver.core().brain().clone());
+    while !brain(&gpu, 0).unwrap().loaded() {
+        assert!(gpu.tick(Nanos(20 * MS)), "it looks at the ledger after 25 ms");
+    }
+    gpu.stop(0, 1000 * MS);
+    let begun = gpu.now();
+    let load = load(24, 5);
+    load.into_iter().for_each(|(when, request)| gpu.arrives(1, begun.plus(when), request));
+    while brain(&gpu, 1).unwrap().hungry().is_none() {
+        assert!(gpu.tick(Nanos(900 * MS)), "it needs memory while its neighbour is stopped");
+    }
+    // The survey and what is asked take up to 0.7 ms each, and an answer is awaited for 20 ms.
+    gpu.run_until(gpu.now().plus(2 * MS));
+    gpu.end_life(1);
+    let lent = |gpu: &Gpu| brain(gpu, 0).unwrap().lent_chunks();
+    assert!(gpu.now() < begun.plus(1000 * MS) && lent(&gpu) == 0, "it is stopped");
+    gpu.run_until(Nanos(30_000 * MS));
+    // Who does not hear of the death lends for ever what it is asked for here.
+    assert_eq!(lent(&gpu), 0);
+}

@@ -37,10 +37,17 @@ impl Gpu {
     pub(super) fn deliver(&mut self, to: Peer, post: Post) {
         let Some(at) = self.at(to) else { return };
         let event = match post {
-            Post::Request { from, news } if self.at(from).is_some() => NeighbourEvent::News(news),
+            Post::Request { from, news } if self.at(from).is_some() => {
+                self.meet(at, [from]);
+                NeighbourEvent::News(news)
+            }
             Post::Request { .. } => return,
             Post::Event(event) => event,
-            Post::Survey => NeighbourEvent::News(News::Survey(self.survey(at))),
+            Post::Survey => {
+                let seen = self.survey(at);
+                self.meet(at, seen.iter().map(|seen| seen.peer));
+                NeighbourEvent::News(News::Survey(seen))
+            }
             Post::TakeBack(nonce) => {
                 if !self.ledger.borrow_mut().take_back(to.instance, nonce) {
                     return;
@@ -49,6 +56,12 @@ impl Gpu {
             }
         };
         self.push(at, Event::Neighbour(event));
+    }
+
+    /// Their deaths are noticed, also if they come before the next look at the ledger.
+    fn meet(&mut self, at: usize, peers: impl IntoIterator<Item = Peer>) {
+        let life = self.seats[at].life.as_mut().expect("only who lives meets anybody");
+        life.known.extend(peers);
     }
 
     fn survey(&self, asker: usize) -> Vec<Neighbour> {

@@ -123,7 +123,7 @@ pub struct Life {
     pub(super) due: Option<Nanos>,
     /// It looks at the ledger then.
     pub(super) looks_at: Nanos,
-    /// Those who lived at the last look.
+    /// Those who lived at the last look, or spoke to it since.
     pub(super) known: BTreeSet<Peer>,
     /// It does nothing before: its process is stopped.
     pub(super) stopped_until: Nanos,
