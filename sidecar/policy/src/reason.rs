@@ -126,6 +126,12 @@ impl Reason {
         )
     }
 
+    /// What was decided is that nothing moves, or what will: no memory changed by it.
+    pub const fn is_thought(self) -> bool {
+        use Reason::*;
+        matches!(self, DeclinedStall | DeclinedUnmeasured | DeclinedCap | NeighboursShort | Plan | NoPlan)
+    }
+
     /// Own layers give their memory for a step, or come back with less than they had.
     pub const fn takes_layers(self) -> bool {
         matches!(self, Reason::RemapOwn | Reason::RemapStalls | Reason::Wake)

@@ -76,12 +76,13 @@ const OVERDUE_AGAIN_NS: u64 = 1_000_000_000;
 const CLAIM_AGAIN_NS: u64 = 500_000_000;
 
 /// Constants of trade that nobody sets, with their names, as [`crate::brain::CONSTANTS`].
-pub const CONSTANTS: [(&str, u64); 5] = [
+pub const CONSTANTS: [(&str, u64); 6] = [
     ("pause_max_ns", recall::PAUSE_MAX_NS),
     ("silence_max_ns", search::SILENCE_MAX_NS),
     ("overdue_again_ns", OVERDUE_AGAIN_NS),
     ("claim_again_ns", CLAIM_AGAIN_NS),
     ("next_use_periods_min", next_use::PERIODS_MIN as u64),
+    ("next_use_periods_kept", next_use::PERIODS_KEPT as u64),
 ];
 
 /// A tenant among its neighbours.

@@ -208,7 +208,7 @@ impl Core {
         self.trader.as_ref()
     }
 
-    /// In how long its next request is expected, nanoseconds; none while it has some, and without data.
+    /// In how long it is needed, nanoseconds: 0 while it has requests; none without data.
     pub fn next_use_ns(&self, now: Nanos) -> Option<u64> {
         self.next_use.expected_ns(now)
     }

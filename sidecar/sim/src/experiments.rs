@@ -34,6 +34,9 @@ pub struct Figure {
     pub x: String,
     /// Beside the vertical axis.
     pub y: String,
+    /// What stands at 1, 2, … of the horizontal axis; empty where it counts something.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<String>,
     /// Its lines.
     pub lines: Vec<Line>,
 }

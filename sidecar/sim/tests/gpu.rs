@@ -3,6 +3,7 @@
 use sluice_policy::ids::Nanos;
 use sluice_policy::neighbours::turn::{Quantum, TurnOrder};
 use sluice_policy::params::PolicyName;
+use sluice_policy::reason::Reason;
 use sluice_policy::trader::{News, Terms};
 use sluice_ports::neighbourhood::NeighbourEvent;
 use sluice_scheduler::{Event, Request};
@@ -233,6 +234,6 @@ fn what_is_lent_to_a_neighbour_that_died_before_any_look_comes_back() {
     let lent = |gpu: &Gpu| brain(gpu, 0).unwrap().lent_chunks();
     assert!(gpu.now() < begun.plus(1000 * MS) && lent(&gpu) == 0, "it is stopped");
     gpu.run_until(Nanos(30_000 * MS));
-    // Who does not hear of the death lends for ever what it is asked for here.
-    assert_eq!(lent(&gpu), 0);
+    // Who does not hear of the death lends for ever.
+    assert_eq!((brain(&gpu, 0).unwrap().counted(Reason::Lend), lent(&gpu)), (1, 0));
 }

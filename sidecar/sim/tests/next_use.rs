@@ -9,7 +9,7 @@ use sluice_sim::gpu::seat::Tally;
 use crate::gpu::{MS, assert_same_as_alone, shared, tenants};
 use crate::support::{LIMIT, load};
 
-/// Requests of `count` loads, one every `period_ms`, and within a load as `load` spreads them.
+/// Requests of `count` loads, one every `period_ms`, and within a load as `load` spreads them. Where they begin is their seed.
 fn bursts(count: u64, size: u64, first_ms: u64, period_ms: u64) -> Vec<(u64, Request)> {
     let requests = load(count * size, first_ms);
     let chunks = requests.chunks(size as usize).enumerate();
@@ -50,5 +50,7 @@ fn who_is_used_seldom_lends_before_who_was_used_last() {
 
 #[test]
 fn the_papers_order_is_by_last_use_whatever_is_set() {
-    assert_eq!(served(PolicyName::Oneiros, true), served(PolicyName::Oneiros, false));
+    let [often, seldom] = served(PolicyName::Oneiros, true);
+    assert_eq!([often, seldom], served(PolicyName::Oneiros, false));
+    assert!(often.remapped_layers > seldom.remapped_layers, "{often:?}\n{seldom:?}");
 }

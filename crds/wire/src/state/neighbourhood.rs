@@ -116,8 +116,8 @@ pub struct Activity {
     pub inactive_since_unix_ms: Option<u64>,
     /// When it last ran a step, milliseconds since the Unix epoch; `None` = never.
     pub last_used_unix_ms: Option<u64>,
-    /// In how long its next request is expected, by how long it was idle between requests before, milliseconds; `None` = it has
-    /// requests, or too few came to tell.
+    /// In how long its next request is expected, by how long it was idle between requests before, milliseconds; 0 = it has
+    /// some, `None` = too few came to tell.
     pub next_use_in_ms: Option<u64>,
     /// Since when all its weights are on the GPU, milliseconds since the Unix epoch; `None` = they are not.
     pub resident_since_unix_ms: Option<u64>,

@@ -102,14 +102,18 @@ fn layers(state: &State) -> Vec<String> {
     vec![text + "."]
 }
 
-/// Why layers stay although KV is short.
+/// Why none is away although KV is short.
 fn declined(state: &State) -> Option<String> {
     let figures = &state.figures;
+    // Lent ones have another story.
+    if state.activity.absent_layers > 0 {
+        return None;
+    }
     let times = figures.remap_events_total.iter().find(|event| event.reason == DECLINED)?.count;
     let (copy, compute) = (duration(figures.t_transfer_ns?), duration(figures.t_compute_ns?));
     Some(format!(
-        "Its layers stay: one takes {copy} to come and {compute} to compute, so steps would wait for them \
-         (declined {times} times since the start)."
+        "Layers or KV stayed {times} times since the start, though KV was short: steps would have waited. By now a layer \
+         takes {copy} to come and {compute} to compute."
     ))
 }
 
@@ -317,10 +321,12 @@ mod tests {
         assert_eq!(
             explain(&state, NOW)[1..],
             [
-                "  Its layers stay: one takes 140 ms to come and 2.0 ms to compute, so steps would wait for them (declined 7 \
-              times since the start)."
+                "  Layers or KV stayed 7 times since the start, though KV was short: steps would have waited. By now a layer \
+              takes 140 ms to come and 2.0 ms to compute."
             ]
         );
+        state.activity.absent_layers = 3;
+        assert_eq!(explain(&state, NOW).len(), 1, "lent ones have another story");
     }
 
     #[test]

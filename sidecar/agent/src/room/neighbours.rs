@@ -134,7 +134,7 @@ impl Seen<'_> {
         state.activity = Activity {
             inactive_since_unix_ms: self.diary.inactive_since_unix_ms(),
             last_used_unix_ms: self.diary.last_used_unix_ms(),
-            next_use_in_ms: self.core.next_use_ns(self.now).map(ms),
+            next_use_in_ms: self.core.next_use_ns(self.now).map(|ns| ms(ns).max(u64::from(ns > 0))),
             resident_since_unix_ms: self.diary.resident_since_unix_ms(),
             absent_layers: self.core.brain().absent_layers(),
         };

@@ -57,6 +57,10 @@ fn calm_phase(idle_since: Option<SystemTime>, now: SystemTime, idle_after: Durat
     if idle { Phase::Idle } else { Phase::Active }
 }
 
+fn is_thought(label: &str) -> bool {
+    Reason::ALL.iter().any(|reason| reason.is_thought() && reason.label() == label)
+}
+
 impl Diary {
     /// An empty diary.
     pub fn new(tenant: Tenant, policy: String) -> Self {
@@ -201,9 +205,9 @@ impl Diary {
             return;
         }
         if self.moves.len() == MAX_MOVES {
-            // Decisions by which no memory changed hands are told as long as there is room.
-            let empty = self.moves.iter().position(|event| event.bytes == 0);
-            self.moves.remove(empty.unwrap_or(0));
+            // What was only thought of is told as long as there is room.
+            let thought = self.moves.iter().position(|event| is_thought(&event.reason));
+            self.moves.remove(thought.unwrap_or(0));
         }
         let lays_out =
             matches!(reason, Reason::RemapOwn | Reason::RemapStalls | Reason::Revert | Reason::Forced);

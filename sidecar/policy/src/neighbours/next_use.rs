@@ -1,14 +1,20 @@
 //! When a tenant is needed next, estimated from its arrivals: the furthest next use is Belady's victim.
 //!
-//! Only arrivals that find the tenant idle count: those within a burst say nothing of when the next burst comes. From what is
-//! idle for `t` after idle periods of `m` on average, the next request is expected in max(m, t): without memory (Poisson) it is
-//! m whatever t is, and who has been idle for longer than ever is not expected soon.
+//! Only arrivals that find the tenant idle count, by how long they found it so. From what is idle for `t` its next request is
+//! expected as those idle periods ended that lasted longer than `t`: after the median of what was left of them then. So pauses
+//! within a burst say nothing once it is over, a period ends when its like did, and one long night is one of many. Where none
+//! lasted longer, it is expected after as long again as it has been idle.
 
-use crate::ewma::Ewma;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
 use crate::ids::Nanos;
 
 /// Idle periods that have to end before they tell anything. Fewer are no data.
-pub const PERIODS_MIN: u32 = 3;
+pub const PERIODS_MIN: usize = 3;
+
+/// The last so many are looked at.
+pub const PERIODS_KEPT: usize = 16;
 
 /// A tenant's idle periods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,10 +22,8 @@ pub struct NextUse {
     /// Since when it has no requests; none while it has some, and before it had any.
     idle_since: Option<Nanos>,
     busy: bool,
-    /// Idle periods that ended.
-    periods: u32,
-    /// How long they were, nanoseconds.
-    period_ns: Ewma,
+    /// How long the last ones were, oldest first, nanoseconds.
+    periods_ns: VecDeque<u64>,
 }
 
 impl NextUse {
@@ -32,18 +36,31 @@ impl NextUse {
         self.busy = busy;
         match (busy, self.idle_since.take()) {
             (false, _) => self.idle_since = Some(now),
-            (true, Some(since)) => {
-                self.periods = self.periods.saturating_add(1);
-                self.period_ns.observe(now.since(since));
-            }
+            (true, Some(since)) => self.ended(now.since(since)),
             (true, None) => {}
         }
     }
 
-    /// In how long its next request is expected, nanoseconds; none while it has requests, and without data.
+    fn ended(&mut self, period_ns: u64) {
+        if self.periods_ns.len() == PERIODS_KEPT {
+            self.periods_ns.pop_front();
+        }
+        self.periods_ns.push_back(period_ns);
+    }
+
+    /// In how long it is needed, nanoseconds: 0 while it has requests; none without data.
     pub fn expected_ns(&self, now: Nanos) -> Option<u64> {
+        if self.busy {
+            return Some(0);
+        }
         let idle_ns = now.since(self.idle_since?);
-        let period_ns = self.period_ns.value().filter(|_| self.periods >= PERIODS_MIN)?;
-        Some(period_ns.max(idle_ns))
+        (self.periods_ns.len() >= PERIODS_MIN).then(|| self.left_ns(idle_ns))
+    }
+
+    /// What is left of a period that has lasted for `idle_ns`.
+    fn left_ns(&self, idle_ns: u64) -> u64 {
+        let mut longer: Vec<u64> = self.periods_ns.iter().copied().filter(|ns| *ns > idle_ns).collect();
+        longer.sort_unstable();
+        longer.get(longer.len() / 2).map_or(idle_ns, |median_ns| median_ns - idle_ns)
     }
 }

@@ -15,7 +15,7 @@ use crate::ids::Nanos;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rule {
     /// Whose next use is furthest away. Who waits for no turn is before who waits, who waits at the end of the line before
-    /// who waits in front; without a line by what its arrivals let expect, where that is looked at
+    /// who waits in front, since whoever comes next goes to the end; without a line by what its arrivals let expect, where that is looked at
     /// ([`Asker::expects`]); among equals, who was used last.
     #[default]
     MostRecentlyUsed,
@@ -38,7 +38,7 @@ pub struct Live {
     pub lendable_chunks: u32,
     /// How many get the turn before it does; none where it does not wait for one.
     pub queue_place: Option<u32>,
-    /// In how long its next request is expected, nanoseconds ([`super::next_use`]); none while it has some, and without data.
+    /// In how long it is needed, nanoseconds ([`super::next_use`]): 0 while it has requests; none without data.
     pub next_use_ns: Option<u64>,
 }
 
@@ -103,7 +103,9 @@ pub fn supply(neighbours: &[Neighbour], asker: &Asker<'_>, now: Nanos) -> Supply
 /// leave open, since what it could give is unknown: the caller stops when it has enough. Those not on the list are not asked.
 pub fn order(neighbours: &[Neighbour], asker: &Asker<'_>, now: Nanos) -> Vec<Victim> {
     let mut known: Vec<(Neighbour, Live)> = feasible(neighbours, asker, now).collect();
-    known.sort_unstable_by_key(|(neighbour, live)| rank(neighbour, live, asker));
+    let expects = asker.expects && known.iter().any(|(_, live)| live.next_use_ns.is_some_and(|ns| ns > 0));
+    let asker = &Asker { expects, ..*asker };
+    known.sort_unstable_by_key(|(neighbour, live)| rank(neighbour, live, asker, now));
     let mut open = asker.need_chunks;
     let mut victims = Vec::new();
     for (neighbour, live) in known {
@@ -132,11 +134,11 @@ fn feasible(
 /// Lowest first: activity, priority, the rule in up to three parts, the number of the record.
 type Rank = (bool, i32, Reverse<[u64; 3]>, Peer);
 
-fn rank(neighbour: &Neighbour, live: &Live, asker: &Asker<'_>) -> Rank {
+fn rank(neighbour: &Neighbour, live: &Live, asker: &Asker<'_>, now: Nanos) -> Rank {
     let used = live.last_used.0;
     let furthest = match asker.rule {
         Rule::MostRecentlyUsed => {
-            let expected = if asker.expects { expected(live) } else { 0 };
+            let expected = if asker.expects { expected(live, now) } else { 0 };
             [live.queue_place.map_or(u64::MAX, u64::from), expected, used]
         }
         Rule::LeastRecentlyUsed => [u64::MAX - used, 0, 0],
@@ -146,9 +148,11 @@ fn rank(neighbour: &Neighbour, live: &Live, asker: &Asker<'_>) -> Rank {
 }
 
 /// How far away the next use is, by powers of two: estimates are not that good, and among those that are alike who was used last
-/// is needed last. Of whom too few requests came to tell, none is expected.
-fn expected(live: &Live) -> u64 {
-    live.next_use_ns.map_or(u64::MAX, |ns| ns.checked_ilog2().map_or(0, u64::from))
+/// is needed last. Of whom too few requests came to tell, as long again as it has been idle. Nobody is told apart by this where
+/// there are no data at all: last use is.
+fn expected(live: &Live, now: Nanos) -> u64 {
+    let ns = live.next_use_ns.unwrap_or(now.since(live.last_used));
+    ns.checked_ilog2().map_or(0, |log2| 1 + u64::from(log2))
 }
 
 /// Place on the list; behind all others for who is not on it.

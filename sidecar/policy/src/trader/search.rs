@@ -102,7 +102,7 @@ impl Trader {
     fn next_victim(&self, left: &[Neighbour], now: Nanos, brain: &mut Brain) -> Option<Victim> {
         let need_chunks = brain.hungry()?;
         let expects = brain.params().expects_next_use();
-        let asker = Asker { need_chunks, expects, ..self.terms.asker() };
+        let asker = self.terms.asker(need_chunks, expects);
         let supply = victim::supply(left, &asker, now);
         let covered = supply.more_unknown || supply.chunks >= need_chunks;
         let need_chunks = if covered { need_chunks } else { brain.useful_loan(supply.chunks) };
@@ -152,14 +152,14 @@ impl Trader {
 }
 
 impl Terms {
-    fn asker(&self) -> Asker<'_> {
+    fn asker(&self, need_chunks: u32, expects: bool) -> Asker<'_> {
         Asker {
             priority: self.priority,
-            need_chunks: 0,
+            need_chunks,
             rule: self.rule,
             order: &self.order,
             min_residence_ns: self.min_residence_ns,
-            expects: false,
+            expects,
         }
     }
 }

@@ -75,11 +75,19 @@ fn whose_next_use_is_expected_to_be_furthest_lends_first_where_that_is_looked_at
         neighbour(6, -1, expected(40, 1)),
     ];
     let by = |rule, expects| peers(&all, &Asker { rule, expects, ..asker(1000) });
-    assert_eq!(by(Rule::MostRecentlyUsed, true), [6, 5, 4, 1, 2, 3], "of who has no data none is expected");
+    // Of who has no data the next use is as far away as the last one, nearly a million here.
+    assert_eq!(by(Rule::MostRecentlyUsed, true), [6, 5, 4, 1, 2, 3]);
     assert_eq!(by(Rule::MostRecentlyUsed, false), [6, 2, 5, 4, 1, 3]);
     assert_eq!(by(Rule::LeastRecentlyUsed, true), by(Rule::LeastRecentlyUsed, false));
     let alike = [neighbour(1, 0, expected(10, 1023)), neighbour(2, 0, expected(20, 512))];
-    assert_eq!(peers(&alike, &Asker { expects: true, ..asker(1000) }), [2, 1], "within a power of two");
+    let expecting = Asker { expects: true, ..asker(1000) };
+    assert_eq!(peers(&alike, &expecting), [2, 1], "within a power of two");
+    let with_now =
+        [neighbour(1, 0, expected(10, 0)), neighbour(2, 0, expected(5, 1)), neighbour(3, 0, live(7, 5))];
+    assert_eq!(peers(&with_now, &expecting), [3, 2, 1], "who is needed now comes last");
+    let no_data =
+        [neighbour(1, 0, live(10, 5)), neighbour(2, 0, expected(20, 0)), neighbour(3, 0, live(30, 5))];
+    assert_eq!(peers(&no_data, &expecting), [3, 2, 1], "without data by last use");
 }
 
 #[test]

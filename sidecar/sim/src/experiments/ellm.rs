@@ -157,6 +157,7 @@ pub fn algorithms() -> Report {
             title: "eLLM Algorithm 2: the buffer under TTFT, then TPOT violations".to_owned(),
             x: "scheduling iteration".to_owned(),
             y: "logical buffer".to_owned(),
+            names: Vec::new(),
             lines: vec![Line { name: "B_logic".to_owned(), points }],
         },
     )

@@ -174,9 +174,10 @@ fn report(served: &[Served]) -> Report {
         points: (1..).zip(&RUNGS).map(|(rung, told)| (f64::from(rung), told.paper)).collect(),
     };
     let figure = Figure {
-        title: "OrbitFlow's ladder: uniform, per request, Pause-Resume, Token-Deposit".into(),
+        title: "OrbitFlow's ladder".into(),
         x: "rung".into(),
         y: "percent of tokens in time".into(),
+        names: RUNGS.iter().map(|rung| rung.name.into()).collect(),
         lines: lines.chain([paper]).collect(),
     };
     Report { details: details(served), ..Report::new(rows, figure) }

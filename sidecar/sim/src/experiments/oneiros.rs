@@ -49,6 +49,7 @@ pub fn alpha() -> Report {
             title: "Oneiros 5.4: layers that can be given away without a stall".to_owned(),
             x: "r = copy of a layer / compute of a layer".to_owned(),
             y: "layers given away".to_owned(),
+            names: Vec::new(),
             lines: [(40, 1), (40, 2), (80, 1), (80, 2)].into_iter().map(line).collect(),
         },
     )

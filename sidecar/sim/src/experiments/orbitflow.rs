@@ -77,6 +77,7 @@ pub fn fig3() -> Report {
             title: "OrbitFlow Fig. 3: stall of a step as the first request grows".to_owned(),
             x: "blocks per layer of the first request".to_owned(),
             y: "stall, thirds of a layer's compute".to_owned(),
+            names: Vec::new(),
             lines: PLANS.iter().map(line).collect(),
         },
     )
@@ -96,6 +97,7 @@ pub fn dl() -> Report {
             title: "OrbitFlow 4.2: distinct placements of one request".to_owned(),
             x: "layers".to_owned(),
             y: "placements".to_owned(),
+            names: Vec::new(),
             lines: vec![
                 Line { name: "D(L)".to_owned(), points: points(|layers| distances(layers).len() as f64) },
                 Line {

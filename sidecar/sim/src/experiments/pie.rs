@@ -157,6 +157,7 @@ pub fn fig4() -> Report {
             title: "Pie 3.3: how much larger each layer's cache can be".to_owned(),
             x: "r = swap of a layer / compute of a layer".to_owned(),
             y: "expansion".to_owned(),
+            names: Vec::new(),
             lines: [32, 40, 48].into_iter().map(line).collect(),
         },
     )

@@ -287,6 +287,7 @@ fn figure(scenario: &Scenario, runs: &[Run], (name, of): Metric) -> Figure {
         title: format!("Oneiros {}, GH200: {name} over load", scenario.name),
         x: "requests per second, of the largest rate with these lengths".into(),
         y: if name.starts_with("P99") { "milliseconds".into() } else { name.into() },
+        names: Vec::new(),
         lines: lines.collect(),
     }
 }

@@ -134,11 +134,11 @@ fn report(scenarios: &[Scenario], found: &[Found]) -> Report {
         name: policy.name().into(),
         points: (1..).zip(found).map(|(at, found)| (f64::from(at), share_of_best(found, policy))).collect(),
     };
-    let names: Vec<_> = scenarios.iter().map(|scenario| scenario.name).collect();
     let figure = Figure {
         title: "Goodput, as a share of the best policy's".into(),
-        x: names.join(", "),
+        x: "scenario".into(),
         y: "share".into(),
+        names: scenarios.iter().map(|scenario| scenario.name.into()).collect(),
         lines: PolicyName::ALL.into_iter().map(line).collect(),
     };
     Report { details: details(scenarios, found), ..Report::new(rows, figure) }

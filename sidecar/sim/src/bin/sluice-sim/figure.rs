@@ -6,8 +6,8 @@ use std::path::Path;
 use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
 use plotters::prelude::{
-    ChartBuilder, Color, DrawingArea, DrawingAreaErrorKind, DrawingBackend, IntoDrawingArea, LineSeries,
-    Palette, Palette99, PathElement, SVGBackend, WHITE,
+    ChartBuilder, Circle, Color, DrawingArea, DrawingAreaErrorKind, DrawingBackend, IntoDrawingArea,
+    LineSeries, Palette, Palette99, PathElement, SVGBackend, TRANSPARENT, Text, WHITE,
 };
 use sluice_sim::experiments::Figure;
 
@@ -15,8 +15,16 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Failed<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
 
 /// Of each figure.
-const SIZE: (u32, u32) = (800, 500);
+const SIZE: (u32, u32) = (960, 500);
 const FONT: (&str, u32) = ("sans-serif", 16);
+const SMALL: (&str, u32) = ("sans-serif", 12);
+/// Room for the names of lines, on the right.
+const LEGEND: u32 = 200;
+const LEGEND_TOP: i32 = 44;
+const LEGEND_ROW: i32 = 18;
+const SMALLEST: (&str, u32) = ("sans-serif", 10);
+/// So many names fit side by side as they are.
+const FEW_NAMES: usize = 6;
 
 /// Draws figures into a file, one below the other.
 pub fn draw(figures: &[Figure], file: &Path) -> Result<()> {
@@ -37,23 +45,52 @@ fn try_draw(figures: &[Figure], file: &Path) -> Result<(), Box<dyn std::error::E
 
 fn panel<'a>(figure: &Figure, area: &Area<'a>) -> Result<(), Failed<'a>> {
     let points = || figure.lines.iter().flat_map(|line| &line.points);
-    let (x, y) = (range(points().map(|point| point.0)), range(points().map(|point| point.1)));
-    let mut chart = ChartBuilder::on(area)
+    let (x, y) = (along(figure), range(points().map(|point| point.1)));
+    // Beside the lines, which it would cover.
+    let (lines, beside) = area.split_horizontally(SIZE.0 - LEGEND);
+    let mut chart = ChartBuilder::on(&lines)
         .caption(&figure.title, FONT)
         .margin(12)
-        .x_label_area_size(40)
-        .y_label_area_size(56)
+        .x_label_area_size(44)
+        .y_label_area_size(76)
         .build_cartesian_2d(x, y)?;
-    chart.configure_mesh().x_desc(&figure.x).y_desc(&figure.y).draw()?;
+    let marks = |at: &f64| mark(figure, *at);
+    let mut mesh = chart.configure_mesh();
+    mesh.light_line_style(TRANSPARENT).x_desc(&figure.x).y_desc(&figure.y).y_label_formatter(&number);
+    let font = if figure.names.len() > FEW_NAMES { SMALLEST } else { SMALL };
+    mesh.x_label_style(font).x_label_formatter(&marks).x_labels(2 * figure.names.len().max(5) + 1).draw()?;
     for (index, line) in figure.lines.iter().enumerate() {
         let color = Palette99::pick(index).mix(1.0);
-        let style = color.stroke_width(2);
-        chart
-            .draw_series(LineSeries::new(line.points.iter().copied(), style))?
-            .label(&line.name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
+        chart.draw_series(LineSeries::new(line.points.iter().copied(), color.stroke_width(2)))?;
+        chart.draw_series(line.points.iter().map(|point| Circle::new(*point, 3, color.filled())))?;
+        let at = LEGEND_TOP + LEGEND_ROW * index as i32;
+        beside.draw(&PathElement::new([(0, at), (18, at)], color.stroke_width(2)))?;
+        beside.draw(&Text::new(line.name.as_str(), (26, at - LEGEND_ROW / 3), SMALL))?;
     }
-    chart.configure_series_labels().background_style(WHITE.mix(0.8)).draw()
+    Ok(())
+}
+
+/// The horizontal axis.
+fn along(figure: &Figure) -> Range<f64> {
+    match figure.names.len() {
+        0 => range(figure.lines.iter().flat_map(|line| &line.points).map(|point| point.0)),
+        names => 0.5..names as f64 + 0.5,
+    }
+}
+
+/// What stands at a mark of the horizontal axis.
+fn mark(figure: &Figure, at: f64) -> String {
+    if figure.names.is_empty() {
+        return number(&at);
+    }
+    let at = at - 1.0;
+    let named = figure.names.get(at as usize).filter(|_| at >= 0.0 && at.fract().abs() < 1e-9);
+    named.cloned().unwrap_or_default()
+}
+
+/// Without decimals that say nothing.
+fn number(value: &f64) -> String {
+    format!("{}", (value * 1e6).round() / 1e6)
 }
 
 /// From zero, or the least value below it, to a little above the largest.

@@ -202,6 +202,7 @@ fn drawn(all: &[Served]) -> Figure {
         title: "Tokens made".into(),
         x: "seconds".into(),
         y: "tokens".into(),
+        names: Vec::new(),
         lines: all.iter().map(line).collect(),
     }
 }
