@@ -297,8 +297,8 @@ impl Policy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Remap {
-    /// Which inactive neighbour gives first, within the lowest priority: MostRecentlyUsed, LeastRecentlyUsed or
-    /// FixedOrder. Default MostRecentlyUsed.
+    /// Which inactive neighbour gives first, within the lowest priority: MostRecentlyUsed (under Unified the one whose next
+    /// request is expected last, where that is known), LeastRecentlyUsed or FixedOrder. Default MostRecentlyUsed.
     pub victim: VictimRule,
     /// A layer that came back stays at least so long, milliseconds. Default 500.
     #[schemars(range(min = 0, max = 600_000))]
