@@ -1,10 +1,58 @@
-//! How far a long run is, on a terminal.
+//! How far a long run is, on standard error: a bar on a terminal, elsewhere a line now and then.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A bar of `total` steps on standard error; silent where that is no terminal.
-pub fn bar(name: &str, total: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{prefix:16} {bar:40} {pos}/{len} {msg} {elapsed}");
-    let style = style.expect("the template is sound").progress_chars("=> ");
-    ProgressBar::new(total).with_style(style).with_prefix(name.to_owned())
+use crate::out::note;
+
+/// Between two lines where there is no terminal.
+const EVERY: Duration = Duration::from_secs(10);
+
+/// A run of a known number of steps.
+pub struct Progress {
+    bar: ProgressBar,
+    /// When the last line was written.
+    told: Mutex<Instant>,
+}
+
+impl Progress {
+    /// Of `total` steps, none of them done.
+    pub fn new(name: &str, total: u64) -> Progress {
+        let style = ProgressStyle::with_template("{prefix:16} {bar:40} {pos}/{len} {msg} {elapsed}");
+        let style = style.expect("the template is sound").progress_chars("=> ");
+        let bar = ProgressBar::new(total).with_style(style).with_prefix(name.to_owned());
+        Progress { bar, told: Mutex::new(Instant::now()) }
+    }
+
+    /// So many are done.
+    pub fn at(&self, done: u64) {
+        self.bar.set_position(done);
+        if self.bar.is_hidden() && self.is_time() {
+            let (of, message) = (self.bar.length().unwrap_or(done), self.bar.message());
+            note(format!("{}: {done} of {of} {message}", self.bar.prefix()).trim_end());
+        }
+    }
+
+    /// So many of `total` are done, the last of them of `what`.
+    pub fn at_of(&self, what: &str, done: u64, total: u64) {
+        self.bar.set_length(total);
+        self.bar.set_message(what.to_owned());
+        self.at(done);
+    }
+
+    /// The run is over.
+    pub fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    fn is_time(&self) -> bool {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = told.elapsed() >= EVERY;
+        if due {
+            *told = Instant::now();
+        }
+        due
+    }
 }

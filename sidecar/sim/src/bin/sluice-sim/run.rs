@@ -11,7 +11,8 @@ use sluice_sim::tunables;
 
 use crate::args::RunArgs;
 use crate::out::{note, save, say, writable};
-use crate::{data, figure, progress, table};
+use crate::progress::Progress;
+use crate::{data, figure, table};
 
 /// Names all that other commands take.
 pub fn list() -> Result<bool> {
@@ -91,12 +92,8 @@ pub fn run(args: &RunArgs) -> Result<bool> {
 }
 
 fn run_in_lab(experiment: &Experiment, args: &RunArgs) -> Result<Report> {
-    let bar = progress::bar(experiment.name, 0);
-    let told = |name: &str, done: usize, of: usize| {
-        bar.set_length(of as u64);
-        bar.set_position(done as u64);
-        bar.set_message(name.to_owned());
-    };
+    let progress = Progress::new(experiment.name, 0);
+    let told = |name: &str, done: usize, of: usize| progress.at_of(name, done as u64, of as u64);
     let lab = Lab {
         read: &|file| data::read(file, &args.data, args.held_back).map_err(|error| format!("{error:#}")),
         progress: &told,
@@ -105,7 +102,7 @@ fn run_in_lab(experiment: &Experiment, args: &RunArgs) -> Result<Report> {
         seeds: args.seeds,
     };
     let report = experiment.run(&lab).map_err(|problem| anyhow!(problem));
-    bar.finish_and_clear();
+    progress.end();
     report
 }
 

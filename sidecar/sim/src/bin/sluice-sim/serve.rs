@@ -17,7 +17,8 @@ use sluice_sim::workload::{self, Coming, Deal, Limits, Source};
 use crate::args::{ServeArgs, SharingArg};
 use crate::estimate::named;
 use crate::out::{note, save, say, writable};
-use crate::{data, figure, progress, table};
+use crate::progress::Progress;
+use crate::{data, figure, table};
 
 const MS: u64 = 1_000_000;
 
@@ -50,9 +51,9 @@ fn policies(args: &ServeArgs) -> Result<Vec<PolicyName>> {
 }
 
 fn serve_under(case: &Case, load: &[Coming]) -> Result<Served> {
-    let (bar, begin) = (progress::bar(case.policy.name(), load.len() as u64), Instant::now());
-    let served = serve::serve(case, load, &mut |ended| bar.set_position(ended));
-    bar.finish_and_clear();
+    let (progress, begin) = (Progress::new(case.policy.name(), load.len() as u64), Instant::now());
+    let served = serve::serve(case, load, &mut |ended| progress.at(ended));
+    progress.end();
     let served = served.map_err(|problem| anyhow!(problem))?;
     let wall_s = begin.elapsed().as_secs_f64();
     let rate = (served.tokens + prompt_tokens(load)) as f64 / wall_s;

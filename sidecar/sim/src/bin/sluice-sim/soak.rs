@@ -7,12 +7,12 @@ use sluice_sim::soak::{self, Plant, Tally};
 
 use crate::args::SoakArgs;
 use crate::out::say;
-use crate::progress;
+use crate::progress::Progress;
 
 /// Runs seeds until one breaks; `false` if one does.
 pub fn soak(args: &SoakArgs) -> Result<bool> {
     let plant = args.plant.as_deref().map(planted).transpose()?;
-    let (bar, begin) = (progress::bar("soak", args.seeds), Instant::now());
+    let (progress, begin) = (Progress::new("soak", args.seeds), Instant::now());
     let mut tally = Tally::default();
     let end = args
         .from
@@ -22,14 +22,14 @@ pub fn soak(args: &SoakArgs) -> Result<bool> {
         match soak::run(seed, plant) {
             Ok(one) => tally = tally.plus(one),
             Err(broken) => {
-                bar.finish_and_clear();
+                progress.end();
                 say(&format!("{broken}\nagain: {}", repro(seed, plant)))?;
                 return Ok(false);
             }
         }
-        bar.inc(1);
+        progress.at(seed - args.from + 1);
     }
-    bar.finish_and_clear();
+    progress.end();
     say(&text(&tally, begin.elapsed().as_secs_f64()))?;
     Ok(true)
 }
