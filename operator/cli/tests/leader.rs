@@ -61,7 +61,11 @@ async fn connection(mut stream: TcpStream, asked: Asked) {
         return forward(stream, asked).await;
     }
     assert!(head.contains("/namespaces/sluice-system/leases/sluice-operator"), "{head}");
-    let _ = stream.read(&mut [0; 4096]).await.unwrap();
+    // All of it: what is left unread when the connection ends resets it, and the answer may be lost.
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        assert!(stream.read_buf(&mut request).await.unwrap() > 0, "a whole request");
+    }
     let lease = serde_json::json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "sluice-operator"},
         "spec": {"holderIdentity": "sluice-operator-1"},
