@@ -48,6 +48,7 @@ mod neighbours {
     mod grants;
     mod grants_random;
     mod next_use;
+    mod splitmix;
     mod turn;
     mod victim;
     mod world;

@@ -1,5 +1,6 @@
 //! Several tenants on one GPU: tokens, bytes, turns, the link.
 
+use sluice_policy::brain::Brain;
 use sluice_policy::ids::Nanos;
 use sluice_policy::neighbours::turn::{Quantum, TurnOrder};
 use sluice_policy::params::PolicyName;
@@ -99,6 +100,11 @@ pub fn assert_same_as_alone(gpu: &Gpu, loads: &[Vec<(u64, Request)>], what: &str
     }
 }
 
+/// Of a tenant that lives.
+fn brain(gpu: &Gpu, at: usize) -> &Brain {
+    gpu.seats[at].life.as_ref().unwrap().driver.core().brain()
+}
+
 /// Chunks that exist on all devices, and what is promised.
 fn existing(gpu: &Gpu) -> u32 {
     let chunks = |seat: &sluice_sim::gpu::seat::Seat| {
@@ -115,8 +121,7 @@ fn neighbours_that_take_turns_lend_memory_and_no_token_changes() {
     while !gpu.is_done() {
         assert!(gpu.tick(LIMIT), "everybody is served: {} open", gpu.open());
         assert!(existing(&gpu) <= gpu.ledger.borrow().capacity(), "no byte is promised twice");
-        let brain = gpu.seats[0].life.as_ref().unwrap().driver.core().brain();
-        borrowed = borrowed.max(brain.borrowed_chunks());
+        borrowed = borrowed.max(brain(&gpu, 0).borrowed_chunks());
     }
     assert!(borrowed > 0, "the tenant with much to do borrows");
     assert!(gpu.turns() > 10, "{} turns", gpu.turns());
@@ -216,24 +221,22 @@ fn a_tenant_that_dies_gives_its_memory_and_turn_back_and_lives_again() {
 #[test]
 fn what_is_lent_to_a_neighbour_that_died_before_any_look_comes_back() {
     let mut gpu = gpu(Sharing::Spatial, PolicyName::Oneiros, 2, 14);
-    let brain =
-        |gpu: &Gpu, at: usize| gpu.seats[at].life.as_ref().map(|life| life.driver.core().brain().clone());
-    while !brain(&gpu, 0).unwrap().loaded() {
+    while !brain(&gpu, 0).loaded() {
         assert!(gpu.tick(Nanos(20 * MS)), "it looks at the ledger after 25 ms");
     }
     gpu.stop(0, 1000 * MS);
     let begun = gpu.now();
     let load = load(24, 5);
     load.into_iter().for_each(|(when, request)| gpu.arrives(1, begun.plus(when), request));
-    while brain(&gpu, 1).unwrap().hungry().is_none() {
+    while brain(&gpu, 1).hungry().is_none() {
         assert!(gpu.tick(Nanos(900 * MS)), "it needs memory while its neighbour is stopped");
     }
     // The survey and what is asked take up to 0.7 ms each, and an answer is awaited for 20 ms.
     gpu.run_until(gpu.now().plus(2 * MS));
     gpu.end_life(1);
-    let lent = |gpu: &Gpu| brain(gpu, 0).unwrap().lent_chunks();
+    let lent = |gpu: &Gpu| brain(gpu, 0).lent_chunks();
     assert!(gpu.now() < begun.plus(1000 * MS) && lent(&gpu) == 0, "it is stopped");
     gpu.run_until(Nanos(30_000 * MS));
     // Who does not hear of the death lends for ever.
-    assert_eq!((brain(&gpu, 0).unwrap().counted(Reason::Lend), lent(&gpu)), (1, 0));
+    assert_eq!((brain(&gpu, 0).counted(Reason::Lend), lent(&gpu)), (1, 0));
 }

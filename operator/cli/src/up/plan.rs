@@ -69,6 +69,8 @@ pub struct Plan {
 pub struct Seated<'a> {
     /// As written.
     pub tenant: &'a ModelTenant,
+    /// And where.
+    written: &'a Placed,
     /// Its pool.
     pub pool: &'a GpuPool,
     /// Its GPU.
@@ -105,7 +107,7 @@ pub fn plan(
     let mut seated = seats(objects, options).map_err(|error| vec![error])?;
     let shared = shared::share_out(&mut seated, weigh);
     ineffective.extend(in_vain(objects, &seated));
-    ineffective.extend(without_host_tier(objects, &seated));
+    ineffective.extend(without_host_tier(&seated));
     let configs = seated.into_iter().map(|seated| seated.config).collect();
     Ok(Plan { configs, shared, ineffective })
 }
@@ -126,22 +128,16 @@ fn in_vain(objects: &[Placed], seated: &[Seated<'_>]) -> Vec<LoadError> {
 }
 
 /// Tenants whose policy does what it is named for with KV in the host tier, and that have none.
-fn without_host_tier(objects: &[Placed], seated: &[Seated<'_>]) -> Vec<LoadError> {
-    let moves_kv = |seated: &&Seated<'_>| {
+fn without_host_tier(seated: &[Seated<'_>]) -> Vec<LoadError> {
+    let told = seated.iter().filter_map(|seated| {
         let policy = seated.pool.spec.policy;
-        matches!(policy, Policy::FlexGen | Policy::Pie | Policy::OrbitFlow)
-            && seated.config.memory.host_kv_bytes == 0
-    };
-    let told = seated.iter().filter(moves_kv).filter_map(|seated| {
-        let placed = objects.iter().find(|placed| {
-            let (namespace, object) = (placed.namespace(), &placed.located.object);
-            matches!(object, Object::Tenant(_))
-                && (namespace, object.name()) == (&seated.config.namespace, &seated.config.name)
-        })?;
-        let policy = seated.pool.spec.policy.as_str();
-        let problem =
-            format!("{policy} moves KV to host memory, of which this tenant has none: it is as Recompute");
-        Some(placed.refuse("spec.memory.hostKv", &problem))
+        let moves_kv = matches!(policy, Policy::FlexGen | Policy::Pie | Policy::OrbitFlow);
+        let problem = format!(
+            "{} moves KV to host memory, of which this tenant has none: it is as Recompute",
+            policy.as_str()
+        );
+        let in_vain = moves_kv && seated.config.memory.host_kv_bytes == 0;
+        in_vain.then(|| seated.written.refuse("spec.memory.hostKv", &problem))
     });
     told.collect()
 }
@@ -171,7 +167,7 @@ fn seats<'a>(objects: &'a [Placed], options: &Options) -> Result<Vec<Seated<'a>>
         let place = places.place(placed.namespace(), pool, tenant.spec.gpu_group.as_deref());
         let place = place.map_err(|problem| placed.refuse("spec.gpuGroup", problem))?;
         let config = configure(placed, tenant, pool, place.gpu.clone(), options, seated.len() as u16);
-        seated.push(Seated { tenant, pool, place, config });
+        seated.push(Seated { tenant, written: placed, pool, place, config });
     }
     Ok(seated)
 }

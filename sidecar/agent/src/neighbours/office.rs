@@ -110,14 +110,13 @@ impl Office {
 
     fn live(&self, state: &State) -> Option<Live> {
         let (place, activity) = (state.neighbourhood.as_ref()?, &state.activity);
-        let busy = state.queue.running + state.queue.waiting > 0;
         Some(Live {
-            active: busy,
+            active: state.queue.running + state.queue.waiting > 0,
             last_used: self.moment(activity.last_used_unix_ms.unwrap_or(0)),
             resident_since: self.moment(activity.resident_since_unix_ms.unwrap_or(0)),
             lendable_chunks: self.desk.chunks(place.lendable_bytes),
             queue_place: None,
-            next_use_ns: activity.next_use_in_ms.map(|ms| if busy { 0 } else { ns(ms).max(1) }),
+            next_use_ns: activity.next_use_in_ms.map(ns),
         })
     }
 

@@ -16,12 +16,20 @@ pub const PERIODS_MIN: usize = 3;
 /// The last so many are looked at.
 pub const PERIODS_KEPT: usize = 16;
 
+/// Whether a tenant has requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Use {
+    /// It had none yet.
+    #[default]
+    Never,
+    Busy,
+    IdleSince(Nanos),
+}
+
 /// A tenant's idle periods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NextUse {
-    /// Since when it has no requests; none while it has some, and before it had any.
-    idle_since: Option<Nanos>,
-    busy: bool,
+    now: Use,
     /// How long the last ones were, oldest first, nanoseconds.
     periods_ns: VecDeque<u64>,
 }
@@ -30,14 +38,14 @@ impl NextUse {
     /// Whether the tenant has requests, told after everything that may change it. The time before its first request is no
     /// idle period: it begins with the process, not with a use.
     pub fn observe(&mut self, now: Nanos, busy: bool) {
-        if busy == self.busy {
-            return;
-        }
-        self.busy = busy;
-        match (busy, self.idle_since.take()) {
-            (false, _) => self.idle_since = Some(now),
-            (true, Some(since)) => self.ended(now.since(since)),
-            (true, None) => {}
+        match (self.now, busy) {
+            (Use::Busy, false) => self.now = Use::IdleSince(now),
+            (Use::Never, true) => self.now = Use::Busy,
+            (Use::IdleSince(since), true) => {
+                self.now = Use::Busy;
+                self.ended(now.since(since));
+            }
+            (Use::Busy, true) | (Use::Never | Use::IdleSince(_), false) => {}
         }
     }
 
@@ -50,11 +58,13 @@ impl NextUse {
 
     /// In how long it is needed, nanoseconds: 0 while it has requests; none without data.
     pub fn expected_ns(&self, now: Nanos) -> Option<u64> {
-        if self.busy {
-            return Some(0);
+        match self.now {
+            Use::Never => None,
+            Use::Busy => Some(0),
+            Use::IdleSince(since) => {
+                (self.periods_ns.len() >= PERIODS_MIN).then(|| self.left_ns(now.since(since)))
+            }
         }
-        let idle_ns = now.since(self.idle_since?);
-        (self.periods_ns.len() >= PERIODS_MIN).then(|| self.left_ns(idle_ns))
     }
 
     /// What is left of a period that has lasted for `idle_ns`.

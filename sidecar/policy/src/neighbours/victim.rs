@@ -15,8 +15,8 @@ use crate::ids::Nanos;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rule {
     /// Whose next use is furthest away. Who waits for no turn is before who waits, who waits at the end of the line before
-    /// who waits in front, since whoever comes next goes to the end; without a line by what its arrivals let expect, where that is looked at
-    /// ([`Asker::expects`]); among equals, who was used last.
+    /// who waits in front, since whoever comes next goes to the end; without a line by what its arrivals let expect, where
+    /// that is looked at ([`Asker::expects`]); among equals, who was used last.
     #[default]
     MostRecentlyUsed,
     /// Who was used longest ago, whatever the line says: Oneiros' comparison.

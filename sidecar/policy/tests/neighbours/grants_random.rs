@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use sluice_policy::neighbours::grants::Book;
 
+use super::splitmix::word;
 use super::world::mail::Body;
 use super::world::{Flaw, World};
 
@@ -31,16 +32,9 @@ proptest! {
     }
 }
 
-/// SplitMix64.
 fn words(seed: u64) -> Vec<u64> {
     let mut state = seed;
-    let word = |_| {
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    };
-    (0..600).map(word).collect()
+    (0..600).map(|_| word(&mut state)).collect()
 }
 
 /// Of 200 runs, how many promise a byte twice.

@@ -7,6 +7,8 @@ use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::next_use::{NextUse, PERIODS_KEPT, PERIODS_MIN};
 use sluice_policy::neighbours::victim::{Asker, Live, Neighbour, order};
 
+use super::splitmix::word;
+
 /// Busy for 10 ns each time, idle for `periods` in between; at the end idle. Returns when it became so.
 fn used(periods: &[u64]) -> (NextUse, Nanos) {
     let (mut use_of, mut now) = (NextUse::default(), 1000);
@@ -105,12 +107,9 @@ impl Gpu {
         gpu
     }
 
-    /// When the tenant's next request comes: without memory (splitmix64).
+    /// When the tenant's next request comes: without memory.
     fn draw(&mut self, at: usize, now: u64) {
-        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let word = (self.random ^ (self.random >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        let uniform = (((word ^ (word >> 31)) >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
+        let uniform = ((word(&mut self.random) >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
         let tenant = &mut self.tenants[at];
         tenant.next = now + 1 + (-uniform.ln() * tenant.mean as f64) as u64;
     }
