@@ -296,8 +296,9 @@ impl Kv {
     /// Where steps read a column: each block in its own place, or in a buffer.
     fn table_blocks(&self, id: ColumnId) -> Vec<BlockId> {
         let mut blocks = self.columns.blocks(id).to_vec();
-        let told = self.columns.get(id).seat().into_iter().flat_map(|seat| self.stream.told_blocks(seat));
-        told.for_each(|(layer, block)| blocks[layer.index()] = block);
+        if let Some(seat) = self.columns.get(id).seat() {
+            self.stream.tell_blocks(seat, &mut blocks);
+        }
         blocks
     }
 

@@ -171,10 +171,11 @@ impl Brain {
     }
 
     fn swapped_blocks(&self, swaps: &[Swap]) -> Vec<BlockSwap> {
-        let blocks = |swap: &Swap| {
-            self.kv.block_swaps((swap.column, swap.stowed), &swap.layers, |block| self.chunk_of(block))
-        };
-        swaps.iter().flat_map(blocks).collect()
+        let mut blocks = Vec::with_capacity(swaps.iter().map(|swap| swap.layers.len()).sum());
+        for Swap { column, stowed, layers } in swaps {
+            blocks.extend(self.kv.block_swaps((*column, *stowed), layers, |block| self.chunk_of(block)));
+        }
+        blocks
     }
 
     /// Columns that one order copies: whoever needs the tenant meanwhile waits no longer than for these.

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use super::plan::Plans;
 use super::{Brain, Failed, Prepared, StepNeed};
-use crate::action::{Action, BlockSwap, Fetch, Spill, Work};
+use crate::action::{Action, Fetch, Spill, Work};
 use crate::arbiter::Timetable;
 use crate::ellm::BufferController;
 use crate::event::{Failure, Outcome};
@@ -193,10 +193,10 @@ impl Brain {
         if written.is_empty() {
             return;
         }
-        let blocks = |one: &Written| {
-            self.kv.block_swaps((one.column, one.stowed), &one.layers, |block| self.chunk_of(block))
-        };
-        let blocks: Vec<BlockSwap> = written.iter().map(blocks).collect::<Vec<_>>().concat();
+        let mut blocks = Vec::with_capacity(written.iter().map(|one| one.layers.len()).sum());
+        for Written { column, stowed, layers } in &written {
+            blocks.extend(self.kv.block_swaps((*column, *stowed), layers, |block| self.chunk_of(block)));
+        }
         self.order_by(due, Work::WriteBack(blocks), Reason::WriteBack, Pending::WriteBack(written), out);
     }
 

@@ -126,10 +126,11 @@ impl Plans {
 
     /// Whether the plan in force was made for those who run now, and for who is next in line.
     fn is_for(&self, mut runners: impl Iterator<Item = RequestId>, next: Option<RequestId>) -> bool {
-        let mut known = 0;
+        // Both ascend.
+        let (mut made_for, mut known) = (self.made_for.iter(), 0);
         let all = runners.all(|request| {
-            known += usize::from(self.made_for.contains(&request));
-            self.made_for.contains(&request)
+            known += 1;
+            made_for.any(|one| *one == request)
         });
         // Those whom it admitted may still be on their way.
         all && self.made_for.len() - known <= self.admitted.len()

@@ -198,8 +198,13 @@ impl Columns {
         out: &mut Vec<BlockId>,
     ) {
         let (blocks, before) = (self.blocks_mut(id), out.len());
-        let taken = layers.map(|layer| core::mem::replace(&mut blocks[layer.index()], NOWHERE));
-        out.extend(taken.filter(|block| *block != NOWHERE));
+        out.reserve(blocks.len());
+        for layer in layers {
+            let block = core::mem::replace(&mut blocks[layer.index()], NOWHERE);
+            if block != NOWHERE {
+                out.push(block);
+            }
+        }
         self.count(id, -((out.len() - before) as i32));
     }
 

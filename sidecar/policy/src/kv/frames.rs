@@ -17,13 +17,11 @@ const RESERVED: u32 = u32::MAX - 1;
 /// The block belongs to a buffer that layers use in turn.
 const BUFFER: u32 = u32::MAX - 2;
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Frame {
     backed: bool,
     draining: bool,
     used: u32,
-    /// One bit for each block, set = held or reserved.
-    bits: Vec<u64>,
 }
 
 /// Frames and who holds each block.
@@ -32,6 +30,9 @@ pub struct Frames {
     blocks_per_chunk: u32,
     frames: Vec<Frame>,
     holders: Vec<u32>,
+    /// One bit for each block, set = held or reserved; so many words for each frame.
+    bits: Vec<u64>,
+    words: usize,
     open: Open,
     free_blocks: u32,
     draining: BTreeSet<FrameId>,
@@ -45,6 +46,8 @@ impl Frames {
             blocks_per_chunk,
             frames: vec![Frame::default(); frames as usize],
             holders: Vec::new(),
+            bits: Vec::new(),
+            words: blocks_per_chunk.div_ceil(64) as usize,
             open: Open::default(),
             free_blocks: 0,
             draining: BTreeSet::new(),
@@ -59,14 +62,14 @@ impl Frames {
 
     /// A chunk backs the frame from now on.
     pub fn back(&mut self, frame: FrameId) {
-        let words = self.blocks_per_chunk.div_ceil(64) as usize;
-        let end = (frame.index() + 1) * self.blocks_per_chunk as usize;
-        if self.holders.len() < end {
-            self.holders.resize(end, FREE);
+        let frames = frame.index() + 1;
+        if self.bits.len() < frames * self.words {
+            self.holders.resize(frames * self.blocks_per_chunk as usize, FREE);
+            self.bits.resize(frames * self.words, 0);
         }
         let slot = &mut self.frames[frame.index()];
         assert!(!slot.backed, "{frame:?} is backed twice");
-        *slot = Frame { backed: true, draining: false, used: 0, bits: vec![0; words] };
+        *slot = Frame { backed: true, draining: false, used: 0 };
         self.backed += 1;
         self.free_blocks += self.blocks_per_chunk;
         self.open.insert(0, frame);
@@ -146,37 +149,45 @@ impl Frames {
             let slot = &mut self.frames[frame.index()];
             let taken = missing.min(self.blocks_per_chunk - slot.used);
             slot.used += taken;
-            let holders = &mut self.holders[first as usize..];
-            slot.take_bits(taken, |block| {
-                holders[block as usize] = holder;
-                out.push(BlockId(first + block));
-            });
             missing -= taken;
+            let before = out.len();
+            take_bits(&mut self.bits[frame.index() * self.words..], taken, |at| out.push(BlockId(first + at)));
+            out[before..].iter().for_each(|block| self.holders[block.index()] = holder);
             self.reopen(frame);
         }
     }
 
     /// Gives blocks back, in any order. Runs of one frame cost one update.
-    pub fn give(&mut self, blocks: &[BlockId]) {
-        let per = self.blocks_per_chunk;
-        for run in blocks.chunk_by(|a, b| a.0 / per == b.0 / per) {
-            let frame = self.frame_of(run[0]);
-            let slot = &mut self.frames[frame.index()];
-            if slot.used < per && !slot.draining {
-                self.open.remove(slot.used, frame);
+    pub fn give(&mut self, mut blocks: &[BlockId]) {
+        while let [first, ..] = blocks {
+            let frame = self.frame_of(*first);
+            let of_frame = frame.0 * self.blocks_per_chunk..(frame.0 + 1) * self.blocks_per_chunk;
+            let run = blocks.iter().take_while(|block| of_frame.contains(&block.0)).count();
+            let (given, rest) = blocks.split_at(run);
+            self.give_of(frame, given);
+            blocks = rest;
+        }
+    }
+
+    /// Gives back blocks of one frame.
+    fn give_of(&mut self, frame: FrameId, blocks: &[BlockId]) {
+        let bits = &mut self.bits[frame.index() * self.words..][..self.words];
+        for block in blocks {
+            let at = block.0 - frame.0 * self.blocks_per_chunk;
+            let (word, bit) = (&mut bits[at as usize / 64], 1 << (at % 64));
+            assert!(*word & bit != 0, "{block:?} is given back once");
+            *word &= !bit;
+            self.holders[block.index()] = FREE;
+        }
+        let slot = &mut self.frames[frame.index()];
+        let (before, given) = (slot.used, blocks.len() as u32);
+        slot.used -= given;
+        if !slot.draining {
+            self.free_blocks += given;
+            if before < self.blocks_per_chunk {
+                self.open.remove(before, frame);
             }
-            slot.used -= run.len() as u32;
-            for block in run {
-                let at = block.0 - frame.0 * per;
-                let bit = 1 << (at % 64);
-                assert!(slot.bits[at as usize / 64] & bit != 0, "{block:?} is given back once");
-                slot.bits[at as usize / 64] &= !bit;
-                self.holders[block.index()] = FREE;
-            }
-            if !slot.draining {
-                self.free_blocks += run.len() as u32;
-                self.reopen(frame);
-            }
+            self.open.insert(before - given, frame);
         }
     }
 
@@ -200,9 +211,13 @@ impl Frames {
     /// Blocks of a frame that are held or reserved.
     pub fn blocks(&self, frame: FrameId) -> impl Iterator<Item = BlockId> + '_ {
         let first = frame.0 * self.blocks_per_chunk;
-        let bits = &self.frames[frame.index()].bits;
+        let bits = self.bits_of(frame);
         let set = (0..self.blocks_per_chunk).filter(|b| bits[*b as usize / 64] >> (b % 64) & 1 == 1);
         set.map(move |b| BlockId(first + b))
+    }
+
+    fn bits_of(&self, frame: FrameId) -> &[u64] {
+        &self.bits[frame.index() * self.words..][..self.words]
     }
 
     /// Blocks in use in a frame.
@@ -262,7 +277,7 @@ impl Frames {
         let (mut free, mut backed) = (0, 0);
         for (f, frame) in self.frames.iter().enumerate().filter(|(_, frame)| frame.backed) {
             let id = FrameId(f as u32);
-            let used: u32 = frame.bits.iter().map(|w| w.count_ones()).sum();
+            let used: u32 = self.bits_of(id).iter().map(|w| w.count_ones()).sum();
             assert_eq!(used, frame.used, "blocks in use of {id:?}");
             backed += 1;
             let open = frame.used < self.blocks_per_chunk && !frame.draining;
@@ -283,17 +298,18 @@ impl Frames {
     }
 }
 
-impl Frame {
-    /// Sets the `count` lowest clear bits and tells their positions.
-    fn take_bits(&mut self, count: u32, mut tell: impl FnMut(u32)) {
-        let mut left = count;
-        for (w, word) in self.bits.iter_mut().enumerate() {
-            while left > 0 && *word != u64::MAX {
-                let bit = word.trailing_ones();
-                *word |= 1 << bit;
-                tell(w as u32 * 64 + bit);
-                left -= 1;
-            }
+/// Sets the `count` lowest clear bits and tells their positions.
+fn take_bits(bits: &mut [u64], count: u32, mut tell: impl FnMut(u32)) {
+    let mut left = count;
+    for (w, word) in bits.iter_mut().enumerate() {
+        while left > 0 && *word != u64::MAX {
+            let bit = word.trailing_ones();
+            *word |= 1 << bit;
+            tell(w as u32 * 64 + bit);
+            left -= 1;
+        }
+        if left == 0 {
+            return;
         }
     }
 }

@@ -77,9 +77,7 @@ impl Kv {
     pub fn commit(&mut self, request: RequestId, tokens: &[u32]) {
         let sequence = self.sequences.get_mut(&request).expect("tokens of an open request are committed");
         sequence.tail.extend_from_slice(tokens);
-        while self.sequences[&request].tail.len() >= BLOCK_TOKENS as usize {
-            self.complete_column(request);
-        }
+        (0..full_columns(sequence.tail.len())).for_each(|_| self.complete_column(request));
     }
 
     /// The first 16 tokens of the tail complete a column: it becomes shareable, or gives way to one that holds the same.

@@ -214,12 +214,14 @@ impl Stream {
         self.newest = self.newest.max(generation);
     }
 
-    /// The blocks of this seat's layers that the tables place in buffers.
-    pub fn told_blocks(&self, seat: u32) -> impl Iterator<Item = (LayerId, BlockId)> + '_ {
-        let set = self.seats[seat as usize].map(|seat| &self.sets[usize::from(seat.set)]);
-        let places = set.into_iter().flat_map(|set| &set.places);
-        let told = places.filter(move |(layer, _)| seat < self.told[layer.index()]);
-        told.map(move |(layer, buffer)| (*layer, self.buffers[buffer.index()][seat as usize]))
+    /// Where the tables place this seat's layers in buffers, by layer.
+    pub fn tell_blocks(&self, seat: u32, blocks: &mut [BlockId]) {
+        let Some(Seat { set, .. }) = self.seats[seat as usize] else { return };
+        for (layer, buffer) in &self.sets[usize::from(set)].places {
+            if seat < self.told[layer.index()] {
+                blocks[layer.index()] = self.buffers[buffer.index()][seat as usize];
+            }
+        }
     }
 
     /// Nothing of the request is placed any more.

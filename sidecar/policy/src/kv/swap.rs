@@ -290,12 +290,12 @@ impl Kv {
         (column, stowed): (ColumnId, Stowed),
         layers: &[LayerId],
         chunk: impl Fn(BlockId) -> ChunkId,
-    ) -> Vec<BlockSwap> {
-        let swap = |layer: &LayerId| {
+    ) -> impl Iterator<Item = BlockSwap> {
+        let swap = move |layer: &LayerId| {
             let block = self.columns.block(column, *layer).expect("what is copied is on the device");
             let host = HostBlockId(stowed.place * self.layers + u32::from(layer.0));
             BlockSwap { block, chunk: chunk(block), host, generation: stowed.generation }
         };
-        layers.iter().map(swap).collect()
+        layers.iter().map(swap)
     }
 }

@@ -7,8 +7,8 @@ use alloc::vec::Vec;
 
 use crate::ids::FrameId;
 
-/// Levels of a set: numbers below 64^3 are found in three looks, larger ones in a few more.
-const LEVELS: usize = 3;
+/// Levels of a set: numbers below 64^2 are found in two looks, larger ones in a few more.
+const LEVELS: usize = 2;
 
 /// A set of small numbers. The lowest level has a bit for each number, the next one a bit for each word that is not 0.
 #[derive(Clone, Debug, Default)]

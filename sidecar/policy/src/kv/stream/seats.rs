@@ -1,6 +1,6 @@
 //! Who has a seat, which blocks leave the device for it, and where the buffers are.
 
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -34,10 +34,18 @@ impl Kv {
     /// The part of the request's set that lies in the host tier, if the column may have a seat with it.
     pub(super) fn kept_set(&mut self, column: ColumnId, request: RequestId) -> Option<u16> {
         let set = *self.stream.placement.of.get(&request)?;
-        let hosted = self.columns.hosted(column);
-        let kept: Vec<_> = self.stream.set(set).iter().copied().filter(|l| hosted[l.index()]).collect();
-        let room = self.frames.free_blocks() >= u32::from(self.stream.placement.layout.beta);
-        let kept = room.then(|| self.stream.set_index(kept))?;
+        if self.frames.free_blocks() < u32::from(self.stream.placement.layout.beta) {
+            return None;
+        }
+        let (hosted, layers) = (self.columns.hosted(column), self.stream.set(set));
+        let is_hosted = |layer: &&LayerId| hosted[layer.index()];
+        let kept = match layers.iter().all(|layer| is_hosted(&layer)) {
+            true => set,
+            false => {
+                let kept = layers.iter().filter(is_hosted).copied().collect();
+                self.stream.set_index(kept)
+            }
+        };
         self.gains(kept).then_some(kept)
     }
 
@@ -132,7 +140,7 @@ impl Kv {
             let fits = runs && column.is_some_and(|column| column.refs > 0 && column.seat().is_none());
             if !fits
                 || !self.columns.is_whole(seat.column)
-                || !self.unhosted(seat.column, seat.set).is_empty()
+                || self.unhosted(seat.column, seat.set).next().is_some()
                 || !self.gains(seat.set)
             {
                 continue;
@@ -161,24 +169,21 @@ impl Kv {
     /// Seat by seat, as a column's blocks mostly lie side by side.
     fn shed_blocks(&mut self) {
         let (covered, stream) = (self.covered_by_all(), &mut self.stream);
-        let mut going = vec![[0; 2]; stream.shed.len()];
-        let mut seats = [u32::MAX, 0];
+        // Most layers go of the same seats, and those whose next fetch is early of the ones before.
+        let mut going: BTreeMap<[u32; 2], Vec<LayerId>> = BTreeMap::new();
         for (layer, covered) in stream.placement.layout.moving.iter().zip(covered) {
             let from = core::mem::replace(&mut stream.shed[layer.index()], covered);
             if from < covered {
-                going[layer.index()] = [from, covered];
-                seats = [seats[0].min(from), seats[1].max(covered)];
+                going.entry([from, covered]).or_default().push(*layer);
             }
         }
         let mut left = Vec::new();
-        for at in seats[0]..seats[1] {
-            let Some(seat) = stream.seats[at as usize] else { continue };
-            let layers = stream.sets[usize::from(seat.set)].places.iter().map(|(layer, _)| *layer);
-            let goes = |layer: &LayerId| {
-                let [from, to] = going[layer.index()];
-                (from..to).contains(&at)
-            };
-            self.columns.take_layers(seat.column, layers.filter(goes), &mut left);
+        for ([from, to], layers) in going {
+            for seat in stream.seats[from as usize..to as usize].iter().flatten() {
+                let members = &stream.sets[usize::from(seat.set)].members;
+                let goes = layers.iter().copied().filter(|layer| members[layer.index()]);
+                self.columns.take_layers(seat.column, goes, &mut left);
+            }
         }
         self.frames.give(&left);
     }

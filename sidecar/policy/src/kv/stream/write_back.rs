@@ -27,8 +27,8 @@ impl Kv {
         for (request, set) in named.map(|(request, set)| (*request, *set)).collect::<Vec<_>>() {
             while left > 0 {
                 let Some((at, column)) = self.next_to_write(request) else { break };
-                let mut layers = self.unhosted(column, set);
-                layers.truncate(left as usize);
+                let mut layers = Vec::with_capacity(self.stream.set(set).len());
+                layers.extend(self.unhosted(column, set).take(left as usize));
                 if layers.is_empty() {
                     self.stream.ready.push_back(Seat { column, set, user: (request, at) });
                 } else if let Some(stowed) = self.spare_place(column, generations) {
@@ -85,11 +85,9 @@ impl Kv {
     }
 
     /// Layers of the set whose blocks the host tier lacks.
-    pub(super) fn unhosted(&self, column: ColumnId, set: u16) -> Vec<LayerId> {
+    pub(super) fn unhosted(&self, column: ColumnId, set: u16) -> impl Iterator<Item = LayerId> {
         let (hosted, set) = (self.columns.hosted(column), self.stream.set(set));
-        let mut layers = Vec::with_capacity(set.len());
-        layers.extend(set.iter().copied().filter(|layer| !hosted[layer.index()]));
-        layers
+        set.iter().copied().filter(|layer| !hosted[layer.index()])
     }
 
     /// As [`Kv::host_place`], as far as prompts that go there leave any.
