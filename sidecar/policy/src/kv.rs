@@ -7,6 +7,7 @@ use crate::brain::TableChange;
 use crate::digest::Digest;
 use crate::geometry::BLOCK_TOKENS;
 use crate::ids::{BlockId, ColumnId, RequestId};
+use crate::layer_set::LayerSet;
 use crate::slots::Generations;
 
 mod check;
@@ -245,7 +246,7 @@ impl Kv {
     fn leave_host(&mut self, id: ColumnId) {
         let (seat, stowed) = (self.columns.set_seat(id, None), self.columns.get_mut(id).stowed.take());
         self.wanted.doubt(id);
-        self.columns.hosted_mut(id).fill(false);
+        self.columns.get_mut(id).hosted = LayerSet::NONE;
         if let Some(stowed) = stowed {
             self.part(seat, stowed.place);
         }

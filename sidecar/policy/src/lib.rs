@@ -22,6 +22,7 @@ pub mod ewma;
 pub mod geometry;
 pub mod ids;
 pub mod kv;
+pub mod layer_set;
 pub mod ledger;
 pub mod loss;
 pub mod neighbours;

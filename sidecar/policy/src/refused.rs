@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use crate::layer_set::MOST_LAYERS;
+
 /// Why [`crate::brain::Brain::new`] refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
@@ -16,6 +18,11 @@ pub enum Refused {
     ZeroSize {
         /// Its name in the geometry or the parameters.
         what: &'static str,
+    },
+    /// The model has more layers than a set of them has room for ([`crate::layer_set::MOST_LAYERS`]).
+    TooManyLayers {
+        /// Layers of the model.
+        layers: usize,
     },
     /// What the tenant can never lend does not fit its capacity.
     FloorExceedsCapacity {
@@ -54,6 +61,9 @@ impl fmt::Display for Refused {
                 write!(f, "a KV block has {block_bytes} bytes, more than a chunk of {chunk_bytes} bytes")
             }
             Refused::ZeroSize { what } => write!(f, "{what} must not be zero"),
+            Refused::TooManyLayers { layers } => {
+                write!(f, "the model has {layers} layers; at most {MOST_LAYERS} are supported")
+            }
             Refused::FloorExceedsCapacity { floor_bytes, capacity_bytes } => {
                 write!(f, "the tenant needs at least {floor_bytes} bytes and may hold {capacity_bytes} bytes")
             }

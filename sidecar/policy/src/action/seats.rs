@@ -8,6 +8,7 @@ use core::ops::Deref;
 
 use super::BlockSwap;
 use crate::ids::{BlockId, ChunkId, Generation, HostBlockId, LayerId, SlotId};
+use crate::layer_set::LayerSet;
 
 /// A column in the buffers: where it lies in the host tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,8 +24,8 @@ pub struct Seated {
 /// All columns in the buffers, and the buffers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SeatTable {
-    /// By set, then by layer: that layer is away.
-    pub sets: Vec<Vec<bool>>,
+    /// By set: the layers that are away.
+    pub sets: Vec<LayerSet>,
     /// By seat; none where nobody sits.
     pub seats: Vec<Option<Seated>>,
     /// By buffer, then by seat: the block, and its chunk.
@@ -38,14 +39,14 @@ impl SeatTable {
         places.filter_map(move |(seated, (block, chunk))| {
             let Seated { set, host, generation } = (*seated)?;
             let host = HostBlockId(host.0 + u32::from(layer.0));
-            let away = self.sets[usize::from(set)][layer.index()];
+            let away = self.sets[usize::from(set)].contains(layer);
             away.then_some(BlockSwap { block: *block, chunk: *chunk, host, generation })
         })
     }
 
     /// Of how many of the first `seats` seats this layer is away.
     fn count(&self, layer: LayerId, seats: usize) -> usize {
-        let away = |seated: &&Seated| self.sets[usize::from(seated.set)][layer.index()];
+        let away = |seated: &&Seated| self.sets[usize::from(seated.set)].contains(layer);
         self.seats[..seats].iter().flatten().filter(away).count()
     }
 }

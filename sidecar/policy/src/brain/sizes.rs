@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::geometry::{Geometry, StepShape};
+use crate::layer_set::MOST_LAYERS;
 use crate::ids::SlotId;
 use crate::params::{ForcedRemap, Params};
 use crate::refused::Refused;
@@ -178,6 +179,10 @@ fn refuse_impossible(params: &Params, geometry: &Geometry) -> Result<(), Refused
     ];
     if let Some((what, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
         return Err(Refused::ZeroSize { what });
+    }
+    let layers = geometry.slab_bytes.len();
+    if layers > usize::from(MOST_LAYERS) {
+        return Err(Refused::TooManyLayers { layers });
     }
     let (block_bytes, chunk_bytes) = (geometry.block_bytes, geometry.chunk_bytes);
     if block_bytes > chunk_bytes {

@@ -15,13 +15,13 @@ impl Kv {
         let mut blocks = reserved + buffers;
         for (id, column) in self.columns.iter() {
             let on_device = self.columns.has_blocks(id);
-            assert_eq!(self.columns.layers_on_device(id, false).count() as u32, self.columns.absent(id));
-            for layer in self.columns.layers_on_device(id, false) {
-                let hosted = self.columns.hosted(id)[layer.index()] || self.is_spilling(id);
+            for layer in self.columns.gone(id).iter() {
+                assert_eq!(self.columns.block(id, layer), None, "{id:?} knows what it has");
+                let hosted = column.hosted.contains(layer) || self.is_spilling(id);
                 assert!(column.stowed.is_some() && hosted, "{id:?} lies somewhere");
             }
-            for layer in self.columns.layers_on_device(id, true) {
-                let block = &self.columns.blocks(id)[layer.index()];
+            for layer in column.here().iter() {
+                let block = &self.columns.block(id, layer).expect("a column knows what it has");
                 blocks += 1;
                 assert!(
                     self.frames.is_backed(self.frames.frame_of(*block)),

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 
 use crate::geometry::BLOCK_TOKENS;
 use crate::ids::{BlockId, ColumnId, Generation, LayerId};
+use crate::layer_set::LayerSet;
 
 /// The tokens of a full column.
 pub type Tokens = [u32; BLOCK_TOKENS as usize];
@@ -46,9 +47,11 @@ pub struct Column {
     pub stamp: u64,
     /// Its place in the host tier, where copies of some or all of its blocks lie, or will.
     pub stowed: Option<Stowed>,
+    /// Layers whose copy in the host tier is complete.
+    pub hosted: LayerSet,
     seat: Option<u32>,
-    /// Blocks on the device.
-    present: u32,
+    /// Layers whose block is on the device.
+    here: LayerSet,
     live: bool,
 }
 
@@ -57,17 +60,26 @@ impl Column {
     pub fn seat(&self) -> Option<u32> {
         self.seat
     }
+
+    /// Layers whose block is on the device.
+    pub fn here(&self) -> LayerSet {
+        self.here
+    }
+
+    /// Layers whose block is on the device and not in the host tier.
+    pub fn unhosted(&self) -> LayerSet {
+        self.here - self.hosted
+    }
 }
 
 /// All columns.
 #[derive(Clone, Debug)]
 pub struct Columns {
     layers: usize,
+    all: LayerSet,
     columns: Vec<Column>,
     /// `layers` blocks for each column.
     blocks: Vec<BlockId>,
-    /// By block: its copy in the host tier is complete.
-    hosted: Vec<bool>,
     vacant: Vec<ColumnId>,
     /// Blocks of columns with a seat that are not on the device.
     away: u32,
@@ -78,9 +90,9 @@ impl Columns {
     pub fn new(layers: u16) -> Columns {
         Columns {
             layers: usize::from(layers),
+            all: LayerSet::all(layers),
             columns: Vec::new(),
             blocks: Vec::new(),
-            hosted: Vec::new(),
             vacant: Vec::new(),
             away: 0,
         }
@@ -91,7 +103,6 @@ impl Columns {
         let id = self.vacant.pop().unwrap_or_else(|| {
             self.columns.push(Column::default());
             self.blocks.resize(self.columns.len() * self.layers, NOWHERE);
-            self.hosted.resize(self.columns.len() * self.layers, false);
             ColumnId(self.columns.len() as u32 - 1)
         });
         self.columns[id.index()] = Column { refs: 1, live: true, ..Column::default() };
@@ -104,7 +115,6 @@ impl Columns {
         self.set_seat(id, None);
         self.columns[id.index()] = Column::default();
         self.blocks_mut(id).fill(NOWHERE);
-        self.hosted_mut(id).fill(false);
         self.vacant.push(id);
     }
 
@@ -134,17 +144,22 @@ impl Columns {
 
     /// It has blocks on the device.
     pub fn has_blocks(&self, id: ColumnId) -> bool {
-        self.get(id).present > 0
+        !self.get(id).here.is_empty()
     }
 
     /// All of its blocks are on the device.
     pub fn is_whole(&self, id: ColumnId) -> bool {
-        self.absent(id) == 0
+        self.get(id).here == self.all
+    }
+
+    /// Layers whose block is not on the device.
+    pub fn gone(&self, id: ColumnId) -> LayerSet {
+        self.all - self.get(id).here
     }
 
     /// Its blocks that are not on the device.
     pub fn absent(&self, id: ColumnId) -> u32 {
-        self.layers as u32 - self.get(id).present
+        self.gone(id).len()
     }
 
     /// Blocks of columns with a seat that are not on the device.
@@ -161,20 +176,13 @@ impl Columns {
         before
     }
 
-    /// So many more of its blocks are on the device, or fewer.
-    fn count(&mut self, id: ColumnId, change: i32) {
+    /// Its blocks of these layers are on the device, and no others.
+    fn set_here(&mut self, id: ColumnId, here: LayerSet) {
         let column = &mut self.columns[id.index()];
-        column.present = column.present.strict_add_signed(change);
+        let before = core::mem::replace(&mut column.here, here);
         if column.seat.is_some() {
-            self.away = self.away.strict_add_signed(-change);
+            self.away = self.away + before.len() - here.len();
         }
-    }
-
-    /// Layers whose block is on the device (`true`), or is not.
-    pub fn layers_on_device(&self, id: ColumnId, present: bool) -> impl Iterator<Item = LayerId> + '_ {
-        let blocks = self.blocks(id).iter().enumerate();
-        let layers = blocks.filter(move |(_, block)| (**block != NOWHERE) == present);
-        layers.map(|(layer, _)| LayerId(layer as u16))
     }
 
     /// Its block of this layer, if that is on the device.
@@ -182,42 +190,40 @@ impl Columns {
         Some(self.blocks(id)[layer.index()]).filter(|block| *block != NOWHERE)
     }
 
-    /// It has no blocks on the device any more. Returns those that it had.
+    /// It has no blocks on the device any more. Those that it had are told.
     pub fn take_blocks(&mut self, id: ColumnId) -> Vec<BlockId> {
-        let blocks: Vec<_> = self.blocks(id).iter().copied().filter(|block| *block != NOWHERE).collect();
-        self.blocks_mut(id).fill(NOWHERE);
-        self.count(id, -(blocks.len() as i32));
+        let mut blocks = Vec::with_capacity(self.layers);
+        self.take_layers(id, self.all, &mut blocks);
         blocks
     }
 
     /// It has no blocks of these layers on the device any more. Those that it had are told.
-    pub fn take_layers(
-        &mut self,
-        id: ColumnId,
-        layers: impl Iterator<Item = LayerId>,
-        out: &mut Vec<BlockId>,
-    ) {
-        let (blocks, before) = (self.blocks_mut(id), out.len());
-        out.reserve(blocks.len());
-        for layer in layers {
-            let block = core::mem::replace(&mut blocks[layer.index()], NOWHERE);
-            if block != NOWHERE {
-                out.push(block);
-            }
-        }
-        self.count(id, -((out.len() - before) as i32));
+    pub fn take_layers(&mut self, id: ColumnId, layers: LayerSet, out: &mut Vec<BlockId>) {
+        let here = self.get(id).here;
+        let blocks = self.blocks_mut(id);
+        let taken = (here & layers).iter();
+        out.extend(taken.map(|layer| core::mem::replace(&mut blocks[layer.index()], NOWHERE)));
+        self.set_here(id, here - layers);
     }
 
     /// Its blocks are these, one of each layer; it had none.
     pub fn set_blocks(&mut self, id: ColumnId, blocks: &[BlockId]) {
         self.blocks_mut(id).copy_from_slice(blocks);
-        self.count(id, blocks.len() as i32);
+        self.set_here(id, self.all);
     }
 
-    /// Its block of this layer is on the device; it was not.
-    pub fn set_block(&mut self, id: ColumnId, layer: LayerId, block: BlockId) {
-        self.blocks_mut(id)[layer.index()] = block;
-        self.count(id, 1);
+    /// Its blocks of these layers are on the device; they were not.
+    pub fn add_blocks(&mut self, id: ColumnId, layers: LayerSet, blocks: &[BlockId]) {
+        let own = self.blocks_mut(id);
+        layers.iter().zip(blocks).for_each(|(layer, block)| own[layer.index()] = *block);
+        self.set_here(id, self.get(id).here | layers);
+    }
+
+    /// It lies there in the host tier, with all of its layers.
+    pub fn host(&mut self, id: ColumnId, stowed: Stowed) {
+        let hosted = self.all;
+        let column = self.get_mut(id);
+        (column.hosted, column.stowed) = (hosted, Some(stowed));
     }
 
     /// One of its blocks has moved.
@@ -229,25 +235,15 @@ impl Columns {
     /// Two columns change places, on the device and in the host tier.
     pub fn exchange(&mut self, one: ColumnId, other: ColumnId) {
         let (first, second) = (one.index() * self.layers, other.index() * self.layers);
-        for layer in 0..self.layers {
-            self.blocks.swap(first + layer, second + layer);
-            self.hosted.swap(first + layer, second + layer);
-        }
-        let stowed = self.get(one).stowed;
-        self.get_mut(one).stowed = core::mem::replace(&mut self.get_mut(other).stowed, stowed);
-        let change = self.get(other).present as i32 - self.get(one).present as i32;
-        self.count(one, change);
-        self.count(other, -change);
-    }
-
-    /// By layer: its copy in the host tier is complete.
-    pub fn hosted(&self, id: ColumnId) -> &[bool] {
-        &self.hosted[id.index() * self.layers..][..self.layers]
-    }
-
-    /// By layer, to change.
-    pub fn hosted_mut(&mut self, id: ColumnId) -> &mut [bool] {
-        &mut self.hosted[id.index() * self.layers..][..self.layers]
+        (0..self.layers).for_each(|layer| self.blocks.swap(first + layer, second + layer));
+        let Column { stowed, hosted, here, .. } = *self.get(one);
+        let mirrored = self.get_mut(other);
+        let before = (mirrored.stowed, mirrored.hosted, mirrored.here);
+        (mirrored.stowed, mirrored.hosted) = (stowed, hosted);
+        self.set_here(other, here);
+        let column = self.get_mut(one);
+        (column.stowed, column.hosted) = (before.0, before.1);
+        self.set_here(one, before.2);
     }
 
     /// Blocks of a column, front layer first, also those that are nowhere.

@@ -131,7 +131,7 @@ impl Kv {
             self.wanted.doubt(same);
             self.wanted.doubt(old);
             for id in [same, old] {
-                let layers = self.columns.layers_on_device(id, true);
+                let layers = self.columns.get(id).here().iter();
                 let blocks: Vec<_> = layers.filter_map(|layer| self.columns.block(id, layer)).collect();
                 self.frames.hand_over(&blocks, id);
             }

@@ -23,6 +23,7 @@ use super::Kv;
 use super::columns::Stowed;
 use crate::action::seats::SeatTable;
 use crate::ids::{BlockId, ColumnId, Generation, LayerId, RequestId, SlotId};
+use crate::layer_set::LayerSet;
 use crate::slots::Slots;
 use crate::step_model::Layout;
 pub(super) use spill::Spills;
@@ -115,18 +116,15 @@ pub(super) struct Stream {
 /// A set of the placement, as steps ask for it.
 #[derive(Clone, Debug)]
 struct Set {
-    /// By layer: it is one of the set.
-    members: Vec<bool>,
+    members: LayerSet,
     /// Each with the buffer that it uses.
     places: Vec<(LayerId, SlotId)>,
 }
 
 impl Set {
-    fn of(set: &[LayerId], layout: &Layout, layers: usize) -> Set {
-        let mut members = vec![false; layers];
-        set.iter().for_each(|layer| members[layer.index()] = true);
+    fn of(set: &[LayerId], layout: &Layout) -> Set {
         let places = set.iter().filter_map(|layer| Some((*layer, layout.slot_of(*layer)?)));
-        Set { members, places: places.collect() }
+        Set { members: set.iter().copied().collect(), places: places.collect() }
     }
 }
 
@@ -185,21 +183,21 @@ impl Stream {
         self.parted.len() as u32
     }
 
-    /// Whether this seat's block of this layer may be away.
-    pub fn seats_layer(&self, seat: u32, layer: LayerId) -> bool {
-        self.seats[seat as usize].is_some_and(|seat| self.sets[usize::from(seat.set)].members[layer.index()])
+    /// Layers whose block of this seat may be away.
+    pub fn members(&self, seat: u32) -> LayerSet {
+        self.seats[seat as usize].map_or(LayerSet::NONE, |seat| self.sets[usize::from(seat.set)].members)
     }
 
     fn set(&self, set: u16) -> &[LayerId] {
         &self.placement.sets[usize::from(set)]
     }
 
-    fn set_index(&mut self, set: Vec<LayerId>) -> u16 {
-        let Placement { sets, layout, .. } = &mut self.placement;
-        let at = sets.iter().position(|known| *known == set).unwrap_or_else(|| {
-            self.sets.push(Set::of(&set, layout, self.told.len()));
-            sets.push(set);
-            sets.len() - 1
+    fn set_index(&mut self, members: LayerSet) -> u16 {
+        let at = self.sets.iter().position(|known| known.members == members).unwrap_or_else(|| {
+            let set: Vec<_> = members.iter().collect();
+            self.sets.push(Set::of(&set, &self.placement.layout));
+            self.placement.sets.push(set);
+            self.sets.len() - 1
         });
         u16::try_from(at).expect("there are no more sets than requests")
     }
@@ -291,7 +289,7 @@ impl Kv {
         self.stream = Stream {
             slots: Slots::new(placement.layout.clone(), vec![None; beta]),
             buffers: vec![Vec::new(); beta],
-            sets: placement.sets.iter().map(|set| Set::of(set, &placement.layout, layers)).collect(),
+            sets: placement.sets.iter().map(|set| Set::of(set, &placement.layout)).collect(),
             told: vec![0; layers],
             shed: vec![0; layers],
             newest: self.stream.newest,
@@ -328,7 +326,7 @@ impl Kv {
             assert_eq!(self.columns.get(seat.column).seat(), Some(at as u32), "a column knows its seat");
             for layer in stream.set(seat.set) {
                 assert!(stream.placement.layout.slot_of(*layer).is_some(), "{layer:?} of a seat moves");
-                let hosted = self.columns.hosted(seat.column)[layer.index()];
+                let hosted = self.columns.get(seat.column).hosted.contains(*layer);
                 assert!(hosted || self.is_spilling(seat.column), "what may leave has a copy");
             }
         }

@@ -72,11 +72,8 @@ impl Kv {
         assert!(self.stream.buffer_blocks() == 0, "what is in use stays");
         let ids: Vec<_> = self.columns.iter().map(|(id, _)| id).collect();
         for id in ids {
-            let hosted = self.columns.hosted(id).to_vec();
-            let layers: Vec<_> =
-                self.columns.layers_on_device(id, true).filter(|layer| hosted[layer.index()]).collect();
             let mut blocks = Vec::new();
-            self.columns.take_layers(id, layers.into_iter(), &mut blocks);
+            self.columns.take_layers(id, self.columns.get(id).hosted, &mut blocks);
             self.frames.give(&blocks);
         }
         self.wanted.doubt_all();
@@ -139,9 +136,7 @@ impl Kv {
             self.refer(*id);
             let fresh = || Stowed { place: self.tier.take(), generation: generations.fresh() };
             let stowed = self.columns.get(*id).stowed.unwrap_or_else(fresh);
-            let hosted = self.columns.hosted(*id);
-            let layers = self.columns.layers_on_device(*id, true).filter(|l| !hosted[l.index()]).collect();
-            Swap { column: *id, stowed, layers }
+            Swap { column: *id, stowed, layers: self.columns.get(*id).unhosted().iter().collect() }
         };
         let swaps: Vec<_> = columns.iter().map(plan).collect();
         self.moving = columns;
@@ -156,8 +151,7 @@ impl Kv {
             if done {
                 self.frames.give(&self.columns.take_blocks(swap.column));
                 self.wanted.doubt(swap.column);
-                self.columns.hosted_mut(swap.column).fill(true);
-                self.columns.get_mut(swap.column).stowed = Some(swap.stowed);
+                self.columns.host(swap.column, swap.stowed);
                 self.history.word(swap.stowed.generation.0);
             } else if !had_place {
                 self.tier.give(swap.stowed.place);
@@ -214,14 +208,12 @@ impl Kv {
         let mut blocks = Vec::new();
         let mut plan = |id: ColumnId| {
             blocks.clear();
-            let layers: Vec<_> = self.missing(id).collect();
-            self.frames.take(layers.len() as u32, id, &mut blocks);
-            for (layer, block) in layers.iter().zip(&blocks) {
-                self.columns.set_block(id, *layer, *block);
-            }
+            let layers = self.missing(id);
+            self.frames.take(layers.len(), id, &mut blocks);
+            self.columns.add_blocks(id, layers, &blocks);
             self.refer(id);
             let stowed = self.columns.get(id).stowed.expect("a wanted column lies in the host tier");
-            Swap { column: id, stowed, layers }
+            Swap { column: id, stowed, layers: layers.iter().collect() }
         };
         wanted.into_iter().map(&mut plan).collect()
     }

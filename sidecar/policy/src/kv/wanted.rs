@@ -7,7 +7,8 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use super::Kv;
-use crate::ids::{ColumnId, LayerId};
+use crate::ids::ColumnId;
+use crate::layer_set::LayerSet;
 
 /// Columns, their blocks, and the sum of these.
 #[derive(Clone, Debug, Default)]
@@ -93,18 +94,14 @@ impl Kv {
 
     /// Blocks that somebody needs of the column and that are neither on the device nor in a buffer.
     fn lacking(&self, id: ColumnId) -> u32 {
-        let Some(column) = self.columns.find(id).filter(|column| column.refs > 0) else { return 0 };
-        match column.seat() {
-            None => self.columns.absent(id),
-            Some(_) => self.missing(id).count() as u32,
-        }
+        let used = self.columns.find(id).is_some_and(|column| column.refs > 0);
+        if used { self.missing(id).len() } else { 0 }
     }
 
     /// Layers whose block is not on the device and that no buffer stands for.
-    pub(super) fn missing(&self, id: ColumnId) -> impl Iterator<Item = LayerId> + '_ {
+    pub(super) fn missing(&self, id: ColumnId) -> LayerSet {
         let seat = self.columns.get(id).seat();
-        let seated = move |layer: &LayerId| seat.is_some_and(|seat| self.stream.seats_layer(seat, *layer));
-        self.columns.layers_on_device(id, false).filter(move |layer| !seated(layer))
+        self.columns.gone(id) - seat.map_or(LayerSet::NONE, |seat| self.stream.members(seat))
     }
 
     pub(super) fn check_wanted(&self) {

@@ -131,6 +131,9 @@ fn what_cannot_be_served_is_refused_with_its_numbers() {
     );
     assert_eq!(refused(&|p, _| p.remap_cap_permille = 1001), Refused::BadCap { permille: 1001 });
     assert_eq!(refused(&|_, g| g.slab_bytes[1] = 0), Refused::ZeroSize { what: "slab_bytes" });
+    let deep = refused(&|_, g| g.slab_bytes.resize(257, 128));
+    assert_eq!(deep, Refused::TooManyLayers { layers: 257 });
+    assert_eq!(deep.to_string(), "the model has 257 layers; at most 256 are supported");
 }
 
 #[test]

@@ -65,6 +65,7 @@ const fn fields(refused: &Refused) -> &'static str {
         }
         Refused::BlockLargerThanChunk { .. } => "gpu.chunk_bytes",
         Refused::ZeroSize { .. } => "limits",
+        Refused::TooManyLayers { .. } => "model_path",
         Refused::BadForced { .. } => "debug.force_remap",
         Refused::BadCap { .. } => "memory.max_remapped_percent",
     }

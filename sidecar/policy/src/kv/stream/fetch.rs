@@ -1,14 +1,14 @@
 //! The fetches of each step, what they cover, and what the tables say of it.
 
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
-use alloc::vec;
 use alloc::vec::Vec;
 
 use super::Seat;
 use crate::action::seats::{FetchBlocks, Seated};
 use crate::ids::{BlockId, ChunkId, Generation, HostBlockId, LayerId, SlotId};
 use crate::kv::Kv;
+use crate::layer_set::LayerSet;
 use crate::slots::{Due, Generations};
 
 impl Kv {
@@ -45,33 +45,39 @@ impl Kv {
     }
 
     fn tell_tables(&mut self) {
-        let lease = self.stream.slots.lease().map(|(_, generation)| generation);
-        let covered: Vec<_> = self.stream.covered.walk(lease).collect();
-        let (mut new, mut least) = (vec![0..0; covered.len()], u32::MAX);
-        for (at, covered) in covered.into_iter().enumerate() {
-            let layer = self.stream.placement.layout.moving[at];
-            let covered = covered.expect("a lease names fetches that were ordered");
-            let told = &mut self.stream.told[layer.index()];
-            new[at] = core::mem::replace(told, covered.max(*told))..covered;
-            least = least.min(if new[at].is_empty() { u32::MAX } else { new[at].start });
-        }
-        let moved = |at: u32| {
-            let mut layers = self.stream.placement.layout.moving.iter().zip(&new);
-            layers.any(|(layer, new)| new.contains(&at) && self.stream.seats_layer(at, *layer))
-        };
-        let seats = least..self.stream.seats.len() as u32;
-        let moved: Vec<_> = seats.filter(|at| moved(*at)).collect();
         let mut shared = BTreeSet::new();
-        for seat in moved.into_iter().filter_map(|at| self.stream.seats[at as usize]) {
-            // Its first user may have gone since.
-            let user = self.sequences.get(&seat.user.0).and_then(|s| s.columns.get(seat.user.1 as usize));
-            if self.columns.get(seat.column).refs == 1 && user == Some(&seat.column) {
-                self.dirty.insert(seat.user);
-            } else {
-                shared.insert(seat.column);
+        for ([from, to], layers) in self.newly_covered() {
+            for seat in self.stream.seats[from as usize..to as usize].iter().flatten() {
+                if (self.stream.sets[usize::from(seat.set)].members & layers).is_empty() {
+                    continue;
+                }
+                // Its first user may have gone since.
+                let user =
+                    self.sequences.get(&seat.user.0).and_then(|s| s.columns.get(seat.user.1 as usize));
+                if self.columns.get(seat.column).refs == 1 && user == Some(&seat.column) {
+                    self.dirty.insert(seat.user);
+                } else {
+                    shared.insert(seat.column);
+                }
             }
         }
         self.touch(&shared);
+    }
+
+    /// Seats that the tables place in buffers from now on, from one to before another, each time with the layers of which they do.
+    fn newly_covered(&mut self) -> BTreeMap<[u32; 2], LayerSet> {
+        let stream = &mut self.stream;
+        let lease = stream.slots.lease().map(|(_, generation)| generation);
+        let mut new: BTreeMap<[u32; 2], LayerSet> = BTreeMap::new();
+        for (layer, covered) in stream.placement.layout.moving.iter().zip(stream.covered.walk(lease)) {
+            let covered = covered.expect("a lease names fetches that were ordered");
+            let told = &mut stream.told[layer.index()];
+            let from = core::mem::replace(told, covered.max(*told));
+            if from < covered {
+                new.entry([from, covered]).or_default().insert(*layer);
+            }
+        }
+        new
     }
 
     /// Generation that the KV of each moving layer must show in this step, in layer order.
@@ -104,7 +110,7 @@ impl Kv {
         };
         let table = Arc::make_mut(&mut stream.table);
         table.seats.extend(stream.seats[told..].iter().map(|seat| seat.map(seated)));
-        table.sets.extend(stream.sets[table.sets.len()..].iter().map(|set| set.members.clone()));
+        table.sets.extend(stream.sets[table.sets.len()..].iter().map(|set| set.members));
         table.buffers.resize(stream.buffers.len(), Vec::new());
         for (known, buffer) in table.buffers.iter_mut().zip(&stream.buffers) {
             known.extend(buffer[told..seats].iter().map(|block| (*block, chunk(*block))));

@@ -5,7 +5,7 @@
 use alloc::vec::Vec;
 
 use super::Written;
-use crate::ids::{ColumnId, LayerId, RequestId};
+use crate::ids::{ColumnId, RequestId};
 use crate::kv::{Kv, Swap};
 use crate::slots::Generations;
 
@@ -26,7 +26,7 @@ impl Kv {
             while *left > 0 {
                 let Some(column) = self.next_paused(request) else { break };
                 let Some(stowed) = self.spare_place(column, generations) else { return };
-                let layers: Vec<_> = self.copyless(column).take(*left as usize).collect();
+                let layers: Vec<_> = self.columns.get(column).unhosted().iter().take(*left as usize).collect();
                 *left -= layers.len() as u32;
                 written.push(self.begin_write(column, stowed, layers));
             }
@@ -38,7 +38,7 @@ impl Kv {
         let sequence = &self.sequences[&request];
         let full = &sequence.columns[..sequence.full as usize];
         let from = (sequence.written as usize).min(full.len());
-        let lacks = |id: &ColumnId| self.leaves_with_its_user(*id) && self.copyless(*id).next().is_some();
+        let lacks = |id: &ColumnId| self.leaves_with_its_user(*id) && !self.columns.get(*id).unhosted().is_empty();
         let at = full[from..].iter().position(lacks).map_or(full.len(), |at| from + at);
         let column = full.get(at).copied();
         self.sequences.get_mut(&request).expect("open").written = at as u32 + u32::from(column.is_some());
@@ -50,18 +50,12 @@ impl Kv {
         self.columns.get(id).refs == 1 && self.columns.has_blocks(id) && !self.stream.writing.contains(&id)
     }
 
-    /// Layers whose block is on the device and not in the host tier.
-    fn copyless(&self, id: ColumnId) -> impl Iterator<Item = LayerId> + '_ {
-        let hosted = self.columns.hosted(id);
-        self.columns.layers_on_device(id, true).filter(|layer| !hosted[layer.index()])
-    }
-
     /// Columns of paused requests that are in the host tier as a whole leave the device, until at least `least` blocks have.
     /// Returns how many have.
     pub fn shed_paused(&mut self, least: u32) -> u32 {
         let paused = self.sequences.values().filter(|sequence| sequence.suspended);
         let columns = paused.flat_map(|sequence| sequence.columns[..sequence.full as usize].iter().copied());
-        let ready = |id: &ColumnId| self.leaves_with_its_user(*id) && self.copyless(*id).next().is_none();
+        let ready = |id: &ColumnId| self.leaves_with_its_user(*id) && self.columns.get(*id).unhosted().is_empty();
         let columns: Vec<_> = columns.filter(ready).collect();
         let mut freed = 0;
         for id in columns {
@@ -89,7 +83,7 @@ impl Kv {
 
     /// Blocks of them that the host tier lacks.
     pub fn own_unwritten_blocks(&self, request: RequestId) -> u32 {
-        self.owned_by(request).map(|id| self.copyless(id).count() as u32).sum()
+        self.owned_by(request).map(|id| self.columns.get(id).unhosted().len()).sum()
     }
 
     fn owned_by(&self, request: RequestId) -> impl Iterator<Item = ColumnId> + '_ {

@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use super::Seat;
 use crate::ids::{ColumnId, LayerId, RequestId};
 use crate::kv::Kv;
+use crate::layer_set::LayerSet;
 
 impl Kv {
     /// Columns of running requests that miss blocks: a seat for each if the placement allows and there is room, else they are
@@ -37,15 +38,8 @@ impl Kv {
         if self.frames.free_blocks() < u32::from(self.stream.placement.layout.beta) {
             return None;
         }
-        let (hosted, layers) = (self.columns.hosted(column), self.stream.set(set));
-        let is_hosted = |layer: &&LayerId| hosted[layer.index()];
-        let kept = match layers.iter().all(|layer| is_hosted(&layer)) {
-            true => set,
-            false => {
-                let kept = layers.iter().filter(is_hosted).copied().collect();
-                self.stream.set_index(kept)
-            }
-        };
+        let members = self.stream.sets[usize::from(set)].members & self.columns.get(column).hosted;
+        let kept = self.stream.set_index(members);
         self.gains(kept).then_some(kept)
     }
 
@@ -57,7 +51,7 @@ impl Kv {
     pub fn join(&mut self, request: RequestId, set: Vec<LayerId>) -> bool {
         let layout = &self.stream.placement.layout;
         assert!(set.iter().all(|layer| layout.slot_of(*layer).is_some()), "what is away moves");
-        let set = self.stream.set_index(set);
+        let set = self.stream.set_index(set.into_iter().collect());
         self.enroll(request, set);
         let some = self.homeless(request).next().is_some();
         if some {
@@ -77,14 +71,13 @@ impl Kv {
     /// columns whose blocks of these layers lie in the host tier, which take a seat instead.
     pub fn blocks_to_join(&self, request: RequestId, set: &[LayerId]) -> u32 {
         let (full, buffers) = (self.full_columns(request), u32::from(self.stream.placement.layout.beta));
+        let set: LayerSet = set.iter().copied().collect();
         let cost = |(at, id): (usize, ColumnId)| {
-            let hosted = self.columns.hosted(id);
-            let kept = || set.iter().filter(|layer| hosted[layer.index()]);
-            if at as u32 >= full || buffers == 0 || (kept().count() as u32) < 2 * buffers {
-                return self.columns.absent(id);
+            let (gone, kept) = (self.columns.gone(id), set & self.columns.get(id).hosted);
+            if at as u32 >= full || buffers == 0 || kept.len() < 2 * buffers {
+                return gone.len();
             }
-            let stays = kept().filter(|layer| self.columns.block(id, **layer).is_none()).count() as u32;
-            self.columns.absent(id) - stays + buffers
+            (gone - kept).len() + buffers
         };
         self.homeless(request).map(cost).sum()
     }
@@ -140,7 +133,7 @@ impl Kv {
             let fits = runs && column.is_some_and(|column| column.refs > 0 && column.seat().is_none());
             if !fits
                 || !self.columns.is_whole(seat.column)
-                || self.unhosted(seat.column, seat.set).next().is_some()
+                || !self.lacks(seat.column, seat.set).is_empty()
                 || !self.gains(seat.set)
             {
                 continue;
@@ -170,19 +163,18 @@ impl Kv {
     fn shed_blocks(&mut self) {
         let (covered, stream) = (self.covered_by_all(), &mut self.stream);
         // Most layers go of the same seats, and those whose next fetch is early of the ones before.
-        let mut going: BTreeMap<[u32; 2], Vec<LayerId>> = BTreeMap::new();
+        let mut going: BTreeMap<[u32; 2], LayerSet> = BTreeMap::new();
         for (layer, covered) in stream.placement.layout.moving.iter().zip(covered) {
             let from = core::mem::replace(&mut stream.shed[layer.index()], covered);
             if from < covered {
-                going.entry([from, covered]).or_default().push(*layer);
+                going.entry([from, covered]).or_default().insert(*layer);
             }
         }
         let mut left = Vec::new();
         for ([from, to], layers) in going {
             for seat in stream.seats[from as usize..to as usize].iter().flatten() {
-                let members = &stream.sets[usize::from(seat.set)].members;
-                let goes = layers.iter().copied().filter(|layer| members[layer.index()]);
-                self.columns.take_layers(seat.column, goes, &mut left);
+                let members = stream.sets[usize::from(seat.set)].members;
+                self.columns.take_layers(seat.column, members & layers, &mut left);
             }
         }
         self.frames.give(&left);

@@ -225,7 +225,7 @@ impl Kv {
 
     fn arrived(&mut self, layer: LayerId) {
         for id in &self.stream.spills.columns {
-            self.columns.hosted_mut(*id)[layer.index()] = true;
+            self.columns.get_mut(*id).hosted.insert(layer);
         }
         self.history.word(!u64::from(layer.0));
     }

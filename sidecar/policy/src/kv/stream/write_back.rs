@@ -7,6 +7,7 @@ use super::{Seat, Written};
 use crate::ids::{ColumnId, LayerId, RequestId};
 use crate::kv::Kv;
 use crate::kv::columns::Stowed;
+use crate::layer_set::LayerSet;
 use crate::slots::Generations;
 
 impl Kv {
@@ -27,8 +28,9 @@ impl Kv {
         for (request, set) in named.map(|(request, set)| (*request, *set)).collect::<Vec<_>>() {
             while left > 0 {
                 let Some((at, column)) = self.next_to_write(request) else { break };
-                let mut layers = Vec::with_capacity(self.stream.set(set).len());
-                layers.extend(self.unhosted(column, set).take(left as usize));
+                let lacking = self.lacks(column, set);
+                let mut layers = Vec::with_capacity(lacking.len() as usize);
+                layers.extend(lacking.iter().take(left as usize));
                 if layers.is_empty() {
                     self.stream.ready.push_back(Seat { column, set, user: (request, at) });
                 } else if let Some(stowed) = self.spare_place(column, generations) {
@@ -46,7 +48,7 @@ impl Kv {
     /// Blocks that are free as soon as they have been written back: nobody uses their columns any more.
     pub fn parting_blocks(&self) -> u32 {
         let alone = self.stream.writing.iter().filter(|id| self.columns.get(**id).refs == 1);
-        alone.map(|id| self.columns.layers_on_device(*id, true).count() as u32).sum()
+        alone.map(|id| self.columns.get(*id).here().len()).sum()
     }
 
     /// Up to `most` blocks of a column that a running request has filled, to see how fast the link is; none where there is no such
@@ -85,9 +87,8 @@ impl Kv {
     }
 
     /// Layers of the set whose blocks the host tier lacks.
-    pub(super) fn unhosted(&self, column: ColumnId, set: u16) -> impl Iterator<Item = LayerId> {
-        let (hosted, set) = (self.columns.hosted(column), self.stream.set(set));
-        set.iter().copied().filter(|layer| !hosted[layer.index()])
+    pub(super) fn lacks(&self, column: ColumnId, set: u16) -> LayerSet {
+        self.stream.sets[usize::from(set)].members - self.columns.get(column).hosted
     }
 
     /// As [`Kv::host_place`], as far as prompts that go there leave any.
@@ -116,8 +117,8 @@ impl Kv {
             let at = self.stream.writing.iter().position(|id| *id == one.column);
             self.stream.writing.swap_remove(at.expect("a column that is written back is known"));
             if done {
-                let hosted = self.columns.hosted_mut(one.column);
-                one.layers.iter().for_each(|layer| hosted[layer.index()] = true);
+                let hosted = &mut self.columns.get_mut(one.column).hosted;
+                one.layers.iter().for_each(|layer| hosted.insert(*layer));
                 self.history.word(u64::from(one.column.0) ^ (one.layers.len() as u64) << 32);
             }
             self.let_go(one.column);

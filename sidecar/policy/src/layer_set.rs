@@ -1,0 +1,140 @@
+//! Sets of layers. What is asked of a column of KV is asked of all of its layers, at every step and for a thousand columns: as
+//! bits, the answer is a few words.
+
+use core::fmt;
+use core::ops::{BitAnd, BitOr, Sub};
+
+use crate::ids::LayerId;
+
+/// Layers that a set has room for: twice those of the deepest models that are served (126, Llama 3.1 405B).
+pub const MOST_LAYERS: u16 = 64 * WORDS as u16;
+
+const WORDS: usize = 4;
+
+/// Some of the layers of a model.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct LayerSet([u64; WORDS]);
+
+impl LayerSet {
+    /// None.
+    pub const NONE: LayerSet = LayerSet([0; WORDS]);
+
+    /// The layers `0..layers`.
+    ///
+    /// # Panics
+    /// If they are more than [`MOST_LAYERS`].
+    pub fn all(layers: u16) -> LayerSet {
+        (0..layers).map(LayerId).collect()
+    }
+
+    /// The layer is one of them.
+    pub const fn contains(&self, layer: LayerId) -> bool {
+        self.0[layer.index() / 64] >> (layer.0 % 64) & 1 == 1
+    }
+
+    /// The layer is one of them from now on.
+    pub const fn insert(&mut self, layer: LayerId) {
+        self.0[layer.index() / 64] |= 1 << (layer.0 % 64);
+    }
+
+    /// There is none.
+    pub fn is_empty(&self) -> bool {
+        *self == LayerSet::NONE
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// Each of them, in layer order.
+    pub fn iter(&self) -> impl Iterator<Item = LayerId> + use<> {
+        self.0.into_iter().enumerate().flat_map(|(at, word)| Ones(word).map(move |bit| layer(at, bit)))
+    }
+}
+
+fn layer(word: usize, bit: u32) -> LayerId {
+    LayerId((word * 64) as u16 + bit as u16)
+}
+
+/// The bits of a word that are set, the lowest first.
+struct Ones(u64);
+
+impl Iterator for Ones {
+    type Item = u32;
+
+    fn next(&mut self) -> Option<u32> {
+        let bit = self.0.trailing_zeros();
+        self.0 &= self.0.wrapping_sub(1);
+        (bit < 64).then_some(bit)
+    }
+}
+
+/// Layers that are in both.
+impl BitAnd for LayerSet {
+    type Output = LayerSet;
+
+    fn bitand(self, other: LayerSet) -> LayerSet {
+        LayerSet(core::array::from_fn(|at| self.0[at] & other.0[at]))
+    }
+}
+
+/// Layers that are in either.
+impl BitOr for LayerSet {
+    type Output = LayerSet;
+
+    fn bitor(self, other: LayerSet) -> LayerSet {
+        LayerSet(core::array::from_fn(|at| self.0[at] | other.0[at]))
+    }
+}
+
+/// Layers that are not in the other.
+impl Sub for LayerSet {
+    type Output = LayerSet;
+
+    fn sub(self, other: LayerSet) -> LayerSet {
+        LayerSet(core::array::from_fn(|at| self.0[at] & !other.0[at]))
+    }
+}
+
+impl FromIterator<LayerId> for LayerSet {
+    fn from_iter<I: IntoIterator<Item = LayerId>>(layers: I) -> LayerSet {
+        let mut set = LayerSet::NONE;
+        layers.into_iter().for_each(|layer| set.insert(layer));
+        set
+    }
+}
+
+impl fmt::Debug for LayerSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter().map(|layer| layer.0)).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+
+    fn set(layers: &[u16]) -> LayerSet {
+        layers.iter().copied().map(LayerId).collect()
+    }
+
+    #[test]
+    fn layers_on_both_sides_of_a_word_are_told_in_order() {
+        let some = set(&[255, 63, 0, 64, 127, 128]);
+        assert_eq!(some.iter().map(|layer| layer.0).collect::<Vec<_>>(), [0, 63, 64, 127, 128, 255]);
+        assert_eq!((some.len(), some.is_empty(), set(&[]).is_empty()), (6, false, true));
+        assert!(some.contains(LayerId(64)) && !some.contains(LayerId(65)));
+        assert_eq!(LayerSet::all(80), (0..80).map(LayerId).collect());
+        assert_eq!(LayerSet::all(MOST_LAYERS).len(), u32::from(MOST_LAYERS));
+    }
+
+    #[test]
+    fn sets_are_cut_joined_and_taken_from_each_other() {
+        let (one, other) = (set(&[1, 2, 70, 200]), set(&[2, 3, 200]));
+        assert_eq!(one & other, set(&[2, 200]));
+        assert_eq!(one | other, set(&[1, 2, 3, 70, 200]));
+        assert_eq!(one - other, set(&[1, 70]));
+    }
+}
