@@ -49,24 +49,32 @@ impl LayerSet {
 
     /// Each of them, in layer order.
     pub fn iter(&self) -> impl Iterator<Item = LayerId> + use<> {
-        self.0.into_iter().enumerate().flat_map(|(at, word)| Ones(word).map(move |bit| layer(at, bit)))
+        Layers { left: self.0, word: 0 }
     }
 }
 
-fn layer(word: usize, bit: u32) -> LayerId {
-    LayerId((word * 64) as u16 + bit as u16)
+/// The layers of a set that were not told yet, and the word of the next one, or one before it.
+struct Layers {
+    left: [u64; WORDS],
+    word: usize,
 }
 
-/// The bits of a word that are set, the lowest first.
-struct Ones(u64);
+impl Iterator for Layers {
+    type Item = LayerId;
 
-impl Iterator for Ones {
-    type Item = u32;
+    fn next(&mut self) -> Option<LayerId> {
+        while self.left.get(self.word) == Some(&0) {
+            self.word += 1;
+        }
+        let left = self.left.get_mut(self.word)?;
+        let bit = left.trailing_zeros() as u16;
+        *left &= *left - 1;
+        Some(LayerId(self.word as u16 * 64 + bit))
+    }
 
-    fn next(&mut self) -> Option<u32> {
-        let bit = self.0.trailing_zeros();
-        self.0 &= self.0.wrapping_sub(1);
-        (bit < 64).then_some(bit)
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let count = LayerSet(self.left).len() as usize;
+        (count, Some(count))
     }
 }
 

@@ -28,9 +28,7 @@ impl Kv {
         for (request, set) in named.map(|(request, set)| (*request, *set)).collect::<Vec<_>>() {
             while left > 0 {
                 let Some((at, column)) = self.next_to_write(request) else { break };
-                let lacking = self.lacks(column, set);
-                let mut layers = Vec::with_capacity(lacking.len() as usize);
-                layers.extend(lacking.iter().take(left as usize));
+                let layers: Vec<_> = self.lacks(column, set).iter().take(left as usize).collect();
                 if layers.is_empty() {
                     self.stream.ready.push_back(Seat { column, set, user: (request, at) });
                 } else if let Some(stowed) = self.spare_place(column, generations) {
