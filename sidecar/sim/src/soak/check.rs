@@ -11,7 +11,7 @@ use sluice_policy::params::{Params, PolicyName};
 use sluice_policy::reason::Reason;
 use sluice_scheduler::{Finish, Request, Sharing, journal};
 
-use super::options::{VOCAB, config};
+use super::options::VOCAB;
 use super::{Options, Tally, Trouble};
 use crate::device::{Device, Faults};
 use crate::gpu::Gpu;
@@ -227,8 +227,14 @@ fn alone(options: &Options, at: usize, load: &[(u64, Request)]) -> Result<World,
     geometry.capacity_chunks += geometry.kv_chunks_for(400);
     let params =
         Params { policy: PolicyName::Recompute, share_chunks: u32::MAX, host_kv_bytes: 0, ..tenant.params };
-    let setup =
-        Setup { config: config(), params, geometry, profile: options.profile(), vocab: VOCAB, seed: 0 };
+    let setup = Setup {
+        config: options.config(),
+        params,
+        geometry,
+        profile: options.profile(),
+        vocab: VOCAB,
+        seed: 0,
+    };
     let mut world = World::new(setup, None).map_err(|refused| format!("alone it is refused: {refused}"))?;
     world.checked = false;
     load.iter().for_each(|(_, request)| world.submit(request.clone()));

@@ -23,8 +23,34 @@ const MS: u64 = 1_000_000;
 const CHUNK_BYTES: u64 = 1 << 16;
 /// Longest request.
 const MODEL_TOKENS: u32 = 96;
+/// Tokens of a prompt, beside what it may have in common with others, and of its answer at most.
+const OWN_TOKENS: u64 = 24;
+const ANSWER_TOKENS: u64 = 36;
 /// Tokens of the vocabulary.
 pub(super) const VOCAB: u32 = 50_000;
+
+/// Mechanisms that are switched off.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Without {
+    /// Memory for the next tokens before they come.
+    pub premap: bool,
+    /// Unmapping later.
+    pub late_unmaps: bool,
+    /// Deadlines on the link.
+    pub deadlines: bool,
+    /// Remedies by what they lose.
+    pub losses: bool,
+    /// Next uses by arrivals.
+    pub next_uses: bool,
+}
+
+impl Without {
+    /// Each in a quarter of the cases.
+    fn draw(rng: &mut Rng) -> Without {
+        let mut off = || rng.chance(250);
+        Without { premap: off(), late_unmaps: off(), deadlines: off(), losses: off(), next_uses: off() }
+    }
+}
 
 /// Everything that a seed decides before anything happens.
 #[derive(Clone, Debug)]
@@ -47,8 +73,8 @@ pub struct Options {
     pub plan_first_come: bool,
     /// They place the same layers of all requests.
     pub plan_alike: bool,
-    /// Without memory for the next tokens, unmapping later, deadlines on the link, remedies by loss, and next uses by arrivals.
-    pub plain: [bool; 5],
+    /// What they do without.
+    pub without: Without,
     /// How they share the GPU.
     pub sharing: Sharing,
     /// Bytes of each tenant's host tier.
@@ -73,6 +99,8 @@ pub struct Options {
     pub requests: Vec<u64>,
     /// They come at once: memory is short for as long as they are served.
     pub crowded: bool,
+    /// Tokens that each prompt has more than elsewhere, and the longest request.
+    pub more_tokens: u32,
     /// Journals are recorded and replayed.
     pub recorded: bool,
 }
@@ -99,7 +127,7 @@ impl Options {
             remap_cap_permille: Params::default().remap_cap_permille,
             plan_first_come: false,
             plan_alike: false,
-            plain: [false; 5],
+            without: Without::default(),
             sharing: sharing(rng),
             host_kv_bytes: block_column * sometimes(rng, 40),
             prefix_caching: rng.chance(700),
@@ -123,6 +151,7 @@ impl Options {
             span_ns,
             requests: (0..tenants).map(|_| rng.between(1, 12)).collect(),
             crowded: false,
+            more_tokens: 0,
             recorded: rng.chance(125),
         }
     }
@@ -143,7 +172,7 @@ impl Options {
             self.remap_cap_permille *= rng.below(4).min(1) as u32;
             self.plan_first_come = rng.chance(500);
             self.plan_alike = rng.chance(250);
-            self.plain = [250; 5].map(|permille| rng.chance(permille));
+            self.without = Without::draw(&mut rng);
         }
     }
 
@@ -157,11 +186,19 @@ impl Options {
             self.host_kv_bytes = u64::from(self.layers) * BLOCK_BYTES * rng.between(20, 120);
             self.requests.iter_mut().for_each(|count| *count += rng.between(8, 16));
             if rng.chance(300) {
-                // Who comes joins with part of its KV away.
+                // Long prompts, a few of which fit, and a fast link: who comes joins with part of its KV away.
                 (self.policy, self.plan_first_come) = (PolicyName::OrbitFlow, true);
                 self.slo.tbt_ns = rng.between(1, 4) * MS;
+                self.more_tokens = 64;
+                self.kv_columns = rng.between(24, 36) as u32;
+                self.host_kv_bytes = u64::from(self.layers) * BLOCK_BYTES * rng.between(80, 200);
+                self.link_bytes_per_second = 1 << rng.between(30, 34);
             }
         }
+    }
+
+    fn model_tokens(&self) -> u32 {
+        MODEL_TOKENS + self.more_tokens
     }
 
     /// Requests of each tenant, and when they come.
@@ -170,7 +207,11 @@ impl Options {
             let within_ns = if self.crowded { self.span_ns / 16 } else { self.span_ns * 3 / 4 };
             let mut times: Vec<u64> = (0..*count).map(|_| rng.below(within_ns)).collect();
             times.sort_unstable();
-            times.into_iter().zip(1..).map(|(at, id)| (at, request(id, rng))).collect()
+            times
+                .into_iter()
+                .zip(1..)
+                .map(|(at, id)| (at, request(id, u64::from(self.more_tokens), rng)))
+                .collect()
         };
         self.requests.iter().map(load).collect()
     }
@@ -193,8 +234,8 @@ impl Options {
     pub(super) fn tenant(&self, at: usize) -> TenantSetup {
         let geometry =
             Geometry { capacity_chunks: self.share_chunks() * self.tenants as u32, ..self.geometry() };
-        let guaranteed = geometry.kv_chunks_for(MODEL_TOKENS.div_ceil(16));
-        let [no_premap, unmap_at_once, link_as_they_come, fixed_order, by_last_use] = self.plain;
+        let guaranteed = geometry.kv_chunks_for(self.model_tokens().div_ceil(16));
+        let without = self.without;
         let params = Params {
             policy: self.policy,
             slo: self.slo,
@@ -202,13 +243,13 @@ impl Options {
             remap_cap_permille: self.remap_cap_permille,
             plan_first_come: self.plan_first_come,
             plan_alike: self.plan_alike,
-            premap_bytes: if no_premap { 0 } else { Params::default().premap_bytes },
-            unmap_later: !unmap_at_once,
-            link_by_deadline: !link_as_they_come,
-            remedies_by_loss: !fixed_order,
-            next_use_by_arrivals: !by_last_use,
+            premap_bytes: if without.premap { 0 } else { Params::default().premap_bytes },
+            unmap_later: !without.late_unmaps,
+            link_by_deadline: !without.deadlines,
+            remedies_by_loss: !without.losses,
+            next_use_by_arrivals: !without.next_uses,
             share_chunks: self.share_chunks(),
-            max_model_tokens: MODEL_TOKENS,
+            max_model_tokens: self.model_tokens(),
             guaranteed_kv_bytes: u64::from(guaranteed) * CHUNK_BYTES,
             host_kv_bytes: self.host_kv_bytes,
             max_step: STEP,
@@ -220,13 +261,18 @@ impl Options {
         };
         TenantSetup {
             name: format!("tenant-{at}"),
-            config: config(),
+            config: self.config(),
             params,
             geometry,
             profile: self.profile(),
             vocab: VOCAB,
             terms: Terms { priority: (at % 2) as i32, ..self.terms.clone() },
         }
+    }
+
+    pub(super) fn config(&self) -> Config {
+        let max_model_tokens = self.model_tokens();
+        Config { max_model_tokens, max_step_tokens: 64, max_sequences: 8, ..Config::default() }
     }
 
     pub(super) fn profile(&self) -> Profile {
@@ -270,10 +316,6 @@ impl Options {
 const BLOCK_BYTES: u64 = 12_000;
 const STEP: StepShape = StepShape { tokens: 64, sequences: 8, logit_rows: 8 };
 
-pub(super) fn config() -> Config {
-    Config { max_model_tokens: MODEL_TOKENS, max_step_tokens: 64, max_sequences: 8, ..Config::default() }
-}
-
 fn sharing(rng: &mut Rng) -> Sharing {
     match rng.below(8) {
         0 => Sharing::Isolated,
@@ -304,13 +346,13 @@ fn terms(rng: &mut Rng) -> Terms {
 }
 
 /// A request whose prompt begins with one of a few common prefixes.
-fn request(id: u64, rng: &mut Rng) -> Request {
+fn request(id: u64, more_tokens: u64, rng: &mut Rng) -> Request {
     let (common, shared) = (rng.below(3), 16 * rng.below(3));
     let prefix = (0..shared).map(|i| (common * 1000 + i) as u32);
-    let own = rng.between(1, 24);
+    let own = more_tokens + rng.between(1, OWN_TOKENS);
     let prompt: Vec<u32> = prefix.chain((0..own).map(|_| rng.below(u64::from(VOCAB)) as u32)).collect();
     let sampling = Arc::new(Sampling::default());
-    let (max_tokens, priority) = (rng.between(1, 36) as u32, rng.below(2) as i32);
+    let (max_tokens, priority) = (rng.between(1, ANSWER_TOKENS) as u32, rng.below(2) as i32);
     let (id, salt, paced) = (RequestId(id), rng.below(2), id.is_multiple_of(2));
     Request { id, prompt, max_tokens, sampling, priority, salt, paced }
 }
