@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 mod check;
 mod crowd;
 mod deadlines;
+mod fetches;
 mod fills;
 mod hibernate;
 mod hunger;

@@ -3,22 +3,20 @@
 
 use alloc::vec::Vec;
 
+use super::fetches::FetchFailures;
 use super::plan::Plans;
-use super::{Brain, Failed, Prepared, StepNeed};
-use crate::action::{Action, Fetch, Spill, Work};
-use crate::arbiter::Timetable;
+use super::{Brain, Prepared, StepNeed};
+use crate::action::{Action, Work};
 use crate::ellm::BufferController;
 use crate::event::{Failure, Outcome};
 use crate::ewma::Ewma;
-use crate::ids::{Generation, LayerId, Nanos, RequestId, SlotId};
+use crate::ids::{Generation, Nanos, RequestId};
 use crate::kv::stream::{Placement, Written};
 use crate::params::{Params, Placing};
 use crate::pending::Pending;
 use crate::pie::expansion::Expansion;
 use crate::planner::replan::Watch;
 use crate::reason::Reason;
-use crate::slots::Due;
-use crate::step_model::Layout;
 
 /// Time that one order of write-backs takes, by the measured link, nanoseconds: who needs its blocks waits no longer.
 pub(super) const WRITE_PIECE_NS: u64 = 20_000_000;
@@ -29,9 +27,6 @@ const FIRST_PIECE_BLOCKS: u32 = 1;
 /// Bytes of one write-back at most: smaller copies do not reach a link's bandwidth, and who waits for a larger one waits long
 /// if the link slows down meanwhile.
 pub(super) const MOST_PIECE_BYTES: u64 = 16 << 20;
-
-/// Fetches in a row that may fail before their KV is given up, and as many again before the tenant counts as failed.
-const FETCH_RETRIES: u32 = super::FILL_RETRIES;
 
 /// Steps wait no longer for KV of paused requests to leave the device, nanoseconds: what takes longer is computed again.
 pub(super) const MOST_WAIT_NS: u64 = 200_000_000;
@@ -54,11 +49,11 @@ pub(super) struct Offload {
     pub prompts: BufferController,
     /// Nanoseconds for a block to the host.
     block_out_ns: Ewma,
-    fetch_failures: u32,
+    pub fetch_failures: FetchFailures,
     write_failures: u32,
     /// No write-back is tried before this boundary.
     write_at: u64,
-    fetched_bytes: u64,
+    pub fetched_bytes: u64,
     /// Time that the link took for fetches since the last step ended, nanoseconds.
     pub fetched_ns: u64,
 }
@@ -74,7 +69,7 @@ impl Offload {
             probe_at: 0,
             prompts: BufferController::new(host_columns.into()),
             block_out_ns: Ewma::default(),
-            fetch_failures: 0,
+            fetch_failures: FetchFailures::default(),
             write_failures: 0,
             write_at: 0,
             fetched_bytes: 0,
@@ -318,69 +313,6 @@ impl Brain {
         }
     }
 
-    /// A step begins: its fetches are ordered.
-    pub(super) fn begin_fetches(&mut self, out: &mut Vec<Action>) {
-        // A prompt's last step would bring in for nobody what its next one reads.
-        let prompts = self.params.placing() == Placing::Prompts || self.kv.places_prompts();
-        let still = prompts || self.kv.writes_out() || self.offload.plans.quiet;
-        let early = self.offload.due.is_none() && !self.kv.gave_up() && !still;
-        let due = self.kv.begin_fetches(early, &mut self.generations);
-        self.order_fetches(due, out);
-    }
-
-    /// Fetches that were dropped or failed are ordered again.
-    pub(super) fn order_fetches_again(&mut self, out: &mut Vec<Action>) {
-        if !self.pending.dropping() && self.failure.is_none() {
-            let due = self.kv.due_fetches();
-            self.order_fetches(due, out);
-        }
-    }
-
-    /// What a step reads from a buffer, and what it writes there, in the order in which the buffer is used.
-    fn order_fetches(&mut self, due: Vec<Due>, out: &mut Vec<Action>) {
-        let (holdings, per) = (&self.holdings, self.sizes.blocks_per_chunk);
-        let mut spills =
-            self.kv.take_due_spills(|block| holdings.chunk_of(block, per)).into_iter().peekable();
-        if due.is_empty() && spills.len() == 0 {
-            return;
-        }
-        let timetable = self.timetable();
-        out.reserve(due.len() + spills.len());
-        for due in due {
-            let layer = due.instance.layer;
-            while let Some(spill) = spills.next_if(|(_, spill)| spill.layer < layer) {
-                self.order_spill(spill, &timetable, out);
-            }
-            self.order_fetch(due, &timetable, out);
-        }
-        spills.for_each(|spill| self.order_spill(spill, &timetable, out));
-    }
-
-    /// The next layer that the step writes into the buffer waits for it.
-    fn order_spill(
-        &mut self,
-        (name, spill): (Generation, Spill),
-        timetable: &Timetable,
-        out: &mut Vec<Action>,
-    ) {
-        let Layout { moving, beta } = &self.kv.placement().layout;
-        let this = moving.binary_search(&spill.layer).unwrap_or_else(|at| at);
-        let next = moving.get(this + usize::from(*beta)).copied().unwrap_or(LayerId(u16::MAX));
-        let due = Some(timetable.layer(next, false));
-        self.order_by(due, Work::Spill(spill), Reason::WriteBack, Pending::Spill(name), out);
-    }
-
-    fn order_fetch(&mut self, due: Due, timetable: &Timetable, out: &mut Vec<Action>) {
-        let (holdings, per) = (&self.holdings, self.sizes.blocks_per_chunk);
-        let blocks = self.kv.fetch_blocks(&due, |block| holdings.chunk_of(block, per));
-        let Due { instance, after, early } = due;
-        let (layer, generation) = (instance.layer, instance.generation);
-        let fetch = Fetch { layer, buffer: instance.slot.0, generation, after, blocks };
-        let effect = Pending::Fetch { layer, buffer: instance.slot, generation };
-        let needed = Some(timetable.layer(layer, early));
-        self.order_by(needed, Work::Fetch(fetch), Reason::Fetch, effect, out);
-    }
-
     /// A spill has ended.
     pub(super) fn spilled(&mut self, name: Generation, outcome: Outcome) {
         let repeated = self.in_step || self.unfinished;
@@ -425,54 +357,5 @@ impl Brain {
         self.offload.write_failures += 1;
         let pause = 1 << self.offload.write_failures.min(10);
         self.offload.write_at = self.boundaries + pause;
-    }
-
-    pub(super) fn fetched(
-        &mut self,
-        place: (LayerId, SlotId),
-        generation: Generation,
-        outcome: Outcome,
-        out: &mut Vec<Action>,
-    ) {
-        let end = match outcome {
-            Outcome::Done { bytes, duration_ns } => {
-                self.measures.timed(bytes, duration_ns);
-                self.offload.fetched_bytes = self.offload.fetched_bytes.saturating_add(bytes);
-                self.offload.fetched_ns = self.offload.fetched_ns.saturating_add(duration_ns);
-                // One that was given up copies nothing.
-                if bytes > 0 {
-                    self.offload.fetch_failures = 0;
-                }
-                Ok(())
-            }
-            Outcome::Failed(failure) => Err(failure == Failure::Dropped),
-        };
-        self.kv.fetched(place, generation, end, self.in_step, &mut self.generations);
-        let Err(clean) = end else { return };
-        if self.pending.dropping() && clean {
-            return;
-        }
-        self.count(Reason::BackendFailed);
-        self.offload.fetch_failures += 1;
-        if self.offload.fetch_failures == FETCH_RETRIES + 1 {
-            self.give_up_fetches();
-        }
-        if self.offload.fetch_failures > 2 * (FETCH_RETRIES + 1) {
-            self.failure = Some(Failed::Fetch { layer: place.0 });
-        } else if self.kv.fetches_behind(place.1, generation) {
-            self.drop_fills(Reason::BackendFailed, out);
-        } else {
-            self.order_fetches_again(out);
-        }
-    }
-
-    /// The step under way goes on without what cannot be fetched, which its requests do not survive; afterwards nothing is
-    /// away.
-    fn give_up_fetches(&mut self) {
-        let lost = self.kv.give_up_fetches();
-        self.count_many(Reason::SwapLost, lost.len() as u32);
-        self.lost.extend(lost);
-        self.offload.plans.forget();
-        self.offload.due = None;
     }
 }

@@ -3,8 +3,8 @@
 use alloc::vec::Vec;
 
 use crate::geometry::{Geometry, StepShape};
-use crate::layer_set::MOST_LAYERS;
 use crate::ids::SlotId;
+use crate::layer_set::MOST_LAYERS;
 use crate::params::{ForcedRemap, Params};
 use crate::refused::Refused;
 use crate::remap::uniform;

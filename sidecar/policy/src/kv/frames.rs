@@ -151,7 +151,9 @@ impl Frames {
             slot.used += taken;
             missing -= taken;
             let before = out.len();
-            take_bits(&mut self.bits[frame.index() * self.words..], taken, |at| out.push(BlockId(first + at)));
+            take_bits(&mut self.bits[frame.index() * self.words..], taken, |at| {
+                out.push(BlockId(first + at))
+            });
             out[before..].iter().for_each(|block| self.holders[block.index()] = holder);
             self.reopen(frame);
         }

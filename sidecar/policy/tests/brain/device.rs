@@ -62,6 +62,8 @@ pub struct Faults {
     pub lost_swaps: u32,
     /// So many fetches of KV fail.
     pub lost_fetches: u32,
+    /// So many of those fail that copy nothing.
+    pub lost_empty_fetches: u32,
 }
 
 /// What may happen next.

@@ -263,6 +263,42 @@ fn kv_that_cannot_be_fetched_is_computed_again() {
     }
 }
 
+/// Of a prompt that goes out nothing is to be fetched at first, which may fail all the same.
+#[test]
+fn fetches_of_nothing_that_fail_now_and_then_lose_no_kv() {
+    let mut world = world(&quiet(PolicyName::Ellm));
+    assert!(world.load());
+    world.send_out_permille = 1000;
+    let expected = load(&mut world, &mut Rng(6), 8);
+    let (mut failed, mut fetched) = (0, world.device.fetched);
+    while world.finished.len() < expected.len() {
+        world.tick();
+        // Never twice in a row.
+        if world.device.fetched > fetched && world.device.faults.lost_empty_fetches == 0 {
+            (failed, fetched) = (failed + 1, world.device.fetched);
+            world.device.faults.lost_empty_fetches = 1;
+        }
+    }
+    assert_eq!(world.finished, expected);
+    assert!(failed > 2 * 9, "{failed} failures");
+    assert_eq!(world.brain.counted(Reason::SwapLost), 0);
+}
+
+#[test]
+fn fetches_of_nothing_that_never_come_fail_the_tenant() {
+    let mut world = world(&quiet(PolicyName::Ellm));
+    assert!(world.load());
+    world.send_out_permille = 1000;
+    load(&mut world, &mut Rng(6), 8);
+    world.device.faults.lost_empty_fetches = u32::MAX;
+    let failed = |world: &World| matches!(world.brain.failed(), Some(Failed::Fetch { .. }));
+    let ended = (0..100_000).any(|_| {
+        world.tick();
+        failed(&world)
+    });
+    assert!(ended && world.brain.counted(Reason::SwapLost) == 0);
+}
+
 #[test]
 fn a_link_that_fetches_nothing_any_more_fails_the_tenant() {
     let (mut world, _) = with_lost_fetches(u32::MAX);

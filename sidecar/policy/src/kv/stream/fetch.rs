@@ -52,8 +52,7 @@ impl Kv {
                     continue;
                 }
                 // Its first user may have gone since.
-                let user =
-                    self.sequences.get(&seat.user.0).and_then(|s| s.columns.get(seat.user.1 as usize));
+                let user = self.sequences.get(&seat.user.0).and_then(|s| s.columns.get(seat.user.1 as usize));
                 if self.columns.get(seat.column).refs == 1 && user == Some(&seat.column) {
                     self.dirty.insert(seat.user);
                 } else {
@@ -130,6 +129,14 @@ impl Kv {
     fn forget_coverage(&mut self) {
         let oldest = self.stream.slots.window().map(|instance| instance.generation).min();
         self.stream.covered.forget_before(oldest);
+    }
+
+    /// Whether the fetch, which has not ended, copies anything.
+    pub fn fetch_copies(&self, layer: LayerId, generation: Generation) -> bool {
+        let stream = &self.stream;
+        let seats = stream.covered.get(generation).unwrap_or(0) as usize;
+        let away = |seat: &Seat| stream.sets[usize::from(seat.set)].members.contains(layer);
+        !stream.given_up && stream.seats[..seats].iter().flatten().any(away)
     }
 
     /// A fetch has ended. `leased`: a step is under way or will be repeated.

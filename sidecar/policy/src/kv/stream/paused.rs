@@ -26,7 +26,8 @@ impl Kv {
             while *left > 0 {
                 let Some(column) = self.next_paused(request) else { break };
                 let Some(stowed) = self.spare_place(column, generations) else { return };
-                let layers: Vec<_> = self.columns.get(column).unhosted().iter().take(*left as usize).collect();
+                let layers: Vec<_> =
+                    self.columns.get(column).unhosted().iter().take(*left as usize).collect();
                 *left -= layers.len() as u32;
                 written.push(self.begin_write(column, stowed, layers));
             }
@@ -38,7 +39,8 @@ impl Kv {
         let sequence = &self.sequences[&request];
         let full = &sequence.columns[..sequence.full as usize];
         let from = (sequence.written as usize).min(full.len());
-        let lacks = |id: &ColumnId| self.leaves_with_its_user(*id) && !self.columns.get(*id).unhosted().is_empty();
+        let lacks =
+            |id: &ColumnId| self.leaves_with_its_user(*id) && !self.columns.get(*id).unhosted().is_empty();
         let at = full[from..].iter().position(lacks).map_or(full.len(), |at| from + at);
         let column = full.get(at).copied();
         self.sequences.get_mut(&request).expect("open").written = at as u32 + u32::from(column.is_some());
@@ -55,7 +57,8 @@ impl Kv {
     pub fn shed_paused(&mut self, least: u32) -> u32 {
         let paused = self.sequences.values().filter(|sequence| sequence.suspended);
         let columns = paused.flat_map(|sequence| sequence.columns[..sequence.full as usize].iter().copied());
-        let ready = |id: &ColumnId| self.leaves_with_its_user(*id) && self.columns.get(*id).unhosted().is_empty();
+        let ready =
+            |id: &ColumnId| self.leaves_with_its_user(*id) && self.columns.get(*id).unhosted().is_empty();
         let columns: Vec<_> = columns.filter(ready).collect();
         let mut freed = 0;
         for id in columns {

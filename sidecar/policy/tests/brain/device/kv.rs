@@ -122,8 +122,12 @@ impl Device {
         let copy = self.kv[at].clone();
         let Some(copied) = &copy.copied else { return self.start_kv(at, &copy) };
         self.kv.remove(at);
-        let lost = copy.is_fetch() && !copy.swaps().is_empty() && self.faults.lost_fetches > 0;
-        self.faults.lost_fetches -= u32::from(lost);
+        let left = match copy.swaps() {
+            [] => &mut self.faults.lost_empty_fetches,
+            _ => &mut self.faults.lost_fetches,
+        };
+        let lost = copy.is_fetch() && *left > 0;
+        *left -= u32::from(lost);
         if lost || self.fails() {
             return Some(failed(copy.id, Failure::CopyFailed));
         }
