@@ -13,8 +13,8 @@ pub const VERSION: u32 = 1;
 pub const MAX_BYTES: usize = 4096;
 
 // The report comes from a pod that reads somebody's files. With these bounds no sum or product of a plan overflows.
-/// Most layers.
-pub const MOST_LAYERS: u64 = 4096;
+/// Most layers: of a model that a sidecar serves.
+pub const MOST_LAYERS: u64 = 256;
 /// Most tokens of a sequence: that of `maxModelLen` in the CRD.
 pub const MOST_TOKENS: u64 = 16_777_216;
 /// Most KV of a token, bytes.

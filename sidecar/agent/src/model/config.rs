@@ -1,11 +1,16 @@
 //! `config.json` to [`ModelSpec`]. What a model asks for and we do not compute is refused by name, never ignored.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use serde_json::{Map, Value};
 use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
+use sluice_policy::layer_set::MOST_LAYERS;
 
 use super::error::{ModelError, read_json};
+
+/// Layers of a model: memory is dealt by layers, so one is too few.
+const LAYERS: RangeInclusive<u16> = 2..=MOST_LAYERS;
 
 /// A `config.json` being read.
 struct Fields<'a> {
@@ -102,7 +107,11 @@ impl Fields<'_> {
 
     fn layers(&self) -> Result<u16, ModelError> {
         let layers = self.count("num_hidden_layers")?;
-        u16::try_from(layers).map_err(|_| self.wrong("num_hidden_layers", format!("{layers} is too large")))
+        let possible = u16::try_from(layers).ok().filter(|layers| LAYERS.contains(layers));
+        possible.ok_or_else(|| {
+            let problem = format!("{layers}; a model needs from {} to {}", LAYERS.start(), LAYERS.end());
+            self.wrong("num_hidden_layers", problem)
+        })
     }
 
     fn llama(&self, dtype: Option<&str>) -> Result<ModelSpec, ModelError> {
@@ -206,9 +215,6 @@ impl Fields<'_> {
         if spec.head_dim == 0 || (spec.family == Family::Llama && !spec.head_dim.is_multiple_of(2)) {
             return Err(self.wrong("head_dim", format!("{} is not a positive even width", spec.head_dim)));
         }
-        if spec.layers < 2 {
-            return Err(self.wrong("num_hidden_layers", "a model needs at least two layers"));
-        }
         Ok(())
     }
 }
@@ -254,6 +260,18 @@ mod tests {
             let json = LLAMA.replace("EXTRA", extra);
             let message = spec_of(&json).unwrap_err().to_string();
             assert!(message.contains("config.json") && message.contains(field), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_model_has_from_2_to_256_layers() {
+        let of = |layers: &str| spec_of(&LLAMA.replace("EXTRA", "").replace(":5,", &format!(":{layers},")));
+        assert_eq!([of("2").unwrap().layers, of("256").unwrap().layers], [2, 256]);
+        assert_eq!(sluice_wire::geometry::MOST_LAYERS, u64::from(MOST_LAYERS), "the operator knows it too");
+        for layers in ["1", "257", "65537"] {
+            let message = of(layers).unwrap_err().to_string();
+            let expected = format!("num_hidden_layers: {layers}; a model needs from 2 to 256");
+            assert!(message.contains("config.json") && message.contains(&expected), "{message}");
         }
     }
 

@@ -126,7 +126,7 @@ impl Plans {
 
     /// Whether the plan in force was made for those who run now, and for who is next in line.
     fn is_for(&self, mut runners: impl Iterator<Item = RequestId>, next: Option<RequestId>) -> bool {
-        // Both ascend.
+        // Both ascend: a set, and the keys of a map.
         let (mut made_for, mut known) = (self.made_for.iter(), 0);
         let all = runners.all(|request| {
             known += 1;

@@ -181,7 +181,7 @@ impl Columns {
         let column = &mut self.columns[id.index()];
         let before = core::mem::replace(&mut column.here, here);
         if column.seat.is_some() {
-            self.away = self.away + before.len() - here.len();
+            self.away = (self.away + before.len()).strict_sub(here.len());
         }
     }
 
@@ -208,19 +208,20 @@ impl Columns {
 
     /// Its blocks are these, one of each layer; it had none.
     pub fn set_blocks(&mut self, id: ColumnId, blocks: &[BlockId]) {
-        self.blocks_mut(id).copy_from_slice(blocks);
-        self.set_here(id, self.all);
+        self.add_blocks(id, self.all, blocks);
     }
 
     /// Its blocks of these layers are on the device; they were not.
     pub fn add_blocks(&mut self, id: ColumnId, layers: LayerSet, blocks: &[BlockId]) {
+        assert!((self.get(id).here & layers).is_empty(), "{id:?} has one block of a layer");
+        assert_eq!(layers.len() as usize, blocks.len(), "a block for each layer");
         let own = self.blocks_mut(id);
         layers.iter().zip(blocks).for_each(|(layer, block)| own[layer.index()] = *block);
         self.set_here(id, self.get(id).here | layers);
     }
 
     /// It lies there in the host tier, with all of its layers.
-    pub fn host(&mut self, id: ColumnId, stowed: Stowed) {
+    pub fn stow(&mut self, id: ColumnId, stowed: Stowed) {
         let hosted = self.all;
         let column = self.get_mut(id);
         (column.hosted, column.stowed) = (hosted, Some(stowed));

@@ -151,7 +151,7 @@ impl Frames {
             slot.used += taken;
             missing -= taken;
             let before = out.len();
-            take_bits(&mut self.bits[frame.index() * self.words..], taken, |at| {
+            take_bits(&mut self.bits[frame.index() * self.words..][..self.words], taken, |at| {
                 out.push(BlockId(first + at))
             });
             out[before..].iter().for_each(|block| self.holders[block.index()] = holder);
@@ -310,8 +310,54 @@ fn take_bits(bits: &mut [u64], count: u32, mut tell: impl FnMut(u32)) {
             tell(w as u32 * 64 + bit);
             left -= 1;
         }
-        if left == 0 {
-            return;
+    }
+    assert_eq!(left, 0, "a frame has as many clear bits as it has free blocks");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arena(blocks_per_chunk: u32) -> Frames {
+        let mut frames = Frames::new(3, blocks_per_chunk);
+        (0..3).for_each(|frame| frames.back(FrameId(frame)));
+        frames
+    }
+
+    /// Frames of one word, of a part of a second one, and of a part of a third.
+    #[test]
+    fn blocks_are_taken_and_given_in_frames_of_any_number_of_words() {
+        for per in [3, 64, 70, 130] {
+            let (mut frames, mut blocks) = (arena(per), Vec::new());
+            frames.take(2 * per + 1, ColumnId(7), &mut blocks);
+            assert_eq!(blocks, (0..2 * per + 1).map(BlockId).collect::<Vec<_>>(), "frame after frame");
+            frames.check();
+            // From the first frame and from the second one, back and forth.
+            let some = [per - 1, per, per - 2, 2 * per - 1].map(BlockId);
+            frames.give(&some);
+            frames.check();
+            assert_eq!(frames.free_blocks(), per - 1 + 4);
+            assert_eq!((frames.holder(some[0]), frames.holder(BlockId(0))), (None, Some(ColumnId(7))));
+            let mut again = Vec::new();
+            frames.take(4, ColumnId(8), &mut again);
+            again.sort_unstable();
+            assert_eq!(again, [per - 2, per - 1, per, 2 * per - 1].map(BlockId), "the fullest frames first");
+            frames.check();
+        }
+    }
+
+    #[test]
+    fn a_frame_whose_chunk_has_left_comes_back_empty() {
+        for per in [3, 70, 130] {
+            let (mut frames, mut blocks) = (arena(per), Vec::new());
+            frames.take(3 * per, ColumnId(0), &mut blocks);
+            frames.give(&blocks);
+            [2, 0, 1].iter().for_each(|frame| frames.unback(FrameId(*frame)));
+            frames.check();
+            assert_eq!((frames.backed(), frames.free_blocks()), (0, 0));
+            [1, 2].iter().for_each(|frame| frames.back(FrameId(*frame)));
+            assert_eq!(frames.reserve(2 * per).len() as u32, 2 * per);
+            frames.check();
         }
     }
 }

@@ -151,7 +151,7 @@ impl Kv {
             if done {
                 self.frames.give(&self.columns.take_blocks(swap.column));
                 self.wanted.doubt(swap.column);
-                self.columns.host(swap.column, swap.stowed);
+                self.columns.stow(swap.column, swap.stowed);
                 self.history.word(swap.stowed.generation.0);
             } else if !had_place {
                 self.tier.give(swap.stowed.place);

@@ -133,6 +133,10 @@ fn what_cannot_be_served_is_refused_with_its_numbers() {
     assert_eq!(refused(&|_, g| g.slab_bytes[1] = 0), Refused::ZeroSize { what: "slab_bytes" });
     let deep = refused(&|_, g| g.slab_bytes.resize(257, 128));
     assert_eq!(deep, Refused::TooManyLayers { layers: 257 });
+    let (mut params, mut geometry) = good();
+    params.guaranteed_kv_bytes = 6 * 256 * 16;
+    (geometry.capacity_chunks, geometry.slab_bytes) = (2000, vec![128; 256]);
+    assert!(Brain::new(params, geometry).is_ok(), "as deep as a model may be");
     assert_eq!(deep.to_string(), "the model has 257 layers; at most 256 are supported");
 }
 

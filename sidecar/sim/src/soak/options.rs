@@ -23,8 +23,9 @@ const MS: u64 = 1_000_000;
 const CHUNK_BYTES: u64 = 1 << 16;
 /// Longest request.
 const MODEL_TOKENS: u32 = 96;
-/// Tokens of a prompt, beside what it may have in common with others, and of its answer at most.
+/// Tokens of a prompt at most, beside those that it may have in common with others.
 const OWN_TOKENS: u64 = 24;
+/// Tokens of an answer at most.
 const ANSWER_TOKENS: u64 = 36;
 /// Tokens of the vocabulary.
 pub(super) const VOCAB: u32 = 50_000;
@@ -99,7 +100,7 @@ pub struct Options {
     pub requests: Vec<u64>,
     /// They come at once: memory is short for as long as they are served.
     pub crowded: bool,
-    /// Tokens that each prompt has more than elsewhere, and the longest request.
+    /// Tokens by which each prompt, and the longest request, is longer than elsewhere.
     pub more_tokens: u32,
     /// Journals are recorded and replayed.
     pub recorded: bool,
@@ -176,7 +177,8 @@ impl Options {
         }
     }
 
-    /// In a quarter of the seeds requests crowd little memory, and there is a host tier for all of them; by a stream of its own too.
+    /// In a quarter of the seeds requests crowd little memory, and there is a host tier for all of them; in some of these they are long
+    /// and come by plans. By a stream of its own too.
     pub(super) fn add_crowds(&mut self, seed: u64) {
         let mut rng = Rng::new(seed ^ 0xc60d);
         if rng.chance(250) {

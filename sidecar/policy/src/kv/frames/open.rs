@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use crate::ids::FrameId;
 
-/// Levels of a set: numbers below 64^2 are found in two looks, larger ones in a few more.
+/// Levels of a set: numbers below 64^2 are found in two looks, larger ones in one more for each 64^2.
 const LEVELS: usize = 2;
 
 /// A set of small numbers. The lowest level has a bit for each number, the next one a bit for each word that is not 0.

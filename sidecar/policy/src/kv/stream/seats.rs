@@ -159,7 +159,7 @@ impl Kv {
         covered
     }
 
-    /// Seat by seat, as a column's blocks mostly lie side by side.
+    /// By groups of layers, and in each seat by seat, as a column's blocks mostly lie side by side.
     fn shed_blocks(&mut self) {
         let (covered, stream) = (self.covered_by_all(), &mut self.stream);
         // Most layers go of the same seats, and those whose next fetch is early of the ones before.
