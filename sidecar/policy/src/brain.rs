@@ -116,6 +116,8 @@ pub struct Brain {
     lost: Vec<RequestId>,
     /// Requests that were admitted again at this boundary, with the KV that they have.
     resumed: Vec<RequestId>,
+    /// Some ran when this boundary came.
+    some_ran: bool,
     /// Layers without memory, counted when the holdings of layers change: every step asks.
     absent: u16,
     /// Why the last layout was taken: the reason of the copies it needs.
@@ -185,6 +187,7 @@ impl Brain {
             offload: offload::Offload::new(&params, sizes.layers, sizes.host_columns),
             lost: Vec::new(),
             resumed: Vec::new(),
+            some_ran: false,
             fill_reason: Reason::Load,
             base: Layout::resident(),
             loaded: false,
@@ -363,6 +366,7 @@ impl Brain {
         self.moments.now = now;
         self.boundaries += 1;
         self.resumed.clear();
+        self.some_ran = self.kv.runners().next().is_some();
         // A boundary means that no step is waiting to be replayed.
         self.unfinished = false;
         self.forget_step();

@@ -3,6 +3,7 @@
 /// Tests of the brain against a device that knows what every chunk holds.
 mod brain {
     mod cases;
+    mod coming;
     mod crowds;
     mod deadlines;
     mod device;

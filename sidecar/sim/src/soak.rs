@@ -26,6 +26,8 @@ const SECOND_NS: u64 = 1_000_000_000;
 
 /// Time for tenants to load, and after the load for everything to go home, nanoseconds.
 const CALM_NS: u64 = 600 * SECOND_NS;
+/// More moments than any seed has that ends: where orders follow each other for ever, virtual time passes slowly.
+const MOST_MOMENTS: u64 = 5_000_000;
 
 /// A requirement that did not hold.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -137,6 +139,8 @@ struct Soak {
     tally: Tally,
     /// Where it is, for whoever catches a panic.
     at: Rc<Cell<Nanos>>,
+    /// Moments so far.
+    moments: u64,
 }
 
 impl Soak {
@@ -149,7 +153,17 @@ impl Soak {
         let loads = options.loads(&mut rng);
         let gpu = options.gpu(rng.word()).map_err(|(name, why)| format!("{name} is refused: {why}"))?;
         let tally = Tally { seeds: 1, ..Tally::default() };
-        Ok(Soak { gpu, options, plant, loads, baseline: Vec::new(), borrowed_before: 0, tally, at })
+        Ok(Soak {
+            gpu,
+            options,
+            plant,
+            loads,
+            baseline: Vec::new(),
+            borrowed_before: 0,
+            tally,
+            at,
+            moments: 0,
+        })
     }
 
     fn run(&mut self) -> Result<(), String> {
@@ -202,6 +216,14 @@ impl Soak {
     /// After every moment.
     fn look(&mut self) -> Result<(), String> {
         self.at.set(self.gpu.now());
+        self.moments += 1;
+        if self.moments > MOST_MOMENTS {
+            return Err(format!(
+                "{MOST_MOMENTS} moments are not enough: {}; {:?}",
+                check::state(&self.gpu),
+                self.options
+            ));
+        }
         check::bytes(&self.gpu)?;
         let borrowed = check::borrowed(&self.gpu);
         self.tally.loans += u64::from(borrowed > self.borrowed_before);

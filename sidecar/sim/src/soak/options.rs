@@ -100,8 +100,8 @@ pub struct Options {
     pub requests: Vec<u64>,
     /// They come at once: memory is short for as long as they are served.
     pub crowded: bool,
-    /// Tokens by which each prompt, and the longest request, is longer than elsewhere.
-    pub more_tokens: u32,
+    /// Tokens by which each prompt, and each answer at most, is longer than elsewhere.
+    pub longer: [u32; 2],
     /// Journals are recorded and replayed.
     pub recorded: bool,
 }
@@ -152,7 +152,7 @@ impl Options {
             span_ns,
             requests: (0..tenants).map(|_| rng.between(1, 12)).collect(),
             crowded: false,
-            more_tokens: 0,
+            longer: [0; 2],
             recorded: rng.chance(125),
         }
     }
@@ -177,8 +177,8 @@ impl Options {
         }
     }
 
-    /// In a quarter of the seeds requests crowd little memory, and there is a host tier for all of them; in some of these they are long
-    /// and come by plans. By a stream of its own too.
+    /// In a quarter of the seeds requests crowd little memory, and there is a host tier for all of them; in some of these they are
+    /// long. By a stream of its own too.
     pub(super) fn add_crowds(&mut self, seed: u64) {
         let mut rng = Rng::new(seed ^ 0xc60d);
         if rng.chance(250) {
@@ -188,19 +188,35 @@ impl Options {
             self.host_kv_bytes = u64::from(self.layers) * BLOCK_BYTES * rng.between(20, 120);
             self.requests.iter_mut().for_each(|count| *count += rng.between(8, 16));
             if rng.chance(300) {
-                // Long prompts, a few of which fit, and a fast link: who comes joins with part of its KV away.
-                (self.policy, self.plan_first_come) = (PolicyName::OrbitFlow, true);
-                self.slo.tbt_ns = rng.between(1, 4) * MS;
-                self.more_tokens = 64;
-                self.kv_columns = rng.between(24, 36) as u32;
-                self.host_kv_bytes = u64::from(self.layers) * BLOCK_BYTES * rng.between(80, 200);
-                self.link_bytes_per_second = 1 << rng.between(30, 34);
+                self.come_by_plans(&mut rng);
+            } else if rng.chance(400) {
+                self.outgrow_memory(&mut rng);
             }
         }
     }
 
+    /// Long prompts, a few of which fit, and a fast link: who comes joins with part of its KV away.
+    fn come_by_plans(&mut self, rng: &mut Rng) {
+        (self.policy, self.plan_first_come) = (PolicyName::OrbitFlow, true);
+        self.slo.tbt_ns = rng.between(1, 4) * MS;
+        self.longer = [64, 0];
+        self.kv_columns = rng.between(24, 36) as u32;
+        self.host_kv_bytes = u64::from(self.layers) * BLOCK_BYTES * rng.between(80, 200);
+        self.link_bytes_per_second = 1 << rng.between(30, 34);
+    }
+
+    /// Long answers, whose requests fit when they come, and layers whose copies take a few times their compute: layers stall where
+    /// that loses less than other remedies.
+    fn outgrow_memory(&mut self, rng: &mut Rng) {
+        self.policy = PolicyName::Unified;
+        self.remap_cap_permille = Params::default().remap_cap_permille;
+        self.longer = [0, 64];
+        self.kv_columns = rng.between(16, 26) as u32;
+        self.link_bytes_per_second = 1 << rng.between(28, 32);
+    }
+
     fn model_tokens(&self) -> u32 {
-        MODEL_TOKENS + self.more_tokens
+        MODEL_TOKENS + self.longer.iter().sum::<u32>()
     }
 
     /// Requests of each tenant, and when they come.
@@ -212,7 +228,7 @@ impl Options {
             times
                 .into_iter()
                 .zip(1..)
-                .map(|(at, id)| (at, request(id, u64::from(self.more_tokens), rng)))
+                .map(|(at, id)| (at, request(id, self.longer.map(u64::from), rng)))
                 .collect()
         };
         self.requests.iter().map(load).collect()
@@ -348,13 +364,13 @@ fn terms(rng: &mut Rng) -> Terms {
 }
 
 /// A request whose prompt begins with one of a few common prefixes.
-fn request(id: u64, more_tokens: u64, rng: &mut Rng) -> Request {
+fn request(id: u64, longer: [u64; 2], rng: &mut Rng) -> Request {
     let (common, shared) = (rng.below(3), 16 * rng.below(3));
     let prefix = (0..shared).map(|i| (common * 1000 + i) as u32);
-    let own = more_tokens + rng.between(1, OWN_TOKENS);
+    let own = longer[0] + rng.between(1, OWN_TOKENS);
     let prompt: Vec<u32> = prefix.chain((0..own).map(|_| rng.below(u64::from(VOCAB)) as u32)).collect();
     let sampling = Arc::new(Sampling::default());
-    let (max_tokens, priority) = (rng.between(1, ANSWER_TOKENS) as u32, rng.below(2) as i32);
+    let (max_tokens, priority) = (rng.between(1, ANSWER_TOKENS + longer[1]) as u32, rng.below(2) as i32);
     let (id, salt, paced) = (RequestId(id), rng.below(2), id.is_multiple_of(2));
     Request { id, prompt, max_tokens, sampling, priority, salt, paced }
 }
