@@ -239,8 +239,8 @@ impl Brain {
             Pending::Move(moves) => self.moved(&moves, done.outcome),
             Pending::SwapOut(swaps) => self.swapped_out(&swaps, done.outcome),
             Pending::SwapIn(swaps) | Pending::ComeHome(swaps) => self.swapped_in(&swaps, done.outcome),
-            Pending::Fetch { layer, buffer, generation } => {
-                self.fetched((layer, buffer), generation, done.outcome, out);
+            Pending::Fetch { layer, buffer, generation, copies } => {
+                self.fetched((layer, buffer), (generation, copies), done.outcome, out);
             }
             Pending::WriteBack(written) => self.written_back(&written, done.outcome),
             Pending::Spill(name) => self.spilled(name, done.outcome),

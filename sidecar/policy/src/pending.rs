@@ -53,6 +53,8 @@ pub enum Pending {
         buffer: SlotId,
         /// Under which name.
         generation: Generation,
+        /// Something is copied: not of nobody's KV, or of what was given up.
+        copies: bool,
     },
     /// KV arrives in the host tier beside steps.
     WriteBack(Vec<Written>),

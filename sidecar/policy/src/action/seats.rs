@@ -44,6 +44,11 @@ impl SeatTable {
         })
     }
 
+    /// Whether this layer is away of any of the first `seats` seats.
+    fn any(&self, layer: LayerId, seats: usize) -> bool {
+        self.seats[..seats].iter().flatten().any(|seated| self.sets[usize::from(seated.set)].contains(layer))
+    }
+
     /// Of how many of the first `seats` seats this layer is away.
     fn count(&self, layer: LayerId, seats: usize) -> usize {
         let away = |seated: &&Seated| self.sets[usize::from(seated.set)].contains(layer);
@@ -65,6 +70,11 @@ impl FetchBlocks {
     /// Those of one layer that come into one buffer, of the first `seats` seats of a table.
     pub fn of(table: Arc<SeatTable>, layer: LayerId, buffer: SlotId, seats: u32) -> FetchBlocks {
         FetchBlocks { table, seats: seats as usize, layer, buffer, list: OnceCell::new() }
+    }
+
+    /// Whether there are any.
+    pub fn copies(&self) -> bool {
+        self.list.get().map_or_else(|| self.table.any(self.layer, self.seats), |list| !list.is_empty())
     }
 
     /// How many there are; counted where nobody has listed them yet.

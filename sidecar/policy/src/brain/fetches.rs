@@ -13,8 +13,10 @@ use crate::reason::Reason;
 use crate::slots::Due;
 use crate::step_model::Layout;
 
-/// Fetches in a row that may fail before their KV is given up, and as many again before the tenant counts as failed.
+/// Fetches in a row that may fail before their KV is given up.
 const FETCH_RETRIES: u32 = super::FILL_RETRIES;
+/// Those that may fail before the tenant counts as failed.
+pub(super) const FETCH_FAILURES: u32 = 2 * (FETCH_RETRIES + 1);
 
 /// Fetches that failed in a row. Those that copy nothing, because nobody whom they cover has the layer away or what is away was
 /// given up, are counted by themselves: that they succeed does not show that others would, and where they fail nobody's KV is
@@ -90,8 +92,9 @@ impl Brain {
         let blocks = self.kv.fetch_blocks(&due, |block| holdings.chunk_of(block, per));
         let Due { instance, after, early } = due;
         let (layer, generation) = (instance.layer, instance.generation);
+        let copies = blocks.copies();
         let fetch = Fetch { layer, buffer: instance.slot.0, generation, after, blocks };
-        let effect = Pending::Fetch { layer, buffer: instance.slot, generation };
+        let effect = Pending::Fetch { layer, buffer: instance.slot, generation, copies };
         let needed = Some(timetable.layer(layer, early));
         self.order_by(needed, Work::Fetch(fetch), Reason::Fetch, effect, out);
     }
@@ -100,7 +103,7 @@ impl Brain {
     pub(super) fn fetched(
         &mut self,
         place: (LayerId, SlotId),
-        generation: Generation,
+        (generation, copies): (Generation, bool),
         outcome: Outcome,
         out: &mut Vec<Action>,
     ) {
@@ -109,12 +112,11 @@ impl Brain {
                 self.measures.timed(bytes, duration_ns);
                 self.offload.fetched_bytes = self.offload.fetched_bytes.saturating_add(bytes);
                 self.offload.fetched_ns = self.offload.fetched_ns.saturating_add(duration_ns);
-                *self.offload.fetch_failures.of(bytes > 0) = 0;
+                *self.offload.fetch_failures.of(copies) = 0;
                 Ok(())
             }
             Outcome::Failed(failure) => Err(failure == Failure::Dropped),
         };
-        let copies = end.is_err() && self.kv.fetch_copies(place.0, generation);
         self.kv.fetched(place, generation, end, self.in_step, &mut self.generations);
         let Err(clean) = end else { return };
         if self.pending.dropping() && clean {
@@ -123,7 +125,7 @@ impl Brain {
         self.count(Reason::BackendFailed);
         let failures = self.offload.fetch_failures.of(copies);
         *failures += 1;
-        let (given_up, failed) = (*failures == FETCH_RETRIES + 1, *failures > 2 * (FETCH_RETRIES + 1));
+        let (given_up, failed) = (*failures == FETCH_RETRIES + 1, *failures > FETCH_FAILURES);
         if copies && given_up {
             self.give_up_fetches();
         }

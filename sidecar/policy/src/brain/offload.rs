@@ -230,13 +230,13 @@ impl Brain {
         missing: u32,
         out: &mut Vec<Action>,
     ) -> Option<Prepared> {
-        if self.kv.shed_paused(missing) > 0 {
-            return Some(self.prepare_step(need, out));
-        }
-        // Nobody but who comes at this boundary: they wait for whose KV is on its way, and is first in line. Else what is there
-        // of it would be sent back for them, and when that has left it would be its turn to come, and so on without a step.
+        // Who comes while nobody runs waits for KV that is on its way. Else what is there of it would leave for them, and come
+        // again when the rest is there, for which theirs would leave, and so on without a step.
         if self.kv.comes() && !self.some_ran {
             return Some(Prepared::Wait);
+        }
+        if self.kv.shed_paused(missing) > 0 {
+            return Some(self.prepare_step(need, out));
         }
         if !self.leaves_soon(missing) {
             return None;

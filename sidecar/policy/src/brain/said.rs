@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use super::fetches::FETCH_FAILURES;
 use super::fills::FILL_RETRIES;
 use crate::action::FillTarget;
 use crate::geometry::StepShape;
@@ -24,7 +25,8 @@ pub enum Prepared {
     /// Actions were ordered, or are under way, and must complete first; ask again.
     Wait,
     /// KV of requests that were admitted again at this boundary is on its way, beside steps ([`Brain::is_coming`]): the others need not
-    /// wait for them. The scheduler suspends those and asks again.
+    /// wait for them. The scheduler suspends those and asks again, for more of the others if it likes: what it asked for them is
+    /// there.
     ///
     /// [`Brain::is_coming`]: super::Brain::is_coming
     Coming,
@@ -115,7 +117,10 @@ impl core::fmt::Display for Failed {
                 write!(f, "copies failed {FILL_RETRIES} times in a row, the last one of {target:?}")
             }
             Failed::Fetch { layer } => {
-                write!(f, "fetches of KV failed {FILL_RETRIES} times in a row, the last one of {layer:?}")
+                write!(
+                    f,
+                    "more than {FETCH_FAILURES} fetches of KV failed in a row, the last one of {layer:?}"
+                )
             }
         }
     }

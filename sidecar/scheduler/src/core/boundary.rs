@@ -147,7 +147,7 @@ impl Core {
         let fitting = self.fitting_tokens(now);
         let usual = self.config.max_step_tokens.min(fitting);
         let mut max_tokens = usual.max(self.whole_tokens().min(fitting));
-        let (mut made_room, mut prompts_wait) = (false, false);
+        let (mut made_room, mut prompts_wait, mut rest) = (false, false, None);
         loop {
             let alone = self.looks_at_decodes();
             let taken = self.running.values().filter(|sequence| !alone || sequence.pending() == 1);
@@ -163,8 +163,11 @@ impl Core {
                     return Some(batch);
                 }
                 Prepared::Wait if self.denied(now) => {}
-                Prepared::Wait => return None,
-                Prepared::Coming => self.send_back_coming(admitted),
+                Prepared::Wait => return rest.filter(|rest| self.fits_as_it_is(now, rest)),
+                Prepared::Coming => {
+                    self.send_back_coming(admitted);
+                    rest = self.who_stays(batch);
+                }
                 Prepared::Short { activation: true, .. } if max_tokens > usual => max_tokens = usual,
                 Prepared::Short { activation: true, .. } if max_tokens > 1 => max_tokens /= 2,
                 Prepared::Short { activation: false, .. } if admitted.len() > sure => {
@@ -192,6 +195,19 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// What is left of a batch when those have gone back whose KV is on its way: there was memory for all of it.
+    fn who_stays(&self, mut batch: Batch) -> Option<Batch> {
+        batch.parts.retain(|part| self.places.contains_key(&part.request));
+        (!batch.parts.is_empty()).then_some(batch)
+    }
+
+    fn fits_as_it_is(&mut self, now: Nanos, batch: &Batch) -> bool {
+        let need = batch.need(|id| self.brain.columns(id));
+        let ready = self.brain.prepare(now, &need, &mut self.actions) == Prepared::Ready;
+        self.starved = if ready { 0 } else { self.starved };
+        ready
     }
 
     /// While weights arrive: tokens of the step that takes all prompts through a layer before the next one, as far as there is
@@ -236,7 +252,7 @@ impl Core {
         self.crowd_hold = self.next_step + ADMISSION_HOLD_STEPS;
     }
 
-    /// Those of the admitted whose KV is on its way wait for it; nobody else does.
+    /// Those of the admitted whose KV is on its way wait for it; the others only where they would need its room.
     fn send_back_coming(&mut self, admitted: &mut Vec<RequestId>) {
         for id in admitted.extract_if(.., |id| self.brain.is_coming(*id)).collect::<Vec<_>>() {
             self.send_back(id);

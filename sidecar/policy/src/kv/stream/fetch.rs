@@ -131,14 +131,6 @@ impl Kv {
         self.stream.covered.forget_before(oldest);
     }
 
-    /// Whether the fetch, which has not ended, copies anything.
-    pub fn fetch_copies(&self, layer: LayerId, generation: Generation) -> bool {
-        let stream = &self.stream;
-        let seats = stream.covered.get(generation).unwrap_or(0) as usize;
-        let away = |seat: &Seat| stream.sets[usize::from(seat.set)].members.contains(layer);
-        !stream.given_up && stream.seats[..seats].iter().flatten().any(away)
-    }
-
     /// A fetch has ended. `leased`: a step is under way or will be repeated.
     pub fn fetched(
         &mut self,
