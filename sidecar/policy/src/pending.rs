@@ -8,7 +8,6 @@ use crate::action::{Action, BlockMove, Earmark, FillTarget, Work};
 use crate::brain::Claim;
 use crate::ids::{ActionId, ChunkId, Generation, LayerId, Nanos, SlotId};
 use crate::kv::Swap;
-use crate::kv::stream::Written;
 use crate::ledger::Holdings;
 use crate::reason::Reason;
 use crate::step_model::Layout;
@@ -57,7 +56,7 @@ pub enum Pending {
         copies: bool,
     },
     /// KV arrives in the host tier beside steps.
-    WriteBack(Vec<Written>),
+    WriteBack(Vec<Swap>),
     /// KV of a layer leaves a buffer, under this name.
     Spill(Generation),
     /// Queued fills are dropped.

@@ -44,15 +44,10 @@ impl SeatTable {
         })
     }
 
-    /// Whether this layer is away of any of the first `seats` seats.
-    fn any(&self, layer: LayerId, seats: usize) -> bool {
-        self.seats[..seats].iter().flatten().any(|seated| self.sets[usize::from(seated.set)].contains(layer))
-    }
-
-    /// Of how many of the first `seats` seats this layer is away.
-    fn count(&self, layer: LayerId, seats: usize) -> usize {
-        let away = |seated: &&Seated| self.sets[usize::from(seated.set)].contains(layer);
-        self.seats[..seats].iter().flatten().filter(away).count()
+    /// Those of the first `seats` seats of which this layer is away.
+    fn away(&self, layer: LayerId, seats: usize) -> impl Iterator<Item = &Seated> {
+        let away = move |seated: &&Seated| self.sets[usize::from(seated.set)].contains(layer);
+        self.seats[..seats].iter().flatten().filter(away)
     }
 }
 
@@ -74,12 +69,14 @@ impl FetchBlocks {
 
     /// Whether there are any.
     pub fn copies(&self) -> bool {
-        self.list.get().map_or_else(|| self.table.any(self.layer, self.seats), |list| !list.is_empty())
+        self.list
+            .get()
+            .map_or_else(|| self.table.away(self.layer, self.seats).next().is_some(), |list| !list.is_empty())
     }
 
     /// How many there are; counted where nobody has listed them yet.
     pub fn count(&self) -> usize {
-        self.list.get().map_or_else(|| self.table.count(self.layer, self.seats), Vec::len)
+        self.list.get().map_or_else(|| self.table.away(self.layer, self.seats).count(), Vec::len)
     }
 }
 

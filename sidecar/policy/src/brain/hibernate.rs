@@ -170,7 +170,7 @@ impl Brain {
         self.order(Work::SwapOut(blocks), Reason::SwapOut, Pending::SwapOut(swaps), out);
     }
 
-    fn swapped_blocks(&self, swaps: &[Swap]) -> Vec<BlockSwap> {
+    pub(super) fn swapped_blocks(&self, swaps: &[Swap]) -> Vec<BlockSwap> {
         let mut blocks = Vec::with_capacity(swaps.iter().map(|swap| swap.layers.len()).sum());
         for Swap { column, stowed, layers } in swaps {
             blocks.extend(self.kv.block_swaps((*column, *stowed), layers, |block| self.chunk_of(block)));

@@ -11,7 +11,8 @@ use crate::ellm::BufferController;
 use crate::event::{Failure, Outcome};
 use crate::ewma::Ewma;
 use crate::ids::{Generation, Nanos, RequestId};
-use crate::kv::stream::{Placement, Written};
+use crate::kv::Swap;
+use crate::kv::stream::Placement;
 use crate::params::{Params, Placing};
 use crate::pending::Pending;
 use crate::pie::expansion::Expansion;
@@ -188,10 +189,7 @@ impl Brain {
         if written.is_empty() {
             return;
         }
-        let mut blocks = Vec::with_capacity(written.iter().map(|one| one.layers.len()).sum());
-        for Written { column, stowed, layers } in &written {
-            blocks.extend(self.kv.block_swaps((*column, *stowed), layers, |block| self.chunk_of(block)));
-        }
+        let blocks = self.swapped_blocks(&written);
         self.order_by(due, Work::WriteBack(blocks), Reason::WriteBack, Pending::WriteBack(written), out);
     }
 
@@ -306,7 +304,7 @@ impl Brain {
         self.offload.block_out_ns.value().map_or(FIRST_PIECE_BLOCKS, |block_ns| within(block_ns) as u32)
     }
 
-    pub(super) fn written_back(&mut self, written: &[Written], outcome: Outcome) {
+    pub(super) fn written_back(&mut self, written: &[Swap], outcome: Outcome) {
         let done = matches!(outcome, Outcome::Done { .. });
         self.kv.finish_write_back(written, done);
         if let Outcome::Done { duration_ns, .. } = outcome {

@@ -4,6 +4,7 @@ use alloc::collections::BTreeSet;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
+use core::ops::Range;
 
 mod open;
 
@@ -151,9 +152,8 @@ impl Frames {
             slot.used += taken;
             missing -= taken;
             let before = out.len();
-            take_bits(&mut self.bits[frame.index() * self.words..][..self.words], taken, |at| {
-                out.push(BlockId(first + at))
-            });
+            let words = self.words_of(frame);
+            take_bits(&mut self.bits[words], taken, |at| out.push(BlockId(first + at)));
             out[before..].iter().for_each(|block| self.holders[block.index()] = holder);
             self.reopen(frame);
         }
@@ -173,7 +173,8 @@ impl Frames {
 
     /// Gives back blocks of one frame.
     fn give_of(&mut self, frame: FrameId, blocks: &[BlockId]) {
-        let bits = &mut self.bits[frame.index() * self.words..][..self.words];
+        let words = self.words_of(frame);
+        let bits = &mut self.bits[words];
         for block in blocks {
             let at = block.0 - frame.0 * self.blocks_per_chunk;
             let (word, bit) = (&mut bits[at as usize / 64], 1 << (at % 64));
@@ -213,13 +214,15 @@ impl Frames {
     /// Blocks of a frame that are held or reserved.
     pub fn blocks(&self, frame: FrameId) -> impl Iterator<Item = BlockId> + '_ {
         let first = frame.0 * self.blocks_per_chunk;
-        let bits = self.bits_of(frame);
+        let bits = &self.bits[self.words_of(frame)];
         let set = (0..self.blocks_per_chunk).filter(|b| bits[*b as usize / 64] >> (b % 64) & 1 == 1);
         set.map(move |b| BlockId(first + b))
     }
 
-    fn bits_of(&self, frame: FrameId) -> &[u64] {
-        &self.bits[frame.index() * self.words..][..self.words]
+    /// Where its bits are.
+    fn words_of(&self, frame: FrameId) -> Range<usize> {
+        let first = frame.index() * self.words;
+        first..first + self.words
     }
 
     /// Blocks in use in a frame.
@@ -279,7 +282,7 @@ impl Frames {
         let (mut free, mut backed) = (0, 0);
         for (f, frame) in self.frames.iter().enumerate().filter(|(_, frame)| frame.backed) {
             let id = FrameId(f as u32);
-            let used: u32 = self.bits_of(id).iter().map(|w| w.count_ones()).sum();
+            let used: u32 = self.bits[self.words_of(id)].iter().map(|w| w.count_ones()).sum();
             assert_eq!(used, frame.used, "blocks in use of {id:?}");
             backed += 1;
             let open = frame.used < self.blocks_per_chunk && !frame.draining;

@@ -20,7 +20,6 @@ mod spill;
 mod write_back;
 
 use super::Kv;
-use super::columns::Stowed;
 use crate::action::seats::SeatTable;
 use crate::ids::{BlockId, ColumnId, Generation, LayerId, RequestId, SlotId};
 use crate::layer_set::LayerSet;
@@ -64,17 +63,6 @@ struct Seat {
     set: u16,
     /// A request that uses it, and where.
     user: (RequestId, u32),
-}
-
-/// A column that is being written back.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Written {
-    /// Which.
-    pub column: ColumnId,
-    /// Its place in the host tier.
-    pub stowed: Stowed,
-    /// The layers whose blocks are copied.
-    pub layers: Vec<LayerId>,
 }
 
 /// Everything about columns that are partly away.
@@ -126,6 +114,15 @@ impl Set {
         let places = set.iter().filter_map(|layer| Some((*layer, layout.slot_of(*layer)?)));
         Set { members: set.iter().copied().collect(), places: places.collect() }
     }
+}
+
+/// Layers by the seats that each goes over, from one to before another; those that go over none are left out.
+fn by_seats(spans: impl Iterator<Item = (LayerId, [u32; 2])>) -> BTreeMap<[u32; 2], LayerSet> {
+    let mut groups: BTreeMap<_, LayerSet> = BTreeMap::new();
+    for (layer, [from, to]) in spans.filter(|(_, [from, to])| from < to) {
+        groups.entry([from, to]).or_default().insert(layer);
+    }
+    groups
 }
 
 /// Seats by the generation of a fetch, the oldest first.

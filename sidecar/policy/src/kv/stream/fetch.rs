@@ -4,7 +4,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::Seat;
+use super::{Seat, by_seats};
 use crate::action::seats::{FetchBlocks, Seated};
 use crate::ids::{BlockId, ChunkId, Generation, HostBlockId, LayerId, SlotId};
 use crate::kv::Kv;
@@ -67,16 +67,12 @@ impl Kv {
     fn newly_covered(&mut self) -> BTreeMap<[u32; 2], LayerSet> {
         let stream = &mut self.stream;
         let lease = stream.slots.lease().map(|(_, generation)| generation);
-        let mut new: BTreeMap<[u32; 2], LayerSet> = BTreeMap::new();
-        for (layer, covered) in stream.placement.layout.moving.iter().zip(stream.covered.walk(lease)) {
+        let layers = stream.placement.layout.moving.iter().zip(stream.covered.walk(lease));
+        by_seats(layers.map(|(layer, covered)| {
             let covered = covered.expect("a lease names fetches that were ordered");
             let told = &mut stream.told[layer.index()];
-            let from = core::mem::replace(told, covered.max(*told));
-            if from < covered {
-                new.entry([from, covered]).or_default().insert(*layer);
-            }
-        }
-        new
+            (*layer, [core::mem::replace(told, covered.max(*told)), covered])
+        }))
     }
 
     /// Generation that the KV of each moving layer must show in this step, in layer order.

@@ -4,7 +4,6 @@
 
 use alloc::vec::Vec;
 
-use super::Written;
 use crate::ids::{ColumnId, RequestId};
 use crate::kv::{Kv, Swap};
 use crate::slots::Generations;
@@ -20,7 +19,7 @@ impl Kv {
         &mut self,
         left: &mut u32,
         generations: &mut Generations,
-        written: &mut Vec<Written>,
+        written: &mut Vec<Swap>,
     ) {
         for request in self.paused().collect::<Vec<_>>() {
             while *left > 0 {

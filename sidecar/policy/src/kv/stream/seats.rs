@@ -1,11 +1,11 @@
 //! Who has a seat, which blocks leave the device for it, and where the buffers are.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::Seat;
+use super::{Seat, by_seats};
 use crate::ids::{ColumnId, LayerId, RequestId};
 use crate::kv::Kv;
 use crate::layer_set::LayerSet;
@@ -163,13 +163,9 @@ impl Kv {
     fn shed_blocks(&mut self) {
         let (covered, stream) = (self.covered_by_all(), &mut self.stream);
         // Most layers go of the same seats, and those whose next fetch is early of the ones before.
-        let mut going: BTreeMap<[u32; 2], LayerSet> = BTreeMap::new();
-        for (layer, covered) in stream.placement.layout.moving.iter().zip(covered) {
-            let from = core::mem::replace(&mut stream.shed[layer.index()], covered);
-            if from < covered {
-                going.entry([from, covered]).or_default().insert(*layer);
-            }
-        }
+        let going = by_seats(stream.placement.layout.moving.iter().zip(covered).map(|(layer, covered)| {
+            (*layer, [core::mem::replace(&mut stream.shed[layer.index()], covered), covered])
+        }));
         let mut left = Vec::new();
         for ([from, to], layers) in going {
             for seat in stream.seats[from as usize..to as usize].iter().flatten() {

@@ -3,10 +3,10 @@
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use super::{Seat, Written};
+use super::Seat;
 use crate::ids::{ColumnId, LayerId, RequestId};
-use crate::kv::Kv;
 use crate::kv::columns::Stowed;
+use crate::kv::{Kv, Swap};
 use crate::layer_set::LayerSet;
 use crate::slots::Generations;
 
@@ -18,7 +18,7 @@ impl Kv {
         most: u32,
         (paused, placed): (bool, bool),
         generations: &mut Generations,
-    ) -> Vec<Written> {
+    ) -> Vec<Swap> {
         let mut written = Vec::new();
         let mut left = most;
         if paused {
@@ -51,7 +51,7 @@ impl Kv {
 
     /// Up to `most` blocks of a column that a running request has filled, to see how fast the link is; none where there is no such
     /// column, or no place for it.
-    pub fn plan_probe(&mut self, most: u32, generations: &mut Generations) -> Option<Written> {
+    pub fn plan_probe(&mut self, most: u32, generations: &mut Generations) -> Option<Swap> {
         let running = self.sequences.values().filter(|sequence| !sequence.suspended);
         let mut full = running.flat_map(|sequence| &sequence.columns[..sequence.full as usize]).copied();
         let column = full.find(|id| self.columns.is_whole(*id) && !self.is_copied(*id))?;
@@ -60,10 +60,10 @@ impl Kv {
         Some(self.begin_write(column, stowed, layers))
     }
 
-    pub(super) fn begin_write(&mut self, column: ColumnId, stowed: Stowed, layers: Vec<LayerId>) -> Written {
+    pub(super) fn begin_write(&mut self, column: ColumnId, stowed: Stowed, layers: Vec<LayerId>) -> Swap {
         self.refer(column);
         self.stream.writing.push(column);
-        Written { column, stowed, layers }
+        Swap { column, stowed, layers }
     }
 
     /// The column is being written back, or comes from the host tier, beside steps.
@@ -110,7 +110,7 @@ impl Kv {
     }
 
     /// The copies have ended, well or not.
-    pub fn finish_write_back(&mut self, written: &[Written], done: bool) {
+    pub fn finish_write_back(&mut self, written: &[Swap], done: bool) {
         for one in written {
             let at = self.stream.writing.iter().position(|id| *id == one.column);
             self.stream.writing.swap_remove(at.expect("a column that is written back is known"));
