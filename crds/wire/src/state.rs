@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub use self::figures::{Figures, Percentiles, ReasonCount};
 pub use self::gpu::{GpuState, TenantReport};
 pub use self::memory::{KvState, MemoryState, Move, OwnerBytes};
-pub use self::neighbourhood::{Activity, Direction, GrantState, Neighbourhood, TurnState};
+pub use self::neighbourhood::{Activity, Direction, GrantState, Neighbourhood, Takeover, TurnState};
 use crate::message::{self, ReadError};
 
 /// Major of the message.
@@ -224,4 +224,24 @@ pub struct EngineState {
     pub lost_unix_ms: Option<u64>,
     /// Why the tenant cannot serve, while it cannot.
     pub failure: Option<String>,
+    /// Engines that the sidecar ended since its start because they exceeded a deadline.
+    pub hangs: u64,
+    /// The last of them; `None` = none since the sidecar started.
+    pub last_hang: Option<EngineHang>,
+}
+
+/// An engine that exceeded its deadline.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EngineHang {
+    /// When the sidecar found it, milliseconds since the Unix epoch.
+    pub at_unix_ms: u64,
+    /// What the engine was ordered to do: `step`, `first step`, `re-backing` or `attach`.
+    pub during: String,
+    /// Time without progress, milliseconds. Time in which the node itself was slow does not count.
+    pub waited_ms: u64,
+    /// The deadline, milliseconds without progress.
+    pub limit_ms: u64,
+    /// The process still lives: SIGKILL could not be sent, or has not ended it yet.
+    pub alive: bool,
 }

@@ -105,6 +105,28 @@ pub struct TurnState {
     pub handover: Percentiles,
     /// From the wish for the turn to having it, since the start.
     pub wait: Percentiles,
+    /// Tenant that holds the turn now, `namespace/name`; `None` = the turn is free.
+    pub holder: Option<String>,
+    /// How long the holder is past its deadline, milliseconds; 0 = it is not.
+    pub holder_overdue_ms: u64,
+    /// Turns that this tenant took from a holder that was past its deadline, since the start.
+    pub takeovers_total: u64,
+    /// The last of them.
+    pub last_takeover: Option<Takeover>,
+    /// Turns that another tenant took from this one, since the start.
+    pub overtaken_total: u64,
+}
+
+/// A turn that was taken from a holder that was past its deadline.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Takeover {
+    /// The holder, `namespace/name`.
+    pub from: String,
+    /// When, milliseconds since the Unix epoch.
+    pub at_unix_ms: u64,
+    /// How long the holder was past its deadline, milliseconds.
+    pub overdue_ms: u64,
 }
 
 /// When a tenant was last of use.

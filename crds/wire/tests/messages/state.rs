@@ -2,9 +2,9 @@
 
 use sluice_wire::message::ReadError;
 use sluice_wire::state::{
-    Activity, Direction, EngineState, Figures, GpuState, GrantState, KvState, MemoryState, Move,
+    Activity, Direction, EngineHang, EngineState, Figures, GpuState, GrantState, KvState, MemoryState, Move,
     Neighbourhood, OwnerBytes, Percentiles, Phase, Queue, ReasonCount, RemapState, Residency, SloState,
-    State, Streams, Tenant, TenantReport, TurnState, VERSION,
+    State, Streams, Takeover, Tenant, TenantReport, TurnState, VERSION,
 };
 
 use super::golden;
@@ -111,6 +111,14 @@ fn state() -> State {
             up_since_unix_ms: Some(1_764_000_000_500),
             lost_unix_ms: Some(1_764_000_000_400),
             failure: None,
+            hangs: 1,
+            last_hang: Some(EngineHang {
+                at_unix_ms: 1_764_000_000_390,
+                during: "step".into(),
+                waited_ms: 2_300,
+                limit_ms: 2_250,
+                alive: false,
+            }),
         },
         moves: vec![Move {
             at_unix_ms: 1_764_000_030_000,
@@ -164,6 +172,15 @@ fn neighbourhood() -> Neighbourhood {
             turns_total: 30_070,
             handover: Percentiles { samples: 512, p50_ns: 18_000, p99_ns: 95_000 },
             wait: Percentiles { samples: 512, p50_ns: 40_000_000, p99_ns: 101_000_000 },
+            holder: Some("default/code".into()),
+            holder_overdue_ms: 120,
+            takeovers_total: 2,
+            last_takeover: Some(Takeover {
+                from: "default/code".into(),
+                at_unix_ms: 1_764_000_059_000,
+                overdue_ms: 260,
+            }),
+            overtaken_total: 1,
         }),
         grant: Percentiles { samples: 12, p50_ns: 3_000_000, p99_ns: 9_000_000 },
         revoke: Percentiles { samples: 7, p50_ns: 4_000_000, p99_ns: 80_000_000 },
@@ -190,7 +207,7 @@ fn the_message_is_written_as_committed() {
 #[test]
 fn a_message_of_an_older_writer_is_read_with_defaults_for_what_it_lacks() {
     let kv = KvState { host_blocks_used: 0, host_blocks_limit: 0, ..state().kv };
-    let engine = EngineState { lost_unix_ms: None, ..state().engine };
+    let engine = EngineState { lost_unix_ms: None, hangs: 0, last_hang: None, ..state().engine };
     let figures = Figures { pauses_total: 0, kv_stall_ns_total: 0, ..figures() };
     let older = State { kv, engine, figures, neighbourhood: None, activity: Activity::default(), ..state() };
     assert_eq!(State::from_json(FIRST.as_bytes()).expect("still readable"), older);

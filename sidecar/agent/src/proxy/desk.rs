@@ -190,7 +190,7 @@ fn engine(lives: Lives) -> EngineState {
         attempt: lives.found,
         up_since_unix_ms: lives.since.map(unix_ms),
         lost_unix_ms: lives.lost_at.map(unix_ms),
-        failure: None,
+        ..EngineState::default()
     }
 }
 

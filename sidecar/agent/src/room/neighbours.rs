@@ -221,6 +221,7 @@ impl Seen<'_> {
             turns_total: counters.turns,
             handover: self.metrics.handovers(),
             wait: self.metrics.waits_for(Awaited::Turn),
+            ..TurnState::default()
         }
     }
 }

@@ -352,6 +352,7 @@ fn engine(brain: &Brain, snapshot: &Snapshot, diary: &Diary) -> EngineState {
         up_since_unix_ms: diary.engine_since.map(unix_ms),
         lost_unix_ms: diary.engine_lost.map(unix_ms),
         failure: brain.failed().map(|failure| failure.to_string()),
+        ..EngineState::default()
     }
 }
 

@@ -84,6 +84,7 @@ fn neighbour(
             turns_total: 70,
             handover: Percentiles { samples: 70, p50_ns: 100_000, p99_ns: 400_000 },
             wait: Percentiles { samples: 70, p50_ns: 40_000_000, p99_ns: 101_000_000 },
+            ..TurnState::default()
         }),
         ..Neighbourhood::default()
     });
