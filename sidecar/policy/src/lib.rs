@@ -20,6 +20,7 @@ pub mod ellm;
 pub mod event;
 pub mod ewma;
 pub mod geometry;
+pub mod hang;
 pub mod ids;
 pub mod kv;
 pub mod layer_set;

@@ -157,6 +157,14 @@ pub enum ComputeEvent {
         /// The engine's words.
         message: String,
     },
+    /// The engine left a step unfinished, because another turn than the step's is in force on the GPU. It sampled no token;
+    /// KV is written at the step's own positions at most.
+    TurnPassed {
+        /// Which.
+        id: StepId,
+        /// Of this attempt.
+        attempt: u32,
+    },
 }
 
 /// An engine.

@@ -27,6 +27,11 @@ pub enum NeighbourEvent {
         /// Of the turn that this tenant has.
         epoch: u64,
     },
+    /// A neighbour took the turn, since this tenant was past its deadline. There is nothing to give up.
+    Overtaken {
+        /// Of the turn that this tenant had.
+        epoch: u64,
+    },
 }
 
 /// The way to the neighbourhood of one GPU. Nothing here blocks: what is asked is answered by a [`NeighbourEvent`] that the

@@ -5,7 +5,7 @@
 //! so an hour on a real GPU becomes a test for ever.
 //!
 //! ```text
-//! sluice-journal 13
+//! sluice-journal 14
 //! config <words>
 //! params <words>
 //! geometry <words>
@@ -34,7 +34,7 @@ use crate::event::Event;
 use words::Reader;
 
 /// First line of every journal.
-const MAGIC: &str = "sluice-journal 13";
+const MAGIC: &str = "sluice-journal 14";
 
 /// Everything that may be set about a tenant's scheduler and policy, as a journal's header holds it: whatever a replay has to
 /// know, and no size of a model.

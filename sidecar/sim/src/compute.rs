@@ -341,6 +341,18 @@ impl SimCompute {
         self.attach(now.plus(restart_ns));
     }
 
+    /// The engine finds that another turn is in force: it leaves its step where it is. Returns whether there was one.
+    pub fn pass_turn(&mut self, now: Nanos) -> bool {
+        let mut device = self.device.borrow_mut();
+        device.advance(now);
+        let Some(run) = device.run.take_if(|run| run.finished.is_none()) else { return false };
+        device.machine.borrow_mut().end_step();
+        self.wrong_reads += run.wrong_reads;
+        let (id, attempt) = (run.step.id, run.step.attempt);
+        self.events.push_back((now, ComputeEvent::TurnPassed { id, attempt }));
+        true
+    }
+
     fn attach(&mut self, at: Nanos) {
         let hello = EngineHello { activation: self.activation, pid: 1 };
         self.events.push_back((at, ComputeEvent::Attached(hello)));
@@ -404,7 +416,11 @@ impl Compute for SimCompute {
             return run.finished.map(|(_, done)| ComputeEvent::Done(done));
         }
         let (_, event) = self.events.pop_front_if(|(at, _)| *at <= now)?;
-        self.attached = matches!(event, ComputeEvent::Attached(_));
+        self.attached = match event {
+            ComputeEvent::Attached(_) => true,
+            ComputeEvent::Lost => false,
+            _ => self.attached,
+        };
         if event == ComputeEvent::Lost {
             // Its successor is met after its death was dealt with.
             self.events.iter_mut().for_each(|(at, _)| *at = (*at).max(now.plus(1)));

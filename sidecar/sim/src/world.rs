@@ -148,6 +148,12 @@ impl World {
         self.driver.compute().kill(now);
     }
 
+    /// The engine leaves its step, since another turn is in force. Returns whether it had one.
+    pub fn pass_turn(&mut self) -> bool {
+        let now = self.now;
+        self.driver.compute().pass_turn(now)
+    }
+
     /// Moves to the next moment at which anything happens, at most to `limit`. `false` = nothing is due before it.
     pub fn tick(&mut self, limit: Nanos) -> bool {
         let due = self.driver.step(self.now);

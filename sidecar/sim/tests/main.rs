@@ -28,6 +28,7 @@ mod sleep;
 mod slow_link;
 mod soak;
 mod support;
+mod takeovers;
 mod tier;
 mod tokens;
 mod turns;

@@ -54,6 +54,11 @@ impl Core {
                 self.turn = Turn::Held { epoch, since: now, ran: false, sought: false };
             }
             (NeighbourEvent::Turn { .. }, Turn::Away | Turn::Held { .. }) => {}
+            (NeighbourEvent::Overtaken { epoch: lost }, Turn::Held { epoch, since, .. }) if lost == epoch => {
+                self.counters.turn_held_ns += now.since(since);
+                (self.turn, self.hurried) = (Turn::Away, false);
+            }
+            (NeighbourEvent::Overtaken { .. }, _) => {}
             (NeighbourEvent::Sought { epoch: wanted }, _) => {
                 if let Turn::Held { epoch, sought, .. } = &mut self.turn {
                     // What was said of a turn before says nothing of this one.

@@ -65,6 +65,15 @@ impl Core {
         }
     }
 
+    /// The engine left the step of an old turn: its requests keep their memory and are part of a step of the next turn.
+    pub(super) fn turn_passed(&mut self, now: Nanos, id: StepId, attempt: u32) {
+        let current = |f: &&mut InFlight| !f.lost && f.step.id == id && f.step.attempt == attempt;
+        let Some(in_flight) = self.in_flight.as_mut().filter(current) else { return };
+        in_flight.lost = true;
+        // Layers that the step did not reach released no slot: copies that wait for them are dropped and ordered anew.
+        self.brain.engine_lost(now, &mut self.actions);
+    }
+
     /// What is wrong with an answer to the step in flight: it must hold one token, or why there is
     /// none, for each row that samples, and for no other.
     fn misfit(&self, done: &StepDone) -> Option<&'static str> {

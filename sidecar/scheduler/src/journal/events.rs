@@ -75,6 +75,7 @@ pub fn decode(name: &str, r: &mut Reader<'_>) -> Result<Event, String> {
         "attached" => Event::Compute(ComputeEvent::Attached(hello(r)?)),
         "lost" => Event::Compute(ComputeEvent::Lost),
         "done" => Event::Compute(ComputeEvent::Done(done(r)?)),
+        "turn_passed" => Event::Compute(ComputeEvent::TurnPassed { id: StepId(r.u64()?), attempt: r.int()? }),
         "refused" => Event::Compute(ComputeEvent::Refused {
             id: StepId(r.u64()?),
             attempt: r.int()?,
@@ -217,6 +218,10 @@ fn put_compute(words: &mut Words, event: &ComputeEvent) -> &'static str {
             words.put(id.0).put(*attempt);
             put_text(words, message);
             "refused"
+        }
+        ComputeEvent::TurnPassed { id, attempt } => {
+            words.put(id.0).put(*attempt);
+            "turn_passed"
         }
     }
 }

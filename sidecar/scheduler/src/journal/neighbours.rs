@@ -16,7 +16,7 @@ use crate::config::{Config, Membership, Sharing};
 const RULES: [Rule; 3] = [Rule::MostRecentlyUsed, Rule::LeastRecentlyUsed, Rule::FixedOrder];
 
 /// What events of neighbours are called.
-pub const NAMES: [&str; 5] = ["turn", "sought", "survey", "terms", "letter"];
+pub const NAMES: [&str; 6] = ["turn", "sought", "overtaken", "survey", "terms", "letter"];
 
 /// Writes an event and returns its name, one of [`NAMES`].
 pub fn put(words: &mut Words, event: &NeighbourEvent) -> &'static str {
@@ -28,6 +28,10 @@ pub fn put(words: &mut Words, event: &NeighbourEvent) -> &'static str {
         NeighbourEvent::Sought { epoch } => {
             words.put(*epoch);
             "sought"
+        }
+        NeighbourEvent::Overtaken { epoch } => {
+            words.put(*epoch);
+            "overtaken"
         }
         NeighbourEvent::News(News::Survey(neighbours)) => {
             words.put_list(neighbours, put_neighbour);
@@ -49,6 +53,7 @@ pub fn read(name: &str, r: &mut Reader<'_>) -> Result<NeighbourEvent, String> {
     Ok(match name {
         "turn" => NeighbourEvent::Turn { epoch: r.u64()? },
         "sought" => NeighbourEvent::Sought { epoch: r.u64()? },
+        "overtaken" => NeighbourEvent::Overtaken { epoch: r.u64()? },
         "survey" => NeighbourEvent::News(News::Survey(r.list(neighbour)?)),
         "terms" => NeighbourEvent::News(News::Terms(terms(r)?)),
         _ => NeighbourEvent::News(news(r)?),

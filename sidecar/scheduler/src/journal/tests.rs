@@ -103,6 +103,16 @@ fn an_answer_to_a_step_is_read_back_with_both_sorts_of_waits() {
 }
 
 #[test]
+fn a_step_of_an_old_turn_is_read_back_as_it_was_written() {
+    let event = Event::Compute(ComputeEvent::TurnPassed { id: StepId(7), attempt: 2 });
+    let (name, words) = events::encode(&event);
+    let text = words.to_string();
+    let mut reader = Reader::new(&text);
+    assert_eq!(events::decode(name, &mut reader), Ok(event));
+    assert_eq!(reader.end(), Ok(()));
+}
+
+#[test]
 fn a_journal_of_another_version_is_refused_by_its_name() {
     let (text, _) = start();
     match replay(text.replacen(MAGIC, "sluice-journal 6", 1).as_bytes()) {
@@ -121,6 +131,7 @@ fn neighbours_say() -> Vec<NeighbourEvent> {
     vec![
         NeighbourEvent::Turn { epoch: 9 },
         NeighbourEvent::Sought { epoch: 9 },
+        NeighbourEvent::Overtaken { epoch: 9 },
         NeighbourEvent::News(News::Survey(vec![neighbour])),
         NeighbourEvent::News(News::Terms(Terms { priorities: vec![(peer, -2)], ..Terms::default() })),
         NeighbourEvent::News(News::Revoked { peer, nonce: Nonce(4), chunks: 6 }),

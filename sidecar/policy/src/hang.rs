@@ -1,0 +1,198 @@
+//! When an engine counts as hung: it makes no progress for longer than its own measured times explain.
+//!
+//! A deadline is twice the expected time plus a floor. Work whose time is unknown (the first step of an engine, which may
+//! compile or capture graphs, or a step far larger than any before) has a limit of its own. The caller measures time
+//! without progress, and leaves out time in which the whole node was slow.
+
+use alloc::vec::Vec;
+
+/// A deadline never is shorter than this, nanoseconds: the scheduling noise of a busy node is no hang.
+pub const FLOOR_NS: u64 = 2_000_000_000;
+/// Limit of work whose time is unknown, nanoseconds.
+pub const UNKNOWN_NS: u64 = 60_000_000_000;
+/// The expected time is exceeded this many times before it counts.
+const TIMES: u64 = 2;
+/// A step is compared with smaller steps only up to this ratio of tokens.
+const MAX_RATIO: u64 = 16;
+/// Hangs in a row after which the limit grows no further: 2^5 times.
+const MAX_DOUBLINGS: u32 = 5;
+/// Sizes of steps that are told apart: one for each power of two of tokens.
+const SIZES: usize = 32;
+
+/// What an engine was ordered to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// A forward pass over this many tokens.
+    Step {
+        /// Tokens of all sequences.
+        tokens: u32,
+    },
+    /// A change of its mappings at a step boundary.
+    Reback,
+    /// The mapping of everything that is resident, after it attached.
+    Attach,
+}
+
+impl Work {
+    /// The name in logs and states.
+    pub fn label(self) -> &'static str {
+        match self {
+            Work::Step { .. } => "step",
+            Work::Reback => "re-backing",
+            Work::Attach => "attach",
+        }
+    }
+}
+
+/// Measured times of steps, and the limits that follow from them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HangLimits {
+    /// Longest recent time of a step, nanoseconds, by the power of two of its tokens; 0 = none was measured. It decays, so
+    /// that one slow step does not set the limit for ever.
+    longest_ns: [u64; SIZES],
+    /// An engine that has just attached has run no step yet.
+    fresh: bool,
+    /// Engines in a row that exceeded a limit.
+    hangs: u32,
+}
+
+impl Default for HangLimits {
+    fn default() -> HangLimits {
+        HangLimits { longest_ns: [0; SIZES], fresh: true, hangs: 0 }
+    }
+}
+
+impl HangLimits {
+    /// A new engine: its first step has the limit of unknown work.
+    pub fn attached(&mut self) {
+        self.fresh = true;
+    }
+
+    /// A step of this many tokens took this long, waits for weights and KV included.
+    pub fn step_done(&mut self, tokens: u32, total_ns: u64) {
+        let longest = &mut self.longest_ns[size_of(tokens)];
+        *longest = total_ns.max(*longest - *longest / 16);
+        (self.fresh, self.hangs) = (false, 0);
+    }
+
+    /// An engine exceeded its limit. Each one in a row doubles the next limit, so that a limit that is too short for this
+    /// node does not kill every engine.
+    pub fn hung(&mut self) {
+        self.hangs = (self.hangs + 1).min(MAX_DOUBLINGS);
+    }
+
+    /// Time without progress after which an engine that does `work` counts as hung, nanoseconds.
+    pub fn limit_ns(&self, work: Work) -> u64 {
+        let usual = match work {
+            Work::Step { tokens } => self.step_limit_ns(tokens),
+            Work::Reback => FLOOR_NS,
+            Work::Attach => UNKNOWN_NS,
+        };
+        usual.saturating_mul(1 << self.hangs).min(UNKNOWN_NS.max(usual))
+    }
+
+    /// Whether the engine that attached last has not finished a step yet.
+    pub fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+
+    fn step_limit_ns(&self, tokens: u32) -> u64 {
+        let expected = self.expected_ns(tokens).map(|ns| TIMES.saturating_mul(ns).saturating_add(FLOOR_NS));
+        match expected {
+            Some(limit) if self.fresh => limit.max(UNKNOWN_NS),
+            Some(limit) => limit,
+            None => UNKNOWN_NS,
+        }
+    }
+
+    /// How long a step of this many tokens takes at most by what was measured: no longer than a larger one, and in proportion
+    /// to a smaller one.
+    fn expected_ns(&self, tokens: u32) -> Option<u64> {
+        let size = size_of(tokens);
+        let larger = self.longest_ns[size..].iter().copied().find(|ns| *ns > 0);
+        let smaller = || {
+            let (size, ns) = self.measured().into_iter().rfind(|(smaller, _)| *smaller < size)?;
+            let ratio = u64::from(tokens).div_ceil(1 << size);
+            (ratio <= MAX_RATIO).then(|| ns.saturating_mul(ratio))
+        };
+        larger.or_else(smaller)
+    }
+
+    fn measured(&self) -> Vec<(usize, u64)> {
+        self.longest_ns.iter().copied().enumerate().filter(|(_, ns)| *ns > 0).collect()
+    }
+}
+
+/// The power of two at or below the number of tokens.
+fn size_of(tokens: u32) -> usize {
+    tokens.max(1).ilog2() as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn measured(steps: &[(u32, u64)]) -> HangLimits {
+        let mut limits = HangLimits::default();
+        limits.attached();
+        steps.iter().for_each(|(tokens, ns)| limits.step_done(*tokens, *ns));
+        limits
+    }
+
+    fn of_step(limits: &HangLimits, tokens: u32) -> u64 {
+        limits.limit_ns(Work::Step { tokens })
+    }
+
+    #[test]
+    fn a_step_may_take_twice_its_measured_time_and_the_floor() {
+        assert_eq!(of_step(&measured(&[(8, 40 * MS)]), 8), 80 * MS + FLOOR_NS);
+        assert_eq!(of_step(&measured(&[(8, 40 * MS), (8, 10 * MS)]), 9), 75 * MS + FLOOR_NS, "it decays");
+    }
+
+    #[test]
+    fn a_step_takes_no_longer_than_a_larger_one_and_in_proportion_to_a_smaller_one() {
+        let limits = measured(&[(4, 10 * MS), (64, 100 * MS)]);
+        assert_eq!(of_step(&limits, 20), 200 * MS + FLOOR_NS);
+        assert_eq!(of_step(&limits, 640), 2 * 10 * 100 * MS + FLOOR_NS);
+        assert_eq!(of_step(&limits, 64 * 16), 2 * 16 * 100 * MS + FLOOR_NS);
+        assert_eq!(
+            of_step(&limits, 64 * 16 + 1),
+            UNKNOWN_NS,
+            "a single step says nothing of one so much larger"
+        );
+    }
+
+    #[test]
+    fn first_steps_and_attaching_have_limits_of_their_own() {
+        let mut limits = HangLimits::default();
+        assert_eq!(of_step(&limits, 1), UNKNOWN_NS);
+        assert_eq!(limits.limit_ns(Work::Attach), UNKNOWN_NS);
+        limits.step_done(1, MS);
+        assert_eq!(of_step(&limits, 1), 2 * MS + FLOOR_NS);
+        limits.attached();
+        assert_eq!(of_step(&limits, 1), UNKNOWN_NS, "another engine may compile again");
+        assert_eq!(limits.limit_ns(Work::Reback), FLOOR_NS);
+    }
+
+    #[test]
+    fn each_hang_in_a_row_doubles_the_limit_until_a_step_succeeds() {
+        let mut limits = measured(&[(1, 500 * MS)]);
+        let usual = of_step(&limits, 1);
+        limits.hung();
+        assert_eq!(of_step(&limits, 1), 2 * usual);
+        limits.hung();
+        assert_eq!((of_step(&limits, 1), limits.limit_ns(Work::Reback)), (4 * usual, 4 * FLOOR_NS));
+        (0..40).for_each(|_| limits.hung());
+        assert_eq!(of_step(&limits, 1), UNKNOWN_NS);
+        limits.step_done(1, 500 * MS);
+        assert_eq!(of_step(&limits, 1), usual);
+        let slow = measured(&[(1, 40_000 * MS)]);
+        assert_eq!(
+            of_step(&slow, 1),
+            80_000 * MS + FLOOR_NS,
+            "a step that takes long is not cut to the limit of unknown work"
+        );
+    }
+}

@@ -1,0 +1,145 @@
+//! A tenant that loses its turn to a neighbour again and again: its steps are left where they are, and its tokens stay the same.
+
+use std::sync::{Arc, Mutex};
+
+use sluice_policy::ids::Nanos;
+use sluice_policy::neighbours::Peer;
+use sluice_policy::neighbours::turn::Quantum;
+use sluice_policy::params::PolicyName;
+use sluice_policy::trader::{Letter, Terms};
+use sluice_ports::neighbourhood::{NeighbourEvent, Neighbourhood, TurnCall};
+use sluice_scheduler::{Event, Membership, Sharing};
+use sluice_sim::World;
+use sluice_sim::rng::Rng;
+
+use crate::support::{LIMIT, expected, load, setup, with_tier};
+
+const MS: u64 = 1_000_000;
+const QUANTUM_NS: u64 = 40 * MS;
+const LAYERS: u16 = 6;
+
+/// Turns that are wanted and given up; messages go nowhere.
+#[derive(Clone, Debug, Default)]
+struct Turns(Arc<Mutex<Vec<TurnCall>>>);
+
+impl Neighbourhood for Turns {
+    fn post(&mut self, _now: Nanos, _letter: Letter) {}
+
+    fn turn(&mut self, _now: Nanos, call: TurnCall) {
+        self.0.lock().unwrap().push(call);
+    }
+}
+
+/// How the sidecar and its engine find out, in which order.
+#[derive(Clone, Copy, Debug)]
+enum Finds {
+    EngineFirst,
+    SidecarFirst,
+    /// The step ends before the engine looks.
+    SidecarAlone,
+}
+
+struct Tenant {
+    world: World,
+    turns: Turns,
+    epoch: u64,
+    held: bool,
+    left_steps: u64,
+    takeovers: u64,
+}
+
+impl Tenant {
+    fn new(policy: PolicyName, seed: u64) -> Tenant {
+        let mut setup = with_tier(setup(policy, LAYERS, 24, seed));
+        setup.config.sharing = Sharing::Temporal(Quantum::new(0, QUANTUM_NS));
+        let me = Peer { index: 0, instance: 1 };
+        setup.config.neighbours = Some(Membership { me, terms: Terms::default() });
+        let turns = Turns::default();
+        let world = World::among(Box::new(turns.clone()), setup, None);
+        let world = world.unwrap_or_else(|refused| panic!("{refused}"));
+        Tenant { world, turns, epoch: 0, held: false, left_steps: 0, takeovers: 0 }
+    }
+
+    /// Gives the turn when it is wanted; checks that a turn is given up only by its holder.
+    fn serve_turns(&mut self) {
+        let calls: Vec<_> = self.turns.0.lock().unwrap().drain(..).collect();
+        for call in calls {
+            match call {
+                TurnCall::Want => {
+                    (self.epoch, self.held) = (self.epoch + 1, true);
+                    let event = NeighbourEvent::Turn { epoch: self.epoch };
+                    self.world.driver.push(Event::Neighbour(event));
+                }
+                TurnCall::Release => {
+                    assert!(self.held, "a turn that was taken over is not given up once more");
+                    self.held = false;
+                }
+            }
+        }
+    }
+
+    fn take_over(&mut self, finds: Finds) {
+        if !self.held {
+            return;
+        }
+        (self.held, self.takeovers) = (false, self.takeovers + 1);
+        let overtaken = Event::Neighbour(NeighbourEvent::Overtaken { epoch: self.epoch });
+        match finds {
+            Finds::EngineFirst => {
+                self.left_steps += u64::from(self.world.pass_turn());
+                self.world.run_until(self.world.now().plus(1));
+                self.world.driver.push(overtaken);
+            }
+            Finds::SidecarFirst => {
+                self.world.driver.push(overtaken);
+                self.left_steps += u64::from(self.world.pass_turn());
+            }
+            Finds::SidecarAlone => self.world.driver.push(overtaken),
+        }
+    }
+
+    fn ended(&self, requests: usize) -> bool {
+        let outcomes = &self.world.outcomes;
+        outcomes.len() == requests && outcomes.values().all(|outcome| outcome.finish.is_some())
+    }
+}
+
+/// Runs a load with a takeover every few milliseconds, and returns how many steps were left where they were.
+fn tokens_survive(policy: PolicyName, seed: u64) -> (u64, u64) {
+    let load = load(16, seed);
+    let mut tenant = Tenant::new(policy, seed);
+    let mut rng = Rng::new(seed);
+    let (mut coming, mut next) = (load.iter().peekable(), 5 * MS);
+    while !tenant.ended(load.len()) {
+        let now = tenant.world.now();
+        assert!(now < LIMIT, "{policy:?}, seed {seed}: {:?}", tenant.world.driver.core().snapshot());
+        while let Some((_, request)) = coming.next_if(|(at, _)| *at <= now.0) {
+            tenant.world.submit(request.clone());
+        }
+        if now.0 >= next {
+            next = now.0 + rng.between(MS, 60 * MS);
+            let finds = [Finds::EngineFirst, Finds::SidecarFirst, Finds::SidecarAlone];
+            tenant.take_over(finds[rng.below(3) as usize]);
+        }
+        tenant.serve_turns();
+        tenant.world.run_until(now.plus(MS / 2));
+    }
+    tenant.world.driver.core().check();
+    assert_eq!(tenant.world.driver.compute().wrong_reads(), 0, "{policy:?}, seed {seed}");
+    let found = tenant.world.outcomes.into_values().map(|outcome| outcome.tokens);
+    let wanted = expected(&load, LAYERS).into_iter().map(|outcome| outcome.tokens);
+    assert!(found.eq(wanted), "{policy:?}, seed {seed}");
+    (tenant.left_steps, tenant.takeovers)
+}
+
+#[test]
+fn a_turn_that_is_taken_over_changes_no_token_and_no_request_fails() {
+    let (mut left_steps, mut takeovers) = (0, 0);
+    for policy in PolicyName::ALL {
+        for seed in 1..=6 {
+            let (left, taken) = tokens_survive(policy, seed);
+            (left_steps, takeovers) = (left_steps + left, takeovers + taken);
+        }
+    }
+    assert!(left_steps > 40 && takeovers > left_steps, "{left_steps} of {takeovers}: the test reaches steps");
+}
