@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use crate::support::{Tenant, World, eventually, processes, slow};
 
 /// The version that the sidecar speaks: what is refused here is refused for what follows it.
-const LINK_VERSION: u16 = 5;
+const LINK_VERSION: u16 = 6;
 
 /// `SLNK`, version, kind, part 0 of 1, length of the payload.
 fn header(version: u16, kind: u16, payload_bytes: u32) -> Vec<u8> {

@@ -1,8 +1,9 @@
 //! The parent: starts the worker, starts the next one when it dies, and reaps whatever ends (it may be process 1 of a
-//! container). A worker's death is never its own.
+//! container). A worker's death is never its own. It also watches the sidecar that its worker serves, and ends it when it
+//! hangs.
 
 use std::io::{ErrorKind, Read};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -17,11 +18,16 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 
+use sluice_link::error::LinkError;
+use sluice_link::watch::{Found, LOOK_EVERY, SIDECAR_LIMIT, SidecarWatch, shown};
+
 use super::options::Options;
 use super::{EXIT_BYE, EXIT_SIDECAR_GONE};
 
 const BACKOFF_FIRST: Duration = Duration::from_millis(50);
 const BACKOFF_MOST: Duration = Duration::from_secs(5);
+/// A worker ends by itself within 100 ms of its sidecar's death; one that is stopped is ended after this long.
+const WORKER_GRACE: Duration = Duration::from_millis(200);
 /// A worker that lived this long was not started in vain.
 const LONG_LIFE: Duration = Duration::from_secs(10);
 
@@ -39,6 +45,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::from(EXIT_BYE));
             }
         }
+        supervisor.watch_sidecar();
         supervisor.start_when_due()?;
     }
 }
@@ -46,6 +53,58 @@ pub(super) fn run(options: &Options) -> anyhow::Result<ExitCode> {
 struct Worker {
     pid: Pid,
     started: Instant,
+    /// Where it shows its sidecar.
+    socket: UnixStream,
+    sidecar: Option<SidecarWatch>,
+    /// When its sidecar was found dead.
+    orphaned: Option<Instant>,
+}
+
+impl Worker {
+    fn kill(&self, why: &str) {
+        tracing::warn!(pid = self.pid.as_raw_nonzero(), "the worker is killed: {why}");
+        // Fails only when it has just ended, which `reap` will tell.
+        let _ = kill_process(self.pid, Signal::KILL);
+    }
+
+    /// Ends a sidecar that hangs, and the worker that does not notice its sidecar's death.
+    fn watch_sidecar(&mut self) -> Result<(), LinkError> {
+        if self.sidecar.is_none() {
+            self.sidecar = shown(self.socket.as_fd())?;
+        }
+        let (Some(sidecar), now) = (&mut self.sidecar, Instant::now()) else { return Ok(()) };
+        match sidecar.look(now)? {
+            Found::Running => {}
+            Found::Hung(silent) => {
+                tracing::error!(?silent, limit = ?SIDECAR_LIMIT, "the sidecar hangs and is killed");
+                sidecar.kill()?;
+            }
+            Found::Dead if self.orphaned.is_none() => self.orphaned = Some(now),
+            Found::Dead if self.is_overdue(now) => self.kill("its sidecar is dead"),
+            Found::Dead => {}
+        }
+        Ok(())
+    }
+
+    fn is_overdue(&self, now: Instant) -> bool {
+        self.orphaned.is_some_and(|dead| now.duration_since(dead) >= WORKER_GRACE)
+    }
+
+    /// What to wait for: that it shows its sidecar, then the sidecar's death.
+    fn poll_fd(&self) -> Option<PollFd<'_>> {
+        let fd = match &self.sidecar {
+            None => self.socket.as_fd(),
+            Some(_) if self.orphaned.is_some() => return None,
+            Some(sidecar) => sidecar.as_fd(),
+        };
+        Some(PollFd::from_borrowed_fd(fd, PollFlags::IN))
+    }
+
+    /// When to look again.
+    fn look_in(&self) -> Option<Duration> {
+        let watched = self.sidecar.as_ref().map(|_| LOOK_EVERY);
+        self.orphaned.map(|_| WORKER_GRACE).or(watched)
+    }
 }
 
 struct Supervisor<'a> {
@@ -97,11 +156,13 @@ impl<'a> Supervisor<'a> {
         if self.terminating {
             command.arg("--drain");
         }
+        let (socket, shows) = UnixStream::pair().context("the worker's socket")?;
+        command.stdin(OwnedFd::from(shows));
         // The handle is not kept: whatever ends is reaped by `reap`, this worker included.
         match command.spawn() {
             Ok(child) => {
-                let pid = Pid::from_child(&child);
-                self.worker = Some(Worker { pid, started: Instant::now() });
+                let (pid, started) = (Pid::from_child(&child), Instant::now());
+                self.worker = Some(Worker { pid, started, socket, sidecar: None, orphaned: None });
             }
             Err(error) => {
                 tracing::error!("worker does not start: {error}");
@@ -119,12 +180,25 @@ impl<'a> Supervisor<'a> {
         Ok(())
     }
 
-    /// Sleeps until a signal or until the next worker is due.
+    /// Looks at the worker's sidecar. What cannot be seen is told and not tried again with this worker.
+    fn watch_sidecar(&mut self) {
+        let Some(worker) = &mut self.worker else { return };
+        if let Err(error) = worker.watch_sidecar() {
+            tracing::error!("the sidecar is not watched any more: {error}");
+            worker.sidecar = None;
+        }
+    }
+
+    /// Sleeps until a signal, until the next worker is due, until its worker shows a sidecar or that sidecar is due to be
+    /// looked at.
     fn sleep(&mut self) -> anyhow::Result<()> {
         let left = self.due.map(|due| due.saturating_duration_since(Instant::now()));
-        let timeout = left
+        let look = self.worker.as_ref().and_then(Worker::look_in);
+        let timeout = [left, look].into_iter().flatten().min();
+        let timeout = timeout
             .map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) });
-        let mut fds = [PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
+        let mut fds = vec![PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
+        fds.extend(self.worker.as_ref().and_then(Worker::poll_fd));
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => self.drain_wake().context("signal pipe"),
             Err(error) => Err(error).context("poll"),

@@ -1,5 +1,6 @@
 //! The worker: attaches to a sidecar, then carries out one order after the other.
 
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -7,12 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use sluice_link::client::{Order, SidecarLink, Welcome};
 use sluice_link::error::LinkError;
 use sluice_link::message::StepOrder;
 use sluice_link::vocabulary::{ActionId, Reback};
+use sluice_link::watch::show;
 use sluice_memory::mapping::MappingError;
 
 use super::memory::EngineMemory;
@@ -88,7 +90,12 @@ fn absent(error: &std::io::Error) -> bool {
 
 /// Agrees with the sidecar and reserves the ranges.
 fn attach(link: &mut SidecarLink, options: &Options) -> anyhow::Result<Stepper> {
-    let Welcome { setup, pool, control, tables, life } = link.hello(BUILD)?;
+    let Welcome { setup, pool, control, tables, life, sidecar } = link.hello(BUILD)?;
+    if let Some(supervisor) = options.worker.and_then(Pid::from_raw) {
+        link.supervised_by(supervisor);
+        // The standard input of a worker is the socket of its supervisor.
+        show(std::io::stdin().as_fd(), &control, sidecar.as_fd()).context("showing the sidecar")?;
+    }
     // Open until this process ends, however it ends.
     std::mem::forget(life);
     let memory = EngineMemory::reserve(&setup, pool).context("reserving address space")?;

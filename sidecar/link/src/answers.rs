@@ -52,7 +52,9 @@ impl Owed {
         let problem = match message {
             Message::Applied { id } | Message::Refused { id, .. } => self.reback_answered(*id),
             Message::Done(done) => self.done(done),
-            Message::StepRefused { id, attempt, .. } => self.take_step(*id, *attempt).map(drop),
+            Message::StepRefused { id, attempt, .. } | Message::TurnPassed { id, attempt } => {
+                self.take_step(*id, *attempt).map(drop)
+            }
             _ => Ok(()),
         };
         problem.map_err(|reason| Refusal::Contradiction { kind: message.kind(), reason })

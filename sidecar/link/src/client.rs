@@ -4,13 +4,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 use sluice_policy::action::Reback;
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::ActionId;
 use sluice_ports::compute::StepDone;
 
 use crate::control::ControlPage;
+use crate::death::own_pidfd;
 use crate::error::{LinkError, kernel};
 use crate::frame::{Kind, Refusal};
 use crate::message::{EngineSetup, Hello, Message, Ready, StepOrder};
@@ -37,6 +38,8 @@ pub struct Welcome {
     pub tables: TableReader,
     /// To be kept until the engine ends: what is locked on it, on a shared GPU, counts until both sides are gone.
     pub life: OwnedFd,
+    /// A pidfd of the sidecar: the engine's supervisor ends a sidecar that hangs.
+    pub sidecar: OwnedFd,
 }
 
 /// What an engine may be told.
@@ -60,13 +63,19 @@ pub enum Order {
 pub struct SidecarLink {
     sender: Sender,
     receiver: Receiver,
+    supervisor: Option<Pid>,
 }
 
 impl SidecarLink {
     /// Connects to the sidecar's socket.
     pub fn connect(path: &Path) -> Result<SidecarLink, LinkError> {
         let (sender, receiver) = socket::split(connect(path)?, SEND_PATIENCE)?;
-        Ok(SidecarLink { sender, receiver })
+        Ok(SidecarLink { sender, receiver, supervisor: None })
+    }
+
+    /// Names the process that starts this engine's successor. The sidecar ends it when it starts none.
+    pub fn supervised_by(&mut self, supervisor: Pid) {
+        self.supervisor = Some(supervisor);
     }
 
     /// Says who this is and takes the model and its memory.
@@ -82,8 +91,12 @@ impl SidecarLink {
 
     /// Says that all ranges are reserved.
     pub fn ready(&self, slab_digest: u64, activation: ActivationCost) -> Result<(), LinkError> {
-        let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).map_err(kernel("pidfd_open"))?;
-        self.sender.send(&Message::Ready(Ready { slab_digest, activation }), &[pidfd.as_fd()])
+        let own = own_pidfd()?;
+        let supervisor = self.supervisor.map(|pid| pidfd_open(pid, PidfdFlags::empty())).transpose();
+        let supervisor = supervisor.map_err(kernel("pidfd_open"))?;
+        let supervisor = supervisor.as_ref().unwrap_or(&own);
+        let ready = Message::Ready(Ready { slab_digest, activation });
+        self.sender.send(&ready, &[own.as_fd(), supervisor.as_fd()])
     }
 
     /// The next order, whole: changes that come in several messages are one order. Blocks.
@@ -155,6 +168,11 @@ impl SidecarLink {
         self.sender.send(&Message::StepRefused { id: order.id, attempt: order.attempt, message }, &[])
     }
 
+    /// A step was left where it was, since another turn is in force: it has sampled nothing.
+    pub fn turn_passed(&self, order: &StepOrder) -> Result<(), LinkError> {
+        self.sender.send(&Message::TurnPassed { id: order.id, attempt: order.attempt }, &[])
+    }
+
     /// This engine ends by itself.
     pub fn bye(&self) -> Result<(), LinkError> {
         self.sender.send(&Message::Bye, &[])
@@ -168,11 +186,11 @@ impl SidecarLink {
 
 fn welcome(setup: EngineSetup, descriptors: Vec<OwnedFd>) -> Result<Welcome, LinkError> {
     let got = descriptors.len();
-    let [pool, control, tables, life]: [OwnedFd; 4] = descriptors
+    let [pool, control, tables, life, sidecar]: [OwnedFd; 5] = descriptors
         .try_into()
-        .map_err(|_| crate::frame::Refusal::Descriptors { kind: Kind::Model, got, expected: 4 })?;
+        .map_err(|_| crate::frame::Refusal::Descriptors { kind: Kind::Model, got, expected: 5 })?;
     check_sealed(pool.as_fd(), u64::from(setup.capacity_chunks) * setup.chunk_bytes)?;
     let control = ControlPage::open(control, setup.spec.layers)?;
     let tables = TableReader::open(tables, TableShape::of(&setup))?;
-    Ok(Welcome { setup, pool, control, tables, life })
+    Ok(Welcome { setup, pool, control, tables, life, sidecar })
 }

@@ -13,7 +13,9 @@ use thiserror::Error;
 use crate::region::{Region, RegionError};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"SLNKCTRL");
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
+/// Word of the header that counts the rounds of the sidecar's scheduler.
+const BEATS: usize = 3;
 /// Bytes of a cache line: the header has one, each layer [`LAYER_LINES`].
 const LINE_BYTES: usize = 64;
 const LINE_LONGS: usize = LINE_BYTES / 8;
@@ -88,11 +90,16 @@ impl<'a> Patience<'a> {
 }
 
 #[derive(Clone, Copy)]
+#[repr(usize)]
 enum Side {
     Ready,
     Done,
     KvReady,
     KvDone,
+}
+
+impl Side {
+    const ALL: [Side; LAYER_LINES] = [Side::Ready, Side::Done, Side::KvReady, Side::KvDone];
 }
 
 /// One cache line: a generation, a counter of publications to sleep on, and how many sleep.
@@ -119,6 +126,17 @@ impl ControlPage {
         Ok(ControlPage { region, layers })
     }
 
+    /// Maps the peer's page, of however many layers: to see whether the sidecar runs.
+    pub fn look(fd: OwnedFd) -> Result<ControlPage, ControlError> {
+        let region = Region::open(fd, bytes(0))?;
+        let [magic, version] =
+            [0, 1].map(|at| region.long(at).expect("the header is in the page").load(Ordering::Acquire));
+        if magic != MAGIC || version != VERSION {
+            return Err(ControlError::Foreign { magic, version });
+        }
+        Ok(ControlPage { region, layers: 0 })
+    }
+
     /// Maps the peer's page.
     pub fn open(fd: OwnedFd, layers: u16) -> Result<ControlPage, ControlError> {
         let region = Region::open(fd, bytes(layers))?;
@@ -136,6 +154,31 @@ impl ControlPage {
     /// The memfd, to be passed on.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.region.fd()
+    }
+
+    /// Sidecar: its scheduler's thread is running.
+    pub fn beat(&self) {
+        self.header(BEATS).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often the sidecar's scheduler has been round; 0 = it does not run yet.
+    pub fn beats(&self) -> u64 {
+        self.header(BEATS).load(Ordering::Relaxed)
+    }
+
+    /// A number that changes whenever a layer becomes ready or was read for the last time.
+    pub fn progress(&self) -> u64 {
+        let published = |side, layer| {
+            let word = self.word(side, layer).expect("the layer is one of the page's");
+            u64::from(word.published.load(Ordering::Relaxed))
+        };
+        let of_layer =
+            |layer| Side::ALL.iter().map(|side| published(*side, layer)).fold(0, u64::wrapping_add);
+        (0..self.layers).map(|layer| of_layer(LayerId(layer))).fold(0, u64::wrapping_add)
+    }
+
+    fn header(&self, at: usize) -> &AtomicU64 {
+        self.region.long(at).expect("the header is in the page")
     }
 
     /// Sidecar: `layer`'s slot now holds `generation`.

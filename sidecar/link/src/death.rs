@@ -1,13 +1,13 @@
 //! Death of an engine, confirmed: only a pidfd tells, never a closed socket, never a process id.
 
-use std::os::fd::AsFd;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::process::{Signal, pidfd_send_signal};
+use rustix::io::Errno;
+use rustix::process::{PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 use thiserror::Error;
 
-use crate::error::LinkError;
+use crate::error::{LinkError, kernel};
 use crate::socket::readable;
 
 /// An engine that cannot be shown to be dead: its chunks must not be given to anybody.
@@ -26,16 +26,37 @@ pub enum DeathError {
     Link(#[from] LinkError),
 }
 
-/// The process of an engine.
+/// A pidfd of this process.
+pub(crate) fn own_pidfd() -> Result<OwnedFd, LinkError> {
+    pidfd_open(getpid(), PidfdFlags::empty()).map_err(kernel("pidfd_open"))
+}
+
+/// The process at the other end of a link, or the supervisor of the one there.
 #[derive(Debug)]
-pub struct EngineProcess {
+pub struct PeerProcess {
     pidfd: OwnedFd,
 }
 
-impl EngineProcess {
+impl PeerProcess {
     /// The process behind a pidfd that the engine opened for itself.
-    pub fn new(pidfd: OwnedFd) -> EngineProcess {
-        EngineProcess { pidfd }
+    pub fn new(pidfd: OwnedFd) -> PeerProcess {
+        PeerProcess { pidfd }
+    }
+
+    /// Sends SIGKILL, which ends a stopped process too.
+    ///
+    /// # Errors
+    /// The kernel refuses, as for a process in another pid namespace. A process that is dead already is no error.
+    pub fn kill(&self) -> Result<(), LinkError> {
+        match pidfd_send_signal(&self.pidfd, Signal::KILL) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(source) => Err(LinkError::Kernel { call: "pidfd_send_signal", source }),
+        }
+    }
+
+    /// The descriptor, to be passed on or looked up.
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
     }
 
     /// Whether it is dead within `limit`.

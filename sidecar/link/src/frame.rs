@@ -9,7 +9,7 @@ use thiserror::Error;
 /// First four bytes of every packet: `SLNK`.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"SLNK");
 /// Version of the protocol. Both ends must speak the same one.
-pub const LINK_VERSION: u16 = 5;
+pub const LINK_VERSION: u16 = 6;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 16;
 /// Largest packet. The kernel takes about 200 KiB with its default buffers.
@@ -43,12 +43,14 @@ pub enum Kind {
     StepRefused = 9,
     /// Either: the end, in good order.
     Bye = 10,
+    /// Engine: a step was left unfinished, since another turn is in force.
+    TurnPassed = 11,
 }
 
 impl Kind {
     fn from_wire(word: u16) -> Option<Kind> {
         use Kind::*;
-        [Hello, Model, Ready, Reback, Applied, Refused, Step, Done, StepRefused, Bye]
+        [Hello, Model, Ready, Reback, Applied, Refused, Step, Done, StepRefused, Bye, TurnPassed]
             .into_iter()
             .find(|kind| *kind as u16 == word)
     }

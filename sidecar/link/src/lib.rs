@@ -3,7 +3,7 @@
 //! A Unix seqpacket socket carries commands and file descriptors ([`frame`], [`message`], [`socket`]), a shared
 //! [`control`] page carries what is too fast for messages, and sealed shared memory carries block tables and token
 //! histories ([`tables`]) (DESIGN 5). [`server`] is the sidecar's end, [`client`] the engine's. What both log looks alike
-//! ([`lines`]).
+//! ([`lines`]). [`hang`] and [`watch`] say when the process at the other end hangs.
 
 pub mod activation;
 mod answers;
@@ -12,6 +12,7 @@ pub mod control;
 pub mod death;
 pub mod error;
 pub mod frame;
+pub mod hang;
 pub mod lines;
 pub mod message;
 pub mod model;
@@ -21,6 +22,7 @@ pub mod slab;
 pub mod socket;
 pub mod tables;
 mod traffic;
+pub mod watch;
 
 /// The words of policy and ports that messages are made of, for an engine that may depend on neither crate.
 pub mod vocabulary {

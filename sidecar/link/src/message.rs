@@ -71,9 +71,10 @@ pub struct StepOrder {
 pub enum Message {
     /// Engine, first.
     Hello(Hello),
-    /// Sidecar, in answer; carries the pool, the control page, the tables and the common life as descriptors, in this order.
+    /// Sidecar, in answer; carries the pool, the control page, the tables, the common life and a pidfd of the sidecar as
+    /// descriptors, in this order.
     Model(Box<EngineSetup>),
-    /// Engine, in answer; carries a pidfd of itself.
+    /// Engine, in answer; carries a pidfd of itself and one of its supervisor, or of itself again where it has none.
     Ready(Ready),
     /// Sidecar: carry out these changes in order. The engine is between steps.
     Reback {
@@ -110,6 +111,14 @@ pub enum Message {
         /// Why.
         message: String,
     },
+    /// Engine: the step was left unfinished, since another turn than the step's is in force on the GPU. No token was sampled;
+    /// KV is written at the step's own positions at most.
+    TurnPassed {
+        /// Which.
+        id: StepId,
+        /// Of this attempt.
+        attempt: u32,
+    },
     /// Either end: no more.
     Bye,
 }
@@ -127,6 +136,7 @@ impl Message {
             Message::Step(_) => Kind::Step,
             Message::Done(_) => Kind::Done,
             Message::StepRefused { .. } => Kind::StepRefused,
+            Message::TurnPassed { .. } => Kind::TurnPassed,
             Message::Bye => Kind::Bye,
         }
     }
@@ -134,8 +144,8 @@ impl Message {
     /// File descriptors that travel with it.
     pub fn descriptors(kind: Kind) -> usize {
         match kind {
-            Kind::Model => 4,
-            Kind::Ready => 1,
+            Kind::Model => 5,
+            Kind::Ready => 2,
             _ => 0,
         }
     }

@@ -17,7 +17,7 @@ use sluice_ports::compute::{EngineHello, Step, StepDone};
 
 use crate::answers::Owed;
 use crate::control::ControlPage;
-use crate::death::EngineProcess;
+use crate::death::{PeerProcess, own_pidfd};
 use crate::error::{LinkError, kernel};
 use crate::frame::Refusal;
 use crate::message::{EngineSetup, Hello, Message, SequenceOrder, StepOrder};
@@ -165,7 +165,9 @@ pub struct EngineLink {
     /// Answers from it, for a thread of their own.
     pub receiver: EngineReceiver,
     /// Its death.
-    pub process: EngineProcess,
+    pub process: PeerProcess,
+    /// The process that starts its successor; the engine itself where there is none.
+    pub supervisor: PeerProcess,
 }
 
 /// A process that has said who it is, and has been given nothing.
@@ -203,7 +205,8 @@ impl Introduced {
     /// Hands over model and memory. Waits for nothing but room in the socket.
     pub fn offer(self, setup: &EngineSetup, shared: Shared<'_>) -> Result<Offered, LinkError> {
         setup.check()?;
-        let descriptors = [shared.pool, shared.control.fd(), shared.tables.fd(), shared.life];
+        let own = own_pidfd()?;
+        let descriptors = [shared.pool, shared.control.fd(), shared.tables.fd(), shared.life, own.as_fd()];
         self.sender.send(&Message::Model(Box::new(setup.clone())), &descriptors)?;
         let Introduced { sender, receiver, hello } = self;
         Ok(Offered { sender, receiver, hello })
@@ -221,7 +224,9 @@ impl Offered {
         if ready.slab_digest != ours {
             return Err(LinkError::Digest { ours, theirs: ready.slab_digest });
         }
-        let pidfd = descriptors.pop().expect("a Ready without its descriptor is refused on receipt");
+        let carried = "a Ready without its descriptors is refused on receipt";
+        let supervisor = PeerProcess::new(descriptors.pop().expect(carried));
+        let process = PeerProcess::new(descriptors.pop().expect(carried));
         let owed = Arc::new(Mutex::new(Owed::new(setup)));
         let traffic = Arc::new(Traffic::default());
         Ok(EngineLink {
@@ -229,7 +234,8 @@ impl Offered {
             build: self.hello.build,
             sender: EngineSender { sender: self.sender, owed: owed.clone(), traffic: traffic.clone() },
             receiver: EngineReceiver { receiver: self.receiver, owed, traffic },
-            process: EngineProcess::new(pidfd),
+            process,
+            supervisor,
         })
     }
 }
@@ -344,6 +350,13 @@ pub enum EngineEvent {
         /// Why.
         message: String,
     },
+    /// A step was left unfinished, since another turn is in force; see [`Message::TurnPassed`].
+    TurnPassed {
+        /// Which.
+        id: StepId,
+        /// Of this attempt.
+        attempt: u32,
+    },
     /// The engine ends by itself.
     Bye,
 }
@@ -385,6 +398,7 @@ fn event(message: Message) -> Result<EngineEvent, LinkError> {
         Message::StepRefused { id, attempt, message } => {
             Ok(EngineEvent::StepRefused { id, attempt, message })
         }
+        Message::TurnPassed { id, attempt } => Ok(EngineEvent::TurnPassed { id, attempt }),
         Message::Bye => Ok(EngineEvent::Bye),
         other => Err(unexpected(&other, "an answer")),
     }

@@ -129,3 +129,23 @@ fn two_threads_hand_a_slot_back_and_forth_without_loss() {
     }
     filling.join().unwrap();
 }
+
+#[test]
+fn progress_changes_with_every_publication_and_beats_are_seen_by_who_knows_no_layers() {
+    let page = ControlPage::create(3).unwrap();
+    let mut seen = vec![page.progress()];
+    page.publish_ready(LayerId(2), Generation(1)).unwrap();
+    seen.push(page.progress());
+    page.publish_done(LayerId(2), Generation(1)).unwrap();
+    seen.push(page.progress());
+    page.publish_kv_ready(LayerId(0), Generation(1)).unwrap();
+    seen.push(page.progress());
+    page.publish_kv_done(LayerId(0), Generation(1)).unwrap();
+    seen.push(page.progress());
+    seen.dedup();
+    assert_eq!(seen.len(), 5, "{seen:?}");
+    let looked = ControlPage::look(page.fd().try_clone_to_owned().unwrap()).unwrap();
+    assert_eq!(looked.beats(), 0);
+    page.beat();
+    assert_eq!((looked.beats(), page.progress()), (1, seen[4]), "a beat is no progress of the engine");
+}

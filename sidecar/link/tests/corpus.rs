@@ -132,6 +132,7 @@ fn fitting() -> Vec<(&'static str, Message)> {
         ("right-done-in-another-order", done(|d| d.sampled.reverse())),
         ("right-done-one-row-failed", done(move |d| (d.sampled.truncate(1), d.unsampled.push(failed)).1)),
         ("right-step-refused", refused(9)),
+        ("right-turn-passed", Message::TurnPassed { id: StepId(9), attempt: 2 }),
         ("right-applied", Message::Applied { id: ActionId(5) }),
         ("again-done", done(|_| {})),
         ("again-step-refused", refused(9)),
@@ -163,6 +164,7 @@ fn contradicting() -> Vec<(&'static str, Message)> {
         ("wrong-stalls-of-no-layers-kv", done(|d| d.kv_stall_ns.clear())),
         ("wrong-refusal-of-another-step", refused(10, 2)),
         ("wrong-refusal-of-another-attempt", refused(9, 3)),
+        ("wrong-turn-of-another-step", Message::TurnPassed { id: StepId(8), attempt: 2 }),
         ("wrong-order-applied", Message::Applied { id: ActionId(6) }),
         ("wrong-order-refused", Message::Refused { id: ActionId(4), message: "no".to_owned() }),
     ]

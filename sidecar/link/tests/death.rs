@@ -4,12 +4,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use sluice_link::death::EngineProcess;
+use sluice_link::death::PeerProcess;
 
-fn sleeper() -> (Child, EngineProcess) {
+fn sleeper() -> (Child, PeerProcess) {
     let child = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap();
     let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
-    (child, EngineProcess::new(pidfd))
+    (child, PeerProcess::new(pidfd))
 }
 
 #[test]

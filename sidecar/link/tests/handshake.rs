@@ -9,6 +9,7 @@ use sluice_link::client::{Order, SidecarLink, Welcome};
 use sluice_link::control::ControlPage;
 use sluice_link::error::LinkError;
 use sluice_link::frame::{Header, Kind, MAX_PACKET_BYTES, Refusal};
+use sluice_link::hang::Watched;
 use sluice_link::message::{Hello, Message};
 use sluice_link::server::{EngineEvent, EngineLink, Listener, Shared};
 use sluice_link::slab::reference_digest;
@@ -116,10 +117,39 @@ fn both_ends_agree_and_exchange_orders_and_answers() {
     client.step_refused(&order, "no".to_owned()).unwrap();
     let refused = EngineEvent::StepRefused { id: StepId(9), attempt: 2, message: "no".to_owned() };
     assert_eq!(link.receiver.recv_within(SOON).unwrap(), refused);
-    assert_eq!(link.sender.messages(), 4, "two orders and two answers, the handshake apart");
+    let again = Step { id: StepId(10), updates: Vec::new(), ..step };
+    link.sender.send_step(&again, &mut sidecar.tables).unwrap();
+    let Order::Step(order) = client.recv().unwrap() else { panic!("a step was sent") };
+    client.turn_passed(&order).unwrap();
+    let passed = EngineEvent::TurnPassed { id: StepId(10), attempt: 2 };
+    assert_eq!(link.receiver.recv_within(SOON).unwrap(), passed);
+    assert_eq!(link.sender.messages(), 6, "three orders and three answers, the handshake apart");
     link.sender.bye().unwrap();
     assert_eq!(client.recv().unwrap(), Order::Bye);
-    assert_eq!(link.sender.clone().messages(), 5);
+    assert_eq!(link.sender.clone().messages(), 7);
+}
+
+#[test]
+fn each_end_is_given_the_process_of_the_other_and_of_the_supervisor() {
+    let sidecar = Sidecar::new();
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let (path, pid) = (sidecar.path.clone(), rustix::process::Pid::from_child(&child));
+    let other = std::thread::spawn(move || {
+        let mut link = SidecarLink::connect(&path).unwrap();
+        link.supervised_by(pid);
+        let welcome = link.hello("test").unwrap();
+        link.ready(welcome.setup.layout().digest(), ActivationCost::default()).unwrap();
+        welcome
+    });
+    let link = sidecar.attach().unwrap();
+    let welcome = other.join().unwrap();
+    let own = Watched::of(welcome.sidecar.as_fd());
+    assert!(own.is_seen_as(std::process::id()), "the engine sees its sidecar: {own:?}");
+    assert!(Watched::of(link.process.pidfd()).is_seen_as(std::process::id()));
+    assert!(Watched::of(link.supervisor.pidfd()).is_seen_as(child.id()));
+    link.supervisor.kill().unwrap();
+    child.wait().unwrap();
+    link.supervisor.kill().expect("one that is dead already is no error");
 }
 
 #[test]
@@ -227,7 +257,7 @@ fn an_engine_refuses_a_model_without_its_memory() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("engine.sock");
     let listener = Listener::bind(&path).unwrap();
-    for fds in 0..5 {
+    for fds in 0..6 {
         let client = std::thread::spawn({
             let path = path.clone();
             move || engine(&path, None).map(|_| ())
@@ -246,8 +276,8 @@ fn an_engine_refuses_a_model_without_its_memory() {
         let error = client.join().unwrap().expect_err("refused");
         match fds {
             // The right number, but the pool is too small for the capacity.
-            4 => assert!(matches!(error, LinkError::Region(_)), "{error:?}"),
-            got => assert_eq!(refusal(error), Refusal::Descriptors { kind: Kind::Model, got, expected: 4 }),
+            5 => assert!(matches!(error, LinkError::Region(_)), "{error:?}"),
+            got => assert_eq!(refusal(error), Refusal::Descriptors { kind: Kind::Model, got, expected: 5 }),
         }
     }
 }

@@ -187,6 +187,8 @@ pub fn message() -> impl Strategy<Value = Message> {
         step_order().prop_map(Message::Step),
         done().prop_map(Message::Done),
         refused.prop_map(|(id, attempt, message)| Message::StepRefused { id: StepId(id), attempt, message }),
+        (any::<u64>(), any::<u32>())
+            .prop_map(|(id, attempt)| Message::TurnPassed { id: StepId(id), attempt }),
         Just(Message::Bye),
     ]
 }

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use sluice_link::control::ControlPage;
-use sluice_link::death::EngineProcess;
+use sluice_link::death::PeerProcess;
 use sluice_link::error::LinkError;
 use sluice_link::message::EngineSetup;
 use sluice_link::server::{
@@ -132,7 +132,7 @@ impl Door {
         }
     }
 
-    fn hand_over(&self, peer: Introduced) -> Result<(Attached, EngineReceiver, EngineProcess), LinkError> {
+    fn hand_over(&self, peer: Introduced) -> Result<(Attached, EngineReceiver, PeerProcess), LinkError> {
         let offered = {
             // For the send alone: nobody waits for a peer while holding the tables.
             let tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
@@ -166,7 +166,7 @@ impl Door {
 }
 
 /// End of file alone is not death: a successor may map the same memory only when its predecessor can no longer write.
-fn confirm(process: &EngineProcess) {
+fn confirm(process: &PeerProcess) {
     while let Err(error) = process.confirm(DEATH_GRACE, DEATH_LIMIT) {
         tracing::error!(%error, "an engine whose link has ended still lives; no successor is let in before it is gone");
     }

@@ -118,6 +118,7 @@ pub(super) fn encode(message: &Message) -> Vec<u8> {
         Message::Step(order) => bytes(&WireStep::from(order)),
         Message::Done(done) => bytes(&WireDone::from(done)),
         Message::StepRefused { id, attempt, message } => bytes(&WireAnswer::new(id.0, *attempt, message)),
+        Message::TurnPassed { id, attempt } => bytes(&WireAnswer::new(id.0, *attempt, "")),
         Message::Bye => Vec::new(),
     }
 }
@@ -143,6 +144,10 @@ pub(super) fn decode(kind: Kind, payload: &[u8]) -> Result<Message, Refusal> {
         Kind::StepRefused => {
             let answer: WireAnswer = read(kind, payload)?;
             Message::StepRefused { id: StepId(answer.id), attempt: answer.attempt, message: answer.message }
+        }
+        Kind::TurnPassed => {
+            let answer: WireAnswer = read(kind, payload)?;
+            Message::TurnPassed { id: StepId(answer.id), attempt: answer.attempt }
         }
         Kind::Bye if payload.is_empty() => Message::Bye,
         Kind::Bye => return Err(Refusal::Trailing { kind, extra: payload.len() }),

@@ -1,0 +1,151 @@
+//! What the kernel tells of a slow node: run-queue waits of a process, throttling of its group, pressure stalls.
+
+use std::fs;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+/// The process that is watched, as `/proc` names it.
+#[derive(Clone, Copy, Debug)]
+pub struct Watched {
+    pid: Option<u32>,
+}
+
+impl Watched {
+    /// The process of a pidfd. One that is dead or of another pid namespace has no name here.
+    pub fn of(pidfd: BorrowedFd<'_>) -> Watched {
+        let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()));
+        Watched { pid: info.ok().as_deref().and_then(pid_in) }
+    }
+
+    /// Whether `/proc` knows it by this process id.
+    pub fn is_seen_as(&self, pid: u32) -> bool {
+        self.pid == Some(pid)
+    }
+
+    /// How often its main thread was put on a CPU: unchanged while it sleeps or is stopped. `None` = the kernel does not tell.
+    pub fn runs(&self) -> Option<u64> {
+        let text = fs::read_to_string(format!("/proc/{}/schedstat", self.pid?)).ok()?;
+        text.split_whitespace().nth(2)?.parse().ok()
+    }
+
+    /// Time that its threads waited for a CPU while they could run, the longest of all threads.
+    fn cpu_wait(&self) -> Option<Duration> {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.pid?)).ok()?;
+        let waits = threads.flatten().filter_map(|thread| {
+            let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+            text.split_whitespace().nth(1)?.parse().ok()
+        });
+        waits.max().map(Duration::from_nanos)
+    }
+}
+
+fn pid_in(fdinfo: &str) -> Option<u32> {
+    let line = fdinfo.lines().find_map(|line| line.strip_prefix("Pid:"))?;
+    line.trim().parse().ok().filter(|pid| *pid > 0)
+}
+
+/// Totals that only rise, at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeTimes {
+    /// The process waited for a CPU; where the kernel does not tell that of a process, some process of the node did.
+    pub cpu_wait: Duration,
+    /// The own control group used up its CPU quota.
+    pub throttled: Duration,
+    /// Some process waited for memory.
+    pub memory: Duration,
+    /// All processes waited for I/O.
+    pub io: Duration,
+}
+
+impl NodeTimes {
+    /// What the kernel says now. What it does not tell is 0.
+    pub fn read(process: &Watched) -> NodeTimes {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let pressure = |what: &str, line| stalled(&read(&format!("/proc/pressure/{what}")), line);
+        NodeTimes {
+            cpu_wait: process.cpu_wait().unwrap_or_else(|| pressure("cpu", "some")),
+            throttled: throttled(&read("/sys/fs/cgroup/cpu.stat")),
+            memory: pressure("memory", "some"),
+            io: pressure("io", "full"),
+        }
+    }
+
+    /// Time between two moments in which the node was slow. May be more than the time between them: causes add up.
+    pub fn slow_since(&self, before: &NodeTimes) -> Duration {
+        let cpu = self.cpu_wait.saturating_sub(before.cpu_wait);
+        let throttled = self.throttled.saturating_sub(before.throttled);
+        let memory = self.memory.saturating_sub(before.memory);
+        cpu.max(throttled) + memory + self.io.saturating_sub(before.io)
+    }
+}
+
+/// `total` of a line of a pressure file, microseconds there.
+fn stalled(text: &str, line: &str) -> Duration {
+    let fields =
+        text.lines().find(|found| found.starts_with(line)).into_iter().flat_map(str::split_whitespace);
+    microseconds(fields.filter_map(|field| field.strip_prefix("total=")).next())
+}
+
+fn throttled(cpu_stat: &str) -> Duration {
+    microseconds(cpu_stat.lines().find_map(|line| line.strip_prefix("throttled_usec ")))
+}
+
+fn microseconds(digits: Option<&str>) -> Duration {
+    digits.and_then(|digits| digits.trim().parse().ok()).map_or(Duration::ZERO, Duration::from_micros)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::process::{Command, Stdio};
+
+    use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open};
+
+    use super::*;
+
+    #[test]
+    fn the_files_of_the_kernel_are_read_as_they_are_documented() {
+        let cpu = "some avg10=0.12 avg60=0.05 avg300=0.01 total=123456\nfull avg10=0.00 total=7\n";
+        assert_eq!(stalled(cpu, "some"), Duration::from_micros(123_456));
+        assert_eq!(stalled(cpu, "full"), Duration::from_micros(7));
+        assert_eq!(stalled("", "some"), Duration::ZERO, "a kernel without PSI");
+        let stat = "usage_usec 9\nnr_throttled 3\nthrottled_usec 4500\n";
+        assert_eq!(throttled(stat), Duration::from_micros(4500));
+        assert_eq!(pid_in("pos:\t0\nflags:\t02\nPid:\t4711\nNSpid:\t4711\n"), Some(4711));
+        assert_eq!(pid_in("Pid:\t-1\n"), None, "dead");
+        assert_eq!(pid_in("Pid:\t0\n"), None, "of another namespace");
+    }
+
+    #[test]
+    fn causes_of_slowness_add_up_and_throttling_is_a_wait_for_a_cpu() {
+        let ms = Duration::from_millis;
+        let times = NodeTimes { cpu_wait: ms(30), throttled: ms(50), memory: ms(5), io: ms(7) };
+        assert_eq!(times.slow_since(&NodeTimes::default()), ms(62));
+        assert_eq!(NodeTimes::default().slow_since(&times), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_process_that_is_stopped_does_not_run_and_one_that_computes_does() {
+        let own = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+        let Some(before) = Watched::of(own.as_fd()).runs() else {
+            println!("skipped: this kernel has no schedstat");
+            return;
+        };
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(Watched::of(own.as_fd()).runs().is_some_and(|runs| runs >= before));
+        let mut child = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        let watched = Watched::of(pidfd.as_fd());
+        assert!(watched.is_seen_as(child.id()));
+        kill_process(pid, Signal::STOP).unwrap();
+        while !fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap().contains(") T ") {
+            std::thread::yield_now();
+        }
+        let runs = watched.runs();
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(watched.runs(), runs, "stopped");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
