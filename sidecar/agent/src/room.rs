@@ -7,6 +7,7 @@ mod bed;
 mod body;
 mod bounds;
 pub mod door;
+mod engine_watch;
 mod load;
 mod mappings;
 mod neighbours;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime};
 
+use sluice_link::control::ControlPage;
 use sluice_memory::HostMemory;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_ports::neighbourhood::NeighbourEvent;
@@ -34,6 +36,7 @@ use bed::Bed;
 use body::LinkCompute;
 use bounds::Deal;
 use door::News;
+use engine_watch::EngineWatch;
 pub use load::{InjectedFaults, LoadError, Loaded, Loading, chunk_tokens, load, policy_of, steps};
 pub use neighbours::Among;
 use state::Diary;
@@ -58,6 +61,9 @@ pub struct Room {
     /// How long streams are held while no engine is attached.
     hold: Duration,
     engine_left: Option<Instant>,
+    watch: EngineWatch,
+    /// Counts the rounds of this thread, for the engine's supervisor.
+    page: Arc<ControlPage>,
     /// Where neighbours' questions go; none on a GPU of one's own.
     desk: Option<Arc<Desk>>,
     place: Option<Place>,
@@ -75,7 +81,7 @@ impl Room {
         let mut due = Some(self.now());
         loop {
             let sleep = due.map_or(IDLE_SLEEP, |due| Duration::from_nanos(due.since(self.now())));
-            let sleep = sleep.min(IDLE_SLEEP).min(self.deal_rests());
+            let sleep = sleep.min(IDLE_SLEEP).min(self.deal_rests()).min(self.watch.rests());
             let mut message = match self.inbox.recv_timeout(sleep) {
                 Ok(message) => Some(message),
                 Err(RecvTimeoutError::Timeout) => None,
@@ -89,10 +95,12 @@ impl Room {
                 self.take(one);
                 message = self.inbox.try_recv().ok();
             }
+            self.page.beat();
             self.lie_down();
             self.follow_directive();
             let now = self.now();
             due = self.driver.step(now);
+            self.watch_engine();
             self.announce();
             self.bed.answer(self.driver.core().brain().rest());
             self.give_up_streams();
@@ -158,6 +166,7 @@ impl Room {
                 tracing::info!(pid = link.hello.pid, build = link.build, "engine attached");
                 self.diary.engine_attached(SystemTime::now());
                 self.engine_left = None;
+                self.watch.attached(&link);
                 body::attach(&mut self.driver, link);
             }
             News::Event(event) => body::event(&mut self.driver, event),
@@ -166,9 +175,19 @@ impl Room {
                 self.diary.engine_lost(SystemTime::now());
                 self.engine_left = Some(Instant::now());
                 self.metrics.engine_lost();
+                self.watch.lost();
                 body::lost(&mut self.driver);
             }
         }
+    }
+
+    /// Kills an engine that makes no progress within its deadline.
+    fn watch_engine(&mut self) {
+        let compute = self.driver.compute();
+        let (ordered, steps) = (compute.ordered(), compute.take_steps());
+        steps.into_iter().for_each(|(tokens, took)| self.watch.step_done(tokens, took));
+        let carried = self.driver.memory().carried_bytes();
+        self.watch.look(Instant::now(), ordered, carried);
     }
 
     /// Hands out what the scheduler has to say.
@@ -293,6 +312,7 @@ impl Room {
             self.audit();
         }
         let mut state = state::assemble(&mut self.driver, &self.diary, &self.metrics);
+        (state.engine.hangs, state.engine.last_hang) = (self.watch.hangs(), self.watch.last_hang());
         if let Some(place) = &self.place {
             let seen = neighbours::Seen {
                 core: self.driver.core(),

@@ -185,6 +185,11 @@ impl HostMemory {
         self.pool.fd()
     }
 
+    /// Bytes that copies have moved so far; rises while one gets on.
+    pub fn carried_bytes(&self) -> u64 {
+        self.links.carried_bytes()
+    }
+
     /// The engine's answer to a transaction. Not `ok`: it has changed nothing, and the order fails. False when no such
     /// transaction is waited for, as after [`HostMemory::engine_lost`].
     pub fn acknowledge(&mut self, id: ActionId, ok: bool) -> bool {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sluice_link::control::{ControlPage, Patience, Wait};
 use sluice_link::error::LinkError;
@@ -11,11 +11,13 @@ use sluice_link::server::{EngineEvent, EngineSender};
 use sluice_link::tables::TableWriter;
 use sluice_memory::{EnginePeer, Gate, HostMemory};
 use sluice_policy::action::Reback;
-use sluice_policy::ids::{ActionId, Generation, LayerId, Nanos};
+use sluice_policy::hang::Work;
+use sluice_policy::ids::{ActionId, Generation, LayerId, Nanos, StepId};
 use sluice_ports::compute::{Compute, ComputeEvent, EngineHello, Step};
 use sluice_scheduler::Driver;
 
 use super::door::Attached;
+use super::engine_watch::Ordered;
 
 /// Names the transfer of the whole mapping to a new engine; the policy's own ids begin at 1 and never come this far.
 const SNAPSHOT: ActionId = ActionId(u64::MAX);
@@ -112,13 +114,29 @@ pub struct LinkCompute {
     past_messages: u64,
     /// An engine that maps its memory, and what it said of itself.
     mapping: Option<EngineHello>,
+    /// The step that is in flight, its tokens and when it was sent.
+    step: Option<(StepId, u32, Instant)>,
+    /// Tokens and times of the steps that have finished.
+    finished: Vec<(u32, Duration)>,
+    /// Orders that the engine was given: each has a number.
+    orders: u64,
     events: VecDeque<ComputeEvent>,
 }
 
 impl LinkCompute {
     /// No engine yet.
     pub fn new(tables: Arc<Mutex<TableWriter>>, peer: Peer) -> Self {
-        LinkCompute { tables, peer, engine: None, past_messages: 0, mapping: None, events: VecDeque::new() }
+        LinkCompute {
+            tables,
+            peer,
+            engine: None,
+            past_messages: 0,
+            mapping: None,
+            step: None,
+            finished: Vec::new(),
+            orders: 0,
+            events: VecDeque::new(),
+        }
     }
 
     /// Tells the engine to end.
@@ -135,6 +153,31 @@ impl LinkCompute {
         self.past_messages + self.engine.as_ref().map_or(0, EngineSender::messages)
     }
 
+    /// What the engine was ordered to do and has not answered. At most one order is open: nothing is re-backed in a step.
+    pub fn ordered(&self) -> Option<Ordered> {
+        if self.mapping.is_some() {
+            return Some(Ordered { number: self.orders, work: Work::Attach });
+        }
+        if let Some((_, tokens, _)) = self.step {
+            return Some(Ordered { number: self.orders, work: Work::Step { tokens } });
+        }
+        self.peer.state().awaited.map(|id| Ordered { number: id.0, work: Work::Reback })
+    }
+
+    /// Tokens and times of the steps that have finished since the last call.
+    pub fn take_steps(&mut self) -> Vec<(u32, Duration)> {
+        std::mem::take(&mut self.finished)
+    }
+
+    /// The step in flight was answered; `ran` = it went to its end.
+    fn answered(&mut self, id: StepId, ran: bool) {
+        if let Some((_, tokens, sent)) = self.step.take_if(|(step, ..)| *step == id)
+            && ran
+        {
+            self.finished.push((tokens, sent.elapsed()));
+        }
+    }
+
     fn mapped(&mut self) {
         self.events.extend(self.mapping.take().map(ComputeEvent::Attached));
     }
@@ -146,7 +189,11 @@ impl Compute for LinkCompute {
         // The door holds the tables for a send to a successor at most.
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         match engine.send_step(&step, &mut tables) {
-            Ok(()) => {}
+            Ok(()) => {
+                let tokens = step.sequences.iter().map(|one| one.tokens.len()).sum::<usize>();
+                let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+                (self.step, self.orders) = (Some((step.id, tokens, Instant::now())), self.orders + 1);
+            }
             // No engine could run it.
             Err(error @ LinkError::Table(_)) => {
                 tracing::error!(%error, step = step.id.0, "a step does not fit the tables");
@@ -175,7 +222,7 @@ pub fn attach(driver: &mut Body, link: Attached) {
     let compute = driver.compute();
     compute.peer.set(Some(link.sender.clone()));
     match sent {
-        Ok(()) => compute.mapping = Some(link.hello),
+        Ok(()) => (compute.mapping, compute.orders) = (Some(link.hello), compute.orders + 1),
         // Cut off, so that the receiver's thread reports the loss.
         Err(error) => {
             tracing::warn!(%error, "the mapping was not sent to a new engine");
@@ -202,8 +249,16 @@ pub fn event(driver: &mut Body, event: EngineEvent) {
                 id => drop(driver.memory().acknowledge(id, false)),
             }
         }
-        EngineEvent::Done(done) => driver.compute().events.push_back(ComputeEvent::Done(done)),
+        EngineEvent::Done(done) => {
+            driver.compute().answered(done.id, true);
+            driver.compute().events.push_back(ComputeEvent::Done(done));
+        }
+        EngineEvent::TurnPassed { id, attempt } => {
+            driver.compute().answered(id, false);
+            driver.compute().events.push_back(ComputeEvent::TurnPassed { id, attempt });
+        }
         EngineEvent::StepRefused { id, attempt, message } => {
+            driver.compute().answered(id, false);
             driver.compute().events.push_back(ComputeEvent::Refused { id, attempt, message });
         }
         EngineEvent::Bye => {}
@@ -217,6 +272,6 @@ pub fn lost(driver: &mut Body) {
     let compute = driver.compute();
     compute.past_messages = compute.messages();
     compute.engine = None;
-    compute.mapping = None;
+    (compute.mapping, compute.step) = (None, None);
     compute.events.push_back(ComputeEvent::Lost);
 }

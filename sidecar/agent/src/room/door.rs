@@ -54,6 +54,10 @@ pub struct Attached {
     pub build: String,
     /// Commands to it.
     pub sender: EngineSender,
+    /// Its process.
+    pub process: Arc<PeerProcess>,
+    /// The process that starts its successor.
+    pub supervisor: Arc<PeerProcess>,
 }
 
 /// Everything that is shared with an engine.
@@ -123,7 +127,8 @@ impl Door {
         }
         match self.hand_over(peer) {
             Err(error) => tracing::warn!(%error, "an engine was refused"),
-            Ok((attached, receiver, process)) => {
+            Ok((attached, receiver)) => {
+                let process = attached.process.clone();
                 self.tell(News::Attached(attached));
                 let why = self.listen(receiver);
                 confirm(&process);
@@ -132,7 +137,7 @@ impl Door {
         }
     }
 
-    fn hand_over(&self, peer: Introduced) -> Result<(Attached, EngineReceiver, PeerProcess), LinkError> {
+    fn hand_over(&self, peer: Introduced) -> Result<(Attached, EngineReceiver), LinkError> {
         let offered = {
             // For the send alone: nobody waits for a peer while holding the tables.
             let tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
@@ -145,8 +150,9 @@ impl Door {
             peer.offer(&self.setup, shared)?
         };
         let link = offered.ready(&self.setup)?;
-        let attached = Attached { hello: link.hello, build: link.build, sender: link.sender };
-        Ok((attached, link.receiver, link.process))
+        let (process, supervisor) = (Arc::new(link.process), Arc::new(link.supervisor));
+        let (hello, build, sender) = (link.hello, link.build, link.sender);
+        Ok((Attached { hello, build, sender, process, supervisor }, link.receiver))
     }
 
     /// Passes answers on until the link ends; says why it did.

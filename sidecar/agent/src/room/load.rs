@@ -46,6 +46,7 @@ use super::bed::Bed;
 use super::body::{self, LinkCompute, PageGate, Peer};
 use super::bounds::{Deal, Grant, Rule};
 use super::door::{Door, SEAT_PATIENCE, Seat};
+use super::engine_watch::EngineWatch;
 use super::mappings;
 use super::neighbours::{self, Among};
 use super::planner::PlannerThread;
@@ -190,7 +191,7 @@ impl Loading {
         let pool = memory.pool_fd().try_clone_to_owned();
         let pool = pool.map_err(|source| LoadError::Io { path: "the pool's memfd".into(), source })?;
         let (listener, inbox, closed) = (self.listener, self.inbox, self.closed);
-        let tables_of_door = tables.clone();
+        let (tables_of_door, page) = (tables.clone(), control.clone());
         let seat = Seat::new(SEAT_PATIENCE);
         let life = neighbours::life(place.as_ref())?;
         let own_inbox = inbox.clone();
@@ -209,6 +210,8 @@ impl Loading {
         let port = neighbours::port(self.among.as_ref(), at_desk, (&own_inbox, clock), terms)?;
         let around = Around { neighbourhood: port, planner: Box::new(planner(own_inbox)?) };
         let mut driver = Driver::start(around, Nanos(0), core, memory, compute, journal);
+        let mut watch = EngineWatch::new(page.clone());
+        watch.attached(&first);
         body::attach(&mut driver, first);
         let mut diary = Diary::new(tenant(config), config.policy.clone());
         diary.engine_attached(SystemTime::now());
@@ -222,6 +225,8 @@ impl Loading {
             clock,
             hold: Duration::from_secs(u64::from(config.limits.hold_seconds)),
             engine_left: None,
+            watch,
+            page,
             desk,
             deal: Deal::new(rule, grant(config, place.as_ref())),
             place,

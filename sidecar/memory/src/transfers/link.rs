@@ -34,6 +34,12 @@ impl Links {
         Links { to_device: link(to_device), to_host: link(to_host) }
     }
 
+    /// Bytes that have passed in both directions: rises while a copy gets on.
+    pub(crate) fn carried_bytes(&self) -> u64 {
+        let of = |link: &Link| link.carried.load(Ordering::Relaxed);
+        of(&self.to_device).wrapping_add(of(&self.to_host))
+    }
+
     /// Nothing waits for a link any more.
     pub(crate) fn close(&self) {
         self.to_device.close();
@@ -46,6 +52,7 @@ impl Links {
 pub(crate) struct Link {
     /// 0 = not limited: then nobody waits for anybody.
     bytes_per_s: AtomicU64,
+    carried: AtomicU64,
     state: Mutex<State>,
     /// Another transfer may have its turn.
     turns: Condvar,
@@ -76,6 +83,7 @@ impl Link {
         let (wanted, free_at) = (BTreeSet::new(), Instant::now());
         Link {
             bytes_per_s: AtomicU64::new(bytes_per_s.unwrap_or(0)),
+            carried: AtomicU64::new(0),
             state: Mutex::new(State { free_at, wanted, waiting: 0, closed: false }),
             turns: Condvar::new(),
             closes: Condvar::new(),
@@ -145,10 +153,15 @@ impl<'a> Transfer<'a> {
     ) -> Result<(), E> {
         let mut from = 0;
         while from < bytes {
-            let Some(quantum) = self.link.quantum() else { return copy(from..bytes) };
+            let Some(quantum) = self.link.quantum() else {
+                copy(from..bytes)?;
+                self.link.carried.fetch_add((bytes - from) as u64, Ordering::Relaxed);
+                return Ok(());
+            };
             let to = bytes.min(from + quantum);
             let passed = self.pass(to - from);
             copy(from..to)?;
+            self.link.carried.fetch_add((to - from) as u64, Ordering::Relaxed);
             self.link.sleep_until(passed, last && to == bytes);
             from = to;
         }

@@ -1,0 +1,192 @@
+//! Watches the engine: one that makes no progress with its work is killed at its deadline, and so is a supervisor that starts
+//! no successor. The door confirms the death and lets the successor in.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use sluice_link::control::ControlPage;
+use sluice_link::death::PeerProcess;
+use sluice_link::hang::{Silence, Watched};
+use sluice_policy::hang::{HangLimits, Work};
+use sluice_wire::state::EngineHang;
+
+use super::door::Attached;
+use super::state::unix_ms;
+
+/// How often an engine that has work is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+/// A supervisor that has not run for this long while it has no worker is hung: it starts one after 5 s at most.
+const SUPERVISOR_LIMIT: Duration = Duration::from_secs(15);
+
+/// One piece of work that the engine was ordered to do and has not answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ordered {
+    /// Rises with every order.
+    pub number: u64,
+    /// What it is.
+    pub work: Work,
+}
+
+/// The work that is watched.
+#[derive(Debug)]
+struct Watching {
+    ordered: Ordered,
+    silence: Silence,
+    limit: Duration,
+    killed: bool,
+}
+
+/// An engine that is attached.
+#[derive(Debug)]
+struct Engine {
+    process: Arc<PeerProcess>,
+    supervisor: Arc<PeerProcess>,
+    watched: Watched,
+}
+
+/// A supervisor whose engine is dead.
+#[derive(Debug)]
+struct Absence {
+    supervisor: Arc<PeerProcess>,
+    watched: Watched,
+    silence: Silence,
+}
+
+/// The engine's deadlines, and what became of engines that exceeded them.
+#[derive(Debug)]
+pub struct EngineWatch {
+    page: Arc<ControlPage>,
+    limits: HangLimits,
+    engine: Option<Engine>,
+    watching: Option<Watching>,
+    absence: Option<Absence>,
+    hangs: u64,
+    last: Option<EngineHang>,
+}
+
+impl EngineWatch {
+    /// Without an engine so far. `page` shows how far the engine's layers are.
+    pub fn new(page: Arc<ControlPage>) -> EngineWatch {
+        EngineWatch {
+            page,
+            limits: HangLimits::default(),
+            engine: None,
+            watching: None,
+            absence: None,
+            hangs: 0,
+            last: None,
+        }
+    }
+
+    /// An engine has come.
+    pub fn attached(&mut self, link: &Attached) {
+        let watched = Watched::of(link.process.pidfd());
+        let (process, supervisor) = (link.process.clone(), link.supervisor.clone());
+        self.limits.attached();
+        (self.engine, self.absence) = (Some(Engine { process, supervisor, watched }), None);
+    }
+
+    /// Its death is confirmed.
+    pub fn lost(&mut self) {
+        self.watching = None;
+        self.absence = self.engine.take().map(|engine| {
+            let watched = Watched::of(engine.supervisor.pidfd());
+            let silence = Silence::new(Instant::now(), watched.runs().unwrap_or(0), Duration::from_secs(2));
+            Absence { supervisor: engine.supervisor, watched, silence }
+        });
+    }
+
+    /// A step of so many tokens took so long.
+    pub fn step_done(&mut self, tokens: u32, took: Duration) {
+        self.limits.step_done(tokens, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Looks at the engine, which has `ordered` to do; `carried` are bytes that copies have moved so far. Returns true when it
+    /// was found to be hung by this look.
+    pub fn look(&mut self, now: Instant, ordered: Option<Ordered>, carried: u64) -> bool {
+        self.look_at_supervisor(now);
+        let (Some(ordered), Some(engine)) = (ordered, &self.engine) else {
+            self.watching = None;
+            return false;
+        };
+        let progress = self.page.progress().wrapping_add(carried);
+        if self.watching.as_ref().is_none_or(|watching| watching.ordered != ordered) {
+            let limit = Duration::from_nanos(self.limits.limit_ns(ordered.work));
+            let silence = Silence::new(now, progress, 2 * LOOK);
+            self.watching = Some(Watching { ordered, silence, limit, killed: false });
+        }
+        let Some(watching) = &mut self.watching else { return false };
+        let waited = watching.silence.look(now, progress, &engine.watched);
+        if watching.killed || waited < watching.limit {
+            return false;
+        }
+        watching.killed = true;
+        let (work, limit) = (watching.ordered.work, watching.limit);
+        self.end(work, waited, limit);
+        true
+    }
+
+    fn end(&mut self, work: Work, waited: Duration, limit: Duration) {
+        let during = match work {
+            Work::Step { .. } if self.limits.is_fresh() => "first step",
+            work => work.label(),
+        };
+        tracing::error!(during, ?waited, ?limit, "the engine hangs and is killed");
+        if let Some(Err(error)) = self.engine.as_ref().map(|engine| engine.process.kill()) {
+            tracing::error!(%error, "the engine that hangs could not be killed");
+        }
+        self.limits.hung();
+        self.hangs += 1;
+        self.last = Some(EngineHang {
+            at_unix_ms: unix_ms(SystemTime::now()),
+            during: during.to_owned(),
+            waited_ms: ms(waited),
+            limit_ms: ms(limit),
+            alive: false,
+        });
+    }
+
+    fn look_at_supervisor(&mut self, now: Instant) {
+        let Some(absence) = &mut self.absence else { return };
+        let Some(runs) = absence.watched.runs() else { return };
+        let silent = absence.silence.look(now, runs, &absence.watched);
+        if silent < SUPERVISOR_LIMIT {
+            return;
+        }
+        tracing::error!(?silent, limit = ?SUPERVISOR_LIMIT, "the engine's supervisor hangs and is killed");
+        if let Err(error) = absence.supervisor.kill() {
+            tracing::error!(%error, "the engine's supervisor that hangs could not be killed");
+        }
+        self.absence = None;
+    }
+
+    /// How long the room may sleep.
+    pub fn rests(&self) -> Duration {
+        if self.watching.is_some() { LOOK } else { Duration::MAX }
+    }
+
+    /// How long the work at hand may go on without progress; `None` = the engine has exceeded its deadline. Without work, the
+    /// shortest limit.
+    pub fn left(&self) -> Option<Duration> {
+        let Some(watching) = &self.watching else {
+            return Some(Duration::from_nanos(sluice_policy::hang::FLOOR_NS));
+        };
+        let left = watching.limit.checked_sub(watching.silence.counted());
+        left.filter(|_| !watching.killed)
+    }
+
+    /// Engines that were found to be hung.
+    pub fn hangs(&self) -> u64 {
+        self.hangs
+    }
+
+    /// The last of them.
+    pub fn last_hang(&self) -> Option<EngineHang> {
+        let alive = self.watching.as_ref().is_some_and(|watching| watching.killed);
+        self.last.clone().map(|last| EngineHang { alive, ..last })
+    }
+}
+
+fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
