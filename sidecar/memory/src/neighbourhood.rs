@@ -2,9 +2,10 @@
 //! turn it is. It survives the death of any participant at any instant, without anybody's help.
 //!
 //! Two files in a folder. `ledger` is mapped by all: a header and one record for each participant, which only its owner writes.
-//! `locks` is never replaced; its bytes are locked by open file descriptions: one byte guards check-and-change, one is the turn,
-//! one for each record says that its participant lives. The description of the latter two is passed to the engine,
-//! so the kernel drops them only when sidecar and engine are both gone.
+//! `locks` is never replaced; its bytes are locked by open file descriptions: one byte guards check-and-change, one for each
+//! record says that its participant lives, and one for each epoch says that its turn is held. The description of the latter two
+//! is passed to the engine, so the kernel drops them only when sidecar and engine are both gone. The first page of `locks` has
+//! the epoch of the turn in force, so that an engine sees it too: [`TurnFence`](crate::TurnFence).
 //!
 //! Counted are, over living participants, the bytes held and the earmarks for living borrowers that have not
 //! accepted them. A transfer is written so that its bytes are counted twice between two writes, never zero times;
@@ -14,14 +15,16 @@ mod count;
 mod error;
 mod faults;
 mod guard;
+mod hold;
 mod layout;
+mod line;
 mod locks;
 mod record;
 mod seat;
 mod share;
-mod shrunk;
 mod transfer;
 mod turn;
+mod watch;
 mod words;
 
 use std::collections::hash_map::RandomState;
@@ -38,18 +41,22 @@ use rustix::io::Errno;
 pub use count::{Earmark, EarmarkState, LedgerAudit, Participant};
 pub use error::{JoinError, LedgerError, OpenError};
 pub use faults::{LedgerFaults, WriteTap};
+pub use hold::{TakenOver, TurnHolder};
 pub use layout::{RECORDS, TRANSFERS};
+pub use line::PASSED_OVER;
 pub use locks::PATIENCE as GUARD_PATIENCE;
 pub use seat::Seat;
 pub use share::Wish;
 pub use sluice_policy::neighbours::Peer;
 pub use sluice_policy::neighbours::turn::TurnOrder;
 pub use transfer::Cleared;
-pub use turn::{Epoch, PASSED_OVER, TurnLine};
+pub use turn::{Epoch, FIRST_DEADLINE, OVERDUE_GRACE, TurnLine};
 
 use guard::Shared;
 use layout::{FILE_BYTES, MAGIC, VERSION, header, text_at, text_words};
 use words::Words;
+
+use crate::fence::{self, FENCE_BYTES, FencePage};
 
 /// What a ledger is about. Participants of one GPU agree on all of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,9 +101,10 @@ impl Neighbourhood {
         check_claim(&identity.claim_id)?;
         let opening = Opening::new(folder, identity, faults)?;
         let words = opening.words()?;
+        let fence = opening.fence()?;
         let Opening { path, guard, locks_path, .. } = opening;
         locks::unlock(guard.as_fd(), locks::GUARD).map_err(refused("fcntl", &locks_path))?;
-        Ok(Neighbourhood { shared: Arc::new(Shared::new(words, guard, path, locks_path)) })
+        Ok(Neighbourhood { shared: Arc::new(Shared::new((words, fence), guard, (path, locks_path))) })
     }
 
     /// Takes a vacant record, or that of a dead participant, for the participant `name`. Its floor and share are
@@ -169,8 +177,31 @@ impl<'a> Opening<'a> {
                 Err(unfit) => unfit,
             },
         };
-        let in_use = locks::anybody_lives(self.guard.as_fd()).map_err(refused("fcntl", &self.locks_path))?;
-        if in_use { Err(unfit) } else { self.create() }
+        if self.in_use()? { Err(unfit) } else { self.create() }
+    }
+
+    fn in_use(&self) -> Result<bool, OpenError> {
+        locks::anybody_lives(self.guard.as_fd()).map_err(refused("fcntl", &self.locks_path))
+    }
+
+    /// The page of the file of locks with the epoch of the turn, which is made when it is missing.
+    fn fence(&self) -> Result<FencePage, OpenError> {
+        let file = self.guard.as_fd();
+        let marked = fence::is_marked(file).map_err(refused("read", &self.locks_path))?;
+        if !marked && self.in_use()? {
+            return Err(damaged("the epoch of its turn"));
+        }
+        if !marked {
+            self.faults.before_write();
+            rustix::fs::ftruncate(file, FENCE_BYTES as u64)
+                .map_err(refused("ftruncate", &self.locks_path))?;
+        }
+        let page = FencePage::map_writable(file).map_err(refused("mmap", &self.locks_path))?;
+        if !marked {
+            self.faults.before_write();
+            page.mark();
+        }
+        Ok(page)
     }
 
     /// Written in full under another name first, so that nobody ever sees half a ledger.
@@ -223,11 +254,12 @@ fn boot_words(id: [u8; 16]) -> [u64; 2] {
 }
 
 fn check(words: &Words, expected: &Identity) -> Result<(), OpenError> {
-    for (at, value, what) in [(header::MAGIC, MAGIC, "its magic"), (header::VERSION, VERSION, "its version")]
-    {
-        if words.load(at) != value {
-            return Err(damaged(what));
-        }
+    if words.load(header::MAGIC) != MAGIC {
+        return Err(damaged("its magic"));
+    }
+    let found = words.load(header::VERSION);
+    if found != VERSION {
+        return Err(OpenError::OtherVersion { found, expected: VERSION });
     }
     let boot = [header::BOOT_ID, header::BOOT_ID + 1].map(|at| words.load(at));
     same_life("boot", hex(boot), hex(boot_words(expected.boot_id)))?;

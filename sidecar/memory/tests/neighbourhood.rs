@@ -16,6 +16,7 @@ mod raw;
 mod seats;
 mod shares;
 mod stage;
+mod takeover;
 mod turn_kills;
 mod turns;
 mod voids;

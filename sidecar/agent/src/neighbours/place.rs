@@ -85,7 +85,15 @@ impl PlaceError {
             PlaceError::Join { source: JoinError::Overcommitted { .. }, .. } => {
                 Some("its share of the GPU, which others have")
             }
-            _ => None,
+            PlaceError::Open { source, .. } => match source {
+                OpenError::OtherVersion { .. } => Some("the end of the pods of another version on its GPU"),
+                OpenError::OtherLife { .. } => Some("the end of the pods of another claim on its GPU"),
+                OpenError::Damaged { .. } => Some("the end of all pods on its GPU, whose ledger is damaged"),
+                OpenError::OtherSize { .. }
+                | OpenError::Busy { .. }
+                | OpenError::ClaimId { .. }
+                | OpenError::Kernel { .. } => None,
+            },
         }
     }
 }
@@ -233,5 +241,31 @@ mod tests {
         patience.begun = patience.begun.checked_sub(long).unwrap();
         assert!(patience.after(busy()).is_err(), "it should have passed by now");
         assert!(patience.after(join(JoinError::Full { records: 64 })).is_err());
+    }
+
+    #[test]
+    fn a_ledger_that_others_still_use_is_waited_for_and_one_of_another_size_is_not() {
+        let open = |source| PlaceError::Open { folder: "/n".into(), source };
+        let text = || String::from("x");
+        let waits = [
+            (
+                OpenError::OtherVersion { found: 1, expected: 2 },
+                "the end of the pods of another version on its GPU",
+            ),
+            (
+                OpenError::OtherLife { what: "claim", found: text(), expected: text() },
+                "the end of the pods of another claim on its GPU",
+            ),
+            (OpenError::Damaged { what: text() }, "the end of all pods on its GPU, whose ledger is damaged"),
+        ];
+        for (source, what) in waits {
+            let mut patience = Patience::new();
+            let long = JOIN_PATIENCE + JOIN_AGAIN;
+            patience.begun = patience.begun.checked_sub(long).unwrap();
+            assert_eq!(patience.after(open(source)).unwrap(), JOIN_AGAIN);
+            assert_eq!(patience.awaits(), Some(what));
+        }
+        let size = OpenError::OtherSize { what: "bytes a chunk", found: 1, expected: 2 };
+        assert!(Patience::new().after(open(size)).is_err());
     }
 }

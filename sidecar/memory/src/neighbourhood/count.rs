@@ -4,7 +4,7 @@ use sluice_policy::neighbours::Peer;
 
 use super::error::LedgerError;
 use super::guard::Shared;
-use super::layout::{header, record as word};
+use super::layout::record as word;
 use super::record::{self, Entry, Record};
 use super::share;
 use super::words::Words;
@@ -127,7 +127,7 @@ impl Shared {
     /// is as it was at one moment; together they are of the time that the look took.
     pub(super) fn survey(&self) -> Result<Vec<Participant>, LedgerError> {
         self.words.sound()?;
-        let holder = if self.turn_is_taken()? { self.words.load(header::HOLDER) } else { 0 };
+        let holder = self.turn_holder()?.map_or(0, |held| held.peer.instance);
         let mut found = Vec::new();
         for record in record::all(&self.words) {
             found.extend(self.look(&record, holder)?);

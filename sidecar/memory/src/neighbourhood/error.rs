@@ -17,6 +17,14 @@ pub enum OpenError {
         /// Asked for.
         expected: String,
     },
+    /// Sidecars of another version still use it.
+    #[error("the ledger has layout version {found}, this sidecar uses {expected}, and it is still in use")]
+    OtherVersion {
+        /// In the file.
+        found: u64,
+        /// Of this code.
+        expected: u64,
+    },
     /// The file has not the shape of a ledger, and somebody still uses it.
     #[error("the ledger is damaged ({what}) and still in use")]
     Damaged {
@@ -226,6 +234,9 @@ pub enum LedgerError {
     /// The turn is given up by who does not hold it.
     #[error("the turn is not held")]
     NoTurn,
+    /// The turn was taken over by another participant, because this one exceeded its deadline.
+    #[error("the turn was taken over by another tenant after its deadline")]
+    Overtaken,
     /// The kernel refused.
     #[error("{call} failed")]
     Kernel {

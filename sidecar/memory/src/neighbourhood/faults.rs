@@ -23,6 +23,12 @@ pub struct LedgerFaults {
     pub unlocked_turn: bool,
     /// The turn is taken whoever is next.
     pub ignore_line: bool,
+    /// A turn is taken over although its deadline is not over.
+    pub ignore_deadline: bool,
+    /// The time in which this process was itself stopped counts as time in which it saw that a turn is overdue.
+    pub count_own_stops: bool,
+    /// A participant believes that it has the turn although another epoch is in force.
+    pub ignore_fence: bool,
 }
 
 impl LedgerFaults {
@@ -43,6 +49,9 @@ impl fmt::Debug for LedgerFaults {
             .field("lose_earmark", &self.lose_earmark)
             .field("unlocked_turn", &self.unlocked_turn)
             .field("ignore_line", &self.ignore_line)
+            .field("ignore_deadline", &self.ignore_deadline)
+            .field("count_own_stops", &self.count_own_stops)
+            .field("ignore_fence", &self.ignore_fence)
             .finish()
     }
 }

@@ -11,11 +11,14 @@ use super::layout::header;
 use super::locks::{self, PATIENCE};
 use super::record::{self, Record};
 use super::words::Words;
+use crate::fence::FencePage;
 
 /// What a process has of the neighbourhood.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) words: Words,
+    /// The epoch of the turn in force, in the file of locks.
+    pub(super) fence: FencePage,
     /// The description that takes the guard; it never holds anything else.
     guard: OwnedFd,
     path: PathBuf,
@@ -31,8 +34,12 @@ pub(super) struct Guard<'a> {
 }
 
 impl Shared {
-    pub(super) fn new(words: Words, guard: OwnedFd, path: PathBuf, locks_path: PathBuf) -> Shared {
-        Shared { words, guard, path, locks_path, threads: Mutex::new(()) }
+    pub(super) fn new(
+        (words, fence): (Words, FencePage),
+        guard: OwnedFd,
+        (path, locks_path): (PathBuf, PathBuf),
+    ) -> Shared {
+        Shared { words, fence, guard, path, locks_path, threads: Mutex::new(()) }
     }
 
     /// The guard, for the life `by` (0 = none yet), if it can be had within [`PATIENCE`]: its holder may be frozen.
@@ -42,18 +49,21 @@ impl Shared {
 
     /// As [`Shared::lock`], with a patience of its own: with none it is tried once.
     pub(super) fn lock_within(&self, patience: Duration, by: u64) -> Result<Guard<'_>, LedgerError> {
+        let guard = self.lock_alone(patience)?;
+        self.words.whole()?;
+        self.words.note(header::GUARDED, by);
+        Ok(guard)
+    }
+
+    /// The guard, also where the ledger is damaged.
+    pub(super) fn lock_alone(&self, patience: Duration) -> Result<Guard<'_>, LedgerError> {
         let mut thread = None;
         let taken = locks::patiently(patience, || {
             thread = thread.take().or_else(|| self.try_threads());
             Ok(thread.is_some() && locks::try_lock(self.guard.as_fd(), locks::GUARD)?)
         });
         match (taken.map_err(kernel("fcntl(F_OFD_SETLK)"))?, thread) {
-            (true, Some(thread)) => {
-                let guard = Guard { file: self.guard.as_fd(), _thread: thread };
-                self.words.whole()?;
-                self.words.note(header::GUARDED, by);
-                Ok(guard)
-            }
+            (true, Some(thread)) => Ok(Guard { file: self.guard.as_fd(), _thread: thread }),
             _ => Err(LedgerError::Busy { holder: self.holder(), waited_ms: patience.as_millis() as u64 }),
         }
     }
@@ -87,8 +97,10 @@ impl Shared {
         locks::is_held(self.guard.as_fd(), locks::life(index)).map_err(kernel("fcntl(F_OFD_GETLK)"))
     }
 
+    /// Whether a process holds the description that took the turn in force, and has not released it.
     pub(super) fn turn_is_taken(&self) -> Result<bool, LedgerError> {
-        locks::is_held(self.guard.as_fd(), locks::TURN).map_err(kernel("fcntl(F_OFD_GETLK)"))
+        let bytes = locks::turn(self.fence.epoch());
+        locks::is_held(self.guard.as_fd(), bytes).map_err(kernel("fcntl(F_OFD_GETLK)"))
     }
 
     /// The participants that live.

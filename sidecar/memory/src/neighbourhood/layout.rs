@@ -2,8 +2,8 @@
 
 /// "SLUICELG".
 pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"SLUICELG");
-/// Of this layout.
-pub(super) const VERSION: u64 = 1;
+/// Of this layout. Version 1 had the epoch of the turn in the header and one lock byte for all turns.
+pub(super) const VERSION: u64 = 2;
 /// Participants that one GPU may have.
 pub const RECORDS: u32 = 64;
 /// Earmarks that wait in one record, and accepted nonces kept in one.
@@ -28,14 +28,8 @@ pub(super) mod header {
     pub const NEXT_INSTANCE: usize = 6;
     /// The ticket that is drawn next.
     pub const NEXT_TICKET: usize = 7;
-    /// Of the turn: rises with each that takes it.
-    pub const EPOCH: usize = 8;
-    /// Instance that took the turn last.
-    pub const HOLDER: usize = 9;
     /// Its first four bytes are a futex that is bumped when the turn may be had.
     pub const BELL: usize = 10;
-    /// When the turn was given up last, nanoseconds of the clock since boot; 0 = its last holder died with it.
-    pub const RELEASED: usize = 11;
     /// Instance that took the guard last; 0 = somebody without a record. Only tells for whom others wait.
     pub const GUARDED: usize = 12;
     /// Length in bytes, then the bytes.
@@ -62,6 +56,13 @@ pub(super) mod record {
     pub const NAME: usize = 8;
     /// Longest name.
     pub const NAME_BYTES: usize = 256;
+    /// The epoch of the turn that this participant took last.
+    pub const TURN: usize = 41;
+    /// By then it releases that turn or writes a later time here, nanoseconds of the clock since boot; 0 = it does not say.
+    pub const DEADLINE: usize = 42;
+    /// The epoch of the turn that this participant released last, and when, nanoseconds of the clock since boot.
+    pub const RELEASED: usize = 43;
+    pub const RELEASED_AT: usize = 44;
     /// [`TRANSFERS`] times nonce, instance of the borrower, bytes.
     pub const EARMARKS: usize = 48;
     /// Words of one.
@@ -72,7 +73,8 @@ pub(super) mod record {
     pub const ACCEPTED_WORDS: usize = 2;
 }
 
-const _: () = assert!(record::NAME + 1 + record::NAME_BYTES / 8 <= record::EARMARKS);
+const _: () = assert!(record::NAME + 1 + record::NAME_BYTES / 8 <= record::TURN);
+const _: () = assert!(record::RELEASED_AT < record::EARMARKS);
 const _: () = assert!(record::ACCEPTED + TRANSFERS * record::ACCEPTED_WORDS <= PAGE_WORDS);
 const _: () = assert!(header::CLAIM + 1 + header::CLAIM_BYTES / 8 <= PAGE_WORDS);
 

@@ -18,17 +18,30 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 const FIRST_NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_millis(1);
 
-/// Byte of the lock file that whoever checks and changes holds.
-pub(super) const GUARD: u32 = 0;
-/// Byte that the holder of the turn holds.
-pub(super) const TURN: u32 = 1;
-/// First of the bytes that say who lives, one for each record.
-const FIRST_LIFE: u32 = 2;
+/// A range of bytes of the lock file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bytes {
+    first: u64,
+    count: u64,
+}
+
+/// The byte that is held while the ledger is checked and changed.
+pub(super) const GUARD: Bytes = Bytes { first: 0, count: 1 };
+/// The bytes that say who lives, one for each record. Byte 1 was the turn in version 1 of the layout.
+const LIVES: Bytes = Bytes { first: 2, count: RECORDS as u64 };
+/// The bytes of turns, one for each epoch. There are so many that no two turns share one.
+const TURNS: Bytes = Bytes { first: 1 << 10, count: 1 << 40 };
+const _: () = assert!(LIVES.first + LIVES.count <= TURNS.first);
 
 /// The byte of record `index`.
-pub(super) fn life(index: u32) -> u32 {
+pub(super) fn life(index: u32) -> Bytes {
     assert!(index < RECORDS, "record {index} is one of {RECORDS}");
-    FIRST_LIFE + index
+    Bytes { first: LIVES.first + u64::from(index), count: 1 }
+}
+
+/// The byte of the turn `epoch`; those of all turns where the epoch in force is not known.
+pub(super) fn turn(epoch: Option<u64>) -> Bytes {
+    epoch.map_or(TURNS, |epoch| Bytes { first: TURNS.first + epoch % TURNS.count, count: 1 })
 }
 
 /// A new description of the lock file, which is created when it is missing and never replaced.
@@ -56,46 +69,43 @@ pub(super) fn patiently(
     Ok(true)
 }
 
-/// Takes the byte; false when another description has it. Never waits: its holder may be frozen.
-pub(super) fn try_lock(file: BorrowedFd<'_>, byte: u32) -> Result<bool, Errno> {
-    match call(file, libc::F_OFD_SETLK, libc::F_WRLCK, byte, 1) {
+/// Takes the bytes, all or none; false when another description has one. Never waits: its holder may be frozen.
+pub(super) fn try_lock(file: BorrowedFd<'_>, bytes: Bytes) -> Result<bool, Errno> {
+    match call(file, libc::F_OFD_SETLK, libc::F_WRLCK, bytes) {
         Ok(_) => Ok(true),
         Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// Gives the byte back.
-pub(super) fn unlock(file: BorrowedFd<'_>, byte: u32) -> Result<(), Errno> {
-    call(file, libc::F_OFD_SETLK, libc::F_UNLCK, byte, 1).map(drop)
+/// Gives those of the bytes back that this description has.
+pub(super) fn unlock(file: BorrowedFd<'_>, bytes: Bytes) -> Result<(), Errno> {
+    call(file, libc::F_OFD_SETLK, libc::F_UNLCK, bytes).map(drop)
 }
 
-/// Whether another description than `file` has the byte.
-pub(super) fn is_held(file: BorrowedFd<'_>, byte: u32) -> Result<bool, Errno> {
-    call(file, libc::F_OFD_GETLK, libc::F_WRLCK, byte, 1).map(conflicts)
+/// Whether another description than `file` has one of the bytes.
+pub(super) fn is_held(file: BorrowedFd<'_>, bytes: Bytes) -> Result<bool, Errno> {
+    let found = call(file, libc::F_OFD_GETLK, libc::F_WRLCK, bytes)?;
+    Ok(i32::from(found.l_type) != libc::F_UNLCK)
 }
 
 /// Whether any record's byte is held by another description than `file`.
 pub(super) fn anybody_lives(file: BorrowedFd<'_>) -> Result<bool, Errno> {
-    call(file, libc::F_OFD_GETLK, libc::F_WRLCK, FIRST_LIFE, RECORDS).map(conflicts)
-}
-
-fn conflicts(found: libc::flock) -> bool {
-    i32::from(found.l_type) != libc::F_UNLCK
+    is_held(file, LIVES)
 }
 
 fn call(
     file: BorrowedFd<'_>,
     command: libc::c_int,
     kind: libc::c_int,
-    first: u32,
-    bytes: u32,
+    bytes: Bytes,
 ) -> Result<libc::flock, Errno> {
+    let offset = |value: u64| libc::off_t::try_from(value).expect("an offset within a file");
     let mut range = libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: first.into(),
-        l_len: bytes.into(),
+        l_start: offset(bytes.first),
+        l_len: offset(bytes.count),
         // Has to be 0 for locks of a description.
         l_pid: 0,
     };

@@ -164,6 +164,10 @@ impl<'a> Record<'a> {
             record::TICKET,
             record::PRIORITY,
             record::ASKED,
+            record::TURN,
+            record::DEADLINE,
+            record::RELEASED,
+            record::RELEASED_AT,
         ];
         let nonces = (0..TRANSFERS).flat_map(|slot| [earmark(slot), accepted(slot)]);
         for at in fixed.into_iter().chain(nonces) {

@@ -10,6 +10,7 @@ use sluice_policy::neighbours::Peer;
 use super::count::{LedgerAudit, Living, Participant, counted};
 use super::error::{JoinError, LedgerError, kernel};
 use super::guard::{Guard, Shared};
+use super::hold::Turns;
 use super::layout::{RECORDS, header, record as word};
 use super::locks;
 use super::record::{self, Record};
@@ -24,27 +25,14 @@ use super::turn::TurnLine;
 pub struct Seat {
     pub(super) shared: Arc<Shared>,
     pub(super) peer: Peer,
-    /// Holds the byte of the record and, in its time, that of the turn.
+    /// Holds the byte of the record and, while this participant has the turn, the byte of its epoch.
     pub(super) life: OwnedFd,
     /// Bytes that are reserved, by this process's own account: what the file says may be a faulty neighbour's word.
     held: AtomicU64,
     /// Bytes that are granted as its share, by this process's own account.
     pub(super) share: AtomicU64,
-    /// The epoch of the turn that is held; 0 = none.
-    pub(super) turn: AtomicU64,
-    /// The last epoch of this participant.
-    pub(super) epoch: AtomicU64,
-    /// When the turn was given up last, nanoseconds of the clock since boot.
-    pub(super) released: AtomicU64,
-    /// When the last ticket was drawn, nanoseconds of the clock since boot.
-    pub(super) asked: AtomicU64,
-    /// The epoch in which the turn was seen to be free and another one's, and since when, nanoseconds of the clock since boot.
-    pub(super) looked_at: AtomicU64,
-    pub(super) looked: AtomicU64,
-    /// The last ticket of those who were passed over.
-    pub(super) passed: AtomicU64,
-    /// How long the last hand-over to this participant took, nanoseconds; 0 = nobody handed over.
-    pub(super) handover: AtomicU64,
+    /// What this process knows of its turns.
+    pub(super) turns: Turns,
 }
 
 impl Seat {
@@ -70,21 +58,13 @@ impl Seat {
         record.set(word::FLOOR, floor_bytes);
         record.set(word::SHARE, share_bytes);
         record.set(word::INSTANCE, peer.instance);
-        let zero = || AtomicU64::new(0);
         Ok(Seat {
             shared: Arc::clone(shared),
             peer,
             life,
-            held: zero(),
+            held: AtomicU64::new(0),
             share: AtomicU64::new(share_bytes),
-            turn: zero(),
-            epoch: zero(),
-            released: zero(),
-            asked: zero(),
-            looked_at: zero(),
-            looked: zero(),
-            passed: zero(),
-            handover: zero(),
+            turns: Turns::default(),
         })
     }
 

@@ -1,4 +1,9 @@
-//! The turn: a lock on the description of the participant's life, a line of tickets in the records, and an epoch.
+//! The turn: a lock on the description of the participant's life, a line of tickets in the records, an epoch in the file of
+//! locks, and a deadline.
+//!
+//! Each epoch has a lock byte of its own. A participant takes the turn by locking the byte of the next epoch and then writing
+//! that epoch into the file of locks. So it can also take a turn whose holder still has its byte and does not run: the turn of
+//! the new epoch is in force from that one write on, and all that is done under the old epoch is refused.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -6,13 +11,12 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::thread::futex;
-use sluice_policy::neighbours::Peer;
-use sluice_policy::neighbours::turn::{TurnOrder, Waiter, line_up};
+use sluice_policy::neighbours::turn::TurnOrder;
 
 use super::error::{LedgerError, kernel};
-use super::layout::{header, record as word};
+use super::hold::Held;
+use super::layout::{RECORDS, header, record as word};
 use super::locks;
-use super::record::{self, Record};
 use super::seat::Seat;
 use super::words::following;
 use crate::clock::since_boot;
@@ -23,21 +27,31 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// Who has given the turn up leaves it to others for so long while there is no line: they look more often.
 const OUT_OF_LINE: Duration = Duration::from_millis(20);
 
-/// Whoever lets a free turn lie for so long although it is first in line is passed over: its processes live and do not run, as
-/// those of a pod that is frozen.
-pub const PASSED_OVER: Duration = Duration::from_secs(1);
+/// The deadline of a turn that was just taken, until [`TurnLine::promise`] says another one.
+pub const FIRST_DEADLINE: Duration = Duration::from_secs(1);
 
-/// No epoch is so high.
-const NEVER: u64 = u64::MAX;
+/// A turn is taken over when the next in line has seen for so long that its deadline is over. Only time between looks that
+/// are close together counts, so that a participant that was itself stopped leaves the holder this time again.
+pub const OVERDUE_GRACE: Duration = Duration::from_millis(250);
 
 /// Number of a turn: rises with every hand-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u64);
 
+/// The turn, as one look finds it.
+enum Found {
+    /// It is free.
+    Free,
+    /// Its holder has it.
+    Kept,
+    /// It may be taken over from this holder.
+    Overdue(Held),
+}
+
 /// The line for the turn, from one participant's side.
 #[derive(Clone, Copy, Debug)]
 pub struct TurnLine<'a> {
-    seat: &'a Seat,
+    pub(super) seat: &'a Seat,
 }
 
 impl<'a> TurnLine<'a> {
@@ -68,9 +82,9 @@ impl<'a> TurnLine<'a> {
         let fresh = record.get(word::TICKET) == 0;
         if fresh {
             let ticket = words.draw(header::NEXT_TICKET);
-            self.seat.asked.store(since_boot_ns(), Ordering::Relaxed);
-            self.seat.looked_at.store(NEVER, Ordering::Relaxed);
-            record.set(word::ASKED, words.load(header::EPOCH));
+            self.seat.turns.asked.store(since_boot_ns(), Ordering::Relaxed);
+            self.seat.turns.lying().forget();
+            record.set(word::ASKED, self.epoch());
             record.set(word::TICKET, ticket);
         }
         Ok(fresh)
@@ -90,7 +104,8 @@ impl<'a> TurnLine<'a> {
         Ok(())
     }
 
-    /// Takes the turn if nobody has it and this participant is next.
+    /// Takes the turn if this participant is next and the turn is free, or its holder has exceeded its deadline
+    /// for [`OVERDUE_GRACE`] as seen by this participant's own looks.
     pub fn try_take(&self, order: TurnOrder) -> Result<Option<Epoch>, LedgerError> {
         let (shared, record) = (&self.seat.shared, self.seat.record());
         let faults = &shared.words.faults;
@@ -101,42 +116,69 @@ impl<'a> TurnLine<'a> {
             return Err(LedgerError::NoTicket);
         }
         // Without the guard: those who wait long do not disturb those who reserve.
-        if shared.turn_is_taken()? && !faults.unlocked_turn {
+        if matches!(self.look()?, Found::Kept) && !faults.unlocked_turn {
             return Ok(None);
         }
-        let _guard = self.seat.shared.lock(self.seat.instance())?;
+        let _guard = shared.lock(self.seat.instance())?;
         if record.get(word::TICKET) == 0 {
             return Err(LedgerError::NoTicket);
         }
-        if !faults.ignore_line && self.next(order)? != Some(self.seat.index()) && !self.passes_over(order)? {
+        if !faults.ignore_line && !self.is_first(order)? {
             return Ok(None);
         }
-        let taken = locks::try_lock(self.seat.life.as_fd(), locks::TURN).map_err(kernel("fcntl"))?;
-        Ok((taken || faults.unlocked_turn).then(|| self.begin()))
-    }
-
-    /// Whether there is no line any more, because the file with the tickets was cut or emptied.
-    fn is_lost(&self) -> bool {
-        self.seat.shared.words.whole().is_err()
-    }
-
-    /// The lock of the turn is in a file of its own: without the ledger's it is had by whoever finds it free, except by who
-    /// has just given it up.
-    fn take_out_of_line(&self) -> Result<Option<Epoch>, LedgerError> {
-        let since = since_boot_ns().saturating_sub(self.seat.released.load(Ordering::Acquire));
-        let taken = since > OUT_OF_LINE.as_nanos() as u64
-            && locks::try_lock(self.seat.life.as_fd(), locks::TURN).map_err(kernel("fcntl"))?;
-        let epoch = Epoch(following(self.seat.epoch.load(Ordering::Acquire)));
-        if taken {
-            self.seat.handover.store(0, Ordering::Release);
-            self.hold(epoch);
+        // Again, under the guard: others may have taken it meanwhile, or its holder has extended its deadline.
+        match self.look()? {
+            Found::Kept if !faults.unlocked_turn => Ok(None),
+            Found::Overdue(holder) => self.begin(Some(&holder)),
+            Found::Free | Found::Kept => self.begin(None),
         }
-        Ok(taken.then_some(epoch))
     }
 
-    fn hold(&self, epoch: Epoch) {
-        self.seat.epoch.store(epoch.0, Ordering::Release);
-        self.seat.turn.store(epoch.0, Ordering::Release);
+    /// Whether the turn may be had, apart from the line.
+    fn look(&self) -> Result<Found, LedgerError> {
+        let (shared, turns) = (&self.seat.shared, &self.seat.turns);
+        let (faults, now_ns) = (&shared.words.faults, since_boot_ns());
+        if !shared.turn_is_taken()? {
+            turns.late().forget();
+            return Ok(Found::Free);
+        }
+        let late = shared.turn_holder()?.filter(|held| faults.ignore_deadline || held.is_overdue(now_ns));
+        let Some(held) = late else {
+            turns.late().forget();
+            turns.lying().forget();
+            return Ok(Found::Kept);
+        };
+        let seen_ns = turns.late().look((held.epoch, held.deadline_ns), now_ns, faults);
+        if seen_ns == 0 {
+            turns.lying().forget();
+        }
+        let over = faults.ignore_deadline || u128::from(seen_ns) >= OVERDUE_GRACE.as_nanos();
+        Ok(if over { Found::Overdue(held) } else { Found::Kept })
+    }
+
+    /// Whether there is no line any more, because one of the two files was cut or emptied.
+    pub(super) fn is_lost(&self) -> bool {
+        self.seat.shared.words.whole().is_err() || self.seat.shared.fence.epoch().is_none()
+    }
+
+    /// The epoch in force; 0 where that is not known.
+    pub(super) fn epoch(&self) -> u64 {
+        self.seat.shared.fence.epoch().unwrap_or(0)
+    }
+
+    /// Takes the turn where there is no line: the first to find it free has it, except that the last to release it
+    /// leaves it to others for a while. It is not taken over there, since the deadlines are lost with the line.
+    fn take_out_of_line(&self) -> Result<Option<Epoch>, LedgerError> {
+        let (shared, turns) = (&self.seat.shared, &self.seat.turns);
+        let since_ns = since_boot_ns().saturating_sub(turns.released.load(Ordering::Acquire));
+        if since_ns <= OUT_OF_LINE.as_nanos() as u64 || shared.turn_is_taken()? {
+            return Ok(None);
+        }
+        let _guard = shared.lock_alone(locks::PATIENCE)?;
+        if shared.turn_is_taken()? {
+            return Ok(None);
+        }
+        self.begin(None)
     }
 
     /// As [`TurnLine::try_take`], and sleeps until it succeeds, the ticket is cancelled or `limit` is over.
@@ -156,147 +198,56 @@ impl<'a> TurnLine<'a> {
         }
     }
 
-    /// Gives the turn up and wakes those who wait.
-    pub fn release(&self) -> Result<(), LedgerError> {
-        if self.seat.turn.swap(0, Ordering::AcqRel) == 0 {
-            return Err(LedgerError::NoTurn);
+    /// Takes the turn: the byte of the next epoch, what the own record says of it, and, last of all, the epoch in force. The caller
+    /// has the guard. `None` when others have the bytes of all epochs that come next.
+    fn begin(&self, from: Option<&Held>) -> Result<Option<Epoch>, LedgerError> {
+        let (shared, turns, record) = (&self.seat.shared, &self.seat.turns, self.seat.record());
+        let overtaken = from.map(|held| shared.taken_over(held));
+        let mut own = turns.own();
+        let Some(epoch) = self.lock_next()? else { return Ok(None) };
+        let handover_ns = if from.is_some() { 0 } else { self.handover_ns() };
+        turns.handover.store(handover_ns, Ordering::Release);
+        record.set(word::DEADLINE, since_boot_ns().saturating_add(FIRST_DEADLINE.as_nanos() as u64));
+        record.set(word::TURN, epoch);
+        if record.get(word::TICKET) != 0 {
+            record.set(word::TICKET, 0);
         }
-        let now = since_boot_ns();
-        self.seat.released.store(now, Ordering::Release);
-        self.seat.shared.words.store(header::RELEASED, now);
-        locks::unlock(self.seat.life.as_fd(), locks::TURN).map_err(kernel("fcntl"))?;
-        self.ring();
-        Ok(())
-    }
-
-    /// The turn that this participant has.
-    pub fn held(&self) -> Option<Epoch> {
-        Some(self.seat.turn.load(Ordering::Acquire)).filter(|epoch| *epoch != 0).map(Epoch)
-    }
-
-    /// How long the hand-over of the turn that was taken last took: from its release by another participant, or from the
-    /// own ticket if that was drawn later, to its taking here. `None` when the holder before was this participant or died.
-    pub fn handover(&self) -> Option<Duration> {
-        let ns = self.seat.handover.load(Ordering::Acquire);
-        (ns > 0).then(|| Duration::from_nanos(ns))
-    }
-
-    /// How many others wait. Needs no lock. Where the line is lost, one: somebody may.
-    pub fn waiters(&self) -> Result<usize, LedgerError> {
-        if self.is_lost() {
-            return Ok(1);
+        shared.words.faults.before_write();
+        shared.fence.put_in_force(epoch);
+        own.begin(overtaken);
+        turns.epoch.store(epoch, Ordering::Release);
+        turns.turn.store(epoch, Ordering::Release);
+        drop(own);
+        if from.is_some() {
+            self.ring();
         }
-        let mut count = 0;
-        for record in waiting(self.seat).filter(|record| record.index != self.seat.index()) {
-            count += usize::from(self.seat.shared.lives(record.index)?);
-        }
-        Ok(count)
+        Ok(Some(Epoch(epoch)))
     }
 
-    /// Those who wait and live, who goes first at the front. Needs no lock.
-    pub fn line(&self, order: TurnOrder) -> Result<Vec<Peer>, LedgerError> {
-        self.living(order).map(|waiter| Ok(waiter?.peer)).collect()
-    }
-
-    /// Sleeps until somebody else waits for the turn that this participant has (`true`), the turn is given up, or `limit` is
-    /// over.
-    pub fn sought_within(&self, limit: Duration) -> Result<bool, LedgerError> {
-        let deadline = Instant::now() + limit;
-        loop {
-            // Read first: a bell that rings after a vain look is not slept through.
-            let bell = self.seat.shared.words.bell().load(Ordering::Acquire);
-            if self.held().is_none() {
-                return Ok(false);
+    /// Locks the byte of the next epoch. An epoch is skipped whose byte is still held: its participant died between locking it and
+    /// putting it in force, and its engine lives. Where the epoch in force is not known, all bytes.
+    fn lock_next(&self) -> Result<Option<u64>, LedgerError> {
+        let life = self.seat.life.as_fd();
+        // What is left of a turn that was taken over.
+        locks::unlock(life, locks::turn(None)).map_err(kernel("fcntl(F_OFD_SETLK)"))?;
+        let try_lock =
+            |epoch| locks::try_lock(life, locks::turn(epoch)).map_err(kernel("fcntl(F_OFD_SETLK)"));
+        let Some(in_force) = self.seat.shared.fence.epoch() else {
+            let next = following(self.seat.turns.epoch.load(Ordering::Acquire));
+            return Ok(try_lock(None)?.then_some(next));
+        };
+        let mut epoch = following(in_force);
+        // Each other record has at most one byte.
+        for _ in 0..RECORDS {
+            if try_lock(Some(epoch))? {
+                return Ok(Some(epoch));
             }
-            if self.waiters()? > 0 {
-                return Ok(true);
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(false);
-            }
-            self.sleep(bell, left)?;
+            epoch = following(epoch);
         }
+        Ok(None)
     }
 
-    /// The first of those who wait, live, and were not passed over.
-    fn next(&self, order: TurnOrder) -> Result<Option<u32>, LedgerError> {
-        let passed = self.seat.passed.load(Ordering::Relaxed);
-        let counts = |one: &Waiter| one.peer.index == self.seat.index() || one.ticket > passed;
-        let next = self.living(order).find(|waiter| waiter.as_ref().map_or(true, counts));
-        Ok(next.transpose()?.map(|waiter| waiter.peer.index))
-    }
-
-    /// Whether the turn has lain free for [`PASSED_OVER`] for each of those who are before this participant in the line, since it
-    /// saw that. They do not count any more until they draw another ticket; they still take the turn when they find it free.
-    fn passes_over(&self, order: TurnOrder) -> Result<bool, LedgerError> {
-        let (words, now) = (&self.seat.shared.words, since_boot_ns());
-        let epoch = words.load(header::EPOCH);
-        if self.seat.looked_at.swap(epoch, Ordering::Relaxed) != epoch {
-            self.seat.looked.store(now, Ordering::Relaxed);
-        }
-        let free_ns = now.saturating_sub(self.seat.looked.load(Ordering::Relaxed));
-        if free_ns <= PASSED_OVER.as_nanos() as u64 {
-            return Ok(false);
-        }
-        let passed = self.seat.passed.load(Ordering::Relaxed);
-        let mut before = Vec::new();
-        for waiter in self.living(order) {
-            match waiter? {
-                own if own.peer.index == self.seat.index() => break,
-                other => before.push(other.ticket),
-            }
-        }
-        before.retain(|ticket| *ticket > passed);
-        let over = u128::from(free_ns) > PASSED_OVER.as_nanos() * before.len() as u128;
-        if over {
-            let last = before.into_iter().max().unwrap_or(passed);
-            self.seat.passed.store(last, Ordering::Relaxed);
-        }
-        Ok(over)
-    }
-
-    /// Those who wait and live, in order. The kernel is asked about each only when it is reached.
-    fn living(&self, order: TurnOrder) -> impl Iterator<Item = Result<Waiter, LedgerError>> {
-        let lives = |waiter: &Waiter| self.seat.shared.lives(waiter.peer.index);
-        self.tickets(order)
-            .filter_map(move |waiter| lives(&waiter).map(|lives| lives.then_some(waiter)).transpose())
-    }
-
-    /// Those who have a ticket, in order; the dead included.
-    fn tickets(&self, order: TurnOrder) -> impl Iterator<Item = Waiter> {
-        let epoch = self.seat.shared.words.load(header::EPOCH);
-        let mut line: Vec<_> = waiting(self.seat).map(|record| waiter(&record)).collect();
-        line_up(&mut line, order, epoch);
-        line.into_iter()
-    }
-
-    /// What taking the turn writes.
-    fn begin(&self) -> Epoch {
-        let words = &self.seat.shared.words;
-        self.time_handover();
-        let epoch = following(words.load(header::EPOCH));
-        words.store(header::EPOCH, epoch);
-        words.store(header::HOLDER, self.seat.instance());
-        self.seat.record().set(word::TICKET, 0);
-        self.hold(Epoch(epoch));
-        Epoch(epoch)
-    }
-
-    /// Before the holder is written over: who had the turn, and when it was given up.
-    fn time_handover(&self) {
-        let words = &self.seat.shared.words;
-        let (holder, released) = (words.load(header::HOLDER), words.load(header::RELEASED));
-        let own = holder == self.seat.instance();
-        let begun = released.max(self.seat.asked.load(Ordering::Relaxed));
-        // 0 says that there was none.
-        let took = since_boot_ns().saturating_sub(begun).max(1);
-        let took = if released == 0 || own { 0 } else { took };
-        self.seat.handover.store(took, Ordering::Release);
-        words.store(header::RELEASED, 0);
-    }
-
-    fn ring(&self) {
+    pub(super) fn ring(&self) {
         let words = &self.seat.shared.words;
         words.faults.before_write();
         words.bell().fetch_add(1, Ordering::AcqRel);
@@ -304,7 +255,7 @@ impl<'a> TurnLine<'a> {
         let _ = futex::wake(words.bell(), futex::Flags::empty(), i32::MAX as u32);
     }
 
-    fn sleep(&self, bell: u32, limit: Duration) -> Result<(), LedgerError> {
+    pub(super) fn sleep(&self, bell: u32, limit: Duration) -> Result<(), LedgerError> {
         let timeout = futex::Timespec {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: limit.subsec_nanos().into(),
@@ -316,20 +267,6 @@ impl<'a> TurnLine<'a> {
     }
 }
 
-fn since_boot_ns() -> u64 {
+pub(super) fn since_boot_ns() -> u64 {
     u64::try_from(since_boot().as_nanos()).expect("the clock since boot ends in centuries")
-}
-
-/// The records with a ticket, the dead included.
-fn waiting(seat: &Seat) -> impl Iterator<Item = Record<'_>> {
-    record::all(&seat.shared.words).filter(|record| record.instance() != 0 && record.get(word::TICKET) != 0)
-}
-
-fn waiter(record: &Record<'_>) -> Waiter {
-    Waiter {
-        peer: record.peer(),
-        ticket: record.get(word::TICKET),
-        priority: record.get(word::PRIORITY) as i32,
-        asked: record.get(word::ASKED),
-    }
 }

@@ -16,7 +16,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use super::error::{LedgerError, kernel};
 use super::faults::LedgerFaults;
 use super::layout::{FILE_BYTES, FILE_WORDS, MAGIC, header};
-use super::shrunk::Watched;
+use crate::shrunk::Watched;
 
 /// The whole ledger file, mapped shared.
 #[derive(Debug)]

@@ -96,6 +96,9 @@ impl Acting {
             "clear" => told(self.seat().clear()),
             "request" => told(self.seat().turn().request(0)),
             "cancel" => told(self.seat().turn().cancel()),
+            "promise" => told(self.seat().turn().promise(number(0))),
+            "held" => Ok(format!("{:?}", self.seat().turn().held())),
+            "overtaken" => Ok(self.seat().turn().overtaken_total().to_string()),
             "give_turn" => told(self.seat().turn().release()),
             "take_turn" => {
                 told(self.seat().turn().take_within(TurnOrder::RoundRobin, Duration::from_secs(30)))

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use sluice_memory::neighbourhood::{LedgerError, LedgerFaults, OpenError, Seat, TurnOrder};
+use sluice_memory::neighbourhood::{Epoch, LedgerError, LedgerFaults, OpenError, Seat, TurnOrder};
 
 use super::stage::Stage;
 
@@ -15,9 +15,15 @@ use super::stage::Stage;
 const LONG: Duration = Duration::from_secs(60);
 const PAGE: u64 = 4096;
 const HEADER: u64 = 0;
+/// Of the epoch in force, in the file of locks.
+const EPOCH_AT: u64 = 0;
 
 fn file(stage: &Stage) -> File {
     OpenOptions::new().read(true).write(true).open(stage.folder().join("ledger")).unwrap()
+}
+
+fn locks(stage: &Stage) -> File {
+    OpenOptions::new().read(true).write(true).open(stage.folder().join("locks")).unwrap()
 }
 
 fn write(stage: &Stage, page: u64, word: u64, value: u64) {
@@ -109,9 +115,10 @@ fn a_record_that_names_another_life_is_an_error() {
 fn counters_and_priorities_at_their_ends_are_numbers_as_others() {
     let stage = Stage::new();
     let seat = stage.open().join("a", 0, 100).unwrap();
-    for word in [6, 7, 8] {
+    for word in [6, 7] {
         write(&stage, HEADER, word, u64::MAX);
     }
+    locks(&stage).write_all_at(&u64::MAX.to_ne_bytes(), EPOCH_AT).unwrap();
     let other = stage.open().join("b", 0, 100).unwrap();
     other.turn().request(0).unwrap();
     write(&stage, 2, 6, i64::MIN as u64);
@@ -119,6 +126,8 @@ fn counters_and_priorities_at_their_ends_are_numbers_as_others() {
     let order = TurnOrder::Priority { aging_turns: 64 };
     let taken = [&seat, &other].map(|seat| seat.turn().try_take(order).unwrap().is_some());
     assert_eq!(taken.iter().filter(|taken| **taken).count(), 1, "{taken:?}");
+    let held = [&seat, &other].map(|seat| seat.turn().held());
+    assert!(held.contains(&Some(Epoch(1))), "0 belongs to no turn: {held:?}");
     let joined = stage.open().join("c", 0, 100).unwrap();
     assert!(joined.instance() > 0);
 }

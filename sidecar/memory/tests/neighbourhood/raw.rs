@@ -1,4 +1,4 @@
-//! The ledger file read without the code under test: offsets as version 1 of the layout has them, deaths as the test
+//! The ledger file read without the code under test: offsets as version 2 of the layout has them, deaths as the test
 //! itself caused them.
 
 use std::path::Path;

@@ -259,7 +259,7 @@ pub fn spin(seat: &Seat, folder: &Path, count: u64) -> Result<String, String> {
                 return Err(format!("somebody else had the turn in epoch {epoch}"));
             }
         }
-        seat.turn().release().unwrap();
+        seat.turn().release().map_err(|error| format!("{error} in epoch {epoch}"))?;
     }
     Ok(String::new())
 }

@@ -1,5 +1,5 @@
 //! A mapped file that another process makes shorter: whoever touches the part that is gone gets a bus error, which ends
-//! the process. For mappings of ledgers it does not: zeros take the place of the file, and the mapping is marked.
+//! the process. For mappings of the neighbourhood's files it does not: zeros take the place of the file, and the mapping is marked.
 //!
 //! One process-wide handler of that signal serves all mappings; every other bus error goes to whoever handled it before.
 
@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Ledgers that one process can have open.
+/// Mappings that one process can have: two for each ledger that it opens.
 const PLACES: usize = 1024;
 
 /// A mapping that the handler knows.
@@ -27,7 +27,7 @@ static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// The place of one mapping.
 #[derive(Debug)]
-pub(super) struct Watched(usize);
+pub(crate) struct Watched(usize);
 
 impl Watched {
     /// From now on no bus error in the mapping ends the process. `None` when there are too many.
@@ -35,7 +35,7 @@ impl Watched {
     /// # Safety
     /// `bytes` bytes from `base` on are mapped shared, are reached as atomics only, and stay mapped until
     /// [`Watched::end`].
-    pub(super) unsafe fn new(base: *mut libc::c_void, bytes: usize) -> Option<Watched> {
+    pub(crate) unsafe fn new(base: *mut libc::c_void, bytes: usize) -> Option<Watched> {
         install();
         let at = MAPPINGS.iter().position(Place::take)?;
         let place = &MAPPINGS[at];
@@ -46,12 +46,12 @@ impl Watched {
     }
 
     /// Whether a part of the file was missing when it was touched.
-    pub(super) fn has_shrunk(&self) -> bool {
+    pub(crate) fn has_shrunk(&self) -> bool {
         MAPPINGS[self.0].shrunk.load(Ordering::Acquire)
     }
 
     /// The mapping is about to go.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         MAPPINGS[self.0].base.store(0, Ordering::Release);
     }
 }
