@@ -17,7 +17,7 @@ use rustix::net::{
 use rustix::process::Signal;
 use sluice_memory::neighbourhood::{LedgerFaults, Neighbourhood, Peer, Seat, TurnOrder, Wish};
 
-use super::{hammer, shares, stage, turns};
+use super::{hammer, shares, stage, turn_hammer, turns};
 
 /// Where the ledger lies.
 pub const FOLDER_VAR: &str = "SLUICE_TEST_LEDGER";
@@ -105,6 +105,7 @@ impl Acting {
             }
             "spin" => turns::spin(self.seat(), &self.folder, number(0)),
             "hammer" => hammer::pound(self.seat(), &self.folder, number(0), number(1), number(2)),
+            "turns" => turn_hammer::pound(self.seat(), &self.folder, number(0), number(1)),
             "deal" => shares::pound(self.seat(), &self.folder, number(0), number(1), number(2)),
             "lend" => self.lend(Path::new(words[0])),
             "hold" => self.hold(Path::new(words[0])),
@@ -145,6 +146,7 @@ impl Acting {
     fn fault(&mut self, name: &str) -> Answer {
         match name {
             "lose_earmark" => self.faults.lose_earmark = true,
+            "ignore_fence" => self.faults.ignore_fence = true,
             "unlocked_turn" => (self.faults.unlocked_turn, self.faults.ignore_line) = (true, true),
             "unlocked_reserve" => {
                 self.faults.unlocked_reserve = true;

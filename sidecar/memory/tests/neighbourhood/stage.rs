@@ -180,6 +180,14 @@ impl Actor {
         rustix::process::waitid(WaitId::Pid(self.pid()), options).unwrap();
     }
 
+    /// Whether it is stopped now.
+    pub fn is_stopped(&self) -> bool {
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        rustix::process::waitid(WaitId::Pid(self.pid()), options)
+            .unwrap()
+            .is_some_and(|status| status.stopped())
+    }
+
     pub fn go_on(&self) {
         rustix::process::kill_process(self.pid(), Signal::CONT).unwrap();
     }
