@@ -3,6 +3,7 @@
 //! Names under `vllm:` are those of vLLM's own metrics and mean what they mean there; everything else is `sluice_*`.
 //! The engine's time between tokens and the client's are two metrics, because pacing makes them differ.
 
+mod hangs;
 mod level;
 mod recent;
 mod registered;

@@ -100,6 +100,10 @@ pub(super) struct OwnMetrics {
     pub delivered_tbt: Timing,
     pub write_lateness: Timing,
     pub engine_losses: Counter,
+    pub engine_hangs: Counter,
+    pub turn_takeovers: Counter,
+    pub turns_overtaken: Counter,
+    pub turn_holder_overdue: Share,
     pub plan_gap: Gaps,
     pub held: Timing,
     pub resent: Counter,
@@ -231,11 +235,31 @@ impl OwnMetrics {
             "Release of the turn by another tenant to having it",
             waits.handover.clone(),
         );
+        self.register_hangs(names);
         let (grant, revoke, wake) = (&waits[Awaited::Grant], &waits[Awaited::Revoke], &waits[Awaited::Wake]);
         names.add("sluice_grant_seconds", "KV exhausted to a neighbour's memory mapped", grant.clone());
         names.add("sluice_revoke_seconds", "Decision to revoke to the bytes being here", revoke.clone());
         names.add("sluice_wake_seconds", "Chunks being here to every layer committed", wake.clone());
         names.add("sluice_slo_attainment_ratio", "Share of tokens in time, recent", self.slo.clone());
+    }
+
+    fn register_hangs(&self, names: &mut Names) {
+        names.add("sluice_engine_hangs", "Engines that exceeded a deadline", self.engine_hangs.clone());
+        names.add(
+            "sluice_turn_takeovers",
+            "Turns taken from a tenant that held them past its deadline",
+            self.turn_takeovers.clone(),
+        );
+        names.add(
+            "sluice_turns_overtaken",
+            "Turns that another tenant took from this one, which held them past its deadline",
+            self.turns_overtaken.clone(),
+        );
+        names.add(
+            "sluice_turn_holder_overdue_seconds",
+            "How long the holder of the turn is past its deadline",
+            self.turn_holder_overdue.clone(),
+        );
     }
 
     fn register_kv(&self, names: &mut Names) {

@@ -49,6 +49,11 @@ fn busy() -> Metrics {
     metrics.planned(0);
     metrics.planned(150);
     metrics.engine_lost();
+    metrics.engine_hung();
+    (0..2).for_each(|_| metrics.turn_taken_over());
+    (0..3).for_each(|_| metrics.turn_overtaken());
+    metrics.turn_holder_overdue(9.0);
+    metrics.turn_holder_overdue(1.5);
     metrics.moved("remap", 2, 4096);
     let mut state = State::default();
     state.queue.waiting = 2;
@@ -78,7 +83,7 @@ const VLLM: [(&str, &str); 13] = [
     ("vllm:prefix_cache_hits", "counter"),
 ];
 
-const OWN: [(&str, &str); 31] = [
+const OWN: [(&str, &str); 35] = [
     ("sluice_tenant_info", "gauge"),
     ("sluice_memory_bytes", "gauge"),
     ("sluice_memory_capacity_bytes", "gauge"),
@@ -101,6 +106,10 @@ const OWN: [(&str, &str); 31] = [
     ("sluice_delivered_tbt_seconds", "histogram"),
     ("sluice_write_lateness_seconds", "histogram"),
     ("sluice_engine_losses", "counter"),
+    ("sluice_engine_hangs", "counter"),
+    ("sluice_turn_takeovers", "counter"),
+    ("sluice_turns_overtaken", "counter"),
+    ("sluice_turn_holder_overdue_seconds", "gauge"),
     ("sluice_slo_attainment_ratio", "gauge"),
     ("sluice_deposit_tokens", "gauge"),
     ("sluice_open_requests", "gauge"),
@@ -218,6 +227,9 @@ fn samples_hold_what_was_counted() {
     assert_eq!((value("sluice_offloaded_prompts_total"), value("sluice_prompt_buffer_bytes")), (5.0, 50.0));
     assert_eq!(value("sluice_memory_bytes{owner=\"kv\"}"), 12_345.0);
     assert_eq!((value("sluice_layers_remapped"), value("sluice_layers_lent")), (1.0, 3.0));
+    assert_eq!(value("sluice_engine_hangs_total"), 1.0);
+    assert_eq!((value("sluice_turn_takeovers_total"), value("sluice_turns_overtaken_total")), (2.0, 3.0));
+    assert_eq!(value("sluice_turn_holder_overdue_seconds"), 1.5, "the last word on it");
     assert_eq!(value("sluice_copied_bytes_total"), 77.0);
     assert_eq!(value("sluice_moves_total{reason=\"remap\"}"), 2.0);
     assert_eq!(value("sluice_moved_bytes_total{reason=\"remap\"}"), 4096.0);

@@ -1,0 +1,25 @@
+//! Figures of hangs: engines that exceeded a deadline, and turns that a tenant held past its own.
+
+use super::Metrics;
+
+impl Metrics {
+    /// An engine exceeded its deadline.
+    pub fn engine_hung(&self) {
+        self.own.engine_hangs.inc();
+    }
+
+    /// This tenant took the turn from a holder that was past its deadline.
+    pub fn turn_taken_over(&self) {
+        self.own.turn_takeovers.inc();
+    }
+
+    /// Another tenant took the turn from this one, which was past its deadline.
+    pub fn turn_overtaken(&self) {
+        self.own.turns_overtaken.inc();
+    }
+
+    /// The holder of the turn is past its deadline by so many seconds; 0 = it is not, or the turn is free.
+    pub fn turn_holder_overdue(&self, seconds: f64) {
+        self.own.turn_holder_overdue.set(seconds);
+    }
+}
