@@ -19,7 +19,7 @@ mod ranges;
 pub(crate) mod step;
 
 pub use batch::{Batch, BlockTable, Sequence};
-pub use error::{ForwardError, ModelError};
+pub use error::{ForwardError, ModelError, SequenceError};
 pub use logits::{LogitRow, LogitsView};
 pub use ranges::{RangeParts, Ranges};
 pub use sluice_link::vocabulary::{ActivationCost, StepShape};

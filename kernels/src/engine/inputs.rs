@@ -4,16 +4,33 @@
 use std::ops::Range;
 
 use sluice_link::message::{SequenceOrder, StepOrder};
-use sluice_link::tables::TableReader;
-use sluice_link::vocabulary::{BLOCK_TOKENS, Generation, LayerId};
+use sluice_link::tables::{TableError, TableReader};
+use sluice_link::vocabulary::{BLOCK_TOKENS, FailedSequence, Generation, LayerId, RowId, SequenceFailure};
+use thiserror::Error;
 
-use super::memory::EngineMemory;
+use super::memory::{EngineMemory, Unbacked};
 use super::step::StepError;
-use crate::forward::{BlockTable, Sequence};
-use crate::sampling::SamplingParams;
+use crate::forward::{BlockTable, Sequence, SequenceError};
+use crate::sampling::{SamplingError, SamplingParams};
+
+/// Why one sequence is refused, in a step that runs for the others. It was found before anything is written.
+#[derive(Debug, Error)]
+enum Unfit {
+    /// An index outside of the tables.
+    #[error(transparent)]
+    Table(#[from] TableError),
+    /// A block that nothing backs.
+    #[error(transparent)]
+    Unbacked(#[from] Unbacked),
+    /// Bad parameters.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+}
 
 /// One sequence's part of the buffers.
 struct Span {
+    /// Index among the sequences of the order.
+    index: usize,
     start: u32,
     tokens: Range<usize>,
     blocks: Range<usize>,
@@ -35,14 +52,18 @@ pub(super) struct Expected {
 pub(super) struct StepInputs {
     tokens: Vec<u32>,
     blocks: Vec<u32>,
+    /// The sequences that run, in the order of the step.
     spans: Vec<Span>,
     rows: Vec<bool>,
+    /// Those that do not.
+    refused: Vec<FailedSequence>,
     /// Generation that each layer must show.
     pub(super) expected: Vec<Expected>,
 }
 
 impl StepInputs {
-    /// Reads and checks everything that `order` names. Writes nothing but these buffers.
+    /// Reads and checks everything that `order` names. Writes nothing but these buffers. A sequence that is unfit is left
+    /// out and refused; an error is about the step as a whole.
     pub(super) fn read(
         &mut self,
         order: &StepOrder,
@@ -56,13 +77,36 @@ impl StepInputs {
         self.tokens.clear();
         self.blocks.clear();
         self.spans.clear();
+        self.refused.clear();
         self.rows.clear();
         self.rows.resize(tables.shape().rows as usize, false);
-        for sequence in &order.sequences {
-            self.read_sequence(order.parity, sequence, tables, vocab)?;
+        for (index, sequence) in order.sequences.iter().enumerate() {
+            let row = sequence.row;
+            if self.rows.get_mut(row.index()).is_some_and(|seen| std::mem::replace(seen, true)) {
+                return Err(StepError::RowTwice(row.0));
+            }
+            let (tokens, blocks) = (self.tokens.len(), self.blocks.len());
+            match self.read_sequence(order, index, tables, memory, vocab) {
+                Ok(span) => self.spans.push(span),
+                Err(unfit) => {
+                    self.tokens.truncate(tokens);
+                    self.blocks.truncate(blocks);
+                    self.refused.push(refused(row, &unfit));
+                }
+            }
         }
-        self.blocks.iter().try_for_each(|block| memory.check_block(*block))?;
         Ok(())
+    }
+
+    /// Leaves out the sequence at `place` among those that run.
+    pub(super) fn refuse(&mut self, place: usize, order: &StepOrder, problem: &SequenceError) {
+        let span = self.spans.remove(place);
+        self.refused.push(refused(order.sequences[span.index].row, problem));
+    }
+
+    /// The sequences that were left out, each with the reason.
+    pub(super) fn take_refused(&mut self) -> Vec<FailedSequence> {
+        std::mem::take(&mut self.refused)
     }
 
     fn read_generations(&mut self, order: &StepOrder, layers: u16) -> Result<(), StepError> {
@@ -84,30 +128,30 @@ impl StepInputs {
 
     fn read_sequence(
         &mut self,
-        parity: u8,
-        sequence: &SequenceOrder,
+        order: &StepOrder,
+        index: usize,
         tables: &TableReader,
+        memory: &EngineMemory,
         vocab: u32,
-    ) -> Result<(), StepError> {
-        let SequenceOrder { row, start, count, sample } = sequence;
+    ) -> Result<Span, Unfit> {
+        let parity = order.parity;
+        let SequenceOrder { row, start, count, sample } = &order.sequences[index];
         let (tokens_at, blocks_at) = (self.tokens.len(), self.blocks.len());
         tables.history(parity, *row, *start, *count, &mut self.tokens)?;
         // The history's bound was just checked, so the sum fits.
         let columns = (start + count).div_ceil(BLOCK_TOKENS);
         tables.blocks(parity, *row, columns, &mut self.blocks)?;
-        if std::mem::replace(&mut self.rows[row.index()], true) {
-            return Err(StepError::RowTwice(row.0));
-        }
+        self.blocks[blocks_at..].iter().try_for_each(|block| memory.check_block(*block))?;
         let params = sample.as_ref().map(|order| params(&order.sampling));
         params.as_ref().map_or(Ok(()), |params| params.check(vocab as usize))?;
-        self.spans.push(Span {
+        Ok(Span {
+            index,
             start: *start,
             tokens: tokens_at..self.tokens.len(),
             blocks: blocks_at..self.blocks.len(),
             columns: columns as usize,
             params,
-        });
-        Ok(())
+        })
     }
 
     /// The sequences, for the forward pass: the last token of those that are sampled has logits.
@@ -121,10 +165,14 @@ impl StepInputs {
         self.spans.iter().map(sequence).collect()
     }
 
-    /// How sequence `index` is sampled.
-    pub(super) fn params(&self, index: usize) -> Option<&SamplingParams> {
-        self.spans[index].params.as_ref()
+    /// The sequences that are sampled: index in the order, and how.
+    pub(super) fn sampled(&self) -> impl Iterator<Item = (usize, &SamplingParams)> {
+        self.spans.iter().filter_map(|span| Some((span.index, span.params.as_ref()?)))
     }
+}
+
+fn refused(row: RowId, reason: &impl ToString) -> FailedSequence {
+    FailedSequence { row, failure: SequenceFailure::Refused(reason.to_string()) }
 }
 
 fn params(sampling: &sluice_link::vocabulary::Sampling) -> SamplingParams {

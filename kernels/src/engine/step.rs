@@ -6,24 +6,22 @@ use std::time::{Duration, Instant};
 
 use sluice_link::control::{ControlError, ControlPage, Patience, Wait};
 use sluice_link::message::{Faults, SequenceOrder, StepOrder};
-use sluice_link::tables::{TableError, TableReader};
+use sluice_link::tables::TableReader;
 use sluice_link::vocabulary::{
-    Generation, LayerId, SampleFailure, Sampled, StepDone, TokenLogprobs, Unsampled,
+    FailedSequence, Generation, LayerId, Sampled, SequenceFailure, StepDone, TokenLogprobs,
 };
 use thiserror::Error;
 
 use super::inputs::{Expected, StepInputs};
 use super::memory::{EngineMemory, Unbacked};
-use crate::forward::{Batch, ForwardError, LayerHooks, LogitsView, Model, Ranges};
-use crate::sampling::{Choice, History, SamplingError, sample};
+use crate::forward::{Batch, ForwardError, LayerHooks, LogitRow, LogitsView, Model, Ranges};
+use crate::sampling::{Choice, History, SamplingError, SamplingParams, sample};
 
-/// A step that is refused. All but [`StepError::Overtaken`] and [`StepError::KvOvertaken`] are found before anything is
-/// written; those leave KV at the step's own positions, in blocks that go with the step's requests.
+/// A step that is refused as a whole; what is wrong with one sequence alone is a [`FailedSequence`]. All but
+/// [`StepError::Overtaken`] and [`StepError::KvOvertaken`] are found before anything is written; those leave KV at the step's
+/// own positions, in blocks that go with the step's requests.
 #[derive(Debug, Error)]
 pub(super) enum StepError {
-    /// An index outside of the tables.
-    #[error(transparent)]
-    Table(#[from] TableError),
     /// Memory that nothing backs.
     #[error(transparent)]
     Unbacked(#[from] Unbacked),
@@ -53,9 +51,6 @@ pub(super) enum StepError {
     /// The forward pass refused.
     #[error(transparent)]
     Forward(#[from] ForwardError),
-    /// Bad parameters.
-    #[error(transparent)]
-    Sampling(#[from] SamplingError),
 }
 
 /// Everything a step runs on.
@@ -99,20 +94,43 @@ impl Stepper {
         }
         // SAFETY: `read` found that many bytes backed, and backing does not change during a step.
         unsafe { self.ranges.set_activation_limit(order.activation_limit_bytes) };
-        let mut hooks = Hooks::new(&self.control, &self.inputs.expected, self.faults, &mut self.waits);
-        let sequences = self.inputs.sequences();
-        let ran = self.model.run(&mut self.ranges, &Batch { sequences: &sequences }, &mut hooks);
-        let logits = match (ran, hooks.overtaken) {
-            (Err(ForwardError::Aborted { .. }), Some(overtaken)) => return Err(overtaken),
-            (ran, _) => ran?,
+        let (logits, times) = loop {
+            let mut hooks = Hooks::new(&self.control, &self.inputs.expected, self.faults, &mut self.waits);
+            let sequences = self.inputs.sequences();
+            if sequences.is_empty() {
+                match pass_layers(&mut hooks, self.model.spec().layers) {
+                    Ok(()) => break (None, hooks.times()),
+                    Err(error) => return Err(hooks.failure(error)),
+                }
+            }
+            match self.model.run(&mut self.ranges, &Batch { sequences: &sequences }, &mut hooks) {
+                Ok(logits) => break (Some(logits), hooks.times()),
+                // Nothing was written and no layer was waited for: the others run without it.
+                Err(ForwardError::Sequence { sequence, problem }) => {
+                    self.inputs.refuse(sequence, order, &problem);
+                }
+                Err(error) => return Err(hooks.failure(error)),
+            }
         };
-        let (layer_ns, stall_ns, kv_stall_ns) = (hooks.layer_ns, hooks.stall_ns, hooks.kv_stall_ns);
+        let mut failed = self.inputs.take_refused();
         let sampler = Sampler { inputs: &self.inputs, tables: &self.tables, history: &mut self.history };
-        let (sampled, unsampled) = sampler.sample_all(order, logits)?;
+        let sampled = logits.map_or_else(Vec::new, |logits| sampler.sample_all(order, logits, &mut failed));
+        let LayerTimes { layer_ns, stall_ns, kv_stall_ns } = times;
         let total_ns = nanos(begun.elapsed());
         let (id, attempt) = (order.id, order.attempt);
-        Ok(StepDone { id, attempt, sampled, unsampled, layer_ns, stall_ns, kv_stall_ns, total_ns })
+        Ok(StepDone { id, attempt, sampled, failed, layer_ns, stall_ns, kv_stall_ns, total_ns })
     }
+}
+
+/// Goes through the layers of a step in which no sequence runs: the sidecar counts on each layer to be passed.
+fn pass_layers(hooks: &mut Hooks<'_>, layers: u16) -> Result<(), ForwardError> {
+    for layer in 0..usize::from(layers) {
+        if hooks.before_layer(layer).is_break() {
+            return Err(ForwardError::Aborted { layer });
+        }
+        hooks.after_layer(layer, 0);
+    }
+    Ok(())
 }
 
 struct Sampler<'a> {
@@ -122,35 +140,44 @@ struct Sampler<'a> {
 }
 
 impl Sampler<'_> {
-    /// A token for each row that asks for one. A row without any candidate fails alone: the others' tokens stand.
+    /// A token for each sequence that runs and asks for one. One without a token fails alone: the others' tokens stand.
     fn sample_all(
         mut self,
         order: &StepOrder,
         mut logits: LogitsView<'_>,
-    ) -> Result<(Vec<Sampled>, Vec<Unsampled>), StepError> {
+        failed: &mut Vec<FailedSequence>,
+    ) -> Vec<Sampled> {
         let mut rows = logits.rows_mut();
-        let (mut sampled, mut unsampled) = (Vec::with_capacity(rows.len()), Vec::new());
-        for (index, sequence) in order.sequences.iter().enumerate() {
-            let (Some(params), Some(wanted)) = (self.inputs.params(index), &sequence.sample) else {
-                continue;
-            };
+        let mut sampled = Vec::with_capacity(rows.len());
+        for (index, params) in self.inputs.sampled() {
             let mut row = rows.next().expect("the forward pass gives one row for each sampled sequence");
-            self.read_history(order.parity, sequence)?;
-            let history = History { tokens: self.history, prompt_tokens: wanted.prompt_tokens as usize };
-            match sample(&mut row, params, history) {
+            let sequence = &order.sequences[index];
+            match self.choose(order.parity, sequence, params, &mut row) {
                 Ok(choice) => sampled.push(answer(sequence, choice)),
-                Err(SamplingError::NoCandidate) => {
-                    unsampled.push(Unsampled { row: sequence.row, failure: SampleFailure::NoCandidate });
-                }
-                Err(error) => return Err(error.into()),
+                Err(failure) => failed.push(FailedSequence { row: sequence.row, failure }),
             }
         }
-        Ok((sampled, unsampled))
+        sampled
     }
 
-    fn read_history(&mut self, parity: u8, sequence: &SequenceOrder) -> Result<(), TableError> {
+    fn choose(
+        &mut self,
+        parity: u8,
+        sequence: &SequenceOrder,
+        params: &SamplingParams,
+        row: &mut LogitRow<'_>,
+    ) -> Result<Choice, SequenceFailure> {
+        let refused = |reason: String| SequenceFailure::Refused(reason);
+        let end = sequence.start + sequence.count;
         self.history.clear();
-        self.tables.history(parity, sequence.row, 0, sequence.start + sequence.count, self.history)
+        let read = self.tables.history(parity, sequence.row, 0, end, self.history);
+        read.map_err(|error| refused(error.to_string()))?;
+        let prompt_tokens = sequence.sample.as_ref().map_or(0, |wanted| wanted.prompt_tokens);
+        let history = History { tokens: self.history, prompt_tokens: prompt_tokens as usize };
+        sample(row, params, history).map_err(|error| match error {
+            SamplingError::NoCandidate => SequenceFailure::NoCandidate,
+            error => refused(error.to_string()),
+        })
     }
 }
 
@@ -161,6 +188,13 @@ fn answer(sequence: &SequenceOrder, choice: Choice) -> Sampled {
 
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Times of the layers of a step.
+struct LayerTimes {
+    layer_ns: Vec<u64>,
+    stall_ns: Vec<u64>,
+    kv_stall_ns: Vec<u64>,
 }
 
 /// What happens between layers: wait for `ready` of weights and KV, publish `done`, keep the times.
@@ -184,6 +218,18 @@ impl<'a> Hooks<'a> {
         let zeros = || vec![0; expected.len()];
         let (layer_ns, stall_ns, kv_stall_ns) = (zeros(), zeros(), zeros());
         Hooks { control, expected, faults, waits, layer_ns, stall_ns, kv_stall_ns, overtaken: None }
+    }
+
+    fn times(self) -> LayerTimes {
+        LayerTimes { layer_ns: self.layer_ns, stall_ns: self.stall_ns, kv_stall_ns: self.kv_stall_ns }
+    }
+
+    /// Why the pass that ended with `error` did not go through all layers.
+    fn failure(self, error: ForwardError) -> StepError {
+        match (error, self.overtaken) {
+            (ForwardError::Aborted { .. }, Some(overtaken)) => overtaken,
+            (error, _) => error.into(),
+        }
     }
 
     /// One wait, and how long it took.

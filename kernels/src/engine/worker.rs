@@ -13,7 +13,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use sluice_link::client::{Order, SidecarLink, Welcome};
 use sluice_link::error::LinkError;
 use sluice_link::message::StepOrder;
-use sluice_link::vocabulary::{ActionId, Reback};
+use sluice_link::vocabulary::{ActionId, FailedSequence, Reback};
 use sluice_link::watch::show;
 use sluice_memory::mapping::MappingError;
 
@@ -135,7 +135,12 @@ fn reback(link: &SidecarLink, stepper: &mut Stepper, id: ActionId, ops: &[Reback
 
 fn step(link: &SidecarLink, stepper: &mut Stepper, order: &StepOrder) -> anyhow::Result<()> {
     match stepper.run(order, Instant::now()) {
-        Ok(done) => link.done(done)?,
+        Ok(done) => {
+            for FailedSequence { row, failure } in &done.failed {
+                tracing::warn!(step = order.id.0, row = row.0, "{failure}");
+            }
+            link.done(done)?;
+        }
         Err(error) => {
             tracing::warn!(step = order.id.0, "refused: {error}");
             link.step_refused(order, error.to_string())?;

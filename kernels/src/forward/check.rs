@@ -2,7 +2,7 @@
 
 use sluice_link::model::ModelSpec;
 
-use super::{BLOCK_TOKENS, Batch, ForwardError, ModelError, RangeParts, Sequence};
+use super::{BLOCK_TOKENS, Batch, ForwardError, ModelError, RangeParts, Sequence, SequenceError};
 
 /// Refuses shapes that the kernels cannot compute.
 pub(super) fn shape(spec: &ModelSpec, chunk_bytes: u64) -> Result<(), ModelError> {
@@ -40,47 +40,41 @@ pub(super) fn batch(spec: &ModelSpec, parts: &RangeParts, batch: &Batch<'_>) -> 
         return Err(ForwardError::EmptyBatch);
     }
     for (index, sequence) in batch.sequences.iter().enumerate() {
-        tokens(spec, index, sequence)?;
-        blocks(layers, parts.kv_blocks, index, sequence)?;
+        tokens(spec, sequence)
+            .and_then(|()| blocks(layers, parts.kv_blocks, sequence))
+            .map_err(|problem| ForwardError::Sequence { sequence: index, problem })?;
     }
     Ok(())
 }
 
-fn tokens(spec: &ModelSpec, sequence: usize, part: &Sequence<'_>) -> Result<(), ForwardError> {
+fn tokens(spec: &ModelSpec, part: &Sequence<'_>) -> Result<(), SequenceError> {
     let tokens = part.tokens.len();
     if tokens == 0 {
-        return Err(ForwardError::EmptySequence { sequence });
+        return Err(SequenceError::Empty);
     }
     if part.logit_rows > tokens {
-        return Err(ForwardError::TooManyLogitRows { sequence, wanted: part.logit_rows, tokens });
+        return Err(SequenceError::TooManyLogitRows { wanted: part.logit_rows, tokens });
     }
     let position = u64::from(part.start) + tokens as u64 - 1;
     if position >= u64::from(spec.max_positions) {
-        return Err(ForwardError::PositionOutOfRange {
-            sequence,
-            position,
-            max_positions: spec.max_positions,
-        });
+        return Err(SequenceError::PositionOutOfRange { position, max_positions: spec.max_positions });
     }
     match part.tokens.iter().position(|token| *token >= spec.vocab) {
-        Some(index) => Err(ForwardError::TokenOutOfRange {
-            sequence,
-            index,
-            token: part.tokens[index],
-            vocab: spec.vocab,
-        }),
+        Some(index) => {
+            Err(SequenceError::TokenOutOfRange { index, token: part.tokens[index], vocab: spec.vocab })
+        }
         None => Ok(()),
     }
 }
 
-fn blocks(layers: usize, blocks: u32, sequence: usize, part: &Sequence<'_>) -> Result<(), ForwardError> {
+fn blocks(layers: usize, blocks: u32, part: &Sequence<'_>) -> Result<(), SequenceError> {
     let columns = (part.start as usize + part.tokens.len()).div_ceil(BLOCK_TOKENS);
     for layer in 0..layers {
         for column in 0..columns {
             match part.blocks.id(layer, column) {
-                None => return Err(ForwardError::BlockMissing { sequence, layer, column }),
+                None => return Err(SequenceError::BlockMissing { layer, column }),
                 Some(block) if block >= blocks => {
-                    return Err(ForwardError::BlockOutOfRange { sequence, layer, column, block, blocks });
+                    return Err(SequenceError::BlockOutOfRange { layer, column, block, blocks });
                 }
                 Some(_) => {}
             }

@@ -32,67 +32,13 @@ pub enum ForwardError {
     /// No sequence, or more tokens than 32 bits count.
     #[error("the batch has no sequence")]
     EmptyBatch,
-    /// A sequence without tokens.
-    #[error("sequence {sequence} has no tokens")]
-    EmptySequence {
+    /// One sequence cannot be computed; the others could without it.
+    #[error("sequence {sequence}: {problem}")]
+    Sequence {
         /// Index in the batch.
         sequence: usize,
-    },
-    /// A token id beyond the vocabulary.
-    #[error("sequence {sequence}: token {token} at index {index} is not below the vocabulary's {vocab}")]
-    TokenOutOfRange {
-        /// Index in the batch.
-        sequence: usize,
-        /// Index in the sequence's tokens.
-        index: usize,
-        /// The id.
-        token: u32,
-        /// Tokens of the vocabulary.
-        vocab: u32,
-    },
-    /// A position beyond the model's length.
-    #[error("sequence {sequence}: position {position} is not below the model's {max_positions}")]
-    PositionOutOfRange {
-        /// Index in the batch.
-        sequence: usize,
-        /// The last position asked for.
-        position: u64,
-        /// Positions of the model.
-        max_positions: u32,
-    },
-    /// More logit rows than tokens.
-    #[error("sequence {sequence}: {wanted} rows of logits wanted of {tokens} tokens")]
-    TooManyLogitRows {
-        /// Index in the batch.
-        sequence: usize,
-        /// Rows wanted.
-        wanted: usize,
-        /// Tokens of the sequence.
-        tokens: usize,
-    },
-    /// The block table ends before the sequence does.
-    #[error("sequence {sequence}: no block for layer {layer}, column {column}")]
-    BlockMissing {
-        /// Index in the batch.
-        sequence: usize,
-        /// Layer.
-        layer: usize,
-        /// Column.
-        column: usize,
-    },
-    /// A block id beyond the KV arena.
-    #[error("sequence {sequence}: block {block} of layer {layer}, column {column} is not below {blocks}")]
-    BlockOutOfRange {
-        /// Index in the batch.
-        sequence: usize,
-        /// Layer.
-        layer: usize,
-        /// Column.
-        column: usize,
-        /// The id.
-        block: u32,
-        /// Blocks of the arena.
-        blocks: u32,
+        /// What is wrong with it.
+        problem: SequenceError,
     },
     /// The ranges are not those of this model.
     #[error("{given} layer ranges for a model of {layers} layers")]
@@ -115,5 +61,59 @@ pub enum ForwardError {
     Aborted {
         /// The layer that was not computed.
         layer: usize,
+    },
+}
+
+/// What is wrong with one sequence of a batch.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum SequenceError {
+    /// A sequence without tokens.
+    #[error("it has no tokens")]
+    Empty,
+    /// A token id beyond the vocabulary.
+    #[error("token {token} at index {index} is not below the vocabulary's {vocab}")]
+    TokenOutOfRange {
+        /// Index in the sequence's tokens.
+        index: usize,
+        /// The id.
+        token: u32,
+        /// Tokens of the vocabulary.
+        vocab: u32,
+    },
+    /// A position beyond the model's length.
+    #[error("position {position} is not below the model's {max_positions}")]
+    PositionOutOfRange {
+        /// The last position asked for.
+        position: u64,
+        /// Positions of the model.
+        max_positions: u32,
+    },
+    /// More logit rows than tokens.
+    #[error("{wanted} rows of logits wanted of {tokens} tokens")]
+    TooManyLogitRows {
+        /// Rows wanted.
+        wanted: usize,
+        /// Tokens of the sequence.
+        tokens: usize,
+    },
+    /// The block table ends before the sequence does.
+    #[error("no block for layer {layer}, column {column}")]
+    BlockMissing {
+        /// Layer.
+        layer: usize,
+        /// Column.
+        column: usize,
+    },
+    /// A block id beyond the KV arena.
+    #[error("block {block} of layer {layer}, column {column} is not below {blocks}")]
+    BlockOutOfRange {
+        /// Layer.
+        layer: usize,
+        /// Column.
+        column: usize,
+        /// The id.
+        block: u32,
+        /// Blocks of the arena.
+        blocks: u32,
     },
 }

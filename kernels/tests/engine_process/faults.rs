@@ -14,7 +14,7 @@ use sluice_link::model::Dtype;
 use sluice_link::server::EngineLink;
 use sluice_link::socket::readable;
 use sluice_link::vocabulary::*;
-use sluice_ports::compute::{Step, TableUpdate};
+use sluice_ports::compute::{SequenceStep, Step, TableUpdate};
 
 use super::harness::*;
 use crate::agreement::tokens;
@@ -113,15 +113,13 @@ fn a_killed_sidecars_successor_is_served() {
 type Spoil = (&'static str, fn(&mut Step));
 
 #[test]
-fn orders_outside_of_tables_or_memory_are_refused_and_change_nothing() {
+fn steps_outside_of_memory_or_layers_are_refused_and_change_nothing() {
     let spec = llama(Dtype::F32);
     let mut sidecar = MiniSidecar::new(&spec, Faults::default());
     let _engine = Engine::start(&sidecar.socket(), &[]);
     let mut link = sidecar.attach(&sidecar.resident());
     let good = sidecar.generate(&mut link, &[1, 2, 3], 2);
-    let spoils: [Spoil; 7] = [
-        ("not below the vocabulary", |step| step.sequences[0].tokens[0] = 300),
-        ("which is not backed", |step| put_block(step, 24 * 1000)),
+    let spoils: [Spoil; 5] = [
         ("layer 3 of a model", |step| step.generations.push((LayerId(3), Generation(1)))),
         ("layer 3 of a model", |step| step.kv_generations.push((LayerId(3), Generation(1)))),
         ("are backed", |step| step.activation_limit_bytes += 1),
@@ -152,6 +150,95 @@ fn orders_outside_of_tables_or_memory_are_refused_and_change_nothing() {
     assert!(refused.contains("global range is not fully backed"), "{refused}");
 }
 
+/// A row beside row 0, with the same prompt in blocks of its own.
+const BESIDE: RowId = RowId(1);
+
+fn put_beside(step: &mut Step, layers: u16) {
+    let layers = u32::from(layers);
+    let blocks = (0..layers).map(|layer| BlockId(5 * layers + layer)).collect();
+    step.updates.push(TableUpdate::Reset { row: BESIDE, tokens: Vec::new() });
+    step.updates.push(TableUpdate::Column { row: BESIDE, column: 0, blocks });
+    let beside = SequenceStep { row: BESIDE, ..step.sequences[0].clone() };
+    step.sequences.push(beside);
+}
+
+/// Another way to sample the sequence at `index`.
+fn sampled_by(step: &mut Step, index: usize, sampling: Sampling) {
+    step.sequences[index].sample = Some(SampleOrder { sampling: Arc::new(sampling), prompt_tokens: 3 });
+}
+
+/// Changes to the sequence at an index that make it unfit, and a word of the refusal.
+type Unfit = (&'static str, fn(&mut Step, usize));
+
+const UNFIT: [Unfit; 6] = [
+    ("token 300 at index 0 is not below", |step, index| step.sequences[index].tokens[0] = 300),
+    ("token 4294967295 at index 2", |step, index| step.sequences[index].tokens[2] = u32::MAX),
+    ("which is not backed", |step, index| put_block(step, index, 24 * 1000)),
+    ("has no block in layer 0, column 1", |step, index| step.sequences[index].start = 64),
+    ("top_p", |step, index| sampled_by(step, index, Sampling { top_p: 0.0, ..Sampling::default() })),
+    ("logit_bias names token 300", |step, index| {
+        sampled_by(step, index, Sampling { logit_bias: vec![(300, 1.0)], ..Sampling::default() });
+    }),
+];
+
+#[test]
+fn an_unfit_sequence_is_refused_alone_and_the_others_have_their_tokens() {
+    let spec = llama(Dtype::F32);
+    let mut sidecar = MiniSidecar::new(&spec, Faults::default());
+    let _engine = Engine::start(&sidecar.socket(), &[]);
+    let mut link = sidecar.attach(&sidecar.resident());
+    let good = sidecar.generate(&mut link, &[1, 2, 3], 1);
+    for (word, spoil) in UNFIT {
+        for unfit in 0..2 {
+            let mut step = sidecar.step(0, &[1, 2, 3]);
+            put_beside(&mut step, spec.layers);
+            spoil(&mut step, unfit);
+            // A part of a prompt asks for no token, and is refused as well.
+            if word.contains("token 3") && !word.contains("bias") {
+                step.sequences[unfit].sample = None;
+            }
+            let done = sidecar.run(&mut link, &step).expect("the step goes on");
+            let other = Sampled { row: step.sequences[1 - unfit].row, ..good[0].clone() };
+            assert_eq!(done.sampled, [other], "{word}");
+            assert_refused(&done, &[step.sequences[unfit].row], word);
+        }
+    }
+    assert_eq!(sidecar.generate(&mut link, &[1, 2, 3], 1), good, "the refused sequences changed nothing");
+}
+
+/// The layers are passed all the same: a sidecar that moves them waits for each.
+#[test]
+fn a_step_of_unfit_sequences_alone_passes_its_layers_and_refuses_each() {
+    let spec = llama(Dtype::F32);
+    let mut sidecar = MiniSidecar::new(&spec, Faults::default());
+    let _engine = Engine::start(&sidecar.socket(), &[]);
+    let mut link = sidecar.attach(&sidecar.resident());
+    for (word, spoil) in UNFIT {
+        let mut step = sidecar.step(0, &[1, 2, 3]);
+        put_beside(&mut step, spec.layers);
+        (0..2).for_each(|index| spoil(&mut step, index));
+        let generation = Generation(step.id.0);
+        step.generations = (0..spec.layers).map(|layer| (LayerId(layer), generation)).collect();
+        for (layer, _) in &step.generations {
+            sidecar.control.publish_ready(*layer, generation).unwrap();
+        }
+        let done = sidecar.run(&mut link, &step).expect("the step goes on");
+        assert_eq!(done.sampled, []);
+        assert_refused(&done, &[RowId(0), BESIDE], word);
+        let last = LayerId(spec.layers - 1);
+        let patience = Patience { abort: &AtomicBool::new(false), limit: Some(SOON) };
+        let waited = sidecar.control.wait_done(last, generation, patience).unwrap();
+        assert!(matches!(waited, Wait::Reached), "{word}");
+    }
+}
+
+fn assert_refused(done: &StepDone, rows: &[RowId], word: &str) {
+    assert_eq!(done.failed.iter().map(|one| one.row).collect::<Vec<_>>(), rows, "{word}");
+    for one in &done.failed {
+        assert!(matches!(&one.failure, SequenceFailure::Refused(reason) if reason.contains(word)), "{one:?}");
+    }
+}
+
 #[test]
 fn a_row_without_any_candidate_fails_alone_and_the_others_have_their_tokens() {
     let spec = llama(Dtype::F32);
@@ -160,24 +247,20 @@ fn a_row_without_any_candidate_fails_alone_and_the_others_have_their_tokens() {
     let mut link = sidecar.attach(&sidecar.resident());
     let good = sidecar.generate(&mut link, &[1, 2, 3], 1);
     let mut step = sidecar.step(0, &[1, 2, 3]);
-    let (row, layers) = (RowId(1), u32::from(spec.layers));
-    let blocks = (0..layers).map(|layer| BlockId(5 * layers + layer)).collect();
-    step.updates.push(TableUpdate::Reset { row, tokens: Vec::new() });
-    step.updates.push(TableUpdate::Column { row, column: 0, blocks });
-    let mut banned = step.sequences[0].clone();
+    put_beside(&mut step, spec.layers);
     let logit_bias = (0..spec.vocab).map(|token| (token, f32::NEG_INFINITY)).collect();
-    let sampling = Arc::new(Sampling { logit_bias, ..Sampling::default() });
-    (banned.row, banned.sample) = (row, Some(SampleOrder { sampling, prompt_tokens: 3 }));
-    step.sequences.push(banned);
+    sampled_by(&mut step, 1, Sampling { logit_bias, ..Sampling::default() });
     let done = sidecar.run(&mut link, &step).expect("the step goes on");
     assert_eq!(done.sampled, good);
-    assert_eq!(done.unsampled, [Unsampled { row, failure: SampleFailure::NoCandidate }]);
+    assert_eq!(done.failed, [FailedSequence { row: BESIDE, failure: SequenceFailure::NoCandidate }]);
 }
 
-fn put_block(step: &mut Step, id: u32) {
+/// Another block behind the first column of the sequence at `index`.
+fn put_block(step: &mut Step, index: usize, id: u32) {
+    let of = step.sequences[index].row;
     let column = step.updates.iter_mut().find_map(|update| match update {
-        TableUpdate::Column { blocks, .. } => Some(blocks),
-        TableUpdate::Reset { .. } => None,
+        TableUpdate::Column { row, blocks, .. } if *row == of => Some(blocks),
+        _ => None,
     });
     column.unwrap()[0] = BlockId(id);
 }

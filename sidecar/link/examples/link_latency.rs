@@ -76,8 +76,8 @@ fn engine(path: &Path) -> Outcome<()> {
         let times = vec![1_000_000; usize::from(LAYERS)];
         let (id, attempt, total_ns) = (order.id, order.attempt, 32_000_000);
         let (layer_ns, stall_ns, kv_stall_ns) = (times.clone(), times.clone(), times);
-        let unsampled = Vec::new();
-        link.done(StepDone { id, attempt, sampled, unsampled, layer_ns, stall_ns, kv_stall_ns, total_ns })?;
+        let failed = Vec::new();
+        link.done(StepDone { id, attempt, sampled, failed, layer_ns, stall_ns, kv_stall_ns, total_ns })?;
     }
     Ok(())
 }

@@ -24,8 +24,8 @@ pub(crate) struct Owed {
 struct OwedStep {
     id: StepId,
     attempt: u32,
-    /// Rows that sample, ascending.
-    rows: Vec<RowId>,
+    /// Its rows, each with whether it asks for a token.
+    rows: Vec<(RowId, bool)>,
 }
 
 impl Owed {
@@ -41,9 +41,7 @@ impl Owed {
 
     /// A step is about to be sent.
     pub(crate) fn step(&mut self, step: &Step) {
-        let sampling = step.sequences.iter().filter(|sequence| sequence.sample.is_some());
-        let mut rows: Vec<_> = sampling.map(|sequence| sequence.row).collect();
-        rows.sort_unstable();
+        let rows = step.sequences.iter().map(|sequence| (sequence.row, sequence.sample.is_some())).collect();
         self.step = Some(OwedStep { id: step.id, attempt: step.attempt, rows });
     }
 
@@ -82,12 +80,15 @@ impl Owed {
 
     fn done(&mut self, done: &StepDone) -> Result<(), String> {
         let owed = self.take_step(done.id, done.attempt)?;
-        let sampled = done.sampled.iter().map(|sampled| sampled.row);
-        let mut rows: Vec<_> = sampled.chain(done.unsampled.iter().map(|one| one.row)).collect();
-        rows.sort_unstable();
-        if rows != owed.rows {
-            let (found, asked) = (numbers(&rows), numbers(&owed.rows));
-            return Err(format!("it speaks of rows {found:?}; rows {asked:?} were to be sampled"));
+        if !done.fits(&owed.rows) {
+            let sampled = numbers(done.sampled.iter().map(|one| one.row));
+            let failed = numbers(done.failed.iter().map(|one| one.row));
+            let rows = numbers(owed.rows.iter().map(|(row, _)| *row));
+            let asked = numbers(owed.rows.iter().filter(|(_, asks)| *asks).map(|(row, _)| *row));
+            return Err(format!(
+                "it has tokens of rows {sampled:?} and failures of rows {failed:?}; the step has rows {rows:?}, of which \
+                 {asked:?} were to be sampled"
+            ));
         }
         for times in [&done.layer_ns, &done.stall_ns, &done.kv_stall_ns] {
             if times.len() != self.layers {
@@ -108,6 +109,6 @@ impl Owed {
     }
 }
 
-fn numbers(rows: &[RowId]) -> Vec<u32> {
-    rows.iter().map(|row| row.0).collect()
+fn numbers(rows: impl Iterator<Item = RowId>) -> Vec<u32> {
+    rows.map(|row| row.0).collect()
 }

@@ -110,7 +110,7 @@ fn right() -> StepDone {
         id: StepId(9),
         attempt: 2,
         sampled: vec![sampled(1, 7), sampled(3, 63)],
-        unsampled: Vec::new(),
+        failed: Vec::new(),
         layer_ns: vec![1; 3],
         stall_ns: vec![0; 3],
         kv_stall_ns: vec![0; 3],
@@ -125,12 +125,22 @@ fn done(change: impl Fn(&mut StepDone)) -> Message {
 }
 
 fn fitting() -> Vec<(&'static str, Message)> {
-    let failed = Unsampled { row: RowId(3), failure: SampleFailure::NoCandidate };
+    let failed = FailedSequence { row: RowId(3), failure: SequenceFailure::NoCandidate };
+    let unfit =
+        |row| FailedSequence { row: RowId(row), failure: SequenceFailure::Refused("unfit".to_owned()) };
     let refused = |id| Message::StepRefused { id: StepId(id), attempt: 2, message: "no".to_owned() };
     vec![
         ("right-done", done(|_| {})),
         ("right-done-in-another-order", done(|d| d.sampled.reverse())),
-        ("right-done-one-row-failed", done(move |d| (d.sampled.truncate(1), d.unsampled.push(failed)).1)),
+        (
+            "right-done-one-row-failed",
+            done(move |d| (d.sampled.truncate(1), d.failed.push(failed.clone())).1),
+        ),
+        (
+            "right-done-every-row-refused",
+            done(move |d| (d.sampled.clear(), d.failed.extend([1, 2, 3].map(unfit))).1),
+        ),
+        ("right-done-a-row-that-does-not-sample-refused", done(move |d| d.failed.push(unfit(2)))),
         ("right-step-refused", refused(9)),
         ("right-turn-passed", Message::TurnPassed { id: StepId(9), attempt: 2 }),
         ("right-applied", Message::Applied { id: ActionId(5) }),
@@ -140,7 +150,9 @@ fn fitting() -> Vec<(&'static str, Message)> {
 }
 
 fn contradicting() -> Vec<(&'static str, Message)> {
-    let failed = |row| Unsampled { row: RowId(row), failure: SampleFailure::NoCandidate };
+    let failed = |row| FailedSequence { row: RowId(row), failure: SequenceFailure::NoCandidate };
+    let unfit =
+        |row| FailedSequence { row: RowId(row), failure: SequenceFailure::Refused("unfit".to_owned()) };
     let refused = |id, attempt| Message::StepRefused { id: StepId(id), attempt, message: "no".to_owned() };
     let beyond = TokenLogprobs { chosen: -1.0, top: vec![(64, -1.0)] };
     vec![
@@ -157,8 +169,12 @@ fn contradicting() -> Vec<(&'static str, Message)> {
         ),
         ("wrong-row-that-does-not-sample", done(|d| d.sampled[1].row = RowId(2))),
         ("wrong-row-of-nobody", done(|d| d.sampled[1].row = RowId(u32::MAX))),
-        ("wrong-row-sampled-and-failed", done(move |d| d.unsampled.push(failed(1)))),
-        ("wrong-failure-of-nobody", done(move |d| d.unsampled.push(failed(0)))),
+        ("wrong-row-sampled-and-failed", done(move |d| d.failed.push(failed(1)))),
+        ("wrong-failure-of-nobody", done(move |d| d.failed.push(failed(0)))),
+        ("wrong-refusal-of-nobody", done(move |d| d.failed.push(unfit(0)))),
+        ("wrong-row-sampled-and-refused", done(move |d| d.failed.push(unfit(3)))),
+        ("wrong-row-refused-twice", done(move |d| d.failed.extend([2, 2].map(unfit)))),
+        ("wrong-no-candidate-for-a-row-that-does-not-sample", done(move |d| d.failed.push(failed(2)))),
         ("wrong-times-of-two-layers", done(|d| d.layer_ns.truncate(2))),
         ("wrong-stalls-of-four-layers", done(|d| d.stall_ns.push(0))),
         ("wrong-stalls-of-no-layers-kv", done(|d| d.kv_stall_ns.clear())),

@@ -111,16 +111,18 @@ fn done() -> impl Strategy<Value = StepDone> {
         .prop_map(|(chosen, top)| TokenLogprobs { chosen, top });
     let sampled = (any::<u32>(), any::<u32>(), option::of(logprobs))
         .prop_map(|(row, token, logprobs)| Sampled { row: RowId(row), token, logprobs });
-    let unsampled =
-        any::<u32>().prop_map(|row| Unsampled { row: RowId(row), failure: SampleFailure::NoCandidate });
-    let rows = (vec(sampled, 0..24), vec(unsampled, 0..4));
+    let failure =
+        prop_oneof![Just(SequenceFailure::NoCandidate), ".{0,40}".prop_map(SequenceFailure::Refused),];
+    let failed =
+        (any::<u32>(), failure).prop_map(|(row, failure)| FailedSequence { row: RowId(row), failure });
+    let rows = (vec(sampled, 0..24), vec(failed, 0..4));
     let times = || vec(any::<u64>(), 0..100);
     (any::<u64>(), any::<u32>(), rows, [times(), times(), times()], any::<u64>()).prop_map(
-        |(id, attempt, (sampled, unsampled), [layer_ns, stall_ns, kv_stall_ns], total_ns)| StepDone {
+        |(id, attempt, (sampled, failed), [layer_ns, stall_ns, kv_stall_ns], total_ns)| StepDone {
             id: StepId(id),
             attempt,
             sampled,
-            unsampled,
+            failed,
             layer_ns,
             stall_ns,
             kv_stall_ns,

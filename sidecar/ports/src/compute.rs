@@ -81,30 +81,34 @@ pub struct Sampled {
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// Why no token was chosen for a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SampleFailure {
-    /// Every token is banned, or the logits are no numbers.
+/// Why one sequence of a step failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SequenceFailure {
+    /// Every token is banned, or the logits are no numbers. The sequence asked for a token.
     NoCandidate,
+    /// The engine did not run the sequence, whether it asked for a token or not. The text is the engine's reason: a token
+    /// beyond the vocabulary, a position beyond the model's, a block that is not there.
+    Refused(String),
 }
 
-impl core::fmt::Display for SampleFailure {
+impl core::fmt::Display for SequenceFailure {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            SampleFailure::NoCandidate => {
+            SequenceFailure::NoCandidate => {
                 f.write_str("no token can be chosen: all are banned or their logits are not numbers")
             }
+            SequenceFailure::Refused(reason) => write!(f, "the engine refused the sequence: {reason}"),
         }
     }
 }
 
-/// A row for which no token was chosen, in a step that went well for the others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unsampled {
-    /// Row. Its KV was written, at the step's own positions.
+/// A sequence that failed, in a step that went well for the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedSequence {
+    /// Row. Its KV at the step's own positions may be written, and nothing may read it.
     pub row: RowId,
     /// Why.
-    pub failure: SampleFailure,
+    pub failure: SequenceFailure,
 }
 
 /// A finished step.
@@ -116,8 +120,8 @@ pub struct StepDone {
     pub attempt: u32,
     /// In the order of the sequences that asked for one.
     pub sampled: Vec<Sampled>,
-    /// The sequences that asked for a token and got none. With `sampled` it names each of them once.
-    pub unsampled: Vec<Unsampled>,
+    /// The sequences that failed. With `sampled` it names each sequence that asked for a token once.
+    pub failed: Vec<FailedSequence>,
     /// Compute time of each layer, waiting not counted.
     pub layer_ns: Vec<u64>,
     /// Time each layer waited for its slot.
@@ -126,6 +130,22 @@ pub struct StepDone {
     pub kv_stall_ns: Vec<u64>,
     /// From the first byte of the command to the last token.
     pub total_ns: u64,
+}
+
+impl StepDone {
+    /// Whether this answers a step of `rows`, each with whether it asks for a token: every row that asks is named once, a
+    /// row that does not ask is named at most once and only as refused, and no other row is named.
+    pub fn fits(&self, rows: &[(RowId, bool)]) -> bool {
+        let asks = |row: RowId| rows.iter().find(|(one, _)| *one == row).map(|(_, asks)| *asks);
+        let refused = |one: &FailedSequence| matches!(one.failure, SequenceFailure::Refused(_));
+        let known = self.sampled.iter().all(|one| asks(one.row) == Some(true))
+            && self.failed.iter().all(|one| asks(one.row).is_some_and(|asks| asks || refused(one)));
+        let failed = self.failed.iter().map(|one| one.row);
+        let mut named: Vec<_> = self.sampled.iter().map(|one| one.row).chain(failed).collect();
+        named.sort_unstable();
+        let once = named.windows(2).all(|pair| pair[0] != pair[1]);
+        known && once && rows.iter().all(|(row, asks)| !asks || named.binary_search(row).is_ok())
+    }
 }
 
 /// What the engine says of itself when it attaches.
@@ -146,8 +166,8 @@ pub enum ComputeEvent {
     Lost,
     /// A step has finished.
     Done(StepDone),
-    /// The engine refused a step. For an index out of bounds or memory below the step's need it did so before the first
-    /// layer, and nothing was written. When a layer's slot or buffer of KV was overwritten while the engine waited for it,
+    /// The engine refused a step as a whole; what is wrong with one sequence alone is a [`FailedSequence`]. For an index out
+    /// of bounds or memory below the step's need it did so before the first layer, and nothing was written. When a layer's slot or buffer of KV was overwritten while the engine waited for it,
     /// KV of the layers before is written, at the step's own positions. No token was sampled either way.
     Refused {
         /// Which.

@@ -68,6 +68,11 @@ impl Batch {
         StepNeed { columns: columns.collect(), shape: self.shape() }
     }
 
+    /// The batch without the parts of `left_out` requests.
+    pub fn without(&self, left_out: impl Fn(RequestId) -> bool) -> Batch {
+        Batch { parts: self.parts.iter().filter(|part| !left_out(part.request)).copied().collect() }
+    }
+
     /// The part of `request`.
     pub fn part(&self, request: RequestId) -> Option<&Part> {
         self.parts.iter().find(|p| p.request == request)

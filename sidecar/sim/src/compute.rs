@@ -10,8 +10,8 @@ use sluice_policy::action::Address;
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos, RowId};
 use sluice_ports::compute::{
-    Compute, ComputeEvent, EngineHello, SampleFailure, Sampled, SequenceStep, Step, StepDone, TableUpdate,
-    Unsampled,
+    Compute, ComputeEvent, EngineHello, FailedSequence, Sampled, SequenceFailure, SequenceStep, Step,
+    StepDone, TableUpdate,
 };
 
 use crate::device::{Content, Detail, Device, Shared};
@@ -46,6 +46,8 @@ pub struct Run {
     vocab: u32,
     /// Reads of memory that held something else than it should.
     wrong_reads: u64,
+    /// Sequences of the step that do not run.
+    refused: Vec<FailedSequence>,
 }
 
 /// What a step computes.
@@ -221,12 +223,13 @@ impl Run {
         let mut sampled: Vec<_> = sampled.collect();
         let fails = !sampled.is_empty() && std::mem::take(&mut device.faults.no_candidate);
         let failed = sampled.drain(..usize::from(fails)).map(|s| s.row);
-        let unsampled = failed.map(|row| Unsampled { row, failure: SampleFailure::NoCandidate }).collect();
+        let failed = failed.map(|row| FailedSequence { row, failure: SequenceFailure::NoCandidate });
+        let failed = std::mem::take(&mut self.refused).into_iter().chain(failed).collect();
         let done = StepDone {
             id: self.step.id,
             attempt: self.step.attempt,
             sampled,
-            unsampled,
+            failed,
             layer_ns: std::mem::take(&mut self.layer_ns),
             stall_ns: std::mem::take(&mut self.stall_ns),
             kv_stall_ns: std::mem::take(&mut self.kv_stall_ns),
@@ -235,6 +238,17 @@ impl Run {
         device.wrong_reads += self.wrong_reads;
         self.finished = Some((now, done));
     }
+}
+
+/// Takes out the sequences that feed a token beyond the vocabulary, as an engine refuses them.
+fn leave_out_unfit(sequences: &mut Vec<SequenceStep>, vocab: u32) -> Vec<FailedSequence> {
+    let unfit = |s: &mut SequenceStep| s.tokens.iter().any(|token| *token >= vocab);
+    let refused = |s: SequenceStep| {
+        let beyond = s.tokens.iter().max().copied().unwrap_or_default();
+        let reason = format!("token {beyond} is not below the vocabulary's {vocab}");
+        FailedSequence { row: s.row, failure: SequenceFailure::Refused(reason) }
+    };
+    sequences.extract_if(.., unfit).map(refused).collect()
 }
 
 fn named(generations: &[(LayerId, Generation)], layer: LayerId) -> Option<Generation> {
@@ -369,7 +383,7 @@ impl SimCompute {
 }
 
 impl Compute for SimCompute {
-    fn submit(&mut self, now: Nanos, step: Step) {
+    fn submit(&mut self, now: Nanos, mut step: Step) {
         if !self.attached {
             // The engine is dead, and its death is on its way to whoever sent the step.
             return;
@@ -378,6 +392,7 @@ impl Compute for SimCompute {
         if detail == Detail::Fingerprints {
             step.updates.iter().for_each(|update| self.update(update));
         }
+        let refused = leave_out_unfit(&mut step.sequences, self.vocab);
         let mut device = self.device.borrow_mut();
         device.advance(now);
         assert!(device.run.is_none(), "at most one step is in flight");
@@ -403,6 +418,7 @@ impl Compute for SimCompute {
             finished: None,
             vocab: self.vocab,
             wrong_reads,
+            refused,
             step,
         });
         device.advance(now);

@@ -126,7 +126,7 @@ fn role(line: &str, at: usize) -> String {
     }
     let lists: &[(&str, usize)] = match name {
         "submit" => &[("prompt", 1)],
-        "done" => &[("layer time", 1), ("stall", 1), ("KV stall", 1), ("sampled", 3), ("unsampled", 2)],
+        "done" => &[("layer time", 1), ("stall", 1), ("KV stall", 1), ("sampled", 3), ("failed", 2)],
         _ => &[],
     };
     let mut begin = fixed.len();

@@ -1,7 +1,7 @@
 //! Faults of the body, and planted bugs that must be caught.
 
 use sluice_policy::params::PolicyName;
-use sluice_scheduler::Finish;
+use sluice_scheduler::{Finish, Request};
 use sluice_sim::{Faults, World};
 
 use crate::support::{assert_same, expected, forced, load, run, setup};
@@ -94,6 +94,45 @@ fn a_row_without_any_candidate_fails_alone() {
     assert_eq!(failed, 1);
     assert_eq!(world.driver.core().snapshot().counters.refused_steps, 0);
     assert_eq!(world.driver.core().brain().kv_counts().used_columns, 0);
+}
+
+/// Requests among `load` whose prompts hold a token that the engine does not know, at places that differ: the first token,
+/// the last one, a later part of a long prompt.
+fn spoiled(load: &[(u64, Request)]) -> Vec<u64> {
+    load.iter().map(|(_, request)| request.id.0).filter(|id| id % 3 == 1).collect()
+}
+
+#[test]
+fn a_token_beyond_the_vocabulary_ends_its_own_request_alone() {
+    for policy in [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Unified] {
+        let load = load(12, 33);
+        let expected = expected(&load, 6);
+        let mut world = World::new(setup(policy, 6, 14, 1), None).unwrap();
+        let vocab = setup(policy, 6, 14, 1).vocab;
+        let bad = spoiled(&load);
+        for (place, (_, request)) in load.iter().enumerate() {
+            let mut request = request.clone();
+            if bad.contains(&request.id.0) {
+                let tokens = request.prompt.len();
+                request.prompt[[0, tokens - 1, tokens / 2][place % 3]] = vocab + place as u32;
+            }
+            world.submit(request);
+        }
+        assert!(world.run_until_idle(crate::support::LIMIT), "{policy:?}: every request ends");
+        for ((id, outcome), expected) in world.outcomes.iter().zip(&expected) {
+            if bad.contains(&id.0) {
+                let failed =
+                    matches!(&outcome.finish, Some(Finish::Failed(why)) if why.contains("vocabulary"));
+                assert!(failed && outcome.tokens.is_empty(), "{policy:?}, {id:?}: {outcome:?}");
+            } else {
+                let (found, alone) =
+                    ((&outcome.tokens, &outcome.finish), (&expected.tokens, &expected.finish));
+                assert_eq!(found, alone, "{policy:?}, {id:?}: the others have what they have alone");
+            }
+        }
+        assert_eq!(world.driver.core().snapshot().counters.refused_steps, 0, "{policy:?}");
+        assert_eq!(world.driver.core().brain().kv_counts().used_columns, 0, "{policy:?}");
+    }
 }
 
 #[test]

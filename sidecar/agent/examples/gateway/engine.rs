@@ -98,7 +98,7 @@ impl Engine {
             id: order.id,
             attempt: order.attempt,
             sampled: sampled.map(|of| Sampled { row: of.row, token, logprobs: None }).collect(),
-            unsampled: Vec::new(),
+            failed: Vec::new(),
             layer_ns: vec![total_ns / u64::from(layers); usize::from(layers)],
             stall_ns: vec![0; usize::from(layers)],
             kv_stall_ns: vec![0; usize::from(layers)],

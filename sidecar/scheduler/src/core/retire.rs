@@ -2,7 +2,7 @@
 
 use sluice_policy::brain::StepTimes;
 use sluice_policy::ids::{Nanos, RequestId, RowId, StepId};
-use sluice_ports::compute::{Sampled, StepDone};
+use sluice_ports::compute::{Sampled, SequenceFailure, StepDone};
 
 use super::{Core, InFlight};
 use crate::batch::Part;
@@ -31,7 +31,7 @@ impl Core {
         // Whose KV was lost while the step ran is computed again: nothing that the step says of it counts.
         self.compute_again();
         let failed: Vec<_> =
-            done.unsampled.iter().filter_map(|one| Some((self.of_row(one.row)?, *one))).collect();
+            done.failed.iter().filter_map(|one| Some((self.of_row(one.row)?, one.failure.clone()))).collect();
         for part in &in_flight.batch.parts {
             // The KV of a row whose logits are no numbers is no better than they are: nobody may find it in the cache.
             if !failed.iter().any(|(request, _)| *request == part.request) {
@@ -40,8 +40,9 @@ impl Core {
         }
         self.counters.add_step(&notice);
         self.notices.push(Notice::Step(notice));
-        let shape = in_flight.batch.shape();
-        let decode_only = notice.prefill_tokens == 0;
+        // A refused sequence did not run: nothing is learnt of it, and nothing at all where none ran.
+        let ran = in_flight.batch.without(|request| is_refused(&failed, request));
+        let (shape, decode_only) = (ran.shape(), notice.prefill_tokens == 0 && !ran.parts.is_empty());
         let StepDone { sampled, layer_ns, stall_ns, kv_stall_ns, total_ns, .. } = done;
         let times = StepTimes { shape, decode_only, layer_ns, stall_ns, kv_stall_ns, total_ns };
         self.brain.finish(now, &times, &mut self.actions);
@@ -49,7 +50,7 @@ impl Core {
         sampled.into_iter().for_each(|token| self.deliver(now, token));
         failed
             .into_iter()
-            .for_each(|(request, one)| self.end(request, Finish::Failed(one.failure.to_string())));
+            .for_each(|(request, failure)| self.end(request, Finish::Failed(failure.to_string())));
         self.drop_cancelled();
     }
 
@@ -74,18 +75,12 @@ impl Core {
         self.brain.engine_lost(now, &mut self.actions);
     }
 
-    /// What is wrong with an answer to the step in flight: it must hold one token, or why there is
-    /// none, for each row that samples, and for no other.
+    /// What is wrong with an answer to the step in flight ([`StepDone::fits`]).
     fn misfit(&self, done: &StepDone) -> Option<&'static str> {
         let step = &self.in_flight.as_ref()?.step;
-        let mut expected: Vec<_> =
-            step.sequences.iter().filter(|s| s.sample.is_some()).map(|s| s.row).collect();
-        let failed = done.unsampled.iter().map(|s| s.row);
-        let mut found: Vec<_> = done.sampled.iter().map(|s| s.row).chain(failed).collect();
-        expected.sort_unstable();
-        found.sort_unstable();
+        let rows: Vec<_> = step.sequences.iter().map(|s| (s.row, s.sample.is_some())).collect();
         let current = step.id == done.id && step.attempt == done.attempt;
-        (current && expected != found).then_some("its answer holds tokens of other rows than were sampled")
+        (current && !done.fits(&rows)).then_some("its answer holds tokens of other rows than were sampled")
     }
 
     /// The step that was answered.
@@ -142,4 +137,8 @@ impl Core {
         let cancelled: Vec<_> = self.running.values().filter(|s| s.cancelled).map(|s| s.id()).collect();
         cancelled.into_iter().for_each(|id| self.end(id, Finish::Cancelled));
     }
+}
+
+fn is_refused(failed: &[(RequestId, SequenceFailure)], request: RequestId) -> bool {
+    failed.iter().any(|(one, failure)| *one == request && matches!(failure, SequenceFailure::Refused(_)))
 }

@@ -7,7 +7,7 @@ use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::{ActionId, RequestId, RowId, StepId};
 use sluice_policy::params::{Bounds, PolicyName};
 use sluice_policy::planner::request::{Found, PlanAnswer};
-use sluice_ports::compute::{ComputeEvent, EngineHello, SampleFailure, Sampled, StepDone, Unsampled};
+use sluice_ports::compute::{ComputeEvent, EngineHello, FailedSequence, Sampled, SequenceFailure, StepDone};
 use sluice_ports::sampling::{Sampling, TokenLogprobs};
 
 use super::neighbours;
@@ -20,7 +20,10 @@ const FAILURES: [Failure; 4] =
 
 const SLEEPS: [Sleep; 4] = [Sleep::Idle, Sleep::Ordered, Sleep::Discard, Sleep::WakeUp];
 
-const SAMPLE_FAILURES: [SampleFailure; 1] = [SampleFailure::NoCandidate];
+/// [`SequenceFailure::NoCandidate`], as a word.
+const NO_CANDIDATE: u64 = 0;
+/// [`SequenceFailure::Refused`], as a word; its reason follows.
+const REFUSED: u64 = 1;
 
 /// Name and words of an event.
 pub fn encode(event: &Event) -> (&'static str, Words) {
@@ -247,7 +250,7 @@ fn put_done(words: &mut Words, done: &StepDone) {
     words.put_list(&done.layer_ns, put_ns).put_list(&done.stall_ns, put_ns);
     words.put_list(&done.kv_stall_ns, put_ns);
     words.put_list(&done.sampled, put_sampled);
-    words.put_list(&done.unsampled, put_unsampled);
+    words.put_list(&done.failed, put_failed);
 }
 
 fn put_sampled(words: &mut Words, sampled: &Sampled) {
@@ -267,19 +270,26 @@ fn done(r: &mut Reader<'_>) -> Result<StepDone, String> {
         stall_ns: r.list(Reader::u64)?,
         kv_stall_ns: r.list(Reader::u64)?,
         sampled: r.list(sampled)?,
-        unsampled: r.list(unsampled)?,
+        failed: r.list(failed)?,
     })
 }
 
-fn put_unsampled(words: &mut Words, unsampled: &Unsampled) {
-    let code = SAMPLE_FAILURES.iter().position(|f| *f == unsampled.failure).expect("every failure is listed");
-    words.put(unsampled.row.0).put(code as u64);
+fn put_failed(words: &mut Words, failed: &FailedSequence) {
+    words.put(failed.row.0);
+    match &failed.failure {
+        SequenceFailure::NoCandidate => drop(words.put(NO_CANDIDATE)),
+        SequenceFailure::Refused(reason) => put_text(words.put(REFUSED), reason),
+    }
 }
 
-fn unsampled(r: &mut Reader<'_>) -> Result<Unsampled, String> {
-    let (row, code): (_, usize) = (RowId(r.int()?), r.int()?);
-    let failure = *SAMPLE_FAILURES.get(code).ok_or(format!("{code} is no failure of sampling"))?;
-    Ok(Unsampled { row, failure })
+fn failed(r: &mut Reader<'_>) -> Result<FailedSequence, String> {
+    let row = RowId(r.int()?);
+    let failure = match r.u64()? {
+        NO_CANDIDATE => SequenceFailure::NoCandidate,
+        REFUSED => SequenceFailure::Refused(text(r)?),
+        code => return Err(format!("{code} is no failure of a sequence")),
+    };
+    Ok(FailedSequence { row, failure })
 }
 
 fn sampled(r: &mut Reader<'_>) -> Result<Sampled, String> {

@@ -1,12 +1,12 @@
 //! Journals whose recording ended within a line: what a crash leaves behind.
 
-use sluice_policy::ids::StepId;
+use sluice_policy::ids::{RowId, StepId};
 use sluice_policy::neighbours::Peer;
 use sluice_policy::neighbours::grants::Nonce;
 use sluice_policy::neighbours::refusal::Refusal;
 use sluice_policy::neighbours::victim::{Live, Neighbour};
 use sluice_policy::trader::{News, Terms};
-use sluice_ports::compute::{ComputeEvent, StepDone};
+use sluice_ports::compute::{ComputeEvent, FailedSequence, SequenceFailure, StepDone};
 use sluice_ports::neighbourhood::NeighbourEvent;
 
 use super::*;
@@ -83,6 +83,21 @@ fn an_event_that_brings_the_core_down_is_named_with_the_broken_invariant() {
         other => panic!("{other:?}"),
     }
     assert_eq!(may_come_down(line, || 5).unwrap(), 5);
+}
+
+#[test]
+fn sequences_that_failed_are_read_back_with_their_reasons() {
+    let failed = vec![
+        FailedSequence { row: RowId(1), failure: SequenceFailure::NoCandidate },
+        FailedSequence { row: RowId(4), failure: SequenceFailure::Refused("token 9 — beyond".into()) },
+        FailedSequence { row: RowId(5), failure: SequenceFailure::Refused(String::new()) },
+    ];
+    let event = Event::Compute(ComputeEvent::Done(StepDone { failed, ..StepDone::default() }));
+    let (name, words) = events::encode(&event);
+    let text = words.to_string();
+    let mut reader = Reader::new(&text);
+    assert_eq!(events::decode(name, &mut reader), Ok(event));
+    assert_eq!(reader.end(), Ok(()));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use sluice_policy::ids::{RowId, StepId};
-use sluice_ports::compute::{SampleFailure, Sampled, StepDone, Unsampled};
+use sluice_ports::compute::{FailedSequence, Sampled, SequenceFailure, StepDone};
 use sluice_ports::sampling::TokenLogprobs;
 
 #[derive(Serialize, Deserialize)]
@@ -21,6 +21,7 @@ struct WireSampled {
 #[derive(Serialize, Deserialize)]
 enum WireFailure {
     NoCandidate,
+    Refused(String),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -28,25 +29,27 @@ pub(super) struct WireDone {
     id: u64,
     attempt: u32,
     sampled: Vec<WireSampled>,
-    unsampled: Vec<(u32, WireFailure)>,
+    failed: Vec<(u32, WireFailure)>,
     layer_ns: Vec<u64>,
     stall_ns: Vec<u64>,
     kv_stall_ns: Vec<u64>,
     total_ns: u64,
 }
 
-impl From<SampleFailure> for WireFailure {
-    fn from(failure: SampleFailure) -> Self {
+impl From<SequenceFailure> for WireFailure {
+    fn from(failure: SequenceFailure) -> Self {
         match failure {
-            SampleFailure::NoCandidate => WireFailure::NoCandidate,
+            SequenceFailure::NoCandidate => WireFailure::NoCandidate,
+            SequenceFailure::Refused(reason) => WireFailure::Refused(reason),
         }
     }
 }
 
-impl From<WireFailure> for SampleFailure {
+impl From<WireFailure> for SequenceFailure {
     fn from(wire: WireFailure) -> Self {
         match wire {
-            WireFailure::NoCandidate => SampleFailure::NoCandidate,
+            WireFailure::NoCandidate => SequenceFailure::NoCandidate,
+            WireFailure::Refused(reason) => SequenceFailure::Refused(reason),
         }
     }
 }
@@ -63,7 +66,7 @@ impl From<&StepDone> for WireDone {
             id: done.id.0,
             attempt: done.attempt,
             sampled: done.sampled.iter().map(sampled).collect(),
-            unsampled: done.unsampled.iter().map(|one| (one.row.0, one.failure.into())).collect(),
+            failed: done.failed.iter().map(|one| (one.row.0, one.failure.clone().into())).collect(),
             layer_ns: done.layer_ns.clone(),
             stall_ns: done.stall_ns.clone(),
             kv_stall_ns: done.kv_stall_ns.clone(),
@@ -80,13 +83,13 @@ impl From<WireDone> for StepDone {
             token: one.token,
             logprobs: one.logprobs.map(logprobs),
         };
-        let unsampled =
-            |(row, failure): (u32, WireFailure)| Unsampled { row: RowId(row), failure: failure.into() };
+        let failed =
+            |(row, failure): (u32, WireFailure)| FailedSequence { row: RowId(row), failure: failure.into() };
         StepDone {
             id: StepId(wire.id),
             attempt: wire.attempt,
             sampled: wire.sampled.into_iter().map(sampled).collect(),
-            unsampled: wire.unsampled.into_iter().map(unsampled).collect(),
+            failed: wire.failed.into_iter().map(failed).collect(),
             layer_ns: wire.layer_ns,
             stall_ns: wire.stall_ns,
             kv_stall_ns: wire.kv_stall_ns,
