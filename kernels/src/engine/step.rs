@@ -10,6 +10,7 @@ use sluice_link::tables::TableReader;
 use sluice_link::vocabulary::{
     FailedSequence, Generation, LayerId, Sampled, SequenceFailure, StepDone, TokenLogprobs,
 };
+use sluice_memory::TurnFence;
 use thiserror::Error;
 
 use super::inputs::{Expected, StepInputs};
@@ -48,6 +49,12 @@ pub(super) enum StepError {
         /// The layer whose KV is gone.
         layer: u16,
     },
+    /// Another turn than the step's is in force on the GPU.
+    #[error("turn {epoch} has passed")]
+    TurnPassed {
+        /// Epoch of the step.
+        epoch: u64,
+    },
     /// The forward pass refused.
     #[error(transparent)]
     Forward(#[from] ForwardError),
@@ -60,6 +67,8 @@ pub(super) struct Stepper {
     ranges: Ranges,
     control: ControlPage,
     tables: TableReader,
+    /// Which turn is in force; none on a GPU without turns.
+    fence: Option<TurnFence>,
     faults: Faults,
     inputs: StepInputs,
     history: Vec<u32>,
@@ -73,11 +82,12 @@ impl Stepper {
         memory: EngineMemory,
         control: ControlPage,
         tables: TableReader,
+        fence: Option<TurnFence>,
         faults: Faults,
     ) -> Stepper {
         let ranges = memory.ranges();
         let (inputs, history) = (StepInputs::default(), Vec::new());
-        Stepper { model, memory, ranges, control, tables, faults, inputs, history, waits: 0 }
+        Stepper { model, memory, ranges, control, tables, fence, faults, inputs, history, waits: 0 }
     }
 
     /// The memory, to be changed between steps.
@@ -95,7 +105,9 @@ impl Stepper {
         // SAFETY: `read` found that many bytes backed, and backing does not change during a step.
         unsafe { self.ranges.set_activation_limit(order.activation_limit_bytes) };
         let (logits, times) = loop {
-            let mut hooks = Hooks::new(&self.control, &self.inputs.expected, self.faults, &mut self.waits);
+            let turn = Turn { fence: self.fence.as_ref(), epoch: order.epoch };
+            let mut hooks =
+                Hooks::new(&self.control, turn, &self.inputs.expected, self.faults, &mut self.waits);
             let sequences = self.inputs.sequences();
             if sequences.is_empty() {
                 match pass_layers(&mut hooks, self.model.spec().layers) {
@@ -197,16 +209,30 @@ struct LayerTimes {
     kv_stall_ns: Vec<u64>,
 }
 
-/// What happens between layers: wait for `ready` of weights and KV, publish `done`, keep the times.
+/// The turn of a step.
+#[derive(Clone, Copy)]
+struct Turn<'a> {
+    fence: Option<&'a TurnFence>,
+    epoch: u64,
+}
+
+impl Turn<'_> {
+    fn has_passed(self) -> bool {
+        self.fence.is_some_and(|fence| fence.passed(self.epoch))
+    }
+}
+
+/// What happens between layers: end with the step's turn, wait for `ready` of weights and KV, publish `done`, keep the times.
 struct Hooks<'a> {
     control: &'a ControlPage,
+    turn: Turn<'a>,
     expected: &'a [Expected],
     faults: Faults,
     waits: &'a mut u64,
     layer_ns: Vec<u64>,
     stall_ns: Vec<u64>,
     kv_stall_ns: Vec<u64>,
-    /// Why a layer was not read: what it was to read is gone.
+    /// Why a layer was not read: what it was to read is gone, or the turn has passed.
     overtaken: Option<StepError>,
 }
 
@@ -214,10 +240,16 @@ struct Hooks<'a> {
 static NEVER: AtomicBool = AtomicBool::new(false);
 
 impl<'a> Hooks<'a> {
-    fn new(control: &'a ControlPage, expected: &'a [Expected], faults: Faults, waits: &'a mut u64) -> Self {
+    fn new(
+        control: &'a ControlPage,
+        turn: Turn<'a>,
+        expected: &'a [Expected],
+        faults: Faults,
+        waits: &'a mut u64,
+    ) -> Self {
         let zeros = || vec![0; expected.len()];
         let (layer_ns, stall_ns, kv_stall_ns) = (zeros(), zeros(), zeros());
-        Hooks { control, expected, faults, waits, layer_ns, stall_ns, kv_stall_ns, overtaken: None }
+        Hooks { control, turn, expected, faults, waits, layer_ns, stall_ns, kv_stall_ns, overtaken: None }
     }
 
     fn times(self) -> LayerTimes {
@@ -274,6 +306,10 @@ impl LayerHooks for Hooks<'_> {
     fn before_layer(&mut self, layer: usize) -> ControlFlow<()> {
         if self.faults.layer_delay_ns > 0 {
             std::thread::sleep(Duration::from_nanos(self.faults.layer_delay_ns));
+        }
+        if self.turn.has_passed() {
+            self.overtaken = Some(StepError::TurnPassed { epoch: self.turn.epoch });
+            return ControlFlow::Break(());
         }
         let Expected { weights, kv } = self.expected[layer];
         weights.map_or(ControlFlow::Continue(()), |generation| self.wait_weights(layer, generation))?;

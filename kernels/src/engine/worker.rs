@@ -15,11 +15,12 @@ use sluice_link::error::LinkError;
 use sluice_link::message::StepOrder;
 use sluice_link::vocabulary::{ActionId, FailedSequence, Reback};
 use sluice_link::watch::show;
+use sluice_memory::TurnFence;
 use sluice_memory::mapping::MappingError;
 
 use super::memory::EngineMemory;
 use super::options::{BUILD, Options};
-use super::step::Stepper;
+use super::step::{StepError, Stepper};
 use super::{EXIT_BYE, EXIT_SIDECAR_GONE, EXIT_TORN, watcher};
 use crate::forward::Model;
 
@@ -96,6 +97,7 @@ fn attach(link: &mut SidecarLink, options: &Options) -> anyhow::Result<Stepper> 
         // The standard input of a worker is the socket of its supervisor.
         show(std::io::stdin().as_fd(), &control, sidecar.as_fd()).context("showing the sidecar")?;
     }
+    let fence = TurnFence::open(life.as_fd()).context("the epoch of the turn")?;
     // Open until this process ends, however it ends.
     std::mem::forget(life);
     let memory = EngineMemory::reserve(&setup, pool).context("reserving address space")?;
@@ -103,7 +105,7 @@ fn attach(link: &mut SidecarLink, options: &Options) -> anyhow::Result<Stepper> 
     let model = model.in_chunks_of(setup.chunk_tokens);
     link.ready(setup.layout().digest(), model.activation_cost())?;
     tracing::info!(layers = setup.spec.layers, "attached");
-    Ok(Stepper::new(model, memory, control, tables, setup.faults))
+    Ok(Stepper::new(model, memory, control, tables, fence, setup.faults))
 }
 
 fn threads(options: &Options, told: u16) -> usize {
@@ -140,6 +142,10 @@ fn step(link: &SidecarLink, stepper: &mut Stepper, order: &StepOrder) -> anyhow:
                 tracing::warn!(step = order.id.0, row = row.0, "{failure}");
             }
             link.done(done)?;
+        }
+        Err(passed @ StepError::TurnPassed { .. }) => {
+            tracing::warn!(step = order.id.0, "left: {passed}");
+            link.turn_passed(order)?;
         }
         Err(error) => {
             tracing::warn!(step = order.id.0, "refused: {error}");

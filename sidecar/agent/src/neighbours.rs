@@ -9,6 +9,7 @@ pub mod place;
 pub mod quota;
 pub mod refusal;
 pub mod shell;
+pub mod takeovers;
 pub mod turns;
 pub mod watch;
 

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use sluice_link::control::ControlPage;
 use sluice_memory::HostMemory;
+use sluice_memory::neighbourhood::LedgerError;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_ports::neighbourhood::NeighbourEvent;
 use sluice_scheduler::{Driver, Event, Finish, Notice, Outage, Sleep};
@@ -43,6 +44,9 @@ use state::Diary;
 
 /// Longest sleep when nothing is due.
 const IDLE_SLEEP: Duration = Duration::from_secs(1);
+
+/// A holder of the turn looks at its engine more often than this.
+const PROMISE_SLACK: Duration = Duration::from_millis(250);
 
 /// The device did not give what the tenant needs; only a new start can help.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +71,8 @@ pub struct Room {
     /// Where neighbours' questions go; none on a GPU of one's own.
     desk: Option<Arc<Desk>>,
     place: Option<Place>,
+    /// Turns that neighbours took from this tenant, as they were counted.
+    overtaken: u64,
     /// Its policy, share and cap.
     deal: Deal,
     bed: Bed,
@@ -96,11 +102,14 @@ impl Room {
                 message = self.inbox.try_recv().ok();
             }
             self.page.beat();
+            self.keep_turn();
             self.lie_down();
             self.follow_directive();
             let now = self.now();
             due = self.driver.step(now);
             self.watch_engine();
+            self.keep_turn();
+            self.count_overtaken();
             self.announce();
             self.bed.answer(self.driver.core().brain().rest());
             self.give_up_streams();
@@ -181,13 +190,43 @@ impl Room {
         }
     }
 
+    /// Extends the deadline of the turn by what the engine's work may still take. A holder whose engine hangs extends nothing.
+    fn keep_turn(&mut self) {
+        let (Some(place), Some(epoch)) = (&self.place, self.driver.core().held_epoch()) else { return };
+        let turn = place.seat.turn();
+        let promised = match self.watch.left() {
+            Some(left) => turn.promise(boot_ns(sluice_memory::since_boot() + left + PROMISE_SLACK)),
+            None if turn.held().is_none() => Err(LedgerError::Overtaken),
+            None => Ok(()),
+        };
+        match promised {
+            // Released a moment ago, or the next turn is on its way to the scheduler.
+            Ok(()) | Err(LedgerError::NoTurn) => {}
+            Err(LedgerError::Overtaken) => {
+                tracing::error!(epoch, "a neighbour took the turn, since this tenant was past its deadline");
+                self.driver.push(Event::Neighbour(NeighbourEvent::Overtaken { epoch }));
+            }
+            Err(error) => tracing::warn!(%error, "the deadline of the turn was not extended"),
+        }
+    }
+
     /// Kills an engine that makes no progress within its deadline.
     fn watch_engine(&mut self) {
         let compute = self.driver.compute();
         let (ordered, steps) = (compute.ordered(), compute.take_steps());
         steps.into_iter().for_each(|(tokens, took)| self.watch.step_done(tokens, took));
         let carried = self.driver.memory().carried_bytes();
-        self.watch.look(Instant::now(), ordered, carried);
+        if self.watch.look(Instant::now(), ordered, carried) {
+            self.metrics.engine_hung();
+        }
+    }
+
+    /// Counts the turns that neighbours took from this tenant.
+    fn count_overtaken(&mut self) {
+        let Some(place) = &self.place else { return };
+        let total = place.seat.turn().overtaken_total();
+        let before = std::mem::replace(&mut self.overtaken, total);
+        (before..total).for_each(|_| self.metrics.turn_overtaken());
     }
 
     /// Hands out what the scheduler has to say.
@@ -342,4 +381,9 @@ impl Room {
         self.driver.compute().bye();
         drop(self.streams);
     }
+}
+
+/// A moment of the clock since boot, nanoseconds.
+fn boot_ns(moment: Duration) -> u64 {
+    u64::try_from(moment.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -16,6 +16,7 @@ use sluice_wire::directive::{Sharing as SharingRule, TurnOrder};
 
 use super::desk::Desk;
 use super::ns;
+use super::takeovers::Takeovers;
 
 /// What passes by itself is waited for this long; what somebody else has to end for as long as that takes.
 const JOIN_PATIENCE: Duration = Duration::from_secs(10);
@@ -58,6 +59,8 @@ pub struct Place {
     pub seat: Arc<Seat>,
     /// What the configuration says of it.
     pub config: NeighbourhoodConfig,
+    /// Turns that it took from holders that were past their deadline.
+    pub takeovers: Arc<Takeovers>,
 }
 
 /// `namespace/name`: how the ledger names a tenant.
@@ -94,6 +97,7 @@ impl PlaceError {
                 | OpenError::ClaimId { .. }
                 | OpenError::Kernel { .. } => None,
             },
+            PlaceError::Join { .. } | PlaceError::Boot(_) => None,
         }
     }
 }
@@ -170,7 +174,7 @@ impl Place {
         let least_bytes = if place.sharing == SharingRule::Isolated { share_bytes } else { 0 };
         let seat = ledger.join_for(&name, Wish { floor_bytes: 0, share_bytes, least_bytes });
         let seat = seat.map_err(|source| PlaceError::Join { folder: folder(), source })?;
-        Ok(Place { seat: Arc::new(seat), config: place.clone() })
+        Ok(Place { seat: Arc::new(seat), config: place.clone(), takeovers: Arc::default() })
     }
 
     /// Where the tenant's neighbours are answered.

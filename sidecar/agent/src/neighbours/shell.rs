@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use sluice_memory::neighbourhood::Seat;
+use sluice_memory::neighbourhood::{LedgerError, Seat};
 use sluice_policy::ids::Nanos;
 use sluice_policy::trader::Letter;
 use sluice_ports::neighbourhood::{Neighbourhood, TurnCall};
@@ -48,11 +48,13 @@ impl Neighbourhood for Shell {
                 // A thread that has gone has said why; the tenant then waits, as for a turn that does not come.
                 let _ = turns.send(());
             }
-            (TurnCall::Release, _) => {
-                if let Err(error) = self.seat.turn().release() {
-                    tracing::error!(%error, "the turn could not be given up");
+            (TurnCall::Release, _) => match self.seat.turn().release() {
+                Ok(()) => {}
+                Err(LedgerError::Overtaken) => {
+                    tracing::error!("a neighbour took the turn, since this tenant was past its deadline");
                 }
-            }
+                Err(error) => tracing::error!(%error, "the turn could not be given up"),
+            },
             (TurnCall::Want, None) => {}
         }
     }

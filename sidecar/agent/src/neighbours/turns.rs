@@ -7,6 +7,7 @@ use std::time::Duration;
 use sluice_memory::neighbourhood::{Epoch, Seat, TurnLine, TurnOrder};
 use sluice_ports::neighbourhood::NeighbourEvent;
 
+use super::takeovers::Takeovers;
 use crate::directive::Directives;
 use crate::metrics::Metrics;
 use crate::service::{Inbox, Message};
@@ -25,6 +26,8 @@ pub struct Ends {
     pub inbox: Inbox,
     /// How long the hand-over took.
     pub metrics: Arc<Metrics>,
+    /// Those that were taken from a holder past its deadline.
+    pub takeovers: Arc<Takeovers>,
 }
 
 /// How a tenant stands in the line.
@@ -63,6 +66,10 @@ fn wait_for_turns(seat: &Seat, standing: &Standing, wishes: &Receiver<()>, ends:
         ends.inbox.send(Message::Neighbour(Box::new(event)));
         if let Some(time) = seat.turn().handover() {
             ends.metrics.handed_over(time);
+        }
+        if let Some(taken) = seat.turn().taken_over() {
+            ends.takeovers.note(taken);
+            ends.metrics.turn_taken_over();
         }
         wished = tell_when_sought(&seat.turn(), epoch, wishes, ends);
     }

@@ -230,6 +230,7 @@ impl Loading {
             desk,
             deal: Deal::new(rule, grant(config, place.as_ref())),
             place,
+            overtaken: 0,
             bed: Bed::new(config.hibernate_after_seconds, self.directives),
         };
         left.early.into_iter().for_each(|message| room.take(message));

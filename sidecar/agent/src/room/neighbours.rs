@@ -69,7 +69,8 @@ impl Among {
             self.runtime.spawn(office.work(written));
         }
         let spawn = |order| {
-            let ends = turns::Ends { inbox: inbox.clone(), metrics: self.metrics.clone() };
+            let (metrics, takeovers) = (self.metrics.clone(), place.takeovers.clone());
+            let ends = turns::Ends { inbox: inbox.clone(), metrics, takeovers };
             let (priority, directives) = (place.config.priority, self.directives.clone());
             turns::spawn(seat.clone(), Standing { order, priority, directives }, ends)
         };
@@ -213,6 +214,11 @@ impl Seen<'_> {
     fn turn(&self, place: &Place) -> TurnState {
         let counters = self.core.snapshot().counters;
         let line = place.seat.turn();
+        // A line that cannot be read has no holder that could be named.
+        let holder = line.holder().ok().flatten();
+        let overdue = holder.as_ref().map_or(Duration::ZERO, |holder| holder.overdue);
+        self.metrics.turn_holder_overdue(overdue.as_secs_f64());
+        let (takeovers_total, last_takeover) = place.takeovers.seen();
         TurnState {
             holds: self.core.holds_turn(),
             epoch: line.held().map_or(0, |epoch| epoch.0),
@@ -221,7 +227,11 @@ impl Seen<'_> {
             turns_total: counters.turns,
             handover: self.metrics.handovers(),
             wait: self.metrics.waits_for(Awaited::Turn),
-            ..TurnState::default()
+            holder: holder.map(|holder| holder.name),
+            holder_overdue_ms: u64::try_from(overdue.as_millis()).unwrap_or(u64::MAX),
+            takeovers_total,
+            last_takeover,
+            overtaken_total: line.overtaken_total(),
         }
     }
 }

@@ -26,7 +26,11 @@ fn directives(folder: &Path) -> Arc<Directives> {
 /// A tenant that waits for its turn with the priority of its configuration.
 fn waits(seat: &Arc<Seat>, priority: i32, directives: &Arc<Directives>) -> Receiver<Message> {
     let (inbox, messages) = Inbox::new();
-    let ends = Ends { inbox, metrics: Arc::new(Metrics::new("tiny", &SloConfig::default())) };
+    let ends = Ends {
+        inbox,
+        metrics: Arc::new(Metrics::new("tiny", &SloConfig::default())),
+        takeovers: Arc::default(),
+    };
     let standing = Standing { order: ORDER, priority, directives: directives.clone() };
     let wishes = spawn(seat.clone(), standing, ends).expect("a thread");
     wishes.send(()).expect("it listens");

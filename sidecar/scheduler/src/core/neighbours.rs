@@ -86,6 +86,14 @@ impl Core {
         !matches!(self.config.sharing, Sharing::Temporal(_)) || matches!(self.turn, Turn::Held { .. })
     }
 
+    /// The epoch of the turn that the tenant holds.
+    pub fn held_epoch(&self) -> Option<u64> {
+        match self.turn {
+            Turn::Held { epoch, .. } => Some(epoch),
+            Turn::Away | Turn::Wanted { .. } => None,
+        }
+    }
+
     fn keeps_turn(&mut self, now: Nanos, quantum: Quantum, busy: bool) -> bool {
         if let Turn::Held { since, ran, sought, .. } = self.turn {
             let predicted_step_ns = self.predicted_step_ns(quantum);
