@@ -13,6 +13,7 @@ mod engine_faults;
 mod examples;
 mod floors;
 mod gpu_probe;
+mod hangs;
 mod hibernate;
 mod hostile;
 mod link_peer;

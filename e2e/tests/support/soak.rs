@@ -17,7 +17,6 @@ pub mod witness;
 
 use std::borrow::Cow;
 use std::io::Write;
-use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -263,21 +262,8 @@ fn start<'a>(world: &'a World, plan: &Plan, folders: &[PathBuf], fault: Option<&
     let options: Vec<_> = fault.into_iter().chain(loan).collect();
     match options.as_slice() {
         [] => world.up(&yaml, &arguments),
-        options => world.up_of(&special(world, &options.join(" ")), &yaml.text(), &arguments),
+        options => world.up_of(&world.special_binaries(&options.join(" ")), &yaml.text(), &arguments),
     }
-}
-
-/// A folder of binaries whose sidecar has options that the product's has not.
-fn special(world: &World, options: &str) -> PathBuf {
-    let folder = world.path("bin");
-    std::fs::create_dir(&folder).unwrap();
-    symlink(model::binary("sluice-engine"), folder.join("sluice-engine")).unwrap();
-    let sidecar = model::binary("examples/faulty-sidecar");
-    let script = format!("#!/bin/sh\nexec '{}' {options} \"$@\"\n", sidecar.display());
-    let path = folder.join("sluice-sidecar");
-    std::fs::write(&path, script).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-    folder
 }
 
 /// Every visit in its time; returns how often one was cut off.

@@ -1,6 +1,7 @@
 //! A folder for the tenants of one test, and `sluice up` in it. Nothing outside the folder is touched, and at the end
 //! nothing of it is left.
 
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
@@ -80,6 +81,19 @@ impl World {
             .spawn()
             .unwrap();
         Up { child, world: self }
+    }
+
+    /// A folder of binaries whose sidecar has options that the product's has not: those of the example `faulty-sidecar`.
+    pub fn special_binaries(&self, options: &str) -> PathBuf {
+        let folder = self.path("bin");
+        std::fs::create_dir(&folder).unwrap();
+        symlink(model::binary("sluice-engine"), folder.join("sluice-engine")).unwrap();
+        let sidecar = model::binary("examples/faulty-sidecar");
+        let script = format!("#!/bin/sh\nexec '{}' {options} \"$@\"\n", sidecar.display());
+        let path = folder.join("sluice-sidecar");
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        folder
     }
 
     /// What `sluice up` and all below it have said on stdout so far.

@@ -95,6 +95,11 @@ impl Stepper {
         &mut self.memory
     }
 
+    /// What tests inject.
+    pub(super) fn faults(&self) -> Faults {
+        self.faults
+    }
+
     /// Runs `order`, which was received at `begun`.
     pub(super) fn run(&mut self, order: &StepOrder, begun: Instant) -> Result<StepDone, StepError> {
         let vocab = self.model.spec().vocab;

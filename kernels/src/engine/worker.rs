@@ -127,6 +127,10 @@ fn serve(link: &mut SidecarLink, mut stepper: Stepper) -> anyhow::Result<()> {
 }
 
 fn reback(link: &SidecarLink, stepper: &mut Stepper, id: ActionId, ops: &[Reback]) -> anyhow::Result<()> {
+    let delay = Duration::from_nanos(stepper.faults().reback_delay_ns);
+    if !delay.is_zero() {
+        std::thread::sleep(delay);
+    }
     match stepper.memory().apply(ops) {
         Ok(()) => link.applied(id)?,
         Err(torn @ MappingError::Torn { .. }) => return Err(torn.into()),

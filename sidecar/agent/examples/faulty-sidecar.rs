@@ -25,6 +25,12 @@ struct Faulty {
     /// seconds it must do within these.
     #[arg(long)]
     loan_ms: Option<u64>,
+    /// The engine sleeps so long before each layer, milliseconds. No fault: steps are long enough to be met from outside.
+    #[arg(long, default_value_t = 0)]
+    layer_delay_ms: u64,
+    /// The engine sleeps so long before each change of its mappings, milliseconds. No fault either.
+    #[arg(long, default_value_t = 0)]
+    reback_delay_ms: u64,
     #[command(flatten)]
     args: Args,
 }
@@ -43,6 +49,8 @@ impl Faulty {
     fn injected(&self) -> InjectedFaults {
         let mut faults =
             InjectedFaults { loan: self.loan_ms.map(Duration::from_millis), ..InjectedFaults::default() };
+        faults.engine.layer_delay_ns = self.layer_delay_ms * 1_000_000;
+        faults.engine.reback_delay_ns = self.reback_delay_ms * 1_000_000;
         match self.fault {
             None => {}
             Some(Fault::LostEarmark) => faults.ledger.lose_earmark = true,

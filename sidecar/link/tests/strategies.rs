@@ -147,14 +147,14 @@ pub fn reback() -> impl Strategy<Value = Reback> {
 }
 
 fn setup() -> impl Strategy<Value = EngineSetup> {
-    let faults = (option::of(any::<u64>()), any::<u64>(), any::<bool>());
+    let faults = (option::of(any::<u64>()), any::<u64>(), any::<u64>(), any::<bool>());
     (1..40u16, 1..64u32, any::<u16>(), faults).prop_map(|(layers, rows, threads, faults)| {
         let mut setup = small_setup();
         setup.spec.layers = layers;
         setup.max_rows = rows;
         setup.threads = threads;
-        setup.faults =
-            Faults { dropped_wait: faults.0, layer_delay_ns: faults.1, poison_activations: faults.2 };
+        let (dropped_wait, layer_delay_ns, reback_delay_ns, poison_activations) = faults;
+        setup.faults = Faults { dropped_wait, layer_delay_ns, reback_delay_ns, poison_activations };
         setup
     })
 }

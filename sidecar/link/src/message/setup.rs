@@ -13,6 +13,8 @@ pub struct Faults {
     pub dropped_wait: Option<u64>,
     /// Sleep before each layer, so that a test can strike inside a step.
     pub layer_delay_ns: u64,
+    /// Sleep before a change of mappings, so that a test can strike inside one.
+    pub reback_delay_ns: u64,
     /// Fill the activation range with NaN before each step: nothing may depend on what it held.
     pub poison_activations: bool,
 }

@@ -1,0 +1,333 @@
+//! Processes that hang instead of dying: each one of a tenant is stopped in each state, its neighbours go on, and the tenant
+//! comes back by itself. SIGCONT after a takeover changes nothing.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use sluice_wire::State;
+use sluice_wire::state::{Phase, TurnState};
+
+use crate::support::tenant::{greedy, prompt};
+use crate::support::trio::{self, HOME_AFTER_DEATHS, Trio, place, same};
+use crate::support::wait::within;
+use crate::support::{Answer, Tenant, World, Yaml, eventually, processes, slow};
+
+/// Beyond three steps neighbours wait this long at most: the floor of a deadline (2 s), the grace of a takeover, and the
+/// time of a kill and of a hand-over.
+const FLOOR: Duration = Duration::from_secs(3);
+/// A hung sidecar is killed after 10 s, a supervisor that starts no engine after 15 s; time in which the node is slow counts a
+/// quarter at least.
+const KILLED: Duration = Duration::from_secs(90);
+/// Slow enough to be met in the middle: each layer of each step, each change of mappings.
+const SLOWED: &str = "--layer-delay-ms 2 --reback-delay-ms 60";
+
+/// A process of a tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stopped {
+    Worker,
+    Supervisor,
+    Sidecar,
+}
+
+/// When it is stopped.
+#[derive(Clone, Copy, Debug)]
+enum When {
+    /// A step of its turn runs.
+    Computing,
+    /// It has lent memory.
+    Lending,
+    /// It has borrowed memory.
+    Borrowing,
+    /// Memory of it is on its way.
+    Rebacking,
+}
+
+impl When {
+    fn is_met(self, state: &State) -> bool {
+        let place = place(state);
+        let holds = place.turn.as_ref().is_some_and(|turn| turn.holds);
+        match self {
+            When::Computing => holds && state.queue.running > 0,
+            When::Lending => place.lent_bytes > 0,
+            When::Borrowing => place.borrowed_bytes > 0,
+            When::Rebacking => place.in_transit_bytes > 0 && state.engine.pid.is_some(),
+        }
+    }
+}
+
+fn turn(state: &State) -> &TurnState {
+    place(state).turn.as_ref().expect("turns are taken")
+}
+
+/// The process of a tenant, as its state names its engine.
+fn process(tenant: &Tenant, state: &State, stopped: Stopped) -> u32 {
+    let engine = state.engine.pid.expect("an engine is attached");
+    match stopped {
+        Stopped::Worker => engine,
+        Stopped::Supervisor => processes::parent(engine),
+        Stopped::Sidecar => tenant.record.pid,
+    }
+}
+
+/// Time for which some process of the node waited for a CPU so far.
+fn node_stall() -> Duration {
+    let text = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
+    let total =
+        text.lines().next().and_then(|line| line.rsplit_once("total=")).map_or("0", |(_, total)| total);
+    Duration::from_micros(total.trim().parse().unwrap())
+}
+
+/// How long neighbours may wait after `stopped`: three times what a step takes and the floor, and what the node was slow.
+struct Clock {
+    stopped: Instant,
+    stall: Duration,
+    step: Duration,
+}
+
+impl Clock {
+    fn start(state: &State) -> Clock {
+        let step = Duration::from_nanos(state.figures.engine_tbt.p99_ns);
+        Clock { stopped: Instant::now(), stall: node_stall(), step }
+    }
+
+    fn allows(&self) -> Duration {
+        3 * self.step + FLOOR + node_stall().saturating_sub(self.stall)
+    }
+
+    /// Waits until each of `others` has run a step since. Returns how long that took.
+    async fn until_steps(&self, what: &str, others: &[&Tenant]) -> Duration {
+        let mut before = Vec::new();
+        for other in others {
+            before.push(other.state().await.figures.steps_total);
+        }
+        for (other, before) in others.iter().zip(before) {
+            let ran = |state: &State| state.figures.steps_total > before + 1;
+            eventually(what, async || {
+                let late = self.stopped.elapsed() > 4 * self.allows();
+                assert!(!late, "{what}: a neighbour stands still: {:?}", other.try_state().await);
+                other.try_state().await.filter(ran)
+            })
+            .await;
+        }
+        let (took, allowed) = (self.stopped.elapsed(), self.allows());
+        assert!(took <= allowed, "{what}: neighbours waited {took:?}, {allowed:?} are allowed");
+        took
+    }
+}
+
+/// A trio under load, of which one tenant is about to hang.
+struct Case<'a, 'w> {
+    trio: &'a mut Trio<'w>,
+    alone: &'a [Vec<Answer>],
+    /// How often each sidecar was started.
+    starts: &'a mut [usize; 3],
+}
+
+impl Case<'_, '_> {
+    /// Stops a process of the first tenant that is as wanted, and waits for its neighbours and for itself.
+    async fn run(&mut self, stopped: Stopped, when: When) {
+        let what = format!("{stopped:?} stopped while {when:?}");
+        let loads = self.trio.tenants.each_ref().map(trio::begin);
+        let met = |state: &State| state.engine.pid.is_some() && when.is_met(state);
+        let (victim, state) = self.trio.one_that(&what, met).await;
+        let pid = process(&self.trio.tenants[victim], &state, stopped);
+        processes::signal(pid, Signal::STOP);
+        let clock = Clock::start(&state);
+        let others: Vec<_> = [0, 1, 2].into_iter().filter(|index| *index != victim).collect();
+        let neighbours: Vec<_> = others.iter().map(|index| &self.trio.tenants[*index]).collect();
+        let took = clock.until_steps(&what, &neighbours).await;
+        eprintln!("{what}: neighbours went on after {took:?}, a step takes {:?}", clock.step);
+        match stopped {
+            Stopped::Worker => self.engine_is_replaced(victim, &state).await,
+            Stopped::Supervisor => processes::signal(pid, Signal::CONT),
+            Stopped::Sidecar => self.sidecar_is_replaced(victim, pid).await,
+        }
+        for (index, load) in loads.into_iter().enumerate() {
+            let mut answers = trio::ended(load).await;
+            let mut expected = self.alone[index].clone();
+            if stopped == Stopped::Sidecar && index == victim {
+                let mut came = answers.iter().map(Result::is_ok);
+                expected.retain(|_| came.next().unwrap());
+                answers.retain(Result::is_ok);
+            }
+            same(index, answers, &expected);
+        }
+        self.trio.all_home(HOME_AFTER_DEATHS).await;
+    }
+
+    async fn engine_is_replaced(&self, victim: usize, before: &State) {
+        let replaced = |state: &State| {
+            let pid = state.engine.pid;
+            state.engine.hangs > before.engine.hangs && pid.is_some() && pid != before.engine.pid
+        };
+        let state = self.trio.tenants[victim].until("its engine is replaced", replaced).await;
+        let hang = state.engine.last_hang.expect("it is told");
+        assert!(!hang.alive && hang.waited_ms >= hang.limit_ms, "{hang:?}");
+        assert!(hang.waited_ms < hang.limit_ms + 500, "it was looked at in time: {hang:?}");
+    }
+
+    async fn sidecar_is_replaced(&mut self, victim: usize, pid: u32) {
+        let dead = async || (!processes::alive(pid)).then_some(());
+        within(KILLED, "its engine's supervisor kills it", dead).await;
+        self.starts[victim] += 1;
+        let name = self.trio.tenants[victim].record.name.clone();
+        self.trio.tenants[victim] = self.trio.up.ready_again(&name, self.starts[victim]).await;
+    }
+}
+
+/// Runs cases one after the other on the same tenants.
+async fn cases(cases: &[(Stopped, When)]) {
+    let world = World::new();
+    let binaries = world.special_binaries(SLOWED);
+    let mut trio = Trio::start_of(&binaries, &world, "Oneiros").await;
+    let alone: Vec<_> = trio.alone().await.into_iter().map(|(answers, _)| answers).collect();
+    let mut starts = [1; 3];
+    for (stopped, when) in cases {
+        Case { trio: &mut trio, alone: &alone, starts: &mut starts }.run(*stopped, *when).await;
+    }
+    trio.up.end_cleanly().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_stopped_in_any_state_is_replaced_and_its_neighbours_go_on() {
+    let all = [When::Computing, When::Lending, When::Borrowing, When::Rebacking];
+    cases(&all.map(|when| (Stopped::Worker, when))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sidecar_that_is_stopped_in_any_state_is_replaced_and_its_neighbours_go_on() {
+    let all = [When::Computing, When::Lending, When::Borrowing, When::Rebacking];
+    cases(&all.map(|when| (Stopped::Sidecar, when))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_supervisor_that_is_stopped_disturbs_nobody() {
+    cases(&[When::Computing, When::Lending, When::Rebacking].map(|when| (Stopped::Supervisor, when))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_that_is_frozen_in_its_turn_changes_nothing_when_it_runs_again() {
+    let world = World::new();
+    let binaries = world.special_binaries(SLOWED);
+    let trio = Trio::start_of(&binaries, &world, "Oneiros").await;
+    let alone = trio.alone().await;
+    let loads = trio.tenants.each_ref().map(trio::begin);
+    let (victim, state) = trio.one_that("computes", |state| When::Computing.is_met(state)).await;
+    let tenant = &trio.tenants[victim];
+    let all =
+        [Stopped::Sidecar, Stopped::Supervisor, Stopped::Worker].map(|one| process(tenant, &state, one));
+    all.into_iter().for_each(|pid| processes::signal(pid, Signal::STOP));
+    let clock = Clock::start(&state);
+    let others: Vec<_> = [0, 1, 2].into_iter().filter(|index| *index != victim).collect();
+    let neighbours: Vec<_> = others.iter().map(|index| &trio.tenants[*index]).collect();
+    let took = clock.until_steps("the turn passes by its epoch", &neighbours).await;
+    eprintln!("frozen in its turn: neighbours went on after {took:?}");
+    let from = format!("default/{}", tenant.record.name);
+    let names = |state: &State| {
+        turn(state)
+            .last_takeover
+            .as_ref()
+            .is_some_and(|takeover| takeover.from == from && takeover.overdue_ms > 0)
+    };
+    eventually("a neighbour names the tenant that hangs", async || {
+        let [one, other] = [neighbours[0].state().await, neighbours[1].state().await];
+        [one, other].iter().any(names).then_some(())
+    })
+    .await;
+    all.into_iter().for_each(|pid| processes::signal(pid, Signal::CONT));
+    for (index, load) in loads.into_iter().enumerate() {
+        same(index, trio::ended(load).await, &alone[index].0);
+    }
+    let state = tenant.state().await;
+    assert!(turn(&state).overtaken_total > 0, "{:?}", turn(&state));
+    assert_eq!((state.engine.restarts, tenant.record.pid), (0, all[0]), "nothing of it was killed");
+    trio.all_home(HOME_AFTER_DEATHS).await;
+    trio.up.end_cleanly().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_is_stopped_for_good_is_replaced_and_its_streams_go_on_with_the_same_tokens() {
+    let world = World::new();
+    let (up, tenant) = slow::start(&world, "").await;
+    let (body, expected) = slow::undisturbed(&tenant, 6, 30).await;
+    let mut stream = tenant.stream(&body).await;
+    stream.until_tokens(5).await;
+    let engine = tenant.engine().await;
+    processes::signal(engine, Signal::STOP);
+    assert_eq!(stream.finish().await.unwrap(), expected);
+    let state = tenant.state().await;
+    assert_ne!(state.engine.pid, Some(engine));
+    assert_eq!((state.engine.hangs, state.engine.restarts), (1, 1));
+    let hang = state.engine.last_hang.expect("it is told");
+    assert_eq!((hang.during.as_str(), hang.alive), ("step", false));
+    assert!(!processes::alive(engine));
+    up.end_cleanly().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_supervisor_that_starts_no_engine_is_replaced_and_the_streams_go_on() {
+    let world = World::new();
+    let (up, tenant) = slow::start(&world, "").await;
+    let (body, expected) = slow::undisturbed(&tenant, 7, 30).await;
+    let mut stream = tenant.stream(&body).await;
+    stream.until_tokens(5).await;
+    let engine = tenant.engine().await;
+    let supervisor = processes::parent(engine);
+    processes::signal(supervisor, Signal::STOP);
+    processes::signal(engine, Signal::KILL);
+    assert_eq!(stream.finish().await.unwrap(), expected);
+    assert!(!processes::alive(supervisor), "it was stopped, and nobody continued it");
+    up.end_cleanly().await;
+}
+
+/// 16 layers of 1.3 MiB that come over a link of 8 MiB/s: it wakes for seconds.
+const SLEEPER: &str = "--layers 16 --hidden 256 --heads 8 --kv-heads 8 --intermediate 512";
+const ASLEEP: &str = "pacing: {mode: Immediate}, memory: {hostKv: 8Mi}, \
+                      idle: {afterSeconds: 1, hibernateAfterSeconds: 2}, drainSeconds: 2";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_is_stopped_while_its_tenant_wakes_is_replaced_and_its_neighbour_goes_on() {
+    let world = World::new();
+    let mut yaml = Yaml::pool("72Mi");
+    for (seed, (name, spec)) in
+        [("sleeper", ASLEEP), ("other", "pacing: {mode: Immediate}, drainSeconds: 2")].into_iter().enumerate()
+    {
+        let folder = world.model(&format!("model-{name}"), &format!("{SLEEPER} --seed {seed}"));
+        yaml = yaml.tenant(name, &folder, ", maxModelLen: 256", spec);
+    }
+    (yaml.link, yaml.chunk) = (Some("8Mi"), Some("64Ki"));
+    yaml.sharing = Some("{mode: Temporal, temporal: {order: RoundRobin}}");
+    let mut up = world.up(&yaml, &["--poison"]);
+    let (mut sleeper, other) = (up.ready("sleeper").await, up.ready("other").await);
+    let question = greedy(&prompt(1, 60), 20);
+    let (answer, theirs) =
+        (sleeper.complete(&question).await.unwrap(), other.complete(&question).await.unwrap());
+    for stopped in [Stopped::Worker, Stopped::Sidecar] {
+        let asleep = |state: &State| state.phase == Phase::Hibernated && state.engine.pid.is_some();
+        sleeper.until("it hibernates", asleep).await;
+        let woken = tokio::spawn({
+            let (tenant, body) = (sleeper.clone(), question.clone());
+            async move { tenant.complete(&body).await }
+        });
+        let state = sleeper.until("it wakes", |state| state.phase == Phase::Waking).await;
+        let pid = process(&sleeper, &state, stopped);
+        processes::signal(pid, Signal::STOP);
+        let clock = Clock::start(&other.state().await);
+        assert_eq!(other.complete(&question).await.unwrap(), theirs, "its neighbour");
+        eprintln!(
+            "{stopped:?} stopped while waking: the neighbour answered after {:?}",
+            clock.stopped.elapsed()
+        );
+        let woken = woken.await.unwrap();
+        match stopped {
+            Stopped::Sidecar => {
+                assert!(woken.is_err(), "what was cut must not look whole");
+                sleeper = up.ready_again("sleeper", 2).await;
+            }
+            _ => assert_eq!(woken.unwrap(), answer),
+        }
+        assert!(!processes::alive(pid), "{stopped:?} was killed");
+        assert_eq!(sleeper.complete(&question).await.unwrap(), answer);
+    }
+    up.end_cleanly().await;
+}
