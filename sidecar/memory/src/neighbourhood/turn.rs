@@ -205,8 +205,7 @@ impl<'a> TurnLine<'a> {
         let overtaken = from.map(|held| shared.taken_over(held));
         let mut own = turns.own();
         let Some(epoch) = self.lock_next()? else { return Ok(None) };
-        let handover_ns = if from.is_some() { 0 } else { self.handover_ns() };
-        turns.handover.store(handover_ns, Ordering::Release);
+        turns.handover.store(self.handover_ns(), Ordering::Release);
         record.set(word::DEADLINE, since_boot_ns().saturating_add(FIRST_DEADLINE.as_nanos() as u64));
         record.set(word::TURN, epoch);
         if record.get(word::TICKET) != 0 {

@@ -121,3 +121,17 @@ fn a_file_of_locks_that_is_cut_ends_nobody_and_passes_no_epoch() {
         assert!(matches!(refused, Err(OpenError::Damaged { .. })), "others still use it");
     }
 }
+
+#[test]
+fn an_overtaken_holder_that_notices_keeps_no_lock_of_the_turn() {
+    let stage = Stage::new();
+    let [a, b, c] = ["a", "b", "c"].map(|name| stage.open().join(name, 0, 0).unwrap());
+    take(&a);
+    a.turn().promise(1).unwrap();
+    take(&b);
+    assert_eq!(a.turn().held(), None);
+    b.turn().release().unwrap();
+    // Without epochs the turn is had only where no description has any of its bytes.
+    cut(&stage, "locks", 0);
+    take(&c);
+}

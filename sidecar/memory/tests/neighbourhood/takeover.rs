@@ -1,6 +1,7 @@
 //! A holder that exceeds its deadline loses the turn to the next in line, and sees that before it does anything more.
 
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use sluice_memory::neighbourhood::{
@@ -9,6 +10,7 @@ use sluice_memory::neighbourhood::{
 use sluice_memory::{TurnFence, since_boot};
 
 use super::stage::{Actor, Stage};
+use super::turns::bell;
 
 const ORDER: TurnOrder = TurnOrder::RoundRobin;
 const LONG: Duration = Duration::from_secs(60);
@@ -194,6 +196,17 @@ fn a_holder_that_waits_to_be_sought_hears_that_it_was_overtaken() {
         assert!(begun.elapsed() < LONG / 2, "{:?}", begun.elapsed());
     });
     assert_eq!(a.turn().overtaken_total(), 1);
+}
+
+#[test]
+fn a_takeover_rings_the_bell_on_which_others_sleep() {
+    let (stage, [a, b]) = seats();
+    take_overdue(&a);
+    b.turn().request(0).unwrap();
+    let bell = bell(&stage);
+    let before = bell.load(Ordering::Acquire);
+    assert!(take(&b, LONG).is_some());
+    assert_ne!(bell.load(Ordering::Acquire), before);
 }
 
 #[test]

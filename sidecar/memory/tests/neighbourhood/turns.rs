@@ -181,7 +181,7 @@ fn whoever_waits_is_woken_by_a_release_and_by_a_cancellation() {
 }
 
 /// The futex of the turn, through a mapping of the test's own: word 10 of the header.
-fn bell(stage: &Stage) -> &'static AtomicU32 {
+pub fn bell(stage: &Stage) -> &'static AtomicU32 {
     let file = OpenOptions::new().read(true).write(true).open(stage.folder().join("ledger")).unwrap();
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
     // SAFETY: a fresh mapping that is never unmapped; the word is aligned and only reached atomically.
