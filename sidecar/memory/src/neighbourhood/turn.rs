@@ -145,10 +145,10 @@ impl<'a> TurnLine<'a> {
         let late = shared.turn_holder()?.filter(|held| faults.ignore_deadline || held.is_overdue(now_ns));
         let Some(held) = late else {
             turns.late().forget();
-            turns.lying().forget();
             return Ok(Found::Kept);
         };
         let seen_ns = turns.late().look((held.epoch, held.deadline_ns), now_ns, faults);
+        // From now on it is overdue: those before in the line have their time again.
         if seen_ns == 0 {
             turns.lying().forget();
         }

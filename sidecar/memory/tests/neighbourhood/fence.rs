@@ -75,6 +75,16 @@ fn an_engine_can_read_the_epoch_and_not_write_it() {
     assert_eq!(mappings(), ["rw-s"]);
 }
 
+/// More often than a process can have mappings of such files at once.
+#[test]
+fn a_view_that_ends_leaves_its_place_to_the_next() {
+    let stage = Stage::new();
+    let seat = stage.open().join("a", 0, 0).unwrap();
+    for _ in 0..2000 {
+        assert!(!open(&seat).passed(0));
+    }
+}
+
 #[test]
 fn epochs_go_on_without_the_ledger() {
     let stage = Stage::new();

@@ -183,6 +183,18 @@ fn the_first_in_line_takes_over_and_the_next_only_when_the_first_does_not() {
 }
 
 #[test]
+fn the_first_in_line_has_its_whole_time_again_when_the_deadline_was_extended() {
+    let (_stage, [a, b, c]) = seats();
+    take_overdue(&a);
+    [&b, &c].into_iter().for_each(|seat| seat.turn().request(0).unwrap());
+    assert_eq!(take(&c, OVERDUE_GRACE + PASSED_OVER * 3 / 4), None);
+    a.turn().promise(2).unwrap();
+    let begun = Instant::now();
+    assert!(take(&c, LONG).is_some());
+    assert!(begun.elapsed() >= OVERDUE_GRACE + PASSED_OVER, "{:?}", begun.elapsed());
+}
+
+#[test]
 fn a_holder_that_waits_to_be_sought_hears_that_it_was_overtaken() {
     let (_stage, [a, b]) = seats();
     take_overdue(&a);
