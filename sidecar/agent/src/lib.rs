@@ -7,6 +7,7 @@ pub mod directive;
 pub mod engine_child;
 pub mod fetch;
 pub mod gateway;
+pub mod heartbeat;
 pub mod inspect;
 mod logs;
 pub mod metrics;

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use crate::gateway::open::OpenRequests;
 use crate::gateway::readiness;
 use crate::gateway::scrape::Scrape;
+use crate::heartbeat::Heartbeat;
 use crate::service::{Service, Status};
 
 type Shared = State<Scrape>;
@@ -71,8 +72,8 @@ impl Hook {
     }
 }
 
-/// The routes of `:8002`. `hook` adds `/drain`.
-pub fn router(scrape: Scrape, hook: Option<Hook>) -> Router {
+/// The routes of `:8002`. `hook` adds `/drain`; `heartbeat` is that of the scheduler's thread.
+pub fn router(scrape: Scrape, hook: Option<Hook>, heartbeat: Heartbeat) -> Router {
     let draining = hook.as_ref().map(|hook| hook.draining.clone()).unwrap_or_default();
     let hooks = match hook {
         Some(hook) => Router::new().route("/drain", get(drain)).with_state(hook),
@@ -81,7 +82,7 @@ pub fn router(scrape: Scrape, hook: Option<Hook>) -> Router {
     Router::new()
         .route("/startup", get(startup))
         .route("/ready", get(async move |State(scrape): Shared| ready(&scrape.service, &draining)))
-        .route("/live", get(|| async { (StatusCode::OK, "live\n") }))
+        .route("/live", get(async move || live(&heartbeat)))
         .route("/metrics", get(async |State(scrape): Shared| scrape.answer().await))
         .with_state(scrape)
         .merge(hooks)
@@ -93,6 +94,17 @@ fn ready(service: &Service, draining: &AtomicBool) -> (StatusCode, String) {
         return (StatusCode::SERVICE_UNAVAILABLE, "draining\n".into());
     }
     readiness(service)
+}
+
+/// Alive = the process answers, and its scheduler goes round or has not begun.
+fn live(heartbeat: &Heartbeat) -> (StatusCode, String) {
+    match heartbeat.overdue() {
+        None => (StatusCode::OK, "live\n".into()),
+        Some(age) => {
+            let stands = format!("the scheduler's thread has stood still for {} ms\n", age.as_millis());
+            (StatusCode::SERVICE_UNAVAILABLE, stands)
+        }
+    }
 }
 
 /// Whoever asks waits until no request is open. The preStop hooks of all containers of a pod ask, before any of them is

@@ -41,6 +41,7 @@ use self::lobby::Lobby;
 use crate::gateway::Keys;
 use crate::gateway::open::OpenRequests;
 use crate::gateway::scrape::Scrape;
+use crate::heartbeat::Heartbeat;
 use crate::metrics::Metrics;
 use crate::run::{Behind, Doors, Failure, api_keys, model_names, runtime, stream_pacing, until_signalled};
 use crate::service::{Inbox, Service, Status};
@@ -91,7 +92,9 @@ async fn live(config: &SidecarConfig, engine: Engine) -> Result<(), Failure> {
         cut: told,
     };
     let router = Arc::new(gateway).router(keys, scrape.clone());
-    let serving = doors.serve(config, Behind { router, scrape, open });
+    // No thread of its own schedules: a heartbeat that never begins is never overdue.
+    let behind = Behind { router, scrape, open, heartbeat: Heartbeat::default() };
+    let serving = doors.serve(config, behind);
     let ended = until_signalled().await;
     // Answers that are still open are receivers.
     serving.drain(|| cut.send_modify(|cut| *cut = true)).await;

@@ -28,6 +28,7 @@ use sluice_scheduler::{Driver, Event, Finish, Notice, Outage, Sleep};
 use tokio::sync::{mpsc, watch};
 
 use crate::clock::Clock;
+use crate::heartbeat::Heartbeat;
 use crate::metrics::Metrics;
 use crate::neighbours::call::{Call, decline};
 use crate::neighbours::desk::Desk;
@@ -76,6 +77,7 @@ pub struct Room {
     /// Its policy, share and cap.
     deal: Deal,
     bed: Bed,
+    heartbeat: Heartbeat,
 }
 
 impl Room {
@@ -86,6 +88,7 @@ impl Room {
     pub fn work(mut self) -> Result<(), DeviceFailed> {
         let mut due = Some(self.now());
         loop {
+            self.heartbeat.beat();
             let sleep = due.map_or(IDLE_SLEEP, |due| Duration::from_nanos(due.since(self.now())));
             let sleep = sleep.min(IDLE_SLEEP).min(self.deal_rests()).min(self.watch.rests());
             let mut message = match self.inbox.recv_timeout(sleep) {

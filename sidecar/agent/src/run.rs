@@ -23,6 +23,7 @@ use crate::engine_child::EngineChild;
 use crate::gateway::open::OpenRequests;
 use crate::gateway::scrape::Scrape;
 use crate::gateway::{Gateway, Keys};
+use crate::heartbeat::Heartbeat;
 use crate::metrics::Metrics;
 use crate::room::{Among, InjectedFaults, LoadError, Loaded, Loading, load};
 use crate::service::{Inbox, Message, Service, Status};
@@ -157,7 +158,7 @@ async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>)
     let (status, watched) = watch::channel(Status::Loading);
     let service = Service::new(inbox.clone(), watched);
     let metrics = Arc::new(Metrics::new(&model_names(config)[0], &config.slo).told_by(&doors.directives));
-    let closed = Arc::new(AtomicBool::new(false));
+    let (closed, heartbeat) = (Arc::new(AtomicBool::new(false)), Heartbeat::default());
     let among = config.neighbourhood.as_ref().map(|_| Among {
         directives: doors.directives.clone(),
         client: doors.client(),
@@ -174,11 +175,13 @@ async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>)
         metrics: metrics.clone(),
         listener,
         closed: closed.clone(),
+        heartbeat: heartbeat.clone(),
     };
     let (room, failed) = start_room(loading).map_err(other)?;
     let gateway = Arc::new(gateway(loaded, service.clone(), metrics.clone())?);
     let (open, scrape) = (gateway.open.clone(), Scrape::own(service, metrics));
-    let serving = doors.serve(config, Behind { router: gateway.router(), scrape, open });
+    let behind = Behind { router: gateway.router(), scrape, open, heartbeat };
+    let serving = doors.serve(config, behind);
     let ended = tokio::select! {
         ended = until_told(failed) => ended,
         () = serving.drained() => Ok(()),

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
+use sluice_agent::heartbeat::Heartbeat;
 use sluice_agent::metrics::Metrics;
 use sluice_agent::room::{Loading, load};
 use sluice_agent::service::{Inbox, Message, Service, Status};
@@ -71,6 +72,7 @@ impl Tenant {
             metrics: metrics.clone(),
             listener: Listener::bind(&socket)?,
             closed: Arc::new(AtomicBool::new(false)),
+            heartbeat: Heartbeat::default(),
         };
         std::thread::Builder::new().name("scheduler".into()).spawn(move || work(loading))?;
         let engine = engine::attach(&socket, inbox.clone(), streams as usize, period)?;

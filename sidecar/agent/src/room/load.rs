@@ -53,6 +53,7 @@ use super::planner::PlannerThread;
 use super::state::Diary;
 use crate::clock::Clock;
 use crate::directive::Directives;
+use crate::heartbeat::Heartbeat;
 use crate::metrics::Metrics;
 use crate::model::config::read_spec;
 use crate::model::text::Text;
@@ -158,6 +159,8 @@ pub struct Loading {
     pub listener: Listener,
     /// Raised when no more engines are wanted.
     pub closed: Arc<AtomicBool>,
+    /// Shows that the room's thread goes round.
+    pub heartbeat: Heartbeat,
 }
 
 impl Loading {
@@ -232,6 +235,7 @@ impl Loading {
             place,
             overtaken: 0,
             bed: Bed::new(config.hibernate_after_seconds, self.directives),
+            heartbeat: self.heartbeat,
         };
         left.early.into_iter().for_each(|message| room.take(message));
         Ok(room)

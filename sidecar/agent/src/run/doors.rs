@@ -21,6 +21,7 @@ use crate::directive::Directives;
 use crate::gateway::open::OpenRequests;
 use crate::gateway::scrape::Scrape;
 use crate::gateway::serve::{LAST_WORD, Limits, Patience, finish, serve, serve_with};
+use crate::heartbeat::Heartbeat;
 use crate::neighbours::client::Client;
 use crate::probes::{self, Hook};
 
@@ -81,6 +82,8 @@ pub(crate) struct Behind {
     pub scrape: Scrape,
     /// Requests open now.
     pub open: OpenRequests,
+    /// Of the scheduler's thread.
+    pub heartbeat: Heartbeat,
 }
 
 impl Doors {
@@ -102,7 +105,7 @@ impl Doors {
     /// Lets everybody in.
     pub fn serve(self, config: &SidecarConfig, behind: Behind) -> Serving {
         let Doors { sockets, credentials, directives } = self;
-        let Behind { router, scrape, open } = behind;
+        let Behind { router, scrape, open, heartbeat } = behind;
         let (stop, stopping) = watch::channel(false);
         let drain = Duration::from_secs(u64::from(config.drain_seconds));
         let limits = Limits { connections: connections(config.limits.max_streams), drain: drain + LAST_WORD };
@@ -111,7 +114,7 @@ impl Doors {
         let admin = tokio::spawn(credentials.serve(sockets.admin, admin, small, stopping.clone()));
         let key = config.listen.drain_key.clone();
         let hook = config.listen.drain_hook.then(|| Hook::new(open, drain, Hook::SETTLE, key));
-        let probes = probes::router(scrape, hook.clone());
+        let probes = probes::router(scrape, hook.clone(), heartbeat);
         let probes = tokio::spawn(serve(sockets.probes, probes, small, stopping.clone()));
         let gateway =
             tokio::spawn(serve_with(sockets.serve, router, limits, Patience::of_clients(), stopping));

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use sluice_agent::gateway::serve::{Limits, serve};
+use sluice_agent::heartbeat::Heartbeat;
 use sluice_agent::probes::{self, Hook};
 use sluice_agent::service::Status;
 use sluice_scheduler::Finish;
@@ -32,7 +33,7 @@ async fn get(address: SocketAddr, path: &str) -> Answer {
 async fn probes_tell_when_to_start_the_engine_and_when_to_route_and_nothing_else() {
     let mut world = World::start(Setup { status: Status::Loading, ..Setup::default() }).await;
     world.autopilot("");
-    let (address, _stop) = open(probes::router(world.scrape(), None)).await;
+    let (address, _stop) = open(probes::router(world.scrape(), None, Heartbeat::default())).await;
     let failed = Status::Failed("bad weights".into());
     for (status, startup, ready) in [
         (Status::Loading, 200, 503),
@@ -53,6 +54,25 @@ async fn probes_tell_when_to_start_the_engine_and_when_to_route_and_nothing_else
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sidecar_whose_scheduler_stands_still_is_not_live() {
+    let world = World::start(Setup::default()).await;
+    let asked = async |heartbeat: &Heartbeat| {
+        let (address, _stop) = open(probes::router(world.scrape(), None, heartbeat.clone())).await;
+        let answer = get(address, "/live").await;
+        (answer.head.status, answer.body)
+    };
+    let (goes_round, stands_still) = (Heartbeat::default(), Heartbeat::new(Duration::ZERO));
+    let live = (200, "live\n".to_owned());
+    assert_eq!(asked(&stands_still).await, live, "it has not begun: the tenant loads");
+    goes_round.beat();
+    stands_still.beat();
+    assert_eq!(asked(&goes_round).await, live);
+    let (status, words) = asked(&stands_still).await;
+    assert_eq!(status, 503);
+    assert!(words.starts_with("the scheduler's thread has stood still for "), "{words}");
+}
+
 /// A hook that is satisfied as soon as nothing is open.
 fn hook(world: &World, limit: Duration) -> Option<Hook> {
     Some(Hook::new(world.open.clone(), limit, Duration::ZERO, None))
@@ -62,7 +82,7 @@ fn hook(world: &World, limit: Duration) -> Option<Hook> {
 async fn a_drain_ends_readiness_waits_for_open_requests_and_refuses_nobody() {
     let world = World::start(Setup::default()).await;
     let hook = hook(&world, Duration::from_secs(60));
-    let (address, _stop) = open(probes::router(world.scrape(), hook.clone())).await;
+    let (address, _stop) = open(probes::router(world.scrape(), hook.clone(), Heartbeat::default())).await;
     let hook = hook.unwrap();
     let mut over = tokio::spawn(async move { hook.over().await });
     let mut early =
@@ -95,7 +115,7 @@ async fn a_drain_ends_readiness_waits_for_open_requests_and_refuses_nobody() {
 async fn a_drain_is_for_the_hooks_of_the_pod_alone() {
     let world = World::start(Setup::default()).await;
     let hook = Hook::new(world.open.clone(), PATIENCE, Duration::ZERO, Some("a key".into()));
-    let (address, _stop) = open(probes::router(world.scrape(), Some(hook))).await;
+    let (address, _stop) = open(probes::router(world.scrape(), Some(hook), Heartbeat::default())).await;
     let asked = async |headers: &[(&str, &str)]| {
         let mut client = Client::connect(address).await;
         client.send("GET", "/drain", headers, b"").await;
@@ -115,7 +135,7 @@ async fn a_drain_is_for_the_hooks_of_the_pod_alone() {
 async fn a_drain_does_not_wait_for_ever() {
     let world = World::start(Setup::default()).await;
     let hook = hook(&world, Duration::from_millis(200));
-    let (address, _stop) = open(probes::router(world.scrape(), hook)).await;
+    let (address, _stop) = open(probes::router(world.scrape(), hook, Heartbeat::default())).await;
     let _stream = world.posted("/v1/completions", &json!({"prompt": "a", "stream": true})).await;
     let _taken = world.scheduler.taken().await;
     assert_eq!(get(address, "/drain").await.body, "1 requests are still open\n");

@@ -34,6 +34,14 @@ fn a_dropped_ticket_frees_its_memory_within_one_step_while_others_go_on() {
 }
 
 #[test]
+fn a_room_without_work_goes_round_and_shows_it() {
+    let Some(folder) = reference() else { return };
+    let tenant = Tenant::start(config(&folder, 16 << 20, "Oneiros"));
+    tenant.wait_for_a_beat();
+    tenant.wait_for_a_beat();
+}
+
+#[test]
 fn a_request_that_waits_leaves_the_line_at_once() {
     let Some(folder) = reference() else { return };
     let mut config = config(&folder, 16 << 20, "Oneiros");

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sluice_agent::engine_child::EngineChild;
+use sluice_agent::heartbeat::Heartbeat;
 use sluice_agent::metrics::Metrics;
 use sluice_agent::neighbours::call::Call;
 use sluice_agent::room::{DeviceFailed, InjectedFaults, LoadError, Loading, load};
@@ -169,6 +170,7 @@ pub struct Tenant {
     room: Option<std::thread::JoinHandle<Result<(), DeviceFailed>>>,
     engine: Option<EngineChild>,
     closed: Arc<AtomicBool>,
+    pub heartbeat: Heartbeat,
     runtime: tokio::runtime::Runtime,
     _folder: tempfile::TempDir,
 }
@@ -198,7 +200,7 @@ impl Tenant {
         let engine = EngineChild::start(&binary("sluice-engine"), &socket).unwrap();
         let (inbox, messages) = Inbox::new();
         let (status, watched) = tokio::sync::watch::channel(Status::Loading);
-        let closed = Arc::new(AtomicBool::new(false));
+        let (closed, heartbeat) = (Arc::new(AtomicBool::new(false)), Heartbeat::default());
         let loading = Loading {
             among: None,
             directives: None,
@@ -209,6 +211,7 @@ impl Tenant {
             metrics: metrics.clone(),
             listener,
             closed: closed.clone(),
+            heartbeat: heartbeat.clone(),
         };
         let (opened, outcome) = std::sync::mpsc::channel();
         let room = std::thread::spawn(move || match loading.finish() {
@@ -225,7 +228,8 @@ impl Tenant {
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let service = Service::new(inbox.clone(), watched);
         let (room, engine) = (Some(room), Some(engine));
-        let tenant = Tenant { service, metrics, inbox, room, engine, closed, runtime, _folder: folder };
+        let tenant =
+            Tenant { service, metrics, inbox, room, engine, closed, heartbeat, runtime, _folder: folder };
         let failed = outcome.recv_timeout(PATIENCE).expect("loading ends");
         failed.map_or(Ok(tenant), Err)
     }
@@ -244,6 +248,20 @@ impl Tenant {
         self.runtime
             .block_on(reached)
             .unwrap_or_else(|_| panic!("stays {:?}", self.service.status().borrow()))
+    }
+
+    /// Waits until its thread has been at the top of its loop once more.
+    pub fn wait_for_a_beat(&self) {
+        let (until, mut before) = (Instant::now() + PATIENCE, None);
+        loop {
+            let age = self.heartbeat.age();
+            if age.zip(before).is_some_and(|(now, before)| now < before) {
+                return;
+            }
+            assert!(Instant::now() < until, "its thread stands still: {age:?} since the last beat");
+            before = age;
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Why the device has failed for good. Nothing else can be asked after this.

@@ -1,0 +1,90 @@
+//! Whether the scheduler's thread still goes round: what `/live` answers by.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use sluice_memory::since_boot;
+
+/// When the scheduler's thread was last at the top of its loop. Clones show the same.
+#[derive(Clone, Debug)]
+pub struct Heartbeat {
+    /// Nanoseconds since the machine started; 0 = it has not begun.
+    last: Arc<AtomicU64>,
+    limit: Duration,
+}
+
+impl Default for Heartbeat {
+    fn default() -> Self {
+        Heartbeat::new(Heartbeat::LIMIT)
+    }
+}
+
+impl Heartbeat {
+    /// A thread that has not been round for so long hangs. Without work it goes round once a second, and one step of a
+    /// policy takes milliseconds; copies of memory run on threads of their own.
+    pub const LIMIT: Duration = Duration::from_secs(20);
+
+    /// One that has not begun: the tenant loads.
+    pub fn new(limit: Duration) -> Heartbeat {
+        Heartbeat { last: Arc::default(), limit }
+    }
+
+    /// The thread is at the top of its loop.
+    pub fn beat(&self) {
+        self.beat_at(since_boot());
+    }
+
+    fn beat_at(&self, now: Duration) {
+        let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        self.last.store(now.max(1), Ordering::Relaxed);
+    }
+
+    /// Time since the last beat; `None` = it has not begun.
+    pub fn age(&self) -> Option<Duration> {
+        self.age_at(since_boot())
+    }
+
+    fn age_at(&self, now: Duration) -> Option<Duration> {
+        let last = self.last.load(Ordering::Relaxed);
+        (last > 0).then(|| now.saturating_sub(Duration::from_nanos(last)))
+    }
+
+    /// The age, where it is beyond the limit; `None` = the thread goes round, or has not begun.
+    pub fn overdue(&self) -> Option<Duration> {
+        self.overdue_at(since_boot())
+    }
+
+    fn overdue_at(&self, now: Duration) -> Option<Duration> {
+        self.age_at(now).filter(|age| *age > self.limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_has_not_begun_is_not_overdue_and_one_that_stands_still_is() {
+        let seconds = Duration::from_secs;
+        let heartbeat = Heartbeat::default();
+        assert_eq!(
+            (heartbeat.age_at(seconds(900)), heartbeat.overdue_at(seconds(900))),
+            (None, None),
+            "loads"
+        );
+        heartbeat.beat_at(seconds(900));
+        assert_eq!(heartbeat.age_at(seconds(903)), Some(seconds(3)));
+        assert_eq!(heartbeat.overdue_at(seconds(920)), None, "20 s are allowed");
+        assert_eq!(heartbeat.overdue_at(seconds(921)), Some(seconds(21)));
+        heartbeat.clone().beat_at(seconds(921));
+        assert_eq!(heartbeat.overdue_at(seconds(922)), None, "it goes on");
+    }
+
+    #[test]
+    fn a_beat_in_the_first_nanosecond_of_the_machine_is_a_beat() {
+        let heartbeat = Heartbeat::default();
+        heartbeat.beat_at(Duration::ZERO);
+        assert_eq!(heartbeat.age_at(Duration::from_nanos(1)), Some(Duration::ZERO));
+    }
+}
