@@ -33,6 +33,27 @@ pub fn container<'a>(pod: &'a Value, name: &str) -> &'a Value {
 }
 
 #[test]
+fn a_sidecar_that_hangs_is_killed_within_seconds_however_long_a_drain_may_take() {
+    let probe = |engine: Value| {
+        let spec = json!({"drainSeconds": 600, "engine": engine});
+        let pod = pod(&host_pool(), &tenant("t", spec));
+        container(&pod, "sidecar")["livenessProbe"].clone()
+    };
+    let native = probe(json!({}));
+    assert_eq!(native["httpGet"], json!({"path": "/live", "port": 8002}));
+    let number = |name: &str| native[name].as_i64().unwrap_or_else(|| panic!("{name} in {native}"));
+    let found_seconds = number("periodSeconds") * number("failureThreshold");
+    let killed_seconds = found_seconds + number("timeoutSeconds") + number("terminationGracePeriodSeconds");
+    assert!((20..=40).contains(&killed_seconds), "{killed_seconds} s from its last answer to SIGKILL");
+    assert!(number("failureThreshold") >= 3, "one slow answer is no hang");
+    let proxied = probe(json!({"kind": "Vllm", "image": "vllm/vllm-openai:v1"}));
+    assert_eq!(
+        proxied,
+        json!({"httpGet": {"path": "/live", "port": 8002}, "periodSeconds": 10, "failureThreshold": 6, "timeoutSeconds": 2})
+    );
+}
+
+#[test]
 fn a_slot_is_one_pod_that_is_replaced_and_never_doubled() {
     let whole = rendered(&host_pool(), &tenant("t", json!({"replicas": 3})));
     assert_eq!(whole["metadata"]["name"], "t-1");
@@ -78,6 +99,7 @@ fn the_sidecar_is_native_starts_first_and_both_drain_before_either_ends() {
         assert_eq!(one["lifecycle"]["preStop"]["httpGet"], hook);
     }
     assert_eq!(pod["terminationGracePeriodSeconds"], 55);
+    assert!(engine.get("livenessProbe").is_none(), "its sidecar ends it");
 }
 
 #[test]

@@ -22,6 +22,11 @@ use crate::demand::given_bytes;
 pub const CLAIM: &str = "gpu";
 /// Seconds that a probe waits for an answer.
 const PROBE_SECONDS: i32 = 2;
+/// Seconds between two looks whether a sidecar lives, and seconds that each waits: a slow node alone is not six times slower
+/// than that.
+const LIVE_SECONDS: i32 = 5;
+/// Seconds from the SIGTERM to the SIGKILL of a sidecar that hangs.
+const HUNG_GRACE_SECONDS: i64 = 3;
 /// Seconds that a sidecar may take until its socket listens: it listens before it loads.
 const START_SECONDS: i32 = 60;
 
@@ -50,7 +55,7 @@ pub fn sidecar(placed: &Placed<'_>, release: &Release) -> Container {
         )),
         startup_probe: Some(probe("/startup", 1, START_SECONDS)),
         readiness_probe: Some(probe("/ready", 2, 1)),
-        liveness_probe: Some(probe("/live", 10, 6)),
+        liveness_probe: Some(liveness(placed.tenant.spec.engine.kind)),
         lifecycle: Some(drain(placed)),
         volume_mounts: Some(sidecar_mounts(&placed.tenant.spec)),
         termination_message_policy: Some(LAST_WORDS.into()),
@@ -189,6 +194,20 @@ fn probe(path: &str, period_seconds: i32, failures: i32) -> Probe {
         failure_threshold: Some(failures),
         timeout_seconds: Some(PROBE_SECONDS),
         ..Probe::default()
+    }
+}
+
+/// When the kubelet starts the sidecar anew. One before a native engine is given up after 30 s, and killed soon after: a
+/// process that was stopped never handles SIGTERM, and one whose scheduler stands still never ends its open streams, so
+/// neither gets the time that a drain gets. Before a proxied engine it schedules nothing.
+fn liveness(engine: EngineKind) -> Probe {
+    match engine {
+        EngineKind::Native => Probe {
+            timeout_seconds: Some(LIVE_SECONDS),
+            termination_grace_period_seconds: Some(HUNG_GRACE_SECONDS),
+            ..probe("/live", LIVE_SECONDS, 6)
+        },
+        EngineKind::Vllm => probe("/live", 10, 6),
     }
 }
 
