@@ -127,6 +127,13 @@ names! {
         DirectiveNotTaken,
         /// `Degraded`: a fatal fault of one MPS client ended all of the GPU.
         MpsFault,
+        /// `Degraded`: an engine exceeded a deadline; its sidecar ends it.
+        EngineHung,
+        /// `Degraded`, and where it does not answer `WeightsLoaded` and `Serving`: a sidecar held the turn of its GPU past its
+        /// deadline, as neighbours tell.
+        SidecarHung,
+        /// `Degraded`: the tenant waits for the turn, which a neighbour holds past its deadline.
+        NeighbourHung,
         /// `Terminating`: tenants still refer to the pool.
         TenantsRemain,
     }

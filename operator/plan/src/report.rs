@@ -1,6 +1,8 @@
 //! What is told of a tenant: which of its conditions hold, and where its slots are.
 
+mod degraded;
 mod fault;
+mod hang;
 mod pool;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -11,6 +13,9 @@ use sluice_types::tenant::{
 };
 use sluice_types::{ModelTenant, Quantity};
 
+use self::degraded::degraded;
+pub use self::degraded::passes;
+use self::hang::Hangs;
 pub use self::pool::{pool_change, pool_status};
 use crate::accept::placed;
 use crate::objects::inspect;
@@ -26,6 +31,8 @@ struct View<'a> {
     claim: Option<&'a ClaimSeen>,
     pod: Option<&'a PodSeen>,
     report: Option<&'a Report>,
+    /// What is told of hangs to it.
+    hangs: Hangs,
     /// What ended the engines of all on its GPU.
     fault: Option<String>,
     /// Why its sidecar does not take its directive.
@@ -94,15 +101,19 @@ fn view<'a>(
     let (seen, pod) = (given.seen, plan.pod(tenant, slot.index, &claim));
     let unmade = seen.unmade.get(&(tenant.to_owned(), slot.index));
     let absent = if pod.is_none() { absent(trouble, unmade) } else { None };
-    let (own, slot) = (format!("{tenant}-{}", slot.index), (tenant.to_owned(), on.gpu.name.clone()));
+    let key = (tenant.to_owned(), on.gpu.name.clone());
+    let (gpu, report) = (on.gpu.name.as_str(), seen.reports.get(&key));
+    let namespace = planned.tenant.metadata.namespace.as_deref().unwrap_or_default();
+    let own = hang::Slot { namespace, tenant, gpu };
     Some(View {
-        name: own,
-        gpu: &on.gpu.name,
+        name: format!("{tenant}-{}", slot.index),
+        gpu,
         pod,
-        fault: fault::of(&on.gpu.name, on.gpu.settings.sharing.mode, seen, given.now),
+        hangs: hang::of(own, report, plan.witnesses(gpu), given.now),
+        fault: fault::of(gpu, on.gpu.settings.sharing.mode, seen, given.now),
         claim: plan.claim(&claim),
-        report: seen.reports.get(&slot),
-        untold: seen.untold.get(&slot),
+        report,
+        untold: seen.untold.get(&key),
         absent,
     })
 }
@@ -237,7 +248,16 @@ fn weights(view: &View<'_>) -> Finding {
     }
 }
 
+/// Of a sidecar that does not answer, and of which neighbours say that it hangs.
+fn hung(view: &View<'_>, truth: Truth) -> Option<Finding> {
+    let own = view.hangs.own.as_ref().filter(|_| view.hangs.silent)?;
+    Some(Finding { truth, ..own.clone() })
+}
+
 fn not_ready(view: &View<'_>) -> Finding {
+    if let Some(hung) = hung(view, Truth::Unknown) {
+        return hung;
+    }
     let unknown = || Finding::unknown(Reason::PodNotReady, "there is no pod yet");
     match (view.pod, view.pod.and_then(|pod| pod.failing.as_ref())) {
         (None, _) => view.absent.clone().unwrap_or_else(unknown),
@@ -262,7 +282,9 @@ fn serving(planned: &TenantPlan<'_>, views: &[View<'_>], trouble: Option<&Troubl
         return Finding::no(Reason::NameTaken, taken.message.as_str());
     }
     let serves = |view: &View<'_>| {
-        view.pod.is_some_and(|pod| pod.ready) && view.report.is_none_or(|report| report.failure.is_none())
+        view.pod.is_some_and(|pod| pod.ready)
+            && view.report.is_none_or(|report| report.failure.is_none())
+            && !view.hangs.silent
     };
     if views.iter().any(serves) {
         return Finding::as_expected(Truth::True);
@@ -272,23 +294,6 @@ fn serving(planned: &TenantPlan<'_>, views: &[View<'_>], trouble: Option<&Troubl
         Some(failure) => Finding::no(Reason::PodFailing, failure),
         None => worst(views, |view| Finding { truth: Truth::False, ..not_ready(view) }),
     }
-}
-
-fn degraded(trouble: Option<&Trouble>, views: &[View<'_>]) -> Finding {
-    let yes = |reason, message: &str| Finding { truth: Truth::True, reason, message: message.to_owned() };
-    if let Some(trouble) = trouble {
-        return yes(reason_of(trouble), &trouble.message);
-    }
-    if let Some(why) = views.iter().find_map(|view| view.pod?.failing.as_ref()) {
-        return yes(Reason::PodFailing, why);
-    }
-    if let Some(fault) = views.iter().find_map(|view| view.fault.as_ref()) {
-        return yes(Reason::MpsFault, fault);
-    }
-    // Who is starting has not been told yet.
-    let untold =
-        views.iter().filter(|view| view.pod.is_some_and(|pod| pod.ready)).find_map(|view| view.untold);
-    untold.map_or(Finding::as_expected(Truth::False), |why| yes(Reason::DirectiveNotTaken, why))
 }
 
 fn memory(told: &[&Report]) -> Option<TenantMemoryStatus> {

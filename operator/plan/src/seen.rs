@@ -6,7 +6,7 @@ use sluice_types::pool::SharingMode;
 use sluice_types::tenant::{SlotState, TenantMemoryStatus};
 
 use sluice_wire::geometry::{Geometry, Refusal};
-use sluice_wire::state::Activity;
+use sluice_wire::state::{Activity, EngineHang, Takeover};
 
 use crate::objects::of_claim_name;
 use crate::settings::Settings;
@@ -168,6 +168,12 @@ pub struct Report {
     pub failure: Option<String>,
     /// When its last engine was lost, milliseconds since 1970.
     pub engine_lost_ms: Option<i64>,
+    /// The last engine of its own that exceeded a deadline.
+    pub hang: Option<EngineHang>,
+    /// Who holds the turn of its GPU past its deadline.
+    pub late_holder: Option<LateHolder>,
+    /// The last turn that it took from such a holder.
+    pub takeover: Option<Takeover>,
     /// Since when no request has come, seconds since 1970.
     pub idle_since: Option<i64>,
     /// When layers were last remapped or came back, seconds since 1970.
@@ -176,6 +182,15 @@ pub struct Report {
     pub activity: Activity,
     /// Memory.
     pub memory: TenantMemoryStatus,
+}
+
+/// A tenant that holds the turn past its deadline.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LateHolder {
+    /// `namespace/name`.
+    pub name: String,
+    /// Since when, milliseconds since 1970.
+    pub since_ms: i64,
 }
 
 /// What went wrong when a tenant's objects were applied.
@@ -197,6 +212,8 @@ pub(crate) struct Index<'a> {
     claims: HashMap<&'a str, &'a ClaimSeen>,
     /// Pods that are to stay, by tenant, slot and claim.
     pods: HashMap<(&'a str, u32, &'a str), &'a PodSeen>,
+    /// Tenants that tell something of a holder of the turn, and what they told, by GPU.
+    witnesses: HashMap<&'a str, Vec<(&'a str, &'a Report)>>,
 }
 
 /// What is seen of a GPU.
@@ -231,6 +248,11 @@ impl<'a> Index<'a> {
             }
             index.pods.entry((&pod.tenant, pod.index, &pod.claim)).or_insert(pod);
         }
+        for ((tenant, gpu), told) in &seen.reports {
+            if told.late_holder.is_some() || told.takeover.is_some() {
+                index.witnesses.entry(gpu).or_default().push((tenant, told));
+            }
+        }
         index
     }
 
@@ -240,6 +262,10 @@ impl<'a> Index<'a> {
 
     pub fn pod(&self, tenant: &str, slot: u32, claim: &str) -> Option<&'a PodSeen> {
         self.pods.get(&(tenant, slot, claim)).copied()
+    }
+
+    pub fn witnesses(&self, gpu: &str) -> &[(&'a str, &'a Report)] {
+        self.witnesses.get(gpu).map_or(&[], Vec::as_slice)
     }
 
     /// GPUs that slots are on, by name.

@@ -2,12 +2,15 @@
 
 use sluice_types::Quantity;
 use sluice_types::tenant::{SlotState, TenantMemoryStatus};
-use sluice_wire::state::{Phase, State, TenantReport};
+use sluice_wire::state::{Phase, State, TenantReport, TurnState};
 
-use crate::seen::Report;
+use crate::seen::{LateHolder, Report};
 
 /// Beginnings of the reasons for which layers leave or come back.
 const REMAPS: [&str; 2] = ["remap", "revert"];
+
+/// A holder that is past its deadline by less than that is about to lose the turn, and nobody is told of it, milliseconds.
+const LATE_MS: u64 = 1_000;
 
 /// What each tenant of a GPU told, by its name. Those that gave no answer are not among them: what they told last holds.
 pub fn reports(tenants: &[TenantReport]) -> impl Iterator<Item = (&str, Report)> {
@@ -35,11 +38,24 @@ pub fn report(state: &State) -> Report {
         waits: waits(state),
         failure: state.engine.failure.clone(),
         engine_lost_ms: state.engine.lost_unix_ms.and_then(|at| i64::try_from(at).ok()),
+        hang: state.engine.last_hang.clone(),
+        late_holder: late_holder(state),
+        takeover: turn(state).and_then(|turn| turn.last_takeover.clone()),
         idle_since: state.idle_since_unix_ms.map(seconds),
         last_remap: last_remap(state),
         activity: state.activity.clone(),
         memory: memory(state),
     }
+}
+
+fn turn(state: &State) -> Option<&TurnState> {
+    state.neighbourhood.as_ref()?.turn.as_ref()
+}
+
+fn late_holder(state: &State) -> Option<LateHolder> {
+    let turn = turn(state).filter(|turn| turn.holder_overdue_ms >= LATE_MS)?;
+    let since_ms = i64::try_from(state.at_unix_ms.saturating_sub(turn.holder_overdue_ms)).ok()?;
+    Some(LateHolder { name: turn.holder.clone()?, since_ms })
 }
 
 fn slot_state(phase: Phase) -> SlotState {

@@ -25,7 +25,7 @@ use crate::gpu::Gpu;
 use crate::objects::{Placed, claim_name};
 use crate::outage::Outage;
 use crate::place::{Misfit, Placement, Slot, Unplaced, place};
-use crate::seen::{ClaimSeen, Index, PodSeen, Seen, Trouble};
+use crate::seen::{ClaimSeen, Index, PodSeen, Report, Seen, Trouble};
 use crate::status::Finding;
 
 /// While a slot lacks host memory, which pods of others give back without a word, its pool is looked at so often, seconds.
@@ -154,6 +154,11 @@ impl<'a> Plan<'a> {
     /// The pod of a slot on that claim which is to stay.
     pub fn pod(&self, tenant: &str, slot: u32, claim: &str) -> Option<&'a PodSeen> {
         self.index.pod(tenant, slot, claim)
+    }
+
+    /// Tenants of a GPU that tell something of a holder of the turn, and what they told.
+    pub(crate) fn witnesses(&self, gpu: &str) -> &[(&'a str, &'a Report)] {
+        self.index.witnesses(gpu)
     }
 
     /// Seconds after which to plan again though nothing may have happened.

@@ -9,6 +9,7 @@ mod direct;
 mod floor;
 mod flows;
 mod geometry;
+mod hangs;
 mod inspect;
 mod memory;
 mod objects;

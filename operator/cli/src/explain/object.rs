@@ -82,21 +82,34 @@ fn advice(conditions: &[Condition]) -> Option<&'static str> {
     help(*reason)
 }
 
+/// No GPU of the pool has room.
+const NO_ROOM: &str = "add GPUs to the pool, lower memory.guaranteedKv or raise memory.maxRemappedPercent of tenants \
+    there, or give this one a higher priority before others are placed";
+/// No GPU is large enough.
+const LARGER: &str = "lower memory.guaranteedKv, raise memory.maxRemappedPercent, use a larger GPU, or make the \
+    tenant anew with a lower model.maxModelLen";
+/// The source does not give the model.
+const UNREADABLE: &str = "look at the source's credential; for another repository, revision, bucket or path make \
+    the tenant anew, for model cannot be changed";
+/// A sidecar hangs.
+const HUNG: &str = "wait: the supervisor of its engine or the kubelet kills the sidecar within a minute, and it is \
+    started again; if this lasts, delete the pod";
+
 /// Exhaustive, so that a new reason is not forgotten.
 const fn help(reason: Reason) -> Option<&'static str> {
     Some(match reason {
-        Reason::AsExpected | Reason::TenantsRemain | Reason::MpsFault | Reason::DirectiveNotTaken => {
+        Reason::AsExpected
+        | Reason::TenantsRemain
+        | Reason::MpsFault
+        | Reason::EngineHung
+        | Reason::NeighbourHung
+        | Reason::DirectiveNotTaken => {
             return None;
         }
+        Reason::SidecarHung => HUNG,
         Reason::NotObserved => "look at the operator: it has not seen this yet",
-        Reason::NoRoom => {
-            "add GPUs to the pool, lower memory.guaranteedKv or raise memory.maxRemappedPercent of \
-             tenants there, or give this one a higher priority before others are placed"
-        }
-        Reason::ModelLargerThanGpu => {
-            "lower memory.guaranteedKv, raise memory.maxRemappedPercent, use a larger GPU, or make the tenant anew with a lower \
-             model.maxModelLen"
-        }
+        Reason::NoRoom => NO_ROOM,
+        Reason::ModelLargerThanGpu => LARGER,
         Reason::DeviceUnsupported => {
             "make the tenant anew, in a pool of host.sluice.dev or with an engine of kind Vllm"
         }
@@ -116,10 +129,7 @@ const fn help(reason: Reason) -> Option<&'static str> {
         Reason::ImageVolumesUnsupported => {
             "make the tenant anew with a PersistentVolumeClaim, HuggingFace or S3 source"
         }
-        Reason::ModelUnreadable => {
-            "look at the source's credential; for another repository, revision, bucket or path make the tenant anew, for model \
-             cannot be changed"
-        }
+        Reason::ModelUnreadable => UNREADABLE,
         Reason::ModelUnsupported => {
             "make the tenant anew, with a Llama or OPT model or an engine of kind Vllm and \
              spec.engine.resources.limits.memory"

@@ -14,15 +14,15 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use sluice_plan::objects::MANAGER;
-use sluice_plan::report::{Change, change, pool_change, pool_status, tenant_status};
+use sluice_plan::report::{Change, change, passes, pool_change, pool_status, tenant_status};
 use sluice_plan::unit::{Given, Plan, Troubles};
-use sluice_types::conditions::{ConditionType, Reason};
+use sluice_types::conditions::ConditionType;
 use sluice_types::{API_VERSION, GpuPool};
 
 use super::{Failure, Kind2, Operator, lock};
 use crate::world::{Name, Unit};
 
-/// Time between two looks at a unit that has had a fault.
+/// Time between two looks at a unit that has had a fault or a hang.
 const FAULT_EVERY: Duration = Duration::from_secs(60);
 /// Statuses that are written at a time.
 const AT_ONCE: usize = 16;
@@ -71,7 +71,7 @@ impl Operator {
         let tenant = planned.tenant;
         let name = tenant.name_any();
         let after = tenant_status(given, plan, planned, troubles.get(&name));
-        if after.conditions.iter().any(|one| one.reason == Reason::MpsFault.as_str()) {
+        if passes(&after) {
             // It is told for a while, and nothing else may happen until it is over.
             self.queue.add_after(unit, FAULT_EVERY);
         }
@@ -160,22 +160,29 @@ impl Operator {
         }
     }
 
-    /// An event for every condition whose truth has changed. None is worth a failure.
+    /// An event for every condition that is worth one. None is worth a failure.
     async fn announce<K: Resource<DynamicType = ()>>(
         &self,
         object: &K,
         before: &[Condition],
         after: &[Condition],
     ) {
-        for condition in after {
-            let old = before.iter().find(|old| old.type_ == condition.type_);
-            let changed = old.map_or(condition.status != "Unknown", |old| old.status != condition.status);
-            if !changed {
-                continue;
-            }
+        for condition in news(before, after) {
             self.announcer.tell(object, &event(condition)).await;
         }
     }
+}
+
+/// Conditions whose truth has changed, and `Degraded` where it holds for another reason: whoever is told that directives are
+/// not taken is to be told as well that the sidecar hangs.
+fn news<'a>(before: &[Condition], after: &'a [Condition]) -> impl Iterator<Item = &'a Condition> {
+    after.iter().filter(|condition| {
+        let Some(old) = before.iter().find(|old| old.type_ == condition.type_) else {
+            return condition.status != "Unknown";
+        };
+        let degraded = condition.type_ == ConditionType::Degraded.as_str() && condition.status == "True";
+        old.status != condition.status || (degraded && old.reason != condition.reason)
+    })
 }
 
 fn event(condition: &Condition) -> Event {
@@ -198,6 +205,43 @@ fn event(condition: &Condition) -> Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Condition {
+        Condition {
+            type_: kind.into(),
+            status: status.into(),
+            reason: reason.into(),
+            message: message.into(),
+            observed_generation: None,
+            last_transition_time: k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+                k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
+            ),
+        }
+    }
+
+    #[test]
+    fn a_hang_is_an_event_once_and_names_the_culprit() {
+        let said = "slot code-0: its sidecar hung: ns/chat took the turn";
+        let well =
+            [condition("Degraded", "False", "AsExpected", ""), condition("Ready", "True", "AsExpected", "")];
+        let untold = [condition("Degraded", "True", "DirectiveNotTaken", "no answer"), well[1].clone()];
+        let hung = [condition("Degraded", "True", "SidecarHung", said), well[1].clone()];
+        let later = [
+            condition("Degraded", "True", "SidecarHung", &format!("{said}; it answers again")),
+            well[1].clone(),
+        ];
+        let told =
+            |before: &[Condition], after: &[Condition]| news(before, after).map(event).collect::<Vec<_>>();
+        for before in [&well, &untold] {
+            let events = told(before, &hung);
+            assert_eq!(events.len(), 1);
+            assert_eq!((events[0].reason.as_str(), &events[0].type_), ("SidecarHung", &EventType::Warning));
+            assert_eq!(events[0].note.as_deref(), Some(&*format!("Degraded=True: {said}")));
+        }
+        assert_eq!([told(&hung, &hung).len(), told(&hung, &later).len()], [0, 0], "it is told once");
+        let over = told(&hung, &well);
+        assert_eq!((over.len(), &over[0].type_), (1, &EventType::Normal));
+    }
 
     #[test]
     fn a_change_of_somebody_else_between_a_look_and_its_status_is_seen() {

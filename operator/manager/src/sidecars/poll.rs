@@ -165,10 +165,18 @@ fn passing(tenants: &[TenantReport], sidecars: usize) -> bool {
     let on_its_way = |report: &TenantReport| match report {
         TenantReport::State(state) => {
             matches!(state.phase, Phase::Loading | Phase::Waking | Phase::EngineLost | Phase::Draining)
+                || hangs(state)
         }
         TenantReport::Unreachable { .. } => true,
     };
     tenants.len() < sidecars || tenants.iter().any(on_its_way)
+}
+
+/// Whether an engine exceeded a deadline and still lives, or a holder of the turn is past its own: both are over soon.
+fn hangs(state: &State) -> bool {
+    let turn = state.neighbourhood.as_ref().and_then(|place| place.turn.as_ref());
+    let late = turn.is_some_and(|turn| turn.holder_overdue_ms > 0);
+    late || state.engine.last_hang.as_ref().is_some_and(|hang| hang.alive)
 }
 
 /// What these tenants tell. Who does not answer, or cannot tell since it was started again, has told that of before, in the same
@@ -254,11 +262,33 @@ impl Reading {
 
 #[cfg(test)]
 mod tests {
+    use sluice_wire::state::{EngineHang, Neighbourhood, TurnState};
+
     use super::*;
 
     #[test]
     fn few_gpus_are_read_at_once_and_thousands_within_ten_seconds() {
         assert_eq!([1, 100, 1_000, 5_000].map(|gpus| first(gpus).as_millis()), [10, 1_000, 10_000, 10_000]);
+    }
+
+    #[test]
+    fn a_hang_that_lasts_is_asked_about_again_within_seconds() {
+        let wait = |edit: &dyn Fn(&mut State)| {
+            let mut state = State { phase: Phase::Active, ..State::default() };
+            edit(&mut state);
+            let tenants = vec![TenantReport::State(Box::new(state))];
+            let mut asked = Asked { passing: passing(&tenants, 1), ..Asked::default() };
+            asked.wait(&Came::States(tenants, None))
+        };
+        let hang = |alive| EngineHang { alive, ..EngineHang::default() };
+        let late = |holder_overdue_ms| {
+            let turn = Some(TurnState { holder_overdue_ms, ..TurnState::default() });
+            Some(Neighbourhood { turn, ..Neighbourhood::default() })
+        };
+        assert_eq!(wait(&|state| state.engine.last_hang = Some(hang(true))), Some(SOON));
+        assert_eq!(wait(&|state| state.neighbourhood = late(1)), Some(SOON));
+        assert_eq!(wait(&|state| state.engine.last_hang = Some(hang(false))), None, "it was ended");
+        assert_eq!(wait(&|state| state.neighbourhood = late(0)), None);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::seen::{Report, Seen};
 /// sees the end of its engine's socket.
 const TOGETHER_MS: i64 = 5_000;
 /// So long after it a fault is told, milliseconds.
-const TOLD_MS: i64 = 600_000;
+pub(super) const TOLD_MS: i64 = 600_000;
 
 /// Why all engines of the GPU `gpu` are thought to have been ended by one fault; `None` = there was none that is worth telling,
 /// at `now`, seconds since 1970.

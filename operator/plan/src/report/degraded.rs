@@ -1,0 +1,47 @@
+//! What runs worse than it should, of a tenant.
+
+use sluice_types::conditions::{ConditionType, Reason};
+use sluice_types::tenant::ModelTenantStatus;
+
+use super::{View, reason_of};
+use crate::seen::Trouble;
+use crate::status::{Finding, Truth};
+
+/// `Degraded`, by the first of its slots that has something to tell.
+pub(super) fn degraded(trouble: Option<&Trouble>, views: &[View<'_>]) -> Finding {
+    let yes = |reason, message: &str| Finding { truth: Truth::True, reason, message: message.to_owned() };
+    if let Some(trouble) = trouble {
+        return yes(reason_of(trouble), &trouble.message);
+    }
+    if let Some(why) = views.iter().find_map(|view| view.pod?.failing.as_ref()) {
+        return yes(Reason::PodFailing, why);
+    }
+    let of_slot = |view: &View<'_>, said: &str| format!("slot {}: {said}", view.name);
+    if let Some((view, hung)) = views.iter().find_map(|view| Some((view, view.hangs.own.as_ref()?))) {
+        return yes(hung.reason, &of_slot(view, &hung.message));
+    }
+    if let Some(fault) = views.iter().find_map(|view| view.fault.as_ref()) {
+        return yes(Reason::MpsFault, fault);
+    }
+    if let Some((view, waits)) = views.iter().find_map(|view| Some((view, view.hangs.waits.as_ref()?))) {
+        return yes(Reason::NeighbourHung, &of_slot(view, waits));
+    }
+    // Who is starting has not been told yet.
+    let untold =
+        views.iter().filter(|view| view.pod.is_some_and(|pod| pod.ready)).find_map(|view| view.untold);
+    if let Some(why) = untold {
+        return yes(Reason::DirectiveNotTaken, why);
+    }
+    let took = views.iter().find_map(|view| Some(of_slot(view, view.hangs.took.as_ref()?)));
+    Finding { message: took.unwrap_or_default(), ..Finding::as_expected(Truth::False) }
+}
+
+/// Whether something of it is told for a while only, so that it is another one in a while although nothing else happens.
+pub fn passes(status: &ModelTenantStatus) -> bool {
+    let passing = [Reason::MpsFault, Reason::EngineHung, Reason::SidecarHung].map(Reason::as_str);
+    let degraded = ConditionType::Degraded.as_str();
+    status.conditions.iter().any(|one| {
+        passing.contains(&one.reason.as_str())
+            || (one.type_ == degraded && one.status == "False" && !one.message.is_empty())
+    })
+}
