@@ -10,13 +10,14 @@ pub mod state;
 use std::path::PathBuf;
 
 use anyhow::bail;
+use futures_util::future::join_all;
 use sluice_wire::State;
 use sluice_wire::state::TenantReport;
 
 use crate::admin::Admin;
 use crate::cluster::{ClusterArgs, Leader, Scope, find, named};
-use crate::runtime::RuntimeFolder;
-use crate::{now_unix_ms, print};
+use crate::runtime::{Running, RuntimeFolder};
+use crate::{hangs, now_unix_ms, print};
 
 /// Options of `sluice explain`.
 #[derive(Clone, Debug, clap::Args)]
@@ -57,9 +58,8 @@ async fn in_cluster(args: &ExplainArgs) -> anyhow::Result<Vec<String>> {
     let scope = Scope { namespace: Some(namespace.clone()), tenant: Some(name.to_owned()) };
     match Leader::of(cluster).overview(&scope).await {
         Ok(overview) => {
-            let reports = overview.gpus.into_iter().flat_map(|gpu| gpu.tenants);
-            let own = reports.filter(|report| is(report, &namespace, name));
-            lines.extend(own.flat_map(|report| reported(&report, now)));
+            let told = overview.gpus.iter().flat_map(|gpu| on_gpu(&gpu.tenants, &namespace, name, now));
+            lines.extend(told);
         }
         Err(error) => lines.extend([String::new(), format!("Its sidecars cannot be seen: {error:#}.")]),
     }
@@ -74,7 +74,18 @@ fn is(report: &TenantReport, namespace: &str, name: &str) -> bool {
     }
 }
 
-fn reported(report: &TenantReport, now_unix_ms: u64) -> Vec<String> {
+/// What a tenant's slot on a GPU tells, and what its neighbours there tell of it; nothing where it has none.
+fn on_gpu(tenants: &[TenantReport], namespace: &str, name: &str, now_unix_ms: u64) -> Vec<String> {
+    let (own, others): (Vec<_>, Vec<_>) = tenants.iter().partition(|report| is(report, namespace, name));
+    let states = others.iter().filter_map(|report| match report {
+        TenantReport::State(state) => Some(&**state),
+        TenantReport::Unreachable { .. } => None,
+    });
+    let witnesses = witnesses(states, &format!("{namespace}/{name}"), now_unix_ms);
+    own.into_iter().flat_map(|report| reported(report, &witnesses, now_unix_ms)).collect()
+}
+
+fn reported(report: &TenantReport, witnesses: &[String], now_unix_ms: u64) -> Vec<String> {
     let mut lines = vec![String::new()];
     match report {
         TenantReport::State(state) => lines.extend(state::explain(state, now_unix_ms)),
@@ -82,23 +93,51 @@ fn reported(report: &TenantReport, now_unix_ms: u64) -> Vec<String> {
             lines.push(format!("A sidecar does not answer: {reason}."))
         }
     }
+    lines.extend_from_slice(witnesses);
     lines
+}
+
+/// What neighbours tell of the tenant `title`, NAMESPACE/NAME, as the holder of the turn.
+fn witnesses<'a>(neighbours: impl Iterator<Item = &'a State>, title: &str, now_unix_ms: u64) -> Vec<String> {
+    neighbours
+        .filter_map(|state| hangs::witness(state, title, now_unix_ms))
+        .map(|said| format!("  {said}."))
+        .collect()
 }
 
 async fn here(args: &ExplainArgs) -> anyhow::Result<Vec<String>> {
     let (namespace, name) = named(&args.target)?;
     let running = RuntimeFolder::open(args.runtime_dir.as_deref())?.running()?;
     let known: Vec<_> = running.iter().map(|sidecar| sidecar.title.clone()).collect();
-    let found = running.into_iter().find(|sidecar| is_titled(&sidecar.title, namespace, name));
-    let Some(sidecar) = found else {
+    let (mut found, others): (Vec<_>, Vec<_>) =
+        running.into_iter().partition(|sidecar| is_titled(&sidecar.title, namespace, name));
+    if found.is_empty() {
         let known =
             if known.is_empty() { "none runs".to_owned() } else { format!("these do: {}", known.join(", ")) };
         bail!(
             "no tenant `{name}` runs on this machine ({known}); in a cluster: kubectl sluice explain, or --cluster"
         );
+    }
+    let sidecar = found.swap_remove(0);
+    let (admin, title, record) = (Admin::new()?, sidecar.title, sidecar.record?);
+    let (own, neighbours) = tokio::join!(admin.state(&record), states(&admin, others, &record.gpu));
+    let now = now_unix_ms();
+    let witnesses = witnesses(neighbours.iter(), &title, now);
+    let mut lines = match own {
+        Ok(state) => state::explain(&state, now),
+        Err(error) if witnesses.is_empty() => return Err(error),
+        Err(error) => vec![format!("{title} does not answer: {error:#}.")],
     };
-    let state: State = Admin::new()?.state(&sidecar.record?).await?;
-    Ok(state::explain(&state, now_unix_ms()))
+    lines.extend(witnesses);
+    Ok(lines)
+}
+
+/// The states of those sidecars on a GPU that answer.
+async fn states(admin: &Admin, sidecars: Vec<Running>, gpu: &str) -> Vec<State> {
+    let records = sidecars.into_iter().filter_map(|sidecar| sidecar.record.ok());
+    let on_gpu: Vec<_> = records.filter(|record| record.gpu == gpu).collect();
+    let states = join_all(on_gpu.iter().map(|record| admin.state(record))).await;
+    states.into_iter().filter_map(Result::ok).collect()
 }
 
 /// Whether `title`, NAMESPACE/NAME, is that of the tenant; of the first of that name where no namespace is given.
@@ -109,7 +148,26 @@ fn is_titled(title: &str, namespace: Option<&str>, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::is_titled;
+    use sluice_wire::state::{TenantReport, TurnState};
+
+    use super::{hangs, is_titled, on_gpu};
+
+    #[test]
+    fn in_a_cluster_the_neighbours_of_a_silent_sidecar_tell_what_it_does() {
+        let silent = |name: &str| TenantReport::Unreachable {
+            namespace: "team".into(),
+            name: name.into(),
+            reason: "late".into(),
+        };
+        let turn = TurnState { last_takeover: hangs::tests::takeover(), ..TurnState::default() };
+        let chat = TenantReport::State(Box::new(hangs::tests::taking_turns("chat", turn)));
+        let tenants = [silent("code"), chat, silent("mail")];
+        let told = |name: &str| on_gpu(&tenants, "team", name, hangs::tests::NOW);
+        let taken = "  team/chat took the turn from team/code 30s ago, 260 ms past its deadline.";
+        assert_eq!(told("code"), ["", "A sidecar does not answer: late.", taken]);
+        assert_eq!(told("mail"), ["", "A sidecar does not answer: late."]);
+        assert!(on_gpu(&tenants, "team", "elsewhere", hangs::tests::NOW).is_empty());
+    }
 
     #[test]
     fn a_tenant_is_named_with_or_without_its_namespace() {

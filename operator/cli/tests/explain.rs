@@ -5,8 +5,11 @@ use axum::extract::Query;
 use axum::http::StatusCode;
 use axum::routing::get;
 use serde_json::{Value, json};
+use sluice_wire::State;
+use sluice_wire::state::{Neighbourhood, Phase, TurnState};
 
 use crate::support::{World, finish, serve};
+use crate::top;
 
 fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
     json!({"type": kind, "status": status, "reason": reason, "message": message,
@@ -98,4 +101,49 @@ fn a_tenant_that_does_not_run_here_is_told_with_the_way_into_a_cluster() {
     assert_eq!(outcome.code, Some(1));
     let said = "no tenant `chat` runs on this machine (none runs); in a cluster: kubectl sluice explain";
     assert!(outcome.stderr.contains(said), "{}", outcome.stderr);
+}
+
+/// The admin port of `default/chat`, who waits for the turn that `holder` does not give up.
+fn victim(holder: &'static str) -> std::net::SocketAddr {
+    let answer = move || async move {
+        let holder = Some(holder.to_owned());
+        let turn = Some(TurnState { holder, holder_overdue_ms: 1_500, ..TurnState::default() });
+        let neighbourhood = Some(Neighbourhood { turn, ..Neighbourhood::default() });
+        let mut state = State { phase: Phase::Active, neighbourhood, ..State::default() };
+        (state.tenant.namespace, state.tenant.name) = ("default".into(), "chat".into());
+        state.queue.running = 1;
+        axum::Json(state)
+    };
+    serve(Router::new().route("/v1/state", get(answer)))
+}
+
+#[test]
+fn of_a_stopped_sidecar_its_neighbour_tells_and_a_victim_names_it() {
+    let world = World::new();
+    // The kernel takes connections to it, and nothing ever answers: as a stopped process.
+    let stopped = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let _code = top::tenant(&world, "code", stopped.local_addr().unwrap(), "secret");
+    let _chat = top::tenant(&world, "chat", victim("default/code"), "secret");
+    let of = |name: &str| {
+        let outcome = finish(world.sluice(&["explain", name]));
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+        outcome.stdout
+    };
+    let culprit = of("code");
+    assert!(culprit.starts_with("default/code does not answer: "), "{culprit}");
+    let told = "default/code holds the turn and is 1500 ms past its deadline, as default/chat tells.";
+    assert!(culprit.contains(told), "{culprit}");
+    let victim = of("chat");
+    let told = "It waits for the turn, which default/code holds and is 1500 ms past its deadline.";
+    assert!(victim.contains(told), "{victim}");
+}
+
+#[test]
+fn a_sidecar_that_does_not_answer_and_that_no_neighbour_names_is_an_error() {
+    let world = World::new();
+    let stopped = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let _code = top::tenant(&world, "code", stopped.local_addr().unwrap(), "secret");
+    let _chat = top::tenant(&world, "chat", victim("default/mail"), "secret");
+    let outcome = finish(world.sluice(&["explain", "code"]));
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(1), ""), "{}", outcome.stderr);
 }

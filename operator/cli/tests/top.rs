@@ -34,7 +34,7 @@ fn admin(name: &'static str) -> SocketAddr {
 }
 
 /// A tenant that runs, as far as anybody can see.
-fn tenant(world: &World, name: &str, admin: SocketAddr, token: &str) -> ClaimedFolder {
+pub fn tenant(world: &World, name: &str, admin: SocketAddr, token: &str) -> ClaimedFolder {
     let folder = RuntimeFolder::open(Some(&world.path("run"))).unwrap().claim("default", name).unwrap();
     let token_file = folder.path().join("token");
     std::fs::write(&token_file, format!("{token}\n")).unwrap();

@@ -4,6 +4,7 @@
 use sluice_wire::State;
 use sluice_wire::state::{Direction, Neighbourhood, Percentiles, Phase, SloState};
 
+use crate::hangs;
 use crate::top::figures::{age, bytes, duration, moved_bytes, moved_memory, percent};
 
 /// Most moves that are told.
@@ -12,9 +13,16 @@ const MOVES: usize = 5;
 /// Everything that explains the state, the most important first.
 pub fn explain(state: &State, now_unix_ms: u64) -> Vec<String> {
     let mut lines = vec![headline(state, now_unix_ms)];
-    let rest =
-        [waiting(state), pace(state), layers(state), neighbours(state), requests(state), engine(state)];
-    lines.extend(rest.into_iter().flatten().map(|line| format!("  {line}")));
+    let rest = [
+        hung(state, now_unix_ms),
+        waiting(state),
+        turns(state),
+        pace(state),
+        layers(state),
+        neighbours(state),
+    ];
+    let rest = rest.into_iter().chain([requests(state), engine(state)]);
+    lines.extend(rest.flatten().map(|line| format!("  {line}")));
     lines.extend(moves(state, now_unix_ms));
     lines
 }
@@ -41,6 +49,30 @@ fn headline(state: &State, now_unix_ms: u64) -> String {
         "{}/{} on {} {doing}; since {since}. Policy {}.",
         tenant.namespace, tenant.name, tenant.gpu, state.policy
     )
+}
+
+/// What hangs or hung: its own engine, or a holder of the turn.
+fn hung(state: &State, now_unix_ms: u64) -> Vec<String> {
+    let engine = hangs::engine(state, now_unix_ms).map(|said| format!("Its {said}."));
+    let turn = [hangs::took(state, now_unix_ms), hangs::overtaken(state)];
+    let turn = turn.into_iter().flatten().map(|said| format!("It {said}."));
+    engine.into_iter().chain(turn).collect()
+}
+
+/// Whose turn a tenant with requests waits for, and what turns cost it.
+fn turns(state: &State) -> Vec<String> {
+    let Some(turn) = hangs::turn(state) else { return Vec::new() };
+    let busy = state.queue.waiting + state.queue.running > 0;
+    let waits = hangs::other_holder(state).filter(|_| busy).map(|(holder, overdue_ms)| match overdue_ms {
+        0 => format!("It waits for the turn, which {holder} holds."),
+        _ => format!("It waits for the turn, which {holder} holds and is {overdue_ms} ms past its deadline."),
+    });
+    let wait = &turn.wait;
+    let cost = (wait.samples > 0).then(|| {
+        let (half, most) = (duration(wait.p50_ns), duration(wait.p99_ns));
+        format!("Since the start it waited {half} for a turn in the median, P99 {most}.")
+    });
+    waits.into_iter().chain(cost).collect()
 }
 
 fn waiting(state: &State) -> Vec<String> {
@@ -219,7 +251,7 @@ fn moves(state: &State, now_unix_ms: u64) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use sluice_wire::state::{GrantState, Move, Percentiles, ReasonCount, Residency};
+    use sluice_wire::state::{GrantState, Move, Percentiles, ReasonCount, Residency, TurnState};
 
     use super::*;
 
@@ -354,6 +386,41 @@ mod tests {
         let said = explain(&state, NOW);
         assert!(said[0].contains("cannot serve: no such model"), "{said:?}");
         assert_eq!(said[1], "  The engine was lost 2 times since the start.");
+    }
+
+    #[test]
+    fn a_victim_names_the_culprit_and_what_turns_cost_it() {
+        let turn = TurnState { holder: Some("team/code".into()), ..TurnState::default() };
+        let with = |turn: TurnState, running| {
+            let mut state = State { phase: Phase::Active, ..hangs::tests::taking_turns("chat", turn) };
+            state.queue.running = running;
+            explain(&state, NOW)
+        };
+        let said = |turn: &TurnState| with(turn.clone(), 1)[1..].to_vec();
+        assert!(said(&turn).contains(&"  It waits for the turn, which team/code holds.".into()));
+        let idle = with(turn.clone(), 0);
+        assert!(!idle.iter().any(|line| line.contains("waits for the turn")), "without requests: {idle:?}");
+        let late = TurnState { holder_overdue_ms: 1_500, ..turn.clone() };
+        let waits = "  It waits for the turn, which team/code holds and is 1500 ms past its deadline.";
+        assert_eq!(said(&late)[0], waits);
+        let wait = Percentiles { samples: 9, p50_ns: 40_000_000, p99_ns: 101_000_000 };
+        let cost = "  Since the start it waited 40 ms for a turn in the median, P99 101 ms.";
+        assert_eq!(said(&TurnState { wait, ..late })[1], cost);
+        let taken =
+            TurnState { last_takeover: hangs::tests::takeover(), takeovers_total: 1, ..TurnState::default() };
+        assert_eq!(said(&taken)[0], "  It took the turn from team/code 30s ago, 260 ms past its deadline.");
+    }
+
+    #[test]
+    fn a_culprit_says_what_hung_and_what_was_done() {
+        let turn = TurnState { overtaken_total: 2, ..TurnState::default() };
+        let mut state = hangs::tests::taking_turns("code", turn);
+        (state.engine.last_hang, state.engine.hangs) = (Some(hangs::tests::hang(true)), 1);
+        let said = explain(&state, NOW);
+        let hung = "  Its engine hung 12s ago: 2300 ms without progress (step; the limit is 2250 ms); it still lives: \
+                    SIGKILL has not ended it yet.";
+        let lost = "  It lost the turn to neighbours 2 times since the start, past its deadline.";
+        assert_eq!(said[1..3], [hung, lost]);
     }
 
     #[test]

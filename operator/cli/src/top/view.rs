@@ -99,7 +99,7 @@ fn of_gpu(
     rows: usize,
 ) -> Vec<Line<'static>> {
     let tenants: Vec<_> = gpu.tenants.iter().filter(|(title, _)| shown(title)).collect();
-    let heading = if gpu.shared() && !tenants.is_empty() { gpu.heading(width) } else { Vec::new() };
+    let heading = if gpu.shared() && !tenants.is_empty() { gpu.heading(view, width) } else { Vec::new() };
     let maps = tenants.into_iter().flat_map(|(title, state)| map(view, gpu, title, state, width, rows));
     heading.into_iter().chain(maps).collect()
 }

@@ -1,6 +1,6 @@
 //! One tenant in full: its memory by owner, its layers, its figures, its last moves.
 
-use ratatui::style::Color;
+use ratatui::style::{Color, Style};
 use ratatui::text::{Line, Span};
 use sluice_wire::State;
 use sluice_wire::state::{Move, Residency};
@@ -10,6 +10,7 @@ use super::super::figures::{age, bytes, duration, moved_bytes, moved_memory, per
 use super::super::map::owners;
 use super::flow::{Phrase, fitting, flow, plain};
 use super::{View, gpu};
+use crate::hangs;
 
 /// Width of the labels on the left.
 const LABEL: usize = 9;
@@ -30,6 +31,7 @@ pub fn detail(view: &View, sighting: &Sighting, width: usize) -> Vec<Line<'stati
         let red = |word: &str| vec![Span::styled(word.to_owned(), view.style(Color::Red))];
         lines.extend(flow(&label("failure"), failure.split(' ').map(red), 1, width));
     }
+    lines.extend(hang(view, state, width));
     lines.extend(flow(&label("memory"), memory(view, state), 2, width));
     lines.extend(neighbourhood(state, width));
     lines.extend(layers(view, state, width));
@@ -39,6 +41,29 @@ pub fn detail(view: &View, sighting: &Sighting, width: usize) -> Vec<Line<'stati
         lines.extend(flow(&label(name), phrases.into_iter().map(plain), 2, width));
     }
     lines
+}
+
+/// What hangs or hung: red while it lasts.
+fn hang(view: &View, state: &State, width: usize) -> Vec<Line<'static>> {
+    let now = view.now_unix_ms;
+    let colour = if hangs::engine_hangs(state) { Some(Color::Red) } else { None };
+    let engine = hangs::engine(state, now).map(|said| (said, colour));
+    let late = hangs::other_holder(state).filter(|(_, overdue_ms)| *overdue_ms > 0);
+    let late = late.map(|(holder, overdue_ms)| {
+        (format!("{holder} holds the turn and is {overdue_ms} ms past its deadline"), Some(Color::Red))
+    });
+    let past = [hangs::took(state, now), hangs::overtaken(state)].map(|said| Some((said?, None)));
+    let all = [engine, late].into_iter().chain(past).flatten();
+    let lines = all.flat_map(|(said, colour)| {
+        let word = |word: &str| {
+            vec![Span::styled(
+                word.to_owned(),
+                colour.map_or_else(Style::default, |colour| view.style(colour)),
+            )]
+        };
+        flow(&label("hang"), said.split(' ').map(word), 1, width)
+    });
+    lines.collect()
 }
 
 fn label(name: &str) -> String {

@@ -1,5 +1,6 @@
 //! Tenants of one GPU together: what each may hold, who lends to whom, whose turn it is.
 
+use ratatui::style::Color;
 use ratatui::text::{Line, Span};
 use sluice_wire::State;
 use sluice_wire::state::{Direction, Neighbourhood};
@@ -7,6 +8,7 @@ use sluice_wire::state::{Direction, Neighbourhood};
 use super::super::figures::{age, bytes, percentiles};
 use super::View;
 use super::flow::{Phrase, flow, plain};
+use crate::hangs;
 
 /// What stands before a tenant of a shared GPU.
 const INDENT: &str = "  ";
@@ -52,7 +54,7 @@ impl<'a> Gpu<'a> {
     }
 
     /// The GPU as a whole.
-    pub fn heading(&self, width: usize) -> Vec<Line<'static>> {
+    pub fn heading(&self, view: &View, width: usize) -> Vec<Line<'static>> {
         let (_, first) = self.tenants[0];
         let count = self.tenants.len();
         let tenants = if count == 1 { "1 tenant".to_owned() } else { format!("{count} tenants") };
@@ -66,21 +68,32 @@ impl<'a> Gpu<'a> {
             phrases.push(sum("borrowed", |own| own.borrowed_bytes));
             phrases.push(sum("lent", |own| own.lent_bytes));
         }
-        phrases.extend(self.turn().map(plain));
+        phrases.extend(self.turn(view));
         flow("GPU ", phrases, 3, width)
     }
 
-    /// Who has the turn, and how many wait; `None` = there are no turns.
-    fn turn(&self) -> Option<String> {
-        let waiting =
-            self.neighbourhoods().filter_map(|own| own.turn.as_ref()).map(|turn| turn.waiting).max()?;
-        let holds = |state: &State| state.neighbourhood.as_ref()?.turn.as_ref().map(|turn| turn.holds);
-        let holder = self.tenants.iter().find(|(_, state)| holds(state) == Some(true));
-        let whose = holder.map_or("nobody's", |(title, _)| *title);
-        Some(match waiting {
-            0 => format!("turn {whose}"),
-            _ => format!("turn {whose}, {waiting} waiting"),
-        })
+    /// Who has the turn, whether it is past its deadline, and how many wait; `None` = there are no turns.
+    fn turn(&self, view: &View) -> Option<Phrase> {
+        let turns = || self.tenants.iter().filter_map(|(_, state)| hangs::turn(state));
+        let waiting = turns().map(|turn| turn.waiting).max()?;
+        // One that does not answer is named by those that wait for it.
+        let late =
+            turns().filter(|turn| turn.holder_overdue_ms > 0).max_by_key(|turn| turn.holder_overdue_ms);
+        let late = late.and_then(|turn| Some((turn.holder.as_deref()?, turn.holder_overdue_ms)));
+        let holds = |state: &State| hangs::turn(state).is_some_and(|turn| turn.holds);
+        let holder = self.tenants.iter().find(|(_, state)| holds(state)).map(|(title, _)| *title);
+        let named = || turns().find_map(|turn| turn.holder.as_deref());
+        let mut phrase = match late {
+            Some((holder, overdue_ms)) => {
+                let said = format!("turn {holder}, {overdue_ms} ms past its deadline");
+                vec![Span::styled(said, view.style(Color::Red))]
+            }
+            None => plain(format!("turn {}", holder.or_else(named).unwrap_or("nobody's"))),
+        };
+        if waiting > 0 {
+            phrase.push(format!(", {waiting} waiting").into());
+        }
+        Some(phrase)
     }
 }
 

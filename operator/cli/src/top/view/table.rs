@@ -9,6 +9,7 @@ use sluice_wire::State;
 use super::super::Sighting;
 use super::super::figures::{percentiles, phase};
 use super::View;
+use crate::hangs;
 
 struct Column {
     title: &'static str,
@@ -81,8 +82,12 @@ fn figures(view: &View, sighting: &Sighting, columns: &[Column]) -> Vec<Span<'st
         Ok(state) => {
             let cells =
                 columns.iter().map(|c| format!(" {:>1$}", (c.cell)(state, sighting.tokens_per_s), c.width));
-            let phase = format!("{:<PHASE_WIDTH$}", phase(state.phase));
-            vec![Span::styled(phase, view.style(Color::Cyan)), cells.collect::<String>().into()]
+            let (phase, colour) = match hangs::engine_hangs(state) {
+                true => ("hung", Color::Red),
+                false => (phase(state.phase), Color::Cyan),
+            };
+            let phase = format!("{phase:<PHASE_WIDTH$}");
+            vec![Span::styled(phase, view.style(colour)), cells.collect::<String>().into()]
         }
         Err(problem) => vec![Span::styled(format!("no answer: {problem}"), view.style(Color::Red))],
     }

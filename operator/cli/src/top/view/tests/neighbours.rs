@@ -1,6 +1,6 @@
 //! Pictures of tenants that share a GPU.
 
-use sluice_wire::state::{Direction, GrantState, Neighbourhood, TurnState};
+use sluice_wire::state::{Direction, EngineHang, GrantState, Neighbourhood, TurnState};
 
 use super::*;
 
@@ -157,4 +157,69 @@ fn tenants_of_a_gpu_whose_sidecars_know_no_neighbours_stand_together_too() {
     let shown = rows(&draw(&sightings, 0, false, (80, 40)));
     assert_eq!(shown[1], "GPU local-shared-0   30.0M, 3 tenants");
     assert!(shown[2].starts_with("  default/chat   DOES NOT BALANCE   30.0M   "), "{shown:#?}");
+}
+
+/// The neighbours of `code`, which does not answer, and holds the turn past its deadline.
+fn stopped() -> [Sighting; 3] {
+    let mut sightings = neighbours();
+    sightings[1].state = Err("timed out".into());
+    for at in [0, 2] {
+        let own = sightings[at].state.as_mut().unwrap().neighbourhood.as_mut().unwrap();
+        let turn = own.turn.as_mut().unwrap();
+        (turn.holds, turn.holder, turn.holder_overdue_ms) = (false, Some("default/code".into()), 1_500);
+    }
+    sightings
+}
+
+/// The words of a picture that are red.
+fn red(buffer: &Buffer) -> String {
+    let red = buffer.content.iter().map(|cell| if cell.fg == Color::Red { cell.symbol() } else { " " });
+    red.collect::<String>().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn a_holder_that_is_late_is_told_above_its_neighbours_and_in_red() {
+    let shown = draw(&stopped(), 0, true, (100, 40));
+    let text = rows(&shown).join("\n");
+    assert!(text.contains("turn default/code, 1500 ms past its deadline, 2 waiting"), "{text}");
+    assert!(text.contains("hang     default/code holds the turn and is 1500 ms past its deadline"), "{text}");
+    let red = red(&shown);
+    let heading = "turn default/code, 1500 ms past its deadline";
+    let detail = "default/code holds the turn and is 1500 ms past its deadline";
+    assert!(red.contains(heading) && red.contains(detail) && red.contains("no answer: timed out"), "{red}");
+    assert!(!red.contains("waiting"), "{red}");
+    let mut well = stopped();
+    for at in [0, 2] {
+        let own = well[at].state.as_mut().unwrap().neighbourhood.as_mut().unwrap();
+        own.turn.as_mut().unwrap().holder_overdue_ms = 0;
+    }
+    let text = rows(&draw(&well, 0, true, (100, 40))).join("\n");
+    assert!(text.contains("turn default/code, 2 waiting") && !text.contains("deadline"), "{text}");
+}
+
+#[test]
+fn an_engine_that_hangs_is_told_in_red_and_one_that_hung_without() {
+    let picture = |alive| {
+        let mut sightings = neighbours();
+        let engine = &mut sightings[1].state.as_mut().unwrap().engine;
+        let hang = EngineHang {
+            at_unix_ms: NOW - 12_000,
+            during: "step".into(),
+            waited_ms: 2_300,
+            limit_ms: 2_250,
+            alive,
+        };
+        (engine.hangs, engine.last_hang) = (1, Some(hang));
+        draw(&sightings, 1, true, (100, 40))
+    };
+    let (lives, gone) = (picture(true), picture(false));
+    let said = "hang     engine hung 12s ago: 2300 ms without progress (step; the limit is 2250 ms); it ";
+    for (shown, row, rest) in
+        [(&lives, "> default/code hung ", "still"), (&gone, "> default/code active ", "was")]
+    {
+        let text = rows(shown).join("\n");
+        assert!(text.contains(row) && text.contains(&format!("{said}{rest}")), "{text}");
+    }
+    assert!(red(&lives).contains("hung") && red(&lives).contains("engine hung 12s ago"), "{}", red(&lives));
+    assert!(!red(&gone).contains("hung"), "{}", red(&gone));
 }

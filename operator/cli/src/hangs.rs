@@ -1,0 +1,179 @@
+//! What hangs, or hung, in words: the same for `explain` and for `top`.
+
+use sluice_wire::State;
+use sluice_wire::state::TurnState;
+
+use crate::top::figures::age;
+
+/// Its turns, where it takes turns with neighbours.
+pub fn turn(state: &State) -> Option<&TurnState> {
+    state.neighbourhood.as_ref()?.turn.as_ref()
+}
+
+fn title(state: &State) -> String {
+    format!("{}/{}", state.tenant.namespace, state.tenant.name)
+}
+
+/// Whether its engine exceeded a deadline and still lives.
+pub fn engine_hangs(state: &State) -> bool {
+    state.engine.last_hang.as_ref().is_some_and(|hang| hang.alive)
+}
+
+/// The last engine that exceeded a deadline, and what was done.
+pub fn engine(state: &State, now_unix_ms: u64) -> Option<String> {
+    let hang = state.engine.last_hang.as_ref()?;
+    let ago = age(now_unix_ms.saturating_sub(hang.at_unix_ms));
+    let done = if hang.alive {
+        "it still lives: SIGKILL has not ended it yet".to_owned()
+    } else {
+        let next = if state.engine.pid.is_some() { "another serves" } else { "another has not attached yet" };
+        format!("it was killed, and {next}")
+    };
+    let often = match state.engine.hangs {
+        0 | 1 => String::new(),
+        hangs => format!("; {hangs} hung since the start"),
+    };
+    let (during, waited_ms, limit_ms) = (&hang.during, hang.waited_ms, hang.limit_ms);
+    Some(format!(
+        "engine hung {ago} ago: {waited_ms} ms without progress ({during}; the limit is {limit_ms} ms); {done}{often}"
+    ))
+}
+
+/// Another tenant that holds the turn, and how long it is past its deadline, milliseconds; `None` = the turn is free or its own.
+pub fn other_holder(state: &State) -> Option<(&str, u64)> {
+    let turn = turn(state).filter(|turn| !turn.holds)?;
+    let holder = turn.holder.as_deref().filter(|holder| *holder != title(state))?;
+    Some((holder, turn.holder_overdue_ms))
+}
+
+/// The last turn that it took from a holder that was past its deadline.
+pub fn took(state: &State, now_unix_ms: u64) -> Option<String> {
+    let turn = turn(state)?;
+    let taken = turn.last_takeover.as_ref()?;
+    let ago = age(now_unix_ms.saturating_sub(taken.at_unix_ms));
+    let often = match turn.takeovers_total {
+        0 | 1 => String::new(),
+        total => format!("; {total} turns since the start"),
+    };
+    Some(format!(
+        "took the turn from {} {ago} ago, {} ms past its deadline{often}",
+        taken.from, taken.overdue_ms
+    ))
+}
+
+/// How often others took the turn from it.
+pub fn overtaken(state: &State) -> Option<String> {
+    let total = turn(state)?.overtaken_total;
+    let times = if total == 1 { "time" } else { "times" };
+    (total > 0)
+        .then(|| format!("lost the turn to neighbours {total} {times} since the start, past its deadline"))
+}
+
+/// What a neighbour tells of the tenant `title`, NAMESPACE/NAME, as the holder of the turn.
+pub fn witness(neighbour: &State, title: &str, now_unix_ms: u64) -> Option<String> {
+    let own = turn(neighbour)?;
+    let by = self::title(neighbour);
+    if own.holder.as_deref() == Some(title) && own.holder_overdue_ms > 0 {
+        let overdue_ms = own.holder_overdue_ms;
+        return Some(format!(
+            "{title} holds the turn and is {overdue_ms} ms past its deadline, as {by} tells"
+        ));
+    }
+    let taken = own.last_takeover.as_ref().filter(|taken| taken.from == title)?;
+    let ago = age(now_unix_ms.saturating_sub(taken.at_unix_ms));
+    Some(format!("{by} took the turn from {title} {ago} ago, {} ms past its deadline", taken.overdue_ms))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use sluice_wire::state::{EngineHang, Neighbourhood, Takeover, Tenant};
+
+    use super::*;
+
+    pub const NOW: u64 = 1_700_000_100_000;
+
+    /// The tenant `team/NAME`, which takes turns.
+    pub fn taking_turns(name: &str, turn: TurnState) -> State {
+        let tenant = Tenant { namespace: "team".into(), name: name.into(), ..Tenant::default() };
+        let neighbourhood = Some(Neighbourhood { turn: Some(turn), ..Neighbourhood::default() });
+        State { tenant, neighbourhood, ..State::default() }
+    }
+
+    pub fn hang(alive: bool) -> EngineHang {
+        EngineHang {
+            at_unix_ms: NOW - 12_000,
+            during: "step".into(),
+            waited_ms: 2_300,
+            limit_ms: 2_250,
+            alive,
+        }
+    }
+
+    pub fn takeover() -> Option<Takeover> {
+        Some(Takeover { from: "team/code".into(), at_unix_ms: NOW - 30_000, overdue_ms: 260 })
+    }
+
+    #[test]
+    fn an_engine_that_hung_is_told_with_what_became_of_it() {
+        let mut state = State::default();
+        assert_eq!((engine(&state, NOW), engine_hangs(&state)), (None, false));
+        let begin = "engine hung 12s ago: 2300 ms without progress (step; the limit is 2250 ms); ";
+        (state.engine.hangs, state.engine.last_hang) = (1, Some(hang(true)));
+        let lives = format!("{begin}it still lives: SIGKILL has not ended it yet");
+        assert_eq!((engine(&state, NOW), engine_hangs(&state)), (Some(lives), true));
+        state.engine.last_hang = Some(hang(false));
+        let gone = format!("{begin}it was killed, and another has not attached yet");
+        assert_eq!((engine(&state, NOW), engine_hangs(&state)), (Some(gone), false));
+        (state.engine.pid, state.engine.hangs) = (Some(7), 3);
+        let serves = format!("{begin}it was killed, and another serves; 3 hung since the start");
+        assert_eq!(engine(&state, NOW), Some(serves));
+    }
+
+    #[test]
+    fn a_holder_is_told_by_who_waits_for_it_and_not_by_itself() {
+        let held_by = |holder: &str, holds, holder_overdue_ms| {
+            let holder = Some(holder.to_owned());
+            taking_turns("chat", TurnState { holder, holds, holder_overdue_ms, ..TurnState::default() })
+        };
+        let said = |state: &State| other_holder(state).map(|(holder, ms)| (holder.to_owned(), ms));
+        assert_eq!(said(&held_by("team/code", false, 1_500)), Some(("team/code".to_owned(), 1_500)));
+        assert_eq!(said(&held_by("team/chat", true, 0)), None);
+        assert_eq!(said(&held_by("team/chat", false, 9)), None, "it is on its way out of it");
+        assert_eq!(said(&taking_turns("chat", TurnState::default())), None);
+        assert_eq!(said(&State::default()), None, "it takes no turns");
+    }
+
+    #[test]
+    fn a_turn_that_was_taken_names_from_whom_and_when() {
+        let turn = TurnState { last_takeover: takeover(), takeovers_total: 1, ..TurnState::default() };
+        let once = taking_turns("chat", turn.clone());
+        let said = "took the turn from team/code 30s ago, 260 ms past its deadline";
+        assert_eq!(took(&once, NOW).as_deref(), Some(said));
+        let often = taking_turns("chat", TurnState { takeovers_total: 4, ..turn });
+        assert_eq!(took(&often, NOW), Some(format!("{said}; 4 turns since the start")));
+        let lost = |overtaken_total| {
+            overtaken(&taking_turns("code", TurnState { overtaken_total, ..TurnState::default() }))
+        };
+        assert_eq!(lost(0), None);
+        let said = "lost the turn to neighbours 1 time since the start, past its deadline";
+        assert_eq!(lost(1).as_deref(), Some(said));
+        assert_eq!(lost(2).as_deref(), Some(&*said.replace("1 time", "2 times")));
+    }
+
+    #[test]
+    fn a_neighbour_tells_of_a_holder_that_tells_nothing() {
+        let now = |holder: &str, holder_overdue_ms| {
+            let holder = Some(holder.to_owned());
+            let turn =
+                TurnState { holder, holder_overdue_ms, last_takeover: takeover(), ..TurnState::default() };
+            witness(&taking_turns("chat", turn), "team/code", NOW)
+        };
+        let taken = "team/chat took the turn from team/code 30s ago, 260 ms past its deadline";
+        let holds = "team/code holds the turn and is 1500 ms past its deadline, as team/chat tells";
+        assert_eq!(now("team/code", 1_500).as_deref(), Some(holds));
+        assert_eq!(now("team/code", 0).as_deref(), Some(taken));
+        assert_eq!(now("team/mail", 1_500).as_deref(), Some(taken));
+        let other = TurnState { last_takeover: takeover(), ..TurnState::default() };
+        assert_eq!(witness(&taking_turns("chat", other), "team/mail", NOW), None);
+    }
+}
