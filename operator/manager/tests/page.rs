@@ -3,7 +3,8 @@
 use rquickjs::{Context, Runtime};
 use sluice_wire::overview::{GpuOverview, Overview};
 use sluice_wire::state::{
-    Move, Neighbourhood, OwnerBytes, Percentiles, Phase, Residency, State, TenantReport,
+    EngineHang, Move, Neighbourhood, OwnerBytes, Percentiles, Phase, Residency, State, Takeover,
+    TenantReport, TurnState,
 };
 
 const DOM: &str = include_str!("page/dom.js");
@@ -138,4 +139,48 @@ fn a_leader_that_does_not_answer_is_told() {
     let page = Page::of(&overview(), "not the leader");
     assert_eq!(page.text("now"), "The leader does not answer: not the leader");
     assert_eq!(page.text("gpus"), "");
+}
+
+/// The words of the page that are red.
+fn red(overview: &Overview) -> Vec<String> {
+    Page::of(overview, "").run("document.getElementById('gpus').of('bad')")
+}
+
+#[test]
+fn a_hang_and_a_late_holder_are_told_and_red_while_they_last() {
+    let hang = |alive, ago_ms| {
+        let at_unix_ms = NOW - ago_ms;
+        Some(EngineHang { at_unix_ms, during: "step".into(), waited_ms: 2_300, limit_ms: 2_250, alive })
+    };
+    let with = |last_hang, turn| {
+        let mut overview = overview();
+        let TenantReport::State(state) = &mut overview.gpus[0].tenants[0] else { panic!("a state") };
+        state.engine.last_hang = last_hang;
+        state.neighbourhood = Some(Neighbourhood { turn, ..Neighbourhood::default() });
+        overview
+    };
+    let well = red(&overview());
+    assert_eq!(well, ["one is silent", "no answer: no answer in 2 s"]);
+    assert_eq!(red(&with(None, Some(TurnState::default()))), well);
+    let holder = Some("team/code".to_owned());
+    let late = TurnState { holder, holder_overdue_ms: 1_500, ..TurnState::default() };
+    let lasts = red(&with(hang(true, 12_000), Some(late)));
+    let words = [
+        "team/code holds the turn and is 1500 ms past its deadline",
+        "engine hung 12 s ago (step, 2300 ms without progress): it still lives",
+    ];
+    assert_eq!(lasts, [well[0].as_str(), words[0], words[1], well[1].as_str()]);
+    let taken = |ago_ms| {
+        let (from, at_unix_ms) = ("team/code".to_owned(), NOW - ago_ms);
+        let last_takeover = Some(Takeover { from, at_unix_ms, overdue_ms: 260 });
+        Some(TurnState { last_takeover, ..TurnState::default() })
+    };
+    let over = with(hang(false, 12_000), taken(30_000));
+    assert_eq!(red(&over), well, "what is over is told without colour");
+    let text = Page::of(&over, "").text("gpus");
+    let hung = "engine hung 12 s ago (step, 2300 ms without progress): it was killed";
+    let took = "took the turn from team/code 30 s ago, 260 ms past its deadline";
+    assert!(text.contains(hung) && text.contains(took), "{text}");
+    let later = Page::of(&with(hang(false, 600_000), taken(600_000)), "").text("gpus");
+    assert!(!later.contains("hung") && !later.contains("took the turn"), "{later}");
 }

@@ -67,6 +67,32 @@ function attained(permille) {
   return permille === null || permille === undefined ? "–" : `${(permille / 10).toFixed(1)}\u00a0%`;
 }
 
+// So long after it a hang is told.
+const HANG_MS = 600000;
+
+// What hangs or hung of a tenant, and whom it waits for: words, and whether it lasts.
+function hangs(state, now) {
+  const told = [];
+  const hang = state.engine.last_hang;
+  if (hang && (hang.alive || now - hang.at_unix_ms < HANG_MS)) {
+    const done = hang.alive ? "it still lives" : "it was killed";
+    told.push([`engine hung ${age(now, hang.at_unix_ms)} ago (${hang.during}, ${hang.waited_ms} ms without progress): ${done}`, hang.alive]);
+  }
+  const turn = state.neighbourhood?.turn;
+  const taken = turn?.last_takeover;
+  if (taken && now - taken.at_unix_ms < HANG_MS) {
+    told.push([`took the turn from ${taken.from} ${age(now, taken.at_unix_ms)} ago, ${taken.overdue_ms} ms past its deadline`, false]);
+  }
+  return told;
+}
+
+// The holder of a GPU's turn that is past its deadline, as those tell who answer; it may not answer itself.
+function late(states) {
+  const turns = states.flatMap((state) => (state.neighbourhood?.turn?.holder_overdue_ms ? [state.neighbourhood.turn] : []));
+  turns.sort((a, b) => b.holder_overdue_ms - a.holder_overdue_ms);
+  return turns.length ? `${turns[0].holder} holds the turn and is ${turns[0].holder_overdue_ms} ms past its deadline` : null;
+}
+
 function tenantRow(state, now, most) {
   const idle = state.idle_since_unix_ms ? `idle for ${age(now, state.idle_since_unix_ms)}` : "";
   const failure = state.engine.failure ? element("div", "bad", state.engine.failure) : "";
@@ -75,7 +101,8 @@ function tenantRow(state, now, most) {
   const lent = place ? `${bytes(place.borrowed_bytes)} / ${bytes(place.lent_bytes)}` : "–";
   const cells = [
     element("td", "", element("strong", "", state.tenant.name), element("div", "", `${state.policy}`)),
-    element("td", "", state.phase, element("div", "", idle), waits ? element("div", "bad", `waits for ${waits}`) : "", failure),
+    element("td", "", state.phase, element("div", "", idle), waits ? element("div", "bad", `waits for ${waits}`) : "",
+      ...hangs(state, now).map(([words, lasts]) => element("div", lasts ? "bad" : "", words)), failure),
     element("td", "", memoryMap(state, most)),
     element("td", "", bytes(state.memory.capacity_bytes)),
     element("td", "", lent),
@@ -111,6 +138,8 @@ function gpuSection(gpu, now) {
   const about = `pool ${gpu.pool}, namespace ${gpu.namespace}, node ${gpu.node ?? "not known yet"}, ${read}`;
   const section = element("section", "", element("h2", "", gpu.name, " ", element("small", "", about)));
   if (gpu.problem) section.append(element("p", "bad", gpu.problem));
+  const holder = late(states);
+  if (holder) section.append(element("p", "bad", holder));
   const head = element("tr", "", ...HEADS.map((name) => element("th", "", name)));
   const rows = gpu.tenants.map((told) => (told.State ? tenantRow(told.State, now, most) : lostRow(told.Unreachable)));
   const table = element("table", "", element("thead", "", head), element("tbody", "", ...rows));

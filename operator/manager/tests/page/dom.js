@@ -26,6 +26,11 @@ class Element {
     const texts = this.children.map((child) => (child instanceof Element ? child.textContent : child));
     return texts.filter((text) => text !== "").join("|");
   }
+  // Texts below this of what has a class.
+  of(className) {
+    const own = this.className === className ? [this.textContent] : [];
+    return own.concat(...this.children.map((child) => (child instanceof Element ? child.of(className) : [])));
+  }
   // Titles below this, with the class and the share of each.
   get titles() {
     const own = this.title ? [`${this.className} ${this.style.flex ?? ""} ${this.title}`] : [];
