@@ -83,6 +83,31 @@ fn every_alert_can_be_evaluated_and_has_a_runbook() {
     assert_eq!(told, there, "a runbook of an alert that is gone");
 }
 
+/// The alert `name` of the chart's file, as a Prometheus without its operator loads it.
+fn alert(name: &str) -> Value {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/sluice/monitoring/alerts.yaml");
+    let rules: Value = serde_yaml::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let groups = rules["groups"].as_array().unwrap().iter();
+    let mut alerts = groups.flat_map(|group| group["rules"].as_array().unwrap());
+    alerts.find(|alert| alert["alert"] == name).unwrap_or_else(|| panic!("no alert {name}")).clone()
+}
+
+#[test]
+fn a_hang_wakes_with_the_tenant_and_the_pod_whoever_can_tell_it() {
+    let hung = alert("SluiceEngineHung");
+    let read = metrics(hung["expr"].as_str().unwrap());
+    let told = ["sluice_engine_hangs_total", "sluice_turn_takeovers_total", "sluice_turns_overtaken_total"];
+    assert_eq!(read, told.into_iter().chain(["sluice_tenant_info"]).map(str::to_owned).collect());
+    let words = format!("{} {}", hung["annotations"]["summary"], hung["annotations"]["description"]);
+    for label in ["tenant", "what", "namespace", "pod", "gpu"] {
+        assert!(words.contains(&format!("{{{{ $labels.{label} }}}}")), "{label}: {words}");
+    }
+    let held = alert("SluiceTurnHeld");
+    let read = metrics(held["expr"].as_str().unwrap());
+    assert!(read.contains("sluice_turn_holder_overdue_seconds"), "{read:?}");
+    assert_eq!(held["labels"]["severity"], "critical");
+}
+
 #[test]
 fn an_alert_names_its_runbook_where_that_can_be_read() {
     let Some(helm) = Helm::find() else { return };
