@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::support::{PATIENCE, Tenant, World, eventually, processes, slow};
+use crate::support::{PATIENCE, Tenant, World, eventually, http, processes, slow};
 
 /// A silence that no step explains.
 const SILENCE: Duration = Duration::from_millis(700);
@@ -93,6 +93,36 @@ async fn a_stopped_engine_makes_streams_wait_and_a_continued_one_lets_them_go_on
     processes::signal(engine, Signal::CONT);
     assert_eq!(stream.finish().await.unwrap(), expected);
     assert_eq!(serving_engine(&tenant).await, engine, "nobody took it for dead");
+    up.end_cleanly().await;
+}
+
+/// Objectives that steps of 40 ms meet on a busy machine, and that a stopped engine misses soon.
+const SLO: &str = "slo: {ttftMilliseconds: 2000, tbtMilliseconds: 1000}";
+/// Beyond the objective for later tokens, and a tenth: time for a look at the state.
+const SEEN_WITHIN: Duration = Duration::from_secs(3);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_that_a_stopped_engine_does_not_make_count_as_missed_while_it_stands() {
+    let world = World::new();
+    let (up, tenant) = slow::start(&world, SLO).await;
+    let (body, expected) = slow::undisturbed(&tenant, 6, 40).await;
+    let mut stream = tenant.stream(&body).await;
+    stream.until_tokens(5).await;
+    let engine = tenant.engine().await;
+    processes::signal(engine, Signal::STOP);
+    let stopped = Instant::now();
+    let missed = tenant.until("the next token is overdue", |state| state.slo.tbt_overdue == 1).await;
+    assert!(stopped.elapsed() < SEEN_WITHIN, "{:?}", stopped.elapsed());
+    assert!(missed.slo.tbt_attained_permille.is_some_and(|share| share < 1000), "{:?}", missed.slo);
+    let text = http::CLIENT.get(tenant.url("/metrics")).send().await.unwrap().text().await.unwrap();
+    let overdue = "sluice_overdue_tokens{model_name=\"slow\",objective=\"tbt\"} 1";
+    assert!(text.lines().any(|line| line == overdue), "{text}");
+
+    processes::signal(engine, Signal::CONT);
+    assert_eq!(stream.finish().await.unwrap(), expected);
+    let after = tenant.state().await;
+    assert_eq!((after.slo.tbt_overdue, after.slo.ttft_overdue), (0, 0));
+    assert!(after.slo.tbt_attained_permille.is_some_and(|share| share < 1000), "{:?}", after.slo);
     up.end_cleanly().await;
 }
 

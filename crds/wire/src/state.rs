@@ -202,10 +202,16 @@ pub struct SloState {
     pub window_seconds: u32,
     /// Share of tokens in the window that may be late, permille.
     pub allowed_miss_permille: u32,
-    /// Share of first tokens in the window that were in time, permille; `None` = there was none.
+    /// Share of first tokens in the window that were in time, permille; `None` = there was none. Tokens that are overdue
+    /// now count as missed.
     pub ttft_attained_permille: Option<u32>,
-    /// Share of later tokens in the window that were in time, permille; `None` = there was none.
+    /// Share of later tokens in the window that were in time, permille; `None` = there was none. Tokens that are overdue
+    /// now count as missed.
     pub tbt_attained_permille: Option<u32>,
+    /// Answers whose first token is overdue now.
+    pub ttft_overdue: u32,
+    /// Answers whose next token is overdue now.
+    pub tbt_overdue: u32,
 }
 
 /// The engine process.

@@ -68,7 +68,8 @@ fn state() -> State {
     state.memory.owners =
         OwnerBytes { weights_layers_bytes: 6 * MIB, kv_bytes: 4 * MIB, ..OwnerBytes::default() };
     state.figures.delivered_tbt = Percentiles { samples: 9, p50_ns: 12_300_000, p99_ns: 45_600_000 };
-    state.slo.tbt_attained_permille = Some(987);
+    (state.slo.tbt_attained_permille, state.slo.ttft_attained_permille) = (Some(987), Some(750));
+    (state.slo.ttft_overdue, state.slo.tbt_overdue) = (2, 1);
     state.neighbourhood =
         Some(Neighbourhood { borrowed_bytes: 3 * MIB, lent_bytes: 2048, ..Neighbourhood::default() });
     let moved = |at_unix_ms, detail: &str| {
@@ -104,7 +105,7 @@ fn a_gpu_is_drawn_with_every_figure_and_names_stay_text() {
     let head =
         "trial-shared-0| |pool trial, namespace team, node node-7, read 2 s ago|one is silent|tenant|phase|";
     assert!(text.starts_with(head), "{text}");
-    let row = "<b>chat|Unified|Idle|idle for 30 s|10.0 MiB|3.0 MiB / 2.0 KiB|1 / 2|3 + 4|12.3 / 45.6|98.7 %|code|no answer: no answer in 2 s|";
+    let row = "<b>chat|Unified|Idle|idle for 30 s|10.0 MiB|3.0 MiB / 2.0 KiB|1 / 2|3 + 4|12.3 / 45.6|98.7 %|3 overdue|75.0 %|code|no answer: no answer in 2 s|";
     assert!(text.contains(row), "{text}");
     let moves =
         "5 s ago  <b>chat: neighbour lends, newer (512 B)|5 min ago  <b>chat: neighbour lends, older (512 B)";

@@ -3,8 +3,10 @@
 //! Names under `vllm:` are those of vLLM's own metrics and mean what they mean there; everything else is `sluice_*`.
 //! The engine's time between tokens and the client's are two metrics, because pacing makes them differ.
 
+mod awaited;
 mod hangs;
 mod level;
+mod objectives;
 mod recent;
 mod registered;
 mod timing;
@@ -13,8 +15,8 @@ mod window;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::sync::Mutex;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use prometheus_client::metrics::counter::Counter;
@@ -30,22 +32,19 @@ use tokio::sync::watch;
 
 use crate::directive::{Directives, InForce};
 
+pub use self::awaited::AwaitedToken;
 pub use self::level::Level;
+use self::objectives::{Attainment, Objectives, Took};
 use self::recent::Recent;
 use self::registered::{
-    ByFinish, ByObjective, ByOwner, ByReason, Names, OwnMetrics, TenantLabels, VllmMetrics,
+    ByFinish, ByOwner, ByReason, Names, OwnMetrics, TenantLabels, VllmMetrics,
 };
 use self::waits::Waits;
-use self::window::Window;
 
 /// How a request can end, in vLLM's words. Any other word is counted as `error`.
 const ENDS: [&str; 4] = ["stop", "length", "abort", "error"];
 /// Distinct reasons of memory events that get a label of their own; the policy knows fewer.
 const MOVE_REASONS_MAX: usize = 48;
-/// A later token is in time when it is written within this many percent of its objective: a paced stream is never
-/// written before its interval has passed, so exactly the interval is the earliest, not the latest.
-const TBT_TOLERANCE_PERCENT: u32 = 110;
-
 /// Everything that is counted. Cheap to update from any thread.
 #[derive(Debug)]
 pub struct Metrics {
@@ -70,8 +69,7 @@ struct RecentFigures {
     engine_tbt: Recent,
     delivered_tbt: Recent,
     ttft: Recent,
-    ttft_slo: Window,
-    tbt_slo: Window,
+    objectives: Objectives,
     move_reasons: BTreeSet<String>,
     /// What neighbours cost, since the start.
     waits: Waits<Recent>,
@@ -104,11 +102,10 @@ impl Metrics {
 
     fn registered(model_name: &str, slo: &SloConfig, register: impl Fn(&Metrics, &mut Names)) -> Self {
         let label = (Cow::from("model_name"), Cow::from(model_name.to_owned()));
-        let window = Duration::from_secs(u64::from(slo.window_seconds));
         let mut metrics = Metrics {
             registry: Registry::default(),
             slo: slo.clone(),
-            recent: Mutex::new(RecentFigures::new(window)),
+            recent: Mutex::new(RecentFigures::new(slo)),
             deposits: Level::default(),
             open_requests: Level::default(),
             held_requests: Level::default(),
@@ -132,25 +129,32 @@ impl Metrics {
         self.recent.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// The first token of a request was written, so long after the request arrived.
-    pub fn first_token(&self, after: Duration) {
-        self.vllm.ttft.record(after, 1);
-        let in_time = after <= Duration::from_millis(u64::from(self.slo.ttft_milliseconds));
-        let (mut recent, now) = (self.recent(), Instant::now());
-        recent.ttft.record(now, after, 1);
-        recent.ttft_slo.record(now, u64::from(in_time), 1);
+    /// A request that arrived at `arrived` awaits the first token of an answer.
+    pub fn await_first(self: &Arc<Self>, arrived: Instant) -> AwaitedToken {
+        AwaitedToken::new(self.clone(), self.recent().objectives.first(arrived))
     }
 
-    /// `count` tokens were written together, `gap` after the write before: the first waited, the rest did not.
-    pub fn delivered_gap(&self, gap: Duration, count: u32) {
-        let rest = u64::from(count.saturating_sub(1));
-        self.own.delivered_tbt.record(gap, 1);
-        self.own.delivered_tbt.record(Duration::ZERO, rest);
-        let limit = Duration::from_millis(u64::from(self.slo.tbt_milliseconds)) * TBT_TOLERANCE_PERCENT / 100;
-        let (mut recent, now) = (self.recent(), Instant::now());
-        recent.delivered_tbt.record(now, gap, 1);
-        recent.delivered_tbt.record(now, Duration::ZERO, rest);
-        recent.tbt_slo.record(now, u64::from(gap <= limit) + rest, 1 + rest);
+    /// An answer whose first token is not measured has just been written, and awaits its next one.
+    pub fn await_next(self: &Arc<Self>) -> AwaitedToken {
+        AwaitedToken::new(self.clone(), self.recent().objectives.next(Instant::now()))
+    }
+
+    /// `count` tokens of an answer were written together: the first waited, the rest did not.
+    fn written(&self, key: usize, now: Instant, count: u32) {
+        let mut recent = self.recent();
+        match recent.objectives.written(key, now, count) {
+            Took::First(after) => {
+                self.vllm.ttft.record(after, 1);
+                recent.ttft.record(now, after, 1);
+            }
+            Took::Later(gap) => {
+                let rest = u64::from(count.saturating_sub(1));
+                self.own.delivered_tbt.record(gap, 1);
+                self.own.delivered_tbt.record(Duration::ZERO, rest);
+                recent.delivered_tbt.record(now, gap, 1);
+                recent.delivered_tbt.record(now, Duration::ZERO, rest);
+            }
+        }
     }
 
     /// A request's prompt was looked up and computed; its first token is here.
@@ -316,19 +320,25 @@ impl Metrics {
         Streams { open, deposit_tokens }
     }
 
-    /// Objectives and the share of tokens of the window that met them. A later token is in time within 110 % of its
-    /// objective.
+    /// Objectives and the share of tokens of the window that met them, those that are overdue now among the others. A
+    /// later token is in time within 110 % of its objective.
     pub fn slo(&self) -> SloState {
         let ns = |milliseconds: u32| u64::from(milliseconds) * 1_000_000;
-        let (mut recent, now) = (self.recent(), Instant::now());
+        let (ttft, tbt) = self.attainments();
         SloState {
             ttft_target_ns: ns(self.slo.ttft_milliseconds),
             tbt_target_ns: ns(self.slo.tbt_milliseconds),
             window_seconds: self.slo.window_seconds,
             allowed_miss_permille: self.slo.allowed_miss_permille,
-            ttft_attained_permille: recent.ttft_slo.permille(now),
-            tbt_attained_permille: recent.tbt_slo.permille(now),
+            ttft_attained_permille: ttft.permille,
+            tbt_attained_permille: tbt.permille,
+            ttft_overdue: ttft.overdue,
+            tbt_overdue: tbt.overdue,
         }
+    }
+
+    fn attainments(&self) -> (Attainment, Attainment) {
+        self.recent().objectives.attainments(Instant::now())
     }
 
     /// Takes over what the state knows better. Counters only grow: a state older than the last one changes nothing.
@@ -364,18 +374,9 @@ impl Metrics {
 
     /// The text that Prometheus reads (OpenMetrics 1.0).
     pub fn encode(&self) -> String {
-        let slo = self.slo();
-        for (objective, attained) in
-            [("ttft", slo.ttft_attained_permille), ("tbt", slo.tbt_attained_permille)]
-        {
-            match attained {
-                Some(permille) => {
-                    self.own.slo.get_or_create(&ByObjective { objective }).set(f64::from(permille) / 1000.0);
-                }
-                // Whose tokens have stopped does not go on meeting its objective.
-                None => drop(self.own.slo.remove(&ByObjective { objective })),
-            }
-        }
+        let (ttft, tbt) = self.attainments();
+        self.own.slo.tell("ttft", &ttft);
+        self.own.slo.tell("tbt", &tbt);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry)
             .expect("a String takes all text");
@@ -384,15 +385,13 @@ impl Metrics {
 }
 
 impl RecentFigures {
-    fn new(window: Duration) -> Self {
+    fn new(slo: &SloConfig) -> Self {
         let recent = || Recent::new(Instant::now());
-        let slo = || Window::new(Instant::now(), window);
         RecentFigures {
             engine_tbt: recent(),
             delivered_tbt: recent(),
             ttft: recent(),
-            ttft_slo: slo(),
-            tbt_slo: slo(),
+            objectives: Objectives::new(Instant::now(), slo),
             move_reasons: BTreeSet::new(),
             waits: Waits::each(|| Recent::lasting(Instant::now())),
         }

@@ -103,6 +103,8 @@ fn state() -> State {
             allowed_miss_permille: 10,
             ttft_attained_permille: Some(1000),
             tbt_attained_permille: Some(996),
+            ttft_overdue: 1,
+            tbt_overdue: 2,
         },
         engine: EngineState {
             pid: Some(4711),
@@ -209,7 +211,9 @@ fn a_message_of_an_older_writer_is_read_with_defaults_for_what_it_lacks() {
     let kv = KvState { host_blocks_used: 0, host_blocks_limit: 0, ..state().kv };
     let engine = EngineState { lost_unix_ms: None, hangs: 0, last_hang: None, ..state().engine };
     let figures = Figures { pauses_total: 0, kv_stall_ns_total: 0, ..figures() };
-    let older = State { kv, engine, figures, neighbourhood: None, activity: Activity::default(), ..state() };
+    let slo = SloState { ttft_overdue: 0, tbt_overdue: 0, ..state().slo };
+    let older =
+        State { kv, engine, figures, slo, neighbourhood: None, activity: Activity::default(), ..state() };
     assert_eq!(State::from_json(FIRST.as_bytes()).expect("still readable"), older);
 }
 

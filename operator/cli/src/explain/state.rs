@@ -86,7 +86,17 @@ fn pace(state: &State) -> Vec<String> {
     let first = objective("First token", slo, slo.ttft_attained_permille, slo.ttft_target_ns, &figures.ttft);
     let (attained, target_ns) = (slo.tbt_attained_permille, slo.tbt_target_ns);
     let next = objective("Time between tokens", slo, attained, target_ns, &figures.delivered_tbt);
-    first.into_iter().chain(next).collect()
+    let overdue = [overdue(slo.ttft_overdue, "first"), overdue(slo.tbt_overdue, "next")];
+    first.into_iter().chain(next).chain(overdue.into_iter().flatten()).collect()
+}
+
+/// Answers that a client waits for at this moment, beyond the objective.
+fn overdue(answers: u32, which: &str) -> Option<String> {
+    match answers {
+        0 => None,
+        1 => Some(format!("Overdue now: the {which} token of 1 answer. It counts as missed.")),
+        _ => Some(format!("Overdue now: the {which} tokens of {answers} answers. They count as missed.")),
+    }
 }
 
 /// The share is over the window of the objectives, the percentile over another one: each says which.
@@ -310,6 +320,22 @@ mod tests {
                  minute 80 ms.",
             ],
             "no first token came in the last minute"
+        );
+    }
+
+    #[test]
+    fn tokens_that_are_overdue_are_told_while_they_are() {
+        let mut state = state();
+        (state.slo.ttft_target_ns, state.slo.window_seconds) = (2_000_000_000, 60);
+        (state.slo.ttft_attained_permille, state.slo.allowed_miss_permille) = (Some(0), 10);
+        (state.slo.ttft_overdue, state.slo.tbt_overdue) = (1, 3);
+        assert_eq!(
+            explain(&state, NOW)[1..],
+            [
+                "  First token: MISSED, 0.0 % within 2000 ms over the last 60 s (99.0 % promised).",
+                "  Overdue now: the first token of 1 answer. It counts as missed.",
+                "  Overdue now: the next tokens of 3 answers. They count as missed.",
+            ]
         );
     }
 

@@ -93,6 +93,12 @@ function late(states) {
   return turns.length ? `${turns[0].holder} holds the turn and is ${turns[0].holder_overdue_ms} ms past its deadline` : null;
 }
 
+// A sidecar of an older version does not count them.
+function overdue(slo) {
+  const count = (slo.ttft_overdue ?? 0) + (slo.tbt_overdue ?? 0);
+  return count ? element("div", "bad", `${count} overdue`) : "";
+}
+
 function tenantRow(state, now, most) {
   const idle = state.idle_since_unix_ms ? `idle for ${age(now, state.idle_since_unix_ms)}` : "";
   const failure = state.engine.failure ? element("div", "bad", state.engine.failure) : "";
@@ -109,19 +115,20 @@ function tenantRow(state, now, most) {
     element("td", "", `${state.remap.alpha} / ${state.remap.cap_layers}`),
     element("td", "", `${state.queue.running} + ${state.queue.waiting}`),
     element("td", "", percentiles(state.figures.delivered_tbt)),
-    element("td", "", attained(state.slo.tbt_attained_permille)),
+    element("td", "", attained(state.slo.tbt_attained_permille), overdue(state.slo)),
+    element("td", "", attained(state.slo.ttft_attained_permille)),
   ];
   return element("tr", "", ...cells);
 }
 
 function lostRow(lost) {
   const words = element("td", "bad", `no answer: ${lost.reason}`);
-  words.colSpan = 8;
+  words.colSpan = 9;
   return element("tr", "", element("td", "", element("strong", "", lost.name)), words);
 }
 
 const HEADS = ["tenant", "phase", "memory and layers", "holds", "borrowed / lent", "remapped / cap",
-  "running + waiting", "ms between tokens p50 / p99", "in time"];
+  "running + waiting", "ms between tokens p50 / p99", "in time", "first in time"];
 
 function moves(states, now) {
   const all = states.flatMap((state) => state.moves.map((move) => [state.tenant.name, move]));

@@ -17,6 +17,7 @@ use super::detok::{Detokenizer, StopFilter};
 use super::error::{ApiError, RETRY_SOON_SECONDS};
 use super::generate::{Generation, Setup};
 use super::params::{Common, StreamOptions, parse};
+use crate::metrics::AwaitedToken;
 use crate::model::text::Message;
 use crate::service::{Status, Submission};
 
@@ -158,10 +159,16 @@ impl Gateway {
         // All that can be refused is refused before it takes a place or waits for the tenant.
         let Accepted { model, options, stops, submissions } = self.accept(&order)?;
         let open = self.open.enter(submissions.len() as u32)?;
-        self.serving().await?;
+        // Awaited from here on: also while the tenant loads, or its engine is being replaced.
+        let awaited: Vec<_> = submissions.iter().map(|_| self.metrics.await_first(arrived)).collect();
+        if let Err(error) = self.serving().await {
+            awaited.into_iter().for_each(AwaitedToken::failed);
+            return Err(error);
+        }
         let Order { kind, common, prompts, logprobs } = order;
-        let generations =
-            submissions.into_iter().map(|submission| self.generation(submission, &stops, &common, arrived));
+        let generations = submissions.into_iter().zip(awaited);
+        let generations = generations
+            .map(|(submission, awaited)| self.generation(submission, &stops, &common, arrived, awaited));
         let generations = generations.collect();
         let frame = Frame {
             kind,
@@ -197,6 +204,7 @@ impl Gateway {
         stops: &[String],
         common: &Common,
         arrived: Instant,
+        awaited: AwaitedToken,
     ) -> Generation {
         let sampling = &submission.sampling;
         let stop_tokens = if sampling.ignore_stop { Vec::new() } else { sampling.stop_tokens.clone() };
@@ -211,6 +219,7 @@ impl Gateway {
             pacing: self.pacing(common.stream),
             prompt_tokens,
             arrived,
+            awaited,
             metrics: self.metrics.clone(),
         })
     }

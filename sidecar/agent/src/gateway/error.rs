@@ -125,6 +125,11 @@ impl ApiError {
         }
     }
 
+    /// It is the server that failed the request, and not what was asked.
+    pub fn is_failure(&self) -> bool {
+        self.status.is_server_error()
+    }
+
     /// The body.
     pub fn body(&self) -> Value {
         let ApiError { kind, code, param, message, .. } = self;

@@ -14,7 +14,7 @@ use tokio::time::Sleep;
 
 use super::detok::{Detokenizer, Shown, StopFilter};
 use super::error::ApiError;
-use crate::metrics::Metrics;
+use crate::metrics::{AwaitedToken, Metrics};
 use crate::service::{Ticket, Update};
 
 /// Updates taken at one time, so that a fast engine never keeps an answer from being written.
@@ -81,7 +81,8 @@ pub struct Generation {
     characters: u32,
     started: Instant,
     last_token: Option<Instant>,
-    last_written: Option<Instant>,
+    /// `None` = it has ended.
+    awaited: Option<AwaitedToken>,
     /// How it ended has been counted.
     counted: bool,
     metrics: Arc<Metrics>,
@@ -106,6 +107,8 @@ pub struct Setup {
     pub prompt_tokens: u32,
     /// When the request arrived.
     pub arrived: Instant,
+    /// Its first token, awaited since then.
+    pub awaited: AwaitedToken,
     /// Where figures go.
     pub metrics: Arc<Metrics>,
 }
@@ -128,7 +131,7 @@ impl Generation {
             characters: 0,
             started: setup.arrived,
             last_token: None,
-            last_written: None,
+            awaited: Some(setup.awaited),
             counted: false,
             metrics: setup.metrics,
         }
@@ -160,6 +163,7 @@ impl Generation {
                 return Poll::Ready(Ok(Emission::Pieces(pieces)));
             }
             if let Some(outcome) = self.ended.clone() {
+                self.await_no_more(&outcome);
                 self.count_end(outcome.as_ref().map_or("error", |reason| reason.label()));
                 return Poll::Ready(outcome.map(Emission::End));
             }
@@ -169,7 +173,10 @@ impl Generation {
                     self.take(update);
                     self.take_rest();
                 }
-                Poll::Pending => ready!(self.poll_alarm(cx)),
+                Poll::Pending => {
+                    self.awaited.iter_mut().for_each(AwaitedToken::nothing_there);
+                    ready!(self.poll_alarm(cx));
+                }
             }
         }
     }
@@ -209,15 +216,15 @@ impl Generation {
         if let (Some(due_at), None) = (due_at.filter(|at| at.0 > 0), &self.ended) {
             self.metrics.write_lateness(now.since(due_at));
         }
-        self.observe_write(count);
+        self.awaited.iter_mut().for_each(|awaited| awaited.written(count));
         Some(self.waiting.drain(..count as usize).collect())
     }
 
-    fn observe_write(&mut self, count: u32) {
-        let now = Instant::now();
-        match self.last_written.replace(now) {
-            None => self.metrics.first_token(now - self.started),
-            Some(before) => self.metrics.delivered_gap(now - before, count),
+    /// Whatever ended it, nothing follows; what the server has failed to make is a miss.
+    fn await_no_more(&mut self, outcome: &Result<Reason, ApiError>) {
+        let Some(awaited) = self.awaited.take() else { return };
+        if outcome.as_ref().is_err_and(ApiError::is_failure) {
+            awaited.failed();
         }
     }
 

@@ -1,6 +1,6 @@
 //! What Prometheus reads: every metric with its name and its labels.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -10,6 +10,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 use sluice_policy::neighbours::span::Awaited;
 
+use super::objectives::Attainment;
 use super::timing::Timing;
 use super::waits::Waits;
 
@@ -108,7 +109,48 @@ pub(super) struct OwnMetrics {
     pub held: Timing,
     pub resent: Counter,
     pub waits: Waits<Timing>,
-    pub slo: Family<ByObjective, Share>,
+    pub slo: SloMetrics,
+}
+
+/// How objectives are met, by objective.
+#[derive(Debug, Default)]
+pub(super) struct SloMetrics {
+    ratio: Family<ByObjective, Share>,
+    overdue: Family<ByObjective, Gauge>,
+    tokens: Family<ByObjective, Counter>,
+    missed: Family<ByObjective, Counter>,
+}
+
+impl SloMetrics {
+    /// Takes over what is known at this moment. Counters only grow, whichever of two scrapes comes first.
+    pub(super) fn tell(&self, objective: &'static str, now: &Attainment) {
+        let label = ByObjective { objective };
+        match now.permille {
+            Some(permille) => {
+                self.ratio.get_or_create(&label).set(f64::from(permille) / 1000.0);
+            }
+            // An objective without a token in the window is neither met nor missed.
+            None => drop(self.ratio.remove(&label)),
+        }
+        self.overdue.get_or_create(&label).set(i64::from(now.overdue));
+        self.tokens.get_or_create(&label).inner().fetch_max(now.tokens, Ordering::Relaxed);
+        self.missed.get_or_create(&label).inner().fetch_max(now.missed, Ordering::Relaxed);
+    }
+
+    fn register(&self, names: &mut Names) {
+        names.add("sluice_slo_attainment_ratio", "Share of tokens in time, recent", self.ratio.clone());
+        names.add(
+            "sluice_overdue_tokens",
+            "Tokens that clients wait for beyond the objective",
+            self.overdue.clone(),
+        );
+        names.add("sluice_slo_tokens", "Tokens written or overdue", self.tokens.clone());
+        names.add(
+            "sluice_slo_missed_tokens",
+            "Tokens written late, overdue, or never made",
+            self.missed.clone(),
+        );
+    }
 }
 
 /// Registers under shared labels.
@@ -177,7 +219,7 @@ impl OwnMetrics {
             "Wish for the engine to its being awake",
             self.waits[Awaited::Wake].clone(),
         );
-        names.add("sluice_slo_attainment_ratio", "Share of tokens in time, recent", self.slo.clone());
+        self.slo.register(names);
     }
 
     pub(super) fn register(&self, names: &mut Names) {
@@ -240,7 +282,7 @@ impl OwnMetrics {
         names.add("sluice_grant_seconds", "KV exhausted to a neighbour's memory mapped", grant.clone());
         names.add("sluice_revoke_seconds", "Decision to revoke to the bytes being here", revoke.clone());
         names.add("sluice_wake_seconds", "Chunks being here to every layer committed", wake.clone());
-        names.add("sluice_slo_attainment_ratio", "Share of tokens in time, recent", self.slo.clone());
+        self.slo.register(names);
     }
 
     fn register_hangs(&self, names: &mut Names) {

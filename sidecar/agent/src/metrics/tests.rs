@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sluice_policy::reason::Reason;
 
+use super::objectives::End;
 use super::*;
 
 /// Reads OpenMetrics strictly enough to notice a broken line: samples by family.
@@ -25,11 +26,25 @@ fn parse(text: &str) -> (BTreeMap<String, String>, Vec<(String, f64)>) {
     (families, samples)
 }
 
+/// An answer whose tokens took so long, in milliseconds, and came so many at a time.
+fn answered(metrics: &Metrics, tokens: &[(u64, u32)]) {
+    let mut now = Instant::now();
+    let answer = metrics.recent().objectives.first(now);
+    for (ms, count) in tokens {
+        now += Duration::from_millis(*ms);
+        metrics.written(answer, now, *count);
+    }
+    metrics.recent().objectives.end(answer, now, End::Gone);
+}
+
+/// That long ago.
+fn ago(seconds: u64) -> Instant {
+    Instant::now().checked_sub(Duration::from_secs(seconds)).expect("this machine is up for longer")
+}
+
 fn busy() -> Metrics {
     let metrics = Metrics::new("tiny", &SloConfig::default());
-    metrics.first_token(Duration::from_millis(30));
-    metrics.delivered_gap(Duration::from_millis(55), 3);
-    metrics.delivered_gap(Duration::from_millis(56), 1);
+    answered(&metrics, &[(30, 1), (55, 3), (56, 1)]);
     metrics.prompt(20);
     metrics.generated(None);
     metrics.generated(Some(Duration::from_millis(3)));
@@ -83,7 +98,7 @@ const VLLM: [(&str, &str); 13] = [
     ("vllm:prefix_cache_hits", "counter"),
 ];
 
-const OWN: [(&str, &str); 35] = [
+const OWN: [(&str, &str); 38] = [
     ("sluice_tenant_info", "gauge"),
     ("sluice_memory_bytes", "gauge"),
     ("sluice_memory_capacity_bytes", "gauge"),
@@ -111,6 +126,9 @@ const OWN: [(&str, &str); 35] = [
     ("sluice_turns_overtaken", "counter"),
     ("sluice_turn_holder_overdue_seconds", "gauge"),
     ("sluice_slo_attainment_ratio", "gauge"),
+    ("sluice_overdue_tokens", "gauge"),
+    ("sluice_slo_tokens", "counter"),
+    ("sluice_slo_missed_tokens", "counter"),
     ("sluice_deposit_tokens", "gauge"),
     ("sluice_open_requests", "gauge"),
     ("sluice_turn_wait_seconds", "histogram"),
@@ -122,13 +140,16 @@ const OWN: [(&str, &str); 35] = [
 ];
 
 /// Of a tenant whose engine is proxied, beside what the engine exposes itself.
-const PROXIED: [(&str, &str); 17] = [
+const PROXIED: [(&str, &str); 20] = [
     ("sluice_tenant_info", "gauge"),
     ("sluice_engine_tbt_seconds", "histogram"),
     ("sluice_delivered_tbt_seconds", "histogram"),
     ("sluice_write_lateness_seconds", "histogram"),
     ("sluice_engine_losses", "counter"),
     ("sluice_slo_attainment_ratio", "gauge"),
+    ("sluice_overdue_tokens", "gauge"),
+    ("sluice_slo_tokens", "counter"),
+    ("sluice_slo_missed_tokens", "counter"),
     ("sluice_deposit_tokens", "gauge"),
     ("sluice_open_requests", "gauge"),
     ("sluice_wake_seconds", "histogram"),
@@ -146,8 +167,7 @@ const PROXIED: [(&str, &str); 17] = [
 fn exactly_these_names_are_exposed() {
     exposed(&busy(), VLLM.into_iter().chain(OWN).collect());
     let proxied = Metrics::proxied("tiny", &SloConfig::default());
-    proxied.first_token(Duration::ZERO);
-    proxied.delivered_gap(Duration::ZERO, 1);
+    answered(&proxied, &[(0, 1), (0, 1)]);
     proxied.set_state(&State::default());
     exposed(&proxied, PROXIED.into_iter().collect());
 }
@@ -234,6 +254,8 @@ fn samples_hold_what_was_counted() {
     assert_eq!(value("sluice_moves_total{reason=\"remap\"}"), 2.0);
     assert_eq!(value("sluice_moved_bytes_total{reason=\"remap\"}"), 4096.0);
     assert_eq!(value("sluice_slo_attainment_ratio{objective=\"tbt\"}"), 0.75);
+    assert_eq!(value("sluice_slo_tokens_total{objective=\"tbt\"}"), 4.0);
+    assert_eq!(value("sluice_slo_missed_tokens_total{objective=\"tbt\"}"), 1.0);
 }
 
 #[test]
@@ -244,8 +266,52 @@ fn a_later_token_is_late_beyond_a_tenth_above_its_objective() {
         (50_000_000, Some(750), Some(1000))
     );
     let metrics = Metrics::new("tiny", &SloConfig::default());
-    metrics.first_token(Duration::from_millis(2001));
+    answered(&metrics, &[(2001, 1)]);
     assert_eq!((metrics.slo().ttft_attained_permille, metrics.slo().tbt_attained_permille), (Some(0), None));
+}
+
+/// The lines of the metrics about one objective.
+fn told_of(metrics: &Metrics, objective: &str) -> Vec<String> {
+    let label = format!("model_name=\"tiny\",objective=\"{objective}\"");
+    let (_, samples) = parse(&metrics.encode());
+    let about = samples.into_iter().filter(|(name, _)| name.contains(&label));
+    about.map(|(name, value)| format!("{} {value}", name.split('{').next().unwrap_or_default())).collect()
+}
+
+fn missed(share: &str, overdue: u32, tokens: u32, missed: u32) -> Vec<String> {
+    vec![
+        format!("sluice_slo_attainment_ratio {share}"),
+        format!("sluice_overdue_tokens {overdue}"),
+        format!("sluice_slo_tokens_total {tokens}"),
+        format!("sluice_slo_missed_tokens_total {missed}"),
+    ]
+}
+
+#[test]
+fn a_scrape_shows_tokens_that_are_overdue_and_counts_them_once() {
+    let metrics = Arc::new(Metrics::new("tiny", &SloConfig::default()));
+    let mut hung = metrics.await_first(ago(3));
+    let waits = metrics.await_first(Instant::now());
+    assert_eq!(told_of(&metrics, "ttft"), missed("0", 1, 1, 1));
+    let slo = metrics.slo();
+    assert_eq!((slo.ttft_attained_permille, slo.ttft_overdue, slo.tbt_overdue), (Some(0), 1, 0));
+    hung.written(1);
+    assert_eq!(told_of(&metrics, "ttft"), missed("0", 0, 1, 1));
+    drop((hung, waits));
+    assert_eq!(told_of(&metrics, "ttft"), missed("0", 0, 1, 1), "what was not late when it left is no miss");
+}
+
+#[test]
+fn an_answer_that_hangs_between_tokens_is_overdue_until_it_ends() {
+    let metrics = Arc::new(Metrics::new("tiny", &SloConfig::default()));
+    let key = metrics.recent().objectives.next(ago(1));
+    let mut hung = AwaitedToken::new(metrics.clone(), key);
+    assert_eq!(metrics.slo().tbt_attained_permille, None, "its client has not asked for more");
+    hung.nothing_there();
+    assert_eq!(told_of(&metrics, "tbt"), missed("0", 1, 1, 1));
+    assert_eq!(metrics.slo().tbt_overdue, 1);
+    hung.failed();
+    assert_eq!(told_of(&metrics, "tbt"), missed("0", 0, 1, 1));
 }
 
 #[test]

@@ -30,11 +30,11 @@ impl Window {
         self.all[part] += all;
     }
 
-    /// The share, rounded down; `None` = there was none.
-    pub fn permille(&mut self, now: Instant) -> Option<u32> {
+    /// The share, rounded down, with `bad` more that have not been recorded; `None` = there was none.
+    pub fn permille(&mut self, now: Instant, bad: u64) -> Option<u32> {
         self.slide(now);
         let (good, all): (u64, u64) = (self.good.iter().sum(), self.all.iter().sum());
-        (good * 1000).checked_div(all).and_then(|share| u32::try_from(share).ok())
+        (good * 1000).checked_div(all + bad).and_then(|share| u32::try_from(share).ok())
     }
 
     fn slide(&mut self, now: Instant) {
@@ -57,12 +57,13 @@ mod tests {
         let start = Instant::now();
         let mut window = Window::new(start, Duration::from_secs(10));
         let at = |seconds: u64| start + Duration::from_secs(seconds);
-        assert_eq!(window.permille(at(0)), None);
+        assert_eq!(window.permille(at(0), 0), None);
         window.record(at(0), 0, 3);
         window.record(at(5), 1, 1);
-        assert_eq!(window.permille(at(9)), Some(250));
-        assert_eq!(window.permille(at(11)), Some(1000));
-        assert_eq!(window.permille(at(16)), None);
+        assert_eq!(window.permille(at(9), 0), Some(250));
+        assert_eq!(window.permille(at(11), 0), Some(1000));
+        assert_eq!(window.permille(at(16), 0), None);
+        assert_eq!(window.permille(at(16), 1), Some(0));
     }
 
     #[test]
@@ -70,6 +71,6 @@ mod tests {
         let now = Instant::now();
         let mut window = Window::new(now, Duration::from_secs(60));
         window.record(now, 99_999, 100_000);
-        assert_eq!(window.permille(now), Some(999));
+        assert_eq!(window.permille(now, 0), Some(999));
     }
 }

@@ -162,7 +162,7 @@ impl Gateway {
         let (asked, questions) = self.open.parse(body.bytes().len(), read).await?;
         let open = self.open.enter(asked.choices)?;
         let place = self.lobby.enter(self.limits.max_queued_requests, self.hold())?;
-        let account = Box::new(Account::new(place, open, arrived, self.metrics.clone()));
+        let account = Box::new(Account::new(place, open, arrived, self.metrics.clone(), asked.stream));
         // The body may have to be sent again: its bytes count until the answer has begun.
         let (body, _room) = body.into_parts();
         let body = asked.sent(body);
@@ -204,7 +204,7 @@ impl Gateway {
                 }
             };
             if let Some(error) = error {
-                account.end = Some("error");
+                account.told(&error);
                 return Err(error);
             }
         }
@@ -324,5 +324,6 @@ async fn whole(mut response: reqwest::Response, mut account: Box<Account>) -> Re
     let end = read.choices.iter().find_map(|choice| choice.finish_reason.clone());
     account.usage = read.usage;
     account.ended(if status.is_success() { end.as_deref().unwrap_or("stop") } else { "error" });
+    account.failed = status.is_server_error();
     Ok((status, headers, text).into_response())
 }

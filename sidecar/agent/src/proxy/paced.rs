@@ -21,7 +21,7 @@ use super::lobby::Place;
 use super::sse::{Said, Splitter, Usage};
 use crate::gateway::error::ApiError;
 use crate::gateway::open::OpenRequest;
-use crate::metrics::Metrics;
+use crate::metrics::{AwaitedToken, Metrics};
 
 /// Bytes of a stream that wait here; while there are more, the engine is not read.
 const HELD_BYTES_MAX: usize = 256 << 10;
@@ -37,8 +37,12 @@ pub struct Account {
     pub arrived: Instant,
     /// Figures.
     pub metrics: Arc<Metrics>,
+    /// The first token of a stream, until it has been written.
+    pub awaited: Option<AwaitedToken>,
     /// How it ended; `None` = it has not.
     pub end: Option<&'static str>,
+    /// The server fails it: its first token, if that is still awaited, never comes.
+    pub failed: bool,
     /// As the engine counted.
     pub usage: Option<Usage>,
     /// Chunks with text.
@@ -48,14 +52,27 @@ pub struct Account {
 }
 
 impl Account {
-    /// Of a request that has just been let in.
-    pub fn new(place: Place, open: OpenRequest, arrived: Instant, metrics: Arc<Metrics>) -> Account {
-        Account { place, open, arrived, metrics, end: None, usage: None, chunks: 0, waiting: 0 }
+    /// Of a request that has just been let in. Only streams have tokens that are measured.
+    pub fn new(
+        place: Place,
+        open: OpenRequest,
+        arrived: Instant,
+        metrics: Arc<Metrics>,
+        stream: bool,
+    ) -> Account {
+        let awaited = stream.then(|| metrics.await_first(arrived));
+        let (end, failed, usage, chunks, waiting) = (None, false, None, 0, 0);
+        Account { place, open, arrived, metrics, awaited, end, failed, usage, chunks, waiting }
+    }
+
+    /// It ends with an error that its client is told.
+    pub fn told(&mut self, error: &ApiError) {
+        (self.end, self.failed) = (Some("error"), error.is_failure());
     }
 
     /// Nothing has come after all: the request is sent again.
     pub fn anew(&mut self) {
-        (self.end, self.usage, self.chunks) = (None, None, 0);
+        (self.end, self.failed, self.usage, self.chunks) = (None, false, None, 0);
     }
 
     /// A choice has ended, in the engine's words.
@@ -75,6 +92,7 @@ impl Drop for Account {
         let counted = Usage { prompt_tokens: 0, completion_tokens: self.chunks };
         let usage = self.usage.unwrap_or(counted);
         let (reason, elapsed) = (self.end.unwrap_or("abort"), self.arrived.elapsed());
+        self.awaited.take().filter(|_| self.failed).into_iter().for_each(AwaitedToken::failed);
         self.metrics.deposits.add(-i64::from(self.waiting));
         self.metrics.used(usage.prompt_tokens, usage.completion_tokens);
         self.metrics.request_ended(reason, elapsed);
@@ -97,19 +115,47 @@ struct Lane {
     /// Tokens that the deposit has let go and that have not been written: others stand before them.
     free: u32,
     finished: bool,
+    /// The server failed it: the token after those that wait never comes.
+    failed: bool,
     last_arrived: Option<Instant>,
-    last_written: Option<Instant>,
+    /// Tokens that came and have not been written.
+    waiting: u32,
+    /// The next token, once one has been written and until nothing more comes.
+    awaited: Option<AwaitedToken>,
 }
 
 impl Lane {
     fn new(pacing: Pacing) -> Lane {
         let deposit = Deposit::new(pacing);
-        Lane { deposit, free: 0, finished: false, last_arrived: None, last_written: None }
+        let (finished, failed) = (false, false);
+        Lane { deposit, free: 0, finished, failed, last_arrived: None, waiting: 0, awaited: None }
     }
 
     fn finish(&mut self, now: Nanos) {
         self.finished = true;
         self.free += self.deposit.finish(now);
+        self.await_no_more();
+    }
+
+    /// Once all has come and is written.
+    fn await_no_more(&mut self) {
+        if self.finished && self.waiting == 0 {
+            self.awaited.take().filter(|_| self.failed).into_iter().for_each(AwaitedToken::failed);
+        }
+    }
+
+    /// A token is written. `first` is the request's first one, while that is awaited.
+    fn written(&mut self, first: Option<AwaitedToken>, metrics: &Arc<Metrics>) {
+        self.waiting -= 1;
+        match self.awaited.as_mut() {
+            Some(awaited) => awaited.written(1),
+            None => {
+                let mut first = first;
+                first.iter_mut().for_each(|first| first.written(1));
+                self.awaited = first.or_else(|| Some(metrics.await_next()));
+            }
+        }
+        self.await_no_more();
     }
 }
 
@@ -137,7 +183,6 @@ pub struct Paced {
     /// The engine has said that nothing follows.
     done: bool,
     alarm: Option<Pin<Box<Sleep>>>,
-    first_written: bool,
     account: Box<Account>,
 }
 
@@ -166,7 +211,6 @@ impl Paced {
             ended: None,
             done: false,
             alarm: None,
-            first_written: false,
             account,
         }
     }
@@ -232,7 +276,7 @@ impl Paced {
         self.account.usage = said.usage.or(self.account.usage);
         self.done |= said.done;
         if said.failed {
-            self.account.end = Some("error");
+            self.failed();
         }
         if said.only_usage && self.manner.keep_usage {
             return;
@@ -258,6 +302,7 @@ impl Paced {
             self.account.metrics.arrived(now - before);
         }
         lane.deposit.on_token(1);
+        lane.waiting += 1;
         (self.account.chunks, self.account.waiting) = (self.account.chunks + 1, self.account.waiting + 1);
         self.account.metrics.deposits.add(1);
         true
@@ -272,15 +317,22 @@ impl Paced {
 
     fn end(&mut self, how: Result<(), ApiError>) {
         let now = self.now();
-        self.lanes.values_mut().filter(|lane| !lane.finished).for_each(|lane| lane.finish(now));
         if how.is_err() {
-            self.account.end = Some("error");
-        } else if self.account.end.is_none() {
+            self.failed();
+        }
+        self.lanes.values_mut().filter(|lane| !lane.finished).for_each(|lane| lane.finish(now));
+        if how.is_ok() && self.account.end.is_none() {
             self.account.end = Some("stop");
         }
         self.ended = Some(how);
         // The engine need not go on.
         self.upstream = futures_util::stream::empty().boxed();
+    }
+
+    /// The server fails the stream: of its choices, those that have not ended.
+    fn failed(&mut self) {
+        (self.account.end, self.account.failed) = (Some("error"), true);
+        self.lanes.values_mut().filter(|lane| !lane.finished).for_each(|lane| lane.failed = true);
     }
 
     /// The front event, if it may go.
@@ -295,24 +347,20 @@ impl Paced {
                 late.into_iter().for_each(|at| self.account.metrics.write_lateness(now.since(at)));
             }
             lane.free = lane.free.checked_sub(1)?;
-            let before = lane.last_written.replace(Instant::now());
-            self.written(before);
+            let first = self.account.awaited.take();
+            lane.written(first, &self.account.metrics);
+            self.account.waiting -= 1;
+            self.account.metrics.deposits.add(-1);
         }
         let event = self.queue.pop_front().expect("it was looked at");
         self.queued_bytes -= event.bytes.len();
         Some(event.bytes)
     }
 
-    fn written(&mut self, before: Option<Instant>) {
-        self.account.waiting -= 1;
-        let metrics = &self.account.metrics;
-        metrics.deposits.add(-1);
-        match before {
-            Some(before) => metrics.delivered_gap(before.elapsed(), 1),
-            None if !self.first_written => metrics.first_token(self.account.arrived.elapsed()),
-            None => {}
-        }
-        self.first_written = true;
+    /// All that may be written is written, and the client waits.
+    fn nothing_there(&mut self) {
+        let open = self.lanes.values_mut().filter(|lane| !lane.finished);
+        open.filter_map(|lane| lane.awaited.as_mut()).for_each(AwaitedToken::nothing_there);
     }
 
     /// Waits until the front event may go.
@@ -350,6 +398,7 @@ impl Stream for Paced {
                 return Poll::Ready(paced.last_word());
             }
             if engine.is_pending() && paced.poll_alarm(cx).is_pending() {
+                paced.nothing_there();
                 return Poll::Pending;
             }
         }

@@ -1,8 +1,14 @@
 //! What the gateway counts.
 
-use serde_json::json;
-use sluice_policy::deposit::Pacing;
+use std::time::{Duration, Instant};
 
+use serde_json::json;
+use sluice_agent::service::Status;
+use sluice_policy::deposit::Pacing;
+use sluice_scheduler::Finish;
+use sluice_wire::config::SloConfig;
+
+use super::client::PATIENCE;
 use super::world::{Setup, World};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -38,4 +44,82 @@ async fn a_request_is_counted_in_vllms_names_and_in_ours() {
             .contains("vllm:request_success_total{model_name=\"tiny\",finished_reason=\"length\"} 1\n")
     );
     assert!(answer.body.ends_with("# EOF\n"));
+}
+
+/// A gateway whose objectives are missed at once.
+async fn strict(status: Status) -> World {
+    let slo = SloConfig { ttft_milliseconds: 0, tbt_milliseconds: 0, ..SloConfig::default() };
+    World::start(Setup { slo, status, ..Setup::default() }).await
+}
+
+/// Share, overdue tokens, all tokens and missed ones of an objective, as Prometheus reads them.
+fn told(world: &World, objective: &str) -> [Option<f64>; 4] {
+    let text = world.metrics.encode();
+    let value = |name: &str| {
+        let start = format!("{name}{{model_name=\"tiny\",objective=\"{objective}\"}} ");
+        text.lines().find_map(|line| line.strip_prefix(&start)?.parse().ok())
+    };
+    [
+        "sluice_slo_attainment_ratio",
+        "sluice_overdue_tokens",
+        "sluice_slo_tokens_total",
+        "sluice_slo_missed_tokens_total",
+    ]
+    .map(|name| value(name))
+}
+
+async fn until_told(world: &World, objective: &str, wanted: [f64; 4]) {
+    let until = Instant::now() + PATIENCE;
+    while told(world, objective) != wanted.map(Some) {
+        let last = told(world, objective);
+        assert!(Instant::now() < until, "{objective}: {last:?}, not {wanted:?}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_scheduler_that_says_nothing_misses_the_objective_while_it_does() {
+    let world = strict(Status::Serving).await;
+    let body = json!({"prompt": "four", "stream": true, "max_tokens": 9});
+    let mut client = world.posted("/v1/completions", &body).await;
+    let taken = world.scheduler.taken().await;
+    until_told(&world, "ttft", [0.0, 1.0, 1.0, 1.0]).await;
+    taken.say("a");
+    assert_eq!(client.head().await.status, 200);
+    until_told(&world, "ttft", [0.0, 0.0, 1.0, 1.0]).await;
+    until_told(&world, "tbt", [0.0, 1.0, 1.0, 1.0]).await;
+    taken.say("b");
+    until_told(&world, "tbt", [0.0, 1.0, 2.0, 2.0]).await;
+    drop(client);
+    assert!(world.scheduler.cancelled(PATIENCE).await.is_some(), "it is given up");
+    until_told(&world, "tbt", [0.0, 0.0, 2.0, 2.0]).await;
+    assert_eq!(told(&world, "ttft"), [0.0, 0.0, 1.0, 1.0].map(Some), "counted once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn choices_and_whole_answers_are_awaited_like_streams() {
+    let world = strict(Status::Serving).await;
+    let mut client = world.posted("/v1/completions", &json!({"prompt": "four", "n": 3})).await;
+    let mut taken = Vec::new();
+    for _ in 0..3 {
+        taken.push(world.scheduler.taken().await);
+    }
+    until_told(&world, "ttft", [0.0, 3.0, 3.0, 3.0]).await;
+    taken[0].say("a");
+    until_told(&world, "ttft", [0.0, 2.0, 3.0, 3.0]).await;
+    for taken in &taken {
+        taken.finish(Finish::Failed("broken".into()));
+    }
+    assert_eq!(client.answer().await.head.status, 502);
+    until_told(&world, "ttft", [0.0, 0.0, 3.0, 3.0]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_are_held_while_the_tenant_loads_are_overdue_too() {
+    let world = strict(Status::Loading).await;
+    let mut client = world.posted("/v1/completions", &json!({"prompt": "four"})).await;
+    until_told(&world, "ttft", [0.0, 1.0, 1.0, 1.0]).await;
+    world.status.send(Status::Failed("bad weights".into())).unwrap();
+    assert_eq!(client.answer().await.head.status, 503);
+    until_told(&world, "ttft", [0.0, 0.0, 1.0, 1.0]).await;
 }

@@ -30,6 +30,7 @@ pub struct Setup {
     pub pacing: Pacing,
     pub keys: Vec<String>,
     pub status: Status,
+    pub slo: SloConfig,
     pub context: u32,
     pub connections: usize,
     pub drain: Duration,
@@ -43,6 +44,7 @@ impl Default for Setup {
             pacing: Pacing::Immediate,
             keys: Vec::new(),
             status: Status::Serving,
+            slo: SloConfig::default(),
             context: 1000,
             connections: 4096,
             drain: Duration::from_secs(10),
@@ -79,7 +81,7 @@ impl World {
         let (inbox, messages) = Inbox::new();
         let (status, watched) = watch::channel(setup.status);
         let service = Service::new(inbox, watched);
-        let metrics = Arc::new(Metrics::new("tiny", &SloConfig::default()));
+        let metrics = Arc::new(Metrics::new("tiny", &setup.slo));
         let open = OpenRequests::new(setup.limits.max_streams, metrics.clone());
         let gateway = Arc::new(Gateway {
             text: Arc::new(tiny::text(folder.path())),

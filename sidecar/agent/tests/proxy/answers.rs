@@ -196,3 +196,29 @@ async fn the_engines_metrics_pass_unchanged_beside_ours() {
     assert!(ours.contains(&"# TYPE sluice_requests_total counter"), "{ours:#?}");
     assert_eq!(world.probe("/metrics").await, 200);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_says_nothing_misses_the_objective_while_it_does() {
+    let slo = json!({"ttft_milliseconds": 0, "tbt_milliseconds": 0});
+    let world = World::start(json!({"slo": slo})).await;
+    let told = async || {
+        let slo = world.state().await["slo"].take();
+        ["ttft_attained_permille", "ttft_overdue", "tbt_attained_permille", "tbt_overdue"]
+            .map(|name| slo[name].clone())
+    };
+    let first = world.posted(&json!({"prompt": "a", "stream": true, "hold_after": 0})).await;
+    let wanted = [json!(0), json!(1), Value::Null, json!(0)];
+    until("the first token is overdue", async || told().await == wanted).await;
+    let second = world.posted(&json!({"prompt": "a", "stream": true, "hold_after": 1})).await;
+    let wanted = [json!(0), json!(1), json!(0), json!(1)];
+    until("the next token of the other is overdue", async || told().await == wanted).await;
+    drop((first, second));
+    let wanted = [json!(0), json!(0), json!(0), json!(0)];
+    until("clients that left await nothing, and missed it", async || told().await == wanted).await;
+    let text = world.get("/metrics").await.body;
+    let missed = |objective: &str| {
+        let start = format!("sluice_slo_missed_tokens_total{{model_name=\"m\",objective=\"{objective}\"}} ");
+        text.lines().find_map(|line| line.strip_prefix(&start)?.parse::<u32>().ok())
+    };
+    assert_eq!((missed("ttft"), missed("tbt")), (Some(2), Some(1)), "each is counted once");
+}

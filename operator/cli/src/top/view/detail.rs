@@ -136,10 +136,15 @@ fn kv(state: &State) -> Vec<String> {
 fn latency(state: &State) -> Vec<String> {
     let (figures, slo) = (&state.figures, &state.slo);
     let (engine, out) = (percentiles(&figures.engine_tbt), percentiles(&figures.delivered_tbt));
-    vec![
+    let mut phrases = vec![
         format!("p50/p99 ms: TBT engine {engine}, out {out} ({} met)", percent(slo.tbt_attained_permille)),
         format!("TTFT {} ({} met)", percentiles(&figures.ttft), percent(slo.ttft_attained_permille)),
-    ]
+    ];
+    let overdue = slo.ttft_overdue.saturating_add(slo.tbt_overdue);
+    if overdue > 0 {
+        phrases.push(format!("{overdue} OVERDUE"));
+    }
+    phrases
 }
 
 fn work(state: &State) -> Vec<String> {

@@ -1,0 +1,163 @@
+//! How the tenant's objectives are met: shares of tokens in time, with those that are overdue at this moment.
+//!
+//! Every open answer awaits one token at a time, its first or its next. A token that is later than its objective counts
+//! as missed from that moment on. When it comes, or when its answer ends without it, the miss is recorded and the token
+//! is awaited no more: it counts once, and no share jumps.
+
+use std::time::{Duration, Instant};
+
+use slab::Slab;
+use sluice_wire::config::SloConfig;
+
+use super::window::Window;
+
+/// A later token is in time when it is written within this many percent of its objective: a paced stream is never
+/// written before its interval has passed, so exactly the interval is the earliest, not the latest.
+const TBT_TOLERANCE_PERCENT: u32 = 110;
+
+/// How one objective is met.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Attainment {
+    /// Share of tokens of the window that were in time, permille, rounded down; `None` = there was none.
+    pub permille: Option<u32>,
+    /// Tokens that are overdue now. They count as missed in every other figure.
+    pub overdue: u32,
+    /// Tokens since the start; never falls.
+    pub tokens: u64,
+    /// Of these, those that were not in time; never falls.
+    pub missed: u64,
+}
+
+/// How long a written token took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Took {
+    /// From the arrival of its request.
+    First(Duration),
+    /// From the write before it.
+    Later(Duration),
+}
+
+/// How an answer ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It is complete, or its client left. What is overdue then stays a miss: the end came late too.
+    Gone,
+    /// The server failed it: the token never comes, a miss.
+    Failed,
+}
+
+#[derive(Debug)]
+struct Objective {
+    limit: Duration,
+    recent: Window,
+    tokens: u64,
+    missed: u64,
+}
+
+impl Objective {
+    fn new(now: Instant, limit: Duration, window: Duration) -> Self {
+        Objective { limit, recent: Window::new(now, window), tokens: 0, missed: 0 }
+    }
+
+    fn record(&mut self, now: Instant, in_time: bool, count: u64) {
+        let missed = if in_time { 0 } else { count };
+        self.recent.record(now, count - missed, count);
+        (self.tokens, self.missed) = (self.tokens + count, self.missed + missed);
+    }
+
+    fn attainment(&mut self, now: Instant, overdue: u32) -> Attainment {
+        let late = u64::from(overdue);
+        let permille = self.recent.permille(now, late);
+        Attainment { permille, overdue, tokens: self.tokens + late, missed: self.missed + late }
+    }
+}
+
+/// The token that an answer awaits.
+#[derive(Clone, Copy, Debug)]
+struct Awaited {
+    since: Instant,
+    first: bool,
+    /// Nothing is there to be written. Otherwise it is the client that does not read, and no token is overdue.
+    nothing_there: bool,
+}
+
+/// Both objectives of a tenant, and the tokens that are awaited.
+#[derive(Debug)]
+pub struct Objectives {
+    ttft: Objective,
+    tbt: Objective,
+    awaited: Slab<Awaited>,
+}
+
+impl Objectives {
+    /// Nothing recorded, nothing awaited.
+    pub fn new(now: Instant, slo: &SloConfig) -> Self {
+        let window = Duration::from_secs(u64::from(slo.window_seconds));
+        let milliseconds = |ms: u32| Duration::from_millis(u64::from(ms));
+        let tbt = milliseconds(slo.tbt_milliseconds) * TBT_TOLERANCE_PERCENT / 100;
+        Objectives {
+            ttft: Objective::new(now, milliseconds(slo.ttft_milliseconds), window),
+            tbt: Objective::new(now, tbt, window),
+            awaited: Slab::new(),
+        }
+    }
+
+    /// An answer awaits its first token; its request arrived at `since`. Returns its key.
+    pub fn first(&mut self, since: Instant) -> usize {
+        self.awaited.insert(Awaited { since, first: true, nothing_there: true })
+    }
+
+    /// An answer whose first token is not measured was written at `since`, and awaits its next one. Returns its key.
+    pub fn next(&mut self, since: Instant) -> usize {
+        self.awaited.insert(Awaited { since, first: false, nothing_there: false })
+    }
+
+    /// All that has come is written: from now on it is the token that keeps its client waiting.
+    pub fn nothing_there(&mut self, key: usize) {
+        self.awaited[key].nothing_there = true;
+    }
+
+    /// `count` tokens were written together: the first was awaited, the rest did not wait. The next one is awaited.
+    pub fn written(&mut self, key: usize, now: Instant, count: u32) -> Took {
+        let was = std::mem::replace(
+            &mut self.awaited[key],
+            Awaited { since: now, first: false, nothing_there: false },
+        );
+        let took = now.saturating_duration_since(was.since);
+        let rest = if was.first { 0 } else { u64::from(count.saturating_sub(1)) };
+        let objective = self.of(was.first);
+        objective.record(now, took <= objective.limit, 1);
+        objective.record(now, true, rest);
+        if was.first { Took::First(took) } else { Took::Later(took) }
+    }
+
+    /// An answer ends; nothing of it is awaited any more.
+    pub fn end(&mut self, key: usize, now: Instant, end: End) {
+        let was = self.awaited.remove(key);
+        if end == End::Failed || self.overdue(&was, now) {
+            self.of(was.first).record(now, false, 1);
+        }
+    }
+
+    /// How the objectives for first tokens and for later ones are met.
+    pub fn attainments(&mut self, now: Instant) -> (Attainment, Attainment) {
+        let count = |first: bool| {
+            let late = self.awaited.iter().filter(|(_, one)| one.first == first && self.overdue(one, now));
+            u32::try_from(late.count()).unwrap_or(u32::MAX)
+        };
+        let (ttft, tbt) = (count(true), count(false));
+        (self.ttft.attainment(now, ttft), self.tbt.attainment(now, tbt))
+    }
+
+    fn of(&mut self, first: bool) -> &mut Objective {
+        if first { &mut self.ttft } else { &mut self.tbt }
+    }
+
+    fn overdue(&self, awaited: &Awaited, now: Instant) -> bool {
+        let limit = if awaited.first { self.ttft.limit } else { self.tbt.limit };
+        awaited.nothing_there && now.saturating_duration_since(awaited.since) > limit
+    }
+}
+
+#[cfg(test)]
+mod tests;
