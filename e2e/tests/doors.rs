@@ -1,13 +1,15 @@
 //! Who may come in, and how many: API keys and the limits of the YAML.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::support::http::{self, CLIENT, Failure, Raw};
 use crate::support::tenant::{greedy, prompt};
-use crate::support::{Tenant, World, Yaml, slow};
+use crate::support::{Tenant, World, Yaml, eventually, slow};
 
+/// A key that is taken out of its file opens nothing any more after this time.
+const REVOKED_WITHIN: Duration = Duration::from_secs(60);
 const MODEL: &str = "--layers 2 --hidden 64 --intermediate 128 --vocab 300 --max-positions 512";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -32,6 +34,15 @@ async fn only_a_key_of_the_file_opens_the_api() {
     let models = CLIENT.get(tenant.url("/v1/models")).send().await.unwrap();
     assert_eq!(models.status(), 401);
     assert_eq!(http::get_status(&tenant.url("/health")).await.unwrap(), 200, "probes need no key");
+
+    world.write("keys", "\u{feff}# of the team\r\nsk-second\r\n");
+    let revoked = Instant::now();
+    eventually("the revoked key is refused", async || {
+        (status(&tenant, Some("sk-first")).await.0 == 401).then_some(())
+    })
+    .await;
+    assert!(revoked.elapsed() < REVOKED_WITHIN, "{:?}", revoked.elapsed());
+    assert_eq!(status(&tenant, Some("sk-second")).await.0, 200);
     assert!(!world.stderr().contains("sk-"), "keys are not for logs");
     up.end_cleanly().await;
 }

@@ -7,6 +7,7 @@ pub mod endpoints;
 pub mod error;
 pub mod generate;
 mod impatient;
+pub mod keys;
 pub mod logprobs;
 pub mod open;
 pub mod params;
@@ -30,6 +31,7 @@ use sluice_wire::config::LimitsConfig;
 use self::answer::Kind;
 use self::body::TakesBodies;
 use self::error::ApiError;
+pub use self::keys::Keys;
 use self::open::OpenRequests;
 use self::scrape::Scrape;
 use crate::metrics::Metrics;
@@ -71,23 +73,6 @@ impl std::fmt::Debug for Gateway {
             .field("names", &self.names)
             .field("limits", &self.limits)
             .finish_non_exhaustive()
-    }
-}
-
-/// What opens the API; none = it is open.
-#[derive(Clone)]
-pub struct Keys(pub Vec<String>);
-
-impl std::fmt::Debug for Keys {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} keys", self.0.len())
-    }
-}
-
-impl Keys {
-    /// Compares with every key, so that the time does not tell which was nearly right.
-    fn knows(&self, key: &str) -> bool {
-        self.0.iter().fold(false, |known, one| known | same_secret(one, key))
     }
 }
 
@@ -157,15 +142,16 @@ async fn strip_internal_headers(mut request: Request, next: Next) -> Response {
 }
 
 async fn authorise(State(keys): State<Keys>, request: Request, next: Next) -> Response {
-    if keys.0.is_empty() || bearer(request.headers()).is_some_and(|key| keys.knows(key)) {
+    if keys.admit(bearer(request.headers())) {
         return next.run(request).await;
     }
     ApiError::unauthorised().into_response()
 }
 
-/// The bearer token of a request.
+/// The bearer token of a request. The scheme's name has any case, and blanks may follow it (RFC 9110, 11.4).
 pub fn bearer(headers: &HeaderMap) -> Option<&str> {
-    headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
+    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("Bearer").then(|| token.trim_matches(' '))
 }
 
 /// Compares without telling by its time how much was right.
@@ -225,6 +211,25 @@ mod tests {
         let response = app.oneshot(request.body(axum::body::Body::empty()).unwrap()).await.unwrap();
         let bytes = axum::body::to_bytes(response.into_body(), 1000).await.unwrap();
         assert_eq!(bytes, "x-llm");
+    }
+
+    #[test]
+    fn a_bearer_token_is_read_whatever_the_case_of_its_scheme_and_the_blanks_before_it() {
+        let shown = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::AUTHORIZATION, value.parse().unwrap());
+            bearer(&headers).map(str::to_owned)
+        };
+        for value in
+            ["Bearer sk-one", "bearer sk-one", "BEARER sk-one", "Bearer  sk-one", "bEaReR    sk-one "]
+        {
+            assert_eq!(shown(value).as_deref(), Some("sk-one"), "{value:?}");
+        }
+        for value in ["sk-one", "Bearersk-one", "Basic sk-one", "Bearer", " Bearer sk-one"] {
+            assert_eq!(shown(value), None, "{value:?}");
+        }
+        assert_eq!(shown("Bearer  ").as_deref(), Some(""));
+        assert_eq!(shown("Bearer sk one").as_deref(), Some("sk one"), "one token, which is no key");
     }
 
     #[test]

@@ -6,6 +6,7 @@ pub mod clock;
 pub mod directive;
 pub mod engine_child;
 pub mod fetch;
+pub mod fresh;
 pub mod gateway;
 pub mod heartbeat;
 pub mod inspect;

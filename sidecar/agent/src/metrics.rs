@@ -37,7 +37,7 @@ pub use self::level::Level;
 use self::objectives::{Attainment, Objectives, Took};
 use self::recent::Recent;
 use self::registered::{
-    ByFinish, ByOwner, ByReason, Names, OwnMetrics, TenantLabels, VllmMetrics,
+    ByCredentials, ByFinish, ByOwner, ByReason, Names, OwnMetrics, TenantLabels, VllmMetrics,
 };
 use self::waits::Waits;
 
@@ -261,6 +261,11 @@ impl Metrics {
     /// Tokens of prompts and of answers so far.
     pub fn tokens(&self) -> (u64, u64) {
         (self.vllm.prompt_tokens.get(), self.vllm.generation_tokens.get())
+    }
+
+    /// Whether the files of these credentials can be used as they are now.
+    pub fn credentials(&self, credentials: &'static str, good: bool) {
+        self.own.credentials.get_or_create(&ByCredentials { credentials }).set(i64::from(good));
     }
 
     /// An engine died.

@@ -38,7 +38,6 @@ use self::figures::EngineFigures;
 use self::gateway::Gateway;
 use self::keeper::{Habits, Keeper, Lives};
 use self::lobby::Lobby;
-use crate::gateway::Keys;
 use crate::gateway::open::OpenRequests;
 use crate::gateway::scrape::Scrape;
 use crate::heartbeat::Heartbeat;
@@ -72,7 +71,7 @@ fn engine(config: &SidecarConfig) -> Result<Engine, Failure> {
 }
 
 async fn live(config: &SidecarConfig, engine: Engine) -> Result<(), Failure> {
-    let (pacing, keys) = (stream_pacing(config)?, Keys(api_keys(config)?));
+    let (pacing, keys) = (stream_pacing(config)?, api_keys(config)?);
     let doors = Doors::open(config).await?;
     let names = model_names(config);
     let metrics = Arc::new(Metrics::proxied(&names[0], &config.slo).told_by(&doors.directives));
@@ -91,9 +90,9 @@ async fn live(config: &SidecarConfig, engine: Engine) -> Result<(), Failure> {
         open: open.clone(),
         cut: told,
     };
-    let router = Arc::new(gateway).router(keys, scrape.clone());
+    let router = Arc::new(gateway).router(keys.clone(), scrape.clone());
     // No thread of its own schedules: a heartbeat that never begins is never overdue.
-    let behind = Behind { router, scrape, open, heartbeat: Heartbeat::default() };
+    let behind = Behind { router, scrape, open, keys, heartbeat: Heartbeat::default() };
     let serving = doors.serve(config, behind);
     let ended = until_signalled().await;
     // Answers that are still open are receivers.

@@ -178,9 +178,10 @@ async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>)
         heartbeat: heartbeat.clone(),
     };
     let (room, failed) = start_room(loading).map_err(other)?;
-    let gateway = Arc::new(gateway(loaded, service.clone(), metrics.clone())?);
+    let keys = api_keys(config)?;
+    let gateway = Arc::new(gateway(loaded, service.clone(), metrics.clone(), keys.clone())?);
     let (open, scrape) = (gateway.open.clone(), Scrape::own(service, metrics));
-    let behind = Behind { router: gateway.router(), scrape, open, heartbeat };
+    let behind = Behind { router: gateway.router(), scrape, open, keys, heartbeat };
     let serving = doors.serve(config, behind);
     let ended = tokio::select! {
         ended = until_told(failed) => ended,
@@ -245,7 +246,12 @@ pub(crate) async fn until_signalled() -> Result<(), Failure> {
     }
 }
 
-fn gateway(loaded: &Loaded, service: Service, metrics: Arc<Metrics>) -> Result<Gateway, Failure> {
+fn gateway(
+    loaded: &Loaded,
+    service: Service,
+    metrics: Arc<Metrics>,
+    api_keys: Keys,
+) -> Result<Gateway, Failure> {
     let config = &loaded.config;
     Ok(Gateway {
         text: loaded.text.clone(),
@@ -255,7 +261,7 @@ fn gateway(loaded: &Loaded, service: Service, metrics: Arc<Metrics>) -> Result<G
         max_model_tokens: loaded.max_model_tokens,
         limits: config.limits.clone(),
         stream_pacing: stream_pacing(config)?,
-        api_keys: Keys(api_keys(config)?),
+        api_keys,
         open: OpenRequests::new(config.limits.max_streams, metrics.clone()),
         metrics,
         started: Gateway::unix_seconds(),

@@ -50,6 +50,7 @@ mod gateway {
 mod proxy {
     mod answers;
     pub mod engine;
+    mod keys;
     mod losses;
     mod rest;
     mod world;

@@ -105,7 +105,7 @@ impl Host {
             open: OpenRequests::new(streams, metrics.clone()),
             limits: LimitsConfig { max_streams: streams, ..LimitsConfig::default() },
             stream_pacing,
-            api_keys: Keys(Vec::new()),
+            api_keys: Keys::default(),
             metrics,
             started: Gateway::unix_seconds(),
             answers: AtomicU64::new(1),

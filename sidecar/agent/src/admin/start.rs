@@ -10,11 +10,13 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::access::Access;
-use super::tls::{self, LOOK_EVERY, Tls, TlsError};
+use super::tls::{self, Tls, TlsError};
 use super::token::NeighbourToken;
 use super::{Admin, make_token, read_tokens};
 use crate::directive::Directives;
+use crate::fresh::{self, LOOK_EVERY};
 use crate::gateway::serve::{Limits, serve};
+use crate::metrics::Metrics;
 use crate::neighbours::client::{Client, Credential};
 use crate::neighbours::place::full_name;
 use crate::room::{LoadError, policy_of};
@@ -97,11 +99,12 @@ impl Credentials {
         admin: Admin,
         limits: Limits,
         stop: watch::Receiver<bool>,
+        metrics: Arc<Metrics>,
     ) {
         let Some(tls) = self.tls else {
             return serve(listener, admin.router(), limits, stop).await;
         };
-        let fresh = tls.clone().keep_fresh(LOOK_EVERY, stop.clone());
+        let fresh = fresh::keep(tls.clone(), LOOK_EVERY, stop.clone(), metrics);
         tokio::join!(fresh, tls::serve(listener, admin.router(), tls, limits, stop));
     }
 }

@@ -16,10 +16,9 @@ use tokio_rustls::TlsAcceptor;
 use self::files::{Contents, client, server};
 pub use self::files::{TlsError, trustless_client};
 use super::access::Shown;
+use crate::fresh::Credentials;
 use crate::gateway::serve::{Limits, Patience, connection, serve_each, told};
 
-/// How often the files are looked at.
-pub const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// Time for a handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 
@@ -56,12 +55,14 @@ impl Tls {
     pub fn ends(&self) -> watch::Receiver<Ends> {
         self.ends.subscribe()
     }
+}
 
-    /// Reads the files again; true = they have changed and new connections use them. Connections that are open stay.
-    ///
-    /// # Errors
-    /// As [`load`](Tls::load); then everything stays as it was.
-    pub fn reload(&self) -> Result<bool, TlsError> {
+impl Credentials for Tls {
+    type Error = TlsError;
+    const NAME: &'static str = "admin_tls";
+
+    /// New connections use what has changed. Connections that are open stay.
+    fn reload(&self) -> Result<bool, TlsError> {
         let contents = Contents::read(&self.config)?;
         let mut read = self.read.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if *read == contents {
@@ -72,27 +73,6 @@ impl Tls {
         *read = contents;
         self.ends.send_replace(ends);
         Ok(true)
-    }
-
-    /// [`reload`](Tls::reload) every so often until `stop`. Files that are no longer good are reported once.
-    pub async fn keep_fresh(self: Arc<Self>, every: Duration, stop: watch::Receiver<bool>) {
-        let mut reported = None;
-        while tokio::time::timeout(every, told(stop.clone())).await.is_err() {
-            let tls = self.clone();
-            let reloaded = tokio::task::spawn_blocking(move || tls.reload()).await;
-            let problem = match reloaded.expect("reading certificates does not panic") {
-                Ok(true) => {
-                    tracing::info!("certificates of the admin port read again");
-                    None
-                }
-                Ok(false) => None,
-                Err(error) => Some(error.to_string()),
-            };
-            if let Some(error) = problem.as_ref().filter(|_| problem != reported) {
-                tracing::error!(error, "certificates have changed and cannot be used; the old ones stay");
-            }
-            reported = problem;
-        }
     }
 }
 

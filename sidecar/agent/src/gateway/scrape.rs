@@ -14,7 +14,8 @@ use crate::service::Service;
 pub struct Scrape {
     /// Has the state.
     pub service: Service,
-    metrics: Arc<Metrics>,
+    /// The figures.
+    pub metrics: Arc<Metrics>,
     engine: Option<EngineFigures>,
 }
 

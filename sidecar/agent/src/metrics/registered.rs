@@ -33,6 +33,11 @@ pub(super) struct ByOwner {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(super) struct ByCredentials {
+    pub credentials: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(super) struct ByObjective {
     pub objective: &'static str,
 }
@@ -110,6 +115,7 @@ pub(super) struct OwnMetrics {
     pub resent: Counter,
     pub waits: Waits<Timing>,
     pub slo: SloMetrics,
+    pub credentials: Family<ByCredentials, Gauge>,
 }
 
 /// How objectives are met, by objective.
@@ -220,6 +226,11 @@ impl OwnMetrics {
             self.waits[Awaited::Wake].clone(),
         );
         self.slo.register(names);
+        names.add(
+            "sluice_credentials_last_reload_successful",
+            "1 = the files of credentials can be used as they are, 0 = older ones are in force",
+            self.credentials.clone(),
+        );
     }
 
     pub(super) fn register(&self, names: &mut Names) {
@@ -283,6 +294,11 @@ impl OwnMetrics {
         names.add("sluice_revoke_seconds", "Decision to revoke to the bytes being here", revoke.clone());
         names.add("sluice_wake_seconds", "Chunks being here to every layer committed", wake.clone());
         self.slo.register(names);
+        names.add(
+            "sluice_credentials_last_reload_successful",
+            "1 = the files of credentials can be used as they are, 0 = older ones are in force",
+            self.credentials.clone(),
+        );
     }
 
     fn register_hangs(&self, names: &mut Names) {

@@ -69,6 +69,7 @@ fn busy() -> Metrics {
     (0..3).for_each(|_| metrics.turn_overtaken());
     metrics.turn_holder_overdue(9.0);
     metrics.turn_holder_overdue(1.5);
+    metrics.credentials("api_keys", true);
     metrics.moved("remap", 2, 4096);
     let mut state = State::default();
     state.queue.waiting = 2;
@@ -98,7 +99,7 @@ const VLLM: [(&str, &str); 13] = [
     ("vllm:prefix_cache_hits", "counter"),
 ];
 
-const OWN: [(&str, &str); 38] = [
+const OWN: [(&str, &str); 39] = [
     ("sluice_tenant_info", "gauge"),
     ("sluice_memory_bytes", "gauge"),
     ("sluice_memory_capacity_bytes", "gauge"),
@@ -129,6 +130,7 @@ const OWN: [(&str, &str); 38] = [
     ("sluice_overdue_tokens", "gauge"),
     ("sluice_slo_tokens", "counter"),
     ("sluice_slo_missed_tokens", "counter"),
+    ("sluice_credentials_last_reload_successful", "gauge"),
     ("sluice_deposit_tokens", "gauge"),
     ("sluice_open_requests", "gauge"),
     ("sluice_turn_wait_seconds", "histogram"),
@@ -140,7 +142,7 @@ const OWN: [(&str, &str); 38] = [
 ];
 
 /// Of a tenant whose engine is proxied, beside what the engine exposes itself.
-const PROXIED: [(&str, &str); 20] = [
+const PROXIED: [(&str, &str); 21] = [
     ("sluice_tenant_info", "gauge"),
     ("sluice_engine_tbt_seconds", "histogram"),
     ("sluice_delivered_tbt_seconds", "histogram"),
@@ -150,6 +152,7 @@ const PROXIED: [(&str, &str); 20] = [
     ("sluice_overdue_tokens", "gauge"),
     ("sluice_slo_tokens", "counter"),
     ("sluice_slo_missed_tokens", "counter"),
+    ("sluice_credentials_last_reload_successful", "gauge"),
     ("sluice_deposit_tokens", "gauge"),
     ("sluice_open_requests", "gauge"),
     ("sluice_wake_seconds", "histogram"),
@@ -168,6 +171,7 @@ fn exactly_these_names_are_exposed() {
     exposed(&busy(), VLLM.into_iter().chain(OWN).collect());
     let proxied = Metrics::proxied("tiny", &SloConfig::default());
     answered(&proxied, &[(0, 1), (0, 1)]);
+    proxied.credentials("admin_tls", false);
     proxied.set_state(&State::default());
     exposed(&proxied, PROXIED.into_iter().collect());
 }

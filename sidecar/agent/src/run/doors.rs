@@ -18,6 +18,8 @@ use super::{Failure, config_error, other};
 use crate::admin::start::{Credentials, StartError};
 use crate::admin::{self, Admin};
 use crate::directive::Directives;
+use crate::fresh::{self, LOOK_EVERY};
+use crate::gateway::Keys;
 use crate::gateway::open::OpenRequests;
 use crate::gateway::scrape::Scrape;
 use crate::gateway::serve::{LAST_WORD, Limits, Patience, finish, serve, serve_with};
@@ -84,6 +86,8 @@ pub(crate) struct Behind {
     pub open: OpenRequests,
     /// Of the scheduler's thread.
     pub heartbeat: Heartbeat,
+    /// What opens the API.
+    pub keys: Keys,
 }
 
 impl Doors {
@@ -105,13 +109,18 @@ impl Doors {
     /// Lets everybody in.
     pub fn serve(self, config: &SidecarConfig, behind: Behind) -> Serving {
         let Doors { sockets, credentials, directives } = self;
-        let Behind { router, scrape, open, heartbeat } = behind;
+        let Behind { router, scrape, open, keys, heartbeat } = behind;
         let (stop, stopping) = watch::channel(false);
         let drain = Duration::from_secs(u64::from(config.drain_seconds));
         let limits = Limits { connections: connections(config.limits.max_streams), drain: drain + LAST_WORD };
         let small = Limits { connections: 64, drain: Duration::from_secs(1) };
         let admin = Admin::new(config, scrape.service.clone(), directives, &credentials);
-        let admin = tokio::spawn(credentials.serve(sockets.admin, admin, small, stopping.clone()));
+        let metrics = scrape.metrics.clone();
+        if let Some(keys) = keys.file() {
+            tokio::spawn(fresh::keep(keys, LOOK_EVERY, stopping.clone(), metrics.clone()));
+        }
+        let admin = credentials.serve(sockets.admin, admin, small, stopping.clone(), metrics);
+        let admin = tokio::spawn(admin);
         let key = config.listen.drain_key.clone();
         let hook = config.listen.drain_hook.then(|| Hook::new(open, drain, Hook::SETTLE, key));
         let probes = probes::router(scrape, hook.clone(), heartbeat);
@@ -183,15 +192,8 @@ pub(crate) fn stream_pacing(config: &SidecarConfig) -> Result<Pacing, Failure> {
     }
 }
 
-/// The keys that open the API; none = it is open.
-pub(crate) fn api_keys(config: &SidecarConfig) -> Result<Vec<String>, Failure> {
-    read_keys(config).map_err(|error| Failure::Field("api_keys_file", error))
-}
-
-fn read_keys(config: &SidecarConfig) -> anyhow::Result<Vec<String>> {
-    let Some(path) = &config.api_keys_file else { return Ok(Vec::new()) };
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let keys: Vec<_> = text.lines().map(str::trim).filter(|k| !k.is_empty() && !k.starts_with('#')).collect();
-    anyhow::ensure!(!keys.is_empty(), "{}: holds no key", path.display());
-    Ok(keys.into_iter().map(str::to_owned).collect())
+/// What opens the API.
+pub(crate) fn api_keys(config: &SidecarConfig) -> Result<Keys, Failure> {
+    let keys = config.api_keys_file.as_deref().map_or(Ok(Keys::default()), Keys::load);
+    keys.map_err(|error| Failure::Field("api_keys_file", error.into()))
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sluice_agent::admin::tls::Tls;
+use sluice_agent::fresh::Credentials as _;
 use sluice_agent::neighbours::client::{CallError, Client, Credential};
 use sluice_wire::directive::Neighbour;
 use sluice_wire::grants::{GrantAnswer, GrantRequest, Participant, RefusalReason};

@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use rustls::ClientConfig;
 use sluice_agent::admin::tls::{Tls, TlsError};
+use sluice_agent::fresh::{self, Credentials};
+use sluice_agent::metrics::Metrics;
+use sluice_wire::config::SloConfig;
 use tokio::sync::watch;
 
 use super::certificates::{Authority, CLAIM, files, write};
@@ -107,7 +110,8 @@ async fn changed_files_are_noticed_without_being_told() {
     let config = authority.sidecar(folder.path(), "story");
     let tls = Arc::new(Tls::load(config.clone()).unwrap());
     let (mut ends, (stop, stopping)) = (tls.ends(), watch::channel(false));
-    let fresh = tokio::spawn(tls.clone().keep_fresh(Duration::from_millis(1), stopping));
+    let metrics = Arc::new(Metrics::new("story", &SloConfig::default()));
+    let fresh = tokio::spawn(fresh::keep(tls.clone(), Duration::from_millis(1), stopping, metrics));
     // Half of a pair, as somebody may find it who looks between two writes.
     let next = authority.issue("story", &[&format!("spiffe://sluice/role/neighbour/{CLAIM}")], 2100);
     std::fs::write(&config.key, &next.key).unwrap();

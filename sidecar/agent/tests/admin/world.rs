@@ -12,9 +12,10 @@ use sluice_agent::admin::start::{Credentials, directives};
 use sluice_agent::admin::tls::{self, Tls};
 use sluice_agent::directive::InForce;
 use sluice_agent::gateway::serve::Limits;
+use sluice_agent::metrics::Metrics;
 use sluice_agent::neighbours::call::{Call, Unable, decline};
 use sluice_agent::service::{Inbox, Message, Service, Status};
-use sluice_wire::config::SidecarConfig;
+use sluice_wire::config::{SidecarConfig, SloConfig};
 use sluice_wire::state::{State, Tenant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -125,8 +126,9 @@ impl Port {
         let address = listener.local_addr().expect("an address");
         let (stop, stopping) = watch::channel(false);
         let limits = Limits { connections: 64, drain: Duration::from_secs(1) };
+        let metrics = Arc::new(Metrics::new("tiny", &SloConfig::default()));
         let serving = match tls {
-            None => tokio::spawn(credentials.serve(listener, admin, limits, stopping)),
+            None => tokio::spawn(credentials.serve(listener, admin, limits, stopping, metrics)),
             Some(tls) => tokio::spawn(tls::serve(listener, admin.router(), tls, limits, stopping)),
         };
         let token = std::fs::read_to_string(token_file).expect("a token");

@@ -1,6 +1,7 @@
 //! A gateway on a socket and the test in the scheduler's place.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -53,6 +54,16 @@ impl Default for Setup {
     }
 }
 
+/// A file of keys, where there are some.
+fn keys(folder: &Path, keys: &[String]) -> Keys {
+    if keys.is_empty() {
+        return Keys::default();
+    }
+    let path = folder.join("keys");
+    std::fs::write(&path, keys.join("\n")).expect("a file");
+    Keys::load(&path).expect("keys")
+}
+
 /// The gateway under test.
 pub struct World {
     pub address: SocketAddr,
@@ -92,7 +103,7 @@ impl World {
             open: open.clone(),
             limits: setup.limits,
             stream_pacing: setup.pacing,
-            api_keys: Keys(setup.keys),
+            api_keys: keys(folder.path(), &setup.keys),
             metrics: metrics.clone(),
             started: Gateway::unix_seconds(),
             answers: AtomicU64::new(1),

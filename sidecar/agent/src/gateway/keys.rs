@@ -1,0 +1,192 @@
+//! Keys that open the API: one a line in a file, which is read again when it changes.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use super::same_secret;
+use crate::fresh::Credentials;
+
+/// Editors of some systems begin a file with it.
+const BYTE_ORDER_MARK: char = '\u{feff}';
+
+/// What opens the API; by default it is open. Clones share the keys.
+#[derive(Clone, Default)]
+pub struct Keys(Option<Arc<KeyFile>>);
+
+/// The keys of a file, as they were read last.
+pub struct KeyFile {
+    path: PathBuf,
+    keys: RwLock<Vec<String>>,
+}
+
+/// Why a file of keys cannot be used. A line is named by its number: it may hold a secret.
+#[derive(Debug, thiserror::Error)]
+pub enum KeysError {
+    /// It cannot be read.
+    #[error("{}: {error}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        error: io::Error,
+    },
+    /// It holds no key.
+    #[error("{}: holds no key", .0.display())]
+    None(PathBuf),
+    /// A line is no key.
+    #[error("{}: line {line} is no key: a key is made of visible ASCII characters, without blanks", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Its line, from 1.
+        line: usize,
+    },
+}
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            None => f.write_str("no keys"),
+            Some(file) => write!(f, "{file:?}"),
+        }
+    }
+}
+
+impl std::fmt::Debug for KeyFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "keys of {}", self.path.display())
+    }
+}
+
+impl Keys {
+    /// Those of a file.
+    ///
+    /// # Errors
+    /// It cannot be read, holds no key, or a line of it is neither a key nor a comment.
+    pub fn load(path: &Path) -> Result<Keys, KeysError> {
+        let keys = RwLock::new(read(path)?);
+        Ok(Keys(Some(Arc::new(KeyFile { path: path.to_owned(), keys }))))
+    }
+
+    /// The file, if there is one: to be kept fresh.
+    pub fn file(&self) -> Option<Arc<KeyFile>> {
+        self.0.clone()
+    }
+
+    /// Whether a request that shows `key` may come in.
+    pub fn admit(&self, key: Option<&str>) -> bool {
+        self.0.as_ref().is_none_or(|file| key.is_some_and(|key| file.knows(key)))
+    }
+}
+
+impl KeyFile {
+    /// Compares with every key, so that the time does not tell which was nearly right.
+    fn knows(&self, key: &str) -> bool {
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        keys.iter().fold(false, |known, one| known | same_secret(one, key))
+    }
+}
+
+impl Credentials for KeyFile {
+    type Error = KeysError;
+    const NAME: &'static str = "api_keys";
+
+    /// Requests under way go on; the next one with a key that is gone is refused.
+    fn reload(&self) -> Result<bool, KeysError> {
+        let now = read(&self.path)?;
+        let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        let changed = *keys != now;
+        *keys = now;
+        Ok(changed)
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<String>, KeysError> {
+    let text =
+        std::fs::read_to_string(path).map_err(|error| KeysError::Read { path: path.to_owned(), error })?;
+    parse(&text, path)
+}
+
+/// One key a line. Blanks around it, empty lines and lines that begin with `#` do not count.
+fn parse(text: &str, path: &Path) -> Result<Vec<String>, KeysError> {
+    let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
+    let mut keys = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let key = line.trim();
+        if key.is_empty() || key.starts_with('#') {
+            continue;
+        }
+        // No header could show it: it would be a key that never opens anything.
+        if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(KeysError::Line { path: path.to_owned(), line: index + 1 });
+        }
+        keys.push(key.to_owned());
+    }
+    if keys.is_empty() { Err(KeysError::None(path.to_owned())) } else { Ok(keys) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Result<Vec<String>, String> {
+        parse(text, Path::new("keys")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn keys_are_read_as_editors_leave_them() {
+        let two = Ok(vec!["sk-one".to_owned(), "sk-two".to_owned()]);
+        for text in [
+            "sk-one\nsk-two\n",
+            "sk-one\r\nsk-two\r\n",
+            "sk-one\nsk-two",
+            "\n  sk-one  \n\nsk-two\t\n",
+            "\u{feff}sk-one\nsk-two\n",
+            "\u{feff}# team a\r\nsk-one\r\n  # team b\r\nsk-two\r\n",
+        ] {
+            assert_eq!(parsed(text), two, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_without_a_key_and_a_line_that_no_header_can_show_are_refused() {
+        for text in ["", "\n\n", "# team a\n", "\u{feff}", "\u{feff}# team a\n"] {
+            assert_eq!(parsed(text), Err("keys: holds no key".into()), "{text:?}");
+        }
+        for line in ["sk-two # team b", "sk two", "schlüssel", "sk-\u{200b}two", "sk-two\u{feff}", "s\0k"] {
+            let said = parsed(&format!("# all\nsk-one\n{line}\n")).unwrap_err();
+            assert!(said.starts_with("keys: line 3 is no key"), "{line:?}: {said}");
+            assert!(!said.contains("two"), "a secret is not for logs: {said}");
+        }
+    }
+
+    #[test]
+    fn a_reload_takes_what_the_file_holds_and_a_bad_file_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        std::fs::write(&path, "sk-one\nsk-two\n").unwrap();
+        let keys = Keys::load(&path).unwrap();
+        let file = keys.file().unwrap();
+        let opens = |key: &str| keys.clone().admit(Some(key));
+        assert!(!file.reload().unwrap());
+        assert!(opens("sk-one") && opens("sk-two") && !opens("sk-three") && !keys.admit(None));
+        std::fs::write(&path, "sk-two\nsk-three\n").unwrap();
+        assert!(file.reload().unwrap());
+        assert!(!opens("sk-one") && opens("sk-two") && opens("sk-three"));
+        for bad in [&b"# nobody\n"[..], b"sk-one oops\n", b"\xff\xfes\0k\0"] {
+            std::fs::write(&path, bad).unwrap();
+            let _ = file.reload().expect_err("it is bad");
+            assert!(!opens("sk-one") && opens("sk-two"), "{bad:?}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(matches!(file.reload(), Err(KeysError::Read { .. })));
+        assert!(opens("sk-two"));
+    }
+
+    #[test]
+    fn without_a_file_everybody_comes_in() {
+        assert!(Keys::default().admit(None) && Keys::default().admit(Some("any")));
+    }
+}

@@ -1,0 +1,92 @@
+//! API keys that change while the sidecar serves, as a kubelet changes the files of a Secret.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::world::{COMPLETIONS, World, until};
+use crate::gateway::client::Client;
+
+/// A revoked key is refused within this time from when its file has changed.
+const REVOKED_WITHIN: Duration = Duration::from_secs(60);
+
+/// A volume of a Secret with one key: `keys` is a link to `..data/keys`, and `..data` one to a folder of its own for
+/// every version (`AtomicWriter` of Kubernetes).
+struct Volume {
+    folder: tempfile::TempDir,
+    versions: u32,
+}
+
+impl Volume {
+    fn of(keys: &str) -> Volume {
+        let mut volume = Volume { folder: tempfile::tempdir().unwrap(), versions: 0 };
+        volume.swap(keys);
+        symlink("..data/keys", volume.path()).unwrap();
+        volume
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("keys")
+    }
+
+    fn swap(&mut self, keys: &str) {
+        self.versions += 1;
+        let old = std::fs::read_link(self.folder.path().join("..data")).ok();
+        let version = format!("..2026_11_25_{}", self.versions);
+        std::fs::create_dir(self.folder.path().join(&version)).unwrap();
+        std::fs::write(self.folder.path().join(&version).join("keys"), keys).unwrap();
+        let [next, data] = ["..data_tmp", "..data"].map(|name| self.folder.path().join(name));
+        symlink(&version, &next).unwrap();
+        std::fs::rename(next, data).unwrap();
+        old.iter().for_each(|old| std::fs::remove_dir_all(self.folder.path().join(Path::new(old))).unwrap());
+    }
+}
+
+async fn send(world: &World, key: &str, stream: bool) -> Client {
+    let mut client = Client::connect(world.serve).await;
+    let key = format!("Bearer {key}");
+    let headers = [("content-type", "application/json"), ("authorization", key.as_str())];
+    let body =
+        if stream { json!({"prompt": "a", "stream": true, "hold_after": 1}) } else { json!({"prompt": "a"}) };
+    client.send("POST", COMPLETIONS, &headers, body.to_string().as_bytes()).await;
+    client
+}
+
+async fn status(world: &World, key: &str) -> u16 {
+    send(world, key, false).await.answer().await.head.status
+}
+
+/// Whether the last look at the file of keys has found a good one.
+async fn good(world: &World) -> bool {
+    let text = world.get("/metrics").await.body;
+    let start = "sluice_credentials_last_reload_successful{model_name=\"m\",credentials=\"api_keys\"} ";
+    text.lines().find_map(|line| line.strip_prefix(start)).expect("the metric") == "1"
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_is_revoked_opens_nothing_within_a_minute_and_streams_under_way_go_on() {
+    let mut volume = Volume::of("sk-first\nsk-second\n");
+    let world = World::start(json!({"api_keys_file": volume.path()})).await;
+    assert_eq!((status(&world, "sk-first").await, status(&world, "sk-third").await), (200, 401));
+    assert!(good(&world).await);
+    let mut stream = send(&world, "sk-first", true).await;
+    assert_eq!(stream.head().await.status, 200);
+
+    volume.swap("sk-second\nsk-third\n");
+    let changed = Instant::now();
+    until("the revoked key is refused", async || status(&world, "sk-first").await == 401).await;
+    assert!(changed.elapsed() < REVOKED_WITHIN, "{:?}", changed.elapsed());
+    assert_eq!((status(&world, "sk-second").await, status(&world, "sk-third").await), (200, 200));
+    world.engine.release();
+    let events = stream.events().await;
+    assert_eq!(events.last().map(|(_, event)| event.as_str()), Some("[DONE]"), "{events:?}");
+
+    volume.swap("# nobody\n");
+    until("the bad file is shown", async || !good(&world).await).await;
+    assert_eq!((status(&world, "sk-second").await, status(&world, "sk-first").await), (200, 401));
+    volume.swap("sk-first\n");
+    until("a good file is shown", async || good(&world).await).await;
+    assert_eq!((status(&world, "sk-first").await, status(&world, "sk-second").await), (200, 401));
+}
