@@ -6,6 +6,7 @@ mod hook;
 mod life;
 mod monitoring;
 mod policies;
+mod refused;
 mod render;
 mod safety;
 mod schema;
@@ -17,6 +18,9 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use sluice_e2e::cluster::{Api, Binaries};
 use tempfile::TempDir;
+
+/// Held by a test while a release of its own is installed: the chart has objects that belong to the whole cluster.
+static INSTALLED: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// Name of the release in tests that only render.
 const RELEASE: &str = "sluice";

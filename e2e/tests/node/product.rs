@@ -13,7 +13,7 @@ use sluice_e2e::cluster::on_node_alone;
 
 use crate::installed::pod::is_going;
 use crate::installed::processes::Stopped;
-use crate::installed::{Hub, PROMPT, Product, SYSTEM, TENANTS, binary, model, value};
+use crate::installed::{Hub, PROMPT, Product, SYSTEM, TENANTS, binary, chart, model, value};
 use crate::rights::{self, Run};
 
 /// Somebody without rights but to look.
@@ -108,6 +108,10 @@ impl Product<'_> {
     async fn stays(&self) {
         let told = self.refused_uninstall();
         assert!(told.contains("ModelTenants are there"), "{told}");
+        let command = told.lines().find_map(|line| line.trim_start().strip_prefix("helm rollback "));
+        let words: Vec<_> = command.unwrap_or_else(|| panic!("no way back: {told}")).split(' ').collect();
+        self.helm(&[&["rollback"][..], &words, &["--wait", "--timeout", "3m"]].concat());
+        self.release("upgrade", &chart(), &[]);
         let kinds = ["-n", SYSTEM, "get", "deployments,daemonsets", "-o", "name"];
         assert_eq!(self.kubectl(&kinds).lines().count(), 2, "the operator and the driver");
         self.complete("summary", 8).await;

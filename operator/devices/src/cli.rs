@@ -33,9 +33,15 @@ pub struct Cli {
 pub enum Job {
     /// Before uninstalling: stop the operator and take its finalizers off pools.
     Uninstall {
-        /// Namespace of the operator.
+        /// Namespace of the operator and of the release.
         #[arg(long)]
         namespace: String,
+        /// Name of the release: what helm has to be told when this refuses.
+        #[arg(long)]
+        release: String,
+        /// Revision of the release.
+        #[arg(long)]
+        revision: u32,
         /// Go on though there are tenants: their pods serve on, and cannot end before a driver is there again.
         #[arg(long)]
         keep_tenants: bool,

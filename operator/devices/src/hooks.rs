@@ -29,11 +29,41 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// Time for the operator's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The release that is being uninstalled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Release {
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// The revision whose Job this is.
+    pub revision: u32,
+}
+
+impl Release {
+    /// What to do after the Job has refused. helm marks a release `uninstalling` before its Job runs and leaves it so: it
+    /// takes no upgrade then, but a rollback, and it can be uninstalled again.
+    pub fn remedy(&self) -> String {
+        let Release { name, namespace, revision } = self;
+        format!(
+            "Nothing has changed in the cluster, but helm calls the release `uninstalling`, and does not upgrade it like that.\n\
+             To keep it:\n\
+             \x20 helm rollback {name} {revision} --namespace {namespace}\n\
+             To uninstall it once nothing of tenants is left:\n\
+             \x20 helm uninstall {name} --namespace {namespace}\n\
+             To uninstall it and leave tenants as they are:\n\
+             \x20 helm rollback {name} {revision} --namespace {namespace}\n\
+             \x20 helm upgrade {name} CHART --namespace {namespace} --reset-then-reuse-values --set hooks.keepTenants=true\n\
+             \x20 helm uninstall {name} --namespace {namespace}"
+        )
+    }
+}
+
 /// Tenants that are there: without the driver their pods could not end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{count} ModelTenants are there, {first} among them. Their pods would go on serving, and without the driver none of them \
-     could end. Delete the tenants first, or keep them: helm upgrade with hooks.keepTenants=true, then uninstall"
+     could end. Delete the tenants first (kubectl delete modeltenants), or leave them as they are"
 )]
 pub struct TenantsRemain {
     count: usize,
@@ -43,8 +73,8 @@ pub struct TenantsRemain {
 /// Pods of tenants that are gone end by themselves, and need the driver for it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{count} pods of tenants are still ending, {first} among them, and without the driver they could not. Uninstall again when \
-     they have gone (kubectl get pods -A -l {TENANT_LABEL}), or leave them: helm upgrade with hooks.keepTenants=true, then uninstall"
+    "{count} pods of tenants are still ending, {first} among them, and without the driver they could not. Wait until they have \
+     gone (kubectl get pods -A -l {TENANT_LABEL}), or leave them as they are"
 )]
 pub struct PodsRemain {
     count: usize,

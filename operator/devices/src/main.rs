@@ -6,7 +6,7 @@ use std::time::Instant;
 use clap::Parser;
 use kube::Client;
 use sluice_devices::cli::{Cli, Job};
-use sluice_devices::hooks;
+use sluice_devices::hooks::{self, Release};
 use sluice_devices::serve::serve;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -27,7 +27,7 @@ async fn main() -> anyhow::Result<ExitCode> {
     let client = Client::try_default().await?;
     match (cli.job, cli.driver) {
         (Some(job), _) => tokio::select! {
-            done = run(&client, &job) => status(done),
+            done = run(&client, &job) => status(&job, done),
             () = ended => anyhow::bail!("told to end"),
         },
         (None, driver) => {
@@ -38,19 +38,20 @@ async fn main() -> anyhow::Result<ExitCode> {
 }
 
 /// A refusal has a status of its own, by which the Job knows that another try does not help.
-fn status(done: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
-    match done {
-        Err(error) if hooks::is_final(&error) => {
-            eprintln!("not uninstalled: {error}");
+fn status(job: &Job, done: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
+    match (job, done) {
+        (Job::Uninstall { namespace, release, revision, .. }, Err(error)) if hooks::is_final(&error) => {
+            let (name, namespace, revision) = (release.clone(), namespace.clone(), *revision);
+            eprintln!("not uninstalled: {error}\n{}", Release { name, namespace, revision }.remedy());
             Ok(ExitCode::from(REFUSED))
         }
-        done => done.map(|()| ExitCode::SUCCESS),
+        (_, done) => done.map(|()| ExitCode::SUCCESS),
     }
 }
 
 async fn run(client: &Client, job: &Job) -> anyhow::Result<()> {
     match job {
-        Job::Uninstall { namespace, keep_tenants, timeout_seconds } => {
+        Job::Uninstall { namespace, keep_tenants, timeout_seconds, .. } => {
             let began = Instant::now();
             if !keep_tenants {
                 hooks::no_tenants(client).await?;

@@ -5,7 +5,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::{Api, Client};
 use sluice_e2e::cluster;
 
-use super::{Helm, chart, said};
+use super::{Helm, INSTALLED, chart, said};
 use crate::fixture::{api_of, create, pool};
 
 /// Policies of the whole cluster are other tests' too.
@@ -26,6 +26,7 @@ async fn release_of(client: &Client) -> String {
 async fn pools_outlive_the_chart_and_the_next_release_takes_them_over() {
     let Some(helm) = Helm::find() else { return };
     let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
+    let _alone = INSTALLED.lock().await;
     let (client, namespace) = (server.client().await, server.namespace("release").await);
     let (chart, at) = (chart(), ["--namespace", namespace.as_str()]);
     let call = |first: &[&str], last: &[&str]| {

@@ -1,0 +1,163 @@
+//! `helm uninstall` that is refused: what the chart's Job prints is run as it stands, and helm upgrades the release again.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::batch::v1::Job;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use sluice_e2e::cluster;
+
+use super::hook::product;
+use super::{Helm, INSTALLED, chart, said};
+use crate::fixture::{api_of, create, tenant};
+
+/// Policies of the whole cluster are other tests' too.
+const VALUES: &str = "admission.enabled=false";
+const JOB: &str = "sluice-uninstall";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The Job, once helm has made it.
+async fn job(jobs: &Api<Job>) -> Job {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(job) = jobs.get_opt(JOB).await.unwrap() {
+            return job;
+        }
+        assert!(Instant::now() < end, "helm makes no Job");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// What the program of the Job prints, with the Job's words and rights, and its exit status. Here runs no controller that
+/// would start it.
+fn run(server: &cluster::Api, namespace: &str, job: &Job) -> Option<(String, Option<i32>)> {
+    let mut program = product("sluice-devices")?;
+    let pod = job.spec.as_ref().unwrap().template.spec.as_ref().unwrap();
+    program.args(&pod.containers[0].command.as_ref().unwrap()[1..]);
+    let user = format!("system:serviceaccount:{namespace}:{}", pod.service_account_name.as_ref().unwrap());
+    let output = program.env("KUBECONFIG", server.kubeconfig_of(&user, None)).output().unwrap();
+    Some((String::from_utf8(output.stderr).unwrap(), output.status.code()))
+}
+
+/// The Job has ended, as its controller would say it.
+async fn end(jobs: &Api<Job>, well: bool) {
+    let now = k8s_openapi::jiff::Timestamp::now().to_string();
+    let conditions: &[&str] =
+        if well { &["SuccessCriteriaMet", "Complete"] } else { &["FailureTarget", "Failed"] };
+    let condition = |kind: &&str| json!({"type": kind, "status": "True", "reason": "PodFailurePolicy", "lastProbeTime": now, "lastTransitionTime": now});
+    let conditions: Vec<Value> = conditions.iter().map(condition).collect();
+    let mut status = json!({"startTime": now, "conditions": conditions});
+    if well {
+        (status["completionTime"], status["succeeded"]) = (json!(now), json!(1));
+    } else {
+        status["failed"] = json!(1);
+    }
+    let patch = Patch::Merge(json!({"status": status}));
+    jobs.patch_status(JOB, &PatchParams::default(), &patch).await.unwrap();
+}
+
+struct Release<'a> {
+    helm: Helm,
+    server: &'a cluster::Api,
+    namespace: String,
+}
+
+impl Release<'_> {
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.helm.command(arguments);
+        command.arg("--kubeconfig").arg(self.server.kubeconfig_path());
+        command
+    }
+
+    fn call(&self, arguments: &[&str]) -> Result<String, String> {
+        said(self.command(&[arguments, &["--namespace", &self.namespace]].concat()).output().unwrap())
+    }
+
+    fn upgrade(&self, more: &[&str]) -> Result<String, String> {
+        let arguments = ["upgrade", "kept", &chart(), "--reset-then-reuse-values"];
+        self.call(&[&arguments[..], more].concat())
+    }
+
+    fn status(&self) -> String {
+        let status: Value =
+            serde_json::from_str(&self.call(&["status", "kept", "-o", "json"]).unwrap()).unwrap();
+        status["info"]["status"].as_str().unwrap().to_owned()
+    }
+
+    fn uninstalling(&self) -> Child {
+        let mut command =
+            self.command(&["uninstall", "kept", "--namespace", &self.namespace, "--timeout", "2m"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// `helm uninstall` under a tenant; what the Job prints.
+    async fn refused(&self, client: &Client) -> Option<String> {
+        let jobs: Api<Job> = Api::namespaced(client.clone(), &self.namespace);
+        let uninstalling = self.uninstalling();
+        let ran = run(self.server, &self.namespace, &job(&jobs).await);
+        end(&jobs, false).await;
+        let refused = said(uninstalling.wait_with_output().unwrap()).unwrap_err();
+        assert!(refused.contains(JOB), "{refused}");
+        let (words, status) = ran?;
+        assert_eq!(status, Some(78), "{words}");
+        Some(words)
+    }
+}
+
+/// The commands that a text tells, word by word, after this line of it.
+fn told<'a>(text: &'a str, after: &str) -> Vec<Vec<&'a str>> {
+    let lines = text.lines().skip_while(|line| *line != after).skip(1);
+    let commands = lines.map_while(|line| line.strip_prefix("  helm "));
+    let commands: Vec<Vec<_>> = commands.map(|command| command.split(' ').collect()).collect();
+    assert!(!commands.is_empty(), "no command after {after:?} in {text}");
+    commands
+}
+
+#[tokio::test]
+async fn a_refused_uninstall_leaves_a_release_that_is_upgraded_by_the_path_that_is_printed() {
+    let Some(helm) = Helm::find() else { return };
+    let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
+    let _alone = INSTALLED.lock().await;
+    let (client, namespace) = (server.client().await, server.namespace("refused").await);
+    let release = Release { helm, server, namespace };
+    let own = ["--take-ownership", "--force-conflicts", "--set", VALUES];
+    release.call(&[&["install", "kept", &chart()], &own[..]].concat()).unwrap();
+    // The revision is not the first one, and not the one before the last.
+    release.upgrade(&["--set", "operator.replicas=1"]).unwrap();
+    let tenants = api_of(client.clone(), "ModelTenant", &release.namespace);
+    create(&tenants, &tenant()).await;
+
+    let Some(words) = release.refused(&client).await else { return };
+    assert_eq!(release.status(), "uninstalling");
+    let wedged = release.upgrade(&[]).unwrap_err();
+    assert!(wedged.contains("has no deployed releases"), "{wedged}");
+    let keep = told(&words, "To keep it:");
+    assert_eq!(keep.len(), 1, "{words}");
+    said(release.command(&keep[0]).output().unwrap()).unwrap();
+    assert_eq!(release.status(), "deployed");
+    let values = release.call(&["get", "values", "kept", "-o", "json"]).unwrap();
+    assert!(values.contains("\"replicas\":1"), "it is another revision's release: {values}");
+    release.upgrade(&["--set", "operator.replicas=2"]).unwrap();
+
+    // Refused again, it goes without its tenants, in the words of that refusal.
+    let words = release.refused(&client).await.expect("the program was there before");
+    let leave = told(&words, "To uninstall it and leave tenants as they are:");
+    assert_eq!(leave.len(), 3, "{words}");
+    let chart = chart();
+    for command in &leave[..2] {
+        let words: Vec<_> =
+            command.iter().map(|word| if *word == "CHART" { chart.as_str() } else { word }).collect();
+        said(release.command(&words).output().unwrap()).unwrap();
+    }
+    assert_eq!(leave[2], ["uninstall", "kept", "--namespace", &release.namespace]);
+    let jobs: Api<Job> = Api::namespaced(client.clone(), &release.namespace);
+    let uninstalling = release.uninstalling();
+    let (said_by_job, status) = run(server, &release.namespace, &job(&jobs).await).unwrap();
+    assert_eq!(status, Some(0), "{said_by_job}");
+    end(&jobs, true).await;
+    said(uninstalling.wait_with_output().unwrap()).unwrap();
+    assert!(release.call(&["status", "kept"]).unwrap_err().contains("not found"));
+    tenants.delete("one", &DeleteParams::default()).await.expect("tenants stay when the chart goes");
+}
