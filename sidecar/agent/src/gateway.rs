@@ -11,8 +11,10 @@ pub mod keys;
 pub mod logprobs;
 pub mod open;
 pub mod params;
+pub mod prompt;
 pub mod scrape;
 pub mod serve;
+pub mod values;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -4,6 +4,7 @@
 
 pub mod config;
 pub mod error;
+pub mod floor;
 pub mod text;
 pub mod weights;
 

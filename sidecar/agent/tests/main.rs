@@ -42,8 +42,11 @@ mod gateway {
     mod metrics;
     mod pacing;
     mod params;
+    mod prompts;
     mod shapes;
     mod tiny;
+    pub mod tokenizers;
+    mod words;
     pub mod world;
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::extract::{FromRequest, Request};
 use futures_util::StreamExt;
 
-use crate::gateway::body::{declared_bytes, discard, is_json};
+use crate::gateway::body::{declared_bytes, discard, readable};
 use crate::gateway::error::ApiError;
 
 /// Time to send a body.
@@ -26,9 +26,9 @@ impl<S: Sync, const LIMIT: usize> FromRequest<S> for Body<LIMIT> {
 async fn read(request: Request, limit: usize) -> Result<Vec<u8>, ApiError> {
     let (parts, body) = request.into_parts();
     let mut stream = body.into_data_stream();
-    if !is_json(&parts.headers) {
+    if let Err(error) = readable(&parts.headers) {
         discard(stream, &parts.headers).await;
-        return Err(ApiError::not_json());
+        return Err(error);
     }
     if declared_bytes(&parts.headers).is_some_and(|bytes| bytes > limit as u64) {
         discard(stream, &parts.headers).await;

@@ -34,6 +34,16 @@ pub enum Kind {
     Chat,
 }
 
+impl Kind {
+    /// The parameter that holds the prompt.
+    pub fn prompt_param(self) -> &'static str {
+        match self {
+            Kind::Completion => "prompt",
+            Kind::Chat => "messages",
+        }
+    }
+}
+
 /// What all chunks of an answer share.
 #[derive(Debug)]
 pub struct Frame {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream};
 use axum::extract::{FromRequest, Request};
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use futures_util::StreamExt;
 
 use super::error::ApiError;
@@ -50,9 +50,9 @@ impl<G: TakesBodies + Send + Sync> FromRequest<Arc<G>> for JsonBody {
     async fn from_request(request: Request, gateway: &Arc<G>) -> Result<Self, ApiError> {
         let (parts, body) = request.into_parts();
         let limit = gateway.max_body_bytes();
-        if !is_json(&parts.headers) {
+        if let Err(error) = readable(&parts.headers) {
             discard(body.into_data_stream(), &parts.headers).await;
-            return Err(ApiError::not_json());
+            return Err(error);
         }
         if declared_bytes(&parts.headers).is_some_and(|bytes| bytes > limit) {
             discard(body.into_data_stream(), &parts.headers).await;
@@ -84,8 +84,22 @@ async fn read(
     Ok(body)
 }
 
-pub(crate) fn is_json(headers: &HeaderMap) -> bool {
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+/// Whether a body is JSON as it comes.
+///
+/// # Errors
+/// 415: it is of another type, or is coded.
+pub(crate) fn readable(headers: &HeaderMap) -> Result<(), ApiError> {
+    let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).trim().to_owned();
+    let codings = headers.get_all(header::CONTENT_ENCODING).iter().map(text);
+    let kind = headers.get(header::CONTENT_TYPE).map(text).unwrap_or_default();
+    match codings.into_iter().find(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case("identity")) {
+        Some(coding) => Err(ApiError::coded(&coding)),
+        None if is_json(&kind) => Ok(()),
+        None => Err(ApiError::not_json()),
+    }
+}
+
+fn is_json(kind: &str) -> bool {
     kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
 }
 

@@ -8,7 +8,7 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::Value;
 use sluice_policy::deposit::Pacing;
-use sluice_scheduler::{Outage, Refusal};
+use sluice_scheduler::Outage;
 
 use super::Gateway;
 use super::answer::{self, Frame, Kind};
@@ -17,6 +17,8 @@ use super::detok::{Detokenizer, StopFilter};
 use super::error::{ApiError, RETRY_SOON_SECONDS};
 use super::generate::{Generation, Setup};
 use super::params::{Common, StreamOptions, parse};
+use super::prompt::{Prompt, PromptRules, Prompts};
+use super::values;
 use crate::metrics::AwaitedToken;
 use crate::model::text::Message;
 use crate::service::{Status, Submission};
@@ -25,23 +27,11 @@ use crate::service::{Status, Submission};
 const TOP_LOGPROBS_MAX: u32 = 20;
 /// OpenAI's default for completions.
 const COMPLETION_TOKENS_DEFAULT: u32 = 16;
-/// Prompts in one completion request.
-const PROMPTS_MAX: usize = 64;
 
 #[derive(Deserialize)]
 struct Completion {
-    prompt: Prompt,
+    prompt: Prompts,
     logprobs: Option<u32>,
-}
-
-/// A prompt or several, as text or as token ids.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Prompt {
-    Text(String),
-    Ids(Vec<u32>),
-    Texts(Vec<String>),
-    ManyIds(Vec<Vec<u32>>),
 }
 
 #[derive(Deserialize)]
@@ -56,7 +46,7 @@ struct Chat {
 struct Order {
     kind: Kind,
     common: Common,
-    prompts: Vec<Vec<u32>>,
+    prompts: Vec<Prompt>,
     logprobs: Option<u8>,
 }
 
@@ -86,9 +76,10 @@ pub async fn chat(State(gateway): State<Arc<Gateway>>, body: JsonBody) -> Result
 
 fn bounded(name: &str, wanted: Option<u32>) -> Result<Option<u8>, ApiError> {
     match wanted {
-        Some(n) if n > TOP_LOGPROBS_MAX => {
-            Err(ApiError::param(name, format!("`{name}` must lie between 0 and {TOP_LOGPROBS_MAX}, not {n}")))
-        }
+        Some(n) if n > TOP_LOGPROBS_MAX => Err(ApiError::param(
+            name,
+            format!("`{name}` must be an integer from 0 to {TOP_LOGPROBS_MAX}, not {n}"),
+        )),
         wanted => Ok(wanted.map(|n| n as u8)),
     }
 }
@@ -97,26 +88,31 @@ fn bounded(name: &str, wanted: Option<u32>) -> Result<Option<u8>, ApiError> {
 fn flatten(index: usize, mut message: Message) -> Result<Message, ApiError> {
     let wrong = |what: &str| ApiError::param("messages", format!("messages[{index}]: {what}"));
     if !message.get("role").is_some_and(Value::is_string) {
-        return Err(wrong("`role` must be a text"));
+        return Err(wrong("`role` must be a string"));
     }
     if let Some(Value::Array(parts)) = message.get("content") {
-        let texts = parts.iter().map(|part| match part["type"].as_str() {
+        let texts = parts.iter().enumerate().map(|(place, part)| match part["type"].as_str() {
+            _ if !part.is_object() => Err(wrong(&format!(
+                "`content[{place}]` must be an object such as {{\"type\": \"text\", \"text\": \"...\"}}, not {}",
+                values::shown(part)
+            ))),
             Some("text") => part["text"].as_str().ok_or_else(|| wrong("a text part without `text`")),
-            other => Err(wrong(&format!("parts of type {} are not supported", other.unwrap_or("none")))),
+            Some(other) => Err(wrong(&format!("parts of type `{other}` are not supported"))),
+            None => Err(wrong(&format!("`content[{place}]` needs a string `type`"))),
         });
         let text = texts.collect::<Result<Vec<_>, _>>()?.concat();
         message.insert("content".into(), Value::String(text));
     }
     match message.get("content") {
         Some(Value::String(_)) => Ok(message),
-        _ => Err(wrong("`content` must be a text or a list of text parts")),
+        _ => Err(wrong("`content` must be a string or an array of text parts")),
     }
 }
 
 impl Gateway {
     fn completion(&self, body: &[u8]) -> Result<Order, ApiError> {
         let (common, completion): (_, Completion) = parse(body, &["prompt", "logprobs"])?;
-        let prompts = self.encode(completion.prompt)?;
+        let prompts = self.prompt_rules(Kind::Completion).prompts(completion.prompt)?;
         let logprobs = bounded("logprobs", completion.logprobs)?;
         Ok(Order { kind: Kind::Completion, common, prompts, logprobs })
     }
@@ -132,26 +128,18 @@ impl Gateway {
         if messages.is_empty() {
             return Err(ApiError::param("messages", "at least one message is needed"));
         }
-        let prompt =
-            self.text.encode_chat(&messages).map_err(|message| ApiError::param("messages", message))?;
+        let rendered = self.text.render(&messages).map_err(|message| ApiError::param("messages", message))?;
+        let prompt = self.prompt_rules(Kind::Chat).rendered(&rendered)?;
         Ok(Order { kind: Kind::Chat, common, prompts: vec![prompt], logprobs: chat.logprobs.then_some(top) })
     }
 
-    fn encode(&self, prompt: Prompt) -> Result<Vec<Vec<u32>>, ApiError> {
-        let encode =
-            |text: &str| self.text.encode(text).map_err(|message| ApiError::param("prompt", message));
-        let prompts = match prompt {
-            Prompt::Text(text) => vec![encode(&text)?],
-            Prompt::Ids(ids) => vec![ids],
-            Prompt::Texts(texts) => texts.iter().map(|text| encode(text)).collect::<Result<_, _>>()?,
-            Prompt::ManyIds(all) => all,
-        };
-        if prompts.is_empty() || prompts.len() > PROMPTS_MAX || prompts.iter().any(Vec::is_empty) {
-            return Err(ApiError::param("prompt", format!("1 to {PROMPTS_MAX} prompts, none of them empty")));
-        }
-        match prompts.iter().flatten().find(|id| **id >= self.vocab) {
-            Some(id) => Err(ApiError::param("prompt", format!("the vocabulary has no token {id}"))),
-            None => Ok(prompts),
+    fn prompt_rules(&self, kind: Kind) -> PromptRules<'_> {
+        PromptRules {
+            text: &self.text,
+            kind,
+            vocab: self.vocab,
+            context_tokens: self.max_model_tokens,
+            limit_tokens: self.limits.max_prompt_tokens,
         }
     }
 
@@ -167,8 +155,9 @@ impl Gateway {
         }
         let Order { kind, common, prompts, logprobs } = order;
         let generations = submissions.into_iter().zip(awaited);
-        let generations = generations
-            .map(|(submission, awaited)| self.generation(submission, &stops, &common, arrived, awaited));
+        let generations = generations.map(|(submission, awaited)| {
+            self.generation(kind, submission, &stops, &common, arrived, awaited)
+        });
         let generations = generations.collect();
         let frame = Frame {
             kind,
@@ -177,7 +166,7 @@ impl Gateway {
             model,
             logprobs: logprobs.is_some(),
             text: self.text.clone(),
-            prompt_tokens: prompts.iter().map(|prompt| prompt.len() as u32).sum(),
+            prompt_tokens: prompts.iter().map(Prompt::count).sum(),
             include_usage: options.include_usage,
             continuous_usage: options.continuous_usage_stats,
             open,
@@ -200,6 +189,7 @@ impl Gateway {
 
     fn generation(
         &self,
+        kind: Kind,
         submission: Submission,
         stops: &[String],
         common: &Common,
@@ -211,6 +201,7 @@ impl Gateway {
         let min_tokens = sampling.min_tokens;
         let prompt_tokens = submission.prompt.len() as u32;
         Generation::new(Setup {
+            kind,
             ticket: self.service.submit(submission),
             detokenizer: Detokenizer::new(self.text.clone(), common.skip_special_tokens.unwrap_or(true)),
             stops: StopFilter::new(stops.to_vec()),
@@ -258,7 +249,7 @@ impl Gateway {
             for choice in 0..choices {
                 let mut sampling = sampling.clone();
                 sampling.seed = sampling.seed.wrapping_add(u64::from(choice));
-                let (prompt, priority, salt) = (prompt.clone(), common.priority, common.salt());
+                let (prompt, priority, salt) = (prompt.tokens().to_vec(), common.priority, common.salt());
                 submissions.push(Submission { prompt, max_tokens, sampling, priority, salt, paced });
             }
         }
@@ -266,26 +257,17 @@ impl Gateway {
     }
 
     /// Tokens to generate at most; what the context leaves, or OpenAI's 16 for completions, when the request names none.
-    fn max_tokens(&self, order: &Order, prompt: &[u32]) -> Result<u32, ApiError> {
-        let prompt_tokens = prompt.len() as u32;
-        let limit = self.limits.max_prompt_tokens.unwrap_or(u32::MAX);
-        if prompt_tokens > limit {
-            let message = format!("the prompt has {prompt_tokens} tokens, the limit is {limit}");
-            return Err(ApiError::param("prompt", message));
-        }
-        let left = self.max_model_tokens.saturating_sub(prompt_tokens).max(1);
-        let default = match order.kind {
+    fn max_tokens(&self, order: &Order, prompt: &Prompt) -> Result<u32, ApiError> {
+        let (kind, prompt_tokens, context) = (order.kind, prompt.count(), self.max_model_tokens);
+        let left = context.saturating_sub(prompt_tokens).max(1);
+        let default = match kind {
             Kind::Completion => COMPLETION_TOKENS_DEFAULT.min(left),
             Kind::Chat => left,
         };
         let max_tokens = order.common.token_limit()?.unwrap_or(default);
-        if prompt_tokens.saturating_add(max_tokens) > self.max_model_tokens {
-            let limit_tokens = self.max_model_tokens;
-            return Err(ApiError::refused(Refusal::ContextLengthExceeded {
-                prompt_tokens,
-                max_tokens,
-                limit_tokens,
-            }));
+        if prompt_tokens.saturating_add(max_tokens) > context {
+            let param = order.common.limit_param();
+            return Err(ApiError::context_exceeded(kind, param, prompt_tokens, max_tokens, context));
         }
         if order.common.min_tokens() > max_tokens {
             return Err(ApiError::param(

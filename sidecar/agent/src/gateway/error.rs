@@ -1,15 +1,46 @@
 //! Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
 
+use std::fmt;
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use sluice_scheduler::{Outage, Refusal};
 
+use super::answer::Kind;
+
 /// When to come back to a server that restarts or loads, seconds.
 pub const RETRY_SOON_SECONDS: u32 = 5;
 /// When to come back to a server that only a new start can help, seconds.
 pub const RETRY_LATER_SECONDS: u32 = 30;
+
+/// Tokens of a prompt, as far as they are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PromptTokens {
+    /// Counted.
+    Exactly(u64),
+    /// By its bytes, without reading it.
+    AtLeast(u64),
+}
+
+impl PromptTokens {
+    /// Fewest.
+    pub fn fewest(self) -> u64 {
+        match self {
+            PromptTokens::Exactly(tokens) | PromptTokens::AtLeast(tokens) => tokens,
+        }
+    }
+}
+
+impl fmt::Display for PromptTokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PromptTokens::Exactly(tokens) => write!(f, "{tokens}"),
+            PromptTokens::AtLeast(tokens) => write!(f, "at least {tokens}"),
+        }
+    }
+}
 
 /// Something a client is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,11 +51,14 @@ pub struct ApiError {
     param: Option<String>,
     message: String,
     retry_after_seconds: Option<u32>,
+    /// Bodies are taken without a coding only.
+    identity_only: bool,
 }
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        ApiError { status, kind, code: None, param: None, message: message.into(), retry_after_seconds: None }
+        let (message, retry_after_seconds) = (message.into(), None);
+        ApiError { status, kind, code: None, param: None, message, retry_after_seconds, identity_only: false }
     }
 
     /// 400 about one parameter.
@@ -80,6 +114,13 @@ impl ApiError {
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
     }
 
+    /// 415 about the coding of the body. The answer says by `accept-encoding` that none is taken (RFC 9110, 15.5.16).
+    pub fn coded(coding: &str) -> Self {
+        let message = format!("content-encoding `{coding}` is not supported: send the body without one");
+        let error = ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message);
+        ApiError { identity_only: true, ..error }
+    }
+
     /// 415.
     pub fn not_json() -> Self {
         let message = "the body must be application/json";
@@ -112,16 +153,55 @@ impl ApiError {
         ApiError::new(StatusCode::BAD_GATEWAY, "server_error", message)
     }
 
+    /// 400 in OpenAI's words, by which gateways and clients know it: no answer at all has room behind the prompt.
+    pub fn prompt_too_long(kind: Kind, tokens: PromptTokens, context_tokens: u32) -> Self {
+        let resulted = match kind {
+            Kind::Completion => format!("your prompt has {tokens} tokens"),
+            Kind::Chat => format!("your messages resulted in {tokens} tokens"),
+        };
+        let param = kind.prompt_param();
+        let answer = match tokens.fewest() == u64::from(context_tokens) {
+            true => " and an answer needs at least one more",
+            false => "",
+        };
+        ApiError::context(
+            param,
+            context_tokens,
+            &format!("{resulted}{answer}. Please reduce the length of the {param}"),
+        )
+    }
+
+    /// 400 in OpenAI's words: the prompt leaves no room for as many tokens as `param` asks for.
+    pub fn context_exceeded(
+        kind: Kind,
+        param: &str,
+        prompt_tokens: u32,
+        max_tokens: u32,
+        context_tokens: u32,
+    ) -> Self {
+        let tokens = u64::from(prompt_tokens) + u64::from(max_tokens);
+        let prompt = kind.prompt_param();
+        let asked = format!(
+            "you requested {tokens} tokens ({prompt_tokens} in the {prompt}, {max_tokens} in the completion). Please \
+             reduce the length of the {prompt} or completion"
+        );
+        ApiError::context(param, context_tokens, &asked)
+    }
+
+    fn context(param: &str, context_tokens: u32, however: &str) -> Self {
+        let message =
+            format!("This model's maximum context length is {context_tokens} tokens. However, {however}.");
+        ApiError { code: Some("context_length_exceeded"), ..ApiError::param(param, message) }
+    }
+
     /// What the scheduler refused.
-    pub fn refused(refusal: Refusal) -> Self {
+    pub fn refused(kind: Kind, refusal: Refusal) -> Self {
         match refusal {
-            Refusal::ContextLengthExceeded { .. } => ApiError {
-                code: Some("context_length_exceeded"),
-                param: Some("max_tokens".into()),
-                ..ApiError::bad_request(refusal.to_string())
-            },
+            Refusal::ContextLengthExceeded { prompt_tokens, max_tokens, limit_tokens } => {
+                ApiError::context_exceeded(kind, "max_tokens", prompt_tokens, max_tokens, limit_tokens)
+            }
             Refusal::QueueFull { .. } => ApiError::busy(refusal.to_string()),
-            Refusal::Empty => ApiError::param("prompt", refusal.to_string()),
+            Refusal::Empty => ApiError::param(kind.prompt_param(), refusal.to_string()),
         }
     }
 
@@ -142,6 +222,9 @@ impl IntoResponse for ApiError {
         let mut response = (self.status, Json(self.body())).into_response();
         if let Some(seconds) = self.retry_after_seconds {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.identity_only {
+            response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -12,6 +12,7 @@ use sluice_ports::sampling::TokenLogprobs;
 use sluice_scheduler::{Finish, Outage};
 use tokio::time::Sleep;
 
+use super::answer::Kind;
 use super::detok::{Detokenizer, Shown, StopFilter};
 use super::error::ApiError;
 use crate::metrics::{AwaitedToken, Metrics};
@@ -64,6 +65,7 @@ pub enum Emission {
 /// An answer under way. Dropping it frees its memory within one step.
 #[derive(Debug)]
 pub struct Generation {
+    kind: Kind,
     ticket: Option<Ticket>,
     detokenizer: Detokenizer,
     stops: StopFilter,
@@ -91,6 +93,8 @@ pub struct Generation {
 /// What an answer is made of.
 #[derive(Debug)]
 pub struct Setup {
+    /// Which endpoint answers.
+    pub kind: Kind,
     /// The request.
     pub ticket: Ticket,
     /// Text.
@@ -117,6 +121,7 @@ impl Generation {
     /// An answer of which nothing has come yet.
     pub fn new(setup: Setup) -> Self {
         Generation {
+            kind: setup.kind,
             ticket: Some(setup.ticket),
             detokenizer: setup.detokenizer,
             stops: setup.stops,
@@ -239,7 +244,7 @@ impl Generation {
             Some(Update::Finished(Finish::Cancelled)) | None => {
                 self.end(Err(ApiError::outage(&Outage::ShuttingDown)));
             }
-            Some(Update::Refused(refusal)) => self.end(Err(ApiError::refused(refusal))),
+            Some(Update::Refused(refusal)) => self.end(Err(ApiError::refused(self.kind, refusal))),
         }
     }
 

@@ -12,15 +12,16 @@ use crate::metrics::Metrics;
 const BODIES_KIB: usize = 256 << 10;
 /// Bodies above this are parsed aside, so that no stream waits for them.
 const LARGE_BYTES: usize = 8 << 10;
-/// Large bodies parsed at the same time.
-const PARSERS: usize = 2;
+/// How many large bodies are parsed at the same time, by size: up to so many bytes, so many. A body waits for those of its
+/// own size alone, which take up to eight times as long as it does: a huge prompt takes seconds to tokenise.
+const PARSERS: [(usize, usize); 3] = [(64 << 10, 2), (512 << 10, 1), (usize::MAX, 1)];
 
 /// How much may be open.
 #[derive(Clone, Debug)]
 pub struct OpenRequests {
     places: Arc<Semaphore>,
     bodies_kib: Arc<Semaphore>,
-    parsers: Arc<Semaphore>,
+    parsers: Arc<[Semaphore; PARSERS.len()]>,
     limit: u32,
     metrics: Arc<Metrics>,
 }
@@ -40,7 +41,8 @@ impl OpenRequests {
     /// At most `limit` requests; every choice of an answer counts as one.
     pub fn new(limit: u32, metrics: Arc<Metrics>) -> Self {
         let places = Arc::new(Semaphore::new(limit as usize));
-        let (bodies_kib, parsers) = (Arc::new(Semaphore::new(BODIES_KIB)), Arc::new(Semaphore::new(PARSERS)));
+        let bodies_kib = Arc::new(Semaphore::new(BODIES_KIB));
+        let parsers = Arc::new(PARSERS.map(|(_, parsers)| Semaphore::new(parsers)));
         OpenRequests { places, bodies_kib, parsers, limit, metrics }
     }
 
@@ -85,11 +87,16 @@ impl OpenRequests {
     }
 
     /// Runs what parses a body of `bytes`; a large one aside, and few of those at a time. Needs a runtime of many threads.
+    ///
+    /// # Panics
+    /// Broken invariant: a size has no parsers.
     pub async fn parse<T>(&self, bytes: usize, work: impl FnOnce() -> T) -> T {
         if bytes <= LARGE_BYTES {
             return work();
         }
-        let _turn = self.parsers.acquire().await.expect("nobody closes it");
+        let lane =
+            PARSERS.iter().position(|(most, _)| bytes <= *most).expect("the last lane takes every size");
+        let _turn = self.parsers[lane].acquire().await.expect("nobody closes it");
         tokio::task::block_in_place(work)
     }
 }

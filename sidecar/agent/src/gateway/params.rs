@@ -1,14 +1,16 @@
 //! The parameters of a request. What is not supported is refused with its name; nothing is ignored.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 use sluice_ports::sampling::Sampling;
 
 use super::error::ApiError;
+use super::values;
 use crate::model::text::Text;
 
 /// Parameters that both endpoints share.
@@ -70,23 +72,35 @@ pub struct StreamOptions {
     pub continuous_usage_stats: bool,
 }
 
-/// A text or several.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
-pub enum OneOrMany {
-    /// One.
-    One(String),
-    /// Several.
-    Many(Vec<String>),
+/// A string or several.
+#[derive(Clone, Debug)]
+pub struct OneOrMany(Vec<String>);
+
+struct OneOrManyVisitor;
+
+impl<'de> Visitor<'de> for OneOrManyVisitor {
+    type Value = OneOrMany;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string or an array of strings")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<OneOrMany, E> {
+        Ok(OneOrMany(vec![text.to_owned()]))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<OneOrMany, A::Error> {
+        let mut texts = Vec::new();
+        while let Some(text) = items.next_element()? {
+            texts.push(text);
+        }
+        Ok(OneOrMany(texts))
+    }
 }
 
-impl OneOrMany {
-    /// As a list.
-    pub fn list(self) -> Vec<String> {
-        match self {
-            OneOrMany::One(text) => vec![text],
-            OneOrMany::Many(texts) => texts,
-        }
+impl<'de> Deserialize<'de> for OneOrMany {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<OneOrMany, D::Error> {
+        deserializer.deserialize_any(OneOrManyVisitor)
     }
 }
 
@@ -151,7 +165,7 @@ fn asks_for_nothing(name: &str, value: &Value) -> Option<bool> {
         | "documents" => &[],
         _ => return None,
     };
-    Some(allowed.contains(value))
+    Some(allowed.iter().any(|one| values::same(one, value)))
 }
 
 /// Parses a body of known parameters. `own` names the ones beside [`COMMON`].
@@ -159,8 +173,7 @@ fn asks_for_nothing(name: &str, value: &Value) -> Option<bool> {
 /// # Errors
 /// 400, naming the parameter, or line and column of what is no JSON.
 pub fn parse<T: DeserializeOwned>(body: &[u8], own: &[&str]) -> Result<(Common, T), ApiError> {
-    let map: Map<String, Value> = serde_json::from_slice(body)
-        .map_err(|error| ApiError::bad_request(format!("the body is not a JSON object: {error}")))?;
+    let map: Map<String, Value> = serde_json::from_slice(body).map_err(|error| no_object(body, &error))?;
     let mut known = Map::new();
     for (name, value) in map {
         // An explicit null means absent, as in OpenAI's own clients.
@@ -183,31 +196,35 @@ pub fn parse<T: DeserializeOwned>(body: &[u8], own: &[&str]) -> Result<(Common, 
     }
     let (common, rest): (Map<_, _>, Map<_, _>) =
         known.into_iter().partition(|(name, _)| COMMON.contains(&name.as_str()));
-    Ok((read(common)?, read(rest)?))
+    Ok((values::read(Value::Object(common))?, values::read(Value::Object(rest))?))
 }
 
-/// Reads one parameter at a time first, so that an error can name the one that is wrong.
-fn read<T: DeserializeOwned>(map: Map<String, Value>) -> Result<T, ApiError> {
-    let mut path = serde_path_to_error::Track::new();
-    let value = Value::Object(map);
-    T::deserialize(serde_path_to_error::Deserializer::new(value, &mut path)).map_err(|error| {
-        let path = path.path().to_string();
-        let message = error.to_string();
-        // An absent parameter has no path; serde names it in its message.
-        let missing = || message.strip_prefix("missing field `")?.split('`').next();
-        match path.split(['.', '[']).next().filter(|param| !param.is_empty()).or_else(missing) {
-            Some(param) if path == "." => ApiError::param(param, message.clone()),
-            Some(param) => ApiError::param(param, format!("{path}: {message}")),
-            None => ApiError::bad_request(message),
-        }
-    })
+/// Why a body is no JSON object, in JSON's words.
+pub fn no_object(body: &[u8], error: &serde_json::Error) -> ApiError {
+    let (line, column) = (error.line(), error.column());
+    if !error.is_data() {
+        return ApiError::bad_request(format!("the body is not JSON: {error}"));
+    }
+    let found =
+        serde_json::from_slice(body).map_or_else(|_| "something else".into(), |value| values::shown(&value));
+    ApiError::bad_request(format!(
+        "the body must be a JSON object, not {found} (line {line} column {column})"
+    ))
 }
 
 fn within(name: &str, value: f32, low: f32, high: f32) -> Result<f32, ApiError> {
     if (low..=high).contains(&value) {
         return Ok(value);
     }
-    Err(ApiError::param(name, format!("`{name}` must lie between {low} and {high}, not {value}")))
+    Err(ApiError::param(name, format!("`{name}` must be a number from {low} to {high}, not {value}")))
+}
+
+/// Above 0.
+fn positive(name: &str, value: f32, high: f32) -> Result<f32, ApiError> {
+    if value > 0.0 && value <= high {
+        return Ok(value);
+    }
+    Err(ApiError::param(name, format!("`{name}` must be a number above 0 and at most {high}, not {value}")))
 }
 
 impl Common {
@@ -220,6 +237,11 @@ impl Common {
         }
     }
 
+    /// The parameter that names the tokens to generate.
+    pub fn limit_param(&self) -> &'static str {
+        if self.max_completion_tokens.is_some() { "max_completion_tokens" } else { "max_tokens" }
+    }
+
     /// Tokens before a stop token may end the answer.
     pub fn min_tokens(&self) -> u32 {
         self.min_tokens
@@ -229,15 +251,15 @@ impl Common {
     pub fn choices(&self) -> Result<u32, ApiError> {
         match self.n.unwrap_or(1) {
             n @ 1..=8 => Ok(n),
-            n => Err(ApiError::param("n", format!("`n` must lie between 1 and 8, not {n}"))),
+            n => Err(ApiError::param("n", format!("`n` must be an integer from 1 to 8, not {n}"))),
         }
     }
 
     /// Stop strings: at most 16, none empty.
     pub fn stop_strings(&self) -> Result<Vec<String>, ApiError> {
-        let stop = self.stop.clone().map(OneOrMany::list).unwrap_or_default();
+        let stop = self.stop.as_ref().map_or_else(Vec::new, |stop| stop.0.clone());
         if stop.len() > 16 || stop.iter().any(String::is_empty) {
-            return Err(ApiError::param("stop", "at most 16 texts, none of them empty"));
+            return Err(ApiError::param("stop", "`stop` may hold at most 16 strings, none of them empty"));
         }
         Ok(stop)
     }
@@ -249,9 +271,10 @@ impl Common {
         self.check_ids(vocab)?;
         let top_k = match self.top_k.or(defaults.top_k.map(i64::from)) {
             None | Some(-1) => 0,
-            Some(k) => {
-                u32::try_from(k).map_err(|_| ApiError::param("top_k", format!("`top_k` cannot be {k}")))?
-            }
+            Some(k) => u32::try_from(k).map_err(|_| {
+                let wanted = format!("an integer from 1 to {}, or 0 or -1 for all tokens", u32::MAX);
+                ApiError::param("top_k", format!("`top_k` must be {wanted}, not {k}"))
+            })?,
         };
         let penalty = self.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0);
         Ok(Sampling {
@@ -261,12 +284,12 @@ impl Common {
                 0.0,
                 2.0,
             )?,
-            top_p: within("top_p", self.top_p.or(defaults.top_p).unwrap_or(1.0), f32::MIN_POSITIVE, 1.0)?,
+            top_p: positive("top_p", self.top_p.or(defaults.top_p).unwrap_or(1.0), 1.0)?,
             top_k,
             min_p: within("min_p", self.min_p.unwrap_or(0.0), 0.0, 1.0)?,
             presence_penalty: within("presence_penalty", self.presence_penalty.unwrap_or(0.0), -2.0, 2.0)?,
             frequency_penalty: within("frequency_penalty", self.frequency_penalty.unwrap_or(0.0), -2.0, 2.0)?,
-            repetition_penalty: within("repetition_penalty", penalty, f32::MIN_POSITIVE, 10.0)?,
+            repetition_penalty: positive("repetition_penalty", penalty, 10.0)?,
             logit_bias: self.bias(vocab)?,
             seed: self.seed.map_or_else(random_seed, i64::cast_unsigned),
             stop_tokens,

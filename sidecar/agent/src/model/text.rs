@@ -9,11 +9,13 @@ use serde::Deserialize;
 use tokenizers::Tokenizer;
 
 use super::error::{ModelError, read_json, read_optional_json};
+use super::floor::TokenFloor;
 
 /// Everything about text that a model folder holds.
 #[derive(Debug)]
 pub struct Text {
     tokenizer: Tokenizer,
+    floor: TokenFloor,
     template: Option<Environment<'static>>,
     bos: Option<String>,
     eos: Option<String>,
@@ -69,12 +71,18 @@ impl Text {
         let eos = config.eos_token.as_ref().and_then(token_text);
         let stop_tokens = stop_tokens(folder, &defaults, eos.as_deref(), &tokenizer)?;
         let bos = config.bos_token.as_ref().and_then(token_text);
-        Ok(Text { tokenizer, template, bos, eos, stop_tokens, defaults })
+        let floor = TokenFloor::of(&tokenizer);
+        Ok(Text { tokenizer, floor, template, bos, eos, stop_tokens, defaults })
     }
 
     /// The tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
+    }
+
+    /// How few tokens a text can have.
+    pub fn floor(&self) -> TokenFloor {
+        self.floor
     }
 
     /// Tokens that end a sequence.
@@ -122,19 +130,18 @@ impl Text {
         Ok(self.tokenizer.encode_fast(text, special).map_err(|e| e.to_string())?.get_ids().to_vec())
     }
 
-    /// Token ids of a chat, the assistant's turn opened.
+    /// Token ids of a chat as [`Text::render`] writes it: the text already holds its special tokens.
+    ///
+    /// # Errors
+    /// The tokenizer's words.
+    pub fn encode_rendered(&self, chat: &str) -> Result<Vec<u32>, String> {
+        self.encode_with(chat, false)
+    }
+
+    /// The prompt that the chat template makes of `messages`, the assistant's turn opened.
     ///
     /// # Errors
     /// The template's own words (a message it refuses), or that there is none.
-    pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>, String> {
-        // The rendered text already holds its special tokens.
-        self.encode_with(&self.render(messages)?, false)
-    }
-
-    /// The prompt that the chat template makes of `messages`.
-    ///
-    /// # Errors
-    /// As [`Text::encode_chat`].
     pub fn render(&self, messages: &[Message]) -> Result<String, String> {
         let environment =
             self.template.as_ref().ok_or("this model has no chat template; use /v1/completions")?;

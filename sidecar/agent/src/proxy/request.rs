@@ -2,38 +2,33 @@
 
 use axum::body::Bytes;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::gateway::error::ApiError;
+use crate::gateway::params::no_object;
+use crate::gateway::prompt::{PROMPTS_MAX, Prompts};
+use crate::gateway::values;
 
-/// Prompts in one completion request.
-const PROMPTS_MAX: usize = 64;
 /// What is written into a request for a stream that says nothing about usage.
 const USAGE_PLEASE: &[u8] = br#""stream_options":{"include_usage":true},"#;
 
 /// What is read of a body. A field that comes twice is refused: the engine might read the other one.
 #[derive(Deserialize)]
 struct Body<'a> {
-    model: Option<String>,
-    stream: Option<bool>,
+    #[serde(borrow)]
+    model: Option<&'a RawValue>,
+    #[serde(borrow)]
+    stream: Option<&'a RawValue>,
     #[serde(borrow)]
     stream_options: Option<&'a RawValue>,
-    n: Option<u32>,
+    #[serde(borrow)]
+    n: Option<&'a RawValue>,
     #[serde(borrow)]
     prompt: Option<&'a RawValue>,
     #[serde(borrow)]
     messages: Option<&'a RawValue>,
-}
-
-/// Prompts as they are counted.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Prompt {
-    Text(String),
-    Ids(Vec<u32>),
-    Texts(Vec<String>),
-    ManyIds(Vec<Vec<u32>>),
 }
 
 /// A request that may be sent.
@@ -53,15 +48,16 @@ impl Asked {
     /// # Errors
     /// No JSON object, a field of another type, a model of somebody else.
     pub fn read(body: &[u8], names: &[String]) -> Result<Asked, ApiError> {
-        let read: Body<'_> = serde_json::from_slice(body)
-            .map_err(|error| ApiError::bad_request(format!("the body cannot be read: {error}")))?;
-        if let Some(name) = read.model.as_ref().filter(|name| !names.contains(name)) {
-            return Err(ApiError::no_model(name));
+        let read = Body::read(body)?;
+        let model: Option<String> = field("model", read.model)?;
+        if let Some(name) = model.filter(|name| !names.contains(name)) {
+            return Err(ApiError::no_model(&name));
         }
-        let stream = read.stream.unwrap_or(false);
+        let stream = field("stream", read.stream)?.unwrap_or(false);
         let usage_is_ours = stream && read.stream_options.is_none() && !names_options(body);
         let prompts = read.prompt.map_or(Ok(1), |prompt| prompts(prompt).map(|prompts| prompts.count()))?;
-        let choices = read.n.unwrap_or(1).max(1).saturating_mul(prompts);
+        let prompts = u32::try_from(prompts).unwrap_or(u32::MAX);
+        let choices = field::<u32>("n", read.n)?.unwrap_or(1).max(1).saturating_mul(prompts);
         Ok(Asked { stream, usage_is_ours, choices })
     }
 }
@@ -85,24 +81,35 @@ fn with_usage(body: &[u8]) -> Vec<u8> {
     [front, USAGE_PLEASE, rest].concat()
 }
 
-fn prompts(prompt: &RawValue) -> Result<Prompt, ApiError> {
-    let wrong = |_| ApiError::param("prompt", "`prompt` must be a text, token ids, or a list of either");
-    let read: Prompt = serde_json::from_str(prompt.get()).map_err(wrong)?;
-    if read.count() as usize > PROMPTS_MAX {
+impl Body<'_> {
+    fn read(body: &[u8]) -> Result<Body<'_>, ApiError> {
+        serde_json::from_slice(body).map_err(|error| match twice(&error) {
+            Some(name) => ApiError::param(&name, format!("`{name}` is there twice")),
+            None => no_object(body, &error),
+        })
+    }
+}
+
+/// The field that comes twice, in serde's words.
+fn twice(error: &serde_json::Error) -> Option<String> {
+    let message = error.to_string();
+    Some(message.strip_prefix("duplicate field `")?.split('`').next()?.to_owned())
+}
+
+/// One field, read as the native engine's requests are.
+fn field<T: DeserializeOwned>(name: &str, value: Option<&RawValue>) -> Result<Option<T>, ApiError> {
+    let Some(value) = value else { return Ok(None) };
+    let value = serde_json::from_str(value.get())
+        .map_err(|error| ApiError::param(name, format!("`{name}` cannot be read: {error}")))?;
+    values::read_field(name, value)
+}
+
+fn prompts(prompt: &RawValue) -> Result<Prompts, ApiError> {
+    let read: Prompts = field("prompt", Some(prompt))?.unwrap_or(Prompts::Texts(Vec::new()));
+    if read.count() > PROMPTS_MAX {
         return Err(ApiError::param("prompt", format!("at most {PROMPTS_MAX} prompts")));
     }
     Ok(read)
-}
-
-impl Prompt {
-    fn count(&self) -> u32 {
-        let many = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        match self {
-            Prompt::Text(_) | Prompt::Ids(_) => 1,
-            Prompt::Texts(texts) => many(texts.len()),
-            Prompt::ManyIds(prompts) => many(prompts.len()),
-        }
-    }
 }
 
 /// The prompts of a request, as far as their length is known.
@@ -131,21 +138,20 @@ impl Lengths {
     /// How long the prompts in `body` are, which was read before. Those that cannot have more than `limit` tokens are not
     /// asked about: a token of text has at least one byte, but for those that a template or the model adds.
     pub fn of(body: &[u8], limit: u32) -> Result<Lengths, ApiError> {
-        let read: Body<'_> = serde_json::from_slice(body)
-            .map_err(|error| ApiError::bad_request(format!("the body cannot be read: {error}")))?;
+        let read = Body::read(body)?;
         let mut lengths = Lengths { known: 0, to_ask: Vec::new() };
         if read.messages.is_some() {
             lengths.to_ask.push(question(body, None));
         }
         let texts = match read.prompt.map(prompts).transpose()? {
             None => Vec::new(),
-            Some(Prompt::Text(text)) => vec![text],
-            Some(Prompt::Texts(texts)) => texts,
-            Some(Prompt::Ids(ids)) => {
+            Some(Prompts::Text(text)) => vec![text],
+            Some(Prompts::Texts(texts)) => texts,
+            Some(Prompts::Ids(ids)) => {
                 lengths.known = ids.len();
                 Vec::new()
             }
-            Some(Prompt::ManyIds(many)) => {
+            Some(Prompts::ManyIds(many)) => {
                 lengths.known = many.iter().map(Vec::len).max().unwrap_or(0);
                 Vec::new()
             }

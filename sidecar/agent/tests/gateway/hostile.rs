@@ -236,7 +236,7 @@ async fn a_large_prompt_does_not_hold_up_a_stream() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     for mut client in heavy {
-        client.answer().await.error(400, INVALID, Some("max_tokens"), Some("context_length_exceeded"));
+        client.answer().await.error(400, INVALID, Some("prompt"), Some("context_length_exceeded"));
     }
 }
 

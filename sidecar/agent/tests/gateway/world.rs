@@ -13,6 +13,7 @@ use sluice_agent::gateway::scrape::Scrape;
 use sluice_agent::gateway::serve::{Limits, Patience, serve_with};
 use sluice_agent::gateway::{Gateway, Keys};
 use sluice_agent::metrics::Metrics;
+use sluice_agent::model::text::Text;
 use sluice_agent::service::{Inbox, Message, Service, Status, Update};
 use sluice_policy::deposit::Pacing;
 use sluice_policy::ids::RequestId;
@@ -36,6 +37,8 @@ pub struct Setup {
     pub connections: usize,
     pub drain: Duration,
     pub patience: Patience,
+    /// The model, and how many tokens it has.
+    pub model: fn(&std::path::Path) -> (Text, u32),
 }
 
 impl Default for Setup {
@@ -50,6 +53,7 @@ impl Default for Setup {
             connections: 4096,
             drain: Duration::from_secs(10),
             patience: Patience::default(),
+            model: |folder| (tiny::text(folder), tiny::VOCAB),
         }
     }
 }
@@ -89,16 +93,17 @@ pub struct Taken {
 impl World {
     pub async fn start(setup: Setup) -> World {
         let folder = tempfile::tempdir().expect("a folder");
+        let (text, vocab) = (setup.model)(folder.path());
         let (inbox, messages) = Inbox::new();
         let (status, watched) = watch::channel(setup.status);
         let service = Service::new(inbox, watched);
         let metrics = Arc::new(Metrics::new("tiny", &setup.slo));
         let open = OpenRequests::new(setup.limits.max_streams, metrics.clone());
         let gateway = Arc::new(Gateway {
-            text: Arc::new(tiny::text(folder.path())),
+            text: Arc::new(text),
             service: service.clone(),
             names: vec!["tiny".into(), "org/tiny".into()],
-            vocab: tiny::VOCAB,
+            vocab,
             max_model_tokens: setup.context,
             open: open.clone(),
             limits: setup.limits,

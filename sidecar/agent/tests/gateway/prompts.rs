@@ -1,0 +1,236 @@
+//! Prompts: every one is checked against the vocabulary and the context, one that cannot fit is not tokenised, and a huge one
+//! does not hold up a small one.
+
+use std::cell::Cell;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use serde_json::{Value, json};
+use sluice_agent::gateway::open::OpenRequests;
+use sluice_agent::metrics::Metrics;
+use sluice_agent::model::floor::TokenFloor;
+use sluice_agent::model::text::Text;
+use sluice_wire::config::{LimitsConfig, SloConfig};
+use tokenizers::Tokenizer;
+
+use super::client::PATIENCE;
+use super::tiny;
+use super::tokenizers::{folders, texts};
+use super::world::{Setup, World};
+
+const INVALID: &str = "invalid_request_error";
+const TOO_LONG: Option<&str> = Some("context_length_exceeded");
+
+fn chat(content: &str) -> Value {
+    json!({"messages": [{"role": "user", "content": content}]})
+}
+
+/// The tiny model, whose tokenizer knows a token that it has no embedding for.
+fn one_token_more(folder: &Path) -> (Text, u32) {
+    drop(tiny::text(folder));
+    let path = folder.join("tokenizer.json");
+    let mut tokenizer: Value =
+        serde_json::from_slice(&std::fs::read(&path).expect("just written")).expect("JSON");
+    let more = json!({"id": tiny::VOCAB, "content": "<|im_start|>", "single_word": false, "lstrip": false,
+        "rstrip": false, "normalized": false, "special": true});
+    tokenizer["added_tokens"].as_array_mut().expect("a list").push(more);
+    std::fs::write(&path, tokenizer.to_string()).expect("the folder can be written");
+    (Text::open(folder).expect("the folder is complete"), tiny::VOCAB)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_beyond_the_vocabulary_is_400_on_every_way_to_the_model() {
+    let world = World::start(Setup { model: one_token_more, ..Setup::default() }).await;
+    let text = "hello <|im_start|>";
+    for (path, body, param) in [
+        ("/v1/chat/completions", chat(text), "messages"),
+        ("/v1/completions", json!({"prompt": text}), "prompt"),
+        ("/v1/completions", json!({"prompt": ["a", text]}), "prompt"),
+        ("/v1/completions", json!({"prompt": [1, 257]}), "prompt"),
+        ("/v1/completions", json!({"prompt": [[1], [2, 257]]}), "prompt"),
+    ] {
+        let message = world.post(path, &body).await.error(400, INVALID, Some(param), None);
+        assert_eq!(message, "the vocabulary has no token 257 (`<|im_start|>`)", "{path} {body}");
+    }
+    let message = world.post("/v1/completions", &json!({"prompt": [4_294_967_295_u32]})).await;
+    let message = message.error(400, INVALID, Some("prompt"), None);
+    assert_eq!(message, "the vocabulary has no token 4294967295");
+    assert!(world.scheduler.next(Duration::ZERO).await.is_none(), "nothing reached the scheduler");
+}
+
+/// OpenAI's words, which gateways look for: litellm's `context_window_fallbacks` go by "model's maximum context length is",
+/// langchain by the code.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_exceeds_the_context_is_said_in_openais_words_and_names_what_to_change() {
+    let world = World::start(Setup { context: 20, ..Setup::default() }).await;
+    // The template adds "user: ", a line's end and "assistant:".
+    let added = "user: \nassistant:".len();
+    let long = "x".repeat(40);
+    for (path, body, param, message) in [
+        (
+            "/v1/completions",
+            json!({"prompt": [vec![1; 30]]}),
+            "prompt",
+            "your prompt has 30 tokens. Please reduce the length of the prompt.".to_owned(),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": vec![1; 20], "max_tokens": 1}),
+            "prompt",
+            "your prompt has 20 tokens and an answer needs at least one more. Please reduce the length of the prompt."
+                .into(),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": vec![1; 19], "max_tokens": 2}),
+            "max_tokens",
+            "you requested 21 tokens (19 in the prompt, 2 in the completion). Please reduce the length of the prompt \
+             or completion."
+                .into(),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "user", "content": "xx"}], "max_completion_tokens": 9}),
+            "max_completion_tokens",
+            format!(
+                "you requested {} tokens ({} in the messages, 9 in the completion). Please reduce the length of the \
+                 messages or completion.",
+                added + 11,
+                added + 2
+            ),
+        ),
+        (
+            "/v1/chat/completions",
+            chat(&long),
+            "messages",
+            // By its bytes: each of the tiny model's tokens is one byte but for the end's five.
+            format!("your messages resulted in at least {} tokens. Please reduce the length of the messages.", (added + 40).div_ceil(5)),
+        ),
+    ] {
+        let context = if body["messages"][0]["content"] == json!(long) { 10 } else { 20 };
+        let world = if context == 10 { &World::start(Setup { context, ..Setup::default() }).await } else { &world };
+        let said = world.post(path, &body).await.error(400, INVALID, Some(param), TOO_LONG);
+        let wanted = format!("This model's maximum context length is {context} tokens. However, {message}");
+        assert_eq!(said, wanted, "{body}");
+    }
+    let limits = LimitsConfig { max_prompt_tokens: Some(10), ..LimitsConfig::default() };
+    let world = World::start(Setup { limits, ..Setup::default() }).await;
+    for text in ["x".repeat(11), "x".repeat(900)] {
+        world.post("/v1/completions", &json!({"prompt": text})).await.error(
+            400,
+            INVALID,
+            Some("prompt"),
+            None,
+        );
+        world.post("/v1/chat/completions", &chat(&text)).await.error(400, INVALID, Some("messages"), None);
+    }
+}
+
+/// The tokens that a text has are counted by the tokenizer itself.
+#[test]
+fn no_text_has_fewer_tokens_than_its_bytes_say() {
+    let mut runner = TestRunner::new(ProptestConfig { cases: 300, ..ProptestConfig::default() });
+    let (bounded, tight) = (Cell::new(0_u32), Cell::new(0_u32));
+    let cases = folders(512).prop_flat_map(|folder| {
+        let texts = proptest::collection::vec(texts(folder.added.clone()), 8);
+        (Just(folder), texts)
+    });
+    runner
+        .run(&cases, |(folder, texts)| {
+            let written = tempfile::tempdir().expect("a folder");
+            std::fs::write(written.path().join("config.json"), "{}").expect("the folder can be written");
+            folder.write(written.path());
+            let read = Text::open(written.path()).expect("the folder is complete");
+            for text in texts {
+                let counted = read.encode_rendered(&text).expect("it reads every text").len() as u64;
+                let least = read.floor().at_least(&text);
+                prop_assert!(least <= counted, "{text:?} has {counted} tokens, not at least {least}");
+                bounded.set(bounded.get() + u32::from(least > 0));
+                tight.set(tight.get() + u32::from(least > 0 && counted < 4 * least));
+            }
+            Ok(())
+        })
+        .unwrap_or_else(|failure| panic!("{failure}"));
+    let (bounded, tight) = (bounded.get(), tight.get());
+    assert!(
+        bounded > 300 && tight > 10,
+        "the bound says something: {bounded} texts, {tight} of them within a quarter"
+    );
+}
+
+#[test]
+fn a_bound_is_there_for_tokenizers_of_bytes_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = tiny::text(folder.path());
+    // The longest is "<end>".
+    assert_eq!(
+        (text.floor().at_least(""), text.floor().at_least("12345"), text.floor().at_least("123456")),
+        (0, 1, 2)
+    );
+    let path = folder.path().join("tokenizer.json");
+    let tiny: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let least = |change: &dyn Fn(&mut Value)| {
+        let mut tokenizer = tiny.clone();
+        change(&mut tokenizer);
+        let tokenizer = Tokenizer::from_bytes(tokenizer.to_string()).expect("a sound tokenizer");
+        TokenFloor::of(&tokenizer).at_least(&"x ".repeat(800))
+    };
+    assert_eq!(least(&|_| {}), 320);
+    assert_eq!(least(&|t| t["normalizer"] = json!({"type": "NFC"})), 40);
+    assert_eq!(
+        least(&|t| t["added_tokens"][0]["rstrip"] = json!(true)),
+        160,
+        "blanks beside it cost nothing"
+    );
+    for (part, unknown) in [
+        ("normalizer", json!({"type": "Strip", "strip_left": true, "strip_right": true})),
+        ("normalizer", json!({"type": "Replace", "pattern": {"Regex": " +"}, "content": " "})),
+        ("normalizer", json!({"type": "Replace", "pattern": {"String": "x"}, "content": ""})),
+        ("pre_tokenizer", json!({"type": "WhitespaceSplit"})),
+        ("pre_tokenizer", Value::Null),
+        (
+            "truncation",
+            json!({"direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0}),
+        ),
+    ] {
+        assert_eq!(least(&|t| t[part] = unknown.clone()), 0, "{part}: {unknown}");
+    }
+    let drop_a_byte = |t: &mut Value| drop(t["model"]["vocab"].as_object_mut().unwrap().remove("x"));
+    assert_eq!(least(&drop_a_byte), 0, "a byte without a token is dropped");
+}
+
+/// Six huge bodies, of which none is ever read to its end, and smaller ones of every size.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn huge_bodies_that_are_being_read_hold_up_no_smaller_one() {
+    let open = OpenRequests::new(1, Arc::new(Metrics::new("tiny", &SloConfig::default())));
+    for (huge, smaller) in
+        [(4 << 20, vec![1, 10 << 10, 60 << 10, 400 << 10]), (500 << 10, vec![1, 10 << 10, 60 << 10])]
+    {
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let ended = Arc::new(std::sync::Mutex::new(ended));
+        let (begun, mut parsing) = tokio::sync::mpsc::unbounded_channel();
+        let reading: Vec<_> = (0..6)
+            .map(|_| {
+                let (open, ended, begun) = (open.clone(), ended.clone(), begun.clone());
+                let work = move || {
+                    begun.send(()).expect("the test waits");
+                    // Until the test has dropped the other end.
+                    let _ = ended.lock().expect("nobody panics").recv_timeout(PATIENCE);
+                };
+                tokio::spawn(async move { open.parse(huge, work).await })
+            })
+            .collect();
+        parsing.recv().await.expect("the first begins");
+        for bytes in smaller {
+            let read = tokio::time::timeout(PATIENCE / 2, open.parse(bytes, || ())).await;
+            assert!(read.is_ok(), "{bytes} bytes wait for {huge}");
+        }
+        drop(end);
+        for one in reading {
+            one.await.unwrap();
+        }
+    }
+}
