@@ -14,6 +14,8 @@ mod failures;
 mod golden;
 #[path = "system/hibernate.rs"]
 mod hibernate;
+#[path = "system/isolation.rs"]
+mod isolation;
 #[path = "system/journal.rs"]
 mod journal;
 #[path = "system/kills.rs"]
@@ -34,3 +36,7 @@ mod sizes;
 mod slow_link;
 #[path = "system/support.rs"]
 mod support;
+#[path = "gateway/tiny.rs"]
+mod tiny;
+#[path = "gateway/tokenizers.rs"]
+mod tokenizers;

@@ -1,0 +1,271 @@
+//! No request changes another's answer or status: a real engine behind a real gateway.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{Request, header};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use serde_json::{Value, json};
+use sluice_agent::gateway::open::OpenRequests;
+use sluice_agent::gateway::{Gateway, Keys};
+use sluice_agent::metrics::Metrics;
+use sluice_agent::model::text::Text;
+use sluice_policy::deposit::Pacing;
+use sluice_scheduler::Finish;
+use sluice_wire::config::{LimitsConfig, SidecarConfig, SloConfig};
+use tower::ServiceExt;
+
+use crate::models::{Shape, generate};
+use crate::support::{Rng, Tenant, Wanted, assert_same, config};
+use crate::tokenizers::{Folder, folders, texts};
+
+const VOCAB: u32 = 512;
+const CONTEXT: u32 = 192;
+const SHAPE: Shape = Shape { family: "llama", dtype: "f32", layers: 3, hidden: 64, vocab: VOCAB };
+/// Longest first token that counts as soon, whatever it takes alone: machines that run many tests are busy.
+const SOON: Duration = Duration::from_millis(1500);
+
+fn tenant_of(model: &Path) -> SidecarConfig {
+    let mut config = config(model, 64 << 20, "Unified");
+    config.max_model_len = Some(CONTEXT);
+    config
+}
+
+/// The API over `tenant`, with the texts of `folder`.
+fn router(tenant: &Tenant, folder: &Path) -> Router {
+    let metrics = Arc::new(Metrics::new("tenant", &SloConfig::default()));
+    let limits = LimitsConfig::default();
+    let gateway = Gateway {
+        text: Arc::new(Text::open(folder).unwrap_or_else(|error| panic!("{error}"))),
+        service: tenant.service.clone(),
+        names: vec!["tenant".into()],
+        vocab: VOCAB,
+        max_model_tokens: CONTEXT,
+        open: OpenRequests::new(limits.max_streams, metrics.clone()),
+        limits,
+        stream_pacing: Pacing::Immediate,
+        api_keys: Keys(Vec::new()),
+        metrics,
+        started: 0,
+        answers: AtomicU64::new(0),
+    };
+    Arc::new(gateway).router()
+}
+
+/// A request of a client.
+#[derive(Clone, Debug)]
+struct Asked {
+    path: &'static str,
+    body: Value,
+}
+
+/// Status and body, without the answer's own name and time.
+async fn ask(router: Router, asked: Asked) -> (u16, Value) {
+    let request = Request::post(asked.path).header(header::CONTENT_TYPE, "application/json");
+    let response = router.oneshot(request.body(Body::from(asked.body.to_string())).unwrap()).await.unwrap();
+    let status = response.status().as_u16();
+    let bytes = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    let mut body: Value = serde_json::from_slice(&bytes).unwrap();
+    for own in ["id", "created"] {
+        body.as_object_mut().unwrap().remove(own);
+    }
+    (status, body)
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+/// What decides an answer, good or bad.
+fn parameters() -> impl Strategy<Value = Value> {
+    let good = (1..16_u32, 0..3_u32, any::<i32>(), 1..3_u32).prop_map(|(max_tokens, temperature, seed, n)| {
+        json!({"max_tokens": max_tokens, "temperature": f64::from(temperature) / 2.0, "seed": seed, "n": n, "ignore_eos": true})
+    });
+    let bad = proptest::sample::select(vec![
+        json!({"logit_bias": {"600": 1}}),
+        json!({"stop_token_ids": [512]}),
+        json!({"top_p": 0}),
+        json!({"max_tokens": 1000}),
+        json!({"stop": 5}),
+    ]);
+    prop_oneof![6 => good, 1 => bad]
+}
+
+fn prompt(added: Vec<String>) -> impl Strategy<Value = (&'static str, &'static str, Value)> {
+    const COMPLETIONS: (&str, &str) = ("/v1/completions", "prompt");
+    let text = texts(added.clone()).prop_map(|text| (COMPLETIONS.0, COMPLETIONS.1, json!(text)));
+    // One in a few hundred ids is beyond the vocabulary.
+    let ids = vec(prop_oneof![300 => 0..VOCAB, 1 => VOCAB..VOCAB + 9, 1 => Just(u32::MAX)], 1..100)
+        .prop_map(|ids| (COMPLETIONS.0, COMPLETIONS.1, json!(ids)));
+    let huge = (texts(added.clone()), 1_000..3_000_usize)
+        .prop_map(|(text, times)| (COMPLETIONS.0, COMPLETIONS.1, json!(text.repeat(times))));
+    let chat = vec(texts(added), 1..3).prop_map(|contents| {
+        let messages: Vec<_> = contents.iter().map(|text| json!({"role": "user", "content": text})).collect();
+        ("/v1/chat/completions", "messages", json!(messages))
+    });
+    prop_oneof![4 => text, 3 => ids, 1 => huge, 4 => chat]
+}
+
+fn requests(added: Vec<String>) -> impl Strategy<Value = Vec<Asked>> {
+    let one = (prompt(added), parameters()).prop_map(|((path, param, prompt), mut body)| {
+        body[param] = prompt;
+        Asked { path, body }
+    });
+    vec(one, 6..14)
+}
+
+/// The answers to requests that come alone, and to the same ones when all are there at once.
+fn answers(tenant: &Tenant, folder: &Path, asked: &[Asked]) -> [Vec<(u16, Value)>; 2] {
+    let router = router(tenant, folder);
+    runtime().block_on(async {
+        let mut alone = Vec::new();
+        for one in asked {
+            alone.push(ask(router.clone(), one.clone()).await);
+        }
+        let together: Vec<_> =
+            asked.iter().map(|one| tokio::spawn(ask(router.clone(), one.clone()))).collect();
+        let mut found = Vec::new();
+        for one in together {
+            found.push(one.await.unwrap());
+        }
+        [alone, found]
+    })
+}
+
+#[test]
+fn no_request_changes_anothers_answer_or_status() {
+    let model = generate(&SHAPE);
+    let tenant = Tenant::start(tenant_of(model.path()));
+    let cases = folders(VOCAB).prop_flat_map(|folder: Folder| {
+        let requests = requests(folder.added.clone());
+        (Just(folder), requests)
+    });
+    let counts = std::cell::Cell::new((0_u32, 0_u32));
+    let config = ProptestConfig {
+        cases: 24,
+        failure_persistence: None,
+        max_shrink_iters: 60,
+        ..ProptestConfig::default()
+    };
+    TestRunner::new(config)
+        .run(&cases, |(written, asked)| {
+            let folder = tempfile::tempdir().unwrap();
+            std::fs::copy(model.path().join("config.json"), folder.path().join("config.json")).unwrap();
+            written.write(folder.path());
+            let [alone, together] = answers(&tenant, folder.path(), &asked);
+            for ((alone, together), asked) in alone.iter().zip(&together).zip(&asked) {
+                prop_assert!([200, 400].contains(&alone.0), "{asked:?} alone: {alone:?}");
+                prop_assert_eq!(together, alone, "{:?}", asked);
+                let (good, bad) = counts.get();
+                counts.set((good + u32::from(alone.0 == 200), bad + u32::from(alone.0 == 400)));
+            }
+            Ok(())
+        })
+        .unwrap_or_else(|failure| panic!("{failure}"));
+    let (good, bad) = counts.get();
+    assert!(good > 40 && bad > 40, "{good} answers and {bad} refusals: both sorts are there");
+    tenant.assert_nothing_leaks("random requests");
+}
+
+/// The gateway lets no such prompt through. What a neighbour gets must not rest on that.
+#[test]
+fn a_token_that_the_engine_does_not_know_ends_its_own_request_alone() {
+    let model = generate(&SHAPE);
+    let tenant = Tenant::start(tenant_of(model.path()));
+    let mut rng = Rng(5);
+    let mut wanted = |tokens| Wanted::greedy(&rng.prompt(tokens, VOCAB.into()), 30);
+    let good: Vec<_> = [5, 40, 90, 17].map(&mut wanted).to_vec();
+    let alone = tenant.in_turn(&good);
+    let bad = [(0, VOCAB), (39, VOCAB + 7), (100, u32::MAX), (149, VOCAB)].map(|(place, token)| {
+        let mut bad = wanted(150);
+        bad.prompt[place] = token;
+        bad
+    });
+    for round in 0..3 {
+        let tickets: Vec<_> =
+            good.iter().zip(&bad).map(|(good, bad)| [tenant.submit(bad), tenant.submit(good)]).collect();
+        let mut found = Vec::new();
+        for [bad, good] in tickets {
+            let (answer, finish) = tenant.finish(bad);
+            let refused =
+                |why: &str| why.contains("the engine refused the sequence: token") && why.contains("512");
+            assert!(matches!(&finish, Finish::Failed(why) if refused(why)), "round {round}: {finish:?}");
+            assert!(answer.tokens.is_empty(), "round {round}");
+            found.push(tenant.collect(good));
+        }
+        assert_same(&found, &alone, &format!("round {round}"));
+    }
+    tenant.assert_nothing_leaks("unknown tokens");
+}
+
+/// Bytes by GPT-2's names, with a normaliser for which nothing is known of a text from its bytes: it has to be read.
+fn unbounded() -> Value {
+    const { assert!(crate::tiny::VOCAB <= VOCAB, "the model has an embedding for each token") };
+    let folder = tempfile::tempdir().unwrap();
+    drop(crate::tiny::text(folder.path()));
+    let bytes = std::fs::read(folder.path().join("tokenizer.json")).unwrap();
+    let mut tokenizer: Value = serde_json::from_slice(&bytes).unwrap();
+    tokenizer["normalizer"] = json!({"type": "Strip", "strip_left": true, "strip_right": true});
+    tokenizer
+}
+
+#[test]
+fn six_huge_prompts_beside_a_small_one_hold_up_its_first_token_by_no_more_than_it_takes() {
+    let model = generate(&SHAPE);
+    let tenant = Tenant::start(tenant_of(model.path()));
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(model.path().join("config.json"), folder.path().join("config.json")).unwrap();
+    let written = Folder { tokenizer: unbounded(), template: String::new(), added: Vec::new() };
+    written.write(folder.path());
+    let router = router(&tenant, folder.path());
+    let completion =
+        |text: String| Asked { path: "/v1/completions", body: json!({"prompt": text, "max_tokens": 1}) };
+    // Its body is a large one, too: blanks around it are stripped.
+    let small = completion(format!("{}The sky is blue.", " ".repeat(12 << 10)));
+    let huge = completion("word ".repeat(780_000));
+    runtime().block_on(async {
+        let first_token = async || {
+            let begun = Instant::now();
+            let (status, body) = ask(router.clone(), small.clone()).await;
+            assert_eq!(status, 200, "{body}");
+            begun.elapsed()
+        };
+        let mut alone = Vec::new();
+        for _ in 0..5 {
+            alone.push(first_token().await);
+        }
+        alone.sort();
+        let here = Arc::new(AtomicU64::new(0));
+        let huge = (0..6).map(|_| {
+            let (router, huge, here) = (router.clone(), huge.clone(), here.clone());
+            tokio::spawn(async move {
+                here.fetch_add(1, Ordering::Relaxed);
+                ask(router, huge).await
+            })
+        });
+        let huge: Vec<_> = huge.collect();
+        while here.load(Ordering::Relaxed) < 6 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let beside = first_token().await;
+        assert!(huge.iter().any(|one| !one.is_finished()), "some huge prompts are still there");
+        let limit = SOON.max(2 * alone[2]);
+        assert!(beside <= limit, "the first token came after {beside:?}; alone {alone:?}");
+        let begun = Instant::now();
+        for one in huge {
+            let (status, body) = one.await.unwrap();
+            assert_eq!(
+                (status, body["error"]["code"].as_str()),
+                (400, Some("context_length_exceeded")),
+                "{body}"
+            );
+        }
+        eprintln!("alone {alone:?}, beside {beside:?}, the huge ones {:?} more", begun.elapsed());
+    });
+}
