@@ -21,7 +21,7 @@ pub use self::files::Files;
 use self::headers::headers;
 use crate::fetch::{BucketArgs, FetchError, HubArgs, Patience};
 use crate::model::ModelError;
-use crate::model::config::spec_of;
+use crate::model::config::shape_of;
 use crate::model::weights::check_headers;
 use crate::room::{chunk_tokens, steps};
 use crate::run::Failure;
@@ -146,8 +146,9 @@ impl At {
 pub async fn inspect(files: &Files, dtype: Option<&str>) -> Result<Geometry, InspectError> {
     let config = files.path("config.json");
     let map = files.json("config.json", MOST_JSON).await?;
-    let spec = spec_of(&config, map, dtype)?;
+    let shape = shape_of(&config, map, dtype)?;
     let headers = headers(files, MOST_JSON).await?;
+    let spec = shape.stored(&headers);
     check_headers(files.place(), &spec, &headers)?;
     Ok(Geometry { download_bytes: files.download_bytes(), ..geometry(&spec) })
 }

@@ -1,33 +1,62 @@
 //! How much memory a model's weights will take, before anybody has loaded it.
 
-use std::path::Path;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
-/// Bytes of the weights in `folder` once they are in memory as `dtype` (`None` = as stored). 0 for a folder that cannot
-/// be read: its sidecar says so in better words.
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
+
+/// Longest header that is read, as the library that reads whole files has it.
+const MOST_HEADER: u64 = 100_000_000;
+
+/// Bytes of the weights in `folder` once they are in memory as `dtype` (`None` = as the configuration says, or as stored).
+/// 0 for a folder that cannot be read, and a file's length for one that is damaged: its sidecar says so in better words.
 pub fn bytes(folder: &Path, dtype: Option<&str>) -> u64 {
-    let stored = files(folder);
-    let wanted = dtype.and_then(bytes_per_weight);
-    match wanted.zip(stored_as(folder)) {
-        Some((wanted, stored_as)) => stored / stored_as * wanted,
-        None => stored,
-    }
+    let files: Vec<_> = files(folder).into_iter().map(|file| stored(&file).ok_or(file)).collect();
+    let wanted = dtype.and_then(bytes_per_weight).or_else(|| named(folder)).or_else(|| {
+        // As the sidecar has it: the narrowest format that holds them all.
+        let mut formats = files.iter().flatten().flatten().map(|(dtype, _)| *dtype);
+        let first = formats.next()?;
+        if formats.all(|other| other == first) { float_bytes(first) } else { float_bytes(Dtype::F32) }
+    });
+    let sizes = files.into_iter().map(|file| match file {
+        Ok(tensors) => {
+            tensors.into_iter().map(|(dtype, count)| count * wanted.or(float_bytes(dtype)).unwrap_or(0)).sum()
+        }
+        // Not of the folder's entry: in a cache of Hugging Face each is a link.
+        Err(damaged) => std::fs::metadata(damaged).map_or(0, |file| file.len()),
+    });
+    sizes.sum()
 }
 
-/// Sizes of the folder's safetensors files together.
-fn files(folder: &Path) -> u64 {
-    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
+/// The folder's safetensors files.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let files = entries.filter_map(Result::ok).map(|entry| entry.path());
-    let weights = files.filter(|path| path.extension().is_some_and(|end| end == "safetensors"));
-    // Not of the entry: in a cache of Hugging Face each is a link.
-    weights.filter_map(|path| std::fs::metadata(path).ok()).map(|file| file.len()).sum()
+    files.filter(|path| path.extension().is_some_and(|end| end == "safetensors")).collect()
 }
 
-/// Bytes of a weight as the files have it.
-fn stored_as(folder: &Path) -> Option<u64> {
+/// Format and number of the weights of each tensor in `file`, of which the header alone is read.
+fn stored(file: &Path) -> Option<Vec<(Dtype, u64)>> {
+    let mut file = File::open(file).ok()?;
+    let mut length = [0; 8];
+    file.read_exact(&mut length).ok()?;
+    let length = Some(u64::from_le_bytes(length)).filter(|length| *length <= MOST_HEADER)?;
+    let mut header = Vec::new();
+    file.take(length).read_to_end(&mut header).ok()?;
+    let metadata: Metadata = serde_json::from_slice(&header).ok()?;
+    let tensors = metadata.tensors();
+    let floats = tensors.values().filter(|tensor| float_bytes(tensor.dtype).is_some());
+    Some(floats.map(|tensor| (tensor.dtype, tensor.shape.iter().product::<usize>() as u64)).collect())
+}
+
+/// Bytes of a weight as the configuration wants it.
+fn named(folder: &Path) -> Option<u64> {
     let config: serde_json::Value =
         serde_json::from_slice(&std::fs::read(folder.join("config.json")).ok()?).ok()?;
-    let named = config.get("torch_dtype").or_else(|| config.get("dtype"))?;
-    bytes_per_weight(named.as_str()?)
+    let named = ["torch_dtype", "dtype"].into_iter().find_map(|key| config.get(key)?.as_str());
+    bytes_per_weight(named?)
 }
 
 fn bytes_per_weight(dtype: &str) -> Option<u64> {
@@ -38,38 +67,69 @@ fn bytes_per_weight(dtype: &str) -> Option<u64> {
     }
 }
 
+/// Bytes of a weight of `dtype`, if it is one that is loaded.
+fn float_bytes(dtype: Dtype) -> Option<u64> {
+    match dtype {
+        Dtype::F32 => Some(4),
+        Dtype::F16 | Dtype::BF16 => Some(2),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use safetensors::tensor::TensorView;
+
     use super::*;
 
-    fn model(config: &str) -> tempfile::TempDir {
+    /// A folder of files, each with one tensor of so many weights.
+    fn model(config: &str, files: &[(&str, Dtype, usize)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
-        for (name, bytes) in [("a.safetensors", 1000), ("b.safetensors", 24), ("tokenizer.json", 9)] {
-            std::fs::write(folder.path().join(name), vec![0; bytes]).unwrap();
+        for (name, dtype, count) in files {
+            let zeros = vec![0; count * dtype.bitsize() / 8];
+            let tensor = TensorView::new(*dtype, vec![*count], &zeros).unwrap();
+            let file = safetensors::serialize([("weight", tensor)], None).unwrap();
+            std::fs::write(folder.path().join(name), file).unwrap();
         }
+        std::fs::write(folder.path().join("tokenizer.json"), [0; 9]).unwrap();
         std::fs::write(folder.path().join("config.json"), config).unwrap();
         folder
     }
 
     #[test]
-    fn weights_are_the_safetensors_files() {
-        let model = model("{}");
-        assert_eq!(bytes(model.path(), None), 1024);
+    fn weights_are_the_tensors_of_the_safetensors_files() {
+        let files = [("a.safetensors", Dtype::BF16, 500), ("b.safetensors", Dtype::BF16, 12)];
+        let model = model("{}", &files);
+        assert_eq!(bytes(model.path(), None), 1024, "as in the files");
         assert_eq!(bytes(&model.path().join("missing"), None), 0);
+        std::fs::write(model.path().join("c.safetensors"), [0xff; 100]).unwrap();
+        assert_eq!(bytes(model.path(), None), 1124, "a damaged file has its length");
     }
 
     #[test]
-    fn another_number_format_than_the_stored_one_changes_them() {
-        for (stored, wanted, expected) in [
-            ("float32", "BFloat16", 512),
-            ("bfloat16", "Float32", 2048),
-            ("float16", "BFloat16", 1024),
-            ("int8", "Float32", 1024),
+    fn a_number_format_that_is_named_is_that_of_the_weights_in_memory() {
+        for (named, stored, wanted, expected) in [
+            ("float32", Dtype::F32, Some("BFloat16"), 1024),
+            ("bfloat16", Dtype::BF16, Some("Float32"), 2048),
+            ("float16", Dtype::F16, Some("BFloat16"), 1024),
+            ("float32", Dtype::BF16, None, 2048),
+            ("bfloat16", Dtype::F32, Some("Auto"), 1024),
+            ("int8", Dtype::F32, None, 2048),
+            ("auto", Dtype::F16, None, 1024),
         ] {
             for key in ["torch_dtype", "dtype"] {
-                let model = model(&format!("{{\"{key}\": \"{stored}\"}}"));
-                assert_eq!(bytes(model.path(), Some(wanted)), expected, "{key}: {stored} as {wanted}");
+                let config = format!("{{\"{key}\": \"{named}\"}}");
+                let model = model(&config, &[("a.safetensors", stored, 512)]);
+                assert_eq!(bytes(model.path(), wanted), expected, "{key}: {named}, {stored:?} as {wanted:?}");
             }
         }
+    }
+
+    #[test]
+    fn files_of_several_formats_are_widened_where_none_is_named() {
+        let files = [("a.safetensors", Dtype::BF16, 500), ("b.safetensors", Dtype::F32, 12)];
+        assert_eq!(bytes(model("{}", &files).path(), None), 2048);
+        let other = [("a.safetensors", Dtype::BF16, 500), ("b.safetensors", Dtype::I64, 12)];
+        assert_eq!(bytes(model("{}", &other).path(), None), 1000, "what is no weight is not loaded");
     }
 }

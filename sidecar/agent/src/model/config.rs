@@ -1,5 +1,6 @@
 //! `config.json` to [`ModelSpec`]. What a model asks for and we do not compute is refused by name, never ignored.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
@@ -8,6 +9,7 @@ use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
 use sluice_policy::layer_set::MOST_LAYERS;
 
 use super::error::{ModelError, read_json};
+use super::weights::{Header, read_headers, stored_dtype};
 
 /// Layers of a model: memory is dealt by layers, so one is too few.
 const LAYERS: RangeInclusive<u16> = 2..=MOST_LAYERS;
@@ -18,7 +20,8 @@ struct Fields<'a> {
     map: Map<String, Value>,
 }
 
-/// Reads `config.json` of `folder`. `dtype` overrides the stored number format (`Float32`, `Float16`, `BFloat16`).
+/// Reads `config.json` of `folder`. `dtype` overrides the stored number format (`Float32`, `Float16`, `BFloat16`), which
+/// is that of the weights where the file names none.
 ///
 /// # Errors
 /// The file, the field and what is wrong with it.
@@ -27,22 +30,48 @@ pub fn read_spec(folder: &Path, dtype: Option<&str>) -> Result<ModelSpec, ModelE
         return Err(absent);
     }
     let path = folder.join("config.json");
-    spec_of(&path, read_json(&path)?, dtype)
+    let shape = shape_of(&path, read_json(&path)?, dtype)?;
+    match shape.dtype_named {
+        true => Ok(shape.spec),
+        false => Ok(shape.stored(&read_headers(folder)?)),
+    }
 }
 
-/// As [`read_spec`], of what the `config.json` called `path` holds.
+/// What a `config.json` says of a model.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    spec: ModelSpec,
+    dtype_named: bool,
+}
+
+impl Shape {
+    /// The model, in the number format that was named, or that of its weights, of which the headers tell. Float32, if they
+    /// tell of none.
+    pub fn stored(self, headers: &BTreeMap<String, Header>) -> ModelSpec {
+        let dtype = match self.dtype_named {
+            true => self.spec.dtype,
+            false => stored_dtype(&self.spec, headers).unwrap_or(Dtype::F32),
+        };
+        ModelSpec { dtype, ..self.spec }
+    }
+}
+
+/// What the `config.json` called `path` holds. `dtype` as in [`read_spec`].
 ///
 /// # Errors
 /// The field and what is wrong with it.
-pub fn spec_of(path: &Path, map: Map<String, Value>, dtype: Option<&str>) -> Result<ModelSpec, ModelError> {
+pub fn shape_of(path: &Path, map: Map<String, Value>, dtype: Option<&str>) -> Result<Shape, ModelError> {
     let fields = Fields { path, map };
+    let named = fields.dtype(dtype)?;
+    // Until the weights are looked at.
+    let provisional = named.unwrap_or(Dtype::F32);
     let spec = match fields.text("model_type")?.unwrap_or_default() {
-        "llama" => fields.llama(dtype)?,
-        "opt" => fields.opt(dtype)?,
+        "llama" => fields.llama(provisional)?,
+        "opt" => fields.opt(provisional)?,
         other => return Err(fields.wrong("model_type", format!("`{other}` is not supported (llama, opt)"))),
     };
     fields.sane(&spec)?;
-    Ok(spec)
+    Ok(Shape { spec, dtype_named: named.is_some() })
 }
 
 impl Fields<'_> {
@@ -92,13 +121,15 @@ impl Fields<'_> {
         }
     }
 
-    fn dtype(&self, wanted: Option<&str>) -> Result<Dtype, ModelError> {
+    /// The number format, if one is named.
+    fn dtype(&self, wanted: Option<&str>) -> Result<Option<Dtype>, ModelError> {
         let stored = self.text("torch_dtype")?.or(self.text("dtype")?);
-        match wanted.filter(|w| *w != "Auto").or(stored).unwrap_or("float32") {
-            "float32" | "Float32" => Ok(Dtype::F32),
-            "float16" | "Float16" => Ok(Dtype::F16),
-            "bfloat16" | "BFloat16" => Ok(Dtype::Bf16),
-            other => {
+        match wanted.filter(|w| *w != "Auto").or(stored) {
+            None | Some("auto") => Ok(None),
+            Some("float32" | "Float32") => Ok(Some(Dtype::F32)),
+            Some("float16" | "Float16") => Ok(Some(Dtype::F16)),
+            Some("bfloat16" | "BFloat16") => Ok(Some(Dtype::Bf16)),
+            Some(other) => {
                 Err(self
                     .wrong("torch_dtype", format!("`{other}` is not supported (float32, float16, bfloat16)")))
             }
@@ -114,7 +145,7 @@ impl Fields<'_> {
         })
     }
 
-    fn llama(&self, dtype: Option<&str>) -> Result<ModelSpec, ModelError> {
+    fn llama(&self, dtype: Dtype) -> Result<ModelSpec, ModelError> {
         self.only("hidden_act", &["silu", "swish"])?;
         if self.get("quantization_config").is_some() {
             return Err(self.wrong("quantization_config", "quantised weights are not supported"));
@@ -122,7 +153,7 @@ impl Fields<'_> {
         let (hidden, heads) = (self.count("hidden_size")?, self.count("num_attention_heads")?);
         Ok(ModelSpec {
             family: Family::Llama,
-            dtype: self.dtype(dtype)?,
+            dtype,
             vocab: self.count("vocab_size")?,
             hidden,
             intermediate: self.count("intermediate_size")?,
@@ -140,7 +171,7 @@ impl Fields<'_> {
         })
     }
 
-    fn opt(&self, dtype: Option<&str>) -> Result<ModelSpec, ModelError> {
+    fn opt(&self, dtype: Dtype) -> Result<ModelSpec, ModelError> {
         self.only("activation_function", &["relu"])?;
         for (field, supported) in
             [("do_layer_norm_before", true), ("enable_bias", true), ("layer_norm_elementwise_affine", true)]
@@ -155,7 +186,7 @@ impl Fields<'_> {
         }
         Ok(ModelSpec {
             family: Family::Opt,
-            dtype: self.dtype(dtype)?,
+            dtype,
             vocab: self.count("vocab_size")?,
             hidden,
             intermediate: self.count("ffn_dim")?,
@@ -237,6 +268,58 @@ mod tests {
         let spec = spec_of(&LLAMA.replace("EXTRA", "")).unwrap();
         assert_eq!((spec.head_dim, spec.kv_heads, spec.max_positions), (8, 4, 2048));
         assert_eq!((spec.dtype, spec.tied_embeddings), (Dtype::Bf16, false));
+    }
+
+    /// A folder of two layers, whose weights have the formats that `format` says of their names.
+    fn folder(config: &str, format: impl Fn(&str) -> safetensors::Dtype) -> tempfile::TempDir {
+        let layer = [
+            "input_layernorm",
+            "post_attention_layernorm",
+            "self_attn.q_proj",
+            "self_attn.rotary_emb.inv_freq",
+        ];
+        let layers = (0..2).flat_map(|n| layer.map(|name| format!("model.layers.{n}.{name}.weight")));
+        let zeros = [0; 8];
+        let view = |name: &str| {
+            let dtype = format(name);
+            let bytes = &zeros[..dtype.bitsize() / 8];
+            safetensors::tensor::TensorView::new(dtype, vec![1], bytes).unwrap()
+        };
+        let names = layers.chain(["model.embed_tokens.weight".to_owned()]);
+        let views: Vec<_> = names.map(|name| (name.clone(), view(&name))).collect();
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), config).unwrap();
+        let bytes = safetensors::serialize(views, None).unwrap();
+        std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
+        folder
+    }
+
+    #[test]
+    fn weights_tell_the_number_format_that_no_file_names() {
+        use safetensors::Dtype as Stored;
+        let unnamed = LLAMA.replace(r#","torch_dtype":"bfloat16" EXTRA"#, "");
+        let null = unnamed.replace(":512", r#":512,"torch_dtype":null,"dtype":"auto""#);
+        let named = LLAMA.replace("EXTRA", "");
+        let all = |format: Stored| move |_: &str| format;
+        // A table of an old checkpoint is no weight.
+        let table = |name: &str| if name.contains("inv_freq") { Stored::F32 } else { Stored::F16 };
+        let mixed = |name: &str| if name.contains("norm") { Stored::F32 } else { Stored::BF16 };
+        let halves = |name: &str| if name.contains("norm") { Stored::F16 } else { Stored::BF16 };
+        let read = |folder: tempfile::TempDir, dtype| read_spec(folder.path(), dtype).unwrap().dtype;
+        for config in [&unnamed, &null] {
+            assert_eq!(read(folder(config, all(Stored::BF16)), None), Dtype::Bf16);
+            assert_eq!(read(folder(config, all(Stored::F16)), Some("Auto")), Dtype::F16);
+            assert_eq!(read(folder(config, all(Stored::F32)), None), Dtype::F32);
+            assert_eq!(read(folder(config, table), None), Dtype::F16);
+            assert_eq!(read(folder(config, mixed), None), Dtype::F32, "the narrowest that holds both");
+            assert_eq!(read(folder(config, halves), None), Dtype::F32, "neither holds the other");
+            assert_eq!(read(folder(config, all(Stored::BF16)), Some("Float16")), Dtype::F16, "as asked for");
+        }
+        assert_eq!(read(folder(&named, all(Stored::F32)), None), Dtype::Bf16, "as the file says");
+        let absent = folder(&unnamed, all(Stored::F32));
+        std::fs::remove_file(absent.path().join("model.safetensors")).unwrap();
+        let told = read_spec(absent.path(), None).unwrap_err().to_string();
+        assert!(told.contains("model.safetensors: No such file"), "{told}");
     }
 
     #[test]

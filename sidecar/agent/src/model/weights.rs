@@ -154,6 +154,47 @@ pub struct Header {
     pub dtype: Stored,
 }
 
+/// Every tensor of the weights in `folder`, by name.
+///
+/// # Errors
+/// The file that is absent or malformed.
+pub fn read_headers(folder: &Path) -> Result<BTreeMap<String, Header>, ModelError> {
+    let weights = Weights::open(folder)?;
+    let mut headers = BTreeMap::new();
+    for (path, map) in &weights.files {
+        for (name, tensor) in parse(path, map)?.iter() {
+            let (shape, dtype) = (tensor.shape().to_vec(), tensor.dtype());
+            headers.insert(name.to_owned(), Header { path: path.clone(), shape, dtype });
+        }
+    }
+    Ok(headers)
+}
+
+/// The number format of the weights of `spec`: the narrowest that holds them all, as in vLLM. What
+/// else is in the files, such as tables of old checkpoints, does not count. `None` = there is no weight in a format that
+/// is read.
+pub fn stored_dtype(spec: &ModelSpec, headers: &BTreeMap<String, Header>) -> Option<Dtype> {
+    let stored = places(spec).filter_map(|(layer, place)| {
+        let names = names(spec.family, place.tensor, layer);
+        match names.iter().find_map(|name| headers.get(name))?.dtype {
+            Stored::F32 => Some(Dtype::F32),
+            Stored::F16 => Some(Dtype::F16),
+            Stored::BF16 => Some(Dtype::Bf16),
+            _ => None,
+        }
+    });
+    stored.reduce(|one, other| if one == other { one } else { Dtype::F32 })
+}
+
+/// Every tensor of a model, and the layer that it is of.
+fn places(spec: &ModelSpec) -> impl Iterator<Item = (Option<u16>, Place)> + use<> {
+    let (layout, layers) = (slab_layout(spec), spec.layers);
+    let of_layers = (0..layers).flat_map(move |layer| {
+        layout.layer.places.clone().into_iter().map(move |place| (Some(layer), place))
+    });
+    layout.global.places.into_iter().map(|place| (None, place)).chain(of_layers)
+}
+
 /// Whether the weights of which the headers tell are those of `spec`, without a look at one of them. `folder` names them all
 /// together.
 ///
@@ -164,14 +205,10 @@ pub fn check_headers(
     spec: &ModelSpec,
     headers: &BTreeMap<String, Header>,
 ) -> Result<(), ModelError> {
-    let layout = slab_layout(spec);
-    let global = layout.global.places.iter().map(|place| (None, place));
-    let layers =
-        (0..spec.layers).flat_map(|layer| layout.layer.places.iter().map(move |place| (Some(layer), place)));
-    for (layer, place) in global.chain(layers) {
+    for (layer, place) in places(spec) {
         let known = |name: &str| headers.get(name);
         let (name, header) = found(folder, names(spec.family, place.tensor, layer), known)?;
-        fits(place, &header.shape, header.dtype)
+        fits(&place, &header.shape, header.dtype)
             .map_err(|problem| ModelError::tensor(&header.path, &name, problem))?;
     }
     Ok(())

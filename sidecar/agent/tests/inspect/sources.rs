@@ -84,6 +84,15 @@ fn single() -> BTreeMap<String, Vec<u8>> {
         .into()
 }
 
+/// [`single`] with a configuration that names no format.
+fn unnamed(stored: Dtype) -> BTreeMap<String, Vec<u8>> {
+    let config = CONFIG.replace(r#","torch_dtype":"bfloat16""#, "");
+    assert_ne!(config, CONFIG);
+    [("config.json", config.into_bytes()), ("model.safetensors", weights(&shapes(), stored))]
+        .map(|(name, bytes)| (name.to_owned(), bytes))
+        .into()
+}
+
 fn behaviour(files: BTreeMap<String, Vec<u8>>) -> Behaviour {
     Behaviour { files, ..Behaviour::default() }
 }
@@ -101,6 +110,17 @@ fn bucket(server: &Server) -> Source {
 async fn sizes(source: Source) -> Result<Geometry, InspectError> {
     let files = Files::remote(source, PATIENCE).await?;
     inspect(&files, None).await
+}
+
+#[tokio::test]
+async fn a_format_that_no_file_names_is_that_of_the_weights() {
+    // By hand: four bytes a weight, every tensor at a multiple of 64 bytes.
+    const LAYER_F32: u64 = 64 + 256 + 128 + 128 + 256 + 64 + 512 + 512 + 512;
+    for (stored, layer, kv) in [(Dtype::BF16, LAYER, 32), (Dtype::F32, LAYER_F32, 64)] {
+        let server = Server::start(behaviour(unnamed(stored))).await;
+        let told = sizes(hub(&server)).await.unwrap();
+        assert_eq!((told.layer_bytes, told.kv_bytes_per_token), (layer, kv), "{stored:?}");
+    }
 }
 
 #[tokio::test]
