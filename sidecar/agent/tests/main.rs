@@ -58,3 +58,9 @@ mod proxy {
     mod rest;
     mod world;
 }
+
+mod text {
+    mod detok;
+    pub mod folders;
+    mod tokens;
+}

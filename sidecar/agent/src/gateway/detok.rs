@@ -7,58 +7,133 @@ use crate::model::text::Text;
 /// A character has at most four bytes and so at most four tokens. Text that still looks incomplete after this many is
 /// no text, and is shown as the decoder gives it rather than decoded again and again.
 const INCOMPLETE_TOKENS_MAX: usize = 16;
+/// What decoders put in the place of a broken character.
+const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
+
+/// Which tokens of an answer are shown, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Show {
+    /// Special tokens are not shown.
+    pub skip_special: bool,
+    /// An added token behind another has the space before it that the decoder puts there.
+    pub spaces_between_special: bool,
+}
+
+impl Default for Show {
+    fn default() -> Self {
+        Show { skip_special: true, spaces_between_special: true }
+    }
+}
 
 /// Incremental decoding of one answer.
 ///
-/// The text of a token may depend on the tokens before it, so a window of recent tokens is decoded twice, with and
-/// without the newest; the difference is new. It is held back while it ends in an incomplete character.
+/// The text of a token may depend on the tokens before it, so the last tokens are decoded together with the newest; what
+/// that adds to their own text is new. It is held back while it ends in an incomplete character. The first token comes
+/// after those of the prompt: a decoder of SentencePiece models leaves out the first space of all that it decodes.
 #[derive(Debug)]
 pub struct Detokenizer {
     text: Arc<Text>,
-    skip_special: bool,
+    show: Show,
+    /// Tokens that are decoded with the next one.
     ids: Vec<u32>,
-    /// Tokens before this one are only context for the decoder.
-    window: usize,
-    /// Tokens before this one have been shown.
+    /// Tokens of `ids` that have been shown, or are the prompt's.
     shown: usize,
+    /// Their text.
+    prefix: String,
+    /// The last token was an added one.
+    after_added: bool,
 }
 
 impl Detokenizer {
-    /// An empty answer.
-    pub fn new(text: Arc<Text>, skip_special: bool) -> Self {
-        Detokenizer { text, skip_special, ids: Vec::new(), window: 0, shown: 0 }
+    /// An empty answer to `prompt`.
+    pub fn new(text: Arc<Text>, show: Show, prompt: &[u32]) -> Self {
+        let ids = tail(&text, show.skip_special, prompt);
+        let mut detokenizer =
+            Detokenizer { text, show, shown: ids.len(), ids, prefix: String::new(), after_added: false };
+        // A character that begins in the prompt and ends in the answer is of the answer.
+        detokenizer.prefix = detokenizer.whole(detokenizer.decode(), 0);
+        detokenizer
     }
 
-    fn decode(&self, range: std::ops::Range<usize>) -> String {
+    fn decode(&self) -> String {
         // Ids come from the engine, which bounds them by the vocabulary; one that the tokenizer does not know has no text.
-        self.text.tokenizer().decode(&self.ids[range], self.skip_special).unwrap_or_default()
+        self.text.tokenizer().decode(&self.ids, self.show.skip_special).unwrap_or_default()
+    }
+
+    /// The exact bytes of the tokens from `from` on.
+    fn exact(&self, from: usize) -> Vec<u8> {
+        self.ids[from..].iter().filter_map(|id| self.text.bytes_of(*id)).flatten().collect()
     }
 
     /// The text that this token completes; empty while a character is incomplete.
     pub fn push(&mut self, id: u32) -> String {
+        let added = self.text.added(id).map(str::to_owned);
+        let behind_added = std::mem::replace(&mut self.after_added, added.is_some());
+        if self.text.is_hidden(id, self.show.skip_special) {
+            return String::new();
+        }
         self.ids.push(id);
-        let before = self.decode(self.window..self.shown);
-        let after = self.decode(self.window..self.ids.len());
-        let incomplete = after.len() <= before.len() || after.ends_with('\u{fffd}');
+        let after = self.decode();
+        let incomplete = after.len() <= self.prefix.len() || self.is_cut(&after, self.shown);
         if incomplete && self.ids.len() - self.shown < INCOMPLETE_TOKENS_MAX {
             return String::new();
         }
-        self.window = self.shown;
+        let new = self.new_text(&after);
+        self.ids.drain(..self.shown);
         self.shown = self.ids.len();
-        after.get(floor_boundary(&after, before.len())..).unwrap_or_default().to_owned()
+        self.prefix = self.decode();
+        // As in vLLM, which looks at all added tokens and not at special ones alone.
+        let spaces = self.show.skip_special || self.show.spaces_between_special;
+        added.filter(|_| behind_added && !spaces).unwrap_or(new)
     }
 
-    /// What is held back, as it is: the answer ended inside a character.
+    /// What is held back and is whole: of a character in which the answer ended, there is nothing.
     pub fn finish(&mut self) -> String {
-        let before = self.decode(self.window..self.shown);
-        let after = self.decode(self.window..self.ids.len());
-        self.shown = self.ids.len();
-        after.get(floor_boundary(&after, before.len())..).unwrap_or_default().to_owned()
+        let rest = self.new_text(&self.decode());
+        let rest = self.whole(rest, self.shown);
+        self.ids.clear();
+        (self.shown, self.prefix) = (0, String::new());
+        rest
+    }
+
+    /// What `after`, the text of all of `ids`, has more than the text that was shown.
+    fn new_text(&self, after: &str) -> String {
+        match after.strip_prefix(&self.prefix) {
+            Some(new) => new.to_owned(),
+            // A decoder of single bytes breaks the whole characters before a broken one.
+            None => String::from_utf8_lossy(&self.exact(self.shown)).into_owned(),
+        }
+    }
+
+    /// Whether `text`, of which the tokens from `from` on are the end, ends in a broken character. U+FFFD itself is none.
+    fn is_cut(&self, text: &str, from: usize) -> bool {
+        let broken = || self.exact(from).utf8_chunks().last().is_some_and(|last| !last.invalid().is_empty());
+        text.ends_with(REPLACEMENT) && broken()
+    }
+
+    fn whole(&self, text: String, from: usize) -> String {
+        match self.is_cut(&text, from) {
+            true => text.trim_end_matches(REPLACEMENT).to_owned(),
+            false => text,
+        }
     }
 }
 
-fn floor_boundary(text: &str, at: usize) -> usize {
-    (0..=at.min(text.len())).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0)
+/// As much of the end of `prompt` as decides how the next token is decoded: back to a token that begins with a whole
+/// character. Hidden ones are none to the decoder.
+fn tail(text: &Text, skip_special: bool, prompt: &[u32]) -> Vec<u32> {
+    let begins = |id: u32| {
+        text.bytes_of(id).is_some_and(|bytes| bytes.first().is_some_and(|byte| byte & 0xc0 != 0x80))
+    };
+    let mut ids = Vec::new();
+    for id in prompt.iter().copied().rev().filter(|id| !text.is_hidden(*id, skip_special)) {
+        ids.push(id);
+        if begins(id) {
+            break;
+        }
+    }
+    ids.reverse();
+    ids
 }
 
 /// Finds stop strings across pieces.

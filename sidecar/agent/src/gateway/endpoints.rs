@@ -200,10 +200,11 @@ impl Gateway {
         let stop_tokens = if sampling.ignore_stop { Vec::new() } else { sampling.stop_tokens.clone() };
         let min_tokens = sampling.min_tokens;
         let prompt_tokens = submission.prompt.len() as u32;
+        let detokenizer = Detokenizer::new(self.text.clone(), common.show(), &submission.prompt);
         Generation::new(Setup {
             kind,
             ticket: self.service.submit(submission),
-            detokenizer: Detokenizer::new(self.text.clone(), common.skip_special_tokens.unwrap_or(true)),
+            detokenizer,
             stops: StopFilter::new(stops.to_vec()),
             stop_tokens,
             min_tokens,

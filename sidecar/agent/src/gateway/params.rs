@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 use sluice_ports::sampling::Sampling;
 
+use super::detok::Show;
 use super::error::ApiError;
 use super::values;
 use crate::model::text::Text;
@@ -48,8 +49,8 @@ pub struct Common {
     min_tokens: u32,
     #[serde(default)]
     ignore_eos: bool,
-    /// Special tokens are not shown.
-    pub skip_special_tokens: Option<bool>,
+    skip_special_tokens: Option<bool>,
+    spaces_between_special_tokens: Option<bool>,
     /// Higher runs first.
     #[serde(default)]
     pub priority: i32,
@@ -126,6 +127,7 @@ const COMMON: &[&str] = &[
     "min_tokens",
     "ignore_eos",
     "skip_special_tokens",
+    "spaces_between_special_tokens",
     "priority",
     "cache_salt",
     "user",
@@ -142,9 +144,7 @@ fn asks_for_nothing(name: &str, value: &Value) -> Option<bool> {
         "response_format" => &[json!({"type": "text"})],
         "tools" | "functions" => &[json!([])],
         "tool_choice" | "function_call" => &[json!("none"), json!("auto")],
-        "parallel_tool_calls" | "add_generation_prompt" | "spaces_between_special_tokens" => {
-            &[json!(true), json!(false)]
-        }
+        "parallel_tool_calls" | "add_generation_prompt" => &[json!(true), json!(false)],
         "modalities" => &[json!(["text"])],
         "metadata" | "chat_template_kwargs" => &[json!({})],
         "service_tier" => &[json!("auto"), json!("default")],
@@ -240,6 +240,14 @@ impl Common {
     /// The parameter that names the tokens to generate.
     pub fn limit_param(&self) -> &'static str {
         if self.max_completion_tokens.is_some() { "max_completion_tokens" } else { "max_tokens" }
+    }
+
+    /// Which tokens are shown, and how.
+    pub fn show(&self) -> Show {
+        Show {
+            skip_special: self.skip_special_tokens.unwrap_or(true),
+            spaces_between_special: self.spaces_between_special_tokens.unwrap_or(true),
+        }
     }
 
     /// Tokens before a stop token may end the answer.

@@ -1,5 +1,7 @@
 //! Text to tokens and back: tokenizer, chat template, and what the model says ends a sequence.
 
+mod tokens;
+
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -8,6 +10,7 @@ use minijinja::{Environment, Value};
 use serde::Deserialize;
 use tokenizers::Tokenizer;
 
+use self::tokens::{Bytes, Settings, bytes_of, token_text};
 use super::error::{ModelError, read_json, read_optional_json};
 use super::floor::TokenFloor;
 
@@ -16,6 +19,7 @@ use super::floor::TokenFloor;
 pub struct Text {
     tokenizer: Tokenizer,
     floor: TokenFloor,
+    bytes: Bytes,
     template: Option<Environment<'static>>,
     bos: Option<String>,
     eos: Option<String>,
@@ -44,35 +48,26 @@ pub struct Defaults {
 /// One message of a chat.
 pub type Message = serde_json::Map<String, serde_json::Value>;
 
-#[derive(Deserialize, Default)]
-struct TokenizerConfig {
-    chat_template: Option<serde_json::Value>,
-    bos_token: Option<serde_json::Value>,
-    eos_token: Option<serde_json::Value>,
-}
-
 impl Text {
     /// Reads `tokenizer.json`, `tokenizer_config.json`, `generation_config.json` and `config.json` of `folder`.
     ///
     /// # Errors
     /// The file, and what is wrong with it.
     pub fn open(folder: &Path) -> Result<Self, ModelError> {
-        let path = folder.join("tokenizer.json");
-        let bytes = super::error::read(&path)?;
-        let tokenizer = Tokenizer::from_bytes(bytes).map_err(|e| ModelError::text(&path, e))?;
-        let config: TokenizerConfig =
-            read_optional_json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
+        let config: Settings = read_optional_json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
+        let tokenizer = tokens::open(&folder.join("tokenizer.json"), &config)?;
         let template = match template_source(folder, &config)? {
             Some((path, source)) => Some(compile(&path, source)?),
             None => None,
         };
         let defaults: Defaults =
             read_optional_json(&folder.join("generation_config.json"))?.unwrap_or_default();
-        let eos = config.eos_token.as_ref().and_then(token_text);
+        let named =
+            |token: &Option<serde_json::Value>| token.as_ref().and_then(token_text).map(str::to_owned);
+        let (bos, eos) = (named(&config.bos_token), named(&config.eos_token));
         let stop_tokens = stop_tokens(folder, &defaults, eos.as_deref(), &tokenizer)?;
-        let bos = config.bos_token.as_ref().and_then(token_text);
-        let floor = TokenFloor::of(&tokenizer);
-        Ok(Text { tokenizer, floor, template, bos, eos, stop_tokens, defaults })
+        let (floor, bytes) = (TokenFloor::of(&tokenizer), Bytes::of(&tokenizer));
+        Ok(Text { tokenizer, floor, bytes, template, bos, eos, stop_tokens, defaults })
     }
 
     /// The tokenizer.
@@ -83,6 +78,24 @@ impl Text {
     /// How few tokens a text can have.
     pub fn floor(&self) -> TokenFloor {
         self.floor
+    }
+
+    /// The bytes that token `id` adds to a text that goes on, a part of a character included; `None` = the tokenizer has no
+    /// such token.
+    pub fn bytes_of(&self, id: u32) -> Option<Vec<u8>> {
+        bytes_of(&self.tokenizer, self.bytes, id)
+    }
+
+    /// The text of token `id` if it was added to the vocabulary.
+    pub fn added(&self, id: u32) -> Option<&str> {
+        let added = self.tokenizer.get_added_vocabulary().get_added_tokens_decoder();
+        added.get(&id).map(|token| token.content.as_str())
+    }
+
+    /// Whether token `id` never shows: the tokenizer does not know it, or it is special and `skip_special`.
+    pub fn is_hidden(&self, id: u32, skip_special: bool) -> bool {
+        let special = |token: String| self.tokenizer.get_added_vocabulary().is_special_token(&token);
+        self.tokenizer.id_to_token(id).is_none_or(|token| skip_special && special(token))
     }
 
     /// Tokens that end a sequence.
@@ -159,7 +172,7 @@ impl Text {
 /// `chat_template.jinja`, or the field of `tokenizer_config.json` (one text, or a list with a `default`).
 fn template_source(
     folder: &Path,
-    config: &TokenizerConfig,
+    config: &Settings,
 ) -> Result<Option<(std::path::PathBuf, String)>, ModelError> {
     let file = folder.join("chat_template.jinja");
     if file.exists() {
@@ -235,11 +248,6 @@ fn civil(days: u64) -> (u64, u64, u64) {
     let mp = (5 * doy + 2) / 153;
     let month = if mp < 10 { mp + 3 } else { mp - 9 };
     (yoe + era * 400 + u64::from(month <= 2), month, doy - (153 * mp + 2) / 5 + 1)
-}
-
-/// A special token is written as text or as `{"content": …}`.
-fn token_text(value: &serde_json::Value) -> Option<String> {
-    value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned)
 }
 
 /// Every id that any of the files calls an end of sequence.

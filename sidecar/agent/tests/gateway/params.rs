@@ -110,6 +110,7 @@ async fn values_out_of_range_are_refused_by_name() {
         ("stream_options", json!({"include_usage": true})),
         ("seed", json!(1.5)),
         ("logprobs", json!(21)),
+        ("spaces_between_special_tokens", json!("no")),
         ("prompt", json!("")),
         ("prompt", json!([])),
         ("prompt", json!([257])),

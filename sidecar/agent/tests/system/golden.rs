@@ -1,7 +1,10 @@
 //! Greedy tokens of the reference model, computed by an independent implementation, under every memory decision.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use sluice_agent::gateway::detok::{Detokenizer, Show};
+use sluice_agent::model::text::Text;
 use sluice_wire::config::SidecarConfig;
 use sluice_wire::state::Residency;
 
@@ -12,6 +15,8 @@ const LAYERS: u16 = 5;
 
 #[derive(serde::Deserialize)]
 struct Golden {
+    prompt: String,
+    text: String,
     prompt_ids: Vec<u32>,
     greedy_ids: Vec<u32>,
 }
@@ -35,6 +40,17 @@ fn read(folder: &Path) -> Vec<Golden> {
 pub fn check(answers: &[crate::support::Answer], folder: &Path, what: &str) {
     for (request, (answer, golden)) in answers.iter().zip(read(folder)).enumerate() {
         assert_eq!(answer.tokens, golden.greedy_ids, "{what}: request {request}");
+    }
+}
+
+#[test]
+fn prompt_and_answer_joined_are_the_text_of_the_reference() {
+    let Some(folder) = reference() else { return };
+    let text = Arc::new(Text::open(&folder).unwrap());
+    for golden in read(&folder) {
+        let mut detokenizer = Detokenizer::new(text.clone(), Show::default(), &golden.prompt_ids);
+        let answer: String = golden.greedy_ids.iter().map(|id| detokenizer.push(*id)).collect();
+        assert_eq!(golden.prompt + &answer + &detokenizer.finish(), golden.text);
     }
 }
 

@@ -1,0 +1,191 @@
+//! The tokenizer as a server needs it, and what each of its tokens adds to a text.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Deserialize;
+use tokenizers::decoders::DecoderWrapper;
+use tokenizers::{AddedToken, ModelWrapper, Tokenizer};
+
+use crate::model::error::{ModelError, read};
+
+/// What `tokenizer_config.json` says.
+#[derive(Debug, Default, Deserialize)]
+pub struct Settings {
+    /// One text, or a list of named ones.
+    pub chat_template: Option<serde_json::Value>,
+    /// Begins a sequence.
+    pub bos_token: Option<serde_json::Value>,
+    /// Ends a sequence.
+    pub eos_token: Option<serde_json::Value>,
+    unk_token: Option<serde_json::Value>,
+    sep_token: Option<serde_json::Value>,
+    pad_token: Option<serde_json::Value>,
+    cls_token: Option<serde_json::Value>,
+    mask_token: Option<serde_json::Value>,
+    /// Added tokens by id, as text.
+    added_tokens_decoder: Option<BTreeMap<u32, Added>>,
+    split_special_tokens: Option<bool>,
+}
+
+/// An added token as `tokenizer_config.json` describes it. Fields that are absent have the library's defaults.
+#[derive(Debug, Deserialize)]
+struct Added {
+    content: String,
+    #[serde(default)]
+    single_word: bool,
+    #[serde(default)]
+    lstrip: bool,
+    #[serde(default)]
+    rstrip: bool,
+    normalized: Option<bool>,
+    #[serde(default)]
+    special: bool,
+}
+
+impl Added {
+    fn token(&self) -> AddedToken {
+        let normalized = self.normalized.unwrap_or(!self.special);
+        AddedToken::from(self.content.as_str(), self.special)
+            .single_word(self.single_word)
+            .lstrip(self.lstrip)
+            .rstrip(self.rstrip)
+            .normalized(normalized)
+    }
+}
+
+/// A special token is written as text or as `{"content": …}`.
+pub fn token_text(value: &serde_json::Value) -> Option<&str> {
+    value.as_str().or_else(|| value["content"].as_str())
+}
+
+/// Reads `tokenizer.json`, and resets what transformers resets when it loads that file.
+///
+/// # Errors
+/// The file, and what is wrong with it.
+pub fn open(path: &Path, settings: &Settings) -> Result<Tokenizer, ModelError> {
+    let mut tokenizer = Tokenizer::from_bytes(read(path)?).map_err(|e| ModelError::text(path, e))?;
+    reset(&mut tokenizer).map_err(|e| ModelError::text(path, e))?;
+    add(&mut tokenizer, settings).map_err(|e| ModelError::text(path, e))?;
+    tokenizer.set_encode_special_tokens(settings.split_special_tokens.unwrap_or(false));
+    Ok(tokenizer)
+}
+
+/// Settings of a training run, which `tokenizer.json` keeps: a prompt is neither cut nor filled up, and the same text is
+/// the same tokens each time.
+fn reset(tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
+    tokenizer.with_truncation(None)?;
+    tokenizer.with_padding(None);
+    if let ModelWrapper::BPE(bpe) = tokenizer.get_model()
+        && bpe.dropout.is_some()
+    {
+        let mut bpe = bpe.clone();
+        bpe.dropout = None;
+        tokenizer.with_model(bpe);
+    }
+    Ok(())
+}
+
+/// As in transformers, added tokens have the attributes that `tokenizer_config.json` gives them, and a token that is named
+/// (`eos_token` and so on) is special. Here a token never gets another id than the file says: the model would not know it.
+fn add(tokenizer: &mut Tokenizer, settings: &Settings) -> tokenizers::Result<()> {
+    let mut next = u32::try_from(tokenizer.get_vocab_size(true)).unwrap_or(u32::MAX);
+    let mut tokens = Vec::new();
+    for (id, added) in settings.added_tokens_decoder.iter().flatten() {
+        let known = tokenizer.token_to_id(&added.content);
+        if known.unwrap_or(next) == *id {
+            tokens.push(added.token());
+            next += u32::from(known.is_none());
+        }
+    }
+    tokenizer.add_tokens(tokens)?;
+    let special: Vec<_> = settings.named().filter_map(|content| special(tokenizer, content)).collect();
+    tokenizer.add_special_tokens(special)?;
+    Ok(())
+}
+
+/// The token `content` made special, if there is one.
+fn special(tokenizer: &Tokenizer, content: &str) -> Option<AddedToken> {
+    let id = tokenizer.token_to_id(content)?;
+    let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder().get(&id).cloned();
+    Some(added.unwrap_or_else(|| AddedToken::from(content, true)).special(true))
+}
+
+impl Settings {
+    fn named(&self) -> impl Iterator<Item = &str> {
+        let Settings { bos_token, eos_token, unk_token, sep_token, pad_token, cls_token, mask_token, .. } =
+            self;
+        [bos_token, eos_token, unk_token, sep_token, pad_token, cls_token, mask_token]
+            .into_iter()
+            .filter_map(|token| token.as_ref().and_then(token_text))
+    }
+}
+
+/// How the decoder writes bytes that are no text of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bytes {
+    /// Each character of a token is a byte, by GPT-2's names.
+    ByteLevel,
+    /// A token `<0xNN>` is a byte.
+    Fallback,
+    /// Not at all.
+    None,
+}
+
+impl Bytes {
+    /// What the decoder of `tokenizer` does.
+    pub fn of(tokenizer: &Tokenizer) -> Bytes {
+        tokenizer.get_decoder().map_or(Bytes::None, Bytes::of_decoder)
+    }
+
+    fn of_decoder(decoder: &DecoderWrapper) -> Bytes {
+        match decoder {
+            DecoderWrapper::ByteLevel(_) => Bytes::ByteLevel,
+            DecoderWrapper::ByteFallback(_) => Bytes::Fallback,
+            DecoderWrapper::Sequence(all) => {
+                let mut parts = all.get_decoders().iter().map(Bytes::of_decoder);
+                parts.find(|part| *part != Bytes::None).unwrap_or(Bytes::None)
+            }
+            _ => Bytes::None,
+        }
+    }
+}
+
+/// The bytes that token `id` adds to a text that goes on; `None` = there is no such token.
+pub fn bytes_of(tokenizer: &Tokenizer, bytes: Bytes, id: u32) -> Option<Vec<u8>> {
+    let token = tokenizer.id_to_token(id)?;
+    let exact = match bytes {
+        Bytes::ByteLevel => Some(byte_level(&token)),
+        Bytes::Fallback => byte_fallback(&token).map(|byte| vec![byte]),
+        Bytes::None => None,
+    };
+    Some(exact.unwrap_or_else(|| after_itself(tokenizer, id).into_bytes()))
+}
+
+/// What a token adds to its own text. A decoder may leave out the space before the first token of a text, so one alone
+/// does not tell.
+fn after_itself(tokenizer: &Tokenizer, id: u32) -> String {
+    let decode = |ids: &[u32]| tokenizer.decode(ids, false).unwrap_or_default();
+    let (once, twice) = (decode(&[id]), decode(&[id, id]));
+    twice.strip_prefix(&once).map_or(once.clone(), str::to_owned)
+}
+
+/// The library's rule: a token with a character that names no byte is text.
+fn byte_level(token: &str) -> Vec<u8> {
+    let bytes: Option<Vec<u8>> = token.chars().map(named_byte).collect();
+    bytes.unwrap_or_else(|| token.as_bytes().to_vec())
+}
+
+/// GPT-2's names of bytes: printable ones of Latin-1 name themselves, the others follow in order from U+0100 on.
+fn named_byte(name: char) -> Option<u8> {
+    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    match u32::from(name).checked_sub(0x100) {
+        None => u8::try_from(name).ok().filter(|byte| printable(*byte)),
+        Some(nth) => (0..=u8::MAX).filter(|byte| !printable(*byte)).nth(nth as usize),
+    }
+}
+
+fn byte_fallback(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok()).flatten()
+}

@@ -1,0 +1,133 @@
+//! Detokenising: an answer is what the whole sequence has more than its prompt.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use serde_json::json;
+use sluice_agent::gateway::detok::{Detokenizer, Show};
+use sluice_agent::model::text::Text;
+
+use super::folders::{Kind, added, open, tokenizer};
+
+/// The text of `answer` to `prompt`, token by token.
+fn pieces(text: &Arc<Text>, show: Show, prompt: &[u32], answer: &[u32]) -> Vec<String> {
+    let mut detokenizer = Detokenizer::new(text.clone(), show, prompt);
+    let mut pieces: Vec<_> = answer.iter().map(|id| detokenizer.push(*id)).collect();
+    pieces.push(detokenizer.finish());
+    pieces
+}
+
+fn answer(text: &Arc<Text>, prompt: &[u32], answer: &[u32]) -> String {
+    pieces(text, Show::default(), prompt, answer).concat()
+}
+
+fn text(kind: Kind) -> Arc<Text> {
+    let folder = open(&tokenizer(kind), &json!({}));
+    Arc::new(folder.text)
+}
+
+/// Ids of whole words and characters, special tokens among them: no token is a part of a character.
+fn whole_tokens(text: &Text) -> Vec<u32> {
+    (0..text.tokenizer().get_vocab_size(true) as u32)
+        .filter(|id| text.bytes_of(*id).is_some_and(|bytes| str::from_utf8(&bytes).is_ok()))
+        .collect()
+}
+
+#[test]
+fn the_first_space_of_an_answer_is_kept_where_a_text_comes_before_it() {
+    // Llama 2's way. Expected: what transformers decodes of prompt and answer, less what it decodes of the prompt.
+    let text = text(Kind::Pieces);
+    let ids = |words: &str| text.encode(words).expect("tokens");
+    let upon = ids("upon a")[1..].to_vec();
+    assert_eq!(answer(&text, &ids("Once"), &upon), " upon a");
+    assert_eq!(answer(&text, &ids("Once upon a time, a é🎉"), &upon), " upon a");
+    // Special tokens are no text before it: the sequence begins with the answer.
+    assert_eq!(answer(&text, &[1], &upon), "upon a");
+    assert_eq!(answer(&text, &[], &upon), "upon a");
+    let seen = Show { skip_special: false, ..Show::default() };
+    assert_eq!(pieces(&text, seen, &[1], &upon).concat(), " upon a");
+    // However far back the text is.
+    let far = [ids("Once"), vec![2; 100]].concat();
+    assert_eq!(answer(&text, &far, &upon), " upon a");
+}
+
+#[test]
+fn a_character_that_begins_in_the_prompt_is_of_the_answer_and_one_that_ends_nowhere_is_not_shown() {
+    for kind in [Kind::Pieces, Kind::ByteLevel] {
+        let text = text(kind);
+        let bytes = |of: &[u8]| of.iter().map(|byte| 3 + u32::from(*byte)).collect::<Vec<_>>();
+        let party = "🎉".as_bytes();
+        for cut in 0..4 {
+            let prompt = [bytes(b"ab"), bytes(&party[..cut])].concat();
+            assert_eq!(answer(&text, &prompt, &bytes(&party[cut..])), "🎉", "{kind:?} {cut}");
+        }
+        for cut in 1..4 {
+            let begun = [party, party, &party[..cut]].concat();
+            assert_eq!(answer(&text, &bytes(b"a"), &bytes(&begun)), "🎉🎉", "{kind:?} {cut}");
+            // One that is broken in the middle is the replacement character, as Rust and Python have it.
+            let broken = [&begun[..], b"z"].concat();
+            assert_eq!(answer(&text, &bytes(b"a"), &bytes(&broken)), "🎉🎉\u{fffd}z", "{kind:?} {cut}");
+        }
+        let meant = "a\u{fffd}";
+        let shown = pieces(&text, Show::default(), &bytes(b"p"), &bytes(meant.as_bytes()));
+        assert_eq!(shown, ["a", "", "", "\u{fffd}", ""], "{kind:?}: U+FFFD itself is a character");
+    }
+}
+
+#[test]
+fn whole_characters_of_a_token_that_is_cut_are_shown() {
+    let text = text(Kind::ByteLevel);
+    let half = text.tokenizer().token_to_id("ĠÃ").expect("a space and the half of é");
+    assert_eq!(answer(&text, &[3 + 97], &[3 + 98, half]), "b ");
+}
+
+#[test]
+fn added_tokens_have_spaces_between_them_unless_that_is_switched_off() {
+    // vLLM's rule: behind an added token, an added token is its text alone, unless special tokens are skipped.
+    let mut file = tokenizer(Kind::None);
+    let (x, a) = (added(&file, "<x>"), 3 + 97);
+    file["added_tokens"].as_array_mut().expect("a list").push(x);
+    let text = Arc::new(open(&file, &json!({})).text);
+    let x = text.tokenizer().token_to_id("<x>").expect("a token");
+    let show = |skip_special, spaces_between_special| {
+        let show = Show { skip_special, spaces_between_special };
+        pieces(&text, show, &[a], &[a, x, x, 2, a, x]).concat()
+    };
+    assert_eq!(show(false, true), " <0x61> <x> <x> </s> <0x61> <x>");
+    assert_eq!(show(false, false), " <0x61> <x><x></s> <0x61> <x>");
+    assert_eq!(show(true, false), " <0x61> <x> <x> <0x61> <x>");
+}
+
+proptest! {
+    #[test]
+    fn an_answer_is_what_the_sequence_has_more_than_its_prompt(
+        kind in prop::sample::select(Kind::ALL.to_vec()),
+        skip_special in any::<bool>(),
+        prompt in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
+        made in prop::collection::vec(any::<prop::sample::Index>(), 1..24),
+    ) {
+        let text = text(kind);
+        let known = whole_tokens(&text);
+        let pick = |from: &[prop::sample::Index]| from.iter().map(|index| *index.get(&known)).collect::<Vec<u32>>();
+        let (prompt, made) = (pick(&prompt), pick(&made));
+        let decode = |ids: &[u32]| text.tokenizer().decode(ids, skip_special).expect("text");
+        let (before, whole) = (decode(&prompt), decode(&[&prompt[..], &made[..]].concat()));
+        let wanted = whole.strip_prefix(&before).expect("a decoder that goes on");
+        let show = Show { skip_special, ..Show::default() };
+        prop_assert_eq!(pieces(&text, show, &prompt, &made).concat(), wanted);
+    }
+
+    #[test]
+    fn bytes_of_an_answer_are_its_text_whatever_they_are(
+        kind in prop::sample::select(vec![Kind::Pieces, Kind::ByteLevel]),
+        made in ".{1,12}",
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let text = text(kind);
+        let bytes = made.as_bytes();
+        let cut = cut.index(bytes.len()) + 1;
+        let ids: Vec<u32> = bytes[..cut].iter().map(|byte| 3 + u32::from(*byte)).collect();
+        let whole = str::from_utf8(&bytes[..cut]).unwrap_or_else(|error| &made[..error.valid_up_to()]);
+        prop_assert_eq!(answer(&text, &[3 + 97], &ids), whole);
+    }
+}

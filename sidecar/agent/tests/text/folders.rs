@@ -1,0 +1,142 @@
+//! Model folders with nothing but text. Every tokenizer has a token for each byte and a few words.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+use sluice_agent::model::text::Text;
+use tempfile::TempDir;
+
+/// Words of the tokenizers, as SentencePiece writes them.
+pub const WORDS: [&str; 8] = ["▁Once", "▁upon", "▁a", "▁time", "▁é", ",", "<", ">"];
+
+/// A folder and what was read of it.
+pub struct Folder {
+    pub text: Text,
+    _folder: TempDir,
+}
+
+/// How the texts of tokens are put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// As Llama 2: `▁` is a space, `<0xNN>` a byte, the first space is left out.
+    Pieces,
+    /// `▁` is a space but for the first one, by the library's decoder of that name.
+    Metaspace,
+    /// As GPT-2: each character of a token is a byte.
+    ByteLevel,
+    /// No decoder: a space between tokens.
+    None,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 4] = [Kind::Pieces, Kind::Metaspace, Kind::ByteLevel, Kind::None];
+
+    fn decoder(self) -> Value {
+        match self {
+            Kind::Pieces => json!({"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+                {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}),
+            Kind::Metaspace => {
+                json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true})
+            }
+            Kind::ByteLevel => {
+                json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false})
+            }
+            Kind::None => Value::Null,
+        }
+    }
+}
+
+/// GPT-2's names of bytes, which it has in this order.
+fn names_of_bytes() -> Vec<char> {
+    let printable = |byte: &u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let mut others = 0x100..;
+    let name = |byte| Some(byte).filter(printable).or_else(|| others.next()).and_then(char::from_u32);
+    (0..=0xff).map(name).collect::<Option<_>>().expect("all are characters")
+}
+
+/// `word` in the characters of `kind`.
+fn spelled(kind: Kind, word: &str) -> String {
+    match kind {
+        Kind::ByteLevel => {
+            let names = names_of_bytes();
+            word.replace('▁', " ").bytes().map(|byte| names[usize::from(byte)]).collect()
+        }
+        _ => word.to_owned(),
+    }
+}
+
+/// Every beginning of every word, and the merges that make the word of its characters.
+fn words(kind: Kind) -> (Vec<String>, Vec<[String; 2]>) {
+    let (mut pieces, mut merges) = (Vec::new(), Vec::new());
+    for word in WORDS.map(|word| spelled(kind, word)) {
+        let mut grown = String::new();
+        for letter in word.chars() {
+            if !grown.is_empty() {
+                merges.push([grown.clone(), letter.to_string()]);
+            }
+            grown.push(letter);
+            pieces.push(letter.to_string());
+            pieces.push(grown.clone());
+        }
+    }
+    (pieces, merges)
+}
+
+/// `tokenizer.json`: `<unk>`, `<s>` and `</s>`, then the bytes, then the words.
+pub fn tokenizer(kind: Kind) -> Value {
+    let bytes = names_of_bytes();
+    let byte = |byte: usize| match kind {
+        Kind::ByteLevel => bytes[byte].to_string(),
+        _ => format!("<0x{byte:02X}>"),
+    };
+    let (pieces, merges) = words(kind);
+    let mut vocab = Map::new();
+    let special = ["<unk>", "<s>", "</s>"].map(str::to_owned);
+    for token in special.iter().cloned().chain((0..256).map(byte)).chain(pieces) {
+        let next = vocab.len();
+        vocab.entry(token).or_insert(json!(next));
+    }
+    let added = special.iter().enumerate().map(|(id, content)| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    });
+    let spaces = json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]});
+    let level = matches!(kind, Kind::ByteLevel);
+    json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": added.collect::<Vec<_>>(),
+        "normalizer": if level { Value::Null } else { spaces },
+        "pre_tokenizer": if level { kind.decoder() } else { Value::Null },
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}},
+        "decoder": kind.decoder(),
+        "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": !level, "ignore_merges": false,
+            "vocab": vocab, "merges": merges}})
+}
+
+/// An added token that is not special.
+pub fn added(tokenizer: &Value, content: &str) -> Value {
+    let id = tokenizer["model"]["vocab"].as_object().expect("a vocabulary").len();
+    json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": false})
+}
+
+/// Writes a folder and opens it.
+pub fn open(tokenizer: &Value, settings: &Value) -> Folder {
+    let folder = tempfile::tempdir().expect("a folder");
+    write(folder.path(), tokenizer, settings);
+    Folder { text: Text::open(folder.path()).expect("the folder is complete"), _folder: folder }
+}
+
+/// Writes what [`Text::open`] reads.
+pub fn write(folder: &Path, tokenizer: &Value, settings: &Value) {
+    let write = |name: &str, value: &Value| {
+        std::fs::write(folder.join(name), value.to_string()).expect("the folder can be written");
+    };
+    write("tokenizer.json", tokenizer);
+    write("tokenizer_config.json", settings);
+    write("config.json", &json!({"eos_token_id": 2}));
+}
