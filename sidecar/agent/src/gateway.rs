@@ -9,6 +9,7 @@ pub mod generate;
 mod impatient;
 pub mod keys;
 pub mod logprobs;
+pub mod messages;
 pub mod open;
 pub mod params;
 pub mod prompt;

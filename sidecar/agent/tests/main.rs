@@ -44,6 +44,7 @@ mod gateway {
     mod params;
     mod prompts;
     mod shapes;
+    mod texts;
     mod tiny;
     pub mod tokenizers;
     mod words;
@@ -62,5 +63,6 @@ mod proxy {
 mod text {
     mod detok;
     pub mod folders;
+    mod template;
     mod tokens;
 }

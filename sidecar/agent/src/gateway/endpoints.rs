@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use sluice_policy::deposit::Pacing;
 use sluice_scheduler::Outage;
 
@@ -16,11 +16,10 @@ use super::body::JsonBody;
 use super::detok::{Detokenizer, StopFilter};
 use super::error::{ApiError, RETRY_SOON_SECONDS};
 use super::generate::{Generation, Setup};
+use super::messages;
 use super::params::{Common, StreamOptions, parse};
 use super::prompt::{Prompt, PromptRules, Prompts};
-use super::values;
 use crate::metrics::AwaitedToken;
-use crate::model::text::Message;
 use crate::service::{Status, Submission};
 
 /// Most alternatives reported with a token.
@@ -36,10 +35,11 @@ struct Completion {
 
 #[derive(Deserialize)]
 struct Chat {
-    messages: Vec<Message>,
+    messages: Vec<Map<String, Value>>,
     #[serde(default)]
     logprobs: bool,
     top_logprobs: Option<u32>,
+    add_generation_prompt: Option<bool>,
 }
 
 /// What both endpoints come to.
@@ -84,31 +84,6 @@ fn bounded(name: &str, wanted: Option<u32>) -> Result<Option<u8>, ApiError> {
     }
 }
 
-/// Content as a list of text parts becomes one text; other parts are refused.
-fn flatten(index: usize, mut message: Message) -> Result<Message, ApiError> {
-    let wrong = |what: &str| ApiError::param("messages", format!("messages[{index}]: {what}"));
-    if !message.get("role").is_some_and(Value::is_string) {
-        return Err(wrong("`role` must be a string"));
-    }
-    if let Some(Value::Array(parts)) = message.get("content") {
-        let texts = parts.iter().enumerate().map(|(place, part)| match part["type"].as_str() {
-            _ if !part.is_object() => Err(wrong(&format!(
-                "`content[{place}]` must be an object such as {{\"type\": \"text\", \"text\": \"...\"}}, not {}",
-                values::shown(part)
-            ))),
-            Some("text") => part["text"].as_str().ok_or_else(|| wrong("a text part without `text`")),
-            Some(other) => Err(wrong(&format!("parts of type `{other}` are not supported"))),
-            None => Err(wrong(&format!("`content[{place}]` needs a string `type`"))),
-        });
-        let text = texts.collect::<Result<Vec<_>, _>>()?.concat();
-        message.insert("content".into(), Value::String(text));
-    }
-    match message.get("content") {
-        Some(Value::String(_)) => Ok(message),
-        _ => Err(wrong("`content` must be a string or an array of text parts")),
-    }
-}
-
 impl Gateway {
     fn completion(&self, body: &[u8]) -> Result<Order, ApiError> {
         let (common, completion): (_, Completion) = parse(body, &["prompt", "logprobs"])?;
@@ -118,17 +93,15 @@ impl Gateway {
     }
 
     fn chat(&self, body: &[u8]) -> Result<Order, ApiError> {
-        let (common, chat): (_, Chat) = parse(body, &["messages", "logprobs", "top_logprobs"])?;
+        let own = ["messages", "logprobs", "top_logprobs", "add_generation_prompt"];
+        let (common, chat): (_, Chat) = parse(body, &own)?;
         if chat.top_logprobs.is_some() && !chat.logprobs {
             return Err(ApiError::param("top_logprobs", "`top_logprobs` needs `logprobs: true`"));
         }
         let top = bounded("top_logprobs", chat.top_logprobs)?.unwrap_or(0);
-        let messages = chat.messages.into_iter().enumerate().map(|(index, message)| flatten(index, message));
-        let messages = messages.collect::<Result<Vec<_>, _>>()?;
-        if messages.is_empty() {
-            return Err(ApiError::param("messages", "at least one message is needed"));
-        }
-        let rendered = self.text.render(&messages).map_err(|message| ApiError::param("messages", message))?;
+        let messages = messages::read(body, &chat.messages)?;
+        let rendered = self.text.render(&messages, chat.add_generation_prompt.unwrap_or(true));
+        let rendered = rendered.map_err(|message| ApiError::param("messages", message))?;
         let prompt = self.prompt_rules(Kind::Chat).rendered(&rendered)?;
         Ok(Order { kind: Kind::Chat, common, prompts: vec![prompt], logprobs: chat.logprobs.then_some(top) })
     }

@@ -144,7 +144,7 @@ fn asks_for_nothing(name: &str, value: &Value) -> Option<bool> {
         "response_format" => &[json!({"type": "text"})],
         "tools" | "functions" => &[json!([])],
         "tool_choice" | "function_call" => &[json!("none"), json!("auto")],
-        "parallel_tool_calls" | "add_generation_prompt" => &[json!(true), json!(false)],
+        "parallel_tool_calls" => &[json!(true), json!(false)],
         "modalities" => &[json!(["text"])],
         "metadata" | "chat_template_kwargs" => &[json!({})],
         "service_tier" => &[json!("auto"), json!("default")],
@@ -230,8 +230,13 @@ fn positive(name: &str, value: f32, high: f32) -> Result<f32, ApiError> {
 impl Common {
     /// Tokens asked for, under either name.
     pub fn token_limit(&self) -> Result<Option<u32>, ApiError> {
-        let limit = self.max_completion_tokens.or(self.max_tokens);
-        match limit {
+        match (self.max_tokens, self.max_completion_tokens) {
+            (Some(old), Some(new)) if old != new => {
+                return Err(ApiError::param("max_tokens", "`max_tokens` and `max_completion_tokens` differ"));
+            }
+            _ => {}
+        }
+        match self.max_completion_tokens.or(self.max_tokens) {
             Some(0) => Err(ApiError::param("max_tokens", "at least one token must be asked for")),
             limit => Ok(limit),
         }

@@ -1,15 +1,18 @@
 //! Text to tokens and back: tokenizer, chat template, and what the model says ends a sequence.
 
+mod json;
+mod message;
+mod template;
 mod tokens;
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, Value};
 use serde::Deserialize;
 use tokenizers::Tokenizer;
 
+pub use self::message::Message;
+use self::template::{Given, Template};
 use self::tokens::{Bytes, Settings, bytes_of, token_text};
 use super::error::{ModelError, read_json, read_optional_json};
 use super::floor::TokenFloor;
@@ -20,7 +23,7 @@ pub struct Text {
     tokenizer: Tokenizer,
     floor: TokenFloor,
     bytes: Bytes,
-    template: Option<Environment<'static>>,
+    template: Template,
     bos: Option<String>,
     eos: Option<String>,
     stop_tokens: Vec<u32>,
@@ -45,9 +48,6 @@ pub struct Defaults {
     eos_token_id: Option<serde_json::Value>,
 }
 
-/// One message of a chat.
-pub type Message = serde_json::Map<String, serde_json::Value>;
-
 impl Text {
     /// Reads `tokenizer.json`, `tokenizer_config.json`, `generation_config.json` and `config.json` of `folder`.
     ///
@@ -56,10 +56,10 @@ impl Text {
     pub fn open(folder: &Path) -> Result<Self, ModelError> {
         let config: Settings = read_optional_json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
         let tokenizer = tokens::open(&folder.join("tokenizer.json"), &config)?;
-        let template = match template_source(folder, &config)? {
-            Some((path, source)) => Some(compile(&path, source)?),
-            None => None,
-        };
+        let template = Template::open(folder, &config);
+        if let Template::Unreadable(problem) = &template {
+            tracing::warn!(%problem, "the chat template cannot be used: chats are refused");
+        }
         let defaults: Defaults =
             read_optional_json(&folder.join("generation_config.json"))?.unwrap_or_default();
         let named =
@@ -151,103 +151,14 @@ impl Text {
         self.encode_with(chat, false)
     }
 
-    /// The prompt that the chat template makes of `messages`, the assistant's turn opened.
+    /// The prompt that the chat template makes of `messages`.
     ///
     /// # Errors
-    /// The template's own words (a message it refuses), or that there is none.
-    pub fn render(&self, messages: &[Message]) -> Result<String, String> {
-        let environment =
-            self.template.as_ref().ok_or("this model has no chat template; use /v1/completions")?;
-        let template = environment.get_template("chat").map_err(|e| e.to_string())?;
-        let context = minijinja::context! {
-            messages => Value::from(minijinja::value::Serde(messages.to_vec())),
-            add_generation_prompt => true,
-            bos_token => self.bos.as_deref().unwrap_or_default(),
-            eos_token => self.eos.as_deref().unwrap_or_default(),
-        };
-        template.render(context).map_err(|e| e.detail().map_or_else(|| e.to_string(), str::to_owned))
+    /// The template's own words (a message it refuses), or why there is none that can be used.
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, String> {
+        let given = Given { add_generation_prompt, bos: self.bos.as_deref(), eos: self.eos.as_deref() };
+        self.template.render(messages, given)
     }
-}
-
-/// `chat_template.jinja`, or the field of `tokenizer_config.json` (one text, or a list with a `default`).
-fn template_source(
-    folder: &Path,
-    config: &Settings,
-) -> Result<Option<(std::path::PathBuf, String)>, ModelError> {
-    let file = folder.join("chat_template.jinja");
-    if file.exists() {
-        let bytes = super::error::read(&file)?;
-        let source = String::from_utf8(bytes).map_err(|e| ModelError::text(&file, e))?;
-        return Ok(Some((file, source)));
-    }
-    let path = folder.join("tokenizer_config.json");
-    let source = match &config.chat_template {
-        None => None,
-        Some(serde_json::Value::String(source)) => Some(source.clone()),
-        Some(serde_json::Value::Array(named)) => named
-            .iter()
-            .find(|t| t["name"] == "default")
-            .and_then(|t| t["template"].as_str())
-            .map(str::to_owned),
-        Some(_) => {
-            return Err(ModelError::field(
-                &path,
-                "chat_template",
-                "is neither a text nor a list of named ones",
-            ));
-        }
-    };
-    Ok(source.map(|source| (path, source)))
-}
-
-fn compile(path: &Path, source: String) -> Result<Environment<'static>, ModelError> {
-    let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    environment.set_syntax(syntax.map_err(|e| ModelError::text(path, e))?);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
-        Err(minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, message))
-    });
-    environment.add_function("strftime_now", |format: String| strftime_now(&format));
-    environment
-        .add_template_owned("chat", source)
-        .map_err(|e| ModelError::text(path, format!("chat_template: {e}")))?;
-    Ok(environment)
-}
-
-/// The few date forms that published templates use.
-fn strftime_now(format: &str) -> String {
-    const MONTHS: [&str; 12] = [
-        "January",
-        "February",
-        "March",
-        "April",
-        "May",
-        "June",
-        "July",
-        "August",
-        "September",
-        "October",
-        "November",
-        "December",
-    ];
-    let seconds =
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    let (year, month, day) = civil(seconds / 86_400);
-    let name = MONTHS[month as usize - 1];
-    let text = format.replace("%Y", &year.to_string()).replace("%m", &format!("{month:02}"));
-    text.replace("%d", &format!("{day:02}")).replace("%B", name).replace("%b", &name[..3])
-}
-
-/// Days since 1970-01-01 to year, month, day (Howard Hinnant, `civil_from_days`).
-fn civil(days: u64) -> (u64, u64, u64) {
-    let z = days + 719_468;
-    let (era, doe) = (z / 146_097, z % 146_097);
-    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
-    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
-    let mp = (5 * doy + 2) / 153;
-    let month = if mp < 10 { mp + 3 } else { mp - 9 };
-    (yoe + era * 400 + u64::from(month <= 2), month, doy - (153 * mp + 2) / 5 + 1)
 }
 
 /// Every id that any of the files calls an end of sequence.
@@ -304,20 +215,5 @@ mod tests {
             let expected = format!("config.json: eos_token_id: {named} is no token of a vocabulary of 300");
             assert_eq!(words, expected, "{bad}");
         }
-    }
-
-    #[test]
-    fn dates_are_civil() {
-        assert_eq!(civil(0), (1970, 1, 1));
-        assert_eq!(civil(19_782), (2024, 2, 29));
-        assert_eq!(civil(20_513), (2026, 3, 1));
-    }
-
-    #[test]
-    fn a_template_that_raises_answers_in_its_own_words() {
-        let path = Path::new("tokenizer_config.json");
-        let environment = compile(path, "{{ raise_exception('roles must alternate') }}".into()).unwrap();
-        let error = environment.get_template("chat").unwrap().render(()).unwrap_err();
-        assert_eq!(error.detail(), Some("roles must alternate"));
     }
 }

@@ -64,6 +64,13 @@ async fn what_is_not_served_is_refused_by_name_and_never_ignored() {
             assert!(message.contains(name), "{message}");
         }
     }
+    let both = json!({"prompt": "p", "max_tokens": 3, "max_completion_tokens": 4});
+    world.post("/v1/completions", &both).await.error(400, INVALID, Some("max_tokens"), None);
+    // Nothing opens a turn in a completion.
+    for value in [true, false] {
+        let body = completion("add_generation_prompt", &json!(value));
+        world.post("/v1/completions", &body).await.error(400, INVALID, Some("add_generation_prompt"), None);
+    }
     let answer = world.post("/v1/completions", &completion("tempreature", &json!(1))).await;
     assert!(answer.error(400, INVALID, Some("tempreature"), None).contains("is not a parameter"));
     assert!(world.scheduler.next(std::time::Duration::ZERO).await.is_none(), "nothing reached the scheduler");
@@ -127,6 +134,12 @@ async fn values_out_of_range_are_refused_by_name() {
         json!([{"content": "x"}]),
         json!([{"role": "user"}]),
         json!([{"role": "user", "content": 1}]),
+        json!([{"role": "user", "content": null}]),
+        json!([{"role": "user", "tool_calls": [{"id": "a"}]}]),
+        json!([{"role": "assistant"}]),
+        json!([{"role": "assistant", "content": null, "tool_calls": []}]),
+        json!([{"role": "assistant", "content": null, "tool_calls": "a"}]),
+        json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]),
         json!([{"role": "user", "content": [{"type": "image_url"}]}]),
         json!("x"),
     ] {

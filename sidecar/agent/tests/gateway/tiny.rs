@@ -32,7 +32,7 @@ pub fn text(folder: &Path) -> Text {
         "normalizer": null, "pre_tokenizer": level, "post_processor": null, "decoder": level,
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": []}});
-    let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
+    let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
     let write = |name: &str, value: &Value| {
         std::fs::write(folder.join(name), value.to_string()).expect("the folder can be written");
     };

@@ -1,0 +1,79 @@
+//! Messages of a chat: checked, and made what chat templates read.
+
+use std::collections::BTreeMap;
+
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use super::error::ApiError;
+use super::values;
+use crate::model::text::Message;
+
+/// The messages in `body`, which were read before, with their fields in the order of the body.
+///
+/// # Errors
+/// 400, naming the message and what is wrong with it.
+pub fn read(body: &[u8], messages: &[Map<String, Value>]) -> Result<Vec<Message>, ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::param("messages", "at least one message is needed"));
+    }
+    let in_order = in_order(body).map_err(|error| ApiError::param("messages", error.to_string()))?;
+    let each = messages.iter().zip(in_order).enumerate();
+    each.map(|(index, (message, in_order))| {
+        one(message, in_order)
+            .map_err(|what| ApiError::param("messages", format!("messages[{index}]: {what}")))
+    })
+    .collect()
+}
+
+/// JSON as `serde_json` keeps it has lost the order of fields.
+fn in_order(body: &[u8]) -> Result<Vec<Message>, serde_json::Error> {
+    let fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body)?;
+    fields.get("messages").map_or(Ok(Vec::new()), |messages| serde_json::from_str(messages.get()))
+}
+
+fn one(message: &Map<String, Value>, in_order: Message) -> Result<Message, String> {
+    if !message.get("role").is_some_and(Value::is_string) {
+        return Err("`role` must be a string".into());
+    }
+    let (in_order, calls) = tool_calls(message, in_order)?;
+    match message.get("content") {
+        Some(Value::String(_)) => Ok(in_order),
+        Some(Value::Array(parts)) => Ok(in_order.with_content(&text_of(parts)?)),
+        // OpenAI's reference: the content is optional where there are calls. A template sees it as it came.
+        None | Some(Value::Null) if calls => Ok(in_order),
+        _ => Err("`content` must be a string or an array of text parts".into()),
+    }
+}
+
+/// Whether the assistant calls tools in `message`, and the message as templates read it.
+fn tool_calls(message: &Map<String, Value>, in_order: Message) -> Result<(Message, bool), String> {
+    let assistant = message.get("role").is_some_and(|role| role == "assistant");
+    let function_call = message.get("function_call").is_some_and(Value::is_object);
+    match message.get("tool_calls") {
+        None => Ok((in_order, assistant && function_call)),
+        // Clients that write all fields of their types write those.
+        Some(Value::Null) => Ok((in_order.without_tool_calls(), assistant && function_call)),
+        Some(Value::Array(calls)) if calls.is_empty() => {
+            Ok((in_order.without_tool_calls(), assistant && function_call))
+        }
+        Some(Value::Array(calls)) if calls.iter().all(Value::is_object) => {
+            Ok((in_order.with_arguments_read()?, assistant))
+        }
+        Some(_) => Err("`tool_calls` must be an array of objects".into()),
+    }
+}
+
+/// Parts of text become one text, a line each as in vLLM; other parts are refused.
+fn text_of(parts: &[Value]) -> Result<String, String> {
+    let texts = parts.iter().enumerate().map(|(place, part)| match part["type"].as_str() {
+        _ if !part.is_object() => Err(format!(
+            "`content[{place}]` must be an object such as {{\"type\": \"text\", \"text\": \"...\"}}, not {}",
+            values::shown(part)
+        )),
+        Some("text") => part["text"].as_str().ok_or_else(|| "a text part without `text`".to_owned()),
+        Some(other) => Err(format!("parts of type `{other}` are not supported")),
+        None => Err(format!("`content[{place}]` needs a string `type`")),
+    });
+    Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+}

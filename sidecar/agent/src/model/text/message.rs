@@ -1,0 +1,92 @@
+//! A message of a chat, as a template reads it.
+
+use minijinja::Value;
+use minijinja::value::ValueKind;
+use serde::{Deserialize, Deserializer, de};
+
+/// One message of a chat: its fields in the order in which they came.
+#[derive(Clone, Debug)]
+pub struct Message(Value);
+
+impl<'de> Deserialize<'de> for Message {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        match value.kind() {
+            ValueKind::Map => Ok(Message(value)),
+            _ => Err(de::Error::custom("a message must be an object")),
+        }
+    }
+}
+
+impl Message {
+    /// What a template is given.
+    pub(super) fn value(&self) -> Value {
+        self.0.clone()
+    }
+
+    /// Whether `content` is null or absent.
+    pub(super) fn lacks_content(&self) -> bool {
+        self.0.get_attr("content").is_ok_and(|content| content.is_none() || content.is_undefined())
+    }
+
+    /// As [`Message::value`], with an empty text in the place of none.
+    pub(super) fn with_some_content(&self) -> Value {
+        if self.lacks_content() { self.with_content("").value() } else { self.value() }
+    }
+
+    /// The same message with another text as `content`.
+    #[must_use]
+    pub fn with_content(&self, text: &str) -> Message {
+        Message(with(&self.0, "content", Some(text.into())))
+    }
+
+    /// The same message without `tool_calls`.
+    #[must_use]
+    pub fn without_tool_calls(&self) -> Message {
+        Message(with(&self.0, "tool_calls", None))
+    }
+
+    /// The same message with the arguments of its tool calls read: OpenAI's API has them as a text of JSON, chat templates
+    /// as what that text holds. No text at all is an empty object.
+    ///
+    /// # Errors
+    /// Which call has arguments that are no JSON.
+    pub fn with_arguments_read(&self) -> Result<Message, String> {
+        let calls = items(&self.0, "tool_calls");
+        let read = calls.iter().enumerate().map(|(index, call)| {
+            read_arguments(call).map_err(|error| format!("tool_calls[{index}]: `arguments`: {error}"))
+        });
+        let read = read.collect::<Result<Vec<_>, _>>()?;
+        Ok(Message(with(&self.0, "tool_calls", Some(Value::from(read)))))
+    }
+}
+
+fn items(map: &Value, key: &str) -> Vec<Value> {
+    map.get_attr(key).and_then(|list| list.try_iter().map(Iterator::collect)).unwrap_or_default()
+}
+
+fn read_arguments(call: &Value) -> Result<Value, serde_json::Error> {
+    let Ok(function) = call.get_attr("function") else { return Ok(call.clone()) };
+    if function.kind() != ValueKind::Map {
+        return Ok(call.clone());
+    }
+    let arguments = function.get_attr("arguments").unwrap_or_default();
+    let read = match arguments.as_str() {
+        Some(text) if !text.is_empty() => serde_json::from_str(text)?,
+        None if !arguments.is_undefined() && !arguments.is_none() => arguments,
+        _ => Value::from_pairs(std::iter::empty::<(Value, Value)>()),
+    };
+    Ok(with(call, "function", Some(with(&function, "arguments", Some(read)))))
+}
+
+/// The same map with another value at `key`, behind the others if it is new; without it if that is none.
+fn with(map: &Value, key: &str, value: Option<Value>) -> Value {
+    let keys: Vec<Value> = map.try_iter().map(Iterator::collect).unwrap_or_default();
+    let is_new = value.is_some() && keys.iter().all(|known| known.as_str() != Some(key));
+    let new = is_new.then(|| Value::from(key));
+    let pairs = keys.into_iter().chain(new).filter_map(|known| match known.as_str() == Some(key) {
+        true => value.clone().map(|value| (known, value)),
+        false => map.get_item(&known).ok().map(|value| (known, value)),
+    });
+    Value::from_pairs(pairs)
+}

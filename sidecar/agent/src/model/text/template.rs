@@ -1,0 +1,171 @@
+//! The chat template: where it is found, and how it is rendered as transformers would.
+
+use std::path::Path;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, Error, ErrorKind, Value};
+
+use super::Message;
+use super::json::tojson;
+use super::tokens::Settings;
+use crate::model::error::read;
+
+/// The chat template of a model folder.
+#[derive(Debug)]
+pub enum Template {
+    /// The model has none.
+    Absent,
+    /// There is one that cannot be read: in which file, and why.
+    Unreadable(String),
+    /// One that is rendered.
+    Ready(Box<Environment<'static>>),
+}
+
+/// What a template is given beside the messages.
+#[derive(Clone, Copy, Debug)]
+pub struct Given<'a> {
+    /// Ends with the beginning of the assistant's turn.
+    pub add_generation_prompt: bool,
+    /// Begins a sequence.
+    pub bos: Option<&'a str>,
+    /// Ends a sequence.
+    pub eos: Option<&'a str>,
+}
+
+impl Template {
+    /// `chat_template.jinja`, or the field of `tokenizer_config.json` (one text, or a list with a `default`).
+    pub fn open(folder: &Path, settings: &Settings) -> Template {
+        let name = "chat_template.jinja";
+        let file = folder.join(name);
+        let (file, source) = match file.exists() {
+            true => (name, read(&file).map_err(|e| e.to_string()).and_then(utf8).map(Some)),
+            false => ("tokenizer_config.json: chat_template", source_of(settings.chat_template.as_ref())),
+        };
+        let compiled = source
+            .and_then(|source| source.map(|source| compile(source).map_err(|e| e.to_string())).transpose());
+        match compiled {
+            Ok(Some(environment)) => Template::Ready(Box::new(environment)),
+            Ok(None) => Template::Absent,
+            Err(problem) => Template::Unreadable(format!("{file}: {problem}")),
+        }
+    }
+
+    /// The prompt that the template makes of `messages`.
+    ///
+    /// # Errors
+    /// The template's own words (a message it refuses), why it cannot be read, or that there is none.
+    pub fn render(&self, messages: &[Message], given: Given<'_>) -> Result<String, String> {
+        let environment = match self {
+            Template::Ready(environment) => environment,
+            Template::Absent => return Err("this model has no chat template; use /v1/completions".into()),
+            Template::Unreadable(problem) => {
+                return Err(format!("the chat template cannot be used: {problem}; use /v1/completions"));
+            }
+        };
+        let rendered = match render(environment, messages.iter().map(Message::value), given) {
+            // Many templates add texts together, and have no case for a call without one. As in vLLM it is empty then.
+            Err(_) if messages.iter().any(Message::lacks_content) => {
+                render(environment, messages.iter().map(Message::with_some_content), given)
+            }
+            rendered => rendered,
+        };
+        rendered.map_err(|e| e.detail().map_or_else(|| e.to_string(), str::to_owned))
+    }
+}
+
+fn render(
+    environment: &Environment<'_>,
+    messages: impl Iterator<Item = Value>,
+    given: Given<'_>,
+) -> Result<String, Error> {
+    environment.get_template("chat")?.render(minijinja::context! {
+        messages => messages.collect::<Vec<_>>(),
+        add_generation_prompt => given.add_generation_prompt,
+        bos_token => given.bos.unwrap_or_default(),
+        eos_token => given.eos.unwrap_or_default(),
+    })
+}
+
+fn utf8(bytes: Vec<u8>) -> Result<String, String> {
+    String::from_utf8(bytes).map_err(|e| e.to_string())
+}
+
+fn source_of(field: Option<&serde_json::Value>) -> Result<Option<String>, String> {
+    match field {
+        None => Ok(None),
+        Some(serde_json::Value::String(source)) => Ok(Some(source.clone())),
+        Some(serde_json::Value::Array(named)) => {
+            let default = named.iter().find(|t| t["name"] == "default");
+            Ok(default.and_then(|t| t["template"].as_str()).map(str::to_owned))
+        }
+        Some(_) => Err("is neither a text nor a list of named ones".into()),
+    }
+}
+
+fn compile(source: String) -> Result<Environment<'static>, Error> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    environment.set_syntax(syntax?);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, message))
+    });
+    environment.add_function("strftime_now", |format: String| strftime_now(&format));
+    environment.add_filter("tojson", tojson);
+    environment.add_template_owned("chat", source)?;
+    Ok(environment)
+}
+
+/// The few date forms that published templates use.
+fn strftime_now(format: &str) -> String {
+    const MONTHS: [&str; 12] = [
+        "January",
+        "February",
+        "March",
+        "April",
+        "May",
+        "June",
+        "July",
+        "August",
+        "September",
+        "October",
+        "November",
+        "December",
+    ];
+    let seconds =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let (year, month, day) = civil(seconds / 86_400);
+    let name = MONTHS[month as usize - 1];
+    let text = format.replace("%Y", &year.to_string()).replace("%m", &format!("{month:02}"));
+    text.replace("%d", &format!("{day:02}")).replace("%B", name).replace("%b", &name[..3])
+}
+
+/// Days since 1970-01-01 to year, month, day (Howard Hinnant, `civil_from_days`).
+fn civil(days: u64) -> (u64, u64, u64) {
+    let z = days + 719_468;
+    let (era, doe) = (z / 146_097, z % 146_097);
+    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
+    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
+    let mp = (5 * doy + 2) / 153;
+    let month = if mp < 10 { mp + 3 } else { mp - 9 };
+    (yoe + era * 400 + u64::from(month <= 2), month, doy - (153 * mp + 2) / 5 + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_civil() {
+        assert_eq!(civil(0), (1970, 1, 1));
+        assert_eq!(civil(19_782), (2024, 2, 29));
+        assert_eq!(civil(20_513), (2026, 3, 1));
+    }
+
+    #[test]
+    fn a_template_that_raises_answers_in_its_own_words() {
+        let environment = compile("{{ raise_exception('roles must alternate') }}".into()).unwrap();
+        let error = environment.get_template("chat").unwrap().render(()).unwrap_err();
+        assert_eq!(error.detail(), Some("roles must alternate"));
+    }
+}

@@ -1,0 +1,94 @@
+//! Chat templates: rendered as transformers renders them, and a model whose template cannot be read.
+
+use serde::Deserialize;
+use serde_json::json;
+use serde_json::value::RawValue;
+use sluice_agent::model::text::Message;
+
+use super::folders::{Folder, Kind, open, tokenizer, write};
+
+/// A template, and what transformers 5.24 makes of it; `None` = an error.
+#[derive(Deserialize)]
+struct Case<'a> {
+    name: String,
+    template: String,
+    #[serde(borrow)]
+    messages: &'a RawValue,
+    rendered: Option<String>,
+}
+
+fn with_template(template: &str) -> Folder {
+    let settings = json!({"chat_template": template, "bos_token": "<s>", "eos_token": "</s>"});
+    open(&tokenizer(Kind::Pieces), &settings)
+}
+
+fn messages(json: &str) -> Vec<Message> {
+    serde_json::from_str(json).expect("messages")
+}
+
+#[test]
+fn templates_are_rendered_as_transformers_does() {
+    let cases: Vec<Case<'_>> = serde_json::from_str(include_str!("templates.json")).expect("a table");
+    assert!(cases.len() >= 20);
+    let wrong = cases.iter().filter_map(|case| {
+        let rendered = with_template(&case.template).text.render(&messages(case.messages.get()), true);
+        let right = rendered.as_ref().ok() == case.rendered.as_ref();
+        (!right).then(|| format!("{}:\n{rendered:?}\n{:?}\n", case.name, case.rendered))
+    });
+    assert_eq!(wrong.collect::<String>(), "");
+}
+
+#[test]
+fn the_assistants_turn_is_opened_where_that_is_asked_for() {
+    let folder = with_template("{{ messages[0].content }}{% if add_generation_prompt %} A:{% endif %}");
+    let said = messages(r#"[{"role": "user", "content": "x"}]"#);
+    let rendered = |add| folder.text.render(&said, add).expect("a prompt");
+    assert_eq!((rendered(true).as_str(), rendered(false).as_str()), ("x A:", "x"));
+}
+
+#[test]
+fn a_template_that_adds_texts_together_takes_a_call_without_content() {
+    // SmolLM2's way; transformers fails, vLLM has an empty text.
+    let folder =
+        with_template("{% for m in messages %}{{ m['role'] + '=' + m['content'] + ';' }}{% endfor %}");
+    let call = r#""tool_calls": [{"function": {"name": "f", "arguments": {}}}]"#;
+    for content in ["", r#""content": null,"#, r#""content": "","#] {
+        let said =
+            format!(r#"[{{"role": "assistant", {content} {call}}}, {{"role": "user", "content": "x"}}]"#);
+        assert_eq!(folder.text.render(&messages(&said), true).as_deref(), Ok("assistant=;user=x;"), "{said}");
+    }
+    // Where a template has a case for it, it sees none.
+    let folder = with_template("{{ 'call' if messages[0].content is none else 'text' }}");
+    let said = messages(&format!(r#"[{{"role": "assistant", "content": null, {call}}}]"#));
+    assert_eq!(folder.text.render(&said, true).as_deref(), Ok("call"));
+}
+
+#[test]
+fn a_template_that_cannot_be_read_refuses_chats_and_nothing_else() {
+    let said = messages(r#"[{"role": "user", "content": "x"}]"#);
+    for (template, problem) in [
+        (json!("{% for m in messages %}"), "tokenizer_config.json: chat_template: syntax error: "),
+        (json!("{% nonsense %}"), "unknown statement nonsense"),
+        (
+            json!({"default": "x"}),
+            "tokenizer_config.json: chat_template: is neither a text nor a list of named ones",
+        ),
+    ] {
+        let folder = open(&tokenizer(Kind::Pieces), &json!({"chat_template": template}));
+        let told = folder.text.render(&said, true).expect_err("refused");
+        assert!(told.contains(problem) && told.contains("the chat template cannot be used"), "{told}");
+        assert!(folder.text.encode("Once").is_ok());
+    }
+    let none = open(&tokenizer(Kind::Pieces), &json!({"chat_template": [{"name": "rag", "template": "x"}]}));
+    assert!(none.text.render(&said, true).expect_err("refused").contains("has no chat template"));
+}
+
+#[test]
+fn a_template_file_that_is_no_text_refuses_chats() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write(folder.path(), &tokenizer(Kind::Pieces), &json!({"chat_template": "good"}));
+    std::fs::write(folder.path().join("chat_template.jinja"), b"\xff").expect("a file");
+    let text = sluice_agent::model::text::Text::open(folder.path()).expect("the model is served");
+    let told = text.render(&messages(r#"[{"role": "user"}]"#), true).expect_err("refused");
+    assert!(told.contains("chat_template.jinja: invalid utf-8"), "{told}");
+}
