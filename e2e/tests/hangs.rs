@@ -38,7 +38,7 @@ enum When {
     Lending,
     /// It has borrowed memory.
     Borrowing,
-    /// Memory of it is on its way.
+    /// Its engine changes what backs its addresses.
     Rebacking,
 }
 
@@ -50,7 +50,7 @@ impl When {
             When::Computing => holds && state.queue.running > 0,
             When::Lending => place.lent_bytes > 0,
             When::Borrowing => place.borrowed_bytes > 0,
-            When::Rebacking => place.in_transit_bytes > 0 && state.engine.pid.is_some(),
+            When::Rebacking => state.engine.work.as_ref().is_some_and(|work| work.during == "re-backing"),
         }
     }
 }

@@ -230,10 +230,24 @@ pub struct EngineState {
     pub lost_unix_ms: Option<u64>,
     /// Why the tenant cannot serve, while it cannot.
     pub failure: Option<String>,
+    /// What the engine is doing; `None` = it has nothing to do.
+    pub work: Option<EngineWork>,
     /// Engines that the sidecar ended since its start because they exceeded a deadline.
     pub hangs: u64,
     /// The last of them; `None` = none since the sidecar started.
     pub last_hang: Option<EngineHang>,
+}
+
+/// What an engine was ordered to do and has not finished.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EngineWork {
+    /// `step`, `re-backing` or `attach`.
+    pub during: String,
+    /// Time without progress, milliseconds. Time in which the node itself was slow does not count.
+    pub waited_ms: u64,
+    /// The deadline, milliseconds without progress: after it the engine is killed.
+    pub limit_ms: u64,
 }
 
 /// An engine that exceeded its deadline.

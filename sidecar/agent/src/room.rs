@@ -354,6 +354,7 @@ impl Room {
             self.audit();
         }
         let mut state = state::assemble(&mut self.driver, &self.diary, &self.metrics);
+        state.engine.work = self.watch.work();
         (state.engine.hangs, state.engine.last_hang) = (self.watch.hangs(), self.watch.last_hang());
         if let Some(place) = &self.place {
             let seen = neighbours::Seen {

@@ -2,9 +2,9 @@
 
 use sluice_wire::message::ReadError;
 use sluice_wire::state::{
-    Activity, Direction, EngineHang, EngineState, Figures, GpuState, GrantState, KvState, MemoryState, Move,
-    Neighbourhood, OwnerBytes, Percentiles, Phase, Queue, ReasonCount, RemapState, Residency, SloState,
-    State, Streams, Takeover, Tenant, TenantReport, TurnState, VERSION,
+    Activity, Direction, EngineHang, EngineState, EngineWork, Figures, GpuState, GrantState, KvState,
+    MemoryState, Move, Neighbourhood, OwnerBytes, Percentiles, Phase, Queue, ReasonCount, RemapState,
+    Residency, SloState, State, Streams, Takeover, Tenant, TenantReport, TurnState, VERSION,
 };
 
 use super::golden;
@@ -113,6 +113,7 @@ fn state() -> State {
             up_since_unix_ms: Some(1_764_000_000_500),
             lost_unix_ms: Some(1_764_000_000_400),
             failure: None,
+            work: Some(EngineWork { during: "re-backing".into(), waited_ms: 40, limit_ms: 2_000 }),
             hangs: 1,
             last_hang: Some(EngineHang {
                 at_unix_ms: 1_764_000_000_390,
@@ -209,7 +210,7 @@ fn the_message_is_written_as_committed() {
 #[test]
 fn a_message_of_an_older_writer_is_read_with_defaults_for_what_it_lacks() {
     let kv = KvState { host_blocks_used: 0, host_blocks_limit: 0, ..state().kv };
-    let engine = EngineState { lost_unix_ms: None, hangs: 0, last_hang: None, ..state().engine };
+    let engine = EngineState { lost_unix_ms: None, work: None, hangs: 0, last_hang: None, ..state().engine };
     let figures = Figures { pauses_total: 0, kv_stall_ns_total: 0, ..figures() };
     let slo = SloState { ttft_overdue: 0, tbt_overdue: 0, ..state().slo };
     let older =

@@ -8,7 +8,7 @@ use sluice_link::control::ControlPage;
 use sluice_link::death::PeerProcess;
 use sluice_link::hang::{Silence, Watched};
 use sluice_policy::hang::{HangLimits, Work};
-use sluice_wire::state::EngineHang;
+use sluice_wire::state::{EngineHang, EngineWork};
 
 use super::door::Attached;
 use super::state::unix_ms;
@@ -173,6 +173,14 @@ impl EngineWatch {
         };
         let left = watching.limit.checked_sub(watching.silence.counted());
         left.filter(|_| !watching.killed)
+    }
+
+    /// What the engine is doing, as of the last look.
+    pub fn work(&self) -> Option<EngineWork> {
+        let watching = self.watching.as_ref()?;
+        let during = watching.ordered.work.label().to_owned();
+        let (waited_ms, limit_ms) = (ms(watching.silence.counted()), ms(watching.limit));
+        Some(EngineWork { during, waited_ms, limit_ms })
     }
 
     /// Engines that were found to be hung.
