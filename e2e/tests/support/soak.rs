@@ -29,7 +29,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::{Answer, Up, World, Yaml, model};
+use super::{Answer, Up, World, Yaml};
 use finding::{Finding, Findings};
 use member::Member;
 use plan::Plan;

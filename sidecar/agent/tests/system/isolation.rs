@@ -50,7 +50,7 @@ fn router(tenant: &Tenant, folder: &Path) -> Router {
         open: OpenRequests::new(limits.max_streams, metrics.clone()),
         limits,
         stream_pacing: Pacing::Immediate,
-        api_keys: Keys(Vec::new()),
+        api_keys: Keys::default(),
         metrics,
         started: 0,
         answers: AtomicU64::new(0),
