@@ -6,7 +6,8 @@ use super::world::{World, config, sidecar, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_without_a_first_byte_is_sent_to_the_engines_successor() {
-    let world = World::start(json!({"limits": {"hold_seconds": 60}})).await;
+    let slo = json!({"ttft_milliseconds": 600_000, "tbt_milliseconds": 600_000});
+    let world = World::start(json!({"limits": {"hold_seconds": 60}, "slo": slo})).await;
     let stream = world.posted(&json!({"prompt": "a", "stream": true, "die_before": 0})).await;
     world.engine.ended().await;
     world.phase("EngineLost").await;
@@ -21,6 +22,8 @@ async fn a_request_without_a_first_byte_is_sent_to_the_engines_successor() {
         assert!(answer.body.contains("t2"), "{}", answer.body);
     }
     assert_eq!(world.engine.count("request {\"stream_options\""), 2, "{:?}", world.engine.diary());
+    let first_token = async || world.objective("ttft").await == Some((1, 0));
+    until("the stream's first token came in time, by the successor", first_token).await;
     let engine = world.state().await["engine"].clone();
     assert_eq!((&engine["restarts"], &engine["attempt"]), (&json!(1), &json!(2)));
     assert!(world.get("/metrics").await.body.contains("sluice_engine_losses_total{model_name=\"m\"} 1\n"));
@@ -49,6 +52,23 @@ async fn a_stream_that_is_cut_says_so_and_the_next_request_is_served() {
             || metrics.contains("sluice_requests_total{model_name=\"m\",finished_reason=\"error\"} 1\n"),
         "{metrics}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_a_dead_engine_does_not_make_is_missed_and_a_stream_that_ends_misses_none() {
+    let slo = json!({"ttft_milliseconds": 600_000, "tbt_milliseconds": 600_000});
+    let world = World::start(json!({"limits": {"hold_seconds": 60}, "slo": slo})).await;
+    world.post(&json!({"prompt": "a", "stream": true, "tokens": 3, "n": 2})).await;
+    // Of two choices, the first token is the request's.
+    until("a whole stream is in time", async || {
+        [world.objective("ttft").await, world.objective("tbt").await] == [Some((1, 0)), Some((4, 0))]
+    })
+    .await;
+    world.post(&json!({"prompt": "a", "stream": true, "tokens": 9, "die_before": 4})).await;
+    until("the fifth token is missed", async || {
+        [world.objective("ttft").await, world.objective("tbt").await] == [Some((2, 0)), Some((8, 1))]
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -164,6 +164,16 @@ impl World {
         self.admin("GET", "/v1/state", &Value::Null).await.json()
     }
 
+    /// Tokens and missed tokens of an objective, as Prometheus reads them.
+    pub async fn objective(&self, objective: &str) -> Option<(u32, u32)> {
+        let text = self.get("/metrics").await.body;
+        let value = |name: &str| {
+            let start = format!("{name}{{model_name=\"m\",objective=\"{objective}\"}} ");
+            text.lines().find_map(|line| line.strip_prefix(&start)?.parse().ok())
+        };
+        Some((value("sluice_slo_tokens_total")?, value("sluice_slo_missed_tokens_total")?))
+    }
+
     pub async fn phase(&self, phase: &str) {
         until(phase, async || self.state().await["phase"] == phase).await;
     }
