@@ -96,6 +96,11 @@ pub const ENGINE_IMAGE: CelRule = CelRule {
     cel: "self.kind != 'Vllm' || has(self.image)",
     message: "image must be set when kind is Vllm: the operator has one of the native engine alone",
 };
+/// On the tenant's `engine`: of a proxied engine no sidecar sees whether it gets on.
+pub const ENGINE_HANG_TIMEOUT: CelRule = CelRule {
+    cel: "self.kind != 'Vllm' || !has(self.hangTimeoutSeconds)",
+    message: "hangTimeoutSeconds is of the native engine alone: a Vllm engine is not watched for hangs",
+};
 /// On the pool's `tolerations`, as the API server has it of a pod's.
 pub const TOLERATION_KEY: CelRule = CelRule {
     cel: "self.all(one, one.operator == 'Exists' || (has(one.key) && one.key != ''))",

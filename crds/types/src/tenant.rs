@@ -118,7 +118,11 @@ pub struct ModelTenantSpec {
     pub idle: Idle,
     /// The process that runs the model. Default as in its fields.
     #[serde(default)]
-    #[x_kube(validation = rules::ENGINE_IMAGE.rule(), validation = rules::CPU_WITHIN_LIMIT.rule())]
+    #[x_kube(
+        validation = rules::ENGINE_IMAGE.rule(),
+        validation = rules::ENGINE_HANG_TIMEOUT.rule(),
+        validation = rules::CPU_WITHIN_LIMIT.rule()
+    )]
     pub engine: Engine,
     /// The process that owns the memory and answers requests. Default as in its fields.
     #[serde(default)]

@@ -51,6 +51,7 @@ fn messages() -> Vec<&'static str> {
         rules::KV_WITHIN_LIMIT.message,
         rules::CPU_WITHIN_LIMIT.message,
         rules::ENGINE_IMAGE.message,
+        rules::ENGINE_HANG_TIMEOUT.message,
         rules::TOLERATION_KEY.message,
         rules::TOLERATION_VALUE.message,
         rules::TOLERATION_SECONDS.message,

@@ -272,6 +272,7 @@ fn every_declared_rule_is_in_a_crd() {
         &rules::KV_WITHIN_LIMIT,
         &rules::CPU_WITHIN_LIMIT,
         &rules::ENGINE_IMAGE,
+        &rules::ENGINE_HANG_TIMEOUT,
         &rules::TOLERATION_KEY,
         &rules::TOLERATION_VALUE,
         &rules::TOLERATION_SECONDS,

@@ -76,6 +76,8 @@ fn a_container_asks_for_no_more_cpu_than_it_may_use() {
 #[test]
 fn an_engine_that_is_not_ours_needs_an_image() {
     expect_one(&tenant_with("  engine: {kind: Vllm}"), "spec.engine", rules::ENGINE_IMAGE.message);
+    let watched = "  engine: {kind: Vllm, image: v, hangTimeoutSeconds: 5}";
+    expect_one(&tenant_with(watched), "spec.engine", rules::ENGINE_HANG_TIMEOUT.message);
     assert_eq!(violations(&tenant_with("  engine: {kind: Vllm, image: v}")), []);
 }
 

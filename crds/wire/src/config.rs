@@ -277,6 +277,10 @@ pub struct EngineConfig {
     pub spawn: Option<PathBuf>,
     /// Threads; 0 = all cores.
     pub threads: u32,
+    /// Least time without progress after which the engine counts as hung, seconds; `None` = the usual one. Not written then:
+    /// older sidecars know none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hang_timeout_seconds: Option<u32>,
 }
 
 /// Kind of engine.

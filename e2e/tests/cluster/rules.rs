@@ -218,6 +218,13 @@ fn container_cases() -> Vec<Case> {
         cpu("ModelTenant.spec.sidecar", "/spec/sidecar/resources/requests/cpu"),
         case(
             "ModelTenant.spec.engine",
+            "hangTimeoutSeconds is of the native engine alone: a Vllm engine is not watched for hangs",
+            with(&tenant(), "/spec/engine", json!({"kind": "Vllm", "image": "v"})),
+            "/spec/engine/hangTimeoutSeconds",
+            json!(5),
+        ),
+        case(
+            "ModelTenant.spec.engine",
             "image must be set when kind is Vllm: the operator has one of the native engine alone",
             with(&tenant(), "/spec/engine", json!({"kind": "Vllm", "image": "v"})),
             "/spec/engine/image",

@@ -378,7 +378,8 @@ pub fn tenant(name: &str, hub: &str) -> Value {
                 "source": {"type": "HuggingFace", "huggingFace": {"repo": "tests/story", "endpoint": hub}},
                 "maxModelLen": 256,
             },
-            "engine": {"resources": little}, "sidecar": {"resources": little},
+            // Tests hold engines in the middle of streams by stopping them.
+            "engine": {"resources": little, "hangTimeoutSeconds": 600}, "sidecar": {"resources": little},
         },
     })
 }

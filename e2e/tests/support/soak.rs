@@ -249,7 +249,7 @@ fn start<'a>(world: &'a World, plan: &Plan, folders: &[PathBuf], fault: Option<&
         (Some("64Ki"), Some(plan.gpu.link), Some(plan.gpu.sharing), Some(plan.gpu.remap));
     for (tenant, folder) in folders.iter().enumerate() {
         let spec = format!(
-            "priority: {}, pacing: {{mode: Immediate}}, drainSeconds: 2, limits: {{holdSeconds: 120}}, {}",
+            "priority: {}, pacing: {{mode: Immediate}}, drainSeconds: 2, limits: {{holdSeconds: 120}}, engine: {{hangTimeoutSeconds: 600}}, {}",
             plan.priorities[tenant],
             plan.rests[tenant].yaml(),
         );

@@ -6,7 +6,7 @@
 
 use alloc::vec::Vec;
 
-/// A deadline never is shorter than this, nanoseconds: the scheduling noise of a busy node is no hang.
+/// A deadline is not shorter than this unless another floor is set, nanoseconds: the scheduling noise of a busy node is no hang.
 pub const FLOOR_NS: u64 = 2_000_000_000;
 /// Limit of work whose time is unknown, nanoseconds.
 pub const UNKNOWN_NS: u64 = 60_000_000_000;
@@ -50,19 +50,24 @@ pub struct HangLimits {
     /// Longest recent time of a step, nanoseconds, by the power of two of its tokens; 0 = none was measured. It decays, so
     /// that one slow step does not set the limit for ever.
     longest_ns: [u64; SIZES],
+    floor_ns: u64,
     /// An engine that has just attached has run no step yet.
     fresh: bool,
     /// Engines in a row that exceeded a limit.
     hangs: u32,
 }
 
-impl Default for HangLimits {
-    fn default() -> HangLimits {
-        HangLimits { longest_ns: [0; SIZES], fresh: true, hangs: 0 }
-    }
-}
-
 impl HangLimits {
+    /// Nothing was measured yet. No limit is shorter than `floor_ns` nanoseconds.
+    pub fn new(floor_ns: u64) -> HangLimits {
+        HangLimits { longest_ns: [0; SIZES], floor_ns, fresh: true, hangs: 0 }
+    }
+
+    /// The shortest limit, nanoseconds.
+    pub fn floor_ns(&self) -> u64 {
+        self.floor_ns
+    }
+
     /// A new engine: its first step has the limit of unknown work.
     pub fn attached(&mut self) {
         self.fresh = true;
@@ -85,10 +90,10 @@ impl HangLimits {
     pub fn limit_ns(&self, work: Work) -> u64 {
         let usual = match work {
             Work::Step { tokens } => self.step_limit_ns(tokens),
-            Work::Reback => FLOOR_NS,
-            Work::Attach => UNKNOWN_NS,
+            Work::Reback => self.floor_ns,
+            Work::Attach => self.unknown_ns(),
         };
-        usual.saturating_mul(1 << self.hangs).min(UNKNOWN_NS.max(usual))
+        usual.saturating_mul(1 << self.hangs).min(self.unknown_ns().max(usual))
     }
 
     /// Whether the engine that attached last has not finished a step yet.
@@ -97,12 +102,17 @@ impl HangLimits {
     }
 
     fn step_limit_ns(&self, tokens: u32) -> u64 {
-        let expected = self.expected_ns(tokens).map(|ns| TIMES.saturating_mul(ns).saturating_add(FLOOR_NS));
+        let expected =
+            self.expected_ns(tokens).map(|ns| TIMES.saturating_mul(ns).saturating_add(self.floor_ns));
         match expected {
-            Some(limit) if self.fresh => limit.max(UNKNOWN_NS),
+            Some(limit) if self.fresh => limit.max(self.unknown_ns()),
             Some(limit) => limit,
-            None => UNKNOWN_NS,
+            None => self.unknown_ns(),
         }
+    }
+
+    fn unknown_ns(&self) -> u64 {
+        self.floor_ns.max(UNKNOWN_NS)
     }
 
     /// How long a step of this many tokens takes at most by what was measured: no longer than a larger one, and in proportion
@@ -135,7 +145,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     fn measured(steps: &[(u32, u64)]) -> HangLimits {
-        let mut limits = HangLimits::default();
+        let mut limits = HangLimits::new(FLOOR_NS);
         limits.attached();
         steps.iter().for_each(|(tokens, ns)| limits.step_done(*tokens, *ns));
         limits
@@ -166,7 +176,7 @@ mod tests {
 
     #[test]
     fn first_steps_and_attaching_have_limits_of_their_own() {
-        let mut limits = HangLimits::default();
+        let mut limits = HangLimits::new(FLOOR_NS);
         assert_eq!(of_step(&limits, 1), UNKNOWN_NS);
         assert_eq!(limits.limit_ns(Work::Attach), UNKNOWN_NS);
         limits.step_done(1, MS);
@@ -174,6 +184,15 @@ mod tests {
         limits.attached();
         assert_eq!(of_step(&limits, 1), UNKNOWN_NS, "another engine may compile again");
         assert_eq!(limits.limit_ns(Work::Reback), FLOOR_NS);
+    }
+
+    #[test]
+    fn no_limit_is_shorter_than_the_floor_that_is_set() {
+        let mut limits = HangLimits::new(2 * UNKNOWN_NS);
+        assert_eq!(of_step(&limits, 1), 2 * UNKNOWN_NS);
+        limits.step_done(1, MS);
+        assert_eq!(of_step(&limits, 1), 2 * MS + 2 * UNKNOWN_NS);
+        assert_eq!([Work::Reback, Work::Attach].map(|work| limits.limit_ns(work)), [2 * UNKNOWN_NS; 2]);
     }
 
     #[test]

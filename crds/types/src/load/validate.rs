@@ -159,6 +159,8 @@ fn check_tenant(spec: &ModelTenantSpec, broken: &mut Broken) {
 fn check_containers(spec: &ModelTenantSpec, broken: &mut Broken) {
     let has_image = spec.engine.kind != EngineKind::Vllm || spec.engine.image.is_some();
     require(has_image, "spec.engine", &rules::ENGINE_IMAGE, broken);
+    let watched = spec.engine.kind != EngineKind::Vllm || spec.engine.hang_timeout_seconds.is_none();
+    require(watched, "spec.engine", &rules::ENGINE_HANG_TIMEOUT, broken);
     let of = [("spec.engine", &spec.engine.resources), ("spec.sidecar", &spec.sidecar.resources)];
     for (path, resources) in of {
         let within = resources.as_ref().is_none_or(Resources::cpu_is_within_its_limit);

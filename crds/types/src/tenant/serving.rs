@@ -123,6 +123,11 @@ pub struct Engine {
     /// CPUs and memory of the engine's container. Default: computed by the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resources: Option<Resources>,
+    /// Least time without progress after which a native engine counts as hung and is replaced, seconds; more where its
+    /// steps take longer. Default 2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 3600))]
+    pub hang_timeout_seconds: Option<i32>,
 }
 
 /// Kind of engine.

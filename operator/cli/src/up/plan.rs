@@ -204,6 +204,7 @@ fn configure(
         engine: EngineConfig {
             spawn: Some(options.engine.clone()),
             threads: options.threads,
+            hang_timeout_seconds: spec.engine.hang_timeout_seconds.map(unsigned),
             ..EngineConfig::default()
         },
         hibernate_after_seconds: Some(unsigned(spec.idle.hibernate_after_seconds)),

@@ -64,7 +64,11 @@ pub fn sidecar_config(placed: &Placed<'_>) -> SidecarConfig {
 
 fn engine(spec: &ModelTenantSpec) -> EngineConfig {
     match spec.engine.kind {
-        Kind::Native => EngineConfig { threads: threads(spec), ..EngineConfig::default() },
+        Kind::Native => EngineConfig {
+            threads: threads(spec),
+            hang_timeout_seconds: spec.engine.hang_timeout_seconds.map(unsigned),
+            ..EngineConfig::default()
+        },
         Kind::Vllm => {
             EngineConfig { kind: EngineKind::Vllm, url: Some(vllm::url()), ..EngineConfig::default() }
         }

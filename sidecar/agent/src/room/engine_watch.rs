@@ -66,10 +66,11 @@ pub struct EngineWatch {
 
 impl EngineWatch {
     /// Without an engine so far. `page` shows how far the engine's layers are.
-    pub fn new(page: Arc<ControlPage>) -> EngineWatch {
+    /// No limit is shorter than `floor`.
+    pub fn new(page: Arc<ControlPage>, floor: Duration) -> EngineWatch {
         EngineWatch {
             page,
-            limits: HangLimits::default(),
+            limits: HangLimits::new(u64::try_from(floor.as_nanos()).unwrap_or(u64::MAX)),
             engine: None,
             watching: None,
             absence: None,
@@ -169,7 +170,7 @@ impl EngineWatch {
     /// shortest limit.
     pub fn left(&self) -> Option<Duration> {
         let Some(watching) = &self.watching else {
-            return Some(Duration::from_nanos(sluice_policy::hang::FLOOR_NS));
+            return Some(Duration::from_nanos(self.limits.floor_ns()));
         };
         let left = watching.limit.checked_sub(watching.silence.counted());
         left.filter(|_| !watching.killed)

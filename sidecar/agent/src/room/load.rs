@@ -213,7 +213,7 @@ impl Loading {
         let port = neighbours::port(self.among.as_ref(), at_desk, (&own_inbox, clock), terms)?;
         let around = Around { neighbourhood: port, planner: Box::new(planner(own_inbox)?) };
         let mut driver = Driver::start(around, Nanos(0), core, memory, compute, journal);
-        let mut watch = EngineWatch::new(page.clone());
+        let mut watch = EngineWatch::new(page.clone(), hang_floor(config));
         watch.attached(&first);
         body::attach(&mut driver, first);
         let mut diary = Diary::new(tenant(config), config.policy.clone());
@@ -240,6 +240,12 @@ impl Loading {
         left.early.into_iter().for_each(|message| room.take(message));
         Ok(room)
     }
+}
+
+/// Without progress for less than this, no engine counts as hung.
+fn hang_floor(config: &SidecarConfig) -> Duration {
+    let set = config.engine.hang_timeout_seconds.map(|seconds| Duration::from_secs(seconds.into()));
+    set.unwrap_or(Duration::from_nanos(sluice_policy::hang::FLOOR_NS))
 }
 
 /// The thread that makes plans and wakes the room after each.

@@ -138,6 +138,11 @@ fn answers(tenant: &Tenant, folder: &Path, asked: &[Asked]) -> [Vec<(u16, Value)
     })
 }
 
+/// The beginning of a request: prompts have megabytes.
+fn shown(asked: &Asked) -> String {
+    format!("{asked:?}").chars().take(400).collect()
+}
+
 #[test]
 fn no_request_changes_anothers_answer_or_status() {
     let model = generate(&SHAPE);
@@ -160,14 +165,18 @@ fn no_request_changes_anothers_answer_or_status() {
             written.write(folder.path());
             let [alone, together] = answers(&tenant, folder.path(), &asked);
             for ((alone, together), asked) in alone.iter().zip(&together).zip(&asked) {
-                prop_assert!([200, 400].contains(&alone.0), "{asked:?} alone: {alone:?}");
-                prop_assert_eq!(together, alone, "{:?}", asked);
+                // Some bodies are larger than a body may be.
+                prop_assert!([200, 400, 413].contains(&alone.0), "{} alone: {alone:?}", shown(asked));
+                prop_assert_eq!(together, alone, "{}", shown(asked));
                 let (good, bad) = counts.get();
-                counts.set((good + u32::from(alone.0 == 200), bad + u32::from(alone.0 == 400)));
+                counts.set((good + u32::from(alone.0 == 200), bad + u32::from(alone.0 != 200)));
             }
             Ok(())
         })
-        .unwrap_or_else(|failure| panic!("{failure}"));
+        .unwrap_or_else(|failure| {
+            // The failing input is part of its words.
+            panic!("{}", failure.to_string().chars().take(4000).collect::<String>())
+        });
     let (good, bad) = counts.get();
     assert!(good > 40 && bad > 40, "{good} answers and {bad} refusals: both sorts are there");
     tenant.assert_nothing_leaks("random requests");
