@@ -179,12 +179,12 @@ async fn parts_of_text_are_lines() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_template_that_cannot_be_read_fails_chats_and_no_completion() {
-    let model = |path: &Path| folder(path, &json!({"chat_template": "{% generation %}x{% endgeneration %}"}));
+    let model = |path: &Path| folder(path, &json!({"chat_template": "{% nonsense %}"}));
     let world = World::start(Setup { model, ..Setup::default() }).await;
     let chat = json!({"messages": [{"role": "user", "content": "x"}]});
     let told = world.post("/v1/chat/completions", &chat).await;
     let told = told.error(400, "invalid_request_error", Some("messages"), None);
-    assert!(told.contains("unknown statement generation") && told.contains("/v1/completions"), "{told}");
+    assert!(told.contains("unknown statement nonsense") && told.contains("/v1/completions"), "{told}");
     let mut client = world.posted("/v1/completions", &json!({"prompt": "Once"})).await;
     say(&world.scheduler.taken().await, &[UPON], &[]);
     assert_eq!(client.answer().await.json()["choices"][0]["text"], " upon");

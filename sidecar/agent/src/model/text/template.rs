@@ -112,8 +112,29 @@ fn compile(source: String) -> Result<Environment<'static>, Error> {
     });
     environment.add_function("strftime_now", |format: String| strftime_now(&format));
     environment.add_filter("tojson", tojson);
-    environment.add_template_owned("chat", source)?;
+    environment.add_template_owned("chat", without_marks(&source))?;
     Ok(environment)
+}
+
+/// `{% generation %}` marks what an assistant said, for training. Here it is a block with names of its own, which is what
+/// transformers makes of it.
+fn without_marks(source: &str) -> String {
+    let mut tags = source.split("{%");
+    let before = tags.next().unwrap_or_default().to_owned();
+    tags.fold(before, |before, tag| before + "{%" + &renamed(tag))
+}
+
+/// A template from a tag on, without its brace.
+fn renamed(tag: &str) -> String {
+    let (space, sign) = (char::is_whitespace, |c: char| matches!(c, '-' | '+'));
+    let is_begun = |head: &str| head.trim_start_matches(sign).trim_matches(space).is_empty();
+    let is_ended = |rest: &str| rest.trim_start_matches(space).trim_start_matches(sign).starts_with("%}");
+    let renamed =
+        [("endgeneration", "endwith"), ("generation", "with")].into_iter().find_map(|(mark, block)| {
+            let (head, rest) = tag.split_once(mark)?;
+            (is_begun(head) && is_ended(rest)).then(|| format!("{head}{block}{rest}"))
+        });
+    renamed.unwrap_or_else(|| tag.to_owned())
 }
 
 /// The few date forms that published templates use.
