@@ -132,7 +132,11 @@ async fn what_exceeds_the_context_is_said_in_openais_words_and_names_what_to_cha
 /// The tokens that a text has are counted by the tokenizer itself.
 #[test]
 fn no_text_has_fewer_tokens_than_its_bytes_say() {
-    let mut runner = TestRunner::new(ProptestConfig { cases: 300, ..ProptestConfig::default() });
+    let mut runner = TestRunner::new(ProptestConfig {
+        cases: 300,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
     let (bounded, tight) = (Cell::new(0_u32), Cell::new(0_u32));
     let cases = folders(512).prop_flat_map(|folder| {
         let texts = proptest::collection::vec(texts(folder.added.clone()), 8);

@@ -156,12 +156,13 @@ const TEMPLATES: [&str; 5] = [
 /// Folders for a model with `vocab` tokens.
 pub fn folders(vocab: u32) -> impl Strategy<Value = Folder> {
     let sort = prop_oneof![3 => Just(Sort::Bytes), 3 => Just(Sort::Fallback), 1 => Just(Sort::Unknown), 1 => Just(Sort::Words)];
-    let picks = vec(any::<(u16, u16)>(), 0..60);
+    let picks = prop_oneof![1 => Just(Vec::new()), 2 => vec(any::<(u16, u16)>(), 0..60)];
     let metaspace = option::of(Just(
         json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true}),
     ));
     let template = proptest::sample::select(TEMPLATES.to_vec());
-    (sort, picks, normalizer(), splits(), metaspace, added(vocab), template).prop_map(
+    let added = prop_oneof![1 => Just(Vec::new()), 2 => added(vocab)];
+    (sort, picks, normalizer(), splits(), metaspace, added, template).prop_map(
         move |(sort, picks, mut normalizers, mut splits, metaspace, added, template)| {
             // Added tokens take the last ids.
             let model = model(sort, &picks, vocab as usize - 5);
@@ -212,7 +213,17 @@ pub fn texts(added: Vec<String>) -> impl Strategy<Value = String> {
         "Ab",
         "7",
     ];
-    let pieces: Vec<String> = known.iter().map(|piece| (*piece).to_owned()).chain(added).collect();
-    let run = (proptest::sample::select(pieces), prop_oneof![4 => 1..4_usize, 1 => 1..200_usize]);
-    vec(run, 0..12).prop_map(|runs| runs.into_iter().map(|(piece, times)| piece.repeat(times)).collect())
+    let pieces: Vec<String> = known.iter().map(|piece| (*piece).to_owned()).chain(added.clone()).collect();
+    let run = (proptest::sample::select(pieces), prop_oneof![4 => 1..4_usize, 1 => 1..200_usize])
+        .prop_map(|(piece, times)| piece.repeat(times));
+    // Nothing but what a normal form makes shorter.
+    let shrinking =
+        ["\u{1d400}", "\u{212a}", "e\u{301}", "\u{1100}\u{1161}\u{11a8}", "bbbb"].map(str::to_owned).to_vec();
+    let shrinking =
+        (proptest::sample::select(shrinking), 1..300_usize).prop_map(|(piece, times)| piece.repeat(times));
+    // A token that may cover the blanks beside it.
+    let names = if added.is_empty() { vec!["Ab".to_owned()] } else { added };
+    let blanks =
+        (proptest::sample::select(names), 1..300_usize).prop_map(|(name, times)| name + &" ".repeat(times));
+    prop_oneof![4 => vec(run, 0..12).prop_map(|runs| runs.concat()), 2 => shrinking, 1 => blanks]
 }
