@@ -65,7 +65,7 @@ fn told(world: &World, objective: &str) -> [Option<f64>; 4] {
         "sluice_slo_tokens_total",
         "sluice_slo_missed_tokens_total",
     ]
-    .map(|name| value(name))
+    .map(value)
 }
 
 async fn until_told(world: &World, objective: &str, wanted: [f64; 4]) {

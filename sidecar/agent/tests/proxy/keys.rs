@@ -1,7 +1,7 @@
 //! API keys that change while the sidecar serves, as a kubelet changes the files of a Secret.
 
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -21,9 +21,9 @@ struct Volume {
 
 impl Volume {
     fn of(keys: &str) -> Volume {
-        let mut volume = Volume { folder: tempfile::tempdir().unwrap(), versions: 0 };
+        let mut volume = Volume { folder: tempfile::tempdir().expect("a folder"), versions: 0 };
         volume.swap(keys);
-        symlink("..data/keys", volume.path()).unwrap();
+        symlink("..data/keys", volume.path()).expect("a link");
         volume
     }
 
@@ -35,12 +35,14 @@ impl Volume {
         self.versions += 1;
         let old = std::fs::read_link(self.folder.path().join("..data")).ok();
         let version = format!("..2026_11_25_{}", self.versions);
-        std::fs::create_dir(self.folder.path().join(&version)).unwrap();
-        std::fs::write(self.folder.path().join(&version).join("keys"), keys).unwrap();
+        std::fs::create_dir(self.folder.path().join(&version)).expect("a folder");
+        std::fs::write(self.folder.path().join(&version).join("keys"), keys).expect("a file");
         let [next, data] = ["..data_tmp", "..data"].map(|name| self.folder.path().join(name));
-        symlink(&version, &next).unwrap();
-        std::fs::rename(next, data).unwrap();
-        old.iter().for_each(|old| std::fs::remove_dir_all(self.folder.path().join(Path::new(old))).unwrap());
+        symlink(&version, &next).expect("a link");
+        std::fs::rename(next, data).expect("the link is replaced");
+        if let Some(old) = old {
+            std::fs::remove_dir_all(self.folder.path().join(old)).expect("the version before goes");
+        }
     }
 }
 

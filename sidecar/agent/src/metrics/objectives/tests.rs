@@ -166,7 +166,7 @@ fn counters_never_fall() {
         let ms = step * 37;
         match step % 7 {
             0 => keys.push(run.arrives(ms)),
-            1 | 3 => keys.iter().filter(|key| (**key as u64 + step) % 11 == 0).for_each(|key| {
+            1 | 3 => keys.iter().filter(|key| (**key as u64 + step).is_multiple_of(11)).for_each(|key| {
                 let at = run.start + Duration::from_millis(ms);
                 run.objectives.written(*key, at, 1);
                 run.objectives.nothing_there(*key);
