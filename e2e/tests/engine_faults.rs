@@ -96,10 +96,10 @@ async fn a_stopped_engine_makes_streams_wait_and_a_continued_one_lets_them_go_on
     up.end_cleanly().await;
 }
 
-/// Objectives that steps of 40 ms meet on a busy machine, and that a stopped engine misses soon.
-const SLO: &str = "slo: {ttftMilliseconds: 2000, tbtMilliseconds: 1000}";
-/// Beyond the objective for later tokens, and a tenth: time for a look at the state.
-const SEEN_WITHIN: Duration = Duration::from_secs(3);
+/// Objectives that steps of 40 ms meet, and that a stopped engine misses long before it counts as hung and is replaced.
+const SLO: &str = "slo: {ttftMilliseconds: 2000, tbtMilliseconds: 300}";
+/// The objective for later tokens, a tenth more, and time for a look at the state of a busy machine.
+const SEEN_WITHIN: Duration = Duration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_that_a_stopped_engine_does_not_make_count_as_missed_while_it_stands() {
