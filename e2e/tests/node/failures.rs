@@ -3,6 +3,7 @@
 
 mod cut;
 mod device;
+mod hangs;
 mod hostile;
 mod ledger;
 mod link;
@@ -285,6 +286,7 @@ fn what_fails_on_a_node_costs_no_token() {
         rows.of_ten_thousand_streams_each_is_answered_whole_or_refused().await;
         rows.strangers_at_the_link_are_refused_and_no_stream_notices().await;
         rows.sidecars_that_stand_still_half_of_the_time_cost_time_and_no_token().await;
+        rows.what_hangs_in_a_pod_is_replaced_and_its_neighbours_go_on().await;
         rows.weights_that_find_no_pages_come_home_later().await;
         rows.whoever_is_killed_while_memory_is_lent_the_ledger_balances().await;
         rows.a_borrower_that_is_cut_off_gives_back_by_itself().await;

@@ -85,7 +85,7 @@ impl Stories {
         Stories { folder, golden, names }
     }
 
-    /// How the API shows these tokens one by one: a piece alone, without the space that begins a text.
+    /// How the API names these tokens: by their own text, with the space that begins a word.
     pub fn shown(&self, ids: &[u32]) -> Vec<&str> {
         ids.iter().map(|id| self.names[*id as usize].as_str()).collect()
     }
@@ -108,10 +108,7 @@ fn names(tokenizer: &Value) -> Vec<String> {
             piece.strip_prefix("<0x").and_then(|hex| u8::from_str_radix(hex.strip_suffix('>')?, 16).ok());
         names[id.as_u64().unwrap() as usize] = match byte {
             Some(byte) => String::from_utf8_lossy(&[byte]).into_owned(),
-            None => {
-                let text = piece.replace('\u{2581}', " ");
-                text.strip_prefix(' ').unwrap_or(&text).to_owned()
-            }
+            None => piece.replace('\u{2581}', " "),
         };
     }
     names
