@@ -28,6 +28,8 @@ use crate::tokenizers::{Folder, folders, texts};
 const VOCAB: u32 = 512;
 const CONTEXT: u32 = 192;
 const SHAPE: Shape = Shape { family: "llama", dtype: "f32", layers: 3, hidden: 64, vocab: VOCAB };
+/// Longest text of the random requests.
+const HUGE_BYTES: usize = 500_000;
 /// Longest first token that counts as soon, whatever it takes alone: machines that run many tests are busy.
 const SOON: Duration = Duration::from_millis(1500);
 
@@ -103,8 +105,11 @@ fn prompt(added: Vec<String>) -> impl Strategy<Value = (&'static str, &'static s
     // One in a few hundred ids is beyond the vocabulary.
     let ids = vec(prop_oneof![300 => 0..VOCAB, 1 => VOCAB..VOCAB + 9, 1 => Just(u32::MAX)], 1..100)
         .prop_map(|ids| (COMPLETIONS.0, COMPLETIONS.1, json!(ids)));
-    let huge = (texts(added.clone()), 1_000..3_000_usize)
-        .prop_map(|(text, times)| (COMPLETIONS.0, COMPLETIONS.1, json!(text.repeat(times))));
+    let huge = (texts(added.clone()), 1_000..3_000_usize).prop_map(|(text, times)| {
+        // No more than a body may have.
+        let times = times.min(HUGE_BYTES / text.len().max(1));
+        (COMPLETIONS.0, COMPLETIONS.1, json!(text.repeat(times)))
+    });
     let chat = vec(texts(added), 1..3).prop_map(|contents| {
         let messages: Vec<_> = contents.iter().map(|text| json!({"role": "user", "content": text})).collect();
         ("/v1/chat/completions", "messages", json!(messages))
