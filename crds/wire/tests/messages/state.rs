@@ -59,6 +59,26 @@ fn memory() -> MemoryState {
     }
 }
 
+fn engine() -> EngineState {
+    EngineState {
+        pid: Some(4711),
+        restarts: 1,
+        attempt: 2,
+        up_since_unix_ms: Some(1_764_000_000_500),
+        lost_unix_ms: Some(1_764_000_000_400),
+        failure: None,
+        work: Some(EngineWork { during: "re-backing".into(), waited_ms: 40, limit_ms: 2_000 }),
+        hangs: 1,
+        last_hang: Some(EngineHang {
+            at_unix_ms: 1_764_000_000_390,
+            during: "step".into(),
+            waited_ms: 2_300,
+            limit_ms: 2_250,
+            alive: false,
+        }),
+    }
+}
+
 fn state() -> State {
     State {
         version: VERSION,
@@ -106,23 +126,7 @@ fn state() -> State {
             ttft_overdue: 1,
             tbt_overdue: 2,
         },
-        engine: EngineState {
-            pid: Some(4711),
-            restarts: 1,
-            attempt: 2,
-            up_since_unix_ms: Some(1_764_000_000_500),
-            lost_unix_ms: Some(1_764_000_000_400),
-            failure: None,
-            work: Some(EngineWork { during: "re-backing".into(), waited_ms: 40, limit_ms: 2_000 }),
-            hangs: 1,
-            last_hang: Some(EngineHang {
-                at_unix_ms: 1_764_000_000_390,
-                during: "step".into(),
-                waited_ms: 2_300,
-                limit_ms: 2_250,
-                alive: false,
-            }),
-        },
+        engine: engine(),
         moves: vec![Move {
             at_unix_ms: 1_764_000_030_000,
             reason: "remap_own".into(),

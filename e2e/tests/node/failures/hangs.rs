@@ -33,12 +33,12 @@ impl Rows<'_> {
     }
 
     async fn hang_timeout(&self, seconds: u32) {
-        let before = TENANTS.map(|name| uid(&self.product.pod(name)));
+        let before = TENANTS.map(|name| uid(&self.product.pod(name)).to_owned());
         for name in TENANTS {
             self.product.change("modeltenant", name, &json!({"engine": {"hangTimeoutSeconds": seconds}}));
         }
         for (name, before) in TENANTS.iter().zip(before) {
-            self.product.ready_again(name, &|pod| uid(pod) != before).await;
+            self.product.ready_again(name, &|pod| *uid(pod) != before).await;
         }
     }
 

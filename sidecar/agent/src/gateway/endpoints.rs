@@ -128,9 +128,7 @@ impl Gateway {
         }
         let Order { kind, common, prompts, logprobs } = order;
         let generations = submissions.into_iter().zip(awaited);
-        let generations = generations.map(|(submission, awaited)| {
-            self.generation(kind, submission, &stops, &common, arrived, awaited)
-        });
+        let generations = generations.map(|each| self.generation(kind, each, &stops, &common, arrived));
         let generations = generations.collect();
         let frame = Frame {
             kind,
@@ -163,11 +161,10 @@ impl Gateway {
     fn generation(
         &self,
         kind: Kind,
-        submission: Submission,
+        (submission, awaited): (Submission, AwaitedToken),
         stops: &[String],
         common: &Common,
         arrived: Instant,
-        awaited: AwaitedToken,
     ) -> Generation {
         let sampling = &submission.sampling;
         let stop_tokens = if sampling.ignore_stop { Vec::new() } else { sampling.stop_tokens.clone() };
