@@ -15,7 +15,7 @@ use crate::support::{Answer, Tenant, World, Yaml, eventually, processes, slow};
 /// Beyond three steps neighbours wait this long at most: the floor of a deadline (2 s), the grace of a takeover, and the
 /// time of a kill and of a hand-over.
 const FLOOR: Duration = Duration::from_secs(3);
-/// A hung sidecar is killed after 10 s, a supervisor that starts no engine after 15 s; time in which the node is slow counts a
+/// A hung sidecar is killed after 12 s, a supervisor that starts no engine after 15 s; time in which the node is slow counts a
 /// quarter at least.
 const KILLED: Duration = Duration::from_secs(90);
 /// Slow enough to be met in the middle: each layer of each step, each change of mappings.
@@ -90,26 +90,34 @@ impl Clock {
         Clock { stopped: Instant::now(), stall: node_stall(), step }
     }
 
+    /// At least a quarter of the time counts, however slow the node is.
     fn allows(&self) -> Duration {
-        3 * self.step + FLOOR + node_stall().saturating_sub(self.stall)
+        let bound = 3 * self.step + FLOOR;
+        bound + node_stall().saturating_sub(self.stall).min(3 * bound)
     }
 
     /// Waits until each of `others` has run a step since. Returns how long that took.
     async fn until_steps(&self, what: &str, others: &[&Tenant]) -> Duration {
-        let mut before = Vec::new();
+        let (mut before, mut requests) = (Vec::new(), Vec::new());
         for other in others {
             before.push(other.state().await.figures.steps_total);
+            // Its load may have ended.
+            let tenant = (*other).clone();
+            requests.push(tokio::spawn(async move { tenant.complete(&greedy(&prompt(99, 20), 4)).await }));
         }
         for (other, before) in others.iter().zip(before) {
             let ran = |state: &State| state.figures.steps_total > before + 1;
             eventually(what, async || {
-                let late = self.stopped.elapsed() > 4 * self.allows();
+                let late = self.stopped.elapsed() > 2 * self.allows();
                 assert!(!late, "{what}: a neighbour stands still: {:?}", other.try_state().await);
                 other.try_state().await.filter(ran)
             })
             .await;
         }
         let (took, allowed) = (self.stopped.elapsed(), self.allows());
+        for request in requests {
+            request.await.unwrap().unwrap();
+        }
         assert!(took <= allowed, "{what}: neighbours waited {took:?}, {allowed:?} are allowed");
         took
     }
@@ -163,7 +171,6 @@ impl Case<'_, '_> {
         let state = self.trio.tenants[victim].until("its engine is replaced", replaced).await;
         let hang = state.engine.last_hang.expect("it is told");
         assert!(!hang.alive && hang.waited_ms >= hang.limit_ms, "{hang:?}");
-        assert!(hang.waited_ms < hang.limit_ms + 500, "it was looked at in time: {hang:?}");
     }
 
     async fn sidecar_is_replaced(&mut self, victim: usize, pid: u32) {
@@ -201,7 +208,7 @@ async fn a_sidecar_that_is_stopped_in_any_state_is_replaced_and_its_neighbours_g
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_supervisor_that_is_stopped_disturbs_nobody() {
+async fn a_supervisor_that_is_stopped_disturbs_no_stream() {
     cases(&[When::Computing, When::Lending, When::Rebacking].map(|when| (Stopped::Supervisor, when))).await;
 }
 
@@ -276,7 +283,7 @@ async fn a_supervisor_that_starts_no_engine_is_replaced_and_the_streams_go_on() 
     processes::signal(supervisor, Signal::STOP);
     processes::signal(engine, Signal::KILL);
     assert_eq!(stream.finish().await.unwrap(), expected);
-    assert!(!processes::alive(supervisor), "it was stopped, and nobody continued it");
+    assert!(!processes::alive(supervisor), "it was stopped and not continued");
     up.end_cleanly().await;
 }
 
@@ -302,6 +309,9 @@ async fn a_process_that_is_stopped_while_its_tenant_wakes_is_replaced_and_its_ne
     let question = greedy(&prompt(1, 60), 20);
     let (answer, theirs) =
         (sleeper.complete(&question).await.unwrap(), other.complete(&question).await.unwrap());
+    let begun = Instant::now();
+    assert_eq!(other.complete(&question).await.unwrap(), theirs);
+    let usual = begun.elapsed();
     for stopped in [Stopped::Worker, Stopped::Sidecar] {
         let asleep = |state: &State| state.phase == Phase::Hibernated && state.engine.pid.is_some();
         sleeper.until("it hibernates", asleep).await;
@@ -314,10 +324,9 @@ async fn a_process_that_is_stopped_while_its_tenant_wakes_is_replaced_and_its_ne
         processes::signal(pid, Signal::STOP);
         let clock = Clock::start(&other.state().await);
         assert_eq!(other.complete(&question).await.unwrap(), theirs, "its neighbour");
-        eprintln!(
-            "{stopped:?} stopped while waking: the neighbour answered after {:?}",
-            clock.stopped.elapsed()
-        );
+        let (took, allowed) = (clock.stopped.elapsed(), clock.allows() + 3 * usual);
+        eprintln!("{stopped:?} stopped while waking: the neighbour answered after {took:?}");
+        assert!(took <= allowed, "{took:?}, {allowed:?} are allowed");
         let woken = woken.await.unwrap();
         match stopped {
             Stopped::Sidecar => {

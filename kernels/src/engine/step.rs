@@ -316,6 +316,7 @@ impl LayerHooks for Hooks<'_> {
             self.overtaken = Some(StepError::TurnPassed { epoch: self.turn.epoch });
             return ControlFlow::Break(());
         }
+        self.control.begin_layer();
         let Expected { weights, kv } = self.expected[layer];
         weights.map_or(ControlFlow::Continue(()), |generation| self.wait_weights(layer, generation))?;
         kv.map_or(ControlFlow::Continue(()), |generation| self.wait_kv(layer, generation))

@@ -46,8 +46,8 @@ use state::Diary;
 /// Longest sleep when nothing is due.
 const IDLE_SLEEP: Duration = Duration::from_secs(1);
 
-/// A holder of the turn looks at its engine more often than this.
-const PROMISE_SLACK: Duration = Duration::from_millis(250);
+/// The deadline of a turn, from each round of this thread on: it goes round once a second at least.
+const PROMISE: Duration = Duration::from_millis(1500);
 
 /// The device did not give what the tenant needs; only a new start can help.
 #[derive(Debug, thiserror::Error)]
@@ -178,7 +178,7 @@ impl Room {
                 tracing::info!(pid = link.hello.pid, build = link.build, "engine attached");
                 self.diary.engine_attached(SystemTime::now());
                 self.engine_left = None;
-                self.watch.attached(&link);
+                self.watch.attached(link.process.clone(), link.supervisor.clone());
                 body::attach(&mut self.driver, link);
             }
             News::Event(event) => body::event(&mut self.driver, event),
@@ -193,20 +193,21 @@ impl Room {
         }
     }
 
-    /// Extends the deadline of the turn by what the engine's work may still take. A holder whose engine hangs extends nothing.
+    /// Extends the deadline of the turn while the engine gets on. A holder whose engine hangs extends nothing.
     fn keep_turn(&mut self) {
         let (Some(place), Some(epoch)) = (&self.place, self.driver.core().held_epoch()) else { return };
         let turn = place.seat.turn();
-        let promised = match self.watch.left() {
-            Some(left) => turn.promise(boot_ns(sluice_memory::since_boot() + left + PROMISE_SLACK)),
-            None if turn.held().is_none() => Err(LedgerError::Overtaken),
-            None => Ok(()),
+        let promised = match self.watch.extends_turn() {
+            true => turn.promise(boot_ns(sluice_memory::since_boot() + PROMISE)),
+            false if turn.held().is_none() => Err(LedgerError::Overtaken),
+            false => Ok(()),
         };
         match promised {
             // Released a moment ago, or the next turn is on its way to the scheduler.
             Ok(()) | Err(LedgerError::NoTurn) => {}
             Err(LedgerError::Overtaken) => {
                 tracing::error!(epoch, "a neighbour took the turn, since this tenant was past its deadline");
+                self.watch.overtaken();
                 self.driver.push(Event::Neighbour(NeighbourEvent::Overtaken { epoch }));
             }
             Err(error) => tracing::warn!(%error, "the deadline of the turn was not extended"),
@@ -216,8 +217,9 @@ impl Room {
     /// Kills an engine that makes no progress within its deadline.
     fn watch_engine(&mut self) {
         let compute = self.driver.compute();
-        let (ordered, steps) = (compute.ordered(), compute.take_steps());
+        let (ordered, steps, rebacks) = (compute.ordered(), compute.take_steps(), compute.take_rebacks());
         steps.into_iter().for_each(|(tokens, took)| self.watch.step_done(tokens, took));
+        rebacks.into_iter().for_each(|(addresses, took)| self.watch.rebacked(addresses, took));
         let carried = self.driver.memory().carried_bytes();
         if self.watch.look(Instant::now(), ordered, carried) {
             self.metrics.engine_hung();

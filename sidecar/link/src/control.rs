@@ -16,6 +16,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"SLNKCTRL");
 const VERSION: u64 = 3;
 /// Word of the header that counts the rounds of the sidecar's scheduler.
 const BEATS: usize = 3;
+/// Word of the header that counts the layers that the engine has begun.
+const LAYERS_BEGUN: usize = 4;
 /// Bytes of a cache line: the header has one, each layer [`LAYER_LINES`].
 const LINE_BYTES: usize = 64;
 const LINE_LONGS: usize = LINE_BYTES / 8;
@@ -166,7 +168,12 @@ impl ControlPage {
         self.header(BEATS).load(Ordering::Relaxed)
     }
 
-    /// A number that changes whenever a layer becomes ready or was read for the last time.
+    /// Engine: it begins a layer of a step.
+    pub fn begin_layer(&self) {
+        self.header(LAYERS_BEGUN).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A number that changes whenever the engine begins a layer, or a layer becomes ready or was read for the last time.
     pub fn progress(&self) -> u64 {
         let published = |side, layer| {
             let word = self.word(side, layer).expect("the layer is one of the page's");
@@ -174,7 +181,8 @@ impl ControlPage {
         };
         let of_layer =
             |layer| Side::ALL.iter().map(|side| published(*side, layer)).fold(0, u64::wrapping_add);
-        (0..self.layers).map(|layer| of_layer(LayerId(layer))).fold(0, u64::wrapping_add)
+        let begun = self.header(LAYERS_BEGUN).load(Ordering::Relaxed);
+        (0..self.layers).map(|layer| of_layer(LayerId(layer))).fold(begun, u64::wrapping_add)
     }
 
     fn header(&self, at: usize) -> &AtomicU64 {

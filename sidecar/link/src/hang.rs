@@ -68,7 +68,7 @@ mod tests {
     const LOOK: Duration = Duration::from_millis(100);
 
     fn cpu_wait(waited_ms: u64) -> Option<NodeTimes> {
-        Some(NodeTimes { cpu_wait: Duration::from_millis(waited_ms), ..NodeTimes::default() })
+        Some(NodeTimes { cpu_waits: [(1, Duration::from_millis(waited_ms))].into(), ..NodeTimes::default() })
     }
 
     /// Looks every 100 ms, each with what the node has told by then. Returns what counts, milliseconds.

@@ -1,7 +1,7 @@
 //! How the supervisor of an engine watches the sidecar: the worker hands on the control page and a pidfd of the sidecar.
 //!
 //! A sidecar whose scheduler does not run keeps memory that its neighbours need and streams that its clients wait for. Its
-//! engine's supervisor ends it; whoever started it starts it again.
+//! engine's supervisor ends it; its own supervisor starts it again.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -22,9 +22,9 @@ use crate::hang::{Silence, Watched};
 
 /// How often a supervisor looks at the sidecar.
 pub const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// A sidecar whose scheduler has not run for this long is hung. It runs once a second at least, and waits 5 s at most for an
-/// engine that takes no message.
-pub const SIDECAR_LIMIT: Duration = Duration::from_secs(10);
+/// A sidecar whose scheduler has not run for this long is hung. It runs once a second at least, and may wait 5 s for the tables
+/// and 5 s for an engine that takes no message.
+pub const SIDECAR_LIMIT: Duration = Duration::from_secs(12);
 
 /// The control page and a pidfd of the sidecar.
 const DESCRIPTORS: usize = 2;

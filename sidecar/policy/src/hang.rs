@@ -16,6 +16,9 @@ const TIMES: u64 = 2;
 const MAX_RATIO: u64 = 16;
 /// Hangs in a row after which the limit grows no further: 2^5 times.
 const MAX_DOUBLINGS: u32 = 5;
+/// A change of mappings takes this long for each address until one was measured, nanoseconds: a map and an unmap of a page
+/// table.
+const ADDRESS_NS: u64 = 20_000;
 /// Sizes of steps that are told apart: one for each power of two of tokens.
 const SIZES: usize = 32;
 
@@ -28,7 +31,10 @@ pub enum Work {
         tokens: u32,
     },
     /// A change of its mappings at a step boundary.
-    Reback,
+    Reback {
+        /// Addresses that change.
+        addresses: u32,
+    },
     /// The mapping of everything that is resident, after it attached.
     Attach,
 }
@@ -38,7 +44,7 @@ impl Work {
     pub fn label(self) -> &'static str {
         match self {
             Work::Step { .. } => "step",
-            Work::Reback => "re-backing",
+            Work::Reback { .. } => "re-backing",
             Work::Attach => "attach",
         }
     }
@@ -51,16 +57,27 @@ pub struct HangLimits {
     /// that one slow step does not set the limit for ever.
     longest_ns: [u64; SIZES],
     floor_ns: u64,
+    /// Longest recent time of a change of mappings for each address, nanoseconds. It decays.
+    address_ns: u64,
     /// An engine that has just attached has run no step yet.
     fresh: bool,
     /// Engines in a row that exceeded a limit.
     hangs: u32,
+    /// Turns in a row that were taken over before a step of them ended.
+    overtaken: u32,
 }
 
 impl HangLimits {
     /// Nothing was measured yet. No limit is shorter than `floor_ns` nanoseconds.
     pub fn new(floor_ns: u64) -> HangLimits {
-        HangLimits { longest_ns: [0; SIZES], floor_ns, fresh: true, hangs: 0 }
+        HangLimits {
+            longest_ns: [0; SIZES],
+            floor_ns,
+            address_ns: ADDRESS_NS,
+            fresh: true,
+            hangs: 0,
+            overtaken: 0,
+        }
     }
 
     /// The shortest limit, nanoseconds.
@@ -77,11 +94,33 @@ impl HangLimits {
     pub fn step_done(&mut self, tokens: u32, total_ns: u64) {
         let longest = &mut self.longest_ns[size_of(tokens)];
         *longest = total_ns.max(*longest - *longest / 16);
-        (self.fresh, self.hangs) = (false, 0);
+        (self.fresh, self.hangs, self.overtaken) = (false, 0, 0);
     }
 
-    /// An engine exceeded its limit. Each one in a row doubles the next limit, so that a limit that is too short for this
-    /// node does not kill every engine.
+    /// A change of this many addresses took this long.
+    pub fn rebacked(&mut self, addresses: u32, total_ns: u64) {
+        let each = total_ns / u64::from(addresses.max(1));
+        self.address_ns = each.max(self.address_ns - self.address_ns / 16).max(ADDRESS_NS);
+    }
+
+    /// A neighbour took the turn before a step of it ended.
+    pub fn overtaken(&mut self) {
+        self.overtaken = (self.overtaken + 1).min(MAX_DOUBLINGS);
+    }
+
+    /// Time without progress of `work` after which a holder does not extend the deadline of its turn, nanoseconds. Neither the
+    /// floor of the tenant nor the limit of unknown work makes neighbours wait. Each turn in a row that is taken over doubles
+    /// it, so that a long first step ends.
+    pub fn turn_limit_ns(&self, work: Work) -> u64 {
+        let expected = match work {
+            Work::Step { tokens } => self.expected_ns(tokens).unwrap_or(0),
+            Work::Reback { .. } | Work::Attach => 0,
+        };
+        TIMES.saturating_mul(expected).saturating_add(FLOOR_NS).saturating_mul(1 << self.overtaken)
+    }
+
+    /// An engine exceeded its limit. Each one in a row doubles the next limit up to 32 times, so that a limit that is too short
+    /// for this node does not kill every engine.
     pub fn hung(&mut self) {
         self.hangs = (self.hangs + 1).min(MAX_DOUBLINGS);
     }
@@ -90,10 +129,13 @@ impl HangLimits {
     pub fn limit_ns(&self, work: Work) -> u64 {
         let usual = match work {
             Work::Step { tokens } => self.step_limit_ns(tokens),
-            Work::Reback => self.floor_ns,
+            Work::Reback { addresses } => {
+                let expected = self.address_ns.saturating_mul(addresses.into());
+                TIMES.saturating_mul(expected).saturating_add(self.floor_ns)
+            }
             Work::Attach => self.unknown_ns(),
         };
-        usual.saturating_mul(1 << self.hangs).min(self.unknown_ns().max(usual))
+        usual.saturating_mul(1 << self.hangs)
     }
 
     /// Whether the engine that attached last has not finished a step yet.
@@ -183,7 +225,30 @@ mod tests {
         assert_eq!(of_step(&limits, 1), 2 * MS + FLOOR_NS);
         limits.attached();
         assert_eq!(of_step(&limits, 1), UNKNOWN_NS, "another engine may compile again");
-        assert_eq!(limits.limit_ns(Work::Reback), FLOOR_NS);
+        assert_eq!(limits.limit_ns(Work::Reback { addresses: 0 }), FLOOR_NS);
+    }
+
+    #[test]
+    fn a_change_of_mappings_has_time_for_each_address() {
+        let mut limits = HangLimits::new(FLOOR_NS);
+        let limit = |limits: &HangLimits| limits.limit_ns(Work::Reback { addresses: 1000 });
+        assert_eq!(limit(&limits), 2 * 1000 * ADDRESS_NS + FLOOR_NS);
+        limits.rebacked(10, 10 * MS);
+        assert_eq!(limit(&limits), 2 * 1000 * MS + FLOOR_NS);
+        (0..1000).for_each(|_| limits.rebacked(10, 0));
+        assert_eq!(limit(&limits), 2 * 1000 * ADDRESS_NS + FLOOR_NS, "it decays");
+    }
+
+    #[test]
+    fn neighbours_wait_for_no_floor_of_the_tenant_and_for_no_unknown_step() {
+        let mut limits = HangLimits::new(600_000 * MS);
+        let work = Work::Step { tokens: 4 };
+        assert_eq!((limits.turn_limit_ns(work), limits.limit_ns(work)), (FLOOR_NS, 600_000 * MS));
+        limits.overtaken();
+        limits.overtaken();
+        assert_eq!(limits.turn_limit_ns(work), 4 * FLOOR_NS, "a long first step ends after some turns");
+        limits.step_done(4, 9_000 * MS);
+        assert_eq!(limits.turn_limit_ns(work), 18_000 * MS + FLOOR_NS);
     }
 
     #[test]
@@ -192,7 +257,10 @@ mod tests {
         assert_eq!(of_step(&limits, 1), 2 * UNKNOWN_NS);
         limits.step_done(1, MS);
         assert_eq!(of_step(&limits, 1), 2 * MS + 2 * UNKNOWN_NS);
-        assert_eq!([Work::Reback, Work::Attach].map(|work| limits.limit_ns(work)), [2 * UNKNOWN_NS; 2]);
+        assert_eq!(
+            [Work::Reback { addresses: 0 }, Work::Attach].map(|work| limits.limit_ns(work)),
+            [2 * UNKNOWN_NS; 2]
+        );
     }
 
     #[test]
@@ -202,9 +270,15 @@ mod tests {
         limits.hung();
         assert_eq!(of_step(&limits, 1), 2 * usual);
         limits.hung();
-        assert_eq!((of_step(&limits, 1), limits.limit_ns(Work::Reback)), (4 * usual, 4 * FLOOR_NS));
+        assert_eq!(
+            (of_step(&limits, 1), limits.limit_ns(Work::Reback { addresses: 0 })),
+            (4 * usual, 4 * FLOOR_NS)
+        );
         (0..40).for_each(|_| limits.hung());
-        assert_eq!(of_step(&limits, 1), UNKNOWN_NS);
+        assert_eq!(of_step(&limits, 1), 32 * usual);
+        let mut unknown = HangLimits::new(FLOOR_NS);
+        unknown.hung();
+        assert_eq!(of_step(&unknown, 1), 2 * UNKNOWN_NS, "a first step that takes long ends as well");
         limits.step_done(1, 500 * MS);
         assert_eq!(of_step(&limits, 1), usual);
         let slow = measured(&[(1, 40_000 * MS)]);

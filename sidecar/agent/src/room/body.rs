@@ -66,8 +66,10 @@ pub struct Peer(Arc<Mutex<PeerState>>);
 #[derive(Debug, Default)]
 struct PeerState {
     engine: Option<EngineSender>,
-    /// The order that is awaited.
-    awaited: Option<ActionId>,
+    /// The order that is awaited, the addresses that it changes, and when it was sent.
+    awaited: Option<(ActionId, u32, Instant)>,
+    /// Addresses and times of the orders that were carried out.
+    rebacked: Vec<(u32, Duration)>,
 }
 
 impl Peer {
@@ -76,12 +78,15 @@ impl Peer {
     }
 
     fn set(&self, engine: Option<EngineSender>) {
-        *self.state() = PeerState { engine, awaited: None };
+        *self.state() = PeerState { engine, ..PeerState::default() };
     }
 
     /// `id` was carried out; false if it is not the awaited one: answers to anything else are stray.
     fn answered(&self, id: ActionId) -> bool {
-        let awaited = self.state().awaited.take_if(|awaited| *awaited == id).is_some();
+        let mut state = self.state();
+        let answered = state.awaited.take_if(|(awaited, ..)| *awaited == id);
+        let awaited = answered.is_some();
+        state.rebacked.extend(answered.map(|(_, addresses, sent)| (addresses, sent.elapsed())));
         if !awaited {
             tracing::warn!(action = id.0, "the engine answered an order that it was not given");
         }
@@ -94,7 +99,10 @@ impl EnginePeer for Peer {
         let mut state = self.state();
         let Some(engine) = &state.engine else { return false };
         match engine.send_reback(id, ops) {
-            Ok(()) => state.awaited = Some(id),
+            Ok(()) => {
+                let addresses = u32::try_from(ops.len()).unwrap_or(u32::MAX);
+                state.awaited = Some((id, addresses, Instant::now()));
+            }
             // Cut off, so that the receiver's thread reports the loss, which completes the order.
             Err(error) => {
                 tracing::warn!(%error, "an order to the engine was not sent");
@@ -161,7 +169,8 @@ impl LinkCompute {
         if let Some((_, tokens, _)) = self.step {
             return Some(Ordered { number: self.orders, work: Work::Step { tokens } });
         }
-        self.peer.state().awaited.map(|id| Ordered { number: id.0, work: Work::Reback })
+        let awaited = self.peer.state().awaited;
+        awaited.map(|(id, addresses, _)| Ordered { number: id.0, work: Work::Reback { addresses } })
     }
 
     /// Tokens and times of the steps that have finished since the last call.
@@ -169,13 +178,16 @@ impl LinkCompute {
         std::mem::take(&mut self.finished)
     }
 
-    /// The step in flight was answered; `ran` = it went to its end.
-    fn answered(&mut self, id: StepId, ran: bool) {
-        if let Some((_, tokens, sent)) = self.step.take_if(|(step, ..)| *step == id)
-            && ran
-        {
-            self.finished.push((tokens, sent.elapsed()));
-        }
+    /// Addresses and times of the changes of mappings since the last call.
+    pub fn take_rebacks(&mut self) -> Vec<(u32, Duration)> {
+        std::mem::take(&mut self.peer.state().rebacked)
+    }
+
+    /// The step in flight was answered; one that went to its end `took` this long, by the engine. Time in which this process was
+    /// stopped is no time of the step.
+    fn answered(&mut self, id: StepId, took: Option<Duration>) {
+        let Some((_, tokens, sent)) = self.step.take_if(|(step, ..)| *step == id) else { return };
+        self.finished.extend(took.map(|took| (tokens, took.min(sent.elapsed()))));
     }
 
     fn mapped(&mut self) {
@@ -250,15 +262,15 @@ pub fn event(driver: &mut Body, event: EngineEvent) {
             }
         }
         EngineEvent::Done(done) => {
-            driver.compute().answered(done.id, true);
+            driver.compute().answered(done.id, Some(Duration::from_nanos(done.total_ns)));
             driver.compute().events.push_back(ComputeEvent::Done(done));
         }
         EngineEvent::TurnPassed { id, attempt } => {
-            driver.compute().answered(id, false);
+            driver.compute().answered(id, None);
             driver.compute().events.push_back(ComputeEvent::TurnPassed { id, attempt });
         }
         EngineEvent::StepRefused { id, attempt, message } => {
-            driver.compute().answered(id, false);
+            driver.compute().answered(id, None);
             driver.compute().events.push_back(ComputeEvent::Refused { id, attempt, message });
         }
         EngineEvent::Bye => {}

@@ -10,7 +10,6 @@ use sluice_link::hang::{Silence, Watched};
 use sluice_policy::hang::{HangLimits, Work};
 use sluice_wire::state::{EngineHang, EngineWork};
 
-use super::door::Attached;
 use super::state::unix_ms;
 
 /// How often an engine that has work is looked at.
@@ -33,6 +32,8 @@ struct Watching {
     ordered: Ordered,
     silence: Silence,
     limit: Duration,
+    /// Without progress for longer than this it extends no turn.
+    turn_limit: Duration,
     killed: bool,
 }
 
@@ -79,10 +80,9 @@ impl EngineWatch {
         }
     }
 
-    /// An engine has come.
-    pub fn attached(&mut self, link: &Attached) {
-        let watched = Watched::of(link.process.pidfd());
-        let (process, supervisor) = (link.process.clone(), link.supervisor.clone());
+    /// An engine has come, which `supervisor` started.
+    pub fn attached(&mut self, process: Arc<PeerProcess>, supervisor: Arc<PeerProcess>) {
+        let watched = Watched::of(process.pidfd());
         self.limits.attached();
         (self.engine, self.absence) = (Some(Engine { process, supervisor, watched }), None);
     }
@@ -90,14 +90,19 @@ impl EngineWatch {
     /// Its death is confirmed.
     pub fn lost(&mut self) {
         self.watching = None;
-        self.absence = self.engine.take().map(|engine| {
-            let watched = Watched::of(engine.supervisor.pidfd());
-            let silence = Silence::new(Instant::now(), watched.runs().unwrap_or(0), Duration::from_secs(2));
-            Absence { supervisor: engine.supervisor, watched, silence }
-        });
+        // One that was refused was never watched: its predecessor's supervisor still is.
+        let Some(engine) = self.engine.take() else { return };
+        let watched = Watched::of(engine.supervisor.pidfd());
+        let silence = Silence::new(Instant::now(), watched.runs().unwrap_or(0), Duration::from_secs(2));
+        self.absence = Some(Absence { supervisor: engine.supervisor, watched, silence });
     }
 
-    /// A step of so many tokens took so long.
+    /// A change of this many addresses took this long.
+    pub fn rebacked(&mut self, addresses: u32, took: Duration) {
+        self.limits.rebacked(addresses, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// A step of this many tokens took this long.
     pub fn step_done(&mut self, tokens: u32, took: Duration) {
         self.limits.step_done(tokens, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
@@ -113,8 +118,9 @@ impl EngineWatch {
         let progress = self.page.progress().wrapping_add(carried);
         if self.watching.as_ref().is_none_or(|watching| watching.ordered != ordered) {
             let limit = Duration::from_nanos(self.limits.limit_ns(ordered.work));
+            let turn_limit = Duration::from_nanos(self.limits.turn_limit_ns(ordered.work));
             let silence = Silence::new(now, progress, 2 * LOOK);
-            self.watching = Some(Watching { ordered, silence, limit, killed: false });
+            self.watching = Some(Watching { ordered, silence, limit, turn_limit, killed: false });
         }
         let Some(watching) = &mut self.watching else { return false };
         let waited = watching.silence.look(now, progress, &engine.watched);
@@ -166,14 +172,16 @@ impl EngineWatch {
         if self.watching.is_some() { LOOK } else { Duration::MAX }
     }
 
-    /// How long the work at hand may go on without progress; `None` = the engine has exceeded its deadline. Without work, the
-    /// shortest limit.
-    pub fn left(&self) -> Option<Duration> {
-        let Some(watching) = &self.watching else {
-            return Some(Duration::from_nanos(self.limits.floor_ns()));
-        };
-        let left = watching.limit.checked_sub(watching.silence.counted());
-        left.filter(|_| !watching.killed)
+    /// Whether the holder may extend the deadline of its turn: its engine gets on, or has nothing to do.
+    pub fn extends_turn(&self) -> bool {
+        self.watching
+            .as_ref()
+            .is_none_or(|watching| !watching.killed && watching.silence.counted() < watching.turn_limit)
+    }
+
+    /// A neighbour took the turn.
+    pub fn overtaken(&mut self) {
+        self.limits.overtaken();
     }
 
     /// What the engine is doing, as of the last look.

@@ -214,7 +214,7 @@ impl Loading {
         let around = Around { neighbourhood: port, planner: Box::new(planner(own_inbox)?) };
         let mut driver = Driver::start(around, Nanos(0), core, memory, compute, journal);
         let mut watch = EngineWatch::new(page.clone(), hang_floor(config));
-        watch.attached(&first);
+        watch.attached(first.process.clone(), first.supervisor.clone());
         body::attach(&mut driver, first);
         let mut diary = Diary::new(tenant(config), config.policy.clone());
         diary.engine_attached(SystemTime::now());

@@ -1,5 +1,6 @@
 //! What the kernel tells of a slow node: run-queue waits of a process, throttling of its group, pressure stalls.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
@@ -28,14 +29,15 @@ impl Watched {
         text.split_whitespace().nth(2)?.parse().ok()
     }
 
-    /// Time that its threads waited for a CPU while they could run, the longest of all threads.
-    fn cpu_wait(&self) -> Option<Duration> {
+    /// Time that each of its threads waited for a CPU while it could run.
+    fn cpu_waits(&self) -> Option<BTreeMap<u32, Duration>> {
         let threads = fs::read_dir(format!("/proc/{}/task", self.pid?)).ok()?;
         let waits = threads.flatten().filter_map(|thread| {
             let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
-            text.split_whitespace().nth(1)?.parse().ok()
+            let ns = text.split_whitespace().nth(1)?.parse().ok()?;
+            Some((thread.file_name().to_str()?.parse().ok()?, Duration::from_nanos(ns)))
         });
-        waits.max().map(Duration::from_nanos)
+        Some(waits.collect::<BTreeMap<_, _>>()).filter(|waits| !waits.is_empty())
     }
 }
 
@@ -45,10 +47,11 @@ fn pid_in(fdinfo: &str) -> Option<u32> {
 }
 
 /// Totals that only rise, at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeTimes {
-    /// The process waited for a CPU; where the kernel does not tell that of a process, some process of the node did.
-    pub cpu_wait: Duration,
+    /// Each thread of the process waited for a CPU; where the kernel does not tell that of a process, some process of the node
+    /// did, as thread 0.
+    pub cpu_waits: BTreeMap<u32, Duration>,
     /// The own control group used up its CPU quota.
     pub throttled: Duration,
     /// Some process waited for memory.
@@ -63,7 +66,7 @@ impl NodeTimes {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let pressure = |what: &str, line| stalled(&read(&format!("/proc/pressure/{what}")), line);
         NodeTimes {
-            cpu_wait: process.cpu_wait().unwrap_or_else(|| pressure("cpu", "some")),
+            cpu_waits: process.cpu_waits().unwrap_or_else(|| BTreeMap::from([(0, pressure("cpu", "some"))])),
             throttled: throttled(&read("/sys/fs/cgroup/cpu.stat")),
             memory: pressure("memory", "some"),
             io: pressure("io", "full"),
@@ -72,7 +75,11 @@ impl NodeTimes {
 
     /// Time between two moments in which the node was slow. May be more than the time between them: causes add up.
     pub fn slow_since(&self, before: &NodeTimes) -> Duration {
-        let cpu = self.cpu_wait.saturating_sub(before.cpu_wait);
+        let waited = |(thread, now): (&u32, &Duration)| {
+            // A thread that has just started waited for no more than its life.
+            now.saturating_sub(before.cpu_waits.get(thread).copied().unwrap_or_default())
+        };
+        let cpu = self.cpu_waits.iter().map(waited).max().unwrap_or_default();
         let throttled = self.throttled.saturating_sub(before.throttled);
         let memory = self.memory.saturating_sub(before.memory);
         cpu.max(throttled) + memory + self.io.saturating_sub(before.io)
@@ -119,8 +126,10 @@ mod tests {
     #[test]
     fn causes_of_slowness_add_up_and_throttling_is_a_wait_for_a_cpu() {
         let ms = Duration::from_millis;
-        let times = NodeTimes { cpu_wait: ms(30), throttled: ms(50), memory: ms(5), io: ms(7) };
-        assert_eq!(times.slow_since(&NodeTimes::default()), ms(62));
+        let cpu_waits = BTreeMap::from([(1, ms(1000)), (2, ms(30))]);
+        let times = NodeTimes { cpu_waits, throttled: ms(50), memory: ms(5), io: ms(7) };
+        let others = NodeTimes { cpu_waits: BTreeMap::from([(1, ms(1000))]), ..NodeTimes::default() };
+        assert_eq!(times.slow_since(&others), ms(62), "the thread that waited meanwhile counts");
         assert_eq!(NodeTimes::default().slow_since(&times), Duration::ZERO);
     }
 
