@@ -9,7 +9,7 @@ use crate::seen::{LateHolder, Report};
 /// Beginnings of the reasons for which layers leave or come back.
 const REMAPS: [&str; 2] = ["remap", "revert"];
 
-/// A holder that is past its deadline by less than that is about to lose the turn, and nobody is told of it, milliseconds.
+/// A holder that is past its deadline by less than this, milliseconds, is about to lose the turn and is not reported.
 const LATE_MS: u64 = 1_000;
 
 /// What each tenant of a GPU told, by its name. Those that gave no answer are not among them: what they told last holds.

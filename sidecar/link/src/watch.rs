@@ -149,7 +149,7 @@ mod tests {
         (child, page, watch)
     }
 
-    /// Looks for so many seconds of a clock of the test's own.
+    /// Looks twice a second, over seconds of a clock of the test's own.
     fn looks(watch: &mut SidecarWatch, begun: Instant, seconds: std::ops::Range<u64>) -> Found {
         let moments = (2 * seconds.start + 1..=2 * seconds.end).map(|half| begun + half as u32 * LOOK_EVERY);
         moments.map(|now| watch.look(now).unwrap()).last().expect("a look")

@@ -93,7 +93,7 @@ fn alert(name: &str) -> Value {
 }
 
 #[test]
-fn a_hang_wakes_with_the_tenant_and_the_pod_whoever_can_tell_it() {
+fn a_hang_wakes_with_the_tenant_and_the_pod_that_report_it() {
     let hung = alert("SluiceEngineHung");
     let read = metrics(hung["expr"].as_str().unwrap());
     let told = ["sluice_engine_hangs_total", "sluice_turn_takeovers_total", "sluice_turns_overtaken_total"];

@@ -173,8 +173,8 @@ impl Operator {
     }
 }
 
-/// Conditions whose truth has changed, and `Degraded` where it holds for another reason: whoever is told that directives are
-/// not taken is to be told as well that the sidecar hangs.
+/// Conditions whose truth has changed, and `Degraded` where it holds for another reason: a sidecar that takes no directive and
+/// one that hangs are two events.
 fn news<'a>(before: &[Condition], after: &'a [Condition]) -> impl Iterator<Item = &'a Condition> {
     after.iter().filter(|condition| {
         let Some(old) = before.iter().find(|old| old.type_ == condition.type_) else {

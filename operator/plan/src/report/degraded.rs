@@ -36,7 +36,7 @@ pub(super) fn degraded(trouble: Option<&Trouble>, views: &[View<'_>]) -> Finding
     Finding { message: took.unwrap_or_default(), ..Finding::as_expected(Truth::False) }
 }
 
-/// Whether something of it is told for a while only, so that it is another one in a while although nothing else happens.
+/// Whether the status holds a reason that ends after ten minutes without another event.
 pub fn passes(status: &ModelTenantStatus) -> bool {
     let passing = [Reason::MpsFault, Reason::EngineHung, Reason::SidecarHung].map(Reason::as_str);
     let degraded = ConditionType::Degraded.as_str();

@@ -1,7 +1,7 @@
 //! Whether a tenant's engine or sidecar hangs, or hung a moment ago.
 //!
-//! An engine that exceeded its deadline is told by its own sidecar. A sidecar that was stopped tells nothing: its neighbours
-//! do, who wait for the turn that it holds, or have taken it.
+//! A sidecar reports its own engine that exceeded its deadline. A stopped sidecar reports nothing: its neighbours do, which
+//! wait for the turn that it holds or have taken it.
 
 use sluice_types::conditions::Reason;
 use sluice_wire::state::EngineHang;
@@ -11,10 +11,10 @@ use super::time;
 use crate::seen::Report;
 use crate::status::{Finding, Truth};
 
-/// A turn that was taken within so many milliseconds of the end of an engine was taken because of that engine.
+/// A turn that is taken within this time of the end of an engine, milliseconds, is taken because of that engine.
 const SAME_MS: i64 = 60_000;
 
-/// What is told of hangs to one slot.
+/// The hangs that concern one slot.
 #[derive(Debug, Default)]
 pub struct Hangs {
     /// Its own engine or sidecar hangs, or hung a moment ago.
@@ -49,7 +49,7 @@ struct Word<'a> {
     taken_after_ms: Option<u64>,
 }
 
-/// What is told to `slot` at `now`, seconds since 1970.
+/// The hangs that concern `slot` at `now`, seconds since 1970.
 ///
 /// `own` is what its sidecar told, `witnesses` what tenants of its GPU did that tell something of a holder of the turn.
 pub fn of(slot: Slot<'_>, own: Option<&Report>, witnesses: &[(&str, &Report)], now: i64) -> Hangs {
@@ -114,7 +114,7 @@ fn engine(hang: &EngineHang, word: Option<&Word<'_>>, slot: Slot<'_>) -> String 
     )
 }
 
-/// What is told of a holder that has told no hang of its engine itself: a sidecar that answers goes round, so while it holds
+/// The hang of a holder whose own sidecar reports none: a sidecar that answers runs its scheduler, so while it holds
 /// the turn too long it is its engine that hangs.
 fn holder(word: &Word<'_>, own: Option<&Report>, slot: Slot<'_>) -> (Reason, String) {
     let (at, by) = (clock(word.at_ms), format!("{}/{}", slot.namespace, word.by));

@@ -12,7 +12,7 @@ use crate::metrics::Metrics;
 const BODIES_KIB: usize = 256 << 10;
 /// Bodies above this are parsed aside, so that no stream waits for them.
 const LARGE_BYTES: usize = 8 << 10;
-/// How many large bodies are parsed at the same time, by size: up to so many bytes, so many. A body waits for those of its
+/// Large bodies that are parsed at the same time, by size: the largest size in bytes, and their number. A body waits for those of its
 /// own size alone, which take up to eight times as long as it does: a huge prompt takes seconds to tokenise.
 const PARSERS: [(usize, usize); 3] = [(64 << 10, 2), (512 << 10, 1), (usize::MAX, 1)];
 

@@ -18,7 +18,7 @@ impl Metrics {
         self.own.turns_overtaken.inc();
     }
 
-    /// The holder of the turn is past its deadline by so many seconds; 0 = it is not, or the turn is free.
+    /// The holder of the turn is past its deadline by `seconds`; 0 = it is not, or the turn is free.
     pub fn turn_holder_overdue(&self, seconds: f64) {
         self.own.turn_holder_overdue.set(seconds);
     }

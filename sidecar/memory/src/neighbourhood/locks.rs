@@ -29,7 +29,7 @@ pub(super) struct Bytes {
 pub(super) const GUARD: Bytes = Bytes { first: 0, count: 1 };
 /// The bytes that say who lives, one for each record. Byte 1 was the turn in version 1 of the layout.
 const LIVES: Bytes = Bytes { first: 2, count: RECORDS as u64 };
-/// The bytes of turns, one for each epoch. There are so many that no two turns share one.
+/// The bytes of turns, one for each epoch, which no two turns share.
 const TURNS: Bytes = Bytes { first: 1 << 10, count: 1 << 40 };
 const _: () = assert!(LIVES.first + LIVES.count <= TURNS.first);
 

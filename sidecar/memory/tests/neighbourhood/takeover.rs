@@ -124,7 +124,7 @@ fn a_holder_that_extends_its_deadline_or_says_none_keeps_the_turn() {
     assert!(keeps(Some(LONG), LedgerFaults::default()));
     assert!(keeps(None, LedgerFaults::default()));
     assert!(!keeps(Some(Duration::ZERO), LedgerFaults::default()));
-    // The control: whoever looks at no deadline takes over from a holder that extends.
+    // The control: a waiter that ignores deadlines takes over from a holder that extends.
     assert!(!keeps(Some(LONG), LedgerFaults { ignore_deadline: true, ..LedgerFaults::default() }));
 }
 
