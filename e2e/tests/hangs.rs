@@ -15,7 +15,9 @@ use crate::support::{Answer, Tenant, World, Yaml, eventually, processes, slow};
 /// Beyond three steps neighbours wait this long at most: the floor of a deadline (2 s), the grace of a takeover, and the
 /// time of a kill and of a hand-over.
 const FLOOR: Duration = Duration::from_secs(3);
-/// A hung sidecar is killed after 12 s, a supervisor that starts no engine after 15 s; time in which the node is slow counts a
+/// A hung sidecar is killed after this long.
+const SIDECAR_LIMIT: Duration = Duration::from_secs(12);
+/// A hung sidecar is dead by then, and so is a supervisor that starts no engine after 15 s; time in which the node is slow counts a
 /// quarter at least.
 const KILLED: Duration = Duration::from_secs(90);
 /// Slow enough to be met in the middle: each layer of each step, each change of mappings.
@@ -82,17 +84,24 @@ struct Clock {
     stopped: Instant,
     stall: Duration,
     step: Duration,
+    /// Beyond three steps.
+    floor: Duration,
 }
 
 impl Clock {
     fn start(state: &State) -> Clock {
         let step = Duration::from_nanos(state.figures.engine_tbt.p99_ns);
-        Clock { stopped: Instant::now(), stall: node_stall(), step }
+        Clock { stopped: Instant::now(), stall: node_stall(), step, floor: FLOOR }
+    }
+
+    /// Neighbours need memory that a hung sidecar has: turns pass, but each of its neighbours asks it in vain until it is dead.
+    fn with_memory_of_a_hung_sidecar(self) -> Clock {
+        Clock { floor: FLOOR + SIDECAR_LIMIT, ..self }
     }
 
     /// At least a quarter of the time counts, however slow the node is.
     fn allows(&self) -> Duration {
-        let bound = 3 * self.step + FLOOR;
+        let bound = 3 * self.step + self.floor;
         bound + node_stall().saturating_sub(self.stall).min(3 * bound)
     }
 
@@ -140,7 +149,10 @@ impl Case<'_, '_> {
         let (victim, state) = self.trio.one_that(&what, met).await;
         let pid = process(&self.trio.tenants[victim], &state, stopped);
         processes::signal(pid, Signal::STOP);
-        let clock = Clock::start(&state);
+        let mut clock = Clock::start(&state);
+        if stopped == Stopped::Sidecar && !matches!(when, When::Computing) {
+            clock = clock.with_memory_of_a_hung_sidecar();
+        }
         let others: Vec<_> = [0, 1, 2].into_iter().filter(|index| *index != victim).collect();
         let neighbours: Vec<_> = others.iter().map(|index| &self.trio.tenants[*index]).collect();
         let took = clock.until_steps(&what, &neighbours).await;
