@@ -106,7 +106,8 @@ impl Product<'_> {
 
     /// Who has tenants is not left without the driver that ends their pods.
     async fn stays(&self) {
-        let told = self.refused_uninstall();
+        // helm prints the words of a hook as one quoted line.
+        let told = self.refused_uninstall().replace("\\n", "\n");
         assert!(told.contains("ModelTenants are there"), "{told}");
         let command = told.lines().find_map(|line| line.trim_start().strip_prefix("helm rollback "));
         let words: Vec<_> = command.unwrap_or_else(|| panic!("no way back: {told}")).split(' ').collect();
