@@ -56,6 +56,7 @@ fn tenants() -> Vec<Value> {
         "idle": {"afterSeconds": 1, "hibernateAfterSeconds": 604_800},
         "engine": {
             "kind": "Native", "image": "a", "args": ["a"], "env": [{"name": "A", "value": "b"}], "resources": resources,
+            "hangTimeoutSeconds": 1,
         },
         "sidecar": {"resources": resources},
         "limits": {

@@ -93,6 +93,7 @@ const NEIGHBOUR_FIELDS: &[(bool, &str, &str)] = &[
 ];
 /// Fields that a local tenant is served by, or that the loader allows only beside a refused one.
 const SERVED: &[&str] = &[
+    "spec.engine.hangTimeoutSeconds",
     "spec.deviceClassName",
     "spec.policy",
     "spec.device.host",
