@@ -83,14 +83,19 @@ impl Peer {
 
     /// `id` was carried out; false if it is not the awaited one: answers to anything else are stray.
     fn answered(&self, id: ActionId) -> bool {
-        let mut state = self.state();
-        let answered = state.awaited.take_if(|(awaited, ..)| *awaited == id);
-        let awaited = answered.is_some();
-        state.rebacked.extend(answered.map(|(_, addresses, sent)| (addresses, sent.elapsed())));
-        if !awaited {
+        let answered = self.closed(id);
+        if answered.is_none() {
             tracing::warn!(action = id.0, "the engine answered an order that it was not given");
         }
-        awaited
+        self.state().rebacked.extend(answered);
+        answered.is_some()
+    }
+
+    /// The engine has nothing more to do for `id`: the addresses of that order and the time since it was sent, if it is the
+    /// awaited one.
+    fn closed(&self, id: ActionId) -> Option<(u32, Duration)> {
+        let (_, addresses, sent) = self.state().awaited.take_if(|(awaited, ..)| *awaited == id)?;
+        Some((addresses, sent.elapsed()))
     }
 }
 
@@ -258,7 +263,10 @@ pub fn event(driver: &mut Body, event: EngineEvent) {
             match id {
                 // Its table is not ours: nothing that it computes could be trusted.
                 SNAPSHOT => driver.compute().engine.iter().for_each(EngineSender::shutdown),
-                id => drop(driver.memory().acknowledge(id, false)),
+                id => {
+                    driver.compute().peer.closed(id);
+                    driver.memory().acknowledge(id, false);
+                }
             }
         }
         EngineEvent::Done(done) => {
@@ -286,4 +294,25 @@ pub fn lost(driver: &mut Body) {
     compute.engine = None;
     (compute.mapping, compute.step) = (None, None);
     compute.events.push_back(ComputeEvent::Lost);
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_link::tables::TableShape;
+
+    use super::*;
+
+    #[test]
+    fn an_order_that_the_engine_refused_is_open_no_longer_and_tells_no_time() {
+        let peer = Peer::default();
+        let shape = TableShape { rows: 1, max_columns: 1, max_history: 1, layers: 1 };
+        let tables = Arc::new(Mutex::new(TableWriter::create(shape).unwrap()));
+        let mut compute = LinkCompute::new(tables, peer.clone());
+        peer.state().awaited = Some((ActionId(3), 7, Instant::now()));
+        assert_eq!(peer.closed(ActionId(2)), None, "a stray answer");
+        let ordered = Ordered { number: 3, work: Work::Reback { addresses: 7 } };
+        assert_eq!(compute.ordered(), Some(ordered));
+        assert!(peer.closed(ActionId(3)).is_some());
+        assert_eq!((compute.ordered(), compute.take_rebacks().len()), (None, 0));
+    }
 }
