@@ -6,3 +6,4 @@
 
 pub mod cluster;
 pub mod files;
+pub mod slowness;

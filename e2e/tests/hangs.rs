@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use sluice_e2e::slowness::Slowness;
 use sluice_wire::State;
 use sluice_wire::state::{Phase, TurnState};
 
@@ -71,18 +72,10 @@ fn process(tenant: &Tenant, state: &State, stopped: Stopped) -> u32 {
     }
 }
 
-/// Time for which some process of the node waited for a CPU so far.
-fn node_stall() -> Duration {
-    let text = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
-    let total =
-        text.lines().next().and_then(|line| line.rsplit_once("total=")).map_or("0", |(_, total)| total);
-    Duration::from_micros(total.trim().parse().unwrap())
-}
-
 /// How long neighbours may wait after `stopped`: three times what a step takes and the floor, and what the node was slow.
 struct Clock {
     stopped: Instant,
-    stall: Duration,
+    slowness: Slowness,
     step: Duration,
     /// Beyond three steps.
     floor: Duration,
@@ -91,7 +84,7 @@ struct Clock {
 impl Clock {
     fn start(state: &State) -> Clock {
         let step = Duration::from_nanos(state.figures.engine_tbt.p99_ns);
-        Clock { stopped: Instant::now(), stall: node_stall(), step, floor: FLOOR }
+        Clock { stopped: Instant::now(), slowness: Slowness::start(), step, floor: FLOOR }
     }
 
     /// Neighbours need memory that a hung sidecar has: turns pass, but each of its neighbours asks it in vain until it is dead.
@@ -99,10 +92,8 @@ impl Clock {
         Clock { floor: FLOOR + SIDECAR_LIMIT, ..self }
     }
 
-    /// At least a quarter of the time counts, however slow the node is.
     fn allows(&self) -> Duration {
-        let bound = 3 * self.step + self.floor;
-        bound + node_stall().saturating_sub(self.stall).min(3 * bound)
+        self.slowness.allows(3 * self.step + self.floor)
     }
 
     /// Waits until each of `others` has run a step since. Returns how long that took.

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use sluice_e2e::slowness::Slowness;
 
 use super::{CHAT, CODE, Rows, SUMMARY};
 use crate::installed::pod::uid;
@@ -14,14 +15,6 @@ use crate::installed::{TENANTS, value};
 const FLOOR: Duration = Duration::from_secs(3);
 /// The engine's supervisor kills a sidecar after 12 s.
 const SIDECAR_LIMIT: Duration = Duration::from_secs(12);
-
-/// Time for which some process of the node waited for a CPU so far: it counts against no deadline.
-fn node_stall() -> Duration {
-    let text = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
-    let total =
-        text.lines().next().and_then(|line| line.rsplit_once("total=")).map_or("0", |(_, total)| total);
-    Duration::from_micros(total.trim().parse().unwrap())
-}
 
 impl Rows<'_> {
     /// Other tests hold engines by stopping them, so the deadline is short for this row alone.
@@ -44,15 +37,13 @@ impl Rows<'_> {
 
     /// How long the neighbours of `culprit` take to answer, against what they take when nothing hangs.
     async fn neighbours_go_on(&self, culprit: &str, usual: Duration) {
-        let (begun, stall) = (Instant::now(), node_stall());
+        let (begun, slowness) = (Instant::now(), Slowness::start());
         let others = TENANTS.iter().filter(|name| **name != culprit);
         let answers = others.map(|name| self.product.complete(name, 200));
         for answer in futures_util::future::join_all(answers).await {
             assert_eq!(answer, self.golden, "beside {culprit}, which hangs");
         }
-        let (took, bound) = (begun.elapsed(), 3 * usual + FLOOR);
-        // At least a quarter of the time counts, however slow the node is.
-        let allowed = bound + node_stall().saturating_sub(stall).min(3 * bound);
+        let (took, allowed) = (begun.elapsed(), slowness.allows(3 * usual + FLOOR));
         eprintln!(
             "beside {culprit}, which hangs, neighbours answered after {took:?}, usually after {usual:?}"
         );

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use sluice_wire::State;
 use sluice_wire::state::{Activity, EngineState, Figures, Phase as Told, Queue, Tenant};
@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, watch};
 use super::engine::Engine;
 use super::keeper::{Lives, Order};
 use super::lobby::{Counts, Lobby, Phase};
+use crate::clock::unix_ms;
 use crate::directive::Directives;
 use crate::metrics::Metrics;
 use crate::neighbours::call::{Call, Unable, decline};
@@ -192,8 +193,4 @@ fn engine(lives: Lives) -> EngineState {
         lost_unix_ms: lives.lost_at.map(unix_ms),
         ..EngineState::default()
     }
-}
-
-fn unix_ms(at: SystemTime) -> u64 {
-    at.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
 }

@@ -10,7 +10,7 @@ use sluice_link::hang::{Silence, Watched};
 use sluice_policy::hang::{HangLimits, Work};
 use sluice_wire::state::{EngineHang, EngineWork};
 
-use super::state::unix_ms;
+use crate::clock::{unix_ms, whole_ms};
 
 /// How often an engine that has work is looked at.
 const LOOK: Duration = Duration::from_millis(50);
@@ -147,8 +147,8 @@ impl EngineWatch {
         self.last = Some(EngineHang {
             at_unix_ms: unix_ms(SystemTime::now()),
             during: during.to_owned(),
-            waited_ms: ms(waited),
-            limit_ms: ms(limit),
+            waited_ms: whole_ms(waited),
+            limit_ms: whole_ms(limit),
             alive: false,
         });
     }
@@ -188,7 +188,7 @@ impl EngineWatch {
     pub fn work(&self) -> Option<EngineWork> {
         let watching = self.watching.as_ref()?;
         let during = watching.ordered.work.label().to_owned();
-        let (waited_ms, limit_ms) = (ms(watching.silence.counted()), ms(watching.limit));
+        let (waited_ms, limit_ms) = (whole_ms(watching.silence.counted()), whole_ms(watching.limit));
         Some(EngineWork { during, waited_ms, limit_ms })
     }
 
@@ -202,10 +202,6 @@ impl EngineWatch {
         let alive = self.watching.as_ref().is_some_and(|watching| watching.killed);
         self.last.clone().map(|last| EngineHang { alive, ..last })
     }
-}
-
-fn ms(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

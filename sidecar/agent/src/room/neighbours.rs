@@ -17,7 +17,7 @@ use tokio::runtime::Handle;
 use super::bounds::Deal;
 use super::load::LoadError;
 use super::state::Diary;
-use crate::clock::Clock;
+use crate::clock::{Clock, whole_ms};
 use crate::directive::Directives;
 use crate::metrics::Metrics;
 use crate::neighbours::client::Client;
@@ -228,7 +228,7 @@ impl Seen<'_> {
             handover: self.metrics.handovers(),
             wait: self.metrics.waits_for(Awaited::Turn),
             holder: holder.map(|holder| holder.name),
-            holder_overdue_ms: u64::try_from(overdue.as_millis()).unwrap_or(u64::MAX),
+            holder_overdue_ms: whole_ms(overdue),
             takeovers_total,
             last_takeover,
             overtaken_total: line.overtaken_total(),

@@ -1,7 +1,7 @@
 //! The state message, and the diary of moves that it ends with.
 
 use std::collections::VecDeque;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use sluice_memory::HostMemory;
 use sluice_policy::brain::{Brain, Rest};
@@ -17,6 +17,7 @@ use sluice_wire::state::{
 };
 
 use super::body::LinkCompute;
+use crate::clock::unix_ms;
 use crate::metrics::Metrics;
 
 /// What the room remembers for people: since when, how often, and the last moves.
@@ -42,11 +43,6 @@ pub struct Diary {
     moves: VecDeque<Move>,
     /// How often the last move's reason has applied in a row; 0 when its entry stands alone.
     repeats: u64,
-}
-
-/// Milliseconds since the Unix epoch.
-pub(super) fn unix_ms(at: SystemTime) -> u64 {
-    at.duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// The phase of a tenant that could serve and has had no request since `idle_since`.

@@ -11,7 +11,7 @@ pub const END: u32 = 256;
 pub const VOCAB: u32 = 257;
 
 /// GPT-2's names of bytes: printable ones name themselves, the others follow from 256 on.
-fn name_of(byte: u8) -> char {
+pub fn name_of(byte: u8) -> char {
     let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {
         return char::from(byte);

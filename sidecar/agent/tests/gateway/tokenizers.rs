@@ -7,6 +7,8 @@ use proptest::option;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
+use super::tiny::name_of;
+
 /// A tokenizer and a template.
 #[derive(Clone, Debug)]
 pub struct Folder {
@@ -27,16 +29,6 @@ impl Folder {
         write("tokenizer.json", &self.tokenizer);
         write("tokenizer_config.json", &json!({"chat_template": self.template}));
     }
-}
-
-/// GPT-2's names of bytes: printable ones name themselves, the others follow from 256 on.
-fn name_of(byte: u8) -> char {
-    let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    if printable(byte) {
-        return char::from(byte);
-    }
-    let before = (0..byte).filter(|b| !printable(*b)).count() as u32;
-    char::from_u32(256 + before).expect("all below the surrogates")
 }
 
 /// How the model sees a text.

@@ -8,12 +8,7 @@ use super::stage::{Actor, CAPACITY, Stage};
 fn pair(stage: &Stage) -> (Actor, Actor) {
     let mut sidecar = stage.joined("a", CAPACITY);
     sidecar.ok("reserve 1000");
-    let mut engine = stage.actor();
-    let path = stage.folder().join("engine");
-    // Answers when it listens, and when it has received.
-    engine.ok(&format!("hold {}", path.display()));
-    sidecar.ok(&format!("lend {}", path.display()));
-    engine.answer().unwrap().unwrap();
+    let engine = stage.engine_of(&mut sidecar);
     (sidecar, engine)
 }
 

@@ -155,11 +155,7 @@ impl Anvil {
     }
 
     fn start(&mut self) -> Actor {
-        let mut actor = self.stage.actor();
-        if let Some(fault) = self.fault {
-            actor.ok(&format!("fault {fault}"));
-        }
-        actor.ok("open");
+        let mut actor = self.stage.opened(self.fault);
         self.started += 1;
         actor.join(&format!("tenant-{}", self.started), CAPACITY / 2 / PROCESSES as u64);
         actor

@@ -76,6 +76,26 @@ impl Stage {
     }
 
     /// As [`Stage::actor`], by a command that ends with the test binary.
+    /// An engine that has the liveness of `sidecar`.
+    pub fn engine_of(&self, sidecar: &mut Actor) -> Actor {
+        let (mut engine, path) = (self.actor(), self.folder().join("engine"));
+        // Answers when it listens, and when it has received.
+        engine.ok(&format!("hold {}", path.display()));
+        sidecar.ok(&format!("lend {}", path.display()));
+        engine.answer().unwrap().unwrap();
+        engine
+    }
+
+    /// A process that has opened the ledger, with a fault if there is one.
+    pub fn opened(&self, fault: Option<&str>) -> Actor {
+        let mut actor = self.actor();
+        if let Some(fault) = fault {
+            actor.ok(&format!("fault {fault}"));
+        }
+        actor.ok("open");
+        actor
+    }
+
     pub fn spawn(&self, mut command: Command) -> std::io::Result<Actor> {
         command.args(["--exact", "neighbourhood::actor::actor", "--ignored", "--nocapture"]);
         command.env(FOLDER_VAR, self.folder()).env(CAPACITY_VAR, self.capacity.to_string());

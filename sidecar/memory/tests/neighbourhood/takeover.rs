@@ -47,11 +47,8 @@ fn take(seat: &Seat, limit: Duration) -> Option<Epoch> {
 
 /// A sidecar that has the turn, and its engine.
 fn pair(stage: &Stage) -> (Actor, Actor) {
-    let (mut sidecar, mut engine) = (stage.joined("team/hung", 100), stage.actor());
-    let path = stage.folder().join("engine");
-    engine.ok(&format!("hold {}", path.display()));
-    sidecar.ok(&format!("lend {}", path.display()));
-    engine.answer().unwrap().unwrap();
+    let mut sidecar = stage.joined("team/hung", 100);
+    let engine = stage.engine_of(&mut sidecar);
     (sidecar, engine)
 }
 

@@ -101,11 +101,7 @@ impl Crowd {
     }
 
     fn start(&mut self) -> Actor {
-        let mut actor = self.stage.actor();
-        if let Some(fault) = self.fault {
-            actor.ok(&format!("fault {fault}"));
-        }
-        actor.ok("open");
+        let mut actor = self.stage.opened(self.fault);
         self.started += 1;
         actor.join(&format!("tenant-{}", self.started), 0);
         actor

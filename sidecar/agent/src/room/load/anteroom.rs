@@ -12,9 +12,9 @@ use sluice_wire::state::{EngineState, Neighbourhood, Phase, Tenant};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::LoadError;
+use crate::clock::unix_ms;
 use crate::neighbours::call::{Call, Unable};
 use crate::room::door::{Attached, News};
-use crate::room::state::unix_ms;
 use crate::service::{Message, Update};
 
 /// The reading end of the inbox until the room has it.
