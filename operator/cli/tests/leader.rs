@@ -70,12 +70,14 @@ async fn connection(mut stream: TcpStream, asked: Asked) {
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "sluice-operator"},
         "spec": {"holderIdentity": "sluice-operator-1"},
     });
-    stream.write_all(http(&lease.to_string()).as_bytes()).await.unwrap();
+    // This connection ends here: a client that is not told may send its next request on it.
+    stream.write_all(http("connection: close\r\n", &lease.to_string()).as_bytes()).await.unwrap();
 }
 
-fn http(body: &str) -> String {
+/// `headers` end each with a line break.
+fn http(headers: &str, body: &str) -> String {
     format!(
-        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{headers}content-length: {}\r\n\r\n{body}",
         body.len()
     )
 }
@@ -103,7 +105,7 @@ async fn forward(stream: TcpStream, asked: Asked) {
     }
     let request = String::from_utf8(request).unwrap();
     asked.lock().unwrap().push(request.split(' ').nth(1).unwrap().to_owned());
-    let answer = http(&serde_json::to_string(&overview()).unwrap());
+    let answer = http("", &serde_json::to_string(&overview()).unwrap());
     let frame = [&[0], answer.as_bytes()].concat();
     socket.send(Message::binary(frame)).await.unwrap();
     socket.close(None).await.unwrap();
