@@ -13,14 +13,16 @@ use crate::support::trio::{self, HOME_AFTER_DEATHS, Trio, place, same};
 use crate::support::wait::within;
 use crate::support::{Answer, Tenant, World, Yaml, eventually, processes, slow};
 
-/// Beyond three steps neighbours wait this long at most: the floor of a deadline (2 s), the grace of a takeover, and the
+/// A deadline is twice what the work is expected to take, and this.
+const DEADLINE_FLOOR: Duration = Duration::from_secs(2);
+/// Beyond three steps neighbours wait this long at most: the floor of a deadline, the grace of a takeover, and the
 /// time of a kill and of a hand-over.
 const FLOOR: Duration = Duration::from_secs(3);
-/// A hung sidecar is killed after this long.
-const SIDECAR_LIMIT: Duration = Duration::from_secs(12);
 /// A hung sidecar is dead by then, and so is a supervisor that starts no engine after 15 s; time in which the node is slow counts a
 /// quarter at least.
 const KILLED: Duration = Duration::from_secs(90);
+/// The limit of work whose time is unknown.
+const UNKNOWN: Duration = Duration::from_secs(60);
 /// Slow enough to be met in the middle: each layer of each step, each change of mappings.
 const SLOWED: &str = "--layer-delay-ms 2 --reback-delay-ms 60";
 
@@ -77,23 +79,23 @@ struct Clock {
     stopped: Instant,
     slowness: Slowness,
     step: Duration,
-    /// Beyond three steps.
-    floor: Duration,
 }
 
 impl Clock {
+    /// `state` is that of the tenant which is stopped: a step takes what its steps took, or what the one that was stopped was
+    /// expected to take, by what was measured.
     fn start(state: &State) -> Clock {
         let step = Duration::from_nanos(state.figures.engine_tbt.p99_ns);
-        Clock { stopped: Instant::now(), slowness: Slowness::start(), step, floor: FLOOR }
-    }
-
-    /// Neighbours need memory that a hung sidecar has: turns pass, but each of its neighbours asks it in vain until it is dead.
-    fn with_memory_of_a_hung_sidecar(self) -> Clock {
-        Clock { floor: FLOOR + SIDECAR_LIMIT, ..self }
+        let work = state.engine.work.as_ref().filter(|work| work.during == "step");
+        let limit = work.map(|work| Duration::from_millis(work.limit_ms));
+        // The limit of work whose time is unknown is no measure.
+        let limit = limit.filter(|limit| *limit < UNKNOWN);
+        let expected = limit.unwrap_or_default().saturating_sub(DEADLINE_FLOOR) / 2;
+        Clock { stopped: Instant::now(), slowness: Slowness::start(), step: step.max(expected) }
     }
 
     fn allows(&self) -> Duration {
-        self.slowness.allows(3 * self.step + self.floor)
+        self.slowness.allows(3 * self.step + FLOOR)
     }
 
     /// Waits until each of `others` has run a step since. Returns how long that took.
@@ -140,10 +142,7 @@ impl Case<'_, '_> {
         let (victim, state) = self.trio.one_that(&what, met).await;
         let pid = process(&self.trio.tenants[victim], &state, stopped);
         processes::signal(pid, Signal::STOP);
-        let mut clock = Clock::start(&state);
-        if stopped == Stopped::Sidecar && !matches!(when, When::Computing) {
-            clock = clock.with_memory_of_a_hung_sidecar();
-        }
+        let clock = Clock::start(&state);
         let others: Vec<_> = [0, 1, 2].into_iter().filter(|index| *index != victim).collect();
         let neighbours: Vec<_> = others.iter().map(|index| &self.trio.tenants[*index]).collect();
         let took = clock.until_steps(&what, &neighbours).await;

@@ -46,7 +46,7 @@ use state::Diary;
 /// Longest sleep when nothing is due.
 const IDLE_SLEEP: Duration = Duration::from_secs(1);
 
-/// The deadline of a turn, from each round of this thread on: it goes round once a second at least.
+/// The deadline of a turn, from each round of this thread on, while the engine gets on: it goes round once a second at least.
 const PROMISE: Duration = Duration::from_millis(1500);
 
 /// The device did not give what the tenant needs; only a new start can help.
@@ -197,10 +197,10 @@ impl Room {
     fn keep_turn(&mut self) {
         let (Some(place), Some(epoch)) = (&self.place, self.driver.core().held_epoch()) else { return };
         let turn = place.seat.turn();
-        let promised = match self.watch.extends_turn() {
-            true => turn.promise(boot_ns(sluice_memory::since_boot() + PROMISE)),
-            false if turn.held().is_none() => Err(LedgerError::Overtaken),
-            false => Ok(()),
+        let promised = match self.watch.turn_lasts(PROMISE) {
+            Some(lasts) => turn.promise(boot_ns(sluice_memory::since_boot() + lasts)),
+            None if turn.held().is_none() => Err(LedgerError::Overtaken),
+            None => Ok(()),
         };
         match promised {
             // Released a moment ago, or the next turn is on its way to the scheduler.

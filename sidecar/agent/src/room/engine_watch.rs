@@ -172,11 +172,13 @@ impl EngineWatch {
         if self.watching.is_some() { LOOK } else { Duration::MAX }
     }
 
-    /// Whether the holder may extend the deadline of its turn: its engine gets on, or has nothing to do.
-    pub fn extends_turn(&self) -> bool {
-        self.watching
-            .as_ref()
-            .is_none_or(|watching| !watching.killed && watching.silence.counted() < watching.turn_limit)
+    /// How far from now the holder may set the deadline of its turn, at most `most`: no further than the engine's own limit
+    /// reaches. `None` where it may not extend it, since the engine does not get on.
+    pub fn turn_lasts(&self, most: Duration) -> Option<Duration> {
+        let Some(watching) = &self.watching else { return Some(most) };
+        let left = watching.turn_limit.checked_sub(watching.silence.counted())?;
+        // A look later it is extended again, if the engine has got on by then.
+        (!watching.killed && !left.is_zero()).then(|| most.min(left + 2 * LOOK))
     }
 
     /// A neighbour took the turn.

@@ -65,8 +65,6 @@ pub(super) struct Turns {
     pub(super) released: AtomicU64,
     /// When the last ticket was drawn, nanoseconds of the clock since boot.
     pub(super) asked: AtomicU64,
-    /// The last ticket of those that were passed over.
-    pub(super) passed: AtomicU64,
     /// How long the last hand-over to this participant took, nanoseconds; 0 = there was none.
     pub(super) handover: AtomicU64,
     /// How many of its turns were taken over.

@@ -63,6 +63,8 @@ pub(super) mod record {
     /// The epoch of the turn that this participant released last, and when, nanoseconds of the clock since boot.
     pub const RELEASED: usize = 43;
     pub const RELEASED_AT: usize = 44;
+    /// The ticket with which this participant was passed over: written by the one that did so, under the guard.
+    pub const PASSED: usize = 45;
     /// [`TRANSFERS`] times nonce, instance of the borrower, bytes.
     pub const EARMARKS: usize = 48;
     /// Words of one.
@@ -74,7 +76,7 @@ pub(super) mod record {
 }
 
 const _: () = assert!(record::NAME + 1 + record::NAME_BYTES / 8 <= record::TURN);
-const _: () = assert!(record::RELEASED_AT < record::EARMARKS);
+const _: () = assert!(record::PASSED < record::EARMARKS);
 const _: () = assert!(record::ACCEPTED + TRANSFERS * record::ACCEPTED_WORDS <= PAGE_WORDS);
 const _: () = assert!(header::CLAIM + 1 + header::CLAIM_BYTES / 8 <= PAGE_WORDS);
 

@@ -1,6 +1,5 @@
 //! The line for the turn: who waits, who is next, and who is passed over.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use sluice_policy::neighbours::Peer;
@@ -39,35 +38,46 @@ impl TurnLine<'_> {
         Ok(self.next(order)? == Some(self.seat.index()) || self.passes_over(order)?)
     }
 
-    /// The first of those who wait, live, and were not passed over.
+    /// The first of those who wait, live, and were not passed over. This participant counts in its own eyes also when
+    /// it was passed over.
     fn next(&self, order: TurnOrder) -> Result<Option<u32>, LedgerError> {
-        let passed = self.seat.turns.passed.load(Ordering::Relaxed);
-        let counts = |one: &Waiter| one.peer.index == self.seat.index() || one.ticket > passed;
+        let counts = |one: &Waiter| one.peer.index == self.seat.index() || !self.is_passed(one);
         let next = self.living(order).find(|waiter| waiter.as_ref().map_or(true, counts));
         Ok(next.transpose()?.map(|waiter| waiter.peer.index))
     }
 
+    /// Whether a participant was passed over with the ticket that it has.
+    fn is_passed(&self, waiter: &Waiter) -> bool {
+        self.record_of(waiter).get(word::PASSED) == waiter.ticket
+    }
+
+    fn record_of(&self, waiter: &Waiter) -> Record<'_> {
+        Record::new(&self.seat.shared.words, waiter.peer.index)
+    }
+
     /// Whether the turn has lain for [`PASSED_OVER`] for each of those who are before this participant in the line, since it
-    /// saw that. They do not count any more until they draw another ticket; they still take the turn when they find it free.
+    /// saw that. Their records say so from then on, and they count for no participant until they draw another ticket; they
+    /// still take the turn when they find it free. The caller has the guard.
+    ///
+    /// The records say it, not this participant's memory: two neighbours of a hung one would else wait for it one after the
+    /// other, and each would pass over the other, which waits for the hung one.
     fn passes_over(&self, order: TurnOrder) -> Result<bool, LedgerError> {
         let faults = &self.seat.shared.words.faults;
         let lain_ns = self.seat.turns.lying().look((self.epoch(), 0), since_boot_ns(), faults);
         if lain_ns <= PASSED_OVER.as_nanos() as u64 {
             return Ok(false);
         }
-        let passed = self.seat.turns.passed.load(Ordering::Relaxed);
         let mut before = Vec::new();
         for waiter in self.living(order) {
             match waiter? {
                 own if own.peer.index == self.seat.index() => break,
-                other => before.push(other.ticket),
+                other if self.is_passed(&other) => {}
+                other => before.push(other),
             }
         }
-        before.retain(|ticket| *ticket > passed);
         let over = u128::from(lain_ns) > PASSED_OVER.as_nanos() * before.len() as u128;
         if over {
-            let last = before.into_iter().max().unwrap_or(passed);
-            self.seat.turns.passed.store(last, Ordering::Relaxed);
+            before.iter().for_each(|waiter| self.record_of(waiter).set(word::PASSED, waiter.ticket));
         }
         Ok(over)
     }

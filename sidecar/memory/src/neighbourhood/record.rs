@@ -168,6 +168,7 @@ impl<'a> Record<'a> {
             record::DEADLINE,
             record::RELEASED,
             record::RELEASED_AT,
+            record::PASSED,
         ];
         let nonces = (0..TRANSFERS).flat_map(|slot| [earmark(slot), accepted(slot)]);
         for at in fixed.into_iter().chain(nonces) {

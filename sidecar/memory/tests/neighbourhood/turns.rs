@@ -105,11 +105,11 @@ fn who_lets_a_free_turn_lie_is_passed_over_and_takes_it_when_it_wakes() {
     assert_eq!(one.turn().try_take(ROUND_ROBIN).unwrap(), None, "it is not next");
     let waits = |seat: &Seat| seat.turn().take_within(ROUND_ROBIN, 10 * PASSED_OVER).unwrap();
     assert!(waits(&one).is_some() && begun.elapsed() >= PASSED_OVER, "after {:?}", begun.elapsed());
-    // Once is enough: it does not have to lie again for those who were passed over.
+    // Once is enough for all: it does not have to lie again, also not for those who have passed over no participant yet.
     one.turn().release().unwrap();
-    other.turn().request(0).unwrap();
-    assert!(waits(&other).is_some());
     one.turn().request(0).unwrap();
+    assert_eq!(one.turn().try_take(ROUND_ROBIN).unwrap(), None, "another participant is before it");
+    assert!(other.turn().try_take(ROUND_ROBIN).unwrap().is_some(), "at once");
     other.turn().release().unwrap();
     assert!(one.turn().try_take(ROUND_ROBIN).unwrap().is_some(), "at once");
     one.turn().release().unwrap();

@@ -101,14 +101,17 @@ fn an_engine_that_begins_layers_or_waits_for_a_copy_that_gets_on_is_not_killed()
 #[test]
 fn a_holder_extends_its_turn_for_no_unknown_step_and_for_no_floor_of_its_own() {
     let mut played = Played::new(600 * SECOND);
-    assert!(played.watch.extends_turn(), "its engine has nothing to do");
+    let most = FLOOR - SECOND / 2;
+    let lasts = |played: &Played| played.watch.turn_lasts(most);
+    assert_eq!(lasts(&played), Some(most), "its engine has nothing to do");
     played.look_for(FLOOR - SECOND, 1, STEP);
-    assert!(played.watch.extends_turn());
+    let left = lasts(&played).expect("it has a second left");
+    assert!(left > SECOND && left < SECOND + 4 * LOOK, "no further than its limit and a look: {left:?}");
     assert!(!played.look_for(2 * SECOND, 1, STEP), "by its own floor it does not hang");
-    assert!(!played.watch.extends_turn(), "its neighbours wait no longer");
+    assert_eq!(lasts(&played), None, "its neighbours wait no longer");
     played.watch.overtaken();
     played.look_for(2 * FLOOR - SECOND, 2, STEP);
-    assert!(played.watch.extends_turn(), "the next turn is twice as long");
+    assert!(lasts(&played).is_some(), "the next turn is twice as long");
 }
 
 #[test]
