@@ -63,6 +63,7 @@ mod proxy {
 mod text {
     mod detok;
     pub mod folders;
+    mod settings;
     mod template;
     mod tokens;
 }

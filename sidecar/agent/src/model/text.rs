@@ -2,18 +2,20 @@
 
 mod json;
 mod message;
+mod settings;
 mod template;
 mod tokens;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::Deserialize;
 use tokenizers::Tokenizer;
 
 pub use self::message::Message;
+use self::settings::Settings;
 use self::template::{Given, Template};
-use self::tokens::{Bytes, Settings, bytes_of, token_text};
+use self::tokens::{Bytes, bytes_of};
 use super::error::{ModelError, read_json, read_optional_json};
 use super::floor::TokenFloor;
 
@@ -24,8 +26,8 @@ pub struct Text {
     floor: TokenFloor,
     bytes: Bytes,
     template: Template,
-    bos: Option<String>,
-    eos: Option<String>,
+    /// Texts of tokens that have names, such as `bos_token`.
+    named: BTreeMap<String, String>,
     stop_tokens: Vec<u32>,
     defaults: Defaults,
 }
@@ -49,25 +51,26 @@ pub struct Defaults {
 }
 
 impl Text {
-    /// Reads `tokenizer.json`, `tokenizer_config.json`, `generation_config.json` and `config.json` of `folder`.
+    /// Reads `tokenizer.json`, `tokenizer_config.json`, `generation_config.json` and `config.json` of `folder`, and what older
+    /// files say of its tokens.
     ///
     /// # Errors
     /// The file, and what is wrong with it.
     pub fn open(folder: &Path) -> Result<Self, ModelError> {
-        let config: Settings = read_optional_json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
-        let tokenizer = tokens::open(&folder.join("tokenizer.json"), &config)?;
-        let template = Template::open(folder, &config);
+        let settings = Settings::open(folder)?;
+        let tokenizer = tokens::open(&folder.join("tokenizer.json"), &settings)?;
+        let template = Template::open(folder, &settings);
         if let Template::Unreadable(problem) = &template {
             tracing::warn!(%problem, "the chat template cannot be used: chats are refused");
         }
         let defaults: Defaults =
             read_optional_json(&folder.join("generation_config.json"))?.unwrap_or_default();
-        let named =
-            |token: &Option<serde_json::Value>| token.as_ref().and_then(token_text).map(str::to_owned);
-        let (bos, eos) = (named(&config.bos_token), named(&config.eos_token));
-        let stop_tokens = stop_tokens(folder, &defaults, eos.as_deref(), &tokenizer)?;
+        let named: BTreeMap<_, _> =
+            settings.named().map(|(name, token)| (name.to_owned(), token.content)).collect();
+        let eos = named.get("eos_token").map(String::as_str);
+        let stop_tokens = stop_tokens(folder, &defaults, eos, &tokenizer)?;
         let (floor, bytes) = (TokenFloor::of(&tokenizer), Bytes::of(&tokenizer));
-        Ok(Text { tokenizer, floor, bytes, template, bos, eos, stop_tokens, defaults })
+        Ok(Text { tokenizer, floor, bytes, template, named, stop_tokens, defaults })
     }
 
     /// The tokenizer.
@@ -156,7 +159,7 @@ impl Text {
     /// # Errors
     /// The template's own words (a message it refuses), or why there is none that can be used.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, String> {
-        let given = Given { add_generation_prompt, bos: self.bos.as_deref(), eos: self.eos.as_deref() };
+        let given = Given { add_generation_prompt, tokens: &self.named };
         self.template.render(messages, given)
     }
 }

@@ -126,8 +126,16 @@ pub fn added(tokenizer: &Value, content: &str) -> Value {
 
 /// Writes a folder and opens it.
 pub fn open(tokenizer: &Value, settings: &Value) -> Folder {
+    open_with(tokenizer, settings, &[])
+}
+
+/// The same with more files: names and contents.
+pub fn open_with(tokenizer: &Value, settings: &Value, files: &[(&str, &Value)]) -> Folder {
     let folder = tempfile::tempdir().expect("a folder");
     write(folder.path(), tokenizer, settings);
+    for (name, content) in files {
+        std::fs::write(folder.path().join(name), content.to_string()).expect("the folder can be written");
+    }
     Folder { text: Text::open(folder.path()).expect("the folder is complete"), _folder: folder }
 }
 

@@ -6,20 +6,20 @@ use sluice_agent::model::text::Text;
 
 use super::folders::{Folder, Kind, added, open, tokenizer};
 
-const PROMPT: &str = "Once upon a time <x>, a é🎉";
+pub const PROMPT: &str = "Once upon a time <x>, a é🎉";
 /// [`PROMPT`] in [`Kind::Pieces`].
 const IDS: [u32; 16] = [1, 267, 274, 276, 283, 259, 287, 123, 288, 286, 276, 285, 243, 162, 145, 140];
 /// The same where `<x>` is a token.
 const WITH_X: [u32; 15] = [1, 267, 274, 276, 283, 259, 289, 259, 286, 276, 285, 243, 162, 145, 140];
 
-fn with(change: impl FnOnce(&mut Value)) -> Value {
+pub fn with(change: impl FnOnce(&mut Value)) -> Value {
     let mut tokenizer = tokenizer(Kind::Pieces);
     change(&mut tokenizer);
     tokenizer
 }
 
 /// The tokenizer with `<x>` as an added token, special or not.
-fn with_x(special: bool) -> Value {
+pub fn with_x(special: bool) -> Value {
     with(|file| {
         let mut x = added(file, "<x>");
         x["special"] = json!(special);
@@ -27,7 +27,7 @@ fn with_x(special: bool) -> Value {
     })
 }
 
-fn shown(text: &Text, ids: &[u32]) -> String {
+pub fn shown(text: &Text, ids: &[u32]) -> String {
     text.tokenizer().decode(ids, true).expect("text")
 }
 

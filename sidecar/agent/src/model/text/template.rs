@@ -1,5 +1,6 @@
 //! The chat template: where it is found, and how it is rendered as transformers would.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use minijinja::syntax::SyntaxConfig;
@@ -7,7 +8,7 @@ use minijinja::{Environment, Error, ErrorKind, Value};
 
 use super::Message;
 use super::json::tojson;
-use super::tokens::Settings;
+use super::settings::Settings;
 use crate::model::error::read;
 
 /// The chat template of a model folder.
@@ -26,10 +27,8 @@ pub enum Template {
 pub struct Given<'a> {
     /// Ends with the beginning of the assistant's turn.
     pub add_generation_prompt: bool,
-    /// Begins a sequence.
-    pub bos: Option<&'a str>,
-    /// Ends a sequence.
-    pub eos: Option<&'a str>,
+    /// Texts of tokens by their names.
+    pub tokens: &'a BTreeMap<String, String>,
 }
 
 impl Template {
@@ -78,12 +77,15 @@ fn render(
     messages: impl Iterator<Item = Value>,
     given: Given<'_>,
 ) -> Result<String, Error> {
-    environment.get_template("chat")?.render(minijinja::context! {
-        messages => messages.collect::<Vec<_>>(),
-        add_generation_prompt => given.add_generation_prompt,
-        bos_token => given.bos.unwrap_or_default(),
-        eos_token => given.eos.unwrap_or_default(),
-    })
+    let tokens = given.tokens.iter().map(|(name, text)| (name.as_str(), Value::from(text.as_str())));
+    // Many templates begin with the one and end with the other, whether or not the model has it.
+    let ends = ["bos_token", "eos_token"].map(|name| (name, Value::from("")));
+    let rest = [
+        ("messages", Value::from(messages.collect::<Vec<_>>())),
+        ("add_generation_prompt", Value::from(given.add_generation_prompt)),
+    ];
+    let context: BTreeMap<_, _> = ends.into_iter().chain(tokens).chain(rest).collect();
+    environment.get_template("chat")?.render(context)
 }
 
 fn utf8(bytes: Vec<u8>) -> Result<String, String> {

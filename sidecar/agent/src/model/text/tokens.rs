@@ -1,63 +1,12 @@
 //! The tokenizer as a server needs it, and what each of its tokens adds to a text.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde::Deserialize;
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::{AddedToken, ModelWrapper, Tokenizer};
 
+use super::settings::Settings;
 use crate::model::error::{ModelError, read};
-
-/// What `tokenizer_config.json` says.
-#[derive(Debug, Default, Deserialize)]
-pub struct Settings {
-    /// One text, or a list of named ones.
-    pub chat_template: Option<serde_json::Value>,
-    /// Begins a sequence.
-    pub bos_token: Option<serde_json::Value>,
-    /// Ends a sequence.
-    pub eos_token: Option<serde_json::Value>,
-    unk_token: Option<serde_json::Value>,
-    sep_token: Option<serde_json::Value>,
-    pad_token: Option<serde_json::Value>,
-    cls_token: Option<serde_json::Value>,
-    mask_token: Option<serde_json::Value>,
-    /// Added tokens by id, as text.
-    added_tokens_decoder: Option<BTreeMap<u32, Added>>,
-    split_special_tokens: Option<bool>,
-}
-
-/// An added token as `tokenizer_config.json` describes it. Fields that are absent have the library's defaults.
-#[derive(Debug, Deserialize)]
-struct Added {
-    content: String,
-    #[serde(default)]
-    single_word: bool,
-    #[serde(default)]
-    lstrip: bool,
-    #[serde(default)]
-    rstrip: bool,
-    normalized: Option<bool>,
-    #[serde(default)]
-    special: bool,
-}
-
-impl Added {
-    fn token(&self) -> AddedToken {
-        let normalized = self.normalized.unwrap_or(!self.special);
-        AddedToken::from(self.content.as_str(), self.special)
-            .single_word(self.single_word)
-            .lstrip(self.lstrip)
-            .rstrip(self.rstrip)
-            .normalized(normalized)
-    }
-}
-
-/// A special token is written as text or as `{"content": …}`.
-pub fn token_text(value: &serde_json::Value) -> Option<&str> {
-    value.as_str().or_else(|| value["content"].as_str())
-}
 
 /// Reads `tokenizer.json`, and resets what transformers resets when it loads that file.
 ///
@@ -86,39 +35,39 @@ fn reset(tokenizer: &mut Tokenizer) -> tokenizers::Result<()> {
     Ok(())
 }
 
-/// As in transformers, added tokens have the attributes that `tokenizer_config.json` gives them, and a token that is named
-/// (`eos_token` and so on) is special. Here a token never gets another id than the file says: the model would not know it.
+/// As in transformers, added tokens have the attributes that the settings give them, and a token that is named (`eos_token`
+/// and so on) is special. Here a token never gets another id than the files say: the model would not know it.
 fn add(tokenizer: &mut Tokenizer, settings: &Settings) -> tokenizers::Result<()> {
     let mut next = u32::try_from(tokenizer.get_vocab_size(true)).unwrap_or(u32::MAX);
+    let is_added = |id: u32, content: &str| {
+        let added = tokenizer.get_added_vocabulary();
+        added.get_added_tokens_decoder().contains_key(&id) || added.get_vocab().contains_key(content)
+    };
     let mut tokens = Vec::new();
-    for (id, added) in settings.added_tokens_decoder.iter().flatten() {
+    for (id, added) in settings.added(is_added) {
         let known = tokenizer.token_to_id(&added.content);
-        if known.unwrap_or(next) == *id {
-            tokens.push(added.token());
+        if known.unwrap_or(next) == id {
+            tokens.push(added);
             next += u32::from(known.is_none());
         }
     }
     tokenizer.add_tokens(tokens)?;
-    let special: Vec<_> = settings.named().filter_map(|content| special(tokenizer, content)).collect();
+    let special: Vec<_> = settings.special().filter_map(|token| as_special(tokenizer, token)).collect();
     tokenizer.add_special_tokens(special)?;
+    let is_new = |token: &AddedToken| {
+        let added = tokenizer.get_added_vocabulary().get_vocab().contains_key(&token.content);
+        !added && tokenizer.token_to_id(&token.content).is_some()
+    };
+    let extra: Vec<_> = settings.special_if_new().filter(is_new).collect();
+    tokenizer.add_special_tokens(extra)?;
     Ok(())
 }
 
-/// The token `content` made special, if there is one.
-fn special(tokenizer: &Tokenizer, content: &str) -> Option<AddedToken> {
-    let id = tokenizer.token_to_id(content)?;
+/// `token` made special, if there is one of its content: as it was added, else as it is.
+fn as_special(tokenizer: &Tokenizer, token: AddedToken) -> Option<AddedToken> {
+    let id = tokenizer.token_to_id(&token.content)?;
     let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder().get(&id).cloned();
-    Some(added.unwrap_or_else(|| AddedToken::from(content, true)).special(true))
-}
-
-impl Settings {
-    fn named(&self) -> impl Iterator<Item = &str> {
-        let Settings { bos_token, eos_token, unk_token, sep_token, pad_token, cls_token, mask_token, .. } =
-            self;
-        [bos_token, eos_token, unk_token, sep_token, pad_token, cls_token, mask_token]
-            .into_iter()
-            .filter_map(|token| token.as_ref().and_then(token_text))
-    }
+    Some(added.unwrap_or(token).special(true))
 }
 
 /// How the decoder writes bytes that are no text of their own.
