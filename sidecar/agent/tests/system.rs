@@ -14,6 +14,8 @@ mod failures;
 mod golden;
 #[path = "system/hibernate.rs"]
 mod hibernate;
+#[path = "system/huge_prompts.rs"]
+mod huge_prompts;
 #[path = "system/isolation.rs"]
 mod isolation;
 #[path = "system/journal.rs"]

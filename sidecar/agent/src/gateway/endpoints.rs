@@ -61,16 +61,16 @@ struct Accepted {
 /// `POST /v1/completions`
 pub async fn completions(State(gateway): State<Arc<Gateway>>, body: JsonBody) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let order = gateway.open.parse(body.bytes().len(), || gateway.completion(body.bytes())).await?;
-    drop(body);
+    let (bytes, reader) = (body.bytes().len(), gateway.clone());
+    let order = gateway.open.parse(bytes, move || reader.completion(body.bytes())).await?;
     gateway.answer(order, arrived).await
 }
 
 /// `POST /v1/chat/completions`
 pub async fn chat(State(gateway): State<Arc<Gateway>>, body: JsonBody) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let order = gateway.open.parse(body.bytes().len(), || gateway.chat(body.bytes())).await?;
-    drop(body);
+    let (bytes, reader) = (body.bytes().len(), gateway.clone());
+    let order = gateway.open.parse(bytes, move || reader.chat(body.bytes())).await?;
     gateway.answer(order, arrived).await
 }
 

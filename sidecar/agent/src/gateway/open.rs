@@ -1,9 +1,10 @@
 //! What clients may cost at one time: open requests, bytes of bodies, processors busy with large bodies. Each is bounded,
 //! and given back when its holder is gone, however it went.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::error::ApiError;
 use crate::metrics::Metrics;
@@ -12,16 +13,22 @@ use crate::metrics::Metrics;
 const BODIES_KIB: usize = 256 << 10;
 /// Bodies above this are parsed aside, so that no stream waits for them.
 const LARGE_BYTES: usize = 8 << 10;
+/// A thread of its own reads a body above this, and yields to everything else that the process does.
+const HUGE_BYTES: usize = 64 << 10;
 /// Large bodies that are parsed at the same time, by size: the largest size in bytes, and their number. A body waits for those of its
 /// own size alone, which take up to eight times as long as it does: a huge prompt takes seconds to tokenise.
-const PARSERS: [(usize, usize); 3] = [(64 << 10, 2), (512 << 10, 1), (usize::MAX, 1)];
+const PARSERS: [(usize, usize); 3] = [(HUGE_BYTES, 2), (512 << 10, 1), (usize::MAX, 1)];
+/// How much nicer the thread of a huge body is: it has about a tenth of what any other has that wants the same processor.
+const NICER: i32 = 10;
+/// The nicest that there is.
+const NICEST: i32 = 19;
 
 /// How much may be open.
 #[derive(Clone, Debug)]
 pub struct OpenRequests {
     places: Arc<Semaphore>,
     bodies_kib: Arc<Semaphore>,
-    parsers: Arc<[Semaphore; PARSERS.len()]>,
+    parsers: [Arc<Semaphore>; PARSERS.len()],
     limit: u32,
     metrics: Arc<Metrics>,
 }
@@ -42,7 +49,7 @@ impl OpenRequests {
     pub fn new(limit: u32, metrics: Arc<Metrics>) -> Self {
         let places = Arc::new(Semaphore::new(limit as usize));
         let bodies_kib = Arc::new(Semaphore::new(BODIES_KIB));
-        let parsers = Arc::new(PARSERS.map(|(_, parsers)| Semaphore::new(parsers)));
+        let parsers = PARSERS.map(|(_, parsers)| Arc::new(Semaphore::new(parsers)));
         OpenRequests { places, bodies_kib, parsers, limit, metrics }
     }
 
@@ -86,18 +93,54 @@ impl OpenRequests {
         Ok(())
     }
 
-    /// Runs what parses a body of `bytes`; a large one aside, and few of those at a time. Needs a runtime of many threads.
+    /// Runs what parses a body of `bytes`: a large one aside, a huge one on a thread that yields to all others, and few of
+    /// either at a time. Needs a runtime of many threads.
     ///
     /// # Panics
-    /// Broken invariant: a size has no parsers.
-    pub async fn parse<T>(&self, bytes: usize, work: impl FnOnce() -> T) -> T {
+    /// When `work` does. Broken invariant: a size has no parsers.
+    pub async fn parse<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> T {
         if bytes <= LARGE_BYTES {
             return work();
         }
         let lane =
             PARSERS.iter().position(|(most, _)| bytes <= *most).expect("the last lane takes every size");
-        let _turn = self.parsers[lane].acquire().await.expect("nobody closes it");
-        tokio::task::block_in_place(work)
+        let turn = self.parsers[lane].clone().acquire_owned().await.expect("nobody closes it");
+        match bytes > HUGE_BYTES {
+            true => nicely(turn, work).await,
+            false => tokio::task::block_in_place(work),
+        }
+    }
+}
+
+/// Runs `work` on a nice thread. It keeps its `turn` until it ends, also where nobody waits for it any more.
+async fn nicely<T: Send + 'static>(
+    turn: OwnedSemaphorePermit,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    let (done, result) = oneshot::channel();
+    let run = move || {
+        yield_to_others();
+        let result = catch_unwind(AssertUnwindSafe(work));
+        drop(turn);
+        // The client may be gone.
+        let _ = done.send(result);
+    };
+    std::thread::Builder::new().name("huge-body".into()).spawn(run).expect("a thread can be started");
+    match result.await.expect("the thread sends its result") {
+        Ok(result) => result,
+        Err(panic) => resume_unwind(panic),
+    }
+}
+
+/// Makes this thread nicer; on Linux a thread has a niceness of its own.
+fn yield_to_others() {
+    let now = rustix::process::getpriority_process(None).unwrap_or(0);
+    if let Err(error) = rustix::process::setpriority_process(None, (now + NICER).min(NICEST)) {
+        tracing::debug!(%error, "the thread of a huge body cannot be made nicer");
     }
 }
 

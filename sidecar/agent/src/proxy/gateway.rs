@@ -154,12 +154,21 @@ impl Gateway {
         self.engine.get(MODELS).await.map_err(|trouble| ApiError::engine(trouble.to_string()))
     }
 
-    async fn answer(&self, path: &str, headers: &HeaderMap, body: JsonBody) -> Result<Response, ApiError> {
+    async fn answer(
+        self: &Arc<Self>,
+        path: &str,
+        headers: &HeaderMap,
+        body: JsonBody,
+    ) -> Result<Response, ApiError> {
         let arrived = Instant::now();
         // All that can be refused is refused before it takes a place or wakes the engine.
-        let read =
-            || Ok::<_, ApiError>((Asked::read(body.bytes(), &self.names)?, self.questions(body.bytes())?));
-        let (asked, questions) = self.open.parse(body.bytes().len(), read).await?;
+        let (bytes, gateway) = (body.bytes().len(), self.clone());
+        let read = move || {
+            let asked = Asked::read(body.bytes(), &gateway.names)?;
+            let questions = gateway.questions(body.bytes())?;
+            Ok::<_, ApiError>((asked, questions, body))
+        };
+        let (asked, questions, body) = self.open.parse(bytes, read).await?;
         let open = self.open.enter(asked.choices)?;
         let place = self.lobby.enter(self.limits.max_queued_requests, self.hold())?;
         let account = Box::new(Account::new(place, open, arrived, self.metrics.clone(), asked.stream));

@@ -238,3 +238,49 @@ async fn huge_bodies_that_are_being_read_hold_up_no_smaller_one() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_huge_body_is_read_by_a_thread_that_yields_to_the_others_and_a_panic_there_is_its_senders() {
+    let open = OpenRequests::new(1, Arc::new(Metrics::new("tiny", &SloConfig::default())));
+    // Of this thread: Linux keeps a niceness for each.
+    let niceness = || rustix::process::getpriority_process(None).expect("every thread has one");
+    let here = niceness();
+    for (bytes, nicer) in [(1, 0), (60 << 10, 0), (100 << 10, 10), (4 << 20, 10)] {
+        assert_eq!(open.parse(bytes, niceness).await, (here + nicer).min(19), "{bytes} bytes");
+    }
+    let reader = open.clone();
+    let broken = tokio::spawn(async move { reader.parse(4 << 20, || panic!("broken")).await });
+    assert!(broken.await.expect_err("it panics").is_panic());
+    assert_eq!(open.parse(4 << 20, || 7).await, 7, "its turn is over");
+}
+
+/// Whoever leaves while a thread reads its body keeps the turn until that ends; whoever leaves the queue is gone at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_leaves_takes_no_turn_from_the_others() {
+    let open = OpenRequests::new(1, Arc::new(Metrics::new("tiny", &SloConfig::default())));
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let (begun, mut reading) = tokio::sync::mpsc::unbounded_channel();
+    let work = move || {
+        begun.send(()).expect("the test waits");
+        let _ = ended.recv_timeout(PATIENCE);
+    };
+    let first = tokio::spawn({
+        let open = open.clone();
+        async move { open.parse(4 << 20, work).await }
+    });
+    reading.recv().await.expect("it begins");
+    let queued = tokio::spawn({
+        let open = open.clone();
+        async move { open.parse(4 << 20, || panic!("nobody waits for it")).await }
+    });
+    first.abort();
+    assert!(first.await.expect_err("it is gone").is_cancelled());
+    let next = open.parse(4 << 20, || ());
+    tokio::pin!(next);
+    queued.abort();
+    assert!(queued.await.expect_err("it is gone").is_cancelled());
+    let early = tokio::time::timeout(Duration::ZERO, &mut next).await;
+    assert!(early.is_err(), "one is read at a time");
+    drop(end);
+    tokio::time::timeout(PATIENCE, next).await.expect("its turn comes");
+}

@@ -2,8 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicU64;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -25,22 +24,20 @@ use crate::models::{Shape, generate};
 use crate::support::{Rng, Tenant, Wanted, assert_same, config};
 use crate::tokenizers::{Folder, folders, texts};
 
-const VOCAB: u32 = 512;
+pub const VOCAB: u32 = 512;
 const CONTEXT: u32 = 192;
-const SHAPE: Shape = Shape { family: "llama", dtype: "f32", layers: 3, hidden: 64, vocab: VOCAB };
+pub const SHAPE: Shape = Shape { family: "llama", dtype: "f32", layers: 3, hidden: 64, vocab: VOCAB };
 /// Longest text of the random requests.
 const HUGE_BYTES: usize = 500_000;
-/// Longest first token that counts as soon, whatever it takes alone: machines that run many tests are busy.
-const SOON: Duration = Duration::from_millis(500);
 
-fn tenant_of(model: &Path) -> SidecarConfig {
+pub fn tenant_of(model: &Path) -> SidecarConfig {
     let mut config = config(model, 64 << 20, "Unified");
     config.max_model_len = Some(CONTEXT);
     config
 }
 
 /// The API over `tenant`, with the texts of `folder`.
-fn router(tenant: &Tenant, folder: &Path) -> Router {
+pub fn router(tenant: &Tenant, folder: &Path) -> Router {
     let metrics = Arc::new(Metrics::new("tenant", &SloConfig::default()));
     let limits = LimitsConfig::default();
     let gateway = Gateway {
@@ -217,70 +214,4 @@ fn a_token_that_the_engine_does_not_know_ends_its_own_request_alone() {
         assert_same(&found, &alone, &format!("round {round}"));
     }
     tenant.assert_nothing_leaks("unknown tokens");
-}
-
-/// Bytes by GPT-2's names, with a normaliser for which nothing is known of a text from its bytes: it has to be read.
-fn unbounded() -> Value {
-    const { assert!(crate::tiny::VOCAB <= VOCAB, "the model has an embedding for each token") };
-    let folder = tempfile::tempdir().unwrap();
-    drop(crate::tiny::text(folder.path()));
-    let bytes = std::fs::read(folder.path().join("tokenizer.json")).unwrap();
-    let mut tokenizer: Value = serde_json::from_slice(&bytes).unwrap();
-    tokenizer["normalizer"] = json!({"type": "Strip", "strip_left": true, "strip_right": true});
-    tokenizer
-}
-
-#[test]
-fn six_huge_prompts_beside_a_small_one_hold_up_its_first_token_by_no_more_than_it_takes() {
-    let model = generate(&SHAPE);
-    let tenant = Tenant::start(tenant_of(model.path()));
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::copy(model.path().join("config.json"), folder.path().join("config.json")).unwrap();
-    let written = Folder { tokenizer: unbounded(), template: String::new(), added: Vec::new() };
-    written.write(folder.path());
-    let router = router(&tenant, folder.path());
-    let completion =
-        |text: String| Asked { path: "/v1/completions", body: json!({"prompt": text, "max_tokens": 1}) };
-    // Its body is a large one, too: blanks around it are stripped.
-    let small = completion(format!("{}The sky is blue.", " ".repeat(12 << 10)));
-    let huge = completion("word ".repeat(780_000));
-    runtime().block_on(async {
-        let first_token = async || {
-            let begun = Instant::now();
-            let (status, body) = ask(router.clone(), small.clone()).await;
-            assert_eq!(status, 200, "{body}");
-            begun.elapsed()
-        };
-        let mut alone = Vec::new();
-        for _ in 0..5 {
-            alone.push(first_token().await);
-        }
-        alone.sort();
-        let here = Arc::new(AtomicU64::new(0));
-        let huge = (0..6).map(|_| {
-            let (router, huge, here) = (router.clone(), huge.clone(), here.clone());
-            tokio::spawn(async move {
-                here.fetch_add(1, Ordering::Relaxed);
-                ask(router, huge).await
-            })
-        });
-        let huge: Vec<_> = huge.collect();
-        while here.load(Ordering::Relaxed) < 6 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        let beside = first_token().await;
-        assert!(huge.iter().any(|one| !one.is_finished()), "some huge prompts are still there");
-        let limit = SOON.max(2 * alone[2]);
-        assert!(beside <= limit, "the first token came after {beside:?}; alone {alone:?}");
-        let begun = Instant::now();
-        for one in huge {
-            let (status, body) = one.await.unwrap();
-            assert_eq!(
-                (status, body["error"]["code"].as_str()),
-                (400, Some("context_length_exceeded")),
-                "{body}"
-            );
-        }
-        eprintln!("alone {alone:?}, beside {beside:?}, the huge ones {:?} more", begun.elapsed());
-    });
 }

@@ -1,0 +1,180 @@
+//! Huge prompts beside a small one: through a socket, the real gateway and a real engine.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sluice_agent::gateway::serve::{Limits, serve};
+use tokio::sync::watch;
+
+use crate::isolation::{SHAPE, VOCAB, router, tenant_of};
+use crate::models::generate;
+use crate::support::Tenant;
+use crate::tokenizers::Folder;
+
+/// Huge prompts at one time.
+const HUGE: usize = 6;
+/// Bytes of a prompt that no context of this test takes.
+const HUGE_BYTES: usize = 700_000;
+/// Times that a small prompt is sent alone, and beside huge ones, in each round.
+const TIMES: usize = 12;
+const ROUNDS: usize = 4;
+/// Tries, of which one has to do: a machine that runs many tests is busy with others meanwhile.
+const TRIES: usize = 3;
+/// What the clock and the scheduler of the machine may be wrong by.
+const NOISE: Duration = Duration::from_millis(1);
+/// Longest wait for anything.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Bytes by GPT-2's names behind `normalizers`.
+fn tokenizer(normalizers: &[Value]) -> Value {
+    const { assert!(crate::tiny::VOCAB <= VOCAB, "the model has an embedding for each token") };
+    let folder = tempfile::tempdir().unwrap();
+    drop(crate::tiny::text(folder.path()));
+    let bytes = std::fs::read(folder.path().join("tokenizer.json")).unwrap();
+    let mut tokenizer: Value = serde_json::from_slice(&bytes).unwrap();
+    tokenizer["normalizer"] = json!({"type": "Sequence", "normalizers": normalizers});
+    tokenizer
+}
+
+/// The bytes of a request for one token after `prompt`.
+fn request(prompt: &str) -> Vec<u8> {
+    let body = json!({"prompt": prompt, "max_tokens": 1}).to_string();
+    let length = body.len();
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json";
+    format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}").into_bytes()
+}
+
+/// Sends a request, and reads until the first line of its answer.
+fn ask(address: SocketAddr, request: &[u8]) -> (u16, BufReader<TcpStream>) {
+    let mut socket = TcpStream::connect(address).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.write_all(request).unwrap();
+    let mut answer = BufReader::new(socket);
+    let mut line = String::new();
+    answer.read_line(&mut line).unwrap();
+    let status = line.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, answer)
+}
+
+/// How long a request takes to its first token.
+fn first_token(address: SocketAddr, request: &[u8]) -> Duration {
+    let begun = Instant::now();
+    let (status, mut answer) = ask(address, request);
+    let taken = begun.elapsed();
+    let mut rest = String::new();
+    answer.read_to_string(&mut rest).unwrap();
+    assert_eq!(status, 200, "{rest}");
+    taken
+}
+
+fn too_long(address: SocketAddr, request: &[u8]) {
+    let (status, mut answer) = ask(address, request);
+    let mut rest = String::new();
+    answer.read_to_string(&mut rest).unwrap();
+    assert!(status == 400 && rest.contains("context_length_exceeded"), "{status} {rest}");
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+/// Times to the first token, of each small request.
+struct Times {
+    alone: Vec<Vec<Duration>>,
+    beside: Vec<Vec<Duration>>,
+}
+
+/// Sends each of `small` alone and beside six of `huge`, in turns. Huge ones come again while `again`.
+fn measure(address: SocketAddr, small: &[Vec<u8>], huge: &[u8], again: bool) -> Times {
+    let none = || vec![Vec::new(); small.len()];
+    let mut found = Times { alone: none(), beside: none() };
+    let time = |into: &mut Vec<Vec<Duration>>| {
+        for (times, request) in into.iter_mut().zip(small) {
+            times.push(first_token(address, request));
+        }
+    };
+    for _ in 0..ROUNDS {
+        (0..TIMES).for_each(|_| time(&mut found.alone));
+        let enough = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let send = || loop {
+                too_long(address, huge);
+                if !again || enough.load(Ordering::Relaxed) {
+                    return;
+                }
+            };
+            let huge: Vec<_> = (0..HUGE).map(|_| scope.spawn(send)).collect();
+            for _ in 0..TIMES {
+                time(&mut found.beside);
+                assert!(huge.iter().any(|one| !one.is_finished()), "the huge ones are there all the time");
+            }
+            enough.store(true, Ordering::Relaxed);
+        });
+    }
+    found
+}
+
+/// What the times are, in words; an error where a small request is held up.
+fn held_up(times: &Times, small: &[Vec<u8>]) -> Result<String, String> {
+    let (mut words, mut late) = (String::new(), false);
+    for ((alone, beside), request) in times.alone.iter().zip(&times.beside).zip(small) {
+        let worst = beside.iter().max().copied();
+        let (alone, beside) = (median(alone.clone()), median(beside.clone()));
+        late |= beside > 2 * alone + NOISE;
+        words +=
+            &format!("{} bytes: {alone:?} alone, {beside:?} beside, at worst {worst:?}; ", request.len());
+    }
+    if late { Err(words) } else { Ok(words) }
+}
+
+/// The first token of a small request beside six of `huge` comes at most twice as late as alone.
+fn assert_not_held_up(normalizers: &[Value], huge: &str, again: bool) {
+    let model = generate(&SHAPE);
+    let tenant = Tenant::start(tenant_of(model.path()));
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(model.path().join("config.json"), folder.path().join("config.json")).unwrap();
+    let written = Folder { tokenizer: tokenizer(normalizers), template: String::new(), added: Vec::new() };
+    written.write(folder.path());
+    let router = router(&tenant, folder.path());
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let listener = runtime.block_on(tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = watch::channel(false);
+    let limits = Limits { connections: 64, drain: PATIENCE };
+    let serving = runtime.spawn(serve(listener, router, limits, stopped));
+    let (small, huge) = (small().map(|prompt| request(&prompt)), request(huge));
+    let mut tries = Vec::new();
+    while tries.len() < TRIES && !tries.iter().any(Result::is_ok) {
+        tries.push(held_up(&measure(address, &small, &huge, again), &small));
+    }
+    eprintln!("{tries:?}");
+    stop.send(true).unwrap();
+    runtime.block_on(serving).unwrap();
+    assert!(tries.iter().any(Result::is_ok), "held up in every try: {tries:#?}");
+}
+
+/// The second is a large body, for one of the lanes: blanks around it are stripped.
+fn small() -> [String; 2] {
+    ["The sky is blue.".into(), format!("{}The sky is blue.", " ".repeat(12 << 10))]
+}
+
+fn strip() -> Value {
+    json!({"type": "Strip", "strip_left": true, "strip_right": true})
+}
+
+#[test]
+fn six_huge_prompts_that_are_tokenised_hold_up_a_small_one_by_no_more_than_it_takes() {
+    // Nothing is known of a text before this one, so that it has to be read whole.
+    let unknown = json!({"type": "Replace", "pattern": {"Regex": "x(?=y)"}, "content": ""});
+    assert_not_held_up(&[strip(), unknown], &"word ".repeat(HUGE_BYTES / 5), false);
+}
+
+#[test]
+fn huge_prompts_that_come_again_and_again_hold_up_a_small_one_by_no_more_than_it_takes() {
+    assert_not_held_up(&[strip()], &"word ".repeat(HUGE_BYTES / 5), true);
+}
