@@ -205,7 +205,9 @@ impl PromptRules<'_> {
         text: &str,
         encode: impl Fn(&Text, &str) -> Result<Vec<u32>, String>,
     ) -> Result<Prompt, ApiError> {
-        self.short_enough(PromptTokens::AtLeast(self.text.floor().at_least(text)))?;
+        let most = self.limit_tokens.unwrap_or(u32::MAX).min(self.context_tokens);
+        let least = self.text.floor().at_least(text, u64::from(most) + 1);
+        self.short_enough(PromptTokens::AtLeast(least))?;
         self.take(encode(self.text, text).map_err(|message| self.wrong(message))?)
     }
 

@@ -79,8 +79,8 @@ impl Text {
     }
 
     /// How few tokens a text can have.
-    pub fn floor(&self) -> TokenFloor {
-        self.floor
+    pub fn floor(&self) -> &TokenFloor {
+        &self.floor
     }
 
     /// The bytes that token `id` adds to a text that goes on, a part of a character included; `None` = the tokenizer has no

@@ -131,13 +131,30 @@ async fn what_exceeds_the_context_is_said_in_openais_words_and_names_what_to_cha
 
 /// The tokens that a text has are counted by the tokenizer itself.
 #[test]
-fn no_text_has_fewer_tokens_than_its_bytes_say() {
+fn no_text_has_fewer_tokens_than_is_known_beforehand() {
     let mut runner = TestRunner::new(ProptestConfig {
-        cases: 300,
+        cases: ProptestConfig::default().cases.max(300),
         failure_persistence: None,
         ..ProptestConfig::default()
     });
     let (bounded, tight) = (Cell::new(0_u32), Cell::new(0_u32));
+    // What many bounds do not know: steps that drop text, models that do not know all of it.
+    let kinds = [
+        "Strip\"",
+        "Precompiled",
+        "BertNormalizer",
+        "StripAccents",
+        "Nmt",
+        "WhitespaceSplit",
+        "CharDelimiterSplit",
+        "UnicodeScripts",
+        "Removed",
+        "WordPiece",
+        "WordLevel",
+        "Unigram",
+        "##",
+    ];
+    let by_kind = kinds.map(|kind| (kind, Cell::new(0_u32)));
     let cases = folders(512).prop_flat_map(|folder| {
         let texts = proptest::collection::vec(texts(folder.added.clone()), 8);
         (Just(folder), texts)
@@ -150,9 +167,17 @@ fn no_text_has_fewer_tokens_than_its_bytes_say() {
             let read = Text::open(written.path()).expect("the folder is complete");
             for text in texts {
                 let counted = read.encode_rendered(&text).expect("it reads every text").len() as u64;
-                let least = read.floor().at_least(&text);
+                let least = read.floor().at_least(&text, u64::MAX);
                 prop_assert!(least <= counted, "{text:?} has {counted} tokens, not at least {least}");
+                let (enough, early) = (least / 2, read.floor().at_least(&text, least / 2));
+                prop_assert!(
+                    (enough..=least).contains(&early),
+                    "{text:?}: {early} of {least}, {enough} asked"
+                );
                 bounded.set(bounded.get() + u32::from(least > 0));
+                let named = folder.tokenizer.to_string();
+                let found = by_kind.iter().filter(|(kind, _)| least > 1 && named.contains(kind));
+                found.for_each(|(_, texts)| texts.set(texts.get() + 1));
                 tight.set(tight.get() + u32::from(least > 0 && counted < 4 * least));
             }
             Ok(())
@@ -160,50 +185,75 @@ fn no_text_has_fewer_tokens_than_its_bytes_say() {
         .unwrap_or_else(|failure| panic!("{failure}"));
     let (bounded, tight) = (bounded.get(), tight.get());
     assert!(
-        bounded > 300 && tight > 10,
+        bounded > 1000 && tight > 400,
         "the bound says something: {bounded} texts, {tight} of them within a quarter"
     );
+    assert!(by_kind.iter().all(|(_, texts)| texts.get() > 0), "and of each kind: {by_kind:?}");
 }
 
+/// 800 times "x ", of which each character is a token, with some part of the tokenizer changed.
 #[test]
-fn a_bound_is_there_for_tokenizers_of_bytes_alone() {
+fn what_a_part_of_a_tokenizer_may_drop_does_not_count_and_all_else_does() {
     let folder = tempfile::tempdir().unwrap();
-    let text = tiny::text(folder.path());
-    // The longest is "<end>".
-    assert_eq!(
-        (text.floor().at_least(""), text.floor().at_least("12345"), text.floor().at_least("123456")),
-        (0, 1, 2)
-    );
+    drop(tiny::text(folder.path()));
     let path = folder.path().join("tokenizer.json");
     let tiny: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let least = |change: &dyn Fn(&mut Value)| {
         let mut tokenizer = tiny.clone();
         change(&mut tokenizer);
         let tokenizer = Tokenizer::from_bytes(tokenizer.to_string()).expect("a sound tokenizer");
-        TokenFloor::of(&tokenizer).at_least(&"x ".repeat(800))
+        TokenFloor::of(&tokenizer).at_least(&"x ".repeat(800), u64::MAX)
     };
-    assert_eq!(least(&|_| {}), 320);
-    assert_eq!(least(&|t| t["normalizer"] = json!({"type": "NFC"})), 40);
+    assert_eq!(least(&|_| {}), 1600);
+    let covered = |t: &mut Value| t["added_tokens"][0]["content"] = json!("x x x");
+    assert_eq!(least(&covered), 320, "five of them may be a token");
     assert_eq!(
         least(&|t| t["added_tokens"][0]["rstrip"] = json!(true)),
-        160,
+        800,
         "blanks beside it cost nothing"
     );
-    for (part, unknown) in [
-        ("normalizer", json!({"type": "Strip", "strip_left": true, "strip_right": true})),
-        ("normalizer", json!({"type": "Replace", "pattern": {"Regex": " +"}, "content": " "})),
-        ("normalizer", json!({"type": "Replace", "pattern": {"String": "x"}, "content": ""})),
-        ("pre_tokenizer", json!({"type": "WhitespaceSplit"})),
-        ("pre_tokenizer", Value::Null),
+    let drop_a_byte = |t: &mut Value| drop(t["model"]["vocab"].as_object_mut().unwrap().remove("x"));
+    assert_eq!(least(&drop_a_byte), 800, "a byte without a token is dropped");
+    for (part, value, tokens) in [
+        ("normalizer", json!({"type": "NFC"}), 1600),
+        ("normalizer", json!({"type": "NFKC"}), 1600),
+        (
+            "normalizer",
+            json!({"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+            "strip_accents": true, "lowercase": true}),
+            1600,
+        ),
+        ("normalizer", json!({"type": "Strip", "strip_left": true, "strip_right": true}), 800),
+        ("normalizer", json!({"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}), 800),
+        ("normalizer", json!({"type": "Replace", "pattern": {"String": "x"}, "content": ""}), 800),
+        ("normalizer", json!({"type": "Replace", "pattern": {"String": "x "}, "content": ""}), 0),
+        ("normalizer", json!({"type": "Replace", "pattern": {"Regex": "x+"}, "content": ""}), 0),
+        ("pre_tokenizer", json!({"type": "WhitespaceSplit"}), 800),
+        // Blanks have no token by their own name.
+        ("pre_tokenizer", Value::Null, 800),
         (
             "truncation",
             json!({"direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0}),
+            0,
         ),
+        // Words.
+        ("model", json!({"type": "WordLevel", "unk_token": "x", "vocab": {"x": 0}}), 0),
     ] {
-        assert_eq!(least(&|t| t[part] = unknown.clone()), 0, "{part}: {unknown}");
+        assert_eq!(least(&|t| t[part] = value.clone()), tokens, "{part}: {value}");
     }
-    let drop_a_byte = |t: &mut Value| drop(t["model"]["vocab"].as_object_mut().unwrap().remove("x"));
-    assert_eq!(least(&drop_a_byte), 0, "a byte without a token is dropped");
+    let words = |t: &mut Value| {
+        t["pre_tokenizer"] = json!({"type": "WhitespaceSplit"});
+        t["model"] = json!({"type": "WordPiece", "unk_token": "x", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100, "vocab": {"x": 0}});
+    };
+    assert_eq!(least(&words), 800);
+    // What is not plain counts by its bytes: two of them are composed into one of two bytes, which is two tokens.
+    let composed = Tokenizer::from_bytes({
+        let mut tokenizer = tiny.clone();
+        tokenizer["normalizer"] = json!({"type": "NFC"});
+        tokenizer.to_string()
+    });
+    assert_eq!(TokenFloor::of(&composed.unwrap()).at_least(&"e\u{301}".repeat(400), u64::MAX), 1200 / 40);
 }
 
 /// Six huge bodies, of which none is ever read to its end, and smaller ones of every size.

@@ -42,7 +42,18 @@ enum Sort {
     Unknown,
     /// Words; others are unknown.
     Words,
+    /// Beginnings and ends of words; a word with anything else is unknown.
+    WordPieces,
+    /// Bytes by GPT-2's names, but for some that have no token and are dropped.
+    SomeBytes,
+    /// Characters, written in four ways by their place in a word.
+    Affixed,
+    /// The likeliest pieces; others are unknown, or bytes.
+    Unigram { fallback: bool },
 }
+
+/// Bytes without a token in [`Sort::SomeBytes`]: as in SmolLM2, some of controls and of beginnings of characters, and a letter.
+const DROPPED: [u8; 6] = [0x04, 0x13, 0xc0, 0xc3, 0xf0, b'7'];
 
 fn base(sort: Sort) -> Vec<String> {
     match sort {
@@ -58,19 +69,41 @@ fn base(sort: Sort) -> Vec<String> {
         }
         Sort::Unknown => ["<unk>", "a", "b", "c", "▁"].map(str::to_owned).to_vec(),
         Sort::Words => ["<unk>", "a", "abba", "cab"].map(str::to_owned).to_vec(),
+        Sort::WordPieces => {
+            ["<unk>", "a", "b", "c", "##a", "##b", "##c", "##bba", "7"].map(str::to_owned).to_vec()
+        }
+        Sort::SomeBytes => {
+            let bytes = (0..=255_u8).filter(|byte| !DROPPED.contains(byte));
+            bytes.map(|byte| name_of(byte).to_string()).collect()
+        }
+        Sort::Affixed => {
+            let ways = |c: &str| [c.to_owned(), format!("##{c}"), format!("{c}</w>"), format!("##{c}</w>")];
+            // "b" is known in some places alone.
+            ["<unk>", "b", "##b", "ab", "ab##", "abb</w>", "##b</w>"]
+                .map(str::to_owned)
+                .into_iter()
+                .chain(["a", "c", "▁"].into_iter().flat_map(ways))
+                .collect()
+        }
+        Sort::Unigram { fallback: true } => base(Sort::Fallback),
+        Sort::Unigram { fallback: false } => base(Sort::Unknown),
     }
 }
 
 /// A model of `sort` with up to `vocab` tokens: merges take pairs of tokens that are there already.
-fn model(sort: Sort, picks: &[(u16, u16)], vocab: usize) -> Value {
+fn model(sort: Sort, picks: &[(u16, u16)], fuse: bool, vocab: usize) -> Value {
     let mut tokens = base(sort);
     let (mut merges, joins) = (Vec::new(), tokens.len());
     // Letters and blanks of the texts below, so that merges are used.
     let common: Vec<usize> = match sort {
-        Sort::Bytes => [b'a', b'b', b'c', b' '].map(usize::from).to_vec(),
+        Sort::Bytes | Sort::SomeBytes => {
+            let place = |letter: &str| tokens.iter().position(|token| token == letter).expect("a letter");
+            ["a", "b", "c", "Ġ"].map(place).to_vec()
+        }
         _ => (joins - 4..joins).collect(),
     };
-    for (left, right) in picks.iter().filter(|_| sort != Sort::Words) {
+    let joined_by_picks = !matches!(sort, Sort::Words | Sort::WordPieces | Sort::Affixed);
+    for (left, right) in picks.iter().filter(|_| joined_by_picks) {
         let all: Vec<usize> = common.iter().copied().chain(joins..tokens.len()).collect();
         let pick = |number: u16| tokens[all[usize::from(number) % all.len()]].clone();
         let (left, right) = (pick(*left), pick(*right));
@@ -80,13 +113,28 @@ fn model(sort: Sort, picks: &[(u16, u16)], vocab: usize) -> Value {
             tokens.push(joined);
         }
     }
+    if let Sort::Unigram { fallback } = sort {
+        // Longer ones are likelier.
+        let score = |token: &String| -8.0 + (token.chars().count() as f64) / 4.0;
+        let pieces: Vec<_> = tokens.iter().map(|token| json!([token, score(token)])).collect();
+        return json!({"type": "Unigram", "unk_id": 0, "byte_fallback": fallback, "vocab": pieces});
+    }
+    let affixed = sort == Sort::Affixed;
+    if affixed {
+        merges = vec![json!(["a", "##b"]), json!(["ab", "##b</w>"])];
+    }
     let vocab: Map<String, Value> = tokens.into_iter().enumerate().map(|(id, t)| (t, json!(id))).collect();
+    let bytes = matches!(sort, Sort::Bytes | Sort::SomeBytes);
     match sort {
         Sort::Words => json!({"type": "WordLevel", "unk_token": "<unk>", "vocab": vocab}),
+        Sort::WordPieces => {
+            json!({"type": "WordPiece", "unk_token": "<unk>", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 20, "vocab": vocab})
+        }
         _ => {
-            json!({"type": "BPE", "dropout": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
-            "unk_token": (sort != Sort::Bytes).then_some("<unk>"), "fuse_unk": sort != Sort::Bytes,
-            "byte_fallback": sort == Sort::Fallback, "vocab": vocab, "merges": merges})
+            json!({"type": "BPE", "dropout": null, "continuing_subword_prefix": affixed.then_some("##"),
+                "end_of_word_suffix": affixed.then_some("</w>"), "unk_token": (!bytes).then_some("<unk>"),
+                "fuse_unk": fuse && !bytes, "byte_fallback": sort == Sort::Fallback, "vocab": vocab, "merges": merges})
         }
     }
 }
@@ -103,21 +151,100 @@ fn normalizer() -> impl Strategy<Value = Vec<Value>> {
         Just(json!({"type": "Replace", "pattern": {"String": "bbbb"}, "content": "a"})),
         Just(json!({"type": "Replace", "pattern": {"String": "c"}, "content": ""})),
         Just(json!({"type": "Replace", "pattern": {"Regex": " +"}, "content": " "})),
+        Just(json!({"type": "Replace", "pattern": {"Regex": "\\s{2,}"}, "content": ""})),
+        Just(json!({"type": "Replace", "pattern": {"Regex": "a+"}, "content": "a"})),
+        Just(json!({"type": "Prepend", "prepend": "▁"})),
+        Just(json!({"type": "Nmt"})),
+        any::<[bool; 4]>().prop_map(|[clean, chinese, accents, lower]| {
+            json!({"type": "BertNormalizer", "clean_text": clean, "handle_chinese_chars": chinese, "strip_accents": accents,
+                "lowercase": lower})
+        }),
+        precompiled(),
+        precompiled(),
     ];
     vec(one, 0..3)
 }
 
+/// SentencePiece's normaliser: what is written in place of what.
+fn precompiled() -> impl Strategy<Value = Value> {
+    let entries = [
+        ("a", "b"),
+        ("c", ""),
+        ("A", "a"),
+        (" ", "▁"),
+        ("\n", " "),
+        ("é", "e"),
+        ("e\u{301}", "é"),
+        ("e\u{301}\u{301}", ""),
+        ("\u{301}", ""),
+        ("\u{600}", ""),
+        ("\u{3000}", " "),
+        ("ﷺ", "abba"),
+        ("🎉", ""),
+        ("가", "\u{1100}\u{1161}"),
+        ("7", "\u{301}"),
+    ];
+    proptest::sample::subsequence(entries.to_vec(), 0..=entries.len()).prop_map(
+        |entries| json!({"type": "Precompiled", "precompiled_charsmap": base64(&charsmap(&entries))}),
+    )
+}
+
+/// A double array (darts-clone) whose nodes have 256 units each, and the texts that its values point to.
+fn charsmap(entries: &[(&str, &str)]) -> Vec<u8> {
+    let (mut units, mut texts) = (vec![0_u32; 512], Vec::new());
+    // The root is the unit 0, and its children are in the second block.
+    units[0] = 256 << 10;
+    for (from, to) in entries {
+        let (mut node, mut block) = (0, 256);
+        for byte in from.bytes() {
+            node = block ^ usize::from(byte);
+            if units[node] == 0 {
+                let base = units.len();
+                units.resize(base + 256, 0);
+                units[node] = ((node ^ base) as u32) << 10 | u32::from(byte);
+            }
+            block = node ^ (units[node] >> 10) as usize;
+        }
+        units[node] |= 1 << 8;
+        units[block] = texts.len() as u32;
+        texts.extend(to.bytes().chain([0]));
+    }
+    let trie: Vec<u8> = units.iter().flat_map(|unit| unit.to_le_bytes()).collect();
+    [&(trie.len() as u32).to_le_bytes()[..], &trie, &texts].concat()
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let group = |three: &[u8]| {
+        let bits = (0..3).fold(0_u32, |bits, place| bits << 8 | u32::from(*three.get(place).unwrap_or(&0)));
+        let digit = |place: usize| match place <= three.len() {
+            true => char::from(DIGITS[(bits >> (18 - 6 * place) & 63) as usize]),
+            false => '=',
+        };
+        [digit(0), digit(1), digit(2), digit(3)]
+    };
+    bytes.chunks(3).flat_map(group).collect()
+}
+
 fn splits() -> impl Strategy<Value = Vec<Value>> {
     let behaviors = ["Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"];
-    let split = proptest::sample::select(behaviors.to_vec()).prop_map(
-        |behavior| json!({"type": "Split", "pattern": {"String": " "}, "behavior": behavior, "invert": false}),
-    );
+    let patterns =
+        [json!({"String": " "}), json!({"String": "ab"}), json!({"Regex": "\\s+"}), json!({"Regex": "[ab]"})];
+    let split = (proptest::sample::select(behaviors.to_vec()), proptest::sample::select(patterns.to_vec()), 0..4)
+        .prop_map(|(behavior, pattern, invert)| {
+            json!({"type": "Split", "pattern": pattern, "behavior": behavior, "invert": invert == 0})
+        });
     let one = prop_oneof![
         split,
         Just(json!({"type": "Digits", "individual_digits": true})),
         Just(json!({"type": "Punctuation", "behavior": "Isolated"})),
         Just(json!({"type": "Whitespace"})),
         Just(json!({"type": "WhitespaceSplit"})),
+        Just(json!({"type": "BertPreTokenizer"})),
+        Just(json!({"type": "CharDelimiterSplit", "delimiter": "b"})),
+        Just(json!({"type": "Punctuation", "behavior": "Removed"})),
+        Just(json!({"type": "UnicodeScripts"})),
+        Just(json!({"type": "FixedLength", "length": 5})),
     ];
     vec(one, 0..2)
 }
@@ -147,19 +274,28 @@ const TEMPLATES: [&str; 5] = [
 
 /// Folders for a model with `vocab` tokens.
 pub fn folders(vocab: u32) -> impl Strategy<Value = Folder> {
-    let sort = prop_oneof![3 => Just(Sort::Bytes), 3 => Just(Sort::Fallback), 1 => Just(Sort::Unknown), 1 => Just(Sort::Words)];
+    let sort = prop_oneof![
+        3 => Just(Sort::Bytes),
+        2 => Just(Sort::SomeBytes),
+        3 => Just(Sort::Fallback),
+        1 => Just(Sort::Unknown),
+        1 => Just(Sort::Words),
+        1 => Just(Sort::WordPieces),
+        1 => Just(Sort::Affixed),
+        2 => any::<bool>().prop_map(|fallback| Sort::Unigram { fallback }),
+    ];
     let picks = prop_oneof![1 => Just(Vec::new()), 2 => vec(any::<(u16, u16)>(), 0..60)];
     let metaspace = option::of(Just(
         json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true}),
     ));
     let template = proptest::sample::select(TEMPLATES.to_vec());
     let added = prop_oneof![1 => Just(Vec::new()), 2 => added(vocab)];
-    (sort, picks, normalizer(), splits(), metaspace, added, template).prop_map(
-        move |(sort, picks, mut normalizers, mut splits, metaspace, added, template)| {
+    (sort, (picks, any::<bool>()), normalizer(), splits(), metaspace, added, template).prop_map(
+        move |(sort, (picks, fuse), mut normalizers, mut splits, metaspace, added, template)| {
             // Added tokens take the last ids.
-            let model = model(sort, &picks, vocab as usize - 5);
+            let model = model(sort, &picks, fuse, vocab as usize - 5);
             match sort {
-                Sort::Bytes => splits.push(json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+                Sort::Bytes | Sort::SomeBytes => splits.push(json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
                     "use_regex": false})),
                 _ => match metaspace {
                     Some(metaspace) => splits.push(metaspace),
@@ -167,7 +303,7 @@ pub fn folders(vocab: u32) -> impl Strategy<Value = Folder> {
                 },
             }
             let decoder = match sort {
-                Sort::Bytes => json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}),
+                Sort::Bytes | Sort::SomeBytes => json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}),
                 _ => json!({"type": "Sequence", "decoders": [
                     {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]}),
             };
@@ -204,6 +340,12 @@ pub fn texts(added: Vec<String>) -> impl Strategy<Value = String> {
         "🎉",
         "Ab",
         "7",
+        "\u{301}",
+        "\u{600}",
+        "\u{4}",
+        "<unk>",
+        "x y",
+        "中文",
     ];
     let pieces: Vec<String> = known.iter().map(|piece| (*piece).to_owned()).chain(added.clone()).collect();
     let run = (proptest::sample::select(pieces), prop_oneof![4 => 1..4_usize, 1 => 1..200_usize])
