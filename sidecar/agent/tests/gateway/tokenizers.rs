@@ -264,12 +264,14 @@ fn added(vocab: u32) -> impl Strategy<Value = Vec<Value>> {
     })
 }
 
-const TEMPLATES: [&str; 5] = [
+const TEMPLATES: [&str; 6] = [
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<end>\n{% endfor %}",
     "{% for m in messages %}{{ m.content }}{% endfor %}",
     "{% for m in messages %}{{ m.content | trim }}{{ m.content }} {% endfor %}a",
     "{% for m in messages %}{% if 'b' in m.content %}{{ raise_exception('no b') }}{% endif %}{{ m.content }}{% endfor %}",
     "{% for m in messages %}{% endfor %}",
+    // Cannot be read.
+    "{% for m in messages %}{{ m.content }}",
 ];
 
 /// Folders for a model with `vocab` tokens.

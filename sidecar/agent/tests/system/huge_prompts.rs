@@ -1,15 +1,13 @@
 //! Huge prompts beside a small one: through a socket, the real gateway and a real engine.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sluice_agent::gateway::serve::{Limits, serve};
-use tokio::sync::watch;
 
-use crate::isolation::{SHAPE, VOCAB, router, tenant_of};
+use crate::isolation::{PATIENCE, SHAPE, Served, VOCAB, tenant_of};
 use crate::models::generate;
 use crate::support::Tenant;
 use crate::tokenizers::Folder;
@@ -25,8 +23,6 @@ const ROUNDS: usize = 4;
 const TRIES: usize = 3;
 /// What the clock and the scheduler of the machine may be wrong by.
 const NOISE: Duration = Duration::from_millis(1);
-/// Longest wait for anything.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Bytes by GPT-2's names behind `normalizers`.
 fn tokenizer(normalizers: &[Value]) -> Value {
@@ -140,21 +136,15 @@ fn assert_not_held_up(normalizers: &[Value], huge: &str, again: bool) {
     std::fs::copy(model.path().join("config.json"), folder.path().join("config.json")).unwrap();
     let written = Folder { tokenizer: tokenizer(normalizers), template: String::new(), added: Vec::new() };
     written.write(folder.path());
-    let router = router(&tenant, folder.path());
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let listener = runtime.block_on(tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).unwrap();
-    let address = listener.local_addr().unwrap();
-    let (stop, stopped) = watch::channel(false);
-    let limits = Limits { connections: 64, drain: PATIENCE };
-    let serving = runtime.spawn(serve(listener, router, limits, stopped));
+    let served = Served::start(&tenant, folder.path());
+    let address = served.address;
     let (small, huge) = (small().map(|prompt| request(&prompt)), request(huge));
     let mut tries = Vec::new();
     while tries.len() < TRIES && !tries.iter().any(Result::is_ok) {
         tries.push(held_up(&measure(address, &small, &huge, again), &small));
     }
     eprintln!("{tries:?}");
-    stop.send(true).unwrap();
-    runtime.block_on(serving).unwrap();
+    served.end();
     assert!(tries.iter().any(Result::is_ok), "held up in every try: {tries:#?}");
 }
 
