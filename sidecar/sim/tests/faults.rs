@@ -136,6 +136,32 @@ fn a_token_beyond_the_vocabulary_ends_its_own_request_alone() {
 }
 
 #[test]
+fn sequences_that_the_engine_refused_teach_no_times() {
+    let good = load(12, 33);
+    let (setup, mut worlds) = (setup(PolicyName::Oneiros, 6, 100, 1), Vec::new());
+    for refused in [false, true] {
+        let mut world = World::new(setup.clone(), None).unwrap();
+        good.iter().for_each(|(_, request)| world.submit(request.clone()));
+        assert!(world.run_until_idle(crate::support::LIMIT));
+        for id in 100..if refused { 140 } else { 100 } {
+            let (_, mut request) = good[0].clone();
+            request.id = sluice_policy::ids::RequestId(id);
+            request.prompt[0] = setup.vocab;
+            world.submit(request);
+            assert!(world.run_until_idle(crate::support::LIMIT));
+        }
+        worlds.push(world);
+    }
+    let failed = worlds[1].outcomes.values().filter(|one| matches!(one.finish, Some(Finish::Failed(_))));
+    assert_eq!(failed.count(), 40);
+    let [without, with] = [0, 1].map(|one: usize| {
+        let measures = worlds[one].driver.core().brain().measures();
+        (measures.compute_ns(), measures.beside_ns(), measures.prefill_token_ns(), measures.read_columns())
+    });
+    assert_eq!(with, without);
+}
+
+#[test]
 fn a_cancelled_request_gives_its_memory_back_within_one_step() {
     let load = load(6, 30);
     let mut world = World::new(setup(PolicyName::Oneiros, 6, 60, 1), None).unwrap();

@@ -12,8 +12,10 @@ use sluice_link::tables::TableWriter;
 use sluice_memory::{EnginePeer, Gate, HostMemory};
 use sluice_policy::action::Reback;
 use sluice_policy::hang::Work;
-use sluice_policy::ids::{ActionId, Generation, LayerId, Nanos, StepId};
-use sluice_ports::compute::{Compute, ComputeEvent, EngineHello, Step};
+use sluice_policy::ids::{ActionId, Generation, LayerId, Nanos, RowId, StepId};
+use sluice_ports::compute::{
+    Compute, ComputeEvent, EngineHello, FailedSequence, SequenceFailure, Step, StepDone,
+};
 use sluice_scheduler::Driver;
 
 use super::door::Attached;
@@ -118,6 +120,27 @@ impl EnginePeer for Peer {
     }
 }
 
+/// A step that the engine has not answered.
+struct OpenStep {
+    id: StepId,
+    /// Tokens of each sequence.
+    tokens: Vec<(RowId, u32)>,
+    sent: Instant,
+}
+
+impl OpenStep {
+    fn of(step: &Step) -> OpenStep {
+        let count = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
+        let tokens = step.sequences.iter().map(|one| (one.row, count(one.tokens.len()))).collect();
+        OpenStep { id: step.id, tokens, sent: Instant::now() }
+    }
+
+    /// Its tokens but for those of some rows.
+    fn tokens_without(&self, rows: &[RowId]) -> u32 {
+        self.tokens.iter().filter(|(row, _)| !rows.contains(row)).map(|(_, tokens)| tokens).sum()
+    }
+}
+
 /// The engine as the scheduler sees it.
 pub struct LinkCompute {
     tables: Arc<Mutex<TableWriter>>,
@@ -127,8 +150,8 @@ pub struct LinkCompute {
     past_messages: u64,
     /// An engine that maps its memory, and what it said of itself.
     mapping: Option<EngineHello>,
-    /// The step that is in flight, its tokens and when it was sent.
-    step: Option<(StepId, u32, Instant)>,
+    /// The step that is in flight.
+    step: Option<OpenStep>,
     /// Tokens and times of the steps that have finished.
     finished: Vec<(u32, Duration)>,
     /// Orders that the engine was given: each has a number.
@@ -171,7 +194,7 @@ impl LinkCompute {
         if self.mapping.is_some() {
             return Some(Ordered { number: self.orders, work: Work::Attach });
         }
-        if let Some((_, tokens, _)) = self.step {
+        if let Some(tokens) = self.step.as_ref().map(|step| step.tokens_without(&[])) {
             return Some(Ordered { number: self.orders, work: Work::Step { tokens } });
         }
         let awaited = self.peer.state().awaited;
@@ -188,11 +211,19 @@ impl LinkCompute {
         std::mem::take(&mut self.peer.state().rebacked)
     }
 
-    /// The step in flight was answered; one that went to its end `took` this long, by the engine. Time in which this process was
-    /// stopped is no time of the step.
-    fn answered(&mut self, id: StepId, took: Option<Duration>) {
-        let Some((_, tokens, sent)) = self.step.take_if(|(step, ..)| *step == id) else { return };
-        self.finished.extend(took.map(|took| (tokens, took.min(sent.elapsed()))));
+    /// The step in flight went to its end. Time in which this process was stopped is no time of the step; sequences that the
+    /// engine refused did not run, and where none ran there is no time.
+    fn done(&mut self, done: &StepDone) {
+        let Some(step) = self.answered(done.id) else { return };
+        let refused = |one: &&FailedSequence| matches!(one.failure, SequenceFailure::Refused(_));
+        let refused: Vec<_> = done.failed.iter().filter(refused).map(|one| one.row).collect();
+        let took = Duration::from_nanos(done.total_ns).min(step.sent.elapsed());
+        self.finished.extend(Some((step.tokens_without(&refused), took)).filter(|(tokens, _)| *tokens > 0));
+    }
+
+    /// The step in flight was answered.
+    fn answered(&mut self, id: StepId) -> Option<OpenStep> {
+        self.step.take_if(|step| step.id == id)
     }
 
     fn mapped(&mut self) {
@@ -207,9 +238,7 @@ impl Compute for LinkCompute {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         match engine.send_step(&step, &mut tables) {
             Ok(()) => {
-                let tokens = step.sequences.iter().map(|one| one.tokens.len()).sum::<usize>();
-                let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
-                (self.step, self.orders) = (Some((step.id, tokens, Instant::now())), self.orders + 1);
+                (self.step, self.orders) = (Some(OpenStep::of(&step)), self.orders + 1);
             }
             // No engine could run it.
             Err(error @ LinkError::Table(_)) => {
@@ -270,15 +299,15 @@ pub fn event(driver: &mut Body, event: EngineEvent) {
             }
         }
         EngineEvent::Done(done) => {
-            driver.compute().answered(done.id, Some(Duration::from_nanos(done.total_ns)));
+            driver.compute().done(&done);
             driver.compute().events.push_back(ComputeEvent::Done(done));
         }
         EngineEvent::TurnPassed { id, attempt } => {
-            driver.compute().answered(id, None);
+            driver.compute().answered(id);
             driver.compute().events.push_back(ComputeEvent::TurnPassed { id, attempt });
         }
         EngineEvent::StepRefused { id, attempt, message } => {
-            driver.compute().answered(id, None);
+            driver.compute().answered(id);
             driver.compute().events.push_back(ComputeEvent::Refused { id, attempt, message });
         }
         EngineEvent::Bye => {}
@@ -314,5 +343,39 @@ mod tests {
         assert_eq!(compute.ordered(), Some(ordered));
         assert!(peer.closed(ActionId(3)).is_some());
         assert_eq!((compute.ordered(), compute.take_rebacks().len()), (None, 0));
+    }
+
+    /// Otherwise a few steps that ran nothing would shorten the limit of those that do.
+    #[test]
+    fn sequences_that_the_engine_refused_tell_no_time_of_a_step() {
+        let shape = TableShape { rows: 1, max_columns: 1, max_history: 1, layers: 1 };
+        let tables = Arc::new(Mutex::new(TableWriter::create(shape).unwrap()));
+        let mut compute = LinkCompute::new(tables, Peer::default());
+        let failure = |row, failure| FailedSequence { row: RowId(row), failure };
+        let refused = |row| failure(row, SequenceFailure::Refused("unknown".into()));
+        for (failed, told) in [
+            (vec![], Some(47)),
+            (vec![refused(1)], Some(7)),
+            (vec![refused(1), refused(2)], None),
+            // Those ran, and no token could be chosen.
+            (vec![failure(1, SequenceFailure::NoCandidate), refused(2)], Some(40)),
+        ] {
+            let sent = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
+            compute.step =
+                Some(OpenStep { id: StepId(3), tokens: vec![(RowId(1), 40), (RowId(2), 7)], sent });
+            let done = StepDone {
+                id: StepId(3),
+                attempt: 0,
+                sampled: Vec::new(),
+                failed: failed.clone(),
+                layer_ns: Vec::new(),
+                stall_ns: Vec::new(),
+                kv_stall_ns: Vec::new(),
+                total_ns: 5_000_000,
+            };
+            compute.done(&done);
+            let wanted: Vec<_> = told.map(|tokens| (tokens, Duration::from_millis(5))).into_iter().collect();
+            assert_eq!((compute.take_steps(), compute.ordered()), (wanted, None), "{failed:?}");
+        }
     }
 }
