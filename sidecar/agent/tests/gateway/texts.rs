@@ -10,7 +10,7 @@ use sluice_ports::sampling::TokenLogprobs;
 use sluice_scheduler::Finish;
 
 use super::world::{Setup, Taken, World};
-use crate::text::folders::{Kind, tokenizer, write};
+use crate::text::folders::{Kind, added, tokenizer, write};
 
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}{{ m.tool_calls | tojson if m.tool_calls is defined }}\
     {% if m.content is defined %}={{ m.content }}{% endif %};{% endfor %}{% if add_generation_prompt %}A{% endif %}";
@@ -117,6 +117,36 @@ async fn bytes_of_tokens_join_to_the_answer_where_a_character_is_several_tokens(
 }
 
 /// The prompt of a chat.
+/// A tokenizer without a decoder, which has a blank before each token, and with one more added token.
+fn blanks(folder: &Path) -> (Text, u32) {
+    let mut file = tokenizer(Kind::None);
+    let x = added(&file, "<x>");
+    file["added_tokens"].as_array_mut().expect("a list").push(x);
+    write(folder, &file, &json!({}));
+    let text = Text::open(folder).expect("the folder is complete");
+    let vocab = text.tokenizer().get_vocab_size(true) as u32;
+    (text, vocab)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn spaces_between_added_tokens_are_left_out_where_a_request_asks_for_that() {
+    let world = World::start(Setup { model: blanks, ..Setup::default() }).await;
+    // The last one of the vocabulary.
+    let x = blanks(tempfile::tempdir().expect("a folder").path()).1 - 1;
+    let a = byte(b'a');
+    for (asked, text) in [
+        (json!({"skip_special_tokens": false}), " <x> <x> <0x61>"),
+        (json!({"skip_special_tokens": false, "spaces_between_special_tokens": true}), " <x> <x> <0x61>"),
+        (json!({"skip_special_tokens": false, "spaces_between_special_tokens": false}), " <x><x> <0x61>"),
+    ] {
+        let mut body = asked.clone();
+        body["prompt"] = json!([a]);
+        let mut client = world.posted("/v1/completions", &body).await;
+        say(&world.scheduler.taken().await, &[x, x, a], &[]);
+        assert_eq!(client.answer().await.json()["choices"][0]["text"], text, "{asked}");
+    }
+}
+
 async fn prompt(world: &World, body: Value) -> String {
     let mut client = world.posted("/v1/chat/completions", &body).await;
     let taken = world.scheduler.taken().await;

@@ -299,6 +299,8 @@ pub fn folders(vocab: u32) -> impl Strategy<Value = Folder> {
             match sort {
                 Sort::Bytes | Sort::SomeBytes => splits.push(json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
                     "use_regex": false})),
+                // Without a split at blanks a text is one word.
+                Sort::Words | Sort::WordPieces if fuse => splits.push(json!({"type": "WhitespaceSplit"})),
                 _ => match metaspace {
                     Some(metaspace) => splits.push(metaspace),
                     None => normalizers.push(json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})),
