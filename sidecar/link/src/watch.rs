@@ -137,7 +137,7 @@ mod tests {
 
     /// A process that stands for a sidecar, its page, and the supervisor's view of both.
     fn sidecar() -> (Child, ControlPage, SidecarWatch) {
-        let child = Command::new("sleep").arg("600").spawn().unwrap();
+        let child = Command::new("sleep").arg("30").spawn().unwrap();
         let page = ControlPage::create(2).unwrap();
         let (worker, supervisor) = UnixStream::pair().unwrap();
         assert!(shown(supervisor.as_fd()).unwrap().is_none(), "nothing was shown yet");

@@ -21,8 +21,9 @@ struct Played {
     now: Instant,
 }
 
+/// It ends by itself, so that a test that expects its death does not wait for ever.
 fn sleeper() -> Child {
-    Command::new("sleep").arg("600").spawn().unwrap()
+    Command::new("sleep").arg("30").spawn().unwrap()
 }
 
 fn process(child: &Child) -> Arc<PeerProcess> {
@@ -126,10 +127,15 @@ fn a_supervisor_that_does_not_run_is_killed_also_when_a_stranger_was_refused_mea
     played.watch.lost();
     // An engine that was refused was never attached; its end is told as well.
     played.watch.lost();
-    let until = played.now + SUPERVISOR_LIMIT + 2 * SECOND;
+    // A quarter of the time counts at least, however slow the node is meanwhile.
+    let until = played.now + 4 * SUPERVISOR_LIMIT + 10 * SECOND;
     while played.now < until {
         played.now += SECOND;
         assert!(!played.watch.look(played.now, None, 0));
     }
+    assert!(
+        process(&played.supervisor).dead_within(SECOND).unwrap(),
+        "a process that is stopped ends by a signal alone"
+    );
     assert_eq!(played.supervisor.wait().unwrap().signal(), Some(9));
 }
