@@ -2,6 +2,7 @@
 
 mod faults;
 mod fetches;
+mod hangs;
 mod harness;
 mod lifecycle;
 mod smaps;

@@ -1,0 +1,90 @@
+//! What an engine's supervisor ends: a sidecar that hangs, and a worker that does not notice its sidecar's death.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use sluice_link::death::PeerProcess;
+use sluice_link::message::Faults;
+use sluice_link::model::Dtype;
+use sluice_link::watch::SIDECAR_LIMIT;
+
+use super::harness::*;
+use crate::specs::llama;
+
+const SOCKET: &str = "socket: ";
+const WORKER: &str = "worker: ";
+
+/// A sidecar as a process of its own, with the engine that serves it.
+struct Pair {
+    sidecar: Child,
+    engine: Engine,
+    worker: Pid,
+}
+
+impl Pair {
+    /// `folder` is for the sidecar's files, which it does not remove when it is killed.
+    fn start(folder: &Path) -> Pair {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "engine_process::hangs::sidecar", "--ignored", "--nocapture"]);
+        let mut sidecar = command.env("TMPDIR", folder).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(sidecar.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let mut told = |what| lines.find_map(|line| line.strip_prefix(what).map(str::to_owned)).unwrap();
+        let engine = Engine::start(&PathBuf::from(told(SOCKET)), &[]);
+        let worker = Pid::from_raw(told(WORKER).parse().unwrap()).unwrap();
+        Pair { sidecar, engine, worker }
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        // It may be dead already.
+        let _ = self.sidecar.kill();
+        let _ = self.sidecar.wait();
+    }
+}
+
+fn dead_within(pid: Pid, limit: Duration) -> bool {
+    // A process that has been reaped has no pidfd any more.
+    pidfd_open(pid, PidfdFlags::empty()).map_or(true, |fd| PeerProcess::new(fd).dead_within(limit).unwrap())
+}
+
+#[test]
+#[ignore = "the tests of this module start it as a process"]
+fn sidecar() {
+    let sidecar = MiniSidecar::new(&llama(Dtype::F32), Faults::default());
+    println!("\n{SOCKET}{}", sidecar.socket().display());
+    let link = sidecar.attach(&sidecar.resident());
+    sidecar.control.beat();
+    println!("{WORKER}{}", link.hello.pid);
+    // As its scheduler, which runs once a second at least.
+    loop {
+        std::thread::sleep(Duration::from_millis(100));
+        sidecar.control.beat();
+    }
+}
+
+#[test]
+fn a_sidecar_that_is_stopped_is_killed_and_one_that_runs_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let pair = Pair::start(folder.path());
+    let sidecar = Pid::from_child(&pair.sidecar);
+    assert!(!dead_within(sidecar, SIDECAR_LIMIT + Duration::from_secs(2)), "it runs");
+    kill_process(sidecar, Signal::STOP).unwrap();
+    assert!(!dead_within(sidecar, SIDECAR_LIMIT / 2), "it is given its time");
+    // A quarter of the time counts at least, however slow the node is.
+    assert!(dead_within(sidecar, 4 * SIDECAR_LIMIT), "it is stopped");
+}
+
+#[test]
+fn a_worker_that_is_stopped_does_not_outlive_its_sidecar() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut pair = Pair::start(folder.path());
+    kill_process(pair.worker, Signal::STOP).unwrap();
+    pair.sidecar.kill().unwrap();
+    pair.sidecar.wait().unwrap();
+    assert!(dead_within(pair.worker, SOON), "it cannot end itself");
+    assert!(pair.engine.ended_within(Duration::ZERO).is_none(), "its supervisor waits for the next sidecar");
+}
