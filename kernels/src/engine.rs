@@ -4,6 +4,7 @@
 //! and ends itself within 100 ms of its sidecar's death, even inside a step (DESIGN 4, 5).
 
 mod inputs;
+mod live;
 mod logs;
 mod memory;
 mod options;

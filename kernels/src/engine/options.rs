@@ -1,5 +1,6 @@
 //! Arguments of `sluice-engine`.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
@@ -30,6 +31,10 @@ pub(super) struct Options {
     /// Threads that compute [default: what the sidecar says, or all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(super) threads: Option<u16>,
+
+    /// Where the supervisor answers liveness probes [default: nowhere]
+    #[arg(long, value_name = "ADDRESS", env = "SLUICE_ENGINE_LIVE")]
+    pub(super) live: Option<SocketAddr>,
 
     /// Run the worker in this process, restarted by nobody
     #[arg(long)]

@@ -1,6 +1,6 @@
 //! The parent: starts the worker, starts the next one when it dies, and reaps whatever ends (it may be process 1 of a
 //! container). A worker's death is never its own. It also watches the sidecar that its worker serves, and ends it when it
-//! hangs.
+//! hangs, and answers liveness probes.
 
 use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,6 +21,7 @@ use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use sluice_link::error::LinkError;
 use sluice_link::watch::{Found, LOOK_EVERY, SIDECAR_LIMIT, SidecarWatch, shown};
 
+use super::live::Live;
 use super::options::Options;
 use super::{EXIT_BYE, EXIT_SIDECAR_GONE};
 
@@ -47,6 +48,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<ExitCode> {
         }
         supervisor.watch_sidecar();
         supervisor.start_when_due()?;
+        supervisor.live.iter_mut().for_each(Live::answer);
     }
 }
 
@@ -117,10 +119,15 @@ struct Supervisor<'a> {
     terminating: bool,
     /// A byte arrives with every signal.
     wake: UnixStream,
+    /// Who asks whether it runs.
+    live: Option<Live>,
 }
 
 impl<'a> Supervisor<'a> {
     fn new(options: &'a Options) -> anyhow::Result<Self> {
+        let live = options.live.map(|address| {
+            Live::open(address).with_context(|| format!("cannot listen at {address} (SLUICE_ENGINE_LIVE)"))
+        });
         let (wake, write) = UnixStream::pair().context("signal pipe")?;
         wake.set_nonblocking(true).context("signal pipe")?;
         let term = Arc::new(AtomicBool::new(false));
@@ -139,6 +146,7 @@ impl<'a> Supervisor<'a> {
             term,
             terminating: false,
             wake,
+            live: live.transpose()?,
         })
     }
 
@@ -189,8 +197,8 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Sleeps until a signal, until the next worker is due, until its worker shows a sidecar or that sidecar is due to be
-    /// looked at.
+    /// Sleeps until a signal, a probe, until the next worker is due, until its worker shows a sidecar or that sidecar is due
+    /// to be looked at.
     fn sleep(&mut self) -> anyhow::Result<()> {
         let left = self.due.map(|due| due.saturating_duration_since(Instant::now()));
         let look = self.worker.as_ref().and_then(Worker::look_in);
@@ -199,6 +207,8 @@ impl<'a> Supervisor<'a> {
             .map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) });
         let mut fds = vec![PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
         fds.extend(self.worker.as_ref().and_then(Worker::poll_fd));
+        let asking = self.live.iter().flat_map(Live::fds);
+        fds.extend(asking.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => self.drain_wake().context("signal pipe"),
             Err(error) => Err(error).context("poll"),

@@ -1,5 +1,7 @@
 //! Supervisor and worker as processes: signals, goodbyes, deaths.
 
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -115,6 +117,35 @@ fn a_killed_supervisor_takes_its_worker_along() {
     let link = sidecar.attach(&sidecar.resident());
     engine.signal(Signal::KILL);
     assert!(link.process.dead_within(SOON).unwrap());
+}
+
+/// An address that no other process of the machine listens at.
+fn address() -> SocketAddr {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    SocketAddr::from(([127, 80, high, low], 8004))
+}
+
+/// Whether a liveness probe that waits as long as this is answered.
+fn is_live(address: SocketAddr, limit: Duration) -> bool {
+    let Ok(mut stream) = TcpStream::connect(address) else { return false };
+    stream.set_read_timeout(Some(limit)).unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: engine\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).is_ok() && answer.starts_with("HTTP/1.1 200 OK\r\n")
+}
+
+#[test]
+fn a_supervisor_answers_probes_whatever_its_worker_does_and_none_while_it_is_stopped() {
+    let (sidecar, address) = (sidecar(), address());
+    let engine = Engine::start(&sidecar.socket(), &["--live", &address.to_string()]);
+    let link = sidecar.attach(&sidecar.resident());
+    assert!(is_live(address, SOON));
+    kill_process(Pid::from_raw(link.hello.pid as i32).unwrap(), Signal::STOP).unwrap();
+    assert!(is_live(address, SOON), "its sidecar sees to the worker");
+    engine.signal(Signal::STOP);
+    assert!(!is_live(address, A_WHILE));
+    engine.signal(Signal::CONT);
+    assert!(is_live(address, SOON));
 }
 
 #[test]

@@ -1,0 +1,135 @@
+//! The supervisor's answer to a liveness probe (`GET /`, HTTP/1.1), from its own loop: a supervisor that is stopped or stuck
+//! answers nothing, and the kubelet starts its container anew.
+//!
+//! It says nothing of the worker, which its sidecar watches, and reads nothing of a request: there is one answer.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+
+const ANSWER: &[u8] =
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 5\r\nconnection: close\r\n\r\nlive\n";
+/// Connections that wait for their request. A further one closes the oldest.
+const MOST: usize = 8;
+/// Longer than the request of any probe.
+const REQUEST_BYTES: usize = 4096;
+
+/// The socket of the probe.
+#[derive(Debug)]
+pub(super) struct Live {
+    listener: TcpListener,
+    /// Those whose request has not come, oldest first.
+    waiting: Vec<TcpStream>,
+}
+
+impl Live {
+    /// Listens at `address`.
+    ///
+    /// # Errors
+    /// The kernel refuses, as where another process listens there.
+    pub(super) fn open(address: SocketAddr) -> std::io::Result<Live> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        Ok(Live { listener, waiting: Vec::new() })
+    }
+
+    /// What to wait for.
+    pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        std::iter::once(self.listener.as_fd()).chain(self.waiting.iter().map(AsFd::as_fd))
+    }
+
+    /// Answers whoever has asked. Waits for nobody.
+    pub(super) fn answer(&mut self) {
+        while let Ok((stream, _)) = self.listener.accept() {
+            if stream.set_nonblocking(true).is_ok() {
+                self.waiting.push(stream);
+            }
+        }
+        let excess = self.waiting.len().saturating_sub(MOST);
+        self.waiting.drain(..excess);
+        self.waiting.retain_mut(|stream| !served(stream));
+    }
+}
+
+/// Whether nothing more is to be done for a connection.
+fn served(stream: &mut TcpStream) -> bool {
+    match stream.read(&mut [0; REQUEST_BYTES]) {
+        // A prober that is gone by now asks again.
+        Ok(bytes) if bytes > 0 => drop(stream.write_all(ANSWER)),
+        Err(error) if [ErrorKind::WouldBlock, ErrorKind::Interrupted].contains(&error.kind()) => {
+            return false;
+        }
+        _ => {}
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(20);
+    const PROBE: &[u8] = b"GET /live HTTP/1.1\r\nHost: 10.0.0.1:8004\r\nUser-Agent: kube-probe/1.36\r\n\r\n";
+
+    fn open() -> Live {
+        Live::open(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap()
+    }
+
+    fn connect(live: &Live) -> TcpStream {
+        let stream = TcpStream::connect(live.listener.local_addr().unwrap()).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        stream
+    }
+
+    /// Answers, as the supervisor's loop does, until `enough`.
+    fn turns(live: &mut Live, enough: impl Fn(&Live) -> bool) {
+        let begun = Instant::now();
+        loop {
+            assert!(begun.elapsed() < SOON, "{live:?}");
+            let fds: Vec<_> = live.fds().collect();
+            let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+            poll(&mut fds, Some(&Timespec { tv_sec: 1, tv_nsec: 0 })).unwrap();
+            drop(fds);
+            live.answer();
+            if enough(live) {
+                return;
+            }
+        }
+    }
+
+    fn text(mut stream: TcpStream) -> String {
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn whoever_asks_is_answered_once_its_request_has_come() {
+        let mut live = open();
+        let mut asks = connect(&live);
+        turns(&mut live, |live| live.waiting.len() == 1);
+        asks.write_all(PROBE).unwrap();
+        turns(&mut live, |live| live.waiting.is_empty());
+        let answer = text(asks);
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nlive\n"), "{answer}");
+    }
+
+    #[test]
+    fn connections_that_ask_nothing_keep_nobody_from_an_answer() {
+        let mut live = open();
+        let idle: Vec<_> = (0..3 * MOST).map(|_| connect(&live)).collect();
+        let gone = connect(&live);
+        turns(&mut live, |live| live.waiting.len() == MOST);
+        drop(gone);
+        turns(&mut live, |live| live.waiting.len() == MOST - 1);
+        let mut asks = connect(&live);
+        asks.write_all(PROBE).unwrap();
+        turns(&mut live, |live| live.waiting.len() == MOST - 1);
+        assert!(text(asks).ends_with("live\n"));
+        drop(idle);
+    }
+}
