@@ -21,6 +21,8 @@ type Shared = State<Scrape>;
 
 /// How often a drain looks whether requests are open.
 const LOOK: Duration = Duration::from_millis(50);
+/// How long the hook of an engine waits for the one of its sidecar. Both come at once where a pod ends.
+const BEGINS_WITHIN: Duration = Duration::from_secs(2);
 
 /// How a pod is drained: it is no longer ready, still serves whoever comes before that is known everywhere, and has
 /// finished when nobody has come for a while.
@@ -72,11 +74,13 @@ impl Hook {
     }
 }
 
-/// The routes of `:8002`. `hook` adds `/drain`; `heartbeat` is that of the scheduler's thread.
+/// The routes of `:8002`. `hook` adds `/drain` and `/drained`; `heartbeat` is that of the scheduler's thread.
 pub fn router(scrape: Scrape, hook: Option<Hook>, heartbeat: Heartbeat) -> Router {
     let draining = hook.as_ref().map(|hook| hook.draining.clone()).unwrap_or_default();
     let hooks = match hook {
-        Some(hook) => Router::new().route("/drain", get(drain)).with_state(hook),
+        Some(hook) => {
+            Router::new().route("/drain", get(drain)).route("/drained", get(drained)).with_state(hook)
+        }
         None => Router::new(),
     };
     Router::new()
@@ -111,15 +115,40 @@ fn live(heartbeat: &Heartbeat) -> (StatusCode, String) {
 /// told to end: an engine that the kubelet ended first would cut every stream.
 async fn drain(State(hook): State<Hook>, headers: HeaderMap) -> (StatusCode, String) {
     if !hook.opens_to(&headers) {
-        return (StatusCode::FORBIDDEN, format!("{DRAIN_HEADER} is not that of the pod's hooks\n"));
+        return refused();
     }
     if !hook.draining.swap(true, Ordering::Relaxed) {
         tracing::info!("a hook asks to drain: no longer ready");
     }
+    (StatusCode::OK, answered(&hook).await)
+}
+
+/// As [`drain`] once another hook has asked for that; without one nothing changes. A native engine's hook asks this: the kubelet
+/// runs it as well where it starts an engine anew whose supervisor does not answer, and its sidecar goes on.
+async fn drained(State(hook): State<Hook>, headers: HeaderMap) -> (StatusCode, String) {
+    if !hook.opens_to(&headers) {
+        return refused();
+    }
+    let (start, mut looks) = (Instant::now(), tokio::time::interval(LOOK));
+    while !hook.draining.load(Ordering::Relaxed) {
+        if start.elapsed() >= BEGINS_WITHIN {
+            return (StatusCode::OK, "nobody drains\n".into());
+        }
+        looks.tick().await;
+    }
+    (StatusCode::OK, answered(&hook).await)
+}
+
+fn refused() -> (StatusCode, String) {
+    (StatusCode::FORBIDDEN, format!("{DRAIN_HEADER} is not that of the pod's hooks\n"))
+}
+
+/// Counts a hook while it waits.
+async fn answered(hook: &Hook) -> String {
     hook.asking.send_modify(|asking| asking.now += 1);
-    let answer = quiet(&hook).await;
+    let answer = quiet(hook).await;
     hook.asking.send_modify(|asking| *asking = Asking { now: asking.now - 1, answered: true });
-    (StatusCode::OK, answer)
+    answer
 }
 
 async fn quiet(hook: &Hook) -> String {

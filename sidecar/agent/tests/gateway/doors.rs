@@ -131,6 +131,38 @@ async fn a_drain_is_for_the_hooks_of_the_pod_alone() {
     assert_eq!(get(address, "/ready").await.head.status, 503);
 }
 
+/// The kubelet runs it where it starts an engine anew, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_hook_of_an_engine_waits_for_a_drain_and_begins_none() {
+    let world = World::start(Setup::default()).await;
+    let hook = Hook::new(world.open.clone(), PATIENCE, Duration::ZERO, Some("a key".into()));
+    let router = probes::router(world.scrape(), Some(hook.clone()), Heartbeat::default());
+    let (address, _stop) = open(router).await;
+    let asks = async |path: &str, key: &str| {
+        let mut client = Client::connect(address).await;
+        client.send("GET", path, &[("x-sluice-drain", key)], b"").await;
+        client
+    };
+    assert_eq!(asks("/drained", "another").await.answer().await.head.status, 403);
+    assert_eq!(asks("/drained", "a key").await.answer().await.body, "nobody drains\n");
+    assert_eq!(get(address, "/ready").await.head.status, 200);
+    assert!(!hook.answered(), "the sidecar goes on");
+    let mut stream = world.posted("/v1/completions", &json!({"prompt": "a", "stream": true})).await;
+    let open_stream = world.scheduler.taken().await;
+    let mut engine = asks("/drained", "a key").await;
+    let mut sidecar = asks("/drain", "a key").await;
+    for one in [&mut engine, &mut sidecar] {
+        let answered = tokio::time::timeout(Duration::from_millis(300), one.answer()).await;
+        assert!(answered.is_err(), "a stream is open");
+    }
+    open_stream.finish(Finish::Length);
+    assert_eq!(stream.answer().await.head.status, 200);
+    for one in [&mut engine, &mut sidecar] {
+        assert_eq!(one.answer().await.body, "drained\n");
+    }
+    tokio::time::timeout(PATIENCE, hook.over()).await.expect("both are answered");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_does_not_wait_for_ever() {
     let world = World::start(Setup::default()).await;
