@@ -73,6 +73,8 @@ pub const SERVE_PORT: i32 = 8000;
 pub const ADMIN_PORT: i32 = 8001;
 /// Probes, hooks and a copy of the metrics.
 pub const PROBE_PORT: i32 = 8002;
+/// Where the supervisor of a native engine answers the kubelet.
+pub const ENGINE_PORT: i32 = 8004;
 
 /// What the operator is told at its start and puts into every pod.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -94,12 +94,45 @@ fn the_sidecar_is_native_starts_first_and_both_drain_before_either_ends() {
     assert_eq!(sidecar["readinessProbe"]["httpGet"]["path"], "/ready");
     assert!(engine.get("readinessProbe").is_none());
     let key = json!([{"name": "x-sluice-drain", "value": "uid-of-t"}]);
-    for one in [sidecar, engine] {
-        let hook = json!({"path": "/drain", "port": 8002, "httpHeaders": key});
+    for (one, path) in [(sidecar, "/drain"), (engine, "/drained")] {
+        let hook = json!({"path": path, "port": 8002, "httpHeaders": key});
         assert_eq!(one["lifecycle"]["preStop"]["httpGet"], hook);
     }
     assert_eq!(pod["terminationGracePeriodSeconds"], 55);
-    assert!(engine.get("livenessProbe").is_none(), "its sidecar ends it");
+}
+
+#[test]
+fn an_engine_whose_supervisor_answers_nothing_is_killed_after_a_minute() {
+    let engine = |engine: Value| {
+        let pod = pod(&host_pool(), &tenant("t", json!({"drainSeconds": 600, "engine": engine})));
+        container(&pod, "engine").clone()
+    };
+    let own = engine(json!({}));
+    let probe = &own["livenessProbe"];
+    assert_eq!(probe["httpGet"], json!({"path": "/", "port": 8004}));
+    assert!(
+        own["env"]
+            .as_array()
+            .unwrap()
+            .contains(&json!({"name": "SLUICE_ENGINE_LIVE", "value": "0.0.0.0:8004"}))
+    );
+    let number = |name: &str| probe[name].as_i64().unwrap_or_else(|| panic!("{name} in {probe}"));
+    let found_seconds = number("periodSeconds") * number("failureThreshold");
+    assert!(
+        (50..=90).contains(&found_seconds),
+        "later than its sidecar, which may end it: {found_seconds} s"
+    );
+    assert!(number("timeoutSeconds") >= 5, "a slow node is no hang");
+    assert_eq!(number("terminationGracePeriodSeconds"), 3, "not the 600 s of a drain");
+    assert!(own.get("startupProbe").is_none(), "its supervisor answers first of all");
+    for other in [
+        json!({"image": "an/engine:1"}),
+        json!({"args": ["--no-supervisor"]}),
+        json!({"env": [{"name": "SLUICE_ENGINE_LIVE", "value": "127.0.0.1:1"}]}),
+        json!({"kind": "Vllm", "image": "vllm/vllm-openai:v1"}),
+    ] {
+        assert!(engine(other.clone()).get("livenessProbe").is_none(), "{other} may answer nothing");
+    }
 }
 
 #[test]

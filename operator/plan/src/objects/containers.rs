@@ -15,7 +15,9 @@ use sluice_types::tenant::{EngineKind, HuggingFaceSource, S3Source, Source};
 use sluice_wire::config::DRAIN_HEADER;
 
 use super::volumes::{RUN, engine_mounts, fetch_folder, fetch_mounts, sidecar_mounts};
-use super::{ADMIN_PORT, GPU_REQUEST, PROBE_PORT, Placed, Release, SERVE_PORT, config, quantity, vllm};
+use super::{
+    ADMIN_PORT, ENGINE_PORT, GPU_REQUEST, PROBE_PORT, Placed, Release, SERVE_PORT, config, quantity, vllm,
+};
 use crate::demand::given_bytes;
 
 /// Name of the pod's claim on its GPU.
@@ -27,6 +29,11 @@ const PROBE_SECONDS: i32 = 2;
 const LIVE_SECONDS: i32 = 5;
 /// Seconds from the SIGTERM to the SIGKILL of a sidecar that hangs.
 const HUNG_GRACE_SECONDS: i64 = 3;
+/// Environment of a native engine: where its supervisor answers liveness probes.
+const ENGINE_LIVE: &str = "SLUICE_ENGINE_LIVE";
+/// Seconds between two looks whether an engine's supervisor lives, and seconds that each waits. It answers from one loop, for
+/// which microseconds of a CPU are enough; six looks in a row without an answer are no slow node.
+const ENGINE_LIVE_SECONDS: (i32, i32) = (10, 5);
 /// Seconds that a sidecar may take until its socket listens: it listens before it loads.
 const START_SECONDS: i32 = 60;
 
@@ -56,7 +63,7 @@ pub fn sidecar(placed: &Placed<'_>, release: &Release) -> Container {
         startup_probe: Some(probe("/startup", 1, START_SECONDS)),
         readiness_probe: Some(probe("/ready", 2, 1)),
         liveness_probe: Some(liveness(placed.tenant.spec.engine.kind)),
-        lifecycle: Some(drain(placed)),
+        lifecycle: Some(hook(placed, "/drain")),
         volume_mounts: Some(sidecar_mounts(&placed.tenant.spec)),
         termination_message_policy: Some(LAST_WORDS.into()),
         security_context: Some(restricted()),
@@ -94,8 +101,13 @@ fn native(placed: &Placed<'_>, release: &Release) -> Container {
     let own = ["--socket".to_owned(), format!("{RUN}/engine.sock")];
     let written = engine.env.iter().map(|env| variable(&env.name, &env.value));
     // A variable that the tenant names is the tenant's; a list has each name once.
-    let share = share_of_threads(placed).filter(|share| engine.env.iter().all(|env| env.name != share.name));
-    let env: Vec<EnvVar> = share.into_iter().chain(written).collect();
+    let named = |name: &str| engine.env.iter().any(|env| env.name == name);
+    let share = share_of_threads(placed).filter(|share| !named(&share.name));
+    let live = variable(ENGINE_LIVE, &format!("0.0.0.0:{ENGINE_PORT}"));
+    // An image of somebody's own may be of a release that answers no probe; without a supervisor nobody answers.
+    let alone = engine.args.iter().any(|arg| arg == "--no-supervisor");
+    let probed = engine.image.is_none() && !named(ENGINE_LIVE) && !alone;
+    let env: Vec<EnvVar> = share.into_iter().chain(probed.then_some(live)).chain(written).collect();
     Container {
         name: "engine".into(),
         image: Some(engine.image.clone().unwrap_or_else(|| release.engine_image.clone())),
@@ -106,7 +118,8 @@ fn native(placed: &Placed<'_>, release: &Release) -> Container {
             ("1", placed.demand.pod.engine_bytes),
             Some(Uses::Gpu),
         )),
-        lifecycle: Some(drain(placed)),
+        liveness_probe: probed.then(engine_liveness),
+        lifecycle: Some(hook(placed, "/drained")),
         volume_mounts: Some(engine_mounts()),
         termination_message_policy: Some(LAST_WORDS.into()),
         security_context: Some(restricted()),
@@ -176,9 +189,11 @@ fn from_secret(name: &str, secret: &str, key: &str) -> EnvVar {
 }
 
 /// Runs for all containers of a pod at once and before any of them is told to end; the kubelet would end the engine first.
-pub(super) fn drain(placed: &Placed<'_>) -> Lifecycle {
+/// `/drain` begins to drain. `/drained` waits for that and begins nothing: the kubelet runs it as well where it kills a
+/// native engine by its liveness probe, whose sidecar goes on.
+pub(super) fn hook(placed: &Placed<'_>, path: &str) -> Lifecycle {
     let key = config::drain_key(placed).map(|value| HTTPHeader { name: DRAIN_HEADER.into(), value });
-    let get = HTTPGetAction { http_headers: key.map(|key| vec![key]), ..get("/drain") };
+    let get = HTTPGetAction { http_headers: key.map(|key| vec![key]), ..get(path) };
     let handler = LifecycleHandler { http_get: Some(get), ..LifecycleHandler::default() };
     Lifecycle { pre_stop: Some(handler), ..Lifecycle::default() }
 }
@@ -208,6 +223,20 @@ fn liveness(engine: EngineKind) -> Probe {
             ..probe("/live", LIVE_SECONDS, 6)
         },
         EngineKind::Vllm => probe("/live", 10, 6),
+    }
+}
+
+/// When the kubelet starts a native engine anew, with its supervisor: where that answers nothing for a minute. Its sidecar ends
+/// a worker that hangs, and the supervisor a sidecar; who stands still with all of its processes is ended by nobody else.
+/// The supervisor answers before it starts the first worker, so nothing else is needed for the start.
+fn engine_liveness() -> Probe {
+    let (period, timeout) = ENGINE_LIVE_SECONDS;
+    let get = HTTPGetAction { port: IntOrString::Int(ENGINE_PORT), ..get("/") };
+    Probe {
+        http_get: Some(get),
+        timeout_seconds: Some(timeout),
+        termination_grace_period_seconds: Some(HUNG_GRACE_SECONDS),
+        ..probe("/", period, 6)
     }
 }
 

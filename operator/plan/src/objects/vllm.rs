@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Container, EnvVar};
 use sluice_types::tenant::{ModelTenant, WeightType};
 
-use super::containers::{LAST_WORDS, Uses, drain, resources, restricted, share_of_threads, variable};
+use super::containers::{LAST_WORDS, Uses, hook, resources, restricted, share_of_threads, variable};
 use super::volumes::{SCRATCH, model_folder, proxied_mounts};
 use super::{Placed, name};
 
@@ -33,7 +33,7 @@ pub fn engine(placed: &Placed<'_>) -> Container {
             ("4", placed.demand.pod.engine_bytes),
             Some(Uses::Gpu),
         )),
-        lifecycle: Some(drain(placed)),
+        lifecycle: Some(hook(placed, "/drain")),
         volume_mounts: Some(proxied_mounts(&placed.tenant.spec)),
         termination_message_policy: Some(LAST_WORDS.into()),
         security_context: Some(restricted()),
