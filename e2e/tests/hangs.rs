@@ -342,3 +342,53 @@ async fn a_process_that_is_stopped_while_its_tenant_wakes_is_replaced_and_its_ne
     }
     up.end_cleanly().await;
 }
+
+/// `sluice up` kills a sidecar that has answered nothing for six looks, 5 s apart, each of which waits for 5 s.
+const UP_LIMIT: Duration = Duration::from_secs(35);
+
+/// Stops a tenant with all its processes for good. Its neighbours go on, it is replaced, and nothing of the old one is left.
+async fn stopped_as_a_whole(trio: &mut Trio<'_>, alone: &[Vec<Answer>], when: When, starts: &mut [usize; 3]) {
+    let what = format!("a whole tenant stopped while {when:?}");
+    let loads = trio.tenants.each_ref().map(trio::begin);
+    let met = |state: &State| state.engine.pid.is_some() && when.is_met(state);
+    let (victim, state) = trio.one_that(&what, met).await;
+    let whole = [Stopped::Sidecar, Stopped::Supervisor, Stopped::Worker];
+    let whole = whole.map(|one| process(&trio.tenants[victim], &state, one));
+    whole.into_iter().for_each(|pid| processes::signal(pid, Signal::STOP));
+    let clock = Clock::start(&state);
+    let begun = Instant::now();
+    let others: Vec<_> = [0, 1, 2].into_iter().filter(|index| *index != victim).collect();
+    let neighbours: Vec<_> = others.iter().map(|index| &trio.tenants[*index]).collect();
+    let took = clock.until_steps(&what, &neighbours).await;
+    eprintln!("{what}: neighbours went on after {took:?}");
+    let dead = async || whole.iter().all(|pid| !processes::alive(*pid)).then_some(());
+    within(KILLED, &format!("{what}: all of it is killed"), dead).await;
+    let killed = begun.elapsed();
+    eprintln!("{what}: all of it was dead after {killed:?}");
+    assert!(killed >= UP_LIMIT / 2, "{what}: one slow answer is no hang: {killed:?}");
+    starts[victim] += 1;
+    let name = trio.tenants[victim].record.name.clone();
+    trio.tenants[victim] = trio.up.ready_again(&name, starts[victim]).await;
+    for (index, load) in loads.into_iter().enumerate() {
+        let answers = trio::ended(load).await;
+        let cut = answers.iter().filter(|answer| answer.is_err()).count();
+        assert!(index == victim || cut == 0, "{what}: {cut} answers of a neighbour were cut");
+        let pairs = answers.into_iter().zip(&alone[index]).filter(|(answer, _)| answer.is_ok());
+        let (answers, expected): (Vec<_>, Vec<_>) = pairs.map(|(came, alone)| (came, alone.clone())).unzip();
+        same(index, answers, &expected);
+    }
+    trio.all_home(HOME_AFTER_DEATHS).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_that_is_stopped_as_a_whole_for_good_is_replaced_and_its_memory_comes_home() {
+    let world = World::new();
+    let binaries = world.special_binaries(SLOWED);
+    let mut trio = Trio::start_of(&binaries, &world, "Oneiros").await;
+    let alone: Vec<_> = trio.alone().await.into_iter().map(|(answers, _)| answers).collect();
+    let mut starts = [1; 3];
+    for when in [When::Computing, When::Borrowing] {
+        stopped_as_a_whole(&mut trio, &alone, when, &mut starts).await;
+    }
+    trio.up.end_cleanly().await;
+}

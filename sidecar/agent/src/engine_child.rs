@@ -77,7 +77,9 @@ impl Keeper {
         // SAFETY: between fork and exec only async-signal-safe system calls are made.
         unsafe {
             command.pre_exec(move || {
-                rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
+                // KILL: one that is stopped heeds no other signal. The kernel continues an orphaned process group, but not
+                // one that a subreaper of its session adopts. It takes its worker along.
+                rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
                 // A parent that ended before the signal was set would never send it.
                 let orphan = rustix::process::getppid() != Some(parent);
                 if orphan { Err(std::io::ErrorKind::NotFound.into()) } else { Ok(()) }

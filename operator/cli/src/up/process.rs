@@ -1,5 +1,6 @@
 //! One tenant's sidecar process: started, watched, restarted with back-off, stopped.
 
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use sluice_wire::refusal::Refusal;
 use sluice_wire::restart::BackOff;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
 
 use super::blame::Blame;
 use super::herald::Announcer;
@@ -23,6 +25,11 @@ const STOP_GRACE: Duration = Duration::from_secs(5);
 
 /// Between two looks at a sidecar that starts.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Between two looks whether a sidecar lives, and how long each waits: as the kubelet does it.
+const LIVE_EVERY: Duration = Duration::from_secs(5);
+/// So many looks in a row without an answer are a hang.
+const LIVE_LOOKS: u32 = 6;
 
 /// What all tenants are told, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -128,14 +135,38 @@ impl Tenant {
         command.spawn().with_context(|| self.sidecar.display().to_string())
     }
 
-    /// Waits for the end; announces on stdout when the tenant serves.
+    /// Waits for the end; announces on stdout when the tenant serves, and ends a sidecar that hangs. Its engine's supervisor
+    /// does so sooner, unless that hangs as well; the kernel ends the engine with the sidecar.
     async fn watch(&self, child: &mut Child) -> anyhow::Result<ExitStatus> {
+        let announce = async {
+            let record = self.ready().await;
+            tell(format_args!("ready {} http://{}", self.title(), record.serve));
+            std::future::pending::<Infallible>().await
+        };
         tokio::select! {
-            status = child.wait() => Ok(status?),
-            record = self.ready() => {
-                tell(format_args!("ready {} http://{}", self.title(), record.serve));
-                Ok(child.wait().await?)
+            status = child.wait() => return Ok(status?),
+            never = announce => match never {},
+            () = self.hangs() => {
+                let title = self.title();
+                note(format_args!("{title}: the sidecar has answered nothing for {:?}; killing it", LIVE_EVERY * LIVE_LOOKS));
             }
+        }
+        child.start_kill()?;
+        Ok(child.wait().await?)
+    }
+
+    /// Waits until the sidecar's probe has not said for a while that it lives.
+    async fn hangs(&self) {
+        let record = self.listening().await;
+        let (http, mut failures) = (reqwest::Client::new(), 0);
+        let mut looks = tokio::time::interval(LIVE_EVERY);
+        // `up` itself may have been stopped: that is no reason to look several times at once.
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while failures < LIVE_LOOKS {
+            looks.tick().await;
+            let answer = http.get(format!("http://{}/live", record.probes)).timeout(LIVE_EVERY).send().await;
+            let lives = answer.is_ok_and(|answer| answer.status().is_success());
+            failures = if lives { 0 } else { failures + 1 };
         }
     }
 
