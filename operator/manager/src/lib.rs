@@ -21,6 +21,7 @@ mod abilities;
 mod api;
 mod args;
 pub mod credentials;
+mod keys;
 pub mod lease;
 mod metrics;
 mod page;

@@ -171,6 +171,7 @@ async fn lead(start: &Start) -> anyhow::Result<()> {
     workers.spawn(work(operator.clone(), start.feed.clone(), start.began));
     workers.spawn(certify(operator.clone(), certificate));
     workers.spawn(upgrades(operator.clone()));
+    workers.spawn(keys(operator.clone(), start.feed.clone()));
     let ended = tokio::select! {
         lost = holder.keep() => Err(lost.into()),
         fence = hear(&operator, heard, contest) => {
@@ -193,6 +194,12 @@ async fn lead(start: &Start) -> anyhow::Result<()> {
 async fn upgrades(operator: Arc<Operator>) {
     operator.abilities.follow(&operator.client, &operator.world, &operator.queue).await;
     std::future::pending().await
+}
+
+/// Tells kubelets of API keys that change.
+async fn keys(operator: Arc<Operator>, feed: Feed) {
+    listed(&feed).await;
+    operator.follow_keys().await;
 }
 
 /// Keeps the certificate that sidecars are called with.

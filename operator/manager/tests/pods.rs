@@ -1,5 +1,7 @@
 //! What becomes of pods: what drivers refuse, downloads that end, what others take of a node.
 
+use std::time::{Duration, Instant};
+
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Pod, Secret};
 use kube::ResourceExt;
@@ -254,6 +256,44 @@ async fn a_pod_that_has_its_model_loses_the_label_that_lets_it_out() {
     assert_eq!(label().await.as_deref(), Some("true"), "it is tried again, and needs its way out");
     stage.set_status::<Pod>("t-0-pod", fetch(json!({"terminated": {"exitCode": 0}}))).await;
     eventually("the label is off", async || label().await.is_none().then_some(())).await;
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+}
+
+/// The operator looks every 15 s; a minute is what a revoked key has, and the kubelet and the sidecar take seconds of it.
+const TOLD: Duration = Duration::from_secs(40);
+
+#[tokio::test]
+async fn pods_whose_api_keys_change_are_annotated_with_the_version_and_no_other_pod_is() {
+    let Some(stage) = Stage::set("keys").await else { return };
+    let keys = |text: &str| json!({"metadata": {"name": "keys"}, "stringData": {"keys": text}});
+    let secrets = stage.api::<Secret>();
+    stage.create::<Secret>(&serde_json::from_value(keys("one\ntwo")).unwrap()).await;
+    let operator = stage.operator("one", &[]);
+    stage.pool(json!({"gpus": [{"name": "chat", "count": 2}]})).await;
+    let keyed = json!({"access": {"apiKeysSecretRef": {"name": "keys", "key": "keys"}}});
+    stage.tenant("t", keyed).await;
+    stage.tenant("u", json!({})).await;
+    let node = stage.node("a").await;
+    stage.serve("t", &node).await;
+    stage.serve("u", &node).await;
+    let annotation = async |pod: &str| {
+        stage.api::<Pod>().get(pod).await.unwrap().annotations().get("sluice.dev/keys-version").cloned()
+    };
+    let before = stage.looks_at_secret("keys");
+    eventually("it looks", async || (stage.looks_at_secret("keys") >= before + 2).then_some(())).await;
+    assert_eq!(annotation("t-0-pod").await, None, "it has what was there before it");
+    let revoked = Patch::Merge(json!({"stringData": {"keys": "two"}}));
+    let changed = secrets.patch("keys", &PatchParams::default(), &revoked).await.unwrap();
+    let begun = Instant::now();
+    let told =
+        async || annotation("t-0-pod").await.filter(|told| Some(told) == changed.resource_version().as_ref());
+    eventually("its kubelet is told", told).await;
+    assert!(begun.elapsed() < TOLD, "{:?}", begun.elapsed());
+    let before = stage.looks_at_secret("keys");
+    eventually("it looks", async || (stage.looks_at_secret("keys") >= before + 2).then_some(())).await;
+    let writes = stage.writes();
+    let to = |pod: &str| writes.iter().filter(|write| write.contains(&format!("/pods/{pod}"))).count();
+    assert_eq!((to("t-0-pod"), to("u-0-pod")), (1, 0), "once for each change: {writes:?}");
     assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
 }
 

@@ -321,6 +321,19 @@ impl Stage {
         concerning.map(told).collect()
     }
 
+    /// How often the operators have asked for the Secret `name`, and for its metadata alone.
+    pub fn looks_at_secret(&self, name: &str) -> usize {
+        let log = self.server.audit_log().unwrap();
+        let of = |record: &&audit::Record| {
+            let secret = record.object.as_ref().filter(|object| object.resource == "secrets");
+            record.user.username == self.user
+                && record.stage == "ResponseComplete"
+                && record.verb == "get"
+                && secret.is_some_and(|secret| secret.name == name)
+        };
+        log.iter().filter(of).count()
+    }
+
     /// Requests that the operators were refused.
     pub fn refused(&self) -> Vec<String> {
         let log = self.server.audit_log().unwrap();

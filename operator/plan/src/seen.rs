@@ -119,6 +119,10 @@ pub struct PodSeen {
     pub after: Option<String>,
     /// Its download is over, and its label still says that it is not.
     pub fetched: bool,
+    /// When it was made, seconds since 1970.
+    pub made_at: i64,
+    /// The version of the Secret with its API keys that its kubelet was told of.
+    pub keys_version: Option<String>,
 }
 
 /// A pod that is over.

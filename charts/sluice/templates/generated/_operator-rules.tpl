@@ -32,11 +32,12 @@
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
-# Certificates of slots: by name, never a list. An admission policy keeps it to names that begin with `sluice-`.
+# Certificates of slots, and of the Secrets with API keys that tenants name the metadata: by name, never a list. An admission
+# policy keeps what it writes to names that begin with `sluice-`.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create, patch, delete]
-# What becomes of it. A pod's label is taken off once it has its model.
+# What becomes of it. A pod's label is taken off once it has its model, and it is annotated when its API keys have changed.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, patch]

@@ -101,7 +101,7 @@ fn pod() -> Pod {
 }
 
 #[tokio::test]
-async fn the_operator_takes_one_label_off_pods_and_changes_nothing_else_of_them() {
+async fn the_operator_takes_one_label_off_pods_sets_one_annotation_and_changes_nothing_else_of_them() {
     let Some(helm) = Helm::find() else { return };
     let Some(server) = cluster::api().await.filter(|server| server.is_ours()) else { return };
     let namespace = server.namespace("pods").await;
@@ -122,10 +122,13 @@ async fn the_operator_takes_one_label_off_pods_and_changes_nothing_else_of_them(
         json!({"labels": {"more": "1"}}),
         json!({"labels": {"sluice.dev/fetching": "false"}}),
         json!({"annotations": {"a": "c"}}),
+        json!({"annotations": {"a": null, "sluice.dev/keys-version": "7"}}),
+        json!({"annotations": {"sluice.dev/keys": "7"}}),
         json!({"annotations": null}),
         json!({"finalizers": ["a.example/b"]}),
     ] {
         assert!(refused(patch(json!({"metadata": change})).await), "{change}");
     }
     patch(json!({"metadata": {"labels": {"sluice.dev/fetching": null}}})).await.unwrap();
+    patch(json!({"metadata": {"annotations": {"sluice.dev/keys-version": "7"}}})).await.unwrap();
 }

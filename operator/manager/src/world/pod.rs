@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Event, ObjectReference, Pod, PodCondition, PodStatus};
 use sluice_plan::objects::inspect::{hindered, report};
-use sluice_plan::objects::{FETCHING, SLOT, TENANT, TENANT_UID};
+use sluice_plan::objects::{FETCHING, KEYS_VERSION, SLOT, TENANT, TENANT_UID};
 use sluice_plan::seen::{Ended, PodSeen};
 use sluice_wire::geometry::{self as wire, Geometry};
 
@@ -43,6 +43,8 @@ pub fn pod(pod: &Pod) -> Option<PodSeen> {
         failing: failing(&status),
         after: None,
         fetched,
+        made_at: made_at(pod),
+        keys_version: pod.metadata.annotations.as_ref().and_then(|all| all.get(KEYS_VERSION).cloned()),
     })
 }
 
