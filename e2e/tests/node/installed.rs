@@ -1,9 +1,11 @@
 //! The product, installed on a node as people install it: by helm, and asked over the addresses of Services.
 
 pub mod admin;
+pub mod alerts;
 mod ask;
 mod hub;
 mod load;
+mod people;
 pub mod pod;
 pub mod processes;
 

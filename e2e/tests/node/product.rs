@@ -5,19 +5,13 @@ mod changes;
 mod flows;
 mod lends;
 
-use std::path::PathBuf;
-use std::process::Command;
-
 use serde_json::json;
 use sluice_e2e::cluster::on_node_alone;
 
 use crate::installed::pod::is_going;
 use crate::installed::processes::Stopped;
-use crate::installed::{Hub, PROMPT, Product, SYSTEM, TENANTS, binary, chart, model, value};
+use crate::installed::{Hub, PROMPT, Product, SYSTEM, TENANTS, chart, model, value};
 use crate::rights::{self, Run};
-
-/// Somebody without rights but to look.
-const VIEWER: &str = "viewer";
 
 impl Product<'_> {
     /// Three tenants on one GPU, and their answers, to prompts and to chats, whole and as a stream.
@@ -54,26 +48,6 @@ impl Product<'_> {
             TENANTS.iter().all(|name| top.contains(&format!("{}/{name}", self.namespace))).then_some(())
         };
         self.wait("top tells of all three", all).await;
-    }
-
-    /// The kubeconfig of somebody who may view the namespace and use the CLI, and nothing else.
-    fn viewer(&self) -> PathBuf {
-        if !self.node.api().is_own() {
-            return self.node.api().kubeconfig_path().to_owned();
-        }
-        let user = format!("--user={VIEWER}");
-        let bound = ["create", "rolebinding", "viewer", "--clusterrole=view", &user];
-        if self.kubectl(&["get", "rolebinding", "viewer", "--ignore-not-found", "-o", "name"]).is_empty() {
-            self.kubectl(&bound);
-        }
-        self.node.api().kubeconfig_of(VIEWER, None)
-    }
-
-    /// What the CLI says in the cluster.
-    fn sluice(&self, arguments: &[&str]) -> String {
-        let mut command = Command::new(binary("kubectl-sluice"));
-        command.args(arguments).args(["-n", &self.namespace]).env("KUBECONFIG", self.viewer());
-        self.said(command.output().unwrap())
     }
 
     /// A second slot on a second GPU comes and goes under open streams, also those of the pod that goes.
@@ -129,10 +103,7 @@ impl Product<'_> {
 #[test]
 fn from_helm_install_to_answers_lent_memory_scaling_and_the_end() {
     on_node_alone(async |node| {
-        let viewer = format!(
-            ",people.cli[0].kind=User,people.cli[0].name={VIEWER},people.cli[0].apiGroup=rbac.authorization.k8s.io"
-        );
-        let Some(product) = Product::install_with(node, &viewer).await else { return };
+        let Some(product) = Product::install_for_people(node).await else { return };
         let (folder, golden) = model();
         let hub = product.hub(&folder).await;
         product.serves(&hub, golden.as_deref()).await;

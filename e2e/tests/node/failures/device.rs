@@ -1,16 +1,14 @@
 //! A machine that is slow, and one that has no pages when weights come home.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Pid;
 
 use super::ledger::Ledger;
 use super::meanwhile::Meanwhile;
 use super::{CHAT, CODE, Rows, TENANTS};
-use crate::installed::processes::{Stopped, container};
+use crate::installed::processes::{Stopped, Traced, container};
 use crate::installed::value;
 
 /// For so long a sidecar stands still, and for so long it goes.
@@ -39,34 +37,9 @@ fn halts(processes: Vec<Pid>) -> Meanwhile<u32> {
 
 /// A process that is refused pages a few times: what the kernel says when memory is short. They come with a write to their file
 /// or with advice.
-struct WithoutPages(Child);
-
-impl WithoutPages {
-    fn start(process: Pid) -> WithoutPages {
-        let mut strace = Command::new("strace");
-        strace.args(["--follow-forks", "--trace=pwrite64,madvise", "--output=/dev/null"]);
-        strace.arg(format!("--inject=pwrite64,madvise:error=ENOMEM:when=1..{REFUSED}"));
-        strace.arg(format!("--attach={}", process.as_raw_nonzero())).stderr(Stdio::piped());
-        let mut child = strace.spawn().expect("strace");
-        let mut lines = BufReader::new(child.stderr.take().expect("its words")).lines().map_while(Result::ok);
-        let mut said = String::new();
-        let attached = lines.any(|line| {
-            said.push_str(&line);
-            line.contains("attached")
-        });
-        assert!(attached, "strace says: {said}");
-        // It tells of each new thread, and would end where nobody listens.
-        std::thread::spawn(move || lines.for_each(drop));
-        WithoutPages(child)
-    }
-}
-
-impl Drop for WithoutPages {
-    fn drop(&mut self) {
-        // By this it lets the process go on alone.
-        let _ = kill_process(Pid::from_child(&self.0), Signal::INT);
-        let _ = self.0.wait();
-    }
+fn without_pages(process: Pid) -> Traced {
+    let refused = format!("--inject=pwrite64,madvise:error=ENOMEM:when=1..{REFUSED}");
+    Traced::attach(process, "pwrite64,madvise", &refused)
 }
 
 impl Rows<'_> {
@@ -103,7 +76,7 @@ impl Rows<'_> {
         };
         let failed = async || sample("sluice_moves_total", ",reason=\"backend_failed\"").await;
         let before = failed().await;
-        let traced = WithoutPages::start(container(&pod, "sidecar").first().expect("it runs"));
+        let traced = without_pages(container(&pod, "sidecar").first().expect("it runs"));
         // Some layers may come home to pages that are still there.
         for _ in 0..ROUNDS {
             self.load.answered(self.product, CHAT).await;

@@ -1,112 +1,305 @@
-//! Processes of a pod that hang: the neighbours go on, what hangs is replaced, and conditions tell what it was.
+//! Processes of a pod that hang, in each state: the neighbours go on, what hangs is replaced, and people are told what it was.
+
+mod told;
+mod when;
 
 use std::time::{Duration, Instant};
 
+use rustix::process::Pid;
 use serde_json::json;
+use sluice_e2e::cluster::within;
 use sluice_e2e::slowness::Slowness;
+use sluice_wire::State;
 
-use super::{CHAT, CODE, Rows, SUMMARY};
+use self::told::People;
+use self::when::{Loads, Views, When};
+use super::ledger::Ledger;
+use super::{CHAT, CODE, MINUTE, Rows, SUMMARY};
+use crate::installed::TENANTS;
 use crate::installed::pod::uid;
-use crate::installed::processes::{Stopped, container};
-use crate::installed::{TENANTS, value};
+use crate::installed::processes::{Container, Stopped, container, lives};
 
-/// Beyond three times what their answers take, neighbours wait this long at most: the floor of a deadline (2 s), the grace of a
-/// takeover, and the time of a kill and of a hand-over.
+/// Beyond three steps, neighbours wait this long at most: the floor of a deadline (2 s), the grace of a takeover, and the time of
+/// a kill and of a hand-over.
 const FLOOR: Duration = Duration::from_secs(3);
-/// The engine's supervisor kills a sidecar after 12 s.
-const SIDECAR_LIMIT: Duration = Duration::from_secs(12);
+/// Until the kubelet has killed what answers no probe, six looks of 10 s that wait for 5 s each, and it is gone.
+const KUBELET_LIMIT: Duration = Duration::from_secs(150);
 
-impl Rows<'_> {
-    /// Other tests hold engines by stopping them, so the deadline is short for this row alone.
-    pub async fn what_hangs_in_a_pod_is_replaced_and_its_neighbours_go_on(&self) {
-        self.hang_timeout(2).await;
-        self.an_engine_that_hangs_is_replaced().await;
-        self.a_sidecar_that_hangs_is_replaced().await;
-        self.hang_timeout(600).await;
+/// What is stopped of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    Worker,
+    Supervisor,
+    Sidecar,
+    /// All three.
+    Whole,
+}
+
+/// How long it stands still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Until {
+    /// The neighbours have gone on; then it runs again.
+    TheyGoOn,
+    /// It is dead.
+    Dead,
+}
+
+/// A row of the table of hangs.
+struct Row {
+    target: Target,
+    when: When,
+    until: Until,
+    /// The tenant that hangs.
+    culprit: &'static str,
+    /// How often its sidecar's and its engine's container are started again.
+    restarts: [u64; 2],
+    /// Reason of its `Degraded`.
+    told: Option<&'static str>,
+}
+
+const fn row(target: Target, when: When, until: Until, culprit: &'static str) -> Row {
+    let restarts = match (target, until) {
+        (Target::Worker, _) | (_, Until::TheyGoOn) => [0, 0],
+        (Target::Supervisor, Until::Dead) => [0, 1],
+        (Target::Sidecar, Until::Dead) => [1, 0],
+        (Target::Whole, Until::Dead) => [1, 1],
+    };
+    let told = match (target, when) {
+        (Target::Worker, _) => Some("EngineHung"),
+        (Target::Sidecar | Target::Whole, When::Computing) => Some("SidecarHung"),
+        // It has no turn that a neighbour would miss.
+        _ => None,
+    };
+    Row { target, when, until, culprit, restarts, told }
+}
+
+/// Containers that were started again lately are started later each time, so no tenant has many such rows.
+const ROWS: [Row; 13] = [
+    row(Target::Worker, When::Computing, Until::Dead, CHAT),
+    row(Target::Worker, When::Lending, Until::Dead, CHAT),
+    row(Target::Worker, When::Rebacking, Until::Dead, CHAT),
+    row(Target::Worker, When::Waking, Until::Dead, CHAT),
+    row(Target::Supervisor, When::Computing, Until::TheyGoOn, CHAT),
+    row(Target::Supervisor, When::Lending, Until::TheyGoOn, CHAT),
+    row(Target::Supervisor, When::Rebacking, Until::Dead, CHAT),
+    row(Target::Sidecar, When::Computing, Until::Dead, CODE),
+    row(Target::Sidecar, When::Lending, Until::Dead, SUMMARY),
+    row(Target::Sidecar, When::Rebacking, Until::Dead, CODE),
+    row(Target::Sidecar, When::Waking, Until::Dead, CHAT),
+    row(Target::Whole, When::Computing, Until::TheyGoOn, SUMMARY),
+    row(Target::Whole, When::Computing, Until::Dead, CODE),
+];
+
+impl Row {
+    fn title(&self) -> String {
+        format!("{:?} of {} stopped while {:?}", self.target, self.culprit, self.when)
     }
 
-    async fn hang_timeout(&self, seconds: u32) {
+    /// What the alert says, and of whom; `None` = of whichever neighbour.
+    fn alerts(&self) -> Vec<(Option<&'static str>, &'static str)> {
+        let own = match (self.target, self.until) {
+            (Target::Worker, _) => Some("its engine hung and was killed"),
+            (Target::Whole, Until::TheyGoOn) => Some("a neighbour took the turn that it held too long"),
+            _ => None,
+        };
+        let own = own.map(|words| (Some(self.culprit), words));
+        let taken = self.told.filter(|reason| *reason == "SidecarHung");
+        let taken = taken.map(|_| (None, "it took the turn from a neighbour that held it too long"));
+        own.into_iter().chain(taken).collect()
+    }
+
+    fn neighbours(&self) -> impl Iterator<Item = &'static str> {
+        TENANTS.into_iter().filter(|name| *name != self.culprit)
+    }
+}
+
+/// The processes of a pod, by container.
+struct Processes {
+    sidecar: Container,
+    engine: Container,
+}
+
+impl Processes {
+    fn of(rows: &Rows<'_>, tenant: &str) -> Processes {
+        let pod = rows.product.pod(tenant);
+        Processes { sidecar: container(&pod, "sidecar"), engine: container(&pod, "engine") }
+    }
+
+    fn worker(&self) -> Pid {
+        self.engine.worker().expect("who computes has an engine")
+    }
+
+    fn all(&self, target: Target) -> Vec<Pid> {
+        let supervisor = || self.engine.first().expect("it runs");
+        let sidecar = || self.sidecar.first().expect("it runs");
+        match target {
+            Target::Worker => vec![self.worker()],
+            Target::Supervisor => vec![supervisor()],
+            Target::Sidecar => vec![sidecar()],
+            Target::Whole => vec![sidecar(), supervisor(), self.worker()],
+        }
+    }
+}
+
+/// From when neighbours have to go on, and how long they may take.
+struct Clock {
+    stopped: Instant,
+    slowness: Slowness,
+    bound: Duration,
+}
+
+impl Clock {
+    /// From now on, of a tenant in this state.
+    fn start(state: &State) -> Clock {
+        let step = Duration::from_nanos(state.figures.engine_tbt.p99_ns);
+        Clock { stopped: Instant::now(), slowness: Slowness::start(), bound: 3 * step + FLOOR }
+    }
+}
+
+/// Waits until processes that hang have been killed.
+async fn dead(what: &str, processes: &[Pid]) {
+    let begun = Instant::now();
+    let dead = async || {
+        let left: Vec<_> = processes.iter().filter(|pid| lives(**pid)).collect();
+        assert!(
+            left.is_empty() || begun.elapsed() < KUBELET_LIMIT,
+            "{what}: of {processes:?} there are {left:?}"
+        );
+        left.is_empty().then_some(())
+    };
+    within(2 * KUBELET_LIMIT, &format!("{what}: it is killed"), dead).await;
+}
+
+impl Rows<'_> {
+    /// Other tests hold engines by stopping them, so the deadline is short in this one alone.
+    pub async fn what_hangs_in_a_pod_is_replaced_and_its_neighbours_go_on(&self) {
+        self.spec_of_all(&json!({"engine": {"hangTimeoutSeconds": 2}})).await;
+        let (ledger, mut people) = (Ledger::of(self.product), People::of(self.product));
+        for row in &ROWS {
+            people.scrape().await;
+            self.hangs(row, &ledger, &people).await;
+            people.scrape().await;
+            people.are_alerted(&row.alerts());
+        }
+        self.a_turn_that_nobody_can_take_is_told(&ledger, people).await;
+    }
+
+    /// Changes what replaces the pods of all tenants.
+    async fn spec_of_all(&self, spec: &serde_json::Value) {
         let before = TENANTS.map(|name| uid(&self.product.pod(name)).to_owned());
         for name in TENANTS {
-            self.product.change("modeltenant", name, &json!({"engine": {"hangTimeoutSeconds": seconds}}));
+            self.product.change("modeltenant", name, spec);
         }
         for (name, before) in TENANTS.iter().zip(before) {
             self.product.ready_again(name, &|pod| *uid(pod) != before).await;
         }
     }
 
-    /// How long the neighbours of `culprit` take to answer, against what they take when nothing hangs.
-    async fn neighbours_go_on(&self, culprit: &str, usual: Duration) {
-        let (begun, slowness) = (Instant::now(), Slowness::start());
-        let others = TENANTS.iter().filter(|name| **name != culprit);
-        let answers = others.map(|name| self.product.complete(name, 200));
-        for answer in futures_util::future::join_all(answers).await {
-            assert_eq!(answer, self.golden, "beside {culprit}, which hangs");
+    async fn hangs(&self, row: &Row, ledger: &Ledger, people: &People<'_, '_>) {
+        let (what, views) = (row.title(), Views::of(self.product));
+        let before = Processes::of(self, row.culprit);
+        let restarts = [&before.sidecar, &before.engine].map(|one| one.restarts);
+        let pod = uid(&self.product.pod(row.culprit)).to_owned();
+        let mut loads = Loads::of(self, row.when, row.culprit);
+        let (pinned, state) = row.when.meet(&views, row.culprit, before.worker(), &mut loads).await;
+        let targets = before.all(row.target);
+        let clock = Clock::start(&state);
+        let stopped: Vec<Stopped> = targets.iter().copied().map(Stopped::stop).collect();
+        if row.target == Target::Worker {
+            // An engine that has nothing to do hangs unnoticed.
+            loads.send_to(&[row.culprit]);
         }
-        let (took, allowed) = (begun.elapsed(), slowness.allows(3 * usual + FLOOR));
-        eprintln!(
-            "beside {culprit}, which hangs, neighbours answered after {took:?}, usually after {usual:?}"
-        );
-        assert!(took <= allowed, "{took:?} beside {culprit}, {allowed:?} are allowed");
+        let pinned = if targets.contains(&before.worker()) {
+            Some(pinned)
+        } else {
+            pinned.go_on();
+            None
+        };
+        let took = self.neighbours_go_on(row, &views, &clock).await;
+        eprintln!("{what}: its neighbours went on after {took:?}, {:?} are allowed", clock.bound);
+        if row.until == Until::Dead {
+            dead(&what, &targets).await;
+            eprintln!("{what}: it was dead after {:?}", clock.stopped.elapsed());
+        }
+        drop((stopped, pinned));
+        row.when.over(self.product, row.culprit).await;
+        let wanted = [restarts[0] + row.restarts[0], restarts[1] + row.restarts[1]];
+        let again = |now: &serde_json::Value| {
+            let is = ["sidecar", "engine"].map(|name| container(now, name).restarts);
+            *uid(now) == pod && is == wanted
+        };
+        self.product.ready_again(row.culprit, &again).await;
+        self.is_told(row, &state, &views, people).await;
+        loads.end(row.culprit, row.target != Target::Worker).await;
+        for name in TENANTS {
+            assert_eq!(self.product.complete(name, 200).await, self.golden, "{what}: {name} afterwards");
+        }
+        self.all_is_home(ledger).await;
     }
 
-    /// What the neighbours of a tenant take to answer while it streams.
-    async fn usual(&self, beside: &str) -> Duration {
-        let streams = self.product.streams(beside, 3, 200).await;
-        let begun = Instant::now();
-        let others = TENANTS.iter().filter(|name| **name != beside);
-        futures_util::future::join_all(others.map(|name| self.product.complete(name, 200))).await;
-        let took = begun.elapsed();
-        streams.end_with(&self.golden).await;
+    /// What the culprit itself tells of its hang, and what people see.
+    async fn is_told(&self, row: &Row, before: &State, views: &Views, people: &People<'_, '_>) {
+        let (what, now) = (row.title(), views.state(row.culprit).await);
+        let hangs = now.engine.hangs;
+        let overtaken =
+            |state: &State| state.neighbourhood.as_ref()?.turn.as_ref().map(|turn| turn.overtaken_total);
+        match (row.target, row.until) {
+            (Target::Worker, _) => assert_eq!(hangs, before.engine.hangs + 1, "{what}: {:?}", now.engine),
+            (_, Until::TheyGoOn) => assert_eq!(hangs, before.engine.hangs, "{what}: {:?}", now.engine),
+            _ => {}
+        }
+        if (row.target, row.until) == (Target::Whole, Until::TheyGoOn) {
+            assert!(overtaken(&now) > overtaken(before), "{what}: it lost the turn, and changed nothing");
+        }
+        if let Some(reason) = row.told {
+            people.are_told(row.culprit, reason, views).await;
+        }
+    }
+
+    /// Each neighbour runs steps. Returns how long that took.
+    async fn neighbours_go_on(&self, row: &Row, views: &Views, clock: &Clock) -> Duration {
+        let (what, mut before) = (row.title(), Vec::new());
+        for name in row.neighbours() {
+            before.push((name, views.state(name).await.figures.steps_total));
+        }
+        // A load may have ended.
+        let asked = row.neighbours().map(|name| self.product.complete(name, 4));
+        let steps = async {
+            for (name, before) in before {
+                let ran = async || (views.state(name).await.figures.steps_total > before + 1).then_some(());
+                within(MINUTE, &format!("{what}: {name} goes on"), ran).await;
+            }
+            (clock.stopped.elapsed(), clock.slowness.allows(clock.bound))
+        };
+        let (answers, (took, allowed)) = tokio::join!(futures_util::future::join_all(asked), steps);
+        for answer in answers {
+            assert!(self.golden.starts_with(&answer), "{what}: {answer:?} beside it");
+        }
+        assert!(took <= allowed, "{what}: its neighbours waited {took:?}, {allowed:?} are allowed");
         took
     }
 
-    async fn told(&self, name: &str, reason: &str, words: &str) {
-        let told = async || {
-            let degraded = self.product.condition_of(name, "Degraded")?;
-            let message = degraded["message"].as_str()?.to_owned();
-            (degraded["status"] == "True" && degraded["reason"] == reason && message.contains(words))
-                .then_some(())
+    /// A tenant hangs in its turn, and somebody in the guard of the ledger: no neighbour can take the turn. They tell whom they
+    /// wait for, until all that hangs has been killed.
+    async fn a_turn_that_nobody_can_take_is_told(&self, ledger: &Ledger, mut people: People<'_, '_>) {
+        let (culprit, views) = (SUMMARY, Views::of(self.product));
+        let before = Processes::of(self, culprit);
+        let restarts = [&before.sidecar, &before.engine].map(|one| one.restarts);
+        let mut loads = Loads::of(self, When::Computing, culprit);
+        let (pinned, _) = When::Computing.meet(&views, culprit, before.worker(), &mut loads).await;
+        let guard = ledger.guard().await;
+        let targets = before.all(Target::Whole);
+        let stopped: Vec<Stopped> = targets.iter().copied().map(Stopped::stop).collect();
+        loads.send_to(&[CHAT, CODE]);
+        people.see_a_turn_that_is_held(CHAT, culprit).await;
+        drop(guard);
+        dead("the holder of the turn", &targets).await;
+        drop((stopped, pinned));
+        let again = |now: &serde_json::Value| {
+            ["sidecar", "engine"].map(|name| container(now, name).restarts) == restarts.map(|count| count + 1)
         };
-        self.product.wait(&format!("{name} is Degraded, {reason}"), told).await;
-    }
-
-    async fn an_engine_that_hangs_is_replaced(&self) {
-        let usual = self.usual(CHAT).await;
-        let pod = self.product.pod(CHAT);
-        let (streams, stopped) = self.product.held_streams(CHAT, 5, 200).await;
-        self.neighbours_go_on(CHAT, usual).await;
-        streams.end_with(&self.golden).await;
-        stopped.go_on();
-        let metrics = self.product.metrics(&self.product.address(CHAT)).await;
-        let sample = format!("sluice_engine_hangs_total{{model_name=\"{CHAT}\"}}");
-        assert_eq!(value(&metrics, &sample), 1.0);
-        self.told(CHAT, "EngineHung", "engine").await;
-        self.product.condition(CHAT, "Ready", "True").await;
-        let after = self.product.pod(CHAT);
-        assert_eq!(uid(&after), uid(&pod), "the pod stays");
-        for name in ["engine", "sidecar"] {
-            assert_eq!(container(&after, name).restarts, 0, "{name}");
-        }
-    }
-
-    async fn a_sidecar_that_hangs_is_replaced(&self) {
-        let usual = self.usual(CODE).await;
-        let sidecar = container(&self.product.pod(CODE), "sidecar");
-        let first = sidecar.first().expect("it runs");
-        // They are cut.
-        let cut = self.load.part(3).sent(self.product, CODE);
-        let stopped = Stopped::stop(first);
-        let begun = Instant::now();
-        self.neighbours_go_on(CODE, usual).await;
-        let gone = async || (sidecar.first() != Some(first)).then_some(());
-        self.product.wait("its engine's supervisor kills it", gone).await;
-        assert!(begun.elapsed() >= SIDECAR_LIMIT / 2, "it was given its time: {:?}", begun.elapsed());
-        drop((cut, stopped));
-        let again = |pod: &serde_json::Value| container(pod, "sidecar").restarts == sidecar.restarts + 1;
-        self.product.ready_again(CODE, &again).await;
-        for name in [CODE, SUMMARY] {
-            assert_eq!(self.product.complete(name, 200).await, self.golden, "{name}");
-        }
+        self.product.ready_again(culprit, &again).await;
+        loads.end(culprit, true).await;
+        self.all_is_home(ledger).await;
     }
 }

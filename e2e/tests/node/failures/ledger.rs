@@ -1,6 +1,9 @@
 //! The ledger of a GPU, audited from outside of all pods while whoever trades in it is killed or stands still.
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -25,7 +28,28 @@ const A_WHILE: Duration = Duration::from_secs(2);
 
 /// What the tenants of a GPU share, opened by somebody who has no part in it.
 #[derive(Clone)]
-pub struct Ledger(Neighbourhood);
+pub struct Ledger(Neighbourhood, Arc<File>);
+
+/// The guard of a ledger, held as by a process that stands still within it.
+pub struct HeldGuard(File);
+
+impl Drop for HeldGuard {
+    fn drop(&mut self) {
+        guard_byte(&self.0, libc::F_UNLCK).unwrap();
+    }
+}
+
+/// Locks or unlocks the first byte of the file of locks.
+fn guard_byte(locks: &File, kind: i32) -> std::io::Result<()> {
+    // SAFETY: all zeros are a valid value of this plain C structure.
+    let mut byte: libc::flock = unsafe { std::mem::zeroed() };
+    (byte.l_type, byte.l_whence, byte.l_len) = (kind as i16, libc::SEEK_SET as i16, 1);
+    // SAFETY: the descriptor is open, and the kernel reads the structure during the call alone.
+    match unsafe { libc::fcntl(locks.as_raw_fd(), libc::F_OFD_SETLK, &raw const byte) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
 
 impl Ledger {
     /// That of the GPU which the tenants of the test have.
@@ -44,7 +68,16 @@ impl Ledger {
         let sidecar = container(&product.pod(CHAT), "sidecar").first().expect("it runs");
         let root = PathBuf::from(format!("/proc/{}/root", sidecar.as_raw_nonzero()));
         let folder = root.join(place.folder.strip_prefix("/").unwrap());
-        Ledger(Neighbourhood::open(&folder, &identity).unwrap())
+        // Neither ends with the process by which it was found.
+        let locks = File::options().read(true).write(true).open(folder.join("locks")).unwrap();
+        Ledger(Neighbourhood::open(&folder, &identity).unwrap(), Arc::new(locks))
+    }
+
+    /// Takes the guard as soon as nobody has it.
+    pub async fn guard(&self) -> HeldGuard {
+        let taken = async || guard_byte(&self.1, libc::F_WRLCK).ok();
+        within(MINUTE, "the guard is free for a moment", taken).await;
+        HeldGuard(self.1.try_clone().unwrap())
     }
 
     /// What the living record of a tenant says.

@@ -60,6 +60,22 @@ impl Load {
         }
     }
 
+    /// Waits for what was sent. Returns how many answers did not come whole.
+    ///
+    /// # Panics
+    /// If one that came is no answer to any of the prompts.
+    pub async fn ended(&self, mut requests: JoinSet<Option<String>>) -> usize {
+        let mut cut = 0;
+        while let Some(body) = requests.join_next().await {
+            let body = body.unwrap().and_then(|body| serde_json::from_str::<Value>(&body).ok());
+            match body.as_ref().and_then(|body| body["choices"][0]["text"].as_str()) {
+                Some(text) => assert!(self.alone.iter().any(|one| one == text), "{text:?} is another answer"),
+                None => cut += 1,
+            }
+        }
+        cut
+    }
+
     /// As [`Load::answered`], again and again.
     pub async fn answered_until(&self, product: &Product<'_>, tenant: &str, done: &AtomicBool) {
         while !done.load(Ordering::Relaxed) {

@@ -1,7 +1,10 @@
 //! Processes of containers, as the host sees them.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
@@ -110,6 +113,55 @@ impl Drop for Stopped {
     fn drop(&mut self) {
         // One that was killed meanwhile is no more.
         let _ = kill_process(self.0, Signal::CONT);
+    }
+}
+
+/// Whether a process has not ended. One that nobody has waited for has.
+pub fn lives(pid: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
+}
+
+/// In which strace lets a process go.
+const LETS_GO: Duration = Duration::from_secs(1);
+
+/// A process some of whose calls of the kernel are made slow, or fail, until this is dropped.
+pub struct Traced(Child);
+
+impl Traced {
+    /// `inject` says what becomes of `calls`, in the words of strace.
+    ///
+    /// # Panics
+    /// If strace does not attach.
+    pub fn attach(process: Pid, calls: &str, inject: &str) -> Traced {
+        let mut strace = Command::new("strace");
+        strace.args(["--follow-forks", "--output=/dev/null", inject]).arg(format!("--trace={calls}"));
+        strace.arg(format!("--attach={}", process.as_raw_nonzero())).stderr(Stdio::piped());
+        let mut child = strace.spawn().expect("strace");
+        let mut lines = BufReader::new(child.stderr.take().expect("its words")).lines().map_while(Result::ok);
+        let mut said = String::new();
+        let attached = lines.any(|line| {
+            said.push_str(&line);
+            line.contains("attached")
+        });
+        assert!(attached, "strace says: {said}");
+        // It tells of each new thread, and would end where nobody listens.
+        std::thread::spawn(move || lines.for_each(drop));
+        Traced(child)
+    }
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        // By this it lets the process go on alone.
+        let _ = kill_process(Pid::from_child(&self.0), Signal::INT);
+        let begun = Instant::now();
+        while begun.elapsed() < LETS_GO && matches!(self.0.try_wait(), Ok(None)) {
+            std::thread::sleep(LETS_GO / 100);
+        }
+        // It may wait for a process that stands still: then the kernel lets that go.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
