@@ -7,3 +7,4 @@ mod harness;
 mod lifecycle;
 mod smaps;
 mod steps;
+mod turns;

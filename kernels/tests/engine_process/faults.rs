@@ -27,7 +27,12 @@ const WORKER_END: Duration = Duration::from_secs(1);
 
 /// Orders `step` and returns when the worker is inside it: it has computed layer 0 and waits for layer 1, of which
 /// `generation` is not there.
-fn stop_inside(sidecar: &mut MiniSidecar, link: &EngineLink, mut step: Step, generation: Generation) -> Step {
+pub fn stop_inside(
+    sidecar: &mut MiniSidecar,
+    link: &EngineLink,
+    mut step: Step,
+    generation: Generation,
+) -> Step {
     step.generations = vec![(LayerId(0), generation), (LayerId(1), generation)];
     sidecar.control.publish_ready(LayerId(0), generation).unwrap();
     link.sender.send_step(&step, &mut sidecar.tables).unwrap();

@@ -14,6 +14,7 @@ use sluice_link::region::Region;
 use sluice_link::server::{EngineEvent, EngineLink, Listener, Shared};
 use sluice_link::tables::{TableShape, TableWriter};
 use sluice_link::vocabulary::*;
+use sluice_memory::neighbourhood::Seat;
 use sluice_ports::compute::{SequenceStep, Step, TableUpdate};
 
 use crate::checkpoint::Checkpoint;
@@ -78,6 +79,8 @@ pub struct MiniSidecar {
     pub control: ControlPage,
     pub tables: TableWriter,
     pub places: Places,
+    /// Among neighbours that take turns; none on a GPU of its own.
+    pub seat: Option<Seat>,
     pub listener: Option<Listener>,
     next_step: u64,
 }
@@ -119,6 +122,7 @@ impl MiniSidecar {
             control: ControlPage::create(spec.layers).unwrap(),
             tables: TableWriter::create(TableShape::of(&setup)).unwrap(),
             places,
+            seat: None,
             setup,
             next_step: 1,
         };
@@ -181,7 +185,7 @@ impl MiniSidecar {
             pool: self.pool.fd(),
             control: &self.control,
             tables: &self.tables,
-            life: self.pool.fd(),
+            life: self.seat.as_ref().map_or(self.pool.fd(), Seat::liveness),
         };
         connection.introduction()?.offer(&self.setup, shared)?.ready(&self.setup)
     }
