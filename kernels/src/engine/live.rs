@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 const ANSWER: &[u8] =
     b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 5\r\nconnection: close\r\n\r\nlive\n";
-/// Connections that wait for their request. A further one closes the oldest.
+/// Connections that wait for their request, and those accepted in one round. A further one closes the oldest.
 const MOST: usize = 8;
 /// Longer than the request of any probe.
 const REQUEST_BYTES: usize = 4096;
@@ -38,15 +38,16 @@ impl Live {
         std::iter::once(self.listener.as_fd()).chain(self.waiting.iter().map(AsFd::as_fd))
     }
 
-    /// Answers whoever has asked. Waits for nobody.
+    /// One round: answers the requests that have come, and leaves all connections but [`MOST`] to the next round. It does not
+    /// wait.
     pub(super) fn answer(&mut self) {
-        while let Ok((stream, _)) = self.listener.accept() {
+        for (stream, _) in std::iter::from_fn(|| self.listener.accept().ok()).take(MOST) {
             if stream.set_nonblocking(true).is_ok() {
+                let excess = (self.waiting.len() + 1).saturating_sub(MOST);
+                self.waiting.drain(..excess);
                 self.waiting.push(stream);
             }
         }
-        let excess = self.waiting.len().saturating_sub(MOST);
-        self.waiting.drain(..excess);
         self.waiting.retain_mut(|stream| !served(stream));
     }
 }
@@ -123,7 +124,14 @@ mod tests {
         let mut live = open();
         let idle: Vec<_> = (0..3 * MOST).map(|_| connect(&live)).collect();
         let gone = connect(&live);
-        turns(&mut live, |live| live.waiting.len() == MOST);
+        let peers = |of: &[TcpStream]| of.iter().map(|one| one.peer_addr().unwrap()).collect::<Vec<_>>();
+        let asking = |of: &[TcpStream]| of.iter().map(|one| one.local_addr().unwrap()).collect::<Vec<_>>();
+        for accepted in idle.chunks(MOST) {
+            live.answer();
+            assert_eq!(peers(&live.waiting), asking(accepted), "one round accepts no more");
+        }
+        live.answer();
+        assert_eq!(live.waiting.len(), MOST, "the oldest is closed");
         drop(gone);
         turns(&mut live, |live| live.waiting.len() == MOST - 1);
         let mut asks = connect(&live);
