@@ -128,10 +128,14 @@ fn an_engine_whose_supervisor_answers_nothing_is_killed_after_a_minute() {
     for other in [
         json!({"image": "an/engine:1"}),
         json!({"args": ["--no-supervisor"]}),
+        json!({"args": ["--live", "127.0.0.1:1"]}),
+        json!({"args": ["--threads=2", "--live=127.0.0.1:1"]}),
         json!({"env": [{"name": "SLUICE_ENGINE_LIVE", "value": "127.0.0.1:1"}]}),
         json!({"kind": "Vllm", "image": "vllm/vllm-openai:v1"}),
     ] {
-        assert!(engine(other.clone()).get("livenessProbe").is_none(), "{other} may answer nothing");
+        let engine = engine(other.clone());
+        assert!(engine.get("livenessProbe").is_none(), "{other} may answer nothing");
+        assert!(!engine["env"].to_string().contains("0.0.0.0:8004"), "{other} says where it answers");
     }
 }
 

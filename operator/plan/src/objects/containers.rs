@@ -106,7 +106,9 @@ fn native(placed: &Placed<'_>, release: &Release) -> Container {
     let live = variable(ENGINE_LIVE, &format!("0.0.0.0:{ENGINE_PORT}"));
     // An image of somebody's own may be of a release that answers no probe; without a supervisor nobody answers.
     let alone = engine.args.iter().any(|arg| arg == "--no-supervisor");
-    let probed = engine.image.is_none() && !named(ENGINE_LIVE) && !alone;
+    // The argument says the same as the variable, and goes before it.
+    let elsewhere = engine.args.iter().any(|arg| arg == "--live" || arg.starts_with("--live="));
+    let probed = engine.image.is_none() && !named(ENGINE_LIVE) && !elsewhere && !alone;
     let env: Vec<EnvVar> = share.into_iter().chain(probed.then_some(live)).chain(written).collect();
     Container {
         name: "engine".into(),
@@ -227,7 +229,7 @@ fn liveness(engine: EngineKind) -> Probe {
 }
 
 /// When the kubelet starts a native engine anew, with its supervisor: where that answers nothing for a minute. Its sidecar ends
-/// a worker that hangs, and the supervisor a sidecar; who stands still with all of its processes is ended by nobody else.
+/// a worker that hangs, and the supervisor a sidecar. If every process of a pod is stopped, only this probe ends it.
 /// The supervisor answers before it starts the first worker, so nothing else is needed for the start.
 fn engine_liveness() -> Probe {
     let (period, timeout) = ENGINE_LIVE_SECONDS;
