@@ -3,9 +3,9 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, getppid, kill_process, pidfd_open};
 use sluice_link::death::PeerProcess;
 use sluice_link::message::Faults;
 use sluice_link::model::Dtype;
@@ -14,6 +14,10 @@ use sluice_link::watch::SIDECAR_LIMIT;
 use super::harness::*;
 use crate::specs::llama;
 
+/// Process of the test that starts [`sidecar`].
+const PARENT_VAR: &str = "SLUICE_TEST_PARENT";
+/// Longer than any test of this module runs.
+const LONGEST: Duration = Duration::from_secs(120);
 const SOCKET: &str = "socket: ";
 const WORKER: &str = "worker: ";
 
@@ -29,7 +33,8 @@ impl Pair {
     fn start(folder: &Path) -> Pair {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "engine_process::hangs::sidecar", "--ignored", "--nocapture"]);
-        let mut sidecar = command.env("TMPDIR", folder).stdout(Stdio::piped()).spawn().unwrap();
+        command.env("TMPDIR", folder).env(PARENT_VAR, getpid().to_string());
+        let mut sidecar = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(sidecar.stdout.take().unwrap()).lines().map_while(Result::ok);
         let mut told = |what| lines.find_map(|line| line.strip_prefix(what).map(str::to_owned)).unwrap();
         let engine = Engine::start(&PathBuf::from(told(SOCKET)), &[]);
@@ -54,13 +59,18 @@ fn dead_within(pid: Pid, limit: Duration) -> bool {
 #[test]
 #[ignore = "the tests of this module start it as a process"]
 fn sidecar() {
+    let Ok(parent) = std::env::var(PARENT_VAR) else {
+        println!("skipped: only other tests start this one");
+        return;
+    };
+    let begun = Instant::now();
     let sidecar = MiniSidecar::new(&llama(Dtype::F32), Faults::default());
     println!("\n{SOCKET}{}", sidecar.socket().display());
     let link = sidecar.attach(&sidecar.resident());
     sidecar.control.beat();
     println!("{WORKER}{}", link.hello.pid);
-    // As its scheduler, which runs once a second at least.
-    loop {
+    // As its scheduler, which runs once a second at least. A test that is killed cannot end it.
+    while getppid().is_some_and(|pid| pid.to_string() == parent) && begun.elapsed() < LONGEST {
         std::thread::sleep(Duration::from_millis(100));
         sidecar.control.beat();
     }
