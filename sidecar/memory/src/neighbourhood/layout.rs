@@ -63,7 +63,8 @@ pub(super) mod record {
     /// The epoch of the turn that this participant released last, and when, nanoseconds of the clock since boot.
     pub const RELEASED: usize = 43;
     pub const RELEASED_AT: usize = 44;
-    /// The ticket with which this participant was passed over: written by the one that did so, under the guard.
+    /// The ticket with which this participant was passed over: written by the one that did so, under the guard, and taken back by
+    /// the owner when it runs again. 0 = it counts.
     pub const PASSED: usize = 45;
     /// [`TRANSFERS`] times nonce, instance of the borrower, bytes.
     pub const EARMARKS: usize = 48;

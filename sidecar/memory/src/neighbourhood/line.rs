@@ -51,13 +51,21 @@ impl TurnLine<'_> {
         self.record_of(waiter).get(word::PASSED) == waiter.ticket
     }
 
+    /// A participant that was passed over and runs again has its place in the line again.
+    pub(super) fn count_again(&self) {
+        let record = self.seat.record();
+        if record.get(word::PASSED) != 0 {
+            record.set(word::PASSED, 0);
+        }
+    }
+
     fn record_of(&self, waiter: &Waiter) -> Record<'_> {
         Record::new(&self.seat.shared.words, waiter.peer.index)
     }
 
     /// Whether the turn has lain for [`PASSED_OVER`] for each of those who are before this participant in the line, since it
-    /// saw that. Their records say so from then on, and they count for no participant until they draw another ticket; they
-    /// still take the turn when they find it free. The caller has the guard.
+    /// saw that. Their records say so from then on, and they count for no participant until they run again. The caller has the
+    /// guard.
     ///
     /// The records say it, not this participant's memory: two neighbours of a hung one would else wait for it one after the
     /// other, and each would pass over the other, which waits for the hung one.

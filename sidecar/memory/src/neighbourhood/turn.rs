@@ -115,6 +115,7 @@ impl<'a> TurnLine<'a> {
         if record.get(word::TICKET) == 0 {
             return Err(LedgerError::NoTicket);
         }
+        self.count_again();
         // Without the guard: those who wait long do not disturb those who reserve.
         if matches!(self.look()?, Found::Kept) && !faults.unlocked_turn {
             return Ok(None);

@@ -112,8 +112,10 @@ fn who_lets_a_free_turn_lie_is_passed_over_and_takes_it_when_it_wakes() {
     assert!(other.turn().try_take(ROUND_ROBIN).unwrap().is_some(), "at once");
     other.turn().release().unwrap();
     assert!(one.turn().try_take(ROUND_ROBIN).unwrap().is_some(), "at once");
+    assert_eq!(frozen.turn().try_take(ROUND_ROBIN).unwrap(), None, "it runs again");
     one.turn().release().unwrap();
     one.turn().request(0).unwrap();
+    assert_eq!(one.turn().try_take(ROUND_ROBIN).unwrap(), None, "it counts again");
     assert!(frozen.turn().try_take(ROUND_ROBIN).unwrap().is_some(), "it has kept its place");
     frozen.turn().release().unwrap();
     frozen.turn().request(0).unwrap();
