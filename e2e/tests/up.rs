@@ -33,6 +33,19 @@ async fn the_reference_model_answers_with_its_golden_tokens_streamed_and_whole()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn answers_need_no_reader_of_the_log() {
+    let world = World::new();
+    let yaml = Yaml::pool("16Mi").tenant("one", &world.model("llama", SMALL), "", IMMEDIATE);
+    let mut up = world.up_of(&world.unread_binaries(), &yaml.text(), &[]);
+    let tenant = up.ready("one").await;
+    let body = greedy(&prompt(1, 20), 8);
+    let whole = tenant.complete(&body).await.unwrap();
+    let streamed = tenant.stream(&body).await.finish().await.unwrap();
+    assert_eq!((whole.tokens.len(), streamed), (8, whole.clone()));
+    up.end_cleanly().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn two_tenants_serve_at_once_on_two_gpus() {
     let world = World::new();
     let (llama, opt) = (world.model("llama", SMALL), world.model("opt", &format!("{SMALL} --family opt")));

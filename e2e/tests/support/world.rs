@@ -85,11 +85,27 @@ impl World {
 
     /// A folder of binaries whose sidecar has options that the product's has not: those of the example `faulty-sidecar`.
     pub fn special_binaries(&self, options: &str) -> PathBuf {
+        let sidecar = model::binary("examples/faulty-sidecar");
+        self.binaries_with(&format!("exec '{}' {options} \"$@\"", sidecar.display()))
+    }
+
+    /// A folder of binaries whose sidecar has a log that is read for one byte and then by no process.
+    pub fn unread_binaries(&self) -> PathBuf {
+        let sidecar = model::binary("sluice-sidecar");
+        // Writes fail once `head` has ended.
+        let lines = format!(
+            "pipe=\"$(mktemp -u)\"; mkfifo \"$pipe\"\nhead -c 1 \"$pipe\" >&2 &\nexec 2> \"$pipe\"; rm \"$pipe\"\nexec '{}' \"$@\"",
+            sidecar.display()
+        );
+        self.binaries_with(&lines)
+    }
+
+    /// A folder of binaries whose sidecar is a script of these lines.
+    fn binaries_with(&self, lines: &str) -> PathBuf {
         let folder = self.path("bin");
         std::fs::create_dir(&folder).unwrap();
         symlink(model::binary("sluice-engine"), folder.join("sluice-engine")).unwrap();
-        let sidecar = model::binary("examples/faulty-sidecar");
-        let script = format!("#!/bin/sh\nexec '{}' {options} \"$@\"\n", sidecar.display());
+        let script = format!("#!/bin/sh\n{lines}\n");
         let path = folder.join("sluice-sidecar");
         std::fs::write(&path, script).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();

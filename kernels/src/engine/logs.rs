@@ -11,5 +11,7 @@ pub(super) fn start() {
     let name = std::env::var("SLUICE_LOG_NAME").ok().filter(|name| !name.is_empty());
     let lines = Lines::of(name.as_deref());
     let format = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
+    // By default a line that cannot be written is a panic.
+    let format = format.log_internal_errors(false);
     format.with_writer(move || lines.clone()).with_ansi(std::io::stderr().is_terminal()).init();
 }

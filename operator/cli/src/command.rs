@@ -112,7 +112,9 @@ fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::builder()
         .with_default_directive(tracing_subscriber::filter::LevelFilter::WARN.into())
         .from_env_lossy();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // By default a line that cannot be written is a panic.
+    lines.log_internal_errors(false).init();
 }
 
 fn run(command: Command) -> anyhow::Result<()> {

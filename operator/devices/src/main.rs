@@ -18,7 +18,9 @@ const REFUSED: u8 = 78;
 async fn main() -> anyhow::Result<ExitCode> {
     let cli = Cli::parse();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let lines = tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(std::io::stderr);
+    // By default a line that cannot be written is a panic.
+    lines.log_internal_errors(false).init();
     // Handlers first: a signal during the start is not lost.
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let ended = async {

@@ -52,7 +52,8 @@ type Layered = tracing_subscriber::layer::Layered<Option<Spans>, Registry>;
 
 fn lines(args: &Args) -> anyhow::Result<Lines> {
     let filter = EnvFilter::try_new(&args.log)?;
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    // By default a line that cannot be written is a panic.
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
     Ok(match args.log_format {
         LogFormat::Text => lines.with_ansi(false).with_filter(filter).boxed(),
         LogFormat::Json => lines.json().with_filter(filter).boxed(),

@@ -75,6 +75,8 @@ pub fn init_logging(args: &Args) {
     let filter = EnvFilter::try_new(&args.log).unwrap_or_else(|_| EnvFilter::new("info"));
     let lines = lines(args.log_format, args.log_name.as_deref());
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || lines.clone());
+    // A reader of the log that is gone ends no request: by default a line that cannot be written is a panic of its thread.
+    let builder = builder.log_internal_errors(false);
     match args.log_format {
         LogFormat::Text => builder.with_target(false).with_ansi(std::io::stderr().is_terminal()).init(),
         LogFormat::Json => builder.json().init(),
