@@ -53,6 +53,8 @@ fn world(sidecar: &str) -> World {
 
 fn start(world: &World) -> Child {
     let mut command = world.sluice(&["up", "-f", "local.yaml", "--port", "0"]);
+    // A proxy that answers nothing: no sidecar of this machine is asked through it.
+    command.env("HTTP_PROXY", "http://127.0.0.1:9").env("http_proxy", "http://127.0.0.1:9");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 

@@ -139,14 +139,15 @@ impl Tenant {
     /// does so sooner, unless that hangs as well; the kernel ends the engine with the sidecar.
     async fn watch(&self, child: &mut Child) -> anyhow::Result<ExitStatus> {
         let announce = async {
-            let record = self.ready().await;
+            let record = self.ready().await?;
             tell(format_args!("ready {} http://{}", self.title(), record.serve));
-            std::future::pending::<Infallible>().await
+            std::future::pending::<reqwest::Result<Infallible>>().await
         };
         tokio::select! {
             status = child.wait() => return Ok(status?),
-            never = announce => match never {},
-            () = self.hangs() => {
+            failed = announce => match failed? {},
+            hangs = self.hangs() => {
+                hangs?;
                 let title = self.title();
                 note(format_args!("{title}: the sidecar has answered nothing for {:?}; killing it", LIVE_EVERY * LIVE_LOOKS));
             }
@@ -156,9 +157,9 @@ impl Tenant {
     }
 
     /// Waits until the sidecar's probe has not said for a while that it lives.
-    async fn hangs(&self) {
+    async fn hangs(&self) -> reqwest::Result<()> {
         let record = self.listening().await;
-        let (http, mut failures) = (reqwest::Client::new(), 0);
+        let (http, mut failures) = (local()?, 0);
         let mut looks = tokio::time::interval(LIVE_EVERY);
         // `up` itself may have been stopped: that is no reason to look several times at once.
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -168,19 +169,20 @@ impl Tenant {
             let lives = answer.is_ok_and(|answer| answer.status().is_success());
             failures = if lives { 0 } else { failures + 1 };
         }
+        Ok(())
     }
 
     /// Waits until the sidecar's probe says that it serves.
-    async fn ready(&self) -> SidecarRecord {
+    async fn ready(&self) -> reqwest::Result<SidecarRecord> {
         let record = self.listening().await;
         if let Some(announcer) = &self.announcer {
             announcer.tell(&record);
         }
-        let http = reqwest::Client::new();
+        let http = local()?;
         loop {
             let answer = http.get(format!("http://{}/ready", record.probes)).send().await;
             if answer.is_ok_and(|a| a.status().is_success()) {
-                return record;
+                return Ok(record);
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -226,4 +228,9 @@ impl Tenant {
 pub async fn told(orders: &mut watch::Receiver<Order>, order: Order) {
     // A sender that is gone means the same.
     let _ = orders.wait_for(|now| *now >= order).await;
+}
+
+/// A client for the sidecar's own doors: a proxy of the environment knows no loopback address of this machine.
+fn local() -> reqwest::Result<reqwest::Client> {
+    reqwest::Client::builder().no_proxy().build()
 }
