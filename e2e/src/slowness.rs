@@ -14,10 +14,10 @@ impl Slowness {
         Slowness { stalled: stalled() }
     }
 
-    /// `bound`, and the time for which some process of the node waited for a CPU since. At least a quarter of the time counts,
-    /// however slow the node is.
+    /// `bound`, and the time for which some process of the node waited for a CPU since, at most `bound` again: however slow the
+    /// node is, a fault that doubles the time shows.
     pub fn allows(&self, bound: Duration) -> Duration {
-        bound + stalled().saturating_sub(self.stalled).min(3 * bound)
+        bound + stalled().saturating_sub(self.stalled).min(bound)
     }
 }
 

@@ -1,28 +1,28 @@
 //! Processes that hang instead of dying: each one of a tenant is stopped in each state, its neighbours go on, and the tenant
-//! comes back by itself. SIGCONT after a takeover changes nothing.
+//! comes back by itself.
 
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use sluice_e2e::slowness::Slowness;
 use sluice_wire::State;
-use sluice_wire::state::{Phase, TurnState};
 
 use crate::support::tenant::{greedy, prompt};
 use crate::support::trio::{self, HOME_AFTER_DEATHS, Trio, place, same};
 use crate::support::wait::within;
-use crate::support::{Answer, Tenant, World, Yaml, eventually, processes, slow};
+use crate::support::{Answer, Tenant, World, eventually, processes, slow};
 
-/// A deadline is twice what the work is expected to take, and this.
-const DEADLINE_FLOOR: Duration = Duration::from_secs(2);
-/// Beyond three steps neighbours wait this long at most: the floor of a deadline, the grace of a takeover, and the
+mod waking;
+mod whole;
+
+/// Beyond three steps neighbours wait this long at most: the floor of a deadline (2 s), the grace of a takeover, and the
 /// time of a kill and of a hand-over.
 const FLOOR: Duration = Duration::from_secs(3);
 /// A hung sidecar is dead by then, and so is a supervisor that starts no engine after 15 s; time in which the node is slow counts a
 /// quarter at least.
 const KILLED: Duration = Duration::from_secs(90);
-/// The limit of work whose time is unknown.
-const UNKNOWN: Duration = Duration::from_secs(60);
+/// A step takes a tenth of this.
+const USUAL: Duration = Duration::from_secs(1);
 /// Slow enough to be met in the middle: each layer of each step, each change of mappings.
 const SLOWED: &str = "--layer-delay-ms 2 --reback-delay-ms 60";
 
@@ -60,10 +60,6 @@ impl When {
     }
 }
 
-fn turn(state: &State) -> &TurnState {
-    place(state).turn.as_ref().expect("turns are taken")
-}
-
 /// The process of a tenant, as its state names its engine.
 fn process(tenant: &Tenant, state: &State, stopped: Stopped) -> u32 {
     let engine = state.engine.pid.expect("an engine is attached");
@@ -82,16 +78,11 @@ struct Clock {
 }
 
 impl Clock {
-    /// `state` is that of the tenant which is stopped: a step takes what its steps took, or what the one that was stopped was
-    /// expected to take, by what was measured.
+    /// `state` is that of the tenant which is stopped.
     fn start(state: &State) -> Clock {
         let step = Duration::from_nanos(state.figures.engine_tbt.p99_ns);
-        let work = state.engine.work.as_ref().filter(|work| work.during == "step");
-        let limit = work.map(|work| Duration::from_millis(work.limit_ms));
-        // The limit of work whose time is unknown is no measure.
-        let limit = limit.filter(|limit| *limit < UNKNOWN);
-        let expected = limit.unwrap_or_default().saturating_sub(DEADLINE_FLOOR) / 2;
-        Clock { stopped: Instant::now(), slowness: Slowness::start(), step: step.max(expected) }
+        assert!(step < USUAL, "a step took {step:?} while nothing hung");
+        Clock { stopped: Instant::now(), slowness: Slowness::start(), step }
     }
 
     fn allows(&self) -> Duration {
@@ -215,46 +206,6 @@ async fn a_supervisor_that_is_stopped_disturbs_no_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tenant_that_is_frozen_in_its_turn_changes_nothing_when_it_runs_again() {
-    let world = World::new();
-    let binaries = world.special_binaries(SLOWED);
-    let trio = Trio::start_of(&binaries, &world, "Oneiros").await;
-    let alone = trio.alone().await;
-    let loads = trio.tenants.each_ref().map(trio::begin);
-    let (victim, state) = trio.one_that("computes", |state| When::Computing.is_met(state)).await;
-    let tenant = &trio.tenants[victim];
-    let all =
-        [Stopped::Sidecar, Stopped::Supervisor, Stopped::Worker].map(|one| process(tenant, &state, one));
-    all.into_iter().for_each(|pid| processes::signal(pid, Signal::STOP));
-    let clock = Clock::start(&state);
-    let others: Vec<_> = [0, 1, 2].into_iter().filter(|index| *index != victim).collect();
-    let neighbours: Vec<_> = others.iter().map(|index| &trio.tenants[*index]).collect();
-    let took = clock.until_steps("the turn passes by its epoch", &neighbours).await;
-    eprintln!("frozen in its turn: neighbours went on after {took:?}");
-    let from = format!("default/{}", tenant.record.name);
-    let names = |state: &State| {
-        turn(state)
-            .last_takeover
-            .as_ref()
-            .is_some_and(|takeover| takeover.from == from && takeover.overdue_ms > 0)
-    };
-    eventually("a neighbour names the tenant that hangs", async || {
-        let [one, other] = [neighbours[0].state().await, neighbours[1].state().await];
-        [one, other].iter().any(names).then_some(())
-    })
-    .await;
-    all.into_iter().for_each(|pid| processes::signal(pid, Signal::CONT));
-    for (index, load) in loads.into_iter().enumerate() {
-        same(index, trio::ended(load).await, &alone[index].0);
-    }
-    let state = tenant.state().await;
-    assert!(turn(&state).overtaken_total > 0, "{:?}", turn(&state));
-    assert_eq!((state.engine.restarts, tenant.record.pid), (0, all[0]), "nothing of it was killed");
-    trio.all_home(HOME_AFTER_DEATHS).await;
-    trio.up.end_cleanly().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_is_stopped_for_good_is_replaced_and_its_streams_go_on_with_the_same_tokens() {
     let world = World::new();
     let (up, tenant) = slow::start(&world, "").await;
@@ -287,108 +238,4 @@ async fn a_supervisor_that_starts_no_engine_is_replaced_and_the_streams_go_on() 
     assert_eq!(stream.finish().await.unwrap(), expected);
     assert!(!processes::alive(supervisor), "it was stopped and not continued");
     up.end_cleanly().await;
-}
-
-/// 16 layers of 1.3 MiB that come over a link of 8 MiB/s: it wakes for seconds.
-const SLEEPER: &str = "--layers 16 --hidden 256 --heads 8 --kv-heads 8 --intermediate 512";
-const ASLEEP: &str = "pacing: {mode: Immediate}, memory: {hostKv: 8Mi}, \
-                      idle: {afterSeconds: 1, hibernateAfterSeconds: 2}, drainSeconds: 2";
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_is_stopped_while_its_tenant_wakes_is_replaced_and_its_neighbour_goes_on() {
-    let world = World::new();
-    let mut yaml = Yaml::pool("72Mi");
-    for (seed, (name, spec)) in
-        [("sleeper", ASLEEP), ("other", "pacing: {mode: Immediate}, drainSeconds: 2")].into_iter().enumerate()
-    {
-        let folder = world.model(&format!("model-{name}"), &format!("{SLEEPER} --seed {seed}"));
-        yaml = yaml.tenant(name, &folder, ", maxModelLen: 256", spec);
-    }
-    (yaml.link, yaml.chunk) = (Some("8Mi"), Some("64Ki"));
-    yaml.sharing = Some("{mode: Temporal, temporal: {order: RoundRobin}}");
-    let mut up = world.up(&yaml, &["--poison"]);
-    let (mut sleeper, other) = (up.ready("sleeper").await, up.ready("other").await);
-    let question = greedy(&prompt(1, 60), 20);
-    let (answer, theirs) =
-        (sleeper.complete(&question).await.unwrap(), other.complete(&question).await.unwrap());
-    let begun = Instant::now();
-    assert_eq!(other.complete(&question).await.unwrap(), theirs);
-    let usual = begun.elapsed();
-    for stopped in [Stopped::Worker, Stopped::Sidecar] {
-        let asleep = |state: &State| state.phase == Phase::Hibernated && state.engine.pid.is_some();
-        sleeper.until("it hibernates", asleep).await;
-        let woken = tokio::spawn({
-            let (tenant, body) = (sleeper.clone(), question.clone());
-            async move { tenant.complete(&body).await }
-        });
-        let state = sleeper.until("it wakes", |state| state.phase == Phase::Waking).await;
-        let pid = process(&sleeper, &state, stopped);
-        processes::signal(pid, Signal::STOP);
-        let clock = Clock::start(&other.state().await);
-        assert_eq!(other.complete(&question).await.unwrap(), theirs, "its neighbour");
-        let (took, allowed) = (clock.stopped.elapsed(), clock.allows() + 3 * usual);
-        eprintln!("{stopped:?} stopped while waking: the neighbour answered after {took:?}");
-        assert!(took <= allowed, "{took:?}, {allowed:?} are allowed");
-        let woken = woken.await.unwrap();
-        match stopped {
-            Stopped::Sidecar => {
-                assert!(woken.is_err(), "what was cut must not look whole");
-                sleeper = up.ready_again("sleeper", 2).await;
-            }
-            _ => assert_eq!(woken.unwrap(), answer),
-        }
-        assert!(!processes::alive(pid), "{stopped:?} was killed");
-        assert_eq!(sleeper.complete(&question).await.unwrap(), answer);
-    }
-    up.end_cleanly().await;
-}
-
-/// `sluice up` kills a sidecar that has answered nothing for six looks, 5 s apart, each of which waits for 5 s.
-const UP_LIMIT: Duration = Duration::from_secs(35);
-
-/// Stops a tenant with all its processes for good. Its neighbours go on, it is replaced, and nothing of the old one is left.
-async fn stopped_as_a_whole(trio: &mut Trio<'_>, alone: &[Vec<Answer>], when: When, starts: &mut [usize; 3]) {
-    let what = format!("a whole tenant stopped while {when:?}");
-    let loads = trio.tenants.each_ref().map(trio::begin);
-    let met = |state: &State| state.engine.pid.is_some() && when.is_met(state);
-    let (victim, state) = trio.one_that(&what, met).await;
-    let whole = [Stopped::Sidecar, Stopped::Supervisor, Stopped::Worker];
-    let whole = whole.map(|one| process(&trio.tenants[victim], &state, one));
-    whole.into_iter().for_each(|pid| processes::signal(pid, Signal::STOP));
-    let clock = Clock::start(&state);
-    let begun = Instant::now();
-    let others: Vec<_> = [0, 1, 2].into_iter().filter(|index| *index != victim).collect();
-    let neighbours: Vec<_> = others.iter().map(|index| &trio.tenants[*index]).collect();
-    let took = clock.until_steps(&what, &neighbours).await;
-    eprintln!("{what}: neighbours went on after {took:?}");
-    let dead = async || whole.iter().all(|pid| !processes::alive(*pid)).then_some(());
-    within(KILLED, &format!("{what}: all of it is killed"), dead).await;
-    let killed = begun.elapsed();
-    eprintln!("{what}: all of it was dead after {killed:?}");
-    assert!(killed >= UP_LIMIT / 2, "{what}: one slow answer is no hang: {killed:?}");
-    starts[victim] += 1;
-    let name = trio.tenants[victim].record.name.clone();
-    trio.tenants[victim] = trio.up.ready_again(&name, starts[victim]).await;
-    for (index, load) in loads.into_iter().enumerate() {
-        let answers = trio::ended(load).await;
-        let cut = answers.iter().filter(|answer| answer.is_err()).count();
-        assert!(index == victim || cut == 0, "{what}: {cut} answers of a neighbour were cut");
-        let pairs = answers.into_iter().zip(&alone[index]).filter(|(answer, _)| answer.is_ok());
-        let (answers, expected): (Vec<_>, Vec<_>) = pairs.map(|(came, alone)| (came, alone.clone())).unzip();
-        same(index, answers, &expected);
-    }
-    trio.all_home(HOME_AFTER_DEATHS).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_tenant_that_is_stopped_as_a_whole_for_good_is_replaced_and_its_memory_comes_home() {
-    let world = World::new();
-    let binaries = world.special_binaries(SLOWED);
-    let mut trio = Trio::start_of(&binaries, &world, "Oneiros").await;
-    let alone: Vec<_> = trio.alone().await.into_iter().map(|(answers, _)| answers).collect();
-    let mut starts = [1; 3];
-    for when in [When::Computing, When::Borrowing] {
-        stopped_as_a_whole(&mut trio, &alone, when, &mut starts).await;
-    }
-    trio.up.end_cleanly().await;
 }

@@ -45,11 +45,17 @@ impl<'a> Trio<'a> {
 
     /// As [`Trio::start`], with the sidecar and the engine in `binaries`.
     pub async fn start_of(binaries: &Path, world: &'a World, policy: &'static str) -> Trio<'a> {
+        Trio::start_with(binaries, world, policy, "").await
+    }
+
+    /// As [`Trio::start_of`], with `more` in the `spec` of each.
+    pub async fn start_with(binaries: &Path, world: &'a World, policy: &'static str, more: &str) -> Trio<'a> {
         let mut yaml = Yaml::pool(MEMORY);
         for (seed, name) in NAMES.into_iter().enumerate() {
             let folder = world.model(&format!("model-{name}"), &format!("{MODEL} --seed {seed}"));
-            let spec = "pacing: {mode: Immediate}, memory: {guaranteedKv: 2Mi}, drainSeconds: 2";
-            yaml = yaml.tenant(name, &folder, ", maxModelLen: 256", spec);
+            let spec =
+                format!("pacing: {{mode: Immediate}}, memory: {{guaranteedKv: 2Mi}}, drainSeconds: 2{more}");
+            yaml = yaml.tenant(name, &folder, ", maxModelLen: 256", &spec);
         }
         (yaml.link, yaml.chunk, yaml.policy) = (Some("2Gi"), Some("64Ki"), policy);
         yaml.sharing = Some("{mode: Temporal, temporal: {order: RoundRobin}}");

@@ -1,0 +1,128 @@
+//! Processes that are stopped in their tenant's turn and run again, and a tenant that is stopped with all its processes.
+//! SIGCONT after a takeover changes nothing.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::process::Signal;
+use sluice_wire::State;
+use sluice_wire::state::TurnState;
+
+use super::{Clock, KILLED, SLOWED, Stopped, When, process};
+use crate::support::trio::{self, HOME_AFTER_DEATHS, Trio, place, same};
+use crate::support::wait::within;
+use crate::support::{Answer, World, eventually, processes};
+
+/// All processes of a tenant.
+const WHOLE: [Stopped; 3] = [Stopped::Sidecar, Stopped::Supervisor, Stopped::Worker];
+
+fn turn(state: &State) -> &TurnState {
+    place(state).turn.as_ref().expect("turns are taken")
+}
+
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    u64::try_from(since.as_millis()).unwrap()
+}
+
+/// Stops processes of the tenant that computes, and lets them go on once its neighbours have.
+async fn frozen_in_its_turn(trio: &Trio<'_>, alone: &[Vec<Answer>], stopped: &[Stopped]) {
+    let what = format!("{stopped:?} stopped in the turn");
+    let loads = trio.tenants.each_ref().map(trio::begin);
+    let (victim, state) = trio.one_that("computes", |state| When::Computing.is_met(state)).await;
+    let tenant = &trio.tenants[victim];
+    let overtaken = turn(&state).overtaken_total;
+    let all: Vec<_> = stopped.iter().map(|one| process(tenant, &state, *one)).collect();
+    all.iter().for_each(|pid| processes::signal(*pid, Signal::STOP));
+    let clock = Clock::start(&state);
+    let stopped_ms = unix_ms();
+    let others: Vec<_> = [0, 1, 2].into_iter().filter(|index| *index != victim).collect();
+    let neighbours: Vec<_> = others.iter().map(|index| &trio.tenants[*index]).collect();
+    let took = clock.until_steps(&what, &neighbours).await;
+    eprintln!("{what}: neighbours went on after {took:?}");
+    let from = format!("default/{}", tenant.record.name);
+    let names = |state: &State| {
+        turn(state).last_takeover.as_ref().is_some_and(|takeover| {
+            takeover.from == from && takeover.overdue_ms > 0 && takeover.at_unix_ms >= stopped_ms
+        })
+    };
+    eventually("a neighbour names the tenant that hangs", async || {
+        let [one, other] = [neighbours[0].state().await, neighbours[1].state().await];
+        [one, other].iter().any(names).then_some(())
+    })
+    .await;
+    all.iter().for_each(|pid| processes::signal(*pid, Signal::CONT));
+    for (index, load) in loads.into_iter().enumerate() {
+        same(index, trio::ended(load).await, &alone[index]);
+    }
+    let after = tenant.state().await;
+    assert!(turn(&after).overtaken_total > overtaken, "{:?}", turn(&after));
+    assert_eq!(
+        (after.engine.restarts, after.engine.pid),
+        (0, state.engine.pid),
+        "{what}: nothing was killed"
+    );
+    assert!(all.iter().all(|pid| processes::alive(*pid)), "{what}: nothing was killed");
+    trio.all_home(HOME_AFTER_DEATHS).await;
+}
+
+/// Engines are killed late here: each of these processes runs again after its turn was taken over.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_stopped_in_its_turn_changes_nothing_when_it_runs_again() {
+    let world = World::new();
+    let binaries = world.special_binaries(SLOWED);
+    let trio = Trio::start_with(&binaries, &world, "Oneiros", ", engine: {hangTimeoutSeconds: 600}").await;
+    let alone: Vec<_> = trio.alone().await.into_iter().map(|(answers, _)| answers).collect();
+    for stopped in [&WHOLE[..], &[Stopped::Sidecar], &[Stopped::Worker]] {
+        frozen_in_its_turn(&trio, &alone, stopped).await;
+    }
+    trio.up.end_cleanly().await;
+}
+
+/// `sluice up` kills a sidecar that has answered nothing for six looks, 5 s apart, each of which waits for 5 s.
+const UP_LIMIT: Duration = Duration::from_secs(35);
+
+/// Stops a tenant with all its processes for good. Its neighbours go on, it is replaced, and nothing of the old one is left.
+async fn stopped_as_a_whole(trio: &mut Trio<'_>, alone: &[Vec<Answer>], when: When, starts: &mut [usize; 3]) {
+    let what = format!("a whole tenant stopped while {when:?}");
+    let loads = trio.tenants.each_ref().map(trio::begin);
+    let met = |state: &State| state.engine.pid.is_some() && when.is_met(state);
+    let (victim, state) = trio.one_that(&what, met).await;
+    let whole = WHOLE.map(|one| process(&trio.tenants[victim], &state, one));
+    whole.into_iter().for_each(|pid| processes::signal(pid, Signal::STOP));
+    let clock = Clock::start(&state);
+    let begun = Instant::now();
+    let others: Vec<_> = [0, 1, 2].into_iter().filter(|index| *index != victim).collect();
+    let neighbours: Vec<_> = others.iter().map(|index| &trio.tenants[*index]).collect();
+    let took = clock.until_steps(&what, &neighbours).await;
+    eprintln!("{what}: neighbours went on after {took:?}");
+    let dead = async || whole.iter().all(|pid| !processes::alive(*pid)).then_some(());
+    within(KILLED, &format!("{what}: all of it is killed"), dead).await;
+    let killed = begun.elapsed();
+    eprintln!("{what}: all of it was dead after {killed:?}");
+    assert!(killed >= UP_LIMIT / 2, "{what}: one slow answer is no hang: {killed:?}");
+    starts[victim] += 1;
+    let name = trio.tenants[victim].record.name.clone();
+    trio.tenants[victim] = trio.up.ready_again(&name, starts[victim]).await;
+    for (index, load) in loads.into_iter().enumerate() {
+        let answers = trio::ended(load).await;
+        let cut = answers.iter().filter(|answer| answer.is_err()).count();
+        assert!(index == victim || cut == 0, "{what}: {cut} answers of a neighbour were cut");
+        let pairs = answers.into_iter().zip(&alone[index]).filter(|(answer, _)| answer.is_ok());
+        let (answers, expected): (Vec<_>, Vec<_>) = pairs.map(|(came, alone)| (came, alone.clone())).unzip();
+        same(index, answers, &expected);
+    }
+    trio.all_home(HOME_AFTER_DEATHS).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_that_is_stopped_as_a_whole_for_good_is_replaced_and_its_memory_comes_home() {
+    let world = World::new();
+    let binaries = world.special_binaries(SLOWED);
+    let mut trio = Trio::start_of(&binaries, &world, "Oneiros").await;
+    let alone: Vec<_> = trio.alone().await.into_iter().map(|(answers, _)| answers).collect();
+    let mut starts = [1; 3];
+    for when in [When::Computing, When::Lending, When::Borrowing, When::Rebacking] {
+        stopped_as_a_whole(&mut trio, &alone, when, &mut starts).await;
+    }
+    trio.up.end_cleanly().await;
+}
