@@ -1,8 +1,8 @@
 //! Secrets of API keys: pods whose Secret has changed are annotated with its version.
 //!
-//! A kubelet looks at the files of a pod about every 90 s, and at once when the pod object changes. A revoked key is to fail
-//! within a minute. The annotation holds the Secret's resource version, nothing of its contents; of the Secret only metadata is
-//! asked for, by its name, which a tenant tells: that needs no right to list or to watch Secrets.
+//! A kubelet looks at the files of a pod about every 90 s, and at once when the pod object changes. A revoked key must fail
+//! within a minute. The annotation holds the Secret's resource version. The operator asks for the metadata of a Secret alone,
+//! by the name that a tenant gives: that needs no right to list or to watch Secrets.
 //!
 //! Nothing has to be remembered: a pod that has no annotation was made with the contents of then, so it lacks what was changed
 //! since. Certificates need none of this: those of before are good for hours after they were renewed.

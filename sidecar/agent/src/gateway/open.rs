@@ -96,13 +96,16 @@ impl OpenRequests {
     /// Runs what parses a body of `bytes`: a large one aside, a huge one on a thread that yields to all others, and few of
     /// either at a time. Needs a runtime of many threads.
     ///
+    /// # Errors
+    /// Those of `work`; 429 where the machine has no room for another thread.
+    ///
     /// # Panics
     /// When `work` does. Broken invariant: a size has no parsers.
     pub async fn parse<T: Send + 'static>(
         &self,
         bytes: usize,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> T {
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
         if bytes <= LARGE_BYTES {
             return work();
         }
@@ -116,11 +119,11 @@ impl OpenRequests {
     }
 }
 
-/// Runs `work` on a nice thread. It keeps its `turn` until it ends, also where nobody waits for it any more.
+/// Runs `work` on a thread of low priority. It keeps its `turn` until it ends, also where nobody waits for it any more.
 async fn nicely<T: Send + 'static>(
     turn: OwnedSemaphorePermit,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> T {
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
     let (done, result) = oneshot::channel();
     let run = move || {
         yield_to_others();
@@ -129,7 +132,8 @@ async fn nicely<T: Send + 'static>(
         // The client may be gone.
         let _ = done.send(result);
     };
-    std::thread::Builder::new().name("huge-body".into()).spawn(run).expect("a thread can be started");
+    let thread = std::thread::Builder::new().name("huge-body".into()).spawn(run);
+    thread.map_err(|error| ApiError::busy(format!("no thread can be started for a large body: {error}")))?;
     match result.await.expect("the thread sends its result") {
         Ok(result) => result,
         Err(panic) => resume_unwind(panic),

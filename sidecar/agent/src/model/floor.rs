@@ -27,8 +27,7 @@ impl TokenFloor {
         }
     }
 
-    /// The tokens that `text` has at least. Who needs to know no more than whether there are `enough` may get any number of at
-    /// least that many.
+    /// The tokens that `text` has at least. It may stop counting at `enough`.
     pub fn at_least(&self, text: &str, enough: u64) -> u64 {
         let bytes = self.bytes.map_or(0, |bound| bound.at_least(text));
         let characters = self.characters.as_ref().filter(|_| bytes < enough);

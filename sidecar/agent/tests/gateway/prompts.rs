@@ -273,18 +273,19 @@ async fn huge_bodies_that_are_being_read_hold_up_no_smaller_one() {
                     begun.send(()).expect("the test waits");
                     // Until the test has dropped the other end.
                     let _ = ended.lock().expect("nobody panics").recv_timeout(PATIENCE);
+                    Ok(())
                 };
                 tokio::spawn(async move { open.parse(huge, work).await })
             })
             .collect();
         parsing.recv().await.expect("the first begins");
         for bytes in smaller {
-            let read = tokio::time::timeout(PATIENCE / 2, open.parse(bytes, || ())).await;
+            let read = tokio::time::timeout(PATIENCE / 2, open.parse(bytes, || Ok(()))).await;
             assert!(read.is_ok(), "{bytes} bytes wait for {huge}");
         }
         drop(end);
         for one in reading {
-            one.await.unwrap();
+            one.await.unwrap().unwrap();
         }
     }
 }
@@ -296,12 +297,13 @@ async fn a_huge_body_is_read_by_a_thread_that_yields_to_the_others_and_a_panic_t
     let niceness = || rustix::process::getpriority_process(None).expect("every thread has one");
     let here = niceness();
     for (bytes, nicer) in [(1, 0), (60 << 10, 0), (100 << 10, 10), (4 << 20, 10)] {
-        assert_eq!(open.parse(bytes, niceness).await, (here + nicer).min(19), "{bytes} bytes");
+        let niceness = open.parse(bytes, move || Ok(niceness())).await;
+        assert_eq!(niceness.unwrap(), (here + nicer).min(19), "{bytes} bytes");
     }
     let reader = open.clone();
-    let broken = tokio::spawn(async move { reader.parse(4 << 20, || panic!("broken")).await });
+    let broken = tokio::spawn(async move { reader.parse::<()>(4 << 20, || panic!("broken")).await });
     assert!(broken.await.expect_err("it panics").is_panic());
-    assert_eq!(open.parse(4 << 20, || 7).await, 7, "its turn is over");
+    assert_eq!(open.parse(4 << 20, || Ok(7)).await.unwrap(), 7, "its turn is over");
 }
 
 /// Whoever leaves while a thread reads its body keeps the turn until that ends; whoever leaves the queue is gone at once.
@@ -313,6 +315,7 @@ async fn a_client_that_leaves_takes_no_turn_from_the_others() {
     let work = move || {
         begun.send(()).expect("the test waits");
         let _ = ended.recv_timeout(PATIENCE);
+        Ok(())
     };
     let first = tokio::spawn({
         let open = open.clone();
@@ -321,16 +324,16 @@ async fn a_client_that_leaves_takes_no_turn_from_the_others() {
     reading.recv().await.expect("it begins");
     let queued = tokio::spawn({
         let open = open.clone();
-        async move { open.parse(4 << 20, || panic!("nobody waits for it")).await }
+        async move { open.parse::<()>(4 << 20, || panic!("nobody waits for it")).await }
     });
     first.abort();
     assert!(first.await.expect_err("it is gone").is_cancelled());
-    let next = open.parse(4 << 20, || ());
+    let next = open.parse(4 << 20, || Ok(()));
     tokio::pin!(next);
     queued.abort();
     assert!(queued.await.expect_err("it is gone").is_cancelled());
     let early = tokio::time::timeout(Duration::ZERO, &mut next).await;
     assert!(early.is_err(), "one is read at a time");
     drop(end);
-    tokio::time::timeout(PATIENCE, next).await.expect("its turn comes");
+    tokio::time::timeout(PATIENCE, next).await.expect("its turn comes").unwrap();
 }

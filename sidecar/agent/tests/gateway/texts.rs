@@ -116,7 +116,6 @@ async fn bytes_of_tokens_join_to_the_answer_where_a_character_is_several_tokens(
     assert_eq!(content[0]["top_logprobs"], json!([unknown]));
 }
 
-/// The prompt of a chat.
 /// A tokenizer without a decoder, which has a blank before each token, and with one more added token.
 fn blanks(folder: &Path) -> (Text, u32) {
     let mut file = tokenizer(Kind::None);
@@ -147,6 +146,7 @@ async fn spaces_between_added_tokens_are_left_out_where_a_request_asks_for_that(
     }
 }
 
+/// The prompt of a chat.
 async fn prompt(world: &World, body: Value) -> String {
     let mut client = world.posted("/v1/chat/completions", &body).await;
     let taken = world.scheduler.taken().await;

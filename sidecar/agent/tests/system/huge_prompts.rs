@@ -24,6 +24,9 @@ const TRIES: usize = 3;
 /// What the clock and the scheduler of the machine may be wrong by.
 const NOISE: Duration = Duration::from_millis(1);
 
+/// No small request waits for a huge one that is read whole, which takes seconds.
+const QUEUED: Duration = Duration::from_millis(200);
+
 /// Bytes by GPT-2's names behind `normalizers`.
 fn tokenizer(normalizers: &[Value]) -> Value {
     const { assert!(crate::tiny::VOCAB <= VOCAB, "the model has an embedding for each token") };
@@ -83,12 +86,14 @@ fn median(mut times: Vec<Duration>) -> Duration {
 struct Times {
     alone: Vec<Vec<Duration>>,
     beside: Vec<Vec<Duration>>,
+    /// The huge ones ended before the small ones had been sent.
+    ended_early: bool,
 }
 
 /// Sends each of `small` alone and beside six of `huge`, in turns. Huge ones come again while `again`.
 fn measure(address: SocketAddr, small: &[Vec<u8>], huge: &[u8], again: bool) -> Times {
     let none = || vec![Vec::new(); small.len()];
-    let mut found = Times { alone: none(), beside: none() };
+    let mut found = Times { alone: none(), beside: none(), ended_early: false };
     let time = |into: &mut Vec<Vec<Duration>>| {
         for (times, request) in into.iter_mut().zip(small) {
             times.push(first_token(address, request));
@@ -107,7 +112,7 @@ fn measure(address: SocketAddr, small: &[Vec<u8>], huge: &[u8], again: bool) -> 
             let huge: Vec<_> = (0..HUGE).map(|_| scope.spawn(send)).collect();
             for _ in 0..TIMES {
                 time(&mut found.beside);
-                assert!(huge.iter().any(|one| !one.is_finished()), "the huge ones are there all the time");
+                found.ended_early |= huge.iter().all(|one| one.is_finished());
             }
             enough.store(true, Ordering::Relaxed);
         });
@@ -117,11 +122,11 @@ fn measure(address: SocketAddr, small: &[Vec<u8>], huge: &[u8], again: bool) -> 
 
 /// What the times are, in words; an error where a small request is held up.
 fn held_up(times: &Times, small: &[Vec<u8>]) -> Result<String, String> {
-    let (mut words, mut late) = (String::new(), false);
+    let (mut words, mut late) = (String::new(), times.ended_early);
     for ((alone, beside), request) in times.alone.iter().zip(&times.beside).zip(small) {
-        let worst = beside.iter().max().copied();
+        let worst = beside.iter().max().copied().unwrap_or_default();
         let (alone, beside) = (median(alone.clone()), median(beside.clone()));
-        late |= beside > 2 * alone + NOISE;
+        late |= beside > 2 * alone + NOISE || worst > 2 * alone + QUEUED;
         words +=
             &format!("{} bytes: {alone:?} alone, {beside:?} beside, at worst {worst:?}; ", request.len());
     }
