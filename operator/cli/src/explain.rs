@@ -97,10 +97,11 @@ fn reported(report: &TenantReport, witnesses: &[String], now_unix_ms: u64) -> Ve
     lines
 }
 
-/// What neighbours tell of the tenant `title`, NAMESPACE/NAME, as the holder of the turn.
+/// What neighbours tell of the tenant `title`, NAMESPACE/NAME, as the holder of the turn, and of engines of theirs that hang.
 fn witnesses<'a>(neighbours: impl Iterator<Item = &'a State>, title: &str, now_unix_ms: u64) -> Vec<String> {
     neighbours
-        .filter_map(|state| hangs::witness(state, title, now_unix_ms))
+        .flat_map(|state| [hangs::witness(state, title, now_unix_ms), hangs::culprit(state, now_unix_ms)])
+        .flatten()
         .map(|said| format!("  {said}."))
         .collect()
 }

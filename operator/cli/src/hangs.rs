@@ -5,6 +5,11 @@ use sluice_wire::state::TurnState;
 
 use crate::top::figures::age;
 
+/// What hung is told for so long, milliseconds, as in conditions.
+const TOLD_MS: u64 = 10 * 60_000;
+/// An engine without progress for so long is told before it counts as hung, milliseconds.
+const SILENT_MS: u64 = 1_000;
+
 /// Its turns, where it takes turns with neighbours.
 pub fn turn(state: &State) -> Option<&TurnState> {
     state.neighbourhood.as_ref()?.turn.as_ref()
@@ -49,7 +54,7 @@ pub fn other_holder(state: &State) -> Option<(&str, u64)> {
 /// The last turn that it took from a holder that was past its deadline.
 pub fn took(state: &State, now_unix_ms: u64) -> Option<String> {
     let turn = turn(state)?;
-    let taken = turn.last_takeover.as_ref()?;
+    let taken = turn.last_takeover.as_ref().filter(|taken| is_recent(taken.at_unix_ms, now_unix_ms))?;
     let ago = age(now_unix_ms.saturating_sub(taken.at_unix_ms));
     let often = match turn.takeovers_total {
         0 | 1 => String::new(),
@@ -79,14 +84,34 @@ pub fn witness(neighbour: &State, title: &str, now_unix_ms: u64) -> Option<Strin
             "{title} holds the turn and is {overdue_ms} ms past its deadline, as {by} tells"
         ));
     }
-    let taken = own.last_takeover.as_ref().filter(|taken| taken.from == title)?;
+    let recent = own.last_takeover.as_ref().filter(|taken| is_recent(taken.at_unix_ms, now_unix_ms));
+    let taken = recent.filter(|taken| taken.from == title)?;
     let ago = age(now_unix_ms.saturating_sub(taken.at_unix_ms));
     Some(format!("{by} took the turn from {title} {ago} ago, {} ms past its deadline", taken.overdue_ms))
 }
 
+/// What makes a neighbour a culprit: its engine makes no progress, or hung a moment ago.
+pub fn culprit(neighbour: &State, now_unix_ms: u64) -> Option<String> {
+    turn(neighbour)?;
+    let by = title(neighbour);
+    if let Some(work) = neighbour.engine.work.as_ref().filter(|work| work.waited_ms >= SILENT_MS) {
+        let (during, waited_ms, limit_ms) = (&work.during, work.waited_ms, work.limit_ms);
+        return Some(format!(
+            "{by}: its engine has made no progress for {waited_ms} ms ({during}; the limit is {limit_ms} ms)"
+        ));
+    }
+    let hang = neighbour.engine.last_hang.as_ref();
+    hang.filter(|hang| hang.alive || is_recent(hang.at_unix_ms, now_unix_ms))?;
+    Some(format!("{by}: its {}", engine(neighbour, now_unix_ms)?))
+}
+
+fn is_recent(at_unix_ms: u64, now_unix_ms: u64) -> bool {
+    now_unix_ms.saturating_sub(at_unix_ms) < TOLD_MS
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
-    use sluice_wire::state::{EngineHang, Neighbourhood, Takeover, Tenant};
+    use sluice_wire::state::{EngineHang, EngineWork, Neighbourhood, Takeover, Tenant};
 
     use super::*;
 
@@ -175,5 +200,33 @@ pub(crate) mod tests {
         assert_eq!(now("team/mail", 1_500).as_deref(), Some(taken));
         let other = TurnState { last_takeover: takeover(), ..TurnState::default() };
         assert_eq!(witness(&taking_turns("chat", other), "team/mail", NOW), None);
+    }
+
+    #[test]
+    fn a_neighbour_whose_engine_hangs_or_hung_a_moment_ago_is_a_culprit() {
+        let mut code = taking_turns("code", TurnState::default());
+        assert_eq!(culprit(&code, NOW), None);
+        let work = |waited_ms| Some(EngineWork { during: "step".into(), waited_ms, limit_ms: 2_200 });
+        code.engine.work = work(900);
+        assert_eq!(culprit(&code, NOW), None, "a long step");
+        code.engine.work = work(1_500);
+        let silent = "team/code: its engine has made no progress for 1500 ms (step; the limit is 2200 ms)";
+        assert_eq!(culprit(&code, NOW).as_deref(), Some(silent));
+        (code.engine.work, code.engine.last_hang) = (None, Some(hang(false)));
+        let hung = culprit(&code, NOW).expect("it hung 12 s ago");
+        assert!(hung.starts_with("team/code: its engine hung 12s ago: 2300 ms without progress"), "{hung}");
+        assert_eq!(culprit(&code, NOW + TOLD_MS), None, "long ago");
+        code.engine.last_hang = Some(hang(true));
+        assert!(culprit(&code, NOW + TOLD_MS).is_some(), "it lives");
+        code.neighbourhood = None;
+        assert_eq!(culprit(&code, NOW), None, "it takes no turns");
+    }
+
+    #[test]
+    fn what_was_taken_long_ago_is_told_no_more() {
+        let taken = taking_turns("chat", TurnState { last_takeover: takeover(), ..TurnState::default() });
+        assert!(took(&taken, NOW).is_some() && witness(&taken, "team/code", NOW).is_some());
+        let later = NOW + TOLD_MS;
+        assert_eq!((took(&taken, later), witness(&taken, "team/code", later)), (None, None));
     }
 }
