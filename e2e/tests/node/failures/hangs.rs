@@ -3,7 +3,7 @@
 mod told;
 mod when;
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::Pid;
 use serde_json::json;
@@ -95,21 +95,36 @@ impl Row {
         format!("{:?} of {} stopped while {:?}", self.target, self.culprit, self.when)
     }
 
-    /// What the alert says, and of whom; `None` = of whichever neighbour.
-    fn alerts(&self) -> Vec<(Option<&'static str>, &'static str)> {
+    /// What the alert says, and of whom, where `taker` took the turn.
+    fn alerts(&self, taker: Option<&'static str>) -> Vec<(&'static str, &'static str)> {
         let own = match (self.target, self.until) {
             (Target::Worker, _) => Some("its engine hung and was killed"),
             (Target::Whole, Until::TheyGoOn) => Some("a neighbour took the turn that it held too long"),
             _ => None,
         };
-        let own = own.map(|words| (Some(self.culprit), words));
-        let taken = self.told.filter(|reason| *reason == "SidecarHung");
-        let taken = taken.map(|_| (None, "it took the turn from a neighbour that held it too long"));
+        let own = own.map(|words| (self.culprit, words));
+        let taken = taker.map(|taker| (taker, "it took the turn from a neighbour that held it too long"));
         own.into_iter().chain(taken).collect()
     }
 
     fn neighbours(&self) -> impl Iterator<Item = &'static str> {
         TENANTS.into_iter().filter(|name| *name != self.culprit)
+    }
+
+    /// What the culprit itself tells of its hang.
+    async fn tells(&self, before: &State, views: &Views) {
+        let (what, now) = (self.title(), views.state(self.culprit).await);
+        let hangs = now.engine.hangs;
+        let overtaken =
+            |state: &State| state.neighbourhood.as_ref()?.turn.as_ref().map(|turn| turn.overtaken_total);
+        match (self.target, self.until) {
+            (Target::Worker, _) => assert_eq!(hangs, before.engine.hangs + 1, "{what}: {:?}", now.engine),
+            (_, Until::TheyGoOn) => assert_eq!(hangs, before.engine.hangs, "{what}: {:?}", now.engine),
+            _ => {}
+        }
+        if (self.target, self.until) == (Target::Whole, Until::TheyGoOn) {
+            assert!(overtaken(&now) > overtaken(before), "{what}: it lost the turn, and changed nothing");
+        }
     }
 }
 
@@ -144,6 +159,8 @@ impl Processes {
 /// From when neighbours have to go on, and how long they may take.
 struct Clock {
     stopped: Instant,
+    /// The same moment, milliseconds since 1970.
+    stopped_unix_ms: u64,
     slowness: Slowness,
     bound: Duration,
 }
@@ -152,7 +169,10 @@ impl Clock {
     /// From now on, of a tenant in this state.
     fn start(state: &State) -> Clock {
         let step = Duration::from_nanos(state.figures.engine_tbt.p99_ns);
-        Clock { stopped: Instant::now(), slowness: Slowness::start(), bound: 3 * step + FLOOR }
+        let (stopped, slowness, bound) = (Instant::now(), Slowness::start(), 3 * step + FLOOR);
+        let since_1970 = SystemTime::UNIX_EPOCH.elapsed().expect("it is later");
+        let stopped_unix_ms = u64::try_from(since_1970.as_millis()).expect("of this age");
+        Clock { stopped, stopped_unix_ms, slowness, bound }
     }
 }
 
@@ -174,14 +194,11 @@ impl Rows<'_> {
     /// Other tests hold engines by stopping them, so the deadline is short in this one alone.
     pub async fn what_hangs_in_a_pod_is_replaced_and_its_neighbours_go_on(&self) {
         self.spec_of_all(&json!({"engine": {"hangTimeoutSeconds": 2}})).await;
-        let (ledger, mut people) = (Ledger::of(self.product), People::of(self.product));
+        let ledger = Ledger::of(self.product);
         for row in &ROWS {
-            people.scrape().await;
-            self.hangs(row, &ledger, &people).await;
-            people.scrape().await;
-            people.are_alerted(&row.alerts());
+            self.hangs(row, &ledger).await;
         }
-        self.a_turn_that_nobody_can_take_is_told(&ledger, people).await;
+        self.a_turn_that_nobody_can_take_is_told(&ledger).await;
     }
 
     /// Changes what replaces the pods of all tenants.
@@ -195,8 +212,9 @@ impl Rows<'_> {
         }
     }
 
-    async fn hangs(&self, row: &Row, ledger: &Ledger, people: &People<'_, '_>) {
+    async fn hangs(&self, row: &Row, ledger: &Ledger) {
         let (what, views) = (row.title(), Views::of(self.product));
+        let mut people = People::of(self.product).await;
         let before = Processes::of(self, row.culprit);
         let restarts = [&before.sidecar, &before.engine].map(|one| one.restarts);
         let pod = uid(&self.product.pod(row.culprit)).to_owned();
@@ -229,31 +247,14 @@ impl Rows<'_> {
             *uid(now) == pod && is == wanted
         };
         self.product.ready_again(row.culprit, &again).await;
-        self.is_told(row, &state, &views, people).await;
+        row.tells(&state, &views).await;
+        let taker = people.are_told(row.culprit, row.told, clock.stopped_unix_ms, &views).await;
+        people.are_alerted(&row.alerts(taker)).await;
         loads.end(row.culprit, row.target != Target::Worker).await;
         for name in TENANTS {
             assert_eq!(self.product.complete(name, 200).await, self.golden, "{what}: {name} afterwards");
         }
         self.all_is_home(ledger).await;
-    }
-
-    /// What the culprit itself tells of its hang, and what people see.
-    async fn is_told(&self, row: &Row, before: &State, views: &Views, people: &People<'_, '_>) {
-        let (what, now) = (row.title(), views.state(row.culprit).await);
-        let hangs = now.engine.hangs;
-        let overtaken =
-            |state: &State| state.neighbourhood.as_ref()?.turn.as_ref().map(|turn| turn.overtaken_total);
-        match (row.target, row.until) {
-            (Target::Worker, _) => assert_eq!(hangs, before.engine.hangs + 1, "{what}: {:?}", now.engine),
-            (_, Until::TheyGoOn) => assert_eq!(hangs, before.engine.hangs, "{what}: {:?}", now.engine),
-            _ => {}
-        }
-        if (row.target, row.until) == (Target::Whole, Until::TheyGoOn) {
-            assert!(overtaken(&now) > overtaken(before), "{what}: it lost the turn, and changed nothing");
-        }
-        if let Some(reason) = row.told {
-            people.are_told(row.culprit, reason, views).await;
-        }
     }
 
     /// Each neighbour runs steps. Returns how long that took.
@@ -281,8 +282,9 @@ impl Rows<'_> {
 
     /// A tenant hangs in its turn, and somebody in the guard of the ledger: no neighbour can take the turn. They tell whom they
     /// wait for, until all that hangs has been killed.
-    async fn a_turn_that_nobody_can_take_is_told(&self, ledger: &Ledger, mut people: People<'_, '_>) {
+    async fn a_turn_that_nobody_can_take_is_told(&self, ledger: &Ledger) {
         let (culprit, views) = (SUMMARY, Views::of(self.product));
+        let mut people = People::of(self.product).await;
         let before = Processes::of(self, culprit);
         let restarts = [&before.sidecar, &before.engine].map(|one| one.restarts);
         let mut loads = Loads::of(self, When::Computing, culprit);

@@ -1,5 +1,6 @@
 //! What people see of a hang: conditions and events of tenants, `explain`, `top`, the live page and alerts.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::time::Instant;
@@ -7,6 +8,7 @@ use std::time::Instant;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use sluice_e2e::cluster::within;
+use sluice_wire::state::Takeover;
 
 use super::super::MINUTE;
 use super::when::Views;
@@ -17,75 +19,107 @@ use crate::installed::{Product, SYSTEM, TENANTS};
 /// Scrapes of a turn that is held, a second apart or more.
 const LOOKS: usize = 5;
 
-/// Whoever watches the tenants of a test.
+/// Whoever watches the tenants from now on: what was there before does not count.
 pub struct People<'a, 'p> {
     product: &'a Product<'p>,
     begun: Instant,
     scrapes: Scrapes,
+    /// Why tenants were `Degraded` before.
+    degraded: BTreeMap<&'static str, String>,
+    /// Events of before.
+    events: Events,
 }
 
 impl<'a, 'p> People<'a, 'p> {
-    pub fn of(product: &'a Product<'p>) -> People<'a, 'p> {
-        People { product, begun: Instant::now(), scrapes: Scrapes::default() }
+    pub async fn of(product: &'a Product<'p>) -> People<'a, 'p> {
+        let degraded = |name: &&'static str| {
+            let degraded = product.condition_of(name, "Degraded").filter(|one| one["status"] == "True")?;
+            Some((*name, degraded["reason"].as_str()?.to_owned()))
+        };
+        let (degraded, events) = (TENANTS.iter().filter_map(degraded).collect(), Events::of(product));
+        let (begun, scrapes) = (Instant::now(), Scrapes::default());
+        let mut people = People { product, begun, scrapes, degraded, events };
+        people.scrape_all().await;
+        people
     }
 
-    /// Scrapes all pods, as Prometheus does.
-    pub async fn scrape(&mut self) {
+    /// Scrapes all pods, as Prometheus does. Returns how many told something: one that is stopped or starts does not.
+    async fn scrape(&mut self) -> usize {
+        let mut told = 0;
         for tenant in TENANTS {
             let pod = self.product.pod(tenant);
             let address = pod["status"]["podIP"].as_str().expect("it runs").to_owned();
             let url = format!("http://{address}:8002/metrics");
-            // One that is stopped or starts tells nothing.
             let Ok(answer) = self.product.http.get(url).timeout(MINUTE / 30).send().await else { continue };
             let Ok(metrics) = answer.text().await else { continue };
             self.scrapes.add(self.begun.elapsed(), &self.product.namespace, &name(&pod), &metrics);
+            told += 1;
         }
+        told
     }
 
-    /// `SluiceEngineHung` holds with these words, each for this tenant; `None` = for any.
-    pub fn are_alerted(&self, expected: &[(Option<&str>, &str)]) {
+    /// Scrapes until all pods have told something.
+    async fn scrape_all(&mut self) {
+        let all = async || (self.scrape().await == TENANTS.len()).then_some(());
+        within(MINUTE, "all pods are scraped", all).await;
+    }
+
+    /// `SluiceEngineHung` holds with these words, each for this tenant, by what counters have grown since this began.
+    pub async fn are_alerted(&mut self, expected: &[(&str, &str)]) {
+        self.scrape_all().await;
         let holds = self.scrapes.evaluate(&expression("SluiceEngineHung"));
         for (tenant, what) in expected {
             let is = |labels: &Labels| {
                 let of = |name: &str| labels.get(name).map(String::as_str);
-                of("what") == Some(what)
-                    && of("gpu").is_some()
-                    && tenant.is_none_or(|own| of("tenant") == Some(own))
+                of("what") == Some(what) && of("gpu").is_some() && of("tenant") == Some(tenant)
             };
-            assert!(holds.iter().any(|(labels, _)| is(labels)), "{tenant:?}: {what}: {holds:?}");
+            assert!(holds.iter().any(|(labels, _)| is(labels)), "{tenant}: {what}: {holds:?}");
         }
     }
 
-    /// A tenant is `Degraded` for this reason, by the hang that was the last one; there is an event, and a neighbour that took the
-    /// turn names it.
-    pub async fn are_told(&self, culprit: &str, reason: &str, views: &Views) {
+    /// A tenant is `Degraded` for this reason, by a hang after `since`, milliseconds since 1970, and there is an event. A neighbour
+    /// that took the turn since then names it. Returns that neighbour, if there is one.
+    pub async fn are_told(
+        &self,
+        culprit: &str,
+        reason: Option<&str>,
+        since: u64,
+        views: &Views,
+    ) -> Option<&'static str> {
         let title = format!("{}/{culprit}", self.product.namespace);
         let mut takers = Vec::new();
-        for name in TENANTS.iter().filter(|name| **name != culprit) {
+        for name in TENANTS.into_iter().filter(|name| *name != culprit) {
             let turn = views.state(name).await.neighbourhood.and_then(|place| place.turn);
-            let taken = turn.and_then(|turn| turn.last_takeover).filter(|taken| taken.from == title);
-            takers.extend(taken.map(|taken| (*name, taken.at_unix_ms)));
+            takers.extend(turn.and_then(|turn| turn.last_takeover).map(|taken| (name, taken)));
         }
-        let taken = takers.into_iter().max_by_key(|(_, at)| *at);
-        let at = match reason {
-            "EngineHung" => {
-                views.state(culprit).await.engine.last_hang.expect("it tells its hang").at_unix_ms
-            }
-            _ => taken.expect("a neighbour took the turn").1,
-        };
-        let second = i64::try_from(at / 1_000).unwrap();
-        let at = Timestamp::from_second(second).unwrap().to_string();
-        self.degraded(culprit, "True", reason, &at).await;
-        self.event(culprit, reason).await;
-        let Some((taker, _)) = taken.filter(|_| reason == "SidecarHung") else { return };
-        let words = format!("took the turn from {title}");
-        self.explained(taker, &words).await;
+        takers.retain(|(_, taken)| taken.from == title && taken.at_unix_ms >= since);
+        let taken = takers.into_iter().max_by_key(|(_, taken)| taken.at_unix_ms);
+        if let Some(reason) = reason {
+            let at = match reason {
+                "EngineHung" => {
+                    let hang = views.state(culprit).await.engine.last_hang;
+                    hang.expect("it tells its hang").at_unix_ms
+                }
+                _ => taken.as_ref().expect("a neighbour took the turn").1.at_unix_ms,
+            };
+            assert!(at >= since, "{culprit}: {reason} is of {at}, and it was stopped at {since}");
+            let second = i64::try_from(at / 1_000).unwrap();
+            let at = Timestamp::from_second(second).unwrap().to_string();
+            self.degraded(culprit, "True", reason, &at).await;
+            self.event(culprit, reason).await;
+        }
+        let (taker, taken) = taken?;
+        // It tells of no takeover but the last one.
+        let words =
+            [format!("took the turn from {title} "), format!(" {} ms past its deadline", taken.overdue_ms)];
+        self.explained(taker, &words.each_ref().map(String::as_str)).await;
         self.product
             .wait("the page names the culprit", async || {
-                let page = self.page().await;
-                page.contains(&format!("\"from\":\"{title}\"")).then_some(())
+                let page = serde_json::from_str(&self.page().await).ok()?;
+                has(&page, &taken).then_some(())
             })
             .await;
+        Some(taker)
     }
 
     /// While nobody can take the turn that `culprit` holds, `victim` and the GPU tell whom they wait for.
@@ -96,7 +130,7 @@ impl<'a, 'p> People<'a, 'p> {
         self.event(victim, "NeighbourHung").await;
         self.degraded(culprit, "True", "SidecarHung", "does not answer and has held the turn").await;
         self.event(culprit, "SidecarHung").await;
-        self.explained(victim, &format!("which {title} holds")).await;
+        self.explained(victim, &[&format!("which {title} holds")]).await;
         let top = self.product.sluice(&["top", "--once"]);
         let late =
             |text: &str| text.contains(&format!("turn {title}, ")) && text.contains("past its deadline");
@@ -105,11 +139,11 @@ impl<'a, 'p> People<'a, 'p> {
         let turns = page.to_string();
         assert!(turns.contains(&format!("\"holder\":\"{title}\"")), "{turns}");
         // Prometheus has seen nothing else for as long as the rule looks back.
-        let mut held = People::of(self.product);
+        self.scrapes = Scrapes::default();
         for _ in 0..LOOKS {
-            held.scrape().await;
+            self.scrape().await;
         }
-        let holds = held.scrapes.evaluate(&expression("SluiceTurnHeld"));
+        let holds = self.scrapes.evaluate(&expression("SluiceTurnHeld"));
         let pod = name(&self.product.pod(victim));
         let of_victim = holds.iter().find(|(labels, _)| labels.get("pod") == Some(&pod));
         assert!(of_victim.is_some_and(|(_, seconds)| *seconds > 1.0), "SluiceTurnHeld of {pod}: {holds:?}");
@@ -125,24 +159,27 @@ impl<'a, 'p> People<'a, 'p> {
         self.product.wait(&format!("{tenant} is Degraded={status}, {reason}: {words}"), told).await;
     }
 
+    /// There is an event of this reason that was not there before. A tenant that was `Degraded` for it before, and still is, has
+    /// been told of already.
     async fn event(&self, tenant: &str, reason: &str) {
-        let of = format!("involvedObject.kind=ModelTenant,involvedObject.name={tenant},reason={reason}");
-        let there = async || {
-            let events = self.product.kubectl(&["get", "events", "--field-selector", &of, "-o", "name"]);
-            (!events.is_empty()).then_some(())
-        };
-        self.product.wait(&format!("an event {reason} of {tenant}"), there).await;
+        if self.degraded.get(tenant).is_some_and(|before| before == reason) {
+            return;
+        }
+        let before = self.events.count(tenant, reason);
+        let there = async || (Events::of(self.product).count(tenant, reason) > before).then_some(());
+        self.product.wait(&format!("event {} of {tenant}: {reason}", before + 1), there).await;
     }
 
-    /// `sluice explain` of a tenant says this, once the operator has asked its sidecar.
-    async fn explained(&self, tenant: &str, words: &str) {
+    /// `sluice explain` of a tenant says this in one line, once the operator has asked its sidecar.
+    async fn explained(&self, tenant: &str, words: &[&str]) {
         let begun = Instant::now();
         let said = async || {
             let said = self.product.sluice(&["explain", tenant]);
-            assert!(begun.elapsed() < 2 * MINUTE || said.contains(words), "without `{words}`: {said}");
-            said.contains(words).then_some(())
+            let is = said.lines().any(|line| words.iter().all(|part| line.contains(part)));
+            assert!(begun.elapsed() < 2 * MINUTE || is, "without {words:?}: {said}");
+            is.then_some(())
         };
-        self.product.wait(&format!("explain {tenant} says: {words}"), said).await;
+        self.product.wait(&format!("explain {tenant} says: {words:?}"), said).await;
     }
 
     /// What the live page shows, as it reads it from the leader.
@@ -151,6 +188,37 @@ impl<'a, 'p> People<'a, 'p> {
         let url = format!("http://{}/v1/overview", forwarded.address);
         let read = async || self.product.http.get(&url).send().await.ok();
         within(MINUTE, "the leader's read API", read).await.text().await.unwrap()
+    }
+}
+
+/// Whether a takeover is anywhere in what the page shows.
+fn has(page: &Value, taken: &Takeover) -> bool {
+    match page {
+        Value::Object(fields) => {
+            (page["from"] == *taken.from && page["at_unix_ms"] == taken.at_unix_ms)
+                || fields.values().any(|field| has(field, taken))
+        }
+        Value::Array(items) => items.iter().any(|item| has(item, taken)),
+        _ => false,
+    }
+}
+
+/// Events of tenants.
+struct Events(Vec<Value>);
+
+impl Events {
+    fn of(product: &Product<'_>) -> Events {
+        let of = "involvedObject.kind=ModelTenant";
+        let mut list: Value =
+            serde_json::from_str(&product.kubectl(&["get", "events", "--field-selector", of, "-o", "json"]))
+                .unwrap();
+        Events(serde_json::from_value(list["items"].take()).unwrap())
+    }
+
+    /// How often a tenant was told of for this reason. The same soon again is written as a series.
+    fn count(&self, tenant: &str, reason: &str) -> u64 {
+        let own = |event: &&Value| event["involvedObject"]["name"] == tenant && event["reason"] == reason;
+        self.0.iter().filter(own).map(|event| event["series"]["count"].as_u64().unwrap_or(1)).sum()
     }
 }
 
