@@ -97,8 +97,10 @@ impl<'a, 'p> People<'a, 'p> {
         if let Some(reason) = reason {
             let at = match reason {
                 "EngineHung" => {
-                    let hang = views.state(culprit).await.engine.last_hang;
-                    hang.expect("it tells its hang").at_unix_ms
+                    let hang = views.state(culprit).await.engine.last_hang.expect("it tells its hang");
+                    let waited = format!(": {} ms without progress", hang.waited_ms);
+                    self.explained(culprit, &["Its engine hung ", &waited, "it was killed"]).await;
+                    hang.at_unix_ms
                 }
                 _ => taken.as_ref().expect("a neighbour took the turn").1.at_unix_ms,
             };
