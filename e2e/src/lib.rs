@@ -4,6 +4,6 @@
 //!
 //! Failing to start what a test needs is a failed test, so this panics with a message instead of returning errors.
 
+pub mod bound;
 pub mod cluster;
 pub mod files;
-pub mod slowness;

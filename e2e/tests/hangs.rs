@@ -1,10 +1,10 @@
 //! Processes that hang instead of dying: each one of a tenant is stopped in each state, its neighbours go on, and the tenant
 //! comes back by itself.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Signal;
-use sluice_e2e::slowness::Slowness;
+use sluice_e2e::bound::Bound;
 use sluice_wire::State;
 
 use crate::support::tenant::{greedy, prompt};
@@ -15,9 +15,6 @@ use crate::support::{Answer, Tenant, World, eventually, processes, slow};
 mod waking;
 mod whole;
 
-/// Beyond three steps neighbours wait this long at most: the floor of a deadline (2 s), the grace of a takeover, and the
-/// time of a kill and of a hand-over.
-const FLOOR: Duration = Duration::from_secs(3);
 /// A hung sidecar is dead by then, and so is a supervisor that starts no engine after 15 s; time in which the node is slow counts a
 /// quarter at least.
 const KILLED: Duration = Duration::from_secs(90);
@@ -70,50 +67,37 @@ fn process(tenant: &Tenant, state: &State, stopped: Stopped) -> u32 {
     }
 }
 
-/// How long neighbours may wait after `stopped`: three times what a step takes and the floor, and what the node was slow.
-struct Clock {
-    stopped: Instant,
-    slowness: Slowness,
-    step: Duration,
+/// From now on, of the neighbours of a tenant in this state, which is stopped.
+fn bound(state: &State) -> Bound {
+    let step = Duration::from_nanos(state.figures.engine_tbt.p99_ns);
+    assert!(step < USUAL, "a step took {step:?} while nothing hung");
+    Bound::start(step)
 }
 
-impl Clock {
-    /// `state` is that of the tenant which is stopped.
-    fn start(state: &State) -> Clock {
-        let step = Duration::from_nanos(state.figures.engine_tbt.p99_ns);
-        assert!(step < USUAL, "a step took {step:?} while nothing hung");
-        Clock { stopped: Instant::now(), slowness: Slowness::start(), step }
+/// Waits until each of `others` has run a step since. Returns how long that took.
+async fn until_steps(bound: &Bound, what: &str, others: &[&Tenant]) -> Duration {
+    let (mut before, mut requests) = (Vec::new(), Vec::new());
+    for other in others {
+        before.push(other.state().await.figures.steps_total);
+        // Its load may have ended.
+        let tenant = (*other).clone();
+        requests.push(tokio::spawn(async move { tenant.complete(&greedy(&prompt(99, 20), 4)).await }));
     }
-
-    fn allows(&self) -> Duration {
-        self.slowness.allows(3 * self.step + FLOOR)
+    for (other, before) in others.iter().zip(before) {
+        let ran = |state: &State| state.figures.steps_total > before + 1;
+        eventually(what, async || {
+            let late = bound.elapsed() > 2 * bound.allows();
+            assert!(!late, "{what}: a neighbour stands still: {:?}", other.try_state().await);
+            other.try_state().await.filter(ran)
+        })
+        .await;
     }
-
-    /// Waits until each of `others` has run a step since. Returns how long that took.
-    async fn until_steps(&self, what: &str, others: &[&Tenant]) -> Duration {
-        let (mut before, mut requests) = (Vec::new(), Vec::new());
-        for other in others {
-            before.push(other.state().await.figures.steps_total);
-            // Its load may have ended.
-            let tenant = (*other).clone();
-            requests.push(tokio::spawn(async move { tenant.complete(&greedy(&prompt(99, 20), 4)).await }));
-        }
-        for (other, before) in others.iter().zip(before) {
-            let ran = |state: &State| state.figures.steps_total > before + 1;
-            eventually(what, async || {
-                let late = self.stopped.elapsed() > 2 * self.allows();
-                assert!(!late, "{what}: a neighbour stands still: {:?}", other.try_state().await);
-                other.try_state().await.filter(ran)
-            })
-            .await;
-        }
-        let (took, allowed) = (self.stopped.elapsed(), self.allows());
-        for request in requests {
-            request.await.unwrap().unwrap();
-        }
-        assert!(took <= allowed, "{what}: neighbours waited {took:?}, {allowed:?} are allowed");
-        took
+    let (took, allowed) = (bound.elapsed(), bound.allows());
+    for request in requests {
+        request.await.unwrap().unwrap();
     }
+    assert!(took <= allowed, "{what}: neighbours waited {took:?}, {allowed:?} are allowed");
+    took
 }
 
 /// A trio under load, of which one tenant is about to hang.
@@ -133,11 +117,9 @@ impl Case<'_, '_> {
         let (victim, state) = self.trio.one_that(&what, met).await;
         let pid = process(&self.trio.tenants[victim], &state, stopped);
         processes::signal(pid, Signal::STOP);
-        let clock = Clock::start(&state);
-        let others: Vec<_> = [0, 1, 2].into_iter().filter(|index| *index != victim).collect();
-        let neighbours: Vec<_> = others.iter().map(|index| &self.trio.tenants[*index]).collect();
-        let took = clock.until_steps(&what, &neighbours).await;
-        eprintln!("{what}: neighbours went on after {took:?}, a step takes {:?}", clock.step);
+        let bound = bound(&state);
+        let took = until_steps(&bound, &what, &self.trio.others(victim)).await;
+        eprintln!("{what}: neighbours went on after {took:?}, {:?} are allowed", bound.allows());
         match stopped {
             Stopped::Worker => self.engine_is_replaced(victim, &state).await,
             Stopped::Supervisor => processes::signal(pid, Signal::CONT),

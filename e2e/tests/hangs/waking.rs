@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use sluice_wire::State;
 use sluice_wire::state::Phase;
 
-use super::{Clock, Stopped, process};
+use super::{Stopped, bound, process};
 use crate::support::tenant::{greedy, prompt};
 use crate::support::{World, Yaml, processes};
 
@@ -45,9 +45,9 @@ async fn a_process_that_is_stopped_while_its_tenant_wakes_is_replaced_and_the_ne
         let state = sleeper.until("it wakes", |state| state.phase == Phase::Waking).await;
         let pid = process(&sleeper, &state, stopped);
         processes::signal(pid, Signal::STOP);
-        let clock = Clock::start(&other.state().await);
+        let bound = bound(&other.state().await);
         assert_eq!(other.complete(&question).await.unwrap(), theirs, "its neighbour");
-        let (took, allowed) = (clock.stopped.elapsed(), clock.allows() + 3 * usual);
+        let (took, allowed) = (bound.elapsed(), bound.allows() + 3 * usual);
         eprintln!("{stopped:?} stopped while waking: the neighbour answered after {took:?}");
         assert!(took <= allowed, "{took:?}, {allowed:?} are allowed");
         let woken = woken.await.unwrap();

@@ -1,13 +1,13 @@
 //! Processes that are stopped in their tenant's turn and run again, and a tenant that is stopped with all its processes.
 //! SIGCONT after a takeover changes nothing.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use sluice_wire::State;
 use sluice_wire::state::TurnState;
 
-use super::{Clock, KILLED, SLOWED, Stopped, When, process};
+use super::{KILLED, SLOWED, Stopped, When, bound, process, until_steps};
 use crate::support::trio::{self, HOME_AFTER_DEATHS, Trio, place, same};
 use crate::support::wait::within;
 use crate::support::{Answer, World, eventually, processes};
@@ -19,11 +19,6 @@ fn turn(state: &State) -> &TurnState {
     place(state).turn.as_ref().expect("turns are taken")
 }
 
-fn unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-    u64::try_from(since.as_millis()).unwrap()
-}
-
 /// Stops processes of the tenant that computes, and lets them go on once its neighbours have.
 async fn frozen_in_its_turn(trio: &Trio<'_>, alone: &[Vec<Answer>], stopped: &[Stopped]) {
     let what = format!("{stopped:?} stopped in the turn");
@@ -33,16 +28,14 @@ async fn frozen_in_its_turn(trio: &Trio<'_>, alone: &[Vec<Answer>], stopped: &[S
     let overtaken = turn(&state).overtaken_total;
     let all: Vec<_> = stopped.iter().map(|one| process(tenant, &state, *one)).collect();
     all.iter().for_each(|pid| processes::signal(*pid, Signal::STOP));
-    let clock = Clock::start(&state);
-    let stopped_ms = unix_ms();
-    let others: Vec<_> = [0, 1, 2].into_iter().filter(|index| *index != victim).collect();
-    let neighbours: Vec<_> = others.iter().map(|index| &trio.tenants[*index]).collect();
-    let took = clock.until_steps(&what, &neighbours).await;
+    let bound = bound(&state);
+    let neighbours = trio.others(victim);
+    let took = until_steps(&bound, &what, &neighbours).await;
     eprintln!("{what}: neighbours went on after {took:?}");
     let from = format!("default/{}", tenant.record.name);
     let names = |state: &State| {
         turn(state).last_takeover.as_ref().is_some_and(|takeover| {
-            takeover.from == from && takeover.overdue_ms > 0 && takeover.at_unix_ms >= stopped_ms
+            takeover.from == from && takeover.overdue_ms > 0 && takeover.at_unix_ms >= bound.stopped_unix_ms()
         })
     };
     eventually("a neighbour names the tenant that hangs", async || {
@@ -89,15 +82,12 @@ async fn stopped_as_a_whole(trio: &mut Trio<'_>, alone: &[Vec<Answer>], when: Wh
     let (victim, state) = trio.one_that(&what, met).await;
     let whole = WHOLE.map(|one| process(&trio.tenants[victim], &state, one));
     whole.into_iter().for_each(|pid| processes::signal(pid, Signal::STOP));
-    let clock = Clock::start(&state);
-    let begun = Instant::now();
-    let others: Vec<_> = [0, 1, 2].into_iter().filter(|index| *index != victim).collect();
-    let neighbours: Vec<_> = others.iter().map(|index| &trio.tenants[*index]).collect();
-    let took = clock.until_steps(&what, &neighbours).await;
+    let bound = bound(&state);
+    let took = until_steps(&bound, &what, &trio.others(victim)).await;
     eprintln!("{what}: neighbours went on after {took:?}");
     let dead = async || whole.iter().all(|pid| !processes::alive(*pid)).then_some(());
     within(KILLED, &format!("{what}: all of it is killed"), dead).await;
-    let killed = begun.elapsed();
+    let killed = bound.elapsed();
     eprintln!("{what}: all of it was dead after {killed:?}");
     assert!(killed >= UP_LIMIT / 2, "{what}: one slow answer is no hang: {killed:?}");
     starts[victim] += 1;

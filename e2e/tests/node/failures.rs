@@ -266,34 +266,40 @@ impl<'a> Rows<'a> {
     }
 }
 
+/// Starts the tenants and runs `rows`, with the folder of their model, where engines may be stopped.
+async fn with_rows(product: &Product<'_>, rows: impl AsyncFnOnce(&Rows<'_>, &Path)) {
+    let (folder, golden) = model();
+    let hub = product.hub(&folder).await;
+    product.start_tenants(&hub).await;
+    if product.may_stop_engines() {
+        rows(&Rows::of(product, golden.as_deref()).await, &folder).await;
+    }
+}
+
 #[test]
 fn what_fails_on_a_node_costs_no_token() {
     on_node_alone(async |node| {
         let Some(product) = Product::install(node).await else { return };
-        let (folder, golden) = model();
-        let hub = product.hub(&folder).await;
-        product.start_tenants(&hub).await;
-        if !product.may_stop_engines() {
-            return product.end();
-        }
-        let rows = Rows::of(&product, golden.as_deref()).await;
-        rows.a_pod_that_is_deleted_finishes_its_streams_and_another_one_serves().await;
-        rows.an_engine_that_dies_ten_times_in_a_minute_restarts_no_container_and_costs_no_token().await;
-        rows.a_model_that_cannot_be_read_is_told_in_the_status(&folder).await;
-        rows.a_neighbour_may_look_and_the_operator_alone_may_direct().await;
-        rows.an_engine_cannot_read_its_sidecars_keys();
-        rows.a_leader_that_is_killed_is_followed_and_no_stream_notices().await;
-        rows.hostile_clients_are_refused_and_cost_nobody_a_token().await;
-        rows.of_ten_thousand_streams_each_is_answered_whole_or_refused().await;
-        rows.strangers_at_the_link_are_refused_and_no_stream_notices().await;
-        rows.sidecars_that_stand_still_half_of_the_time_cost_time_and_no_token().await;
-        rows.a_revoked_key_is_refused_within_a_minute().await;
-        rows.weights_that_find_no_pages_come_home_later().await;
-        rows.whoever_is_killed_while_memory_is_lent_the_ledger_balances().await;
-        rows.a_borrower_that_is_cut_off_gives_back_by_itself().await;
-        rows.what_a_frozen_neighbour_holds_comes_home_with_the_end_of_its_last_process().await;
-        rows.without_operator_and_api_server_a_killed_sidecar_follows_its_stored_directive().await;
-        rights::end_of(Run::Failures, &product);
+        with_rows(&product, async |rows, folder| {
+            rows.a_pod_that_is_deleted_finishes_its_streams_and_another_one_serves().await;
+            rows.an_engine_that_dies_ten_times_in_a_minute_restarts_no_container_and_costs_no_token().await;
+            rows.a_model_that_cannot_be_read_is_told_in_the_status(folder).await;
+            rows.a_neighbour_may_look_and_the_operator_alone_may_direct().await;
+            rows.an_engine_cannot_read_its_sidecars_keys();
+            rows.a_leader_that_is_killed_is_followed_and_no_stream_notices().await;
+            rows.hostile_clients_are_refused_and_cost_nobody_a_token().await;
+            rows.of_ten_thousand_streams_each_is_answered_whole_or_refused().await;
+            rows.strangers_at_the_link_are_refused_and_no_stream_notices().await;
+            rows.sidecars_that_stand_still_half_of_the_time_cost_time_and_no_token().await;
+            rows.a_revoked_key_is_refused_within_a_minute().await;
+            rows.weights_that_find_no_pages_come_home_later().await;
+            rows.whoever_is_killed_while_memory_is_lent_the_ledger_balances().await;
+            rows.a_borrower_that_is_cut_off_gives_back_by_itself().await;
+            rows.what_a_frozen_neighbour_holds_comes_home_with_the_end_of_its_last_process().await;
+            rows.without_operator_and_api_server_a_killed_sidecar_follows_its_stored_directive().await;
+            rights::end_of(Run::Failures, &product);
+        })
+        .await;
         product.end();
     });
 }
@@ -302,14 +308,10 @@ fn what_fails_on_a_node_costs_no_token() {
 fn what_hangs_on_a_node_is_replaced_and_its_neighbours_go_on() {
     on_node_alone(async |node| {
         let Some(product) = Product::install_for_people(node).await else { return };
-        let (folder, golden) = model();
-        let hub = product.hub(&folder).await;
-        product.start_tenants(&hub).await;
-        if !product.may_stop_engines() {
-            return product.end();
-        }
-        let rows = Rows::of(&product, golden.as_deref()).await;
-        rows.what_hangs_in_a_pod_is_replaced_and_its_neighbours_go_on().await;
+        with_rows(&product, async |rows, _| {
+            rows.what_hangs_in_a_pod_is_replaced_and_its_neighbours_go_on().await;
+        })
+        .await;
         product.end();
     });
 }

@@ -105,6 +105,12 @@ impl<'a> Trio<'a> {
         .await
     }
 
+    /// The neighbours of a tenant.
+    pub fn others(&self, tenant: usize) -> Vec<&Tenant> {
+        let others = self.tenants.iter().enumerate().filter(|(index, _)| *index != tenant);
+        others.map(|(_, other)| other).collect()
+    }
+
     /// Waits until nobody owes anybody: budgets are shares, and nobody holds more.
     pub async fn all_home(&self, limit: Duration) {
         let home = |state: &State| {

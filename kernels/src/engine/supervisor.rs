@@ -119,7 +119,7 @@ struct Supervisor<'a> {
     terminating: bool,
     /// A byte arrives with every signal.
     wake: UnixStream,
-    /// Who asks whether it runs.
+    /// The socket of liveness probes.
     live: Option<Live>,
 }
 

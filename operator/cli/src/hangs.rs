@@ -5,9 +5,9 @@ use sluice_wire::state::TurnState;
 
 use crate::top::figures::age;
 
-/// What hung is told for so long, milliseconds, as in conditions.
-const TOLD_MS: u64 = 10 * 60_000;
-/// An engine without progress for so long is told before it counts as hung, milliseconds.
+/// A hang is reported for as long as conditions report it, milliseconds.
+const TOLD_MS: u64 = sluice_plan::report::TOLD_MS.unsigned_abs();
+/// An engine that makes no progress for this long is reported before it counts as hung, milliseconds.
 const SILENT_MS: u64 = 1_000;
 
 /// Its turns, where it takes turns with neighbours.

@@ -45,7 +45,7 @@ impl Version {
         Some(Version { resource_version: secret.resource_version.clone()?, changed_at })
     }
 
-    /// Whether the kubelet may not have brought it to a pod yet, and is not told.
+    /// Whether the kubelet may not have brought it to a pod yet, and the pod is not annotated with it.
     fn is_new_to(&self, pod: &PodSeen) -> bool {
         match &pod.keys_version {
             Some(told) => *told != self.resource_version,
@@ -114,7 +114,7 @@ impl Operator {
         match api.patch_metadata(pod, &params, &Patch::Merge(patch)).await {
             Ok(_) => tracing::info!(namespace = unit.namespace, pod, "its API keys have changed"),
             Err(error) => {
-                tracing::warn!(namespace = unit.namespace, pod, %error, "its kubelet is not told of changed keys");
+                tracing::warn!(namespace = unit.namespace, pod, %error, "the pod is not annotated with changed keys");
             }
         }
     }
@@ -152,7 +152,7 @@ mod tests {
         assert!(!secret(&[]).is_new_to(&pod(101, None)));
         assert!(!secret(&[150, 180]).is_new_to(&pod(200, None)));
         assert!(secret(&[250, 180]).is_new_to(&pod(200, None)));
-        assert!(secret(&[200]).is_new_to(&pod(200, None)), "within the same second nobody knows");
+        assert!(secret(&[200]).is_new_to(&pod(200, None)), "within the same second it may lack it");
     }
 
     #[test]

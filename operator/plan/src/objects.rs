@@ -52,7 +52,7 @@ pub const POOL: &str = "sluice.dev/pool";
 pub const GPU: &str = "sluice.dev/gpu";
 /// Label of pods that download their model, until they have it.
 pub const FETCHING: &str = "sluice.dev/fetching";
-/// Annotation of a pod: the version of the Secret with its API keys that its kubelet was told of.
+/// Annotation of a pod: the version of the Secret with its API keys, which makes its kubelet look at the Secret.
 pub const KEYS_VERSION: &str = "sluice.dev/keys-version";
 /// Annotation of a Deployment: the claim, and so the GPU and its epoch, that its slot is placed on.
 pub const CLAIM_NAME: &str = "sluice.dev/claim";

@@ -15,6 +15,7 @@ use sluice_types::{ModelTenant, Quantity};
 
 use self::degraded::degraded;
 pub use self::degraded::passes;
+pub use self::fault::TOLD_MS;
 use self::hang::Hangs;
 pub use self::pool::{pool_change, pool_status};
 use crate::accept::placed;

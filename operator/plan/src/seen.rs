@@ -121,7 +121,7 @@ pub struct PodSeen {
     pub fetched: bool,
     /// When it was made, seconds since 1970.
     pub made_at: i64,
-    /// The version of the Secret with its API keys that its kubelet was told of.
+    /// The version of the Secret with its API keys in its annotation.
     pub keys_version: Option<String>,
 }
 

@@ -1,14 +1,14 @@
-//! Processes of a pod that hang, in each state: the neighbours go on, what hangs is replaced, and people are told what it was.
+//! Processes of a pod that hang, in each state: the neighbours go on, what hangs is replaced, and people see what it was.
 
 mod told;
 mod when;
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 use serde_json::json;
+use sluice_e2e::bound::Bound;
 use sluice_e2e::cluster::within;
-use sluice_e2e::slowness::Slowness;
 use sluice_wire::State;
 
 use self::told::People;
@@ -19,9 +19,6 @@ use crate::installed::TENANTS;
 use crate::installed::pod::uid;
 use crate::installed::processes::{Container, Stopped, container, lives};
 
-/// Beyond three steps, neighbours wait this long at most: the floor of a deadline (2 s), the grace of a takeover, and the time of
-/// a kill and of a hand-over.
-const FLOOR: Duration = Duration::from_secs(3);
 /// Until the kubelet has killed what answers no probe, six looks of 10 s that wait for 5 s each, and it is gone.
 const KUBELET_LIMIT: Duration = Duration::from_secs(150);
 
@@ -156,26 +153,6 @@ impl Processes {
     }
 }
 
-/// From when neighbours have to go on, and how long they may take.
-struct Clock {
-    stopped: Instant,
-    /// The same moment, milliseconds since 1970.
-    stopped_unix_ms: u64,
-    slowness: Slowness,
-    bound: Duration,
-}
-
-impl Clock {
-    /// From now on, of a tenant in this state.
-    fn start(state: &State) -> Clock {
-        let step = Duration::from_nanos(state.figures.engine_tbt.p99_ns);
-        let (stopped, slowness, bound) = (Instant::now(), Slowness::start(), 3 * step + FLOOR);
-        let since_1970 = SystemTime::UNIX_EPOCH.elapsed().expect("it is later");
-        let stopped_unix_ms = u64::try_from(since_1970.as_millis()).expect("of this age");
-        Clock { stopped, stopped_unix_ms, slowness, bound }
-    }
-}
-
 /// Waits until processes that hang have been killed.
 async fn dead(what: &str, processes: &[Pid]) {
     let begun = Instant::now();
@@ -221,7 +198,7 @@ impl Rows<'_> {
         let mut loads = Loads::of(self, row.when, row.culprit);
         let (pinned, state) = row.when.meet(&views, row.culprit, before.worker(), &mut loads).await;
         let targets = before.all(row.target);
-        let clock = Clock::start(&state);
+        let bound = Bound::start(Duration::from_nanos(state.figures.engine_tbt.p99_ns));
         let stopped: Vec<Stopped> = targets.iter().copied().map(Stopped::stop).collect();
         if row.target == Target::Worker {
             // An engine that has nothing to do hangs unnoticed.
@@ -233,11 +210,11 @@ impl Rows<'_> {
             pinned.go_on();
             None
         };
-        let took = self.neighbours_go_on(row, &views, &clock).await;
-        eprintln!("{what}: its neighbours went on after {took:?}, {:?} are allowed", clock.bound);
+        let took = self.neighbours_go_on(row, &views, &bound).await;
+        eprintln!("{what}: its neighbours went on after {took:?}, {:?} are allowed", bound.allows());
         if row.until == Until::Dead {
             dead(&what, &targets).await;
-            eprintln!("{what}: it was dead after {:?}", clock.stopped.elapsed());
+            eprintln!("{what}: it was dead after {:?}", bound.elapsed());
         }
         drop((stopped, pinned));
         row.when.over(self.product, row.culprit).await;
@@ -248,7 +225,7 @@ impl Rows<'_> {
         };
         self.product.ready_again(row.culprit, &again).await;
         row.tells(&state, &views).await;
-        let taker = people.are_told(row.culprit, row.told, clock.stopped_unix_ms, &views).await;
+        let taker = people.are_told(row.culprit, row.told, bound.stopped_unix_ms(), &views).await;
         people.are_alerted(&row.alerts(taker)).await;
         loads.end(row.culprit, row.target != Target::Worker).await;
         for name in TENANTS {
@@ -258,7 +235,7 @@ impl Rows<'_> {
     }
 
     /// Each neighbour runs steps. Returns how long that took.
-    async fn neighbours_go_on(&self, row: &Row, views: &Views, clock: &Clock) -> Duration {
+    async fn neighbours_go_on(&self, row: &Row, views: &Views, bound: &Bound) -> Duration {
         let (what, mut before) = (row.title(), Vec::new());
         for name in row.neighbours() {
             before.push((name, views.state(name).await.figures.steps_total));
@@ -270,7 +247,7 @@ impl Rows<'_> {
                 let ran = async || (views.state(name).await.figures.steps_total > before + 1).then_some(());
                 within(MINUTE, &format!("{what}: {name} goes on"), ran).await;
             }
-            (clock.stopped.elapsed(), clock.slowness.allows(clock.bound))
+            (bound.elapsed(), bound.allows())
         };
         let (answers, (took, allowed)) = tokio::join!(futures_util::future::join_all(asked), steps);
         for answer in answers {
@@ -280,8 +257,8 @@ impl Rows<'_> {
         took
     }
 
-    /// A tenant hangs in its turn, and somebody in the guard of the ledger: no neighbour can take the turn. They tell whom they
-    /// wait for, until all that hangs has been killed.
+    /// A tenant hangs in its turn, and another process in the guard of the ledger: no neighbour can take the turn. They name the
+    /// tenant that they wait for, until all that hangs has been killed.
     async fn a_turn_that_nobody_can_take_is_told(&self, ledger: &Ledger) {
         let (culprit, views) = (SUMMARY, Views::of(self.product));
         let mut people = People::of(self.product).await;

@@ -138,16 +138,17 @@ impl Tenant {
     /// Waits for the end; announces on stdout when the tenant serves, and ends a sidecar that hangs. Its engine's supervisor
     /// does so sooner, unless that hangs as well; the kernel ends the engine with the sidecar.
     async fn watch(&self, child: &mut Child) -> anyhow::Result<ExitStatus> {
+        // Sidecars are local: a proxy of the environment has no business between.
+        let http = reqwest::Client::builder().no_proxy().build()?;
         let announce = async {
-            let record = self.ready().await?;
+            let record = self.ready(&http).await;
             tell(format_args!("ready {} http://{}", self.title(), record.serve));
-            std::future::pending::<reqwest::Result<Infallible>>().await
+            std::future::pending::<Infallible>().await
         };
         tokio::select! {
             status = child.wait() => return Ok(status?),
-            failed = announce => match failed? {},
-            hangs = self.hangs() => {
-                hangs?;
+            never = announce => match never {},
+            () = self.hangs(&http) => {
                 let title = self.title();
                 note(format_args!("{title}: the sidecar has answered nothing for {:?}; killing it", LIVE_EVERY * LIVE_LOOKS));
             }
@@ -157,9 +158,9 @@ impl Tenant {
     }
 
     /// Waits until the sidecar's probe has not said for a while that it lives.
-    async fn hangs(&self) -> reqwest::Result<()> {
+    async fn hangs(&self, http: &reqwest::Client) {
         let record = self.listening().await;
-        let (http, mut failures) = (local()?, 0);
+        let mut failures = 0;
         let mut looks = tokio::time::interval(LIVE_EVERY);
         // `up` itself may have been stopped: that is no reason to look several times at once.
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -169,20 +170,18 @@ impl Tenant {
             let lives = answer.is_ok_and(|answer| answer.status().is_success());
             failures = if lives { 0 } else { failures + 1 };
         }
-        Ok(())
     }
 
     /// Waits until the sidecar's probe says that it serves.
-    async fn ready(&self) -> reqwest::Result<SidecarRecord> {
+    async fn ready(&self, http: &reqwest::Client) -> SidecarRecord {
         let record = self.listening().await;
         if let Some(announcer) = &self.announcer {
             announcer.tell(&record);
         }
-        let http = local()?;
         loop {
             let answer = http.get(format!("http://{}/ready", record.probes)).send().await;
             if answer.is_ok_and(|a| a.status().is_success()) {
-                return Ok(record);
+                return record;
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -228,9 +227,4 @@ impl Tenant {
 pub async fn told(orders: &mut watch::Receiver<Order>, order: Order) {
     // A sender that is gone means the same.
     let _ = orders.wait_for(|now| *now >= order).await;
-}
-
-/// A client for the sidecar's own doors: a proxy of the environment knows no loopback address of this machine.
-fn local() -> reqwest::Result<reqwest::Client> {
-    reqwest::Client::builder().no_proxy().build()
 }

@@ -104,7 +104,7 @@ fn native(placed: &Placed<'_>, release: &Release) -> Container {
     let named = |name: &str| engine.env.iter().any(|env| env.name == name);
     let share = share_of_threads(placed).filter(|share| !named(&share.name));
     let live = variable(ENGINE_LIVE, &format!("0.0.0.0:{ENGINE_PORT}"));
-    // An image of somebody's own may be of a release that answers no probe; without a supervisor nobody answers.
+    // Another image may be of a release that answers no probe; without a supervisor no process answers.
     let alone = engine.args.iter().any(|arg| arg == "--no-supervisor");
     // The argument says the same as the variable, and goes before it.
     let elsewhere = engine.args.iter().any(|arg| arg == "--live" || arg.starts_with("--live="));

@@ -8,8 +8,8 @@ use crate::seen::{Report, Seen};
 /// Engines that are lost within so many milliseconds of each other were lost together: a fault reaches all at once, and a sidecar
 /// sees the end of its engine's socket.
 const TOGETHER_MS: i64 = 5_000;
-/// So long after it a fault is told, milliseconds.
-pub(super) const TOLD_MS: i64 = 600_000;
+/// Conditions report a fault, and `explain` a hang, for this long, milliseconds.
+pub const TOLD_MS: i64 = 600_000;
 
 /// Why all engines of the GPU `gpu` are thought to have been ended by one fault; `None` = there was none that is worth telling,
 /// at `now`, seconds since 1970.

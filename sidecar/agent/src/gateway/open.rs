@@ -119,7 +119,7 @@ impl OpenRequests {
     }
 }
 
-/// Runs `work` on a thread of low priority. It keeps its `turn` until it ends, also where nobody waits for it any more.
+/// Runs `work` on a thread of low priority. It keeps its `turn` until it ends, also when the client has left.
 async fn nicely<T: Send + 'static>(
     turn: OwnedSemaphorePermit,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,

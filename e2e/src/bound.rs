@@ -1,0 +1,49 @@
+//! How long neighbours of a hung process may wait. Deadlines leave out time in which the node is slow, so tests allow it.
+
+use std::time::{Duration, Instant, SystemTime};
+
+/// Beyond three steps, neighbours wait this long at most: the floor of a deadline (2 s), the grace of a takeover, and the time of
+/// a kill and of a hand-over.
+const FLOOR: Duration = Duration::from_secs(3);
+
+/// From the moment at which a process was stopped.
+#[derive(Clone, Copy, Debug)]
+pub struct Bound {
+    stopped: Instant,
+    stopped_unix_ms: u64,
+    stalled: Duration,
+    least: Duration,
+}
+
+impl Bound {
+    /// From now on, where a step takes as long as `step`.
+    pub fn start(step: Duration) -> Bound {
+        let since_1970 = SystemTime::UNIX_EPOCH.elapsed().expect("it is later");
+        let stopped_unix_ms = u64::try_from(since_1970.as_millis()).expect("of this age");
+        Bound { stopped: Instant::now(), stopped_unix_ms, stalled: stalled(), least: 3 * step + FLOOR }
+    }
+
+    /// When the process was stopped, milliseconds since 1970.
+    pub fn stopped_unix_ms(&self) -> u64 {
+        self.stopped_unix_ms
+    }
+
+    /// How long ago the process was stopped.
+    pub fn elapsed(&self) -> Duration {
+        self.stopped.elapsed()
+    }
+
+    /// Three steps, the floor, and the time for which some process of the node waited for a CPU since. That time at most doubles
+    /// the bound: however slow the node is, a fault that doubles the time shows.
+    pub fn allows(&self) -> Duration {
+        self.least + stalled().saturating_sub(self.stalled).min(self.least)
+    }
+}
+
+/// Time for which some process of the node waited for a CPU so far.
+fn stalled() -> Duration {
+    let text = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
+    let total =
+        text.lines().next().and_then(|line| line.rsplit_once("total=")).map_or("0", |(_, total)| total);
+    Duration::from_micros(total.trim().parse().expect("the kernel writes a number"))
+}
