@@ -18,6 +18,8 @@ mod whole;
 /// A hung sidecar is dead by then, and so is a supervisor that starts no engine after 15 s; time in which the node is slow counts a
 /// quarter at least.
 const KILLED: Duration = Duration::from_secs(90);
+/// A supervisor kills a sidecar that has not run for so long.
+const SIDECAR_LIMIT: Duration = Duration::from_secs(12);
 /// A step takes a tenth of this.
 const USUAL: Duration = Duration::from_secs(1);
 /// Slow enough to be met in the middle: each layer of each step, each change of mappings.
@@ -100,6 +102,13 @@ async fn until_steps(bound: &Bound, what: &str, others: &[&Tenant]) -> Duration 
     took
 }
 
+/// A sidecar that was started `starts` times reports the hangs of all before it; the last did not run for `least` or longer.
+async fn its_hangs_are_reported(tenant: &Tenant, starts: usize, least: Duration) {
+    let hangs = tenant.state().await.sidecar_hangs.expect("it reports them");
+    assert_eq!(hangs.total, starts as u64 - 1, "{hangs:?}");
+    assert!(Duration::from_millis(hangs.waited_ms) >= least, "{hangs:?}");
+}
+
 /// A trio under load, of which one tenant is about to hang.
 struct Case<'a, 'w> {
     trio: &'a mut Trio<'w>,
@@ -154,6 +163,7 @@ impl Case<'_, '_> {
         self.starts[victim] += 1;
         let name = self.trio.tenants[victim].record.name.clone();
         self.trio.tenants[victim] = self.trio.up.ready_again(&name, self.starts[victim]).await;
+        its_hangs_are_reported(&self.trio.tenants[victim], self.starts[victim], SIDECAR_LIMIT).await;
     }
 }
 

@@ -13,6 +13,7 @@ pub mod message;
 pub mod overview;
 pub mod refusal;
 pub mod restart;
+pub mod sidecar_hangs;
 pub mod state;
 
 pub use directive::Directive;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-/// First wait. The engine's own supervisor, which knows nothing of this crate, uses the same three values.
+/// First wait.
 pub const FIRST: Duration = Duration::from_millis(50);
 /// Longest wait: each is twice the one before, up to this.
 pub const MOST: Duration = Duration::from_secs(5);

@@ -14,8 +14,9 @@ use serde::{Deserialize, Serialize};
 pub use self::figures::{Figures, Percentiles, ReasonCount};
 pub use self::gpu::{GpuState, TenantReport};
 pub use self::memory::{KvState, MemoryState, Move, OwnerBytes};
-pub use self::neighbourhood::{Activity, Direction, GrantState, Neighbourhood, Takeover, TurnState};
+pub use self::neighbourhood::{Activity, Direction, GrantState, Neighbourhood, Skip, Takeover, TurnState};
 use crate::message::{self, ReadError};
+pub use crate::sidecar_hangs::SidecarHangs;
 
 /// Major of the message.
 pub const VERSION: u32 = 1;
@@ -59,6 +60,8 @@ pub struct State {
     pub slo: SloState,
     /// The engine process.
     pub engine: EngineState,
+    /// Sidecars of this tenant that hung and were killed; `None` = there were none.
+    pub sidecar_hangs: Option<SidecarHangs>,
     /// The last memory events, oldest first; at most [`MAX_MOVES`].
     pub moves: Vec<Move>,
     /// What it holds among its neighbours; `None` = alone on its GPU, or a writer from before there were any.
@@ -86,6 +89,7 @@ impl Default for State {
             figures: Figures::default(),
             slo: SloState::default(),
             engine: EngineState::default(),
+            sidecar_hangs: None,
             moves: Vec::new(),
             neighbourhood: None,
             activity: Activity::default(),

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use sluice_wire::State;
 use sluice_wire::state::TurnState;
 
-use super::{KILLED, SLOWED, Stopped, When, bound, process, until_steps};
+use super::{KILLED, SLOWED, Stopped, When, bound, its_hangs_are_reported, process, until_steps};
 use crate::support::trio::{self, HOME_AFTER_DEATHS, Trio, place, same};
 use crate::support::wait::within;
 use crate::support::{Answer, World, eventually, processes};
@@ -93,6 +93,7 @@ async fn stopped_as_a_whole(trio: &mut Trio<'_>, alone: &[Vec<Answer>], when: Wh
     starts[victim] += 1;
     let name = trio.tenants[victim].record.name.clone();
     trio.tenants[victim] = trio.up.ready_again(&name, starts[victim]).await;
+    its_hangs_are_reported(&trio.tenants[victim], starts[victim], UP_LIMIT / 2).await;
     for (index, load) in loads.into_iter().enumerate() {
         let answers = trio::ended(load).await;
         let cut = answers.iter().filter(|answer| answer.is_err()).count();

@@ -20,17 +20,15 @@ use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 
 use sluice_link::error::LinkError;
 use sluice_link::watch::{Found, LOOK_EVERY, SIDECAR_LIMIT, SidecarWatch, shown};
+use sluice_wire::restart::BackOff;
+use sluice_wire::sidecar_hangs::SidecarHangs;
 
 use super::live::Live;
 use super::options::Options;
 use super::{EXIT_BYE, EXIT_SIDECAR_GONE};
 
-const BACKOFF_FIRST: Duration = Duration::from_millis(50);
-const BACKOFF_MOST: Duration = Duration::from_secs(5);
 /// A worker ends by itself within 100 ms of its sidecar's death; one that is stopped is ended after this long.
 const WORKER_GRACE: Duration = Duration::from_millis(200);
-/// A worker that lived this long was not started in vain.
-const LONG_LIFE: Duration = Duration::from_secs(10);
 
 /// Runs workers until one is told goodbye, or until SIGTERM and the end of the sidecar.
 pub(super) fn run(options: &Options) -> anyhow::Result<ExitCode> {
@@ -58,6 +56,8 @@ struct Worker {
     /// Where it shows its sidecar.
     socket: UnixStream,
     sidecar: Option<SidecarWatch>,
+    /// Its sidecar hung and was counted.
+    counted: bool,
     /// When its sidecar was found dead.
     orphaned: Option<Instant>,
 }
@@ -69,8 +69,8 @@ impl Worker {
         let _ = kill_process(self.pid, Signal::KILL);
     }
 
-    /// Ends a sidecar that hangs, and the worker that does not notice its sidecar's death.
-    fn watch_sidecar(&mut self) -> Result<(), LinkError> {
+    /// Ends a sidecar that hangs, and the worker that does not notice its sidecar's death. `folder` has the count of hangs.
+    fn watch_sidecar(&mut self, folder: &Path) -> Result<(), LinkError> {
         if self.sidecar.is_none() {
             self.sidecar = shown(self.socket.as_fd())?;
         }
@@ -79,6 +79,12 @@ impl Worker {
             Found::Running => {}
             Found::Hung(silent) => {
                 tracing::error!(?silent, limit = ?SIDECAR_LIMIT, "the sidecar hangs and is killed");
+                // Before it is killed, so that the next sidecar finds it.
+                if !std::mem::replace(&mut self.counted, true)
+                    && let Err(error) = SidecarHangs::record(folder, silent)
+                {
+                    tracing::error!(%error, folder = %folder.display(), "the hang of the sidecar is not counted");
+                }
                 sidecar.kill()?;
             }
             Found::Dead if self.orphaned.is_none() => self.orphaned = Some(now),
@@ -112,7 +118,7 @@ impl Worker {
 struct Supervisor<'a> {
     options: &'a Options,
     worker: Option<Worker>,
-    backoff: Duration,
+    backoff: BackOff,
     due: Option<Instant>,
     /// Set by the signal handler, taken once.
     term: Arc<AtomicBool>,
@@ -141,7 +147,7 @@ impl<'a> Supervisor<'a> {
         Ok(Supervisor {
             options,
             worker: None,
-            backoff: BACKOFF_FIRST,
+            backoff: BackOff::default(),
             due: None,
             term,
             terminating: false,
@@ -170,11 +176,12 @@ impl<'a> Supervisor<'a> {
         match command.spawn() {
             Ok(child) => {
                 let (pid, started) = (Pid::from_child(&child), Instant::now());
-                self.worker = Some(Worker { pid, started, socket, sidecar: None, orphaned: None });
+                self.worker =
+                    Some(Worker { pid, started, socket, sidecar: None, counted: false, orphaned: None });
             }
             Err(error) => {
                 tracing::error!("worker does not start: {error}");
-                self.schedule();
+                self.schedule(Duration::ZERO);
             }
         }
         Ok(())
@@ -191,7 +198,8 @@ impl<'a> Supervisor<'a> {
     /// Looks at the worker's sidecar. What cannot be seen is told and not tried again with this worker.
     fn watch_sidecar(&mut self) {
         let Some(worker) = &mut self.worker else { return };
-        if let Err(error) = worker.watch_sidecar() {
+        let folder = self.options.socket.parent().unwrap_or(Path::new("."));
+        if let Err(error) = worker.watch_sidecar(folder) {
             tracing::error!("the sidecar is not watched any more: {error}");
             worker.sidecar = None;
         }
@@ -247,7 +255,7 @@ impl<'a> Supervisor<'a> {
         match status.exit_status() {
             Some(code) if code == i32::from(EXIT_BYE) => return true,
             Some(code) if code == i32::from(EXIT_SIDECAR_GONE) => {
-                self.backoff = BACKOFF_FIRST;
+                self.backoff = BackOff::default();
                 if self.terminating {
                     return true;
                 }
@@ -257,16 +265,13 @@ impl<'a> Supervisor<'a> {
                 tracing::warn!(?code, ?signal, "worker died");
             }
         }
-        if worker.started.elapsed() >= LONG_LIFE {
-            self.backoff = BACKOFF_FIRST;
-        }
-        self.schedule();
+        self.schedule(worker.started.elapsed());
         false
     }
 
-    fn schedule(&mut self) {
-        self.due = Some(Instant::now() + self.backoff);
-        self.backoff = (self.backoff * 2).min(BACKOFF_MOST);
+    /// The next worker starts in a while; the last one lived for `lived`.
+    fn schedule(&mut self, lived: Duration) {
+        self.due = Some(Instant::now() + self.backoff.after(lived));
     }
 }
 

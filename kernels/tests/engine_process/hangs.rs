@@ -10,6 +10,7 @@ use sluice_link::death::PeerProcess;
 use sluice_link::message::Faults;
 use sluice_link::model::Dtype;
 use sluice_link::watch::SIDECAR_LIMIT;
+use sluice_wire::sidecar_hangs::SidecarHangs;
 
 use super::harness::*;
 use crate::specs::llama;
@@ -26,6 +27,8 @@ struct Pair {
     sidecar: Child,
     engine: Engine,
     worker: Pid,
+    /// Of the sidecar's files.
+    folder: PathBuf,
 }
 
 impl Pair {
@@ -37,9 +40,11 @@ impl Pair {
         let mut sidecar = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(sidecar.stdout.take().unwrap()).lines().map_while(Result::ok);
         let mut told = |what| lines.find_map(|line| line.strip_prefix(what).map(str::to_owned)).unwrap();
-        let engine = Engine::start(&PathBuf::from(told(SOCKET)), &[]);
+        let socket = PathBuf::from(told(SOCKET));
+        let engine = Engine::start(&socket, &[]);
         let worker = Pid::from_raw(told(WORKER).parse().unwrap()).unwrap();
-        Pair { sidecar, engine, worker }
+        let folder = socket.parent().unwrap().to_owned();
+        Pair { sidecar, engine, worker, folder }
     }
 }
 
@@ -84,8 +89,12 @@ fn a_sidecar_that_is_stopped_is_killed_and_one_that_runs_is_not() {
     assert!(!dead_within(sidecar, SIDECAR_LIMIT + Duration::from_secs(2)), "it runs");
     kill_process(sidecar, Signal::STOP).unwrap();
     assert!(!dead_within(sidecar, SIDECAR_LIMIT / 2), "it is given its time");
+    assert_eq!(SidecarHangs::read(&pair.folder).unwrap(), None, "there was no hang so far");
     // A quarter of the time counts at least, however slow the node is.
     assert!(dead_within(sidecar, 4 * SIDECAR_LIMIT), "it is stopped");
+    let hangs = SidecarHangs::read(&pair.folder).unwrap().expect("the next sidecar reports it");
+    assert_eq!(hangs.total, 1, "{hangs:?}");
+    assert!(Duration::from_millis(hangs.waited_ms) >= SIDECAR_LIMIT, "{hangs:?}");
 }
 
 #[test]

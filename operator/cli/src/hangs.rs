@@ -44,6 +44,31 @@ pub fn engine(state: &State, now_unix_ms: u64) -> Option<String> {
     ))
 }
 
+/// The last sidecar of this tenant that hung and was killed.
+pub fn sidecar(state: &State, now_unix_ms: u64) -> Option<String> {
+    let hangs = state.sidecar_hangs.as_ref().filter(|hangs| is_recent(hangs.at_unix_ms, now_unix_ms))?;
+    let (ago, waited_ms) = (age(now_unix_ms.saturating_sub(hangs.at_unix_ms)), hangs.waited_ms);
+    let often = if hangs.total > 1 { format!("; {} hung so far", hangs.total) } else { String::new() };
+    Some(format!(
+        "sidecar hung and was killed {ago} ago: it did not run for {waited_ms} ms; another serves{often}"
+    ))
+}
+
+/// The last tenant that it skipped in the queue for the turn.
+pub fn skipped(state: &State, now_unix_ms: u64) -> Option<String> {
+    let turn = turn(state)?;
+    let skip = turn.last_skip.as_ref().filter(|skip| is_recent(skip.at_unix_ms, now_unix_ms))?;
+    let (of, ago) = (&skip.of, age(now_unix_ms.saturating_sub(skip.at_unix_ms)));
+    let often = if turn.skips_total > 1 {
+        format!("; {} skips since the start", turn.skips_total)
+    } else {
+        String::new()
+    };
+    Some(format!(
+        "skipped {of}, which was first in the queue for the turn and did not take it, {ago} ago{often}"
+    ))
+}
+
 /// Another tenant that holds the turn, and how long it is past its deadline, milliseconds; `None` = the turn is free or its own.
 pub fn other_holder(state: &State) -> Option<(&str, u64)> {
     let turn = turn(state).filter(|turn| !turn.holds)?;
@@ -85,12 +110,18 @@ pub fn witness(neighbour: &State, title: &str, now_unix_ms: u64) -> Option<Strin
         ));
     }
     let recent = own.last_takeover.as_ref().filter(|taken| is_recent(taken.at_unix_ms, now_unix_ms));
-    let taken = recent.filter(|taken| taken.from == title)?;
-    let ago = age(now_unix_ms.saturating_sub(taken.at_unix_ms));
-    Some(format!("{by} took the turn from {title} {ago} ago, {} ms past its deadline", taken.overdue_ms))
+    if let Some(taken) = recent.filter(|taken| taken.from == title) {
+        let ago = age(now_unix_ms.saturating_sub(taken.at_unix_ms));
+        return Some(format!(
+            "{by} took the turn from {title} {ago} ago, {} ms past its deadline",
+            taken.overdue_ms
+        ));
+    }
+    own.last_skip.as_ref().filter(|skip| skip.of == title)?;
+    Some(format!("{by} {}", skipped(neighbour, now_unix_ms)?))
 }
 
-/// What makes a neighbour a culprit: its engine makes no progress, or hung a moment ago.
+/// What makes a neighbour a culprit: its engine makes no progress, or its sidecar or engine hung a moment ago.
 pub fn culprit(neighbour: &State, now_unix_ms: u64) -> Option<String> {
     turn(neighbour)?;
     let by = title(neighbour);
@@ -99,6 +130,9 @@ pub fn culprit(neighbour: &State, now_unix_ms: u64) -> Option<String> {
         return Some(format!(
             "{by}: its engine has made no progress for {waited_ms} ms ({during}; the limit is {limit_ms} ms)"
         ));
+    }
+    if let Some(said) = sidecar(neighbour, now_unix_ms) {
+        return Some(format!("{by}: its {said}"));
     }
     let hang = neighbour.engine.last_hang.as_ref();
     hang.filter(|hang| hang.alive || is_recent(hang.at_unix_ms, now_unix_ms))?;
@@ -111,7 +145,7 @@ fn is_recent(at_unix_ms: u64, now_unix_ms: u64) -> bool {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use sluice_wire::state::{EngineHang, EngineWork, Neighbourhood, Takeover, Tenant};
+    use sluice_wire::state::{EngineHang, EngineWork, Neighbourhood, SidecarHangs, Skip, Takeover, Tenant};
 
     use super::*;
 
@@ -220,6 +254,32 @@ pub(crate) mod tests {
         assert!(culprit(&code, NOW + TOLD_MS).is_some(), "it lives");
         code.neighbourhood = None;
         assert_eq!(culprit(&code, NOW), None, "it takes no turns");
+    }
+
+    #[test]
+    fn a_sidecar_that_was_killed_is_described_by_the_next_one_and_makes_a_culprit() {
+        let mut code = taking_turns("code", TurnState::default());
+        assert_eq!(sidecar(&code, NOW), None);
+        let mut hangs = SidecarHangs { total: 1, at_unix_ms: NOW - 20_000, waited_ms: 12_400 };
+        code.sidecar_hangs = Some(hangs.clone());
+        let said = "sidecar hung and was killed 20s ago: it did not run for 12400 ms; another serves";
+        assert_eq!(sidecar(&code, NOW).as_deref(), Some(said));
+        assert_eq!(culprit(&code, NOW), Some(format!("team/code: its {said}")));
+        assert_eq!((sidecar(&code, NOW + TOLD_MS), culprit(&code, NOW + TOLD_MS)), (None, None));
+        hangs.total = 3;
+        code.sidecar_hangs = Some(hangs);
+        assert_eq!(sidecar(&code, NOW), Some(format!("{said}; 3 hung so far")));
+    }
+
+    #[test]
+    fn a_tenant_that_was_skipped_is_named_by_the_one_that_skipped_it() {
+        let last_skip = Some(Skip { of: "team/code".into(), at_unix_ms: NOW - 30_000 });
+        let chat = taking_turns("chat", TurnState { skips_total: 2, last_skip, ..TurnState::default() });
+        let said = "skipped team/code, which was first in the queue for the turn and did not take it, 30s ago; \
+                    2 skips since the start";
+        assert_eq!(skipped(&chat, NOW).as_deref(), Some(said));
+        assert_eq!(witness(&chat, "team/code", NOW), Some(format!("team/chat {said}")));
+        assert_eq!((witness(&chat, "team/mail", NOW), skipped(&chat, NOW + TOLD_MS)), (None, None));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use self::degraded::degraded;
 pub use self::degraded::passes;
 pub use self::fault::TOLD_MS;
 use self::hang::Hangs;
+pub use self::hang::is_another_hang;
 pub use self::pool::{pool_change, pool_status};
 use crate::accept::placed;
 use crate::objects::inspect;

@@ -6,7 +6,7 @@ use sluice_types::pool::SharingMode;
 use sluice_types::tenant::{SlotState, TenantMemoryStatus};
 
 use sluice_wire::geometry::{Geometry, Refusal};
-use sluice_wire::state::{Activity, EngineHang, Takeover};
+use sluice_wire::state::{Activity, EngineHang, SidecarHangs, Skip, Takeover};
 
 use crate::objects::of_claim_name;
 use crate::settings::Settings;
@@ -174,10 +174,14 @@ pub struct Report {
     pub engine_lost_ms: Option<i64>,
     /// The last engine of its own that exceeded a deadline.
     pub hang: Option<EngineHang>,
+    /// Sidecars before this one that hung and were killed.
+    pub sidecar_hangs: Option<SidecarHangs>,
     /// Who holds the turn of its GPU past its deadline.
     pub late_holder: Option<LateHolder>,
     /// The last turn that it took from such a holder.
     pub takeover: Option<Takeover>,
+    /// The last tenant that it skipped in the queue for the turn.
+    pub skip: Option<Skip>,
     /// Since when no request has come, seconds since 1970.
     pub idle_since: Option<i64>,
     /// When layers were last remapped or came back, seconds since 1970.
@@ -253,7 +257,7 @@ impl<'a> Index<'a> {
             index.pods.entry((&pod.tenant, pod.index, &pod.claim)).or_insert(pod);
         }
         for ((tenant, gpu), told) in &seen.reports {
-            if told.late_holder.is_some() || told.takeover.is_some() {
+            if told.late_holder.is_some() || told.takeover.is_some() || told.skip.is_some() {
                 index.witnesses.entry(gpu).or_default().push((tenant, told));
             }
         }

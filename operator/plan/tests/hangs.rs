@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use sluice_plan::report::{passes, tenant_status};
+use sluice_plan::report::{is_another_hang, passes, tenant_status};
 use sluice_plan::seen::{PodSeen, Seen, SlotSeen};
 use sluice_plan::told::report;
 use sluice_plan::unit::plan;
 use sluice_types::ModelTenant;
 use sluice_types::tenant::ModelTenantStatus;
-use sluice_wire::state::{EngineHang, Neighbourhood, Phase, State, Takeover, TurnState};
+use sluice_wire::state::{EngineHang, Neighbourhood, Phase, SidecarHangs, Skip, State, Takeover, TurnState};
 
 use super::world::{NOW, given, host_pool, inspected, settled};
 
@@ -50,6 +50,17 @@ fn hung(ago_ms: u64, alive: bool) -> State {
 fn took(ago_ms: u64) -> State {
     let (from, at_unix_ms) = ("ns/code".to_owned(), NOW_MS - ago_ms);
     with_turn(|turn| turn.last_takeover = Some(Takeover { from, at_unix_ms, overdue_ms: 260 }))
+}
+
+/// A sidecar of it was killed so long before now because it hung.
+fn sidecar_hung(ago_ms: u64) -> State {
+    let hangs = SidecarHangs { total: 2, at_unix_ms: NOW_MS - ago_ms, waited_ms: 12_400 };
+    State { sidecar_hangs: Some(hangs), ..state() }
+}
+
+/// Skipped `ns/code` in the queue for the turn so long before now.
+fn skipped(ago_ms: u64) -> State {
+    with_turn(|turn| turn.last_skip = Some(Skip { of: "ns/code".into(), at_unix_ms: NOW_MS - ago_ms }))
 }
 
 /// Sees `ns/code` hold the turn, so long past its deadline.
@@ -235,4 +246,50 @@ fn neighbours_on_another_gpu_and_other_namespaces_say_nothing_of_it() {
     let status = tenant_status(&given, &plan, &plan.tenants[0], None);
     let degraded = status.conditions.iter().find(|one| one.type_ == "Degraded").expect("all are there");
     assert_eq!(degraded.status, "False");
+}
+
+#[test]
+fn a_sidecar_that_was_killed_is_reported_by_the_next_one() {
+    let town = Town::new(Some(sidecar_hung(30_000)), Some(state()));
+    let message = "slot code-0: its sidecar on p-chat-0 hung and was killed at 1970-01-12T13:46:10Z: it did not run for \
+                   12400 ms; another sidecar serves";
+    assert_eq!(town.told("code", "Degraded"), ["True", "SidecarHung", message]);
+    assert_eq!(town.told("code", "Ready")[0], "True");
+    assert_eq!(town.told("chat", "Degraded")[0], "False", "only its own tenant is");
+    let taken = Town::new(Some(sidecar_hung(30_000)), Some(took(42_000))).told("code", "Degraded")[2].clone();
+    assert_eq!(taken, format!("{message}; ns/chat took the turn from it"));
+    let before = "slot code-0: its sidecar hung: ns/chat took the turn of p-chat-0 from it at 1970-01-12T13:45:58Z, 260 ms";
+    assert!(!is_another_hang(before, &taken), "one hang, two reports");
+    let later = Town::new(Some(sidecar_hung(600_000)), Some(state()));
+    assert_eq!(later.told("code", "Degraded")[0], "False");
+    let mut both = hung(20_000, false);
+    both.sidecar_hangs = sidecar_hung(30_000).sidecar_hangs;
+    assert_eq!(Town::new(Some(both.clone()), None).told("code", "Degraded")[1], "EngineHung", "the last one");
+    both.engine.last_hang = hung(40_000, false).engine.last_hang;
+    assert_eq!(
+        Town::new(Some(both.clone()), None).told("code", "Degraded")[1],
+        "SidecarHung",
+        "the last one"
+    );
+    both.engine.last_hang = hung(40_000, true).engine.last_hang;
+    assert_eq!(Town::new(Some(both), None).told("code", "Degraded")[1], "EngineHung", "it still lives");
+}
+
+#[test]
+fn a_tenant_that_was_skipped_and_does_not_answer_hangs() {
+    let degraded = |code, ago_ms| Town::new(code, Some(skipped(ago_ms))).told("code", "Degraded");
+    let message = "slot code-0: its sidecar does not answer; it was first in the queue for the turn of p-chat-0, did not \
+                   take it, and ns/chat skipped it at 1970-01-12T13:46:10Z";
+    assert_eq!(degraded(None, 30_000), ["True", "SidecarHung", message]);
+    assert_eq!(degraded(Some(state()), 30_000), ["False", "AsExpected", ""], "it answers");
+    assert_eq!(degraded(None, 180_000)[0], "False", "the kubelet has ended it by then");
+}
+
+#[test]
+fn two_hangs_are_two_events() {
+    let message = |ago_ms| Town::new(Some(hung(ago_ms, false)), None).told("code", "Degraded")[2].clone();
+    assert!(is_another_hang(&message(100_000), &message(60_000)));
+    assert!(!is_another_hang(&message(60_000), &message(60_000)), "the same");
+    let holds = Town::new(None, Some(sees_late(90_000))).told("code", "Degraded")[2].clone();
+    assert!(!is_another_hang(&holds, &message(1_000)), "it lasted, and has ended");
 }

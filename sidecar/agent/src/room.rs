@@ -25,6 +25,7 @@ use sluice_memory::neighbourhood::LedgerError;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_ports::neighbourhood::NeighbourEvent;
 use sluice_scheduler::{Driver, Event, Finish, Notice, Outage, Sleep};
+use sluice_wire::state::SidecarHangs;
 use tokio::sync::{mpsc, watch};
 
 use crate::clock::Clock;
@@ -78,6 +79,8 @@ pub struct Room {
     deal: Deal,
     bed: Bed,
     heartbeat: Heartbeat,
+    /// Sidecars of this tenant that hung and were killed before this one.
+    sidecar_hangs: Option<SidecarHangs>,
 }
 
 impl Room {
@@ -357,6 +360,7 @@ impl Room {
         }
         let mut state = state::assemble(&mut self.driver, &self.diary, &self.metrics);
         state.engine.work = self.watch.work();
+        state.sidecar_hangs.clone_from(&self.sidecar_hangs);
         (state.engine.hangs, state.engine.last_hang) = (self.watch.hangs(), self.watch.last_hang());
         if let Some(place) = &self.place {
             let seen = neighbours::Seen {

@@ -107,10 +107,11 @@ pub const TABLE: [Row; 18] = [
         never: &["kube"],
         ..BLANK
     },
-    // rustix: the engine waits on futexes and for the death of its sidecar.
+    // rustix: the engine waits on futexes and for the death of its sidecar. wire: its supervisor counts sidecars that hang in a
+    // file that the next sidecar reads.
     Row {
         name: "sluice-kernels",
-        may: &["sluice-link", "sluice-memory", "cudarc", "rustix"],
+        may: &["sluice-link", "sluice-memory", "sluice-wire", "cudarc", "rustix"],
         never: &["sluice-policy", "sluice-scheduler", "sluice-agent", "kube"],
         ..BLANK
     },

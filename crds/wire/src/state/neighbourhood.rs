@@ -115,6 +115,20 @@ pub struct TurnState {
     pub last_takeover: Option<Takeover>,
     /// Turns that another tenant took from this one, since the start.
     pub overtaken_total: u64,
+    /// Tenants that were before this one in the queue for the turn and that it skipped because they did not run, since the start.
+    pub skips_total: u64,
+    /// The last of them.
+    pub last_skip: Option<Skip>,
+}
+
+/// A tenant that was first in the queue for the turn, did not take it, and was skipped.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Skip {
+    /// The tenant that was skipped, `namespace/name`.
+    pub of: String,
+    /// When, milliseconds since the Unix epoch.
+    pub at_unix_ms: u64,
 }
 
 /// A turn that was taken from a holder that was past its deadline.

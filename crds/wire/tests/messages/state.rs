@@ -4,7 +4,8 @@ use sluice_wire::message::ReadError;
 use sluice_wire::state::{
     Activity, Direction, EngineHang, EngineState, EngineWork, Figures, GpuState, GrantState, KvState,
     MemoryState, Move, Neighbourhood, OwnerBytes, Percentiles, Phase, Queue, ReasonCount, RemapState,
-    Residency, SloState, State, Streams, Takeover, Tenant, TenantReport, TurnState, VERSION,
+    Residency, SidecarHangs, Skip, SloState, State, Streams, Takeover, Tenant, TenantReport, TurnState,
+    VERSION,
 };
 
 use super::golden;
@@ -127,6 +128,7 @@ fn state() -> State {
             tbt_overdue: 2,
         },
         engine: engine(),
+        sidecar_hangs: Some(SidecarHangs { total: 2, at_unix_ms: 1_764_000_000_100, waited_ms: 12_400 }),
         moves: vec![Move {
             at_unix_ms: 1_764_000_030_000,
             reason: "remap_own".into(),
@@ -188,6 +190,8 @@ fn neighbourhood() -> Neighbourhood {
                 overdue_ms: 260,
             }),
             overtaken_total: 1,
+            skips_total: 3,
+            last_skip: Some(Skip { of: "default/code".into(), at_unix_ms: 1_764_000_058_000 }),
         }),
         grant: Percentiles { samples: 12, p50_ns: 3_000_000, p99_ns: 9_000_000 },
         revoke: Percentiles { samples: 7, p50_ns: 4_000_000, p99_ns: 80_000_000 },
@@ -217,8 +221,8 @@ fn a_message_of_an_older_writer_is_read_with_defaults_for_what_it_lacks() {
     let engine = EngineState { lost_unix_ms: None, work: None, hangs: 0, last_hang: None, ..state().engine };
     let figures = Figures { pauses_total: 0, kv_stall_ns_total: 0, ..figures() };
     let slo = SloState { ttft_overdue: 0, tbt_overdue: 0, ..state().slo };
-    let older =
-        State { kv, engine, figures, slo, neighbourhood: None, activity: Activity::default(), ..state() };
+    let (neighbourhood, activity) = (None, Activity::default());
+    let older = State { kv, engine, sidecar_hangs: None, figures, slo, neighbourhood, activity, ..state() };
     assert_eq!(State::from_json(FIRST.as_bytes()).expect("still readable"), older);
 }
 

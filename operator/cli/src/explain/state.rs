@@ -53,10 +53,11 @@ fn headline(state: &State, now_unix_ms: u64) -> String {
 
 /// What hangs or hung: its own engine, or a holder of the turn.
 fn hung(state: &State, now_unix_ms: u64) -> Vec<String> {
-    let engine = hangs::engine(state, now_unix_ms).map(|said| format!("Its {said}."));
-    let turn = [hangs::took(state, now_unix_ms), hangs::overtaken(state)];
+    let own = [hangs::engine(state, now_unix_ms), hangs::sidecar(state, now_unix_ms)];
+    let own = own.into_iter().flatten().map(|said| format!("Its {said}."));
+    let turn = [hangs::took(state, now_unix_ms), hangs::skipped(state, now_unix_ms), hangs::overtaken(state)];
     let turn = turn.into_iter().flatten().map(|said| format!("It {said}."));
-    engine.into_iter().chain(turn).collect()
+    own.chain(turn).collect()
 }
 
 /// Whose turn a tenant with requests waits for, and what turns cost it.

@@ -10,6 +10,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use sluice_wire::config::{SidecarConfig, SidecarRecord};
 use sluice_wire::refusal::Refusal;
 use sluice_wire::restart::BackOff;
+use sluice_wire::sidecar_hangs::SidecarHangs;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
@@ -150,7 +151,11 @@ impl Tenant {
             never = announce => match never {},
             () = self.hangs(&http) => {
                 let title = self.title();
-                note(format_args!("{title}: the sidecar has answered nothing for {:?}; killing it", LIVE_EVERY * LIVE_LOOKS));
+                let silent = LIVE_EVERY * LIVE_LOOKS;
+                note(format_args!("{title}: the sidecar has answered nothing for {silent:?}; killing it"));
+                if let Err(error) = SidecarHangs::record(self.folder.path(), silent) {
+                    note(format_args!("{title}: the hang of its sidecar is not counted: {error}"));
+                }
             }
         }
         child.start_kill()?;

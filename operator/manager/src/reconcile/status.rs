@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use sluice_plan::objects::MANAGER;
-use sluice_plan::report::{Change, change, passes, pool_change, pool_status, tenant_status};
+use sluice_plan::report::{Change, change, is_another_hang, passes, pool_change, pool_status, tenant_status};
 use sluice_plan::unit::{Given, Plan, Troubles};
 use sluice_types::conditions::ConditionType;
 use sluice_types::{API_VERSION, GpuPool};
@@ -173,15 +173,16 @@ impl Operator {
     }
 }
 
-/// Conditions whose truth has changed, and `Degraded` where it holds for another reason: a sidecar that takes no directive and
-/// one that hangs are two events.
+/// Conditions whose truth has changed, and `Degraded` where it holds for another reason or another hang: a sidecar that takes no
+/// directive and one that hangs are two events.
 fn news<'a>(before: &[Condition], after: &'a [Condition]) -> impl Iterator<Item = &'a Condition> {
     after.iter().filter(|condition| {
         let Some(old) = before.iter().find(|old| old.type_ == condition.type_) else {
             return condition.status != "Unknown";
         };
         let degraded = condition.type_ == ConditionType::Degraded.as_str() && condition.status == "True";
-        old.status != condition.status || (degraded && old.reason != condition.reason)
+        let another = || old.reason != condition.reason || is_another_hang(&old.message, &condition.message);
+        old.status != condition.status || (degraded && another())
     })
 }
 
@@ -217,6 +218,22 @@ mod tests {
                 k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
             ),
         }
+    }
+
+    #[test]
+    fn a_second_hang_is_another_event() {
+        let hung = |at: &str, more: &str| {
+            [condition(
+                "Degraded",
+                "True",
+                "EngineHung",
+                &format!("its engine on g hung at {at}: 2300 ms{more}"),
+            )]
+        };
+        let first = hung("2026-01-01T00:00:10Z", "");
+        let count = |before: &[Condition], after: &[Condition]| news(before, after).count();
+        assert_eq!(count(&first, &hung("2026-01-01T00:00:10Z", "; ns/chat took the turn from it")), 0);
+        assert_eq!(count(&first, &hung("2026-01-01T00:05:10Z", "")), 1);
     }
 
     #[test]

@@ -13,6 +13,16 @@ impl Metrics {
         self.own.turn_takeovers.inc();
     }
 
+    /// This tenant skipped another in the queue for the turn.
+    pub fn turn_skipped(&self) {
+        self.own.turn_skips.inc();
+    }
+
+    /// `total` sidecars of this tenant hung and were killed before this one started.
+    pub fn sidecars_hung(&self, total: u64) {
+        self.own.sidecar_hangs.inc_by(total);
+    }
+
     /// Another tenant took the turn from this one, which was past its deadline.
     pub fn turn_overtaken(&self) {
         self.own.turns_overtaken.inc();

@@ -107,7 +107,9 @@ pub(super) struct OwnMetrics {
     pub write_lateness: Timing,
     pub engine_losses: Counter,
     pub engine_hangs: Counter,
+    pub sidecar_hangs: Counter,
     pub turn_takeovers: Counter,
+    pub turn_skips: Counter,
     pub turns_overtaken: Counter,
     pub turn_holder_overdue: Share,
     pub plan_gap: Gaps,
@@ -303,6 +305,16 @@ impl OwnMetrics {
 
     fn register_hangs(&self, names: &mut Names) {
         names.add("sluice_engine_hangs", "Engines that exceeded a deadline", self.engine_hangs.clone());
+        names.add(
+            "sluice_sidecar_hangs",
+            "Sidecars of this tenant that hung and were killed",
+            self.sidecar_hangs.clone(),
+        );
+        names.add(
+            "sluice_turn_skips",
+            "Tenants that were first in the queue for the turn, did not take it and were skipped",
+            self.turn_skips.clone(),
+        );
         names.add(
             "sluice_turn_takeovers",
             "Turns taken from a tenant that held them past its deadline",

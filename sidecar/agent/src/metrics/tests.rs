@@ -65,6 +65,8 @@ fn busy() -> Metrics {
     metrics.planned(150);
     metrics.engine_lost();
     metrics.engine_hung();
+    metrics.sidecars_hung(4);
+    (0..5).for_each(|_| metrics.turn_skipped());
     (0..2).for_each(|_| metrics.turn_taken_over());
     (0..3).for_each(|_| metrics.turn_overtaken());
     metrics.turn_holder_overdue(9.0);
@@ -99,7 +101,7 @@ const VLLM: [(&str, &str); 13] = [
     ("vllm:prefix_cache_hits", "counter"),
 ];
 
-const OWN: [(&str, &str); 39] = [
+const OWN: [(&str, &str); 41] = [
     ("sluice_tenant_info", "gauge"),
     ("sluice_memory_bytes", "gauge"),
     ("sluice_memory_capacity_bytes", "gauge"),
@@ -123,6 +125,8 @@ const OWN: [(&str, &str); 39] = [
     ("sluice_write_lateness_seconds", "histogram"),
     ("sluice_engine_losses", "counter"),
     ("sluice_engine_hangs", "counter"),
+    ("sluice_sidecar_hangs", "counter"),
+    ("sluice_turn_skips", "counter"),
     ("sluice_turn_takeovers", "counter"),
     ("sluice_turns_overtaken", "counter"),
     ("sluice_turn_holder_overdue_seconds", "gauge"),
@@ -252,6 +256,7 @@ fn samples_hold_what_was_counted() {
     assert_eq!(value("sluice_memory_bytes{owner=\"kv\"}"), 12_345.0);
     assert_eq!((value("sluice_layers_remapped"), value("sluice_layers_lent")), (1.0, 3.0));
     assert_eq!(value("sluice_engine_hangs_total"), 1.0);
+    assert_eq!((value("sluice_sidecar_hangs_total"), value("sluice_turn_skips_total")), (4.0, 5.0));
     assert_eq!((value("sluice_turn_takeovers_total"), value("sluice_turns_overtaken_total")), (2.0, 3.0));
     assert_eq!(value("sluice_turn_holder_overdue_seconds"), 1.5, "the last word on it");
     assert_eq!(value("sluice_copied_bytes_total"), 77.0);

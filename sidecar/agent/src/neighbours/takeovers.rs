@@ -1,28 +1,53 @@
-//! Turns that this tenant took from holders that were past their deadline.
+//! Turns that this tenant took from holders that were past their deadline, and tenants that it skipped in the queue for the turn.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 use sluice_memory::neighbourhood::TakenOver;
-use sluice_wire::state::Takeover;
+use sluice_wire::state::{Skip, Takeover, TurnState};
 
 use crate::clock::{unix_ms, whole_ms};
 
-/// How many, and the last one.
+/// How many of each, and the last one of each.
 #[derive(Debug, Default)]
-pub struct Takeovers(Mutex<(u64, Option<Takeover>)>);
+pub struct Takeovers(Mutex<Counted>);
+
+#[derive(Clone, Debug, Default)]
+struct Counted {
+    takeovers: u64,
+    last_takeover: Option<Takeover>,
+    skips: u64,
+    last_skip: Option<Skip>,
+}
 
 impl Takeovers {
     /// A turn was taken over.
     pub fn note(&self, taken: TakenOver) {
         let (at_unix_ms, overdue_ms) = (unix_ms(SystemTime::now()), whole_ms(taken.overdue));
         tracing::warn!(from = taken.from, overdue_ms, "the turn was taken from a holder past its deadline");
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *all = (all.0 + 1, Some(Takeover { from: taken.from, at_unix_ms, overdue_ms }));
+        let mut counted = self.counted();
+        counted.takeovers += 1;
+        counted.last_takeover = Some(Takeover { from: taken.from, at_unix_ms, overdue_ms });
     }
 
-    /// How many there were since the start, and the last one.
-    pub fn seen(&self) -> (u64, Option<Takeover>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The tenant `of`, `namespace/name`, was first in the queue, did not take the turn, and was skipped.
+    pub fn skipped(&self, of: String) {
+        tracing::warn!(
+            of,
+            "a tenant that was first in the queue for the turn did not take it and was skipped"
+        );
+        let mut counted = self.counted();
+        counted.skips += 1;
+        counted.last_skip = Some(Skip { of, at_unix_ms: unix_ms(SystemTime::now()) });
+    }
+
+    /// Adds what was counted since the start to `turn`.
+    pub fn fill(&self, turn: TurnState) -> TurnState {
+        let Counted { takeovers, last_takeover, skips, last_skip } = self.counted().clone();
+        TurnState { takeovers_total: takeovers, last_takeover, skips_total: skips, last_skip, ..turn }
+    }
+
+    fn counted(&self) -> std::sync::MutexGuard<'_, Counted> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

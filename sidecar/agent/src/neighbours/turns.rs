@@ -26,7 +26,7 @@ pub struct Ends {
     pub inbox: Inbox,
     /// How long the hand-over took.
     pub metrics: Arc<Metrics>,
-    /// Those that were taken from a holder past its deadline.
+    /// Those that were taken from a holder past its deadline, and tenants that were skipped.
     pub takeovers: Arc<Takeovers>,
 }
 
@@ -61,7 +61,7 @@ pub fn spawn(seat: Arc<Seat>, standing: Standing, ends: Ends) -> std::io::Result
 fn wait_for_turns(seat: &Seat, standing: &Standing, wishes: &Receiver<()>, ends: &Ends) {
     let mut wished = false;
     while wished || wishes.recv().is_ok() {
-        let Some(epoch) = next_turn(seat, standing, wishes) else { return };
+        let Some(epoch) = next_turn(seat, standing, wishes, ends) else { return };
         let event = NeighbourEvent::Turn { epoch: epoch.0 };
         ends.inbox.send(Message::Neighbour(Box::new(event)));
         if let Some(time) = seat.turn().handover() {
@@ -77,11 +77,16 @@ fn wait_for_turns(seat: &Seat, standing: &Standing, wishes: &Receiver<()>, ends:
 
 /// Waits until the turn comes; none when nobody wants it any more. Each wait begins with a ticket: who has one keeps it,
 /// under the priority of now, and who has lost it draws another.
-fn next_turn(seat: &Seat, standing: &Standing, wishes: &Receiver<()>) -> Option<Epoch> {
+fn next_turn(seat: &Seat, standing: &Standing, wishes: &Receiver<()>, ends: &Ends) -> Option<Epoch> {
     let (line, mut pause) = (seat.turn(), PAUSE);
     loop {
         let ticket = line.request(standing.priority());
-        match ticket.and_then(|()| line.take_within(standing.order, WAIT)) {
+        let taken = ticket.and_then(|()| line.take_within(standing.order, WAIT));
+        for of in line.take_skipped() {
+            ends.takeovers.skipped(of);
+            ends.metrics.turn_skipped();
+        }
+        match taken {
             Ok(Some(epoch)) => return Some(epoch),
             Ok(None) => pause = PAUSE,
             Err(error) => {

@@ -29,7 +29,7 @@ use sluice_scheduler::driver::Around;
 use sluice_scheduler::journal::Recorder;
 use sluice_scheduler::{Core, Driver};
 use sluice_wire::config::SidecarConfig;
-use sluice_wire::state::Tenant;
+use sluice_wire::state::{SidecarHangs, Tenant};
 use tokio::sync::watch;
 
 pub use error::LoadError;
@@ -194,12 +194,11 @@ impl Loading {
         let pool = memory.pool_fd().try_clone_to_owned();
         let pool = pool.map_err(|source| LoadError::Io { path: "the pool's memfd".into(), source })?;
         let (listener, inbox, closed) = (self.listener, self.inbox, self.closed);
-        let (tables_of_door, page) = (tables.clone(), control.clone());
-        let seat = Seat::new(SEAT_PATIENCE);
+        let (page, seat) = (control.clone(), Seat::new(SEAT_PATIENCE));
         let life = neighbours::life(place.as_ref())?;
         let own_inbox = inbox.clone();
-        let door = Door { listener, setup, pool, control, tables: tables_of_door, life, inbox, closed, seat };
-        spawn_door(door)?;
+        let tables_of = tables.clone();
+        spawn_door(Door { listener, setup, pool, control, tables: tables_of, life, inbox, closed, seat })?;
         let brain = entry.brain(&layout, place.as_ref())?;
         let (first, left) = anteroom.leave();
         let first = first.expect("a brain begins with an engine");
@@ -219,6 +218,7 @@ impl Loading {
         let mut diary = Diary::new(tenant(config), config.policy.clone());
         diary.engine_attached(SystemTime::now());
         let mut room = Room {
+            sidecar_hangs: sidecar_hangs(&config.runtime_dir, &self.metrics),
             driver,
             inbox: left.messages,
             status: self.status,
@@ -240,6 +240,17 @@ impl Loading {
         left.early.into_iter().for_each(|message| room.take(message));
         Ok(room)
     }
+}
+
+/// Sidecars of this tenant that hung and were killed. Without a readable file there is nothing to report.
+fn sidecar_hangs(folder: &Path, metrics: &Metrics) -> Option<SidecarHangs> {
+    let hangs = SidecarHangs::read(folder).unwrap_or_else(|error| {
+        let path = folder.join(SidecarHangs::FILE);
+        tracing::warn!(%error, path = %path.display(), "the count of sidecars that hung cannot be read");
+        None
+    });
+    metrics.sidecars_hung(hangs.as_ref().map_or(0, |hangs| hangs.total));
+    hangs
 }
 
 /// Without progress for less than this, no engine counts as hung.

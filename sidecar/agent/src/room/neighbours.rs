@@ -218,8 +218,7 @@ impl Seen<'_> {
         let holder = line.holder().ok().flatten();
         let overdue = holder.as_ref().map_or(Duration::ZERO, |holder| holder.overdue);
         self.metrics.turn_holder_overdue(overdue.as_secs_f64());
-        let (takeovers_total, last_takeover) = place.takeovers.seen();
-        TurnState {
+        place.takeovers.fill(TurnState {
             holds: self.core.holds_turn(),
             epoch: line.held().map_or(0, |epoch| epoch.0),
             waiting: line.waiters().map_or(0, |waiters| u32::try_from(waiters).unwrap_or(u32::MAX)),
@@ -229,9 +228,8 @@ impl Seen<'_> {
             wait: self.metrics.waits_for(Awaited::Turn),
             holder: holder.map(|holder| holder.name),
             holder_overdue_ms: whole_ms(overdue),
-            takeovers_total,
-            last_takeover,
             overtaken_total: line.overtaken_total(),
-        }
+            ..TurnState::default()
+        })
     }
 }

@@ -70,6 +70,8 @@ pub(super) struct Turns {
     /// How many of its turns were taken over.
     overtaken: AtomicU64,
     own: Mutex<Own>,
+    /// Participants that it skipped and has not reported yet.
+    skipped: Mutex<Vec<String>>,
     /// How long it has seen that the turn is overdue, and that it lies although others are next.
     late: Mutex<Watch>,
     lying: Mutex<Watch>,
@@ -92,6 +94,10 @@ impl Own {
 impl Turns {
     pub(super) fn own(&self) -> MutexGuard<'_, Own> {
         lock(&self.own)
+    }
+
+    pub(super) fn skipped(&self) -> MutexGuard<'_, Vec<String>> {
+        lock(&self.skipped)
     }
 
     pub(super) fn late(&self) -> MutexGuard<'_, Watch> {

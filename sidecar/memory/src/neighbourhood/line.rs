@@ -51,6 +51,11 @@ impl TurnLine<'_> {
         self.record_of(waiter).get(word::PASSED) == waiter.ticket
     }
 
+    /// The participants that this one has passed over since the last call, by name.
+    pub fn take_skipped(&self) -> Vec<String> {
+        std::mem::take(&mut *self.seat.turns.skipped())
+    }
+
     /// A participant that was passed over and runs again has its place in the line again.
     pub(super) fn count_again(&self) {
         let record = self.seat.record();
@@ -85,7 +90,12 @@ impl TurnLine<'_> {
         }
         let over = u128::from(lain_ns) > PASSED_OVER.as_nanos() * before.len() as u128;
         if over {
-            before.iter().for_each(|waiter| self.record_of(waiter).set(word::PASSED, waiter.ticket));
+            let mut skipped = self.seat.turns.skipped();
+            for waiter in before {
+                let record = self.record_of(&waiter);
+                record.set(word::PASSED, waiter.ticket);
+                skipped.push(record.name());
+            }
         }
         Ok(over)
     }

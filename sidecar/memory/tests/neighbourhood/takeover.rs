@@ -165,6 +165,7 @@ fn the_first_in_line_takes_over_and_the_next_only_when_the_first_does_not() {
         assert_eq!(take(&b, LONG), Some(Epoch(2)));
         assert_eq!(second.join().unwrap(), None, "the first has it, within its deadline");
     });
+    assert!(c.turn().take_skipped().is_empty(), "the first took it");
     b.turn().promise(1).unwrap();
     // Now the first in line does not look.
     c.turn().cancel().unwrap();
@@ -174,6 +175,8 @@ fn the_first_in_line_takes_over_and_the_next_only_when_the_first_does_not() {
     assert_eq!(take(&c, LONG), Some(Epoch(3)));
     assert!(begun.elapsed() >= OVERDUE_GRACE + PASSED_OVER, "{:?}", begun.elapsed());
     assert_eq!(c.turn().taken_over().unwrap().from, "1");
+    assert_eq!(c.turn().take_skipped(), ["0"]);
+    assert!(c.turn().take_skipped().is_empty(), "it is reported once");
     c.turn().release().unwrap();
     assert_eq!(take(&a, LONG), Some(Epoch(4)), "it has kept its place");
     assert_eq!(a.turn().taken_over(), None, "it was free");

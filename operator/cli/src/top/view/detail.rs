@@ -52,7 +52,13 @@ fn hang(view: &View, state: &State, width: usize) -> Vec<Line<'static>> {
     let late = late.map(|(holder, overdue_ms)| {
         (format!("{holder} holds the turn and is {overdue_ms} ms past its deadline"), Some(Color::Red))
     });
-    let past = [hangs::took(state, now), hangs::overtaken(state)].map(|said| Some((said?, None)));
+    let past = [
+        hangs::sidecar(state, now),
+        hangs::took(state, now),
+        hangs::skipped(state, now),
+        hangs::overtaken(state),
+    ];
+    let past = past.map(|said| Some((said?, None)));
     let all = [engine, late].into_iter().chain(past).flatten();
     let lines = all.flat_map(|(said, colour)| {
         let word = |word: &str| {

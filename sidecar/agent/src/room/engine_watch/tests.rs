@@ -138,4 +138,6 @@ fn a_supervisor_that_does_not_run_is_killed_also_when_a_stranger_was_refused_mea
         "a process that is stopped ends by a signal alone"
     );
     assert_eq!(played.supervisor.wait().unwrap().signal(), Some(9));
+    let hang = played.watch.last_hang().unwrap();
+    assert_eq!((played.watch.hangs(), hang.during.as_str(), hang.alive), (1, "supervisor", false));
 }
