@@ -65,8 +65,8 @@ pub struct Gateway {
     pub open: OpenRequests,
     /// Unix time of the start, seconds.
     pub started: u64,
-    /// Answers so far, for their ids.
-    pub answers: AtomicU64,
+    /// Number of the next answer, for its id. Begins at random: ids differ between tenants and between runs.
+    pub next_answer: AtomicU64,
 }
 
 impl std::fmt::Debug for Gateway {
@@ -103,7 +103,7 @@ impl Gateway {
             Kind::Completion => "cmpl",
             Kind::Chat => "chatcmpl",
         };
-        format!("{prefix}-{:x}-{:x}", self.started, self.answers.fetch_add(1, Ordering::Relaxed))
+        format!("{prefix}-{:016x}", self.next_answer.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Now, as OpenAI counts it.

@@ -4,6 +4,8 @@ mod descriptors;
 mod doors;
 mod failure;
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -265,6 +267,6 @@ fn gateway(
         open: OpenRequests::new(config.limits.max_streams, metrics.clone()),
         metrics,
         started: Gateway::unix_seconds(),
-        answers: AtomicU64::new(1),
+        next_answer: AtomicU64::new(RandomState::new().hash_one(std::process::id())),
     })
 }

@@ -108,7 +108,7 @@ impl Host {
             api_keys: Keys::default(),
             metrics,
             started: Gateway::unix_seconds(),
-            answers: AtomicU64::new(1),
+            next_answer: AtomicU64::new(1),
         };
         let limits = Limits { connections: streams as usize + 1024, drain: Duration::from_secs(1) };
         host.runtime.spawn(serve(listener, Arc::new(gateway).router(), limits, host.stop.subscribe()));

@@ -217,8 +217,8 @@ impl PromptRules<'_> {
         if tokens.is_empty() {
             return Err(self.wrong("the prompt has no tokens".into()));
         }
-        match tokens.iter().find(|id| **id >= self.vocab) {
-            Some(id) => Err(self.wrong(self.unknown(*id))),
+        match tokens.iter().position(|id| *id >= self.vocab) {
+            Some(index) => Err(self.wrong(format!("{}, at index {index}", self.unknown(tokens[index])))),
             None => Ok(Prompt(tokens)),
         }
     }

@@ -111,7 +111,7 @@ impl World {
             api_keys: keys(folder.path(), &setup.keys),
             metrics: metrics.clone(),
             started: Gateway::unix_seconds(),
-            answers: AtomicU64::new(1),
+            next_answer: AtomicU64::new(1),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");

@@ -59,7 +59,7 @@ fn router(tenant: &Tenant, folder: &Path) -> Router {
         api_keys: Keys::default(),
         metrics,
         started: 0,
-        answers: AtomicU64::new(0),
+        next_answer: AtomicU64::new(0),
     };
     Arc::new(gateway).router()
 }
