@@ -17,27 +17,23 @@ pub struct Cluster {
     pub image_volumes: bool,
 }
 
-/// The condition `Accepted` of a tenant whose pool is `pool`.
-pub fn accepted(tenant: &ModelTenant, pool: Option<&GpuPool>, cluster: Cluster) -> Finding {
-    let refused = local_only(tenant)
-        .or_else(|| unsupported(tenant, cluster))
-        .or_else(|| no_image(tenant))
-        .or_else(|| pool_lacks(tenant, pool))
-        .or_else(|| no_device(tenant, pool));
-    refused.unwrap_or_else(|| Finding::as_expected(Truth::True))
+/// Every reason not to accept a tenant whose pool is `pool`; empty = it can be served.
+pub fn refusals(tenant: &ModelTenant, pool: Option<&GpuPool>, cluster: Cluster) -> Vec<Finding> {
+    let others =
+        [unsupported(tenant, cluster), no_image(tenant), pool_lacks(tenant, pool), no_device(tenant, pool)];
+    local_only(tenant).chain(others.into_iter().flatten()).collect()
 }
 
 /// What only `sluice up` takes.
-fn local_only(tenant: &ModelTenant) -> Option<Finding> {
+fn local_only(tenant: &ModelTenant) -> impl Iterator<Item = Finding> {
     let spec = &tenant.spec;
-    let field = if spec.model.source.kind == SourceType::File {
-        "spec.model.source.file"
-    } else if spec.access.api_keys_file.is_some() {
-        "spec.access.apiKeysFile"
-    } else {
-        return None;
-    };
-    Some(Finding::no(Reason::LocalOnly, format!("{field} is for local processes (sluice up) alone")))
+    let fields = [
+        ("spec.model.source.file", spec.model.source.kind == SourceType::File),
+        ("spec.access.apiKeysFile", spec.access.api_keys_file.is_some()),
+    ];
+    fields.into_iter().filter(|(_, asked)| *asked).map(|(field, _)| {
+        Finding::no(Reason::LocalOnly, format!("{field} is for local processes (sluice up) alone"))
+    })
 }
 
 fn unsupported(tenant: &ModelTenant, cluster: Cluster) -> Option<Finding> {

@@ -173,14 +173,14 @@ fn findings(
         (slot.index, on)
     });
     let (refused, found) = placed(slots);
-    let accepted = refused.unwrap_or_else(|| planned.accepted.clone());
+    let accepted = refused.unwrap_or_else(|| planned.accepted());
     let degraded = degraded(trouble, views);
     let mut all = Findings::from([(ConditionType::Accepted, accepted), (ConditionType::Degraded, degraded)]);
     if let Some(refusal) = &planned.refusal {
         all.insert(ConditionType::Placed, inspect::refused(refusal).1);
         return all;
     }
-    if planned.accepted.truth != Truth::True {
+    if !planned.is_accepted() {
         return all;
     }
     let message = if found.truth == Truth::True { crowded(plan, planned) } else { None };

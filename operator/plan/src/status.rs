@@ -51,6 +51,13 @@ impl Finding {
         Finding { truth: Truth::False, reason, message: message.into() }
     }
 
+    /// It holds unless something speaks against it: then for the first of these reasons, and the message names all.
+    pub fn unless(causes: &[Finding]) -> Finding {
+        let Some(first) = causes.first() else { return Finding::as_expected(Truth::True) };
+        let messages: Vec<&str> = causes.iter().map(|cause| cause.message.as_str()).collect();
+        Finding::no(first.reason, messages.join("; "))
+    }
+
     /// Nobody knows yet.
     pub fn unknown(reason: Reason, message: impl Into<String>) -> Finding {
         Finding { truth: Truth::Unknown, reason, message: message.into() }

@@ -79,8 +79,8 @@ pub struct GpuPlan {
 pub struct TenantPlan<'a> {
     /// What was asked.
     pub tenant: &'a ModelTenant,
-    /// Whether it can be served at all.
-    pub accepted: Finding,
+    /// Every reason why it cannot be served at all; empty = it is accepted.
+    pub refusals: Vec<Finding>,
     /// Sizes of its model; `None` = not known.
     pub model: Option<Geometry>,
     /// What its status keeps of an inspection.
@@ -109,10 +109,20 @@ pub struct SlotPlan {
 }
 
 impl TenantPlan<'_> {
+    /// Whether it can be served at all.
+    pub fn is_accepted(&self) -> bool {
+        self.refusals.is_empty()
+    }
+
+    /// The condition `Accepted`.
+    pub fn accepted(&self) -> Finding {
+        Finding::unless(&self.refusals)
+    }
+
     /// Whether its model is to be inspected, be it anew: what could not be read then may be readable now.
     pub fn to_be_inspected(&self) -> bool {
-        let reasons = [Reason::AsExpected, Reason::ModelUnreadable, Reason::ModelUnsupported];
-        self.model.is_none() && reasons.contains(&self.accepted.reason)
+        let reasons = [Reason::ModelUnreadable, Reason::ModelUnsupported];
+        self.model.is_none() && self.refusals.iter().all(|refusal| reasons.contains(&refusal.reason))
     }
 }
 

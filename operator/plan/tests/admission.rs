@@ -31,6 +31,19 @@ fn a_tenant_whose_kv_fits_nowhere_is_not_accepted() {
         host.chunk_bytes = sluice_types::Quantity::from_bytes(1 << 10);
     });
     assert_eq!(small, "ChunkTooSmall");
+    // With what else speaks against it.
+    let (first, message) = reason(&|pool, tenant| {
+        tenant.spec.memory.kv_limit = Some(sluice_types::Quantity::from_bytes(1 << 16));
+        tenant.spec.access.api_keys_file = Some("keys".into());
+        pool.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+    });
+    assert_eq!(first, "PoolTerminating");
+    let parts: Vec<&str> = message.split("; ").collect();
+    assert!(
+        parts[0].starts_with("spec.poolRef: ") && parts[1].starts_with("spec.access.apiKeysFile "),
+        "{message}"
+    );
+    assert!(parts[2].starts_with("spec.memory.kvLimit: "), "{message}");
 }
 
 /// A proxied tenant whose weights take 10 GiB and a bit, on a GPU whose size only its claim tells.

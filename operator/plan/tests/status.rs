@@ -2,10 +2,11 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::json;
-use sluice_plan::accept::{Cluster, accepted, placed};
+use sluice_plan::accept::{Cluster, placed, refusals};
 use sluice_plan::place::{Misfit, Unplaced};
 use sluice_plan::status::{Finding, Findings, Truth, conditions, summary};
 use sluice_types::conditions::{ConditionType, Reason};
+use sluice_types::{GpuPool, ModelTenant};
 
 use super::world::{host_pool, tenant};
 
@@ -97,6 +98,30 @@ fn a_message_fits_what_the_api_server_takes() {
     let long = [(ConditionType::Placed, Finding::no(Reason::NoRoom, "ä".repeat(40_000)))];
     let told = conditions(TENANT, &[], &Findings::from(long), 1, &morning());
     assert!(told.iter().all(|condition| condition.message.len() <= 32_768));
+}
+
+/// The condition `Accepted`.
+fn accepted(tenant: &ModelTenant, pool: Option<&GpuPool>, cluster: Cluster) -> Finding {
+    Finding::unless(&refusals(tenant, pool, cluster))
+}
+
+#[test]
+fn all_reasons_not_to_accept_a_tenant_are_in_one_message() {
+    let spec = json!({
+        "model": {"source": {"type": "File", "persistentVolumeClaim": null, "file": {"path": "."}}},
+        "access": {"apiKeysFile": "k"},
+        "gpuGroup": "x",
+        "engine": {"kind": "Vllm"},
+    });
+    let found = accepted(&tenant("t", spec), Some(&host_pool()), NEW);
+    assert_eq!((found.truth, found.reason), (Truth::False, Reason::LocalOnly));
+    assert_eq!(
+        found.message,
+        "spec.model.source.file is for local processes (sluice up) alone; \
+         spec.access.apiKeysFile is for local processes (sluice up) alone; \
+         spec.engine.image: a Vllm engine needs one, such as vllm/vllm-openai with a version; \
+         spec.gpuGroup: the pool has no group `x`, it has chat"
+    );
 }
 
 #[test]

@@ -223,7 +223,7 @@ fn a_gpu_that_the_pool_has_no_more_takes_nobody_and_goes_with_its_last_slot() {
     let found = plan(&given(&smaller, &[&named, &late], &seen))
         .tenants
         .iter()
-        .map(|one| one.accepted.reason)
+        .map(|one| one.accepted().reason)
         .collect::<Vec<_>>();
     assert_eq!(found, [Reason::AsExpected, Reason::GroupNotFound], "who is not there has no such group");
     assert!(names(&at_once, &seen, &[&named]).is_empty());
@@ -244,7 +244,7 @@ fn a_gpu_that_the_pool_has_no_more_is_made_nowhere_anew() {
             let on: Vec<&str> = on.map(|at| plan.gpus[*at].gpu.name.as_str()).collect();
             assert_eq!(on, Vec::from_iter(goes), "{change}");
             assert!(plan.gpus.iter().all(|planned| planned.gpu.name != "p-chat-1"), "{change}");
-            let reason = plan.tenants[0].accepted.reason;
+            let reason = plan.tenants[0].accepted().reason;
             let expected = if goes.is_some() { Reason::AsExpected } else { Reason::GroupNotFound };
             assert_eq!(reason, expected, "{change}");
         }

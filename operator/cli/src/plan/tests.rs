@@ -112,6 +112,21 @@ fn what_does_not_fit_is_told_with_what_is_missing_and_is_an_error() {
         "lost refused (GroupNotFound): spec.gpuGroup: the pool has no group `agents`, it has chat",
     );
     assert_line(&lines, "tenants.yaml:19)");
+    // Every cause has a line of its own, with its place.
+    let real = pool(1, "", "").replace("host.sluice.dev", "gpu.nvidia.com");
+    let real = real.replace("  device: {host: {memory: 40Mi, chunkBytes: 64Ki}}\n", "");
+    let (lines, _) =
+        said(&scene(&(real + &tenant("lost", "  engine: {kind: Native}\n  gpuGroup: agents\n"))), None);
+    let refused: Vec<&String> = lines.iter().filter(|line| line.contains("lost  refused")).collect();
+    assert_eq!(refused.len(), 2, "{lines:#?}");
+    assert!(
+        refused[0].contains("(GroupNotFound)") && refused[0].ends_with("tenants.yaml:19)"),
+        "{refused:#?}"
+    );
+    assert!(
+        refused[1].contains("(DeviceUnsupported)") && refused[1].ends_with("tenants.yaml:18)"),
+        "{refused:#?}"
+    );
     assert_eq!(error.as_deref(), Some("1 of 1 slots would not be served"));
     let (lines, error) = said(&scene(&tenant("orphan", "")), None);
     assert_line(&lines, "GpuPool default/local: there is none");

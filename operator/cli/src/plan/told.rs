@@ -1,7 +1,7 @@
 //! A plan as lines for people.
 
 use sluice_plan::place::{Misfit, Unplaced};
-use sluice_plan::status::Truth;
+use sluice_plan::status::Finding;
 use sluice_plan::unit::{GpuPlan, Plan, SlotPlan, TenantPlan};
 use sluice_types::tenant::EngineKind;
 use sluice_wire::refusal::Refusal;
@@ -123,11 +123,12 @@ impl Page<'_> {
     /// Tenants that cannot be served, and slots that have no GPU.
     fn without_gpu(&self, tenant: &TenantPlan<'_>, told: &mut Told) {
         let (name, width) = (name(tenant), self.width);
-        if tenant.accepted.truth != Truth::True {
-            let (reason, message) = (tenant.accepted.reason.as_str(), &tenant.accepted.message);
-            let place = self.pool.blame(name).map(|blame| format!(" ({})", blame.place_of(message)));
-            let place = place.unwrap_or_default();
-            told.lines.push(format!("  {name:width$}  refused ({reason}): {message}{place}"));
+        if !tenant.is_accepted() {
+            for Finding { reason, message, .. } in &tenant.refusals {
+                let place = self.pool.blame(name).map(|blame| format!(" ({})", blame.place_of(message)));
+                let (reason, place) = (reason.as_str(), place.unwrap_or_default());
+                told.lines.push(format!("  {name:width$}  refused ({reason}): {message}{place}"));
+            }
             let asked = usize::try_from(tenant.tenant.spec.replicas).unwrap_or(0).max(1);
             (told.slots, told.homeless) = (told.slots + asked, told.homeless + asked);
             return;
@@ -174,9 +175,11 @@ impl Page<'_> {
 
     /// What cannot be known here.
     fn unknown(&self) -> Vec<String> {
-        let unknown = self.plan.tenants.iter().filter(|tenant| {
-            tenant.model.is_none() && tenant.accepted.truth == Truth::True && !tenant.slots.is_empty()
-        });
+        let unknown = self
+            .plan
+            .tenants
+            .iter()
+            .filter(|tenant| tenant.model.is_none() && tenant.is_accepted() && !tenant.slots.is_empty());
         unknown
             .map(|tenant| {
                 let (name, width) = (name(tenant), self.width);

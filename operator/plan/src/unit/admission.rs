@@ -6,14 +6,14 @@ use sluice_types::{GpuPool, ModelTenant};
 
 use super::wanted::PoolTerms;
 use super::{Given, TenantPlan};
-use crate::accept::accepted;
+use crate::accept::refusals;
 use crate::demand::{Unfit, fits};
 use crate::geometry::{self, Geometry, threads};
 use crate::gpu::Gpu;
 use crate::objects::inspect::refused;
 use crate::objects::name;
 use crate::seen::Index;
-use crate::status::{Finding, Truth};
+use crate::status::Finding;
 
 /// Whether the tenant is on a GPU of the group that it names, which the pool may have no more.
 pub fn keeps_group(tenant: &ModelTenant, gpus: &[Gpu], index: &Index<'_>) -> bool {
@@ -28,36 +28,33 @@ pub fn admitted<'a>(given: &Given<'a>, tenant: &'a ModelTenant, keeps_group: boo
     let said = given.seen.inspections.get(name(tenant));
     let told = said.and_then(|said| said.as_ref().ok()).map(geometry::status);
     let inspected = kept.filter(|kept| sizes(kept).is_some()).or(told);
-    let mut accepted = accepted(tenant, given.pool, given.cluster);
-    if keeps_group && accepted.reason == Reason::GroupNotFound {
-        accepted = Finding::as_expected(Truth::True);
-    }
+    let mut refusals = refusals(tenant, given.pool, given.cluster);
+    refusals.retain(|refusal| !keeps_group || refusal.reason != Reason::GroupNotFound);
     let model = Geometry::not_needed(&tenant.spec).or_else(|| inspected.as_ref().and_then(sizes));
     let refusal = said.and_then(|said| said.as_ref().err()).filter(|_| model.is_none()).cloned();
     let verdict = refusal.as_ref().map_or_else(|| last_verdict(tenant), |refusal| refused(refusal).0);
-    if accepted.truth == Truth::True && model.is_none() {
-        accepted = verdict.unwrap_or(accepted);
-    }
-    TenantPlan { tenant, accepted, model, inspected, refusal, slots: Vec::new() }
+    refusals.extend(verdict.filter(|_| model.is_none()));
+    TenantPlan { tenant, refusals, model, inspected, refusal, slots: Vec::new() }
 }
 
 /// Refuses a tenant whose KV could be held nowhere. One that serves on a GPU where a change waits is judged by what is in force.
 pub fn fit(planned: &mut TenantPlan<'_>, terms: &PoolTerms<'_>, index: &Index<'_>) {
-    let (Truth::True, Some(model)) = (planned.accepted.truth, &planned.model) else { return };
+    let Some(model) = &planned.model else { return };
     let spec = &planned.tenant.spec;
     let there = index.slots(name(planned.tenant)).iter().filter_map(|(_, gpu)| terms.elsewhere.get(gpu));
     let Err(unfit) = fits(spec, model, &terms.written) else { return };
     if !there.into_iter().any(|terms| fits(spec, model, terms).is_ok()) {
-        planned.accepted = holdless(&unfit);
+        planned.refusals.push(holdless(&unfit));
     }
 }
 
 /// A pool that goes takes nobody who has no slot on it: it waits for its tenants to go.
 pub fn turn_away(planned: &mut TenantPlan<'_>, pool: &GpuPool, index: &Index<'_>) {
     let goes = pool.metadata.deletion_timestamp.is_some();
-    if goes && planned.accepted.truth == Truth::True && index.slots(name(planned.tenant)).is_empty() {
+    if goes && index.slots(name(planned.tenant)).is_empty() {
         let message = format!("spec.poolRef: GpuPool `{}` is being deleted", name(pool));
-        planned.accepted = Finding::no(Reason::PoolTerminating, message);
+        // Before a verdict on the model, whose message is taken over from the condition while its reason comes first.
+        planned.refusals.insert(0, Finding::no(Reason::PoolTerminating, message));
     }
 }
 

@@ -13,7 +13,6 @@ use crate::place::Slot;
 use crate::seat::{Seat, seats};
 use crate::seen::{Index, Report, Seen};
 use crate::settings::Settings;
-use crate::status::Truth;
 
 /// What every slot pays, as the pool says it, and on GPUs that are made of something else.
 pub struct PoolTerms<'a> {
@@ -44,7 +43,7 @@ pub fn wanted(
     seen: &Seen,
 ) -> Vec<Slot> {
     let (tenant, spec) = (name(planned.tenant), &planned.tenant.spec);
-    let served = planned.accepted.truth == Truth::True && !spec.suspend;
+    let served = planned.is_accepted() && !spec.suspend;
     let replicas = if served { usize::try_from(spec.replicas).unwrap_or(0) } else { 0 };
     let seated = index.slots(tenant);
     let seat = |(index, gpu): &(u32, &str)| Seat {
