@@ -186,13 +186,17 @@ async fn bad_yaml_is_refused_by_file_line_and_field() {
     let world = World::new();
     let good = Yaml::pool("16Mi").tenant("tiny", Path::new("model"), "", "drainSeconds: 1").text();
     for (from, to, words) in [
-        ("memory: 16Mi", "memory: 16Mib", "up.yaml:6: spec.device.host.memory: "),
-        ("memory: 16Mi", "memori: 16Mi", "up.yaml:6: spec.device.host.memori: unknown field"),
-        ("policy: Oneiros", "policy: Magic", "up.yaml:9: spec.policy: "),
-        ("drainSeconds: 1", "drainSeconds: soon", "up.yaml:14: document 2: spec.drainSeconds: "),
+        ("memory: 16Mi", "memory: 16Mib", "up.yaml:6:19: spec.device.host.memory: "),
+        (
+            "memory: 16Mi",
+            "memori: 16Mi",
+            "up.yaml:6:19: spec.device.host.memori: unknown field; did you mean `memory`?",
+        ),
+        ("policy: Oneiros", "policy: Magic", "up.yaml:9:3: spec.policy: "),
+        ("drainSeconds: 1", "drainSeconds: soon", "up.yaml:14:82: spec.drainSeconds: "),
         ("{name: box}, model:", "{name: other}, model:", "spec.poolRef.name: "),
         ("hostMemoryPerGPU: 1Gi", "hostMemoryPerGPU: [", "up.yaml:"),
-        ("kind: ModelTenant", "kind: ModelRenter", "up.yaml:12: document 2: "),
+        ("kind: ModelTenant", "kind: ModelRenter", "up.yaml:12:1: kind: "),
     ] {
         assert!(good.contains(from), "{from}");
         let stderr = refused(&world, &good.replace(from, to)).await.stderr;

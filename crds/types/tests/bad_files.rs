@@ -4,8 +4,25 @@ use sluice_types::load::{LoadError, MAX_FILE_BYTES, Problem, load_str};
 
 use crate::good_files::{POOL, TENANT, both};
 
+fn errors(text: &str) -> Vec<LoadError> {
+    load_str(text, "pool.yaml").unwrap_err().to_vec()
+}
+
+/// Panics unless the one unknown field is `path`, on this line.
+#[track_caller]
+fn expect_unknown(text: &str, path: &str, line: usize) {
+    let found = errors(text);
+    let unknown = |e: &LoadError| matches!(e.problem, Problem::UnknownField { .. });
+    let found: Vec<_> = found.iter().filter(|e| unknown(e)).map(|e| (e.path.to_string(), e.line)).collect();
+    assert_eq!(found, [(path.to_owned(), line)], "{text}");
+}
+
+/// The one mistake of a file.
+#[track_caller]
 fn error(text: &str) -> LoadError {
-    load_str(text, "pool.yaml").unwrap_err()
+    let all = load_str(text, "pool.yaml").unwrap_err();
+    assert_eq!(all.len(), 1, "{all}");
+    all[0].clone()
 }
 
 #[track_caller]
@@ -14,37 +31,63 @@ fn expect(text: &str, message: &str) {
 }
 
 #[test]
-fn an_unknown_field_is_named_with_line_and_alternatives() {
+fn an_unknown_field_is_named_with_its_place_and_a_hint() {
     let text = POOL.replace("- name: chat", "- name: chat\n    sharing:\n      mod: Temporal");
-    expect(
-        &text,
-        "pool.yaml:14: spec.gpus[0].sharing.mod: unknown field, expected one of `mode`, `temporal`, `spatial`, \
-         `isolated`",
-    );
+    expect(&text, "pool.yaml:14:7: spec.gpus[0].sharing.mod: unknown field; did you mean `mode`?");
     let found = error(&text);
     assert_eq!(
-        (found.document, found.line, found.path.to_string().as_str()),
-        (1, 14, "spec.gpus[0].sharing.mod")
+        (found.line, found.column, found.path.to_string().as_str()),
+        (14, 7, "spec.gpus[0].sharing.mod")
     );
-    assert!(matches!(found.problem, Problem::UnknownField { expected } if expected.contains(&"mode")));
+    let suggestions = vec!["mode".to_owned()];
+    let expected = ["isolated", "mode", "spatial", "temporal"].map(ToOwned::to_owned).into();
+    assert_eq!(found.problem, Problem::UnknownField { expected, suggestions, other_kind: None });
+    // Where nothing is alike, all that there is.
+    expect(
+        &text.replace("mod:", "colour:"),
+        "pool.yaml:14:7: spec.gpus[0].sharing.colour: unknown field, expected one of `isolated`, `mode`, `spatial`, \
+         `temporal`",
+    );
 }
 
 #[test]
 fn an_unknown_field_is_found_at_every_depth() {
     expect(
         &format!("{POOL}extra: 1\n"),
-        "pool.yaml:13: extra: unknown field, expected one of `apiVersion`, `kind`, `metadata`, `spec`",
+        "pool.yaml:13:1: extra: unknown field, expected one of `apiVersion`, `kind`, `metadata`, `spec`",
     );
     let text = POOL.replace("  name: local", "  name: local\n  nmespace: x");
-    expect(
-        &text,
-        "pool.yaml:5: metadata.nmespace: unknown field, expected one of `name`, `namespace`, `labels`, `annotations`",
-    );
+    expect(&text, "pool.yaml:5:3: metadata.nmespace: unknown field; did you mean `namespace`?");
     let found = error(&format!("{TENANT}  slo: {{tbt: 5}}\n"));
-    assert_eq!((found.line, found.path.to_string().as_str()), (13, "spec.slo.tbt"));
+    assert_eq!((found.line, found.column, found.path.to_string().as_str()), (13, 9, "spec.slo.tbt"));
     let found =
         error(&format!("{TENANT}  engine:\n    env:\n    - {{name: A}}\n    - name: B\n      valeu: x\n"));
-    assert_eq!((found.line, found.path.to_string().as_str()), (17, "spec.engine.env[1].valeu"));
+    assert_eq!((found.line, found.column), (17, 7));
+    assert_eq!(found.path.to_string(), "spec.engine.env[1].valeu");
+}
+
+#[test]
+fn a_field_that_stands_elsewhere_is_named_with_its_path() {
+    for (line, message) in [
+        (
+            "  ttft: 200",
+            "pool.yaml:13:3: spec.ttft: unknown field; did you mean `spec.slo.ttftMilliseconds`?",
+        ),
+        ("replicas: 1", "pool.yaml:13:1: replicas: unknown field; did you mean `spec.replicas`?"),
+        (
+            "  memory: {replicas: 1}",
+            "pool.yaml:13:12: spec.memory.replicas: unknown field; did you mean `spec.replicas`?",
+        ),
+        (
+            "  memory: {hostkv: 1}",
+            "pool.yaml:13:12: spec.memory.hostkv: unknown field; did you mean `hostKv`?",
+        ),
+    ] {
+        expect(&format!("{TENANT}{line}\n"), message);
+    }
+    // One mistake: `gpus` is not missing as well.
+    let text = POOL.replace("  gpus:\n  - name: chat", "gpus:\n- name: chat");
+    expect(&text, "pool.yaml:11:1: gpus: unknown field; did you mean `spec.gpus`?");
 }
 
 #[test]
@@ -69,15 +112,12 @@ fn every_struct_of_the_spec_refuses_an_unknown_field() {
         ("  x: 1", "spec.x"),
     ];
     for (line, path) in inside {
-        let found = error(&format!("{TENANT}{line}\n"));
-        assert_eq!((found.path.to_string().as_str(), found.line), (path, 13), "{line}");
-        assert!(matches!(found.problem, Problem::UnknownField { .. }), "{line}: {found}");
+        expect_unknown(&format!("{TENANT}{line}\n"), path, 13);
     }
     let in_source = ["huggingFace", "persistentVolumeClaim", "image", "s3", "file"];
     for member in in_source {
-        let found =
-            error(&TENANT.replace("file:\n        path: models/story", &format!("{member}: {{x: 1}}")));
-        assert_eq!(found.path.to_string(), format!("spec.model.source.{member}.x"));
+        let text = TENANT.replace("file:\n        path: models/story", &format!("{member}: {{x: 1}}"));
+        expect_unknown(&text, &format!("spec.model.source.{member}.x"), 11);
     }
     let in_pool = [
         ("  remap: {x: 1}", "spec.remap.x"),
@@ -88,9 +128,7 @@ fn every_struct_of_the_spec_refuses_an_unknown_field() {
         ("    x: 1", "spec.gpus[0].x"),
     ];
     for (line, path) in in_pool {
-        let found = error(&format!("{POOL}{line}\n"));
-        assert_eq!((found.path.to_string().as_str(), found.line), (path, 13), "{line}");
-        assert!(matches!(found.problem, Problem::UnknownField { .. }), "{line}: {found}");
+        expect_unknown(&format!("{POOL}{line}\n"), path, 13);
     }
     let found = error(&POOL.replace("memory: 96Mi", "memory: 96Mi\n      x: 1"));
     assert_eq!((found.path.to_string().as_str(), found.line), ("spec.device.host.x", 10));
@@ -100,30 +138,30 @@ fn every_struct_of_the_spec_refuses_an_unknown_field() {
 fn a_wrong_type_names_what_was_found_and_expected() {
     expect(
         &POOL.replace("name: chat", "name: 5"),
-        "pool.yaml:12: spec.gpus[0].name: wrong type: found integer `5`, expected a string",
+        "pool.yaml:12:5: spec.gpus[0].name: wrong type: found integer `5`, expected a string; write \"5\"",
     );
     expect(
         &format!("{TENANT}  replicas: two\n"),
-        "pool.yaml:13: spec.replicas: wrong type: found string \"two\", expected an integer of 32 bits",
+        "pool.yaml:13:3: spec.replicas: wrong type: found string \"two\", expected an integer of 32 bits",
     );
     expect(
         &format!("{TENANT}  replicas: \"2\"\n"),
-        "pool.yaml:13: spec.replicas: wrong type: found string \"2\", expected an integer of 32 bits",
+        "pool.yaml:13:3: spec.replicas: wrong type: found string \"2\", expected an integer of 32 bits; write 2 without quotes",
     );
     expect(
         &format!("{TENANT}  replicas: 1.5\n"),
-        "pool.yaml:13: spec.replicas: wrong type: found floating point `1.5`, expected an integer of 32 bits",
+        "pool.yaml:13:3: spec.replicas: wrong type: found floating point `1.5`, expected an integer of 32 bits",
     );
     expect(
         &format!("{TENANT}  suspend: 1\n"),
-        "pool.yaml:13: spec.suspend: wrong type: found integer `1`, expected a boolean",
+        "pool.yaml:13:3: spec.suspend: wrong type: found integer `1`, expected a boolean",
     );
     let found = error(&format!("{TENANT}  slo:\n  - 5\n"));
     assert_eq!((found.line, found.path.to_string().as_str()), (13, "spec.slo"));
     assert!(matches!(found.problem, Problem::WrongType { .. }), "{found}");
     expect(
         &format!("{TENANT}  engine: x\n"),
-        "pool.yaml:13: spec.engine: wrong type: found string \"x\", expected a mapping",
+        "pool.yaml:13:3: spec.engine: wrong type: found string \"x\", expected a mapping",
     );
     let found = error(&format!("{TENANT}  pacing: {{mode: 3}}\n"));
     assert_eq!((found.line, found.path.to_string().as_str()), (13, "spec.pacing.mode"));
@@ -132,7 +170,7 @@ fn a_wrong_type_names_what_was_found_and_expected() {
     assert!(matches!(found.problem, Problem::WrongType { .. }), "{found}");
     expect(
         &format!("{TENANT}  slo: null\n").replace("slo: null", "replicas: null"),
-        "pool.yaml:13: spec.replicas: wrong type: found null, expected an integer of 32 bits",
+        "pool.yaml:13:3: spec.replicas: wrong type: found null, expected an integer of 32 bits",
     );
 }
 
@@ -148,7 +186,7 @@ fn a_number_that_does_not_fit_is_an_error() {
 fn a_bad_quantity_shows_good_ones() {
     expect(
         &POOL.replace("96Mi", "96MB"),
-        "pool.yaml:9: spec.device.host.memory: `96MB` is no size, expected something like `400Gi`, `64Ki`, `1.5G` or \
+        "pool.yaml:9:7: spec.device.host.memory: `96MB` is no size, expected something like `400Gi`, `64Ki`, `1.5G` or \
          `1048576`",
     );
     let found = error(&POOL.replace("96Mi", "-5"));
@@ -159,7 +197,7 @@ fn a_bad_quantity_shows_good_ones() {
 fn an_unknown_enum_value_lists_the_known_ones() {
     expect(
         &format!("{TENANT}  pacing:\n    mode: Fast\n"),
-        "pool.yaml:14: spec.pacing.mode: unknown value `Fast`, expected one of `TokenDeposit`, `Immediate`",
+        "pool.yaml:14:5: spec.pacing.mode: unknown value `Fast`, expected one of `TokenDeposit`, `Immediate`",
     );
 }
 
@@ -167,29 +205,32 @@ fn an_unknown_enum_value_lists_the_known_ones() {
 fn a_missing_field_is_named_on_the_line_of_what_lacks_it() {
     expect(
         &POOL.replace("  hostMemoryPerGPU: 400Mi\n", ""),
-        "pool.yaml:5: spec.hostMemoryPerGPU: missing field",
+        "pool.yaml:5:1: spec.hostMemoryPerGPU: missing field",
     );
-    expect(&POOL.replace("  name: local", "  namespace: x"), "pool.yaml:3: metadata.name: missing field");
+    expect(&POOL.replace("  name: local", "  namespace: x"), "pool.yaml:3:1: metadata.name: missing field");
     expect(
         &TENANT.replace("        path: models/story", "        {}"),
-        "pool.yaml:11: spec.model.source.file.path: missing field",
+        "pool.yaml:11:7: spec.model.source.file.path: missing field",
     );
-    expect(&POOL.replace("- name: chat", "- count: 2"), "pool.yaml:12: spec.gpus[0].name: missing field");
+    expect(&POOL.replace("- name: chat", "- count: 2"), "pool.yaml:12:5: spec.gpus[0].name: missing field");
     let spec = POOL.find("spec:").unwrap();
-    expect(&POOL[..spec], "pool.yaml:1: spec: missing field");
+    expect(&POOL[..spec], "pool.yaml:1:1: spec: missing field");
 }
 
 #[test]
 fn a_document_must_say_what_it_is() {
-    expect(&POOL.replace("kind: GpuPool\n", ""), "pool.yaml:1: kind: missing field");
-    expect(&POOL.replace("apiVersion: sluice.dev/v1alpha1\n", ""), "pool.yaml:1: apiVersion: missing field");
+    expect(&POOL.replace("kind: GpuPool\n", ""), "pool.yaml:1:1: kind: missing field");
+    expect(
+        &POOL.replace("apiVersion: sluice.dev/v1alpha1\n", ""),
+        "pool.yaml:1:1: apiVersion: missing field",
+    );
     expect(
         &POOL.replace("GpuPool", "GpuPol"),
-        "pool.yaml:2: kind: unknown kind `GpuPol`, expected `GpuPool` or `ModelTenant`",
+        "pool.yaml:2:1: kind: unknown kind `GpuPol`, expected `GpuPool` or `ModelTenant`; did you mean `GpuPool`?",
     );
     expect(
         &POOL.replace("v1alpha1", "v1"),
-        "pool.yaml:1: apiVersion: unknown apiVersion `sluice.dev/v1`, expected `sluice.dev/v1alpha1`",
+        "pool.yaml:1:1: apiVersion: unknown apiVersion `sluice.dev/v1`, expected `sluice.dev/v1alpha1`",
     );
     let found = error(&POOL.replace("kind: GpuPool", "kind: 7"));
     assert!(matches!(found.problem, Problem::WrongType { .. }), "{found}");
@@ -202,25 +243,24 @@ fn a_document_must_say_what_it_is() {
 #[test]
 fn a_duplicate_key_names_both_lines() {
     let text = format!("{POOL}  policy: Pie\n  policy: Ellm\n");
-    expect(&text, "pool.yaml:14: spec.policy: duplicate key, first given on line 13");
-    expect(&format!("{POOL}kind: GpuPool\n"), "pool.yaml:13: kind: duplicate key, first given on line 2");
+    expect(&text, "pool.yaml:14:3: spec.policy: duplicate key, first given on line 13");
+    expect(&format!("{POOL}kind: GpuPool\n"), "pool.yaml:13:1: kind: duplicate key, first given on line 2");
 }
 
 #[test]
-fn errors_of_a_later_document_name_it_and_count_lines_of_the_file() {
+fn errors_of_a_later_document_count_lines_of_the_file() {
     let text = format!("{}  replicas: x\n", both());
     let found = error(&text);
-    assert_eq!((found.document, found.line), (2, 26));
-    assert!(found.to_string().starts_with("pool.yaml:26: document 2: spec.replicas: "), "{found}");
-    let text = format!("{POOL}---\n# nothing\n---\nkind: x\n");
-    assert_eq!((error(&text).document, error(&text).line), (3, 16));
+    assert!(found.to_string().starts_with("pool.yaml:26:3: spec.replicas: "), "{found}");
+    let text = format!("{POOL}---\n# nothing\n---\n{}", POOL.replace("GpuPool", "x"));
+    assert_eq!(error(&text).line, 17);
     let duplicate = format!("{}  replicas: 1\n  replicas: 1\n", both());
-    assert_eq!((error(&duplicate).document, error(&duplicate).line), (2, 27));
+    assert_eq!(error(&duplicate).line, 27);
 }
 
 #[test]
 fn broken_yaml_names_its_line() {
-    let found = error(&format!("{POOL}  tolerations: [1, 2\n---\n"));
+    let found = error(&format!("{POOL}  tolerations: [{{}}, {{}}\n---\n"));
     assert!(matches!(found.problem, Problem::Syntax(_)), "{found}");
     assert!(found.line >= 13, "{found}");
     let found = error("a: b: c\n");
@@ -239,20 +279,21 @@ fn scalars_that_yaml_readers_disagree_on_are_refused() {
 
 #[test]
 fn anchors_aliases_tags_and_deep_nesting_are_refused() {
-    let deep = format!("{TENANT}  access: {}{}\n", "[".repeat(40), "]".repeat(40));
+    let deep = format!("{TENANT}  podLabels: {{a: {}{}}}\n", "[".repeat(40), "]".repeat(40));
     let unresolved = format!("{TENANT}  slo: *a\n");
     for text in [
         format!("{TENANT}  slo: &a {{}}\n"),
         format!("{TENANT}  serviceAccountName: &a x\n"),
         format!("{TENANT}  replicas: !!int \"3\"\n"),
         format!("{TENANT}  ? [a]\n  : b\n"),
-        deep,
     ] {
         let found = error(&text);
         assert!(matches!(found.problem, Problem::Unsupported(_)), "{found}");
         assert_eq!(found.line, 13, "{found}");
     }
     assert_eq!(error(&unresolved).line, 13);
+    let found = errors(&deep);
+    assert!(found.iter().any(|e| e.line == 13 && e.problem.to_string() == "nested too deeply"), "{found:?}");
 }
 
 #[test]
@@ -260,7 +301,7 @@ fn a_file_without_objects_or_of_absurd_size_is_refused() {
     for text in ["", "# nothing\n", "---\n---\n", "\n\n"] {
         assert!(matches!(error(text).problem, Problem::Empty), "{text:?}");
     }
-    expect("", "pool.yaml:1: the file holds no object");
+    expect("", "pool.yaml:1:1: the file holds no object");
     let large = " ".repeat(MAX_FILE_BYTES + 1);
     assert!(matches!(error(&large).problem, Problem::TooLarge(_)));
 }

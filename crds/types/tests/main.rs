@@ -7,4 +7,5 @@ mod cel;
 mod crd;
 mod examples;
 mod good_files;
+mod mistakes;
 mod validation;

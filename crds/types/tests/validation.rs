@@ -294,11 +294,7 @@ fn a_named_group_exists_in_the_pool() {
 
 #[test]
 fn names_are_unique_by_kind_and_namespace() {
-    expect_one(
-        &format!("{}---\n{TENANT}", both()),
-        "metadata.name",
-        "a ModelTenant of this name is already in the file",
-    );
+    expect_one(&format!("{}---\n{TENANT}", both()), "metadata.name", "another ModelTenant has this name");
     let namesake = both().replace("name: story", "name: local");
     assert_eq!(violations(&namesake), [], "kinds have names of their own");
     let elsewhere = POOL.replace("  name: local", "  name: local\n  namespace: other");
@@ -317,9 +313,9 @@ fn every_violation_is_reported_and_placed_on_its_line() {
         (29, "spec.gpuGroup".to_owned()),
     ];
     assert_eq!(lines, expected);
-    assert_eq!(all[0].to_string(), "f.yaml:26: document 2: spec.replicas: is 99, must be at most 64");
+    assert_eq!(all[0].to_string(), "f.yaml:26:3: spec.replicas: is 99, must be at most 64");
     let after_nothing = load_valid_str(&format!("---\n# c\n---\n{TENANT}"), "f.yaml").unwrap_err();
-    assert_eq!((after_nothing[0].document, after_nothing[0].line), (2, 10), "empty documents count");
+    assert_eq!((after_nothing[0].line, after_nothing[0].column), (10, 5));
 }
 
 #[test]

@@ -61,7 +61,7 @@ const fn mistake(
 }
 
 /// Of objects that are made.
-const NEW: [Mistake; 11] = [
+const NEW: [Mistake; 14] = [
     mistake(TENANT, "guaranteedKv", "guarantedKv", &["unknown field \"spec.memory.guarantedKv\""]),
     mistake(TENANT, "replicas", "replica", &["unknown field \"spec.replica\""]),
     mistake(
@@ -92,6 +92,25 @@ const NEW: [Mistake; 11] = [
         "name: chat\n    count: 2",
         "name: chat\n  - name: chat",
         &["spec.gpus[1]", "Duplicate value"],
+    ),
+    // Of several mistakes the API server names all of one stage: unknown fields, then types and bounds, then rules.
+    mistake(
+        TENANT,
+        "guaranteedKv: 1Gi\n    kvLimit: 2Gi",
+        "guarantedKv: 1Gi\n    kvlimit: 2Gi",
+        &["unknown field \"spec.memory.guarantedKv\"", "unknown field \"spec.memory.kvlimit\""],
+    ),
+    mistake(
+        TENANT,
+        "kvLimit: 2Gi\n  engine:\n    kind: Native\n  replicas: 1",
+        "kvLimit: 2GB\n  engine:\n    kind: native\n  replicas: 99",
+        &["spec.memory.kvLimit", "spec.engine.kind", "\"Vllm\"", "spec.replicas"],
+    ),
+    mistake(
+        TENANT,
+        "guaranteedKv: 1Gi\n    kvLimit: 2Gi\n  engine:\n    kind: Native",
+        "guaranteedKv: 3Gi\n    kvLimit: 2Gi\n  engine:\n    kind: Vllm",
+        &["guaranteedKv must not exceed kvLimit", "image must be set when kind is Vllm"],
     ),
 ];
 

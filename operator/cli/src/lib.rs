@@ -7,6 +7,7 @@ pub mod bench;
 pub mod cluster;
 pub mod command;
 pub mod explain;
+mod files;
 pub mod hangs;
 pub mod plan;
 pub mod runtime;

@@ -21,7 +21,7 @@ use self::change::{seen_after, templates};
 use self::scene::{Pool, Scene};
 use self::told::Told;
 use crate::cluster::ClusterArgs;
-use crate::{now_unix_ms, print};
+use crate::{Misconfigured, files, now_unix_ms, print};
 
 /// Options of `sluice plan`.
 #[derive(Clone, Debug, clap::Args)]
@@ -64,11 +64,10 @@ pub async fn run(args: PlanArgs) -> anyhow::Result<()> {
         false => None,
     };
     let namespace = connected.as_ref().map(|cluster| cluster.namespace.as_str());
-    let mut after = Scene::of_files(&args.files, namespace)?;
+    let (mut after, earlier) = read(&args, namespace)?;
     let mut before = match &connected {
         Some(cluster) => Some(Scene::of_cluster(cluster, &after.namespaces()).await?),
-        None if args.before.is_empty() => None,
-        None => Some(Scene::of_files(&args.before, None)?),
+        None => earlier,
     };
     if connected.is_some()
         && let Some(there) = &before
@@ -91,6 +90,17 @@ pub async fn run(args: PlanArgs) -> anyhow::Result<()> {
     let outcome = finish(&mut tell, &after, before.as_ref());
     // A plan that nobody could read is worse than one that does not fit.
     printed.and(outcome)
+}
+
+/// The files and those before them, if any, with the mistakes of both at once.
+fn read(args: &PlanArgs, namespace: Option<&str>) -> Result<(Scene, Option<Scene>), Misconfigured> {
+    let after = Scene::of_files(&args.files, namespace);
+    let before = (!args.before.is_empty()).then(|| Scene::of_files(&args.before, namespace)).transpose();
+    match (after, before) {
+        (Ok(after), Ok(before)) => Ok((after, before)),
+        (Err(after), Err(before)) => Err(files::refused(&after.into_iter().chain(before).collect())),
+        (Err(errors), _) | (_, Err(errors)) => Err(files::refused(&errors)),
+    }
 }
 
 /// Prints what becomes of each pool, and of tenants without one.

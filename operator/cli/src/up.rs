@@ -15,17 +15,17 @@ pub(crate) mod speak;
 mod weights;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::bail;
-use sluice_types::load::{self, LoadError, Object};
+use sluice_types::load::{Loader, Object};
 use sluice_wire::config::SidecarConfig;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
 use crate::admin::Admin;
 use crate::runtime::{ClaimedFolder, RuntimeFolder};
-use crate::{Misconfigured, siblings};
+use crate::{Misconfigured, files, siblings};
 pub(crate) use blame::Blame;
 use herald::{Announcer, Herald};
 use plan::Options;
@@ -80,7 +80,7 @@ pub async fn run(args: UpArgs) -> anyhow::Result<()> {
     let sidecar = siblings::find("sluice-sidecar")?;
     let objects = read(&args.files)?;
     let runtime = RuntimeFolder::open(args.runtime_dir.as_deref())?;
-    let mut plan = plan::plan(&objects, &options, &weigh).map_err(|all| refused("not built yet", &all))?;
+    let mut plan = plan::plan(&objects, &options, &weigh).map_err(|all| files::refused(&all))?;
     plan.ineffective.iter().for_each(|field| note(format_args!("warning: {field}")));
     if plan.configs.is_empty() {
         return Err(nothing_to_run(&objects).into());
@@ -134,24 +134,16 @@ fn weigh(config: &SidecarConfig) -> u64 {
 }
 
 /// Objects of all files, each with the folder that its relative paths start from.
-fn read(files: &[PathBuf]) -> Result<Vec<plan::Placed>, Misconfigured> {
-    let mut placed = Vec::new();
-    for file in files {
-        let name = file.display().to_string();
-        let text =
-            std::fs::read_to_string(file).map_err(|error| Misconfigured(format!("{name}: {error}")))?;
-        let objects = load::load_located_str(&text, &name)
-            .map_err(|errors| refused(&format!("{name} is refused"), &errors))?;
-        let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        placed.extend(objects.into_iter().map(|located| plan::Placed { located, folder: folder.to_owned() }));
+fn read(paths: &[PathBuf]) -> Result<Vec<plan::Placed>, Misconfigured> {
+    let loaded = files::load(&Loader::new(), paths);
+    let place = |located| plan::Placed { folder: files::folder_of(paths, &located).to_owned(), located };
+    let placed: Vec<_> = loaded.objects.into_iter().map(place).collect();
+    if loaded.errors.is_empty() {
+        return Ok(placed);
     }
-    Ok(placed)
-}
-
-/// A line for each error below `title`.
-pub(crate) fn refused(title: &str, errors: &[LoadError]) -> Misconfigured {
-    let lines: Vec<_> = errors.iter().map(|error| format!("\n{error}")).collect();
-    Misconfigured(format!("{title}{}", lines.concat()))
+    // What is not built is told in the same list.
+    let errors = loaded.errors.into_iter().chain(plan::findings(&placed).refused);
+    Err(files::refused(&errors.collect()))
 }
 
 /// Files that hold no tenant, or only such as are not to run: to end with success would hide the mistake.

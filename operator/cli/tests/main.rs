@@ -6,6 +6,7 @@ mod bench;
 mod command;
 mod explain;
 mod leader;
+mod mistakes;
 mod neighbours;
 mod plan;
 mod support;

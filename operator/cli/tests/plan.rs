@@ -80,7 +80,7 @@ fn what_does_not_fit_ends_with_1_and_what_is_wrong_with_78() {
     world.write("wrong.yaml", &POOL.replace("gpus", "gpu"));
     let outcome = finish(world.sluice(&["plan", "-f", "wrong.yaml"]));
     assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(78), ""));
-    assert!(outcome.stderr.contains("wrong.yaml:8: spec.gpu: unknown field"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("wrong.yaml:8:3: spec.gpu: unknown field"), "{}", outcome.stderr);
 }
 
 #[test]

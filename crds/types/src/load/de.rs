@@ -1,4 +1,4 @@
-//! A serde deserializer over the tree, whose errors know path and line.
+//! A serde deserializer over the tree, whose errors know the path.
 
 use std::fmt;
 
@@ -11,30 +11,22 @@ use serde::forward_to_deserialize_any;
 use super::tree::{Entry, Node, Value};
 use super::{Path, Problem, Segment};
 
-/// What went wrong; path and line are filled in on the way out.
+/// What went wrong; the path is filled in on the way out.
 #[derive(Debug)]
 pub(super) struct DeError {
     pub problem: Problem,
-    /// Line that the error is about, once known.
-    pub line: Option<usize>,
     /// Innermost step first.
     reversed_path: Vec<Segment>,
 }
 
 impl DeError {
     pub fn new(problem: Problem) -> Self {
-        DeError { problem, line: None, reversed_path: Vec::new() }
+        DeError { problem, reversed_path: Vec::new() }
     }
 
     /// An error about the field `key` of what is being read.
     pub fn about(problem: Problem, key: &str) -> Self {
-        DeError { problem, line: None, reversed_path: vec![Segment::Key(key.to_owned())] }
-    }
-
-    /// Names the line unless something further in has named a better one.
-    pub fn or_line(mut self, line: usize) -> Self {
-        self.line.get_or_insert(line);
-        self
+        DeError { problem, reversed_path: vec![Segment::Key(key.to_owned())] }
     }
 
     /// Steps out of `segment`.
@@ -63,7 +55,8 @@ impl de::Error for DeError {
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
-        DeError::new(Problem::WrongType { found: found_words(found), expected: expected_words(expected) })
+        let (found, expected) = (found_words(found), expected_words(expected));
+        DeError::new(Problem::WrongType { found, expected, advice: None })
     }
 
     fn invalid_value(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
@@ -72,11 +65,13 @@ impl de::Error for DeError {
     }
 
     fn unknown_variant(found: &str, expected: &'static [&'static str]) -> Self {
-        DeError::new(Problem::UnknownValue { found: found.to_owned(), expected })
+        let expected = expected.iter().map(ToString::to_string).collect();
+        DeError::new(Problem::UnknownValue { found: found.to_owned(), expected, suggestion: None })
     }
 
     fn unknown_field(field: &str, expected: &'static [&'static str]) -> Self {
-        DeError::about(Problem::UnknownField { expected }, field)
+        let expected = expected.iter().map(ToString::to_string).collect();
+        DeError::about(Problem::UnknownField { expected, suggestions: Vec::new(), other_kind: None }, field)
     }
 
     fn missing_field(field: &'static str) -> Self {
@@ -85,7 +80,7 @@ impl de::Error for DeError {
 }
 
 /// Serde's name of a value, in words of YAML.
-fn found_words(found: Unexpected<'_>) -> String {
+pub(super) fn found_words(found: Unexpected<'_>) -> String {
     match found {
         Unexpected::Unit => "null".to_owned(),
         other => other.to_string(),
@@ -104,17 +99,16 @@ impl<'de> Deserializer<'de> for &'de Node {
     type Error = DeError;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DeError> {
-        let result: Result<V::Value, DeError> = match &self.value {
+        match &self.value {
+            Value::Unknown => Err(de::Error::custom("the value is not known")),
             Value::Null => visitor.visit_unit(),
             Value::Bool(value) => visitor.visit_bool(*value),
             Value::Int(value) => visitor.visit_i64(*value),
             Value::Float(value) => visitor.visit_f64(*value),
             Value::Str(text) => visitor.visit_borrowed_str(text),
-            // The line of a collection is that of the key that holds it, which only the caller knows.
-            Value::Seq(items) => return visitor.visit_seq(Items { items: items.iter().enumerate() }),
-            Value::Map(entries) => return visitor.visit_map(Fields { rest: entries, value: None }),
-        };
-        result.map_err(|error| error.or_line(self.line))
+            Value::Seq(items) => visitor.visit_seq(Items { items: items.iter().enumerate() }),
+            Value::Map(entries) => visitor.visit_map(Fields { rest: entries, value: None }),
+        }
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DeError> {
@@ -154,11 +148,10 @@ impl<'de> Deserializer<'de> for &'de Node {
     ) -> Result<V::Value, DeError> {
         let Value::Str(text) = &self.value else {
             let one_of = format!("one of {}", super::list(variants));
-            let error: DeError = de::Error::invalid_type(self.unexpected(), &one_of.as_str());
-            return Err(error.or_line(self.line));
+            return Err(de::Error::invalid_type(self.unexpected(), &one_of.as_str()));
         };
         let inner: StrDeserializer<'_, DeError> = text.as_str().into_deserializer();
-        inner.deserialize_enum(name, variants, visitor).map_err(|error| error.or_line(self.line))
+        inner.deserialize_enum(name, variants, visitor)
     }
 
     forward_to_deserialize_any! {
@@ -171,6 +164,7 @@ impl Node {
     /// The value, as an error names it.
     pub fn unexpected(&self) -> Unexpected<'_> {
         match &self.value {
+            Value::Unknown => Unexpected::Other("what could not be read"),
             Value::Null => Unexpected::Unit,
             Value::Bool(value) => Unexpected::Bool(*value),
             Value::Int(value) => Unexpected::Signed(*value),
@@ -192,7 +186,7 @@ impl<'de> SeqAccess<'de> for Items<'de> {
     fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, DeError> {
         let Some((index, item)) = self.items.next() else { return Ok(None) };
         let value = seed.deserialize(item);
-        value.map(Some).map_err(|error| error.or_line(item.line).inside(Segment::Index(index)))
+        value.map(Some).map_err(|error| error.inside(Segment::Index(index)))
     }
 }
 
@@ -208,12 +202,12 @@ impl<'de> MapAccess<'de> for Fields<'de> {
         let Some((entry, rest)) = self.rest.split_first() else { return Ok(None) };
         (self.value, self.rest) = (Some(entry), rest);
         let key: StrDeserializer<'_, DeError> = entry.key.as_str().into_deserializer();
-        seed.deserialize(key).map(Some).map_err(|error| error.or_line(entry.line))
+        seed.deserialize(key).map(Some)
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, DeError> {
         let entry = self.value.take().expect("serde asks for a value after its key");
         let value = seed.deserialize(&entry.node);
-        value.map_err(|error| error.or_line(entry.line).inside(Segment::Key(entry.key.clone())))
+        value.map_err(|error| error.inside(Segment::Key(entry.key.clone())))
     }
 }

@@ -1,13 +1,19 @@
 //! One document: which kind it is, and the object that it holds.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::Problem;
+use super::check::{Checked, check};
 use super::de::DeError;
-use super::tree::{Node, Value};
+use super::hint;
+use super::problem::Problem;
+use super::schema::{KINDS, KindSchema};
+use super::tree::{Document, Fault, Node, Position, Value};
+use super::unread::UnreadParts;
+use super::{Path, de};
 use crate::{API_VERSION, DEFAULT_NAMESPACE, GpuPool, GpuPoolSpec, ModelTenant, ModelTenantSpec};
 
 /// An object of either kind.
@@ -43,7 +49,12 @@ impl Object {
 
     /// The namespace, `default` where none is named.
     pub fn namespace(&self) -> &str {
-        self.metadata().namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE)
+        self.written_namespace().unwrap_or(DEFAULT_NAMESPACE)
+    }
+
+    /// The namespace, if one is named.
+    pub(super) fn written_namespace(&self) -> Option<&str> {
+        self.metadata().namespace.as_deref()
     }
 }
 
@@ -83,38 +94,130 @@ impl Metadata {
     }
 }
 
-/// Reads a document, with the defaults of its kind.
-pub(super) fn read(root: &Node) -> Result<Object, DeError> {
-    if !matches!(root.value, Value::Map(_)) {
-        return Err(serde::de::Error::invalid_type(root.unexpected(), &"a mapping"));
-    }
-    let (version, version_line) = text(root, "apiVersion")?;
-    let (kind, kind_line) = text(root, "kind")?;
-    if version != API_VERSION {
-        let problem = Problem::UnknownApiVersion(version.to_owned());
-        return Err(DeError::about(problem, "apiVersion").or_line(version_line));
-    }
-    match kind {
-        "GpuPool" => manifest(root)
-            .map(|(metadata, spec): (_, GpuPoolSpec)| Object::Pool(GpuPool { metadata, spec, status: None })),
-        "ModelTenant" => manifest(root).map(|(metadata, spec): (_, ModelTenantSpec)| {
-            Object::Tenant(ModelTenant { metadata, spec, status: None })
-        }),
-        other => Err(DeError::about(Problem::UnknownKind(other.to_owned()), "kind").or_line(kind_line)),
+/// A document that has been read, with its mistakes.
+#[derive(Debug)]
+pub(super) struct Reading {
+    /// The object, with the defaults of its kind; `None` = its kind is not known.
+    pub object: Option<Object>,
+    /// The document as it was written.
+    pub root: Node,
+    /// Where `object` differs from the document.
+    pub unread: UnreadParts,
+    /// Every mistake.
+    pub faults: Vec<Fault>,
+    /// Whether this may be a GpuPool, which `object` does not hold.
+    pub may_be_pool: bool,
+}
+
+/// Reads a document and finds every mistake except broken rules.
+pub(super) fn read(document: Document) -> Reading {
+    let Document { root, mut faults } = document;
+    let header = Header::of(&root, &mut faults);
+    let Some(kind) = header.schema else {
+        let may_be_pool = !header.foreign;
+        return Reading { object: None, root, unread: UnreadParts::default(), faults, may_be_pool };
+    };
+    let Checked { root: sound, unread, faults: found } = check(kind, &root);
+    faults.extend(found);
+    let object = match typed(kind.kind, &sound) {
+        Ok(object) => Some(object),
+        Err(error) => {
+            let (path, problem) = (error.path(), error.problem);
+            faults.push(Fault { at: root.position_of(&path), path, problem });
+            None
+        }
+    };
+    let may_be_pool = object.is_none() && kind.kind == "GpuPool";
+    Reading { object, root, unread, faults, may_be_pool }
+}
+
+/// Version and kind of a document.
+struct Header {
+    /// Schema of its kind; where that is missing or wrong, of the kind that it resembles.
+    schema: Option<&'static KindSchema>,
+    /// The document is neither kind.
+    foreign: bool,
+}
+
+impl Header {
+    /// Adds mistakes in version and kind to `faults`, except those that the check against the schema finds.
+    fn of(root: &Node, faults: &mut Vec<Fault>) -> Header {
+        if !matches!(root.value, Value::Map(_)) {
+            let foreign = !matches!(root.value, Value::Unknown);
+            faults.extend(foreign.then(|| wrong_type(root, root.at, Path::default(), "a mapping")));
+            return Header { schema: None, foreign };
+        }
+        let (version, kind) = (text(root, "apiVersion"), text(root, "kind"));
+        let near = kind.and_then(|(kind, _)| hint::closest(kind, KINDS));
+        let ours = version.is_none_or(|(version, _)| version == API_VERSION);
+        if let (Some((version, at)), false) = (version, ours) {
+            let problem = Problem::UnknownApiVersion(version.to_owned());
+            faults.push(Fault { at, path: Path::of_keys("apiVersion"), problem });
+        }
+        // An unknown kind of an unknown version is one mistake: a foreign object.
+        let foreign = !ours && near.is_none();
+        if let Some((kind, at)) = kind.filter(|(kind, _)| near != Some(*kind) && !foreign) {
+            let problem =
+                Problem::UnknownKind { found: kind.to_owned(), suggestion: near.map(ToOwned::to_owned) };
+            faults.push(Fault { at, path: Path::of_keys("kind"), problem });
+        }
+        let schema = near.and_then(KindSchema::of).or_else(|| by_fields(root).filter(|_| !foreign));
+        if schema.is_none() {
+            ["apiVersion", "kind"].into_iter().for_each(|key| require_text(root, key, faults));
+        }
+        Header { schema, foreign: foreign || (kind.is_some() && schema.is_none()) }
     }
 }
 
-/// The text of a field that tells what the document is, and its line.
-fn text<'a>(root: &'a Node, key: &str) -> Result<(&'a str, usize), DeError> {
-    let Some(entry) = root.entry(key) else {
-        return Err(DeError::about(Problem::MissingField, key).or_line(root.line));
+/// The kind that has most of the fields of the document's spec, if one has more than the other.
+fn by_fields(root: &Node) -> Option<&'static KindSchema> {
+    let Value::Map(written) = &root.entry("spec")?.node.value else { return None };
+    let [one, other] = KINDS.map(KindSchema::of);
+    let count = |kind: &KindSchema| {
+        let known = &kind.root["properties"]["spec"]["properties"];
+        written.iter().filter(|entry| known.get(&entry.key).is_some()).count()
     };
+    let (one, other) = (one?, other?);
+    match count(one).cmp(&count(other)) {
+        Ordering::Greater => Some(one),
+        Ordering::Less => Some(other),
+        Ordering::Equal => None,
+    }
+}
+
+/// Adds a fault unless the field is a text.
+fn require_text(root: &Node, key: &str, faults: &mut Vec<Fault>) {
+    let path = Path::of_keys(key);
+    match root.entry(key) {
+        None if root.open => {}
+        None => faults.push(Fault { at: root.at, path, problem: Problem::MissingField }),
+        Some(entry) if matches!(entry.node.value, Value::Str(_) | Value::Unknown) => {}
+        Some(entry) => faults.push(wrong_type(&entry.node, entry.at, path, "a string")),
+    }
+}
+
+fn wrong_type(node: &Node, at: Position, path: Path, expected: &str) -> Fault {
+    let (found, expected) = (de::found_words(node.unexpected()), expected.to_owned());
+    Fault { at, path, problem: Problem::WrongType { found, expected, advice: None } }
+}
+
+/// The text of a field of the document, and where it is.
+fn text<'a>(root: &'a Node, key: &str) -> Option<(&'a str, Position)> {
+    let entry = root.entry(key)?;
     match &entry.node.value {
-        Value::Str(text) => Ok((text, entry.node.line)),
-        _ => {
-            let (found, expected) = (entry.node.unexpected().to_string(), "a string".to_owned());
-            Err(DeError::about(Problem::WrongType { found, expected }, key).or_line(entry.node.line))
-        }
+        Value::Str(text) => Some((text, entry.at)),
+        _ => None,
+    }
+}
+
+/// Reads a document into the types of its kind.
+pub(super) fn typed(kind: &str, root: &Node) -> Result<Object, DeError> {
+    match kind {
+        "GpuPool" => manifest(root)
+            .map(|(metadata, spec): (_, GpuPoolSpec)| Object::Pool(GpuPool { metadata, spec, status: None })),
+        _ => manifest(root).map(|(metadata, spec): (_, ModelTenantSpec)| {
+            Object::Tenant(ModelTenant { metadata, spec, status: None })
+        }),
     }
 }
 

@@ -1,7 +1,9 @@
 //! An object and where it was written, for readers that have more to say about it than the loader.
 
-use super::tree::Document;
-use super::{LoadError, Object, Path, Problem};
+use super::errors::LoadError;
+use super::problem::Problem;
+use super::tree::Node;
+use super::{Object, Path};
 
 /// An object of a file.
 #[derive(Clone, Debug)]
@@ -9,23 +11,24 @@ pub struct Located {
     /// What was written.
     pub object: Object,
     file: String,
-    document: Document,
+    source: usize,
+    root: Node,
 }
 
 impl Located {
-    pub(super) fn new(object: Object, document: Document, file_name: &str) -> Self {
-        Located { object, file: file_name.to_owned(), document }
+    pub(super) fn new(object: Object, root: Node, file: &str, source: usize) -> Self {
+        Located { object, file: file.to_owned(), source, root }
+    }
+
+    /// Position of its file among those that were loaded.
+    pub fn source(&self) -> usize {
+        self.source
     }
 
     /// What is wrong with the field at `path`, on its line; where it is not written, on that of the nearest field
     /// around it that is.
     pub fn error(&self, path: Path, message: impl Into<String>) -> LoadError {
-        LoadError {
-            file: self.file.clone(),
-            document: self.document.number,
-            line: self.document.root.line_of(&path),
-            path,
-            problem: Problem::Value(message.into()),
-        }
+        let at = self.root.position_of(&path);
+        LoadError::new((&self.file, self.source), at, path, Problem::Value(message.into()))
     }
 }

@@ -38,6 +38,11 @@ impl Path {
         self.with(Segment::Index(index))
     }
 
+    /// Whether this is the field at `outer` or one in it.
+    pub(super) fn starts_with(&self, outer: &Path) -> bool {
+        self.0.starts_with(&outer.0)
+    }
+
     /// Whether this is the document itself.
     pub fn is_root(&self) -> bool {
         self.0.is_empty()

@@ -1,31 +1,55 @@
-//! A YAML stream as a tree in which every key and value knows its line.
+//! A YAML stream as trees in which every key and value knows its line and column.
+//!
+//! A mistake does not end the reading: a value that cannot be read is [`Value::Unknown`], and reading goes on with the
+//! next document after a syntax error.
 
-use serde_yaml::granit_parser::{Event, Parser, ScalarStyle, ScanError, Span};
+use serde_yaml::granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput};
 
-use super::{LoadError, Path, Problem, Segment};
+use super::{Path, Problem, Segment};
 
 /// Deepest nesting that is read; the kinds need 10.
 const MAX_DEPTH: usize = 32;
 
-/// A document that holds something.
-#[derive(Clone, Debug)]
-pub(super) struct Document {
-    /// From 1; documents that hold nothing count.
-    pub number: usize,
-    /// Its value.
-    pub root: Node,
+/// A place in a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Position {
+    /// From 1.
+    pub line: usize,
+    /// In characters, from 1.
+    pub column: usize,
 }
 
-/// A value and the line on which it starts.
+/// A mistake in a document, and where; the file is the caller's to name.
+#[derive(Debug)]
+pub(super) struct Fault {
+    pub at: Position,
+    pub path: Path,
+    pub problem: Problem,
+}
+
+/// A document that holds something.
+#[derive(Debug)]
+pub(super) struct Document {
+    /// Its value.
+    pub root: Node,
+    /// Syntax errors, and YAML that is not supported.
+    pub faults: Vec<Fault>,
+}
+
+/// A value and where it starts.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
-    pub line: usize,
+    pub at: Position,
     pub value: Value,
+    /// Some of its fields or items could not be read.
+    pub open: bool,
 }
 
 /// A value, with YAML's types.
 #[derive(Clone, Debug)]
 pub(super) enum Value {
+    /// It could not be read; there is a fault for it.
+    Unknown,
     Null,
     Bool(bool),
     Int(i64),
@@ -39,11 +63,18 @@ pub(super) enum Value {
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub key: String,
-    pub line: usize,
+    /// Of the key.
+    pub at: Position,
     pub node: Node,
+    /// The mapping has the key already; there is a fault for it.
+    pub repeated: bool,
 }
 
 impl Node {
+    pub fn new(at: Position, value: Value) -> Self {
+        Node { at, value, open: false }
+    }
+
     /// The value of `key`, if this is a mapping that has it.
     pub fn entry(&self, key: &str) -> Option<&Entry> {
         match &self.value {
@@ -52,144 +83,248 @@ impl Node {
         }
     }
 
-    /// Line of the field at `path`; where it is not written, that of the nearest field around it that is.
-    pub fn line_of(&self, path: &Path) -> usize {
-        let (mut node, mut line) = (self, self.line);
-        for segment in &path.0 {
+    /// The node at the longest part of `path` that is written, where its key or item starts, and the length of that part.
+    pub fn nearest(&self, path: &Path) -> (&Node, Position, usize) {
+        let (mut node, mut at) = (self, self.at);
+        for (length, segment) in path.0.iter().enumerate() {
             let next = match (segment, &node.value) {
-                (Segment::Key(key), _) => node.entry(key).map(|entry| (&entry.node, entry.line)),
-                (Segment::Index(index), Value::Seq(items)) => items.get(*index).map(|item| (item, item.line)),
+                (Segment::Key(key), _) => node.entry(key).map(|entry| (&entry.node, entry.at)),
+                (Segment::Index(index), Value::Seq(items)) => items.get(*index).map(|item| (item, item.at)),
                 _ => None,
             };
-            let Some(found) = next else { break };
-            (node, line) = found;
+            let Some(found) = next else { return (node, at, length) };
+            (node, at) = found;
         }
-        line
+        (node, at, path.0.len())
     }
-}
 
-/// An error inside a stream; the file is the caller's to name.
-pub(super) struct TreeError {
-    document: usize,
-    line: usize,
-    path: Path,
-    problem: Problem,
-}
-
-impl TreeError {
-    pub fn in_file(self, file_name: &str) -> LoadError {
-        let TreeError { document, line, path, problem } = self;
-        LoadError { file: file_name.to_owned(), document, line, path, problem }
+    /// Where the field at `path` is; where it is not written, the nearest field around it that is.
+    pub fn position_of(&self, path: &Path) -> Position {
+        self.nearest(path).1
     }
-}
 
-/// Reads the documents of a stream, without those that hold nothing.
-pub(super) fn parse(text: &str) -> Result<Vec<Document>, TreeError> {
-    let mut builder = Builder { events: Parser::new_from_str(text), document: 0 };
-    let mut documents = Vec::new();
-    loop {
-        match builder.next(&Path::default())? {
-            (Event::DocumentStart(..), _) => {
-                builder.document += 1;
-                let (event, span) = builder.next(&Path::default())?;
-                let root = builder.node(event, span, &Path::default())?;
-                if !matches!(root.value, Value::Null) {
-                    documents.push(Document { number: builder.document, root });
-                }
-            }
-            (Event::StreamEnd, _) => return Ok(documents),
+    /// Marks this node and its last field or item, recursively: a syntax error may have cut them off.
+    fn open_last(&mut self) {
+        self.open = true;
+        match &mut self.value {
+            Value::Seq(items) => items.last_mut().into_iter().for_each(Node::open_last),
+            Value::Map(entries) => entries.last_mut().into_iter().for_each(|entry| entry.node.open_last()),
             _ => {}
         }
     }
 }
 
+/// Reads the documents of a stream, without those that hold nothing.
+pub(super) fn parse(text: &str) -> Vec<Document> {
+    let mut documents = Vec::new();
+    let mut rest = Some((text, 0));
+    while let Some((text, skipped)) = rest {
+        let mut builder = Builder::new(text, skipped);
+        builder.read(&mut documents);
+        rest = builder.cut.then(|| next_document(text, builder.document_line - skipped)).flatten();
+        rest = rest.map(|(text, lines)| (text, skipped + lines));
+    }
+    documents
+}
+
+/// The rest of `text` from the first line `---` after `line` (from 1), and the number of lines before it. In YAML such a line
+/// always starts a document.
+fn next_document(text: &str, line: usize) -> Option<(&str, usize)> {
+    let mut start = 0;
+    for (number, content) in text.split_inclusive('\n').enumerate() {
+        let marker = content.strip_prefix("---").is_some_and(|rest| rest.trim_start().len() < rest.len());
+        if number >= line && (marker || content == "---") {
+            return Some((&text[start..], number));
+        }
+        start += content.len();
+    }
+    None
+}
+
 struct Builder<'a> {
-    events: Parser<'a, serde_yaml::granit_parser::StrInput<'a>>,
-    document: usize,
+    events: Parser<'a, StrInput<'a>>,
+    /// Lines of the file before what is parsed.
+    skipped: usize,
+    /// First line of the document, in the file.
+    document_line: usize,
+    faults: Vec<Fault>,
+    /// A syntax error has ended the events.
+    cut: bool,
 }
 
 impl<'a> Builder<'a> {
-    fn error(&self, line: usize, path: &Path, problem: Problem) -> TreeError {
-        TreeError { document: self.document.max(1), line, path: path.clone(), problem }
+    fn new(text: &'a str, skipped: usize) -> Self {
+        let events = Parser::new_from_str(text);
+        Builder { events, skipped, document_line: skipped + 1, faults: Vec::new(), cut: false }
     }
 
-    fn unsupported(&self, line: usize, path: &Path, what: &str) -> TreeError {
-        self.error(line, path, Problem::Unsupported(what.to_owned()))
+    /// Adds documents up to the end or the first syntax error.
+    fn read(&mut self, documents: &mut Vec<Document>) {
+        loop {
+            match self.next(&Path::default()) {
+                Some((Event::DocumentStart(..), span)) => {
+                    self.document_line = self.position(&span).line;
+                    documents.extend(self.document());
+                }
+                Some((Event::StreamEnd, _)) => return,
+                Some(_) => {}
+                None => {
+                    // A syntax error outside documents.
+                    let faults = std::mem::take(&mut self.faults);
+                    let at = faults.first().map(|fault| fault.at).unwrap_or_default();
+                    if !faults.is_empty() {
+                        documents.push(Document { root: Node::new(at, Value::Unknown), faults });
+                    }
+                    return;
+                }
+            }
+        }
     }
 
-    /// The next event that is no comment.
-    fn next(&mut self, path: &Path) -> Result<(Event<'a>, Span), TreeError> {
+    fn document(&mut self) -> Option<Document> {
+        let here = Path::default();
+        let line = Position { line: self.document_line, column: 1 };
+        let mut root = match self.next(&here) {
+            Some((event, span)) => self.node(event, &span, &here, None),
+            None => Node::new(line, Value::Unknown),
+        };
+        // Read its end: a syntax error there belongs to this document.
+        if !self.cut {
+            self.next(&here);
+        }
+        if self.cut {
+            root.open_last();
+        }
+        let faults = std::mem::take(&mut self.faults);
+        (!matches!(root.value, Value::Null) || !faults.is_empty()).then_some(Document { root, faults })
+    }
+
+    fn position(&self, span: &Span) -> Position {
+        Position { line: span.start.line() + self.skipped, column: span.start.col() + 1 }
+    }
+
+    fn fault(&mut self, at: Position, path: &Path, problem: Problem) {
+        self.faults.push(Fault { at, path: path.clone(), problem });
+    }
+
+    fn unsupported(&mut self, at: Position, path: &Path, what: &str) {
+        self.fault(at, path, Problem::Unsupported(what.to_owned()));
+    }
+
+    /// The next event that is no comment; `None` after a syntax error.
+    fn next(&mut self, path: &Path) -> Option<(Event<'a>, Span)> {
+        if self.cut {
+            return None;
+        }
         let next = self.events.by_ref().find(|event| !matches!(event, Ok((Event::Comment(..), _))));
         match next {
-            Some(Ok(event)) => Ok(event),
-            Some(Err(error)) => Err(self.syntax(&error, path)),
+            Some(Ok(event)) => Some(event),
+            Some(Err(error)) => {
+                self.syntax(&error, path);
+                None
+            }
             None => panic!("the parser ends a stream with its end event"),
         }
     }
 
-    fn syntax(&self, error: &ScanError, path: &Path) -> TreeError {
-        self.error(error.marker().line(), path, Problem::Syntax(error.info().to_string()))
+    fn syntax(&mut self, error: &ScanError, path: &Path) {
+        self.cut = true;
+        let marker = error.marker();
+        let at = Position { line: marker.line() + self.skipped, column: marker.col() + 1 };
+        self.fault(at, path, Problem::Syntax(error.info().to_string()));
     }
 
-    fn node(&mut self, event: Event<'a>, span: Span, path: &Path) -> Result<Node, TreeError> {
-        let line = span.start.line();
-        if path.0.len() > MAX_DEPTH {
-            return Err(self.unsupported(line, path, "nested too deeply"));
-        }
-        let value = match event {
-            Event::Scalar(_, _, _, Some(_))
-            | Event::SequenceStart(_, _, Some(_))
-            | Event::MappingStart(_, _, Some(_)) => {
-                return Err(self.unsupported(line, path, "tags are not supported"));
-            }
-            Event::Scalar(text, style, 0, None) => self.scalar(&text, style, line, path)?,
-            Event::SequenceStart(_, 0, None) => Value::Seq(self.sequence(path)?),
-            Event::MappingStart(_, 0, None) => Value::Map(self.mapping(path)?),
-            _ => return Err(self.unsupported(line, path, "anchors and aliases are not supported")),
+    /// The node that `event` starts. Its faults are at `key`, the position of its key, if it has one.
+    fn node(&mut self, event: Event<'a>, span: &Span, path: &Path, key: Option<Position>) -> Node {
+        let start = self.position(span);
+        let at = key.unwrap_or(start);
+        let (tag, anchor) = match &event {
+            Event::Scalar(_, _, anchor, tag)
+            | Event::SequenceStart(_, anchor, tag)
+            | Event::MappingStart(_, anchor, tag) => (tag.is_some(), *anchor != 0),
+            _ => (false, true),
         };
-        Ok(Node { line, value })
+        if path.0.len() > MAX_DEPTH {
+            self.unsupported(at, path, "nested too deeply");
+            self.skip(&event);
+            return Node::new(start, Value::Unknown);
+        }
+        if tag {
+            self.unsupported(at, path, "tags are not supported");
+        }
+        if anchor {
+            self.unsupported(at, path, "anchors and aliases are not supported");
+        }
+        match event {
+            Event::Scalar(text, style, ..) if !tag => Node::new(start, self.scalar(&text, style, at, path)),
+            Event::SequenceStart(..) => Node::new(start, Value::Seq(self.sequence(path))),
+            Event::MappingStart(..) => self.mapping(start, path),
+            _ => Node::new(start, Value::Unknown),
+        }
     }
 
-    fn sequence(&mut self, path: &Path) -> Result<Vec<Node>, TreeError> {
+    /// Skips the rest of the node that `event` starts.
+    fn skip(&mut self, event: &Event<'a>) {
+        let depth = |event: &Event<'a>| match event {
+            Event::SequenceStart(..) | Event::MappingStart(..) => 1,
+            Event::SequenceEnd | Event::MappingEnd => -1,
+            _ => 0,
+        };
+        let mut open = depth(event);
+        while open > 0 {
+            let Some((event, _)) = self.next(&Path::default()) else { return };
+            open += depth(&event);
+        }
+    }
+
+    fn sequence(&mut self, path: &Path) -> Vec<Node> {
         let mut items = Vec::new();
         loop {
             let path = path.index(items.len());
-            let (event, span) = self.next(&path)?;
-            if matches!(event, Event::SequenceEnd) {
-                return Ok(items);
+            match self.next(&path) {
+                None | Some((Event::SequenceEnd, _)) => return items,
+                Some((event, span)) => items.push(self.node(event, &span, &path, None)),
             }
-            items.push(self.node(event, span, &path)?);
         }
     }
 
-    fn mapping(&mut self, path: &Path) -> Result<Vec<Entry>, TreeError> {
-        let mut entries: Vec<Entry> = Vec::new();
-        loop {
-            let (event, span) = self.next(path)?;
-            let line = span.start.line();
+    fn mapping(&mut self, at: Position, path: &Path) -> Node {
+        let (mut entries, mut open): (Vec<Entry>, _) = (Vec::new(), false);
+        while let Some((event, span)) = self.next(path) {
+            let at = self.position(&span);
             let key = match event {
-                Event::MappingEnd => return Ok(entries),
+                Event::MappingEnd => break,
                 Event::Scalar(text, _, 0, None) => text.into_owned(),
-                _ => return Err(self.unsupported(line, path, "a key must be a plain or quoted word")),
+                event => {
+                    self.unsupported(at, path, "a key must be a plain or quoted word");
+                    self.skip(&event);
+                    if let Some((value, _)) = self.next(path) {
+                        self.skip(&value);
+                    }
+                    open = true;
+                    continue;
+                }
             };
             let path = path.key(&key);
-            if let Some(first) = entries.iter().find(|entry| entry.key == key) {
-                return Err(self.error(line, &path, Problem::DuplicateKey { first_line: first.line }));
+            let first = entries.iter().find(|entry| entry.key == key).map(|entry| entry.at.line);
+            if let Some(first_line) = first {
+                self.fault(at, &path, Problem::DuplicateKey { first_line });
             }
-            let (event, span) = self.next(&path)?;
-            entries.push(Entry { key, line, node: self.node(event, span, &path)? });
+            let Some((event, span)) = self.next(&path) else { break };
+            let node = self.node(event, &span, &path, Some(at));
+            entries.push(Entry { key, at, node, repeated: first.is_some() });
         }
+        Node { at, value: Value::Map(entries), open }
     }
 
-    fn scalar(&self, text: &str, style: ScalarStyle, line: usize, path: &Path) -> Result<Value, TreeError> {
+    fn scalar(&mut self, text: &str, style: ScalarStyle, at: Position, path: &Path) -> Value {
         if style != ScalarStyle::Plain {
-            return Ok(Value::Str(text.to_owned()));
+            return Value::Str(text.to_owned());
         }
-        plain(text).ok_or_else(|| {
-            let what = format!(
-                "`{text}` means different things to different YAML readers: quote it or write it plainly"
-            );
-            self.error(line, path, Problem::Unsupported(what))
+        plain(text).unwrap_or_else(|| {
+            let what = "means different things to different YAML readers: quote it or write it plainly";
+            self.unsupported(at, path, &format!("`{text}` {what}"));
+            Value::Unknown
         })
     }
 }

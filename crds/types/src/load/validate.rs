@@ -6,11 +6,12 @@ use std::sync::OnceLock;
 use kube::CustomResourceExt;
 use serde_json::Value;
 
-use super::{Object, Path, bounds};
+use super::problem::did_you_mean;
+use super::{Object, Path, bounds, hint};
 use crate::rules::{self, CelRule, Union};
 use crate::shared::{Resources, TaintEffect, Toleration, TolerationOperator};
 use crate::tenant::EngineKind;
-use crate::{GpuPool, GpuPoolSpec, HOST_DEVICE_CLASS, ModelTenant, ModelTenantSpec, crd};
+use crate::{DEFAULT_NAMESPACE, GpuPool, GpuPoolSpec, HOST_DEVICE_CLASS, ModelTenant, ModelTenantSpec, crd};
 
 /// A rule that an object breaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,45 +34,109 @@ impl fmt::Display for Invalid {
 
 impl std::error::Error for Invalid {}
 
+/// A broken rule, for the loader.
+#[derive(Debug)]
+pub(super) struct Violation {
+    /// Position of the object.
+    pub index: usize,
+    /// Field that the rule is about.
+    pub path: Path,
+    /// What must hold.
+    pub message: String,
+    /// Fields that the rule reads, with the positions of their objects. If one of them is not known, the rule does not apply.
+    pub reads: Vec<(usize, Path)>,
+    /// What it is about.
+    pub subject: Subject,
+    /// Position of an earlier object that the rule is about too.
+    pub first: Option<usize>,
+}
+
+/// What a broken rule is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    /// A value.
+    Value,
+    /// The pool that a tenant names is missing.
+    Pool,
+    /// The group that a tenant names is missing in its pool.
+    Group,
+}
+
 /// Broken rules of one object.
-type Broken = Vec<(Path, String)>;
+struct Broken {
+    index: usize,
+    found: Vec<Violation>,
+}
+
+impl Broken {
+    /// Adds a rule that reads only the field it is about.
+    fn push(&mut self, path: Path, message: String) -> &mut Violation {
+        let reads = vec![(self.index, path.clone())];
+        let index = self.index;
+        self.found.push(Violation { index, path, message, reads, subject: Subject::Value, first: None });
+        let last = self.found.len() - 1;
+        &mut self.found[last]
+    }
+
+    /// Adds the rule unless it holds. `reads`: the fields that the rule reads, or a field that holds them all.
+    fn require(&mut self, holds: bool, path: &str, reads: &[&str], rule: &CelRule) {
+        if !holds {
+            let index = self.index;
+            let reads = reads.iter().map(|path| (index, Path::of_keys(path))).collect();
+            self.push(Path::of_keys(path), rule.message.to_owned()).reads = reads;
+        }
+    }
+
+    fn require_union(&mut self, union: &Union, value: &Value, path: Path) {
+        if !union.holds(value) {
+            self.push(path, union.message.to_owned());
+        }
+    }
+
+    fn require_bounds(&mut self, schema: &Value, value: &Value) {
+        let mut found = Vec::new();
+        bounds::broken(schema, value, &Path::of_keys("spec"), &mut found);
+        for (path, message) in found {
+            self.push(path, message);
+        }
+    }
+}
 
 /// Checks what the API server would check (bounds, patterns, CEL rules) and what the operator would (references). All
 /// violations are reported, in order of the objects.
+///
+/// # Errors
+/// Every violation.
 pub fn validate(objects: &[Object]) -> Result<(), Vec<Invalid>> {
-    let mut all = Vec::new();
-    for (index, object) in objects.iter().enumerate() {
-        let mut broken = Broken::new();
+    let named = |object: &Object| format!("{} {}/{}", object.kind(), object.namespace(), object.name());
+    let all = violations(objects, DEFAULT_NAMESPACE).into_iter().map(|violation| Invalid {
+        index: violation.index,
+        object: named(&objects[violation.index]),
+        path: violation.path,
+        message: violation.message,
+    });
+    let all: Vec<Invalid> = all.collect();
+    if all.is_empty() { Ok(()) } else { Err(all) }
+}
+
+/// Every broken rule, in order of the objects; those that name no namespace are in `namespace`.
+pub(super) fn violations(objects: &[Object], namespace: &str) -> Vec<Violation> {
+    let objects = Objects { all: objects, namespace };
+    let mut violations = Vec::new();
+    for (index, object) in objects.all.iter().enumerate() {
+        let mut broken = Broken { index, found: Vec::new() };
         check_name(object, &mut broken);
-        check_duplicate(object, &objects[..index], &mut broken);
+        objects.check_duplicate(index, &mut broken);
         match object {
             Object::Pool(pool) => check_pool(&pool.spec, &mut broken),
             Object::Tenant(tenant) => {
                 check_tenant(&tenant.spec, &mut broken);
-                check_references(object.namespace(), &tenant.spec, objects, &mut broken);
+                objects.check_references(objects.namespace_of(object), &tenant.spec, &mut broken);
             }
         }
-        let named = format!("{} {}/{}", object.kind(), object.namespace(), object.name());
-        all.extend(broken.into_iter().map(|(path, message)| Invalid {
-            index,
-            object: named.clone(),
-            path,
-            message,
-        }));
+        violations.extend(broken.found);
     }
-    if all.is_empty() { Ok(()) } else { Err(all) }
-}
-
-fn require(holds: bool, path: &str, rule: &CelRule, broken: &mut Broken) {
-    if !holds {
-        broken.push((Path::of_keys(path), rule.message.to_owned()));
-    }
-}
-
-fn require_union(union: &Union, value: &Value, path: Path, broken: &mut Broken) {
-    if !union.holds(value) {
-        broken.push((path, union.message.to_owned()));
-    }
+    violations
 }
 
 fn check_name(object: &Object, broken: &mut Broken) {
@@ -81,18 +146,10 @@ fn check_name(object: &Object, broken: &mut Broken) {
         Object::Pool(_) => (named, &rules::OBJECT_NAME),
         Object::Tenant(_) => (named && rules::is_service_name(object.name()), &rules::TENANT_NAME),
     };
-    require(named, "metadata.name", rule, broken);
+    broken.require(named, "metadata.name", &["metadata.name"], rule);
     if !good(object.namespace(), 63) {
         let message = "metadata.namespace must be a DNS-1123 label of at most 63 characters";
-        broken.push((Path::of_keys("metadata.namespace"), message.to_owned()));
-    }
-}
-
-fn check_duplicate(object: &Object, earlier: &[Object], broken: &mut Broken) {
-    let key = |o: &Object| (o.kind(), o.namespace().to_owned(), o.name().to_owned());
-    if earlier.iter().any(|other| key(other) == key(object)) {
-        let message = format!("a {} of this name is already in the file", object.kind());
-        broken.push((Path::of_keys("metadata.name"), message));
+        broken.push(Path::of_keys("metadata.namespace"), message.to_owned());
     }
 }
 
@@ -100,17 +157,17 @@ fn check_pool(spec: &GpuPoolSpec, broken: &mut Broken) {
     static SCHEMA: OnceLock<Value> = OnceLock::new();
     let schema = SCHEMA.get_or_init(|| crd::spec_schema(&GpuPool::crd()));
     let value = serde_json::to_value(spec).expect("a spec serialises");
-    bounds::broken(schema, &value, &Path::of_keys("spec"), broken);
+    broken.require_bounds(schema, &value);
     check_device(spec, broken);
     check_tolerations(spec, broken);
     let gpus: i64 = spec.gpus.iter().map(|group| i64::from(group.count)).sum();
-    require(gpus <= rules::MOST_GPUS as i64, "spec.gpus", &rules::POOL_SIZE, broken);
+    broken.require(gpus <= rules::MOST_GPUS as i64, "spec.gpus", &["spec.gpus"], &rules::POOL_SIZE);
     for (index, group) in spec.gpus.iter().enumerate() {
         let path = Path::of_keys("spec.gpus").index(index).key("sharing");
-        require_union(&rules::SHARING, &value["gpus"][index]["sharing"], path.clone(), broken);
+        broken.require_union(&rules::SHARING, &value["gpus"][index]["sharing"], path.clone());
         let disordered = |t: &crate::pool::Temporal| t.min_quantum_milliseconds > t.max_quantum_milliseconds;
         if group.sharing.temporal.as_ref().is_some_and(disordered) {
-            broken.push((path.key("temporal"), rules::QUANTUM_ORDER.message.to_owned()));
+            broken.push(path.key("temporal"), rules::QUANTUM_ORDER.message.to_owned());
         }
     }
 }
@@ -118,53 +175,65 @@ fn check_pool(spec: &GpuPoolSpec, broken: &mut Broken) {
 fn check_device(spec: &GpuPoolSpec, broken: &mut Broken) {
     let host = spec.device.as_ref().and_then(|device| device.host.as_ref());
     let host_class = spec.device_class_name == HOST_DEVICE_CLASS;
-    require(host_class == host.is_some(), "spec.device", &rules::HOST_DEVICE, broken);
+    let reads = ["spec.deviceClassName", "spec.device"];
+    broken.require(host_class == host.is_some(), "spec.device", &reads, &rules::HOST_DEVICE);
     let Some(host) = host else { return };
     let reserve = spec.device.as_ref().and_then(|device| device.context_reserve.as_ref());
-    require(reserve.is_none(), "spec.device", &rules::HOST_CONTEXTS, broken);
+    broken.require(reserve.is_none(), "spec.device", &["spec.device"], &rules::HOST_CONTEXTS);
     let chunk = host.chunk_bytes.bytes();
     let tradable = (16..=21).any(|shift| chunk == 1 << shift);
-    require(tradable, "spec.device.host.chunkBytes", &rules::HOST_CHUNK, broken);
-    require(host.memory.bytes() >= chunk, "spec.device.host.memory", &rules::HOST_MEMORY, broken);
+    let field = "spec.device.host.chunkBytes";
+    broken.require(tradable, field, &[field], &rules::HOST_CHUNK);
+    let (field, both) = ("spec.device.host.memory", "spec.device.host");
+    broken.require(host.memory.bytes() >= chunk, field, &[both], &rules::HOST_MEMORY);
     let link_moves = host.link_bytes_per_second.as_ref().is_none_or(|link| link.bytes() > 0);
-    require(link_moves, "spec.device.host.linkBytesPerSecond", &rules::HOST_LINK, broken);
+    let field = "spec.device.host.linkBytesPerSecond";
+    broken.require(link_moves, field, &[field], &rules::HOST_LINK);
 }
 
 fn check_tenant(spec: &ModelTenantSpec, broken: &mut Broken) {
     static SCHEMA: OnceLock<Value> = OnceLock::new();
     let schema = SCHEMA.get_or_init(|| crd::spec_schema(&ModelTenant::crd()));
     let value = serde_json::to_value(spec).expect("a spec serialises");
-    bounds::broken(schema, &value, &Path::of_keys("spec"), broken);
+    broken.require_bounds(schema, &value);
     let source = Path::of_keys("spec.model.source");
-    require_union(&rules::SOURCE, &value["model"]["source"], source, broken);
+    broken.require_union(&rules::SOURCE, &value["model"]["source"], source);
     let hub = spec.model.source.hugging_face.as_ref();
     let fixed = hub.is_some_and(|hub| is_commit(&hub.revision));
-    require(spec.cache.is_none() || fixed, "spec.cache", &rules::CACHE, broken);
+    let reads = ["spec.cache", "spec.model.source"];
+    broken.require(spec.cache.is_none() || fixed, "spec.cache", &reads, &rules::CACHE);
     let within = match (&spec.memory.guaranteed_kv, &spec.memory.kv_limit) {
         (Some(guaranteed), Some(limit)) => guaranteed.bytes() <= limit.bytes(),
         _ => true,
     };
-    require(within, "spec.memory.guaranteedKv", &rules::KV_WITHIN_LIMIT, broken);
+    let reads = ["spec.memory.guaranteedKv", "spec.memory.kvLimit"];
+    broken.require(within, "spec.memory.guaranteedKv", &reads, &rules::KV_WITHIN_LIMIT);
     let later = spec.idle.hibernate_after_seconds > spec.idle.after_seconds;
-    require(later, "spec.idle.hibernateAfterSeconds", &rules::HIBERNATE_AFTER_IDLE, broken);
+    let reads = ["spec.idle.afterSeconds", "spec.idle.hibernateAfterSeconds"];
+    broken.require(later, "spec.idle.hibernateAfterSeconds", &reads, &rules::HIBERNATE_AFTER_IDLE);
     let one_source = spec.access.api_keys_secret_ref.is_none() || spec.access.api_keys_file.is_none();
-    require(one_source, "spec.access", &rules::ONE_KEY_SOURCE, broken);
+    let reads = ["spec.access.apiKeysSecretRef", "spec.access.apiKeysFile"];
+    broken.require(one_source, "spec.access", &reads, &rules::ONE_KEY_SOURCE);
     let own_label = spec.pod_labels.keys().any(|key| rules::is_own_label(key));
-    require(!own_label, "spec.podLabels", &rules::POD_LABELS, broken);
+    broken.require(!own_label, "spec.podLabels", &["spec.podLabels"], &rules::POD_LABELS);
     let own_annotation = spec.pod_annotations.keys().any(|key| rules::is_own_annotation(key));
-    require(!own_annotation, "spec.podAnnotations", &rules::POD_ANNOTATIONS, broken);
+    let path = "spec.podAnnotations";
+    broken.require(!own_annotation, path, &[path], &rules::POD_ANNOTATIONS);
     check_containers(spec, broken);
 }
 
 fn check_containers(spec: &ModelTenantSpec, broken: &mut Broken) {
     let has_image = spec.engine.kind != EngineKind::Vllm || spec.engine.image.is_some();
-    require(has_image, "spec.engine", &rules::ENGINE_IMAGE, broken);
+    let reads = ["spec.engine.kind", "spec.engine.image"];
+    broken.require(has_image, "spec.engine", &reads, &rules::ENGINE_IMAGE);
     let watched = spec.engine.kind != EngineKind::Vllm || spec.engine.hang_timeout_seconds.is_none();
-    require(watched, "spec.engine", &rules::ENGINE_HANG_TIMEOUT, broken);
+    let reads = ["spec.engine.kind", "spec.engine.hangTimeoutSeconds"];
+    broken.require(watched, "spec.engine", &reads, &rules::ENGINE_HANG_TIMEOUT);
     let of = [("spec.engine", &spec.engine.resources), ("spec.sidecar", &spec.sidecar.resources)];
     for (path, resources) in of {
         let within = resources.as_ref().is_none_or(Resources::cpu_is_within_its_limit);
-        require(within, path, &rules::CPU_WITHIN_LIMIT, broken);
+        let reads = format!("{path}.resources");
+        broken.require(within, path, &[&reads], &rules::CPU_WITHIN_LIMIT);
     }
 }
 
@@ -173,32 +242,76 @@ fn check_tolerations(spec: &GpuPoolSpec, broken: &mut Broken) {
     let exists = |one: &Toleration| one.operator == TolerationOperator::Exists;
     let all = |good: &dyn Fn(&Toleration) -> bool| spec.tolerations.iter().all(good);
     let path = "spec.tolerations";
-    require(all(&|one| exists(one) || !empty(&one.key)), path, &rules::TOLERATION_KEY, broken);
-    require(all(&|one| !exists(one) || empty(&one.value)), path, &rules::TOLERATION_VALUE, broken);
+    broken.require(all(&|one| exists(one) || !empty(&one.key)), path, &[path], &rules::TOLERATION_KEY);
+    broken.require(all(&|one| !exists(one) || empty(&one.value)), path, &[path], &rules::TOLERATION_VALUE);
     let of_eviction = |one: &Toleration| one.effect == Some(TaintEffect::NoExecute);
     let bounded = all(&|one| one.toleration_seconds.is_none() || of_eviction(one));
-    require(bounded, path, &rules::TOLERATION_SECONDS, broken);
+    broken.require(bounded, path, &[path], &rules::TOLERATION_SECONDS);
 }
 
 fn is_commit(revision: &str) -> bool {
     revision.len() == 40 && revision.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-fn check_references(namespace: &str, spec: &ModelTenantSpec, objects: &[Object], broken: &mut Broken) {
-    let name = &spec.pool_ref.name;
-    let pool = objects.iter().find_map(|object| match object {
-        Object::Pool(pool) if object.namespace() == namespace && object.name() == name => Some(pool),
-        _ => None,
-    });
-    let Some(pool) = pool else {
-        let message = format!("no GpuPool `{name}` in namespace `{namespace}`");
-        broken.push((Path::of_keys("spec.poolRef.name"), message));
-        return;
-    };
-    let Some(group) = &spec.gpu_group else { return };
-    if !pool.spec.gpus.iter().any(|candidate| candidate.name == *group) {
-        let groups: Vec<&str> = pool.spec.gpus.iter().map(|group| group.name.as_str()).collect();
-        let message = format!("GpuPool `{name}` has no group `{group}`; it has {}", super::list(&groups));
-        broken.push((Path::of_keys("spec.gpuGroup"), message));
+/// All objects, for rules between them.
+struct Objects<'a> {
+    all: &'a [Object],
+    /// Namespace of objects that name none.
+    namespace: &'a str,
+}
+
+impl<'a> Objects<'a> {
+    fn namespace_of(&self, object: &'a Object) -> &'a str {
+        object.written_namespace().unwrap_or(self.namespace)
     }
+
+    fn check_duplicate(&self, index: usize, broken: &mut Broken) {
+        let key = |o: &'a Object| (o.kind(), self.namespace_of(o), o.name());
+        let object = &self.all[index];
+        let Some(first) = self.all[..index].iter().position(|other| key(other) == key(object)) else {
+            return;
+        };
+        let message = format!("another {} has this name", object.kind());
+        let violation = broken.push(Path::of_keys("metadata.name"), message);
+        violation.reads = [first, index].into_iter().flat_map(names_of).collect();
+        violation.first = Some(first);
+    }
+
+    fn check_references(&self, namespace: &str, spec: &ModelTenantSpec, broken: &mut Broken) {
+        let name = &spec.pool_ref.name;
+        let pools = || {
+            self.all.iter().enumerate().filter_map(|(index, object)| match object {
+                Object::Pool(pool) => Some((index, object, pool)),
+                Object::Tenant(_) => None,
+            })
+        };
+        let here = || pools().filter(|(_, object, _)| self.namespace_of(object) == namespace);
+        let Some((index, _, pool)) = here().find(|(_, object, _)| object.name() == name) else {
+            let closest = hint::closest(name, here().map(|(_, object, _)| object.name()));
+            let hint = did_you_mean(closest.as_slice());
+            let message = format!("no GpuPool `{name}` in namespace `{namespace}`{hint}");
+            let violation = broken.push(Path::of_keys("spec.poolRef.name"), message);
+            violation.reads.push((violation.index, Path::of_keys("metadata.namespace")));
+            // A pool whose name is not known may be the one.
+            violation.reads.extend(pools().flat_map(|(index, ..)| names_of(index)));
+            violation.subject = Subject::Pool;
+            return;
+        };
+        let Some(group) = &spec.gpu_group else { return };
+        let groups: Vec<&str> = pool.spec.gpus.iter().map(|group| group.name.as_str()).collect();
+        if !groups.contains(&group.as_str()) {
+            let message = format!("GpuPool `{name}` has no group `{group}`; it has {}", super::list(&groups));
+            let violation = broken.push(Path::of_keys("spec.gpuGroup"), message);
+            let gpus = Path::of_keys("spec.gpus");
+            let names = (0..=groups.len()).map(|group| gpus.index(group).key("name"));
+            violation.reads.extend(names.map(|path| (index, path)));
+            violation.reads.push((violation.index, Path::of_keys("spec.poolRef")));
+            violation.subject = Subject::Group;
+        }
+    }
+}
+
+/// The fields that name an object.
+fn names_of(index: usize) -> [(usize, Path); 2] {
+    ["metadata.name", "metadata.namespace"].map(|path| (index, Path::of_keys(path)))
 }

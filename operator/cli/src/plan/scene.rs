@@ -9,15 +9,15 @@ use kube::{Api, ResourceExt};
 use sluice_plan::gpu::{Known, gpus};
 use sluice_plan::objects::claim_digest;
 use sluice_plan::seen::{ClaimSeen, DeviceSeen, PodSeen, Seen, SlotSeen};
-use sluice_types::load::{self, Located, Object};
+use sluice_types::load::{LoadError, LoadErrors, Loader, Located, Object, Problem};
 use sluice_types::pool::GpuStatus;
 use sluice_types::tenant::{PvcSource, SlotState, SlotStatus, SourceType};
 use sluice_types::{DEFAULT_NAMESPACE, GpuPool, ModelTenant};
 use sluice_wire::geometry::{Geometry, Refusal};
 
-use crate::Misconfigured;
 use crate::cluster::Cluster;
-use crate::up::{Blame, refused};
+use crate::files;
+use crate::up::Blame;
 
 /// Namespace and name.
 pub type Key = (String, String);
@@ -48,44 +48,44 @@ pub struct Pool<'a> {
 }
 
 impl Scene {
-    /// Objects of files; those that name no namespace are in `namespace`.
+    /// Objects of files; those that name no namespace are in `namespace`, that of a cluster, else in `default`.
     ///
     /// # Errors
-    /// A file that cannot be read or is wrong, or an object for the second time.
-    pub fn of_files(files: &[PathBuf], namespace: Option<&str>) -> Result<Scene, Misconfigured> {
+    /// Everything that is wrong with the files. That a pool or a group is in none of them is no mistake beside a cluster, and
+    /// alone it is none: the plan tells it.
+    pub fn of_files(paths: &[PathBuf], namespace: Option<&str>) -> Result<Scene, LoadErrors> {
+        let loaded = files::load(&Loader::new().in_namespace(namespace.unwrap_or(DEFAULT_NAMESPACE)), paths);
+        let is_reference = |error: &LoadError| matches!(error.problem, Problem::Reference(_));
+        if !loaded.errors.iter().all(is_reference) {
+            let counts = |error: &LoadError| namespace.is_none() || !is_reference(error);
+            return Err(loaded.errors.into_iter().filter(counts).collect());
+        }
         let mut scene = Scene::default();
-        for file in files {
-            let folder = file.parent().unwrap_or(Path::new("."));
-            for located in read(file)? {
-                scene.add(located, folder, namespace.unwrap_or(DEFAULT_NAMESPACE))?;
-            }
+        for located in loaded.objects {
+            let folder = files::folder_of(paths, &located).to_owned();
+            scene.add(located, &folder, namespace.unwrap_or(DEFAULT_NAMESPACE));
         }
         Ok(scene)
     }
 
-    fn add(&mut self, located: Located, folder: &Path, namespace: &str) -> Result<(), Misconfigured> {
+    fn add(&mut self, located: Located, folder: &Path, namespace: &str) {
         let kind = located.object.kind();
-        let (key, twice) = match located.object.clone() {
+        let key = match located.object.clone() {
             Object::Pool(mut pool) => {
                 let key = settle(&mut pool.metadata, namespace);
-                (key.clone(), self.pools.insert(key, pool).is_some())
+                self.pools.insert(key.clone(), pool);
+                key
             }
             Object::Tenant(mut tenant) => {
                 let key = settle(&mut tenant.metadata, namespace);
                 if let Some(model) = local_model(&mut tenant, folder) {
                     self.folders.insert(key.clone(), model);
                 }
-                (key.clone(), self.tenants.insert(key, tenant).is_some())
+                self.tenants.insert(key.clone(), tenant);
+                key
             }
         };
-        let (namespace, name) = &key;
-        match twice {
-            true => Err(Misconfigured(format!("{kind} {namespace}/{name} is in the files twice"))),
-            false => {
-                self.written.insert((kind, key), located);
-                Ok(())
-            }
-        }
+        self.written.insert((kind, key), located);
     }
 
     /// All objects of these namespaces of a cluster.
@@ -179,15 +179,6 @@ impl Scene {
     pub fn tenant(&self, key: &Key) -> Option<&ModelTenant> {
         self.tenants.get(key)
     }
-}
-
-/// The objects of a file, read as `sluice up` reads them. That a pool or a group is not in the same file is no mistake here: the
-/// plan tells it where it is nowhere.
-fn read(file: &Path) -> Result<Vec<Located>, Misconfigured> {
-    let name = file.display().to_string();
-    let text = std::fs::read_to_string(file).map_err(|error| Misconfigured(format!("{name}: {error}")))?;
-    load::load_located_part_str(&text, &name)
-        .map_err(|errors| refused(&format!("{name} is refused"), &errors))
 }
 
 /// Gives an object its namespace; its key.

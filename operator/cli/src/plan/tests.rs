@@ -226,7 +226,9 @@ fn an_object_that_is_there_twice_is_refused() {
         std::fs::write(file, pool(1, "", "")).unwrap();
     }
     let refused = Scene::of_files(&files, Some("team")).unwrap_err();
-    assert_eq!(refused.to_string(), "GpuPool team/local is in the files twice");
+    let (first, second) = (files[0].display(), files[1].display());
+    let said = format!("{second}:3:12: metadata.name: another GpuPool has this name, at {first}:3\n1 error");
+    assert_eq!(refused.to_string(), said);
 }
 
 #[test]

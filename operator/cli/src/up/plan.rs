@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use sluice_plan::written::{self, unsigned};
-use sluice_types::load::{LoadError, Located, Object, Path as FieldPath};
+use sluice_types::load::{LoadError, LoadErrors, Located, Object, Path as FieldPath};
 use sluice_types::pool::{HostDevice, Policy};
 use sluice_types::tenant::WeightType;
 use sluice_types::{GpuPool, ModelTenant, Quantity};
@@ -89,27 +89,34 @@ pub fn parse_forced(text: &str) -> Result<(u16, u8), String> {
 /// weights.
 ///
 /// # Errors
-/// Every field that asks for what is not built; else the first tenant that has no place.
+/// Every field that asks for what is not built, and every tenant that has no GPU.
 pub fn plan(
     objects: &[Placed],
     options: &Options,
     weigh: &dyn Fn(&SidecarConfig) -> u64,
-) -> Result<Plan, Vec<LoadError>> {
-    let findings = objects.iter().filter(|placed| !rests(placed)).map(|placed| Findings::of(&placed.located));
-    let (mut refused, mut ineffective) = (Vec::new(), Vec::new());
-    for found in findings {
-        refused.extend(found.refused);
-        ineffective.extend(found.ineffective);
-    }
+) -> Result<Plan, LoadErrors> {
+    let Findings { mut refused, mut ineffective } = findings(objects);
+    let (mut seated, homeless) = seats(objects, options);
+    refused.extend(homeless);
     if !refused.is_empty() {
-        return Err(refused);
+        return Err(refused.into_iter().collect());
     }
-    let mut seated = seats(objects, options).map_err(|error| vec![error])?;
     let shared = shared::share_out(&mut seated, weigh);
     ineffective.extend(in_vain(objects, &seated));
     ineffective.extend(without_host_tier(&seated));
     let configs = seated.into_iter().map(|seated| seated.config).collect();
     Ok(Plan { configs, shared, ineffective })
+}
+
+/// What the objects that run ask for in vain.
+pub fn findings(objects: &[Placed]) -> Findings {
+    let mut all = Findings::default();
+    for placed in objects.iter().filter(|placed| !rests(placed)) {
+        let found = Findings::of(&placed.located);
+        all.refused.extend(found.refused);
+        all.ineffective.extend(found.ineffective);
+    }
+    all
 }
 
 /// Fields about neighbours of whoever has none.
@@ -150,8 +157,8 @@ fn rests(placed: &Placed) -> bool {
     }
 }
 
-/// Every tenant that runs, on its GPU.
-fn seats<'a>(objects: &'a [Placed], options: &Options) -> Result<Vec<Seated<'a>>, LoadError> {
+/// Every tenant that runs, on its GPU, and those that have none.
+fn seats<'a>(objects: &'a [Placed], options: &Options) -> (Vec<Seated<'a>>, Vec<LoadError>) {
     let mut pools = BTreeMap::new();
     for placed in objects {
         if let Object::Pool(pool) = &placed.located.object {
@@ -159,17 +166,23 @@ fn seats<'a>(objects: &'a [Placed], options: &Options) -> Result<Vec<Seated<'a>>
         }
     }
     let mut places = Places::default();
-    let mut seated = Vec::new();
+    let (mut seated, mut homeless) = (Vec::new(), Vec::new());
     for placed in objects.iter().filter(|placed| !rests(placed)) {
         let Object::Tenant(tenant) = &placed.located.object else { continue };
         let key = (placed.namespace(), tenant.spec.pool_ref.name.as_str());
-        let pool = *pools.get(&key).ok_or_else(|| placed.refuse("spec.poolRef.name", "no such pool"))?;
-        let place = places.place(placed.namespace(), pool, tenant.spec.gpu_group.as_deref());
-        let place = place.map_err(|problem| placed.refuse("spec.gpuGroup", problem))?;
-        let config = configure(placed, tenant, pool, place.gpu.clone(), options, seated.len() as u16);
-        seated.push(Seated { tenant, written: placed, pool, place, config });
+        let Some(&pool) = pools.get(&key) else {
+            homeless.push(placed.refuse("spec.poolRef.name", "no such pool"));
+            continue;
+        };
+        match places.place(placed.namespace(), pool, tenant.spec.gpu_group.as_deref()) {
+            Ok(place) => {
+                let config = configure(placed, tenant, pool, place.gpu.clone(), options, seated.len() as u16);
+                seated.push(Seated { tenant, written: placed, pool, place, config });
+            }
+            Err(problem) => homeless.push(placed.refuse("spec.gpuGroup", problem)),
+        }
     }
-    Ok(seated)
+    (seated, homeless)
 }
 
 fn configure(

@@ -23,7 +23,7 @@ fn options() -> Options {
 }
 
 /// The plan where every model has 16 MiB for each letter of its name.
-fn whole(yaml: &str) -> Result<Plan, Vec<LoadError>> {
+fn whole(yaml: &str) -> Result<Plan, LoadErrors> {
     let objects = sluice_types::load::load_located_str(yaml, "up.yaml").unwrap_or_else(|e| panic!("{e:?}"));
     let place = |located| Placed { located, folder: PathBuf::from("/etc/sluice") };
     let weigh = |config: &SidecarConfig| (config.name.len() as u64) << 24;
@@ -101,7 +101,7 @@ fn an_isolated_gpu_takes_one_tenant_and_the_next_is_told_why_not() {
     let pool = with_groups(&format!("[{{name: chat, count: 2, {isolated}}}]"));
     assert_eq!(gpus(&format!("{pool}{}", tenants(&["one", "two"]))), ["laptop-chat-0", "laptop-chat-1"]);
     let error = planned(&format!("{pool}{}", tenants(&["one", "two", "three"]))).unwrap_err();
-    assert!(error.starts_with("up.yaml:28: document 4: spec.gpuGroup: "), "{error}");
+    assert!(error.starts_with("up.yaml:28:1: spec.gpuGroup: "), "{error}");
     assert!(error.contains("an Isolated GPU made of host memory is one slice, for one tenant"), "{error}");
     let mixed = with_groups(&format!("[{{name: slice, {isolated}}}, {{name: turns}}]"));
     let names = gpus(&format!("{mixed}{}", tenants(&["one", "two", "three"])));
@@ -233,8 +233,8 @@ fn what_counts_between_neighbours_is_a_warning_where_there_are_none() {
     let alone = whole(&format!("{pool}{important}")).unwrap().ineffective;
     let alone: Vec<_> = alone.iter().map(ToString::to_string).collect();
     assert_eq!(alone.len(), 2, "{alone:?}");
-    assert!(alone[0].starts_with("up.yaml:10: spec.remap.victim: "), "{alone:?}");
-    assert!(alone[1].starts_with("up.yaml:18: document 2: spec.priority: "), "{alone:?}");
+    assert!(alone[0].starts_with("up.yaml:10:11: spec.remap.victim: "), "{alone:?}");
+    assert!(alone[1].starts_with("up.yaml:18:3: spec.priority: "), "{alone:?}");
     assert_eq!(whole(&format!("{pool}{important}{}", tenant("two"))).unwrap().ineffective, []);
 }
 
@@ -248,8 +248,7 @@ fn a_policy_that_moves_kv_to_a_host_tier_that_is_not_there_is_a_warning() {
         let warnings = warned(policy, "  memory: {hostKv: 0}\n");
         assert_eq!(warnings.len(), 1, "{warnings:?}");
         assert!(
-            warnings[0].starts_with("up.yaml:17: document 2: spec.memory.hostKv: ")
-                && warnings[0].contains(policy),
+            warnings[0].starts_with("up.yaml:17:12: spec.memory.hostKv: ") && warnings[0].contains(policy),
             "{warnings:?}"
         );
         assert_eq!(warned(policy, "").len(), 1, "none is the default");
