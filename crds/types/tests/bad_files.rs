@@ -1,6 +1,6 @@
 //! Files that do not load: each kind of error, with its line, field and words.
 
-use sluice_types::load::{LoadError, MAX_FILE_BYTES, Problem, load_str};
+use sluice_types::load::{LoadError, MAX_FILE_BYTES, Problem, load_str, load_valid_str};
 
 use crate::good_files::{POOL, TENANT, both};
 
@@ -317,4 +317,35 @@ fn no_prefix_of_a_good_file_panics() {
     let text = both();
     let refused = (0..text.len()).filter(|&end| load_str(&text[..end], "f").is_err()).count();
     assert!(refused > text.len() / 2, "most prefixes lack something");
+}
+
+/// The text without each character, with a tab in its place, and with each line left out, repeated or moved by a column.
+fn small_changes(text: &str) -> Vec<String> {
+    let characters = text.char_indices().flat_map(|(at, character)| {
+        let (before, after) = (&text[..at], &text[at + character.len_utf8()..]);
+        [format!("{before}{after}"), format!("{before}\t{after}"), format!("{before}[{after}")]
+    });
+    let lines: Vec<&str> = text.split_inclusive('\n').collect();
+    let of_lines = (0..lines.len()).flat_map(|at| {
+        let line = lines[at];
+        let changes = [String::new(), format!("{line}{line}"), format!(" {line}"), line.replacen(' ', "", 1)];
+        changes.map(|line| format!("{}{line}{}", lines[..at].concat(), lines[at + 1..].concat()))
+    });
+    characters.chain(of_lines).collect()
+}
+
+#[test]
+fn every_mistake_of_a_changed_file_has_a_place_in_it() {
+    let changes = small_changes(&both());
+    assert!(changes.len() > 1000);
+    for text in changes {
+        let Err(errors) = load_valid_str(&text, "f") else { continue };
+        let lines: Vec<&str> = text.lines().collect();
+        for error in errors.iter() {
+            let line = lines.get(error.line - 1).map_or(0, |line| line.chars().count());
+            assert!(error.line <= lines.len() + 1 && error.column <= line + 1, "{text}\n{errors}");
+        }
+        // One small change is few mistakes.
+        assert!(errors.len() <= 6, "{text}\n{errors}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value as Schema;
 
-use super::hint::{self, FieldHint};
+use super::hint::{self, FieldHint, Hint};
 use super::problem::Problem;
 use super::schema::KindSchema;
 use super::tree::{Entry, Fault, Node, Position, Value};
@@ -108,12 +108,16 @@ impl Checker<'_> {
                 self.unknown(schema, entry, path);
                 continue;
             };
+            if entry.repeated {
+                // Either value may be the intended one: the first stays, and fields may be in the other.
+                self.unread.add_value(field.clone());
+                let repeated = Node { open: true, ..entry.node.clone() };
+                self.value(property, &repeated, &field, entry.at, false);
+                continue;
+            }
             let is_required = required.contains(&entry.key.as_str());
             let value = self.value(property, &entry.node, &field, entry.at, is_required);
-            if entry.repeated {
-                // Either value may be the intended one; the first stays.
-                self.unread.add_value(field);
-            } else if let Some(node) = value {
+            if let Some(node) = value {
                 kept.push(Entry { node, ..entry.clone() });
             }
         }
@@ -133,22 +137,21 @@ impl Checker<'_> {
     }
 
     fn unknown(&mut self, schema: &Schema, entry: &Entry, path: &Path) {
-        let hints = hint::fields(self.kind, schema, path, &entry.key);
-        let other_kind = if hints.is_empty() { hint::other_kind(self.kind, &entry.key) } else { None };
-        if hints.is_empty() && other_kind.is_none() {
-            self.unread.add_mapping(path.clone());
-        }
         let names = schema["properties"].as_object().into_iter().flatten().map(|(name, _)| name.clone());
-        let problem = Problem::UnknownField {
-            expected: names.collect(),
-            suggestions: hints.iter().map(|hint| hint.text.clone()).collect(),
-            other_kind,
-        };
-        self.fault(entry.at, &path.key(&entry.key), problem);
-        for FieldHint { path, .. } in hints {
-            self.unread.add_value(path.clone());
-            self.suggested.push(path);
+        let (mut suggestions, mut other_kind) = (Vec::new(), None);
+        match hint::suggest(self.kind, schema, path, &entry.key) {
+            Hint::Fields(fields) => {
+                for FieldHint { text, path } in fields {
+                    suggestions.push(text);
+                    self.unread.add_value(path.clone());
+                    self.suggested.push(path);
+                }
+            }
+            Hint::OtherKind(kind) => other_kind = Some(kind),
+            Hint::None => self.unread.add_mapping(path.clone()),
         }
+        let problem = Problem::UnknownField { expected: names.collect(), suggestions, other_kind };
+        self.fault(entry.at, &path.key(&entry.key), problem);
     }
 }
 

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use serde_json::Value;
 
-use super::schema::{Field, KINDS, KindSchema};
+use super::schema::{Field, KINDS, KindSchema, fold};
 use super::{Path, Segment};
 
 /// Most fields that one hint names.
@@ -17,6 +17,23 @@ pub(super) struct FieldHint {
     pub text: String,
     /// From the root up to the first list: an item's index is not known.
     pub path: Path,
+}
+
+/// What an unknown field resembles.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Hint {
+    /// Fields of the kind, equally likely; at least one.
+    Fields(Vec<FieldHint>),
+    /// A field of this other kind's spec.
+    OtherKind(&'static str),
+    /// Nothing.
+    None,
+}
+
+impl Hint {
+    fn of(fields: Vec<FieldHint>) -> Option<Hint> {
+        (!fields.is_empty()).then_some(Hint::Fields(fields))
+    }
 }
 
 /// How a written name resembles a known one, best first.
@@ -34,33 +51,34 @@ enum Likeness {
 
 /// The known name that `written` resembles most.
 pub(super) fn closest<'a>(written: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let alike = known.into_iter().filter_map(|name| Some((likeness(written, name)?, name)));
+    let written = fold(written);
+    let alike = known.into_iter().filter_map(|name| Some((likeness(&written, &fold(name))?, name)));
     alike.min_by_key(|(likeness, _)| *likeness).map(|(_, name)| name)
 }
 
-/// Fields that the unknown field `written` resembles, of the mapping at `path` with schema `here` or of other mappings.
-pub(super) fn fields(kind: &KindSchema, here: &Value, path: &Path, written: &str) -> Vec<FieldHint> {
+/// What the unknown field `written` in the mapping at `path`, with schema `here`, resembles.
+pub(super) fn suggest(kind: &KindSchema, here: &Value, path: &Path, written: &str) -> Hint {
+    let folded = fold(written);
     let names = here["properties"].as_object().into_iter().flatten().map(|(name, _)| name.as_str());
     let siblings: Vec<(Likeness, &str)> =
-        names.filter_map(|name| Some((likeness(written, name)?, name))).collect();
+        names.filter_map(|name| Some((likeness(&folded, &fold(name))?, name))).collect();
     let within = steps(path);
-    let sibling = |least| best(siblings.iter().filter(|(likeness, _)| *likeness <= least), path);
-    let elsewhere = |least| elsewhere(kind, &within, written, least);
-    let tries: [&dyn Fn() -> Vec<FieldHint>; 5] = [
-        &|| sibling(Likeness::Same),
-        &|| elsewhere(Likeness::Same),
-        &|| sibling(Likeness::Typo(usize::MAX)),
-        &|| sibling(Likeness::Part),
-        &|| elsewhere(Likeness::Beginning),
-    ];
-    tries.iter().map(|attempt| attempt()).find(|found| !found.is_empty()).unwrap_or_default()
+    let sibling = |least| Hint::of(best(siblings.iter().filter(|(likeness, _)| *likeness <= least), path));
+    let elsewhere = |least| Hint::of(elsewhere(kind, &within, &folded, least));
+    sibling(Likeness::Same)
+        .or_else(|| elsewhere(Likeness::Same))
+        .or_else(|| sibling(Likeness::Typo(usize::MAX)))
+        .or_else(|| sibling(Likeness::Part))
+        .or_else(|| other_kind(kind, written).map(Hint::OtherKind))
+        .or_else(|| elsewhere(Likeness::Beginning))
+        .unwrap_or(Hint::None)
 }
 
-/// The kind among ours, other than `kind`, that has a field of this name in its spec.
-pub(super) fn other_kind(kind: &KindSchema, written: &str) -> Option<&'static str> {
-    let others = KINDS.into_iter().filter(|other| *other != kind.kind).filter_map(KindSchema::of);
+/// The other kind, if its spec has a field of this name.
+fn other_kind(kind: &KindSchema, written: &str) -> Option<&'static str> {
+    let mut others = KINDS.into_iter().filter(|other| *other != kind.kind).filter_map(KindSchema::of);
     let has = |other: &&KindSchema| other.root["properties"]["spec"]["properties"].get(written).is_some();
-    others.into_iter().find(has).map(|other| other.kind)
+    others.find(has).map(|other| other.kind)
 }
 
 /// The fields of one mapping with the best likeness.
@@ -76,7 +94,7 @@ fn elsewhere(kind: &KindSchema, within: &[String], written: &str, least: Likenes
     let near = |field: &Field| field.within.starts_with(within) || within.starts_with(&field.within);
     let unique = |field: &Field| kind.fields.iter().filter(|other| other.name == field.name).count() == 1;
     let alike = kind.fields.iter().filter(|field| field.within != within).filter_map(|field| {
-        let likeness = likeness(written, &field.name).filter(|likeness| *likeness <= least)?;
+        let likeness = likeness(written, &field.folded).filter(|likeness| *likeness <= least)?;
         let shared = field.within.iter().zip(within).take_while(|(one, other)| one == other).count();
         let rank = (likeness, Reverse(shared), field.within.len());
         (near(field) || unique(field)).then_some((rank, field))
@@ -102,19 +120,20 @@ fn steps(path: &Path) -> Vec<String> {
     path.0.iter().map(step).collect()
 }
 
+/// How `written` resembles `known`, both folded.
 fn likeness(written: &str, known: &str) -> Option<Likeness> {
-    let fold = |name: &str| name.replace(['-', '_'], "").to_lowercase();
-    let (written, known) = (fold(written), fold(known));
     let longer = written.chars().count().max(known.chars().count());
     let shorter = written.chars().count().min(known.chars().count());
-    let wrong = strsim::osa_distance(&written, &known);
-    if wrong == 0 {
+    let most = (longer / 4).max(1).min(shorter.saturating_sub(1));
+    // The distance is at least the difference in length.
+    let wrong = (longer - shorter <= most).then(|| strsim::osa_distance(written, known));
+    if written == known {
         Some(Likeness::Same)
-    } else if wrong <= (longer / 4).max(1) && wrong < shorter {
+    } else if let Some(wrong) = wrong.filter(|wrong| *wrong <= most) {
         Some(Likeness::Typo(wrong))
-    } else if shorter >= 3 && (known.starts_with(&written) || written.starts_with(&known)) {
+    } else if shorter >= 3 && (known.starts_with(written) || written.starts_with(known)) {
         Some(Likeness::Beginning)
-    } else if written.chars().count() >= 4 && known.contains(&written) {
+    } else if written.chars().count() >= 4 && known.contains(written) {
         Some(Likeness::Part)
     } else {
         None
@@ -140,7 +159,7 @@ mod tests {
             ("x", "s3", None),
             ("Fast", "Immediate", None),
         ] {
-            assert_eq!(likeness(written, known), alike, "{written} {known}");
+            assert_eq!(likeness(&fold(written), &fold(known)), alike, "{written} {known}");
         }
         assert_eq!(closest("Temporel", ["Spatial", "Temporal"]), Some("Temporal"));
         assert_eq!(closest("Magic", ["Spatial", "Temporal"]), None);
@@ -153,7 +172,11 @@ mod tests {
             at = if step == "0" { at.index(0) } else { at.key(step) };
             schema = if step == "0" { &schema["items"] } else { &schema["properties"][step] };
         }
-        fields(kind, schema, &at, written).into_iter().map(|hint| hint.text).collect()
+        match suggest(kind, schema, &at, written) {
+            Hint::Fields(fields) => fields.into_iter().map(|hint| hint.text).collect(),
+            Hint::OtherKind(kind) => vec![kind.to_owned()],
+            Hint::None => Vec::new(),
+        }
     }
 
     #[test]
@@ -182,16 +205,12 @@ mod tests {
             ("GpuPool", "", "name", &["metadata.name"]),
             // A name that many mappings have says nothing of one that is in none of them.
             ("ModelTenant", "spec.engine.env.0", "key", &[]),
+            ("ModelTenant", "spec", "policy", &["GpuPool"]),
+            ("GpuPool", "spec", "model", &["ModelTenant"]),
             ("GpuPool", "spec", "x", &[]),
             ("GpuPool", "spec", "colour", &[]),
         ] {
             assert_eq!(hints(kind, path, written), expected, "{kind} {path}.{written}");
         }
-        let [pool, tenant] = KINDS.map(|kind| KindSchema::of(kind).unwrap());
-        assert_eq!(
-            (other_kind(tenant, "policy"), other_kind(pool, "slo")),
-            (Some("GpuPool"), Some("ModelTenant"))
-        );
-        assert_eq!(other_kind(pool, "colour"), None);
     }
 }

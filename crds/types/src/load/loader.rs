@@ -159,9 +159,12 @@ impl<'a> Batch<'a> {
 
     /// Whether the values that the rule reads are known.
     fn is_known(&self, violation: &Violation) -> bool {
-        !violation.reads.iter().any(|(index, path)| {
-            let reading = &self.written[*index].reading;
-            reading.unread.covers(path, &reading.root)
+        !violation.reads.iter().any(|read| {
+            let Reading { unread, root, .. } = &self.written[read.object].reading;
+            match read.presence_only {
+                true => unread.may_hide(&read.path, root),
+                false => unread.covers(&read.path, root),
+            }
         })
     }
 

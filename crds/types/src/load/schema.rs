@@ -29,6 +29,8 @@ pub(super) struct Field {
     pub within: Vec<String>,
     /// Its name.
     pub name: String,
+    /// Its name as [`fold`] gives it.
+    pub folded: String,
 }
 
 impl KindSchema {
@@ -69,11 +71,16 @@ impl KindSchema {
     }
 }
 
+/// A name without the differences that do not make another name: case, `-` and `_`.
+pub(super) fn fold(name: &str) -> String {
+    name.replace(['-', '_'], "").to_lowercase()
+}
+
 /// Adds every field below `schema`, which is at `within`.
 fn collect(schema: &Value, within: &[String], fields: &mut Vec<Field>) {
     let inside = |step: &str| [within, &[step.to_owned()]].concat();
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
-        fields.push(Field { within: within.to_vec(), name: name.clone() });
+        fields.push(Field { within: within.to_vec(), name: name.clone(), folded: fold(name) });
         collect(property, &inside(name), fields);
     }
     if schema["items"].is_object() {

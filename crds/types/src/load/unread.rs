@@ -25,11 +25,16 @@ impl UnreadParts {
 
     /// Whether the value at `path` of the document `root`, or a part of it, is not known.
     pub fn covers(&self, path: &Path, root: &Node) -> bool {
+        let inside = |unread: &Path| unread.starts_with(path);
+        self.may_hide(path, root) || self.values.iter().chain(&self.mappings).any(inside)
+    }
+
+    /// Whether it is not known if the document `root` has the field at `path`.
+    pub fn may_hide(&self, path: &Path, root: &Node) -> bool {
         let (_, _, written) = root.nearest(path);
         let around = Path(path.0[..written].to_vec());
         let not_written = around != *path && self.mappings.contains(&around);
-        let inside = || self.values.iter().chain(&self.mappings).any(|unread| unread.starts_with(path));
-        not_written || inside() || self.values.iter().any(|value| path.starts_with(value))
+        not_written || self.values.iter().any(|value| path.starts_with(value))
     }
 
     /// Whether all values are known.

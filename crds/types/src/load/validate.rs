@@ -1,5 +1,6 @@
 //! What must hold between fields and between objects: the CRD's rules, evaluated natively, and references.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -43,12 +44,33 @@ pub(super) struct Violation {
     pub path: Path,
     /// What must hold.
     pub message: String,
-    /// Fields that the rule reads, with the positions of their objects. If one of them is not known, the rule does not apply.
-    pub reads: Vec<(usize, Path)>,
+    /// Fields that the rule reads. If one of them is not known, the rule does not apply.
+    pub reads: Vec<FieldRead>,
     /// What it is about.
     pub subject: Subject,
     /// Position of an earlier object that the rule is about too.
     pub first: Option<usize>,
+}
+
+/// A field that a rule reads.
+#[derive(Debug)]
+pub(super) struct FieldRead {
+    /// Position of its object.
+    pub object: usize,
+    /// The field.
+    pub path: Path,
+    /// The rule reads whether the field is there, not what is in it.
+    pub presence_only: bool,
+}
+
+impl FieldRead {
+    fn value(object: usize, path: Path) -> Self {
+        FieldRead { object, path, presence_only: false }
+    }
+
+    fn presence(object: usize, path: Path) -> Self {
+        FieldRead { object, path, presence_only: true }
+    }
 }
 
 /// What a broken rule is about.
@@ -71,26 +93,38 @@ struct Broken {
 impl Broken {
     /// Adds a rule that reads only the field it is about.
     fn push(&mut self, path: Path, message: String) -> &mut Violation {
-        let reads = vec![(self.index, path.clone())];
+        let reads = vec![FieldRead::value(self.index, path.clone())];
         let index = self.index;
         self.found.push(Violation { index, path, message, reads, subject: Subject::Value, first: None });
         let last = self.found.len() - 1;
         &mut self.found[last]
     }
 
-    /// Adds the rule unless it holds. `reads`: the fields that the rule reads, or a field that holds them all.
-    fn require(&mut self, holds: bool, path: &str, reads: &[&str], rule: &CelRule) {
+    /// Adds the rule unless it holds. `values`: the fields that the rule reads, or a field that holds them all.
+    fn require(&mut self, holds: bool, path: &str, values: &[&str], rule: &CelRule) {
+        self.require_present(holds, path, (values, &[]), rule);
+    }
+
+    /// As [`Broken::require`], for a rule that also reads whether the second fields are there.
+    fn require_present(&mut self, holds: bool, path: &str, reads: (&[&str], &[&str]), rule: &CelRule) {
         if !holds {
             let index = self.index;
-            let reads = reads.iter().map(|path| (index, Path::of_keys(path))).collect();
+            let values = reads.0.iter().map(|path| FieldRead::value(index, Path::of_keys(path)));
+            let presences = reads.1.iter().map(|path| FieldRead::presence(index, Path::of_keys(path)));
+            let reads = values.chain(presences).collect();
             self.push(Path::of_keys(path), rule.message.to_owned()).reads = reads;
         }
     }
 
     fn require_union(&mut self, union: &Union, value: &Value, path: Path) {
-        if !union.holds(value) {
-            self.push(path, union.message.to_owned());
+        if union.holds(value) {
+            return;
         }
+        let index = self.index;
+        let discriminator = FieldRead::value(index, path.key(union.discriminator));
+        let members = union.members.iter().map(|member| FieldRead::presence(index, path.key(member.field)));
+        let reads = members.chain([discriminator]).collect();
+        self.push(path, union.message.to_owned()).reads = reads;
     }
 
     fn require_bounds(&mut self, schema: &Value, value: &Value) {
@@ -121,7 +155,7 @@ pub fn validate(objects: &[Object]) -> Result<(), Vec<Invalid>> {
 
 /// Every broken rule, in order of the objects; those that name no namespace are in `namespace`.
 pub(super) fn violations(objects: &[Object], namespace: &str) -> Vec<Violation> {
-    let objects = Objects { all: objects, namespace };
+    let objects = Objects::new(objects, namespace);
     let mut violations = Vec::new();
     for (index, object) in objects.all.iter().enumerate() {
         let mut broken = Broken { index, found: Vec::new() };
@@ -161,7 +195,12 @@ fn check_pool(spec: &GpuPoolSpec, broken: &mut Broken) {
     check_device(spec, broken);
     check_tolerations(spec, broken);
     let gpus: i64 = spec.gpus.iter().map(|group| i64::from(group.count)).sum();
-    broken.require(gpus <= rules::MOST_GPUS as i64, "spec.gpus", &["spec.gpus"], &rules::POOL_SIZE);
+    if gpus > rules::MOST_GPUS as i64 {
+        let path = Path::of_keys("spec.gpus");
+        let counts = (0..=spec.gpus.len()).map(|index| path.index(index).key("count"));
+        let reads = counts.map(|path| FieldRead::value(broken.index, path)).collect();
+        broken.push(path, rules::POOL_SIZE.message.to_owned()).reads = reads;
+    }
     for (index, group) in spec.gpus.iter().enumerate() {
         let path = Path::of_keys("spec.gpus").index(index).key("sharing");
         broken.require_union(&rules::SHARING, &value["gpus"][index]["sharing"], path.clone());
@@ -175,17 +214,19 @@ fn check_pool(spec: &GpuPoolSpec, broken: &mut Broken) {
 fn check_device(spec: &GpuPoolSpec, broken: &mut Broken) {
     let host = spec.device.as_ref().and_then(|device| device.host.as_ref());
     let host_class = spec.device_class_name == HOST_DEVICE_CLASS;
-    let reads = ["spec.deviceClassName", "spec.device"];
-    broken.require(host_class == host.is_some(), "spec.device", &reads, &rules::HOST_DEVICE);
+    let (path, host_path) = ("spec.device", "spec.device.host");
+    let reads: (&[&str], &[&str]) = (&["spec.deviceClassName"], &[host_path]);
+    broken.require_present(host_class == host.is_some(), path, reads, &rules::HOST_DEVICE);
     let Some(host) = host else { return };
     let reserve = spec.device.as_ref().and_then(|device| device.context_reserve.as_ref());
-    broken.require(reserve.is_none(), "spec.device", &["spec.device"], &rules::HOST_CONTEXTS);
+    let reads: (&[&str], &[&str]) = (&[], &[host_path, "spec.device.contextReserve"]);
+    broken.require_present(reserve.is_none(), path, reads, &rules::HOST_CONTEXTS);
     let chunk = host.chunk_bytes.bytes();
     let tradable = (16..=21).any(|shift| chunk == 1 << shift);
     let field = "spec.device.host.chunkBytes";
     broken.require(tradable, field, &[field], &rules::HOST_CHUNK);
-    let (field, both) = ("spec.device.host.memory", "spec.device.host");
-    broken.require(host.memory.bytes() >= chunk, field, &[both], &rules::HOST_MEMORY);
+    let (memory, reads) = ("spec.device.host.memory", ["spec.device.host.memory", field]);
+    broken.require(host.memory.bytes() >= chunk, memory, &reads, &rules::HOST_MEMORY);
     let link_moves = host.link_bytes_per_second.as_ref().is_none_or(|link| link.bytes() > 0);
     let field = "spec.device.host.linkBytesPerSecond";
     broken.require(link_moves, field, &[field], &rules::HOST_LINK);
@@ -200,8 +241,10 @@ fn check_tenant(spec: &ModelTenantSpec, broken: &mut Broken) {
     broken.require_union(&rules::SOURCE, &value["model"]["source"], source);
     let hub = spec.model.source.hugging_face.as_ref();
     let fixed = hub.is_some_and(|hub| is_commit(&hub.revision));
-    let reads = ["spec.cache", "spec.model.source"];
-    broken.require(spec.cache.is_none() || fixed, "spec.cache", &reads, &rules::CACHE);
+    let hub = "spec.model.source.huggingFace";
+    let revision = format!("{hub}.revision");
+    let reads: (&[&str], &[&str]) = (&[&revision], &["spec.cache", hub]);
+    broken.require_present(spec.cache.is_none() || fixed, "spec.cache", reads, &rules::CACHE);
     let within = match (&spec.memory.guaranteed_kv, &spec.memory.kv_limit) {
         (Some(guaranteed), Some(limit)) => guaranteed.bytes() <= limit.bytes(),
         _ => true,
@@ -212,8 +255,8 @@ fn check_tenant(spec: &ModelTenantSpec, broken: &mut Broken) {
     let reads = ["spec.idle.afterSeconds", "spec.idle.hibernateAfterSeconds"];
     broken.require(later, "spec.idle.hibernateAfterSeconds", &reads, &rules::HIBERNATE_AFTER_IDLE);
     let one_source = spec.access.api_keys_secret_ref.is_none() || spec.access.api_keys_file.is_none();
-    let reads = ["spec.access.apiKeysSecretRef", "spec.access.apiKeysFile"];
-    broken.require(one_source, "spec.access", &reads, &rules::ONE_KEY_SOURCE);
+    let reads: (&[&str], &[&str]) = (&[], &["spec.access.apiKeysSecretRef", "spec.access.apiKeysFile"]);
+    broken.require_present(one_source, "spec.access", reads, &rules::ONE_KEY_SOURCE);
     let own_label = spec.pod_labels.keys().any(|key| rules::is_own_label(key));
     broken.require(!own_label, "spec.podLabels", &["spec.podLabels"], &rules::POD_LABELS);
     let own_annotation = spec.pod_annotations.keys().any(|key| rules::is_own_annotation(key));
@@ -258,19 +301,30 @@ struct Objects<'a> {
     all: &'a [Object],
     /// Namespace of objects that name none.
     namespace: &'a str,
+    /// The first object of each kind, namespace and name.
+    first: BTreeMap<(&'static str, &'a str, &'a str), usize>,
 }
 
 impl<'a> Objects<'a> {
+    fn new(all: &'a [Object], namespace: &'a str) -> Self {
+        let mut objects = Objects { all, namespace, first: BTreeMap::new() };
+        for (index, object) in all.iter().enumerate() {
+            let key = (object.kind(), objects.namespace_of(object), object.name());
+            objects.first.entry(key).or_insert(index);
+        }
+        objects
+    }
+
     fn namespace_of(&self, object: &'a Object) -> &'a str {
         object.written_namespace().unwrap_or(self.namespace)
     }
 
     fn check_duplicate(&self, index: usize, broken: &mut Broken) {
-        let key = |o: &'a Object| (o.kind(), self.namespace_of(o), o.name());
         let object = &self.all[index];
-        let Some(first) = self.all[..index].iter().position(|other| key(other) == key(object)) else {
+        let first = self.first[&(object.kind(), self.namespace_of(object), object.name())];
+        if first == index {
             return;
-        };
+        }
         let message = format!("another {} has this name", object.kind());
         let violation = broken.push(Path::of_keys("metadata.name"), message);
         violation.reads = [first, index].into_iter().flat_map(names_of).collect();
@@ -279,21 +333,17 @@ impl<'a> Objects<'a> {
 
     fn check_references(&self, namespace: &str, spec: &ModelTenantSpec, broken: &mut Broken) {
         let name = &spec.pool_ref.name;
-        let pools = || {
-            self.all.iter().enumerate().filter_map(|(index, object)| match object {
-                Object::Pool(pool) => Some((index, object, pool)),
-                Object::Tenant(_) => None,
-            })
-        };
-        let here = || pools().filter(|(_, object, _)| self.namespace_of(object) == namespace);
-        let Some((index, _, pool)) = here().find(|(_, object, _)| object.name() == name) else {
-            let closest = hint::closest(name, here().map(|(_, object, _)| object.name()));
+        let found = self.first.get(&("GpuPool", namespace, name)).map(|index| (*index, &self.all[*index]));
+        let Some((index, Object::Pool(pool))) = found else {
+            let pools = || self.first.iter().filter(|((kind, ..), _)| *kind == "GpuPool");
+            let here = pools().filter(|((_, of, _), _)| *of == namespace);
+            let closest = hint::closest(name, here.map(|((.., name), _)| *name));
             let hint = did_you_mean(closest.as_slice());
             let message = format!("no GpuPool `{name}` in namespace `{namespace}`{hint}");
             let violation = broken.push(Path::of_keys("spec.poolRef.name"), message);
-            violation.reads.push((violation.index, Path::of_keys("metadata.namespace")));
+            violation.reads.push(FieldRead::value(violation.index, Path::of_keys("metadata.namespace")));
             // A pool whose name is not known may be the one.
-            violation.reads.extend(pools().flat_map(|(index, ..)| names_of(index)));
+            violation.reads.extend(pools().flat_map(|(_, index)| names_of(*index)));
             violation.subject = Subject::Pool;
             return;
         };
@@ -304,14 +354,14 @@ impl<'a> Objects<'a> {
             let violation = broken.push(Path::of_keys("spec.gpuGroup"), message);
             let gpus = Path::of_keys("spec.gpus");
             let names = (0..=groups.len()).map(|group| gpus.index(group).key("name"));
-            violation.reads.extend(names.map(|path| (index, path)));
-            violation.reads.push((violation.index, Path::of_keys("spec.poolRef")));
+            violation.reads.extend(names.map(|path| FieldRead::value(index, path)));
+            violation.reads.push(FieldRead::value(violation.index, Path::of_keys("spec.poolRef")));
             violation.subject = Subject::Group;
         }
     }
 }
 
 /// The fields that name an object.
-fn names_of(index: usize) -> [(usize, Path); 2] {
-    ["metadata.name", "metadata.namespace"].map(|path| (index, Path::of_keys(path)))
+fn names_of(index: usize) -> [FieldRead; 2] {
+    ["metadata.name", "metadata.namespace"].map(|path| FieldRead::value(index, Path::of_keys(path)))
 }
