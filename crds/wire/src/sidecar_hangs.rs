@@ -1,7 +1,7 @@
 //! Sidecars of a tenant that hung and were killed. The killer counts them in a file, since a stopped process reports nothing, and
 //! the next sidecar reports the file in its state.
 
-use std::io::{Error, ErrorKind, Read};
+use std::io::{Error, ErrorKind, Read, Write};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -22,13 +22,16 @@ pub struct SidecarHangs {
 impl SidecarHangs {
     /// Name of the file in the tenant's runtime folder.
     pub const FILE: &str = "sidecar-hangs.json";
-    /// A larger file is refused: an engine can write here.
+    /// A larger file is refused, and what cannot be true: an engine can write here.
     const MAX_BYTES: u64 = 4096;
+    const MAX_TOTAL: u64 = 1_000_000;
+    /// A clock may have been set back meanwhile.
+    const MAX_AHEAD_MS: u64 = 60_000;
 
     /// What the file in `folder` says; `None` = there is no file.
     ///
     /// # Errors
-    /// The file cannot be read, is larger than 4096 bytes, or is not JSON of this kind.
+    /// The file cannot be read, is larger than 4096 bytes, is not JSON of this kind, or says what cannot be.
     pub fn read(folder: &Path) -> std::io::Result<Option<SidecarHangs>> {
         let path = folder.join(Self::FILE);
         let found = match std::fs::symlink_metadata(&path) {
@@ -44,7 +47,11 @@ impl SidecarHangs {
         if json.len() as u64 > Self::MAX_BYTES {
             return Err(Error::new(ErrorKind::InvalidData, "larger than 4096 bytes"));
         }
-        Ok(Some(serde_json::from_slice(&json)?))
+        let hangs: SidecarHangs = serde_json::from_slice(&json)?;
+        if hangs.total > Self::MAX_TOTAL || hangs.at_unix_ms > unix_ms().saturating_add(Self::MAX_AHEAD_MS) {
+            return Err(Error::new(ErrorKind::InvalidData, "a count or a moment that cannot be"));
+        }
+        Ok(Some(hangs))
     }
 
     /// Counts a sidecar that did not run for `waited` and is killed now. A file that cannot be read is replaced.
@@ -53,14 +60,22 @@ impl SidecarHangs {
     /// The file cannot be written.
     pub fn record(folder: &Path, waited: Duration) -> std::io::Result<()> {
         let before = Self::read(folder).ok().flatten().unwrap_or_default();
-        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let total = before.total.saturating_add(1);
-        let counted = SidecarHangs { total, at_unix_ms: ms(now), waited_ms: ms(waited) };
+        let (total, at_unix_ms) = (before.total.saturating_add(1), unix_ms());
+        let counted = SidecarHangs { total, at_unix_ms, waited_ms: whole_ms(waited) };
         let (path, next) = (folder.join(Self::FILE), folder.join(format!("{}.next", Self::FILE)));
-        std::fs::write(&next, serde_json::to_vec(&counted)?)?;
+        // What stands there is not opened: it may be a pipe or a link.
+        let _ = std::fs::remove_file(&next);
+        std::fs::File::create_new(&next)?.write_all(&serde_json::to_vec(&counted)?)?;
         std::fs::rename(next, path)
     }
+}
+
+fn whole_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn unix_ms() -> u64 {
+    whole_ms(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -83,7 +98,14 @@ mod tests {
     fn what_an_engine_may_have_put_there_is_refused_and_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let (path, read) = (folder.path().join(SidecarHangs::FILE), || SidecarHangs::read(folder.path()));
-        for text in ["7", "{\"total\": -1}", &format!("{{\"total\": 1{}}}", " ".repeat(5000))] {
+        let future = format!("{{\"total\": 1, \"at_unix_ms\": {}}}", i64::MAX);
+        for text in [
+            "7",
+            &future,
+            "{\"total\": 18446744073709551615}",
+            "{\"total\": -1}",
+            &format!("{{\"total\": 1{}}}", " ".repeat(5000)),
+        ] {
             std::fs::write(&path, text).unwrap();
             read().unwrap_err();
             SidecarHangs::record(folder.path(), Duration::from_secs(13)).unwrap();
@@ -92,5 +114,11 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
         assert_eq!(read().unwrap_err().to_string(), "not a regular file");
+        std::fs::remove_dir(&path).unwrap();
+        let elsewhere = folder.path().join("elsewhere");
+        std::os::unix::fs::symlink(&elsewhere, folder.path().join("sidecar-hangs.json.next")).unwrap();
+        SidecarHangs::record(folder.path(), Duration::from_secs(13)).unwrap();
+        assert!(!elsewhere.exists(), "a link is not followed");
+        assert_eq!(read().unwrap().unwrap().total, 1);
     }
 }

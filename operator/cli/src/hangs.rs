@@ -131,12 +131,16 @@ pub fn culprit(neighbour: &State, now_unix_ms: u64) -> Option<String> {
             "{by}: its engine has made no progress for {waited_ms} ms ({during}; the limit is {limit_ms} ms)"
         ));
     }
-    if let Some(said) = sidecar(neighbour, now_unix_ms) {
-        return Some(format!("{by}: its {said}"));
-    }
-    let hang = neighbour.engine.last_hang.as_ref();
-    hang.filter(|hang| hang.alive || is_recent(hang.at_unix_ms, now_unix_ms))?;
-    Some(format!("{by}: its {}", engine(neighbour, now_unix_ms)?))
+    let engine_at = neighbour.engine.last_hang.as_ref().and_then(|hang| {
+        let lasts = hang.alive.then_some(u64::MAX);
+        lasts.or_else(|| Some(hang.at_unix_ms).filter(|at| is_recent(*at, now_unix_ms)))
+    });
+    let sidecar_at = neighbour.sidecar_hangs.as_ref().map(|hangs| hangs.at_unix_ms);
+    let said = match sidecar_at > engine_at {
+        true => sidecar(neighbour, now_unix_ms),
+        false => engine(neighbour, now_unix_ms).filter(|_| engine_at.is_some()),
+    };
+    Some(format!("{by}: its {}", said?))
 }
 
 fn is_recent(at_unix_ms: u64, now_unix_ms: u64) -> bool {
@@ -266,6 +270,8 @@ pub(crate) mod tests {
         assert_eq!(sidecar(&code, NOW).as_deref(), Some(said));
         assert_eq!(culprit(&code, NOW), Some(format!("team/code: its {said}")));
         assert_eq!((sidecar(&code, NOW + TOLD_MS), culprit(&code, NOW + TOLD_MS)), (None, None));
+        code.engine.last_hang = Some(hang(false));
+        assert!(culprit(&code, NOW).unwrap().contains("its engine hung 12s ago"), "the last one");
         hangs.total = 3;
         code.sidecar_hangs = Some(hangs);
         assert_eq!(sidecar(&code, NOW), Some(format!("{said}; 3 hung so far")));

@@ -106,7 +106,8 @@ fn view<'a>(
     let key = (tenant.to_owned(), on.gpu.name.clone());
     let (gpu, report) = (on.gpu.name.as_str(), seen.reports.get(&key));
     let namespace = planned.tenant.metadata.namespace.as_deref().unwrap_or_default();
-    let own = hang::Slot { namespace, tenant, gpu };
+    let made_at = pod.filter(|pod| pod.stays()).map(|pod| pod.made_at);
+    let own = hang::Slot { namespace, tenant, gpu, made_at };
     Some(View {
         name: format!("{tenant}-{}", slot.index),
         gpu,

@@ -92,14 +92,18 @@ impl Town {
     }
 
     fn status(&self, name: &str) -> ModelTenantStatus {
-        let (pool, seen) = (host_pool(), self.seen());
+        self.status_of(name, &self.seen())
+    }
+
+    fn status_of(&self, name: &str, seen: &Seen) -> ModelTenantStatus {
+        let pool = host_pool();
         let tenants = ["code", "chat"].map(|name| {
             let mut tenant = inspected();
             tenant.metadata.name = Some(name.into());
             tenant
         });
         let tenants: Vec<&ModelTenant> = tenants.iter().collect();
-        let given = given(&pool, &tenants, &seen);
+        let given = given(&pool, &tenants, seen);
         let plan = plan(&given);
         let own = plan.tenants.iter().find(|one| one.tenant.metadata.name.as_deref() == Some(name));
         tenant_status(&given, &plan, own.expect("it is planned"), None)
@@ -207,6 +211,13 @@ fn a_victim_names_the_culprit_while_it_waits_and_after_it_took_the_turn() {
     let said = "slot chat-0: waits for the turn of p-chat-0, which ns/code holds past its deadline since 1970-01-12T13:45:10Z";
     assert_eq!(waits.told("chat", "Degraded"), ["True", "NeighbourHung", said]);
     assert_eq!(waits.told("chat", "Ready")[0], "True", "it takes requests");
+    let mut both = sees_late(90_000);
+    both.sidecar_hangs = sidecar_hung(60_000).sidecar_hangs;
+    assert_eq!(
+        Town::new(None, Some(both)).told("chat", "Degraded")[1],
+        "NeighbourHung",
+        "its own hang is over"
+    );
     let mut idle = sees_late(90_000);
     idle.idle_since_unix_ms = Some(NOW_MS - 100_000);
     assert_eq!(Town::new(None, Some(idle)).told("chat", "Degraded")[0], "False", "it waits for nothing");
@@ -260,6 +271,11 @@ fn a_sidecar_that_was_killed_is_reported_by_the_next_one() {
     assert_eq!(taken, format!("{message}; ns/chat took the turn from it"));
     let before = "slot code-0: its sidecar hung: ns/chat took the turn of p-chat-0 from it at 1970-01-12T13:45:58Z, 260 ms";
     assert!(!is_another_hang(before, &taken), "one hang, two reports");
+    let again = Town::new(Some(sidecar_hung(60_000)), Some(took(12_000))).told("code", "Degraded")[2].clone();
+    assert!(
+        again.contains("took the turn of p-chat-0 from it at 1970-01-12T13:46:28Z"),
+        "another hang: {again}"
+    );
     let later = Town::new(Some(sidecar_hung(600_000)), Some(state()));
     assert_eq!(later.told("code", "Degraded")[0], "False");
     let mut both = hung(20_000, false);
@@ -283,13 +299,42 @@ fn a_tenant_that_was_skipped_and_does_not_answer_hangs() {
     assert_eq!(degraded(None, 30_000), ["True", "SidecarHung", message]);
     assert_eq!(degraded(Some(state()), 30_000), ["False", "AsExpected", ""], "it answers");
     assert_eq!(degraded(None, 180_000)[0], "False", "the kubelet has ended it by then");
+    assert_eq!(
+        Town::new(None, Some(skipped(30_000))).told("code", "Serving")[0],
+        "True",
+        "it may only have been slow"
+    );
 }
 
 #[test]
 fn two_hangs_are_two_events() {
-    let message = |ago_ms| Town::new(Some(hung(ago_ms, false)), None).told("code", "Degraded")[2].clone();
-    assert!(is_another_hang(&message(100_000), &message(60_000)));
-    assert!(!is_another_hang(&message(60_000), &message(60_000)), "the same");
-    let holds = Town::new(None, Some(sees_late(90_000))).told("code", "Degraded")[2].clone();
-    assert!(!is_another_hang(&holds, &message(1_000)), "it lasted, and has ended");
+    let told = |code: Option<State>, chat| Town::new(code, chat).told("code", "Degraded")[2].clone();
+    let engine = |ago_ms| told(Some(hung(ago_ms, false)), None);
+    assert!(is_another_hang(&engine(100_000), &engine(80_000)), "each has a moment of its own");
+    assert!(!is_another_hang(&engine(60_000), &engine(60_000)), "the same");
+    let sidecar = |ago_ms| told(Some(sidecar_hung(ago_ms)), None);
+    let taken = |ago_ms| told(None, Some(took(ago_ms)));
+    assert!(!is_another_hang(&taken(50_000), &sidecar(10_000)), "it was killed after its turn was taken");
+    assert!(is_another_hang(&taken(90_000), &sidecar(10_000)));
+    assert!(is_another_hang(&sidecar(60_000), &taken(20_000)), "a turn is not taken from a dead one");
+    assert!(!is_another_hang(&sidecar(20_000), &taken(60_000)), "an old one that shows again");
+    let holds = |overdue_ms| told(None, Some(sees_late(overdue_ms)));
+    assert!(!is_another_hang(&holds(90_000), &taken(40_000)), "it lasted, and has ended");
+    assert!(is_another_hang(&taken(300_000), &holds(10_000)), "it hangs again");
+}
+
+#[test]
+fn a_pod_that_was_made_after_a_skip_only_starts() {
+    let town = Town::new(None, Some(skipped(30_000)));
+    let told = |made_at| {
+        let mut seen = town.seen();
+        seen.pods.iter_mut().for_each(|pod| pod.made_at = made_at);
+        town.status_of("code", &seen)
+            .conditions
+            .into_iter()
+            .find(|one| one.type_ == "Degraded")
+            .unwrap()
+            .status
+    };
+    assert_eq!([NOW - 31, NOW - 30].map(told), ["True", "False"]);
 }

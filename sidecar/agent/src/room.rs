@@ -224,9 +224,9 @@ impl Room {
         steps.into_iter().for_each(|(tokens, took)| self.watch.step_done(tokens, took));
         rebacks.into_iter().for_each(|(addresses, took)| self.watch.rebacked(addresses, took));
         let carried = self.driver.memory().carried_bytes();
-        if self.watch.look(Instant::now(), ordered, carried) {
-            self.metrics.engine_hung();
-        }
+        let before = self.watch.hangs();
+        self.watch.look(Instant::now(), ordered, carried);
+        (before..self.watch.hangs()).for_each(|_| self.metrics.engine_hung());
     }
 
     /// Counts the turns that neighbours took from this tenant.

@@ -15,6 +15,7 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use sluice_link::server::Listener;
 use sluice_scheduler::journal::Ending;
 use sluice_wire::config::{EngineKind, SidecarConfig};
+use sluice_wire::sidecar_hangs::SidecarHangs;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -81,6 +82,7 @@ fn run_in(folder: &Path, config: SidecarConfig, faults: InjectedFaults) -> Resul
 fn run_native(folder: &Path, config: SidecarConfig, faults: InjectedFaults) -> Result<(), Failure> {
     let mut loaded = load(config).map_err(config_error)?;
     loaded.faults = faults;
+    loaded.sidecar_hangs = sidecar_hangs(folder);
     let loaded = Arc::new(loaded);
     let socket = folder.join("engine.sock");
     let listener = Listener::bind(&socket).map_err(other)?;
@@ -95,6 +97,15 @@ fn run_native(folder: &Path, config: SidecarConfig, faults: InjectedFaults) -> R
     let ended = runtime()?.block_on(live(&loaded, listener, ending));
     drop(engine);
     ended
+}
+
+/// Sidecars of this tenant that hung and were killed. Without a readable file there is nothing to report.
+fn sidecar_hangs(folder: &Path) -> Option<SidecarHangs> {
+    SidecarHangs::read(folder).unwrap_or_else(|error| {
+        let path = folder.join(SidecarHangs::FILE);
+        tracing::warn!(%error, path = %path.display(), "the count of sidecars that hung cannot be read");
+        None
+    })
 }
 
 /// What HTTP is served on.
@@ -160,6 +171,7 @@ async fn live(loaded: &Arc<Loaded>, listener: Listener, ending: Arc<AtomicBool>)
     let (status, watched) = watch::channel(Status::Loading);
     let service = Service::new(inbox.clone(), watched);
     let metrics = Arc::new(Metrics::new(&model_names(config)[0], &config.slo).told_by(&doors.directives));
+    metrics.sidecars_hung(loaded.sidecar_hangs.as_ref().map_or(0, |hangs| hangs.total));
     let (closed, heartbeat) = (Arc::new(AtomicBool::new(false)), Heartbeat::default());
     let among = config.neighbourhood.as_ref().map(|_| Among {
         directives: doors.directives.clone(),

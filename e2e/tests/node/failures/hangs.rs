@@ -61,29 +61,34 @@ const fn row(target: Target, when: When, until: Until, culprit: &'static str) ->
         (Target::Sidecar, Until::Dead) => [1, 0],
         (Target::Whole, Until::Dead) => [1, 1],
     };
-    let told = match (target, when) {
-        (Target::Worker, _) => Some("EngineHung"),
-        (Target::Sidecar | Target::Whole, When::Computing) => Some("SidecarHung"),
-        // It has no turn that a neighbour would miss.
+    let told = match (target, until, when) {
+        (Target::Worker, Until::Dead, _) => Some("EngineHung"),
+        (Target::Sidecar, ..) | (Target::Whole, _, When::Computing | When::Waiting) => Some("SidecarHung"),
+        // Its own sidecar goes on, and kills nothing within this time; the kubelet reports a supervisor.
         _ => None,
     };
     Row { target, when, until, culprit, restarts, told }
 }
 
 /// Containers that were started again lately are started later each time, so no tenant has many such rows.
-const ROWS: [Row; 13] = [
+const ROWS: [Row; 18] = [
     row(Target::Worker, When::Computing, Until::Dead, CHAT),
     row(Target::Worker, When::Lending, Until::Dead, CHAT),
+    row(Target::Worker, When::Borrowing, Until::Dead, CHAT),
     row(Target::Worker, When::Rebacking, Until::Dead, CHAT),
     row(Target::Worker, When::Waking, Until::Dead, CHAT),
     row(Target::Supervisor, When::Computing, Until::TheyGoOn, CHAT),
     row(Target::Supervisor, When::Lending, Until::TheyGoOn, CHAT),
+    row(Target::Supervisor, When::Waking, Until::TheyGoOn, CHAT),
     row(Target::Supervisor, When::Rebacking, Until::Dead, CHAT),
+    row(Target::Sidecar, When::Computing, Until::TheyGoOn, SUMMARY),
     row(Target::Sidecar, When::Computing, Until::Dead, CODE),
     row(Target::Sidecar, When::Lending, Until::Dead, SUMMARY),
+    row(Target::Sidecar, When::Borrowing, Until::Dead, SUMMARY),
     row(Target::Sidecar, When::Rebacking, Until::Dead, CODE),
     row(Target::Sidecar, When::Waking, Until::Dead, CHAT),
     row(Target::Whole, When::Computing, Until::TheyGoOn, SUMMARY),
+    row(Target::Whole, When::Waiting, Until::Dead, CHAT),
     row(Target::Whole, When::Computing, Until::Dead, CODE),
 ];
 
@@ -92,16 +97,19 @@ impl Row {
         format!("{:?} of {} stopped while {:?}", self.target, self.culprit, self.when)
     }
 
-    /// What the alert says, and of whom, where `taker` took the turn.
-    fn alerts(&self, taker: Option<&'static str>) -> Vec<(&'static str, &'static str)> {
+    /// What the alert says, and of whom; `neighbour` saw the hang, and its own alert says this.
+    fn alerts(&self, neighbour: Option<(&'static str, &'static str)>) -> Vec<(&'static str, &'static str)> {
+        let computing = self.when == When::Computing;
         let own = match (self.target, self.until) {
-            (Target::Worker, _) => Some("its engine hung and was killed"),
-            (Target::Whole, Until::TheyGoOn) => Some("a neighbour took the turn that it held too long"),
+            (Target::Worker, Until::Dead) => Some("its engine hung and was killed"),
+            (Target::Sidecar, Until::Dead) => Some("its sidecar hung and was killed"),
+            (_, Until::TheyGoOn) if computing && self.target != Target::Supervisor => {
+                Some("a neighbour took the turn that it held too long")
+            }
             _ => None,
         };
         let own = own.map(|words| (self.culprit, words));
-        let taken = taker.map(|taker| (taker, "it took the turn from a neighbour that held it too long"));
-        own.into_iter().chain(taken).collect()
+        own.into_iter().chain(neighbour).collect()
     }
 
     fn neighbours(&self) -> impl Iterator<Item = &'static str> {
@@ -115,11 +123,19 @@ impl Row {
         let overtaken =
             |state: &State| state.neighbourhood.as_ref()?.turn.as_ref().map(|turn| turn.overtaken_total);
         match (self.target, self.until) {
-            (Target::Worker, _) => assert_eq!(hangs, before.engine.hangs + 1, "{what}: {:?}", now.engine),
+            (Target::Worker, Until::Dead) => {
+                assert_eq!(hangs, before.engine.hangs + 1, "{what}: {:?}", now.engine)
+            }
             (_, Until::TheyGoOn) => assert_eq!(hangs, before.engine.hangs, "{what}: {:?}", now.engine),
             _ => {}
         }
-        if (self.target, self.until) == (Target::Whole, Until::TheyGoOn) {
+        if self.target == Target::Sidecar && self.until == Until::Dead {
+            let killed = now.sidecar_hangs.as_ref().map_or(0, |hangs| hangs.total);
+            let killed_before = before.sidecar_hangs.as_ref().map_or(0, |hangs| hangs.total);
+            assert_eq!(killed, killed_before + 1, "{what}: {:?}", now.sidecar_hangs);
+        }
+        if (self.until, self.when) == (Until::TheyGoOn, When::Computing) && self.target != Target::Supervisor
+        {
             assert!(overtaken(&now) > overtaken(before), "{what}: it lost the turn, and changed nothing");
         }
     }
@@ -196,7 +212,7 @@ impl Rows<'_> {
         let restarts = [&before.sidecar, &before.engine].map(|one| one.restarts);
         let pod = uid(&self.product.pod(row.culprit)).to_owned();
         let mut loads = Loads::of(self, row.when, row.culprit);
-        let (pinned, state) = row.when.meet(&views, row.culprit, before.worker(), &mut loads).await;
+        let (pinned, state) = row.when.meet(&views, row.culprit, &before, &mut loads).await;
         let targets = before.all(row.target);
         let bound = Bound::start(Duration::from_nanos(state.figures.engine_tbt.p99_ns));
         let stopped: Vec<Stopped> = targets.iter().copied().map(Stopped::stop).collect();
@@ -213,6 +229,9 @@ impl Rows<'_> {
         let took = self.neighbours_go_on(row, &views, &bound).await;
         eprintln!("{what}: its neighbours went on after {took:?}, {:?} are allowed", bound.allows());
         if row.until == Until::Dead {
+            if row.when == When::Waiting {
+                people.see_a_tenant_that_was_skipped(row.culprit).await;
+            }
             dead(&what, &targets).await;
             eprintln!("{what}: it was dead after {:?}", bound.elapsed());
         }
@@ -225,8 +244,8 @@ impl Rows<'_> {
         };
         self.product.ready_again(row.culprit, &again).await;
         row.tells(&state, &views).await;
-        let taker = people.are_told(row.culprit, row.told, bound.stopped_unix_ms(), &views).await;
-        people.are_alerted(&row.alerts(taker)).await;
+        let neighbour = people.are_told(row.culprit, row.told, bound.stopped_unix_ms(), &views).await;
+        people.are_alerted(&row.alerts(neighbour)).await;
         loads.end(row.culprit, row.target != Target::Worker).await;
         for name in TENANTS {
             assert_eq!(self.product.complete(name, 200).await, self.golden, "{what}: {name} afterwards");
@@ -265,12 +284,13 @@ impl Rows<'_> {
         let before = Processes::of(self, culprit);
         let restarts = [&before.sidecar, &before.engine].map(|one| one.restarts);
         let mut loads = Loads::of(self, When::Computing, culprit);
-        let (pinned, _) = When::Computing.meet(&views, culprit, before.worker(), &mut loads).await;
+        let (pinned, _) = When::Computing.meet(&views, culprit, &before, &mut loads).await;
         let guard = ledger.guard().await;
         let targets = before.all(Target::Whole);
         let stopped: Vec<Stopped> = targets.iter().copied().map(Stopped::stop).collect();
+        let since = Bound::start(Duration::ZERO).stopped_unix_ms();
         loads.send_to(&[CHAT, CODE]);
-        people.see_a_turn_that_is_held(CHAT, culprit).await;
+        people.see_a_turn_that_is_held(CHAT, culprit, since).await;
         drop(guard);
         dead("the holder of the turn", &targets).await;
         drop((stopped, pinned));

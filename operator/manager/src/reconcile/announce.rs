@@ -4,7 +4,8 @@ use std::sync::Mutex;
 
 use kube::Client;
 use kube::core::Resource;
-use kube::runtime::events::{Event, Recorder, Reporter};
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use sluice_types::conditions::ConditionType;
 
 use super::lock;
 
@@ -29,12 +30,17 @@ impl Announcer {
 
     /// Writes an event about an object. None is worth a failure.
     pub async fn tell<K: Resource<DynamicType = ()>>(&self, object: &K, event: &Event) {
-        if let Err(error) = self.recorder().publish(event, &object.object_ref(&())).await {
+        if let Err(error) = self.recorder(event).publish(event, &object.object_ref(&())).await {
             tracing::debug!(%error, "an event was not written");
         }
     }
 
-    fn recorder(&self) -> Recorder {
+    /// A recorder that is new adds an event to no series: in a series the note of the first one stands for all, and each hang has
+    /// a moment and a culprit of its own.
+    fn recorder(&self, event: &Event) -> Recorder {
+        if event.type_ == EventType::Warning && event.action == ConditionType::Degraded.as_str() {
+            return Recorder::new(self.client.clone(), self.reporter.clone());
+        }
         let mut current = lock(&self.current);
         if current.1 == KEPT {
             *current = (Recorder::new(self.client.clone(), self.reporter.clone()), 0);

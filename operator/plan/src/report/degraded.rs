@@ -3,11 +3,12 @@
 use sluice_types::conditions::{ConditionType, Reason};
 use sluice_types::tenant::ModelTenantStatus;
 
+use super::hang::LASTS;
 use super::{View, reason_of};
 use crate::seen::Trouble;
 use crate::status::{Finding, Truth};
 
-/// `Degraded`, by the first of its slots that has something to tell.
+/// `Degraded`, by the first of its slots that has something to report. Of hangs, one that lasts goes first, then the last one.
 pub(super) fn degraded(trouble: Option<&Trouble>, views: &[View<'_>]) -> Finding {
     let yes = |reason, message: &str| Finding { truth: Truth::True, reason, message: message.to_owned() };
     if let Some(trouble) = trouble {
@@ -17,14 +18,21 @@ pub(super) fn degraded(trouble: Option<&Trouble>, views: &[View<'_>]) -> Finding
         return yes(Reason::PodFailing, why);
     }
     let of_slot = |view: &View<'_>, said: &str| format!("slot {}: {said}", view.name);
-    if let Some((view, hung)) = views.iter().find_map(|view| Some((view, view.hangs.own.as_ref()?))) {
-        return yes(hung.reason, &of_slot(view, &hung.message));
+    let hung = views.iter().filter_map(|view| Some((view, view.hangs.own.as_ref()?)));
+    let hung = hung.max_by_key(|(view, _)| view.hangs.own_at_ms);
+    let of_hung = |(view, hung): (&View<'_>, &Finding)| yes(hung.reason, &of_slot(view, &hung.message));
+    if let Some(lasts) = hung.filter(|(view, _)| view.hangs.own_at_ms == LASTS) {
+        return of_hung(lasts);
+    }
+    // What lasts goes before what is over.
+    if let Some((view, waits)) = views.iter().find_map(|view| Some((view, view.hangs.waits.as_ref()?))) {
+        return yes(Reason::NeighbourHung, &of_slot(view, waits));
+    }
+    if let Some(hung) = hung {
+        return of_hung(hung);
     }
     if let Some(fault) = views.iter().find_map(|view| view.fault.as_ref()) {
         return yes(Reason::MpsFault, fault);
-    }
-    if let Some((view, waits)) = views.iter().find_map(|view| Some((view, view.hangs.waits.as_ref()?))) {
-        return yes(Reason::NeighbourHung, &of_slot(view, waits));
     }
     // Who is starting has not been told yet.
     let untold =

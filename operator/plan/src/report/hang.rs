@@ -12,18 +12,25 @@ use super::time;
 use crate::seen::Report;
 use crate::status::{Finding, Truth};
 
-/// A turn that is taken within this time of the end of an engine or a sidecar, milliseconds, is taken because of it.
+/// A turn that is taken within this time of the end of an engine, milliseconds, is taken because of it.
 const SAME_MS: i64 = 60_000;
+/// As [`SAME_MS`], after the end of a sidecar: the kernel frees its turn, so a later takeover is of another hang.
+const SAME_AFTER_SIDECAR_MS: i64 = 2_000;
 /// A tenant that was skipped and does not answer is reported for this long, milliseconds: until the kubelet has ended it.
 const SKIPPED_MS: i64 = 180_000;
-/// Two moments further apart than this belong to two hangs, seconds: a sidecar is killed about 12 s after its turn is taken.
-const SAME_HANG_SECONDS: i64 = 30;
+/// A sidecar is killed so long after a neighbour saw it hang at most, seconds: 12 s, of which a quarter counts on a slow node.
+const SAME_STORY_SECONDS: i64 = 60;
+
+/// In place of a moment: the hang lasts.
+pub const LASTS: i64 = i64::MAX;
 
 /// The hangs that concern one slot.
 #[derive(Debug, Default)]
 pub struct Hangs {
     /// Its own engine or sidecar hangs, or hung a moment ago.
     pub own: Option<Finding>,
+    /// When that was, milliseconds since 1970; [`LASTS`] = it lasts.
+    pub own_at_ms: i64,
     /// Its sidecar does not answer, and neighbours say that it holds, or held, the turn past its deadline.
     pub silent: bool,
     /// A neighbour holds the turn past its deadline, and this tenant waits for it.
@@ -41,22 +48,24 @@ pub struct Slot<'a> {
     pub tenant: &'a str,
     /// Its GPU.
     pub gpu: &'a str,
+    /// When its pod was made, seconds since 1970; `None` = it has none that stays.
+    pub made_at: Option<i64>,
 }
 
 /// What a neighbour tells of a holder of the turn.
 #[derive(Debug)]
-struct Word<'a> {
+struct PeerReport<'a> {
     /// The neighbour.
     by: &'a str,
     /// Since when the holder is past its deadline, or when the neighbour took the turn or skipped it, milliseconds since 1970.
     at_ms: i64,
     /// What the neighbour saw or did.
-    what: What,
+    what: Observed,
 }
 
 /// What a neighbour reports of another tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
+enum Observed {
     /// It holds the turn past its deadline.
     Holds,
     /// The neighbour took the turn from it, so long after its deadline.
@@ -71,15 +80,25 @@ enum What {
 pub fn of(slot: Slot<'_>, own: Option<&Report>, witnesses: &[(&str, &Report)], now: i64) -> Hangs {
     let title = format!("{}/{}", slot.namespace, slot.tenant);
     let words = words(slot.tenant, &title, witnesses);
-    let counts = |word: &Word<'_>| match word.what {
-        What::Holds => true,
-        What::Took { .. } => is_recent(word.at_ms, now),
-        What::Skipped => own.is_none() && now * 1_000 - word.at_ms < SKIPPED_MS,
+    let counts = |word: &PeerReport<'_>| match word.what {
+        Observed::Holds => true,
+        Observed::Took { .. } => is_recent(word.at_ms, now),
+        // A pod that was made since has never been skipped: it starts.
+        Observed::Skipped => {
+            let is_of_pod = slot.made_at.is_some_and(|made_at| word.at_ms > made_at * 1_000);
+            own.is_none() && is_of_pod && now * 1_000 - word.at_ms < SKIPPED_MS
+        }
     };
     let word = words.filter(counts).max_by_key(|word| word.at_ms);
-    let silent = own.is_none() && word.is_some();
-    let found = match (own.and_then(|own| Ended::last(own, now)), word) {
-        (Some(ended), word) if word.as_ref().is_none_or(|word| word.at_ms <= ended.at_ms() + SAME_MS) => {
+    let silent = own.is_none() && word.as_ref().is_some_and(|word| word.what != Observed::Skipped);
+    let ended = own.and_then(|own| Ended::last(own, now));
+    let seen_ms = word.as_ref().map(|word| if word.what == Observed::Holds { LASTS } else { word.at_ms });
+    let ended_ms = ended.map(|ended| if ended.is_alive() { LASTS } else { ended.at_ms() });
+    let own_at_ms = seen_ms.max(ended_ms).unwrap_or(0);
+    let found = match (ended, word) {
+        (Some(ended), word)
+            if word.as_ref().is_none_or(|word| word.at_ms <= ended.at_ms() + ended.same_hang_ms()) =>
+        {
             Some((ended.reason(), ended.message(word.as_ref(), slot)))
         }
         (_, Some(word)) => Some(holder(&word, own, slot)),
@@ -88,6 +107,7 @@ pub fn of(slot: Slot<'_>, own: Option<&Report>, witnesses: &[(&str, &Report)], n
     let own_finding = found.map(|(reason, message)| Finding { truth: Truth::True, reason, message });
     Hangs {
         own: own_finding,
+        own_at_ms,
         silent,
         waits: own.and_then(|own| waits(own, &title, slot.gpu)),
         took: own.and_then(|own| took(own, slot.gpu, now)),
@@ -99,7 +119,7 @@ fn is_recent(at_ms: i64, now: i64) -> bool {
 }
 
 fn ms(at_unix_ms: u64) -> i64 {
-    i64::try_from(at_unix_ms).unwrap_or(i64::MAX / 2)
+    i64::try_from(at_unix_ms).unwrap_or(i64::MAX).min(i64::MAX / 4)
 }
 
 /// A process of the tenant that hung and was killed, as its own sidecar reports it.
@@ -115,11 +135,11 @@ impl<'a> Ended<'a> {
         let engine = own.hang.as_ref().map(Ended::Engine);
         let sidecar = own.sidecar_hangs.as_ref().map(Ended::Sidecar);
         let all = engine.into_iter().chain(sidecar);
-        all.filter(|one| one.lasts() || is_recent(one.at_ms(), now))
-            .max_by_key(|one| (one.lasts(), one.at_ms()))
+        all.filter(|one| one.is_alive() || is_recent(one.at_ms(), now))
+            .max_by_key(|one| (one.is_alive(), one.at_ms()))
     }
 
-    fn lasts(self) -> bool {
+    fn is_alive(self) -> bool {
         matches!(self, Ended::Engine(hang) if hang.alive)
     }
 
@@ -130,6 +150,14 @@ impl<'a> Ended<'a> {
         }
     }
 
+    /// A turn that is taken so long after its end, milliseconds, is taken because of it.
+    fn same_hang_ms(self) -> i64 {
+        match self {
+            Ended::Engine(_) => SAME_MS,
+            Ended::Sidecar(_) => SAME_AFTER_SIDECAR_MS,
+        }
+    }
+
     fn reason(self) -> Reason {
         match self {
             Ended::Engine(_) => Reason::EngineHung,
@@ -137,9 +165,10 @@ impl<'a> Ended<'a> {
         }
     }
 
-    fn message(self, word: Option<&Word<'_>>, slot: Slot<'_>) -> String {
-        let is_same =
-            |word: &&Word<'_>| matches!(word.what, What::Took { .. }) && word.at_ms >= self.at_ms() - SAME_MS;
+    fn message(self, word: Option<&PeerReport<'_>>, slot: Slot<'_>) -> String {
+        let is_same = |word: &&PeerReport<'_>| {
+            matches!(word.what, Observed::Took { .. }) && word.at_ms >= self.at_ms() - SAME_MS
+        };
         let taken = word.filter(is_same);
         let taken = taken.map(|word| format!("; {}/{} took the turn from it", slot.namespace, word.by));
         let taken = taken.unwrap_or_default();
@@ -163,19 +192,31 @@ impl<'a> Ended<'a> {
 }
 
 /// Whether the message of a condition is about another hang than the message before it.
+///
+/// A tenant's own report has an exact moment. What a neighbour saw comes up to [`SAME_STORY_SECONDS`] before that report.
 pub fn is_another_hang(before: &str, after: &str) -> bool {
-    match (moment(before), moment(after)) {
-        (Some(before), Some(after)) => (after - before).abs() > SAME_HANG_SECONDS,
-        _ => false,
+    let (Some(before), Some(after)) = (Moment::of(before), Moment::of(after)) else { return false };
+    match (before.own, after.own) {
+        (true, true) => before.seconds != after.seconds,
+        (true, false) => after.seconds > before.seconds,
+        (false, _) => after.seconds - before.seconds > SAME_STORY_SECONDS,
     }
 }
 
-/// When the hang was that a message of this module describes, seconds since 1970; `None` = it lasts, or there is none.
-fn moment(message: &str) -> Option<i64> {
-    let mut words = message.split(' ').map(|word| word.trim_end_matches([':', ';', ',']));
-    words.find(|word| *word == "at")?;
-    let time: Timestamp = words.next()?.parse().ok()?;
-    Some(time.as_second())
+/// When the hang was that a message of this module describes.
+struct Moment {
+    seconds: i64,
+    /// The tenant itself reports it, and no neighbour.
+    own: bool,
+}
+
+impl Moment {
+    fn of(message: &str) -> Option<Moment> {
+        let words = message.split(' ').map(|word| word.trim_end_matches([':', ';', ',']));
+        let time = words.filter_map(|word| word.parse::<Timestamp>().ok()).next()?;
+        let own = message.contains(" hung at ") || message.contains(" killed at ");
+        Some(Moment { seconds: time.as_second(), own })
+    }
 }
 
 /// What neighbours report of the tenant `title`.
@@ -183,46 +224,47 @@ fn words<'a>(
     own: &'a str,
     title: &'a str,
     witnesses: &'a [(&'a str, &'a Report)],
-) -> impl Iterator<Item = Word<'a>> {
+) -> impl Iterator<Item = PeerReport<'a>> {
     let neighbours = witnesses.iter().filter(move |(tenant, _)| *tenant != own);
     neighbours.flat_map(move |&(by, told)| {
         let late = told.late_holder.iter().filter(move |late| late.name == title);
-        let holds = late.map(move |late| Word { by, at_ms: late.since_ms, what: What::Holds });
+        let holds = late.map(move |late| PeerReport { by, at_ms: late.since_ms, what: Observed::Holds });
         let taken = told.takeover.iter().filter(move |taken| taken.from == title);
-        let took = taken.map(move |taken| Word {
+        let took = taken.map(move |taken| PeerReport {
             by,
             at_ms: ms(taken.at_unix_ms),
-            what: What::Took { overdue_ms: taken.overdue_ms },
+            what: Observed::Took { overdue_ms: taken.overdue_ms },
         });
         let skips = told.skip.iter().filter(move |skip| skip.of == title);
-        let skipped = skips.map(move |skip| Word { by, at_ms: ms(skip.at_unix_ms), what: What::Skipped });
+        let skipped =
+            skips.map(move |skip| PeerReport { by, at_ms: ms(skip.at_unix_ms), what: Observed::Skipped });
         holds.chain(took).chain(skipped)
     })
 }
 
 /// The hang of a holder whose own sidecar reports none: a sidecar that answers runs its scheduler, so while it holds
 /// the turn too long it is its engine that hangs.
-fn holder(word: &Word<'_>, own: Option<&Report>, slot: Slot<'_>) -> (Reason, String) {
+fn holder(word: &PeerReport<'_>, own: Option<&Report>, slot: Slot<'_>) -> (Reason, String) {
     let (at, by) = (clock(word.at_ms), format!("{}/{}", slot.namespace, word.by));
     let gpu = slot.gpu;
     match (word.what, own) {
-        (What::Holds, Some(_)) => (
+        (Observed::Holds, Some(_)) => (
             Reason::EngineHung,
             format!("its engine has held the turn of {gpu} past its deadline since {at}, as {by} tells"),
         ),
-        (What::Holds, None) => (
+        (Observed::Holds, None) => (
             Reason::SidecarHung,
             format!(
                 "its sidecar does not answer and has held the turn of {gpu} past its deadline since {at}, as {by} tells"
             ),
         ),
-        (What::Skipped, _) => (
+        (Observed::Skipped, _) => (
             Reason::SidecarHung,
             format!(
                 "its sidecar does not answer; it was first in the queue for the turn of {gpu}, did not take it, and {by} skipped it at {at}"
             ),
         ),
-        (What::Took { overdue_ms }, own) => {
+        (Observed::Took { overdue_ms }, own) => {
             let now = if own.is_some() { "it answers again" } else { "it does not answer" };
             let message = format!(
                 "its sidecar hung: {by} took the turn of {gpu} from it at {at}, {overdue_ms} ms past its deadline; {now}"

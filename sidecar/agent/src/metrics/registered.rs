@@ -312,7 +312,7 @@ impl OwnMetrics {
         );
         names.add(
             "sluice_turn_skips",
-            "Tenants that were first in the queue for the turn, did not take it and were skipped",
+            "Tenants before this one in the queue for the turn that did not take it and were skipped",
             self.turn_skips.clone(),
         );
         names.add(

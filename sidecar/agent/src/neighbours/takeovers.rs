@@ -31,7 +31,7 @@ impl Takeovers {
     }
 
     /// The tenant `of`, `namespace/name`, was first in the queue, did not take the turn, and was skipped.
-    pub fn skipped(&self, of: String) {
+    pub fn record_skip(&self, of: String) {
         tracing::warn!(
             of,
             "a tenant that was first in the queue for the turn did not take it and was skipped"

@@ -83,7 +83,7 @@ fn next_turn(seat: &Seat, standing: &Standing, wishes: &Receiver<()>, ends: &End
         let ticket = line.request(standing.priority());
         let taken = ticket.and_then(|()| line.take_within(standing.order, WAIT));
         for of in line.take_skipped() {
-            ends.takeovers.skipped(of);
+            ends.takeovers.record_skip(of);
             ends.metrics.turn_skipped();
         }
         match taken {

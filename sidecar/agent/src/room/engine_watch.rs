@@ -143,10 +143,10 @@ impl EngineWatch {
             tracing::error!(%error, "the engine that hangs could not be killed");
         }
         self.limits.hung();
-        self.count(during, waited, limit);
+        self.record_hang(during, waited, limit);
     }
 
-    fn count(&mut self, during: &str, waited: Duration, limit: Duration) {
+    fn record_hang(&mut self, during: &str, waited: Duration, limit: Duration) {
         self.hangs += 1;
         self.last = Some(EngineHang {
             at_unix_ms: unix_ms(SystemTime::now()),
@@ -169,7 +169,7 @@ impl EngineWatch {
             tracing::error!(%error, "the engine's supervisor that hangs could not be killed");
         }
         self.absence = None;
-        self.count("supervisor", silent, SUPERVISOR_LIMIT);
+        self.record_hang("supervisor", silent, SUPERVISOR_LIMIT);
     }
 
     /// How long the room may sleep.

@@ -29,7 +29,7 @@ use sluice_scheduler::driver::Around;
 use sluice_scheduler::journal::Recorder;
 use sluice_scheduler::{Core, Driver};
 use sluice_wire::config::SidecarConfig;
-use sluice_wire::state::{SidecarHangs, Tenant};
+use sluice_wire::state::{SidecarHangs, State, Tenant};
 use tokio::sync::watch;
 
 pub use error::LoadError;
@@ -89,6 +89,8 @@ pub struct Loaded {
     pub tuned: Tuned,
     /// None, unless a test says otherwise.
     pub faults: InjectedFaults,
+    /// Sidecars of this tenant that hung and were killed before this one.
+    pub sidecar_hangs: Option<SidecarHangs>,
 }
 
 /// Reads the model folder. Fast: no weights.
@@ -106,7 +108,8 @@ pub fn load(config: SidecarConfig) -> Result<Loaded, LoadError> {
             format!("{max_model_tokens} is above the {} positions that the model has", spec.max_positions);
         return Err(wrong("max_model_len", problem));
     }
-    let loaded = Loaded { config, spec, text, max_model_tokens, tuned, faults: InjectedFaults::default() };
+    let (faults, sidecar_hangs) = (InjectedFaults::default(), None);
+    let loaded = Loaded { config, spec, text, max_model_tokens, tuned, faults, sidecar_hangs };
     check_host_memory(&loaded)?;
     if let Some(warning) = mappings::check(mappings::need(&setup(&loaded)), mappings::limit())? {
         tracing::warn!("{warning}");
@@ -181,7 +184,7 @@ impl Loading {
         let tables = Arc::new(Mutex::new(tables));
         let master = read_weights(&loaded, &layout, &self.closed)?;
         let wake = self.inbox.clone();
-        let mut anteroom = Anteroom::new(self.messages, tenant(config), &config.policy);
+        let mut anteroom = Anteroom::new(self.messages, first_state(&loaded));
         let told = Told::default();
         let mut entry = Entry { loaded: &loaded, rule: &mut rule, anteroom: &mut anteroom, told };
         let place = entry.place()?;
@@ -197,8 +200,8 @@ impl Loading {
         let (page, seat) = (control.clone(), Seat::new(SEAT_PATIENCE));
         let life = neighbours::life(place.as_ref())?;
         let own_inbox = inbox.clone();
-        let tables_of = tables.clone();
-        spawn_door(Door { listener, setup, pool, control, tables: tables_of, life, inbox, closed, seat })?;
+        let door = Door { listener, setup, pool, control, tables: tables.clone(), life, inbox, closed, seat };
+        spawn_door(door)?;
         let brain = entry.brain(&layout, place.as_ref())?;
         let (first, left) = anteroom.leave();
         let first = first.expect("a brain begins with an engine");
@@ -218,7 +221,6 @@ impl Loading {
         let mut diary = Diary::new(tenant(config), config.policy.clone());
         diary.engine_attached(SystemTime::now());
         let mut room = Room {
-            sidecar_hangs: sidecar_hangs(&config.runtime_dir, &self.metrics),
             driver,
             inbox: left.messages,
             status: self.status,
@@ -236,21 +238,21 @@ impl Loading {
             overtaken: 0,
             bed: Bed::new(config.hibernate_after_seconds, self.directives),
             heartbeat: self.heartbeat,
+            sidecar_hangs: loaded.sidecar_hangs.clone(),
         };
         left.early.into_iter().for_each(|message| room.take(message));
         Ok(room)
     }
 }
 
-/// Sidecars of this tenant that hung and were killed. Without a readable file there is nothing to report.
-fn sidecar_hangs(folder: &Path, metrics: &Metrics) -> Option<SidecarHangs> {
-    let hangs = SidecarHangs::read(folder).unwrap_or_else(|error| {
-        let path = folder.join(SidecarHangs::FILE);
-        tracing::warn!(%error, path = %path.display(), "the count of sidecars that hung cannot be read");
-        None
-    });
-    metrics.sidecars_hung(hangs.as_ref().map_or(0, |hangs| hangs.total));
-    hangs
+/// What is known of a tenant before its weights are loaded.
+fn first_state(loaded: &Loaded) -> State {
+    State {
+        tenant: tenant(&loaded.config),
+        policy: loaded.config.policy.clone(),
+        sidecar_hangs: loaded.sidecar_hangs.clone(),
+        ..State::default()
+    }
 }
 
 /// Without progress for less than this, no engine counts as hung.

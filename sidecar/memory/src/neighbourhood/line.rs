@@ -91,7 +91,8 @@ impl TurnLine<'_> {
         let over = u128::from(lain_ns) > PASSED_OVER.as_nanos() * before.len() as u128;
         if over {
             let mut skipped = self.seat.turns.skipped();
-            for waiter in before {
+            // The first in the queue is reported last: most readers show the last one alone.
+            for waiter in before.into_iter().rev() {
                 let record = self.record_of(&waiter);
                 record.set(word::PASSED, waiter.ticket);
                 skipped.push(record.name());

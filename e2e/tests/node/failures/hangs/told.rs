@@ -1,6 +1,5 @@
 //! What people see of a hang: conditions and events of tenants, `explain`, `top`, the live page and alerts.
 
-use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::time::Instant;
@@ -16,6 +15,9 @@ use crate::installed::alerts::{Labels, Scrapes, expression};
 use crate::installed::pod::name;
 use crate::installed::{Product, SYSTEM, TENANTS};
 
+/// What `SluiceEngineHung` says of a neighbour of a tenant that hangs.
+const TOOK: &str = "it took the turn from a neighbour that held it too long";
+const SKIPPED: &str = "it skipped a neighbour that did not take its turn";
 /// Scrapes of a turn that is held, a second apart or more.
 const LOOKS: usize = 5;
 
@@ -24,21 +26,12 @@ pub struct People<'a, 'p> {
     product: &'a Product<'p>,
     begun: Instant,
     scrapes: Scrapes,
-    /// Why tenants were `Degraded` before.
-    degraded: BTreeMap<&'static str, String>,
-    /// Events of before.
-    events: Events,
 }
 
 impl<'a, 'p> People<'a, 'p> {
     pub async fn of(product: &'a Product<'p>) -> People<'a, 'p> {
-        let degraded = |name: &&'static str| {
-            let degraded = product.condition_of(name, "Degraded").filter(|one| one["status"] == "True")?;
-            Some((*name, degraded["reason"].as_str()?.to_owned()))
-        };
-        let (degraded, events) = (TENANTS.iter().filter_map(degraded).collect(), Events::of(product));
         let (begun, scrapes) = (Instant::now(), Scrapes::default());
-        let mut people = People { product, begun, scrapes, degraded, events };
+        let mut people = People { product, begun, scrapes };
         people.scrape_all().await;
         people
     }
@@ -78,39 +71,45 @@ impl<'a, 'p> People<'a, 'p> {
     }
 
     /// A tenant is `Degraded` for this reason, by a hang after `since`, milliseconds since 1970, and there is an event. A neighbour
-    /// that took the turn since then names it. Returns that neighbour, if there is one.
+    /// that took the turn or skipped the tenant since then names it. Returns that neighbour, if there is one, and what its alert says.
     pub async fn are_told(
         &self,
         culprit: &str,
         reason: Option<&str>,
         since: u64,
         views: &Views,
-    ) -> Option<&'static str> {
+    ) -> Option<(&'static str, &'static str)> {
         let title = format!("{}/{culprit}", self.product.namespace);
-        let mut takers = Vec::new();
+        let (mut takers, mut skippers) = (Vec::new(), Vec::new());
         for name in TENANTS.into_iter().filter(|name| *name != culprit) {
             let turn = views.state(name).await.neighbourhood.and_then(|place| place.turn);
-            takers.extend(turn.and_then(|turn| turn.last_takeover).map(|taken| (name, taken)));
+            let turn = turn.expect("turns are taken");
+            takers.extend(turn.last_takeover.map(|taken| (name, taken)));
+            skippers.extend(turn.last_skip.map(|skip| (name, skip)));
         }
         takers.retain(|(_, taken)| taken.from == title && taken.at_unix_ms >= since);
+        skippers.retain(|(_, skip)| skip.of == title && skip.at_unix_ms >= since);
         let taken = takers.into_iter().max_by_key(|(_, taken)| taken.at_unix_ms);
+        let skipped = skippers.into_iter().max_by_key(|(_, skip)| skip.at_unix_ms);
         if let Some(reason) = reason {
-            let at = match reason {
-                "EngineHung" => {
-                    let hang = views.state(culprit).await.engine.last_hang.expect("it tells its hang");
-                    let waited = format!(": {} ms without progress", hang.waited_ms);
-                    self.explained(culprit, &["Its engine hung ", &waited, "it was killed"]).await;
-                    hang.at_unix_ms
-                }
-                _ => taken.as_ref().expect("a neighbour took the turn").1.at_unix_ms,
-            };
-            assert!(at >= since, "{culprit}: {reason} is of {at}, and it was stopped at {since}");
-            let second = i64::try_from(at / 1_000).unwrap();
-            let at = Timestamp::from_second(second).unwrap().to_string();
-            self.degraded(culprit, "True", reason, &at).await;
-            self.event(culprit, reason).await;
+            let own = self.own_hang(culprit, reason, since, views).await;
+            let took = taken.as_ref().map(|(_, taken)| taken.at_unix_ms);
+            if let Some(at) = own.or(took) {
+                assert!(at >= since, "{culprit}: {reason} is of {at}, and it was stopped at {since}");
+                self.degraded(culprit, "True", reason, &second(at)).await;
+                self.event(culprit, reason, since).await;
+            }
+            assert!(own.or(took).is_some() || skipped.is_some(), "{culprit}: a neighbour names it");
         }
-        let (taker, taken) = taken?;
+        if let Some((skipper, _)) = &skipped {
+            self.explained(skipper, &[&format!("skipped {title}, which was first in the queue")]).await;
+            if taken.is_none()
+                && let Some(reason) = reason
+            {
+                self.event(culprit, reason, since).await;
+            }
+        }
+        let Some((taker, taken)) = taken else { return skipped.map(|(skipper, _)| (skipper, SKIPPED)) };
         // It tells of no takeover but the last one.
         let words =
             [format!("took the turn from {title} "), format!(" {} ms past its deadline", taken.overdue_ms)];
@@ -121,17 +120,37 @@ impl<'a, 'p> People<'a, 'p> {
                 has(&page, &taken).then_some(())
             })
             .await;
-        Some(taker)
+        Some((taker, TOOK))
+    }
+
+    /// When the culprit's sidecar found its engine hung, or was itself killed, milliseconds since 1970. `explain` says so.
+    async fn own_hang(&self, culprit: &str, reason: &str, since: u64, views: &Views) -> Option<u64> {
+        let state = views.state(culprit).await;
+        if reason == "EngineHung" {
+            let hang = state.engine.last_hang.expect("it tells its hang");
+            let waited = format!(": {} ms without progress", hang.waited_ms);
+            self.explained(culprit, &["Its engine hung ", &waited, "it was killed"]).await;
+            return Some(hang.at_unix_ms);
+        }
+        let hangs = state.sidecar_hangs.filter(|hangs| hangs.at_unix_ms >= since)?;
+        let waited = format!("it did not run for {} ms", hangs.waited_ms);
+        self.explained(culprit, &["Its sidecar hung and was killed ", &waited]).await;
+        Some(hangs.at_unix_ms)
+    }
+
+    /// A whole tenant that hangs while it waits for the turn is reported by a neighbour as long as it hangs.
+    pub async fn see_a_tenant_that_was_skipped(&self, culprit: &str) {
+        self.degraded(culprit, "True", "SidecarHung", "skipped it at").await;
     }
 
     /// While nobody can take the turn that `culprit` holds, `victim` and the GPU tell whom they wait for.
-    pub async fn see_a_turn_that_is_held(&mut self, victim: &str, culprit: &str) {
+    pub async fn see_a_turn_that_is_held(&mut self, victim: &str, culprit: &str, since: u64) {
         let title = format!("{}/{culprit}", self.product.namespace);
         self.degraded(victim, "True", "NeighbourHung", &format!("which {title} holds past its deadline"))
             .await;
-        self.event(victim, "NeighbourHung").await;
+        self.event(victim, "NeighbourHung", since).await;
         self.degraded(culprit, "True", "SidecarHung", "does not answer and has held the turn").await;
-        self.event(culprit, "SidecarHung").await;
+        self.event(culprit, "SidecarHung", since).await;
         self.explained(victim, &[&format!("which {title} holds")]).await;
         let top = self.product.sluice(&["top", "--once"]);
         let late =
@@ -161,15 +180,16 @@ impl<'a, 'p> People<'a, 'p> {
         self.product.wait(&format!("{tenant} is Degraded={status}, {reason}: {words}"), told).await;
     }
 
-    /// There is an event of this reason that was not there before. A tenant that was `Degraded` for it before, and still is, has
-    /// been told of already.
-    async fn event(&self, tenant: &str, reason: &str) {
-        if self.degraded.get(tenant).is_some_and(|before| before == reason) {
-            return;
-        }
-        let before = self.events.count(tenant, reason);
-        let there = async || (Events::of(self.product).count(tenant, reason) > before).then_some(());
-        self.product.wait(&format!("event {} of {tenant}: {reason}", before + 1), there).await;
+    /// There is an event of this reason whose note has a moment since `since`, milliseconds since 1970.
+    async fn event(&self, tenant: &str, reason: &str, since: u64) {
+        let since = i64::try_from(since / 1_000).unwrap();
+        let is_new = |note: &str| {
+            let words = note.split(' ').map(|word| word.trim_end_matches([':', ';', ',']));
+            let moment = words.filter_map(|word| word.parse::<Timestamp>().ok()).next();
+            moment.is_some_and(|moment| moment.as_second() >= since)
+        };
+        let there = async || Events::of(self.product).notes(tenant, reason).any(is_new).then_some(());
+        self.product.wait(&format!("an event of {tenant} since {since}: {reason}"), there).await;
     }
 
     /// `sluice explain` of a tenant says this in one line, once the operator has asked its sidecar.
@@ -191,6 +211,11 @@ impl<'a, 'p> People<'a, 'p> {
         let read = async || self.product.http.get(&url).send().await.ok();
         within(MINUTE, "the leader's read API", read).await.text().await.unwrap()
     }
+}
+
+/// A moment, milliseconds since 1970, as conditions write it.
+fn second(at_unix_ms: u64) -> String {
+    Timestamp::from_second(i64::try_from(at_unix_ms / 1_000).unwrap()).unwrap().to_string()
 }
 
 /// Whether a takeover is anywhere in what the page shows.
@@ -217,10 +242,11 @@ impl Events {
         Events(serde_json::from_value(list["items"].take()).unwrap())
     }
 
-    /// How often a tenant was told of for this reason. The same soon again is written as a series.
-    fn count(&self, tenant: &str, reason: &str) -> u64 {
-        let own = |event: &&Value| event["involvedObject"]["name"] == tenant && event["reason"] == reason;
-        self.0.iter().filter(own).map(|event| event["series"]["count"].as_u64().unwrap_or(1)).sum()
+    /// The notes of a tenant's events of this reason.
+    fn notes(&self, tenant: &str, reason: &str) -> impl Iterator<Item = &str> {
+        let own =
+            move |event: &&Value| event["involvedObject"]["name"] == tenant && event["reason"] == reason;
+        self.0.iter().filter(own).filter_map(|event| event["message"].as_str())
     }
 }
 

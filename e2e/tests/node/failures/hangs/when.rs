@@ -11,6 +11,7 @@ use sluice_wire::state::Phase;
 use tokio::task::JoinSet;
 
 use super::super::{MINUTE, Rows};
+use super::{Processes, Target};
 use crate::installed::admin::{Admin, Credential};
 use crate::installed::processes::{Stopped, Traced};
 use crate::installed::{Load, Product, TENANTS};
@@ -27,6 +28,10 @@ pub enum When {
     Computing,
     /// It has lent memory.
     Lending,
+    /// It has borrowed memory.
+    Borrowing,
+    /// It has requests, and a neighbour has the turn.
+    Waiting,
     /// Its engine changes what backs its addresses.
     Rebacking,
     /// It was hibernated, and comes back for a request.
@@ -48,6 +53,14 @@ impl Views {
     pub async fn state(&self, tenant: &str) -> State {
         serde_json::from_value(self.admins[tenant].state(&self.operator).await).unwrap()
     }
+
+    /// Whether a neighbour says that `tenant` has the turn.
+    async fn sees_as_holder(&self, tenant: &str) -> bool {
+        let other = TENANTS.into_iter().find(|name| *name != tenant).expect("it has neighbours");
+        let turn = self.state(other).await.neighbourhood.and_then(|place| place.turn);
+        let holder = turn.and_then(|turn| turn.holder);
+        holder.is_some_and(|holder| holder.ends_with(&format!("/{tenant}")))
+    }
 }
 
 impl When {
@@ -57,19 +70,22 @@ impl When {
         match self {
             When::Computing => holds && state.queue.running > 0,
             When::Lending => place.lent_bytes > 0,
+            When::Borrowing => place.borrowed_bytes > 0,
+            When::Waiting => !holds && state.queue.running > 0,
             When::Rebacking => state.engine.work.as_ref().is_some_and(|work| work.during == "re-backing"),
             When::Waking => state.phase == Phase::Waking,
         }
     }
 
-    /// Waits until the state is met and stops the worker in it, so that it stays.
+    /// Waits until the state is met and stops the worker in it, so that it stays. A tenant waits as long as its sidecar does not run.
     pub(super) async fn meet(
         self,
         views: &Views,
         tenant: &str,
-        worker: Pid,
+        processes: &Processes,
         loads: &mut Loads<'_, '_>,
     ) -> (Stopped, State) {
+        let worker = processes.worker();
         if self == When::Waking {
             return self.wake(views, tenant, worker, loads).await;
         }
@@ -77,8 +93,13 @@ impl When {
         let met = async || {
             loads.keep_sent();
             tokio::time::sleep(GLANCE).await;
-            if !self.is_met(&views.state(tenant).await) {
+            let state = views.state(tenant).await;
+            if !self.is_met(&state) {
                 return None;
+            }
+            if self == When::Waiting {
+                let stopped = Stopped::stop(processes.all(Target::Sidecar)[0]);
+                return (!views.sees_as_holder(tenant).await).then_some((stopped, state));
             }
             let stopped = Stopped::stop(worker);
             let state = views.state(tenant).await;
@@ -135,8 +156,9 @@ impl<'a, 'p> Loads<'a, 'p> {
         let own = TENANTS.into_iter().filter(|name| *name == tenant);
         // Whoever lends has nothing to do itself, and a neighbour too much.
         let (names, count): (Vec<_>, _) = match when {
-            When::Computing => (TENANTS.into(), 12),
+            When::Computing | When::Waiting => (TENANTS.into(), 12),
             When::Lending => (others.take(1).collect(), 40),
+            When::Borrowing => (own.collect(), 40),
             When::Rebacking => (own.chain(others.take(1)).collect(), 40),
             When::Waking => (own.collect(), 2),
         };

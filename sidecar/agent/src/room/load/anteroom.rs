@@ -8,7 +8,7 @@ use sluice_ports::EngineHello;
 use sluice_scheduler::Request;
 use sluice_wire::State;
 use sluice_wire::grants::{GrantAnswer, GrantRequest, RefusalReason};
-use sluice_wire::state::{EngineState, Neighbourhood, Phase, Tenant};
+use sluice_wire::state::{EngineState, Neighbourhood, Phase};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::LoadError;
@@ -33,14 +33,9 @@ pub(super) struct Left {
 }
 
 impl Anteroom {
-    pub fn new(messages: Receiver<Message>, tenant: Tenant, policy: &str) -> Anteroom {
-        let state = State {
-            tenant,
-            phase: Phase::Loading,
-            phase_since_unix_ms: unix_ms(SystemTime::now()),
-            policy: policy.to_owned(),
-            ..State::default()
-        };
+    /// `state` is what is known of the tenant so far.
+    pub fn new(messages: Receiver<Message>, state: State) -> Anteroom {
+        let state = State { phase: Phase::Loading, phase_since_unix_ms: unix_ms(SystemTime::now()), ..state };
         Anteroom { messages, engine: None, requests: Vec::new(), state }
     }
 
@@ -164,7 +159,7 @@ mod tests {
 
     fn anteroom() -> (Inbox, Anteroom) {
         let (inbox, messages) = Inbox::new();
-        (inbox, Anteroom::new(messages, Tenant::default(), "Oneiros"))
+        (inbox, Anteroom::new(messages, State::default()))
     }
 
     fn request(id: u64) -> Message {
