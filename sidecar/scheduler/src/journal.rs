@@ -186,10 +186,19 @@ impl Drop for Recorder {
 /// The first line that cannot be read, is malformed, cannot follow those before it, or leads to another state than it did
 /// when it was written; or the last one, if the recording ended there and the core comes down there again.
 pub fn replay(input: impl BufRead) -> Result<Report, JournalError> {
+    replay_with(input, |_, _| ())
+}
+
+/// The same, and calls `look` with the time and the core at the start and after every event.
+///
+/// # Errors
+/// As [`replay`].
+pub fn replay_with(input: impl BufRead, mut look: impl FnMut(Nanos, &Core)) -> Result<Report, JournalError> {
     let mut lines = Lines { input, line: 0, open_end: false };
     let (mut core, start) = header(&mut lines)?;
     core.start(start);
     core.take_commands();
+    look(start, &core);
     let mut report = Report { events: 0, digest: core.digest(), ending: Ending::Whole };
     let mut clock = start;
     while let Some(text) = lines.next()? {
@@ -210,6 +219,7 @@ pub fn replay(input: impl BufRead) -> Result<Report, JournalError> {
             "" if lines.open_end => may_come_down(line, || handle(&mut core, now, event))?,
             _ => handle(&mut core, now, event),
         };
+        look(now, &core);
         report.events += 1;
         report.ending = lines.compare(report.digest, digest)?;
     }

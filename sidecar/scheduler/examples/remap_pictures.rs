@@ -1,0 +1,292 @@
+//! Draws what happens to the layers of an idle tenant when the other tenant of its GPU needs memory: the pictures of
+//! `docs/explain/remap.md`, from the journals of a real run.
+//!
+//! How the committed pictures were made (`run` is an empty folder):
+//!
+//! ```sh
+//! cp docs/pictures/remap.yaml run/
+//! sluice-model-gen --out run/model --layers 16 --hidden 256 --heads 8
+//! sluice up -f run/remap.yaml --journal run/journals                  # in another terminal; wait for two lines `ready`
+//! sluice bench -n 15 --lengths 16:100                                 # 15 requests to the tenant `busy`
+//! curl localhost:8001/v1/completions -H 'content-type: application/json' \
+//!   -d '{"model": "idle", "prompt": "Hello", "max_tokens": 20}'       # then one to the tenant `idle`
+//! cargo run -p sluice-scheduler --example remap_pictures -- \
+//!   run/journals/default.idle.journal run/journals/default.busy.journal docs/pictures
+//! ```
+//!
+//! End `sluice up` before the last command. The pictures are `remap-1.svg` to `remap-6.svg`; every width in them is
+//! that of the replayed state.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::BufReader;
+use std::process::ExitCode;
+
+use sluice_policy::ids::LayerId;
+use sluice_policy::ledger::Owner;
+use sluice_scheduler::core::Core;
+use sluice_scheduler::journal::replay_with;
+
+const USAGE: &str = "\
+Draws the loan of an idle tenant's layers from the journals of two tenants of one GPU.
+
+Usage: remap_pictures IDLE_JOURNAL BUSY_JOURNAL FOLDER
+
+IDLE_JOURNAL  journal of the tenant that lends, as `sluice up --journal DIR` writes it
+BUSY_JOURNAL  journal of the tenant that borrows, of the same run
+FOLDER        where remap-1.svg to remap-6.svg are written
+";
+
+const MIB: f64 = 1024.0 * 1024.0;
+/// Left edge of the bars, in pixels.
+const LEFT: f64 = 60.0;
+/// Width of a picture, in pixels.
+const WIDTH: f64 = 880.0;
+/// Pixels for each MiB.
+const SCALE: f64 = 11.5;
+/// Height of a bar, in pixels.
+const BAR: f64 = 34.0;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.iter().any(|word| word == "--help" || word == "-h") {
+        print!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
+    let [idle, busy, folder] = arguments.as_slice() else {
+        eprint!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    match draw(idle, busy, folder) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("remap_pictures: {problem}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn draw(idle: &str, busy: &str, folder: &str) -> Result<(), String> {
+    let (idle, busy) = (read(idle)?, read(busy)?);
+    for (number, frame) in (1..).zip(frames(&idle, &busy)?) {
+        let path = format!("{folder}/remap-{number}.svg");
+        fs::write(&path, frame.svg(number)).map_err(|error| format!("{path}: {error}"))?;
+        println!("{path}: {}", frame.caption);
+    }
+    Ok(())
+}
+
+/// What one layer holds of the device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Layer {
+    /// Its weights are there.
+    Resident,
+    /// Its memory is there again and its weights are on their way.
+    Loading,
+    /// Its memory is lent.
+    Lent,
+}
+
+/// A tenant at one moment; sizes in MiB.
+struct Moment {
+    seconds: f64,
+    layers: Vec<Layer>,
+    layer_mib: f64,
+    other_mib: f64,
+    kv_used_mib: f64,
+    kv_free_mib: f64,
+}
+
+impl Moment {
+    fn of(seconds: f64, core: &Core) -> Moment {
+        let brain = core.brain();
+        let (geometry, ledger, kv) = (brain.geometry(), brain.ledger(), brain.kv_counts());
+        let mib = |chunks: u32| f64::from(chunks) * geometry.chunk_bytes as f64 / MIB;
+        let layers = (0..geometry.layers()).zip(brain.residency()).map(|(layer, residency)| {
+            match (ledger.count(Owner::WeightsLayer(LayerId(layer))), residency.present) {
+                (0, _) => Layer::Lent,
+                (_, true) => Layer::Resident,
+                (_, false) => Layer::Loading,
+            }
+        });
+        let kv_mib = mib(ledger.count(Owner::Kv));
+        let kv_used_mib = f64::from(kv.used_blocks) * geometry.block_bytes as f64 / MIB;
+        let other =
+            [Owner::WeightsGlobal, Owner::Activation, Owner::Staging].map(|owner| ledger.count(owner));
+        Moment {
+            seconds,
+            layers: layers.collect(),
+            layer_mib: mib(geometry.slab_chunks(0)),
+            other_mib: mib(other.iter().sum()),
+            kv_used_mib,
+            kv_free_mib: (kv_mib - kv_used_mib).max(0.0),
+        }
+    }
+
+    fn lent(&self) -> usize {
+        self.layers.iter().filter(|layer| **layer == Layer::Lent).count()
+    }
+
+    fn held_mib(&self) -> f64 {
+        let layers = (self.layers.len() - self.lent()) as f64 * self.layer_mib;
+        layers + self.other_mib + self.kv_used_mib + self.kv_free_mib
+    }
+}
+
+/// All moments of a journal from the one at which its tenant has loaded.
+fn read(path: &str) -> Result<Vec<Moment>, String> {
+    let file = File::open(path).map_err(|error| format!("{path}: {error}"))?;
+    let mut moments = Vec::new();
+    let report = replay_with(BufReader::new(file), |now, core| {
+        if !moments.is_empty() || core.brain().loaded() {
+            moments.push(Moment::of(now.0 as f64 / 1e9, core));
+        }
+    });
+    report.map_err(|error| format!("{path}: {error}"))?;
+    if moments.is_empty() { Err(format!("{path}: the tenant never loaded")) } else { Ok(moments) }
+}
+
+/// Both tenants at one moment, with what there is to see.
+struct Frame<'a> {
+    caption: &'static str,
+    seconds: f64,
+    idle: &'a Moment,
+    busy: &'a Moment,
+}
+
+/// Six moments of the loan.
+///
+/// The clock of a journal begins with its sidecar. The first loan, which both journals have, aligns the two clocks.
+fn frames<'a>(idle: &'a [Moment], busy: &'a [Moment]) -> Result<Vec<Frame<'a>>, String> {
+    let (own, share) = (idle[0].held_mib(), busy[0].held_mib());
+    let lends = find(idle, 0, "the first tenant lends nothing", |moment| moment.held_mib() < own)?;
+    let borrows = find(busy, 0, "the second tenant borrows nothing", |moment| moment.held_mib() > share)?;
+    let (start, shift) = (idle[lends].seconds, busy[borrows].seconds - idle[lends].seconds);
+
+    let most = idle.iter().map(Moment::lent).max().unwrap_or(0);
+    let first = find(idle, lends, "the first tenant lends no layer", |moment| moment.lent() > 0)?;
+    let half = find(idle, first, "half of the layers never go", |moment| 2 * moment.lent() >= most)?;
+    let all = find(idle, half, "the layers never go", |moment| moment.lent() == most)?;
+    let back = find(idle, all, "no layer comes back", |moment| moment.lent() < most)?;
+    let after = |moment: &&Moment| moment.seconds - shift >= idle[all].seconds;
+    let peak = busy.iter().filter(after).max_by(|one, other| one.kv_used_mib.total_cmp(&other.kv_used_mib));
+    let peak = peak.ok_or("the second tenant never uses the layers' memory")?.seconds - shift;
+    let full = idle.iter().rposition(|moment| moment.seconds <= peak).unwrap_or(all);
+    let loads = |moment: &Moment| {
+        moment.layers.contains(&Layer::Loading)
+            && 2 * moment.layers.iter().filter(|layer| **layer != Layer::Resident).count() <= most
+    };
+    let loading = find(idle, back, "no layer loads again", loads)?;
+    let home = find(idle, loading, "not all layers come back", |moment| {
+        moment.layers.iter().all(|layer| *layer == Layer::Resident)
+    })?;
+    let chosen = [
+        (lends.saturating_sub(1), "Each tenant holds its share. The tenant idle has no request."),
+        (first - 1, "The tenant busy gets many requests. Free KV memory of idle goes to it first."),
+        (half, "Then layers of idle go, the last one first."),
+        (full, "The memory of the lent layers holds KV of busy."),
+        (loading, "A request comes for idle. Its memory is back, and its layers load, the first one first."),
+        (home, "All layers are back, and idle answers."),
+    ];
+    let frame = |(at, caption): (usize, &'static str)| {
+        let moment: &Moment = &idle[at];
+        let other = busy.iter().rev().find(|other| other.seconds - shift <= moment.seconds);
+        let seconds = (moment.seconds - start).max(0.0);
+        Frame { caption, seconds, idle: moment, busy: other.unwrap_or(&busy[0]) }
+    };
+    Ok(chosen.into_iter().map(frame).collect())
+}
+
+fn find(
+    moments: &[Moment],
+    from: usize,
+    problem: &str,
+    fits: impl Fn(&Moment) -> bool,
+) -> Result<usize, String> {
+    let found = moments[from..].iter().position(fits);
+    found.map(|at| from + at).ok_or_else(|| problem.to_owned())
+}
+
+impl Frame<'_> {
+    fn svg(&self, number: usize) -> String {
+        let mut svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH:.0} 204\" font-family=\"sans-serif\">\n\
+             <title>{}</title>\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n",
+            self.caption
+        );
+        text(&mut svg, 12.0, 24.0, 15, &format!("{number}. {}", self.caption));
+        text(&mut svg, WIDTH - 70.0, 24.0, 13, &format!("{:.2} s", self.seconds));
+        bar(&mut svg, "idle", self.idle, 42.0);
+        bar(&mut svg, "busy", self.busy, 110.0);
+        legend(&mut svg, 190.0);
+        svg.push_str("</svg>\n");
+        svg
+    }
+}
+
+/// What holds memory: its colour and its name.
+type Holder = (&'static str, &'static str);
+const OTHER: Holder = ("#9aa5b1", "embeddings, activations");
+const RESIDENT: Holder = ("#3b82c4", "layer");
+const LOADING: Holder = ("#9ecbf0", "layer that loads");
+const LENT: Holder = ("#ffffff", "layer whose memory is lent");
+const KV_USED: Holder = ("#e08a1e", "KV with tokens");
+const KV_FREE: Holder = ("#f7dcb4", "KV, free");
+
+fn bar(svg: &mut String, name: &str, tenant: &Moment, top: f64) {
+    text(svg, 12.0, top + 22.0, 14, name);
+    let mut at = LEFT;
+    piece(svg, &mut at, top, tenant.other_mib, OTHER, "");
+    for (number, layer) in tenant.layers.iter().enumerate() {
+        let holder = match layer {
+            Layer::Resident => RESIDENT,
+            Layer::Loading => LOADING,
+            Layer::Lent => LENT,
+        };
+        piece(svg, &mut at, top, tenant.layer_mib, holder, &number.to_string());
+    }
+    piece(svg, &mut at, top, tenant.kv_used_mib, KV_USED, "");
+    piece(svg, &mut at, top, tenant.kv_free_mib, KV_FREE, "");
+    let words = format!(
+        "holds {:.1} MiB: memory of {} of {} layers, {:.1} MiB of KV, of which {:.1} MiB hold tokens",
+        tenant.held_mib(),
+        tenant.layers.len() - tenant.lent(),
+        tenant.layers.len(),
+        tenant.kv_used_mib + tenant.kv_free_mib,
+        tenant.kv_used_mib
+    );
+    text(svg, LEFT, top + BAR + 16.0, 12, &words);
+}
+
+/// A box as wide as the memory of one holder, with a word in it. `at` is its left edge, and becomes its right one.
+fn piece(svg: &mut String, at: &mut f64, top: f64, mib: f64, holder: Holder, word: &str) {
+    if mib <= 0.0 {
+        return;
+    }
+    let (width, colour) = (mib * SCALE, holder.0);
+    let line = if holder == LENT { "#9aa5b1\" stroke-dasharray=\"3 2" } else { "#ffffff" };
+    let place = format!("x=\"{at:.1}\" y=\"{top}\" width=\"{width:.1}\" height=\"{BAR}\"");
+    writeln!(svg, "<rect {place} fill=\"{colour}\" stroke=\"{line}\"/>").expect("a String takes all");
+    if !word.is_empty() {
+        let ink = if holder == RESIDENT { "#ffffff" } else { "#52606d" };
+        let place = format!("x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\"", *at + width / 2.0, top + 22.0);
+        writeln!(svg, "<text {place} font-size=\"11\" fill=\"{ink}\">{word}</text>")
+            .expect("a String takes all");
+    }
+    *at += width;
+}
+
+fn legend(svg: &mut String, top: f64) {
+    let mut at = LEFT;
+    for (colour, name) in [OTHER, RESIDENT, LOADING, LENT, KV_USED, KV_FREE] {
+        let place = format!("x=\"{at:.0}\" y=\"{:.0}\" width=\"12\" height=\"12\"", top - 11.0);
+        writeln!(svg, "<rect {place} fill=\"{colour}\" stroke=\"#9aa5b1\"/>").expect("a String takes all");
+        text(svg, at + 17.0, top, 12, name);
+        at += 34.0 + 6.4 * name.len() as f64;
+    }
+}
+
+fn text(svg: &mut String, x: f64, y: f64, size: u32, words: &str) {
+    writeln!(svg, "<text x=\"{x:.0}\" y=\"{y:.0}\" font-size=\"{size}\" fill=\"#1f2933\">{words}</text>")
+        .expect("a String takes all");
+}
