@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::finding::Finding;
 use crate::rules::table::{NEVER_REACH_KUBE, TABLE};
-use crate::rules::{clauses, edges, layout, links, manifest, orphans, reach, tidy};
+use crate::rules::{clauses, edges, layout, links, manifest, orphans, pages, reach, tidy};
 use crate::workspace::{Member, Workspace};
 use crate::{generate, process};
 
@@ -45,6 +45,7 @@ fn findings(workspace: &Workspace) -> Vec<Finding> {
     }));
     findings.extend(workspace.files.iter().filter_map(|file| layout::check(file)));
     findings.extend(workspace.texts.iter().flat_map(|(file, text)| in_text(workspace, file, text)));
+    findings.extend(pages::unlisted(&workspace.files, workspace.text(pages::SUMMARY)));
     findings.extend(generate::check(workspace));
     findings
 }
@@ -65,7 +66,9 @@ fn in_member(workspace: &Workspace, member: &Member) -> Vec<Finding> {
 fn in_text(workspace: &Workspace, file: &str, text: &str) -> Vec<Finding> {
     let mut findings = tidy::check(file, text);
     if file.ends_with(".md") {
-        findings.extend(links::check(file, text, |path| exists(workspace, path)));
+        let page = |path: &str| workspace.texts.get(path).map(String::as_str);
+        findings.extend(links::check(file, text, |path| exists(workspace, path), page));
+        findings.extend(pages::check(file, text));
     }
     findings
 }

@@ -10,6 +10,7 @@ mod check;
 mod client;
 mod contest;
 mod demo;
+mod docs;
 mod finding;
 mod generate;
 mod image;
@@ -57,6 +58,11 @@ enum Task {
     },
     /// Write the generated files (the CRD YAML in crds/generated).
     Gen,
+    /// Make the site of the documentation in target/site/html, and follow its links.
+    ///
+    /// The site is made by mdBook of one version: the one on the PATH, or one that cargo builds once into the cache
+    /// folder (SLUICE_CACHE, or ~/.cache/sluice).
+    Docs,
     /// Compile the CUDA sources to the PTX that is committed beside them, by NVRTC; no GPU is needed.
     ///
     /// NVRTC is the wheel of one pinned version, downloaded once by pip into the cache folder (SLUICE_CACHE, or
@@ -113,6 +119,7 @@ fn run(task: &Task) -> anyhow::Result<bool> {
     match task {
         Task::Check { fix, quick } => check::check(&workspace, *fix, *quick),
         Task::Gen => generate::write_all(&workspace.root).map(|()| true),
+        Task::Docs => docs::run(&workspace),
         Task::Kernels { check } => kernels::run(&workspace.root, *check),
         Task::Kube(args) => kube::run(&workspace.root, args).map(|()| true),
         Task::Image(args) => image::run(&workspace, args).map(|()| true),

@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 
 const HEADER: &str = "<!-- Generated from crds/types; do not edit. -->\n";
 const LEGEND: &str = "\
-Fields in the order of their paths; `[]` is an item of a list. **Required** fields have no default; a field without either
-may be left out and then means what its text says.\n";
+Fields are in the order of their paths; `[]` is an item of a list. A **required** field has no default. A field without
+either may be left out, and then means what its text says.\n";
 
 /// Both pages: file name and content, as committed in `docs/reference`.
 pub fn pages() -> Vec<(&'static str, String)> {

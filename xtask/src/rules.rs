@@ -6,6 +6,7 @@ pub mod layout;
 pub mod links;
 pub mod manifest;
 pub mod orphans;
+pub mod pages;
 pub mod reach;
 pub mod table;
 pub mod tidy;

@@ -1,0 +1,25 @@
+//! `cargo xtask docs`: the pages as a site, made by mdBook, with every link followed in what was built.
+
+mod html;
+mod mdbook;
+mod stage;
+
+use anyhow::{Context, Result};
+
+use crate::workspace::Workspace;
+
+/// Builds the site into `target/site/html`; `true` if all of its links lead somewhere.
+pub fn run(workspace: &Workspace) -> Result<bool> {
+    let program = mdbook::find()?;
+    let site = workspace.target.join("site");
+    let source = site.join("source");
+    let book = site.join("html");
+    stage::write(workspace, &source)?;
+    mdbook::build(&program, &source, &book)?;
+    let broken = html::broken_links(&book).with_context(|| format!("looking at the links of {book}"))?;
+    for link in &broken {
+        println!("{link}");
+    }
+    println!("docs: {} broken links; the site begins at {book}/index.html", broken.len());
+    Ok(broken.is_empty())
+}
