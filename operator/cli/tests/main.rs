@@ -8,6 +8,7 @@ mod explain;
 mod leader;
 mod mistakes;
 mod neighbours;
+mod page;
 mod plan;
 mod support;
 mod top;
