@@ -21,7 +21,9 @@ pub fn write(workspace: &Workspace, to: &Utf8Path) -> Result<()> {
     if to.exists() {
         fs::remove_dir_all(to).with_context(|| format!("emptying {to}"))?;
     }
-    copy(&workspace.root.join("docs/book.toml"), &to.join("book.toml"))?;
+    for file in ["book.toml", "site.css"] {
+        copy(&workspace.root.join("docs").join(file), &to.join(file))?;
+    }
     for (path, page) in files {
         let target = to.join("src").join(&path);
         match page {
