@@ -24,6 +24,17 @@ fn start() -> (String, usize) {
 }
 
 #[test]
+fn a_reader_looks_at_the_core_at_the_start_and_after_each_event() {
+    let (text, _) = start();
+    let mut seen = Vec::new();
+    let report = replay_with(text.as_bytes(), |now, core| seen.push((now, core.digest()))).unwrap();
+    assert_eq!(seen.len() as u64, report.events + 1);
+    assert_eq!(seen.last().unwrap().1, report.digest);
+    let times: Vec<Nanos> = seen.iter().map(|(now, _)| *now).collect();
+    assert!(times.is_sorted() && times.first() < times.last(), "{times:?}");
+}
+
+#[test]
 fn an_event_without_its_digest_is_replayed_when_it_is_the_last() {
     let (text, last) = start();
     let whole = replay(text.as_bytes()).unwrap();
