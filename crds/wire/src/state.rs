@@ -24,6 +24,9 @@ pub const VERSION: u32 = 1;
 /// Most entries in [`State::moves`].
 pub const MAX_MOVES: usize = 64;
 
+/// How long conditions, `explain`, `top` and the page report a hang after it, milliseconds.
+pub const HANG_REPORTED_MS: u64 = 600_000;
+
 /// The state of one tenant slot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

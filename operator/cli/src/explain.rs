@@ -2,22 +2,22 @@
 //!
 //! In a cluster it reads the ModelTenant and its Events, and what the operator's leader knows; without the leader it says
 //! so and explains from the rest. For processes of this machine it asks their sidecar. What is said is built as lines of
-//! text, apart from where it was read: [`object`] from conditions, [`state`] from a sidecar's state.
+//! text, apart from where it was read: [`object`] from conditions, [`sluice_page::words`] from a sidecar's state.
 
 pub mod object;
-pub mod state;
 
 use std::path::PathBuf;
 
 use anyhow::bail;
 use futures_util::future::join_all;
+use sluice_page::words::{explain as state, hangs};
 use sluice_wire::State;
 use sluice_wire::state::TenantReport;
 
 use crate::admin::Admin;
 use crate::cluster::{ClusterArgs, Leader, Scope, find, named};
 use crate::runtime::{Running, RuntimeFolder};
-use crate::{hangs, now_unix_ms, print};
+use crate::{now_unix_ms, print};
 
 /// Options of `sluice explain`.
 #[derive(Clone, Debug, clap::Args)]
@@ -149,9 +149,11 @@ fn is_titled(title: &str, namespace: Option<&str>, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use sluice_wire::state::{TenantReport, TurnState};
+    use sluice_wire::state::{Neighbourhood, Takeover, Tenant, TenantReport, TurnState};
 
-    use super::{hangs, is_titled, on_gpu};
+    use super::{State, is_titled, on_gpu};
+
+    const NOW: u64 = 1_700_000_100_000;
 
     #[test]
     fn in_a_cluster_the_neighbours_of_a_silent_sidecar_tell_what_it_does() {
@@ -160,14 +162,17 @@ mod tests {
             name: name.into(),
             reason: "late".into(),
         };
-        let turn = TurnState { last_takeover: hangs::tests::takeover(), ..TurnState::default() };
-        let chat = TenantReport::State(Box::new(hangs::tests::taking_turns("chat", turn)));
+        let taken = Takeover { from: "team/code".into(), at_unix_ms: NOW - 30_000, overdue_ms: 260 };
+        let turn = Some(TurnState { last_takeover: Some(taken), ..TurnState::default() });
+        let tenant = Tenant { namespace: "team".into(), name: "chat".into(), ..Tenant::default() };
+        let neighbourhood = Some(Neighbourhood { turn, ..Neighbourhood::default() });
+        let chat = TenantReport::State(Box::new(State { tenant, neighbourhood, ..State::default() }));
         let tenants = [silent("code"), chat, silent("mail")];
-        let told = |name: &str| on_gpu(&tenants, "team", name, hangs::tests::NOW);
+        let told = |name: &str| on_gpu(&tenants, "team", name, NOW);
         let taken = "  team/chat took the turn from team/code 30s ago, 260 ms past its deadline.";
         assert_eq!(told("code"), ["", "A sidecar does not answer: late.", taken]);
         assert_eq!(told("mail"), ["", "A sidecar does not answer: late."]);
-        assert!(on_gpu(&tenants, "team", "elsewhere", hangs::tests::NOW).is_empty());
+        assert!(on_gpu(&tenants, "team", "elsewhere", NOW).is_empty());
     }
 
     #[test]

@@ -8,7 +8,6 @@ pub mod cluster;
 pub mod command;
 pub mod explain;
 mod files;
-pub mod hangs;
 pub mod plan;
 pub mod runtime;
 pub mod siblings;

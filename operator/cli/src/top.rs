@@ -4,7 +4,6 @@
 //! leader tells what it read of them last. What is shown is built as lines of text
 //! ([`view`]), the same for the live screen and for `--once`.
 
-pub mod figures;
 pub mod map;
 mod poll;
 mod screen;

@@ -33,7 +33,7 @@ use crate::abilities::Abilities;
 use crate::credentials::Keeper;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
-use crate::sidecars::{GpuKey, Sidecars};
+use crate::sidecars::{GpuKey, GpuRead, Sidecars};
 use crate::world::{Name, Unit, World};
 
 /// Everything that a reconciliation works with.
@@ -130,6 +130,11 @@ impl Operator {
     /// What is known of the GPUs that are wanted, by namespace and what their sidecars said.
     pub fn overview(&self, wanted: impl Fn(&str, &[TenantReport]) -> bool) -> Vec<GpuOverview> {
         lock(&self.sidecars).overview(wanted)
+    }
+
+    /// Goes through what was read last of all GPUs.
+    pub fn each_gpu(&self, see: impl FnMut(&GpuRead<'_>)) {
+        lock(&self.sidecars).each_gpu(see);
     }
 
     /// Each of `units` is to be looked at once: [`Operator::all_seen`] waits for that.

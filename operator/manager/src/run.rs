@@ -11,6 +11,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::events::Reporter;
 use kube::{Api, Client, Config};
+use sluice_page::hub::Hub;
 use sluice_plan::objects::{MANAGER, Release};
 use sluice_wire::directive::Fence;
 use tokio::net::TcpListener;
@@ -24,6 +25,7 @@ use crate::args::Args;
 use crate::credentials::Keeper;
 use crate::lease::Holder;
 use crate::metrics::Metrics;
+use crate::page;
 use crate::queue::Queue;
 use crate::reconcile::{Announcer, Memory, Operator};
 use crate::server::{Leads, Served, read_router, router};
@@ -68,7 +70,7 @@ pub fn run(args: Args) -> ExitCode {
 
 async fn serve(args: Args) -> anyhow::Result<()> {
     let began = Instant::now();
-    let (metrics, leads) = (Metrics::default(), Leads::default());
+    let (metrics, leads, hub) = (Metrics::default(), Leads::default(), page::hub());
     let config = Config::infer().await.context("no way to the API server")?;
     let client = api::client(config, api::LIMIT, &metrics).context("no way to the API server")?;
     let (world, queue) = (Arc::new(World::default()), Arc::new(Queue::default()));
@@ -83,10 +85,11 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let served = Served { metrics: metrics.clone(), world, queue, pending: feed.pending.clone() };
     let mut servers = JoinSet::new();
     listen(args.listen, "serves health and metrics", router(served), &mut servers).await?;
-    listen(args.read_listen, "serves the read API", read_router(leads.clone()), &mut servers).await?;
+    listen(args.read_listen, "serves the read API", read_router(leads.clone(), hub.clone()), &mut servers)
+        .await?;
     tracing::info!(identity = args.identity(), "starts");
     let abilities = Abilities::ask(&client).await.context("the API server tells no version")?;
-    let start = Start { abilities: Arc::new(abilities), args, client, feed, metrics, leads, began };
+    let start = Start { abilities: Arc::new(abilities), args, client, feed, metrics, leads, hub, began };
     let ended = tokio::select! {
         ended = lead(&start) => ended,
         _ = watches.join_next() => Err(anyhow::anyhow!("a watch ended")),
@@ -117,6 +120,7 @@ struct Start {
     abilities: Arc<Abilities>,
     metrics: Metrics,
     leads: Leads,
+    hub: Arc<Hub>,
     began: Instant,
 }
 
@@ -170,6 +174,7 @@ async fn lead(start: &Start) -> anyhow::Result<()> {
     let mut workers = JoinSet::new();
     workers.spawn(work(operator.clone(), start.feed.clone(), start.began));
     workers.spawn(certify(operator.clone(), certificate));
+    workers.spawn(page::feed(operator.clone(), start.hub.clone()));
     workers.spawn(upgrades(operator.clone()));
     workers.spawn(keys(operator.clone(), start.feed.clone()));
     let ended = tokio::select! {

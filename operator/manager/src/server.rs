@@ -12,11 +12,12 @@ use axum::routing::get;
 
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
+use sluice_page::hub::Hub;
+use sluice_page::serve;
 use sluice_wire::overview::{self, Overview};
 use sluice_wire::state::TenantReport;
 
 use crate::metrics::Metrics;
-use crate::page;
 use crate::queue::Queue;
 use crate::reconcile::Operator;
 use crate::world::World;
@@ -59,9 +60,10 @@ async fn metrics(State(served): State<Served>) -> impl IntoResponse {
 pub type Leads = Arc<OnceLock<Arc<Operator>>>;
 
 /// `GET /v1/overview`: of all GPUs, or of those of a namespace, or those that have a slot of a tenant. Who does not lead knows
-/// nothing, and says so by 503. The live page stands beside it.
-pub fn read_router(leads: Leads) -> Router {
-    page::local_only(page::routes().route(overview::PATH, get(read))).with_state(leads)
+/// nothing, and says so by 503. The live page of `hub` stands beside it.
+pub fn read_router(leads: Leads, hub: Arc<Hub>) -> Router {
+    let read = Router::new().route(overview::PATH, get(read)).with_state(leads);
+    serve::local_only(read.merge(serve::routes(hub)))
 }
 
 /// What is asked for.

@@ -16,4 +16,4 @@ pub mod poll;
 pub mod push;
 pub mod tls;
 
-pub use self::crew::{Gpu, GpuKey, LISTENS, News, Reading, Sidecars, Target};
+pub use self::crew::{Gpu, GpuKey, GpuRead, LISTENS, News, Reading, Sidecars, Target};

@@ -50,6 +50,13 @@ async fn only_the_leader_writes_and_the_other_takes_over_when_it_dies() {
     let asked = reqwest::Client::new().get(format!("http://{}/", leads.serves("the read API").await));
     let rebound = asked.header("host", "evil.example").send().await.unwrap();
     assert_eq!(rebound.status(), 403, "a page of somebody else reads nothing");
+    let page = format!("http://{}/v1/page", leads.serves("the read API").await);
+    let key = format!("\"key\":\"{}/p-chat-0\"", stage.namespace);
+    let shown = async || {
+        let text = reqwest::get(&page).await.ok()?.text().await.ok()?;
+        (text.contains("[\"gpu\",") && text.contains(&key)).then_some(())
+    };
+    eventually("the page shows the GPU", shown).await;
     let ready = reqwest::get(format!("http://{}/readyz", waits.address().await)).await.unwrap();
     assert!(ready.status().is_success(), "who waits could take over at any time");
 

@@ -6,7 +6,6 @@
 mod fakes;
 mod following;
 mod leading;
-mod page;
 mod placing;
 mod pods;
 mod serving;

@@ -15,7 +15,6 @@ use sluice_types::{ModelTenant, Quantity};
 
 use self::degraded::degraded;
 pub use self::degraded::passes;
-pub use self::fault::TOLD_MS;
 use self::hang::Hangs;
 pub use self::hang::is_another_hang;
 pub use self::pool::{pool_change, pool_status};

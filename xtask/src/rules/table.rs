@@ -53,7 +53,7 @@ const SIDECAR: &[&str] = &[
 const BLANK: Row = Row { name: "", may: &[], never: &[], kube_without_client: false, alone: false };
 
 /// The table, in the order of ARCHITECTURE.md.
-pub const TABLE: [Row; 18] = [
+pub const TABLE: [Row; 19] = [
     Row {
         name: "sluice-types",
         may: &["kube", "k8s-openapi"],
@@ -130,10 +130,21 @@ pub const TABLE: [Row; 18] = [
         kube_without_client: true,
         ..BLANK
     },
+    // tokio: a viewer waits for the next update.
+    Row { name: "sluice-page", may: &["sluice-wire", "tokio"], never: &["kube", "sluice-types"], ..BLANK },
     // tokio: kube and reqwest are asynchronous.
     Row {
         name: "sluice-operator",
-        may: &["sluice-plan", "sluice-types", "sluice-wire", "k8s-openapi", "kube", "reqwest", "tokio"],
+        may: &[
+            "sluice-page",
+            "sluice-plan",
+            "sluice-types",
+            "sluice-wire",
+            "k8s-openapi",
+            "kube",
+            "reqwest",
+            "tokio",
+        ],
         never: SIDECAR,
         ..BLANK
     },
@@ -141,6 +152,7 @@ pub const TABLE: [Row; 18] = [
     Row {
         name: "sluice-cli",
         may: &[
+            "sluice-page",
             "sluice-plan",
             "sluice-types",
             "sluice-wire",
@@ -174,6 +186,7 @@ pub const TABLE: [Row; 18] = [
         name: "sluice-e2e",
         may: &["sluice-types", "sluice-wire", "k8s-openapi", "kube", "reqwest", "tokio", "rustix"],
         never: &[
+            "sluice-page",
             "sluice-plan",
             "sluice-operator",
             "sluice-cli",

@@ -6,7 +6,7 @@ use sluice_types::conditions::{ConditionType, Reason};
 use sluice_types::tenant::SlotStatus;
 
 use crate::cluster::Happened;
-use crate::top::figures::age;
+use sluice_page::words::figures::age;
 
 /// Most events that are told.
 const EVENTS: usize = 10;

@@ -8,7 +8,7 @@ use sluice_wire::refusal::Refusal;
 
 use super::change::{Change, Templates, change, templates};
 use super::scene::Pool;
-use crate::top::figures::bytes;
+use sluice_page::words::figures::bytes;
 
 /// What is said of a pool.
 #[derive(Debug, Default)]

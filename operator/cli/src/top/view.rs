@@ -12,8 +12,8 @@ use sluice_wire::State;
 use self::flow::{fitting, flow};
 use self::gpu::Gpu;
 use super::Sighting;
-use super::figures::bytes;
 use super::map::{Map, Owner, owners};
+use sluice_page::words::figures::bytes;
 
 /// What to show.
 #[derive(Clone, Copy, Debug)]

@@ -155,6 +155,17 @@ struct Told {
     _task: Task,
 }
 
+/// What was read of one GPU last.
+#[derive(Clone, Copy, Debug)]
+pub struct GpuRead<'a> {
+    /// Which GPU.
+    pub key: &'a GpuKey,
+    /// Node that it is on; `None` = not known yet.
+    pub node: Option<&'a str>,
+    /// The reading.
+    pub reading: &'a Reading,
+}
+
 /// All sidecars of the cluster. Dropped, it lets go of them.
 #[derive(Debug)]
 pub struct Sidecars {
@@ -339,6 +350,15 @@ impl Sidecars {
             wanted(&key.namespace, &reading.tenants)
         };
         self.board.with(|all| all.iter().filter(wants).map(one).collect())
+    }
+
+    /// Goes through what was read last of all GPUs.
+    pub fn each_gpu(&self, mut see: impl FnMut(&GpuRead<'_>)) {
+        self.board.with(|all| {
+            for (key, (node, reading)) in &*all {
+                see(&GpuRead { key, node: node.as_deref(), reading });
+            }
+        });
     }
 
     /// GPUs with sidecars that were never read: a new leader has seen all once there are none.

@@ -2,14 +2,15 @@
 
 use sluice_types::pool::SharingMode;
 use sluice_types::tenant::SlotState;
+use sluice_wire::state::HANG_REPORTED_MS;
 
 use crate::seen::{Report, Seen};
 
 /// Engines that are lost within so many milliseconds of each other were lost together: a fault reaches all at once, and a sidecar
 /// sees the end of its engine's socket.
 const TOGETHER_MS: i64 = 5_000;
-/// Conditions report a fault, and `explain` a hang, for this long, milliseconds.
-pub const TOLD_MS: i64 = 600_000;
+/// Conditions report a fault, and a hang, for this long, milliseconds.
+pub const TOLD_MS: i64 = HANG_REPORTED_MS.cast_signed();
 
 /// Why all engines of the GPU `gpu` are thought to have been ended by one fault; `None` = there was none that is worth telling,
 /// at `now`, seconds since 1970.

@@ -6,11 +6,11 @@ use sluice_wire::State;
 use sluice_wire::state::{Move, Residency};
 
 use super::super::Sighting;
-use super::super::figures::{age, bytes, duration, moved_bytes, moved_memory, percent, percentiles};
 use super::super::map::owners;
 use super::flow::{Phrase, fitting, flow, plain};
 use super::{View, gpu};
-use crate::hangs;
+use sluice_page::words::figures::{age, bytes, duration, moved_bytes, moved_memory, percent, percentiles};
+use sluice_page::words::hangs;
 
 /// Width of the labels on the left.
 const LABEL: usize = 9;

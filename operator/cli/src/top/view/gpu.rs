@@ -5,10 +5,10 @@ use ratatui::text::{Line, Span};
 use sluice_wire::State;
 use sluice_wire::state::{Direction, Neighbourhood};
 
-use super::super::figures::{age, bytes, percentiles};
 use super::View;
 use super::flow::{Phrase, flow, plain};
-use crate::hangs;
+use sluice_page::words::figures::{age, bytes, percentiles};
+use sluice_page::words::hangs;
 
 /// What stands before a tenant of a shared GPU.
 const INDENT: &str = "  ";

@@ -7,9 +7,9 @@ use ratatui::text::{Line, Span};
 use sluice_wire::State;
 
 use super::super::Sighting;
-use super::super::figures::{percentiles, phase};
 use super::View;
-use crate::hangs;
+use sluice_page::words::figures::{percentiles, phase};
+use sluice_page::words::hangs;
 
 struct Column {
     title: &'static str,

@@ -1,33 +1,79 @@
 //! What a sidecar's state says about a tenant, for people: what it does, whether its objectives are met, and what of its
 //! memory has gone where.
 
+use serde::Serialize;
 use sluice_wire::State;
-use sluice_wire::state::{Direction, Neighbourhood, Percentiles, Phase, SloState};
+use sluice_wire::state::{Direction, HANG_REPORTED_MS, Neighbourhood, Percentiles, Phase, SloState};
 
-use crate::hangs;
-use crate::top::figures::{age, bytes, duration, moved_bytes, moved_memory, percent};
+use super::figures::{age, bytes, duration, moved_bytes, moved_memory, percent};
+use super::hangs;
 
 /// Most moves that are told.
 const MOVES: usize = 5;
 
+/// How much a reason matters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// Nothing is wrong.
+    #[default]
+    Fine,
+    /// It may pass by itself, or has passed a moment ago.
+    Watch,
+    /// A tenant does not serve as it should.
+    Bad,
+}
+
+/// One sentence about a tenant, or a few.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Reason {
+    /// How much it matters.
+    pub level: Level,
+    /// What it is about: the same word while only its figures change.
+    pub kind: &'static str,
+    /// For people.
+    pub text: String,
+}
+
+impl Reason {
+    /// A reason of these parts.
+    pub const fn new(level: Level, kind: &'static str, text: String) -> Reason {
+        Reason { level, kind, text }
+    }
+}
+
 /// Everything that explains the state, the most important first.
 pub fn explain(state: &State, now_unix_ms: u64) -> Vec<String> {
     let mut lines = vec![headline(state, now_unix_ms)];
-    let rest = [
-        hung(state, now_unix_ms),
-        waiting(state),
-        turns(state),
-        pace(state),
-        layers(state),
-        neighbours(state),
-    ];
-    let rest = rest.into_iter().chain([requests(state), engine(state)]);
-    lines.extend(rest.flatten().map(|line| format!("  {line}")));
+    lines.extend(reasons(state, now_unix_ms).into_iter().map(|reason| format!("  {}", reason.text)));
     lines.extend(moves(state, now_unix_ms));
     lines
 }
 
-fn headline(state: &State, now_unix_ms: u64) -> String {
+/// What lies between the headline and the moves, the most important first.
+pub fn reasons(state: &State, now_unix_ms: u64) -> Vec<Reason> {
+    let mut all = hung(state, now_unix_ms);
+    all.extend(waiting(state));
+    all.extend(turns(state));
+    all.extend(pace(state));
+    let rest = [("cause", layers(state)), ("memory", neighbours(state)), ("cause", requests(state))];
+    let rest = rest.into_iter().chain([("engine", engine(state))]);
+    let reason = |kind| move |text| Reason::new(Level::Fine, kind, text);
+    all.extend(rest.flat_map(|(kind, lines)| lines.into_iter().map(reason(kind))));
+    all
+}
+
+/// How much it matters what the tenant does.
+pub const fn phase_level(phase: Phase) -> Level {
+    match phase {
+        Phase::Failed | Phase::EngineLost => Level::Bad,
+        Phase::Loading | Phase::Waking | Phase::Draining => Level::Watch,
+        Phase::Active | Phase::Idle | Phase::Hibernated => Level::Fine,
+    }
+}
+
+/// What the tenant does, since when, and by which policy.
+pub fn headline(state: &State, now_unix_ms: u64) -> String {
     let tenant = &state.tenant;
     // A tenant counts as active for a while after its last request, and before its first one.
     let quiet = state.idle_since_unix_ms.filter(|_| state.phase == Phase::Active);
@@ -52,43 +98,60 @@ fn headline(state: &State, now_unix_ms: u64) -> String {
 }
 
 /// What hangs or hung: its own engine, or a holder of the turn.
-fn hung(state: &State, now_unix_ms: u64) -> Vec<String> {
-    let own = [hangs::engine(state, now_unix_ms), hangs::sidecar(state, now_unix_ms)];
-    let own = own.into_iter().flatten().map(|said| format!("Its {said}."));
-    let turn = [hangs::took(state, now_unix_ms), hangs::skipped(state, now_unix_ms), hangs::overtaken(state)];
-    let turn = turn.into_iter().flatten().map(|said| format!("It {said}."));
+fn hung(state: &State, now_unix_ms: u64) -> Vec<Reason> {
+    let hang = state.engine.last_hang.as_ref();
+    let level = match hang {
+        Some(hang) if hang.alive => Level::Bad,
+        Some(hang) if now_unix_ms.saturating_sub(hang.at_unix_ms) < HANG_REPORTED_MS => Level::Watch,
+        _ => Level::Fine,
+    };
+    let engine = hangs::engine(state, now_unix_ms).map(|said| (level, "hang", said));
+    let sidecar = hangs::sidecar(state, now_unix_ms).map(|said| (Level::Watch, "sidecar", said));
+    let own = [engine, sidecar].into_iter().flatten();
+    let own = own.map(|(level, kind, said)| Reason::new(level, kind, format!("Its {said}.")));
+    let took = hangs::took(state, now_unix_ms).map(|said| (Level::Watch, said));
+    let skipped = hangs::skipped(state, now_unix_ms).map(|said| (Level::Watch, said));
+    let overtaken = hangs::overtaken(state).map(|said| (Level::Fine, said));
+    let turn = [took, skipped, overtaken].into_iter().flatten();
+    let turn = turn.map(|(level, said)| Reason::new(level, "takeover", format!("It {said}.")));
     own.chain(turn).collect()
 }
 
 /// Whose turn a tenant with requests waits for, and what turns cost it.
-fn turns(state: &State) -> Vec<String> {
+fn turns(state: &State) -> Vec<Reason> {
     let Some(turn) = hangs::turn(state) else { return Vec::new() };
     let busy = state.queue.waiting + state.queue.running > 0;
     let waits = hangs::other_holder(state).filter(|_| busy).map(|(holder, overdue_ms)| match overdue_ms {
-        0 => format!("It waits for the turn, which {holder} holds."),
-        _ => format!("It waits for the turn, which {holder} holds and is {overdue_ms} ms past its deadline."),
+        0 => Reason::new(Level::Fine, "turn", format!("It waits for the turn, which {holder} holds.")),
+        _ => Reason::new(
+            Level::Bad,
+            "turn",
+            format!("It waits for the turn, which {holder} holds and is {overdue_ms} ms past its deadline."),
+        ),
     });
     let wait = &turn.wait;
     let cost = (wait.samples > 0).then(|| {
         let (half, most) = (duration(wait.p50_ns), duration(wait.p99_ns));
-        format!("Since the start it waited {half} for a turn in the median, P99 {most}.")
+        let text = format!("Since the start it waited {half} for a turn in the median, P99 {most}.");
+        Reason::new(Level::Fine, "turn", text)
     });
     waits.into_iter().chain(cost).collect()
 }
 
-fn waiting(state: &State) -> Vec<String> {
-    let what = state.neighbourhood.as_ref().and_then(|own| own.waits_for.as_ref());
-    what.map(|what| format!("It waits for {what}.")).into_iter().collect()
+fn waiting(state: &State) -> Option<Reason> {
+    let what = state.neighbourhood.as_ref()?.waits_for.as_ref()?;
+    Some(Reason::new(Level::Watch, "wait", format!("It waits for {what}.")))
 }
 
 /// Whether tokens come in time, by the objective that is missed.
-fn pace(state: &State) -> Vec<String> {
+fn pace(state: &State) -> Vec<Reason> {
     let (slo, figures) = (&state.slo, &state.figures);
     let first = objective("First token", slo, slo.ttft_attained_permille, slo.ttft_target_ns, &figures.ttft);
     let (attained, target_ns) = (slo.tbt_attained_permille, slo.tbt_target_ns);
     let next = objective("Time between tokens", slo, attained, target_ns, &figures.delivered_tbt);
     let overdue = [overdue(slo.ttft_overdue, "first"), overdue(slo.tbt_overdue, "next")];
-    first.into_iter().chain(next).chain(overdue.into_iter().flatten()).collect()
+    let overdue = overdue.into_iter().flatten().map(|text| Reason::new(Level::Watch, "overdue", text));
+    first.into_iter().chain(next).chain(overdue).collect()
 }
 
 /// Answers that a client waits for at this moment, beyond the objective.
@@ -100,6 +163,11 @@ fn overdue(answers: u32, which: &str) -> Option<String> {
     }
 }
 
+/// Share of tokens that the objectives promise in time, permille.
+pub const fn promised_permille(slo: &SloState) -> u32 {
+    1000_u32.saturating_sub(slo.allowed_miss_permille)
+}
+
 /// The share is over the window of the objectives, the percentile over another one: each says which.
 fn objective(
     what: &str,
@@ -107,19 +175,20 @@ fn objective(
     attained: Option<u32>,
     target_ns: u64,
     recent: &Percentiles,
-) -> Option<String> {
+) -> Option<Reason> {
     let attained = attained?;
-    let promised = 1000_u32.saturating_sub(slo.allowed_miss_permille);
-    let verdict = if attained < promised { "MISSED" } else { "met" };
+    let promised = promised_permille(slo);
+    let (level, verdict) = if attained < promised { (Level::Bad, "MISSED") } else { (Level::Fine, "met") };
     let (share, target, window) = (percent(Some(attained)), duration(target_ns), slo.window_seconds);
     let p99 = match recent.samples {
         0 => String::new(),
         _ => format!("; P99 of the last minute {}", duration(recent.p99_ns)),
     };
-    Some(format!(
-        "{what}: {verdict}, {share} within {target} over the last {window} s ({} promised){p99}.",
-        percent(Some(promised)),
-    ))
+    let promised = percent(Some(promised));
+    let text = format!(
+        "{what}: {verdict}, {share} within {target} over the last {window} s ({promised} promised){p99}."
+    );
+    Some(Reason::new(level, "objective", text))
 }
 
 /// The reason of a decision against taking layers: they would be waited for.

@@ -1,12 +1,10 @@
 //! What hangs, or hung, in words: the same for `explain` and for `top`.
 
 use sluice_wire::State;
-use sluice_wire::state::TurnState;
+use sluice_wire::state::{HANG_REPORTED_MS, TurnState};
 
-use crate::top::figures::age;
+use super::figures::age;
 
-/// A hang is reported for as long as conditions report it, milliseconds.
-const TOLD_MS: u64 = sluice_plan::report::TOLD_MS.unsigned_abs();
 /// An engine that makes no progress for this long is reported before it counts as hung, milliseconds.
 const SILENT_MS: u64 = 1_000;
 
@@ -144,7 +142,7 @@ pub fn culprit(neighbour: &State, now_unix_ms: u64) -> Option<String> {
 }
 
 fn is_recent(at_unix_ms: u64, now_unix_ms: u64) -> bool {
-    now_unix_ms.saturating_sub(at_unix_ms) < TOLD_MS
+    now_unix_ms.saturating_sub(at_unix_ms) < HANG_REPORTED_MS
 }
 
 #[cfg(test)]
@@ -253,9 +251,9 @@ pub(crate) mod tests {
         (code.engine.work, code.engine.last_hang) = (None, Some(hang(false)));
         let hung = culprit(&code, NOW).expect("it hung 12 s ago");
         assert!(hung.starts_with("team/code: its engine hung 12s ago: 2300 ms without progress"), "{hung}");
-        assert_eq!(culprit(&code, NOW + TOLD_MS), None, "long ago");
+        assert_eq!(culprit(&code, NOW + HANG_REPORTED_MS), None, "long ago");
         code.engine.last_hang = Some(hang(true));
-        assert!(culprit(&code, NOW + TOLD_MS).is_some(), "it lives");
+        assert!(culprit(&code, NOW + HANG_REPORTED_MS).is_some(), "it lives");
         code.neighbourhood = None;
         assert_eq!(culprit(&code, NOW), None, "it takes no turns");
     }
@@ -269,7 +267,10 @@ pub(crate) mod tests {
         let said = "sidecar hung and was killed 20s ago: it did not run for 12400 ms; another serves";
         assert_eq!(sidecar(&code, NOW).as_deref(), Some(said));
         assert_eq!(culprit(&code, NOW), Some(format!("team/code: its {said}")));
-        assert_eq!((sidecar(&code, NOW + TOLD_MS), culprit(&code, NOW + TOLD_MS)), (None, None));
+        assert_eq!(
+            (sidecar(&code, NOW + HANG_REPORTED_MS), culprit(&code, NOW + HANG_REPORTED_MS)),
+            (None, None)
+        );
         code.engine.last_hang = Some(hang(false));
         assert!(culprit(&code, NOW).unwrap().contains("its engine hung 12s ago"), "the last one");
         hangs.total = 3;
@@ -285,14 +286,14 @@ pub(crate) mod tests {
                     2 skips since the start";
         assert_eq!(skipped(&chat, NOW).as_deref(), Some(said));
         assert_eq!(witness(&chat, "team/code", NOW), Some(format!("team/chat {said}")));
-        assert_eq!((witness(&chat, "team/mail", NOW), skipped(&chat, NOW + TOLD_MS)), (None, None));
+        assert_eq!((witness(&chat, "team/mail", NOW), skipped(&chat, NOW + HANG_REPORTED_MS)), (None, None));
     }
 
     #[test]
     fn what_was_taken_long_ago_is_told_no_more() {
         let taken = taking_turns("chat", TurnState { last_takeover: takeover(), ..TurnState::default() });
         assert!(took(&taken, NOW).is_some() && witness(&taken, "team/code", NOW).is_some());
-        let later = NOW + TOLD_MS;
+        let later = NOW + HANG_REPORTED_MS;
         assert_eq!((took(&taken, later), witness(&taken, "team/code", later)), (None, None));
     }
 }

@@ -1,0 +1,66 @@
+//! Chromium's DevTools protocol: commands and their answers as JSON, over a WebSocket for each page. It is written by hand because
+//! the kept clients that are small are built by a crate under the GPL, and these tests need a dozen commands.
+
+use std::net::TcpStream;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio_tungstenite::tungstenite::{Message, WebSocket, client};
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A connection to the browser or to one of its pages.
+#[derive(Debug)]
+pub struct Connection {
+    socket: WebSocket<TcpStream>,
+    last: u64,
+    /// URLs that were asked for.
+    pub urls: Vec<String>,
+    /// Bytes that came for them.
+    pub bytes: u64,
+}
+
+impl Connection {
+    /// Connects to `path` at a port of this machine.
+    pub fn open(port: u16, path: &str) -> Connection {
+        let stream = TcpStream::connect(("127.0.0.1", port)).expect("Chromium listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes a limit");
+        let opened = client(format!("ws://127.0.0.1:{port}{path}"), stream);
+        let (socket, _) = opened.expect("Chromium speaks its protocol");
+        Connection { socket, last: 0, urls: Vec::new(), bytes: 0 }
+    }
+
+    /// Runs a command, and takes what happened before its answer.
+    pub fn call(&mut self, method: &str, params: &Value) -> Value {
+        self.last += 1;
+        let command = json!({ "id": self.last, "method": method, "params": params });
+        self.socket.send(Message::text(command.to_string())).expect("Chromium reads");
+        loop {
+            let text = match self.socket.read() {
+                Ok(Message::Text(text)) => text,
+                Ok(_) => continue,
+                Err(error) => panic!("{method}: {error}"),
+            };
+            let mut message: Value = serde_json::from_str(&text).expect("Chromium writes JSON");
+            if message["id"] == self.last {
+                assert!(message["error"].is_null(), "{method}: {}", message["error"]);
+                return message["result"].take();
+            }
+            self.happened(&message);
+        }
+    }
+
+    fn happened(&mut self, event: &Value) {
+        match event["method"].as_str() {
+            Some("Network.requestWillBeSent") => {
+                let url = event["params"]["request"]["url"].as_str();
+                self.urls.push(url.expect("a request has a URL").to_owned());
+            }
+            Some("Network.dataReceived") => {
+                self.bytes += event["params"]["dataLength"].as_u64().expect("a length");
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! The last quarter of an hour of one GPU: memory by owner and speed of each tenant, and what moved. Its size is bounded.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use serde::ser::SerializeSeq as _;
+use serde::{Serialize, Serializer};
+use sluice_wire::State;
+
+use crate::view::{GpuView, TenantView, states, title};
+use crate::words::figures::moved_memory;
+
+/// How far back it goes, milliseconds.
+pub const SPAN_MS: u64 = 900_000;
+/// Most samples: one a second.
+const SAMPLES: usize = 900;
+
+/// One tenant in one sample.
+#[derive(Clone, Debug, PartialEq)]
+struct Point {
+    title: Arc<str>,
+    /// Weights, KV and all else that is not free, KiB.
+    memory_kib: [u32; 3],
+    /// Tokens per second, rounded; `None` = not known.
+    tokens: Option<u32>,
+    /// Time to the first token and between tokens, 99th percentiles, tenths of a millisecond.
+    ttft: Option<u32>,
+    tbt: Option<u32>,
+    /// KV cache that requests use, permille.
+    kv_permille: u16,
+}
+
+#[derive(Clone, Debug)]
+struct Sample {
+    at_unix_ms: u64,
+    points: Box<[Point]>,
+}
+
+/// Moves of one tenant for one reason between two readings.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Moved {
+    /// When the last of them was, milliseconds since the Unix epoch.
+    at_unix_ms: u64,
+    /// Whose they are.
+    title: Arc<str>,
+    /// The label of the policy's `Reason`.
+    reason: String,
+    /// What the last of them was, for people.
+    detail: String,
+    /// How many they are.
+    count: u32,
+    /// Bytes of all.
+    bytes: u64,
+}
+
+/// Up to where a viewer has a history.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    samples: u64,
+    moves: u64,
+}
+
+/// The history of one GPU.
+#[derive(Debug, Default)]
+pub struct History {
+    samples: VecDeque<Sample>,
+    moves: VecDeque<Moved>,
+    /// Samples and moves since the start.
+    seen: Cursor,
+    /// Most moves that are kept.
+    most_moves: usize,
+    /// When the last move of each tenant was, and how many moves were then.
+    told: BTreeMap<Arc<str>, (u64, usize)>,
+}
+
+impl History {
+    /// An empty one that keeps `most_moves` moves.
+    pub fn new(most_moves: usize) -> History {
+        History { most_moves, ..History::default() }
+    }
+
+    /// Adds what was read at `at_unix_ms`. A tenant that did not answer holds what it held, and its speed is not known.
+    pub fn add(&mut self, at_unix_ms: u64, view: &GpuView, reports: &[sluice_wire::state::TenantReport]) {
+        let points = view.tenants.iter().map(|tenant| self.point(tenant)).collect();
+        self.samples.push_back(Sample { at_unix_ms, points });
+        self.seen.samples += 1;
+        let oldest = at_unix_ms.saturating_sub(SPAN_MS);
+        while self.samples.len() > SAMPLES || self.samples.front().is_some_and(|one| one.at_unix_ms < oldest)
+        {
+            self.samples.pop_front();
+        }
+        states(reports).for_each(|state| self.add_moves(state, oldest));
+        self.told.retain(|name, _| view.tenants.iter().any(|tenant| *tenant.title == **name));
+        while self.moves.len() > self.most_moves
+            || self.moves.front().is_some_and(|one| one.at_unix_ms < oldest)
+        {
+            self.moves.pop_front();
+        }
+    }
+
+    fn before(&self, title: &str) -> Option<&Point> {
+        self.samples.back()?.points.iter().find(|point| *point.title == *title)
+    }
+
+    fn point(&self, tenant: &TenantView) -> Point {
+        let before = self.before(&tenant.title);
+        let title = before.map_or_else(|| tenant.title.as_str().into(), |point| point.title.clone());
+        if !tenant.answers {
+            let memory_kib = before.map_or([0; 3], |point| point.memory_kib);
+            return Point { title, memory_kib, tokens: None, ttft: None, tbt: None, kv_permille: 0 };
+        }
+        let [global, layers, slots, kv, rest @ .., _free] = tenant.owners;
+        let kib = |bytes: u64| u32::try_from(bytes / 1024).unwrap_or(u32::MAX);
+        let tenths = |ns: Option<u64>| ns.map(|ns| u32::try_from(ns / 100_000).unwrap_or(u32::MAX));
+        let used = tenant.kv_used_bytes.saturating_mul(1000).checked_div(tenant.kv_total_bytes);
+        Point {
+            title,
+            memory_kib: [kib(global + layers + slots), kib(kv), kib(rest.iter().sum())],
+            tokens: tenant.tokens_per_s.map(|rate| rate.round() as u32),
+            ttft: tenths(tenant.ttft_ns),
+            tbt: tenths(tenant.tbt_ns),
+            kv_permille: used.and_then(|used| u16::try_from(used).ok()).unwrap_or(0),
+        }
+    }
+
+    /// A state repeats its last moves: those that are new are added, one entry for each reason.
+    fn add_moves(&mut self, state: &State, oldest_unix_ms: u64) {
+        let name: Arc<str> = title(state).into();
+        let (last_at, told_then) = self.told.get(&name).copied().unwrap_or((oldest_unix_ms, 0));
+        let mut fresh: Vec<Moved> = Vec::new();
+        let then = moved_memory(state).filter(|moved| moved.at_unix_ms == last_at).skip(told_then);
+        let later = moved_memory(state).filter(|moved| moved.at_unix_ms > last_at);
+        for moved in then.chain(later) {
+            match fresh.iter_mut().find(|one| one.reason == moved.reason) {
+                Some(one) => {
+                    (one.at_unix_ms, one.count) = (moved.at_unix_ms, one.count + 1);
+                    one.bytes = one.bytes.saturating_add(moved.bytes);
+                    one.detail.clone_from(&moved.detail);
+                }
+                None => fresh.push(Moved {
+                    at_unix_ms: moved.at_unix_ms,
+                    title: name.clone(),
+                    reason: moved.reason.clone(),
+                    detail: moved.detail.clone(),
+                    count: 1,
+                    bytes: moved.bytes,
+                }),
+            }
+        }
+        if let Some(last) = moved_memory(state).map(|moved| moved.at_unix_ms).max() {
+            let now = moved_memory(state).filter(|moved| moved.at_unix_ms == last).count();
+            self.told.insert(name, (last, now));
+        }
+        self.seen.moves += fresh.len() as u64;
+        self.moves.extend(fresh);
+    }
+
+    /// All from `since` on that is still kept, and up to where that goes.
+    pub fn since(&self, key: &str, since: Cursor) -> (Part, Cursor) {
+        let kept = |seen: u64, kept: usize, from: u64| {
+            // The cursor of an earlier GPU of this name is of no use.
+            let from = if from > seen { 0 } else { from };
+            usize::try_from(seen - from).unwrap_or(usize::MAX).min(kept)
+        };
+        let samples = kept(self.seen.samples, self.samples.len(), since.samples);
+        let moves = kept(self.seen.moves, self.moves.len(), since.moves);
+        let samples: Vec<&Sample> = self.samples.range(self.samples.len() - samples..).collect();
+        let moves = self.moves.range(self.moves.len() - moves..).cloned().collect();
+        (Part::of(key, &samples, moves), self.seen)
+    }
+}
+
+/// A part of a history as viewers read it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Part {
+    /// Of which GPU.
+    key: String,
+    /// When the first sample was, milliseconds since the Unix epoch, and how long after the one before each was, as a column.
+    start_unix_ms: u64,
+    after_ms: Column,
+    tenants: BTreeMap<Arc<str>, Columns>,
+    moves: Vec<Moved>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+struct Columns {
+    /// KiB.
+    weights: Column,
+    kv: Column,
+    other: Column,
+    /// Per second.
+    tokens: Column,
+    /// Tenths of a millisecond.
+    ttft: Column,
+    tbt: Column,
+    /// Permille.
+    kv_used: Column,
+}
+
+/// Values one after another, `None` = not known. Written as a list in which a string is how often the value before it repeats.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Column(Vec<(Option<u64>, u32)>);
+
+impl Column {
+    fn push(&mut self, value: Option<u64>) {
+        match self.0.last_mut() {
+            Some((last, more)) if *last == value => *more += 1,
+            _ => self.0.push((value, 0)),
+        }
+    }
+}
+
+impl Serialize for Column {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_seq(None)?;
+        for (value, more) in &self.0 {
+            list.serialize_element(value)?;
+            if *more > 0 {
+                list.serialize_element(&more.to_string())?;
+            }
+        }
+        list.end()
+    }
+}
+
+impl Part {
+    fn of(key: &str, samples: &[&Sample], moves: Vec<Moved>) -> Part {
+        let start_unix_ms = samples.first().map_or(0, |sample| sample.at_unix_ms);
+        let mut part = Part {
+            key: key.to_owned(),
+            start_unix_ms,
+            after_ms: Column::default(),
+            tenants: BTreeMap::new(),
+            moves,
+        };
+        for point in samples.iter().flat_map(|sample| sample.points.iter()) {
+            part.tenants.entry(point.title.clone()).or_default();
+        }
+        let mut before = start_unix_ms;
+        for sample in samples {
+            part.after_ms.push(Some(sample.at_unix_ms.saturating_sub(before)));
+            before = sample.at_unix_ms;
+            for (title, columns) in &mut part.tenants {
+                columns.push(sample.points.iter().find(|point| point.title == *title));
+            }
+        }
+        part
+    }
+
+    /// Whether it says nothing.
+    pub fn is_empty(&self) -> bool {
+        self.after_ms.0.is_empty() && self.moves.is_empty()
+    }
+}
+
+impl Columns {
+    fn push(&mut self, point: Option<&Point>) {
+        let memory = |at: usize| point.map(|point| u64::from(point.memory_kib[at]));
+        self.weights.push(memory(0));
+        self.kv.push(memory(1));
+        self.other.push(memory(2));
+        let wide = |value: Option<u32>| value.map(u64::from);
+        self.tokens.push(point.and_then(|point| wide(point.tokens)));
+        self.ttft.push(point.and_then(|point| wide(point.ttft)));
+        self.tbt.push(point.and_then(|point| wide(point.tbt)));
+        self.kv_used.push(point.map(|point| u64::from(point.kv_permille)));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+use sluice_wire::state::{Move, OwnerBytes, TenantReport};
+
+use super::*;
+use crate::view::Reading;
+
+const START: u64 = 1_700_000_000_000;
+
+fn state(name: &str, kv_bytes: u64) -> State {
+    let mut state = State::default();
+    (state.tenant.namespace, state.tenant.name) = ("team".into(), name.into());
+    state.memory.owners = OwnerBytes { kv_bytes, free_bytes: 1 << 20, ..OwnerBytes::default() };
+    state
+}
+
+fn add(history: &mut History, at_unix_ms: u64, tenants: &[TenantReport]) {
+    let reading = Reading { namespace: "team", name: "gpu", tenants, ..Reading::default() };
+    let view = GpuView::of(&reading, at_unix_ms, |_| Some(12.4), |_| 0);
+    history.add(at_unix_ms, &view, tenants);
+}
+
+fn report(state: State) -> TenantReport {
+    TenantReport::State(Box::new(state))
+}
+
+fn json(history: &History, since: Cursor) -> (serde_json::Value, Cursor) {
+    let (part, end) = history.since("team/gpu", since);
+    (serde_json::to_value(part).unwrap(), end)
+}
+
+#[test]
+fn a_viewer_is_sent_the_past_once_and_then_what_is_new() {
+    let mut history = History::new(8);
+    for second in 0..4 {
+        add(
+            &mut history,
+            START + second * 1000,
+            &[report(state("chat", if second < 3 { 4096 } else { 8192 }))],
+        );
+    }
+    let (all, end) = json(&history, Cursor::default());
+    assert_eq!(all["start_unix_ms"], START);
+    assert_eq!(all["after_ms"], serde_json::json!([0, 1000, "2"]), "each is a second after the one before");
+    assert_eq!(all["tenants"]["team/chat"]["kv"], serde_json::json!([4, "2", 8]), "KiB");
+    assert_eq!(all["tenants"]["team/chat"]["tokens"], serde_json::json!([12, "3"]));
+    assert_eq!(all["tenants"]["team/chat"]["ttft"], serde_json::json!([null, "3"]), "nothing was measured");
+    assert!(history.since("team/gpu", end).0.is_empty());
+    add(&mut history, START + 4000, &[report(state("chat", 0))]);
+    let (new, _) = json(&history, end);
+    assert_eq!(new["start_unix_ms"], START + 4000);
+    assert_eq!(new["tenants"]["team/chat"]["kv"], serde_json::json!([0]));
+}
+
+#[test]
+fn a_tenant_that_comes_later_was_not_there_before_and_a_silent_one_holds_what_it_held() {
+    let mut history = History::new(8);
+    let silent =
+        TenantReport::Unreachable { namespace: "team".into(), name: "chat".into(), reason: "late".into() };
+    add(&mut history, START, &[report(state("chat", 4096))]);
+    add(&mut history, START + 1000, &[silent, report(state("code", 1024))]);
+    let (all, _) = json(&history, Cursor::default());
+    assert_eq!(all["tenants"]["team/chat"]["kv"], serde_json::json!([4, "1"]));
+    assert_eq!(all["tenants"]["team/chat"]["tokens"], serde_json::json!([12, null]));
+    assert_eq!(all["tenants"]["team/code"]["kv"], serde_json::json!([null, 1]));
+}
+
+#[test]
+fn it_goes_back_a_quarter_of_an_hour_and_never_beyond_its_bounds() {
+    let mut history = History::new(8);
+    for second in 0..2000 {
+        let mut state = state("chat", second);
+        let moved =
+            Move { at_unix_ms: START + second * 1000, reason: "lend".into(), bytes: 1, ..Move::default() };
+        state.moves = vec![moved];
+        add(&mut history, START + second * 1000, &[report(state)]);
+    }
+    assert_eq!((history.samples.len(), history.moves.len()), (SAMPLES, 8));
+    assert_eq!(history.samples[0].at_unix_ms, START + 1_100_000);
+    add(&mut history, START + 9_000_000, &[]);
+    assert_eq!((history.samples.len(), history.moves.len(), history.told.len()), (1, 0, 0));
+}
+
+#[test]
+fn moves_that_a_state_repeats_are_told_once_and_those_of_one_reason_together() {
+    let mut history = History::new(8);
+    let moved = |at, reason: &str, detail: &str, bytes| {
+        let (reason, detail) = (reason.to_owned(), detail.to_owned());
+        Move { at_unix_ms: START + at, reason, detail, bytes, ..Move::default() }
+    };
+    let mut state = state("chat", 0);
+    state.moves = vec![moved(1, "lend", "a", 3), moved(2, "lend", "b", 4), moved(2, "plan", "decided", 0)];
+    add(&mut history, START + 10, &[report(state.clone())]);
+    add(&mut history, START + 20, &[report(state.clone())]);
+    state.moves.extend([moved(2, "lend", "c", 5), moved(30, "borrow", "d", 0)]);
+    add(&mut history, START + 40, &[report(state)]);
+    let told: Vec<_> =
+        history.moves.iter().map(|one| (&*one.reason, &*one.detail, one.count, one.bytes)).collect();
+    assert_eq!(told, [("lend", "b", 2, 7), ("lend", "c", 1, 5), ("borrow", "d", 1, 0)]);
+}

@@ -1,0 +1,341 @@
+//! What all viewers of one page share: the last reading of each GPU, the histories, and the news that an update is there.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::Serialize;
+use sluice_wire::state::TenantReport;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+use crate::history::{Cursor, History};
+use crate::view::{GpuView, Reading, states, title};
+use crate::words::explain::Level;
+
+/// Colours that the page has for tenants.
+const COLOURS: usize = 8;
+/// A page of at most this many GPUs shows all of them; one of more GPUs shows the one that a viewer asks for.
+const FEW: usize = 4;
+/// Most viewers at one time.
+const VIEWERS: usize = 32;
+
+/// What a page is about.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Who serves it, for people.
+    pub source: String,
+    /// Time between two updates, milliseconds.
+    pub every_ms: u32,
+    /// Most moves that are kept of each GPU.
+    pub moves: usize,
+    /// Why no GPU is known as long as nothing was read.
+    pub note: String,
+}
+
+/// One GPU in the list of all.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Summary {
+    key: String,
+    pool: String,
+    node: Option<String>,
+    level: Level,
+    worst: Option<String>,
+    titles: Vec<String>,
+    used_permille: u64,
+    tokens_per_s: Option<u32>,
+}
+
+#[derive(Debug)]
+struct Known {
+    summary: Arc<Summary>,
+    /// Number of the update that changed the summary.
+    summary_at: u64,
+    /// The GPU as JSON, while a viewer may ask for it.
+    detail: Option<Arc<str>>,
+    /// Number of the update that changed the detail.
+    detail_at: u64,
+    read_unix_ms: Option<u64>,
+    problem: Option<String>,
+    history: History,
+    /// When each tenant was read, by its own clock, and its tokens since the start then.
+    counts: BTreeMap<String, (u64, u64)>,
+    /// Tokens per second of each tenant.
+    rates: BTreeMap<String, f32>,
+    /// Number of the update that knew it.
+    seen_at: u64,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    gpus: BTreeMap<String, Known>,
+    colours: BTreeMap<String, usize>,
+    watched: BTreeMap<String, usize>,
+    /// Numbers of updates at which GPUs left.
+    left_at: u64,
+    now_unix_ms: u64,
+}
+
+/// The state behind one page.
+#[derive(Debug)]
+pub struct Hub {
+    settings: Settings,
+    inner: Mutex<Inner>,
+    /// Number of the last update.
+    updates: watch::Sender<u64>,
+    seats: Arc<Semaphore>,
+}
+
+impl Hub {
+    /// A page that knows no GPU.
+    pub fn new(settings: Settings) -> Arc<Hub> {
+        let (updates, seats) = (watch::Sender::new(0), Arc::new(Semaphore::new(VIEWERS)));
+        Arc::new(Hub { settings, inner: Mutex::default(), updates, seats })
+    }
+
+    /// Takes what is known of all GPUs at `now_unix_ms`: `give` calls [`Update::gpu`] for each. Those that it leaves out are gone.
+    pub fn update(&self, now_unix_ms: u64, give: impl FnOnce(&mut Update<'_>)) {
+        let number = *self.updates.borrow() + 1;
+        {
+            let mut inner = lock(&self.inner);
+            inner.now_unix_ms = now_unix_ms;
+            give(&mut Update { inner: &mut inner, number, moves: self.settings.moves });
+            let before = inner.gpus.len();
+            inner.gpus.retain(|_, known| known.seen_at == number);
+            if inner.gpus.len() < before {
+                inner.left_at = number;
+                let Inner { gpus, colours, .. } = &mut *inner;
+                colours.retain(|title, _| gpus.values().any(|known| known.summary.titles.contains(title)));
+            }
+        }
+        self.updates.send_replace(number);
+    }
+
+    /// A place for a viewer who asks for the GPU `key`; `None` = all places are taken.
+    pub fn viewer(self: &Arc<Self>, key: Option<String>) -> Option<Viewer> {
+        let seat = self.seats.clone().try_acquire_owned().ok()?;
+        if let Some(key) = &key {
+            *lock(&self.inner).watched.entry(key.clone()).or_insert(0) += 1;
+        }
+        let mut updates = self.updates.subscribe();
+        updates.mark_changed();
+        Some(Viewer { hub: self.clone(), updates, key, list_at: None, cursors: BTreeMap::new(), _seat: seat })
+    }
+}
+
+fn lock(inner: &Mutex<Inner>) -> MutexGuard<'_, Inner> {
+    inner.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An update under way.
+#[derive(Debug)]
+pub struct Update<'a> {
+    inner: &'a mut Inner,
+    number: u64,
+    moves: usize,
+}
+
+impl Update<'_> {
+    /// One GPU. A reading that is known already costs next to nothing.
+    pub fn gpu(&mut self, reading: &Reading<'_>) {
+        let key = reading.key();
+        let is_new = !self.inner.gpus.contains_key(&key);
+        let few = self.inner.gpus.len() + usize::from(is_new) <= FEW;
+        let watched = few || self.inner.watched.contains_key(&key);
+        let known = self.inner.gpus.entry(key).or_insert_with(|| Known::new(reading, self.moves));
+        known.seen_at = self.number;
+        known.detail = known.detail.take().filter(|_| watched);
+        let stale = known.read_unix_ms == reading.read_unix_ms && known.problem.as_deref() == reading.problem;
+        if !is_new && stale && (!watched || known.detail.is_some()) {
+            return;
+        }
+        let now_unix_ms = self.inner.now_unix_ms;
+        let is_read =
+            reading.read_unix_ms.is_some() && (is_new || known.read_unix_ms != reading.read_unix_ms);
+        if is_read {
+            known.count(reading.tenants);
+        }
+        let colours = &mut self.inner.colours;
+        let names: Vec<String> = states(reading.tenants).map(title).collect();
+        let view = GpuView::of(
+            reading,
+            now_unix_ms,
+            |title| known.rates.get(title).copied(),
+            |title| colour(colours, title, &names),
+        );
+        if let Some(at) = reading.read_unix_ms.filter(|_| is_read) {
+            known.history.add(at, &view, reading.tenants);
+        }
+        known.read_unix_ms = reading.read_unix_ms;
+        known.problem = reading.problem.map(str::to_owned);
+        let summary = Summary::of(&view);
+        if is_new || *known.summary != summary {
+            (known.summary, known.summary_at) = (Arc::new(summary), self.number);
+        }
+        let json = || serde_json::to_string(&view).expect("a view has string keys");
+        known.detail = watched.then(|| json().into());
+        known.detail_at = self.number;
+    }
+}
+
+/// The colour that a tenant has already, else the one that fewest have, those on its GPU first.
+fn colour(colours: &mut BTreeMap<String, usize>, title: &str, beside: &[String]) -> usize {
+    if let Some(own) = colours.get(title) {
+        return *own;
+    }
+    let mut taken = [(0, 0); COLOURS];
+    for (other, colour) in &*colours {
+        taken[*colour].0 += usize::from(beside.contains(other));
+        taken[*colour].1 += 1;
+    }
+    let own = (0..COLOURS).min_by_key(|at| taken[*at]).unwrap_or(0);
+    colours.insert(title.to_owned(), own);
+    own
+}
+
+impl Known {
+    fn new(reading: &Reading<'_>, moves: usize) -> Known {
+        let summary = Summary::of(&GpuView::of(&Reading { tenants: &[], ..*reading }, 0, |_| None, |_| 0));
+        Known {
+            summary: Arc::new(summary),
+            summary_at: 0,
+            detail: None,
+            detail_at: 0,
+            read_unix_ms: None,
+            problem: None,
+            history: History::new(moves),
+            counts: BTreeMap::new(),
+            rates: BTreeMap::new(),
+            seen_at: 0,
+        }
+    }
+
+    /// Finds tokens per second of each tenant since the reading before, by the sidecars' own time.
+    fn count(&mut self, reports: &[TenantReport]) {
+        let now: BTreeMap<_, _> = states(reports)
+            .map(|state| (title(state), (state.at_unix_ms, state.figures.decode_tokens_total)))
+            .collect();
+        let rate = |(title, (at, tokens)): (&String, &(u64, u64))| {
+            let (at_before, before) = self.counts.get(title)?;
+            let ms = at.checked_sub(*at_before).filter(|ms| *ms > 0)?;
+            Some((title.clone(), tokens.checked_sub(*before)? as f32 * 1e3 / ms as f32))
+        };
+        self.rates = now.iter().filter_map(rate).collect();
+        self.counts = now;
+    }
+}
+
+impl Summary {
+    fn of(view: &GpuView) -> Summary {
+        let rates: Vec<f32> = view.tenants.iter().filter_map(|tenant| tenant.tokens_per_s).collect();
+        Summary {
+            key: view.key.clone(),
+            pool: view.pool.clone(),
+            node: view.node.clone(),
+            level: view.level,
+            worst: view.worst(),
+            titles: view.tenants.iter().map(|tenant| tenant.title.clone()).collect(),
+            used_permille: view
+                .used_bytes()
+                .saturating_mul(1000)
+                .checked_div(view.capacity_bytes)
+                .unwrap_or(0),
+            tokens_per_s: (!rates.is_empty()).then(|| rates.iter().sum::<f32>().round() as u32),
+        }
+    }
+}
+
+/// One viewer: what it has been sent already. An update that comes while the viewer does not read is skipped, so a viewer that
+/// stops costs this value and what the connection buffers.
+#[derive(Debug)]
+pub struct Viewer {
+    hub: Arc<Hub>,
+    updates: watch::Receiver<u64>,
+    key: Option<String>,
+    /// Number of the update whose list it has; `None` = none.
+    list_at: Option<u64>,
+    /// By GPU: the update whose detail it has, and up to where it has the history.
+    cursors: BTreeMap<String, (u64, Cursor)>,
+    _seat: OwnedSemaphorePermit,
+}
+
+/// One message to a viewer: the name of its kind and JSON.
+pub type Message = (&'static str, String);
+
+#[derive(Serialize)]
+struct List<'a> {
+    source: &'a str,
+    version: &'static str,
+    note: &'a str,
+    at_unix_ms: u64,
+    every_ms: u32,
+    /// Number of GPUs.
+    count: usize,
+    /// Whether `gpus` are all of them, and not those that have changed.
+    all: bool,
+    gpus: Vec<Arc<Summary>>,
+}
+
+impl Viewer {
+    /// Waits for the next update, or takes the present state at first; `None` = there will be none.
+    pub async fn next(&mut self) -> Option<Vec<Message>> {
+        self.updates.changed().await.ok()?;
+        let number = *self.updates.borrow_and_update();
+        Some(self.messages(number))
+    }
+
+    /// What is new for this viewer: the list, then for each GPU that it sees its history and its present.
+    fn messages(&mut self, number: u64) -> Vec<Message> {
+        let hub = self.hub.clone();
+        let inner = lock(&hub.inner);
+        let mut messages = vec![("list", self.list(&inner, number))];
+        let few = inner.gpus.len() <= FEW;
+        let wanted = |key: &String| self.key.as_ref().map_or(few, |own| own == key);
+        self.cursors.retain(|key, _| inner.gpus.contains_key(key));
+        for (key, known) in inner.gpus.iter().filter(|(key, _)| wanted(key)) {
+            let Some(detail) = &known.detail else { continue };
+            let (detail_at, cursor) = self.cursors.get(key).copied().unwrap_or_default();
+            let (part, end) = known.history.since(key, cursor);
+            if !part.is_empty() {
+                messages.push(("history", serde_json::to_string(&part).expect("keys are strings")));
+            }
+            if detail_at < known.detail_at {
+                messages.push(("gpu", detail.to_string()));
+            }
+            self.cursors.insert(key.clone(), (known.detail_at, end));
+        }
+        messages
+    }
+
+    fn list(&mut self, inner: &Inner, number: u64) -> String {
+        let settings = &self.hub.settings;
+        let since = self.list_at.filter(|at| *at >= inner.left_at);
+        let changed = inner.gpus.values().filter(|known| since.is_none_or(|at| known.summary_at > at));
+        self.list_at = Some(number);
+        let list = List {
+            source: &settings.source,
+            version: env!("CARGO_PKG_VERSION"),
+            note: if number == 0 { &settings.note } else { "" },
+            at_unix_ms: inner.now_unix_ms,
+            every_ms: settings.every_ms,
+            count: inner.gpus.len(),
+            all: since.is_none(),
+            gpus: changed.map(|known| known.summary.clone()).collect(),
+        };
+        serde_json::to_string(&list).expect("keys are strings")
+    }
+}
+
+impl Drop for Viewer {
+    fn drop(&mut self) {
+        let Some(key) = &self.key else { return };
+        let mut inner = lock(&self.hub.inner);
+        if let Some(count) = inner.watched.get_mut(key) {
+            *count -= 1;
+            if *count == 0 {
+                inner.watched.remove(key);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+use sluice_wire::state::{EngineHang, GrantState, Neighbourhood, TurnState};
+
+use super::*;
+
+const NOW: u64 = 1_700_000_100_000;
+
+fn state(name: &str) -> State {
+    let mut state = State { phase: Phase::Active, ..State::default() };
+    (state.tenant.namespace, state.tenant.name) = ("team".into(), name.into());
+    state
+}
+
+fn of(states: Vec<State>) -> GpuView {
+    let tenants: Vec<_> = states.into_iter().map(|state| TenantReport::State(Box::new(state))).collect();
+    let reading = Reading { namespace: "team", name: "gpu", tenants: &tenants, ..Reading::default() };
+    GpuView::of(&reading, NOW, |_| None, |_| 0)
+}
+
+fn grants(mut state: State, grants: &[(&str, Direction, u64)]) -> State {
+    let grant = |(name, direction, bytes): &(&str, Direction, u64)| GrantState {
+        namespace: "team".into(),
+        name: (*name).into(),
+        direction: *direction,
+        nonce: 1,
+        bytes: *bytes,
+        expires_in_ms: 1,
+    };
+    let grants = grants.iter().map(grant).collect();
+    state.neighbourhood = Some(Neighbourhood { grants, ..Neighbourhood::default() });
+    state
+}
+
+#[test]
+fn a_loan_is_the_sum_of_its_grants_and_counts_once_though_both_ends_tell_it() {
+    let loan = |from: &str, to: &str, bytes| Loan { from: from.into(), to: to.into(), bytes };
+    let lends = grants(state("code"), &[("chat", Direction::Given, 3), ("chat", Direction::Given, 4)]);
+    let borrows = grants(state("chat"), &[("code", Direction::Taken, 5), ("gone", Direction::Taken, 1)]);
+    let loans = of(vec![lends, borrows]).loans;
+    let expected = [loan("team/code", "team/chat", 7), loan("team/gone", "team/chat", 1)];
+    assert_eq!(loans, expected, "the larger word, and that of one end alone");
+}
+
+#[test]
+fn a_gpu_is_as_bad_as_the_worst_of_its_tenants_and_says_why() {
+    let fine = of(vec![state("chat")]);
+    assert_eq!((fine.level, fine.worst()), (Level::Fine, None));
+    let mut waits = state("code");
+    waits.phase = Phase::Loading;
+    assert_eq!(of(vec![state("chat"), waits.clone()]).level, Level::Watch);
+    let mut missed = state("chat");
+    (missed.slo.tbt_attained_permille, missed.slo.allowed_miss_permille) = (Some(900), 10);
+    let bad = of(vec![waits, missed]);
+    assert_eq!(bad.level, Level::Bad);
+    let worst = bad.worst().unwrap();
+    assert!(worst.starts_with("team/chat: Time between tokens: MISSED, 90.0 %"), "{worst}");
+    let objective = &bad.tenants[0].objectives[0];
+    assert_eq!((objective.attained_permille, objective.promised_permille), (900, 990));
+}
+
+#[test]
+fn a_late_holder_is_told_of_the_gpu_and_a_hang_of_its_tenant() {
+    let turn = |holder_overdue_ms| {
+        let holder = Some("team/code".to_owned());
+        Some(Neighbourhood {
+            turn: Some(TurnState { holder, holder_overdue_ms, ..TurnState::default() }),
+            ..Neighbourhood::default()
+        })
+    };
+    let with = |neighbourhood| State { neighbourhood, ..state("chat") };
+    assert!(of(vec![with(turn(0))]).reasons.is_empty());
+    let late = of(vec![with(turn(900)), State { neighbourhood: turn(1500), ..state("mail") }]);
+    assert_eq!(late.reasons[0].text, "team/code holds the turn and is 1500 ms past its deadline.");
+    let mut hung = state("code");
+    let hang = |alive, ago_ms| {
+        let during = "step".to_owned();
+        Some(EngineHang { at_unix_ms: NOW - ago_ms, during, waited_ms: 2300, limit_ms: 2250, alive })
+    };
+    for (last_hang, level) in
+        [(hang(true, 1), Level::Bad), (hang(false, 1), Level::Watch), (hang(false, 600_000), Level::Fine)]
+    {
+        hung.engine.last_hang = last_hang;
+        assert_eq!(of(vec![hung.clone()]).level, level);
+    }
+}
+
+#[test]
+fn layers_that_are_lent_or_hibernated_are_absent() {
+    let mut state = state("chat");
+    state.layers =
+        vec![Residency::Resident, Residency::Moving { slot: 0 }, Residency::Loading, Residency::Resident];
+    state.activity.absent_layers = 1;
+    assert_eq!(of(vec![state.clone()]).tenants[0].layers, "rmla");
+    state.phase = Phase::Hibernated;
+    assert_eq!(of(vec![state]).tenants[0].layers, "aaaa");
+}
