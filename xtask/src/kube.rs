@@ -2,7 +2,6 @@
 //!
 //! To add a binary or change a version, see [`recipe`].
 
-mod debian;
 mod fetch;
 mod go;
 mod install;
@@ -15,6 +14,7 @@ use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 use clap::{Args, ValueEnum};
 
 use crate::cache::{self, variable};
+use crate::debian;
 pub use recipe::arch;
 use recipe::{BINARIES, Binary, Source};
 
@@ -62,7 +62,7 @@ pub fn run(root: &Utf8Path, args: &KubeArgs) -> Result<()> {
 fn provide(root: &Utf8Path, tier: Tier, install: bool) -> Result<Utf8PathBuf> {
     let folder = binaries(root, tier)?;
     if tier == Tier::Node {
-        debian::provide(install)?;
+        debian::provide(&debian::NODE, "a node", install)?;
     }
     Ok(folder)
 }

@@ -9,6 +9,7 @@ mod chart;
 mod check;
 mod client;
 mod contest;
+mod debian;
 mod demo;
 mod docs;
 mod finding;

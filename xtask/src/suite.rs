@@ -9,8 +9,9 @@ use anyhow::{Context, Result, ensure};
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 
 use self::programs::all_pass;
+use crate::cache::variable;
 use crate::workspace::Workspace;
-use crate::{check, image, kernels, kube, process};
+use crate::{check, debian, image, kernels, kube, process};
 
 /// Runs check, build and tests until one fails; `true` if all passed.
 pub fn run(workspace: &Workspace, quick: bool) -> Result<bool> {
@@ -19,7 +20,7 @@ pub fn run(workspace: &Workspace, quick: bool) -> Result<bool> {
     announce(shared.as_deref());
     let build = || process::passes(process::cargo(root, &["build", "--workspace", "--bins", "--locked"]));
     let cross = std::env::var("CARGO_BUILD_TARGET").ok();
-    let (mut kubernetes, mut images) = (None, None);
+    let (mut kubernetes, mut images, mut browser) = (None, None, false);
     let get_kubernetes = || {
         kubernetes = kube::stage(root)?;
         Ok(true)
@@ -27,6 +28,10 @@ pub fn run(workspace: &Workspace, quick: bool) -> Result<bool> {
     let passed = stage("check", || check::check(workspace, false, quick))?
         && stage("kernels", || kernels::stage(root))?
         && stage("kubernetes", get_kubernetes)?
+        && stage("browser", || {
+            browser = has_browser();
+            Ok(true)
+        })?
         && stage("build", build)?
         && stage("images", || {
             images = Some(image::of_tests(&binaries(&workspace.target, cross.as_deref()))?);
@@ -43,7 +48,21 @@ pub fn run(workspace: &Workspace, quick: bool) -> Result<bool> {
     if kubernetes.is_none() {
         println!("== no Kubernetes: tests on an API server and on a node were skipped");
     }
+    if !browser {
+        println!("== no Chromium: tests in a browser were skipped");
+    }
     Ok(passed)
+}
+
+/// Whether tests have a browser. In CI (`CI=true`) it is installed where that can be done.
+fn has_browser() -> bool {
+    if variable("SLUICE_CHROMIUM").is_some() {
+        return true;
+    }
+    let ci = variable("CI").as_deref() == Some("true");
+    let had = debian::provide(&debian::BROWSER, "the page", ci);
+    let skipped = had.inspect_err(|error| println!("skipped: tests in a browser: {error:#}"));
+    skipped.is_ok()
 }
 
 /// The folder with models and data that are not in the repository: `given`, or `../shared` where there is one.

@@ -1,4 +1,4 @@
-//! What a node needs of the system: a container runtime, network plugins and tools of the network.
+//! What tests need of the system: for a node a container runtime, network plugins and tools of the network; a browser.
 
 use std::process::{Command, Stdio};
 
@@ -6,13 +6,14 @@ use anyhow::{Context, Result, bail};
 use cargo_metadata::camino::Utf8Path;
 
 /// A program or file, and the Debian package that has it.
-struct Need {
+pub struct Need {
     /// Where it may lie.
     paths: &'static [&'static str],
     package: &'static str,
 }
 
-const NEEDS: [Need; 8] = [
+/// What a node needs.
+pub const NODE: [Need; 8] = [
     Need { paths: &["/usr/sbin/runc", "/usr/bin/runc"], package: "runc" },
     Need { paths: &["/usr/lib/cni/bridge", "/opt/cni/bin/bridge"], package: "containernetworking-plugins" },
     Need { paths: &["/usr/sbin/nft"], package: "nftables" },
@@ -24,15 +25,21 @@ const NEEDS: [Need; 8] = [
     Need { paths: &["/usr/bin/nsenter"], package: "util-linux" },
 ];
 
-/// Sees to what is missing: installs it if that is `allowed`, else an error names it.
-pub fn provide(allowed: bool) -> Result<()> {
-    let packages = missing();
+/// What tests of the page need.
+pub const BROWSER: [Need; 1] = [Need {
+    paths: &["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome-stable"],
+    package: "chromium",
+}];
+
+/// Sees to what of `needs` is missing: installs it if that is `allowed`, else an error says what `user` needs.
+pub fn provide(needs: &[Need], user: &str, allowed: bool) -> Result<()> {
+    let packages = missing(needs);
     if packages.is_empty() {
         return Ok(());
     }
     let install = format!("apt-get install --no-install-recommends {}", packages.join(" "));
     if !allowed || !rustix::process::geteuid().is_root() {
-        bail!("a node needs {}: as root, `cargo xtask kube --install`, or {install}", packages.join(", "));
+        bail!("{user} needs {}: as root, {install}", packages.join(", "));
     }
     eprintln!("{install}");
     let options = ["install", "--yes", "--quiet", "--quiet", "--no-install-recommends"];
@@ -41,13 +48,13 @@ pub fn provide(allowed: bool) -> Result<()> {
         apt(&["update", "--quiet", "--quiet"]).with_context(|| install.clone())?;
         apt(&[&options[..], &packages].concat()).with_context(|| install.clone())?;
     }
-    let left = missing();
+    let left = missing(needs);
     if left.is_empty() { Ok(()) } else { bail!("{install} left {} missing", left.join(", ")) }
 }
 
-/// Packages of which something is missing.
-fn missing() -> Vec<&'static str> {
-    let absent = NEEDS.iter().filter(|need| !need.paths.iter().any(|path| Utf8Path::new(path).exists()));
+/// Packages of `needs` of which something is missing.
+fn missing(needs: &[Need]) -> Vec<&'static str> {
+    let absent = needs.iter().filter(|need| !need.paths.iter().any(|path| Utf8Path::new(path).exists()));
     absent.map(|need| need.package).collect()
 }
 
