@@ -20,6 +20,7 @@ mod link_peer;
 mod namespaces;
 mod neighbours;
 mod no_room;
+mod page;
 mod policies;
 mod shares;
 mod sidecar_faults;

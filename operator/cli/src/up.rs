@@ -7,6 +7,7 @@ mod blame;
 mod built;
 mod herald;
 mod neighbourhood;
+mod page;
 mod place;
 mod plan;
 mod process;
@@ -28,6 +29,7 @@ use crate::runtime::{ClaimedFolder, RuntimeFolder};
 use crate::{Misconfigured, files, siblings};
 pub(crate) use blame::Blame;
 use herald::{Announcer, Herald};
+use page::Page;
 use plan::Options;
 use process::{Order, Tenant};
 use shared::{Member, SharedGpu};
@@ -54,6 +56,13 @@ pub struct UpArgs {
     /// Record each tenant's event queue in this folder, for `sluice-sidecar --replay`.
     #[arg(long, value_name = "DIR")]
     pub journal: Option<PathBuf>,
+    /// Serve a live page of all tenants, at this loopback address or port of 127.0.0.1. Without ADDRESS it is 127.0.0.1:8003, or a free port
+    /// where that is taken; the line `page URL` on stdout says which.
+    #[arg(
+        long, value_name = "ADDRESS", num_args = 0..=1, value_parser = page::parse_address,
+        default_missing_value = "127.0.0.1:8003"
+    )]
+    pub page: Option<std::net::SocketAddr>,
     /// Experiments: a fixed layout of moving layers, ALPHA:BETA, instead of the controller's choice.
     #[arg(long, value_parser = plan::parse_forced, value_name = "ALPHA:BETA", hide_short_help = true)]
     pub force_remap: Option<(u16, u8)>,
@@ -94,6 +103,11 @@ pub async fn run(args: UpArgs) -> anyhow::Result<()> {
         let announcer = shared.announcers.remove(&index);
         tenants.push(Tenant { sidecar: sidecar.clone(), config, folder, blame, announcer });
     }
+    let configs: Vec<_> = tenants.iter().map(|tenant| &tenant.config).collect();
+    let _page = match args.page {
+        Some(address) => Some(Page::start(address, &configs, &Admin::new()?).await?),
+        None => None,
+    };
     supervise(tenants, shared.heralds).await
 }
 

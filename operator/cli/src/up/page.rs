@@ -1,0 +1,223 @@
+//! The live page of `sluice up --page`: its server, and one poller for each GPU.
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context;
+use futures_util::future::join_all;
+use sluice_page::hub::{Hub, Settings};
+use sluice_page::serve;
+use sluice_page::view::Reading;
+use sluice_wire::config::{SidecarConfig, SidecarRecord};
+use sluice_wire::overview;
+use sluice_wire::state::TenantReport;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::speak::tell;
+use crate::admin::Admin;
+use crate::{Misconfigured, now_unix_ms};
+
+/// Between two looks at a GPU.
+const EVERY: Duration = Duration::from_secs(1);
+/// For all sidecars of a GPU: one that hangs must not delay what the others say.
+const PATIENCE: Duration = Duration::from_millis(900);
+/// Moves that are kept of each GPU.
+const MOVES: usize = 256;
+
+/// Where the page is looked for first.
+pub const DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), overview::PORT);
+
+/// Reads `ADDRESS` of `--page`: `HOST:PORT`, or a port of 127.0.0.1.
+pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    let port = || text.parse().ok().map(|port| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port));
+    let address: SocketAddr = text
+        .parse()
+        .ok()
+        .or_else(port)
+        .ok_or_else(|| format!("`{text}` is not IP:PORT, such as {DEFAULT}, and not a port"))?;
+    if address.ip().is_loopback() {
+        return Ok(address);
+    }
+    Err(format!(
+        "{} is no loopback address, and the page asks for no password; forward a port to {} instead",
+        address.ip(),
+        Ipv4Addr::LOCALHOST
+    ))
+}
+
+/// One tenant that the page shows.
+#[derive(Clone, Debug)]
+struct Shown {
+    namespace: String,
+    name: String,
+    record: PathBuf,
+}
+
+/// One GPU that the page shows.
+#[derive(Debug)]
+struct Gpu {
+    namespace: String,
+    name: String,
+    memory_bytes: u64,
+    tenants: Vec<Shown>,
+}
+
+/// What was read of a GPU last.
+type Board = Arc<Mutex<BTreeMap<usize, (u64, Vec<TenantReport>)>>>;
+
+/// The page of this run. Dropped, it ends.
+#[derive(Debug)]
+pub struct Page {
+    _tasks: JoinSet<()>,
+}
+
+impl Page {
+    /// Serves the page of the tenants `configs` at `wanted`, and prints where. Where [`DEFAULT`] is taken, it serves at a free
+    /// port.
+    ///
+    /// # Errors
+    /// Another address is taken, or is not one of this machine.
+    pub async fn start(
+        wanted: SocketAddr,
+        configs: &[&SidecarConfig],
+        admin: &Admin,
+    ) -> anyhow::Result<Page> {
+        let listener = listen(wanted).await?;
+        let address = listener.local_addr().context("--page")?;
+        let note = "No sidecar has answered yet.".to_owned();
+        let every_ms = u32::try_from(EVERY.as_millis()).unwrap_or(u32::MAX);
+        let hub = Hub::new(Settings { source: "sluice up".into(), every_ms, moves: MOVES, note });
+        let router = serve::local_only(serve::routes(hub.clone()));
+        let (gpus, board) = (gpus(configs), Board::default());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            // It ends with an error only where the listener does.
+            let _ = axum::serve(listener, router).await;
+        });
+        let gpus = Arc::new(gpus);
+        for at in 0..gpus.len() {
+            tasks.spawn(poll(gpus.clone(), at, admin.clone(), board.clone()));
+        }
+        tasks.spawn(publish(gpus, board, hub));
+        tell(format_args!("page http://{address}/"));
+        Ok(Page { _tasks: tasks })
+    }
+}
+
+async fn listen(wanted: SocketAddr) -> anyhow::Result<TcpListener> {
+    let bound = match TcpListener::bind(wanted).await {
+        Err(error) if error.kind() == ErrorKind::AddrInUse && wanted == DEFAULT => {
+            TcpListener::bind(SocketAddr::new(wanted.ip(), 0)).await
+        }
+        bound => bound,
+    };
+    bound.map_err(|error| {
+        let advice = "choose another one, or leave the address out";
+        Misconfigured(format!("--page {wanted}: {error}; {advice}")).into()
+    })
+}
+
+fn gpus(configs: &[&SidecarConfig]) -> Vec<Gpu> {
+    let mut gpus: Vec<Gpu> = Vec::new();
+    for config in configs {
+        let (namespace, name) = (config.namespace.clone(), config.name.clone());
+        let record = config.runtime_dir.join("sidecar.json");
+        let tenant = Shown { namespace: namespace.clone(), name, record };
+        match gpus.iter_mut().find(|gpu| gpu.namespace == namespace && gpu.name == config.gpu.name) {
+            Some(gpu) => gpu.tenants.push(tenant),
+            None => gpus.push(Gpu {
+                namespace,
+                name: config.gpu.name.clone(),
+                memory_bytes: config.gpu.memory_bytes,
+                tenants: vec![tenant],
+            }),
+        }
+    }
+    gpus
+}
+
+/// Reads the sidecars of one GPU, over and over.
+async fn poll(gpus: Arc<Vec<Gpu>>, at: usize, admin: Admin, board: Board) {
+    let mut ticks = interval(EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let reports = join_all(gpus[at].tenants.iter().map(|tenant| ask(&admin, tenant))).await;
+        board.lock().unwrap_or_else(PoisonError::into_inner).insert(at, (now_unix_ms(), reports));
+    }
+}
+
+async fn ask(admin: &Admin, tenant: &Shown) -> TenantReport {
+    let silent = |reason: String| TenantReport::Unreachable {
+        namespace: tenant.namespace.clone(),
+        name: tenant.name.clone(),
+        reason,
+    };
+    // A sidecar that starts again writes it anew.
+    let record = std::fs::read(&tenant.record).ok();
+    let Some(record) = record.and_then(|json| serde_json::from_slice::<SidecarRecord>(&json).ok()) else {
+        return silent("it has not started yet".into());
+    };
+    match timeout(PATIENCE, admin.state(&record)).await {
+        Ok(Ok(state)) => TenantReport::State(Box::new(state)),
+        Ok(Err(error)) => silent(format!("{error:#}")),
+        Err(_) => silent(format!("no answer in {PATIENCE:?}")),
+    }
+}
+
+/// Gives the page what was read last, over and over.
+async fn publish(gpus: Arc<Vec<Gpu>>, board: Board, hub: Arc<Hub>) {
+    let mut ticks = interval(EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let board = board.lock().unwrap_or_else(PoisonError::into_inner);
+        if board.is_empty() {
+            continue;
+        }
+        hub.update(now_unix_ms(), |update| {
+            for (at, (read_unix_ms, tenants)) in board.iter() {
+                let gpu = &gpus[*at];
+                update.gpu(&Reading {
+                    namespace: &gpu.namespace,
+                    name: &gpu.name,
+                    capacity_bytes: Some(gpu.memory_bytes),
+                    read_unix_ms: Some(*read_unix_ms),
+                    tenants,
+                    ..Reading::default()
+                });
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_a_port_or_a_loopback_address_with_one() {
+        assert_eq!(parse_address("127.0.0.1:9"), Ok(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 9)));
+        assert_eq!(parse_address("8003"), Ok(DEFAULT));
+        assert_eq!(parse_address("[::1]:0").map(|address| address.is_ipv6()), Ok(true));
+        let refused = parse_address("0.0.0.0:8003").unwrap_err();
+        assert!(refused.starts_with("0.0.0.0 is no loopback address"), "{refused}");
+        let refused = parse_address("page").unwrap_err();
+        assert_eq!(refused, "`page` is not IP:PORT, such as 127.0.0.1:8003, and not a port");
+    }
+
+    #[tokio::test]
+    async fn a_taken_port_is_refused_where_it_was_asked_for() {
+        let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = taken.local_addr().unwrap();
+        let refused = listen(address).await.unwrap_err();
+        assert!(refused.is::<Misconfigured>());
+        assert!(refused.to_string().starts_with(&format!("--page {address}: ")), "{refused}");
+    }
+}
