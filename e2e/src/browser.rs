@@ -16,6 +16,8 @@ use self::devtools::Connection;
 
 /// How long a condition may take to hold.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long it may take to end.
+const END: Duration = Duration::from_secs(10);
 /// Names the browser where it is not on the PATH.
 const VARIABLE: &str = "SLUICE_CHROMIUM";
 /// It starts as bare as it can, asks for nothing by itself, and says in a file at which port it listens. A container has no user
@@ -42,7 +44,7 @@ pub struct Chromium {
     child: Child,
     port: u16,
     browser: RefCell<Connection>,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Chromium {
@@ -62,7 +64,7 @@ impl Chromium {
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let (port, path) = listening(&mut child, &folder.path().join("DevToolsActivePort"));
         let browser = RefCell::new(Connection::open(port, &path));
-        Some(Chromium { child, port, browser, _folder: folder })
+        Some(Chromium { child, port, browser, folder })
     }
 
     /// A new page of `width`, in dark colours or in light ones.
@@ -84,9 +86,19 @@ impl Chromium {
 
 impl Drop for Chromium {
     fn drop(&mut self) {
-        // Its own children end with it; it may have ended.
+        self.browser.get_mut().end();
+        let start = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) && start.elapsed() < END {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // It may have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        // The last of its own processes still write there for a moment.
+        while self.folder.path().exists() && start.elapsed() < END {
+            let _ = std::fs::remove_dir_all(self.folder.path());
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 

@@ -49,7 +49,8 @@ async fn the_page_shows_real_tenants_while_they_answer_and_ends_with_them() {
     }
     answers.abort();
     wide.value("document.querySelector('.tenant a').click()");
-    wide.until("document.activeElement.innerText.includes('story')");
+    wide.until("document.activeElement.matches('.view h2')");
+    assert!(wide.value("document.activeElement.innerText").as_str().unwrap().starts_with("story"));
     let why = wide.value("document.querySelector('.view .reasons').innerText");
     assert!(why.as_str().unwrap().contains("Its share of the GPU is"), "what `explain` says: {why}");
     up.end_cleanly().await;

@@ -51,6 +51,12 @@ impl Connection {
         }
     }
 
+    /// Asks the browser to end; one that has ended already has done so.
+    pub fn end(&mut self) {
+        let command = json!({ "id": self.last + 1, "method": "Browser.close" });
+        let _ = self.socket.send(Message::text(command.to_string()));
+    }
+
     fn happened(&mut self, event: &Value) {
         match event["method"].as_str() {
             Some("Network.requestWillBeSent") => {
