@@ -51,6 +51,9 @@ pub enum Task {
     ///
     /// What is there already is used, half a file too; every file is held to the length and the digest that its source tells.
     Fetch {
+        /// Report progress on standard output instead of in the log, one JSON object a line: `present_bytes`, `total_bytes`.
+        #[arg(long, global = true)]
+        progress: bool,
         /// Where it comes from.
         #[command(subcommand)]
         from: From,

@@ -27,6 +27,7 @@ pub use self::hub::Hub;
 use self::lock::Lock;
 use self::part::Part;
 use self::progress::Progress;
+pub use self::progress::ProgressReport;
 pub use self::source::{Item, Source};
 use crate::run::Failure;
 
@@ -143,12 +144,13 @@ impl From {
 ///
 /// # Errors
 /// What could not be had; as a configuration that no restart can help, where trying again cannot.
-pub fn run(from: &From) -> Result<(), Failure> {
+pub fn run(from: &From, progress: bool) -> Result<(), Failure> {
+    let report = if progress { ProgressReport::Json } else { ProgressReport::Log };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
     let fetched = from.source().and_then(|(source, to)| {
         tracing::info!(%source, to = %to.display(), "fetching a model");
-        runtime.block_on(fetch(&source, to, Patience::default()))
+        runtime.block_on(fetch(&source, to, Patience::default(), report))
     });
     fetched.map_err(|error| match error.is_final() {
         true => Failure::Config(error.into()),
@@ -161,7 +163,12 @@ pub fn run(from: &From) -> Result<(), Failure> {
 ///
 /// # Errors
 /// The first file that could not be had, or why nobody can say what the files are.
-pub async fn fetch(source: &Source, to: &Path, patience: Patience) -> Result<(), FetchError> {
+pub async fn fetch(
+    source: &Source,
+    to: &Path,
+    patience: Patience,
+    report: ProgressReport,
+) -> Result<(), FetchError> {
     // First without the lock: those who find it whole need not check it one after another.
     if is_there(source, to)? {
         return Ok(());
@@ -183,8 +190,9 @@ pub async fn fetch(source: &Source, to: &Path, patience: Patience) -> Result<(),
     let all = files.buffer_unordered(AT_ONCE).try_collect::<Vec<()>>();
     tokio::select! {
         brought = all => brought.map(drop)?,
-        () = progress.tell() => unreachable!("progress is told for ever"),
+        () = progress.report(report) => unreachable!("reports never end"),
     }
+    progress.report_end(report);
     receipt::write(to, asked, &items)
 }
 

@@ -70,7 +70,7 @@ impl Part {
 
 fn name_of_part(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(".part");
+    name.push(sluice_wire::fetched::PART_SUFFIX);
     name.into()
 }
 

@@ -5,16 +5,17 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use sluice_wire::fetched;
 
 use super::part::Part;
 use super::{FetchError, Item, Source};
 
 /// Name of the file; the sidecar reads no file that begins with a dot.
-const NAME: &str = ".sluice-fetched.json";
+const NAME: &str = fetched::Receipt::FILE;
 /// Of the file's layout.
-const VERSION: u32 = 1;
+const VERSION: u32 = fetched::Receipt::VERSION;
 
-/// What came, and from where.
+/// What came, and from where. [`fetched::Receipt`] is the part of it that other programs read.
 #[derive(Debug, Serialize, Deserialize)]
 struct Receipt {
     version: u32,

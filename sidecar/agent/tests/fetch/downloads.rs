@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rusty_s3::Credentials;
-use sluice_agent::fetch::{Bucket, FetchError, Hub, Patience, Source, fetch};
+use sluice_agent::fetch::{Bucket, FetchError, Hub, Patience, ProgressReport, Source, fetch};
 
 use super::server::{Behaviour, COMMIT, Server, model};
 
@@ -30,7 +30,7 @@ fn bucket(server: &Server, credentials: Option<Credentials>) -> Source {
 }
 
 async fn brought(source: &Source, to: &Path) -> Result<(), FetchError> {
-    fetch(source, to, PATIENCE).await
+    fetch(source, to, PATIENCE, ProgressReport::Log).await
 }
 
 /// The folder holds what a sidecar reads of the model, and nothing else, receipt and lock aside.

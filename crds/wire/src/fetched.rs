@@ -1,0 +1,69 @@
+//! What a download reports while it runs, and the record that it leaves in a folder that is whole.
+//!
+//! `sluice-sidecar fetch --progress` writes [`Progress`] to standard output, one JSON object a line. `sluice run` shows it, and
+//! `sluice models` reads the [`Receipt`].
+
+use serde::{Deserialize, Serialize};
+
+/// How far a download is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Bytes in the folder, those of an earlier start included.
+    pub present_bytes: u64,
+    /// Bytes of all files of the download.
+    pub total_bytes: u64,
+}
+
+/// A folder that holds all files of its source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Receipt {
+    /// [`Receipt::VERSION`] of the build that wrote it.
+    pub version: u32,
+    /// Source as the user named it: a branch, not the commit of that day.
+    pub source: String,
+    /// All files. The writer also records their digests, which readers of this type skip.
+    pub items: Vec<ReceiptItem>,
+}
+
+/// A file of a [`Receipt`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReceiptItem {
+    /// Name in the folder.
+    pub name: String,
+    /// Length.
+    pub bytes: u64,
+}
+
+impl Receipt {
+    /// Name of the file in the folder.
+    pub const FILE: &'static str = ".sluice-fetched.json";
+    /// Version of the layout.
+    pub const VERSION: u32 = 1;
+
+    /// The receipt in `json`; `None` for another layout.
+    pub fn from_json(json: &[u8]) -> Option<Receipt> {
+        let receipt: Receipt = serde_json::from_slice(json).ok()?;
+        (receipt.version == Receipt::VERSION).then_some(receipt)
+    }
+}
+
+/// Suffix of a file that is not whole yet.
+pub const PART_SUFFIX: &str = ".part";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_receipt_of_another_version_is_none() {
+        let text = |version| {
+            format!(
+                "{{\"version\":{version},\"source\":\"s\",\"items\":[{{\"name\":\"a\",\"bytes\":3,\"expected\":\"Length\"}}]}}"
+            )
+        };
+        let read = Receipt::from_json(text(1).as_bytes()).unwrap();
+        assert_eq!(read.items, [ReceiptItem { name: "a".into(), bytes: 3 }]);
+        assert_eq!(Receipt::from_json(text(2).as_bytes()), None);
+        assert_eq!(Receipt::from_json(b"{"), None);
+    }
+}
