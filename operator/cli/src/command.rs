@@ -11,7 +11,9 @@ use clap_complete::Shell;
 
 use crate::bench::{self, BenchArgs};
 use crate::explain::{self, ExplainArgs};
+use crate::models::{self, ModelsArgs};
 use crate::plan::{self, PlanArgs};
+use crate::run::{self, RunArgs};
 use crate::top::{self, TopArgs};
 use crate::up::{self, UpArgs};
 use crate::{EX_CONFIG, Misconfigured, print, siblings};
@@ -34,6 +36,13 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Serve models by their names: download them, pick the memory, serve them all on one port, chat.
+    ///
+    /// Models share one GPU made of host memory, and idle ones lend theirs. Exit status 78 says that trying again will not help: no
+    /// such model, an architecture that is not served, too little memory.
+    Run(RunArgs),
+    /// List the models that `sluice run` has downloaded, or remove some.
+    Models(ModelsArgs),
     /// Run the tenants of a YAML file as local processes.
     ///
     /// Prints one line `ready NAMESPACE/NAME URL` on stdout when a tenant serves. Everything else goes to stderr. Exit
@@ -97,7 +106,7 @@ pub fn main(name: &'static str) -> ExitCode {
     let mut cli = cli.unwrap_or_else(|error| error.exit());
     cli.command.look_into(name == KUBECTL);
     log_to_stderr();
-    match run(cli.command) {
+    match carry_out(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("sluice: {error:#}");
@@ -117,8 +126,10 @@ fn log_to_stderr() {
     lines.log_internal_errors(false).init();
 }
 
-fn run(command: Command) -> anyhow::Result<()> {
+fn carry_out(command: Command) -> anyhow::Result<()> {
     match command {
+        Command::Run(args) => block_on(run::run(args)),
+        Command::Models(args) => models::run(&args),
         Command::Up(args) => block_on(up::run(args)),
         Command::Plan(args) => block_on(plan::run(args)),
         Command::Top(args) => block_on(top::run(args)),

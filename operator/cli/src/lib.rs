@@ -4,11 +4,15 @@
 
 mod admin;
 pub mod bench;
+mod child;
 pub mod cluster;
 pub mod command;
 pub mod explain;
 mod files;
+pub mod inspect;
+pub mod models;
 pub mod plan;
+pub mod run;
 pub mod runtime;
 pub mod siblings;
 pub mod top;

@@ -38,6 +38,9 @@ fn describe(page: &mut String, name: &str, command: &Command) {
         writeln!(page, "| `{}` | {} | {} |", written(argument), default(argument), meaning(argument))
             .unwrap();
     }
+    for command in command.get_subcommands().filter(|command| command.get_name() != "help") {
+        describe(page, &format!("{name} {}", command.get_name()), command);
+    }
 }
 
 /// An argument as people type it.
@@ -96,6 +99,7 @@ fn the_page_of_commands_has_commands_options_defaults_and_no_hidden_command() {
     let page = page();
     for text in [
         "\n## sluice up\n",
+        "\n## sluice models rm\n",
         "| `-f, --file FILE` | **required** | ",
         "| `--port PORT` | `8000` | ",
         "`$OPENAI_API_KEY`",

@@ -1,14 +1,13 @@
 //! Sizes of models that lie in local folders, as `sluice-sidecar inspect` tells them: what a Job tells in a cluster.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::bail;
 use sluice_types::tenant::WeightType;
-use sluice_wire::geometry::{Geometry, Obstacle, Refusal, Report};
 
 use super::scene::Scene;
-use crate::siblings;
+use crate::inspect::{Place, inspect};
 
 /// Whether each of `named` is a tenant of a scene.
 ///
@@ -33,21 +32,7 @@ pub async fn read(scene: &mut Scene, named: &[(String, PathBuf)]) {
         let named = named.iter().rev().find(|(tenant, _)| *tenant == key.1).map(|(_, folder)| folder);
         let Some(folder) = named.or_else(|| scene.folders.get(&key)).cloned() else { continue };
         let dtype = scene.tenant(&key).map_or(WeightType::Auto, |tenant| tenant.spec.model.dtype);
-        let said = inspect(&folder, dtype).await;
+        let said = inspect(Place::Folder(&folder), dtype).await;
         scene.inspections.insert(key, said);
     }
-}
-
-async fn inspect(folder: &Path, dtype: WeightType) -> Result<Geometry, Refusal> {
-    let unavailable = |message: String| Refusal { reason: Obstacle::Unavailable, message };
-    let sidecar = siblings::find("sluice-sidecar").map_err(|error| unavailable(format!("{error:#}")))?;
-    let mut command = tokio::process::Command::new(&sidecar);
-    command.args(["inspect", "--dtype", &format!("{dtype:?}"), "folder"]).arg(folder);
-    let output = command.output().await;
-    let output = output.map_err(|error| unavailable(format!("{}: {error}", sidecar.display())))?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    Report::from_json(said.trim().as_bytes()).unwrap_or_else(|error| {
-        let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Err(unavailable(format!("{} ended with {}: {error}\n{complaint}", sidecar.display(), output.status)))
-    })
 }

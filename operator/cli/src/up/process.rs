@@ -17,7 +17,9 @@ use tokio::time::MissedTickBehavior;
 
 use super::blame::Blame;
 use super::herald::Announcer;
-use super::speak::{note, tell};
+use super::ready::{Ready, ReadySink};
+use super::speak::note;
+use crate::child;
 use crate::runtime::ClaimedFolder;
 use crate::{EX_CONFIG, Misconfigured};
 
@@ -56,6 +58,10 @@ pub struct Tenant {
     pub blame: Option<Blame>,
     /// Who tells its neighbours where it listens; `None` = it has none.
     pub announcer: Option<Announcer>,
+    /// Who learns when it serves.
+    pub ready_sink: ReadySink,
+    /// Its log has warnings and worse only, unless the variable SLUICE_LOG names another level.
+    pub quiet: bool,
 }
 
 impl Tenant {
@@ -119,20 +125,13 @@ impl Tenant {
             let _ = std::fs::remove_file(self.folder.path().join(stale));
         }
         let mut command = Command::new(&self.sidecar);
-        // Its own process group: a Ctrl-C in the terminal reaches this process alone, which then drains in order.
-        command.arg("--config").arg(file).process_group(0).kill_on_drop(true);
+        command.arg("--config").arg(file);
         // Its engine inherits it: the lines of all that write to this terminal say whose they are.
         command.env("SLUICE_LOG_NAME", self.title());
-        let parent = rustix::process::getpid();
-        // SAFETY: between fork and exec only async-signal-safe system calls are made.
-        unsafe {
-            command.pre_exec(move || {
-                rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
-                // A parent that ended before the signal was set would never send it.
-                let orphan = rustix::process::getppid() != Some(parent);
-                if orphan { Err(std::io::ErrorKind::NotFound.into()) } else { Ok(()) }
-            });
+        if self.quiet {
+            child::quieten(&mut command);
         }
+        child::end_with_parent(&mut command);
         command.spawn().with_context(|| self.sidecar.display().to_string())
     }
 
@@ -143,7 +142,7 @@ impl Tenant {
         let http = reqwest::Client::builder().no_proxy().build()?;
         let announce = async {
             let record = self.ready(&http).await;
-            tell(format_args!("ready {} http://{}", self.title(), record.serve));
+            self.ready_sink.send(Ready { title: self.title(), serve: record.serve });
             std::future::pending::<Infallible>().await
         };
         tokio::select! {

@@ -15,3 +15,9 @@ pub fn note(line: impl Display) {
     // As above.
     let _ = writeln!(std::io::stderr(), "sluice: {line}");
 }
+
+/// A line on stderr that answers what a person typed, without the program's name.
+pub fn hint(line: impl Display) {
+    // As above.
+    let _ = writeln!(std::io::stderr(), "{line}");
+}

@@ -1,0 +1,69 @@
+//! Processes that this one starts: they end with it, and signals of the terminal do not reach them.
+
+use rustix::process::Signal;
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::process::Command;
+
+use crate::up::speak::note;
+
+/// Prefix of the line with which a sidecar's program reports why it failed.
+const FAILURE: &str = "sluice-sidecar: ";
+
+/// The child of `command` ends when this process ends, however it does. It is in a process group of its own: a Ctrl-C in the
+/// terminal reaches this process alone, which then ends its children in order.
+pub fn end_with_parent(command: &mut Command) {
+    command.process_group(0).kill_on_drop(true);
+    let parent = rustix::process::getpid();
+    // SAFETY: between fork and exec only async-signal-safe system calls are made.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
+            // A parent that ended before the signal was set would never send it.
+            let orphan = rustix::process::getppid() != Some(parent);
+            if orphan { Err(std::io::ErrorKind::NotFound.into()) } else { Ok(()) }
+        });
+    }
+}
+
+/// A sidecar's program logs warnings and worse only, unless the variable SLUICE_LOG names another level.
+pub fn quieten(command: &mut Command) {
+    if std::env::var_os("SLUICE_LOG").is_none() {
+        command.env("SLUICE_LOG", "warn");
+    }
+}
+
+/// Passes what a sidecar's program logs on to `show`, line by line; gives the words with which it failed, if it did.
+pub async fn forward(log: impl AsyncRead + Unpin, show: impl Fn(&str)) -> Option<String> {
+    let (mut lines, mut failure) = (BufReader::new(log).lines(), None::<String>);
+    // A log that cannot be read any more has ended.
+    while let Ok(Some(line)) = lines.next_line().await {
+        match (line.strip_prefix(FAILURE), &mut failure) {
+            (Some(words), _) => failure = Some(words.to_owned()),
+            // Its words may have several lines.
+            (None, Some(words)) => *words = format!("{words}\n{line}"),
+            (None, None) => show(&line),
+        }
+    }
+    failure
+}
+
+/// A line of a child's log, on standard error.
+pub fn note_line(line: &str) {
+    note(line);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_log_is_passed_on_and_the_failure_is_kept() {
+        let shown = RefCell::new(Vec::new());
+        let log = "WARN trying again\nsluice-sidecar: no such model\nat all\n";
+        let failure = forward(log.as_bytes(), |line| shown.borrow_mut().push(line.to_owned())).await;
+        assert_eq!(failure.as_deref(), Some("no such model\nat all"));
+        assert_eq!(*shown.borrow(), ["WARN trying again"]);
+    }
+}

@@ -1,0 +1,375 @@
+//! The folder of downloaded models: `<root>/<host>/<org>/<name>/<revision>`, each held by a lock while a `sluice run` uses it.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, bail};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use sluice_wire::fetched::{PART_SUFFIX, Receipt};
+
+use super::hub_model::{DEFAULT_ENDPOINT, DEFAULT_REVISION, HubModel};
+
+/// File that users of a model hold locked; its time of change is that of the last use.
+const USE_FILE: &str = ".sluice-use";
+
+/// All cached models.
+#[derive(Clone, Debug)]
+pub struct ModelCache {
+    root: PathBuf,
+}
+
+impl ModelCache {
+    /// The cache in `folder`; `None` = `$XDG_CACHE_HOME/sluice/models`, or the same below `~/.cache`. Nothing is created.
+    ///
+    /// # Errors
+    /// No folder is named, and the environment has no home.
+    pub fn open(folder: Option<&Path>) -> anyhow::Result<ModelCache> {
+        let named = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let cache = || named("XDG_CACHE_HOME").filter(|path| path.is_absolute());
+        let cache = || cache().or_else(|| Some(named("HOME")?.join(".cache")));
+        let root = match folder {
+            Some(folder) => folder.to_owned(),
+            None => cache()
+                .context("neither XDG_CACHE_HOME nor HOME is set: name a folder for models with --cache")?
+                .join("sluice/models"),
+        };
+        let root = std::path::absolute(&root).with_context(|| root.display().to_string())?;
+        Ok(ModelCache { root })
+    }
+
+    /// Where it is.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Where the files of `model` are, or would be.
+    pub fn folder(&self, model: &HubModel) -> PathBuf {
+        let (org, name) = model.repo.split_once('/').unwrap_or((&model.repo, ""));
+        [&model.host, org, name, &model.revision]
+            .iter()
+            .fold(self.root.clone(), |path, part| path.join(escape(part)))
+    }
+
+    /// Creates the folder of `model` and holds it: while the result lives, no `sluice models rm` removes it.
+    ///
+    /// # Errors
+    /// The folder or its lock cannot be created.
+    pub fn hold(&self, model: &HubModel) -> anyhow::Result<HeldModel> {
+        let folder = self.folder(model);
+        let file = folder.join(USE_FILE);
+        loop {
+            std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+            let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&file);
+            let lock = match opened {
+                // Removed since it was created.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                opened => opened.with_context(|| file.display().to_string())?,
+            };
+            flock(&lock, FlockOperation::LockShared).with_context(|| file.display().to_string())?;
+            if is_at(&lock, &file) {
+                lock.set_modified(SystemTime::now()).with_context(|| file.display().to_string())?;
+                return Ok(HeldModel { folder, _lock: lock });
+            }
+        }
+    }
+
+    /// Whether all files of `model` are there, by the receipt of its download and the lengths of the files.
+    pub fn is_whole(&self, model: &HubModel) -> bool {
+        is_whole(&self.folder(model))
+    }
+
+    /// Bytes of `model` that are there, parts included.
+    pub fn present_bytes(&self, model: &HubModel) -> u64 {
+        // A folder that is not there holds nothing.
+        bytes_in(&self.folder(model)).unwrap_or(0)
+    }
+
+    /// All models, by name and revision.
+    ///
+    /// # Errors
+    /// A folder cannot be read.
+    pub fn models(&self) -> anyhow::Result<Vec<CachedModel>> {
+        let mut models = Vec::new();
+        for host in folders(&self.root)? {
+            for org in folders(&host)? {
+                for name in folders(&org)? {
+                    for revision in folders(&name)? {
+                        models.push(CachedModel::read(&revision, [&host, &org, &name])?);
+                    }
+                }
+            }
+        }
+        models.sort_by(|a, b| (&a.name, &a.revision).cmp(&(&b.name, &b.revision)));
+        Ok(models)
+    }
+
+    /// Removes `model`; the bytes that this freed.
+    ///
+    /// # Errors
+    /// A `sluice run` uses it, or a file cannot be removed.
+    pub fn remove(&self, model: &CachedModel) -> anyhow::Result<u64> {
+        let file = model.folder.join(USE_FILE);
+        let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&file);
+        let lock = opened.with_context(|| file.display().to_string())?;
+        if !lock_alone(&lock).with_context(|| file.display().to_string())? {
+            bail!("{model}: in use by a running `sluice run`; end that first");
+        }
+        std::fs::remove_dir_all(&model.folder).with_context(|| model.folder.display().to_string())?;
+        // Those above it, as far as they are empty now.
+        let above = model.folder.ancestors().skip(1).take_while(|path| **path != self.root);
+        let _ = above.map(std::fs::remove_dir).take_while(Result::is_ok).count();
+        Ok(model.bytes)
+    }
+}
+
+/// A model that is in use.
+#[derive(Debug)]
+pub struct HeldModel {
+    folder: PathBuf,
+    _lock: File,
+}
+
+impl HeldModel {
+    /// Its folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Whether all its files are there, by the receipt of its download and the lengths of the files.
+    pub fn is_whole(&self) -> bool {
+        is_whole(&self.folder)
+    }
+}
+
+/// A model in the cache.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct CachedModel {
+    /// `ORG/NAME`, behind its host unless that is the default hub.
+    pub name: String,
+    /// Branch, tag or commit.
+    pub revision: String,
+    /// Bytes on disk.
+    pub bytes: u64,
+    /// All files are there; `false` = a download was interrupted or still runs.
+    pub whole: bool,
+    /// A `sluice run` uses it.
+    pub in_use: bool,
+    /// Last start of a `sluice run` with it, milliseconds since the Unix epoch.
+    pub last_used_unix_ms: u64,
+    /// Where it is.
+    pub folder: PathBuf,
+}
+
+impl std::fmt::Display for CachedModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.revision.as_str() {
+            DEFAULT_REVISION => f.write_str(&self.name),
+            revision => write!(f, "{}@{revision}", self.name),
+        }
+    }
+}
+
+impl CachedModel {
+    fn read(folder: &Path, [host, org, name]: [&Path; 3]) -> anyhow::Result<CachedModel> {
+        let plain = |path: &Path| unescape(&path.file_name().unwrap_or_default().to_string_lossy());
+        let (host, repo) = (plain(host), format!("{}/{}", plain(org), plain(name)));
+        let default = DEFAULT_ENDPOINT.split_once("://").is_some_and(|(_, default)| default == host);
+        let lock = File::open(folder.join(USE_FILE)).ok();
+        let used = lock.as_ref().and_then(|lock| lock.metadata().ok()?.modified().ok());
+        let used = used.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok()).unwrap_or_default();
+        Ok(CachedModel {
+            name: if default { repo } else { format!("{host}/{repo}") },
+            revision: plain(folder),
+            bytes: bytes_in(folder)?,
+            whole: is_whole(folder),
+            in_use: lock.as_ref().is_some_and(|lock| lock_alone(lock).is_ok_and(|alone| !alone)),
+            last_used_unix_ms: u64::try_from(used.as_millis()).unwrap_or(u64::MAX),
+            folder: folder.to_owned(),
+        })
+    }
+
+    /// Whether a user who writes `text` means this model: its name, or its name and revision, or a URL.
+    pub fn is_named(&self, text: &str) -> bool {
+        let url = HubModel::parse(text, DEFAULT_ENDPOINT).ok().filter(|_| text.contains("://"));
+        let host =
+            |model: &HubModel| HubModel { revision: DEFAULT_REVISION.into(), ..model.clone() }.to_string();
+        match (url, text.split_once('@')) {
+            (Some(url), _) => host(&url) == self.name && url.revision == self.revision,
+            (None, Some((name, revision))) => name == self.name && revision == self.revision,
+            (None, None) => text == self.name,
+        }
+    }
+}
+
+/// Whether no other process holds the lock; it is held from then on, if so. Another process that asks this holds it for an
+/// instant, which does not count.
+fn lock_alone(lock: &File) -> std::io::Result<bool> {
+    for attempt in 0..20 {
+        if attempt > 0 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        match flock(lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(true),
+            Err(Errno::WOULDBLOCK) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(false)
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    let at = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+    let (held, named) = (file.metadata().map(at), std::fs::metadata(path).map(at));
+    held.is_ok_and(|held| named.is_ok_and(|named| held == named))
+}
+
+fn is_whole(folder: &Path) -> bool {
+    let receipt = std::fs::read(folder.join(Receipt::FILE)).ok().and_then(|json| Receipt::from_json(&json));
+    let length = |name: &str| std::fs::metadata(folder.join(name)).map(|file| file.len()).ok();
+    receipt.is_some_and(|receipt| receipt.items.iter().all(|item| length(&item.name) == Some(item.bytes)))
+}
+
+/// Bytes of the model's files; those that only Sluice reads do not count.
+fn bytes_in(folder: &Path) -> anyhow::Result<u64> {
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let entry = entry.with_context(|| folder.display().to_string())?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is_file = !name.starts_with('.') || name.ends_with(PART_SUFFIX);
+        bytes += entry.metadata().map_or(0, |file| if is_file && file.is_file() { file.len() } else { 0 });
+    }
+    Ok(bytes)
+}
+
+/// Folders in `path`; none where there is no `path`.
+fn folders(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let entries = match std::fs::read_dir(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.with_context(|| path.display().to_string())?,
+    };
+    let paths = entries.map(|entry| Ok(entry.with_context(|| path.display().to_string())?.path()));
+    let paths: anyhow::Result<Vec<PathBuf>> = paths.collect();
+    Ok(paths?.into_iter().filter(|path| path.is_dir()).collect())
+}
+
+/// A name as one component of a path: letters, digits, `-`, `_`, `:` and dots that are not at the beginning stay.
+fn escape(text: &str) -> String {
+    let mut escaped = String::new();
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            b'.' if at > 0 => escaped.push('.'),
+            b'-' | b'_' | b':' => escaped.push(byte.into()),
+            _ if byte.is_ascii_alphanumeric() => escaped.push(byte.into()),
+            _ => escaped.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    escaped
+}
+
+/// What [`escape`] was given.
+fn unescape(text: &str) -> String {
+    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
+    while let Some((first, behind)) = rest.split_first() {
+        let digits = behind.get(..2).and_then(|two| std::str::from_utf8(two).ok());
+        match (first, digits.and_then(|digits| u8::from_str_radix(digits, 16).ok())) {
+            (b'%', Some(byte)) => {
+                bytes.push(byte);
+                rest = &behind[2..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = behind;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hub(text: &str) -> HubModel {
+        HubModel::parse(text, DEFAULT_ENDPOINT).unwrap()
+    }
+
+    fn cache() -> (tempfile::TempDir, ModelCache) {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = ModelCache::open(Some(dir.path())).unwrap();
+        (dir, cache)
+    }
+
+    fn fill(folder: &Path, bytes: usize, promised: usize) {
+        std::fs::write(folder.join("model.safetensors"), vec![0; bytes]).unwrap();
+        let receipt = format!(
+            r#"{{"version":1,"source":"s","items":[{{"name":"model.safetensors","bytes":{promised}}}]}}"#
+        );
+        std::fs::write(folder.join(Receipt::FILE), receipt).unwrap();
+    }
+
+    #[test]
+    fn models_are_listed_with_their_size_and_whether_they_are_whole() {
+        let (_dir, cache) = cache();
+        assert_eq!(cache.models().unwrap(), []);
+        fill(cache.hold(&hub("org/tiny")).unwrap().folder(), 10, 10);
+        fill(cache.hold(&hub("org/tiny@a/b")).unwrap().folder(), 10, 11);
+        let part = cache.hold(&hub("http://127.0.0.1:9/org/part")).unwrap();
+        std::fs::write(part.folder().join("model.safetensors.part"), [0; 7]).unwrap();
+        let listed = cache.models().unwrap();
+        let seen = |m: &CachedModel| (m.to_string(), m.bytes, m.whole, m.in_use);
+        let expected = [
+            ("127.0.0.1:9/org/part", 7, false, true),
+            ("org/tiny@a/b", 10, false, false),
+            ("org/tiny", 10, true, false),
+        ];
+        let expected = expected.map(|(name, bytes, whole, in_use)| (name.to_owned(), bytes, whole, in_use));
+        assert_eq!(listed.iter().map(seen).collect::<Vec<_>>(), expected);
+        assert!(listed.iter().all(|model| model.last_used_unix_ms > 1_600_000_000_000));
+    }
+
+    #[test]
+    fn a_model_in_use_is_not_removed_and_a_removed_one_leaves_no_folder() {
+        let (dir, cache) = cache();
+        let held = cache.hold(&hub("org/tiny")).unwrap();
+        fill(held.folder(), 10, 10);
+        let model = cache.models().unwrap().remove(0);
+        let refused = cache.remove(&model).unwrap_err().to_string();
+        assert_eq!(refused, "org/tiny: in use by a running `sluice run`; end that first");
+        assert!(held.is_whole());
+        drop(held);
+        assert_eq!(cache.remove(&model).unwrap(), 10);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        // One that is held again is whole only after another download.
+        assert!(!cache.hold(&hub("org/tiny")).unwrap().is_whole());
+    }
+
+    #[test]
+    fn a_user_names_all_revisions_of_a_model_or_one() {
+        let (_dir, cache) = cache();
+        for name in ["org/tiny", "org/tiny@v1", "http://127.0.0.1:9/org/tiny"] {
+            cache.hold(&hub(name)).unwrap();
+        }
+        let models = cache.models().unwrap();
+        let named = |text: &str| {
+            models.iter().filter(|m| m.is_named(text)).map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(named("org/tiny"), ["org/tiny", "org/tiny@v1"]);
+        assert_eq!(named("org/tiny@v1"), ["org/tiny@v1"]);
+        assert_eq!(named("127.0.0.1:9/org/tiny"), ["127.0.0.1:9/org/tiny"]);
+        assert_eq!(named("http://127.0.0.1:9/org/tiny"), ["127.0.0.1:9/org/tiny"]);
+        assert_eq!(named("https://huggingface.co/org/tiny/tree/v1"), ["org/tiny@v1"]);
+        assert_eq!(named("tiny"), [""; 0]);
+    }
+
+    #[test]
+    fn any_revision_is_one_component_of_a_path() {
+        for text in ["main", "refs/pr/1", "..", ".", "100%", "a b", "ü", "%2F"] {
+            let escaped = escape(text);
+            assert!(!escaped.contains('/') && !escaped.starts_with('.'), "{escaped}");
+            assert_eq!(unescape(&escaped), text);
+        }
+    }
+}

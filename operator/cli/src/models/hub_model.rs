@@ -1,0 +1,174 @@
+//! A model of a hub, as users name it: `ORG/NAME[@REVISION]` or `https://HOST/ORG/NAME[/tree/REVISION]`. Pure.
+
+use std::fmt;
+
+use reqwest::Url;
+
+/// Branch of a model that is named without a revision.
+pub const DEFAULT_REVISION: &str = "main";
+/// The hub of a model that is named without a host.
+pub const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
+
+/// A repository of a hub, at a branch, tag or commit.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HubModel {
+    /// Address of the hub, without a slash at its end.
+    pub endpoint: String,
+    /// Host of the endpoint, with its port and path if it has any: names the hub in the cache.
+    pub host: String,
+    /// `ORG/NAME`.
+    pub repo: String,
+    /// Branch, tag or commit.
+    pub revision: String,
+}
+
+/// What is wrong with a name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct BadName(String);
+
+impl HubModel {
+    /// Reads `ORG/NAME[@REVISION]`, of the hub at `endpoint`, or a URL, which names its own hub.
+    ///
+    /// # Errors
+    /// The text has neither form; the message says which part is wrong.
+    pub fn parse(text: &str, endpoint: &str) -> Result<HubModel, BadName> {
+        if text.contains("://") {
+            return from_url(text);
+        }
+        let (repo, revision) = text.split_once('@').unwrap_or((text, DEFAULT_REVISION));
+        let url = parse_url(endpoint)?;
+        HubModel::new(&url, repo, revision)
+    }
+
+    fn new(endpoint: &Url, repo: &str, revision: &str) -> Result<HubModel, BadName> {
+        let parts: Vec<_> = repo.split('/').collect();
+        if parts.len() != 2 {
+            return Err(BadName(format!("`{repo}` is not ORG/NAME")));
+        }
+        if let Some(part) = parts.iter().find(|part| !is_name(part)) {
+            return Err(BadName(format!(
+                "`{part}` in `{repo}` is no name of a hub: letters, digits, `-`, `_` and `.`, beginning with a letter or digit"
+            )));
+        }
+        if revision.is_empty() || revision.contains(|c: char| c.is_whitespace() || c.is_control()) {
+            return Err(BadName(format!("`{revision}` is no branch, tag or commit")));
+        }
+        let text = endpoint.as_str().trim_end_matches('/').to_owned();
+        let host = text.split_once("://").map_or(text.as_str(), |(_, host)| host).to_owned();
+        Ok(HubModel { endpoint: text, host, repo: repo.to_owned(), revision: revision.to_owned() })
+    }
+
+    /// Whether this is of the hub that names without a host mean.
+    pub fn is_on_default_hub(&self) -> bool {
+        self.endpoint == DEFAULT_ENDPOINT
+    }
+}
+
+fn is_name(part: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    part.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && part.len() <= 96
+        && part.bytes().all(inner)
+}
+
+fn parse_url(text: &str) -> Result<Url, BadName> {
+    let url = Url::parse(text).map_err(|error| BadName(format!("`{text}` is no URL: {error}")))?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(BadName(format!("`{text}`: its scheme is neither https nor http")));
+    }
+    if url.password().is_some() || !url.username().is_empty() {
+        return Err(BadName(
+            "a URL with a password is refused; put a token into the variable HF_TOKEN".into(),
+        ));
+    }
+    Ok(url)
+}
+
+/// `https://HOST/ORG/NAME` or `https://HOST/ORG/NAME/tree/REVISION`.
+fn from_url(text: &str) -> Result<HubModel, BadName> {
+    let mut url = parse_url(text)?;
+    let path = url.path().trim_matches('/').to_owned();
+    let parts: Vec<_> = path.splitn(4, '/').collect();
+    let (repo, revision) = match parts[..] {
+        [org, name] => (format!("{org}/{name}"), DEFAULT_REVISION.to_owned()),
+        [org, name, "tree", revision] => (format!("{org}/{name}"), decode(revision)),
+        _ => {
+            return Err(BadName(format!(
+                "`{text}` is not https://HOST/ORG/NAME or https://HOST/ORG/NAME/tree/REVISION"
+            )));
+        }
+    };
+    url.set_path("");
+    url.set_query(None);
+    url.set_fragment(None);
+    HubModel::new(&url, &repo, &revision)
+}
+
+/// A revision with slashes is one segment of the hub's paths, and may be written either way in a URL.
+fn decode(revision: &str) -> String {
+    revision.replace("%2F", "/").replace("%2f", "/")
+}
+
+impl fmt::Display for HubModel {
+    /// The name by which the user finds it again: without what is the default.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.is_on_default_hub() {
+            write!(f, "{}/", self.host)?;
+        }
+        f.write_str(&self.repo)?;
+        if self.revision != DEFAULT_REVISION {
+            write!(f, "@{}", self.revision)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> (String, String, String, String) {
+        let model = HubModel::parse(text, DEFAULT_ENDPOINT).unwrap();
+        (model.endpoint.clone(), model.repo.clone(), model.revision.clone(), model.to_string())
+    }
+
+    #[test]
+    fn a_repository_and_a_url_name_the_same_model() {
+        let of = |endpoint: &str, revision: &str, shown: &str| {
+            (endpoint.to_owned(), "org/tiny".to_owned(), revision.to_owned(), shown.to_owned())
+        };
+        let hub = DEFAULT_ENDPOINT;
+        assert_eq!(parsed("org/tiny"), of(hub, "main", "org/tiny"));
+        assert_eq!(parsed("https://huggingface.co/org/tiny"), of(hub, "main", "org/tiny"));
+        assert_eq!(parsed("https://huggingface.co/org/tiny/"), of(hub, "main", "org/tiny"));
+        assert_eq!(parsed("org/tiny@v1"), of(hub, "v1", "org/tiny@v1"));
+        assert_eq!(parsed("https://huggingface.co/org/tiny/tree/v1"), of(hub, "v1", "org/tiny@v1"));
+        assert_eq!(parsed("https://huggingface.co/org/tiny/tree/a%2Fb").2, "a/b");
+        assert_eq!(parsed("https://huggingface.co/org/tiny/tree/a/b").2, "a/b");
+        let mirror = "http://127.0.0.1:9000";
+        assert_eq!(parsed("http://127.0.0.1:9000/org/tiny"), of(mirror, "main", "127.0.0.1:9000/org/tiny"));
+        let on_mirror = HubModel::parse("org/tiny", "http://127.0.0.1:9000/").unwrap();
+        assert_eq!(on_mirror, HubModel::parse("http://127.0.0.1:9000/org/tiny", hub).unwrap());
+    }
+
+    #[test]
+    fn what_is_no_model_of_a_hub_says_which_part_is_wrong() {
+        for (text, words) in [
+            ("tiny", "`tiny` is not ORG/NAME"),
+            ("a/b/c", "`a/b/c` is not ORG/NAME"),
+            ("org/", "`` in `org/` is no name"),
+            ("../tiny", "`..` in `../tiny` is no name"),
+            ("org/ti ny", "`ti ny` in"),
+            ("org/tiny@", "`` is no branch"),
+            ("ftp://h/org/tiny", "neither https nor http"),
+            ("https://h/org", "is not https://HOST/ORG/NAME"),
+            ("https://h/org/tiny/blob/main/config.json", "is not https://HOST/ORG/NAME"),
+            ("https://user:secret@h/org/tiny", "HF_TOKEN"),
+        ] {
+            let refused = HubModel::parse(text, DEFAULT_ENDPOINT).unwrap_err().to_string();
+            assert!(refused.contains(words), "{text}: {refused}");
+            assert!(!refused.contains("secret"), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! `sluice run`: serves models by their names. It downloads what is missing, picks the memory, serves on one port, and chats.
+//!
+//! The models are tenants of one GPU made of host memory, as `sluice up` runs them: `--print-yaml` prints the file.
+
+mod chat;
+mod download;
+mod machine;
+mod manifest;
+mod memory;
+mod port;
+mod prepare;
+mod reference;
+mod router;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use sluice_types::load;
+use sluice_types::pool::Policy;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::models::CacheArgs;
+use crate::models::hub_model::DEFAULT_ENDPOINT;
+use crate::models::size::Size;
+use crate::up::plan::{Options, Placed};
+use crate::up::ready::{Ready, ReadySink};
+use crate::up::speak::{hint, note, tell};
+use crate::up::{Fleet, Signals};
+use crate::{files, print, siblings};
+use chat::{Chat, ChatModel};
+use manifest::RunModel;
+use prepare::Prepared;
+use router::Routes;
+
+/// Time in which the last bytes of answers are sent, once the models have ended.
+const LAST_BYTES: Duration = Duration::from_secs(1);
+
+/// Options of `sluice run`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct RunArgs {
+    /// A folder in Hugging Face layout, ORG/NAME[@REVISION] of a hub, or https://HOST/ORG/NAME[/tree/REVISION].
+    #[arg(required = true, value_name = "MODEL")]
+    pub models: Vec<String>,
+    /// Chat in the terminal. Standard input that is none is read as prompts, one a line.
+    #[arg(long)]
+    pub chat: bool,
+    /// Port of the API; default 8000, or the next one that is free. 0 = any free port.
+    #[arg(long)]
+    pub port: Option<u16>,
+    /// Address to listen at.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: IpAddr,
+    /// Memory of the GPU that the models share, such as 6Gi; default weights and KV of 4 sequences of each, fewer where the machine has less.
+    #[arg(long, value_name = "SIZE", value_parser = memory::parse_memory)]
+    pub memory: Option<u64>,
+    /// Longest sequence (prompt and answer), tokens; default that of the model, at most 8192.
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
+    pub context: Option<u32>,
+    /// Threads of each engine; 0 = all cores.
+    #[arg(long, default_value_t = 0)]
+    pub threads: u32,
+    /// How memory is found when KV runs short, as `spec.policy` of a GpuPool.
+    #[arg(long, default_value = "Unified", value_parser = parse_policy)]
+    pub policy: Policy,
+    /// Hub of models that are named ORG/NAME. The variable HF_TOKEN holds a token, if one is needed.
+    #[arg(long, env = "HF_ENDPOINT", value_name = "URL", default_value = DEFAULT_ENDPOINT)]
+    pub endpoint: String,
+    /// Where models are downloaded to.
+    #[command(flatten)]
+    pub cache: CacheArgs,
+    /// Print the YAML for `sluice up -f` and end; nothing is downloaded but the beginnings of files.
+    #[arg(long)]
+    pub print_yaml: bool,
+    /// Runtime folder instead of the user's own.
+    #[arg(long, env = "SLUICE_RUNTIME_DIR")]
+    pub runtime_dir: Option<PathBuf>,
+}
+
+fn parse_policy(text: &str) -> Result<Policy, String> {
+    serde_json::from_value(text.into()).map_err(|error| error.to_string())
+}
+
+/// Runs until a signal stops it, or the chat ends.
+///
+/// # Errors
+/// A MODEL that is none or cannot be had, too little memory or disk, a port that is taken, or a model that cannot be served.
+pub async fn run(args: RunArgs) -> anyhow::Result<()> {
+    let mut signals = Signals::new()?;
+    // Before the download: a port that is taken is refused at once.
+    let listener = if args.print_yaml { None } else { Some(port::listen(args.host, args.port).await?) };
+    let prepared = tokio::select! {
+        prepared = prepare::prepare(&args) => prepared?,
+        which = signals.next() => {
+            note(format_args!("{which}; what was downloaded so far is kept"));
+            return Ok(());
+        }
+    };
+    match listener {
+        Some(listener) => serve(&args, &prepared, listener, signals).await,
+        None => print(prepared.yaml.trim_end()),
+    }
+}
+
+async fn serve(
+    args: &RunArgs,
+    prepared: &Prepared,
+    listener: TcpListener,
+    signals: Signals,
+) -> anyhow::Result<()> {
+    let Prepared { models, plan, .. } = prepared;
+    let objects =
+        load::load_located_str(&prepared.yaml, manifest::FILE).map_err(|errors| files::refused(&errors))?;
+    let placed = |located| Placed { located, folder: PathBuf::from("/") };
+    let objects: Vec<_> = objects.into_iter().map(placed).collect();
+    let (ready_sender, ready) = mpsc::unbounded_channel();
+    let fleet = Fleet::claim(
+        &objects,
+        &options(args)?,
+        args.runtime_dir.as_deref(),
+        &ReadySink::Channel(ready_sender),
+        true,
+    )?;
+    let names: Vec<_> = models.iter().map(|model| model.served.as_str()).collect();
+    let (gpu, total) = (Size(plan.gpu_bytes), Size(plan.total_bytes));
+    let mut context: Vec<_> = plan.context_tokens.iter().map(ToString::to_string).collect();
+    // One figure for all that have the same.
+    context.dedup();
+    note(format_args!(
+        "loading {}: a GPU of {gpu}, {total} of this machine's memory in all; context {} tokens",
+        names.join(", "),
+        context.join(", ")
+    ));
+    let routes = Routes::new(models.iter().map(|model| model.served.clone()))?;
+    let address = listener.local_addr()?;
+    let (stop, stopped) = oneshot::channel::<()>();
+    // The router ends when `stop` is sent or dropped.
+    let server = tokio::spawn(routes.clone().serve(listener, async { drop(stopped.await) }));
+    let interrupt = signal(SignalKind::interrupt())?;
+    let signals = if args.chat { signals.without_interrupt() } else { signals };
+    let front = Front { chat: args.chat, address, prepared, routes };
+    let ended = fleet.run(signals, front.run(ready, interrupt)).await;
+    drop(stop);
+    // A client that does not read its answer does not hold this process up.
+    let _ = tokio::time::timeout(LAST_BYTES, server).await;
+    ended
+}
+
+/// As `sluice up` has it: sidecars are reached through the one port only.
+fn options(args: &RunArgs) -> anyhow::Result<Options> {
+    Ok(Options {
+        host: IpAddr::from([127, 0, 0, 1]),
+        port: 0,
+        threads: args.threads,
+        journal: None,
+        force_remap: None,
+        poison: false,
+        engine: siblings::find("sluice-engine")?,
+    })
+}
+
+/// What happens while the models are kept.
+struct Front<'a> {
+    chat: bool,
+    address: SocketAddr,
+    prepared: &'a Prepared,
+    routes: Routes,
+}
+
+impl Front<'_> {
+    /// Records the addresses of the models, announces them when all are ready, and chats.
+    async fn run(self, mut ready: UnboundedReceiver<Ready>, mut interrupt: Signal) -> anyhow::Result<()> {
+        while !self.routes.all_ready() {
+            tokio::select! {
+                one = ready.recv() => self.record(one).await,
+                _ = interrupt.recv(), if self.chat => return Ok(()),
+            }
+        }
+        self.announce();
+        let follow = async {
+            loop {
+                self.record(ready.recv().await).await;
+            }
+        };
+        if !self.chat {
+            return follow.await;
+        }
+        let chat = Chat::new(self.address, self.chat_models())?;
+        tokio::select! {
+            ended = chat.run(interrupt) => ended,
+            never = follow => never,
+        }
+    }
+
+    async fn record(&self, ready: Option<Ready>) {
+        // No sender is left once all tenants have ended, which ends this future too.
+        let Some(ready) = ready else { return std::future::pending().await };
+        let tenant = ready.title.split_once('/').map_or("", |(_, tenant)| tenant);
+        if let Some(model) = self.prepared.models.iter().find(|model| model.tenant == tenant) {
+            self.routes.set(&model.served, ready.serve);
+        }
+    }
+
+    fn chat_models(&self) -> Vec<ChatModel> {
+        let models = self.prepared.models.iter().zip(&self.prepared.plan.context_tokens);
+        let model = |(model, context_tokens): (&RunModel, &u32)| ChatModel {
+            name: model.served.clone(),
+            has_template: chat::has_template(&model.folder),
+            context_tokens: *context_tokens,
+        };
+        models.map(model).collect()
+    }
+
+    /// Goes to standard error in a chat, where standard output is for answers.
+    fn announce(&self) {
+        let text = announcement(self.address, &self.chat_models(), self.chat);
+        if self.chat { hint(text) } else { tell(text) }
+    }
+}
+
+/// What is served, and how to ask it and to stop it.
+fn announcement(address: SocketAddr, models: &[ChatModel], chat: bool) -> String {
+    let url = format!("http://{}", chat::reachable(address));
+    let names: Vec<_> = models.iter().map(|model| model.name.as_str()).collect();
+    let (path, mut body) = if models[0].has_template {
+        ("chat/completions", serde_json::json!({"messages": [{"role": "user", "content": "Hello!"}]}))
+    } else {
+        ("completions", serde_json::json!({"prompt": "Once upon a time", "max_tokens": 64}))
+    };
+    body["model"] = models[0].name.as_str().into();
+    // Within single quotes of a shell.
+    let body = body.to_string().replace('\'', "'\\''");
+    let title = if models.len() == 1 { "model " } else { "models" };
+    let stop = if chat { "" } else { "\nstop    Ctrl-C" };
+    format!(
+        "ready   {url}/v1\n{title}  {}\ntry     curl {url}/v1/{path} -H 'content-type: application/json' -d '{body}'{stop}",
+        names.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(name: &str, has_template: bool) -> ChatModel {
+        ChatModel { name: name.into(), has_template, context_tokens: 512 }
+    }
+
+    #[test]
+    fn the_announcement_has_a_line_that_works_when_pasted() {
+        let address = "0.0.0.0:8001".parse().unwrap();
+        let text = announcement(address, &[model("it's", true), model("b", false)], false);
+        let expected = "\
+ready   http://127.0.0.1:8001/v1
+models  it's, b
+try     curl http://127.0.0.1:8001/v1/chat/completions -H 'content-type: application/json' -d \
+'{\"messages\":[{\"content\":\"Hello!\",\"role\":\"user\"}],\"model\":\"it'\\''s\"}'
+stop    Ctrl-C";
+        assert_eq!(text, expected);
+        let text = announcement(address, &[model("b", false)], true);
+        assert!(
+            text.contains("/v1/completions -H") && text.contains("\"prompt\":\"Once upon a time\""),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_policy_is_one_of_those_of_a_pool() {
+        assert_eq!(parse_policy("Oneiros"), Ok(Policy::Oneiros));
+        let refused = parse_policy("Magic").unwrap_err();
+        assert!(refused.contains("Magic") && refused.contains("`Unified`"), "{refused}");
+    }
+}

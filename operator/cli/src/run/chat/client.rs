@@ -1,0 +1,111 @@
+//! Asks the API and reads its stream of events.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use anyhow::{Context, bail};
+use eventsource_stream::Eventsource;
+use futures_util::StreamExt;
+use serde_json::Value;
+
+/// A client of the API at one address.
+#[derive(Debug)]
+pub struct Client {
+    http: reqwest::Client,
+    url: String,
+}
+
+impl Client {
+    /// Of the API that listens at `address`.
+    ///
+    /// # Errors
+    /// No HTTP client can be made.
+    pub fn new(address: SocketAddr) -> anyhow::Result<Client> {
+        let http = reqwest::Client::builder().no_proxy().build()?;
+        Ok(Client { http, url: format!("http://{}", reachable(address)) })
+    }
+
+    /// Asks for a stream and gives each piece of its text to `take`, until `take` returns `false`.
+    ///
+    /// # Errors
+    /// The server's words, or how the connection broke.
+    pub async fn ask(
+        &self,
+        path: &str,
+        body: &Value,
+        mut take: impl FnMut(&str) -> bool,
+    ) -> anyhow::Result<()> {
+        let mut body = body.clone();
+        body["stream"] = true.into();
+        let answer = self.http.post(format!("{}{path}", self.url)).json(&body).send().await?;
+        let status = answer.status();
+        if !status.is_success() {
+            let text = answer.text().await.unwrap_or_default();
+            let words = serde_json::from_str(&text).ok().and_then(|error| words(&error));
+            bail!("{}", words.unwrap_or_else(|| format!("the server answered {status}: {text}")));
+        }
+        let mut events = answer.bytes_stream().eventsource();
+        while let Some(event) = events.next().await {
+            let data = event.context("the answer broke off")?.data;
+            if data == "[DONE]" {
+                return Ok(());
+            }
+            let event: Value = serde_json::from_str(&data).with_context(|| format!("no JSON: {data}"))?;
+            if let Some(words) = words(&event) {
+                bail!("{words}");
+            }
+            if piece(&event).is_some_and(|piece| !take(piece)) {
+                return Ok(());
+            }
+        }
+        bail!("the answer broke off")
+    }
+}
+
+/// Where a listener at `address` is reached from this machine.
+pub fn reachable(address: SocketAddr) -> SocketAddr {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+/// The message of an error in OpenAI's form.
+fn words(event: &Value) -> Option<String> {
+    Some(event.get("error")?.get("message")?.as_str()?.to_owned())
+}
+
+/// The text of a chunk of either endpoint; `None` = it has none.
+fn piece(chunk: &Value) -> Option<&str> {
+    let choice = chunk.get("choices")?.get(0)?;
+    let text = choice.get("text").or_else(|| choice.get("delta")?.get("content"));
+    text?.as_str().filter(|text| !text.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn chunks_of_both_endpoints_have_their_text() {
+        assert_eq!(piece(&json!({"choices": [{"text": "a"}]})), Some("a"));
+        assert_eq!(piece(&json!({"choices": [{"delta": {"content": "b"}}]})), Some("b"));
+        for empty in
+            [json!({"choices": []}), json!({"choices": [{"delta": {"role": "assistant"}}]}), json!({})]
+        {
+            assert_eq!(piece(&empty), None);
+        }
+        assert_eq!(words(&json!({"error": {"message": "m"}})).as_deref(), Some("m"));
+    }
+
+    #[test]
+    fn a_listener_at_all_addresses_is_reached_at_loopback() {
+        let reached = |text: &str| reachable(text.parse().unwrap()).to_string();
+        assert_eq!(reached("0.0.0.0:80"), "127.0.0.1:80");
+        assert_eq!(reached("[::]:80"), "[::1]:80");
+        assert_eq!(reached("10.0.0.1:80"), "10.0.0.1:80");
+    }
+}

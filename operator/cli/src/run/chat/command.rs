@@ -1,0 +1,232 @@
+//! Lines of a chat: prompts of one line or several, and commands. Pure.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde_json::{Number, Value};
+
+/// What `/help` prints.
+pub const HELP: &str = "\
+/clear               forget the conversation
+/set NAME VALUE      set temperature, top_p, top_k, max_tokens or seed; /set alone shows them
+/model NAME          go on with another model; /model alone lists them
+/bye                 end; so does Ctrl-D
+\"\"\"                  begins and ends a prompt of several lines
+Ctrl-C               stops an answer";
+
+/// What begins and ends a prompt of several lines.
+const FENCE: &str = "\"\"\"";
+
+/// Puts lines together.
+#[derive(Debug, Default)]
+pub struct Assembler {
+    open: Option<String>,
+}
+
+/// What a line did.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// The prompt is not complete: more lines follow.
+    Open,
+    /// The text is whole.
+    Whole(String),
+}
+
+impl Assembler {
+    /// Whether a prompt is incomplete.
+    pub fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Takes a line.
+    pub fn push(&mut self, line: &str) -> Entry {
+        let (begun, rest) = match (self.open.take(), line.trim_start().strip_prefix(FENCE)) {
+            (Some(begun), _) => (begun + "\n", line),
+            (None, Some(rest)) => (String::new(), rest),
+            (None, None) => return Entry::Whole(line.to_owned()),
+        };
+        match rest.trim_end().strip_suffix(FENCE) {
+            Some(last) => {
+                let text = begun + last;
+                // A prompt, whatever it begins with; the lines of the fences themselves are no part of it.
+                Entry::Whole(format!("{FENCE}{}", text.trim_matches('\n')))
+            }
+            None => {
+                self.open = Some(begun + rest);
+                Entry::Open
+            }
+        }
+    }
+}
+
+/// What the user wants.
+#[derive(Debug, PartialEq)]
+pub enum Command<'a> {
+    /// An answer to this.
+    Prompt(&'a str),
+    /// The list of commands.
+    Help,
+    /// A new conversation.
+    Clear,
+    /// The settings.
+    ShowSettings,
+    /// Another value for one.
+    Set(Setting),
+    /// The names of the models.
+    ShowModels,
+    /// Another model.
+    Model(&'a str),
+    /// The end.
+    Bye,
+}
+
+impl Command<'_> {
+    /// Reads a line, or what [`Assembler`] made of several.
+    ///
+    /// # Errors
+    /// A command that is none, for people.
+    pub fn parse(text: &str) -> Result<Command<'_>, String> {
+        if let Some(prompt) = text.strip_prefix(FENCE) {
+            return Ok(Command::Prompt(prompt));
+        }
+        if !text.starts_with('/') {
+            return Ok(Command::Prompt(text));
+        }
+        let words: Vec<_> = text.split_whitespace().collect();
+        match words[..] {
+            ["/help" | "/?"] => Ok(Command::Help),
+            ["/clear"] => Ok(Command::Clear),
+            ["/bye" | "/exit" | "/quit"] => Ok(Command::Bye),
+            ["/set"] => Ok(Command::ShowSettings),
+            ["/set", name, value] => Setting::parse(name, value).map(Command::Set),
+            ["/set", ..] => Err("/set takes a name and a value, such as /set temperature 0.7".into()),
+            ["/model"] => Ok(Command::ShowModels),
+            // Names of folders may have blanks.
+            ["/model", ..] => Ok(Command::Model(text["/model".len()..].trim())),
+            _ => Err(format!(
+                "`{}` is no command; /help lists them, and a prompt that begins with / goes between {FENCE}",
+                words[0]
+            )),
+        }
+    }
+}
+
+/// A parameter of all requests from now on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setting {
+    /// As in the API.
+    pub name: &'static str,
+    /// A number.
+    pub value: Number,
+}
+
+/// Names of settings, and whether a value may have a fraction.
+const SETTINGS: [(&str, bool); 5] =
+    [("max_tokens", false), ("seed", false), ("temperature", true), ("top_k", false), ("top_p", true)];
+
+impl Setting {
+    fn parse(name: &str, value: &str) -> Result<Setting, String> {
+        let Some((name, fraction)) = SETTINGS.into_iter().find(|(known, _)| *known == name) else {
+            let names: Vec<_> = SETTINGS.iter().map(|(name, _)| *name).collect();
+            return Err(format!("`{name}` is no setting; there are {}", names.join(", ")));
+        };
+        let number = value.parse::<Number>().ok().filter(|number| fraction || !number.is_f64());
+        let kind = if fraction { "a number" } else { "a whole number" };
+        number.map(|value| Setting { name, value }).ok_or_else(|| format!("{name}: `{value}` is not {kind}"))
+    }
+}
+
+/// All settings that are not the server's defaults.
+#[derive(Clone, Debug, Default)]
+pub struct Settings(BTreeMap<&'static str, Number>);
+
+impl Settings {
+    /// Another value for one.
+    pub fn set(&mut self, setting: Setting) {
+        self.0.insert(setting.name, setting.value);
+    }
+
+    /// Writes them into a request.
+    pub fn apply(&self, body: &mut Value) {
+        for (name, value) in &self.0 {
+            body[name] = Value::Number(value.clone());
+        }
+    }
+}
+
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = |name| self.0.get(name).map_or_else(|| "default".to_owned(), Number::to_string);
+        let lines: Vec<_> = SETTINGS.iter().map(|(name, _)| format!("{name:12} {}", value(name))).collect();
+        f.write_str(&lines.join("\n"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn typed(lines: &[&str]) -> Vec<Entry> {
+        let mut assembler = Assembler::default();
+        lines.iter().map(|line| assembler.push(line)).collect()
+    }
+
+    fn whole(text: &str) -> Entry {
+        Entry::Whole(text.to_owned())
+    }
+
+    #[test]
+    fn fences_hold_several_lines_together() {
+        assert_eq!(typed(&["one", "two"]), [whole("one"), whole("two")]);
+        assert_eq!(
+            typed(&["\"\"\"one", "", "  two\"\"\"", "/bye"])[2..],
+            [whole("\"\"\"one\n\n  two"), whole("/bye")]
+        );
+        assert_eq!(typed(&["\"\"\"", "/set is a word", "\"\"\""])[2], whole("\"\"\"/set is a word"));
+        assert_eq!(typed(&["\"\"\"one\"\"\""]), [whole("\"\"\"one")]);
+        assert_eq!(typed(&["\"\"\"one"]), [Entry::Open]);
+        assert_eq!(Command::parse("\"\"\"/bye"), Ok(Command::Prompt("/bye")));
+    }
+
+    #[test]
+    fn commands_are_known_by_their_slash() {
+        let temperature = Setting { name: "temperature", value: Number::from_f64(0.7).unwrap() };
+        for (text, command) in [
+            ("hello /bye", Command::Prompt("hello /bye")),
+            ("/help", Command::Help),
+            ("/? ", Command::Help),
+            ("/clear", Command::Clear),
+            ("/bye", Command::Bye),
+            ("/set", Command::ShowSettings),
+            ("/set temperature 0.7", Command::Set(temperature)),
+            ("/model", Command::ShowModels),
+            ("/model  my model ", Command::Model("my model")),
+        ] {
+            assert_eq!(Command::parse(text), Ok(command), "{text}");
+        }
+        for (text, words) in [
+            ("/path/to", "`/path/to` is no command"),
+            ("/set temperature", "/set takes a name and a value"),
+            ("/set heat 1", "`heat` is no setting; there are max_tokens, seed"),
+            ("/set seed 0.5", "seed: `0.5` is not a whole number"),
+            ("/set top_p much", "top_p: `much` is not a number"),
+        ] {
+            let refused = Command::parse(text).unwrap_err();
+            assert!(refused.starts_with(words), "{refused}");
+        }
+    }
+
+    #[test]
+    fn settings_are_numbers_of_the_request() {
+        let mut settings = Settings::default();
+        for (name, value) in [("temperature", "0"), ("top_k", "5"), ("temperature", "0.5")] {
+            settings.set(Setting::parse(name, value).unwrap());
+        }
+        let mut body = json!({"max_tokens": 256});
+        settings.apply(&mut body);
+        assert_eq!(body, json!({"max_tokens": 256, "temperature": 0.5, "top_k": 5}));
+        assert!(settings.to_string().contains("seed         default\ntemperature  0.5"), "{settings}");
+    }
+}

@@ -1,0 +1,136 @@
+//! Lines from the terminal or a pipe. A separate thread reads them, because both block.
+
+use std::io::{BufRead, IsTerminal, Write};
+use std::sync::mpsc;
+
+use anyhow::Context;
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+/// What was read.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Read {
+    /// A line, without its end.
+    Line(String),
+    /// Ctrl-C in place of a line.
+    Interrupted,
+    /// The end of the input.
+    End,
+}
+
+/// Standard input.
+#[derive(Debug)]
+pub struct Input {
+    prompts: mpsc::Sender<String>,
+    lines: UnboundedReceiver<anyhow::Result<Read>>,
+    /// A line was requested and not received yet.
+    waits: bool,
+    terminal: Option<Terminal>,
+}
+
+impl Input {
+    /// Reads lines with editing and a history from a terminal, else plain ones.
+    ///
+    /// # Errors
+    /// The terminal cannot be used.
+    pub fn open() -> anyhow::Result<Input> {
+        let is_terminal = std::io::stdin().is_terminal();
+        let terminal = if is_terminal { Some(Terminal::of_stdin()?) } else { None };
+        let (prompts, asked) = mpsc::channel();
+        let (sender, lines) = unbounded_channel();
+        let named = std::thread::Builder::new().name("chat-input".into());
+        match is_terminal {
+            true => {
+                let editor = DefaultEditor::new().context("the terminal cannot be used")?;
+                named.spawn(move || edit(editor, &asked, &sender))?
+            }
+            false => named.spawn(move || read(&asked, &sender))?,
+        };
+        Ok(Input { prompts, lines, waits: false, terminal })
+    }
+
+    /// Whether a person types.
+    pub fn is_terminal(&self) -> bool {
+        self.terminal.is_some()
+    }
+
+    /// The next line. A call that was dropped goes on with the next one.
+    ///
+    /// # Errors
+    /// The input cannot be read.
+    pub async fn read(&mut self, prompt: &str) -> anyhow::Result<Read> {
+        if !self.waits {
+            // If the thread has ended, its last message is in the channel.
+            let _ = self.prompts.send(prompt.to_owned());
+            self.waits = true;
+        }
+        let read = self.lines.recv().await.unwrap_or(Ok(Read::End));
+        self.waits = false;
+        read
+    }
+}
+
+impl Drop for Input {
+    /// The thread may be in the middle of a line: this restores the terminal in its place.
+    fn drop(&mut self) {
+        if let Some(terminal) = self.terminal.as_ref().filter(|_| self.waits) {
+            terminal.restore();
+        }
+    }
+}
+
+/// How the terminal was before lines were edited.
+#[derive(Debug)]
+struct Terminal(Termios);
+
+impl Terminal {
+    fn of_stdin() -> anyhow::Result<Terminal> {
+        Ok(Terminal(tcgetattr(std::io::stdin()).context("the terminal cannot be used")?))
+    }
+
+    fn restore(&self) {
+        // A closed terminal cannot be restored, and needs no restoring.
+        let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &self.0);
+        // Ends the editor's bracketed paste and its line.
+        let _ = std::io::stdout().write_all(b"\x1b[?2004l\r\n").and_then(|()| std::io::stdout().flush());
+    }
+}
+
+/// Reads a line for each prompt; the arrow keys bring earlier ones back.
+fn edit(
+    mut editor: DefaultEditor,
+    prompts: &mpsc::Receiver<String>,
+    lines: &UnboundedSender<anyhow::Result<Read>>,
+) {
+    for prompt in prompts {
+        let read = match editor.readline(&prompt) {
+            Ok(line) => {
+                // A line without a place in the history is a line all the same.
+                let _ = editor.add_history_entry(&line);
+                Ok(Read::Line(line))
+            }
+            Err(ReadlineError::Interrupted) => Ok(Read::Interrupted),
+            Err(ReadlineError::Eof) => Ok(Read::End),
+            Err(error) => Err(error).context("the terminal cannot be read"),
+        };
+        if lines.send(read).is_err() {
+            return;
+        }
+    }
+}
+
+/// Reads a line for each prompt, which is not shown.
+fn read(prompts: &mpsc::Receiver<String>, lines: &UnboundedSender<anyhow::Result<Read>>) {
+    let mut text = std::io::stdin().lock().lines();
+    for _ in prompts {
+        let read = match text.next() {
+            Some(line) => line.map(Read::Line).context("standard input"),
+            None => Ok(Read::End),
+        };
+        if lines.send(read).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! What this machine has left: memory and room on a disk.
+
+use std::path::Path;
+
+use anyhow::Context;
+
+use crate::models::size::Size;
+
+/// Memory that programs may still take, bytes: `MemAvailable`, or less where a control group limits this process.
+///
+/// # Errors
+/// `/proc/meminfo` cannot be read.
+pub fn available_memory_bytes() -> anyhow::Result<u64> {
+    let file = "/proc/meminfo";
+    let text = std::fs::read_to_string(file).with_context(|| file.to_owned())?;
+    let machine = mem_available(&text).with_context(|| format!("{file}: no line MemAvailable"))?;
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    Ok(machine.min(group_bytes(&groups).unwrap_or(u64::MAX)))
+}
+
+fn mem_available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// What the control group of version 2, and those above it, leave of their limits; `None` = there is no limit.
+fn group_bytes(groups: &str) -> Option<u64> {
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let folder = Path::new("/sys/fs/cgroup").join(path);
+    let all = folder.ancestors().take_while(|at| at.starts_with("/sys/fs/cgroup"));
+    all.filter_map(|at| {
+        let text = |name: &str| std::fs::read_to_string(at.join(name)).ok();
+        let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
+        // Pages of files that the kernel can drop count as used there.
+        let stat = text("memory.stat").unwrap_or_default();
+        let cached =
+            stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse().ok()).unwrap_or(0);
+        let used = number("memory.current")?.saturating_sub(cached);
+        Some(number("memory.max")?.saturating_sub(used))
+    })
+    .min()
+}
+
+/// Checks that the disk of `folder` has room for a download of `missing_bytes`.
+///
+/// # Errors
+/// There is too little room, with both figures, or the file system cannot be read.
+pub fn check_disk(folder: &Path, missing_bytes: u64) -> anyhow::Result<()> {
+    // The first download creates the folder.
+    let there = folder.ancestors().find(|folder| folder.is_dir()).unwrap_or(folder);
+    let disk = rustix::fs::statvfs(there).with_context(|| there.display().to_string())?;
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    if missing_bytes > free {
+        let (missing, free) = (Size(missing_bytes), Size(free));
+        anyhow::bail!(
+            "not enough disk space: {missing} are still to be downloaded, and {free} are free at {}; remove models with \
+             `sluice models rm`, or name another folder with --cache",
+            there.display()
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn available_memory_is_that_of_the_kernel() {
+        let text = "MemTotal:       24 kB\nMemAvailable:    7 kB\n";
+        assert_eq!(mem_available(text), Some(7168));
+        assert_eq!(mem_available("MemTotal: 24 kB\n"), None);
+        let found = available_memory_bytes().unwrap();
+        assert!(found > 1 << 20, "{found}");
+    }
+
+    #[test]
+    fn a_disk_without_room_is_refused_with_figures() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("a/b");
+        check_disk(&folder, 1).unwrap();
+        let refused = check_disk(&folder, 1 << 60).unwrap_err().to_string();
+        assert!(
+            refused.starts_with("not enough disk space: 1048576.0 TiB are still to be downloaded, and "),
+            "{refused}"
+        );
+    }
+}

@@ -1,0 +1,304 @@
+//! How much memory the models of one command get, and how long a context each has. Pure.
+
+use sluice_plan::demand::{self, Terms};
+use sluice_plan::geometry::status;
+use sluice_types::pool::Policy;
+use sluice_types::{ModelTenantSpec, Quantity};
+use sluice_wire::geometry::Geometry;
+
+use crate::models::size::Size;
+
+/// Longest context that is taken unasked, tokens.
+const MAX_DEFAULT_CONTEXT: u32 = 8192;
+/// Shortest context that is taken unasked where memory is short, tokens.
+const MIN_DEFAULT_CONTEXT: u32 = 1024;
+/// Sequences of a full context that each model has KV for, the most first: fewer where memory is short.
+const SEQUENCES: [u64; 3] = [4, 2, 1];
+/// Sizes of a chunk that a host-backed GPU has, bytes, the largest first.
+const CHUNKS: [u64; 6] = [2 << 20, 1 << 20, 512 << 10, 256 << 10, 128 << 10, 64 << 10];
+/// Least number of chunks of a layer, where chunks can be that small: little of the last one is wasted.
+const CHUNKS_OF_LAYER: u64 = 16;
+/// Host memory of an engine, without the GPU's, bytes: the operator's figure.
+const ENGINE_BYTES: u64 = 256 << 20;
+/// Tokens of a block of KV.
+const BLOCK_TOKENS: u64 = 16;
+
+/// A model that needs memory.
+#[derive(Clone, Debug)]
+pub struct Sized {
+    /// As served.
+    pub name: String,
+    /// Its sizes.
+    pub geometry: Geometry,
+    /// Its tenant, without a `maxModelLen`.
+    pub spec: ModelTenantSpec,
+}
+
+/// What the user decides.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wishes {
+    /// Memory of the GPU, bytes; `None` = as much as weights, KV and activations take.
+    pub memory_bytes: Option<u64>,
+    /// Context of each model, tokens; `None` = the model's own, at most 8192.
+    pub context_tokens: Option<u32>,
+    /// Threads of each engine.
+    pub threads: u32,
+    /// Policy of the pool.
+    pub policy: Policy,
+}
+
+/// What is taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Chunk of the GPU, bytes.
+    pub chunk_bytes: u64,
+    /// Memory of the GPU, bytes.
+    pub gpu_bytes: u64,
+    /// Host memory for copies of weights, bytes.
+    pub host_bytes: u64,
+    /// All memory of this machine that the run may take, bytes: the two above and the engines' own.
+    pub total_bytes: u64,
+    /// Context of each model, tokens, in the order of the models.
+    pub context_tokens: Vec<u32>,
+    /// Sequences of that context for which each model has KV.
+    pub sequences: u64,
+}
+
+/// Why the models do not fit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TooLittle {
+    /// A context is longer than what a model was made for.
+    #[error("--context {asked}: {name} was made for {most} tokens at most")]
+    Context {
+        /// The model.
+        name: String,
+        /// As asked.
+        asked: u32,
+        /// Its own limit.
+        most: u32,
+    },
+    /// A model has sizes that no GPU of this machine serves.
+    #[error("{name}: {problem}")]
+    Unfit {
+        /// The model.
+        name: String,
+        /// Why.
+        problem: String,
+    },
+    /// `--memory` is less than what the models hold at least.
+    #[error("--memory {}: too little; {needs}, together at least {}", Size(*given), Size(*least))]
+    Gpu {
+        /// As given, bytes.
+        given: u64,
+        /// What all models need, bytes.
+        least: u64,
+        /// What each needs.
+        needs: String,
+    },
+    /// The machine has too little.
+    #[error("not enough memory: {} are needed ({needs}) and {} are available on this machine{remedy}", Size(*needed), Size(*available))]
+    Host {
+        /// What the least plan takes, bytes.
+        needed: u64,
+        /// `MemAvailable`, bytes.
+        available: u64,
+        /// What each model takes.
+        needs: String,
+        /// What would help.
+        remedy: &'static str,
+    },
+}
+
+/// The largest plan within `available_bytes` of host memory.
+///
+/// # Errors
+/// [`TooLittle`].
+pub fn plan(models: &[Sized], wishes: &Wishes, available_bytes: u64) -> Result<MemoryPlan, TooLittle> {
+    let chunk_bytes = chunk_bytes(models);
+    let longest = contexts(models, wishes)?;
+    let mut least = None;
+    for (contexts, sequences) in ladder(&longest, wishes) {
+        let draft = Draft::new(models, wishes, chunk_bytes, contexts, sequences)?;
+        if draft.plan.total_bytes <= available_bytes {
+            return draft.checked(wishes);
+        }
+        least = Some(draft);
+    }
+    let draft = least.expect("the ladder has a rung");
+    draft.clone().checked(wishes)?;
+    let shortest = draft.plan.context_tokens.iter().any(|tokens| *tokens > MIN_DEFAULT_CONTEXT);
+    Err(TooLittle::Host {
+        needed: draft.plan.total_bytes,
+        available: available_bytes,
+        needs: draft.needs,
+        remedy: match (wishes.memory_bytes.is_some(), wishes.context_tokens.is_some() && shortest) {
+            (true, _) => "; lower --memory",
+            (false, true) => "; lower --context",
+            (false, false) => "; take a smaller model, or end other programs",
+        },
+    })
+}
+
+/// Longest context of each model, tokens, whatever the memory.
+fn contexts(models: &[Sized], wishes: &Wishes) -> Result<Vec<u32>, TooLittle> {
+    let context = |model: &Sized| {
+        let most = model.geometry.max_model_len;
+        match wishes.context_tokens {
+            Some(asked) if asked > most => Err(TooLittle::Context { name: model.name.clone(), asked, most }),
+            Some(asked) => Ok(asked),
+            None => Ok(most.min(MAX_DEFAULT_CONTEXT)),
+        }
+    };
+    models.iter().map(context).collect()
+}
+
+/// Candidates, the largest first: fewer sequences, then shorter contexts unless the user named one. With `--memory` KV is what
+/// is left of it.
+fn ladder(longest: &[u32], wishes: &Wishes) -> Vec<(Vec<u32>, u64)> {
+    let fixed = wishes.memory_bytes.is_some();
+    let mut rungs: Vec<_> =
+        SEQUENCES.iter().filter(|n| !fixed || **n == 1).map(|n| (longest.to_vec(), *n)).collect();
+    let mut limit = longest.iter().copied().max().unwrap_or(0) / 2;
+    while wishes.context_tokens.is_none() && !fixed && limit >= MIN_DEFAULT_CONTEXT {
+        rungs.push((longest.iter().map(|tokens| (*tokens).min(limit)).collect(), 1));
+        limit /= 2;
+    }
+    rungs
+}
+
+/// The largest chunk that cuts every model's layer into [`CHUNKS_OF_LAYER`], but one that holds every model's block of KV.
+fn chunk_bytes(models: &[Sized]) -> u64 {
+    let fine = |chunk: u64| models.iter().all(|model| chunk * CHUNKS_OF_LAYER <= model.geometry.layer_bytes);
+    let holds = |chunk: u64| models.iter().all(|model| block_bytes(&model.geometry) <= chunk);
+    let fine = CHUNKS.into_iter().find(|chunk| fine(*chunk)).unwrap_or(CHUNKS[CHUNKS.len() - 1]);
+    let least = CHUNKS.into_iter().rev().find(|chunk| holds(*chunk)).unwrap_or(CHUNKS[0]);
+    fine.max(least)
+}
+
+/// KV of one layer's block.
+fn block_bytes(geometry: &Geometry) -> u64 {
+    (BLOCK_TOKENS * geometry.kv_bytes_per_token / u64::from(geometry.layers.max(1))).max(1)
+}
+
+/// A plan that may be too large, and what it is made of.
+#[derive(Clone, Debug)]
+struct Draft {
+    plan: MemoryPlan,
+    /// The least that the GPU must have, bytes.
+    floor_bytes: u64,
+    needs: String,
+    floors: String,
+}
+
+impl Draft {
+    fn new(
+        models: &[Sized],
+        wishes: &Wishes,
+        chunk_bytes: u64,
+        context_tokens: Vec<u32>,
+        sequences: u64,
+    ) -> Result<Draft, TooLittle> {
+        let (mut gpu, mut host, mut floor, mut needs, mut floors) = (0, 0, 0, Vec::new(), Vec::new());
+        for (model, tokens) in models.iter().zip(&context_tokens) {
+            let need = Need::of(model, wishes, chunk_bytes, *tokens, sequences)?;
+            (gpu, host, floor) = (gpu + need.gpu_bytes, host + need.host_bytes, floor + need.floor_bytes);
+            needs.push(need.words(&model.name));
+            floors.push(format!("{} needs {}", model.name, Size(need.floor_bytes)));
+        }
+        // A round number for people who read the YAML.
+        let host = host.next_multiple_of(1 << 20);
+        let gpu_bytes = wishes.memory_bytes.map_or(gpu, |bytes| bytes / chunk_bytes * chunk_bytes);
+        let total_bytes = gpu_bytes + host + ENGINE_BYTES * models.len() as u64;
+        let plan =
+            MemoryPlan { chunk_bytes, gpu_bytes, host_bytes: host, total_bytes, context_tokens, sequences };
+        Ok(Draft { plan, floor_bytes: floor, needs: needs.join("; "), floors: floors.join(", ") })
+    }
+
+    fn checked(self, wishes: &Wishes) -> Result<MemoryPlan, TooLittle> {
+        match wishes.memory_bytes {
+            Some(given) if self.plan.gpu_bytes < self.floor_bytes => {
+                Err(TooLittle::Gpu { given, least: self.floor_bytes, needs: self.floors })
+            }
+            _ => Ok(self.plan),
+        }
+    }
+}
+
+/// What one model takes, bytes.
+struct Need {
+    weights_bytes: u64,
+    kv_bytes: u64,
+    activation_bytes: u64,
+    gpu_bytes: u64,
+    host_bytes: u64,
+    floor_bytes: u64,
+    tokens: u32,
+    sequences: u64,
+}
+
+impl Need {
+    fn of(
+        model: &Sized,
+        wishes: &Wishes,
+        chunk: u64,
+        tokens: u32,
+        sequences: u64,
+    ) -> Result<Need, TooLittle> {
+        let (name, inspected) = (&model.name, &model.geometry);
+        let unfit = |problem: String| TooLittle::Unfit { name: name.clone(), problem };
+        let mut spec = model.spec.clone();
+        spec.model.max_model_len = i32::try_from(tokens).ok();
+        let terms =
+            Terms { chunk_bytes: chunk, context_bytes: 0, host_gpu_bytes: None, policy: wishes.policy };
+        let sized = demand::Geometry::of_status(&status(inspected), thread_count(wishes.threads));
+        let geometry = sized.ok_or_else(|| unfit("its sizes are no model's".into()))?;
+        demand::fits(&spec, &geometry, &terms).map_err(|why| unfit(why.to_string()))?;
+        let demand = demand::demand(&spec, &geometry, &terms);
+        let whole = |bytes: u64| bytes.div_ceil(chunk) * chunk;
+        // One slot more than its layers: with it they can move.
+        let weights_bytes =
+            whole(geometry.global_bytes) + (u64::from(geometry.layers) + 1) * whole(geometry.layer_bytes);
+        let blocks = u64::from(tokens).div_ceil(BLOCK_TOKENS) * u64::from(geometry.layers);
+        let kv_bytes = sequences * blocks.div_ceil((chunk / block_bytes(inspected)).max(1)) * chunk;
+        let activation_bytes = whole(geometry.step_activation_bytes) + whole(geometry.staging_bytes);
+        let gpu_bytes = (weights_bytes + kv_bytes + activation_bytes).max(demand.floor_bytes);
+        Ok(Need {
+            weights_bytes,
+            kv_bytes,
+            activation_bytes,
+            gpu_bytes,
+            host_bytes: demand.host_bytes,
+            floor_bytes: demand.floor_bytes,
+            tokens,
+            sequences,
+        })
+    }
+
+    fn words(&self, name: &str) -> String {
+        let Need { weights_bytes, kv_bytes, activation_bytes, host_bytes, tokens, sequences, .. } = self;
+        let (weights, kv, rest) =
+            (Size(*weights_bytes), Size(*kv_bytes), Size(activation_bytes + ENGINE_BYTES));
+        let host = Size(*host_bytes);
+        format!(
+            "{name}: weights {weights}, KV of {sequences} x {tokens} tokens {kv}, host copy {host}, engine {rest}"
+        )
+    }
+}
+
+/// Threads of an engine that was given `asked`.
+fn thread_count(asked: u32) -> u32 {
+    match asked {
+        0 => std::thread::available_parallelism()
+            .map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX)),
+        asked => asked,
+    }
+}
+
+/// A size on the command line.
+pub fn parse_memory(text: &str) -> Result<u64, String> {
+    let quantity: Quantity = text.parse().map_err(|error| format!("{error}"))?;
+    if quantity.bytes() == 0 { Err("0 bytes hold no model".into()) } else { Ok(quantity.bytes()) }
+}
+
+#[cfg(test)]
+mod tests;

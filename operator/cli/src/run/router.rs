@@ -1,0 +1,261 @@
+//! One port for all models: forwards a request to the model that its body names, and streams the answer back.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+/// Largest body of a request, bytes: as much as a sidecar takes.
+const MOST_BODY: usize = 4 << 20;
+/// `retry-after` of a model that loads, seconds.
+const RETRY_SECONDS: &str = "2";
+/// Headers that are about one connection (RFC 9110, 7.6.1) or are set anew.
+const OWN_HEADERS: [HeaderName; 9] = [
+    header::CONNECTION,
+    header::HOST,
+    header::CONTENT_LENGTH,
+    header::TRANSFER_ENCODING,
+    header::TE,
+    header::TRAILER,
+    header::UPGRADE,
+    header::PROXY_AUTHORIZATION,
+    header::EXPECT,
+];
+
+/// Where each model answers.
+#[derive(Clone, Debug)]
+pub struct Routes {
+    http: reqwest::Client,
+    /// By the served name; `None` = it loads.
+    models: Arc<RwLock<BTreeMap<String, Option<SocketAddr>>>>,
+}
+
+impl Routes {
+    /// Routes to models of these names, all of which load.
+    ///
+    /// # Errors
+    /// No HTTP client can be made.
+    pub fn new(names: impl Iterator<Item = String>) -> reqwest::Result<Routes> {
+        // Sidecars are local: no proxy of the environment is used.
+        let http =
+            reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build()?;
+        let models = names.map(|name| (name, None)).collect();
+        Ok(Routes { http, models: Arc::new(RwLock::new(models)) })
+    }
+
+    /// The model `name` answers at `address` from now on.
+    pub fn set(&self, name: &str, address: SocketAddr) {
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(route) = models.get_mut(name) {
+            *route = Some(address);
+        }
+    }
+
+    /// Whether every model answers.
+    pub fn all_ready(&self) -> bool {
+        self.snapshot().values().all(Option::is_some)
+    }
+
+    /// Serves at `listener` until `stop`; then it ends once open answers are complete.
+    ///
+    /// # Errors
+    /// The listener failed.
+    pub async fn serve(
+        self,
+        listener: TcpListener,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> std::io::Result<()> {
+        let router = Router::new()
+            .route("/health", get(async || StatusCode::OK))
+            .route("/ready", get(ready))
+            .route("/v1/models", get(models))
+            .route("/v1/models/{*id}", get(model))
+            .fallback(forward)
+            .with_state(self);
+        axum::serve(listener, router).with_graceful_shutdown(stop).await
+    }
+
+    fn snapshot(&self) -> BTreeMap<String, Option<SocketAddr>> {
+        self.models.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The model `name`.
+    fn find(&self, name: &str) -> Result<SocketAddr, Problem> {
+        let models = self.snapshot();
+        match models.get(name) {
+            Some(Some(address)) => Ok(*address),
+            Some(None) => Err(Problem::Loading(name.to_owned())),
+            None => Err(Problem::NoModel(name.to_owned(), models.into_keys().collect())),
+        }
+    }
+
+    /// The model that `body` names; where only one is served it need not.
+    fn find_in(&self, body: &[u8]) -> Result<SocketAddr, Problem> {
+        #[derive(serde::Deserialize)]
+        struct Named {
+            model: Option<Value>,
+        }
+        let models = self.snapshot();
+        let read = serde_json::from_slice::<Named>(body).ok().and_then(|named| named.model);
+        let only = || models.keys().next().filter(|_| models.len() == 1);
+        match read {
+            Some(Value::String(name)) => self.find(&name),
+            // The model itself reports what else is wrong with the body.
+            _ => {
+                only().map_or(Err(Problem::Unnamed(models.keys().cloned().collect())), |name| self.find(name))
+            }
+        }
+    }
+
+    async fn send(&self, to: SocketAddr, asked: Asked) -> Result<Response, Problem> {
+        let url = format!("http://{to}{}", asked.path);
+        let request =
+            self.http.request(asked.method, url).headers(passed_on(&asked.headers)).body(asked.body);
+        let answer =
+            request.send().await.map_err(|error| Problem::Unreachable(error.without_url().to_string()))?;
+        let (status, headers) = (answer.status(), passed_on(answer.headers()));
+        // Pieces are forwarded at once. A client that disconnects drops this body, which cancels the request at the model.
+        let mut response = Response::new(Body::from_stream(answer.bytes_stream()));
+        (*response.status_mut(), *response.headers_mut()) = (status, headers);
+        Ok(response)
+    }
+}
+
+/// A request to send on.
+struct Asked {
+    method: Method,
+    /// Path and query.
+    path: String,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+fn passed_on(headers: &HeaderMap) -> HeaderMap {
+    let kept = headers.iter().filter(|(name, _)| !OWN_HEADERS.contains(name));
+    kept.map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+async fn ready(State(routes): State<Routes>) -> StatusCode {
+    if routes.all_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+}
+
+/// The lists of all models that answer, as one.
+async fn models(State(routes): State<Routes>, headers: HeaderMap) -> Response {
+    let mut data = Vec::new();
+    for address in routes.snapshot().into_values().flatten() {
+        let url = format!("http://{address}/v1/models");
+        let answer = routes.http.get(url).headers(passed_on(&headers)).send().await;
+        let list = match answer {
+            Ok(answer) => answer.json::<Value>().await,
+            Err(error) => Err(error),
+        };
+        // A model that restarts is missing from the list.
+        if let Some(Value::Array(listed)) = list.ok().map(|mut list| list["data"].take()) {
+            data.extend(listed);
+        }
+    }
+    Json(json!({"object": "list", "data": data})).into_response()
+}
+
+async fn model(State(routes): State<Routes>, Path(id): Path<String>, request: Request) -> Response {
+    let path = request.uri().path_and_query().map_or(String::new(), ToString::to_string);
+    let asked = Asked { method: Method::GET, path, headers: request.headers().clone(), body: Bytes::new() };
+    answer(match routes.find(&id) {
+        Ok(to) => routes.send(to, asked).await,
+        Err(problem) => Err(problem),
+    })
+}
+
+async fn forward(State(routes): State<Routes>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    // A client whose body broke off reads no answer, so any failure is the limit.
+    let Ok(body) = to_bytes(body, MOST_BODY).await else { return Problem::TooLarge.into_response() };
+    let path = parts.uri.path_and_query().map_or(String::new(), ToString::to_string);
+    let to = match parts.method {
+        Method::POST => routes.find_in(&body),
+        // Other methods name no model, so they need that only one is served.
+        _ => routes.find_in(b"{}").map_err(|problem| match problem {
+            Problem::Unnamed(_) => Problem::NoRoute(parts.uri.path().to_owned()),
+            other => other,
+        }),
+    };
+    let asked = Asked { method: parts.method, path, headers: parts.headers, body };
+    answer(match to {
+        Ok(to) => routes.send(to, asked).await,
+        Err(problem) => Err(problem),
+    })
+}
+
+fn answer(sent: Result<Response, Problem>) -> Response {
+    sent.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// Why a request reaches no model.
+#[derive(Debug, PartialEq, Eq)]
+enum Problem {
+    /// No model of this name; those that there are.
+    NoModel(String, Vec<String>),
+    /// The body names none; those that there are.
+    Unnamed(Vec<String>),
+    /// It does not answer yet.
+    Loading(String),
+    /// Its sidecar cannot be reached.
+    Unreachable(String),
+    /// The body is too large.
+    TooLarge,
+    /// Nothing is there.
+    NoRoute(String),
+}
+
+impl IntoResponse for Problem {
+    /// In OpenAI's form.
+    fn into_response(self) -> Response {
+        const REQUEST: &str = "invalid_request_error";
+        const SERVER: &str = "service_unavailable";
+        let models =
+            |names: Vec<String>| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        let (status, kind, code, param, message) = match self {
+            Problem::NoModel(name, names) => {
+                let message = format!("the model `{name}` does not exist; served here: {}", models(names));
+                (StatusCode::NOT_FOUND, REQUEST, Some("model_not_found"), Some("model"), message)
+            }
+            Problem::Unnamed(names) => {
+                let message =
+                    format!("the body must be JSON with a string `model`, one of {}", models(names));
+                (StatusCode::BAD_REQUEST, REQUEST, None, Some("model"), message)
+            }
+            Problem::Loading(name) => {
+                let message = format!("the model `{name}` is loading");
+                (StatusCode::SERVICE_UNAVAILABLE, SERVER, None, None, message)
+            }
+            Problem::Unreachable(why) => {
+                let message = format!("the model cannot be reached just now: {why}");
+                (StatusCode::SERVICE_UNAVAILABLE, SERVER, None, None, message)
+            }
+            Problem::TooLarge => {
+                let message = format!("the body is larger than {MOST_BODY} bytes");
+                (StatusCode::PAYLOAD_TOO_LARGE, REQUEST, None, None, message)
+            }
+            Problem::NoRoute(path) => {
+                (StatusCode::NOT_FOUND, REQUEST, None, None, format!("there is nothing at {path}"))
+            }
+        };
+        let body = json!({"error": {"message": message, "type": kind, "param": param, "code": code}});
+        let mut response = (status, Json(body)).into_response();
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_SECONDS));
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,36 @@
+//! Who learns when a tenant serves.
+
+use std::net::SocketAddr;
+
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::speak::tell;
+
+/// A tenant that serves. Sent again when its sidecar has been restarted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// `NAMESPACE/NAME`.
+    pub title: String,
+    /// Address of its API.
+    pub serve: SocketAddr,
+}
+
+/// Who learns it.
+#[derive(Clone, Debug)]
+pub enum ReadySink {
+    /// Readers of standard output: a line `ready NAMESPACE/NAME URL`.
+    Stdout,
+    /// The program itself.
+    Channel(UnboundedSender<Ready>),
+}
+
+impl ReadySink {
+    /// Sends `ready`.
+    pub fn send(&self, ready: Ready) {
+        match self {
+            ReadySink::Stdout => tell(format_args!("ready {} http://{}", ready.title, ready.serve)),
+            // A receiver that is gone is at its end, and so are all tenants.
+            ReadySink::Channel(sender) => drop(sender.send(ready)),
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! The signals that end `sluice up` and `sluice run`.
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// The signals that end this process.
+pub struct Signals {
+    /// None where Ctrl-C has another meaning.
+    interrupt: Option<Signal>,
+    terminate: Signal,
+    /// The terminal was closed; none where the parent process ignores this signal (`nohup`).
+    hangup: Option<Signal>,
+}
+
+impl Signals {
+    /// Listens for them from now on.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn new() -> std::io::Result<Self> {
+        let (interrupt, terminate) = (SignalKind::interrupt(), SignalKind::terminate());
+        // Asked before tokio takes the signal over.
+        let hangup = if hangup_ignored() { None } else { Some(signal(SignalKind::hangup())?) };
+        Ok(Signals { interrupt: Some(signal(interrupt)?), terminate: signal(terminate)?, hangup })
+    }
+
+    /// The same, and Ctrl-C is not among them.
+    pub fn without_interrupt(self) -> Self {
+        Signals { interrupt: None, ..self }
+    }
+
+    /// The same, and Ctrl-C is among them.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn with_interrupt(self) -> std::io::Result<Self> {
+        let interrupt = match self.interrupt {
+            Some(interrupt) => interrupt,
+            None => signal(SignalKind::interrupt())?,
+        };
+        Ok(Signals { interrupt: Some(interrupt), ..self })
+    }
+
+    /// Waits for one of them; says which.
+    pub async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            () = Self::received(&mut self.interrupt) => "interrupted",
+            _ = self.terminate.recv() => "terminated",
+            () = Self::received(&mut self.hangup) => "hung up",
+        }
+    }
+
+    async fn received(signal: &mut Option<Signal>) {
+        match signal {
+            Some(signal) => drop(signal.recv().await),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// Whether SIGHUP, signal 1, is in the mask of ignored signals.
+fn hangup_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
+}
