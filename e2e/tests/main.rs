@@ -1,4 +1,4 @@
-//! The product as a user meets it: `sluice up` with real sidecars, real engines, real signals and real sockets.
+//! The product as a user meets it: `sluice up` and `sluice run` with real sidecars, real engines, real signals and real sockets.
 //!
 //! A black box: only binaries, YAML, HTTP, files and `/proc`. Every test lives in a folder of its own and looks, when its
 //! tenants have ended, whether a process, a socket or a file stayed behind.
@@ -22,6 +22,7 @@ mod neighbours;
 mod no_room;
 mod page;
 mod policies;
+mod run;
 mod shares;
 mod sidecar_faults;
 mod soak;

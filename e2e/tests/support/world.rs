@@ -63,24 +63,32 @@ impl World {
     /// As [`World::up_text`], with the sidecar and the engine in `binaries`.
     pub fn up_of(&self, binaries: &Path, yaml: &str, arguments: &[&str]) -> Up<'_> {
         self.write("up.yaml", yaml);
-        let file = |name| std::fs::File::create(self.path(name)).unwrap();
-        let child = Command::new("sh")
+        let mut command = self.sluice(binaries);
+        command.args(["up", "-f", "up.yaml", "--port", "0", "--threads", "1"]).args(arguments);
+        self.record(&mut command);
+        Up { child: command.env("SLUICE_LOG", "info").spawn().unwrap(), world: self }
+    }
+
+    /// `sluice` in this world, without arguments and without input; its siblings are in `binaries`.
+    pub fn sluice(&self, binaries: &Path) -> Command {
+        let mut command = Command::new("sh");
+        command
             .args(["-c", files::FEW])
             .arg(model::binary("sluice"))
-            .args(["up", "-f", "up.yaml", "--port", "0", "--threads", "1"])
-            .args(arguments)
             .current_dir(self.dir.path())
             .env("SLUICE_RUNTIME_DIR", self.path("run"))
             .env("SLUICE_BIN_DIR", binaries)
             .env("TMPDIR", self.path("tmp"))
-            .env("SLUICE_LOG", "info")
             .env_remove("RUST_LOG")
-            .stdin(Stdio::null())
-            .stdout(file("stdout"))
-            .stderr(file("stderr"))
-            .spawn()
-            .unwrap();
-        Up { child, world: self }
+            .env_remove("SLUICE_LOG")
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// The output of `command` goes to [`World::stdout`] and [`World::stderr`].
+    pub fn record(&self, command: &mut Command) {
+        let file = |name| std::fs::File::create(self.path(name)).unwrap();
+        command.stdout(file("stdout")).stderr(file("stderr"));
     }
 
     /// A folder of binaries whose sidecar has options that the product's has not: those of the example `faulty-sidecar`.
@@ -143,10 +151,12 @@ impl Drop for World {
         // A test that failed leaves its tenants behind; nobody else will end them.
         self.processes().into_iter().for_each(processes::kill);
         if std::thread::panicking() {
-            let stderr = self.stderr();
+            // A test that started nothing here has no such file.
+            let stderr = std::fs::read(self.path("stderr")).unwrap_or_default();
+            let stderr = String::from_utf8_lossy(&stderr);
             let lines: Vec<_> = stderr.lines().collect();
             let last = lines.len().saturating_sub(40);
-            eprintln!("--- last words of `sluice up`:\n{}\n---", lines[last..].join("\n"));
+            eprintln!("--- last words of `sluice`:\n{}\n---", lines[last..].join("\n"));
         }
     }
 }

@@ -1,0 +1,100 @@
+//! What `sluice run` refuses, with figures, before anything large is downloaded.
+
+use serde_json::json;
+
+use super::hub::{Hub, REPO};
+use super::session::{command, models, sluice};
+use crate::support::World;
+use crate::support::model::Stories;
+
+const TINY: &str = "--layers 4 --hidden 64 --intermediate 128 --vocab 300 --max-positions 512";
+
+/// Standard error of a command that must end with 78 and leave nothing.
+async fn refused(world: &World, arguments: &[&str]) -> String {
+    let mut command = command(world);
+    world.record(&mut command);
+    let status = command.arg("run").args(arguments).args(["--port", "0"]).status().unwrap();
+    let stderr = world.stderr();
+    assert_eq!(status.code(), Some(78), "{stderr}");
+    world.nothing_is_left().await;
+    stderr
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_that_are_no_models_are_refused_with_what_was_tried() {
+    let world = World::new();
+    std::fs::create_dir(world.path("empty")).unwrap();
+    let model = world.model("tiny", TINY);
+    let model = model.to_str().unwrap();
+    for (arguments, words) in [
+        (
+            vec!["./nowhere"],
+            "MODEL `./nowhere`: there is no such folder; a MODEL is a folder with a config.json, ORG/NAME",
+        ),
+        (
+            vec!["tiny-llama"],
+            "MODEL `tiny-llama`: there is no such folder, and as a model of a hub: `tiny-llama` is not ORG/NAME",
+        ),
+        (vec!["empty"], "MODEL `empty`: this folder has no config.json"),
+        (vec![model, model], "named twice"),
+        (vec![model, "--context", "513"], "--context 513: tiny was made for 512 tokens at most"),
+        (vec![model, "--memory", "1Mi"], "--memory 1.0 MiB: too little; tiny needs "),
+        (vec![model, "--memory", "4000Ti"], "not enough memory: 4000.0 TiB are needed (tiny: weights "),
+    ] {
+        let stderr = refused(&world, &arguments).await;
+        assert!(stderr.contains(words), "{arguments:?}: {stderr}");
+    }
+    let memory = refused(&world, &[model, "--memory", "4000Ti"]).await;
+    assert!(memory.contains(" are available on this machine; lower --memory"), "{memory}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_for_which_the_disk_has_no_room_is_not_downloaded() {
+    let Some(stories) = Stories::find("a full disk below sluice run") else { return };
+    let (world, hub) = (World::new(), Hub::start(&stories.folder).await);
+    hub.promise("vocab.json", 8 << 40);
+    let name = format!("{}/{REPO}", hub.url());
+    let command = tokio::task::spawn_blocking({
+        let mut command = command(&world);
+        world.record(&mut command);
+        command.args(["run", &name, "--port", "0"]);
+        move || command.status().unwrap()
+    });
+    let (status, stderr) = (command.await.unwrap(), world.stderr());
+    assert_eq!(status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("not enough disk space: 8.0 TiB are still to be downloaded, and "), "{stderr}");
+    assert!(stderr.contains("remove models with `sluice models rm`"), "{stderr}");
+    assert_eq!(hub.downloads(), [""; 0]);
+    assert!(models(&world, &[]).unwrap().starts_with("no models in "));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_architecture_that_is_not_served_is_refused_before_its_weights_come() {
+    let Some(stories) = Stories::find("an unknown architecture below sluice run") else { return };
+    let (world, hub) = (World::new(), Hub::start(&stories.folder).await);
+    let config = std::fs::read(stories.folder.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    (config["model_type"], config["architectures"]) = (json!("mamba"), json!(["MambaForCausalLM"]));
+    hub.write("config.json", &config.to_string());
+    let name = format!("{}/{REPO}", hub.url());
+    let stderr = refused(&world, &[&name]).await;
+    assert!(stderr.contains("config.json") && stderr.contains("mamba"), "{stderr}");
+    let missing = refused(&world, &[&format!("{}/org/other", hub.url())]).await;
+    assert!(missing.contains("404") && missing.contains("no such model"), "{missing}");
+    assert_eq!(hub.downloads(), [""; 0]);
+    assert!(models(&world, &[]).unwrap().starts_with("no models in "));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_that_is_taken_is_refused_and_a_removed_model_must_be_there() {
+    let world = World::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let stderr = sluice(&world, &["run", "org/tiny", "--port", &port]).unwrap_err();
+    assert!(
+        stderr.contains(&format!("port {port} of 127.0.0.1 is taken; choose another with --port")),
+        "{stderr}"
+    );
+    let stderr = models(&world, &["rm", "org/tiny"]).unwrap_err();
+    assert!(stderr.contains("org/tiny: not in ") && stderr.contains("which holds no model"), "{stderr}");
+}
