@@ -23,6 +23,7 @@ use reqwest::{Client, StatusCode, header};
 pub use self::bucket::Bucket;
 pub use self::digest::Expected;
 pub use self::error::FetchError;
+pub(crate) use self::error::with_causes;
 pub use self::hub::Hub;
 use self::lock::Lock;
 use self::part::Part;
@@ -257,7 +258,7 @@ impl Waits {
         if self.tries >= self.patience.tries {
             return Err(error);
         }
-        tracing::warn!(%error, again_in = ?self.wait, "trying again");
+        tracing::warn!(error = with_causes(&error), again_in = ?self.wait, "trying again");
         tokio::time::sleep(self.wait).await;
         self.wait = (self.wait * 2).min(self.patience.longest);
         Ok(())

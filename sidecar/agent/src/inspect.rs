@@ -19,7 +19,7 @@ use sluice_wire::geometry::{Geometry, Obstacle, Refusal, Report};
 
 pub use self::files::Files;
 use self::headers::headers;
-use crate::fetch::{BucketArgs, FetchError, HubArgs, Patience};
+use crate::fetch::{BucketArgs, FetchError, HubArgs, Patience, with_causes};
 use crate::model::ModelError;
 use crate::model::config::shape_of;
 use crate::model::weights::check_headers;
@@ -97,7 +97,7 @@ impl InspectError {
     }
 
     fn refusal(&self) -> Refusal {
-        Refusal { reason: self.obstacle(), message: self.to_string() }
+        Refusal { reason: self.obstacle(), message: with_causes(self) }
     }
 }
 

@@ -107,6 +107,19 @@ pub enum FetchError {
     },
 }
 
+/// What an error says and what its causes add to it. A client's own words for a host without a name, or one that refuses the
+/// connection, are the same; the causes are not.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    for words in causes.map(ToString::to_string) {
+        if !text.contains(&words) {
+            text = format!("{text}: {words}");
+        }
+    }
+    text
+}
+
 impl FetchError {
     /// Whether trying again cannot help before somebody changes something.
     pub fn is_final(&self) -> bool {
@@ -136,5 +149,22 @@ impl FetchError {
             StatusCode::NOT_FOUND => FetchError::NotFound { url, status },
             status => FetchError::Status { url, status },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_are_added_and_nothing_is_said_twice() {
+        let refused = std::io::Error::other("connection refused");
+        let file = FetchError::File { path: "/a".into(), error: std::io::Error::other(refused) };
+        assert_eq!(with_causes(&file), "/a: connection refused");
+        #[derive(Debug, thiserror::Error)]
+        #[error("error sending request")]
+        struct Outer(#[source] std::io::Error);
+        let outer = Outer(std::io::Error::other("dns error"));
+        assert_eq!(with_causes(&outer), "error sending request: dns error");
     }
 }
