@@ -80,7 +80,10 @@ async fn an_architecture_that_is_not_served_is_refused_before_its_weights_come()
     let stderr = refused(&world, &[&name]).await;
     assert!(stderr.contains("config.json") && stderr.contains("mamba"), "{stderr}");
     let missing = refused(&world, &[&format!("{}/org/other", hub.url())]).await;
-    assert!(missing.contains("404") && missing.contains("no such model"), "{missing}");
+    assert!(
+        missing.contains("404") && missing.contains("no such model") && missing.contains("HF_TOKEN"),
+        "{missing}"
+    );
     assert_eq!(hub.downloads(), [""; 0]);
     assert!(models(&world, &[]).unwrap().starts_with("no models in "));
 }

@@ -37,7 +37,13 @@ pub async fn sizes_in_folder(name: &str, folder: &Path) -> anyhow::Result<Geomet
 /// As [`sizes_in_folder`], and where the hub cannot be reached.
 pub async fn sizes_on_hub(model: &HubModel) -> anyhow::Result<Geometry> {
     note(format_args!("{model}: reading its configuration at {}", model.endpoint));
-    inspect(Place::Hub(model), WeightType::Auto).await.map_err(|refusal| refused(&model.to_string(), refusal))
+    inspect(Place::Hub(model), WeightType::Auto).await.map_err(|mut refusal| {
+        let has_token = std::env::var_os("HF_TOKEN").is_some_and(|token| !token.is_empty());
+        if refusal.reason == Obstacle::Unreadable && !has_token {
+            refusal.message.push_str("; a private or gated model needs a token in the variable HF_TOKEN");
+        }
+        refused(&model.to_string(), refusal)
+    })
 }
 
 fn refused(name: &str, refusal: Refusal) -> anyhow::Error {
@@ -98,11 +104,8 @@ impl View {
     fn new(model: &HubModel, total_bytes: u64) -> View {
         let style = "{prefix} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
         let style = ProgressStyle::with_template(style).expect("the template is well-formed");
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new(total_bytes).with_style(style).with_prefix(model.to_string());
-            bar.enable_steady_tick(Duration::from_millis(200));
-            bar
-        });
+        let bar = || ProgressBar::new(total_bytes).with_style(style).with_prefix(model.to_string());
+        let bar = std::io::stderr().is_terminal().then(bar);
         View { name: model.to_string(), bar, last: std::cell::Cell::new(None) }
     }
 
@@ -117,14 +120,13 @@ impl View {
             return;
         };
         bar.set_length(total_bytes);
-        if self.last.replace(Some(Instant::now())).is_none() {
-            // Bytes of an earlier start do not count as speed of this one.
-            bar.reset_eta();
-            bar.set_position(present_bytes);
-            bar.reset_elapsed();
-            bar.reset_eta();
-        }
         bar.set_position(present_bytes);
+        if self.last.replace(Some(Instant::now())).is_none() {
+            // The bar takes note of the position before it measures: bytes of an earlier start are no speed of this one.
+            bar.tick();
+            bar.reset_eta();
+            bar.enable_steady_tick(Duration::from_millis(200));
+        }
     }
 
     fn print(&self, line: &str) {
