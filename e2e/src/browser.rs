@@ -150,6 +150,8 @@ impl Sight {
     pub fn open(&self, url: &str, selector: &str) {
         self.call("Page.navigate", &json!({ "url": url }));
         self.until(&format!("Boolean(document.querySelector({}))", Value::from(selector)));
+        let mut page = self.page.borrow_mut();
+        page.bytes_when_drawn = page.bytes;
     }
 
     /// What an expression is.
@@ -204,7 +206,7 @@ impl Sight {
         );
         let own = self.value("location.origin");
         let page = self.page.borrow();
-        let (urls, bytes) = (&page.urls, page.bytes);
+        let (urls, bytes) = (&page.urls, page.bytes_when_drawn);
         assert!(urls.len() >= 6, "{what}: {urls:?}");
         let own = own.as_str().expect("an origin is text");
         assert!(urls.iter().all(|url| url.starts_with(own)), "{what}: {urls:?}");

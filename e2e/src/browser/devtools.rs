@@ -19,6 +19,8 @@ pub struct Connection {
     pub urls: Vec<String>,
     /// Bytes that came for them.
     pub bytes: u64,
+    /// As many had come when the page was drawn: its stream of events goes on for as long as it is open.
+    pub bytes_when_drawn: u64,
 }
 
 impl Connection {
@@ -28,7 +30,7 @@ impl Connection {
         stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes a limit");
         let opened = client(format!("ws://127.0.0.1:{port}{path}"), stream);
         let (socket, _) = opened.expect("Chromium speaks its protocol");
-        Connection { socket, last: 0, urls: Vec::new(), bytes: 0 }
+        Connection { socket, last: 0, urls: Vec::new(), bytes: 0, bytes_when_drawn: 0 }
     }
 
     /// Runs a command, and takes what happened before its answer.
