@@ -62,7 +62,10 @@ async fn a_model_for_which_the_disk_has_no_room_is_not_downloaded() {
     });
     let (status, stderr) = (command.await.unwrap(), world.stderr());
     assert_eq!(status.code(), Some(1), "{stderr}");
-    assert!(stderr.contains("not enough disk space: 1048576.0 TiB are still to be downloaded, and "), "{stderr}");
+    assert!(
+        stderr.contains("not enough disk space: 1048576.0 TiB are still to be downloaded, and "),
+        "{stderr}"
+    );
     assert!(stderr.contains("remove models with `sluice models rm`"), "{stderr}");
     assert_eq!(hub.downloads(), [""; 0]);
     assert!(models(&world, &[]).unwrap().starts_with("no models in "));

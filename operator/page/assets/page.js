@@ -58,6 +58,10 @@ function onList(list) {
   for (const gpu of list.gpus) known.gpus.set(gpu.key, gpu);
   known.list = list;
   [known.problem, known.note] = ["", list.note];
+  // What is gone, or is not sent any more, must not look as if it were of now.
+  const sent = (key) => known.gpus.has(key) && (list.count <= FEW || key === asked);
+  for (const kept of [known.details, known.pasts]) for (const key of [...kept.keys()]) if (!sent(key)) kept.delete(key);
+  if (wanted() !== asked) connect();
 }
 
 // The GPU to ask for; of few, all are sent.

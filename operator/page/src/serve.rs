@@ -111,7 +111,8 @@ pub fn local_only<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router
         if is_local(request.headers().get(header::HOST)) {
             return next.run(request).await;
         }
-        (StatusCode::FORBIDDEN, "ask for localhost: this is read through a forwarded port\n").into_response()
+        (StatusCode::FORBIDDEN, "ask for localhost or 127.0.0.1: only this machine is answered\n")
+            .into_response()
     }))
 }
 

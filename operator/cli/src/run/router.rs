@@ -9,6 +9,7 @@ use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::serve::ListenerExt;
 use axum::{Json, Router};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -80,6 +81,11 @@ impl Routes {
             .route("/v1/models/{*id}", get(model))
             .fallback(forward)
             .with_state(self);
+        // A page of another origin must not reach models that only this machine may use.
+        let is_loopback = listener.local_addr()?.ip().is_loopback();
+        let router = if is_loopback { sluice_page::serve::local_only(router) } else { router };
+        // Small pieces of a stream do not wait for the next ones; where that is refused, they do.
+        let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
         axum::serve(listener, router).with_graceful_shutdown(stop).await
     }
 

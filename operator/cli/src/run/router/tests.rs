@@ -187,3 +187,12 @@ async fn each_piece_of_a_stream_is_forwarded_at_once_and_a_client_that_disconnec
     // The model's side of the connection is closed, which drops the receiver.
     tokio::time::timeout(Duration::from_secs(60), pieces.closed()).await.expect("the request is cancelled");
 }
+
+#[tokio::test]
+async fn a_page_of_another_origin_does_not_reach_models_of_this_machine() {
+    let (url, _) = two().await;
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let asked = |host: &'static str| http.get(format!("{url}/v1/models/a")).header(header::HOST, host).send();
+    assert_eq!(asked("rebound.example").await.unwrap().status(), StatusCode::FORBIDDEN);
+    assert_eq!(asked("localhost:8000").await.unwrap().status(), StatusCode::OK);
+}
