@@ -96,7 +96,13 @@ fn alert(name: &str) -> Value {
 fn a_hang_wakes_with_the_tenant_and_the_pod_that_report_it() {
     let hung = alert("SluiceEngineHung");
     let read = metrics(hung["expr"].as_str().unwrap());
-    let told = ["sluice_engine_hangs_total", "sluice_turn_takeovers_total", "sluice_turns_overtaken_total"];
+    let told = [
+        "sluice_engine_hangs_total",
+        "sluice_sidecar_hangs_total",
+        "sluice_turn_skips_total",
+        "sluice_turn_takeovers_total",
+        "sluice_turns_overtaken_total",
+    ];
     assert_eq!(read, told.into_iter().chain(["sluice_tenant_info"]).map(str::to_owned).collect());
     let words = format!("{} {}", hung["annotations"]["summary"], hung["annotations"]["description"]);
     for label in ["tenant", "what", "namespace", "pod", "gpu"] {
