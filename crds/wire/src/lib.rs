@@ -16,6 +16,7 @@ pub mod refusal;
 pub mod restart;
 pub mod sidecar_hangs;
 pub mod state;
+pub mod time;
 
 pub use directive::Directive;
 pub use overview::Overview;

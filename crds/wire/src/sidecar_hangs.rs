@@ -7,6 +7,8 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
+use crate::time::{unix_ms, whole_ms};
+
 /// Sidecars of one tenant that were killed because they hung.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -25,7 +27,7 @@ impl SidecarHangs {
     /// A larger file is refused, and what cannot be true: an engine can write here.
     const MAX_BYTES: u64 = 4096;
     const MAX_TOTAL: u64 = 1_000_000;
-    /// A clock may have been set back meanwhile.
+    /// The clock may have been set back since the kill.
     const MAX_AHEAD_MS: u64 = 60_000;
 
     /// What the file in `folder` says; `None` = there is no file.
@@ -48,7 +50,9 @@ impl SidecarHangs {
             return Err(Error::new(ErrorKind::InvalidData, "larger than 4096 bytes"));
         }
         let hangs: SidecarHangs = serde_json::from_slice(&json)?;
-        if hangs.total > Self::MAX_TOTAL || hangs.at_unix_ms > unix_ms().saturating_add(Self::MAX_AHEAD_MS) {
+        if hangs.total > Self::MAX_TOTAL
+            || hangs.at_unix_ms > unix_ms(SystemTime::now()).saturating_add(Self::MAX_AHEAD_MS)
+        {
             return Err(Error::new(ErrorKind::InvalidData, "a count or a moment that cannot be"));
         }
         Ok(Some(hangs))
@@ -60,7 +64,7 @@ impl SidecarHangs {
     /// The file cannot be written.
     pub fn record(folder: &Path, waited: Duration) -> std::io::Result<()> {
         let before = Self::read(folder).ok().flatten().unwrap_or_default();
-        let (total, at_unix_ms) = (before.total.saturating_add(1), unix_ms());
+        let (total, at_unix_ms) = (before.total.saturating_add(1), unix_ms(SystemTime::now()));
         let counted = SidecarHangs { total, at_unix_ms, waited_ms: whole_ms(waited) };
         let (path, next) = (folder.join(Self::FILE), folder.join(format!("{}.next", Self::FILE)));
         // What stands there is not opened: it may be a pipe or a link.
@@ -68,14 +72,6 @@ impl SidecarHangs {
         std::fs::File::create_new(&next)?.write_all(&serde_json::to_vec(&counted)?)?;
         std::fs::rename(next, path)
     }
-}
-
-fn whole_ms(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn unix_ms() -> u64 {
-    whole_ms(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -20,9 +20,10 @@ pub mod up;
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use anyhow::Context;
+use sluice_wire::time::unix_ms;
 
 /// A configuration that cannot be used: trying again will not help. Ends the process with [`EX_CONFIG`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,6 +46,5 @@ fn print(line: impl Display) -> anyhow::Result<()> {
 
 /// Now, milliseconds since the Unix epoch.
 fn now_unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    unix_ms(SystemTime::now())
 }

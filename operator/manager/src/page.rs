@@ -1,11 +1,11 @@
 //! What the leader gives its live page.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use k8s_openapi::jiff::Timestamp;
 use sluice_page::hub::{Hub, Settings};
 use sluice_page::view::Reading;
+use sluice_wire::time::unix_ms;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::reconcile::Operator;
@@ -28,8 +28,7 @@ pub async fn feed(operator: Arc<Operator>, hub: Arc<Hub>) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let now_unix_ms = u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0);
-        hub.update(now_unix_ms, |update| {
+        hub.update(unix_ms(SystemTime::now()), |update| {
             operator.each_gpu(|gpu| {
                 update.gpu(&Reading {
                     namespace: &gpu.key.namespace,

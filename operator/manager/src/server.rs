@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
 
 use axum::Json;
 use axum::Router;
@@ -10,12 +11,12 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 
-use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 use sluice_page::hub::Hub;
 use sluice_page::serve;
 use sluice_wire::overview::{self, Overview};
 use sluice_wire::state::TenantReport;
+use sluice_wire::time::unix_ms;
 
 use crate::metrics::Metrics;
 use crate::queue::Queue;
@@ -93,7 +94,7 @@ async fn read(State(leads): State<Leads>, Query(asked): Query<Asked>) -> axum::r
         return (StatusCode::SERVICE_UNAVAILABLE, "this replica does not lead\n").into_response();
     };
     let gpus = operator.overview(|namespace, tenants| asked.wants(namespace, tenants));
-    let at_unix_ms = u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0);
+    let at_unix_ms = unix_ms(SystemTime::now());
     let operator = env!("CARGO_PKG_VERSION").to_owned();
     Json(Overview { at_unix_ms, operator, gpus, ..Overview::default() }).into_response()
 }

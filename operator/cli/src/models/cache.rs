@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use sluice_wire::fetched::{PART_SUFFIX, Receipt};
+use sluice_wire::time::unix_ms;
 
 use super::hub_model::{DEFAULT_ENDPOINT, DEFAULT_REVISION, HubModel};
 
@@ -179,14 +180,13 @@ impl CachedModel {
         let default = DEFAULT_ENDPOINT.split_once("://").is_some_and(|(_, default)| default == host);
         let lock = File::open(folder.join(USE_FILE)).ok();
         let used = lock.as_ref().and_then(|lock| lock.metadata().ok()?.modified().ok());
-        let used = used.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok()).unwrap_or_default();
         Ok(CachedModel {
             name: if default { repo } else { format!("{host}/{repo}") },
             revision: plain(folder),
             bytes: bytes_in(folder)?,
             whole: is_whole(folder),
             in_use: lock.as_ref().is_some_and(|lock| lock_alone(lock).is_ok_and(|alone| !alone)),
-            last_used_unix_ms: u64::try_from(used.as_millis()).unwrap_or(u64::MAX),
+            last_used_unix_ms: used.map_or(0, unix_ms),
             folder: folder.to_owned(),
         })
     }

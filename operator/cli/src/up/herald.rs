@@ -4,7 +4,7 @@
 
 use std::future::pending;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, join_all};
 use sluice_wire::config::SidecarRecord;
@@ -17,8 +17,8 @@ use super::blame::Blame;
 use super::process::{Order, told};
 use super::shared::SharedGpu;
 use super::speak::note;
-use crate::Misconfigured;
 use crate::admin::{Admin, NotTaken};
+use crate::{Misconfigured, now_unix_ms};
 
 /// Between two looks at tenants that have not found their floors yet.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -227,6 +227,5 @@ async fn deliver(admin: &Admin, title: String, record: &SidecarRecord, directive
 
 /// Rises from run to run: the time, milliseconds since the Unix epoch.
 pub fn epoch() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    now_unix_ms()
 }

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use sluice_plan::told::{floor_bytes, owned_bytes};
 use sluice_wire::state::{GpuState, Phase, State, TenantReport};
+use sluice_wire::time::unix_ms;
 use tokio::sync::watch;
 
 use super::call::{Address, Way};
@@ -105,7 +106,7 @@ pub(super) async fn follow(
         }
         let came = asked.next(&way, &all).await;
         wait = asked.wait(&came).unwrap_or_else(|| spread.around(every));
-        if board.take(&key, came, &all, now_ms()) {
+        if board.take(&key, came, &all, unix_ms(SystemTime::now())) {
             // Nobody listens once the operator ends.
             let _ = notices.send(News::Read(key.clone()));
         }
@@ -215,11 +216,6 @@ impl Spread {
         let jitter = middle * u32::try_from(JITTER_PERMILLE).unwrap_or(0) / 1000;
         middle - jitter + self.within(2 * jitter)
     }
-}
-
-fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Reading {
