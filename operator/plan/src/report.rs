@@ -253,7 +253,7 @@ fn weights(view: &View<'_>) -> Finding {
 /// Of a sidecar that does not answer, and of which neighbours say that it hangs.
 fn hung(view: &View<'_>, truth: Truth) -> Option<Finding> {
     let own = view.hangs.own.as_ref().filter(|_| view.hangs.silent)?;
-    Some(Finding { truth, ..own.clone() })
+    Some(Finding { truth, ..own.finding.clone() })
 }
 
 fn not_ready(view: &View<'_>) -> Finding {

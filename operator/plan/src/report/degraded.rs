@@ -3,7 +3,7 @@
 use sluice_types::conditions::{ConditionType, Reason};
 use sluice_types::tenant::ModelTenantStatus;
 
-use super::hang::LASTS;
+use super::hang::{OwnHang, When};
 use super::{View, reason_of};
 use crate::seen::Trouble;
 use crate::status::{Finding, Truth};
@@ -19,9 +19,11 @@ pub(super) fn degraded(trouble: Option<&Trouble>, views: &[View<'_>]) -> Finding
     }
     let of_slot = |view: &View<'_>, said: &str| format!("slot {}: {said}", view.name);
     let hung = views.iter().filter_map(|view| Some((view, view.hangs.own.as_ref()?)));
-    let hung = hung.max_by_key(|(view, _)| view.hangs.own_at_ms);
-    let of_hung = |(view, hung): (&View<'_>, &Finding)| yes(hung.reason, &of_slot(view, &hung.message));
-    if let Some(lasts) = hung.filter(|(view, _)| view.hangs.own_at_ms == LASTS) {
+    let hung = hung.max_by_key(|(_, hung)| hung.when);
+    let of_hung = |(view, OwnHang { finding, .. }): (&View<'_>, &OwnHang)| {
+        yes(finding.reason, &of_slot(view, &finding.message))
+    };
+    if let Some(lasts) = hung.filter(|(_, hung)| hung.when == When::Lasts) {
         return of_hung(lasts);
     }
     // What lasts goes before what is over.

@@ -21,16 +21,29 @@ const SKIPPED_MS: i64 = 180_000;
 /// A sidecar is killed so long after a neighbour saw it hang at most, seconds: 12 s, of which a quarter counts on a slow node.
 const SAME_STORY_SECONDS: i64 = 60;
 
-/// In place of a moment: the hang lasts.
-pub const LASTS: i64 = i64::MAX;
+/// When a hang was. One that lasts is later than any other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum When {
+    /// At this moment, milliseconds since 1970.
+    At(i64),
+    /// It lasts.
+    Lasts,
+}
+
+/// A hang of a slot's own engine or sidecar.
+#[derive(Debug)]
+pub struct OwnHang {
+    /// What `Degraded` reports.
+    pub finding: Finding,
+    /// When it was.
+    pub when: When,
+}
 
 /// The hangs that concern one slot.
 #[derive(Debug, Default)]
 pub struct Hangs {
     /// Its own engine or sidecar hangs, or hung a moment ago.
-    pub own: Option<Finding>,
-    /// When that was, milliseconds since 1970; [`LASTS`] = it lasts.
-    pub own_at_ms: i64,
+    pub own: Option<OwnHang>,
     /// Its sidecar does not answer, and neighbours say that it holds, or held, the turn past its deadline.
     pub silent: bool,
     /// A neighbour holds the turn past its deadline, and this tenant waits for it.
@@ -63,6 +76,12 @@ struct PeerReport<'a> {
     what: Observed,
 }
 
+impl PeerReport<'_> {
+    fn when(&self) -> When {
+        if self.what == Observed::Holds { When::Lasts } else { When::At(self.at_ms) }
+    }
+}
+
 /// What a neighbour reports of another tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Observed {
@@ -92,9 +111,7 @@ pub fn of(slot: Slot<'_>, own: Option<&Report>, witnesses: &[(&str, &Report)], n
     let word = words.filter(counts).max_by_key(|word| word.at_ms);
     let silent = own.is_none() && word.as_ref().is_some_and(|word| word.what != Observed::Skipped);
     let ended = own.and_then(|own| Ended::last(own, now));
-    let seen_ms = word.as_ref().map(|word| if word.what == Observed::Holds { LASTS } else { word.at_ms });
-    let ended_ms = ended.map(|ended| if ended.is_alive() { LASTS } else { ended.at_ms() });
-    let own_at_ms = seen_ms.max(ended_ms).unwrap_or(0);
+    let when = ended.map(Ended::when).max(word.as_ref().map(PeerReport::when));
     let found = match (ended, word) {
         (Some(ended), word)
             if word.as_ref().is_none_or(|word| word.at_ms <= ended.at_ms() + ended.same_hang_ms()) =>
@@ -104,10 +121,12 @@ pub fn of(slot: Slot<'_>, own: Option<&Report>, witnesses: &[(&str, &Report)], n
         (_, Some(word)) => Some(holder(&word, own, slot)),
         (_, None) => None,
     };
-    let own_finding = found.map(|(reason, message)| Finding { truth: Truth::True, reason, message });
+    let own_hang = found.zip(when).map(|((reason, message), when)| {
+        let finding = Finding { truth: Truth::True, reason, message };
+        OwnHang { finding, when }
+    });
     Hangs {
-        own: own_finding,
-        own_at_ms,
+        own: own_hang,
         silent,
         waits: own.and_then(|own| waits(own, &title, slot.gpu)),
         took: own.and_then(|own| took(own, slot.gpu, now)),
@@ -141,6 +160,10 @@ impl<'a> Ended<'a> {
 
     fn is_alive(self) -> bool {
         matches!(self, Ended::Engine(hang) if hang.alive)
+    }
+
+    fn when(self) -> When {
+        if self.is_alive() { When::Lasts } else { When::At(self.at_ms()) }
     }
 
     fn at_ms(self) -> i64 {
