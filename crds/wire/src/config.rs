@@ -311,7 +311,7 @@ pub struct DebugConfig {
     pub no_prefix_cache: bool,
 }
 
-/// What a sidecar writes to `sidecar.json` in its runtime folder once it listens: how others find it.
+/// What a sidecar writes to [`SidecarRecord::FILE`] in its runtime folder once it listens: how others find it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SidecarRecord {
     /// Namespace of the tenant.
@@ -330,6 +330,11 @@ pub struct SidecarRecord {
     pub token_file: PathBuf,
     /// Name of the GPU.
     pub gpu: String,
+}
+
+impl SidecarRecord {
+    /// Name of the file.
+    pub const FILE: &str = "sidecar.json";
 }
 
 fn first_come() -> String {

@@ -99,13 +99,20 @@ fn running(folder: &Path) -> Option<Running> {
     if flock(&lock, FlockOperation::NonBlockingLockShared).is_ok() {
         return None;
     }
-    let file = folder.join("sidecar.json");
+    Some(Running { title: name, record: record(folder).transpose()? })
+}
+
+/// Where the sidecar of a tenant's folder is reached; `None` = it does not listen yet.
+///
+/// # Errors
+/// The file cannot be read, or is no record.
+pub fn record(folder: &Path) -> anyhow::Result<Option<SidecarRecord>> {
+    let file = folder.join(SidecarRecord::FILE);
     let bytes = match std::fs::read(&file) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
-        read => read.with_context(|| file.display().to_string()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        read => read.with_context(|| file.display().to_string())?,
     };
-    let parse = |bytes: Vec<u8>| serde_json::from_slice(&bytes).with_context(|| file.display().to_string());
-    Some(Running { title: name, record: bytes.and_then(parse) })
+    serde_json::from_slice(&bytes).with_context(|| file.display().to_string())
 }
 
 fn default_path() -> PathBuf {
@@ -177,7 +184,7 @@ mod tests {
             "namespace": "a", "name": "b.c", "pid": 1, "serve": "127.0.0.1:1", "admin": "127.0.0.1:2",
             "probes": "127.0.0.1:3", "token_file": "/t", "gpu": "g",
         });
-        std::fs::write(folder.join("sidecar.json"), record.to_string()).unwrap();
+        std::fs::write(folder.join(SidecarRecord::FILE), record.to_string()).unwrap();
     }
 
     #[test]
@@ -202,7 +209,7 @@ mod tests {
         let runtime = RuntimeFolder::open(Some(dir.path())).unwrap();
         let (good, bad) = (runtime.claim("a", "good").unwrap(), runtime.claim("a", "bad").unwrap());
         write_record(good.path());
-        std::fs::write(bad.path().join("sidecar.json"), "{").unwrap();
+        std::fs::write(bad.path().join(SidecarRecord::FILE), "{").unwrap();
         let running = runtime.running().unwrap();
         assert!(running[0].record.is_err() && running[1].record.is_ok());
     }
@@ -224,7 +231,7 @@ mod tests {
         let runtime = RuntimeFolder::open(Some(dir.path())).unwrap();
         let left_behind = dir.path().join("gpu.a.local-0");
         std::fs::create_dir(&left_behind).unwrap();
-        for file in ["lock", "ledger", "sidecar.json"] {
+        for file in ["lock", "ledger", SidecarRecord::FILE] {
             std::fs::write(left_behind.join(file), "old").unwrap();
         }
         std::fs::create_dir(left_behind.join("deep")).unwrap();

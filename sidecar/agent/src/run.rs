@@ -14,7 +14,7 @@ use anyhow::{Context, anyhow};
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use sluice_link::server::Listener;
 use sluice_scheduler::journal::Ending;
-use sluice_wire::config::{EngineKind, SidecarConfig};
+use sluice_wire::config::{EngineKind, SidecarConfig, SidecarRecord};
 use sluice_wire::sidecar_hangs::SidecarHangs;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -158,7 +158,7 @@ fn make_folder(folder: &Path) -> anyhow::Result<()> {
 }
 
 fn remove_own_files(folder: &Path) {
-    for name in ["sidecar.json", "token"] {
+    for name in [SidecarRecord::FILE, "token"] {
         // Absent when the start did not come that far.
         let _ = std::fs::remove_file(folder.join(name));
     }

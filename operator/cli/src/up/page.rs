@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use sluice_page::hub::{Hub, Settings};
 use sluice_page::serve;
 use sluice_page::view::Reading;
-use sluice_wire::config::{SidecarConfig, SidecarRecord};
+use sluice_wire::config::SidecarConfig;
 use sluice_wire::overview;
 use sluice_wire::state::TenantReport;
 use tokio::net::TcpListener;
@@ -21,7 +21,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::speak::tell;
 use crate::admin::Admin;
-use crate::{Misconfigured, now_unix_ms};
+use crate::{Misconfigured, now_unix_ms, runtime};
 
 /// Between two looks at a GPU.
 const EVERY: Duration = Duration::from_secs(1);
@@ -56,7 +56,8 @@ pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
 struct Shown {
     namespace: String,
     name: String,
-    record: PathBuf,
+    /// Its runtime folder.
+    folder: PathBuf,
 }
 
 /// One GPU that the page shows.
@@ -127,8 +128,7 @@ fn gpus(configs: &[&SidecarConfig]) -> Vec<Gpu> {
     let mut gpus: Vec<Gpu> = Vec::new();
     for config in configs {
         let (namespace, name) = (config.namespace.clone(), config.name.clone());
-        let record = config.runtime_dir.join("sidecar.json");
-        let tenant = Shown { namespace: namespace.clone(), name, record };
+        let tenant = Shown { namespace: namespace.clone(), name, folder: config.runtime_dir.clone() };
         match gpus.iter_mut().find(|gpu| gpu.namespace == namespace && gpu.name == config.gpu.name) {
             Some(gpu) => gpu.tenants.push(tenant),
             None => gpus.push(Gpu {
@@ -160,8 +160,7 @@ async fn ask(admin: &Admin, tenant: &Shown) -> TenantReport {
         reason,
     };
     // A sidecar that starts again writes it anew.
-    let record = std::fs::read(&tenant.record).ok();
-    let Some(record) = record.and_then(|json| serde_json::from_slice::<SidecarRecord>(&json).ok()) else {
+    let Some(record) = runtime::record(&tenant.folder).ok().flatten() else {
         return silent("it has not started yet".into());
     };
     match timeout(PATIENCE, admin.state(&record)).await {

@@ -19,9 +19,8 @@ use super::blame::Blame;
 use super::herald::Announcer;
 use super::ready::{Ready, ReadySink};
 use super::speak::note;
-use crate::child;
-use crate::runtime::ClaimedFolder;
-use crate::{EX_CONFIG, Misconfigured};
+use crate::runtime::{self, ClaimedFolder};
+use crate::{EX_CONFIG, Misconfigured, child};
 
 /// Beyond the drain, before a sidecar that does not end is killed.
 const STOP_GRACE: Duration = Duration::from_secs(5);
@@ -121,7 +120,7 @@ impl Tenant {
     }
 
     fn spawn(&self, file: &std::path::Path) -> anyhow::Result<Child> {
-        for stale in ["sidecar.json", Refusal::FILE] {
+        for stale in [SidecarRecord::FILE, Refusal::FILE] {
             let _ = std::fs::remove_file(self.folder.path().join(stale));
         }
         let mut command = Command::new(&self.sidecar);
@@ -193,11 +192,10 @@ impl Tenant {
 
     /// Waits until the sidecar has written where it listens.
     async fn listening(&self) -> SidecarRecord {
-        let path = self.folder.path().join("sidecar.json");
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
-            let bytes = std::fs::read(&path).ok();
-            if let Some(record) = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
+            // What cannot be read now is read again.
+            if let Ok(Some(record)) = runtime::record(self.folder.path()) {
                 return record;
             }
         }

@@ -60,8 +60,8 @@ impl Sockets {
             token_file: token_file.to_owned(),
             gpu: config.gpu.name.clone(),
         };
-        let (path, part) =
-            (config.runtime_dir.join("sidecar.json"), config.runtime_dir.join("sidecar.json.part"));
+        let path = config.runtime_dir.join(SidecarRecord::FILE);
+        let part = path.with_extension("json.part");
         std::fs::write(&part, serde_json::to_vec_pretty(&record)?)
             .with_context(|| part.display().to_string())?;
         std::fs::rename(&part, &path).with_context(|| path.display().to_string())
