@@ -17,9 +17,8 @@ const MOVES: usize = 16;
 
 /// The page of a replica that does not lead.
 pub fn hub() -> Arc<Hub> {
-    let every_ms = u32::try_from(EVERY.as_millis()).unwrap_or(u32::MAX);
     let note = "This replica does not lead, or has read no GPU yet.".to_owned();
-    Hub::new(Settings { source: "sluice-operator".into(), every_ms, moves: MOVES, note })
+    Hub::new(Settings { source: "sluice-operator".into(), every: EVERY, moves: MOVES, note })
 }
 
 /// Gives `hub` what `operator` has read, over and over.

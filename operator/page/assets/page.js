@@ -4,8 +4,6 @@ import { SPAN_MS } from "./charts.js";
 import { age, byTrouble, counted, percent, rate, shortNames } from "./words.js";
 
 const RETRY_MS = 3000;
-// A page of more GPUs shows one of them at a time, below a map of all.
-const FEW = 4;
 const main = document.getElementById("main");
 const link = document.getElementById("link");
 
@@ -59,13 +57,13 @@ function onList(list) {
   known.list = list;
   [known.problem, known.note] = ["", list.note];
   // What is gone, or is not sent any more, must not look as if it were of now.
-  const sent = (key) => known.gpus.has(key) && (list.count <= FEW || key === asked);
+  const sent = (key) => known.gpus.has(key) && (list.few || key === asked);
   for (const kept of [known.details, known.pasts]) for (const key of [...kept.keys()]) if (!sent(key)) kept.delete(key);
   if (wanted() !== asked) connect();
 }
 
-// The GPU to ask for; of few, all are sent.
-const wanted = () => (known.list && known.list.count <= FEW ? null : place().get("gpu"));
+// The GPU to ask for; of few, all are sent. Of more, the page shows one at a time, below a map of all.
+const wanted = () => (known.list?.few ? null : place().get("gpu"));
 
 function connect() {
   asked = wanted();
@@ -125,7 +123,7 @@ function gpuSection(gpu, now, width) {
 
 function tenantView(gpu, title, now, width) {
   const tenant = gpu.tenants.find((one) => one.title === title);
-  const up = el("p", {}, el("a", { href: known.list.count > FEW ? href({ gpu: gpu.key }) : "#" }, `← GPU ${gpu.name}`));
+  const up = el("p", {}, el("a", { href: known.list.few ? "#" : href({ gpu: gpu.key }) }, `← GPU ${gpu.name}`));
   if (!tenant) return el("section", {}, up, el("p", {}, `${title} has no slot on this GPU.`));
   const past = known.pasts.get(gpu.key);
   const name = shortNames([title]);
@@ -207,7 +205,7 @@ function draw() {
   const width = main.clientWidth;
   const fresh = el("main", { id: "main", tabindex: "-1" });
   const shown = [...known.details.values()].filter((gpu) => !chosen || gpu.key === chosen).sort((a, b) => a.key.localeCompare(b.key, "en", { numeric: true }));
-  if (list.count > FEW && !title) fresh.append(pool(chosen));
+  if (!list.few && !title) fresh.append(pool(chosen));
   for (const gpu of shown) fresh.append(title ? tenantView(gpu, title, list.at_unix_ms, width) : gpuSection(gpu, list.at_unix_ms, width));
   if (!list.count && !known.note) fresh.append(el("p", { class: "quiet" }, "No GPU has a tenant."));
   if (chosen && list.count && !known.gpus.has(chosen)) fresh.append(el("p", { class: "quiet" }, `There is no GPU ${chosen}.`));

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use serde::Serialize;
 use sluice_wire::state::TenantReport;
+use sluice_wire::time::whole_ms;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::history::{Cursor, History};
@@ -23,8 +25,8 @@ const VIEWERS: usize = 32;
 pub struct Settings {
     /// Who serves it, for people.
     pub source: String,
-    /// Time between two updates, milliseconds.
-    pub every_ms: u32,
+    /// Time between two updates.
+    pub every: Duration,
     /// Most moves that are kept of each GPU.
     pub moves: usize,
     /// Why no GPU is known as long as nothing was read.
@@ -72,6 +74,13 @@ struct Inner {
     /// Numbers of updates at which GPUs left.
     left_at: u64,
     now_unix_ms: u64,
+}
+
+impl Inner {
+    /// Whether the page shows all GPUs.
+    fn is_few(&self) -> bool {
+        self.gpus.len() <= FEW
+    }
 }
 
 /// The state behind one page.
@@ -266,9 +275,11 @@ struct List<'a> {
     version: &'static str,
     note: &'a str,
     at_unix_ms: u64,
-    every_ms: u32,
+    every_ms: u64,
     /// Number of GPUs.
     count: usize,
+    /// Whether the page shows all of them.
+    few: bool,
     /// Whether `gpus` are all of them, and not those that have changed.
     all: bool,
     gpus: Vec<Arc<Summary>>,
@@ -287,7 +298,7 @@ impl Viewer {
         let hub = self.hub.clone();
         let inner = lock(&hub.inner);
         let mut messages = vec![("list", self.list(&inner, number))];
-        let few = inner.gpus.len() <= FEW;
+        let few = inner.is_few();
         let wanted = |key: &String| self.key.as_ref().map_or(few, |own| own == key);
         self.cursors.retain(|key, _| inner.gpus.contains_key(key));
         for (key, known) in inner.gpus.iter().filter(|(key, _)| wanted(key)) {
@@ -315,8 +326,9 @@ impl Viewer {
             version: env!("CARGO_PKG_VERSION"),
             note: if number == 0 { &settings.note } else { "" },
             at_unix_ms: inner.now_unix_ms,
-            every_ms: settings.every_ms,
+            every_ms: whole_ms(settings.every),
             count: inner.gpus.len(),
+            few: inner.is_few(),
             all: since.is_none(),
             gpus: changed.map(|known| known.summary.clone()).collect(),
         };

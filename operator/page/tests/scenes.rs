@@ -1,6 +1,7 @@
 //! States of GPUs that the page is looked at with, each with the quarter of an hour before it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sluice_page::hub::{Hub, Settings};
 use sluice_page::view::Reading;
@@ -33,7 +34,7 @@ pub fn hub(name: &str) -> Arc<Hub> {
 /// A hub that has been given nothing.
 pub fn empty() -> Arc<Hub> {
     let note = "Nothing was read yet.".to_owned();
-    Hub::new(Settings { source: "sluice up".into(), every_ms: 1000, moves: 256, note })
+    Hub::new(Settings { source: "sluice up".into(), every: Duration::from_secs(1), moves: 256, note })
 }
 
 /// Gives `hub` the scene `name` as it is at its `second` of 900.

@@ -92,8 +92,7 @@ impl Page {
         let listener = listen(wanted).await?;
         let address = listener.local_addr().context("--page")?;
         let note = "No sidecar has answered yet.".to_owned();
-        let every_ms = u32::try_from(EVERY.as_millis()).unwrap_or(u32::MAX);
-        let hub = Hub::new(Settings { source: "sluice up".into(), every_ms, moves: MOVES, note });
+        let hub = Hub::new(Settings { source: "sluice up".into(), every: EVERY, moves: MOVES, note });
         let router = serve::local_only(serve::routes(hub.clone()));
         let (gpus, board) = (gpus(configs), Board::default());
         let mut tasks = JoinSet::new();

@@ -4,7 +4,7 @@ use super::*;
 
 fn hub() -> Arc<Hub> {
     let (source, note) = ("test".to_owned(), "nothing yet".to_owned());
-    Hub::new(Settings { source, every_ms: 1000, moves: 4, note })
+    Hub::new(Settings { source, every: Duration::from_secs(1), moves: 4, note })
 }
 
 fn tenant(name: &str) -> TenantReport {
