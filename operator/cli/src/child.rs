@@ -4,8 +4,6 @@ use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::Command;
 
-use crate::up::speak::note;
-
 /// Prefix of the line with which a sidecar's program reports why it failed.
 const FAILURE: &str = "sluice-sidecar: ";
 
@@ -45,11 +43,6 @@ pub async fn forward(log: impl AsyncRead + Unpin, show: impl Fn(&str)) -> Option
         }
     }
     failure
-}
-
-/// A line of a child's log, on standard error.
-pub fn note_line(line: &str) {
-    note(line);
 }
 
 #[cfg(test)]

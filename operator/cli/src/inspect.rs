@@ -9,6 +9,7 @@ use sluice_wire::geometry::{Geometry, Obstacle, Refusal, Report};
 use tokio::io::AsyncReadExt;
 
 use crate::models::hub_model::HubModel;
+use crate::up::speak::note;
 use crate::{child, siblings};
 
 /// Where a model is.
@@ -61,7 +62,7 @@ pub async fn inspect(place: Place<'_>, dtype: WeightType) -> Result<Geometry, Re
     };
     let words = async {
         match stderr {
-            Some(stderr) => child::forward(stderr, child::note_line).await,
+            Some(stderr) => child::forward(stderr, |line| note(line)).await,
             None => None,
         }
     };

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::support::{World, finish};
+use crate::support::{World, finish, pool, tenant};
 
 /// The folders with files, and `expected.txt` in each.
 fn cases() -> Vec<PathBuf> {
@@ -60,7 +60,7 @@ fn up_and_plan_name_every_mistake_of_every_file() {
 #[test]
 fn files_that_cannot_be_read_and_fields_that_are_not_built_are_in_the_same_list() {
     let world = world();
-    world.write("pool.yaml", POOL);
+    world.write("pool.yaml", &pool("96Mi"));
     world.write(
         "tenants.yaml",
         &format!("{}  replicas: 2\n---\n{}  replica: 2\n", tenant("one"), tenant("two")),
@@ -81,7 +81,7 @@ fn files_that_cannot_be_read_and_fields_that_are_not_built_are_in_the_same_list(
 #[test]
 fn a_pool_may_be_in_another_file_than_its_tenants() {
     let world = world();
-    world.write("pool.yaml", POOL);
+    world.write("pool.yaml", &pool("96Mi"));
     world.write("tenant.yaml", &format!("{}  replicas: 2\n", tenant("one")));
     let both = finish(world.sluice(&["up", "-f", "tenant.yaml", "-f", "pool.yaml"]));
     assert!(!both.stderr.contains("no GpuPool"), "{}", both.stderr);
@@ -93,8 +93,8 @@ fn a_pool_may_be_in_another_file_than_its_tenants() {
 #[test]
 fn the_files_of_before_are_refused_with_those_of_after() {
     let world = world();
-    world.write("after.yaml", &POOL.replace("gpus", "gpu"));
-    world.write("before.yaml", &POOL.replace("policy", "polizy"));
+    world.write("after.yaml", &pool("96Mi").replace("gpus", "gpu"));
+    world.write("before.yaml", &pool("96Mi").replace("policy", "polizy"));
     let outcome = finish(world.sluice(&["plan", "-f", "after.yaml", "--before", "before.yaml"]));
     assert_eq!(outcome.code, Some(78));
     assert_eq!(
@@ -104,23 +104,4 @@ fn the_files_of_before_are_refused_with_those_of_after() {
          before.yaml:9:3: spec.polizy: unknown field; did you mean `policy`?\n\
          2 errors in 2 files\n"
     );
-}
-
-const POOL: &str = "\
-apiVersion: sluice.dev/v1alpha1
-kind: GpuPool
-metadata: {name: local}
-spec:
-  deviceClassName: host.sluice.dev
-  device: {host: {memory: 96Mi}}
-  hostMemoryPerGPU: 400Mi
-  gpus: [{name: one}]
-  policy: Oneiros
-";
-
-fn tenant(name: &str) -> String {
-    format!(
-        "apiVersion: sluice.dev/v1alpha1\nkind: ModelTenant\nmetadata: {{name: {name}}}\nspec:\n  \
-         poolRef: {{name: local}}\n  model: {{source: {{type: File, file: {{path: model}}}}}}\n"
-    )
 }

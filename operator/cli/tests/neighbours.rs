@@ -16,30 +16,14 @@ use serde_json::{Value, json};
 use sluice_wire::config::{SidecarConfig, SidecarRecord};
 use sluice_wire::directive::Directive;
 
-use crate::support::{Outcome, World, eventually, serve, signal, text};
+use crate::support::{Outcome, World, eventually, pool, serve, signal, tenant, text};
 
-const POOL: &str = "\
-apiVersion: sluice.dev/v1alpha1
-kind: GpuPool
-metadata: {name: local}
-spec:
-  deviceClassName: host.sluice.dev
-  device: {host: {memory: 24Mi}}
-  hostMemoryPerGPU: 400Mi
-  gpus: [{name: one}]
-  policy: Oneiros
-";
 const NAMES: [&str; 3] = ["chat", "code", "mail"];
 
 /// Three tenants on the one GPU.
 fn yaml() -> String {
-    let tenant = |name: &str| {
-        format!(
-            "---\napiVersion: sluice.dev/v1alpha1\nkind: ModelTenant\nmetadata: {{name: {name}}}\nspec:\n  \
-             poolRef: {{name: local}}\n  model: {{source: {{type: File, file: {{path: model}}}}}}\n  drainSeconds: 0\n"
-        )
-    };
-    format!("{POOL}{}", NAMES.map(tenant).concat())
+    let tenant = |name: &str| format!("---\n{}  drainSeconds: 0\n", tenant(name));
+    format!("{}{}", pool("24Mi"), NAMES.map(tenant).concat())
 }
 
 /// A sidecar that says where it listens as the test has written it for this life of its tenant.

@@ -11,6 +11,23 @@ use tempfile::TempDir;
 /// Longest that anything here may take.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// YAML of a pool with one GPU of host memory.
+pub fn pool(memory: &str) -> String {
+    format!(
+        "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: local}}\nspec:\n  \
+         deviceClassName: host.sluice.dev\n  device: {{host: {{memory: {memory}}}}}\n  hostMemoryPerGPU: 400Mi\n  \
+         gpus: [{{name: one}}]\n  policy: Oneiros\n"
+    )
+}
+
+/// YAML of a tenant of that pool; lines of its spec may follow.
+pub fn tenant(name: &str) -> String {
+    format!(
+        "apiVersion: sluice.dev/v1alpha1\nkind: ModelTenant\nmetadata: {{name: {name}}}\nspec:\n  \
+         poolRef: {{name: local}}\n  model: {{source: {{type: File, file: {{path: model}}}}}}\n"
+    )
+}
+
 /// `sluice` with the world it runs in: nothing outside the folder is seen or touched.
 pub struct World {
     dir: TempDir,

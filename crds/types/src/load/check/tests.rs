@@ -74,7 +74,7 @@ fn the_schema_takes_of_every_field_what_the_types_take() {
                 let what = format!("{} {steps:?} {sample:?}", kind.kind);
                 assert_eq!(checked.faults.is_empty(), read.is_ok(), "{what}: {:?} {read:?}", checked.faults);
                 assert_eq!(checked.faults.is_empty(), checked.unread.is_empty(), "{what}");
-                // What is left of it is an object all the same.
+                // The rest of the document is an object.
                 let mended = typed(kind.kind, &checked.root);
                 assert!(mended.is_ok(), "{what}: {mended:?}");
                 refused += usize::from(read.is_err());
