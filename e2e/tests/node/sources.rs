@@ -72,9 +72,10 @@ impl Product<'_> {
                     .as_str()
                     .is_some_and(|words| words.contains("and 0000000000") && words.contains("was told"))
             });
-            // In one look: Ready is Unknown while the container is started again.
-            let is_false = |one: &Value| one["type"] == "Ready" && one["status"] == "False";
-            (told && conditions.iter().any(is_false)).then_some(())
+            // Ready is Unknown while the container starts again.
+            let ready = |one: &Value| one["type"] == "Ready" && one["status"] == "True";
+            assert!(!conditions.iter().any(ready), "{conditions:?}");
+            told.then_some(())
         };
         self.wait(&format!("{tenant}: a digest that is not the one that was told"), told).await;
     }

@@ -117,6 +117,42 @@ async fn a_pod_that_has_ended_is_nobodys_and_the_one_after_it_tells_why() {
     assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
 }
 
+/// Between two tries the kubelet reports one that runs: what the last one said stays in the status.
+#[tokio::test]
+async fn a_pod_whose_container_starts_again_tells_how_it_failed() {
+    let Some(stage) = Stage::set("again").await else { return };
+    let operator = stage.operator("one", &["--status-seconds", "1"]);
+    stage.pool(json!({})).await;
+    stage.tenant("t", json!({})).await;
+    stage.inspected("t", 8).await;
+    stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
+    let node = stage.node("a").await;
+    stage.allocate("p-chat-0-e1", &node).await;
+    stage.pod("t-0", "t-0-a").await;
+    let ended = json!({"terminated": {"exitCode": 1, "reason": "Error", "message": "fetching\nthe digest is wrong\n"}});
+    let backs_off = json!({"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}});
+    let runs = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
+    let starting = "slot t-0: pod t-0-a is starting; it failed before: container fetch: the digest is wrong";
+    let failing = "slot t-0: container fetch: CrashLoopBackOff: the digest is wrong";
+    let steps = [
+        (&backs_off, "PodFailing", failing),
+        (&runs, "PodNotReady", starting),
+        // The last one: the API server lets no container come back from it here.
+        (&ended, "PodNotReady", starting),
+    ];
+    for (state, reason, message) in steps {
+        let container = json!({"name": "fetch", "state": state, "lastState": ended, "ready": false,
+            "restartCount": 1, "image": "i", "imageID": ""});
+        stage.set_status::<Pod>("t-0-a", json!({"initContainerStatuses": [container]})).await;
+        let seen = async || {
+            let serving = stage.condition("t", "Serving", "False", reason).await;
+            (serving.message == message).then_some(())
+        };
+        eventually(message, seen).await;
+    }
+    assert_eq!(stage.refused(), [""; 0], "{}", operator.log());
+}
+
 fn event(stage: &Stage, pod: &Pod, reason: &str, message: &str) -> Event {
     let involved =
         json!({"kind": "Pod", "namespace": stage.namespace, "name": pod.name_any(), "uid": pod.uid()});

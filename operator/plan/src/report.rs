@@ -265,9 +265,10 @@ fn not_ready(view: &View<'_>) -> Finding {
         (None, _) => view.absent.clone().unwrap_or_else(unknown),
         (Some(_), Some(failing)) => Finding::no(Reason::PodFailing, failing),
         (Some(pod), None) => {
-            let before = pod.after.as_ref().map(|why| format!("; an earlier one ended: {why}"));
-            let starts = format!("pod {} is starting{}", pod.name, before.unwrap_or_default());
-            Finding::unknown(Reason::PodNotReady, starts)
+            let restarts = pod.restarts.as_ref().map(|why| format!("; it failed before: {why}"));
+            let after = pod.after.as_ref().map(|why| format!("; an earlier one ended: {why}"));
+            let before = restarts.or(after).unwrap_or_default();
+            Finding::unknown(Reason::PodNotReady, format!("pod {} is starting{before}", pod.name))
         }
     }
 }

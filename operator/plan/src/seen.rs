@@ -115,6 +115,8 @@ pub struct PodSeen {
     pub refused: Option<String>,
     /// Why a container does not start, or ends again and again.
     pub failing: Option<String>,
+    /// How a container that starts again ended the last time, where that was an error.
+    pub restarts: Option<String>,
     /// Why an earlier one of its slot has ended, if that is still there.
     pub after: Option<String>,
     /// Its download is over, and its label still says that it is not.

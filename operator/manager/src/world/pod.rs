@@ -1,6 +1,8 @@
 //! Pods of slots, of each what conditions are made of.
 
-use k8s_openapi::api::core::v1::{ContainerStatus, Event, ObjectReference, Pod, PodCondition, PodStatus};
+use k8s_openapi::api::core::v1::{
+    ContainerStateTerminated, ContainerStatus, Event, ObjectReference, Pod, PodCondition, PodStatus,
+};
 use sluice_plan::objects::inspect::{hindered, report};
 use sluice_plan::objects::{FETCHING, KEYS_VERSION, SLOT, TENANT, TENANT_UID};
 use sluice_plan::seen::{Ended, PodSeen};
@@ -41,6 +43,7 @@ pub fn pod(pod: &Pod) -> Option<PodSeen> {
         unscheduled: unscheduled(&status),
         refused: None,
         failing: failing(&status),
+        restarts: restarts(&status),
         after: None,
         fetched,
         made_at: made_at(pod),
@@ -76,18 +79,36 @@ fn has_fetched(status: &PodStatus) -> bool {
     ended.is_some_and(|ended| ended.exit_code == 0)
 }
 
-fn failing(status: &PodStatus) -> Option<String> {
+fn containers(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
     let init = status.init_container_statuses.iter().flatten();
-    init.chain(status.container_statuses.iter().flatten()).find_map(stuck)
+    init.chain(status.container_statuses.iter().flatten())
+}
+
+fn failing(status: &PodStatus) -> Option<String> {
+    containers(status).find_map(stuck)
+}
+
+/// How a container that is not ready ended the last time, where that was an error.
+fn restarts(status: &PodStatus) -> Option<String> {
+    containers(status).filter(|container| !container.ready).find_map(|container| {
+        let now = container.state.as_ref().and_then(|state| state.terminated.as_ref());
+        let last = container.last_state.as_ref().and_then(|last| last.terminated.as_ref());
+        let ended = now.or(last).filter(|ended| ended.exit_code != 0)?;
+        let why = last_line(ended).map_or_else(|| format!("exit code {}", ended.exit_code), str::to_owned);
+        Some(format!("container {}: {why}", container.name))
+    })
+}
+
+/// The end of a container's log says in its last line why it ended.
+fn last_line(ended: &ContainerStateTerminated) -> Option<&str> {
+    ended.message.as_deref()?.trim().lines().next_back()
 }
 
 fn stuck(container: &ContainerStatus) -> Option<String> {
     let waiting = container.state.as_ref()?.waiting.as_ref()?;
     let reason = waiting.reason.as_deref().filter(|reason| FAILURES.contains(reason))?;
     let last = container.last_state.as_ref().and_then(|last| last.terminated.as_ref());
-    // The end of its log: the last line says why it ended.
-    let words = last.and_then(|last| last.message.as_deref()?.trim().lines().next_back());
-    let message = words.or(waiting.message.as_deref());
+    let message = last.and_then(last_line).or(waiting.message.as_deref());
     Some(format!("container {}: {reason}: {}", container.name, message.unwrap_or_default()))
 }
 
