@@ -37,6 +37,9 @@ use super::{Api, Outcome, crds, is_ci, last_words, there, words_of};
 /// From the start of its components to Ready; 4 s on two idle cores.
 const READY: Duration = Duration::from_secs(120);
 
+/// How `kind load image-archive` gives an archive to a node (kind 0.33, `pkg/cluster/nodeutils/util.go`).
+const IMPORT: [&str; 4] = ["images", "import", "--all-platforms", "--digests"];
+
 /// A node and its cluster.
 pub struct Node {
     api: Api,
@@ -253,7 +256,7 @@ impl Own {
 
     fn import(&self, archive: &Path) {
         let path = archive.to_str().expect("a UTF-8 path");
-        let output = self.ctr(&["images", "import", path]).output().expect("ctr starts");
+        let output = self.ctr(&[&IMPORT[..], &[path]].concat()).output().expect("ctr starts");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{path} is not imported: {said}");
     }
@@ -327,7 +330,7 @@ impl Node {
     /// On a node that is not ours.
     pub fn load_command(&self) -> String {
         let own = self.own.as_ref().expect("images of our own node alone are loaded here");
-        let ctr = own.ctr(&["images", "import"]);
+        let ctr = own.ctr(&IMPORT);
         let words = std::iter::once(ctr.get_program()).chain(ctr.get_args());
         words.map(|word| word.to_str().expect("UTF-8")).collect::<Vec<_>>().join(" ")
     }

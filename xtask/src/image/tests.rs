@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::process::Command;
 
-use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
+use cargo_metadata::camino::Utf8PathBuf;
 use flate2::read::GzDecoder;
 use serde_json::Value;
 
 use super::archive::{Archive, sha256};
-use super::{IMAGES, USER, pack, system};
+use super::{USER, pack, system};
 
 fn myself() -> Utf8PathBuf {
     Utf8PathBuf::from_path_buf(std::env::current_exe().unwrap()).unwrap()
@@ -123,17 +123,4 @@ fn what_ldd_says_is_read() {
     );
     let error = system::parse("\tlibcuda.so.1 => not found\n").unwrap_err();
     assert!(error.to_string().contains("libcuda.so.1"), "{error}");
-}
-
-#[test]
-fn the_dockerfile_has_the_same_images() {
-    let root = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let text = std::fs::read_to_string(root.join("Dockerfile")).unwrap();
-    let stages: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("FROM runtime AS ")).collect();
-    assert_eq!(stages, IMAGES.map(|image| image.name));
-    for image in &IMAGES {
-        let entrypoint = format!("ENTRYPOINT [\"/usr/bin/{}\"]", image.binary);
-        assert!(text.contains(&entrypoint), "{entrypoint}");
-    }
-    assert_eq!(text.matches(&format!("USER {USER}:{USER}")).count(), 1);
 }
