@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Path, Request, State};
@@ -13,9 +14,14 @@ use axum::serve::ListenerExt;
 use axum::{Json, Router};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 
 /// Largest body of a request, bytes: as much as a sidecar takes.
 const MOST_BODY: usize = 4 << 20;
+/// Most bodies that are read at once: the others wait. It bounds what clients can make this process hold.
+const MOST_READING: usize = 64;
+/// A body that takes longer to arrive is given up.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// `retry-after` of a model that loads, seconds.
 const RETRY_SECONDS: &str = "2";
 /// Headers that are about one connection (RFC 9110, 7.6.1) or are set anew.
@@ -37,6 +43,9 @@ pub struct Routes {
     http: reqwest::Client,
     /// By the served name; `None` = it loads.
     models: Arc<RwLock<BTreeMap<String, Option<SocketAddr>>>>,
+    /// A permit for each body that is read.
+    reading: Arc<Semaphore>,
+    body_timeout: Duration,
 }
 
 impl Routes {
@@ -49,7 +58,8 @@ impl Routes {
         let http =
             reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build()?;
         let models = names.map(|name| (name, None)).collect();
-        Ok(Routes { http, models: Arc::new(RwLock::new(models)) })
+        let reading = Arc::new(Semaphore::new(MOST_READING));
+        Ok(Routes { http, models: Arc::new(RwLock::new(models)), reading, body_timeout: BODY_TIMEOUT })
     }
 
     /// The model `name` answers at `address` from now on.
@@ -91,6 +101,13 @@ impl Routes {
 
     fn snapshot(&self) -> BTreeMap<String, Option<SocketAddr>> {
         self.models.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    async fn read(&self, body: Body) -> Result<Bytes, Problem> {
+        let _permit = self.reading.acquire().await.expect("the semaphore is never closed");
+        let read = tokio::time::timeout(self.body_timeout, to_bytes(body, MOST_BODY)).await;
+        // A client whose body broke off reads no answer, so any failure is the limit.
+        read.map_err(|_| Problem::TooSlow(self.body_timeout))?.map_err(|_| Problem::TooLarge)
     }
 
     /// The model `name`.
@@ -182,8 +199,10 @@ async fn model(State(routes): State<Routes>, Path(id): Path<String>, request: Re
 
 async fn forward(State(routes): State<Routes>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
-    // A client whose body broke off reads no answer, so any failure is the limit.
-    let Ok(body) = to_bytes(body, MOST_BODY).await else { return Problem::TooLarge.into_response() };
+    let body = match routes.read(body).await {
+        Ok(body) => body,
+        Err(problem) => return problem.into_response(),
+    };
     let path = parts.uri.path_and_query().map_or(String::new(), ToString::to_string);
     let to = match parts.method {
         Method::POST => routes.find_in(&body),
@@ -217,6 +236,8 @@ enum Problem {
     Unreachable(String),
     /// The body is too large.
     TooLarge,
+    /// The body did not arrive in time.
+    TooSlow(Duration),
     /// Nothing is there.
     NoRoute(String),
 }
@@ -249,6 +270,10 @@ impl IntoResponse for Problem {
             Problem::TooLarge => {
                 let message = format!("the body is larger than {MOST_BODY} bytes");
                 (StatusCode::PAYLOAD_TOO_LARGE, REQUEST, None, None, message)
+            }
+            Problem::TooSlow(limit) => {
+                let message = format!("the body did not arrive within {limit:?}");
+                (StatusCode::REQUEST_TIMEOUT, REQUEST, None, None, message)
             }
             Problem::NoRoute(path) => {
                 (StatusCode::NOT_FOUND, REQUEST, None, None, format!("there is nothing at {path}"))

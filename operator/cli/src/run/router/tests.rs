@@ -1,7 +1,5 @@
 //! The router before servers of the test.
 
-use std::time::Duration;
-
 use axum::routing::post;
 use futures_util::{StreamExt, stream};
 use tokio::sync::mpsc;
@@ -37,6 +35,10 @@ fn model_of(name: &'static str) -> Router {
 async fn routed(models: &[(&str, Option<SocketAddr>)]) -> (String, Routes) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let routes = Routes::new(models.iter().map(|(name, _)| (*name).to_owned())).unwrap();
+    served(routes, models).await
+}
+
+async fn served(routes: Routes, models: &[(&str, Option<SocketAddr>)]) -> (String, Routes) {
     models.iter().for_each(|(name, at)| at.iter().for_each(|at| routes.set(name, *at)));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -157,6 +159,26 @@ async fn a_body_beyond_the_limit_is_413_and_one_at_the_limit_goes_through() {
         (status, &answer["error"]["type"]),
         (StatusCode::PAYLOAD_TOO_LARGE, &json!("invalid_request_error"))
     );
+}
+
+#[tokio::test]
+async fn bodies_that_do_not_arrive_are_408_and_those_behind_them_are_answered() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut routes = Routes::new(std::iter::once("a".to_owned())).unwrap();
+    routes.body_timeout = Duration::from_millis(500);
+    let model = server(model_of("a")).await;
+    let (url, _) = served(routes, &[("a", Some(model))]).await;
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let stalled = || {
+        let body = reqwest::Body::wrap_stream(stream::pending::<Result<Bytes, std::io::Error>>());
+        tokio::spawn(http.post(format!("{url}/v1/completions")).body(body).send())
+    };
+    let all: Vec<_> = (0..MOST_READING).map(|_| stalled()).collect();
+    let (status, _, _) = asked(&url, "/v1/completions", r#"{"model": "a"}"#.into()).await;
+    assert_eq!(status, StatusCode::OK);
+    for one in all {
+        assert_eq!(one.await.unwrap().unwrap().status(), StatusCode::REQUEST_TIMEOUT);
+    }
 }
 
 #[tokio::test]
