@@ -48,7 +48,7 @@ impl Load {
 
     /// A tenant for it.
     pub fn setup<'a>(&self, policy: &'a str, device: Device) -> Setup<'a> {
-        Setup { policy, device, context: self.context(), paced: true, threads: None }
+        Setup { policy, device, context: self.context(), paced: true, threads: None, page: false }
     }
 
     fn options(&self) -> Vec<String> {

@@ -3,6 +3,7 @@
 mod http;
 mod up;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -121,6 +122,8 @@ pub struct Setup<'a> {
     pub paced: bool,
     /// The engine's threads; none = all cores.
     pub threads: Option<usize>,
+    /// Whether the live page shows it.
+    pub page: bool,
 }
 
 impl Setup<'_> {
@@ -149,13 +152,19 @@ impl Tenant<'_> {
     /// the same time.
     pub fn start<'a>(world: &'a World, name: &str, setup: &Setup<'_>) -> Result<Tenant<'a>> {
         let threads = setup.threads.map(|threads| ["--threads".to_owned(), threads.to_string()]);
-        let options: Vec<String> = threads.into_iter().flatten().collect();
+        let page = setup.page.then(|| ["--page".to_owned(), "0".to_owned()]);
+        let options: Vec<String> = threads.into_iter().chain(page).flatten().collect();
         Ok(Tenant(Up::start(world, name, &setup.yaml(world.model()), &["bench"], 0, &options)?))
     }
 
     /// Where it serves.
     pub fn url(&self) -> String {
         self.0.url(0)
+    }
+
+    /// Where the live page is, if there is one.
+    pub fn page(&self) -> Option<SocketAddr> {
+        self.0.page()
     }
 
     /// A folder that goes with it.
@@ -250,8 +259,8 @@ mod tests {
     fn the_tenant_is_one_that_the_product_takes() {
         for (link_bytes_per_s, paced) in [(None, true), (Some(5), false)] {
             let device = Device { memory_bytes: 1 << 28, chunk_bytes: 1 << 16, link_bytes_per_s };
-            let yaml =
-                Setup { policy: "Oneiros", device, context: 512, paced, threads: None }.yaml(Path::new("/m"));
+            let setup = Setup { policy: "Oneiros", device, context: 512, paced, threads: None, page: false };
+            let yaml = setup.yaml(Path::new("/m"));
             let loaded = sluice_types::load::load_valid_str(&yaml, "bench.yaml");
             assert_eq!(loaded.unwrap_or_else(|errors| panic!("{errors:?}")).len(), 2);
         }

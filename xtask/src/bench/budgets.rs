@@ -2,6 +2,7 @@
 
 mod examples;
 mod idle;
+mod page;
 mod resident;
 mod tenant;
 pub(super) mod verdict;
@@ -58,6 +59,8 @@ enum Budget {
     ResidentMemory,
     /// Elasticity switched on with nothing to do, against the same without
     IdleElasticity,
+    /// Five viewers of the live page, under load
+    PageCost,
 }
 
 impl Budget {
@@ -74,6 +77,7 @@ impl Budget {
             Budget::GatewayStreams => "gateway-streams",
             Budget::ResidentMemory => "resident-memory",
             Budget::IdleElasticity => "idle-elasticity",
+            Budget::PageCost => "page-cost",
         }
     }
 
@@ -89,7 +93,7 @@ impl Budget {
             Budget::CopySpeed => ("sluice-memory", "copy_speed", true),
             Budget::GatewayLatency => ("sluice-agent", "gateway_latency", false),
             Budget::GatewayStreams => ("sluice-agent", "gateway_streams", false),
-            Budget::ResidentMemory | Budget::IdleElasticity => return None,
+            Budget::ResidentMemory | Budget::IdleElasticity | Budget::PageCost => return None,
         };
         Some(Example { package, name, json })
     }
@@ -144,10 +148,13 @@ impl Bench<'_> {
         if let Some(example) = budget.example() {
             return examples::measure(self.workspace, &example, &self.stop);
         }
-        let idle = budget == Budget::IdleElasticity;
-        let model = if idle { idle::MODEL } else { resident::MODEL };
+        let model = if budget == Budget::IdleElasticity { idle::MODEL } else { resident::MODEL };
         let world = World::new(self.workspace, &self.stop, None, model)?;
-        if idle { idle::measure(&world, self.pairs) } else { resident::measure(&world) }
+        match budget {
+            Budget::IdleElasticity => idle::measure(&world, self.pairs),
+            Budget::PageCost => page::measure(&world),
+            _ => resident::measure(&world),
+        }
     }
 }
 

@@ -171,7 +171,14 @@ impl Host {
 
     fn setup(&self, link_bytes_per_s: Option<u64>) -> Setup<'static> {
         let device = Device { memory_bytes: self.memory_bytes, chunk_bytes: MIB / 16, link_bytes_per_s };
-        Setup { policy: "Oneiros", device, context: 512, paced: false, threads: Some(self.threads) }
+        Setup {
+            policy: "Oneiros",
+            device,
+            context: 512,
+            paced: false,
+            threads: Some(self.threads),
+            page: false,
+        }
     }
 }
 

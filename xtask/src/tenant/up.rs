@@ -21,7 +21,7 @@ pub struct Up<'a> {
     world: &'a World,
     runtime: PathBuf,
     group: Option<Group>,
-    addresses: Vec<SocketAddr>,
+    said: Said,
     files: PathBuf,
 }
 
@@ -47,18 +47,23 @@ impl Up<'_> {
         let log = std::fs::File::create(&words).with_context(|| words.display().to_string())?;
         let mut group = Group::spawn(command.stdout(Stdio::piped()).stderr(log))?;
         let lines = lines(group.child().stdout.take().context("a pipe")?);
-        let addresses = ready(&lines, tenants, &world.stop).inspect_err(|_| {
+        let said = ready(&lines, tenants, &world.stop).inspect_err(|_| {
             // What it said is of interest now, and of none otherwise.
             eprint!("{}", std::fs::read_to_string(&words).unwrap_or_default());
         });
         // Dropped on failure: it ends and cleans up.
-        let addresses = addresses.with_context(|| format!("the tenants of `{name}`"))?;
-        Ok(Up { world, runtime, group: Some(group), addresses, files })
+        let said = said.with_context(|| format!("the tenants of `{name}`"))?;
+        Ok(Up { world, runtime, group: Some(group), said, files })
     }
 
     /// Where a tenant serves.
     pub fn url(&self, tenant: usize) -> String {
-        format!("http://{}", self.addresses[tenant])
+        format!("http://{}", self.said.addresses[tenant])
+    }
+
+    /// Where the live page is, if there is one.
+    pub fn page(&self) -> Option<SocketAddr> {
+        self.said.page
     }
 
     /// The runtime folder, for other commands of `sluice`.
@@ -82,7 +87,7 @@ impl Up<'_> {
 
     /// A tenant's metrics, as text.
     pub fn metrics(&self, tenant: usize) -> Result<String> {
-        http::get(self.addresses[tenant], "/metrics")
+        http::get(self.said.addresses[tenant], "/metrics")
     }
 }
 
@@ -105,9 +110,17 @@ fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
     receiver
 }
 
-/// The addresses in the lines `ready NAMESPACE/NAME URL`, in the order of `tenants`.
-fn ready(lines: &Receiver<String>, tenants: &[&str], stop: &Stop) -> Result<Vec<SocketAddr>> {
-    let begun = Instant::now();
+/// What its lines say.
+struct Said {
+    /// Of `ready NAMESPACE/NAME URL`, in the order of the tenants.
+    addresses: Vec<SocketAddr>,
+    /// Of `page URL`.
+    page: Option<SocketAddr>,
+}
+
+/// Reads until all of `tenants` are ready.
+fn ready(lines: &Receiver<String>, tenants: &[&str], stop: &Stop) -> Result<Said> {
+    let (begun, mut page) = (Instant::now(), None);
     let mut found = vec![None; tenants.len()];
     while found.contains(&None) {
         stop.check()?;
@@ -117,11 +130,15 @@ fn ready(lines: &Receiver<String>, tenants: &[&str], stop: &Stop) -> Result<Vec<
             Err(RecvTimeoutError::Timeout) => continue,
             Err(RecvTimeoutError::Disconnected) => bail!("does not serve; the sidecar's words are above"),
         };
+        if let Some(url) = line.strip_prefix("page http://") {
+            page = Some(url.trim_end_matches('/').parse().with_context(|| line.clone())?);
+            continue;
+        }
         let (name, address) = address(&line).with_context(|| format!("an unexpected line: {line}"))?;
         let tenant = tenants.iter().position(|tenant| *tenant == name);
         found[tenant.with_context(|| format!("a tenant that nobody asked for: {line}"))?] = Some(address);
     }
-    Ok(found.into_iter().flatten().collect())
+    Ok(Said { addresses: found.into_iter().flatten().collect(), page })
 }
 
 /// Name and address.
@@ -144,15 +161,16 @@ mod tests {
 
     #[test]
     fn addresses_come_in_the_order_of_the_tenants() {
-        let said = &b"ready n/b http://[::1]:2\nready n/a http://[::1]:1\n"[..];
+        let said = &b"page http://[::1]:3/\nready n/b http://[::1]:2\nready n/a http://[::1]:1\n"[..];
         let found = ready(&lines(said), &["a", "b"], &Stop::default()).unwrap();
-        assert_eq!(found.iter().map(SocketAddr::port).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(found.addresses.iter().map(SocketAddr::port).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(found.page.map(|page| page.port()), Some(3));
         assert!(ready(&lines(said), &["a", "c"], &Stop::default()).is_err());
     }
 
     #[test]
     fn tenants_that_end_without_a_word_are_an_error_at_once() {
-        let error = ready(&lines(&b""[..]), &["a"], &Stop::default()).unwrap_err().to_string();
+        let error = ready(&lines(&b""[..]), &["a"], &Stop::default()).err().expect("an error").to_string();
         assert!(error.starts_with("does not serve; "), "{error}");
     }
 }

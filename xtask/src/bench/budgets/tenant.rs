@@ -10,8 +10,14 @@ const DEVICE: Device = Device { memory_bytes: 256 << 20, chunk_bytes: 64 << 10, 
 
 /// Starts it under `policy`.
 pub fn start<'a>(world: &'a World, policy: &str) -> Result<Tenant<'a>> {
+    start_with(world, policy, policy, false)
+}
+
+/// The same as `name`, with the live page or without.
+pub fn start_with<'a>(world: &'a World, name: &str, policy: &str, page: bool) -> Result<Tenant<'a>> {
     let threads = Some(engine_threads());
-    Tenant::start(world, policy, &Setup { policy, device: DEVICE, context: 512, paced: false, threads })
+    let setup = Setup { policy, device: DEVICE, context: 512, paced: false, threads, page };
+    Tenant::start(world, name, &setup)
 }
 
 /// All cores but one, which is left to the sidecar and its client: who competes for it must not be what is measured.
