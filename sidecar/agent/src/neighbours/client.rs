@@ -1,5 +1,6 @@
 //! Calling the admin ports of neighbours.
 
+mod lanes;
 mod names;
 
 use std::net::SocketAddr;
@@ -15,6 +16,7 @@ use sluice_wire::directive::Neighbour;
 use sluice_wire::grants::{GrantAnswer, GrantRequest};
 use sluice_wire::message::ReadError;
 
+use self::lanes::Lanes;
 use self::names::Names;
 use crate::admin::tls::{Ends, Tls, trustless_client};
 
@@ -116,6 +118,7 @@ pub enum CallError {
 pub struct Client {
     credential: Credential,
     names: Names,
+    lanes: Lanes,
     http: Mutex<Http>,
 }
 
@@ -136,7 +139,7 @@ impl Client {
     pub fn new(credential: Credential) -> Self {
         let (names, tls) = (Names::default(), current(&credential));
         let http = Http { client: made(tls.as_deref(), &names), tls };
-        Client { credential, names, http: Mutex::new(http) }
+        Client { credential, names, lanes: Lanes::default(), http: Mutex::new(http) }
     }
 
     /// The state of `neighbour`.
@@ -166,8 +169,14 @@ impl Client {
     ) -> Result<GrantAnswer, CallError> {
         let http = self.http().post(self.url(neighbour, "/v1/grants")).body(request.to_json());
         let http = http.header(header::CONTENT_TYPE, "application/json");
-        let text = self.call(neighbour, http, patience, MAX_ANSWER_BYTES).await?;
         let address = neighbour.admin;
+        let call = async {
+            let _lane = self.lanes.enter(address).await;
+            self.call(neighbour, http, patience, MAX_ANSWER_BYTES).await
+        };
+        // The wait for others' calls counts: an answer that comes later is not waited for.
+        let text = tokio::time::timeout(patience, call).await;
+        let text = text.unwrap_or(Err(CallError::Late { address, patience }))?;
         let answer = GrantAnswer::from_json(&text, request, chunk_bytes)
             .map_err(|error| CallError::Read { address, error })?;
         if let GrantAnswer::Granted { lender, .. } = &answer {
@@ -235,6 +244,7 @@ fn made(tls: Option<&ClientConfig>, names: &Names) -> reqwest::Client {
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(CONNECT_TIME)
         .pool_idle_timeout(KEEP_IDLE)
+        .pool_max_idle_per_host(lanes::MOST_AT_ONCE)
         .http1_only()
         .build()
         .expect("a client of fixed settings and checked TLS is built")

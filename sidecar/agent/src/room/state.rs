@@ -38,7 +38,7 @@ pub struct Diary {
     steps: u64,
     engine_restarts: u64,
     moving: Vec<LayerId>,
-    kv_bytes: u64,
+    held: Held,
     counted: Vec<u64>,
     moves: VecDeque<Move>,
     /// How often the last move's reason has applied in a row; 0 when its entry stands alone.
@@ -75,7 +75,7 @@ impl Diary {
             engine_lost: None,
             engine_restarts: 0,
             moving: Vec::new(),
-            kv_bytes: 0,
+            held: Held::default(),
             counted: vec![0; Reason::ALL.len()],
             moves: VecDeque::new(),
             repeats: 0,
@@ -156,11 +156,18 @@ impl Diary {
 
     /// A reason that has applied again is a move.
     fn observe_moves(&mut self, brain: &Brain, metrics: &Metrics) {
-        let kv_bytes = u64::from(brain.ledger().count(Owner::Kv)) * brain.geometry().chunk_bytes;
-        let moved_bytes = kv_bytes.abs_diff(std::mem::replace(&mut self.kv_bytes, kv_bytes));
+        let held = Held::of(brain);
+        let before = std::mem::replace(&mut self.held, held);
         for (index, reason) in Reason::ALL.iter().enumerate() {
             let counted = brain.counted(*reason);
             let times = counted - std::mem::replace(&mut self.counted[index], counted);
+            let moved_bytes = held.moved_since(before, *reason);
+            if times == 0 && Held::is_traded(*reason) && moved_bytes > 0 {
+                // What was decided at an earlier look is done now.
+                metrics.moved(reason.label(), 0, moved_bytes);
+                let decided = self.moves.iter_mut().rfind(|last| last.reason == reason.label());
+                decided.into_iter().for_each(|last| last.bytes += moved_bytes);
+            }
             if times > 0 && *reason != Reason::Stream {
                 metrics.moved(reason.label(), times, moved_bytes);
                 if reason.is_refusal() {
@@ -196,7 +203,7 @@ impl Diary {
         {
             self.repeats += times;
             last.at_unix_ms = at_unix_ms;
-            last.detail = format!("{} x", self.repeats);
+            last.detail = times_in_words(self.repeats);
             last.bytes += bytes;
             return;
         }
@@ -209,8 +216,46 @@ impl Diary {
             matches!(reason, Reason::RemapOwn | Reason::RemapStalls | Reason::Revert | Reason::Forced);
         self.repeats = if lays_out { 0 } else { times };
         let layers = layout.moving.iter().map(|layer| layer.0).collect();
-        let (reason, detail) = (reason.label().into(), format!("{times} x"));
+        let (reason, detail) = (reason.label().into(), times_in_words(times));
         self.moves.push_back(Move { at_unix_ms, reason, detail, layers, bytes });
+    }
+}
+
+fn times_in_words(times: u64) -> String {
+    if times == 1 { "once".into() } else { format!("{times} times") }
+}
+
+/// Memory that decisions move, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Held {
+    kv: u64,
+    lent: u64,
+    borrowed: u64,
+}
+
+impl Held {
+    fn of(brain: &Brain) -> Held {
+        let bytes = |chunks: u32| u64::from(chunks) * brain.geometry().chunk_bytes;
+        Held {
+            kv: bytes(brain.ledger().count(Owner::Kv)),
+            lent: bytes(brain.lent_chunks()),
+            borrowed: bytes(brain.borrowed_chunks()),
+        }
+    }
+
+    /// Whether memory moves between tenants for `reason`: some time after the decision.
+    fn is_traded(reason: Reason) -> bool {
+        matches!(reason, Reason::Lend | Reason::Borrow | Reason::Repay)
+    }
+
+    /// How much has moved for `reason`. Where several reasons applied, each has the whole change of KV.
+    fn moved_since(self, before: Held, reason: Reason) -> u64 {
+        match reason {
+            Reason::Lend => self.lent.saturating_sub(before.lent),
+            Reason::Borrow => self.borrowed.saturating_sub(before.borrowed),
+            Reason::Repay => before.borrowed.saturating_sub(self.borrowed),
+            _ => self.kv.abs_diff(before.kv),
+        }
     }
 }
 
@@ -355,6 +400,15 @@ fn engine(brain: &Brain, snapshot: &Snapshot, diary: &Diary) -> EngineState {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_loan_has_the_bytes_that_changed_in_its_direction() {
+        let before = Held { kv: 10, lent: 5, borrowed: 8 };
+        let after = Held { kv: 4, lent: 9, borrowed: 2 };
+        let moved = [Reason::Lend, Reason::Borrow, Reason::Repay, Reason::Preempt];
+        assert_eq!(moved.map(|reason| after.moved_since(before, reason)), [4, 0, 6, 6]);
+        assert_eq!(moved.map(Held::is_traded), [true, true, true, false]);
+    }
 
     #[test]
     fn a_tenant_is_idle_after_the_time_that_its_directive_says() {

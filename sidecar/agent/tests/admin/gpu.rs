@@ -2,8 +2,13 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use axum::Router;
+use axum::routing::post;
+use axum::serve::ListenerExt;
+use futures_util::future::join_all;
 use sluice_agent::admin::tls::Tls;
 use sluice_agent::fresh::Credentials as _;
 use sluice_agent::neighbours::client::{CallError, Client, Credential};
@@ -195,6 +200,34 @@ async fn exchange(client: &Client, port: &Port) {
     let request = GrantRequest::Ask { borrower, nonce: 1, bytes: CHUNK, ttl_ms: 1 };
     let answer = client.grant(&code, &request, CHUNK, patience).await.expect("an answer");
     assert_eq!(answer, GrantAnswer::refused(RefusalReason::NotTraded));
+}
+
+/// A tenant renews hundreds of loans in the same moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_calls_about_loans_share_a_few_connections() {
+    const CALLS: u64 = 200;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let code = neighbour("code", listener.local_addr().unwrap());
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counted = connections.clone();
+    let listener = listener.tap_io(move |_| _ = counted.fetch_add(1, Ordering::SeqCst));
+    let grants = post(async || {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        GrantAnswer::refused(RefusalReason::NotTraded).to_json()
+    });
+    let server = axum::serve(listener, Router::new().route("/v1/grants", grants));
+    let server = tokio::spawn(async move { server.await });
+    let client = Client::new(Credential::Token(NEIGHBOUR_TOKEN.into()));
+    let borrower = Participant { namespace: "default".into(), name: "story".into(), index: 0, instance: 1 };
+    let renew = |nonce| GrantRequest::Ask { borrower: borrower.clone(), nonce, bytes: CHUNK, ttl_ms: 1 };
+    let requests: Vec<_> = (0..CALLS).map(renew).collect();
+    let calls = requests.iter().map(|request| client.grant(&code, request, CHUNK, PATIENCE));
+    for answer in join_all(calls).await {
+        assert_eq!(answer.expect("an answer"), GrantAnswer::refused(RefusalReason::NotTraded));
+    }
+    let connections = connections.load(Ordering::SeqCst);
+    assert!(connections <= 8, "{connections} connections for {CALLS} calls");
+    server.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]
