@@ -2,7 +2,7 @@
 
 pub mod cache;
 pub mod hub_model;
-pub mod size;
+
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use anyhow::bail;
 
 use crate::{now_unix_ms, print};
 use cache::{CachedModel, ModelCache};
-use size::Size;
+use sluice_page::words::figures::bytes;
 
 /// Options of `sluice models`.
 #[derive(Clone, Debug, clap::Args)]
@@ -75,7 +75,7 @@ fn remove(cache: &ModelCache, models: &[CachedModel], names: &[String]) -> anyho
     let mut refused = Vec::new();
     for model in models.iter().filter(|model| names.iter().any(|name| model.is_named(name))) {
         match cache.remove(model) {
-            Ok(bytes) => print(format_args!("removed {model}: {} freed", Size(bytes)))?,
+            Ok(freed) => print(format_args!("removed {model}: {} freed", bytes(freed)))?,
             Err(error) => refused.push(format!("{error:#}")),
         }
     }
@@ -93,7 +93,7 @@ fn table(models: &[CachedModel], now_unix_ms: u64) -> String {
             (false, false) => "partial",
         };
         let used = ago(now_unix_ms.saturating_sub(model.last_used_unix_ms) / 1000);
-        [model.name.clone(), model.revision.clone(), Size(model.bytes).to_string(), state.to_owned(), used]
+        [model.name.clone(), model.revision.clone(), bytes(model.bytes), state.to_owned(), used]
     };
     let rows: Vec<_> = std::iter::once(titles).chain(models.iter().map(row)).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);

@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::models::CacheArgs;
 use crate::models::hub_model::DEFAULT_ENDPOINT;
-use crate::models::size::Size;
+use sluice_page::words::figures::bytes;
 use crate::up::plan::{Options, Placed};
 use crate::up::ready::{Ready, ReadySink};
 use crate::up::speak::{hint, note, tell};
@@ -125,7 +125,7 @@ async fn serve(
         true,
     )?;
     let names: Vec<_> = models.iter().map(|model| model.served.as_str()).collect();
-    let (gpu, total) = (Size(plan.gpu_bytes), Size(plan.total_bytes));
+    let (gpu, total) = (bytes(plan.gpu_bytes), bytes(plan.total_bytes));
     let mut context: Vec<_> = plan.context_tokens.iter().map(ToString::to_string).collect();
     // One figure for all that have the same.
     context.dedup();

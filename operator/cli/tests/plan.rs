@@ -43,10 +43,10 @@ fn sizes_come_from_the_folders_that_files_or_options_name() {
     let files = ["plan", "-f", "pool.yaml", "-f", "tenants.yaml"];
     let outcome = finish(world.sluice(&files));
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
-    assert!(outcome.stdout.contains("chat  slot 0  floor 9.0M  share 40.0M"), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("chat  slot 0  floor 9 MiB  share 40 MiB"), "{}", outcome.stdout);
     assert!(outcome.stdout.contains("code  not placed, its sizes are not known"), "{}", outcome.stdout);
     let outcome = finish(world.sluice(&[&files[..], &["--model", "code=elsewhere"]].concat()));
-    assert!(outcome.stdout.contains("code  slot 0  floor 9.0M  share 20.0M"), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("code  slot 0  floor 9 MiB  share 20 MiB"), "{}", outcome.stdout);
     let asked = std::fs::read_to_string(world.path("asked")).unwrap();
     let asked: Vec<&str> = asked.lines().collect();
     let here = "inspect --dtype Auto folder models/here";

@@ -76,9 +76,9 @@ fn each_slot_has_a_gpu_a_floor_and_a_share() {
         lines,
         [
             "GpuPool default/local: 1 GPUs of host.sluice.dev, policy Unified",
-            "  local-chat-0  Temporal  floors 18.0M of 40.0M, 22.0M to lend  host memory 288M of 1.0G",
-            "    chat  slot 0  floor 9.0M  share 20.0M  host memory 144M",
-            "    code  slot 0  floor 9.0M  share 20.0M  host memory 144M",
+            "  local-chat-0  Temporal  floors 18 MiB of 40 MiB, 22 MiB to lend  host memory 288 MiB of 1 GiB",
+            "    chat  slot 0  floor 9 MiB  share 20 MiB  host memory 144 MiB",
+            "    code  slot 0  floor 9 MiB  share 20 MiB  host memory 144 MiB",
             "  One slot only: chat, code. Whatever replaces its pod is downtime. A second slot, which needs a second GPU, helps \
              against a drained or lost node; an edit or an upgrade replaces the pods of all slots at once.",
         ]
@@ -179,7 +179,7 @@ fn floors_that_grow_take_no_gpu_from_who_serves() {
         let lines = changes(&before, &after);
         let stay = lines.iter().filter(|line| line.contains("slot 0") && line.ends_with("stays"));
         assert_eq!(stay.count(), 2, "{lines:#?}");
-        assert_line(&lines, "0B to lend");
+        assert_line(&lines, "0 B to lend");
     }
 }
 
@@ -212,7 +212,7 @@ fn another_way_to_share_waits_or_takes_all_tenants_of_the_gpu_down() {
     let lines = changes(&before, &(pool(1, spatial, "") + &tenants));
     assert_line(&lines, "local-chat-0 Temporal");
     assert_line(&lines, "a change of the pool waits here until no tenant is left (updatePolicy: WhenEmpty)");
-    assert_line(&lines, "host memory 144M stays");
+    assert_line(&lines, "host memory 144 MiB stays");
     let lines = changes(&before, &(pool(1, spatial, "  updatePolicy: Disruptive\n") + &tenants));
     assert_line(&lines, "local-chat-0 Spatial");
     assert_line(&lines, "The change takes chat, code down until their pods have loaded again.");

@@ -16,7 +16,7 @@ use tokio::process::Command;
 use crate::inspect::{Place, hub_arguments, inspect};
 use crate::models::cache::HeldModel;
 use crate::models::hub_model::HubModel;
-use crate::models::size::Size;
+use sluice_page::words::figures::bytes;
 use crate::up::speak::note;
 use crate::{EX_CONFIG, Misconfigured, child, siblings};
 
@@ -115,7 +115,7 @@ impl View {
             let due = self.last.get().is_none_or(|last| last.elapsed() >= LINE_EVERY);
             if due || present_bytes == total_bytes {
                 self.last.set(Some(Instant::now()));
-                note(format_args!("{}: {} of {}", self.name, Size(present_bytes), Size(total_bytes)));
+                note(format_args!("{}: {} of {}", self.name, bytes(present_bytes), bytes(total_bytes)));
             }
             return;
         };

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Context;
 
-use crate::models::size::Size;
+use sluice_page::words::figures::bytes;
 
 /// Memory that programs may still take, bytes: `MemAvailable`, or less where a control group limits this process.
 ///
@@ -52,7 +52,7 @@ pub fn check_disk(folder: &Path, missing_bytes: u64) -> anyhow::Result<()> {
     let disk = rustix::fs::statvfs(there).with_context(|| there.display().to_string())?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     if missing_bytes > free {
-        let (missing, free) = (Size(missing_bytes), Size(free));
+        let (missing, free) = (bytes(missing_bytes), bytes(free));
         anyhow::bail!(
             "not enough disk space: {missing} are still to be downloaded, and {free} are free at {}; remove models with \
              `sluice models rm`, or name another folder with --cache",
@@ -82,7 +82,7 @@ mod tests {
         check_disk(&folder, 1).unwrap();
         let refused = check_disk(&folder, 1 << 60).unwrap_err().to_string();
         assert!(
-            refused.starts_with("not enough disk space: 1048576.0 TiB are still to be downloaded, and "),
+            refused.starts_with("not enough disk space: 1048576 TiB are still to be downloaded, and "),
             "{refused}"
         );
     }

@@ -6,7 +6,7 @@ use sluice_types::pool::Policy;
 use sluice_types::{ModelTenantSpec, Quantity};
 use sluice_wire::geometry::Geometry;
 
-use crate::models::size::Size;
+use sluice_page::words::figures::bytes;
 
 /// Longest context that is taken unasked, tokens.
 const MAX_DEFAULT_CONTEXT: u32 = 8192;
@@ -86,7 +86,7 @@ pub enum TooLittle {
         problem: String,
     },
     /// `--memory` is less than what the models hold at least.
-    #[error("--memory {}: too little; {needs}, together at least {}", Size(*given), Size(*least))]
+    #[error("--memory {}: too little; {needs}, together at least {}", bytes(*given), bytes(*least))]
     Gpu {
         /// As given, bytes.
         given: u64,
@@ -96,7 +96,7 @@ pub enum TooLittle {
         needs: String,
     },
     /// The machine has too little.
-    #[error("not enough memory: {} are needed ({needs}) and {} are available on this machine{remedy}", Size(*needed), Size(*available))]
+    #[error("not enough memory: {} are needed ({needs}) and {} are available on this machine{remedy}", bytes(*needed), bytes(*available))]
     Host {
         /// What the least plan takes, bytes.
         needed: u64,
@@ -203,7 +203,7 @@ impl Draft {
             let need = Need::of(model, wishes, chunk_bytes, *tokens, sequences)?;
             (gpu, host, floor) = (gpu + need.gpu_bytes, host + need.host_bytes, floor + need.floor_bytes);
             needs.push(need.words(&model.name));
-            floors.push(format!("{} needs {}", model.name, Size(need.floor_bytes)));
+            floors.push(format!("{} needs {}", model.name, bytes(need.floor_bytes)));
         }
         // A round number for people who read the YAML.
         let host = host.next_multiple_of(1 << 20);
@@ -277,8 +277,8 @@ impl Need {
     fn words(&self, name: &str) -> String {
         let Need { weights_bytes, kv_bytes, activation_bytes, host_bytes, tokens, sequences, .. } = self;
         let (weights, kv, rest) =
-            (Size(*weights_bytes), Size(*kv_bytes), Size(activation_bytes + ENGINE_BYTES));
-        let host = Size(*host_bytes);
+            (bytes(*weights_bytes), bytes(*kv_bytes), bytes(activation_bytes + ENGINE_BYTES));
+        let host = bytes(*host_bytes);
         format!(
             "{name}: weights {weights}, KV of {sequences} x {tokens} tokens {kv}, host copy {host}, engine {rest}"
         )

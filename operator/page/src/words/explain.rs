@@ -352,8 +352,8 @@ mod tests {
             let own = Neighbourhood { share_bytes, wanted_share_bytes, ..Neighbourhood::default() };
             explain(&State { neighbourhood: Some(own), ..state() }, NOW).split_off(2)
         };
-        assert_eq!(said(1 << 20, 3 << 20), ["  It is to have 3.0M: 2.0M more, as its neighbours make room."]);
-        assert_eq!(said(3 << 20, 1 << 20), ["  It is to have 1.0M: it gives up 2.0M for its neighbours."]);
+        assert_eq!(said(1 << 20, 3 << 20), ["  It is to have 3 MiB: 2 MiB more, as its neighbours make room."]);
+        assert_eq!(said(3 << 20, 1 << 20), ["  It is to have 1 MiB: it gives up 2 MiB for its neighbours."]);
         assert_eq!([said(3 << 20, 3 << 20), said(3 << 20, 0)], [[""; 0]; 2], "as dealt, or an older sidecar");
     }
 
@@ -437,7 +437,7 @@ mod tests {
             ),
             "{said}"
         );
-        assert!(said.contains("Lent: 12.0M to art, code."), "{said}");
+        assert!(said.contains("Lent: 12 MiB to art, code."), "{said}");
     }
 
     #[test]
@@ -467,7 +467,7 @@ mod tests {
         assert_eq!(
             explain(&state, NOW)[1..],
             [
-                "  KV in the host tier: 3.0M of 64.0M; since the start 5 requests were paused with theirs, and steps waited \
+                "  KV in the host tier: 3 MiB of 64 MiB; since the start 5 requests were paused with theirs, and steps waited \
               1500 ms for KV."
             ]
         );
@@ -534,8 +534,8 @@ mod tests {
         state.moves.extend(decided);
         let said = explain(&state, NOW);
         assert_eq!(said.len(), 2 + MOVES);
-        assert_eq!(said[2], "    8.0s ago: remap_own n 2, 1.0M");
-        assert_eq!(said[6], "    4.0s ago: remap_own n 6, 1.0M", "what moved no byte is none of them");
+        assert_eq!(said[2], "    8.0s ago: remap_own n 2, 1 MiB");
+        assert_eq!(said[6], "    4.0s ago: remap_own n 6, 1 MiB", "what moved no byte is none of them");
         state.moves.push(Move { reason: "borrow".into(), detail: "3 x".into(), bytes: 0, ..moved(9) });
         let last = explain(&state, NOW).pop();
         assert_eq!(last.as_deref(), Some("    1.0s ago: borrow 3 x"), "a loan is told without a size");

@@ -3,19 +3,20 @@
 use sluice_wire::State;
 use sluice_wire::state::{Move, Percentiles, Phase};
 
-/// Bytes in binary units with three digits: `96.0M`.
+/// Bytes in the largest binary unit that they reach, as the page writes them: `32 MiB`, `1.5 GiB`. Below 100 of a unit there is
+/// one decimal, unless the number is whole.
 pub fn bytes(bytes: u64) -> String {
     let mut value = bytes as f64;
     let mut unit = "B";
-    for next in ["K", "M", "G", "T"] {
+    for next in ["KiB", "MiB", "GiB", "TiB"] {
         if value < 1024.0 {
             break;
         }
         value /= 1024.0;
         unit = next;
     }
-    let decimals = usize::from(unit != "B" && value < 100.0);
-    format!("{value:.decimals$}{unit}")
+    let decimals = usize::from(unit != "B" && value < 100.0 && value.fract() != 0.0);
+    format!("{value:.decimals$} {unit}")
 }
 
 /// A duration in milliseconds; from ten seconds on in seconds, with the unit.
@@ -91,9 +92,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_keep_about_three_digits_in_every_unit() {
-        let shown: Vec<_> = [0, 1023, 1024, 1536 << 10, 96 << 20, 400 << 20, 3 << 40].map(bytes).into();
-        assert_eq!(shown, ["0B", "1023B", "1.0K", "1.5M", "96.0M", "400M", "3.0T"]);
+    fn bytes_have_the_largest_binary_unit_that_they_reach_and_about_three_digits() {
+        let shown = [0, 1023, 1024, 1536 << 10, 96 << 20, (400 << 20) + 1, 3 << 40].map(bytes);
+        assert_eq!(shown, ["0 B", "1023 B", "1 KiB", "1.5 MiB", "96 MiB", "400 MiB", "3 TiB"]);
     }
 
     #[test]

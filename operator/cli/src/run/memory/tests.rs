@@ -76,11 +76,11 @@ fn short_memory_first_takes_sequences_then_context() {
         assert_eq!(found, (tokens, sequences));
     }
     let short = plan(&[model("a")], &wishes(), total(1024, 1) - 1).unwrap_err();
-    let needed = Size(total(1024, 1));
+    let needed = bytes(total(1024, 1));
     let words = short.to_string();
     assert!(
         words.starts_with(&format!(
-            "not enough memory: {needed} are needed (a: weights 368.0 MiB, KV of 1 x 1024 tokens 64.0 MiB"
+            "not enough memory: {needed} are needed (a: weights 368 MiB, KV of 1 x 1024 tokens 64 MiB"
         )),
         "{words}"
     );
@@ -106,9 +106,9 @@ fn memory_that_is_named_is_taken_if_the_models_can_start_in_it() {
     let plenty = plan(&[model("a")], &named(2 * GIB + 5), 64 * GIB).unwrap();
     assert_eq!((plenty.gpu_bytes, plenty.sequences), (2 * GIB, 1));
     let little = plan(&[model("a")], &named(GIB / 4), 64 * GIB).unwrap_err().to_string();
-    assert!(little.starts_with("--memory 256.0 MiB: too little; a needs "), "{little}");
+    assert!(little.starts_with("--memory 256 MiB: too little; a needs "), "{little}");
     let host = plan(&[model("a")], &named(100 * GIB), 64 * GIB).unwrap_err().to_string();
-    assert!(host.contains("and 64.0 GiB are available") && host.ends_with("; lower --memory"), "{host}");
+    assert!(host.contains("and 64 GiB are available") && host.ends_with("; lower --memory"), "{host}");
 }
 
 #[test]

@@ -197,7 +197,7 @@ pub fn moves(view: &View, sighting: &Sighting, width: usize, height: usize) -> V
 fn moved(view: &View, event: &Move, width: usize) -> Line<'static> {
     let ago = format!("  {:>5} ago  ", age(view.now_unix_ms.saturating_sub(event.at_unix_ms)));
     let reason = format!("{:<14}", event.reason);
-    let size = format!(" {:>7}", moved_bytes(event));
+    let size = format!(" {:>8}", moved_bytes(event));
     let each: Vec<_> = event.layers.iter().map(ToString::to_string).collect();
     let (each, count) = match each.len() {
         0 => (String::new(), String::new()),

@@ -14,7 +14,7 @@ const NOW: u64 = 1_700_000_000_000;
 const CHUNK: u64 = 64 << 10;
 const ONE_TENANT: &str = "\
 sluice top   1 tenant   q ends, arrows select
-GPU local-story-0   default/story   30.0M, a cell is one chunk of 64.0K
+GPU local-story-0   default/story   30 MiB, a cell is one chunk of 64 KiB
 GGGGGGGGGGGGGGGGGGGGGGGGWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWW
 WWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWW
 WWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWSSSSSSSSSSSSSSSSSSSSSSSS
@@ -25,18 +25,18 @@ G global  W layers  S slots  K kv used  k kv cached/free  A activations  . free
   TENANT        PHASE     RUN+WAIT  TOK/S   KV  A/B/CAP   TBT-ENG   TBT-OUT
 > default/story active        4+12    123  75%    2/1/5     12/30     50/61
 default/story   Active for 12s   policy Oneiros   no engine, 0 lost
-memory   G 1.5M  W 12.0M  S 3.0M  K 4.5M  k 1.5M  A 1.5M  . 6.0M
+memory   G 1.5 MiB  W 12 MiB  S 3 MiB  K 4.5 MiB  k 1.5 MiB  A 1.5 MiB  . 6 MiB
 layers   RR0RR0RR0
-kv       300 used  60 cached  40 free  of 400 blocks of 2.0K  fragmented 0.0 %
+kv       300 used  60 cached  40 free  of 400 blocks of 2 KiB  fragmented 0.0 %
 latency  p50/p99 ms: TBT engine 12/30, out 50/61 (- met)  TTFT 120/340 (- met)
 work     3 preempted  1204 recomputed  0 steps  deposit 0 in 0 streams
-link     -  0B copied  a layer takes - ms to copy, - ms to compute, r -
+link     -  0 B copied  a layer takes - ms to copy, - ms to compute, r -
 moves
-   2.3s ago  remap_own         3.0M  layers 2,5,8  for kv
-   5.0s ago  free_chunks       3.0M  for kv";
+   2.3s ago  remap_own         3 MiB  layers 2,5,8  for kv
+   5.0s ago  free_chunks       3 MiB  for kv";
 const TEXT: &str = "\
 sluice top   2 tenants, 1 without an answer
-GPU local-story-0   default/story   30.0M, a cell is one chunk of 64.0K
+GPU local-story-0   default/story   30 MiB, a cell is one chunk of 64 KiB
 GGGGGGGGGGGGGGGGGGGGGGGGWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWW
 WWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWSSSS
 SSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSSKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKKK
@@ -48,15 +48,15 @@ G global  W layers  S slots  K kv used  k kv cached/free  A activations  . free
   default/gone  no answer: connection refused
 
 default/story   Active for 12s   policy Oneiros   no engine, 0 lost
-memory   G 1.5M  W 12.0M  S 3.0M  K 4.5M  k 1.5M  A 1.5M  . 6.0M
+memory   G 1.5 MiB  W 12 MiB  S 3 MiB  K 4.5 MiB  k 1.5 MiB  A 1.5 MiB  . 6 MiB
 layers   RR0RR0RR0
-kv       300 used  60 cached  40 free  of 400 blocks of 2.0K  fragmented 0.0 %
+kv       300 used  60 cached  40 free  of 400 blocks of 2 KiB  fragmented 0.0 %
 latency  p50/p99 ms: TBT engine 12/30, out 50/61 (- met)  TTFT 120/340 (- met)
 work     3 preempted  1204 recomputed  0 steps  deposit 0 in 0 streams
-link     -  0B copied  a layer takes - ms to copy, - ms to compute, r -
+link     -  0 B copied  a layer takes - ms to copy, - ms to compute, r -
 moves
-   2.3s ago  remap_own         3.0M  layers 2,5,8  for kv
-   5.0s ago  free_chunks       3.0M  for kv
+   2.3s ago  remap_own         3 MiB  layers 2,5,8  for kv
+   5.0s ago  free_chunks       3 MiB  for kv
 
 problem  default/gone: connection refused";
 
@@ -170,11 +170,11 @@ fn no_detail_is_cut_at_80_columns() {
     let shown = rows(&draw(&[sighting], 0, false, (80, 40)));
     let words = shown.join(" ").split_whitespace().collect::<Vec<_>>().join(" ");
     for whole in [
-        "GPU local-a-tenant-with-a-name-of-some-length-0 30.0M oGGG",
+        "GPU local-a-tenant-with-a-name-of-some-length-0 30 MiB oGGG",
         "policy Oneiros engine pid 1234567, 0 lost failure word",
         "TBT engine 1234/9876, out 2345/9876 (100.0 % met) TTFT 3456/9876 (100.0 % met) work",
         "a layer takes 16 ms to copy, 2.2 ms to compute, r 70.1 moves",
-        "remap_own 3.0M 40 layers for kv",
+        "remap_own 3 MiB 40 layers for kv",
         "word word end memory",
         "E earmarked . free TENANT",
         "> default/a-tenant-… active",
@@ -286,7 +286,7 @@ fn a_tenant_that_uses_no_kv_is_not_fragmented() {
     (state.kv.blocks_used, state.kv.blocks_cached, state.kv.fragmentation_permille) = (0, 360, 1000);
     let shown = rows(&draw(&[sighting], 0, false, (80, 24)));
     assert!(
-        shown.contains(&"kv       0 used  360 cached  40 free  of 400 blocks of 2.0K".to_owned()),
+        shown.contains(&"kv       0 used  360 cached  40 free  of 400 blocks of 2 KiB".to_owned()),
         "{shown:#?}"
     );
 }

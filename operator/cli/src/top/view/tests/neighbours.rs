@@ -6,17 +6,17 @@ use super::*;
 
 const THREE_TENANTS: &str = "\
 sluice top   3 tenants   q ends, arrows select
-GPU local-shared-0   30.0M, 3 tenants   shares 30.0M   borrowed 3.0M   lent 3.0M
-    turn default/chat, 2 waiting
-  default/chat   share 10.0M   budget 13.0M   borrowed 2.0M from code
-  borrowed 1.0M from mail
+GPU local-shared-0   30 MiB, 3 tenants   shares 30 MiB   borrowed 3 MiB
+    lent 3 MiB   turn default/chat, 2 waiting
+  default/chat   share 10 MiB   budget 13 MiB   borrowed 2 MiB from code
+  borrowed 1 MiB from mail
 GGGGGGGGGGGGGGGGGGGGGGGGWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWW
 WWWWWWWW........................................................................
 ................................................
-  default/code   share 10.0M   budget 8.0M   lent 2.0M to chat
+  default/code   share 10 MiB   budget 8 MiB   lent 2 MiB to chat
 GGGGGGGGGGGGGGGGGGGGGGGGWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWW
 WWWWWWWW........................................
-  default/mail   share 10.0M   budget 9.0M   lent 1.0M to chat
+  default/mail   share 10 MiB   budget 9 MiB   lent 1 MiB to chat
 GGGGGGGGGGGGGGGGGGGGGGGGWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWW
 WWWWWWWW........................................................
 G global  W layers  S slots  K kv used  k kv cached/free  A activations  . free
@@ -25,18 +25,19 @@ G global  W layers  S slots  K kv used  k kv cached/free  A activations  . free
 > default/code active        4+12    123  75%    2/1/5     12/30     50/61
   default/mail active        4+12    123  75%    2/1/5     12/30     50/61
 default/code   Active for 12s   policy Oneiros   no engine, 0 lost
-memory   G 1.5M  W 4.0M  . 2.5M
-budget   share 10.0M  budget 8.0M  held 5.5M  floor 2.0M  could lend 512K
+memory   G 1.5 MiB  W 4 MiB  . 2.5 MiB
+budget   share 10 MiB  budget 8 MiB  held 5.5 MiB  floor 2 MiB
+         could lend 512 KiB
 turn     does not hold it  70 so far, 3.1s in all
          p50/p99 ms: wait 40/101, hand-over 0.1/0.4
 layers   RR0RR0RR0
-kv       300 used  60 cached  40 free  of 400 blocks of 2.0K  fragmented 0.0 %
+kv       300 used  60 cached  40 free  of 400 blocks of 2 KiB  fragmented 0.0 %
 latency  p50/p99 ms: TBT engine 12/30, out 50/61 (- met)  TTFT 120/340 (- met)
 work     3 preempted  1204 recomputed  0 steps  deposit 0 in 0 streams
-link     -  0B copied  a layer takes - ms to copy, - ms to compute, r -
+link     -  0 B copied  a layer takes - ms to copy, - ms to compute, r -
 moves
-   2.3s ago  remap_own         3.0M  layers 2,5,8  for kv
-   5.0s ago  free_chunks       3.0M  for kv";
+   2.3s ago  remap_own         3 MiB  layers 2,5,8  for kv
+   5.0s ago  free_chunks       3 MiB  for kv";
 
 /// A tenant of a GPU that is shared by turns: a third of 480 chunks is its share.
 fn neighbour(
@@ -102,7 +103,7 @@ pub fn neighbours() -> [Sighting; 3] {
 
 #[test]
 fn tenants_of_a_gpu_stand_together_with_who_lends_to_whom() {
-    let shown = rows(&draw(&neighbours(), 1, false, (80, 32)));
+    let shown = rows(&draw(&neighbours(), 1, false, (80, 33)));
     assert_eq!(shown.join("\n").trim_end(), THREE_TENANTS);
 }
 
@@ -138,9 +139,9 @@ fn nothing_about_neighbours_is_cut_at_80_columns_and_nobody_may_have_the_turn() 
     assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
     let words = lines.join(" ").split_whitespace().collect::<Vec<_>>().join(" ");
     for whole in [
-        "GPU local-shared-0 30.0M, 3 tenants shares 30.0M borrowed 3.0M lent 3.0M turn nobody's, 2 waiting",
-        &format!("default/{long} share 10.0M budget 13.0M borrowed 3.0M from {long}"),
-        &format!("lent 2.0M to {long}"),
+        "GPU local-shared-0 30 MiB, 3 tenants shares 30 MiB borrowed 3 MiB lent 3 MiB turn nobody's, 2 waiting",
+        &format!("default/{long} share 10 MiB budget 13 MiB borrowed 3 MiB from {long}"),
+        &format!("lent 2 MiB to {long}"),
         "turn does not hold it 70 so far, 3.1s in all p50/p99 ms: wait 40/101, hand-over 0.1/0.4",
     ] {
         assert!(words.contains(whole), "{whole}: {lines:#?}");
@@ -155,8 +156,8 @@ fn tenants_of_a_gpu_whose_sidecars_know_no_neighbours_stand_together_too() {
         (state.neighbourhood, state.memory.capacity_bytes) = (None, 480 * CHUNK);
     }
     let shown = rows(&draw(&sightings, 0, false, (80, 40)));
-    assert_eq!(shown[1], "GPU local-shared-0   30.0M, 3 tenants");
-    assert!(shown[2].starts_with("  default/chat   DOES NOT BALANCE   30.0M   "), "{shown:#?}");
+    assert_eq!(shown[1], "GPU local-shared-0   30 MiB, 3 tenants");
+    assert!(shown[2].starts_with("  default/chat   DOES NOT BALANCE   30 MiB   "), "{shown:#?}");
 }
 
 /// The neighbours of `code`, which does not answer, and holds the turn past its deadline.
