@@ -56,14 +56,9 @@ export function troubles(tenant) {
   return tenant.reasons.filter((one) => one.level !== "fine");
 }
 
-function isMissed(one) {
-  return one.attained_permille < one.promised_permille;
-}
-
 // What is wrong, and where an objective is missed, what it comes from.
 function cardReasons(tenant) {
-  const missed = tenant.objectives.some(isMissed);
-  return tenant.reasons.filter((one) => (one.level !== "fine" && one.kind !== "objective") || (missed && one.kind === "cause"));
+  return tenant.shown_reasons.map((at) => tenant.reasons[at]);
 }
 
 const OWNERS = ["embeddings, head, norms", "resident layers", "slots of moving layers", "KV cache", "activations", "staging", "promised to another tenant", "free"];
@@ -76,7 +71,7 @@ function layersText(letters) {
 }
 
 function objective(one) {
-  const met = !isMissed(one);
+  const met = !one.missed;
   const text = `${percent(one.attained_permille)} of ${one.name}s within ${duration(one.target_ns / 1e6)}`;
   const promised = el("span", { class: "quiet" }, ` · ${percent(one.promised_permille, one.promised_permille % 10 ? 1 : 0)} promised`);
   return el("li", { class: met ? "met" : "missed" }, el("strong", {}, met ? "✓ met" : "✗ missed"), ` ${text}`, promised);
@@ -93,7 +88,7 @@ function measure(label, value, past, column, now, size, words, limit, missed) {
 }
 
 function measures(tenant, past, now, size) {
-  const missed = (name) => tenant.objectives.some((one) => one.name === name && isMissed(one));
+  const missed = (name) => tenant.objectives.some((one) => one.name === name && one.missed);
   const target = (name) => tenant.objectives.find((one) => one.name === name)?.target_ns / 1e5 || undefined;
   const tenths = (value) => duration(value / 10);
   const ns = (value) => (value === null ? "–" : duration(value / 1e6));

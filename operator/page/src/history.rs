@@ -12,7 +12,7 @@ use crate::words::figures::moved_memory;
 
 /// How far back it goes, milliseconds.
 pub const SPAN_MS: u64 = 900_000;
-/// Most samples: one a second.
+/// Most samples of a page: one a second.
 const SAMPLES: usize = 900;
 
 /// One tenant in one sample.
@@ -30,27 +30,51 @@ struct Point {
     kv_permille: u16,
 }
 
+impl Point {
+    fn figure(&self, figure: Figure) -> Option<u64> {
+        match figure {
+            Figure::Tokens => self.tokens.map(u64::from),
+            Figure::Ttft => self.ttft.map(u64::from),
+            Figure::Tbt => self.tbt.map(u64::from),
+            Figure::KvUsed => Some(u64::from(self.kv_permille)),
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 struct Sample {
     at_unix_ms: u64,
     points: Box<[Point]>,
 }
 
+/// A figure of a tenant that has a history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Figure {
+    /// Tokens per second.
+    Tokens,
+    /// Time to the first token, 99th percentile, tenths of a millisecond.
+    Ttft,
+    /// Time between tokens, 99th percentile, tenths of a millisecond.
+    Tbt,
+    /// KV cache that requests use, permille.
+    KvUsed,
+}
+
 /// Moves of one tenant for one reason between two readings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Moved {
     /// When the last of them was, milliseconds since the Unix epoch.
-    at_unix_ms: u64,
+    pub at_unix_ms: u64,
     /// Whose they are.
-    title: Arc<str>,
+    pub title: Arc<str>,
     /// The label of the policy's `Reason`.
-    reason: String,
+    pub reason: String,
     /// What the last of them was, for people.
-    detail: String,
+    pub detail: String,
     /// How many they are.
-    count: u32,
+    pub count: u32,
     /// Bytes of all.
-    bytes: u64,
+    pub bytes: u64,
 }
 
 /// Up to where a viewer has a history.
@@ -67,7 +91,8 @@ pub struct History {
     moves: VecDeque<Moved>,
     /// Samples and moves since the start.
     seen: Cursor,
-    /// Most moves that are kept.
+    /// Most samples and moves that are kept.
+    most_samples: usize,
     most_moves: usize,
     /// When the last move of each tenant was, and how many moves were then.
     told: BTreeMap<Arc<str>, (u64, usize)>,
@@ -76,7 +101,30 @@ pub struct History {
 impl History {
     /// An empty one that keeps `most_moves` moves.
     pub fn new(most_moves: usize) -> History {
-        History { most_moves, ..History::default() }
+        History::sized(SAMPLES, most_moves)
+    }
+
+    /// An empty one that keeps `most_samples` samples and `most_moves` moves.
+    pub fn sized(most_samples: usize, most_moves: usize) -> History {
+        History { most_samples, most_moves, ..History::default() }
+    }
+
+    /// Times of the samples, milliseconds since the Unix epoch, and a figure of a tenant then; `None` = not known.
+    pub fn series(&self, title: &str, figure: Figure) -> impl Iterator<Item = (u64, Option<u64>)> {
+        self.samples.iter().map(move |sample| {
+            let point = sample.points.iter().find(|point| *point.title == *title);
+            (sample.at_unix_ms, point.and_then(|point| point.figure(figure)))
+        })
+    }
+
+    /// The moves that are kept, oldest first.
+    pub fn moves(&self) -> impl DoubleEndedIterator<Item = &Moved> {
+        self.moves.iter()
+    }
+
+    /// When the oldest sample was, milliseconds since the Unix epoch; `None` = there is none.
+    pub fn start_unix_ms(&self) -> Option<u64> {
+        self.samples.front().map(|sample| sample.at_unix_ms)
     }
 
     /// Adds what was read at `at_unix_ms`. A tenant that did not answer holds what it held, and its speed is not known.
@@ -85,7 +133,7 @@ impl History {
         self.samples.push_back(Sample { at_unix_ms, points });
         self.seen.samples += 1;
         let oldest = at_unix_ms.saturating_sub(SPAN_MS);
-        while self.samples.len() > SAMPLES || self.samples.front().is_some_and(|one| one.at_unix_ms < oldest)
+        while self.samples.len() > self.most_samples || self.samples.front().is_some_and(|one| one.at_unix_ms < oldest)
         {
             self.samples.pop_front();
         }

@@ -5,16 +5,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
-use sluice_wire::state::TenantReport;
 use sluice_wire::time::whole_ms;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::history::{Cursor, History};
+use crate::palette::Palette;
+use crate::rates::Rates;
 use crate::view::{GpuView, Reading, states, title};
 use crate::words::explain::Level;
 
-/// Colours that the page has for tenants.
-const COLOURS: usize = 8;
 /// A page of at most this many GPUs shows all of them; one of more GPUs shows the one that a viewer asks for.
 const FEW: usize = 4;
 /// Most viewers at one time.
@@ -58,10 +57,7 @@ struct Known {
     read_unix_ms: Option<u64>,
     problem: Option<String>,
     history: History,
-    /// When each tenant was read, by its own clock, and its tokens since the start then.
-    counts: BTreeMap<String, (u64, u64)>,
-    /// Tokens per second of each tenant.
-    rates: BTreeMap<String, f32>,
+    rates: Rates,
     /// Number of the update that knew it.
     seen_at: u64,
 }
@@ -69,7 +65,7 @@ struct Known {
 #[derive(Debug, Default)]
 struct Inner {
     gpus: BTreeMap<String, Known>,
-    colours: BTreeMap<String, usize>,
+    colours: Palette,
     watched: BTreeMap<String, usize>,
     /// Numbers of updates at which GPUs left.
     left_at: u64,
@@ -112,7 +108,7 @@ impl Hub {
             if inner.gpus.len() < before {
                 inner.left_at = number;
                 let Inner { gpus, colours, .. } = &mut *inner;
-                colours.retain(|title, _| gpus.values().any(|known| known.summary.titles.contains(title)));
+                colours.retain(|title| gpus.values().any(|known| known.summary.titles.iter().any(|own| own == title)));
             }
         }
         self.updates.send_replace(number);
@@ -160,15 +156,15 @@ impl Update<'_> {
         let is_read =
             reading.read_unix_ms.is_some() && (is_new || known.read_unix_ms != reading.read_unix_ms);
         if is_read {
-            known.count(reading.tenants);
+            known.rates.read(states(reading.tenants).map(|state| (title(state), state)));
         }
         let colours = &mut self.inner.colours;
         let names: Vec<String> = states(reading.tenants).map(title).collect();
         let view = GpuView::of(
             reading,
             now_unix_ms,
-            |title| known.rates.get(title).copied(),
-            |title| colour(colours, title, &names),
+            |title| known.rates.get(title),
+            |title| colours.colour(title, &names),
         );
         if let Some(at) = reading.read_unix_ms.filter(|_| is_read) {
             known.history.add(at, &view, reading.tenants);
@@ -185,21 +181,6 @@ impl Update<'_> {
     }
 }
 
-/// The colour that a tenant has already, else the one that fewest have, those on its GPU first.
-fn colour(colours: &mut BTreeMap<String, usize>, title: &str, beside: &[String]) -> usize {
-    if let Some(own) = colours.get(title) {
-        return *own;
-    }
-    let mut taken = [(0, 0); COLOURS];
-    for (other, colour) in &*colours {
-        taken[*colour].0 += usize::from(beside.contains(other));
-        taken[*colour].1 += 1;
-    }
-    let own = (0..COLOURS).min_by_key(|at| taken[*at]).unwrap_or(0);
-    colours.insert(title.to_owned(), own);
-    own
-}
-
 impl Known {
     fn new(reading: &Reading<'_>, moves: usize) -> Known {
         let summary = Summary::of(&GpuView::of(&Reading { tenants: &[], ..*reading }, 0, |_| None, |_| 0));
@@ -211,24 +192,9 @@ impl Known {
             read_unix_ms: None,
             problem: None,
             history: History::new(moves),
-            counts: BTreeMap::new(),
-            rates: BTreeMap::new(),
+            rates: Rates::default(),
             seen_at: 0,
         }
-    }
-
-    /// Finds tokens per second of each tenant since the reading before, by the sidecars' own time.
-    fn count(&mut self, reports: &[TenantReport]) {
-        let now: BTreeMap<_, _> = states(reports)
-            .map(|state| (title(state), (state.at_unix_ms, state.figures.decode_tokens_total)))
-            .collect();
-        let rate = |(title, (at, tokens)): (&String, &(u64, u64))| {
-            let (at_before, before) = self.counts.get(title)?;
-            let ms = at.checked_sub(*at_before).filter(|ms| *ms > 0)?;
-            Some((title.clone(), tokens.checked_sub(*before)? as f32 * 1e3 / ms as f32))
-        };
-        self.rates = now.iter().filter_map(rate).collect();
-        self.counts = now;
     }
 }
 

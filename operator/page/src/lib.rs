@@ -5,6 +5,8 @@
 
 pub mod history;
 pub mod hub;
+pub mod palette;
+pub mod rates;
 pub mod serve;
 pub mod view;
 pub mod words;

@@ -86,6 +86,8 @@ pub struct TenantView {
     pub level: Level,
     /// The headline of `explain`, then its reasons.
     pub reasons: Vec<Reason>,
+    /// Which of the reasons a view of many tenants shows: what is wrong, and where an objective is missed, what it comes from.
+    pub shown_reasons: Vec<usize>,
     /// Device memory by owner, bytes; the names are those of [`OWNERS`].
     pub owners: [u64; 8],
     /// What it may hold, bytes.
@@ -127,6 +129,8 @@ pub struct Objective {
     pub promised_permille: u32,
     /// In time means within this, ns.
     pub target_ns: u64,
+    /// Whether fewer tokens were in time than are promised.
+    pub missed: bool,
 }
 
 impl GpuView {
@@ -233,6 +237,17 @@ fn loans(reports: &[TenantReport]) -> Vec<Loan> {
 }
 
 impl TenantView {
+    /// The objective that is furthest below its promise, or closest to it; `None` = no token has come.
+    pub fn worst_objective(&self) -> Option<&Objective> {
+        let margin = |one: &&Objective| i64::from(one.attained_permille) - i64::from(one.promised_permille);
+        self.objectives.iter().min_by_key(margin)
+    }
+
+    /// The reasons that a view of many tenants shows.
+    pub fn shown_reasons(&self) -> impl Iterator<Item = &Reason> {
+        self.shown_reasons.iter().map(|at| &self.reasons[*at])
+    }
+
     fn of(report: &TenantReport, now_unix_ms: u64) -> TenantView {
         match report {
             TenantReport::State(state) => TenantView::of_state(state, now_unix_ms),
@@ -242,6 +257,7 @@ impl TenantView {
                     title: format!("{namespace}/{name}"),
                     level: Level::Bad,
                     reasons: vec![Reason::new(Level::Bad, "silent", text)],
+                    shown_reasons: vec![0],
                     ..TenantView::default()
                 }
             }
@@ -252,12 +268,14 @@ impl TenantView {
         let headline = explain::headline(state, now_unix_ms);
         let mut reasons = vec![Reason::new(explain::phase_level(state.phase), "phase", headline)];
         reasons.extend(explain::reasons(state, now_unix_ms));
+        let objectives = objectives(&state.slo);
         let (kv, figures) = (&state.kv, &state.figures);
         TenantView {
             title: title(state),
             answers: true,
             phase: phase(state),
             level: reasons.iter().map(|reason| reason.level).max().unwrap_or_default(),
+            shown_reasons: shown_reasons(&reasons, objectives.iter().any(|one| one.missed)),
             reasons,
             owners: state.memory.owners.by_name().map(|(_, bytes)| bytes),
             capacity_bytes: state.memory.capacity_bytes,
@@ -269,10 +287,18 @@ impl TenantView {
             waiting: state.queue.waiting,
             ttft_ns: p99(&figures.ttft),
             tbt_ns: p99(&figures.delivered_tbt),
-            objectives: objectives(&state.slo),
+            objectives,
             ..TenantView::default()
         }
     }
+}
+
+/// An objective has a place of its own in every view, so its reason is not shown again.
+fn shown_reasons(reasons: &[Reason], missed: bool) -> Vec<usize> {
+    let is_shown = |reason: &Reason| {
+        (reason.level > Level::Fine && reason.kind != "objective") || (missed && reason.kind == "cause")
+    };
+    (0..reasons.len()).filter(|at| is_shown(&reasons[*at])).collect()
 }
 
 fn p99(measured: &Percentiles) -> Option<u64> {
@@ -282,7 +308,13 @@ fn p99(measured: &Percentiles) -> Option<u64> {
 fn objectives(slo: &SloState) -> Vec<Objective> {
     let promised_permille = explain::promised_permille(slo);
     let one = |name, attained: Option<u32>, target_ns| {
-        let of = |attained_permille| Objective { name, attained_permille, promised_permille, target_ns };
+        let of = |attained_permille| Objective {
+            name,
+            attained_permille,
+            promised_permille,
+            target_ns,
+            missed: attained_permille < promised_permille,
+        };
         attained.map(of)
     };
     let first = one("first token", slo.ttft_attained_permille, slo.ttft_target_ns);

@@ -96,3 +96,22 @@ fn moves_that_a_state_repeats_are_told_once_and_those_of_one_reason_together() {
         history.moves.iter().map(|one| (&*one.reason, &*one.detail, one.count, one.bytes)).collect();
     assert_eq!(told, [("lend", "b", 2, 7), ("lend", "c", 1, 5), ("borrow", "d", 1, 0)]);
 }
+
+#[test]
+fn a_series_has_a_figure_at_each_sample_and_nothing_where_it_is_not_known() {
+    let mut history = History::sized(3, 8);
+    for second in 0..5 {
+        let silent = TenantReport::Unreachable {
+            namespace: "team".into(),
+            name: "chat".into(),
+            reason: "no answer".into(),
+        };
+        let tenant = if second == 3 { silent } else { report(state("chat", 4096)) };
+        add(&mut history, START + second * 1000, &[tenant]);
+    }
+    let series: Vec<_> = history.series("team/chat", Figure::Tokens).collect();
+    let expected = [(START + 2000, Some(12)), (START + 3000, None), (START + 4000, Some(12))];
+    assert_eq!(series, expected, "the last three samples");
+    assert!(history.series("team/gone", Figure::Tokens).all(|(_, value)| value.is_none()));
+    assert_eq!(history.start_unix_ms(), Some(START + 2000));
+}

@@ -1,5 +1,7 @@
 use sluice_wire::State;
 
+use sluice_wire::state::TenantReport;
+
 use super::*;
 
 fn hub() -> Arc<Hub> {
@@ -40,7 +42,7 @@ fn next(viewer: &mut Viewer) -> (Vec<&'static str>, serde_json::Value) {
 
 fn colours(hub: &Hub, titles: &[&str]) -> Vec<usize> {
     let inner = lock(&hub.inner);
-    titles.iter().map(|title| inner.colours[*title]).collect()
+    titles.iter().map(|title| inner.colours.0[*title]).collect()
 }
 
 #[test]
@@ -53,11 +55,11 @@ fn a_tenant_keeps_its_colour_and_neighbours_have_others() {
     let many: Vec<&str> = many.iter().map(String::as_str).chain(["three"]).collect();
     give(&hub, 2, &[("a", &["one", "two"]), ("b", &many)]);
     assert_eq!(colours(&hub, &["team/one", "team/two", "team/three"]), before);
-    let mut own: Vec<usize> = lock(&hub.inner).colours.values().copied().collect();
+    let mut own: Vec<usize> = lock(&hub.inner).colours.0.values().copied().collect();
     own.sort_unstable();
     assert_eq!(own, [0, 0, 1, 1, 2, 3, 4, 5, 6, 7], "eight on one GPU have eight colours");
     give(&hub, 3, &[("b", &["three"])]);
-    assert_eq!(lock(&hub.inner).colours.len(), 1, "those that are gone need none");
+    assert_eq!(lock(&hub.inner).colours.0.len(), 1, "those that are gone need none");
 }
 
 #[test]

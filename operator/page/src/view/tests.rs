@@ -93,3 +93,30 @@ fn layers_that_are_lent_or_hibernated_are_absent() {
     state.phase = Phase::Hibernated;
     assert_eq!(of(vec![state]).tenants[0].layers, "aaaa");
 }
+
+#[test]
+fn a_view_of_many_tenants_shows_causes_only_where_an_objective_is_missed() {
+    let shown = |attained_permille| {
+        let mut state = state("chat");
+        (state.slo.tbt_attained_permille, state.slo.allowed_miss_permille) = (Some(attained_permille), 10);
+        (state.queue.waiting, state.queue.running, state.kv.utilisation_permille) = (3, 45, 980);
+        let tenant = of(vec![state]).tenants.remove(0);
+        (tenant.objectives[0].missed, tenant.shown_reasons().map(|one| one.text.clone()).collect::<Vec<_>>())
+    };
+    assert_eq!(shown(990), (false, vec![]));
+    let cause = "3 requests wait, 45 run; 98.0 % of the KV cache is used.".to_owned();
+    assert_eq!(shown(989), (true, vec![cause]));
+}
+
+#[test]
+fn the_worst_objective_is_the_one_furthest_below_its_promise() {
+    let worst = |first, later| {
+        let mut state = state("chat");
+        state.slo.allowed_miss_permille = 10;
+        (state.slo.ttft_attained_permille, state.slo.tbt_attained_permille) = (first, later);
+        of(vec![state]).tenants[0].worst_objective().map(|one| one.name)
+    };
+    assert_eq!(worst(None, None), None);
+    assert_eq!(worst(Some(1000), Some(999)), Some("later token"));
+    assert_eq!(worst(Some(900), Some(999)), Some("first token"));
+}
