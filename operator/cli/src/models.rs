@@ -3,7 +3,6 @@
 pub mod cache;
 pub mod hub_model;
 
-
 use std::path::PathBuf;
 
 use anyhow::bail;

@@ -25,7 +25,6 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::models::CacheArgs;
 use crate::models::hub_model::DEFAULT_ENDPOINT;
-use sluice_page::words::figures::bytes;
 use crate::up::plan::{Options, Placed};
 use crate::up::ready::{Ready, ReadySink};
 use crate::up::speak::{hint, note, tell};
@@ -35,6 +34,7 @@ use chat::{Chat, ChatModel};
 use manifest::RunModel;
 use prepare::Prepared;
 use router::Routes;
+use sluice_page::words::figures::bytes;
 
 /// Time in which the last bytes of answers are sent, once the models have ended.
 const LAST_BYTES: Duration = Duration::from_secs(1);

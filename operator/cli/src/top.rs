@@ -1,12 +1,11 @@
 //! `sluice top`: where the memory of running tenants is, and their figures.
 //!
 //! Sidecars of this machine are found in the runtime folder and asked over their admin ports; in a cluster the operator's
-//! leader tells what it read of them last. What is shown is built as lines of text
-//! ([`view`]), the same for the live screen and for `--once`.
+//! leader tells what it read of them last. The live screen shows what the page shows; `--once` prints text ([`view`]).
 
+mod live;
 pub mod map;
 mod poll;
-mod screen;
 pub mod view;
 
 use std::io::IsTerminal;
@@ -14,13 +13,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::bail;
+use sluice_page::rates::Rates;
 
 use crate::admin::Admin;
 use crate::cluster::{ClusterArgs, Leader, Scope};
 use crate::runtime::RuntimeFolder;
 use crate::{now_unix_ms, print};
 pub use poll::Sighting;
-use poll::{Poller, Source};
+use poll::{Source, sightings};
 use view::View;
 
 /// Between two looks at the sidecars of this machine.
@@ -33,7 +33,7 @@ const ONCE_COLUMNS: usize = 110;
 /// Options of `sluice top`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct TopArgs {
-    /// Print one picture as text and end.
+    /// Print one picture as text and end. So it does where standard output is no terminal.
     #[arg(long)]
     pub once: bool,
     /// Print an array of states (`GET /v1/state`) and end, with --once or without. A sidecar that does not answer is named on
@@ -54,19 +54,17 @@ pub struct TopArgs {
 /// Shows the tenants, live or once.
 ///
 /// # Errors
-/// The runtime folder cannot be read, or the live screen is asked for without a terminal.
+/// The runtime folder cannot be read, or the terminal cannot be used.
 pub async fn run(args: TopArgs) -> anyhow::Result<()> {
     let source = match args.cluster.meant() || args.all_namespaces {
         true => in_cluster(&args).await?,
         false => Source::Here(RuntimeFolder::open(args.runtime_dir.as_deref())?, Admin::new()?),
     };
-    let poller = Poller::new(source);
     let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     match (args.json, args.once) {
-        (true, _) => once_json(poller).await,
-        (false, true) => once_text(poller).await,
-        (false, false) if std::io::stdout().is_terminal() => screen::live(poller, colour).await,
-        (false, false) => bail!("the live screen needs a terminal; use --once"),
+        (true, _) => once_json(source).await,
+        (false, false) if std::io::stdout().is_terminal() => live::live(source, colour).await,
+        (false, _) => once_text(source).await,
     }
 }
 
@@ -76,10 +74,10 @@ async fn in_cluster(args: &TopArgs) -> anyhow::Result<Source> {
     Ok(Source::Cluster(Box::new(Leader::of(cluster)), Scope { namespace, tenant: None }))
 }
 
-async fn once_json(mut poller: Poller) -> anyhow::Result<()> {
+async fn once_json(mut source: Source) -> anyhow::Result<()> {
     let mut states = Vec::new();
     let mut silent = 0;
-    for sighting in poller.poll().await? {
+    for sighting in sightings(source.look().await?, &mut Rates::default()) {
         match sighting.state {
             Ok(state) => states.push(state),
             Err(problem) => {
@@ -95,20 +93,15 @@ async fn once_json(mut poller: Poller) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn once_text(mut poller: Poller) -> anyhow::Result<()> {
-    let mut sightings = poller.poll().await?;
-    if !poller.is_of_cluster() {
+async fn once_text(mut source: Source) -> anyhow::Result<()> {
+    let mut rates = Rates::default();
+    let mut seen = sightings(source.look().await?, &mut rates);
+    if !source.is_of_cluster() {
         // A rate takes two looks, and those of a cluster are too far apart to wait for.
-        tokio::time::sleep(poller.refresh()).await;
-        sightings = poller.poll().await?;
+        tokio::time::sleep(source.refresh()).await;
+        seen = sightings(source.look().await?, &mut rates);
     }
-    let view = View {
-        sightings: &sightings,
-        selected: usize::MAX,
-        colour: false,
-        now_unix_ms: now_unix_ms(),
-        nobody: poller.nobody(),
-    };
+    let view = View { sightings: &seen, colour: false, now_unix_ms: now_unix_ms(), nobody: source.nobody() };
     for line in view::text(&view, ONCE_COLUMNS) {
         // What others wrote must not steer the terminal. The live screen leaves such characters out by itself.
         print(line.to_string().replace(char::is_control, " ").trim_end())?;

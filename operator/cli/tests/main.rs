@@ -11,5 +11,6 @@ mod neighbours;
 mod page;
 mod plan;
 mod support;
+mod terminal;
 mod top;
 mod up;

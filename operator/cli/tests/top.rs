@@ -15,7 +15,7 @@ use sluice_wire::state::{Phase, VERSION};
 use crate::support::{Outcome, World, finish, serve};
 
 /// A state whose clock and token count move on with each question: 100 tokens in half a second.
-fn admin(name: &'static str) -> SocketAddr {
+pub fn admin(name: &'static str) -> SocketAddr {
     static ASKED: AtomicU64 = AtomicU64::new(0);
     let answer = move |headers: HeaderMap| async move {
         if headers.get("authorization").is_none_or(|value| value != "Bearer secret") {
@@ -120,10 +120,13 @@ fn a_newer_sidecar_is_refused_for_being_newer() {
 }
 
 #[test]
-fn the_live_screen_is_refused_without_a_terminal() {
-    let outcome = finish(World::new().sluice(&["top"]));
-    assert_eq!(outcome.code, Some(1));
-    assert_eq!(outcome.stderr, "sluice: the live screen needs a terminal; use --once\n");
+fn without_a_terminal_it_prints_one_picture() {
+    let world = World::new();
+    let _story = tenant(&world, "story", admin("story"), "secret");
+    let outcome = finish(world.sluice(&["top"]));
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+    assert!(outcome.stdout.starts_with("sluice top   1 tenant\n"), "{}", outcome.stdout);
+    assert!(!outcome.stdout.contains('\u{1b}'), "no escapes in text");
 }
 
 #[test]

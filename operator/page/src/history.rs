@@ -133,7 +133,8 @@ impl History {
         self.samples.push_back(Sample { at_unix_ms, points });
         self.seen.samples += 1;
         let oldest = at_unix_ms.saturating_sub(SPAN_MS);
-        while self.samples.len() > self.most_samples || self.samples.front().is_some_and(|one| one.at_unix_ms < oldest)
+        while self.samples.len() > self.most_samples
+            || self.samples.front().is_some_and(|one| one.at_unix_ms < oldest)
         {
             self.samples.pop_front();
         }

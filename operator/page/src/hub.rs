@@ -108,7 +108,9 @@ impl Hub {
             if inner.gpus.len() < before {
                 inner.left_at = number;
                 let Inner { gpus, colours, .. } = &mut *inner;
-                colours.retain(|title| gpus.values().any(|known| known.summary.titles.iter().any(|own| own == title)));
+                colours.retain(|title| {
+                    gpus.values().any(|known| known.summary.titles.iter().any(|own| own == title))
+                });
             }
         }
         self.updates.send_replace(number);

@@ -18,9 +18,8 @@ impl Rates {
     pub fn read<'a>(&mut self, states: impl Iterator<Item = (String, &'a State)>) {
         let now: BTreeMap<_, _> =
             states.map(|(key, s)| (key, (s.at_unix_ms, s.figures.decode_tokens_total))).collect();
-        let rate = |(key, now): (&String, &(u64, u64))| {
-            Some((key.clone(), rate(*self.counts.get(key)?, *now)?))
-        };
+        let rate =
+            |(key, now): (&String, &(u64, u64))| Some((key.clone(), rate(*self.counts.get(key)?, *now)?));
         self.rates = now.iter().filter_map(rate).collect();
         self.counts = now;
     }

@@ -16,9 +16,9 @@ use tokio::process::Command;
 use crate::inspect::{Place, hub_arguments, inspect};
 use crate::models::cache::HeldModel;
 use crate::models::hub_model::HubModel;
-use sluice_page::words::figures::bytes;
 use crate::up::speak::note;
 use crate::{EX_CONFIG, Misconfigured, child, siblings};
+use sluice_page::words::figures::bytes;
 
 /// Time between two lines about a download whose bar is not on a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);

@@ -127,7 +127,7 @@ impl Map {
 }
 
 /// Shares `cells` out in proportion: the floor of each share but at least one, then the largest error first.
-fn apportion(bytes: &[u64], cells: usize) -> Vec<usize> {
+pub fn apportion(bytes: &[u64], cells: usize) -> Vec<usize> {
     let total: u128 = bytes.iter().map(|b| u128::from(*b)).sum();
     if total == 0 {
         return vec![0; bytes.len()];

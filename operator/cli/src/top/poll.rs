@@ -1,15 +1,17 @@
 //! Finds sidecars and asks each for its state. One that does not answer is a finding like any other.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use sluice_page::rates::Rates;
+use sluice_wire::overview::GpuOverview;
 use sluice_wire::state::TenantReport;
 use sluice_wire::{Overview, State};
 
 use super::{REFRESH, REFRESH_CLUSTER};
 use crate::admin::Admin;
 use crate::cluster::{Leader, Scope};
+use crate::now_unix_ms;
 use crate::runtime::{Running, RuntimeFolder};
 
 /// What was seen of one sidecar.
@@ -20,7 +22,7 @@ pub struct Sighting {
     /// Its state, or why it could not be had.
     pub state: Result<State, String>,
     /// Tokens generated per second since the look before; `None` = there was none.
-    pub tokens_per_s: Option<f64>,
+    pub tokens_per_s: Option<f32>,
 }
 
 /// Where sidecars are found.
@@ -32,24 +34,89 @@ pub enum Source {
     Cluster(Box<Leader>, Scope),
 }
 
-/// A sidecar and its state, or why that cannot be had.
-type Seen = (String, Result<State, String>);
-
 impl Source {
-    /// All sidecars, in order of their titles.
-    async fn look(&mut self) -> anyhow::Result<Vec<Seen>> {
+    /// What to say when there is no tenant.
+    pub const fn nobody(&self) -> &'static str {
+        match self {
+            Source::Here(..) => "no sidecar runs; start one with sluice up -f FILE",
+            Source::Cluster(..) => {
+                "no tenant has a GPU here; kubectl get modeltenants says why, -A looks everywhere"
+            }
+        }
+    }
+
+    /// Whether it looks into a cluster.
+    pub const fn is_of_cluster(&self) -> bool {
+        matches!(self, Source::Cluster(..))
+    }
+
+    /// Time between two looks.
+    pub const fn refresh(&self) -> Duration {
+        if self.is_of_cluster() { REFRESH_CLUSTER } else { REFRESH }
+    }
+
+    /// One look at all GPUs and their tenants.
+    ///
+    /// # Errors
+    /// The runtime folder cannot be read, or the operator's leader does not answer.
+    pub async fn look(&mut self) -> anyhow::Result<Overview> {
         match self {
             Source::Here(runtime, admin) => {
-                let running = runtime.running()?;
-                Ok(join_all(running.into_iter().map(|sidecar| ask(admin, sidecar))).await)
+                let asked = runtime.running()?.into_iter().map(|sidecar| ask(admin, sidecar));
+                Ok(gathered(join_all(asked).await, now_unix_ms()))
             }
-            Source::Cluster(leader, scope) => Ok(seen(leader.overview(scope).await?)),
+            Source::Cluster(leader, scope) => leader.overview(scope).await,
         }
     }
 }
 
-/// What an overview tells, in order of titles; a tenant that is on several GPUs is told apart by them.
-fn seen(overview: Overview) -> Vec<Seen> {
+/// The name of a sidecar's GPU, empty where it is not known, and what the sidecar answered.
+type Answer = (String, TenantReport);
+
+async fn ask(admin: &Admin, sidecar: Running) -> Answer {
+    let (namespace, name) = sidecar.title.split_once('/').unwrap_or(("", &sidecar.title));
+    let silent = |error: anyhow::Error| TenantReport::Unreachable {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        reason: format!("{error:#}"),
+    };
+    match sidecar.record {
+        Ok(record) => {
+            let report = admin.state(&record).await;
+            (record.gpu, report.map_or_else(silent, |state| TenantReport::State(Box::new(state))))
+        }
+        Err(error) => (String::new(), silent(error)),
+    }
+}
+
+/// The GPUs of this machine, in the order of their first tenants.
+fn gathered(answers: Vec<Answer>, now_unix_ms: u64) -> Overview {
+    let mut gpus: Vec<GpuOverview> = Vec::new();
+    for (name, report) in answers {
+        let namespace = title_of(&report).0;
+        match gpus.iter_mut().find(|gpu| gpu.namespace == namespace && gpu.name == name) {
+            Some(gpu) => gpu.tenants.push(report),
+            None => gpus.push(GpuOverview {
+                namespace: namespace.to_owned(),
+                name,
+                read_unix_ms: Some(now_unix_ms),
+                tenants: vec![report],
+                ..GpuOverview::default()
+            }),
+        }
+    }
+    Overview { at_unix_ms: now_unix_ms, gpus, ..Overview::default() }
+}
+
+fn title_of(report: &TenantReport) -> (&str, &str) {
+    match report {
+        TenantReport::State(state) => (&state.tenant.namespace, &state.tenant.name),
+        TenantReport::Unreachable { namespace, name, .. } => (namespace, name),
+    }
+}
+
+/// What an overview has, in order of titles; the slots of a tenant that is on several GPUs are named after them.
+pub fn sightings(overview: Overview, rates: &mut Rates) -> Vec<Sighting> {
     let mut all: Vec<(String, String, Result<State, String>)> = Vec::new();
     for gpu in overview.gpus {
         if let Some(problem) = gpu.problem {
@@ -57,7 +124,12 @@ fn seen(overview: Overview) -> Vec<Seen> {
             all.push((title, String::new(), Err(format!("the GPU's sidecars were not read: {problem}"))));
         }
         for report in gpu.tenants {
-            let (title, state) = reported(report);
+            let (namespace, name) = title_of(&report);
+            let title = format!("{namespace}/{name}");
+            let state = match report {
+                TenantReport::State(state) => Ok(*state),
+                TenantReport::Unreachable { reason, .. } => Err(reason),
+            };
             all.push((title, gpu.name.clone(), state));
         }
     }
@@ -68,125 +140,29 @@ fn seen(overview: Overview) -> Vec<Seen> {
         if twice { format!("{title}@{gpu}") } else { title.clone() }
     };
     let titles: Vec<String> = (0..all.len()).map(shown).collect();
-    titles.into_iter().zip(all).map(|(title, (_, _, state))| (title, state)).collect()
-}
-
-fn reported(report: TenantReport) -> Seen {
-    match report {
-        TenantReport::State(state) => {
-            (format!("{}/{}", state.tenant.namespace, state.tenant.name), Ok(*state))
-        }
-        TenantReport::Unreachable { namespace, name, reason } => (format!("{namespace}/{name}"), Err(reason)),
-    }
-}
-
-/// Looks at all sidecars and remembers what a rate needs.
-#[derive(Debug)]
-pub struct Poller {
-    source: Source,
-    before: BTreeMap<String, Count>,
-}
-
-/// A counter at a moment.
-#[derive(Clone, Copy, Debug)]
-struct Count {
-    at_unix_ms: u64,
-    tokens: u64,
-}
-
-impl Poller {
-    /// A poller that has seen nothing.
-    pub fn new(source: Source) -> Self {
-        Poller { source, before: BTreeMap::new() }
-    }
-
-    /// What to say when there is nobody.
-    pub const fn nobody(&self) -> &'static str {
-        match self.source {
-            Source::Here(..) => "no sidecar runs; start one with sluice up -f FILE",
-            Source::Cluster(..) => {
-                "no tenant has a GPU here; kubectl get modeltenants says why, -A looks everywhere"
-            }
-        }
-    }
-
-    /// Whether it looks into a cluster.
-    pub const fn is_of_cluster(&self) -> bool {
-        matches!(self.source, Source::Cluster(..))
-    }
-
-    /// Time between two looks.
-    pub const fn refresh(&self) -> Duration {
-        if self.is_of_cluster() { REFRESH_CLUSTER } else { REFRESH }
-    }
-
-    /// One look at all, in order of their titles.
-    ///
-    /// # Errors
-    /// The runtime folder cannot be read, or the operator's leader does not answer.
-    pub async fn poll(&mut self) -> anyhow::Result<Vec<Sighting>> {
-        let states = self.source.look().await?;
-        let counts: BTreeMap<_, _> =
-            states.iter().filter_map(|(title, s)| Some((title.clone(), count(s.as_ref().ok()?)))).collect();
-        let sightings = states.into_iter().map(|(title, state)| Sighting {
-            tokens_per_s: counts.get(&title).and_then(|now| rate(*self.before.get(&title)?, *now)),
-            state,
-            title,
-        });
-        let sightings = sightings.collect();
-        self.before = counts;
-        Ok(sightings)
-    }
-}
-
-fn count(state: &State) -> Count {
-    Count { at_unix_ms: state.at_unix_ms, tokens: state.figures.decode_tokens_total }
-}
-
-/// `None` where a rate means nothing: no time went by, or the sidecar began anew.
-fn rate(before: Count, now: Count) -> Option<f64> {
-    let tokens = now.tokens.checked_sub(before.tokens)?;
-    let ms = now.at_unix_ms.checked_sub(before.at_unix_ms).filter(|ms| *ms > 0)?;
-    Some(tokens as f64 * 1e3 / ms as f64)
-}
-
-async fn ask(admin: &Admin, sidecar: Running) -> Seen {
-    let state = match sidecar.record {
-        Ok(record) => admin.state(&record).await,
-        Err(error) => Err(error),
+    let answered = titles
+        .iter()
+        .zip(&all)
+        .filter_map(|(title, (_, _, state))| Some((title.clone(), state.as_ref().ok()?)));
+    rates.read(answered);
+    let sighting = |(title, (_, _, state)): (String, (String, String, Result<State, String>))| Sighting {
+        tokens_per_s: rates.get(&title),
+        state,
+        title,
     };
-    (sidecar.title, state.map_err(|error| format!("{error:#}")))
+    titles.into_iter().zip(all).map(sighting).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use sluice_wire::overview::GpuOverview;
-
     use super::*;
 
-    const fn at(at_unix_ms: u64, tokens: u64) -> Count {
-        Count { at_unix_ms, tokens }
-    }
-
-    #[test]
-    fn a_rate_is_tokens_over_the_sidecars_own_time() {
-        assert_eq!(rate(at(1000, 10), at(1500, 60)), Some(100.0));
-    }
-
-    #[test]
-    fn a_sidecar_that_began_anew_or_stood_still_has_no_rate() {
-        assert_eq!(rate(at(1000, 10), at(1500, 4)), None);
-        assert_eq!(rate(at(1000, 10), at(1000, 10)), None);
-        assert_eq!(rate(at(1000, 10), at(900, 20)), None);
+    fn silent(name: &str) -> TenantReport {
+        TenantReport::Unreachable { namespace: "team".into(), name: name.into(), reason: "gone".into() }
     }
 
     #[test]
     fn a_tenant_on_two_gpus_is_told_apart_by_them_and_a_gpu_that_was_not_read_is_a_finding() {
-        let silent = |name: &str| TenantReport::Unreachable {
-            namespace: "team".into(),
-            name: name.into(),
-            reason: "gone".into(),
-        };
         let gpu = |name: &str, tenants: Vec<TenantReport>, problem: Option<&str>| GpuOverview {
             namespace: "team".into(),
             name: name.into(),
@@ -199,8 +175,21 @@ mod tests {
             gpu("p-b-0", vec![silent("chat"), silent("code")], None),
             gpu("p-b-2", Vec::new(), Some("no sidecar is ready")),
         ];
-        let titles: Vec<_> =
-            seen(Overview { gpus, ..Overview::default() }).into_iter().map(|s| s.0).collect();
+        let all = sightings(Overview { gpus, ..Overview::default() }, &mut Rates::default());
+        let titles: Vec<_> = all.into_iter().map(|s| s.title).collect();
         assert_eq!(titles, ["team/chat@p-b-0", "team/chat@p-b-1", "team/code", "team/p-b-2"]);
+    }
+
+    #[test]
+    fn the_tenants_of_this_machine_stand_with_their_gpu_even_where_they_do_not_answer() {
+        let answers =
+            vec![("a".into(), silent("chat")), ("b".into(), silent("code")), ("a".into(), silent("mail"))];
+        let overview = gathered(answers, 5);
+        let gpus: Vec<_> = overview
+            .gpus
+            .iter()
+            .map(|gpu| (gpu.name.as_str(), gpu.tenants.len(), gpu.read_unix_ms))
+            .collect();
+        assert_eq!(gpus, [("a", 2, Some(5)), ("b", 1, Some(5))]);
     }
 }

@@ -1,4 +1,4 @@
-//! Sightings as lines of text: pure, the same for the live screen and for `--once`.
+//! Sightings as lines of text: what `--once` prints, and the figures of a tenant's page.
 
 mod detail;
 mod flow;
@@ -9,6 +9,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use sluice_wire::State;
 
+pub use self::detail::figures;
 use self::flow::{fitting, flow};
 use self::gpu::Gpu;
 use super::Sighting;
@@ -20,8 +21,6 @@ use sluice_page::words::figures::bytes;
 pub struct View<'a> {
     /// All sidecars.
     pub sightings: &'a [Sighting],
-    /// The one whose details the screen shows; beyond the last = none.
-    pub selected: usize,
     /// Whether to use colours.
     pub colour: bool,
     /// The time, milliseconds since the Unix epoch.
@@ -32,82 +31,31 @@ pub struct View<'a> {
 
 /// Most rows of one map.
 const MAP_ROWS: usize = 6;
-/// Fewest lines left for moves on the screen, with their heading.
-const MOVES_MIN: usize = 3;
 
 /// Everything, as high as it gets.
 pub fn text(view: &View, width: usize) -> Vec<Line<'static>> {
-    let mut lines = vec![header(view, "")];
+    let mut lines = vec![header(view)];
     if view.sightings.is_empty() {
         return lines;
     }
     let gpus = Gpu::all(view);
-    lines.extend(gpus.iter().flat_map(|gpu| of_gpu(view, gpu, |_| true, width, MAP_ROWS)));
+    lines.extend(gpus.iter().flat_map(|gpu| of_gpu(view, gpu, width)));
     lines.extend(legend(view, width));
-    lines.extend(table::table(view, width, 0..view.sightings.len()));
+    lines.extend(table::table(view, width));
     for sighting in view.sightings {
         lines.push(Line::default());
         lines.extend(detail::detail(view, sighting, width));
-        lines.extend(detail::moves(view, sighting, width, usize::MAX));
+        lines.extend(detail::moves(view, sighting, width));
     }
     lines
 }
 
-/// As much as fits: the maps and rows around the selected tenant, its details, and its moves below.
-pub fn screen(view: &View, width: usize, height: usize) -> Vec<Line<'static>> {
-    if view.sightings.is_empty() {
-        return vec![header(view, "   q ends")];
-    }
-    let tenants = around(view.selected, view.sightings.len(), (height / 6).max(1));
-    let selected = view.sightings.get(view.selected);
-    let detail = selected.map_or(Vec::new(), |s| detail::detail(view, s, width));
-    let legend = legend(view, width);
-    // Header and the table's heading take a line each.
-    let rest = height.saturating_sub(2 + legend.len() + tenants.len() + detail.len() + MOVES_MIN);
-    let mut lines = vec![header(view, "   q ends, arrows select")];
-    lines.extend(maps(view, width, rest));
-    lines.extend(legend);
-    lines.extend(table::table(view, width, tenants));
-    lines.extend(detail);
-    let left = height.saturating_sub(lines.len());
-    lines.extend(selected.map_or(Vec::new(), |s| detail::moves(view, s, width, left)));
-    lines
-}
-
-/// Maps in `height` lines: as many tenants as have room for a row of cells each, the selected one among them.
-fn maps(view: &View, width: usize, height: usize) -> Vec<Line<'static>> {
-    let gpus = Gpu::all(view);
-    let titles: Vec<_> = gpus.iter().flat_map(|gpu| &gpu.tenants).map(|(title, _)| *title).collect();
-    let title = view.sightings.get(view.selected).map(|s| s.title.as_str());
-    let selected = titles.iter().position(|t| Some(*t) == title).unwrap_or(0);
-    let lines = |most: usize, rows: usize| -> Vec<Line<'static>> {
-        let shown = &titles[around(selected, titles.len(), most)];
-        gpus.iter().flat_map(|gpu| of_gpu(view, gpu, |title| shown.contains(&title), width, rows)).collect()
-    };
-    let fits = |lines: &Vec<Line<'static>>| lines.len() <= height;
-    let most = (2..=titles.len()).rev().find(|most| fits(&lines(*most, 1))).unwrap_or(1);
-    let tallest = (2..=MAP_ROWS).rev().map(|rows| lines(most, rows)).find(fits);
-    tallest.unwrap_or_else(|| lines(most, 1))
-}
-
-/// The maps of those tenants of a GPU that are `shown`, below what they have in common.
-fn of_gpu(
-    view: &View,
-    gpu: &Gpu,
-    shown: impl Fn(&str) -> bool,
-    width: usize,
-    rows: usize,
-) -> Vec<Line<'static>> {
-    let tenants: Vec<_> = gpu.tenants.iter().filter(|(title, _)| shown(title)).collect();
-    let heading = if gpu.shared() && !tenants.is_empty() { gpu.heading(view, width) } else { Vec::new() };
-    let maps = tenants.into_iter().flat_map(|(title, state)| map(view, gpu, title, state, width, rows));
+/// The maps of the tenants of a GPU, below what they have in common.
+fn of_gpu(view: &View, gpu: &Gpu, width: usize) -> Vec<Line<'static>> {
+    let heading = if gpu.shared() { gpu.heading(view, width) } else { Vec::new() };
+    let tenants = gpu.tenants.iter();
+    let maps = tenants.flat_map(|(title, state)| map(view, gpu, title, state, width, MAP_ROWS));
     heading.into_iter().chain(maps).collect()
-}
-
-/// At most `most` of `len` items with `selected` in view.
-fn around(selected: usize, len: usize, most: usize) -> std::ops::Range<usize> {
-    let start = selected.saturating_sub(most / 2).min(len.saturating_sub(most));
-    start..len.min(start + most)
 }
 
 impl<'a> View<'a> {
@@ -128,7 +76,7 @@ impl<'a> View<'a> {
     }
 }
 
-fn header(view: &View, keys: &'static str) -> Line<'static> {
+fn header(view: &View) -> Line<'static> {
     let all = view.sightings.len();
     let silent = all - view.answered().count();
     let mut text = format!("   {all} tenant{}", if all == 1 { "" } else { "s" });
@@ -138,7 +86,7 @@ fn header(view: &View, keys: &'static str) -> Line<'static> {
     if silent > 0 {
         text += &format!(", {silent} without an answer");
     }
-    Line::from(vec![View::bold("sluice top"), text.into(), keys.into()])
+    Line::from(vec![View::bold("sluice top"), text.into()])
 }
 
 fn legend(view: &View, width: usize) -> Vec<Line<'static>> {

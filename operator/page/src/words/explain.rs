@@ -281,7 +281,8 @@ fn requests(state: &State) -> Vec<String> {
     if queue.waiting > 0 {
         let (waiting, running) = (queue.waiting, queue.running);
         let full = percent(Some(kv.utilisation_permille));
-        lines.push(format!("{waiting} requests wait, {running} run; {full} of the KV cache is used."));
+        let wait = if waiting == 1 { "request waits" } else { "requests wait" };
+        lines.push(format!("{waiting} {wait}, {running} run; {full} of the KV cache is used."));
     }
     if state.figures.preemptions_total > 0 {
         lines.push(format!(
@@ -352,7 +353,10 @@ mod tests {
             let own = Neighbourhood { share_bytes, wanted_share_bytes, ..Neighbourhood::default() };
             explain(&State { neighbourhood: Some(own), ..state() }, NOW).split_off(2)
         };
-        assert_eq!(said(1 << 20, 3 << 20), ["  It is to have 3 MiB: 2 MiB more, as its neighbours make room."]);
+        assert_eq!(
+            said(1 << 20, 3 << 20),
+            ["  It is to have 3 MiB: 2 MiB more, as its neighbours make room."]
+        );
         assert_eq!(said(3 << 20, 1 << 20), ["  It is to have 1 MiB: it gives up 2 MiB for its neighbours."]);
         assert_eq!([said(3 << 20, 3 << 20), said(3 << 20, 0)], [[""; 0]; 2], "as dealt, or an older sidecar");
     }

@@ -32,7 +32,13 @@ pub fn detail(view: &View, sighting: &Sighting, width: usize) -> Vec<Line<'stati
         lines.extend(flow(&label("failure"), failure.split(' ').map(red), 1, width));
     }
     lines.extend(hang(view, state, width));
-    lines.extend(flow(&label("memory"), memory(view, state), 2, width));
+    lines.extend(figures(view, state, width));
+    lines
+}
+
+/// Its memory by owner, its layers, its counters and percentiles.
+pub fn figures(view: &View, state: &State, width: usize) -> Vec<Line<'static>> {
+    let mut lines = flow(&label("memory"), memory(view, state), 2, width);
     lines.extend(neighbourhood(state, width));
     lines.extend(layers(view, state, width));
     for (name, phrases) in
@@ -182,11 +188,11 @@ fn link(state: &State) -> Vec<String> {
     ]
 }
 
-/// The last moves, newest first, in at most `height` lines with the heading.
-pub fn moves(view: &View, sighting: &Sighting, width: usize, height: usize) -> Vec<Line<'static>> {
-    let Some(state) = sighting.state.as_ref().ok().filter(|_| height > 1) else { return Vec::new() };
+/// The last moves, newest first.
+pub fn moves(view: &View, sighting: &Sighting, width: usize) -> Vec<Line<'static>> {
+    let Ok(state) = &sighting.state else { return Vec::new() };
     let mut lines = vec![Line::from(View::bold("moves"))];
-    lines.extend(moved_memory(state).rev().take(height - 1).map(|event| moved(view, event, width)));
+    lines.extend(moved_memory(state).rev().map(|event| moved(view, event, width)));
     if lines.len() == 1 {
         lines.push(Line::from("  none yet"));
     }

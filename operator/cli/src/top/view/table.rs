@@ -1,8 +1,6 @@
 //! One row per tenant. Columns that do not fit are left out; the details have their figures, too.
 
-use std::ops::Range;
-
-use ratatui::style::{Color, Modifier};
+use ratatui::style::Color;
 use ratatui::text::{Line, Span};
 use sluice_wire::State;
 
@@ -14,7 +12,7 @@ use sluice_page::words::hangs;
 struct Column {
     title: &'static str,
     width: usize,
-    cell: fn(&State, Option<f64>) -> String,
+    cell: fn(&State, Option<f32>) -> String,
 }
 
 /// In order of importance.
@@ -40,14 +38,14 @@ fn remap(state: &State) -> String {
     format!("{}/{}/{}", remap.alpha, remap.beta, remap.cap_layers)
 }
 
-/// The heading and the rows of `shown`.
-pub fn table(view: &View, width: usize, shown: Range<usize>) -> Vec<Line<'static>> {
+/// The heading and the rows.
+pub fn table(view: &View, width: usize) -> Vec<Line<'static>> {
     let longest = view.sightings.iter().map(|s| s.title.chars().count()).max().unwrap_or(0);
     let (columns, name) = fit(width, longest.max(NAME_MIN));
     let titles: String = columns.iter().map(|c| format!(" {:>1$}", c.title, c.width)).collect();
     let mut lines =
         vec![Line::from(View::bold(format!("  {:<name$} {:<PHASE_WIDTH$}{titles}", "TENANT", "PHASE")))];
-    lines.extend(shown.map(|index| row(view, index, columns, name)));
+    lines.extend(view.sightings.iter().map(|sighting| row(view, sighting, columns, name)));
     lines
 }
 
@@ -60,13 +58,11 @@ fn fit(width: usize, longest: usize) -> (&'static [Column], usize) {
     (&COLUMNS[..count], longest.min(width.saturating_sub(beside(count))))
 }
 
-fn row(view: &View, index: usize, columns: &[Column], name: usize) -> Line<'static> {
-    let sighting = &view.sightings[index];
-    let marker = if index == view.selected { '>' } else { ' ' };
+fn row(view: &View, sighting: &Sighting, columns: &[Column], name: usize) -> Line<'static> {
     let title = shortened(&sighting.title, name);
-    let mut line = Line::from(format!("{marker} {title:<name$} "));
+    let mut line = Line::from(format!("  {title:<name$} "));
     line.extend(figures(view, sighting, columns));
-    if index == view.selected { line.patch_style(Modifier::BOLD) } else { line }
+    line
 }
 
 /// What is cut says so; the details have it whole.

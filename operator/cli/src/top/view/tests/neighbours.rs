@@ -5,7 +5,7 @@ use sluice_wire::state::{Direction, EngineHang, GrantState, Neighbourhood, TurnS
 use super::*;
 
 const THREE_TENANTS: &str = "\
-sluice top   3 tenants   q ends, arrows select
+sluice top   3 tenants
 GPU local-shared-0   30 MiB, 3 tenants   shares 30 MiB   borrowed 3 MiB
     lent 3 MiB   turn default/chat, 2 waiting
   default/chat   share 10 MiB   budget 13 MiB   borrowed 2 MiB from code
@@ -22,22 +22,8 @@ WWWWWWWW........................................................
 G global  W layers  S slots  K kv used  k kv cached/free  A activations  . free
   TENANT       PHASE     RUN+WAIT  TOK/S   KV  A/B/CAP   TBT-ENG   TBT-OUT
   default/chat active        4+12    123  75%    2/1/5     12/30     50/61
-> default/code active        4+12    123  75%    2/1/5     12/30     50/61
-  default/mail active        4+12    123  75%    2/1/5     12/30     50/61
-default/code   Active for 12s   policy Oneiros   no engine, 0 lost
-memory   G 1.5 MiB  W 4 MiB  . 2.5 MiB
-budget   share 10 MiB  budget 8 MiB  held 5.5 MiB  floor 2 MiB
-         could lend 512 KiB
-turn     does not hold it  70 so far, 3.1s in all
-         p50/p99 ms: wait 40/101, hand-over 0.1/0.4
-layers   RR0RR0RR0
-kv       300 used  60 cached  40 free  of 400 blocks of 2 KiB  fragmented 0.0 %
-latency  p50/p99 ms: TBT engine 12/30, out 50/61 (- met)  TTFT 120/340 (- met)
-work     3 preempted  1204 recomputed  0 steps  deposit 0 in 0 streams
-link     -  0 B copied  a layer takes - ms to copy, - ms to compute, r -
-moves
-   2.3s ago  remap_own         3 MiB  layers 2,5,8  for kv
-   5.0s ago  free_chunks       3 MiB  for kv";
+  default/code active        4+12    123  75%    2/1/5     12/30     50/61
+  default/mail active        4+12    123  75%    2/1/5     12/30     50/61";
 
 /// A tenant of a GPU that is shared by turns: a third of 480 chunks is its share.
 fn neighbour(
@@ -103,8 +89,17 @@ pub fn neighbours() -> [Sighting; 3] {
 
 #[test]
 fn tenants_of_a_gpu_stand_together_with_who_lends_to_whom() {
-    let shown = rows(&draw(&neighbours(), 1, false, (80, 33)));
-    assert_eq!(shown.join("\n").trim_end(), THREE_TENANTS);
+    let shown = rows(&neighbours(), 80);
+    let (maps_and_table, details) = shown.split_at(shown.iter().position(String::is_empty).unwrap());
+    assert_eq!(maps_and_table.join("\n"), THREE_TENANTS);
+    for line in [
+        "budget   share 10 MiB  budget 8 MiB  held 5.5 MiB  floor 2 MiB",
+        "         could lend 512 KiB",
+        "turn     does not hold it  70 so far, 3.1s in all",
+        "         p50/p99 ms: wait 40/101, hand-over 0.1/0.4",
+    ] {
+        assert!(details.iter().any(|shown| shown == line), "{line}: {details:#?}");
+    }
 }
 
 #[test]
@@ -115,7 +110,7 @@ fn gpus_are_told_apart_by_namespace_and_name() {
     stranger.title = "other/chat".into();
     stranger.state.as_mut().unwrap().tenant.namespace = "other".into();
     sightings.push(stranger);
-    let view = View { sightings: &sightings, selected: 0, colour: false, now_unix_ms: NOW, nobody: "nobody" };
+    let view = View { sightings: &sightings, colour: false, now_unix_ms: NOW, nobody: "nobody" };
     let gpus = Gpu::all(&view);
     let titles =
         |gpu: &Gpu| gpu.tenants.iter().map(|(title, _)| (*title).to_owned()).collect::<Vec<_>>().join(" ");
@@ -134,7 +129,7 @@ fn nothing_about_neighbours_is_cut_at_80_columns_and_nobody_may_have_the_turn() 
         own.turn.as_mut().unwrap().holds = false;
     }
     sightings[0].title = format!("default/{long}");
-    let view = View { sightings: &sightings, selected: 0, colour: false, now_unix_ms: NOW, nobody: "nobody" };
+    let view = View { sightings: &sightings, colour: false, now_unix_ms: NOW, nobody: "nobody" };
     let lines: Vec<_> = text(&view, 80).iter().map(ToString::to_string).collect();
     assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
     let words = lines.join(" ").split_whitespace().collect::<Vec<_>>().join(" ");
@@ -155,7 +150,7 @@ fn tenants_of_a_gpu_whose_sidecars_know_no_neighbours_stand_together_too() {
         let state = sighting.state.as_mut().unwrap();
         (state.neighbourhood, state.memory.capacity_bytes) = (None, 480 * CHUNK);
     }
-    let shown = rows(&draw(&sightings, 0, false, (80, 40)));
+    let shown = rows(&sightings, 80);
     assert_eq!(shown[1], "GPU local-shared-0   30 MiB, 3 tenants");
     assert!(shown[2].starts_with("  default/chat   DOES NOT BALANCE   30 MiB   "), "{shown:#?}");
 }
@@ -172,16 +167,21 @@ fn stopped() -> [Sighting; 3] {
     sightings
 }
 
-/// The words of a picture that are red.
-fn red(buffer: &Buffer) -> String {
-    let red = buffer.content.iter().map(|cell| if cell.fg == Color::Red { cell.symbol() } else { " " });
-    red.collect::<String>().split_whitespace().collect::<Vec<_>>().join(" ")
+/// The words that are red.
+fn red(lines: &[Line<'static>]) -> String {
+    let spans = lines.iter().flat_map(|line| &line.spans);
+    let red = spans.filter(|span| span.style.fg == Some(Color::Red)).map(|span| span.content.to_string());
+    red.collect::<Vec<_>>().join(" ").split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn joined(lines: &[Line<'static>]) -> String {
+    lines.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
 #[test]
 fn a_holder_that_is_late_is_told_above_its_neighbours_and_in_red() {
-    let shown = draw(&stopped(), 0, true, (100, 40));
-    let text = rows(&shown).join("\n");
+    let shown = lines(&stopped(), true, 100);
+    let text = joined(&shown);
     assert!(text.contains("turn default/code, 1500 ms past its deadline, 2 waiting"), "{text}");
     assert!(text.contains("hang     default/code holds the turn and is 1500 ms past its deadline"), "{text}");
     let red = red(&shown);
@@ -194,7 +194,7 @@ fn a_holder_that_is_late_is_told_above_its_neighbours_and_in_red() {
         let own = well[at].state.as_mut().unwrap().neighbourhood.as_mut().unwrap();
         own.turn.as_mut().unwrap().holder_overdue_ms = 0;
     }
-    let text = rows(&draw(&well, 0, true, (100, 40))).join("\n");
+    let text = rows(&well, 100).join("\n");
     assert!(text.contains("turn default/code, 2 waiting") && !text.contains("deadline"), "{text}");
 }
 
@@ -211,14 +211,14 @@ fn an_engine_that_hangs_is_told_in_red_and_one_that_hung_without() {
             alive,
         };
         (engine.hangs, engine.last_hang) = (1, Some(hang));
-        draw(&sightings, 1, true, (100, 40))
+        lines(&sightings, true, 100)
     };
     let (lives, gone) = (picture(true), picture(false));
     let said = "hang     engine hung 12s ago: 2300 ms without progress (step; the limit is 2250 ms); it ";
     for (shown, row, rest) in
-        [(&lives, "> default/code hung ", "still"), (&gone, "> default/code active ", "was")]
+        [(&lives, "  default/code hung ", "still"), (&gone, "  default/code active ", "was")]
     {
-        let text = rows(shown).join("\n");
+        let text = joined(shown);
         assert!(text.contains(row) && text.contains(&format!("{said}{rest}")), "{text}");
     }
     assert!(red(&lives).contains("hung") && red(&lives).contains("engine hung 12s ago"), "{}", red(&lives));

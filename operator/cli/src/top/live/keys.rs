@@ -1,0 +1,126 @@
+//! The keys of the live screen: one table says what they do and what the help lists.
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+use super::board::Sort;
+
+/// What a key asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Select the tenant so many rows further down; on a page, scroll.
+    Move(isize),
+    /// As many rows as the screen has, down or up.
+    Page(isize),
+    /// Show the selected tenant's page.
+    Open,
+    /// Back to the list.
+    Back,
+    /// Sort the list.
+    Sort(Sort),
+    /// Turn the order round.
+    Reverse,
+    /// Show what there is now until asked again.
+    Pause,
+    /// Show or hide the help.
+    Help,
+    /// End.
+    Quit,
+}
+
+/// A key, and whether it is pressed with Ctrl.
+type Key = (KeyCode, bool);
+
+/// Keys that ask for one command.
+#[derive(Debug)]
+pub struct Binding {
+    /// Any of these.
+    pub keys: &'static [Key],
+    /// What they do, for people.
+    pub help: &'static str,
+    /// What they do.
+    pub command: Command,
+}
+
+const fn char(letter: char) -> Key {
+    (KeyCode::Char(letter), false)
+}
+
+const fn code(code: KeyCode) -> Key {
+    (code, false)
+}
+
+/// All keys, in the order of the help.
+pub const BINDINGS: [Binding; 17] = {
+    use Command::{Back, Help, Move, Open, Page, Pause, Quit, Reverse, Sort as By};
+    const fn bind(keys: &'static [Key], help: &'static str, command: Command) -> Binding {
+        Binding { keys, help, command }
+    }
+    [
+        bind(&[code(KeyCode::Up), char('k')], "selects the tenant above; scrolls a page up", Move(-1)),
+        bind(&[code(KeyCode::Down), char('j')], "selects the tenant below; scrolls a page down", Move(1)),
+        bind(&[code(KeyCode::PageUp)], "goes up by one screen", Page(-1)),
+        bind(&[code(KeyCode::PageDown)], "goes down by one screen", Page(1)),
+        bind(&[code(KeyCode::Enter)], "opens the page of the selected tenant", Open),
+        bind(&[code(KeyCode::Esc)], "goes back to the list", Back),
+        bind(&[char('n')], "sorts by name", By(Sort::Name)),
+        bind(&[char('s')], "sorts by SLO, the worst first", By(Sort::Slo)),
+        bind(&[char('t')], "sorts by tokens per second, the most first", By(Sort::Tokens)),
+        bind(&[char('f')], "sorts by TTFT (time to the first token), the longest first", By(Sort::Ttft)),
+        bind(&[char('b')], "sorts by TBT (time between tokens), the longest first", By(Sort::Tbt)),
+        bind(&[char('v')], "sorts by KV cache in use, the fullest first", By(Sort::Kv)),
+        bind(&[char('l')], "sorts by layers that are not resident, the most first", By(Sort::Layers)),
+        bind(&[char('r')], "reverses the order", Reverse),
+        bind(&[char('p')], "pauses, and goes on", Pause),
+        bind(&[char('?')], "shows this help, and hides it", Help),
+        bind(&[char('q'), (KeyCode::Char('c'), true)], "quits", Quit),
+    ]
+};
+
+impl Binding {
+    /// Its keys, for people.
+    pub fn label(&self) -> String {
+        self.keys.iter().map(label).collect::<Vec<_>>().join(" ")
+    }
+}
+
+fn label((code, ctrl): &Key) -> String {
+    let name = match code {
+        KeyCode::Up => "↑".to_owned(),
+        KeyCode::Down => "↓".to_owned(),
+        KeyCode::Char(letter) if *ctrl => letter.to_uppercase().to_string(),
+        code => code.to_string(),
+    };
+    if *ctrl { format!("Ctrl-{name}") } else { name }
+}
+
+/// What a key asks for; `None` = nothing.
+pub fn command(event: &KeyEvent) -> Option<Command> {
+    let ctrl = event.modifiers.contains(KeyModifiers::CONTROL);
+    let alt = event.modifiers.contains(KeyModifiers::ALT);
+    let asks = |binding: &&Binding| !alt && binding.keys.contains(&(event.code, ctrl));
+    BINDINGS.iter().find(asks).map(|binding| binding.command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_has_one_meaning() {
+        let keys: Vec<_> = BINDINGS.iter().flat_map(|binding| binding.keys).collect();
+        for (at, key) in keys.iter().enumerate() {
+            assert!(!keys[..at].contains(key), "{key:?} is bound twice");
+        }
+    }
+
+    #[test]
+    fn a_letter_with_ctrl_or_alt_is_another_key() {
+        let pressed = |letter, modifiers| command(&KeyEvent::new(KeyCode::Char(letter), modifiers));
+        assert_eq!(pressed('c', KeyModifiers::CONTROL), Some(Command::Quit));
+        assert_eq!([pressed('c', KeyModifiers::NONE), pressed('q', KeyModifiers::CONTROL)], [None, None]);
+        assert_eq!(
+            [pressed('q', KeyModifiers::ALT), pressed('?', KeyModifiers::SHIFT)],
+            [None, Some(Command::Help)]
+        );
+    }
+}

@@ -1,0 +1,260 @@
+//! The page of one tenant: what it is, why it is so, its figures through time, its memory.
+
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+use sluice_page::history::Figure;
+use sluice_page::view::Objective;
+use sluice_page::words::explain::Level;
+use sluice_page::words::figures::{age, bytes, duration, percent};
+
+use super::app::App;
+use super::board::{Board, Row, kv_permille};
+use super::cells::{chart_row, cut_line, left, parts, phrases, right, scale, width, wrapped};
+use super::theme::Theme;
+use crate::top::Sighting;
+use crate::top::view::{View, figures};
+
+/// Lines of bars of a chart, and columns left of them.
+const ROWS: usize = 4;
+const AXIS: usize = 9;
+/// From this width on two charts stand side by side.
+const TWO: usize = 100;
+/// Most moves that are listed.
+const MOVES: usize = 10;
+
+/// The page in lines of at most `most` columns, as high as it gets; `None` = there is no tenant.
+pub fn lines(app: &App, board: &Board, theme: Theme, most: usize) -> Option<Vec<Line<'static>>> {
+    let rows = board.rows(app.sort, app.reverse);
+    let row = rows.get(app.index(&rows))?;
+    let page = Page { board, row, theme, most };
+    let mut lines = page.heading();
+    lines.extend(page.reasons());
+    lines.push(Line::default());
+    lines.extend(page.charts());
+    lines.extend(page.layers());
+    lines.extend(page.loans());
+    lines.extend(page.moves());
+    lines.extend(page.figures());
+    Some(lines.into_iter().map(|line| cut_line(line, most)).collect())
+}
+
+struct Page<'a> {
+    board: &'a Board,
+    row: &'a Row<'a>,
+    theme: Theme,
+    most: usize,
+}
+
+/// A figure through time.
+struct Chart {
+    title: &'static str,
+    figure: Figure,
+    now: String,
+    /// Its value as text.
+    text: fn(u64) -> String,
+    /// Beyond it is bad.
+    limit: Option<u64>,
+}
+
+impl Page<'_> {
+    fn heading(&self) -> Vec<Line<'static>> {
+        let (tenant, gpu) = (self.row.tenant, &self.row.gpu.view);
+        let mark = Span::styled("■ ", self.theme.tenant(tenant.colour));
+        let title = vec![mark, Span::styled(tenant.title.clone(), Theme::bold())];
+        let plain = |text: String| vec![Span::raw(text)];
+        let mut first = vec![title, plain(format!("on {}", gpu.name))];
+        first.extend((tenant.answers).then(|| plain(tenant.phase.to_owned())));
+        let Some(state) = self.row.state() else { return vec![phrases(first, 3, self.most)] };
+        let second = [
+            plain(format!("model {}", state.tenant.model)),
+            plain(format!("policy {}", state.policy)),
+            plain(format!("{} running, {} waiting", tenant.running, tenant.waiting)),
+        ];
+        let mut lines = vec![phrases(first, 3, self.most), phrases(second, 3, self.most)];
+        lines.extend(tenant.objectives.iter().map(|one| self.objective(one)));
+        lines
+    }
+
+    fn objective(&self, one: &Objective) -> Line<'static> {
+        let (sign, style) =
+            if one.missed { ("✗ missed", self.theme.bad()) } else { ("✓ met", self.theme.good()) };
+        let share = percent(Some(one.attained_permille));
+        let promised = percent(Some(one.promised_permille));
+        let text =
+            format!("  {share} of {}s within {}, {promised} promised", one.name, duration(one.target_ns));
+        Line::from(vec![Span::styled(sign, style), Span::raw(text)])
+    }
+
+    fn reasons(&self) -> Vec<Line<'static>> {
+        let mut shown: Vec<_> = self.row.tenant.reasons.iter().collect();
+        shown.sort_by_key(|one| std::cmp::Reverse(one.level));
+        let lines = shown.into_iter().flat_map(|one| {
+            let style = self.theme.level(one.level);
+            let text = if one.level == Level::Fine { one.text.clone() } else { format!("! {}", one.text) };
+            wrapped(&text, 0, self.most, style)
+        });
+        lines.collect()
+    }
+
+    fn charts(&self) -> Vec<Line<'static>> {
+        let tenant = self.row.tenant;
+        let time = |ns: Option<u64>| ns.map_or("-".to_owned(), duration);
+        let target =
+            |name| tenant.objectives.iter().find(|one| one.name == name).map(|one| one.target_ns / 100_000);
+        let tenths = |value: u64| duration(value * 100_000);
+        let kv = kv_permille(tenant).map_or("-".to_owned(), |one| {
+            format!("{} of {}", percent(Some(one)), bytes(tenant.kv_total_bytes))
+        });
+        let tokens = tenant.tokens_per_s.map_or("-".to_owned(), |rate| format!("{rate:.0}"));
+        let charts = [
+            Chart {
+                title: "tokens/s",
+                figure: Figure::Tokens,
+                now: tokens,
+                text: |value| value.to_string(),
+                limit: None,
+            },
+            Chart {
+                title: "KV used",
+                figure: Figure::KvUsed,
+                now: kv,
+                text: |value| percent(u32::try_from(value).ok()),
+                limit: None,
+            },
+            Chart {
+                title: "TTFT, P99",
+                figure: Figure::Ttft,
+                now: time(tenant.ttft_ns),
+                text: tenths,
+                limit: target("first token"),
+            },
+            Chart {
+                title: "TBT, P99",
+                figure: Figure::Tbt,
+                now: time(tenant.tbt_ns),
+                text: tenths,
+                limit: target("later token"),
+            },
+        ];
+        if self.most < TWO {
+            return charts.iter().flat_map(|chart| self.chart(chart, self.most)).collect();
+        }
+        let wide = (self.most - 3) / 2;
+        let beside = |pair: &[Chart]| {
+            let [a, b] = [&pair[0], &pair[1]].map(|chart| self.chart(chart, wide));
+            a.into_iter()
+                .zip(b)
+                .map(|(mut line, next)| {
+                    line.push_span(" ".repeat((wide + 3).saturating_sub(line.width())));
+                    line.extend(next.spans);
+                    line
+                })
+                .collect::<Vec<_>>()
+        };
+        charts.chunks(2).flat_map(beside).collect()
+    }
+
+    /// A heading, bars with the highest value and 0 on the left, and the time below.
+    fn chart(&self, chart: &Chart, wide: usize) -> Vec<Line<'static>> {
+        let bars = wide.saturating_sub(AXIS + 1);
+        let time = self.board.time();
+        let series = self.row.gpu.history.series(&self.row.tenant.title, chart.figure);
+        let values = parts(series, time, bars, u64::max);
+        let most = scale(&values, chart.limit);
+        let limit = chart.limit.map_or(String::new(), |limit| format!(", objective {}", (chart.text)(limit)));
+        let mut lines = vec![cut_line(
+            Line::from(vec![
+                Span::styled(chart.title, Theme::bold()),
+                Span::raw(format!("  {} now{limit}", chart.now)),
+            ]),
+            wide,
+        )];
+        let style = self.theme.tenant(self.row.tenant.colour);
+        for row in (0..ROWS).rev() {
+            let label = match row {
+                0 => "0".to_owned(),
+                row if row == ROWS - 1 => (chart.text)(most),
+                _ => String::new(),
+            };
+            let mut line = Line::from(vec![Span::raw(right(&label, AXIS)), Span::raw("│")]);
+            line.extend(chart_row(&values, most, chart.limit, (row, ROWS), style, self.theme.bad()));
+            lines.push(cut_line(line, wide));
+        }
+        let (start, end) = (format!("{} ago", age(time.1 - time.0)), "now");
+        let gap = bars.saturating_sub(width(&start) + width(end));
+        let below = format!("{}└{start}{}{end}", " ".repeat(AXIS), " ".repeat(gap));
+        lines.push(cut_line(Line::styled(below, self.theme.quiet()), wide));
+        lines
+    }
+
+    /// Where each layer is, front first.
+    fn layers(&self) -> Vec<Line<'static>> {
+        let letters = &self.row.tenant.layers;
+        if letters.is_empty() {
+            return Vec::new();
+        }
+        let words =
+            [('r', "resident", '█'), ('m', "moving", '▄'), ('l', "loading", '░'), ('a', "absent", '·')];
+        let count = |letter| letters.chars().filter(|one| *one == letter).count();
+        let some = words.iter().filter(|(letter, ..)| count(*letter) > 0);
+        let counts: Vec<_> =
+            some.map(|(letter, word, block)| format!("{} {word} {block}", count(*letter))).collect();
+        let block = |letter| words.iter().find(|(one, ..)| *one == letter).map_or('?', |(.., block)| *block);
+        let strip: Vec<char> = letters.chars().map(block).collect();
+        let mut lines = vec![self.title("layers", counts.join(", "))];
+        let rows = strip.chunks(self.most.max(1));
+        lines.extend(rows.map(|row| {
+            Line::styled(row.iter().collect::<String>(), self.theme.tenant(self.row.tenant.colour))
+        }));
+        lines
+    }
+
+    fn loans(&self) -> Vec<Line<'static>> {
+        let own = &self.row.tenant.title;
+        let loans = &self.row.gpu.view.loans;
+        let text = loans.iter().filter_map(|loan| match (&loan.from == own, &loan.to == own) {
+            (true, _) => Some(format!("  lends {} to {}", bytes(loan.bytes), loan.to)),
+            (_, true) => Some(format!("  borrows {} from {}", bytes(loan.bytes), loan.from)),
+            _ => None,
+        });
+        let mut lines: Vec<_> = text.map(Line::from).collect();
+        let none = if lines.is_empty() { "none" } else { "" };
+        lines.insert(0, self.title("loans", none.to_owned()));
+        lines
+    }
+
+    fn moves(&self) -> Vec<Line<'static>> {
+        let own = self.row.gpu.history.moves().rev().filter(|one| *one.title == *self.row.tenant.title);
+        let line = |one: &sluice_page::history::Moved| {
+            let ago = age(self.board.now_unix_ms.saturating_sub(one.at_unix_ms));
+            let times = if one.count > 1 { format!(" ×{}", one.count) } else { String::new() };
+            let size = if one.bytes > 0 { bytes(one.bytes) } else { String::new() };
+            let reason = left(&format!("{}{times}", one.reason), 20);
+            Line::from(format!("  {:>5} ago  {reason} {:>9}  {}", ago, size, one.detail))
+        };
+        let mut lines: Vec<_> = own.take(MOVES).map(line).collect();
+        let none = if lines.is_empty() { "none in the last 15 minutes" } else { "" };
+        lines.insert(0, self.title("moves", none.to_owned()));
+        lines
+    }
+
+    /// What `--once` prints of it.
+    fn figures(&self) -> Vec<Line<'static>> {
+        let Some(state) = self.row.state() else { return Vec::new() };
+        let sighting =
+            Sighting { title: self.row.tenant.title.clone(), state: Ok(state.clone()), tokens_per_s: None };
+        let view = View {
+            sightings: std::slice::from_ref(&sighting),
+            colour: self.theme.colour,
+            now_unix_ms: self.board.now_unix_ms,
+            nobody: "",
+        };
+        let mut lines = vec![Line::styled("figures", Theme::bold())];
+        lines.extend(figures(&view, state, self.most));
+        lines
+    }
+
+    fn title(&self, name: &'static str, rest: String) -> Line<'static> {
+        Line::from(vec![Span::styled(name, Theme::bold()), Span::styled(format!("  {rest}"), Style::new())])
+    }
+}
