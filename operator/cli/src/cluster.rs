@@ -3,17 +3,28 @@
 //! The leader's read API listens on the loopback address of its pod alone. It is reached by forwarding a port there, as
 //! `kubectl port-forward` does, so the right to do that is the right to read ([`Leader`]).
 
+#[cfg(not(feature = "cluster"))]
+mod absent;
+#[cfg(feature = "cluster")]
+mod client;
+#[cfg(feature = "cluster")]
 mod leader;
+#[cfg(feature = "cluster")]
 mod objects;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use anyhow::bail;
+use sluice_types::ModelTenant;
 
-pub use self::leader::{Leader, Scope};
-pub use self::objects::{Found, Happened, find};
+#[cfg(not(feature = "cluster"))]
+pub use self::absent::{Cluster, Leader, find, objects};
+#[cfg(feature = "cluster")]
+pub use self::client::Cluster;
+#[cfg(feature = "cluster")]
+pub use self::leader::Leader;
+#[cfg(feature = "cluster")]
+pub use self::objects::{find, objects};
 
 /// Which cluster, and where in it.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -40,65 +51,45 @@ pub struct ClusterArgs {
     pub operator_lease: Option<String>,
 }
 
-const DEFAULT_OPERATOR_NAMESPACE: &str = "sluice-system";
-const DEFAULT_LEASE: &str = "sluice-operator";
-
 impl ClusterArgs {
     /// Whether a cluster is meant.
     pub fn meant(&self) -> bool {
         let given = [&self.context, &self.namespace, &self.operator_namespace, &self.operator_lease];
         self.cluster || self.kubeconfig.is_some() || given.iter().any(|option| option.is_some())
     }
-
-    /// A way into the cluster.
-    ///
-    /// # Errors
-    /// No configuration, or one that cannot be used.
-    pub async fn connect(&self) -> anyhow::Result<Cluster> {
-        let config = self.config().await?;
-        let namespace = self.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-        let client = Client::try_from(config).context("the configuration of the cluster cannot be used")?;
-        let or = |given: &Option<String>, default: &str| given.clone().unwrap_or_else(|| default.to_owned());
-        let operator_namespace = or(&self.operator_namespace, DEFAULT_OPERATOR_NAMESPACE);
-        Ok(Cluster { client, namespace, operator_namespace, lease: or(&self.operator_lease, DEFAULT_LEASE) })
-    }
-
-    async fn config(&self) -> anyhow::Result<Config> {
-        let options = KubeConfigOptions { context: self.context.clone(), cluster: None, user: None };
-        match &self.kubeconfig {
-            Some(file) => {
-                let read = Kubeconfig::read_from(file).with_context(|| file.display().to_string())?;
-                let config = Config::from_custom_kubeconfig(read, &options).await;
-                config.with_context(|| file.display().to_string())
-            }
-            None if self.context.is_some() => {
-                Config::from_kubeconfig(&options).await.context("the kubeconfig, or this context of it")
-            }
-            None => Config::infer().await.context(
-                "no cluster is configured; name one with --kubeconfig, or leave the cluster's options out to look at \
-                 processes of this machine",
-            ),
-        }
-    }
 }
 
-/// A cluster and where to look in it.
-#[derive(Clone)]
-pub struct Cluster {
-    /// Its API server.
-    pub client: Client,
-    /// Namespace of the tenants.
-    pub namespace: String,
-    /// Namespace of the operator.
-    pub operator_namespace: String,
-    /// Name of the leader's Lease.
-    pub lease: String,
+/// Which tenants are asked about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// Those of a namespace; `None` = of all.
+    pub namespace: Option<String>,
+    /// Those that share a GPU with this one, which is among them; `None` = all.
+    pub tenant: Option<String>,
 }
 
-impl std::fmt::Debug for Cluster {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Cluster").field("namespace", &self.namespace).finish_non_exhaustive()
-    }
+/// A tenant and what happened to it.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The tenant.
+    pub tenant: ModelTenant,
+    /// What was told of it, oldest first; or why that cannot be read.
+    pub events: Result<Vec<Happened>, String>,
+}
+
+/// An Event, as far as people read it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Happened {
+    /// When it was told last, seconds since the Unix epoch.
+    pub at_unix_s: i64,
+    /// Whether it warns.
+    pub warns: bool,
+    /// How often it was told.
+    pub times: i32,
+    /// Why, for programs.
+    pub reason: String,
+    /// What, for people.
+    pub note: String,
 }
 
 /// Namespace and name in `NAME`, `NAMESPACE/NAME`, or `tenant/NAME` (also `modeltenant/` and `mt/`, as kubectl has them).

@@ -15,21 +15,12 @@ use kube::Api;
 use sluice_wire::Overview;
 use sluice_wire::overview::{PATH, PORT};
 
-use super::Cluster;
+use super::{Cluster, Scope};
 
 /// How long an answer may take, with finding the leader.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Largest answer, bytes: some ten thousand tenants.
 const LARGEST: usize = 256 << 20;
-
-/// Which tenants are asked about.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Scope {
-    /// Those of a namespace; `None` = of all.
-    pub namespace: Option<String>,
-    /// Those that share a GPU with this one, which is among them; `None` = all.
-    pub tenant: Option<String>,
-}
 
 impl Scope {
     /// Path and query. Names of Kubernetes need no escape.

@@ -4,32 +4,22 @@ use anyhow::{Context, bail};
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
 use kube::api::ListParams;
-use sluice_types::ModelTenant;
+use sluice_types::{GpuPool, ModelTenant};
 
-use super::Cluster;
+use super::{Cluster, Found, Happened};
 
-/// A tenant and what happened to it.
-#[derive(Clone, Debug)]
-pub struct Found {
-    /// The tenant.
-    pub tenant: ModelTenant,
-    /// What was told of it, oldest first; or why that cannot be read.
-    pub events: Result<Vec<Happened>, String>,
-}
-
-/// An Event, as far as people read it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Happened {
-    /// When it was told last, seconds since the Unix epoch.
-    pub at_unix_s: i64,
-    /// Whether it warns.
-    pub warns: bool,
-    /// How often it was told.
-    pub times: i32,
-    /// Why, for programs.
-    pub reason: String,
-    /// What, for people.
-    pub note: String,
+/// All pools and tenants of a namespace.
+///
+/// # Errors
+/// The API server does not say.
+pub async fn objects(cluster: &Cluster, namespace: &str) -> anyhow::Result<(Vec<GpuPool>, Vec<ModelTenant>)> {
+    let pools: Api<GpuPool> = Api::namespaced(cluster.client.clone(), namespace);
+    let pools = pools.list(&ListParams::default()).await;
+    let pools = pools.with_context(|| format!("reading the GpuPools of {namespace}"))?;
+    let tenants: Api<ModelTenant> = Api::namespaced(cluster.client.clone(), namespace);
+    let tenants = tenants.list(&ListParams::default()).await;
+    let tenants = tenants.with_context(|| format!("reading the ModelTenants of {namespace}"))?;
+    Ok((pools.items, tenants.items))
 }
 
 /// The tenant `name`.

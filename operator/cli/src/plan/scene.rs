@@ -3,9 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
-use kube::api::ListParams;
-use kube::{Api, ResourceExt};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::ResourceExt;
 use sluice_plan::gpu::{Known, gpus};
 use sluice_plan::objects::claim_digest;
 use sluice_plan::seen::{ClaimSeen, DeviceSeen, PodSeen, Seen, SlotSeen};
@@ -15,7 +14,7 @@ use sluice_types::tenant::{PvcSource, SlotState, SlotStatus, SourceType};
 use sluice_types::{DEFAULT_NAMESPACE, GpuPool, ModelTenant};
 use sluice_wire::geometry::{Geometry, Refusal};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, objects};
 use crate::files;
 use crate::up::Blame;
 
@@ -96,14 +95,9 @@ impl Scene {
         let mut scene = Scene::default();
         let key = |namespace: &str, name: String| (namespace.to_owned(), name);
         for namespace in namespaces {
-            let pools: Api<GpuPool> = Api::namespaced(cluster.client.clone(), namespace);
-            let found = pools.list(&ListParams::default()).await;
-            let found = found.with_context(|| format!("reading the GpuPools of {namespace}"))?;
-            scene.pools.extend(found.into_iter().map(|pool| (key(namespace, pool.name_any()), pool)));
-            let tenants: Api<ModelTenant> = Api::namespaced(cluster.client.clone(), namespace);
-            let found = tenants.list(&ListParams::default()).await;
-            let found = found.with_context(|| format!("reading the ModelTenants of {namespace}"))?;
-            let staying = found.into_iter().filter(|tenant| tenant.metadata.deletion_timestamp.is_none());
+            let (pools, tenants) = objects(cluster, namespace).await?;
+            scene.pools.extend(pools.into_iter().map(|pool| (key(namespace, pool.name_any()), pool)));
+            let staying = tenants.into_iter().filter(|tenant| tenant.metadata.deletion_timestamp.is_none());
             scene.tenants.extend(staying.map(|tenant| (key(namespace, tenant.name_any()), tenant)));
         }
         Ok(scene)
@@ -182,7 +176,7 @@ impl Scene {
 }
 
 /// Gives an object its namespace; its key.
-fn settle(metadata: &mut kube::core::ObjectMeta, namespace: &str) -> Key {
+fn settle(metadata: &mut ObjectMeta, namespace: &str) -> Key {
     let namespace = metadata.namespace.get_or_insert_with(|| namespace.to_owned()).clone();
     (namespace, metadata.name.clone().unwrap_or_default())
 }
